@@ -13,7 +13,8 @@ SETTING = ("--checkpointing", "full", "--loss", "plain", "--nodes", "2")
 
 
 def test_predict_says_behind_its_answer_what_was_written_and_how_it_starts(tmp_path: Path) -> None:
-    done = run_command(*PREDICT, "--export", "pytorch,slurm", "--export", "accelerate", cwd=tmp_path)
+    words = (*PREDICT, "--code", "benchmark", "--export", "pytorch,slurm", "--export", "accelerate")
+    done = run_command(*words, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     answer, _, exported = done.stdout.partition("\nexported")
     assert answer.startswith("fits (predicted)")
@@ -23,7 +24,15 @@ def test_predict_says_behind_its_answer_what_was_written_and_how_it_starts(tmp_p
     assert "torchrun --standalone --nproc-per-node 8 train_fsdp.py" in " ".join(exported.split())
     assert "--code huggingface predicts" in " ".join(exported.split())  # predicted was the benchmark's code
     said = (tmp_path / "train_fsdp.py").read_text()
-    assert "# command    fsdp-bench predict --model Llama-3.1-8B --server p5.48xlarge --export pytorch,slurm" in said
+    assert "# command    fsdp-bench predict --model Llama-3.1-8B --server p5.48xlarge --code benchmark --export" in said
+
+
+def test_what_is_exported_is_predicted_for_the_code_that_it_trains(tmp_path: Path) -> None:
+    words = (*PREDICT, "--checkpointing", "full", "--json")
+    exported = json.loads(run_command(*words, "--export", "pytorch", cwd=tmp_path).stdout)
+    trained = json.loads(run_command(*words, "--code", "huggingface", cwd=tmp_path).stdout)
+    assert exported["memory"] == trained["memory"]
+    assert exported["memory"] != json.loads(run_command(*words, cwd=tmp_path).stdout)["memory"]
 
 
 def test_plan_exports_its_winner_with_all_of_its_micro_batches(tmp_path: Path) -> None:
@@ -72,7 +81,7 @@ def test_bad_input_is_one_line(tmp_path: Path) -> None:
         (("--export-dir", "x"), "goes with --export"),
         (("--export", "pytorch", "--export-dir", "file"), "no folder"),
         (("--export", "pytorch", "--strategy", "all"), "of one setup"),
-        (("--export", "pytorch", "--kernels", "cpu"), "--kernels cpu"),
+        (("--export", "pytorch", "--code", "benchmark", "--kernels", "cpu"), "--kernels cpu"),
         (("--export", "accelerate", "--checkpointing", "selective"), "--checkpointing full"),
         (("--export", "pytorch"), "exists and differs"),
     ):

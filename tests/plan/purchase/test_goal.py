@@ -44,7 +44,7 @@ def test_numbers_of_nodes() -> None:
         (parse_price, "0/gpu-hour", "write it like"),
         (parse_nodes, "1-", "write it like"),
         (parse_nodes, "0", "1 to 512"),
-        (parse_nodes, "9-3", "1 to 512"),
+        (parse_nodes, "9-3", "the smaller number first: '3-9'"),
     ],
 )
 def test_what_is_not_allowed_is_one_line(function: object, text: str, part: str) -> None:

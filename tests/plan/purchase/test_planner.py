@@ -16,6 +16,7 @@ from fsdp_bench.plan.purchase.planner import Plan, plan
 from fsdp_bench.plan.purchase.searched import Kind
 from fsdp_bench.plan.purchase.settings import can_run, micro_batches, settings, setup_of
 from fsdp_bench.plan.question import Question, answer
+from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.hardware import Cluster
 from fsdp_bench.spec.price import StatedPrice
 from fsdp_bench.spec.setup import Api, Checkpointing, Offload, Precision, ShardingStrategy
@@ -178,3 +179,38 @@ def test_servers_that_are_never_searched_could_not_have_been_picked() -> None:
     assert cheapest.cost == min(one.cheapest.cost or 0.0 for one in alone if one.cheapest)
     speeds = [one.fastest.timed.tokens_per_second for one in alone if one.fastest]
     assert fastest.timed.tokens_per_second == max(speeds)
+
+
+def test_a_global_batch_that_the_most_nodes_cannot_make_is_planned_on_fewer() -> None:
+    found = plan(goal("1B", global_batch_tokens=2**17), [kind("p4d.24xlarge")], (1, 2, 16))
+    assert found.winner is not None
+    assert found.winner.cluster.num_nodes < 16
+    with pytest.raises(SpecError, match="no number of nodes makes a global batch of 1,000 tokens"):
+        plan(goal("1B", global_batch_tokens=1000), [kind("p4d.24xlarge")], (1, 2))
+
+
+def test_where_only_the_speed_is_unknown_it_says_on_how_many_nodes_it_may_fit() -> None:
+    found = plan(goal("7B"), [kind("DGX-B200")], (1, 2))
+    assert found.winner is None
+    assert "it may fit on 1 node, but its speed is not known" in found.reason
+    assert "do not help" not in found.reason
+
+
+def test_what_was_compared_with_runs_wins_before_what_was_not() -> None:
+    asked = goal("1B", deadline_seconds=30 * 86_400.0)
+    found = plan(asked, [kind("p5en.48xlarge"), kind("p5.48xlarge")], (1, 2))
+    assert found.winner is not None
+    assert found.winner.range is not None
+    alone = plan(asked, [kind("p5en.48xlarge")], (1, 2))
+    assert "never compared with a run" in alone.reason
+    assert "slow end" not in alone.reason
+
+
+def test_energy_is_that_of_the_slow_end() -> None:
+    found = plan(goal("1B", stated_price=StatedPrice(2.0, True)), [kind("DGX-H100")], (1,)).winner
+    assert found is not None
+    assert found.slow_megawatt_hours is not None
+    assert found.slow_seconds is not None
+    watts = found.cluster.server.power_watts
+    assert watts is not None
+    assert found.slow_megawatt_hours == pytest.approx(watts * found.slow_seconds / 3.6e9)
