@@ -6,6 +6,7 @@ import json
 import re
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -56,7 +57,8 @@ def test_the_largest_model_fits_and_the_next_does_not(
         assert found["memory"]["peak_host_bytes_per_node"] != 0
     name = re.fullmatch(r"llama-(.*)", cell["model"])
     assert name is not None
-    assert document("predict", *words, "--params", name[1])["model"]["num_parameters"] == cell["max_parameters"]
+    named = document("predict", *words, "--params", name[1])["model"]["num_parameters"]
+    assert named == pytest.approx(cell["max_parameters"], rel=0.005)  # a name has three digits
     if cell["next"] is not None:
         assert document("predict", *words, "--params", cell["next"]["num_parameters"])["fits"] is not True
 
