@@ -38,6 +38,7 @@ def document(found: Plan) -> dict[str, Any]:
         "nearest": [_offer(one) for one in picked.nearest],
         "left_out": [{"server": left.server.name, "reason": left.reason} for left in found.left_out],
         "num_offers": found.num_offers,
+        "looked_at": list(found.looked_at),
         "most_useful_nodes": found.most_useful_nodes,
         "fsdp_bench": __version__,
         "torch": TORCH_VERSION,

@@ -49,6 +49,8 @@ class Plan:
     left_out: tuple[Left, ...]
     num_offers: int
     """Kinds of servers and numbers of nodes on which something fits."""
+    looked_at: tuple[str, ...] = ()
+    """Kinds of servers that have offers."""
     most_useful_nodes: int | None = None
     """The number of the winner's servers beyond which more of them do not train faster; None if more do."""
 
@@ -182,7 +184,8 @@ class _Choice:
                 self._made |= zip([draft.key for draft in drafts], made, strict=True)
         reason = reason_of(self._goal, picked, len(offers))
         useful = None if picked.winner is None else self._most_useful(picked.winner, offers)
-        return Plan(self._goal, picked, reason, tuple(self._left), len(offers), useful)
+        names = dict.fromkeys(offer.cluster.server.name for offer in offers)
+        return Plan(self._goal, picked, reason, tuple(self._left), len(offers), tuple(names), useful)
 
     def _most_useful(self, winner: Offer, offers: Sequence[Offer]) -> int | None:
         """Return the number of the winner's servers beyond which more of them are not faster; None if more are."""

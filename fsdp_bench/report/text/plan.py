@@ -35,6 +35,10 @@ def plan_text(found: Plan) -> str:
         lines += ["", *table_lines(table_columns(_HEADERS, rows, _NUMBERS, _droppable(found)))]
     if any(_NEVER_COMPARED in cell for row in rows for cell in row):
         lines.append("* as predicted: predictions for such a GPU were never compared with a run")
+    shown = {offer.cluster.server.name for offer in found.picked.all()}
+    if beaten := [name for name in found.looked_at if name not in shown]:
+        why = "none of their offers is the cheapest or the fastest, or their price is unknown"
+        lines += ["", fact("not shown", f"{', '.join(beaten)}: {why}")]
     if found.left_out:
         lines += ["", *_left_out(found)]
     return "\n".join(lines)
@@ -77,7 +81,10 @@ def _facts(offer: Offer) -> list[str]:
     if left is not None and kept is not None:
         memory += f", {format_gib(left)} left; {format_gib(kept)} of that kept free for the CUDA context and NCCL"
     span = peak_range(setup.compile)
-    memory += f"; {span.because}" if span is not None else ""
+    if span is not None:
+        usable = prediction.estimate.available_bytes
+        too_much = usable is not None and prediction.needed_bytes * span.highest > usable
+        memory += f"; {span.because}{', with which it would not fit' if too_much else ''}"
     lines = [
         fact("model", f"{goal.model.name}: {goal.model.describe()}"),
         fact("training", f"{tokens}{_batch(setup)}"),
