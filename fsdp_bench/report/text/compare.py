@@ -209,7 +209,8 @@ def _times(found: Comparison) -> list[str]:
         return []
     lines = [
         "",
-        f"a step, {_signed_time(found.step.difference)}: {step_text(found.step.a)} and {step_text(found.step.b)}",
+        f"a step, {_signed_time(found.step.difference)}: {step_text(found.step.a)} and {step_text(found.step.b)}"
+        + _tokens(found),
     ]
     lines += _times_table(found.parts)
     others = [one for one in found.other_times if one.difference]
@@ -253,3 +254,9 @@ def _reason_text(reason: Reason) -> str:
 
 def _ordered(numbers: dict[str, int] | dict[str, float]) -> list[tuple[str, float]]:
     return sorted(numbers.items(), key=lambda item: -abs(item[1]))
+
+
+def _tokens(found: Comparison) -> str:
+    """Return the tokens of the two steps, where they differ."""
+    a, b = (side.setup.tokens_per_step_per_rank for side in (found.a, found.b))
+    return "" if a == b else f", of {a:,} and {b:,} tokens on each GPU"
