@@ -1,0 +1,31 @@
+"""What predict advises and what plan finds: the same fewest nodes."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from fsdp_bench import plan_training
+from fsdp_bench.catalog.lookup import model, server
+from fsdp_bench.plan.advice.remedies import remedies
+from fsdp_bench.plan.question import Question, answer
+from fsdp_bench.spec.setup import Precision, TrainSetup
+
+
+@pytest.mark.parametrize(
+    ("name", "where"),
+    [
+        ("Llama-3.1-8B", "g5.48xlarge"),
+        pytest.param("30B", "p4d.24xlarge", marks=pytest.mark.slow),
+        pytest.param("Llama-3.1-70B", "p4de.24xlarge", marks=pytest.mark.slow),
+    ],
+)
+def test_the_fewest_nodes_are_those_that_predict_advises(name: str, where: str) -> None:
+    setup = TrainSetup(world_size=8, sequence_length=4096, precision=Precision.parse("bf16-mixed"))
+    advised = remedies(answer(Question(model(name, 4096), setup, server(where))))
+    nodes = [int(found[1]) for one in advised if (found := re.search(r"--nodes (\d+)", one.switch))]
+    fixed = {"sequence_length": 4096, "offload": "none", "micro_batch_size": 1}
+    planned = plan_training(name, servers=[where], **fixed).picked.fewest_nodes
+    assert planned is not None
+    assert min(nodes) == planned.cluster.num_nodes
