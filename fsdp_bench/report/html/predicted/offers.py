@@ -44,10 +44,20 @@ def money_text(amount: float) -> str:
     return f"{amount:,.0f}" if amount >= TENTHS_BELOW else f"{amount:,.2f}"
 
 
+def fast_seconds(offer: OfferDocument) -> float | None:
+    """Return the time at the fast end of the range; as predicted where there is none."""
+    return offer.fast_seconds or offer.seconds
+
+
+def fast_cost(offer: OfferDocument) -> float | None:
+    """Return the price at the fast end of the range; as predicted where there is none."""
+    return offer.fast_cost or offer.cost
+
+
 def days_span(offer: OfferDocument) -> str:
     """Return the days of training, from the fast to the slow end of the range."""
     assert offer.seconds is not None
-    first, last = days_text(offer.fast_seconds or offer.seconds), days_text(offer.slow_seconds or offer.seconds)
+    first, last = days_text(fast_seconds(offer) or 0.0), days_text(offer.slow_seconds or offer.seconds)
     if offer.range_because is None:
         return f"{first} (range {UNKNOWN})"
     return first if first == last else f"{first} to {last}"
@@ -57,7 +67,7 @@ def cost_span(plan: PlanDocument, offer: OfferDocument) -> str:
     """Return the price of training, from the fast to the slow end of the range."""
     if offer.cost is None:
         return f"price {UNKNOWN}"
-    first, last = money_text(offer.fast_cost or offer.cost), money_text(offer.slow_cost or offer.cost)
+    first, last = money_text(fast_cost(offer) or 0.0), money_text(offer.slow_cost or offer.cost)
     return (first if first == last else f"{first} to {last}") + currency_of(plan, offer)
 
 
@@ -75,13 +85,13 @@ def _labels(plan: PlanDocument, offer: OfferDocument) -> str:
 
 
 _TITLES = (
-    "#", "offer", "server", "nodes", "GPUs", "days", "days, slow end", "price", "price, slow end", "currency",
-    "tokens/s per GPU", "reserved, GiB", "headroom, GiB", "strategy", "api", "checkpointing", "loss", "offload",
-    "micro-batch", "micro-batches a step", "expandable segments",
+    "#", "offer", "server", "nodes", "GPUs", "days, fast end", "days, slow end", "price, fast end", "price, slow end",
+    "currency", "tokens/s per GPU", "reserved, GiB", "headroom, GiB", "strategy", "api", "checkpointing", "loss",
+    "offload", "micro-batch", "micro-batches a step", "expandable segments",
 )  # fmt: skip
 _NUMBERS = (
-    "#", "nodes", "GPUs", "days", "days, slow end", "price", "price, slow end", "tokens/s per GPU", "reserved, GiB",
-    "headroom, GiB", "micro-batch", "micro-batches a step",
+    "#", "nodes", "GPUs", "days, fast end", "days, slow end", "price, fast end", "price, slow end", "tokens/s per GPU",
+    "reserved, GiB", "headroom, GiB", "micro-batch", "micro-batches a step",
 )  # fmt: skip
 
 
@@ -100,9 +110,9 @@ def _row(plan: PlanDocument, number: int, offer: OfferDocument) -> Row:
         Cell(offer.server),
         Cell(str(offer.num_nodes), offer.num_nodes),
         Cell(str(offer.num_gpus), offer.num_gpus),
-        _cell(offer.seconds, days_text, ""),
+        _cell(fast_seconds(offer), days_text, ""),
         _cell(offer.slow_seconds if known else None, days_text, "" if offer.seconds is None else UNKNOWN),
-        _cell(offer.cost, money_text, "" if offer.seconds is None else UNKNOWN),
+        _cell(fast_cost(offer), money_text, "" if offer.seconds is None else UNKNOWN),
         _cell(offer.slow_cost if known else None, money_text, "" if offer.seconds is None else UNKNOWN),
         Cell(currency_of(plan, offer).strip()),
         Cell(speed_text(offer), offer.tokens_per_second_per_gpu),
@@ -135,22 +145,22 @@ def left_out(plan: PlanDocument) -> list[Block]:
 
 
 def chart(plan: PlanDocument, offers: Sequence[OfferDocument]) -> Plot | None:
-    """Return price against days, from each offer to the slow end of its range; None without two known prices."""
+    """Return price against days, from the fast to the slow end of each range; None without two known prices."""
     priced = [(number, one) for number, one in enumerate(offers, start=1) if one.cost and one.seconds]
     if len(priced) < 2:
         return None
     ends = {one.key: _end(one) for _, one in priced}
-    days = [value for _, one in priced for value in ((one.seconds or 0) / DAY, ends[one.key][0])]
-    costs = [value for _, one in priced for value in (one.cost or 0.0, ends[one.key][1])]
+    days = [value for _, one in priced for value in ((fast_seconds(one) or 0) / DAY, ends[one.key][0])]
+    costs = [value for _, one in priced for value in (fast_cost(one) or 0.0, ends[one.key][1])]
     x, y = around(days, may_be_log=True), around(costs)
-    places = [(x.at((one.seconds or 0) / DAY), y.at(one.cost or 0.0)) for _, one in priced]
+    places = [(x.at((fast_seconds(one) or 0) / DAY), y.at(fast_cost(one) or 0.0)) for _, one in priced]
     slow = [(x.at(ends[one.key][0]), y.at(ends[one.key][1])) for _, one in priced]
     whiskers = "".join(
         f"M{10 * left:.1f} {1000 - 10 * low:.1f}L{10 * right:.1f} {1000 - 10 * high:.1f}"
         for (left, low), (right, high) in zip(places, slow, strict=True)
     )
     unpriced = len(offers) - len(priced)
-    remarks = ["each line leads to the slow end of the range, at which predictions were off in published runs"]
+    remarks = ["each line leads from the fast to the slow end of the range that the errors of published runs leave"]
     points = list(_points(plan, priced, places))
     remarks += remarks_of(y, "prices", len(points) < len(priced))
     remarks += [f"{unpriced} offers have no known price"] if unpriced else []
