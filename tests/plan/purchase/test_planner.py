@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -19,7 +20,7 @@ from fsdp_bench.plan.question import Question, answer
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.hardware import Cluster
 from fsdp_bench.spec.price import StatedPrice
-from fsdp_bench.spec.setup import Api, Checkpointing, Offload, Precision, ShardingStrategy
+from fsdp_bench.spec.setup import Api, Checkpointing, Loss, Offload, Precision, ShardingStrategy
 
 FIXED: dict[str, Any] = {"precision": Precision.parse("bf16-mixed"), "sequence_length": 2048}
 NODES = (1, 2, 3)
@@ -34,10 +35,10 @@ def goal(name: str, **fields: Any) -> Goal:
     return Goal(model=model(name, 2048), fixed=FIXED, tokens=10**10, **fields)
 
 
-def _brute_force(given: Goal, server: str) -> list[Offer]:
+def _brute_force(given: Goal, server: str, counts: Sequence[int] = NODES) -> list[Offer]:
     """Return every setup that fits, on every number of nodes."""
     where, found = kind(server), []
-    for nodes in NODES:
+    for nodes in counts:
         cluster = Cluster(server=where.server, gpu=where.gpu, num_nodes=nodes, gpus_per_node=where.gpus_per_node)
         for setting in settings(given):
             for batch in micro_batches(given):
@@ -83,6 +84,29 @@ def test_winner_cheapest_and_fewest_nodes_are_those_of_brute_force(name: str, se
     winner = max(allowed, key=lambda offer: offer.timed.tokens_per_second)
     assert picked.winner is not None
     assert picked.winner.timed.tokens_per_second == pytest.approx(winner.timed.tokens_per_second, rel=0.003)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["Llama-3.2-1B", "3B", "Llama-2-7B"])
+def test_on_many_nodes_nothing_is_missed_between_those_that_are_searched(name: str) -> None:
+    counts, server = range(1, 13), "p4d.24xlarge"
+    hybrid = (ShardingStrategy.FULL_SHARD, ShardingStrategy.HYBRID_SHARD)
+    asked = goal(name, stated_price=StatedPrice(2.0, True), open={"strategy": hybrid})
+    asked = replace(asked, fixed={**FIXED, "api": Api.FSDP2, "loss": Loss.PLAIN})
+    every = _brute_force(asked, server, counts)
+    cheapest = min(offer.cost or 0.0 for offer in every)
+    fastest = max(offer.timed.tokens_per_second for offer in every)
+    allowed = [offer for offer in every if (offer.cost or 0.0) <= 1.05 * cheapest]
+    picked = plan(asked, [kind(server)], counts).picked
+    assert picked.cheapest is not None
+    assert picked.fastest is not None
+    assert picked.fewest_nodes is not None
+    assert picked.winner is not None
+    assert picked.cheapest.cost == pytest.approx(cheapest, rel=0.003)
+    assert picked.fastest.timed.tokens_per_second == pytest.approx(fastest, rel=0.003)
+    assert picked.fewest_nodes.cluster.num_nodes == min(offer.cluster.num_nodes for offer in every)
+    winner = max(offer.timed.tokens_per_second for offer in allowed)
+    assert picked.winner.timed.tokens_per_second == pytest.approx(winner, rel=0.003)
 
 
 def _plan(**fields: Any) -> Plan:
