@@ -208,6 +208,7 @@ def test_a_plan_is_one_call_and_a_table() -> None:
     ("call", "said"),
     [
         (lambda: plan_training("1B", "1B", apii="fsdp1"), "unknown field 'apii' (did you mean 'api'?)"),
+        (lambda: plan_training("1B", precision=["fp32", "bf16"]), "precision: several values; plan_training chooses"),
         (lambda: plan_training(), "plan_training: name the model, or hf_config"),
         (lambda: plan_training("1B", deadline="30d"), "deadline and budget need --tokens"),
         (lambda: plan_training("1B", "1B", servers=["p5.47xlarge"]), "did you mean"),

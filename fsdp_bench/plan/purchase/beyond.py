@@ -90,7 +90,7 @@ def _why_never(goal: Goal, kinds: Sequence[Kind]) -> str:
         if setup is not None and (saves or "checkpointing" in goal.fixed or "loss" in goal.fixed):
             memory = predict_memory(goal.model, setup, kernels_on(CUDA, kind.gpu))
             least = memory if least is None else min(least, memory, key=lambda one: one.peak_allocated_bytes)
-    if least is None:
+    if least is None or least.peak_allocated_bytes <= (kind.gpu.usable_memory_bytes or 0):
         return ""
     category = max(least.breakdown_bytes, key=lambda name: least.breakdown_bytes[name])
     advice = NOT_SHARDED.get(category, "")

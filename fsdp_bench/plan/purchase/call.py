@@ -18,6 +18,9 @@ from fsdp_bench.spec.recording.model import Model
 from fsdp_bench.spec.setup import TrainSetup
 from fsdp_bench.spec.units import parse_bytes
 
+SEARCHED = ("strategy", "api", "offload", "checkpointing", "loss")
+"""Fields of TrainSetup among several values of which a plan chooses."""
+
 
 def plan_training(
     model: str | Path | Model | None = None,
@@ -25,7 +28,7 @@ def plan_training(
     *,
     hf_config: str | Path | None = None,
     code: str | None = None,
-    servers: Sequence[str] = (),
+    servers: str | Sequence[str] = (),
     nodes: Iterable[int] = NODES,
     deadline: str | None = None,
     budget: str | float | None = None,
@@ -55,7 +58,7 @@ def plan_training(
         tariff: which of the catalogue's prices counts: ``on-demand``, ``reserved`` or ``spot``.
         headroom: memory kept free on each GPU for the CUDA context and NCCL, ``"2GiB"`` or bytes.
         catalog: a file with GPUs, servers and prices of one's own.
-        setup_fields: fields of TrainSetup that are not searched; a list or tuple of values leaves the choice of these.
+        setup_fields: fields of TrainSetup that are not searched; several values of those in SEARCHED leave the choice.
 
     Raises:
         SpecError: for values that are not allowed, naming the argument, the value and what is allowed.
@@ -66,6 +69,9 @@ def plan_training(
     assert which is not None
     entries = BUILT_IN if catalog is None else load_user_catalog(Path(catalog))
     given = {name: _values(value) for name, value in setup_fields.items()}
+    for name, values in given.items():
+        if len(values) > 1 and name not in SEARCHED:
+            raise SpecError(f"{name}: several values; plan_training chooses among those of {', '.join(SEARCHED)}")
     single = {name: values[0] for name, values in given.items() if len(values) == 1}
     fields = dict(with_defaults(None, single, find_model(which, code=code, catalog=entries)))  # type: ignore[arg-type]
     read = build_checked(TrainSetup, fields)
@@ -85,7 +91,8 @@ def plan_training(
         stated_price=None if price is None else parse_price(price),
         headroom_bytes=None if headroom is None else parse_bytes(str(headroom), "headroom"),
     )
-    return plan(goal, kinds_of(entries, servers), sorted(set(nodes)))
+    named = [servers] if isinstance(servers, str) else servers
+    return plan(goal, kinds_of(entries, named), sorted(set(nodes)))
 
 
 def _values(value: Any) -> tuple[Any, ...]:

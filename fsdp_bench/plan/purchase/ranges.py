@@ -56,7 +56,7 @@ def range_of(gpu: Gpu, compiled: bool) -> Range | None:
     """
     name = f"{gpu.name.split('-')[0]} {'compiled' if compiled else 'eager'}"
     found = prediction_errors().speed.get(name)
-    if found is None or "PCIE" in gpu.name.upper():
+    if found is None or "SXM" not in gpu.name.upper():  # no run on a PCIe card was compared
         return None
     slowest, fastest = 1 / (1 + found.highest), 1 / (1 + found.lowest)
     return Range(slowest, fastest, f"{_in_words(found)} in {found.num_runs} published {name} runs")

@@ -21,7 +21,7 @@ def test_a_range_is_what_published_runs_reached_and_none_where_nothing_was_compa
     assert found.fastest * (1 + errors.lowest) == pytest.approx(1)
     assert found.slowest < found.fastest < 1  # every prediction was too fast
     assert "too fast in 8 published H100 eager runs" in found.because
-    for name in ("B200", "MI300X", "H100-PCIe", "A10G"):
+    for name in ("B200", "MI300X", "H100-PCIe", "H100-NVL", "A10G"):
         assert range_of(BUILT_IN.gpu(name), compiled=False) is None
 
 
