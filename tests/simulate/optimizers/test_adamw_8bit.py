@@ -92,8 +92,9 @@ class TestOnTheStandIn:
             shards = [Shard(prod(shape), 4 if dtype == "float32" else 2, -1, shape=shape)]
             held = states(op, OptimizerKind.ADAMW_8BIT, shards)
             assert [one.num_bytes for one in held] == _rounded(kept)
-            begin = len(op.tape.events)
-            step(op, OptimizerKind.ADAMW_8BIT, shards)
+            for _ in range(2):  # the first step also tunes the kernels; those below are of the second
+                begin = len(op.tape.events)
+                step(op, OptimizerKind.ADAMW_8BIT, shards)
             sizes = [event.num_bytes for event in op.tape.events[begin:] if event.kind is Kind.ALLOCATE]
             assert sizes == _rounded(allocated), shape
 

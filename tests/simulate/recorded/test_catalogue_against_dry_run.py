@@ -45,7 +45,7 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     # fully_shard in one dtype has no MixedPrecisionPolicy, and casts nothing at blocks
     ("OLMo-2-7B", NARROW | {"num_key_value_heads": 4, "intermediate_size": 200, "num_hidden_layers": 8},
      {"api": "fsdp2", "precision": "bf16-true", "micro_batch_size": 4}),
-    # another loss than the model's own; Gemma 2 changes its logits, a mixture's head is as others'
+    # another loss than the model's own; Gemma 2 changes its logits, a mixture's head is as others' (its experts: bf16)
     ("Llama-3.1-8B", NARROW | {"intermediate_size": 136, "num_hidden_layers": 8},
      {"api": "fsdp1", "loss": "chunked", "micro_batch_size": 2, "checkpointing": "full"}),
     ("Qwen3-0.6B", NARROW | {"intermediate_size": 136, "num_hidden_layers": 8},
@@ -55,7 +55,7 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("gpt2", {"n_embd": 96, "n_head": 4, "n_layer": 8, "vocab_size": 500},
      {"api": "fsdp2", "loss": "chunked", "micro_batch_size": 2, "strategy": "NO_SHARD"}),
     ("Mixtral-8x7B", NARROW | {"intermediate_size": 136, "num_hidden_layers": 8},
-     {"api": "fsdp1", "loss": "chunked", "offload": "params"}),
+     {"api": "fsdp1", "loss": "chunked", "offload": "params", "precision": "bf16-mixed"}),
     # linear attention is a loop over parts of the sequence, whose layers alternate with full attention
     ("Qwen3-Next-80B-A3B", NARROW | {"head_dim": 16, "intermediate_size": 96, "num_experts": 32, "num_hidden_layers": 8,
                                      "num_experts_per_tok": 4, "moe_intermediate_size": 32,

@@ -31,7 +31,10 @@ pytestmark = [  # transformers, peft and bitsandbytes are in that environment; e
 ]
 
 CONFIG = LLAMA | {"num_hidden_layers": 7}
-KINDS = ("bf16", "bf16 autocast", "bf16 cast at blocks", "bf16 flat units", "bf16 adapters apart")
+KINDS = (
+    *("bf16", "bf16 autocast", "bf16 cast at blocks", "bf16 flat units", "bf16-true flat units"),
+    *("bf16 adapters apart", "bf16 adapters apart as gathered"),
+)
 """What the setups below run; a whole recording takes a minute more."""
 
 ADAPTERS = {
