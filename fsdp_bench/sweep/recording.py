@@ -47,7 +47,8 @@ def record(spec: RecordingSpec, progress: Callable[[str], None] = lambda what: N
         RecordingError: if PyTorch's code fails.
     """
     if torch_version() is None:
-        raise MachineError("recording a model needs torch: pip install 'fsdp-bench[train]'")
+        what, extras = ("torch", "train") if spec.config is None else ("torch and transformers", "train,hf")
+        raise MachineError(f"recording a model needs {what}: pip install 'fsdp-bench[{extras}]'")
     last = ""
     with tempfile.TemporaryFile() as output:  # a pipe would be full before the lines of progress end
         process = subprocess.Popen(
