@@ -57,18 +57,29 @@ def _brute_force(given: Goal, server: str, counts: Sequence[int] = NODES) -> lis
     return found
 
 
+SHARDED = {"strategy": (ShardingStrategy.FULL_SHARD, ShardingStrategy.SHARD_GRAD_OP)}
+
+
 @pytest.mark.parametrize(
-    ("name", "server"),
+    ("name", "server", "choices", "fixed"),
     [
-        ("3B", "g5.48xlarge"),
-        pytest.param("Llama-3.2-1B", "p4d.24xlarge", marks=pytest.mark.slow),
-        pytest.param("Llama-2-7B", "p4d.24xlarge", marks=pytest.mark.slow),
+        ("3B", "g5.48xlarge", SHARDED, {"api": Api.FSDP2, "max_grad_norm": 1.0}),
+        *(
+            pytest.param(*which, {}, {}, marks=pytest.mark.slow, id=f"{which[0]} in all settings")
+            for which in (
+                ("3B", "g5.48xlarge"),
+                ("Llama-3.2-1B", "p4d.24xlarge"),
+                ("Llama-2-7B", "p4d.24xlarge"),
+                ("Llama-3.1-8B", "p5.48xlarge"),
+            )
+        ),
     ],
 )
-def test_winner_cheapest_and_fewest_nodes_are_those_of_brute_force(name: str, server: str) -> None:
-    asked = goal(name, stated_price=StatedPrice(2.0, True))
-    asked = replace(asked, open={"strategy": (ShardingStrategy.FULL_SHARD, ShardingStrategy.SHARD_GRAD_OP)})
-    asked = replace(asked, fixed={**FIXED, "api": Api.FSDP2, "max_grad_norm": 1.0})
+def test_winner_cheapest_and_fewest_nodes_are_those_of_brute_force(
+    name: str, server: str, choices: dict[str, Any], fixed: dict[str, Any]
+) -> None:
+    asked = goal(name, stated_price=StatedPrice(2.0, True), open=choices)
+    asked = replace(asked, fixed={**FIXED, **fixed})
     every = _brute_force(asked, server)
     found = plan(asked, [kind(server)], NODES)
     picked = found.picked
