@@ -1,8 +1,8 @@
 """The offers of one kind of server: at first by a bound on its speed, once they matter by search.
 
-The fastest setting is searched on few numbers of nodes. Between two of them the speed of one GPU is interpolated, to
-choose which offers to look at. Those are searched on their own number of nodes, and their memory is simulated with
-PyTorch's caching allocator; what does not fit is refused.
+The fastest setting is searched on few numbers of nodes, and where it changes between two of them. Elsewhere the speed
+of one GPU is interpolated, to choose which offers to look at. Those are searched on their own number of nodes, and
+their memory is simulated with PyTorch's caching allocator; what does not fit is refused.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from math import log
 from typing import NamedTuple
 
@@ -85,6 +86,9 @@ class Searched:
             self._search(count)
         for count in sorted({4, 16, 64, 256}.intersection(self.nodes[1:-1])):
             self._search(count, whole=False)
+        known = [index for index, count in enumerate(self.nodes) if count in self._known]
+        for fewer, more in pairwise(known):
+            self._search_between(fewer, more)
         return Found(self._known, self._whole, self._good, self._fastest.reached, self._simulated.learned())
 
     def take(self, found: Found) -> None:
@@ -92,6 +96,24 @@ class Searched:
         self.is_searched = True
         self._known, self._whole, self._good, self._fastest.reached, learned = found
         self._simulated.learn(learned)
+
+    def _search_between(self, fewer: int, more: int) -> None:
+        """Search, between two positions in ``nodes``, where the setting of the second begins to fit.
+
+        There the speed of one GPU jumps, and falls from there on with the time of collectives, so that an offer on so
+        many nodes may be cheaper than on the fewest and on the most.
+        """
+        while more - fewer > 1 and self._fastest_at(fewer) != self._fastest_at(more):
+            middle = (fewer + more) // 2
+            self._search(self.nodes[middle], whole=False)
+            if self._fastest_at(middle) == self._fastest_at(more):
+                more = middle
+            else:
+                fewer = middle
+
+    def _fastest_at(self, position: int) -> tuple[Setting, int] | None:
+        timed = self._known[self.nodes[position]]
+        return (setting_of(timed.setup), timed.setup.micro_batch_size) if timed is not None else None
 
     def _search(self, count: int, whole: bool = True) -> Timed | None:
         if count in self._whole or (count in self._known and not whole):

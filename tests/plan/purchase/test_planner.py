@@ -61,11 +61,11 @@ SHARDED = {"strategy": (ShardingStrategy.FULL_SHARD, ShardingStrategy.SHARD_GRAD
 
 
 @pytest.mark.parametrize(
-    ("name", "server", "choices", "fixed"),
+    ("name", "server", "counts", "choices", "fixed"),
     [
-        ("3B", "g5.48xlarge", SHARDED, {"api": Api.FSDP2, "max_grad_norm": 1.0}),
+        ("3B", "g5.48xlarge", NODES, SHARDED, {"api": Api.FSDP2, "max_grad_norm": 1.0}),
         *(
-            pytest.param(*which, {}, {}, marks=pytest.mark.slow, id=f"{which[0]} in all settings")
+            pytest.param(*which, NODES, {}, {}, marks=pytest.mark.slow, id=f"{which[0]} in all settings")
             for which in (
                 ("3B", "g5.48xlarge"),
                 ("Llama-3.2-1B", "p4d.24xlarge"),
@@ -73,15 +73,19 @@ SHARDED = {"strategy": (ShardingStrategy.FULL_SHARD, ShardingStrategy.SHARD_GRAD
                 ("Llama-3.1-8B", "p5.48xlarge"),
             )
         ),
+        # a larger micro-batch begins to fit on 8 nodes, where a GPU is faster than on 4 and on 12
+        pytest.param(
+            *("Llama-2-13B", "g5.48xlarge", range(1, 13), {}, {}), marks=pytest.mark.slow, id="Llama-2-13B on 12 nodes"
+        ),
     ],
 )
 def test_winner_cheapest_and_fewest_nodes_are_those_of_brute_force(
-    name: str, server: str, choices: dict[str, Any], fixed: dict[str, Any]
+    name: str, server: str, counts: Sequence[int], choices: dict[str, Any], fixed: dict[str, Any]
 ) -> None:
     asked = goal(name, stated_price=StatedPrice(2.0, True), open=choices)
     asked = replace(asked, fixed={**FIXED, **fixed})
-    every = _brute_force(asked, server)
-    found = plan(asked, [kind(server)], NODES)
+    every = _brute_force(asked, server, counts)
+    found = plan(asked, [kind(server)], counts)
     picked = found.picked
     cheapest = min(every, key=lambda offer: offer.cost or 0.0)
     assert picked.cheapest is not None
