@@ -133,15 +133,16 @@ def _why_none(goal: Goal, picked: Picked) -> str:
     assert fastest is not None
     assert fastest.slow_seconds is not None
     parts = []
-    if goal.deadline_seconds is not None and fastest.slow_seconds > goal.deadline_seconds:
+    is_late = goal.deadline_seconds is not None and fastest.slow_seconds > goal.deadline_seconds
+    if is_late:
         days = fastest.slow_seconds / SECONDS_PER_DAY
         parts.append(f"the fastest takes {days:,.1f} days at the slow end: --deadline {days + 0.5:.0f}d, or more nodes")
-    elif goal.budget is not None:
-        priced = [offer for offer in picked.nearest if offer.slow_cost is not None and offer.meets_deadline]
-        if priced:
-            cost = min(offer.slow_cost or inf for offer in priced)
-            in_time = "" if goal.deadline_seconds is None else " in time"
-            parts.append(f"the cheapest{in_time} costs {cost:,.0f} at the slow end: --budget {cost / 1000 + 0.5:.0f}k")
-        else:
+    if goal.budget is not None:
+        costs = [one.slow_cost for one in picked.nearest if is_late or one.meets_deadline]
+        cost = min((one for one in costs if one is not None), default=None)
+        if cost is None:
             parts.append("no price is known: --price 2.10/gpu-hour states one")
+        elif cost > goal.budget:
+            in_time = " in time" if goal.deadline_seconds is not None and not is_late else ""
+            parts.append(f"the cheapest{in_time} costs {cost:,.0f} at the slow end: --budget {cost / 1000 + 0.5:.0f}k")
     return "; ".join(parts) or "nothing meets both the deadline and the budget"
