@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -166,6 +167,13 @@ def test_what_no_plan_satisfies_gets_the_nearest_and_what_would_have_to_change()
     unpriced = plan(goal("1B", budget=1e9), [kind("DGX-H100")], (1,))
     assert unpriced.picked.winner is None
     assert "--price" in unpriced.reason
+
+
+def test_what_is_late_and_too_dear_says_both() -> None:
+    reason = _plan(deadline_seconds=60.0, budget=1.0).reason
+    assert re.search(
+        r"--deadline \d+d, or more nodes; the cheapest costs [\d,]+ at the slow end: --budget \d+k$", reason
+    )
 
 
 def test_if_nothing_fits_the_nearest_that_does_is_offered() -> None:
