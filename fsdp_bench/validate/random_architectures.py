@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -36,10 +36,11 @@ _LENGTHS = (64, 128, 192, 320, 512)
 _OF_LOOPS = (4096,)
 """The length for which code is recorded that loops over the sequence."""
 _WINDOWS = (128, 256)
-_BASES: tuple[Literal["bf16", "nf4"] | None, ...] = (None, "bf16", "nf4")
+_BASES: tuple[tuple[Literal["bf16", "nf4"] | None, ...], ...] = ((None, "bf16"), ("nf4",))
+"""How frozen weights are stored: of LoRA, and of QLoRA, which takes turns with it."""
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 _ADAPTED = 5
-"""One cell in so many has adapters, of LoRA or QLoRA."""
+"""One cell in so many has adapters."""
 _OFFLOADED = 0.15
 """The share of cells without adapters whose activations are offloaded."""
 
@@ -74,8 +75,8 @@ def draw_architectures(
 ) -> tuple[ArchitectureCell, ...]:
     """Return so many cells that can run, of one model_type or of all recorded ones in turn.
 
-    Of Hugging Face's code every fifth has adapters. A model with adapters is recorded, which takes a minute; of a
-    model_type all such cells have the same.
+    Of Hugging Face's code every fifth has adapters, of LoRA and of QLoRA in turn. A model with adapters is recorded,
+    which takes a minute; of a model_type all cells with LoRA have the same, and all with QLoRA.
 
     Args:
         count: how many cells.
@@ -94,20 +95,26 @@ def draw_architectures(
         raise SpecError(f"model_type: {model_type!r} is not allowed; one of {', '.join(types)}")
     chosen = [model_type] if model_type is not None else [one for one in types if one not in LOOPING_TYPES]
     cells: list[ArchitectureCell] = []
-    adapted: dict[str, Adapted] = {}
+    adapted: dict[tuple[str, bool], Adapted] = {}
     while len(cells) < count:
         kind = chosen[len(cells) % len(chosen)]
         entry = source.choice([entry for entry in models() if entry.family == kind])
         has_adapters = code == "huggingface" and kind not in LOOPING_TYPES and len(cells) % _ADAPTED == _ADAPTED - 1
-        if has_adapters and kind not in adapted:
-            adapted[kind] = _adapted(source, entry, progress)
-        cell = _drawn(source, entry, adapted[kind] if has_adapters else None, code)
+        key = kind, bool(len(cells) // _ADAPTED % len(_BASES))
+        if has_adapters and key not in adapted:
+            adapted[key] = _adapted(source, entry, _BASES[key[1]], progress)
+        cell = _drawn(source, entry, adapted[key] if has_adapters else None, code)
         if cell is not None:
             cells.append(cell)
     return tuple(cells)
 
 
-def _adapted(source: random.Random, entry: ModelEntry, progress: Callable[[str], None]) -> Adapted:
+def _adapted(
+    source: random.Random,
+    entry: ModelEntry,
+    bases: Sequence[Literal["bf16", "nf4"] | None],
+    progress: Callable[[str], None],
+) -> Adapted:
     """Return a small model with adapters, recorded for sequences that are longer than its sliding window."""
     config = _small(source, entry)
     while not _is_recorded(config, entry.name):
@@ -116,7 +123,7 @@ def _adapted(source: random.Random, entry: ModelEntry, progress: Callable[[str],
         rank=source.choice((4, 8, 16)),
         targets=(ALL_LINEAR,),
         dropout=0.0 if config.keys() & _EXPERTS else source.choice((0.0, 0.1)),  # PEFT's experts have none
-        base=source.choice(_BASES),
+        base=source.choice(bases),
     )
     what = f"{config['architectures'][0]} with {lora.title}"
     code = recorded_config(config, max(_LENGTHS), lambda kind: progress(f"recording {what}: {kind}"), lora)

@@ -16,6 +16,10 @@ from fsdp_bench.rehearse.build import StandInGpu, build_stand_in, stand_in_envir
 from fsdp_bench.rehearse.find_torch import Torch, find_torch
 from fsdp_bench.spec.errors import MachineError
 
+WITHOUT_FINALIZING = "\nimport os, sys\nsys.stdout.flush()\nos._exit(0)\n"
+"""The end of a script that runs a backward, as ``fsdp-bench rehearse`` ends one: while Python finalizes, a thread of
+torch's autograd may still ask for the GIL, which ends that thread in the middle of C++ and aborts the process."""
+
 GPU = StandInGpu("NVIDIA H100 80GB HBM3", 80 << 30, 500 << 20, 9.0, 132)
 
 
@@ -39,12 +43,8 @@ every_torch = [
 
 
 def run_on_stand_in(torch: Torch, script: str, gpu: StandInGpu = GPU, **variables: str) -> str:
-    """Run a script in torch's interpreter on the stand-in; return what it prints. It must succeed.
-
-    It ends as ``fsdp-bench rehearse`` ends a script: while Python finalizes, a thread of torch 2.15's autograd may ask
-    for the GIL, which aborts the process.
-    """
-    script += "\nimport os, sys\nsys.stdout.flush()\nos._exit(0)\n"
+    """Run a script in torch's interpreter on the stand-in; return what it prints. It must succeed."""
+    script += WITHOUT_FINALIZING
     environment = {**os.environ, **stand_in_environment(build_stand_in(torch), gpu), **variables}
     ran = subprocess.run([torch.python, "-W", "ignore", "-c", script], env=environment, capture_output=True, text=True)
     assert ran.returncode == 0, ran.stderr

@@ -14,6 +14,7 @@ from fsdp_bench.rehearse.environment import environment_of
 from fsdp_bench.simulate.operators.attention_workspaces import efficient_backward_workspace
 from fsdp_bench.simulate.operators.kernels import CUDA, kernels_on
 from fsdp_bench.sweep.run.rehearsed import rehearsed_gpu
+from tests.rehearse.interpreters import WITHOUT_FINALIZING
 from tests.rehearse.on_stand_in import on_stand_in
 
 pytestmark = on_stand_in
@@ -48,7 +49,7 @@ def test_gradients_are_added_up_in_what_is_predicted(name: str) -> None:
     gpu = rehearsed_gpu(name)
     capability = kernels_on(CUDA, gpu_by_product_name(gpu.product_name)).compute_capability
     done = subprocess.run(
-        [sys.executable, "-c", BACKWARD],
+        [sys.executable, "-c", BACKWARD + WITHOUT_FINALIZING],
         input=json.dumps(SHAPES),
         env={**os.environ, **environment_of(gpu)},
         capture_output=True,

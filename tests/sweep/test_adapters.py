@@ -21,6 +21,7 @@ from fsdp_bench.spec.rank_report import Outcome
 from fsdp_bench.spec.recording.model import RecordedModel
 from fsdp_bench.sweep.config.sweep_file import read_file
 from fsdp_bench.train.models.huggingface import unpacked_sequences
+from fsdp_bench.train.models.quantized import as_on_cuda
 from fsdp_bench.train.recording import record as recording
 from fsdp_bench.train.recording.subjects import huggingface
 from fsdp_bench.validate import memory, predictable
@@ -70,14 +71,36 @@ checkpointing = "none"
 wrap = "block-and-adapters"
 use_orig_params = [true, false]
 """
-KINDS = ("bf16", "bf16 cast at blocks", "bf16 adapters apart", "bf16 adapters apart as gathered")
+REHEARSED_QLORA = f"""{ON_THE_STAND_IN}
+[models.qlora]
+hf_config = "qwen.json"
+qlora = 4
+[grid]
+model = "qlora"
+world_size = 8
+sequence_length = 256
+batch = [1, 8]  # fewer and more tokens than bitsandbytes' kernel without unpacked weights takes
+checkpointing = ["none", "selective", "full"]
+precision = "bf16-mixed"
+api = "fsdp2"
+[[include]]
+model = "qlora"
+api = "fsdp1"
+precision = "bf16-true"
+batch = 8
+checkpointing = "selective"
+"""
+KINDS = (
+    *("bf16", "bf16 cast at blocks", "bf16-true flat units"),
+    *("bf16 adapters apart", "bf16 adapters apart as gathered"),
+)
 """What these setups run; a whole recording takes a minute more."""
 
 
 @cache
 def _recorded(model: ModelCode, sequence_length: int, _offload: bool) -> RecordedModel:
     assert model.config is not None
-    with pytest.MonkeyPatch.context() as patch, unpacked_sequences(), warnings.catch_warnings():
+    with pytest.MonkeyPatch.context() as patch, unpacked_sequences(), as_on_cuda(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         kinds = tuple(one for one in recording.KINDS_WITH_FROZEN if one.name in KINDS)
         patch.setattr(recording, "KINDS_WITH_FROZEN", kinds)
@@ -110,6 +133,16 @@ class TestOnTheStandIn:
         monkeypatch.setattr(predictable, "_recorded", _recorded)
         records = sweep(tmp_path, REHEARSED)
         assert len(records) == 4
+        for record in records:
+            found = memory.compare_with_record(record)
+            assert found.error is None
+            assert abs(found.peak.relative) <= 0.01, found
+
+    def test_qlora_keeps_nothing_of_unpacked_products(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Selective checkpointing keeps what aten::mm returns, but does not see those inside bitsandbytes."""
+        monkeypatch.setattr(predictable, "_recorded", _recorded)
+        records = sweep(tmp_path, REHEARSED_QLORA)
+        assert len(records) == 7
         for record in records:
             found = memory.compare_with_record(record)
             assert found.error is None

@@ -19,7 +19,7 @@ from fsdp_bench.simulate.recorded.workspaces import workspace_of
 from fsdp_bench.simulate.tape import Storage, Tensor
 from fsdp_bench.spec.recording.compiled import CompiledCode, Step, Tuning
 from fsdp_bench.spec.recording.formula import evaluate
-from fsdp_bench.spec.recording.steps import Drop, Operator
+from fsdp_bench.spec.recording.steps import Drop, Operator, operator_name
 
 _PRODUCTS = ("aten::mm", "aten::addmm")
 
@@ -75,7 +75,7 @@ def bind_code(code: CompiledCode, sizes: Mapping[str, int], kernels: Kernels) ->
 def _run(
     operator: Operator, code: CompiledCode, numbers: Sequence[int], kernels: Kernels, of_parameters: set[int]
 ) -> Run:
-    name, _, layout = code.names[operator.name].partition(" ")
+    name, layout, _ = operator_name(code.names[operator.name])
     dims = tuple(numbers[dim] for dim in operator.dims)
     work = work_of(name, layout, dims, numbers[operator.num_bytes], operator.itemsize)
     results = tuple(numbers[made.num_bytes] for made in operator.makes)

@@ -43,6 +43,7 @@ from fsdp_bench.spec.recording.steps import (
     Operator,
     Save,
     TensorRef,
+    operator_name,
 )
 from fsdp_bench.spec.setup import Loss
 
@@ -292,7 +293,7 @@ class _Binding:
         return self._call(instruction, scope)
 
     def _run(self, operator: Operator, scope: Scope | None) -> Run:
-        n, (name, _, layout) = self._numbers, self._variant.names[operator.name].partition(" ")
+        n, (name, layout, outer) = self._numbers, operator_name(self._variant.names[operator.name])
         dims = tuple(n[dim] for dim in operator.dims)
         results = tuple(n[each.num_bytes] for each in operator.makes)
         space = workspace_of(name, dims, operator.itemsize, self._kernels, n[operator.num_bytes], results)
@@ -308,7 +309,7 @@ class _Binding:
                 )
                 for each in operator.makes
             ),
-            may_be_kept=name in _NAMEABLE and bool(operator.makes),
+            may_be_kept=name in _NAMEABLE and not outer and bool(operator.makes),
             uses_cublas=name in _PRODUCTS,
             before=space.before,
             after_second=space.after_second,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from fsdp_bench.spec.checkpointing_policy import CheckpointingPolicy
 from fsdp_bench.spec.recording.formula import evaluate
 from fsdp_bench.spec.recording.recorded import Variant
-from fsdp_bench.spec.recording.steps import Call, Instruction, Loop, Operator
+from fsdp_bench.spec.recording.steps import Call, Instruction, Loop, Operator, operator_name
 
 if TYPE_CHECKING:
     from fsdp_bench.spec.recording.model import RecordedModel
@@ -57,7 +57,10 @@ class _Counting:
         policy = self._recomputed_by
         if policy is None:
             return False
-        name = self._variant.names[operator.name].partition(" ")[0].replace("::", ".")
+        name, _, outer = operator_name(self._variant.names[operator.name])
+        if outer:
+            return False
+        name = name.replace("::", ".")
         if name == "aten.mm" and policy.recomputes_every_second_product:
             self._num_products += 1
             return self._num_products % 2 == 1
@@ -65,8 +68,8 @@ class _Counting:
 
     def _operator(self, operator: Operator) -> float:
         dims = [self._numbers[size] for size in operator.dims]
-        name = self._variant.names[operator.name]
-        if " " in name:
+        name, layout, _ = operator_name(self._variant.names[operator.name])
+        if layout:
             m, n, k = dims
             return 2 * m * n * k
         if "attention" in name:

@@ -59,7 +59,7 @@ class Variant(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     formulas: tuple[str, ...]
     names: tuple[str, ...]
-    """Names of operators."""
+    """Names of operators: ``aten::mm nt in bitsandbytes::gemm_4bit`` (``operator_name`` reads it)."""
     top: Call
     """The whole forward pass."""
     nodes: dict[int, NodeRecord]

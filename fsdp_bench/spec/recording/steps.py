@@ -58,6 +58,19 @@ class Operator(msgspec.Struct, array_like=True, frozen=True, gc=False, tag="o"):
     makes: tuple[Allocation, ...]
 
 
+def operator_name(text: str) -> tuple[str, str, str]:
+    """Split what ``Variant.names`` has: ``aten::mm nt in bitsandbytes::gemm_4bit``.
+
+    Returns:
+        the operator's name; which matrices of a product are transposed, or nothing; the operator of another library
+        that runs it, or nothing. What runs inside of another operator is not seen by dispatch modes, so that selective
+        checkpointing cannot keep its output.
+    """
+    name, _, outer = text.partition(" in ")
+    name, _, layout = name.partition(" ")
+    return name, layout, outer
+
+
 class Drop(msgspec.Struct, array_like=True, frozen=True, gc=False, tag="d"):
     """Python holds a storage no longer; autograd may."""
 

@@ -21,6 +21,8 @@ PACKED = 4
 """Numbers of 4 bits in an element of a bf16 parameter."""
 _LARGEST = 0.05
 """The largest weight of a model that is made for a trial."""
+_running: list[str] = []
+"""The operators of bitsandbytes that run, from the outermost to the innermost."""
 
 
 def quantize(model: Any) -> None:
@@ -159,12 +161,31 @@ def _dequantize_and_multiply(
     absmax_offset: Tensor | None = None,
 ) -> Tensor:
     """Do what _dequant_linear_fallback does, allocation by allocation."""
-    if absmax_8bit is not None:
-        assert absmax_code is not None
-        assert absmax_offset is not None
-        unpacked = torch.ops.bitsandbytes.dequantize_blockwise.default(
-            absmax_8bit, absmax, absmax_code, 256, torch.float32
-        )
-        absmax = unpacked + absmax_offset
-    weight = torch.ops.bitsandbytes.dequantize_4bit.default(b, absmax, blocksize, quant_type, shape, a.dtype)
-    return nn.functional.linear(a, weight, bias)
+    with _inside("bitsandbytes::gemm_4bit"):
+        if absmax_8bit is not None:
+            assert absmax_code is not None
+            assert absmax_offset is not None
+            unpacked = torch.ops.bitsandbytes.dequantize_blockwise.default(
+                absmax_8bit, absmax, absmax_code, 256, torch.float32
+            )
+            absmax = unpacked + absmax_offset
+        weight = torch.ops.bitsandbytes.dequantize_4bit.default(b, absmax, blocksize, quant_type, shape, a.dtype)
+        return nn.functional.linear(a, weight, bias)
+
+
+@contextmanager
+def _inside(operator: str) -> Iterator[None]:
+    _running.append(operator)
+    try:
+        yield
+    finally:
+        _running.pop()
+
+
+def outer_operator() -> str:
+    """Return the operator of bitsandbytes that runs what is dispatched now; empty if none does.
+
+    On CUDA that operator is one kernel of the dispatcher, and no dispatch mode sees what it runs: selective
+    checkpointing, which keeps what aten::mm returns, keeps nothing of a product with an unpacked weight.
+    """
+    return _running[-1] if _running else ""

@@ -17,6 +17,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from fsdp_bench.train.models.quantized import outer_operator
 from fsdp_bench.train.recording.operators import described, is_view
 from fsdp_bench.train.recording.size import Size
 
@@ -67,11 +68,12 @@ class Recorder(TorchDispatchMode):
         args, kwargs = given
         on_device = [leaf for leaf in tree_leaves((args, kwargs, result)) if self._counts(leaf)]
         work = described(func, args, result) if on_device else None
+        outer = f" in {outer_operator()}" if outer_operator() else ""
         if work is not None:
             name, num_bytes, itemsize, dims = work
-            self.log.append(["o", name, num_bytes, itemsize, dims, made])
+            self.log.append(["o", name + outer, num_bytes, itemsize, dims, made])
         elif made:
-            self.log.append(["o", func.name().partition(".")[0], Size.product(0), 1, [], made])
+            self.log.append(["o", func.name().partition(".")[0] + outer, Size.product(0), 1, [], made])
 
     def _new_storages(self, result: Any) -> Iterator[tuple[int, Size, str]]:
         for leaf in tree_leaves(result):
