@@ -32,9 +32,9 @@ from fsdp_bench.spec.profile import (
     RankProfile,
 )
 from fsdp_bench.spec.setup import Api, OptimizerKind, ShardingStrategy, TrainSetup
+from fsdp_bench.sweep.launchers.logs import last_lines
+from fsdp_bench.sweep.launchers.start import worker_environment
 from fsdp_bench.sweep.machine import Machine
-from fsdp_bench.sweep.run.launchers import worker_environment
-from fsdp_bench.sweep.run.logs import last_lines
 
 TIMEOUT_SECONDS = 600.0
 PARTS = 7

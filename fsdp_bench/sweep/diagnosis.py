@@ -12,8 +12,8 @@ import msgspec
 
 from fsdp_bench.catalog.loader import gpu_by_product_name
 from fsdp_bench.spec.units import format_gib
+from fsdp_bench.sweep.launchers.start import worker_environment
 from fsdp_bench.sweep.machine import Machine, torch_version
-from fsdp_bench.sweep.run.launchers import worker_environment
 
 
 class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):

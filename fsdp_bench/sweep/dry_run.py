@@ -23,10 +23,10 @@ from fsdp_bench.spec.model import ModelShape
 from fsdp_bench.spec.recording.model import RecordedModel
 from fsdp_bench.spec.setup import TrainSetup
 from fsdp_bench.spec.subprocesses.dry_run import DryRunAnswer, DryRunResult, DryRunSpec, KernelSet
+from fsdp_bench.sweep.launchers.launcher import signal_name
+from fsdp_bench.sweep.launchers.logs import last_lines_of
+from fsdp_bench.sweep.launchers.start import worker_environment
 from fsdp_bench.sweep.machine import torch_version
-from fsdp_bench.sweep.run.launchers import worker_environment
-from fsdp_bench.sweep.run.logs import last_lines_of
-from fsdp_bench.sweep.run.outcome import signal_name
 
 NEEDS_CODE = "recorded: a dry run runs the code itself, --module PKG.MOD:FUNCTION; predict answers for recorded models"
 

@@ -24,8 +24,8 @@ from fsdp_bench.spec.recording.config import loops_over_sequence
 from fsdp_bench.spec.recording.recorded import FORMAT_VERSION, RecordedCode
 from fsdp_bench.spec.recording.request import RecordingAnswer, RecordingSpec
 from fsdp_bench.spec.recording.variants import KINDS_WITH_FROZEN
+from fsdp_bench.sweep.launchers.start import worker_environment
 from fsdp_bench.sweep.machine import torch_version
-from fsdp_bench.sweep.run.launchers import worker_environment
 
 _RECORDER = ("recording", "dry_run", "models")
 """The folders of train/ whose code decides what is recorded."""

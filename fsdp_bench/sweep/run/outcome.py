@@ -12,6 +12,7 @@ from typing import Literal
 import msgspec
 
 from fsdp_bench.spec.rank_report import Outcome, RankReport, divergence
+from fsdp_bench.sweep.launchers.launcher import signal_name
 
 
 class RankEnd(msgspec.Struct, frozen=True, kw_only=True):
@@ -124,11 +125,3 @@ def _signalled(end: RankEnd, oom_killed: OutOfMemoryKill) -> TrialEnd:
         return TrialEnd(outcome=Outcome.OOM_HOST, reason=reason, rank=end.rank)
     reason = f"rank {end.rank} was ended by {signal_name(end.signal)} in {end.stage}"
     return TrialEnd(outcome=Outcome.CRASHED, reason=reason, rank=end.rank)
-
-
-def signal_name(number: int) -> str:
-    """Return the name of a signal. Real-time signals without a name are counted from SIGRTMIN."""
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"SIGRTMIN+{number - signal.SIGRTMIN}" if hasattr(signal, "SIGRTMIN") else f"signal {number}"

@@ -17,13 +17,14 @@ from fsdp_bench.spec.rank_report import Outcome, RankReport
 from fsdp_bench.spec.record import SCHEMA_VERSION, TrialRecord, TrialSpec
 from fsdp_bench.spec.setup import Offload
 from fsdp_bench.sweep.config.trial import SweepPlan, Trial
+from fsdp_bench.sweep.launchers.fork_server import ForkServer
+from fsdp_bench.sweep.launchers.launcher import Launcher, LauncherError, RankExit
+from fsdp_bench.sweep.launchers.logs import cut_down, last_lines
+from fsdp_bench.sweep.launchers.processes import end_marked, mark_of
+from fsdp_bench.sweep.launchers.torchrun import Torchrun
 from fsdp_bench.sweep.machine import oom_kills, probe_machine
 from fsdp_bench.sweep.results.store import Store
-from fsdp_bench.sweep.run.fork_server import ForkServer
-from fsdp_bench.sweep.run.launchers import Launcher, LauncherError, RankExit, Torchrun
-from fsdp_bench.sweep.run.logs import cut_down, last_lines
 from fsdp_bench.sweep.run.outcome import OutOfMemoryKill, RankEnd, TrialEnd, decide_outcome
-from fsdp_bench.sweep.run.processes import end_marked, mark_of
 from fsdp_bench.sweep.run.remaining_trials import SweepState
 from fsdp_bench.sweep.run.time_limit import TimeLimit
 

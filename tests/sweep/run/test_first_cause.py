@@ -8,8 +8,9 @@ import signal
 import pytest
 
 from fsdp_bench.spec.rank_report import Failure, Outcome, RankReport
+from fsdp_bench.sweep.launchers.launcher import signal_name
 from fsdp_bench.sweep.machine import OutOfMemoryKills
-from fsdp_bench.sweep.run.outcome import OutOfMemoryKill, RankEnd, decide_outcome, signal_name
+from fsdp_bench.sweep.run.outcome import OutOfMemoryKill, RankEnd, decide_outcome
 
 
 def ok(rank: int, **fields: object) -> RankEnd:

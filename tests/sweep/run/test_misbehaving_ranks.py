@@ -18,10 +18,13 @@ from fsdp_bench.spec.errors import ResultsError
 from fsdp_bench.spec.rank_report import Outcome
 from fsdp_bench.spec.record import RunPlan, TrialRecord, TrialSpec
 from fsdp_bench.spec.setup import TrainSetup
+from fsdp_bench.sweep.launchers import logs
+from fsdp_bench.sweep.launchers.launcher import RankExit
+from fsdp_bench.sweep.launchers.processes import mark_of
+from fsdp_bench.sweep.launchers.start import worker_environment
+from fsdp_bench.sweep.launchers.torchrun import Torchrun, TorchrunTrial
 from fsdp_bench.sweep.results.store import Store
-from fsdp_bench.sweep.run import logs, time_limit
-from fsdp_bench.sweep.run.launchers import RankExit, Torchrun, TorchrunTrial, worker_environment
-from fsdp_bench.sweep.run.processes import mark_of
+from fsdp_bench.sweep.run import time_limit
 from fsdp_bench.sweep.run.runner import TrialRun
 from fsdp_bench.sweep.run.time_limit import TimeLimit
 from tests.sweep.frontier.test_cell import SHAPE as MODEL
@@ -150,7 +153,7 @@ def test_a_report_that_was_there_when_the_limit_passed_counts(store: Store) -> N
 def test_a_process_dies_with_its_manager_from_its_first_moment(tmp_path: Path) -> None:
     """Even where it is stopped before its own program has begun."""
     code = (
-        "import os, subprocess, time\nfrom fsdp_bench.sweep.run.processes import dying_with_this_process\n"
+        "import os, subprocess, time\nfrom fsdp_bench.sweep.launchers.processes import dying_with_this_process\n"
         "child = subprocess.Popen(['sleep', '1000'], preexec_fn=dying_with_this_process())\n"
         "print(child.pid, flush=True)\ntime.sleep(1000)"
     )

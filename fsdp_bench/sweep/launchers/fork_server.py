@@ -14,10 +14,11 @@ from pathlib import Path
 import psutil
 
 from fsdp_bench.spec.errors import MachineError
-from fsdp_bench.sweep.run.launchers import Launched, LauncherError, RankExit, Torchrun, exit_of, start_process
-from fsdp_bench.sweep.run.logs import last_lines
-from fsdp_bench.sweep.run.outcome import signal_name
-from fsdp_bench.sweep.run.processes import end_marked, kill_group
+from fsdp_bench.sweep.launchers.launcher import Launched, LauncherError, RankExit, exit_of, signal_name
+from fsdp_bench.sweep.launchers.logs import last_lines
+from fsdp_bench.sweep.launchers.processes import end_marked, kill_group
+from fsdp_bench.sweep.launchers.start import start_process
+from fsdp_bench.sweep.launchers.torchrun import Torchrun
 
 SERVER_START_SECONDS = 120.0
 """How long the server may take to start: importing torch from a cold network file system can take a minute."""

@@ -11,9 +11,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from fsdp_bench.sweep.run.fork_server import ForkServer
-from fsdp_bench.sweep.run.launchers import worker_environment
-from fsdp_bench.sweep.run.processes import MARK, end_marked, environment_of, mark_of
+from fsdp_bench.sweep.launchers.fork_server import ForkServer
+from fsdp_bench.sweep.launchers.processes import MARK, end_marked, environment_of, mark_of
+from fsdp_bench.sweep.launchers.start import worker_environment
 from tests.sweep.run.test_resident import ends_of, start
 from tests.sweep.run.test_survival import Sweep, wait_for_ranks
 

@@ -16,8 +16,8 @@ import pytest
 from fsdp_bench.spec.codec import to_json
 from fsdp_bench.spec.rank_report import MemoryReading, Outcome
 from fsdp_bench.spec.record import RunPlan, TrialRecord, TrialSpec
+from fsdp_bench.sweep.launchers.fork_server import ForkServer
 from fsdp_bench.sweep.results.load import read_records
-from fsdp_bench.sweep.run.fork_server import ForkServer
 from tests.conftest import run_command
 from tests.sweep.test_emulation import HEAD
 from tests.train.training import LLAMA, S, setup_of

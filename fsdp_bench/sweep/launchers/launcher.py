@@ -1,0 +1,68 @@
+"""What starts a trial's ranks: the interface of all launchers.
+
+A launcher returns a Launched, which reports the ranks that have ended, and can end all of them.
+"""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+
+
+class RankExit(msgspec.Struct, frozen=True, kw_only=True):
+    """The end of one rank's process. ``rank`` is None if the launcher does not know which rank it is."""
+
+    rank: int | None
+    exit_code: int | None = None
+    signal: int | None = None
+
+
+def exit_of(rank: int | None, code: int) -> RankExit:
+    """Make a RankExit of an exit code of subprocess, which is negative for a signal."""
+    return RankExit(rank=rank, signal=-code) if code < 0 else RankExit(rank=rank, exit_code=code)
+
+
+class LauncherError(Exception):
+    """The launcher itself has ended, and the trial's ranks with it."""
+
+
+class Launched(Protocol):
+    """A trial whose ranks are running."""
+
+    def wait(self, seconds: float) -> list[RankExit]:
+        """Return the ranks that have ended since the last call; wait at most ``seconds`` for the first."""
+
+    @property
+    def finished(self) -> bool:
+        """Whether every rank has ended."""
+
+    def kill(self) -> None:
+        """End every process of the trial now."""
+
+
+class Launcher(Protocol):
+    """Starts trials one after another."""
+
+    def start(self, trial: Path, scratch: Path, world_size: int, may_share_process: bool) -> Launched:
+        """Start a trial's ranks. With ``may_share_process`` the trial may run in one process with other trials."""
+
+    @property
+    def num_waiting(self) -> int:
+        """The number of processes that wait for the next trial."""
+
+    def end_leftovers(self) -> None:
+        """End processes that a trial that has ended left running."""
+
+    def close(self) -> None:
+        """End all processes of the launcher."""
+
+
+def signal_name(number: int) -> str:
+    """Return the name of a signal. Real-time signals without a name are counted from SIGRTMIN."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"SIGRTMIN+{number - signal.SIGRTMIN}" if hasattr(signal, "SIGRTMIN") else f"signal {number}"
