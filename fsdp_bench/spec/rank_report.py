@@ -153,6 +153,10 @@ class EffectiveSetup(msgspec.Struct, frozen=True, kw_only=True):
     """FullyShardedDataParallel, fully_shard or DistributedDataParallel."""
     num_units: int
     shard_group_size: int
+    shard_ranks: tuple[int, ...] = ()
+    """With a hybrid strategy: the ranks of this rank's process group that share one copy of the parameters."""
+    replicate_ranks: tuple[int, ...] = ()
+    """With a hybrid strategy: the ranks of this rank's process group that hold the same shard."""
     parameter_dtypes: tuple[str, ...]
     gradient_dtypes: tuple[str, ...]
     optimizer_state_dtypes: tuple[str, ...]

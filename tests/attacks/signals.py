@@ -72,7 +72,16 @@ SWEEPS = {
 DEADLY = ("SIGKILL", "SIGABRT", "SIGSEGV", "SIGQUIT", "SIGTERM", "SIGUSR1", "SIGALRM", "SIGBUS", "SIGHUP")
 _REAL_TIME = signal.SIGRTMIN + 6
 _ALLOWED_CODES = (0, 1, 2, 3, 130)
-_KEPT = {"trials", "machine.json", "sweep.toml", "trials.csv", ".lock", "frontier.json", "frontier.csv"}
+_KEPT = {
+    "trials",
+    "machine.json",
+    "sweep.toml",
+    "trials.csv",
+    "progress.json",
+    ".lock",
+    "frontier.json",
+    "frontier.csv",
+}
 _NOT_STARTED = ("did not start", "no process can be started")
 
 
@@ -344,7 +353,7 @@ class Campaign:
     def _check_completed(self, code: int) -> Iterator[str]:
         """The sweep is done: nothing but results is there; go on with a fresh folder."""
         self.num_completed += 1
-        files = {path.name for path in self.folder.iterdir()} - _KEPT
+        files = {path.name for path in self.folder.iterdir() if not path.match(".writer.*")} - _KEPT
         if files:
             yield f"files were left: {files}"
         if strays := [path.name for path in (self.folder / "trials").glob(".*")]:

@@ -20,7 +20,6 @@ from __future__ import annotations
 import contextlib
 import csv
 import errno
-import fcntl
 import io
 import os
 import shutil
@@ -36,12 +35,13 @@ from fsdp_bench.spec.frontier import FrontierRecord
 from fsdp_bench.spec.record import TrialRecord, read_record
 from fsdp_bench.sweep.machine import Machine
 from fsdp_bench.sweep.results.flat import csv_row, flat_row, frontier_row
+from fsdp_bench.sweep.results.lock import FolderLock
 
 MOST_ERROR_CHARACTERS = 200
 
 
 class Store:
-    """The folder of one sweep. A lock allows one process at a time to write."""
+    """The folder of one sweep. Locks allow one process at a time to write, on any node."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -49,7 +49,7 @@ class Store:
         self.traces = folder / "traces"
         self.snapshots = folder / "snapshots"
         self.scratch = folder.absolute() / ".scratch"
-        self._lock: Any = None
+        self.lock = FolderLock(folder)
 
     def open(self) -> None:
         """Create the folders, take the lock, remove unfinished files of a killed run.
@@ -58,11 +58,15 @@ class Store:
             ResultsError: if the folder cannot be written, or another process has the lock.
         """
         try:
-            self._take_lock()
+            self.trials.mkdir(parents=True, exist_ok=True)
+            self.lock.take()
             self.check_lock()
             self.check_writable()
+        except OSError as error:
+            self.lock.give_back()
+            raise self.error(error) from None
         except ResultsError:
-            self._give_lock_back()
+            self.lock.give_back()
             raise
         for leftover in self.trials.glob(".*.tmp"):
             leftover.unlink(missing_ok=True)
@@ -73,44 +77,22 @@ class Store:
 
     def close(self) -> None:
         """Remove the scratch folder and release the lock."""
-        if self._lock is not None:
-            self.remove_scratch(self.scratch)
-            self._give_lock_back()
-
-    def _take_lock(self) -> None:
-        try:
-            self.trials.mkdir(parents=True, exist_ok=True)
-            self._lock = open(self._lock_path, "w")  # noqa: SIM115 - held until close()
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ResultsError(f"{self.folder}: another fsdp-bench sweep is writing here; wait for it to end") from None
-        except OSError as error:
-            raise self.error(error) from None
-
-    def _give_lock_back(self) -> None:
-        if self._lock is not None:
-            self._lock.close()
-            self._lock = None
-
-    @property
-    def _lock_path(self) -> Path:
-        return self.folder / ".lock"
+        if self.lock.is_taken:
+            if self.lock.lost() is None:
+                self.remove_scratch(self.scratch)  # else it is another sweep's by now
+            self.lock.give_back()
 
     def check_lock(self) -> None:
-        """Check that the lock file is still the one that this process has locked.
+        """Check that this process still has the locks that it took.
 
         Raises:
-            ResultsError: if it was removed or replaced, so that another sweep may write here.
+            ResultsError: if one was removed or replaced, so that another sweep may write here.
         """
-        try:
-            if self._lock is None or os.path.samestat(os.fstat(self._lock.fileno()), os.stat(self._lock_path)):
-                return
-        except OSError:
-            pass
-        raise ResultsError(
-            f"{self._lock_path}: was removed or replaced while this sweep ran: another sweep could be writing here;"
-            " run the same command again, which keeps what is recorded"
-        )
+        if (path := self.lock.lost()) is not None:
+            raise ResultsError(
+                f"{path}: was removed or replaced while this sweep ran: another sweep could be writing here;"
+                " run the same command again, which keeps what is recorded"
+            )
 
     def check_writable(self) -> None:
         """Check that a file as large as a large record can be written, and remove it.

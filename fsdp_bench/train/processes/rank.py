@@ -13,6 +13,7 @@ from fsdp_bench.spec.codec import to_json, write_atomically
 from fsdp_bench.spec.rank_report import MemoryReading, Outcome, RankReport
 from fsdp_bench.spec.record import TrialSpec
 from fsdp_bench.train.measuring.meters import MemoryMeter
+from fsdp_bench.train.processes.rendezvous import is_on_several_nodes, node_name
 
 _trials_in_process = itertools.count(1)
 """Counts the trials of this process: one, unless trials share it."""
@@ -26,6 +27,11 @@ def report_path(scratch: Path, rank: int) -> Path:
 def phase_path(scratch: Path, rank: int) -> Path:
     """Return the path of the file with a rank's current stage, for the outcome of a rank that cannot report."""
     return scratch / f"rank-{rank}.phase"
+
+
+def node_path(scratch: Path, rank: int) -> Path:
+    """Return the path of the file with the name of a rank's node, for the outcome of a rank that cannot report."""
+    return scratch / f"rank-{rank}.node"
 
 
 def trace_path(scratch: Path, rank: int) -> Path:
@@ -50,6 +56,8 @@ class Rank:
         self.stage = "start"
         self.trials_in_process = next(_trials_in_process)
         self.report = RankReport(rank=rank, outcome=Outcome.CRASHED)
+        if is_on_several_nodes():
+            node_path(scratch, rank).write_text(node_name())
 
     def enter(self, stage: str) -> None:
         """Enter a stage, and write it to disk."""

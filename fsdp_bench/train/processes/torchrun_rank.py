@@ -18,7 +18,8 @@ def main() -> None:
     from fsdp_bench.train.processes.worker import run_rank
 
     spec = from_json(Path(sys.argv[1]).read_bytes(), TrialSpec)
-    code = run_rank(spec, int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"]), Path(sys.argv[2]), "torchrun")
+    rank, local_rank, num_local = (int(os.environ[name]) for name in ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE"))
+    code = run_rank(spec, rank, local_rank, Path(sys.argv[2]), "torchrun", num_local)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)  # no destructors: they would wait for peers that may be gone

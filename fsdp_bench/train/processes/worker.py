@@ -22,19 +22,24 @@ from fsdp_bench.train.measuring.replaced_collectives import reduce_on_host
 from fsdp_bench.train.processes.exception_to_outcome import classify
 from fsdp_bench.train.processes.measurement import measure
 from fsdp_bench.train.processes.rank import Rank, dump_snapshot, partial_memory
-from fsdp_bench.train.processes.rendezvous import meet
+from fsdp_bench.train.processes.rendezvous import is_on_several_nodes, meet, node_name
 from fsdp_bench.train.wrapping.wrap import ShardsNothingWarning
 
 SNAPSHOT_ENTRIES = 100_000
 """The most allocations and frees in a snapshot. If there are more, it has the last ones."""
 
 
-def run_rank(spec: TrialSpec, rank: int, local_rank: int, scratch: Path, launcher: str) -> int:
-    """Run one rank; return the exit code of the process. The report is on disk before this returns."""
+def run_rank(
+    spec: TrialSpec, rank: int, local_rank: int, scratch: Path, launcher: str, num_local: int | None = None
+) -> int:
+    """Run one rank; return the exit code of the process. The report is on disk before this returns.
+
+    ``num_local`` is the number of ranks on this node, by default all.
+    """
     this = Rank(spec, rank, local_rank, scratch)
     try:
         this.enter("start")
-        _start(this, launcher)
+        _start(this, launcher, num_local or spec.num_processes)
         measure(this)
         this.update(outcome=Outcome.OK)
         this.write()
@@ -50,11 +55,11 @@ def run_rank(spec: TrialSpec, rank: int, local_rank: int, scratch: Path, launche
     return 0
 
 
-def _start(this: Rank, launcher: str) -> None:
+def _start(this: Rank, launcher: str, num_local: int) -> None:
     """Set threads and seeds, join the process group."""
     spec = this.spec
     warnings.filterwarnings("ignore", category=ShardsNothingWarning)  # a sweep compares with it on purpose
-    threads = spec.run.threads_per_rank or max((os.cpu_count() or 1) // spec.num_processes, 1)
+    threads = spec.run.threads_per_rank or max((os.cpu_count() or 1) // num_local, 1)
     torch.set_num_threads(threads)
     torch.manual_seed(spec.setup.seed)
     if this.device.type == "cuda":
@@ -77,6 +82,8 @@ def _start(this: Rank, launcher: str) -> None:
         if this.device.type == "cuda" and backend == "gloo":
             reduce_on_host()
     started = {"launcher": launcher, "trials_in_process": str(this.trials_in_process)}
+    if is_on_several_nodes():
+        started |= {"node": node_name(), "ranks_per_node": str(num_local)}
     this.update(environment=_environment(this, threads) | started, device_name=_device_name(this.device))
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.distributed.tensor import DTensor, Replicate
@@ -49,11 +50,14 @@ def effective_setup(
 ) -> EffectiveSetup:
     """Read strategy, units, groups and dtypes back. ``gradient_dtypes`` are from before the optimizer's step."""
     strategy, wrapper, num_units, group_size = _wrapping(model)
+    shard, replicate = _hybrid_ranks(model) if setup.strategy.is_hybrid else ((), ())
     return EffectiveSetup(
         strategy=strategy,
         wrapper=wrapper,
         num_units=num_units,
         shard_group_size=group_size,
+        shard_ranks=shard,
+        replicate_ranks=replicate,
         parameter_dtypes=dtype_names(model.parameters()),
         gradient_dtypes=gradient_dtypes,
         optimizer_state_dtypes=dtype_names(optimizer_states(optimizer)),
@@ -79,6 +83,21 @@ def _wrapping(model: nn.Module) -> tuple[str, str, int, int]:
         hybrid = any(isinstance(placement, Replicate) for placement in placements)
         return _fsdp2_strategy(units2, hybrid), "fully_shard", len(units2), mesh.size(mesh.ndim - 1)
     return "unknown", type(model).__name__, 0, 0
+
+
+def _hybrid_ranks(model: nn.Module) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the ranks of the groups that shard and that replicate. Of collectives that end at once, return none."""
+    if dist.get_backend() == "fake":
+        return (), ()
+    if isinstance(model, FullyShardedDataParallel):
+        groups = model.process_group, getattr(model, "_inter_node_pg", None)
+    elif isinstance(model, FSDPModule) and _mesh_of(model)[0].ndim == 2:
+        replicate, shard = _mesh_of(model)[0].get_all_groups()
+        groups = shard, replicate
+    else:
+        return (), ()
+    shard_ranks, replicate_ranks = (() if group is None else dist.get_process_group_ranks(group) for group in groups)
+    return tuple(shard_ranks), tuple(replicate_ranks)
 
 
 def _mesh_of(model: nn.Module):  # type: ignore[no-untyped-def]

@@ -1,0 +1,224 @@
+"""One process at a time writes to a sweep's folder, on whichever node of a cluster it runs.
+
+Two locks, because neither is enough. ``.lock`` is locked with flock, which the kernel gives back however a process
+ends; but some shared file systems have it for each node alone, or not at all (Lustre without ``-o flock``).
+``.writer.N``, made with O_EXCL, names the N-th writer of the folder, who writes a sign of life into it every few
+seconds. Who finds the last writer without signs of life makes the next file and removes that one; a writer whose file
+is gone stops.
+
+Signs of life are contents, not times: the clocks of nodes differ, and NFS shows the contents of a file as they were
+when it was last closed, to whoever opens it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import platform
+import threading
+import time
+from pathlib import Path
+from typing import IO
+
+import msgspec
+
+from fsdp_bench.spec.errors import ResultsError
+
+BEAT_SECONDS = 5.0
+DEAD_AFTER_SECONDS = 45.0
+"""How long to watch a writer on another node that gives no sign of life before its place is taken."""
+
+_NO_FLOCK = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
+
+
+class Writer(msgspec.Struct, frozen=True, kw_only=True):
+    """What a writer's file says."""
+
+    node: str
+    process: int
+    boot: str
+    """The boot of the node's kernel."""
+    beat: int = 0
+    """The number of signs of life so far."""
+    has_ended: bool = False
+
+
+class FolderLock:
+    """The right to write to a folder. Locks nothing until ``take``."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._lock: IO[str] | None = None
+        self._writer = Writer(node=_node(), process=os.getpid(), boot=_boot())
+        self._number = 0
+        self._ends = threading.Event()
+        self._beating: threading.Thread | None = None
+
+    def take(self) -> None:
+        """Take both locks. The folder must exist.
+
+        Raises:
+            ResultsError: if another process writes to the folder.
+            OSError: if the folder cannot be written.
+        """
+        has_flock = self._take_flock()
+        try:
+            while not self._take_next(has_flock):
+                time.sleep(0.1)
+        except BaseException:
+            self.give_back()
+            raise
+        self._ends.clear()
+        self._beating = threading.Thread(target=self._beat, daemon=True)
+        self._beating.start()
+
+    def give_back(self) -> None:
+        """Release both locks. Nothing happens without them."""
+        if self._beating is not None:
+            self._ends.set()
+            self._beating.join()
+            self._beating = None
+        if self._number:
+            with contextlib.suppress(OSError):
+                self._say(has_ended=True)
+            self._number = 0
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+    @property
+    def is_taken(self) -> bool:
+        """Whether this process has taken the locks."""
+        return self._lock is not None
+
+    def lost(self) -> Path | None:
+        """Return the lock file that was removed or replaced, so that another process may write here; else None."""
+        if self._lock is None:
+            return None
+        for path, file in ((self._flock_path, self._lock), (self._path(self._number), None)):
+            try:
+                if file is not None and os.path.samestat(os.fstat(file.fileno()), os.stat(path)):
+                    continue
+                if file is None and _read(path) is not None:
+                    continue
+            except OSError:
+                pass
+            return path
+        return None
+
+    def writer(self) -> Writer | None:
+        """Return the last writer of the folder, without taking a lock. None if there was none."""
+        numbers = self._numbers()
+        return _read(self._path(numbers[-1])) if numbers else None
+
+    @property
+    def _flock_path(self) -> Path:
+        return self._folder / ".lock"
+
+    def _path(self, number: int) -> Path:
+        return self._folder / f".writer.{number}"
+
+    def _numbers(self) -> list[int]:
+        found = (path.name.rpartition(".")[2] for path in self._folder.glob(".writer.*"))
+        return sorted(int(number) for number in found if number.isdigit())
+
+    def _take_flock(self) -> bool:
+        """Return whether the folder has flock.
+
+        Raises:
+            ResultsError: if another process has it.
+        """
+        self._lock = open(self._flock_path, "w")  # noqa: SIM115 - held until give_back()
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self.give_back()
+            raise self._is_taken(self.writer()) from None
+        except OSError as error:
+            if error.errno not in _NO_FLOCK:
+                self.give_back()
+                raise
+            return False
+        return True
+
+    def _take_next(self, has_flock: bool) -> bool:
+        """Become the next writer. Return whether that went well; another process may have become it meanwhile."""
+        numbers = self._numbers()
+        last = numbers[-1] if numbers else 0
+        while last and not self._is_over(last, has_flock):
+            last += 1  # only if it exists: what was listed may be old
+            if _read(self._path(last)) is None:
+                return False
+        try:
+            descriptor = os.open(self._path(last + 1), os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
+        except FileExistsError:
+            return False
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(msgspec.json.encode(self._writer))
+        self._number = last + 1
+        for number in numbers:
+            self._path(number).unlink(missing_ok=True)
+        return True
+
+    def _is_over(self, number: int, has_flock: bool) -> bool:
+        """Return whether a writer has ended or gives no sign of life. False if its file is gone.
+
+        Raises:
+            ResultsError: if it lives.
+        """
+        path = self._path(number)
+        first = _read(path)
+        begin = time.monotonic()
+        while True:
+            seen = _read(path)
+            if seen is None:
+                return False
+            if seen.has_ended or (has_flock and (seen.node, seen.boot) == (self._writer.node, self._writer.boot)):
+                return True  # on this node it would have the flock
+            if seen != first:
+                raise self._is_taken(seen)
+            if time.monotonic() - begin > DEAD_AFTER_SECONDS:
+                return True
+            time.sleep(BEAT_SECONDS / 5)
+
+    def _is_taken(self, writer: Writer | None) -> ResultsError:
+        who = f" (process {writer.process} on {writer.node})" if writer is not None and writer.process else ""
+        return ResultsError(f"{self._folder}: another fsdp-bench sweep is writing here{who}; wait for it to end")
+
+    def _beat(self) -> None:
+        while not self._ends.wait(BEAT_SECONDS):
+            with contextlib.suppress(OSError):  # gone: lost() says so; a file system that is away may come back
+                self._say(beat=self._writer.beat + 1)
+
+    def _say(self, **fields: object) -> None:
+        """Write into this writer's file, if it is still there."""
+        self._writer = msgspec.structs.replace(self._writer, **fields)
+        descriptor = os.open(self._path(self._number), os.O_WRONLY)
+        with os.fdopen(descriptor, "wb") as file:
+            data = msgspec.json.encode(self._writer)
+            file.write(data)
+            file.truncate()
+
+
+def _read(path: Path) -> Writer | None:
+    """Return what a writer's file says, None if it is gone. One that is just being written is of an unknown writer."""
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        return None
+    try:
+        return msgspec.json.decode(data, type=Writer)
+    except msgspec.DecodeError:
+        return Writer(node="another node", process=0, boot="")
+
+
+def _node() -> str:
+    return os.environ.get("SLURMD_NODENAME") or platform.node()
+
+
+def _boot() -> str:
+    with contextlib.suppress(OSError):
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return ""
