@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 from rich.progress import Progress
 
+from fsdp_bench.cli.common.cluster import interrupted, node_options, on_nodes
 from fsdp_bench.cli.common.forgiving import prints_if_it_can
 from fsdp_bench.cli.common.frontier import list_searches, search
 from fsdp_bench.cli.common.lists import Count
@@ -20,6 +21,8 @@ from fsdp_bench.spec.exit_codes import ExitCode
 from fsdp_bench.spec.rank_report import Outcome
 from fsdp_bench.spec.record import TrialRecord
 from fsdp_bench.sweep.config.trial import Trial
+from fsdp_bench.sweep.launchers.choose import choose_nodes
+from fsdp_bench.sweep.launchers.torchrun_nodes import OtherNode
 from fsdp_bench.sweep.session import SearchSession, SweepResults, TrialSession, Watcher
 from fsdp_bench.sweep.start import MOST_EMULATED_RANKS, RETRYABLE, open_session, outcomes
 
@@ -57,6 +60,7 @@ from fsdp_bench.sweep.start import MOST_EMULATED_RANKS, RETRYABLE, open_session,
     is_flag=True,
     help="Keep torch's memory snapshot of every rank, also where memory runs out.",
 )
+@node_options
 @click.option("--no-charts", is_flag=True, help="Do not draw the charts at the end.")
 @prints_if_it_can
 def command(
@@ -72,6 +76,10 @@ def command(
     rehearse: str | None,
     trace: bool,
     snapshot: bool,
+    slurm: bool,
+    rdzv_endpoint: str | None,
+    nodes: int | None,
+    ranks_per_node: int | None,
     no_charts: bool,
 ) -> int:
     """Train every trial of a sweep FILE on this machine; record its memory and time.
@@ -84,12 +92,25 @@ def command(
     fsdp-bench sweep sweeps/quick.toml
     fsdp-bench sweep sweeps/gpu.toml --only strategy=FULL_SHARD
     """
-    session = open_session(
-        file, results, machine_name, only, part, gpu_memory, emulate_world, trace, snapshot, rehearse
+    cluster = choose_nodes(
+        file, _say, slurm=slurm, rdzv_endpoint=rdzv_endpoint, nodes=nodes, ranks_per_node=ranks_per_node
     )
+    if isinstance(cluster, OtherNode):
+        cluster.serve()
+        return ExitCode.DONE
+    session = open_session(
+        file, results, machine_name, only, part, gpu_memory, emulate_world, trace, snapshot, rehearse, cluster
+    )
+    again = outcomes(retry)
     if isinstance(session, SearchSession):
-        return list_searches(session) if list_only else search(session, outcomes(retry), no_charts)
-    return _list(session) if list_only else _run(session, outcomes(retry), no_charts)
+        searches = session
+        return list_searches(searches) if list_only else on_nodes(session, lambda: search(searches, again, no_charts))
+    trials = session
+    return _list(trials) if list_only else on_nodes(session, lambda: _run(trials, again, no_charts))
+
+
+def _say(line: str) -> None:
+    print_line(f"fsdp-bench: {line}", error=True)
 
 
 class TrialProgress(Watcher):
@@ -134,8 +155,7 @@ def _run(session: TrialSession, retry: frozenset[Outcome], no_charts: bool) -> i
             results = session.run(retry, TrialProgress(session, progress, charts))
     except KeyboardInterrupt:
         done = f"{session.num_done} of {len(session.plan.trials)} trials are recorded"
-        print_line(f"fsdp-bench: interrupted; {done}, the same command resumes", error=True)
-        return ExitCode.INTERRUPTED
+        return interrupted(session, done)
     print_table(list(results.records), new_console())
     for what, where in session.kept.items():
         print_line(f"{what}s: {where}")

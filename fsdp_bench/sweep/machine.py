@@ -43,12 +43,19 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     versions: dict[str, str]
     rehearses: bool = False
     """Whether the GPUs are not there: trials run on a stand-in for NVIDIA's libraries."""
+    num_nodes: int = 1
+    """Nodes of a cluster, all like this one."""
+    ranks_per_node: int | None = None
+    """The ranks of a trial on each of several nodes. None on one node, which runs all ranks of a trial."""
 
     @property
     def name(self) -> str:
         """The name of its folder in results/: ``8xH100-80GB-HBM3``, ``cpu-2-cores`` or ``rehearsed``."""
         if self.rehearses:
             return "rehearsed"
+        if self.ranks_per_node is not None:
+            one = msgspec.structs.replace(self, num_nodes=1, ranks_per_node=None)
+            return f"{self.num_nodes}-nodes-{one.name}"
         if not self.gpus:
             return f"cpu-{self.num_cores}-cores"
         product = re.sub(r"[^A-Za-z0-9]+", "-", self.gpus[0].name.removeprefix("NVIDIA ")).strip("-")
@@ -58,9 +65,34 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
         """One line for charts and tables."""
         if self.rehearses:
             return f"{self.gpus[0].name} (rehearsed)"
+        if self.ranks_per_node is not None:
+            one = msgspec.structs.replace(self, num_nodes=1, ranks_per_node=None)
+            return f"{self.num_nodes} nodes, each with {one.describe()}"
         if self.gpus:
             return f"{len(self.gpus)} x {self.gpus[0].name}"
         return f"{self.num_cores} cores of {self.cpu_name}"
+
+    @property
+    def num_gpus(self) -> int:
+        """The GPUs of all nodes."""
+        return len(self.gpus) * self.num_nodes
+
+    def nodes_of(self, world_size: int) -> int:
+        """Return how many nodes a trial takes: one if its ranks fit there, else as many as it fills."""
+        if self.ranks_per_node is None or world_size <= self.ranks_per_node:
+            return 1
+        return -(-world_size // self.ranks_per_node)
+
+    def why_not_placed(self, world_size: int) -> str | None:
+        """Return why a trial's ranks cannot be spread over the nodes, each with as many as the others; else None."""
+        each, nodes = self.ranks_per_node, self.nodes_of(world_size)
+        if each is None or nodes == 1:
+            return None
+        if nodes > self.num_nodes:
+            return f"world size {world_size} needs {nodes} nodes of {each} ranks; here are {self.num_nodes}"
+        if world_size % each:
+            return f"world size {world_size} does not fill nodes of {each} ranks; use a multiple of {each}"
+        return None
 
     @property
     def available_memory_bytes(self) -> int:

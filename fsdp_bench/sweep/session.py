@@ -5,10 +5,10 @@ open_session() (start.py) makes a session. Nothing is written or run before Sess
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fsdp_bench.spec.errors import MachineError
 from fsdp_bench.spec.frontier import FrontierRecord
@@ -19,6 +19,7 @@ from fsdp_bench.sweep.config.trial import SweepPlan, Trial, resolved_text
 from fsdp_bench.sweep.frontier.cell import SearchedCell
 from fsdp_bench.sweep.frontier.file import FrontierPlan
 from fsdp_bench.sweep.frontier.search import cells_of, frontier_record, resolved_searches, run_frontier, set_aside
+from fsdp_bench.sweep.launchers.launcher import Cluster
 from fsdp_bench.sweep.machine import Machine, torch_version
 from fsdp_bench.sweep.results.flat import flat_row
 from fsdp_bench.sweep.results.store import Store
@@ -92,12 +93,16 @@ class Watcher:
 class Session:
     """The run of one sweep file on this machine."""
 
-    def __init__(self, file: SweepFile, store: Store, machine: Machine) -> None:
+    def __init__(self, file: SweepFile, store: Store, machine: Machine, cluster: Cluster | None = None) -> None:
         self.file = file
         self.store = store
         self.machine = machine
+        self.cluster = cluster
+        """The nodes over which ranks are spread; None if all are on this machine."""
         self.environment: Mapping[str, str] = {}
         """What the ranks' environment has beside this process's: the stand-in, if trials are rehearsed."""
+        self.num_new = 0
+        """The number of trials that this process has recorded."""
 
     @property
     def num_done(self) -> int:
@@ -122,6 +127,19 @@ class Session:
         finally:
             self.store.close()
 
+    def _counting(self, observe: Callable[..., None]) -> Callable[..., None]:
+        """Return an observer that also counts the records."""
+
+        def observer(*what: Any) -> None:
+            self.num_new += what[-1] is not None
+            observe(*what)
+
+        return observer
+
+    def runner(self, name: str, launcher: str) -> TrialRunner:
+        """Return what runs the trials, of a sweep of this name."""
+        return TrialRunner(name, launcher, self.store, self.environment, self.cluster)
+
     def _run(self, retry: frozenset[Outcome], watcher: Watcher) -> SweepResults:
         raise NotImplementedError
 
@@ -129,8 +147,16 @@ class Session:
 class TrialSession(Session):
     """The run of a file without [frontier]: its trials, one after another."""
 
-    def __init__(self, file: SweepFile, store: Store, machine: Machine, whole: SweepPlan, plan: SweepPlan) -> None:
-        super().__init__(file, store, machine)
+    def __init__(
+        self,
+        file: SweepFile,
+        store: Store,
+        machine: Machine,
+        whole: SweepPlan,
+        plan: SweepPlan,
+        cluster: Cluster | None = None,
+    ) -> None:
+        super().__init__(file, store, machine, cluster)
         self.whole = whole
         self.plan = plan
         """The part of ``whole`` that was asked for."""
@@ -164,7 +190,8 @@ class TrialSession(Session):
         self.store.write("sweep.toml", resolved_text(self.whole, self.machine).encode())
         watcher.begins(recorded, [*state.notes, *without])
         try:
-            run_sweep(self.plan, self.store, self.environment, state, watcher.trial)
+            with self.runner(self.plan.name, self.plan.launcher) as runner:
+                run_sweep(runner, state, self._counting(watcher.trial))
         finally:
             everything = _recorded(self.whole, survey(self.whole, self.store))
             self.store.write_table(everything)
@@ -181,9 +208,15 @@ class SearchSession(Session):
     """The run of a file with [frontier]: a search in every cell."""
 
     def __init__(
-        self, file: SweepFile, store: Store, machine: Machine, whole: FrontierPlan, plan: FrontierPlan
+        self,
+        file: SweepFile,
+        store: Store,
+        machine: Machine,
+        whole: FrontierPlan,
+        plan: FrontierPlan,
+        cluster: Cluster | None = None,
     ) -> None:
-        super().__init__(file, store, machine)
+        super().__init__(file, store, machine, cluster)
         self.whole = whole
         self.plan = plan
         """The part of ``whole`` that was asked for."""
@@ -202,8 +235,8 @@ class SearchSession(Session):
         self.store.write("sweep.toml", resolved_searches(self.whole, self.machine).encode())
         watcher.begins(sum(len(cell.records) for cell in cells), notes)
         try:
-            with TrialRunner(self.plan.name, self.plan.launcher, self.store, self.environment) as runner:
-                run_frontier(cells, runner, watcher.search_trial)
+            with self.runner(self.plan.name, self.plan.launcher) as runner:
+                run_frontier(cells, runner, self._counting(watcher.search_trial))
         finally:
             everything = cells_of(self.whole, self.store.peek_all())
             whole = frontier_record(self.whole, everything, self.machine.describe())

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from msgspec import Meta
+from msgspec.structs import replace
 
 from fsdp_bench.spec.checked import read
 from fsdp_bench.spec.errors import SpecError, not_allowed, shown
@@ -18,6 +19,7 @@ from fsdp_bench.sweep.config.selection import check_selections, select, select_p
 from fsdp_bench.sweep.config.sweep_file import SweepFile, read_file
 from fsdp_bench.sweep.config.trial import keeping
 from fsdp_bench.sweep.frontier.file import searches_of
+from fsdp_bench.sweep.launchers.launcher import Cluster
 from fsdp_bench.sweep.machine import probe_machine
 from fsdp_bench.sweep.results.store import Store
 from fsdp_bench.sweep.session import SearchSession, SweepResults, TrialSession, Watcher
@@ -104,8 +106,11 @@ def open_session(
     trace: bool = False,
     snapshot: bool = False,
     rehearse: str | None = None,
+    cluster: Cluster | None = None,
 ) -> TrialSession | SearchSession:
     """Read a sweep file; return the session that runs it. Arguments are those of ``sweep``. Writes and runs nothing.
+
+    With ``cluster`` the ranks of a trial are spread over its nodes.
 
     Raises:
         SweepFileError, SpecError: as ``sweep``.
@@ -115,6 +120,8 @@ def open_session(
         wrong = results if isinstance(file, str | Path) else file
         raise SpecError(f"{'file' if wrong is file else 'results'}: {shown(wrong)} is not allowed; a path")
     machine = probe_machine()
+    if cluster is not None:
+        machine = replace(machine, num_nodes=cluster.num_nodes, ranks_per_node=cluster.ranks_per_node)
     limit = None if gpu_memory is None else parse_bytes(gpu_memory, "--gpu-memory")
     world = read(Annotated[int, Meta(ge=1, le=MOST_EMULATED_RANKS)] | None, emulate_world, "emulate-world")
     found = read_file(Path(file), machine, limit, world, rehearse)
@@ -131,10 +138,10 @@ def open_session(
                 "--part cuts a sweep's trials, and a file with [frontier] has cells; --only chooses among them"
             )
         whole = searches_of(found)
-        return SearchSession(found, store, machine, whole, select_searches(whole, selections))
+        return SearchSession(found, store, machine, whole, select_searches(whole, selections), cluster)
     trials = trials_of(found)
     chosen = keeping(select_part(select(trials, selections), part), trace, snapshot)
-    return TrialSession(found, store, machine, trials, chosen)
+    return TrialSession(found, store, machine, trials, chosen, cluster)
 
 
 def _texts(field: str, value: str | Sequence[str]) -> tuple[str, ...]:

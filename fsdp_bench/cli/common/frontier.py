@@ -7,6 +7,7 @@ from pathlib import Path
 
 from rich.progress import Progress
 
+from fsdp_bench.cli.common.cluster import interrupted
 from fsdp_bench.cli.common.sweeping import introduce, progress_bar, say
 from fsdp_bench.report.measured.frontier_text import print_frontier
 from fsdp_bench.report.measured.progress_text import ending, needing_gpu_line, search_result, search_status
@@ -79,8 +80,7 @@ def search(session: SearchSession, retry: frozenset[Outcome], no_charts: bool) -
             results = session.run(retry, SearchProgress(session, progress))
     except KeyboardInterrupt:
         done = f"{session.num_done} of {len(session.plan.searches)} cells are done"
-        print_line(f"fsdp-bench: interrupted; {done}, the same command resumes", error=True)
-        return ExitCode.INTERRUPTED
+        return interrupted(session, done)
     assert results.frontier is not None
     assert results.whole_frontier is not None
     print_frontier(results.frontier, new_console())

@@ -24,7 +24,11 @@ CLEANUP_SECONDS = 10.0
 RETRY_SECONDS = 0.01
 """Seconds after which an interrupt that Python swallowed is raised again."""
 
+TIME_LIMIT = signal.SIGUSR1
+"""The signal that a batch script asks Slurm for, some time before the job's time limit."""
+
 _raised_at: float | None = None
+_time_is_up = False
 
 
 def _handle(handler: Any) -> None:
@@ -37,6 +41,22 @@ def _handle(handler: Any) -> None:
 def exit_at_once() -> None:
     """Let an interrupt end this process with one line; used before the command has begun to work."""
     _handle(_exit)
+
+
+def watch_time_limit() -> None:
+    """Let the signal of a job's time limit interrupt the command as Ctrl-C does."""
+    signal.signal(TIME_LIMIT, _end_in_time)
+
+
+def time_is_up() -> bool:
+    """Return whether the command was interrupted because the job's time limit is near."""
+    return _time_is_up
+
+
+def _end_in_time(number: int, frame: FrameType | None) -> None:
+    global _time_is_up
+    _time_is_up = True
+    _raise(number, frame)
 
 
 def ignore() -> None:

@@ -114,11 +114,25 @@ def setup_of(cell: Cell, machine: Machine) -> TrainSetup:
     """
     fields = {key: value for key, value in cell.items() if key in _SETUP_KEYS}
     if fields.get("world_size") == "gpus":
-        fields["world_size"] = max(len(machine.gpus), 1)
+        fields["world_size"] = max(machine.num_gpus, 1)
     for key in ("max_grad_norm", "reshard_after_forward", "checkpointing_policy"):
         if fields.get(key) == "none":
             fields[key] = None
-    return convert(fields, TrainSetup, "")
+    setup: TrainSetup = convert(fields, TrainSetup, "")
+    return _sharded_in_nodes(setup, machine)
+
+
+def _sharded_in_nodes(setup: TrainSetup, machine: Machine) -> TrainSetup:
+    """Make a node the shard group of hybrid strategies on several nodes, where the setup says nothing else.
+
+    On two nodes half of the world is a node, so that the setup, and with it the trial's ID, stays as it is on one.
+    """
+    each = machine.ranks_per_node
+    if not setup.strategy.is_hybrid or setup.shard_size is not None or machine.nodes_of(setup.world_size) == 1:
+        return setup
+    if each is None or each == setup.shard_group_size or setup.world_size % each:
+        return setup
+    return msgspec.structs.replace(setup, shard_size=each)
 
 
 class Exclude(msgspec.Struct, frozen=True):
@@ -182,8 +196,10 @@ def why_not(shape: TrainedModel, setup: TrainSetup, file: SweepFile, excluded: l
     if reason is not None:
         return f"excluded: {reason}"
     shares_gpus = file.run.emulate or file.run.backend == "gloo"
-    if file.device == "cuda" and not file.lacks_gpu and not shares_gpus and setup.world_size > len(file.machine.gpus):
-        has = len(file.machine.gpus)
+    has = file.machine.num_gpus
+    if not file.run.emulate and (unplaced := file.machine.why_not_placed(setup.world_size)) is not None:
+        return unplaced
+    if file.device == "cuda" and not file.lacks_gpu and not shares_gpus and setup.world_size > has:
         return f"world size {setup.world_size} needs as many GPUs, or emulate = true; this machine has {has}"
     compiles = setup.compiles or setup.compiles_optimizer
     if file.device == "cpu" and file.run.memory_limit_bytes is not None and compiles:

@@ -67,6 +67,7 @@ def run_frontier(cells: Sequence[SearchedCell], runner: TrialRunner, observe: Ob
             observe(cell, trial, None)
             cell.records[index] = record = runner.run(trial)
             observe(cell, trial, record)
+            runner.check_nodes()
 
 
 def frontier_record(plan: FrontierPlan, cells: Sequence[SearchedCell], machine: str) -> FrontierRecord:

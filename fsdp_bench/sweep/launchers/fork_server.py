@@ -17,7 +17,7 @@ from fsdp_bench.spec.errors import MachineError
 from fsdp_bench.sweep.launchers.launcher import Launched, LauncherError, RankExit, exit_of, signal_name
 from fsdp_bench.sweep.launchers.logs import last_lines
 from fsdp_bench.sweep.launchers.processes import end_marked, kill_group
-from fsdp_bench.sweep.launchers.start import start_process
+from fsdp_bench.sweep.launchers.start import start_process, worker_environment
 from fsdp_bench.sweep.launchers.torchrun import Torchrun
 
 SERVER_START_SECONDS = 120.0
@@ -79,7 +79,9 @@ class ForkServer:
         self._buffer = b""
         with open(self._log, "ab") as log:
             command = ["fsdp_bench.train.processes.server"]
-            self._process = start_process(command, self._mark, subprocess.PIPE, log, self._environment)
+            self._process = start_process(
+                command, subprocess.PIPE, log, worker_environment(self._mark, self._environment)
+            )
         try:
             unsafe = self.expect("ready", SERVER_START_SECONDS)["unsafe"]
         except LauncherError as error:  # no trial has anything to do with it
@@ -177,3 +179,7 @@ class ForkedTrial:
         if not self.finished:
             self._server.close()
             self.finished = True
+
+    def lost_nodes(self) -> tuple[str, ...]:
+        """Return nothing: all ranks were on this node."""
+        return ()

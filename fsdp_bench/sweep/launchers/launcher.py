@@ -6,10 +6,13 @@ A launcher returns a Launched, which reports the ranks that have ended, and can 
 from __future__ import annotations
 
 import signal
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
 import msgspec
+
+from fsdp_bench.spec.errors import MachineError
 
 
 class RankExit(msgspec.Struct, frozen=True, kw_only=True):
@@ -29,6 +32,16 @@ class LauncherError(Exception):
     """The launcher itself has ended, and the trial's ranks with it."""
 
 
+class NodesLost(MachineError):
+    """Nodes of a cluster on which no process can be started any more."""
+
+    def __init__(self, nodes: Sequence[str]) -> None:
+        self.nodes = tuple(nodes)
+        names = ", ".join(self.nodes)
+        who = f"nodes {names} do" if len(self.nodes) > 1 else f"node {names} does"
+        super().__init__(f"{who} not answer any more; run the same command on nodes that do, which resumes")
+
+
 class Launched(Protocol):
     """A trial whose ranks are running."""
 
@@ -41,6 +54,9 @@ class Launched(Protocol):
 
     def kill(self) -> None:
         """End every process of the trial now."""
+
+    def lost_nodes(self) -> tuple[str, ...]:
+        """Return the nodes that were lost while the trial ran. Asked once, after a trial that failed."""
 
 
 class Launcher(Protocol):
@@ -58,6 +74,25 @@ class Launcher(Protocol):
 
     def close(self) -> None:
         """End all processes of the launcher."""
+
+
+class Cluster(Protocol):
+    """Several nodes, all alike, over which the ranks of a trial can be spread."""
+
+    num_nodes: int
+    ranks_per_node: int
+
+    def launcher(self, local: Launcher, mark: str, environment: Mapping[str, str]) -> Launcher:
+        """Return a launcher that spreads trials over the nodes.
+
+        Args:
+            local: starts trials that one node is enough for.
+            mark: the mark of the sweep (processes.py).
+            environment: what the ranks' environment has beside this process's.
+
+        Raises:
+            MachineError: if a node is not there.
+        """
 
 
 def signal_name(number: int) -> str:

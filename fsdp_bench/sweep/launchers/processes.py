@@ -71,9 +71,9 @@ def kill_group(pgid: int) -> None:
         os.killpg(pgid, signal.SIGKILL)
 
 
-def dying_with_this_process() -> Callable[[], object] | None:
-    """Return a preexec_fn with which a new process ends when this process ends. None if this is not Linux."""
+def dying_with_this_process(by: signal.Signals = signal.SIGKILL) -> Callable[[], object] | None:
+    """Return a preexec_fn with which a signal ends a new process when this one ends. None if this is not Linux."""
     if sys.platform != "linux":
         return None
     prctl = ctypes.CDLL(None).prctl  # looked up here: a forked process should do as little as it can
-    return lambda: prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    return lambda: prctl(_PR_SET_PDEATHSIG, by)

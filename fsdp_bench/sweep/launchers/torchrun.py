@@ -11,7 +11,7 @@ import psutil
 
 from fsdp_bench.sweep.launchers.launcher import RankExit, exit_of
 from fsdp_bench.sweep.launchers.processes import end_marked, kill_group
-from fsdp_bench.sweep.launchers.start import start_process
+from fsdp_bench.sweep.launchers.start import start_process, worker_environment
 
 
 class Torchrun:
@@ -35,7 +35,8 @@ class Torchrun:
             str(scratch),
         ]
         with open(scratch / "rank-0.log", "ab") as log:
-            return TorchrunTrial(start_process(command, self._mark, subprocess.DEVNULL, log, self._environment))
+            variables = worker_environment(self._mark, self._environment)
+            return TorchrunTrial(start_process(command, subprocess.DEVNULL, log, variables))
 
     def end_leftovers(self) -> None:
         """End processes that a trial that has ended left running."""
@@ -70,3 +71,7 @@ class TorchrunTrial:
         kill_group(self._process.pid)
         self._process.wait()
         self.finished = True
+
+    def lost_nodes(self) -> tuple[str, ...]:
+        """Return nothing: all ranks were on this node."""
+        return ()

@@ -7,6 +7,7 @@ host memory, or a crash. Here the ranks' outcomes become one: the first cause wi
 from __future__ import annotations
 
 import signal
+from collections.abc import Sequence
 from typing import Literal
 
 import msgspec
@@ -75,6 +76,20 @@ def decide_outcome(
     if missing:
         return _unreported(missing[0])
     return TrialEnd(outcome=Outcome.OK, reason=divergence([end.report for end in ends if end.report is not None]))
+
+
+def lost_nodes_end(nodes: Sequence[str], ends: Sequence[RankEnd]) -> TrialEnd:
+    """Return the outcome of a trial that lost nodes while it ran.
+
+    Args:
+        nodes: their names.
+        ends: how the ranks ended that ran there; at least one.
+    """
+    where = f"node {nodes[0]}" if len(nodes) == 1 else f"nodes {', '.join(nodes)}"
+    silent = [end for end in ends if end.report is None] or list(ends)
+    ranks = ", ".join(str(end.rank) for end in silent)
+    reason = f"{where} stopped answering, with rank{'s' * (len(silent) > 1)} {ranks} in {silent[0].stage}"
+    return TrialEnd(outcome=Outcome.CRASHED, reason=reason, rank=silent[0].rank)
 
 
 def _reported_cause(ends: list[RankEnd], *, is_oom: bool) -> TrialEnd | None:

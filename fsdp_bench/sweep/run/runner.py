@@ -16,15 +16,15 @@ from fsdp_bench.spec.codec import from_json, to_json
 from fsdp_bench.spec.rank_report import Outcome, RankReport
 from fsdp_bench.spec.record import SCHEMA_VERSION, TrialRecord, TrialSpec
 from fsdp_bench.spec.setup import Offload
-from fsdp_bench.sweep.config.trial import SweepPlan, Trial
+from fsdp_bench.sweep.config.trial import Trial
 from fsdp_bench.sweep.launchers.fork_server import ForkServer
-from fsdp_bench.sweep.launchers.launcher import Launcher, LauncherError, RankExit
+from fsdp_bench.sweep.launchers.launcher import Cluster, Launched, Launcher, LauncherError, NodesLost, RankExit
 from fsdp_bench.sweep.launchers.logs import cut_down, last_lines
 from fsdp_bench.sweep.launchers.processes import end_marked, mark_of
 from fsdp_bench.sweep.launchers.torchrun import Torchrun
 from fsdp_bench.sweep.machine import oom_kills, probe_machine
 from fsdp_bench.sweep.results.store import Store
-from fsdp_bench.sweep.run.outcome import OutOfMemoryKill, RankEnd, TrialEnd, decide_outcome
+from fsdp_bench.sweep.run.outcome import OutOfMemoryKill, RankEnd, TrialEnd, decide_outcome, lost_nodes_end
 from fsdp_bench.sweep.run.remaining_trials import SweepState
 from fsdp_bench.sweep.run.time_limit import TimeLimit
 
@@ -40,38 +40,56 @@ Observer = Callable[[Trial, TrialRecord | None], None]
 """Called twice for each trial: with None when it starts, and with its record when it has ended."""
 
 
-def run_sweep(
-    plan: SweepPlan, store: Store, environment: Mapping[str, str], state: SweepState, observe: Observer
-) -> None:
+def run_sweep(runner: TrialRunner, state: SweepState, observe: Observer) -> None:
     """Run every pending trial and store its record as soon as it has ended.
 
     Raises:
         ResultsError: if results cannot be written. Stored records stay.
         KeyboardInterrupt: raised again after the running trial's processes have ended. That trial has no record.
     """
-    with TrialRunner(plan.name, plan.launcher, store, environment) as runner:
-        for trial in state.pending:
-            observe(trial, None)
-            state.records[trial.spec.id] = runner.run(trial)
-            observe(trial, state.records[trial.spec.id])
+    for trial in state.pending:
+        observe(trial, None)
+        state.records[trial.spec.id] = runner.run(trial)
+        observe(trial, state.records[trial.spec.id])
+        runner.check_nodes()
 
 
 class TrialRunner:
     """Runs one trial after another with one launcher, and closes it at the end."""
 
-    def __init__(self, sweep: str, launcher: str, store: Store, environment: Mapping[str, str] = {}) -> None:
-        """``environment`` is what the ranks' environment has beside this process's."""
+    def __init__(
+        self,
+        sweep: str,
+        launcher: str,
+        store: Store,
+        environment: Mapping[str, str] = {},
+        cluster: Cluster | None = None,
+    ) -> None:
+        """Prepare to start trials.
+
+        Args:
+            sweep: the sweep's name.
+            launcher: how ranks are started on this node (LAUNCHERS in config/run_table.py).
+            store: where records go.
+            environment: what the ranks' environment has beside this process's.
+            cluster: the nodes over which ranks are spread; without it all are on this node.
+
+        Raises:
+            MachineError: if a node is not there.
+        """
+        self._lost_nodes: tuple[str, ...] = ()
         self._sweep = sweep
         self._store = store
         self._log = store.folder / ".server.log"
         is_resident = launcher == "resident"
         mark = mark_of(store.folder)
         end_marked(mark)  # whatever a killed manager left: it had the lock that this one has now
-        self._launcher: Launcher = (
+        local: Launcher = (
             Torchrun(mark, environment)
             if launcher == "torchrun"
             else ForkServer(self._log, mark, is_resident, environment)
         )
+        self._launcher = local if cluster is None else cluster.launcher(local, mark, environment)
 
     def __enter__(self) -> Self:
         return self
@@ -90,11 +108,22 @@ class TrialRunner:
         if trial.skip_reason is not None:
             record = _skipped(trial, self._sweep)
         else:
-            record = TrialRun(trial.spec, self._sweep, self._store).run(self._launcher)
+            run = TrialRun(trial.spec, self._sweep, self._store)
+            record = run.run(self._launcher)
+            self._lost_nodes = run.lost_nodes
         if record.outcome is Outcome.CRASHED:
             self._store.check_writable()  # a full disk crashes workers too, and is not the trial's outcome
         self._store.write_record(record)
         return record
+
+    def check_nodes(self) -> None:
+        """Check that all nodes are there for the next trial.
+
+        Raises:
+            NodesLost: if the last trial lost some. Its record is stored.
+        """
+        if self._lost_nodes:
+            raise NodesLost(self._lost_nodes)
 
 
 def _now() -> str:
@@ -134,6 +163,8 @@ class TrialRun:
         self._scratch = store.make_scratch(spec.id)
         self._exits: dict[int, RankExit] = {}
         self._timed_out = False
+        self.lost_nodes: tuple[str, ...] = ()
+        """Nodes that were lost while the trial ran."""
         self._suspect = ["allocations were recorded, which slows the host down"] if spec.keep_snapshot else []
 
     def run(self, launcher: Launcher) -> TrialRecord:
@@ -142,6 +173,7 @@ class TrialRun:
         Raises:
             ResultsError: if the trial's input cannot be written.
             MachineError: if the ranks cannot be started.
+            NodesLost: if a node was lost before a rank ran there. The trial has no record.
         """
         begin, started_at, kills = time.monotonic(), _now(), oom_kills()
         trial_file = self._scratch / "trial.json"
@@ -149,8 +181,10 @@ class TrialRun:
         workers_seconds = 0.0
         try:
             trial_file.write_bytes(to_json(self._spec))
-            workers_seconds = self._supervise(launcher, trial_file)
+            workers_seconds, launched = self._supervise(launcher, trial_file)
             verdict = self._verdict(oom_kills().since(kills))
+            if verdict.outcome is not Outcome.OK:
+                verdict = self._after_lost_nodes(launched.lost_nodes(), verdict)
         except LauncherError as error:
             launcher.close()
             verdict = TrialEnd(outcome=Outcome.CRASHED, reason=str(error))
@@ -176,8 +210,12 @@ class TrialRun:
             **self._peak_flops(reports),
         )
 
-    def _supervise(self, launcher: Launcher, trial_file: Path) -> float:
-        """Start the ranks and wait for their ends; end all at the time limit or after a failure. Return the seconds."""
+    def _supervise(self, launcher: Launcher, trial_file: Path) -> tuple[float, Launched]:
+        """Start the ranks and wait for their ends; end all at the time limit or after a failure.
+
+        Returns:
+            the seconds from start to end, and the ended trial.
+        """
         setup = self._spec.setup
         # Compilers have caches, offload's memory is the host's, and an allocator that records goes on recording.
         may_share_process = not (
@@ -202,7 +240,27 @@ class TrialRun:
             if not launched.finished:
                 launched.kill()
             launcher.end_leftovers()
-        return time.monotonic() - begin
+        return time.monotonic() - begin, launched
+
+    def _after_lost_nodes(self, lost: tuple[str, ...], verdict: TrialEnd) -> TrialEnd:
+        """Return the outcome of a trial that ended as ``verdict`` says, and lost these nodes.
+
+        Raises:
+            NodesLost: if no rank had begun on them.
+        """
+        self.lost_nodes = lost
+        ranks = [rank for rank in self._ranks() if self._node(rank) in lost]
+        if not lost or verdict.outcome.is_oom:
+            return verdict
+        if not ranks:
+            raise NodesLost(lost)
+        return lost_nodes_end(lost, [self._end(rank) for rank in ranks])
+
+    def _node(self, rank: int) -> str | None:
+        """Return the name of the node on which a rank began; None if it did not, or there is one node."""
+        with contextlib.suppress(OSError):
+            return (self._scratch / f"rank-{rank}.node").read_text(errors="replace")
+        return None
 
     def _ranks(self) -> range:
         return range(self._spec.num_processes)

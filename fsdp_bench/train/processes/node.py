@@ -1,4 +1,4 @@
-"""``python -m fsdp_bench.train.processes.node TRIAL.json SCRATCH OPTIONS``: a trial's ranks on one of several nodes.
+"""``python -m fsdp_bench.train.processes.node PARENT TRIAL.json SCRATCH OPTIONS``: the ranks on one of several nodes.
 
 Runs torchrun with a c10d rendezvous on the first node. Started once on every node: by srun, or by the sweep's process
 on that node. Nothing here, and nothing in the ranks, knows which of them it was.
@@ -44,6 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m fsdp_bench.train.processes.node")
+    parser.add_argument("parent", type=int, help="the process with which this one ends; 0 for none")
     parser.add_argument("trial")
     parser.add_argument("scratch")
     parser.add_argument("--endpoint", required=True, help="HOST:PORT of the rendezvous, on the first node")
@@ -53,7 +54,6 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--join-seconds", type=int, default=120, help="how long to wait for the other nodes")
     parser.add_argument("--node-rank", type=int, default=int(os.environ.get("SLURM_NODEID", "0")))
     parser.add_argument("--node-name", default="")
-    parser.add_argument("--parent", type=int, default=0, help="the process with which this one ends")
     return parser.parse_args(arguments)
 
 

@@ -1,0 +1,151 @@
+"""Trials on the nodes of a Slurm job: by srun, one torchrun on each node, which meet on the head node.
+
+A trial whose ranks fit on one node runs on the head node, as it would without Slurm.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from fsdp_bench.spec.errors import MachineError
+from fsdp_bench.sweep.launchers.launcher import Launched, Launcher, NodesLost, RankExit, exit_of
+from fsdp_bench.sweep.launchers.processes import dying_with_this_process
+from fsdp_bench.sweep.launchers.slurm_job import SlurmJob, srun
+from fsdp_bench.sweep.launchers.start import NODE, free_port, node_environment
+
+_SECONDS_TO_END = 30.0
+"""How long srun may take to end the processes on all nodes."""
+
+
+class SlurmCluster:
+    """The nodes of a job."""
+
+    def __init__(self, job: SlurmJob, ranks_per_node: int) -> None:
+        self.job = job
+        self.num_nodes = len(job.nodes)
+        self.ranks_per_node = ranks_per_node
+
+    def launcher(self, local: Launcher, mark: str, environment: Mapping[str, str]) -> Launcher:
+        """Return a launcher that spreads trials over the nodes by srun."""
+        return SlurmNodes(self.job, self.ranks_per_node, local, node_environment(mark, environment))
+
+
+class SlurmNodes:
+    """Starts trials on as many nodes of a job as they fill."""
+
+    def __init__(self, job: SlurmJob, ranks_per_node: int, local: Launcher, environment: Mapping[str, str]) -> None:
+        """``local`` starts trials that one node is enough for; ``environment`` is all that the others have."""
+        self._job = job
+        self._ranks_per_node = ranks_per_node
+        self._local = local
+        self._environment = environment
+        self._address: str | None = None
+        self._is_checked = False
+
+    def start(self, trial: Path, scratch: Path, world_size: int, may_share_process: bool) -> Launched:
+        """Start a trial's ranks.
+
+        Raises:
+            NodesLost: if processes cannot be started on a node.
+            MachineError: if Slurm does not answer.
+        """
+        if world_size <= self._ranks_per_node:
+            return self._local.start(trial, scratch, world_size, may_share_process)
+        if not self._is_checked:
+            self.check()
+        nodes = self._job.nodes[: world_size // self._ranks_per_node]
+        self._address = self._address or self._job.head_address()
+        command = [
+            *srun(nodes),
+            *(sys.executable, "-m", NODE, "0", str(trial), str(scratch)),
+            *(f"--endpoint={self._address}:{free_port()}", f"--num-nodes={len(nodes)}"),
+            *(f"--ranks-per-node={self._ranks_per_node}", f"--run-id={scratch.name}"),
+        ]
+        self._is_checked = False  # until the trial has ended well
+        try:
+            with open(scratch / "rank-0.log", "ab") as log:
+                process = subprocess.Popen(
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    env=self._environment,
+                    start_new_session=True,
+                    preexec_fn=dying_with_this_process(signal.SIGTERM),
+                )
+        except OSError as error:
+            raise MachineError(f"srun cannot be started: {error.strerror or error}") from None
+        return SlurmTrial(process, self)
+
+    def check(self) -> None:
+        """Check that processes can be started on every node.
+
+        Raises:
+            NodesLost: naming the nodes on which they cannot.
+        """
+        lost = self._job.lost()
+        if lost:
+            raise NodesLost(lost)
+        self._is_checked = True
+
+    def ended_well(self) -> None:
+        """Note that a trial has used the nodes, so that they need no check."""
+        self._is_checked = True
+
+    @property
+    def num_waiting(self) -> int:
+        """The number of processes that wait for the next trial."""
+        return self._local.num_waiting
+
+    def end_leftovers(self) -> None:
+        """End processes that a trial left running on this node; Slurm ends those of a job step on the others."""
+        self._local.end_leftovers()
+
+    def close(self) -> None:
+        """End all processes on this node."""
+        self._local.close()
+
+
+class SlurmTrial:
+    """A trial that srun runs."""
+
+    def __init__(self, process: subprocess.Popen[bytes], nodes: SlurmNodes) -> None:
+        self._process = process
+        self._nodes = nodes
+        self.finished = False
+
+    def wait(self, seconds: float) -> list[RankExit]:
+        """Return the end of srun, which does not say which rank failed."""
+        try:
+            code = self._process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            return []
+        self.finished = True
+        if code == 0:
+            self._nodes.ended_well()
+        return [exit_of(None, code if code < 128 else 1)]  # by srun 128 and more is a signal of some task, not a rank's
+
+    def kill(self) -> None:
+        """End the job step: srun passes SIGTERM on to Slurm, which kills the step's processes on all nodes."""
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            with contextlib.suppress(ProcessLookupError):
+                self._process.send_signal(number)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(_SECONDS_TO_END)
+                break
+        self.finished = True
+
+    def lost_nodes(self) -> tuple[str, ...]:
+        """Return the nodes that were lost while the trial ran."""
+        try:
+            self._nodes.check()
+        except NodesLost as lost:
+            return lost.nodes
+        except MachineError:  # Slurm does not answer, which the next trial will say
+            pass
+        return ()

@@ -1,0 +1,118 @@
+"""The Slurm job that this process runs in: its nodes, the time it has left, and how it is put back into the queue.
+
+Everything is asked of Slurm's own commands: squeue, scontrol, srun.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from fsdp_bench.spec.errors import MachineError
+
+_ANSWER_SECONDS = 60
+"""How long a command of Slurm's may take: a busy controller is slow."""
+_PROBE_SECONDS = 30
+"""How long a node may take to start a process that does nothing."""
+
+
+class SlurmJob:
+    """A job's allocation, seen from a process in it."""
+
+    def __init__(self, job_id: str, nodes: Sequence[str], restarts: int = 0) -> None:
+        self.id = job_id
+        self.nodes = tuple(nodes)
+        """The names of its nodes when it started. The first is the head node, which this process runs on."""
+        self.restarts = restarts
+        """How often it was put back into the queue."""
+
+    def left(self) -> tuple[str, ...]:
+        """Return the nodes that the job still has. Slurm takes those away that do not answer (``--no-kill``)."""
+        listed = ask("squeue", "--noheader", f"--jobs={self.id}", "--format=%N").strip()
+        return expand(listed) if listed else ()
+
+    def lost(self) -> tuple[str, ...]:
+        """Return the nodes on which no process can be started any more; takes a second if there are none."""
+        left = set(self.left())
+        if left.issuperset(self.nodes) and _starts(self.nodes):
+            return ()
+        with ThreadPoolExecutor(8) as pool:
+            answers = list(pool.map(lambda node: node in left and _starts([node]), self.nodes))
+        return tuple(node for node, answers_ in zip(self.nodes, answers, strict=True) if not answers_)
+
+    def head_address(self) -> str:
+        """Return the address at which the other nodes reach the head node (NodeAddr in slurm.conf)."""
+        shown = ask("scontrol", "show", "node", self.nodes[0], "--oneliner")
+        found = re.search(r"\bNodeAddr=(\S+)", shown)
+        return found[1] if found else self.nodes[0]
+
+    def requeue(self) -> None:
+        """Put the job back into the queue, which ends this process's job step.
+
+        Raises:
+            MachineError: if Slurm refuses.
+        """
+        ask("scontrol", "requeue", self.id)
+
+
+def current_job() -> SlurmJob:
+    """Return the job that this process runs in.
+
+    Raises:
+        MachineError: if there is none, or Slurm's commands do not answer.
+    """
+    job_id, listed = os.environ.get("SLURM_JOB_ID"), os.environ.get("SLURM_JOB_NODELIST")
+    if not job_id or not listed:
+        raise MachineError(
+            "--slurm: this is no job of Slurm (SLURM_JOB_ID is not set); use it in a batch script or in salloc, or have"
+            " the script written: fsdp-bench submit"
+        )
+    restarts = os.environ.get("SLURM_RESTART_COUNT", "0")
+    return SlurmJob(job_id, expand(listed), int(restarts) if restarts.isdigit() else 0)
+
+
+def expand(listed: str) -> tuple[str, ...]:
+    """Return the names in a list of Slurm's, such as ``n[1-4]``.
+
+    Raises:
+        MachineError: if scontrol does not answer.
+    """
+    return tuple(ask("scontrol", "show", "hostnames", listed).split())
+
+
+def ask(*command: str) -> str:
+    """Run a command of Slurm's; return what it prints.
+
+    Raises:
+        MachineError: in one line, if it is not installed, fails or does not answer.
+    """
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_ANSWER_SECONDS, check=False)
+    except FileNotFoundError:
+        raise MachineError(f"{command[0]} is not installed here; this needs Slurm's commands in PATH") from None
+    except subprocess.TimeoutExpired:
+        raise MachineError(f"{command[0]} did not answer within {_ANSWER_SECONDS} s: is slurmctld up?") from None
+    if done.returncode:
+        said = " ".join(done.stderr.split()) or f"exit code {done.returncode}"
+        raise MachineError(f"{' '.join(command[:2])}: {said}")
+    return done.stdout
+
+
+def srun(nodes: Sequence[str]) -> list[str]:
+    """Return the beginning of a command that starts one process on each node, whatever else the job runs there."""
+    return [
+        *("srun", f"--nodelist={','.join(nodes)}", f"--nodes={len(nodes)}", f"--ntasks={len(nodes)}"),
+        *("--ntasks-per-node=1", "--overlap", "--kill-on-bad-exit=1", "--mpi=none", "--input=none", "--quiet"),
+    ]
+
+
+def _starts(nodes: Sequence[str]) -> bool:
+    """Return whether a process can be started on all of these nodes."""
+    try:
+        done = subprocess.run([*srun(nodes), "true"], capture_output=True, timeout=_PROBE_SECONDS, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return done.returncode == 0
