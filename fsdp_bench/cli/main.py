@@ -22,6 +22,8 @@ from fsdp_bench.spec.exit_codes import ExitCode
 
 COMMANDS = {
     "sweep": "Train every trial of a sweep file; the same command resumes it.",
+    "submit": "Run a sweep file as a job of Slurm, on several nodes, which resumes after its time limit.",
+    "status": "Say how far a sweep is: done, running, left, and the time left.",
     "dry-run": "Run a setup through PyTorch's own FSDP code without GPUs.",
     "record": "Record a model's code once, so that it can be predicted.",
     "rehearse": "Run a real training command without GPUs: whether it fits, and where it peaks.",

@@ -5,11 +5,13 @@ open_session() (start.py) makes a session. Nothing is written or run before Sess
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
+from fsdp_bench.spec.codec import to_json
 from fsdp_bench.spec.errors import MachineError
 from fsdp_bench.spec.frontier import FrontierRecord
 from fsdp_bench.spec.rank_report import Outcome
@@ -21,6 +23,7 @@ from fsdp_bench.sweep.frontier.file import FrontierPlan
 from fsdp_bench.sweep.frontier.search import cells_of, frontier_record, resolved_searches, run_frontier, set_aside
 from fsdp_bench.sweep.launchers.launcher import Cluster
 from fsdp_bench.sweep.machine import Machine, torch_version
+from fsdp_bench.sweep.progress import PROGRESS, Progress, current_job_id
 from fsdp_bench.sweep.results.flat import flat_row
 from fsdp_bench.sweep.results.store import Store
 from fsdp_bench.sweep.run.rehearsed import stand_in_environment
@@ -93,6 +96,9 @@ class Watcher:
 class Session:
     """The run of one sweep file on this machine."""
 
+    counts: Literal["trials", "cells"]
+    """What progress.json counts."""
+
     def __init__(self, file: SweepFile, store: Store, machine: Machine, cluster: Cluster | None = None) -> None:
         self.file = file
         self.store = store
@@ -127,14 +133,43 @@ class Session:
         finally:
             self.store.close()
 
-    def _counting(self, observe: Callable[..., None]) -> Callable[..., None]:
-        """Return an observer that also counts the records."""
+    @property
+    def num_total(self) -> int:
+        """The number of trials, or of cells."""
+        raise NotImplementedError
+
+    @property
+    def num_to_run(self) -> int | None:
+        """The number of trials that are still to be run. None where searches decide it."""
+        return None
+
+    def _watched(self, observe: Callable[..., None]) -> Callable[..., None]:
+        """Return an observer that also counts the records, and writes progress.json when a trial begins."""
 
         def observer(*what: Any) -> None:
-            self.num_new += what[-1] is not None
+            *_, trial, record = what
+            if record is None:
+                self._write_progress(trial)
+            else:
+                self.num_new += 1
             observe(*what)
 
         return observer
+
+    def _write_progress(self, trial: Trial | None, has_ended: bool = False) -> None:
+        """Say in progress.json which trial runs, or whether the sweep has ended."""
+        progress = Progress(
+            what=self.counts,
+            total=self.num_total,
+            done=self.num_done,
+            to_run=self.num_to_run,
+            running=None if trial is None else trial.label,
+            running_id=None if trial is None else trial.spec.id,
+            running_since=None if trial is None else time.time(),
+            job=current_job_id(),
+            has_ended=has_ended,
+        )
+        self.store.write(PROGRESS, to_json(progress))
 
     def runner(self, name: str, launcher: str) -> TrialRunner:
         """Return what runs the trials, of a sweep of this name."""
@@ -146,6 +181,8 @@ class Session:
 
 class TrialSession(Session):
     """The run of a file without [frontier]: its trials, one after another."""
+
+    counts = "trials"
 
     def __init__(
         self,
@@ -166,6 +203,16 @@ class TrialSession(Session):
     def num_done(self) -> int:
         """The number of recorded trials."""
         return len(self._state.records)
+
+    @property
+    def num_total(self) -> int:
+        """The number of trials that were asked for."""
+        return len(self.plan.trials)
+
+    @property
+    def num_to_run(self) -> int:
+        """The number of trials that are still to be run."""
+        return sum(trial.skip_reason is None and trial.spec.id not in self._state.records for trial in self.plan.trials)
 
     @property
     def records(self) -> list[TrialRecord]:
@@ -191,10 +238,12 @@ class TrialSession(Session):
         watcher.begins(recorded, [*state.notes, *without])
         try:
             with self.runner(self.plan.name, self.plan.launcher) as runner:
-                run_sweep(runner, state, self._counting(watcher.trial))
+                run_sweep(runner, state, self._watched(watcher.trial))
         finally:
             everything = _recorded(self.whole, survey(self.whole, self.store))
             self.store.write_table(everything)
+            self._write_progress(None)
+        self._write_progress(None, has_ended=True)
         return SweepResults(
             name=self.plan.name,
             folder=self.store.folder,
@@ -206,6 +255,8 @@ class TrialSession(Session):
 
 class SearchSession(Session):
     """The run of a file with [frontier]: a search in every cell."""
+
+    counts = "cells"
 
     def __init__(
         self,
@@ -227,6 +278,11 @@ class SearchSession(Session):
         """The number of cells whose search has ended."""
         return sum(cell.status in ("found", "skipped") for cell in self.cells)
 
+    @property
+    def num_total(self) -> int:
+        """The number of cells that were asked for."""
+        return len(self.plan.searches)
+
     def _run(self, retry: frozenset[Outcome], watcher: Watcher) -> SweepResults:
         records, notes = self.store.read_all()
         cells = self.cells = cells_of(self.plan, records)
@@ -236,12 +292,14 @@ class SearchSession(Session):
         watcher.begins(sum(len(cell.records) for cell in cells), notes)
         try:
             with self.runner(self.plan.name, self.plan.launcher) as runner:
-                run_frontier(cells, runner, self._counting(watcher.search_trial))
+                run_frontier(cells, runner, self._watched(watcher.search_trial))
         finally:
             everything = cells_of(self.whole, self.store.peek_all())
             whole = frontier_record(self.whole, everything, self.machine.describe())
             self.store.write_frontier(whole)
             self.store.write_table(_tried(everything))
+            self._write_progress(None)
+        self._write_progress(None, has_ended=True)
         return SweepResults(
             name=self.plan.name,
             folder=self.store.folder,

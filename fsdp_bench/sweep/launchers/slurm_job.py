@@ -11,6 +11,8 @@ import subprocess
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
+import msgspec
+
 from fsdp_bench.spec.errors import MachineError
 
 _ANSWER_SECONDS = 60
@@ -72,6 +74,55 @@ def current_job() -> SlurmJob:
         )
     restarts = os.environ.get("SLURM_RESTART_COUNT", "0")
     return SlurmJob(job_id, expand(listed), int(restarts) if restarts.isdigit() else 0)
+
+
+class JobState(msgspec.Struct, frozen=True, kw_only=True):
+    """A job as squeue shows it."""
+
+    id: str
+    state: str
+    """RUNNING, PENDING and so on."""
+    reason: str
+    """Why it waits: Resources, Priority; ``None`` if it runs."""
+    nodes: str
+    seconds_left: float | None
+    """Until its time limit. None if it has none."""
+    restarts: int
+    """How often it was put back into the queue."""
+
+
+def job_state(job_id: str) -> JobState | None:
+    """Return the state of a job; None if it has ended.
+
+    Raises:
+        MachineError: if Slurm does not answer.
+    """
+    listed = ask("squeue", "--noheader", "--format=%i|%T|%r|%N|%L")  # with --jobs an ended one is an error
+    for line in listed.splitlines():
+        number, state, reason, nodes, left = line.split("|")
+        if number == job_id:
+            found = re.search(r"\bRestarts=(\d+)", ask("scontrol", "show", "job", job_id))
+            restarts = int(found[1]) if found else 0
+            return JobState(
+                id=job_id, state=state, reason=reason, nodes=nodes, seconds_left=seconds_of(left), restarts=restarts
+            )
+    return None
+
+
+def seconds_of(text: str) -> float | None:
+    """Read a time as Slurm writes it: MM, MM:SS, HH:MM:SS, D-HH, D-HH:MM, D-HH:MM:SS. None for other words."""
+    days, dash, clock = text.strip().rpartition("-")
+    parts = clock.split(":")
+    if not all(part.isdigit() for part in (*parts, *([days] if dash else []))) or len(parts) > 3:
+        return None
+    numbers = [int(part) for part in parts]
+    if dash:
+        hours, minutes, seconds = (*numbers, 0, 0)[:3]
+    elif len(numbers) == 3:
+        hours, minutes, seconds = numbers
+    else:
+        hours, (minutes, seconds) = 0, (*numbers, 0)[:2]
+    return float(((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + seconds)
 
 
 def expand(listed: str) -> tuple[str, ...]:

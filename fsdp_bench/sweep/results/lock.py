@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import IO
 
 import msgspec
+import psutil
 
 from fsdp_bench.spec.errors import ResultsError
 
@@ -108,21 +109,12 @@ class FolderLock:
             return path
         return None
 
-    def writer(self) -> Writer | None:
-        """Return the last writer of the folder, without taking a lock. None if there was none."""
-        numbers = self._numbers()
-        return _read(self._path(numbers[-1])) if numbers else None
-
     @property
     def _flock_path(self) -> Path:
         return self._folder / ".lock"
 
     def _path(self, number: int) -> Path:
-        return self._folder / f".writer.{number}"
-
-    def _numbers(self) -> list[int]:
-        found = (path.name.rpartition(".")[2] for path in self._folder.glob(".writer.*"))
-        return sorted(int(number) for number in found if number.isdigit())
+        return _path(self._folder, number)
 
     def _take_flock(self) -> bool:
         """Return whether the folder has flock.
@@ -135,7 +127,7 @@ class FolderLock:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             self.give_back()
-            raise self._is_taken(self.writer()) from None
+            raise self._is_taken(last_writer(self._folder)) from None
         except OSError as error:
             if error.errno not in _NO_FLOCK:
                 self.give_back()
@@ -145,7 +137,7 @@ class FolderLock:
 
     def _take_next(self, has_flock: bool) -> bool:
         """Become the next writer. Return whether that went well; another process may have become it meanwhile."""
-        numbers = self._numbers()
+        numbers = _numbers(self._folder)
         last = numbers[-1] if numbers else 0
         while last and not self._is_over(last, has_flock):
             last += 1  # only if it exists: what was listed may be old
@@ -200,6 +192,35 @@ class FolderLock:
             data = msgspec.json.encode(self._writer)
             file.write(data)
             file.truncate()
+
+
+def last_writer(folder: Path) -> Writer | None:
+    """Return the last writer of a folder, without taking a lock. None if there was none."""
+    numbers = _numbers(folder)
+    return _read(_path(folder, numbers[-1])) if numbers else None
+
+
+def seems_to_live(folder: Path, writer: Writer) -> bool:
+    """Return whether the last writer of a folder seems to write there still; takes no lock.
+
+    On this node its process tells; on another one the time of its last sign of life, as far as clocks agree.
+    """
+    if writer.has_ended:
+        return False
+    if (writer.node, writer.boot) == (_node(), _boot()):
+        return psutil.pid_exists(writer.process)
+    with contextlib.suppress(OSError):
+        return time.time() - _path(folder, _numbers(folder)[-1]).stat().st_mtime < 2 * DEAD_AFTER_SECONDS
+    return False
+
+
+def _path(folder: Path, number: int) -> Path:
+    return folder / f".writer.{number}"
+
+
+def _numbers(folder: Path) -> list[int]:
+    found = (path.name.rpartition(".")[2] for path in folder.glob(".writer.*"))
+    return sorted(int(number) for number in found if number.isdigit())
 
 
 def _read(path: Path) -> Writer | None:

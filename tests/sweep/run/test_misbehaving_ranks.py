@@ -185,7 +185,7 @@ class TwoRanks(Program):
 class TwoRanksRunning:
     def __init__(self, peer: TorchrunTrial) -> None:
         self._peer, self._ends = peer, [RankExit(rank=0, exit_code=0)]
-        self.kill = peer.kill
+        self.kill, self.lost_nodes = peer.kill, peer.lost_nodes
 
     @property
     def finished(self) -> bool:

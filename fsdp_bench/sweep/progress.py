@@ -1,0 +1,142 @@
+"""How far a sweep is: progress.json, which the running sweep writes, and what ``fsdp-bench status`` makes of it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import statistics
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Literal, TypeVar
+
+import msgspec
+
+from fsdp_bench.spec.codec import from_json
+from fsdp_bench.spec.errors import MachineError, ResultsError
+from fsdp_bench.spec.rank_report import Outcome
+from fsdp_bench.sweep.launchers.slurm_job import JobState, job_state
+from fsdp_bench.sweep.results.lock import last_writer, seems_to_live
+from fsdp_bench.sweep.results.store import Store
+
+T = TypeVar("T")
+
+PROGRESS = "progress.json"
+JOB = "job.json"
+"""The job that ``fsdp-bench submit`` submitted."""
+
+
+class Progress(msgspec.Struct, frozen=True, kw_only=True):
+    """What a sweep that runs, or ran last, in a folder says about itself."""
+
+    what: Literal["trials", "cells"]
+    """What is counted: a sweep with [frontier] counts cells."""
+    total: int
+    done: int
+    """Recorded trials, or cells whose search has ended, when the running trial began."""
+    to_run: int | None = None
+    """Trials of them that are to be run, the running one included, and not skipped. None for cells."""
+    running: str | None = None
+    """The label of the running trial; None if the sweep has ended."""
+    running_id: str | None = None
+    running_since: float | None = None
+    """Seconds since the epoch."""
+    job: str | None = None
+    """The Slurm job that the sweep runs in."""
+    has_ended: bool = False
+    """Whether all that was asked for is done; of a cell, also that its search has found no answer."""
+
+
+class SubmittedJob(msgspec.Struct, frozen=True, kw_only=True):
+    """A job that was submitted, and has perhaps not started yet."""
+
+    id: str
+
+
+State = Literal["running", "done", "interrupted", "queued", "not started"]
+
+
+class Status(msgspec.Struct, frozen=True, kw_only=True):
+    """How far a sweep is."""
+
+    folder: str
+    state: State
+    what: Literal["trials", "cells"] | None = None
+    total: int | None = None
+    done: int | None = None
+    outcomes: dict[str, int] = {}
+    """How many records of the folder have each outcome."""
+    running: str | None = None
+    running_seconds: float | None = None
+    seconds_left: float | None = None
+    """As long as the recorded trials took at the median, for each that is left. None if that is not known."""
+    node: str | None = None
+    """Where the sweep runs, or ran last."""
+    job: JobState | None = None
+    """The Slurm job, if Slurm knows it."""
+
+    @property
+    def left(self) -> int | None:
+        """Trials or cells that are not done, the running one included."""
+        return None if self.total is None or self.done is None else self.total - self.done
+
+
+def current_job_id() -> str | None:
+    """Return the Slurm job that this process runs in, if any."""
+    return os.environ.get("SLURM_JOB_ID")
+
+
+def status_of(folder: Path) -> list[Status]:
+    """Return the status of a sweep's folder, or of all sweeps below a folder.
+
+    Raises:
+        ResultsError: if there is no sweep.
+        SpecError: if a newer fsdp-bench wrote a record.
+    """
+    found = sorted({path.parent for name in (PROGRESS, JOB) for path in folder.glob(f"**/{name}")})
+    if not found:
+        raise ResultsError(f"{folder}: no sweep has run or was submitted here; fsdp-bench sweep FILE runs one")
+    return [_status(one) for one in found]
+
+
+def _status(folder: Path) -> Status:
+    progress = _read(folder / PROGRESS, Progress)
+    submitted = _read(folder / JOB, SubmittedJob)
+    job_id = submitted.id if submitted is not None else progress.job if progress is not None else None
+    job = None
+    if job_id is not None:
+        with contextlib.suppress(MachineError):  # Slurm is not here, or does not answer
+            job = job_state(job_id)
+    if progress is None:
+        return Status(folder=str(folder), state="queued" if job is not None else "not started", job=job)
+    store, writer = Store(folder), last_writer(folder)
+    records = store.peek_all()
+    is_running = progress.running is not None and writer is not None and seems_to_live(folder, writer)
+    is_recorded = any(record.id == progress.running_id for record in records)  # when its manager was killed
+    done = progress.done + is_recorded
+    state: State = "running" if is_running else "done" if progress.has_ended else "interrupted"
+    if state == "interrupted" and job is not None:
+        state = "queued"
+    took = [record.wall_seconds for record in records if record.outcome is not Outcome.SKIPPED]
+    each = statistics.median(took) if took and progress.to_run is not None else None
+    since = progress.running_since if is_running else None
+    return Status(
+        folder=str(folder),
+        state=state,
+        what=progress.what,
+        total=progress.total,
+        done=done,
+        outcomes=dict(Counter(record.outcome.value for record in records)),
+        running=progress.running if is_running else None,
+        running_seconds=None if since is None else max(time.time() - since, 0.0),
+        seconds_left=None if each is None or state == "done" else each * ((progress.to_run or 0) - is_recorded),
+        node=writer.node if writer is not None else None,
+        job=job,
+    )
+
+
+def _read(path: Path, kind: type[T]) -> T | None:
+    try:
+        return from_json(path.read_bytes(), kind)
+    except (OSError, msgspec.DecodeError):
+        return None

@@ -1,0 +1,184 @@
+"""fsdp-bench submit: writes the batch script of a sweep beside its results, and submits it to Slurm."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from fsdp_bench.spec.codec import to_json, write_atomically
+from fsdp_bench.spec.errors import MachineError, ResultsError, SpecError, shown
+from fsdp_bench.sweep.config.reading import check_folder_name
+from fsdp_bench.sweep.launchers.slurm_job import ask, seconds_of
+from fsdp_bench.sweep.progress import JOB, SubmittedJob
+from fsdp_bench.sweep.start import open_session
+
+SCRIPT = "submit.sbatch"
+LOG = "job.log"
+
+_ENDS_IN = 60.0
+"""How many seconds before the job's time limit Slurm is asked for a signal. It may send it a minute earlier."""
+
+
+class Submission(msgspec.Struct, frozen=True, kw_only=True):
+    """A job to submit: ``fsdp-bench submit``'s options, by their names.
+
+    Raises:
+        SpecError: for a value that is not allowed.
+    """
+
+    file: Path
+    nodes: int
+    time: str
+    gpus_per_node: int | None = None
+    ranks_per_node: int | None = None
+    partition: str | None = None
+    account: str | None = None
+    qos: str | None = None
+    exclusive: bool = True
+    before: tuple[str, ...] = ()
+    """Lines of shell before the sweep: ``module load cuda``."""
+    sbatch: tuple[str, ...] = ()
+    """Further options of sbatch."""
+    results: Path = Path("results")
+    machine: str | None = None
+    only: tuple[str, ...] = ()
+    retry: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.ranks is None:
+            raise SpecError("--gpus-per-node: how many GPUs of each node; on nodes without GPUs, --ranks-per-node")
+        if (seconds_of(self.time) or 0) <= 0:
+            raise SpecError(f"--time: {shown(self.time)} is not allowed; minutes, or as Slurm writes it: 2:00:00, 1-12")
+        for option, value in (("--partition", self.partition), ("--account", self.account), ("--qos", self.qos)):
+            if value is not None and (not value or any(sign.isspace() for sign in value)):
+                raise SpecError(f"{option}: {shown(value)} is not allowed; a name")
+        for option, values in (("--before", self.before), ("--sbatch", self.sbatch)):
+            if any("\n" in value or not value.strip() for value in values):
+                raise SpecError(f"{option}: one line each; give the option several times")
+
+    @property
+    def ranks(self) -> int | None:
+        """Ranks on each node."""
+        return self.ranks_per_node or self.gpus_per_node
+
+    @property
+    def machine_name(self) -> str:
+        """The machine's folder in the results: ``2x4-PARTITION``."""
+        return self.machine or f"{self.nodes}x{self.ranks}-{self.partition or 'slurm'}".replace(",", "-")
+
+    @property
+    def seconds(self) -> float:
+        """The job's time limit."""
+        seconds = seconds_of(self.time)
+        assert seconds is not None
+        return seconds
+
+    @property
+    def signal_seconds(self) -> int:
+        """How long before its time limit the job is told to end."""
+        return int(min(_ENDS_IN, self.seconds / 4))
+
+
+class Prepared(msgspec.Struct, frozen=True, kw_only=True):
+    """A batch script that is written, and where its results will be."""
+
+    script: Path
+    folder: Path
+    num_trials: int | None
+    """How many trials the file has; None if that depends on a GPU that is not here, or the file searches."""
+
+
+def prepare(job: Submission) -> Prepared:
+    """Check a submission and its sweep file, and write the script beside the results.
+
+    Raises:
+        SpecError, SweepFileError: for a file or an option that is not allowed.
+        ResultsError: if the script cannot be written.
+    """
+    check_folder_name(job.machine_name, "--machine")
+    session = open_session(job.file, job.results, job.machine_name, job.only)
+    longest = session.file.run.timeout_seconds
+    if job.seconds <= longest + job.signal_seconds:
+        raise SpecError(
+            f"--time {job.time}: a single trial may take {longest:g} s ([run] timeout_seconds in {job.file.name}); give"
+            " the job several times as long, or trials a shorter timeout_seconds"
+        )
+    folder = session.store.folder.absolute()
+    script = folder / SCRIPT
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_atomically(script, script_text(job, folder).encode())
+    except OSError as error:
+        raise ResultsError(f"{script}: cannot be written: {error.strerror or error}") from None
+    trials = getattr(session.plan, "trials", None)
+    return Prepared(script=script, folder=folder, num_trials=None if trials is None else len(trials))
+
+
+def submit(prepared: Prepared) -> str:
+    """Submit a script; return the job's ID.
+
+    Raises:
+        MachineError: if Slurm is not here, or refuses.
+    """
+    job_id = ask("sbatch", "--parsable", str(prepared.script)).strip().partition(";")[0]
+    if not job_id.isdigit():
+        raise MachineError(f"sbatch: printed {shown(job_id)} instead of a job's ID")
+    write_atomically(prepared.folder / JOB, to_json(SubmittedJob(id=job_id)))
+    return job_id
+
+
+def script_text(job: Submission, folder: Path) -> str:
+    """Return the batch script, which a person can read and change."""
+    lines = [
+        "#!/bin/bash",
+        f"# Written by fsdp-bench submit: trains {job.file.name} on {job.nodes} nodes, {job.ranks} ranks on each.",
+        f"# How far it is: fsdp-bench status {shlex.quote(str(folder))}",
+        f"# To run it again, also after a change of it: sbatch {shlex.quote(str(folder / SCRIPT))}",
+        "",
+        *_options(job, folder),
+        "",
+        *job.before,
+        "# exec, so that Slurm's signal reaches the sweep itself",
+        f"exec {shlex.join(_command(job))}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _options(job: Submission, folder: Path) -> list[str]:
+    log = str(folder / LOG).replace("%", "%%")
+    options = [
+        (f"--job-name=fsdp-bench-{folder.name}", ""),
+        (f"--output={shlex.quote(log)}", ""),
+        ("--open-mode=append", "the log of all runs of the job"),
+        (f"--nodes={job.nodes}", ""),
+        ("--ntasks-per-node=1", "a torchrun, which starts the ranks of its node"),
+        *([(f"--gpus-per-node={job.gpus_per_node}", "")] if job.gpus_per_node else []),
+        *([("--exclusive", "other jobs on the nodes would disturb what is measured")] if job.exclusive else []),
+        *([("--mem=0", "all memory of each node")] if job.exclusive else []),
+        *([(f"--partition={job.partition}", "")] if job.partition else []),
+        *([(f"--account={job.account}", "")] if job.account else []),
+        *([(f"--qos={job.qos}", "")] if job.qos else []),
+        (f"--time={job.time}", ""),
+        (f"--signal=B:USR1@{job.signal_seconds}", "so long before, the running trial is ended, and the job requeued"),
+        ("--requeue", ""),
+        ("--no-kill", "a node that dies costs the trial that runs, and not the job"),
+        *((option if option.startswith("-") else f"--{option}", "") for option in job.sbatch),
+    ]
+    width = max(len(option) for option, note in options if note)
+    return [f"#SBATCH {option:<{width}}  # {note}" if note else f"#SBATCH {option}" for option, note in options]
+
+
+def _command(job: Submission) -> Sequence[str]:
+    """Return the sweep's command, with absolute paths: a job may start elsewhere."""
+    return [
+        *(sys.executable, "-m", "fsdp_bench", "sweep", os.path.abspath(job.file)),
+        *("--results", os.path.abspath(job.results), "--machine", job.machine_name),
+        *("--slurm", f"--ranks-per-node={job.ranks}"),
+        *(part for value in job.only for part in ("--only", value)),
+        *(part for value in job.retry for part in ("--retry", value)),
+    ]
