@@ -86,6 +86,12 @@ def current_job_id() -> str | None:
     return os.environ.get("SLURM_JOB_ID")
 
 
+def submitted_job(folder: Path) -> str | None:
+    """Return the ID of the job that was submitted last for a sweep's folder."""
+    found = _read(folder / JOB, SubmittedJob)
+    return found.id if found is not None else None
+
+
 def status_of(folder: Path) -> list[Status]:
     """Return the status of a sweep's folder, or of all sweeps below a folder.
 
@@ -101,8 +107,7 @@ def status_of(folder: Path) -> list[Status]:
 
 def _status(folder: Path) -> Status:
     progress = _read(folder / PROGRESS, Progress)
-    submitted = _read(folder / JOB, SubmittedJob)
-    job_id = submitted.id if submitted is not None else progress.job if progress is not None else None
+    job_id = submitted_job(folder) or (progress.job if progress is not None else None)
     job = None
     if job_id is not None:
         with contextlib.suppress(MachineError):  # Slurm is not here, or does not answer

@@ -13,8 +13,8 @@ import msgspec
 from fsdp_bench.spec.codec import to_json, write_atomically
 from fsdp_bench.spec.errors import MachineError, ResultsError, SpecError, shown
 from fsdp_bench.sweep.config.reading import check_folder_name
-from fsdp_bench.sweep.launchers.slurm_job import ask, seconds_of
-from fsdp_bench.sweep.progress import JOB, SubmittedJob
+from fsdp_bench.sweep.launchers.slurm_job import ask, job_state, seconds_of
+from fsdp_bench.sweep.progress import JOB, SubmittedJob, submitted_job
 from fsdp_bench.sweep.start import open_session
 
 SCRIPT = "submit.sbatch"
@@ -123,8 +123,15 @@ def submit(prepared: Prepared) -> str:
     """Submit a script; return the job's ID.
 
     Raises:
-        MachineError: if Slurm is not here, or refuses.
+        MachineError: if Slurm is not here, or refuses, or a job of this sweep is not done.
     """
+    earlier = submitted_job(prepared.folder)
+    state = job_state(earlier) if earlier is not None else None
+    if state is not None:
+        raise MachineError(
+            f"job {earlier} runs this sweep already ({state.state}); fsdp-bench status says how far it is, scancel"
+            f" {earlier} ends it"
+        )
     job_id = ask("sbatch", "--parsable", str(prepared.script)).strip().partition(";")[0]
     if not job_id.isdigit():
         raise MachineError(f"sbatch: printed {shown(job_id)} instead of a job's ID")

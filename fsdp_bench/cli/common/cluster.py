@@ -52,7 +52,7 @@ def on_nodes(session: Session, run: Callable[[], int]) -> int:
         return run()
     except NodesLost as lost:
         names = ", ".join(lost.nodes)
-        return _requeue(cluster, f"the job has lost {names}; {session.num_new} trials were recorded in it")
+        return _requeue(cluster, f"the job has lost {names}; {session.num_done} of {session.num_total} are done")
 
 
 def interrupted(session: Session, done: str) -> int:

@@ -272,12 +272,13 @@ class OtherNode:
         log_path = scratch / f"{message['name']}.log"
         with open(log_path, "ab") as log:
             own = TorchrunTrial(start_process(command, subprocess.DEVNULL, log, node_environment(str(folder))))
-        code = 1
+        code, sent = 1, dict[str, bytes]()
         try:
             while not own.finished:
                 for end in own.wait(_POLL_SECONDS):
                     code = end.exit_code if end.exit_code is not None else 1
                 cut_down(scratch)
+                _send_stages(channel, scratch, sent)
                 if channel.connection.poll() and "kill" in channel.receive():
                     break
         finally:
@@ -287,3 +288,12 @@ class OtherNode:
         channel.send_files(sorted(path for path in scratch.iterdir() if path.is_file() and path != trial))
         channel.send(ended=scratch.name, code=code)
         shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _send_stages(channel: Channel, scratch: Path, sent: dict[str, bytes]) -> None:
+    """Send in which stage each rank is, and on which node, if that has changed; it is told if this node dies."""
+    for path in sorted((*scratch.glob("rank-*.node"), *scratch.glob("rank-*.phase"))):
+        content = path.read_bytes()
+        if sent.get(path.name) != content:
+            sent[path.name] = content
+            channel.send_files([path])

@@ -39,12 +39,12 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
 class Job:
     """A sweep that was submitted, with two ranks on each of two nodes."""
 
-    def __init__(self, cluster: SlurmCluster, file: Path, *options: str) -> None:
+    def __init__(self, cluster: SlurmCluster, file: Path, *options: str, nodes: int = 2) -> None:
         self._cluster = cluster
         self.results = file.parent / "results"
-        words = ("submit", file, "--nodes", 2, "--ranks-per-node", 2, "--results", self.results, *options)
-        self.submitted = self._run(*words)
-        self.folder = self.results / "2x2-slurm" / file.stem
+        self.words = ("submit", file, "--nodes", nodes, "--ranks-per-node", 2, "--results", self.results, *options)
+        self.submitted = self._run(*self.words)
+        self.folder = self.results / f"{nodes}x2-slurm" / file.stem
 
     def _run(self, *words: object) -> str:
         environment = self._cluster.environment
@@ -109,22 +109,43 @@ def test_a_sweep_that_reaches_its_time_limit_is_requeued_and_ends_with_the_recor
     assert not list((job.folder / "set-aside").glob("*"))
 
 
-@pytest.mark.parametrize("whole", [False, True], ids=["its slurmd is killed", "it loses its power"])
+@pytest.mark.parametrize(
+    "whole",
+    [
+        pytest.param(False, id="its slurmd is killed"),
+        pytest.param(True, id="it loses its power", marks=pytest.mark.slow),
+    ],
+)
 def test_a_node_that_dies_costs_the_trial_that_runs_and_no_other(
     whole: bool, cluster: SlurmCluster, tmp_path: Path
 ) -> None:
     cluster.wait_for_nodes(60)
-    long = "world_size = 4\n[[include]]\nworld_size = 4\nsequence_length = 16\nseed = 1\nmicro_batch_size = 64\n"
-    file = write_tiny_sweep(tmp_path, long, "timeout_seconds = 100\nsteps = 4000")
-    job = Job(cluster, file, "--time", "3")
+    minutes_then_milliseconds = "world_size = 4\ngradient_accumulation_steps = [5000, 1]"
+    file = write_tiny_sweep(tmp_path, minutes_then_milliseconds, "timeout_seconds = 150")
+    job = Job(cluster, file, "--time", "8")
     try:
         job.wait_for(lambda status: (status["running_seconds"] or 0) > 9, 60)  # its ranks train
         cluster.kill_node("n2", whole)
         job.wait_for(lambda status: status["outcomes"].get("crashed") == 1, 90)
         (crashed,) = job.records().values()
-        assert re.match(r"node n2 stopped answering, with ranks \d, \d in (warmup|steps)", str(crashed.reason))
+        assert re.match(r"node n2 stopped answering, with ranks \d, \d in warmup", str(crashed.reason))
     finally:
         cluster.start_node("n2")
     job.wait_for(lambda status: status["state"] == "done", 120)
-    assert "the job has lost n2; 1 trials were recorded in it; job" in job.log
+    assert "the job has lost n2; 1 of 2 are done; job" in job.log
     assert sorted(record.outcome.value for record in job.records().values()) == ["crashed", "ok"]
+
+
+def test_two_jobs_on_two_nodes_do_not_run_the_same_sweep(cluster: SlurmCluster, tmp_path: Path) -> None:
+    cluster.wait_for_nodes(60)
+    file = write_tiny_sweep(tmp_path, "world_size = 2\nseed = [0, 1, 2, 3, 4, 5]", "timeout_seconds = 20")
+    job = Job(cluster, file, "--time", "2", nodes=1)
+    refused = subprocess.run(command(*job.words), env=cluster.environment, capture_output=True, text=True, check=False)
+    assert refused.returncode == 2
+    assert f"job {job.id} runs this sweep already" in refused.stderr
+    cluster.ask("sbatch", str(job.folder / "submit.sbatch"))  # by hand
+    job.wait_for(lambda status: status["state"] == "done", 60)
+    cluster.wait_for_nodes(60)
+    assert job.log.count("another fsdp-bench sweep is writing here") == 1
+    assert [record.outcome.value for record in job.records().values()] == ["ok"] * 6
+    assert len(re.findall(r"^\[\d/6\] ", job.log, re.MULTILINE)) == 6

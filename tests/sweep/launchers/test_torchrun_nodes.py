@@ -1,0 +1,215 @@
+"""Sweeps on several nodes without Slurm: the same command on each, here as processes and as network namespaces."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from fsdp_bench.spec.record import TrialRecord
+from fsdp_bench.sweep.launchers.processes import MARK
+from fsdp_bench.sweep.results.load import read_records
+from tests.conftest import run_process, write_tiny_sweep
+from tests.sweep.launchers.nodes import Nodes
+
+pytestmark = pytest.mark.timeout(240)
+
+
+StartNodes = Callable[..., Nodes]
+
+
+@pytest.fixture
+def start_nodes(tmp_path: Path) -> Iterator[StartNodes]:
+    """Return a function that makes Nodes of a grid."""
+    made: list[Nodes] = []
+
+    def make(grid: str, num_nodes: int, ranks_per_node: int, run: str = "", host: str = "127.0.0.1") -> Nodes:
+        made.append(Nodes(tmp_path, write_tiny_sweep(tmp_path, grid, run), num_nodes, ranks_per_node, host))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.end()
+
+
+def groups(record: TrialRecord) -> dict[int, tuple[str, tuple[int, ...], tuple[int, ...]]]:
+    """Return for each rank its node, and the ranks of its process groups that shard and that replicate."""
+    found = {}
+    for rank in record.ranks:
+        assert rank.effective is not None
+        found[rank.rank] = rank.environment["node"], rank.effective.shard_ranks, rank.effective.replicate_ranks
+    return found
+
+
+@pytest.mark.parametrize("api", ["fsdp1", "fsdp2"])
+def test_hybrid_shards_in_nodes_and_replicates_between_them(api: str, start_nodes: StartNodes) -> None:
+    nodes = start_nodes(f"world_size = 8\nstrategy = 'HYBRID_SHARD'\napi = '{api}'", num_nodes=2, ranks_per_node=4)
+    nodes.start()
+    nodes.start()
+    assert nodes.wait() == [0, 0], nodes.log(0)
+    (record,) = nodes.records()
+    assert record.setup.shard_size is None  # half of the world, so that the trial is the one that a single node has
+    assert record.effective_strategy == "HYBRID_SHARD"
+    found = groups(record)
+    for rank, (node, shard, replicate) in found.items():
+        assert shard == tuple(range(rank // 4 * 4, rank // 4 * 4 + 4))
+        assert replicate == (rank % 4, rank % 4 + 4)
+        assert {found[peer][0] for peer in shard} == {node}
+    assert len({node for node, _, _ in found.values()}) == 2
+
+
+def test_a_shard_group_is_one_node_or_as_many_as_shard_size_says(start_nodes: StartNodes) -> None:
+    grid = "world_size = 8\nstrategy = 'HYBRID_SHARD'\napi = 'fsdp2'\n[[include]]\nshard_size = 4"
+    nodes = start_nodes(grid, num_nodes=4, ranks_per_node=2)
+    for _ in range(4):
+        nodes.start()
+    assert nodes.wait() == [0] * 4, nodes.log(0)
+    by_size = {record.setup.shard_group_size: groups(record) for record in nodes.records()}
+    assert by_size.keys() == {2, 4}
+    for size, found in by_size.items():
+        for rank, (_, shard, _) in found.items():
+            assert shard == tuple(range(rank // size * size, rank // size * size + size))
+            assert len({found[peer][0] for peer in shard}) == size // 2  # nodes
+
+
+@pytest.fixture
+def two_hosts() -> Iterator[tuple[list[str], list[str]]]:
+    """Two network namespaces, joined by a cable: words that run a command on a host with its own name and address."""
+    names = [f"fsdp-bench-{os.getpid()}-{letter}" for letter in "ab"]
+    commands = [f"ip netns add {name}" for name in names]
+    commands.append(f"ip link add veth0 netns {names[0]} type veth peer name veth0 netns {names[1]}")
+    for number, name in enumerate(names, 1):
+        commands.append(f"ip -n {name} addr add 10.77.0.{number}/24 dev veth0")
+        commands += [f"ip -n {name} link set {device} up" for device in ("lo", "veth0")]
+    try:
+        for one in commands:
+            done = subprocess.run(one.split(), capture_output=True, text=True, check=False)
+            if done.returncode:
+                pytest.skip(f"no network namespaces here: {one}: {done.stderr.strip()}")
+        first, second = (
+            [*f"ip netns exec {name} unshare --uts sh -c".split(), f'hostname {host}; exec "$@"', "sh"]
+            for name, host in zip(names, ("host-a", "host-b"), strict=True)
+        )
+        yield first, second
+    except FileNotFoundError:
+        pytest.skip("no network namespaces here: the command ip is not installed")
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            for name in names:
+                subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
+
+
+def test_two_hosts_with_their_own_addresses_and_no_common_folder(
+    two_hosts: tuple[list[str], list[str]], start_nodes: StartNodes, tmp_path: Path
+) -> None:
+    nodes = start_nodes("world_size = [4, 2]\nstrategy = 'FULL_SHARD'", num_nodes=2, ranks_per_node=2, host="10.77.0.1")
+    for host in two_hosts:
+        nodes.start(*host)
+    assert nodes.wait() == [0, 0], nodes.log(0)
+    local = run_process("sweep", tmp_path / "tiny.toml", "--results", tmp_path / "local", "--no-charts")
+    assert local.returncode == 0, local.stderr
+    expected, found = ({r.id: r for r in read_records(folder)} for folder in (tmp_path / "local", nodes.results(0)))
+    assert found.keys() == expected.keys()
+    for trial_id, record in found.items():
+        assert [rank.losses for rank in record.ranks] == [rank.losses for rank in expected[trial_id].ranks]
+    (spread,) = (record for record in found.values() if record.setup.world_size == 4)
+    assert sorted(rank.environment["node"] for rank in spread.ranks) == ["host-a"] * 2 + ["host-b"] * 2
+    assert not nodes.results(1).exists()  # only the first node keeps results
+
+
+def test_a_node_with_another_sweep_file_is_refused_and_the_right_one_is_waited_for(
+    start_nodes: StartNodes, tmp_path: Path
+) -> None:
+    nodes = start_nodes("world_size = 4", num_nodes=2, ranks_per_node=2)
+    nodes.start()
+    other = tmp_path / "other.toml"
+    other.write_text((tmp_path / "tiny.toml").read_text() + "\n")
+    assert nodes.start(file=other).wait(60) == 2
+    (_, line) = nodes.log(1).strip().splitlines()
+    assert "runs another sweep file, another version of fsdp-bench, or has another FSDP_BENCH_CLUSTER_KEY" in line
+    assert nodes.start(FSDP_BENCH_CLUSTER_KEY="x").wait(60) == 2
+    nodes.start()
+    assert nodes.processes[0].wait(60) == 0, nodes.log(0)
+    assert "was refused: it runs another sweep file or version, or has another key" in nodes.log(0)
+    assert [record.outcome.value for record in nodes.records()] == ["ok"]
+
+
+def processes_of(mark: str) -> list[psutil.Process]:
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, OSError):
+            if mark in process.environ().get(MARK, "") and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+    return found
+
+
+LONG = "world_size = 4\ngradient_accumulation_steps = [5000, 1]"
+
+
+def test_a_node_that_is_killed_costs_its_trial_which_names_it(start_nodes: StartNodes, tmp_path: Path) -> None:
+    nodes = start_nodes(LONG, num_nodes=2, ranks_per_node=2)
+    nodes.start()
+    nodes.start()
+    nodes.wait_for(1, "trial ")
+    deadline = time.monotonic() + 60
+    while not list(nodes.results(0).glob("**/.scratch/*/rank-*.phase")):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    time.sleep(4)  # its ranks have begun, too
+    nodes.processes[1].kill()
+    assert nodes.processes[0].wait(60) == 2
+    (record,) = nodes.records()
+    name = re.findall(r"node (\S+) has joined", nodes.log(0))[0]
+    assert record.outcome.value == "crashed"
+    assert record.reason is not None
+    assert f"node {name} does not answer any more; run the same command" in nodes.log(0)
+    assert name in record.reason
+    assert processes_of(str(tmp_path)) == []
+
+
+def test_without_the_first_node_the_others_end_and_leave_nothing(start_nodes: StartNodes, tmp_path: Path) -> None:
+    nodes = start_nodes(LONG, num_nodes=2, ranks_per_node=2)
+    nodes.start()
+    nodes.start(TMPDIR=str(tmp_path))
+    nodes.wait_for(1, "trial ")
+    time.sleep(3)
+    nodes.processes[0].send_signal(signal.SIGKILL)
+    assert nodes.processes[1].wait(60) == 2
+    assert "the first node, 127.0.0.1, is gone; run the same command on each node" in nodes.log(1)
+    deadline = time.monotonic() + 10
+    while processes_of(str(tmp_path)):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    assert list(tmp_path.glob("fsdp-bench-*")) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ("--nodes 2", "--nodes and --rdzv-endpoint go together"),
+        ("--rdzv-endpoint a:1", "--nodes and --rdzv-endpoint go together"),
+        ("--slurm --nodes 2 --rdzv-endpoint a:1", "--slurm takes the job's nodes"),
+        ("--slurm --ranks-per-node 2", "this is no job of Slurm (SLURM_JOB_ID is not set)"),
+        ("--ranks-per-node 2", "--ranks-per-node is for several nodes"),
+        ("--nodes 2 --rdzv-endpoint localhost --ranks-per-node 1", "HOST:PORT of the first node"),
+        ("--nodes 2 --rdzv-endpoint nowhere.invalid:1 --ranks-per-node 1", "nowhere.invalid has no address here"),
+        ("--nodes 2 --rdzv-endpoint localhost:29400", "--ranks-per-node: by default one for each GPU"),
+        ("--nodes 0 --rdzv-endpoint localhost:29400", "nodes: '0' is not allowed"),
+    ],
+)
+def test_options_that_do_not_go_together_are_one_line(
+    options: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    done = run_process("sweep", write_tiny_sweep(tmp_path, "world_size = 4"), *options.split())
+    assert done.returncode == 2
+    (line,) = done.stderr.strip().splitlines()
+    assert said in line

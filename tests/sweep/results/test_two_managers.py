@@ -1,0 +1,127 @@
+"""Two managers on one results folder, on one node or on two: no trial runs twice, and no record is lost."""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fsdp_bench.sweep.results.load import read_records
+from tests.conftest import command, write_tiny_sweep
+
+pytestmark = pytest.mark.timeout(240)
+
+WITHOUT_FLOCK = """
+import errno, fcntl, os
+
+def flock(*arguments):
+    raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+fcntl.flock = flock
+"""
+"""A sitecustomize.py with which a process sees a file system as Lustre is without -o flock."""
+
+FAST = "from fsdp_bench.sweep.results import lock\nlock.BEAT_SECONDS, lock.DEAD_AFTER_SECONDS = 0.2, 2.0\n"
+
+NUM_TRIALS = 8
+
+
+class Managers:
+    """Processes of the same command, of two nodes."""
+
+    def __init__(self, folder: Path, has_flock: bool) -> None:
+        self._folder = folder
+        (folder / "site").mkdir()
+        (folder / "site" / "sitecustomize.py").write_text(("" if has_flock else WITHOUT_FLOCK) + FAST)
+        grid = f"world_size = 1\nseed = {list(range(NUM_TRIALS))}"
+        self._file = write_tiny_sweep(folder, grid)
+        self.results = folder / "results"
+        self._logs: list[Path] = []
+        self._processes: list[subprocess.Popen[bytes]] = []
+
+    def start(self, node: str) -> subprocess.Popen[bytes]:
+        self._logs.append(self._folder / f"{len(self._logs)}.log")
+        with open(self._logs[-1], "wb") as log:
+            process = subprocess.Popen(
+                command("sweep", self._file, "--results", self.results, "--no-charts"),
+                stdout=log,
+                stderr=log,
+                env={**os.environ, "PYTHONPATH": str(self._folder / "site"), "SLURMD_NODENAME": node},
+            )
+        self._processes.append(process)
+        return process
+
+    @property
+    def logs(self) -> list[str]:
+        return [path.read_text() for path in self._logs]
+
+    def num_records(self) -> int:
+        return len(list(self.results.glob("*/*/trials/*.json")))
+
+    def check(self) -> None:
+        """Every trial has one record, was run to its end once, and no record was put aside."""
+        ran = re.findall(r"^\[\d+/\d+\] (\w{12}) ", "\n".join(self.logs), re.MULTILINE)
+        recorded = [record.id for record in read_records(self.results)]
+        assert len(recorded) == NUM_TRIALS
+        assert len(ran) == len(set(ran))
+        assert set(ran) <= set(recorded)
+        assert not list(self.results.glob("*/*/set-aside/*"))
+
+    def end(self) -> None:
+        for process in self._processes:
+            process.kill()
+            process.wait()
+
+
+@pytest.fixture(params=[True, False], ids=["with flock", "without flock"])
+def managers(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Managers]:
+    managers = Managers(tmp_path, request.param)
+    yield managers
+    managers.end()
+
+
+def test_the_second_is_refused_while_the_first_runs(managers: Managers) -> None:
+    first = managers.start("n1")
+    while not managers.num_records():
+        assert first.poll() is None
+        time.sleep(0.05)
+    second = managers.start("n2")
+    assert second.wait(60) == 2
+    assert "another fsdp-bench sweep is writing here (process" in managers.logs[1]
+    assert "on n1); wait for it to end" in managers.logs[1]
+    assert first.wait(60) == 0
+    managers.check()
+    assert managers.start("n2").wait(60) == 0  # it has ended, so nobody is waited for
+    managers.check()
+
+
+def test_of_two_that_start_together_one_runs(managers: Managers) -> None:
+    both = [managers.start(node) for node in ("n1", "n2")]
+    assert sorted(process.wait(60) for process in both) == [0, 2]
+    managers.check()
+
+
+@pytest.mark.slow
+def test_managers_that_are_killed_and_replaced_at_any_time_lose_nothing(managers: Managers) -> None:
+    """As nodes do that lose their power: the next manager is on another one."""
+    source = random.Random(managers.results.name)
+    for number in range(40):
+        process = managers.start(f"n{number % 3}")
+        try:
+            process.wait(source.uniform(1.0, 5.0))
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+        if process.returncode == 0:
+            break
+        assert process.returncode in (2, -signal.SIGKILL), managers.logs[-1]
+    assert managers.num_records() == NUM_TRIALS
+    ran = re.findall(r"^\[\d+/\d+\] (\w{12}) ", "\n".join(managers.logs), re.MULTILINE)
+    assert len(ran) == len(set(ran))

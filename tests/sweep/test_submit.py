@@ -1,0 +1,124 @@
+"""fsdp-bench submit and status, without Slurm: the batch script, bad options, how far a sweep is."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import command, run_command, write_tiny_sweep
+
+SUBMIT = "--nodes 2 --gpus-per-node 4 --time 15"
+
+
+@pytest.fixture(autouse=True)
+def without_slurm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A machine without Slurm's commands."""
+    monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
+
+
+def test_the_script_says_what_it_does_and_runs_the_sweep_from_anywhere(tmp_path: Path) -> None:
+    folder = tmp_path / "with blank"
+    folder.mkdir()
+    file = write_tiny_sweep(folder, "world_size = 8\nstrategy = ['FULL_SHARD', 'NO_SHARD']")
+    extra = [
+        "--partition",
+        "a100",
+        "--account",
+        "me",
+        "--qos",
+        "high",
+        "--before",
+        "module load cuda",
+        "--only",
+        "ID=x y",
+    ]
+    extra = [*extra[:-1], "strategy=FULL_SHARD", "--sbatch", "constraint=h100", "--retry", "crashed"]
+    done = run_command("submit", file, *SUBMIT.split(), *extra, "--results", folder / "r", "--print")
+    assert done.returncode == 0, done.stderr
+    script = folder / "r" / "2x4-a100" / "tiny" / "submit.sbatch"
+    text = script.read_text()
+    assert done.stdout == text
+    options = dict(re.findall(r"^#SBATCH --([\w-]+)(?:=(\S+|'.*?'))?", text, re.MULTILINE))
+    expected = {
+        **{"nodes": "2", "ntasks-per-node": "1", "gpus-per-node": "4", "time": "15", "signal": "B:USR1@60"},
+        **{"partition": "a100", "account": "me", "qos": "high", "constraint": "h100", "mem": "0"},
+        **{"exclusive": "", "requeue": "", "no-kill": "", "open-mode": "append"},
+    }
+    assert expected.items() <= options.items()
+    assert "module load cuda" in text.splitlines()
+    words = shlex.split(text.splitlines()[-1])
+    assert words[:5] == ["exec", sys.executable, "-m", "fsdp_bench", "sweep"]
+    assert Path(words[5]) == file
+    assert words[6:] == [
+        *("--results", str(folder / "r"), "--machine", "2x4-a100", "--slurm", "--ranks-per-node=4"),
+        *("--only", "strategy=FULL_SHARD", "--retry", "crashed"),
+    ]
+    checked = subprocess.run(["/bin/bash", "-n", str(script)], capture_output=True, text=True, check=False)
+    assert checked.returncode == 0, checked.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ("--nodes 2 --time 15", "--gpus-per-node: how many GPUs of each node"),
+        ("--nodes 2 --gpus-per-node 4 --time soon", "--time: 'soon' is not allowed; minutes"),
+        ("--nodes 2 --gpus-per-node 4 --time 0", "--time: '0' is not allowed"),
+        ("--nodes 2 --gpus-per-node 4 --time 5", "a single trial may take 300 s"),
+        ("--nodes 0 --gpus-per-node 4 --time 15", "nodes: '0' is not allowed"),
+        (f"{SUBMIT} --machine ../x", "--machine"),
+        (f"{SUBMIT} --only nothing=1", "nothing"),
+        (f"{SUBMIT} --sbatch=", "--sbatch: one line each"),
+        (SUBMIT, "sbatch is not installed here; this needs Slurm's commands in PATH"),
+    ],
+)
+def test_what_cannot_be_submitted_is_one_line(options: str, said: str, tmp_path: Path) -> None:
+    file = write_tiny_sweep(tmp_path, "world_size = 8")
+    done = run_command("submit", file, *options.split(), "--results", tmp_path / "r")
+    assert done.returncode == 2
+    (line,) = done.stderr.strip().splitlines()
+    assert said in line
+
+
+def test_status_of_a_sweep_that_has_ended_and_of_one_that_was_interrupted(tmp_path: Path) -> None:
+    file = write_tiny_sweep(tmp_path, "world_size = 1\nseed = [0, 1, 2]")
+    for words in (("--only", "seed=0"), ()):
+        done = run_command("sweep", file, "--results", tmp_path / "r", "--no-charts", *words)
+        assert done.returncode == 0, done.stderr
+        told = run_command("status", tmp_path / "r")
+        num = 1 if words else 3
+        assert f"done, {num} of {num} trials done, 0 left; {num} records: {num} ok" in " ".join(told.stdout.split())
+    (progress,) = (tmp_path / "r").glob("*/*/progress.json")
+    half = {**json.loads(progress.read_text()), "done": 1, "to_run": 2, "has_ended": False}
+    progress.write_text(json.dumps(half))
+    (found,) = json.loads(run_command("status", tmp_path / "r", "--json").stdout)["sweeps"]
+    assert (found["state"], found["done"], found["total"]) == ("interrupted", 1, 3)
+    assert found["seconds_left"] > 0
+    assert "the same command goes on where it ended" in run_command("status", progress.parent).stdout
+
+
+def test_status_while_a_sweep_runs(tmp_path: Path) -> None:
+    file = write_tiny_sweep(tmp_path, "world_size = 1\ngradient_accumulation_steps = [1, 100000]")
+    words = command("sweep", file, "--results", tmp_path / "r", "--no-charts")
+    with subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=dict(os.environ)) as process:
+        try:
+            while not list((tmp_path / "r").glob("*/*/trials/*.json")):
+                assert process.poll() is None
+            (found,) = json.loads(run_command("status", tmp_path / "r", "--json").stdout)["sweeps"]
+            assert (found["state"], found["total"]) == ("running", 2)
+        finally:
+            process.kill()
+    (found,) = json.loads(run_command("status", tmp_path / "r", "--json").stdout)["sweeps"]
+    assert (found["state"], found["done"], found["outcomes"]) == ("interrupted", 1, {"ok": 1})
+
+
+def test_status_of_nothing_is_one_line(tmp_path: Path) -> None:
+    done = run_command("status", tmp_path)
+    assert done.returncode == 2
+    assert "no sweep has run or was submitted here" in done.stderr
