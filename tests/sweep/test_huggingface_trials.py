@@ -18,6 +18,7 @@ from fsdp_bench.validate.memory import compare_with_record
 from tests.conftest import run_command
 from tests.rehearse.on_stand_in import on_stand_in
 from tests.sweep.config.test_grid import machine
+from tests.sweep.launchers.nodes import Nodes
 
 needs_transformers = [
     pytest.mark.rehearsal,
@@ -93,6 +94,16 @@ offload = "params"
 api = "fsdp2"
 strategy = "FULL_SHARD"
 """
+ON_TWO_NODES = f"""{ON_GLOO}
+[models.t5]
+hf_config = "t5.json"
+[grid]
+model = "t5"
+world_size = 4
+sequence_length = 16
+api = ["fsdp1", "fsdp2"]
+strategy = ["FULL_SHARD", "HYBRID_SHARD"]
+"""
 REHEARSED = f"""{ON_THE_STAND_IN}
 [grid]
 model = "qwen"
@@ -126,6 +137,25 @@ def sweep(folder: Path, text: str) -> list[TrialRecord]:
     done = run_command("sweep", folder / "sweep.toml", "--results", folder, "--no-charts")
     assert done.returncode == 0, done.stderr
     return read_records(folder)
+
+
+@pytest.mark.rehearsal
+@pytest.mark.skipif(find_spec("transformers") is None, reason="needs transformers: make test-rehearsal")
+def test_t5_trains_on_two_nodes_as_on_one(tmp_path: Path) -> None:
+    local = {record.id: record for record in sweep(tmp_path, ON_TWO_NODES)}
+    nodes = Nodes(tmp_path, tmp_path / "sweep.toml", num_nodes=2, ranks_per_node=2)
+    for _ in range(2):
+        nodes.start()
+    try:
+        assert nodes.wait() == [0, 0], nodes.log(0)
+    finally:
+        nodes.end()
+    spread = {record.id: record for record in nodes.records()}
+    assert spread.keys() == local.keys()
+    for trial_id, record in spread.items():
+        assert record.outcome is Outcome.OK
+        assert [rank.losses for rank in record.ranks] == [rank.losses for rank in local[trial_id].ranks]
+        assert len({rank.environment["node"] for rank in record.ranks}) == 2
 
 
 @pytest.fixture(scope="module")
