@@ -158,6 +158,11 @@ class TrialRecord(msgspec.Struct, frozen=True, kw_only=True):
         return self.device if self.device in ("emulated", "rehearsed") else ""
 
     @property
+    def num_nodes(self) -> int:
+        """The number of nodes that its ranks ran on."""
+        return len({rank.environment.get("node") for rank in self.ranks}) or 1
+
+    @property
     def fits(self) -> bool:
         """Whether the trial ended ``ok`` without an allocation retry on any rank."""
         retries = [rank.memory.num_alloc_retries or 0 for rank in self.ranks if rank.memory]

@@ -135,6 +135,8 @@ def _why_not(record: TrialRecord, profile: Profile | None) -> str | None:
         return "compiled code; the prediction is for eager"
     if record.run.steps < LEAST_STEPS:
         return "one measured step, which has no spread"
+    if record.num_nodes > 1:
+        return f"it ran on {record.num_nodes} nodes, and nothing says what network joins them"
     if profile is None and record.hardware == "cpu":
         return "no datasheet has a CPU's rates; give --calibration FILE, which fsdp-bench calibrate writes"
     return None if profile is None else calibration_mismatch(profile, record)

@@ -27,6 +27,7 @@ def flat_row(record: TrialRecord) -> dict[str, Any]:
         "reason": record.reason,
         "suspect": "; ".join(record.suspect) or None,
         **_model_and_setup(record),
+        "num_nodes": record.num_nodes,
         "memory_limit_bytes": record.run.memory_limit_bytes,
         **_memory(record),
         **_speed(record),

@@ -51,7 +51,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--num-nodes", type=int, required=True)
     parser.add_argument("--ranks-per-node", type=int, required=True)
     parser.add_argument("--run-id", required=True)
-    parser.add_argument("--join-seconds", type=int, default=120, help="how long to wait for the other nodes")
+    parser.add_argument("--join-seconds", type=int, default=300, help="how long to wait for the other nodes")
     parser.add_argument("--node-rank", type=int, default=int(os.environ.get("SLURM_NODEID", "0")))
     parser.add_argument("--node-name", default="")
     return parser.parse_args(arguments)
