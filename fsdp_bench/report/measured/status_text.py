@@ -25,7 +25,8 @@ def _answer(status: Status) -> str:
     if status.total is None:
         return "nothing has run yet" if status.state == "queued" else "nothing has run, and Slurm knows no job of it"
     counts = ", ".join(f"{count} {outcome}" for outcome, count in status.outcomes.items())
-    recorded = f"; {sum(status.outcomes.values())} records: {counts}" if counts else ""
+    num_records = sum(status.outcomes.values())
+    recorded = f"; {num_records} record{'s' * (num_records > 1)}: {counts}" if counts else ""
     states = {"done": "done", "running": "running", "queued": "waiting in the queue"}
     state = states.get(status.state, "interrupted")
     return f"{state}, {status.done} of {status.total} {status.what} done, {status.left} left{recorded}"
