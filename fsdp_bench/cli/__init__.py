@@ -6,6 +6,7 @@ Read in this order:
     compare.py    two setups or results side by side
     rehearse.py   a real training command, without a GPU
     sweep.py, report.py, chart.py, calibrate.py, doctor.py        measuring, and reading results
+    submit.py, status.py   a sweep as a job of Slurm; how far sweeps are
     validate.py   one source of numbers against another
     common/       options and output that commands share
 """

@@ -35,7 +35,7 @@ from fsdp_bench.sweep.submit import Submission, prepare, submit
 )
 @click.option("--machine", metavar="NAME", help="The machine's folder there; by default NODESxGPUS-PARTITION.")
 @click.option("--only", multiple=True, metavar="ID|FIELD=VALUE", help="As of sweep: run only matching trials.")
-@click.option("--retry", multiple=True, type=click.Choice(RETRYABLE), help="As of sweep, in every run of the job.")
+@click.option("--retry", multiple=True, type=click.Choice(RETRYABLE), help="As of sweep, in the job's first run.")
 @click.option("--print", "only_print", is_flag=True, help="Write the script and print it; submit nothing.")
 def command(shared: bool, only_print: bool, **options: Any) -> int:
     """Run a sweep FILE as a job of Slurm on several nodes.
@@ -44,8 +44,8 @@ def command(shared: bool, only_print: bool, **options: Any) -> int:
     the job goes back into the queue; it goes on where it was until all trials are recorded.
 
     \b
-    fsdp-bench submit sweeps/gpu.toml --nodes 2 --gpus-per-node 4 --time 15 --partition a100
-    fsdp-bench status results/2x4-a100/gpu
+    fsdp-bench submit sweeps/gpu.toml --nodes 2 --gpus-per-node 4 --time 15
+    fsdp-bench status results/2x4-slurm/gpu
     """
     prepared = prepare(Submission(exclusive=not shared, **options))
     if only_print:

@@ -4,9 +4,12 @@ Read in this order:
     config/          from a sweep file to its trials and their IDs
     start.py         sweep(), and open_session(): reads a sweep file
     session.py       runs the trials or searches of one sweep file
-    run/             starts a trial's ranks, applies the time limit, decides the outcome
+    launchers/       starts a trial's ranks, on one node or several
+    run/             runs trials, applies the time limit, decides the outcome
     results/         records on disk, and the tables made of them
     frontier/        searches the largest model with real trials
+    progress.py      how far a sweep is, for fsdp-bench status
+    submit.py        a sweep as a job of Slurm
     machine.py       CPU, GPUs, memory and versions of this machine
     gpu_links.py     the links between its GPUs, and to the host
     calibration.py   fsdp-bench calibrate: measures this machine

@@ -50,12 +50,16 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def name(self) -> str:
-        """The name of its folder in results/: ``8xH100-80GB-HBM3``, ``cpu-2-cores`` or ``rehearsed``."""
+        """The name of its folder in results/: ``8xH100-80GB-HBM3``, ``cpu-2-cores``, ``rehearsed``.
+
+        Of several nodes it begins with their number and that of ranks on each: ``2x4-A100-SXM4-80GB``.
+        """
         if self.rehearses:
             return "rehearsed"
         if self.ranks_per_node is not None:
-            one = msgspec.structs.replace(self, num_nodes=1, ranks_per_node=None)
-            return f"{self.num_nodes}-nodes-{one.name}"
+            first = self.gpus[:1]
+            one = msgspec.structs.replace(self, num_nodes=1, ranks_per_node=None, gpus=first, gpu_links=())
+            return f"{self.num_nodes}x{self.ranks_per_node}-{one.name}"
         if not self.gpus:
             return f"cpu-{self.num_cores}-cores"
         product = re.sub(r"[^A-Za-z0-9]+", "-", self.gpus[0].name.removeprefix("NVIDIA ")).strip("-")

@@ -13,8 +13,11 @@ import msgspec
 from fsdp_bench.spec.codec import to_json, write_atomically
 from fsdp_bench.spec.errors import MachineError, ResultsError, SpecError, shown
 from fsdp_bench.sweep.config.reading import check_folder_name
+from fsdp_bench.sweep.config.sweep_file import read_file
 from fsdp_bench.sweep.launchers.slurm_job import ask, job_state, seconds_of
+from fsdp_bench.sweep.machine import probe_machine
 from fsdp_bench.sweep.progress import JOB, SubmittedJob, submitted_job
+from fsdp_bench.sweep.session import TrialSession
 from fsdp_bench.sweep.start import open_session
 
 SCRIPT = "submit.sbatch"
@@ -101,22 +104,35 @@ def prepare(job: Submission) -> Prepared:
         ResultsError: if the script cannot be written.
     """
     check_folder_name(job.machine_name, "--machine")
-    session = open_session(job.file, job.results, job.machine_name, job.only)
-    longest = session.file.run.timeout_seconds
+    found = read_file(job.file, probe_machine())
+    longest = found.run.timeout_seconds
     if job.seconds <= longest + job.signal_seconds:
         raise SpecError(
             f"--time {job.time}: a single trial may take {longest:g} s ([run] timeout_seconds in {job.file.name}); give"
             " the job several times as long, or trials a shorter timeout_seconds"
         )
-    folder = session.store.folder.absolute()
+    num_trials = _num_trials(job)
+    folder = (job.results / job.machine_name / found.name).absolute()
     script = folder / SCRIPT
     try:
         folder.mkdir(parents=True, exist_ok=True)
         write_atomically(script, script_text(job, folder).encode())
     except OSError as error:
         raise ResultsError(f"{script}: cannot be written: {error.strerror or error}") from None
-    trials = getattr(session.plan, "trials", None)
-    return Prepared(script=script, folder=folder, num_trials=None if trials is None else len(trials))
+    return Prepared(script=script, folder=folder, num_trials=num_trials)
+
+
+def _num_trials(job: Submission) -> int | None:
+    """Return how many trials the file has; None if that depends on a GPU that is not here, or the file searches.
+
+    Raises:
+        SpecError, SweepFileError: for a file or a selection that is not allowed.
+    """
+    try:
+        session = open_session(job.file, job.results, job.machine_name, job.only)
+    except MachineError:
+        return None
+    return len(session.plan.trials) if isinstance(session, TrialSession) else None
 
 
 def submit(prepared: Prepared) -> str:
@@ -150,8 +166,9 @@ def script_text(job: Submission, folder: Path) -> str:
         *_options(job, folder),
         "",
         *job.before,
+        *_retry(job),
         "# exec, so that Slurm's signal reaches the sweep itself",
-        f"exec {shlex.join(_command(job))}",
+        f"exec {shlex.join(_command(job))}" + (' "${retry[@]}"' if job.retry else ""),
     ]
     return "\n".join(lines) + "\n"
 
@@ -180,6 +197,17 @@ def _options(job: Submission, folder: Path) -> list[str]:
     return [f"#SBATCH {option:<{width}}  # {note}" if note else f"#SBATCH {option}" for option, note in options]
 
 
+def _retry(job: Submission) -> list[str]:
+    """Return lines that have trials run again in the job's first run alone, so that it ends."""
+    if not job.retry:
+        return []
+    options = shlex.join(part for value in job.retry for part in ("--retry", value))
+    return [
+        f"retry=({options})",
+        '[ "${SLURM_RESTART_COUNT:-0}" = 0 ] || retry=()  # in the first run of the job alone',
+    ]
+
+
 def _command(job: Submission) -> Sequence[str]:
     """Return the sweep's command, with absolute paths: a job may start elsewhere."""
     return [
@@ -187,5 +215,4 @@ def _command(job: Submission) -> Sequence[str]:
         *("--results", os.path.abspath(job.results), "--machine", job.machine_name),
         *("--slurm", f"--ranks-per-node={job.ranks}"),
         *(part for value in job.only for part in ("--only", value)),
-        *(part for value in job.retry for part in ("--retry", value)),
     ]

@@ -9,6 +9,7 @@ Read in this order:
     progress.py    the progress of many predictions
     facts.py       facts of the catalogue as lines
     sweeping.py    output of the commands that run or read trials
+    cluster.py     a sweep on several nodes
     frontier.py    a sweep file with [frontier]
     forgiving.py   printing that may fail
     charts.py      writing charts into files

@@ -18,6 +18,8 @@ from fsdp_bench.sweep.launchers.slurm import SlurmCluster
 from fsdp_bench.sweep.session import Session
 
 MOST_RANKS = 4096
+MOST_RESTARTS = 20
+"""Requeues of a job after which it is not requeued for a lost node again, if no trial has ended in it."""
 
 
 def node_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -52,6 +54,11 @@ def on_nodes(session: Session, run: Callable[[], int]) -> int:
         return run()
     except NodesLost as lost:
         names = ", ".join(lost.nodes)
+        if not session.num_new and (len(lost.nodes) == cluster.num_nodes or cluster.job.restarts >= MOST_RESTARTS):
+            raise MachineError(
+                f"srun starts no process on {names}, and no trial has ended in this job: it is not requeued;"
+                f" {lost.why or 'try srun --overlap --nodes=2 hostname in the job'}"
+            ) from None
         return _requeue(cluster, f"the job has lost {names}; {session.num_done} of {session.num_total} are done")
 
 

@@ -67,6 +67,8 @@ def ignore() -> None:
     Importing a dataclass runs ``exec``. So run an empty one to clear it.
     """
     _handle(signal.SIG_IGN)
+    if signal.getsignal(TIME_LIMIT) is _end_in_time:
+        signal.signal(TIME_LIMIT, signal.SIG_IGN)
     exec("")
 
 

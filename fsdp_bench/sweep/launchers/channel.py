@@ -7,10 +7,12 @@ JSON, never pickles. A node without power is noticed by TCP's keep-alive.
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
 import socket
+import struct
 import time
 from collections.abc import Sequence
 from multiprocessing import AuthenticationError
@@ -26,8 +28,8 @@ from fsdp_bench.spec.errors import MachineError, SpecError, shown
 KEY = "FSDP_BENCH_CLUSTER_KEY"
 """The environment variable with a secret that all nodes know, for networks with other users."""
 
-_KEEP_ALIVE = ((socket.TCP_KEEPIDLE, 10), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 4))
-"""A node that is silent for 30 s is lost."""
+_KEEP_ALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 4, "TCP_USER_TIMEOUT": 30_000}
+"""A node that is silent for 30 s is lost; as far as the system has these options."""
 _HANDSHAKE_SECONDS = 20.0
 _RETRY_SECONDS = 0.5
 _PART = 1 << 20
@@ -76,9 +78,13 @@ def listen(host: str, port: int) -> socket.socket | None:
     """Listen at an address of this node. None if the host is another node, or something listens there already."""
     own = {one.address.partition("%")[0] for group in psutil.net_if_addrs().values() for one in group}
     for family, address in addresses_of(host, port):
-        if address[0] in own:
-            with contextlib.suppress(OSError):
-                return socket.create_server(address[:2], family=family)
+        is_own_name = address[0].startswith("127.") and address[0] != "127.0.0.1"  # by Debian's /etc/hosts
+        if address[0] in own or is_own_name:
+            try:
+                return socket.create_server(("", port) if is_own_name else address[:2], family=family)
+            except OSError as error:
+                if error.errno != errno.EADDRINUSE:
+                    raise MachineError(f"--rdzv-endpoint: {host}:{port}: {error.strerror}") from None
     return None
 
 
@@ -125,7 +131,7 @@ def connect(host: str, port: int, key: bytes, seconds: float) -> Channel:
         channel.close()
         raise MachineError(
             f"the first node at {host}:{port} runs another sweep file, another version of fsdp-bench, or has another"
-            f" {KEY}; all nodes need the same"
+            f" {KEY}; all nodes need the same, and no other program at that port"
         ) from None
     return channel
 
@@ -136,8 +142,11 @@ class Channel:
     def __init__(self, client: socket.socket) -> None:
         client.settimeout(None)
         client.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        for option, value in _KEEP_ALIVE:
-            client.setsockopt(socket.IPPROTO_TCP, option, value)
+        for name, value in _KEEP_ALIVE.items():
+            if hasattr(socket, name):
+                client.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+        self.own_address = str(client.getsockname()[0])
+        """This node's address as the other one sees it."""
         self.connection = Connection(client.detach())
         self.node = "?"
         """The other node's name, once it has said it."""
@@ -145,8 +154,15 @@ class Channel:
     def prove(self, key: bytes, asks_first: bool) -> None:
         """Prove to the other side that this one knows the key, and have it do the same."""
         steps = (deliver_challenge, answer_challenge)
+        self._wait_at_most(_HANDSHAKE_SECONDS)
         for step in steps if asks_first else reversed(steps):
             step(self.connection, key)
+        self._wait_at_most(0)
+
+    def _wait_at_most(self, seconds: float) -> None:
+        """Let reading fail after some seconds; 0 for never."""
+        with socket.socket(fileno=os.dup(self.connection.fileno())) as same:
+            same.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", int(seconds), 0))
 
     def send(self, **message: Any) -> None:
         """Send a message.

@@ -35,8 +35,10 @@ class LauncherError(Exception):
 class NodesLost(MachineError):
     """Nodes of a cluster on which no process can be started any more."""
 
-    def __init__(self, nodes: Sequence[str]) -> None:
+    def __init__(self, nodes: Sequence[str], why: str = "") -> None:
+        """``why`` is what the launcher's command printed, if anything."""
         self.nodes = tuple(nodes)
+        self.why = why
         names = ", ".join(self.nodes)
         who = f"nodes {names} do" if len(self.nodes) > 1 else f"node {names} does"
         super().__init__(f"{who} not answer any more; run the same command on nodes that do, which resumes")

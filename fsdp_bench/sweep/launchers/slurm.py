@@ -15,7 +15,7 @@ from pathlib import Path
 from fsdp_bench.spec.errors import MachineError
 from fsdp_bench.sweep.launchers.launcher import Launched, Launcher, NodesLost, RankExit, exit_of
 from fsdp_bench.sweep.launchers.processes import dying_with_this_process
-from fsdp_bench.sweep.launchers.slurm_job import SlurmJob, srun
+from fsdp_bench.sweep.launchers.slurm_job import SlurmJob, srun, srun_environment
 from fsdp_bench.sweep.launchers.start import NODE, free_port, node_environment
 
 _SECONDS_TO_END = 30.0
@@ -32,7 +32,7 @@ class SlurmCluster:
 
     def launcher(self, local: Launcher, mark: str, environment: Mapping[str, str]) -> Launcher:
         """Return a launcher that spreads trials over the nodes by srun."""
-        return SlurmNodes(self.job, self.ranks_per_node, local, node_environment(mark, environment))
+        return SlurmNodes(self.job, self.ranks_per_node, local, srun_environment(node_environment(mark, environment)))
 
 
 class SlurmNodes:
@@ -90,7 +90,7 @@ class SlurmNodes:
         """
         lost = self._job.lost()
         if lost:
-            raise NodesLost(lost)
+            raise NodesLost(lost, self._job.why_lost)
         self._is_checked = True
 
     def ended_well(self) -> None:

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
@@ -17,6 +18,11 @@ from fsdp_bench.spec.errors import MachineError
 
 _ANSWER_SECONDS = 60
 """How long a command of Slurm's may take: a busy controller is slow."""
+_OPTIONS_OF_THE_JOB = (
+    *("SLURM_CPU_BIND", "SLURM_CPU_BIND_LIST", "SLURM_CPU_BIND_TYPE", "SLURM_CPU_BIND_VERBOSE", "SLURM_GPU_BIND"),
+    *("SLURM_GPUS", "SLURM_GPUS_PER_TASK", "SLURM_NTASKS", "SLURM_NPROCS", "SLURM_CPUS_PER_TASK", "SLURM_EXPORT_ENV"),
+)
+"""Variables that sbatch sets, and that srun reads as its options."""
 _PROBE_SECONDS = 30
 """How long a node may take to start a process that does nothing."""
 
@@ -28,6 +34,8 @@ class SlurmJob:
         self.id = job_id
         self.nodes = tuple(nodes)
         """The names of its nodes when it started. The first is the head node, which this process runs on."""
+        self.why_lost = ""
+        """The last line that srun printed where it could not start a process."""
         self.restarts = restarts
         """How often it was put back into the queue."""
 
@@ -39,17 +47,33 @@ class SlurmJob:
     def lost(self) -> tuple[str, ...]:
         """Return the nodes on which no process can be started any more; takes a second if there are none."""
         left = set(self.left())
-        if left.issuperset(self.nodes) and _starts(self.nodes):
+        if left.issuperset(self.nodes) and self._starts(self.nodes):
             return ()
         with ThreadPoolExecutor(8) as pool:
-            answers = list(pool.map(lambda node: node in left and _starts([node]), self.nodes))
+            answers = list(pool.map(lambda node: node in left and self._starts([node]), self.nodes))
         return tuple(node for node, answers_ in zip(self.nodes, answers, strict=True) if not answers_)
+
+    def _starts(self, nodes: Sequence[str]) -> bool:
+        """Return whether a process can be started on all of these nodes."""
+        command, variables = [*srun(nodes), "true"], srun_environment(os.environ)
+        try:
+            done = subprocess.run(
+                command, capture_output=True, text=True, timeout=_PROBE_SECONDS, env=variables, check=False
+            )
+        except (OSError, subprocess.TimeoutExpired) as error:
+            self.why_lost = " ".join(str(error).split())
+            return False
+        self.why_lost = (done.stderr.strip().splitlines() or [""])[-1]
+        return done.returncode == 0
 
     def head_address(self) -> str:
         """Return the address at which the other nodes reach the head node (NodeAddr in slurm.conf)."""
-        shown = ask("scontrol", "show", "node", self.nodes[0], "--oneliner")
-        found = re.search(r"\bNodeAddr=(\S+)", shown)
-        return found[1] if found else self.nodes[0]
+        address = _node_address(self.nodes[0])
+        if len(self.nodes) > 1 and _is_loopback(address):  # as /etc/hosts of Debian says of a host's own name
+            other = _node_address(self.nodes[1])
+            if not _is_loopback(other):
+                return own_address_towards(other)
+        return address
 
     def requeue(self) -> None:
         """Put the job back into the queue, which ends this process's job step.
@@ -72,8 +96,14 @@ def current_job() -> SlurmJob:
             "--slurm: this is no job of Slurm (SLURM_JOB_ID is not set); use it in a batch script or in salloc, or have"
             " the script written: fsdp-bench submit"
         )
-    restarts = os.environ.get("SLURM_RESTART_COUNT", "0")
-    return SlurmJob(job_id, expand(listed), int(restarts) if restarts.isdigit() else 0)
+    restarts, nodes = os.environ.get("SLURM_RESTART_COUNT", "0"), expand(listed)
+    here = os.environ.get("SLURMD_NODENAME")
+    if here != nodes[0]:
+        raise MachineError(
+            f"--slurm: run this on the job's first node, {nodes[0]}, and not on {here or 'a login node'}:"
+            f" srun --overlap --nodes=1 --ntasks=1 --nodelist={nodes[0]} --pty bash"
+        )
+    return SlurmJob(job_id, nodes, int(restarts) if restarts.isdigit() else 0)
 
 
 class JobState(msgspec.Struct, frozen=True, kw_only=True):
@@ -83,7 +113,7 @@ class JobState(msgspec.Struct, frozen=True, kw_only=True):
     state: str
     """RUNNING, PENDING and so on."""
     reason: str
-    """Why it waits: Resources, Priority; ``None`` if it runs."""
+    """Why it waits: Resources, Priority; the text ``None`` if it runs."""
     nodes: str
     seconds_left: float | None
     """Until its time limit. None if it has none."""
@@ -97,7 +127,7 @@ def job_state(job_id: str) -> JobState | None:
     Raises:
         MachineError: if Slurm does not answer.
     """
-    listed = ask("squeue", "--noheader", "--format=%i|%T|%r|%N|%L")  # with --jobs an ended one is an error
+    listed = ask("squeue", "--noheader", "--me", "--format=%i|%T|%r|%N|%L")  # with --jobs an ended one is an error
     for line in listed.splitlines():
         number, state, reason, nodes, left = line.split("|")
         if number == job_id:
@@ -156,14 +186,38 @@ def srun(nodes: Sequence[str]) -> list[str]:
     """Return the beginning of a command that starts one process on each node, whatever else the job runs there."""
     return [
         *("srun", f"--nodelist={','.join(nodes)}", f"--nodes={len(nodes)}", f"--ntasks={len(nodes)}"),
-        *("--ntasks-per-node=1", "--overlap", "--kill-on-bad-exit=1", "--mpi=none", "--input=none", "--quiet"),
+        *(
+            "--export=ALL",
+            "--cpu-bind=none",
+            "--ntasks-per-node=1",
+            "--overlap",
+            "--kill-on-bad-exit=1",
+            "--mpi=none",
+            "--input=none",
+            "--quiet",
+        ),
     ]
 
 
-def _starts(nodes: Sequence[str]) -> bool:
-    """Return whether a process can be started on all of these nodes."""
+def srun_environment(variables: Mapping[str, str]) -> dict[str, str]:
+    """Return an environment for srun without the job's options, which would hold for one process on a node too."""
+    return {name: value for name, value in variables.items() if name not in _OPTIONS_OF_THE_JOB}
+
+
+def _node_address(node: str) -> str:
+    found = re.search(r"\bNodeAddr=(\S+)", ask("scontrol", "show", "node", node, "--oneliner"))
+    return found[1] if found else node
+
+
+def _is_loopback(host: str) -> bool:
     try:
-        done = subprocess.run([*srun(nodes), "true"], capture_output=True, timeout=_PROBE_SECONDS, check=False)
-    except (OSError, subprocess.TimeoutExpired):
+        return socket.gethostbyname(host).startswith("127.")
+    except OSError:
         return False
-    return done.returncode == 0
+
+
+def own_address_towards(host: str) -> str:
+    """Return the address of this node's that another one sees. Connecting a UDP socket sends nothing."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((socket.gethostbyname(host), 9))
+        return str(probe.getsockname()[0])

@@ -66,7 +66,7 @@ class TorchrunCluster:
         """Wait for the other nodes; return a launcher that spreads trials over all.
 
         Raises:
-            MachineError: if they do not come, or have another number of GPUs.
+            MachineError: if they do not come.
         """
         deadline, refused = time.monotonic() + JOIN_SECONDS, set[str]()
         while len(self._others) < self.num_nodes - 1:
@@ -87,10 +87,16 @@ class TorchrunCluster:
                 refused.add(found)
                 continue
             self._greet(found)
-        return TorchrunNodes(self._others, self._host, self.ranks_per_node, local, mark, environment)
+        self._server.close()
+        address = self._others[0].own_address if self._others else self._host
+        return TorchrunNodes(self._others, address, self.ranks_per_node, local, mark, environment)
 
     def _greet(self, channel: Channel) -> None:
-        channel.node = str(channel.receive()["node"])
+        try:
+            channel.node = str(channel.receive()["node"])
+        except (OSError, EOFError, KeyError, ValueError):
+            channel.close()
+            return
         if channel.node in {platform.node(), *(other.node for other in self._others)}:
             channel.node += f"-{len(self._others) + 1}"  # several on one host, as in tests
         self._others.append(channel)
@@ -279,7 +285,7 @@ class OtherNode:
                     code = end.exit_code if end.exit_code is not None else 1
                 cut_down(scratch)
                 _send_stages(channel, scratch, sent)
-                if channel.connection.poll() and "kill" in channel.receive():
+                if channel.connection.poll() and not {"kill", "end"}.isdisjoint(channel.receive()):
                     break
         finally:
             if not own.finished:

@@ -6,10 +6,11 @@ Read in this order:
     subject.py               what a rank trains: model, batches, loss and step
     rank.py                  a rank's state, report and files
     exception_to_outcome.py  an exception's outcome: CUDA out of memory, host out of memory, or crashed
-    rendezvous.py            the file by which ranks find each other
+    rendezvous.py            where ranks find each other: a file, or torchrun's store on several nodes
     server.py                the fork server: forks the ranks of one trial after another
     resident.py              one process for several trials of one rank
     torchrun.py              starts torchrun
+    node.py                  starts torchrun on one of several nodes
     torchrun_rank.py         one rank under torchrun
     parent.py                ends a process with its parent
     backends.py              what this torch can do, for fsdp-bench doctor

@@ -14,7 +14,7 @@ import pytest
 from fsdp_bench.sweep.launchers.fork_server import ForkServer
 from fsdp_bench.sweep.launchers.processes import MARK, end_marked, environment_of, mark_of
 from fsdp_bench.sweep.launchers.start import worker_environment
-from tests.sweep.run.test_resident import ends_of, start
+from tests.sweep.launchers.test_resident import ends_of, start
 from tests.sweep.run.test_survival import Sweep, wait_for_ranks
 
 

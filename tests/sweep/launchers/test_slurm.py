@@ -20,13 +20,15 @@ from tests.sweep.launchers.slurm_cluster import SlurmCluster, running_cluster
 pytestmark = pytest.mark.timeout(400)
 
 GRID = """
+world_size = 2
+strategy = "FULL_SHARD"
+[[include]]
 world_size = 4
-strategy = ["FULL_SHARD", "HYBRID_SHARD"]
+strategy = ["FULL_SHARD", "HYBRID_SHARD", "SHARD_GRAD_OP"]
 api = ["fsdp1", "fsdp2"]
 [[include]]
-world_size = [2, 4]
-strategy = "SHARD_GRAD_OP"
-api = ["fsdp1", "fsdp2"]
+world_size = 4
+seed = [1, 2]
 """
 
 
@@ -83,10 +85,12 @@ def test_a_sweep_that_reaches_its_time_limit_is_requeued_and_ends_with_the_recor
     cluster: SlurmCluster, tmp_path: Path
 ) -> None:
     file = write_tiny_sweep(tmp_path, GRID, "timeout_seconds = 40")
-    job = Job(cluster, file, "--time", "1", "--sbatch", "--signal=B:USR1@48")  # Slurm's shortest limit is a minute
+    job = Job(cluster, file, "--time", "1", "--sbatch", "--signal=B:USR1@40")  # Slurm's shortest limit is a minute
     seen = []
 
     def is_done(status: dict[str, Any]) -> bool:
+        if status["state"] == "queued" and status["job"]["restarts"] == 1:
+            cluster.ask("scontrol", "update", f"JobId={job.id}", "TimeLimit=20")  # the second job ends it
         seen.append(status)
         return bool(status["state"] == "done")
 
@@ -100,12 +104,12 @@ def test_a_sweep_that_reaches_its_time_limit_is_requeued_and_ends_with_the_recor
     assert done.returncode == 0
     expected, found = {record.id: record for record in read_records(local)}, job.records()
     assert found.keys() == expected.keys()
-    assert len(found) == 8
+    assert len(found) == 9
     for trial_id, record in found.items():
         assert (record.outcome, record.reason) == (expected[trial_id].outcome, expected[trial_id].reason)
         assert losses(record) == losses(expected[trial_id])
     several = [record for record in found.values() if record.setup.world_size == 4]
-    assert [{rank.environment["node"] for rank in record.ranks} for record in several] == [{"n1", "n2"}] * 6
+    assert [{rank.environment["node"] for rank in record.ranks} for record in several] == [{"n1", "n2"}] * 8
     assert not list((job.folder / "set-aside").glob("*"))
 
 
