@@ -7,6 +7,7 @@ import os
 import statistics
 import time
 from collections import Counter
+from glob import glob
 from pathlib import Path
 from typing import Literal, TypeVar
 
@@ -99,7 +100,9 @@ def status_of(folder: Path) -> list[Status]:
         ResultsError: if there is no sweep.
         SpecError: if a newer fsdp-bench wrote a record.
     """
-    found = sorted({path.parent for name in (PROGRESS, JOB) for path in folder.glob(f"**/{name}")})
+    # not Path.glob, which stumbles over the scratch folders of running trials as they go
+    names = (name for which in (PROGRESS, JOB) for name in glob(f"**/{which}", root_dir=folder, recursive=True))
+    found = sorted({(folder / name).parent for name in names})
     if not found:
         raise ResultsError(f"{folder}: no sweep has run or was submitted here; fsdp-bench sweep FILE runs one")
     return [_status(one) for one in found]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from glob import glob
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -62,7 +63,9 @@ def sweep_folders(folder: Path) -> list[Path]:
 def _record_paths(folder: Path) -> list[Path]:
     if folder.absolute().name == "trials" and not (folder / "trials").is_dir():
         folder = folder.absolute().parent
-    paths = sorted(path for path in folder.glob("**/trials/*.json") if path.name not in _BESIDE_TRIALS)
+    # not Path.glob, which stumbles over the scratch folders of running trials as they go
+    names = glob("**/trials/*.json", root_dir=folder, recursive=True)
+    paths = sorted(folder / name for name in names if Path(name).name not in _BESIDE_TRIALS)
     if not paths:
         raise ResultsError(f"{folder}: no results here; `fsdp-bench sweep FILE` writes them to results/MACHINE/SWEEP/")
     return paths
