@@ -56,6 +56,8 @@ class SlurmNodes:
         """
         if world_size <= self._ranks_per_node:
             return self._local.start(trial, scratch, world_size, may_share_process)
+        if self._local.num_waiting:
+            self._local.close()  # a process that waits for the next trial keeps its memory on a GPU
         if not self._is_checked:
             self.check()
         nodes = self._job.nodes[: world_size // self._ranks_per_node]

@@ -9,6 +9,7 @@ import os
 import re
 import socket
 import subprocess
+import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
@@ -18,6 +19,8 @@ from fsdp_bench.spec.errors import MachineError
 
 _ANSWER_SECONDS = 60
 """How long a command of Slurm's may take: a busy controller is slow."""
+_ATTEMPTS, _SECONDS_BETWEEN_ATTEMPTS = 5, 10
+"""How often a job asks the controller, which may restart, before it gives up."""
 _OPTIONS_OF_THE_JOB = (
     *("SLURM_CPU_BIND", "SLURM_CPU_BIND_LIST", "SLURM_CPU_BIND_TYPE", "SLURM_CPU_BIND_VERBOSE", "SLURM_GPU_BIND"),
     *("SLURM_GPUS", "SLURM_GPUS_PER_TASK", "SLURM_NTASKS", "SLURM_NPROCS", "SLURM_CPUS_PER_TASK", "SLURM_EXPORT_ENV"),
@@ -41,7 +44,7 @@ class SlurmJob:
 
     def left(self) -> tuple[str, ...]:
         """Return the nodes that the job still has. Slurm takes those away that do not answer (``--no-kill``)."""
-        listed = ask("squeue", "--noheader", f"--jobs={self.id}", "--format=%N").strip()
+        listed = ask("squeue", "--noheader", f"--jobs={self.id}", "--format=%N", attempts=_ATTEMPTS).strip()
         return expand(listed) if listed else ()
 
     def lost(self) -> tuple[str, ...]:
@@ -81,7 +84,7 @@ class SlurmJob:
         Raises:
             MachineError: if Slurm refuses.
         """
-        ask("scontrol", "requeue", self.id)
+        ask("scontrol", "requeue", self.id, attempts=_ATTEMPTS)
 
 
 def current_job() -> SlurmJob:
@@ -164,12 +167,18 @@ def expand(listed: str) -> tuple[str, ...]:
     return tuple(ask("scontrol", "show", "hostnames", listed).split())
 
 
-def ask(*command: str) -> str:
-    """Run a command of Slurm's; return what it prints.
+def ask(*command: str, attempts: int = 1) -> str:
+    """Run a command of Slurm's; return what it prints. With several ``attempts`` a controller may be away meanwhile.
 
     Raises:
         MachineError: in one line, if it is not installed, fails or does not answer.
     """
+    if attempts > 1:
+        try:
+            return ask(*command)
+        except MachineError:
+            time.sleep(_SECONDS_BETWEEN_ATTEMPTS)
+            return ask(*command, attempts=attempts - 1)
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_ANSWER_SECONDS, check=False)
     except FileNotFoundError:

@@ -132,6 +132,8 @@ class TorchrunNodes:
         """
         if world_size <= self._ranks_per_node:
             return self._local.start(trial, scratch, world_size, may_share_process)
+        if self._local.num_waiting:
+            self._local.close()  # a process that waits for the next trial keeps its memory on a GPU
         num_nodes = world_size // self._ranks_per_node
         order = {
             "endpoint": f"{self._host}:{free_port()}",

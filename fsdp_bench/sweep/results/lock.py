@@ -126,6 +126,9 @@ class FolderLock:
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
+            last = last_writer(self._folder)
+            if last is not None and not last.has_ended and not self._is_of_this_node(last):
+                return False  # NFS keeps the lock of a node that died for some time: its signs of life decide
             self.give_back()
             raise self._is_taken(last_writer(self._folder)) from None
         except OSError as error:
@@ -167,13 +170,16 @@ class FolderLock:
             seen = _read(path)
             if seen is None:
                 return False
-            if seen.has_ended or (has_flock and (seen.node, seen.boot) == (self._writer.node, self._writer.boot)):
+            if seen.has_ended or (has_flock and self._is_of_this_node(seen)):
                 return True  # on this node it would have the flock
             if seen != first:
                 raise self._is_taken(seen)
             if time.monotonic() - begin > DEAD_AFTER_SECONDS:
                 return True
             time.sleep(BEAT_SECONDS / 5)
+
+    def _is_of_this_node(self, writer: Writer) -> bool:
+        return (writer.node, writer.boot) == (self._writer.node, self._writer.boot)
 
     def _is_taken(self, writer: Writer | None) -> ResultsError:
         who = f" (process {writer.process} on {writer.node})" if writer is not None and writer.process else ""

@@ -298,8 +298,9 @@ class TrialRun:
 
     def _stderr_tail(self, rank: int | None) -> str | None:
         """Return the last lines of the log of the rank that caused the outcome. torchrun's ranks share one log."""
-        for candidate in (rank or 0, 0):
-            lines = last_lines(self._scratch / f"rank-{candidate}.log", STDERR_TAIL_LINES)
+        of_node = [f"{node}.log"] if (node := self._node(rank or 0)) is not None else []
+        for name in (f"rank-{rank or 0}.log", *of_node, "rank-0.log"):
+            lines = last_lines(self._scratch / name, STDERR_TAIL_LINES)
             if lines:
                 return "\n".join(lines)
         return None

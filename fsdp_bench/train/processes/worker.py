@@ -59,7 +59,7 @@ def _start(this: Rank, launcher: str, num_local: int) -> None:
     """Set threads and seeds, join the process group."""
     spec = this.spec
     warnings.filterwarnings("ignore", category=ShardsNothingWarning)  # a sweep compares with it on purpose
-    threads = spec.run.threads_per_rank or max((os.cpu_count() or 1) // num_local, 1)
+    threads = spec.run.threads_per_rank or max(_num_cores() // num_local, 1)
     torch.set_num_threads(threads)
     torch.manual_seed(spec.setup.seed)
     if this.device.type == "cuda":
@@ -85,6 +85,11 @@ def _start(this: Rank, launcher: str, num_local: int) -> None:
     if is_on_several_nodes():
         started |= {"node": node_name(), "ranks_per_node": str(num_local)}
     this.update(environment=_environment(this, threads) | started, device_name=_device_name(this.device))
+
+
+def _num_cores() -> int:
+    """Return the cores that this process may use, which in a job of Slurm can be fewer than the node has."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _backend(this: Rank) -> str:
