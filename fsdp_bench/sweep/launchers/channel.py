@@ -57,7 +57,7 @@ def parse_endpoint(text: str) -> tuple[str, int]:
     """
     host, colon, port = text.rpartition(":")
     if not colon or not host or not port.isdigit() or not 0 < int(port) < 1 << 16:
-        raise SpecError(f"--rdzv-endpoint: {shown(text)} is not allowed; HOST:PORT of the first node, as node0:29400")
+        raise SpecError(f"--rdzv-endpoint: {shown(text)} is not allowed; HOST:PORT of the first node, as node0:29420")
     return host.strip("[]"), int(port)
 
 
