@@ -89,6 +89,8 @@ def _time(found: Speed) -> dict[str, Any]:
         "exposed_communication_seconds": time.exposed_communication_seconds,
         "host_copy_seconds": time.host_copy_seconds,
         "cpu_optimizer_seconds": time.cpu_optimizer_seconds,
+        "parts_seconds": {part.value: seconds for part, seconds in time.parts.items()} or None,
+        "slowed_by_collectives_seconds": time.slowed_seconds if time.step_seconds is not None else None,
         "tokens_per_second_per_gpu": found.tokens_per_second_per_gpu,
         "mfu": found.mfu,
         "hfu": found.hfu,

@@ -153,7 +153,8 @@ class Prediction:
         gpu = self.question.gpu
         if gpu is not None and self._on_gpu and setup.precision.compute != "fp32" and prefers_cudnn(gpu):
             notes.append(
-                f"attention: FlashAttention's kernel; where cuDNN is above 9.15, torch takes cuDNN's on {gpu.name}"
+                "attention: the memory of FlashAttention's kernel and the time of cuDNN's, which torch takes on"
+                f" {gpu.name} with cuDNN above 9.15"
             )
         is_cluster = isinstance(self.question.hardware, Cluster)
         if setup.strategy.is_hybrid and setup.shard_size is None and not is_cluster and setup.world_size > 1:

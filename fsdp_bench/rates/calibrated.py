@@ -77,7 +77,7 @@ class Calibrated:
         self.blocks_host = profile.device == "cpu"
         self.launch_seconds = self._measured.launch_seconds
 
-    def run(self, work: Work) -> float | None:
+    def run(self, work: Work, beside: tuple[Work, ...] = ()) -> float | None:
         """Return the seconds of an operator; None if no size of it was measured."""
         dtype = self._dtypes.get(work.itemsize, "fp32")
         if work.is_product:

@@ -29,9 +29,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from fsdp_bench.rates import nccl_buffers as nccl
+from fsdp_bench.rates.channels import channels_of, interfaces
 from fsdp_bench.rates.collectives import Topology, groups_of
 from fsdp_bench.rates.nccl_buffers import Bounds
-from fsdp_bench.spec.hardware import Cluster, LinkKind, Network
+from fsdp_bench.spec.hardware import Cluster, LinkKind
 from fsdp_bench.spec.setup import ShardingStrategy, TrainSetup
 
 _RDMA = (LinkKind.INFINIBAND, LinkKind.ROCE, LinkKind.EFA)
@@ -123,7 +124,7 @@ def _communicator(purpose: Purpose, num_ranks: int, setup: TrainSetup, cluster: 
     unknown = _why_unknown(purpose, group, cluster)
     if group is None or unknown:
         return Communicator(purpose, num_ranks, unknown=unknown)
-    channels = _channels(group, cluster)
+    channels = channels_of(group, cluster)
     if channels is None:
         unknown = "the number of NCCL channels cannot be derived for this topology"
         return Communicator(purpose, num_ranks, unknown=unknown)
@@ -137,36 +138,13 @@ def _why_unknown(purpose: Purpose, group: Topology | None, cluster: Cluster) -> 
         return "only GPUs that NVSwitch joins are covered, from the A100 on, in groups that fill nodes evenly"
     if group.num_nodes == 1:
         return None
-    if network is None or network.kind not in _RDMA or _interfaces(network, cluster) is None:
+    if network is None or network.kind not in _RDMA or interfaces(network, cluster) is None:
         return "between nodes only InfiniBand, RoCE and EFA are covered"
     if group.ranks_per_node not in (1, cluster.server.gpus_per_node):
         return "the group spans nodes with only some of their GPUs"
     if group.ranks_per_node == 1 and purpose not in (Purpose.REPLICATE, Purpose.ACROSS_POST_FORWARD):
         return "with one GPU a node, gathers and scatters may go by NCCL's PAT, which is not covered"
     return None
-
-
-def _interfaces(network: Network, cluster: Cluster) -> int | None:
-    """Return the number of network devices that NCCL sees on a node.
-
-    AWS's plugin presents all interfaces of one GPU as one device.
-    """
-    count, gpus = network.num_nics, cluster.server.gpus_per_node
-    if count is None or network.bandwidth_bytes_per_second is None or count <= gpus:
-        return count if network.bandwidth_bytes_per_second is not None else None
-    return gpus if network.kind is LinkKind.EFA and count % gpus == 0 else None
-
-
-def _channels(group: Topology, cluster: Cluster) -> Bounds | None:
-    if group.num_nodes == 1:
-        found = nccl.channels_within(group.link_bandwidth, group.capability)
-        return None if found is None else Bounds(found, found)
-    network = cluster.server.inter_node
-    interfaces = _interfaces(network, cluster) if network else None
-    if network is None or interfaces is None:
-        return None
-    each = (network.bandwidth_bytes_per_second or 0.0) / interfaces
-    return nccl.channels_across(interfaces, each, group.ranks_per_node, group.link_bandwidth)
 
 
 def _bytes(purpose: Purpose, group: Topology, channels: Bounds, cluster: Cluster) -> Bounds:

@@ -1,18 +1,22 @@
 """How long the work of a step takes: the interface that replay/schedule.py uses, and a datasheet's answers.
 
-Nothing here is fitted to a training run. A datasheet gives peaks. The fraction of a peak that the best kernels achieve
-has its own source: ``matmul_efficiency`` in gpus.toml for matrix products (MATMUL_EFFICIENCY where that is absent), the
-FlashAttention papers for attention. A calibration
-(calibrated.py) replaces both with measurements on one machine.
+Nothing here is fitted to a training run. A datasheet gives peaks. The fraction of a peak that kernels reach has its own
+source: ``matmul_efficiency`` in gpus.toml for matrix products, attention.toml for attention, the constants below for
+what moves bytes. These hold at the clock of a GPU at its power limit, so that no clock enters again. A calibration
+(calibrated.py) replaces them with measurements on one machine.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Protocol
 
+from fsdp_bench.rates.attention import FLASH_ATTENTION_2, attention_seconds, kernel_of
+from fsdp_bench.rates.channels import channels_of
 from fsdp_bench.rates.collectives import Groups, Topology, collective_seconds
+from fsdp_bench.rates.slowest_gpu import slowest_of
 from fsdp_bench.simulate.events import Work
 from fsdp_bench.spec.hardware import Cluster, Gpu
 from fsdp_bench.spec.setup import TrainSetup
@@ -28,8 +32,8 @@ class Rates(Protocol):
     launch_seconds: float
     """Seconds in which the host launches one operator or collective."""
 
-    def run(self, work: Work) -> float | None:
-        """Return the seconds of an operator."""
+    def run(self, work: Work, beside: tuple[Work, ...] = ()) -> float | None:
+        """Return the seconds of an operator while the collectives ``beside`` it run all the time."""
 
     def collective(self, work: Work) -> float | None:
         """Return the seconds of a collective."""
@@ -41,12 +45,14 @@ class Rates(Protocol):
         """Return the seconds of work that the host itself does."""
 
 
-MATMUL_EFFICIENCY = 0.8
-"""Fraction of the peak, if gpus.toml has none for a GPU: the lower of the A100's 0.87 and the H100's 0.80."""
-SUSTAINED_CLOCK = 0.851
-"""Fraction of the boost clock, if gpus.toml has none for a GPU: an A100's 1200 of 1410 MHz."""
-MEMORY_EFFICIENCY = 0.91
-"""Fraction of the nominal memory bandwidth: 1861 of 2039 GB/s on an H800 PCIe (arXiv 2501.12084)."""
+MATMUL_EFFICIENCY = 0.75
+"""Fraction of the 16-bit peak, if gpus.toml has none for a GPU: the H100's, which is lower than the A100's."""
+MEMORY_EFFICIENCY = 0.896
+"""Fraction of the nominal memory bandwidth: torch.clone of 1 GiB in bf16 on an H100, 3003 of 3350 GB/s
+(Dao-AILab/quack, AI/hadamard_roofline_analysis.md, 2025)."""
+NORM_EFFICIENCY = (0.58, 0.32)
+"""The same of torch's own norms, forward and backward: the medians of RMSNorm in bf16 over seven shapes of language
+models on an H200 of 4800 GB/s (NVIDIA/cudnn-frontend, benchmark/norms/results/h200, backend ``pytorch``, 2026-02)."""
 LAUNCH_SECONDS = 6e-6
 HOOK_SECONDS = 100e-6
 """Assumed time of a server's CPU for one operator in eager PyTorch, and for one of FSDP's hooks.
@@ -57,13 +63,21 @@ COPY_EFFICIENCY = 0.8
 HOST_ADAM_BYTES_PER_SECOND = 10e9
 """Assumed part of a server's memory bandwidth that one process gets, for an optimizer in host memory."""
 
-ATTENTION_EFFICIENCY = {8: (0.73, 0.63), 9: (0.374, 0.34)}
-"""Fractions of the 16-bit peak, forward and backward, by major compute capability: FlashAttention-2, as in torch.
+MEMORY_TRAFFIC = {"all_gather": 3, "reduce_scatter": 3, "all_reduce": 6, "broadcast": 3}
+"""Bytes that a GPU's memory reads and writes for each byte of a collective's message.
 
-sm80: "up to 73 %" and "up to 63 %" of an A100's peak (FlashAttention-2, section 4 and figure 6); sm90: 370 of 989
-TFLOP/s forward at head size 128 (FlashAttention-3, figure 5), "35 %" for both (its abstract)."""
+A ring passes every byte through a buffer: it is written there, read, and written again (all-gather) or read with the
+GPU's own part (reduce-scatter); an all-reduce does both (NCCL, src/device/prims_simple.h)."""
+ASSUMED_CHANNELS = 16
+"""NCCL's channels where they cannot be derived: those of a group that spans nodes with a network interface per GPU."""
+LEAST_BANDWIDTH = 0.5
+"""Assumed fraction of the memory's bandwidth that an operator gets at least: the memory serves both alike."""
+
+_NORMS = frozenset(
+    f"aten::{name}{direction}" for name in ("native_layer_norm", "_fused_rms_norm") for direction in ("", "_backward")
+)
 _ATTENTION_TILE = 128
-"""Rows of a tile. The kernel skips whole tiles above the diagonal."""
+"""Rows of a tile of attention. The kernel skips whole tiles above the diagonal."""
 _TILES = ((128, 256), (256, 128), (128, 128))
 """Tile sizes of the fastest matrix products (NVIDIA, Matrix Multiplication Background User's Guide)."""
 
@@ -77,8 +91,11 @@ class Datasheet:
     """The dtype of 16-bit work."""
     groups: Groups | None
     copy_bandwidth: float | None
-    attention_efficiency: tuple[float, float] | None = None
-    """Fractions of the peak, forward and backward, of another kernel than torch's."""
+    channels: Mapping[str, int] = field(default_factory=dict)
+    """Multiprocessors that a collective of a process group occupies. GPUs on PCIe use few, which are not counted."""
+    attention_kernel: str = FLASH_ATTENTION_2
+    slowest_gpu: float = 1.0
+    """The clock of the slowest GPU by an average one's: all wait for it."""
     source = "datasheet"
     blocks_host = False
     launch_seconds = LAUNCH_SECONDS
@@ -90,42 +107,54 @@ class Datasheet:
         topologies = (found.shard, found.replicate, found.world, found.post_forward) if found else ()
         return any(one is not None and one.link == "pcie" and one.ranks_per_node > 1 for one in topologies)
 
-    def run(self, work: Work) -> float | None:
+    def run(self, work: Work, beside: tuple[Work, ...] = ()) -> float | None:
         """Return the seconds of an operator by the roofline: the longer of computing and of moving the bytes."""
-        moving = self._moving(work.num_bytes)
+        moving = self._moving(work, beside)
         if work.is_product:
-            computing = self._product(work)
+            computing = self._product(work, self._multiprocessors(beside))
         elif work.is_attention:
-            computing = self._attention(work)
+            computing = self._attention(work, self._multiprocessors(beside))
         else:
             return moving
         return None if computing is None or moving is None else max(computing, moving)
 
-    def _moving(self, num_bytes: int) -> float | None:
+    def _multiprocessors(self, beside: tuple[Work, ...]) -> int | None:
+        """Return how many multiprocessors the kernels of collectives leave to an operator."""
+        count = self.gpu.num_multiprocessors
+        return None if count is None else max(count - sum(self.channels.get(one.group, 0) for one in beside), 1)
+
+    def _moving(self, work: Work, beside: tuple[Work, ...]) -> float | None:
         bandwidth = self.gpu.memory_bandwidth_bytes_per_second
-        return None if bandwidth is None else num_bytes / (bandwidth * MEMORY_EFFICIENCY)
+        if bandwidth is None:
+            return None
+        bandwidth *= NORM_EFFICIENCY[work.is_backward] if work.name in _NORMS else MEMORY_EFFICIENCY
+        taken = sum(MEMORY_TRAFFIC[one.name] * one.num_bytes / (self.collective(one) or math.inf) for one in beside)
+        return work.num_bytes / max(bandwidth - taken, bandwidth * LEAST_BANDWIDTH)
 
-    def _peak(self, itemsize: int) -> float | None:
-        """Return the peak in FLOP/s at the clock that the power limit permits; datasheets assume the boost clock."""
-        peak = self.gpu.peak_flops_per_second("fp32" if itemsize == 4 else self.dtype)
-        return None if peak is None else peak * (self.gpu.sustained_clock or SUSTAINED_CLOCK)
+    def _peak(self, itemsize: int, multiprocessors: int | None) -> float | None:
+        """Return the peak in FLOP/s of the slowest GPU's multiprocessors."""
+        peak, count = (
+            self.gpu.peak_flops_per_second("fp32" if itemsize == 4 else self.dtype),
+            self.gpu.num_multiprocessors,
+        )
+        part = 1.0 if multiprocessors is None or count is None else multiprocessors / count
+        return None if peak is None else peak * part * self.slowest_gpu
 
-    def _product(self, work: Work) -> float | None:
-        peak = self._peak(work.itemsize)
+    def _product(self, work: Work, multiprocessors: int | None) -> float | None:
+        peak = self._peak(work.itemsize, multiprocessors)
         if peak is None:
             return None
         m, n, k = work.dims
-        flops_per_second = peak * (self.gpu.matmul_efficiency or MATMUL_EFFICIENCY)
-        return 2 * m * n * k / (flops_per_second * tile_fraction(m, n, self.gpu.num_multiprocessors))
+        fraction = tile_fraction(m, n, self.gpu.num_multiprocessors, multiprocessors)
+        return 2 * m * n * k / (peak * (self.gpu.matmul_efficiency or MATMUL_EFFICIENCY) * fraction)
 
-    def _attention(self, work: Work) -> float | None:
-        peak = self._peak(work.itemsize)
-        efficiency = self.attention_efficiency or ATTENTION_EFFICIENCY.get(int(self.gpu.compute_capability or 0))
-        if peak is None or efficiency is None:
+    def _attention(self, work: Work, multiprocessors: int | None) -> float | None:
+        peak = self._peak(work.itemsize, multiprocessors)
+        if peak is None:
             return None
         if work.itemsize == 4:  # CUTLASS's kernel, on the same units as matrix products in fp32
-            efficiency = (MATMUL_EFFICIENCY, MATMUL_EFFICIENCY)
-        return attention_flops(work.dims, work.is_backward) / (peak * efficiency[work.is_backward])
+            return attention_flops(work.dims, work.is_backward) / (peak * MATMUL_EFFICIENCY)
+        return attention_seconds(self.attention_kernel, self.gpu.compute_capability, peak, work.dims, work.is_backward)
 
     def collective(self, work: Work) -> float | None:
         """Return the seconds of a collective by NCCL's cost model; None if its group's topology is not documented."""
@@ -151,8 +180,8 @@ class RatesWithoutCommunication:
         self._rates = rates
         self.source, self.blocks_host, self.launch_seconds = rates.source, rates.blocks_host, rates.launch_seconds
 
-    def run(self, work: Work) -> float | None:
-        """Return the seconds of an operator."""
+    def run(self, work: Work, beside: tuple[Work, ...] = ()) -> float | None:
+        """Return the seconds of an operator, which collectives without time do not slow down."""
         return self._rates.run(work)
 
     def copy(self, work: Work) -> float | None:
@@ -178,16 +207,21 @@ def topology_of(group: str, groups: Groups | None) -> Topology | None:
     return found
 
 
-def tile_fraction(m: int, n: int, multiprocessors: int | None) -> float:
-    """Return the fraction of a GPU that a matrix product uses: edge tiles and the last wave of tiles are not full."""
+def tile_fraction(m: int, n: int, multiprocessors: int | None, free: int | None = None) -> float:
+    """Return the fraction of a GPU that a matrix product uses: edge tiles and the last wave of tiles are not full.
+
+    cuBLAS chooses the tile for the whole GPU, also where a collective leaves only ``free`` of its multiprocessors.
+    """
     if multiprocessors is None:
         return 1.0
-    best = 0.0
-    for rows, columns in _TILES:
-        tiles = math.ceil(m / rows) * math.ceil(n / columns)
-        slots = math.ceil(tiles / multiprocessors) * multiprocessors
-        best = max(best, m * n / (slots * rows * columns))
-    return best
+
+    def fraction(tile: tuple[int, int], processors: int) -> float:
+        rows, columns = tile
+        waves = math.ceil(math.ceil(m / rows) * math.ceil(n / columns) / processors)
+        return m * n / (waves * processors * rows * columns)
+
+    best = max(_TILES, key=lambda tile: fraction(tile, multiprocessors))
+    return fraction(best, free or multiprocessors)
 
 
 def attention_flops(dims: tuple[int, ...], is_backward: bool) -> float:
@@ -210,4 +244,23 @@ def datasheet(cluster: Cluster | None, gpu: Gpu, setup: TrainSetup, groups: Grou
     if bandwidth is not None and link is not None:
         gpus_on_uplink = min(link.gpus_per_uplink or 1, cluster.gpus_per_node if cluster else 1)
         bandwidth *= COPY_EFFICIENCY / gpus_on_uplink
-    return Datasheet(gpu=gpu, dtype=setup.precision.compute, groups=groups, copy_bandwidth=bandwidth)
+    return Datasheet(
+        gpu=gpu,
+        dtype=setup.precision.compute,
+        groups=groups,
+        copy_bandwidth=bandwidth,
+        channels=_channels(groups, cluster) if groups and cluster else {},
+        attention_kernel=kernel_of(gpu),
+        slowest_gpu=slowest_of(setup.world_size),
+    )
+
+
+def _channels(groups: Groups, cluster: Cluster) -> dict[str, int]:
+    """Return the channels of each group on GPUs with NVLink: each is a thread block that occupies a multiprocessor."""
+    found = {}
+    for name in ("shard", "replicate", "world", "post_forward"):
+        group: Topology | None = getattr(groups, name)
+        if group is not None and group.link == "nvlink":
+            channels = channels_of(group, cluster)
+            found[name] = ASSUMED_CHANNELS if channels is None else channels.high
+    return found

@@ -61,10 +61,10 @@ class RatesWithDefaults:
         self.source = rates.source if rates else "assumed"
         self.launch_seconds = rates.launch_seconds if rates else LAUNCH_SECONDS
 
-    def run(self, work: Work) -> float | None:
+    def run(self, work: Work, beside: tuple[Work, ...] = ()) -> float | None:
         """Return the seconds of an operator."""
-        known = self._rates.run(work) if self._rates else None
-        return self._assumed.run(work) if known is None else known
+        known = self._rates.run(work, beside) if self._rates else None
+        return self._assumed.run(work, beside) if known is None else known
 
     def collective(self, work: Work) -> float | None:
         """Return the seconds of a collective."""

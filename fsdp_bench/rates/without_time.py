@@ -16,7 +16,7 @@ class RatesWithoutTime:
     blocks_host = False
     launch_seconds = 0.0
 
-    def run(self, work: Work) -> float:
+    def run(self, work: Work, beside: tuple[Work, ...] = ()) -> float:
         """Return one second for an operator."""
         return 1.0
 

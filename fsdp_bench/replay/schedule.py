@@ -2,26 +2,32 @@
 
 An operator starts when the host has issued it and its stream is free. A collective also waits for its group's previous
 collective, because a communicator runs one at a time. On a CPU the host executes everything itself, including gloo's
-copies and reductions: a collective that runs beside operators takes their cores from them.
+copies and reductions: a collective that runs beside operators takes their cores from them. On a GPU a collective slows
+down the operators beside it (contention.py). When collectives run is known after a first pass without that effect; each
+further pass takes them from the pass before, until the step no longer changes.
 What is exposed is the time in which a collective runs and no operator does.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from fsdp_bench.rates.datasheet import Rates
-from fsdp_bench.simulate.events import Event, Kind, Queue, Stream, Work
+from fsdp_bench.replay.clock import Clock
+from fsdp_bench.replay.contention import Contention, Durations, Period, periods_of
+from fsdp_bench.replay.intervals import Intervals, length, overlap, union
+from fsdp_bench.replay.step_parts import StepPart, part_of, parts_of
+from fsdp_bench.simulate.events import Event, Kind, Stream, Work
 from fsdp_bench.simulate.operators.kernels import Kernels
 from fsdp_bench.simulate.repeat import Log
 from fsdp_bench.simulate.step import steady_step
 from fsdp_bench.spec.recording.model import Model
 from fsdp_bench.spec.setup import TrainSetup
 
-Intervals = list[tuple[float, float]]
-"""Begin and end in seconds, in order."""
+MOST_PASSES = 10
+SETTLED = 1e-4
+"""The last pass is the one that changes the step by less than this fraction."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +61,10 @@ class StepTime:
     """Names of the work whose duration is not known."""
     cpu_optimizer_seconds: float = 0.0
     """The optimizer's step in host memory, under offload: the GPU has nothing to do meanwhile."""
+    slowed_seconds: float = 0.0
+    """By which operators take longer because collectives run beside them; a part of ``compute_seconds``."""
+    parts: Mapping[StepPart, float] = field(default_factory=dict)
+    """What the step consists of: parts that add up to it. Empty where the step is unknown."""
     spans: tuple[Span, ...] = ()
     """Where they were asked for."""
 
@@ -73,58 +83,6 @@ def schedule(log: Log, rates: Rates, with_spans: bool = False) -> StepTime:
     return run(log.last_step(), rates, with_spans)
 
 
-class _Clock:
-    """The host, the streams and the communicators of one rank."""
-
-    def __init__(self, rates: Rates) -> None:
-        self.rates = rates
-        self.host = 0.0
-        self.streams = [0.0] * len(Stream)
-        self.groups: dict[str, float] = {}
-        self.events: dict[int, deque[float]] = {}
-        self.started = 0.0
-        """When the last of the collectives that nobody waited for ends."""
-
-    def issue(self, event: Event, work: Work, seconds: float) -> float:
-        """Let an operator, a copy or a collective run as soon as it can; return when it begins."""
-        self.host += self.rates.launch_seconds
-        begin = max(self.host, self.streams[event.stream])
-        if work.group:
-            begin = max(begin, self.groups.get(work.group, 0.0))
-            self.groups[work.group] = begin + seconds
-        end = begin + seconds
-        if event.kind is Kind.START_COLLECTIVE and not self.rates.blocks_host:
-            self.started = max(self.started, end)
-            return begin
-        self.streams[event.stream] = end
-        if self.rates.blocks_host:
-            self.host = end
-        return begin
-
-    def wait(self, event: Event) -> None:
-        """Follow the events that only order others."""
-        kind, stream, streams = event.kind, event.stream, self.streams
-        if kind is Kind.WAIT_STREAM:
-            streams[stream] = max(streams[stream], streams[event.number])
-        elif kind is Kind.RECORD_EVENT:
-            self.events.setdefault(event.number, deque()).append(streams[stream])
-        elif kind is Kind.WAIT_EVENT:
-            pending = self.events[event.number]
-            at = pending.pop() if event.number == Queue.RESHARD else pending.popleft()
-            streams[stream] = max(streams[stream], at)
-        elif kind is Kind.HOST_WAIT:
-            self.host = max(self.host, self.events[event.number].popleft())
-        elif kind is Kind.SYNCHRONIZE:
-            self.host = max(self.host, streams[stream])
-        elif kind is Kind.WAIT_COLLECTIVES:
-            streams[stream] = max(streams[stream], self.started)
-
-    @property
-    def now(self) -> float:
-        """When the host and all streams are done."""
-        return max(self.host, self.started, *self.streams)
-
-
 KIND = {
     Kind.KERNEL: "compute",
     Kind.COLLECTIVE: "collective",
@@ -136,101 +94,85 @@ KIND = {
 
 def run(events: Iterable[Event], rates: Rates, with_spans: bool = False) -> StepTime:
     """Run a step's events."""
-    clock, durations, unknown = _Clock(rates), Durations(rates), dict[str, None]()
-    intervals: dict[str, Intervals] = {"compute": [], "collective": [], "copy": [], "host": []}
-    spans: list[Span] = []
-    phase, block, cpu_optimizer = "", -1, 0.0
-    for event in events:
-        work = event.work
-        if work is None:
-            if event.kind <= Kind.RECORD_STREAM:  # what the allocator alone sees
+    listed, durations = list(events), Durations(rates)
+    found = _Pass(listed, rates, durations, ())
+    for _ in range(0 if rates.blocks_host or not found.collectives else MOST_PASSES):
+        before = found
+        found = _Pass(listed, rates, durations, periods_of(before.collectives))
+        if abs(found.end - before.end) <= SETTLED * before.end:
+            break
+    return found.step_time(found.spans() if with_spans else ())
+
+
+class _Pass:
+    """A step's events in time, with operators slowed down in the periods of collectives of the pass before."""
+
+    def __init__(self, events: Sequence[Event], rates: Rates, durations: Durations, periods: Sequence[Period]) -> None:
+        self.ran: list[tuple[Event, float, float]] = []
+        """What ran, with when it began and ended."""
+        self.collectives: list[tuple[float, float, Work]] = []
+        self.unknown: dict[str, None] = {}
+        self.slowed = 0.0
+        self._events = events
+        clock = Clock(rates, Contention(periods, durations))
+        for event in events:
+            work = event.work
+            if work is None:
+                if event.kind > Kind.RECORD_STREAM:  # the others are what the allocator alone sees
+                    clock.wait(event)
                 continue
-            clock.wait(event)
+            seconds = durations.seconds(event.kind, work)
+            if seconds is None:
+                self.unknown[work.name if not work.group else f"{work.name} ({work.group})"] = None
+                seconds = 0.0
+            if event.kind is Kind.HOST_WORK:
+                begin, end = clock.work_on_host(seconds)
+            else:
+                begin, end = clock.issue(event, work, seconds)
+                self.slowed += end - begin - seconds
+                if work.group and event.kind is not Kind.COPY:
+                    self.collectives.append((begin, end, work))
+            self.ran.append((event, begin, end))
+        self.end = clock.now
+
+    def spans(self) -> tuple[Span, ...]:
+        """Return when each piece of work ran, with the phase and the block that it belongs to."""
+        spans, phase, block, ran = list[Span](), "", -1, iter(self.ran)
+        for event in self._events:
             if event.kind is Kind.MARK:
                 phase, block = event.label, event.number
-            continue
-        seconds = durations.seconds(event.kind, work)
-        if seconds is None:
-            unknown[work.name if not work.group else f"{work.name} ({work.group})"] = None
-            seconds = 0.0
-        if event.kind is Kind.HOST_WORK:
-            begin = clock.host
-            clock.host += seconds
-            cpu_optimizer += seconds if work.name.startswith("optimizer") else 0.0
-        else:
-            begin = clock.issue(event, work, seconds)
-        kind = KIND[event.kind]
-        intervals[kind].append((begin, begin + seconds))
-        if with_spans:
-            spans.append(Span(kind, event.stream, begin, begin + seconds, work, phase, block))
-    return _summary(clock.now, intervals, tuple(unknown), tuple(spans), cpu_optimizer)
+            elif event.work is not None:
+                _, begin, end = next(ran)
+                spans.append(Span(KIND[event.kind], event.stream, begin, end, event.work, phase, block))
+        return tuple(spans)
 
-
-class Durations:
-    """Durations of work; the rates are asked once for each."""
-
-    def __init__(self, rates: Rates) -> None:
-        self._rates = rates
-        self._known: dict[tuple[Kind, Work], float | None] = {}
-
-    def seconds(self, kind: Kind, work: Work) -> float | None:
-        """Return how long a piece of work takes; None where nobody knows."""
-        key = (kind, work)
-        if key not in self._known:
-            ask = {Kind.KERNEL: self._rates.run, Kind.COPY: self._rates.copy, Kind.HOST_WORK: self._rates.host}
-            self._known[key] = ask.get(kind, self._rates.collective)(work)
-        return self._known[key]
-
-
-def _summary(
-    end: float,
-    intervals: dict[str, Intervals],
-    unknown: tuple[str, ...],
-    spans: tuple[Span, ...],
-    cpu_optimizer_seconds: float,
-) -> StepTime:
-    compute, collectives = union(intervals["compute"]), union(intervals["collective"])
-    copies_are_known = not any(name in unknown for name in ("to_device", "to_host"))
-    collectives_are_known = not any("(" in name for name in unknown)
-    is_known = not unknown
-    compute_is_known = all("(" in name or name in ("to_device", "to_host") for name in unknown)
-    return StepTime(
-        step_seconds=end if is_known else None,
-        compute_seconds=length(compute) if compute_is_known else None,
-        communication_seconds=length(collectives) if collectives_are_known else None,
-        exposed_communication_seconds=length(collectives) - overlap(collectives, compute) if is_known else None,
-        host_copy_seconds=length(union(intervals["copy"])) if copies_are_known else None,
-        unknown=unknown,
-        cpu_optimizer_seconds=cpu_optimizer_seconds,
-        spans=spans,
-    )
-
-
-def union(spans: Intervals) -> Intervals:
-    """Return spans without overlap, in order."""
-    merged: Intervals = []
-    for begin, end in sorted(spans):
-        if merged and begin <= merged[-1][1]:
-            if end > merged[-1][1]:
-                merged[-1] = (merged[-1][0], end)
-        elif end > begin:
-            merged.append((begin, end))
-    return merged
-
-
-def length(spans: Intervals) -> float:
-    """Return the seconds of spans that do not overlap."""
-    return sum(end - begin for begin, end in spans)
-
-
-def overlap(one: Intervals, other: Intervals) -> float:
-    """Return the seconds that two lists of such spans share."""
-    shared, index = 0.0, 0
-    for begin, end in one:
-        while index < len(other) and other[index][1] <= begin:
-            index += 1
-        position = index
-        while position < len(other) and other[position][0] < end:
-            shared += min(end, other[position][1]) - max(begin, other[position][0])
-            position += 1
-    return shared
+    def step_time(self, spans: tuple[Span, ...]) -> StepTime:
+        """Return the step time and what it consists of."""
+        busy: dict[str, Intervals] = {"compute": [], "collective": [], "copy": [], "host": []}
+        operators, cpu_optimizer = dict[StepPart, float](), Intervals()
+        for event, begin, end in self.ran:
+            assert event.work is not None
+            busy[KIND[event.kind]].append((begin, end))
+            if event.kind is Kind.KERNEL and event.stream is Stream.COMPUTE:
+                part = part_of(event.work)
+                operators[part] = operators.get(part, 0.0) + end - begin
+            elif event.kind is Kind.HOST_WORK and event.work.name.startswith("optimizer"):
+                cpu_optimizer.append((begin, end))
+        compute, collectives = union(busy["compute"]), union(busy["collective"])
+        unknown = tuple(self.unknown)
+        is_known = not unknown
+        copies_are_known = not any(name in unknown for name in ("to_device", "to_host"))
+        collectives_are_known = not any("(" in name for name in unknown)
+        compute_is_known = all("(" in name or name in ("to_device", "to_host") for name in unknown)
+        return StepTime(
+            step_seconds=self.end if is_known else None,
+            compute_seconds=length(compute) if compute_is_known else None,
+            communication_seconds=length(collectives) if collectives_are_known else None,
+            exposed_communication_seconds=length(collectives) - overlap(collectives, compute) if is_known else None,
+            host_copy_seconds=length(union(busy["copy"])) if copies_are_known else None,
+            unknown=unknown,
+            cpu_optimizer_seconds=length(cpu_optimizer),
+            slowed_seconds=self.slowed,
+            parts=parts_of(self.end, operators, busy, cpu_optimizer) if is_known else {},
+            spans=spans,
+        )

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import re
+
+import msgspec
+
 from fsdp_bench.spec.checked import CaseInsensitiveEnum, Checked, Count, Positive
-from fsdp_bench.spec.errors import SpecError, not_allowed
+from fsdp_bench.spec.errors import SpecError, not_allowed, shown
 
 _PEAK_DTYPES = ("fp32", "tf32", "bf16", "fp16")
 
@@ -16,6 +20,30 @@ class Source(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Date of the document: year, month or day (ISO 8601)."""
     note: str | None = None
     """Which values are derived, and how."""
+
+
+def cuda_version(text: str) -> tuple[int, int]:
+    """Return major and minor number of a version of CUDA.
+
+    Raises:
+        SpecError: for anything else than two numbers, as in ``12.1``.
+    """
+    found = re.fullmatch(r"(\d{1,2})\.(\d{1,2})", text.strip())
+    if found is None:
+        raise SpecError(f"cuda: {shown(text)} is no version of CUDA; two numbers, as torch.version.cuda has them: 12.1")
+    return int(found[1]), int(found[2])
+
+
+class OlderCublas(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The rate of matrix products with a cuBLAS older than a version of CUDA."""
+
+    before_cuda: str
+    """The first version of CUDA to which this no longer applies: ``12.5``."""
+    matmul_efficiency: Positive
+    source: Source
+
+    def _check(self) -> None:
+        cuda_version(self.before_cuda)
 
 
 class Gpu(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -38,11 +66,11 @@ class Gpu(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
     l2_cache_mib: Count | None = None
     """The L2 cache: torch.cuda.get_device_properties(0).L2_cache_size. Inductor allocates as much while it tunes."""
     matmul_efficiency: Positive | None = None
-    """The fraction of the 16-bit peak that the fastest large matrix products reach, if it is published."""
+    """The fraction of the 16-bit peak that large matrix products of whole waves of tiles reach with random numbers
+    under the power limit, if it is published."""
     matmul_efficiency_source: Source | None = None
-    sustained_clock: Positive | None = None
-    """The fraction of the boost clock (to which peaks refer) that the power limit allows in long matrix products."""
-    sustained_clock_source: Source | None = None
+    older_cublas: OlderCublas | None = None
+    """The same with an older cuBLAS, where that is published and differs."""
     nvml_total_bytes: Count | None = None
     """Total memory in NVML and nvidia-smi, which includes memory that the driver reserves."""
     usable_memory_bytes: Count | None = None
@@ -59,6 +87,19 @@ class Gpu(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
         for dtype in self.dense_flops_per_second:
             if dtype not in _PEAK_DTYPES:
                 raise not_allowed("dense_flops_per_second", dtype, _PEAK_DTYPES)
+
+    def with_cuda(self, version: str) -> Gpu:
+        """Return the GPU with the cuBLAS of a version of CUDA, such as ``12.1``.
+
+        Raises:
+            SpecError: if that is no version.
+        """
+        older = self.older_cublas
+        if older is None or cuda_version(version) >= cuda_version(older.before_cuda):
+            return self
+        return msgspec.structs.replace(
+            self, matmul_efficiency=older.matmul_efficiency, matmul_efficiency_source=older.source
+        )
 
     def peak_flops_per_second(self, dtype: str) -> float | None:
         """Return the dense peak for ``fp32``, ``bf16`` or ``fp16``. None if it is not documented.

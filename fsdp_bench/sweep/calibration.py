@@ -189,9 +189,9 @@ class _Host(RatesWithoutCommunication):
         super().__init__(rates, setup)
         self.launch_seconds, self._hook_seconds = launch_seconds, hook_seconds
 
-    def run(self, work: Work) -> float:
+    def run(self, work: Work, beside: tuple[Work, ...] = ()) -> float:
         """Seconds of an operator."""
-        return self._rates.run(work) or 0.0
+        return self._rates.run(work, beside) or 0.0
 
     def host(self, _work: Work) -> float:
         """Seconds of a hook."""

@@ -20,7 +20,7 @@ class EverythingTakes:
     blocks_host: bool = False
     source: str = "datasheet"
 
-    def run(self, work: Work) -> float:
+    def run(self, work: Work, beside: tuple[Work, ...] = ()) -> float:
         """An operator; likewise for the rest."""
         return self.seconds
 

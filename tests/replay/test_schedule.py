@@ -34,7 +34,7 @@ class Plain:
     blocks_host: bool = False
     source: str = "datasheet"
 
-    def run(self, work: Work) -> float:
+    def run(self, work: Work, beside: tuple[Work, ...] = ()) -> float:
         """Computing or moving."""
         if work.is_product:
             m, n, k = work.dims

@@ -43,7 +43,7 @@ class Offer:
     @property
     def range(self) -> Range | None:
         """How far its speed may be off; None if predictions for such a GPU were never compared with a run."""
-        return range_of(self.cluster.gpu, self.timed.setup.compile)
+        return range_of(self.cluster.gpu)
 
     @property
     def seconds(self) -> float | None:

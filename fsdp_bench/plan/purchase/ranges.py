@@ -26,10 +26,37 @@ class Errors(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     highest: float
 
 
-class PredictionErrors(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The errors of speed by ``A100 eager``, ``H100 compiled``, ...; of peaks by ``eager`` and ``compiled``."""
+class HeldOut(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How many runs of one publisher lie in the range that was made from all other publishers' runs."""
 
-    speed: dict[str, Errors]
+    num_runs: int
+    inside: int
+
+
+class SpeedErrors(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The errors of published speeds: the central 95 % of them, each publisher counting alike."""
+
+    num_runs: int
+    families: tuple[str, ...]
+    """Publishers."""
+    gpus: tuple[str, ...]
+    """Generations of GPUs: ``A100``, ``H100``."""
+    lowest: float
+    """``predicted / published - 1``."""
+    highest: float
+    held_out: dict[str, HeldOut]
+    """The range tried on each publisher, by its name."""
+
+    @property
+    def fraction_inside(self) -> float:
+        """The fraction of runs inside of a range that they did not make."""
+        return sum(one.inside for one in self.held_out.values()) / self.num_runs
+
+
+class PredictionErrors(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The errors of speed, and of peaks by ``eager`` and ``compiled``."""
+
+    speed: SpeedErrors
     memory: dict[str, Errors]
 
 
@@ -49,26 +76,17 @@ def prediction_errors() -> PredictionErrors:
     return msgspec.json.decode(data, type=PredictionErrors)
 
 
-def range_of(gpu: Gpu, compiled: bool) -> Range | None:
-    """Return the range of a speed on a GPU; None if no published run on its generation was ever compared.
-
-    If all predictions were too fast, the prediction itself is above it.
-    """
-    name = f"{gpu.name.split('-')[0]} {'compiled' if compiled else 'eager'}"
-    found = prediction_errors().speed.get(name)
-    if found is None or "SXM" not in gpu.name.upper():  # no run on a PCIe card was compared
+def range_of(gpu: Gpu) -> Range | None:
+    """Return the range of a speed on a GPU; None if no published run on its generation was ever compared."""
+    found = prediction_errors().speed
+    if gpu.name.split("-")[0] not in found.gpus or "SXM" not in gpu.name.upper():  # no run on a PCIe card was compared
         return None
     slowest, fastest = 1 / (1 + found.highest), 1 / (1 + found.lowest)
-    return Range(slowest, fastest, f"{_in_words(found)} in {found.num_runs} published {name} runs")
-
-
-def _in_words(errors: Errors) -> str:
-    low, high = errors.lowest, errors.highest
-    if low >= 0:
-        return f"predictions were {low:.0%} to {high:.0%} too fast"
-    if high <= 0:
-        return f"predictions were {-high:.0%} to {-low:.0%} too slow"
-    return f"predictions were up to {high:.0%} too fast and up to {-low:.0%} too slow"
+    because = (
+        f"of {found.num_runs} published runs on {' and '.join(found.gpus)} 95% were predicted {-found.lowest:.0%} too"
+        f" slow to {found.highest:.0%} too fast"
+    )
+    return Range(slowest, fastest, because)
 
 
 class PeakRange(NamedTuple):

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 
 from fsdp_bench.plan.chart_data.step_streams import StepStreams, merged, role_of, step_streams
 from fsdp_bench.plan.question import Question
-from fsdp_bench.replay.schedule import Intervals, union
+from fsdp_bench.replay.intervals import Intervals, union
 from fsdp_bench.report.charts.figure import FAILURE, SMALL, TEXT, WIDTH, legend, new_frame
+from fsdp_bench.report.charts.step_parts import PARTS_HEIGHT, draw_parts
 from fsdp_bench.report.text.common import hardware_text
 from fsdp_bench.report.text.setups import common_line, setup_line, title, varying_fields
 from fsdp_bench.report.text.speed import percent, rests_on, throughput_text
@@ -74,7 +75,8 @@ def step_figure(questions: Sequence[Question]) -> Figure:
     """
     if len(questions) > MOST:
         raise SpecError(f"step-chart: {len(questions)} setups are too many for one picture; at most {MOST}")
-    panels, first = _panels(step_streams(questions)), questions[0]
+    found, first = step_streams(questions), questions[0]
+    panels = _panels(found)
     several = len(questions) > 1
     setup = common_line(first.setup, varying_fields(questions)) if several else setup_line(first.setup)
     frame = new_frame(
@@ -89,7 +91,9 @@ def step_figure(questions: Sequence[Question]) -> Figure:
             "red: a collective runs and no operator does",
         ],
     )
-    for axes, panel in zip(frame.body.subplots(len(panels), 1, squeeze=False)[:, 0], panels, strict=True):
+    rows = frame.body.subplots(1 + len(panels), 1, height_ratios=[PARTS_HEIGHT * len(panels)] + len(panels) * [1.0])
+    draw_parts(rows[0], [(panel.title if several else "", panel.streams.speed.time) for panel in panels[: len(found)]])
+    for axes, panel in zip(rows[1:], panels, strict=True):
         _draw(axes, panel, TEXT if len(panels) < 3 else SMALL - 1)
     legend(frame, _handles(panels))
     return frame.figure

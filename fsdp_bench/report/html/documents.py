@@ -148,6 +148,7 @@ class PredictedTime(msgspec.Struct, frozen=True, kw_only=True):
     compute_seconds: float | None = None
     communication_seconds: float | None = None
     exposed_communication_seconds: float | None = None
+    parts_seconds: dict[str, float] | None = None
     tokens_per_second_per_gpu: Positive | None = None
     mfu: float | None = None
     rates: str | None = None

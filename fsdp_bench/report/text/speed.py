@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from fsdp_bench.plan.speed import Speed
+from fsdp_bench.replay.schedule import StepTime
+from fsdp_bench.replay.step_parts import StepPart
 from fsdp_bench.report.text.common import UNKNOWN, fact
 from fsdp_bench.spec.profile import Profile
 from fsdp_bench.spec.units import format_seconds
@@ -24,16 +26,40 @@ def time_facts(found: Speed, profile: Profile | None, mode: str = "eager") -> li
             f"{format_seconds(time.step_seconds)}, {throughput_text(found)}, MFU {percent(found.mfu)},"
             f" HFU {percent(found.hfu)} (predicted, for {mode})",
         ),
+        fact("of it", parts_text(time)),
         fact(
             "",
-            f"operators {format_seconds(time.compute_seconds or 0.0)};"
-            f" collectives {format_seconds(time.communication_seconds)}, of which"
-            f" {format_seconds(time.exposed_communication_seconds)} while no operator runs"
-            f"{_part('copies to and from the host', time.host_copy_seconds)}"
-            f"{_part('optimizer on the CPU', time.cpu_optimizer_seconds)}",
+            f"collectives run for {format_seconds(time.communication_seconds)}"
+            f"{_slower(time.slowed_seconds)}"
+            f"{_also('copies to and from the host for', time.host_copy_seconds)}",
         ),
     ]
     return [*lines, fact("", f"rates: {rests_on(found, profile)}")]
+
+
+_PRINTED = 5e-5
+"""The shortest time that a tenth of a millisecond shows."""
+PART_LABELS: dict[str, str] = {
+    StepPart.MATRIX_PRODUCTS: "matrix products",
+    StepPart.ATTENTION: "attention",
+    StepPart.OTHER_OPERATORS: "other operators",
+    StepPart.OPTIMIZER: "optimizer",
+    StepPart.EXPOSED_COMMUNICATION: "exposed communication",
+    StepPart.EXPOSED_COPIES: "exposed copies to and from the host",
+    StepPart.CPU_OPTIMIZER: "optimizer on the CPU",
+    StepPart.WAITING_FOR_HOST: "waiting for the host",
+}
+"""The parts of a step in words, in the order in which charts draw them."""
+
+
+def parts_text(time: StepTime) -> str:
+    """Return the parts that the step consists of, the largest first; they add up to the step."""
+    parts = sorted(time.parts.items(), key=lambda part: -part[1])
+    return ", ".join(f"{PART_LABELS[part]} {format_seconds(seconds)}" for part, seconds in parts if seconds >= _PRINTED)
+
+
+def _slower(seconds: float) -> str:
+    return f", and slow the operators beside them down by {format_seconds(seconds)}" if seconds >= _PRINTED else ""
 
 
 def throughput_text(found: Speed) -> str:
@@ -42,7 +68,7 @@ def throughput_text(found: Speed) -> str:
     return "not trained on tokens" if tokens is None else f"{tokens:,.0f} tokens/s per GPU"
 
 
-def _part(name: str, seconds: float | None) -> str:
+def _also(name: str, seconds: float | None) -> str:
     return f"; {name} {format_seconds(seconds)}" if seconds else ""
 
 

@@ -7,6 +7,7 @@ from statistics import median
 
 from fsdp_bench.report.table import table_columns, table_lines
 from fsdp_bench.report.validation.left_out import left_out, taken
+from fsdp_bench.validate.published.ranges import CENTRAL, speed_errors
 from fsdp_bench.validate.published.speed import SpeedRow, SpeedSummary, kind_of
 
 HEADERS = ("case", "code", "published", "predicted", "error", "constant\nMFU", "exposed")
@@ -22,7 +23,7 @@ def format_speed(rows: Sequence[SpeedRow], summary: SpeedSummary) -> str:
         "",
         *table_lines(table_columns(HEADERS, map(_cells, compared), HEADERS[2:], ("exposed", "code")), indent=2),
     ]
-    lines += ["", *_summary(compared, summary), ""]
+    lines += ["", *_summary(compared, summary), "", *_range(compared), ""]
     lines += taken((row.family, row.assumptions) for row in compared)
     return "\n".join([*lines, "", *left_out((row.case, row.reason) for row in rows)])
 
@@ -61,6 +62,16 @@ def _summary(rows: Sequence[SpeedRow], summary: SpeedSummary) -> list[str]:
             found.append((name, str(len(group)), f"{ours:.1%}", f"{constant:.1%}", fast))
     headers = ("median |error|", "rows", "predicted", "constant MFU", "too fast")
     return table_lines(table_columns(headers, found, headers[1:]), indent=2)
+
+
+def _range(rows: Sequence[SpeedRow]) -> list[str]:
+    """Return the range that plans print beside a speed, and how it holds for publishers that did not make it."""
+    found = speed_errors(rows)
+    lines = [
+        f"range: {CENTRAL:.0%} of the errors are between {found.lowest:+.1%} and {found.highest:+.1%}",
+        f"  of a publisher that is left out the range of the others holds {found.fraction_inside:.0%} of the rows:",
+    ]
+    return lines + [f"    {name}: {one.inside} of {one.num_runs}" for name, one in found.held_out.items()]
 
 
 def _median(errors: Iterable[float | None]) -> float:

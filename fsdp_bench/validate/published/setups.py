@@ -50,7 +50,11 @@ class Framework:
     reduces_in_compute_dtype_if_blank: str | None = None
     """The place in the code, if gradients are reduced in the compute dtype when the row does not say."""
     syncs_every_micro_batch: bool = True
+    cuda: str | None = None
+    """The version of CUDA with which the torch of that time is built: of its cuBLAS. None: a recent one."""
 
+
+_CUDA_12_1 = "version of CUDA not stated: cuBLAS of 12.1"
 
 FRAMEWORKS = {
     "torchtitan-pr165": Framework(
@@ -58,7 +62,9 @@ FRAMEWORKS = {
         (
             "units: each block and the root; use_orig_params (torchtrain/parallelisms/parallelize_llama.py)",
             "gradients clipped to norm 1.0 (train.py, training.max_norm)",
+            f"{_CUDA_12_1} (torch 2.3 and the nightly builds of March 2024)",
         ),
+        cuda="12.1",
         recomputes_every_second_product="torchtrain/parallelisms/parallelize_llama.py, mm_count % 2",
     ),
     "litgpt-thunder": Framework(
@@ -76,7 +82,9 @@ FRAMEWORKS = {
         (
             "gradients clipped; the loss is computed on logits in the compute dtype (fms_fsdp/utils/train_utils.py:"
             " CrossEntropyLoss on the model's output)",
+            f"{_CUDA_12_1} (torch 2.2 and 2.3, early 2024)",
         ),
+        cuda="12.1",
         cross_entropy=CrossEntropy.SAME_DTYPE,
     ),
     "llm-foundry-mpt": Framework(
@@ -88,7 +96,9 @@ FRAMEWORKS = {
             " loss_fn 'fused_crossentropy')",
             "decoupled_adamw is a loop over tensors (composer/optim/decoupled_weight_decay.py); gradients clipped,"
             " and reduced in every micro-batch (composer/trainer/dist_strategy.py: no_sync is for DDP only)",
+            f"{_CUDA_12_1} or older (torch 1.13 to 2.1, 2023)",
         ),
+        cuda="12.1",
         model_family=Family.GPT2,
         optimizers={"decoupled_adamw": OptimizerKind.ADAMW_FOR_LOOP},
         loss=Loss.FLASH_ATTN,

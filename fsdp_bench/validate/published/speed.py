@@ -14,15 +14,16 @@ from statistics import median
 
 import msgspec
 
+from fsdp_bench.rates.attention import FLASH_ATTENTION_2, TRITON
 from fsdp_bench.rates.collectives import groups_of
-from fsdp_bench.rates.datasheet import ATTENTION_EFFICIENCY, datasheet
+from fsdp_bench.rates.datasheet import datasheet
 from fsdp_bench.replay.schedule import step_time
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.hardware import Cluster
 from fsdp_bench.spec.setup import Checkpointing
 from fsdp_bench.validate.published.cases import CaseInputs, PublishedCase, describe, read_cases
 from fsdp_bench.validate.published.hardware import cluster_of
-from fsdp_bench.validate.published.setups import Plan, Unpredictable, plan_case
+from fsdp_bench.validate.published.setups import FRAMEWORKS, Plan, Unpredictable, plan_case
 
 _LLM_FOUNDRY = "llm-foundry-mpt"
 _WRITES_NORMS_IN_PYTHON = {
@@ -33,14 +34,6 @@ _WRITES_NORMS_IN_PYTHON = {
 
 COMPARED = (_LLM_FOUNDRY, "ibm-fms-fsdp", "torchtitan-pr165")
 """Publishers whose code was read for effects on time."""
-
-TRITON_ATTENTION_EFFICIENCY = {8: (ATTENTION_EFFICIENCY[8][0] / 1.4, ATTENTION_EFFICIENCY[8][1] / 2.0)}
-"""Efficiency of FlashAttention (1) in Triton: fractions of the 16-bit peak in forward and backward, by major compute
-capability.
-
-sm80: FlashAttention-2 is "1.3-1.5x faster in the forward pass and around 2x faster in the backward pass" than
-FlashAttention on an A100 (FlashAttention-2, section 4.1). Nothing is published for llm-foundry's kernel on sm90:
-its own file says "only been tested on A100" (llmfoundry/models/layers/flash_attn_triton.py)."""
 
 _FLASH_ATTENTION_2_MODELS = ("MPT-1b", "MPT-3b", "MPT-7b", "MPT-70b")
 """Models that run FlashAttention-2 on 128 H100 and more (llm-foundry, scripts/train/benchmarking/sweep.py:
@@ -222,7 +215,8 @@ def _cluster(inputs: CaseInputs) -> Cluster:
     cluster = cluster_of(inputs)
     if cluster.num_nodes > 1 and cluster.server.inter_node is None:
         raise SpecError("the source does not state the network between the nodes")
-    return cluster
+    cuda = FRAMEWORKS[inputs.family].cuda
+    return cluster if cuda is None else msgspec.structs.replace(cluster, gpu=cluster.gpu.with_cuda(cuda))
 
 
 def _assumptions(inputs: CaseInputs, parts: Sequence[tuple[float, Plan]]) -> list[str]:
@@ -235,7 +229,12 @@ def _assumptions(inputs: CaseInputs, parts: Sequence[tuple[float, Plan]]) -> lis
         blocks = f"{parts[1][0]:.0%} of {inputs.model}'s blocks on {inputs.gpu}"
         found.append(f"{blocks} are checkpointed, from the printed HFU over MFU")
     if _runs_triton(inputs):
-        found.append("attention by FlashAttention in Triton, 1.4 and 2 times slower than FlashAttention-2 on sm80")
+        found.append(
+            "attention by FlashAttention in Triton: 1.4 times slower forward and 2 times slower backward than"
+            " FlashAttention-2, as on an A100"
+        )
+    else:
+        found.append("attention by FlashAttention-2: torch's own, or flash-attn 2")
     return found
 
 
@@ -245,22 +244,9 @@ def _runs_triton(inputs: CaseInputs) -> bool:
     return inputs.family == _LLM_FOUNDRY and not (is_large and inputs.model in _FLASH_ATTENTION_2_MODELS)
 
 
-def attention_efficiency(inputs: CaseInputs, cluster: Cluster) -> tuple[float, float] | None:
-    """Return the efficiency of a case's attention kernel in forward and backward. None for torch's own kernel.
-
-    Raises:
-        SpecError: if no source states it for the GPU.
-    """
-    if not _runs_triton(inputs):
-        return None
-    capability = cluster.gpu.compute_capability
-    found = TRITON_ATTENTION_EFFICIENCY.get(int(capability or 0))
-    if found is None:
-        raise SpecError(
-            "attention by FlashAttention (1) in Triton: its rate on compute capability"
-            f" {capability} is not published anywhere"
-        )
-    return found
+def attention_kernel(inputs: CaseInputs) -> str:
+    """Return the name of a case's attention kernel in attention.toml; torch chose cuDNN's from 2.5 on."""
+    return TRITON if _runs_triton(inputs) else FLASH_ATTENTION_2
 
 
 def _step(inputs: CaseInputs, plan: Plan, cluster: Cluster) -> tuple[float, float]:
@@ -268,7 +254,7 @@ def _step(inputs: CaseInputs, plan: Plan, cluster: Cluster) -> tuple[float, floa
     norms = inputs.family in _WRITES_NORMS_IN_PYTHON and inputs.compiled != "yes"
     kernels = replace(plan.kernels, composite_norms=norms)
     rates = datasheet(cluster, cluster.gpu, plan.setup, groups_of(cluster, plan.setup))
-    rates = replace(rates, attention_efficiency=attention_efficiency(inputs, cluster))
+    rates = replace(rates, attention_kernel=attention_kernel(inputs))
     time = step_time(plan.model, plan.setup, kernels, rates)
     if time.step_seconds is None or time.exposed_communication_seconds is None:
         raise SpecError(f"unknown: {', '.join(time.unknown)}")

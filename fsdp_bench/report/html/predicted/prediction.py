@@ -32,6 +32,7 @@ from fsdp_bench.report.html.scales import around, from_zero, remarks_of
 from fsdp_bench.report.html.step import breakdown_bars, phase_bars
 from fsdp_bench.report.text.common import UNKNOWN
 from fsdp_bench.report.text.setups import spaced
+from fsdp_bench.report.text.speed import PART_LABELS
 from fsdp_bench.spec.units import GIB, format_count, format_gib, format_seconds
 
 SETTINGS = ("strategy", "api", "precision", "offload", "checkpointing", "optimizer", "loss", "micro_batch_size",
@@ -135,17 +136,26 @@ def _time(one: PredictionDocument) -> Block:
     assert time is not None
     if time.step_seconds is None:
         return Text(f"Unknown: {', '.join(time.unknown) or 'no rates are known'}.")
-    parts = {"step": time.step_seconds, "operators": time.compute_seconds, "collectives": time.communication_seconds}
-    parts["exposed communication"] = time.exposed_communication_seconds
-    colors = {"step": "measured", "operators": "role-forward", "collectives": "role-all_gather"}
+    if time.parts_seconds:
+        parts = {_part_label(name): seconds for name, seconds in time.parts_seconds.items() if seconds > 0}
+        caption = f"What a step of {format_seconds(time.step_seconds)} consists of (predicted)"
+    else:  # written before the parts were
+        parts = {"operators": time.compute_seconds or 0.0}
+        parts["exposed communication"] = time.exposed_communication_seconds or 0.0
+        caption = f"Of a step of {format_seconds(time.step_seconds)} (predicted)"
     lines = [
-        BarLine(
-            name, format_seconds(value), (Piece(name, colors.get(name, "exposed"), _share(value, time.step_seconds)),)
-        )
-        for name, value in parts.items()
-        if value is not None
+        BarLine(name, format_seconds(value), (Piece(name, _color(name), _share(value, time.step_seconds)),))
+        for name, value in sorted(parts.items(), key=lambda part: -part[1])
     ]
-    return Bars("Seconds of one step (predicted)", (BarGroup("", tuple(lines)),), notes=(f"rates: {time.rates}",))
+    return Bars(caption, (BarGroup("", tuple(lines)),), notes=(f"rates: {time.rates}",))
+
+
+def _part_label(name: str) -> str:
+    return PART_LABELS.get(name, spaced(name))
+
+
+def _color(name: str) -> str:
+    return "exposed" if name.startswith(("exposed", "waiting", "optimizer on the CPU")) else "role-forward"
 
 
 def _share(value: float, whole: float) -> float:

@@ -1,0 +1,63 @@
+"""What a step's time consists of: parts that exclude each other and add up to the step.
+
+At any time the step belongs to the operators that run; if none runs, to the collectives; then to copies to and from the
+host; then to the optimizer that the host computes. What is left is time in which the GPU waits for the host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+
+from fsdp_bench.replay.intervals import Intervals, length, overlap, union
+from fsdp_bench.simulate.events import Work
+
+
+class StepPart(StrEnum):
+    """A part of a step's time; the keys of ``parts_seconds`` in ``predict --json``."""
+
+    MATRIX_PRODUCTS = "matrix_products"
+    ATTENTION = "attention"
+    OTHER_OPERATORS = "other_operators"
+    """Norms, activations, casts, copies within the GPU, losses."""
+    OPTIMIZER = "optimizer"
+    """On the GPU."""
+    EXPOSED_COMMUNICATION = "exposed_communication"
+    EXPOSED_COPIES = "exposed_copies"
+    """Copies to and from the host, while neither operators nor collectives run."""
+    CPU_OPTIMIZER = "cpu_optimizer"
+    WAITING_FOR_HOST = "waiting_for_host"
+    """The host has not yet launched what comes next: its time for operators and hooks."""
+
+
+def part_of(work: Work) -> StepPart:
+    """Return the part that an operator on the GPU belongs to."""
+    if work.is_product:
+        return StepPart.MATRIX_PRODUCTS
+    if work.is_attention:
+        return StepPart.ATTENTION
+    return StepPart.OPTIMIZER if work.name.startswith("optimizer") else StepPart.OTHER_OPERATORS
+
+
+def parts_of(
+    end: float, operators: Mapping[StepPart, float], busy: Mapping[str, Intervals], cpu_optimizer: Intervals
+) -> dict[StepPart, float]:
+    """Return the seconds of each part.
+
+    Args:
+        end: the seconds of the step.
+        operators: seconds of the operators on the compute stream, which runs one at a time, by part.
+        busy: intervals of ``compute``, ``collective`` and ``copy`` on all streams.
+        cpu_optimizer: when the host computes the optimizer.
+    """
+    compute, collectives, copies = (union(busy[kind]) for kind in ("compute", "collective", "copy"))
+    gpu = union(compute + collectives)
+    device = union(gpu + copies)
+    optimizer = union(cpu_optimizer)
+    parts = dict.fromkeys(StepPart, 0.0) | dict(operators)
+    parts[StepPart.OTHER_OPERATORS] += length(compute) - sum(operators.values())
+    parts[StepPart.EXPOSED_COMMUNICATION] = length(gpu) - length(compute)
+    parts[StepPart.EXPOSED_COPIES] = length(device) - length(gpu)
+    parts[StepPart.CPU_OPTIMIZER] = length(optimizer) - overlap(optimizer, device)
+    parts[StepPart.WAITING_FOR_HOST] = end - length(device) - parts[StepPart.CPU_OPTIMIZER]
+    return parts

@@ -1,0 +1,165 @@
+"""What a collective costs the operators beside it, counted by hand; and that the parts of a step add up to it."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from fsdp_bench.catalog import loader
+from fsdp_bench.plan.speed import speed
+from fsdp_bench.rates.collectives import groups_of
+from fsdp_bench.rates.datasheet import Datasheet, datasheet
+from fsdp_bench.replay.contention import periods_of
+from fsdp_bench.replay.schedule import run, step_time
+from fsdp_bench.replay.step_parts import StepPart
+from fsdp_bench.simulate.events import Stream, Work
+from fsdp_bench.simulate.operators.kernels import CUDA
+from fsdp_bench.simulate.tape import Tape
+from fsdp_bench.spec.hardware import Cluster
+from fsdp_bench.spec.model import ModelShape
+from fsdp_bench.spec.setup import ShardingStrategy, TrainSetup, impossible
+from tests.conftest import simulating
+from tests.replay.test_schedule import Plain, setups
+
+
+@dataclass(frozen=True)
+class Halved(Plain):
+    """Each collective beside an operator halves its speed."""
+
+    def run(self, work: Work, beside: tuple[Work, ...] = ()) -> float:
+        """Twice as long for each collective."""
+        return super().run(work) * 2 ** len(beside)
+
+
+def test_an_operator_is_slow_only_while_a_collective_runs() -> None:
+    """Ten seconds of work with four seconds of an all-gather in between: two seconds of work are done in these."""
+    tape = Tape()
+    tape.kernel("aten::mul", 1, 4)
+    tape.wait_stream(Stream.ALL_GATHER, Stream.COMPUTE)
+    tape.collective("all_gather", "shard", 4, Stream.ALL_GATHER)
+    tape.kernel("aten::mul", 10, 4)
+    time = run(tape.events, Halved(memory=1.0, network=1.0), with_spans=True)
+    assert [(span.begin, span.end) for span in time.spans] == [(0, 1), (1, 5), (1, 13)]
+    assert time.slowed_seconds == 2.0
+    assert time.exposed_communication_seconds == 0.0
+
+
+def test_an_operator_that_was_issued_before_a_collective_is_slowed_down_too() -> None:
+    """The collective begins while the operator runs, though the host issues it later."""
+    tape = Tape()
+    tape.kernel("aten::mul", 10, 4)
+    tape.collective("all_gather", "shard", 4, Stream.ALL_GATHER)
+    assert run(tape.events, Halved(memory=1.0, network=1.0)).step_seconds == 12.0
+
+
+def test_two_collectives_at_once_are_two_periods_or_three() -> None:
+    """The periods in which the same collectives run."""
+    a, b = Work("all_gather", 1, group="shard"), Work("all_reduce", 1, group="replicate")
+    periods = periods_of([(0.0, 4.0, a), (3.0, 6.0, b), (9.0, 9.0, a)])
+    assert [(p.begin, p.end, p.collectives) for p in periods] == [
+        (0.0, 3.0, (a,)),
+        (3.0, 4.0, (a, b)),
+        (4.0, 6.0, (b,)),
+    ]
+
+
+def on_h100s(nodes: int = 1) -> Datasheet:
+    setup = TrainSetup(world_size=8 * nodes)
+    cluster = Cluster(server=loader.server("p5.48xlarge"), gpu=loader.gpu("H100-SXM"), num_nodes=nodes, gpus_per_node=8)
+    return datasheet(cluster, cluster.gpu, setup, groups_of(cluster, setup))
+
+
+def test_a_product_of_one_wave_needs_two_beside_an_all_gather() -> None:
+    """132 tiles on 132 multiprocessors; 24 of them run NCCL's channels (forums.developer.nvidia.com/t/337991)."""
+    rates, gather = on_h100s(), Work("all_gather", 10**9, group="shard")
+    assert rates.channels["shard"] == 24
+    product = Work("aten::mm nt", 0, (128 * 132, 256, 8192), 2)
+    alone, beside = rates.run(product), rates.run(product, (gather,))
+    assert alone is not None
+    assert beside == pytest.approx(2 * alone)
+
+
+def test_what_moves_bytes_shares_the_memory_with_the_collective() -> None:
+    """Three bytes of traffic for each byte that an all-gather delivers."""
+    rates, gather = on_h100s(), Work("all_gather", 10**9, group="shard")
+    add = Work("aten::add", 3 * 10**9, itemsize=2)
+    seconds = rates.collective(gather)
+    alone, beside = rates.run(add), rates.run(add, (gather,))
+    assert seconds is not None
+    assert alone is not None
+    assert beside is not None
+    assert 1 / beside == pytest.approx(1 / alone - (3 * 10**9 / seconds) / add.num_bytes)
+
+
+@simulating
+@given(setups(), st.sampled_from([1e9, 1e11]), st.sampled_from([0.0, 1e-5]), st.booleans())
+def test_the_parts_add_up_to_the_step(
+    drawn: tuple[ModelShape, TrainSetup], network: float, launch: float, blocks_host: bool
+) -> None:
+    """No part is negative, nothing is left over; and without contention nothing is slower."""
+    shape, setup = drawn
+    if impossible(setup, "cuda"):
+        return
+    rates = Halved(network=network, launch_seconds=launch, hook_seconds=launch, blocks_host=blocks_host)
+    plain = Plain(network=network, launch_seconds=launch, hook_seconds=launch, blocks_host=blocks_host)
+    slowed, alone = (step_time(shape, setup, CUDA, one) for one in (rates, plain))
+    assert slowed.step_seconds is not None
+    assert alone.step_seconds is not None
+    assert slowed.step_seconds >= alone.step_seconds * (1 - 1e-3)
+    for time in (slowed, alone):
+        assert set(time.parts) == set(StepPart)
+        assert all(seconds >= -1e-12 for seconds in time.parts.values())
+        assert sum(time.parts.values()) == pytest.approx(time.step_seconds, rel=1e-9)
+        assert time.parts[StepPart.EXPOSED_COMMUNICATION] == pytest.approx(time.exposed_communication_seconds)
+
+
+HARDWARE = {
+    "network": lambda server, gpu, factor: (replace(server, inter_node=_faster(server.inter_node, factor)), gpu),
+    "NVLink": lambda server, gpu, factor: (replace(server, intra_node=_faster(server.intra_node, factor)), gpu),
+    "memory": lambda server, gpu, factor: (server, _faster(gpu, factor, "memory_bandwidth_bytes_per_second")),
+    "clock": lambda server, gpu, factor: (
+        server,
+        replace(gpu, dense_flops_per_second={k: v * factor for k, v in gpu.dense_flops_per_second.items()}),
+    ),
+}
+
+
+def _faster(part: Any, factor: float, name: str = "bandwidth_bytes_per_second") -> Any:
+    return replace(part, **{name: getattr(part, name) * factor})
+
+
+@pytest.mark.parametrize("faster", HARDWARE)
+@pytest.mark.parametrize("strategy", [one.value for one in ShardingStrategy])
+def test_faster_hardware_never_makes_a_step_slower(strategy: str, faster: str) -> None:
+    """Less time or as much, but for what the passes leave unsettled."""
+    shape, server, gpu = loader.model("Llama-3.2-1B").shape(), loader.server("p5.48xlarge"), loader.gpu("H100-SXM")
+    kind = ShardingStrategy(strategy)
+    setup = TrainSetup(world_size=16, strategy=kind, shard_size=8 if kind.is_hybrid else None, sequence_length=1024)
+    steps = []
+    for factor in (0.25, 0.5, 0.8, 1.0, 1.3, 2.0, 4.0):
+        changed, card = HARDWARE[faster](server, gpu, factor)
+        time = speed(shape, setup, Cluster(server=changed, gpu=card, num_nodes=2, gpus_per_node=8)).time
+        assert time.step_seconds is not None
+        steps.append(time.step_seconds)
+    for slow, fast in itertools.pairwise(steps):
+        assert fast <= slow * (1 + 1e-3)
+
+
+@given(st.sampled_from(["all_gather", "reduce_scatter", "all_reduce"]), st.integers(0, 34), st.sampled_from([1, 2, 16]))
+def test_no_collective_beats_its_links_bandwidth(kind: str, power: int, nodes: int) -> None:
+    """Every byte that other ranks have must cross the slowest link; all-reduce sends it twice."""
+    rates, message = on_h100s(nodes), 2**power
+    seconds = rates.collective(Work(kind, message, group="shard"))
+    assert rates.groups is not None
+    topology = rates.groups.shard
+    assert seconds is not None
+    assert topology is not None
+    n = topology.size
+    least = message * (n - 1) / n * (2 if kind == "all_reduce" else 1) / topology.bus_bandwidth
+    assert seconds >= least * (1 - 1e-9)
