@@ -1,11 +1,13 @@
 """Facts about GPUs, servers and models, each with its source and date, and their lookup by name.
 
 Read in this order:
-    gpus.toml        each GPU's usable memory, dense peak FLOP/s, sustained clock
+    gpus.toml        each GPU's usable memory, dense peak FLOP/s, rate of matrix products
+    attention.toml   how fast attention kernels run; attention.py reads it
     servers.toml     each server's GPUs, links between GPUs, network between nodes, host memory
     models.toml      each published model's dimensions, with the names of Hugging Face's config.json
     prices.toml      what servers cost
     published.csv    other people's measurements: peak memory, throughput, fits or not; validate/published reads it
+    attention.py     the published rates of attention kernels
     loader.py        the catalogue: the built-in files, and a user's file whose entries replace or add
     lookup.py        gpu(), server() and model() by name, size or file; the GPUs that a run uses
     model_entry.py   one model of models.toml, its config.json, and whether predictions can express it exactly

@@ -7,7 +7,7 @@ Read in this order:
     estimate.py           predicts memory, and whether it fits
     speed.py              predicts step time, tokens per second, MFU
     headroom.py           GPU memory that is kept free for the CUDA context and NCCL
-    gpu_memory_option.py  applies --gpu-memory, --headroom and a measured CUDA context
+    gpu_memory_option.py  applies --gpu-memory, --headroom, --cuda and a measured CUDA context
     defaults.py           precision, sequence length and GPUs per node, if the user names none
     search/               the largest candidate that fits
     max_size.py           the answers of max-size: a search for each setting

@@ -17,7 +17,7 @@ from fsdp_bench.plan.answers import LargestModel, TimedEstimate
 from fsdp_bench.plan.defaults import DEFAULT_PRECISION, default_sequence_length
 from fsdp_bench.plan.estimate import KERNELS, Estimate
 from fsdp_bench.plan.estimate import estimate as estimate_memory
-from fsdp_bench.plan.gpu_memory_option import sized, stated_headroom, without_context
+from fsdp_bench.plan.gpu_memory_option import sized, stated_headroom, with_cuda, without_context
 from fsdp_bench.plan.search.fit import FitCheck
 from fsdp_bench.plan.search.quantity import size_ladder
 from fsdp_bench.plan.search.search import SearchResult, find_largest
@@ -100,6 +100,7 @@ def estimate(
     gpu_memory: str | int | None = None,
     headroom: str | int | None = None,
     calibration: str | Path | Profile | None = None,
+    cuda: str | None = None,
     **setup_fields: Unpack[SetupFields],
 ) -> TimedEstimate:
     """Predict memory, fit and time of one setup: ``estimate("Llama-3.1-8B", server="p5.48xlarge", strategy="zero3")``.
@@ -129,6 +130,8 @@ def estimate(
         headroom: memory kept free on each GPU for the CUDA context and NCCL, ``"2GiB"`` or bytes, instead of what
             headroom.py derives and assumes.
         calibration: the file or Profile that ``fsdp-bench calibrate`` made, instead of the datasheet.
+        cuda: version of CUDA of the torch in use, ``"12.1"``, which decides how fast its cuBLAS multiplies; by default
+            a recent one.
         setup_fields: fields of TrainSetup by name, enums also as text (case-insensitive). They override ``setup``.
 
     Raises:
@@ -149,6 +152,8 @@ def estimate(
     shape = find_model(which, found.sequence_length, code=code)
     kernel_set = _kernels(kernels)
     profile = _profile(calibration)
+    if cuda is not None:
+        where = with_cuda(where, cuda)
     if gpu_memory is not None:
         where = sized(where, gpu_memory, profile)
     elif where is not None:

@@ -1,4 +1,4 @@
-"""Changes of a GPU's usable memory: --gpu-memory, --headroom, and a CUDA context that a calibration measured.
+"""Changes of a GPU: --gpu-memory, --headroom, a CUDA context that a calibration measured, --cuda.
 
 The usable memory of each GPU itself is in catalog/gpus.toml (``usable_memory_bytes``).
 """
@@ -62,6 +62,18 @@ def stated_headroom(text: str | int | None, hardware: Cluster | Gpu | None) -> i
             f"headroom: {format_gib(size)} is not allowed; a process can use {format_gib(usable)} of the GPU"
         )
     return size
+
+
+def with_cuda(hardware: Cluster | Gpu | None, version: str) -> Cluster | Gpu:
+    """Return the hardware with the rate of matrix products of a version of CUDA, such as ``12.1``.
+
+    Raises:
+        SpecError: if no GPU is named, or that is no version.
+    """
+    if hardware is None:
+        raise SpecError("cuda: no GPU is named; --server NAME or --gpu NAME, in Python server= or gpu=")
+    gpu = hardware.gpu if isinstance(hardware, Cluster) else hardware
+    return _with_gpu(hardware, gpu.with_cuda(version))
 
 
 def without_context(hardware: Cluster | Gpu, profile: Profile | None) -> Cluster | Gpu:

@@ -10,11 +10,12 @@ from fsdp_bench.catalog.compiled import compiled_catalog
 from fsdp_bench.catalog.hf_config import sliding_window_note
 from fsdp_bench.plan.estimate import KERNELS, Estimate, Verdict, estimate, read_allocator
 from fsdp_bench.plan.speed import Speed, speed
+from fsdp_bench.rates.attention import CUDNN, kernel_of
 from fsdp_bench.rates.communicators import Communicators
 from fsdp_bench.rates.hardware import rates_of
 from fsdp_bench.replay.host_memory import Build
 from fsdp_bench.replay.traffic import Traffic, collectives, traffic
-from fsdp_bench.simulate.operators.kernels import Kernels, kernels_on, prefers_cudnn
+from fsdp_bench.simulate.operators.kernels import Kernels, kernels_on
 from fsdp_bench.simulate.step import steady_step
 from fsdp_bench.simulate.wrappers.impossible import why_impossible
 from fsdp_bench.spec.hardware import Cluster, Gpu
@@ -151,10 +152,14 @@ class Prediction:
                 " first step is not predicted"
             )
         gpu = self.question.gpu
-        if gpu is not None and self._on_gpu and setup.precision.compute != "fp32" and prefers_cudnn(gpu):
+        if gpu is not None and self._on_gpu and setup.precision.compute != "fp32" and kernel_of(gpu) == CUDNN:
             notes.append(
                 "attention: the memory of FlashAttention's kernel and the time of cuDNN's, which torch takes on"
                 f" {gpu.name} with cuDNN above 9.15"
+            )
+        if gpu is not None and gpu.has_older_cublas:
+            notes.append(
+                f"matrix products: with the older cuBLAS of {gpu.name}'s entry, attention: FlashAttention-2 (--cuda)"
             )
         is_cluster = isinstance(self.question.hardware, Cluster)
         if setup.strategy.is_hybrid and setup.shard_size is None and not is_cluster and setup.world_size > 1:

@@ -3,9 +3,12 @@
 Read in this order:
     hardware.py       which rates a GPU has: a calibration's or a datasheet's, with defaults for what is unknown
     datasheet.py      rates from a GPU's datasheet
+    attention.py      how long attention takes
+    slowest_gpu.py    how much slower the slowest GPU is, for which all wait
     without_time.py   rates of the stand-in for NVIDIA's libraries, which has no time
     calibrated.py     rates that were measured on a machine
     collectives.py    time of collectives: NCCL's cost model on the links of a server
+    channels.py       how many multiprocessors a collective occupies
     communicators.py  GPU memory that NCCL takes outside of PyTorch's allocator
     nccl_buffers.py   NCCL's rings, channels and buffers
 """

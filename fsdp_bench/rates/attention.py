@@ -27,8 +27,11 @@ _BACKWARD_FLOPS = 2.5
 
 
 def kernel_of(gpu: Gpu) -> str:
-    """Return the name of the kernel that torch 2.13 chooses in 16 bits: cuDNN's on Hopper and Blackwell."""
-    return CUDNN if prefers_cudnn(gpu) else FLASH_ATTENTION_2
+    """Return the name of the kernel that torch 2.13 chooses in 16 bits: cuDNN's on Hopper and Blackwell.
+
+    A torch with an older cuBLAS is 2.4 or older, which chose FlashAttention-2.
+    """
+    return CUDNN if prefers_cudnn(gpu) and not gpu.has_older_cublas else FLASH_ATTENTION_2
 
 
 @lru_cache(maxsize=1024)

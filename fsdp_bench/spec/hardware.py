@@ -101,6 +101,11 @@ class Gpu(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
             self, matmul_efficiency=older.matmul_efficiency, matmul_efficiency_source=older.source
         )
 
+    @property
+    def has_older_cublas(self) -> bool:
+        """Whether its matrix products are those of the older cuBLAS."""
+        return self.older_cublas is not None and self.matmul_efficiency_source == self.older_cublas.source
+
     def peak_flops_per_second(self, dtype: str) -> float | None:
         """Return the dense peak for ``fp32``, ``bf16`` or ``fp16``. None if it is not documented.
 

@@ -89,7 +89,7 @@ def test_what_a_step_sends_is_told_by_kind_with_its_time_on_the_servers_links() 
     )  # the links' nominal rate
     printed = " ".join(run_command("predict", *GPT2).stdout.split())
     assert "in 25 calls among 8" in printed
-    assert "while no operator runs" in printed
+    assert "exposed communication" in printed
     assert "the GPU's datasheet and NCCL's model of its links" in printed
 
 
@@ -422,3 +422,21 @@ def test_compiled_blocks_are_predicted_and_the_answer_says_what_they_are() -> No
     assert not done.stdout.startswith("in eager")
     assert "compiled blocks as torch 2.13.0 compiles them" in text
     assert "(predicted, for compiled blocks)" in text
+
+
+def test_the_parts_of_a_step_add_up_and_an_older_cublas_is_slower() -> None:
+    """Host work and the optimizer are among them; ``--cuda`` says which cuBLAS multiplies."""
+    steps = {}
+    for version in ("12.1", "12.8"):
+        time = document(*LLAMA, "--cuda", version)["time"]
+        assert sum(time["parts_seconds"].values()) == pytest.approx(time["step_seconds"])
+        assert {"optimizer", "waiting_for_host", "matrix_products"} <= set(time["parts_seconds"])
+        steps[version] = time["step_seconds"]
+    assert steps["12.1"] > steps["12.8"]
+    offloaded = document(*LLAMA, "--offload", "params")["time"]
+    assert offloaded["parts_seconds"]["cpu_optimizer"] > 0.5 * offloaded["step_seconds"]
+    assert sum(offloaded["parts_seconds"].values()) == pytest.approx(offloaded["step_seconds"])
+    refused = run_command("predict", *LLAMA, "--cuda", "cu121")
+    assert refused.returncode == 2
+    assert refused.stderr.count("\n") == 1
+    assert "no version of CUDA" in refused.stderr

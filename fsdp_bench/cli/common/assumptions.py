@@ -12,7 +12,7 @@ import click
 
 from fsdp_bench.cli.common.options import SetupOptions, calibration_option, headroom_option
 from fsdp_bench.cli.common.setups import read_models, read_setups, sliding_window_of
-from fsdp_bench.plan.gpu_memory_option import sized, stated_headroom, without_context
+from fsdp_bench.plan.gpu_memory_option import sized, stated_headroom, with_cuda, without_context
 from fsdp_bench.plan.question import Question
 from fsdp_bench.replay.host_memory import Build
 from fsdp_bench.spec.profile import read_profile
@@ -28,6 +28,7 @@ class AssumptionOptions:
     headroom: str | None
     calibration: Path | None
     expandable_segments: bool
+    cuda: str | None
 
 
 _OPTIONS = (
@@ -51,6 +52,11 @@ _OPTIONS = (
     headroom_option,
     calibration_option,
     click.option("--expandable-segments", is_flag=True, help="PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True."),
+    click.option(
+        "--cuda",
+        metavar="12.1",
+        help="Version of CUDA of the torch in use: how fast its cuBLAS multiplies. Default: a recent one.",
+    ),
 )
 
 
@@ -83,6 +89,8 @@ def read_questions(options: SetupOptions, assumed: AssumptionOptions) -> list[Qu
             hardware = sized(hardware, assumed.gpu_memory, profile)
         elif hardware is not None:
             hardware = without_context(hardware, profile)
+        if assumed.cuda is not None:
+            hardware = with_cuda(hardware, assumed.cuda)
         kept = stated_headroom(assumed.headroom, hardware)
         build, segments = Build(assumed.load), assumed.expandable_segments
         questions.append(

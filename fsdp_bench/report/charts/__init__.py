@@ -9,6 +9,7 @@ Read in this order:
     memory_timeline.py  draws predicted memory over one training step
     rehearsal.py        draws allocated and reserved memory of a rehearsed script
     step.py             draws the streams of a predicted step: compute, collectives, exposed communication
+    step_parts.py       draws what a predicted step consists of
     scaling.py          draws predicted tokens per second over the number of nodes
     trade_off.py        draws predicted memory against speed, one point for each setup
     trials/             draws measured and rehearsed trials: peak memory, throughput, communication

@@ -1,0 +1,73 @@
+"""The rates of attention kernels: what attention.toml has, between its lengths, and beyond them."""
+
+from __future__ import annotations
+
+import pytest
+
+from fsdp_bench.catalog import loader
+from fsdp_bench.catalog.attention import attention_kernels
+from fsdp_bench.rates.attention import (
+    CUDNN,
+    FLASH_ATTENTION_2,
+    attention_seconds,
+    fraction_of_peak,
+    kernel_of,
+)
+
+H100 = 989.4e12
+
+
+@pytest.mark.parametrize(
+    "kernel", attention_kernels(), ids=lambda one: f"{one.name} {one.compute_capability} {one.head_dim}"
+)
+def test_forward_and_backward_together_are_what_was_published(kernel) -> None:
+    """The directions that were derived give the published rate of both again, at every length."""
+    for place, length in enumerate(kernel.lengths):
+        forward, backward = (
+            kernel.peak_tflops
+            * fraction_of_peak(
+                kernel.name, float(kernel.compute_capability), kernel.head_dim, kernel.is_causal, length, is_backward
+            )
+            for is_backward in (False, True)
+        )
+        if kernel.forward_and_backward:
+            both = 3.5 / (1 / forward + 2.5 / backward)
+            assert both == pytest.approx(kernel.forward_and_backward[place])
+        if kernel.forward:
+            assert forward == pytest.approx(kernel.forward[place])
+        if kernel.backward:
+            assert backward == pytest.approx(kernel.backward[place])
+
+
+def test_flash_attention_2_on_an_h100_agrees_with_another_source() -> None:
+    """284 TFLOP/s forward and 287 backward at 8192 tokens (flash-attention pull request 1791, Meta): within 18 %."""
+    for is_backward, measured in ((False, 284.1), (True, 287.1)):
+        fraction = fraction_of_peak(FLASH_ATTENTION_2, 9.0, 128, True, 8192, is_backward)
+        assert fraction is not None
+        assert fraction * 989.4 == pytest.approx(measured, rel=0.18)
+
+
+def test_seconds_by_hand() -> None:
+    """4 x 2 x 8 x 4096^2 x 128 / 2 FLOPs, at 319 TFLOP/s forward."""
+    seconds = attention_seconds(FLASH_ATTENTION_2, 9.0, H100, (2, 8, 8, 4096, 128), False)
+    assert seconds == pytest.approx(4 * 2 * 8 * 4096**2 * 128 / 2 / 319e12)
+
+
+def test_a_causal_mask_costs_less_the_longer_the_sequence_is() -> None:
+    """Beyond what was published the rate rises towards that without a mask, and never beyond it."""
+    rates = [
+        fraction_of_peak(FLASH_ATTENTION_2, 8.0, 128, True, length, False) for length in (2**14, 2**15, 2**17, 2**20)
+    ]
+    whole = fraction_of_peak(FLASH_ATTENTION_2, 8.0, 128, False, 2**14, False)
+    assert None not in rates
+    assert rates == sorted(rates)
+    assert rates[-1] < whole
+    assert rates[-1] == pytest.approx(whole, rel=0.01)
+
+
+def test_which_kernel_torch_takes() -> None:
+    """cuDNN's on Hopper and Blackwell; with a torch of CUDA 12.1 FlashAttention-2 there, too."""
+    assert kernel_of(loader.gpu("A100-SXM-80GB")) == FLASH_ATTENTION_2
+    assert kernel_of(loader.gpu("H100-SXM")) == kernel_of(loader.gpu("B200")) == CUDNN
+    assert kernel_of(loader.gpu("H100-SXM").with_cuda("12.1")) == FLASH_ATTENTION_2
+    assert fraction_of_peak(FLASH_ATTENTION_2, 7.0, 128, True, 4096, False) is None
