@@ -53,15 +53,18 @@ MEMORY_EFFICIENCY = 0.896
 NORM_EFFICIENCY = (0.58, 0.32)
 """The same of torch's own norms, forward and backward: the medians of RMSNorm in bf16 over seven shapes of language
 models on an H200 of 4800 GB/s (NVIDIA/cudnn-frontend, benchmark/norms/results/h200, backend ``pytorch``, 2026-02)."""
-LAUNCH_SECONDS = 6e-6
+LAUNCH_SECONDS = 7e-6
+"""Time of a server's CPU for one operator in eager PyTorch: the overhead of a launch with an H100
+(meta-pytorch/autoparallel pull request 146, 2025). Inductor's kernels take 6.8 to 9.1 us on a Grace CPU
+(meta-pytorch/tritonbench pull request 1017, 2026). It decides small models; ``fsdp-bench calibrate`` measures it."""
 HOOK_SECONDS = 100e-6
-"""Assumed time of a server's CPU for one operator in eager PyTorch, and for one of FSDP's hooks.
-
-They matter for small models only. ``fsdp-bench calibrate`` measures both."""
+"""Assumed time of a server's CPU for one of FSDP's hooks; ``fsdp-bench calibrate`` measures it, too."""
 COPY_EFFICIENCY = 0.8
 """Fraction of a host link's nominal bandwidth, with pinned memory: PCIe 4.0 x16 is known to give 25 of 32 GB/s."""
-HOST_ADAM_BYTES_PER_SECOND = 10e9
-"""Assumed part of a server's memory bandwidth that one process gets, for an optimizer in host memory."""
+HOST_ADAM_BYTES_PER_SECOND = 23e9
+"""Bytes per second of an optimizer in host memory, of one process with one thread, as torchrun starts them: AdamW of
+FSDP2's offloaded parameters takes 1.93 s for 537 million elements, 84 bytes each, on a server with 8 H100
+(ISEEKYAN/Megatron-LM issue 188, 2026). What eight processes at once leave each other is not known."""
 
 MEMORY_TRAFFIC = {"all_gather": 3, "reduce_scatter": 3, "all_reduce": 6, "broadcast": 3}
 """Bytes that a GPU's memory reads and writes for each byte of a collective's message.

@@ -14,6 +14,7 @@ from statistics import median
 
 import msgspec
 
+from fsdp_bench.catalog import loader
 from fsdp_bench.rates.attention import FLASH_ATTENTION_2, TRITON
 from fsdp_bench.rates.collectives import groups_of
 from fsdp_bench.rates.datasheet import datasheet
@@ -35,6 +36,8 @@ _WRITES_NORMS_IN_PYTHON = {
 COMPARED = (_LLM_FOUNDRY, "ibm-fms-fsdp", "torchtitan-pr165")
 """Publishers whose code was read for effects on time."""
 
+_USUAL_SERVER = "DGX-H100"
+"""Whose network is assumed between H100s where the source states none."""
 _FLASH_ATTENTION_2_MODELS = ("MPT-1b", "MPT-3b", "MPT-7b", "MPT-70b")
 """Models that run FlashAttention-2 on 128 H100 and more (llm-foundry, scripts/train/benchmarking/sweep.py:
 ``--attn_impl flash``, with flash-attn 2.4.2); all else ran ``triton``, the default of submit_benchmarks.py."""
@@ -214,9 +217,17 @@ def _parts(inputs: CaseInputs, recomputed: float | None) -> list[tuple[float, Pl
 def _cluster(inputs: CaseInputs) -> Cluster:
     cluster = cluster_of(inputs)
     if cluster.num_nodes > 1 and cluster.server.inter_node is None:
-        raise SpecError("the source does not state the network between the nodes")
+        if not _network_is_assumed(inputs):
+            raise SpecError("the source does not state the network between the nodes")
+        network = loader.server(_USUAL_SERVER).inter_node
+        server = msgspec.structs.replace(cluster.server, inter_node=network)
+        cluster = msgspec.structs.replace(cluster, server=server)
     cuda = FRAMEWORKS[inputs.family].cuda
     return cluster if cuda is None else msgspec.structs.replace(cluster, gpu=cluster.gpu.with_cuda(cuda))
+
+
+def _network_is_assumed(inputs: CaseInputs) -> bool:
+    return inputs.interconnect is None and (inputs.num_nodes or 1) > 1 and inputs.gpu.startswith("H100")
 
 
 def _assumptions(inputs: CaseInputs, parts: Sequence[tuple[float, Plan]]) -> list[str]:
@@ -228,6 +239,8 @@ def _assumptions(inputs: CaseInputs, parts: Sequence[tuple[float, Plan]]) -> lis
     if len(parts) > 1:
         blocks = f"{parts[1][0]:.0%} of {inputs.model}'s blocks on {inputs.gpu}"
         found.append(f"{blocks} are checkpointed, from the printed HFU over MFU")
+    if _network_is_assumed(inputs):
+        found.append(f"network between the nodes not stated: that of a {_USUAL_SERVER}, 8 x 400 Gb/s")
     if _runs_triton(inputs):
         found.append(
             "attention by FlashAttention in Triton: 1.4 times slower forward and 2 times slower backward than"
