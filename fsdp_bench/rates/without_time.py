@@ -15,6 +15,7 @@ class RatesWithoutTime:
     source = "rehearsed"
     blocks_host = False
     launch_seconds = 0.0
+    streams_share_a_clock = True
 
     def run(self, work: Work, beside: tuple[Work, ...] = ()) -> float:
         """Return one second for an operator."""

@@ -12,9 +12,10 @@ from fsdp_bench.replay.caching_allocator.heap import (
     BLOCK_ROW,
     BLOCKS_OF,
     CAPACITY,
-    DEVICE,
+    CLOCK,
     FIRST_QUEUED,
     HOST,
+    IS_ONE_CLOCK,
     NEVER,
     NEXT_READY,
     NO_MEMORY,
@@ -119,7 +120,7 @@ def insert_events(heap: Heap, block: int) -> None:
     """Record an event on each stream that uses a freed block. Follows insert_events."""
     for stream in range(NUM_STREAMS):
         if heap[block + USES] >> stream & 1:
-            ready = record_event(heap)
+            ready = record_event(heap, stream)
             at = (heap[FIRST_QUEUED + stream] + heap[NUM_QUEUED + stream]) % heap[CAPACITY]
             heap[row(heap, READY_ROW + stream) + at] = ready
             heap[row(heap, BLOCK_ROW + stream) + at] = block
@@ -129,10 +130,15 @@ def insert_events(heap: Heap, block: int) -> None:
     heap[block + USES] = 0
 
 
-def record_event(heap: Heap) -> int:
+def clock_of(heap: Heap, stream: int) -> int:
+    """Return the index of a stream's clock."""
+    return CLOCK if heap[IS_ONE_CLOCK] else CLOCK + stream
+
+
+def record_event(heap: Heap, stream: int) -> int:
     """Return when an event that is recorded now completes: a nanosecond after the last one, to keep their order."""
-    heap[DEVICE] += 1
-    return heap[DEVICE]
+    heap[clock_of(heap, stream)] += 1
+    return heap[clock_of(heap, stream)]
 
 
 def process_events(heap: Heap) -> None:

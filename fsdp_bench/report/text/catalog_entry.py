@@ -26,7 +26,7 @@ _PRICE = """\
 _UNKNOWN_OF_GPU = {
     "usable_memory_bytes": ("85020639232", "torch.cuda.get_device_properties(0).total_memory"),
     "memory_bandwidth_bytes_per_second": ("3.35e12", "datasheet; without it, no times"),
-    "matmul_efficiency": ("0.8", "fastest large matrix product over the peak; `calibrate` measures it"),
+    "matmul_efficiency": ("0.75", "large matrix products over the peak; `calibrate` measures it"),
     "num_multiprocessors": ("132", "torch.cuda.get_device_properties(0).multi_processor_count"),
     "compute_capability": ("9.0", "torch.cuda.get_device_capability(0)"),
 }
