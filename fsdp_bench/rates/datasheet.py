@@ -55,6 +55,8 @@ MEMORY_EFFICIENCY = 0.896
 NORM_EFFICIENCY = (0.58, 0.32)
 """The same of torch's own norms, forward and backward: the medians of RMSNorm in bf16 over seven shapes of language
 models on an H200 of 4800 GB/s (NVIDIA/cudnn-frontend, benchmark/norms/results/h200, backend ``pytorch``, 2026-02)."""
+COMPILED_NORM_EFFICIENCY = (0.78, 0.356)
+"""The same of norms that Inductor compiled (backend ``torch_compile``), also where it fused them with additions."""
 LAUNCH_SECONDS = 7e-6
 """Time of a server's CPU for one operator in eager PyTorch: the overhead of a launch with an H100
 (meta-pytorch/autoparallel pull request 146, 2025). Inductor's kernels take 6.8 to 9.1 us on a Grace CPU
@@ -133,7 +135,7 @@ class Datasheet:
         bandwidth = self.gpu.memory_bandwidth_bytes_per_second
         if bandwidth is None:
             return None
-        bandwidth *= NORM_EFFICIENCY[work.is_backward] if work.name in _NORMS else MEMORY_EFFICIENCY
+        bandwidth *= _memory_efficiency(work.name)
         taken = sum(MEMORY_TRAFFIC[one.name] * one.num_bytes / (self.collective(one) or math.inf) for one in beside)
         return work.num_bytes / max(bandwidth - taken, bandwidth * LEAST_BANDWIDTH)
 
@@ -204,6 +206,15 @@ class RatesWithoutCommunication:
         part = work.num_bytes // self._ranks[work.group]
         copied = {"all_gather": part + work.num_bytes, "reduce_scatter": 2 * part}.get(work.name)
         return 0.0 if copied is None else self.run(Work("aten::copy_", copied, itemsize=4))
+
+
+def _memory_efficiency(name: str) -> float:
+    """Return the fraction of the memory's bandwidth that an operator or a compiled kernel reaches."""
+    if name in _NORMS:
+        return NORM_EFFICIENCY[name.endswith("_backward")]
+    if name.startswith("triton_") and "_norm" in name:
+        return COMPILED_NORM_EFFICIENCY["_norm_backward" in name]
+    return MEMORY_EFFICIENCY
 
 
 def topology_of(group: str, groups: Groups | None) -> Topology | None:

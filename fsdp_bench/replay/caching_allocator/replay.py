@@ -9,8 +9,8 @@ recorded on that stream when the tensor was freed, has completed; malloc looks f
 replay has clocks: of the host, which issues work and waits where PyTorch makes it wait, of each stream, and of each
 communicator, which runs one collective at a time. They advance by the rates of the hardware. Two choices of the past
 were compared with torchtitan's published peaks: all streams of one clock, in the order of issue, gives FSDP1's active
-memory within 0.1 %, a clock for each stream 0.2 to 0.5 % less; reserved memory is the same. On the stand-in for NVIDIA's
-libraries there is no time, and all streams share a clock (rates/without_time.py).
+memory within 0.1 %, a clock for each stream 0.2 to 0.5 % less; reserved memory is the same. On the stand-in for
+NVIDIA's libraries there is no time, and all streams share a clock (rates/without_time.py).
 """
 
 from __future__ import annotations
