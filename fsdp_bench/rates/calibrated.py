@@ -69,7 +69,6 @@ class Calibrated:
     """The rates of one setup on a calibrated machine."""
 
     source = "calibrated"
-    streams_share_a_clock = False
 
     def __init__(self, profile: Profile, setup: TrainSetup, ranks_on_node: int) -> None:
         self._measured: RankProfile = profile.for_ranks(ranks_on_node)

@@ -31,8 +31,6 @@ class Rates(Protocol):
     """Whether the host itself computes and communicates, one after the other: true for a CPU."""
     launch_seconds: float
     """Seconds in which the host launches one operator or collective."""
-    streams_share_a_clock: bool
-    """Whether work of all streams runs in the order of issue, as on the stand-in for NVIDIA's libraries."""
 
     def run(self, work: Work, beside: tuple[Work, ...] = ()) -> float | None:
         """Return the seconds of an operator while the collectives ``beside`` it run all the time."""
@@ -106,7 +104,6 @@ class Datasheet:
     source = "datasheet"
     blocks_host = False
     launch_seconds = LAUNCH_SECONDS
-    streams_share_a_clock = False
 
     @property
     def is_over_pcie(self) -> bool:
@@ -187,7 +184,6 @@ class RatesWithoutCommunication:
         self._ranks = setup.group_sizes
         self._rates = rates
         self.source, self.blocks_host, self.launch_seconds = rates.source, rates.blocks_host, rates.launch_seconds
-        self.streams_share_a_clock = rates.streams_share_a_clock
 
     def run(self, work: Work, beside: tuple[Work, ...] = ()) -> float | None:
         """Return the seconds of an operator, which collectives without time do not slow down."""

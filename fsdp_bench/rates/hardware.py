@@ -54,7 +54,6 @@ class RatesWithDefaults:
     """
 
     blocks_host = False
-    streams_share_a_clock = False
 
     def __init__(self, rates: Rates | None, setup: TrainSetup) -> None:
         self._rates = rates

@@ -15,7 +15,6 @@ class RatesWithoutTime:
     source = "rehearsed"
     blocks_host = False
     launch_seconds = 0.0
-    streams_share_a_clock = True
 
     def run(self, work: Work, beside: tuple[Work, ...] = ()) -> float:
         """Return one second for an operator."""

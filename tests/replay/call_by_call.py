@@ -32,7 +32,7 @@ class CachingAllocator:
         *,
         expandable_segments: bool = False,
     ) -> None:
-        fresh = fresh_heap(gpu_bytes, expandable_segments, 0, True, CAPACITY, CAPACITY)
+        fresh = fresh_heap(gpu_bytes, expandable_segments, 0, CAPACITY, CAPACITY)
         is_python = isinstance(execution.execute, FunctionType)  # else another test of this process compiled it
         self.heap = fresh.tolist() if is_python else fresh
         self.live: set[int] = set()
@@ -60,16 +60,16 @@ class CachingAllocator:
         malloc.record_stream(self.heap, tensor, stream)
 
     def work(self, nanoseconds: int = 1000) -> None:
-        self.heap[places.CLOCK] += nanoseconds
+        self.heap[places.DEVICE] += nanoseconds
 
     def record_event(self, queue: int) -> None:
-        execution.wait(self.heap, Kind.RECORD_EVENT, 0, queue, 0)
+        execution.wait(self.heap, Kind.RECORD_EVENT, queue, 0)
 
     def host_wait(self, queue: int) -> None:
-        execution.wait(self.heap, Kind.HOST_WAIT, 0, queue, 0)
+        execution.wait(self.heap, Kind.HOST_WAIT, queue, 0)
 
     def synchronize(self) -> None:
-        execution.wait(self.heap, Kind.SYNCHRONIZE, 0, 0, 0)
+        execution.wait(self.heap, Kind.SYNCHRONIZE, 0, 0)
 
     def empty_cache(self) -> None:
         malloc.release_cached_blocks(self.heap)

@@ -19,7 +19,6 @@ class EverythingTakes:
     launch_seconds: float = 0.0
     blocks_host: bool = False
     source: str = "datasheet"
-    streams_share_a_clock: bool = True
 
     def run(self, work: Work, beside: tuple[Work, ...] = ()) -> float:
         """An operator; likewise for the rest."""

@@ -33,7 +33,6 @@ class Plain:
     hook_seconds: float = 0.0
     blocks_host: bool = False
     source: str = "datasheet"
-    streams_share_a_clock: bool = False
 
     def run(self, work: Work, beside: tuple[Work, ...] = ()) -> float:
         """Computing or moving."""

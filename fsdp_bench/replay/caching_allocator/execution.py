@@ -1,4 +1,4 @@
-"""Execute a program on the allocator, with clocks for the host, for each stream and for each communicator."""
+"""Execute a program on the allocator, with one clock for the host and one for the device."""
 
 from __future__ import annotations
 
@@ -7,26 +7,24 @@ from collections.abc import Iterable, MutableSequence
 from fsdp_bench.replay.caching_allocator.heap import (
     ALLOCATED,
     BLOCKS_OF,
+    DEVICE,
     EVENT_TIMES,
     FIRST_EVENT,
-    GROUP_CLOCK,
     HOST,
-    IS_ONE_CLOCK,
     LAUNCH,
     MAX_EVENTS,
     MOST_BLOCKS,
     NUM_PENDING,
     NUM_RETRIES,
     PEAK_ALLOCATED,
-    STARTED,
     Heap,
     num_blocks,
 )
-from fsdp_bench.replay.caching_allocator.malloc import allocate, clock_of, free, record_event, record_stream
+from fsdp_bench.replay.caching_allocator.malloc import allocate, free, record_event, record_stream
 from fsdp_bench.replay.caching_allocator.program import Code
-from fsdp_bench.simulate.events import Kind, Queue
+from fsdp_bench.simulate.events import Kind
 
-KIND, NUMBER, STRIDE, AMOUNT, STREAM, GROUP, BEGIN, END, FIRST_RUN, RUN_STEP, NUM_RUNS = range(11)
+KIND, NUMBER, STRIDE, AMOUNT, STREAM, BEGIN, END, FIRST_RUN, RUN_STEP, NUM_RUNS = range(10)
 """The columns of program.Code."""
 
 PART, LAYERS_SKIPPED, INSTRUCTION, STATUS, FIRST_FULL_PART = range(5)
@@ -37,10 +35,9 @@ After them comes, for each part, the most that was allocated in any of its runs.
 RUNNING, ENDED, OUT_OF_MEMORY, TOO_MANY_BLOCKS = range(4)
 
 # Values of events.Kind as integers, because numba does not know the enum.
+# WAIT_STREAM and WAIT_COLLECTIVES cost nothing here: the device has one clock.
 _ALLOCATE, _FREE, _RECORD_STREAM = int(Kind.ALLOCATE), int(Kind.FREE), int(Kind.RECORD_STREAM)
-_LAST_WORK, _START_COLLECTIVE = int(Kind.COPY), int(Kind.START_COLLECTIVE)
-_WAIT_STREAM, _WAIT_COLLECTIVES = int(Kind.WAIT_STREAM), int(Kind.WAIT_COLLECTIVES)
-_RESHARD = int(Queue.RESHARD)
+_LAST_WORK = int(Kind.COPY)
 _RECORD_EVENT, _WAIT_EVENT, _HOST_WAIT = int(Kind.RECORD_EVENT), int(Kind.WAIT_EVENT), int(Kind.HOST_WAIT)
 _SYNCHRONIZE, _HOST_WORK = int(Kind.SYNCHRONIZE), int(Kind.HOST_WORK)
 
@@ -76,7 +73,7 @@ def execute_part(heap: Heap, code: Code, progress: MutableSequence[int]) -> None
     """Execute a part once: for one of the layers that the repeated block represents."""
     layers_skipped, part = progress[LAYERS_SKIPPED], progress[PART]
     kinds, numbers, strides = code[KIND], code[NUMBER], code[STRIDE]
-    amounts, streams, groups = code[AMOUNT], code[STREAM], code[GROUP]
+    amounts, streams = code[AMOUNT], code[STREAM]
     for index in range(code[BEGIN][part], code[END][part]):
         kind, stream = kinds[index], streams[index]
         number = numbers[index] + layers_skipped * strides[index]
@@ -92,59 +89,25 @@ def execute_part(heap: Heap, code: Code, progress: MutableSequence[int]) -> None
         elif kind == _RECORD_STREAM:
             record_stream(heap, number, stream)
         elif kind <= _LAST_WORK:
-            issue(heap, kind, stream, groups[index], amounts[index])
+            heap[HOST] += heap[LAUNCH]
+            heap[DEVICE] = max(heap[HOST], heap[DEVICE]) + amounts[index]
         else:
-            wait(heap, kind, stream, number, amounts[index])
+            wait(heap, kind, number, amounts[index])
 
 
-def issue(heap: Heap, kind: int, stream: int, group: int, nanoseconds: int) -> None:
-    """Give a stream an operator, a copy or a collective."""
-    heap[HOST] += heap[LAUNCH]
-    clock = clock_of(heap, stream)
-    begin = max(heap[HOST], heap[clock])
-    if heap[IS_ONE_CLOCK] or group == 0:
-        heap[clock] = begin + nanoseconds
-        return
-    begin = max(begin, heap[GROUP_CLOCK + group - 1])
-    heap[GROUP_CLOCK + group - 1] = begin + nanoseconds
-    if kind == _START_COLLECTIVE:
-        heap[STARTED] = max(heap[STARTED], begin + nanoseconds)
-    else:
-        heap[clock] = begin + nanoseconds
-
-
-def wait(heap: Heap, kind: int, stream: int, number: int, nanoseconds: int) -> None:
-    """Execute an instruction about time: record an event, wait for one, synchronize, or let the host work.
-
-    ``number`` is the other stream, or the queue of the event.
-    """
-    clock = clock_of(heap, stream)
+def wait(heap: Heap, kind: int, queue: int, nanoseconds: int) -> None:
+    """Execute an instruction about time: record an event, wait for one, synchronize, or let the host work."""
     if kind == _RECORD_EVENT:
-        at = (heap[FIRST_EVENT + number] + heap[NUM_PENDING + number]) % MAX_EVENTS
-        heap[EVENT_TIMES + number * MAX_EVENTS + at] = record_event(heap, stream)
-        heap[NUM_PENDING + number] += 1
+        at = (heap[FIRST_EVENT + queue] + heap[NUM_PENDING + queue]) % MAX_EVENTS
+        heap[EVENT_TIMES + queue * MAX_EVENTS + at] = record_event(heap)
+        heap[NUM_PENDING + queue] += 1
     elif kind in (_WAIT_EVENT, _HOST_WAIT):
-        time = next_event(heap, number)
+        at = heap[FIRST_EVENT + queue]
         if kind == _HOST_WAIT:
-            heap[HOST] = max(heap[HOST], time)
-        else:
-            heap[clock] = max(heap[clock], time)
+            heap[HOST] = max(heap[HOST], heap[EVENT_TIMES + queue * MAX_EVENTS + at])
+        heap[FIRST_EVENT + queue] = (at + 1) % MAX_EVENTS
+        heap[NUM_PENDING + queue] -= 1
     elif kind == _SYNCHRONIZE:
-        heap[HOST] = max(heap[HOST], heap[clock])
+        heap[HOST] = max(heap[HOST], heap[DEVICE])
     elif kind == _HOST_WORK:
         heap[HOST] += nanoseconds
-    elif kind == _WAIT_STREAM:
-        heap[clock] = max(heap[clock], heap[clock_of(heap, number)])
-    elif kind == _WAIT_COLLECTIVES:
-        heap[clock] = max(heap[clock], heap[STARTED])
-
-
-def next_event(heap: Heap, queue: int) -> int:
-    """Take the next event of a queue that nobody waited for, of RESHARD the last one; return when it completes."""
-    first = heap[FIRST_EVENT + queue]
-    heap[NUM_PENDING + queue] -= 1
-    if queue == _RESHARD:
-        first = (first + heap[NUM_PENDING + queue]) % MAX_EVENTS
-    else:
-        heap[FIRST_EVENT + queue] = (first + 1) % MAX_EVENTS
-    return heap[EVENT_TIMES + queue * MAX_EVENTS + first]

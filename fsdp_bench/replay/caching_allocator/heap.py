@@ -17,10 +17,6 @@ Heap = MutableSequence[int]
 
 NUM_STREAMS = 5
 """events.Stream."""
-NUM_CLOCKS = 6
-"""Streams with work. The last of events.Stream allocates nothing."""
-NUM_GROUPS = 6
-"""Process groups that communicate, counted from 1; 0 is none."""
 NUM_QUEUES = 5
 """events.Queue."""
 MAX_EVENTS = 4096
@@ -42,8 +38,8 @@ CAPACITY = 4
 """The number of blocks for which there is space."""
 BLOCKS_OF = 5
 """Index of the first tensor's entry, its block: 0 for a freed tensor, NO_MEMORY for one without bytes."""
-IS_ONE_CLOCK = 6
-"""Whether all streams of the device share one clock, as on the stand-in for NVIDIA's libraries."""
+DEVICE = 6
+"""When the device will have done all work that was issued to it."""
 ALLOCATED, PEAK_ALLOCATED = 7, 8
 ACTIVE, PEAK_ACTIVE = 9, 10
 RESERVED, PEAK_RESERVED = 11, 12
@@ -68,13 +64,7 @@ NUM_QUEUED = FIRST_QUEUED + NUM_STREAMS
 FIRST_EVENT = NUM_QUEUED + NUM_STREAMS
 """[queue]: the head of its recorded events, a ring buffer of MAX_EVENTS."""
 NUM_PENDING = FIRST_EVENT + NUM_QUEUES
-CLOCK = NUM_PENDING + NUM_QUEUES
-"""[stream]: when it will have done all work that was issued to it, in nanoseconds."""
-GROUP_CLOCK = CLOCK + NUM_CLOCKS
-"""[group]: when its communicator will have done all its collectives, which run one at a time."""
-STARTED = GROUP_CLOCK + NUM_GROUPS
-"""When the last of the collectives that no stream waited for ends."""
-EVENT_TIMES = STARTED + 1
+EVENT_TIMES = NUM_PENDING + NUM_QUEUES
 ROWS = EVENT_TIMES + NUM_QUEUES * MAX_EVENTS
 
 FREE_ROW = 0
@@ -116,7 +106,6 @@ def fresh_heap(
     gpu_bytes: int | None,
     is_expandable: bool,
     launch_nanoseconds: int,
-    is_one_clock: bool,
     capacity: int,
     num_tensors: int,
 ) -> array[int]:
@@ -127,7 +116,6 @@ def fresh_heap(
     heap[GPU_BYTES] = UNLIMITED if gpu_bytes is None else gpu_bytes
     heap[IS_EXPANDABLE] = is_expandable
     heap[LAUNCH] = launch_nanoseconds
-    heap[IS_ONE_CLOCK] = is_one_clock
     heap[CAPACITY] = capacity
     heap[MOST_BLOCKS] = capacity // 3 - 1 if is_expandable else capacity - 3
     heap[BLOCKS_OF] = tensors

@@ -12,10 +12,9 @@ from fsdp_bench.replay.caching_allocator.heap import (
     BLOCK_ROW,
     BLOCKS_OF,
     CAPACITY,
-    CLOCK,
+    DEVICE,
     FIRST_QUEUED,
     HOST,
-    IS_ONE_CLOCK,
     NEVER,
     NEXT_READY,
     NO_MEMORY,
@@ -120,7 +119,7 @@ def insert_events(heap: Heap, block: int) -> None:
     """Record an event on each stream that uses a freed block. Follows insert_events."""
     for stream in range(NUM_STREAMS):
         if heap[block + USES] >> stream & 1:
-            ready = record_event(heap, stream)
+            ready = record_event(heap)
             at = (heap[FIRST_QUEUED + stream] + heap[NUM_QUEUED + stream]) % heap[CAPACITY]
             heap[row(heap, READY_ROW + stream) + at] = ready
             heap[row(heap, BLOCK_ROW + stream) + at] = block
@@ -130,15 +129,10 @@ def insert_events(heap: Heap, block: int) -> None:
     heap[block + USES] = 0
 
 
-def clock_of(heap: Heap, stream: int) -> int:
-    """Return the index of a stream's clock."""
-    return CLOCK if heap[IS_ONE_CLOCK] else CLOCK + stream
-
-
-def record_event(heap: Heap, stream: int) -> int:
+def record_event(heap: Heap) -> int:
     """Return when an event that is recorded now completes: a nanosecond after the last one, to keep their order."""
-    heap[clock_of(heap, stream)] += 1
-    return heap[clock_of(heap, stream)]
+    heap[DEVICE] += 1
+    return heap[DEVICE]
 
 
 def process_events(heap: Heap) -> None:

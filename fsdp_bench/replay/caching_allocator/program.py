@@ -29,16 +29,8 @@ PASS = 1 << 14
 
 _ALLOCATE = Kind.ALLOCATE
 _OF_A_TENSOR = (Kind.FREE, Kind.RECORD_STREAM)
-_NEVER_READ = (Kind.MARK, Kind.REPEAT)
+_NEVER_READ = (Kind.MARK, Kind.REPEAT, Kind.WAIT_STREAM, Kind.WAIT_COLLECTIVES)
 """Kinds that the allocator ignores. Each simulated micro-batch runs once here."""
-
-
-_GROUPS = ("shard", "replicate", "world", "post_forward")
-
-
-def _group(event: Event) -> int:
-    is_collective = event.kind in (Kind.COLLECTIVE, Kind.START_COLLECTIVE)
-    return 1 + _GROUPS.index(event.work.group) if is_collective and event.work is not None else 0
 
 
 class Code(NamedTuple):
@@ -53,8 +45,6 @@ class Code(NamedTuple):
     amount: Sequence[int]
     """Bytes; of work nanoseconds."""
     stream: Sequence[int]
-    group: Sequence[int]
-    """Of a collective the number of its process group, from 1; else 0."""
     begin: Sequence[int]
     """The first instruction of each part; ``end`` is excluded."""
     end: Sequence[int]
@@ -97,7 +87,6 @@ class Program:
     stride: array[int]
     num_bytes: array[int]
     stream: array[int]
-    group: array[int]
     """Columns of the instructions, see Code."""
     work: dict[tuple[Kind, Work], list[int]]
     """The instructions of each piece of work."""
@@ -157,7 +146,6 @@ class Program:
             stride=self.stride,
             amount=amount,
             stream=self.stream,
-            group=self.group,
             begin=array("q", [section.begin for section in self.sections]),
             end=array("q", [section.end for section in self.sections]),
             first_run=array("q", [run.start for run in runs]),
@@ -276,7 +264,6 @@ class _Names:
             stride=array("q", strides),
             num_bytes=array("q", [event.num_bytes for event in self.events]),
             stream=array("q", [event.stream for event in self.events]),
-            group=array("q", [_group(event) for event in self.events]),
             work=work,
             num_outside=num_outside,
             num_each=each,

@@ -5,12 +5,13 @@ graphs and private pools, other settings than ``expandable_segments``, several t
 through the allocator (context, NCCL's buffers, cuBLAS workspaces that are not events).
 
 **When a deferred free completes.** A block that another stream uses (Tensor.record_stream) is free again once an event,
-recorded on that stream when the tensor was freed, has completed; malloc looks for such events (process_events). So the
-replay has clocks: of the host, which issues work and waits where PyTorch makes it wait, of each stream, and of each
-communicator, which runs one collective at a time. They advance by the rates of the hardware. Two choices of the past
-were compared with torchtitan's published peaks: all streams of one clock, in the order of issue, gives FSDP1's active
-memory within 0.1 %, a clock for each stream 0.2 to 0.5 % less; reserved memory is the same. On the stand-in for
-NVIDIA's libraries there is no time, and all streams share a clock (rates/without_time.py).
+recorded on that stream when the tensor was freed, has completed; malloc looks for such events (process_events). The
+replay has two clocks for that: the host's, which issues work and waits where PyTorch makes it wait, and the device's,
+which does the work of all streams in the order in which it was issued. In a real job streams overlap, but a collective
+ends only when the slowest rank has joined it, and a peak is that of the worst of many steps. One device clock matches
+torchtitan's published active peaks of FSDP1 within 0.1 %; clocks for each stream and communicator, with rates whose step
+times are within 3 % of the published ones, predict 0.2 to 0.5 % less. Reserved memory is the same in all published rows
+(validate/published/peaks.py).
 """
 
 from __future__ import annotations
@@ -97,7 +98,7 @@ class Replay:
     ) -> None:
         self._program = program
         launch = round(1e9 * rates.launch_seconds)
-        self._settings = gpu_bytes, expandable_segments, launch, rates.streams_share_a_clock
+        self._settings = gpu_bytes, expandable_segments, launch
         self._code, self._replaced_tensors = program.code(Durations(rates).seconds), program.replaced_tensors()
         self._begin(CAPACITY)
 
