@@ -9,9 +9,9 @@ recorded on that stream when the tensor was freed, has completed; malloc looks f
 replay has two clocks for that: the host's, which issues work and waits where PyTorch makes it wait, and the device's,
 which does the work of all streams in the order in which it was issued. In a real job streams overlap, but a collective
 ends only when the slowest rank has joined it, and a peak is that of the worst of many steps. One device clock matches
-torchtitan's published active peaks of FSDP1 within 0.1 %; clocks for each stream and communicator, with rates whose step
-times are within 3 % of the published ones, predict 0.2 to 0.5 % less. Reserved memory is the same in all published rows
-(validate/published/peaks.py).
+torchtitan's published active peaks of FSDP1 within 0.1 %; clocks for each stream and communicator, with rates whose
+step times are within 3 % of the published ones, predict 0.2 to 0.5 % less. Reserved memory is the same in all published
+rows (validate/published/peaks.py).
 """
 
 from __future__ import annotations
