@@ -4,8 +4,8 @@ Read in this order:
     live_memory.py       live bytes: the peak of each phase and what it consists of
     caching_allocator/   reserved memory: CUDA's caching allocator, replayed
     schedule.py          when everything runs on which stream: step time, exposed communication
-    clock.py             the clocks of the host, the streams and the communicators
-    contention.py        how collectives slow down the operators beside them
+    streams.py           the host, the streams and the communicators of one rank
+    durations.py         how long each piece of work takes
     step_parts.py        what a step's time consists of
     intervals.py         intervals of time
     traffic.py           what rank 0 sends and receives

@@ -3,31 +3,26 @@
 An operator starts when the host has issued it and its stream is free. A collective also waits for its group's previous
 collective, because a communicator runs one at a time. On a CPU the host executes everything itself, including gloo's
 copies and reductions: a collective that runs beside operators takes their cores from them. On a GPU a collective slows
-down the operators beside it (contention.py). When collectives run is known after a first pass without that effect; each
-further pass takes them from the pass before, until the step no longer changes.
+down the operators beside it (streams.py).
 What is exposed is the time in which a collective runs and no operator does.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from fsdp_bench.rates.datasheet import Rates
-from fsdp_bench.replay.clock import Clock
-from fsdp_bench.replay.contention import Contention, Durations, Period, periods_of
+from fsdp_bench.replay.durations import Durations
 from fsdp_bench.replay.intervals import Intervals, length, overlap, union
 from fsdp_bench.replay.step_parts import StepPart, part_of, parts_of
+from fsdp_bench.replay.streams import Ran, Streams
 from fsdp_bench.simulate.events import Event, Kind, Stream, Work
 from fsdp_bench.simulate.operators.kernels import Kernels
 from fsdp_bench.simulate.repeat import Log
 from fsdp_bench.simulate.step import steady_step
 from fsdp_bench.spec.recording.model import Model
 from fsdp_bench.spec.setup import TrainSetup
-
-MOST_PASSES = 10
-SETTLED = 1e-4
-"""The last pass is the one that changes the step by less than this fraction."""
 
 
 @dataclass(frozen=True)
@@ -95,84 +90,50 @@ KIND = {
 def run(events: Iterable[Event], rates: Rates, with_spans: bool = False) -> StepTime:
     """Run a step's events."""
     listed, durations = list(events), Durations(rates)
-    found = _Pass(listed, rates, durations, ())
-    for _ in range(0 if rates.blocks_host or not found.collectives else MOST_PASSES):
-        before = found
-        found = _Pass(listed, rates, durations, periods_of(before.collectives))
-        if abs(found.end - before.end) <= SETTLED * before.end:
-            break
-    return found.step_time(found.spans() if with_spans else ())
+    streams = Streams(rates, durations)
+    end = streams.run(listed)
+    spans = tuple(_spans(listed, streams.ran)) if with_spans else ()
+    return _step_time(end, streams.ran, durations.unknown, spans)
 
 
-class _Pass:
-    """A step's events in time, with operators slowed down in the periods of collectives of the pass before."""
+def _spans(events: Iterable[Event], ran: Iterable[Ran]) -> Iterator[Span]:
+    """Yield when each piece of work ran, with the phase and the block that it belongs to."""
+    phase, block, each = "", -1, iter(ran)
+    for event in events:
+        if event.kind is Kind.MARK:
+            phase, block = event.label, event.number
+        elif event.work is not None:
+            one = next(each)
+            yield Span(KIND[event.kind], event.stream, one.begin, one.end, event.work, phase, block)
 
-    def __init__(self, events: Sequence[Event], rates: Rates, durations: Durations, periods: Sequence[Period]) -> None:
-        self.ran: list[tuple[Event, float, float]] = []
-        """What ran, with when it began and ended."""
-        self.collectives: list[tuple[float, float, Work]] = []
-        self.unknown: dict[str, None] = {}
-        self.slowed = 0.0
-        self._events = events
-        clock = Clock(rates, Contention(periods, durations))
-        for event in events:
-            work = event.work
-            if work is None:
-                if event.kind > Kind.RECORD_STREAM:  # the others are what the allocator alone sees
-                    clock.wait(event)
-                continue
-            seconds = durations.seconds(event.kind, work)
-            if seconds is None:
-                self.unknown[work.name if not work.group else f"{work.name} ({work.group})"] = None
-                seconds = 0.0
-            if event.kind is Kind.HOST_WORK:
-                begin, end = clock.work_on_host(seconds)
-            else:
-                begin, end = clock.issue(event, work, seconds)
-                self.slowed += end - begin - seconds
-                if work.group and event.kind is not Kind.COPY:
-                    self.collectives.append((begin, end, work))
-            self.ran.append((event, begin, end))
-        self.end = clock.now
 
-    def spans(self) -> tuple[Span, ...]:
-        """Return when each piece of work ran, with the phase and the block that it belongs to."""
-        spans, phase, block, ran = list[Span](), "", -1, iter(self.ran)
-        for event in self._events:
-            if event.kind is Kind.MARK:
-                phase, block = event.label, event.number
-            elif event.work is not None:
-                _, begin, end = next(ran)
-                spans.append(Span(KIND[event.kind], event.stream, begin, end, event.work, phase, block))
-        return tuple(spans)
-
-    def step_time(self, spans: tuple[Span, ...]) -> StepTime:
-        """Return the step time and what it consists of."""
-        busy: dict[str, Intervals] = {"compute": [], "collective": [], "copy": [], "host": []}
-        operators, cpu_optimizer = dict[StepPart, float](), Intervals()
-        for event, begin, end in self.ran:
-            assert event.work is not None
-            busy[KIND[event.kind]].append((begin, end))
-            if event.kind is Kind.KERNEL and event.stream is Stream.COMPUTE:
-                part = part_of(event.work)
-                operators[part] = operators.get(part, 0.0) + end - begin
-            elif event.kind is Kind.HOST_WORK and event.work.name.startswith("optimizer"):
-                cpu_optimizer.append((begin, end))
-        compute, collectives = union(busy["compute"]), union(busy["collective"])
-        unknown = tuple(self.unknown)
-        is_known = not unknown
-        copies_are_known = not any(name in unknown for name in ("to_device", "to_host"))
-        collectives_are_known = not any("(" in name for name in unknown)
-        compute_is_known = all("(" in name or name in ("to_device", "to_host") for name in unknown)
-        return StepTime(
-            step_seconds=self.end if is_known else None,
-            compute_seconds=length(compute) if compute_is_known else None,
-            communication_seconds=length(collectives) if collectives_are_known else None,
-            exposed_communication_seconds=length(collectives) - overlap(collectives, compute) if is_known else None,
-            host_copy_seconds=length(union(busy["copy"])) if copies_are_known else None,
-            unknown=unknown,
-            cpu_optimizer_seconds=length(cpu_optimizer),
-            slowed_seconds=self.slowed,
-            parts=parts_of(self.end, operators, busy, cpu_optimizer) if is_known else {},
-            spans=spans,
-        )
+def _step_time(end: float, ran: Iterable[Ran], unknown: tuple[str, ...], spans: tuple[Span, ...]) -> StepTime:
+    """Return the step time and what it consists of."""
+    busy: dict[str, Intervals] = {"compute": [], "collective": [], "copy": [], "host": []}
+    operators, cpu_optimizer, slowed = dict[StepPart, float](), Intervals(), 0.0
+    for one in ran:
+        kind = one.event.kind
+        busy[KIND[kind]].append((one.begin, one.end))
+        if kind is Kind.KERNEL and one.event.stream is Stream.COMPUTE:
+            part = part_of(one.work)
+            operators[part] = operators.get(part, 0.0) + one.end - one.begin
+            slowed += one.end - one.begin - one.seconds
+        elif kind is Kind.HOST_WORK and one.work.name.startswith("optimizer"):
+            cpu_optimizer.append((one.begin, one.end))
+    compute, collectives = union(busy["compute"]), union(busy["collective"])
+    is_known = not unknown
+    copies_are_known = not any(name in unknown for name in ("to_device", "to_host"))
+    collectives_are_known = not any("(" in name for name in unknown)
+    compute_is_known = all("(" in name or name in ("to_device", "to_host") for name in unknown)
+    return StepTime(
+        step_seconds=end if is_known else None,
+        compute_seconds=length(compute) if compute_is_known else None,
+        communication_seconds=length(collectives) if collectives_are_known else None,
+        exposed_communication_seconds=length(collectives) - overlap(collectives, compute) if is_known else None,
+        host_copy_seconds=length(union(busy["copy"])) if copies_are_known else None,
+        unknown=unknown,
+        cpu_optimizer_seconds=length(cpu_optimizer),
+        slowed_seconds=max(slowed, 0.0),
+        parts=parts_of(end, operators, busy, cpu_optimizer) if is_known else {},
+        spans=spans,
+    )

@@ -15,10 +15,9 @@ from fsdp_bench.catalog import loader
 from fsdp_bench.plan.speed import speed
 from fsdp_bench.rates.collectives import groups_of
 from fsdp_bench.rates.datasheet import Datasheet, datasheet
-from fsdp_bench.replay.contention import periods_of
 from fsdp_bench.replay.schedule import run, step_time
 from fsdp_bench.replay.step_parts import StepPart
-from fsdp_bench.simulate.events import Stream, Work
+from fsdp_bench.simulate.events import Event, Kind, Stream, Work
 from fsdp_bench.simulate.operators.kernels import CUDA
 from fsdp_bench.simulate.tape import Tape
 from fsdp_bench.spec.hardware import Cluster
@@ -58,15 +57,32 @@ def test_an_operator_that_was_issued_before_a_collective_is_slowed_down_too() ->
     assert run(tape.events, Halved(memory=1.0, network=1.0)).step_seconds == 12.0
 
 
-def test_two_collectives_at_once_are_two_periods_or_three() -> None:
-    """The periods in which the same collectives run."""
-    a, b = Work("all_gather", 1, group="shard"), Work("all_reduce", 1, group="replicate")
-    periods = periods_of([(0.0, 4.0, a), (3.0, 6.0, b), (9.0, 9.0, a)])
-    assert [(p.begin, p.end, p.collectives) for p in periods] == [
-        (0.0, 3.0, (a,)),
-        (3.0, 4.0, (a, b)),
-        (4.0, 6.0, (b,)),
-    ]
+def test_two_collectives_at_once_slow_down_twice() -> None:
+    """Beside both an operator has a quarter of its speed."""
+    tape = Tape()
+    tape.kernel("aten::mul", 1, 4)
+    tape.wait_stream(Stream.ALL_GATHER, Stream.COMPUTE)
+    tape.collective("all_gather", "shard", 3, Stream.ALL_GATHER)
+    tape.kernel("aten::mul", 2, 4, Stream.ALL_REDUCE)
+    tape.wait_stream(Stream.ALL_REDUCE, Stream.COMPUTE)
+    tape.collective("all_reduce", "replicate", 4, Stream.ALL_REDUCE)
+    tape.kernel("aten::mul", 10, 4)
+    time = run(tape.events, Halved(memory=1.0, network=1.0), with_spans=True)
+    assert [(span.begin, span.end) for span in time.spans if span.kind == "collective"] == [(1, 4), (2, 6)]
+    # from 1 on: 1 s beside one, 2 s beside both, 2 s beside the other: 0.5 + 0.5 + 1 s of the 10 are done at 6
+    assert time.step_seconds == 6 + 8
+
+
+def test_a_collective_that_nobody_waits_for_lets_the_stream_go_on() -> None:
+    """DDP's: two all-reduces one after the other, while operators run; the last wait is for both."""
+    tape = Tape()
+    tape.start_collective("all_reduce", "world", 3)
+    tape.start_collective("all_reduce", "world", 3)
+    tape.kernel("aten::mul", 1, 4)
+    tape.events.append(Event(Kind.WAIT_COLLECTIVES, -1))
+    tape.kernel("aten::mul", 1, 4)
+    time = run(tape.events, Plain(memory=1.0, network=1.0), with_spans=True)
+    assert [(span.begin, span.end) for span in time.spans] == [(0, 3), (3, 6), (0, 1), (6, 7)]
 
 
 def on_h100s(nodes: int = 1) -> Datasheet:
@@ -111,7 +127,7 @@ def test_the_parts_add_up_to_the_step(
     slowed, alone = (step_time(shape, setup, CUDA, one) for one in (rates, plain))
     assert slowed.step_seconds is not None
     assert alone.step_seconds is not None
-    assert slowed.step_seconds >= alone.step_seconds * (1 - 1e-3)
+    assert slowed.step_seconds >= alone.step_seconds * (1 - 1e-9)
     for time in (slowed, alone):
         assert set(time.parts) == set(StepPart)
         assert all(seconds >= -1e-12 for seconds in time.parts.values())
@@ -137,7 +153,7 @@ def _faster(part: Any, factor: float, name: str = "bandwidth_bytes_per_second") 
 @pytest.mark.parametrize("faster", HARDWARE)
 @pytest.mark.parametrize("strategy", [one.value for one in ShardingStrategy])
 def test_faster_hardware_never_makes_a_step_slower(strategy: str, faster: str) -> None:
-    """Less time or as much, but for what the passes leave unsettled."""
+    """Less time or as much."""
     shape, server, gpu = loader.model("Llama-3.2-1B").shape(), loader.server("p5.48xlarge"), loader.gpu("H100-SXM")
     kind = ShardingStrategy(strategy)
     setup = TrainSetup(world_size=16, strategy=kind, shard_size=8 if kind.is_hybrid else None, sequence_length=1024)
@@ -148,7 +164,7 @@ def test_faster_hardware_never_makes_a_step_slower(strategy: str, faster: str) -
         assert time.step_seconds is not None
         steps.append(time.step_seconds)
     for slow, fast in itertools.pairwise(steps):
-        assert fast <= slow * (1 + 1e-3)
+        assert fast <= slow * (1 + 1e-9)
 
 
 @given(st.sampled_from(["all_gather", "reduce_scatter", "all_reduce"]), st.integers(0, 34), st.sampled_from([1, 2, 16]))

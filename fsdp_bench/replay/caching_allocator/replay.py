@@ -40,7 +40,7 @@ from fsdp_bench.replay.caching_allocator.heap import (
     fresh_heap,
 )
 from fsdp_bench.replay.caching_allocator.program import Program
-from fsdp_bench.replay.contention import Durations
+from fsdp_bench.replay.durations import Durations
 
 CAPACITY = 2048
 """The blocks for which a replay begins with space; where they are too few, it begins again with twice as many."""

@@ -1,0 +1,270 @@
+"""The host, the streams and the communicators of one rank: when each piece of work runs.
+
+The host issues work in the order of the log and stops only where it waits for the GPU. Each stream runs its work in the
+order of issue, and a communicator its collectives. Collectives, copies and what runs on other streams take their time
+whatever runs beside them, so they are timed as soon as what they wait for is. An operator on the compute stream makes
+slower progress beside collectives (rates/datasheet.py), so it is timed only when nothing else can go on: whatever comes
+later then begins after it has ended, and all collectives beside it are known.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from enum import Enum, auto
+
+from fsdp_bench.rates.datasheet import Rates
+from fsdp_bench.replay.durations import Durations
+from fsdp_bench.simulate.events import Event, Kind, Queue, Stream, Work
+
+_COMPUTE = Stream.COMPUTE
+
+
+class Mark:
+    """A place in a stream, as a CUDA event marks it: ``time`` is when the stream gets there, None until it is known."""
+
+    __slots__ = ("time",)
+
+    def __init__(self) -> None:
+        self.time: float | None = None
+
+
+class Step(Enum):
+    """What an item of a stream's queue is."""
+
+    __hash__ = object.__hash__
+
+    RUN = auto()
+    """An operator or a copy."""
+    COLLECTIVE = auto()
+    START = auto()
+    """A collective for which the stream does not wait."""
+    RECORD = auto()
+    WAIT = auto()
+    WAIT_FOR_STARTED = auto()
+    """Wait for the collectives that were started so far."""
+
+
+@dataclass(slots=True)
+class Item:
+    """One item of a stream's queue."""
+
+    step: Step
+    issued: float = 0.0
+    """When the host has issued it."""
+    ran: Ran | None = None
+    mark: Mark | None = None
+    count: int = 0
+    """Of a collective its number in its process group; of WAIT_FOR_STARTED how many were started."""
+
+
+@dataclass(slots=True)
+class Ran:
+    """One piece of work, with when it begins and ends, in seconds."""
+
+    event: Event
+    work: Work
+    seconds: float
+    """How long it takes alone."""
+    begin: float = 0.0
+    end: float = 0.0
+
+
+@dataclass
+class Streams:
+    """One rank that runs a log."""
+
+    rates: Rates
+    durations: Durations
+    ran: list[Ran] = field(default_factory=list)
+    """All work, in the order of issue."""
+
+    def __post_init__(self) -> None:
+        self._host = 0.0
+        self._host_waits: Mark | None = None
+        self._queues: list[deque[Item]] = [deque() for _ in Stream]
+        self._free = [0.0] * len(Stream)
+        """When each stream has done what was timed."""
+        self._marks: dict[int, deque[Mark]] = {}
+        self._issued: dict[str, int] = {}
+        self._done: dict[str, int] = {}
+        self._group_free: dict[str, float] = {}
+        self._pending: dict[tuple[str, int], tuple[Ran, float]] = {}
+        """Started collectives whose communicator is not free yet, with when they could begin."""
+        self._num_started = 0
+        self._started_ends: list[float] = []
+        """Of the started collectives so far the latest end."""
+        self._beside: list[Ran] = []
+        """Collectives that end after the compute stream's last operator."""
+
+    def run(self, events: Iterable[Event]) -> float:
+        """Run a log; return when all is done."""
+        log = iter(events)
+        going = True
+        while going:
+            going = self._issue(log)
+            for stream in Stream:
+                going |= self._advance(stream)
+            if not going:
+                going = self._run_operators()
+        assert not any(self._queues)
+        return max(self._host, *self._free, *self._started_ends[-1:])
+
+    # -- the host ------------------------------------------------------------------------------------------------------
+
+    def _issue(self, log: Iterable[Event]) -> bool:
+        """Issue events until the host waits; return whether it issued or stopped waiting."""
+        if self._host_waits is not None:
+            if self._host_waits.time is None:
+                return False
+            self._host = max(self._host, self._host_waits.time)
+            self._host_waits = None
+        before = len(self.ran)
+        for event in log:
+            if event.work is not None:
+                self._issue_work(event, event.work)
+            elif event.kind > Kind.RECORD_STREAM:  # the others are what the allocator alone sees
+                self._order(event)
+                if self._host_waits is not None:
+                    return True
+        return len(self.ran) > before
+
+    def _issue_work(self, event: Event, work: Work) -> None:
+        kind = event.kind
+        ran = Ran(event, work, self.durations.seconds(kind, work) or 0.0)
+        self.ran.append(ran)
+        if kind is Kind.HOST_WORK:
+            ran.begin, self._host = self._host, self._host + ran.seconds
+            ran.end = self._host
+            return
+        self._host += self.rates.launch_seconds
+        if self.rates.blocks_host:  # a CPU does everything itself, one after the other
+            ran.begin, self._host = self._host, self._host + ran.seconds
+            ran.end = self._free[event.stream] = self._host
+            return
+        item = Item(Step.RUN, self._host, ran)
+        if kind in (Kind.COLLECTIVE, Kind.START_COLLECTIVE):
+            item.step = Step.COLLECTIVE if kind is Kind.COLLECTIVE else Step.START
+            item.count = self._issued.get(work.group, 0)
+            self._issued[work.group] = item.count + 1
+            self._num_started += kind is Kind.START_COLLECTIVE
+        self._queues[event.stream].append(item)
+
+    def _order(self, event: Event) -> None:
+        """Follow an event that only orders others."""
+        kind, stream = event.kind, event.stream
+        if kind is Kind.WAIT_STREAM:
+            self._queues[stream].append(Item(Step.WAIT, mark=self._mark(event.number)))
+        elif kind is Kind.RECORD_EVENT:
+            self._marks.setdefault(event.number, deque()).append(self._mark(stream))
+        elif kind in (Kind.WAIT_EVENT, Kind.HOST_WAIT):
+            marks = self._marks[event.number]
+            mark = marks.pop() if event.number == Queue.RESHARD else marks.popleft()
+            if kind is Kind.HOST_WAIT:
+                self._host_waits = mark
+            else:
+                self._queues[stream].append(Item(Step.WAIT, mark=mark))
+        elif kind is Kind.SYNCHRONIZE:
+            self._host_waits = self._mark(stream)
+        elif kind is Kind.WAIT_COLLECTIVES:
+            self._queues[stream].append(Item(Step.WAIT_FOR_STARTED, count=self._num_started))
+
+    def _mark(self, stream: int) -> Mark:
+        """Mark the place behind all that a stream was given."""
+        mark = Mark()
+        if self._queues[stream]:
+            self._queues[stream].append(Item(Step.RECORD, mark=mark))
+        else:
+            mark.time = self._free[stream]
+        return mark
+
+    # -- the device ----------------------------------------------------------------------------------------------------
+
+    def _advance(self, stream: Stream) -> bool:
+        """Time what a stream can do now, but for operators of the compute stream; return whether there was any."""
+        queue, moved = self._queues[stream], False
+        while queue:
+            item = queue[0]
+            if item.step is Step.RUN and item.ran is not None:
+                if stream is _COMPUTE and item.ran.event.kind is Kind.KERNEL:
+                    return moved
+                self._take(item.ran, max(item.issued, self._free[stream]), stream)
+            elif not self._pass(item, stream):
+                return moved
+            queue.popleft()
+            moved = True
+        return moved
+
+    def _pass(self, item: Item, stream: Stream) -> bool:
+        """Time an item that is no operator and no copy; return False where it has to wait."""
+        if item.step is Step.RECORD and item.mark is not None:
+            item.mark.time = self._free[stream]
+        elif item.step is Step.WAIT and item.mark is not None:
+            if item.mark.time is None:
+                return False
+            self._free[stream] = max(self._free[stream], item.mark.time)
+        elif item.step is Step.WAIT_FOR_STARTED:
+            if len(self._started_ends) < item.count:
+                return False
+            if item.count:
+                self._free[stream] = max(self._free[stream], self._started_ends[item.count - 1])
+        elif item.ran is not None:
+            ready, group = max(item.issued, self._free[stream]), item.ran.work.group
+            if item.step is Step.START:
+                self._pending[group, item.count] = item.ran, ready
+                self._start_pending(group)
+            elif self._done.get(group, 0) < item.count:
+                return False
+            else:
+                self._collect(item.ran, ready, stream)
+                self._start_pending(group)
+        return True
+
+    def _take(self, ran: Ran, begin: float, stream: Stream) -> None:
+        ran.begin, ran.end = begin, begin + ran.seconds
+        self._free[stream] = ran.end
+
+    def _collect(self, ran: Ran, ready: float, stream: Stream | None) -> None:
+        """Time a collective, and keep it for the operators beside it."""
+        group = ran.work.group
+        ran.begin = max(ready, self._group_free.get(group, 0.0))
+        ran.end = self._group_free[group] = ran.begin + ran.seconds
+        self._done[group] = self._done.get(group, 0) + 1
+        if stream is not None:
+            self._free[stream] = ran.end
+        if ran.seconds > 0:
+            self._beside.append(ran)
+
+    def _start_pending(self, group: str) -> None:
+        """Time the started collectives whose communicator is free."""
+        while (found := self._pending.pop((group, self._done.get(group, 0)), None)) is not None:
+            self._collect(*found, None)
+            self._started_ends.append(max(found[0].end, *self._started_ends[-1:]))
+
+    def _run_operators(self) -> bool:
+        """Time the operators at the head of the compute stream; return whether there was one."""
+        queue, moved = self._queues[_COMPUTE], False
+        while queue and queue[0].step is Step.RUN:
+            item = queue.popleft()
+            assert item.ran is not None
+            ran, moved = item.ran, True
+            ran.begin = max(item.issued, self._free[_COMPUTE])
+            self._beside = [one for one in self._beside if one.end > ran.begin] if self._beside else self._beside
+            ran.end = self._end_beside(ran) if self._beside else ran.begin + ran.seconds
+            self._free[_COMPUTE] = ran.end
+        return moved
+
+    def _end_beside(self, ran: Ran) -> float:
+        """Return when an operator ends of which collectives run beside some part."""
+        now, left = ran.begin, 1.0
+        while True:
+            running = tuple(one.work for one in self._beside if one.begin <= now < one.end)
+            changes = [one.begin for one in self._beside if one.begin > now]
+            changes += [one.end for one in self._beside if one.begin <= now < one.end]
+            seconds = self.durations.beside(ran.work, running) if running else ran.seconds
+            change = min(changes, default=now)
+            if not changes or now + left * seconds <= change:
+                return now + left * seconds
+            left -= (change - now) / seconds
+            now = change
