@@ -240,7 +240,7 @@ class Streams:
         """Time the started collectives whose communicator is free."""
         while (found := self._pending.pop((group, self._done.get(group, 0)), None)) is not None:
             self._collect(*found, None)
-            self._started_ends.append(max(found[0].end, *self._started_ends[-1:]))
+            self._started_ends.append(max([found[0].end, *self._started_ends[-1:]]))
 
     def _run_operators(self) -> bool:
         """Time the operators at the head of the compute stream; return whether there was one."""
