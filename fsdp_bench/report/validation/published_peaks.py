@@ -31,6 +31,7 @@ def format_published(rows: Sequence[PublishedRow]) -> str:
         *table_lines(table_columns(HEADERS, map(_cells, predicted), HEADERS[2:], DROPPABLE), indent=2),
     ]
     lines += ["", *(line for kind in PREDICTED_KINDS for line in _summary(kind, predicted))]
+    lines += ["", *_by_publisher(predicted)]
     lines += ["", "what was predicted, and the terms that the prediction does not have:"]
     for case in dict.fromkeys(row.case for row in predicted):
         lines += _details([row for row in predicted if row.case == case])
@@ -77,6 +78,14 @@ def _summary(kind: str, predicted: Sequence[PublishedRow]) -> list[str]:
         _errors(f"{kind}, eager, with terms", [row.error_with_terms for row in eager]),
         _errors(f"{kind}, compiled", [row.error for row in compiled]),
     ]
+
+
+def _by_publisher(predicted: Sequence[PublishedRow]) -> list[str]:
+    """Return the errors of each publisher on each GPU, of all kinds of peaks together."""
+    groups: dict[str, list[float | None]] = {}
+    for row in predicted:
+        groups.setdefault(f"{row.family} on {row.gpu}", []).append(row.error)
+    return [_errors(name, errors) for name, errors in groups.items()]
 
 
 def _errors(name: str, found: Sequence[float | None]) -> str:

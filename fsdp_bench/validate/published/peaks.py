@@ -40,6 +40,7 @@ class PublishedRow(msgspec.Struct, frozen=True, kw_only=True):
     family: str
     source: str
     setup: str
+    gpu: str = ""
     compiled: bool = False
     """Whether the published code was compiled. Predictions are for eager mode where compiled code is not recorded."""
     kind: str | None = None
@@ -118,6 +119,7 @@ def compare_case(case: PublishedCase) -> list[PublishedRow]:
         family=inputs.family,
         source=inputs.source,
         setup=describe(inputs),
+        gpu=inputs.gpu,
         compiled=inputs.compiled == "yes",
     )
     if not case.measured:
