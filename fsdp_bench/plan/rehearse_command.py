@@ -84,6 +84,8 @@ def command_to_rehearse(
     random_weights: bool = False,
     balanced_routing: bool = False,
     stops_at_unsupported: bool = True,
+    time: bool = False,
+    tokens_per_step: int | None = None,
     catalog: Catalog = BUILT_IN,
 ) -> CommandToRehearse:
     """Check what is asked for, before anything runs. The arguments are those of ``rehearse_command``.
@@ -119,6 +121,7 @@ def command_to_rehearse(
             random_weights=random_weights,
             balanced_routing=balanced_routing,
             stops_at_unsupported=stops_at_unsupported,
+            notes_work=time,
         ),
         headroom_bytes=stated_headroom(headroom, hardware),
         max_gpu_bytes=None if max_gpu_memory is None else parse_bytes(max_gpu_memory, "max-gpu-memory"),
