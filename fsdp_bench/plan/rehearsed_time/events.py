@@ -29,6 +29,8 @@ from fsdp_bench.spec.subprocesses.issued import (
 _FIRST_NUMBER = 1000
 """CUDA events are numbered from here, above Queue's members: each is waited for once, so the order of a queue is its."""
 
+_FP32 = 4
+
 
 @dataclass
 class Replayable:
@@ -87,7 +89,10 @@ class _Conversion:
 
     def _operator(self, _index: int, event: Issued) -> None:
         assert isinstance(event, IssuedOperator)
-        self._issue(Kind.KERNEL, event.stream, event.name, work_of_operator(event, self._step.tensors))
+        work, name = work_of_operator(event, self._step.tensors), event.name
+        if work is not None and work.dims and work.itemsize == _FP32 and self._step.allows_tf32:
+            work, name = None, f"{event.name} in TF32"
+        self._issue(Kind.KERNEL, event.stream, name, work)
 
     def _triton(self, _index: int, event: Issued) -> None:
         assert isinstance(event, TritonKernel)

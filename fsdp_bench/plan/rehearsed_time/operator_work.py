@@ -31,11 +31,15 @@ _BOUND_BY_MORE = re.compile(
 """Operators whose time the bytes of their arguments do not tell."""
 
 
+DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
+"""Dtypes whose peak the catalogue has, by PyTorch's names."""
+
+
 def work_of_operator(operator: IssuedOperator, tensors: Tensors) -> Work | None:
     """Return an operator's work. None if its time is not known."""
     find = _COMPUTED.get(operator.name)
     if find is not None:
-        return find(operator, tensors)
+        return find(operator, tensors) if dtype_of(operator, tensors) in DTYPES else None
     if not operator.name.startswith(_MEMORY_BOUND) or _BOUND_BY_MORE.fullmatch(operator.name):
         return None
     return Work(operator.name, _moved_bytes(operator, tensors), (), _itemsize(operator, tensors))
@@ -212,7 +216,17 @@ def _num_bytes(tensor: IssuedTensor) -> int:
     return math.prod(sizes) * tensor.itemsize
 
 
-def _itemsize(operator: IssuedOperator, tensors: Tensors) -> int:
+def _first(operator: IssuedOperator, tensors: Tensors) -> IssuedTensor | None:
     found = [one for name in operator.arguments for one in _of(operator, name, tensors)]
-    found += [tensors[number] for number in operator.results]
-    return found[0].itemsize if found else 0
+    return next(iter([*found, *(tensors[number] for number in operator.results)]), None)
+
+
+def dtype_of(operator: IssuedOperator, tensors: Tensors) -> str:
+    """Return the dtype of an operator's first tensor, as PyTorch names it; empty without one."""
+    first = _first(operator, tensors)
+    return first.dtype if first is not None else ""
+
+
+def _itemsize(operator: IssuedOperator, tensors: Tensors) -> int:
+    first = _first(operator, tensors)
+    return first.itemsize if first is not None else 0

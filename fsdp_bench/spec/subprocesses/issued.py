@@ -157,5 +157,7 @@ class IssuedStep(msgspec.Struct, frozen=True):
 
     number: int
     """From 1."""
+    allows_tf32: bool
+    """Whether products of float32 may run in TF32 (torch.set_float32_matmul_precision)."""
     tensors: tuple[IssuedTensor, ...]
     events: tuple[Step, ...]

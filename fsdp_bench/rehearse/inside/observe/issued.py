@@ -33,6 +33,7 @@ class _Step:
     notes: list[Note] = field(default_factory=list)
     entries: bytes = b""
     tensors: Tensors = field(default_factory=Tensors)
+    allows_tf32: bool = False
 
 
 class IssuedWork:
@@ -68,6 +69,7 @@ class IssuedWork:
             self._enter()
         else:
             self._current.number, self._current.entries = number, self._trace.stop()
+            self._current.allows_tf32 = torch.get_float32_matmul_precision() != "highest"
             self._whole = self._current
         if self._mode is not None:
             self._current = _Step()
@@ -163,6 +165,7 @@ class IssuedWork:
             return None
         return {
             "number": step.number,
+            "allows_tf32": step.allows_tf32,
             "tensors": step.tensors.document(),
             "events": in_order(step.notes, self._trace.entries(step.entries)),
         }
