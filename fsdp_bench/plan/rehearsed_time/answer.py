@@ -32,7 +32,7 @@ class PartTime:
 
 @dataclass(frozen=True)
 class RehearsedTime:
-    """What one step of a script issued, and how long that takes by the rates of its hardware. Unknown values are None."""
+    """What one step of a script issued, and how long that takes on its hardware. Unknown values are None."""
 
     step: int
     """The number of the step that was noted, from 1."""

@@ -189,7 +189,9 @@ def streams_of(events: Sequence[Issued]) -> dict[int, Stream]:
 
     Of more streams than there are names, the last ones share one, and then wait for each other.
     """
-    issued = Counter(getattr(event, "stream", None) for event in events if isinstance(event, IssuedOperator | TritonKernel))
+    issued = Counter(
+        getattr(event, "stream", None) for event in events if isinstance(event, IssuedOperator | TritonKernel)
+    )
     used = dict.fromkeys(stream for event in events if (stream := getattr(event, "stream", None)) is not None)
     used.pop(-1, None)
     if not used:
