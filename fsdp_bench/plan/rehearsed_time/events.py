@@ -27,7 +27,7 @@ from fsdp_bench.spec.subprocesses.issued import (
 )
 
 _FIRST_NUMBER = 1000
-"""CUDA events are numbered from here, above Queue's members: each is waited for once, so the order of a queue is its."""
+"""CUDA events are numbered from here, above Queue's members: each pair of a record and a wait has its own queue."""
 
 _FP32 = 4
 
@@ -189,9 +189,7 @@ def streams_of(events: Sequence[Issued]) -> dict[int, Stream]:
 
     Of more streams than there are names, the last ones share one, and then wait for each other.
     """
-    issued = Counter(
-        getattr(event, "stream", None) for event in events if isinstance(event, IssuedOperator | TritonKernel)
-    )
+    issued = Counter(event.stream for event in events if isinstance(event, IssuedOperator | TritonKernel))
     used = dict.fromkeys(stream for event in events if (stream := getattr(event, "stream", None)) is not None)
     used.pop(-1, None)
     if not used:

@@ -16,8 +16,8 @@ _MEMORY_BOUND = re.compile(r"triton_(poi|red|per|for|mix)_.*")
 def work_of_kernel(kernel: TritonKernel, tensors: Tensors) -> Work | None:
     """Return a kernel's work: it reads its inputs, writes its outputs, and both of what it changes in place.
 
-    Of an input no more elements are read than the kernel has points, as of an embedding's weight. None if its time is not
-    known.
+    Of an input no more elements are read than the kernel has points, as of an embedding's weight. None if its time is
+    not known.
     """
     if not (kernel.is_inductors and _MEMORY_BOUND.fullmatch(kernel.name)):
         return None

@@ -17,12 +17,12 @@ from fsdp_bench.spec.subprocesses.issued import IssuedOperator, IssuedTensor, Te
 Tensors = Sequence[IssuedTensor]
 """IssuedStep.tensors."""
 
-_MEMORY_BOUND = ("aten::", "prims::", "fsdp::")
+_MEMORY_BOUND = ("aten::", "prims::", "fsdp::", "_c10d_functional::")
 """Namespaces of operators that are bound by memory, unless they are among the following."""
 
 _BOUND_BY_MORE = re.compile(
     r"aten::_?("
-    r".*attention.*|.*conv(olution)?\d?d?(_backward|_transpose.*)?|.*_?(lstm|gru|rnn)(_.*)?|linalg_.*|fft_.*"
+    r".*attention.*|.*conv(olution)?\d?d?(_backward|_transpose.*)?|.*_?(lstm|gru|rnn)(_.*)?|linalg_(?!vector_norm).*|fft_.*"
     r"|cholesky.*|svd|geqrf|ormqr|lu_.*|triangular_solve.*"
     r"|scaled_.*mm.*|int_mm|weight_int.*|sparse_.*|sort|argsort|topk|kthvalue|msort|unique.*|nonzero.*|bincount|histc"
     r"|multinomial|.*cdist.*|grid_sampler.*|ctc_loss.*|embedding_bag.*"

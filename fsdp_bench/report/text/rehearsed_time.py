@@ -22,7 +22,7 @@ def time_lines(found: Rehearsal) -> list[str]:
     time = found.time
     if time is None:
         return [fact("step time", f"{UNKNOWN}: {found.why_no_time}")]
-    lines = [_step_line(time), *_unknown_lines(time, found), _parts_line(time), _rates_line(time)]
+    lines = [_step_line(time), *_unknown_line(time, found), _parts_line(time), *_tokens_line(time), _rates_line(time)]
     return [*lines, "", *_table(time)]
 
 
@@ -35,55 +35,56 @@ def step_cell(found: Rehearsal) -> str:
 def _step_line(time: RehearsedTime) -> str:
     if time.step_seconds is None:
         least = "" if time.at_least_seconds is None else f"; all else takes {format_seconds(time.at_least_seconds)}"
-        return fact("step time", f"{UNKNOWN}: nobody documents how long some of it takes{least}")
+        return fact("step time", f"{UNKNOWN}, as nobody documents how long some of it takes{least}")
+    tokens = time.tokens_per_second_per_gpu
+    rate = f"{tokens:,.0f} tokens/s per GPU" if tokens is not None else f"tokens/s {UNKNOWN} (--tokens-per-step N)"
     return fact(
         "step time",
-        f"{format_seconds(time.step_seconds)}, {_tokens(time)}, MFU {percent(time.mfu)}, HFU {percent(time.hfu)}"
-        f" (predicted, for what step {time.step} issued in this rehearsal)",
+        f"{format_seconds(time.step_seconds)}, {rate}, MFU {percent(time.mfu)}, HFU {percent(time.hfu)}"
+        f" (rehearsed: what step {time.step} issued; predicted: how long that takes)",
     )
 
 
-def _tokens(time: RehearsedTime) -> str:
-    rate = time.tokens_per_second_per_gpu
-    if rate is None:
-        return f"tokens {UNKNOWN} (--tokens-per-step N)"
-    given = "" if time.is_tokens_given else f", {time.tokens_per_step:,} tokens looked up by its embedding"
-    return f"{rate:,.0f} tokens/s per GPU{given}"
-
-
-def _unknown_lines(time: RehearsedTime, found: Rehearsal) -> list[str]:
+def _unknown_line(time: RehearsedTime, found: Rehearsal) -> list[str]:
     if not time.unknown:
         return []
-    names = [f"{name} ({count} {'time' if count == 1 else 'times'})" for name, count in time.unknown.items()]
-    more = f" and {len(names) - MOST_UNKNOWN} more (--json)" if len(names) > MOST_UNKNOWN else ""
-    needs = (
-        ""
-        if isinstance(found.hardware, Cluster)
-        else "; collectives need --server NAME, which says what links there are"
-    )
-    has_collectives = any(" of " in name or "(" in name for name in time.unknown)
-    return [fact("", f"{UNKNOWN}: {', '.join(names[:MOST_UNKNOWN])}{more}{needs if has_collectives else ''}")]
+    names = [f"{name}, {count} {'time' if count == 1 else 'times'}" for name, count in time.unknown.items()]
+    more = [f"and {len(names) - MOST_UNKNOWN} more (--json)"] if len(names) > MOST_UNKNOWN else []
+    lines = [fact("", f"{UNKNOWN}: {'; '.join([*names[:MOST_UNKNOWN], *more])}")]
+    if time.time.communication_seconds == 0.0 and not isinstance(found.hardware, Cluster):
+        lines.append(fact("", "--server NAME says which links collectives have"))
+    return lines
 
 
 def _parts_line(time: RehearsedTime) -> str:
     step = time.time
-    known = [
-        ("operators", step.compute_seconds),
-        ("collectives", step.communication_seconds),
-        ("of which while no operator runs", step.exposed_communication_seconds),
-        ("copies to and from the host", step.host_copy_seconds or None),
-        ("the GPU waits for the host", time.waiting_for_host_seconds),
-        ("the host issues work and runs hooks", time.host_seconds),
-    ]
-    return fact("", "; ".join(f"{name} {format_seconds(value)}" for name, value in known if value is not None))
+    parts = [f"operators {format_seconds(step.compute_seconds or 0.0)}"]
+    if step.communication_seconds and step.exposed_communication_seconds is not None:
+        exposed = format_seconds(step.exposed_communication_seconds)
+        parts.append(
+            f"collectives {format_seconds(step.communication_seconds)}, of which {exposed} while no operator runs"
+        )
+    if step.host_copy_seconds:
+        parts.append(f"copies to and from the host {format_seconds(step.host_copy_seconds)}")
+    parts.append(
+        f"host {format_seconds(time.host_seconds)}, of which {format_seconds(time.waiting_for_host_seconds)} while the"
+        " GPU has nothing to do"
+    )
+    return fact("", "; ".join(parts))
+
+
+def _tokens_line(time: RehearsedTime) -> list[str]:
+    if time.tokens_per_step is None or time.is_tokens_given:
+        return []
+    return [fact("", f"tokens: {time.tokens_per_step:,} in a step, which are what its embedding looks up")]
 
 
 def _rates_line(time: RehearsedTime) -> str:
     pcie = ", for PCIe not compared with measurements" if time.is_over_pcie else ""
     return fact(
         "",
-        f"rates: the GPU's datasheet and NCCL's model of its links{pcie}. The script never ran on a GPU: what it issued is"
-        " rehearsed, how long that takes is predicted, and Python's own time is not measured",
+        f"rates: the GPU's datasheet and NCCL's model of its links{pcie}. The script never ran on a GPU; the time of its"
+        " Python is assumed",
     )
 
 

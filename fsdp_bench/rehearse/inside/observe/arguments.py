@@ -43,8 +43,8 @@ def _strides(tensor: torch.Tensor) -> tuple[int, ...]:
 def described(func: Any, arguments: Sequence[Any], keywords: Mapping[str, Any], found: Any, kinds: Tensors) -> Any:
     """Return an operator's name, its arguments by name, which of them it writes, and its results.
 
-    ``written`` are arguments that it reads and writes, ``outputs`` those that it only writes (``out=``). ``results`` are
-    tensors that it made.
+    ``written`` are arguments that it reads and writes, ``outputs`` those that it only writes (``out=``). ``results``
+    are tensors that it made.
     """
     schema = getattr(func, "_schema", None)
     if schema is None:  # a higher-order operator
@@ -76,7 +76,7 @@ def _tensors(value: Any) -> list[torch.Tensor]:
 
 
 def _value(value: Any, kinds: Tensors) -> Any:
-    """Return a tensor as ``{"tensor": [number]}``, a list of them with their numbers, a number as it is, else None."""
+    """Return tensors as ``{"tensors": [their numbers]}``, numbers as they are, anything else as None."""
     found = _tensors(value)
     if found:
         return {"tensors": [kinds.number(one) for one in found]}

@@ -1,8 +1,8 @@
-"""What the script issues in one optimizer step: operators, compiled kernels, collectives, copies, and who waits for whom.
+"""What the script issues in one optimizer step: operators, compiled kernels, collectives, copies, and who waits.
 
-The stand-in notes every launch with its stream (trace.py); this says which operator launched it. So a view that launches
-nothing is no work, and a kernel that no known operator launched is reported under its own name. A step begins where an
-optimizer's step has ended and ends where the next one does. The last whole one is reported.
+The stand-in notes every launch with its stream (trace.py); this says which operator launched it. So a view that
+launches nothing is no work, and a kernel that no known operator launched is reported under its own name. A step begins
+where an optimizer's step has ended and ends where the next one does. The last whole one is reported.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class IssuedWork:
         end = self._trace.count()
         if func is torch.ops._c10d_functional.wait_tensor.default:
             self._collectives_wait()
-        if end > begin:
+        if end > begin and getattr(func, "namespace", "") != "c10d":  # replace/collectives.py says what those are
             described_now = described(func, arguments, keywords, found, self._current.tensors)
             note = {"kind": "operator", **described_now, "is_recomputed": self._is_recomputed}
             self._current.notes.append(Note(begin, end, note))

@@ -54,9 +54,9 @@ def in_order(notes: Sequence[Note], entries: Sequence[Entry]) -> list[dict[str, 
 
 
 def _owners(notes: Sequence[Note], count: int) -> list[Note | None]:
-    """Return the note that each entry belongs to: of several the one with the fewest entries."""
+    """Return the note that each entry belongs to: of several a collective, or the one with the fewest entries."""
     owners: list[Note | None] = [None] * count
-    for note in sorted(notes, key=lambda note: note.begin - note.end):
+    for note in sorted(notes, key=lambda note: (note.is_alone, note.begin - note.end)):
         owners[note.begin : note.end] = [note] * (note.end - note.begin)
     return owners
 

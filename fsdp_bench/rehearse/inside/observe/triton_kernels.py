@@ -20,7 +20,7 @@ _TRITON = "triton.runtime.jit"
 def observe_triton(observer: Observer) -> None:
     """Let each launch of a kernel of Triton be observed."""
     replace = {_INDUCTOR: _observe_inductor, _TRITON: _observe_jit}
-    waiting = {}
+    waiting: dict[str, Callable[[ModuleType], None]] = {}
     for name, change in replace.items():
         if name in sys.modules:
             change(sys.modules[name], observer)
