@@ -83,8 +83,8 @@ def _rates_line(time: RehearsedTime) -> str:
     pcie = ", for PCIe not compared with measurements" if time.is_over_pcie else ""
     return fact(
         "",
-        f"rates: the GPU's datasheet and NCCL's model of its links{pcie}. The script never ran on a GPU; the time of its"
-        " Python is assumed",
+        f"rates: the GPU's datasheet and NCCL's model of its links{pcie}. The script never ran on a GPU; the time of"
+        " its Python is assumed",
     )
 
 
