@@ -18,7 +18,7 @@ from fsdp_bench.train.models.dtypes import DTYPES
 from fsdp_bench.train.models.loss import loss_function
 from fsdp_bench.train.models.optimizer import optimizer_of
 from fsdp_bench.train.models.transformer import BLOCKS, build, initialize
-from fsdp_bench.train.step import Training, train_step
+from fsdp_bench.train.step import Training, build_scaler, train_step
 from fsdp_bench.train.wrapping.wrap import fsdp
 
 with open(sys.argv[1]) as file:
@@ -41,6 +41,7 @@ training = Training(
     setup=setup,
     device=device,
     meter=Unmetered(),
+    scaler=build_scaler(setup, device),
 )
 for _ in range(8):
     tokens = [
