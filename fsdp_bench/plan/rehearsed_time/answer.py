@@ -9,6 +9,7 @@ from typing import Any
 
 from fsdp_bench.plan.rehearsed_time.events import Replayable, events_of
 from fsdp_bench.plan.rehearsed_time.flops import StepFlops, flops_of, tokens_of
+from fsdp_bench.plan.rehearsed_time.operator_work import ON_HOST
 from fsdp_bench.plan.rehearsed_time.process_groups import ProcessGroups, process_groups
 from fsdp_bench.rates.datasheet import Datasheet, datasheet
 from fsdp_bench.replay.schedule import Span, StepTime, run
@@ -170,8 +171,12 @@ def _parts(spans: Sequence[Span]) -> tuple[PartTime, ...]:
         key = span.work.name, span.kind
         counts[key] += 1
         seconds[key] = seconds.get(key, 0.0) + span.end - span.begin
-    found = [PartTime(name, kind, count, seconds[name, kind]) for (name, kind), count in counts.items()]
+    found = [PartTime(_plain(name), kind, count, seconds[name, kind]) for (name, kind), count in counts.items()]
     return tuple(sorted(found, key=lambda part: -part.seconds))
+
+
+def _plain(name: str) -> str:
+    return f"{name.removeprefix(ON_HOST)} on the CPU" if name.startswith(ON_HOST) else name
 
 
 def _host_seconds(spans: Sequence[Span], rates: Datasheet) -> float:
@@ -204,6 +209,7 @@ def time_document(found: RehearsedTime | None) -> dict[str, Any] | None:
         "communication_seconds": time.communication_seconds,
         "exposed_communication_seconds": time.exposed_communication_seconds,
         "host_copy_seconds": time.host_copy_seconds,
+        "cpu_optimizer_seconds": time.cpu_optimizer_seconds,
         "host_seconds": found.host_seconds,
         "waiting_for_host_seconds": found.waiting_for_host_seconds,
         "tokens_per_step": found.tokens_per_step,

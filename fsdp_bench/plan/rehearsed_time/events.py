@@ -7,12 +7,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from fsdp_bench.plan.rehearsed_time.kernel_work import work_of_kernel
-from fsdp_bench.plan.rehearsed_time.operator_work import work_of_operator
+from fsdp_bench.plan.rehearsed_time.operator_work import work_of_host, work_of_operator
 from fsdp_bench.plan.rehearsed_time.process_groups import ProcessGroups, kind_of
 from fsdp_bench.simulate.events import Category, Event, Kind, Stream, Work
 from fsdp_bench.spec.subprocesses.issued import (
     CollectivesWait,
     HookCall,
+    HostOperator,
     HostWait,
     Issued,
     IssuedCollective,
@@ -62,6 +63,7 @@ class _Conversion:
         self._add(Kind.MARK, -1, label="forward")
         handle: dict[type[Issued], Callable[[int, Issued], None]] = {
             IssuedOperator: self._operator,
+            HostOperator: self._host_operator,
             TritonKernel: self._triton,
             LaunchedKernel: self._kernel,
             IssuedCopy: self._copy,
@@ -93,6 +95,10 @@ class _Conversion:
         if work is not None and work.dims and work.itemsize == _FP32 and self._step.allows_tf32:
             work, name = None, f"{event.name} in TF32"
         self._issue(Kind.KERNEL, event.stream, name, work)
+
+    def _host_operator(self, _index: int, event: Issued) -> None:
+        assert isinstance(event, HostOperator)
+        self._issue(Kind.HOST_WORK, -1, f"{event.name} on the CPU", work_of_host(event, self._step.tensors))
 
     def _triton(self, _index: int, event: Issued) -> None:
         assert isinstance(event, TritonKernel)

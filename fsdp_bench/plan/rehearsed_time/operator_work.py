@@ -10,12 +10,16 @@ import math
 import re
 from collections.abc import Callable, Sequence
 
+import msgspec
+
 from fsdp_bench.simulate.events import Work
 from fsdp_bench.simulate.recorded.bind import work_of
-from fsdp_bench.spec.subprocesses.issued import IssuedOperator, IssuedTensor, TensorNumbers
+from fsdp_bench.spec.subprocesses.issued import HostOperator, IssuedOperator, IssuedTensor, TensorNumbers
 
 Tensors = Sequence[IssuedTensor]
 """IssuedStep.tensors."""
+
+Operator = IssuedOperator | HostOperator
 
 _MEMORY_BOUND = ("aten::", "prims::", "fsdp::", "_c10d_functional::")
 """Namespaces of operators that are bound by memory, unless they are among the following."""
@@ -40,9 +44,28 @@ def work_of_operator(operator: IssuedOperator, tensors: Tensors) -> Work | None:
     find = _COMPUTED.get(operator.name)
     if find is not None:
         return find(operator, tensors) if dtype_of(operator, tensors) in DTYPES else None
-    if not operator.name.startswith(_MEMORY_BOUND) or _BOUND_BY_MORE.fullmatch(operator.name):
+    if not _is_bound_by_memory(operator):
         return None
     return Work(operator.name, _moved_bytes(operator, tensors), (), _itemsize(operator, tensors))
+
+
+def _is_bound_by_memory(operator: Operator) -> bool:
+    return operator.name.startswith(_MEMORY_BOUND) and _BOUND_BY_MORE.fullmatch(operator.name) is None
+
+
+def work_of_host(operator: HostOperator, tensors: Tensors) -> Work | None:
+    """Return the work of an operator in host memory, which takes as long as an optimizer's there.
+
+    None for one that is not bound by memory.
+    """
+    if operator.name in _COMPUTED or not _is_bound_by_memory(operator):
+        return None
+    there = [msgspec.structs.replace(one, device="cuda" if one.device == "cpu" else "") for one in tensors]
+    return Work(f"{ON_HOST}{operator.name}", _moved_bytes(operator, there))
+
+
+ON_HOST = "optimizer "
+"""The beginning of the names of such work, as rates/ knows them."""
 
 
 # -- what is bound by computing ------------------------------------------------------------------------------------
@@ -138,7 +161,7 @@ _WRITTEN_IN_PART = {
 """Operators that change of ``self`` as many elements as another argument has."""
 
 
-def _moved_bytes(operator: IssuedOperator, tensors: Tensors) -> int:
+def _moved_bytes(operator: Operator, tensors: Tensors) -> int:
     """Return the bytes that an operator reads and writes on the GPU."""
     special = _MOVED.get(operator.name)
     if special is not None:
@@ -161,36 +184,36 @@ def _moved_bytes(operator: IssuedOperator, tensors: Tensors) -> int:
     return total
 
 
-def _norm_backward(operator: IssuedOperator, tensors: Tensors) -> int:
+def _norm_backward(operator: Operator, tensors: Tensors) -> int:
     """Return the bytes of a norm's backward: both inputs once for the input's gradient, once for the weight's."""
     inputs = [*_of(operator, "grad_out", tensors), *_of(operator, "input", tensors)]
     return 2 * sum(map(_num_bytes, inputs)) + sum(_num_bytes(tensors[number]) for number in operator.results)
 
 
-def _embedding_backward(operator: IssuedOperator, tensors: Tensors) -> int:
+def _embedding_backward(operator: Operator, tensors: Tensors) -> int:
     """Return the bytes of an embedding's backward: it fills the weight's gradient, then adds each token's to a row."""
     gradient = sum(map(_num_bytes, _of(operator, "grad_output", tensors)))
     indices = sum(map(_num_bytes, _of(operator, "indices", tensors)))
     return 3 * gradient + indices + sum(_num_bytes(tensors[number]) for number in operator.results)
 
 
-def _nll_loss(operator: IssuedOperator, tensors: Tensors) -> int:
+def _nll_loss(operator: Operator, tensors: Tensors) -> int:
     """Return the bytes of nll_loss_forward: of each row one element, and its target."""
     target, x = _of(operator, "target", tensors)[0], _of(operator, "self", tensors)[0]
     return math.prod(target.shape) * (target.itemsize + x.itemsize)
 
 
-def _only_results(operator: IssuedOperator, tensors: Tensors) -> int:
+def _only_results(operator: Operator, tensors: Tensors) -> int:
     """Return the bytes of what only writes: nll_loss_backward, which reads one number and the targets."""
     return sum(_num_bytes(tensors[number]) for number in operator.results)
 
 
-def _copy_in(operator: IssuedOperator, tensors: Tensors) -> int:
+def _copy_in(operator: Operator, tensors: Tensors) -> int:
     """Return the bytes of fully_shard's copy of shards into one's own part of the gathered buffer."""
     return 2 * sum(map(_num_bytes, _of(operator, "all_gather_inputs", tensors)))
 
 
-_MOVED: dict[str, Callable[[IssuedOperator, Tensors], int]] = {
+_MOVED: dict[str, Callable[[Operator, Tensors], int]] = {
     "aten::native_layer_norm_backward": _norm_backward,
     "aten::_fused_rms_norm_backward": _norm_backward,
     "aten::embedding_dense_backward": _embedding_backward,
@@ -201,7 +224,7 @@ _MOVED: dict[str, Callable[[IssuedOperator, Tensors], int]] = {
 """Operators that move other bytes than those of their arguments and results."""
 
 
-def _of(operator: IssuedOperator, name: str, tensors: Tensors) -> list[IssuedTensor]:
+def _of(operator: Operator, name: str, tensors: Tensors) -> list[IssuedTensor]:
     """Return the tensors of an argument."""
     argument = operator.arguments.get(name)
     return [tensors[number] for number in argument.tensors] if isinstance(argument, TensorNumbers) else []
@@ -216,7 +239,7 @@ def _num_bytes(tensor: IssuedTensor) -> int:
     return math.prod(sizes) * tensor.itemsize
 
 
-def _first(operator: IssuedOperator, tensors: Tensors) -> IssuedTensor | None:
+def _first(operator: Operator, tensors: Tensors) -> IssuedTensor | None:
     found = [one for name in operator.arguments for one in _of(operator, name, tensors)]
     return next(iter([*found, *(tensors[number] for number in operator.results)]), None)
 

@@ -66,6 +66,8 @@ def _parts_line(time: RehearsedTime) -> str:
         )
     if step.host_copy_seconds:
         parts.append(f"copies to and from the host {format_seconds(step.host_copy_seconds)}")
+    if step.cpu_optimizer_seconds:
+        parts.append(f"operators on the CPU {format_seconds(step.cpu_optimizer_seconds)}")
     parts.append(
         f"host {format_seconds(time.host_seconds)}, of which {format_seconds(time.waiting_for_host_seconds)} while the"
         " GPU has nothing to do"

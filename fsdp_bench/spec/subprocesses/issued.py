@@ -50,6 +50,16 @@ class IssuedOperator(Issued, frozen=True, tag="operator", kw_only=True):
     """The stream of its first launch, as the stand-in counts them."""
 
 
+class HostOperator(Issued, frozen=True, tag="host", kw_only=True):
+    """An operator on large tensors in host memory, such as an optimizer's under offload. Fields as IssuedOperator's."""
+
+    name: str
+    arguments: dict[str, Argument]
+    written: tuple[str, ...]
+    outputs: tuple[str, ...]
+    results: tuple[int, ...]
+
+
 class TritonKernel(Issued, frozen=True, tag="triton", kw_only=True):
     """A kernel of Triton: torch.compile's, or a library's."""
 
@@ -138,6 +148,7 @@ class PhaseBegin(Issued, frozen=True, tag="phase", kw_only=True):
 
 Step = (
     IssuedOperator
+    | HostOperator
     | TritonKernel
     | LaunchedKernel
     | IssuedCopy

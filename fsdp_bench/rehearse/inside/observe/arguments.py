@@ -7,6 +7,9 @@ from typing import Any
 
 import torch
 
+LARGE_BYTES = 1 << 20
+"""Operators in host memory are noted from this size on."""
+
 _LONGEST_LIST = 8
 """Lists of numbers up to this length are kept: dimensions, strides, paddings."""
 
@@ -64,6 +67,26 @@ def described(func: Any, arguments: Sequence[Any], keywords: Mapping[str, Any], 
         "written": writes,
         "outputs": outputs,
         "results": [kinds.number(one) for one in _tensors(found) if id(one) not in known],
+    }
+
+
+def is_large_on_host(tensor: torch.Tensor) -> bool:
+    """Whether a tensor in host memory is so large that the time of an operator on it counts."""
+    return tensor.device.type == "cpu" and tensor.numel() * tensor.element_size() >= LARGE_BYTES
+
+
+def described_skipped(name: str, arguments: Sequence[Any], found: Any, kinds: Tensors) -> dict[str, Any]:
+    """Return what a method of Tensor would have done in host memory, as ``described`` does.
+
+    It changes the first of its arguments in place where its name ends with an underscore.
+    """
+    given = {str(place): one for place, one in enumerate(arguments) if isinstance(one, torch.Tensor)}
+    return {
+        "name": f"aten::{name}",
+        "arguments": {key: _value(one, kinds) for key, one in given.items()},
+        "written": ["0"] if name.endswith("_") and "0" in given else [],
+        "outputs": [],
+        "results": [] if name.endswith("_") else [kinds.number(one) for one in _tensors(found)],
     }
 
 

@@ -7,6 +7,7 @@ where an optimizer's step has ended and ends where the next one does. The last w
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -15,9 +16,9 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ..replace import collectives
+from ..replace import collectives, host_memory
 from . import host_hooks
-from .arguments import Tensors, described
+from .arguments import Tensors, described, described_skipped, is_large_on_host
 from .order import Note, in_order
 from .trace import Trace
 from .triton_kernels import observe_triton
@@ -46,6 +47,8 @@ class IssuedWork:
         self._mode: _Operators | None = None
         self._phase = "forward"
         self._recomputing = 0
+        self._waits_after_backward = False
+        """Whether DistributedDataParallel's wait for its collectives will be noted."""
         self.why_none: str | None = None
         """Why no step was noted, where that is known."""
 
@@ -55,6 +58,7 @@ class IssuedWork:
             return
         collectives.on_call = self._collective
         collectives.on_wait = self._collectives_wait
+        host_memory.on_skip = self._skipped
         observe_triton(self._triton)
         host_hooks.observe_fsdp(lambda name: self._note({"kind": "hook", "name": name}))
         host_hooks.observe_recomputation(self._recompute)
@@ -85,8 +89,6 @@ class IssuedWork:
     def begin_phase(self, phase: str) -> None:
         """Note that a phase begins: forward, backward or optimizer."""
         if phase != self._phase:
-            if self._phase == "backward":
-                self._collectives_wait()  # DistributedDataParallel's reducer, in C++, waits there
             self._phase = phase
             self._note({"kind": "phase", "name": phase})
 
@@ -97,6 +99,9 @@ class IssuedWork:
         begin = self._trace.count()
         found = func(*arguments, **keywords)
         end = self._trace.count()
+        if end == begin and self._is_work_of_host(func, arguments):
+            described_now = described(func, arguments, keywords, found, self._current.tensors)
+            self._current.notes.append(Note(begin, end, {"kind": "host", **described_now}))
         if func is torch.ops._c10d_functional.wait_tensor.default:
             self._collectives_wait()
         if end > begin and getattr(func, "namespace", "") != "c10d":  # replace/collectives.py says what those are
@@ -109,6 +114,19 @@ class IssuedWork:
     def _is_recomputed(self) -> bool:
         """Whether checkpointing runs a forward again. Gradients are computed without recording a graph."""
         return bool(self._recomputing) or (self._phase == "backward" and torch.is_grad_enabled())
+
+    @staticmethod
+    def _is_work_of_host(func: Any, arguments: Sequence[Any]) -> bool:
+        """Whether an operator that launched nothing computes on large tensors in host memory."""
+        if getattr(func, "namespace", "") == "c10d" or getattr(func, "is_view", False):
+            return False
+        return any(isinstance(one, torch.Tensor) and is_large_on_host(one) for one in _leaves(arguments))
+
+    def _skipped(self, name: str, arguments: Sequence[Any], found: Any) -> None:
+        """Note what a rehearsal skips on the host because nobody needs the values (replace/host_memory.py)."""
+        if self._mode is not None:
+            note = described_skipped(name, arguments, found, self._current.tensors)
+            self._note({"kind": "host", **note})
 
     def _note(self, note: dict[str, Any]) -> None:
         if self._mode is not None:
@@ -148,7 +166,26 @@ class IssuedWork:
             "stream": -1 if stream is None else self._trace.stream_index(stream),
         }
         self._current.notes.append(Note(begin, self._trace.count(), note, is_alone=True))
+        if call.is_asynchronous and self._phase == "backward":
+            self._wait_after_backward()
         return found
+
+    def _wait_after_backward(self) -> None:
+        """Note a wait once all gradients are computed.
+
+        There DistributedDataParallel's reducer waits, in C++: it queues a callback of autograd's when it has started
+        its last collective (Reducer::mark_bucket_ready). Callbacks run in the order in which they were queued.
+        """
+        if self._waits_after_backward:
+            return
+
+        def waited() -> None:
+            self._waits_after_backward = False
+            self._collectives_wait()
+
+        with contextlib.suppress(RuntimeError):  # a backward pass that is no longer the engine's
+            torch.autograd.Variable._execution_engine.queue_callback(waited)
+            self._waits_after_backward = True
 
     def _collectives_wait(self) -> None:
         """The current stream waits for the collectives that were started."""
