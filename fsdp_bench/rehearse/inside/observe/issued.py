@@ -24,6 +24,8 @@ from .trace import Trace
 from .triton_kernels import observe_triton
 
 _NO_OVERRIDE = torch._C._disabled_torch_dispatch_impl
+_WITHOUT_DATA = "torch._subclasses."
+"""Module of tensors with which torch traces: FakeTensor, FunctionalTensor. Nothing is launched for them."""
 
 
 @dataclass
@@ -230,6 +232,8 @@ class _Operators(TorchDispatchMode):
         return True
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(kind.__module__.startswith(_WITHOUT_DATA) for kind in types):
+            return func(*args, **(kwargs or {}))
         if any(getattr(kind, "__torch_dispatch__", _NO_OVERRIDE) is not _NO_OVERRIDE for kind in types):
             return NotImplemented  # DTensor and the like: what they run on their local tensors comes here again
         return self._work.operator(func, args, kwargs or {})

@@ -152,8 +152,9 @@ def _has_values(tensor: torch.Tensor) -> bool:
     storage = tensor.untyped_storage()
     if not is_written(storage.data_ptr(), storage.nbytes()):
         return False
-    numbers = torch.empty(0, dtype=torch.uint8).set_(storage)
-    return any(bool(part.any()) for part in numbers.split(LARGE_BYTES))
+    with torch._C._DisableTorchDispatch():  # this is no operator of the script's
+        numbers = torch.empty(0, dtype=torch.uint8).set_(storage)
+        return any(bool(part.any()) for part in numbers.split(LARGE_BYTES))
 
 
 def _without_copy(given: Any) -> Any:
