@@ -47,8 +47,12 @@ class ProcessGroups:
 
 
 def process_groups(step: IssuedStep, cluster: Cluster | None) -> ProcessGroups:
-    """Return the process groups of a step with their topologies. Of more than four, the others are unknown."""
-    ranks: dict[str, Sequence[int] | None] = {}
+    """Return the process groups of a step with their topologies.
+
+    Of more than four, those of the same ranks share a name, as if they had one communicator; if they still are more
+    than four, the others are unknown.
+    """
+    ranks: dict[str, tuple[int, ...] | None] = {}
     gathers: set[str] = set()
     for event in step.events:
         if isinstance(event, IssuedCollective):
@@ -56,8 +60,7 @@ def process_groups(step: IssuedStep, cluster: Cluster | None) -> ProcessGroups:
             if kind_of(event) in ("all_gather", "reduce_scatter"):
                 gathers.add(event.group)
     communicate = [group for group, of in ranks.items() if of is None or len(of) > 1]
-    in_order = sorted(communicate, key=lambda group: group not in gathers)
-    names = dict(zip(in_order, _NAMES, strict=False))
+    names = _named(sorted(communicate, key=lambda group: group not in gathers), ranks)
     sizes = {group: len(of) for group, of in ranks.items() if of is not None}
     if cluster is None:
         return ProcessGroups(names, None, sizes)
@@ -66,3 +69,10 @@ def process_groups(step: IssuedStep, cluster: Cluster | None) -> ProcessGroups:
         of = ranks[group]
         found[name] = None if of is None else topology_of_ranks(cluster, of)
     return ProcessGroups(names, Groups(**found), sizes)
+
+
+def _named(groups: Sequence[str], ranks: dict[str, tuple[int, ...] | None]) -> dict[str, str]:
+    if len(groups) <= len(_NAMES):
+        return dict(zip(groups, _NAMES, strict=False))
+    by_ranks = dict(zip(dict.fromkeys(ranks[group] for group in groups), _NAMES, strict=False))
+    return {group: by_ranks[ranks[group]] for group in groups if ranks[group] in by_ranks}
