@@ -97,9 +97,10 @@ def command_to_rehearse(
     """
     if snapshot is not None and not snapshot.resolve().parent.is_dir():
         raise SpecError(f"snapshot: {str(snapshot.parent)!r} is no folder")
-    if tokens_per_step is not None and (not time or tokens_per_step < 1):
-        given = "tokens-per-step needs --time" if not time else f"tokens-per-step: {tokens_per_step} is not allowed"
-        raise SpecError(f"{given}; a whole number, 1 or more" if time else given)
+    if tokens_per_step is not None and not time:
+        raise SpecError("tokens-per-step: it counts for --time alone, which is not given")
+    if tokens_per_step is not None and tokens_per_step < 1:
+        raise SpecError(f"tokens-per-step: {shown(tokens_per_step)} is not allowed; a whole number, 1 or more")
     words = shlex.split(command) if isinstance(command, str) else list(command)
     understood = read_command(words, os.environ, Path.cwd())
     place = find_placement(gpu, server, nodes, gpus_per_node, world_size, catalog)

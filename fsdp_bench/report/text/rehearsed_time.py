@@ -13,6 +13,8 @@ from fsdp_bench.spec.units import format_seconds
 MOST_PARTS = 8
 """The most operators that are listed."""
 MOST_UNKNOWN = 6
+_SHOWN_SECONDS = 0.05e-3
+"""Less than that prints as 0.0 ms."""
 
 _COPIES = {"to_device": "copy to the GPU", "to_host": "copy to the host"}
 
@@ -64,7 +66,7 @@ def _parts_line(time: RehearsedTime) -> str:
         parts.append(
             f"collectives {format_seconds(step.communication_seconds)}, of which {exposed} while no operator runs"
         )
-    if step.host_copy_seconds:
+    if step.host_copy_seconds and step.host_copy_seconds >= _SHOWN_SECONDS:
         parts.append(f"copies to and from the host {format_seconds(step.host_copy_seconds)}")
     if step.cpu_optimizer_seconds:
         parts.append(f"operators on the CPU {format_seconds(step.cpu_optimizer_seconds)}")
