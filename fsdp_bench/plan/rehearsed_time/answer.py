@@ -56,6 +56,7 @@ class RehearsedTime:
     rates: str
     is_over_pcie: bool
     num_streams: int
+    """Streams on which the script issued work."""
 
     @property
     def step_seconds(self) -> float | None:
@@ -212,6 +213,7 @@ def time_document(found: RehearsedTime | None) -> dict[str, Any] | None:
         "cpu_optimizer_seconds": time.cpu_optimizer_seconds,
         "host_seconds": found.host_seconds,
         "waiting_for_host_seconds": found.waiting_for_host_seconds,
+        "num_streams": found.num_streams,
         "tokens_per_step": found.tokens_per_step,
         "tokens_per_second_per_gpu": found.tokens_per_second_per_gpu,
         "model_flops": found.flops.model,

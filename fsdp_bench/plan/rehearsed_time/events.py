@@ -196,8 +196,9 @@ def streams_of(events: Sequence[Issued]) -> dict[int, Stream]:
     Of more streams than there are names, the last ones share one, and then wait for each other.
     """
     issued = Counter(event.stream for event in events if isinstance(event, IssuedOperator | TritonKernel))
-    used = dict.fromkeys(stream for event in events if (stream := getattr(event, "stream", None)) is not None)
-    used.pop(-1, None)
+    streams = [(getattr(event, "stream", None), isinstance(event, RecordedEvent | StreamWait)) for event in events]
+    in_order = sorted(streams, key=lambda pair: pair[1])  # those with work before those that only wait
+    used = dict.fromkeys(stream for stream, _ in in_order if stream is not None and stream >= 0)
     if not used:
         return {}
     found = {max(used, key=lambda stream: issued[stream]): Stream.COMPUTE}

@@ -11,7 +11,6 @@ from fsdp_bench.spec.subprocesses.issued import IssuedCollective, IssuedStep
 
 _KINDS = {
     "allgather": "all_gather",
-    "_allgather_base": "all_gather",
     "allgather_base": "all_gather",
     "allgather_coalesced": "all_gather",
     "allgather_into_tensor_coalesced": "all_gather",

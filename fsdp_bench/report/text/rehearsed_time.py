@@ -7,6 +7,7 @@ from fsdp_bench.plan.rehearsed_time.answer import RehearsedTime
 from fsdp_bench.report.table import table_columns, table_lines
 from fsdp_bench.report.text.common import UNKNOWN, fact
 from fsdp_bench.report.text.speed import percent, step_text
+from fsdp_bench.simulate.events import Stream
 from fsdp_bench.spec.hardware import Cluster
 from fsdp_bench.spec.units import format_seconds
 
@@ -24,7 +25,8 @@ def time_lines(found: Rehearsal) -> list[str]:
     time = found.time
     if time is None:
         return [fact("step time", f"{UNKNOWN}: {found.why_no_time}")]
-    lines = [_step_line(time), *_unknown_line(time, found), _parts_line(time), *_tokens_line(time), _rates_line(time)]
+    lines = [_step_line(time), *_unknown_line(time, found), _parts_line(time), *_tokens_line(time)]
+    lines += [*_streams_line(time), _rates_line(time)]
     return [*lines, "", *_table(time)]
 
 
@@ -81,6 +83,14 @@ def _tokens_line(time: RehearsedTime) -> list[str]:
     if time.tokens_per_step is None or time.is_tokens_given:
         return []
     return [fact("", f"tokens: {time.tokens_per_step:,} in a step, which are what its embedding looks up")]
+
+
+def _streams_line(time: RehearsedTime) -> list[str]:
+    if time.num_streams <= len(Stream):
+        return []
+    return [
+        fact("", f"streams: {time.num_streams}; all but {len(Stream) - 1} of them count as one, in the order of issue")
+    ]
 
 
 def _rates_line(time: RehearsedTime) -> str:

@@ -101,16 +101,25 @@ class IssuedWork:
         begin = self._trace.count()
         found = func(*arguments, **keywords)
         end = self._trace.count()
-        if end == begin and self._is_work_of_host(func, arguments):
-            described_now = described(func, arguments, keywords, found, self._current.tensors)
-            self._current.notes.append(Note(begin, end, {"kind": "host", **described_now}))
         if func is torch.ops._c10d_functional.wait_tensor.default:
             self._collectives_wait()
-        if end > begin and getattr(func, "namespace", "") != "c10d":  # replace/collectives.py says what those are
-            described_now = described(func, arguments, keywords, found, self._current.tensors)
-            note = {"kind": "operator", **described_now, "is_recomputed": self._is_recomputed}
-            self._current.notes.append(Note(begin, end, note))
+        if getattr(func, "namespace", "") == "c10d":  # replace/collectives.py says what those are
+            return found
+        if end > begin or self._is_work_of_host(func, arguments):
+            self._current.notes.append(Note(begin, end, self._described(func, arguments, keywords, found, end > begin)))
         return found
+
+    def _described(self, func: Any, arguments: Any, keywords: Any, found: Any, on_gpu: bool) -> dict[str, Any]:
+        """Return an operator's note. One that cannot be described is a kernel of unknown time: the script goes on."""
+        try:
+            document = described(func, arguments, keywords, found, self._current.tensors)
+        except Exception:  # shapes of nested tensors, say
+            return {"kind": "kernel", "name": str(func), "stream": -1}
+        return (
+            {"kind": "operator", **document, "is_recomputed": self._is_recomputed}
+            if on_gpu
+            else {"kind": "host", **document}
+        )
 
     @property
     def _is_recomputed(self) -> bool:
@@ -120,7 +129,7 @@ class IssuedWork:
     @staticmethod
     def _is_work_of_host(func: Any, arguments: Sequence[Any]) -> bool:
         """Whether an operator that launched nothing computes on large tensors in host memory."""
-        if getattr(func, "namespace", "") == "c10d" or getattr(func, "is_view", False):
+        if getattr(func, "is_view", False):
             return False
         return any(isinstance(one, torch.Tensor) and is_large_on_host(one) for one in _leaves(arguments))
 
@@ -230,6 +239,11 @@ class _Operators(TorchDispatchMode):
     def ignore_compile_internals(cls) -> bool:
         """Let torch.compile work as it does without this mode."""
         return True
+
+    @classmethod
+    def is_infra_mode(cls) -> bool:
+        """Say the same to versions of torch that do not ask ``ignore_compile_internals``."""
+        return not hasattr(TorchDispatchMode, "ignore_compile_internals")
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(kind.__module__.startswith(_WITHOUT_DATA) for kind in types):
