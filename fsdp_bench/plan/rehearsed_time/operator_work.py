@@ -28,11 +28,17 @@ _BOUND_BY_MORE = re.compile(
     r"aten::_?("
     r".*attention.*|.*conv(olution)?\d?d?(_backward|_transpose.*)?|.*_?(lstm|gru|rnn)(_.*)?|linalg_(?!vector_norm).*|fft_.*"
     r"|cholesky.*|svd|geqrf|ormqr|lu_.*|triangular_solve.*"
-    r"|scaled_.*mm.*|int_mm|weight_int.*|sparse_.*|sort|argsort|topk|kthvalue|msort|unique.*|nonzero.*|bincount|histc"
-    r"|multinomial|.*cdist.*|grid_sampler.*|ctc_loss.*|embedding_bag.*"
+    r"|scaled_.*mm.*|int_mm|weight_int.*|sparse_.*|.*cdist.*|grid_sampler.*|ctc_loss.*|embedding_bag.*"
     r")"
 )
 """Operators whose time the bytes of their arguments do not tell."""
+
+_MANY_PASSES = re.compile(
+    r"aten::_?(sort|argsort|topk|kthvalue|msort|unique.*|nonzero.*|bincount|histc|multinomial|mode|cummax|cummin)"
+)
+"""Operators that pass over their arguments an unknown number of times. Small ones take hardly longer than a launch."""
+
+SMALL_BYTES = 1 << 20
 
 
 DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
@@ -44,9 +50,10 @@ def work_of_operator(operator: IssuedOperator, tensors: Tensors) -> Work | None:
     find = _COMPUTED.get(operator.name)
     if find is not None:
         return find(operator, tensors) if dtype_of(operator, tensors) in DTYPES else None
-    if not _is_bound_by_memory(operator):
+    num_bytes = _moved_bytes(operator, tensors)
+    if not _is_bound_by_memory(operator) or (_MANY_PASSES.fullmatch(operator.name) and num_bytes > SMALL_BYTES):
         return None
-    return Work(operator.name, _moved_bytes(operator, tensors), (), _itemsize(operator, tensors))
+    return Work(operator.name, num_bytes, (), _itemsize(operator, tensors))
 
 
 def _is_bound_by_memory(operator: Operator) -> bool:

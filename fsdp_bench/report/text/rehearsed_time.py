@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fsdp_bench.plan.rehearsal import Rehearsal
 from fsdp_bench.plan.rehearsed_time.answer import RehearsedTime
+from fsdp_bench.rates.collectives import KINDS
 from fsdp_bench.report.table import table_columns, table_lines
 from fsdp_bench.report.text.common import UNKNOWN, fact
 from fsdp_bench.report.text.speed import percent, step_text
@@ -55,8 +56,9 @@ def _unknown_line(time: RehearsedTime, found: Rehearsal) -> list[str]:
     names = [f"{name}, {count} {'time' if count == 1 else 'times'}" for name, count in time.unknown.items()]
     more = [f"and {len(names) - MOST_UNKNOWN} more (--json)"] if len(names) > MOST_UNKNOWN else []
     lines = [fact("", f"{UNKNOWN}: {'; '.join([*names[:MOST_UNKNOWN], *more])}")]
-    if time.time.communication_seconds == 0.0 and not isinstance(found.hardware, Cluster):
-        lines.append(fact("", "--server NAME says which links collectives have"))
+    needs_links = any(name.partition(" ")[0] in (*KINDS, *_COPIES) for name in time.unknown)
+    if needs_links and not isinstance(found.hardware, Cluster):
+        lines.append(fact("", "--server NAME says which links collectives and copies have"))
     return lines
 
 

@@ -73,6 +73,9 @@ class TritonKernel(Issued, frozen=True, tag="triton", kw_only=True):
     sizes: tuple[int, ...]
     """How many points Inductor's kernel has along each dimension, rounded up to a power of two; empty if unknown."""
     is_inductors: bool
+    """Whether torch.compile wrote it."""
+    module: str
+    """The module of Python in which a library has it; empty for torch.compile's."""
     stream: int
 
 

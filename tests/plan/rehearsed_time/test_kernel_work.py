@@ -7,11 +7,11 @@ from typing import Any
 from fsdp_bench.plan.rehearsed_time.kernel_work import work_of_kernel
 from fsdp_bench.simulate.events import Work
 from fsdp_bench.spec.subprocesses.issued import TritonKernel
-from tests.plan.rehearsed_time.steps import FP32, StepWriter
+from tests.plan.rehearsed_time.steps import FP32, INT64, StepWriter
 
 
 def kernel(step: StepWriter, name: str = "triton_poi_fused_add_0", **more: Any) -> Work | None:
-    fields = {"changed": (), "sizes": (1024,), "is_inductors": True, "stream": 0} | more
+    fields = {"changed": (), "sizes": (1024,), "is_inductors": True, "module": "", "stream": 0} | more
     step.add("triton", name=name, **fields)
     read = step.read()
     (event,) = read.events
@@ -39,3 +39,13 @@ def test_templates_and_kernels_of_others_are_unknown() -> None:
     for name, is_inductors in (("triton_tem_fused_mm_0", True), ("_flash_kernel", False), ("_flash_kernel", True)):
         step = StepWriter()
         assert kernel(step, name, names=("x",), arguments=(step.tensor(10),), is_inductors=is_inductors) is None
+
+
+def test_ligers_kernels_are_known_by_name_and_module() -> None:
+    """Of the logits the cross entropy reads every element twice, and writes its gradient over it."""
+    for module, expected in (("liger_kernel.ops.cross_entropy", 3 * 2000 + 80), ("mine", None)):
+        step = StepWriter()
+        names, arguments = ("X_ptr", "X_stride", "Y_ptr"), (step.tensor(10, 100), None, step.tensor(10, dtype=INT64))
+        more = {"is_inductors": False, "module": module, "sizes": ()}
+        found = kernel(step, "liger_cross_entropy_kernel", names=names, arguments=arguments, **more)
+        assert (None if found is None else found.num_bytes) == expected

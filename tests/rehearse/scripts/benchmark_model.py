@@ -15,7 +15,7 @@ from fsdp_bench.spec.model import ModelShape
 from fsdp_bench.spec.setup import TrainSetup
 from fsdp_bench.train.measuring.meters import Unmetered
 from fsdp_bench.train.models.dtypes import DTYPES
-from fsdp_bench.train.models.loss import loss_function
+from fsdp_bench.train.models.loss import head_loss, loss_function
 from fsdp_bench.train.models.optimizer import optimizer_of
 from fsdp_bench.train.models.transformer import BLOCKS, build, initialize
 from fsdp_bench.train.step import Training, build_scaler, train_step
@@ -28,7 +28,7 @@ dist.init_process_group("nccl")
 device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
 torch.cuda.set_device(device)
 model = fsdp(
-    build(shape, DTYPES[setup.precision.store]),
+    build(shape, DTYPES[setup.precision.store], head_loss(setup.loss)),
     setup=setup,
     TransformerBlock=BLOCKS[shape.family],
     device=device,

@@ -65,6 +65,7 @@ def _observe_inductor(module: ModuleType, observer: Observer) -> None:
             "changed": [name for name in self.fn.arg_names if name in self.mutated_arg_names],
             "sizes": [int(size) for size in sizes],
             "is_inductors": True,
+            "module": "",
         }
         return observer(self.fn.__name__, launch, arguments, facts)
 
@@ -81,7 +82,8 @@ def _observe_jit(module: ModuleType, observer: Observer) -> None:
             return launch()
         given = dict(zip(self.arg_names, arguments, strict=False))
         given |= {name: value for name, value in keywords.items() if name in self.arg_names}
-        facts = {"names": list(given), "changed": [], "sizes": [], "is_inductors": False}
+        module = getattr(self.fn, "__module__", "")
+        facts = {"names": list(given), "changed": [], "sizes": [], "is_inductors": False, "module": module}
         return observer(self.fn.__name__, launch, list(given.values()), facts)
 
     module.JITFunction.run = run
