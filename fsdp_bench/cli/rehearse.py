@@ -54,6 +54,13 @@ _COLOURS = {True: "green", False: "red", None: "yellow"}
     default="stop",
     help="If the script calls an unsupported CUDA function: stop (default), or warn and go on, without cuDNN.",
 )
+@click.option("--time", is_flag=True, help="Also how long a step would take, with the rates that predict uses.")
+@click.option(
+    "--tokens-per-step",
+    type=Count(),
+    metavar="N",
+    help="With --time: tokens of one rank in an optimizer step. By default as many as its embedding looks up.",
+)
 @click.option("--chart", type=click.Path(path_type=Path), metavar="FILE.png", help="Draw memory over time.")
 @click.option("--snapshot", type=click.Path(path_type=Path), metavar="FILE.pickle", help="For pytorch.org/memory_viz.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
@@ -67,6 +74,7 @@ def command(**given: Any) -> int:
     \b
     fsdp-bench rehearse --server p5.48xlarge --nodes 8 -- torchrun train.py
     fsdp-bench rehearse --gpu H100-SXM --world-size 64 -- python train.py
+    fsdp-bench rehearse --time --server p5.48xlarge -- torchrun train.py
 
     Checkpoints are not written. Exit codes: 0: fits, or unknown. 3: does not fit, or only with allocation retries.
     2: bad input. 1: the script failed.

@@ -20,6 +20,7 @@ Read in this order:
     dry_run.py            whether a setup fits, from its dry run
     rehearse_command.py   rehearse_command(): a real training command as one rank
     rehearsal.py          whether a rehearsed script fits
+    rehearsed_time/       how long a step of a rehearsed script would take
     answers.py            what estimate() and largest_model() return
     document.py           the JSON form of a prediction
 """

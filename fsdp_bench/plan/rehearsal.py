@@ -10,6 +10,7 @@ from typing import Any
 
 from fsdp_bench.plan.estimate import Verdict
 from fsdp_bench.plan.headroom import Headroom, headroom_of
+from fsdp_bench.plan.rehearsed_time.answer import RehearsedTime, rehearsed_time, time_document, why_no_time
 from fsdp_bench.rates.communicators import Communicators, communicators_of
 from fsdp_bench.spec.codec import to_builtins
 from fsdp_bench.spec.hardware import Cluster, Gpu
@@ -54,6 +55,10 @@ class Rehearsal:
     kept_free: Headroom
     max_gpu_bytes: int | None = None
     """A limit of the user's own (--max-gpu-memory), for reserved memory and what is kept free together."""
+    asks_time: bool = False
+    """Whether the time of a step is asked for (--time)."""
+    tokens_per_step: int | None = None
+    """What the rank trains on in a step, by the user (--tokens-per-step)."""
 
     @property
     def gpu(self) -> Gpu:
@@ -115,6 +120,16 @@ class Rehearsal:
     def steady_state(self) -> Span | None:
         """The span with the peak of the steps after the first. None if there was only one."""
         return _highest([span for step, spans in self.report.steps() if step > 1 for span in spans])
+
+    @cached_property
+    def time(self) -> RehearsedTime | None:
+        """How long the last whole step would take. None if nobody asked, or if there was none: ``why_no_time``."""
+        return rehearsed_time(self.report, self.hardware, self.tokens_per_step) if self.asks_time else None
+
+    @property
+    def why_no_time(self) -> str | None:
+        """Why a time that was asked for is unknown altogether."""
+        return why_no_time(self.report) if self.asks_time and self.time is None else None
 
     @property
     def communicators(self) -> Communicators | None:
@@ -185,6 +200,8 @@ def rehearsal_document(found: Rehearsal) -> dict[str, Any]:
             "communicators_bytes": [nccl.low, nccl.high] if nccl is not None else None,
             "lines_at_peak": to_builtins(report.lines_at_peak),
         },
+        "time": time_document(found.time),
+        "why_no_time": found.why_no_time,
         "host": {
             "peak_bytes": report.peak_host_bytes,
             "peak_bytes_of_real_run": report.peak_host_bytes + report.peak_unwritten_host_bytes,

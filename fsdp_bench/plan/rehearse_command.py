@@ -35,6 +35,7 @@ class CommandToRehearse:
     options: RehearsalOptions
     headroom_bytes: int | None
     max_gpu_bytes: int | None
+    tokens_per_step: int | None = None
 
     def answers(self) -> Iterator[Rehearsal]:
         """Run the ranks in turn; yield what is found of each.
@@ -51,7 +52,8 @@ class CommandToRehearse:
         stand_in = _stand_in(gpu, kept.num_bytes, self.options.gpus_per_node)
         for rank in self.ranks:
             report = rehearse(self.command, stand_in, rank, self.options)
-            yield Rehearsal(report, self.hardware, kept, self.max_gpu_bytes)
+            options = self.options
+            yield Rehearsal(report, self.hardware, kept, self.max_gpu_bytes, options.notes_work, self.tokens_per_step)
 
 
 def _stand_in(gpu: Gpu, context_bytes: int, count: int) -> StandInGpu:
@@ -84,6 +86,8 @@ def command_to_rehearse(
     random_weights: bool = False,
     balanced_routing: bool = False,
     stops_at_unsupported: bool = True,
+    time: bool = False,
+    tokens_per_step: int | None = None,
     catalog: Catalog = BUILT_IN,
 ) -> CommandToRehearse:
     """Check what is asked for, before anything runs. The arguments are those of ``rehearse_command``.
@@ -93,6 +97,10 @@ def command_to_rehearse(
     """
     if snapshot is not None and not snapshot.resolve().parent.is_dir():
         raise SpecError(f"snapshot: {str(snapshot.parent)!r} is no folder")
+    if tokens_per_step is not None and not time:
+        raise SpecError("tokens-per-step: it counts for --time alone, which is not given")
+    if tokens_per_step is not None and tokens_per_step < 1:
+        raise SpecError(f"tokens-per-step: {shown(tokens_per_step)} is not allowed; a whole number, 1 or more")
     words = shlex.split(command) if isinstance(command, str) else list(command)
     understood = read_command(words, os.environ, Path.cwd())
     place = find_placement(gpu, server, nodes, gpus_per_node, world_size, catalog)
@@ -114,14 +122,16 @@ def command_to_rehearse(
         options=RehearsalOptions(
             world_size=world,
             gpus_per_node=each,
-            steps=_steps(steps),
+            steps=_steps(steps, least=2 if time else 1),
             snapshot=None if snapshot is None else str(snapshot.resolve()),
             random_weights=random_weights,
             balanced_routing=balanced_routing,
             stops_at_unsupported=stops_at_unsupported,
+            notes_work=time,
         ),
         headroom_bytes=stated_headroom(headroom, hardware),
         max_gpu_bytes=None if max_gpu_memory is None else parse_bytes(max_gpu_memory, "max-gpu-memory"),
+        tokens_per_step=tokens_per_step,
     )
 
 
@@ -135,10 +145,11 @@ def rehearse_command(command: str | Sequence[str], **asked: object) -> list[Rehe
         asked: the options of ``fsdp-bench rehearse`` by name, with underscores: ``server``, ``gpu``, ``nodes``,
             ``gpus_per_node``, ``world_size``, ``gpu_memory``, ``headroom``, ``steps`` (4, or "all"), ``ranks`` (0, a
             list, or "all"), ``max_gpu_memory``, ``snapshot``, ``random_weights``, ``balanced_routing``,
-            ``stops_at_unsupported``.
+            ``stops_at_unsupported``, ``time``, ``tokens_per_step``.
 
     Returns:
-        A Rehearsal for each rank: ``report`` has peaks by step and phase in bytes, ``verdict`` whether it fits.
+        A Rehearsal for each rank: ``report`` has peaks by step and phase in bytes, ``verdict`` whether it fits, and
+        ``time``, if that was asked for, how long a step takes.
 
     Raises:
         SpecError: for values that are not allowed.
@@ -148,12 +159,13 @@ def rehearse_command(command: str | Sequence[str], **asked: object) -> list[Rehe
     return list(command_to_rehearse(command, **asked).answers())  # type: ignore[arg-type]
 
 
-def _steps(steps: int | str) -> int | None:
+def _steps(steps: int | str, least: int) -> int | None:
     text = str(steps).strip().lower()
     if text == "all":
         return None
-    if not text.isdecimal() or int(text) < 1:
-        raise SpecError(f"steps: {shown(steps)} is not allowed; a whole number, 1 or more, or all")
+    if not text.isdecimal() or int(text) < least:
+        why = " with --time, as the first step is no steady one" if least > 1 and text == "1" else ""
+        raise SpecError(f"steps: {shown(steps)} is not allowed{why}; a whole number, {least} or more, or all")
     return int(text)
 
 

@@ -23,7 +23,9 @@ evenly, and for architectures without constants here.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from fsdp_bench.spec.hardware import Cluster, Interconnect, LinkKind
 from fsdp_bench.spec.setup import TrainSetup
@@ -130,6 +132,22 @@ def groups_of(cluster: Cluster, setup: TrainSetup) -> Groups:
         post_forward=post_forward,
         across_post_forward=across,
     )
+
+
+def topology_of_ranks(cluster: Cluster, ranks: Sequence[int]) -> Topology | None:
+    """Return the topology of a process group, whatever its ranks; ranks fill one node after another.
+
+    None for one rank, for links that are not documented, and for ranks that are spread unevenly over nodes or within.
+    """
+    each, ordered = cluster.gpus_per_node, sorted(ranks)
+    nodes: dict[int, list[int]] = {}
+    for rank in ordered:
+        nodes.setdefault(rank // each, []).append(rank % each)
+    places = list(nodes.values())
+    strides = {second - first for first, second in pairwise(places[0])} if places else set()
+    if not places or any(other != places[0] for other in places) or len(strides) > 1:
+        return None
+    return _topology(cluster, len(ordered), len(places[0]), strides.pop() if strides else 1)
 
 
 def _post_forward_groups(cluster: Cluster, setup: TrainSetup) -> tuple[Topology | None, Topology | None]:

@@ -26,6 +26,12 @@ GPU = ("--gpu", "H100-SXM")
         ((*GPU, "--gpu-memory", "900GiB", "--", "python", "-c", "pass"), "gpu-memory"),
         ((*GPU, "--chart", "memory.pdf", "--", "python", "-c", "pass"), "ends in .png or .svg"),
         ((*GPU, "--snapshot", "no/such/folder/s.pickle", "--", "python", "-c", "pass"), "is no folder"),
+        ((*GPU, "--time", "--steps", "1", "--", "python", "-c", "pass"), "steps: '1' is not allowed with --time"),
+        ((*GPU, "--tokens-per-step", "8", "--", "python", "-c", "pass"), "tokens-per-step: it counts for --time alone"),
+        (
+            (*GPU, "--time", "--tokens-per-step", "0", "--", "python", "-c", "pass"),
+            "tokens-per-step: '0' is not allowed",
+        ),
         (("--gpu", "MI300X", "--", "python", "-c", "pass"), "cannot be rehearsed"),
     ],
 )

@@ -501,3 +501,47 @@ assert lib.nvmlDeviceGetComputeRunningProcesses_v3(device, byref(count), (c_ulon
 
 def test_the_version_names_the_build(folder: Path) -> None:
     ran(folder, "assert lib.stand_in_version().startswith(b'cuda-1')")
+
+
+def test_what_is_issued_is_noted_in_order_when_somebody_asks(folder: Path) -> None:
+    ran(
+        folder,
+        """
+class Entry(ctypes.Structure):
+    _fields_ = [("kind", c_int), ("stream", c_int), ("value", c_ulonglong), ("name", c_char_p)]
+LAUNCH, TO_DEVICE, TO_HOST, RECORD, STREAM_WAIT, HOST_EVENT, HOST_STREAM, HOST_DEVICE = range(8)
+lib.stand_in_traced.restype, lib.stand_in_trace_entries.restype = c_size_t, c_void_p
+status, address = malloc(GIB)
+stream, event = created(lib.cudaStreamCreate), created(lib.cudaEventCreate)
+host = create_string_buffer(64)
+lib.cudaMemsetAsync(address, 0, c_size_t(64), stream)
+assert lib.stand_in_traced() == 0  # nobody has asked
+lib.stand_in_trace(1)
+function = c_void_p()
+lib.cuModuleGetFunction(byref(function), None, b"triton_poi_fused_add_0")
+lib.cuLaunchKernel(function, 1, 1, 1, 1, 1, 1, 0, stream)
+lib.cudaEventRecord(event, stream)
+lib.cudaStreamWaitEvent(None, event, 0)
+lib.cudaMemcpyAsync(address, host, c_size_t(64), 1, None)
+lib.cudaEventSynchronize(event)
+lib.cudaMemcpyAsync(host, address, c_size_t(32), 2, None)
+lib.cudaDeviceSynchronize()
+lib.stand_in_trace(0)
+lib.cudaMemsetAsync(address, 0, c_size_t(64), stream)
+index = lib.stand_in_stream_index(stream)
+found = (Entry * lib.stand_in_traced()).from_address(lib.stand_in_trace_entries())
+assert [(one.kind, one.stream, one.value, one.name) for one in found] == [
+    (LAUNCH, index, 0, b"triton_poi_fused_add_0"),
+    (RECORD, index, event.value, None),
+    (STREAM_WAIT, 0, event.value, None),
+    (TO_DEVICE, 0, 64, None),
+    (HOST_STREAM, 0, 0, None),  # a copy from pageable memory
+    (HOST_EVENT, -1, event.value, None),
+    (TO_HOST, 0, 32, None),
+    (HOST_STREAM, 0, 0, None),
+    (HOST_DEVICE, -1, 0, None),
+]
+lib.stand_in_trace(1)
+assert lib.stand_in_traced() == 0
+""",
+    )

@@ -45,6 +45,7 @@ class _Rehearsal:
     def __init__(self, plan: dict[str, Any], launch: Any, rank: int, world_size: int, gpus_per_node: int) -> None:
         import torch
 
+        from .observe.issued import IssuedWork
         from .observe.memory import PeakCounters
         from .observe.reads import Reads
         from .observe.steps import Steps
@@ -54,7 +55,8 @@ class _Rehearsal:
         self.rank, self.world_size, self.gpus_per_node = rank, world_size, gpus_per_node
         self.torch = torch
         self.counters = PeakCounters()
-        self.steps: Steps = Steps(plan["steps"], self.counters)
+        self.issued = IssuedWork() if plan["notes_work"] else None
+        self.steps: Steps = Steps(plan["steps"], self.counters, self.issued)
         self.reads = Reads()
         self.host = HostMemory()
 
@@ -79,6 +81,8 @@ class _Rehearsal:
             use_random_weights()
         history.record()
         progress.show(self.steps)
+        if self.issued is not None:
+            self.issued.install()
 
     def _notes(self) -> list[str]:
         """Say what was assumed or replaced because the command line says so."""
@@ -127,6 +131,8 @@ class _Rehearsal:
             "peak_host_bytes": self.host.peak_resident_bytes,
             "peak_unwritten_host_bytes": self.host.peak_unwritten_bytes,
             "notes": self._notes(),
+            "issued": None if self.issued is None else self.issued.document(),
+            "why_nothing_issued": None if self.issued is None else self.issued.why_none,
             "torch": str(torch.__version__),
             "cuda": str(torch.version.cuda),
             "device_name": torch.cuda.get_device_name() if torch.cuda.is_initialized() else None,

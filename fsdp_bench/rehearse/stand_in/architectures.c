@@ -66,6 +66,7 @@ void __cudaUnregisterFatBinary(void **handle) { (void)handle; }
 #define SLOTS (1u << 19)
 static struct {
     const void *kernel;
+    const char *name; /* mangled */
     int architecture;
 } kernels[SLOTS];
 static unsigned count;
@@ -76,12 +77,15 @@ static unsigned slot_of(const void *kernel) {
     return slot;
 }
 
-void __cudaRegisterFunction(void **handle, const void *kernel) {
+void __cudaRegisterFunction(void **handle, const void *kernel, const char *name) {
     unsigned slot = slot_of(kernel);
     if (!kernels[slot].kernel && ++count > SLOTS / 2) return; /* more than torch has; these count as the GPU's own */
     kernels[slot].kernel = kernel;
+    kernels[slot].name = name;
     kernels[slot].architecture = *(int *)handle;
 }
+
+const char *name_of(const void *kernel) { return kernels[slot_of(kernel)].name; }
 
 int architecture_of(const void *kernel) {
     unsigned slot = slot_of(kernel);

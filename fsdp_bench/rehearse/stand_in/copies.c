@@ -42,11 +42,13 @@ static int is_pageable(const void *address) {
  * synchronization behavior", says so for copies to the host; for copies to the device it allows both. */
 static cudaError_t copy_on(struct stream *stream, void *to, size_t to_pitch, const void *from, size_t from_pitch,
                            size_t width, size_t height) {
-    stream_launched(stream);
+    int is_read = memory_holds(from) && !memory_holds(to), is_sent = memory_holds(to) && !memory_holds(from);
+    if (is_read || is_sent) stream_copied(stream, is_read ? TO_HOST : TO_DEVICE, width * height);
+    else stream_launched(stream, "cudaMemcpyAsync");
     for (size_t row = 0; row < height; ++row)
         copy((char *)to + row * to_pitch, (const char *)from + row * from_pitch, width);
     if (!stream_capture(stream) && (is_pageable(to) || is_pageable(from))) host_waits_for_stream(stream);
-    if (memory_holds(from) && !memory_holds(to)) host_reads(width * height);
+    if (is_read) host_reads(width * height);
     return cudaSuccess;
 }
 
@@ -76,7 +78,7 @@ cudaError_t cudaMemcpyPeerAsync(void *to, int to_device, const void *from, int f
     return cudaMemcpyAsync(to, from, num_bytes, 0, stream);
 }
 cudaError_t cudaMemsetAsync(void *to, int value, size_t num_bytes, cudaStream_t stream) {
-    stream_launched(stream_of(stream));
+    stream_launched(stream_of(stream), "cudaMemsetAsync");
     if (num_bytes <= SMALL || !memory_holds(to)) memset(to, value, num_bytes);
     return cudaSuccess;
 }
@@ -94,5 +96,5 @@ cudaError_t cudaMemcpyToSymbol(const void *symbol, const void *from, size_t num_
 cudaError_t cudaMemcpyToSymbolAsync(const void *symbol, const void *from, size_t num_bytes, size_t offset, int kind,
                                     cudaStream_t stream) {
     (void)symbol, (void)from, (void)num_bytes, (void)offset, (void)kind;
-    return stream_launched(stream_of(stream)), cudaSuccess;
+    return stream_launched(stream_of(stream), "cudaMemcpyToSymbolAsync"), cudaSuccess;
 }

@@ -36,7 +36,7 @@ int cublasGetAtomicsMode(struct cublas *handle, int *mode) { return (void)handle
 
 /* All take the handle first; what follows is not looked at. */
 #define PRODUCT(name) \
-    int name(struct cublas *handle) { return stream_launched(stream_of(handle->stream)), 0; }
+    int name(struct cublas *handle) { return stream_launched(stream_of(handle->stream), #name), 0; }
 #define PRODUCTS(name) PRODUCT(cublasS##name) PRODUCT(cublasD##name) PRODUCT(cublasC##name) PRODUCT(cublasZ##name)
 PRODUCTS(gemm_v2)
 PRODUCTS(gemmBatched)
@@ -75,7 +75,7 @@ PRODUCT(cublasDgemmGroupedBatched)
 #define DOT(name) \
     int name(struct cublas *handle) { \
         if (handle->pointer_mode == 0 /* CUBLAS_POINTER_MODE_HOST */) return unsupported(#name, 15, 0); \
-        return stream_launched(stream_of(handle->stream)), 0; \
+        return stream_launched(stream_of(handle->stream), #name), 0; \
     }
 DOT(cublasSdot_v2)
 DOT(cublasDdot_v2)
@@ -133,5 +133,5 @@ int cublasLtMatmul(void *handle, void *product, const void *alpha, const void *a
                    const void *algorithm, void *workspace, size_t workspace_bytes, cudaStream_t stream) {
     (void)handle, (void)product, (void)alpha, (void)a, (void)layout_a, (void)b, (void)layout_b, (void)beta, (void)c;
     (void)layout_c, (void)d, (void)layout_d, (void)algorithm, (void)workspace, (void)workspace_bytes;
-    return stream_launched(stream_of(stream)), 0;
+    return stream_launched(stream_of(stream), "cublasLtMatmul"), 0;
 }

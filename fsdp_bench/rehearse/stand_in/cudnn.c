@@ -48,6 +48,6 @@ int cudnnBackendGetAttribute(const void *descriptor, int attribute, int type, in
 }
 int cudnnBackendExecute(struct cudnn *handle, void *plan, void *tensors) {
     (void)plan, (void)tensors;
-    stream_launched(stream_of(handle->stream));
+    stream_launched(stream_of(handle->stream), "cudnnBackendExecute");
     return unsupported("cudnnBackendExecute", NOT_SUPPORTED, 1);
 }

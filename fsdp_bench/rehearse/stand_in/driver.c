@@ -4,7 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
-static char contexts[MAX_DEVICES], module, function; /* handles are addresses of these */
+static char contexts[MAX_DEVICES], module; /* handles are addresses of these */
 
 static int checked(int device) {
     if (device_error()) return device_error();
@@ -123,7 +123,7 @@ int cuModuleLoadDataEx(void **loaded, const void *image, unsigned count, int *op
 }
 int cuModuleUnload(void *loaded) { return (void)loaded, 0; }
 int cuModuleGetFunction(void **found, void *loaded, const char *name) {
-    return (void)loaded, (void)name, *found = &function, 0;
+    return (void)loaded, (*found = strdup(name)) ? 0 : cudaErrorMemoryAllocation; /* a function's handle is its name */
 }
 /* Registers are a guess, and nothing is spilled: Inductor and Triton drop variants of kernels that spill. That decides
  * which kernel is taken, not what is allocated for it. */
@@ -143,18 +143,23 @@ int cuFuncSetCacheConfig(void *function, int config) { return (void)function, (v
 
 /* ---- launches */
 
-static int launched(cudaStream_t stream) { return stream_launched(stream_of(stream)), 0; }
+static int launched(const char *function, cudaStream_t stream) {
+    return stream_launched(stream_of(stream), function), 0;
+}
 
 int cuLaunchKernel(void *function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,
                    unsigned block_y, unsigned block_z, unsigned shared, cudaStream_t stream) {
-    (void)function, (void)grid_x, (void)grid_y, (void)grid_z, (void)block_x, (void)block_y, (void)block_z, (void)shared;
-    return launched(stream);
+    (void)grid_x, (void)grid_y, (void)grid_z, (void)block_x, (void)block_y, (void)block_z, (void)shared;
+    return launched(function, stream);
 }
 int cuLaunchCooperativeKernel(void *function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,
                               unsigned block_y, unsigned block_z, unsigned shared, cudaStream_t stream) {
     return cuLaunchKernel(function, grid_x, grid_y, grid_z, block_x, block_y, block_z, shared, stream);
 }
-int cuLaunchKernelEx(const CUlaunchConfig *config) { return launched(config->hStream); }
+int cuLaunchKernelEx(const CUlaunchConfig *config, void *function, void **arguments, void **extra) {
+    (void)arguments, (void)extra;
+    return launched(function, config->hStream);
+}
 int cuOccupancyMaxActiveClusters(int *clusters, void *function, const CUlaunchConfig *config) {
     (void)function, (void)config;
     return *clusters = settings_gpu()->multiprocessors / 8, 0;

@@ -27,11 +27,13 @@ int capture_is_active(const struct capture *capture) {
     return capture && __atomic_load_n(&capture->is_active, __ATOMIC_RELAXED);
 }
 
-void stream_launched(struct stream *stream) {
+static void issued(struct stream *stream, enum traced kind, size_t num_bytes, const char *name) {
     struct capture *capture = stream_capture(stream);
     if (capture) __atomic_fetch_add(&capture->graph->num_nodes, 1, __ATOMIC_RELAXED);
-    else stream_issue(stream);
+    else trace(kind, stream, num_bytes, name), stream_issue(stream);
 }
+void stream_launched(struct stream *stream, const char *name) { issued(stream, LAUNCH, 0, name); }
+void stream_copied(struct stream *stream, enum traced kind, size_t num_bytes) { issued(stream, kind, num_bytes, NULL); }
 
 static cudaError_t begin(cudaStream_t handle, struct graph *graph) {
     struct stream *stream = stream_of(handle);
@@ -144,5 +146,5 @@ cudaError_t cudaGraphUpload(cudaGraphExec_t executable, cudaStream_t stream) {
 }
 cudaError_t cudaGraphLaunch(cudaGraphExec_t executable, cudaStream_t stream) {
     (void)executable;
-    return stream_launched(stream_of(stream)), cudaSuccess;
+    return stream_launched(stream_of(stream), "cudaGraphLaunch"), cudaSuccess;
 }

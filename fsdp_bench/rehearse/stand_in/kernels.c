@@ -6,7 +6,7 @@
 /* A kernel that was compiled for other GPUs alone cannot be launched: PyTorch's wheels leave out old and new ones. */
 static cudaError_t launched(const void *kernel, cudaStream_t stream) {
     if (!architecture_of(kernel)) return failed(cudaErrorNoKernelImageForDevice);
-    return stream_launched(stream_of(stream)), cudaSuccess;
+    return stream_launched(stream_of(stream), name_of(kernel)), cudaSuccess;
 }
 
 cudaError_t cudaLaunchKernel(const void *kernel, dim3 grid, dim3 block, void **arguments, size_t shared,

@@ -93,6 +93,7 @@ void stream_delete(struct stream *stream) {
 }
 int stream_priority(const struct stream *stream) { return stream->priority; }
 int stream_device(const struct stream *stream) { return stream->device; }
+int stream_index(const struct stream *stream) { return stream->index; }
 struct capture *stream_capture(const struct stream *stream) {
     return __atomic_load_n(&stream->capture, __ATOMIC_ACQUIRE);
 }
@@ -129,6 +130,7 @@ int stream_is_idle(struct stream *stream) {
 }
 
 void stream_wait(struct stream *stream, const struct event *event) {
+    trace(STREAM_WAIT, stream, (uintptr_t)event, NULL);
     pthread_mutex_lock(&lock);
     if (event->stream && event->clock) join(&clocked(stream)->clock, event->clock);
     issue(stream);
@@ -136,12 +138,14 @@ void stream_wait(struct stream *stream, const struct event *event) {
 }
 
 void host_waits_for_stream(const struct stream *stream) {
+    trace(HOST_WAITS_STREAM, stream, 0, NULL);
     pthread_mutex_lock(&lock);
     join(&done, &clocked(stream)->clock);
     pthread_mutex_unlock(&lock);
 }
 
 void host_waits_for_device(int device) {
+    trace(HOST_WAITS_DEVICE, NULL, 0, NULL);
     pthread_mutex_lock(&lock);
     for (int index = 0; index < num_streams; ++index)
         if (streams[index] && streams[index]->device == device) join(&done, &streams[index]->clock);
@@ -169,6 +173,7 @@ struct capture *event_capture(const struct event *event) { return event->capture
 void event_set_capture(struct event *event, struct capture *capture) { event->capture = capture; }
 
 void event_record(struct event *event, struct stream *stream) {
+    trace(RECORD, stream, (uintptr_t)event, NULL);
     pthread_mutex_lock(&lock);
     event->time = issue(stream);
     event->capture = NULL;
@@ -201,6 +206,7 @@ int event_has_happened(struct event *event) {
 }
 
 void host_waits_for_event(const struct event *event) {
+    trace(HOST_WAITS_EVENT, NULL, (uintptr_t)event, NULL);
     pthread_mutex_lock(&lock);
     reach(event);
     pthread_mutex_unlock(&lock);

@@ -76,12 +76,17 @@ int pinned_register(void *address, size_t num_bytes);
 int pinned_release(void *address);
 int pinned_range(const void *address, struct range *range);
 
+/* trace.c: what is issued, in order. */
+enum traced { LAUNCH, TO_DEVICE, TO_HOST, RECORD, STREAM_WAIT, HOST_WAITS_EVENT, HOST_WAITS_STREAM, HOST_WAITS_DEVICE };
+void trace(enum traced kind, const struct stream *stream, uint64_t value, const char *name);
+
 /* progress.c: streams and events. How far the GPU is, the host knows only by what it waited for. */
 struct stream *stream_of(cudaStream_t handle); /* NULL, legacy and per thread: the current device's default stream */
 struct stream *stream_new(int priority);       /* NULL: too many */
 void stream_delete(struct stream *stream);
 int stream_priority(const struct stream *stream);
 int stream_device(const struct stream *stream);
+int stream_index(const struct stream *stream);
 void stream_issue(struct stream *stream); /* a kernel or copy: from now on the stream is not idle */
 int stream_is_idle(struct stream *stream);
 void stream_wait(struct stream *stream, const struct event *event); /* later work of the stream waits */
@@ -103,9 +108,11 @@ void stream_set_capture(struct stream *stream, struct capture *capture);
 struct capture *event_capture(const struct event *event);
 void event_set_capture(struct event *event, struct capture *capture);
 void leave_capture(struct capture *capture); /* all streams of it */
-void stream_launched(struct stream *stream); /* a kernel or copy: work, or a node where the stream is captured */
+void stream_launched(struct stream *stream, const char *name); /* work; a node where the stream is captured */
+void stream_copied(struct stream *stream, enum traced kind, size_t num_bytes); /* the same of a copy */
 
 /* architectures.c: for which architectures kernels were compiled. */
+const char *name_of(const void *kernel); /* NULL: not registered */
 int architecture_of(const void *kernel); /* 86 for 8.6: of its binaries the one that the GPU would run; 0: none */
 
 /* kernels.c */

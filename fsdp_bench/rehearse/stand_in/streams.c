@@ -42,7 +42,7 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
 
 /* Functions of the host run at once; those of a captured stream would run when the graph does. */
 cudaError_t cudaLaunchHostFunc(cudaStream_t stream, void (*function)(void *), void *data) {
-    stream_launched(stream_of(stream));
+    stream_launched(stream_of(stream), "cudaLaunchHostFunc");
     if (!stream_capture(stream_of(stream))) function(data);
     return cudaSuccess;
 }

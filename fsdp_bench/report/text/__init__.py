@@ -15,6 +15,7 @@ Read in this order:
     dry_run.py           dry runs: live bytes, and whether the setup fits
     compare.py           which bytes and milliseconds differ between two setups or results, and why
     rehearsal.py         a rehearsed script: where it peaks, what holds memory, what it read from the GPU
+    rehearsed_time.py    the time of a rehearsed step, what takes it, and what of it is unknown
     catalog_entry.py     a GPU and a server as TOML, what is unknown of them as comments
     communicators.py     NCCL's communicators and their GPU memory
     common.py            text for unknown values, hardware, and lines of a name and a value

@@ -11,6 +11,7 @@ from fsdp_bench.plan.rehearsal import Rehearsal, WhyUnknown, worst_of
 from fsdp_bench.report.table import table_columns, table_lines
 from fsdp_bench.report.text.common import UNKNOWN, fact
 from fsdp_bench.report.text.communicators import communicators_fact
+from fsdp_bench.report.text.rehearsed_time import step_cell, time_lines
 from fsdp_bench.spec.subprocesses.rehearsal import (
     HeldLine,
     Line,
@@ -108,6 +109,8 @@ def report_text(found: Rehearsal) -> str:
     report = found.report
     lines = [verdict_line(found), "", report.sentence, *_conditions(found), ""]
     lines += _steps_table(found)
+    if found.asks_time:
+        lines += ["", *time_lines(found)]
     if report.lines_at_peak:
         lines += ["", *_held_table(report.lines_at_peak)]
     elif report.lines_at_peak is None and report.peak is not None:
@@ -237,11 +240,12 @@ def several(found: Sequence[Rehearsal]) -> str:
             _gib(one.report.peak),
             format_gib(one.report.peak_reserved_bytes),
             one.verdict.text if one.verdict else UNKNOWN,
+            *([step_cell(one)] if one.asks_time else []),
         ]
         for one in found
     ]
-    header = ["rank", "allocated", "reserved", "fits"]
-    table = table_lines(table_columns(header, rows, set(header[:3])))
+    header = ["rank", "allocated", "reserved", "fits", *(["step time"] if worst.asks_time else [])]
+    table = table_lines(table_columns(header, rows, {*header[:3], "step time"}))
     return "\n".join([f"rank {worst.report.rank} decides: {verdict_line(worst)}", "", *table])
 
 

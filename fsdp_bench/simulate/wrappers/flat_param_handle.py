@@ -173,11 +173,11 @@ class FlatParamHandle:
             wrapper.limit()  # which _unshard asks before it asks whether there is anything to gather
             return
         shard = self._pre_unshard()
+        if shard is not None:
+            tape.wait_stream(Stream.ALL_GATHER, Stream.ALL_GATHER_COPY_IN)
         if not wrapper.is_sharded:
             self._use_whole(shard)
             return
-        if shard is not None:
-            tape.wait_stream(Stream.ALL_GATHER, Stream.ALL_GATHER_COPY_IN)
         wrapper.limit()
         if self.full_param is not None:  # a root that stayed gathered; its shard was moved all the same
             return
@@ -400,8 +400,8 @@ class FlatParamHandle:
         if wrapper.is_sharded:
             self._reduce_sharded()
         else:
-            wrapper.tape.collective("all_reduce", "world", self.layout.numel * self.sizes.reduce, Stream.REDUCE_SCATTER)
             self._divide(self.layout.numel)
+            wrapper.tape.collective("all_reduce", "world", self.layout.numel * self.sizes.reduce, Stream.REDUCE_SCATTER)
             self._divide_after(self.layout.numel)
             if self.sizes.casts_back:
                 numel, label = self.layout.numel, "_cast_grad_to_param_dtype"

@@ -6,5 +6,6 @@ rank_report.py beside this folder.
 Read in this order:
     dry_run.py    a model and a setup; the live bytes of one training step
     rehearsal.py  a GPU and one rank of a command; what its script did
+    issued.py     what a rehearsed script issued in one step
     description.py  a model's code; what it builds
 """

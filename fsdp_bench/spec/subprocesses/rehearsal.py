@@ -9,6 +9,7 @@ from itertools import groupby
 import msgspec
 
 from fsdp_bench.spec.checked import Checked, Count, Positive
+from fsdp_bench.spec.subprocesses.issued import IssuedStep
 
 
 class RehearsedGpu(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -48,6 +49,8 @@ class RehearsalOptions(msgspec.Struct, frozen=True, kw_only=True):
     stops_at_unsupported: bool = True
     """Whether a call fails that the stand-in for NVIDIA's libraries does not support. If not, it is counted and does
     nothing."""
+    notes_work: bool = False
+    """Whether it is noted what one step issues, from which its time is computed."""
 
 
 class RehearsalPlan(RehearsalOptions, frozen=True, kw_only=True):
@@ -171,6 +174,10 @@ class RehearsalReport(msgspec.Struct, frozen=True, kw_only=True):
     device_name: str | None
     """None if the script never used the GPU."""
     allocator_settings: str | None
+    issued: IssuedStep | None = None
+    """What one step issued. None if nobody asked, or if there was no whole step after the first."""
+    why_nothing_issued: str | None = None
+    """Why there is no such step, where that is known."""
 
     @property
     def peak(self) -> Span | None:

@@ -37,6 +37,7 @@ def run_inside(
         "random_weights": False,
         "balanced_routing": False,
         "stops_at_unsupported": True,
+        "notes_work": False,
         **changes,
     }
     (folder / "plan.json").write_text(json.dumps(plan))

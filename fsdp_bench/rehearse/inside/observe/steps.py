@@ -23,6 +23,7 @@ from torch._guards import detect_fake_mode
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from .issued import IssuedWork
 from .memory import Peak, PeakCounters
 
 
@@ -45,12 +46,14 @@ class Span:
 class Steps:
     """Follows the script from span to span."""
 
-    def __init__(self, most: int | None, counters: PeakCounters) -> None:
+    def __init__(self, most: int | None, counters: PeakCounters, issued: IssuedWork | None = None) -> None:
         self.spans: list[Span] = []
         self.num_steps = 0
         """Steps that have ended."""
         self._most = most
         self._counters = counters
+        self._issued = issued
+        """What the script issues in a step; None if nobody asked for that."""
         self._taken: Counter[int] = Counter()
         """How many steps each optimizer has made, by its id."""
         self._kept: list[Any] = []
@@ -89,6 +92,8 @@ class Steps:
 
     def _begin(self, phase: str) -> None:
         self._phase = phase
+        if self._issued is not None:
+            self._issued.begin_phase(phase)
 
     def _first_forward(self, hook: Any) -> None:
         hook.remove()
@@ -146,6 +151,8 @@ class Steps:
     def _end_step(self) -> None:
         self.num_steps += 1
         self._saw_backward = False
+        if self._issued is not None:
+            self._issued.end_step(self.num_steps)
         self._stop_after_enough()
 
     def _stop_after_enough(self) -> None:

@@ -14,6 +14,7 @@ import inspect
 import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -39,6 +40,28 @@ reduction: dist.ReduceOp.RedOpType | None = None
 _library: torch.library.Library | None = None
 
 
+@dataclass(frozen=True)
+class Call:
+    """One collective that the script issued."""
+
+    name: str
+    """The operator of the ``c10d`` namespace, without underscores at its ends."""
+    group: str
+    ranks: list[int] | None
+    """The ranks of its process group; None if torch does not say."""
+    message: Any
+    """The tensors of the whole message: an all-gather's output, a reduce-scatter's input."""
+    is_asynchronous: bool
+    """Whether the current stream goes on without it (``async_op=True``)."""
+
+
+on_call: Callable[[Call, Callable[[], Any]], Any] | None = None
+"""Is given each collective and what runs it, and runs it."""
+
+on_wait: Callable[[], None] | None = None
+"""Is called where the current stream waits for collectives that were started (``Work.wait``)."""
+
+
 def replace_collectives() -> None:
     """Replace the collectives of this process, for tensors of the CPU and of GPUs."""
     global _library
@@ -50,6 +73,7 @@ def replace_collectives() -> None:
         for name, kernel in _KERNELS.items():
             for key in ("CPU", "CUDA"):
                 _library.impl(name, _counted(name, kernel), key)
+    _observe_waits()
 
 
 def note_reduction(name: str) -> None:
@@ -87,6 +111,12 @@ def _reduce(tensor: torch.Tensor, group: Any) -> None:
 
 
 def _counted(name: str, kernel: Callable[..., Any]) -> Callable[..., Any]:
+    async_at, by_default = _place_of_async_op(name)
+
+    def run(*arguments: Any) -> Any:
+        with torch.no_grad(), torch._C._AutoDispatchBelowAutograd():
+            return kernel(*arguments)
+
     def called(*arguments: Any) -> Any:
         for argument in arguments:
             if isinstance(argument, torch.ScriptObject) and "ProcessGroup" in str(argument._type()):
@@ -94,10 +124,46 @@ def _counted(name: str, kernel: Callable[..., Any]) -> Callable[..., Any]:
                 calls[group.group_name, name.strip("_")] += 1
                 sizes[group.group_name] = group.size()
                 break
-        with torch.no_grad(), torch._C._AutoDispatchBelowAutograd():
-            return kernel(*arguments)
+        else:
+            return run(*arguments)
+        if on_call is None:
+            return run(*arguments)
+        message = arguments["reduce_scatter" in name and len(arguments) > 1]
+        is_asynchronous = arguments[async_at] if async_at is not None and async_at < len(arguments) else by_default
+        call = Call(name.strip("_"), group.group_name, _ranks(group), message, bool(is_asynchronous))
+        return on_call(call, lambda: run(*arguments))
 
     return called
+
+
+def _place_of_async_op(name: str) -> tuple[int | None, bool]:
+    """Return where an operator takes whether it is asynchronous, and what holds if it is not said."""
+    operator = getattr(torch.ops.c10d, name, None)
+    arguments = operator.default._schema.arguments if operator is not None else ()
+    for place, argument in enumerate(arguments):
+        if argument.name in ("async_op", "asyncOp"):
+            return place, bool(argument.default_value)
+    return None, False
+
+
+def _ranks(group: Any) -> list[int] | None:
+    try:
+        return list(dist.get_process_group_ranks(group))
+    except (KeyError, ValueError, RuntimeError):
+        return None
+
+
+def _observe_waits() -> None:
+    """Let ``Work.wait`` say that it was called; C++ calls its own."""
+    original = dist.Work.wait
+
+    @functools.wraps(original)
+    def wait(self: Any, *arguments: Any, **keywords: Any) -> Any:
+        if on_wait is not None:
+            on_wait()
+        return original(self, *arguments, **keywords)
+
+    dist.Work.wait = wait
 
 
 def _finished(tensors: Sequence[torch.Tensor]) -> Any:

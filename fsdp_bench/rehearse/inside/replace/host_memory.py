@@ -12,7 +12,7 @@ import ctypes
 import functools
 import resource
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -29,6 +29,9 @@ _ARITHMETIC = ("erfinv_", "mul_", "add_", "div_", "clamp_")
 """Arithmetic of other libraries' initializers, skipped if its input was never written."""
 _FACTORIES = ("zeros", "ones", "randn", "rand")
 _CASTS = {"float": torch.float32, "half": torch.float16, "bfloat16": torch.bfloat16, "double": torch.float64}
+
+on_skip: Callable[[str, Sequence[Any], Any], None] | None = None
+"""Is told what is skipped: its name, its arguments, its result."""
 
 _mincore = ctypes.CDLL(None, use_errno=True).mincore
 _mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p]
@@ -80,7 +83,11 @@ class HostMemory:
         @functools.wraps(original)
         def replacement(*arguments: Any, **keywords: Any) -> Any:
             found = None if torch.compiler.is_compiling() else instead(name, *arguments, **keywords)
-            return original(*arguments, **keywords) if found is None else found
+            if found is None:
+                return original(*arguments, **keywords)
+            if on_skip is not None:
+                on_skip(name, arguments, found)
+            return found
 
         setattr(owner, name, replacement)
 
@@ -145,8 +152,9 @@ def _has_values(tensor: torch.Tensor) -> bool:
     storage = tensor.untyped_storage()
     if not is_written(storage.data_ptr(), storage.nbytes()):
         return False
-    numbers = torch.empty(0, dtype=torch.uint8).set_(storage)
-    return any(bool(part.any()) for part in numbers.split(LARGE_BYTES))
+    with torch._C._DisableTorchDispatch():  # this is no operator of the script's
+        numbers = torch.empty(0, dtype=torch.uint8).set_(storage)
+        return any(bool(part.any()) for part in numbers.split(LARGE_BYTES))
 
 
 def _without_copy(given: Any) -> Any:

@@ -1,0 +1,227 @@
+"""rehearsed_time(): how long one step of a rehearsed script would take, with the rates that predict uses."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fsdp_bench.plan.rehearsed_time.events import Replayable, events_of
+from fsdp_bench.plan.rehearsed_time.flops import StepFlops, flops_of, tokens_of
+from fsdp_bench.plan.rehearsed_time.operator_work import ON_HOST
+from fsdp_bench.plan.rehearsed_time.process_groups import ProcessGroups, process_groups
+from fsdp_bench.rates.datasheet import Datasheet, datasheet
+from fsdp_bench.replay.schedule import Span, StepTime, run
+from fsdp_bench.simulate.events import Event, Kind
+from fsdp_bench.spec.hardware import Cluster, Gpu
+from fsdp_bench.spec.setup import Precision, TrainSetup
+from fsdp_bench.spec.subprocesses.rehearsal import RehearsalReport
+
+
+@dataclass(frozen=True)
+class PartTime:
+    """All work of one name in a step."""
+
+    name: str
+    kind: str
+    """``compute``, ``collective``, ``copy`` or ``host``."""
+    count: int
+    seconds: float
+    """One after another."""
+
+
+@dataclass(frozen=True)
+class RehearsedTime:
+    """What one step of a script issued, and how long that takes on its hardware. Unknown values are None."""
+
+    step: int
+    """The number of the step that was noted, from 1."""
+    time: StepTime
+    """Of all work whose time is known."""
+    unknown: dict[str, int]
+    """Work whose time is not known, with how often it was issued."""
+    parts: tuple[PartTime, ...]
+    """What takes the time, the longest first."""
+    host_seconds: float
+    """In which the host issues work and runs FSDP's hooks."""
+    waiting_for_host_seconds: float
+    """In which the GPU has nothing to do."""
+    flops: StepFlops
+    tokens_per_step: int | None
+    """Of this rank."""
+    is_tokens_given: bool
+    peak_flops_per_second: float | None
+    """The GPU's dense peak for the dtype of most products."""
+    rates: str
+    is_over_pcie: bool
+    num_streams: int
+    """Streams on which the script issued work."""
+
+    @property
+    def step_seconds(self) -> float | None:
+        """The step time. None if the time of anything in it is unknown."""
+        return None if self.unknown else self.time.step_seconds
+
+    @property
+    def at_least_seconds(self) -> float | None:
+        """The step time without the work whose time is unknown."""
+        return self.time.step_seconds
+
+    @property
+    def tokens_per_second_per_gpu(self) -> float | None:
+        """Tokens per second of this rank."""
+        if self.step_seconds is None or self.tokens_per_step is None:
+            return None
+        return self.tokens_per_step / self.step_seconds
+
+    @property
+    def mfu(self) -> float | None:
+        """FLOP/s of products and attention without recomputation, over the GPU's dense peak."""
+        return self._fraction_of_peak(self.flops.model)
+
+    @property
+    def hfu(self) -> float | None:
+        """FLOP/s of products and attention including recomputation, over the GPU's dense peak."""
+        return self._fraction_of_peak(self.flops.hardware)
+
+    def _fraction_of_peak(self, flops: float | None) -> float | None:
+        if flops is None or self.step_seconds is None or self.peak_flops_per_second is None:
+            return None
+        return flops / self.step_seconds / self.peak_flops_per_second
+
+
+def rehearsed_time(
+    report: RehearsalReport, hardware: Cluster | Gpu, tokens_per_step: int | None = None
+) -> RehearsedTime | None:
+    """Return how long a step takes. None if no whole step after the first was noted.
+
+    Args:
+        report: of a rehearsal that was asked to note what a step issues.
+        hardware: servers, or a GPU alone, whose links are then unknown.
+        tokens_per_step: what the rank trains on in a step, where its embeddings do not tell.
+    """
+    step = report.issued
+    if step is None:
+        return None
+    cluster = hardware if isinstance(hardware, Cluster) else None
+    gpu = cluster.gpu if cluster else hardware
+    assert isinstance(gpu, Gpu)
+    flops, groups = flops_of(step), process_groups(step, cluster)
+    rates = _rates(cluster, gpu, report.world_size, flops.dtype, groups)
+    found = events_of(step, groups)
+    time, unknown = _scheduled(found, rates, groups)
+    return RehearsedTime(
+        step=step.number,
+        time=time,
+        unknown=dict(unknown.most_common()),
+        parts=_parts(time.spans),
+        host_seconds=_host_seconds(time.spans, rates),
+        waiting_for_host_seconds=_idle_seconds(time),
+        flops=flops,
+        tokens_per_step=tokens_of(step) if tokens_per_step is None else tokens_per_step,
+        is_tokens_given=tokens_per_step is not None,
+        peak_flops_per_second=gpu.peak_flops_per_second(flops.dtype) if flops.dtype else None,
+        rates=rates.source,
+        is_over_pcie=rates.is_over_pcie,
+        num_streams=found.num_streams,
+    )
+
+
+def why_no_time(report: RehearsalReport) -> str:
+    """Return why there is no step whose time could be computed."""
+    if report.why_nothing_issued is not None:
+        return report.why_nothing_issued
+    if report.peak is None:
+        return "the script never used the GPU"
+    return f"a step after the first is needed, and the script made {report.num_steps} (--steps 2 or more)"
+
+
+def _rates(cluster: Cluster | None, gpu: Gpu, world_size: int, dtype: str | None, groups: ProcessGroups) -> Datasheet:
+    """Return the rates of the GPU and of the links between the ranks, as predict has them."""
+    computed = dtype if dtype in ("bf16", "fp16") else "bf16"
+    setup = TrainSetup(world_size=world_size, precision=Precision(computed, computed, computed))
+    return datasheet(cluster, gpu, setup, groups.groups)
+
+
+def _scheduled(found: Replayable, rates: Datasheet, groups: ProcessGroups) -> tuple[StepTime, Counter[str]]:
+    """Return the times of everything that is known, and the names of what is not."""
+    time, unknown = run(found.events, rates, with_spans=True), Counter(found.unknown)
+    if time.unknown:
+        own = {name: group for group, name in groups.names.items()}
+        known = []
+        for event in found.events:
+            if event.work is not None and _seconds(event, rates) is None:
+                of = own.get(event.work.group)
+                unknown[f"{event.work.name} of {groups.sizes.get(of, '?')} ranks" if of else event.work.name] += 1
+            else:
+                known.append(event)
+        time = run(known, rates, with_spans=True)
+    return time, unknown
+
+
+def _seconds(event: Event, rates: Datasheet) -> float | None:
+    assert event.work is not None
+    ask = {Kind.KERNEL: rates.run, Kind.COPY: rates.copy, Kind.HOST_WORK: rates.host}
+    return ask.get(event.kind, rates.collective)(event.work)
+
+
+def _parts(spans: Sequence[Span]) -> tuple[PartTime, ...]:
+    counts, seconds = Counter[tuple[str, str]](), dict[tuple[str, str], float]()
+    for span in spans:
+        key = span.work.name, span.kind
+        counts[key] += 1
+        seconds[key] = seconds.get(key, 0.0) + span.end - span.begin
+    found = [PartTime(_plain(name), kind, count, seconds[name, kind]) for (name, kind), count in counts.items()]
+    return tuple(sorted(found, key=lambda part: -part.seconds))
+
+
+def _plain(name: str) -> str:
+    return f"{name.removeprefix(ON_HOST)} on the CPU" if name.startswith(ON_HOST) else name
+
+
+def _host_seconds(spans: Sequence[Span], rates: Datasheet) -> float:
+    """Return what the host needs to issue everything: an operator after another, and hooks between them."""
+    return sum(span.end - span.begin if span.kind == "host" else rates.launch_seconds for span in spans)
+
+
+def _idle_seconds(time: StepTime) -> float:
+    """Return the seconds in which neither an operator nor a collective nor a copy runs."""
+    idle = end = 0.0
+    for span in sorted((span for span in time.spans if span.kind != "host"), key=lambda span: span.begin):
+        idle += max(span.begin - end, 0.0)
+        end = max(end, span.end)
+    return idle + max((time.step_seconds or end) - end, 0.0)
+
+
+def time_document(found: RehearsedTime | None) -> dict[str, Any] | None:
+    """Return the JSON form, with the keys of ``predict --json`` where they mean the same. Unknown values are null."""
+    if found is None:
+        return None
+    time = found.time
+    return {
+        "issued": "rehearsed",
+        "durations": "predicted",
+        "rates": found.rates,
+        "step": found.step,
+        "step_seconds": found.step_seconds,
+        "at_least_seconds": found.at_least_seconds,
+        "compute_seconds": time.compute_seconds,
+        "communication_seconds": time.communication_seconds,
+        "exposed_communication_seconds": time.exposed_communication_seconds,
+        "host_copy_seconds": time.host_copy_seconds,
+        "cpu_optimizer_seconds": time.cpu_optimizer_seconds,
+        "host_seconds": found.host_seconds,
+        "waiting_for_host_seconds": found.waiting_for_host_seconds,
+        "num_streams": found.num_streams,
+        "tokens_per_step": found.tokens_per_step,
+        "tokens_per_second_per_gpu": found.tokens_per_second_per_gpu,
+        "model_flops": found.flops.model,
+        "hardware_flops": found.flops.hardware,
+        "mfu": found.mfu,
+        "hfu": found.hfu,
+        "unknown": found.unknown,
+        "parts": [
+            {"name": part.name, "kind": part.kind, "count": part.count, "seconds": part.seconds} for part in found.parts
+        ],
+    }

@@ -1,0 +1,222 @@
+"""From what a rehearsed step issued to the events that replay/schedule.py runs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from fsdp_bench.plan.rehearsed_time.kernel_work import work_of_kernel
+from fsdp_bench.plan.rehearsed_time.operator_work import work_of_host, work_of_operator
+from fsdp_bench.plan.rehearsed_time.process_groups import ProcessGroups, kind_of
+from fsdp_bench.simulate.events import Category, Event, Kind, Stream, Work
+from fsdp_bench.spec.subprocesses.issued import (
+    CollectivesWait,
+    HookCall,
+    HostOperator,
+    HostWait,
+    Issued,
+    IssuedCollective,
+    IssuedCopy,
+    IssuedOperator,
+    IssuedStep,
+    LaunchedKernel,
+    PhaseBegin,
+    RecordedEvent,
+    StreamWait,
+    TritonKernel,
+)
+
+_FIRST_NUMBER = 1000
+"""CUDA events are numbered from here, above Queue's members: each pair of a record and a wait has its own queue."""
+
+_FP32 = 4
+
+
+@dataclass
+class Replayable:
+    """A step's events whose time rates/ may know, and the names of work whose time nobody knows."""
+
+    events: list[Event] = field(default_factory=list)
+    unknown: Counter[str] = field(default_factory=Counter)
+    """How often each was issued."""
+    num_streams: int = 0
+    """Streams that the script used."""
+
+
+def events_of(step: IssuedStep, groups: ProcessGroups) -> Replayable:
+    """Return the events of a step."""
+    return _Conversion(step, groups).run()
+
+
+class _Conversion:
+    def __init__(self, step: IssuedStep, groups: ProcessGroups) -> None:
+        self._step, self._groups = step, groups
+        self._streams = streams_of(step.events)
+        self._found = Replayable(num_streams=len(set(self._streams)))
+        self._records = _waits_of_records(step.events)
+        """For each wait the number of its own record; for each record the numbers of those that wait for it."""
+        self._is_pending = False
+        """Whether a collective was started that nobody has waited for."""
+
+    def run(self) -> Replayable:
+        self._add(Kind.MARK, -1, label="forward")
+        handle: dict[type[Issued], Callable[[int, Issued], None]] = {
+            IssuedOperator: self._operator,
+            HostOperator: self._host_operator,
+            TritonKernel: self._triton,
+            LaunchedKernel: self._kernel,
+            IssuedCopy: self._copy,
+            IssuedCollective: self._collective,
+            RecordedEvent: self._record,
+            StreamWait: self._wait,
+            HostWait: self._host_wait,
+            CollectivesWait: self._collectives_wait,
+            HookCall: self._hook,
+            PhaseBegin: self._phase,
+        }
+        for index, event in enumerate(self._step.events):
+            handle[type(event)](index, event)
+        return self._found
+
+    def _add(self, kind: Kind, number: int = -1, stream: int = -1, label: str = "", work: Work | None = None) -> None:
+        on = self._streams.get(stream, Stream.COMPUTE)
+        self._found.events.append(Event(kind, number, 0, Category.TEMPORARY, on, label, work))
+
+    def _issue(self, kind: Kind, stream: int, name: str, work: Work | None) -> None:
+        if work is None:
+            self._found.unknown[name] += 1
+        else:
+            self._add(kind, stream=stream, label=work.name, work=work)
+
+    def _operator(self, _index: int, event: Issued) -> None:
+        assert isinstance(event, IssuedOperator)
+        work, name = work_of_operator(event, self._step.tensors), event.name
+        if work is not None and work.dims and work.itemsize == _FP32 and self._step.allows_tf32:
+            work, name = None, f"{event.name} in TF32"
+        self._issue(Kind.KERNEL, event.stream, name, work)
+
+    def _host_operator(self, _index: int, event: Issued) -> None:
+        assert isinstance(event, HostOperator)
+        self._issue(Kind.HOST_WORK, -1, f"{event.name} on the CPU", work_of_host(event, self._step.tensors))
+
+    def _triton(self, _index: int, event: Issued) -> None:
+        assert isinstance(event, TritonKernel)
+        self._issue(Kind.KERNEL, event.stream, event.name, work_of_kernel(event, self._step.tensors))
+
+    def _kernel(self, _index: int, event: Issued) -> None:
+        assert isinstance(event, LaunchedKernel)
+        self._issue(Kind.KERNEL, event.stream, event.name, None)
+
+    def _copy(self, _index: int, event: Issued) -> None:
+        assert isinstance(event, IssuedCopy)
+        self._add(Kind.COPY, stream=event.stream, label=event.name, work=Work(event.name, event.num_bytes))
+
+    def _collective(self, _index: int, event: Issued) -> None:
+        assert isinstance(event, IssuedCollective)
+        if self._groups.sizes.get(event.group) == 1:
+            return  # a rank alone: NCCL copies within the rank's own memory, or does nothing
+        kind, group = kind_of(event), self._groups.names.get(event.group)
+        if kind is None or group is None or event.stream < 0:
+            self._found.unknown[f"{event.name} ({_described(event)})"] += 1
+            return
+        self._is_pending |= event.is_asynchronous
+        started = Kind.START_COLLECTIVE if event.is_asynchronous else Kind.COLLECTIVE
+        work = Work(kind, event.num_bytes, group=group)
+        self._add(started, stream=event.stream, label=kind, work=work)
+
+    def _collectives_wait(self, _index: int, event: Issued) -> None:
+        assert isinstance(event, CollectivesWait)
+        if self._is_pending:
+            self._add(Kind.WAIT_COLLECTIVES, stream=event.stream)
+            self._is_pending = False
+
+    def _record(self, index: int, event: Issued) -> None:
+        assert isinstance(event, RecordedEvent)
+        for wait in self._records[index]:
+            self._add(Kind.RECORD_EVENT, _FIRST_NUMBER + wait, event.stream)
+
+    def _wait(self, index: int, event: Issued) -> None:
+        assert isinstance(event, StreamWait)
+        if index in self._records:
+            self._add(Kind.WAIT_EVENT, _FIRST_NUMBER + index, event.stream)
+
+    def _host_wait(self, index: int, event: Issued) -> None:
+        assert isinstance(event, HostWait)
+        if event.event is not None:
+            if index in self._records:
+                self._add(Kind.HOST_WAIT, _FIRST_NUMBER + index)
+            return
+        streams = self._streams if event.stream is None else (event.stream,)
+        for stream in streams:
+            self._add(Kind.SYNCHRONIZE, stream=stream)
+
+    def _hook(self, _index: int, event: Issued) -> None:
+        assert isinstance(event, HookCall)
+        self._add(Kind.HOST_WORK, label=event.name, work=Work(event.name))
+
+    def _phase(self, _index: int, event: Issued) -> None:
+        assert isinstance(event, PhaseBegin)
+        self._add(Kind.MARK, -1, label=event.name)
+
+
+def _described(collective: IssuedCollective) -> str:
+    if collective.stream < 0:
+        return "between hosts"
+    return f"{len(collective.ranks)} ranks" if collective.ranks is not None else "unknown ranks"
+
+
+def _waits_of_records(events: Sequence[Issued]) -> dict[int, list[int]]:
+    """Return for each record the waits for it, and for each wait of an event that this step recorded nothing.
+
+    Keys and values are places among the events. A wait is for the event as it was recorded last.
+    """
+    last: dict[int, int] = {}
+    found: dict[int, list[int]] = {}
+    for index, event in enumerate(events):
+        if isinstance(event, RecordedEvent):
+            last[event.event] = index
+            found[index] = []
+        elif isinstance(event, StreamWait | HostWait) and event.event in last:
+            found[last[event.event]].append(index)
+            found[index] = []
+    return found
+
+
+_BY_COLLECTIVE = {
+    "all_gather": Stream.ALL_GATHER,
+    "reduce_scatter": Stream.REDUCE_SCATTER,
+    "all_reduce": Stream.ALL_REDUCE,
+}
+
+
+def streams_of(events: Sequence[Issued]) -> dict[int, Stream]:
+    """Return a Stream for each of the script's streams: most operators run on COMPUTE, others are named by collectives.
+
+    Of more streams than there are names, the last ones share one, and then wait for each other.
+    """
+    issued = Counter(event.stream for event in events if isinstance(event, IssuedOperator | TritonKernel))
+    streams = [(getattr(event, "stream", None), isinstance(event, RecordedEvent | StreamWait)) for event in events]
+    in_order = sorted(streams, key=lambda pair: pair[1])  # those with work before those that only wait
+    used = dict.fromkeys(stream for stream, _ in in_order if stream is not None and stream >= 0)
+    if not used:
+        return {}
+    found = {max(used, key=lambda stream: issued[stream]): Stream.COMPUTE}
+    for event in events:
+        if isinstance(event, IssuedCollective) and event.stream >= 0 and event.stream not in found:
+            wanted = _BY_COLLECTIVE.get(kind_of(event) or "")
+            if wanted is not None and wanted not in found.values():
+                found[event.stream] = wanted
+    for stream in used:
+        free = [one for one in _REST if one not in found.values()]
+        found.setdefault(stream, free[0] if free else _REST[-1])
+    return found
+
+
+_REST = (
+    Stream.ALL_GATHER_COPY_IN,
+    Stream.ALL_GATHER,
+    Stream.REDUCE_SCATTER,
+    Stream.ALL_REDUCE,
+    Stream.OPTIMIZER_OFFLOAD,
+)

@@ -1,0 +1,110 @@
+"""An operator's arguments and results as JSON takes them: tensors by shape, strides, dtype and device."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+LARGE_BYTES = 1 << 20
+"""Operators in host memory are noted from this size on."""
+
+_LONGEST_LIST = 8
+"""Lists of numbers up to this length are kept: dimensions, strides, paddings."""
+
+
+class Tensors:
+    """The kinds of tensors of a step, each once."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[tuple[Any, ...], int] = {}
+
+    def number(self, tensor: torch.Tensor) -> int:
+        """Return the number of a tensor's kind."""
+        key = (tuple(tensor.shape), _strides(tensor), tensor.dtype, tensor.device.type)
+        return self._numbers.setdefault(key, len(self._numbers))
+
+    def document(self) -> list[dict[str, Any]]:
+        """Return the kinds by number."""
+        return [
+            {
+                "shape": [int(size) for size in shape],
+                "strides": [int(stride) for stride in strides],
+                "dtype": str(dtype).removeprefix("torch."),
+                "itemsize": dtype.itemsize,
+                "device": device,
+            }
+            for shape, strides, dtype, device in self._numbers
+        ]
+
+
+def _strides(tensor: torch.Tensor) -> tuple[int, ...]:
+    return tuple(tensor.stride()) if tensor.layout is torch.strided else ()
+
+
+def described(func: Any, arguments: Sequence[Any], keywords: Mapping[str, Any], found: Any, kinds: Tensors) -> Any:
+    """Return an operator's name, its arguments by name, which of them it writes, and its results.
+
+    ``written`` are arguments that it reads and writes, ``outputs`` those that it only writes (``out=``). ``results``
+    are tensors that it made.
+    """
+    schema = getattr(func, "_schema", None)
+    if schema is None:  # a higher-order operator
+        given = {str(place): one for place, one in enumerate(arguments)} | dict(keywords)
+        name, writes, outputs = f"higher_order::{func}", [], []
+    else:
+        given = {argument.name: one for argument, one in zip(schema.arguments, arguments, strict=False)}
+        given |= keywords
+        name = schema.name
+        changed = [one for one in schema.arguments if one.alias_info is not None and one.alias_info.is_write]
+        writes = [one.name for one in changed if not one.kwarg_only and one.name in given]
+        outputs = [one.name for one in changed if one.kwarg_only and one.name in given]
+    known = {id(one) for one in _tensors(list(given.values()))}
+    return {
+        "name": name,
+        "arguments": {key: _value(one, kinds) for key, one in given.items()},
+        "written": writes,
+        "outputs": outputs,
+        "results": [kinds.number(one) for one in _tensors(found) if id(one) not in known],
+    }
+
+
+def is_large_on_host(tensor: torch.Tensor) -> bool:
+    """Whether a tensor in host memory is so large that the time of an operator on it counts."""
+    return tensor.device.type == "cpu" and tensor.numel() * tensor.element_size() >= LARGE_BYTES
+
+
+def described_skipped(name: str, arguments: Sequence[Any], found: Any, kinds: Tensors) -> dict[str, Any]:
+    """Return what a method of Tensor would have done in host memory, as ``described`` does.
+
+    It changes the first of its arguments in place where its name ends with an underscore.
+    """
+    given = {str(place): one for place, one in enumerate(arguments) if isinstance(one, torch.Tensor)}
+    return {
+        "name": f"aten::{name}",
+        "arguments": {key: _value(one, kinds) for key, one in given.items()},
+        "written": ["0"] if name.endswith("_") and "0" in given else [],
+        "outputs": [],
+        "results": [] if name.endswith("_") else [kinds.number(one) for one in _tensors(found)],
+    }
+
+
+def _tensors(value: Any) -> list[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        return [value]
+    if isinstance(value, (list, tuple)):
+        return [tensor for one in value for tensor in _tensors(one)]
+    return []
+
+
+def _value(value: Any, kinds: Tensors) -> Any:
+    """Return tensors as ``{"tensors": [their numbers]}``, numbers as they are, anything else as None."""
+    found = _tensors(value)
+    if found:
+        return {"tensors": [kinds.number(one) for one in found]}
+    if isinstance(value, (bool, int)):
+        return value
+    if isinstance(value, (list, tuple)) and len(value) <= _LONGEST_LIST:
+        return [int(one) if isinstance(one, (bool, int)) else None for one in value]
+    return None

@@ -1,0 +1,253 @@
+"""What the script issues in one optimizer step: operators, compiled kernels, collectives, copies, and who waits.
+
+The stand-in notes every launch with its stream (trace.py); this says which operator launched it. So a view that
+launches nothing is no work, and a kernel that no known operator launched is reported under its own name. A step begins
+where an optimizer's step has ended and ends where the next one does. The last whole one is reported.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ..replace import collectives, host_memory
+from . import host_hooks
+from .arguments import Tensors, described, described_skipped, is_large_on_host
+from .order import Note, in_order
+from .trace import Trace
+from .triton_kernels import observe_triton
+
+_NO_OVERRIDE = torch._C._disabled_torch_dispatch_impl
+_WITHOUT_DATA = "torch._subclasses."
+"""Module of tensors with which torch traces: FakeTensor, FunctionalTensor. Nothing is launched for them."""
+
+
+@dataclass
+class _Step:
+    """What was noted of one step."""
+
+    number: int = 0
+    notes: list[Note] = field(default_factory=list)
+    entries: bytes = b""
+    tensors: Tensors = field(default_factory=Tensors)
+    allows_tf32: bool = False
+
+
+class IssuedWork:
+    """Notes each step after the first; keeps the last one that was whole."""
+
+    def __init__(self) -> None:
+        self._trace = Trace()
+        self._current = _Step()
+        self._whole: _Step | None = None
+        self._mode: _Operators | None = None
+        self._phase = "forward"
+        self._recomputing = 0
+        self._waits_after_backward = False
+        """Whether DistributedDataParallel's wait for its collectives will be noted."""
+        self.why_none: str | None = None
+        """Why no step was noted, where that is known."""
+
+    def install(self) -> None:
+        """Observe what is not an operator: collectives, Triton, hooks of FSDP, recomputation, waits for collectives."""
+        if not self._trace.exists:
+            return
+        collectives.on_call = self._collective
+        collectives.on_wait = self._collectives_wait
+        host_memory.on_skip = self._skipped
+        observe_triton(self._triton)
+        host_hooks.observe_fsdp(lambda name: self._note({"kind": "hook", "name": name}))
+        host_hooks.observe_recomputation(self._recompute)
+
+    # -- steps ---------------------------------------------------------------------------------------------------
+
+    def end_step(self, number: int) -> None:
+        """An optimizer's step has ended: keep what was noted since the one before, and begin anew."""
+        if not self._trace.exists or self.why_none is not None:
+            return
+        if self._mode is None:
+            self._enter()
+        else:
+            self._current.number, self._current.entries = number, self._trace.stop()
+            self._current.allows_tf32 = torch.get_float32_matmul_precision() != "highest"
+            self._whole = self._current
+        if self._mode is not None:
+            self._current = _Step()
+            self._trace.begin()
+
+    def _enter(self) -> None:
+        if torch._C._len_torch_dispatch_stack():
+            self.why_none = "the script makes its optimizer's steps within a TorchDispatchMode of its own"
+            return
+        self._mode = _Operators(self)
+        self._mode.__enter__()
+
+    def begin_phase(self, phase: str) -> None:
+        """Note that a phase begins: forward, backward or optimizer."""
+        if phase != self._phase:
+            self._phase = phase
+            self._note({"kind": "phase", "name": phase})
+
+    # -- notes ---------------------------------------------------------------------------------------------------
+
+    def operator(self, func: Any, arguments: Any, keywords: Any) -> Any:
+        """Run an operator, and note it if it launched anything."""
+        begin = self._trace.count()
+        found = func(*arguments, **keywords)
+        end = self._trace.count()
+        if func is torch.ops._c10d_functional.wait_tensor.default:
+            self._collectives_wait()
+        if getattr(func, "namespace", "") == "c10d":  # replace/collectives.py says what those are
+            return found
+        if end > begin or self._is_work_of_host(func, arguments):
+            self._current.notes.append(Note(begin, end, self._described(func, arguments, keywords, found, end > begin)))
+        return found
+
+    def _described(self, func: Any, arguments: Any, keywords: Any, found: Any, on_gpu: bool) -> dict[str, Any]:
+        """Return an operator's note. One that cannot be described is a kernel of unknown time: the script goes on."""
+        try:
+            document = described(func, arguments, keywords, found, self._current.tensors)
+        except Exception:  # shapes of nested tensors, say
+            return {"kind": "kernel", "name": str(func), "stream": -1}
+        return (
+            {"kind": "operator", **document, "is_recomputed": self._is_recomputed}
+            if on_gpu
+            else {"kind": "host", **document}
+        )
+
+    @property
+    def _is_recomputed(self) -> bool:
+        """Whether checkpointing runs a forward again. Gradients are computed without recording a graph."""
+        return bool(self._recomputing) or (self._phase == "backward" and torch.is_grad_enabled())
+
+    @staticmethod
+    def _is_work_of_host(func: Any, arguments: Sequence[Any]) -> bool:
+        """Whether an operator that launched nothing computes on large tensors in host memory."""
+        if getattr(func, "is_view", False):
+            return False
+        return any(isinstance(one, torch.Tensor) and is_large_on_host(one) for one in _leaves(arguments))
+
+    def _skipped(self, name: str, arguments: Sequence[Any], found: Any) -> None:
+        """Note what a rehearsal skips on the host because nobody needs the values (replace/host_memory.py)."""
+        if self._mode is not None:
+            note = described_skipped(name, arguments, found, self._current.tensors)
+            self._note({"kind": "host", **note})
+
+    def _note(self, note: dict[str, Any]) -> None:
+        if self._mode is not None:
+            now = self._trace.count()
+            self._current.notes.append(Note(now, now, note))
+
+    def _recompute(self, change: int) -> None:
+        self._recomputing += change
+
+    def _triton(self, name: str, launch: Callable[[], Any], reads: Sequence[Any], facts: dict[str, Any]) -> Any:
+        """Run a kernel of Triton and note it; ``reads`` are its arguments."""
+        if self._mode is None:
+            return launch()
+        begin = self._trace.count()
+        found = launch()
+        tensors = [self._current.tensors.number(one) if isinstance(one, torch.Tensor) else None for one in reads]
+        note = {"kind": "triton", "name": name, "arguments": tensors, **facts}
+        self._current.notes.append(Note(begin, self._trace.count(), note))
+        return found
+
+    def _collective(self, call: collectives.Call, run: Callable[[], Any]) -> Any:
+        """Run a collective and note it. What it launches is the stand-in's way to fill its output: no work."""
+        if self._mode is None:
+            return run()
+        begin = self._trace.count()
+        found = run()
+        message = [one for one in _leaves(call.message) if isinstance(one, torch.Tensor)]
+        on_gpu = any(one.device.type == "cuda" for one in message)
+        stream = torch.cuda.current_stream().cuda_stream if on_gpu else None
+        note = {
+            "kind": "collective",
+            "name": call.name,
+            "group": call.group,
+            "ranks": call.ranks,
+            "num_bytes": sum(one.numel() * one.element_size() for one in message),
+            "is_asynchronous": call.is_asynchronous,
+            "stream": -1 if stream is None else self._trace.stream_index(stream),
+        }
+        self._current.notes.append(Note(begin, self._trace.count(), note, is_alone=True))
+        if call.is_asynchronous and self._phase == "backward":
+            self._wait_after_backward()
+        return found
+
+    def _wait_after_backward(self) -> None:
+        """Note a wait once all gradients are computed.
+
+        There DistributedDataParallel's reducer waits, in C++: it queues a callback of autograd's when it has started
+        its last collective (Reducer::mark_bucket_ready). Callbacks run in the order in which they were queued.
+        """
+        if self._waits_after_backward:
+            return
+
+        def waited() -> None:
+            self._waits_after_backward = False
+            self._collectives_wait()
+
+        with contextlib.suppress(RuntimeError):  # a backward pass that is no longer the engine's
+            torch.autograd.Variable._execution_engine.queue_callback(waited)
+            self._waits_after_backward = True
+
+    def _collectives_wait(self) -> None:
+        """The current stream waits for the collectives that were started."""
+        if self._mode is not None and torch.cuda.is_initialized():
+            stream = self._trace.stream_index(torch.cuda.current_stream().cuda_stream)
+            self._note({"kind": "collectives_wait", "stream": stream})
+
+    def document(self) -> dict[str, Any] | None:
+        """Return the last whole step as JSON takes it; None if there was none after the first."""
+        if self._mode is not None:
+            self._trace.stop()
+        step = self._whole
+        if step is None:
+            return None
+        return {
+            "number": step.number,
+            "allows_tf32": step.allows_tf32,
+            "tensors": step.tensors.document(),
+            "events": in_order(step.notes, self._trace.entries(step.entries)),
+        }
+
+
+def _leaves(value: Any) -> list[Any]:
+    """Return the leaves of nested lists."""
+    if isinstance(value, (list, tuple)):
+        return list(itertools.chain.from_iterable(map(_leaves, value)))
+    return [value]
+
+
+class _Operators(TorchDispatchMode):
+    """Sees every operator, in autograd's threads too: a backward pass inherits the modes of who started it."""
+
+    supports_higher_order_operators = True
+
+    def __init__(self, work: IssuedWork) -> None:
+        super().__init__()
+        self._work = work
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Let torch.compile work as it does without this mode."""
+        return True
+
+    @classmethod
+    def is_infra_mode(cls) -> bool:
+        """Say the same to versions of torch that do not ask ``ignore_compile_internals``."""
+        return not hasattr(TorchDispatchMode, "ignore_compile_internals")
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(kind.__module__.startswith(_WITHOUT_DATA) for kind in types):
+            return func(*args, **(kwargs or {}))
+        if any(getattr(kind, "__torch_dispatch__", _NO_OVERRIDE) is not _NO_OVERRIDE for kind in types):
+            return NotImplemented  # DTensor and the like: what they run on their local tensors comes here again
+        return self._work.operator(func, args, kwargs or {})

@@ -1,0 +1,101 @@
+"""The stand-in's own notes of what was issued: which kernel or copy on which stream, and who waits for which event."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any, NamedTuple
+
+LAUNCH, TO_DEVICE, TO_HOST, RECORD, STREAM_WAIT, HOST_WAITS_EVENT, HOST_WAITS_STREAM, HOST_WAITS_DEVICE = range(8)
+"""Kinds of entries: stand_in/stand_in.h, enum traced."""
+
+
+class Entry(NamedTuple):
+    """One entry."""
+
+    kind: int
+    stream: int
+    """The stand-in's index of the stream; -1 where there is none."""
+    value: int
+    """Bytes of a copy, the address of an event."""
+    name: str
+    """The kernel or function that was launched."""
+
+
+class _Raw(ctypes.Structure):
+    _fields_ = [
+        ("kind", ctypes.c_int),
+        ("stream", ctypes.c_int),
+        ("value", ctypes.c_uint64),
+        ("name", ctypes.c_char_p),
+    ]
+
+
+class Trace:
+    """Switches the stand-in's notes on and off, and reads them."""
+
+    def __init__(self) -> None:
+        library = ctypes.PyDLL(None)  # it keeps the interpreter's lock: these calls take no time
+        self.exists = hasattr(library, "stand_in_trace")
+        """Whether this process runs on the stand-in."""
+        if not self.exists:
+            return
+        self.count: Any = library.stand_in_traced
+        """Returns how many entries there are by now."""
+        self._switch, self._entries = library.stand_in_trace, library.stand_in_trace_entries
+        self._stream_index = library.stand_in_stream_index
+        self.count.restype, self._entries.restype = ctypes.c_size_t, ctypes.c_void_p
+        self._stream_index.argtypes = [ctypes.c_void_p]
+        self._names = _Names(library)
+
+    def begin(self) -> None:
+        """Forget what was noted and note anew."""
+        self._switch(1)
+
+    def stop(self) -> bytes:
+        """Note nothing more; return what was noted, for ``entries``."""
+        self._switch(0)
+        address, size = self._entries(), self.count() * ctypes.sizeof(_Raw)
+        return ctypes.string_at(address, size) if size else b""
+
+    def entries(self, noted: bytes) -> list[Entry]:
+        """Return what was noted."""
+        raw = (_Raw * (len(noted) // ctypes.sizeof(_Raw))).from_buffer_copy(noted)
+        return [Entry(one.kind, one.stream, one.value, self._names.plain(one.name)) for one in raw]
+
+    def stream_index(self, handle: int) -> int:
+        """Return the stand-in's index of a CUDA stream."""
+        return int(self._stream_index(handle))
+
+
+class _Names:
+    """Names of kernels, as C++ has them in its sources, without arguments."""
+
+    def __init__(self, library: Any) -> None:
+        self._known: dict[bytes | None, str] = {None: "a kernel without a name"}
+        self._demangle = getattr(library, "__cxa_demangle", None)  # libstdc++'s, which torch has loaded
+        self._free = library.free
+        self._free.argtypes, self._free.restype = [ctypes.c_void_p], None
+        if self._demangle is not None:
+            self._demangle.argtypes = [ctypes.c_char_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p]
+            self._demangle.restype = ctypes.c_void_p
+
+    def plain(self, name: bytes | None) -> str:
+        """Return a kernel's name for users."""
+        if name not in self._known:
+            assert name is not None
+            self._known[name] = _without_arguments(self._demangled(name))
+        return self._known[name]
+
+    def _demangled(self, name: bytes) -> str:
+        found = self._demangle(name, None, None, None) if self._demangle is not None else None
+        if not found:
+            return name.decode()
+        text = ctypes.string_at(found).decode()
+        self._free(found)
+        return text
+
+
+def _without_arguments(name: str) -> str:
+    """Return ``at::native::kernel`` of ``void at::native::kernel<4, float>(int, float*)``."""
+    name = name.removeprefix("void ").replace("(anonymous namespace)::", "")
+    return name.partition("<")[0].partition("(")[0]

@@ -1,0 +1,177 @@
+"""What a script issued in one step of a rehearsal, in order, as rehearse/inside/observe/issued.py writes it."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class IssuedTensor(msgspec.Struct, frozen=True):
+    """A kind of tensor: many tensors of a step are alike."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    """Empty for sparse tensors."""
+    dtype: str
+    itemsize: int
+    device: str
+    """``cuda`` or ``cpu``."""
+
+
+class TensorNumbers(msgspec.Struct, frozen=True):
+    """One argument's tensors, by their place in IssuedStep.tensors."""
+
+    tensors: tuple[int, ...]
+
+
+Argument = TensorNumbers | bool | int | tuple[int | None, ...] | None
+"""Tensors, a number, or a few of them. None for anything else."""
+
+
+class Issued(msgspec.Struct, frozen=True, tag_field="kind", kw_only=True):
+    """The base of all that a step issues."""
+
+
+class IssuedOperator(Issued, frozen=True, tag="operator", kw_only=True):
+    """An operator of PyTorch's dispatcher that launched something."""
+
+    name: str
+    """With its namespace, without its overload: ``aten::mm``."""
+    arguments: dict[str, Argument]
+    """By the names of its schema."""
+    written: tuple[str, ...]
+    """Arguments that it writes in place."""
+    outputs: tuple[str, ...]
+    """Arguments that it only writes (``out=``)."""
+    results: tuple[int, ...]
+    """Tensors that it made."""
+    is_recomputed: bool
+    """Whether activation checkpointing ran it again."""
+    stream: int
+    """The stream of its first launch, as the stand-in counts them."""
+
+
+class HostOperator(Issued, frozen=True, tag="host", kw_only=True):
+    """An operator on large tensors in host memory, such as an optimizer's under offload. Fields as IssuedOperator's."""
+
+    name: str
+    arguments: dict[str, Argument]
+    written: tuple[str, ...]
+    outputs: tuple[str, ...]
+    results: tuple[int, ...]
+
+
+class TritonKernel(Issued, frozen=True, tag="triton", kw_only=True):
+    """A kernel of Triton: torch.compile's, or a library's."""
+
+    name: str
+    names: tuple[str, ...]
+    """Of its arguments."""
+    arguments: tuple[int | None, ...]
+    """Its tensors; None for arguments that are none."""
+    changed: tuple[str, ...]
+    """Arguments that it changes in place, where that is known."""
+    sizes: tuple[int, ...]
+    """How many points Inductor's kernel has along each dimension, rounded up to a power of two; empty if unknown."""
+    is_inductors: bool
+    """Whether torch.compile wrote it."""
+    module: str
+    """The module of Python in which a library has it; empty for torch.compile's."""
+    stream: int
+
+
+class LaunchedKernel(Issued, frozen=True, tag="kernel", kw_only=True):
+    """A launch by no operator that PyTorch's dispatcher knows."""
+
+    name: str
+    stream: int
+
+
+class IssuedCopy(Issued, frozen=True, tag="copy", kw_only=True):
+    """A copy between the host and the GPU."""
+
+    name: str
+    """``to_device`` or ``to_host``."""
+    num_bytes: int
+    stream: int
+
+
+class IssuedCollective(Issued, frozen=True, tag="collective", kw_only=True):
+    """A collective."""
+
+    name: str
+    """The operator of the ``c10d`` namespace: ``allgather_base``."""
+    group: str
+    ranks: tuple[int, ...] | None
+    num_bytes: int
+    """The whole message."""
+    is_asynchronous: bool
+    """Whether the stream goes on without it."""
+    stream: int
+    """-1 for tensors of the host."""
+
+
+class RecordedEvent(Issued, frozen=True, tag="record", kw_only=True):
+    """A CUDA event is recorded."""
+
+    event: int
+    stream: int
+
+
+class StreamWait(Issued, frozen=True, tag="wait", kw_only=True):
+    """A stream waits for a CUDA event as it was recorded last."""
+
+    event: int
+    stream: int
+
+
+class HostWait(Issued, frozen=True, tag="host_wait", kw_only=True):
+    """The host waits for a CUDA event, for a stream, or, where both are None, for the GPU."""
+
+    event: int | None
+    stream: int | None
+
+
+class CollectivesWait(Issued, frozen=True, tag="collectives_wait", kw_only=True):
+    """A stream waits for the collectives that were started."""
+
+    stream: int
+
+
+class HookCall(Issued, frozen=True, tag="hook", kw_only=True):
+    """A hook of FSDP runs on the host: ``fsdp2 _pre_forward``."""
+
+    name: str
+
+
+class PhaseBegin(Issued, frozen=True, tag="phase", kw_only=True):
+    """A phase begins: forward, backward or optimizer."""
+
+    name: str
+
+
+Step = (
+    IssuedOperator
+    | HostOperator
+    | TritonKernel
+    | LaunchedKernel
+    | IssuedCopy
+    | IssuedCollective
+    | RecordedEvent
+    | StreamWait
+    | HostWait
+    | CollectivesWait
+    | HookCall
+    | PhaseBegin
+)
+"""One thing of a step."""
+
+
+class IssuedStep(msgspec.Struct, frozen=True):
+    """One optimizer step."""
+
+    number: int
+    """From 1."""
+    allows_tf32: bool
+    """Whether products of float32 may run in TF32 (torch.set_float32_matmul_precision)."""
+    tensors: tuple[IssuedTensor, ...]
+    events: tuple[Step, ...]

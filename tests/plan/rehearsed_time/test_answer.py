@@ -1,0 +1,151 @@
+"""Time, FLOPs and tokens of a step written by hand; expected numbers follow from datasheets and shapes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from fsdp_bench.catalog.loader import BUILT_IN
+from fsdp_bench.catalog.lookup import find_placement
+from fsdp_bench.plan.rehearsed_time.answer import RehearsedTime, rehearsed_time, time_document, why_no_time
+from fsdp_bench.rates.collectives import collective_seconds, topology_of_ranks
+from fsdp_bench.rates.datasheet import LAUNCH_SECONDS, MEMORY_EFFICIENCY
+from fsdp_bench.spec.codec import from_builtins
+from fsdp_bench.spec.hardware import Cluster
+from fsdp_bench.spec.subprocesses.rehearsal import RehearsalReport
+from tests.plan.rehearsed_time.steps import INT64, StepWriter
+
+EIGHT = tuple(range(8))
+
+
+def report(step: StepWriter | None, num_steps: int = 4, **more: Any) -> RehearsalReport:
+    span = {"allocated_bytes": 1, "reserved_bytes": 1, "active_bytes": 1, "num_alloc_retries": 0, "num_ooms": 0}
+    fields = {
+        "outcome": "stopped", "failure": None, "sentence": "python train.py", "rank": 0, "world_size": 8,
+        "gpus_per_node": 8, "num_steps": num_steps, "spans": [{"step": 1, "phase": "forward", **span}],
+        "lines_at_peak": None, "curve": None, "step_ends_us": [], "reads": [], "num_known_reads": 0, "unsupported": {},
+        "stops_at_unsupported": True, "process_groups": {}, "collectives": [], "peak_host_bytes": 0,
+        "peak_unwritten_host_bytes": 0, "notes": [], "torch": "2.13", "cuda": "13.0", "device_name": "H100",
+        "allocator_settings": None,
+    }  # fmt: skip
+    found = from_builtins(fields | more, RehearsalReport)
+    if step is None:
+        return found
+    return msgspec.structs.replace(found, issued=step.read())
+
+
+def answer(step: StepWriter, server: str | None = "p5.48xlarge", tokens: int | None = None) -> RehearsedTime:
+    place = find_placement(None if server else "H100-SXM", server, None, None, None if server else 8, BUILT_IN)
+    found = rehearsed_time(report(step), place.hardware, tokens)
+    assert found is not None
+    return found
+
+
+def test_an_operator_takes_its_bytes_over_the_memorys_bandwidth() -> None:
+    step = StepWriter()
+    step.operator("aten::neg", (step.tensor(10**9),), self=(step.tensor(10**9),))
+    found = answer(step)
+    seconds = 4e9 / (3.35e12 * MEMORY_EFFICIENCY)  # an H100's 3.35 TB/s
+    assert found.step_seconds == pytest.approx(seconds + LAUNCH_SECONDS)
+    assert found.waiting_for_host_seconds == pytest.approx(LAUNCH_SECONDS)
+    assert found.host_seconds == pytest.approx(LAUNCH_SECONDS)
+    assert [(part.name, part.kind, part.count) for part in found.parts] == [("aten::neg", "compute", 1)]
+
+
+def test_a_collective_takes_what_nccls_model_says_for_its_group() -> None:
+    step = StepWriter()
+    step.collective("allgather_base", 10**9, EIGHT)
+    cluster = find_placement(None, "p5.48xlarge", None, None, None, BUILT_IN).hardware
+    assert isinstance(cluster, Cluster)
+    topology = topology_of_ranks(cluster, EIGHT)
+    assert topology is not None
+    expected = collective_seconds("all_gather", 10**9, topology)
+    assert answer(step).step_seconds == pytest.approx(expected + LAUNCH_SECONDS)
+
+
+def test_without_a_server_collectives_are_unknown_and_all_else_has_its_time() -> None:
+    step = StepWriter()
+    step.operator("aten::neg", (step.tensor(10**6),), self=(step.tensor(10**6),))
+    step.collective("allgather_base", 10**9, EIGHT)
+    found = answer(step, server=None)
+    assert found.unknown == {"all_gather of 8 ranks": 1}
+    assert (found.step_seconds, found.mfu, found.tokens_per_second_per_gpu) == (None, None, None)
+    assert found.at_least_seconds == pytest.approx(4e6 / (3.35e12 * MEMORY_EFFICIENCY) + LAUNCH_SECONDS)
+
+
+def phases(step: StepWriter) -> None:
+    """A product of 1 GFLOP forward, again in backward, and two for its gradients; and one of an optimizer."""
+    step.product(1000, 1000, 500)
+    step.add("phase", name="backward")
+    step.product(1000, 1000, 500, is_recomputed=True)
+    step.product(1000, 500, 1000)
+    step.product(500, 1000, 1000)
+    step.add("phase", name="optimizer")
+    step.product(1000, 1000, 500)
+
+
+def test_mfu_leaves_out_what_was_recomputed_and_the_optimizer() -> None:
+    step = StepWriter()
+    phases(step)
+    found = answer(step)
+    assert (found.flops.model, found.flops.hardware, found.flops.dtype) == (3e9, 4e9, "bf16")
+    assert found.mfu is not None
+    assert found.hfu is not None
+    assert found.step_seconds is not None
+    peak = 989.4e12  # an H100's dense peak in bf16
+    assert found.mfu == pytest.approx(3e9 / found.step_seconds / peak, rel=1e-3)
+    assert found.hfu == pytest.approx(found.mfu * 4 / 3)
+
+
+def test_mfu_is_unknown_where_gradients_seem_to_need_more_than_twice_the_forward() -> None:
+    """Then something was computed again within compiled code, which does not say what."""
+    step = StepWriter()
+    phases(step)
+    step.events[-1] = {"kind": "phase", "name": "backward"}
+    step.product(1000, 1000, 500)
+    found = answer(step)
+    assert (found.flops.model, found.mfu) == (None, None)
+    assert found.flops.hardware == 5e9
+
+
+def embedding(step: StepWriter, rows: int, count: int, **more: Any) -> None:
+    out, weight, indices = step.tensor(count, 16), step.tensor(rows, 16), step.tensor(count, dtype=INT64)
+    step.operator("aten::embedding", (out,), weight=(weight,), indices=(indices,), **more)
+
+
+def test_tokens_are_what_the_embedding_looked_up_in_all_micro_batches() -> None:
+    step = StepWriter()
+    for _ in range(2):
+        embedding(step, 1000, 256)
+        embedding(step, 512, 128)  # positions
+        embedding(step, 1000, 256, is_recomputed=True)
+    found = answer(step)
+    assert found.tokens_per_step == 512
+    assert answer(step, tokens=100).tokens_per_step == 100
+    assert found.tokens_per_second_per_gpu == pytest.approx(512 / (found.step_seconds or 0.0))
+
+
+def test_tokens_are_unknown_without_an_embedding() -> None:
+    step = StepWriter()
+    step.product(8, 8, 8)
+    assert (answer(step).tokens_per_step, answer(step).tokens_per_second_per_gpu) == (None, None)
+
+
+def test_the_document_has_predicts_keys_and_adds_nothing_up_wrongly() -> None:
+    step = StepWriter()
+    phases(step)
+    document = time_document(answer(step))
+    assert document is not None
+    for key in ("step_seconds", "compute_seconds", "communication_seconds", "exposed_communication_seconds",
+                "host_copy_seconds", "tokens_per_second_per_gpu", "mfu", "hfu", "rates", "unknown"):  # fmt: skip
+        assert key in document
+    assert sum(part["seconds"] for part in document["parts"]) == pytest.approx(document["compute_seconds"])
+
+
+def test_a_time_needs_a_whole_step_after_the_first() -> None:
+    assert rehearsed_time(report(None), BUILT_IN.gpu("H100-SXM")) is None
+    assert "made 1" in why_no_time(report(None, num_steps=1))
+    assert why_no_time(report(None, spans=[])) == "the script never used the GPU"
+    assert why_no_time(report(None, why_nothing_issued="because")) == "because"

@@ -1,0 +1,191 @@
+"""From what a step issued to the events of a schedule: order, streams, waits, and what is unknown."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+
+from fsdp_bench.plan.rehearsed_time.events import Replayable, events_of
+from fsdp_bench.plan.rehearsed_time.process_groups import process_groups
+from fsdp_bench.replay.schedule import StepTime, run
+from fsdp_bench.simulate.events import Kind, Stream, Work
+from tests.plan.rehearsed_time.steps import StepWriter
+
+EIGHT = tuple(range(8))
+
+
+@dataclass
+class OneSecond:
+    """Every operator, collective, copy and hook takes a second; the host launches at once."""
+
+    source: str = "test"
+    blocks_host: bool = False
+    launch_seconds: float = 0.0
+
+    def run(self, work: Work, beside: tuple[Work, ...] = ()) -> float:
+        return 1.0
+
+    def collective(self, work: Work) -> float:
+        return 1.0
+
+    def copy(self, work: Work) -> float:
+        return 1.0
+
+    def host(self, work: Work) -> float:
+        return 1.0
+
+
+def converted(step: StepWriter) -> Replayable:
+    read = step.read()
+    return events_of(read, process_groups(read, None))
+
+
+def scheduled(step: StepWriter) -> StepTime:
+    return run(converted(step).events, OneSecond())
+
+
+def add(step: StepWriter, stream: int = 0) -> None:
+    step.operator("aten::add", (step.tensor(10),), self=(step.tensor(10),), stream=stream)
+
+
+def test_operators_of_one_stream_run_one_after_another() -> None:
+    step = StepWriter()
+    add(step)
+    add(step)
+    assert scheduled(step).step_seconds == 2.0
+
+
+def test_operators_of_two_streams_run_at_once() -> None:
+    step = StepWriter()
+    add(step)
+    add(step, stream=70)
+    assert scheduled(step).step_seconds == 1.0
+
+
+def test_a_stream_waits_for_an_event_of_another() -> None:
+    step = StepWriter()
+    add(step)
+    step.add("record", event=5, stream=0)
+    step.add("wait", event=5, stream=70)
+    add(step, stream=70)
+    assert scheduled(step).step_seconds == 2.0
+
+
+def test_a_wait_is_for_the_event_as_it_was_recorded_last() -> None:
+    """The event is recorded again, later, after the wait was issued: that is another one."""
+    step = StepWriter()
+    step.add("record", event=5, stream=0)
+    step.add("wait", event=5, stream=70)
+    add(step)
+    step.add("record", event=5, stream=0)
+    add(step, stream=70)
+    assert scheduled(step).step_seconds == 1.0
+
+
+def test_an_event_may_be_waited_for_twice_or_never() -> None:
+    step = StepWriter()
+    add(step)
+    step.add("record", event=5, stream=0)
+    step.add("record", event=6, stream=0)
+    for stream in (70, 71):
+        step.add("wait", event=5, stream=stream)
+        add(step, stream=stream)
+    step.add("host_wait", event=5, stream=None)
+    assert scheduled(step).step_seconds == 2.0
+
+
+def test_events_of_an_earlier_step_have_happened() -> None:
+    step = StepWriter()
+    step.add("wait", event=5, stream=0)
+    step.add("host_wait", event=6, stream=None)
+    add(step)
+    assert scheduled(step).step_seconds == 1.0
+
+
+@pytest.mark.parametrize("waits_for", ["event", "stream", "device"])
+def test_the_host_issues_later_work_when_it_has_waited(waits_for: str) -> None:
+    step = StepWriter()
+    add(step)
+    step.add("record", event=5, stream=0)
+    fields = {"event": 5 if waits_for == "event" else None, "stream": 0 if waits_for == "stream" else None}
+    step.add("host_wait", **fields)
+    add(step, stream=70)
+    assert scheduled(step).step_seconds == 2.0
+
+
+def test_hooks_take_the_hosts_time() -> None:
+    step = StepWriter()
+    step.add("hook", name="fsdp2 _pre_forward")
+    add(step)
+    assert scheduled(step).step_seconds == 2.0
+
+
+def test_a_collective_runs_on_its_stream_and_is_exposed_where_no_operator_runs() -> None:
+    step = StepWriter()
+    step.collective("allgather_base", 100, EIGHT, stream=70)
+    add(step)
+    add(step)
+    step.collective("reduce_scatter_base", 100, EIGHT, stream=0)
+    found = scheduled(step)
+    assert (found.step_seconds, found.communication_seconds, found.exposed_communication_seconds) == (3.0, 2.0, 1.0)
+
+
+def test_a_started_collective_is_waited_for_where_the_script_waits() -> None:
+    step = StepWriter()
+    step.collective("allreduce", 100, EIGHT, is_asynchronous=True)
+    add(step)
+    step.add("collectives_wait", stream=0)
+    add(step)
+    assert scheduled(step).step_seconds == 2.0
+
+
+def test_a_group_of_one_rank_has_nothing_to_send() -> None:
+    step = StepWriter()
+    step.collective("allreduce", 100, (0,))
+    assert converted(step).unknown == {}
+    assert scheduled(step).step_seconds == 0.0
+
+
+def test_streams_have_the_names_of_their_collectives_and_most_operators_run_on_compute() -> None:
+    step = StepWriter()
+    step.collective("allgather_base", 100, EIGHT, stream=70)
+    step.collective("reduce_scatter_base", 100, EIGHT, stream=71)
+    add(step, stream=69)
+    add(step, stream=0)
+    add(step, stream=0)
+    kinds = (Kind.KERNEL, Kind.COLLECTIVE)
+    found = [event.stream for event in converted(step).events if event.kind in kinds]
+    others = [Stream.ALL_GATHER, Stream.REDUCE_SCATTER, Stream.ALL_GATHER_COPY_IN]
+    assert found == [*others, Stream.COMPUTE, Stream.COMPUTE]
+
+
+def test_more_streams_than_a_schedule_has_share_one() -> None:
+    step = StepWriter()
+    for stream in range(70, 80):
+        add(step, stream=stream)
+    assert scheduled(step).step_seconds == 5.0  # of ten streams six have names; five share the last one
+
+
+def test_what_nobody_knows_is_named_and_counted() -> None:
+    step = StepWriter()
+    for _ in range(2):
+        step.operator("flash_attn::_flash_attn_forward", (step.tensor(10),), q=(step.tensor(10),))
+    step.add("kernel", name="cudaGraphLaunch", stream=0)
+    step.collective("alltoall_base", 100, EIGHT)
+    step.collective("allreduce", 4, EIGHT, stream=-1)
+    expected = {
+        "flash_attn::_flash_attn_forward": 2,
+        "cudaGraphLaunch": 1,
+        "alltoall_base (8 ranks)": 1,
+        "allreduce (between hosts)": 1,
+    }
+    assert converted(step).unknown == expected
+
+
+def test_products_of_fp32_that_may_run_in_tf32_are_unknown() -> None:
+    step = StepWriter()
+    step.product(16, 16, 16, ("float32", 4))
+    assert converted(step).unknown == {}
+    step.allows_tf32 = True
+    assert converted(step).unknown == {"aten::mm in TF32": 1}

@@ -1,0 +1,213 @@
+"""The time of a rehearsed step: against predict's with the same rates, and of scripts that predict does not know."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fsdp_bench.catalog.loader import BUILT_IN
+from fsdp_bench.catalog.lookup import find_placement
+from fsdp_bench.plan.speed import Speed, speed
+from fsdp_bench.spec.codec import from_builtins
+from fsdp_bench.spec.model import ModelShape
+from fsdp_bench.spec.setup import TrainSetup
+from tests.rehearse.on_stand_in import SCRIPTS, Rehearsed, on_stand_in, rehearse
+
+pytestmark = on_stand_in
+
+SERVER = ("--time", "--steps", "3", "--server", "p5.48xlarge")
+MODELS = {
+    "llama": {"num_key_value_heads": 8, "intermediate_size": 14336, "vocab_size": 128256},
+    "gpt2": {"num_key_value_heads": 32, "intermediate_size": 16384, "vocab_size": 50304, "tie_word_embeddings": True},
+}
+
+
+def model_of(family: str) -> dict[str, Any]:
+    sizes = {"num_hidden_layers": 3, "hidden_size": 4096, "num_attention_heads": 32, "max_position_embeddings": 4096}
+    return {"name": f"small-{family}", "family": family, **sizes, **MODELS[family]}
+
+
+def rehearsed(folder: Path, family: str, nodes: int, setup: dict[str, Any]) -> Rehearsed:
+    (folder / "spec.json").write_text(json.dumps({"model": model_of(family), "setup": setup}))
+    script = str(SCRIPTS / "benchmark_model.py")
+    found = rehearse(*SERVER, "--nodes", str(nodes), "--", script, "spec.json", folder=folder)
+    assert found.code == 0, found.output
+    return found
+
+
+def predicted(family: str, nodes: int, setup: dict[str, Any]) -> Speed:
+    hardware = find_placement(None, "p5.48xlarge", nodes, None, None, BUILT_IN).hardware
+    return speed(from_builtins(model_of(family), ModelShape), from_builtins(setup, TrainSetup), hardware)
+
+
+def setup_of(nodes: int = 1, **changes: Any) -> dict[str, Any]:
+    sizes = {"world_size": 8 * nodes, "sequence_length": 4096, "micro_batch_size": 1, "precision": "bf16-mixed"}
+    return sizes | changes
+
+
+SAME = 0.005
+"""What is left: copies of FSDP's argument lists to the GPU, a few tiny operators, and Python's float32 sums."""
+
+SETUPS = [
+    (family, 1, {"api": api, "checkpointing": checkpointing})
+    for family in MODELS
+    for api in ("fsdp1", "fsdp2")
+    for checkpointing in ("none", "full")
+] + [
+    ("llama", 2, {"strategy": "HYBRID_SHARD", "api": "fsdp2"}),
+    ("llama", 1, {"strategy": "NO_SHARD"}),
+    ("gpt2", 1, {"strategy": "NO_SHARD", "api": "fsdp2"}),
+    ("llama", 1, {"optimizer": "adamw-fused", "api": "fsdp2", "gradient_accumulation_steps": 2}),
+    ("gpt2", 1, {"max_grad_norm": 1.0}),
+    ("llama", 1, {"offload": "params", "api": "fsdp2"}),
+    ("llama", 1, {"compile": True}),
+]
+
+
+@pytest.mark.parametrize(("family", "nodes", "changes"), SETUPS, ids=str)
+def test_a_step_takes_as_long_as_predicted_with_the_same_rates(
+    family: str, nodes: int, changes: dict[str, Any], tmp_path: Path
+) -> None:
+    setup = setup_of(nodes, **changes)
+    found, expected = rehearsed(tmp_path, family, nodes, setup).document["time"], predicted(family, nodes, setup)
+    assert found["unknown"] == {}
+    assert found["step_seconds"] == pytest.approx(expected.time.step_seconds, rel=SAME)
+    assert found["compute_seconds"] == pytest.approx(expected.time.compute_seconds, rel=SAME)
+    assert found["communication_seconds"] == pytest.approx(expected.time.communication_seconds, rel=SAME)
+    assert found["tokens_per_step"] == 4096 * setup.get("gradient_accumulation_steps", 1)
+    assert found["mfu"] == pytest.approx(expected.mfu, rel=SAME)
+    assert found["hfu"] == pytest.approx(expected.hfu, rel=SAME)
+
+
+def test_noting_what_is_issued_changes_no_byte(tmp_path: Path) -> None:
+    setup = setup_of(api="fsdp2", checkpointing="full")
+    noted = rehearsed(tmp_path, "llama", 1, setup).document
+    script = str(SCRIPTS / "benchmark_model.py")
+    plain = rehearse(*SERVER[1:], "--", script, "spec.json", folder=tmp_path).document
+    assert (plain["time"], plain["why_no_time"]) == (None, None)
+    assert noted["memory"] == plain["memory"]
+    assert noted["spans"] == plain["spans"]
+
+
+KINDS = {
+    "trainer": ("torchrun", ["trainer_fsdp.py"], 2048),
+    "lora": ("torchrun", ["trainer_fsdp.py", "lora"], 2048),
+    "accelerate": ("accelerate", ["launch", "--config_file", "fsdp2.yaml", "accelerate_loop.py"], None),
+    "fsdp2": ("torchrun", ["fsdp2_loop.py"], 4096),
+    "compiled": ("torchrun", ["compiled_blocks.py"], None),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_script_has_a_time_whatever_trains_it(kind: str, tmp_path: Path) -> None:
+    pytest.importorskip("accelerate")
+    command, words, tokens = KINDS[kind]
+    line = [str(SCRIPTS / word) if word.endswith((".py", ".yaml")) else word for word in words]
+    found = rehearse(*SERVER, "--", *line, command=command, folder=tmp_path)
+    assert found.code == 0, found.output
+    time = found.document["time"]
+    assert time["unknown"] == {}
+    assert 0 < time["exposed_communication_seconds"] < time["communication_seconds"] < time["step_seconds"]
+    assert time["compute_seconds"] < time["step_seconds"]
+    assert 0.05 < time["mfu"] <= time["hfu"] < 0.8
+    if tokens is not None:
+        assert time["tokens_per_step"] == tokens
+    kernels = [part["name"] for part in time["parts"] if part["name"].startswith("triton_")]
+    assert bool(kernels) == (kind == "compiled")
+
+
+PLAIN = """
+import torch
+torch.set_float32_matmul_precision({precision!r})
+x, weight = torch.randn(256, 256, device="cuda"), torch.nn.Parameter(torch.randn(256, 256, device="cuda"))
+optimizer = torch.optim.SGD([weight])
+for _ in range(4):
+    y = x @ weight
+    {extra}
+    y.sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+SORTED = "torch.randn(1 << 20, device='cuda').sort()"
+GRAPH = """
+    torch.cuda.synchronize()
+    if "graph" not in globals():
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            z = x + x
+    graph.replay()
+"""
+
+
+@pytest.mark.parametrize(
+    ("precision", "extra", "unknown"),
+    [
+        ("highest", "pass", {}),
+        ("highest", SORTED, {"aten::sort": 1}),
+        ("highest", GRAPH, {"cudaGraphLaunch": 1}),
+        ("high", "pass", {"aten::mm in TF32": 2}),
+    ],
+    ids=["known", "operator", "graph", "tf32"],
+)
+def test_what_has_no_known_time_is_named(precision: str, extra: str, unknown: dict[str, int], tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(PLAIN.format(precision=precision, extra=extra))
+    found = rehearse("--time", "--gpu", "H100-SXM", "--", "train.py", folder=tmp_path)
+    assert found.code == 0, found.output
+    time = found.document["time"]
+    assert time["unknown"] == unknown
+    assert (time["step_seconds"] is None) == bool(unknown)
+    assert time["at_least_seconds"] > 0
+
+
+ASYNCHRONOUS = """
+import torch, torch.distributed as dist
+dist.init_process_group("nccl")
+torch.cuda.set_device(0)
+x, big = torch.nn.Parameter(torch.randn(1 << 24, device="cuda")), torch.empty(1 << 28, device="cuda")
+optimizer = torch.optim.SGD([x])
+for _ in range(3):
+    work = dist.all_reduce(big, async_op=True)
+    (x * 2).sum().backward()
+    {wait}
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def test_an_asynchronous_collective_ends_where_the_script_waits_for_it(tmp_path: Path) -> None:
+    seconds = []
+    for wait in ("work.wait()", "pass"):
+        (tmp_path / "train.py").write_text(ASYNCHRONOUS.format(wait=wait))
+        found = rehearse(*SERVER, "--", "train.py", command="torchrun", folder=tmp_path)
+        assert found.code == 0, found.output
+        time = found.document["time"]
+        assert [part["count"] for part in time["parts"] if part["name"] == "all_reduce"] == [1]
+        seconds.append(time["step_seconds"])
+    waits, does_not = seconds
+    assert waits > does_not
+
+
+def test_without_a_server_collectives_are_unknown(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(ASYNCHRONOUS.format(wait="work.wait()"))
+    given = ("--time", "--gpu", "H100-SXM", "--world-size", "8")
+    time = rehearse(*given, "--", "train.py", command="torchrun", folder=tmp_path).document["time"]
+    assert time["unknown"] == {"all_reduce of 8 ranks": 1}
+
+
+def test_a_script_of_one_step_has_no_time(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(PLAIN.format(precision="highest", extra="pass").replace("range(4)", "range(1)"))
+    found = rehearse("--time", "--gpu", "H100-SXM", "--", "train.py", folder=tmp_path)
+    assert found.document["time"] is None
+    assert (
+        found.document["why_no_time"] == "a step after the first is needed, and the script made 1 (--steps 2 or more)"
+    )
+
+
+def test_given_tokens_count(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(PLAIN.format(precision="highest", extra="pass"))
+    given = ("--time", "--tokens-per-step", "256", "--gpu", "H100-SXM")
+    time = rehearse(*given, "--", "train.py", folder=tmp_path).document["time"]
+    assert time["tokens_per_second_per_gpu"] == pytest.approx(256 / time["step_seconds"])
