@@ -6,6 +6,7 @@ Read in this order:
     forked.py             a function of several items at once, on all cores
     estimate.py           predicts memory, and whether it fits
     speed.py              predicts step time, tokens per second, MFU
+    ranges.py             how far predictions of speed have been from published runs
     headroom.py           GPU memory that is kept free for the CUDA context and NCCL
     gpu_memory_option.py  applies --gpu-memory, --headroom, --cuda and a measured CUDA context
     defaults.py           precision, sequence length and GPUs per node, if the user names none

@@ -84,6 +84,9 @@ def _time(found: Speed) -> dict[str, Any]:
     time = found.time
     return {
         "step_seconds": time.step_seconds,
+        "step_seconds_range": found.range.step_seconds(time.step_seconds)
+        if found.range and time.step_seconds
+        else None,
         "compute_seconds": time.compute_seconds,
         "communication_seconds": time.communication_seconds,
         "exposed_communication_seconds": time.exposed_communication_seconds,

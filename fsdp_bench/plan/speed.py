@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fsdp_bench.plan.estimate import KERNELS
+from fsdp_bench.plan.ranges import Range, range_of
 from fsdp_bench.rates.datasheet import Datasheet, RatesWithoutCommunication
 from fsdp_bench.rates.hardware import rates_of
 from fsdp_bench.replay.schedule import StepTime, schedule
@@ -29,6 +30,8 @@ class Speed:
     """``datasheet`` or ``calibrated``: where the rates come from. None if no rates are known."""
     is_over_pcie: bool = False
     """Whether collectives go over PCIe with rates of the datasheet. No measurement checks these."""
+    range: Range | None = None
+    """What the errors of published runs leave possible. None for a calibration, and for GPUs that were not compared."""
 
     @property
     def tokens_per_second_per_gpu(self) -> float | None:
@@ -107,4 +110,5 @@ def speed(
         schedule(steady_step(model, setup, operators), rates, with_spans),
         rates.source,
         is_over_pcie,
+        range_of(gpu) if gpu is not None and rates.source == "datasheet" else None,
     )

@@ -432,6 +432,8 @@ def test_the_parts_of_a_step_add_up_and_an_older_cublas_is_slower() -> None:
         assert sum(time["parts_seconds"].values()) == pytest.approx(time["step_seconds"])
         assert {"optimizer", "waiting_for_host", "matrix_products"} <= set(time["parts_seconds"])
         steps[version] = time["step_seconds"]
+        shortest, longest = time["step_seconds_range"]
+        assert shortest < time["step_seconds"] < longest
     assert steps["12.1"] > steps["12.8"]
     offloaded = document(*LLAMA, "--offload", "params")["time"]
     assert offloaded["parts_seconds"]["cpu_optimizer"] > 0.5 * offloaded["step_seconds"]
@@ -440,3 +442,9 @@ def test_the_parts_of_a_step_add_up_and_an_older_cublas_is_slower() -> None:
     assert refused.returncode == 2
     assert refused.stderr.count("\n") == 1
     assert "no version of CUDA" in refused.stderr
+
+
+def test_hardware_that_was_never_compared_has_no_range() -> None:
+    assert document("--model", "gpt2", "--server", "p6-b200.48xlarge")["time"]["step_seconds_range"] is None
+    printed = run_command("predict", "--model", "gpt2", "--server", "p6-b200.48xlarge").stdout
+    assert "never compared with published runs" in " ".join(printed.split())

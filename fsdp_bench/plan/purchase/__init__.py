@@ -7,7 +7,6 @@ Read in this order:
     simulated.py what is simulated once for all kinds of servers
     fastest.py   the fastest setting that fits on so many servers
     offer.py     Offer: one answer, with days, price and energy
-    ranges.py    how far predictions of speed have been from published runs
     pick.py      the winner and why, the cheapest, the fastest, and those that no other beats
     searched.py  the offers of one kind of server, from few searches
     beyond.py    what would have to change if nothing fits

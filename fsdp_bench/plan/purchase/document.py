@@ -12,7 +12,7 @@ from fsdp_bench.plan.chart_data.step_streams import StepStreams
 from fsdp_bench.plan.purchase.goal import Goal
 from fsdp_bench.plan.purchase.offer import Offer
 from fsdp_bench.plan.purchase.planner import Plan
-from fsdp_bench.plan.purchase.ranges import peak_range
+from fsdp_bench.plan.ranges import peak_range
 from fsdp_bench.plan.speed import speed
 from fsdp_bench.simulate import TORCH_VERSION
 from fsdp_bench.spec.codec import to_builtins

@@ -10,8 +10,8 @@ import msgspec
 
 from fsdp_bench.plan.purchase.fastest import Timed
 from fsdp_bench.plan.purchase.goal import SECONDS_PER_DAY, Goal
-from fsdp_bench.plan.purchase.ranges import Range, range_of
 from fsdp_bench.plan.question import Prediction, Question, answer
+from fsdp_bench.plan.ranges import Range, range_of
 from fsdp_bench.spec.codec import to_builtins
 from fsdp_bench.spec.hardware import Cluster
 from fsdp_bench.spec.price import Price

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from fsdp_bench.plan.ranges import Range, range_of
 from fsdp_bench.plan.rehearsed_time.events import Replayable, events_of
 from fsdp_bench.plan.rehearsed_time.flops import StepFlops, flops_of, tokens_of
 from fsdp_bench.plan.rehearsed_time.operator_work import ON_HOST
@@ -57,6 +58,8 @@ class RehearsedTime:
     is_over_pcie: bool
     num_streams: int
     """Streams on which the script issued work."""
+    range: Range | None
+    """What the errors of published runs leave possible. None for GPUs that were not compared."""
 
     @property
     def step_seconds(self) -> float | None:
@@ -125,6 +128,7 @@ def rehearsed_time(
         rates=rates.source,
         is_over_pcie=rates.is_over_pcie,
         num_streams=found.num_streams,
+        range=range_of(gpu),
     )
 
 
@@ -205,6 +209,10 @@ def time_document(found: RehearsedTime | None) -> dict[str, Any] | None:
         "rates": found.rates,
         "step": found.step,
         "step_seconds": found.step_seconds,
+        "step_seconds_range": found.range.step_seconds(found.step_seconds)
+        if found.range and found.step_seconds
+        else None,
+        "parts_seconds": {part.value: seconds for part, seconds in time.parts.items()} or None,
         "at_least_seconds": found.at_least_seconds,
         "compute_seconds": time.compute_seconds,
         "communication_seconds": time.communication_seconds,

@@ -7,7 +7,7 @@ from datetime import date
 from fsdp_bench.plan.purchase.goal import SECONDS_PER_DAY
 from fsdp_bench.plan.purchase.offer import Offer
 from fsdp_bench.plan.purchase.planner import Plan
-from fsdp_bench.plan.purchase.ranges import peak_range
+from fsdp_bench.plan.ranges import peak_range
 from fsdp_bench.report.table import table_columns, table_lines
 from fsdp_bench.report.text.common import UNKNOWN, fact
 from fsdp_bench.spec.setup import Checkpointing, Loss, Offload, TrainSetup

@@ -7,7 +7,7 @@ from fsdp_bench.plan.rehearsed_time.answer import RehearsedTime
 from fsdp_bench.rates.collectives import KINDS
 from fsdp_bench.report.table import table_columns, table_lines
 from fsdp_bench.report.text.common import UNKNOWN, fact
-from fsdp_bench.report.text.speed import percent, step_text
+from fsdp_bench.report.text.speed import parts_text, percent, range_text, step_text
 from fsdp_bench.simulate.events import Stream
 from fsdp_bench.spec.hardware import Cluster
 from fsdp_bench.spec.units import format_seconds
@@ -26,7 +26,8 @@ def time_lines(found: Rehearsal) -> list[str]:
     time = found.time
     if time is None:
         return [fact("step time", f"{UNKNOWN}: {found.why_no_time}")]
-    lines = [_step_line(time), *_unknown_line(time, found), _parts_line(time), *_tokens_line(time)]
+    lines = [_step_line(time), *_unknown_line(time, found), *_range_line(time, found)]
+    lines += [_parts_line(time), *_tokens_line(time)]
     lines += [*_streams_line(time), _rates_line(time)]
     return [*lines, "", *_table(time)]
 
@@ -62,14 +63,17 @@ def _unknown_line(time: RehearsedTime, found: Rehearsal) -> list[str]:
     return lines
 
 
+def _range_line(time: RehearsedTime, found: Rehearsal) -> list[str]:
+    if time.step_seconds is None:
+        return []
+    return [fact("range", range_text(time.range, time.step_seconds)), fact("of it", parts_text(time.time))]
+
+
 def _parts_line(time: RehearsedTime) -> str:
     step = time.time
-    parts = [f"operators {format_seconds(step.compute_seconds or 0.0)}"]
-    if step.communication_seconds and step.exposed_communication_seconds is not None:
-        exposed = format_seconds(step.exposed_communication_seconds)
-        parts.append(
-            f"collectives {format_seconds(step.communication_seconds)}, of which {exposed} while no operator runs"
-        )
+    parts = []
+    if step.communication_seconds:
+        parts.append(f"collectives run for {format_seconds(step.communication_seconds)}")
     if step.host_copy_seconds and step.host_copy_seconds >= _SHOWN_SECONDS:
         parts.append(f"copies to and from the host {format_seconds(step.host_copy_seconds)}")
     if step.cpu_optimizer_seconds:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fsdp_bench.plan.ranges import Range
 from fsdp_bench.plan.speed import Speed
 from fsdp_bench.replay.schedule import StepTime
 from fsdp_bench.replay.step_parts import StepPart
@@ -26,6 +27,7 @@ def time_facts(found: Speed, profile: Profile | None, mode: str = "eager") -> li
             f"{format_seconds(time.step_seconds)}, {throughput_text(found)}, MFU {percent(found.mfu)},"
             f" HFU {percent(found.hfu)} (predicted, for {mode})",
         ),
+        fact("range", range_text(found.range, time.step_seconds)),
         fact("of it", parts_text(time)),
         fact(
             "",
@@ -50,6 +52,14 @@ PART_LABELS: dict[str, str] = {
     StepPart.WAITING_FOR_HOST: "waiting for the host",
 }
 """The parts of a step in words, in the order in which charts draw them."""
+
+
+def range_text(span: Range | None, step_seconds: float) -> str:
+    """Return the steps that the errors of published runs leave possible."""
+    if span is None:
+        return f"{UNKNOWN}: predictions for such hardware were never compared with published runs"
+    shortest, longest = span.step_seconds(step_seconds)
+    return f"{step_text(shortest)} to {step_text(longest)}: {span.because}"
 
 
 def parts_text(time: StepTime) -> str:

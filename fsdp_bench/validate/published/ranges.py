@@ -6,7 +6,7 @@ import json
 from collections import defaultdict
 from collections.abc import Iterable
 
-from fsdp_bench.plan.purchase.ranges import Errors, HeldOut, PredictionErrors, SpeedErrors
+from fsdp_bench.plan.ranges import Errors, HeldOut, PredictionErrors, SpeedErrors
 from fsdp_bench.spec.codec import to_builtins
 from fsdp_bench.validate.published.peaks import compare_published
 from fsdp_bench.validate.published.speed import SpeedRow, compare_speed

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from fsdp_bench.catalog.loader import BUILT_IN
-from fsdp_bench.plan.purchase.ranges import peak_range, prediction_errors, range_of
+from fsdp_bench.plan.ranges import peak_range, prediction_errors, range_of
 from fsdp_bench.validate.published.ranges import central_errors, errors_of_predictions, speed_errors
 from fsdp_bench.validate.published.speed import compare_speed
 

@@ -68,6 +68,10 @@ class Range(NamedTuple):
     because: str
     """The errors, in words."""
 
+    def step_seconds(self, predicted: float) -> tuple[float, float]:
+        """Return the shortest and the longest step."""
+        return predicted / self.fastest, predicted / self.slowest
+
 
 @cache
 def prediction_errors() -> PredictionErrors:
