@@ -90,6 +90,8 @@ def range_of(gpu: Gpu) -> Range | None:
         f"of {found.num_runs} published runs on {' and '.join(found.gpus)} 95% were predicted {-found.lowest:.0%} too"
         f" slow to {found.highest:.0%} too fast"
     )
+    if gpu.older_cublas is not None and not gpu.has_older_cublas:
+        because += f", none of them on {gpu.name} with CUDA {gpu.older_cublas.before_cuda} or newer"
     return Range(slowest, fastest, because)
 
 

@@ -23,6 +23,10 @@ def test_a_range_is_what_published_runs_reached_and_none_where_nothing_was_compa
     assert found.fastest * (1 + errors.lowest) == pytest.approx(1)
     assert found.slowest < 1 < found.fastest
     assert f"of {errors.num_runs} published runs on A100 and H100 95% were predicted" in found.because
+    assert "none of them on H100-SXM with CUDA 12.5 or newer" in found.because
+    older = range_of(BUILT_IN.gpu("H100-SXM").with_cuda("12.1"))
+    assert older is not None
+    assert "none of them" not in older.because
     for name in ("B200", "MI300X", "H100-PCIe", "H100-NVL", "A10G"):
         assert range_of(BUILT_IN.gpu(name)) is None
 
