@@ -43,6 +43,12 @@ class Rates(Protocol):
 
 MATMUL_EFFICIENCY = 0.8
 """Fraction of the peak, if gpus.toml has none for a GPU: the lower of the A100's 0.87 and the H100's 0.80."""
+FP8_MATMUL_EFFICIENCY = 0.709
+"""Fraction of the fp8 peak, if gpus.toml has none for a GPU: the H100's, the lowest that is known.
+
+It is that of one scale a tensor, and is taken for scales of rows, too, of which no public figure was found. With
+torchao's rowwise recipe only the products of forward have such scales: those of backward run without, and their result
+is scaled by a kernel of its own (torchao/float8/float8_ops.py, addmm_float8_unwrapped)."""
 SUSTAINED_CLOCK = 0.851
 """Fraction of the boost clock, if gpus.toml has none for a GPU: an A100's 1200 of 1410 MHz."""
 MEMORY_EFFICIENCY = 0.91
@@ -111,11 +117,22 @@ class Datasheet:
         return None if peak is None else peak * (self.gpu.sustained_clock or SUSTAINED_CLOCK)
 
     def _product(self, work: Work) -> float | None:
+        if work.itemsize == 1:
+            return self._float8_product(work)
         peak = self._peak(work.itemsize)
         if peak is None:
             return None
         m, n, k = work.dims
         flops_per_second = peak * (self.gpu.matmul_efficiency or MATMUL_EFFICIENCY)
+        return 2 * m * n * k / (flops_per_second * tile_fraction(m, n, self.gpu.num_multiprocessors))
+
+    def _float8_product(self, work: Work) -> float | None:
+        """The efficiency was measured at the clock of long products, so no clock enters again."""
+        peak = self.gpu.peak_flops_per_second("fp8")
+        if peak is None:
+            return None
+        m, n, k = work.dims
+        flops_per_second = peak * (self.gpu.fp8_matmul_efficiency or FP8_MATMUL_EFFICIENCY)
         return 2 * m * n * k / (flops_per_second * tile_fraction(m, n, self.gpu.num_multiprocessors))
 
     def _attention(self, work: Work) -> float | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fsdp_bench.spec.checked import CaseInsensitiveEnum, Checked, Count, Positive
 from fsdp_bench.spec.errors import SpecError, not_allowed
 
-_PEAK_DTYPES = ("fp32", "tf32", "bf16", "fp16")
+_PEAK_DTYPES = ("fp32", "tf32", "bf16", "fp16", "fp8")
 
 
 class Source(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -28,7 +28,7 @@ class Gpu(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Nominal memory, as sold."""
     source: Source
     dense_flops_per_second: dict[str, Positive]
-    """Peak FLOP/s without sparsity by dtype: bf16, fp16, tf32, fp32. A missing dtype is unknown or unsupported."""
+    """Peak FLOP/s without sparsity by dtype: fp8, bf16, fp16, tf32, fp32. A missing dtype is unknown or unsupported."""
     native_bf16: bool
     compute_capability: Positive | None = None
     """NVIDIA's number for the architecture: 8.0 is GA100, 9.0 Hopper. None for other vendors."""
@@ -40,6 +40,9 @@ class Gpu(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
     matmul_efficiency: Positive | None = None
     """The fraction of the 16-bit peak that the fastest large matrix products reach, if it is published."""
     matmul_efficiency_source: Source | None = None
+    fp8_matmul_efficiency: Positive | None = None
+    """The fraction of the fp8 peak that the fastest large matrix products reach, at the clock that they run at."""
+    fp8_matmul_efficiency_source: Source | None = None
     sustained_clock: Positive | None = None
     """The fraction of the boost clock (to which peaks refer) that the power limit allows in long matrix products."""
     sustained_clock_source: Source | None = None
@@ -61,7 +64,7 @@ class Gpu(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
                 raise not_allowed("dense_flops_per_second", dtype, _PEAK_DTYPES)
 
     def peak_flops_per_second(self, dtype: str) -> float | None:
-        """Return the dense peak for ``fp32``, ``bf16`` or ``fp16``. None if it is not documented.
+        """Return the dense peak for ``fp32``, ``bf16``, ``fp16`` or ``fp8``. None if it is not documented.
 
         torch computes float32 matrix products in float32 by default (torch.backends.cuda.matmul.allow_tf32 is
         False), so fp32 means the plain fp32 rate, not tf32.
