@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 from unittest.mock import patch
@@ -17,10 +18,13 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_leaves
 
 from fsdp_bench.spec.checkpointing_policy import read_policy
-from fsdp_bench.spec.setup import Checkpointing
+from fsdp_bench.spec.recording.compiled import CompiledKind
+from fsdp_bench.spec.setup import Float8
+from fsdp_bench.train.compiled.orders import forced_order
 from fsdp_bench.train.compiled.triton_kernels import in_place_where_tuned
 from fsdp_bench.train.compiled.wrapper_code import Function, UnknownCode, read_function
 from fsdp_bench.train.wrapping.activation_checkpointing import checkpoint_blocks
+from fsdp_bench.train.wrapping.float8 import convert_to_float8
 
 _KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION]
 """As predictions have it: cuDNN's attention is not among them."""
@@ -43,7 +47,7 @@ class Compiled(NamedTuple):
     backward: Function
 
 
-def compile_block(subject: Subject, checkpointing: Checkpointing, policy: str | None) -> Compiled:
+def compile_block(subject: Subject, kind: CompiledKind) -> Compiled:
     """Compile a block for the sizes of its inputs.
 
     Raises:
@@ -51,8 +55,9 @@ def compile_block(subject: Subject, checkpointing: Checkpointing, policy: str | 
     """
     torch._dynamo.reset()
     block = subject.block
+    convert_to_float8([block], kind.float8)
     parameters = {id(parameter): name for name, parameter in block.named_parameters()}
-    replaced = checkpoint_blocks(subject.model, [block], checkpointing, read_policy(policy))
+    replaced = checkpoint_blocks(subject.model, [block], kind.checkpointing, read_policy(kind.policy))
     compiled: Any = replaced.get(block, block)
     names: list[tuple[str, ...]] = []
     given: list[Any] = []
@@ -74,7 +79,8 @@ def compile_block(subject: Subject, checkpointing: Checkpointing, policy: str | 
         return run_compiled(*args, **kwargs)
 
     compiled._compiled_call_impl = note_inputs
-    with sdpa_kernel(_KERNELS), patch.object(AsyncCompile, "triton", _no_kernel):
+    order = nullcontext() if kind.float8 is Float8.NONE else forced_order(kind.order)
+    with sdpa_kernel(_KERNELS), patch.object(AsyncCompile, "triton", _no_kernel), order:
         try:
             _, sources = run_and_get_code(subject.step)
         except TorchDynamoException as error:
