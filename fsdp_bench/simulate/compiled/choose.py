@@ -155,4 +155,8 @@ def _kinds(model: Model, setup: TrainSetup, kernels: Kernels) -> list[CompiledKi
         regime=regime,
         float8=setup.float8,
     )
-    return [kind, kind._replace(checkpointing=Checkpointing.NONE)] if setup.policy.is_of_blocks else [kind]
+    saves_copies = setup.api is Api.FSDP1 and setup.float8 is not Float8.NONE
+    without = kind._replace(checkpointing=Checkpointing.NONE, is_fsdp1=saves_copies)
+    if setup.checkpointing is Checkpointing.NONE:
+        return [without]
+    return [kind, without] if setup.policy.is_of_blocks else [kind]

@@ -82,6 +82,10 @@ class CompiledKind(NamedTuple):
     """How its backward is ordered and fused: see ``regime_of``."""
     float8: Float8 = Float8.NONE
     order: Order = Order.AS_TRACED
+    is_fsdp1: bool = False
+    """Whether its weights are FSDP1's views of a flat parameter, where that changes what is saved for backward.
+
+    It does in float8 without checkpointing: instead of the weights their copies in float8 are saved, which stay."""
 
     @property
     def dtypes(self) -> str:
@@ -92,7 +96,8 @@ class CompiledKind(NamedTuple):
     @property
     def name(self) -> str:
         """The name in the catalogue."""
-        parts = [self.dtypes, self.checkpointing.value, self.policy or "", self.regime, self.order.value]
+        wrapper = "fsdp1" if self.is_fsdp1 else ""
+        parts = [self.dtypes, self.checkpointing.value, self.policy or "", self.regime, wrapper, self.order.value]
         return " ".join(part for part in parts if part)
 
 

@@ -57,6 +57,8 @@ def compile_block(subject: Subject, kind: CompiledKind) -> Compiled:
     block = subject.block
     convert_to_float8([block], kind.float8)
     parameters = {id(parameter): name for name, parameter in block.named_parameters()}
+    if kind.is_fsdp1:
+        parameters = _views_of_flat_parameter(block)
     replaced = checkpoint_blocks(subject.model, [block], kind.checkpointing, read_policy(kind.policy))
     compiled: Any = replaced.get(block, block)
     names: list[tuple[str, ...]] = []
@@ -91,6 +93,29 @@ def compile_block(subject: Subject, kind: CompiledKind) -> Compiled:
         raise UnknownCode(f"{len(names)} graphs and {len(sources)} functions instead of one, and one each way")
     forward, backward = (read_function(source, in_place_where_tuned) for source in sources)
     return Compiled(names[0], forward, backward)
+
+
+def _views_of_flat_parameter(block: nn.Module) -> dict[int, str]:
+    """Put views of one flat parameter in the place of a block's parameters, as FSDP1 does; return their names.
+
+    They are no parameters to the compiler, and cost memory where they are saved for backward
+    (static_lifetime_input_nodes in torch/_functorch/partitioners.py): it then saves their copies in float8.
+    """
+    given = dict(block.named_parameters())
+    sizes = [parameter.numel() for parameter in given.values()]
+    dtype = next(iter(given.values())).dtype
+    flat = nn.Parameter(torch.zeros(sum(sizes), device="cuda", dtype=dtype))
+    names: dict[int, str] = {}
+    for (name, parameter), part in zip(given.items(), flat.split(sizes), strict=True):
+        path, _, attribute = name.rpartition(".")
+        delattr(block.get_submodule(path), attribute)
+        view = part.view(parameter.shape)
+        setattr(block.get_submodule(path), attribute, view)
+        names[id(view)] = name
+    for module in block.modules():  # _annotate_modules_for_dynamo in torch/distributed/fsdp/_dynamo_utils.py
+        module._is_fsdp_managed_module = True  # type: ignore[assignment]
+        module._fsdp_use_orig_params = True  # type: ignore[assignment]
+    return names
 
 
 def _no_kernel(*_args: Any, **_options: Any) -> Any:

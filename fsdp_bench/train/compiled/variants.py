@@ -142,8 +142,10 @@ def float8_variants() -> Iterator[Variant]:
         for given in _FLOAT8_POINTS[recipe]:
             point = _benchmark_point(Family.LLAMA, is_grouped, (*given, 0))
             regimes.setdefault(float8_regime_of(point.sizes, recipe, num_multiprocessors), []).append(point)
-        for (regime, points), checkpointing, order in product(regimes.items(), Checkpointing, Order):
-            yield Variant(CompiledKind(block, _BF16, checkpointing, None, regime, recipe, order), points)
+        for (regime, points), order in product(regimes.items(), Order):
+            kind = CompiledKind(block, _BF16, Checkpointing.NONE, None, regime, recipe, order)
+            yield from (Variant(kind._replace(checkpointing=checkpointing), points) for checkpointing in Checkpointing)
+            yield Variant(kind._replace(is_fsdp1=True), points)
 
 
 def huggingface_variants(block: str, config: Mapping[str, Any]) -> Iterator[Variant]:

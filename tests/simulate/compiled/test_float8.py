@@ -171,3 +171,22 @@ def test_depth_adds_what_a_block_saves(checkpointing: Checkpointing) -> None:
     setup = replace(SETUP, checkpointing=checkpointing)
     peaks = [predict_memory(replace(LLAMA, num_hidden_layers=n), setup).peak_allocated_bytes for n in (4, 12, 20)]
     assert peaks[1] - peaks[0] == peaks[2] - peaks[1]
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_without_checkpointing_fsdp1s_blocks_save_copies_of_their_weights(recipe: Float8) -> None:
+    """FSDP1's views are no parameters to the compiler, which saves their copies in float8 instead: a byte each."""
+
+    def saved_by_a_block(api: Api, checkpointing: Checkpointing) -> int:
+        setup = replace(SETUP, float8=recipe, api=api, checkpointing=checkpointing)
+        found = [
+            predict_memory(replace(LLAMA, num_hidden_layers=layers), setup).phases["forward"] for layers in (12, 13)
+        ]
+        return found[1] - found[0]
+
+    weights = 2 * 4096**2 + 2 * 4096 * 1024 + 3 * 4096 * 14336
+    more = saved_by_a_block(Api.FSDP1, Checkpointing.NONE) - saved_by_a_block(Api.FSDP2, Checkpointing.NONE)
+    assert more == pytest.approx(weights, rel=0.01)
+    for checkpointing in (Checkpointing.SELECTIVE, Checkpointing.FULL):
+        own, others = (saved_by_a_block(api, checkpointing) for api in (Api.FSDP1, Api.FSDP2))
+        assert own == pytest.approx(others, rel=0.001)
