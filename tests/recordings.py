@@ -29,6 +29,7 @@ def main() -> None:
         if entry.family in TORCHTITAN and find_spec("torchtitan") is not None:
             _record(entry, "torchtitan")
     _compile(None)
+    _compile(None, float8=True)
     for entry in models():
         if not sys.argv[1:] or entry.name in sys.argv[1:]:
             _compile(entry)
@@ -42,9 +43,9 @@ def _record(entry: ModelEntry, code: ModelCode) -> None:
         print(f"{entry.name}: {error}", file=sys.stderr, flush=True)
 
 
-def _compile(entry: ModelEntry | None) -> None:
+def _compile(entry: ModelEntry | None, float8: bool = False) -> None:
     try:
-        if (path := record_compiled(entry)) is not None:
+        if (path := record_compiled(entry, float8)) is not None:
             print(f"compiled {path.name}: {path.stat().st_size // 1024} KiB", flush=True)
     except FsdpBenchError as error:
         print(f"{entry.name if entry else 'benchmark models'}: {error}", file=sys.stderr, flush=True)

@@ -24,7 +24,7 @@ Code = Literal["huggingface", "torchtitan", "benchmark"]
 
 _OPTIONS = {
     "dry-run": ("cells", "seed", "kernels", "real-tensors", "code", "model-type"),
-    "rehearsal": ("cells", "seed", "compiled", "code", "model-type"),
+    "rehearsal": ("cells", "seed", "compiled", "float8", "code", "model-type"),
     "published": ("rehearsed",),
     "RESULTS": ("calibration", "page"),
 }
@@ -67,6 +67,7 @@ _OPTIONS = {
     help="With --code huggingface or torchtitan: of one architecture, as in config.json.",
 )
 @click.option("--compiled", is_flag=True, help="Draw setups whose blocks are compiled, for rehearsal.")
+@click.option("--float8", is_flag=True, help="Draw setups in float8, for rehearsal of benchmark models.")
 @calibration_option
 @click.option(
     "--rehearsed",
@@ -85,6 +86,7 @@ def command(
     code: Code,
     model_type: str | None,
     compiled: bool,
+    float8: bool,
     calibration: Path | None,
     rehearsed: Path | None,
     page: Path | None,
@@ -108,7 +110,7 @@ def command(
     if against == "published":
         return _published(as_json) if rehearsed is None else _rehearsed(rehearsed, as_json)
     if against == "rehearsal":
-        return _against_rehearsals(cells, seed, compiled, code, model_type, as_json)
+        return _against_rehearsals(cells, seed, compiled, float8, code, model_type, as_json)
     if code != "benchmark":
         if given := [name for name in ("kernels", "real_tensors") if name in given_options()]:
             name = given[0].replace("_", "-")
@@ -178,12 +180,14 @@ def _against_architectures(cells: int, seed: int, model_type: str | None, code: 
 
 
 def _against_rehearsals(
-    cells: int, seed: int, compiled: bool, code: Code, model_type: str | None, as_json: bool
+    cells: int, seed: int, compiled: bool, float8: bool, code: Code, model_type: str | None, as_json: bool
 ) -> int:
     if code == "torchtitan":
         raise SpecError("--code: 'torchtitan' is not allowed with --against rehearsal; benchmark or huggingface")
     if model_type is not None and code == "benchmark":
         raise SpecError("--model-type goes with --code huggingface")
+    if float8 and code != "benchmark":
+        raise SpecError(f"--float8: is for benchmark models, not --code {code}")
     from rich.progress import Progress
 
     from fsdp_bench.report.validation.memory import format_validation
@@ -192,7 +196,7 @@ def _against_rehearsals(
     with Progress(console=new_console(error=True)) as bar:
         task = bar.add_task("rehearsals", total=cells)
         comparisons, summary = validate_rehearsals(
-            cells, seed, compiled, lambda done, _total: bar.update(task, completed=done), code, model_type
+            cells, seed, compiled, lambda done, _total: bar.update(task, completed=done), code, model_type, float8
         )
     if as_json:
         sys.stdout.write(to_json(_document(comparisons, summary)).decode())

@@ -36,6 +36,7 @@ from fsdp_bench.spec.setup import (
     Api,
     BackwardPrefetch,
     Checkpointing,
+    Float8,
     Loss,
     Offload,
     OptimizerKind,
@@ -69,6 +70,7 @@ class SetupFields(TypedDict, total=False):
     max_grad_norm: float | None
     loss: Loss | str
     compile: bool
+    float8: Float8 | str
     wrap: Wrap | str
     min_num_params: int
     reshard_after_forward: int | None

@@ -31,7 +31,7 @@ from fsdp_bench.simulate.wrappers.units import num_resharded_units
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.hardware import Cluster, Gpu
 from fsdp_bench.spec.recording.model import Model
-from fsdp_bench.spec.setup import TrainSetup
+from fsdp_bench.spec.setup import FLOAT8_CAPABILITY, Float8, TrainSetup
 from fsdp_bench.spec.units import GIB
 
 COMPILE_FROM = 200_000
@@ -233,6 +233,19 @@ def refuse_too_slow(shape: Model, setup: TrainSetup) -> None:
         )
 
 
+def refuse_without_float8(setup: TrainSetup, hardware: Cluster | Gpu | None) -> None:
+    """Refuse float8 on a GPU without matrix products in it.
+
+    Raises:
+        SpecError: with what is needed. A GPU that is not named is taken to have them.
+    """
+    gpu = hardware.gpu if isinstance(hardware, Cluster) else hardware
+    if setup.float8 is Float8.NONE or gpu is None or (gpu.compute_capability or 0.0) >= FLOAT8_CAPABILITY:
+        return
+    has = "is not NVIDIA's" if gpu.compute_capability is None else f"has {gpu.compute_capability}"
+    raise SpecError(f"float8: {gpu.name} {has}; torch._scaled_mm needs compute capability {FLOAT8_CAPABILITY} or more")
+
+
 def communicators_for(shape: Model | None, setup: TrainSetup, cluster: Cluster | None) -> Communicators:
     """Return the communicators of one rank; without a model, those that do not depend on it."""
     return communicators_of(setup, cluster, 0 if shape is None else num_resharded_units(shape, setup))
@@ -315,10 +328,11 @@ def estimate(
     kept free, instead of what headroom_of derives and assumes.
 
     Raises:
-        SpecError: for more layers or micro-batches than are predicted, for a peak above LARGEST_PEAK, and for attention
-            heads that no fused kernel takes.
+        SpecError: for more layers or micro-batches than are predicted, for a peak above LARGEST_PEAK, for attention
+            heads that no fused kernel takes, and for float8 on a GPU without it.
     """
     refuse_too_slow(shape, setup)
+    refuse_without_float8(setup, hardware)
     cluster = hardware if isinstance(hardware, Cluster) else None
     gpu = hardware.gpu if isinstance(hardware, Cluster) else hardware
     kernels = kernels_on(kernels, gpu)

@@ -47,6 +47,12 @@ class Rates(Protocol):
 
 MATMUL_EFFICIENCY = 0.75
 """Fraction of the 16-bit peak, if gpus.toml has none for a GPU: the H100's, which is lower than the A100's."""
+FP8_MATMUL_EFFICIENCY = 0.709
+"""Fraction of the fp8 peak, if gpus.toml has none for a GPU: the H100's, the lowest that is known.
+
+It is that of one scale a tensor, and is taken for scales of rows, too, of which no public figure was found. With
+torchao's rowwise recipe only the products of forward have such scales: those of backward run without, and their result
+is scaled by a kernel of its own (torchao/float8/float8_ops.py, addmm_float8_unwrapped)."""
 MEMORY_EFFICIENCY = 0.896
 """Fraction of the nominal memory bandwidth: torch.clone of 1 GiB in bf16 on an H100, 3003 of 3350 GB/s
 (Dao-AILab/quack, AI/hadamard_roofline_analysis.md, 2025)."""
@@ -138,10 +144,8 @@ class Datasheet:
 
     def _peak(self, itemsize: int, multiprocessors: int | None) -> float | None:
         """Return the peak in FLOP/s of the slowest GPU's multiprocessors."""
-        peak, count = (
-            self.gpu.peak_flops_per_second("fp32" if itemsize == 4 else self.dtype),
-            self.gpu.num_multiprocessors,
-        )
+        peak = self.gpu.peak_flops_per_second({1: "fp8", 4: "fp32"}.get(itemsize, self.dtype))
+        count = self.gpu.num_multiprocessors
         part = 1.0 if multiprocessors is None or count is None else multiprocessors / count
         return None if peak is None else peak * part * self.slowest_gpu
 
@@ -150,8 +154,11 @@ class Datasheet:
         if peak is None:
             return None
         m, n, k = work.dims
+        efficiency = self.gpu.matmul_efficiency or MATMUL_EFFICIENCY
+        if work.itemsize == 1:
+            efficiency = self.gpu.fp8_matmul_efficiency or FP8_MATMUL_EFFICIENCY
         fraction = tile_fraction(m, n, self.gpu.num_multiprocessors, multiprocessors)
-        return 2 * m * n * k / (peak * (self.gpu.matmul_efficiency or MATMUL_EFFICIENCY) * fraction)
+        return 2 * m * n * k / (peak * efficiency * fraction)
 
     def _attention(self, work: Work, multiprocessors: int | None) -> float | None:
         peak = self._peak(work.itemsize, multiprocessors)

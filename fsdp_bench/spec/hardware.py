@@ -9,7 +9,7 @@ import msgspec
 from fsdp_bench.spec.checked import CaseInsensitiveEnum, Checked, Count, Positive
 from fsdp_bench.spec.errors import SpecError, not_allowed, shown
 
-_PEAK_DTYPES = ("fp32", "tf32", "bf16", "fp16")
+_PEAK_DTYPES = ("fp32", "tf32", "bf16", "fp16", "fp8")
 
 
 class Source(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -56,7 +56,7 @@ class Gpu(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Nominal memory, as sold."""
     source: Source
     dense_flops_per_second: dict[str, Positive]
-    """Peak FLOP/s without sparsity by dtype: bf16, fp16, tf32, fp32. A missing dtype is unknown or unsupported."""
+    """Peak FLOP/s without sparsity by dtype: fp8, bf16, fp16, tf32, fp32. A missing dtype is unknown or unsupported."""
     native_bf16: bool
     compute_capability: Positive | None = None
     """NVIDIA's number for the architecture: 8.0 is GA100, 9.0 Hopper. None for other vendors."""
@@ -71,6 +71,9 @@ class Gpu(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
     matmul_efficiency_source: Source | None = None
     older_cublas: OlderCublas | None = None
     """The same with an older cuBLAS, where that is published and differs."""
+    fp8_matmul_efficiency: Positive | None = None
+    """The fraction of the fp8 peak that the fastest large matrix products reach, at the clock that they run at."""
+    fp8_matmul_efficiency_source: Source | None = None
     nvml_total_bytes: Count | None = None
     """Total memory in NVML and nvidia-smi, which includes memory that the driver reserves."""
     usable_memory_bytes: Count | None = None
@@ -107,7 +110,7 @@ class Gpu(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return self.older_cublas is not None and self.matmul_efficiency_source == self.older_cublas.source
 
     def peak_flops_per_second(self, dtype: str) -> float | None:
-        """Return the dense peak for ``fp32``, ``bf16`` or ``fp16``. None if it is not documented.
+        """Return the dense peak for ``fp32``, ``bf16``, ``fp16`` or ``fp8``. None if it is not documented.
 
         torch computes float32 matrix products in float32 by default (torch.backends.cuda.matmul.allow_tf32 is
         False), so fp32 means the plain fp32 rate, not tf32.

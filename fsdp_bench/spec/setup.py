@@ -133,6 +133,21 @@ class Loss(CaseInsensitiveEnum):
         return self is Loss.LIGER_FUSED_LINEAR
 
 
+class Float8(CaseInsensitiveEnum):
+    """torchao.float8's recipes (Float8LinearConfig.from_recipe_name), in which linear layers compute in float8.
+
+    A tensor is scaled, so that its largest absolute value is that of the dtype, and cast before each matrix product.
+    """
+
+    NONE = "none"
+    TENSORWISE = "tensorwise"
+    """One scale a tensor."""
+    ROWWISE = "rowwise"
+    """A scale for each row of the one factor and each column of the other."""
+    ROWWISE_WITH_GW_HP = "rowwise_with_gw_hp"
+    """The same, with the gradients of weights computed in bf16."""
+
+
 class Wrap(CaseInsensitiveEnum):
     """The FSDP units: each block, alone or with both ends of the model or the adapters, subtrees by size, or one.
 
@@ -319,6 +334,10 @@ class TrainSetup(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True)
     max_grad_norm: Positive | None = None
     loss: Loss = Loss.PLAIN
     compile: bool = False
+    float8: Float8 = Float8.NONE
+    """In which of torchao's recipes the linear layers of the blocks compute; needs compile. The head's stays in bf16,
+    as with torchtitan's ``filter_fqns = ["output"]``. Weights are gathered in bf16
+    (``enable_fsdp_float8_all_gather = False``)."""
     wrap: Wrap = Wrap.BLOCK
     min_num_params: Count = 100_000_000
     """Minimum number of parameters of a unit with ``wrap = "size"`` (torch's default)."""
@@ -466,6 +485,7 @@ def impossible(setup: TrainSetup, device: str) -> str | None:
         or _reshard_impossible(setup)
         or _head_impossible(setup)
         or _precision_impossible(setup, device)
+        or _float8_impossible(setup, device)
         or _optimizer_impossible(setup)
     )
 
@@ -670,6 +690,30 @@ def _hybrid_impossible(setup: TrainSetup) -> str | None:
     if shard == 1:
         return f"{needs}; shard size 1 shards nothing; use a shard size of 2 to {largest}"
     return f"{needs}; {world} ranks cannot be cut into groups of {shard}; use a shard size of {largest} or less"
+
+
+FLOAT8_MULTIPLE = 16
+"""What sizes of matrices in float8 must be multiples of (torch._scaled_mm)."""
+FLOAT8_CAPABILITY = 8.9
+"""The lowest compute capability with matrix products in float8."""
+
+
+def _float8_impossible(setup: TrainSetup, device: str) -> str | None:
+    """Return why linear layers cannot compute in float8."""
+    if setup.float8 is Float8.NONE:
+        return None
+    if device != "cuda":
+        return f"float8 needs a GPU of compute capability {FLOAT8_CAPABILITY} or more; leave it out"
+    if not setup.compile:
+        return (
+            "float8 without compile runs each scale and cast as a kernel of its own, which takes longer than the"
+            " products save, and is not predicted; use compile"
+        )
+    if setup.precision.compute != "bf16":
+        return f"float8 replaces matrix products in bf16, and {setup.precision} computes in {setup.precision.compute}"
+    if (tokens := setup.micro_batch_size * setup.sequence_length) % FLOAT8_MULTIPLE:
+        return f"float8 needs a multiple of {FLOAT8_MULTIPLE} tokens in a micro-batch (torch._scaled_mm), not {tokens}"
+    return None
 
 
 def _precision_impossible(setup: TrainSetup, device: str) -> str | None:

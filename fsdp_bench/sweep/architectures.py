@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 from fsdp_bench.catalog.architectures import FOLDERS, NotRecorded, recorded_architecture
-from fsdp_bench.catalog.compiled import BENCHMARK
+from fsdp_bench.catalog.compiled import BENCHMARK, FLOAT8
 from fsdp_bench.catalog.compiled import FOLDER as COMPILED
 from fsdp_bench.catalog.model_entry import ModelEntry
 from fsdp_bench.spec.errors import MachineError
@@ -78,15 +78,19 @@ GPU = "H200"
 """The GPU that blocks are compiled for. Formulas have the parts of sums, which depend on it, as symbols."""
 
 
-def record_compiled(entry: ModelEntry | None) -> Path | None:
+def record_compiled(entry: ModelEntry | None, float8: bool = False) -> Path | None:
     """Record what is missing of the compiled blocks of a model's architecture, or of the benchmark models (None).
+
+    With ``float8`` the benchmark Llama's whose linear layers compute in float8, which needs torchao.
 
     Returns the file; None for a model whose blocks are not recorded.
 
     Raises:
         MachineError: if this machine cannot rehearse, or torch cannot compile the blocks; with the reason.
     """
-    path, given = COMPILED / f"{BENCHMARK if entry is None else entry.family}.json.xz", list[str]()
+    of_benchmark = FLOAT8 if float8 else BENCHMARK
+    path = COMPILED / f"{of_benchmark if entry is None else entry.family}.json.xz"
+    given = [FLOAT8] if float8 else []
     if entry is not None:
         if entry.family not in COMPILED_TYPES:
             return None

@@ -5,8 +5,10 @@ from __future__ import annotations
 import random
 from typing import Any
 
+from msgspec.structs import replace
+
 from fsdp_bench.catalog.architectures import recorded_architecture
-from fsdp_bench.catalog.compiled import BENCHMARK, FOLDER
+from fsdp_bench.catalog.compiled import BENCHMARK, FLOAT8, FOLDER
 from fsdp_bench.catalog.loader import models
 from fsdp_bench.catalog.model_entry import ModelEntry
 from fsdp_bench.simulate.compiled.choose import why_eager
@@ -16,7 +18,7 @@ from fsdp_bench.spec.checkpointing_policy import EVERY_SECOND_PRODUCT
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.model import Family, ModelShape
 from fsdp_bench.spec.recording.config import HEADS, HIDDEN, LAYERS, POSITIONS, WINDOWS
-from fsdp_bench.spec.setup import Api, Checkpointing, Offload, Precision, ShardingStrategy, TrainSetup, Wrap
+from fsdp_bench.spec.setup import Api, Checkpointing, Float8, Offload, Precision, ShardingStrategy, TrainSetup, Wrap
 from fsdp_bench.validate.random_architectures import ArchitectureCell
 from fsdp_bench.validate.random_setups import Cell
 
@@ -31,13 +33,15 @@ _CHECKPOINTING = (
 )
 
 
-def draw_compiled_cells(count: int, seed: int) -> tuple[Cell, ...]:
-    """Return ``count`` different cells that compile and whose compiled blocks are predicted."""
+def draw_compiled_cells(count: int, seed: int, float8: bool = False) -> tuple[Cell, ...]:
+    """Return ``count`` different cells that compile and whose compiled blocks are predicted, in float8 or not."""
     source = random.Random(seed)
     cells: dict[Cell, None] = {}
     while len(cells) < count:
         try:
             shape, setup = _shape(source), _setup(source)
+            if float8:
+                setup = replace(setup, float8=source.choice((Float8.TENSORWISE, Float8.ROWWISE)))
         except SpecError:
             continue  # two drawn values contradict each other
         if why_impossible(shape, setup, "cuda") is None and why_eager(shape, setup, CUDA) is None:
@@ -52,7 +56,7 @@ def draw_compiled_architectures(count: int, seed: int, model_type: str | None) -
         SpecError: for a model_type whose compiled blocks are not recorded.
     """
     files = {path.name.partition(".")[0] for path in FOLDER.glob("*.json.xz")}
-    types = sorted(files - {BENCHMARK})
+    types = sorted(files - {BENCHMARK, FLOAT8})
     if model_type is not None and model_type not in types:
         raise SpecError(
             f"model_type: {model_type!r} is not allowed; compiled blocks are recorded of {', '.join(types)}"

@@ -28,6 +28,7 @@ def validate_rehearsals(
     progress: Callable[[int, int], None] = lambda done, total: None,
     code: Code = "benchmark",
     model_type: str | None = None,
+    float8: bool = False,
 ) -> tuple[list[MemoryComparison], Summary]:
     """Compare predictions with rehearsals of rank 0, in peak allocated by phase and in reserved memory.
 
@@ -41,13 +42,14 @@ def validate_rehearsals(
         progress: called with the number of rehearsals that are done, and the number of all.
         code: whose models are drawn.
         model_type: of Hugging Face's models; None for all of the catalogue in turn.
+        float8: draw setups whose linear layers compute in float8, of benchmark models.
 
     Raises:
         MachineError: if this machine cannot rehearse.
         SpecError: for a model_type that the catalogue does not have.
     """
     gpu = rehearsed_gpu(GPU)
-    cells = _cells(count, seed, compiled, code, model_type)
+    cells = draw_compiled_cells(count, seed, float8=True) if float8 else _cells(count, seed, compiled, code, model_type)
     run = RunPlan(communication_steps=0, attention="flash", emulate=True, rehearsed_on=gpu)
     specs = [
         TrialSpec(id=str(number), model=_trained(cell), setup=cell.setup, run=run, device="cuda")

@@ -55,6 +55,7 @@ GOOD: dict[str, tuple[str, ...]] = {
     "checkpointing": ("none", "selective", "full"),
     "optimizer": ("adamw", "adamw-fused", "adamw-for-loop", "sgd"),
     "loss": ("plain", "chunked", "compiled"),
+    "float8": ("none", "rowwise", "tensorwise"),
     "wrap": ("block", "block-and-ends", "size", "none"),
     "reshard_after_forward": ("2", "4", "'none'"),
     "reshard_last_block": ("true", "false"),
@@ -104,7 +105,7 @@ GOOD: dict[str, tuple[str, ...]] = {
 GRID_KEYS = (
     *("strategy", "api", "precision", "offload", "checkpointing", "optimizer", "loss", "wrap", "world_size"),
     *("micro_batch_size", "sequence_length", "gradient_accumulation_steps", "max_grad_norm", "compile"),
-    *("reshard_after_forward", "reshard_last_block", "fp32_head"),
+    *("reshard_after_forward", "reshard_last_block", "fp32_head", "float8"),
     *("use_orig_params", "forward_prefetch", "sync_every_micro_batch", "min_num_params", "seed", "shard_size"),
 )
 RUN_KEYS = (

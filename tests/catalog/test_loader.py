@@ -16,7 +16,7 @@ def test_every_gpu_has_a_source_with_a_date_and_only_positive_facts() -> None:
         assert entry.source.title
         assert re.match(r"^\d{4}(-\d\d){0,2}$", entry.source.date), entry.name
         assert all(value > 0 for value in entry.dense_flops_per_second.values())
-        assert set(entry.dense_flops_per_second) <= {"bf16", "fp16", "tf32", "fp32"}
+        assert set(entry.dense_flops_per_second) <= {"fp8", "bf16", "fp16", "tf32", "fp32"}
         assert ("bf16" in entry.dense_flops_per_second) == entry.native_bf16, entry.name
 
 

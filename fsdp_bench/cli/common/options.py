@@ -62,6 +62,7 @@ class SetupOptions:
     max_grad_norm: float | None = None
     loss: str | None = None
     compile: bool | None = None
+    float8: str | None = None
     wrap: str | None = None
     min_num_params: str | None = None
     reshard_after_forward: int | None = None
@@ -121,6 +122,7 @@ SETUP_FIELDS = {
     **{name: name for name in ("checkpointing_policy", "activation_offload", "optimizer_in_backward")},
     **OPTION_FIELDS,
     **{name: name for name in ("sync_every_micro_batch", "max_grad_norm", "loss", "compile", "wrap", "min_num_params")},
+    "float8": "float8",
     **{name: name for name in ("reshard_after_forward", "reshard_last_block", "fp32_head")},
     **{name: name for name in ("backward_prefetch", "forward_prefetch", "limit_all_gathers", "use_orig_params")},
 }
@@ -171,6 +173,8 @@ _STEP = {
     "--max-grad-norm X": "Clip gradients to this norm.",
     "--loss plain|chunked|compiled|flash-attn|liger|liger-fused-linear": "How the cross-entropy is computed.",
     "--compile": "Compile the blocks with torch.compile.",
+    "--float8 none|tensorwise|rowwise": "Compute the blocks' linear layers in float8, by torchao's recipe of that name;"
+    " needs --compile.",
 }
 _WRAPPING = {
     "--wrap block|block-and-ends|block-and-adapters|size|none": "What becomes an FSDP unit; the ends are the embedding "

@@ -11,6 +11,7 @@ from fsdp_bench.plan.export.chosen import Chosen
 from fsdp_bench.plan.export.files import File
 from fsdp_bench.spec.errors import SpecError, not_allowed
 from fsdp_bench.spec.recording.model import Model, RecordedModel
+from fsdp_bench.spec.setup import Float8
 
 _MAKERS = {
     pytorch.KIND: pytorch.script,
@@ -64,6 +65,8 @@ def export(kinds: Sequence[str], chosen: Chosen) -> list[File]:
     refuse_model(chosen.question.model)
     if chosen.question.kernels != "cuda":
         raise SpecError("export: what is exported runs on GPUs; leave out --kernels cpu")
+    if chosen.setup.float8 is not Float8.NONE:
+        raise SpecError("export: float8 is not exported; leave it out, and call torchao's convert_to_float8_training")
     notes = _of_code(chosen)
     files = [file for kind, make in _MAKERS.items() if kind in kinds for file in make(chosen, notes)]
     if slurm.KIND in kinds:

@@ -72,6 +72,10 @@ def plan_training(
     for name, values in given.items():
         if len(values) > 1 and name not in SEARCHED:
             raise SpecError(f"{name}: several values; plan_training chooses among those of {', '.join(SEARCHED)}")
+    if "float8" in given:
+        raise SpecError(
+            "float8: plan_training does not take it, because no published run bounds its errors; estimate does"
+        )
     single = {name: values[0] for name, values in given.items() if len(values) == 1}
     fields = dict(with_defaults(None, single, find_model(which, code=code, catalog=entries)))  # type: ignore[arg-type]
     read = build_checked(TrainSetup, fields)

@@ -26,6 +26,7 @@ SELDOM = (
     "max_grad_norm",
     "loss",
     "compile",
+    "float8",
     "wrap",
     "min_num_params",
     "reshard_after_forward",

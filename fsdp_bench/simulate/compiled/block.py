@@ -21,7 +21,7 @@ from fsdp_bench.spec.recording.compiled import CompiledCode, Step, Tuning
 from fsdp_bench.spec.recording.formula import evaluate
 from fsdp_bench.spec.recording.steps import Drop, Operator, operator_name
 
-_PRODUCTS = ("aten::mm", "aten::addmm")
+_PRODUCTS = ("aten::mm", "aten::addmm", "aten::_scaled_mm")
 
 
 class Tune(msgspec.Struct):
@@ -41,6 +41,22 @@ class Buffers(msgspec.Struct, frozen=True):
     code: CompiledCode
     forward: tuple[Plan, ...]
     backward: tuple[Plan, ...]
+    backward_inputs: tuple[int, ...] = ()
+    """Bytes of what backward takes, where they are recorded."""
+
+    @property
+    def backward_peak(self) -> int:
+        """The most bytes alive in backward, as Inductor counts them: without rounding and kernels' workspaces."""
+        sizes = dict(enumerate(self.backward_inputs))
+        level = highest = sum(sizes.values())
+        for step in self.backward:
+            if isinstance(step, Run):
+                sizes |= {made.number: made.num_bytes for made in step.makes}
+                level += sum(made.num_bytes for made in step.makes)
+                highest = max(highest, level)
+            elif isinstance(step, int):
+                level -= sizes.get(step, 0)
+        return highest
 
 
 def bind_code(code: CompiledCode, sizes: Mapping[str, int], kernels: Kernels) -> Buffers:
@@ -69,6 +85,7 @@ def bind_code(code: CompiledCode, sizes: Mapping[str, int], kernels: Kernels) ->
         code,
         tuple(bound(one, set()) for one in code.forward),
         tuple(bound(one, gradients) for one in code.backward),
+        tuple(numbers[size] for size in code.backward_inputs),
     )
 
 

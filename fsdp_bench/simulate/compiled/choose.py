@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from functools import reduce
 from typing import Any
 
-from fsdp_bench.catalog.compiled import compiled_catalog
-from fsdp_bench.simulate.compiled.block import CompiledBlock, CompiledRecordedBlock, bind_code
+from fsdp_bench.catalog.compiled import BENCHMARK, FLOAT8, compiled_catalog
+from fsdp_bench.simulate.compiled.block import Buffers, CompiledBlock, CompiledRecordedBlock, bind_code
 from fsdp_bench.simulate.models.transformer import Module, SimulatedModel, Weight
 from fsdp_bench.simulate.operators.core import Operators
 from fsdp_bench.simulate.operators.kernels import Kernels
@@ -17,15 +17,18 @@ from fsdp_bench.spec.model import ModelShape
 from fsdp_bench.spec.recording.compiled import (
     CompiledCatalog,
     CompiledKind,
+    Order,
     benchmark_block,
+    float8_regime_of,
     huggingface_block,
     regime_of,
     sizes_of_config,
     sizes_of_shape,
     symbols_of_block,
+    symbols_of_float8,
 )
 from fsdp_bench.spec.recording.model import Model, RecordedModel
-from fsdp_bench.spec.setup import Api, Checkpointing, Loss, ShardingStrategy, TrainSetup, Wrap
+from fsdp_bench.spec.setup import Api, Checkpointing, Float8, Loss, ShardingStrategy, TrainSetup, Wrap
 
 _MULTIPLE = 64
 """Of a multiple of 128 bytes Inductor pads no row (padding_alignment_bytes in torch/_inductor/config.py)."""
@@ -53,15 +56,16 @@ def _why_blocks_are_eager(model: Model, setup: TrainSetup, kernels: Kernels) -> 
     sizes = _sizes_of(model)
     if sizes["head_dim"] % _HEAD_MULTIPLE or sizes["hidden_size"] % _MULTIPLE or sizes["intermediate_size"] % _MULTIPLE:
         return f"compiled code is recorded for sizes that are multiples of {_MULTIPLE}"
-    codes = _catalog_of(model).codes
-    missing = [kind for kind in _kinds(model, setup) if kind.name not in codes]
+    codes = _catalog_of(model, setup.float8).codes
+    missing = [kind for kind in _kinds(model, setup, kernels) if kind.name not in codes]
     if not missing:
         return None
     kind, tokens = missing[0], setup.micro_batch_size * setup.sequence_length
     checkpointing = " ".join(part for part in (kind.checkpointing.value, kind.policy) if part)
+    dtypes = f"{8 * kind.itemsize} bits" if kind.float8 is Float8.NONE else f"float8 {kind.float8.value}"
     return (
-        f"compiled code of {model.kind}'s blocks is not recorded in {8 * kind.itemsize} bits with checkpointing"
-        f" {checkpointing}, for {tokens} tokens"
+        f"compiled code of {model.kind}'s blocks is not recorded in {dtypes} with checkpointing {checkpointing}, for"
+        f" {tokens} tokens"
     )
 
 
@@ -85,16 +89,29 @@ def compile_blocks(op: Operators, model: SimulatedModel, shape: Model, setup: Tr
     """Put what torch.compile makes of them in the place of the blocks; return whether they are compiled."""
     if not setup.compile or _why_blocks_are_eager(shape, setup, op.kernels) is not None:
         return False
-    kernels, codes = op.kernels, _catalog_of(shape).codes
-    given = {"B": setup.micro_batch_size, "S": setup.sequence_length, **_sizes_of(shape)}
-    sizes = symbols_of_block(given, kernels.num_multiprocessors, kernels.threads_per_multiprocessor)
-    bound = [bind_code(codes[kind.name], sizes, kernels) for kind in _kinds(shape, setup)]
+    bound = [_bound(kind, shape, setup, op.kernels) for kind in _kinds(shape, setup, op.kernels)]
     for index, block in enumerate(model.blocks):
         is_checkpointed = index % setup.policy.every_blocks == 0
         code = bound[0 if is_checkpointed else -1]
         kind = CompiledRecordedBlock if isinstance(model, RecordedTransformer) else CompiledBlock
         block.put_around(kind(op, code, _weights(model, block, code.code.inputs)))
     return True
+
+
+def _bound(kind: CompiledKind, model: Model, setup: TrainSetup, kernels: Kernels) -> Buffers:
+    """Return a kind's code in plain numbers: of several orders of backward the one that Inductor takes.
+
+    It takes the lowest peak, and of equals the first (reorder_for_peak_memory in torch/_inductor/memory.py).
+    """
+    codes = _catalog_of(model, kind.float8).codes
+    symbols = symbols_of_block if kind.float8 is Float8.NONE else symbols_of_float8
+    sizes = symbols(_given(model, setup), kernels.num_multiprocessors, kernels.threads_per_multiprocessor)
+    names = [name for order in Order if (name := kind._replace(order=order).name) in codes]
+    return min((bind_code(codes[name], sizes, kernels) for name in names), key=lambda one: one.backward_peak)
+
+
+def _given(model: Model, setup: TrainSetup) -> dict[str, int]:
+    return {"B": setup.micro_batch_size, "S": setup.sequence_length, **_sizes_of(model)}
 
 
 def _weights(model: SimulatedModel, block: Module, inputs: Iterable[str]) -> dict[str, Weight]:
@@ -111,14 +128,14 @@ def _sizes_of(model: Model) -> dict[str, int]:
     return sizes_of_config(dict(model.sizes)) if isinstance(model, RecordedModel) else sizes_of_shape(model)
 
 
-def _catalog_of(model: Model) -> CompiledCatalog:
+def _catalog_of(model: Model, float8: Float8 = Float8.NONE) -> CompiledCatalog:
     if isinstance(model, ModelShape):
-        return compiled_catalog()
+        return compiled_catalog(BENCHMARK if float8 is Float8.NONE else FLOAT8)
     assert model.code.architecture is not None
     return compiled_catalog(model.code.architecture.model_type)
 
 
-def _kinds(model: Model, setup: TrainSetup) -> list[CompiledKind]:
+def _kinds(model: Model, setup: TrainSetup, kernels: Kernels) -> list[CompiledKind]:
     """Return the kinds of blocks that are checkpointed, and of those that a policy leaves out."""
     if isinstance(model, ModelShape):
         block = benchmark_block(model)
@@ -126,11 +143,20 @@ def _kinds(model: Model, setup: TrainSetup) -> list[CompiledKind]:
         assert model.code.architecture is not None
         block = huggingface_block(model.code.architecture)
     is_selective = setup.checkpointing is Checkpointing.SELECTIVE
+    if setup.float8 is Float8.NONE:
+        regime = regime_of(setup.micro_batch_size * setup.sequence_length, model.hidden_size)
+    else:
+        regime = float8_regime_of(_given(model, setup), setup.float8, kernels.num_multiprocessors)
     kind = CompiledKind(
         block=block,
         itemsize=Sizes.of(setup.precision).compute,
         checkpointing=setup.checkpointing,
         policy=setup.checkpointing_policy if is_selective else None,
-        regime=regime_of(setup.micro_batch_size * setup.sequence_length, model.hidden_size),
+        regime=regime,
+        float8=setup.float8,
     )
-    return [kind, kind._replace(checkpointing=Checkpointing.NONE)] if setup.policy.is_of_blocks else [kind]
+    saves_copies = setup.api is Api.FSDP1 and setup.float8 is not Float8.NONE
+    without = kind._replace(checkpointing=Checkpointing.NONE, is_fsdp1=saves_copies)
+    if setup.checkpointing is Checkpointing.NONE:
+        return [without]
+    return [kind, without] if setup.policy.is_of_blocks else [kind]

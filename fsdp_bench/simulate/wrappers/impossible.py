@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+from fsdp_bench.simulate.compiled.choose import why_eager
 from fsdp_bench.simulate.models.build import few_blocks
 from fsdp_bench.simulate.operators.core import Operators
-from fsdp_bench.simulate.operators.kernels import CPU
+from fsdp_bench.simulate.operators.kernels import CPU, CUDA
 from fsdp_bench.simulate.tape import Tape
 from fsdp_bench.simulate.wrappers.not_recorded import why_not_recorded
 from fsdp_bench.simulate.wrappers.units import choose_units
 from fsdp_bench.spec.model import ModelShape
-from fsdp_bench.spec.recording.model import Model
+from fsdp_bench.spec.recording.model import Model, RecordedModel
 from fsdp_bench.spec.setup import (
+    FLOAT8_MULTIPLE,
     POLICY_AROUND_UNITS,
     SELECTIVE_AROUND_UNITS,
     TIED_ENDS,
     Api,
     BackwardPrefetch,
     Checkpointing,
+    Float8,
     Offload,
     ShardingStrategy,
     TrainSetup,
@@ -41,7 +44,25 @@ def why_impossible(shape: Model, setup: TrainSetup, device: str) -> str | None:
         return POLICY_AROUND_UNITS
     if reason is None and has_ends and isinstance(shape, ModelShape) and shape.tie_word_embeddings and not is_ddp:
         return TIED_ENDS
-    return reason
+    return reason or _float8_not_predicted(shape, setup)
+
+
+def _float8_not_predicted(shape: Model, setup: TrainSetup) -> str | None:
+    """Return why a model's linear layers in float8 are not predicted, or cannot run."""
+    if setup.float8 is Float8.NONE:
+        return None
+    if isinstance(shape, RecordedModel):
+        return "float8 is predicted for the benchmark Llama alone (--code benchmark), whose blocks are recorded in it"
+    sizes = {
+        "hidden_size": shape.hidden_size,
+        "key-value heads": shape.kv_size,
+        "intermediate": shape.intermediate_size,
+    }
+    for name, size in sizes.items():
+        if size % FLOAT8_MULTIPLE:
+            return f"float8 needs widths that are multiples of {FLOAT8_MULTIPLE} (torch._scaled_mm), not {name} {size}"
+    reason = why_eager(shape, setup, CUDA)
+    return None if reason is None else f"float8 is predicted compiled alone: {reason}"
 
 
 def _may_fail_with_units_inside_blocks(setup: TrainSetup) -> bool:

@@ -11,6 +11,7 @@ first what was saved, then the output's gradient.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from enum import StrEnum
 from math import isqrt
 from typing import NamedTuple
 
@@ -20,7 +21,7 @@ from fsdp_bench.spec.model import ModelShape
 from fsdp_bench.spec.recording.architecture import Architecture
 from fsdp_bench.spec.recording.config import HEADS, HIDDEN
 from fsdp_bench.spec.recording.steps import Drop, Operator, Size
-from fsdp_bench.spec.setup import Checkpointing
+from fsdp_bench.spec.setup import Checkpointing, Float8
 
 
 class Tuning(msgspec.Struct, array_like=True, frozen=True, gc=False, tag="t"):
@@ -53,6 +54,16 @@ class CompiledCode(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     backward: tuple[Step, ...]
     gradients: tuple[int | None, ...]
     """The storage of each input's gradient; None for an input that needs none."""
+    backward_inputs: tuple[Size, ...] = ()
+    """Bytes of what backward takes, where several orders of it are recorded."""
+
+
+class Order(StrEnum):
+    """In which order the kernels of a recorded backward run; Inductor takes the one with the lowest peak."""
+
+    AS_TRACED = ""
+    BREADTH_FIRST = "breadth first"
+    DEPTH_FIRST = "depth first"
 
 
 BOTH_WAYS, FEW_TOKENS, MORE_TOKENS = REGIMES = "both ways", "few tokens", "more tokens"
@@ -69,11 +80,24 @@ class CompiledKind(NamedTuple):
     policy: str | None
     regime: str
     """How its backward is ordered and fused: see ``regime_of``."""
+    float8: Float8 = Float8.NONE
+    order: Order = Order.AS_TRACED
+    is_fsdp1: bool = False
+    """Whether its weights are FSDP1's views of a flat parameter, where that changes what is saved for backward.
+
+    It does in float8 without checkpointing: instead of the weights their copies in float8 are saved, which stay."""
+
+    @property
+    def dtypes(self) -> str:
+        """Which block it is, and in what it computes: the beginning of the name."""
+        recipe = "" if self.float8 is Float8.NONE else f" float8 {self.float8.value}"
+        return f"{self.block} {8 * self.itemsize} bits{recipe}"
 
     @property
     def name(self) -> str:
         """The name in the catalogue."""
-        parts = [self.block, f"{8 * self.itemsize} bits", self.checkpointing.value, self.policy or "", self.regime]
+        wrapper = "fsdp1" if self.is_fsdp1 else ""
+        parts = [self.dtypes, self.checkpointing.value, self.policy or "", self.regime, wrapper, self.order.value]
         return " ".join(part for part in parts if part)
 
 
@@ -159,6 +183,28 @@ def regime_of(tokens: int, hidden_size: int) -> str:
     return FEW_TOKENS if tokens <= hidden_size else MORE_TOKENS
 
 
+def is_split(columns: int, num_multiprocessors: int) -> bool:
+    """Return whether a sum or maximum of each of some columns is computed in parts: of fewer columns than this.
+
+    Reduction.num_splits in torch/_inductor/ir.py, torch 2.13.
+    """
+    return columns < 64 * num_multiprocessors
+
+
+def float8_regime_of(sizes: Mapping[str, int], recipe: Float8, num_multiprocessors: int) -> str:
+    """Return in which of its ways Inductor fuses the kernels of a block in float8.
+
+    Args:
+        sizes: B, S and the sizes of the block.
+        recipe: the scales; one a tensor need no maxima of columns.
+        num_multiprocessors: of the GPU.
+    """
+    sums = BOTH_WAYS if sums_both_ways(sizes["B"] * sizes["S"], sizes["hidden_size"]) else "one way"
+    batch = "one sequence" if sizes["B"] == 1 else "sequences"
+    is_wide = recipe is not Float8.TENSORWISE and not is_split(sizes["intermediate_size"], num_multiprocessors)
+    return " ".join([sums, batch, *(["wide"] if is_wide else [])])
+
+
 def parts_of_both_ways(rows: int, num_multiprocessors: int) -> int:
     """Return in how many parts such a kernel sums each column (simd.py, _codegen_mix_order_reduction)."""
     per_part = rows // (8 * num_multiprocessors)
@@ -218,3 +264,56 @@ def symbols_of_block(
     rows = {"parts_both": tokens, "parts_both_q": tokens * heads, "parts_both_k": tokens * kv_heads}
     both = {name: parts_of_both_ways(each, num_multiprocessors) for name, each in rows.items()}
     return {**sizes, "num_qkv_heads": heads + 2 * kv_heads, **parts, **both}
+
+
+def splits_of_maximum(numel: int, num_multiprocessors: int, threads_per_multiprocessor: int) -> int:
+    """Return in how many parts Inductor reduces a whole tensor to one number, such as its largest absolute value.
+
+    InductorChoices.reduction_split_factor, for one reduction along the contiguous dimension (torch 2.13), on GPUs
+    before compute capability 10, where up to 8192 numbers are one part.
+
+    Args:
+        numel: numbers to reduce.
+        num_multiprocessors: of the GPU.
+        threads_per_multiprocessor: of the GPU.
+    """
+    fewest, most, threads, not_split = 32, 512, 256, 8192
+    slots = num_multiprocessors * threads_per_multiprocessor
+    if numel <= not_split:
+        return 1
+    if numel <= fewest * slots:
+        size = fewest
+    elif numel < most * slots:
+        wanted = -(-numel // (threads * (slots // (2 * threads))))
+        closest = _closest_divisor(numel, wanted)
+        size = max(closest, fewest) if abs(closest - wanted) < 30 else wanted
+    else:
+        closest = _closest_divisor(numel, most)
+        size = closest if abs(closest - most) < 50 else most
+    return -(-numel // (size * threads))
+
+
+def symbols_of_float8(
+    sizes: Mapping[str, int], num_multiprocessors: int, threads_per_multiprocessor: int
+) -> dict[str, int]:
+    """Return the values of all symbols of compiled blocks in float8.
+
+    Of ``symbols_of_block``'s those that the benchmark models' blocks have.
+    Scales need the largest absolute value of tensors. ``parts_max_x`` are the parts of a whole activation of
+    hidden_size columns, ``parts_max_kv``, ``parts_max_f`` and ``parts_max_3x`` of one with as many columns as the
+    key-value heads, as intermediate_size and three times hidden_size; ``parts_max_kv_x`` and so on of a whole weight
+    with so many rows. ``parts_f_x`` and so on are the parts of a maximum of each column of a weight, by its rows and
+    columns.
+    """
+    tokens, x, f = sizes["B"] * sizes["S"], sizes["hidden_size"], sizes["intermediate_size"]
+    kv = sizes["num_key_value_heads"] * sizes["head_dim"]
+    gpu = num_multiprocessors, threads_per_multiprocessor
+    widths = {"x": x, "kv": kv, "f": f, "3x": 3 * x}
+    common = symbols_of_block(sizes, *gpu)
+    return {
+        **{name: common[name] for name in (*sizes, "parts_x", "parts_3x", "parts_f", "parts_kv", "parts_both")},
+        **{f"parts_max_{name}": splits_of_maximum(tokens * width, *gpu) for name, width in widths.items()},
+        **{f"parts_max_{name}_x": splits_of_maximum(width * x, *gpu) for name, width in widths.items()},
+        **{f"parts_{name}_x": splits_of_sum(width, x, *gpu) for name, width in widths.items()},
+        "parts_x_f": splits_of_sum(x, f, *gpu),
+    }

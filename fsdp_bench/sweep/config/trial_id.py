@@ -24,6 +24,7 @@ _YOUNGER = (
     "reshard_after_forward",
     "reshard_last_block",
     "fp32_head",
+    "float8",
 )
 """Fields that earlier versions did not have."""
 

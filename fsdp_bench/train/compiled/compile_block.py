@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 from unittest.mock import patch
@@ -17,10 +18,13 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_leaves
 
 from fsdp_bench.spec.checkpointing_policy import read_policy
-from fsdp_bench.spec.setup import Checkpointing
+from fsdp_bench.spec.recording.compiled import CompiledKind
+from fsdp_bench.spec.setup import Float8
+from fsdp_bench.train.compiled.orders import forced_order
 from fsdp_bench.train.compiled.triton_kernels import in_place_where_tuned
 from fsdp_bench.train.compiled.wrapper_code import Function, UnknownCode, read_function
 from fsdp_bench.train.wrapping.activation_checkpointing import checkpoint_blocks
+from fsdp_bench.train.wrapping.float8 import convert_to_float8
 
 _KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION]
 """As predictions have it: cuDNN's attention is not among them."""
@@ -43,7 +47,7 @@ class Compiled(NamedTuple):
     backward: Function
 
 
-def compile_block(subject: Subject, checkpointing: Checkpointing, policy: str | None) -> Compiled:
+def compile_block(subject: Subject, kind: CompiledKind) -> Compiled:
     """Compile a block for the sizes of its inputs.
 
     Raises:
@@ -51,8 +55,11 @@ def compile_block(subject: Subject, checkpointing: Checkpointing, policy: str | 
     """
     torch._dynamo.reset()
     block = subject.block
+    convert_to_float8([block], kind.float8)
     parameters = {id(parameter): name for name, parameter in block.named_parameters()}
-    replaced = checkpoint_blocks(subject.model, [block], checkpointing, read_policy(policy))
+    if kind.is_fsdp1:
+        parameters = _views_of_flat_parameter(block)
+    replaced = checkpoint_blocks(subject.model, [block], kind.checkpointing, read_policy(kind.policy))
     compiled: Any = replaced.get(block, block)
     names: list[tuple[str, ...]] = []
     given: list[Any] = []
@@ -74,7 +81,8 @@ def compile_block(subject: Subject, checkpointing: Checkpointing, policy: str | 
         return run_compiled(*args, **kwargs)
 
     compiled._compiled_call_impl = note_inputs
-    with sdpa_kernel(_KERNELS), patch.object(AsyncCompile, "triton", _no_kernel):
+    order = nullcontext() if kind.float8 is Float8.NONE else forced_order(kind.order)
+    with sdpa_kernel(_KERNELS), patch.object(AsyncCompile, "triton", _no_kernel), order:
         try:
             _, sources = run_and_get_code(subject.step)
         except TorchDynamoException as error:
@@ -85,6 +93,29 @@ def compile_block(subject: Subject, checkpointing: Checkpointing, policy: str | 
         raise UnknownCode(f"{len(names)} graphs and {len(sources)} functions instead of one, and one each way")
     forward, backward = (read_function(source, in_place_where_tuned) for source in sources)
     return Compiled(names[0], forward, backward)
+
+
+def _views_of_flat_parameter(block: nn.Module) -> dict[int, str]:
+    """Put views of one flat parameter in the place of a block's parameters, as FSDP1 does; return their names.
+
+    They are no parameters to the compiler, and cost memory where they are saved for backward
+    (static_lifetime_input_nodes in torch/_functorch/partitioners.py): it then saves their copies in float8.
+    """
+    given = dict(block.named_parameters())
+    sizes = [parameter.numel() for parameter in given.values()]
+    dtype = next(iter(given.values())).dtype
+    flat = nn.Parameter(torch.zeros(sum(sizes), device="cuda", dtype=dtype))
+    names: dict[int, str] = {}
+    for (name, parameter), part in zip(given.items(), flat.split(sizes), strict=True):
+        path, _, attribute = name.rpartition(".")
+        delattr(block.get_submodule(path), attribute)
+        view = part.view(parameter.shape)
+        setattr(block.get_submodule(path), attribute, view)
+        names[id(view)] = name
+    for module in block.modules():  # _annotate_modules_for_dynamo in torch/distributed/fsdp/_dynamo_utils.py
+        module._is_fsdp_managed_module = True  # type: ignore[assignment]
+        module._fsdp_use_orig_params = True  # type: ignore[assignment]
+    return names
 
 
 def _no_kernel(*_args: Any, **_options: Any) -> Any:

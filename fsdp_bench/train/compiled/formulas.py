@@ -25,6 +25,8 @@ Sizes = dict[str, int]
 _HIGHEST = {"num_attention_heads": 2, "head_dim": 2}
 ENOUGH_POINTS = 3
 """After so many that are alike no further size is compiled."""
+ENOUGH_FLOAT8_POINTS = 2
+"""The same in float8, where a number is a multiple of few products."""
 FEWEST_POINTS = 2
 """Of one, several products of symbols may be right: then those of the block's other recordings are taken."""
 
@@ -36,17 +38,38 @@ def most_common(points: Sequence[tuple[Sizes, Compiled]]) -> list[tuple[Sizes, C
     return [point for point, shape in zip(points, shapes, strict=True) if shape == usual]
 
 
-def merge(points: Sequence[tuple[Sizes, Compiled]], others: Iterable[CompiledCode] = ()) -> CompiledCode:
+_WIDTH, _KV_WIDTH, _INNER = ("hidden_size",), ("head_dim", "num_key_value_heads"), ("intermediate_size",)
+_TOKENS = ("B", "S")
+FLOAT8_PRODUCTS = (
+    *((), ("B",), ("S",), ("num_attention_heads",), ("num_key_value_heads",), ("head_dim",)),
+    *(_WIDTH, _KV_WIDTH, _INNER, _TOKENS, ("S", "head_dim"), (*_TOKENS, "num_attention_heads")),
+    *((*_TOKENS, *_WIDTH), (*_TOKENS, *_KV_WIDTH), (*_TOKENS, *_INNER)),
+    *((*_WIDTH, *_WIDTH), (*_WIDTH, *_KV_WIDTH), (*_WIDTH, *_INNER)),
+    *((*_WIDTH, name) for name in ("parts_x", "parts_both", "parts_x_x", "parts_kv_x", "parts_f_x")),
+    *((*_KV_WIDTH, "parts_kv"), (*_INNER, "parts_f"), (*_INNER, "parts_x_f")),
+    *((f"parts_max_{name}",) for name in ("x", "kv", "f", "x_x", "kv_x", "f_x")),
+)
+"""What numbers of the benchmark Llama's blocks in float8 are multiples of: activations, weights, rows and columns of
+these, and the parts of their sums and maxima."""
+
+
+def merge(
+    points: Sequence[tuple[Sizes, Compiled]],
+    others: Iterable[CompiledCode] = (),
+    products: Sequence[tuple[str, ...]] = (),
+) -> CompiledCode:
     """Return one recording of the same code at several sizes.
 
     Args:
         points: the sizes, and what Inductor wrote at each.
         others: recordings of the same block, whose formulas are taken where there is one size.
+        products: what numbers are multiples of; by default of any product of symbols. So few that one size is enough.
+            The sizes of what backward takes are then recorded, too.
 
     Raises:
         UnknownCode: for a number that is no product of the symbols.
     """
-    return _Merged(points, others).code()
+    return _Merged(points, others, products).code()
 
 
 def _without_numbers(compiled: Compiled) -> str:
@@ -59,15 +82,23 @@ def _without_numbers(compiled: Compiled) -> str:
 def _plain(step: Run | Dropped) -> Any:
     if isinstance(step, Dropped):
         return step
-    return step.name, len(step.touched_bytes), step.itemsize, [made.number for made in step.makes]
+    name = "triton" if step.name.startswith("triton_") else step.name  # named for what happens to be fused
+    return name, len(step.touched_bytes), step.itemsize, [made.number for made in step.makes]
 
 
 _PARTS = (Fraction(1, 2), Fraction(1, 3), Fraction(2, 3), Fraction(1, 4), Fraction(3, 4), 2)
 
 
 class _Merged:
-    def __init__(self, points: Sequence[tuple[Sizes, Compiled]], others: Iterable[CompiledCode]) -> None:
-        self._sizes = _independent([sizes for sizes, _ in points])
+    def __init__(
+        self,
+        points: Sequence[tuple[Sizes, Compiled]],
+        others: Iterable[CompiledCode],
+        products: Sequence[tuple[str, ...]] = (),
+    ) -> None:
+        self._allowed = products
+        sizes = [sizes for sizes, _ in points]
+        self._sizes = sizes if products else _independent(sizes)
         self._others = {product for code in others for text in code.formulas for product in parse(text)}
         self._compiled = [compiled for _, compiled in points]
         self._formulas: dict[str, int] = {}
@@ -79,6 +110,7 @@ class _Merged:
         first = self._compiled[0]
         forward = self._steps([one.forward for one in self._compiled])
         backward = self._steps([one.backward for one in self._compiled])
+        backward_inputs = self._inputs() if self._allowed else ()
         output, *saved = first.forward.returns
         if output is None or None in saved or len(saved) + 1 != first.backward.num_inputs:
             raise UnknownCode("forward returns something beside one output and what backward takes")
@@ -91,7 +123,12 @@ class _Merged:
             saved=tuple(one for one in saved if one is not None),
             backward=backward,
             gradients=tuple(first.backward.returns),
+            backward_inputs=backward_inputs,
         )
+
+    def _inputs(self) -> tuple[int, ...]:
+        alike = zip(*(one.backward.input_bytes for one in self._compiled), strict=True)
+        return tuple(self._number(self._text(numbers)) for numbers in alike)
 
     def _steps(self, functions: Sequence[Function]) -> tuple[Step, ...]:
         return tuple(chain.from_iterable(map(self._step, zip(*(one.steps for one in functions), strict=True))))
@@ -131,7 +168,7 @@ class _Merged:
 
     def _search(self, numbers: tuple[int, ...]) -> Product:
         """Return the formula whose constant is a whole number, and next to one: sizes of elements are small."""
-        if len(numbers) < FEWEST_POINTS:
+        if len(numbers) < FEWEST_POINTS and not self._allowed:
             return self._known(numbers[0])
         found = []
         for factors, values in self._products():
@@ -165,6 +202,10 @@ class _Merged:
         return self._all
 
     def _candidates(self) -> Iterator[tuple[tuple[str, ...], list[int]]]:
+        if self._allowed:
+            for allowed in self._allowed:
+                yield allowed, [prod(sizes[factor] for factor in allowed) for sizes in self._sizes]
+            return
         symbols = [symbol for symbol in self._sizes[0] if not symbol.startswith("parts_")]
         parts = [(), *((symbol,) for symbol in self._sizes[0] if symbol.startswith("parts_"))]
         for powers in product(*(range(_HIGHEST.get(symbol, 1) + 1) for symbol in symbols)):

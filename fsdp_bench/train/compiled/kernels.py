@@ -59,6 +59,11 @@ def _product(inputs: Sequence[View]) -> tuple[int, ...]:
     return m, n, k
 
 
+def _scaled_product(inputs: Sequence[View]) -> tuple[int, ...]:
+    """The factors come before their scales."""
+    return _product(inputs[:2])
+
+
 MAKES: dict[str, Callable[[Sequence[View]], Outputs]] = {
     "aten._scaled_dot_product_flash_attention": _flash,
     "aten._scaled_dot_product_flash_attention_backward": _gradients,
@@ -70,6 +75,7 @@ MAKES: dict[str, Callable[[Sequence[View]], Outputs]] = {
 KERNEL_READERS: dict[str, Callable[[Sequence[View]], tuple[int, ...]]] = {
     "aten.mm": _product,
     "aten.addmm": _product,
+    "aten._scaled_mm": _scaled_product,
     "aten._scaled_dot_product_flash_attention": _attention,
     "aten._scaled_dot_product_flash_attention_backward": _attention_backward,
     "aten._scaled_dot_product_efficient_attention": _attention,

@@ -1,7 +1,7 @@
 """Records compiled blocks, on a CUDA device: those of the benchmark models, or one of transformers' code.
 
-``python -m fsdp_bench.train.compiled.main FILE`` or ``... FILE BLOCK CONFIG``, where CONFIG is a config.json as text.
-What FILE holds already is kept.
+``python -m fsdp_bench.train.compiled.main FILE``, or ``... FILE float8`` for the benchmark Llama's in float8, or
+``... FILE BLOCK CONFIG``, where CONFIG is a config.json as text. What FILE holds already is kept.
 """
 
 from __future__ import annotations
@@ -10,16 +10,17 @@ import datetime
 import json
 import lzma
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
 import torch
 
-from fsdp_bench.spec.recording.compiled import CompiledCatalog, CompiledCode, symbols_of_block
+from fsdp_bench.spec.recording.compiled import CompiledCatalog, CompiledCode, symbols_of_block, symbols_of_float8
+from fsdp_bench.spec.setup import Float8
 from fsdp_bench.train.compiled.compile_block import compile_block
-from fsdp_bench.train.compiled.formulas import ENOUGH_POINTS, merge, most_common
-from fsdp_bench.train.compiled.variants import Variant, benchmark_variants, huggingface_variants
+from fsdp_bench.train.compiled.formulas import ENOUGH_FLOAT8_POINTS, ENOUGH_POINTS, FLOAT8_PRODUCTS, merge, most_common
+from fsdp_bench.train.compiled.variants import Variant, benchmark_variants, float8_variants, huggingface_variants
 from fsdp_bench.train.compiled.wrapper_code import UnknownCode
 
 
@@ -32,15 +33,18 @@ def record(variant: Variant, others: Iterable[CompiledCode]) -> CompiledCode:
         UnknownCode: if Inductor wrote what is not known here, or what no formula holds for.
     """
     gpu, kind = torch.cuda.get_device_properties(), variant.kind
-    points = []
+    points, enough = [], ENOUGH_POINTS if kind.float8 is Float8.NONE else ENOUGH_FLOAT8_POINTS
     for point in variant.points:
-        compiled = compile_block(point.subject(variant.dtype), kind.checkpointing, kind.policy)
-        sizes = symbols_of_block(point.sizes, gpu.multi_processor_count, gpu.max_threads_per_multi_processor)
+        compiled = compile_block(point.subject(variant.dtype), kind)
+        symbols = symbols_of_block if kind.float8 is Float8.NONE else symbols_of_float8
+        sizes = symbols(point.sizes, gpu.multi_processor_count, gpu.max_threads_per_multi_processor)
         points.append((sizes, compiled))
-        if len(alike := most_common(points)) == ENOUGH_POINTS:
+        if len(alike := most_common(points)) == enough:
             break
+    if kind.float8 is not Float8.NONE and len(alike) == 1:
+        alike = points[-1:]
     print(f"{kind.name}: {len(alike)} of {len(points)} sizes alike", file=sys.stderr, flush=True)
-    return merge(alike, others)
+    return merge(alike, others, FLOAT8_PRODUCTS if kind.float8 is not Float8.NONE else ())
 
 
 def write(file: Path, variants: Iterable[Variant]) -> None:
@@ -50,8 +54,7 @@ def write(file: Path, variants: Iterable[Variant]) -> None:
         if variant.kind.name in codes:
             continue
         try:
-            prefix = f"{variant.kind.block} {8 * variant.kind.itemsize} bits "
-            others = [code for name, code in codes.items() if name.startswith(prefix)]
+            others = [code for name, code in codes.items() if name.startswith(f"{variant.kind.dtypes} ")]
             codes[variant.kind.name] = record(variant, others)
         except UnknownCode as error:
             print(f"{variant.kind.name}: not recorded: {error}", file=sys.stderr, flush=True)
@@ -60,10 +63,15 @@ def write(file: Path, variants: Iterable[Variant]) -> None:
         file.write_bytes(lzma.compress(msgspec.json.encode(catalog)))
 
 
+def _variants(which: Sequence[str]) -> Iterator[Variant]:
+    if not which:
+        return benchmark_variants()
+    if len(which) == 1:
+        return float8_variants()
+    block, config = which
+    return huggingface_variants(block, json.loads(config))
+
+
 if __name__ == "__main__":
-    _, path, *of_config = sys.argv
-    block, config = of_config or (None, None)
-    write(
-        Path(path),
-        benchmark_variants() if block is None else huggingface_variants(block, json.loads(str(config))),
-    )
+    _, path, *which = sys.argv
+    write(Path(path), _variants(which))

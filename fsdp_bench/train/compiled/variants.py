@@ -16,15 +16,18 @@ from fsdp_bench.spec.recording.compiled import (
     MORE_TOKENS,
     REGIMES,
     CompiledKind,
+    Order,
+    float8_regime_of,
     sizes_of_config,
     sizes_of_shape,
 )
 from fsdp_bench.spec.recording.config import HEADS, HIDDEN, POSITIONS, SHARED, WINDOWS
-from fsdp_bench.spec.setup import Checkpointing
+from fsdp_bench.spec.setup import Checkpointing, Float8
 from fsdp_bench.train.compiled.compile_block import Subject
 from fsdp_bench.train.compiled.subjects import benchmark_subject, huggingface_subject
 
-DTYPES = {2: torch.bfloat16, 4: torch.float32}
+_BF16 = 2
+DTYPES = {_BF16: torch.bfloat16, 4: torch.float32}
 
 _CHECKPOINTING = (
     (Checkpointing.NONE, None),
@@ -62,6 +65,41 @@ _POINTS = {
     ),
 }
 """No two tensors are equally large by chance. The last ones are compiled where the first three are unlike."""
+_FLOAT8_POINTS = {
+    # batch, length, heads, heads per key-value head, head size, intermediate size
+    Float8.TENSORWISE: (
+        (2, 4096, 16, 2, 128, 5632),
+        (4, 4096, 24, 3, 128, 8192),
+        (2, 8192, 32, 4, 128, 14336),
+        (3, 2944, 25, 5, 128, 6656),
+        (1, 8192, 32, 4, 128, 14336),
+        (1, 16384, 40, 5, 128, 13824),
+        (1, 8192, 16, 2, 128, 5632),
+        (1, 14848, 25, 5, 128, 6656),
+        (2, 2048, 20, 5, 128, 7168),
+        (2, 4096, 40, 5, 128, 13824),
+        (3, 2048, 32, 4, 128, 14336),
+        (11, 448, 27, 3, 128, 7424),
+        (1, 4096, 20, 5, 128, 7168),
+        (1, 8192, 40, 5, 128, 13824),
+        (1, 6144, 32, 4, 128, 14336),
+        (1, 5888, 25, 5, 128, 6656),
+    ),
+    Float8.ROWWISE: (
+        (3, 2944, 25, 5, 128, 6656),
+        (11, 2432, 18, 3, 128, 8704),
+        (1, 14848, 25, 5, 128, 6656),
+        (1, 9216, 25, 5, 128, 13312),
+        (11, 448, 27, 3, 128, 7424),
+        (7, 448, 42, 7, 128, 13312),
+        (1, 5888, 25, 5, 128, 6656),
+        (1, 8704, 42, 7, 128, 14848),
+    ),
+}
+"""Sizes at which a recipe is compiled, sorted by their regimes.
+
+With scales of tensors two that are alike, with maxima of whole rows, as powers of two have them. The last of each
+regime is a size at which no two of FLOAT8_PRODUCTS are alike, so that it is enough where no other is like it."""
 _VOCABULARY = 512
 
 
@@ -93,6 +131,21 @@ def benchmark_variants() -> Iterator[Variant]:
         points = [_benchmark_point(family, is_grouped, given) for given in _POINTS[regime]]
         block = f"{family.value} grouped" if is_grouped else family.value
         yield from _variants(block, itemsize, regime, points)
+
+
+def float8_variants() -> Iterator[Variant]:
+    """Yield all that is recorded of the benchmark models in float8: of each regime every order of backward."""
+    num_multiprocessors = torch.cuda.get_device_properties().multi_processor_count
+    for is_grouped, recipe in product((True, False), (Float8.TENSORWISE, Float8.ROWWISE)):
+        block = f"{Family.LLAMA.value} grouped" if is_grouped else Family.LLAMA.value
+        regimes: dict[str, list[Point]] = {}
+        for given in _FLOAT8_POINTS[recipe]:
+            point = _benchmark_point(Family.LLAMA, is_grouped, (*given, 0))
+            regimes.setdefault(float8_regime_of(point.sizes, recipe, num_multiprocessors), []).append(point)
+        for (regime, points), order in product(regimes.items(), Order):
+            kind = CompiledKind(block, _BF16, Checkpointing.NONE, None, regime, recipe, order)
+            yield from (Variant(kind._replace(checkpointing=checkpointing), points) for checkpointing in Checkpointing)
+            yield Variant(kind._replace(is_fsdp1=True), points)
 
 
 def huggingface_variants(block: str, config: Mapping[str, Any]) -> Iterator[Variant]:

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from fsdp_bench.train.compiled.kernels import KERNEL_READERS, MAKES, Kernel, View
 
 _ITEMSIZES = {"float32": 4, "bfloat16": 2, "float16": 2, "int64": 8, "int32": 4, "bool": 1, "uint8": 1, "uint64": 8}
+_ITEMSIZES |= {"float8_e4m3fn": 1, "float8_e5m2": 1}
 _FP32 = 4
 _MOST_OUTPUTS = 9
 """Of the operators in kernels.py."""
@@ -21,6 +22,8 @@ _NOTHING = ("assert_size_stride", "assert_alignment", "torch.cuda.set_device", "
 _SUM = re.compile(r"(\w+)\[.*\]\.view\((\d+), (\d+)\)\.sum\(dim=0\)\.view\(\[[\d, ]+\]\)(?:\.to\((.+)\))?")
 _SEEDS = "aten.randint.low_out"
 """Draws the seeds of dropout (InductorSeeds)."""
+_SCALED = "aten._scaled_mm"
+"""Its factors are followed by their scales."""
 _WITH_RANDOM_STATE = "torch.ops.higher_order.graphsafe_run_with_rng_state"
 _NUMBER_OF_KERNEL = re.compile(r"_\d+$")
 
@@ -67,6 +70,8 @@ class Function(NamedTuple):
     steps: list[Run | Dropped]
     returns: list[int | None]
     """The storage of each result."""
+    input_bytes: tuple[int, ...] = ()
+    """Of each input's storage."""
 
 
 def read_function(source: str, read_kernel: ReadKernel) -> Function:
@@ -101,6 +106,8 @@ class _Reader:
         self._next = 0
         self._read_arguments(arguments)
         self._num_inputs = self._next
+        given = {view.storage: _numel(view.shape) * view.itemsize for view in self._views.values()}
+        self._input_bytes = tuple(given[number] for number in range(self._next))
 
     def _read_arguments(self, function: ast.FunctionDef) -> None:
         """Number the arguments that are tensors; several may share a storage, which lives as long as any of them."""
@@ -133,7 +140,7 @@ class _Reader:
                 returns = [None if _is_none(each) else self._view(each).storage for each in statement.value.elts]
             else:
                 self._statement(statement)
-        return Function(self._num_inputs, self._steps, returns)
+        return Function(self._num_inputs, self._steps, returns, self._input_bytes)
 
     def _statements(self, body: Sequence[ast.stmt]) -> Any:
         for statement in body:
@@ -222,9 +229,10 @@ class _Reader:
                 raise UnknownCode(ast.unparse(call))
             views = [self._view(each) for each in call.args]
             out = next(self._view(each.value) for each in call.keywords if each.arg == "out")
-            layout = "".join("n" if view.strides[-1] == 1 else "t" for view in views[-2:])
+            factors = views[:2] if product == _SCALED else views[-2:]
+            layout = "".join("n" if view.strides[-1] == 1 else "t" for view in factors)
             kernel = Kernel(f"{product.replace('.', '::', 1)} {layout}", KERNEL_READERS[product](views))
-            self._steps.append(self._run(kernel, [*views, out], views[-1].itemsize, ()))
+            self._steps.append(self._run(kernel, [*views, out], factors[-1].itemsize, ()))
         elif name.startswith("triton_") and name.endswith(".run"):
             views = [self._view(each) for each in call.args if self._is_tensor(each)]
             in_place = self._untuned.pop(name.removesuffix(".run"), None)

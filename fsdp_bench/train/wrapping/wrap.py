@@ -34,6 +34,7 @@ from fsdp_bench.spec.setup import (
     Api,
     BackwardPrefetch,
     Checkpointing,
+    Float8,
     Offload,
     Precision,
     ShardingStrategy,
@@ -45,6 +46,7 @@ from fsdp_bench.train.models.dtypes import DTYPES
 from fsdp_bench.train.models.lora import keeps_its_dtype
 from fsdp_bench.train.wrapping.activation_checkpointing import checkpoint_blocks, offload_blocks
 from fsdp_bench.train.wrapping.ddp import wrap_ddp
+from fsdp_bench.train.wrapping.float8 import convert_to_float8
 from fsdp_bench.train.wrapping.fsdp1 import wrap_fsdp1
 from fsdp_bench.train.wrapping.fsdp2 import wrap_fsdp2
 from fsdp_bench.train.wrapping.units import Policy, ends, trained_leaves, units_by_class, units_by_policy, units_by_size
@@ -157,6 +159,8 @@ def _wrap_by_setup(
 ) -> nn.Module:
     """Refuse setups that cannot work, choose the units, and wrap the model."""
     _refuse(model, setup, where, initialize)
+    if setup.float8 is not Float8.NONE:
+        convert_to_float8(_blocks(model, [], block_classes), setup.float8)
     if policy is not None:
         units = units_by_policy(model, policy)
         planned = tuple(Unit((module,), setup.precision) for module in units)

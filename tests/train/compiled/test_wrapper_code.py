@@ -61,13 +61,24 @@ def test_a_kernel_has_the_bytes_that_it_touches_and_a_product_its_sizes() -> Non
     assert (mul.name, sum(mul.touched_bytes)) == ("triton_poi_fused_mul", 128 + 256)
 
 
+def test_a_product_in_float8_has_the_sizes_of_its_factors_and_touches_their_scales() -> None:
+    scaled = """buf3 = empty_strided_cuda((32, 16), (1, 32), torch.float8_e4m3fn)
+        buf4 = empty_strided_cuda((64, 32), (32, 1), torch.float8_e5m2)
+        buf5 = empty_strided_cuda((64, 1), (1, 1), torch.float32)
+        buf6 = empty_strided_cuda((64, 16), (16, 1), torch.bfloat16)
+        extern_kernels._scaled_mm(buf4, buf3, buf5, buf2, out_dtype=torch.bfloat16, use_fast_accum=True, out=buf6)"""
+    product = [one for one in read(scaled).steps if isinstance(one, Run)][-1]
+    assert (product.name, product.dims, product.itemsize) == ("aten::_scaled_mm nt", (64, 16, 32), 1)
+    assert product.touched_bytes == (64 * 32, 32 * 16, 64 * 4, 4 * 16 * 4, 64 * 16 * 2)
+
+
 @pytest.mark.parametrize(
     "statement",
     [
         "buf3 = torch.ops.aten.sort.default(buf1)",
         "extern_kernels.convolution(buf1, buf2)",
         "some_function(buf1)",
-        "buf3 = empty_strided_cuda((4, 16), (16, 1), torch.float8_e5m2)",
+        "buf3 = empty_strided_cuda((4, 16), (16, 1), torch.float4_e2m1fn_x2)",
         "for each in buf1: pass",
     ],
 )

@@ -1,0 +1,192 @@
+"""Blocks whose linear layers compute in float8: what is refused, in which order backward runs, how long it takes."""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from fsdp_bench.catalog.compiled import FLOAT8, compiled_catalog
+from fsdp_bench.catalog.loader import gpu, gpus, model
+from fsdp_bench.catalog.lookup import cluster_of
+from fsdp_bench.plan.ask import estimate
+from fsdp_bench.plan.estimate import predict_memory
+from fsdp_bench.plan.speed import speed
+from fsdp_bench.rates.datasheet import datasheet
+from fsdp_bench.simulate.compiled.block import bind_code
+from fsdp_bench.simulate.compiled.choose import _bound, _kinds, why_eager
+from fsdp_bench.simulate.events import Kind, Work
+from fsdp_bench.simulate.operators.kernels import CUDA, kernels_on
+from fsdp_bench.simulate.step import steady_step
+from fsdp_bench.simulate.wrappers.impossible import why_impossible
+from fsdp_bench.spec.errors import SpecError
+from fsdp_bench.spec.recording.compiled import Order, float8_regime_of, splits_of_maximum, symbols_of_float8
+from fsdp_bench.spec.setup import Api, Checkpointing, Float8, Precision, ShardingStrategy, TrainSetup, Wrap, impossible
+
+LLAMA = model("Llama-3.1-8B").shape()
+SETUP = TrainSetup(
+    api=Api.FSDP2,
+    world_size=8,
+    sequence_length=4096,
+    micro_batch_size=2,
+    compile=True,
+    precision=Precision.parse("bf16-mixed"),
+    float8=Float8.ROWWISE,
+)
+RECIPES = (Float8.TENSORWISE, Float8.ROWWISE)
+H100 = kernels_on(CUDA, gpu("H100-SXM"))
+
+
+@pytest.mark.parametrize(
+    ("change", "device", "part"),
+    [
+        ({"compile": False}, "cuda", "use compile"),
+        ({"precision": Precision.parse("fp32")}, "cuda", "fp32 computes in fp32"),
+        ({"precision": Precision.parse("fp16")}, "cuda", "computes in fp16"),
+        ({"sequence_length": 4097, "micro_batch_size": 1}, "cuda", "multiple of 16 tokens"),
+        ({}, "cpu", "compute capability 8.9"),
+    ],
+)
+def test_what_cannot_run_in_float8_is_refused_in_one_line(change: dict[str, Any], device: str, part: str) -> None:
+    reason = impossible(replace(SETUP, **change), device) or ""
+    assert part in reason
+    assert "\n" not in reason
+
+
+@pytest.mark.parametrize(
+    ("change", "part"),
+    [
+        ({"strategy": ShardingStrategy.NO_SHARD}, "DistributedDataParallel"),
+        ({"wrap": Wrap.SIZE}, "units may be inside"),
+        ({"float8": Float8.ROWWISE_WITH_GW_HP}, "not recorded in float8 rowwise_with_gw_hp"),
+        ({"checkpointing": Checkpointing.SELECTIVE, "checkpointing_policy": "aten.silu"}, "not recorded in float8"),
+    ],
+)
+def test_what_is_not_recorded_in_float8_is_refused_and_not_predicted_for_eager(
+    change: dict[str, object], part: str
+) -> None:
+    assert part in (why_impossible(LLAMA, replace(SETUP, **change), "cuda") or "")
+
+
+def test_widths_that_scaled_products_do_not_take_are_refused() -> None:
+    assert "multiples of 16" in (why_impossible(replace(LLAMA, intermediate_size=14328), SETUP, "cuda") or "")
+
+
+@pytest.mark.parametrize("name", ["A100-SXM-80GB", "MI300X"])
+def test_gpus_without_products_in_float8_are_refused(name: str) -> None:
+    with pytest.raises(SpecError, match=f"float8: {name} .* compute capability 8.9"):
+        estimate(LLAMA, SETUP, gpu(name))
+
+
+def test_maxima_are_split_as_inductor_splits_them() -> None:
+    """On 132 multiprocessors of 2048 threads; read from code that torch 2.13 wrote for an H200."""
+    numels = (3072 * 2048, 2048 * 2048, 5632 * 2048, 3072 * 5632, 512 * 2048, 3072 * 512)
+    assert [splits_of_maximum(numel, 132, 2048) for numel in numels] == [768, 512, 512, 528, 128, 192]
+
+
+@pytest.mark.parametrize(("recipe", "checkpointing"), list(product(RECIPES, Checkpointing)))
+@settings(max_examples=12, deadline=None)
+@given(
+    batch=st.integers(1, 8),
+    length=st.sampled_from([512, 1024, 4096, 8192]),
+    groups=st.sampled_from([2, 4, 8]),
+    heads=st.sampled_from([8, 16, 32, 64]),
+    ratio=st.sampled_from([2.5, 3.5, 4.0]),
+)
+def test_every_size_is_recorded_and_runs_in_the_order_with_the_lowest_peak(
+    recipe: Float8, checkpointing: Checkpointing, batch: int, length: int, groups: int, heads: int, ratio: float
+) -> None:
+    shape = replace(
+        LLAMA,
+        hidden_size=128 * heads,
+        num_attention_heads=heads,
+        num_key_value_heads=heads // groups,
+        intermediate_size=64 * round(ratio * 2 * heads),
+    )
+    setup = replace(SETUP, float8=recipe, checkpointing=checkpointing, micro_batch_size=batch, sequence_length=length)
+    assert why_eager(shape, setup, H100) is None
+    (kind,) = _kinds(shape, setup, H100)
+    sizes = {"B": batch, "S": length, "hidden_size": 128 * heads, "num_attention_heads": heads, "head_dim": 128}
+    sizes |= {"num_key_value_heads": heads // groups, "intermediate_size": shape.intermediate_size}
+    assert kind.regime == float8_regime_of(sizes, recipe, 132)
+    symbols, codes = symbols_of_float8(sizes, 132, 2048), compiled_catalog(FLOAT8).codes
+    names = [name for order in Order if (name := kind._replace(order=order).name) in codes]
+    peaks = [bind_code(codes[name], symbols, H100).backward_peak for name in names]
+    assert _bound(kind, shape, setup, H100).backward_peak == min(peaks)
+
+
+@settings(max_examples=60, deadline=None)
+@given(m=st.integers(1, 2000), n=st.integers(1, 2000), k=st.integers(1, 2000))
+def test_a_product_in_float8_takes_no_longer_than_the_same_in_bf16(m: int, n: int, k: int) -> None:
+    """On every GPU whose peak is twice as high."""
+    dims = 16 * m, 16 * n, 16 * k
+    elements = dims[0] * dims[2] + dims[2] * dims[1]
+    for entry in gpus():
+        if "fp8" not in entry.dense_flops_per_second:
+            continue
+        assert entry.dense_flops_per_second["fp8"] >= 1.99 * entry.dense_flops_per_second["bf16"]
+        rates = datasheet(None, entry, SETUP, None)
+        out = 2 * dims[0] * dims[1]
+        float8 = rates.run(Work("aten::mm nt", elements + out, dims, 1))
+        bf16 = rates.run(Work("aten::mm nt", 2 * elements + out, dims, 2))
+        assert float8 is not None
+        assert bf16 is not None
+        assert float8 <= bf16
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_block_has_as_many_flops_in_float8_as_in_bf16_and_the_head_stays_in_bf16(recipe: Float8) -> None:
+    def flops(setup: TrainSetup) -> dict[int, int]:
+        found: dict[int, int] = {}
+        for event in steady_step(replace(LLAMA, num_hidden_layers=2), setup, H100).last_step():
+            if event.kind is Kind.KERNEL and event.work is not None and event.work.is_product:
+                m, n, k = event.work.dims
+                found[event.work.itemsize] = found.get(event.work.itemsize, 0) + m * n * k
+        return found
+
+    in_float8, in_bf16 = flops(replace(SETUP, float8=recipe)), flops(replace(SETUP, float8=Float8.NONE))
+    tokens = SETUP.micro_batch_size * SETUP.sequence_length
+    assert in_float8[2] == 3 * tokens * LLAMA.hidden_size * LLAMA.vocab_size
+    assert in_float8[1] + in_float8[2] == in_bf16[2]
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_step_in_float8_is_timed_and_adds_up(recipe: Float8) -> None:
+    def step(float8: Float8) -> Any:
+        setup = replace(SETUP, float8=float8)
+        return speed(LLAMA, setup, cluster_of("8 x H100-SXM")).time
+
+    own, bf16 = step(recipe), step(Float8.NONE)
+    assert not own.unknown
+    assert own.step_seconds < bf16.step_seconds
+    assert own.compute_seconds + own.exposed_communication_seconds <= own.step_seconds * 1.001
+
+
+@pytest.mark.parametrize("checkpointing", list(Checkpointing))
+def test_depth_adds_what_a_block_saves(checkpointing: Checkpointing) -> None:
+    setup = replace(SETUP, checkpointing=checkpointing)
+    peaks = [predict_memory(replace(LLAMA, num_hidden_layers=n), setup).peak_allocated_bytes for n in (4, 12, 20)]
+    assert peaks[1] - peaks[0] == peaks[2] - peaks[1]
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_without_checkpointing_fsdp1s_blocks_save_copies_of_their_weights(recipe: Float8) -> None:
+    """FSDP1's views are no parameters to the compiler, which saves their copies in float8 instead: a byte each."""
+
+    def saved_by_a_block(api: Api, checkpointing: Checkpointing) -> int:
+        setup = replace(SETUP, float8=recipe, api=api, checkpointing=checkpointing)
+        found = [
+            predict_memory(replace(LLAMA, num_hidden_layers=layers), setup).phases["forward"] for layers in (12, 13)
+        ]
+        return found[1] - found[0]
+
+    weights = 2 * 4096**2 + 2 * 4096 * 1024 + 3 * 4096 * 14336
+    more = saved_by_a_block(Api.FSDP1, Checkpointing.NONE) - saved_by_a_block(Api.FSDP2, Checkpointing.NONE)
+    assert more == pytest.approx(weights, rel=0.01)
+    for checkpointing in (Checkpointing.SELECTIVE, Checkpointing.FULL):
+        own, others = (saved_by_a_block(api, checkpointing) for api in (Api.FSDP1, Api.FSDP2))
+        assert own == pytest.approx(others, rel=0.001)
