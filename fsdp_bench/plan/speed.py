@@ -14,7 +14,7 @@ from fsdp_bench.simulate.step import steady_step
 from fsdp_bench.spec.hardware import Cluster, Gpu
 from fsdp_bench.spec.profile import Profile
 from fsdp_bench.spec.recording.model import Model
-from fsdp_bench.spec.setup import TrainSetup
+from fsdp_bench.spec.setup import Float8, TrainSetup
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Speed:
     is_over_pcie: bool = False
     """Whether collectives go over PCIe with rates of the datasheet. No measurement checks these."""
     range: Range | None = None
-    """What the errors of published runs leave possible. None for a calibration, and for GPUs that were not compared."""
+    """What the errors of published runs leave possible. None for a calibration, for float8, and for GPUs that were not compared."""
 
     @property
     def tokens_per_second_per_gpu(self) -> float | None:
@@ -110,5 +110,5 @@ def speed(
         schedule(steady_step(model, setup, operators), rates, with_spans),
         rates.source,
         is_over_pcie,
-        range_of(gpu) if gpu is not None and rates.source == "datasheet" else None,
+        range_of(gpu) if gpu is not None and rates.source == "datasheet" and setup.float8 is Float8.NONE else None,
     )
