@@ -179,6 +179,11 @@ def test_what_is_reduced_is_read_in_the_dtype_that_gradients_have(api: Api, prec
         assert found == ({2} if casts else set())
 
 
+def test_products_in_float8_are_unknown_which_no_calibration_measures() -> None:
+    assert RATES.run(Work("aten::mm nt", 0, (4096, 4096, 4096), 2)) is not None
+    assert RATES.run(Work("aten::mm nt", 0, (4096, 4096, 4096), 1)) is None
+
+
 def test_a_group_of_a_size_that_was_not_measured_is_unknown() -> None:
     setup = TrainSetup(world_size=8, sequence_length=128)
     assert Calibrated(profile(), setup, 8).collective(Work("all_gather", 1, group="shard")) is None
