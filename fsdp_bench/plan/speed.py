@@ -31,7 +31,9 @@ class Speed:
     is_over_pcie: bool = False
     """Whether collectives go over PCIe with rates of the datasheet. No measurement checks these."""
     range: Range | None = None
-    """What the errors of published runs leave possible. None for a calibration, for float8, and for GPUs that were not compared."""
+    """What the errors of published runs leave possible.
+
+    None for a calibration, for float8, and for GPUs that were not compared."""
 
     @property
     def tokens_per_second_per_gpu(self) -> float | None:
