@@ -15,19 +15,19 @@ if TYPE_CHECKING:
 
 PARTS_HEIGHT = 0.28
 """Height of the bars, by the height of one panel of streams."""
-_COLORS = {
-    StepPart.MATRIX_PRODUCTS: "#0072B2",
-    StepPart.ATTENTION: "#8CCBF0",
-    StepPart.OTHER_OPERATORS: "#8C8C8C",
+_COLORS = {  # greys for operators; the others as in the panels below
+    StepPart.MATRIX_PRODUCTS: "#4A4A4A",
+    StepPart.ATTENTION: "#9C9C9C",
+    StepPart.OTHER_OPERATORS: "#D0D0D0",
     StepPart.OPTIMIZER: "#E69F00",
     StepPart.EXPOSED_COMMUNICATION: FAILURE,
     StepPart.EXPOSED_COPIES: "#F0E442",
-    StepPart.CPU_OPTIMIZER: "#CC79A7",
+    StepPart.CPU_OPTIMIZER: "#F5C977",
     StepPart.WAITING_FOR_HOST: "#FFFFFF",
 }
-_LABELLED = 0.07
+_LABELLED = 0.06
 """Narrower parts, by the longest step, have no room for their name and are named at the end of the bar."""
-_CHARACTERS = 130
+_CHARACTERS = 170
 """Characters of a label along the whole width."""
 
 
