@@ -23,9 +23,10 @@ import tempfile
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import chdir, redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from unittest import mock
 
@@ -352,7 +353,7 @@ def perform(kind: str, index: int, seed: int, place: Path) -> tuple[Finding | No
     ended = run_call(call.words, place)
     seconds = time.process_time() - began
     left = _files(place) - before
-    what = broken_promise(call.words, *ended) or _left(left, ended[0])
+    what = broken_promise(call.words, *ended) or _left(left, ended[0], call.words)
     for path in left:
         path.unlink()
     return (Finding(kind, index, what, call.words) if what else None), seconds, ended[0]
@@ -376,9 +377,14 @@ def _files(place: Path) -> set[Path]:
     return {path for path in place.parents[2].rglob("*") if path.is_file()}
 
 
-def _left(left: set[Path], code: int) -> str | None:
+def _left(left: set[Path], code: int, words: Sequence[str]) -> str | None:
     """Say which files should not be there: all of a call that was refused, and what is no picture or page."""
-    unwanted = [path.name for path in left if code not in (0, 3) or path.suffix not in (".png", ".svg", ".md")]
+    asked = {Path(word).name for option, word in pairwise(words) if option == "--csv"}
+    unwanted = [
+        path.name
+        for path in left
+        if code not in (0, 3) or (path.suffix not in (".png", ".svg", ".md") and path.name not in asked)
+    ]
     return f"left {', '.join(unwanted)}" if unwanted else None
 
 

@@ -58,6 +58,10 @@ class DrawnView(msgspec.Struct, frozen=True, kw_only=True):
     exposed: tuple[tuple[float, float], ...]
     """When a collective runs and no operator does."""
 
+    def __post_init__(self) -> None:
+        if not self.begin < self.end:
+            raise ValueError(f"an interval from {self.begin} to {self.end} s")
+
 
 class DrawnStreams(msgspec.Struct, frozen=True, kw_only=True):
     """The streams of one step, in seconds."""

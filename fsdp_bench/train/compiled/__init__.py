@@ -6,6 +6,7 @@ Kernels need not run: the stand-in for NVIDIA's libraries will do. Read in this 
     subjects.py       the blocks, each in its model
     compile_block.py  compiles one block at one size; what Inductor wrote
     wrapper_code.py   reads the function that Inductor wrote
+    orders.py         the orders in which Inductor may put a backward, each forced
     triton_kernels.py which of its kernels Inductor tunes, and what it copies for that
     kernels.py        the operators that it calls as they are
     formulas.py       functions of several sizes into one, with formulas

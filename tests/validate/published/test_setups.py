@@ -124,8 +124,8 @@ def test_torchtunes_ladder_is_cumulative(cases: dict[str, PublishedCase]) -> Non
         ("tune_ladder_6", "activations"),
         ("ao_vitg_none", "neither llama nor gpt2"),
         ("ibm_13b_A100_compile-yes", "which fraction"),
-        ("mpt_3b_h100_80gb_8g_s2048_mb10_fp8", "matrix products in fp8 are not modelled"),
-        ("mpt_1b_h100_80gb_8g_s512_mb56_fp8", "matrix products in fp8 are not modelled"),
+        ("mpt_3b_h100_80gb_8g_s2048_mb10_fp8", "fp8 is Transformer Engine's here"),
+        ("mpt_1b_h100_80gb_8g_s512_mb56_fp8", "fp8 is Transformer Engine's here"),
     ],
 )
 def test_what_cannot_be_mapped_says_why(cases: dict[str, PublishedCase], case: str, because: str) -> None:
