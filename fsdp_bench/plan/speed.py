@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fsdp_bench.plan.estimate import KERNELS
 from fsdp_bench.plan.ranges import Range, range_of
@@ -99,6 +99,8 @@ def speed(
     gpu = hardware.gpu if isinstance(hardware, Cluster) else hardware
     rates = rates_of(setup, hardware, kernels, profile, without_communication)
     peak = gpu.peak_flops_per_second(setup.precision.compute) if gpu and kernels == "cuda" else None
+    if isinstance(rates, Datasheet) and without_communication:
+        rates = replace(rates, slowest_gpu=1.0)  # which runs alone
     if rates is not None and without_communication:
         rates = RatesWithoutCommunication(rates, setup)
     if rates is None:

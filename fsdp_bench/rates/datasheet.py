@@ -2,8 +2,8 @@
 
 Nothing here is fitted to a training run. A datasheet gives peaks. The fraction of a peak that kernels reach has its own
 source: ``matmul_efficiency`` in gpus.toml for matrix products, attention.toml for attention, the constants below for
-what moves bytes. These hold at the clock of a GPU at its power limit, so that no clock enters again. A calibration
-(calibrated.py) replaces them with measurements on one machine.
+what moves bytes. They are fractions that a GPU reaches at its power limit: no clock is multiplied with them. A
+calibration (calibrated.py) replaces them with measurements on one machine.
 """
 
 from __future__ import annotations
@@ -47,6 +47,9 @@ class Rates(Protocol):
 
 MATMUL_EFFICIENCY = 0.75
 """Fraction of the 16-bit peak, if gpus.toml has none for a GPU: the H100's, which is lower than the A100's."""
+FP32_EFFICIENCY = 0.775
+"""Fraction of the fp32 peak: 51.9 of 66.9 TFLOP/s at 4096 and 8192 on an H100 with torch 2.7
+(zzc0721/torch-performance-test-data issue 79, 2025-10)."""
 FP8_MATMUL_EFFICIENCY = 0.709
 """Fraction of the fp8 peak, if gpus.toml has none for a GPU: the H100's, the lowest that is known.
 
@@ -138,9 +141,9 @@ class Datasheet:
         bandwidth = self.gpu.memory_bandwidth_bytes_per_second
         if bandwidth is None:
             return None
-        bandwidth *= _memory_efficiency(work.name)
         taken = sum(MEMORY_TRAFFIC[one.name] * one.num_bytes / (self.collective(one) or math.inf) for one in beside)
-        return work.num_bytes / max(bandwidth - taken, bandwidth * LEAST_BANDWIDTH)
+        left = max(bandwidth * MEMORY_EFFICIENCY - taken, bandwidth * MEMORY_EFFICIENCY * LEAST_BANDWIDTH)
+        return work.num_bytes / min(left, bandwidth * _memory_efficiency(work.name))
 
     def _peak(self, itemsize: int, multiprocessors: int | None) -> float | None:
         """Return the peak in FLOP/s of the slowest GPU's multiprocessors."""
@@ -157,6 +160,8 @@ class Datasheet:
         efficiency = self.gpu.matmul_efficiency or MATMUL_EFFICIENCY
         if work.itemsize == 1:
             efficiency = self.gpu.fp8_matmul_efficiency or FP8_MATMUL_EFFICIENCY
+        elif work.itemsize == 4:
+            efficiency = FP32_EFFICIENCY
         fraction = tile_fraction(m, n, self.gpu.num_multiprocessors, multiprocessors)
         return 2 * m * n * k / (peak * efficiency * fraction)
 
@@ -165,7 +170,7 @@ class Datasheet:
         if peak is None:
             return None
         if work.itemsize == 4:  # CUTLASS's kernel, on the same units as matrix products in fp32
-            return attention_flops(work.dims, work.is_backward) / (peak * MATMUL_EFFICIENCY)
+            return attention_flops(work.dims, work.is_backward) / (peak * FP32_EFFICIENCY)
         return attention_seconds(self.attention_kernel, self.gpu.compute_capability, peak, work.dims, work.is_backward)
 
     def collective(self, work: Work) -> float | None:

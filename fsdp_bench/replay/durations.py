@@ -15,12 +15,8 @@ class Durations:
         self._beside: dict[tuple[Work, tuple[Work, ...]], float] = {}
 
     @property
-    def unknown(self) -> tuple[str, ...]:
-        """The names of the work whose duration was asked for and is not known, in the order of asking."""
-        names = [work.name if not work.group else f"{work.name} ({work.group})" for _, work in self._missing()]
-        return tuple(dict.fromkeys(names))
-
-    def _missing(self) -> list[tuple[Kind, Work]]:
+    def unknown(self) -> list[tuple[Kind, Work]]:
+        """The work whose duration was asked for and is not known, in the order of asking."""
         return [key for key, seconds in self._alone.items() if seconds is None]
 
     def seconds(self, kind: Kind, work: Work) -> float | None:

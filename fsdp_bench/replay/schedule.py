@@ -9,7 +9,7 @@ What is exposed is the time in which a collective runs and no operator does.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from fsdp_bench.rates.datasheet import Rates
@@ -107,7 +107,9 @@ def _spans(events: Iterable[Event], ran: Iterable[Ran]) -> Iterator[Span]:
             yield Span(KIND[event.kind], event.stream, one.begin, one.end, event.work, phase, block)
 
 
-def _step_time(end: float, ran: Iterable[Ran], unknown: tuple[str, ...], spans: tuple[Span, ...]) -> StepTime:
+def _step_time(
+    end: float, ran: Iterable[Ran], missing: Sequence[tuple[Kind, Work]], spans: tuple[Span, ...]
+) -> StepTime:
     """Return the step time and what it consists of."""
     busy: dict[str, Intervals] = {"compute": [], "collective": [], "copy": [], "host": []}
     operators, cpu_optimizer, slowed = dict[StepPart, float](), Intervals(), 0.0
@@ -121,17 +123,15 @@ def _step_time(end: float, ran: Iterable[Ran], unknown: tuple[str, ...], spans: 
         elif kind is Kind.HOST_WORK and one.work.name.startswith("optimizer"):
             cpu_optimizer.append((one.begin, one.end))
     compute, collectives = union(busy["compute"]), union(busy["collective"])
-    is_known = not unknown
-    copies_are_known = not any(name in unknown for name in ("to_device", "to_host"))
-    collectives_are_known = not any("(" in name for name in unknown)
-    compute_is_known = all("(" in name or name in ("to_device", "to_host") for name in unknown)
+    is_known, unknown_kinds = not missing, {KIND[kind] for kind, _ in missing}
+    names = [work.name if not work.group else f"{work.name} ({work.group})" for _, work in missing]
     return StepTime(
         step_seconds=end if is_known else None,
-        compute_seconds=length(compute) if compute_is_known else None,
-        communication_seconds=length(collectives) if collectives_are_known else None,
+        compute_seconds=length(compute) if unknown_kinds <= {"collective", "copy"} else None,
+        communication_seconds=length(collectives) if "collective" not in unknown_kinds else None,
         exposed_communication_seconds=length(collectives) - overlap(collectives, compute) if is_known else None,
-        host_copy_seconds=length(union(busy["copy"])) if copies_are_known else None,
-        unknown=unknown,
+        host_copy_seconds=length(union(busy["copy"])) if "copy" not in unknown_kinds else None,
+        unknown=tuple(dict.fromkeys(names)),
         cpu_optimizer_seconds=length(cpu_optimizer),
         slowed_seconds=max(slowed, 0.0),
         parts=parts_of(end, operators, busy, cpu_optimizer) if is_known else {},

@@ -1,10 +1,11 @@
 """The host, the streams and the communicators of one rank: when each piece of work runs.
 
 The host issues work in the order of the log and stops only where it waits for the GPU. Each stream runs its work in the
-order of issue, and a communicator its collectives. Collectives, copies and what runs on other streams take their time
-whatever runs beside them, so they are timed as soon as what they wait for is. An operator on the compute stream makes
-slower progress beside collectives (rates/datasheet.py), so it is timed only when nothing else can go on: whatever comes
-later then begins after it has ended, and all collectives beside it are known.
+order of issue, and a communicator its collectives. A collective, a copy and work on other streams take the same time
+whatever runs beside them, so their begin and end follow once those of everything that they wait for are known. An
+operator on the compute stream makes slower progress beside collectives (rates/datasheet.py; a calibration knows no such
+effect). It is timed only when nothing else can go on: whatever comes later then begins after it has ended, and all
+collectives beside it are known.
 """
 
 from __future__ import annotations
@@ -57,6 +58,8 @@ class Item:
     mark: Mark | None = None
     count: int = 0
     """Of a collective its number in its process group; of WAIT_FOR_STARTED how many were started."""
+    number: int = 0
+    """Of a START its number among all of them."""
 
 
 @dataclass(slots=True)
@@ -90,11 +93,11 @@ class Streams:
         self._issued: dict[str, int] = {}
         self._done: dict[str, int] = {}
         self._group_free: dict[str, float] = {}
-        self._pending: dict[tuple[str, int], tuple[Ran, float]] = {}
+        self._pending: dict[tuple[str, int], tuple[Item, float]] = {}
         """Started collectives whose communicator is not free yet, with when they could begin."""
         self._num_started = 0
-        self._started_ends: list[float] = []
-        """Of the started collectives so far the latest end."""
+        self._started_ends: dict[int, float] = {}
+        """When the started collectives end, by their number."""
         self._beside: list[Ran] = []
         """Collectives that end after the compute stream's last operator."""
 
@@ -109,7 +112,7 @@ class Streams:
             if not going:
                 going = self._run_operators()
         assert not any(self._queues)
-        return max(self._host, *self._free, *self._started_ends[-1:])
+        return max(self._host, *self._free, *self._started_ends.values())
 
     # -- the host ------------------------------------------------------------------------------------------------------
 
@@ -148,7 +151,8 @@ class Streams:
             item.step = Step.COLLECTIVE if kind is Kind.COLLECTIVE else Step.START
             item.count = self._issued.get(work.group, 0)
             self._issued[work.group] = item.count + 1
-            self._num_started += kind is Kind.START_COLLECTIVE
+            if kind is Kind.START_COLLECTIVE:
+                item.number, self._num_started = self._num_started, self._num_started + 1
         self._queues[event.stream].append(item)
 
     def _order(self, event: Event) -> None:
@@ -205,14 +209,14 @@ class Streams:
                 return False
             self._free[stream] = max(self._free[stream], item.mark.time)
         elif item.step is Step.WAIT_FOR_STARTED:
-            if len(self._started_ends) < item.count:
+            ends = [self._started_ends.get(number) for number in range(item.count)]
+            if None in ends:
                 return False
-            if item.count:
-                self._free[stream] = max(self._free[stream], self._started_ends[item.count - 1])
+            self._free[stream] = max([self._free[stream], *(end for end in ends if end is not None)])
         elif item.ran is not None:
             ready, group = max(item.issued, self._free[stream]), item.ran.work.group
             if item.step is Step.START:
-                self._pending[group, item.count] = item.ran, ready
+                self._pending[group, item.count] = item, ready
                 self._start_pending(group)
             elif self._done.get(group, 0) < item.count:
                 return False
@@ -239,16 +243,16 @@ class Streams:
     def _start_pending(self, group: str) -> None:
         """Time the started collectives whose communicator is free."""
         while (found := self._pending.pop((group, self._done.get(group, 0)), None)) is not None:
-            self._collect(*found, None)
-            self._started_ends.append(max([found[0].end, *self._started_ends[-1:]]))
+            item, ready = found
+            assert item.ran is not None
+            self._collect(item.ran, ready, None)
+            self._started_ends[item.number] = item.ran.end
 
     def _run_operators(self) -> bool:
         """Time the operators at the head of the compute stream; return whether there was one."""
         queue, moved = self._queues[_COMPUTE], False
-        while queue and queue[0].step is Step.RUN:
-            item = queue.popleft()
-            assert item.ran is not None
-            ran, moved = item.ran, True
+        while queue and (ran := queue[0].ran) is not None and ran.event.kind is Kind.KERNEL:
+            item, moved = queue.popleft(), True
             ran.begin = max(item.issued, self._free[_COMPUTE])
             self._beside = [one for one in self._beside if one.end > ran.begin] if self._beside else self._beside
             ran.end = self._end_beside(ran) if self._beside else ran.begin + ran.seconds
