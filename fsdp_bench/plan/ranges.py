@@ -13,6 +13,7 @@ from typing import NamedTuple
 import msgspec
 
 from fsdp_bench.spec.hardware import Gpu
+from fsdp_bench.spec.setup import Float8, Offload, TrainSetup
 
 
 class Errors(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -80,19 +81,27 @@ def prediction_errors() -> PredictionErrors:
     return msgspec.json.decode(data, type=PredictionErrors)
 
 
-def range_of(gpu: Gpu) -> Range | None:
-    """Return the range of a speed on a GPU; None if no published run on its generation was ever compared."""
+def range_of(gpu: Gpu, setup: TrainSetup) -> Range | None:
+    """Return the range of a setup's speed on a GPU; None if no published run was ever compared that resembles it."""
     found = prediction_errors().speed
     if gpu.name.split("-")[0] not in found.gpus or "SXM" not in gpu.name.upper():  # no run on a PCIe card was compared
         return None
+    if not _resembles_published(setup):
+        return None
     slowest, fastest = 1 / (1 + found.highest), 1 / (1 + found.lowest)
     because = (
-        f"of {found.num_runs} published runs on {' and '.join(found.gpus)} 95% were predicted {-found.lowest:.0%} too"
-        f" slow to {found.highest:.0%} too fast"
+        f"95% of {found.num_runs} published 16-bit runs on {' and '.join(found.gpus)} (publishers counting alike) were"
+        f" predicted from {-found.lowest:.0%} too slow to {found.highest:.0%} too fast"
     )
     if gpu.older_cublas is not None and not gpu.has_older_cublas:
-        because += f", none of them on {gpu.name} with CUDA {gpu.older_cublas.before_cuda} or newer"
+        because += f"; those on {gpu.name} are taken to have had CUDA before {gpu.older_cublas.before_cuda} (--cuda)"
     return Range(slowest, fastest, because)
+
+
+def _resembles_published(setup: TrainSetup) -> bool:
+    """Whether it computes in 16 bits on several GPUs and keeps everything on them, as all compared runs did."""
+    is_on_gpu = setup.offload is Offload.NONE and not setup.activation_offload
+    return setup.world_size > 1 and setup.precision.compute != "fp32" and setup.float8 is Float8.NONE and is_on_gpu
 
 
 class PeakRange(NamedTuple):

@@ -14,7 +14,7 @@ from fsdp_bench.simulate.step import steady_step
 from fsdp_bench.spec.hardware import Cluster, Gpu
 from fsdp_bench.spec.profile import Profile
 from fsdp_bench.spec.recording.model import Model
-from fsdp_bench.spec.setup import Float8, TrainSetup
+from fsdp_bench.spec.setup import TrainSetup
 
 
 @dataclass(frozen=True)
@@ -114,5 +114,5 @@ def speed(
         schedule(steady_step(model, setup, operators), rates, with_spans),
         rates.source,
         is_over_pcie,
-        range_of(gpu) if gpu is not None and rates.source == "datasheet" and setup.float8 is Float8.NONE else None,
+        range_of(gpu, setup) if gpu is not None and rates.source == "datasheet" else None,
     )

@@ -29,7 +29,7 @@ _BACKWARD_FLOPS = 2.5
 def kernel_of(gpu: Gpu) -> str:
     """Return the name of the kernel that torch 2.13 chooses in 16 bits: cuDNN's on Hopper and Blackwell.
 
-    A torch with an older cuBLAS is 2.4 or older, which chose FlashAttention-2.
+    A torch whose CUDA has the older cuBLAS is 2.6 or older, which took FlashAttention-2 (2.5.0 alone took cuDNN's).
     """
     return CUDNN if prefers_cudnn(gpu) and not gpu.has_older_cublas else FLASH_ATTENTION_2
 
@@ -42,7 +42,8 @@ def fraction_of_peak(
 
     Between published lengths it is interpolated over the logarithm of the length. Beyond the longest, what a causal
     mask costs falls with the length, because it costs time at the diagonal alone. Of the head sizes and masks that were
-    published the nearest ones count.
+    published the nearest ones count. Shorter sequences and other head sizes than published for Blackwell are assumed to
+    lose as much there as on Hopper.
     """
     if name in _SLOWER_THAN_FLASH_ATTENTION_2:
         faster = fraction_of_peak(FLASH_ATTENTION_2, capability, head_dim, is_causal, length, is_backward)
@@ -50,6 +51,12 @@ def fraction_of_peak(
     kernel = _nearest(name, capability, head_dim, is_causal)
     if kernel is None:
         return None
+    shortest = kernel.lengths[0]
+    if capability is not None and capability >= 10 and (head_dim != kernel.head_dim or length < shortest):
+        nearest = fraction_of_peak(name, capability, kernel.head_dim, is_causal, max(length, shortest), is_backward)
+        hopper = fraction_of_peak(name, 9.0, head_dim, is_causal, length, is_backward)
+        like = fraction_of_peak(name, 9.0, kernel.head_dim, is_causal, max(length, shortest), is_backward)
+        return None if nearest is None or hopper is None or like is None else nearest * hopper / like
     rate = _interpolated(kernel.lengths, _rates(kernel, is_backward), length)
     whole = _nearest(name, capability, head_dim, False)
     longest = kernel.lengths[-1]
@@ -61,11 +68,11 @@ def fraction_of_peak(
 
 
 def _nearest(name: str, capability: float | None, head_dim: int, is_causal: bool) -> AttentionKernel | None:
-    """Return what is published of a kernel for the nearest mask and head size."""
+    """Return what is published of a kernel for the nearest head size, and of it for the mask if there is any."""
     found = [one for one in attention_kernels() if one.name == name and one.compute_capability == int(capability or 0)]
 
-    def distance(one: AttentionKernel) -> tuple[bool, float]:
-        return one.is_causal is not is_causal, abs(math.log(one.head_dim / head_dim))
+    def distance(one: AttentionKernel) -> tuple[float, bool]:
+        return abs(math.log(one.head_dim / head_dim)), one.is_causal is not is_causal
 
     return min(found, key=distance, default=None)
 

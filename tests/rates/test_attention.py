@@ -71,3 +71,21 @@ def test_which_kernel_torch_takes() -> None:
     assert kernel_of(loader.gpu("H100-SXM")) == kernel_of(loader.gpu("B200")) == CUDNN
     assert kernel_of(loader.gpu("H100-SXM").with_cuda("12.1")) == FLASH_ATTENTION_2
     assert fraction_of_peak(FLASH_ATTENTION_2, 7.0, 128, True, 4096, False) is None
+
+
+def test_blackwell_loses_as_much_as_hopper_on_short_sequences_and_small_heads() -> None:
+    """What was published for Hopper alone is taken relative to the nearest that was published for both."""
+    for head_dim, length in ((64, 4096), (128, 1024), (64, 512)):
+        near = max(length, 2048)
+        ratios = [
+            fraction_of_peak(CUDNN, capability, head_dim, True, length, False)
+            / fraction_of_peak(CUDNN, capability, 128, True, near, False)
+            for capability in (9.0, 10.0)
+        ]
+        assert ratios[0] == pytest.approx(ratios[1])
+        assert ratios[0] < 1
+
+
+def test_of_a_head_size_the_other_mask_counts_before_another_head_size() -> None:
+    """cuDNN at 64 without a mask is published backward alone, which stands with the mask's forward."""
+    assert fraction_of_peak(CUDNN, 9.0, 64, False, 4096, True) == pytest.approx(417 / 989.4)

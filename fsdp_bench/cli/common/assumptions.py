@@ -55,7 +55,8 @@ _OPTIONS = (
     click.option(
         "--cuda",
         metavar="12.1",
-        help="Version of CUDA of the torch in use: how fast its cuBLAS multiplies. Default: a recent one.",
+        help="Version of CUDA of the torch in use: before 12.5 cuBLAS was slower on Hopper's SXM cards, and torch took"
+        " FlashAttention-2 there. Default: a recent one.",
     ),
 )
 

@@ -42,8 +42,8 @@ class Offer:
 
     @property
     def range(self) -> Range | None:
-        """How far its speed may be off; None if predictions for such a GPU were never compared with a run."""
-        return range_of(self.cluster.gpu)
+        """How far its speed may be off; None if no run that resembles it was ever compared."""
+        return range_of(self.cluster.gpu, self.timed.setup)
 
     @property
     def seconds(self) -> float | None:

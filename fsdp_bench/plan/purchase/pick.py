@@ -124,7 +124,7 @@ def reason_of(goal: Goal, picked: Picked, num_offers: int) -> str:
 
 def _how_sure(offer: Offer) -> str:
     if offer.range is None:
-        return f"as predicted: predictions for {offer.cluster.gpu.name} were never compared with a run"
+        return f"as predicted: never compared with such a run on {offer.cluster.gpu.name}"
     return "even at the slow end of the range"
 
 

@@ -19,6 +19,8 @@ from fsdp_bench.spec.hardware import Cluster, Gpu
 from fsdp_bench.spec.setup import Precision, TrainSetup
 from fsdp_bench.spec.subprocesses.rehearsal import RehearsalReport
 
+_16_BIT = ("bf16", "fp16")
+
 
 @dataclass(frozen=True)
 class PartTime:
@@ -128,7 +130,7 @@ def rehearsed_time(
         rates=rates.source,
         is_over_pcie=rates.is_over_pcie,
         num_streams=found.num_streams,
-        range=range_of(gpu),
+        range=range_of(gpu, _setup(flops.dtype, report.world_size)) if flops.dtype in _16_BIT else None,
     )
 
 
@@ -143,9 +145,13 @@ def why_no_time(report: RehearsalReport) -> str:
 
 def _rates(cluster: Cluster | None, gpu: Gpu, world_size: int, dtype: str | None, groups: ProcessGroups) -> Datasheet:
     """Return the rates of the GPU and of the links between the ranks, as predict has them."""
-    computed = dtype if dtype in ("bf16", "fp16") else "bf16"
-    setup = TrainSetup(world_size=world_size, precision=Precision(computed, computed, computed))
-    return datasheet(cluster, gpu, setup, groups.groups)
+    return datasheet(cluster, gpu, _setup(dtype, world_size), groups.groups)
+
+
+def _setup(dtype: str | None, world_size: int) -> TrainSetup:
+    """Return what is known of the script's setup. ``dtype`` is the one in which most FLOPs are computed."""
+    computed = dtype if dtype is not None and dtype in _16_BIT else "bf16"
+    return TrainSetup(world_size=world_size, precision=Precision(computed, computed, computed))
 
 
 def _scheduled(found: Replayable, rates: Datasheet, groups: ProcessGroups) -> tuple[StepTime, Counter[str]]:

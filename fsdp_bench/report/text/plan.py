@@ -34,7 +34,7 @@ def plan_text(found: Plan) -> str:
     if rows:
         lines += ["", *table_lines(table_columns(_HEADERS, rows, _NUMBERS, _droppable(found)))]
     if any(_NEVER_COMPARED in cell for row in rows for cell in row):
-        lines.append("* as predicted: predictions for such a GPU were never compared with a run")
+        lines.append("* as predicted: no published run of such a setup on such a GPU was ever compared")
     shown = {offer.cluster.server.name for offer in found.picked.all()}
     if beaten := [name for name in found.looked_at if name not in shown]:
         why = "none of their offers is the cheapest or the fastest, or their price is unknown"
@@ -66,7 +66,7 @@ def _answer(found: Plan) -> str:
         speed = f"{winner.timed.tokens_per_second_per_gpu:,.0f} tokens/s per GPU"
         return f"{goal.model.name} trains on {where} (predicted): {speed}{_to_speed(winner)}"
     if winner.range is None:
-        first = f"never compared with a run on {cluster.gpu.name}"
+        first = f"never compared with such a run on {cluster.gpu.name}"
         return f"{where} (predicted, {first}): {_span(winner)}, {_price_span(winner)}"
     return f"{where} (predicted): {_span(winner)}, {_price_span(winner)}"
 
@@ -120,7 +120,7 @@ def _setting(setup: TrainSetup, segments: bool) -> str:
 def _speed(offer: Offer) -> str:
     speed, span = offer.timed.tokens_per_second_per_gpu, offer.range
     if span is None:
-        return f"{speed:,.0f} tokens/s per GPU; predictions for {offer.cluster.gpu.name} were never compared with a run"
+        return f"{speed:,.0f} tokens/s per GPU; never compared with such a run on {offer.cluster.gpu.name}"
     low, high = speed * span.slowest, speed * span.fastest
     return f"{low:,.0f} to {high:,.0f} tokens/s per GPU: predicted {speed:,.0f}, and {span.because}"
 
@@ -128,7 +128,7 @@ def _speed(offer: Offer) -> str:
 def _to_speed(offer: Offer) -> str:
     span, speed = offer.range, offer.timed.tokens_per_second_per_gpu
     if span is None:
-        return f", never compared with a run on {offer.cluster.gpu.name}"
+        return f", never compared with such a run on {offer.cluster.gpu.name}"
     return f", {speed * span.slowest:,.0f} to {speed * span.fastest:,.0f} by the errors of earlier predictions"
 
 

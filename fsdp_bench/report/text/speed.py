@@ -29,13 +29,12 @@ def time_facts(found: Speed, profile: Profile | None, mode: str = "eager") -> li
         ),
         fact("range", range_text(found.range, time.step_seconds)),
         fact("of it", parts_text(time)),
-        fact(
-            "",
-            f"collectives run for {format_seconds(time.communication_seconds)}"
-            f"{_slower(time.slowed_seconds)}"
-            f"{_also('copies to and from the host for', time.host_copy_seconds)}",
-        ),
     ]
+    beside = _collectives(time.communication_seconds, time.slowed_seconds) + _also(
+        "copies to and from the host run for", time.host_copy_seconds
+    )
+    if beside:
+        lines.append(fact("", "; ".join(beside)))
     return [*lines, fact("", f"rates: {rests_on(found, profile)}")]
 
 
@@ -57,7 +56,7 @@ PART_LABELS: dict[str, str] = {
 def range_text(span: Range | None, step_seconds: float) -> str:
     """Return the steps that the errors of published runs leave possible."""
     if span is None:
-        return f"{UNKNOWN}: predictions for such hardware were never compared with published runs"
+        return f"{UNKNOWN}: no published run of such a setup on such a GPU was ever compared"
     shortest, longest = span.step_seconds(step_seconds)
     return f"{step_text(shortest)} to {step_text(longest)}: {span.because}"
 
@@ -68,8 +67,11 @@ def parts_text(time: StepTime) -> str:
     return ", ".join(f"{PART_LABELS[part]} {format_seconds(seconds)}" for part, seconds in parts if seconds >= _PRINTED)
 
 
-def _slower(seconds: float) -> str:
-    return f", and slow the operators beside them down by {format_seconds(seconds)}" if seconds >= _PRINTED else ""
+def _collectives(seconds: float, slowed: float) -> list[str]:
+    if not seconds:
+        return []
+    slow = f", and slow the operators beside them down by {format_seconds(slowed)}" if slowed >= _PRINTED else ""
+    return [f"collectives run for {format_seconds(seconds)}{slow}"]
 
 
 def throughput_text(found: Speed) -> str:
@@ -78,8 +80,8 @@ def throughput_text(found: Speed) -> str:
     return "not trained on tokens" if tokens is None else f"{tokens:,.0f} tokens/s per GPU"
 
 
-def _also(name: str, seconds: float | None) -> str:
-    return f"; {name} {format_seconds(seconds)}" if seconds else ""
+def _also(name: str, seconds: float | None) -> list[str]:
+    return [f"{name} {format_seconds(seconds)}"] if seconds else []
 
 
 def rests_on(found: Speed, profile: Profile | None) -> str:

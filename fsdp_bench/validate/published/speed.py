@@ -258,7 +258,7 @@ def _runs_triton(inputs: CaseInputs) -> bool:
 
 
 def attention_kernel(inputs: CaseInputs) -> str:
-    """Return the name of a case's attention kernel in attention.toml; torch chose cuDNN's from 2.5 on."""
+    """Return the name of a case's attention kernel in attention.toml; torch did not take cuDNN's yet."""
     return TRITON if _runs_triton(inputs) else FLASH_ATTENTION_2
 
 

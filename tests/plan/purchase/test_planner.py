@@ -249,7 +249,7 @@ def test_what_was_compared_with_runs_wins_before_what_was_not() -> None:
     assert found.winner is not None
     assert found.winner.range is not None
     alone = plan(asked, [kind("p5en.48xlarge")], (1, 2))
-    assert "never compared with a run" in alone.reason
+    assert "never compared with such a run" in alone.reason
     assert "slow end" not in alone.reason
 
 

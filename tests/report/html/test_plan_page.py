@@ -86,7 +86,7 @@ def test_an_offer_without_a_known_price_or_range_has_none(tmp_path: Path) -> Non
     parsed = page(plan_file(tmp_path, winner=winner, num_offers=1, **alone))
     assert parsed.column("price, fast end")[0] == ("unknown", "")
     assert parsed.column("days, slow end")[0] == ("unknown", "")
-    assert f"predictions for {winner['gpu']} were never compared with a run" in parsed.text
+    assert f"never compared with such a run on {winner['gpu']}" in parsed.text
 
 
 @pytest.mark.parametrize("name", [SCRIPT, IMAGE, STYLE, "' onmouseover='x", "\x1b[2J\u202eabc"])

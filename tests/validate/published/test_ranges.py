@@ -7,8 +7,11 @@ import pytest
 
 from fsdp_bench.catalog.loader import BUILT_IN
 from fsdp_bench.plan.ranges import peak_range, prediction_errors, range_of
+from fsdp_bench.spec.setup import FP32, Float8, Offload, Precision, TrainSetup
 from fsdp_bench.validate.published.ranges import central_errors, errors_of_predictions, speed_errors
 from fsdp_bench.validate.published.speed import compare_speed
+
+SETUP = TrainSetup(world_size=8, precision=Precision("fp32", "bf16", "fp32"))
 
 
 def test_the_file_holds_what_validate_shows() -> None:
@@ -16,19 +19,34 @@ def test_the_file_holds_what_validate_shows() -> None:
 
 
 def test_a_range_is_what_published_runs_reached_and_none_where_nothing_was_compared() -> None:
-    found = range_of(BUILT_IN.gpu("H100-SXM"))
+    found = range_of(BUILT_IN.gpu("H100-SXM"), SETUP)
     assert found is not None
     errors = prediction_errors().speed
     assert found.slowest * (1 + errors.highest) == pytest.approx(1)
     assert found.fastest * (1 + errors.lowest) == pytest.approx(1)
     assert found.slowest < 1 < found.fastest
-    assert f"of {errors.num_runs} published runs on A100 and H100 95% were predicted" in found.because
-    assert "none of them on H100-SXM with CUDA 12.5 or newer" in found.because
-    older = range_of(BUILT_IN.gpu("H100-SXM").with_cuda("12.1"))
+    assert f"95% of {errors.num_runs} published 16-bit runs on A100 and H100" in found.because
+    assert "those on H100-SXM are taken to have had CUDA before 12.5" in found.because
+    older = range_of(BUILT_IN.gpu("H100-SXM").with_cuda("12.1"), SETUP)
     assert older is not None
-    assert "none of them" not in older.because
+    assert "taken to have had" not in older.because
     for name in ("B200", "MI300X", "H100-PCIe", "H100-NVL", "A10G"):
-        assert range_of(BUILT_IN.gpu(name)) is None
+        assert range_of(BUILT_IN.gpu(name), SETUP) is None
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"world_size": 1},
+        {"precision": FP32},
+        {"offload": Offload.PARAMS},
+        {"activation_offload": True},
+        {"float8": Float8.ROWWISE, "compile": True},
+    ],
+    ids=str,
+)
+def test_there_is_no_range_for_what_no_published_run_did(change: dict[str, object]) -> None:
+    assert range_of(BUILT_IN.gpu("H100-SXM"), msgspec.structs.replace(SETUP, **change)) is None
 
 
 def test_the_range_holds_for_publishers_that_did_not_make_it() -> None:

@@ -206,7 +206,7 @@ def ranges(offers: Sequence[OfferDocument]) -> Table:
     rows = []
     for offer in offers:
         span = offer.tokens_per_second_per_gpu_range
-        why = offer.range_because or f"predictions for {offer.gpu} were never compared with a run"
+        why = offer.range_because or f"never compared with such a run on {offer.gpu}"
         ends = [Cell(UNKNOWN)] * 2 if span is None else [Cell(f"{value:,.0f}", value) for value in span]
         speed = Cell(speed_text(offer), offer.tokens_per_second_per_gpu)
         nodes = Cell(str(offer.num_nodes), offer.num_nodes)
