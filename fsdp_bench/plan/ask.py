@@ -132,8 +132,8 @@ def estimate(
         headroom: memory kept free on each GPU for the CUDA context and NCCL, ``"2GiB"`` or bytes, instead of what
             headroom.py derives and assumes.
         calibration: the file or Profile that ``fsdp-bench calibrate`` made, instead of the datasheet.
-        cuda: version of CUDA of the torch in use, ``"12.1"``, which decides how fast its cuBLAS multiplies; by default
-            a recent one.
+        cuda: version of CUDA of the torch in use, ``"12.1"``, which decides how fast its cuBLAS multiplies and which
+            attention it takes; by default a recent one.
         setup_fields: fields of TrainSetup by name, enums also as text (case-insensitive). They override ``setup``.
 
     Raises:

@@ -65,7 +65,7 @@ def stated_headroom(text: str | int | None, hardware: Cluster | Gpu | None) -> i
 
 
 def with_cuda(hardware: Cluster | Gpu | None, version: str) -> Cluster | Gpu:
-    """Return the hardware with the rate of matrix products of a version of CUDA, such as ``12.1``.
+    """Return the hardware with the rates of matrix products and attention of a version of CUDA, such as ``12.1``.
 
     Raises:
         SpecError: if no GPU is named, or that is no version.

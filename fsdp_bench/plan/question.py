@@ -15,7 +15,7 @@ from fsdp_bench.rates.communicators import Communicators
 from fsdp_bench.rates.hardware import rates_of
 from fsdp_bench.replay.host_memory import Build
 from fsdp_bench.replay.traffic import Traffic, collectives, traffic
-from fsdp_bench.simulate.operators.kernels import Kernels, kernels_on
+from fsdp_bench.simulate.operators.kernels import Kernels, kernels_on, prefers_cudnn
 from fsdp_bench.simulate.step import steady_step
 from fsdp_bench.simulate.wrappers.impossible import why_impossible
 from fsdp_bench.spec.hardware import Cluster, Gpu
@@ -157,10 +157,8 @@ class Prediction:
                 "attention: the memory of FlashAttention's kernel and the time of cuDNN's, which torch takes on"
                 f" {gpu.name} with cuDNN above 9.15"
             )
-        if gpu is not None and gpu.has_older_cublas:
-            notes.append(
-                f"matrix products: with the older cuBLAS of {gpu.name}'s entry, attention: FlashAttention-2 (--cuda)"
-            )
+        if gpu is not None and gpu.cuda is not None and self._on_gpu:
+            notes.append(_cuda_note(gpu))
         is_cluster = isinstance(self.question.hardware, Cluster)
         if setup.strategy.is_hybrid and setup.shard_size is None and not is_cluster and setup.world_size > 1:
             notes.append(
@@ -241,3 +239,11 @@ def _recorded_note(model: RecordedModel) -> str:
     if origin.code == "torchtitan":
         batch += "; attention by F.scaled_dot_product_attention, the cross-entropy of all logits at once"
     return f"code: {whose} {origin.architecture}, recorded with {versions}; {batch}{routing}"
+
+
+def _cuda_note(gpu: Gpu) -> str:
+    """Return what a version of CUDA decides on a GPU."""
+    products = f"matrix products with the older cuBLAS of {gpu.name}'s entry" if gpu.has_older_cublas else ""
+    attention = "attention by FlashAttention-2" if prefers_cudnn(gpu) and kernel_of(gpu) != CUDNN else ""
+    decided = ", ".join(filter(None, (products, attention))) or "no rate that is known to depend on it"
+    return f"CUDA {gpu.cuda}: {decided}"

@@ -7,11 +7,12 @@ from functools import lru_cache
 
 from fsdp_bench.catalog.attention import AttentionKernel, attention_kernels
 from fsdp_bench.simulate.operators.kernels import prefers_cudnn
-from fsdp_bench.spec.hardware import Gpu
+from fsdp_bench.spec.hardware import Gpu, cuda_version
 
 FLASH_ATTENTION_2 = "flash-attention-2"
 TRITON = "flash-attention-triton"
 CUDNN = "cudnn"
+_CUDA_WITH_NEW_CUDNN = (13, 0)
 
 _SLOWER_THAN_FLASH_ATTENTION_2 = {TRITON: (1.4, 2.0)}
 """Forward and backward. FlashAttention-2 is "1.3-1.5x faster in the forward pass and around 2x faster in the backward
@@ -29,9 +30,11 @@ _BACKWARD_FLOPS = 2.5
 def kernel_of(gpu: Gpu) -> str:
     """Return the name of the kernel that torch 2.13 chooses in 16 bits: cuDNN's on Hopper and Blackwell.
 
-    A torch whose CUDA has the older cuBLAS is 2.6 or older, which took FlashAttention-2 (2.5.0 alone took cuDNN's).
+    Wheels of CUDA 12.9 and before come with a cuDNN older than 9.15.1 (sdp_utils.cpp, with prefers_cudnn), and torch
+    takes FlashAttention-2.
     """
-    return CUDNN if prefers_cudnn(gpu) and not gpu.has_older_cublas else FLASH_ATTENTION_2
+    has_new_cudnn = gpu.cuda is None or cuda_version(gpu.cuda) >= _CUDA_WITH_NEW_CUDNN
+    return CUDNN if prefers_cudnn(gpu) and has_new_cudnn else FLASH_ATTENTION_2
 
 
 @lru_cache(maxsize=1024)

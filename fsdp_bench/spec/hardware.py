@@ -71,6 +71,8 @@ class Gpu(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
     matmul_efficiency_source: Source | None = None
     older_cublas: OlderCublas | None = None
     """The same with an older cuBLAS, where that is published and differs."""
+    cuda: str | None = None
+    """The version of CUDA of the torch in use, ``12.1``; None for a recent one. Never in the built-in catalogue."""
     fp8_matmul_efficiency: Positive | None = None
     """The fraction of the fp8 peak that the fastest large matrix products reach, at the clock that they run at."""
     fp8_matmul_efficiency_source: Source | None = None
@@ -90,18 +92,21 @@ class Gpu(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
         for dtype in self.dense_flops_per_second:
             if dtype not in _PEAK_DTYPES:
                 raise not_allowed("dense_flops_per_second", dtype, _PEAK_DTYPES)
+        if self.cuda is not None:
+            cuda_version(self.cuda)
 
     def with_cuda(self, version: str) -> Gpu:
-        """Return the GPU with the cuBLAS of a version of CUDA, such as ``12.1``.
+        """Return the GPU with the cuBLAS and the cuDNN of torch's wheel for a version of CUDA, such as ``12.1``.
 
         Raises:
             SpecError: if that is no version.
         """
-        older = self.older_cublas
-        if older is None or cuda_version(version) >= cuda_version(older.before_cuda):
-            return self
+        cuda, older = cuda_version(version), self.older_cublas
+        found = msgspec.structs.replace(self, cuda=version.strip())
+        if older is None or cuda >= cuda_version(older.before_cuda):
+            return found
         return msgspec.structs.replace(
-            self, matmul_efficiency=older.matmul_efficiency, matmul_efficiency_source=older.source
+            found, matmul_efficiency=older.matmul_efficiency, matmul_efficiency_source=older.source
         )
 
     @property

@@ -66,10 +66,11 @@ def test_a_causal_mask_costs_less_the_longer_the_sequence_is() -> None:
 
 
 def test_which_kernel_torch_takes() -> None:
-    """cuDNN's on Hopper and Blackwell; with a torch of CUDA 12.1 FlashAttention-2 there, too."""
+    """cuDNN's on Hopper and Blackwell; from wheels of CUDA 12, whose cuDNN is older, FlashAttention-2 there, too."""
     assert kernel_of(loader.gpu("A100-SXM-80GB")) == FLASH_ATTENTION_2
     assert kernel_of(loader.gpu("H100-SXM")) == kernel_of(loader.gpu("B200")) == CUDNN
-    assert kernel_of(loader.gpu("H100-SXM").with_cuda("12.1")) == FLASH_ATTENTION_2
+    for version, kernel in (("12.1", FLASH_ATTENTION_2), ("12.8", FLASH_ATTENTION_2), ("13.0", CUDNN)):
+        assert kernel_of(loader.gpu("H100-SXM").with_cuda(version)) == kernel
     assert fraction_of_peak(FLASH_ATTENTION_2, 7.0, 128, True, 4096, False) is None
 
 

@@ -55,8 +55,8 @@ _OPTIONS = (
     click.option(
         "--cuda",
         metavar="12.1",
-        help="Version of CUDA of the torch in use: before 12.5 cuBLAS was slower on Hopper's SXM cards, and torch took"
-        " FlashAttention-2 there. Default: a recent one.",
+        help="Version of CUDA of the torch in use: cuBLAS multiplies more slowly before 12.5, where that is published,"
+        " and torch takes FlashAttention-2 before 13.0. Default: a recent one.",
     ),
 )
 

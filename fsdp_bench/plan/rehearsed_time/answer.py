@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from fsdp_bench.plan.gpu_memory_option import with_cuda
 from fsdp_bench.plan.ranges import Range, range_of
 from fsdp_bench.plan.rehearsed_time.events import Replayable, events_of
 from fsdp_bench.plan.rehearsed_time.flops import StepFlops, flops_of, tokens_of
@@ -109,6 +110,7 @@ def rehearsed_time(
     step = report.issued
     if step is None:
         return None
+    hardware = with_cuda(hardware, report.cuda)
     cluster = hardware if isinstance(hardware, Cluster) else None
     gpu = cluster.gpu if cluster else hardware
     assert isinstance(gpu, Gpu)

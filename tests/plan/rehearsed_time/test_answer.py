@@ -36,9 +36,11 @@ def report(step: StepWriter | None, num_steps: int = 4, **more: Any) -> Rehearsa
     return msgspec.structs.replace(found, issued=step.read())
 
 
-def answer(step: StepWriter, server: str | None = "p5.48xlarge", tokens: int | None = None) -> RehearsedTime:
+def answer(
+    step: StepWriter, server: str | None = "p5.48xlarge", tokens: int | None = None, **more: Any
+) -> RehearsedTime:
     place = find_placement(None if server else "H100-SXM", server, None, None, None if server else 8, BUILT_IN)
-    found = rehearsed_time(report(step), place.hardware, tokens)
+    found = rehearsed_time(report(step, **more), place.hardware, tokens)
     assert found is not None
     return found
 
@@ -149,3 +151,26 @@ def test_a_time_needs_a_whole_step_after_the_first() -> None:
     assert "made 1" in why_no_time(report(None, num_steps=1))
     assert why_no_time(report(None, spans=[])) == "the script never used the GPU"
     assert why_no_time(report(None, why_nothing_issued="because")) == "because"
+
+
+def test_the_cuda_of_the_rehearsed_torch_decides_how_fast_it_multiplies_and_which_attention_it_takes() -> None:
+    """Before 12.5 an H100's entry has another rate of products; before 13.0 torch takes FlashAttention-2."""
+    step, gpu = StepWriter(), BUILT_IN.gpu("H100-SXM")
+    heads = {name: (step.tensor(2, 16, 4096, 128),) for name in ("query", "key", "value")}
+    step.operator(
+        "aten::_scaled_dot_product_flash_attention", (step.tensor(2, 16, 4096, 128),), is_causal=True, **heads
+    )
+    step.product(4096, 8192, 8192)
+    seconds = {
+        cuda: {part.name: part.seconds for part in answer(step, cuda=cuda).parts} for cuda in ("12.1", "12.8", "13.0")
+    }
+    assert gpu.older_cublas is not None
+    assert gpu.matmul_efficiency is not None
+    products = {cuda: found["aten::mm nn"] for cuda, found in seconds.items()}
+    assert products["12.8"] == pytest.approx(products["13.0"])
+    assert products["12.1"] / products["13.0"] == pytest.approx(
+        gpu.matmul_efficiency / gpu.older_cublas.matmul_efficiency
+    )
+    attention = {cuda: found["aten::scaled_dot_product_attention"] for cuda, found in seconds.items()}
+    assert attention["12.1"] == pytest.approx(attention["12.8"])
+    assert attention["12.8"] / attention["13.0"] == pytest.approx(591 / 319)
