@@ -12,6 +12,8 @@ from fsdp_bench.spec.hardware import Gpu, cuda_version
 FLASH_ATTENTION_2 = "flash-attention-2"
 TRITON = "flash-attention-triton"
 CUDNN = "cudnn"
+MEMORY_EFFICIENT = "memory-efficient"
+"""Which torch takes where there is a mask, and in fp32."""
 _CUDA_WITH_NEW_CUDNN = (13, 0)
 
 _SLOWER_THAN_FLASH_ATTENTION_2 = {TRITON: (1.4, 2.0)}
@@ -46,11 +48,18 @@ def fraction_of_peak(
     Between published lengths it is interpolated over the logarithm of the length. Beyond the longest, what a causal
     mask costs falls with the length, because it costs time at the diagonal alone. Of the head sizes and masks that were
     published the nearest ones count. Shorter sequences and other head sizes than published for Blackwell are assumed to
-    lose as much there as on Hopper.
+    lose as much there as on Hopper. Memory-efficient attention was published for A100 alone: by FlashAttention-2 it is
+    taken to be as slow on newer GPUs, where both use the A100's instructions.
     """
     if name in _SLOWER_THAN_FLASH_ATTENTION_2:
         faster = fraction_of_peak(FLASH_ATTENTION_2, capability, head_dim, is_causal, length, is_backward)
         return None if faster is None else faster / _SLOWER_THAN_FLASH_ATTENTION_2[name][is_backward]
+    if name == MEMORY_EFFICIENT and capability is not None and capability >= 9:
+        own, slow = (
+            fraction_of_peak(one, 8.0, head_dim, is_causal, length, is_backward) for one in (name, FLASH_ATTENTION_2)
+        )
+        fast = fraction_of_peak(FLASH_ATTENTION_2, capability, head_dim, is_causal, length, is_backward)
+        return None if own is None or slow is None or fast is None else fast * own / slow
     kernel = _nearest(name, capability, head_dim, is_causal)
     if kernel is None:
         return None

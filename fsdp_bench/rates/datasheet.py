@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from fsdp_bench.rates.attention import FLASH_ATTENTION_2, attention_seconds, kernel_of
+from fsdp_bench.rates.attention import FLASH_ATTENTION_2, MEMORY_EFFICIENT, attention_seconds, kernel_of
 from fsdp_bench.rates.channels import channels_of
 from fsdp_bench.rates.collectives import Groups, Topology, collective_seconds
 from fsdp_bench.rates.slowest_gpu import slowest_of
@@ -171,7 +171,8 @@ class Datasheet:
             return None
         if work.itemsize == 4:  # CUTLASS's kernel, on the same units as matrix products in fp32
             return attention_flops(work.dims, work.is_backward) / (peak * FP32_EFFICIENCY)
-        return attention_seconds(self.attention_kernel, self.gpu.compute_capability, peak, work.dims, work.is_backward)
+        kernel = MEMORY_EFFICIENT if work.is_efficient_attention else self.attention_kernel
+        return attention_seconds(kernel, self.gpu.compute_capability, peak, work.dims, work.is_backward)
 
     def collective(self, work: Work) -> float | None:
         """Return the seconds of a collective by NCCL's cost model; None if its group's topology is not documented."""

@@ -128,7 +128,12 @@ class Work(msgspec.Struct, frozen=True, gc=False, cache_hash=True):
     @property
     def is_attention(self) -> bool:
         """Attention, or its backward."""
-        return self.name.startswith("aten::scaled_dot_product_attention")
+        return self.name.startswith("aten::scaled_dot_product_attention") or self.is_efficient_attention
+
+    @property
+    def is_efficient_attention(self) -> bool:
+        """Attention by the memory-efficient kernel, which torch takes for masks, or its backward."""
+        return self.name.startswith("aten::scaled_dot_product_efficient_attention")
 
     @property
     def is_backward(self) -> bool:

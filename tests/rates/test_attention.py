@@ -9,6 +9,7 @@ from fsdp_bench.catalog.attention import attention_kernels
 from fsdp_bench.rates.attention import (
     CUDNN,
     FLASH_ATTENTION_2,
+    MEMORY_EFFICIENT,
     attention_seconds,
     fraction_of_peak,
     kernel_of,
@@ -90,3 +91,15 @@ def test_blackwell_loses_as_much_as_hopper_on_short_sequences_and_small_heads() 
 def test_of_a_head_size_the_other_mask_counts_before_another_head_size() -> None:
     """cuDNN at 64 without a mask is published backward alone, which stands with the mask's forward."""
     assert fraction_of_peak(CUDNN, 9.0, 64, False, 4096, True) == pytest.approx(417 / 989.4)
+
+
+def test_memory_efficient_attention_is_as_slow_by_flash_attention_2_on_an_h100_as_on_an_a100() -> None:
+    """Published for an A100 alone. On Blackwell, for which FlashAttention-2 is not published either, it is unknown."""
+    for is_backward in (False, True):
+        efficient, flash = (
+            [fraction_of_peak(name, capability, 128, True, 4096, is_backward) for capability in (8.0, 9.0)]
+            for name in (MEMORY_EFFICIENT, FLASH_ATTENTION_2)
+        )
+        assert efficient[0] / flash[0] == pytest.approx(efficient[1] / flash[1])
+        assert efficient[0] < flash[0]
+    assert fraction_of_peak(MEMORY_EFFICIENT, 10.0, 128, True, 4096, False) is None

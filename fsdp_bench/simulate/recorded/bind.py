@@ -50,6 +50,7 @@ from fsdp_bench.spec.setup import Loss
 _NAMEABLE = frozenset(name.replace(".", "::", 1) for name in OPERATORS)
 """Operators whose outputs selective checkpointing may keep."""
 _ATTENTION = "aten::_scaled_dot_product_"
+_EFFICIENT_ATTENTION = f"{_ATTENTION}efficient_attention"
 _PRODUCTS = ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm")
 _CATEGORIES = {"": Category.ACTIVATIONS, "l": Category.LOGITS, "g": Category.GRADIENTS}
 
@@ -385,5 +386,6 @@ def work_of(name: str, layout: str, dims: tuple[int, ...], num_bytes: int, items
         batch, heads, groups, length, keys, head_dim, is_causal = dims[:7]
         ending = "_backward" if name.endswith("_backward") else ""
         attention = batch, heads, heads // groups, length, head_dim, keys, is_causal
-        return Work(f"aten::scaled_dot_product_attention{ending}", num_bytes, attention, itemsize)
+        kind = "efficient_attention" if name.startswith(_EFFICIENT_ATTENTION) else "attention"
+        return Work(f"aten::scaled_dot_product_{kind}{ending}", num_bytes, attention, itemsize)
     return Work(name, num_bytes, (), itemsize) if num_bytes else None

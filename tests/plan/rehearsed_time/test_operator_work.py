@@ -179,3 +179,14 @@ def test_a_sort_is_known_where_it_is_small() -> None:
         step = StepWriter()
         step.operator("aten::sort", (step.tensor(count), step.tensor(count, dtype=INT64)), self=(step.tensor(count),))
         assert (work(step) is not None) == is_known
+
+
+@pytest.mark.parametrize("ending", ["", "_backward"])
+def test_memory_efficient_attention_has_a_name_of_its_own(ending: str) -> None:
+    """It is slower than the kernel that torch takes without a mask."""
+    step = StepWriter()
+    q, k, v, out = (step.tensor(2, 8, 128, 64) for _ in range(4))
+    step.operator(f"aten::_scaled_dot_product_efficient_attention{ending}", (out,), query=(q,), key=(k,), value=(v,))
+    found = work(step)
+    assert found is not None
+    assert (found.is_attention, found.is_efficient_attention, found.is_backward) == (True, True, bool(ending))
