@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ..replace import collectives, host_memory
 from . import host_hooks
 from .arguments import Tensors, described, described_skipped, is_large_on_host
+from .older_torch import COMPILES_UNDER_MODES, build_guards_under, give_higher_order_operators
 from .order import Note, in_order
 from .trace import Trace
 from .triton_kernels import observe_triton
@@ -47,6 +48,8 @@ class IssuedWork:
         self._current = _Step()
         self._whole: _Step | None = None
         self._mode: _Operators | None = None
+        self._is_noting = False
+        """Whether the first step has ended."""
         self._phase = "forward"
         self._recomputing = 0
         self._waits_after_backward = False
@@ -64,6 +67,10 @@ class IssuedWork:
         observe_triton(self._triton)
         host_hooks.observe_fsdp(lambda name: self._note({"kind": "hook", "name": name}))
         host_hooks.observe_recomputation(self._recompute)
+        if not COMPILES_UNDER_MODES:
+            self._enter()
+            assert self._mode is not None
+            build_guards_under(self._mode)
 
     # -- steps ---------------------------------------------------------------------------------------------------
 
@@ -71,20 +78,22 @@ class IssuedWork:
         """An optimizer's step has ended: keep what was noted since the one before, and begin anew."""
         if not self._trace.exists or self.why_none is not None:
             return
-        if self._mode is None:
-            self._enter()
-        else:
+        if self._is_noting:
             self._current.number, self._current.entries = number, self._trace.stop()
             self._current.allows_tf32 = torch.get_float32_matmul_precision() != "highest"
             self._whole = self._current
+        elif self._mode is None:
+            self._enter()
         if self._mode is not None:
             self._current = _Step()
             self._trace.begin()
+            self._is_noting = True
 
     def _enter(self) -> None:
         if torch._C._len_torch_dispatch_stack():
             self.why_none = "the script makes its optimizer's steps within a TorchDispatchMode of its own"
             return
+        give_higher_order_operators(_Operators)
         self._mode = _Operators(self)
         self._mode.__enter__()
 
@@ -98,6 +107,8 @@ class IssuedWork:
 
     def operator(self, func: Any, arguments: Any, keywords: Any) -> Any:
         """Run an operator, and note it if it launched anything."""
+        if not self._is_noting:
+            return func(*arguments, **keywords)
         begin = self._trace.count()
         found = func(*arguments, **keywords)
         end = self._trace.count()
@@ -135,12 +146,12 @@ class IssuedWork:
 
     def _skipped(self, name: str, arguments: Sequence[Any], found: Any) -> None:
         """Note what a rehearsal skips on the host because nobody needs the values (replace/host_memory.py)."""
-        if self._mode is not None:
+        if self._is_noting:
             note = described_skipped(name, arguments, found, self._current.tensors)
             self._note({"kind": "host", **note})
 
     def _note(self, note: dict[str, Any]) -> None:
-        if self._mode is not None:
+        if self._is_noting:
             now = self._trace.count()
             self._current.notes.append(Note(now, now, note))
 
@@ -149,7 +160,7 @@ class IssuedWork:
 
     def _triton(self, name: str, launch: Callable[[], Any], reads: Sequence[Any], facts: dict[str, Any]) -> Any:
         """Run a kernel of Triton and note it; ``reads`` are its arguments."""
-        if self._mode is None:
+        if not self._is_noting:
             return launch()
         begin = self._trace.count()
         found = launch()
@@ -160,7 +171,7 @@ class IssuedWork:
 
     def _collective(self, call: collectives.Call, run: Callable[[], Any]) -> Any:
         """Run a collective and note it. What it launches is the stand-in's way to fill its output: no work."""
-        if self._mode is None:
+        if not self._is_noting:
             return run()
         begin = self._trace.count()
         found = run()
@@ -200,13 +211,13 @@ class IssuedWork:
 
     def _collectives_wait(self) -> None:
         """The current stream waits for the collectives that were started."""
-        if self._mode is not None and torch.cuda.is_initialized():
+        if self._is_noting and torch.cuda.is_initialized():
             stream = self._trace.stream_index(torch.cuda.current_stream().cuda_stream)
             self._note({"kind": "collectives_wait", "stream": stream})
 
     def document(self) -> dict[str, Any] | None:
         """Return the last whole step as JSON takes it; None if there was none after the first."""
-        if self._mode is not None:
+        if self._is_noting:
             self._trace.stop()
         step = self._whole
         if step is None:

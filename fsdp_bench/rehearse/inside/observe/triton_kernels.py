@@ -67,7 +67,8 @@ def _observe_inductor(module: ModuleType, observer: Observer) -> None:
             "is_inductors": True,
             "module": "",
         }
-        return observer(self.fn.__name__, launch, arguments, facts)
+        name = (self.inductor_meta or {}).get("kernel_name") or self.fn.__name__  # which is "triton_" in older versions
+        return observer(name, launch, arguments, facts)
 
     module.CachingAutotuner.run = run
 
