@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from contextlib import nullcontext
 from types import SimpleNamespace
@@ -21,7 +22,7 @@ from fsdp_bench.spec.checkpointing_policy import read_policy
 from fsdp_bench.spec.recording.compiled import CompiledKind
 from fsdp_bench.spec.setup import Float8
 from fsdp_bench.train.compiled.orders import forced_order
-from fsdp_bench.train.compiled.triton_kernels import in_place_where_tuned
+from fsdp_bench.train.compiled.triton_kernels import read_kernel
 from fsdp_bench.train.compiled.wrapper_code import Function, UnknownCode, read_function
 from fsdp_bench.train.wrapping.activation_checkpointing import checkpoint_blocks
 from fsdp_bench.train.wrapping.float8 import convert_to_float8
@@ -54,6 +55,7 @@ def compile_block(subject: Subject, kind: CompiledKind) -> Compiled:
         UnknownCode: if it is not compiled whole, or Inductor wrote what is not known here.
     """
     torch._dynamo.reset()
+    gc.collect()  # models that were compiled before
     block = subject.block
     convert_to_float8([block], kind.float8)
     parameters = {id(parameter): name for name, parameter in block.named_parameters()}
@@ -91,7 +93,7 @@ def compile_block(subject: Subject, kind: CompiledKind) -> Compiled:
             raise UnknownCode("the GPU's memory ran out") from error
     if len(names) != 1 or len(sources) != 2:
         raise UnknownCode(f"{len(names)} graphs and {len(sources)} functions instead of one, and one each way")
-    forward, backward = (read_function(source, in_place_where_tuned) for source in sources)
+    forward, backward = (read_function(source, read_kernel) for source in sources)
     return Compiled(names[0], forward, backward)
 
 

@@ -1,20 +1,22 @@
-"""What Inductor will do with a kernel of Triton before it first runs."""
+"""What a kernel of Triton that Inductor wrote changes in place, and whether it is tuned."""
 
 from __future__ import annotations
 
 from torch._inductor.codecache import PyCodeCache
 
+from fsdp_bench.train.compiled.wrapper_code import TritonKernel
 
-def in_place_where_tuned(name: str, source: str) -> tuple[int, ...] | None:
-    """Return the positions of the arguments that a kernel changes in place; None where it has one configuration.
 
-    Those with more are tuned: CachingAutotuner.run in torch/_inductor/runtime/triton_heuristics.py.
+def read_kernel(name: str, source: str) -> TritonKernel:
+    """Return what is to be known of a kernel.
+
+    Those with several configurations are tuned: CachingAutotuner.run in torch/_inductor/runtime/triton_heuristics.py.
 
     Args:
         name: of the kernel.
         source: the module in which Inductor wrote it.
     """
     kernel = getattr(PyCodeCache.load(source), name)
-    if len(kernel.configs) == 1:
-        return None
-    return tuple(index for index, argument in enumerate(kernel.fn.arg_names) if argument in kernel.mutated_arg_names)
+    arguments = enumerate(kernel.fn.arg_names)
+    changed = tuple(index for index, argument in arguments if argument in kernel.mutated_arg_names)
+    return TritonKernel(changed, is_tuned=len(kernel.configs) > 1)

@@ -45,7 +45,7 @@ class Run(NamedTuple):
     name: str
     dims: tuple[int, ...]
     touched_bytes: tuple[int, ...]
-    """Of each tensor that it reads or writes."""
+    """Of each tensor that it reads or writes; what it changes in place is both, and counts twice."""
     itemsize: int
     makes: tuple[Made, ...]
     tuned_on: tuple[int, ...] | None = None
@@ -58,9 +58,17 @@ class Dropped(NamedTuple):
     number: int
 
 
-ReadKernel = Callable[[str, str], tuple[int, ...] | None]
-"""From the name and the source of a kernel of Triton, the positions of the arguments that it changes in place; None for
-a kernel that has one configuration, which is not tuned."""
+class TritonKernel(NamedTuple):
+    """What is to be known of a kernel of Triton."""
+
+    changed: tuple[int, ...]
+    """The positions of the arguments that it changes in place."""
+    is_tuned: bool
+    """Whether it has several configurations, of which Inductor takes the fastest when it first runs."""
+
+
+ReadKernel = Callable[[str, str], TritonKernel]
+"""Reads a kernel, from its name and its source."""
 
 
 class Function(NamedTuple):
@@ -83,8 +91,7 @@ def read_function(source: str, read_kernel: ReadKernel) -> Function:
     tree = ast.parse(source)
     functions = {node.name: node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
     kernels = {name: read_kernel(name, text) for name, text in _kernels(tree)}
-    tuned = {name: in_place for name, in_place in kernels.items() if in_place is not None}
-    return _Reader(functions["call"], functions["get_args"], tuned).read()
+    return _Reader(functions["call"], functions["get_args"], kernels).read()
 
 
 def _kernels(tree: ast.Module) -> Iterator[tuple[str, str]]:
@@ -96,9 +103,10 @@ def _kernels(tree: ast.Module) -> Iterator[tuple[str, str]]:
 
 
 class _Reader:
-    def __init__(self, call: ast.FunctionDef, arguments: ast.FunctionDef, tuned: dict[str, tuple[int, ...]]) -> None:
+    def __init__(self, call: ast.FunctionDef, arguments: ast.FunctionDef, kernels: dict[str, TritonKernel]) -> None:
         self._call = call
-        self._untuned = dict(tuned)
+        self._kernels = kernels
+        self._untuned = {name for name, kernel in kernels.items() if kernel.is_tuned}
         """The kernels that will be tuned when they first run."""
         self._views: dict[str, View] = {}
         self._tuples: dict[str, tuple[View, ...]] = {}
@@ -234,15 +242,19 @@ class _Reader:
             kernel = Kernel(f"{product.replace('.', '::', 1)} {layout}", KERNEL_READERS[product](views))
             self._steps.append(self._run(kernel, [*views, out], factors[-1].itemsize, ()))
         elif name.startswith("triton_") and name.endswith(".run"):
-            views = [self._view(each) for each in call.args if self._is_tensor(each)]
-            in_place = self._untuned.pop(name.removesuffix(".run"), None)
-            changed = None if in_place is None else [self._view(call.args[index]) for index in in_place]
-            tuned_on = None if changed is None else tuple(_numel(view.shape) * view.itemsize for view in changed)
-            kernel = Kernel(_NUMBER_OF_KERNEL.sub("", name.removesuffix(".run")), ())
-            run = self._run(kernel, views, min(view.itemsize for view in views), ())
-            self._steps.append(run._replace(tuned_on=tuned_on))
+            self._triton(name.removesuffix(".run"), call.args)
         else:
             raise UnknownCode(ast.unparse(call))
+
+    def _triton(self, name: str, args: Sequence[ast.expr]) -> None:
+        views = [self._view(each) for each in args if self._is_tensor(each)]
+        changed = [self._view(args[index]) for index in self._kernels[name].changed]
+        itemsize = min(view.itemsize for view in views)
+        run = self._run(Kernel(_NUMBER_OF_KERNEL.sub("", name), ()), [*views, *changed], itemsize, ())
+        if name in self._untuned:
+            self._untuned.remove(name)
+            run = run._replace(tuned_on=run.touched_bytes[len(views) :])
+        self._steps.append(run)
 
     def _run(self, kernel: Kernel, views: list[View], itemsize: int, makes: tuple[Made, ...]) -> Run:
         return Run(

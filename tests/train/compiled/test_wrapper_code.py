@@ -6,7 +6,15 @@ import pytest
 
 pytest.importorskip("torch")
 
-from fsdp_bench.train.compiled.wrapper_code import Dropped, Function, Made, Run, UnknownCode, read_function
+from fsdp_bench.train.compiled.wrapper_code import (
+    Dropped,
+    Function,
+    Made,
+    Run,
+    TritonKernel,
+    UnknownCode,
+    read_function,
+)
 
 MODULE = """
 def call(self, args):
@@ -33,14 +41,21 @@ def get_args():
     primals_2 = rand_strided((16, 8), (8, 1), device='cuda:0', dtype=torch.bfloat16)
     return [primals_1, primals_2]
 """
-KERNELS = """
+SOURCES = """
 triton_poi_fused_silu_3 = async_compile.triton('triton_poi_fused_silu_3', 'the source of silu', device_str='cuda')
 triton_poi_fused_mul_4 = async_compile.triton('triton_poi_fused_mul_4', 'the source of mul', device_str='cuda')
 """
 
 
+KERNELS = {
+    "the source of silu": TritonKernel(changed=(0,), is_tuned=True),
+    "the source of mul": TritonKernel(changed=(), is_tuned=False),
+}
+"""silu_3 changes its only argument in place; mul_4 has one configuration."""
+
+
 def read(statement: str) -> Function:
-    return read_function(MODULE.format(statement=statement), lambda name, source: None)
+    return read_function(SOURCES + MODULE.format(statement=statement), lambda name, source: KERNELS[source])
 
 
 def test_a_buffer_that_is_reused_is_one_storage_until_its_last_name_is_deleted() -> None:
@@ -57,7 +72,7 @@ def test_a_kernel_has_the_bytes_that_it_touches_and_a_product_its_sizes() -> Non
     function = read("")
     product, silu, mul = [one for one in function.steps if isinstance(one, Run) and not one.makes]
     assert (product.name, product.dims) == ("aten::mm nt", (4, 16, 8))
-    assert (silu.name, sum(silu.touched_bytes)) == ("triton_poi_fused_silu", 128)
+    assert (silu.name, sum(silu.touched_bytes)) == ("triton_poi_fused_silu", 2 * 128)  # reads and writes it
     assert (mul.name, sum(mul.touched_bytes)) == ("triton_poi_fused_mul", 128 + 256)
 
 
@@ -88,9 +103,6 @@ def test_what_is_not_known_is_refused(statement: str) -> None:
 
 
 def test_a_kernel_with_several_configurations_is_tuned_when_it_first_runs() -> None:
-    """silu_3 changes its only argument in place, and runs twice; mul_4 has one configuration."""
-    again = "triton_poi_fused_silu_3.run(buf1, 64, stream=raw_stream0)"
-    in_place = {"the source of silu": (0,), "the source of mul": None}
-    function = read_function(KERNELS + MODULE.format(statement=again), lambda name, source: in_place[source])
+    function = read("triton_poi_fused_silu_3.run(buf1, 64, stream=raw_stream0)")
     kernels = [one for one in function.steps if isinstance(one, Run) and one.name.startswith("triton")]
     assert [one.tuned_on for one in kernels] == [(4 * 16 * 2,), None, None]
