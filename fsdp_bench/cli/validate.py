@@ -247,15 +247,22 @@ def _published(as_json: bool) -> int:
 
 def _rehearsed(folder: Path, as_json: bool) -> int:
     from fsdp_bench.report.validation.published_rehearsed import format_rehearsed
-    from fsdp_bench.validate.published.rehearsed import compare_rehearsed, read_rehearsed, summarize
+    from fsdp_bench.validate.published.rehearsed import (
+        compare_rehearsed,
+        compare_rehearsed_speeds,
+        read_rehearsed,
+        summarize,
+    )
 
-    peaks = compare_rehearsed(read_rehearsed(folder))
+    records = read_rehearsed(folder)
+    peaks, speeds = compare_rehearsed(records), compare_rehearsed_speeds(records)
     first, other = (summarize([peak for peak in peaks if peak.is_first is flag]) for flag in (True, False))
     if as_json:
         summary = {"first": to_builtins(first), "other": to_builtins(other)}
-        sys.stdout.write(to_json({"summary": summary, "peaks": to_builtins(peaks)}).decode())
+        document = {"summary": summary, "peaks": to_builtins(peaks), "speeds": to_builtins(speeds)}
+        sys.stdout.write(to_json(document).decode())
     else:
-        print_lines(format_rehearsed(peaks, first, other))
+        print_lines(format_rehearsed(records, peaks, first, other, speeds))
     return ExitCode.DONE
 
 

@@ -1,37 +1,84 @@
-"""Rehearsed and published peaks as text: a table, how near they are, and what the sources leave open."""
+"""Rehearsed and published peaks and speeds as text: tables, how near they are, and what the sources leave open."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from statistics import median
 
 from fsdp_bench.report.table import table_columns, table_lines
 from fsdp_bench.report.validation.left_out import wrapped
 from fsdp_bench.spec.units import GIB
-from fsdp_bench.validate.published.rehearsed import WITHIN, WITHIN_BYTES, RehearsedPeak, RehearsedSummary
+from fsdp_bench.validate.published.rehearsed import (
+    WITHIN,
+    WITHIN_BYTES,
+    RehearsedPeak,
+    RehearsedRecord,
+    RehearsedSpeed,
+    RehearsedSummary,
+)
 
 HEADERS = ("case", "torch", "kind", "published", "rehearsed", "error")
+SPEED_HEADERS = ("case", "torch", "published", "rehearsed", "error")
 
 
-def format_rehearsed(peaks: Sequence[RehearsedPeak], first: RehearsedSummary, other: RehearsedSummary) -> str:
-    """Return the comparison as plain text: ``first`` and ``other`` summarize first runs and further ones."""
-    cases = list(dict.fromkeys(peak.case for peak in peaks))
+def format_rehearsed(
+    records: Sequence[RehearsedRecord],
+    peaks: Sequence[RehearsedPeak],
+    first: RehearsedSummary,
+    other: RehearsedSummary,
+    speeds: Sequence[RehearsedSpeed],
+) -> str:
+    """Return the comparison as plain text: ``first`` and ``other`` summarize peaks of first and of further runs."""
     lines = [
-        f"peaks of memory that people published, and their code rehearsed: {len(cases)} runs; GiB",
+        f"peaks of memory that people published, and their code rehearsed: {_num_cases(peaks)} runs; GiB",
         "",
         *table_lines(table_columns(HEADERS, map(_cells, peaks), HEADERS[3:])),
         "",
         *_summary("with the nearest torch and the framework's defaults", first),
         *_summary("with another torch, or another setting where the source says nothing", other),
         "",
+        *_speeds(speeds),
         "where the code is, what was replaced, and what the source leaves open:",
     ]
-    for case in cases:
-        peak = next(peak for peak in peaks if peak.case == case)
-        repository = peak.code.repository.removeprefix("https://github.com/")
-        lines += wrapped(f"{case}: {repository} at {peak.code.commit[:9]}, {peak.code.note}", 2)
-        lines += wrapped(f"replaced: {peak.changes}", 6)
-        lines += wrapped(f"left open: {peak.left_open}", 6)
+    of_cases: dict[str, RehearsedRecord] = {}
+    for record in records:
+        of_cases.setdefault(record.case, record)
+    for record in of_cases.values():
+        repository = record.code.repository.removeprefix("https://github.com/")
+        lines += wrapped(f"{record.case}: {repository} at {record.code.commit[:9]}, {record.code.note}", 2)
+        lines += wrapped(f"replaced: {record.changes}", 6)
+        lines += wrapped(f"left open: {record.left_open}", 6)
     return "\n".join(lines)
+
+
+def _num_cases(rows: Sequence[RehearsedPeak] | Sequence[RehearsedSpeed]) -> int:
+    return len({row.case for row in rows})
+
+
+def _speeds(speeds: Sequence[RehearsedSpeed]) -> list[str]:
+    if not speeds:
+        return []
+    cells = (
+        (row.case, row.torch.partition("+")[0], f"{row.published:,.0f}", f"{row.rehearsed:,.0f}", f"{row.error:+.1%}")
+        for row in speeds
+    )
+    worst = max(speeds, key=lambda row: abs(row.error))
+    return [
+        *wrapped(
+            f"speeds that people published, and their code rehearsed: {_num_cases(speeds)} runs; tokens/s per GPU; what"
+            " a step issues is rehearsed, how long that takes predicted",
+            0,
+        ),
+        "",
+        *table_lines(table_columns(SPEED_HEADERS, cells, SPEED_HEADERS[2:])),
+        "",
+        *wrapped(
+            f"median |error| {median(abs(row.error) for row in speeds):.1%}, worst {worst.error:+.1%}, {worst.case};"
+            f" too fast in {sum(row.error > 0 for row in speeds)} of {len(speeds)}",
+            0,
+        ),
+        "",
+    ]
 
 
 def _cells(peak: RehearsedPeak) -> list[str]:

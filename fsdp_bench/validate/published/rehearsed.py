@@ -1,6 +1,7 @@
-"""Published peaks beside rehearsals of the same code (results/rehearsed/published).
+"""Published peaks and speeds beside rehearsals of the same code (results/rehearsed/published).
 
-A record holds both, and ``rerun.py`` beside the records writes it. Nothing is predicted here.
+A record holds both, and ``rerun.py`` beside the records writes it. Nothing is predicted here but how long takes what
+was rehearsed.
 """
 
 from __future__ import annotations
@@ -49,6 +50,10 @@ class RehearsedRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes, by kind: max_allocated, max_active, max_reserved."""
     peaks: dict[str, int]
     """The rehearsed bytes, by kind."""
+    published_tokens_per_second: float | None = None
+    """Of one GPU."""
+    tokens_per_second: float | None = None
+    """Of one GPU, by ``--time``. None: not rehearsed, or unknown."""
 
 
 class RehearsedPeak(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,6 +73,17 @@ class RehearsedPeak(msgspec.Struct, frozen=True, kw_only=True):
     code: Code
     changes: str
     left_open: str
+
+
+class RehearsedSpeed(msgspec.Struct, frozen=True, kw_only=True):
+    """A published speed and the rehearsed one, in tokens per second of one GPU."""
+
+    case: str
+    torch: str
+    published: float
+    rehearsed: float
+    error: float
+    """``rehearsed / published - 1``."""
 
 
 def read_rehearsed(folder: Path) -> list[RehearsedRecord]:
@@ -114,6 +130,21 @@ def _compared(record: RehearsedRecord, kind: str, published: int, rehearsed: int
         changes=record.changes,
         left_open=record.left_open,
     )
+
+
+def compare_rehearsed_speeds(records: list[RehearsedRecord]) -> list[RehearsedSpeed]:
+    """Return every published speed with the rehearsed one, of first runs alone: torch's version hardly changes it."""
+    return [
+        RehearsedSpeed(
+            case=record.case,
+            torch=record.torch,
+            published=record.published_tokens_per_second,
+            rehearsed=record.tokens_per_second,
+            error=record.tokens_per_second / record.published_tokens_per_second - 1,
+        )
+        for record in records
+        if record.is_first and record.published_tokens_per_second and record.tokens_per_second
+    ]
 
 
 class RehearsedSummary(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,8 +1,8 @@
 """Rehearses one published row again: ``python rerun.py CASE --code FOLDER --python PROGRAM [--keep]``.
 
 CASE is one of rows.toml, FOLDER a checkout of its code, PROGRAM the interpreter of an environment with torch's CUDA
-build and the packages that rows.toml names. To be run with the Python that has fsdp-bench. It prints the peaks beside
-the published ones; ``--keep`` writes the record.
+build and the packages that rows.toml names. To be run with the Python that has fsdp-bench. It prints the peaks and
+the speed beside the published ones; ``--keep`` writes the record.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ DRIVERS = HERE / "drivers"
 KINDS = {"max_allocated": "allocated_bytes", "max_active": "active_bytes", "max_reserved": "reserved_bytes"}
 KEPT = (
     "source torch cuda world_size rank outcome num_steps server memory host unsupported allocator_settings fits verdict"
+    " time why_no_time"
 )
 """What is kept of the verb's document: not what names files of the machine, nor each step."""
 
@@ -45,6 +46,7 @@ def main() -> None:
     record = _record(row, table["code"][row["code"]], command, given.variant, document)
     for kind, published in record["published"].items():
         print(f"{given.case} {record['torch']} {kind}: {published / GIB:.2f} {record['peaks'][kind] / GIB:.2f} GiB")
+    print(f"{given.case} tokens/s: {record['published_tokens_per_second']} {record['tokens_per_second']}")
     if given.keep:
         ending = f"-{given.variant}" if given.variant else ""
         name = f"{given.case}-torch-{record['torch'].partition('+')[0]}{ending}.json"
@@ -54,7 +56,7 @@ def main() -> None:
 def _rehearse(row: dict[str, Any], command: str, code: Path, python: Path) -> dict[str, Any]:
     """Run the verb in the folder of the code; return its document."""
     words = shlex.split(command.format(python=shlex.quote(str(python.absolute())), drivers=shlex.quote(str(DRIVERS))))
-    options = [*row["hardware"], "--steps", str(row["steps"]), "--json"]
+    options = [*(word.format(here=HERE) for word in row["hardware"]), "--time", "--steps", str(row["steps"]), "--json"]
     paths = [str(code.resolve()), str(DRIVERS), os.environ.get("PYTHONPATH", "")]
     ran = subprocess.run(
         [sys.executable, "-m", "fsdp_bench", "rehearse", *options, "--", *words],
@@ -76,6 +78,8 @@ def _record(
     published = next(case for case in read_cases() if case.inputs.case == row["case"])
     kept = {name: document[name] for name in KEPT.split()}
     kept["memory"].pop("lines_at_peak")
+    if kept["time"] is not None:
+        kept["time"].pop("parts")
     kept["reads"] = sorted({one["operator"] for one in document["reads"]})
     return {
         "case": row["case"],
@@ -83,13 +87,15 @@ def _record(
         "is_first": variant is None and document["torch"].partition("+")[0] == row["torch"][0],
         "code": {"repository": code["repository"], "commit": code["commit"], "note": code["note"]},
         "packages": code["packages"],
-        "options": row["hardware"] + ["--steps", str(row["steps"])],
+        "options": row["hardware"] + ["--time", "--steps", str(row["steps"])],
         "command": command,
         "changes": row["changes"],
         "left_open": row["left_open"],
         "torch": document["torch"],
         "published": {one.kind: one.num_bytes for one in published.measured},
         "peaks": {kind: max(span[name] for span in document["spans"]) for kind, name in KINDS.items()},
+        "published_tokens_per_second": published.tokens_per_second_per_gpu if row.get("speed", True) else None,
+        "tokens_per_second": kept["time"] and kept["time"]["tokens_per_second_per_gpu"],
         "document": kept,
     }
 

@@ -16,6 +16,7 @@ from fsdp_bench.validate.published.rehearsed import (
     Code,
     RehearsedRecord,
     compare_rehearsed,
+    compare_rehearsed_speeds,
     read_rehearsed,
     summarize,
 )
@@ -44,6 +45,15 @@ def test_records_hold_what_the_packaged_rows_say() -> None:
     published = {case.inputs.case: {one.kind: one.num_bytes for one in case.measured} for case in read_cases()}
     assert {record.case: record.published for record in RECORDS} == {
         record.case: published[record.case] for record in RECORDS
+    }
+
+
+def test_records_hold_the_packaged_speeds() -> None:
+    published = {case.inputs.case: case.tokens_per_second_per_gpu for case in read_cases()}
+    given = [record for record in RECORDS if record.published_tokens_per_second is not None]
+    assert len(given) >= 10
+    assert {record.case: record.published_tokens_per_second for record in given} == {
+        record.case: published[record.case] for record in given
     }
 
 
@@ -86,12 +96,23 @@ def test_the_text_has_every_peak_and_fits_the_terminal(monkeypatch: pytest.Monke
     monkeypatch.setenv("COLUMNS", "80")
     peaks = compare_rehearsed([_record(), _record(variant="fused", is_first=False)])
     first, other = (summarize([peak for peak in peaks if peak.is_first is flag]) for flag in (True, False))
-    text = format_rehearsed(peaks, first, other)
+    text = format_rehearsed([_record()], peaks, first, other, [])
     assert "a, fused" in text
     assert "a/b at 012345678, then" in text
     assert "-5.00%" in text
     assert "1 of 2 within 1%, 1 within 0.15 GiB; worst -5.0%, -1.00 GiB, a" in " ".join(text.split())
-    assert max(map(len, format_rehearsed(compare_rehearsed(RECORDS), first, other).splitlines())) <= 80
+    whole = format_rehearsed(RECORDS, compare_rehearsed(RECORDS), first, other, compare_rehearsed_speeds(RECORDS))
+    assert max(map(len, whole.splitlines())) <= 80
+
+
+def test_a_speed_is_compared_where_it_is_published_and_rehearsed() -> None:
+    speeds = {"published_tokens_per_second": 100.0, "tokens_per_second": 110.0}
+    further = {"is_first": False, "torch": "2.6.0"}
+    unknown = {"case": "b", "published_tokens_per_second": 100.0}
+    found = compare_rehearsed_speeds([_record(**speeds), _record(**speeds, **further), _record(**unknown), _record()])
+    assert [(one.case, one.torch, one.error) for one in found] == [("a", "2.4.0+cu121", pytest.approx(0.1))]
+    text = format_rehearsed([], [], *2 * [summarize([])], found)
+    assert "median |error| 10.0%, worst +10.0%, a; too fast in 1 of 1" in text
 
 
 def test_a_folder_without_records_and_a_broken_one_are_refused_in_one_line(tmp_path: Path) -> None:
