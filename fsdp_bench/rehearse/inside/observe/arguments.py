@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from torch._ops import HigherOrderOperator, OpOverload
 
 LARGE_BYTES = 1 << 20
 """Operators in host memory are noted from this size on."""
@@ -49,8 +50,9 @@ def described(func: Any, arguments: Sequence[Any], keywords: Mapping[str, Any], 
     ``written`` are arguments that it reads and writes, ``outputs`` those that it only writes (``out=``). ``results``
     are tensors that it made.
     """
+    func, arguments = _inner(func, arguments)
     schema = getattr(func, "_schema", None)
-    if schema is None:  # a higher-order operator
+    if schema is None:
         given = {str(place): one for place, one in enumerate(arguments)} | dict(keywords)
         name, writes, outputs = f"higher_order::{func}", [], []
     else:
@@ -68,6 +70,19 @@ def described(func: Any, arguments: Sequence[Any], keywords: Mapping[str, Any], 
         "outputs": outputs,
         "results": [kinds.number(one) for one in _tensors(found) if id(one) not in known],
     }
+
+
+def _inner(func: Any, arguments: Sequence[Any]) -> tuple[Any, Sequence[Any]]:
+    """Return the operator, and its arguments, that a higher-order one runs with the state of random numbers, say.
+
+    It is given among the arguments, before its own: graphsafe_run_with_rng_state(operator, ...).
+    """
+    if not isinstance(func, HigherOrderOperator):
+        return func, arguments
+    for place, one in enumerate(arguments):
+        if isinstance(one, OpOverload):
+            return one, arguments[place + 1 :]
+    return func, arguments
 
 
 def is_large_on_host(tensor: torch.Tensor) -> bool:
