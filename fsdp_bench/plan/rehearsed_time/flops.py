@@ -7,7 +7,14 @@ from dataclasses import dataclass
 
 from fsdp_bench.plan.rehearsed_time.operator_work import DTYPES, dtype_of, work_of_operator
 from fsdp_bench.simulate.events import Work
-from fsdp_bench.spec.subprocesses.issued import IssuedOperator, IssuedStep, PhaseBegin, TensorNumbers
+from fsdp_bench.spec.subprocesses.issued import (
+    Argument,
+    IssuedOperator,
+    IssuedStep,
+    PhaseBegin,
+    TensorNumbers,
+    TritonKernel,
+)
 
 _ROUNDING = 1e-3
 
@@ -28,8 +35,7 @@ class StepFlops:
     def model(self) -> float | None:
         """FLOPs without recomputation.
 
-        None if that is not known: gradients need at most twice what forward needs, so more was computed again within
-        compiled code, which does not say what.
+        None if that is not known: gradients need at most twice what forward needs, so more was computed again.
         """
         return self.forward + self.backward if self.backward <= 2 * self.forward * (1 + _ROUNDING) else None
 
@@ -40,8 +46,14 @@ class StepFlops:
 
 
 def flops_of(step: IssuedStep) -> StepFlops:
-    """Return the FLOPs of a step."""
+    """Return the FLOPs of a step.
+
+    Compiled code does not say what it computes again in backward: the products and the attention that forward has, too,
+    with the same shapes and strides. Those of gradients have one factor transposed.
+    """
     phase, totals, dtypes = "forward", Counter[str](), Counter[str]()
+    of_forward = set[_Kind]()
+    is_compiled = any(isinstance(event, TritonKernel) and event.is_inductors for event in step.events)
     for event in step.events:
         if isinstance(event, PhaseBegin):
             phase = event.name
@@ -49,11 +61,22 @@ def flops_of(step: IssuedStep) -> StepFlops:
             continue
         work = work_of_operator(event, step.tensors)
         flops = _flops(work) if work is not None and work.dims else 0.0
-        totals["recomputed" if event.is_recomputed else phase] += flops  # type: ignore[assignment]
+        is_recomputed = event.is_recomputed or (is_compiled and phase == "backward" and _kind(event) in of_forward)
+        if phase == "forward":
+            of_forward.add(_kind(event))
+        totals["recomputed" if is_recomputed else phase] += flops  # type: ignore[assignment]
         if flops:
             dtypes[DTYPES[dtype_of(event, step.tensors)]] += flops  # type: ignore[assignment]
     most = max(dtypes, key=lambda dtype: dtypes[dtype], default=None)
     return StepFlops(float(totals["forward"]), float(totals["backward"]), float(totals["recomputed"]), most)
+
+
+_Kind = tuple[str, frozenset[tuple[str, Argument]]]
+
+
+def _kind(event: IssuedOperator) -> _Kind:
+    """Return an operator's name and what it reads."""
+    return event.name, frozenset(pair for pair in event.arguments.items() if pair[0] not in event.outputs)
 
 
 def _flops(work: Work) -> float:

@@ -101,8 +101,23 @@ def test_mfu_leaves_out_what_was_recomputed_and_the_optimizer() -> None:
     assert found.hfu == pytest.approx(found.mfu * 4 / 3)
 
 
+@pytest.mark.parametrize("is_compiled", [True, False])
+def test_compiled_code_computes_again_what_reads_the_same_as_in_forward(is_compiled: bool) -> None:
+    step = StepWriter()
+    x, weight, y = step.tensor(1000, 500), step.tensor(500, 1000, strides=(1, 500)), step.tensor(1000, 1000)
+    step.operator("aten::mm", (y,), self=(x,), mat2=(weight,))
+    step.add("phase", name="backward")
+    if is_compiled:
+        nothing = dict.fromkeys(("names", "arguments", "changed", "sizes"), ())
+        step.add("triton", name="triton_poi_fused_0", is_inductors=True, module="", stream=0, **nothing)
+    step.operator("aten::mm", self=(x,), mat2=(weight,), out=(y,), outputs=("out",))
+    step.product(1000, 500, 1000)
+    step.product(500, 1000, 1000)
+    flops = answer(step).flops
+    assert (flops.model, flops.hardware) == (3e9 if is_compiled else None, 4e9)
+
+
 def test_mfu_is_unknown_where_gradients_seem_to_need_more_than_twice_the_forward() -> None:
-    """Then something was computed again within compiled code, which does not say what."""
     step = StepWriter()
     phases(step)
     step.events[-1] = {"kind": "phase", "name": "backward"}
