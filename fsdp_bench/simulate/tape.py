@@ -90,9 +90,13 @@ class Tape:
         """Issue an operator that is bound by memory: what it reads and writes, and the size of an element it reads."""
         self.events.append(Event(_KERNEL, -1, 0, _TEMPORARY, stream, name, Work(name, num_bytes, (), itemsize)))
 
-    def product(self, layout: str, m: int, n: int, k: int, itemsize: int) -> None:
-        """Issue a matrix product, m x k by k x n; ``layout`` says which of them are transposed: nt, nn, tn."""
-        self._issue(_KERNEL, Work(f"aten::mm {layout}", (m * k + k * n + m * n) * itemsize, (m, n, k), itemsize))
+    def product(self, layout: str, m: int, n: int, k: int, itemsize: int, added_to_itemsize: int = 0) -> None:
+        """Issue a matrix product, m x k by k x n; ``layout`` says which of them are transposed: nt, nn, tn.
+
+        With ``added_to_itemsize`` it is added to a matrix of such elements, which is read and written (aten::addmm).
+        """
+        num_bytes = (m * k + k * n) * itemsize + m * n * (2 * added_to_itemsize or itemsize)
+        self._issue(_KERNEL, Work(f"aten::mm {layout}", num_bytes, (m, n, k), itemsize))
 
     def attention(self, name: str, dims: tuple[int, ...], num_bytes: int, itemsize: int) -> None:
         """Issue causal attention or its backward."""

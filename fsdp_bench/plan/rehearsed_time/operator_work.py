@@ -144,6 +144,9 @@ _OVERWRITTEN = re.compile(
 )
 """Operators that do not read what they change in place."""
 
+_SHAPED_ALIKE = re.compile(r"aten::(new_(zeros|ones|full)|(zeros|ones|full|rand|randn|randint)_like)")
+"""Operators that ask ``self`` for its shape alone."""
+
 _ONLY_READ = {"aten::_fused_adamw_": ("grads",), "aten::_fused_adam_": ("grads",), "aten::_fused_sgd_": ("grads",)}
 """Arguments that a schema says are changed, and are not (without a gradient scaler)."""
 
@@ -173,6 +176,8 @@ def _moved_bytes(operator: Operator, tensors: Tensors) -> int:
     special = _MOVED.get(operator.name)
     if special is not None:
         return special(operator, tensors)
+    if _SHAPED_ALIKE.fullmatch(operator.name):
+        return sum(_num_bytes(tensors[number]) for number in operator.results)
     read_once = (*operator.outputs, *(operator.written if _OVERWRITTEN.fullmatch(operator.name) else ()))
     unchanged = _ONLY_READ.get(operator.name, ())
     partly = _READ_IN_PART.get(operator.name)

@@ -1,6 +1,7 @@
 """LigerCrossEntropyLoss and LigerFusedLinearCrossEntropyLoss of liger_kernel (0.8), with their defaults.
 
-Both compute their gradients in forward, into tensors that are there already, and scale them in backward.
+Both compute their gradients in forward, into tensors that are there already, and scale them in backward, unless the
+gradient of the loss is 1.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ def liger(op: Operators, logits: Tensor, targets: Tensor) -> Tensor:
     def backward(saved: Saved, _gradients: list[Tensor]) -> Gradients:
         (gradient,) = saved.copy()
         _compare_with_one(op)
-        op.run(_SCALE, gradient, gradient)
+        if op.scales_loss:
+            op.run(_SCALE, gradient, gradient)
         return (Tensor(gradient.storage, numel, itemsize),)
 
     return op.record(out, [logits], [logits.detach()], backward)
@@ -90,10 +92,11 @@ class _Chunks:
             op.run("aten::copy_", d_rows, self.x.view(rows * hidden))
             del whole, d_rows
         op.tape.product("nn", rows, hidden, vocab, itemsize)
-        op.tape.product("tn", vocab, hidden, rows, itemsize)
+        is_in_place = buffer is None or itemsize != FP32
+        op.tape.product("tn", vocab, hidden, rows, itemsize, self.d_weight.itemsize if is_in_place else 0)
         if buffer is None:
             op.to(self.x.view(rows * hidden), itemsize)
-        elif itemsize == FP32:
+        if not is_in_place:
             part = op.tape.tensor(self.weight.numel, FP32, "aten::mm", Category.GRADIENTS)
             op.run("aten::add", part, self.d_weight, self.d_weight)
 
@@ -134,7 +137,8 @@ def liger_fused_linear(op: Operators, x: Tensor, weight: Parameter, targets: Ten
         _compare_with_one(op)
         found = []
         for one in opened:
-            op.run(_SCALE, one, one)
+            if op.scales_loss:
+                op.run(_SCALE, one, one)
             found.append(Tensor(one.storage, one.numel, one.itemsize))
         return found
 
