@@ -22,7 +22,7 @@ from typing import Any
 
 import msgspec
 
-from fsdp_bench.simulate.events import Category, Stream
+from fsdp_bench.simulate.events import Category, Queue, Stream
 from fsdp_bench.simulate.tape import Tape, Tensor
 
 _COMPUTE = Stream.COMPUTE
@@ -134,7 +134,7 @@ class Engine:
             node = heapq.heappop(self._ready)[2]
             tape.stream = node.stream
             if node.waits_for is not None:
-                tape.wait_stream(node.stream, node.waits_for)
+                tape.wait_event(node.stream, Queue.GRADIENTS)
                 node.waits_for = None
             if node.pre_hooks:
                 for hook in node.pre_hooks:
@@ -194,6 +194,8 @@ class Engine:
                 del gradient
             target.waiting -= 1
             if not target.waiting:
+                if target.waits_for is not None:  # what is issued until it runs, it does not wait for
+                    self.tape.record_event(target.waits_for, Queue.GRADIENTS)
                 self._push(target)
 
     def _add(self, target: Node, slot: int) -> None:

@@ -103,6 +103,8 @@ class Queue(IntEnum):
     RESHARD = 4
     """fully_shard's _reshard_after_forward_event: a unit was resharded to fewer ranks. Backward visits units in the
     reverse order of forward."""
+    GRADIENTS = 5
+    """autograd's InputBuffer: the gradients that a node of another stream takes have been computed."""
 
 
 class Work(msgspec.Struct, frozen=True, gc=False, cache_hash=True):

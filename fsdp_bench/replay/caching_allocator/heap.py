@@ -13,12 +13,12 @@ from __future__ import annotations
 from array import array
 from collections.abc import MutableSequence
 
+from fsdp_bench.simulate.events import Queue, Stream
+
 Heap = MutableSequence[int]
 
-NUM_STREAMS = 5
-"""events.Stream."""
-NUM_QUEUES = 5
-"""events.Queue."""
+NUM_STREAMS = len(Stream)
+NUM_QUEUES = len(Queue)
 MAX_EVENTS = 4096
 """The most CUDA events of one queue that are recorded and not waited for yet."""
 NUM_POOLS = 2 * NUM_STREAMS
