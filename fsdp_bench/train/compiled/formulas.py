@@ -31,9 +31,12 @@ FEWEST_POINTS = 2
 """Of one, several products of symbols may be right: then those of the block's other recordings are taken."""
 
 
-def most_common(points: Sequence[tuple[Sizes, Compiled]]) -> list[tuple[Sizes, Compiled]]:
-    """Return the points at which Inductor wrote the same, as most points have it."""
-    shapes = [_without_numbers(compiled) for _, compiled in points]
+def most_common(points: Sequence[tuple[Sizes, Compiled]], with_in_place: bool = False) -> list[tuple[Sizes, Compiled]]:
+    """Return the points at which Inductor wrote the same, as most points have it.
+
+    What a kernel changes in place is taken for two tensors, one read and one written, unless ``with_in_place``.
+    """
+    shapes = [_without_numbers(compiled, with_in_place) for _, compiled in points]
     usual, _ = Counter(shapes).most_common(1)[0]
     return [point for point, shape in zip(points, shapes, strict=True) if shape == usual]
 
@@ -72,18 +75,19 @@ def merge(
     return _Merged(points, others, products).code()
 
 
-def _without_numbers(compiled: Compiled) -> str:
+def _without_numbers(compiled: Compiled, with_in_place: bool) -> str:
     def plain(function: Function) -> list[Any]:
-        return [function.num_inputs, list(map(_plain, function.steps)), function.returns]
+        return [function.num_inputs, [_plain(step, with_in_place) for step in function.steps], function.returns]
 
     return repr((compiled.inputs, plain(compiled.forward), plain(compiled.backward)))
 
 
-def _plain(step: Run | Dropped) -> Any:
+def _plain(step: Run | Dropped, with_in_place: bool) -> Any:
     if isinstance(step, Dropped):
         return step
     name = "triton" if step.name.startswith("triton_") else step.name  # named for what happens to be fused
-    return name, len(step.touched_bytes), step.itemsize, [made.number for made in step.makes]
+    moved = len(step.touched_bytes + step.changed_bytes), len(step.changed_bytes) if with_in_place else None
+    return name, moved, step.itemsize, [made.number for made in step.makes]
 
 
 _PARTS = (Fraction(1, 2), Fraction(1, 3), Fraction(2, 3), Fraction(1, 4), Fraction(3, 4), 2)
@@ -144,10 +148,12 @@ class _Merged:
             yield Drop(str(first.number))
             return
         runs = [one for one in alike if isinstance(one, Run)]
-        tuned_on = [one.tuned_on for one in runs if one.tuned_on is not None]
-        if len(tuned_on) == len(runs):
-            yield Tuning(tuple(self._number(self._text(numbers)) for numbers in zip(*tuned_on, strict=True)))
-        touched = zip(*(one.touched_bytes for one in runs), strict=True)
+        if all(one.is_tuned for one in runs):
+            if len({len(one.changed_bytes) for one in runs}) > 1:
+                raise UnknownCode(f"{first.name}: not alike in what is changed in place")
+            copies = zip(*(one.changed_bytes for one in runs), strict=True)
+            yield Tuning(tuple(self._number(self._text(numbers)) for numbers in copies))
+        touched = zip(*(one.touched_bytes + one.changed_bytes for one in runs), strict=True)
         moved = to_text([self._find(numbers) for numbers in touched] or [(Fraction(0), ())])
         yield Operator(
             name=self._names.setdefault(first.name, len(self._names)),

@@ -18,33 +18,53 @@ import torch
 
 from fsdp_bench.spec.recording.compiled import CompiledCatalog, CompiledCode, symbols_of_block, symbols_of_float8
 from fsdp_bench.spec.setup import Float8
-from fsdp_bench.train.compiled.compile_block import compile_block
+from fsdp_bench.train.compiled.compile_block import Compiled, compile_block
 from fsdp_bench.train.compiled.formulas import ENOUGH_FLOAT8_POINTS, ENOUGH_POINTS, FLOAT8_PRODUCTS, merge, most_common
-from fsdp_bench.train.compiled.variants import Variant, benchmark_variants, float8_variants, huggingface_variants
+from fsdp_bench.train.compiled.variants import Point, Variant, benchmark_variants, float8_variants, huggingface_variants
 from fsdp_bench.train.compiled.wrapper_code import UnknownCode
 
 
-def record(variant: Variant, others: Iterable[CompiledCode]) -> CompiledCode:
-    """Compile a variant at all its sizes, and merge what most of them have in common.
+def record(variant: Variant, others: Sequence[CompiledCode]) -> CompiledCode:
+    """Compile a variant at its sizes, and merge what most of them have in common.
 
     ``others`` are recordings of the same block, whose formulas are taken where no two sizes have the same code.
 
     Raises:
         UnknownCode: if Inductor wrote what is not known here, or what no formula holds for.
     """
-    gpu, kind = torch.cuda.get_device_properties(), variant.kind
-    points, enough = [], ENOUGH_POINTS if kind.float8 is Float8.NONE else ENOUGH_FLOAT8_POINTS
-    for point in variant.points:
-        compiled = compile_block(point.subject(variant.dtype), kind)
-        symbols = symbols_of_block if kind.float8 is Float8.NONE else symbols_of_float8
+    points, products = _Points(variant), FLOAT8_PRODUCTS if variant.kind.float8 is not Float8.NONE else ()
+    try:
+        return merge(points.alike(with_in_place=False), others, products)
+    except UnknownCode:
+        return merge(points.alike(with_in_place=True), others, products)
+
+
+class _Points:
+    """The sizes at which a variant is compiled, as many as are needed."""
+
+    def __init__(self, variant: Variant) -> None:
+        self._variant, self._points = variant, iter(variant.points)
+        self._is_float8 = variant.kind.float8 is not Float8.NONE
+        self._enough = ENOUGH_FLOAT8_POINTS if self._is_float8 else ENOUGH_POINTS
+        self._compiled: list[tuple[dict[str, int], Compiled]] = []
+
+    def alike(self, with_in_place: bool) -> list[tuple[dict[str, int], Compiled]]:
+        """Return enough sizes with the same code, or as many as there are."""
+        found = most_common(self._compiled, with_in_place) if self._compiled else []
+        while len(found) < self._enough and (point := next(self._points, None)) is not None:
+            self._compiled.append(self._compile(point))
+            found = most_common(self._compiled, with_in_place)
+        if self._is_float8 and len(found) == 1:
+            found = self._compiled[-1:]
+        name = self._variant.kind.name
+        print(f"{name}: {len(found)} of {len(self._compiled)} sizes alike", file=sys.stderr, flush=True)
+        return found
+
+    def _compile(self, point: Point) -> tuple[dict[str, int], Compiled]:
+        gpu = torch.cuda.get_device_properties()
+        symbols = symbols_of_float8 if self._is_float8 else symbols_of_block
         sizes = symbols(point.sizes, gpu.multi_processor_count, gpu.max_threads_per_multi_processor)
-        points.append((sizes, compiled))
-        if len(alike := most_common(points)) == enough:
-            break
-    if kind.float8 is not Float8.NONE and len(alike) == 1:
-        alike = points[-1:]
-    print(f"{kind.name}: {len(alike)} of {len(points)} sizes alike", file=sys.stderr, flush=True)
-    return merge(alike, others, FLOAT8_PRODUCTS if kind.float8 is not Float8.NONE else ())
+        return sizes, compile_block(point.subject(self._variant.dtype), self._variant.kind)
 
 
 def write(file: Path, variants: Iterable[Variant]) -> None:

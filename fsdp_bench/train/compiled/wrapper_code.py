@@ -45,11 +45,13 @@ class Run(NamedTuple):
     name: str
     dims: tuple[int, ...]
     touched_bytes: tuple[int, ...]
-    """Of each tensor that it reads or writes; what it changes in place is both, and counts twice."""
+    """Of each tensor that it reads or writes."""
     itemsize: int
     makes: tuple[Made, ...]
-    tuned_on: tuple[int, ...] | None = None
-    """Where Inductor tunes the kernel, which is when it first runs: bytes of what it changes in place."""
+    changed_bytes: tuple[int, ...] = ()
+    """Of each tensor among them that it changes in place: reads and writes."""
+    is_tuned: bool = False
+    """Whether Inductor tunes the kernel, which it does when the kernel first runs."""
 
 
 class Dropped(NamedTuple):
@@ -249,17 +251,12 @@ class _Reader:
     def _triton(self, name: str, args: Sequence[ast.expr]) -> None:
         views = [self._view(each) for each in args if self._is_tensor(each)]
         changed = [self._view(args[index]) for index in self._kernels[name].changed]
-        itemsize = min(view.itemsize for view in views)
-        run = self._run(Kernel(_NUMBER_OF_KERNEL.sub("", name), ()), [*views, *changed], itemsize, ())
-        if name in self._untuned:
-            self._untuned.remove(name)
-            run = run._replace(tuned_on=run.touched_bytes[len(views) :])
-        self._steps.append(run)
+        run = self._run(Kernel(_NUMBER_OF_KERNEL.sub("", name), ()), views, min(view.itemsize for view in views), ())
+        self._steps.append(run._replace(changed_bytes=_num_bytes(changed), is_tuned=name in self._untuned))
+        self._untuned.discard(name)
 
     def _run(self, kernel: Kernel, views: list[View], itemsize: int, makes: tuple[Made, ...]) -> Run:
-        return Run(
-            kernel.name, kernel.dims, tuple(_numel(view.shape) * view.itemsize for view in views), itemsize, makes
-        )
+        return Run(kernel.name, kernel.dims, _num_bytes(views), itemsize, makes)
 
     def _delete(self, name: str) -> None:
         gone = {self._views[name].storage} if name in self._views else {view.storage for view in self._tuples[name]}
@@ -304,6 +301,10 @@ def _itemsize(dtype: ast.expr) -> int:
 
 def _is_none(value: ast.expr) -> bool:
     return isinstance(value, ast.Constant) and value.value is None
+
+
+def _num_bytes(views: Sequence[View]) -> tuple[int, ...]:
+    return tuple(_numel(view.shape) * view.itemsize for view in views)
 
 
 def _numel(shape: Sequence[int]) -> int:

@@ -72,7 +72,8 @@ def test_a_kernel_has_the_bytes_that_it_touches_and_a_product_its_sizes() -> Non
     function = read("")
     product, silu, mul = [one for one in function.steps if isinstance(one, Run) and not one.makes]
     assert (product.name, product.dims) == ("aten::mm nt", (4, 16, 8))
-    assert (silu.name, sum(silu.touched_bytes)) == ("triton_poi_fused_silu", 2 * 128)  # reads and writes it
+    assert (silu.name, sum(silu.touched_bytes)) == ("triton_poi_fused_silu", 128)
+    assert (silu.changed_bytes, mul.changed_bytes) == ((128,), ())
     assert (mul.name, sum(mul.touched_bytes)) == ("triton_poi_fused_mul", 128 + 256)
 
 
@@ -105,4 +106,4 @@ def test_what_is_not_known_is_refused(statement: str) -> None:
 def test_a_kernel_with_several_configurations_is_tuned_when_it_first_runs() -> None:
     function = read("triton_poi_fused_silu_3.run(buf1, 64, stream=raw_stream0)")
     kernels = [one for one in function.steps if isinstance(one, Run) and one.name.startswith("triton")]
-    assert [one.tuned_on for one in kernels] == [(4 * 16 * 2,), None, None]
+    assert [one.is_tuned for one in kernels] == [True, False, False]
