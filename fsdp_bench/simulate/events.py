@@ -107,6 +107,10 @@ class Queue(IntEnum):
     """autograd's InputBuffer: the gradients that a node of another stream takes have been computed."""
 
 
+IN_HOST_MEMORY = "optimizer "
+"""The beginning of the names of what the host computes on large tensors: an optimizer's step, and what is as slow."""
+
+
 class Work(msgspec.Struct, frozen=True, gc=False, cache_hash=True):
     """The sizes of an operator, a collective or a copy, from which its time is computed."""
 

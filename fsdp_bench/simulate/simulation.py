@@ -7,7 +7,7 @@ from typing import Any
 
 from fsdp_bench.simulate.autograd import Engine
 from fsdp_bench.simulate.compiled.choose import compile_blocks
-from fsdp_bench.simulate.events import Category, Stream
+from fsdp_bench.simulate.events import IN_HOST_MEMORY, Category, Stream
 from fsdp_bench.simulate.further_steps import first_forward_alone
 from fsdp_bench.simulate.losses.choose import loss
 from fsdp_bench.simulate.models.activation_checkpointing import checkpoint_blocks
@@ -103,6 +103,7 @@ class Simulation:
         self.resident += self.wrapper.load()
         tape.mark(BETWEEN_STEPS)
         self.shards = self.wrapper.shards(self.model)
+        self.op.scales_loss = self.setup.precision.needs_grad_scaler or self.setup.gradient_accumulation_steps > 1
         if self.setup.precision.needs_grad_scaler:
             self.op.scales_loss = True
             has_dtensors = self.has_dtensors and self.setup.shard_group_size > 1  # of one rank they are as they are
@@ -240,14 +241,15 @@ class Simulation:
         self.wrapper.zero_grad()
 
     def _over_gradients(self, name: str, passes: int) -> None:
-        """Issue an operator over all gradients, block by block, where they are on the device."""
-        if self.steps_on_host:
-            return
+        """Issue an operator over all gradients, block by block; where they are in host memory, the host runs it."""
         for block, group in groupby(self.shards, key=lambda shard: shard.block):
             self.tape.mark("optimizer", block)
             shards = list(group)
             num_bytes = passes * sum(shard.numel * shard.itemsize for shard in shards)
-            self.tape.kernel(name, num_bytes, shards[0].itemsize)
+            if self.steps_on_host:
+                self.tape.host_work(f"{IN_HOST_MEMORY}{name}", num_bytes)
+            else:
+                self.tape.kernel(name, num_bytes, shards[0].itemsize)
         self.tape.mark("optimizer", -1)
 
     def _optimizer_states(self) -> list[Storage]:

@@ -86,7 +86,7 @@ def test_reserved_is_at_least_active_and_active_at_least_allocated() -> None:
 
 
 def test_compiled_code_is_predicted_for_eager_and_says_so() -> None:
-    setup = TrainSetup(world_size=8, sequence_length=512, compile=True)
+    setup = TrainSetup(world_size=8, sequence_length=512, compile=True, wrap=Wrap.SIZE)
     assert estimate(LLAMA_8B, setup).for_eager
     assert not estimate(LLAMA_8B, replace(setup, compile=False, loss=Loss.COMPILED)).for_eager
 

@@ -63,6 +63,11 @@ SETUPS = [
     ("llama", 1, {"optimizer": "adamw-fused", "api": "fsdp2", "gradient_accumulation_steps": 2}),
     ("gpt2", 1, {"max_grad_norm": 1.0}),
     ("llama", 1, {"offload": "params", "api": "fsdp2"}),
+    ("llama", 1, {"offload": "params", "max_grad_norm": 1.0}),
+    ("gpt2", 1, {"offload": "params", "strategy": "SHARD_GRAD_OP"}),
+    ("llama", 1, {"forward_prefetch": True, "checkpointing": "full"}),
+    ("llama", 1, {"loss": "liger-fused-linear"}),
+    ("gpt2", 1, {"loss": "chunked"}),
     ("llama", 1, {"compile": True}),
     ("llama", 1, {"compile": True, "checkpointing": "full", "api": "fsdp2"}),
 ]

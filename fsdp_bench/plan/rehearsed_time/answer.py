@@ -11,11 +11,10 @@ from fsdp_bench.plan.gpu_memory_option import with_cuda
 from fsdp_bench.plan.ranges import Range, range_of
 from fsdp_bench.plan.rehearsed_time.events import Replayable, events_of
 from fsdp_bench.plan.rehearsed_time.flops import StepFlops, flops_of, tokens_of
-from fsdp_bench.plan.rehearsed_time.operator_work import ON_HOST
 from fsdp_bench.plan.rehearsed_time.process_groups import ProcessGroups, process_groups
 from fsdp_bench.rates.datasheet import Datasheet, datasheet
 from fsdp_bench.replay.schedule import Span, StepTime, run
-from fsdp_bench.simulate.events import Event, Kind
+from fsdp_bench.simulate.events import IN_HOST_MEMORY, Event, Kind
 from fsdp_bench.spec.hardware import Cluster, Gpu
 from fsdp_bench.spec.setup import Precision, TrainSetup
 from fsdp_bench.spec.subprocesses.rehearsal import RehearsalReport
@@ -189,7 +188,7 @@ def _parts(spans: Sequence[Span]) -> tuple[PartTime, ...]:
 
 
 def _plain(name: str) -> str:
-    return f"{name.removeprefix(ON_HOST)} on the CPU" if name.startswith(ON_HOST) else name
+    return f"{name.removeprefix(IN_HOST_MEMORY)} on the CPU" if name.startswith(IN_HOST_MEMORY) else name
 
 
 def _host_seconds(spans: Sequence[Span], rates: Datasheet) -> float:

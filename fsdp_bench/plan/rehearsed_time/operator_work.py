@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from fsdp_bench.simulate.events import Work
+from fsdp_bench.simulate.events import IN_HOST_MEMORY, Work
 from fsdp_bench.simulate.recorded.bind import work_of
 from fsdp_bench.spec.subprocesses.issued import HostOperator, IssuedOperator, IssuedTensor, TensorNumbers
 
@@ -68,11 +68,7 @@ def work_of_host(operator: HostOperator, tensors: Tensors) -> Work | None:
     if operator.name in _COMPUTED or not _is_bound_by_memory(operator):
         return None
     there = [msgspec.structs.replace(one, device="cuda" if one.device == "cpu" else "") for one in tensors]
-    return Work(f"{ON_HOST}{operator.name}", _moved_bytes(operator, there))
-
-
-ON_HOST = "optimizer "
-"""The beginning of the names of such work, as rates/ knows them."""
+    return Work(f"{IN_HOST_MEMORY}{operator.name}", _moved_bytes(operator, there))
 
 
 # -- what is bound by computing ------------------------------------------------------------------------------------

@@ -39,7 +39,7 @@ class Operators:
         self.autocast: int | None = None
         """Bytes of the dtype of matrix products while torch.autocast is on (DistributedDataParallel)."""
         self.scales_loss = False
-        """Whether a gradient scaler multiplies the loss, so that its gradient is not 1."""
+        """Whether the loss is multiplied or divided by something, so that its gradient is not 1."""
         self.compiled: dict[tuple[object, ...], bool] = {}
         """Graphs of torch.compile that have run, so that their kernels are tuned; whether the gradient was aligned."""
         self._casts: dict[Parameter, Tensor] = {}

@@ -11,7 +11,7 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from fsdp_bench.simulate.autograd import Node, accumulator, operator_node
-from fsdp_bench.simulate.events import Category, Stream
+from fsdp_bench.simulate.events import IN_HOST_MEMORY, Category, Stream
 from fsdp_bench.simulate.models.transformer import Module, Weight, materialize
 from fsdp_bench.simulate.operators.core import Parameter
 from fsdp_bench.simulate.operators.optimizer import Shard
@@ -218,6 +218,8 @@ class FlatParamHandle:
         wrapper, sizes, tape = self.wrapper, self.sizes, self.tape
         numel, category = self.layout.shard_numel, Category.UNSHARDED_PARAMETERS
         stream = Stream.ALL_GATHER_COPY_IN
+        if wrapper.engine.is_running:
+            self._write_back_gradients()
         if sizes.casts:  # _use_low_precision_shard
             shard = tape.storage(numel * sizes.compute, "_mp_shard", category, stream)
             if wrapper.offload:
@@ -236,6 +238,20 @@ class FlatParamHandle:
             if wrapper.setup.use_orig_params:
                 self.moved_shard = shard
         return shard
+
+    def _write_back_gradients(self) -> None:
+        """_writeback_orig_params with offload, before the flat parameter has this step's gradient.
+
+        Since they were sharded after forward the original parameters show parts of _cpu_grad. So their gradients seem
+        to have been changed, and the host copies them into zeros, to no purpose.
+        """
+        wrapper, setup = self.wrapper, self.wrapper.setup
+        was_sharded = wrapper.is_sharded and setup.strategy.reshards_after_forward
+        is_shown = setup.use_orig_params and was_sharded and self.is_trained and self.grad is None
+        if wrapper.offload and not wrapper.on_host and is_shown:
+            num_bytes = self.layout.shard_numel * self.sizes.store
+            self.tape.host_work(f"{IN_HOST_MEMORY}aten::zeros_like", num_bytes)
+            self.tape.host_work(f"{IN_HOST_MEMORY}aten::copy_", 2 * num_bytes)
 
     def reshard(self, free: bool) -> None:
         """_reshard."""
