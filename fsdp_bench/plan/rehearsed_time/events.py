@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 
 from fsdp_bench.plan.rehearsed_time.kernel_work import work_of_kernel
 from fsdp_bench.plan.rehearsed_time.operator_work import work_of_host, work_of_operator
@@ -191,11 +192,13 @@ _BY_COLLECTIVE = {
 
 
 def streams_of(events: Sequence[Issued]) -> dict[int, Stream]:
-    """Return a Stream for each of the script's streams: most operators run on COMPUTE, others are named by collectives.
+    """Return a Stream for each of the script's streams: forward runs on COMPUTE, others are named by collectives.
 
-    Of more streams than there are names, the last ones share one, and then wait for each other.
+    Most operators of a whole step may be on another one: an optimizer in backward has many small ones on that of the
+    reduce-scatters. Of more streams than there are names, the last ones share one, and then wait for each other.
     """
-    issued = Counter(event.stream for event in events if isinstance(event, IssuedOperator | TritonKernel))
+    forward = takewhile(lambda event: not (isinstance(event, PhaseBegin) and event.name == "backward"), events)
+    issued = Counter(event.stream for event in forward if isinstance(event, IssuedOperator | TritonKernel))
     streams = [(getattr(event, "stream", None), isinstance(event, RecordedEvent | StreamWait)) for event in events]
     in_order = sorted(streams, key=lambda pair: pair[1])  # those with work before those that only wait
     used = dict.fromkeys(stream for stream, _ in in_order if stream is not None and stream >= 0)
