@@ -173,16 +173,20 @@ class _Merged:
         return to_text([self._find(numbers)])
 
     def _search(self, numbers: tuple[int, ...]) -> Product:
-        """Return the formula whose constant is a whole number, and next to one: sizes of elements are small."""
+        """Return the formula whose constant is a whole number, and next to one: sizes of elements are small.
+
+        Of few sizes several may be right: then products of the block's other recordings come first.
+        """
         if len(numbers) < FEWEST_POINTS and not self._allowed:
             return self._known(numbers[0])
-        found = []
+        found, known = [], {factors for _, factors in self._others} if len(numbers) < ENOUGH_POINTS else set()
         for factors, values in self._products():
             ratio = Fraction(numbers[0], values[0])
             alike = all(number == ratio * value for number, value in zip(numbers, values, strict=True))
             if alike and _is_simple(ratio):
                 distance = max(ratio, 1 / ratio) if ratio else 0
-                found.append((ratio.denominator > 1, distance, _has_parts(factors), len(factors), ratio, factors))
+                rank = factors not in known, ratio.denominator > 1, distance, _has_parts(factors), len(factors)
+                found.append((*rank, ratio, factors))
         if not found:
             raise UnknownCode(f"no formula for {list(numbers)}")
         *_, ratio, factors = min(found)

@@ -36,6 +36,8 @@ def record(variant: Variant, others: Sequence[CompiledCode]) -> CompiledCode:
     try:
         return merge(points.alike(with_in_place=False), others, products)
     except UnknownCode:
+        if products:
+            return merge(points.last(), others, products)
         return merge(points.alike(with_in_place=True), others, products)
 
 
@@ -54,11 +56,15 @@ class _Points:
         while len(found) < self._enough and (point := next(self._points, None)) is not None:
             self._compiled.append(self._compile(point))
             found = most_common(self._compiled, with_in_place)
-        if self._is_float8 and len(found) == 1:
-            found = self._compiled[-1:]
         name = self._variant.kind.name
         print(f"{name}: {len(found)} of {len(self._compiled)} sizes alike", file=sys.stderr, flush=True)
-        return found
+        return self.last() if self._is_float8 and len(found) == 1 else found
+
+    def last(self) -> list[tuple[dict[str, int], Compiled]]:
+        """Return the last size, which is enough by itself in float8."""
+        for point in [*self._points][-1:]:
+            self._compiled.append(self._compile(point))
+        return self._compiled[-1:]
 
     def _compile(self, point: Point) -> tuple[dict[str, int], Compiled]:
         gpu = torch.cuda.get_device_properties()
