@@ -86,7 +86,7 @@ def _plain(step: Run | Dropped, with_in_place: bool) -> Any:
     if isinstance(step, Dropped):
         return step
     name = "triton" if step.name.startswith("triton_") else step.name  # named for what happens to be fused
-    moved = len(step.touched_bytes + step.changed_bytes), len(step.changed_bytes) if with_in_place else None
+    moved = step.changed if with_in_place else (), len(step.touched_bytes) + len(step.changed)
     return name, moved, step.itemsize, [made.number for made in step.makes]
 
 

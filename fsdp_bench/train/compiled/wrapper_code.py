@@ -48,10 +48,15 @@ class Run(NamedTuple):
     """Of each tensor that it reads or writes."""
     itemsize: int
     makes: tuple[Made, ...]
-    changed_bytes: tuple[int, ...] = ()
-    """Of each tensor among them that it changes in place: reads and writes."""
+    changed: tuple[int, ...] = ()
+    """Which of them it changes in place: reads and writes."""
     is_tuned: bool = False
     """Whether Inductor tunes the kernel, which it does when the kernel first runs."""
+
+    @property
+    def changed_bytes(self) -> tuple[int, ...]:
+        """Of each tensor that it changes in place."""
+        return tuple(self.touched_bytes[place] for place in self.changed)
 
 
 class Dropped(NamedTuple):
@@ -249,14 +254,16 @@ class _Reader:
             raise UnknownCode(ast.unparse(call))
 
     def _triton(self, name: str, args: Sequence[ast.expr]) -> None:
-        views = [self._view(each) for each in args if self._is_tensor(each)]
-        changed = [self._view(args[index]) for index in self._kernels[name].changed]
+        places = [place for place, each in enumerate(args) if self._is_tensor(each)]
+        views = [self._view(args[place]) for place in places]
         run = self._run(Kernel(_NUMBER_OF_KERNEL.sub("", name), ()), views, min(view.itemsize for view in views), ())
-        self._steps.append(run._replace(changed_bytes=_num_bytes(changed), is_tuned=name in self._untuned))
+        changed = tuple(places.index(place) for place in self._kernels[name].changed)
+        self._steps.append(run._replace(changed=changed, is_tuned=name in self._untuned))
         self._untuned.discard(name)
 
     def _run(self, kernel: Kernel, views: list[View], itemsize: int, makes: tuple[Made, ...]) -> Run:
-        return Run(kernel.name, kernel.dims, _num_bytes(views), itemsize, makes)
+        num_bytes = tuple(_numel(view.shape) * view.itemsize for view in views)
+        return Run(kernel.name, kernel.dims, num_bytes, itemsize, makes)
 
     def _delete(self, name: str) -> None:
         gone = {self._views[name].storage} if name in self._views else {view.storage for view in self._tuples[name]}
@@ -301,10 +308,6 @@ def _itemsize(dtype: ast.expr) -> int:
 
 def _is_none(value: ast.expr) -> bool:
     return isinstance(value, ast.Constant) and value.value is None
-
-
-def _num_bytes(views: Sequence[View]) -> tuple[int, ...]:
-    return tuple(_numel(view.shape) * view.itemsize for view in views)
 
 
 def _numel(shape: Sequence[int]) -> int:

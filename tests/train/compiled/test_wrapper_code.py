@@ -73,7 +73,7 @@ def test_a_kernel_has_the_bytes_that_it_touches_and_a_product_its_sizes() -> Non
     product, silu, mul = [one for one in function.steps if isinstance(one, Run) and not one.makes]
     assert (product.name, product.dims) == ("aten::mm nt", (4, 16, 8))
     assert (silu.name, sum(silu.touched_bytes)) == ("triton_poi_fused_silu", 128)
-    assert (silu.changed_bytes, mul.changed_bytes) == ((128,), ())
+    assert (silu.changed, silu.changed_bytes, mul.changed_bytes) == ((0,), (128,), ())
     assert (mul.name, sum(mul.touched_bytes)) == ("triton_poi_fused_mul", 128 + 256)
 
 
