@@ -23,7 +23,7 @@ from fsdp_bench.spec.recording.compiled import CompiledKind
 from fsdp_bench.spec.setup import Float8
 from fsdp_bench.train.compiled.orders import forced_order
 from fsdp_bench.train.compiled.triton_kernels import read_kernel
-from fsdp_bench.train.compiled.wrapper_code import Function, UnknownCode, read_function
+from fsdp_bench.train.compiled.wrapper_code import Compiled, UnknownCode, read_function
 from fsdp_bench.train.wrapping.activation_checkpointing import checkpoint_blocks
 from fsdp_bench.train.wrapping.float8 import convert_to_float8
 
@@ -37,15 +37,6 @@ class Subject(NamedTuple):
     model: nn.Module
     block: nn.Module
     step: Callable[[], None]
-
-
-class Compiled(NamedTuple):
-    """What Inductor wrote."""
-
-    inputs: tuple[str, ...]
-    """Parameters by their names in the block, and ``i:0``, ``i:1``, ... of the tensors that the block is given."""
-    forward: Function
-    backward: Function
 
 
 def compile_block(subject: Subject, kind: CompiledKind) -> Compiled:

@@ -17,8 +17,7 @@ from typing import Any
 from fsdp_bench.spec.recording.compiled import CompiledCode, Step, Tuning
 from fsdp_bench.spec.recording.formula import Product, parse, to_text
 from fsdp_bench.spec.recording.steps import Allocation, Drop, Operator
-from fsdp_bench.train.compiled.compile_block import Compiled
-from fsdp_bench.train.compiled.wrapper_code import Dropped, Function, Run, UnknownCode
+from fsdp_bench.train.compiled.wrapper_code import Compiled, Dropped, Function, Run, UnknownCode
 
 Sizes = dict[str, int]
 

@@ -18,10 +18,10 @@ import torch
 
 from fsdp_bench.spec.recording.compiled import CompiledCatalog, CompiledCode, symbols_of_block, symbols_of_float8
 from fsdp_bench.spec.setup import Float8
-from fsdp_bench.train.compiled.compile_block import Compiled, compile_block
+from fsdp_bench.train.compiled.compile_block import compile_block
 from fsdp_bench.train.compiled.formulas import ENOUGH_FLOAT8_POINTS, ENOUGH_POINTS, FLOAT8_PRODUCTS, merge, most_common
 from fsdp_bench.train.compiled.variants import Point, Variant, benchmark_variants, float8_variants, huggingface_variants
-from fsdp_bench.train.compiled.wrapper_code import UnknownCode
+from fsdp_bench.train.compiled.wrapper_code import Compiled, UnknownCode
 
 
 def record(variant: Variant, others: Sequence[CompiledCode]) -> CompiledCode:

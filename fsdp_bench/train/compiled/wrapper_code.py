@@ -89,6 +89,15 @@ class Function(NamedTuple):
     """Of each input's storage."""
 
 
+class Compiled(NamedTuple):
+    """What Inductor wrote for one block."""
+
+    inputs: tuple[str, ...]
+    """Parameters by their names in the block, and ``i:0``, ``i:1``, ... of the tensors that the block is given."""
+    forward: Function
+    backward: Function
+
+
 def read_function(source: str, read_kernel: ReadKernel) -> Function:
     """Read the function ``call`` of a module that Inductor wrote.
 

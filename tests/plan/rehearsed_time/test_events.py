@@ -160,6 +160,17 @@ def test_streams_have_the_names_of_their_collectives_and_most_operators_run_on_c
     assert found == [*others, Stream.COMPUTE, Stream.COMPUTE]
 
 
+def test_forward_runs_on_compute_also_where_most_operators_are_an_optimizers_in_backward() -> None:
+    step = StepWriter()
+    x = step.tensor(10)
+    step.operator("aten::neg", (x,), self=(x,), stream=0)
+    step.add("phase", name="backward")
+    for _ in range(3):
+        step.operator("aten::mul", (x,), self=(x,), stream=7)
+    kernels = [event for event in converted(step).events if event.kind is Kind.KERNEL]
+    assert [event.stream is Stream.COMPUTE for event in kernels] == [True, False, False, False]
+
+
 def test_more_streams_than_a_schedule_has_share_one() -> None:
     step = StepWriter()
     for stream in range(70, 80):

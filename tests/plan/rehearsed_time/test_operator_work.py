@@ -79,6 +79,13 @@ def test_what_is_overwritten_is_not_read() -> None:
     assert work(step) == Work("aten::copy_", 40 + 20, (), 4)
 
 
+def test_what_is_made_in_the_shape_of_another_does_not_read_it() -> None:
+    step = StepWriter()
+    x, zeros = step.tensor(1000, dtype=FP32), step.tensor(10, dtype=FP32)
+    step.operator("aten::new_zeros", (zeros,), self=(x,))
+    assert work(step) == Work("aten::new_zeros", 40, (), 4)
+
+
 def test_an_out_argument_is_written_alone() -> None:
     step = StepWriter()
     x, out = step.tensor(10), step.tensor(10)

@@ -1,0 +1,24 @@
+"""Copies to and from the host, with a link that is known and without one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from fsdp_bench.catalog.loader import gpu
+from fsdp_bench.rates.datasheet import SMALL_COPY_BYTES, datasheet
+from fsdp_bench.simulate.events import Work
+from fsdp_bench.spec.setup import TrainSetup
+
+ALONE = datasheet(None, gpu("H100-SXM"), TrainSetup(world_size=1, sequence_length=2048), None)
+
+
+def test_without_a_known_link_a_small_copy_takes_hardly_any_time_and_a_large_one_is_unknown() -> None:
+    small = ALONE.copy(Work("to_host", SMALL_COPY_BYTES))
+    assert small is not None
+    assert 0 < small < 1e-4
+    assert ALONE.copy(Work("to_host", SMALL_COPY_BYTES + 1)) is None
+
+
+def test_a_known_link_decides_about_small_copies_too() -> None:
+    linked = replace(ALONE, copy_bandwidth=1e9)
+    assert linked.copy(Work("to_host", 4)) == 4e-9
