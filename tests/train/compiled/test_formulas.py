@@ -12,8 +12,11 @@ from fsdp_bench.spec.recording.steps import Operator
 from fsdp_bench.train.compiled.formulas import merge, most_common
 from fsdp_bench.train.compiled.wrapper_code import Compiled, Function, Made, Run, UnknownCode
 
-_COMMON = {"num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 96, "intermediate_size": 2560}
-SIZES = [symbols_of_block({"B": batch, "S": 640, "hidden_size": 1152, **_COMMON}, 132, 2048) for batch in (2, 3)]
+_COMMON = {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 96, "intermediate_size": 2560}
+SIZES = [
+    symbols_of_block({"B": batch, "S": length, "hidden_size": 1152, **_COMMON}, 132, 2048)
+    for batch, length in ((2, 640), (3, 512), (5, 1344))
+]
 TOKENS = [sizes["B"] * sizes["S"] for sizes in SIZES]
 
 
@@ -25,7 +28,7 @@ def block(num_bytes: int, changed: tuple[int, ...] = (), touched: tuple[int, ...
 
 def formulas(*blocks: Compiled) -> tuple[str, str]:
     """Return what the kernel moves, and what it makes."""
-    code = merge(list(zip(SIZES, blocks, strict=True)))
+    code = merge(list(zip(SIZES, blocks, strict=False)))
     (run,) = code.forward
     assert isinstance(run, Operator)
     return code.formulas[run.num_bytes], code.formulas[run.makes[0].num_bytes]
@@ -33,14 +36,14 @@ def formulas(*blocks: Compiled) -> tuple[str, str]:
 
 def test_what_is_changed_in_place_is_moved_twice() -> None:
     moved, made = formulas(*(block(2 * tokens, changed=(0,)) for tokens in TOKENS))
-    assert parse(made) == [(2, ("B", "S"))]
-    assert parse(moved) == [(4, ("B", "S"))] or parse(moved) == 2 * [(2, ("B", "S"))]
+    assert parse(made) == ((2, ("B", "S")),)
+    assert parse(moved) == ((4, ("B", "S")),)
 
 
 def test_sizes_that_differ_in_what_is_changed_in_place_are_alike_unless_one_asks() -> None:
     in_place = block(2 * TOKENS[0], changed=(0,))
     apart = block(2 * TOKENS[1], touched=2 * (2 * TOKENS[1],))
-    points = list(zip(SIZES, (in_place, apart), strict=True))
+    points = list(zip(SIZES, (in_place, apart), strict=False))
     assert len(most_common(points)) == 2
     assert len(most_common(points, with_in_place=True)) == 1
 
