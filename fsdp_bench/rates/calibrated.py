@@ -90,7 +90,7 @@ class Calibrated:
             length, head_dim = work.dims[3:5]
             return _divided(flops, self._attention.get((work.is_backward, dtype)), (length, head_dim))
         if work.name.startswith("optimizer "):
-            return self._update(work.name.removeprefix(IN_HOST_MEMORY), work.dims)
+            return self._update(work.name.removeprefix("optimizer "), work.dims)
         own = self._operators.get((work.name, dtype))
         return _between(own or self._operators.get((ALIKE.get(work.name, ""), dtype)), work.num_bytes)
 

@@ -73,9 +73,9 @@ HOOK_SECONDS = 100e-6
 COPY_EFFICIENCY = 0.8
 """Fraction of a host link's nominal bandwidth, with pinned memory: PCIe 4.0 x16 is known to give 25 of 32 GB/s."""
 SMALL_COPY_BYTES = 1 << 20
-"""A copy of so much takes at most 66 us, whatever the host link: its time is not unknown where the link is."""
-SLOWEST_HOST_LINK = 16e9
-"""Bytes per second of PCIe 3.0 x16, the slowest host link in servers.toml."""
+"""A copy of so much takes 0.16 ms on the slowest host link in servers.toml, which is assumed where none is known."""
+ASSUMED_HOST_LINK = 6.4e9
+"""Bytes per second of that link: of PCIe 3.0 x16 80 %, for each of two GPUs."""
 HOST_ADAM_BYTES_PER_SECOND = 23e9
 """Bytes per second of an optimizer in host memory, of one process with one thread, as torchrun starts them: AdamW of
 FSDP2's offloaded parameters takes 1.93 s for 537 million elements, 84 bytes each, on a server with 8 H100
@@ -186,7 +186,7 @@ class Datasheet:
     def copy(self, work: Work) -> float | None:
         """Return the seconds of a copy over the host link; of a small one, such as a loss, also without knowing it."""
         if self.copy_bandwidth is None:
-            return work.num_bytes / SLOWEST_HOST_LINK if work.num_bytes <= SMALL_COPY_BYTES else None
+            return work.num_bytes / ASSUMED_HOST_LINK if work.num_bytes <= SMALL_COPY_BYTES else None
         return work.num_bytes / self.copy_bandwidth
 
     def host(self, work: Work) -> float | None:

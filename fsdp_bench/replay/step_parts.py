@@ -26,6 +26,7 @@ class StepPart(StrEnum):
     EXPOSED_COPIES = "exposed_copies"
     """Copies to and from the host, while neither operators nor collectives run."""
     CPU_OPTIMIZER = "cpu_optimizer"
+    """What the host computes on tensors in its memory, under offload: the optimizer, norms and copies of gradients."""
     WAITING_FOR_HOST = "waiting_for_host"
     """The host has not yet launched what comes next: its time for operators and hooks."""
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import heapq
 import sys
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -73,6 +74,8 @@ class Node(msgspec.Struct, eq=False):
     """How many gradients are still to come."""
     waits_for: Stream | None = None
     """Another stream, on which its incoming gradients were computed; it waits for that stream."""
+    event: Queue | None = None
+    """The queue in which an event of that stream was recorded when the last gradient had arrived; None: none was."""
     pre_hooks: list[Callable[[], None]] | None = None
     """Called when all its gradients have arrived, before it runs (Tensor.register_hook on its output)."""
 
@@ -96,6 +99,7 @@ def operator_node(
     )
 
 
+_QUEUES = Queue.GRADIENTS, Queue.GRADIENTS_BEFORE
 LEAF = 1 << 62
 """The sequence number of accumulators (UINT64_MAX in torch), larger than any other."""
 
@@ -117,6 +121,8 @@ class Engine:
         """Called when all gradients are computed (Variable._execution_engine.queue_callback)."""
         self._ready: list[tuple[int, int, Node]] = []
         self._pushed = 0
+        self._recorded: dict[Queue, deque[int]] = {queue: deque() for queue in _QUEUES}
+        """The sequence numbers of the nodes that will wait for the events of a queue, in their order."""
         self._leaf_stream = _COMPUTE
         """Where the last accumulator ran; they all run on one."""
 
@@ -134,8 +140,7 @@ class Engine:
             node = heapq.heappop(self._ready)[2]
             tape.stream = node.stream
             if node.waits_for is not None:
-                tape.wait_event(node.stream, Queue.GRADIENTS)
-                node.waits_for = None
+                self._wait(node)
             if node.pre_hooks:
                 for hook in node.pre_hooks:
                     hook()
@@ -194,9 +199,32 @@ class Engine:
                 del gradient
             target.waiting -= 1
             if not target.waiting:
-                if target.waits_for is not None:  # what is issued until it runs, it does not wait for
-                    self.tape.record_event(target.waits_for, Queue.GRADIENTS)
+                self._record(target)
                 self._push(target)
+
+    def _record(self, node: Node) -> None:
+        """Record what a node waits for: what is issued until it runs is not among it.
+
+        Of a queue the oldest event is waited for first. Younger nodes run first, so an event goes to a queue whose
+        nodes are all younger.
+        """
+        if node.waits_for is None:
+            return
+        for queue, waiting in self._recorded.items():
+            if not waiting or waiting[-1] > node.sequence:
+                waiting.append(node.sequence)
+                self.tape.record_event(node.waits_for, queue)
+                node.event = queue
+                return
+
+    def _wait(self, node: Node) -> None:
+        assert node.waits_for is not None
+        if node.event is None:
+            self.tape.wait_stream(node.stream, node.waits_for)
+        else:
+            self._recorded[node.event].popleft()
+            self.tape.wait_event(node.stream, node.event)
+        node.waits_for = node.event = None
 
     def _add(self, target: Node, slot: int) -> None:
         """InputBuffer::add: add a second gradient to the first one, in place where nobody else can see that."""

@@ -105,6 +105,8 @@ class Queue(IntEnum):
     reverse order of forward."""
     GRADIENTS = 5
     """autograd's InputBuffer: the gradients that a node of another stream takes have been computed."""
+    GRADIENTS_BEFORE = 6
+    """The same of nodes that run before those of GRADIENTS although these were ready first (autograd.py)."""
 
 
 IN_HOST_MEMORY = "optimizer "

@@ -105,7 +105,6 @@ class Simulation:
         self.shards = self.wrapper.shards(self.model)
         self.op.scales_loss = self.setup.precision.needs_grad_scaler or self.setup.gradient_accumulation_steps > 1
         if self.setup.precision.needs_grad_scaler:
-            self.op.scales_loss = True
             has_dtensors = self.has_dtensors and self.setup.shard_group_size > 1  # of one rank they are as they are
             self.scaler = Scaler(self.op, self.setup.api is Api.FSDP1, has_dtensors, self.steps_on_host)
 

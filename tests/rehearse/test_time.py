@@ -66,6 +66,8 @@ SETUPS = [
     ("llama", 1, {"offload": "params", "max_grad_norm": 1.0}),
     ("gpt2", 1, {"offload": "params", "strategy": "SHARD_GRAD_OP"}),
     ("llama", 1, {"forward_prefetch": True, "checkpointing": "full"}),
+    ("llama", 1, {"wrap": "block-and-ends"}),
+    ("llama", 1, {"wrap": "block-and-ends", "strategy": "NO_SHARD"}),
     ("llama", 1, {"loss": "liger-fused-linear"}),
     ("gpt2", 1, {"loss": "chunked"}),
     ("llama", 1, {"compile": True}),

@@ -49,7 +49,8 @@ def flops_of(step: IssuedStep) -> StepFlops:
     """Return the FLOPs of a step.
 
     Compiled code does not say what it computes again in backward: the products and the attention that forward has, too,
-    with the same shapes and strides. Those of gradients have one factor transposed.
+    with the same shapes and strides. Those of gradients have one factor transposed. Batched products, of attention that
+    is written out, are left aside: there the shapes of both may be the same.
     """
     phase, totals, dtypes = "forward", Counter[str](), Counter[str]()
     of_forward = set[_Kind]()
@@ -62,7 +63,7 @@ def flops_of(step: IssuedStep) -> StepFlops:
         work = work_of_operator(event, step.tensors)
         flops = _flops(work) if work is not None and work.dims else 0.0
         is_recomputed = event.is_recomputed or (is_compiled and phase == "backward" and _kind(event) in of_forward)
-        if phase == "forward":
+        if phase == "forward" and event.name not in _BATCHED:
             of_forward.add(_kind(event))
         totals["recomputed" if is_recomputed else phase] += flops  # type: ignore[assignment]
         if flops:
@@ -71,6 +72,7 @@ def flops_of(step: IssuedStep) -> StepFlops:
     return StepFlops(float(totals["forward"]), float(totals["backward"]), float(totals["recomputed"]), most)
 
 
+_BATCHED = "aten::bmm", "aten::baddbmm"
 _Kind = tuple[str, frozenset[tuple[str, Argument]]]
 
 

@@ -247,11 +247,11 @@ class FlatParamHandle:
         """
         wrapper, setup = self.wrapper, self.wrapper.setup
         was_sharded = wrapper.is_sharded and setup.strategy.reshards_after_forward
-        is_shown = setup.use_orig_params and was_sharded and self.is_trained and self.grad is None
+        is_shown = setup.use_orig_params and was_sharded and not self.holds_no_trained_piece and self.grad is None
         if wrapper.offload and not wrapper.on_host and is_shown:
-            num_bytes = self.layout.shard_numel * self.sizes.store
-            self.tape.host_work(f"{IN_HOST_MEMORY}aten::zeros_like", num_bytes)
-            self.tape.host_work(f"{IN_HOST_MEMORY}aten::copy_", 2 * num_bytes)
+            trained = sum(shard.numel for _, shard in self.shards())
+            self.tape.host_work(f"{IN_HOST_MEMORY}aten::zeros_like", self.layout.shard_numel * self.sizes.store)
+            self.tape.host_work(f"{IN_HOST_MEMORY}aten::copy_", 2 * trained * self.sizes.store)
 
     def reshard(self, free: bool) -> None:
         """_reshard."""

@@ -33,8 +33,9 @@ def record(variant: Variant, others: Sequence[CompiledCode]) -> CompiledCode:
         UnknownCode: if Inductor wrote what is not known here, or what no formula holds for.
     """
     points, products = _Points(variant), FLOAT8_PRODUCTS if variant.kind.float8 is not Float8.NONE else ()
+    alike = points.alike(with_in_place=False)
     try:
-        return merge(points.alike(with_in_place=False), others, products)
+        return merge(alike, others, products)
     except UnknownCode:
         if products:
             return merge(points.last(), others, products)

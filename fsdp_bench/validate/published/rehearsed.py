@@ -1,7 +1,6 @@
 """Published peaks and speeds beside rehearsals of the same code (results/rehearsed/published).
 
-A record holds both, and ``rerun.py`` beside the records writes it. Nothing is predicted here but how long takes what
-was rehearsed.
+A record holds both, and ``rerun.py`` beside the records writes it. Of the rehearsed, durations alone are predicted.
 """
 
 from __future__ import annotations

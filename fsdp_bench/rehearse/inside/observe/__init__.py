@@ -11,7 +11,7 @@ Read in this order:
     order.py       both in one order
     arguments.py   an operator's arguments and results
     triton_kernels.py  kernels of Triton and their arguments
-    older_torch.py  what a TorchDispatchMode changes in versions of torch that do not ask it
+    older_torch.py  lets compiled code run while operators are observed, in older versions of torch
     host_hooks.py  hooks of FSDP, and where checkpointing runs a forward again
     user_lines.py  which line of Python something is attributed to
 """

@@ -58,7 +58,11 @@ class IssuedWork:
         """Why no step was noted, where that is known."""
 
     def install(self) -> None:
-        """Observe what is not an operator: collectives, Triton, hooks of FSDP, recomputation, waits for collectives."""
+        """Observe what is not an operator: collectives, Triton, hooks of FSDP, recomputation, waits for collectives.
+
+        Operators are observed once the first step has ended; before torch 2.9 from here on, because compiled code has
+        to be compiled under the mode that observes them.
+        """
         if not self._trace.exists:
             return
         collectives.on_call = self._collective

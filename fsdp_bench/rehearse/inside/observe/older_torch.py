@@ -1,4 +1,7 @@
-"""What a TorchDispatchMode changes in versions of torch that do not ask it: higher-order operators, compiled code."""
+"""Lets higher-order operators and compiled code run under a TorchDispatchMode, which older versions of torch do not.
+
+Newer ones ask the mode: ``supports_higher_order_operators``, ``ignore_compile_internals`` (neither is in torch 2.8).
+"""
 
 from __future__ import annotations
 
@@ -34,8 +37,8 @@ def _given_to_mode(operator: Any, mode: TorchDispatchMode, *arguments: Any, **ke
 def build_guards_under(mode: TorchDispatchMode) -> None:
     """Let compiled code be taken under a mode.
 
-    Dynamo compiles with all modes off (``catch_errors`` in torch/_dynamo/convert_frame.py), and its guards compare the
-    dispatch keys of tensors, to which a mode adds its own: no later call would be like the one that was compiled.
+    Dynamo compiles with all modes off (CatchErrorsWrapper in torch/_dynamo/convert_frame.py), and its guards compare
+    the dispatch keys of tensors, to which a mode adds its own: no later call would be like the one that was compiled.
     """
     from torch._dynamo.guards import CheckFunctionManager
 
