@@ -222,7 +222,8 @@ class Engine:
         if node.event is None:
             self.tape.wait_stream(node.stream, node.waits_for)
         else:
-            self._recorded[node.event].popleft()
+            oldest = self._recorded[node.event].popleft()
+            assert oldest == node.sequence, "a node runs before one whose gradients were there earlier"
             self.tape.wait_event(node.stream, node.event)
         node.waits_for = node.event = None
 

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fsdp_bench.catalog.loader import gpu
-from fsdp_bench.rates.datasheet import SMALL_COPY_BYTES, datasheet
+from fsdp_bench.catalog.loader import gpu, servers
+from fsdp_bench.rates.datasheet import COPY_EFFICIENCY, SMALL_COPY_BYTES, datasheet
 from fsdp_bench.simulate.events import Work
 from fsdp_bench.spec.setup import TrainSetup
 
 ALONE = datasheet(None, gpu("H100-SXM"), TrainSetup(world_size=1, sequence_length=2048), None)
 
 
-def test_without_a_known_link_a_small_copy_takes_hardly_any_time_and_a_large_one_is_unknown() -> None:
-    small = ALONE.copy(Work("to_host", SMALL_COPY_BYTES))
-    assert small is not None
-    assert 0 < small < 2e-4
+def test_without_a_known_link_a_small_copy_takes_as_long_as_on_the_slowest_and_a_large_one_is_unknown() -> None:
+    links = [link for one in servers() if (link := one.host_link) is not None]
+    rates = (
+        COPY_EFFICIENCY * (link.bandwidth_bytes_per_second or 1e12) / (link.gpus_per_uplink or 1) for link in links
+    )
+    assert ALONE.copy(Work("to_host", SMALL_COPY_BYTES)) == SMALL_COPY_BYTES / min(rates)
     assert ALONE.copy(Work("to_host", SMALL_COPY_BYTES + 1)) is None
 
 

@@ -6,11 +6,12 @@ from fractions import Fraction
 from math import prod
 
 import pytest
+from msgspec.structs import replace
 
 pytest.importorskip("torch")
 
 from fsdp_bench.spec.recording.compiled import symbols_of_block
-from fsdp_bench.spec.recording.formula import parse
+from fsdp_bench.spec.recording.formula import parse, to_text
 from fsdp_bench.spec.recording.steps import Operator
 from fsdp_bench.train.compiled.formulas import merge, most_common
 from fsdp_bench.train.compiled.wrapper_code import Compiled, Function, Made, Run, UnknownCode
@@ -53,6 +54,15 @@ def test_sizes_that_differ_in_what_is_changed_in_place_are_alike_unless_one_asks
     points = list(zip(SIZES, (in_place, apart), strict=False))
     assert len(most_common(points)) == 2
     assert len(most_common(points, with_in_place=True)) == 1
+
+
+def test_of_two_sizes_the_product_of_another_recording_is_right() -> None:
+    """Of these two sizes several products of symbols have the same values."""
+    points = [(sizes, block(2 * tokens)) for sizes, tokens in zip(SIZES[:2], TOKENS[:2], strict=True)]
+    text = to_text([(Fraction(2), ("B", "S"))])
+    alone = merge(points)
+    assert alone.formulas[0] != text
+    assert merge(points, [replace(alone, formulas=(text,))]).formulas[0] == text
 
 
 def test_a_number_without_a_formula_is_refused() -> None:

@@ -60,8 +60,8 @@ class IssuedWork:
     def install(self) -> None:
         """Observe what is not an operator: collectives, Triton, hooks of FSDP, recomputation, waits for collectives.
 
-        Operators are observed once the first step has ended; before torch 2.9 from here on, because compiled code has
-        to be compiled under the mode that observes them.
+        Operators are observed once the first step has ended; in older versions of torch (2.8 is one) from here on,
+        because there code has to be compiled under the mode that observes them.
         """
         if not self._trace.exists:
             return
