@@ -56,7 +56,8 @@ class Verdict(StrEnum):
 
     FITS = "fits"
     RUNS_WITH_RETRIES = "runs_with_retries"
-    """It does not fit but trains to the end: allocations fail and are retried, which costs throughput."""
+    """It does not fit but trains to the end: allocations fail and are retried. Where that goes on in later steps, it
+    costs throughput."""
     DOES_NOT_FIT = "does_not_fit"
 
     @property

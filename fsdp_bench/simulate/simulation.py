@@ -10,6 +10,7 @@ from fsdp_bench.simulate.compiled.choose import compile_blocks
 from fsdp_bench.simulate.events import IN_HOST_MEMORY, Category, Stream
 from fsdp_bench.simulate.further_steps import first_forward_alone
 from fsdp_bench.simulate.losses.choose import loss
+from fsdp_bench.simulate.losses.cross_entropy import cross_entropy
 from fsdp_bench.simulate.models.activation_checkpointing import checkpoint_blocks
 from fsdp_bench.simulate.models.build import build
 from fsdp_bench.simulate.operators.clipping import clip_gradients, clip_sharded_fsdp1, reduce_norm_of_host_gradients
@@ -81,6 +82,8 @@ class Simulation:
         """The optimizer's; None before its first step."""
         self.scaler: Scaler | None = None
         self.zero_scalar: Storage | None = None
+        self.kept_logits: Tensor | None = None
+        """Those of the last micro-batch, where the training loop computes metrics from them."""
         self.steps: list[range] = []
         """The events of each step."""
 
@@ -111,9 +114,11 @@ class Simulation:
     def warm_up(self) -> None:
         """Restore the state after a first step: the wrapper is initialized, and the optimizer has its states.
 
-        Where blocks or the optimizer are compiled that step is simulated, because Inductor tunes kernels in it.
+        Where blocks or the optimizer are compiled that step is simulated, because Inductor tunes kernels in it; also
+        where it leaves its logits to the next one.
         """
-        if self.is_compiled or (self.setup.optimizer is OptimizerKind.ADAMW_8BIT and self.op.kernels.tunes):
+        tunes_optimizer = self.setup.optimizer is OptimizerKind.ADAMW_8BIT and self.op.kernels.tunes
+        if self.is_compiled or tunes_optimizer or self.op.kernels.metrics_on_logits:
             self.step()
             self.steps.clear()
             return
@@ -202,6 +207,8 @@ class Simulation:
         tape.mark("forward")
         given = (targets,) if setup.loss.includes_head else ()
         logits: Any = self.model(inputs, setup.sequence_length, *given)
+        if self.op.kernels.metrics_on_logits:
+            self.kept_logits = logits.detach()
         tape.mark("loss")
         out = self.op.divide(loss(self.op, setup.loss, logits, targets))
         del logits
@@ -210,7 +217,16 @@ class Simulation:
         ones = tape.tensor(1, FP32, "aten::ones_like", Category.TEMPORARY)  # held by torch.autograd.backward
         self.engine.run(scaled, ones)
         del ones
+        self._log_metrics(targets)
         return out.detach()
+
+    def _log_metrics(self, targets: Tensor) -> None:
+        """Compute what some training loops log, from logits that have no history: cross-entropies in fp32."""
+        self.tape.category = Category.LOGITS
+        for _ in range(self.op.kernels.metrics_on_logits):
+            assert self.kept_logits is not None
+            cross_entropy(self.op, self.op.to(self.kept_logits, FP32), targets)
+        self.tape.category = Category.ACTIVATIONS
 
     def optimizer_step(self) -> None:
         """train/step.py, optimizer_step."""

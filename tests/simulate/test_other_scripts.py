@@ -8,14 +8,16 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
+import msgspec
 import pytest
 
 from fsdp_bench.plan.estimate import predict_memory
-from fsdp_bench.simulate.events import Event, Work
+from fsdp_bench.simulate.events import Event, Kind, Work
 from fsdp_bench.simulate.operators.kernels import CUDA, CrossEntropy
+from fsdp_bench.simulate.repeat import Log
 from fsdp_bench.simulate.step import steady_step
 from fsdp_bench.spec.model import Family, ModelShape
-from fsdp_bench.spec.setup import Checkpointing, Precision, ShardingStrategy, TrainSetup
+from fsdp_bench.spec.setup import Checkpointing, Loss, Precision, ShardingStrategy, TrainSetup
 
 SHAPE = ModelShape(
     name="wide head",
@@ -58,6 +60,37 @@ def test_logits_at_the_peak_are_those_of_the_scripts_cross_entropy(which: CrossE
     found = predict_memory(SHAPE, _setup(), replace(CUDA, cross_entropy=which))
     logits = found.breakdown_bytes["logits"]
     assert logits == pytest.approx(bytes_a_logit * LOGITS, rel=0.001)  # and vectors of one number a token
+
+
+def test_metrics_on_logits_are_further_cross_entropies_in_fp32_and_keep_the_logits() -> None:
+    """Each reads the 16-bit logits, writes them in fp32, reads those, and writes their logarithms."""
+    setup = msgspec.structs.replace(_setup(), loss=Loss.FLASH_ATTN)
+    without, logged = (steady_step(SHAPE, setup, replace(CUDA, metrics_on_logits=count)) for count in (0, 2))
+    more = _bytes_of_operators(logged) - _bytes_of_operators(without)
+    assert more == pytest.approx(2 * (2 + 4 + 4 + 4) * LOGITS, rel=0.001)  # and numbers of each token
+    assert _left_behind(logged) - _left_behind(without) == 2 * LOGITS
+
+
+def test_metrics_on_logits_raise_a_peak_only_where_logits_outweigh_activations() -> None:
+    """Kept logits in bf16, the same in fp32, and their logarithms: more than blocks that are computed again."""
+    setup = msgspec.structs.replace(_setup(Checkpointing.FULL), loss=Loss.FLASH_ATTN)
+    logged = predict_memory(SHAPE, setup, replace(CUDA, metrics_on_logits=1))
+    assert logged.peak_operator == "aten::nll_loss_forward"  # after backward, without its backward
+    assert logged.breakdown_bytes["logits"] >= (2 + 4 + 4) * LOGITS
+
+
+def _bytes_of_operators(log: Log) -> int:
+    """Bytes that a step's operators read and write."""
+    return sum(work.num_bytes for work in _works(log.last_step()))
+
+
+def _left_behind(log: Log) -> int:
+    """Bytes that are alive at the end of the log."""
+    sizes = {event.number: event.num_bytes for event in log.events if event.kind is Kind.ALLOCATE}
+    for event in log.events:
+        if event.kind is Kind.FREE:
+            del sizes[event.number]
+    return sum(sizes.values())
 
 
 def _works(events: Iterable[Event]) -> list[Work]:

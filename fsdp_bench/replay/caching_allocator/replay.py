@@ -77,6 +77,8 @@ class AllocatorReading:
     out_of_memory: OutOfMemory | None
     full_in_phase: str | None
     """The phase in which the first allocation retry came."""
+    num_retries_in_last_step: int = 0
+    """Of num_alloc_retries, those in the last of the steps. None of them: later steps run at full speed."""
 
 
 class Replay:
@@ -119,6 +121,7 @@ class Replay:
         self._progress = array("q", [0] * (execution.NUM_FIELDS + len(program.sections)))
         self._progress[FIRST_FULL_PART], self._progress[STATUS] = -1, ENDED
         self._capacity, self._done = capacity, 0
+        self._retries_before_last_step = 0
 
     def _go_on(self, end: int) -> None:
         steps = self._program.steps[:end]
@@ -126,6 +129,7 @@ class Replay:
         while self._done < len(steps) and self._progress[STATUS] == ENDED:
             if self._done >= first_further:
                 execution.rename_tensors(self._heap, self._replaced_tensors)
+            self._retries_before_last_step = self._heap[NUM_RETRIES]
             parts = steps[self._done]
             execution.execute(self._heap, self._code, parts.start, parts.stop, self._progress)
             self._done += 1
@@ -144,6 +148,7 @@ class Replay:
             num_alloc_retries=heap[NUM_RETRIES],
             out_of_memory=_failed(program, progress) if progress[STATUS] == OUT_OF_MEMORY else None,
             full_in_phase=program.sections[full].phase if full >= 0 else None,
+            num_retries_in_last_step=heap[NUM_RETRIES] - self._retries_before_last_step,
         )
 
 

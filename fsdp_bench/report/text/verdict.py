@@ -10,6 +10,7 @@ from fsdp_bench.plan.question import Prediction
 from fsdp_bench.rates.nccl_buffers import Bounds
 from fsdp_bench.report.text.common import UNKNOWN
 from fsdp_bench.report.text.communicators import bounds_text
+from fsdp_bench.simulate.step import STEPS
 from fsdp_bench.spec.hardware import Gpu
 from fsdp_bench.spec.units import format_gib
 
@@ -36,11 +37,8 @@ def _verdict(prediction: Prediction) -> str:
     if reading.out_of_memory is not None:
         return f"does not fit (predicted): {_shortage(prediction)}"
     if estimate.verdict is Verdict.RUNS_WITH_RETRIES:
-        retries = retries_text(reading.num_alloc_retries)
-        return (
-            f"does not fit, but runs with {retries} (predicted), which cost throughput: {_needed(prediction)}"
-            f"{_would_be_left(prediction)}"
-        )
+        retries = retries_text(reading.num_alloc_retries, reading.num_retries_in_last_step)
+        return f"does not fit, but runs with {retries} (predicted): {_needed(prediction)}{_would_be_left(prediction)}"
     host, node = format_gib(estimate.host.peak_bytes), format_gib(estimate.host_bytes or 0)
     return f"does not fit (predicted): {host} of host memory of {node} a node has; the GPU: {reserved}"
 
@@ -68,9 +66,13 @@ def fits_text(prediction: Prediction) -> str:
     return UNKNOWN if prediction.verdict is None else texts[prediction.verdict]
 
 
-def retries_text(count: int) -> str:
-    """Return the number of allocation retries as text."""
-    return "1 allocation retry" if count == 1 else f"{count} allocation retries"
+def retries_text(count: int, in_last_step: int) -> str:
+    """Return the number of allocation retries in the first steps as text, and whether later steps are to have any."""
+    text = "1 allocation retry" if count == 1 else f"{count} allocation retries"
+    if not count:
+        return text
+    last = f"{in_last_step or 'none'} in the last of them"
+    return f"{text} in the first {STEPS} steps, {last}{', so that later steps are slower' if in_last_step else ''}"
 
 
 def place_text(phase: str, block: int | None) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from fsdp_bench.plan.estimate import Verdict
 from fsdp_bench.report.table import table_columns, table_lines
+from fsdp_bench.report.text.verdict import retries_text
 from fsdp_bench.report.validation.left_out import left_out, wrapped
 from fsdp_bench.spec.units import format_gib
 from fsdp_bench.validate.published.fits import FitRow
@@ -39,7 +40,7 @@ def _named(row: FitRow) -> list[str]:
     compiled = ", compiled" if row.compiled else ""
     text = f"{row.case} ({outcome}{compiled}): {row.predicted.text}"
     if row.predicted is Verdict.RUNS_WITH_RETRIES:
-        text += f", {row.num_alloc_retries} in the first steps"
+        text += f": {retries_text(row.num_alloc_retries or 0, row.num_retries_in_last_step or 0)}"
     if row.reserved_bytes is not None and row.card_bytes is not None:
         text += f"; {format_gib(row.reserved_bytes)} of {format_gib(row.card_bytes)} reserved at most"
     return wrapped(text, 2)

@@ -61,6 +61,10 @@ class Kernels:
 
     cross_entropy: CrossEntropy = CrossEntropy.FP32_LOGITS
 
+    metrics_on_logits: int = 0
+    """Cross-entropies in fp32, without gradients, that a training loop computes after each backward, to log them. Its
+    logits then live until the next forward has returned (composer/trainer/trainer.py, _eval_train_metrics)."""
+
     @property
     def tunes(self) -> bool:
         """Whether Inductor tunes kernels; a dry run does not run what it compiles."""

@@ -18,6 +18,7 @@ from fsdp_bench.spec.hardware import Gpu
 from fsdp_bench.spec.model import Family, ModelShape
 from fsdp_bench.spec.setup import (
     Api,
+    BackwardPrefetch,
     Checkpointing,
     Loss,
     Offload,
@@ -42,6 +43,9 @@ class Framework:
         default_factory=lambda: {"AdamW": OptimizerKind.ADAMW_FOREACH, "fused AdamW": OptimizerKind.ADAMW_FUSED}
     )
     cross_entropy: CrossEntropy = CrossEntropy.FP32_LOGITS
+    metrics_on_logits: int = 0
+    """See simulate.operators.kernels.Kernels."""
+    backward_prefetch: BackwardPrefetch = BackwardPrefetch.BACKWARD_PRE
     loss: Loss = Loss.PLAIN
     recomputes_every_second_product: str | None = None
     """The place in the code, if selective checkpointing recomputes every second matrix product."""
@@ -54,6 +58,7 @@ class Framework:
     """The version of CUDA with which the torch of that time is built: of its cuBLAS. None: a recent one."""
 
 
+LLM_FOUNDRY = "llm-foundry-mpt"
 _CUDA_12_1 = "version of CUDA not stated: cuBLAS of 12.1"
 
 FRAMEWORKS = {
@@ -87,7 +92,7 @@ FRAMEWORKS = {
         cuda="12.1",
         cross_entropy=CrossEntropy.SAME_DTYPE,
     ),
-    "llm-foundry-mpt": Framework(
+    LLM_FOUNDRY: Framework(
         1.0,
         (
             "the stated parameters are those of gpt2 with this vocabulary and sequence length: learned positions and"
@@ -97,8 +102,15 @@ FRAMEWORKS = {
             "decoupled_adamw is a loop over tensors (composer/optim/decoupled_weight_decay.py); gradients clipped,"
             " and reduced in every micro-batch (composer/trainer/dist_strategy.py: no_sync is for DDP only)",
             f"{_CUDA_12_1} or older (torch 1.13 to 2.1, 2023)",
+            "cross-entropy and perplexity are logged: two more cross-entropies of the logits, in fp32, after each"
+            " backward (llmfoundry/models/mpt/modeling_mpt.py, train_metrics; composer/trainer/trainer.py,"
+            " _eval_train_metrics)",
+            "BACKWARD_POST (composer/trainer/dist_strategy.py, backward_prefetch); on 128 H100 and more BACKWARD_PRE"
+            " and forward_prefetch (scripts/train/benchmarking/sweep.py)",
         ),
         cuda="12.1",
+        metrics_on_logits=2,
+        backward_prefetch=BackwardPrefetch.BACKWARD_POST,
         model_family=Family.GPT2,
         optimizers={"decoupled_adamw": OptimizerKind.ADAMW_FOR_LOOP},
         loss=Loss.FLASH_ATTN,
@@ -175,6 +187,11 @@ _NEEDED = (
     "micro_batch_size",
     "sequence_length",
 )
+
+
+def is_large_mpt(inputs: CaseInputs) -> bool:
+    """Return whether llm-foundry's sweep.py made a row, for 128 H100 and more: with other settings than the rest."""
+    return inputs.family == LLM_FOUNDRY and inputs.gpu.startswith("H100") and (inputs.num_gpus or 0) >= 128
 
 
 def _filled_in(inputs: CaseInputs) -> tuple[CaseInputs, tuple[str, ...]]:
@@ -263,6 +280,7 @@ def _plan(inputs: CaseInputs, model: ModelShape, checkpointing: Checkpointing, a
     if gpu is None:
         assumptions.append(f"{inputs.gpu}: memory not stated; a GPU without limit")
     strategy, world = ShardingStrategy(inputs.sharding or ""), inputs.num_gpus or 0
+    is_large = is_large_mpt(inputs)
     setup = TrainSetup(
         strategy=strategy,
         api=_APIS[inputs.api],
@@ -280,7 +298,9 @@ def _plan(inputs: CaseInputs, model: ModelShape, checkpointing: Checkpointing, a
         max_grad_norm=framework.max_grad_norm,
         loss=Loss.CHUNKED if has_step(inputs, "+chunked CE") else framework.loss,
         compile=inputs.compiled == "yes",
+        backward_prefetch=BackwardPrefetch.BACKWARD_PRE if is_large else framework.backward_prefetch,
+        forward_prefetch=is_large,
     )
-    kernels = replace(CUDA, cross_entropy=framework.cross_entropy)
+    kernels = replace(CUDA, cross_entropy=framework.cross_entropy, metrics_on_logits=framework.metrics_on_logits)
     packed = has_step(inputs, "+packed")
     return Plan(model, setup, gpu, kernels, inputs.api != _SINGLE_GPU, packed, tuple(assumptions))

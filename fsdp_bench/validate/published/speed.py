@@ -24,16 +24,15 @@ from fsdp_bench.spec.hardware import Cluster
 from fsdp_bench.spec.setup import Checkpointing
 from fsdp_bench.validate.published.cases import CaseInputs, PublishedCase, describe, read_cases
 from fsdp_bench.validate.published.hardware import cluster_of
-from fsdp_bench.validate.published.setups import FRAMEWORKS, Plan, Unpredictable, plan_case
+from fsdp_bench.validate.published.setups import FRAMEWORKS, LLM_FOUNDRY, Plan, Unpredictable, is_large_mpt, plan_case
 
-_LLM_FOUNDRY = "llm-foundry-mpt"
 _WRITES_NORMS_IN_PYTHON = {
     "ibm-fms-fsdp": "fms/modules/layernorm.py",
     "torchtitan-pr165": "torchtrain/models/llama/model.py",
 }
 """Publishers whose RMSNorm runs as elementary operators in fp32."""
 
-COMPARED = (_LLM_FOUNDRY, "ibm-fms-fsdp", "torchtitan-pr165")
+COMPARED = (LLM_FOUNDRY, "ibm-fms-fsdp", "torchtitan-pr165")
 """Publishers whose code was read for effects on time."""
 
 _USUAL_SERVER = "DGX-H100"
@@ -253,8 +252,8 @@ def _assumptions(inputs: CaseInputs, parts: Sequence[tuple[float, Plan]]) -> lis
 
 def _runs_triton(inputs: CaseInputs) -> bool:
     """Return whether MPT's attention was ``triton``. ``flash`` is predicted as torch's FlashAttention."""
-    is_large = inputs.gpu.startswith("H100") and (inputs.num_gpus or 0) >= 128
-    return inputs.family == _LLM_FOUNDRY and not (is_large and inputs.model in _FLASH_ATTENTION_2_MODELS)
+    uses_flash = is_large_mpt(inputs) and inputs.model in _FLASH_ATTENTION_2_MODELS
+    return inputs.family == LLM_FOUNDRY and not uses_flash
 
 
 def attention_kernel(inputs: CaseInputs) -> str:

@@ -8,7 +8,7 @@ import pytest
 from fsdp_bench.simulate.operators.kernels import CrossEntropy
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.hardware import LinkKind
-from fsdp_bench.spec.setup import Api, Checkpointing, Loss, OptimizerKind, ShardingStrategy
+from fsdp_bench.spec.setup import Api, BackwardPrefetch, Checkpointing, Loss, OptimizerKind, ShardingStrategy
 from fsdp_bench.spec.units import GIB
 from fsdp_bench.validate.published.cases import CaseInputs, PublishedCase, read_cases
 from fsdp_bench.validate.published.hardware import cluster_of, read_network
@@ -96,6 +96,20 @@ def test_a_blank_stored_dtype_of_composers_bf16_is_fp32(cases: dict[str, Publish
 
 def test_ibms_loss_is_computed_on_logits_as_they_are(cases: dict[str, PublishedCase]) -> None:
     assert _plan(cases["ibm_7b_A100_compile-no"].inputs).kernels.cross_entropy is CrossEntropy.SAME_DTYPE
+
+
+def test_mpt_gathers_after_a_gradient_computation_but_in_the_large_sweep(cases: dict[str, PublishedCase]) -> None:
+    usual, large = (
+        _plan(cases[name].inputs).setup
+        for name in ("mpt_1b_a100_40gb_16g_s2048_mb8", "mpt_7b_h100_80gb_512g_s2048_mb6")
+    )
+    assert (usual.backward_prefetch, usual.forward_prefetch) == (BackwardPrefetch.BACKWARD_POST, False)
+    assert (large.backward_prefetch, large.forward_prefetch) == (BackwardPrefetch.BACKWARD_PRE, True)
+
+
+def test_mpt_logs_two_metrics_of_its_logits(cases: dict[str, PublishedCase]) -> None:
+    assert _plan(cases["mpt_1b_a100_40gb_16g_s2048_mb8"].inputs).kernels.metrics_on_logits == 2
+    assert _plan(cases["ibm_7b_A100_compile-no"].inputs).kernels.metrics_on_logits == 0
 
 
 def test_the_stated_parameters_tell_whether_the_head_is_tied(cases: dict[str, PublishedCase]) -> None:
