@@ -249,6 +249,7 @@ def _rehearsed(folder: Path, as_json: bool) -> int:
     from fsdp_bench.report.validation.published_rehearsed import format_rehearsed
     from fsdp_bench.validate.published.rehearsed import (
         compare_rehearsed,
+        compare_rehearsed_outcomes,
         compare_rehearsed_speeds,
         read_rehearsed,
         summarize,
@@ -256,13 +257,15 @@ def _rehearsed(folder: Path, as_json: bool) -> int:
 
     records = read_rehearsed(folder)
     peaks, speeds = compare_rehearsed(records), compare_rehearsed_speeds(records)
+    outcomes = compare_rehearsed_outcomes(records)
     first, other = (summarize([peak for peak in peaks if peak.is_first is flag]) for flag in (True, False))
     if as_json:
         summary = {"first": to_builtins(first), "other": to_builtins(other)}
         document = {"summary": summary, "peaks": to_builtins(peaks), "speeds": to_builtins(speeds)}
+        document["outcomes"] = to_builtins(outcomes)
         sys.stdout.write(to_json(document).decode())
     else:
-        print_lines(format_rehearsed(records, peaks, first, other, speeds))
+        print_lines(format_rehearsed(records, peaks, first, other, speeds, outcomes))
     return ExitCode.DONE
 
 

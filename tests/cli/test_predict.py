@@ -414,7 +414,7 @@ def test_time_over_pcie_says_what_it_rests_on() -> None:
         for where in (("g5.48xlarge",), ("g5.48xlarge", "--world-size", 1), ("p5.48xlarge",))
     )
     assert "tokens/s per GPU" in printed
-    assert "NCCL's model of its links, for PCIe not compared with measurements" in " ".join(printed.split())
+    assert "NCCL's model of its links, which for PCIe may be far too fast" in " ".join(printed.split())
     assert "PCIe" not in alone + nvlink
 
 

@@ -7,7 +7,7 @@ from fsdp_bench.plan.rehearsed_time.answer import RehearsedTime
 from fsdp_bench.rates.collectives import KINDS
 from fsdp_bench.report.table import table_columns, table_lines
 from fsdp_bench.report.text.common import UNKNOWN, fact
-from fsdp_bench.report.text.speed import parts_text, percent, range_text, step_text
+from fsdp_bench.report.text.speed import PCIE_IS_UNCERTAIN, parts_text, percent, range_text, step_text
 from fsdp_bench.simulate.events import Stream
 from fsdp_bench.spec.hardware import Cluster
 from fsdp_bench.spec.units import format_seconds
@@ -100,7 +100,7 @@ def _streams_line(time: RehearsedTime) -> list[str]:
 
 
 def _rates_line(time: RehearsedTime) -> str:
-    pcie = ", for PCIe not compared with measurements" if time.is_over_pcie else ""
+    pcie = PCIE_IS_UNCERTAIN if time.is_over_pcie else ""
     return fact(
         "",
         f"rates: the GPU's datasheet and NCCL's model of its links{pcie}. The script never ran on a GPU; the time of"

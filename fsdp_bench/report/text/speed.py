@@ -84,13 +84,17 @@ def _also(name: str, seconds: float | None) -> list[str]:
     return [f"{name} {format_seconds(seconds)}"] if seconds else []
 
 
+PCIE_IS_UNCERTAIN = ", which for PCIe may be far too fast: the one published run took 4 to 9 times as long"
+"""docs/validation.md, "Rehearsed against what people published"."""
+
+
 def rests_on(found: Speed, profile: Profile | None) -> str:
     """Return the source of the rates."""
     if profile is not None:
         return measured_rates(profile)
     if found.source is None:
         return UNKNOWN
-    pcie = ", for PCIe not compared with measurements" if found.is_over_pcie else ""
+    pcie = PCIE_IS_UNCERTAIN if found.is_over_pcie else ""
     return f"the GPU's datasheet and NCCL's model of its links{pcie} (fsdp-bench calibrate measures yours)"
 
 

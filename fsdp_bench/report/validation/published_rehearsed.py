@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import median
 
+from fsdp_bench.plan.estimate import Verdict
 from fsdp_bench.report.table import table_columns, table_lines
 from fsdp_bench.report.validation.left_out import wrapped
 from fsdp_bench.spec.units import GIB
 from fsdp_bench.validate.published.rehearsed import (
     WITHIN,
     WITHIN_BYTES,
+    RehearsedOutcome,
     RehearsedPeak,
     RehearsedRecord,
     RehearsedSpeed,
@@ -27,6 +29,7 @@ def format_rehearsed(
     first: RehearsedSummary,
     other: RehearsedSummary,
     speeds: Sequence[RehearsedSpeed],
+    outcomes: Sequence[RehearsedOutcome],
 ) -> str:
     """Return the comparison as plain text: ``first`` and ``other`` summarize peaks of first and of further runs."""
     lines = [
@@ -37,6 +40,7 @@ def format_rehearsed(
         *_summary("with the nearest torch and the framework's defaults", first),
         *_summary("with another torch, or another setting where the source says nothing", other),
         "",
+        *_outcomes(outcomes),
         *_speeds(speeds),
         "where the code is, what was replaced, and what the source leaves open:",
     ]
@@ -53,6 +57,22 @@ def format_rehearsed(
 
 def _num_cases(rows: Sequence[RehearsedPeak] | Sequence[RehearsedSpeed]) -> int:
     return len({row.case for row in rows})
+
+
+def _outcomes(outcomes: Sequence[RehearsedOutcome]) -> list[str]:
+    if not outcomes:
+        return []
+    groups = {"ran": [one for one in outcomes if one.ran], "out of memory": [one for one in outcomes if not one.ran]}
+    cells = [
+        (verdict.text, *(str(sum(one.verdict is verdict for one in group)) for group in groups.values()))
+        for verdict in Verdict
+    ]
+    return [
+        f"whether runs fitted, and their code rehearsed: {len(outcomes)} published outcomes",
+        "",
+        *table_lines(table_columns(("rehearsed", *groups), cells, groups), indent=2),
+        "",
+    ]
 
 
 def _speeds(speeds: Sequence[RehearsedSpeed]) -> list[str]:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import msgspec
 
+from fsdp_bench.plan.estimate import Verdict
 from fsdp_bench.spec.codec import from_json
 from fsdp_bench.spec.errors import SpecError, shown
 from fsdp_bench.spec.units import GIB
@@ -49,6 +50,10 @@ class RehearsedRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes, by kind: max_allocated, max_active, max_reserved."""
     peaks: dict[str, int]
     """The rehearsed bytes, by kind."""
+    published_outcome: str | None = None
+    """``fits`` or ``OOM``. None: the source does not say."""
+    verdict: Verdict | None = None
+    """The rehearsed one. None: unknown."""
     published_tokens_per_second: float | None = None
     """Of one GPU."""
     tokens_per_second: float | None = None
@@ -83,6 +88,16 @@ class RehearsedSpeed(msgspec.Struct, frozen=True, kw_only=True):
     rehearsed: float
     error: float
     """``rehearsed / published - 1``."""
+
+
+class RehearsedOutcome(msgspec.Struct, frozen=True, kw_only=True):
+    """Whether a published run ran, and the rehearsed verdict."""
+
+    case: str
+    torch: str
+    ran: bool
+    """Whether the published run completed. False: it ran out of memory."""
+    verdict: Verdict
 
 
 def read_rehearsed(folder: Path) -> list[RehearsedRecord]:
@@ -143,6 +158,17 @@ def compare_rehearsed_speeds(records: list[RehearsedRecord]) -> list[RehearsedSp
         )
         for record in records
         if record.is_first and record.published_tokens_per_second and record.tokens_per_second
+    ]
+
+
+def compare_rehearsed_outcomes(records: list[RehearsedRecord]) -> list[RehearsedOutcome]:
+    """Return every published outcome with the rehearsed verdict, of first runs alone."""
+    return [
+        RehearsedOutcome(
+            case=record.case, torch=record.torch, ran=record.published_outcome == "fits", verdict=record.verdict
+        )
+        for record in records
+        if record.is_first and record.published_outcome is not None and record.verdict is not None
     ]
 
 

@@ -46,6 +46,7 @@ def main() -> None:
     record = _record(row, table["code"][row["code"]], command, given.variant, document)
     for kind, published in record["published"].items():
         print(f"{given.case} {record['torch']} {kind}: {published / GIB:.2f} {record['peaks'][kind] / GIB:.2f} GiB")
+    print(f"{given.case} outcome: {record['published_outcome']}, {record['verdict']}")
     print(f"{given.case} tokens/s: {record['published_tokens_per_second']} {record['tokens_per_second']}")
     if given.keep:
         ending = f"-{given.variant}" if given.variant else ""
@@ -66,7 +67,7 @@ def _rehearse(row: dict[str, Any], command: str, code: Path, python: Path) -> di
         check=False,
     )
     document: dict[str, Any] = json.loads(ran.stdout)
-    if document.get("outcome") not in ("stopped", "ended"):
+    if document.get("outcome") not in ("stopped", "ended", "out_of_memory"):
         sys.exit(f"{row['case']}: {document.get('error') or document['failure']['message']}")
     return document
 
@@ -93,6 +94,8 @@ def _record(
         "left_open": row["left_open"],
         "torch": document["torch"],
         "published": {one.kind: one.num_bytes for one in published.measured},
+        "published_outcome": published.outcome,
+        "verdict": document["verdict"],
         "peaks": {kind: max(span[name] for span in document["spans"]) for kind, name in KINDS.items()},
         "published_tokens_per_second": published.tokens_per_second_per_gpu if row.get("speed", True) else None,
         "tokens_per_second": kept["time"] and kept["time"]["tokens_per_second_per_gpu"],

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from fsdp_bench.plan.estimate import Verdict
 from fsdp_bench.report.validation.published_rehearsed import format_rehearsed
 from fsdp_bench.spec.codec import from_json, to_json
 from fsdp_bench.spec.errors import SpecError
@@ -16,6 +17,7 @@ from fsdp_bench.validate.published.rehearsed import (
     Code,
     RehearsedRecord,
     compare_rehearsed,
+    compare_rehearsed_outcomes,
     compare_rehearsed_speeds,
     read_rehearsed,
     summarize,
@@ -96,12 +98,13 @@ def test_the_text_has_every_peak_and_fits_the_terminal(monkeypatch: pytest.Monke
     monkeypatch.setenv("COLUMNS", "80")
     peaks = compare_rehearsed([_record(), _record(variant="fused", is_first=False)])
     first, other = (summarize([peak for peak in peaks if peak.is_first is flag]) for flag in (True, False))
-    text = format_rehearsed([_record()], peaks, first, other, [])
+    text = format_rehearsed([_record()], peaks, first, other, [], [])
     assert "a, fused" in text
     assert "a/b at 012345678, then" in text
     assert "-5.00%" in text
     assert "1 of 2 within 1%, 1 within 0.15 GiB; worst -5.0%, -1.00 GiB, a" in " ".join(text.split())
-    whole = format_rehearsed(RECORDS, compare_rehearsed(RECORDS), first, other, compare_rehearsed_speeds(RECORDS))
+    speeds, outcomes = compare_rehearsed_speeds(RECORDS), compare_rehearsed_outcomes(RECORDS)
+    whole = format_rehearsed(RECORDS, compare_rehearsed(RECORDS), first, other, speeds, outcomes)
     assert max(map(len, whole.splitlines())) <= 80
 
 
@@ -111,8 +114,29 @@ def test_a_speed_is_compared_where_it_is_published_and_rehearsed() -> None:
     unknown = {"case": "b", "published_tokens_per_second": 100.0}
     found = compare_rehearsed_speeds([_record(**speeds), _record(**speeds, **further), _record(**unknown), _record()])
     assert [(one.case, one.torch, one.error) for one in found] == [("a", "2.4.0+cu121", pytest.approx(0.1))]
-    text = format_rehearsed([], [], *2 * [summarize([])], found)
+    text = format_rehearsed([], [], *2 * [summarize([])], found, [])
     assert "median |error| 10.0%, worst +10.0%, a; too fast in 1 of 1" in text
+
+
+def test_of_published_outcomes_none_is_wrongly_accepted_or_refused() -> None:
+    found = compare_rehearsed_outcomes(RECORDS)
+    assert [(one.case, one.verdict) for one in found if not one.ran] == [("less_2b_bs24", Verdict.DOES_NOT_FIT)]
+    assert [one.case for one in found if one.ran and one.verdict is Verdict.DOES_NOT_FIT] == []
+    assert len(found) == len({one.case for one in found}) == 26
+
+
+def test_outcomes_are_counted_by_verdict() -> None:
+    ran = {"published_outcome": "fits", "verdict": "runs_with_retries"}
+    full = {"published_outcome": "OOM", "verdict": "fits"}
+    found = compare_rehearsed_outcomes([_record(**ran), _record(**full), _record(**ran, is_first=False), _record()])
+    lines = format_rehearsed([], [], *2 * [summarize([])], [], found).splitlines()
+    counts = [line.split()[-2:] for line in lines if line.startswith(("  fits", "  runs", "  does"))]
+    assert counts == [["0", "1"], ["1", "0"], ["0", "0"]]
+
+
+def test_records_hold_the_packaged_outcomes() -> None:
+    published = {case.inputs.case: case.outcome for case in read_cases()}
+    assert {one.case: one.published_outcome for one in RECORDS} == {one.case: published[one.case] for one in RECORDS}
 
 
 def test_a_folder_without_records_and_a_broken_one_are_refused_in_one_line(tmp_path: Path) -> None:
