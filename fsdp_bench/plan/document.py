@@ -122,7 +122,7 @@ def _memory(prediction: Prediction) -> dict[str, Any]:
         "breakdown_bytes": memory.breakdown_bytes,
         "host_breakdown_bytes": _host(prediction),
         "num_alloc_retries": reading.num_alloc_retries if known else None,
-        "num_alloc_retries_in_last_step": reading.num_retries_in_last_step if known else None,
+        "num_alloc_retries_later": reading.num_retries_later if known and full is None else None,
         "out_of_memory": full and {
             "phase": full.phase,
             "block": full.block if full.block >= 0 else None,

@@ -195,6 +195,8 @@ class Engine:
                 if target.buffer[slot] is None:
                     target.buffer[slot] = gradient
                 else:
+                    if target.waits_for is not None:
+                        self.tape.wait_stream(target.stream, target.waits_for)
                     self._add(target, slot)
                 del gradient
             target.waiting -= 1
@@ -228,7 +230,10 @@ class Engine:
         node.waits_for = node.event = None
 
     def _add(self, target: Node, slot: int) -> None:
-        """InputBuffer::add: add a second gradient to the first one, in place where nobody else can see that."""
+        """InputBuffer::add: add a second gradient to the first one, in place where nobody else can see that.
+
+        On the consumer's stream, after that has waited for a producer on another one.
+        """
         buffer, tape = target.buffer, self.tape
         first = buffer[slot]
         assert first is not None

@@ -121,12 +121,14 @@ class Simulation:
         if self.is_compiled or tunes_optimizer or self.op.kernels.metrics_on_logits:
             self.step()
             self.steps.clear()
+            self.wrapper.after_a_first_step()
             return
         if self.wrapper.first_step_differs:
             begin = len(self.tape.events)
             self.step()
             self.steps.clear()
             self.tape.events[begin:] = first_forward_alone(self.tape.events[begin:], BETWEEN_STEPS)
+            self.wrapper.after_a_first_step()
             return
         self._begin_first_forward()
         self.op.make_workspaces()
@@ -222,9 +224,11 @@ class Simulation:
 
     def _log_metrics(self, targets: Tensor) -> None:
         """Compute what some training loops log, from logits that have no history: cross-entropies in fp32."""
+        if self.kept_logits is None:
+            return
+        self.tape.mark("loss")
         self.tape.category = Category.LOGITS
         for _ in range(self.op.kernels.metrics_on_logits):
-            assert self.kept_logits is not None
             cross_entropy(self.op, self.op.to(self.kept_logits, FP32), targets)
         self.tape.category = Category.ACTIVATIONS
 

@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from fsdp_bench.replay.caching_allocator import execution
 from fsdp_bench.replay.caching_allocator.replay import OutOfMemory
 from fsdp_bench.simulate.events import Event, Kind, Queue, Stream, Work
+from fsdp_bench.simulate.repeat import Log
 from tests.replay.call_by_call import Block, CachingAllocator
 from tests.replay.replaying import replay
 
@@ -437,6 +438,26 @@ def test_the_all_gathers_rate_limit_bounds_what_is_deferred() -> None:
     assert (limited.peak_allocated_bytes, limited.peak_reserved_bytes) == (30 * MIB, 60 * MIB)
     assert free_running.peak_reserved_bytes == free_running.peak_active_bytes == 300 * MIB
     assert replay(units(waits=False), 90 * MIB).num_alloc_retries == 3
+
+
+def test_retries_that_go_on_are_told_from_those_of_the_first_steps() -> None:
+    """On a card of 64, two steps and two like the second. What one stream has freed no other stream can use."""
+
+    def hold(mib: int, stream: Stream = Stream.COMPUTE) -> list[Event]:
+        return [Event(kind, stream, mib * MIB, stream=stream) for kind in (Kind.ALLOCATE, Kind.FREE)]
+
+    def later(*held: list[Event]) -> tuple[int, int]:
+        begin, end = (Event(Kind.MARK, -1, label=label) for label in ("forward", "optimizer"))
+        steps = [[begin, *each, end, *hold(1)] for each in held]
+        events = [event for one in steps for event in one]
+        ranges = [range(sum(map(len, steps[:index])), sum(map(len, steps[: index + 1]))) for index in range(len(steps))]
+        reading = replay(Log(events, ranges, 0, 0, further_steps=2), 64 * MIB)
+        return reading.num_alloc_retries, reading.num_retries_later
+
+    assert later(hold(40), hold(40)) == (0, 0)
+    assert later(hold(30), hold(40)) == (1, 0)  # 40 takes the place of 30, and stays
+    both = [*hold(40), *hold(40, Stream.ALL_GATHER)]  # each sends the other's back to CUDA, in every step
+    assert later(both, both) == (1 + 3 * 2, 2)
 
 
 # Properties

@@ -90,7 +90,16 @@ def test_the_answer_stands_first_with_both_peaks_and_what_is_usable() -> None:
     ("changes", "verdict", "words"),
     [
         ({}, Verdict.FITS, "fits (rehearsed)"),
-        ({"spans": (span(1, "forward", 3, retries=2),)}, Verdict.RUNS_WITH_RETRIES, "2 allocation retries"),
+        (
+            {"spans": (span(1, "forward", 3, retries=2), span(2, "forward", 3, retries=2))},
+            Verdict.RUNS_WITH_RETRIES,
+            "2 allocation retries, none of them in the last step",
+        ),
+        (
+            {"spans": (span(1, "forward", 3, retries=2), span(2, "forward", 3, retries=3))},
+            Verdict.RUNS_WITH_RETRIES,
+            "3 allocation retries, 1 of them in the last step",
+        ),
         (
             {"outcome": RehearsalOutcome.OUT_OF_MEMORY, "failure": FAILURE},
             Verdict.DOES_NOT_FIT,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 
 import pytest
@@ -11,7 +12,7 @@ from msgspec.structs import replace
 
 from fsdp_bench.plan.estimate import predict_memory
 from fsdp_bench.replay.live_memory import breakdown, live_memory
-from fsdp_bench.simulate.events import Category, Event, Kind
+from fsdp_bench.simulate.events import Category, Event, Kind, Queue
 from fsdp_bench.simulate.operators.kernels import CPU, CUDA, CUDA_OBSERVED, Kernels
 from fsdp_bench.simulate.repeat import Log
 from fsdp_bench.simulate.simulation import BETWEEN_STEPS
@@ -40,6 +41,33 @@ def shape(**sizes: int) -> ModelShape:
 def live_bytes(events: list[Event]) -> int:
     signs = {Kind.ALLOCATE: 1, Kind.FREE: -1}
     return sum(signs.get(event.kind, 0) * event.num_bytes for event in events)
+
+
+@pytest.mark.parametrize("kernels", [CUDA, dataclasses.replace(CUDA, metrics_on_logits=1)], ids=["plain", "metrics"])
+@pytest.mark.parametrize("prefetch", [False, True])
+def test_the_rate_limiter_is_as_earlier_steps_leave_it(prefetch: bool, kernels: Kernels) -> None:
+    """FSDP1's queue of freed units: with forward prefetching the first step leaves less than those after it."""
+    setup = TrainSetup(world_size=8, forward_prefetch=prefetch, micro_batch_size=1, sequence_length=64)
+    log = steady_step(shape(), setup, kernels)
+    before, step = log.events[: log.steps[-1].start], log.events[log.steps[-1].start : log.steps[-1].stop]
+    assert _freed_and_not_waited_for(before) == (5 if prefetch else 4)
+    assert _freed_and_not_waited_for(step) == 0
+
+
+def _freed_and_not_waited_for(events: list[Event]) -> int:
+    signs = {Kind.RECORD_EVENT: 1, Kind.HOST_WAIT: -1}
+    return sum(signs.get(event.kind, 0) for event in events if event.number == Queue.FREE)
+
+
+@pytest.mark.parametrize("family", list(Family))
+def test_of_a_layer_with_a_bias_the_inputs_gradient_comes_first(family: Family) -> None:
+    """AddmmBackward0 computes mat1's gradient, mat2's, and the bias's; MmBackward0 that of the weight first."""
+    model = replace(shape(), family=family, name=family.value)
+    setup = TrainSetup(world_size=8, micro_batch_size=1, sequence_length=64)
+    works = [event.work.name for event in steady_step(model, setup, CUDA).last_step() if event.work is not None]
+    backward = [name[-2:] for name in works if name in ("aten::mm nn", "aten::mm tn")]
+    assert backward[:2] == ["tn", "nn"]  # of the head, which has no bias
+    assert backward[2:4] == (["nn", "tn"] if family is Family.GPT2 else ["tn", "nn"])
 
 
 @simulating

@@ -17,7 +17,7 @@ rows (validate/published/peaks.py).
 from __future__ import annotations
 
 from array import array
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import FunctionType
 
 from fsdp_bench.rates.datasheet import Rates
@@ -41,6 +41,9 @@ from fsdp_bench.replay.caching_allocator.heap import (
 )
 from fsdp_bench.replay.caching_allocator.program import Program
 from fsdp_bench.replay.durations import Durations
+
+LATER_STEPS = 8
+"""Steps after the first ones, where these retry allocations: in the last four, what goes on is seen."""
 
 CAPACITY = 2048
 """The blocks for which a replay begins with space; where they are too few, it begins again with twice as many."""
@@ -77,8 +80,8 @@ class AllocatorReading:
     out_of_memory: OutOfMemory | None
     full_in_phase: str | None
     """The phase in which the first allocation retry came."""
-    num_retries_in_last_step: int = 0
-    """Of num_alloc_retries, those in the last of the steps. None of them: later steps run at full speed."""
+    num_retries_later: int = 0
+    """The most allocation retries in one of the steps 9 to 12, where the first steps have any. 0: none go on."""
 
 
 class Replay:
@@ -111,7 +114,22 @@ class Replay:
         while self._progress[STATUS] == TOO_MANY_BLOCKS:
             self._begin(2 * self._capacity)
             self._go_on(end)
-        return self._reading()
+        reading = self._reading()
+        if step is not None or not reading.num_alloc_retries or reading.out_of_memory is not None:
+            return reading
+        return replace(reading, num_retries_later=self._retries_later())
+
+    def _retries_later(self) -> int:
+        """Replay the last step again and again; return the most retries in one of the last of these steps."""
+        parts, counts = self._program.steps[-1], [0]
+        for _ in range(LATER_STEPS if self._program.log.further_steps else 0):
+            before = self._heap[NUM_RETRIES]
+            execution.rename_tensors(self._heap, self._replaced_tensors)
+            execution.execute(self._heap, self._code, parts.start, parts.stop, self._progress)
+            counts.append(self._heap[NUM_RETRIES] - before)
+            if self._progress[STATUS] != ENDED:  # a step that ran out of memory has retried
+                return counts[-1]
+        return max(counts[-LATER_STEPS // 2 :])
 
     def _begin(self, capacity: int) -> None:
         program = self._program
@@ -121,7 +139,6 @@ class Replay:
         self._progress = array("q", [0] * (execution.NUM_FIELDS + len(program.sections)))
         self._progress[FIRST_FULL_PART], self._progress[STATUS] = -1, ENDED
         self._capacity, self._done = capacity, 0
-        self._retries_before_last_step = 0
 
     def _go_on(self, end: int) -> None:
         steps = self._program.steps[:end]
@@ -129,7 +146,6 @@ class Replay:
         while self._done < len(steps) and self._progress[STATUS] == ENDED:
             if self._done >= first_further:
                 execution.rename_tensors(self._heap, self._replaced_tensors)
-            self._retries_before_last_step = self._heap[NUM_RETRIES]
             parts = steps[self._done]
             execution.execute(self._heap, self._code, parts.start, parts.stop, self._progress)
             self._done += 1
@@ -148,7 +164,6 @@ class Replay:
             num_alloc_retries=heap[NUM_RETRIES],
             out_of_memory=_failed(program, progress) if progress[STATUS] == OUT_OF_MEMORY else None,
             full_in_phase=program.sections[full].phase if full >= 0 else None,
-            num_retries_in_last_step=heap[NUM_RETRIES] - self._retries_before_last_step,
         )
 
 

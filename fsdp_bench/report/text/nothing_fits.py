@@ -16,7 +16,7 @@ def nothing_fits_lines(found: NothingFits, several: bool) -> list[str]:
     if found.cell.runs is not None:
         runs = value_text(found.cell.quantity.name, found.cell.runs)
         what = found.cell.quantity.name.replace("_", " ")
-        lines.append(f"  with allocation retries, which cost throughput, {what} {runs} would run (predicted)")
+        lines.append(f"  with allocation retries, slower if they go on, {what} {runs} would run (predicted)")
     lines += [f"  {remedy_line(remedy)}" for remedy in found.remedies]
     if found.twice_the_gpus is not None and not found.gpus_help:
         need = format_gib(found.twice_the_gpus.prediction.needed_bytes)

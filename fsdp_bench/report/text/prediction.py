@@ -45,7 +45,7 @@ def _mode(prediction: Prediction) -> str:
     """Return what the predicted time is for."""
     is_compiled = prediction.question.setup.compile and not prediction.estimate.for_eager
     kind = "compiled blocks" if is_compiled else "eager"
-    if prediction.verdict is Verdict.RUNS_WITH_RETRIES and prediction.estimate.allocator.num_retries_in_last_step:
+    if prediction.verdict is Verdict.RUNS_WITH_RETRIES and prediction.estimate.allocator.num_retries_later:
         return f"{kind}, without the time of the retries"
     return f"{kind}, if it did fit" if prediction.verdict is Verdict.DOES_NOT_FIT else kind
 
@@ -131,7 +131,7 @@ def _allocator(prediction: Prediction) -> str:
         return f"out of memory with {reserved} reserved (predicted), asked for {_more(reading.out_of_memory.num_bytes)}"
     return (
         f"reserved {format_gib(reading.peak_reserved_bytes)}, active {format_gib(reading.peak_active_bytes)}, "
-        f"{retries_text(reading.num_alloc_retries, reading.num_retries_in_last_step)} (predicted)"
+        f"{retries_text(reading.num_alloc_retries, reading.num_retries_later)} (predicted)"
     )
 
 

@@ -47,7 +47,9 @@ def verdict_line(found: Rehearsal) -> str:
         return f"unknown whether it fits: {_why(found.why_unknown, report)}"
     needs = _needs(report)
     if found.verdict is Verdict.RUNS_WITH_RETRIES:
-        return f"runs, with {report.num_alloc_retries} allocation retries (rehearsed): {needs}; {of}"
+        last = report.num_retries_in_last_step or "none"
+        retries = f"{report.num_alloc_retries} allocation retries, {last} of them in the last step"
+        return f"runs, with {retries} (rehearsed): {needs}; {of}"
     return f"fits (rehearsed): {needs}; {of}"
 
 

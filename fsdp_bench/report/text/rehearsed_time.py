@@ -26,7 +26,7 @@ def time_lines(found: Rehearsal) -> list[str]:
     time = found.time
     if time is None:
         return [fact("step time", f"{UNKNOWN}: {found.why_no_time}")]
-    lines = [_step_line(time), *_unknown_line(time, found), *_range_line(time, found)]
+    lines = [_step_line(time), *_retries_line(found), *_unknown_line(time, found), *_range_line(time, found)]
     lines += [_parts_line(time), *_tokens_line(time)]
     lines += [*_streams_line(time), _rates_line(time)]
     return [*lines, "", *_table(time)]
@@ -49,6 +49,13 @@ def _step_line(time: RehearsedTime) -> str:
         f"{format_seconds(time.step_seconds)}, {rate}, MFU {percent(time.mfu)}, HFU {percent(time.hfu)}"
         f" (rehearsed: what step {time.step} issued; predicted: how long that takes)",
     )
+
+
+def _retries_line(found: Rehearsal) -> list[str]:
+    if not (count := found.report.num_retries_in_last_step):
+        return []
+    retries = "an allocation retry" if count == 1 else f"{count} allocation retries"
+    return [fact("", f"without the time of {retries} in the last step")]
 
 
 def _unknown_line(time: RehearsedTime, found: Rehearsal) -> list[str]:

@@ -84,7 +84,7 @@ def _also(name: str, seconds: float | None) -> list[str]:
     return [f"{name} {format_seconds(seconds)}"] if seconds else []
 
 
-PCIE_IS_UNCERTAIN = ", which for PCIe may be far too fast: the one published run took 4 to 9 times as long"
+PCIE_IS_UNCERTAIN = ", over PCIe perhaps far too fast: two published runs on A10Gs took 3.9 and 8.7 times as long"
 """docs/validation.md, "Rehearsed against what people published"."""
 
 

@@ -37,7 +37,7 @@ def _verdict(prediction: Prediction) -> str:
     if reading.out_of_memory is not None:
         return f"does not fit (predicted): {_shortage(prediction)}"
     if estimate.verdict is Verdict.RUNS_WITH_RETRIES:
-        retries = retries_text(reading.num_alloc_retries, reading.num_retries_in_last_step)
+        retries = retries_text(reading.num_alloc_retries, reading.num_retries_later)
         return f"does not fit, but runs with {retries} (predicted): {_needed(prediction)}{_would_be_left(prediction)}"
     host, node = format_gib(estimate.host.peak_bytes), format_gib(estimate.host_bytes or 0)
     return f"does not fit (predicted): {host} of host memory of {node} a node has; the GPU: {reserved}"
@@ -66,13 +66,12 @@ def fits_text(prediction: Prediction) -> str:
     return UNKNOWN if prediction.verdict is None else texts[prediction.verdict]
 
 
-def retries_text(count: int, in_last_step: int) -> str:
-    """Return the number of allocation retries in the first steps as text, and whether later steps are to have any."""
+def retries_text(count: int, later: int) -> str:
+    """Return the number of allocation retries in the first steps as text, and of each later step."""
     text = "1 allocation retry" if count == 1 else f"{count} allocation retries"
     if not count:
         return text
-    last = f"{in_last_step or 'none'} in the last of them"
-    return f"{text} in the first {STEPS} steps, {last}{', so that later steps are slower' if in_last_step else ''}"
+    return f"{text} in the first {STEPS} steps, {f'up to {later} in each later one' if later else 'none later'}"
 
 
 def place_text(phase: str, block: int | None) -> str:

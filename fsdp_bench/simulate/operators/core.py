@@ -230,17 +230,20 @@ class Operators:
 
         dw_like, dx_like = (in_features * out_features, itemsize, Category.GRADIENTS), (rows * in_features, itemsize)
 
+        def weight_gradient() -> Tensor:
+            self.tape.product("tn", out_features, in_features, rows, itemsize)
+            return self._gradient(*dw_like)
+
         def backward(saved: Saved, _gradients: list[Tensor]) -> Gradients:
             opened = saved.copy()
-            self.tape.product("tn", out_features, in_features, rows, itemsize)
-            dw = None if needs_db else self._gradient(*dw_like)  # mat2's before self's; for addmm after mat1's
+            dw = None if needs_db else weight_gradient()  # mat2's before self's; for addmm after mat1's
             dx = None
             if needs_dx:
                 dx = self._gradient(*dx_like)
                 self.tape.product("nn", rows, in_features, out_features, itemsize)
             if not needs_db:
                 return dx, dw
-            dw = self._gradient(*dw_like)
+            dw = weight_gradient()
             del opened
             return self._sum_over_rows(rows, out_features, itemsize), dx, dw
 

@@ -132,6 +132,11 @@ class Fsdp1(Wrapper):
                 handle.grad_dtype = self.setup.precision.store
             self.zeroed = True
 
+    def after_a_first_step(self) -> None:
+        """Fill _FreeEventQueue as later steps do: with forward_prefetch a first step leaves one event fewer."""
+        while self._num_free_events < self.events_left:
+            self.enqueue_free()
+
     def zero_grad(self) -> None:
         """optimizer.zero_grad: with use_orig_params the flat gradient stays until the next forward."""
         self.zeroed = True

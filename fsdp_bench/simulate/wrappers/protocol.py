@@ -46,6 +46,9 @@ class Wrapper(ABC):
     def after_a_step(self) -> None:  # noqa: B027
         """Restore the state that a step leaves behind, without having run one."""
 
+    def after_a_first_step(self) -> None:  # noqa: B027
+        """Add what later steps leave and a first step does not: with forward_prefetch, an event of FSDP1's limiter."""
+
     def when_nothing_loaded_is_left(self, call: Callable[[], object]) -> None:
         """Call once nothing is left that loading made and the first forward frees."""
         call()

@@ -195,6 +195,13 @@ class RehearsalReport(msgspec.Struct, frozen=True, kw_only=True):
         return max((span.num_alloc_retries for span in self.spans), default=0)
 
     @property
+    def num_retries_in_last_step(self) -> int:
+        """Of these, those in the last step that was begun."""
+        last = max((span.step for span in self.spans), default=0)
+        earlier = (span.num_alloc_retries for span in self.spans if span.step < last)
+        return self.num_alloc_retries - max(earlier, default=0)
+
+    @property
     def sizes_from_values(self) -> tuple[GpuRead, ...]:
         """The reads on which sizes depend, so that the peaks are those of this run alone."""
         return tuple(read for read in self.reads if read.decides_sizes)

@@ -35,8 +35,8 @@ class FitRow(msgspec.Struct, frozen=True, kw_only=True):
     card_bytes: int | None = None
     num_alloc_retries: int | None = None
     """Predicted allocation retries in the first steps."""
-    num_retries_in_last_step: int | None = None
-    """Of these, those in the last of the first steps."""
+    num_retries_later: int | None = None
+    """The most in one later step."""
     reason: str | None = None
 
 
@@ -63,7 +63,7 @@ def _compare(case: PublishedCase) -> FitRow:
         reserved_bytes=reading.peak_reserved_bytes,
         card_bytes=plan.gpu.usable_memory_bytes,
         num_alloc_retries=reading.num_alloc_retries,
-        num_retries_in_last_step=reading.num_retries_in_last_step,
+        num_retries_later=reading.num_retries_later,
     )
 
 

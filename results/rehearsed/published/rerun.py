@@ -99,6 +99,7 @@ def _record(
         "peaks": {kind: max(span[name] for span in document["spans"]) for kind, name in KINDS.items()},
         "published_tokens_per_second": published.tokens_per_second_per_gpu if row.get("speed", True) else None,
         "tokens_per_second": kept["time"] and kept["time"]["tokens_per_second_per_gpu"],
+        "failure": document["failure"] and document["failure"]["message"],
         "document": kept,
     }
 
