@@ -16,6 +16,7 @@ from fsdp_bench.plan.rehearsal import Rehearsal, rehearsal_document, worst_of
 from fsdp_bench.report.charts.figure import save
 from fsdp_bench.report.charts.rehearsal import draw
 from fsdp_bench.report.text.rehearsal import place, report_text, several, verdict_line
+from fsdp_bench.report.text.verdict import retries_text
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.subprocesses.rehearsal import (
     GpuRead,
@@ -77,6 +78,12 @@ FAILURE = ScriptFailure(type="OutOfMemoryError", message="CUDA out of memory.", 
 
 def rehearsal(**changes: Any) -> Rehearsal:
     return Rehearsal(replace(REPORT, **changes), server("p5.48xlarge"), Headroom(2 * GIB, "assumed", True))
+
+
+def test_retries_are_counted_in_the_first_steps_and_in_each_later_one() -> None:
+    assert retries_text(0, 0) == "0 allocation retries"
+    assert retries_text(1, 0) == "1 allocation retry in the first 4 steps, none later"
+    assert retries_text(19, 6) == "19 allocation retries in the first 4 steps, up to 6 in each later one"
 
 
 def test_the_answer_stands_first_with_both_peaks_and_what_is_usable() -> None:

@@ -46,7 +46,7 @@ def _mode(prediction: Prediction) -> str:
     is_compiled = prediction.question.setup.compile and not prediction.estimate.for_eager
     kind = "compiled blocks" if is_compiled else "eager"
     if prediction.verdict is Verdict.RUNS_WITH_RETRIES and prediction.estimate.allocator.num_retries_later:
-        return f"{kind}, without the time of the retries"
+        return f"{kind}, without the time of the retries: about 1 s each in the one published run"
     return f"{kind}, if it did fit" if prediction.verdict is Verdict.DOES_NOT_FIT else kind
 
 
