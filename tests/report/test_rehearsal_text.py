@@ -84,6 +84,7 @@ def test_retries_are_counted_in_the_first_steps_and_in_each_later_one() -> None:
     assert retries_text(0, 0) == "0 allocation retries"
     assert retries_text(1, 0) == "1 allocation retry in the first 4 steps, none later"
     assert retries_text(19, 6) == "19 allocation retries in the first 4 steps, up to 6 in each later one"
+    assert retries_text(2, None) == "2 allocation retries in the first 4 steps, unknown later"
 
 
 def test_the_answer_stands_first_with_both_peaks_and_what_is_usable() -> None:

@@ -80,8 +80,9 @@ class AllocatorReading:
     out_of_memory: OutOfMemory | None
     full_in_phase: str | None
     """The phase in which the first allocation retry came."""
-    num_retries_later: int = 0
-    """The most allocation retries in one of the steps 9 to 12, where the first steps have any. 0: none go on."""
+    num_retries_later: int | None = 0
+    """The most allocation retries in one of the steps 9 to 12, where the first steps have any. 0: none go on. None: not
+    known, because no step was like the one before."""
 
 
 class Replay:
@@ -117,19 +118,24 @@ class Replay:
         reading = self._reading()
         if step is not None or not reading.num_alloc_retries or reading.out_of_memory is not None:
             return reading
-        return replace(reading, num_retries_later=self._retries_later())
+        return self._with_later_steps(reading)
 
-    def _retries_later(self) -> int:
-        """Replay the last step again and again; return the most retries in one of the last of these steps."""
-        parts, counts = self._program.steps[-1], [0]
-        for _ in range(LATER_STEPS if self._program.log.further_steps else 0):
+    def _with_later_steps(self, reading: AllocatorReading) -> AllocatorReading:
+        """Replay the last step again and again: do retries go on, or does memory run out after all?"""
+        if not self._program.log.further_steps:
+            return replace(reading, num_retries_later=None)
+        parts, counts = self._program.steps[-1], []
+        for _ in range(LATER_STEPS):
             before = self._heap[NUM_RETRIES]
             execution.rename_tensors(self._heap, self._replaced_tensors)
             execution.execute(self._heap, self._code, parts.start, parts.stop, self._progress)
+            if self._progress[STATUS] == TOO_MANY_BLOCKS:
+                self._begin(2 * self._capacity)
+                return self.until()
+            if self._progress[STATUS] == OUT_OF_MEMORY:
+                return self._reading()
             counts.append(self._heap[NUM_RETRIES] - before)
-            if self._progress[STATUS] != ENDED:  # a step that ran out of memory has retried
-                return counts[-1]
-        return max(counts[-LATER_STEPS // 2 :])
+        return replace(reading, num_retries_later=max(counts[-LATER_STEPS // 2 :]))
 
     def _begin(self, capacity: int) -> None:
         program = self._program

@@ -66,12 +66,13 @@ def fits_text(prediction: Prediction) -> str:
     return UNKNOWN if prediction.verdict is None else texts[prediction.verdict]
 
 
-def retries_text(count: int, later: int) -> str:
-    """Return the number of allocation retries in the first steps as text, and of each later step."""
+def retries_text(count: int, later: int | None) -> str:
+    """Return the number of allocation retries in the first steps as text, and of each later step; None: unknown."""
     text = "1 allocation retry" if count == 1 else f"{count} allocation retries"
     if not count:
         return text
-    return f"{text} in the first {STEPS} steps, {f'up to {later} in each later one' if later else 'none later'}"
+    afterwards = f"{UNKNOWN} later" if later is None else f"up to {later} in each later one" if later else "none later"
+    return f"{text} in the first {STEPS} steps, {afterwards}"
 
 
 def place_text(phase: str, block: int | None) -> str:

@@ -40,7 +40,7 @@ def _named(row: FitRow) -> list[str]:
     compiled = ", compiled" if row.compiled else ""
     text = f"{row.case} ({outcome}{compiled}): {row.predicted.text}"
     if row.predicted is Verdict.RUNS_WITH_RETRIES:
-        text += f": {retries_text(row.num_alloc_retries or 0, row.num_retries_later or 0)}"
+        text += f": {retries_text(row.num_alloc_retries or 0, row.num_retries_later)}"
     if row.reserved_bytes is not None and row.card_bytes is not None:
         text += f"; {format_gib(row.reserved_bytes)} of {format_gib(row.card_bytes)} reserved at most"
     return wrapped(text, 2)

@@ -36,7 +36,7 @@ class FitRow(msgspec.Struct, frozen=True, kw_only=True):
     num_alloc_retries: int | None = None
     """Predicted allocation retries in the first steps."""
     num_retries_later: int | None = None
-    """The most in one later step."""
+    """The most in one later step. None where memory ran out, or that is not known."""
     reason: str | None = None
 
 
