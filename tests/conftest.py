@@ -32,6 +32,9 @@ vocab_size = 128
 EXAMPLES = int(os.environ.get("FSDP_BENCH_TEST_EXAMPLES", "12"))
 """How often a property is tried whose every example simulates whole steps; `make validate` tries more."""
 
+VALIDATING = "FSDP_BENCH_TEST_EXAMPLES" in os.environ
+"""Whether this is `make validate`, which runs every case; `make test` runs those that stand for the others."""
+
 simulating = settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 settings.register_profile("any machine", deadline=None)

@@ -15,7 +15,7 @@ from fsdp_bench.plan.headroom import Headroom, headroom_of
 from fsdp_bench.rates.communicators import Communicators, communicators_of
 from fsdp_bench.rates.datasheet import Rates
 from fsdp_bench.rates.hardware import RatesWithDefaults, rates_of
-from fsdp_bench.replay.caching_allocator.compiled import compile_allocator
+from fsdp_bench.replay.caching_allocator.compiled import compile_if_much_is_replayed
 from fsdp_bench.replay.caching_allocator.heap import UNLIMITED
 from fsdp_bench.replay.caching_allocator.program import Program, program
 from fsdp_bench.replay.caching_allocator.replay import AllocatorReading, Replay
@@ -33,10 +33,6 @@ from fsdp_bench.spec.hardware import Cluster, Gpu
 from fsdp_bench.spec.recording.model import Model
 from fsdp_bench.spec.setup import FLOAT8_CAPABILITY, Float8, TrainSetup
 from fsdp_bench.spec.units import GIB
-
-COMPILE_FROM = 200_000
-"""Programs with more instructions are replayed by code that numba compiled; shorter ones take less time
-interpreted than the import of numba."""
 
 DEEPEST = 1000
 """The most layers that are predicted. The allocator is replayed over all of them, which takes seconds."""
@@ -307,8 +303,7 @@ def replay(
     rates: Rates | None = None,
 ) -> AllocatorReading:
     """Replay a program in the caching allocator; return its statistics."""
-    if steps.num_instructions > COMPILE_FROM:
-        compile_allocator()
+    compile_if_much_is_replayed(steps.num_instructions)
     rates = rates or RatesWithDefaults(rates_of(setup, hardware, "cuda", None), setup)
     return Replay(steps, rates, gpu_bytes, expandable_segments).until()
 

@@ -78,6 +78,13 @@ def schedule(log: Log, rates: Rates, with_spans: bool = False) -> StepTime:
     return run(log.last_step(), rates, with_spans)
 
 
+def only_step_seconds(log: Log, rates: Rates) -> float | None:
+    """Return when the last step of a log ends, without what it consists of; None if a rate is unknown."""
+    durations = Durations(rates)
+    end = Streams(rates, durations).run(log.last_step())
+    return None if durations.unknown else end
+
+
 KIND = {
     Kind.KERNEL: "compute",
     Kind.COLLECTIVE: "collective",

@@ -10,7 +10,7 @@ import pytest
 
 from tests.attacks.mutations import KINDS, broken_promise, perform, run_call, workplace
 
-COUNT = int(os.environ.get("FSDP_BENCH_TEST_MUTATIONS", "200"))
+COUNT = int(os.environ.get("FSDP_BENCH_TEST_MUTATIONS", "120"))
 SEED = int(os.environ.get("FSDP_BENCH_TEST_SEED", "1"))
 
 

@@ -24,6 +24,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ import pytest
 
 from fsdp_bench.cli import dry_run
 from fsdp_bench.cli.main import main
+from fsdp_bench.report.text import plan as plan_text
 from fsdp_bench.sweep.config import trial_id
 from tests.conftest import unchanged_process
 
@@ -46,6 +48,15 @@ SCREENSHOTS = {"report.png": "tests/report/html/screenshot.py"}
 
 CUDA_BUILD = "needs PyTorch's CUDA build (make test-rehearsal)"
 """Why a block with a rehearsal is not run where only the CPU's build is."""
+
+
+class _DayOfThePages(date):
+    """The day on which the pages are read: a price of the catalogue grows older every day."""
+
+    @classmethod
+    def today(cls) -> date:
+        return date(2026, 11, 26)
+
 
 _BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 _NOTE = re.compile(r"<!-- (file|not run): (.+?) -->\n+\Z")
@@ -152,6 +163,7 @@ def _run_command(words: list[str], folder: Path) -> tuple[int, str]:
     ):
         patch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
         patch.setattr(dry_run, "ANNOUNCED_AFTER_SECONDS", 1e6)  # a line that only slow machines print
+        patch.setattr(plan_text, "date", _DayOfThePages)
         patch.setattr(trial_id, "torch_version", lambda: "2.13.0")  # which is a part of a trial's ID
         try:
             main(words[1:])

@@ -14,6 +14,7 @@ from fsdp_bench.simulate.step import steady_step
 from fsdp_bench.spec.setup import TrainSetup, impossible
 from tests.rehearse.on_stand_in import on_stand_in
 from tests.simulate.optimizers.comparing import (
+    DRY_RUNS,
     against_dry_runs,
     against_rehearsals,
     assert_equal,
@@ -37,7 +38,7 @@ def _copies(setup: TrainSetup, direction: str) -> list[Event]:
 
 
 def test_it_holds_what_a_dry_run_holds() -> None:
-    assert_equal(against_dry_runs(cells_with(10, 82, "cuda", small=True, activation_offload=True), "cuda"))
+    assert_equal(against_dry_runs(cells_with(DRY_RUNS, 82, "cuda", small=True, activation_offload=True), "cuda"))
 
 
 def test_of_a_checkpointed_block_its_inputs_are_copied_there_and_back() -> None:

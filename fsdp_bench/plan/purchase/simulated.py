@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import msgspec
 
+from fsdp_bench.plan import speed
 from fsdp_bench.plan.estimate import predict_memory
 from fsdp_bench.plan.purchase.goal import Goal
 from fsdp_bench.plan.purchase.memory import LiveBytes
 from fsdp_bench.plan.purchase.settings import Setting, can_run, setup_of
-from fsdp_bench.plan.speed import speed
 from fsdp_bench.replay.traffic import collectives
 from fsdp_bench.simulate.events import Work
 from fsdp_bench.simulate.operators.kernels import Kernels
@@ -126,9 +126,7 @@ def step_seconds(
     model: Model, setup: TrainSetup, cluster: Cluster, without_communication: bool = False
 ) -> float | None:
     """Return the time of a step."""
-    return for_all_micro_batches(
-        setup, lambda few: speed(model, few, cluster, without_communication=without_communication).time.step_seconds
-    )
+    return for_all_micro_batches(setup, lambda few: speed.step_seconds(model, few, cluster, without_communication))
 
 
 def for_all_micro_batches(setup: TrainSetup, seconds_of: Callable[[TrainSetup], float | None]) -> float | None:

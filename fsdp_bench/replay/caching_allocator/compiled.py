@@ -1,7 +1,7 @@
 """The allocator's replay compiled with numba, a hundred times as fast as Python.
 
-numba takes half a second to import, and some seconds to compile, once: the compiled code is kept. So a single short
-replay runs in Python, and callers with many replays, or a long one, call ``compile_allocator`` first.
+numba takes half a second to import, and some seconds to compile, once: the compiled code is kept. So the first short
+replays of a process run in Python. Callers that know of many more to come call ``compile_allocator`` first.
 """
 
 from __future__ import annotations
@@ -25,6 +25,21 @@ from fsdp_bench.simulate import events
 
 _MODULES = (heap, sizes, split_and_merge, expandable_segments, segments, malloc, execution)
 _IN_PYTHON = (heap.fresh_heap, execution.rename_tensors)
+
+LOAD_AFTER = 100_000
+"""Instructions of programs that take Python as long to replay as it takes to import numba and load what is kept."""
+COMPILE_AFTER = 2_000_000
+"""Instructions of programs that take Python as long to replay as it takes to compile."""
+
+_num_replayed = 0
+
+
+def compile_if_much_is_replayed(num_instructions: int) -> None:
+    """Compile the allocator if this process, with the next program, has replayed as much as compiling it costs."""
+    global _num_replayed
+    _num_replayed += num_instructions
+    if _num_replayed > (LOAD_AFTER if is_kept() else COMPILE_AFTER):
+        compile_allocator()
 
 
 @cache

@@ -15,6 +15,10 @@ from fsdp_bench.sweep.rehearsals import rehearsals
 from fsdp_bench.sweep.run.rehearsed import rehearsed_gpu
 from fsdp_bench.validate.memory import MemoryComparison, compare_with_dry_run, compare_with_rehearsal
 from fsdp_bench.validate.random_setups import Cell, draw_cells
+from tests.conftest import VALIDATING
+
+DRY_RUNS = 8 if VALIDATING else 3
+"""Drawn cells that are compared with a dry run: each takes seconds."""
 
 
 def cells_with(count: int, seed: int, device: KernelSet, small: bool = False, **fixed: Any) -> list[Cell]:

@@ -18,6 +18,7 @@ from fsdp_bench.spec.subprocesses.dry_run import KernelSet
 from fsdp_bench.sweep.run.rehearsed import rehearsed_gpu
 from tests.rehearse.on_stand_in import on_stand_in
 from tests.simulate.optimizers.comparing import (
+    DRY_RUNS,
     against_dry_runs,
     against_rehearsals,
     assert_equal,
@@ -28,7 +29,7 @@ from tests.simulate.optimizers.comparing import (
 
 @pytest.mark.parametrize("kernels", ["cpu", "cuda"])
 def test_it_holds_what_a_dry_run_holds(kernels: KernelSet) -> None:
-    assert_equal(against_dry_runs(cells_with(6, 51, kernels, small=True, optimizer="adafactor"), kernels))
+    assert_equal(against_dry_runs(cells_with(DRY_RUNS, 51, kernels, small=True, optimizer="adafactor"), kernels))
 
 
 def test_fully_shard_refuses_it_and_says_what_to_use() -> None:

@@ -12,6 +12,7 @@ from fsdp_bench.spec.setup import TrainSetup, impossible
 from fsdp_bench.spec.subprocesses.dry_run import KernelSet
 from tests.rehearse.on_stand_in import on_stand_in
 from tests.simulate.optimizers.comparing import (
+    DRY_RUNS,
     against_dry_runs,
     against_rehearsals,
     assert_equal,
@@ -30,7 +31,7 @@ IN_BACKWARD: dict[str, Any] = {
 
 @pytest.mark.parametrize("kernels", ["cpu", "cuda"])
 def test_it_holds_what_a_dry_run_holds(kernels: KernelSet) -> None:
-    assert_equal(against_dry_runs(cells_with(6, 53, kernels, small=True, **IN_BACKWARD), kernels))
+    assert_equal(against_dry_runs(cells_with(DRY_RUNS, 53, kernels, small=True, **IN_BACKWARD), kernels))
 
 
 @pytest.mark.parametrize("api", ["fsdp1", "fsdp2"])

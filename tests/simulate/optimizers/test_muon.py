@@ -14,6 +14,7 @@ from fsdp_bench.spec.subprocesses.dry_run import DryRunSpec, KernelSet
 from fsdp_bench.sweep.dry_run import dry_runs
 from tests.rehearse.on_stand_in import on_stand_in
 from tests.simulate.optimizers.comparing import (
+    DRY_RUNS,
     against_dry_runs,
     against_rehearsals,
     assert_equal,
@@ -36,7 +37,7 @@ UNSHARDED: dict[str, Any] = {
 
 @pytest.mark.parametrize("kernels", ["cpu", "cuda"])
 def test_it_holds_what_a_dry_run_holds(kernels: KernelSet) -> None:
-    assert_equal(against_dry_runs(cells_with(6, 57, kernels, small=True, **UNSHARDED), kernels))
+    assert_equal(against_dry_runs(cells_with(DRY_RUNS, 57, kernels, small=True, **UNSHARDED), kernels))
 
 
 def test_it_steps_under_fully_shard_and_the_prediction_says_what_tells_its_memory() -> None:

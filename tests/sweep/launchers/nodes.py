@@ -47,7 +47,7 @@ class Nodes:
     def log(self, number: int) -> str:
         return self._log(number).read_text()
 
-    def wait_for(self, number: int, text: str, seconds: float = 60) -> None:
+    def wait_for(self, number: int, text: str, seconds: float = 200) -> None:
         """Wait until a node has printed something."""
         deadline = time.monotonic() + seconds
         while text not in self.log(number):
@@ -57,7 +57,7 @@ class Nodes:
 
     def wait(self) -> list[int]:
         """Wait for the ends; return the exit codes."""
-        return [process.wait(120) for process in self.processes]
+        return [process.wait(300) for process in self.processes]
 
     def records(self) -> list[TrialRecord]:
         return list(read_records(self.results(0)))

@@ -17,18 +17,14 @@ from fsdp_bench.sweep.results.load import read_records
 from tests.conftest import command, write_tiny_sweep
 from tests.sweep.launchers.slurm_cluster import SlurmCluster, running_cluster
 
-pytestmark = pytest.mark.timeout(400)
+pytestmark = pytest.mark.timeout(900)
 
 GRID = """
+world_size = 1
+[[include]]
 world_size = 2
-strategy = "FULL_SHARD"
-[[include]]
-world_size = 4
-strategy = ["FULL_SHARD", "HYBRID_SHARD", "SHARD_GRAD_OP"]
+strategy = ["FULL_SHARD", "SHARD_GRAD_OP"]
 api = ["fsdp1", "fsdp2"]
-[[include]]
-world_size = 4
-seed = [1, 2]
 """
 
 
@@ -39,14 +35,14 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
 
 
 class Job:
-    """A sweep that was submitted, with two ranks on each of two nodes."""
+    """A sweep that was submitted."""
 
-    def __init__(self, cluster: SlurmCluster, file: Path, *options: str, nodes: int = 2) -> None:
+    def __init__(self, cluster: SlurmCluster, file: Path, *options: str, nodes: int = 2, ranks: int = 2) -> None:
         self._cluster = cluster
         self.results = file.parent / "results"
-        self.words = ("submit", file, "--nodes", nodes, "--ranks-per-node", 2, "--results", self.results, *options)
+        self.words = ("submit", file, "--nodes", nodes, "--ranks-per-node", ranks, "--results", self.results, *options)
         self.submitted = self._run(*self.words)
-        self.folder = self.results / f"{nodes}x2-slurm" / file.stem
+        self.folder = self.results / f"{nodes}x{ranks}-slurm" / file.stem
 
     def _run(self, *words: object) -> str:
         environment = self._cluster.environment
@@ -84,8 +80,9 @@ def losses(record: TrialRecord) -> list[tuple[float, ...]]:
 def test_a_sweep_that_reaches_its_time_limit_is_requeued_and_ends_with_the_records_of_a_local_one(
     cluster: SlurmCluster, tmp_path: Path
 ) -> None:
-    file = write_tiny_sweep(tmp_path, GRID, "timeout_seconds = 40")
-    job = Job(cluster, file, "--time", "1", "--sbatch", "--signal=B:USR1@40")  # Slurm's shortest limit is a minute
+    file = write_tiny_sweep(tmp_path, GRID, "timeout_seconds = 85")
+    soon = "--signal=B:USR1@105"  # 15 s after its beginning, while few trials are done
+    job = Job(cluster, file, "--time", "2", "--sbatch", soon, ranks=1)
     seen = []
 
     def is_done(status: dict[str, Any]) -> bool:
@@ -94,7 +91,7 @@ def test_a_sweep_that_reaches_its_time_limit_is_requeued_and_ends_with_the_recor
         seen.append(status)
         return bool(status["state"] == "done")
 
-    job.wait_for(is_done, 200)
+    job.wait_for(is_done, 600)
     assert job.log.count("the job's time limit is near") >= 1, job.log
     assert {status["state"] for status in seen} >= {"running", "queued", "done"}
     assert any(status["running"] and status["job"]["seconds_left"] is not None for status in seen)
@@ -104,12 +101,12 @@ def test_a_sweep_that_reaches_its_time_limit_is_requeued_and_ends_with_the_recor
     assert done.returncode == 0
     expected, found = {record.id: record for record in read_records(local)}, job.records()
     assert found.keys() == expected.keys()
-    assert len(found) == 9
+    assert len(found) == 5
     for trial_id, record in found.items():
         assert (record.outcome, record.reason) == (expected[trial_id].outcome, expected[trial_id].reason)
         assert losses(record) == losses(expected[trial_id])
-    several = [record for record in found.values() if record.setup.world_size == 4]
-    assert [{rank.environment["node"] for rank in record.ranks} for record in several] == [{"n1", "n2"}] * 8
+    several = [record for record in found.values() if record.setup.world_size == 2]
+    assert [{rank.environment["node"] for rank in record.ranks} for record in several] == [{"n1", "n2"}] * 4
     assert not list((job.folder / "set-aside").glob("*"))
 
 
@@ -123,32 +120,32 @@ def test_a_sweep_that_reaches_its_time_limit_is_requeued_and_ends_with_the_recor
 def test_a_node_that_dies_costs_the_trial_that_runs_and_no_other(
     whole: bool, cluster: SlurmCluster, tmp_path: Path
 ) -> None:
-    cluster.wait_for_nodes(60)
+    cluster.wait_for_nodes(120)
     minutes_then_milliseconds = "world_size = 4\ngradient_accumulation_steps = [5000, 1]"
-    file = write_tiny_sweep(tmp_path, minutes_then_milliseconds, "timeout_seconds = 150")
-    job = Job(cluster, file, "--time", "8")
+    file = write_tiny_sweep(tmp_path, minutes_then_milliseconds, "timeout_seconds = 300")
+    job = Job(cluster, file, "--time", "20")
     try:
-        job.wait_for(lambda status: (status["running_seconds"] or 0) > 9, 60)  # its ranks train
+        job.wait_for(lambda status: (status["running_seconds"] or 0) > 9, 200)  # its ranks train
         cluster.kill_node("n2", whole)
-        job.wait_for(lambda status: status["outcomes"].get("crashed") == 1, 90)
+        job.wait_for(lambda status: status["outcomes"].get("crashed") == 1, 200)
         (crashed,) = job.records().values()
-        assert re.match(r"node n2 stopped answering, with ranks? \d(, \d)? in warmup", str(crashed.reason))
+        assert re.match(r"node n2 stopped answering, with ranks? \d(, \d)? in \w+", str(crashed.reason))
     finally:
         cluster.start_node("n2")
-    job.wait_for(lambda status: status["state"] == "done", 120)
+    job.wait_for(lambda status: status["state"] == "done", 300)
     assert "the job has lost n2; 1 of 2 are done; job" in job.log
     assert sorted(record.outcome.value for record in job.records().values()) == ["crashed", "ok"]
 
 
 def test_two_jobs_on_two_nodes_do_not_run_the_same_sweep(cluster: SlurmCluster, tmp_path: Path) -> None:
-    cluster.wait_for_nodes(60)
-    file = write_tiny_sweep(tmp_path, "world_size = 2\nseed = [0, 1, 2, 3, 4, 5]", "timeout_seconds = 20")
-    job = Job(cluster, file, "--time", "2", nodes=1)
+    cluster.wait_for_nodes(120)
+    file = write_tiny_sweep(tmp_path, "world_size = 2\nseed = [0, 1, 2, 3, 4, 5]", "timeout_seconds = 200")
+    job = Job(cluster, file, "--time", "10", nodes=1)
     refused = subprocess.run(command(*job.words), env=cluster.environment, capture_output=True, text=True, check=False)
     assert refused.returncode == 2
     assert f"job {job.id} runs this sweep already" in refused.stderr
     cluster.ask("sbatch", str(job.folder / "submit.sbatch"))  # by hand
-    job.wait_for(lambda status: status["state"] == "done", 60)
-    cluster.wait_for_nodes(60)
+    job.wait_for(lambda status: status["state"] == "done", 400)
+    cluster.wait_for_nodes(120)
     assert [record.outcome.value for record in job.records().values()] == ["ok"] * 6
     assert len(re.findall(r"^\[\d/6\] ", job.log, re.MULTILINE)) == 6

@@ -20,7 +20,7 @@ from fsdp_bench.sweep.results.load import read_records
 from tests.conftest import run_process, write_tiny_sweep
 from tests.sweep.launchers.nodes import Nodes
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(600)
 
 
 StartNodes = Callable[..., Nodes]
@@ -49,35 +49,35 @@ def groups(record: TrialRecord) -> dict[int, tuple[str, tuple[int, ...], tuple[i
     return found
 
 
-@pytest.mark.parametrize("api", ["fsdp1", "fsdp2"])
-def test_hybrid_shards_in_nodes_and_replicates_between_them(api: str, start_nodes: StartNodes) -> None:
-    nodes = start_nodes(f"world_size = 8\nstrategy = 'HYBRID_SHARD'\napi = '{api}'", num_nodes=2, ranks_per_node=4)
+def test_hybrid_shards_in_nodes_and_replicates_between_them(start_nodes: StartNodes) -> None:
+    grid = "world_size = 4\nstrategy = 'HYBRID_SHARD'\napi = ['fsdp1', 'fsdp2']"
+    nodes = start_nodes(grid, num_nodes=2, ranks_per_node=2)
     nodes.start()
     nodes.start()
     assert nodes.wait() == [0, 0], nodes.log(0)
-    (record,) = nodes.records()
-    assert record.setup.shard_size is None  # half of the world, so that the trial is the one that a single node has
-    assert record.effective_strategy == "HYBRID_SHARD"
-    found = groups(record)
-    for rank, (node, shard, replicate) in found.items():
-        assert shard == tuple(range(rank // 4 * 4, rank // 4 * 4 + 4))
-        assert replicate == (rank % 4, rank % 4 + 4)
-        assert {found[peer][0] for peer in shard} == {node}
-    assert len({node for node, _, _ in found.values()}) == 2
+    records = nodes.records()
+    assert [record.effective_strategy for record in records] == ["HYBRID_SHARD"] * 2
+    for record in records:
+        assert record.setup.shard_size is None  # half of the world, so that the trial is the one that a single node has
+        found = groups(record)
+        for rank, (node, shard, replicate) in found.items():
+            assert shard == tuple(range(rank // 2 * 2, rank // 2 * 2 + 2))
+            assert replicate == (rank % 2, rank % 2 + 2)
+            assert {found[peer][0] for peer in shard} == {node}
+        assert len({node for node, _, _ in found.values()}) == 2
 
 
-def test_a_shard_group_is_one_node_or_as_many_as_shard_size_says(start_nodes: StartNodes) -> None:
-    grid = "world_size = 8\nstrategy = 'HYBRID_SHARD'\napi = 'fsdp2'\n[[include]]\nshard_size = 4"
-    nodes = start_nodes(grid, num_nodes=4, ranks_per_node=2)
+def test_a_shard_group_is_as_many_nodes_as_shard_size_says(start_nodes: StartNodes) -> None:
+    grid = "world_size = 4\nstrategy = 'HYBRID_SHARD'\napi = 'fsdp2'\nshard_size = 2"
+    nodes = start_nodes(grid, num_nodes=4, ranks_per_node=1)
     for _ in range(4):
         nodes.start()
     assert nodes.wait() == [0] * 4, nodes.log(0)
-    by_size = {record.setup.shard_group_size: groups(record) for record in nodes.records()}
-    assert by_size.keys() == {2, 4}
-    for size, found in by_size.items():
-        for rank, (_, shard, _) in found.items():
-            assert shard == tuple(range(rank // size * size, rank // size * size + size))
-            assert len({found[peer][0] for peer in shard}) == size // 2  # nodes
+    (record,) = nodes.records()
+    found = groups(record)
+    for rank, (_, shard, _) in found.items():
+        assert shard == tuple(range(rank // 2 * 2, rank // 2 * 2 + 2))
+        assert len({found[peer][0] for peer in shard}) == 2  # nodes
 
 
 @pytest.fixture
@@ -110,18 +110,16 @@ def two_hosts() -> Iterator[tuple[list[str], list[str]]]:
 def test_two_hosts_with_their_own_addresses_and_no_common_folder(
     two_hosts: tuple[list[str], list[str]], start_nodes: StartNodes, tmp_path: Path
 ) -> None:
-    nodes = start_nodes("world_size = [4, 2]\nstrategy = 'FULL_SHARD'", num_nodes=2, ranks_per_node=2, host="10.77.0.1")
+    nodes = start_nodes("world_size = 4\nstrategy = 'FULL_SHARD'", num_nodes=2, ranks_per_node=2, host="10.77.0.1")
     for host in two_hosts:
         nodes.start(*host)
     assert nodes.wait() == [0, 0], nodes.log(0)
     local = run_process("sweep", tmp_path / "tiny.toml", "--results", tmp_path / "local", "--no-charts")
     assert local.returncode == 0, local.stderr
-    expected, found = ({r.id: r for r in read_records(folder)} for folder in (tmp_path / "local", nodes.results(0)))
-    assert found.keys() == expected.keys()
-    for trial_id, record in found.items():
-        assert [rank.losses for rank in record.ranks] == [rank.losses for rank in expected[trial_id].ranks]
-    (spread,) = (record for record in found.values() if record.setup.world_size == 4)
-    assert sorted(rank.environment["node"] for rank in spread.ranks) == ["host-a"] * 2 + ["host-b"] * 2
+    (expected,), (found,) = read_records(tmp_path / "local"), nodes.records()
+    assert found.id == expected.id
+    assert [rank.losses for rank in found.ranks] == [rank.losses for rank in expected.ranks]
+    assert sorted(rank.environment["node"] for rank in found.ranks) == ["host-a"] * 2 + ["host-b"] * 2
     assert not nodes.results(1).exists()  # only the first node keeps results
 
 
@@ -132,12 +130,12 @@ def test_a_node_with_another_sweep_file_is_refused_and_the_right_one_is_waited_f
     nodes.start()
     other = tmp_path / "other.toml"
     other.write_text((tmp_path / "tiny.toml").read_text() + "\n")
-    assert nodes.start(file=other).wait(60) == 2
+    assert nodes.start(file=other).wait(200) == 2
     (_, line) = nodes.log(1).strip().splitlines()
     assert "runs another sweep file, another version of fsdp-bench, or has another FSDP_BENCH_CLUSTER_KEY" in line
-    assert nodes.start(FSDP_BENCH_CLUSTER_KEY="x").wait(60) == 2
+    assert nodes.start(FSDP_BENCH_CLUSTER_KEY="x").wait(200) == 2
     nodes.start()
-    assert nodes.processes[0].wait(60) == 0, nodes.log(0)
+    assert nodes.processes[0].wait(200) == 0, nodes.log(0)
     assert "was refused: it runs another sweep file or version, or has another key" in nodes.log(0)
     assert [record.outcome.value for record in nodes.records()] == ["ok"]
 
@@ -159,13 +157,13 @@ def test_a_node_that_is_killed_costs_its_trial_which_names_it(start_nodes: Start
     nodes.start()
     nodes.start()
     nodes.wait_for(1, "trial ")
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 200
     while not list(nodes.results(0).glob("**/.scratch/*/rank-*.phase")):
         assert time.monotonic() < deadline
         time.sleep(0.1)
     time.sleep(4)  # its ranks have begun, too
     nodes.processes[1].kill()
-    assert nodes.processes[0].wait(60) == 2
+    assert nodes.processes[0].wait(200) == 2
     (record,) = nodes.records()
     name = re.findall(r"node (\S+) has joined", nodes.log(0))[0]
     assert record.outcome.value == "crashed"
@@ -182,9 +180,9 @@ def test_without_the_first_node_the_others_end_and_leave_nothing(start_nodes: St
     nodes.wait_for(1, "trial ")
     time.sleep(3)
     nodes.processes[0].send_signal(signal.SIGKILL)
-    assert nodes.processes[1].wait(60) == 2
+    assert nodes.processes[1].wait(200) == 2
     assert "the first node, 127.0.0.1, is gone; run the same command on each node" in nodes.log(1)
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 30
     while processes_of(str(tmp_path)):
         assert time.monotonic() < deadline
         time.sleep(0.1)

@@ -163,7 +163,7 @@ def test_a_process_dies_with_its_manager_from_its_first_moment(tmp_path: Path) -
     child.suspend()
     manager.kill()
     manager.communicate()
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 30
     while child.is_running() and child.status() != psutil.STATUS_ZOMBIE:
         assert time.monotonic() < deadline
         time.sleep(0.02)
