@@ -2,6 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/installed
+unexport PYTHONDONTWRITEBYTECODE  # tests start hundreds of processes
 PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 .PHONY: sweep test test-rehearsal lint validate recordings budgets install clean
@@ -23,13 +24,14 @@ MORE := EXAMPLES=60 CELLS=200 LAYERS=12 SCANS=100 MOMENTS=96 DAMAGES=10000 MUTAT
 validate: $(INSTALLED) .venv-rehearsal/installed
 	env $(addprefix FSDP_BENCH_TEST_,$(MORE)) $(PYTEST) -m "slow or not slow"
 	$(REHEARSAL) -m pytest -n 2 -m rehearsal tests/simulate  # optimizers, losses, offload, Hugging Face's code
+	$(REHEARSAL) -m pytest -n 2 -m "rehearsal and slow" tests/rehearse
 
 # What needs torch's CUDA build, but no GPU: rehearsals, on a stand-in for NVIDIA's libraries. Downloads 3 GB; needs a C
 # compiler. Fewer setups are drawn than by `fsdp-bench validate --against rehearsal`.
 REHEARSAL := .venv-rehearsal/bin/python
 test-rehearsal: .venv-rehearsal/installed
 	FSDP_BENCH_TEST_CELLS=$(or $(CELLS),30) $(REHEARSAL) -m pytest -n 2 --dist worksteal \
-		-m rehearsal tests/rehearse tests/sweep tests/validate tests/catalog tests/plan
+		-m "rehearsal and not slow" tests/rehearse tests/sweep tests/validate tests/catalog tests/plan
 
 .venv-rehearsal/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv-rehearsal

@@ -56,9 +56,8 @@ def test_the_largest_model_fits_and_the_next_does_not(
     if found["fits"] is None:  # of a GPU alone the host's memory is not known
         assert found["memory"]["peak_host_bytes_per_node"] != 0
     name = re.fullmatch(r"llama-(.*)", cell["model"])
-    assert name is not None
-    named = document("predict", *words, "--params", name[1])["model"]["num_parameters"]
-    assert named == pytest.approx(cell["max_parameters"], rel=0.005)  # a name has three digits
+    assert name is not None  # three digits of its parameters, which the next of the ladder may have, too
+    assert document("predict", *words, "--params", name[1])["model"]["name"] == cell["model"]
     if cell["next"] is not None:
         assert document("predict", *words, "--params", cell["next"]["num_parameters"])["fits"] is not True
 

@@ -52,33 +52,43 @@ SAME = 0.005
 """What is left: copies of FSDP's argument lists to the GPU, a few tiny operators, and Python's float32 sums."""
 
 SETUPS = [
-    (family, 1, {"api": api, "checkpointing": checkpointing})
-    for family in MODELS
-    for api in ("fsdp1", "fsdp2")
-    for checkpointing in ("none", "full")
-] + [
+    ("llama", 1, {"api": "fsdp1", "checkpointing": "none"}),
+    ("llama", 1, {"api": "fsdp2", "checkpointing": "full"}),
+    ("gpt2", 1, {"api": "fsdp1", "checkpointing": "full"}),
+    ("gpt2", 1, {"api": "fsdp2", "checkpointing": "none"}),
     ("llama", 2, {"strategy": "HYBRID_SHARD", "api": "fsdp2"}),
     ("llama", 1, {"strategy": "NO_SHARD"}),
     ("gpt2", 1, {"strategy": "NO_SHARD", "api": "fsdp2"}),
     ("llama", 1, {"optimizer": "adamw-fused", "api": "fsdp2", "gradient_accumulation_steps": 2}),
     ("gpt2", 1, {"max_grad_norm": 1.0}),
     ("llama", 1, {"offload": "params", "api": "fsdp2"}),
+    ("gpt2", 1, {"forward_prefetch": True}),
+    ("gpt2", 2, {"backward_prefetch": "BACKWARD_POST", "use_orig_params": False}),
+    ("llama", 1, {"wrap": "block-and-ends"}),
+    ("llama", 1, {"loss": "liger-fused-linear"}),
+    ("llama", 1, {"compile": True, "checkpointing": "full", "api": "fsdp2"}),
+]
+MORE_SETUPS = [
+    ("llama", 1, {"api": "fsdp1", "checkpointing": "full"}),
+    ("llama", 1, {"api": "fsdp2", "checkpointing": "none"}),
+    ("gpt2", 1, {"api": "fsdp1", "checkpointing": "none"}),
+    ("gpt2", 1, {"api": "fsdp2", "checkpointing": "full"}),
     ("llama", 1, {"offload": "params", "max_grad_norm": 1.0}),
     ("gpt2", 1, {"offload": "params", "strategy": "SHARD_GRAD_OP"}),
     ("llama", 1, {"forward_prefetch": True, "checkpointing": "full"}),
-    ("gpt2", 1, {"forward_prefetch": True}),
     ("gpt2", 1, {"backward_prefetch": "BACKWARD_POST", "checkpointing": "full"}),
-    ("gpt2", 2, {"backward_prefetch": "BACKWARD_POST", "use_orig_params": False}),
-    ("llama", 1, {"wrap": "block-and-ends"}),
     ("llama", 1, {"wrap": "block-and-ends", "strategy": "NO_SHARD"}),
-    ("llama", 1, {"loss": "liger-fused-linear"}),
     ("gpt2", 1, {"loss": "chunked"}),
     ("llama", 1, {"compile": True}),
-    ("llama", 1, {"compile": True, "checkpointing": "full", "api": "fsdp2"}),
 ]
+"""Setups whose parts are each in one of the others, too."""
 
 
-@pytest.mark.parametrize(("family", "nodes", "changes"), SETUPS, ids=str)
+@pytest.mark.parametrize(
+    ("family", "nodes", "changes"),
+    [*SETUPS, *(pytest.param(*one, marks=pytest.mark.slow) for one in MORE_SETUPS)],
+    ids=str,
+)
 def test_a_step_takes_as_long_as_predicted_with_the_same_rates(
     family: str, nodes: int, changes: dict[str, Any], tmp_path: Path
 ) -> None:

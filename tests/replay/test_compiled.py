@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from fsdp_bench.replay.caching_allocator import compiled, heap
 
 READINGS = """
@@ -61,7 +63,7 @@ def test_compiled_and_plain_read_the_same_and_what_was_compiled_is_kept(tmp_path
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.nbc")} == kept
 
 
-def test_other_source_is_kept_elsewhere(monkeypatch, tmp_path: Path) -> None:
+def test_other_source_is_kept_elsewhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     before = compiled._kept_in()
     changed = tmp_path / "heap.py"
@@ -70,3 +72,18 @@ def test_other_source_is_kept_elsewhere(monkeypatch, tmp_path: Path) -> None:
     assert before is not None
     assert compiled._kept_in() != before
     assert not compiled.is_kept()
+
+
+@pytest.mark.parametrize(("kept", "enough"), [(True, compiled.LOAD_AFTER), (False, compiled.COMPILE_AFTER)])
+def test_what_a_process_replays_adds_up_to_what_compiling_costs(
+    kept: bool, enough: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[None] = []
+    monkeypatch.setattr(compiled, "_num_replayed", 0)
+    monkeypatch.setattr(compiled, "is_kept", lambda: kept)
+    monkeypatch.setattr(compiled, "compile_allocator", lambda: calls.append(None))
+    for _ in range(4):
+        compiled.compile_if_much_is_replayed(enough // 4)
+    assert not calls
+    compiled.compile_if_much_is_replayed(1)
+    assert calls
