@@ -117,7 +117,7 @@ def speed(
 def step_seconds(
     model: Model, setup: TrainSetup, cluster: Cluster, without_communication: bool = False
 ) -> float | None:
-    """Predict the step time alone, in three quarters of the time that ``speed`` takes. None if it is unknown."""
+    """Predict the step time alone, which ``speed`` has too, without what it consists of. None if it is unknown."""
     rates = _rates(setup, cluster, "cuda", None, without_communication)
     if rates is None:
         return None

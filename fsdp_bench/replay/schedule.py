@@ -79,7 +79,7 @@ def schedule(log: Log, rates: Rates, with_spans: bool = False) -> StepTime:
 
 
 def only_step_seconds(log: Log, rates: Rates) -> float | None:
-    """Return when the last step of a log ends, without what it consists of; None if a rate is unknown."""
+    """Return when the last step of a log ends, as ``schedule`` does; None if a rate is unknown."""
     durations = Durations(rates)
     end = Streams(rates, durations).run(log.last_step())
     return None if durations.unknown else end
