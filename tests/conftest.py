@@ -14,10 +14,13 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import settings
 
 from fsdp_bench.cli.main import main
-from fsdp_bench.sweep import dry_run
+from tests.dry_run_process import SharedDryRuns
+from tests.profiles import QUICK
+
+pytest_plugins = ["tests.cpu_time"]
 
 TINY_MODEL = """
 [models.tiny]
@@ -29,20 +32,11 @@ intermediate_size = 64
 vocab_size = 128
 """
 
-EXAMPLES = int(os.environ.get("FSDP_BENCH_TEST_EXAMPLES", "12"))
-"""How often a property is tried whose every example simulates whole steps; `make validate` tries more."""
-
-VALIDATING = "FSDP_BENCH_TEST_EXAMPLES" in os.environ
-"""Whether this is `make validate`, which runs every case; `make test` runs those that stand for the others."""
-
-simulating = settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-
-settings.register_profile("any machine", deadline=None)
-settings.load_profile("any machine")
-
 TERMINAL = {"COLUMNS": "80", "LINES": "25", "FSDP_BENCH_TRACEBACK": "1"}
 """What a process prints to a pipe does not depend on the terminal that the tests are started from; an error that was
 not expected shows its traceback in a failing test."""
+
+settings.load_profile(QUICK)  # without --hypothesis-profile
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE)
 
@@ -71,16 +65,11 @@ def write_sweep(tmp_path: Path) -> Callable[..., Path]:
     return partial(write_tiny_sweep, tmp_path)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session", autouse=True)
 def one_dry_run_process() -> Iterator[None]:
-    """Have every dry run of a module's tests answered by one process, which imports torch once."""
-    process = dry_run._Process()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(dry_run, "_Process", lambda: process)
-        patch.setattr(process, "kill", lambda: None)
-        patch.setattr(process, "close", lambda: None)
+    """Have the dry runs of all tests answered by one process, which imports torch once."""
+    with SharedDryRuns.instead_of_own():
         yield
-    process.close()
 
 
 def command(*words: object) -> list[str]:
@@ -128,12 +117,3 @@ def unchanged_process(cwd: Path) -> Iterator[None]:
             for number, handler in handlers.items():
                 signal.signal(number, handler)
             assert dict(os.environ) == before, "a verb changed the environment"
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the folders whose files take longest, so that no worker is left with one of them at the end.
-
-    A file's tests stay together (--dist loadfile): they share sweeps, processes and worlds of ranks.
-    """
-    folders = ("sweep", "train", "attacks", "predict", "cli")
-    items.sort(key=lambda item: folders.index(item.path.parent.name) if item.path.parent.name in folders else 9)

@@ -1,17 +1,17 @@
-"""Mutated input: a short run of mutations.py; FSDP_BENCH_TEST_MUTATIONS makes it longer."""
+"""Mutated input: a run of mutations.py."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.attacks.mutations import KINDS, broken_promise, perform, run_call, workplace
+from tests.profiles import draws
 
-COUNT = int(os.environ.get("FSDP_BENCH_TEST_MUTATIONS", "120"))
-SEED = int(os.environ.get("FSDP_BENCH_TEST_SEED", "1"))
+COUNT = draws(120, 10000)
+SEED = 1
 
 
 @pytest.fixture(scope="module")

@@ -1,19 +1,19 @@
-"""A short run of the driver that damages results; FSDP_BENCH_TEST_DAMAGES makes it a long one."""
+"""A run of the driver that damages results."""
 
 from __future__ import annotations
 
-import os
 import random
 from pathlib import Path
 
 from tests.attacks.records import every_truncation, run
+from tests.profiles import draws
 
-COUNT = int(os.environ.get("FSDP_BENCH_TEST_DAMAGES", "120"))
-SEED = int(os.environ.get("FSDP_BENCH_TEST_SEED", random.SystemRandom().randrange(10**6)))
+COUNT = draws(120, 10000)
+SEED = draws(1, random.SystemRandom().randrange(10**6))
 
 
 def test_results_that_are_damaged_anyhow_are_read_as_far_as_they_are_whole() -> None:
-    print(f"seed {SEED}: FSDP_BENCH_TEST_SEED repeats this draw")
+    print(f"seed {SEED}")
     counts, failures = run(COUNT, SEED)
     assert not failures, failures[0]
     assert counts["set aside"] > COUNT / 5  # the damage is real

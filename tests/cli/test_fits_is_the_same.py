@@ -6,12 +6,13 @@ import json
 import re
 from typing import Any
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.conftest import EXAMPLES, run_command
+from tests.conftest import run_command
+from tests.profiles import share_of_examples
 
-few = settings(max_examples=max(EXAMPLES // 2, 1), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+few = share_of_examples(8)
 
 places = st.sampled_from([
     ("--server", "g5.48xlarge"),

@@ -14,8 +14,8 @@ from fsdp_bench.rehearse.environment import environment_of
 from fsdp_bench.simulate.operators.attention_workspaces import efficient_backward_workspace
 from fsdp_bench.simulate.operators.kernels import CUDA, kernels_on
 from fsdp_bench.sweep.run.rehearsed import rehearsed_gpu
-from tests.rehearse.interpreters import WITHOUT_FINALIZING
-from tests.rehearse.on_stand_in import on_stand_in
+from tests.on_stand_in.interpreters import WITHOUT_FINALIZING
+from tests.on_stand_in.rehearsing import on_stand_in
 
 pytestmark = on_stand_in
 

@@ -7,7 +7,7 @@ from textwrap import dedent
 
 import pytest
 
-from tests.rehearse.on_stand_in import Rehearsed, on_stand_in, rehearse
+from tests.on_stand_in.rehearsing import Rehearsed, on_stand_in, rehearse
 
 pytestmark = on_stand_in
 

@@ -11,7 +11,7 @@ import pytest
 
 from fsdp_bench.rehearse.environment import environment_of
 from fsdp_bench.sweep.run.rehearsed import rehearsed_gpu
-from tests.rehearse.on_stand_in import on_stand_in
+from tests.on_stand_in.rehearsing import on_stand_in
 
 pytestmark = [*on_stand_in, pytest.mark.timeout(290)]
 

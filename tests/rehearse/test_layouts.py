@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fsdp_bench.rehearse.build import SOURCES
-from tests.rehearse.interpreters import nvidia_headers
+from tests.on_stand_in.interpreters import nvidia_headers
 
 STRUCTS = {
     "struct cudaDeviceProp": "cuda_runtime_api.h",

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.rehearse.on_stand_in import SCRIPTS, on_stand_in, rehearse
+from tests.on_stand_in.rehearsing import SCRIPTS, on_stand_in, rehearse
 
 pytestmark = on_stand_in
 pytest.importorskip("accelerate")

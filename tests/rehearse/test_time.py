@@ -14,7 +14,7 @@ from fsdp_bench.plan.speed import Speed, speed
 from fsdp_bench.spec.codec import from_builtins
 from fsdp_bench.spec.model import ModelShape
 from fsdp_bench.spec.setup import TrainSetup
-from tests.rehearse.on_stand_in import SCRIPTS, Rehearsed, on_stand_in, rehearse
+from tests.on_stand_in.rehearsing import SCRIPTS, Rehearsed, on_stand_in, rehearse
 
 pytestmark = on_stand_in
 

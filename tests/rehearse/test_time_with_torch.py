@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from fsdp_bench.rehearse.find_torch import Torch
-from tests.rehearse.interpreters import every_torch
-from tests.rehearse.on_stand_in import SCRIPTS, Rehearsed, rehearse
+from tests.on_stand_in.interpreters import every_torch
+from tests.on_stand_in.rehearsing import SCRIPTS, Rehearsed, rehearse
 
 pytestmark = [*every_torch, pytest.mark.timeout(240)]
 

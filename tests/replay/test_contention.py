@@ -23,7 +23,7 @@ from fsdp_bench.simulate.tape import Tape
 from fsdp_bench.spec.hardware import Cluster
 from fsdp_bench.spec.model import ModelShape
 from fsdp_bench.spec.setup import ShardingStrategy, TrainSetup, impossible
-from tests.conftest import simulating
+from tests.profiles import share_of_examples
 from tests.replay.test_schedule import Plain, setups
 
 
@@ -113,7 +113,7 @@ def test_what_moves_bytes_shares_the_memory_with_the_collective() -> None:
     assert 1 / beside == pytest.approx(1 / alone - (3 * 10**9 / seconds) / add.num_bytes)
 
 
-@simulating
+@share_of_examples(5)
 @given(setups(), st.sampled_from([1e9, 1e11]), st.sampled_from([0.0, 1e-5]), st.booleans())
 def test_the_parts_add_up_to_the_step(
     drawn: tuple[ModelShape, TrainSetup], network: float, launch: float, blocks_host: bool

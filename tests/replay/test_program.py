@@ -19,7 +19,7 @@ from fsdp_bench.simulate.repeat import MORE_BLOCKS, Log
 from fsdp_bench.simulate.step import STEPS, first_steps
 from fsdp_bench.spec.setup import Api, Precision, ShardingStrategy, TrainSetup
 from fsdp_bench.validate.random_setups import Cell, draw_cells
-from tests.conftest import simulating
+from tests.profiles import share_of_examples
 from tests.replay.replaying import EverythingTakes, log_of, replay
 from tests.simulate.test_step import shape
 
@@ -47,7 +47,7 @@ def instructions(found: Program) -> Iterator[tuple[object, ...]]:
                     yield replace(event, number=number), section.phase, block
 
 
-@simulating
+@share_of_examples(5)
 @given(st.sampled_from(CELLS), st.integers(min_value=7, max_value=16))
 def test_repeated_parts_are_what_every_block_does(cell: Cell, layers: int) -> None:
     model = replace(cell.model, num_hidden_layers=layers)
@@ -116,7 +116,7 @@ def test_what_one_block_hands_to_another_is_not_repeated() -> None:
     assert not repeats([(2, 12)])  # only one of the two that stand for all
 
 
-@simulating
+@share_of_examples(5)
 @given(st.sampled_from(CELLS), st.sampled_from([16, 2048]), st.floats(0.7, 1.1))
 def test_a_replay_that_stops_between_steps_ends_as_one_that_does_not(cell: Cell, capacity: int, share: float) -> None:
     log = first_steps(cell.model, cell.setup, CUDA)

@@ -19,7 +19,7 @@ from fsdp_bench.simulate.tape import Tape
 from fsdp_bench.spec.hardware import Cluster
 from fsdp_bench.spec.model import Family, ModelShape
 from fsdp_bench.spec.setup import Api, Checkpointing, Offload, Precision, ShardingStrategy, TrainSetup, impossible
-from tests.conftest import simulating
+from tests.profiles import share_of_examples
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ def setups(draw: st.DrawFn) -> tuple[ModelShape, TrainSetup]:
     return shape, setup
 
 
-@simulating
+@share_of_examples(5)
 @given(setups(), st.sampled_from([1e9, 1e10, 1e11]), st.sampled_from([0.0, 1e-5]), st.booleans())
 def test_time_is_conserved(
     drawn: tuple[ModelShape, TrainSetup], network: float, launch: float, blocks_host: bool
@@ -113,7 +113,7 @@ def test_time_is_conserved(
     assert faster.step_seconds <= time.step_seconds + tiny
 
 
-@simulating
+@share_of_examples(5)
 @given(setups(), st.sampled_from([1e9, 1e11]))
 def test_the_steady_step_takes_as_long_as_the_last_of_the_first_steps(
     drawn: tuple[ModelShape, TrainSetup], network: float
@@ -128,7 +128,7 @@ def test_the_steady_step_takes_as_long_as_the_last_of_the_first_steps(
     assert steady.step_seconds == pytest.approx(real.step_seconds, rel=1e-9)
 
 
-@simulating
+@share_of_examples(5)
 @given(setups(), st.booleans())
 def test_infinite_bandwidth_exposes_nothing(drawn: tuple[ModelShape, TrainSetup], blocks_host: bool) -> None:
     """What takes no time is not exposed."""

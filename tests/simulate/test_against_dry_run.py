@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 from typing import Any
 
 import pytest
@@ -23,14 +22,14 @@ from fsdp_bench.spec.subprocesses.dry_run import DryRunSpec, KernelSet
 from fsdp_bench.sweep.dry_run import dry_runs
 from fsdp_bench.validate.memory import MemoryComparison, compare_with_dry_run, summarize, worst_first
 from fsdp_bench.validate.random_setups import WORLDS, Cell, draw_cells
-from tests.conftest import VALIDATING
+from tests.profiles import draws, validating
 from tests.simulate.test_step import shape
 
-CELLS = int(os.environ.get("FSDP_BENCH_TEST_CELLS", "4"))
-LAYERS = int(os.environ.get("FSDP_BENCH_TEST_LAYERS", "3"))
+CELLS = draws(4, 200)
+LAYERS = draws(3, 12)
 """`make validate` draws more and deeper ones: a dry run takes as long as it has layers."""
 
-WITH_COPIES = list(itertools.product((True, False), Checkpointing))[:: 1 if VALIDATING else 2]
+WITH_COPIES = list(itertools.product((True, False), Checkpointing))[:: 1 if validating() else 2]
 
 
 def shallow(cell: Cell) -> Cell:

@@ -20,7 +20,7 @@ from fsdp_bench.simulate.step import first_steps, memory_of_a_step, steady_step
 from fsdp_bench.spec.model import Family, ModelShape
 from fsdp_bench.spec.setup import Api, Loss, Offload, OptimizerKind, Precision, ShardingStrategy, TrainSetup
 from fsdp_bench.validate.random_setups import Cell, draw_cells
-from tests.conftest import simulating
+from tests.profiles import share_of_examples
 
 ON_CPU = draw_cells(400, seed=11, device="cpu")
 ON_CUDA = [cell for cell in draw_cells(200, seed=12, device="cuda") if cell.model.head_dim % 4 == 0]
@@ -70,7 +70,7 @@ def test_of_a_layer_with_a_bias_the_inputs_gradient_comes_first(family: Family) 
     assert backward[2:4] == (["nn", "tn"] if family is Family.GPT2 else ["tn", "nn"])
 
 
-@simulating
+@share_of_examples(5)
 @given(cases)
 def test_one_block_stands_for_all_that_are_left_out(case: tuple[Cell, Kernels]) -> None:
     """The shortened simulation and the whole one have the same peaks, breakdown and end."""
@@ -88,7 +88,7 @@ def test_one_block_stands_for_all_that_are_left_out(case: tuple[Cell, Kernels]) 
     assert [event.work for event in short.last_step()] == [event.work for event in whole.last_step()]
 
 
-@simulating
+@share_of_examples(5)
 @given(cases)
 def test_the_steady_step_is_what_the_first_steps_end_in(case: tuple[Cell, Kernels]) -> None:
     """warm_up() makes the state that a real first step leaves: the same peaks from there on."""
@@ -107,7 +107,7 @@ def test_the_steady_step_is_what_the_first_steps_end_in(case: tuple[Cell, Kernel
     assert done(steady_step(cell.model, cell.setup, kernels)) == done(first)
 
 
-@simulating
+@share_of_examples(5)
 @given(cases)
 def test_memory_alone_is_that_of_the_whole_step(case: tuple[Cell, Kernels]) -> None:
     """DistributedDataParallel, whose buckets end in the middle of blocks."""
@@ -122,7 +122,7 @@ def test_memory_alone_is_that_of_the_whole_step(case: tuple[Cell, Kernels]) -> N
     }
 
 
-@simulating
+@share_of_examples(5)
 @given(cases)
 def test_nothing_is_freed_that_is_not_alive_and_a_step_ends_where_it_began(case: tuple[Cell, Kernels]) -> None:
     cell, kernels = case
@@ -150,7 +150,7 @@ def test_nothing_is_freed_that_is_not_alive_and_a_step_ends_where_it_began(case:
     assert 0 <= before - after <= tokens * 3 + 4096
 
 
-@simulating
+@share_of_examples(5)
 @given(cases)
 def test_the_breakdown_adds_up_to_the_byte(case: tuple[Cell, Kernels]) -> None:
     cell, kernels = case
@@ -178,7 +178,7 @@ def one_layer_more(cell: Cell) -> Cell:
 
 
 @pytest.mark.parametrize("grow", [larger_batch, longer_sequence, one_layer_more])
-@simulating
+@share_of_examples(5)
 @given(cases)
 def test_memory_never_falls_when_the_work_grows(grow: Grow, case: tuple[Cell, Kernels]) -> None:
     cell, kernels = case
@@ -187,7 +187,7 @@ def test_memory_never_falls_when_the_work_grows(grow: Grow, case: tuple[Cell, Ke
     assert after >= before
 
 
-@simulating
+@share_of_examples(5)
 @given(cases)
 def test_memory_never_falls_when_parameters_are_stored_wider(case: tuple[Cell, Kernels]) -> None:
     """Unless selective checkpointing saves what is cast: in fp32 nothing is."""

@@ -25,7 +25,7 @@ from fsdp_bench.train.models.quantized import as_on_cuda
 from fsdp_bench.train.recording import record as recording
 from fsdp_bench.train.recording.subjects import huggingface
 from fsdp_bench.validate import memory, predictable
-from tests.rehearse.on_stand_in import on_stand_in
+from tests.on_stand_in.rehearsing import on_stand_in
 from tests.sweep.config.test_grid import machine
 from tests.sweep.test_huggingface_trials import ON_GLOO, ON_THE_STAND_IN, QWEN, needs_transformers, sweep
 

@@ -9,7 +9,7 @@ import pytest
 
 from fsdp_bench.spec.rank_report import Outcome
 from fsdp_bench.validate.memory import compare_with_record
-from tests.rehearse.on_stand_in import on_stand_in
+from tests.on_stand_in.rehearsing import on_stand_in
 from tests.simulate.losses.test_fused_losses import STUBS
 from tests.sweep.test_huggingface_trials import ON_GLOO, ON_THE_STAND_IN, QWEN, needs_transformers, sweep
 

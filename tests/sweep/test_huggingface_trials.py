@@ -16,7 +16,7 @@ from fsdp_bench.sweep.config.sweep_file import read_file
 from fsdp_bench.sweep.results.load import read_records
 from fsdp_bench.validate.memory import compare_with_record
 from tests.conftest import run_command
-from tests.rehearse.on_stand_in import on_stand_in
+from tests.on_stand_in.rehearsing import on_stand_in
 from tests.sweep.config.test_grid import machine
 from tests.sweep.launchers.nodes import Nodes
 

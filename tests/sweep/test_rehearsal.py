@@ -22,7 +22,7 @@ from fsdp_bench.sweep.run import rehearsed
 from fsdp_bench.sweep.run.rehearsed import rehearsed_gpu
 from fsdp_bench.validate.memory import compare_with_record
 from tests.conftest import run_command
-from tests.rehearse.on_stand_in import on_stand_in
+from tests.on_stand_in.rehearsing import on_stand_in
 from tests.sweep.config.test_grid import machine
 
 RUN = "device = 'rehearsed'\ngpu = 'A10G'"

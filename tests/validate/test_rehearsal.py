@@ -13,7 +13,7 @@ from fsdp_bench.validate import rehearsal
 from fsdp_bench.validate.memory import compare_with_rehearsal
 from fsdp_bench.validate.rehearsal import validate_rehearsals
 from tests.conftest import run_command
-from tests.rehearse.on_stand_in import on_stand_in
+from tests.on_stand_in.rehearsing import on_stand_in
 
 DRAWN, SEED = (int(os.environ.get(f"FSDP_BENCH_TEST_{name}", usual)) for name, usual in (("CELLS", 110), ("SEED", 4)))
 GPU = rehearsed_gpu("H200")

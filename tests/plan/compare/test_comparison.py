@@ -15,7 +15,7 @@ from fsdp_bench import SpecError, compare, estimate
 from fsdp_bench.plan.answers import TimedEstimate
 from fsdp_bench.plan.compare.reasons import reasons
 from fsdp_bench.report.text.compare import answer, comparison_text
-from tests.conftest import simulating
+from tests.profiles import share_of_examples
 
 ROOT = Path(__file__).parents[3]
 SERVER = "p5.48xlarge"
@@ -40,7 +40,7 @@ def predicted(**fields: Any) -> TimedEstimate:
     return _predicted(tuple(sorted(fields.items())))
 
 
-@simulating
+@share_of_examples(5)
 @given(setups, setups)
 def test_differences_add_up_and_are_the_negative_the_other_way_round(a: dict[str, Any], b: dict[str, Any]) -> None:
     found, back = compare(predicted(**a), predicted(**b)), compare(predicted(**b), predicted(**a))
@@ -64,7 +64,7 @@ def test_differences_add_up_and_are_the_negative_the_other_way_round(a: dict[str
     }
 
 
-@simulating
+@share_of_examples(5)
 @given(setups)
 def test_nothing_differs_from_itself(fields: dict[str, Any]) -> None:
     found = compare(predicted(**fields), predicted(**fields))
@@ -73,7 +73,7 @@ def test_nothing_differs_from_itself(fields: dict[str, Any]) -> None:
     assert answer(found) == "nothing differs between A and B (predicted)"
 
 
-@simulating
+@share_of_examples(5)
 @given(setups, setups)
 def test_a_reason_has_a_field_and_numbers(a: dict[str, Any], b: dict[str, Any]) -> None:
     found = compare(predicted(**a), predicted(**b))

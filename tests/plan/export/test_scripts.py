@@ -24,8 +24,8 @@ from fsdp_bench.plan.export.export import export
 from fsdp_bench.plan.export.files import write
 from fsdp_bench.plan.export.plugin import as_accelerate_shards
 from fsdp_bench.rates.without_time import RatesWithoutTime
+from tests.on_stand_in.rehearsing import on_stand_in, rehearse
 from tests.plan.export.settings import CONFIG, chosen
-from tests.rehearse.on_stand_in import on_stand_in, rehearse
 
 pytestmark = on_stand_in
 

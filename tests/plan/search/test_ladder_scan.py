@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import random
 
 import pytest
@@ -25,9 +24,10 @@ from fsdp_bench.spec.setup import (
     impossible,
 )
 from fsdp_bench.spec.units import GIB
+from tests.profiles import draws
 
-SETUPS = int(os.environ.get("FSDP_BENCH_TEST_SCANS", "12"))
-SEED = int(os.environ.get("FSDP_BENCH_TEST_SCAN_SEED", "1"))
+SETUPS = draws(12, 100)
+SEED = 1
 GPU = gpu("A10G")
 PRECISIONS = ["fp32", "bf16-mixed", "bf16-mixed-bf16-reduce", "fp16-mixed", "bf16-true"]
 CARDS_GIB = (14.6, 15.8, 22.05, 23.7, 31.7, 39.4, 44.4, 47.5, 79.2, 139.8)

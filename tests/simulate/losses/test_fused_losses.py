@@ -15,7 +15,7 @@ from fsdp_bench.simulate.operators.kernels import CUDA
 from fsdp_bench.simulate.step import steady_step
 from fsdp_bench.simulate.wrappers.impossible import why_impossible
 from fsdp_bench.spec.setup import Loss, TrainSetup, impossible
-from tests.rehearse.on_stand_in import on_stand_in
+from tests.on_stand_in.rehearsing import on_stand_in
 from tests.simulate.optimizers.comparing import against_rehearsals, assert_near, cells_with
 from tests.simulate.test_step import shape
 

@@ -15,9 +15,9 @@ from fsdp_bench.sweep.rehearsals import rehearsals
 from fsdp_bench.sweep.run.rehearsed import rehearsed_gpu
 from fsdp_bench.validate.memory import MemoryComparison, compare_with_dry_run, compare_with_rehearsal
 from fsdp_bench.validate.random_setups import Cell, draw_cells
-from tests.conftest import VALIDATING
+from tests.profiles import validating
 
-DRY_RUNS = 8 if VALIDATING else 3
+DRY_RUNS = 8 if validating() else 3
 """Drawn cells that are compared with a dry run: each takes seconds."""
 
 

@@ -16,7 +16,7 @@ from fsdp_bench.simulate.operators.reduction_workspaces import reduce_all_worksp
 from fsdp_bench.spec.setup import TrainSetup, impossible
 from fsdp_bench.spec.subprocesses.dry_run import KernelSet
 from fsdp_bench.sweep.run.rehearsed import rehearsed_gpu
-from tests.rehearse.on_stand_in import on_stand_in
+from tests.on_stand_in.rehearsing import on_stand_in
 from tests.simulate.optimizers.comparing import (
     DRY_RUNS,
     against_dry_runs,

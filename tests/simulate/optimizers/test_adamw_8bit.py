@@ -21,7 +21,7 @@ from fsdp_bench.simulate.optimizers.dispatch import states, step
 from fsdp_bench.simulate.tape import Tape
 from fsdp_bench.spec.setup import OptimizerKind, TrainSetup, impossible
 from fsdp_bench.sweep.run.rehearsed import rehearsed_gpu
-from tests.rehearse.on_stand_in import on_stand_in
+from tests.on_stand_in.rehearsing import on_stand_in
 from tests.simulate.optimizers.comparing import against_rehearsals, assert_near, cells_with
 
 has_torchao = pytest.mark.skipif(importlib.util.find_spec("torchao") is None, reason="needs torchao")

@@ -12,7 +12,7 @@ from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.setup import TrainSetup, impossible
 from fsdp_bench.spec.subprocesses.dry_run import DryRunSpec, KernelSet
 from fsdp_bench.sweep.dry_run import dry_runs
-from tests.rehearse.on_stand_in import on_stand_in
+from tests.on_stand_in.rehearsing import on_stand_in
 from tests.simulate.optimizers.comparing import (
     DRY_RUNS,
     against_dry_runs,

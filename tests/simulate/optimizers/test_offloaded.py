@@ -10,7 +10,7 @@ from fsdp_bench.replay.host_memory import host_memory
 from fsdp_bench.simulate.operators.optimizer import Shard
 from fsdp_bench.simulate.optimizers.offloaded import is_offloaded
 from fsdp_bench.spec.setup import TrainSetup, impossible
-from tests.rehearse.on_stand_in import on_stand_in
+from tests.on_stand_in.rehearsing import on_stand_in
 from tests.simulate.optimizers.comparing import against_rehearsals, assert_near, cells_with
 from tests.simulate.optimizers.test_adamw_8bit import has_torchao
 from tests.simulate.test_step import shape

@@ -17,7 +17,7 @@ from fsdp_bench.spec.setup import TrainSetup
 from fsdp_bench.spec.subprocesses.dry_run import DryRunSpec, UserModule
 from fsdp_bench.sweep.dry_run import dry_runs
 from fsdp_bench.sweep.recording import record
-from tests.conftest import VALIDATING
+from tests.profiles import validating
 from tests.simulate.recorded import users
 
 OBSERVED = KERNELS["cuda-observed"]
@@ -65,7 +65,7 @@ def test_every_phase_equals_the_dry_run(recorded: RecordedModel, layers: int, mo
     monkeypatch.setenv(users.LAYERS, str(layers))
     model = recorded.with_layers(layers)
     quick = SETUPS[::2] if layers == 6 else SETUPS[1:2]
-    setups = [_setup(fields) for fields in (SETUPS if VALIDATING else quick)]
+    setups = [_setup(fields) for fields in (SETUPS if validating() else quick)]
     ranks = [candidate_ranks(model, setup, OBSERVED)[0] for setup in setups]
     specs = [
         DryRunSpec(setup=setup, module=_spec("llama"), rank=rank) for setup, rank in zip(setups, ranks, strict=True)

@@ -16,7 +16,7 @@ from fsdp_bench.spec.model import Family, ModelShape
 from fsdp_bench.spec.setup import Checkpointing
 from fsdp_bench.train.models.transformer import build, initialize
 from fsdp_bench.train.wrapping.activation_checkpointing import checkpoint_blocks
-from tests.conftest import simulating
+from tests.profiles import share_of_examples
 from tests.spec.test_model import gpt2, llama
 
 
@@ -40,7 +40,7 @@ def shapes(draw: st.DrawFn) -> ModelShape:
 
 
 @given(shapes())
-@simulating
+@share_of_examples(5)
 def test_counts_equal_those_of_the_modules_on_the_meta_device(shape: ModelShape) -> None:
     model = build(shape)
     assert sum(parameter.numel() for parameter in model.parameters()) == shape.num_parameters
@@ -77,7 +77,7 @@ def test_the_modules_have_the_published_counts(shape: ModelShape, published: int
 
 
 @given(shapes(), st.integers(1, 8), st.integers(1, 3))
-@simulating
+@share_of_examples(5)
 def test_forward_flops_equal_torchs_own_count(shape: ModelShape, sequence: int, batch: int) -> None:
     """FlopCounterMode counts attention without the causal mask, and every matrix product."""
     tokens = torch.zeros(batch, sequence, dtype=torch.long, device="meta")
@@ -138,7 +138,7 @@ def test_a_causal_token_sees_half_of_the_keys() -> None:
 
 
 @given(shapes())
-@simulating
+@share_of_examples(5)
 def test_a_parameters_values_depend_on_its_name_and_the_seed_alone(shape: ModelShape) -> None:
     model = build(shape).to_empty(device="cpu")
     for name, parameter in reversed(list(model.named_parameters())):

@@ -1,0 +1,243 @@
+"""A plugin of pytest: CPU seconds by folder and of the heaviest tests, held to tests/budgets.toml.
+
+A test's CPU time is that of its process and of all processes below it, because most tests start some. CPU time does
+not depend on what else runs, but on the machine. Therefore a small loop of Python is timed in the same run, and the
+rows of tests/budgets.toml are scaled by how long it takes here and how long it took where they were written.
+
+The setup of a fixture of the session is counted apart from the test that asks for it first: which one that is depends
+on the worker.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import time
+import tomllib
+from collections import defaultdict
+from collections.abc import Generator, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+BUDGETS = Path(__file__).with_name("budgets.toml")
+MARGIN = 1.5
+"""How far a folder or a test may pass its budget: beside other work, the same instructions take up to 1.3 times as
+many CPU seconds, because two threads share a core."""
+
+COLLECTION, FIXTURES = "collection", "session fixtures"
+HEAVIEST = 10
+LOOP_EVERY_SECONDS = 20.0
+
+_CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
+
+
+def tree_cpu_seconds() -> float:
+    """Return the CPU time of this process, of its ended children and of all living processes below it, in seconds.
+
+    Processes below are found through /proc; elsewhere than on Linux they count once they have ended.
+    """
+    own = os.times()
+    return own.user + own.system + own.children_user + own.children_system + sum(map(_cpu_seconds, _children("self")))
+
+
+def _children(process: str) -> Iterator[str]:
+    try:
+        for thread in os.listdir(f"/proc/{process}/task"):
+            with open(f"/proc/{process}/task/{thread}/children") as children:
+                yield from children.read().split()
+    except OSError:
+        return  # the process has ended, or this is not Linux
+
+
+def _cpu_seconds(process: str) -> float:
+    """Return the CPU time of a process, its ended children and the living processes below it, in seconds."""
+    try:
+        with open(f"/proc/{process}/stat") as stat:
+            fields = stat.read().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    utime_stime_cutime_cstime = sum(map(int, fields[11:15]))  # man 5 proc
+    return utime_stime_cutime_cstime / _CLOCK_TICKS + sum(map(_cpu_seconds, _children(process)))
+
+
+def loop_seconds() -> float:
+    """Return the CPU seconds of a small loop of Python."""
+    begin = time.thread_time()
+    counts: dict[int, int] = {}
+    for number in range(200_000):
+        counts[number % 1000] = counts.get(number % 1000, 0) + len(str(number))
+    return time.thread_time() - begin
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What a run may take, in CPU seconds on a machine whose loop takes ``loop`` seconds: a table of budgets.toml."""
+
+    loop: float
+    folders: Mapping[str, float]
+    each_test: float
+    longer_tests: Mapping[str, float]
+
+    def excesses(self, tests: Mapping[str, float], other: Mapping[str, float], loop: float) -> Iterator[str]:
+        """Yield a line for each folder and each test that takes more than the margin allows.
+
+        Args:
+            tests: the CPU seconds of each test.
+            other: CPU seconds that belong to no test, by what they were for.
+            loop: the seconds of the loop in this run.
+        """
+        scale = MARGIN * loop / self.loop
+        for folder, seconds in sorted({**by_folder(tests), **other}.items()):
+            if (allowed := self.folders.get(folder, 0.0) * scale) < seconds:
+                yield f"{folder}: {seconds:.0f} CPU seconds, at most {allowed:.0f} allowed"
+        for test, seconds in tests.items():
+            if (allowed := self.longer_tests.get(test, self.each_test) * scale) < seconds:
+                yield f"{folder_of(test)}: {test} took {seconds:.1f} CPU seconds, at most {allowed:.1f} allowed"
+
+
+def read_budget(name: str) -> Budget:
+    """Return the budget of a target of the Makefile."""
+    table = tomllib.loads(BUDGETS.read_text())
+    return Budget(table["loop_seconds"], **table[name])
+
+
+def folder_of(test: str) -> str:
+    """Return the folder of tests/ in which a test is; of a file beside them, the file."""
+    parts = test.partition("::")[0].split("/")
+    return parts[1] if len(parts) > 1 else parts[0]
+
+
+def by_folder(tests: Mapping[str, float]) -> dict[str, float]:
+    """Return the CPU seconds of each folder."""
+    folders: dict[str, float] = defaultdict(float)
+    for test, seconds in tests.items():
+        folders[folder_of(test)] += seconds
+    return dict(folders)
+
+
+class Meter:
+    """Measures the tests of one process: of a worker, or of pytest itself where there are none."""
+
+    def __init__(self) -> None:
+        self.loops = [loop_seconds()]
+        self.other: dict[str, float] = defaultdict(float)
+        self._looped = time.monotonic()
+        self._read = tree_cpu_seconds()
+        self._not_of_the_test = 0.0
+
+    def _since(self) -> float:
+        before, self._read = self._read, tree_cpu_seconds()
+        return self._read - before
+
+    def pytest_collection_finish(self) -> None:
+        self.other[COLLECTION] += tree_cpu_seconds()
+        self._since()
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_fixture_setup(self, fixturedef: pytest.FixtureDef[Any]) -> Generator[None, Any, Any]:
+        if fixturedef.scope != "session":
+            return (yield)
+        begin, inner = tree_cpu_seconds(), self._not_of_the_test
+        try:
+            return (yield)
+        finally:
+            seconds = tree_cpu_seconds() - begin - (self._not_of_the_test - inner)
+            self.other[FIXTURES] += seconds
+            self._not_of_the_test += seconds
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(self) -> Generator[None, Any, Any]:
+        if time.monotonic() - self._looped > LOOP_EVERY_SECONDS:
+            self.loops.append(loop_seconds())
+            self._looped = time.monotonic()
+        self._since()
+        self._not_of_the_test = 0.0
+        return (yield)
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(self, call: pytest.CallInfo[None]) -> Generator[None, Any, Any]:
+        report = yield
+        if call.when == "teardown":
+            report.cpu_seconds = self._since() - self._not_of_the_test
+        return report
+
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        output = getattr(session.config, "workeroutput", None)  # of a worker of pytest-xdist
+        if output is not None:
+            output["cpu_time"] = {"other": dict(self.other), "loops": self.loops}
+
+
+class Total:
+    """Adds up what the processes measured, prints it, and fails the run if it takes more than its budget."""
+
+    def __init__(self, meter: Meter | None, budget: Budget | None) -> None:
+        self._meter, self._budget = meter, budget
+        self._tests: dict[str, float] = defaultdict(float)
+        self._other: dict[str, float] = defaultdict(float)
+        self._loops: list[float] = []
+        self._begin = time.monotonic()
+        self._excesses: list[str] = []
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if (seconds := getattr(report, "cpu_seconds", None)) is not None:
+            self._tests[report.nodeid] += seconds
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any) -> None:
+        if measured := getattr(node, "workeroutput", {}).get("cpu_time"):
+            self._add(measured["other"], measured["loops"])
+
+    def _add(self, other: Mapping[str, float], loops: list[float]) -> None:
+        for what, seconds in other.items():
+            self._other[what] += seconds
+        self._loops += loops
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        if self._meter is not None:
+            self._add(self._meter.other, self._meter.loops)
+        if self._budget is not None and self._loops:
+            self._excesses = list(self._budget.excesses(self._tests, self._other, statistics.median(self._loops)))
+            if self._excesses and session.exitstatus == pytest.ExitCode.OK:
+                session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        if not self._tests or not self._loops:
+            return
+        write, loop = terminalreporter.write_line, statistics.median(self._loops)
+        terminalreporter.section("CPU seconds")
+        seconds = {**by_folder(self._tests), **self._other}
+        for folder, taken in sorted(seconds.items(), key=lambda row: -row[1]):
+            row = f" of {self._budget.folders.get(folder, 0) * loop / self._budget.loop:7.1f}" if self._budget else ""
+            write(f"{taken:8.1f}{row}  {folder}")
+        total, wall = sum(seconds.values()), time.monotonic() - self._begin
+        load = " ".join(f"{value:.1f}" for value in os.getloadavg())
+        write(f"{total:8.1f}  in all, {wall:.0f} s on the clock; load {load}; the loop took {loop:.3f} s")
+        terminalreporter.section("the tests that take most CPU seconds")
+        for test, taken in sorted(self._tests.items(), key=lambda row: -row[1])[:HEAVIEST]:
+            write(f"{taken:8.1f}  {test}")
+        if self._excesses:
+            terminalreporter.section(f"more than {MARGIN} times the budget of {BUDGETS.name}", red=True)
+            for excess in self._excesses:
+                write(excess)
+        if path := os.environ.get("CPU_TIMES"):
+            Path(path).write_text("".join(f"{seconds:.2f}\t{test}\n" for test, seconds in self._tests.items()))
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add ``--budget TABLE``."""
+    parser.addoption("--budget", metavar="TABLE", help="fail if a folder takes more than a table of tests/budgets.toml")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Measure in each process that runs tests, and add up in the one that prints."""
+    runs_tests = hasattr(config, "workerinput") or not config.getoption("numprocesses", None)
+    meter = Meter() if runs_tests else None
+    if meter is not None:
+        config.pluginmanager.register(meter, "cpu meter")
+    if not hasattr(config, "workerinput"):
+        name = config.getoption("budget")
+        config.pluginmanager.register(Total(meter, read_budget(name) if name else None), "cpu total")

@@ -1,0 +1,68 @@
+"""The process that answers the dry runs of all tests of a worker: importing torch takes longer than most dry runs."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+
+import pytest
+
+from fsdp_bench.spec.subprocesses.dry_run import DryRunAnswer, DryRunSpec
+from fsdp_bench.sweep import dry_run
+
+OwnProcess = dry_run._Process
+
+
+class SharedDryRuns:
+    """Takes the place of ``fsdp_bench.sweep.dry_run._Process``.
+
+    A user's own code runs in a process of its own, as it does for users: it may change anything, and modules of two
+    tests may have one name.
+    """
+
+    _shared: OwnProcess | None = None
+    _lock = threading.Lock()
+    _starter = ThreadPoolExecutor(max_workers=1)
+    """The process ends with the thread that started it (PR_SET_PDEATHSIG); that of a command ends with the command."""
+
+    def __init__(self) -> None:
+        self._own: OwnProcess | None = None
+        self._ended: OwnProcess | None = None
+
+    def ask(self, spec: DryRunSpec) -> DryRunAnswer | None:
+        if spec.model is None:
+            self._own = self._own or OwnProcess()
+            return self._own.ask(spec)
+        with self._lock:
+            process = SharedDryRuns._shared = SharedDryRuns._shared or self._starter.submit(OwnProcess).result()
+            answer = process.ask(spec)
+            if answer is None:
+                self._ended, SharedDryRuns._shared = process, None
+            return answer
+
+    def describe_end(self) -> str:
+        ended = self._ended or self._own
+        assert ended is not None
+        return ended.describe_end()
+
+    def kill(self) -> None:
+        if self._own is not None:
+            self._own.kill()
+
+    def close(self) -> None:
+        for process in (self._own, self._ended):
+            if process is not None:
+                process.close()
+
+    @classmethod
+    @contextmanager
+    def instead_of_own(cls) -> Iterator[None]:
+        """Have dry runs in this process use the shared one; it ends at the end."""
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(dry_run, "_Process", cls)
+            yield
+        if cls._shared is not None:
+            cls._shared.close()
+            cls._shared = None
