@@ -20,7 +20,7 @@ from fsdp_bench.cli.main import main
 from tests.dry_run_process import SharedDryRuns
 from tests.profiles import QUICK
 
-pytest_plugins = ["tests.cpu_time"]
+pytest_plugins = ["tests.cpu_time", "pytester"]
 
 TINY_MODEL = """
 [models.tiny]

@@ -22,7 +22,7 @@ from typing import Any
 
 import pytest
 
-BUDGETS = Path(__file__).with_name("budgets.toml")
+BUDGETS = "tests/budgets.toml"
 MARGIN = 1.5
 """How far a folder or a test may pass its budget: beside other work, the same instructions take up to 1.3 times as
 many CPU seconds, because two threads share a core."""
@@ -98,10 +98,10 @@ class Budget:
                 yield f"{folder_of(test)}: {test} took {seconds:.1f} CPU seconds, at most {allowed:.1f} allowed"
 
 
-def read_budget(name: str) -> Budget:
-    """Return the budget of a target of the Makefile."""
-    table = tomllib.loads(BUDGETS.read_text())
-    return Budget(table["loop_seconds"], **table[name])
+def read_budget(file: Path, name: str) -> Budget:
+    """Return a table of budgets.toml."""
+    document = tomllib.loads(file.read_text())
+    return Budget(document["loop_seconds"], **document[name])
 
 
 def folder_of(test: str) -> str:
@@ -220,7 +220,7 @@ class Total:
         for test, taken in sorted(self._tests.items(), key=lambda row: -row[1])[:HEAVIEST]:
             write(f"{taken:8.1f}  {test}")
         if self._excesses:
-            terminalreporter.section(f"more than {MARGIN} times the budget of {BUDGETS.name}", red=True)
+            terminalreporter.section(f"more than {MARGIN} times the budget of {BUDGETS}", red=True)
             for excess in self._excesses:
                 write(excess)
         if path := os.environ.get("CPU_TIMES"):
@@ -240,4 +240,5 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(meter, "cpu meter")
     if not hasattr(config, "workerinput"):
         name = config.getoption("budget")
-        config.pluginmanager.register(Total(meter, read_budget(name) if name else None), "cpu total")
+        budget = read_budget(config.rootpath / BUDGETS, name) if name else None
+        config.pluginmanager.register(Total(meter, budget), "cpu total")

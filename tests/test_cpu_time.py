@@ -1,0 +1,98 @@
+"""The plugin that counts CPU seconds, in runs of pytest of its own.
+
+Their tests work as long as so many of the plugin's loops, which is what budgets are in units of: on any machine.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.cpu_time import Budget, by_folder, folder_of
+
+ROOT = Path(__file__).parents[1]
+WORK = """
+import subprocess, sys
+from tests.cpu_time import loop_seconds
+
+def test_it_works():
+    for _ in range({loops}):
+        loop_seconds()
+
+def test_a_process_works():
+    loops = "from tests.cpu_time import loop_seconds; [loop_seconds() for _ in range({in_process})]"
+    subprocess.run([sys.executable, "-c", loops], check=True)
+"""
+BUDGETS = """
+loop_seconds = 1
+[quick]
+each_test = {each_test}
+[quick.folders]
+busy = 40
+collection = 1000
+"session fixtures" = 1000
+[quick.longer_tests]
+"""
+
+
+def run(
+    pytester: pytest.Pytester,
+    monkeypatch: pytest.MonkeyPatch,
+    *words: str,
+    loops: int = 10,
+    in_process: int = 10,
+    each_test: int = 1000,
+) -> pytest.RunResult:
+    """Run two tests of a folder that may take as long as 40 loops, and half as much again."""
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    (folder := pytester.path / "tests" / "busy").mkdir(parents=True)
+    (folder / "test_work.py").write_text(WORK.format(loops=loops, in_process=in_process))
+    (pytester.path / "tests" / "budgets.toml").write_text(BUDGETS.format(each_test=each_test))
+    return pytester.runpytest_subprocess("-p", "tests.cpu_time", "--budget=quick", *words)
+
+
+@pytest.mark.parametrize("workers", [(), ("-n", "2")], ids=["one process", "two workers"])
+def test_seconds_of_each_folder_are_printed_and_a_run_within_its_budget_passes(
+    workers: tuple[str, ...], pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done = run(pytester, monkeypatch, *workers)
+    done.stdout.fnmatch_lines(["* of * busy", "*in all*load*the loop took*", "*tests/busy/test_work.py::test_it_works"])
+    assert done.ret == 0
+
+
+@pytest.mark.parametrize("slower", ["loops", "in_process"])
+def test_a_test_that_works_three_times_as_long_fails_the_run_with_its_folders_name(
+    slower: str, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its own work or that of a process that it starts: 90 loops where 60 are allowed."""
+    done = run(pytester, monkeypatch, **{slower: 90})
+    done.stdout.fnmatch_lines(["busy: * CPU seconds, at most * allowed"])
+    assert done.ret == 1
+
+
+def test_one_test_may_not_take_more_than_its_share_either(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done = run(pytester, monkeypatch, loops=30, in_process=0, each_test=10)
+    done.stdout.fnmatch_lines(["busy: tests/busy/test_work.py::test_it_works took * CPU seconds, at most * allowed"])
+    assert done.ret == 1
+
+
+def test_budgets_are_scaled_by_the_loop_and_a_folder_without_a_row_may_take_nothing() -> None:
+    budget = Budget(
+        loop=0.02, folders={"plan": 10.0}, each_test=100.0, longer_tests={"tests/cli/test_a.py::one": 300.0}
+    )
+    tests = {"tests/plan/test_a.py::one": 25.0, "tests/plan/test_a.py::two": 4.0}
+    assert by_folder(tests) == {"plan": 29.0}
+    assert list(budget.excesses(tests, {}, loop=0.02)) == ["plan: 29 CPU seconds, at most 15 allowed"]
+    assert list(budget.excesses(tests, {}, loop=0.04)) == []  # a machine of half the speed: 30 are allowed
+    assert [line.split(":")[0] for line in budget.excesses({"tests/new/test_a.py::one": 1.0}, {}, 0.02)] == ["new"]
+    with_longer = Budget(0.02, {"cli": 400.0}, each_test=100.0, longer_tests={"tests/cli/test_a.py::one": 300.0})
+    assert list(with_longer.excesses({"tests/cli/test_a.py::one": 400.0}, {}, 0.02)) == []
+    assert len(list(with_longer.excesses({"tests/cli/test_a.py::two": 400.0}, {}, 0.02))) == 1
+
+
+def test_a_file_beside_the_folders_is_a_row_of_its_own() -> None:
+    assert folder_of("tests/test_notebooks.py::test_it[a/b]") == "test_notebooks.py"
+    assert folder_of("tests/plan/search/test_search.py::test_it") == "plan"
