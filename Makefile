@@ -3,15 +3,16 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/installed
 unexport PYTHONDONTWRITEBYTECODE  # tests start hundreds of processes
-PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
 
 .PHONY: sweep test test-rehearsal lint validate recordings budgets install clean
 
 sweep: $(INSTALLED)
 	$(BIN)/fsdp-bench sweep sweeps/quick.toml
 
+# CPU seconds by folder are printed, and held to tests/budgets.toml.
 test: $(INSTALLED)
-	$(PYTEST)
+	$(PYTEST) --budget=test
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

@@ -20,7 +20,7 @@ settings.register_profile(
 )
 settings.register_profile(
     VALIDATE,
-    max_examples=500,
+    max_examples=250,
     database=None,
     deadline=None,
     print_blob=True,

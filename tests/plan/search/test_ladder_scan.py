@@ -26,7 +26,7 @@ from fsdp_bench.spec.setup import (
 from fsdp_bench.spec.units import GIB
 from tests.profiles import draws
 
-SETUPS = draws(12, 100)
+SETUPS = draws(6, 24)
 SEED = 1
 GPU = gpu("A10G")
 PRECISIONS = ["fp32", "bf16-mixed", "bf16-mixed-bf16-reduce", "fp16-mixed", "bf16-true"]
