@@ -24,15 +24,14 @@ lint: $(INSTALLED)
 MORE := EXAMPLES=60 CELLS=200 LAYERS=12 SCANS=100 MOMENTS=96 DAMAGES=10000 MUTATIONS=10000
 validate: $(INSTALLED) .venv-rehearsal/installed
 	env $(addprefix FSDP_BENCH_TEST_,$(MORE)) $(PYTEST) -m "slow or not slow"
-	$(REHEARSAL) -m pytest -n 2 -m rehearsal tests/simulate  # optimizers, losses, offload, Hugging Face's code
-	$(REHEARSAL) -m pytest -n 2 -m "rehearsal and slow" tests/rehearse
+	$(ON_STAND_IN) --hypothesis-profile=validate -m "slow or not slow"
 
 # What needs torch's CUDA build, but no GPU: rehearsals, on a stand-in for NVIDIA's libraries. Downloads 3 GB; needs a C
 # compiler. Fewer setups are drawn than by `fsdp-bench validate --against rehearsal`.
 REHEARSAL := .venv-rehearsal/bin/python
+ON_STAND_IN := $(REHEARSAL) -m pytest -n 2 --dist worksteal tests/on_stand_in
 test-rehearsal: .venv-rehearsal/installed
-	FSDP_BENCH_TEST_CELLS=$(or $(CELLS),30) $(REHEARSAL) -m pytest -n 2 --dist worksteal \
-		-m "rehearsal and not slow" tests/rehearse tests/sweep tests/validate tests/catalog tests/plan
+	$(ON_STAND_IN)
 
 .venv-rehearsal/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv-rehearsal

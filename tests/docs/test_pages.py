@@ -58,7 +58,7 @@ def test_pictures_are_drawn_by_commands_of_the_pages() -> None:
 
 
 def test_few_commands_are_not_run() -> None:
-    """What trains takes longer than a test may; the rest is run, rehearsals in tests/rehearse/test_guide.py."""
+    """What trains takes longer than a test may; the rest is run, rehearsals in on_stand_in/rehearse/test_guide.py."""
     found = [(name, block) for name in PAGES for block in blocks((ROOT / name).read_text())]
     consoles = [block for _, block in found if block.language == "console"]
     assert sum(block.not_run not in (None, CUDA_BUILD) for block in consoles) <= len(consoles) / 5

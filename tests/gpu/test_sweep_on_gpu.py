@@ -18,7 +18,7 @@ from tests.conftest import run_command
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not probe_machine().gpus, reason="no GPU here")]
 
 ALONE = "emulate = true\nattention = 'flash'"
-"""Neither NCCL nor cuDNN: the stand-in for NVIDIA's libraries has none (tests/rehearse/test_gpu_tests.py)."""
+"""Neither NCCL nor cuDNN: the stand-in for NVIDIA's libraries has none (on_stand_in/rehearse/test_gpu_tests.py)."""
 
 GRID = """
 world_size = 1

@@ -1,4 +1,7 @@
-"""Tests on the stand-in for NVIDIA's libraries. They need PyTorch's CUDA build: ``make test-rehearsal`` installs it."""
+"""Tests on the stand-in for NVIDIA's libraries, in the environment that ``make test-rehearsal`` installs.
+
+They need PyTorch's CUDA build, and many of them transformers. Where either is absent, nothing here is collected.
+"""
 
 from __future__ import annotations
 
@@ -13,5 +16,5 @@ def has_cuda_build() -> bool:
     return folder is not None and (folder / "lib" / "libtorch_cuda.so").exists()
 
 
-if not has_cuda_build():
+if not has_cuda_build() or importlib.util.find_spec("transformers") is None:
     collect_ignore_glob = ["*"]

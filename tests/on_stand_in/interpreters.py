@@ -1,4 +1,4 @@
-"""Interpreters with a CUDA build of torch, for tests marked ``rehearsal``.
+"""Interpreters with a CUDA build of torch, whose allocator, compiler and autograd are tested on the stand-in.
 
 FSDP_BENCH_TEST_CUDA_PYTHONS lists them, separated by ":"; without it, the running interpreter is tried.
 """
@@ -36,7 +36,6 @@ def _torches() -> list[Torch]:
 TORCHES = _torches()
 
 every_torch = [
-    pytest.mark.rehearsal,
     pytest.mark.skipif(not TORCHES, reason="no CUDA build of torch"),
     pytest.mark.parametrize("torch", TORCHES, ids=lambda torch: torch.version),
 ]

@@ -16,9 +16,8 @@ import pytest
 
 from fsdp_bench.rehearse import run
 from tests.conftest import run_command, run_process
-from tests.on_stand_in.conftest import has_cuda_build
 
-on_stand_in = [pytest.mark.rehearsal, pytest.mark.skipif(not has_cuda_build(), reason="needs PyTorch's CUDA build")]
+STUBS = Path(__file__).parent / "stubs"
 SCRIPTS = Path(__file__).parent / "scripts"
 
 _TORCH = ("torch", "torch._dynamo", "torch._inductor.compile_fx", "torch.distributed.fsdp", "torch.distributed.tensor")
@@ -26,7 +25,7 @@ IMPORTED = {
     "torch": _TORCH,
     "transformers": (*_TORCH, "transformers.models.llama.modeling_llama", "transformers.trainer", "accelerate"),
 }
-"""What the processes that fork have imported, by family. Not bitsandbytes, which starts CUDA, nor peft, which imports it."""
+"""What forking processes have imported, by family. Not bitsandbytes, which starts CUDA; nor peft, which needs it."""
 
 READ_AT_IMPORT = ("PYTHON", "PYTORCH", "TORCH", "CUDA", "LD_")
 """Beginnings of variables that decide what an import does: with others than the forking process's, no fork is alike."""

@@ -12,13 +12,10 @@ from fsdp_bench.simulate.events import Event, Kind
 from fsdp_bench.simulate.operators.kernels import CUDA
 from fsdp_bench.simulate.step import steady_step
 from fsdp_bench.spec.setup import TrainSetup, impossible
-from tests.on_stand_in.rehearsing import on_stand_in
 from tests.simulate.optimizers.comparing import (
     DRY_RUNS,
     against_dry_runs,
-    against_rehearsals,
     assert_equal,
-    assert_near,
     cells_with,
 )
 from tests.simulate.test_step import shape
@@ -87,12 +84,3 @@ def test_what_it_cannot_do_is_refused(fields: dict[str, Any], device: str, says:
     reason = impossible(_setup(**fields), device)
     assert reason is not None
     assert says in reason
-
-
-class TestOnTheStandIn:
-    pytestmark = on_stand_in
-
-    @pytest.mark.parametrize("checkpointing", ["none", "full"])
-    def test_it_holds_what_pytorchs_allocator_holds(self, checkpointing: str) -> None:
-        fixed = {"checkpointing": checkpointing, "checkpointing_policy": None, "activation_offload": True}
-        assert_near(against_rehearsals(cells_with(14, 81, "cuda", **fixed)))

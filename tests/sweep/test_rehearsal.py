@@ -5,33 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-import msgspec
 import pytest
 
-from fsdp_bench.rates.without_time import RatesWithoutTime
 from fsdp_bench.spec.errors import MachineError, SweepFileError
-from fsdp_bench.spec.frontier import read_frontier
-from fsdp_bench.spec.rank_report import Outcome
-from fsdp_bench.spec.record import TrialRecord
 from fsdp_bench.spec.units import GIB, MIB
 from fsdp_bench.sweep.config.grid import read_sweep
 from fsdp_bench.sweep.config.sweep_file import read_file
 from fsdp_bench.sweep.frontier.file import gpu_of
-from fsdp_bench.sweep.results.load import read_records
 from fsdp_bench.sweep.run import rehearsed
 from fsdp_bench.sweep.run.rehearsed import rehearsed_gpu
-from fsdp_bench.validate.memory import compare_with_record
 from tests.conftest import run_command
-from tests.on_stand_in.rehearsing import on_stand_in
 from tests.sweep.config.test_grid import machine
 
 RUN = "device = 'rehearsed'\ngpu = 'A10G'"
-EVERY_STRATEGY = """
-world_size = 8
-api = ["fsdp1", "fsdp2"]
-precision = "bf16-mixed"
-strategy = ["FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "_HYBRID_SHARD_ZERO2"]
-"""
 
 
 def test_the_gpu_is_the_catalogues_and_rank_0_runs_alone(write_sweep: Callable[..., Path]) -> None:
@@ -108,75 +94,3 @@ def test_a_machine_that_cannot_rehearse_says_why_before_any_trial(
     done = run_command("sweep", write_sweep("world_size = 8", RUN), "--results", tmp_path / "results")
     assert done.returncode == 2
     assert not (tmp_path / "results").exists()
-
-
-@pytest.fixture(scope="module")
-def swept(tmp_path_factory: pytest.TempPathFactory) -> list[TrialRecord]:
-    """Every strategy, rehearsed as rank 0 of eight; one batch that is too large."""
-    folder = tmp_path_factory.mktemp("rehearsed")
-    from tests.conftest import write_tiny_sweep
-
-    too_large = "\n[[include]]\napi='fsdp2'\nprecision='fp32'\nstrategy='FULL_SHARD'\nmicro_batch_size=4000000\n"
-    file = write_tiny_sweep(folder, EVERY_STRATEGY + "micro_batch_size = 1" + too_large, RUN)
-    done = run_command("sweep", file, "--results", folder / "results", "--no-charts")
-    assert done.returncode == 0, done.stderr
-    return read_records(folder / "results" / "rehearsed" / "tiny")
-
-
-class TestOnTheStandIn:
-    pytestmark = on_stand_in
-
-    def test_records_have_memory_and_no_times(self, swept: list[TrialRecord]) -> None:
-        ran = [record for record in swept if record.outcome is Outcome.OK]
-        assert len(ran) == 10
-        for record in ran:
-            assert (record.source, record.device, record.hardware) == ("rehearsed", "rehearsed", "cuda")
-            assert record.step_seconds is None
-            assert record.tokens_per_second_per_gpu is None
-            assert record.communication_seconds is None
-            assert record.final_loss is None
-            (rank,) = record.ranks
-            assert (rank.device_name, rank.telemetry, rank.warmup_seconds) == ("NVIDIA A10G", None, ())
-            assert rank.memory is not None
-            assert rank.memory.peak_device_bytes is rank.memory.peak_host_bytes is None
-
-    def test_every_strategy_allocates_what_is_predicted_of_rank_0(self, swept: list[TrialRecord]) -> None:
-        """To the byte, in every phase; predicted for a host that never waits for a GPU to get there."""
-        assert RatesWithoutTime.launch_seconds == 0
-        for record in swept:
-            found = compare_with_record(record)
-            assert found.fit is not None
-            assert found.fit.predicted == found.fit.measured == record.fits
-            if record.fits:
-                assert found.is_equal, found
-                assert found.reserved is not None
-                assert found.reserved.predicted_bytes == found.reserved.reference_bytes
-
-    def test_running_out_of_the_gpu_that_is_not_there_is_an_outcome(self, swept: list[TrialRecord]) -> None:
-        (record,) = [record for record in swept if record.outcome is not Outcome.OK]
-        assert record.outcome is Outcome.OOM_GPU
-        assert "GPU 0 has a total capacity of 22.06 GiB" in (record.reason or "")
-
-    def test_the_largest_batch_is_found(self, write_sweep: Callable[..., Path], tmp_path: Path) -> None:
-        file = write_sweep("world_size = 8\napi = 'fsdp2'", f"{RUN}\nmemory_limit = '256MiB'")
-        file.write_text(file.read_text() + "\n[frontier]\ndial = 'micro_batch_size'\n")
-        done = run_command("sweep", file, "--results", tmp_path)
-        assert done.returncode == 0, done.stderr
-        folder = tmp_path / "rehearsed" / "tiny"
-        record = read_frontier((folder / "frontier.json").read_bytes(), "frontier.json")
-        assert (record.source, record.device) == ("rehearsed", "rehearsed")
-        (cell,) = record.cells
-        assert cell.measured is not None
-        assert 0 < cell.measured.fits <= cell.measured.runs
-        assert (folder / "max-size.png").exists()
-        assert "rehearsed" in done.stdout
-        assert "measured" not in done.stdout
-
-    def test_a_resumed_sweep_repeats_nothing(self, write_sweep: Callable[..., Path], tmp_path: Path) -> None:
-        file = write_sweep("world_size = 8", RUN)
-        for _ in range(2):
-            done = run_command("sweep", file, "--results", tmp_path)
-            assert done.returncode == 0, done.stderr
-        assert "1 trials on NVIDIA A10G (rehearsed), 1 already recorded" in done.stderr
-        (record,) = read_records(tmp_path)
-        assert msgspec.structs.replace(record).outcome is Outcome.OK

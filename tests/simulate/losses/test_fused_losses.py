@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,11 +13,8 @@ from fsdp_bench.simulate.operators.kernels import CUDA
 from fsdp_bench.simulate.step import steady_step
 from fsdp_bench.simulate.wrappers.impossible import why_impossible
 from fsdp_bench.spec.setup import Loss, TrainSetup, impossible
-from tests.on_stand_in.rehearsing import on_stand_in
-from tests.simulate.optimizers.comparing import against_rehearsals, assert_near, cells_with
 from tests.simulate.test_step import shape
 
-STUBS = Path(__file__).parent / "stubs"
 FUSED = [Loss.FLASH_ATTN, Loss.LIGER, Loss.LIGER_FUSED_LINEAR]
 TOKENS, VOCABULARY, WIDTH = 2 * 1024, 32000, 256
 LOGITS = TOKENS * VOCABULARY
@@ -74,27 +69,3 @@ def test_what_it_cannot_do_is_refused_with_what_can_be_done(loss: Loss) -> None:
     assert (ends is not None) == (loss is Loss.LIGER_FUSED_LINEAR)
     assert ends is None or "use wrap = block or none" in ends
     assert why_impossible(WIDE, _setup(loss=loss, api="fsdp2", strategy="ddp", wrap="size"), "cuda") is None
-
-
-class TestOnTheStandIn:
-    pytestmark = on_stand_in
-
-    @pytest.mark.parametrize("loss", FUSED)
-    def test_it_holds_what_pytorchs_allocator_holds(self, loss: Loss, monkeypatch: pytest.MonkeyPatch) -> None:
-        package = "flash_attn" if loss is Loss.FLASH_ATTN else "liger_kernel"
-        if importlib.util.find_spec(package) is None:
-            pytest.skip(f"needs {package}")
-        monkeypatch.setenv("PYTHONPATH", str(STUBS), prepend=":")
-        assert_near(against_rehearsals(cells_with(20, 101, "cuda", loss=loss)))
-
-    def test_the_head_in_the_loss_under_autocast(self) -> None:
-        pytest.importorskip("liger_kernel")
-        fixed = {"api": "fsdp2", "strategy": "NO_SHARD", "precision": "bf16-mixed"}
-        cells = cells_with(8, 73, "cuda", loss="liger-fused-linear", optimizer="sgd", **fixed)
-        cells += cells_with(20, 102, "cuda", loss="liger-fused-linear", optimizer="adamw-fused", **fixed)
-        assert_near(against_rehearsals(cells))
-
-    def test_the_compiled_loss_where_logits_are_larger_than_the_gpus_cache(self) -> None:
-        """In its first step torch.compile tunes the kernels, with a buffer as large as the GPU's L2 cache."""
-        sizes = {"micro_batch_size": 2, "sequence_length": 4096}
-        assert_near(against_rehearsals(cells_with(12, 74, "cuda", loss="compiled", **sizes)))

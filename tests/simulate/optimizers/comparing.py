@@ -8,12 +8,9 @@ from msgspec.structs import replace
 
 from fsdp_bench.simulate.wrappers.impossible import why_impossible
 from fsdp_bench.spec.errors import SpecError
-from fsdp_bench.spec.record import RunPlan, TrialSpec
 from fsdp_bench.spec.subprocesses.dry_run import DryRunSpec, KernelSet, TensorKind
 from fsdp_bench.sweep.dry_run import dry_runs
-from fsdp_bench.sweep.rehearsals import rehearsals
-from fsdp_bench.sweep.run.rehearsed import rehearsed_gpu
-from fsdp_bench.validate.memory import MemoryComparison, compare_with_dry_run, compare_with_rehearsal
+from fsdp_bench.validate.memory import MemoryComparison, compare_with_dry_run
 from fsdp_bench.validate.random_setups import Cell, draw_cells
 from tests.profiles import validating
 
@@ -43,32 +40,9 @@ def against_dry_runs(cells: list[Cell], kernels: KernelSet, tensors: TensorKind 
     return [compare_with_dry_run(cell, answers[index], kernels) for index, cell in enumerate(cells)]
 
 
-def against_rehearsals(cells: list[Cell]) -> list[MemoryComparison]:
-    """Compare predictions with rehearsals of rank 0; setups with a gradient scaler are left out."""
-    gpu = rehearsed_gpu("H200")
-    run = RunPlan(communication_steps=0, attention="flash", emulate=True, rehearsed_on=gpu)
-    cells = [replace(cell, rank=0) for cell in cells if not cell.setup.precision.needs_grad_scaler]
-    specs = [
-        TrialSpec(id=str(number), model=cell.model, setup=cell.setup, run=run, device="cuda")
-        for number, cell in enumerate(cells)
-    ]
-    return [
-        compare_with_rehearsal(cell, report, gpu) for cell, report in zip(cells, rehearsals(specs, gpu), strict=True)
-    ]
-
-
 def assert_equal(comparisons: list[MemoryComparison]) -> None:
     """Hold every phase to the byte."""
     assert comparisons
     for one in comparisons:
         assert one.error is None, (one.label, one.error)
         assert one.is_equal, (one.label, one.worst)
-
-
-def assert_near(comparisons: list[MemoryComparison]) -> None:
-    """Hold nine of ten peaks to the byte, and all within 1 %, as for other setups (docs/validation.md)."""
-    assert comparisons
-    for one in comparisons:
-        assert one.error is None, (one.label, one.error)
-        assert abs(one.peak.relative) <= 0.01, (one.label, one.peak)
-    assert sum(one.peak.relative == 0 for one in comparisons) >= 0.9 * len(comparisons)

@@ -2,29 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
-import json
-import os
-import subprocess
-import sys
-from math import prod
-
 import pytest
 
-from fsdp_bench.rehearse.environment import environment_of
-from fsdp_bench.simulate.events import Kind
-from fsdp_bench.simulate.operators.core import Operators
-from fsdp_bench.simulate.operators.kernels import CUDA
-from fsdp_bench.simulate.operators.optimizer import Shard
 from fsdp_bench.simulate.optimizers.adamw_8bit import bytes_of_moment
-from fsdp_bench.simulate.optimizers.dispatch import states, step
-from fsdp_bench.simulate.tape import Tape
-from fsdp_bench.spec.setup import OptimizerKind, TrainSetup, impossible
-from fsdp_bench.sweep.run.rehearsed import rehearsed_gpu
-from tests.on_stand_in.rehearsing import on_stand_in
-from tests.simulate.optimizers.comparing import against_rehearsals, assert_near, cells_with
-
-has_torchao = pytest.mark.skipif(importlib.util.find_spec("torchao") is None, reason="needs torchao")
+from fsdp_bench.spec.setup import TrainSetup, impossible
 
 
 def test_a_moment_takes_a_byte_a_value_where_blocks_are_whole() -> None:
@@ -39,66 +20,3 @@ def test_what_it_cannot_do_is_refused(offload: str) -> None:
     reason = impossible(TrainSetup(world_size=2, optimizer="adamw-8bit", offload=offload), "cuda")
     assert reason is not None
     assert "use adamw-fused" in reason
-
-
-STEPS = """
-import json, sys
-import torch
-from torchao.optim import AdamW8bit
-
-def allocated(before):
-    trace = torch.cuda.memory._snapshot()["device_traces"][0][before:]
-    return [entry["size"] for entry in trace if entry["action"] == "alloc"]
-
-torch.cuda.memory._record_memory_history(max_entries=100_000)
-for dtype, shape in json.load(sys.stdin):
-    parameter = torch.zeros(*shape, dtype=getattr(torch, dtype), device="cuda", requires_grad=True)
-    optimizer = AdamW8bit([parameter])
-    for _ in range(2):
-        parameter.grad = torch.zeros_like(parameter)
-        before = len(torch.cuda.memory._snapshot()["device_traces"][0])
-        optimizer.step()
-    kept = [
-        [part.numel() * part.element_size() for part in (state.codes, state.scale, state.qmap)]
-        if hasattr(state, "codes") else [state.numel() * state.element_size()]
-        for state in (optimizer.state[parameter][name] for name in ("exp_avg", "exp_avg_sq"))
-    ]
-    print(json.dumps([sum(kept, []), allocated(before)]), flush=True)
-"""
-
-
-def _rounded(sizes: list[int]) -> list[int]:
-    return [size - size % -512 for size in sizes]
-
-
-class TestOnTheStandIn:
-    pytestmark = [*on_stand_in, has_torchao]
-
-    def test_its_compiled_step_allocates_what_is_predicted(self) -> None:
-        shapes = ((65536,), (64, 256), (256, 64), (1000, 1024), (65, 63), (4095,), (1, 4096))
-        cases = [("float32" if len(shape) > 1 else "bfloat16", shape) for shape in shapes]
-        done = subprocess.run(
-            [sys.executable, "-W", "ignore", "-c", STEPS + "\nimport os; os._exit(0)"],
-            input=json.dumps(cases),
-            env={**os.environ, **environment_of(rehearsed_gpu("H200"))},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr
-        for (dtype, shape), line in zip(cases, done.stdout.splitlines(), strict=True):
-            kept, allocated = json.loads(line)
-            op = Operators(Tape(512), CUDA)
-            shards = [Shard(prod(shape), 4 if dtype == "float32" else 2, -1, shape=shape)]
-            held = states(op, OptimizerKind.ADAMW_8BIT, shards)
-            assert [one.num_bytes for one in held] == _rounded(kept)
-            for _ in range(2):  # the first step also tunes the kernels; those below are of the second
-                begin = len(op.tape.events)
-                step(op, OptimizerKind.ADAMW_8BIT, shards)
-            sizes = [event.num_bytes for event in op.tape.events[begin:] if event.kind is Kind.ALLOCATE]
-            assert sizes == _rounded(allocated), shape
-
-    def test_it_holds_what_pytorchs_allocator_holds(self) -> None:
-        """In its first step torch.compile tunes the kernels, with a buffer as large as the GPU's L2 cache."""
-        cells = cells_with(8, 55, "cuda", optimizer="adamw-8bit", optimizer_in_backward=False, offload="none")
-        assert_near(against_rehearsals(cells))

@@ -10,13 +10,10 @@ from fsdp_bench.plan.estimate import predict_memory
 from fsdp_bench.simulate.operators.kernels import CUDA
 from fsdp_bench.spec.setup import TrainSetup, impossible
 from fsdp_bench.spec.subprocesses.dry_run import KernelSet
-from tests.on_stand_in.rehearsing import on_stand_in
 from tests.simulate.optimizers.comparing import (
     DRY_RUNS,
     against_dry_runs,
-    against_rehearsals,
     assert_equal,
-    assert_near,
     cells_with,
 )
 from tests.simulate.test_step import shape
@@ -61,10 +58,3 @@ def test_what_it_cannot_do_is_refused_with_what_can_be_done(fields: dict[str, An
     reason = impossible(TrainSetup(world_size=2, optimizer_in_backward=True, **fields), "cuda")
     assert reason is not None
     assert says in reason
-
-
-class TestOnTheStandIn:
-    pytestmark = on_stand_in
-
-    def test_it_holds_what_pytorchs_allocator_holds(self) -> None:
-        assert_near(against_rehearsals(cells_with(12, 54, "cuda", **IN_BACKWARD)))

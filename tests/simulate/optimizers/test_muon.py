@@ -12,13 +12,10 @@ from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.setup import TrainSetup, impossible
 from fsdp_bench.spec.subprocesses.dry_run import DryRunSpec, KernelSet
 from fsdp_bench.sweep.dry_run import dry_runs
-from tests.on_stand_in.rehearsing import on_stand_in
 from tests.simulate.optimizers.comparing import (
     DRY_RUNS,
     against_dry_runs,
-    against_rehearsals,
     assert_equal,
-    assert_near,
     cells_with,
 )
 from tests.simulate.test_step import shape
@@ -53,10 +50,3 @@ def test_shards_with_one_dimension_are_refused() -> None:
     reason = impossible(TrainSetup(world_size=2, optimizer="muon"), "cuda")
     assert reason is not None
     assert "use fsdp2, or NO_SHARD" in reason
-
-
-class TestOnTheStandIn:
-    pytestmark = on_stand_in
-
-    def test_it_holds_what_pytorchs_allocator_holds(self) -> None:
-        assert_near(against_rehearsals(cells_with(12, 58, "cuda", **UNSHARDED)))

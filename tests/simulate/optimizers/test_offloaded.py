@@ -10,9 +10,6 @@ from fsdp_bench.replay.host_memory import host_memory
 from fsdp_bench.simulate.operators.optimizer import Shard
 from fsdp_bench.simulate.optimizers.offloaded import is_offloaded
 from fsdp_bench.spec.setup import TrainSetup, impossible
-from tests.on_stand_in.rehearsing import on_stand_in
-from tests.simulate.optimizers.comparing import against_rehearsals, assert_near, cells_with
-from tests.simulate.optimizers.test_adamw_8bit import has_torchao
 from tests.simulate.test_step import shape
 
 FIELDS: dict[str, Any] = {
@@ -55,11 +52,3 @@ def test_what_it_cannot_step_is_refused_with_what_can_be_done(fields: dict[str, 
     reason = impossible(TrainSetup(world_size=2, **(FIELDS | fields)), device)
     assert reason is not None
     assert says in reason
-
-
-class TestOnTheStandIn:
-    pytestmark = [*on_stand_in, has_torchao]
-
-    @pytest.mark.parametrize("optimizer", ["adamw-fused", "adamw-foreach"])
-    def test_it_holds_what_pytorchs_allocator_holds(self, optimizer: str) -> None:
-        assert_near(against_rehearsals(cells_with(8, 56, "cuda", **FIELDS, optimizer=optimizer)))

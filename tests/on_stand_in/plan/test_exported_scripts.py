@@ -24,10 +24,8 @@ from fsdp_bench.plan.export.export import export
 from fsdp_bench.plan.export.files import write
 from fsdp_bench.plan.export.plugin import as_accelerate_shards
 from fsdp_bench.rates.without_time import RatesWithoutTime
-from tests.on_stand_in.rehearsing import on_stand_in, rehearse
+from tests.on_stand_in.rehearsing import rehearse
 from tests.plan.export.settings import CONFIG, chosen
-
-pytestmark = on_stand_in
 
 SCALAR = 512
 """What the allocator hands out for a tensor of one element."""

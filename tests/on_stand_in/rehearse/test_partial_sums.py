@@ -13,9 +13,6 @@ from fsdp_bench.rehearse.environment import environment_of
 from fsdp_bench.simulate.operators.kernels import CUDA, kernels_on
 from fsdp_bench.simulate.operators.reduction_workspaces import sum_over_rows_workspace
 from fsdp_bench.sweep.run.rehearsed import rehearsed_gpu
-from tests.on_stand_in.rehearsing import on_stand_in
-
-pytestmark = on_stand_in
 
 SUMS = """
 import json, sys

@@ -20,9 +20,9 @@ from fsdp_bench.sweep.dry_run import dry_runs
 from fsdp_bench.train.models.huggingface import unpacked_sequences
 from fsdp_bench.train.recording.record import record
 from fsdp_bench.train.recording.subjects import of_module
-from tests.simulate.recorded.frozen_models import WHICH
+from tests.on_stand_in.simulate.frozen_models import WHICH
 
-pytestmark = pytest.mark.rehearsal  # transformers and peft are in that environment
+pytestmark = pytest.mark.slow
 
 MODULE = UserModule(
     function="frozen_models:make",

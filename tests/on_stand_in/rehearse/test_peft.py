@@ -23,9 +23,7 @@ from fsdp_bench.train.models.huggingface import unpacked_sequences
 from fsdp_bench.train.models.quantized import as_on_cuda
 from fsdp_bench.train.recording import record as recording
 from fsdp_bench.train.recording.subjects import huggingface
-from tests.on_stand_in.rehearsing import SCRIPTS, on_stand_in, rehearse
-
-pytestmark = on_stand_in
+from tests.on_stand_in.rehearsing import SCRIPTS, rehearse
 
 CONFIG = {
     "model_type": "llama",

@@ -7,9 +7,7 @@ from textwrap import dedent
 
 import pytest
 
-from tests.on_stand_in.rehearsing import Rehearsed, on_stand_in, rehearse
-
-pytestmark = on_stand_in
+from tests.on_stand_in.rehearsing import Rehearsed, rehearse
 
 
 def _run(folder: Path, script: str, *options: str) -> Rehearsed:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -16,14 +15,8 @@ from fsdp_bench.sweep.config.sweep_file import read_file
 from fsdp_bench.sweep.results.load import read_records
 from fsdp_bench.validate.memory import compare_with_record
 from tests.conftest import run_command
-from tests.on_stand_in.rehearsing import on_stand_in
 from tests.sweep.config.test_grid import machine
 from tests.sweep.launchers.nodes import Nodes
-
-needs_transformers = [
-    pytest.mark.rehearsal,
-    pytest.mark.skipif(find_spec("transformers") is None, reason="needs transformers: make test-rehearsal"),
-]
 
 T5 = {
     "architectures": ["T5ForConditionalGeneration"],
@@ -139,8 +132,6 @@ def sweep(folder: Path, text: str) -> list[TrialRecord]:
     return read_records(folder)
 
 
-@pytest.mark.rehearsal
-@pytest.mark.skipif(find_spec("transformers") is None, reason="needs transformers: make test-rehearsal")
 def test_t5_trains_on_two_nodes_as_on_one(tmp_path: Path) -> None:
     local = {record.id: record for record in sweep(tmp_path, ON_TWO_NODES)}
     nodes = Nodes(tmp_path, tmp_path / "sweep.toml", num_nodes=2, ranks_per_node=2)
@@ -164,8 +155,6 @@ def swept(tmp_path_factory: pytest.TempPathFactory) -> list[TrialRecord]:
 
 
 class TestOnGlooRanks:
-    pytestmark = needs_transformers
-
     @pytest.mark.parametrize("name", ["t5", "qwen"])
     def test_every_wrapper_trains_the_same_model(self, swept: list[TrialRecord], name: str) -> None:
         records = [record for record in swept if record.model.name == name]
@@ -201,8 +190,6 @@ class TestOnGlooRanks:
 
 
 class TestOnTheStandIn:
-    pytestmark = on_stand_in
-
     def test_every_strategy_allocates_what_is_predicted(self, tmp_path: Path) -> None:
         """By a recording of the code, which is made when it is asked for; to the byte in every phase of the steps."""
         for record in sweep(tmp_path, REHEARSED):
@@ -227,8 +214,6 @@ class TestOnTheStandIn:
 
 
 class TestBadInput:
-    pytestmark = needs_transformers
-
     @pytest.mark.parametrize(
         ("config", "said"),
         [
@@ -247,11 +232,3 @@ class TestBadInput:
             read_file(tmp_path / "sweep.toml", machine())
         assert said in str(raised.value)
         assert "\n" not in str(raised.value)
-
-
-@pytest.mark.skipif(find_spec("transformers") is not None, reason="transformers is installed")
-def test_without_transformers_a_config_says_what_to_install(tmp_path: Path) -> None:
-    (tmp_path / "t5.json").write_text(json.dumps(T5))
-    (tmp_path / "sweep.toml").write_text('[models.t5]\nhf_config = "t5.json"\n[grid]\nmodel = "t5"\n')
-    with pytest.raises(SweepFileError, match=r"needs transformers: pip install 'fsdp-bench\[hf\]'"):
-        read_file(tmp_path / "sweep.toml", machine())

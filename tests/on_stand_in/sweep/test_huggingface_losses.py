@@ -9,9 +9,8 @@ import pytest
 
 from fsdp_bench.spec.rank_report import Outcome
 from fsdp_bench.validate.memory import compare_with_record
-from tests.on_stand_in.rehearsing import on_stand_in
-from tests.simulate.losses.test_fused_losses import STUBS
-from tests.sweep.test_huggingface_trials import ON_GLOO, ON_THE_STAND_IN, QWEN, needs_transformers, sweep
+from tests.on_stand_in.rehearsing import STUBS
+from tests.on_stand_in.sweep.test_huggingface_trials import ON_GLOO, ON_THE_STAND_IN, QWEN, sweep
 
 GLOO = f"""{ON_GLOO}
 [models.qwen]
@@ -37,10 +36,7 @@ loss = ["plain", LOSSES]
 """
 
 
-@pytest.mark.rehearsal
 class TestOnGlooRanks:
-    pytestmark = needs_transformers
-
     def test_the_chunked_loss_is_the_models_own(self, tmp_path: Path) -> None:
         plain, chunked = sweep(tmp_path, GLOO)
         assert {plain.outcome, chunked.outcome} == {Outcome.OK}
@@ -49,8 +45,6 @@ class TestOnGlooRanks:
 
 
 class TestOnTheStandIn:
-    pytestmark = on_stand_in
-
     @pytest.mark.parametrize(
         ("losses", "needs"),
         [

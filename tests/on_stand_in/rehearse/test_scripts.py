@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.on_stand_in.rehearsing import SCRIPTS, on_stand_in, rehearse
+from tests.on_stand_in.rehearsing import SCRIPTS, rehearse
 
-pytestmark = on_stand_in
 pytest.importorskip("accelerate")
 
 GPU = ("--gpu", "H100-SXM", "--steps", "3")

@@ -16,7 +16,7 @@ from fsdp_bench.spec.setup import TrainSetup
 from fsdp_bench.spec.subprocesses.dry_run import DryRunSpec, ModelCode
 from fsdp_bench.sweep.dry_run import dry_runs
 
-pytestmark = pytest.mark.rehearsal  # transformers is in that environment
+pytestmark = pytest.mark.slow
 
 SMALL = {"hidden_size": 96, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 136}
 SIZES = SMALL | {"vocab_size": 500, "num_hidden_layers": 7, "pad_token_id": 0}

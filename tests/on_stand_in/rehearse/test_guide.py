@@ -7,9 +7,6 @@ from pathlib import Path
 import pytest
 
 from tests.docs.pages import CUDA_BUILD, ROOT, run_page
-from tests.on_stand_in.rehearsing import on_stand_in
-
-pytestmark = on_stand_in
 
 
 @pytest.mark.timeout(300)

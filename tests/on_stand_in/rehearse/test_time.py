@@ -14,9 +14,7 @@ from fsdp_bench.plan.speed import Speed, speed
 from fsdp_bench.spec.codec import from_builtins
 from fsdp_bench.spec.model import ModelShape
 from fsdp_bench.spec.setup import TrainSetup
-from tests.on_stand_in.rehearsing import SCRIPTS, Rehearsed, on_stand_in, rehearse
-
-pytestmark = on_stand_in
+from tests.on_stand_in.rehearsing import SCRIPTS, Rehearsed, rehearse
 
 SERVER = ("--time", "--steps", "3", "--server", "p5.48xlarge")
 MODELS = {

@@ -11,11 +11,10 @@ import pytest
 
 from fsdp_bench.rehearse.environment import environment_of
 from fsdp_bench.sweep.run.rehearsed import rehearsed_gpu
-from tests.on_stand_in.rehearsing import on_stand_in
 
-pytestmark = [*on_stand_in, pytest.mark.timeout(290)]
+pytestmark = [pytest.mark.timeout(290)]
 
-TESTS = Path(__file__).parents[1] / "gpu"
+TESTS = Path(__file__).parents[2] / "gpu"
 
 
 def test_the_tests_for_a_gpu_pass_on_one_that_is_never_behind() -> None:

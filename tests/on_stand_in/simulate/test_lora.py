@@ -23,10 +23,10 @@ from fsdp_bench.train.models.huggingface import unpacked_sequences
 from fsdp_bench.train.models.quantized import as_on_cuda
 from fsdp_bench.train.recording import record as recording
 from fsdp_bench.train.recording.subjects import huggingface
-from tests.simulate.recorded.frozen_models import CONFIG as LLAMA
+from tests.on_stand_in.simulate.frozen_models import CONFIG as LLAMA
 
-pytestmark = [  # transformers, peft and bitsandbytes are in that environment; each recording takes a minute
-    pytest.mark.rehearsal,
+pytestmark = [  # each recording takes a minute
+    pytest.mark.slow,
     pytest.mark.timeout(1200),
 ]
 

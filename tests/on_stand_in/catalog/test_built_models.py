@@ -14,8 +14,6 @@ from fsdp_bench.catalog.model_entry import ModelEntry
 torch = pytest.importorskip("torch", reason="models are built with torch")
 transformers = pytest.importorskip("transformers", reason="models are built with Hugging Face's transformers")
 
-pytestmark = pytest.mark.rehearsal  # whose environment has transformers
-
 EVERY = pytest.mark.parametrize("entry", models(), ids=lambda entry: entry.name)
 
 ANYWHERE = {"model_type", "architectures", "num_labels", "tie_word_embeddings", "head_dim"}

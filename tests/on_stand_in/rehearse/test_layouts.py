@@ -75,7 +75,6 @@ def layout(folder: Path, header: str, struct: str, names: list[str], *flags: str
     return subprocess.run([str(folder / "layout")], capture_output=True, text=True, check=True).stdout
 
 
-@pytest.mark.rehearsal
 @pytest.mark.skipif(not nvidia_headers(), reason="no headers of CUDA")
 @pytest.mark.parametrize("headers", nvidia_headers(), ids=str)
 @pytest.mark.parametrize("struct", STRUCTS)
@@ -90,7 +89,6 @@ def test_structs_are_laid_out_as_nvidias(tmp_path: Path, headers: Path, struct: 
     assert ours == theirs
 
 
-@pytest.mark.rehearsal
 @pytest.mark.skipif(not nvidia_headers(), reason="no headers of CUDA")
 @pytest.mark.parametrize("headers", nvidia_headers(), ids=str)
 @pytest.mark.parametrize(("prefix", "header"), [("cudaDevAttr", "driver_types.h"), ("CU_DEVICE_ATTRIBUTE_", "cuda.h")])

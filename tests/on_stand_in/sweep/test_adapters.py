@@ -25,9 +25,8 @@ from fsdp_bench.train.models.quantized import as_on_cuda
 from fsdp_bench.train.recording import record as recording
 from fsdp_bench.train.recording.subjects import huggingface
 from fsdp_bench.validate import memory, predictable
-from tests.on_stand_in.rehearsing import on_stand_in
+from tests.on_stand_in.sweep.test_huggingface_trials import ON_GLOO, ON_THE_STAND_IN, QWEN, sweep
 from tests.sweep.config.test_grid import machine
-from tests.sweep.test_huggingface_trials import ON_GLOO, ON_THE_STAND_IN, QWEN, needs_transformers, sweep
 
 LORA = """
 [models.lora]
@@ -108,8 +107,6 @@ def _recorded(model: ModelCode, sequence_length: int, _offload: bool) -> Recorde
 
 
 class TestOnGlooRanks:
-    pytestmark = needs_transformers
-
     def test_every_wrapper_trains_the_same_adapters(self, tmp_path: Path) -> None:
         losses = defaultdict(list)
         for record in sweep(tmp_path, GLOO):
@@ -126,8 +123,6 @@ class TestOnGlooRanks:
 
 
 class TestOnTheStandIn:
-    pytestmark = on_stand_in
-
     def test_peaks_are_as_predicted(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """Without use_orig_params adapters show what was gathered last, so that PEFT casts nothing."""
         monkeypatch.setattr(predictable, "_recorded", _recorded)
@@ -150,8 +145,6 @@ class TestOnTheStandIn:
 
 
 class TestBadInput:
-    pytestmark = needs_transformers
-
     @pytest.mark.parametrize(
         ("line", "said"),
         [

@@ -15,9 +15,6 @@ from fsdp_bench.simulate.operators.attention_workspaces import efficient_backwar
 from fsdp_bench.simulate.operators.kernels import CUDA, kernels_on
 from fsdp_bench.sweep.run.rehearsed import rehearsed_gpu
 from tests.on_stand_in.interpreters import WITHOUT_FINALIZING
-from tests.on_stand_in.rehearsing import on_stand_in
-
-pytestmark = on_stand_in
 
 BACKWARD = """
 import json, sys

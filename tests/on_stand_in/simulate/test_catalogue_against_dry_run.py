@@ -16,7 +16,7 @@ from fsdp_bench.spec.setup import TrainSetup
 from fsdp_bench.spec.subprocesses.dry_run import DryRunSpec
 from fsdp_bench.sweep.dry_run import dry_runs
 
-pytestmark = pytest.mark.rehearsal  # transformers is in that environment
+pytestmark = pytest.mark.slow
 
 NARROW = {"hidden_size": 96, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 500, "pad_token_id": 0}
 T5 = {"d_model": 64, "num_heads": 2, "d_kv": 24, "d_ff": 112, "num_layers": 8, "num_decoder_layers": 8}
