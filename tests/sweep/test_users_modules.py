@@ -65,14 +65,24 @@ def fails_on_the_way():
     return Model(answer), torch.randn(4, 32)
 """
 
-EVERY_WRAPPER = """
-api = ["fsdp1", "fsdp2"]
-strategy = ["FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD"]
-checkpointing = ["none", "full"]
+FIELDS = """
 precision = "fp32"
 gradient_accumulation_steps = 2
 sequence_length = 8
 micro_batch_size = 2
+"""
+FSDP_AND_DDP = f"""{FIELDS}
+api = "fsdp2"
+strategy = ["FULL_SHARD", "NO_SHARD"]
+[[include]]
+api = "fsdp1"
+strategy = "FULL_SHARD"
+checkpointing = "full"
+"""
+EVERY_WRAPPER = f"""{FIELDS}
+api = ["fsdp1", "fsdp2"]
+strategy = ["FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD"]
+checkpointing = ["none", "full"]
 """
 
 
@@ -95,15 +105,23 @@ def plan_of(folder: Path, table: str, grid: str = "") -> SweepPlan:
     return read_sweep(write(folder, table, grid), machine())
 
 
-@pytest.fixture(scope="module")
-def swept(tmp_path_factory: pytest.TempPathFactory) -> list[TrialRecord]:
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param((FSDP_AND_DDP, 3), id="FSDP1, FSDP2, DDP"),
+        pytest.param((EVERY_WRAPPER, 12), id="every wrapper", marks=pytest.mark.slow),
+    ],
+)
+def swept(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[TrialRecord]:
+    grid, num_trials = request.param
     run = "communication_steps = 1\nsteps_without_communication = 1"
-    return sweep(tmp_path_factory.mktemp("swept"), "module = 'mine:build'", EVERY_WRAPPER, run=run)
+    records = sweep(tmp_path_factory.mktemp("swept"), "module = 'mine:build'", grid, run=run)
+    assert [record.outcome for record in records] == [Outcome.OK] * num_trials
+    return records
 
 
 def test_every_wrapper_trains_the_same_model_on_real_ranks(swept: list[TrialRecord]) -> None:
     """All ranks get the same batch, so that every wrapper's first losses are those of one rank alone."""
-    assert [record.outcome for record in swept] == [Outcome.OK] * 12
     losses = {rank.losses for record in swept for rank in record.ranks}
     first = next(iter(losses))
     assert len(first) == 3

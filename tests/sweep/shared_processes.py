@@ -1,0 +1,127 @@
+"""Processes that all sweeps of a worker's tests use: importing torch takes longer than most of their trials.
+
+A sweep that runs inside the tests' own process (``run_command``) uses them. One that is a process, as a user's is,
+starts its own; so does every test of ForkServer itself.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import pytest
+
+from fsdp_bench.spec.subprocesses.description import DescriptionAnswer, DescriptionSpec
+from fsdp_bench.sweep import describing
+from fsdp_bench.sweep.launchers.fork_server import ForkedTrial, ForkServer
+from fsdp_bench.sweep.run import runner
+from tests.conftest import TERMINAL
+from tests.train.ranks import _CONTEXT
+
+
+def _surroundings() -> tuple[str, dict[str, str]]:
+    """Return what a process has from the one that starts it."""
+    return os.getcwd(), {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
+
+
+class SharedForkServer(ForkServer):
+    """Takes the place of ForkServer in a sweep: the process that forks ranks goes on when the sweep has ended.
+
+    Every trial's ranks are still forked for it, and what they leave is ended after it. A sweep starts a process of its
+    own if that would have another environment or folder, or if another sweep is using the shared one.
+    """
+
+    _shared: ForkServer | None = None
+    _user: SharedForkServer | None = None
+    _folder: Path
+    _usual: tuple[str, dict[str, str]]
+    _starter = ThreadPoolExecutor(max_workers=1)
+    """The process ends with the thread that started it (PR_SET_PDEATHSIG)."""
+
+    _trial: ForkedTrial | None = None
+    _is_between_trials = True
+
+    def start(self, trial: Path, scratch: Path, world_size: int, may_share_process: bool) -> ForkedTrial:
+        self._is_between_trials = False
+        launched = super().start(trial, scratch, world_size, may_share_process)
+        assert isinstance(launched, ForkedTrial)
+        self._is_between_trials, self._trial = True, launched
+        return launched
+
+    def _spawn(self) -> None:
+        cls = type(self)
+        if self._environment or _surroundings() != cls._usual or cls._user not in (None, self):
+            super()._spawn()
+            return
+        if cls._shared is None or cls._shared._process is None or cls._shared._process.poll() is not None:
+            cls._shared = ForkServer(cls._folder / "server.log", str(cls._folder))
+            cls._starter.submit(cls._shared._spawn).result()
+        cls._user, self._process, self._mark, self._buffer = self, cls._shared._process, cls._shared._mark, b""
+
+    def close(self) -> None:
+        """Leave the process to the next sweep. It ends if a trial has not: that trial could not be ended otherwise."""
+        cls = type(self)
+        if cls._user is not self:
+            super().close()
+            return
+        has_ended = self._trial is None or self._trial.finished
+        if self._is_between_trials and has_ended and self._process is not None:
+            kept, self._resident_pgid = [self._process.pid], None
+            runner.end_marked(self._mark, kept)
+            self._process = None
+        else:
+            super().close()
+            cls._shared = None
+        cls._user = None
+
+    @classmethod
+    @contextmanager
+    def instead_of_own(cls, folder: Path) -> Iterator[None]:
+        """Have sweeps inside this process use the shared server; ``folder`` is for its log."""
+        with pytest.MonkeyPatch.context() as patch:
+            for name, value in TERMINAL.items():
+                patch.setenv(name, value)
+            cls._usual, cls._folder = _surroundings(), folder
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(runner, "ForkServer", cls)
+            yield
+
+    @classmethod
+    def end(cls) -> None:
+        if cls._shared is not None:
+            cls._shared.close()
+            cls._shared = None
+
+
+def _describe(specs: list[DescriptionSpec], pipe: Connection) -> None:
+    """Answer as ``python -m fsdp_bench.train.models.describe`` does."""
+    import warnings
+
+    from fsdp_bench.train.models.describe import answer
+
+    warnings.simplefilter("ignore")
+    pipe.send([answer(spec) for spec in specs])
+
+
+def describe_in_fork(specs: list[DescriptionSpec]) -> list[DescriptionAnswer]:
+    """Take the place of ``fsdp_bench.sweep.describing._ask``: the process is forked from one that has imported torch."""
+    ours, theirs = _CONTEXT.Pipe(duplex=False)
+    with ours:
+        process = _CONTEXT.Process(target=_describe, args=(specs, theirs))
+        process.start()
+        theirs.close()
+        answers: list[DescriptionAnswer] = ours.recv()
+        process.join()
+    return answers
+
+
+@contextmanager
+def descriptions_in_forks() -> Iterator[None]:
+    """Have models' code described in forks."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(describing, "_ask", describe_in_fork)
+        yield
