@@ -108,7 +108,7 @@ def _describe(specs: list[DescriptionSpec], pipe: Connection) -> None:
 
 
 def describe_in_fork(specs: list[DescriptionSpec]) -> list[DescriptionAnswer]:
-    """Take the place of ``fsdp_bench.sweep.describing._ask``: the process is forked from one that has imported torch."""
+    """Take the place of ``fsdp_bench.sweep.describing._ask``, in a fork of a process that has imported torch."""
     ours, theirs = _CONTEXT.Pipe(duplex=False)
     with ours:
         process = _CONTEXT.Process(target=_describe, args=(specs, theirs))

@@ -33,10 +33,12 @@ learning_rate = 1e10
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("place")
+    """A folder in which a sweep has run, with results where they go by default."""
+    folder = tmp_path_factory.mktemp("place") / ODD
+    folder.mkdir()
     (folder / "s.toml").write_text(SWEEP.format(run=""))
     (folder / "random.py").write_text("open('imported', 'w')\nraise SystemExit(7)")
-    words = command("sweep", "s.toml", "--results", ODD, "--machine", "m", "--no-charts")
+    words = command("sweep", "s.toml", "--machine", "m", "--no-charts")
     done = subprocess.run(
         [words[0], "-P", *words[1:]], cwd=folder, capture_output=True, timeout=200, errors="backslashreplace"
     )
@@ -46,14 +48,14 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def record(place: Path) -> TrialRecord:
-    (record,) = read_records(place / ODD)
+    (record,) = read_records(place / "results")
     return record
 
 
 def test_ranks_meet_whatever_the_folders_name_is(place: Path, record: TrialRecord) -> None:
     assert record.outcome is Outcome.OK
-    assert {path.name for path in place.iterdir()} == {"s.toml", "random.py", ODD}  # nothing beside the results
-    assert not (place / ODD / "m" / "s" / ".scratch").exists()
+    assert {path.name for path in place.iterdir()} == {"s.toml", "random.py", "results"}  # nothing beside the results
+    assert not (place / "results" / "m" / "s" / ".scratch").exists()
 
 
 def test_a_trial_whose_loss_diverges_is_ok_and_keeps_what_it_measured(place: Path, record: TrialRecord) -> None:
@@ -63,7 +65,7 @@ def test_a_trial_whose_loss_diverges_is_ok_and_keeps_what_it_measured(place: Pat
         assert rank.memory is not None
         assert len(rank.step_seconds) == 3
     assert record.final_loss is None
-    assert load_results(place / ODD)["reason"][0] == record.reason
+    assert load_results(place / "results")["reason"][0] == record.reason
 
 
 def test_nothing_in_the_current_folder_is_imported(place: Path, record: TrialRecord) -> None:

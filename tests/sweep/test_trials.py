@@ -14,7 +14,7 @@ from fsdp_bench.spec.rank_report import Outcome
 from fsdp_bench.spec.record import TrialRecord, read_record
 from fsdp_bench.sweep.machine import GpuDevice, probe_machine
 from fsdp_bench.sweep.run import runner
-from tests.conftest import run_command, run_process, write_tiny_sweep
+from tests.conftest import run_command, write_tiny_sweep
 from tests.sweep.config.test_grid import machine
 
 RunSweep = Callable[..., list[TrialRecord]]
@@ -108,16 +108,6 @@ def test_communication_is_measured_on_steps_of_its_own(record: TrialRecord) -> N
             # Two blocks and the root: all gathered in forward, the blocks again in backward, all reduced once.
             assert (kinds["all_gather"].calls, kinds["reduce_scatter"].calls) == (5, 3)
     assert (record.communication_seconds or 0) > 0
-
-
-def test_results_go_to_a_relative_folder_as_they_do_by_default(
-    write_sweep: Callable[..., Path], tmp_path: Path
-) -> None:
-    file = write_sweep("world_size = 2", "timeout_seconds = 30")
-    done = run_process("sweep", file.name, "--machine", "m", "--no-charts", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    (path,) = (tmp_path / "results" / "m" / "tiny" / "trials").glob("*.json")
-    assert read_record(path.read_bytes(), path.name).outcome is Outcome.OK
 
 
 def test_torchrun_gives_the_same_numbers_as_the_fork_server(run_sweep: RunSweep, record: TrialRecord) -> None:

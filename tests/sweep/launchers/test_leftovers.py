@@ -15,25 +15,30 @@ from fsdp_bench.sweep.launchers.fork_server import ForkServer
 from fsdp_bench.sweep.launchers.processes import MARK, end_marked, environment_of, mark_of
 from fsdp_bench.sweep.launchers.start import worker_environment
 from tests.sweep.launchers.test_resident import ends_of, start
-from tests.sweep.run.test_survival import Sweep, wait_for_ranks
+from tests.sweep.run.test_survival import Sweep, wait_for_ranks, wait_until_gone
 
 
-def test_what_a_trial_left_is_ended_and_the_processes_that_trials_share_are_not(tmp_path: Path) -> None:
-    (tmp_path / "trials").mkdir()
-    server = ForkServer(tmp_path / "server.log", "this sweep", resident=True)
+def test_what_a_trial_left_is_ended_and_the_processes_that_trials_share_are_not(
+    server: ForkServer, tmp_path: Path
+) -> None:
+    ends_of(start(server, tmp_path, 1, may_share_process=True))
+    left = subprocess.Popen(["sleep", "1000"], env=worker_environment(server._mark), start_new_session=True)
+    other = subprocess.Popen(["sleep", "1000"], env=worker_environment("another sweep"), start_new_session=True)
     try:
-        ends_of(start(server, tmp_path / "trials", 1, may_share_process=True))
-        left = subprocess.Popen(["sleep", "1000"], env=worker_environment("this sweep"), start_new_session=True)
-        other = subprocess.Popen(["sleep", "1000"], env=worker_environment("another sweep"), start_new_session=True)
         server.end_leftovers()
         assert left.wait(5) < 0
         assert other.poll() is None
         assert server.num_waiting == 1
-        assert ends_of(start(server, tmp_path / "trials", 1, may_share_process=True)) == [(0, None)]
+        assert ends_of(start(server, tmp_path, 1, may_share_process=True)) == [(0, None)]
     finally:
-        server.close()
         end_marked("another sweep")
     assert other.wait(5) < 0
+
+
+def test_what_a_sweep_left_is_ended_at_its_end(tmp_path: Path) -> None:
+    left = subprocess.Popen(["sleep", "1000"], env=worker_environment("this sweep"), start_new_session=True)
+    ForkServer(tmp_path / "server.log", "this sweep").close()
+    assert left.wait(5) < 0
 
 
 def test_a_process_that_is_starting_a_program_is_found(tmp_path: Path) -> None:
@@ -62,18 +67,18 @@ def listening(mark: str) -> set[str]:
     return found
 
 
-def test_a_trial_under_torchrun_listens_on_the_loopback_interface_only(
+def test_a_trial_under_torchrun_listens_on_the_loopback_interface_only_and_dies_with_its_manager(
     write_sweep: Callable[..., Path], tmp_path: Path
 ) -> None:
-    endless = "launcher = 'torchrun'\nsteps = 5000\ntimeout_seconds = 100"
+    endless = "launcher = 'torchrun'\nsteps = 5000\ntimeout_seconds = 300"
     sweep = Sweep(write_sweep("world_size = 2", endless), tmp_path / "results")
     manager = sweep.start()
     try:
-        wait_for_ranks(manager, 2)
-        found, deadline = set[str](), time.monotonic() + 60
+        ranks = wait_for_ranks(manager, 2)
+        found, deadline = set[str](), time.monotonic() + 200
         while not found and time.monotonic() < deadline:  # gloo's, once the ranks have met
             found |= listening(mark_of(sweep.folder))
-            time.sleep(0.05)
+            time.sleep(0.2)
         time.sleep(0.5)
         found |= listening(mark_of(sweep.folder))
     finally:
@@ -81,3 +86,4 @@ def test_a_trial_under_torchrun_listens_on_the_loopback_interface_only(
         sweep.end(manager)
     assert found
     assert found <= {"127.0.0.1", "::1"}
+    assert not wait_until_gone(ranks)

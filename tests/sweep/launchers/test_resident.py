@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -96,15 +95,6 @@ def ends_of(launched: Any) -> list[tuple[int | None, int | None]]:
     while not launched.finished:
         ends += launched.wait(1.0)
     return [(end.exit_code, end.signal) for end in ends]
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkServer]:
-    """A fork server whose trials may share."""
-    folder = tmp_path_factory.mktemp("server")
-    server = ForkServer(folder / "server.log", str(folder), resident=True)
-    yield server
-    server.close()
 
 
 @pytest.mark.parametrize(("world_size", "may_share_process"), [(1, True), (1, False), (2, True)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import re
@@ -11,12 +12,14 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from fsdp_bench.sweep.results.load import read_records
+from tests.attacks.signals import children_of
 from tests.conftest import command, write_tiny_sweep
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(600)
 
 WITHOUT_FLOCK = """
 import errno, fcntl, os
@@ -30,17 +33,16 @@ fcntl.flock = flock
 
 FAST = "from fsdp_bench.sweep.results import lock\nlock.BEAT_SECONDS, lock.DEAD_AFTER_SECONDS = 0.2, 2.0\n"
 
-NUM_TRIALS = 8
-
 
 class Managers:
     """Processes of the same command, of two nodes."""
 
-    def __init__(self, folder: Path, has_flock: bool) -> None:
+    def __init__(self, folder: Path, has_flock: bool, num_trials: int) -> None:
         self._folder = folder
+        self._num_trials = num_trials
         (folder / "site").mkdir()
         (folder / "site" / "sitecustomize.py").write_text(("" if has_flock else WITHOUT_FLOCK) + FAST)
-        grid = f"world_size = 1\nseed = {list(range(NUM_TRIALS))}"
+        grid = f"world_size = 1\nseed = {list(range(num_trials))}"
         self._file = write_tiny_sweep(folder, grid)
         self.results = folder / "results"
         self._logs: list[Path] = []
@@ -69,7 +71,7 @@ class Managers:
         """Every trial has one record, was run to its end once, and no record was put aside."""
         ran = re.findall(r"^\[\d+/\d+\] (\w{12}) ", "\n".join(self.logs), re.MULTILINE)
         recorded = [record.id for record in read_records(self.results)]
-        assert len(recorded) == NUM_TRIALS
+        assert len(recorded) == self._num_trials
         assert len(ran) == len(set(ran))
         assert set(ran) <= set(recorded)
         assert not list(self.results.glob("*/*/set-aside/*"))
@@ -80,35 +82,63 @@ class Managers:
             process.wait()
 
 
-@pytest.fixture(params=[True, False], ids=["with flock", "without flock"])
+def a_rank_of(manager: subprocess.Popen[bytes]) -> psutil.Process:
+    """Wait for a rank; stop it, so that its trial goes on for as long as a test needs."""
+    while manager.poll() is None:
+        with contextlib.suppress(psutil.Error):
+            for rank in [rank for child in children_of(psutil.Process(manager.pid)) for rank in children_of(child)]:
+                rank.suspend()
+                if rank.status() == psutil.STATUS_STOPPED:
+                    return rank
+        time.sleep(0.005)
+    raise AssertionError("the sweep ended before a rank was found")
+
+
+@pytest.fixture
 def managers(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Managers]:
-    managers = Managers(tmp_path, request.param)
+    has_flock, num_trials = request.param
+    managers = Managers(tmp_path, has_flock, num_trials)
     yield managers
     managers.end()
 
 
+def trials(number: int, slow: str) -> pytest.MarkDecorator:
+    """With and without flock, one of them in ``make validate`` only."""
+    cases = {"with flock": True, "without flock": False}
+    return pytest.mark.parametrize(
+        "managers",
+        [
+            pytest.param((has, number), id=name, marks=[pytest.mark.slow] * (name == slow))
+            for name, has in cases.items()
+        ],
+        indirect=True,
+    )
+
+
+@trials(2, slow="without flock")
 def test_the_second_is_refused_while_the_first_runs(managers: Managers) -> None:
     first = managers.start("n1")
-    while not managers.num_records():
-        assert first.poll() is None
-        time.sleep(0.05)
+    rank = a_rank_of(first)
     second = managers.start("n2")
-    assert second.wait(60) == 2
+    assert second.wait(200) == 2
     assert "another fsdp-bench sweep is writing here (process" in managers.logs[1]
     assert "on n1); wait for it to end" in managers.logs[1]
-    assert first.wait(60) == 0
+    rank.resume()
+    assert first.wait(200) == 0
     managers.check()
-    assert managers.start("n2").wait(60) == 0  # it has ended, so nobody is waited for
+    assert managers.start("n2").wait(200) == 0  # it has ended, so nobody is waited for
     managers.check()
 
 
+@trials(4, slow="with flock")
 def test_of_two_that_start_together_one_runs(managers: Managers) -> None:
     both = [managers.start(node) for node in ("n1", "n2")]
-    assert sorted(process.wait(60) for process in both) == [0, 2]
+    assert sorted(process.wait(200) for process in both) == [0, 2]
     managers.check()
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("managers", [(True, 8), (False, 8)], ids=["with flock", "without flock"], indirect=True)
 def test_managers_that_are_killed_and_replaced_at_any_time_lose_nothing(managers: Managers) -> None:
     """As nodes do that lose their power: the next manager is on another one."""
     source = random.Random(managers.results.name)
@@ -122,6 +152,6 @@ def test_managers_that_are_killed_and_replaced_at_any_time_lose_nothing(managers
         if process.returncode == 0:
             break
         assert process.returncode in (2, -signal.SIGKILL), managers.logs[-1]
-    assert managers.num_records() == NUM_TRIALS
+    assert managers.num_records() == 8
     ran = re.findall(r"^\[\d+/\d+\] (\w{12}) ", "\n".join(managers.logs), re.MULTILINE)
     assert len(ran) == len(set(ran))
