@@ -7,14 +7,18 @@ refuses to run in a fork.
 
 from __future__ import annotations
 
+import atexit
 import gc
 import multiprocessing
 import os
 import pickle
+import shutil
+import tempfile
 import time
 import traceback
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
@@ -39,55 +43,106 @@ def _name_the_known_warnings() -> None:
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view", category=UserWarning)
 
 
-def _rank_main(rank: int, world_size: int, rendezvous: Path, pipe: Connection, call: bytes) -> None:
+def _rank_main(rank: int, world_size: int, rendezvous: Path, pipe: Connection) -> None:
+    """Answer calls until the other end of the pipe is closed, or one fails."""
     try:
         gc.freeze()  # collections need not look through what torch's import left, page after page
         _name_the_known_warnings()
         torch.set_num_threads(1)
         os.environ["GLOO_SOCKET_IFNAME"] = "lo"
         dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=world_size)
-        function, args = pickle.loads(call)
-        # pickle and not the pipe's own pickler, which would hand tensors over in shared memory of a dying process.
-        pipe.send_bytes(pickle.dumps((None, function(*args))))
-        dist.barrier()
+        while (call := _next_call(pipe)) is not None:
+            function, args = pickle.loads(call)
+            # pickle and not the pipe's own pickler, which would hand tensors over in shared memory of a dying process.
+            pipe.send_bytes(pickle.dumps((None, function(*args))))
+            dist.barrier()
     except BaseException:
         pipe.send_bytes(pickle.dumps((time.monotonic(), traceback.format_exc())))
     finally:
         os._exit(0)  # peers that failed would make destructors wait
 
 
-def run_ranks(
-    world_size: int, rendezvous: Path, function: Callable[..., Any], *args: Any, seconds: float = 200
-) -> list[Any]:
-    """Call ``function(*args)`` on every rank of a new gloo world; return what each rank returned.
-
-    Raises:
-        AssertionError: with the traceback of the rank that failed first, or after ``seconds``. No rank outlives the
-            call.
-    """
-    rendezvous = rendezvous / f"rendezvous-{time.monotonic_ns()}"
-    call = pickle.dumps((function, args))
-    rank_of, processes = {}, []
+def _next_call(pipe: Connection) -> bytes | None:
     try:
+        return pipe.recv_bytes()
+    except EOFError:
+        return None
+
+
+class Ranks:
+    """The ranks of a new gloo world, which answer one call after another until ``end``."""
+
+    def __init__(self, world_size: int, folder: Path) -> None:
+        rendezvous = folder / f"rendezvous-{time.monotonic_ns()}"
+        self._rank_of: dict[Connection, int] = {}
+        self._processes = []
         for rank in range(world_size):
-            ours, theirs = _CONTEXT.Pipe(duplex=False)
-            process = _CONTEXT.Process(target=_rank_main, args=(rank, world_size, rendezvous, theirs, call))
+            ours, theirs = _CONTEXT.Pipe()
+            process = _CONTEXT.Process(target=_rank_main, args=(rank, world_size, rendezvous, theirs), daemon=True)
             process.start()
             theirs.close()
-            rank_of[ours] = rank
-            processes.append(process)
-        answers = _collect(rank_of, time.monotonic() + seconds)
-        for process in processes:
-            process.join(timeout=LEAVING_SECONDS)
-        return answers
-    finally:
-        for process in processes:
+            self._rank_of[ours] = rank
+            self._processes.append(process)
+
+    def call(self, function: Callable[..., Any], *args: Any, seconds: float = 200) -> list[Any]:
+        """Call ``function(*args)`` on every rank; return what each rank returned.
+
+        Raises:
+            AssertionError: with the traceback of the rank that failed first, or after ``seconds``. Then there are no
+                ranks any more.
+        """
+        call = pickle.dumps((function, args))
+        try:
+            for pipe in self._rank_of:
+                with suppress(BrokenPipeError):  # what a rank that has left said is read below
+                    pipe.send_bytes(call)
+            return _collect(self._rank_of, time.monotonic() + seconds)
+        except BaseException:
+            self.end(seconds=0)
+            raise
+
+    def end(self, seconds: float = LEAVING_SECONDS) -> None:
+        """End all ranks: they leave within ``seconds``, or are killed."""
+        for pipe in self._rank_of:
+            pipe.close()
+        for process in self._processes:
+            process.join(timeout=seconds)
             if process.is_alive():
                 process.kill()
             process.join()
             process.close()
-        for pipe in rank_of:
-            pipe.close()
+        self._rank_of, self._processes = {}, []
+
+    @property
+    def has_ended(self) -> bool:
+        return not self._processes
+
+
+def run_ranks(
+    world_size: int, folder: Path, function: Callable[..., Any], *args: Any, seconds: float = 200
+) -> list[Any]:
+    """Call ``function(*args)`` on every rank of a new gloo world, as ``Ranks.call``. No rank outlives this."""
+    ranks = Ranks(world_size, folder)
+    try:
+        return ranks.call(function, *args, seconds=seconds)
+    finally:
+        ranks.end()
+
+
+_STANDING: dict[int, Ranks] = {}
+
+
+def call_standing_ranks(world_size: int, function: Callable[..., Any], *args: Any) -> list[Any]:
+    """Call ``function(*args)`` on every rank of a world that answers all tests of this process.
+
+    Whatever a process does for the first time takes longer than most cases of a test: what torch imports then, and the
+    sharding rules of DTensor. The function must leave nothing behind that another one sees.
+    """
+    if world_size not in _STANDING or _STANDING[world_size].has_ended:
+        folder = Path(tempfile.mkdtemp())
+        atexit.register(shutil.rmtree, folder)
+        _STANDING[world_size] = Ranks(world_size, folder)
+    return _STANDING[world_size].call(function, *args)
 
 
 def _collect(rank_of: dict[Connection, int], deadline: float) -> list[Any]:
@@ -112,5 +167,5 @@ def _receive(pipe: Connection) -> tuple[float | None, Any]:
     """Return when the rank failed, if it did, and what it says."""
     try:
         return pickle.loads(pipe.recv_bytes())
-    except EOFError:
+    except (EOFError, ConnectionResetError):
         return 0.0, "died without a word"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from fsdp_bench.spec.setup import Api, Checkpointing, Precision, TrainSetup, Wra
 from fsdp_bench.train.models.data import batches
 from fsdp_bench.train.models.loss import plain
 from fsdp_bench.train.step import train_step
-from tests.train.ranks import run_ranks
+from tests.train.ranks import call_standing_ranks
 from tests.train.training import (
     FOUR,
     GPT2,
@@ -22,13 +23,12 @@ from tests.train.training import (
     TWO,
     Cases,
     S,
-    Trained,
-    attempt,
     plain_model,
     relative_error,
     setup_of,
     train_alone,
     train_cases,
+    train_sharded,
     training_of,
     whole_parameters,
 )
@@ -63,6 +63,7 @@ def bf16_tolerance(more_roundings: int = 0) -> float:
     return 2 * (2 * ROUNDINGS_FORWARD + more_roundings) ** 0.5 * BF16_UNIT_ROUNDOFF
 
 
+@cache
 def bf16_loss_tolerance(family: Family) -> float:
     """Derive the absolute error of the mean loss: the cross-entropy of logits that are wrong by up to e is within 2e.
 
@@ -96,28 +97,38 @@ def bf16_cases(world_size: int, pairs: list[tuple[Api, S]]) -> Cases:
 
 
 BF16_CASES = {2: bf16_cases(2, TWO), 4: bf16_cases(4, FOUR)}
-BF16_NAMES = [(world, name) for world, cases in BF16_CASES.items() for name in cases]
+QUICK = {
+    *(f"llama {api.value} {strategy.value}" for api, strategy in TWO),
+    *(
+        "llama fsdp1 HYBRID_SHARD",
+        "llama fsdp2 _HYBRID_SHARD_ZERO2",
+        "gpt2 fsdp2 FULL_SHARD",
+        "gpt2 fsdp1 SHARD_GRAD_OP",
+    ),
+    *("llama fsdp1 FULL_SHARD head in fp32", "llama fsdp2 SHARD_GRAD_OP head in fp32"),
+    *("llama fsdp1 NO_SHARD full checkpointing", "llama fsdp2 FULL_SHARD full checkpointing"),
+    *("llama fsdp1 FULL_SHARD selective checkpointing", "llama fsdp2 NO_SHARD selective checkpointing"),
+}
+"""Every strategy of two ranks, each api on four, and each variant under both apis."""
 
 
-@pytest.fixture(scope="module")
-def trained_bf16(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[dict[str, Trained | str]]]:
-    return {
-        world: run_ranks(world, tmp_path_factory.mktemp("ranks"), train_cases, cases)
+def test_what_always_runs_is_among_the_cases() -> None:
+    assert {name for cases in BF16_CASES.values() for name in cases} > QUICK
+
+
+@pytest.mark.parametrize(
+    ("world", "name"),
+    [
+        pytest.param(world, name, id=name, marks=() if name in QUICK else pytest.mark.slow)
         for world, cases in BF16_CASES.items()
-    }
-
-
-@pytest.mark.parametrize(("world", "name"), BF16_NAMES, ids=[name for _, name in BF16_NAMES])
-def test_bf16_mixed_is_fp32_up_to_the_roundings_of_bf16(
-    world: int, name: str, trained_bf16: dict[int, list[dict[str, Trained | str]]]
-) -> None:
+        for name in cases
+    ],
+)
+def test_bf16_mixed_is_fp32_up_to_the_roundings_of_bf16(world: int, name: str) -> None:
     family, setup = BF16_CASES[world][name]
     _, start = train_alone(family, setup, steps=0)
     expected_losses, expected = train_alone(family, setup)
-    for rank in trained_bf16[world]:
-        result = rank[name]
-        assert not isinstance(result, str), result
-        losses, parameters = result
+    for losses, parameters in call_standing_ranks(world, train_sharded, family, setup):
         error = relative_error(parameters, expected, start)
         off = max(abs(got - wanted) for got, wanted in zip(losses, expected_losses, strict=True))
         print(f"update {error:.4f} of {bf16_tolerance():.4f}, loss {off:.1e} of {bf16_loss_tolerance(family):.1e}")
@@ -136,11 +147,11 @@ BF16_REDUCED: Cases = {
 }
 
 
-def test_reduction_in_bf16_adds_its_own_roundings_and_no_more(tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_reduction_in_bf16_adds_its_own_roundings_and_no_more() -> None:
     """Two more in a row: the sum of two ranks' gradients, and the division by their number."""
     _, start = train_alone(Family.LLAMA, setup_of(2), steps=0)
     _, expected = train_alone(Family.LLAMA, setup_of(2))
-    for rank in run_ranks(2, tmp_path_factory.mktemp("ranks"), train_cases, BF16_REDUCED):
+    for rank in call_standing_ranks(2, train_cases, BF16_REDUCED):
         for name, result in rank.items():
             assert not isinstance(result, str), result
             assert 1e-4 < relative_error(result[1], expected, start) < bf16_tolerance(more_roundings=2), name
@@ -154,12 +165,12 @@ def bf16_without_checkpointing(names: list[tuple[Api, S]]) -> Cases:
 
 
 @pytest.mark.parametrize("fault", ["summed", "one rank's data"])
-def test_the_bf16_tolerance_catches_real_faults(fault: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_the_bf16_tolerance_catches_real_faults(fault: str) -> None:
     """Gradients that are summed are wrong by their own size; those of half of the data by about as much."""
     _, start = train_alone(Family.LLAMA, setup_of(2), steps=0)
     _, expected = train_alone(Family.LLAMA, setup_of(2))
     cases = bf16_without_checkpointing(TWO)
-    for name, result in run_ranks(2, tmp_path_factory.mktemp("ranks"), train_cases, cases, fault)[0].items():
+    for name, result in call_standing_ranks(2, train_cases, cases, fault)[0].items():
         assert not isinstance(result, str), result
         error = relative_error(result[1], expected, start)
         print(f"{name} {fault}: {error:.3f}")
@@ -167,14 +178,15 @@ def test_the_bf16_tolerance_catches_real_faults(fault: str, tmp_path_factory: py
 
 
 FP16: dict[str, Any] = {"precision": Precision.parse("fp16-mixed")}
-FP16_CASES: dict[int, Cases] = {
-    world: {
-        f"{api.value} {strategy.value}": (Family.LLAMA, setup_of(world, api=api, strategy=strategy, **FP16))
-        for api, strategy in pairs
-    }
+FP16_CASES = {
+    f"{api.value} {strategy.value}": setup_of(world, api=api, strategy=strategy, **FP16)
     for world, pairs in ((2, TWO), (4, FOUR))
+    for api, strategy in pairs
 }
-FP16_NAMES = [(world, name) for world, cases in FP16_CASES.items() for name in cases]
+FP16_QUICK = {f"{api.value} {strategy}" for api in Api for strategy in ("FULL_SHARD", "NO_SHARD", "HYBRID_SHARD")}
+fp16_cases = pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in FP16_QUICK else pytest.mark.slow) for name in FP16_CASES]
+)
 FIRST_SCALE = 2.0**16
 """torch.amp.GradScaler's initial scale, which an overflow halves."""
 
@@ -198,47 +210,26 @@ def overflow_then_train(family: Family, setup: TrainSetup) -> tuple[list[float],
     return scales, parameters
 
 
-def fp16_on_ranks(cases: Cases) -> dict[str, tuple[Any, Any]]:
-    """Return, for each case, the two steps of which one overflows, and an undisturbed training."""
-    undisturbed = train_cases(cases)
-    return {name: (attempt(overflow_then_train, *case), undisturbed[name]) for name, case in cases.items()}
-
-
-@pytest.fixture(scope="module")
-def trained_fp16(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[dict[str, tuple[Any, Any]]]]:
-    return {
-        world: run_ranks(world, tmp_path_factory.mktemp("ranks"), fp16_on_ranks, cases)
-        for world, cases in FP16_CASES.items()
-    }
-
-
-@pytest.mark.parametrize(("world", "name"), FP16_NAMES, ids=[name for _, name in FP16_NAMES])
-def test_fp16_trains_with_the_scaler(
-    world: int, name: str, trained_fp16: dict[int, list[dict[str, tuple[Any, Any]]]]
-) -> None:
+@fp16_cases
+def test_fp16_trains_with_the_scaler(name: str) -> None:
     """fp16's unit roundoff is 2^-11, an eighth of bf16's, so that bf16's tolerances hold with room to spare."""
-    setup = setup_of(2)
-    _, start = train_alone(Family.LLAMA, setup, steps=0)
-    expected_losses, expected = train_alone(Family.LLAMA, setup)
-    for rank in trained_fp16[world]:
-        result = rank[name][1]
-        assert not isinstance(result, str), result
-        losses, parameters = result
+    _, start = train_alone(Family.LLAMA, setup_of(2), steps=0)
+    expected_losses, expected = train_alone(Family.LLAMA, setup_of(2))
+    setup = FP16_CASES[name]
+    for losses, parameters in call_standing_ranks(setup.world_size, train_sharded, Family.LLAMA, setup):
         error = relative_error(parameters, expected, start)
         print(f"update {error:.5f} of {bf16_tolerance() / 8:.5f}")
         assert 0 < error < bf16_tolerance() / 8
         assert losses == pytest.approx(expected_losses, abs=bf16_loss_tolerance(Family.LLAMA) / 8)
 
 
-@pytest.mark.parametrize(("world", "name"), FP16_NAMES, ids=[name for _, name in FP16_NAMES])
-def test_an_overflow_on_one_rank_makes_every_rank_skip_the_step(
-    world: int, name: str, trained_fp16: dict[int, list[dict[str, tuple[Any, Any]]]]
-) -> None:
+@fp16_cases
+def test_an_overflow_on_one_rank_makes_every_rank_skip_the_step(name: str) -> None:
+    setup = FP16_CASES[name]
     after_both = []
-    for rank in trained_fp16[world]:
-        result = rank[name][0]
-        assert not isinstance(result, str), result
-        scales, (start, skipped, trained) = result
+    for scales, (start, skipped, trained) in call_standing_ranks(
+        setup.world_size, overflow_then_train, Family.LLAMA, setup
+    ):
         assert scales == [FIRST_SCALE / 2, FIRST_SCALE / 2]
         assert all(torch.equal(start[key], skipped[key]) for key in start)
         assert not any(torch.equal(start[key], trained[key]) for key in start)

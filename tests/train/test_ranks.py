@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tests.train.ranks import run_ranks
+from tests.train.ranks import call_standing_ranks, run_ranks
 
 
 def add_up(number: int) -> tuple[int, int]:
@@ -58,3 +58,13 @@ def test_ranks_that_hang_are_killed(tmp_path: Path) -> None:
     for note in tmp_path.glob("pid-*"):
         with pytest.raises(ProcessLookupError):
             os.kill(int(note.read_text()), 0)
+
+
+def test_standing_ranks_answer_one_call_after_another_and_new_ones_come_after_a_failure() -> None:
+    first, second = (call_standing_ranks(2, add_up, number) for number in (10, 20))
+    assert [total for total, _ in first + second] == [21, 21, 41, 41]
+    assert [pid for _, pid in first] == [pid for _, pid in second]
+    with pytest.raises(AssertionError, match="the cause"):
+        call_standing_ranks(2, fail_on_the_last_rank)
+    third = call_standing_ranks(2, add_up, 10)
+    assert not {pid for _, pid in third} & {pid for _, pid in first}

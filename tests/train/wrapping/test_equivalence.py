@@ -6,6 +6,7 @@ torch's optimizer. Expected values come from it alone.
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import msgspec
@@ -16,7 +17,7 @@ import torch.nn.functional as F
 from fsdp_bench.spec.model import Family
 from fsdp_bench.spec.setup import Api, BackwardPrefetch, Checkpointing, Loss, Offload, OptimizerKind, TrainSetup, Wrap
 from fsdp_bench.train.models.data import batches
-from tests.train.ranks import run_ranks
+from tests.train.ranks import call_standing_ranks
 from tests.train.training import (
     ADAMW,
     FOUR,
@@ -29,11 +30,11 @@ from tests.train.training import (
     Cases,
     Parameters,
     S,
-    Trained,
     plain_model,
     setup_of,
     train_alone,
     train_cases,
+    train_sharded,
 )
 
 TOLERANCE = 1e-5
@@ -131,15 +132,41 @@ CASES: dict[int, Cases] = {
     | resharded_to_two_of_four()
     | {f"llama {api.value} {s.value} on four": (Family.LLAMA, setup_of(4, api=api, strategy=s)) for api, s in TWO},
 }
-NAMES = [(world, name) for world, cases in CASES.items() for name in cases]
+QUICK = re.compile(
+    r"""
+    llama\ fsdp[12]\ \S+\ (sgd|no_sync)         # every strategy: its gradients, and where they are reduced
+    | gpt2\ fsdp[12]\ (FULL|NO)_SHARD\ adamw.*   # the other family and optimizer
+    | llama\ fsdp1\ (NO_SHARD|HYBRID_SHARD)\ clipped
+    | .*AdamW,\ clipped.*                        # what is combined, under all wrappers
+    | llama\ fsdp1\ (full\ checkpointing|every\ second\ product|every\ second\ block|one\ unit|fused\ AdamW)
+    | llama\ fsdp1\ (units\ by\ size|no\ prefetch|optimizer\ in\ backward)
+    | llama\ fsdp2\ (selective\ checkpointing|named\ operators|accumulation|chunked\ loss|AdamW\ in\ a\ loop)
+    | llama\ fsdp2\ (units\ of\ the\ ends|forward\ prefetch|AdamW\ in\ backward|prefetching\ forward,.*)
+    | gpt2\ fsdp2\ tied\ head,\ units\ by\ size
+    | llama\ fsdp1\ (flat\ parameters.*|BACKWARD_POST|no\ limiter)
+    | llama\ fsdp2\ (.*last\ block\ stays.*|offload.*)
+    | llama\ (FSDP1|DDP)\ (Adafactor.*|full\ checkpointing)
+    | .*\ four\ ranks,\ checkpointed.*
+    | llama\ fsdp1\ FULL_SHARD\ on\ four
+    """,
+    re.VERBOSE,
+)
+"""Every strategy, variant and wrapper at least once; the others vary what these show."""
+NAMES = [
+    pytest.param(world, name, id=name, marks=() if QUICK.fullmatch(name) else pytest.mark.slow)
+    for world, cases in CASES.items()
+    for name in cases
+]
 
 
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[dict[str, Trained | str]]]:
-    """What every rank has after every case: all cases of a world run on one set of ranks."""
-    return {
-        world: run_ranks(world, tmp_path_factory.mktemp("ranks"), train_cases, cases) for world, cases in CASES.items()
-    }
+def test_what_always_runs_has_every_strategy_and_every_variant() -> None:
+    quick = {name for cases in CASES.values() for name in cases if QUICK.fullmatch(name)}
+    for api, strategy in TWO + FOUR:
+        assert {f"llama {api.value} {strategy.value} {what}" for what in ("sgd", "no_sync")} <= quick
+    for variant in VARIANTS | SHARDED_ONLY:
+        assert {f"llama {api.value} {variant}" for api in Api} & quick, variant
+    assert {f"llama fsdp1 {variant}" for variant in FSDP1_ONLY} <= quick
+    assert {f"llama fsdp2 {variant}" for variant in FSDP2_ONLY} <= quick
 
 
 def without_the_bias_of_keys(parameters: Parameters) -> Parameters:
@@ -174,18 +201,13 @@ def test_the_bias_of_gpt2s_keys_has_no_gradient_but_rounding() -> None:
                 assert query.abs().max() > 1e4 * key.abs().max()
 
 
-@pytest.mark.parametrize(("world", "name"), NAMES, ids=[name for _, name in NAMES])
-def test_three_steps_are_those_of_one_process_with_the_global_batch(
-    world: int, name: str, trained: dict[int, list[dict[str, Trained | str]]]
-) -> None:
+@pytest.mark.parametrize(("world", "name"), NAMES)
+def test_three_steps_are_those_of_one_process_with_the_global_batch(world: int, name: str) -> None:
     family, setup = CASES[world][name]
     expected_losses, expected = train_alone(family, setup)
     if setup.optimizer is not OptimizerKind.SGD:
         expected = without_the_bias_of_keys(expected)
-    for rank in trained[world]:
-        result = rank[name]
-        assert not isinstance(result, str), result
-        losses, parameters = result
+    for losses, parameters in call_standing_ranks(world, train_sharded, family, setup):
         assert losses == pytest.approx(expected_losses, abs=TOLERANCE)
         if setup.optimizer is not OptimizerKind.SGD:
             parameters = without_the_bias_of_keys(parameters)
@@ -218,9 +240,9 @@ FAULTY: Cases = {
 
 
 @pytest.mark.parametrize("fault", ["summed", "one rank's data"])
-def test_the_comparison_catches_real_faults(fault: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_the_comparison_catches_real_faults(fault: str) -> None:
     """Gradients summed over ranks instead of averaged; or every rank trains on the first rank's sequences."""
-    for name, result in run_ranks(2, tmp_path_factory.mktemp("ranks"), train_cases, FAULTY, fault)[0].items():
+    for name, result in call_standing_ranks(2, train_cases, FAULTY, fault)[0].items():
         assert not isinstance(result, str), result
         _, expected = train_alone(Family.LLAMA, setup_of(2))
         for key in expected:
