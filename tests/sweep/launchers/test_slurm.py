@@ -14,7 +14,7 @@ import pytest
 
 from fsdp_bench.spec.record import TrialRecord
 from fsdp_bench.sweep.results.load import read_records
-from tests.conftest import command, write_tiny_sweep
+from tests.conftest import run_command, write_tiny_sweep
 from tests.sweep.launchers.slurm_cluster import SlurmCluster, running_cluster
 
 pytestmark = pytest.mark.timeout(900)
@@ -34,6 +34,14 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
         yield cluster
 
 
+def run_in(cluster: SlurmCluster, *words: object) -> subprocess.CompletedProcess[str]:
+    """Run fsdp-bench in this process as in one of the cluster's users."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in cluster.environment.items():
+            patch.setenv(name, value)
+        return run_command(*words)
+
+
 class Job:
     """A sweep that was submitted."""
 
@@ -45,8 +53,7 @@ class Job:
         self.folder = self.results / f"{nodes}x{ranks}-slurm" / file.stem
 
     def _run(self, *words: object) -> str:
-        environment = self._cluster.environment
-        done = subprocess.run(command(*words), env=environment, capture_output=True, text=True, check=False)
+        done = run_in(self._cluster, *words)
         assert done.returncode == 0, done.stderr
         return done.stdout
 
@@ -97,8 +104,7 @@ def test_a_sweep_that_reaches_its_time_limit_is_requeued_and_ends_with_the_recor
     assert any(status["running"] and status["job"]["seconds_left"] is not None for status in seen)
     assert any(status["job"]["restarts"] for status in seen if status["job"])
     local = tmp_path / "local"
-    done = subprocess.run(command("sweep", file, "--results", local, "--no-charts"), capture_output=True, check=False)
-    assert done.returncode == 0
+    assert run_command("sweep", file, "--results", local, "--no-charts").returncode == 0
     expected, found = {record.id: record for record in read_records(local)}, job.records()
     assert found.keys() == expected.keys()
     assert len(found) == 5
@@ -110,13 +116,8 @@ def test_a_sweep_that_reaches_its_time_limit_is_requeued_and_ends_with_the_recor
     assert not list((job.folder / "set-aside").glob("*"))
 
 
-@pytest.mark.parametrize(
-    "whole",
-    [
-        pytest.param(False, id="its slurmd is killed"),
-        pytest.param(True, id="it loses its power", marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("whole", [False, True], ids=["its slurmd is killed", "it loses its power"])
 def test_a_node_that_dies_costs_the_trial_that_runs_and_no_other(
     whole: bool, cluster: SlurmCluster, tmp_path: Path
 ) -> None:
@@ -141,7 +142,7 @@ def test_two_jobs_on_two_nodes_do_not_run_the_same_sweep(cluster: SlurmCluster, 
     cluster.wait_for_nodes(120)
     file = write_tiny_sweep(tmp_path, "world_size = 2\nseed = [0, 1, 2, 3, 4, 5]", "timeout_seconds = 200")
     job = Job(cluster, file, "--time", "10", nodes=1)
-    refused = subprocess.run(command(*job.words), env=cluster.environment, capture_output=True, text=True, check=False)
+    refused = run_in(cluster, *job.words)
     assert refused.returncode == 2
     assert f"job {job.id} runs this sweep already" in refused.stderr
     cluster.ask("sbatch", str(job.folder / "submit.sbatch"))  # by hand

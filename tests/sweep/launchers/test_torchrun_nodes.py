@@ -10,14 +10,16 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import psutil
 import pytest
 
+from fsdp_bench.spec.rank_report import Outcome
 from fsdp_bench.spec.record import TrialRecord
 from fsdp_bench.sweep.launchers.processes import MARK
 from fsdp_bench.sweep.results.load import read_records
-from tests.conftest import run_process, write_tiny_sweep
+from tests.conftest import run_command, run_process, write_tiny_sweep
 from tests.sweep.launchers.nodes import Nodes
 
 pytestmark = pytest.mark.timeout(600)
@@ -49,24 +51,60 @@ def groups(record: TrialRecord) -> dict[int, tuple[str, tuple[int, ...], tuple[i
     return found
 
 
-def test_hybrid_shards_in_nodes_and_replicates_between_them(start_nodes: StartNodes) -> None:
-    grid = "world_size = 4\nstrategy = 'HYBRID_SHARD'\napi = ['fsdp1', 'fsdp2']"
-    nodes = start_nodes(grid, num_nodes=2, ranks_per_node=2)
-    nodes.start()
-    nodes.start()
-    assert nodes.wait() == [0, 0], nodes.log(0)
-    records = nodes.records()
-    assert [record.effective_strategy for record in records] == ["HYBRID_SHARD"] * 2
-    for record in records:
-        assert record.setup.shard_size is None  # half of the world, so that the trial is the one that a single node has
-        found = groups(record)
-        for rank, (node, shard, replicate) in found.items():
-            assert shard == tuple(range(rank // 2 * 2, rank // 2 * 2 + 2))
-            assert replicate == (rank % 2, rank % 2 + 2)
-            assert {found[peer][0] for peer in shard} == {node}
-        assert len({node for node, _, _ in found.values()}) == 2
+class Swept(NamedTuple):
+    """A sweep on two nodes, of which the second was started by mistakes first; and the same sweep on one."""
+
+    nodes: Nodes
+    refused: list[int]
+    """Exit codes of nodes that must not take part."""
+    local: list[TrialRecord]
 
 
+@pytest.fixture(scope="module", params=["fsdp2", pytest.param("fsdp1", marks=pytest.mark.slow)], ids=["FSDP2", "FSDP1"])
+def swept(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Swept:
+    folder = tmp_path_factory.mktemp("nodes")
+    file = write_tiny_sweep(folder, f"world_size = 4\nstrategy = 'HYBRID_SHARD'\napi = '{request.param}'")
+    nodes, other = Nodes(folder, file, num_nodes=2, ranks_per_node=2), folder / "other.toml"
+    other.write_text(file.read_text() + "\n")
+    try:
+        nodes.start()
+        mistakes = [nodes.start(file=other).wait(200), nodes.start(FSDP_BENCH_CLUSTER_KEY="x").wait(200)]
+        nodes.start()
+        assert [nodes.processes[number].wait(300) for number in (0, 3)] == [0, 0], nodes.log(0)
+    finally:
+        nodes.end()
+    done = run_command("sweep", file, "--results", folder / "local", "--no-charts")
+    assert done.returncode == 0, done.stderr
+    return Swept(nodes, mistakes, read_records(folder / "local"))
+
+
+def test_hybrid_shards_in_nodes_and_replicates_between_them(swept: Swept) -> None:
+    (record,) = swept.nodes.records()
+    assert record.effective_strategy == "HYBRID_SHARD"
+    assert record.setup.shard_size is None  # half of the world, so that the trial is the one that a single node has
+    found = groups(record)
+    for rank, (node, shard, replicate) in found.items():
+        assert shard == tuple(range(rank // 2 * 2, rank // 2 * 2 + 2))
+        assert replicate == (rank % 2, rank % 2 + 2)
+        assert {found[peer][0] for peer in shard} == {node}
+    assert len({node for node, _, _ in found.values()}) == 2
+
+
+def test_two_nodes_find_the_losses_of_one_and_the_first_keeps_them(swept: Swept) -> None:
+    (expected,), (found,) = swept.local, swept.nodes.records()
+    assert (found.id, found.outcome) == (expected.id, Outcome.OK)
+    assert [rank.losses for rank in found.ranks] == [rank.losses for rank in expected.ranks]
+    assert not swept.nodes.results(3).exists()
+
+
+def test_a_node_with_another_sweep_file_or_key_is_refused_and_the_right_one_is_waited_for(swept: Swept) -> None:
+    assert swept.refused == [2, 2]
+    (_, line) = swept.nodes.log(1).strip().splitlines()
+    assert "runs another sweep file, another version of fsdp-bench, or has another FSDP_BENCH_CLUSTER_KEY" in line
+    assert "was refused: it runs another sweep file or version, or has another key" in swept.nodes.log(0)
+
+
+@pytest.mark.slow
 def test_a_shard_group_is_as_many_nodes_as_shard_size_says(start_nodes: StartNodes) -> None:
     grid = "world_size = 4\nstrategy = 'HYBRID_SHARD'\napi = 'fsdp2'\nshard_size = 2"
     nodes = start_nodes(grid, num_nodes=4, ranks_per_node=1)
@@ -107,6 +145,7 @@ def two_hosts() -> Iterator[tuple[list[str], list[str]]]:
                 subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
 
 
+@pytest.mark.slow
 def test_two_hosts_with_their_own_addresses_and_no_common_folder(
     two_hosts: tuple[list[str], list[str]], start_nodes: StartNodes, tmp_path: Path
 ) -> None:
@@ -123,23 +162,6 @@ def test_two_hosts_with_their_own_addresses_and_no_common_folder(
     assert not nodes.results(1).exists()  # only the first node keeps results
 
 
-def test_a_node_with_another_sweep_file_is_refused_and_the_right_one_is_waited_for(
-    start_nodes: StartNodes, tmp_path: Path
-) -> None:
-    nodes = start_nodes("world_size = 4", num_nodes=2, ranks_per_node=2)
-    nodes.start()
-    other = tmp_path / "other.toml"
-    other.write_text((tmp_path / "tiny.toml").read_text() + "\n")
-    assert nodes.start(file=other).wait(200) == 2
-    (_, line) = nodes.log(1).strip().splitlines()
-    assert "runs another sweep file, another version of fsdp-bench, or has another FSDP_BENCH_CLUSTER_KEY" in line
-    assert nodes.start(FSDP_BENCH_CLUSTER_KEY="x").wait(200) == 2
-    nodes.start()
-    assert nodes.processes[0].wait(200) == 0, nodes.log(0)
-    assert "was refused: it runs another sweep file or version, or has another key" in nodes.log(0)
-    assert [record.outcome.value for record in nodes.records()] == ["ok"]
-
-
 def processes_of(mark: str) -> list[psutil.Process]:
     found = []
     for process in psutil.process_iter():
@@ -149,19 +171,25 @@ def processes_of(mark: str) -> list[psutil.Process]:
     return found
 
 
-LONG = "world_size = 4\ngradient_accumulation_steps = [5000, 1]"
+LONG = "world_size = 2\ngradient_accumulation_steps = [100000, 1]"
+
+
+def wait_for_steps(nodes: Nodes, num_ranks: int = 2) -> None:
+    """Wait until the ranks of both nodes train: the first node is told of the other's stages."""
+    deadline = time.monotonic() + 200
+    while True:
+        stages = [path.read_text() for path in nodes.results(0).glob("**/.scratch/*/rank-*.phase")]
+        if len(stages) == num_ranks and not {"start", ""}.intersection(stages):
+            return
+        assert time.monotonic() < deadline, (stages, nodes.log(0), nodes.log(1))
+        time.sleep(0.1)
 
 
 def test_a_node_that_is_killed_costs_its_trial_which_names_it(start_nodes: StartNodes, tmp_path: Path) -> None:
-    nodes = start_nodes(LONG, num_nodes=2, ranks_per_node=2)
+    nodes = start_nodes(LONG, num_nodes=2, ranks_per_node=1)
     nodes.start()
     nodes.start()
-    nodes.wait_for(1, "trial ")
-    deadline = time.monotonic() + 200
-    while not list(nodes.results(0).glob("**/.scratch/*/rank-*.phase")):
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
-    time.sleep(4)  # its ranks have begun, too
+    wait_for_steps(nodes)
     nodes.processes[1].kill()
     assert nodes.processes[0].wait(200) == 2
     (record,) = nodes.records()
@@ -174,11 +202,10 @@ def test_a_node_that_is_killed_costs_its_trial_which_names_it(start_nodes: Start
 
 
 def test_without_the_first_node_the_others_end_and_leave_nothing(start_nodes: StartNodes, tmp_path: Path) -> None:
-    nodes = start_nodes(LONG, num_nodes=2, ranks_per_node=2)
+    nodes = start_nodes(LONG, num_nodes=2, ranks_per_node=1)
     nodes.start()
     nodes.start(TMPDIR=str(tmp_path))
-    nodes.wait_for(1, "trial ")
-    time.sleep(3)
+    wait_for_steps(nodes)
     nodes.processes[0].send_signal(signal.SIGKILL)
     assert nodes.processes[1].wait(200) == 2
     assert "the first node, 127.0.0.1, is gone; run the same command on each node" in nodes.log(1)
@@ -207,7 +234,7 @@ def test_options_that_do_not_go_together_are_one_line(
     options: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
-    done = run_process("sweep", write_tiny_sweep(tmp_path, "world_size = 4"), *options.split())
+    done = run_command("sweep", write_tiny_sweep(tmp_path, "world_size = 4"), *options.split())
     assert done.returncode == 2
     (line,) = done.stderr.strip().splitlines()
     assert said in line
