@@ -111,6 +111,8 @@ def test_what_fits_beside_the_context_is_less_also_of_a_limit_of_ones_own(calibr
         "8",
         "--strategy",
         "FULL_SHARD",
+        "--checkpointing",
+        "full",
         "--no-time",
         "--json",
     )

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from fsdp_bench.cli.main import COMMANDS as NAMES
-from tests import conftest
+from tests.cli.answered_once import printed_at
 from tests.conftest import run_command
 
 ROOT = Path(__file__).parents[2]
@@ -31,22 +31,19 @@ COMMANDS = {
 }
 
 
-@pytest.mark.parametrize("columns", [80, 120])
 @pytest.mark.parametrize("words", COMMANDS.values(), ids=COMMANDS)
-def test_no_line_is_longer_than_the_terminal(
-    words: tuple[object, ...], columns: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(conftest.TERMINAL, "COLUMNS", str(columns))
-    done = run_command(*words)
-    assert done.returncode in (0, 3), done.stderr
-    lines = done.stdout.splitlines()
-    assert len(lines) > 3
-    assert [line for line in lines if len(line) > columns] == []
+def test_no_line_is_longer_than_the_terminal(words: tuple[object, ...]) -> None:
+    for columns, done in printed_at((80, 120), *words):
+        assert done.returncode in (0, 3), done.stderr
+        lines = done.stdout.splitlines()
+        assert len(lines) > 3
+        assert [line for line in lines if len(line) > columns] == []
 
 
 def test_names_that_are_needed_to_act_are_whole_at_80_columns() -> None:
     """Names of strategies, servers and models are never cut, so that users can type them again."""
-    predicted = run_command(*COMMANDS["setups"]).stdout
+    ((_, done),) = printed_at((80,), *COMMANDS["setups"])
+    predicted = done.stdout
     assert "_HYBRID_SHARD_ZERO2 (8)" in predicted
     assert "bf16-mixed-bf16-reduce" in predicted
     assert "left out at 80 columns: " in predicted

@@ -1,0 +1,59 @@
+"""One question answered once and printed several times: at several widths of the terminal, as text and as JSON."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from fsdp_bench.cli import max_size, predict
+from fsdp_bench.plan.advice import nothing_fits, remedies
+from fsdp_bench.validate.published import sizes
+from tests import conftest
+from tests.conftest import run_command
+
+ANSWERS: dict[str, ModuleType] = {
+    "max_sizes": max_size,
+    "answers": predict,
+    "remedies": remedies,
+    "nothing_fits": nothing_fits,
+}
+"""The functions whose answers the commands print, and where the commands find them; each is called at most once."""
+
+_published: dict[str, Any] = {}
+"""What is compared with the published sizes is no question of the command line: one answer for all tests."""
+
+
+@contextmanager
+def answered_once() -> Iterator[None]:
+    """Have all commands inside print the answers of the first: the same question, whatever options of printing."""
+    kept: dict[str, Any] = {}
+    with pytest.MonkeyPatch.context() as patch:
+        for name, module in ANSWERS.items():
+            patch.setattr(module, name, partial(_keep, kept, name, getattr(module, name)))
+        patch.setattr(
+            sizes, "compare_published_sizes", partial(_keep, _published, "sizes", sizes.compare_published_sizes)
+        )
+        yield
+
+
+def printed_at(widths: tuple[int, ...], *words: object) -> Iterator[tuple[int, subprocess.CompletedProcess[str]]]:
+    """Yield each width of the terminal and what the command prints there."""
+    with answered_once():
+        for width in widths:
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setitem(conftest.TERMINAL, "COLUMNS", str(width))
+                done = run_command(*words)
+            yield width, done
+
+
+def _keep(kept: dict[str, Any], name: str, function: Any, *arguments: Any, **options: Any) -> Any:
+    if name not in kept:
+        answer = function(*arguments, **options)
+        kept[name] = list(answer) if isinstance(answer, Iterator) else answer
+    return kept[name]
