@@ -19,7 +19,7 @@ class SharedDryRuns:
     """Takes the place of ``fsdp_bench.sweep.dry_run._Process``.
 
     A user's own code runs in a process of its own, as it does for users: it may change anything, and modules of two
-    tests may have one name.
+    tests may have one name. Modules of this folder have names of their own.
     """
 
     _shared: OwnProcess | None = None
@@ -32,7 +32,7 @@ class SharedDryRuns:
         self._ended: OwnProcess | None = None
 
     def ask(self, spec: DryRunSpec) -> DryRunAnswer | None:
-        if spec.model is None:
+        if spec.model is None and not (spec.module and spec.module.function.startswith("tests.")):
             self._own = self._own or OwnProcess()
             return self._own.ask(spec)
         with self._lock:

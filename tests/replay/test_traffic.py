@@ -21,25 +21,22 @@ from fsdp_bench.spec.model import ModelShape
 from fsdp_bench.spec.record import TrialRecord
 from fsdp_bench.spec.setup import Api, Checkpointing, Precision, ShardingStrategy, TrainSetup, Wrap
 from fsdp_bench.sweep.results.load import read_records
+from tests.profiles import validating
 from tests.simulate.test_step import shape
-from tests.train.measuring.test_fake_group import CASES, count_with_peers
-from tests.train.ranks import run_ranks
+from tests.train.measuring.test_fake_group import CASES, QUICK, count_with_peers
+from tests.train.ranks import call_standing_ranks
 from tests.train.training import LLAMA, S, setup_of
 
 RESULTS = Path(__file__).parents[2] / "results"
-SMALL = {
-    **CASES,
-    4: [
-        *CASES[4],
-        *(
-            setup_of(4, api=api, strategy=strategy, precision=Precision.parse("fp16-mixed"), max_grad_norm=1.0)
-            for api in Api
-            for strategy in (S.HYBRID_SHARD, S.FULL_SHARD)
-        ),
-        setup_of(4, api=Api.FSDP1, wrap=Wrap.NONE),
-        setup_of(4, api=Api.FSDP2, strategy=S.FULL_SHARD, checkpointing=Checkpointing.SELECTIVE),
-    ],
-}
+MORE = [
+    setup_of(4, api=api, strategy=strategy, precision=Precision.parse("fp16-mixed"), max_grad_norm=1.0)
+    for api in Api
+    for strategy in (S.HYBRID_SHARD, S.FULL_SHARD)
+] + [
+    setup_of(4, api=Api.FSDP1, wrap=Wrap.NONE),
+    setup_of(4, api=Api.FSDP2, strategy=S.FULL_SHARD, checkpointing=Checkpointing.SELECTIVE),
+]
+"""On four ranks, where the world is no pair: the scaler's and the norm's collectives, one unit, recomputation."""
 
 
 def collectives_of(model: ModelShape, setup: TrainSetup, kernels: Kernels = CUDA) -> list[Work]:
@@ -61,10 +58,12 @@ def sent(model: ModelShape, setup: TrainSetup) -> dict[str, tuple[int, int, tupl
     }
 
 
-@pytest.mark.parametrize("world_size", list(SMALL))
-def test_real_ranks_send_what_is_predicted(world_size: int, tmp_path: Path) -> None:
-    for rank in run_ranks(world_size, tmp_path, count_with_peers, SMALL[world_size]):
-        for setup, (counted, _) in zip(SMALL[world_size], rank, strict=True):
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_real_ranks_send_what_is_predicted(world_size: int) -> None:
+    cases = CASES if validating() else QUICK
+    setups = cases[world_size] + (MORE if world_size == 4 else [])
+    for rank in call_standing_ranks(world_size, count_with_peers, setups):
+        for setup, (counted, _) in zip(setups, rank, strict=True):
             assert sent(LLAMA, setup) == counted, setup
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from msgspec.structs import replace
 
 from fsdp_bench.spec.profile import RankMeasurements, read_profile
 from fsdp_bench.train.calibrating import calibrator, collective_times, operator_times
@@ -14,17 +15,21 @@ from tests.train.ranks import run_ranks
 
 
 def measure_little() -> RankMeasurements:
-    """Measure everything on grids of two sizes."""
+    """Measure everything on grids of two sizes, and a small model's steps."""
     operator_times.SIDES = {"cpu": (8, 64)}  # type: ignore[assignment]
     operator_times.LENGTHS = {"cpu": (16,)}  # type: ignore[assignment]
     operator_times.NUMELS = {"cpu": (2**9, 2**11)}  # type: ignore[assignment]
     operator_times.TENSORS = {"cpu": ((2, 2**10),)}  # type: ignore[assignment]
     collective_times.MESSAGES = {"cpu": (2**8, 2**12)}  # type: ignore[assignment]
+    operator_times.COLD_BYTES = {"cpu": 2**14}
+    collective_times.SIDE = {"cpu": 64}
+    sizes = {"num_hidden_layers": 2, "hidden_size": 64, "intermediate_size": 64, "vocab_size": 64}
+    calibrator.CALIBRATION_MODEL = replace(calibrator.CALIBRATION_MODEL, **sizes)
     calibrator.ROUND_SECONDS = {"cpu": 1e-4}
     return calibrator.measure(torch.device("cpu"), lambda part: None)
 
 
-@pytest.mark.parametrize("world_size", [2, 4])
+@pytest.mark.parametrize("world_size", [pytest.param(2, marks=pytest.mark.slow), 4])
 def test_every_table_is_filled_and_all_ranks_agree(world_size: int, tmp_path: Path) -> None:
     found = run_ranks(world_size, tmp_path, measure_little)
     measured = found[0]

@@ -6,7 +6,6 @@ import gc
 import itertools
 import warnings
 import weakref
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +36,7 @@ from fsdp_bench.train.measuring.meters import CpuMeter
 from fsdp_bench.train.measuring.replaced_collectives import futures_of_all_reduces
 from fsdp_bench.train.models.data import batches
 from fsdp_bench.train.step import train_step
-from tests.train.ranks import run_ranks
+from tests.train.ranks import call_standing_ranks
 from tests.train.training import GPT2, LLAMA, SHAPES, training_of
 
 S = ShardingStrategy
@@ -94,12 +93,13 @@ def _uncounted(collective: Any) -> Any:
     return call
 
 
-def measure_phases(cells: Cells) -> dict[str, dict[str, int]]:
-    """Return, on a real rank, the phases' peaks of a warm step in each cell."""
-    for name in ("reduce_scatter_single", "reduce_scatter_tensor", "all_reduce"):
-        if hasattr(dist, name):
-            setattr(dist, name, _uncounted(getattr(dist, name)))
-    return {name: _measure(*cell) for name, cell in cells.items()}
+def measure_phases(family: Family, setup: TrainSetup) -> dict[str, int]:
+    """Return, on a real rank, the phases' peaks of a warm step."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("reduce_scatter_single", "reduce_scatter_tensor", "all_reduce"):
+            if hasattr(dist, name):
+                patch.setattr(dist, name, _uncounted(getattr(dist, name)))
+        return _measure(family, setup)
 
 
 def _measure(family: Family, setup: TrainSetup) -> dict[str, int]:
@@ -121,50 +121,27 @@ def _measure(family: Family, setup: TrainSetup) -> dict[str, int]:
     return {phase: min(step[phase] for step in steps[2:]) for phase in phases}
 
 
-@pytest.fixture(scope="module")
-def dry() -> Iterator[dict[str, DryRunAnswer]]:
-    cells = TWO_RANKS | FOUR_RANKS
-    specs = [DryRunSpec(model=SHAPES[family], setup=setup, kernels="cpu") for family, setup in cells.values()]
-    names = list(cells)
-    return {names[index]: answer for index, answer in dry_runs(specs)}
+QUICK = {
+    *("fsdp1 FULL_SHARD", "fsdp1 SHARD_GRAD_OP no_sync", "fsdp1 NO_SHARD", "fsdp1 HYBRID_SHARD"),
+    *("fsdp2 FULL_SHARD fp16", "fsdp2 FULL_SHARD offload", "fsdp2 SHARD_GRAD_OP", "ddp"),
+}
+"""Both wrappers under every kind of strategy, and DistributedDataParallel."""
+CELLS = TWO_RANKS | FOUR_RANKS
 
 
-@pytest.fixture(scope="module")
-def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, int]]:
-    return run_ranks(2, tmp_path_factory.mktemp("two"), measure_phases, TWO_RANKS)[0]
-
-
-@pytest.fixture(scope="module")
-def four_ranks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, int]]:
-    return run_ranks(4, tmp_path_factory.mktemp("four"), measure_phases, FOUR_RANKS)[0]
-
-
-def _expect_equal(answer: DryRunAnswer, measured: dict[str, int], setup: TrainSetup) -> None:
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in CELLS]
+)
+def test_phases_equal_those_of_real_ranks_and_the_breakdown_adds_up_to_the_peak(name: str) -> None:
+    family, setup = CELLS[name]
+    (answer,) = _answers(DryRunSpec(model=SHAPES[family], setup=setup, kernels="cpu"))
     assert answer.result is not None, answer.error
     has_mesh = setup.strategy.is_hybrid or (setup.api is Api.FSDP2 and setup.strategy is not S.NO_SHARD)
     mesh = MESH_BYTES * setup.world_size if has_mesh else 0
+    measured = call_standing_ranks(setup.world_size, measure_phases, family, setup)[0]
     assert {phase: peak + mesh for phase, peak in answer.result.phases.items()} == measured
-
-
-@pytest.mark.parametrize("name", TWO_RANKS)
-def test_phases_equal_those_of_real_ranks(
-    name: str, dry: dict[str, DryRunAnswer], two_ranks: dict[str, dict[str, int]]
-) -> None:
-    _expect_equal(dry[name], two_ranks[name], TWO_RANKS[name][1])
-
-
-@pytest.mark.parametrize("name", FOUR_RANKS)
-def test_phases_of_hybrid_strategies_equal_those_of_real_ranks(
-    name: str, dry: dict[str, DryRunAnswer], four_ranks: dict[str, dict[str, int]]
-) -> None:
-    _expect_equal(dry[name], four_ranks[name], FOUR_RANKS[name][1])
-
-
-def test_the_breakdown_adds_up_to_the_peak(dry: dict[str, DryRunAnswer]) -> None:
-    for name, answer in dry.items():
-        assert answer.result is not None, name
-        assert sum(answer.result.breakdown_bytes.values()) == answer.result.peak_allocated_bytes, name
-        assert answer.result.peak_allocated_bytes == max(answer.result.phases.values()), name
+    assert sum(answer.result.breakdown_bytes.values()) == answer.result.peak_allocated_bytes
+    assert answer.result.peak_allocated_bytes == max(answer.result.phases.values())
 
 
 def _answers(*specs: DryRunSpec) -> list[DryRunAnswer]:
@@ -189,16 +166,19 @@ def test_a_gpus_rank_holds_its_shards_and_with_offload_nothing() -> None:
     assert on_host.result.resident.optimizer_state_bytes == 0
 
 
-def test_every_strategy_runs_on_the_fake_accelerator() -> None:
-    precisions = itertools.cycle((MIXED, FP16))
-    setups = [
-        TrainSetup(world_size=8, sequence_length=16, api=api, strategy=strategy, precision=next(precisions))
-        for strategy in S
-        for api in Api
-    ]
-    answers = _answers(*(DryRunSpec(model=GPT2, setup=setup) for setup in setups))
-    for setup, answer in zip(setups, answers, strict=True):
-        assert answer.result is not None, (setup, answer.error)
+@pytest.mark.parametrize(
+    ("strategy", "api", "precision"),
+    [
+        pytest.param(strategy, api, precision, marks=() if index % 3 == 0 else pytest.mark.slow)
+        for index, ((strategy, api), precision) in enumerate(
+            zip(itertools.product(S, Api), itertools.cycle((MIXED, FP16, FP16, MIXED)), strict=False)
+        )
+    ],
+)
+def test_every_strategy_runs_on_the_fake_accelerator(strategy: S, api: Api, precision: Precision) -> None:
+    setup = TrainSetup(world_size=8, sequence_length=16, api=api, strategy=strategy, precision=precision)
+    (answer,) = _answers(DryRunSpec(model=GPT2, setup=setup))
+    assert answer.result is not None, answer.error
 
 
 def test_what_cannot_be_run_dry_is_refused_and_the_next_spec_is_answered() -> None:
@@ -236,11 +216,12 @@ def test_a_users_mistake_is_one_line_and_a_death_does_not_take_the_next_spec_wit
     assert alive.result is not None
 
 
-def test_autocast_on_the_fake_accelerator_casts_the_weight_and_the_input(tmp_path: Path) -> None:
-    (tmp_path / "one_linear.py").write_text(
-        "import torch\ndef make():\n    return torch.nn.Linear(100, 100, bias=False), torch.zeros(10, 100)\n"
-    )
-    module = UserModule(function="one_linear:make", folder=str(tmp_path))
+def one_linear() -> tuple[torch.nn.Module, torch.Tensor]:
+    return torch.nn.Linear(100, 100, bias=False), torch.zeros(10, 100)
+
+
+def test_autocast_on_the_fake_accelerator_casts_the_weight_and_the_input() -> None:
+    module = UserModule(function=f"{__name__}:one_linear", folder=str(Path(__file__).parents[3]))
     fields: dict[str, Any] = {"api": Api.FSDP2, "strategy": S.NO_SHARD, "wrap": Wrap.NONE, "precision": MIXED}
     setup = TrainSetup(world_size=2, optimizer=OptimizerKind.SGD, **fields)
     on_cuda, on_cpu = _answers(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import Any
 
 import pytest
 import torch.distributed as dist
@@ -24,7 +25,7 @@ from fsdp_bench.train.measuring.communication import (
 )
 from fsdp_bench.train.models.data import batches
 from fsdp_bench.train.step import train_step
-from tests.train.ranks import run_ranks
+from tests.train.ranks import call_standing_ranks
 from tests.train.training import CPU, LLAMA, S, setup_of, training_of
 
 intervals = st.lists(st.tuples(st.integers(0, 50), st.integers(0, 20)).map(lambda p: (float(p[0]), float(p[0] + p[1]))))
@@ -124,54 +125,44 @@ PADDED_ROWS = 2 * LLAMA.hidden_size
 
 BF16 = Precision.parse("bf16-mixed")
 FULL = Checkpointing.FULL
-COUNTED: dict[int, dict[str, TrainSetup]] = {
-    2: {
-        f"{api.value} {name}": setup_of(2, api=api, **fields)
-        for api in Api
-        for name, fields in {
-            "FULL_SHARD": {},
-            "FULL_SHARD full": {"checkpointing": FULL},
-            "SHARD_GRAD_OP": {"strategy": S.SHARD_GRAD_OP},
-            "SHARD_GRAD_OP full": {"strategy": S.SHARD_GRAD_OP, "checkpointing": FULL},
-            "NO_SHARD": {"strategy": S.NO_SHARD},
-            "bf16": {"precision": BF16},
-            "accumulated": {"gradient_accumulation_steps": 2},
-            "no_sync": {"gradient_accumulation_steps": 2, "sync_every_micro_batch": False},
-        }.items()
-    },
-    4: {
-        f"{api.value} {strategy.value}": setup_of(4, api=api, strategy=strategy)
-        for api in Api
-        for strategy in (S.HYBRID_SHARD, S.HYBRID_SHARD_ZERO2)
-    },
+TWO_RANKS: dict[str, dict[str, Any]] = {
+    "FULL_SHARD": {},
+    "FULL_SHARD full": {"checkpointing": FULL},
+    "SHARD_GRAD_OP": {"strategy": S.SHARD_GRAD_OP},
+    "SHARD_GRAD_OP full": {"strategy": S.SHARD_GRAD_OP, "checkpointing": FULL},
+    "NO_SHARD": {"strategy": S.NO_SHARD},
+    "bf16": {"precision": BF16},
+    "accumulated": {"gradient_accumulation_steps": 2},
+    "no_sync": {"gradient_accumulation_steps": 2, "sync_every_micro_batch": False},
+}
+COUNTED = {
+    f"{api.value} {name}": setup_of(2, api=api, **fields) for api in Api for name, fields in TWO_RANKS.items()
+} | {
+    f"{api.value} {strategy.value}": setup_of(4, api=api, strategy=strategy)
+    for api in Api
+    for strategy in (S.HYBRID_SHARD, S.HYBRID_SHARD_ZERO2)
 }
 
 Counts = dict[str, tuple[int, int]]
 GroupSizes = dict[str, set[int]]
 
 
-def count_cases(cases: dict[str, TrainSetup]) -> dict[str, Counts]:
-    """Return calls and bytes by kind of one step, for each case."""
-    counted = {}
-    for name, setup in cases.items():
-        training = training_of(Family.LLAMA, setup)
-        *first, last = batches(setup, LLAMA.vocab_size, 3, dist.get_rank(), setup.world_size)
-        for micro_batches in first:  # DDP agrees on its buckets in the second step
-            train_step(training, micro_batches)
-        with CollectiveCounter() as counter:
-            train_step(training, last)
-        counted[name] = {kind: (counter.calls[kind], counter.message_bytes[kind]) for kind in counter.calls}
-    return counted
+def count(setup: TrainSetup) -> Counts:
+    """Return calls and bytes by kind of one step."""
+    training = training_of(Family.LLAMA, setup)
+    *first, last = batches(setup, LLAMA.vocab_size, 3, dist.get_rank(), setup.world_size)
+    for micro_batches in first:  # DDP agrees on its buckets in the second step
+        train_step(training, micro_batches)
+    with CollectiveCounter() as counter:
+        train_step(training, last)
+    return {kind: (counter.calls[kind], counter.message_bytes[kind]) for kind in counter.calls}
 
 
-@pytest.fixture(scope="module")
-def counted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Counts]:
-    counts: dict[str, Counts] = {}
-    for world, cases in COUNTED.items():
-        first, *others = run_ranks(world, tmp_path_factory.mktemp("ranks"), count_cases, cases)
-        assert all(other == first for other in others)
-        counts |= first
-    return counts
+def counted(name: str) -> Counts:
+    """Return what every rank counts."""
+    first, *others = call_standing_ranks(COUNTED[name].world_size, count, COUNTED[name])
+    assert all(other == first for other in others)
+    return first
 
 
 def padding(api: str) -> int:
@@ -187,11 +178,11 @@ def padding(api: str) -> int:
 @pytest.mark.parametrize("api", list(Api))
 @pytest.mark.parametrize("checkpointing", ["", " full"])
 def test_full_shard_gathers_blocks_twice_the_root_once_and_reduces_everything_once(
-    api: str, checkpointing: str, counted: dict[str, Counts]
+    api: str, checkpointing: str
 ) -> None:
     """With full checkpointing too: checkpoint(FSDP(block)) would gather each block once more, to recompute it."""
     root = ROOT + padding(api)
-    assert counted[f"{api} FULL_SHARD{checkpointing}"] == {
+    assert counted(f"{api} FULL_SHARD{checkpointing}") == {
         "all_gather": (2 * BLOCKS + 1, 4 * (2 * BLOCKS * BLOCK + root)),
         "reduce_scatter": (BLOCKS + 1, 4 * (BLOCKS * BLOCK + root)),
     }
@@ -199,51 +190,45 @@ def test_full_shard_gathers_blocks_twice_the_root_once_and_reduces_everything_on
 
 @pytest.mark.parametrize("api", list(Api))
 @pytest.mark.parametrize("checkpointing", ["", " full"])
-def test_shard_grad_op_gathers_and_reduces_everything_once(
-    api: str, checkpointing: str, counted: dict[str, Counts]
-) -> None:
+def test_shard_grad_op_gathers_and_reduces_everything_once(api: str, checkpointing: str) -> None:
     once = (BLOCKS + 1, 4 * (TOTAL + padding(api)))
-    assert counted[f"{api} SHARD_GRAD_OP{checkpointing}"] == {"all_gather": once, "reduce_scatter": once}
+    assert counted(f"{api} SHARD_GRAD_OP{checkpointing}") == {"all_gather": once, "reduce_scatter": once}
 
 
 @pytest.mark.parametrize("api", list(Api))
-def test_no_shard_only_reduces_gradients(api: str, counted: dict[str, Counts]) -> None:
+def test_no_shard_only_reduces_gradients(api: str) -> None:
     """FSDP1 once a unit; DDP in buckets of 1 and 25 MiB (torch's defaults), which this model fills once."""
     calls = BLOCKS + 1 if api == "fsdp1" else 1
-    assert counted[f"{api} NO_SHARD"] == {"all_reduce": (calls, 4 * TOTAL)}
+    assert counted(f"{api} NO_SHARD") == {"all_reduce": (calls, 4 * TOTAL)}
 
 
 @pytest.mark.parametrize("api", list(Api))
-def test_bf16_mixed_gathers_two_bytes_and_reduces_four(api: str, counted: dict[str, Counts]) -> None:
+def test_bf16_mixed_gathers_two_bytes_and_reduces_four(api: str) -> None:
     """FSDP1 starts each parameter of a unit at 16 bytes of the compute dtype: at 8 elements of bf16.
 
     After each of a block's norms (36 elements) 4 are skipped, and in the root after the embedding (2412) and the norm.
     """
     skipped = 8 if api == "fsdp1" else 0
     block, root = BLOCK + skipped, ROOT + padding(api) + skipped
-    assert counted[f"{api} bf16"] == {
+    assert counted(f"{api} bf16") == {
         "all_gather": (2 * BLOCKS + 1, 2 * (2 * BLOCKS * block + root)),
         "reduce_scatter": (BLOCKS + 1, 4 * (BLOCKS * block + root)),
     }
 
 
 @pytest.mark.parametrize("api", list(Api))
-def test_accumulation_reduces_in_every_micro_batch_and_without_synchronisation_in_the_last(
-    api: str, counted: dict[str, Counts]
-) -> None:
+def test_accumulation_reduces_in_every_micro_batch_and_without_synchronisation_in_the_last(api: str) -> None:
     once = (BLOCKS + 1, 4 * (TOTAL + padding(api)))
-    assert counted[f"{api} accumulated"]["reduce_scatter"] == (2 * once[0], 2 * once[1])
-    assert counted[f"{api} no_sync"]["reduce_scatter"] == once
+    assert counted(f"{api} accumulated")["reduce_scatter"] == (2 * once[0], 2 * once[1])
+    assert counted(f"{api} no_sync")["reduce_scatter"] == once
 
 
 @pytest.mark.parametrize("api", list(Api))
 @pytest.mark.parametrize(("strategy", "gathers"), [("HYBRID_SHARD", 2), ("_HYBRID_SHARD_ZERO2", 1)])
-def test_hybrid_strategies_reduce_their_shard_over_the_groups(
-    api: str, strategy: str, gathers: int, counted: dict[str, Counts]
-) -> None:
+def test_hybrid_strategies_reduce_their_shard_over_the_groups(api: str, strategy: str, gathers: int) -> None:
     """Groups of two gather and reduce as two ranks do; then the shard, a half, is reduced between the groups."""
     root = ROOT + padding(api)
-    assert counted[f"{api} {strategy}"] == {
+    assert counted(f"{api} {strategy}") == {
         "all_gather": (gathers * BLOCKS + 1, 4 * (gathers * BLOCKS * BLOCK + root)),
         "reduce_scatter": (BLOCKS + 1, 4 * (BLOCKS * BLOCK + root)),
         "all_reduce": (BLOCKS + 1, 4 * (BLOCKS * BLOCK + root) // 2),
@@ -261,9 +246,9 @@ def measure_cases(cases: dict[str, TrainSetup]) -> dict[str, object]:
     return readings
 
 
-def test_a_profiled_step_finds_every_collective_that_was_counted(tmp_path_factory: pytest.TempPathFactory) -> None:
-    cases = {name: COUNTED[2][name] for name in ("fsdp1 FULL_SHARD", "fsdp2 FULL_SHARD", "fsdp2 NO_SHARD")}
-    for rank in run_ranks(2, tmp_path_factory.mktemp("ranks"), measure_cases, cases):
+def test_a_profiled_step_finds_every_collective_that_was_counted() -> None:
+    cases = {name: COUNTED[name] for name in ("fsdp1 FULL_SHARD", "fsdp2 FULL_SHARD", "fsdp2 NO_SHARD")}
+    for rank in call_standing_ranks(2, measure_cases, cases):
         for name, readings in rank.items():
             assert len(readings) == 2
             for reading in readings:
