@@ -8,6 +8,7 @@ import re
 import shlex
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -17,12 +18,13 @@ from tests.conftest import command, run_command, write_tiny_sweep
 SUBMIT = "--nodes 2 --gpus-per-node 4 --time 15"
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def without_slurm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A machine without Slurm's commands."""
     monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
 
 
+@pytest.mark.usefixtures("without_slurm")
 def test_the_script_says_what_it_does_and_runs_the_sweep_from_anywhere(tmp_path: Path) -> None:
     folder = tmp_path / "with blank"
     folder.mkdir()
@@ -65,6 +67,7 @@ def test_the_script_says_what_it_does_and_runs_the_sweep_from_anywhere(tmp_path:
     assert checked.returncode == 0, checked.stderr
 
 
+@pytest.mark.usefixtures("without_slurm")
 @pytest.mark.parametrize(
     ("options", "said"),
     [
@@ -111,6 +114,7 @@ def test_status_while_a_sweep_runs(tmp_path: Path) -> None:
         try:
             while not list((tmp_path / "r").glob("*/*/trials/*.json")):
                 assert process.poll() is None
+                time.sleep(0.02)
             (found,) = json.loads(run_command("status", tmp_path / "r", "--json").stdout)["sweeps"]
             assert (found["state"], found["total"]) == ("running", 2)
         finally:
@@ -125,6 +129,7 @@ def test_status_of_nothing_is_one_line(tmp_path: Path) -> None:
     assert "no sweep has run or was submitted here" in done.stderr
 
 
+@pytest.mark.usefixtures("without_slurm")
 def test_a_sweep_for_gpus_is_submitted_where_there_are_none(tmp_path: Path) -> None:
     """As login nodes are."""
     done = run_command("submit", "sweeps/gpu.toml", *SUBMIT.split(), "--results", tmp_path / "r", "--print")

@@ -15,7 +15,9 @@ from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.frontier import FrontierRecord, read_frontier
 from fsdp_bench.spec.rank_report import Outcome
 from fsdp_bench.spec.record import read_record
+from tests.attacks.signals import children_of
 from tests.conftest import command, run_command
+from tests.sweep.run.test_survival import stop_ranks
 
 TINY = """
 [run]
@@ -66,7 +68,7 @@ def frontier(tmp_path: Path) -> FrontierRecord:
 
 
 def wait_for(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 200
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.02)
@@ -120,10 +122,10 @@ def test_a_crash_is_not_taken_as_full_and_the_next_cell_goes_on(
 ) -> None:
     words = sweep("world_size = 2\napi = 'fsdp2'\nstrategy = ['FULL_SHARD', 'NO_SHARD']")
     manager = start(words)
-    process = psutil.Process(manager.pid)
-    wait_for(lambda: len([rank for child in process.children() for rank in child.children()]) == 2)
-    next(rank for child in process.children() for rank in child.children()).kill()
-    assert manager.wait(60) == 1
+    first, other = stop_ranks(manager, 2)
+    first.kill()
+    other.resume()
+    assert manager.wait(200) == 1
     crashed, other = frontier(tmp_path).cells
     assert (crashed.status, crashed.measured) == ("unknown", None)
     assert "SIGKILL" in (crashed.reason or "")
@@ -138,9 +140,9 @@ def test_an_interrupt_ends_with_130_and_says_that_the_same_command_resumes(
 ) -> None:
     words = sweep("api = 'fsdp2'")
     manager = subprocess.Popen(command(*words), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-    wait_for(lambda: psutil.Process(manager.pid).children())
+    wait_for(lambda: children_of(psutil.Process(manager.pid)))
     manager.terminate()  # SIGTERM is taken as an interrupt
-    _, text = manager.communicate(timeout=60)
+    _, text = manager.communicate(timeout=200)
     assert manager.returncode == 130
     assert "0 of 1 cells are done, the same command resumes" in text
     assert frontier(tmp_path).cells[0].status == "not searched"

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import random
 import re
 import signal
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
 import pytest
 
 from fsdp_bench.sweep.results.load import read_records
-from tests.attacks.signals import children_of
 from tests.conftest import command, write_tiny_sweep
+from tests.sweep.run.test_survival import stop_ranks
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -82,18 +79,6 @@ class Managers:
             process.wait()
 
 
-def a_rank_of(manager: subprocess.Popen[bytes]) -> psutil.Process:
-    """Wait for a rank; stop it, so that its trial goes on for as long as a test needs."""
-    while manager.poll() is None:
-        with contextlib.suppress(psutil.Error):
-            for rank in [rank for child in children_of(psutil.Process(manager.pid)) for rank in children_of(child)]:
-                rank.suspend()
-                if rank.status() == psutil.STATUS_STOPPED:
-                    return rank
-        time.sleep(0.005)
-    raise AssertionError("the sweep ended before a rank was found")
-
-
 @pytest.fixture
 def managers(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Managers]:
     has_flock, num_trials = request.param
@@ -118,7 +103,7 @@ def trials(number: int, slow: str) -> pytest.MarkDecorator:
 @trials(2, slow="without flock")
 def test_the_second_is_refused_while_the_first_runs(managers: Managers) -> None:
     first = managers.start("n1")
-    rank = a_rank_of(first)
+    (rank,) = stop_ranks(first, 1)  # so that the first one is still there, however slow the second one's start is
     second = managers.start("n2")
     assert second.wait(200) == 2
     assert "another fsdp-bench sweep is writing here (process" in managers.logs[1]

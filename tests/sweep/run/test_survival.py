@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -60,15 +62,30 @@ def record_of(folder: Path) -> TrialRecord:
     return read_record(path.read_bytes(), path.name)
 
 
-def wait_for_ranks(manager: subprocess.Popen[str], count: int) -> list[psutil.Process]:
+def wait_for_ranks(manager: subprocess.Popen[Any], count: int) -> list[psutil.Process]:
     """Wait until so many ranks of a trial run."""
     process, deadline = psutil.Process(manager.pid), time.monotonic() + 200
     while time.monotonic() < deadline:
         ranks = [grandchild for child in children_of(process) for grandchild in children_of(child)]
         if len(ranks) >= count:
             return ranks
+        assert manager.poll() is None, "the sweep has ended"
         time.sleep(0.01)
     raise AssertionError("the ranks did not start")
+
+
+def stop_ranks(manager: subprocess.Popen[Any], count: int) -> list[psutil.Process]:
+    """Wait until so many ranks of a trial run, and stop them: the trial goes on for as long as a test needs."""
+    while True:
+        ranks = wait_for_ranks(manager, count)
+        with contextlib.suppress(psutil.NoSuchProcess):
+            for rank in ranks:
+                rank.suspend()
+            if all(rank.status() == psutil.STATUS_STOPPED for rank in ranks):
+                return ranks
+        for rank in ranks:  # one had ended: those of the next trial
+            with contextlib.suppress(psutil.NoSuchProcess):
+                rank.resume()
 
 
 def test_a_killed_rank_is_that_trials_crash_and_its_reason_names_the_signal(
@@ -76,9 +93,7 @@ def test_a_killed_rank_is_that_trials_crash_and_its_reason_names_the_signal(
 ) -> None:
     sweep = Sweep(write_sweep("world_size = 2"), tmp_path / "results")
     manager = sweep.start()
-    ranks = wait_for_ranks(manager, 2)
-    for rank in ranks:
-        rank.suspend()  # the trial has not ended when the signal comes, however slow the machine
+    ranks = stop_ranks(manager, 2)  # so that the trial has not ended when the signal comes
     ranks[1].kill()
     ranks[0].resume()
     assert sweep.end(manager) == 1
@@ -96,8 +111,8 @@ def test_a_killed_rank_is_that_trials_crash_and_its_reason_names_the_signal(
 def test_a_stopped_rank_is_a_timeout_that_says_where_it_was(write_sweep: Callable[..., Path], tmp_path: Path) -> None:
     sweep = Sweep(write_sweep("world_size = 2", "timeout_seconds = 4"), tmp_path / "results")
     manager = sweep.start()
-    ranks = wait_for_ranks(manager, 2)
-    ranks[1].suspend()
+    ranks = stop_ranks(manager, 2)
+    ranks[0].resume()
     assert sweep.end(manager) == 1
     record = record_of(sweep.folder)
     assert record.outcome is Outcome.TIMEOUT
