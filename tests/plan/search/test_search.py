@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from types import SimpleNamespace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
@@ -238,7 +238,6 @@ class Curve:
     refuse = estimate = limit = nothing
 
 
-@settings(max_examples=400)
 @given(
     st.lists(st.tuples(st.integers(10, 40), st.floats(-0.2, 0.2)), min_size=3, max_size=60),
     st.integers(900, 12_000),
