@@ -13,7 +13,9 @@ import argparse
 import contextlib
 import importlib
 import io
+import itertools
 import json
+import math
 import os
 import random
 import shutil
@@ -28,6 +30,7 @@ from contextlib import chdir, redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
+from typing import Any, NoReturn
 from unittest import mock
 
 import click
@@ -38,7 +41,9 @@ from fsdp_bench.cli.main import TRACEBACK, cli, main
 from fsdp_bench.spec.codec import to_builtins
 from fsdp_bench.spec.model import ModelShape
 from fsdp_bench.spec.record import RunPlan
+from fsdp_bench.spec.recording.recorded import RecordedCode
 from fsdp_bench.spec.setup import TrainSetup
+from fsdp_bench.sweep import recording
 from tests.attacks.hostile import GOOD, SURROGATE, TEXTS, mutated_json, mutated_toml, typo, varied_toml
 from tests.catalog.test_hf_config import GPT2, LLAMA, MISTRAL
 from tests.catalog.test_user_file import GPU, MODEL, SERVER
@@ -90,7 +95,7 @@ class Finding:
         return f"{self.kind} {self.index}: {self.what[:3000]}\n    {words.encode('unicode_escape').decode()}"
 
 
-def begin(*_arguments: object, **_options: object) -> None:
+def begin(*_arguments: object, **_options: object) -> NoReturn:
     """Stand where work begins."""
     raise WorkBeginsError
 
@@ -319,29 +324,40 @@ CATALOG = GPU + SERVER + MODEL
 
 
 @contextlib.contextmanager
-def workplace() -> Iterator[Path]:
-    """Make the folder that calls run in, deep enough for paths that climb; and stand where work begins."""
+def workplace(most_recordings: float = math.inf) -> Iterator[Path]:
+    """Make the folder that calls run in, deep enough for paths that climb; and stand where work begins.
+
+    A model's code is recorded, which takes seconds even where it cannot be, for the first ``most_recordings`` calls
+    that ask for it. In the others that is where work begins.
+    """
     with tempfile.TemporaryDirectory(prefix="mutations-") as root, contextlib.ExitStack() as stack:
         for name in NAMES:
             importlib.import_module(f"fsdp_bench.cli.{name.replace('-', '_')}")  # or a verb would keep a stand-in
         for name in WORK:
-            _stand_in(name, stack)
+            _stand_in(name, begin, stack)
+        recordings = itertools.count()
+
+        def record(*arguments: Any) -> RecordedCode:
+            return recording_of(*arguments) if next(recordings) < most_recordings else begin()
+
+        recording_of = recording.record
+        _stand_in("fsdp_bench.sweep.recording.record", record, stack)
         stack.enter_context(mock.patch.dict(os.environ, {TRACEBACK: "1", "COLUMNS": "80"}))
         place = Path(root, "a", "b", "c")
         place.mkdir(parents=True)
         yield place
 
 
-def _stand_in(name: str, stack: contextlib.ExitStack) -> None:
-    """Put ``begin`` in place of a function in every module that imported it, or of a class's method."""
+def _stand_in(name: str, other: Callable[..., object], stack: contextlib.ExitStack) -> None:
+    """Put another function in place of one in every module that imported it, or of a class's method."""
     owner, _, function = name.rpartition(".")
     if owner.rpartition(".")[2].istitle():
-        stack.enter_context(mock.patch(name, begin))
+        stack.enter_context(mock.patch(name, other))
         return
     work = getattr(importlib.import_module(owner), function)
     for module in [found for key, found in sys.modules.items() if key.startswith("fsdp_bench")]:
         for attribute in [key for key, value in vars(module).items() if value is work]:
-            stack.enter_context(mock.patch.object(module, attribute, begin))
+            stack.enter_context(mock.patch.object(module, attribute, other))
 
 
 def perform(kind: str, index: int, seed: int, place: Path) -> tuple[Finding | None, float, int]:
