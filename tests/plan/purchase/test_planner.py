@@ -14,7 +14,7 @@ from fsdp_bench.catalog.lookup import model
 from fsdp_bench.plan.purchase.fastest import Timed
 from fsdp_bench.plan.purchase.goal import Goal
 from fsdp_bench.plan.purchase.offer import Offer
-from fsdp_bench.plan.purchase.planner import Plan, plan
+from fsdp_bench.plan.purchase.planner import Plan, kinds_of, plan
 from fsdp_bench.plan.purchase.searched import Kind
 from fsdp_bench.plan.purchase.settings import can_run, micro_batches, settings, setup_of
 from fsdp_bench.plan.question import Question, answer
@@ -228,6 +228,16 @@ def test_servers_that_are_never_searched_could_not_have_been_picked() -> None:
     assert cheapest.cost == min(one.cheapest.cost or 0.0 for one in alone if one.cheapest)
     speeds = [one.fastest.timed.tokens_per_second for one in alone if one.fastest]
     assert fastest.timed.tokens_per_second == max(speeds)
+
+
+def test_every_server_of_the_catalogue_has_offers_or_is_left_out_with_a_reason() -> None:
+    asked = replace(goal("1B"), fixed={**ONE_STRATEGY, "checkpointing": Checkpointing.FULL, "loss": Loss.PLAIN})
+    found = plan(asked, kinds_of(BUILT_IN, []), (1,))
+    assert found.winner is not None
+    assert found.winner.cluster.server.name in found.looked_at
+    left = {one.server.name: one.reason for one in found.left_out}
+    assert all(left.values())
+    assert left.keys() | set(found.looked_at) == {server.name for server in BUILT_IN.servers()}
 
 
 def test_a_global_batch_that_the_most_nodes_cannot_make_is_planned_on_fewer() -> None:
