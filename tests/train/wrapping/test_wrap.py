@@ -22,7 +22,7 @@ from fsdp_bench.spec.setup import Api, ShardingStrategy, TrainSetup, Wrap
 from fsdp_bench.train.models.optimizer import build_optimizer
 from fsdp_bench.train.wrapping.readback import effective_setup
 from fsdp_bench.train.wrapping.wrap import ShardsNothingWarning
-from tests.train.ranks import run_ranks
+from tests.train.ranks import call_standing_ranks, run_ranks
 from tests.train.training import bare_name, whole_parameters, wrapped
 
 
@@ -121,8 +121,8 @@ def wrap_linear(module: nn.Module, recurse: bool, nonwrapped_numel: int) -> bool
 
 
 @pytest.fixture(scope="module")
-def direct(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Facts, list[str]]]:
-    return run_ranks(2, tmp_path_factory.mktemp("ranks"), direct_calls)[0]
+def direct() -> dict[str, tuple[Facts, list[str]]]:
+    return call_standing_ranks(2, direct_calls)[0]
 
 
 @pytest.mark.parametrize(
@@ -208,8 +208,8 @@ def refusals() -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def refused(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    return run_ranks(2, tmp_path_factory.mktemp("ranks"), refusals)[0]
+def refused() -> dict[str, str]:
+    return call_standing_ranks(2, refusals)[0]
 
 
 @pytest.mark.parametrize(
@@ -262,8 +262,8 @@ def order_of_wrapping() -> dict[str, bool]:
     }
 
 
-def test_fsdp_wraps_the_checkpointed_block_not_the_other_way_round(tmp_path: Path) -> None:
-    assert run_ranks(2, tmp_path, order_of_wrapping)[0] == {"fsdp1": True, "fsdp2": True, "nothing inside": True}
+def test_fsdp_wraps_the_checkpointed_block_not_the_other_way_round() -> None:
+    assert call_standing_ranks(2, order_of_wrapping)[0] == {"fsdp1": True, "fsdp2": True, "nothing inside": True}
 
 
 def hybrid_on_a_mesh_of_ones_own() -> list[tuple[str, str, int]]:
@@ -278,8 +278,8 @@ def hybrid_on_a_mesh_of_ones_own() -> list[tuple[str, str, int]]:
     return found
 
 
-def test_hybrid_strategies_read_back_as_themselves_on_a_users_mesh(tmp_path: Path) -> None:
-    for asked, ran, group in run_ranks(4, tmp_path, hybrid_on_a_mesh_of_ones_own)[0]:
+def test_hybrid_strategies_read_back_as_themselves_on_a_users_mesh() -> None:
+    for asked, ran, group in call_standing_ranks(4, hybrid_on_a_mesh_of_ones_own)[0]:
         assert (ran, group) == (asked, 2)
 
 
@@ -307,11 +307,11 @@ def grid_of_calls() -> dict[tuple[str, str, str], Facts]:
     }
 
 
-def test_every_documented_word_is_what_runs(tmp_path: Path) -> None:
+def test_every_documented_word_is_what_runs() -> None:
     """Parameters and the optimizer's states stay in fp32, whatever is computed in; DDP computes under autocast."""
     names = {"FULL_SHARD": "FULL_SHARD", "SHARD_GRAD": "SHARD_GRAD_OP", "NO_SHARD": "NO_SHARD"}
     compute = {"fp32": "torch.float32", "bf16": "torch.bfloat16", "fp16": "torch.float16"}
-    for (api, mp, strategy), got in run_ranks(2, tmp_path, grid_of_calls)[0].items():
+    for (api, mp, strategy), got in call_standing_ranks(2, grid_of_calls)[0].items():
         is_ddp = (api, strategy) == ("fsdp2", "NO_SHARD")
         assert got["strategy"] == names[strategy]
         assert got["parameters"] == got["states"] == ("fp32",)
@@ -326,8 +326,8 @@ def hybrid_by_shard_size() -> list[Facts]:
     return [call(shard_strat="HYBRID_SHARD", api=api, **options)[0] for api in ("fsdp1", "fsdp2")]
 
 
-def test_a_shard_size_makes_the_groups_of_a_hybrid_strategy(tmp_path: Path) -> None:
-    for rank in run_ranks(4, tmp_path, hybrid_by_shard_size):
+def test_a_shard_size_makes_the_groups_of_a_hybrid_strategy() -> None:
+    for rank in call_standing_ranks(4, hybrid_by_shard_size):
         assert [(got["strategy"], got["group"], got["units"]) for got in rank] == [("HYBRID_SHARD", 2, 3)] * 2
 
 
@@ -358,9 +358,9 @@ def steps_in_parts_of_the_world() -> dict[str, float]:
     return steps
 
 
-def test_a_part_of_the_world_averages_gradients_over_itself_alone(tmp_path: Path) -> None:
+def test_a_part_of_the_world_averages_gradients_over_itself_alone() -> None:
     """d(rank * sum)/d(bias) is the rank: ranks 0 and 1 average to 0.5, ranks 2 and 3 to 2.5; all four would to 1.5."""
-    for rank, steps in enumerate(run_ranks(4, tmp_path, steps_in_parts_of_the_world)):
+    for rank, steps in enumerate(call_standing_ranks(4, steps_in_parts_of_the_world)):
         assert steps == {name: pytest.approx(0.5 if rank < 2 else 2.5) for name in steps}
         assert len(steps) == 2 * len(PARTS_OF_THE_WORLD)
 
@@ -384,9 +384,9 @@ def units_of_a_model() -> dict[str, Any]:
     }
 
 
-def test_the_ends_are_units_and_each_is_resharded_and_computes_as_the_setup_says(tmp_path: Path) -> None:
+def test_the_ends_are_units_and_each_is_resharded_and_computes_as_the_setup_says() -> None:
     """As torchtitan does: the last block and fully_shard([norm, head]) are not resharded after forward."""
-    found = run_ranks(4, tmp_path, units_of_a_model)[0]
+    found = call_standing_ranks(4, units_of_a_model)[0]
     assert found["one unit"]
     assert found["ranks"] == {"embedding": 2, "blocks.0": 2, "blocks.1": None, "norm": None, "lm_head": None}
     wide, narrow = "torch.float32", "torch.bfloat16"
