@@ -1,58 +1,92 @@
-"""Runs rehearsed scripts in forks of one process that has imported their packages: ``python fork_server.py torch``.
+"""Runs Python scripts in forks of one process that has imported their packages: ``python fork_server.py torch``.
 
 It is started as a rehearsal is, with the stand-in preloaded. Standard input: one request a line, as JSON: the words
-after the interpreter, the environment, the working directory and the file for what is printed. Standard output: the
-exit code of each, as ``subprocess.Popen.returncode``. A child is what Python is after those imports: nothing of CUDA
-has begun, and no thread.
+after the interpreter, the environment, the working directory, and the files for standard input, output and errors.
+Standard output: the exit code of each, as ``subprocess.Popen.returncode``. A child is what Python is after those
+imports: nothing of CUDA has begun, and there is no thread. What the stand-in has read of the environment it reads
+again, but for which compute capability it chose kernels when torch was loaded.
 """
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import importlib
 import json
 import os
 import runpy
+import subprocess
 import sys
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 import torch.utils._triton
 
 
-def run(request: dict[str, Any]) -> None:
+def function_of_the_stand_in(name: str) -> Callable[[], None]:
+    """Return one of its functions that it does not export."""
+    library, *_ = os.environ["LD_PRELOAD"].split(":")
+    symbols = subprocess.run(["nm", library], capture_output=True, text=True, check=True).stdout
+    (offset,) = (int(line.split()[0], 16) for line in symbols.splitlines() if line.split()[-1] == name)
+    maps = open("/proc/self/maps").read().splitlines()  # noqa: SIM115
+    begin = min(int(line.split("-")[0], 16) for line in maps if line.endswith(library))
+    return ctypes.CFUNCTYPE(None)(begin + offset)
+
+
+def run(request: dict[str, Any], read_environment: Callable[[], None]) -> None:
     """Become the process that the request asks for, and end."""
-    opened = os.open(request["output"], os.O_WRONLY | os.O_APPEND)
-    for descriptor in (1, 2):
-        os.dup2(opened, descriptor)
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.dup2(os.open(request["input"], os.O_RDONLY), 0)
+    for descriptor, name in ((1, "output"), (2, "errors")):
+        os.dup2(os.open(request[name], os.O_WRONLY | os.O_APPEND), descriptor)
+    sys.stdin, sys.stdout, sys.stderr = os.fdopen(0), os.fdopen(1, "w"), os.fdopen(2, "w", buffering=1)
     os.chdir(request["folder"])
     os.environ.clear()
     os.environ.update(request["environment"])
+    read_environment()
     script, *_ = sys.argv = request["words"]
     sys.path[0] = os.path.dirname(script)
     try:
         runpy.run_path(script, run_name="__main__")
+    except BaseException:
+        traceback.print_exc()
     finally:
-        os._exit(1)  # inside/main.py ends its process itself
+        os._exit(1)  # what is run ends its process itself
+
+
+@contextmanager
+def without_starting_cuda() -> Iterator[None]:
+    """Answer what torchao and bitsandbytes ask of the GPU on import; torch would start CUDA to know."""
+    capability = divmod(int(os.environ["STAND_IN_CAPABILITY"]), 10)
+    asked = {name: getattr(torch.cuda, name) for name in ("is_available", "device_count", "get_device_capability")}
+    answers = (lambda: True), (lambda: 1), (lambda _device=None: capability)
+    for name, answer in zip(asked, answers, strict=True):
+        setattr(torch.cuda, name, answer)
+    torch.utils._triton.has_triton = lambda: True  # kept by those that import it; so it is on 7.0 and newer
+    try:
+        yield
+    finally:
+        for name, own in asked.items():
+            setattr(torch.cuda, name, own)
 
 
 def main() -> None:
     """Answer standard input."""
-    # torchao asks on import whether the GPU can run Triton's kernels, and starts CUDA to know. All that are tested can.
-    torch.utils._triton.has_triton = lambda: True
-    for name in sys.argv[1:]:
-        importlib.import_module(name)
+    with without_starting_cuda():
+        for name in sys.argv[1:]:
+            importlib.import_module(name)
     assert not torch.cuda.is_initialized(), "an import started CUDA, which a fork could not use"
     assert len(os.listdir("/proc/self/task")) == 1, "an import started threads, which a fork would not have"
+    read_environment = function_of_the_stand_in("read_environment")
     gc.collect()
     gc.freeze()
-    out, sys.stdout = sys.stdout, sys.stderr
     for line in sys.stdin:
         pid = os.fork()
         if pid == 0:
-            run(json.loads(line))
-        print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), file=out, flush=True)
+            run(json.loads(line), read_environment)
+        print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
 
 
 if __name__ == "__main__":

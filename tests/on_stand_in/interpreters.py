@@ -1,4 +1,4 @@
-"""Interpreters with a CUDA build of torch, whose allocator, compiler and autograd are tested on the stand-in.
+"""Interpreters with a CUDA build of torch, and scripts that run in them on the stand-in.
 
 FSDP_BENCH_TEST_CUDA_PYTHONS lists them, separated by ":"; without it, the running interpreter is tried.
 """
@@ -6,15 +6,19 @@ FSDP_BENCH_TEST_CUDA_PYTHONS lists them, separated by ":"; without it, the runni
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
+import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
 from fsdp_bench.rehearse.build import StandInGpu, build_stand_in, stand_in_environment
+from fsdp_bench.rehearse.environment import environment_of
 from fsdp_bench.rehearse.find_torch import Torch, find_torch
 from fsdp_bench.spec.errors import MachineError
+from fsdp_bench.sweep.run.rehearsed import rehearsed_gpu
+from tests.on_stand_in.forks import run_python
 
 WITHOUT_FINALIZING = "\nimport os, sys\nsys.stdout.flush()\nos._exit(0)\n"
 """The end of a script that runs a backward, as ``fsdp-bench rehearse`` ends one: while Python finalizes, a thread of
@@ -43,9 +47,19 @@ every_torch = [
 
 def run_on_stand_in(torch: Torch, script: str, gpu: StandInGpu = GPU, **variables: str) -> str:
     """Run a script in torch's interpreter on the stand-in; return what it prints. It must succeed."""
-    script += WITHOUT_FINALIZING
-    environment = {**os.environ, **stand_in_environment(build_stand_in(torch), gpu), **variables}
-    ran = subprocess.run([torch.python, "-W", "ignore", "-c", script], env=environment, capture_output=True, text=True)
+    return _run(torch.python, script, stand_in_environment(build_stand_in(torch), gpu) | variables)
+
+
+def run_on_gpu(name: str, script: str, given: str) -> str:
+    """Run a script in this interpreter on the stand-in for a GPU of the catalogue; return what it prints."""
+    return _run(sys.executable, script, environment_of(rehearsed_gpu(name)), given)
+
+
+def _run(python: str, script: str, variables: Mapping[str, str], given: str = "") -> str:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "script.py"
+        path.write_text(script + WITHOUT_FINALIZING)
+        ran = run_python("torch", python, [str(path)], {**os.environ, **variables}, given)
     assert ran.returncode == 0, ran.stderr
     return ran.stdout
 

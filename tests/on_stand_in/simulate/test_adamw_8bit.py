@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from math import prod
 
 import pytest
 
-from fsdp_bench.rehearse.environment import environment_of
 from fsdp_bench.simulate.events import Kind
 from fsdp_bench.simulate.operators.core import Operators
 from fsdp_bench.simulate.operators.kernels import CUDA
@@ -18,7 +14,7 @@ from fsdp_bench.simulate.operators.optimizer import Shard
 from fsdp_bench.simulate.optimizers.dispatch import states, step
 from fsdp_bench.simulate.tape import Tape
 from fsdp_bench.spec.setup import OptimizerKind
-from fsdp_bench.sweep.run.rehearsed import rehearsed_gpu
+from tests.on_stand_in.interpreters import run_on_gpu
 from tests.on_stand_in.simulate.comparing import against_rehearsals, assert_near
 from tests.simulate.optimizers.comparing import cells_with
 
@@ -33,7 +29,7 @@ def allocated(before):
     trace = torch.cuda.memory._snapshot()["device_traces"][0][before:]
     return [entry["size"] for entry in trace if entry["action"] == "alloc"]
 
-torch.cuda.memory._record_memory_history(max_entries=100_000)
+torch.cuda.memory._record_memory_history(max_entries=100_000, stacks="python")
 for dtype, shape in json.load(sys.stdin):
     parameter = torch.zeros(*shape, dtype=getattr(torch, dtype), device="cuda", requires_grad=True)
     optimizer = AdamW8bit([parameter])
@@ -57,16 +53,8 @@ def _rounded(sizes: list[int]) -> list[int]:
 def test_its_compiled_step_allocates_what_is_predicted() -> None:
     shapes = ((65536,), (64, 256), (256, 64), (1000, 1024), (65, 63), (4095,), (1, 4096))
     cases = [("float32" if len(shape) > 1 else "bfloat16", shape) for shape in shapes]
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", STEPS + "\nimport os; os._exit(0)"],
-        input=json.dumps(cases),
-        env={**os.environ, **environment_of(rehearsed_gpu("H200"))},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    for (dtype, shape), line in zip(cases, done.stdout.splitlines(), strict=True):
+    printed = run_on_gpu("H200", STEPS, json.dumps(cases))
+    for (dtype, shape), line in zip(cases, printed.splitlines(), strict=True):
         kept, allocated = json.loads(line)
         op = Operators(Tape(512), CUDA)
         shards = [Shard(prod(shape), 4 if dtype == "float32" else 2, -1, shape=shape)]

@@ -30,10 +30,12 @@ model = "qwen"
 world_size = 8
 sequence_length = 512
 micro_batch_size = 2
-precision = ["bf16-mixed", "fp32"]
-api = ["fsdp1", "fsdp2"]
+precision = [PRECISIONS]
+api = [APIS]
 loss = ["plain", LOSSES]
 """
+EVERY = ('"bf16-mixed", "fp32"', '"fsdp1", "fsdp2"')
+FEWEST = ('"fp32"', '"fsdp2"')
 
 
 class TestOnGlooRanks:
@@ -46,22 +48,30 @@ class TestOnGlooRanks:
 
 class TestOnTheStandIn:
     @pytest.mark.parametrize(
-        ("losses", "needs"),
+        ("losses", "needs", "precisions_and_apis"),
         [
-            ('"chunked", "compiled"', "torch"),
-            ('"liger", "liger-fused-linear"', "liger_kernel"),
-            ('"flash-attn"', "flash_attn"),
+            ('"chunked", "compiled", "liger-fused-linear"', "liger_kernel", FEWEST),
+            pytest.param('"chunked", "compiled"', "torch", EVERY, marks=pytest.mark.slow),
+            pytest.param('"liger", "liger-fused-linear"', "liger_kernel", EVERY, marks=pytest.mark.slow),
+            pytest.param('"flash-attn"', "flash_attn", EVERY, marks=pytest.mark.slow),
         ],
     )
     def test_peaks_are_as_predicted(
-        self, losses: str, needs: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+        self,
+        losses: str,
+        needs: str,
+        precisions_and_apis: tuple[str, str],
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
     ) -> None:
         """Attention in fp32 is unfused: its softmax needs room in backward, which a smaller loss makes the peak."""
         if find_spec(needs) is None:
             pytest.skip(f"needs {needs}")
         monkeypatch.setitem(QWEN, "vocab_size", 32000)  # so that the logits are the peak
         monkeypatch.setenv("PYTHONPATH", str(STUBS), prepend=":")
-        records = sweep(tmp_path, REHEARSED.replace("LOSSES", losses))
+        precisions, apis = precisions_and_apis
+        grid = REHEARSED.replace("PRECISIONS", precisions).replace("APIS", apis)
+        records = sweep(tmp_path, grid.replace("LOSSES", losses))
         peaks = {}
         for record in records:
             found = compare_with_record(record)

@@ -92,8 +92,14 @@ ON_TWO_NODES = f"""{ON_GLOO}
 hf_config = "t5.json"
 [grid]
 model = "t5"
-world_size = 4
 sequence_length = 16
+"""
+SHARDED = """
+world_size = 2
+api = "fsdp2"
+"""
+REPLICATED_TOO = """
+world_size = 4
 api = ["fsdp1", "fsdp2"]
 strategy = ["FULL_SHARD", "HYBRID_SHARD"]
 """
@@ -111,15 +117,21 @@ OFFLOADED = f"""{ON_THE_STAND_IN}
 [models.t5]
 hf_config = "t5.json"
 [grid]
-model = ["qwen", "t5"]
 world_size = 8
 sequence_length = 128
 micro_batch_size = 2
 checkpointing = ["none", "full"]
-precision = ["bf16-mixed", "fp32"]
 api = ["fsdp1", "fsdp2"]
-strategy = ["FULL_SHARD", "NO_SHARD"]
 activation_offload = true
+"""
+QWEN_ALONE = """
+model = "qwen"
+precision = "bf16-mixed"
+"""
+BOTH = """
+model = ["qwen", "t5"]
+precision = ["bf16-mixed", "fp32"]
+strategy = ["FULL_SHARD", "NO_SHARD"]
 """
 
 
@@ -132,9 +144,14 @@ def sweep(folder: Path, text: str) -> list[TrialRecord]:
     return read_records(folder)
 
 
-def test_t5_trains_on_two_nodes_as_on_one(tmp_path: Path) -> None:
-    local = {record.id: record for record in sweep(tmp_path, ON_TWO_NODES)}
-    nodes = Nodes(tmp_path, tmp_path / "sweep.toml", num_nodes=2, ranks_per_node=2)
+@pytest.mark.parametrize(
+    ("grid", "ranks_per_node"),
+    [(SHARDED, 1), pytest.param(REPLICATED_TOO, 2, marks=pytest.mark.slow)],
+    ids=["sharded", "replicated-too"],
+)
+def test_t5_trains_on_two_nodes_as_on_one(grid: str, ranks_per_node: int, tmp_path: Path) -> None:
+    local = {record.id: record for record in sweep(tmp_path, ON_TWO_NODES + grid)}
+    nodes = Nodes(tmp_path, tmp_path / "sweep.toml", num_nodes=2, ranks_per_node=ranks_per_node)
     for _ in range(2):
         nodes.start()
     try:
@@ -201,12 +218,13 @@ class TestOnTheStandIn:
             assert found.reserved is not None
             assert found.reserved.predicted_bytes == found.reserved.reference_bytes
 
-    def test_offloaded_blocks_allocate_what_is_predicted(self, tmp_path: Path) -> None:
+    @pytest.mark.parametrize("grid", [QWEN_ALONE, pytest.param(BOTH, marks=pytest.mark.slow)], ids=["qwen", "both"])
+    def test_offloaded_blocks_allocate_what_is_predicted(self, grid: str, tmp_path: Path) -> None:
         """What comes back from the host is contiguous, which changes what backward allocates.
 
         To 2 KiB in every phase: the scratch of sorts, which T5's table of positions needs, is not modelled.
         """
-        for record in sweep(tmp_path, OFFLOADED):
+        for record in sweep(tmp_path, OFFLOADED + grid):
             found = compare_with_record(record)
             assert found.error is None
             for phase in found.phases.values():

@@ -29,7 +29,7 @@ strategy = ["FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "_HYBRID_
 def swept(tmp_path_factory: pytest.TempPathFactory) -> list[TrialRecord]:
     """Every strategy, rehearsed as rank 0 of eight; one batch that is too large."""
     folder = tmp_path_factory.mktemp("rehearsed")
-    too_large = "\n[[include]]\napi='fsdp2'\nprecision='fp32'\nstrategy='FULL_SHARD'\nmicro_batch_size=4000000\n"
+    too_large = "\n[[include]]\napi='fsdp2'\nprecision='fp32'\nstrategy='FULL_SHARD'\nmicro_batch_size=1000000\n"
     file = write_tiny_sweep(folder, EVERY_STRATEGY + "micro_batch_size = 1" + too_large, RUN)
     done = run_command("sweep", file, "--results", folder / "results", "--no-charts")
     assert done.returncode == 0, done.stderr

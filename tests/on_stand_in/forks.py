@@ -1,0 +1,98 @@
+"""Runs Python scripts as forks of processes that have imported torch already, which takes a real process seconds.
+
+That a fork is like a process of its own is tested in test_forks.py.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import subprocess
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Literal
+
+Imported = Literal["torch", "transformers"]
+"""What a forking process has imported."""
+
+_TORCH = ("torch", "torch._dynamo", "torch._inductor.compile_fx", "torch.distributed.fsdp", "torch.distributed.tensor")
+_LLAMA = "transformers.models.llama.modeling_llama"
+_MODULES: dict[Imported, tuple[str, ...]] = {
+    "torch": _TORCH,
+    "transformers": (*_TORCH, _LLAMA, "transformers.trainer", "accelerate", "peft", "bitsandbytes"),
+}
+
+_READ_AT_IMPORT = ("PYTHON", "PYTORCH", "TORCH", "LD_", "STAND_IN_CAPABILITY")
+"""Beginnings of variables that decide what an import does."""
+_READ_LATER = {"TORCHINDUCTOR_CACHE_DIR"}
+
+FORKED_CAPABILITY = "90"
+"""The stand-in chooses by it, when torch is loaded, which kernels there are. For others nothing is forked."""
+
+
+class _ForkServer:
+    """A running fork_server.py."""
+
+    def __init__(self, imported: Imported, python: str, environment: Mapping[str, str]) -> None:
+        self._read_at_import = _read_at_import(environment)
+        self._said = tempfile.TemporaryFile("w+")  # noqa: SIM115 - as long as the process
+        self._process = subprocess.Popen(
+            [python, str(Path(__file__).with_name("fork_server.py")), *_MODULES[imported]],
+            env={**environment, "OPENBLAS_NUM_THREADS": "1"},  # numpy starts its threads on import
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._said,
+            text=True,
+        )
+        atexit.register(self._process.kill)
+
+    def run(self, request: Mapping[str, object], environment: Mapping[str, str]) -> int:
+        """Run a script; return its exit code."""
+        assert self._read_at_import == _read_at_import(environment), "this needs a process of its own"
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        with suppress(BrokenPipeError):  # its end is told below
+            self._process.stdin.write(json.dumps({**request, "environment": dict(environment)}) + "\n")
+            self._process.stdin.flush()
+        code = self._process.stdout.readline()
+        assert code, f"the process that forks has ended: {self._how_it_ended()}"
+        return int(code)
+
+    def _how_it_ended(self) -> str:
+        code = self._process.wait()
+        self._said.seek(0)
+        return f"exit code {code}\n{self._said.read()}"
+
+
+def _read_at_import(environment: Mapping[str, str]) -> dict[str, str]:
+    names = {name for name in environment if name.startswith(_READ_AT_IMPORT)} - _READ_LATER
+    return {name: environment[name] for name in names}
+
+
+_servers: dict[tuple[Imported, str], _ForkServer] = {}
+
+
+def run_python(
+    imported: Imported, python: str, words: Sequence[str], environment: Mapping[str, str], given: str = ""
+) -> subprocess.CompletedProcess[str]:
+    """Run a script that ends with ``os._exit`` on the stand-in.
+
+    Where the GPU is of another generation, or the environment sets PyTorch's allocator, in a process of its own.
+    """
+    if environment["STAND_IN_CAPABILITY"] != FORKED_CAPABILITY or "PYTORCH_CUDA_ALLOC_CONF" in environment:
+        command = [python, "-W", "ignore", *words]
+        return subprocess.run(command, input=given, env=environment, capture_output=True, text=True)
+    server = _servers.get((imported, python))
+    if server is None:
+        server = _servers[imported, python] = _ForkServer(imported, python, environment)
+    with tempfile.TemporaryDirectory() as folder:
+        files = {name: Path(folder) / name for name in ("input", "output", "errors")}
+        for path in files.values():
+            path.touch()
+        files["input"].write_text(given)
+        request = {"words": list(words), "folder": os.getcwd(), **{name: str(path) for name, path in files.items()}}
+        code = server.run(request, environment)
+        return subprocess.CompletedProcess(words, code, files["output"].read_text(), files["errors"].read_text())

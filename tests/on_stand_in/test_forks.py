@@ -1,0 +1,53 @@
+"""A script that runs in a fork of a process with torch is rehearsed as in a process of its own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.on_stand_in.interpreters import TORCHES, run_on_stand_in
+from tests.on_stand_in.rehearsing import SCRIPTS, rehearse, rehearse_in_own_process
+
+SERVER = ("--steps", "3", "--server", "p5.48xlarge")
+ONE_GPU = ("--steps", "3", "--gpu", "H100-SXM", "--gpu-memory", "40GiB", "--world-size", "64")
+"""Another number of GPUs, of another size: a fork reads them itself."""
+
+KINDS = {
+    "trainer": ("torchrun", ["trainer_fsdp.py"]),
+    "lora": ("torchrun", ["trainer_fsdp.py", "lora"]),
+    "peft": ("torchrun", ["peft_loop.py", "qlora", "fsdp2"]),
+    "accelerate": ("accelerate", ["launch", "--config_file", "fsdp2.yaml", "accelerate_loop.py"]),
+    "fsdp2": ("torchrun", ["fsdp2_loop.py"]),
+    "compiled": ("torchrun", ["compiled_blocks.py"]),
+}
+QUICK = [("accelerate", SERVER), ("fsdp2", ("--time", *SERVER))]
+"""One of those that import transformers, and one of the others."""
+EVERY = [(kind, given) for given in (SERVER, ("--time", *SERVER), ONE_GPU) for kind in KINDS]
+
+
+@pytest.mark.parametrize(
+    ("kind", "given"),
+    [pytest.param(*one, marks=() if one in QUICK else pytest.mark.slow, id=f"{one[0]}-{one[1][0]}") for one in EVERY],
+)
+def test_a_fork_is_rehearsed_as_a_process_of_its_own(kind: str, given: tuple[str, ...], tmp_path: Path) -> None:
+    """In all but host memory, of which some is the other process's; whatever was forked before from the same one."""
+    command, words = KINDS[kind]
+    words = [str(SCRIPTS / word) if word.endswith((".py", ".yaml")) else word for word in words]
+    rehearse(*ONE_GPU, "--", *words, command=command, folder=tmp_path)
+    forked = rehearse(*given, "--", *words, command=command, folder=tmp_path)
+    alone = rehearse_in_own_process(*given, "--", *words, command=command, folder=tmp_path)
+    assert forked.code == alone.code == 0, forked.output + alone.output
+    assert {**forked.document, "host": None} == {**alone.document, "host": None}
+
+
+def test_a_script_that_fails_says_why_and_the_next_runs() -> None:
+    with pytest.raises(AssertionError, match="KeyError: 'no such thing'"):
+        run_on_stand_in(TORCHES[0], "raise KeyError('no such thing')")
+    assert run_on_stand_in(TORCHES[0], "print('there')") == "there\n"
+
+
+def test_what_imports_read_cannot_change() -> None:
+    run_on_stand_in(TORCHES[0], "")
+    with pytest.raises(AssertionError, match="needs a process of its own"):
+        run_on_stand_in(TORCHES[0], "", TORCH_LOGS="+dynamo")
