@@ -12,12 +12,6 @@ from fsdp_bench.simulate.events import Event, Kind
 from fsdp_bench.simulate.operators.kernels import CUDA
 from fsdp_bench.simulate.step import steady_step
 from fsdp_bench.spec.setup import TrainSetup, impossible
-from tests.simulate.optimizers.comparing import (
-    DRY_RUNS,
-    against_dry_runs,
-    assert_equal,
-    cells_with,
-)
 from tests.simulate.test_step import shape
 
 MODEL = shape(num_hidden_layers=12, hidden_size=64)
@@ -32,10 +26,6 @@ def _setup(**fields: Any) -> TrainSetup:
 def _copies(setup: TrainSetup, direction: str) -> list[Event]:
     events = steady_step(MODEL, setup, CUDA).last_step()
     return [event for event in events if event.kind is Kind.COPY and event.work and event.work.name == direction]
-
-
-def test_it_holds_what_a_dry_run_holds() -> None:
-    assert_equal(against_dry_runs(cells_with(DRY_RUNS, 82, "cuda", small=True, activation_offload=True), "cuda"))
 
 
 def test_of_a_checkpointed_block_its_inputs_are_copied_there_and_back() -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -20,16 +21,17 @@ from fsdp_bench.spec.setup import (
 )
 from fsdp_bench.spec.subprocesses.dry_run import DryRunSpec, KernelSet
 from fsdp_bench.sweep.dry_run import dry_runs
-from fsdp_bench.validate.memory import MemoryComparison, compare_with_dry_run, summarize, worst_first
+from fsdp_bench.validate.memory import compare_with_dry_run, summarize, worst_first
 from fsdp_bench.validate.random_setups import WORLDS, Cell, draw_cells
-from tests.profiles import draws, validating
+from tests.profiles import draws
+from tests.simulate.optimizers.comparing import assert_equals_a_dry_run, cells_with
+from tests.simulate.optimizers.test_in_backward import IN_BACKWARD
+from tests.simulate.optimizers.test_muon import UNSHARDED
 from tests.simulate.test_step import shape
 
-CELLS = draws(4, 200)
-LAYERS = draws(3, 12)
-"""`make validate` draws more and deeper ones: a dry run takes as long as it has layers."""
-
-WITH_COPIES = list(itertools.product((True, False), Checkpointing))[:: 1 if validating() else 2]
+LAYERS = draws(2, 12)
+"""`make validate` compares deeper cells: a dry run takes as long as it has layers."""
+SEEDS: dict[KernelSet, int] = {"cpu": 101, "cuda": 102}
 
 
 def shallow(cell: Cell) -> Cell:
@@ -51,7 +53,7 @@ def with_copies(use_orig_params: bool, checkpointing: Checkpointing) -> Cell:
         checkpointing=checkpointing,
         use_orig_params=use_orig_params,
     )
-    return Cell(model=shape(num_hidden_layers=4, hidden_size=128, num_attention_heads=4), setup=setup)
+    return Cell(model=shape(num_hidden_layers=3, hidden_size=128, num_attention_heads=4), setup=setup)
 
 
 MIXED: dict[str, Any] = {"precision": Precision.parse("bf16-mixed")}
@@ -87,71 +89,15 @@ CHOSEN: dict[str, dict[str, Any]] = {
 
 
 def chosen(name: str) -> Cell:
-    """A cell of more blocks than are simulated."""
+    """A cell of more blocks than are simulated, which are four."""
     return Cell(
-        model=shape(num_hidden_layers=7, hidden_size=128), setup=TrainSetup(**{"sequence_length": 64, **CHOSEN[name]})
+        model=shape(num_hidden_layers=draws(5, 7), hidden_size=128),
+        setup=TrainSetup(**{"sequence_length": 64, **CHOSEN[name]}),
     )
 
 
-DRAWN: dict[KernelSet, tuple[Cell, ...]] = {
-    "cpu": tuple(map(shallow, draw_cells(CELLS, 101, "cpu"))),
-    "cuda": tuple(map(shallow, draw_cells(CELLS // 2, 102, "cuda"))),
-}
-
-
-@pytest.fixture(scope="module")
-def compared() -> dict[KernelSet, list[MemoryComparison]]:
-    """Every drawn cell and those with copies, predicted and run by one process."""
-    cells = [(kernels, cell) for kernels, drawn in DRAWN.items() for cell in drawn]
-    cells += [("cuda", with_copies(*case)) for case in WITH_COPIES]
-    cells += [("cuda", chosen(name)) for name in CHOSEN]
-    specs = [DryRunSpec(model=cell.model, setup=cell.setup, kernels=kernels, rank=cell.rank) for kernels, cell in cells]
-    answers = dict(dry_runs(specs))
-    found: dict[KernelSet, list[MemoryComparison]] = {"cpu": [], "cuda": []}
-    for index, (kernels, cell) in enumerate(cells):
-        found[kernels].append(compare_with_dry_run(cell, answers[index], kernels))
-    return found
-
-
-@pytest.mark.timeout(3600)
-@pytest.mark.parametrize("kernels", list(DRAWN))
-def test_predicted_peaks_are_those_of_real_fsdp_without_data(
-    kernels: KernelSet, compared: dict[KernelSet, list[MemoryComparison]]
-) -> None:
-    """Peak allocated equal to the byte in at least 95 % of cells, and within 0.5 % in all; every phase too."""
-    count = len(DRAWN[kernels])
-    comparisons = compared[kernels][:count]
-    summary = summarize(comparisons, "dry run")
-    worst = "\n".join(f"{c.worst} {c.label}" for c in worst_first(comparisons, 5))
-    failures = [c.error for c in comparisons if c.error is not None]
-    assert summary.num_failed <= 0.02 * count, failures
-    assert summary.peak is not None
-    assert summary.num_compared == count - summary.num_failed
-    assert summary.peak.num_equal >= 0.95 * summary.num_compared, worst
-    assert summary.num_equal >= 0.95 * summary.num_compared, worst
-    assert max(spread.worst for spread in summary.phases.values()) <= 0.005, worst
-
-
-@pytest.mark.parametrize("case", WITH_COPIES)
-def test_copies_of_what_is_on_the_host_go_when_pytorch_lets_them_go(
-    case: tuple[bool, Checkpointing], compared: dict[KernelSet, list[MemoryComparison]]
-) -> None:
-    found = compared["cuda"][len(DRAWN["cuda"]) + WITH_COPIES.index(case)]
-    assert found.error is None
-    assert found.is_equal, found.phases
-
-
-@pytest.mark.parametrize("name", CHOSEN)
-def test_what_is_resharded_or_checkpointed_and_the_units_of_the_ends_are_pytorchs(
-    name: str, compared: dict[KernelSet, list[MemoryComparison]]
-) -> None:
-    found = compared["cuda"][len(DRAWN["cuda"]) + len(WITH_COPIES) + list(CHOSEN).index(name)]
-    assert found.error is None
-    assert found.is_equal, found.phases
-
-
-def test_what_was_loaded_goes_before_the_gradient_scaler_comes() -> None:
-    """The first forward's peak is with the one and without the other."""
+def loaded_before_the_scaler() -> Cell:
+    """What was loaded goes before the gradient scaler comes: the first forward's peak is with one of both."""
     setup = TrainSetup(
         strategy=ShardingStrategy.NO_SHARD,
         world_size=8,
@@ -164,10 +110,77 @@ def test_what_was_loaded_goes_before_the_gradient_scaler_comes() -> None:
         use_orig_params=False,
     )
     model = shape(num_hidden_layers=7, hidden_size=16, num_attention_heads=2, num_key_value_heads=2, vocab_size=31)
-    ((_, answer),) = dry_runs([DryRunSpec(model=model, setup=setup, kernels="cuda")])
-    compared = compare_with_dry_run(Cell(model=model, setup=setup), answer, "cuda")
-    assert compared.error is None
-    assert compared.is_equal, compared.phases
+    return Cell(model=model, setup=setup)
+
+
+FIXED: dict[str, tuple[int, dict[str, Any], tuple[KernelSet, ...]]] = {
+    "Adafactor": (51, {"optimizer": "adafactor"}, ("cpu", "cuda")),
+    "optimizer in backward": (53, IN_BACKWARD, ("cpu", "cuda")),
+    "Muon": (57, UNSHARDED, ("cpu", "cuda")),
+    "activation offload": (82, {"activation_offload": True}, ("cuda",)),
+}
+"""Fields of drawn cells: the seed, the fields, and the kernels for which they are drawn."""
+QUICK_CHOSEN = {
+    *("resharded, mixed, checkpointed, prefetched", "resharded, offloaded, accumulated", "every second product"),
+    *("every third block, not sharded", "fsdp2 ends", "fsdp1 ends, prefetched"),
+}
+"""One of each setting: the others combine the same with other strategies."""
+
+
+def _case(name: str, kernels: KernelSet, cell: Callable[[], Cell], is_quick: bool) -> Any:
+    return pytest.param(kernels, cell, id=f"{name} {kernels}", marks=() if is_quick else pytest.mark.slow)
+
+
+def _drawn(kernels: KernelSet, index: int) -> Cell:
+    return shallow(draw_cells(4, SEEDS[kernels], kernels)[index])
+
+
+def _with_fields(name: str, kernels: KernelSet, index: int) -> Cell:
+    seed, fields, _ = FIXED[name]
+    return cells_with(8, seed, kernels, small=True, **fields)[index]
+
+
+def _cases() -> Iterator[Any]:
+    """Yield the kernels of each case and a function that returns its cell: drawing takes longer than collecting."""
+    for kernels in SEEDS:
+        for index in range(4):
+            yield _case(f"drawn {index}", kernels, partial(_drawn, kernels, index), index < 2)
+    for name, (_, _, several) in FIXED.items():
+        for kernels in several:
+            for index in range(8):
+                yield _case(f"{name} {index}", kernels, partial(_with_fields, name, kernels, index), index == 0)
+    for flags in (True, False):
+        for kind in Checkpointing:
+            name = f"copies of what is on the host, {'with' if flags else 'without'} use_orig_params, {kind.value}"
+            is_quick = (kind is Checkpointing.FULL) is flags and kind is not Checkpointing.SELECTIVE
+            yield _case(name, "cuda", partial(with_copies, flags, kind), is_quick)
+    for name in CHOSEN:
+        yield _case(name, "cuda", partial(chosen, name), name in QUICK_CHOSEN)
+    yield _case("what was loaded before the gradient scaler", "cuda", loaded_before_the_scaler, True)
+
+
+@pytest.mark.parametrize(("kernels", "cell"), list(_cases()))
+def test_every_phase_is_that_of_real_fsdp_without_data(kernels: KernelSet, cell: Callable[[], Cell]) -> None:
+    assert_equals_a_dry_run(cell(), kernels)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize(("kernels", "count"), [("cpu", 200), ("cuda", 100)])
+def test_predicted_peaks_are_those_of_real_fsdp_without_data(kernels: KernelSet, count: int) -> None:
+    """Peak allocated equal to the byte in at least 95 % of cells, and within 0.5 % in all; every phase too."""
+    cells = [shallow(cell) for cell in draw_cells(count, SEEDS[kernels], kernels)]
+    specs = [DryRunSpec(model=cell.model, setup=cell.setup, kernels=kernels, rank=cell.rank) for cell in cells]
+    comparisons = [compare_with_dry_run(cells[index], answer, kernels) for index, answer in dry_runs(specs)]
+    summary = summarize(comparisons, "dry run")
+    worst = "\n".join(f"{c.worst} {c.label}" for c in worst_first(comparisons, 5))
+    failures = [c.error for c in comparisons if c.error is not None]
+    assert summary.num_failed <= 0.02 * count, failures
+    assert summary.peak is not None
+    assert summary.num_compared == count - summary.num_failed
+    assert summary.peak.num_equal >= 0.95 * summary.num_compared, worst
+    assert summary.num_equal >= 0.95 * summary.num_compared, worst
+    assert max(spread.worst for spread in summary.phases.values()) <= 0.005, worst
 
 
 def test_the_drawn_cells_cover_what_the_model_claims() -> None:

@@ -31,7 +31,14 @@ LEAVING_SECONDS = 10
 
 _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(
-    ["pytest", "hypothesis", "torch._dynamo", "torch.utils.flop_counter", "fsdp_bench.train.processes.worker"]
+    [
+        "pytest",
+        "hypothesis",
+        "torch._dynamo",
+        "torch.utils.flop_counter",
+        "torch.utils._sympy.reference",
+        "fsdp_bench.train.processes.worker",
+    ]
 )
 
 

@@ -1,4 +1,4 @@
-"""Drawn cells with some settings fixed, for comparisons of one optimizer with dry runs and rehearsals."""
+"""Drawn cells with some settings fixed, and what compares them with dry runs."""
 
 from __future__ import annotations
 
@@ -8,14 +8,10 @@ from msgspec.structs import replace
 
 from fsdp_bench.simulate.wrappers.impossible import why_impossible
 from fsdp_bench.spec.errors import SpecError
-from fsdp_bench.spec.subprocesses.dry_run import DryRunSpec, KernelSet, TensorKind
+from fsdp_bench.spec.subprocesses.dry_run import DryRunSpec, KernelSet
 from fsdp_bench.sweep.dry_run import dry_runs
-from fsdp_bench.validate.memory import MemoryComparison, compare_with_dry_run
+from fsdp_bench.validate.memory import compare_with_dry_run
 from fsdp_bench.validate.random_setups import Cell, draw_cells
-from tests.profiles import validating
-
-DRY_RUNS = 8 if validating() else 3
-"""Drawn cells that are compared with a dry run: each takes seconds."""
 
 
 def cells_with(count: int, seed: int, device: KernelSet, small: bool = False, **fixed: Any) -> list[Cell]:
@@ -33,16 +29,9 @@ def cells_with(count: int, seed: int, device: KernelSet, small: bool = False, **
     return list(found)[:count]
 
 
-def against_dry_runs(cells: list[Cell], kernels: KernelSet, tensors: TensorKind = "fake") -> list[MemoryComparison]:
-    """Compare predictions with PyTorch's own code as one rank of N."""
-    specs = [DryRunSpec(model=c.model, setup=c.setup, kernels=kernels, rank=c.rank, tensors=tensors) for c in cells]
-    answers = dict(dry_runs(specs))
-    return [compare_with_dry_run(cell, answers[index], kernels) for index, cell in enumerate(cells)]
-
-
-def assert_equal(comparisons: list[MemoryComparison]) -> None:
-    """Hold every phase to the byte."""
-    assert comparisons
-    for one in comparisons:
-        assert one.error is None, (one.label, one.error)
-        assert one.is_equal, (one.label, one.worst)
+def assert_equals_a_dry_run(cell: Cell, kernels: KernelSet) -> None:
+    """Hold every phase of the prediction to the byte to PyTorch's own code as one rank of N."""
+    ((_, answer),) = dry_runs([DryRunSpec(model=cell.model, setup=cell.setup, kernels=kernels, rank=cell.rank)])
+    found = compare_with_dry_run(cell, answer, kernels)
+    assert found.error is None, (cell.label, found.error)
+    assert found.is_equal, (cell.label, found.phases)

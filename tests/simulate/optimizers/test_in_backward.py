@@ -9,13 +9,6 @@ import pytest
 from fsdp_bench.plan.estimate import predict_memory
 from fsdp_bench.simulate.operators.kernels import CUDA
 from fsdp_bench.spec.setup import TrainSetup, impossible
-from fsdp_bench.spec.subprocesses.dry_run import KernelSet
-from tests.simulate.optimizers.comparing import (
-    DRY_RUNS,
-    against_dry_runs,
-    assert_equal,
-    cells_with,
-)
 from tests.simulate.test_step import shape
 
 IN_BACKWARD: dict[str, Any] = {
@@ -24,11 +17,6 @@ IN_BACKWARD: dict[str, Any] = {
     "gradient_accumulation_steps": 1,
     "offload": "none",
 }
-
-
-@pytest.mark.parametrize("kernels", ["cpu", "cuda"])
-def test_it_holds_what_a_dry_run_holds(kernels: KernelSet) -> None:
-    assert_equal(against_dry_runs(cells_with(DRY_RUNS, 53, kernels, small=True, **IN_BACKWARD), kernels))
 
 
 @pytest.mark.parametrize("api", ["fsdp1", "fsdp2"])

@@ -10,14 +10,8 @@ from fsdp_bench.plan.estimate import predict_memory
 from fsdp_bench.simulate.operators.kernels import CUDA
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.setup import TrainSetup, impossible
-from fsdp_bench.spec.subprocesses.dry_run import DryRunSpec, KernelSet
+from fsdp_bench.spec.subprocesses.dry_run import DryRunSpec
 from fsdp_bench.sweep.dry_run import dry_runs
-from tests.simulate.optimizers.comparing import (
-    DRY_RUNS,
-    against_dry_runs,
-    assert_equal,
-    cells_with,
-)
 from tests.simulate.test_step import shape
 
 UNSHARDED: dict[str, Any] = {
@@ -30,11 +24,6 @@ UNSHARDED: dict[str, Any] = {
     "backward_prefetch": "BACKWARD_PRE",
     "forward_prefetch": False,
 }
-
-
-@pytest.mark.parametrize("kernels", ["cpu", "cuda"])
-def test_it_holds_what_a_dry_run_holds(kernels: KernelSet) -> None:
-    assert_equal(against_dry_runs(cells_with(DRY_RUNS, 57, kernels, small=True, **UNSHARDED), kernels))
 
 
 def test_it_steps_under_fully_shard_and_the_prediction_says_what_tells_its_memory() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import torch
@@ -12,7 +11,6 @@ from fsdp_bench.spec.model import Family, ModelShape
 from fsdp_bench.train.models.loss import plain
 from fsdp_bench.train.models.transformer import Llama
 
-LAYERS = "FSDP_BENCH_TEST_RECORDED_LAYERS"
 BLOCK = "fsdp_bench.train.models.transformer:LlamaBlock"
 
 
@@ -29,11 +27,11 @@ def _batch(micro_batch_size: int, sequence_length: int) -> dict[str, Tensor]:
     return {"input_ids": ids, "labels": ids.clone()}
 
 
-def llama(micro_batch_size: int, sequence_length: int) -> tuple[nn.Module, Any]:
+def _llama(num_hidden_layers: int) -> nn.Module:
     shape = ModelShape(
         name="own",
         family=Family.LLAMA,
-        num_hidden_layers=int(os.environ.get(LAYERS, "6")),
+        num_hidden_layers=num_hidden_layers,
         hidden_size=128,
         num_attention_heads=4,
         num_key_value_heads=2,
@@ -41,7 +39,23 @@ def llama(micro_batch_size: int, sequence_length: int) -> tuple[nn.Module, Any]:
         vocab_size=500,
         max_position_embeddings=512,
     )
-    return WithLoss(shape), _batch(micro_batch_size, sequence_length)
+    return WithLoss(shape)
+
+
+def llama(micro_batch_size: int, sequence_length: int) -> tuple[nn.Module, Any]:
+    return _llama(6), _batch(micro_batch_size, sequence_length)
+
+
+def llama_of_4_layers(micro_batch_size: int, sequence_length: int) -> tuple[nn.Module, Any]:
+    return _llama(4), _batch(micro_batch_size, sequence_length)
+
+
+def llama_of_5_layers(micro_batch_size: int, sequence_length: int) -> tuple[nn.Module, Any]:
+    return _llama(5), _batch(micro_batch_size, sequence_length)
+
+
+def llama_of_9_layers(micro_batch_size: int, sequence_length: int) -> tuple[nn.Module, Any]:
+    return _llama(9), _batch(micro_batch_size, sequence_length)
 
 
 class _Bare(nn.Module):
