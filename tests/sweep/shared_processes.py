@@ -13,12 +13,14 @@ from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from pathlib import Path
 
+import psutil
 import pytest
 
 from fsdp_bench.spec.subprocesses.description import DescriptionAnswer, DescriptionSpec
 from fsdp_bench.sweep import describing
 from fsdp_bench.sweep.launchers.fork_server import ForkedTrial, ForkServer
 from fsdp_bench.sweep.run import runner
+from tests.attacks.signals import children_of
 from tests.conftest import TERMINAL
 from tests.train.ranks import _CONTEXT
 
@@ -89,6 +91,12 @@ class SharedForkServer(ForkServer):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(runner, "ForkServer", cls)
             yield
+
+    @classmethod
+    def ranks(cls) -> list[psutil.Process]:
+        """Return the ranks of the trial that runs."""
+        process = None if cls._shared is None else cls._shared._process
+        return [] if process is None else children_of(psutil.Process(process.pid))
 
     @classmethod
     def end(cls) -> None:

@@ -13,6 +13,7 @@ import pytest
 from fsdp_bench.spec.rank_report import Outcome
 from fsdp_bench.spec.record import TrialRecord, read_record
 from fsdp_bench.sweep.machine import GpuDevice, probe_machine
+from fsdp_bench.sweep.results.load import read_records
 from fsdp_bench.sweep.run import runner
 from tests.conftest import run_command, write_tiny_sweep
 from tests.sweep.config.test_grid import machine
@@ -32,6 +33,15 @@ def run_sweep(write_sweep: Callable[..., Path], tmp_path: Path) -> RunSweep:
         return sorted(records, key=lambda record: record.started_at)
 
     return run
+
+
+def only_record(folder: Path, grid: str, run: str) -> TrialRecord:
+    """Run a sweep of one trial in a folder; return its record."""
+    folder.mkdir()
+    done = run_command("sweep", write_tiny_sweep(folder, grid, run), "--results", folder, "--no-charts")
+    assert done.returncode == 0, done.stderr
+    (record,) = read_records(folder)
+    return record
 
 
 FULL_RUN = """
@@ -110,10 +120,15 @@ def test_communication_is_measured_on_steps_of_its_own(record: TrialRecord) -> N
     assert (record.communication_seconds or 0) > 0
 
 
-def test_torchrun_gives_the_same_numbers_as_the_fork_server(run_sweep: RunSweep, record: TrialRecord) -> None:
-    (launched,) = run_sweep("world_size = 2\nprecision = 'bf16-mixed'", FULL_RUN + "launcher = 'torchrun'")
+@pytest.mark.parametrize("world_size", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_torchrun_gives_the_same_numbers_as_the_fork_server(tmp_path: Path, world_size: int) -> None:
+    record, launched = (
+        only_record(tmp_path / launcher, f"world_size = {world_size}", f"launcher = '{launcher}'")
+        for launcher in ("fork", "torchrun")
+    )
     assert launched.outcome is Outcome.OK
     assert launched.id == record.id
+    assert {rank.environment["launcher"] for rank in launched.ranks} == {"torchrun"}
     assert [rank.losses for rank in launched.ranks] == [rank.losses for rank in record.ranks]
     for one, other in zip(launched.ranks, record.ranks, strict=True):
         assert one.memory is not None

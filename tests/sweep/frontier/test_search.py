@@ -6,6 +6,7 @@ import csv
 import subprocess
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
@@ -17,7 +18,7 @@ from fsdp_bench.spec.rank_report import Outcome
 from fsdp_bench.spec.record import read_record
 from tests.attacks.signals import children_of
 from tests.conftest import command, run_command
-from tests.sweep.run.test_survival import stop_ranks
+from tests.sweep.shared_processes import SharedForkServer
 
 TINY = """
 [run]
@@ -117,15 +118,20 @@ def test_a_killed_frontier_resumes_repeats_nothing_and_never_runs_above_what_ran
     assert frontier(tmp_path) == found  # rebuilt, and of the whole sweep
 
 
+def kill_a_rank() -> None:
+    """Kill one of two ranks of the first trial that the sweep in this process starts."""
+    wait_for(lambda: len(SharedForkServer.ranks()) == 2)
+    SharedForkServer.ranks()[0].kill()
+
+
 def test_a_crash_is_not_taken_as_full_and_the_next_cell_goes_on(
     sweep: Callable[..., list[str]], tmp_path: Path
 ) -> None:
     words = sweep("world_size = 2\napi = 'fsdp2'\nstrategy = ['FULL_SHARD', 'NO_SHARD']")
-    manager = start(words)
-    first, other = stop_ranks(manager, 2)
-    first.kill()
-    other.resume()
-    assert manager.wait(200) == 1
+    with ThreadPoolExecutor(max_workers=1) as pool:
+        killed = pool.submit(kill_a_rank)
+        assert run_command(*words).returncode == 1
+        killed.result()
     crashed, other = frontier(tmp_path).cells
     assert (crashed.status, crashed.measured) == ("unknown", None)
     assert "SIGKILL" in (crashed.reason or "")

@@ -31,6 +31,9 @@ fcntl.flock = flock
 FAST = "from fsdp_bench.sweep.results import lock\nlock.BEAT_SECONDS, lock.DEAD_AFTER_SECONDS = 0.2, 2.0\n"
 
 
+FLOCK = ["with flock", "without flock"]
+
+
 class Managers:
     """Processes of the same command, of two nodes."""
 
@@ -87,20 +90,9 @@ def managers(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Manager
     managers.end()
 
 
-def trials(number: int, slow: str) -> pytest.MarkDecorator:
-    """With and without flock, one of them in ``make validate`` only."""
-    cases = {"with flock": True, "without flock": False}
-    return pytest.mark.parametrize(
-        "managers",
-        [
-            pytest.param((has, number), id=name, marks=[pytest.mark.slow] * (name == slow))
-            for name, has in cases.items()
-        ],
-        indirect=True,
-    )
-
-
-@trials(2, slow="without flock")
+@pytest.mark.parametrize(
+    "managers", [(True, 2), pytest.param((False, 2), marks=pytest.mark.slow)], ids=FLOCK, indirect=True
+)
 def test_the_second_is_refused_while_the_first_runs(managers: Managers) -> None:
     first = managers.start("n1")
     (rank,) = stop_ranks(first, 1)  # so that the first one is still there, however slow the second one's start is
@@ -115,7 +107,8 @@ def test_the_second_is_refused_while_the_first_runs(managers: Managers) -> None:
     managers.check()
 
 
-@trials(4, slow="with flock")
+@pytest.mark.slow  # test_lock.py holds it of the lock alone
+@pytest.mark.parametrize("managers", [(True, 4), (False, 4)], ids=FLOCK, indirect=True)
 def test_of_two_that_start_together_one_runs(managers: Managers) -> None:
     both = [managers.start(node) for node in ("n1", "n2")]
     assert sorted(process.wait(200) for process in both) == [0, 2]
@@ -123,7 +116,7 @@ def test_of_two_that_start_together_one_runs(managers: Managers) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("managers", [(True, 8), (False, 8)], ids=["with flock", "without flock"], indirect=True)
+@pytest.mark.parametrize("managers", [(True, 8), (False, 8)], ids=FLOCK, indirect=True)
 def test_managers_that_are_killed_and_replaced_at_any_time_lose_nothing(managers: Managers) -> None:
     """As nodes do that lose their power: the next manager is on another one."""
     source = random.Random(managers.results.name)

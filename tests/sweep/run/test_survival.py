@@ -57,9 +57,11 @@ def wait_until_gone(processes: list[psutil.Process]) -> list[psutil.Process]:
     return [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]
 
 
-def record_of(folder: Path) -> TrialRecord:
-    (path,) = (folder / "trials").glob("*.json")
-    return read_record(path.read_bytes(), path.name)
+def record_of(folder: Path, seed: int) -> TrialRecord:
+    """Return the record of the trial with a seed."""
+    records = [read_record(path.read_bytes(), path.name) for path in (folder / "trials").glob("*.json")]
+    (found,) = [record for record in records if record.setup.seed == seed]
+    return found
 
 
 def wait_for_ranks(manager: subprocess.Popen[Any], count: int) -> list[psutil.Process]:
@@ -88,36 +90,35 @@ def stop_ranks(manager: subprocess.Popen[Any], count: int) -> list[psutil.Proces
                 rank.resume()
 
 
-def test_a_killed_rank_is_that_trials_crash_and_its_reason_names_the_signal(
+def test_a_killed_rank_is_its_trials_crash_and_a_stopped_one_its_timeout(
     write_sweep: Callable[..., Path], tmp_path: Path
 ) -> None:
-    sweep = Sweep(write_sweep("world_size = 2"), tmp_path / "results")
+    file = write_sweep("world_size = 2\nseed = [0, 1]", "timeout_seconds = 10")
+    sweep = Sweep(file, tmp_path / "results")
     manager = sweep.start()
-    ranks = stop_ranks(manager, 2)  # so that the trial has not ended when the signal comes
-    ranks[1].kill()
-    ranks[0].resume()
+    first = stop_ranks(manager, 2)
+    first[1].kill()
+    first[0].resume()
+    while not sweep.records():
+        assert manager.poll() is None
+        time.sleep(0.02)
+    second = stop_ranks(manager, 2)
+    second[0].resume()
     assert sweep.end(manager) == 1
-    record = record_of(sweep.folder)
-    assert record.outcome is Outcome.CRASHED
-    assert "SIGKILL" in (record.reason or "")
-    assert sweep.go_on() == 1  # the crash stands
-    assert record_of(sweep.folder) == record
-    assert sweep.go_on("--retry", "crashed") == 0
-    assert record_of(sweep.folder).outcome is Outcome.OK
+    assert not wait_until_gone([*first, *second])
+    ended = sweep.records()
+    crashed, timed_out = (record_of(sweep.folder, seed) for seed in (0, 1))
+    assert crashed.outcome is Outcome.CRASHED
+    assert "SIGKILL" in (crashed.reason or "")
+    assert timed_out.outcome is Outcome.TIMEOUT
+    assert "not done after 10 s" in (timed_out.reason or "")
+    assert sweep.go_on() == 1  # what has failed stands
+    assert sweep.records() == ended
+    assert sweep.go_on("--retry", "crashed") == 1
+    assert record_of(sweep.folder, 0).outcome is Outcome.OK
+    assert record_of(sweep.folder, 1) == timed_out
     (aside,) = (sweep.folder / "set-aside").iterdir()
-    assert read_record(aside.read_bytes(), aside.name) == record
-
-
-def test_a_stopped_rank_is_a_timeout_that_says_where_it_was(write_sweep: Callable[..., Path], tmp_path: Path) -> None:
-    sweep = Sweep(write_sweep("world_size = 2", "timeout_seconds = 4"), tmp_path / "results")
-    manager = sweep.start()
-    ranks = stop_ranks(manager, 2)
-    ranks[0].resume()
-    assert sweep.end(manager) == 1
-    record = record_of(sweep.folder)
-    assert record.outcome is Outcome.TIMEOUT
-    assert "not done after 4 s" in (record.reason or "")
-    assert not wait_until_gone(ranks)
+    assert read_record(aside.read_bytes(), aside.name) == crashed
 
 
 def test_an_interrupt_ends_with_130_and_leaves_no_record_of_the_running_trial(
