@@ -96,7 +96,7 @@ def test_its_predictions_are_bounded_by_what_a_card_holds(ran: Any) -> None:
         assert -0.1 <= usable / GIB - reserved - left < 3  # what NCCL takes, as the text says; numbers have one decimal
 
 
-@pytest.mark.parametrize("name", ["capacity_planning", "reading_a_sweep"])
+@pytest.mark.parametrize("name", [pytest.param("capacity_planning", marks=pytest.mark.slow), "reading_a_sweep"])
 def test_it_prints_what_is_committed(name: str) -> None:
     """Where that changed on purpose: run it, look at its pictures and save it."""
     committed = nbformat.read(ROOT / "notebooks" / f"{name}.ipynb", as_version=4)

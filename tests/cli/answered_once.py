@@ -26,7 +26,7 @@ ANSWERS: dict[str, ModuleType] = {
 """The functions whose answers the commands print, and where the commands find them; each is called at most once."""
 
 _published: dict[str, Any] = {}
-"""What is compared with the published sizes is no question of the command line: one answer for all tests."""
+"""The predictions beside the published sizes, which depend on nothing but the catalogue."""
 
 
 @contextmanager
@@ -36,9 +36,16 @@ def answered_once() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         for name, module in ANSWERS.items():
             patch.setattr(module, name, partial(_keep, kept, name, getattr(module, name)))
-        patch.setattr(
-            sizes, "compare_published_sizes", partial(_keep, _published, "sizes", sizes.compare_published_sizes)
-        )
+        with published_once():
+            yield
+
+
+@contextmanager
+def published_once() -> Iterator[None]:
+    """Have the published sizes predicted once for all tests of a worker."""
+    once = partial(_keep, _published, "sizes", sizes.compare_published_sizes)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sizes, "compare_published_sizes", once)
         yield
 
 

@@ -60,6 +60,7 @@ class _DayOfThePages(date):
 
 _BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 _NOTE = re.compile(r"<!-- (file|not run): (.+?) -->\n+\Z")
+_FILE_NAME = re.compile(r"[\w./-]+\.(?:csv|html|json|md|png|py|svg|toml)\b")
 _DOCTEST_OPTIONS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
 
@@ -105,13 +106,46 @@ def blocks(page: str) -> Iterator[Block]:
         )
 
 
-def run_page(page: str, name: str, folder: Path, only: str | None = None) -> PageResult:
-    """Run a page in a folder; with ``only`` the blocks that are not run for that reason, and none else."""
+def parts(page: str, only: str | None = None) -> list[list[Block]]:
+    """Return the blocks that are run, those together of which a later one needs what an earlier one made.
+
+    All Python is one part, because its blocks share their names. Commands that name the same file are another.
+    """
+    found: list[list[Block]] = []
+    for block in blocks(page):
+        if block.file is not None or block.not_run != only or not _is_run(block):
+            continue
+        before = [part for part in found if any(_belong_together(block, one) for one in part)]
+        found = [part for part in found if part not in before]
+        found.append([*(one for part in before for one in part), block])
+    return found
+
+
+def _is_run(block: Block) -> bool:
+    return block.language == "console" or (block.language == "python" and ">>>" in block.text)
+
+
+def _belong_together(one: Block, other: Block) -> bool:
+    return one.language == other.language == "python" or bool(_made(one) & _made(other))
+
+
+def _made(block: Block) -> set[str]:
+    """Return the files that a block names and the repository does not have: some command of the page made them."""
+    return {name for name in _FILE_NAME.findall(block.text) if not (ROOT / name).exists()}
+
+
+def run_page(
+    page: str, name: str, folder: Path, only: str | None = None, part: list[Block] | None = None
+) -> PageResult:
+    """Run a page in a folder; with ``only`` the blocks that are not run for that reason, and none else.
+
+    With ``part`` those blocks alone. Files that the page shows above a block are always there.
+    """
     for shared in SHARED:
         (folder / shared).symlink_to(ROOT / shared)
     result, names = PageResult(), dict[str, Any]()
     for block in blocks(page):
-        if block.not_run != only and block.file is None:
+        if (block.not_run != only or (part is not None and block not in part)) and block.file is None:
             continue
         if block.file is not None:
             (folder / block.file).parent.mkdir(parents=True, exist_ok=True)

@@ -3,20 +3,81 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import fsdp_bench
 from fsdp_bench.cli.main import COMMANDS
-from tests.docs.pages import CUDA_BUILD, PAGES, PICTURES, ROOT, SCREENSHOTS, blocks, matches, run_page, shortened_as
+from tests.cli.answered_once import published_once
+from tests.docs.pages import (
+    CUDA_BUILD,
+    PAGES,
+    PICTURES,
+    ROOT,
+    SCREENSHOTS,
+    blocks,
+    matches,
+    parts,
+    run_page,
+    shortened_as,
+)
+
+SLOW = {
+    "plan --model Llama-3.1-8B --tokens 1T --deadline 30d": "README.md",  # all servers on 1 to 64 nodes
+    "plan --model Llama-3.1-8B --tokens 100B --deadline 30d"
+    " --server p4de.24xlarge,p5.48xlarge,a3-highgpu-8g --nodes 1-8": "docs/questions.md",
+    "validate --against published": "docs/validation.md",
+}
+"""Commands that take long, and like which tests run shorter ones: these are for ``make validate``."""
 
 
-@pytest.mark.parametrize("name", PAGES)
-def test_a_page_prints_what_it_says(name: str, tmp_path: Path) -> None:
+def _cases() -> Iterator[object]:
+    """Yield a page and a part of it: two cores share the longest page."""
+    for name in PAGES:
+        for number, part in enumerate(parts((ROOT / name).read_text())):
+            text = "".join(block.text for block in part)
+            is_slow = any(f"$ fsdp-bench {command}\n" in text and name == page for command, page in SLOW.items())
+            first = re.search(r"^(?:\$ fsdp-bench|>>>) (\S+)", text, re.MULTILINE)
+            assert first is not None
+            yield pytest.param(
+                *(name, number),
+                id=f"{name} {number} {first[1]}",
+                marks=pytest.mark.slow if is_slow else (),
+            )
+
+
+@pytest.mark.parametrize(("name", "number"), list(_cases()))
+def test_a_page_prints_what_it_says(name: str, number: int, tmp_path: Path) -> None:
     """Where outputs changed on purpose: ``python -m tests.docs.update``, and read ``git diff``."""
-    result = run_page((ROOT / name).read_text(), name, tmp_path)
+    page = (ROOT / name).read_text()
+    with published_once():
+        result = run_page(page, name, tmp_path, part=parts(page)[number])
+    assert result.num_run
     assert not result.failures, "\n\n".join(result.failures)
+
+
+def test_what_runs_in_validating_runs_alone_is_on_its_page() -> None:
+    for command, page in SLOW.items():
+        assert f"$ fsdp-bench {command}\n" in (ROOT / page).read_text()
+
+
+def test_blocks_that_need_each_other_are_one_part() -> None:
+    first, second = "```console\n{}\n```\n", "```python\n>>> {}\n```\n"
+    third = "<!-- not run: x -->\n" + first
+    page = (
+        first.format("$ fsdp-bench record -o own.json")
+        + second.format("x = 1")
+        + third.format("$ fsdp-bench sweep")
+        + first.format("$ fsdp-bench servers")
+        + second.format("x")
+        + first.format("$ fsdp-bench predict --recorded own.json")
+        + first.format("$ fsdp-bench report README.md")
+        + first.format("$ fsdp-bench servers README.md")
+    )
+    found = [[block.text.split()[-1] for block in part] for part in parts(page)]
+    assert found == [["servers"], ["1", "x"], ["own.json", "own.json"], ["README.md"], ["README.md"]]
 
 
 @pytest.mark.parametrize("name", PAGES)
