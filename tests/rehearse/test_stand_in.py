@@ -6,12 +6,13 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from fsdp_bench.catalog import loader
-from fsdp_bench.rehearse.build import COMPILERS, LIBRARY, StandInGpu, compile_stand_in, stand_in_environment
+from fsdp_bench.rehearse.build import COMPILERS, LIBRARY, StandInGpu, stand_in_environment
 
 pytestmark = pytest.mark.skipif(not any(map(shutil.which, COMPILERS)), reason="no C compiler")
 
@@ -45,10 +46,8 @@ def unsupported():
 
 
 @pytest.fixture(scope="module", params=[12040, 13000])
-def folder(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Path:
-    built = tmp_path_factory.mktemp("stand-in")
-    compile_stand_in(built, request.param, {"cudaNewestFunction", "cublasNewestFunction"}, f"cuda-{request.param}")
-    return built
+def folder(compiled: Callable[[int], Path], request: pytest.FixtureRequest) -> Path:
+    return compiled(request.param)
 
 
 def ran(folder: Path, script: str, gpu: StandInGpu = GPU, **variables: str) -> subprocess.CompletedProcess[str]:

@@ -1,0 +1,27 @@
+"""The stand-in, compiled once for each version of CUDA."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from fsdp_bench.rehearse.build import compile_stand_in
+
+NEWEST = {"cudaMalloc", "cudaNewestFunction", "cublasNewestFunction"}
+"""What a torch of the future uses: one function that the stand-in has, and two that it does not have."""
+
+
+@pytest.fixture(scope="session")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Path]:
+    """Return a function that returns the folder of the stand-in for a version of CUDA."""
+
+    @cache
+    def compiled_for(cuda_version: int) -> Path:
+        folder = tmp_path_factory.mktemp("stand-in")
+        compile_stand_in(folder, cuda_version, NEWEST, f"cuda-{cuda_version}")
+        return folder
+
+    return compiled_for
