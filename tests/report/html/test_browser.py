@@ -24,6 +24,10 @@ PHONE, DESK, A4 = (375, 700), (1280, 800), (703, 1000)
 A4_SIDEWAYS = (1016, 650)
 
 
+def _slow(name: str) -> object:
+    return pytest.param(name, marks=pytest.mark.slow)
+
+
 @dataclass
 class Opened:
     """A page in the browser, and what it did."""
@@ -105,7 +109,7 @@ def test_nothing_is_requested_and_nothing_goes_wrong(
     assert opened.complaints == []
 
 
-@pytest.mark.parametrize("name", ["plan", "accumulating", "sweep", "frontier", "hostile"])
+@pytest.mark.parametrize("name", ["plan", "accumulating", "sweep", _slow("frontier"), "hostile"])
 def test_a_phone_shows_all_without_scrolling_sideways(
     show: Callable[..., Opened], reports: dict[str, Path], name: str
 ) -> None:
@@ -239,7 +243,7 @@ _CONTRAST = """() => {
 }"""
 
 
-@pytest.mark.parametrize("name", ["plan", "sweep", "frontier"])
+@pytest.mark.parametrize("name", ["plan", "sweep", _slow("frontier")])
 def test_it_prints_on_a4_with_tables_uncut_and_details_open(
     show: Callable[..., Opened], reports: dict[str, Path], name: str, tmp_path: Path
 ) -> None:

@@ -13,6 +13,7 @@ import pytest
 from fsdp_bench.report.html import write
 from fsdp_bench.spec.errors import UserError
 from tests.attacks.hostile import mutated_json
+from tests.profiles import draws
 from tests.report.html.parsed import ParsedPage
 from tests.report.html.samples import IMAGE, SCRIPT, STYLE, plan_file, plan_text
 
@@ -124,7 +125,7 @@ def test_a_damaged_plan_is_refused_in_one_line_or_drawn(tmp_path: Path) -> None:
     draw, document = random.Random(7), json.loads(plan_text())
     path = tmp_path / "plan.json"
     refusals, drawn = list[str](), list[ParsedPage]()
-    for _ in range(150):
+    for _ in range(draws(40, 150)):
         path.write_text(mutated_json(draw, document))
         try:
             drawn.append(page(path))

@@ -26,12 +26,6 @@ Compared = tuple[list[SpeedRow], SpeedSummary]
 
 
 @pytest.fixture(scope="module")
-def compared() -> Compared:
-    """Compare once."""
-    return compare_speed()
-
-
-@pytest.fixture(scope="module")
 def cases() -> dict[str, PublishedCase]:
     return {case.inputs.case: case for case in read_cases()}
 
@@ -59,14 +53,17 @@ def test_the_median_error_is_small_on_every_gpu_and_below_the_best_constant_mfus
 
 
 def test_nothing_measured_decides_a_prediction(compared: Compared) -> None:
-    """Halved published throughput moves the errors and no prediction."""
+    """Halved published throughput moves the errors and no prediction; here of every fourth row that was measured."""
+    measured = [case for case in read_cases() if case.tokens_per_second_per_gpu is not None]
     halved = [
-        msgspec.structs.replace(case, tokens_per_second_per_gpu=case.tokens_per_second_per_gpu / 2)
-        for case in read_cases()
-        if case.tokens_per_second_per_gpu is not None
+        msgspec.structs.replace(case, tokens_per_second_per_gpu=(case.tokens_per_second_per_gpu or 0.0) / 2)
+        for case in measured[::4]
     ]
     others, _ = compare_speed(halved)
-    for row, other in zip(compared[0], others, strict=True):
+    rows = compared[0][::4]
+    assert [row.case for row in rows] == [other.case for other in others]
+    assert sum(row.error is not None for row in rows) > 10
+    for row, other in zip(rows, others, strict=True):
         assert row.predicted_tokens_per_second == other.predicted_tokens_per_second
         if row.error is not None and other.error is not None:
             assert 1 + other.error == pytest.approx(2 * (1 + row.error))

@@ -1,0 +1,13 @@
+"""Published throughput beside its predictions: compared once for all tests of a worker."""
+
+from __future__ import annotations
+
+import pytest
+
+from fsdp_bench.validate.published.speed import SpeedRow, SpeedSummary, compare_speed
+
+
+@pytest.fixture(scope="session")
+def compared() -> tuple[list[SpeedRow], SpeedSummary]:
+    """Return every published row and the summary."""
+    return compare_speed()
