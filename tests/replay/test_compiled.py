@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fsdp_bench.replay.caching_allocator import compiled, heap
+from fsdp_bench.replay.caching_allocator import compiled, heap, sizes
 
 READINGS = """
 import sys
@@ -46,21 +46,50 @@ print("numba" in sys.modules, file=sys.stderr)
 """
 
 
-def readings(how: str, cache: Path) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "XDG_CACHE_HOME": str(cache)}
+def readings(how: str, cache: Path | None = None) -> subprocess.CompletedProcess[str]:
+    environment = os.environ if cache is None else {**os.environ, "XDG_CACHE_HOME": str(cache)}
     command = [sys.executable, "-c", READINGS, how]
     return subprocess.run(command, check=True, env=environment, capture_output=True, text=True)
 
 
-def test_compiled_and_plain_read_the_same_and_what_was_compiled_is_kept(tmp_path: Path) -> None:
-    plain, first = readings("plain", tmp_path), readings("compiled", tmp_path)
+def _files(folder: Path) -> dict[Path, int]:
+    return {path: path.stat().st_mtime_ns for path in folder.rglob("*.nbc")}
+
+
+def test_compiled_and_plain_read_the_same() -> None:
+    """What was compiled of the same sources is taken from where the command keeps it: compiling takes ten seconds."""
+    plain, first = readings("plain"), readings("compiled")
     assert first.stdout == plain.stdout
     assert plain.stdout.count("AllocatorReading") > 80
     assert (plain.stderr.split()[-1], first.stderr.split()[-1]) == ("False", "True")
-    kept = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.nbc")}
+
+
+@pytest.mark.slow
+def test_all_that_was_compiled_is_kept(tmp_path: Path) -> None:
+    first = readings("compiled", tmp_path)
+    kept = _files(tmp_path)
     assert kept
-    assert readings("compiled", tmp_path).stdout == plain.stdout
-    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.nbc")} == kept
+    assert readings("compiled", tmp_path).stdout == first.stdout
+    assert _files(tmp_path) == kept
+
+
+def test_what_was_compiled_is_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Of one module, which compiles in a second; compiled again it is read, as in another process."""
+    import numba
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(compiled, "_MODULES", (sizes,))
+    monkeypatch.setitem(vars(numba.config), "CACHE_DIR", "")
+    plain = {name: getattr(value, "py_func", value) for name, value in vars(sizes).items() if callable(value)}
+    found = []
+    for _ in range(2):
+        for name, function in plain.items():
+            monkeypatch.setattr(sizes, name, function)
+        compiled.compile_allocator.__wrapped__()
+        assert sizes.segment_bytes is not plain["segment_bytes"]
+        assert sizes.segment_bytes(1000) == 2 * 2**20  # kSmallBuffer
+        found.append(_files(tmp_path))
+    assert found[0] == found[1] != {}
 
 
 def test_other_source_is_kept_elsewhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

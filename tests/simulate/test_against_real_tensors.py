@@ -100,9 +100,11 @@ QUICK = {
     "the gradient scaler's tensors come with the first scaled loss",
     "another rank's pieces of the parameters",
     "the last rank pads its part",
+    "DistributedDataParallel compares shapes over all ranks",
+    "another rank of a hybrid group",
     "the gradient of a unit of which a rank holds only padding is dropped with every forward",
 }
-"""Both wrappers, and the ranks that differ from rank 0."""
+"""All wrappers, and the ranks that differ from rank 0."""
 
 
 @pytest.mark.parametrize(

@@ -41,9 +41,9 @@ SETUPS: list[dict[str, object]] = [
     {"api": "fsdp1", "world_size": 8, "wrap": "size", "min_num_params": 20000, "checkpointing": "full"},
     {"api": "fsdp2", "world_size": 64, "wrap": "size", "min_num_params": 100},
 ]
-QUICK = (0, 3, 6, 12)
-"""Which run in ``make test``: fully_shard, a checkpoint policy with accumulation, DistributedDataParallel, and units by
-size."""
+QUICK = (0, 6, 7, 12)
+"""Which run in ``make test``: fully_shard by blocks and as one unit that accumulates, DistributedDataParallel, FSDP1
+with units by size."""
 KINDS = ("bf16", "bf16 autocast", "bf16 cast at blocks")
 """The variants that these run."""
 

@@ -30,9 +30,9 @@ def test_a_loop_over_the_sequence_is_refused_with_the_option_that_helps() -> Non
 @pytest.mark.parametrize(
     ("api", "batch", "checkpointing"),
     [
-        (Api.FSDP2, 1, Checkpointing.NONE),
+        pytest.param(Api.FSDP2, 1, Checkpointing.NONE, marks=pytest.mark.slow),
         (Api.FSDP1, 4, Checkpointing.FULL),
-        pytest.param(Api.FSDP2, 7, Checkpointing.SELECTIVE, marks=pytest.mark.slow),
+        (Api.FSDP2, 7, Checkpointing.SELECTIVE),
     ],
 )
 def test_for_its_length_every_phase_equals_the_dry_run(api: Api, batch: int, checkpointing: Checkpointing) -> None:
