@@ -14,8 +14,6 @@ from tests.on_stand_in.interpreters import run_on_gpu
 from tests.on_stand_in.simulate.comparing import against_rehearsals, assert_near
 from tests.simulate.optimizers.comparing import cells_with
 
-pytestmark = pytest.mark.slow
-
 NORMS = """
 import json, sys
 import torch
@@ -31,6 +29,7 @@ for rows, columns in json.load(sys.stdin):
 """
 
 
+@pytest.mark.slow
 def test_it_holds_what_pytorchs_allocator_holds() -> None:
     assert_near(against_rehearsals(cells_with(12, 52, "cuda", optimizer="adafactor")))
 

@@ -16,8 +16,6 @@ from fsdp_bench.spec.setup import TrainSetup
 from fsdp_bench.spec.subprocesses.dry_run import DryRunSpec
 from fsdp_bench.sweep.dry_run import dry_runs
 
-pytestmark = pytest.mark.slow
-
 NARROW = {"hidden_size": 96, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 500, "pad_token_id": 0}
 T5 = {"d_model": 64, "num_heads": 2, "d_kv": 24, "d_ff": 112, "num_layers": 8, "num_decoder_layers": 8}
 
@@ -69,8 +67,10 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
 
 @pytest.mark.parametrize(
     ("name", "sizes", "fields"),
-    CASES,
-    ids=[f"{name}-{fields['api']}-{fields.get('loss', 'own')}" for name, _, fields in CASES],
+    [
+        pytest.param(*case, id=f"{case[0]}-{case[2]['api']}-{case[2].get('loss', 'own')}", marks=marks)
+        for case, marks in zip(CASES, [(), (), *([pytest.mark.slow] * len(CASES))], strict=False)
+    ],
 )
 def test_every_phase_equals_the_dry_run(name: str, sizes: dict[str, Any], fields: dict[str, Any]) -> None:
     entry = next(entry for entry in models() if entry.name == name)

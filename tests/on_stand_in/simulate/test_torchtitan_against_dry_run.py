@@ -16,8 +16,6 @@ from fsdp_bench.spec.setup import TrainSetup
 from fsdp_bench.spec.subprocesses.dry_run import DryRunSpec, ModelCode
 from fsdp_bench.sweep.dry_run import dry_runs
 
-pytestmark = pytest.mark.slow
-
 SMALL = {"hidden_size": 96, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 136}
 SIZES = SMALL | {"vocab_size": 500, "num_hidden_layers": 7, "pad_token_id": 0}
 ENDS = {"wrap": "block-and-ends"}
@@ -41,7 +39,10 @@ CASES: list[tuple[ModelCode, str, dict[str, Any]]] = [
 # fmt: on
 
 
-@pytest.mark.parametrize(("code", "name", "fields"), CASES)
+SLOW = [pytest.param(*case, marks=pytest.mark.slow) for case in CASES[:-1]]
+
+
+@pytest.mark.parametrize(("code", "name", "fields"), [*SLOW, CASES[-1]])
 def test_every_phase_equals_the_dry_run(code: ModelCode, name: str, fields: dict[str, Any]) -> None:
     if code == "torchtitan":
         pytest.importorskip("torchtitan", reason="its own code runs: pip install 'fsdp-bench[torchtitan]'")
