@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from fsdp_bench.cli import max_size, predict
+from fsdp_bench.cli import doctor, max_size, predict
 from fsdp_bench.plan.advice import nothing_fits, remedies
 from fsdp_bench.validate.published import sizes
 from tests import conftest
@@ -22,6 +22,7 @@ ANSWERS: dict[str, ModuleType] = {
     "answers": predict,
     "remedies": remedies,
     "nothing_fits": nothing_fits,
+    "diagnose": doctor,
 }
 """The functions whose answers the commands print, and where the commands find them; each is called at most once."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from tests.cli.answered_once import answered_once
 from tests.conftest import run_command
 
 PREDICT = ("predict", "--model", "Llama-3.1-8B", "--server", "p5.48xlarge")
@@ -62,11 +63,11 @@ def test_a_plan_is_not_lost_where_it_cannot_be_exported(tmp_path: Path) -> None:
 
 def test_what_does_not_fit_is_not_exported(tmp_path: Path) -> None:
     words = ("predict", "--model", "Llama-2-70B", "--server", "p5.48xlarge", "--export", "pytorch")
-    done = run_command(*words, cwd=tmp_path)
+    with answered_once():
+        done, as_json = run_command(*words, cwd=tmp_path), run_command(*words, "--json", cwd=tmp_path)
     assert done.returncode == 3
     assert done.stdout.endswith("\nnothing exported: it does not fit\n")
-    document = json.loads(run_command(*words, "--json", cwd=tmp_path).stdout)
-    assert document["exports"] == []
+    assert json.loads(as_json.stdout)["exports"] == []
     done = run_command(*PLAN, *SETTING, "--tokens", "1T", "--deadline", "1h", "--export", "pytorch", cwd=tmp_path)
     assert done.returncode == 3
     assert done.stdout.endswith("\nnothing exported: there is no plan\n")

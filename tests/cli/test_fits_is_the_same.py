@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.conftest import run_command
 from tests.profiles import share_of_examples
 
-few = share_of_examples(8)
+few = share_of_examples(16)
 
 places = st.sampled_from([
     ("--server", "g5.48xlarge"),

@@ -176,7 +176,7 @@ COLUMNS = "batch,fits_value,needs,mfu"
     [
         WIDE,
         ("predict", *GPT2, "--batch", "1,2,4", "--nodes", "1,2", "--seq", "256,512", "--compile", "on,off"),
-        ("max-size", "--server", "p5.48xlarge", "--seq", "4096,8192", "--batch", "1,2", *FEW_SETTINGS),
+        ("max-size", "--server", "p5.48xlarge", "--seq", "4096,8192", *FEW_SETTINGS),
         ("max-size", "--server", "p5.48xlarge", "--batch", "1,2", "--columns", COLUMNS, *FEW_SETTINGS),
     ],
 )

@@ -206,18 +206,12 @@ def test_of_several_setups_one_that_fits_is_enough() -> None:
         (*LLAMA, *FP32, "--strategy", "ddp"),
         (*LLAMA, *FP32, "--strategy", "zero2", "--batch", "4"),
         (*LLAMA, "--nodes", "4", "--seq", "32768"),
-        (
-            "--model",
-            "Llama-3.1-70B",
-            *LLAMA[2:],
-            "--precision",
-            "fp32",
-            "--nodes",
-            "2",
-            "--seq",
-            "8192",
-            "--batch",
-            "2",
+        pytest.param(
+            (
+                *("--model", "Llama-3.1-70B", *LLAMA[2:], "--precision", "fp32"),
+                *("--nodes", "2", "--seq", "8192", "--batch", "2"),
+            ),
+            marks=pytest.mark.slow,
         ),
     ],
 )
@@ -318,7 +312,13 @@ def test_a_picture_leaves_standard_output_to_the_document(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("extra", "table"), [([], []), (["--json"], []), (["--strategy", "ddp"], []), (["--strategy", "all"], ["rich"])]
+    ("extra", "table"),
+    [
+        ([], []),
+        (["--json"], []),
+        pytest.param(["--strategy", "ddp"], [], marks=pytest.mark.slow),
+        (["--strategy", "all"], ["rich"]),
+    ],
 )
 def test_predicting_loads_nothing_heavy_and_rich_only_for_a_table(
     extra: list[str], table: list[str], tmp_path: Path

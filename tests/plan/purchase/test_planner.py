@@ -220,8 +220,8 @@ def test_servers_that_are_never_searched_could_not_have_been_picked() -> None:
     asked = goal("3B", stated_price=StatedPrice(2.0, True))
     asked = replace(asked, fixed=ONE_STRATEGY)
     kinds = [kind(name) for name in ("g5.48xlarge", "p4d.24xlarge", "p5.48xlarge", "ND-H100-v5")]
-    alone = [plan(asked, [one], (1, 2, 4)).picked for one in kinds]
-    picked = plan(asked, kinds, (1, 2, 4)).picked
+    alone = [plan(asked, [one], (1, 2)).picked for one in kinds]
+    picked = plan(asked, kinds, (1, 2)).picked
     cheapest, fastest = picked.cheapest, picked.fastest
     assert cheapest is not None
     assert fastest is not None

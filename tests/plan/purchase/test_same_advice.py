@@ -18,7 +18,7 @@ from fsdp_bench.spec.setup import Precision, TrainSetup
 @pytest.mark.parametrize(
     ("name", "where", "nodes"),
     [
-        ("Llama-3.1-8B", "g5.48xlarge", range(1, 9)),
+        ("Llama-3.1-8B", "g5.48xlarge", range(1, 5)),
         pytest.param("Llama-3.1-8B", "g5.48xlarge", NODES, marks=pytest.mark.slow),
         pytest.param("30B", "p4d.24xlarge", NODES, marks=pytest.mark.slow),
         pytest.param("Llama-3.1-70B", "p4de.24xlarge", NODES, marks=pytest.mark.slow),

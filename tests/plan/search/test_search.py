@@ -71,7 +71,7 @@ def fits(quantity: Quantity, index: int) -> bool:
 
 
 @pytest.mark.parametrize("cell", CELLS)
-@pytest.mark.parametrize("mib", [900, 1100])
+@pytest.mark.parametrize("mib", [900, pytest.param(1100, marks=pytest.mark.slow)])
 def test_the_largest_model_is_what_a_scan_of_the_ladder_finds(
     cell: tuple[ShardingStrategy, Api, str, Checkpointing, Offload], mib: int
 ) -> None:
@@ -158,7 +158,7 @@ def test_what_predict_has_no_answer_to_is_refused(setup: TrainSetup, hardware: C
         largest_model(setup, hardware)
 
 
-@pytest.mark.parametrize("cell", CELLS)
+@pytest.mark.parametrize("cell", [CELLS[0], *(pytest.param(cell, marks=pytest.mark.slow) for cell in CELLS[1:])])
 def test_a_budget_of_live_bytes_stands_for_a_card(
     cell: tuple[ShardingStrategy, Api, str, Checkpointing, Offload],
 ) -> None:
