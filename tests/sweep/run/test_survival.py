@@ -64,12 +64,18 @@ def record_of(folder: Path, seed: int) -> TrialRecord:
     return found
 
 
+def ranks_of(manager: subprocess.Popen[Any]) -> list[psutil.Process]:
+    """Return the ranks of the trial that a manager runs: its children start them."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return [rank for child in children_of(psutil.Process(manager.pid)) for rank in children_of(child)]
+    return []
+
+
 def wait_for_ranks(manager: subprocess.Popen[Any], count: int) -> list[psutil.Process]:
     """Wait until so many ranks of a trial run."""
-    process, deadline = psutil.Process(manager.pid), time.monotonic() + 200
+    deadline = time.monotonic() + 200
     while time.monotonic() < deadline:
-        ranks = [grandchild for child in children_of(process) for grandchild in children_of(child)]
-        if len(ranks) >= count:
+        if len(ranks := ranks_of(manager)) >= count:
             return ranks
         assert manager.poll() is None, "the sweep has ended"
         time.sleep(0.01)
