@@ -15,7 +15,6 @@ from fsdp_bench.spec.recording.model import RecordedModel
 from fsdp_bench.spec.recording.request import RecordingSpec
 from fsdp_bench.spec.setup import TrainSetup
 from fsdp_bench.sweep.recording import record
-from tests.profiles import validating
 from tests.simulate.recorded import users
 from tests.simulate.recorded.recording import OBSERVED, assert_phases_equal_the_dry_run, record_here, user_module
 
@@ -49,8 +48,8 @@ KINDS = ("bf16", "bf16 autocast", "bf16 cast at blocks")
 
 
 @cache
-def recorded() -> RecordedModel:
-    if validating():
+def recorded(every_variant: bool = False) -> RecordedModel:
+    if every_variant:
         return record_here(user_module("llama", users.BLOCK))
     return record_here(user_module("llama_of_4_layers", users.BLOCK), KINDS)
 
@@ -59,18 +58,16 @@ def _setup(fields: dict[str, object]) -> TrainSetup:
     return TrainSetup(**{"precision": "bf16-mixed", "sequence_length": 96, **fields})  # type: ignore[arg-type]
 
 
-def _cases() -> list[object]:
-    """Every setup with more layers than are simulated, of which one stands for others; some with more than recorded."""
-    five = [
-        pytest.param(5, fields, marks=() if number in QUICK else pytest.mark.slow)
-        for number, fields in enumerate(SETUPS)
-    ]
-    return five + [pytest.param(9, fields, marks=pytest.mark.slow) for fields in SETUPS[:2]]
+CASES = [
+    *(pytest.param(5, number, marks=() if number in QUICK else pytest.mark.slow) for number in range(len(SETUPS))),
+    *(pytest.param(9, number, marks=pytest.mark.slow) for number in (0, 1)),
+]
+"""More layers than are simulated, of which one stands for others; and more than were recorded."""
 
 
-@pytest.mark.parametrize(("layers", "fields"), _cases())
-def test_every_phase_equals_the_dry_run(layers: int, fields: dict[str, object]) -> None:
-    setup, model = _setup(fields), recorded().with_layers(layers)
+@pytest.mark.parametrize(("layers", "number"), CASES)
+def test_every_phase_equals_the_dry_run(layers: int, number: int) -> None:
+    setup, model = _setup(SETUPS[number]), recorded(number not in QUICK).with_layers(layers)
     module = user_module(f"llama_of_{layers}_layers", users.BLOCK)
     assert_phases_equal_the_dry_run(model, module, setup, candidate_ranks(model, setup, OBSERVED)[0])
 
