@@ -129,8 +129,12 @@ class Meter:
         self._not_of_the_test = 0.0
 
     def _since(self) -> float:
+        """Return the CPU seconds since this was asked last.
+
+        A process that ends and is waited for by nobody, as chromium's are, takes its seconds along; they were counted.
+        """
         before, self._read = self._read, tree_cpu_seconds()
-        return self._read - before
+        return max(self._read - before, 0.0)
 
     def pytest_collection_finish(self) -> None:
         self.other[COLLECTION] += tree_cpu_seconds()
@@ -161,7 +165,7 @@ class Meter:
     def pytest_runtest_makereport(self, call: pytest.CallInfo[None]) -> Generator[None, Any, Any]:
         report = yield
         if call.when == "teardown":
-            report.cpu_seconds = self._since() - self._not_of_the_test
+            report.cpu_seconds = max(self._since() - self._not_of_the_test, 0.0)
         return report
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
@@ -173,8 +177,8 @@ class Meter:
 class Total:
     """Adds up what the processes measured, prints it, and fails the run if it takes more than its budget."""
 
-    def __init__(self, meter: Meter | None, budget: Budget | None) -> None:
-        self._meter, self._budget = meter, budget
+    def __init__(self, meter: Meter | None, budget: Budget | None, file: Path | None) -> None:
+        self._meter, self._budget, self._file = meter, budget, file
         self._tests: dict[str, float] = defaultdict(float)
         self._other: dict[str, float] = defaultdict(float)
         self._loops: list[float] = []
@@ -223,13 +227,14 @@ class Total:
             terminalreporter.section(f"more than {MARGIN} times the budget of {BUDGETS}", red=True)
             for excess in self._excesses:
                 write(excess)
-        if path := os.environ.get("CPU_TIMES"):
-            Path(path).write_text("".join(f"{seconds:.2f}\t{test}\n" for test, seconds in self._tests.items()))
+        if path := self._file:
+            path.write_text("".join(f"{seconds:.2f}\t{test}\n" for test, seconds in self._tests.items()))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add ``--budget TABLE``."""
+    """Add the plugin's options."""
     parser.addoption("--budget", metavar="TABLE", help="fail if a folder takes more than a table of tests/budgets.toml")
+    parser.addoption("--cpu-times", metavar="FILE", type=Path, help="write the CPU seconds of each test, with tabs")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -241,4 +246,4 @@ def pytest_configure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput"):
         name = config.getoption("budget")
         budget = read_budget(config.rootpath / BUDGETS, name) if name else None
-        config.pluginmanager.register(Total(meter, budget), "cpu total")
+        config.pluginmanager.register(Total(meter, budget, config.getoption("cpu_times")), "cpu total")
