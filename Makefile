@@ -20,10 +20,9 @@ lint: $(INSTALLED)
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 
-# What takes too long for every change: compiled trials, scans of the whole ladder, many more random examples.
-MORE := EXAMPLES=60 CELLS=200 LAYERS=12 SCANS=100 MOMENTS=96 DAMAGES=10000 MUTATIONS=10000
+# What takes too long for every change: variations that are marked slow, compiled trials, many more drawn examples.
 validate: $(INSTALLED) .venv-rehearsal/installed
-	env $(addprefix FSDP_BENCH_TEST_,$(MORE)) $(PYTEST) -m "slow or not slow"
+	$(PYTEST) --hypothesis-profile=validate -m "slow or not slow"
 	$(ON_STAND_IN) --hypothesis-profile=validate -m "slow or not slow"
 
 # What needs torch's CUDA build, but no GPU: rehearsals, on a stand-in for NVIDIA's libraries. Downloads 3 GB; needs a C
@@ -31,7 +30,7 @@ validate: $(INSTALLED) .venv-rehearsal/installed
 REHEARSAL := .venv-rehearsal/bin/python
 ON_STAND_IN := $(REHEARSAL) -m pytest -n 2 --dist worksteal tests/on_stand_in
 test-rehearsal: .venv-rehearsal/installed
-	$(ON_STAND_IN)
+	$(ON_STAND_IN) --budget=test-rehearsal
 
 .venv-rehearsal/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv-rehearsal

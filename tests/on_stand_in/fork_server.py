@@ -15,10 +15,9 @@ import importlib
 import json
 import os
 import runpy
-import subprocess
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -26,17 +25,7 @@ import torch
 import torch.utils._triton
 
 
-def function_of_the_stand_in(name: str) -> Callable[[], None]:
-    """Return one of its functions that it does not export."""
-    library, *_ = os.environ["LD_PRELOAD"].split(":")
-    symbols = subprocess.run(["nm", library], capture_output=True, text=True, check=True).stdout
-    (offset,) = (int(line.split()[0], 16) for line in symbols.splitlines() if line.split()[-1] == name)
-    maps = open("/proc/self/maps").read().splitlines()  # noqa: SIM115
-    begin = min(int(line.split("-")[0], 16) for line in maps if line.endswith(library))
-    return ctypes.CFUNCTYPE(None)(begin + offset)
-
-
-def run(request: dict[str, Any], read_environment: Callable[[], None]) -> None:
+def run(request: dict[str, Any]) -> None:
     """Become the process that the request asks for, and end."""
     os.dup2(os.open(request["input"], os.O_RDONLY), 0)
     for descriptor, name in ((1, "output"), (2, "errors")):
@@ -45,7 +34,7 @@ def run(request: dict[str, Any], read_environment: Callable[[], None]) -> None:
     os.chdir(request["folder"])
     os.environ.clear()
     os.environ.update(request["environment"])
-    read_environment()
+    ctypes.CDLL(None).stand_in_read_settings()
     script, *_ = sys.argv = request["words"]
     sys.path[0] = os.path.dirname(script)
     try:
@@ -79,13 +68,12 @@ def main() -> None:
             importlib.import_module(name)
     assert not torch.cuda.is_initialized(), "an import started CUDA, which a fork could not use"
     assert len(os.listdir("/proc/self/task")) == 1, "an import started threads, which a fork would not have"
-    read_environment = function_of_the_stand_in("read_environment")
     gc.collect()
     gc.freeze()
     for line in sys.stdin:
         pid = os.fork()
         if pid == 0:
-            run(json.loads(line), read_environment)
+            run(json.loads(line))
         print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
 
 

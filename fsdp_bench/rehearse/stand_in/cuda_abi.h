@@ -1,7 +1,7 @@
 /* The types of NVIDIA's interfaces that the stand-in uses, so that no NVIDIA header is needed to compile it.
  *
  * Names, order and sizes are those of NVIDIA's headers (driver_types.h, cuda.h, cublasLt.h, nvml.h); the layouts of
- * CUDA 12 and 13 differ. tests/rehearse/test_layouts.py compares them with the headers of pip's packages.
+ * CUDA 12 and 13 differ. tests/on_stand_in/rehearse/test_layouts.py compares them with the headers of pip's packages.
  * CUDA_VERSION is torch.version.cuda as NVIDIA counts: 12040, 13000.
  */
 #pragma once

@@ -50,7 +50,8 @@ static int says(const char *name, const char *word) {
     return text && !strcmp(text, word);
 }
 
-static void read_environment(void) {
+/* Happens once by itself; a fork with another environment calls it. */
+__attribute__((visibility("default"))) void stand_in_read_settings(void) {
     const char *name = getenv("STAND_IN_NAME");
     snprintf(gpu.name, sizeof gpu.name, "%s", name ? name : "NVIDIA H100 80GB HBM3");
     gpu.count = (int)number("STAND_IN_DEVICES", 1);
@@ -70,15 +71,15 @@ static void read_environment(void) {
 }
 
 const struct gpu *settings_gpu(void) {
-    pthread_once(&once, read_environment);
+    pthread_once(&once, stand_in_read_settings);
     return &gpu;
 }
 enum progress settings_progress(void) {
-    pthread_once(&once, read_environment);
+    pthread_once(&once, stand_in_read_settings);
     return progress;
 }
 int settings_warn_only(void) {
-    pthread_once(&once, read_environment);
+    pthread_once(&once, stand_in_read_settings);
     return warn_only;
 }
 

@@ -1,8 +1,8 @@
 """Workspaces of CUDA's kernels that add up rows: what they allocate beside their results, in bytes.
 
 Read from PyTorch's source (aten/src/ATen, main between 2.10 and 2.13), and from its memory history on the stand-in for
-NVIDIA's libraries (tests/rehearse/test_partial_sums.py). Not modelled, because small or not documented: partial sums of
-norms' weight gradients, sorting's scratch.
+NVIDIA's libraries (tests/on_stand_in/rehearse/test_partial_sums.py). Not modelled, because small or not documented:
+partial sums of norms' weight gradients, sorting's scratch.
 """
 
 from __future__ import annotations

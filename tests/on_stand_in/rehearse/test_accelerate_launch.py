@@ -10,7 +10,7 @@ import pytest
 
 from fsdp_bench.rehearse.inside.launch import Launch, rank_environment
 from fsdp_bench.rehearse.inside.understand import understand
-from tests.rehearse.inside.conftest import assert_given, given_by
+from tests.rehearse.inside.conftest import _folder_with_a_script, assert_given, given_by  # noqa: F401
 
 FSDP1_CONFIG = """\
 compute_environment: LOCAL_MACHINE
@@ -54,7 +54,8 @@ TWO_NODES_CONFIG = (
     .replace("machine_rank: 0", "machine_rank: 1")
 )
 
-accelerate = pytest.importorskip("accelerate")
+import accelerate
+
 has_fsdp2 = tuple(int(part) for part in accelerate.__version__.split(".")[:2]) >= (1, 6)
 
 
