@@ -6,6 +6,7 @@ import re
 import sys
 from pathlib import Path
 
+import accelerate
 import pytest
 
 from fsdp_bench.rehearse.inside.launch import Launch, rank_environment
@@ -54,7 +55,6 @@ TWO_NODES_CONFIG = (
     .replace("machine_rank: 0", "machine_rank: 1")
 )
 
-import accelerate
 
 has_fsdp2 = tuple(int(part) for part in accelerate.__version__.split(".")[:2]) >= (1, 6)
 
