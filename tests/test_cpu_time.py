@@ -29,7 +29,7 @@ loop_seconds = 1
 [quick]
 each_test = {each_test}
 [quick.folders]
-busy = 40
+busy = 20
 collection = 1000
 "session fixtures" = 1000
 [quick.longer_tests]
@@ -40,11 +40,11 @@ def run(
     pytester: pytest.Pytester,
     monkeypatch: pytest.MonkeyPatch,
     *words: str,
-    loops: int = 10,
-    in_process: int = 10,
+    loops: int = 5,
+    in_process: int = 5,
     each_test: int = 1000,
 ) -> pytest.RunResult:
-    """Run two tests of a folder that may take as long as 40 loops, and half as much again."""
+    """Run two tests of a folder that may take as long as 20 loops, and half as much again."""
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     (folder := pytester.path / "tests" / "busy").mkdir(parents=True)
     (folder / "test_work.py").write_text(WORK.format(loops=loops, in_process=in_process))
@@ -61,12 +61,12 @@ def test_seconds_of_each_folder_are_printed_and_a_run_within_its_budget_passes(
     assert done.ret == 0
 
 
-@pytest.mark.parametrize("slower", ["loops", "in_process"])
+@pytest.mark.parametrize("slower", [pytest.param("loops", marks=pytest.mark.slow), "in_process"])
 def test_a_test_that_works_three_times_as_long_fails_the_run_with_its_folders_name(
     slower: str, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its own work or that of a process that it starts: 90 loops where 60 are allowed."""
-    done = run(pytester, monkeypatch, **{slower: 90})
+    """Its own work or that of a process that it starts: 45 loops where 30 are allowed."""
+    done = run(pytester, monkeypatch, **{slower: 45})
     done.stdout.fnmatch_lines(["busy: * CPU seconds, at most * allowed"])
     assert done.ret == 1
 
@@ -74,7 +74,7 @@ def test_a_test_that_works_three_times_as_long_fails_the_run_with_its_folders_na
 def test_one_test_may_not_take_more_than_its_share_either(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    done = run(pytester, monkeypatch, loops=30, in_process=0, each_test=10)
+    done = run(pytester, monkeypatch, loops=15, in_process=0, each_test=5)
     done.stdout.fnmatch_lines(["busy: tests/busy/test_work.py::test_it_works took * CPU seconds, at most * allowed"])
     assert done.ret == 1
 

@@ -122,9 +122,9 @@ def test_communication_is_measured_on_steps_of_its_own(record: TrialRecord) -> N
 
 @pytest.mark.parametrize("world_size", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_torchrun_gives_the_same_numbers_as_the_fork_server(tmp_path: Path, world_size: int) -> None:
+    grid, run = f"world_size = {world_size}\nprecision = 'bf16-mixed'", FULL_RUN if world_size > 1 else ""
     record, launched = (
-        only_record(tmp_path / launcher, f"world_size = {world_size}", f"launcher = '{launcher}'")
-        for launcher in ("fork", "torchrun")
+        only_record(tmp_path / launcher, grid, f"{run}\nlauncher = '{launcher}'") for launcher in ("fork", "torchrun")
     )
     assert launched.outcome is Outcome.OK
     assert launched.id == record.id
