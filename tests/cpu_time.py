@@ -105,9 +105,9 @@ def read_budget(file: Path, name: str) -> Budget:
 
 
 def folder_of(test: str) -> str:
-    """Return the folder of tests/ in which a test is; of a file beside them, the file."""
-    parts = test.partition("::")[0].split("/")
-    return parts[1] if len(parts) > 1 else parts[0]
+    """Return the folder of tests/ in which a test is, or that of tests/on_stand_in; of a file beside them, the file."""
+    _, *parts = test.partition("::")[0].split("/")
+    return "/".join(parts[: 2 if parts[0] == "on_stand_in" else 1])
 
 
 def by_folder(tests: Mapping[str, float]) -> dict[str, float]:

@@ -96,3 +96,4 @@ def test_budgets_are_scaled_by_the_loop_and_a_folder_without_a_row_may_take_noth
 def test_a_file_beside_the_folders_is_a_row_of_its_own() -> None:
     assert folder_of("tests/test_notebooks.py::test_it[a/b]") == "test_notebooks.py"
     assert folder_of("tests/plan/search/test_search.py::test_it") == "plan"
+    assert folder_of("tests/on_stand_in/plan/test_exported_scripts.py::test_it") == "on_stand_in/plan"

@@ -168,7 +168,7 @@ def test_the_trainers_arguments_are_made(api: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "fields",
     [
-        FSDP1 | {"checkpointing": "selective"},
+        pytest.param(FSDP1 | {"checkpointing": "selective"}, marks=pytest.mark.slow),
         FSDP2 | FULL | ACCUMULATED | {"loss": "chunked"},
     ],
     ids=str,

@@ -67,15 +67,18 @@ def read(line: str, world_size: int = 64, rank: int = 0) -> Launch:
     ("words", "config"),
     [
         ("--config_file config.yaml", FSDP1_CONFIG),
-        ("--config_file config.yaml --mixed_precision fp16", FSDP1_CONFIG),
+        pytest.param("--config_file config.yaml --mixed_precision fp16", FSDP1_CONFIG, marks=pytest.mark.slow),
         pytest.param(
             "--config_file config.yaml --fsdp_offload_params true",
             FSDP2_CONFIG,
             marks=pytest.mark.skipif(not has_fsdp2, reason="fsdp_version came with accelerate 1.6"),
         ),
         ("--use_fsdp --num_processes 2 --fsdp_sharding_strategy SHARD_GRAD_OP --max_restarts 2", ""),
-        ("--multi-gpu --num-processes 2 --dynamo_backend inductor --num_cpu_threads_per_process 3", ""),
-        ("--multi_gpu --num_processes 2 --same_network --debug", ""),
+        pytest.param(
+            *("--multi-gpu --num-processes 2 --dynamo_backend inductor --num_cpu_threads_per_process 3", ""),
+            marks=pytest.mark.slow,
+        ),
+        pytest.param("--multi_gpu --num_processes 2 --same_network --debug", "", marks=pytest.mark.slow),
         ("--num_processes 1", ""),
     ],
 )

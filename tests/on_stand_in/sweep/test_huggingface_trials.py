@@ -146,7 +146,7 @@ def sweep(folder: Path, text: str) -> list[TrialRecord]:
 
 @pytest.mark.parametrize(
     ("grid", "ranks_per_node"),
-    [(SHARDED, 1), pytest.param(REPLICATED_TOO, 2, marks=pytest.mark.slow)],
+    [pytest.param(SHARDED, 1, marks=pytest.mark.slow), pytest.param(REPLICATED_TOO, 2, marks=pytest.mark.slow)],
     ids=["sharded", "replicated-too"],
 )
 def test_t5_trains_on_two_nodes_as_on_one(grid: str, ranks_per_node: int, tmp_path: Path) -> None:

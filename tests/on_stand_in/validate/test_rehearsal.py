@@ -11,6 +11,9 @@ from tests.conftest import run_command
 from tests.profiles import draws
 
 SEED = 4
+SHALLOW = 8, 6
+"""Seeds whose first setup has few layers: two of compiled blocks, four of blocks in float8. Compiling takes long."""
+
 pytestmark = pytest.mark.timeout(3600)
 
 
@@ -28,7 +31,7 @@ def test_pytorchs_allocator_holds_what_is_predicted() -> None:
 
 def test_compiled_blocks_hold_what_is_predicted() -> None:
     """Issue 19: within 3 % (median) and 8 % (worst) of peak allocated."""
-    _, summary = validate_rehearsals(draws(3, 10), SEED, compiled=True)
+    _, summary = validate_rehearsals(draws(1, 10), draws(SHALLOW[0], SEED), compiled=True)
     assert summary.num_failed == 0
     assert summary.peak is not None
     assert summary.peak.median <= 0.03
@@ -37,7 +40,7 @@ def test_compiled_blocks_hold_what_is_predicted() -> None:
 
 def test_blocks_in_float8_hold_what_is_predicted() -> None:
     """torchao's own layers, compiled: within 3 % of peak allocated."""
-    _, summary = validate_rehearsals(draws(1, 4), SEED, float8=True)
+    _, summary = validate_rehearsals(draws(1, 4), draws(SHALLOW[1], SEED), float8=True)
     assert summary.num_failed == 0
     assert summary.peak is not None
     assert summary.peak.worst <= 0.03
