@@ -21,7 +21,7 @@ from fsdp_bench.plan.question import Question, answer
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.hardware import Cluster
 from fsdp_bench.spec.price import StatedPrice
-from fsdp_bench.spec.setup import Api, Checkpointing, Loss, Offload, Precision, ShardingStrategy
+from fsdp_bench.spec.setup import Api, Checkpointing, Loss, Offload, Precision, ShardingStrategy, TrainSetup
 
 FIXED: dict[str, Any] = {"precision": Precision.parse("bf16-mixed"), "sequence_length": 2048}
 ONE_STRATEGY = {**FIXED, "strategy": ShardingStrategy.FULL_SHARD, "api": Api.FSDP2}
@@ -58,6 +58,16 @@ def _brute_force(given: Goal, server: str, counts: Sequence[int] = NODES) -> lis
                 else:
                     break
     return found
+
+
+def test_a_stated_price_is_paid_for_every_node() -> None:
+    """2 dollars for each GPU-hour, on three nodes of eight GPUs: 48 an hour."""
+    where = kind("p4d.24xlarge")
+    cluster = Cluster(server=where.server, gpu=where.gpu, num_nodes=3, gpus_per_node=8)
+    asked = goal("Llama-2-7B", stated_price=StatedPrice(2.0, True))
+    offer = Offer(asked, Timed(cluster, TrainSetup(**ONE_STRATEGY, world_size=24), 1000.0), where.price)
+    assert offer.per_hour == 48
+    assert offer.cost == pytest.approx(48 * 10**10 / (24 * 1000.0) / 3600)
 
 
 SHARDED = {"strategy": (ShardingStrategy.FULL_SHARD, ShardingStrategy.SHARD_GRAD_OP)}
