@@ -15,8 +15,10 @@ from msgspec.structs import replace
 from fsdp_bench import __version__
 from fsdp_bench.plan.export.export import KINDS, document, export
 from fsdp_bench.plan.export.files import write
+from fsdp_bench.plan.export.plugin import hybrid_sizes
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.hardware import Cluster
+from fsdp_bench.spec.setup import Api, ShardingStrategy, TrainSetup
 from fsdp_bench.spec.units import format_gib
 from tests.plan.export.settings import COMMAND, CONFIG, chosen, chosen_on_servers
 
@@ -172,3 +174,10 @@ def test_the_json_form_has_paths_and_commands(tmp_path: Path) -> None:
         "start": "accelerate launch --config_file accelerate.yaml train_accelerate.py",
         "notes": [],
     }
+
+
+def test_a_hybrid_of_fully_shard_replicates_over_groups_and_shards_inside_them() -> None:
+    """24 ranks of which 8 share each shard: three replicas, as DeviceMesh((3, 8)) takes them."""
+    hybrid = TrainSetup(strategy=ShardingStrategy.HYBRID_SHARD, api=Api.FSDP2, world_size=24, shard_size=8)
+    assert hybrid_sizes(hybrid) == (3, 8)
+    assert hybrid_sizes(TrainSetup(strategy=ShardingStrategy.FULL_SHARD, api=Api.FSDP2, world_size=24)) is None
