@@ -72,6 +72,25 @@ def one_dry_run_process() -> Iterator[None]:
         yield
 
 
+COMPILE = """
+from fsdp_bench.replay.caching_allocator.compiled import compile_allocator
+from tests.replay.replaying import replay
+from tests.replay.test_allocator import events_from
+compile_allocator()
+replay(events_from([(0, 1000, 0)]))
+"""
+
+
+@pytest.fixture(scope="session", autouse=True)
+def compiled_allocator() -> None:
+    """Have the allocator compiled before all tests of a parallel run, and not by whichever of them asks first.
+
+    After a change of the sources, and in a new clone, compiling takes seconds.
+    """
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        subprocess.run([sys.executable, "-c", COMPILE], check=True, cwd=Path(__file__).parents[1])
+
+
 def command(*words: object) -> list[str]:
     """Return the command line of fsdp-bench as a real process."""
     return [sys.executable, "-m", "fsdp_bench.cli.main", *map(str, words)]
