@@ -10,7 +10,7 @@ import pytest
 from tests.attacks.mutations import KINDS, broken_promise, perform, run_call, workplace
 from tests.profiles import draws
 
-COUNT = draws(120, 10000)
+COUNT = draws(120, 3000)
 SEED = 1
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from tests.attacks.records import every_truncation, run
 from tests.profiles import draws
 
-COUNT = draws(120, 10000)
+COUNT = draws(120, 5000)
 SEED = draws(1, random.SystemRandom().randrange(10**6))
 
 

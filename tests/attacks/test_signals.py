@@ -10,7 +10,7 @@ import pytest
 from tests.attacks.signals import SWEEPS, attack
 from tests.profiles import draws
 
-COUNT = draws(2, 24)
+COUNT = draws(2, 10)
 SEED = draws(1, random.SystemRandom().randrange(10**6))
 
 

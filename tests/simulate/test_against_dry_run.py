@@ -29,7 +29,7 @@ from tests.simulate.optimizers.test_in_backward import IN_BACKWARD
 from tests.simulate.optimizers.test_muon import UNSHARDED
 from tests.simulate.test_step import shape
 
-LAYERS = draws(2, 12)
+LAYERS = draws(2, 6)
 """`make validate` compares deeper cells: a dry run takes as long as it has layers."""
 SEEDS: dict[KernelSet, int] = {"cpu": 101, "cuda": 102}
 QUICK_DRAWN: dict[KernelSet, tuple[int, ...]] = {"cpu": (0, 3), "cuda": (0, 1)}
