@@ -395,7 +395,7 @@ def _files(place: Path) -> set[Path]:
 
 def _left(left: set[Path], code: int, words: Sequence[str]) -> str | None:
     """Say which files should not be there: all of a call that was refused, and what is no picture or page."""
-    asked = {Path(word).name for option, word in pairwise(words) if option == "--csv"}
+    asked = {Path(word).name for option, word in pairwise(words) if option in ("--csv", "--html")}
     unwanted = [
         path.name
         for path in left

@@ -313,8 +313,10 @@ class Campaign:
             yield "interrupted by nobody"
         if code == 2 and not (run.hurt_ranks and any(words in text for words in _NOT_STARTED)):
             yield "exit code 2 without a cause"
+        # A trial whose ranks were hurt says which of PyTorch's errors its other ranks met.
+        ours = re.sub(r"^\[\d+/\d+\] .* crashed .*$", "", text, flags=re.MULTILINE) if self._is_hurt else text
         for word in ("Traceback", "Exception ignored", "Error:"):
-            if word in text:
+            if word in ours:
                 yield f"{word} in the output"
         after = self.records()
         if any(after.get(trial) != data for trial, data in before.items()):

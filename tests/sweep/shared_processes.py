@@ -7,9 +7,10 @@ starts its own; so does every test of ForkServer itself.
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -28,6 +29,13 @@ from tests.train.ranks import _CONTEXT
 def _surroundings() -> tuple[str, dict[str, str]]:
     """Return what a process has from the one that starts it."""
     return os.getcwd(), {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
+
+
+def _wait_for_end(resident: int | None) -> None:
+    """Wait until a process that was killed has ended: before that the server would give it the next trial."""
+    with suppress(psutil.NoSuchProcess):
+        while resident is not None and psutil.Process(resident).status() != psutil.STATUS_ZOMBIE:
+            time.sleep(0.01)
 
 
 class SharedForkServer(ForkServer):
@@ -60,6 +68,7 @@ class SharedForkServer(ForkServer):
             super()._spawn()
             return
         if cls._shared is None or cls._shared._process is None or cls._shared._process.poll() is not None:
+            cls.end()
             cls._shared = ForkServer(cls._folder / "server.log", str(cls._folder))
             cls._starter.submit(cls._shared._spawn).result()
         cls._user, self._process, self._mark, self._buffer = self, cls._shared._process, cls._shared._mark, b""
@@ -72,8 +81,9 @@ class SharedForkServer(ForkServer):
             return
         has_ended = self._trial is None or self._trial.finished
         if self._is_between_trials and has_ended and self._process is not None:
-            kept, self._resident_pgid = [self._process.pid], None
+            kept, resident, self._resident_pgid = [self._process.pid], self._resident_pgid, None
             runner.end_marked(self._mark, kept)
+            _wait_for_end(resident)
             self._process = None
         else:
             super().close()

@@ -221,6 +221,8 @@ def symbols(full: Mapping[str, Any]) -> dict[str, int]:
     """
     found = {name: _number(full, name) for name in SIZES if full.get(name) is not None}
     heads, kv_heads = _number(full, *HEADS), full["num_key_value_heads"]
+    if type(kv_heads) is not int or kv_heads < 1:  # one number, unlike a size that images have twice
+        raise SpecError(f"num_key_value_heads: {shown(kv_heads)} is not allowed; a positive whole number")
     found["num_key_value_groups"], rest = divmod(heads, kv_heads)
     if rest:
         raise SpecError(f"num_key_value_heads: {kv_heads} is not allowed; a divisor of the {heads} attention heads")
