@@ -24,7 +24,7 @@ from fsdp_bench.sweep.dry_run import dry_runs
 from fsdp_bench.validate.memory import compare_with_dry_run, summarize, worst_first
 from fsdp_bench.validate.random_setups import WORLDS, Cell, draw_cells
 from tests.profiles import draws
-from tests.simulate.optimizers.comparing import assert_equals_a_dry_run, cells_with
+from tests.simulate.comparing import assert_equals_a_dry_run, cells_with
 from tests.simulate.optimizers.test_in_backward import IN_BACKWARD
 from tests.simulate.optimizers.test_muon import UNSHARDED
 from tests.simulate.test_step import shape

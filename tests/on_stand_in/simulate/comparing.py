@@ -1,4 +1,4 @@
-"""Predictions of drawn cells compared with rehearsals."""
+"""Comparisons of predictions with rehearsals, for drawn setups."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fsdp_bench.validate.random_setups import Cell
 
 
 def against_rehearsals(cells: list[Cell]) -> list[MemoryComparison]:
-    """Compare predictions with rehearsals of rank 0; setups with a gradient scaler are left out."""
+    """Compare predictions with rehearsals of rank 0; leave out setups with a gradient scaler."""
     gpu = rehearsed_gpu("H200")
     run = RunPlan(communication_steps=0, attention="flash", emulate=True, rehearsed_on=gpu)
     cells = [replace(cell, rank=0) for cell in cells if not cell.setup.precision.needs_grad_scaler]
@@ -26,7 +26,7 @@ def against_rehearsals(cells: list[Cell]) -> list[MemoryComparison]:
 
 
 def assert_near(comparisons: list[MemoryComparison]) -> None:
-    """Hold nine of ten peaks to the byte, and all within 1 %, as for other setups (docs/validation.md)."""
+    """Check that nine of ten peaks are equal to the byte and all within 1 %, the limits of docs/validation.md."""
     assert comparisons
     for one in comparisons:
         assert one.error is None, (one.label, one.error)
