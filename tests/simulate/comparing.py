@@ -1,4 +1,4 @@
-"""Drawn cells with some settings fixed, and what compares them with dry runs."""
+"""Drawn setups with some fields fixed, and comparisons of predictions with dry runs."""
 
 from __future__ import annotations
 
@@ -6,12 +6,17 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from fsdp_bench.plan.estimate import KERNELS, predict_memory
 from fsdp_bench.simulate.wrappers.impossible import why_impossible
 from fsdp_bench.spec.errors import SpecError
+from fsdp_bench.spec.recording.model import RecordedModel
 from fsdp_bench.spec.subprocesses.dry_run import DryRunSpec, KernelSet
 from fsdp_bench.sweep.dry_run import dry_runs
 from fsdp_bench.validate.memory import compare_with_dry_run
 from fsdp_bench.validate.random_setups import Cell, draw_cells
+
+OBSERVED = KERNELS["cuda-observed"]
+"""The kernels that a dry run on the fake accelerator runs, with which recorded models are compared."""
 
 
 def cells_with(count: int, seed: int, device: KernelSet, small: bool = False, **fixed: Any) -> list[Cell]:
@@ -30,8 +35,16 @@ def cells_with(count: int, seed: int, device: KernelSet, small: bool = False, **
 
 
 def assert_equals_a_dry_run(cell: Cell, kernels: KernelSet) -> None:
-    """Hold every phase of the prediction to the byte to PyTorch's own code as one rank of N."""
+    """Compare the predicted peak of every phase with a dry run's, to the byte."""
     ((_, answer),) = dry_runs([DryRunSpec(model=cell.model, setup=cell.setup, kernels=kernels, rank=cell.rank)])
     found = compare_with_dry_run(cell, answer, kernels)
     assert found.error is None, (cell.label, found.error)
     assert found.is_equal, (cell.label, found.phases)
+
+
+def assert_recorded_equals_dry_runs(model: RecordedModel, *specs: DryRunSpec) -> None:
+    """Compare a recorded model's predicted peak of every phase with dry runs of its code, to the byte."""
+    for index, answer in dry_runs(specs):
+        assert answer.result is not None, answer.error
+        phases = predict_memory(model, specs[index].setup, OBSERVED, answer.result.rank).phases
+        assert {phase: phases[phase] for phase in answer.result.phases} == answer.result.phases, specs[index].setup

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from functools import cache
 from pathlib import Path
 
@@ -13,17 +12,14 @@ pytest.importorskip("peft")
 pytest.importorskip("bitsandbytes")
 
 from fsdp_bench.catalog import loader
-from fsdp_bench.catalog.recorded import recorded_model
 from fsdp_bench.plan.estimate import predict_memory
 from fsdp_bench.simulate.operators.kernels import CUDA, kernels_on
 from fsdp_bench.spec.lora import LoRA
 from fsdp_bench.spec.recording.model import RecordedModel
 from fsdp_bench.spec.setup import TrainSetup
-from fsdp_bench.train.models.huggingface import unpacked_sequences
-from fsdp_bench.train.models.quantized import as_on_cuda
-from fsdp_bench.train.recording import record as recording
 from fsdp_bench.train.recording.subjects import huggingface
 from tests.on_stand_in.rehearsing import SCRIPTS, rehearse
+from tests.simulate.recorded.recording import record_here
 
 CONFIG = {
     "model_type": "llama",
@@ -37,8 +33,8 @@ CONFIG = {
 }
 """The model of scripts/peft_loop.py."""
 
-KINDS = {"fsdp1": ("bf16", "bf16 adapters apart"), "fsdp2": ("bf16", "bf16 cast at blocks")}
-"""What the setups below run; a whole recording takes a minute more."""
+VARIANTS = {"fsdp1": ("bf16", "bf16 adapters apart"), "fsdp2": ("bf16", "bf16 cast at blocks")}
+"""The variants of a recording that the setups below use. All variants take a minute more."""
 
 SETUPS = {
     "fsdp1": TrainSetup(api="fsdp1", wrap="block-and-adapters", world_size=8, sequence_length=2048, precision="bf16"),
@@ -49,11 +45,7 @@ SETUPS = {
 @cache
 def _recorded(kind: str, api: str) -> RecordedModel:
     lora = LoRA(rank=16, targets=("q_proj", "v_proj"), base="nf4" if kind == "qlora" else "bf16")
-    with pytest.MonkeyPatch.context() as patch, unpacked_sequences(), as_on_cuda(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        kinds = tuple(one for one in recording.KINDS_WITH_FROZEN if one.name in KINDS[api])
-        patch.setattr(recording, "KINDS_WITH_FROZEN", kinds)
-        return recorded_model(recording.record(huggingface(CONFIG, 2048, lora)), kind)
+    return record_here(huggingface, CONFIG, 2048, lora, variants=VARIANTS[api])
 
 
 @pytest.mark.timeout(900)

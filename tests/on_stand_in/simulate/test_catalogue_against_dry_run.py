@@ -11,10 +11,9 @@ pytest.importorskip("transformers", reason="the models are transformers'")
 
 from fsdp_bench.catalog.architectures import recorded_architecture
 from fsdp_bench.catalog.loader import models
-from fsdp_bench.plan.estimate import KERNELS, predict_memory
 from fsdp_bench.spec.setup import TrainSetup
 from fsdp_bench.spec.subprocesses.dry_run import DryRunSpec
-from fsdp_bench.sweep.dry_run import dry_runs
+from tests.simulate.comparing import assert_recorded_equals_dry_runs
 
 NARROW = {"hidden_size": 96, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 500, "pad_token_id": 0}
 T5 = {"d_model": 64, "num_heads": 2, "d_kv": 24, "d_ff": 112, "num_layers": 8, "num_decoder_layers": 8}
@@ -79,7 +78,4 @@ def test_every_phase_equals_the_dry_run(name: str, sizes: dict[str, Any], fields
         config["layer_types"] = config["layer_types"][: config["num_hidden_layers"]]
     setup = TrainSetup(**{"world_size": 8, "sequence_length": 192, **fields})
     model = recorded_architecture(config, setup.sequence_length, name)
-    [(_, answer)] = dry_runs([DryRunSpec(config=config, setup=setup)])
-    assert answer.result is not None, answer.error
-    predicted = predict_memory(model, setup, KERNELS["cuda-observed"], answer.result.rank).phases
-    assert {phase: predicted[phase] for phase in answer.result.phases} == answer.result.phases
+    assert_recorded_equals_dry_runs(model, DryRunSpec(config=config, setup=setup))

@@ -1,8 +1,7 @@
-"""Models with frozen parameters: the simulation against PyTorch's own wrappers on tensors without data."""
+"""Recorded models with frozen parameters, against dry runs."""
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,16 +10,16 @@ import pytest
 pytest.importorskip("torch", reason="a dry run needs torch")
 pytest.importorskip("transformers", reason="the models are transformers'")
 
-from fsdp_bench.plan.estimate import KERNELS, predict_memory
+from fsdp_bench.plan.estimate import predict_memory
 from fsdp_bench.simulate.wrappers.impossible import why_impossible
 from fsdp_bench.spec.recording.model import RecordedModel
 from fsdp_bench.spec.setup import TrainSetup
 from fsdp_bench.spec.subprocesses.dry_run import DryRunSpec, UserModule
 from fsdp_bench.sweep.dry_run import dry_runs
-from fsdp_bench.train.models.huggingface import unpacked_sequences
-from fsdp_bench.train.recording.record import record
 from fsdp_bench.train.recording.subjects import of_module
 from tests.on_stand_in.simulate.frozen_models import WHICH
+from tests.simulate.comparing import OBSERVED, assert_recorded_equals_dry_runs
+from tests.simulate.recorded.recording import record_here
 
 pytestmark = pytest.mark.slow
 
@@ -35,17 +34,12 @@ FROZEN = ["lora", "embed_tokens layers.0. layers.1.", "embed_tokens norm lm_head
 
 @pytest.fixture(scope="module", params=FROZEN)
 def recorded(request: pytest.FixtureRequest) -> Iterator[RecordedModel]:
-    """The model that the environment names, recorded; dry runs build the same."""
+    """A recording of the model that the environment names. Dry runs build the same model."""
     if request.param == "lora":
         pytest.importorskip("peft", reason="LoRA is peft's")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(WHICH, request.param)
-        with unpacked_sequences(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # as train/recording/main.py: transformers' and peft's own
-            code = record(of_module(MODULE))
-        yield RecordedModel(
-            name=request.param, code=code, sizes=tuple(code.sizes.items()), counts=tuple(code.num_blocks.items())
-        )
+        yield record_here(of_module, MODULE)
 
 
 SETUPS = [
@@ -76,16 +70,10 @@ SETUPS = [
 ]
 
 
-def test_peaks_of_all_phases_are_those_of_the_dry_run(recorded: RecordedModel) -> None:
-    predicted = [predict_memory(recorded, setup, KERNELS["cuda-observed"]) for setup in SETUPS]
-    specs = [
-        DryRunSpec(setup=setup, module=MODULE, kernels="cuda", rank=one.peak_rank)
-        for setup, one in zip(SETUPS, predicted, strict=True)
-    ]
-    for index, answer in dry_runs(specs):
-        assert answer.result is not None, answer.error
-        phases = answer.result.phases
-        assert {phase: predicted[index].phases[phase] for phase in phases} == phases, SETUPS[index]
+def test_every_phase_equals_the_dry_run(recorded: RecordedModel) -> None:
+    ranks = [predict_memory(recorded, setup, OBSERVED).peak_rank for setup in SETUPS]
+    specs = [DryRunSpec(setup=setup, module=MODULE, rank=rank) for setup, rank in zip(SETUPS, ranks, strict=True)]
+    assert_recorded_equals_dry_runs(recorded, *specs)
 
 
 def test_flat_parameters_of_both_need_use_orig_params(recorded: RecordedModel) -> None:

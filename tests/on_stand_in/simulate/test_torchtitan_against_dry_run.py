@@ -11,10 +11,9 @@ pytest.importorskip("transformers", reason="transformers knows the fields of a c
 
 from fsdp_bench.catalog.architectures import FOLDERS, recorded_architecture
 from fsdp_bench.catalog.loader import models
-from fsdp_bench.plan.estimate import KERNELS, predict_memory
 from fsdp_bench.spec.setup import TrainSetup
 from fsdp_bench.spec.subprocesses.dry_run import DryRunSpec, ModelCode
-from fsdp_bench.sweep.dry_run import dry_runs
+from tests.simulate.comparing import assert_recorded_equals_dry_runs
 
 SMALL = {"hidden_size": 96, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 136}
 SIZES = SMALL | {"vocab_size": 500, "num_hidden_layers": 7, "pad_token_id": 0}
@@ -52,7 +51,4 @@ def test_every_phase_equals_the_dry_run(code: ModelCode, name: str, fields: dict
         config["layer_types"] = config["layer_types"][: config["num_hidden_layers"]]
     setup = TrainSetup(**{"world_size": 8, "sequence_length": 192, "micro_batch_size": 2, **fields})
     model = recorded_architecture(config, setup.sequence_length, name, FOLDERS[code])
-    [(_, answer)] = dry_runs([DryRunSpec(config=config, setup=setup, code=code)])
-    assert answer.result is not None, answer.error
-    predicted = predict_memory(model, setup, KERNELS["cuda-observed"], answer.result.rank).phases
-    assert {phase: predicted[phase] for phase in answer.result.phases} == answer.result.phases
+    assert_recorded_equals_dry_runs(model, DryRunSpec(config=config, setup=setup, code=code))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import warnings
 from collections import defaultdict
 from functools import cache
 from pathlib import Path
@@ -14,18 +13,15 @@ pytest.importorskip("torch")
 pytest.importorskip("peft")
 pytest.importorskip("bitsandbytes")
 
-from fsdp_bench.catalog.recorded import recorded_model
 from fsdp_bench.spec.errors import SweepFileError
 from fsdp_bench.spec.model_code import ModelCode
 from fsdp_bench.spec.rank_report import Outcome
 from fsdp_bench.spec.recording.model import RecordedModel
 from fsdp_bench.sweep.config.sweep_file import read_file
-from fsdp_bench.train.models.huggingface import unpacked_sequences
-from fsdp_bench.train.models.quantized import as_on_cuda
-from fsdp_bench.train.recording import record as recording
 from fsdp_bench.train.recording.subjects import huggingface
 from fsdp_bench.validate import memory, predictable
 from tests.on_stand_in.sweep.test_huggingface_trials import ON_GLOO, ON_THE_STAND_IN, QWEN, sweep
+from tests.simulate.recorded.recording import record_here
 from tests.sweep.config.test_grid import machine
 
 LORA = """
@@ -116,21 +112,17 @@ batch = 8
 checkpointing = "selective"
 """
 VARIATIONS = pytest.mark.parametrize("varied", [False, pytest.param(True, marks=pytest.mark.slow)])
-KINDS = (
+VARIANTS = (
     *("bf16", "bf16 cast at blocks", "bf16-true flat units"),
     *("bf16 adapters apart", "bf16 adapters apart as gathered"),
 )
-"""What these setups run; a whole recording takes a minute more."""
+"""The variants of a recording that these setups use. All variants take a minute more."""
 
 
 @cache
 def _recorded(model: ModelCode, sequence_length: int, _offload: bool) -> RecordedModel:
     assert model.config is not None
-    with pytest.MonkeyPatch.context() as patch, unpacked_sequences(), as_on_cuda(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        kinds = tuple(one for one in recording.KINDS_WITH_FROZEN if one.name in KINDS)
-        patch.setattr(recording, "KINDS_WITH_FROZEN", kinds)
-        return recorded_model(recording.record(huggingface(model.config, sequence_length, model.lora)), model.name)
+    return record_here(huggingface, model.config, sequence_length, model.lora, variants=VARIANTS)
 
 
 class TestOnGlooRanks:

@@ -1,54 +1,40 @@
-"""Recordings of the models in users.py, made in pytest's own process."""
+"""Recordings made in pytest's own process, which has imported torch."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Collection
-from pathlib import Path
+from collections.abc import Callable, Collection
+from typing import Any
 
 import pytest
 
 from fsdp_bench.catalog.recorded import recorded_model
-from fsdp_bench.plan.estimate import KERNELS, predict_memory
 from fsdp_bench.spec.recording.model import RecordedModel
-from fsdp_bench.spec.setup import TrainSetup
-from fsdp_bench.spec.subprocesses.dry_run import DryRunSpec, UserModule
-from fsdp_bench.sweep.dry_run import dry_runs
 from fsdp_bench.train.models.huggingface import unpacked_sequences
 from fsdp_bench.train.models.quantized import as_on_cuda
-from fsdp_bench.train.recording import record as recording
-from fsdp_bench.train.recording.subjects import of_module
-
-OBSERVED = KERNELS["cuda-observed"]
+from fsdp_bench.train.recording import record
+from fsdp_bench.train.recording.record import Subject
 
 
-def user_module(function: str, block: str | None = None) -> UserModule:
-    return UserModule(
-        function=f"tests.simulate.recorded.users:{function}", block=block, folder=str(Path(__file__).parents[3])
-    )
-
-
-def record_here(module: UserModule, kinds: Collection[str] | None = None, only: int | None = None) -> RecordedModel:
-    """Record as ``python -m fsdp_bench.train.recording.main`` does, without importing torch again.
+def record_here(
+    subject: Callable[..., Subject], *arguments: Any, variants: Collection[str] | None = None
+) -> RecordedModel:
+    """Record as ``python -m fsdp_bench.train.recording.main`` does.
 
     Args:
-        module: the model.
-        kinds: the variants to record; None for all, which takes longer.
-        only: the length of all sequences, where the recording is for one alone.
+        subject: a function of fsdp_bench/train/recording/subjects.py.
+        arguments: its arguments.
+        variants: names of the variants to record, from fsdp_bench/spec/recording/variants.py; all by default, which
+            takes much longer.
     """
     with (
         pytest.MonkeyPatch.context() as patch,
         unpacked_sequences(),
         as_on_cuda(),
-        warnings.catch_warnings(action="ignore"),
+        warnings.catch_warnings(action="ignore"),  # of transformers and PEFT
     ):
-        if kinds is not None:
-            patch.setattr(recording, "KINDS", tuple(kind for kind in recording.KINDS if kind.name in kinds))
-        return recorded_model(recording.record(of_module(module, only)), "own")
-
-
-def assert_phases_equal_the_dry_run(model: RecordedModel, module: UserModule, setup: TrainSetup, rank: int) -> None:
-    ((_, answer),) = dry_runs([DryRunSpec(setup=setup, module=module, rank=rank)])
-    assert answer.result is not None, answer.error
-    predicted = predict_memory(model, setup, OBSERVED, rank).phases
-    assert {phase: predicted[phase] for phase in answer.result.phases} == answer.result.phases
+        if variants is not None:
+            for name in ("KINDS", "KINDS_WITH_FROZEN"):
+                kinds = tuple(kind for kind in getattr(record, name) if kind.name in variants)
+                patch.setattr(record, name, kinds)
+        return recorded_model(record.record(subject(*arguments)), "own")

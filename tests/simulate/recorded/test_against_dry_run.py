@@ -1,4 +1,4 @@
-"""A recorded model's predictions equal the dry run of the really wrapped code, to the byte in every phase."""
+"""A recorded model: its predicted peaks against dry runs of its code, its parameters, its FLOPs, and refusals."""
 
 from __future__ import annotations
 
@@ -14,9 +14,12 @@ from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.recording.model import RecordedModel
 from fsdp_bench.spec.recording.request import RecordingSpec
 from fsdp_bench.spec.setup import TrainSetup
+from fsdp_bench.spec.subprocesses.dry_run import DryRunSpec
 from fsdp_bench.sweep.recording import record
-from tests.simulate.recorded import users
-from tests.simulate.recorded.recording import OBSERVED, assert_phases_equal_the_dry_run, record_here, user_module
+from fsdp_bench.train.recording.subjects import of_module
+from tests.simulate.comparing import OBSERVED, assert_recorded_equals_dry_runs
+from tests.simulate.recorded.recording import record_here
+from tests.simulate.recorded.users import BLOCK, user_module
 
 SETUPS: list[dict[str, object]] = [
     {"api": "fsdp2", "world_size": 8},
@@ -41,17 +44,19 @@ SETUPS: list[dict[str, object]] = [
     {"api": "fsdp2", "world_size": 64, "wrap": "size", "min_num_params": 100},
 ]
 QUICK = (0, 6, 7, 12)
-"""Which run in ``make test``: fully_shard by blocks and as one unit that accumulates, DistributedDataParallel, FSDP1
-with units by size."""
-KINDS = ("bf16", "bf16 autocast", "bf16 cast at blocks")
-"""The variants that these run."""
+"""Setups of ``make test``: fully_shard by blocks and as one unit that accumulates, DistributedDataParallel, FSDP1 with
+units by size."""
+VARIANTS = ("bf16", "bf16 autocast", "bf16 cast at blocks")
+"""The variants of a recording that these setups use."""
 
 
 @cache
+def _recorded(function: str, variants: tuple[str, ...] | None) -> RecordedModel:
+    return record_here(of_module, user_module(function, BLOCK), variants=variants)
+
+
 def recorded(every_variant: bool = False) -> RecordedModel:
-    if every_variant:
-        return record_here(user_module("llama", users.BLOCK))
-    return record_here(user_module("llama_of_4_layers", users.BLOCK), KINDS)
+    return _recorded("llama", None) if every_variant else _recorded("llama_of_4_layers", VARIANTS)
 
 
 def _setup(fields: dict[str, object]) -> TrainSetup:
@@ -62,20 +67,20 @@ CASES = [
     *(pytest.param(5, number, marks=() if number in QUICK else pytest.mark.slow) for number in range(len(SETUPS))),
     *(pytest.param(9, number, marks=pytest.mark.slow) for number in (0, 1)),
 ]
-"""More layers than are simulated, of which one stands for others; and more than were recorded."""
+"""Numbers of layers and of a setup. Five layers are more than are simulated, and nine more than were recorded."""
 
 
 @pytest.mark.parametrize(("layers", "number"), CASES)
 def test_every_phase_equals_the_dry_run(layers: int, number: int) -> None:
     setup, model = _setup(SETUPS[number]), recorded(number not in QUICK).with_layers(layers)
-    module = user_module(f"llama_of_{layers}_layers", users.BLOCK)
-    assert_phases_equal_the_dry_run(model, module, setup, candidate_ranks(model, setup, OBSERVED)[0])
+    module, rank = user_module(f"llama_of_{layers}_layers", BLOCK), candidate_ranks(model, setup, OBSERVED)[0]
+    assert_recorded_equals_dry_runs(model, DryRunSpec(setup=setup, module=module, rank=rank))
 
 
-def test_one_block_stands_for_others_and_parameters_are_counted() -> None:
+def test_peak_and_parameters_grow_by_the_same_number_with_each_layer() -> None:
     counts = [recorded().with_layers(layers).num_parameters for layers in (6, 40)]
-    each = (counts[1] - counts[0]) / 34
-    assert each == 128 * 128 * 3 + 3 * 128 * 256 + 2 * 128
+    # By hand: query and output, key and value of half the heads, the three matrices of the MLP, and two norms.
+    assert counts[1] - counts[0] == 34 * (128 * 128 * 3 + 3 * 128 * 256 + 2 * 128)
     setup = _setup({"api": "fsdp2", "world_size": 8})
     memory = [predict_memory(recorded().with_layers(n), setup, OBSERVED).peak_allocated_bytes for n in (20, 30, 40)]
     assert memory[2] - memory[1] == memory[1] - memory[0] > 0
@@ -89,22 +94,23 @@ def test_one_block_stands_for_others_and_parameters_are_counted() -> None:
         ({}, "cpu", "on a CPU measure it"),
     ],
 )
-def test_what_a_recording_does_not_hold_for_is_refused(fields: dict[str, object], device: str, expected: str) -> None:
+def test_setups_outside_of_the_recording_are_refused(fields: dict[str, object], device: str, expected: str) -> None:
     assert expected in str(why_impossible(recorded(), _setup({"api": "fsdp2", "world_size": 8, **fields}), device))
 
 
 def test_flops_are_those_of_the_benchmark_model() -> None:
+    """By hand: two for each weight and token, causal attention over half of the sequence, three times with backward."""
     matrices = 2 * (128 * 128 * 3 + 3 * 128 * 256)
     attention = 4 * 128 * (96 + 1) / 2
     assert recorded().with_layers(6).model_flops_per_token(96) == 3 * (6 * (matrices + attention) + 2 * 128 * 500)
 
 
-def test_a_bare_loss_is_recorded() -> None:
-    """In a process of its own, as the command does; every variant."""
+def test_a_model_that_returns_a_bare_loss_is_recorded() -> None:
+    """In its own process, as the command records, and with every variant. Expected: six nn.Linear(32, 32)."""
     model = recorded_model(record(RecordingSpec(module=user_module("bare_loss"))), "bare")
     assert model.num_parameters == 6 * (32 * 32 + 32)
 
 
-def test_what_depends_on_data_is_refused() -> None:
+def test_code_whose_shapes_depend_on_data_is_refused() -> None:
     with pytest.raises(SpecError, match="depend on data"):
-        record_here(user_module("depends_on_data"))
+        record_here(of_module, user_module("depends_on_data"))

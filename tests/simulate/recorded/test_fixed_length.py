@@ -1,4 +1,4 @@
-"""Code that loops over the sequence runs other operators for another length: it is recorded for one."""
+"""Code that loops over the sequence: a recording of it is valid for one sequence length."""
 
 from __future__ import annotations
 
@@ -10,7 +10,11 @@ from fsdp_bench.plan.estimate import predict_memory
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.recording.model import RecordedModel
 from fsdp_bench.spec.setup import Api, Checkpointing, TrainSetup
-from tests.simulate.recorded.recording import OBSERVED, assert_phases_equal_the_dry_run, record_here, user_module
+from fsdp_bench.spec.subprocesses.dry_run import DryRunSpec
+from fsdp_bench.train.recording.subjects import of_module
+from tests.simulate.comparing import assert_recorded_equals_dry_runs
+from tests.simulate.recorded.recording import record_here
+from tests.simulate.recorded.users import user_module
 
 LENGTH = 96
 """Three parts of the sequence: the first, one in between, the last."""
@@ -19,12 +23,12 @@ MODULE = user_module("loops_over_sequence", "tests.simulate.recorded.users:_Chun
 
 @cache
 def recorded() -> RecordedModel:
-    return record_here(MODULE, ("fp32",), LENGTH)
+    return record_here(of_module, MODULE, LENGTH, variants=("fp32",))
 
 
 def test_a_loop_over_the_sequence_is_refused_with_the_option_that_helps() -> None:
     with pytest.raises(SpecError, match="--fixed-length records it for one length"):
-        record_here(MODULE)
+        record_here(of_module, MODULE)
 
 
 @pytest.mark.parametrize(
@@ -35,14 +39,14 @@ def test_a_loop_over_the_sequence_is_refused_with_the_option_that_helps() -> Non
         (Api.FSDP2, 7, Checkpointing.SELECTIVE),
     ],
 )
-def test_for_its_length_every_phase_equals_the_dry_run(api: Api, batch: int, checkpointing: Checkpointing) -> None:
+def test_phases_at_the_recorded_length_equal_the_dry_run(api: Api, batch: int, checkpointing: Checkpointing) -> None:
     setup = TrainSetup(
         api=api, world_size=4, sequence_length=LENGTH, micro_batch_size=batch, checkpointing=checkpointing
     )
-    assert_phases_equal_the_dry_run(recorded(), MODULE, setup, rank=0)
+    assert_recorded_equals_dry_runs(recorded(), DryRunSpec(setup=setup, module=MODULE))
 
 
 def test_another_length_is_refused() -> None:
     with pytest.raises(SpecError, match=f"recorded for {LENGTH} tokens; record it with --seq 192 --fixed-length"):
-        predict_memory(recorded(), TrainSetup(world_size=4, sequence_length=192), OBSERVED)
+        predict_memory(recorded(), TrainSetup(world_size=4, sequence_length=192))
     assert (recorded().shortest_sequence, recorded().longest_sequence) == (LENGTH, LENGTH)

@@ -1,17 +1,24 @@
-"""Models that the tests record and run dry: functions for ``--module``."""
+"""Models that the tests record and run dry, as ``--module`` names them."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from fsdp_bench.spec.model import Family, ModelShape
+from fsdp_bench.spec.subprocesses.dry_run import UserModule
 from fsdp_bench.train.models.loss import plain
 from fsdp_bench.train.models.transformer import Llama
 
 BLOCK = "fsdp_bench.train.models.transformer:LlamaBlock"
+
+
+def user_module(function: str, block: str | None = None) -> UserModule:
+    """Return what ``--module`` and ``--block`` say for a function below."""
+    return UserModule(function=f"{__name__}:{function}", block=block, folder=str(Path(__file__).parents[3]))
 
 
 class WithLoss(Llama):
