@@ -23,7 +23,7 @@ from fsdp_bench.sweep.launchers.fork_server import ForkedTrial, ForkServer
 from fsdp_bench.sweep.run import runner
 from tests.attacks.signals import children_of
 from tests.conftest import TERMINAL
-from tests.train.ranks import _CONTEXT
+from tests.train.ranks import FORK_SERVER
 
 
 def _surroundings() -> tuple[str, dict[str, str]]:
@@ -127,9 +127,9 @@ def _describe(specs: list[DescriptionSpec], pipe: Connection) -> None:
 
 def describe_in_fork(specs: list[DescriptionSpec]) -> list[DescriptionAnswer]:
     """Take the place of ``fsdp_bench.sweep.describing._ask``, in a fork of a process that has imported torch."""
-    ours, theirs = _CONTEXT.Pipe(duplex=False)
+    ours, theirs = FORK_SERVER.Pipe(duplex=False)
     with ours:
-        process = _CONTEXT.Process(target=_describe, args=(specs, theirs))
+        process = FORK_SERVER.Process(target=_describe, args=(specs, theirs))
         process.start()
         theirs.close()
         answers: list[DescriptionAnswer] = ours.recv()

@@ -29,8 +29,8 @@ import torch.distributed as dist
 LEAVING_SECONDS = 10
 """How long a rank that has answered may take to leave."""
 
-_CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(
+FORK_SERVER = multiprocessing.get_context("forkserver")
+FORK_SERVER.set_forkserver_preload(
     [
         "pytest",
         "hypothesis",
@@ -84,8 +84,8 @@ class Ranks:
         self._rank_of: dict[Connection, int] = {}
         self._processes = []
         for rank in range(world_size):
-            ours, theirs = _CONTEXT.Pipe()
-            process = _CONTEXT.Process(target=_rank_main, args=(rank, world_size, rendezvous, theirs), daemon=True)
+            ours, theirs = FORK_SERVER.Pipe()
+            process = FORK_SERVER.Process(target=_rank_main, args=(rank, world_size, rendezvous, theirs), daemon=True)
             process.start()
             theirs.close()
             self._rank_of[ours] = rank

@@ -1,21 +1,19 @@
-"""Runs a script as ``fsdp-bench rehearse`` runs it inside the user's Python, with the CPU's torch and no stand-in.
-
-Each script has a process of its own, forked from one that has imported torch: importing it takes longer than a script.
-"""
+"""Runs scripts as ``fsdp-bench rehearse`` does inside the user's Python, with torch's CPU build and no stand-in."""
 
 from __future__ import annotations
 
-import atexit
 import json
+import os
+import runpy
 import subprocess
 import sys
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from textwrap import dedent
 from typing import Any
 
 from fsdp_bench.rehearse.run import INSIDE
+from tests.train.ranks import FORK_SERVER
 
 
 @dataclass(frozen=True)
@@ -34,7 +32,11 @@ def run_inside(
     forked: bool = True,
     **changes: Any,
 ) -> Ran:
-    """Run a script; return its report, what it printed, and the exit code. Without ``forked`` as a new Python."""
+    """Run a script in a fork of a process that has imported torch, or without ``forked`` in a new Python.
+
+    Returns:
+        The script's report, its output and its exit code.
+    """
     (folder / "script.py").write_text(dedent(script))
     plan: dict[str, Any] = {
         "launcher": "none",
@@ -52,7 +54,7 @@ def run_inside(
         **changes,
     }
     (folder / "plan.json").write_text(json.dumps(plan))
-    code = _with_torch().run(folder) if forked else _run_new(folder)
+    code = _run_fork(folder) if forked else _run_new(folder)
     report = folder / "report.json"
     output = (folder / "output.txt").read_text()
     return Ran(json.loads(report.read_text()) if report.exists() else {}, output, code)
@@ -64,47 +66,21 @@ def _run_new(folder: Path) -> int:
         return subprocess.run(words, cwd=folder, stdout=output, stderr=output, check=False).returncode
 
 
-_FORKS = """
-import os, runpy, sys
-import torch, torch.distributed.fsdp
-for folder in map(str.rstrip, sys.stdin):
-    child = os.fork()
-    if child == 0:
-        output = os.open(f"{folder}/output.txt", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-        for number in (1, 2):
-            os.dup2(output, number)
-        os.chdir(folder)
-        inside = sys.argv[1]
-        sys.argv, sys.path[0] = [inside, f"{folder}/plan.json"], os.path.dirname(inside)
-        try:
-            runpy.run_path(inside, run_name="__main__")
-        finally:
-            os._exit(1)  # it ends its process itself
-    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
-"""
+def _run_fork(folder: Path) -> int:
+    process = FORK_SERVER.Process(target=_become_a_rehearsal, args=(folder,))
+    process.start()
+    process.join()
+    assert process.exitcode is not None
+    return process.exitcode
 
 
-class _Forks:
-    """A process that has imported torch, and forks one for each folder that it is told."""
-
-    def __init__(self) -> None:
-        words = [sys.executable, "-c", _FORKS, str(INSIDE)]
-        self._process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-
-    def run(self, folder: Path) -> int:
-        """Run the plan of a folder; return the exit code."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        print(folder, file=self._process.stdin, flush=True)
-        return int(self._process.stdout.readline())
-
-    def end(self) -> None:
-        """End the process, and wait until it has ended."""
-        self._process.communicate()
-
-
-@cache
-def _with_torch() -> _Forks:
-    forks = _Forks()
-    atexit.register(forks.end)
-    return forks
+def _become_a_rehearsal(folder: Path) -> None:
+    output = os.open(folder / "output.txt", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    for number in (1, 2):
+        os.dup2(output, number)
+    os.chdir(folder)
+    sys.argv, sys.path[0] = [str(INSIDE), str(folder / "plan.json")], str(INSIDE.parent)
+    try:
+        runpy.run_path(str(INSIDE), run_name="__main__")
+    finally:
+        os._exit(1)  # INSIDE ends its process itself
