@@ -33,8 +33,8 @@ vocab_size = 128
 """
 
 TERMINAL = {"COLUMNS": "80", "LINES": "25", "FSDP_BENCH_TRACEBACK": "1"}
-"""What a process prints to a pipe does not depend on the terminal that the tests are started from; an error that was
-not expected shows its traceback in a failing test."""
+"""The environment of commands: their output does not depend on the terminal that runs the tests, and unexpected errors
+show their tracebacks."""
 
 settings.load_profile(QUICK)  # without --hypothesis-profile
 
@@ -67,7 +67,7 @@ def write_sweep(tmp_path: Path) -> Callable[..., Path]:
 
 @pytest.fixture(scope="session", autouse=True)
 def one_dry_run_process() -> Iterator[None]:
-    """Have the dry runs of all tests answered by one process, which imports torch once."""
+    """Let one process, which imports torch once, answer the dry runs of all tests."""
     with SharedDryRuns.instead_of_own():
         yield
 
@@ -83,9 +83,9 @@ replay(events_from([(0, 1000, 0)]))
 
 @pytest.fixture(scope="session", autouse=True)
 def compiled_allocator() -> None:
-    """Have the allocator compiled before all tests of a parallel run, and not by whichever of them asks first.
+    """Compile the allocator before the tests of a parallel run, and not in whichever test needs it first.
 
-    After a change of the sources, and in a new clone, compiling takes seconds.
+    Compiling takes seconds in a new clone and after the sources have changed.
     """
     if "PYTEST_XDIST_WORKER" in os.environ:
         subprocess.run([sys.executable, "-c", COMPILE], check=True, cwd=Path(__file__).parents[1])
@@ -97,16 +97,16 @@ def command(*words: object) -> list[str]:
 
 
 def run_process(*words: object, timeout: float = 240, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    """Run fsdp-bench to its end as a real process, where the process itself is what is tested."""
+    """Run fsdp-bench to its end in its own process, for tests whose subject is the process."""
     return subprocess.run(
         command(*words), capture_output=True, text=True, timeout=timeout, cwd=cwd, env={**os.environ, **TERMINAL}
     )
 
 
 def run_command(*words: object, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    """Run fsdp-bench to its end inside this process, and return what a process would.
+    """Run fsdp-bench to its end in the tests' process; return exit code and output like ``subprocess.run``.
 
-    An error that the command line does not expect ends with exit code 1 and its traceback on standard error.
+    An unexpected error gives exit code 1 and its traceback on standard error.
     """
     arguments = [str(word) for word in words]
     output, errors = io.StringIO(), io.StringIO()
@@ -124,7 +124,7 @@ def run_command(*words: object, cwd: Path | None = None) -> subprocess.Completed
 
 @contextmanager
 def unchanged_process(cwd: Path) -> Iterator[None]:
-    """Give the command the terminal of a pipe and a working directory; take back what a verb changes of a process."""
+    """Set the working directory and TERMINAL; restore them and the signal handlers, which commands change."""
     handlers = {number: signal.getsignal(number) for number in SIGNALS}
     with pytest.MonkeyPatch.context() as patch, chdir(cwd):
         for name, value in TERMINAL.items():
@@ -135,4 +135,4 @@ def unchanged_process(cwd: Path) -> Iterator[None]:
         finally:
             for number, handler in handlers.items():
                 signal.signal(number, handler)
-            assert dict(os.environ) == before, "a verb changed the environment"
+            assert dict(os.environ) == before, "a command changed the environment"

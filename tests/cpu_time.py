@@ -1,11 +1,10 @@
-"""A plugin of pytest: CPU seconds by folder and of the heaviest tests, held to tests/budgets.toml.
+"""A pytest plugin that prints CPU seconds, by folder and of the heaviest tests, and checks them by tests/budgets.toml.
 
-A test's CPU time is that of its process and of all processes below it, because most tests start some. CPU time does
-not depend on what else runs, but on the machine. Therefore a small loop of Python is timed in the same run, and the
-rows of tests/budgets.toml are scaled by how long it takes here and how long it took where they were written.
+A test's CPU time includes that of all processes below its own, because most tests start some. CPU time depends on the
+machine, and little on other load. Therefore each run also times a small loop of Python, and the rows of
+tests/budgets.toml are multiplied by the ratio of that time to the file's ``loop_seconds``.
 
-The setup of a fixture of the session is counted apart from the test that asks for it first: which one that is depends
-on the worker.
+The setup of a session's fixture is counted apart: the test that asks for it first differs from worker to worker.
 """
 
 from __future__ import annotations
@@ -24,8 +23,8 @@ import pytest
 
 BUDGETS = "tests/budgets.toml"
 MARGIN = 1.5
-"""How far a folder or a test may pass its budget: beside other work, the same instructions take up to 1.3 times as
-many CPU seconds, because two threads share a core."""
+"""The factor by which a folder or a test may exceed its budget. Beside other work, the same instructions take up to 1.3
+times as many CPU seconds, because two threads share a core."""
 
 COLLECTION, FIXTURES = "collection", "session fixtures"
 HEAVIEST = 10
@@ -74,7 +73,7 @@ def loop_seconds() -> float:
 
 @dataclass(frozen=True)
 class Budget:
-    """What a run may take, in CPU seconds on a machine whose loop takes ``loop`` seconds: a table of budgets.toml."""
+    """The CPU seconds that a run may take, where the loop takes ``loop`` seconds: one table of tests/budgets.toml."""
 
     loop: float
     folders: Mapping[str, float]
@@ -85,9 +84,9 @@ class Budget:
         """Yield a line for each folder and each test that takes more than the margin allows.
 
         Args:
-            tests: the CPU seconds of each test.
-            other: CPU seconds that belong to no test, by what they were for.
-            loop: the seconds of the loop in this run.
+            tests: CPU seconds of each test.
+            other: CPU seconds outside of tests, by purpose.
+            loop: seconds of the loop in this run.
         """
         scale = MARGIN * loop / self.loop
         for folder, seconds in sorted({**by_folder(tests), **other}.items()):
@@ -105,7 +104,7 @@ def read_budget(file: Path, name: str) -> Budget:
 
 
 def folder_of(test: str) -> str:
-    """Return the folder of tests/ in which a test is, or that of tests/on_stand_in; of a file beside them, the file."""
+    """Return a test's folder in tests/ or tests/on_stand_in/; for a file outside of these, the file's name."""
     _, *parts = test.partition("::")[0].split("/")
     return "/".join(parts[: 2 if parts[0] == "on_stand_in" else 1])
 
@@ -129,9 +128,9 @@ class Meter:
         self._not_of_the_test = 0.0
 
     def _since(self) -> float:
-        """Return the CPU seconds since this was asked last.
+        """Return the CPU seconds since the last call.
 
-        A process that ends and is waited for by nobody, as chromium's are, takes its seconds along; they were counted.
+        The sum falls when a process ends that nobody waits for, such as chromium's: its seconds were counted before.
         """
         before, self._read = self._read, tree_cpu_seconds()
         return max(self._read - before, 0.0)
@@ -175,7 +174,7 @@ class Meter:
 
 
 class Total:
-    """Adds up what the processes measured, prints it, and fails the run if it takes more than its budget."""
+    """Adds up the seconds of all processes, prints them, and fails a run that exceeds its budget."""
 
     def __init__(self, meter: Meter | None, budget: Budget | None, file: Path | None) -> None:
         self._meter, self._budget, self._file = meter, budget, file
@@ -238,7 +237,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Measure in each process that runs tests, and add up in the one that prints."""
+    """Measure in each process that runs tests; add up in the process that prints."""
     runs_tests = hasattr(config, "workerinput") or not config.getoption("numprocesses", None)
     meter = Meter() if runs_tests else None
     if meter is not None:

@@ -1,4 +1,4 @@
-"""The process that answers the dry runs of all tests of a worker: importing torch takes longer than most dry runs."""
+"""One process for the dry runs of all tests of a worker, because importing torch takes longer than most dry runs."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ OwnProcess = dry_run._Process
 
 
 def _start() -> OwnProcess:
-    """Start it with one thread: several that wait for each other at tiny operators take ten times the CPU time."""
+    """Start a process with one thread: several, which wait at tiny operators, take ten times the CPU time."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OMP_NUM_THREADS", "1")
         return OwnProcess()
 
 
 class SharedDryRuns:
-    """Takes the place of ``fsdp_bench.sweep.dry_run._Process``.
+    """Replaces ``fsdp_bench.sweep.dry_run._Process``.
 
-    A user's own code runs in a process of its own, as it does for users: it may change anything, and modules of two
-    tests may have one name. Modules of this folder have names of their own.
+    A user's code runs in its own process, as it does outside of tests: it may change global state, and two tests may
+    use the same name for their modules. Modules of tests/ share the process.
     """
 
     _shared: OwnProcess | None = None
     _lock = threading.Lock()
     _starter = ThreadPoolExecutor(max_workers=1)
-    """The process ends with the thread that started it (PR_SET_PDEATHSIG); that of a command ends with the command."""
+    """The thread that starts the process, which ends with it (PR_SET_PDEATHSIG): a command's threads end too early."""
 
     def __init__(self) -> None:
         self._own: OwnProcess | None = None
@@ -66,7 +66,7 @@ class SharedDryRuns:
     @classmethod
     @contextmanager
     def instead_of_own(cls) -> Iterator[None]:
-        """Have dry runs in this process use the shared one; it ends at the end."""
+        """Let dry runs use the shared process, and end it on exit."""
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(dry_run, "_Process", cls)
             yield

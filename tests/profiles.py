@@ -1,7 +1,7 @@
-"""How much the tests draw: ``quick`` in ``make test`` and ``make test-rehearsal``, ``validate`` in ``make validate``.
+"""Profiles of Hypothesis: ``quick`` for ``make test`` and ``make test-rehearsal``, ``validate`` for ``make validate``.
 
-Both are profiles of Hypothesis (``--hypothesis-profile``); a test that draws without Hypothesis asks ``draws``. A quick
-run draws the same examples every time. A validating one draws new ones, and prints what repeats a failure.
+``--hypothesis-profile`` chooses one. ``quick`` draws the same examples in every run. ``validate`` draws new ones, and
+prints how to repeat a failure. Tests that draw without Hypothesis call ``draws``.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ settings.register_profile(
 
 
 def validating() -> bool:
-    """Return whether every case runs, and not only those that stand for the others."""
+    """Return whether this is ``make validate``, which runs every case."""
     return settings.get_current_profile_name() == VALIDATE
 
 
 def draws(quick: int, validate: int) -> int:
-    """Return how many cases a test draws."""
+    """Return the number of cases that a test draws in this run."""
     return validate if validating() else quick
 
 
 def share_of_examples(divisor: int) -> settings:
-    """Return settings for a property whose every example takes long, such as a simulated step."""
+    """Return settings with a fraction of the examples, for slow ones such as simulated steps."""
     return settings(max_examples=max(settings.default.max_examples // divisor, 1))

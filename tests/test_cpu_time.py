@@ -1,6 +1,6 @@
-"""The plugin that counts CPU seconds, in runs of pytest of its own.
+"""The plugin that counts CPU seconds, in pytest runs of its own.
 
-Their tests work as long as so many of the plugin's loops, which is what budgets are in units of: on any machine.
+Tests in these runs repeat the plugin's loop, so that they take the same share of a budget on every machine.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def run(
     in_process: int = 5,
     each_test: int = 1000,
 ) -> pytest.RunResult:
-    """Run two tests of a folder that may take as long as 20 loops, and half as much again."""
+    """Run two tests in a folder whose budget is 20 loops; 1.5 times as many, 30, are allowed."""
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     (folder := pytester.path / "tests" / "busy").mkdir(parents=True)
     (folder / "test_work.py").write_text(WORK.format(loops=loops, in_process=in_process))
@@ -53,7 +53,7 @@ def run(
 
 
 @pytest.mark.parametrize("workers", [(), ("-n", "2")], ids=["one process", "two workers"])
-def test_seconds_of_each_folder_are_printed_and_a_run_within_its_budget_passes(
+def test_a_run_within_its_budget_passes_and_prints_the_seconds_of_each_folder(
     workers: tuple[str, ...], pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     done = run(pytester, monkeypatch, *workers)
@@ -62,16 +62,16 @@ def test_seconds_of_each_folder_are_printed_and_a_run_within_its_budget_passes(
 
 
 @pytest.mark.parametrize("slower", [pytest.param("loops", marks=pytest.mark.slow), "in_process"])
-def test_a_test_that_works_three_times_as_long_fails_the_run_with_its_folders_name(
+def test_a_folder_that_exceeds_its_budget_fails_the_run_and_is_named(
     slower: str, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its own work or that of a process that it starts: 45 loops where 30 are allowed."""
+    """By its own work or by that of a process that it starts: 45 loops and the other test's 5, where 30 are allowed."""
     done = run(pytester, monkeypatch, **{slower: 45})
     done.stdout.fnmatch_lines(["busy: * CPU seconds, at most * allowed"])
     assert done.ret == 1
 
 
-def test_one_test_may_not_take_more_than_its_share_either(
+def test_a_test_that_exceeds_its_own_budget_fails_a_run_within_the_folders(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     done = run(pytester, monkeypatch, loops=15, in_process=0, each_test=5)
@@ -80,6 +80,7 @@ def test_one_test_may_not_take_more_than_its_share_either(
 
 
 def test_budgets_are_scaled_by_the_loop_and_a_folder_without_a_row_may_take_nothing() -> None:
+    """By hand: 1.5 times the row are allowed, and twice that where the loop takes twice as long."""
     budget = Budget(
         loop=0.02, folders={"plan": 10.0}, each_test=100.0, longer_tests={"tests/cli/test_a.py::one": 300.0}
     )
@@ -93,7 +94,7 @@ def test_budgets_are_scaled_by_the_loop_and_a_folder_without_a_row_may_take_noth
     assert len(list(with_longer.excesses({"tests/cli/test_a.py::two": 400.0}, {}, 0.02))) == 1
 
 
-def test_a_file_beside_the_folders_is_a_row_of_its_own() -> None:
+def test_a_file_outside_of_folders_has_its_own_row() -> None:
     assert folder_of("tests/test_notebooks.py::test_it[a/b]") == "test_notebooks.py"
     assert folder_of("tests/plan/search/test_search.py::test_it") == "plan"
     assert folder_of("tests/on_stand_in/plan/test_exported_scripts.py::test_it") == "on_stand_in/plan"

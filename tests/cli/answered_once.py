@@ -1,4 +1,4 @@
-"""One question answered once and printed several times: at several widths of the terminal, as text and as JSON."""
+"""Commands whose question is answered once and printed several times: at several widths, as text and as JSON."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ ANSWERS: dict[str, ModuleType] = {
     "nothing_fits": nothing_fits,
     "diagnose": doctor,
 }
-"""The functions whose answers the commands print, and where the commands find them; each is called at most once."""
+"""Functions that answer questions, and the modules in which the commands look them up."""
 
 _published: dict[str, Any] = {}
-"""The predictions beside the published sizes, which depend on nothing but the catalogue."""
+"""The comparison with published sizes, which depends on the catalogue alone."""
 
 
 @contextmanager
 def answered_once() -> Iterator[None]:
-    """Have all commands inside print the answers of the first: the same question, whatever options of printing."""
+    """Let all commands inside print the first one's answers. Their options may differ in printing alone."""
     kept: dict[str, Any] = {}
     with pytest.MonkeyPatch.context() as patch:
         for name, module in ANSWERS.items():
@@ -43,7 +43,7 @@ def answered_once() -> Iterator[None]:
 
 @contextmanager
 def published_once() -> Iterator[None]:
-    """Have the published sizes predicted once for all tests of a worker."""
+    """Predict the published sizes once for all tests of a worker."""
     once = partial(_keep, _published, "sizes", sizes.compare_published_sizes)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sizes, "compare_published_sizes", once)
@@ -51,7 +51,7 @@ def published_once() -> Iterator[None]:
 
 
 def printed_at(widths: tuple[int, ...], *words: object) -> Iterator[tuple[int, subprocess.CompletedProcess[str]]]:
-    """Yield each width of the terminal and what the command prints there."""
+    """Yield each width of the terminal and the command's result at that width."""
     with answered_once():
         for width in widths:
             with pytest.MonkeyPatch.context() as patch:

@@ -1,6 +1,6 @@
-"""Runs what a page shows: the commands and the Python of its blocks, in order, in one working directory.
+"""Runs the commands and the Python of a page's blocks, in order, in one working directory.
 
-How a page says what runs:
+Marks in a page:
 
     ```console           lines that begin with ``$ fsdp-bench`` are run, with 80 columns; their output follows them,
                          standard error included. ``$ echo $?`` prints the exit code of the command above, and must
@@ -39,19 +39,19 @@ from tests.conftest import unchanged_process
 ROOT = Path(__file__).parents[2]
 PAGES = ("README.md", *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").glob("*.md")))
 SHARED = ("results", "sweeps")
-"""Folders of the repository that commands of the pages read."""
+"""Folders of the repository that commands on pages read."""
 PICTURES = ROOT / "docs" / "pictures"
-"""Pictures of the pages, each drawn by a command of a page that writes a file of its name."""
+"""The pictures of pages. A command on a page draws each, under the same file name."""
 
 SCREENSHOTS = {"report.png": "tests/report/html/screenshot.py"}
-"""Pictures that no command draws, and what does."""
+"""Pictures that a script draws, and not a command on a page."""
 
 CUDA_BUILD = "needs PyTorch's CUDA build (make test-rehearsal)"
-"""Why a block with a rehearsal is not run where only the CPU's build is."""
+"""The reason for not running a block, a rehearsal, with torch's CPU build."""
 
 
 class _DayOfThePages(date):
-    """The day on which the pages are read: a price of the catalogue grows older every day."""
+    """A date that stands still, because ``plan`` prints the age of the catalogue's prices."""
 
     @classmethod
     def today(cls) -> date:
@@ -71,22 +71,22 @@ class Block:
     language: str
     text: str
     start: int
-    """Where its text begins in the page."""
+    """The index in the page at which its text begins."""
     file: str | None
     not_run: str | None
 
 
 @dataclass
 class PageResult:
-    """What came of running a page."""
+    """The result of running a page."""
 
     failures: list[str] = field(default_factory=list)
     replacements: list[tuple[int, int, str]] = field(default_factory=list)
-    """Parts of the page, by their beginning and end, and what they should be."""
+    """Outputs to replace: begin and end in the page, and the new text."""
     num_run: int = 0
 
     def updated(self, page: str) -> str:
-        """Return the page with every output as it is now."""
+        """Return the page with the outputs of this run."""
         for start, end, text in sorted(self.replacements, reverse=True):
             page = page[:start] + text + page[end:]
         return page
@@ -107,9 +107,9 @@ def blocks(page: str) -> Iterator[Block]:
 
 
 def parts(page: str, only: str | None = None) -> list[list[Block]]:
-    """Return the blocks that are run, those together of which a later one needs what an earlier one made.
+    """Return the page's blocks that are run, grouped into parts that run independently of each other.
 
-    All Python is one part, because its blocks share their names. Commands that name the same file are another.
+    All blocks of Python are one part, because they share variables. Consoles that name the same new file are another.
     """
     found: list[list[Block]] = []
     for block in blocks(page):
@@ -130,16 +130,21 @@ def _belong_together(one: Block, other: Block) -> bool:
 
 
 def _made(block: Block) -> set[str]:
-    """Return the files that a block names and the repository does not have: some command of the page made them."""
+    """Return the files that a block names and that are not in the repository: a command on the page makes them."""
     return {name for name in _FILE_NAME.findall(block.text) if not (ROOT / name).exists()}
 
 
 def run_page(
     page: str, name: str, folder: Path, only: str | None = None, part: list[Block] | None = None
 ) -> PageResult:
-    """Run a page in a folder; with ``only`` the blocks that are not run for that reason, and none else.
+    """Run a page in a folder, which gets the files that the page shows.
 
-    With ``part`` those blocks alone. Files that the page shows above a block are always there.
+    Args:
+        page: its text.
+        name: its name in failures.
+        folder: the working directory.
+        only: a reason for which blocks are not run; these are run instead of the others.
+        part: the only blocks to run, from ``parts``.
     """
     for shared in SHARED:
         (folder / shared).symlink_to(ROOT / shared)
@@ -178,7 +183,7 @@ def _run_console(block: Block, folder: Path, result: PageResult) -> None:
 
 
 def _commands(text: str) -> Iterator[tuple[str, int, int]]:
-    """Yield every command with where its output begins and ends."""
+    """Yield each command with the begin and end of its output."""
     found = list(re.finditer(r"^\$ ((?:.*\\\n)*.*)\n", text, re.MULTILINE))
     ends = [following.start() for following in found[1:]] + [len(text)]
     for one, end in zip(found, ends, strict=True):
@@ -186,7 +191,7 @@ def _commands(text: str) -> Iterator[tuple[str, int, int]]:
 
 
 def _run_command(words: list[str], folder: Path) -> tuple[int, str]:
-    """Run a command; return its exit code and what it prints, without blanks that no reader sees."""
+    """Run a command; return its exit code and its output without trailing blanks."""
     assert words[0] == "fsdp-bench", f"{words[0]} is not run; make it a block of another language"
     output = io.StringIO()
     with (
@@ -196,9 +201,9 @@ def _run_command(words: list[str], folder: Path) -> tuple[int, str]:
         pytest.MonkeyPatch.context() as patch,
     ):
         patch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
-        patch.setattr(dry_run, "ANNOUNCED_AFTER_SECONDS", 1e6)  # a line that only slow machines print
+        patch.setattr(dry_run, "ANNOUNCED_AFTER_SECONDS", 1e6)  # a line that only slow machines would print
         patch.setattr(plan_text, "date", _DayOfThePages)
-        patch.setattr(trial_id, "torch_version", lambda: "2.13.0")  # which is a part of a trial's ID
+        patch.setattr(trial_id, "torch_version", lambda: "2.13.0")  # a part of a trial's ID
         try:
             main(words[1:])
         except SystemExit as ended:
@@ -208,7 +213,7 @@ def _run_command(words: list[str], folder: Path) -> tuple[int, str]:
 
 
 def matches(expected: str, output: str) -> bool:
-    """Whether an output is the expected one, in which ``...`` stands for anything."""
+    """Return whether an output matches the expected one, in which ``...`` stands for any text."""
     pattern = ""
     for line in expected.splitlines(keepends=True):
         pattern += r"(?:.*\n)*" if line == "...\n" else ".*".join(map(re.escape, line.split("...")))
@@ -216,10 +221,10 @@ def matches(expected: str, output: str) -> bool:
 
 
 def shortened_as(expected: str, output: str) -> str:
-    """Return an output with as many lines at its beginning and end as the expected one has around its ``...``.
+    """Return a new output, shortened by a line ``...`` where the expected one has it.
 
-    Where ``...`` has an empty line above or below, as many paragraphs. Lines of which ``...`` is a part stay as they
-    are where they match.
+    As many lines as before stay above and below; if an empty line is next to ``...``, as many paragraphs. Expected
+    lines that contain ``...`` stay unchanged if they match.
     """
     old, new = expected.splitlines(keepends=True), output.splitlines(keepends=True)
     if "...\n" in old:
@@ -233,7 +238,7 @@ def shortened_as(expected: str, output: str) -> str:
 
 
 def _num_lines(old: list[str], new: list[str]) -> int:
-    """Return how many lines of the new output are as many lines, or paragraphs, as the old ones."""
+    """Return the number of new lines that are as many lines, or paragraphs, as the old ones."""
     if not old or old[-1] != "\n":
         return len(old)
     ends = [index for index, line in enumerate(new, 1) if line == "\n"]
@@ -241,7 +246,7 @@ def _num_lines(old: list[str], new: list[str]) -> int:
 
 
 class _Runner(doctest.DocTestRunner):
-    """Collects the examples whose output is another."""
+    """Collects the examples whose output differs."""
 
     def __init__(self) -> None:
         super().__init__(optionflags=_DOCTEST_OPTIONS)

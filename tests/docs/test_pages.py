@@ -32,11 +32,11 @@ SLOW = {
     " --global-batch 4M": "docs/guide.md",
     "validate --against published": "docs/validation.md",
 }
-"""Commands that take long, and like which tests run shorter ones: these are for ``make validate``."""
+"""Long commands, which run in ``make validate``. Tests of the same commands with less work run always."""
 
 
 def _cases() -> Iterator[object]:
-    """Yield a page and a part of it: two cores share the longest page."""
+    """Yield each page's parts as cases, so that two cores share the longest page."""
     for name in PAGES:
         for number, part in enumerate(parts((ROOT / name).read_text())):
             text = "".join(block.text for block in part)
@@ -52,7 +52,7 @@ def _cases() -> Iterator[object]:
 
 @pytest.mark.parametrize(("name", "number"), list(_cases()))
 def test_a_page_prints_what_it_says(name: str, number: int, tmp_path: Path) -> None:
-    """Where outputs changed on purpose: ``python -m tests.docs.update``, and read ``git diff``."""
+    """If outputs changed on purpose, run ``python -m tests.docs.update`` and read ``git diff``."""
     page = (ROOT / name).read_text()
     with published_once():
         result = run_page(page, name, tmp_path, part=parts(page)[number])
@@ -60,12 +60,12 @@ def test_a_page_prints_what_it_says(name: str, number: int, tmp_path: Path) -> N
     assert not result.failures, "\n\n".join(result.failures)
 
 
-def test_what_runs_in_validating_runs_alone_is_on_its_page() -> None:
+def test_each_slow_command_is_on_its_page() -> None:
     for command, page in SLOW.items():
         assert f"$ fsdp-bench {command}\n" in (ROOT / page).read_text()
 
 
-def test_blocks_that_need_each_other_are_one_part() -> None:
+def test_blocks_that_share_variables_or_files_are_one_part() -> None:
     first, second = "```console\n{}\n```\n", "```python\n>>> {}\n```\n"
     third = "<!-- not run: x -->\n" + first
     page = (
@@ -83,7 +83,7 @@ def test_blocks_that_need_each_other_are_one_part() -> None:
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_its_links_lead_somewhere(name: str) -> None:
+def test_links_of_a_page_lead_to_existing_files_and_headings(name: str) -> None:
     page = ROOT / name
     text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
     for target in re.findall(r"\]\(([^)\s]+)\)", text):
@@ -97,12 +97,12 @@ def test_its_links_lead_somewhere(name: str) -> None:
             assert anchor in {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-def test_the_guide_has_every_command() -> None:
+def test_the_guide_shows_every_command() -> None:
     commands = re.findall(r"^\$ fsdp-bench ([a-z-]+)", (ROOT / "docs" / "guide.md").read_text(), re.MULTILINE)
     assert set(commands) == set(COMMANDS)
 
 
-def test_python_page_names_everything_public() -> None:
+def test_the_python_page_names_everything_public() -> None:
     text = (ROOT / "docs" / "python.md").read_text()
     assert not [name for name in fsdp_bench.__all__ if f"`{name}`" not in text and name != "__version__"]
 
@@ -120,8 +120,8 @@ def test_pictures_are_drawn_by_commands_of_the_pages() -> None:
             assert any(picture.name in text for text in consoles), picture.name
 
 
-def test_few_commands_are_not_run() -> None:
-    """What trains takes longer than a test may; the rest is run, rehearsals in on_stand_in/rehearse/test_guide.py."""
+def test_at_most_a_fifth_of_the_consoles_is_not_run() -> None:
+    """Training takes too long for a test. tests/on_stand_in/rehearse/test_guide.py runs the rehearsals."""
     found = [(name, block) for name in PAGES for block in blocks((ROOT / name).read_text())]
     consoles = [block for _, block in found if block.language == "console"]
     assert sum(block.not_run not in (None, CUDA_BUILD) for block in consoles) <= len(consoles) / 5
@@ -140,7 +140,7 @@ def test_few_commands_are_not_run() -> None:
         ("", "a\n", False),
     ],
 )
-def test_dots_stand_for_what_is_left_out(expected: str, output: str, same: bool) -> None:
+def test_dots_stand_for_any_text(expected: str, output: str, same: bool) -> None:
     assert matches(expected, output) is same
 
 
@@ -156,12 +156,12 @@ def test_dots_stand_for_what_is_left_out(expected: str, output: str, same: bool)
         ("a\n...\n\nd\n", "A\nb\n\nD\ne\n", "A\n...\n\nD\ne\n"),
     ],
 )
-def test_an_updated_output_is_shortened_as_before(expected: str, output: str, written: str) -> None:
+def test_an_updated_output_is_shortened_where_the_old_one_was(expected: str, output: str, written: str) -> None:
     assert shortened_as(expected, output) == written
 
 
-def test_what_architecture_names_is_there() -> None:
-    """``path.py:name`` is a file of the package, or of tests/, and something defined in it."""
+def test_files_and_names_in_architecture_md_exist() -> None:
+    """``path.py:name`` names a file of the package or of tests/, and a function or class in it."""
     text = (ROOT / "docs" / "architecture.md").read_text()
     found = re.findall(r"`([\w/]+\.py)(?::(\w+))?`", text)
     assert len(found) > 40

@@ -1,6 +1,6 @@
 """Tests on the stand-in for NVIDIA's libraries, in the environment that ``make test-rehearsal`` installs.
 
-They need PyTorch's CUDA build, and many of them transformers. Where either is absent, nothing here is collected.
+All need PyTorch's CUDA build, and many need transformers. If either is missing, nothing here is collected.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Runs Python scripts in forks of one process that has imported their packages: ``python fork_server.py torch``.
 
-It is started as a rehearsal is, with the stand-in preloaded. Standard input: one request a line, as JSON: the words
-after the interpreter, the environment, the working directory, and the files for standard input, output and errors.
-Standard output: the exit code of each, as ``subprocess.Popen.returncode``. A child is what Python is after those
-imports: nothing of CUDA has begun, and there is no thread. What the stand-in has read of the environment it reads
-again, but for which compute capability it chose kernels when torch was loaded.
+The process is started like a rehearsal, with the stand-in preloaded. Standard input has one JSON request a line: the
+words after the interpreter, the environment, the working directory, and the files for standard input, output and
+errors. Standard output has the exit code of each, as ``subprocess.Popen.returncode``. A fork has only done the imports:
+CUDA is not initialized, and there are no other threads. The stand-in reads its settings anew in each fork, except the
+compute capability, by which it chose kernels when torch was loaded.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import torch.utils._triton
 
 
 def run(request: dict[str, Any]) -> None:
-    """Become the process that the request asks for, and end."""
+    """Become the process that the request describes, and end."""
     os.dup2(os.open(request["input"], os.O_RDONLY), 0)
     for descriptor, name in ((1, "output"), (2, "errors")):
         os.dup2(os.open(request[name], os.O_WRONLY | os.O_APPEND), descriptor)
@@ -42,18 +42,18 @@ def run(request: dict[str, Any]) -> None:
     except BaseException:
         traceback.print_exc()
     finally:
-        os._exit(1)  # what is run ends its process itself
+        os._exit(1)  # the script ends its process itself
 
 
 @contextmanager
 def without_starting_cuda() -> Iterator[None]:
-    """Answer what torchao and bitsandbytes ask of the GPU on import; torch would start CUDA to know."""
+    """Answer the questions of torchao's and bitsandbytes' imports about the GPU, for which torch would start CUDA."""
     capability = divmod(int(os.environ["STAND_IN_CAPABILITY"]), 10)
     asked = {name: getattr(torch.cuda, name) for name in ("is_available", "device_count", "get_device_capability")}
     answers = (lambda: True), (lambda: 1), (lambda _device=None: capability)
     for name, answer in zip(asked, answers, strict=True):
         setattr(torch.cuda, name, answer)
-    torch.utils._triton.has_triton = lambda: True  # kept by those that import it; so it is on 7.0 and newer
+    torch.utils._triton.has_triton = lambda: True  # not undone: modules keep it, and it is true from 7.0 on
     try:
         yield
     finally:
@@ -62,7 +62,7 @@ def without_starting_cuda() -> Iterator[None]:
 
 
 def main() -> None:
-    """Answer standard input."""
+    """Import the modules that the arguments name, and answer requests."""
     with without_starting_cuda():
         for name in sys.argv[1:]:
             importlib.import_module(name)

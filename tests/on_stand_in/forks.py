@@ -1,6 +1,6 @@
-"""Runs Python scripts as forks of processes that have imported torch already, which takes a real process seconds.
+"""Runs Python scripts in forks of processes that have imported torch, which takes a new process seconds.
 
-That a fork is like a process of its own is tested in test_forks.py.
+test_forks.py compares forks with new processes.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Literal
 
 Imported = Literal["torch", "transformers"]
-"""What a forking process has imported."""
+"""The packages that a forking process has imported."""
 
 _TORCH = ("torch", "torch._dynamo", "torch._inductor.compile_fx", "torch.distributed.fsdp", "torch.distributed.tensor")
 _LLAMA = "transformers.models.llama.modeling_llama"
@@ -26,11 +26,11 @@ _MODULES: dict[Imported, tuple[str, ...]] = {
 }
 
 _READ_AT_IMPORT = ("PYTHON", "PYTORCH", "TORCH", "LD_", "STAND_IN_CAPABILITY")
-"""Beginnings of variables that decide what an import does."""
+"""Prefixes of environment variables that imports read."""
 _READ_LATER = {"TORCHINDUCTOR_CACHE_DIR"}
 
 FORKED_CAPABILITY = "90"
-"""The stand-in chooses by it, when torch is loaded, which kernels there are. For others nothing is forked."""
+"""The compute capability of all forks: the stand-in chooses kernels by it when torch is loaded."""
 
 
 class _ForkServer:
@@ -38,23 +38,23 @@ class _ForkServer:
 
     def __init__(self, imported: Imported, python: str, environment: Mapping[str, str]) -> None:
         self._read_at_import = _read_at_import(environment)
-        self._said = tempfile.TemporaryFile("w+")  # noqa: SIM115 - as long as the process
+        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 - as long as the process
         self._process = subprocess.Popen(
             [python, str(Path(__file__).with_name("fork_server.py")), *_MODULES[imported]],
             env={**environment, "OPENBLAS_NUM_THREADS": "1"},  # numpy starts its threads on import
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=self._said,
+            stderr=self._errors,
             text=True,
         )
         atexit.register(self._process.kill)
 
     def run(self, request: Mapping[str, object], environment: Mapping[str, str]) -> int:
         """Run a script; return its exit code."""
-        assert self._read_at_import == _read_at_import(environment), "this needs a process of its own"
+        assert self._read_at_import == _read_at_import(environment), "this script needs its own process"
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        with suppress(BrokenPipeError):  # its end is told below
+        with suppress(BrokenPipeError):  # how it ended is reported below
             self._process.stdin.write(json.dumps({**request, "environment": dict(environment)}) + "\n")
             self._process.stdin.flush()
         code = self._process.stdout.readline()
@@ -63,8 +63,8 @@ class _ForkServer:
 
     def _how_it_ended(self) -> str:
         code = self._process.wait()
-        self._said.seek(0)
-        return f"exit code {code}\n{self._said.read()}"
+        self._errors.seek(0)
+        return f"exit code {code}\n{self._errors.read()}"
 
 
 def _read_at_import(environment: Mapping[str, str]) -> dict[str, str]:
@@ -78,9 +78,9 @@ _servers: dict[tuple[Imported, str], _ForkServer] = {}
 def run_python(
     imported: Imported, python: str, words: Sequence[str], environment: Mapping[str, str], given: str = ""
 ) -> subprocess.CompletedProcess[str]:
-    """Run a script that ends with ``os._exit`` on the stand-in.
+    """Run a script that ends with ``os._exit`` on the stand-in, in a fork.
 
-    Where the GPU is of another generation, or the environment sets PyTorch's allocator, in a process of its own.
+    If the GPU is of another generation, or if the environment configures PyTorch's allocator, run it in a new process.
     """
     if environment["STAND_IN_CAPABILITY"] != FORKED_CAPABILITY or "PYTORCH_CUDA_ALLOC_CONF" in environment:
         command = [python, "-W", "ignore", *words]

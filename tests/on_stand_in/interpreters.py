@@ -1,6 +1,6 @@
-"""Interpreters with a CUDA build of torch, and scripts that run in them on the stand-in.
+"""Python interpreters with torch's CUDA build, and functions that run scripts in them on the stand-in.
 
-FSDP_BENCH_TEST_CUDA_PYTHONS lists them, separated by ":"; without it, the running interpreter is tried.
+FSDP_BENCH_TEST_CUDA_PYTHONS lists the interpreters, separated by ":"; the default is the running one.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from fsdp_bench.sweep.run.rehearsed import rehearsed_gpu
 from tests.on_stand_in.forks import run_python
 
 WITHOUT_FINALIZING = "\nimport os, sys\nsys.stdout.flush()\nos._exit(0)\n"
-"""The end of a script that runs a backward, as ``fsdp-bench rehearse`` ends one: while Python finalizes, a thread of
-torch's autograd may still ask for the GIL, which ends that thread in the middle of C++ and aborts the process."""
+"""The end of a script, as ``fsdp-bench rehearse`` ends one too. While Python finalizes, a thread of autograd may
+still ask for the GIL, which ends that thread in the middle of C++ and aborts the process."""
 
 GPU = StandInGpu("NVIDIA H100 80GB HBM3", 80 << 30, 500 << 20, 9.0, 132)
 

@@ -1,4 +1,4 @@
-"""Runs ``fsdp-bench rehearse``: the script in a fork of a process that has imported torch, or in a new process."""
+"""Runs ``fsdp-bench rehearse``, with the script in a fork of a process that has imported torch, or in a new process."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SCRIPTS = Path(__file__).parent / "scripts"
 class Rehearsed:
     document: dict[str, Any]
     output: str
-    """What the script printed."""
+    """The script's output."""
     code: int
 
     @property
@@ -42,7 +42,7 @@ def rehearse(*words: str, folder: Path | None = None, command: str = "python", *
 
 
 def rehearse_in_own_process(*words: str, folder: Path | None = None, command: str = "python") -> Rehearsed:
-    """Do the same as a user does, in new processes."""
+    """Do the same in new processes, as for a user."""
     return _rehearsed(run_process(*_with_tool(words, command), cwd=folder))
 
 
@@ -57,8 +57,8 @@ def _rehearsed(done: subprocess.CompletedProcess[str]) -> Rehearsed:
 
 
 def _run_fork(words: list[str], environment: dict[str, str]) -> int:
-    """Take the place of ``fsdp_bench.rehearse.run._run``."""
-    python, script, plan = words  # without options of the interpreter: with some, a test needs a process of its own
+    """Replace ``fsdp_bench.rehearse.run._run``."""
+    python, script, plan = words  # options of the interpreter would need a new process
     done = run_python(_imports(json.loads(Path(plan).read_text())), python, [script, plan], environment)
     sys.stderr.write(done.stdout + done.stderr)
     return done.returncode

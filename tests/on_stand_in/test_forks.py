@@ -1,4 +1,4 @@
-"""A script that runs in a fork of a process with torch is rehearsed as in a process of its own."""
+"""A rehearsal in a fork of a process that has imported torch gives the report of one in a new process."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.on_stand_in.rehearsing import SCRIPTS, rehearse, rehearse_in_own_proc
 
 SERVER = ("--steps", "3", "--server", "p5.48xlarge")
 ONE_GPU = ("--steps", "3", "--gpu", "H100-SXM", "--gpu-memory", "40GiB", "--world-size", "64")
-"""Another number of GPUs, of another size: a fork reads them itself."""
+"""Another GPU count and memory size, which a fork must read anew."""
 
 KINDS = {
     "trainer": ("torchrun", ["trainer_fsdp.py"]),
@@ -22,7 +22,7 @@ KINDS = {
     "compiled": ("torchrun", ["compiled_blocks.py"]),
 }
 QUICK = [("accelerate", SERVER), ("fsdp2", ("--time", *SERVER))]
-"""One of those that import transformers, and one of the others."""
+"""A script that imports transformers, and one that does not."""
 EVERY = [(kind, given) for given in (SERVER, ("--time", *SERVER), ONE_GPU) for kind in KINDS]
 
 
@@ -30,8 +30,8 @@ EVERY = [(kind, given) for given in (SERVER, ("--time", *SERVER), ONE_GPU) for k
     ("kind", "given"),
     [pytest.param(*one, marks=() if one in QUICK else pytest.mark.slow, id=f"{one[0]}-{one[1][0]}") for one in EVERY],
 )
-def test_a_fork_is_rehearsed_as_a_process_of_its_own(kind: str, given: tuple[str, ...], tmp_path: Path) -> None:
-    """In all but host memory, of which some is the other process's; whatever was forked before from the same one."""
+def test_a_fork_and_a_new_process_give_the_same_report(kind: str, given: tuple[str, ...], tmp_path: Path) -> None:
+    """But for host memory, part of which is the forking process's. A fork with other settings runs first."""
     command, words = KINDS[kind]
     words = [str(SCRIPTS / word) if word.endswith((".py", ".yaml")) else word for word in words]
     rehearse(*ONE_GPU, "--", *words, command=command, folder=tmp_path)
@@ -41,13 +41,13 @@ def test_a_fork_is_rehearsed_as_a_process_of_its_own(kind: str, given: tuple[str
     assert {**forked.document, "host": None} == {**alone.document, "host": None}
 
 
-def test_a_script_that_fails_says_why_and_the_next_runs() -> None:
+def test_a_failing_script_shows_its_error_and_the_next_script_runs() -> None:
     with pytest.raises(AssertionError, match="KeyError: 'no such thing'"):
         run_on_stand_in(TORCHES[0], "raise KeyError('no such thing')")
     assert run_on_stand_in(TORCHES[0], "print('there')") == "there\n"
 
 
-def test_what_imports_read_cannot_change() -> None:
+def test_a_changed_variable_that_imports_read_is_refused() -> None:
     run_on_stand_in(TORCHES[0], "")
-    with pytest.raises(AssertionError, match="needs a process of its own"):
+    with pytest.raises(AssertionError, match="needs its own process"):
         run_on_stand_in(TORCHES[0], "", TORCH_LOGS="+dynamo")

@@ -11,12 +11,12 @@ import pytest
 from fsdp_bench.rehearse.build import compile_stand_in
 
 NEWEST = {"cudaMalloc", "cudaNewestFunction", "cublasNewestFunction"}
-"""What a torch of the future uses: one function that the stand-in has, and two that it does not have."""
+"""Functions that a future torch uses: one that the stand-in has, and two that it does not have."""
 
 
 @pytest.fixture(scope="session")
 def compiled(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Path]:
-    """Return a function that returns the folder of the stand-in for a version of CUDA."""
+    """A function that compiles the stand-in for a version of CUDA, once, and returns its folder."""
 
     @cache
     def compiled_for(cuda_version: int) -> Path:

@@ -1,4 +1,4 @@
-"""What the tests of sweeps share: the processes that have imported torch."""
+"""The processes that have imported torch, which the tests of sweeps share."""
 
 from __future__ import annotations
 
@@ -19,6 +19,6 @@ def server_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture(scope="module", autouse=True)
 def shared_processes(server_folder: Path) -> Iterator[None]:
-    """Have ranks of sweeps inside this process, and descriptions of models' code, forked where torch is imported."""
+    """Fork ranks, and processes that describe models' code, from processes that have imported torch."""
     with SharedForkServer.instead_of_own(server_folder), descriptions_in_forks():
         yield

@@ -1,7 +1,7 @@
-"""Processes that all sweeps of a worker's tests use: importing torch takes longer than most of their trials.
+"""Processes for all sweeps of a worker's tests, because importing torch takes longer than most trials.
 
-A sweep that runs inside the tests' own process (``run_command``) uses them. One that is a process, as a user's is,
-starts its own; so does every test of ForkServer itself.
+Sweeps that run in the tests' process (``run_command``) use them. Sweeps in their own process start their own, and so do
+the tests of ForkServer itself.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ from tests.train.ranks import FORK_SERVER
 
 
 def _surroundings() -> tuple[str, dict[str, str]]:
-    """Return what a process has from the one that starts it."""
+    """Return the working directory and the environment, which a child process inherits."""
     return os.getcwd(), {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
 
 
 def _wait_for_end(resident: int | None) -> None:
-    """Wait until a process that was killed has ended: before that the server would give it the next trial."""
+    """Wait until a killed process has ended: until then the server would give it the next trial."""
     with suppress(psutil.NoSuchProcess):
         while resident is not None and psutil.Process(resident).status() != psutil.STATUS_ZOMBIE:
             time.sleep(0.01)
 
 
 class SharedForkServer(ForkServer):
-    """Takes the place of ForkServer in a sweep: the process that forks ranks goes on when the sweep has ended.
+    """Replaces ForkServer in a sweep, and keeps the process that forks ranks when the sweep has ended.
 
-    Every trial's ranks are still forked for it, and what they leave is ended after it. A sweep starts a process of its
-    own if that would have another environment or folder, or if another sweep is using the shared one.
+    Each trial still has newly forked ranks, and processes that they leave are ended after it. A sweep starts its own
+    process if its environment or folder differs from the usual one, or if another sweep uses the shared process.
     """
 
     _shared: ForkServer | None = None
@@ -50,7 +50,7 @@ class SharedForkServer(ForkServer):
     _folder: Path
     _usual: tuple[str, dict[str, str]]
     _starter = ThreadPoolExecutor(max_workers=1)
-    """The process ends with the thread that started it (PR_SET_PDEATHSIG)."""
+    """The thread that starts the process, which ends with it (PR_SET_PDEATHSIG)."""
 
     _trial: ForkedTrial | None = None
     _is_between_trials = True
@@ -74,7 +74,7 @@ class SharedForkServer(ForkServer):
         cls._user, self._process, self._mark, self._buffer = self, cls._shared._process, cls._shared._mark, b""
 
     def close(self) -> None:
-        """Leave the process to the next sweep. It ends if a trial has not: that trial could not be ended otherwise."""
+        """Leave the process to the next sweep, or end it together with a trial that has not ended."""
         cls = type(self)
         if cls._user is not self:
             super().close()
@@ -93,7 +93,7 @@ class SharedForkServer(ForkServer):
     @classmethod
     @contextmanager
     def instead_of_own(cls, folder: Path) -> Iterator[None]:
-        """Have sweeps inside this process use the shared server; ``folder`` is for its log."""
+        """Let sweeps in the tests' process use the shared server, whose log is in ``folder``."""
         with pytest.MonkeyPatch.context() as patch:
             for name, value in TERMINAL.items():
                 patch.setenv(name, value)
@@ -104,7 +104,7 @@ class SharedForkServer(ForkServer):
 
     @classmethod
     def ranks(cls) -> list[psutil.Process]:
-        """Return the ranks of the trial that runs."""
+        """Return the ranks of the running trial."""
         process = None if cls._shared is None else cls._shared._process
         return [] if process is None else children_of(psutil.Process(process.pid))
 
@@ -126,7 +126,7 @@ def _describe(specs: list[DescriptionSpec], pipe: Connection) -> None:
 
 
 def describe_in_fork(specs: list[DescriptionSpec]) -> list[DescriptionAnswer]:
-    """Take the place of ``fsdp_bench.sweep.describing._ask``, in a fork of a process that has imported torch."""
+    """Replace ``fsdp_bench.sweep.describing._ask``: answer in a fork of a process that has imported torch."""
     ours, theirs = FORK_SERVER.Pipe(duplex=False)
     with ours:
         process = FORK_SERVER.Process(target=_describe, args=(specs, theirs))
@@ -139,7 +139,7 @@ def describe_in_fork(specs: list[DescriptionSpec]) -> list[DescriptionAnswer]:
 
 @contextmanager
 def descriptions_in_forks() -> Iterator[None]:
-    """Have models' code described in forks."""
+    """Let models' code be described in forks."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(describing, "_ask", describe_in_fork)
         yield

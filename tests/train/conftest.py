@@ -1,4 +1,4 @@
-"""What holds for all tests that run torch in pytest's own process."""
+"""The number of threads of torch in pytest's own process."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ import torch
 
 @pytest.fixture(scope="session", autouse=True)
 def one_thread() -> None:
-    """Compute with one thread: several that wait for each other at tiny operators take ten times the CPU time."""
+    """Compute with one thread: several, which wait for each other at tiny operators, take ten times the CPU time."""
     torch.set_num_threads(1)

@@ -1,8 +1,8 @@
-"""Real ranks for tests: gloo on the loopback interface, in processes that are ended by force if they hang.
+"""Real gloo ranks on the loopback interface, in processes that are killed if they hang.
 
-Ranks are forked from multiprocessing's fork server, which has imported torch and never ran any of it. A fork of
-pytest's own process would inherit the locks of its threads, and on a machine with a GPU an autograd engine that
-refuses to run in a fork.
+Ranks are forked from multiprocessing's fork server, which has imported torch and run none of it. A fork of pytest's own
+process would inherit the locks of its threads and, on a machine with a GPU, an autograd engine that refuses to run in
+forks.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import torch
 import torch.distributed as dist
 
 LEAVING_SECONDS = 10
-"""How long a rank that has answered may take to leave."""
+"""The time limit for ranks to exit after their last answer."""
 
 FORK_SERVER = multiprocessing.get_context("forkserver")
 FORK_SERVER.set_forkserver_preload(
@@ -42,8 +42,8 @@ FORK_SERVER.set_forkserver_preload(
 )
 
 
-def _name_the_known_warnings() -> None:
-    """Make every warning an error, as in pytest's process, but those that torch gives for what tests do on purpose."""
+def _turn_warnings_into_errors() -> None:
+    """Turn warnings into errors, as in pytest's process, except those about what tests do on purpose."""
     warnings.simplefilter("error")
     warnings.filterwarnings("ignore", message=".*NO_SHARD.*deprecated", category=FutureWarning)
     # A unit that is one nn.Linear returns a view; nothing in the models changes it in place.
@@ -53,8 +53,8 @@ def _name_the_known_warnings() -> None:
 def _rank_main(rank: int, world_size: int, rendezvous: Path, pipe: Connection) -> None:
     """Answer calls until the other end of the pipe is closed, or one fails."""
     try:
-        gc.freeze()  # collections need not look through what torch's import left, page after page
-        _name_the_known_warnings()
+        gc.freeze()  # torch's modules: collections would touch, and so copy, their pages
+        _turn_warnings_into_errors()
         torch.set_num_threads(1)
         os.environ["GLOO_SOCKET_IFNAME"] = "lo"
         dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=world_size)
@@ -77,7 +77,7 @@ def _next_call(pipe: Connection) -> bytes | None:
 
 
 class Ranks:
-    """The ranks of a new gloo world, which answer one call after another until ``end``."""
+    """The ranks of a new gloo world, which answer calls until ``end``."""
 
     def __init__(self, world_size: int, folder: Path) -> None:
         rendezvous = folder / f"rendezvous-{time.monotonic_ns()}"
@@ -95,8 +95,8 @@ class Ranks:
         """Call ``function(*args)`` on every rank; return what each rank returned.
 
         Raises:
-            AssertionError: with the traceback of the rank that failed first, or after ``seconds``. Then there are no
-                ranks any more.
+            AssertionError: with the traceback of the rank that failed first, or after ``seconds``. All ranks have
+                ended then.
         """
         call = pickle.dumps((function, args))
         try:
@@ -128,7 +128,7 @@ class Ranks:
 def run_ranks(
     world_size: int, folder: Path, function: Callable[..., Any], *args: Any, seconds: float = 200
 ) -> list[Any]:
-    """Call ``function(*args)`` on every rank of a new gloo world, as ``Ranks.call``. No rank outlives this."""
+    """Call ``function(*args)`` on every rank of a new gloo world, as ``Ranks.call`` does, and end the ranks."""
     ranks = Ranks(world_size, folder)
     try:
         return ranks.call(function, *args, seconds=seconds)
@@ -140,10 +140,10 @@ _STANDING: dict[int, Ranks] = {}
 
 
 def call_standing_ranks(world_size: int, function: Callable[..., Any], *args: Any) -> list[Any]:
-    """Call ``function(*args)`` on every rank of a world that answers all tests of this process.
+    """Call ``function(*args)`` on every rank of a world that stays for all tests of this process.
 
-    Whatever a process does for the first time takes longer than most cases of a test: what torch imports then, and the
-    sharding rules of DTensor. The function must leave nothing behind that another one sees.
+    The first training in a process takes longer than most cases of a test: torch imports more, and DTensor derives its
+    sharding rules. The function must not leave state that another one sees.
     """
     if world_size not in _STANDING or _STANDING[world_size].has_ended:
         folder = Path(tempfile.mkdtemp())
@@ -153,7 +153,7 @@ def call_standing_ranks(world_size: int, function: Callable[..., Any], *args: An
 
 
 def _collect(rank_of: dict[Connection, int], deadline: float) -> list[Any]:
-    """Return each rank's answer, or raise for the rank that failed first: its peers fail after it, because of it."""
+    """Return each rank's answer, or raise for the rank that failed first, because of which its peers fail."""
     answers: dict[int, Any] = {}
     while len(answers) < len(rank_of):
         silent = [pipe for pipe, rank in rank_of.items() if rank not in answers]

@@ -1,4 +1,4 @@
-"""Published throughput beside its predictions: compared once for all tests of a worker."""
+"""The comparison of published throughput with predictions, made once for all tests of a worker."""
 
 from __future__ import annotations
 
@@ -9,5 +9,5 @@ from fsdp_bench.validate.published.speed import SpeedRow, SpeedSummary, compare_
 
 @pytest.fixture(scope="session")
 def compared() -> tuple[list[SpeedRow], SpeedSummary]:
-    """Return every published row and the summary."""
+    """Every published row with its prediction, and the summary."""
     return compare_speed()
