@@ -17,6 +17,8 @@ import pytest
 from hypothesis import settings
 
 from fsdp_bench.cli.main import main
+from fsdp_bench.spec.record import TrialRecord
+from fsdp_bench.sweep.results.load import read_records
 from tests.dry_run_process import SharedDryRuns
 from tests.profiles import QUICK
 
@@ -89,6 +91,14 @@ def compiled_allocator() -> None:
     """
     if "PYTEST_XDIST_WORKER" in os.environ:
         subprocess.run([sys.executable, "-c", COMPILE], check=True, cwd=Path(__file__).parents[1])
+
+
+def records_of_sweep(file: Path, *words: object, code: int = 0) -> list[TrialRecord]:
+    """Run a sweep in the tests' process, with results beside its file; return its records in the order of trials."""
+    results = file.parent / "results"
+    done = run_command("sweep", file, "--results", results, "--no-charts", *words)
+    assert done.returncode == code, done.stderr
+    return sorted(read_records(results), key=lambda record: record.started_at)
 
 
 def command(*words: object) -> list[str]:

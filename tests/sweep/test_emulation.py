@@ -17,8 +17,7 @@ from fsdp_bench.sweep.config.grid import read_sweep
 from fsdp_bench.sweep.config.sweep_file import read_file
 from fsdp_bench.sweep.frontier.file import searches_of
 from fsdp_bench.sweep.machine import GpuDevice
-from fsdp_bench.sweep.results.load import read_records
-from tests.conftest import run_command
+from tests.conftest import records_of_sweep, run_command
 from tests.sweep.config.test_grid import machine
 
 HEAD = """
@@ -74,9 +73,7 @@ def sweep(folder: Path, grid: str, *words: object, run: str = "emulate = true") 
     """Run a sweep; return its records."""
     file = folder / "sweep.toml"
     file.write_text(HEAD.format(run=run) + grid)
-    done = run_command("sweep", file, "--results", folder / "results", "--no-charts", *words)
-    assert done.returncode == 0, done.stderr
-    return read_records(folder / "results")
+    return records_of_sweep(file, *words)
 
 
 def test_rank_0_has_the_predicted_peaks_in_every_phase(emulated: list[TrialRecord]) -> None:

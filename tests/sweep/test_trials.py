@@ -13,24 +13,19 @@ import pytest
 from fsdp_bench.spec.rank_report import Outcome
 from fsdp_bench.spec.record import TrialRecord, read_record
 from fsdp_bench.sweep.machine import GpuDevice, probe_machine
-from fsdp_bench.sweep.results.load import read_records
 from fsdp_bench.sweep.run import runner
-from tests.conftest import run_command, write_tiny_sweep
+from tests.conftest import records_of_sweep, run_command, write_tiny_sweep
 from tests.sweep.config.test_grid import machine
 
 RunSweep = Callable[..., list[TrialRecord]]
 
 
 @pytest.fixture
-def run_sweep(write_sweep: Callable[..., Path], tmp_path: Path) -> RunSweep:
+def run_sweep(write_sweep: Callable[..., Path]) -> RunSweep:
     """Return a function that runs a sweep of the tiny model and returns its records in order."""
 
-    def run(grid: str, run: str = "", *words: str, code: int = 0) -> list[TrialRecord]:
-        file = write_sweep(grid, run)
-        done = run_command("sweep", file, "--results", tmp_path, "--machine", "m", "--no-charts", *words)
-        assert done.returncode == code, done.stderr
-        records = [read_record(p.read_bytes(), p.name) for p in (tmp_path / "m" / "tiny" / "trials").glob("*.json")]
-        return sorted(records, key=lambda record: record.started_at)
+    def run(grid: str, run: str = "", *words: str) -> list[TrialRecord]:
+        return records_of_sweep(write_sweep(grid, run), "--machine", "m", *words)
 
     return run
 
@@ -38,9 +33,7 @@ def run_sweep(write_sweep: Callable[..., Path], tmp_path: Path) -> RunSweep:
 def only_record(folder: Path, grid: str, run: str) -> TrialRecord:
     """Run a sweep of one trial in a folder; return its record."""
     folder.mkdir()
-    done = run_command("sweep", write_tiny_sweep(folder, grid, run), "--results", folder, "--no-charts")
-    assert done.returncode == 0, done.stderr
-    (record,) = read_records(folder)
+    (record,) = records_of_sweep(write_tiny_sweep(folder, grid, run))
     return record
 
 
@@ -92,9 +85,7 @@ def test_a_record_holds_raw_samples_of_every_rank_and_says_what_ran(record: Tria
 
 
 def test_a_budget_on_a_cpu_is_an_outcome_and_the_next_trial_is_unaffected(run_sweep: RunSweep) -> None:
-    small, large = run_sweep(
-        "world_size = 2\nmicro_batch_size = [1, 512]", "memory_limit = '2MiB'\nwarmup_steps = 2", code=0
-    )
+    small, large = run_sweep("world_size = 2\nmicro_batch_size = [1, 512]", "memory_limit = '2MiB'\nwarmup_steps = 2")
     if small.setup.micro_batch_size > large.setup.micro_batch_size:
         small, large = large, small
     assert small.outcome is Outcome.OK
@@ -143,7 +134,7 @@ def test_only_runs_what_it_selects_and_the_rest_follows_later(run_sweep: RunSwee
     run = "steps_without_communication = 2"
     selected = run_sweep(grid, run, "--only", "strategy=zero3", "--only", "api=fsdp2")
     assert [(r.setup.strategy.value, r.setup.api.value) for r in selected] == [("FULL_SHARD", "fsdp2")]
-    csv = tmp_path / "m" / "tiny" / "trials.csv"
+    csv = tmp_path / "results" / "m" / "tiny" / "trials.csv"
     assert len(csv.read_text().splitlines()) == 1 + 1
     whole = run_sweep(grid, run)
     assert len(whole) == 4

@@ -15,9 +15,8 @@ from fsdp_bench.spec.record import TrialRecord, read_record
 from fsdp_bench.sweep.config.grid import read_sweep
 from fsdp_bench.sweep.config.sweep_file import read_file
 from fsdp_bench.sweep.config.trial import SweepPlan
-from fsdp_bench.sweep.results.load import read_records
 from fsdp_bench.validate.memory import compare_with_record
-from tests.conftest import RUN_ON_CPU, run_command
+from tests.conftest import RUN_ON_CPU, records_of_sweep, run_command
 from tests.sweep.config.test_grid import machine
 
 MODULE = """
@@ -95,10 +94,7 @@ def write(folder: Path, table: str, grid: str = "", run: str = "") -> Path:
 
 
 def sweep(folder: Path, table: str, grid: str = "", code: int = 0, run: str = "") -> list[TrialRecord]:
-    path = write(folder, table, grid, run)
-    done = run_command("sweep", path, "--results", folder, "--machine", "m", "--no-charts")
-    assert done.returncode == code, done.stderr
-    return read_records(folder / "m")
+    return records_of_sweep(write(folder, table, grid, run), code=code)
 
 
 def plan_of(folder: Path, table: str, grid: str = "") -> SweepPlan:
@@ -193,9 +189,7 @@ def several(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, T
     (folder / "mine.py").write_text(MODULE)
     path = folder / "sweep.toml"
     path.write_text(SEVERAL)
-    done = run_command("sweep", path, "--results", folder, "--machine", "m", "--no-charts")
-    assert done.returncode == 1, done.stderr
-    return path, {record.model.name: record for record in read_records(folder / "m")}
+    return path, {record.model.name: record for record in records_of_sweep(path, code=1)}
 
 
 @pytest.mark.parametrize("name", ["bare", "reads_values", "no_blocks"])

@@ -12,9 +12,8 @@ from fsdp_bench.spec.model_code import ModelCode
 from fsdp_bench.spec.rank_report import Outcome
 from fsdp_bench.spec.record import TrialRecord
 from fsdp_bench.sweep.config.sweep_file import read_file
-from fsdp_bench.sweep.results.load import read_records
 from fsdp_bench.validate.memory import compare_with_record
-from tests.conftest import run_command
+from tests.conftest import records_of_sweep
 from tests.sweep.config.test_grid import machine
 from tests.sweep.launchers.nodes import Nodes
 
@@ -139,9 +138,7 @@ def sweep(folder: Path, text: str) -> list[TrialRecord]:
     (folder / "t5.json").write_text(json.dumps(T5))
     (folder / "qwen.json").write_text(json.dumps(QWEN))
     (folder / "sweep.toml").write_text(text)
-    done = run_command("sweep", folder / "sweep.toml", "--results", folder, "--no-charts")
-    assert done.returncode == 0, done.stderr
-    return read_records(folder)
+    return records_of_sweep(folder / "sweep.toml")
 
 
 @pytest.mark.parametrize(

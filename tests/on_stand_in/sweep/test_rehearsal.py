@@ -14,7 +14,7 @@ from fsdp_bench.spec.rank_report import Outcome
 from fsdp_bench.spec.record import TrialRecord
 from fsdp_bench.sweep.results.load import read_records
 from fsdp_bench.validate.memory import compare_with_record
-from tests.conftest import run_command, write_tiny_sweep
+from tests.conftest import records_of_sweep, run_command, write_tiny_sweep
 from tests.sweep.test_rehearsal import RUN
 
 EVERY_STRATEGY = """
@@ -31,9 +31,7 @@ def swept(tmp_path_factory: pytest.TempPathFactory) -> list[TrialRecord]:
     folder = tmp_path_factory.mktemp("rehearsed")
     too_large = "\n[[include]]\napi='fsdp2'\nprecision='fp32'\nstrategy='FULL_SHARD'\nmicro_batch_size=1000000\n"
     file = write_tiny_sweep(folder, EVERY_STRATEGY + "micro_batch_size = 1" + too_large, RUN)
-    done = run_command("sweep", file, "--results", folder / "results", "--no-charts")
-    assert done.returncode == 0, done.stderr
-    return read_records(folder / "results" / "rehearsed" / "tiny")
+    return records_of_sweep(file)
 
 
 def test_records_have_memory_and_no_times(swept: list[TrialRecord]) -> None:

@@ -16,8 +16,7 @@ from fsdp_bench.spec.codec import to_json
 from fsdp_bench.spec.rank_report import MemoryReading, Outcome
 from fsdp_bench.spec.record import RunPlan, TrialRecord, TrialSpec
 from fsdp_bench.sweep.launchers.fork_server import ForkServer
-from fsdp_bench.sweep.results.load import read_records
-from tests.conftest import run_command
+from tests.conftest import records_of_sweep
 from tests.sweep.test_emulation import HEAD
 from tests.train.training import LLAMA, S, setup_of
 
@@ -29,13 +28,11 @@ strategy = ["FULL_SHARD", "NO_SHARD", "HYBRID_SHARD"]
 
 
 def sweep(folder: Path, launcher: str, grid: str, code: int = 0, run: str = "") -> list[TrialRecord]:
-    """Run a sweep; return its records in the order in which they ran."""
+    """Run a sweep; return its records in the order of its trials."""
     folder.mkdir()
     file = folder / "sweep.toml"
     file.write_text(HEAD.format(run=f'emulate = true\nlauncher = "{launcher}"\n{run}') + grid)
-    done = run_command("sweep", file, "--results", folder / "results", "--no-charts")
-    assert done.returncode == code, done.stderr
-    return sorted(read_records(folder / "results"), key=lambda record: record.started_at)
+    return records_of_sweep(file, code=code)
 
 
 def place(record: TrialRecord) -> tuple[str, int]:

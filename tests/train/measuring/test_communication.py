@@ -144,7 +144,6 @@ COUNTED = {
 }
 
 Counts = dict[str, tuple[int, int]]
-GroupSizes = dict[str, set[int]]
 
 
 def count(setup: TrainSetup) -> Counts:
