@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
@@ -11,13 +12,11 @@ from tests.conftest import run_command
 from tests.profiles import draws
 
 SEED = 4
-SHALLOW = 8, 6
-"""Seeds whose first setup has few layers: two of compiled blocks, four of blocks in float8. Compiling takes long."""
 
 pytestmark = pytest.mark.timeout(3600)
 
 
-def test_pytorchs_allocator_holds_what_is_predicted() -> None:
+def test_setups_have_the_predicted_peaks_and_reserved_memory() -> None:
     """Equal to the byte in 95 % of the peaks and in 85 % of reserved memory, of which the worst is within 3 %."""
     _, summary = validate_rehearsals(draws(12, 110), SEED)
     assert summary.num_failed == 0
@@ -29,41 +28,36 @@ def test_pytorchs_allocator_holds_what_is_predicted() -> None:
     assert summary.reserved.worst <= 0.03
 
 
-def test_compiled_blocks_hold_what_is_predicted() -> None:
-    """Issue 19: within 3 % (median) and 8 % (worst) of peak allocated."""
-    _, summary = validate_rehearsals(draws(1, 10), draws(SHALLOW[0], SEED), compiled=True)
+COMPILED: dict[str, Any] = {"compiled": True}
+HUGGING_FACE: dict[str, Any] = {"code": "huggingface"}
+
+
+@pytest.mark.parametrize(
+    ("count", "seed", "drawn", "median", "worst"),
+    [  # Seeds 8 and 6: their first setups have two and four layers, and compiling takes long.
+        pytest.param(draws(1, 10), draws(8, SEED), COMPILED, 0.03, 0.08, id="compiled"),
+        pytest.param(draws(1, 4), draws(6, SEED), {"float8": True}, 0.03, 0.03, id="float8"),
+        pytest.param(draws(1, 4), SEED, HUGGING_FACE | COMPILED | {"model_type": "qwen2"}, 0.03, 0.08, id="qwen2"),
+        pytest.param(
+            *(draws(1, 4), SEED, HUGGING_FACE | COMPILED | {"model_type": "llama"}, 0.03, 0.08),
+            id="llama",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(draws(2, 10), SEED, HUGGING_FACE | {"model_type": "qwen2"}, 0.01, 0.01, id="qwen2 in eager mode"),
+    ],
+)
+def test_peaks_of_compiled_blocks_and_of_hugging_faces_code_are_near_the_predicted_ones(
+    count: int, seed: int, drawn: dict[str, Any], median: float, worst: float
+) -> None:
+    """Within the limits of docs/validation.md; adapters are among the setups of Hugging Face's code in eager mode."""
+    _, summary = validate_rehearsals(count, seed, **drawn)
     assert summary.num_failed == 0
     assert summary.peak is not None
-    assert summary.peak.median <= 0.03
-    assert summary.peak.worst <= 0.08
+    assert summary.peak.median <= median
+    assert summary.peak.worst <= worst
 
 
-def test_blocks_in_float8_hold_what_is_predicted() -> None:
-    """torchao's own layers, compiled: within 3 % of peak allocated."""
-    _, summary = validate_rehearsals(draws(1, 4), draws(SHALLOW[1], SEED), float8=True)
-    assert summary.num_failed == 0
-    assert summary.peak is not None
-    assert summary.peak.worst <= 0.03
-
-
-@pytest.mark.parametrize("model_type", ["qwen2", pytest.param("llama", marks=pytest.mark.slow)])
-def test_compiled_blocks_of_hugging_face_do_too(model_type: str) -> None:
-    _, summary = validate_rehearsals(draws(1, 4), SEED, compiled=True, code="huggingface", model_type=model_type)
-    assert summary.num_failed == 0
-    assert summary.peak is not None
-    assert summary.peak.median <= 0.03
-    assert summary.peak.worst <= 0.08
-
-
-def test_hugging_faces_code_holds_what_is_predicted() -> None:
-    """Issue 19: within 1 %, LoRA's and QLoRA's adapters among ten setups (and in sweep/test_adapters.py)."""
-    _, summary = validate_rehearsals(draws(2, 10), SEED, code="huggingface", model_type="qwen2")
-    assert summary.num_failed == 0
-    assert summary.peak is not None
-    assert summary.peak.worst <= 0.01
-
-
-def test_the_document_has_what_the_text_says() -> None:
+def test_the_json_document_has_every_drawn_setup() -> None:
     done = run_command("validate", "--against", "rehearsal", "--cells", "3", "--seed", "8", "--json")
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)
