@@ -1,7 +1,7 @@
 """The budgets of the design, measured on this machine: ``make budgets``. Prints figures; decides nothing.
 
 Whole processes are timed alternately with a bare Python process, and the ratio is printed beside the seconds,
-because machines differ and are noisy. Of what takes milliseconds the median counts; the fastest run is beside it.
+because machines differ and are noisy. For what takes milliseconds, the median counts; the fastest run is beside it.
 
 Commands run as they do from the second time on: Python keeps its bytecode, also where PYTHONDONTWRITEBYTECODE is set.
 """

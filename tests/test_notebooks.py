@@ -33,7 +33,7 @@ def measured() -> list[FrontierCell]:
 
 
 def printed(notebook: Any) -> list[str]:
-    """What its code cells print, without the pictures."""
+    """Return the outputs of a notebook's code cells, without pictures."""
     outputs = [output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]
     found = [output.get("text") or output.get("data", {}).get("text/plain", "") for output in outputs]
     return [text for text in found if "Image object" not in text]
@@ -60,7 +60,7 @@ pytestmark = pytest.mark.filterwarnings("default")  # of jupyter's own packages
 
 
 @pytest.mark.parametrize("version", ["committed", "ran"])
-def test_what_it_says_of_the_sweep_is_what_was_recorded(
+def test_the_printed_search_is_the_recorded_one(
     version: str, measured: list[FrontierCell], request: pytest.FixtureRequest
 ) -> None:
     table, sentence, phases, *_ = printed(request.getfixturevalue(version))
@@ -78,7 +78,7 @@ def test_what_it_says_of_the_sweep_is_what_was_recorded(
     assert not limits
 
 
-def test_its_predictions_are_bounded_by_what_a_card_holds(ran: Any) -> None:
+def test_predicted_sizes_are_within_bounds_from_the_gpus_memory(ran: Any) -> None:
     """Adam on mixed precision keeps 16 bytes a parameter: whole on every GPU, or its states among 8 of them."""
     largest, fewest = (json.loads(text) for text in printed(ran) if text.startswith("["))
     for name in ("p4d.24xlarge", "p5.48xlarge"):
@@ -97,8 +97,8 @@ def test_its_predictions_are_bounded_by_what_a_card_holds(ran: Any) -> None:
 
 
 @pytest.mark.parametrize("name", [pytest.param("capacity_planning", marks=pytest.mark.slow), "reading_a_sweep"])
-def test_it_prints_what_is_committed(name: str) -> None:
-    """Where that changed on purpose: run it, look at its pictures and save it."""
+def test_a_notebook_prints_its_committed_output(name: str) -> None:
+    """If it changed on purpose, run the notebook, look at its pictures and save it."""
     committed = nbformat.read(ROOT / "notebooks" / f"{name}.ipynb", as_version=4)
     assert printed(run(nbformat.from_dict(committed))) == printed(committed)
 

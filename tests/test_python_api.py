@@ -1,4 +1,4 @@
-"""What Python users call: every name is listed and typed, and each call takes names."""
+"""The Python API: every name is listed and typed, and each call takes names."""
 
 from __future__ import annotations
 
@@ -238,7 +238,7 @@ def test_a_plan_is_one_call_and_a_table() -> None:
         (lambda: fsdp_bench.dry_run(LLAMA, checkpointing="fulll"), "(did you mean 'full'?)"),
     ],
 )
-def test_what_is_not_allowed_is_one_line(call: Callable[[], Any], said: str) -> None:
+def test_a_wrong_argument_is_refused_in_one_line(call: Callable[[], Any], said: str) -> None:
     with pytest.raises(UserError) as caught:
         call()
     assert said in str(caught.value)

@@ -100,7 +100,7 @@ GOOD: dict[str, tuple[str, ...]] = {
     "threads_per_rank": ("1", "2"),
     "seed": ("0", "7"),
 }
-"""What a user would write, so that many calls get beyond the reading."""
+"""Valid values, so that many calls get beyond parsing."""
 
 GRID_KEYS = (
     *("strategy", "api", "precision", "offload", "checkpointing", "optimizer", "loss", "wrap", "world_size"),

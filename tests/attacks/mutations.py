@@ -56,9 +56,9 @@ SWEEPS = [path for path in sorted((HERE / "sweeps").glob("*.toml")) if "[frontie
 RESULTS = HERE / "results" / "xeon-2-cores" / "max-size-quick"
 
 CODES = (0, 2, 3, 130)
-"""Of a call that does no work; 1 is a crash."""
+"""Exit codes of calls that do no work; 1 is a crash."""
 MOST_CHARACTERS = 500
-"""Of a message."""
+"""The length limit of a message."""
 SLOW_SECONDS = 5.0
 """Processor time from which a call is reported."""
 LIMIT_SECONDS = 60.0
@@ -66,7 +66,7 @@ LIMIT_SECONDS = 60.0
 
 
 class WorkBeginsError(BaseException):
-    """What was asked for is allowed, and would begin now."""
+    """Raised where work would begin: the call is allowed."""
 
 
 class HangsError(BaseException):
@@ -308,7 +308,7 @@ KINDS: dict[str, tuple[Callable[[random.Random], Call], int]] = {
     "catalogue": (catalogue, 9),
     "results": (results, 4),
 }
-"""What is mutated, and its percentage."""
+"""The kinds of input to mutate, with their percentages."""
 
 
 def _calibration_text() -> str:

@@ -38,9 +38,9 @@ from fsdp_bench.sweep.results.store import Store
 
 RESULTS = Path(__file__).parents[2] / "results" / "xeon-2-cores"
 NUM_RECORDS = 3
-"""Of each sweep, so that a damaged one has neighbours."""
+"""Records of each sweep, so that a damaged one has neighbours."""
 NUM_CELLS = 4
-"""Of a frontier."""
+"""Cells of a frontier."""
 CHARTS_EVERY = 200
 """Charts are drawn for one in so many attacks: they take a second."""
 

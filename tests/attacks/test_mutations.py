@@ -28,7 +28,7 @@ def test_mutated_input_ends_in_one_line_and_a_documented_exit_code(kind: str, pl
     assert not [str(finding) for finding, _, _ in calls if finding is not None]
 
 
-def test_what_breaks_a_promise_is_found() -> None:
+def test_a_broken_promise_is_found() -> None:
     words = ["predict"]
     assert broken_promise(words, 2, "", "fsdp-bench: no such thing\n") is None
     assert "traceback" in str(broken_promise(words, 1, "", "Traceback (most recent call last):\n"))
@@ -39,6 +39,6 @@ def test_what_breaks_a_promise_is_found() -> None:
     assert "no JSON document" in str(broken_promise([*words, "--json"], 2, "", "fsdp-bench: no such thing\n"))
 
 
-def test_what_is_not_mutated_is_accepted(place: Path) -> None:
+def test_unmutated_commands_are_accepted(place: Path) -> None:
     assert run_call(["predict", "--params", "10M", "--seq", "64"], place)[0] == 0
     assert run_call(["doctor"], place)[0] == 0  # where work would begin

@@ -70,7 +70,7 @@ def config(**changed: Any) -> dict[str, Any]:
         ({"num_key_value_heads": 5}, "num_key_value_heads: 5 is not allowed; a divisor of the 28 attention heads"),
     ],
 )
-def test_what_was_not_recorded_is_said(changed: dict[str, Any], expected: str) -> None:
+def test_a_config_that_was_not_recorded_is_refused_with_the_reason(changed: dict[str, Any], expected: str) -> None:
     with pytest.raises(NotRecorded) as error:
         recorded_architecture(config(**changed), SHORT, "mine")
     assert expected in str(error.value)
@@ -102,7 +102,7 @@ def test_code_that_loops_over_the_sequence_is_recorded_for_one_length() -> None:
     assert (found.shortest_sequence, found.longest_sequence) == (LOOPED, LOOPED)
 
 
-def test_what_has_no_effect_on_memory_may_differ() -> None:
+def test_fields_without_effect_on_memory_may_differ() -> None:
     changed = {"rope_theta": 5e5, "eos_token_id": 7, "rms_norm_eps": 1e-5, "rope_scaling": {"rope_type": "yarn"}}
     assert recorded_architecture(config(**changed), SHORT, "mine").num_parameters == 7_615_616_512
 

@@ -77,7 +77,7 @@ def test_published_files_give_the_shapes_of_the_catalogue(tmp_path: Path, config
     assert shape.num_parameters == model(name).num_parameters
 
 
-def test_what_a_file_leaves_out_is_what_transformers_assumes(tmp_path: Path) -> None:
+def test_missing_fields_have_the_defaults_of_transformers(tmp_path: Path) -> None:
     """LlamaConfig: as many key-value heads as heads; MistralConfig: 8; GPT2MLP: n_inner is 4 n_embd."""
     llama = {key: value for key, value in LLAMA.items() if key != "num_key_value_heads"}
     assert read_hf_config(write(tmp_path, llama)).num_key_value_heads == 32
@@ -114,7 +114,7 @@ def test_the_name_is_the_files_own_or_its_folders(tmp_path: Path) -> None:
         ({"model_type": "gpt2", "n_embd": 8}, "has no n_layer, n_head, vocab_size, n_positions"),
     ],
 )
-def test_what_cannot_be_read_exactly_is_refused_in_one_line(tmp_path: Path, config: Any, part: str) -> None:
+def test_a_config_that_cannot_be_read_exactly_is_refused_in_one_line(tmp_path: Path, config: Any, part: str) -> None:
     path = write(tmp_path, config)
     with pytest.raises(SpecError) as caught:
         read_hf_config(path)

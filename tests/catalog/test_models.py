@@ -93,7 +93,7 @@ def count_t5(entry: ModelEntry) -> int:
     return embeddings + encoder + decoder + 2 * (32 * heads + hidden)
 
 
-def test_what_can_be_planned_is_what_the_modules_here_express() -> None:
+def test_predicted_models_are_those_of_the_built_in_families() -> None:
     names = {entry.name for entry in SUPPORTED}
     assert names >= {"gpt2-xl", "Llama-2-7B", "Llama-3.1-405B", "Llama-3.2-1B", "Mistral-7B-v0.3"}
     assert {entry.family for entry in DATA_ONLY}.isdisjoint({"llama", "gpt2"})
@@ -108,7 +108,7 @@ def test_what_can_be_planned_is_what_the_modules_here_express() -> None:
         ("Mistral-Nemo-12B", "its heads are 128 wide, not hidden_size / num_attention_heads = 160"),
     ],
 )
-def test_what_cannot_be_planned_says_why_when_it_is_asked_for(name: str, reason: str) -> None:
+def test_a_model_that_is_only_listed_is_refused_with_the_reason(name: str, reason: str) -> None:
     with pytest.raises(SpecError, match=re.escape(reason)) as caught:
         model(name).shape()
     assert str(caught.value).startswith(f"model: {name} can be listed, not predicted or trained: ")

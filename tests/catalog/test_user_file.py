@@ -107,7 +107,7 @@ def test_an_entry_of_the_same_name_overrides_the_built_in_one(write: Callable[[s
         (GPU.replace("bf16 = 160e12", "bf17 = 1.0"), "dense_flops_per_second: 'bf17' is not allowed; one of fp32,"),
     ],
 )
-def test_what_is_wrong_is_one_line_that_names_the_file(write: Callable[[str], Path], text: str, part: str) -> None:
+def test_a_mistake_is_one_line_that_names_the_file(write: Callable[[str], Path], text: str, part: str) -> None:
     path = write(text)
     with pytest.raises(SpecError) as caught:
         load_user_catalog(path)

@@ -164,7 +164,7 @@ def test_a_catalogue_may_replace_a_gpu_under_its_name_in_any_case(write: Callabl
         UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte"),
     ],
 )
-def test_what_a_machine_may_lack_is_one_line(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+def test_an_error_of_the_machine_is_one_line(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     raise_in_models(monkeypatch, error)
     refused("models")
 

@@ -38,7 +38,7 @@ def users(tmp_path: Path) -> Path:
         (("--params", "10M", "--strategy", "all", "--world-size", "4", "--trace", "t"), "--trace accepts one setup"),
     ],
 )
-def test_what_is_wrong_is_refused_before_any_code_of_the_user_runs(
+def test_wrong_options_are_refused_before_any_code_of_the_user_runs(
     words: tuple[str, ...], message: str, users: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(users)

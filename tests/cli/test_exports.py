@@ -28,7 +28,7 @@ def test_predict_says_behind_its_answer_what_was_written_and_how_it_starts(tmp_p
     assert "# command    fsdp-bench predict --model Llama-3.1-8B --server p5.48xlarge --code benchmark --export" in said
 
 
-def test_what_is_exported_is_predicted_for_the_code_that_it_trains(tmp_path: Path) -> None:
+def test_an_exported_setting_is_predicted_for_the_code_that_it_trains(tmp_path: Path) -> None:
     words = (*PREDICT, "--checkpointing", "full", "--json")
     exported = json.loads(run_command(*words, "--export", "pytorch", cwd=tmp_path).stdout)
     trained = json.loads(run_command(*words, "--code", "huggingface", cwd=tmp_path).stdout)
@@ -61,7 +61,7 @@ def test_a_plan_is_not_lost_where_it_cannot_be_exported(tmp_path: Path) -> None:
     assert (tmp_path / "train_fsdp.py").read_text() == "mine"
 
 
-def test_what_does_not_fit_is_not_exported(tmp_path: Path) -> None:
+def test_a_setting_that_does_not_fit_is_not_exported(tmp_path: Path) -> None:
     words = ("predict", "--model", "Llama-2-70B", "--server", "p5.48xlarge", "--export", "pytorch")
     with answered_once():
         done, as_json = run_command(*words, cwd=tmp_path), run_command(*words, "--json", cwd=tmp_path)

@@ -1,4 +1,4 @@
-"""What ``max-size`` announces is what ``predict`` calls ``fits`` with the same options; the next size is not."""
+"""``predict`` says ``fits`` of the size that ``max-size`` finds with the same options, and not of the next size."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ def test_operators_that_follow_each_other_are_one_policy_and_a_semicolon_begins_
     assert (alone.checkpointing_policy, alone.several) == ("aten.silu,aten.mm", {})
 
 
-def test_what_an_option_means_nothing_to_is_there_once() -> None:
+def test_setups_that_an_option_does_not_concern_appear_once() -> None:
     """FULL_SHARD has no shard size, and units of blocks no smallest size."""
     words = ("--params", "10M", "--world-size", "8", "--strategy", "zero3,hsdp", "--shard-size", "2,4")
     setups = [reading.setup for reading in read_setups(several(*words))]

@@ -103,7 +103,7 @@ def test_the_fewest_gpus_agree_with_predict() -> None:
     assert cell["next"]["value"] < cell["fits_value"]
 
 
-def test_what_is_needed_is_what_makes_it_fit() -> None:
+def test_the_named_need_with_the_headroom_is_enough_gpu_memory() -> None:
     """The need that is named, with what is kept free, is enough as --gpu-memory; a little less is not."""
     words = ("--server", "p5.48xlarge", "--of", "micro_batch_size", "--model", "Llama-3.1-8B", *ONE_CELL, "--json")
     small = json.loads(run_command("max-size", *words, "--gpu-memory", "24GiB").stdout)
@@ -130,7 +130,7 @@ def test_the_largest_that_is_announced_fits_in_the_words_of_predict_too() -> Non
     assert found["headroom_bytes"] >= 2 * 2**30
 
 
-def test_what_is_kept_free_is_told_for_known_and_unknown_communicators() -> None:
+def test_headroom_is_printed_for_known_and_unknown_communicators() -> None:
     """Shard groups of four of eight GPUs: what HYBRID_SHARD's communicators take is not documented."""
     words = ("--server", "p5.48xlarge", "--nodes", 2, "--shard-size", 4, "--checkpointing", "full")
     words = (*words, "--strategy", "FULL_SHARD,HYBRID_SHARD")
@@ -213,7 +213,7 @@ def test_one_server_may_hold_nothing_while_another_does() -> None:
     assert "p5.48xlarge: largest model that fits (predicted): llama-" in done.stdout
 
 
-def test_what_a_reader_must_know_is_noted() -> None:
+def test_assumptions_are_noted() -> None:
     words = ("--compile", "--wrap", "size", "--expandable-segments", "--load", "rank-0")
     text = " ".join(run_command("max-size", *G5, *ONE_CELL, *words).stdout.split())
     assert "this is the prediction for eager" in text
@@ -237,7 +237,7 @@ def test_gpu_memory_stands_in_for_what_nobody_documents() -> None:
     assert "command line" in server["gpu_memory_source"]["title"]
 
 
-def test_what_offload_is_held_against_is_said() -> None:
+def test_the_host_memory_that_limits_offload_is_printed() -> None:
     offloaded = (*ONE_CELL, "--offload", "params")
     alone = run_command("max-size", "--gpu", "H100-SXM", "--world-size", "8", *offloaded)
     assert "host memory is not known" in " ".join(alone.stdout.split())
@@ -271,7 +271,7 @@ def test_bad_input_is_one_line(words: tuple[str, ...], said: str) -> None:
     assert said in refused(*words)
 
 
-def test_it_loads_nothing_heavy() -> None:
+def test_max_size_loads_no_torch_pandas_or_matplotlib() -> None:
     heavy = ["torch", "pandas", "matplotlib"]
     code = (
         "import sys; from fsdp_bench.cli.main import cli;"

@@ -98,7 +98,7 @@ def test_a_cards_memory_can_be_said_where_nobody_documents_it() -> None:
     assert run_command("predict", *words, "--gpu-memory", "25GiB").returncode == 2
 
 
-def test_what_fits_beside_the_context_is_less_also_of_a_limit_of_ones_own(calibration: Path) -> None:
+def test_a_measured_context_reduces_the_usable_memory_also_of_a_stated_limit(calibration: Path) -> None:
     """The context is large enough to matter: 40 of 80 GiB."""
     text = calibration.read_text()
     assert str(CONTEXT) in text

@@ -206,7 +206,7 @@ def test_a_users_catalogue_is_used(tmp_path: Path) -> None:
         ("--params 7B --api fsdp2 --strategy ddp --offload params", "has no CPU offload; api fsdp1 has"),
     ],
 )
-def test_what_is_not_allowed_or_cannot_run_is_one_line(arguments: str, part: str) -> None:
+def test_a_wrong_or_impossible_option_is_one_line(arguments: str, part: str) -> None:
     with pytest.raises(SpecError) as caught:
         read_setup(parse(*arguments.split()))
     assert part in str(caught.value)

@@ -68,7 +68,7 @@ def test_the_document_has_the_keys_of_the_design() -> None:
     assert found["time"].keys() >= TIMES
 
 
-def test_what_a_step_sends_is_told_by_kind_with_its_time_on_the_servers_links() -> None:
+def test_traffic_is_printed_by_kind_with_its_time_on_the_servers_links() -> None:
     """12 blocks are gathered twice and the root once; everything is reduced once. fp32."""
     found = document(*GPT2)
     kinds = {one["kind"]: one for one in found["communication"]}
@@ -111,7 +111,7 @@ def test_full_shard_stores_twelve_bytes_a_parameter_over_the_world() -> None:
     assert exact <= breakdown["parameters"] + breakdown["optimizer_state"] <= exact + padding
 
 
-def test_what_is_not_known_is_null() -> None:
+def test_unknown_values_are_null() -> None:
     alone = document("--model", "gpt2")
     assert (alone["fits"], alone["headroom_bytes"]) == (None, None)
     assert set(alone["server"].values()) == {None}
@@ -195,7 +195,7 @@ def test_several_setups_are_rows_side_by_side() -> None:
     assert done.stdout.startswith("of the 3 that fit, ")
 
 
-def test_of_several_setups_one_that_fits_is_enough() -> None:
+def test_one_of_several_setups_that_fits_is_enough_for_exit_code_0() -> None:
     assert run_command("predict", *LLAMA, *FP32, "--strategy", "ddp,zero3").returncode == 0
     assert run_command("predict", *LLAMA, "--strategy", "ddp", "--api", "all").returncode == 3
 
@@ -215,7 +215,7 @@ def test_of_several_setups_one_that_fits_is_enough() -> None:
         ),
     ],
 )
-def test_what_help_promises_to_fit_does_fit(words: tuple[str, ...]) -> None:
+def test_remedies_that_are_said_to_fit_do_fit(words: tuple[str, ...]) -> None:
     done = run_command("predict", *words)
     assert done.returncode == 3
     promised = re.findall(r"^  (--.*): fits, reserved", done.stdout.replace("\n    ", " "), re.MULTILINE)
@@ -288,7 +288,7 @@ def test_bad_input_is_one_line_and_exit_code_2(words: tuple[str, ...], part: str
     assert part in line
 
 
-def test_what_a_reader_must_know_is_a_note() -> None:
+def test_assumptions_are_notes_of_the_document() -> None:
     found = document(*LLAMA, "--seq", 200_000, "--compile", "--wrap", "size", code=3)
     compiled, _, beyond = found["notes"]  # the other is about cuDNN's attention
     assert compiled.endswith("for eager")
@@ -350,7 +350,7 @@ def test_estimate_is_a_public_name_that_needs_no_torch() -> None:
     assert done.stdout.strip() == "[]"
 
 
-def test_what_fits_leaves_the_headroom_that_is_required_and_a_little_less_does_not_fit() -> None:
+def test_a_setup_fits_with_exactly_the_required_headroom_and_not_with_less() -> None:
     words = ("--model", "gpt2-xl", "--server", "p5.48xlarge", "--precision", "bf16-mixed", "--seq", 1024)
     ample = json.loads(run_command("predict", *words, "--json").stdout)
     needed, kept = ample["memory"]["needed_bytes"], ample["required_headroom_bytes"]
@@ -366,7 +366,7 @@ def test_what_fits_leaves_the_headroom_that_is_required_and_a_little_less_does_n
         assert found["headroom_bytes"] == size - needed
 
 
-def test_what_runs_with_retries_does_not_fit_and_says_that_it_runs() -> None:
+def test_a_setup_that_runs_with_retries_does_not_fit_and_is_said_to_run() -> None:
     words = ("--model", "gpt2-xl", "--server", "p5.48xlarge", "--precision", "bf16-mixed", "--seq", 1024)
     ample = json.loads(run_command("predict", *words, "--json").stdout)
     size = ample["memory"]["needed_bytes"] + ample["required_headroom_bytes"] - 2**20

@@ -38,7 +38,7 @@ def test_a_sweep_is_listed_without_its_gpu_and_no_two_lines_are_alike(name: str,
     assert not list(tmp_path.iterdir())
 
 
-def test_what_depends_on_the_card_is_counted_in_one_line(tmp_path: Path) -> None:
+def test_trials_that_depend_on_the_gpu_are_counted_in_one_line(tmp_path: Path) -> None:
     file = tmp_path / "mixed.toml"
     file.write_text(
         ON_A_GPU + "[grid]\nparams = ['10M', '40% of card']\nworld_size = [8, 'gpus']\n"

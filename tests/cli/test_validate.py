@@ -44,7 +44,7 @@ CALIBRATION = RESULTS / "calibration.toml"
         (("dry-run", "--cells", "x"), "cells: 'x' is not allowed; a whole number, 1 or more"),
     ],
 )
-def test_what_would_be_ignored_is_refused_in_one_line(words: tuple[object, ...], part: str) -> None:
+def test_an_option_without_effect_is_refused_in_one_line(words: tuple[object, ...], part: str) -> None:
     done = run_command("validate", "--against", *words)
     assert (done.returncode, done.stdout) == (2, "")
     (line,) = done.stderr.strip().splitlines()

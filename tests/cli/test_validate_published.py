@@ -28,7 +28,7 @@ def _run(*words: str) -> int:
     return code
 
 
-def test_it_prints_peaks_fits_and_throughput(
+def test_peaks_fits_and_throughput_are_printed(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
@@ -41,7 +41,7 @@ def test_it_prints_peaks_fits_and_throughput(
     assert max(len(line) for line in text.splitlines()) <= 80
 
 
-def test_its_json_has_every_row(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_json_document_has_every_row(capsys: pytest.CaptureFixture[str]) -> None:
     assert _run("--json") == 0
     found = msgspec.json.decode(capsys.readouterr().out)
     assert {row["case"] for row in found["fits"]} == set(SOME)

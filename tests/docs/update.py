@@ -1,6 +1,6 @@
-"""Writes the outputs and pictures of README.md and docs/ anew: ``python -m tests.docs.update``.
+"""Updates the outputs and pictures of README.md and docs/: ``python -m tests.docs.update``.
 
-With names of pages it updates those alone. What it changed is for ``git diff`` to show, and for a person to read.
+With names of pages it updates those alone. Read ``git diff`` afterwards.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ def cluster(name: str, nodes: int = 1) -> Cluster:
 def test_the_facts_table_of_an_8b_model() -> None:
     """By dry runs of real FSDP: Llama-8B, world 8, sequence 2048, bf16 mixed, full checkpointing, AdamW foreach.
 
-    Of live bytes without kernels' workspaces; the letter is the place of the peak.
+    Live bytes without kernels' workspaces; the letter is the place of the peak.
     """
     expected = {
         ShardingStrategy.SHARD_GRAD_OP: (29.64, "backward"),  # L: the logits' gradient
@@ -57,7 +57,7 @@ def test_the_facts_table_of_an_8b_model() -> None:
         assert memory.peak_phase == phase
 
 
-def test_it_fits_only_without_retries() -> None:
+def test_a_setup_with_allocation_retries_does_not_fit() -> None:
     setup = TrainSetup(world_size=8, sequence_length=2048, precision=BF16)
     large = estimate(LLAMA_8B, setup, cluster("p5.48xlarge"))
     assert large.fits is True
@@ -215,7 +215,7 @@ def test_fsdp2s_copies_pack_their_arguments() -> None:
     assert split_arguments([2**26], 1, h200) == 8 * (3 + 4096 + 2)
 
 
-def test_what_kernels_allocate_inside() -> None:
+def test_workspaces_of_kernels_have_their_documented_sizes() -> None:
     """By hand from the sources that attention_workspaces.py and reduction_workspaces.py name."""
     # Two sequences, 4 heads of 64, 200 tokens, rounded to 256: softmax_d, and dq_accum with 64 columns, in fp32.
     assert flash_backward_workspace(2, 4, 200, 64, 1) == [2 * 4 * 256 * 4, 2 * 4 * 256 * 64 * 4]

@@ -1,4 +1,4 @@
-"""What is kept free of a GPU: what is known of the context and NCCL, and an assumption for the rest."""
+"""Memory that is kept free on a GPU: the known parts of context and NCCL, and an assumption for the rest."""
 
 from __future__ import annotations
 
@@ -45,7 +45,9 @@ def on(where: Cluster, headroom_bytes: int | None = None) -> Estimate:
         ("p5.48xlarge", None, 0, 0),
     ],
 )
-def test_what_is_known_replaces_the_assumption(server: str, context: int | None, stated: int | None, kept: int) -> None:
+def test_known_context_and_communicators_replace_the_assumption(
+    server: str, context: int | None, stated: int | None, kept: int
+) -> None:
     found = on(cluster(server, context_bytes=context), stated)
     assert found.required_headroom.num_bytes == kept
     assert found.gpu_bytes is not None
@@ -53,8 +55,8 @@ def test_what_is_known_replaces_the_assumption(server: str, context: int | None,
 
 
 @pytest.mark.parametrize("server", ["p5.48xlarge", "g6e.48xlarge"])
-def test_it_fits_exactly_where_the_headroom_is_left(server: str) -> None:
-    """A card one byte too small for what is reserved and the headroom has it no longer; without headroom it has."""
+def test_a_setup_fits_exactly_when_the_headroom_is_left(server: str) -> None:
+    """One byte less than reserved memory and headroom does not fit; without headroom it does."""
     reserved = on(cluster(server)).allocator.peak_reserved_bytes
     kept = on(cluster(server)).required_headroom.num_bytes
     assert on(cluster(server, reserved + kept)).verdict is Verdict.FITS

@@ -11,7 +11,7 @@ from fsdp_bench.spec.setup import TrainSetup
 
 @pytest.mark.parametrize("alone", [False, True])
 @pytest.mark.parametrize("api", ["fsdp1", "fsdp2"])
-def test_it_is_that_of_the_whole_prediction(api: str, alone: bool) -> None:
+def test_step_seconds_are_those_of_the_whole_prediction(api: str, alone: bool) -> None:
     setup = TrainSetup(api=api, world_size=8, sequence_length=2048, precision="bf16-mixed")
     cluster, shape = server("p5.48xlarge"), model("3B", 2048)
     whole = speed(shape, setup, cluster, without_communication=alone).time.step_seconds

@@ -36,7 +36,7 @@ class ByEvent:
     now: float = 0.0
     pieces: list[Piece] = field(default_factory=list)
     streams: dict[Stream, deque[Any]] = field(default_factory=lambda: {stream: deque() for stream in Stream})
-    """What each has yet to do: work, a mark to set (``[True, mark]``), marks to wait for (``[False, mark]``)."""
+    """The remaining entries: work, a mark to set (``[True, mark]``), or marks to wait for (``[False, mark]``)."""
     running: dict[Stream, Piece | None] = field(default_factory=lambda: dict.fromkeys(Stream))
     started: list[Piece] = field(default_factory=list)
     """Collectives without a stream that waits for them, in the order of issue."""

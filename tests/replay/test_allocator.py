@@ -117,7 +117,7 @@ def test_best_fit_takes_the_smallest_block_that_holds_the_request() -> None:
     assert allocator.reserved_bytes == 62 * MIB
 
 
-def test_of_equal_blocks_the_lowest_is_taken() -> None:
+def test_the_lowest_of_equal_blocks_is_taken() -> None:
     """BlockComparatorSize: size, then address. Two segments of 20; 13 must come from the first, whose rest is 7."""
     allocator = allocator_with(20, 20)
     first = address(allocator, 0)
@@ -201,7 +201,7 @@ class TestDeferredFrees:
         allocator.host_wait(0)
         assert self.reserved_after_another(allocator) == 40
 
-    def test_it_is_freed_when_the_host_took_longer_than_the_device(self) -> None:
+    def test_a_block_is_freed_when_the_host_took_longer_than_the_device(self) -> None:
         for nanoseconds, reserved in ((999, 40), (1002, 20)):
             allocator = self.freed_while_used(SIDE, THIRD)
             assert allocator.active_bytes == 20 * MIB
@@ -303,7 +303,7 @@ class TestExpandableSegments:
         assert fixed.reserved_bytes == 80 * MIB
 
     def test_blocks_tile_across_pages(self) -> None:
-        """Seven of 30 MiB are 210: 11 pages. Of 12 MiB + 512: 84 MiB and 3.5 KiB, 5 pages; fixed: seven of 14."""
+        """Seven of 30 MiB are 210: 11 pages. Seven of 12 MiB + 512: 84 MiB and 3.5 KiB, 5 pages; fixed: seven of 14."""
         assert allocator_with(*[30] * 7, expandable=True).reserved_bytes == 220 * MIB
         size = 12 + 512 / MIB
         assert allocator_with(*[size] * 7, expandable=True).reserved_bytes == 100 * MIB
@@ -330,7 +330,7 @@ class TestExpandableSegments:
         allocator.allocate(4, 10 * MIB)
         assert allocator.reserved_bytes == 60 * MIB
 
-    def test_of_equal_blocks_the_lowest_is_taken(self) -> None:
+    def test_the_lowest_of_equal_blocks_is_taken(self) -> None:
         """Two holes of 10 that cannot expand, and a free end that is larger."""
         allocator = allocator_with(10, 10, 10, 10, 10, expandable=True)
         second = address(allocator, 1)
@@ -441,7 +441,7 @@ def test_the_all_gathers_rate_limit_bounds_what_is_deferred() -> None:
 
 
 def test_retries_that_go_on_are_told_from_those_of_the_first_steps() -> None:
-    """On a card of 64, two steps and two like the second. What one stream has freed no other stream can use."""
+    """On a card of 64, two steps and two like the second. No stream can use blocks that another one has freed."""
 
     def hold(mib: int, stream: Stream = Stream.COMPUTE) -> list[Event]:
         return [Event(kind, stream, mib * MIB, stream=stream) for kind in (Kind.ALLOCATE, Kind.FREE)]
@@ -652,7 +652,9 @@ class Plain:
 
 @settings(max_examples=200)
 @given(STEPS, st.one_of(st.none(), st.integers(0, 200)))
-def test_it_agrees_with_a_plain_search_at_every_event(steps: list[tuple[int, int, int]], card_mib: int | None) -> None:
+def test_the_allocator_agrees_with_a_plain_search_at_every_event(
+    steps: list[tuple[int, int, int]], card_mib: int | None
+) -> None:
     gpu_bytes = None if card_mib is None else card_mib * MIB
     allocator, plain = CachingAllocator(gpu_bytes), Plain(gpu_bytes)
     for event in events_from(steps):

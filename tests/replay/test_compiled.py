@@ -1,4 +1,4 @@
-"""The compiled allocator against the same functions in Python; compiling replaces them for a whole process."""
+"""The compiled allocator against the same functions in Python. Compiling replaces them in the whole process."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ def _files(folder: Path) -> dict[Path, int]:
     return {path: path.stat().st_mtime_ns for path in folder.rglob("*.nbc")}
 
 
-def test_compiled_and_plain_read_the_same() -> None:
-    """What was compiled of the same sources is taken from where the command keeps it: compiling takes ten seconds."""
+def test_the_compiled_allocator_gives_the_readings_of_the_interpreted_one() -> None:
+    """With the user's cache, because compiling takes ten seconds."""
     plain, first = readings("plain"), readings("compiled")
     assert first.stdout == plain.stdout
     assert plain.stdout.count("AllocatorReading") > 80
@@ -65,7 +65,7 @@ def test_compiled_and_plain_read_the_same() -> None:
 
 
 @pytest.mark.slow
-def test_all_that_was_compiled_is_kept(tmp_path: Path) -> None:
+def test_every_compiled_module_is_cached(tmp_path: Path) -> None:
     first = readings("compiled", tmp_path)
     kept = _files(tmp_path)
     assert kept
@@ -73,8 +73,8 @@ def test_all_that_was_compiled_is_kept(tmp_path: Path) -> None:
     assert _files(tmp_path) == kept
 
 
-def test_what_was_compiled_is_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Of one module, which compiles in a second; compiled again it is read, as in another process."""
+def test_a_compiled_module_is_cached(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """One module, which compiles in a second. Compiled again, it is read from the cache, as in another process."""
     import numba
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
@@ -92,7 +92,7 @@ def test_what_was_compiled_is_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     assert found[0] == found[1] != {}
 
 
-def test_other_source_is_kept_elsewhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_changed_sources_have_another_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     before = compiled._kept_in()
     changed = tmp_path / "heap.py"
@@ -104,7 +104,7 @@ def test_other_source_is_kept_elsewhere(monkeypatch: pytest.MonkeyPatch, tmp_pat
 
 
 @pytest.mark.parametrize(("kept", "enough"), [(True, compiled.LOAD_AFTER), (False, compiled.COMPILE_AFTER)])
-def test_what_a_process_replays_adds_up_to_what_compiling_costs(
+def test_a_process_compiles_once_it_has_replayed_enough(
     kept: bool, enough: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: list[None] = []

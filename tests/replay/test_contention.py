@@ -1,4 +1,4 @@
-"""What a collective costs the operators beside it, counted by hand; and that the parts of a step add up to it."""
+"""Operators beside a collective take longer, by hand; the parts of a step add up to it."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_a_product_of_one_wave_needs_two_beside_an_all_gather() -> None:
     assert beside == pytest.approx(2 * alone)
 
 
-def test_what_moves_bytes_shares_the_memory_with_the_collective() -> None:
+def test_an_operator_that_moves_bytes_shares_the_memory_with_the_collective() -> None:
     """Three bytes of traffic for each byte that an all-gather delivers."""
     rates, gather = on_h100s(), Work("all_gather", 10**9, group="shard")
     add = Work("aten::add", 3 * 10**9, itemsize=2)

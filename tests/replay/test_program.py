@@ -27,7 +27,7 @@ CELLS = [cell for cell in draw_cells(300, seed=21, device="cuda") if cell.model.
 
 
 def instructions(found: Program) -> Iterator[tuple[object, ...]]:
-    """What happens, with tensors numbered in the order in which they come to life."""
+    """Yield the events of a program, with tensors numbered in the order of their allocation."""
     tensors: dict[int, int] = {}
     count, code = 0, found.code(lambda _kind, _work: None)
     first_further = len(found.steps) - found.log.further_steps
@@ -91,7 +91,7 @@ def test_blocks_that_differ_are_not_repeated() -> None:
     assert found.num_instructions == MORE_BLOCKS + 4
 
 
-def test_what_reaches_over_the_repeated_blocks_is_not_repeated() -> None:
+def test_a_tensor_that_lives_across_the_repeated_blocks_prevents_repetition() -> None:
     """A tensor of the first block that the last one frees."""
     events = [Event(Kind.MARK, 0, label="forward"), Event(Kind.ALLOCATE, 100, 512)]
     for block in range(MORE_BLOCKS):
@@ -100,7 +100,7 @@ def test_what_reaches_over_the_repeated_blocks_is_not_repeated() -> None:
     assert program(log_of_blocks(events)) is None
 
 
-def test_what_one_block_hands_to_another_is_not_repeated() -> None:
+def test_tensors_that_pass_between_distant_blocks_prevent_repetition() -> None:
     events = []
     for block in range(MORE_BLOCKS):
         events += [Event(Kind.MARK, block, label="forward"), Event(Kind.ALLOCATE, block, 512)]

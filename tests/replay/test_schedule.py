@@ -131,7 +131,7 @@ def test_the_steady_step_takes_as_long_as_the_last_of_the_first_steps(
 @share_of_examples(5)
 @given(setups(), st.booleans())
 def test_infinite_bandwidth_exposes_nothing(drawn: tuple[ModelShape, TrainSetup], blocks_host: bool) -> None:
-    """What takes no time is not exposed."""
+    """Communication that takes no time is not exposed."""
     shape, setup = drawn
     if impossible(setup, "cuda"):
         return

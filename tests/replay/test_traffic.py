@@ -1,4 +1,4 @@
-"""What a step sends: against what real ranks and measured trials were seen to send, and the ratios that must hold."""
+"""Bytes that a step sends, against real ranks and recorded trials; and ratios that must hold."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_there_are_committed_trials() -> None:
 
 
 def bus_bytes(model: ModelShape, setup: TrainSetup, group: str | None = None) -> float:
-    """What each rank's link carries in a step."""
+    """Return the bytes that each rank's link carries in a step."""
     return sum(
         one.message_bytes * (one.group_size - 1) / one.group_size * (2 if one.kind == "all_reduce" else 1)
         for one in traffic(collectives_of(model, setup), setup)
@@ -137,7 +137,7 @@ def test_one_rank_sends_nothing() -> None:
     assert collectives_of(shape(num_hidden_layers=2), of(S.FULL_SHARD, 1)) == []
 
 
-def test_its_time_is_that_of_its_collectives_one_after_another() -> None:
+def test_the_time_of_traffic_is_the_sum_of_its_collectives() -> None:
     server = BUILT_IN.server("DGX-A100")
     cluster = Cluster(server=server, gpu=BUILT_IN.gpu(server.gpu), num_nodes=2, gpus_per_node=8)
     setup = of(S.HYBRID_SHARD, 16, shard_size=8, gradient_accumulation_steps=5)

@@ -1,4 +1,4 @@
-"""What ``fsdp-bench rehearse`` prints of a report."""
+"""The text that ``fsdp-bench rehearse`` prints."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def test_each_end_of_a_script_has_its_verdict(changes: dict[str, Any], verdict: 
     assert rehearsal_document(found)["fits"] == (None if verdict is None else verdict is Verdict.FITS)
 
 
-def test_of_several_ranks_what_does_not_fit_decides_and_then_what_is_unknown() -> None:
+def test_a_rank_that_does_not_fit_decides_before_an_unknown_one() -> None:
     fits, unknown = rehearsal(), rehearsal(num_steps=0)
     too_large = rehearsal(outcome=RehearsalOutcome.OUT_OF_MEMORY, failure=FAILURE)
     assert worst_of([fits, unknown, too_large]) is too_large
@@ -182,7 +182,7 @@ def test_nccls_memory_is_of_the_groups_that_the_script_made() -> None:
     assert rehearsal(process_groups={"0": 8, "1": 3}).communicators is None
 
 
-def test_of_several_ranks_the_worst_is_named() -> None:
+def test_the_rank_that_decides_is_named() -> None:
     other = rehearsal(rank=3, spans=(span(1, "forward", 9, reserved=50),))
     shown = several([rehearsal(), other])
     assert shown.startswith("rank 3 decides: fits (rehearsed)")

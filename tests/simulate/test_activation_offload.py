@@ -1,4 +1,4 @@
-"""Activation offload: what stays on the GPU and what the host holds, against PyTorch's own code and from shapes."""
+"""Activation offload: copies, memory on the GPU and in the host, by hand from shapes; and refusals."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _copies(setup: TrainSetup, direction: str) -> list[Event]:
     return [event for event in events if event.kind is Kind.COPY and event.work and event.work.name == direction]
 
 
-def test_of_a_checkpointed_block_its_inputs_are_copied_there_and_back() -> None:
+def test_the_inputs_of_a_checkpointed_block_are_copied_to_the_host_and_back() -> None:
     """bf16: the tokens' hidden states, and two rotary tables of 256 x 16."""
     setup = _setup(checkpointing="full")
     for direction in ("to_host", "to_device"):
@@ -38,7 +38,7 @@ def test_of_a_checkpointed_block_its_inputs_are_copied_there_and_back() -> None:
     assert host_memory(MODEL, setup, 4).pinned_activations_bytes == 4 * 12 * 2 * (TOKENS * 64 + 2 * 256 * 16)
 
 
-def test_without_checkpointing_all_that_backward_needs_goes_and_comes_back() -> None:
+def test_without_checkpointing_every_saved_tensor_goes_to_the_host_and_back() -> None:
     there, back = (_copies(_setup(), direction) for direction in ("to_host", "to_device"))
     assert [event.work for event in there if event.work] != []
     assert sum(event.work.num_bytes for event in there if event.work) == sum(
@@ -47,8 +47,8 @@ def test_without_checkpointing_all_that_backward_needs_goes_and_comes_back() -> 
 
 
 @pytest.mark.parametrize("checkpointing", ["none", "full"])
-def test_what_a_block_adds_to_the_peak_is_gone(checkpointing: str) -> None:
-    """Deeper models take more parameters and optimizer states; of what blocks save, nothing more."""
+def test_more_blocks_add_no_activations_to_the_peak(checkpointing: str) -> None:
+    """Deeper models add parameters and optimizer states, but no saved tensors."""
     fields = {"checkpointing": checkpointing, "sequence_length": 4096, "strategy": "FULL_SHARD", "world_size": 64}
     deep, shallow = (shape(num_hidden_layers=layers, max_position_embeddings=4096) for layers in (40, 20))
     grown = [
@@ -70,7 +70,7 @@ def test_host_memory_does_not_grow_with_accumulation() -> None:
 @pytest.mark.parametrize(
     ("fields", "device", "says"), [({}, "cpu", "on a CPU"), ({"compile": True}, "cuda", "use one")]
 )
-def test_what_it_cannot_do_is_refused(fields: dict[str, Any], device: str, says: str) -> None:
+def test_an_impossible_setup_is_refused_with_a_reason(fields: dict[str, Any], device: str, says: str) -> None:
     reason = impossible(_setup(**fields), device)
     assert reason is not None
     assert says in reason

@@ -1,4 +1,4 @@
-"""A compact version of ``fsdp-bench validate --against dry-run``: drawn cells, PyTorch's own FSDP code, to the byte."""
+"""Predicted peaks of drawn and chosen setups against dry runs of PyTorch's own FSDP code, to the byte."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ from tests.simulate.optimizers.test_muon import UNSHARDED
 from tests.simulate.test_step import shape
 
 LAYERS = draws(2, 6)
-"""`make validate` compares deeper cells: a dry run takes as long as it has layers."""
+"""``make validate`` compares deeper models: the time of a dry run grows with the layers."""
 SEEDS: dict[KernelSet, int] = {"cpu": 101, "cuda": 102}
 QUICK_DRAWN: dict[KernelSet, tuple[int, ...]] = {"cpu": (0, 3), "cuda": (0, 1)}
-"""Those of the first four that take least, with one layer or two."""
+"""The fastest of the first four, with one or two layers."""
 
 
 def shallow(cell: Cell) -> Cell:
@@ -45,7 +45,7 @@ def shallow(cell: Cell) -> Cell:
 
 
 def with_copies(use_orig_params: bool, checkpointing: Checkpointing) -> Cell:
-    """FSDP1 without sharding, with offload, in the dtype that is stored: nothing frees them but their successors."""
+    """FSDP1 without sharding, offloaded, in one dtype: only the next copy of a parameter frees the last one."""
     setup = TrainSetup(
         strategy=ShardingStrategy.NO_SHARD,
         world_size=2,
@@ -91,7 +91,7 @@ CHOSEN: dict[str, dict[str, Any]] = {
 
 
 def chosen(name: str) -> Cell:
-    """A cell of more blocks than are simulated, which are four."""
+    """A chosen setup, for a model of more blocks than the four that are simulated."""
     return Cell(
         model=shape(num_hidden_layers=draws(5, 7), hidden_size=128),
         setup=TrainSetup(**{"sequence_length": 64, **CHOSEN[name]}),
@@ -99,7 +99,7 @@ def chosen(name: str) -> Cell:
 
 
 def loaded_before_the_scaler() -> Cell:
-    """What was loaded goes before the gradient scaler comes: the first forward's peak is with one of both."""
+    """Loaded tensors are freed before the gradient scaler allocates: the first forward's peak has one of both."""
     setup = TrainSetup(
         strategy=ShardingStrategy.NO_SHARD,
         world_size=8,
@@ -121,12 +121,12 @@ FIXED: dict[str, tuple[int, dict[str, Any], tuple[KernelSet, ...]]] = {
     "Muon": (57, UNSHARDED, ("cpu", "cuda")),
     "activation offload": (82, {"activation_offload": True}, ("cuda",)),
 }
-"""Fields of drawn cells: the seed, the fields, and the kernels for which they are drawn."""
+"""Drawn cells with fixed fields: the seed, the fields, and the kernels."""
 QUICK_CHOSEN = {
     *("resharded, mixed, checkpointed, prefetched", "resharded, offloaded, accumulated", "every second product"),
     *("every third block, not sharded", "fsdp2 ends", "fsdp1 ends, prefetched"),
 }
-"""One of each setting: the others combine the same with other strategies."""
+"""One of each setting. The others combine the same settings with other strategies."""
 
 
 def _case(name: str, kernels: KernelSet, cell: Callable[[], Cell], is_quick: bool) -> Any:
@@ -143,7 +143,7 @@ def _with_fields(name: str, kernels: KernelSet, index: int) -> Cell:
 
 
 def _cases() -> Iterator[Any]:
-    """Yield the kernels of each case and a function that returns its cell: drawing takes longer than collecting."""
+    """Yield the kernels of each case and a function that returns its cell, because drawing takes long."""
     for kernels in SEEDS:
         for index in range(4):
             yield _case(f"drawn {index}", kernels, partial(_drawn, kernels, index), index in QUICK_DRAWN[kernels])
@@ -162,14 +162,14 @@ def _cases() -> Iterator[Any]:
 
 
 @pytest.mark.parametrize(("kernels", "cell"), list(_cases()))
-def test_every_phase_is_that_of_real_fsdp_without_data(kernels: KernelSet, cell: Callable[[], Cell]) -> None:
+def test_every_phase_equals_the_dry_run(kernels: KernelSet, cell: Callable[[], Cell]) -> None:
     assert_equals_a_dry_run(cell(), kernels)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize(("kernels", "count"), [("cpu", 200), ("cuda", 100)])
-def test_predicted_peaks_are_those_of_real_fsdp_without_data(kernels: KernelSet, count: int) -> None:
+def test_peaks_of_hundreds_of_drawn_setups_equal_the_dry_run(kernels: KernelSet, count: int) -> None:
     """Peak allocated equal to the byte in at least 95 % of cells, and within 0.5 % in all; every phase too."""
     cells = [shallow(cell) for cell in draw_cells(count, SEEDS[kernels], kernels)]
     specs = [DryRunSpec(model=cell.model, setup=cell.setup, kernels=kernels, rank=cell.rank) for cell in cells]

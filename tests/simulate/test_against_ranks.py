@@ -1,4 +1,4 @@
-"""Predicted against two and four real gloo ranks, tracked by part 1's worker's own meter."""
+"""Predicted peaks against two and four real gloo ranks, which measure with the meter of a worker."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def cases_of(world: int) -> Cases:
 
 
 EVERY = {2: 3, 4: 10}
-"""``make test`` takes every third case of two ranks and every tenth of four: each api, every kind of group."""
+"""``make test`` runs every third case of two ranks and every tenth of four: each api and every kind of group."""
 
 
 def measure_cases(cases: Cases) -> dict[str, dict[str, int] | str]:
@@ -85,8 +85,8 @@ def measure_cases(cases: Cases) -> dict[str, dict[str, int] | str]:
 def test_predicted_peaks_are_those_of_real_ranks(world: int) -> None:
     """Within 1 % in every phase, equal to the byte in nearly all.
 
-    What can differ: gloo's threads hold a finished collective's tensors for a moment. The meter waits for them, but
-    not for ever (train/measuring/meters.py).
+    Peaks differ if gloo's threads hold the tensors of a finished collective for longer than the meter waits
+    (train/measuring/meters.py).
     """
     cases = dict(list(cases_of(world).items())[:: 1 if validating() else EVERY[world]])
     measured = call_standing_ranks(world, measure_cases, cases)[0]

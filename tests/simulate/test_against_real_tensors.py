@@ -1,4 +1,4 @@
-"""Predictions and dry runs against real tensors on the CPU, in every phase and while loading, to the byte."""
+"""Predictions and dry runs against real tensors on the CPU, in every phase, to the byte."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def test_loading_is_the_same_whether_all_blocks_are_simulated_or_one_stands_for_
 
 
 @pytest.mark.parametrize(("fields", "named"), [({"rank": 2}, "rank"), ({"tensors": "real"}, "tensors")])
-def test_what_a_dry_run_cannot_follow_is_refused(fields: dict[str, Any], named: str) -> None:
+def test_an_impossible_dry_run_is_refused(fields: dict[str, Any], named: str) -> None:
     cell = _cell()
     with pytest.raises(SpecError, match=named):
         DryRunSpec(model=cell.model, setup=cell.setup, **fields)

@@ -1,4 +1,4 @@
-"""What a step hands on to the next one; that a step which is run again is the one simulated: test_program.py."""
+"""State that a step leaves to the next one. test_program.py compares repeated steps with simulated ones."""
 
 from __future__ import annotations
 

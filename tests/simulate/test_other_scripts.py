@@ -1,4 +1,4 @@
-"""What other training scripts do otherwise: their cross-entropy, and their policy of checkpointing.
+"""Other training scripts: their cross-entropy, and their policy of checkpointing.
 
 Expected sizes are worked out from shapes: T tokens, V vocabulary, D hidden, K keys and values, F feed-forward.
 """
@@ -115,7 +115,7 @@ EVERY_SECOND = _setup(Checkpointing.SELECTIVE, "every-second-product")
 
 
 def test_every_second_product_is_computed_again() -> None:
-    """Of wq, wk, wv, wo, w1, w3, w2 these are wk, wo and w3, in each of two blocks."""
+    """wk, wo and w3 of wq, wk, wv, wo, w1, w3 and w2, in each of two blocks."""
     assert len(_products(SELECTIVE)) == 2 * 7 + 1
     assert not _again(SELECTIVE)
     assert _again(EVERY_SECOND) == sorted([(TOKENS, 128, 256), (TOKENS, 256, 256), (TOKENS, 512, 256)] * 2)
@@ -135,7 +135,7 @@ def test_an_operator_that_is_saved_costs_its_output() -> None:
     assert more.peak_allocated_bytes - kept.peak_allocated_bytes == 2 * TOKENS * 512 * 2
 
 
-def test_of_every_second_block_all_products_but_the_last_are_computed_again() -> None:
+def test_every_second_block_recomputes_all_products_but_its_last() -> None:
     full, second = _again(_setup(Checkpointing.FULL)), _again(_setup(Checkpointing.FULL, "every-2-blocks"))
     assert len(full) == 2 * 6
     assert sorted(second * 2) == full

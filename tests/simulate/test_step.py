@@ -60,7 +60,7 @@ def _freed_and_not_waited_for(events: list[Event]) -> int:
 
 
 @pytest.mark.parametrize("family", list(Family))
-def test_of_a_layer_with_a_bias_the_inputs_gradient_comes_first(family: Family) -> None:
+def test_backward_of_a_layer_with_a_bias_computes_the_gradient_of_its_input_first(family: Family) -> None:
     """AddmmBackward0 computes mat1's gradient, mat2's, and the bias's; MmBackward0 that of the weight first."""
     model = replace(shape(), family=family, name=family.value)
     setup = TrainSetup(world_size=8, micro_batch_size=1, sequence_length=64)

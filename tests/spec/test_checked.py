@@ -165,7 +165,7 @@ def test_any_other_text_is_refused_with_the_field_and_the_words(field: str, text
         ({"shard_size": 4, "world_size": 8}, "shard_size: only HYBRID_SHARD and _HYBRID_SHARD_ZERO2 have one"),
     ],
 )
-def test_what_a_setup_cannot_hold_is_refused_in_one_line(fields: dict[str, Any], said: str) -> None:
+def test_a_wrong_field_of_a_setup_is_refused_in_one_line(fields: dict[str, Any], said: str) -> None:
     with pytest.raises(SpecError) as caught:
         TrainSetup(**fields)
     assert said in str(caught.value)
@@ -218,7 +218,7 @@ def test_fp16_is_fp16_mixed() -> None:
         ({"tie_word_embeddings": "false"}, "tie_word_embeddings: 'false' is not allowed; true or false"),
     ],
 )
-def test_what_a_model_cannot_hold_is_refused_in_one_line(changes: dict[str, Any], said: str) -> None:
+def test_a_wrong_field_of_a_model_is_refused_in_one_line(changes: dict[str, Any], said: str) -> None:
     for make in (lambda: ModelShape(**{**SHAPE, **changes}), lambda: replace(ModelShape(**SHAPE), **changes)):
         with pytest.raises(SpecError) as caught:
             make()
@@ -281,7 +281,7 @@ def test_words_and_containers_of_other_types_are_read_too() -> None:
         TrialSpec(id="a", model=ModelShape(**SHAPE), setup=TrainSetup(), run=RunPlan(), device="tpu")  # type: ignore[arg-type]
 
 
-def test_what_a_file_holds_wrongly_says_the_same_as_the_constructor() -> None:
+def test_a_wrong_field_in_a_file_has_the_message_of_the_constructor() -> None:
     for document, said in (
         (
             {"setup": {"checkpointing": "fulll"}, "model": SHAPE},

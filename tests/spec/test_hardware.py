@@ -27,6 +27,6 @@ def test_an_older_cublas_holds_up_to_its_version() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "12", "12.1.0", "cu121", "12.x", "-1.2"])
-def test_what_is_no_version_is_refused(text: str) -> None:
+def test_text_that_is_no_version_is_refused(text: str) -> None:
     with pytest.raises(SpecError, match="is no version of CUDA"):
         cuda_version(text)

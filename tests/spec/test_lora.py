@@ -51,7 +51,7 @@ def test_qlora_is_a_base_in_4_bits() -> None:
         ("targets=all-linear+q_proj", "all-linear stands for all linear layers"),
     ],
 )
-def test_what_is_not_allowed_is_named(text: str, expected: str) -> None:
+def test_a_wrong_value_is_refused_and_named(text: str, expected: str) -> None:
     with pytest.raises(SpecError) as caught:
         parse_lora(text, "lora")
     assert expected in str(caught.value)

@@ -12,7 +12,7 @@ from tests.conftest import run_command
 from tests.rates.test_calibrated import profile
 
 
-def test_what_is_written_is_read(tmp_path: Path) -> None:
+def test_a_written_calibration_is_read_back(tmp_path: Path) -> None:
     path = tmp_path / "new" / "machine.toml"
     write_profile(profile(1e-6, 1e-4), path)
     assert read_profile(path) == profile(1e-6, 1e-4)
@@ -26,7 +26,7 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
         ("schema_version = 99", "calibration of version 99; this fsdp-bench reads up to 1"),
     ],
 )
-def test_what_is_no_calibration_is_refused_in_one_line(tmp_path: Path, content: str, said: str) -> None:
+def test_another_file_is_refused_in_one_line(tmp_path: Path, content: str, said: str) -> None:
     path = tmp_path / "machine.toml"
     path.write_text(content)
     with pytest.raises(SpecError, match=said):

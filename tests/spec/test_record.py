@@ -44,7 +44,7 @@ def test_a_newer_record_is_refused_by_name_and_version() -> None:
 
 
 @pytest.mark.parametrize("data", [b"", b"{", b"[]", b"{}", b'{"schema_version": 0}', b'{"schema_version": "1"}'])
-def test_what_is_no_record_is_told_apart_from_a_newer_one(data: bytes) -> None:
+def test_a_broken_record_is_not_taken_for_a_newer_one(data: bytes) -> None:
     with pytest.raises(msgspec.DecodeError):
         read_record(data, "x.json")
 

@@ -157,7 +157,7 @@ def test_values_out_of_range_name_the_field_the_value_and_what_is_allowed(fields
         ),
     ],
 )
-def test_what_cannot_work_says_why_and_what_would(setup: TrainSetup, device: str, part: str) -> None:
+def test_an_impossible_setup_has_a_reason_and_a_way_out(setup: TrainSetup, device: str, part: str) -> None:
     assert part in (impossible(setup, device) or "")
 
 
@@ -194,7 +194,7 @@ def test_resharding_and_the_heads_precision_are_refused_where_they_mean_nothing(
     assert "\n" not in reason
 
 
-def test_what_works_is_not_refused() -> None:
+def test_a_possible_setup_is_not_refused() -> None:
     assert impossible(TrainSetup(**RESHARDED, reshard_last_block=False, **ENDS), "cuda") is None
     assert impossible(TrainSetup(offload=Offload.PARAMS), "cuda") is None
     assert impossible(TrainSetup(offload=Offload.PARAMS, api=Api.FSDP2), "cpu") is None

@@ -34,7 +34,7 @@ def get(**fields: bool) -> RecordedCode:
     return recording.recorded_config(CONFIG, 512, lambda _: None, **fields)
 
 
-def test_it_is_made_once_for_each_request(made: list[RecordingSpec]) -> None:
+def test_a_recording_is_made_once_for_each_request(made: list[RecordingSpec]) -> None:
     assert get().parameters == get().parameters
     assert len(made) == 1
     get(activation_offload=True)

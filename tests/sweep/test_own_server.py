@@ -143,7 +143,7 @@ def test_a_prediction_on_the_entry_is_that_of_the_same_server_of_the_catalogue(m
     assert mine["server"]["gpu_memory_bytes"] == USABLE != theirs["server"]["gpu_memory_bytes"]
 
 
-def test_what_is_commented_out_can_be_filled_in(machine: Any, tmp_path: Path) -> None:
+def test_the_commented_fields_can_be_filled_in(machine: Any, tmp_path: Path) -> None:
     """With every hint's # taken away the file is a whole one: its examples are of an H100."""
     machine("NVIDIA X99", "NVIDIA X99", has_torch=False)
     text, catalog = printed(tmp_path)

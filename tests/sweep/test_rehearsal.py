@@ -39,7 +39,7 @@ def test_the_gpu_is_the_catalogues_and_rank_0_runs_alone(write_sweep: Callable[.
     )
 
 
-def test_what_is_kept_free_is_not_torchs(write_sweep: Callable[..., Path]) -> None:
+def test_memory_that_is_kept_free_is_not_torchs(write_sweep: Callable[..., Path]) -> None:
     """22587 MiB of an A10G; 2 GiB is what ``rehearse --gpu`` keeps free where nothing else is known."""
     for line, kept in (("", 2 * GIB), ("headroom = '512MiB'", 512 * MIB)):
         gpu = gpu_of(read_file(write_sweep("world_size = 8", f"{RUN}\n{line}"), machine()))
@@ -69,7 +69,7 @@ def test_the_gpu_decides_the_id(write_sweep: Callable[..., Path]) -> None:
         (f"{RUN}\nbackend = 'gloo'", "backend: "),
     ],
 )
-def test_what_a_rehearsed_sweep_cannot_be_is_one_line(run: str, said: str, tmp_path: Path) -> None:
+def test_an_impossible_rehearsed_sweep_is_refused_in_one_line(run: str, said: str, tmp_path: Path) -> None:
     file = tmp_path / "sweep.toml"
     file.write_text(f"[run]\n{run}\n[grid]\nparams = '10M'\nworld_size = 8\n")
     with pytest.raises(SweepFileError) as raised:

@@ -82,7 +82,7 @@ def test_the_script_says_what_it_does_and_runs_the_sweep_from_anywhere(tmp_path:
         (SUBMIT, "sbatch is not installed here; this needs Slurm's commands in PATH"),
     ],
 )
-def test_what_cannot_be_submitted_is_one_line(options: str, said: str, tmp_path: Path) -> None:
+def test_a_sweep_that_cannot_be_submitted_is_refused_in_one_line(options: str, said: str, tmp_path: Path) -> None:
     file = write_tiny_sweep(tmp_path, "world_size = 8")
     done = run_command("submit", file, *options.split(), "--results", tmp_path / "r")
     assert done.returncode == 2

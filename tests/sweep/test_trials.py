@@ -1,4 +1,4 @@
-"""What a trial's record holds, for trials that end in different ways."""
+"""Records of trials that end in different ways."""
 
 from __future__ import annotations
 
@@ -231,7 +231,7 @@ def test_traces_are_kept_where_they_are_asked_for(swept: Path, record: TrialReco
     assert "recorded" in run_command(*words, "--list").stdout
 
 
-def test_what_has_no_profiled_step_has_no_trace(write_sweep: Callable[..., Path], tmp_path: Path) -> None:
+def test_a_trace_without_profiled_steps_is_refused(write_sweep: Callable[..., Path], tmp_path: Path) -> None:
     file = write_sweep("world_size = 2", "communication_steps = 0")
     done = run_command("sweep", file, "--results", tmp_path, "--trace")
     assert done.returncode == 2

@@ -227,7 +227,7 @@ def test_a_resumed_sweep_repeats_nothing_until_the_file_of_the_function_changes(
     assert ids.isdisjoint(trial.spec.id for trial in read_sweep(path, machine()).trials)
 
 
-def test_what_cannot_apply_is_skipped_with_the_reason(tmp_path: Path) -> None:
+def test_a_cell_that_cannot_apply_is_skipped_with_the_reason(tmp_path: Path) -> None:
     grid = "loss = ['plain', 'chunked']\nwrap = ['block', 'size', 'block-and-ends', 'none']"
     reasons = {trial.skip_reason for trial in plan_of(tmp_path, "module = 'mine:bare'", grid).trials}
     assert reasons == {

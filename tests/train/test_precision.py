@@ -112,7 +112,7 @@ QUICK = {
 """Every strategy of two ranks, each api on four, and each variant under both apis."""
 
 
-def test_what_always_runs_is_among_the_cases() -> None:
+def test_the_quick_cases_are_among_all_cases() -> None:
     assert {name for cases in BF16_CASES.values() for name in cases} > QUICK
 
 

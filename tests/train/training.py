@@ -66,7 +66,7 @@ SHAPES = {Family.LLAMA: LLAMA, Family.GPT2: GPT2}
 SGD: dict[str, Any] = {"optimizer": OptimizerKind.SGD, "learning_rate": 1.0}
 """Its step is the gradient, so that it shows a gradient of the wrong size; the rate moves every parameter."""
 ADAMW: dict[str, Any] = {"optimizer": OptimizerKind.ADAMW_FOREACH, "learning_rate": 1e-3}
-"""What people train with. It divides a gradient by its own size, and so is blind to a wrong factor."""
+"""The usual optimizer. It divides a gradient by its own size, and so is blind to a wrong factor."""
 
 Parameters = dict[str, torch.Tensor]
 Trained = tuple[list[float], Parameters]

@@ -10,13 +10,13 @@ from fsdp_bench.validate.memory import compare_with_rehearsal
 GPU = rehearsed_gpu("H200")
 
 
-def test_what_is_drawn_has_no_gradient_scaler_and_is_rank_0() -> None:
+def test_drawn_cells_have_no_gradient_scaler_and_are_rank_0() -> None:
     cells = rehearsal._draw(40, 3)
     assert len(set(cells)) == 40
     assert not any(cell.setup.precision.needs_grad_scaler or cell.rank for cell in cells)
 
 
-def test_what_did_not_end_ok_is_counted_and_not_compared() -> None:
+def test_trials_that_did_not_end_ok_are_counted_and_not_compared() -> None:
     (cell,) = rehearsal._draw(1, 3)
     failure = Failure(message="no such thing", phase="forward", at=0.0)
     crashed = compare_with_rehearsal(cell, RankReport(rank=0, outcome=Outcome.CRASHED, failure=failure), GPU)

@@ -28,7 +28,7 @@ from tests.on_stand_in.rehearsing import rehearse
 from tests.plan.export.settings import CONFIG, chosen
 
 SCALAR = 512
-"""What the allocator hands out for a tensor of one element."""
+"""Bytes that the allocator hands out for a tensor of one element (kMinBlockSize)."""
 FSDP1, FSDP2 = {"api": "fsdp1"}, {"api": "fsdp2"}
 FULL = {"checkpointing": "full"}
 ACCUMULATED = {"gradient_accumulation_steps": 3, "sync_every_micro_batch": False, "max_grad_norm": 1.0}

@@ -1,4 +1,4 @@
-"""Recordings of the catalogue against dry runs of transformers' code. Each row shows what was once predicted wrong."""
+"""Recordings of the catalogue against dry runs of transformers' code. Each row was once predicted wrong."""
 
 from __future__ import annotations
 

@@ -217,7 +217,7 @@ class TestOnTheStandIn:
 
     @pytest.mark.parametrize("grid", [QWEN_ALONE, pytest.param(BOTH, marks=pytest.mark.slow)], ids=["qwen", "both"])
     def test_offloaded_blocks_allocate_what_is_predicted(self, grid: str, tmp_path: Path) -> None:
-        """What comes back from the host is contiguous, which changes what backward allocates.
+        """Tensors that come back from the host are contiguous, which changes the allocations of backward.
 
         To 2 KiB in every phase: the scratch of sorts, which T5's table of positions needs, is not modelled.
         """

@@ -1,4 +1,4 @@
-"""What plans are asked in: durations, money, tokens, prices, numbers of nodes."""
+"""Values in a question to ``plan``: durations, money, tokens, prices, numbers of nodes."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_numbers_of_nodes() -> None:
         (parse_nodes, "9-3", "the smaller number first: '3-9'"),
     ],
 )
-def test_what_is_not_allowed_is_one_line(function: object, text: str, part: str) -> None:
+def test_a_wrong_value_is_refused_in_one_line(function: object, text: str, part: str) -> None:
     with pytest.raises(SpecError) as error:
         function(text)  # type: ignore[operator]
     assert part in str(error.value)

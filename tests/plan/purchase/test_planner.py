@@ -143,7 +143,7 @@ def _plan(**fields: Any) -> Plan:
     return plan(replace(asked, fixed=fixed), [kind("p4d.24xlarge")], (1, 2, 4))
 
 
-def test_what_is_offered_fits_with_its_headroom_and_is_timed_as_predict_does() -> None:
+def test_an_offer_fits_with_its_headroom_and_has_the_time_of_predict() -> None:
     offer = _plan(global_batch_tokens=2**20).picked.winner
     assert offer is not None
     assert offer.prediction.fits
@@ -168,7 +168,7 @@ def test_a_deadline_is_met_at_the_slow_end_by_the_cheapest() -> None:
     assert found.winner.cluster.num_nodes > 1
 
 
-def test_what_no_plan_satisfies_gets_the_nearest_and_what_would_have_to_change() -> None:
+def test_an_impossible_goal_gets_the_nearest_offer_and_the_needed_change() -> None:
     late = _plan(deadline_seconds=60.0)
     assert late.picked.winner is None
     assert late.picked.nearest
@@ -181,7 +181,7 @@ def test_what_no_plan_satisfies_gets_the_nearest_and_what_would_have_to_change()
     assert "--price" in unpriced.reason
 
 
-def test_what_is_late_and_too_dear_says_both() -> None:
+def test_an_offer_that_is_late_and_too_expensive_has_both_reasons() -> None:
     reason = _plan(deadline_seconds=60.0, budget=1.0).reason
     assert re.search(
         r"--deadline \d+d, or more nodes; the cheapest costs [\d,]+ at the slow end: --budget \d+k$", reason
@@ -266,7 +266,7 @@ def test_where_only_the_speed_is_unknown_it_says_on_how_many_nodes_it_may_fit() 
     assert "do not help" not in found.reason
 
 
-def test_what_was_compared_with_runs_wins_before_what_was_not() -> None:
+def test_hardware_that_was_compared_with_runs_wins_before_other_hardware() -> None:
     asked = replace(goal("1B", deadline_seconds=30 * 86_400.0), fixed=ONE_STRATEGY)
     found = plan(asked, [kind("p5en.48xlarge"), kind("p5.48xlarge")], (1, 2))
     assert found.winner is not None

@@ -1,4 +1,4 @@
-"""What predict advises and what plan finds: the same fewest nodes."""
+"""``predict`` advises the fewest nodes that ``plan`` finds."""
 
 from __future__ import annotations
 

@@ -178,7 +178,7 @@ def test_more_streams_than_a_schedule_has_share_one() -> None:
     assert scheduled(step).step_seconds == 5.0  # of ten streams six have names; five share the last one
 
 
-def test_what_nobody_knows_is_named_and_counted() -> None:
+def test_work_of_unknown_time_is_named_and_counted() -> None:
     step = StepWriter()
     for _ in range(2):
         step.operator("flash_attn::_flash_attn_forward", (step.tensor(10),), q=(step.tensor(10),))

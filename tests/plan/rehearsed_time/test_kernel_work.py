@@ -1,4 +1,4 @@
-"""What kernels of Triton move; expected bytes are counted by hand from shapes."""
+"""Bytes that Triton's kernels move. Expected values are counted by hand from shapes."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_templates_and_kernels_of_others_are_unknown() -> None:
 
 
 def test_ligers_kernels_are_known_by_name_and_module() -> None:
-    """Of the logits the cross entropy reads every element twice, and writes its gradient over it."""
+    """Cross entropy reads every logit twice and overwrites it with its gradient."""
     for module, expected in (("liger_kernel.ops.cross_entropy", 3 * 2000 + 80), ("mine", None)):
         step = StepWriter()
         names, arguments = ("X_ptr", "X_stride", "Y_ptr"), (step.tensor(10, 100), None, step.tensor(10, dtype=INT64))

@@ -1,4 +1,4 @@
-"""What operators compute and move; expected bytes are counted by hand from shapes."""
+"""Bytes that operators move, and their products. Expected values are counted by hand from shapes."""
 
 from __future__ import annotations
 
@@ -65,21 +65,21 @@ def test_an_elementwise_operator_moves_its_arguments_and_its_result() -> None:
     assert work(step) == Work("aten::add", 40 + 20 + 40, (), 4)
 
 
-def test_what_changes_in_place_is_read_and_written() -> None:
+def test_an_operand_changed_in_place_is_read_and_written() -> None:
     step = StepWriter()
     x = step.tensor(10, dtype=FP32)
     step.operator("aten::mul_", written=("self",), self=(x,), other=(x,))
     assert work(step) == Work("aten::mul_", 3 * 40, (), 4)
 
 
-def test_what_is_overwritten_is_not_read() -> None:
+def test_an_overwritten_operand_is_not_read() -> None:
     step = StepWriter()
     x, y = step.tensor(10, dtype=FP32), step.tensor(10, dtype=BF16)
     step.operator("aten::copy_", written=("self",), self=(x,), src=(y,))
     assert work(step) == Work("aten::copy_", 40 + 20, (), 4)
 
 
-def test_what_is_made_in_the_shape_of_another_does_not_read_it() -> None:
+def test_a_tensor_made_from_anothers_shape_does_not_read_it() -> None:
     step = StepWriter()
     x, zeros = step.tensor(1000, dtype=FP32), step.tensor(10, dtype=FP32)
     step.operator("aten::new_zeros", (zeros,), self=(x,))
@@ -93,7 +93,7 @@ def test_an_out_argument_is_written_alone() -> None:
     assert work(step) == Work("aten::neg", 40, (), 2)
 
 
-def test_what_is_expanded_is_read_once() -> None:
+def test_an_expanded_tensor_is_read_once() -> None:
     step = StepWriter()
     step.operator("aten::clone", (step.tensor(4, 10),), self=(step.tensor(4, 10, strides=(0, 1)),))
     assert work(step) == Work("aten::clone", 20 + 80, (), 2)
@@ -150,14 +150,14 @@ def test_copies_of_the_host_are_no_bytes_of_the_gpu() -> None:
     "name", ["mylib::kernel", "flash_attn::_flash_attn_forward", "aten::_flash_attention_forward",
              "aten::linalg_qr", "aten::_scaled_mm", "aten::convolution_backward", "higher_order::flex_attention"],
 )  # fmt: skip
-def test_what_is_not_bound_by_memory_is_unknown(name: str) -> None:
+def test_operators_that_are_not_bound_by_memory_are_unknown(name: str) -> None:
     step = StepWriter()
     step.operator(name, (step.tensor(10),), self=(step.tensor(10),))
     assert work(step) is None
 
 
 @pytest.mark.parametrize("name", ["aten::_foreach_sqrt", "aten::linalg_vector_norm", "fsdp::chunk_cat", "aten::sum"])
-def test_what_is_bound_by_memory_is_known(name: str) -> None:
+def test_operators_that_are_bound_by_memory_are_known(name: str) -> None:
     step = StepWriter()
     step.operator(name, (step.tensor(10),), self=(step.tensor(10),))
     assert work(step) == Work(name, 40, (), 2)

@@ -56,7 +56,7 @@ def test_each_group_has_a_name_of_its_own_and_its_topology() -> None:
     assert found.groups.world is None
 
 
-def test_of_many_groups_those_of_the_same_ranks_share_a_name() -> None:
+def test_groups_of_the_same_ranks_share_a_name() -> None:
     """reshard_after_forward=4 makes process groups for each unit: torch/distributed/fsdp/_fully_shard."""
     step = StepWriter()
     step.collective("allgather_base", 8, tuple(range(8)), group="0")

@@ -73,7 +73,7 @@ _needed: dict[tuple[object, ...], float] = {}
 
 
 def needs(check: FitCheck, quantity: Quantity, index: int) -> float:
-    """What a candidate reserves without retries; infinite where it would retry."""
+    """Return the bytes that a candidate reserves; infinity if it would retry an allocation."""
     candidate = quantity[index]
     gpu_bytes = check.memory_limit_bytes(candidate) if check.expandable_segments else None
     key = candidate.model, candidate.setup, check, gpu_bytes

@@ -153,7 +153,7 @@ def test_the_largest_that_the_host_holds_may_be_above_one_that_it_does_not_hold(
         (TrainSetup(world_size=16), ONE_NODE, "16 is not the cluster's 8 GPUs"),
     ],
 )
-def test_what_predict_has_no_answer_to_is_refused(setup: TrainSetup, hardware: Cluster | Gpu, because: str) -> None:
+def test_a_question_that_predict_refuses_is_refused(setup: TrainSetup, hardware: Cluster | Gpu, because: str) -> None:
     with pytest.raises(SpecError, match=because):
         largest_model(setup, hardware)
 
@@ -196,7 +196,7 @@ def test_a_card_smaller_than_what_is_kept_free_has_no_answer() -> None:
     assert (found.fits, found.at) == (-1, None)
 
 
-def test_a_card_of_unknown_size_is_said_to_be() -> None:
+def test_a_gpu_of_unknown_memory_is_refused() -> None:
     with pytest.raises(SpecError, match="nobody documents how much of a A100-SXM-80GB"):
         find_largest(size_ladder(Family.LLAMA, setup_of(CELLS[0]), replace(card(1), usable_memory_bytes=None)), CARD)
 

@@ -58,7 +58,7 @@ def test_an_error_in_per_cent_stands_over_a_bar_that_was_predicted_otherwise() -
     assert any(text.endswith("0%") and "+" not in text for text in texts)
 
 
-def test_what_was_not_found_has_a_word_in_place_of_a_bar_and_its_reason_below() -> None:
+def test_a_search_without_result_has_a_word_instead_of_a_bar_and_its_reason_below() -> None:
     cell = cells_of(2)[0]
     assert cell.measured is not None
     crashed = replace(cell, status="unknown", reason="llama-12M crashed: a reason", measured=None, steps_apart=None)

@@ -113,7 +113,7 @@ def test_neighbours_differ_in_black_and_white(source: str) -> None:
         assert one.get_hatch() != other.get_hatch()
 
 
-def test_what_has_no_bar_says_why_and_is_no_failure_of_the_axis() -> None:
+def test_a_missing_bar_has_its_reason_once() -> None:
     bars = [
         MaxSizeBar("FULL_SHARD", ("none",), int(1e9)),
         MaxSizeBar("FULL_SHARD", ("full",), None, note=NONE_FITS),
@@ -134,7 +134,7 @@ def test_the_number_stands_on_its_bar_even_under_a_high_outline() -> None:
     assert number.xy[1] == 1
 
 
-def test_it_is_written_in_the_size_of_a_slide(tmp_path: Path) -> None:
+def test_the_chart_has_the_size_of_a_slide(tmp_path: Path) -> None:
     for name, words in (("bars.png", ()), ("bars.svg", ("FULL_SHARD", "HYBRID_SHARD"))):
         draw(chart_of(rows()), tmp_path / name)
         assert_is_a_slide(tmp_path / name, *words)
@@ -155,7 +155,7 @@ def ladders(precisions: int = 1, modes: int = 2) -> list:  # type: ignore[type-a
     ]
 
 
-def test_what_varies_labels_the_bars_and_what_is_too_much_becomes_rows() -> None:
+def test_varying_fields_label_the_bars_and_one_too_many_becomes_rows() -> None:
     assert arrange([("one", ladders())]).levels == ("checkpointing",)
     assert arrange([("one", ladders()), ("other", ladders())]).levels == ("server", "checkpointing")
     split = arrange([("one", ladders(precisions=2)), ("other", ladders(precisions=2))])

@@ -217,7 +217,7 @@ def test_too_many_setups_are_refused() -> None:
         timeline_chart.timeline_figure(answers, [])
 
 
-def test_what_only_the_first_step_does_is_left_out_unless_the_peak_is_there() -> None:
+def test_the_first_step_is_drawn_only_if_it_has_the_peak() -> None:
     """FSDP1 allocates every unit once before its first forward; here in events by hand, at first below the step."""
 
     def shown(first: int) -> list[str]:

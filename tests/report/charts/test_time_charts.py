@@ -160,7 +160,7 @@ def test_all_three_are_drawn(tmp_path: Path) -> None:
     assert_is_a_slide(tmp_path / "scaling.png")
 
 
-def test_what_cannot_be_drawn_says_why(tmp_path: Path) -> None:
+def test_a_chart_of_unknown_times_is_refused_with_the_reason(tmp_path: Path) -> None:
     alone = ("--model", "gpt2", "--gpu", "A10G", "--world-size", 2)
     refused = run_command("predict", *alone, "--step-chart", tmp_path / "step.png")
     assert refused.returncode == 2

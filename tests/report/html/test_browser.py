@@ -158,7 +158,9 @@ def test_the_keyboard_sorts_words(show: Callable[..., Opened], reports: dict[str
     assert _table(opened).locator("th[aria-sort]").inner_text().strip() == "model"
 
 
-def test_what_is_unknown_is_last_in_both_directions(show: Callable[..., Opened], reports: dict[str, Path]) -> None:
+def test_unknown_values_are_sorted_last_in_both_directions(
+    show: Callable[..., Opened], reports: dict[str, Path]
+) -> None:
     opened = show(reports["sweep"])
     opened.ask("document.querySelector('tbody td.number[data-number]').dataset.number = ''")
     table = opened.page.locator("table").first

@@ -62,7 +62,7 @@ def test_the_answer_is_the_winner_and_why(tmp_path: Path) -> None:
     assert plan["torch"] in parsed.text
 
 
-def test_what_a_plan_does_not_say_is_unknown_or_left_out(tmp_path: Path) -> None:
+def test_fields_that_an_older_plan_lacks_are_unknown_or_left_out(tmp_path: Path) -> None:
     plan = {key: value for key, value in json.loads(plan_text()).items() if key not in ADDED}
     path = tmp_path / "old.json"
     path.write_text(json.dumps(plan))

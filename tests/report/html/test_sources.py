@@ -1,4 +1,4 @@
-"""What a report is made of: sweeps, predictions, largest models; and what is refused."""
+"""Sources of a report: sweeps, predictions, largest models. Others are refused."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ def test_two_exposures_that_are_far_apart_are_marked(
     assert ("2.0 s (50%) by difference !" if star else "900.0 ms (22%) by difference") in shown
 
 
-def test_a_failure_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_failure_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     failed = replace(golden().ranks[0], without_communication_failure="RuntimeError: no such thing")
     print_communication([replace(golden(), ranks=(failed,))], Console())
     assert "steps without communication failed: RuntimeError: no such thing" in capsys.readouterr().out

@@ -39,7 +39,7 @@ def test_rows_go_from_the_least_memory_to_the_most(capsys: pytest.CaptureFixture
     assert rows == ["FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD"]
 
 
-def test_what_all_trials_share_is_said_once_above_the_table(capsys: pytest.CaptureFixture[str]) -> None:
+def test_values_that_all_trials_share_are_printed_once_above_the_table(capsys: pytest.CaptureFixture[str]) -> None:
     title, header = "\n".join(printed([NONE, FULL], 120, capsys)).split("strategy")
     assert "precision fp32" in title
     assert "sequence 2048" in title
@@ -58,7 +58,7 @@ def test_every_committed_sweep_fits_the_terminal_and_what_is_left_out_is_named(
     assert (f"left out at {width} columns: " in text) == (width < 120)
 
 
-def test_it_begins_with_a_sentence_that_says_what_was_found(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_sentence_with_the_findings_comes_first(capsys: pytest.CaptureFixture[str]) -> None:
     """3 x 2048 tokens in 3, 2 and 4 s are 2,048, 3,072 and 1,536 a second."""
     text = " ".join(printed([NONE, GRAD, FULL], 300, capsys))
     assert text.startswith(

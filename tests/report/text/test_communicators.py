@@ -22,7 +22,7 @@ def test_a_known_size_is_told_once_and_bounds_as_two() -> None:
     assert printed("p4d.24xlarge") == f"NCCL 436.0 to 532.0 MiB {source} 436.0 to 532.0 MiB"
 
 
-def test_what_is_unknown_has_a_reason_beside_what_is_known() -> None:
+def test_unknown_buffers_have_a_reason_beside_the_known_ones() -> None:
     hybrid = printed("a3-megagpu-8g", 2, ShardingStrategy.HYBRID_SHARD)
     assert hybrid.startswith("NCCL unknown: to shard, 8 ranks, 24 channels, 470.0 MiB; to add gradients up, 2 ranks,")
     assert "unknown: between nodes only InfiniBand, RoCE and EFA are covered" in hybrid

@@ -1,4 +1,4 @@
-"""What ``fsdp-bench rehearse --time`` prints of a step."""
+"""The text that ``fsdp-bench rehearse --time`` prints of a step."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_the_step_says_which_of_its_numbers_are_rehearsed_and_which_predicted() 
     assert "published 16-bit runs on A100 and H100 (publishers counting alike) were predicted" in found  # the range
 
 
-def test_what_is_unknown_is_named_with_how_often_it_was_issued() -> None:
+def test_operators_of_unknown_time_are_named_and_counted() -> None:
     found = text(of_step(step_of("mylib::attention", "mylib::attention", "aten::linalg_qr")))
     assert "step time unknown, as nobody documents how long some of it takes; all else takes" in found
     assert "unknown: mylib::attention, 2 times; aten::linalg_qr, 1 time" in found

@@ -1,4 +1,4 @@
-"""Which setups have their compiled blocks predicted, and what those save."""
+"""Setups whose compiled blocks are predicted, and the tensors that these save."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def model_of(name: str, length: int) -> RecordedModel:
         ({"checkpointing": Checkpointing.SELECTIVE, "checkpointing_policy": "aten.silu"}, "not recorded"),
     ],
 )
-def test_what_is_not_covered_has_its_reason(change: dict[str, object], part: str) -> None:
+def test_setups_without_compiled_predictions_have_a_reason(change: dict[str, object], part: str) -> None:
     assert part in (why_eager(LLAMA, replace(SETUP, **change), CUDA) or "")
 
 
@@ -52,7 +52,7 @@ def test_sizes_that_inductor_pads_and_other_kernels_are_not_covered() -> None:
     assert "CUDA alone" in (why_eager(LLAMA, SETUP, CUDA_OBSERVED) or "")
 
 
-def test_what_is_covered_is_not_for_eager_and_says_what_it_is() -> None:
+def test_covered_setups_are_predicted_as_compiled() -> None:
     assert why_eager(LLAMA, SETUP, CUDA) is None
     assert why_eager(LLAMA, replace(SETUP, compile=False), CUDA) is None
     assert not estimate(LLAMA, SETUP).for_eager
@@ -71,7 +71,7 @@ QWEN = model_of("Qwen2.5-7B", 4096)
         ("Qwen2.5-7B", {"wrap": Wrap.SIZE}, "units may be inside"),
     ],
 )
-def test_which_blocks_of_hugging_face_are_predicted_in_eager(named: str, change: dict[str, object], part: str) -> None:
+def test_some_blocks_of_hugging_face_are_predicted_in_eager(named: str, change: dict[str, object], part: str) -> None:
     assert part in (why_eager(model_of(named, 4096), replace(SETUP, **change), CUDA) or "")
 
 

@@ -51,7 +51,9 @@ H100 = kernels_on(CUDA, gpu("H100-SXM"))
         ({}, "cpu", "compute capability 8.9"),
     ],
 )
-def test_what_cannot_run_in_float8_is_refused_in_one_line(change: dict[str, Any], device: str, part: str) -> None:
+def test_a_setup_that_cannot_run_in_float8_is_refused_in_one_line(
+    change: dict[str, Any], device: str, part: str
+) -> None:
     reason = impossible(replace(SETUP, **change), device) or ""
     assert part in reason
     assert "\n" not in reason
@@ -66,7 +68,7 @@ def test_what_cannot_run_in_float8_is_refused_in_one_line(change: dict[str, Any]
         ({"checkpointing": Checkpointing.SELECTIVE, "checkpointing_policy": "aten.silu"}, "not recorded in float8"),
     ],
 )
-def test_what_is_not_recorded_in_float8_is_refused_and_not_predicted_for_eager(
+def test_a_setup_that_was_not_recorded_in_float8_is_refused_instead_of_predicted_in_eager(
     change: dict[str, object], part: str
 ) -> None:
     assert part in (why_impossible(LLAMA, replace(SETUP, **change), "cuda") or "")

@@ -1,4 +1,4 @@
-"""Losses of other packages and compiled ones: what they hold, from shapes, and as PyTorch's CUDA allocator has it."""
+"""Fused and compiled losses: memory and traffic, by hand from shapes, and refusals."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_chunks_are_a_power_of_two_and_never_more_than_there_is(tokens: int, row
 
 
 @pytest.mark.parametrize("loss", FUSED)
-def test_what_it_cannot_do_is_refused_with_what_can_be_done(loss: Loss) -> None:
+def test_an_impossible_loss_is_refused_with_an_alternative(loss: Loss) -> None:
     on_cpu = impossible(_setup(loss=loss), "cpu")
     assert on_cpu is not None
     assert "use plain or chunked" in on_cpu

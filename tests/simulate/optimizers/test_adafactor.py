@@ -1,11 +1,11 @@
-"""Adafactor: what it keeps and allocates, against PyTorch's own code, and what it cannot update."""
+"""Adafactor: refusals. test_against_dry_run.py compares its memory."""
 
 from __future__ import annotations
 
 from fsdp_bench.spec.setup import TrainSetup, impossible
 
 
-def test_fully_shard_refuses_it_and_says_what_to_use() -> None:
+def test_adafactor_under_fully_shard_is_refused_with_alternatives() -> None:
     reason = impossible(TrainSetup(api="fsdp2", world_size=2, optimizer="adafactor"), "cuda")
     assert reason is not None
     assert "use fsdp1, or NO_SHARD" in reason

@@ -1,4 +1,4 @@
-"""AdamW8bit: what it keeps and what its compiled step allocates, against torchao's own code."""
+"""AdamW8bit: sizes of its states, and refusals. tests/on_stand_in compares its memory with torchao's own code."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def test_a_moment_takes_a_byte_a_value_where_blocks_are_whole() -> None:
 
 
 @pytest.mark.parametrize("offload", ["params"])
-def test_what_it_cannot_do_is_refused(offload: str) -> None:
+def test_offloaded_parameters_are_refused_with_an_alternative(offload: str) -> None:
     reason = impossible(TrainSetup(world_size=2, optimizer="adamw-8bit", offload=offload), "cuda")
     assert reason is not None
     assert "use adamw-fused" in reason

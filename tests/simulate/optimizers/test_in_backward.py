@@ -1,4 +1,4 @@
-"""Optimizers that are called in backward: what is alive meanwhile, against PyTorch's own code."""
+"""Optimizers in backward: freed gradients, and refusals. test_against_dry_run.py compares their memory."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ IN_BACKWARD: dict[str, Any] = {
 
 @pytest.mark.parametrize("api", ["fsdp1", "fsdp2"])
 def test_no_gradient_is_left_when_backward_ends(api: str) -> None:
-    """What backward adds to forward's peak by then was all shards of the gradients: at least 4 bytes a parameter."""
+    """All shards of the gradients, 4 bytes a parameter, are missing in the optimizer's phase."""
     model = shape(num_hidden_layers=8, vocab_size=64)
     after = TrainSetup(api=api, strategy="zero2", world_size=2, optimizer="sgd", sequence_length=8)
     inside = TrainSetup(
@@ -42,7 +42,7 @@ def test_no_gradient_is_left_when_backward_ends(api: str) -> None:
         ({"api": "fsdp2", "strategy": "ddp"}, "a strategy that shards, or fsdp1"),
     ],
 )
-def test_what_it_cannot_do_is_refused_with_what_can_be_done(fields: dict[str, Any], says: str) -> None:
+def test_an_impossible_combination_is_refused_with_an_alternative(fields: dict[str, Any], says: str) -> None:
     reason = impossible(TrainSetup(world_size=2, optimizer_in_backward=True, **fields), "cuda")
     assert reason is not None
     assert says in reason

@@ -1,4 +1,4 @@
-"""Muon: what it keeps and allocates, against PyTorch's own code, and of what it is not predicted."""
+"""Muon: setups that are not predicted, and refusals. test_against_dry_run.py compares its memory."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ UNSHARDED: dict[str, Any] = {
 }
 
 
-def test_it_steps_under_fully_shard_and_the_prediction_says_what_tells_its_memory() -> None:
+def test_muon_under_fully_shard_is_not_predicted_and_the_dry_run_that_is_recommended_works() -> None:
     setup = TrainSetup(api="fsdp2", world_size=4, optimizer="muon", sequence_length=8)
     with pytest.raises(SpecError, match="dry-run or rehearse it"):
         predict_memory(shape(), setup, CUDA)
@@ -35,7 +35,7 @@ def test_it_steps_under_fully_shard_and_the_prediction_says_what_tells_its_memor
     assert answer.result.phases["optimizer"] > 0
 
 
-def test_shards_with_one_dimension_are_refused() -> None:
+def test_muon_of_flat_shards_is_refused_with_alternatives() -> None:
     reason = impossible(TrainSetup(world_size=2, optimizer="muon"), "cuda")
     assert reason is not None
     assert "use fsdp2, or NO_SHARD" in reason

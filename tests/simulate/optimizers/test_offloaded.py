@@ -1,4 +1,4 @@
-"""torchao's CPUOffloadOptimizer: what stays on the GPU, what is in host memory, and what it cannot step."""
+"""torchao's CPUOffloadOptimizer: memory on the GPU, host memory, and refusals."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_host_memory_holds_copies_of_parameters_and_gradients_and_both_moments()
         ({"precision": "fp16-mixed"}, "cuda", "use bf16-mixed"),
     ],
 )
-def test_what_it_cannot_step_is_refused_with_what_can_be_done(fields: dict[str, Any], device: str, says: str) -> None:
+def test_an_impossible_setup_is_refused_with_an_alternative(fields: dict[str, Any], device: str, says: str) -> None:
     reason = impossible(TrainSetup(world_size=2, **(FIELDS | fields)), device)
     assert reason is not None
     assert says in reason

@@ -34,7 +34,7 @@ def _copied(model: RecordedModel, setup: TrainSetup, direction: str) -> list[int
 
 
 @pytest.mark.parametrize("api", ["fsdp1", "fsdp2"])
-def test_of_a_checkpointed_block_the_positional_inputs_are_copied(llama: RecordedModel, api: str) -> None:
+def test_a_checkpointed_block_copies_its_positional_inputs(llama: RecordedModel, api: str) -> None:
     """transformers calls a block with its hidden states; rotary tables and masks are keyword arguments, and stay."""
     setup = _setup(api=api, checkpointing="full")
     for direction in ("to_host", "to_device"):
@@ -42,14 +42,14 @@ def test_of_a_checkpointed_block_the_positional_inputs_are_copied(llama: Recorde
 
 
 @pytest.mark.parametrize("api", ["fsdp1", "fsdp2"])
-def test_without_checkpointing_all_goes_and_comes_back(llama: RecordedModel, api: str) -> None:
+def test_without_checkpointing_every_saved_tensor_goes_to_the_host_and_back(llama: RecordedModel, api: str) -> None:
     there, back = (_copied(llama, _setup(api=api), direction) for direction in ("to_host", "to_device"))
     assert sorted(there) == sorted(back)
     attention = BATCH * LENGTH * HIDDEN * 2
     assert there.count(attention) >= 2 * LAYERS  # queries, and what attention returns
 
 
-def test_the_output_of_attention_is_copied_where_it_comes_back_head_by_head(llama: RecordedModel) -> None:
+def test_attention_copies_its_output_when_it_comes_back_head_by_head(llama: RecordedModel) -> None:
     """_flash_attention_backward makes it contiguous token by token, as it was before it went to the host."""
     made = []
     for is_offloaded in (True, False):
@@ -59,7 +59,7 @@ def test_the_output_of_attention_is_copied_where_it_comes_back_head_by_head(llam
     assert made[0] == made[1] + LAYERS
 
 
-def test_what_is_not_recorded_is_refused(llama: RecordedModel) -> None:
+def test_variants_that_were_not_recorded_are_refused(llama: RecordedModel) -> None:
     some = _setup(checkpointing="full", checkpointing_policy="every-2-blocks")
     assert "some blocks checkpointed" in str(why_impossible(llama, some, "cuda"))
     known = {name: raw for name, raw in llama.code.variants.items() if "offloaded" not in name}

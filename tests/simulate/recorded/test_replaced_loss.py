@@ -56,7 +56,9 @@ def llama() -> RecordedModel:
     ],
 )
 @pytest.mark.parametrize("api", ["fsdp1", "fsdp2"])
-def test_what_a_loss_holds_of_the_logits(llama: RecordedModel, loss: str, bytes_a_logit: float, api: str) -> None:
+def test_logits_take_the_bytes_that_a_loss_keeps_of_them(
+    llama: RecordedModel, loss: str, bytes_a_logit: float, api: str
+) -> None:
     logits = predict_memory(llama, _setup(loss=loss, api=api), CUDA).breakdown_bytes["logits"]
     assert logits == pytest.approx(bytes_a_logit * LOGITS, rel=0.002)  # and vectors of a number a token
 

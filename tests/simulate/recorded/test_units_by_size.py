@@ -1,4 +1,4 @@
-"""Which modules of a recorded model wrapping by size makes units of, and where that is refused."""
+"""Units of a recorded model that is wrapped by size, and refusals."""
 
 from __future__ import annotations
 

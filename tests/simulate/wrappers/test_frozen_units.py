@@ -1,4 +1,4 @@
-"""What FSDP1 holds for a unit of frozen parameters (register_multi_grad_hook)."""
+"""Memory that FSDP1 holds for a unit of frozen parameters (register_multi_grad_hook)."""
 
 from __future__ import annotations
 

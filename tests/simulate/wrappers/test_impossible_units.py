@@ -78,7 +78,7 @@ def test_fsdp1_without_the_rate_limiter_may_recompute_more_too(change: dict[str,
         {"api": Api.FSDP1, "limit_all_gathers": False, "offload": Offload.PARAMS, "use_orig_params": False},
     ],
 )
-def test_what_the_refusal_names_is_not_refused(change: dict[str, Any]) -> None:
+def test_the_alternatives_that_a_refusal_names_are_not_refused(change: dict[str, Any]) -> None:
     assert why_impossible(MODEL, TrainSetup(**{**FAILS, **change}), "cuda") is None
 
 

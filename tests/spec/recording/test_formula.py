@@ -38,7 +38,7 @@ def test_a_written_formula_is_read_again(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "B*", "B**S", "__import__('os')", "B + ", "up(S,0)", "1/0", "B-S"])
-def test_what_is_no_formula_is_refused(text: str) -> None:
+def test_text_that_is_no_formula_is_refused(text: str) -> None:
     with pytest.raises(SpecError, match="formula"):
         evaluate(text, VALUES)
 

@@ -93,7 +93,7 @@ def test_the_id_changes_with_what_decides_the_outcome_and_with_nothing_else(tmp_
 
 
 def test_a_plan_that_earlier_versions_knew_has_the_id_that_it_had_then() -> None:
-    """Of a trial that is committed, and was run before steps without communication were."""
+    """The ID of a committed trial, from before steps without communication existed."""
     (path, *_) = sorted((RESULTS / "xeon-2-cores" / "max-size-quick" / "trials").glob("*.json"))
     record = read_record(path.read_bytes(), path.name)
     torch = record.ranks[0].environment["torch"]
@@ -141,9 +141,7 @@ def test_a_share_of_the_card_chooses_the_largest_rung_below_it(tmp_path: Path) -
         ("", ["grid is empty"]),
     ],
 )
-def test_what_is_wrong_in_a_sweep_file_is_said_in_one_line_with_the_place(
-    tmp_path: Path, text: str, parts: list[str]
-) -> None:
+def test_a_mistake_in_a_sweep_file_is_one_line_with_its_place(tmp_path: Path, text: str, parts: list[str]) -> None:
     with pytest.raises(UserError) as caught:
         read(tmp_path, text)
     message = str(caught.value)
@@ -157,7 +155,7 @@ def test_a_gpu_that_is_not_there_is_an_error_that_says_what_would_work(tmp_path:
         read(tmp_path, "[run]\ndevice='cuda'\n[grid]\nmodel='tiny'")
 
 
-def test_when_no_trial_can_run_the_reason_is_said(tmp_path: Path) -> None:
+def test_a_sweep_of_which_no_trial_can_run_is_refused_with_the_reason(tmp_path: Path) -> None:
     with pytest.raises(SweepFileError, match=r"no trial can run here: HYBRID_SHARD needs"):
         read(tmp_path, "[grid]\nmodel='tiny'\nworld_size=2\nstrategy='HYBRID_SHARD'")
 
@@ -207,7 +205,7 @@ def test_attention_is_a_choice_of_gpus_and_part_of_the_id(tmp_path: Path) -> Non
         read(tmp_path, "[run]\nattention='cudnn'\n" + grid, GPUS[:1])
 
 
-def test_what_earlier_versions_did_not_have_is_part_of_the_id_only_where_it_is_set(tmp_path: Path) -> None:
+def test_newer_fields_change_the_id_only_if_they_are_set(tmp_path: Path) -> None:
     """Else records that earlier versions wrote would be measured again."""
     grid = "[grid]\nmodel='tiny'\nworld_size=4\napi='fsdp2'\n"
     written = "reshard_after_forward='none'\nreshard_last_block=true\nfp32_head=false\n"

@@ -1,4 +1,4 @@
-"""What a cell's records mean for its search: retries, crashes, what is remembered."""
+"""Effects of a cell's records on its search: retries, crashes, remembered sizes."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_nothing_above_a_remembered_oom_is_tried_under_another_prediction() -> N
     assert searched.fits == 5
 
 
-def test_what_is_recorded_is_never_tried_again() -> None:
+def test_a_recorded_size_is_never_tried_again() -> None:
     first = SearchedCell(a_search(), Forecast(10, 12, None), {})
     answer(first, 10, 12)
     again = SearchedCell(a_search(), Forecast(10, 12, None), dict(first.records))

@@ -99,7 +99,7 @@ def test_only_keeps_cells_by_field_and_refuses_what_is_not_one(tmp_path: Path) -
         (CPU + "[frontier]", ["grid is empty"]),
     ],
 )
-def test_what_is_wrong_is_said_in_one_line_with_the_place(tmp_path: Path, text: str, parts: list[str]) -> None:
+def test_a_mistake_is_one_line_with_its_place(tmp_path: Path, text: str, parts: list[str]) -> None:
     with pytest.raises(UserError) as caught:
         read(tmp_path, text)
     message = str(caught.value)

@@ -1,4 +1,4 @@
-"""What ends with a trial and what does not, with real launchers; and where a trial listens."""
+"""Processes that end with a trial or a sweep, with real launchers; and the addresses on which a trial listens."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.sweep.launchers.test_resident import ends_of, start
 from tests.sweep.run.test_survival import Sweep, wait_for_ranks, wait_until_gone
 
 
-def test_what_a_trial_left_is_ended_and_the_processes_that_trials_share_are_not(
+def test_processes_that_a_trial_leaves_are_ended_but_not_those_that_trials_share(
     server: ForkServer, tmp_path: Path
 ) -> None:
     ends_of(start(server, tmp_path, 1, may_share_process=True))
@@ -35,7 +35,7 @@ def test_what_a_trial_left_is_ended_and_the_processes_that_trials_share_are_not(
     assert other.wait(5) < 0
 
 
-def test_what_a_sweep_left_is_ended_at_its_end(tmp_path: Path) -> None:
+def test_processes_that_a_sweep_leaves_are_ended_at_its_end(tmp_path: Path) -> None:
     left = subprocess.Popen(["sleep", "1000"], env=worker_environment("this sweep"), start_new_session=True)
     ForkServer(tmp_path / "server.log", "this sweep").close()
     assert left.wait(5) < 0

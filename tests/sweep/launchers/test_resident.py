@@ -42,7 +42,7 @@ def place(record: TrialRecord) -> tuple[str, int]:
 
 
 def numbers(record: TrialRecord) -> tuple[object, ...]:
-    """What a trial found but for times and the host's resident memory."""
+    """Return a trial's results except times and the host's resident memory."""
     rank = record.ranks[0]
     assert isinstance(rank.memory, MemoryReading)
     memory = msgspec.structs.replace(rank.memory, peak_host_bytes=None, peak_host_cgroup_bytes=None)
@@ -110,7 +110,7 @@ def test_trials_of_one_rank_that_may_share_a_process(
 
 
 def test_a_trial_that_must_not_share_ends_the_process_that_waits(server: ForkServer, tmp_path: Path) -> None:
-    """What waits would hold a CUDA context on the card."""
+    """The waiting process would hold a CUDA context on the GPU."""
     waiting = start(server, tmp_path, 1, may_share_process=True)
     ends_of(waiting)
     ends_of(start(server, tmp_path, 1, may_share_process=False))

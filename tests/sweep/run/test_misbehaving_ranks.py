@@ -1,4 +1,4 @@
-"""What ranks leave behind, print or write: bounded, cleaned up, and never the manager's end.
+"""Ranks that leave processes, print or write too much: bounded, cleaned up, and harmless for the manager.
 
 The ranks are small programs without torch, started and watched as torchrun is.
 """
@@ -78,7 +78,7 @@ LEAVE = {
 
 
 @pytest.mark.parametrize("leave", LEAVE.values(), ids=LEAVE)
-def test_what_a_rank_that_ended_well_leaves_running_is_ended(store: Store, tmp_path: Path, leave: str) -> None:
+def test_processes_left_by_a_rank_that_succeeded_are_ended(store: Store, tmp_path: Path, leave: str) -> None:
     record = run(store, f"import subprocess\n{leave}\n" + writing(repr(OK)))
     assert record.outcome is Outcome.OK
     mark = mark_of(store.folder)
@@ -86,7 +86,7 @@ def test_what_a_rank_that_ended_well_leaves_running_is_ended(store: Store, tmp_p
     assert not [process for process in left if process.environ().get("FSDP_BENCH_SWEEP") == mark]
 
 
-def test_what_a_rank_prints_is_bounded_in_memory_and_in_the_record(store: Store) -> None:
+def test_a_ranks_output_is_bounded_in_memory_and_in_the_record(store: Store) -> None:
     record = run(store, "import sys\nfor _ in range(50): sys.stderr.write('x' * 1_000_000)\nsys.exit(3)")
     assert record.outcome is Outcome.CRASHED
     assert record.stderr_tail is not None
@@ -176,7 +176,7 @@ def test_a_child_never_imports_from_the_current_folder(tmp_path: Path) -> None:
 
 
 class TwoRanks(Program):
-    """Of two ranks the first ends without a report; its peer waits for it."""
+    """The first of two ranks ends without a report; its peer waits for it."""
 
     def start(self, trial: Path, scratch: Path, world_size: int, may_share_process: bool) -> TwoRanksRunning:  # type: ignore[override]
         return TwoRanksRunning(super().start(trial, scratch, world_size, may_share_process))

@@ -1,4 +1,4 @@
-"""What is recorded of a trial that is killed, stopped or interrupted; tests/attacks does so at random moments."""
+"""Records of trials that are killed, stopped or interrupted. tests/attacks does the same at random moments."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def stop_ranks(manager: subprocess.Popen[Any], count: int) -> list[psutil.Proces
                 rank.resume()
 
 
-def test_a_killed_rank_is_its_trials_crash_and_a_stopped_one_its_timeout(
+def test_a_killed_rank_crashes_its_trial_and_a_stopped_rank_times_out(
     write_sweep: Callable[..., Path], tmp_path: Path
 ) -> None:
     file = write_sweep("world_size = 2\nseed = [0, 1]", "timeout_seconds = 10")
@@ -118,7 +118,7 @@ def test_a_killed_rank_is_its_trials_crash_and_a_stopped_one_its_timeout(
     assert "SIGKILL" in (crashed.reason or "")
     assert timed_out.outcome is Outcome.TIMEOUT
     assert "not done after 10 s" in (timed_out.reason or "")
-    assert sweep.go_on() == 1  # what has failed stands
+    assert sweep.go_on() == 1  # failed trials are not repeated
     assert sweep.records() == ended
     assert sweep.go_on("--retry", "crashed") == 1
     assert record_of(sweep.folder, 0).outcome is Outcome.OK

@@ -60,7 +60,7 @@ def test_the_command_writes_a_file_that_predict_reads(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("out", ["/proc/none/here.toml", "/proc/here.toml"])
-def test_what_cannot_be_written_is_refused_before_measuring(out: str) -> None:
+def test_a_file_that_cannot_be_written_is_refused_before_measuring(out: str) -> None:
     done = run_command("calibrate", "--out", out)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith(f"fsdp-bench: out: {out} cannot be written: ")

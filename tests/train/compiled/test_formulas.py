@@ -57,7 +57,7 @@ def test_sizes_that_differ_in_what_is_changed_in_place_are_alike_unless_one_asks
 
 
 def test_of_two_sizes_the_product_of_another_recording_is_right() -> None:
-    """Of these two sizes several products of symbols have the same values."""
+    """For these two sizes, several products of symbols have the same values."""
     points = [(sizes, block(2 * tokens)) for sizes, tokens in zip(SIZES[:2], TOKENS[:2], strict=True)]
     text = to_text([(Fraction(2), ("B", "S"))])
     alone = merge(points)

@@ -1,4 +1,4 @@
-"""The dry run against real ranks: the same phases, to the byte, and a refusal where it could not be exact."""
+"""Dry runs against real ranks, in every phase to the byte; refusals where they would not be exact."""
 
 from __future__ import annotations
 
@@ -181,7 +181,7 @@ def test_every_strategy_runs_on_the_fake_accelerator(strategy: S, api: Api, prec
     assert answer.result is not None, answer.error
 
 
-def test_what_cannot_be_run_dry_is_refused_and_the_next_spec_is_answered() -> None:
+def test_an_impossible_dry_run_is_refused_and_the_next_spec_is_answered() -> None:
     good = TrainSetup(world_size=2, sequence_length=16)
     compiled, offloaded, answered = _answers(
         DryRunSpec(model=LLAMA, setup=TrainSetup(world_size=2, compile=True)),

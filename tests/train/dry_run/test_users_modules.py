@@ -1,4 +1,4 @@
-"""What a user's function may return in a dry run, and what it may be passed: every form that --help promises."""
+"""Return values and arguments of a user's function in a dry run: every form that --help promises."""
 
 from __future__ import annotations
 

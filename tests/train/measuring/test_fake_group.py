@@ -54,7 +54,7 @@ class OperatorCounter(TorchDispatchMode):
 def counts(
     setup: TrainSetup, rank: int, has_peers: bool = True
 ) -> tuple[dict[str, tuple[int, int, tuple[int, ...]]], int]:
-    """What is sent in the third step, with the sizes of groups; and how many matrix products it has."""
+    """Return the collectives of the third step, with the sizes of groups, and its number of matrix products."""
     training = training_of(Family.LLAMA, setup)
     if not has_peers:
         add_finished_hook(training.model, setup)

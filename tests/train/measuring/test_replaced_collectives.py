@@ -1,4 +1,4 @@
-"""What stands in the place of torch's collectives gives what torch's give, or what nobody at the other end leaves."""
+"""Replaced collectives return what torch's return, or the result of a world without peers."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ def test_value_and_gradient_are_those_of_float64(kind: Loss, tokens: int) -> Non
 
 
 def test_the_chunked_loss_has_eight_chunks_none_of_which_keeps_fp32_logits() -> None:
-    """Of bf16 logits 24 x 100 a chunk is 3 rows, and its fp32 copy 1200 bytes; the whole copy would be 9600."""
+    """A chunk of 24 x 100 bf16 logits is 3 rows, its fp32 copy 1200 bytes; the whole copy would be 9600."""
     logits = torch.randn(2, 12, 100).bfloat16().requires_grad_()
     targets = torch.randint(100, (2, 12))
     with StorageTracker() as tracker, patch.object(loss, "_chunk_sum", wraps=loss._chunk_sum) as chunk_sum:

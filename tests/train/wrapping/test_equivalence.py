@@ -159,7 +159,7 @@ NAMES = [
 ]
 
 
-def test_what_always_runs_has_every_strategy_and_every_variant() -> None:
+def test_the_quick_cases_have_every_strategy_and_every_variant() -> None:
     quick = {name for cases in CASES.values() for name in cases if QUICK.fullmatch(name)}
     for api, strategy in TWO + FOUR:
         assert {f"llama {api.value} {strategy.value} {what}" for what in ("sgd", "no_sync")} <= quick

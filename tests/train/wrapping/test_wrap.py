@@ -233,11 +233,11 @@ def refused() -> dict[str, str]:
         ("world", "the setup is for world_size 8; here are 2"),
     ],
 )
-def test_what_cannot_work_is_refused_with_the_reason(name: str, part: str, refused: dict[str, str]) -> None:
+def test_an_impossible_call_is_refused_with_the_reason(name: str, part: str, refused: dict[str, str]) -> None:
     assert part in refused[name]
 
 
-def test_without_a_process_group_the_reason_is_said() -> None:
+def test_a_call_without_a_process_group_is_refused_with_the_reason() -> None:
     with pytest.raises(WrapError, match="init_process_group"):
         fsdp(users_model())
 

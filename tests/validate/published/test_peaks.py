@@ -39,7 +39,7 @@ MEASURED_COLUMNS = (
 )
 
 H100_GIB = 95.0396
-"""What torchtitan prints of the card of PR 165, of which it prints peaks as percentages."""
+"""The memory that torchtitan prints for the GPU of PR 165, and of which its peaks are percentages."""
 
 
 @pytest.fixture(scope="module")
@@ -197,7 +197,7 @@ def test_compiled_code_has_a_term_without_size(rows: list[PublishedRow]) -> None
     assert all(any("torch.compile" in term.name and term.num_bytes is None for term in row.terms) for row in compiled)
 
 
-def test_a_case_that_does_not_fit_is_said_not_to(cases: dict[str, PublishedCase]) -> None:
+def test_a_case_that_does_not_fit_has_no_peak_and_a_reason(cases: dict[str, PublishedCase]) -> None:
     case = cases["pr165_FSDP2_compile_SAC_bs16"]
     larger = msgspec.structs.replace(case.inputs, micro_batch_size=32)
     (row,) = compare_case(msgspec.structs.replace(case, inputs=larger))

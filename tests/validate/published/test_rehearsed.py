@@ -118,7 +118,7 @@ def test_a_speed_is_compared_where_it_is_published_and_rehearsed() -> None:
     assert "median |error| 10.0%, worst +10.0%, a; too fast in 1 of 1" in text
 
 
-def test_of_published_outcomes_none_is_wrongly_accepted_or_refused() -> None:
+def test_no_published_outcome_is_wrongly_accepted_or_refused() -> None:
     found = compare_rehearsed_outcomes(RECORDS)
     assert [(one.case, one.verdict) for one in found if not one.ran] == [("less_2b_bs24", Verdict.DOES_NOT_FIT)]
     assert [one.case for one in found if one.ran and one.verdict is Verdict.DOES_NOT_FIT] == []

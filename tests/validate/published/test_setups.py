@@ -1,4 +1,4 @@
-"""How a published row becomes a model, a setup and hardware; expected values stand in the row or in the comment."""
+"""Published rows as a model, a setup and hardware. Expected values are in the row or in its comment."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def test_torchtunes_ladder_is_cumulative(cases: dict[str, PublishedCase]) -> Non
         ("mpt_1b_h100_80gb_8g_s512_mb56_fp8", "fp8 is Transformer Engine's here"),
     ],
 )
-def test_what_cannot_be_mapped_says_why(cases: dict[str, PublishedCase], case: str, because: str) -> None:
+def test_a_row_that_cannot_be_mapped_has_a_reason(cases: dict[str, PublishedCase], case: str, because: str) -> None:
     assert because in _reason(cases[case].inputs)
 
 
@@ -152,7 +152,7 @@ def test_code_of_another_compiler_is_not_taken_for_eager(cases: dict[str, Publis
     assert _reason(inputs, compiled=None) == "the source does not state compiled"
 
 
-def test_what_is_assumed_is_listed(cases: dict[str, PublishedCase]) -> None:
+def test_assumptions_are_listed(cases: dict[str, PublishedCase]) -> None:
     listed = "; ".join(_plan(cases["tune_ladder_1"].inputs).assumptions)
     for assumption in ("AdamW", "accumulation not stated", "memory not stated", "computes in the stored bf16"):
         assert assumption in listed

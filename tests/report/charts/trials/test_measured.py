@@ -105,7 +105,7 @@ def test_the_worst_rank_is_drawn_and_its_phase_named() -> None:
     assert (bar.total, bar.labels) == (11 * GIB, ("optimizer",))
 
 
-def test_what_is_offloaded_is_not_stacked_as_if_it_were_on_the_device() -> None:
+def test_offloaded_memory_is_not_stacked_as_memory_of_the_gpu() -> None:
     assert memory_bar(record(offload=Offload.PARAMS)).pieces == ((bars.WHOLE, 10 * GIB),)
     on_cpu = memory_bar(record(device="cpu", offload=Offload.PARAMS, api=Api.FSDP2))
     assert len(on_cpu.pieces) == 3  # there both memories are one
@@ -144,7 +144,7 @@ def test_running_out_of_host_memory_is_not_drawn_at_the_limit_of_the_device() ->
     assert (bar.pieces, bar.labels) == ((), ("OOM (host)",))
 
 
-def test_an_unknown_value_is_said_to_be_unknown() -> None:
+def test_a_missing_value_is_labelled_unknown() -> None:
     bare = replace(record(), ranks=())
     assert [bar(bare).labels for bar in (memory_bar, throughput_bar, communication_bar)] == [("unknown",)] * 3
 
@@ -243,7 +243,7 @@ def test_an_option_that_is_not_the_default_is_a_condition() -> None:
     assert not any("prefetch" in condition for condition in trials.conditions)
 
 
-def test_what_varies_is_a_level_of_labels_and_listed_in_the_conditions() -> None:
+def test_varying_fields_are_levels_of_labels_and_listed_in_the_conditions() -> None:
     (trials,) = group_by_chart(
         grid(precision=[Precision.parse("bf16-mixed"), Precision.parse("fp32")], api=list(Api)), "m"
     )
@@ -292,7 +292,7 @@ def test_skipped_trials_are_named_with_their_reason() -> None:
     ],
     ids=["device", "run", "torch", "gpu"],
 )
-def test_what_cannot_be_compared_never_shares_a_chart(other: TrialRecord) -> None:
+def test_trials_that_cannot_be_compared_never_share_a_chart(other: TrialRecord) -> None:
     made = group_by_chart([record(), other], "m")
     assert [len(drawn(trials)) for trials in made] == [1, 1]
     assert len({trials.suffix for trials in made}) == 2
