@@ -10,7 +10,7 @@ from fsdp_bench.plan.estimate import KERNELS, predict_memory
 from fsdp_bench.simulate.wrappers.impossible import why_impossible
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.recording.model import RecordedModel
-from fsdp_bench.spec.subprocesses.dry_run import DryRunSpec, KernelSet
+from fsdp_bench.spec.subprocesses.dry_run import DryRunSpec, KernelSet, TensorKind
 from fsdp_bench.sweep.dry_run import dry_runs
 from fsdp_bench.validate.memory import compare_with_dry_run
 from fsdp_bench.validate.random_setups import Cell, draw_cells
@@ -34,12 +34,15 @@ def cells_with(count: int, seed: int, device: KernelSet, small: bool = False, **
     return list(found)[:count]
 
 
-def assert_equals_a_dry_run(cell: Cell, kernels: KernelSet) -> None:
-    """Compare the predicted peak of every phase with a dry run's, to the byte."""
-    ((_, answer),) = dry_runs([DryRunSpec(model=cell.model, setup=cell.setup, kernels=kernels, rank=cell.rank)])
-    found = compare_with_dry_run(cell, answer, kernels)
+def assert_equals_dry_runs(cell: Cell, kernels: KernelSet, tensors: tuple[TensorKind, ...] = ("fake",)) -> None:
+    """Compare the predicted peak of every phase with a dry run's on each kind of tensors, to the byte."""
+    setup = {"model": cell.model, "setup": cell.setup, "kernels": kernels, "rank": cell.rank}
+    answers = dict(dry_runs([DryRunSpec(**setup, tensors=kind) for kind in tensors]))
+    found = compare_with_dry_run(cell, answers[0], kernels, answers.get(1))
     assert found.error is None, (cell.label, found.error)
-    assert found.is_equal, (cell.label, found.phases)
+    assert set(found.phases) == {"load", "forward", "loss", "backward", "optimizer"}
+    assert set(found.real_tensors) == (set(found.phases) if "real" in tensors else set())
+    assert found.is_equal, (cell.label, found.phases, found.real_tensors)
 
 
 def assert_recorded_equals_dry_runs(model: RecordedModel, *specs: DryRunSpec) -> None:

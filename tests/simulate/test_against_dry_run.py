@@ -24,7 +24,7 @@ from fsdp_bench.sweep.dry_run import dry_runs
 from fsdp_bench.validate.memory import compare_with_dry_run, summarize, worst_first
 from fsdp_bench.validate.random_setups import WORLDS, Cell, draw_cells
 from tests.profiles import draws
-from tests.simulate.comparing import assert_equals_a_dry_run, cells_with
+from tests.simulate.comparing import assert_equals_dry_runs, cells_with
 from tests.simulate.optimizers.test_in_backward import IN_BACKWARD
 from tests.simulate.optimizers.test_muon import UNSHARDED
 from tests.simulate.test_step import shape
@@ -163,7 +163,7 @@ def _cases() -> Iterator[Any]:
 
 @pytest.mark.parametrize(("kernels", "cell"), list(_cases()))
 def test_every_phase_equals_the_dry_run(kernels: KernelSet, cell: Callable[[], Cell]) -> None:
-    assert_equals_a_dry_run(cell(), kernels)
+    assert_equals_dry_runs(cell(), kernels)
 
 
 @pytest.mark.slow

@@ -12,9 +12,9 @@ from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.model import Family, ModelShape
 from fsdp_bench.spec.setup import Api, Checkpointing, OptimizerKind, Precision, ShardingStrategy, TrainSetup, Wrap
 from fsdp_bench.spec.subprocesses.dry_run import DryRunSpec
-from fsdp_bench.sweep.dry_run import dry_runs
-from fsdp_bench.validate.memory import Bytes, MemoryComparison, compare_with_dry_run
+from fsdp_bench.validate.memory import Bytes, MemoryComparison
 from fsdp_bench.validate.random_setups import Cell
+from tests.simulate.comparing import assert_equals_dry_runs
 
 FP16 = Precision.parse("fp16-mixed")
 
@@ -110,17 +110,8 @@ QUICK = {
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in CELLS]
 )
-def test_prediction_dry_run_and_real_tensors_are_equal_in_every_phase(name: str) -> None:
-    cell = CELLS[name]
-    specs = [
-        DryRunSpec(model=cell.model, setup=cell.setup, rank=cell.rank, kernels="cpu", tensors=kind)
-        for kind in ("fake", "real")
-    ]
-    answers = dict(dry_runs(specs))
-    found = compare_with_dry_run(cell, answers[0], "cpu", answers[1])
-    assert found.error is None
-    assert set(found.phases) == set(found.real_tensors) == {"load", "forward", "loss", "backward", "optimizer"}
-    assert found.is_equal, (found.phases, found.real_tensors)
+def test_prediction_dry_run_and_real_tensors_have_equal_peaks_in_every_phase(name: str) -> None:
+    assert_equals_dry_runs(CELLS[name], "cpu", tensors=("fake", "real"))
 
 
 def test_a_difference_to_real_tensors_alone_makes_a_cell_unequal() -> None:
@@ -129,13 +120,13 @@ def test_a_difference_to_real_tensors_alone_makes_a_cell_unequal() -> None:
     assert not MemoryComparison(label="", phases={"loss": same}, real_tensors={"loss": other}).is_equal
 
 
-def test_loading_is_the_same_whether_all_blocks_are_simulated_or_one_stands_for_others() -> None:
+def test_the_peak_of_loading_grows_with_blocks_that_are_not_simulated() -> None:
     """Several units in one block repeat together, each filled from a whole parameter while another one is alive."""
     cell = CELLS["fully_shard's parameters are filled in the model's order"]
     sizes = {field: getattr(cell.model, field) for field in cell.model.__struct_fields__} | {"name": "deeper"}
     three, twelve = (ModelShape(**{**sizes, "num_hidden_layers": layers}) for layers in (3, 12))
     load = [predict_memory(model, cell.setup, CPU).phases["load"] for model in (three, twelve)]
-    per_block = -(-three.num_block_parameters // 12) * 4  # of this world's shards, and padding
+    per_block = -(-three.num_block_parameters // 12) * 4  # fp32 shards of this world, rounded up
     assert 0 < load[1] - load[0] < 9 * 3 * per_block
 
 

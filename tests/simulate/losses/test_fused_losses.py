@@ -12,7 +12,10 @@ from fsdp_bench.simulate.losses.liger import rows_of_a_chunk
 from fsdp_bench.simulate.operators.kernels import CUDA
 from fsdp_bench.simulate.step import steady_step
 from fsdp_bench.simulate.wrappers.impossible import why_impossible
+from fsdp_bench.spec.model import ModelShape
+from fsdp_bench.spec.recording.model import RecordedModel
 from fsdp_bench.spec.setup import Loss, TrainSetup, impossible
+from tests.simulate.recorded.test_replaced_loss import NARROW, recorded
 from tests.simulate.test_step import shape
 
 FUSED = [Loss.FLASH_ATTN, Loss.LIGER, Loss.LIGER_FUSED_LINEAR]
@@ -26,13 +29,26 @@ def _setup(**fields: Any) -> TrainSetup:
     return TrainSetup(**(given | fields))
 
 
+@pytest.fixture(scope="module", params=["benchmark", "recorded"])
+def model(request: pytest.FixtureRequest) -> ModelShape | RecordedModel:
+    return WIDE if request.param == "benchmark" else recorded("Llama-3.2-1B", **NARROW)
+
+
 @pytest.mark.parametrize(
     ("loss", "bytes_a_logit"),
-    [("compiled", 2 + 2), ("flash-attn", 2 + 2), ("liger", 2)],  # the logits, and their gradient or nothing
+    [
+        ("plain", 4 + 4 + 4),  # log-softmax in fp32, its gradient, and that of fp32 logits
+        ("compiled", 2 + 2),
+        ("flash-attn", 2 + 2),
+        ("liger", 2),  # the gradient overwrites them
+    ],
 )
-def test_logits_are_kept_in_16_bits(loss: str, bytes_a_logit: int) -> None:
-    logits = predict_memory(WIDE, _setup(loss=loss), CUDA).breakdown_bytes["logits"]
-    assert logits == pytest.approx(bytes_a_logit * LOGITS, rel=0.001)  # and vectors of a number a token
+@pytest.mark.parametrize("api", ["fsdp1", "fsdp2"])
+def test_logits_take_the_bytes_that_a_loss_keeps_of_them(
+    model: ModelShape | RecordedModel, loss: str, bytes_a_logit: int, api: str
+) -> None:
+    logits = predict_memory(model, _setup(loss=loss, api=api), CUDA).breakdown_bytes["logits"]
+    assert logits == pytest.approx(bytes_a_logit * LOGITS, rel=0.002)  # and vectors of a number a token
 
 
 def test_the_fused_loss_reads_the_logits_twice_and_writes_their_gradient() -> None:
@@ -44,16 +60,17 @@ def test_the_fused_loss_reads_the_logits_twice_and_writes_their_gradient() -> No
     assert not [name for name in sent if "softmax" in name or "nll" in name]
 
 
-def test_with_the_head_in_the_loss_no_tensor_is_as_large_as_the_logits() -> None:
-    log = steady_step(WIDE, _setup(loss="liger-fused-linear"), CUDA)
+def test_with_the_head_in_the_loss_no_tensor_is_as_large_as_the_logits(model: ModelShape | RecordedModel) -> None:
+    log = steady_step(model, _setup(loss="liger-fused-linear"), CUDA)
     largest = max(event.num_bytes for event in log.last_step() if event.kind is Kind.ALLOCATE and event.label != "cat")
     assert largest < 2 * LOGITS
-    assert rows_of_a_chunk(TOKENS, WIDTH, VOCABULARY) == 32  # 2048 tokens in 125 parts are 17, and then a power of two
 
 
 @pytest.mark.parametrize(
     ("tokens", "rows"),
-    [(1, 1), (2, 1), (125, 1), (126, 2), (100_000, 1024)],  # of 100000 in 125 parts 800
+    [(1, 1), (2, 1), (125, 1), (126, 2), (TOKENS, 32), (100_000, 1024)],
+    # By Liger's fused_linear_cross_entropy_forward: next_power_of_2(cdiv(tokens, cdiv(vocabulary, width))), where
+    # cdiv(32000, 256) is 125: of 2048 tokens a part is 17, of 100000 it is 800.
 )
 def test_chunks_are_a_power_of_two_and_never_more_than_there_is(tokens: int, rows: int) -> None:
     assert rows_of_a_chunk(tokens, WIDTH, VOCABULARY) == rows
