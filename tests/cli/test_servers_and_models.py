@@ -73,6 +73,7 @@ def test_a_model_is_shown_with_its_exact_count() -> None:
 def test_models_as_json_holds_the_reason_too() -> None:
     document = json.loads(run_command("models", "--json").stdout)
     by_name = {entry["name"]: entry for entry in document["models"]}
+    # By hand: (50257 + 1024) x 768 embeddings, 12 blocks of 12 x 768^2 + 13 x 768, and a norm of 2 x 768.
     assert by_name["gpt2"]["num_parameters"] == by_name["gpt2"]["published_num_parameters"] == 124_439_808
     assert by_name["t5-base"]["num_parameters"] is None
     assert "encoder-decoder" in by_name["t5-base"]["unsupported_because"]

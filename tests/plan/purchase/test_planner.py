@@ -283,4 +283,4 @@ def test_energy_is_that_of_the_slow_end() -> None:
     assert found.slow_seconds is not None
     watts = found.cluster.server.power_watts
     assert watts is not None
-    assert found.slow_megawatt_hours == pytest.approx(watts * found.slow_seconds / 3.6e9)
+    assert found.slow_megawatt_hours == pytest.approx(watts * found.slow_seconds / 3.6e9)  # joules of a MWh
