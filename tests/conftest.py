@@ -132,6 +132,17 @@ def run_command(*words: object, cwd: Path | None = None) -> subprocess.Completed
     return subprocess.CompletedProcess(arguments, code, output.getvalue(), errors.getvalue())
 
 
+def refused(*words: object, cwd: Path | None = None) -> str:
+    """Run fsdp-bench, which must refuse the command; return its message of one line."""
+    done = run_command(*words, cwd=cwd)
+    assert (done.returncode, done.stdout) == (2, ""), done.stderr
+    message = done.stderr.removesuffix("\n")
+    assert message.startswith("fsdp-bench: ")
+    assert message.isprintable(), message
+    assert len(message) <= 480
+    return message
+
+
 @contextmanager
 def unchanged_process(cwd: Path) -> Iterator[None]:
     """Set the working directory and TERMINAL; restore them and the signal handlers, which commands change."""

@@ -16,22 +16,11 @@ import pytest
 from fsdp_bench.cli import main as command_line
 from tests.catalog.test_hf_config import LLAMA
 from tests.catalog.test_user_file import GPU, SERVER
-from tests.conftest import command, run_command
+from tests.conftest import command, refused, run_command
 
 NESTED = "[" * 2000 + "]" * 2000
 DIGITS = "9" * 5000
 ESCAPES = "\x1b]0;title\x07\x1b[2J"
-
-
-def refused(*words: object) -> str:
-    """Return the error message of a command line that must be refused."""
-    done = run_command(*words)
-    assert (done.returncode, done.stdout) == (2, ""), done.stderr
-    message = done.stderr.removesuffix("\n")
-    assert message.startswith("fsdp-bench: ")
-    assert message.isprintable(), message
-    assert len(message) <= 480
-    return message
 
 
 @pytest.fixture

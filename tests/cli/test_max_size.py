@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.cli.answered_once import answered_once
-from tests.conftest import run_command
+from tests.conftest import refused, run_command
 
 ONE_CELL = ("--strategy", "full_shard", "--checkpointing", "full")
 G5 = ("--server", "g5.48xlarge")
@@ -33,13 +33,6 @@ def predicted(*words: object, code: int) -> Any:
     done = run_command("predict", *words, "--json")
     assert done.returncode == code, done.stderr
     return json.loads(done.stdout)
-
-
-def refused(*words: object) -> str:
-    done = run_command("max-size", *words)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.count("\n") == 1
-    return done.stderr
 
 
 def test_the_largest_model_fits_under_predict_and_the_next_rung_does_not() -> None:
@@ -230,8 +223,8 @@ def test_a_setting_that_cannot_run_has_its_reason() -> None:
 
 def test_gpu_memory_stands_in_for_what_nobody_documents() -> None:
     words = ("--gpu", "A10", "--world-size", "8", *ONE_CELL)
-    assert "nobody documents" in refused(*words)
-    assert "--gpu-memory" in refused(*words)
+    assert "nobody documents" in refused("max-size", *words)
+    assert "--gpu-memory" in refused("max-size", *words)
     server = document(*words, "--gpu-memory", "22GiB")["server"]
     assert server["gpu_memory_bytes"] == 22 * 1024**3
     assert "command line" in server["gpu_memory_source"]["title"]
@@ -268,7 +261,7 @@ def test_the_host_memory_that_limits_offload_is_printed() -> None:
     ],
 )
 def test_bad_input_is_one_line(words: tuple[str, ...], said: str) -> None:
-    assert said in refused(*words)
+    assert said in refused("max-size", *words)
 
 
 def test_max_size_loads_no_torch_pandas_or_matplotlib() -> None:

@@ -43,29 +43,23 @@ def gpt2(layers: int, hidden: int, heads: int) -> ModelShape:
     )
 
 
-@pytest.mark.parametrize(
+published_counts = pytest.mark.parametrize(
     ("shape", "published"),
     [
-        (gpt2(12, 768, 12), 124_439_808),
-        (gpt2(48, 1600, 25), 1_557_611_200),
-        (llama(32, 4096, 32, 32, 11008, 32000), 6_738_415_616),
-        (llama(40, 5120, 40, 40, 13824, 32000), 13_015_864_320),
-        (llama(80, 8192, 64, 8, 28672, 32000), 68_976_648_192),
-        (llama(32, 4096, 32, 8, 14336, 128256), 8_030_261_248),
-        (llama(80, 8192, 64, 8, 28672, 128256), 70_553_706_496),
-        (llama(126, 16384, 128, 8, 53248, 128256), 405_853_388_800),
-    ],
-    ids=[
-        "GPT-2",
-        "GPT-2 XL",
-        "Llama-2-7B",
-        "Llama-2-13B",
-        "Llama-2-70B",
-        "Llama-3-8B",
-        "Llama-3-70B",
-        "Llama-3.1-405B",
+        pytest.param(gpt2(12, 768, 12), 124_439_808, id="GPT-2"),
+        pytest.param(gpt2(48, 1600, 25), 1_557_611_200, id="GPT-2 XL"),
+        pytest.param(llama(32, 4096, 32, 32, 11008, 32000), 6_738_415_616, id="Llama-2-7B"),
+        pytest.param(llama(40, 5120, 40, 40, 13824, 32000), 13_015_864_320, id="Llama-2-13B"),
+        pytest.param(llama(80, 8192, 64, 8, 28672, 32000), 68_976_648_192, id="Llama-2-70B"),
+        pytest.param(llama(32, 4096, 32, 8, 14336, 128256), 8_030_261_248, id="Llama-3-8B"),
+        pytest.param(llama(80, 8192, 64, 8, 28672, 128256), 70_553_706_496, id="Llama-3-70B"),
+        pytest.param(llama(126, 16384, 128, 8, 53248, 128256), 405_853_388_800, id="Llama-3.1-405B"),
     ],
 )
+"""Sources: config.json and the parameter counts of safetensors of the checkpoints on Hugging Face."""
+
+
+@published_counts
 def test_parameter_counts_are_the_published_ones(shape: ModelShape, published: int) -> None:
     assert shape.num_parameters == published
 

@@ -15,7 +15,7 @@ from fsdp_bench.spec.profile import CALIBRATION_MODEL
 from fsdp_bench.spec.record import RunPlan, TrialRecord
 from fsdp_bench.sweep.results.load import load_results, read_frontier_of, read_records
 from fsdp_bench.sweep.results.store import Store
-from tests.conftest import run_command
+from tests.conftest import refused, run_command
 
 RESULTS = Path(__file__).parents[3] / "results" / "xeon-2-cores" / "max-size-quick"
 
@@ -23,14 +23,6 @@ RESULTS = Path(__file__).parents[3] / "results" / "xeon-2-cores" / "max-size-qui
 @pytest.fixture(scope="module")
 def record() -> TrialRecord:
     return read_records(RESULTS)[0]
-
-
-def refused(*words: object) -> str:
-    done = run_command("sweep", *words, "--list")
-    assert (done.returncode, done.stdout) == (2, ""), done.stdout
-    assert len(done.stderr) < 500
-    assert done.stderr.count("\n") == 1
-    return done.stderr
 
 
 @pytest.mark.parametrize(
@@ -53,7 +45,7 @@ def refused(*words: object) -> str:
     ],
 )
 def test_a_run_that_cannot_be_meant_is_one_line(write_sweep: Callable[..., Path], run: str, part: str) -> None:
-    assert part in refused(write_sweep("world_size = 1", run))
+    assert part in refused("sweep", write_sweep("world_size = 1", run), "--list")
 
 
 @pytest.mark.parametrize(
@@ -70,23 +62,23 @@ def test_a_run_that_cannot_be_meant_is_one_line(write_sweep: Callable[..., Path]
     ],
 )
 def test_a_grid_that_cannot_be_meant_is_one_line(write_sweep: Callable[..., Path], grid: str, part: str) -> None:
-    assert part in refused(write_sweep(grid))
+    assert part in refused("sweep", write_sweep(grid), "--list")
 
 
 @pytest.mark.parametrize("model", ["[[]]", "[{a = 1}]", "7"])
 def test_a_model_that_is_no_name_is_one_line(write_sweep: Callable[..., Path], model: str) -> None:
     path = write_sweep("world_size = 1")
     path.write_text(path.read_text().replace("model = 'tiny'", f"model = {model}"))
-    assert "is not defined; [models.*] of this file: tiny" in refused(path)
+    assert "is not defined; [models.*] of this file: tiny" in refused("sweep", path, "--list")
 
 
 def test_include_that_is_no_list_is_one_line_where_ranks_are_emulated_too(write_sweep: Callable[..., Path]) -> None:
     path = write_sweep("world_size = 1\n[include]\nseed = 1")
-    assert "include: must be a list of tables" in refused(path, "--emulate-world", 8)
+    assert "include: must be a list of tables" in refused("sweep", path, "--emulate-world", 8, "--list")
 
 
 def test_a_part_of_too_many_digits_is_one_line(write_sweep: Callable[..., Path]) -> None:
-    assert "K/N with" in refused(write_sweep("world_size = 1"), "--part", f"1/{'9' * 5000}")
+    assert "K/N with" in refused("sweep", write_sweep("world_size = 1"), "--part", f"1/{'9' * 5000}", "--list")
 
 
 def test_a_run_plan_of_python_is_held_to_the_same_limits() -> None:

@@ -17,7 +17,7 @@ from fsdp_bench.spec.setup import Checkpointing
 from fsdp_bench.train.models.transformer import build, initialize
 from fsdp_bench.train.wrapping.activation_checkpointing import checkpoint_blocks
 from tests.profiles import share_of_examples
-from tests.spec.test_model import gpt2, llama
+from tests.spec.test_model import gpt2, llama, published_counts
 
 
 @st.composite
@@ -57,22 +57,8 @@ def test_large_rungs_are_what_they_say_too(family: Family, count: int) -> None:
     assert sum(parameter.numel() for parameter in build(shape).parameters()) == shape.num_parameters
 
 
-@pytest.mark.parametrize(
-    ("shape", "published"),
-    [
-        (gpt2(12, 768, 12), 124_439_808),
-        (gpt2(48, 1600, 25), 1_557_611_200),
-        (llama(32, 4096, 32, 32, 11008, 32000), 6_738_415_616),
-        (llama(40, 5120, 40, 40, 13824, 32000), 13_015_864_320),
-        (llama(80, 8192, 64, 8, 28672, 32000), 68_976_648_192),
-        (llama(32, 4096, 32, 8, 14336, 128256), 8_030_261_248),
-        (llama(80, 8192, 64, 8, 28672, 128256), 70_553_706_496),
-        (llama(126, 16384, 128, 8, 53248, 128256), 405_853_388_800),
-    ],
-    ids=["GPT-2", "GPT-2 XL", "Llama-2-7B", "13B", "70B", "Llama-3-8B", "Llama-3-70B", "Llama-3.1-405B"],
-)
+@published_counts
 def test_the_modules_have_the_published_counts(shape: ModelShape, published: int) -> None:
-    """Sources: the sizes of the checkpoints on Hugging Face, by config.json and safetensors' parameter counts."""
     assert sum(parameter.numel() for parameter in build(shape).parameters()) == published
 
 

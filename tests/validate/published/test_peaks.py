@@ -5,6 +5,8 @@ Expected numbers are those that the sources print, or worked out from shapes in 
 
 from __future__ import annotations
 
+import dataclasses
+
 import msgspec
 import pytest
 
@@ -71,20 +73,22 @@ def test_every_published_peak_has_its_row(rows: list[PublishedRow]) -> None:
     assert [(row.case, row.kind) for row in rows if row.kind] == printed
 
 
+READING = AllocatorReading(
+    peak_allocated_bytes=1,
+    phases={},
+    peak_active_bytes=2,
+    peak_reserved_bytes=3,
+    num_alloc_retries=0,
+    out_of_memory=None,
+    full_in_phase=None,
+)
+
+
 def test_each_peak_is_compared_with_its_own_kind(
     cases: dict[str, PublishedCase], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A run of PR 165 prints active and reserved memory."""
-    reading = AllocatorReading(
-        peak_allocated_bytes=1,
-        phases={},
-        peak_active_bytes=2,
-        peak_reserved_bytes=3,
-        num_alloc_retries=0,
-        out_of_memory=None,
-        full_in_phase=None,
-    )
-    monkeypatch.setattr(published, "predict_case", lambda _plan: PredictedPeaks(reading, "forward", "aten::mm"))
+    monkeypatch.setattr(published, "predict_case", lambda _plan: PredictedPeaks(READING, "forward", "aten::mm"))
     compared = compare_case(cases["pr165_FSDP1_full_eager"])
     assert [(row.kind, row.predicted_bytes) for row in compared] == [("max_active", 2), ("max_reserved", 3)]
     (allocated,) = compare_case(cases["litgpt_tinyllama_ddp_eager"])
@@ -94,15 +98,7 @@ def test_each_peak_is_compared_with_its_own_kind(
 def test_reserved_memory_that_retries_keep_within_the_card_is_compared_with_nothing(
     cases: dict[str, PublishedCase], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    reading = AllocatorReading(
-        peak_allocated_bytes=1,
-        phases={},
-        peak_active_bytes=2,
-        peak_reserved_bytes=3,
-        num_alloc_retries=4,
-        out_of_memory=None,
-        full_in_phase="forward",
-    )
+    reading = dataclasses.replace(READING, num_alloc_retries=4, full_in_phase="forward")
     monkeypatch.setattr(published, "predict_case", lambda _plan: PredictedPeaks(reading, "forward", "aten::mm"))
     active, reserved = compare_case(cases["pr165_FSDP1_full_eager"])
     assert active.predicted_bytes == 2
