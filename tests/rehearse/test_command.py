@@ -1,4 +1,4 @@
-"""What a user would type is read as a shell, Python and the launchers' console scripts would read it."""
+"""A user's command is read as a shell, Python and the launchers' console scripts read it."""
 
 from __future__ import annotations
 

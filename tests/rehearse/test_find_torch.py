@@ -1,4 +1,4 @@
-"""Which torch an interpreter would import, and what is said where it will not do."""
+"""The torch that an interpreter would import, and refusals."""
 
 from __future__ import annotations
 

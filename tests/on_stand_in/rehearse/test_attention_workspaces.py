@@ -1,4 +1,4 @@
-"""What the backward of memory-efficient attention asks PyTorch's allocator for, on the stand-in for several GPUs."""
+"""Allocations of the backward of memory-efficient attention, on the stand-in for several GPUs."""
 
 from __future__ import annotations
 

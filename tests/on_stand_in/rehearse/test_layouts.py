@@ -42,7 +42,7 @@ HOST_DEFINES = """
 #define CUDA_STRINGIFY(a) #a
 """
 LACKING_HEADERS = {"crt/host_defines.h": HOST_DEFINES, "nv/target": ""}
-"""What NVIDIA's headers need of headers that are part of nvcc's package and of CCCL's."""
+"""Declarations from nvcc's package and from CCCL that NVIDIA's headers need."""
 
 
 def members(struct: str, cuda_version: int) -> list[str]:

@@ -1,4 +1,4 @@
-"""What aten::sum over the rows of a matrix asks PyTorch's allocator for, on the stand-in."""
+"""Allocations of aten::sum over the rows of a matrix, on the stand-in."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What scripts read from the GPU: small integers are computed, what stems from floating-point numbers is unknown."""
+"""Values that scripts read from the GPU: small integers are computed, results of floating-point numbers are unknown."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ RECORDED_STUBS = re.compile(
     # linking of compiled code at run time; GPUDirect Storage
     r"|cuLink\w+|cuFile\w+"
 )
-"""What torch refers to and the stand-in only records."""
+"""Symbols that torch refers to and the stand-in only records."""
 
 
 def test_what_torchs_libraries_ask_for_is_there_or_a_recorded_stub(torch: Torch) -> None:

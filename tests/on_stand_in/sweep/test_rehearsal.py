@@ -62,7 +62,7 @@ def test_every_strategy_allocates_what_is_predicted_of_rank_0(swept: list[TrialR
             assert found.reserved.predicted_bytes == found.reserved.reference_bytes
 
 
-def test_running_out_of_the_gpu_that_is_not_there_is_an_outcome(swept: list[TrialRecord]) -> None:
+def test_running_out_of_the_rehearsed_gpus_memory_is_an_outcome(swept: list[TrialRecord]) -> None:
     (record,) = [record for record in swept if record.outcome is not Outcome.OK]
     assert record.outcome is Outcome.OOM_GPU
     assert "GPU 0 has a total capacity of 22.06 GiB" in (record.reason or "")

@@ -21,7 +21,7 @@ OF_LAUNCHERS = ("PET_", "TORCH", "OMP_", "NCCL", "ACCELERATE", "FSDP_", "PARALLE
 DIFFERS_IN_EACH_RUN = {"MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID"}
 """torchrun takes this host's name, a free port and a random id on one node."""
 OF_THE_AGENT = {"TORCHELASTIC_ERROR_FILE", "TORCHELASTIC_SIGNALS_TO_HANDLE", "TORCHELASTIC_USE_AGENT_STORE"}
-"""What the agent and its workers say to each other; there is no agent here."""
+"""Variables by which the agent and its workers talk to each other; there is no agent here."""
 
 
 @pytest.fixture(autouse=True)

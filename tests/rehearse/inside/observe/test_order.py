@@ -1,4 +1,4 @@
-"""What PyTorch called and what the stand-in saw of it, in one order."""
+"""PyTorch's operators and the work that the stand-in saw, in one order."""
 
 from __future__ import annotations
 
