@@ -192,6 +192,24 @@ def test_a_group_of_a_size_that_was_not_measured_is_unknown() -> None:
     assert found.time.unknown == ("all_gather (shard)", "reduce_scatter (shard)")
 
 
+def test_a_group_is_timed_as_the_measured_one_whose_ranks_are_as_far_apart() -> None:
+    """Of four ranks in a mesh of 2 x 2, rank 0 shards with its neighbour, rank 1, and replicates with rank 2.
+
+    Where ranks are not sharded, the replicas are all ranks: neighbours.
+    """
+    rows = tuple(
+        CollectiveTime(kind="all_reduce", group_size=size, neighbours=near, message_bytes=2**16, seconds=seconds)
+        for size, near, seconds in ((2, True, 1e-3), (2, False, 3e-3), (4, True, 5e-3), (4, False, 7e-3))
+    )
+    hybrid = TrainSetup(strategy=ShardingStrategy.HYBRID_SHARD, world_size=4, shard_size=2, sequence_length=128)
+    whole = TrainSetup(strategy=ShardingStrategy.NO_SHARD, world_size=4, sequence_length=128)
+    for setup, group, seconds in ((hybrid, "shard", 1e-3), (hybrid, "replicate", 3e-3), (whole, "replicate", 5e-3)):
+        rates = Calibrated(profile(collective=rows), setup, 4)
+        assert rates.collective(Work("all_reduce", 2**16, group=group)) == pytest.approx(seconds)
+    near_alone = Calibrated(profile(collective=rows[:1]), hybrid, 4)  # the other kind is better than none
+    assert near_alone.collective(Work("all_reduce", 2**16, group="replicate")) == pytest.approx(1e-3)
+
+
 def test_a_calibration_of_another_device_is_refused() -> None:
     with pytest.raises(SpecError, match="use --kernels cpu"):
         speed(CALIBRATION_MODEL, SETUP, None, "cuda", profile())

@@ -173,6 +173,22 @@ def test_a_communicator_runs_one_collective_at_a_time() -> None:
         assert run(tape.events, Plain(network=1.0)).step_seconds == end
 
 
+def test_backward_waits_for_the_last_unit_that_forward_resharded_to_fewer_ranks() -> None:
+    """Forward computes unit 0 in 0..1 and unit 1 in 1..2, and each is resharded then. Backward gathers unit 1 first.
+
+    fully_shard keeps the event with the parameter group (FSDPParamGroup._reshard_after_forward_event): unit 1's
+    all-gather waits for unit 1's event.
+    """
+    tape = Tape()
+    for _unit in range(2):
+        tape.kernel("aten::mul", 1, 4)
+        tape.record_event(Stream.COMPUTE, Queue.RESHARD)
+    tape.wait_event(Stream.ALL_GATHER, Queue.RESHARD)
+    tape.collective("all_gather", "post_forward", 1, Stream.ALL_GATHER)
+    time = run(tape.events, Plain(memory=1.0, network=1.0), with_spans=True)
+    assert [(span.begin, span.end) for span in time.spans if span.kind == "collective"] == [(2.0, 3.0)]
+
+
 def test_prefetching_hides_the_next_all_gather() -> None:
     """FSDP's backward prefetch overlaps; without it each unit's all-gather is exposed where the host runs no ahead."""
     shape = loader.model("Llama-2-7B").shape()
