@@ -207,8 +207,10 @@ def test_a_deleted_current_folder_is_one_line(tmp_path: Path) -> None:
     ],
 )
 def test_standard_output_on_a_full_disk_is_one_line(words: tuple[str, ...], said: str) -> None:
+    """Long output fails where it is written, short output where the buffer is flushed at the end."""
+    buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
     with open("/dev/full", "w") as full:
-        done = subprocess.run(command(*words), stdout=full, stderr=subprocess.PIPE, text=True)
+        done = subprocess.run(command(*words), stdout=full, stderr=subprocess.PIPE, text=True, env=buffered)
     assert done.returncode == 2
     assert done.stderr == f"fsdp-bench: {said}\n"
 

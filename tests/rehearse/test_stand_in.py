@@ -473,6 +473,26 @@ assert lib.cudaGetErrorString(209) == b"no kernel image is available for executi
     )
 
 
+def test_of_several_binaries_the_gpu_runs_the_newest_of_its_generation(folder: Path) -> None:
+    """An L4 (8.9) runs what was compiled for 8.6, in whichever order nvcc wrote the binaries; of PTX the newest, too.
+
+    NVIDIA CUDA Compiler Driver, "Fatbinaries": the driver selects the most appropriate translation.
+    """
+    ran(
+        folder,
+        KERNEL_FOR
+        + """
+def version(*arguments):
+    attributes = create_string_buffer(1024)
+    assert lib.cudaFuncGetAttributes(attributes, kernel_for(*arguments)) == 0
+    return c_int.from_buffer(attributes, 36).value  # binaryVersion, behind three size_t and three int
+assert version([75, 80, 86, 90]) == version([90, 86, 80, 75]) == 86
+assert version([50, 75, 90], 1) == version([90, 75, 50], 1) == 75
+""",
+        StandInGpu("NVIDIA L4", 23 * GIB, GIB // 2, 8.9, 58, 1),
+    )
+
+
 def test_a_kernel_gets_no_more_shared_memory_than_a_block_may_have(folder: Path) -> None:
     ran(
         folder,

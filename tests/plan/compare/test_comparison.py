@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 
 from fsdp_bench import SpecError, compare, estimate
 from fsdp_bench.plan.answers import TimedEstimate
+from fsdp_bench.plan.compare.comparison import Comparison
 from fsdp_bench.plan.compare.reasons import reasons
 from fsdp_bench.report.text.compare import answer, comparison_text
 from tests.profiles import share_of_examples
@@ -92,6 +94,24 @@ def test_gathered_parameters_are_the_reason_for_what_zero2_needs_more() -> None:
     block = 12 * 768**2 + 13 * 768  # its matrices, biases and norms
     assert reason.bytes_more["unsharded_parameters"] == pytest.approx(2 * block * 11, rel=0.1)
     assert answer(found).startswith("A needs ")
+
+
+@pytest.mark.parametrize(("rates", "times", "said"), [
+    ((1000.0, 800.0), (0.1, 0.1), "A is 25.0% faster: 1,000 tokens/s per GPU (predicted) against 800 tokens/s per GPU"),
+    ((800.0, 1000.0), (0.1, 0.1), "B is 25.0% faster: 1,000 tokens/s per GPU (predicted) against 800 tokens/s per GPU"),
+    ((None, None), (0.5, 0.1), "B is 400.0% faster: 100.0 ms (predicted) against 500.0 ms"),
+    ((None, None), (0.1, 0.5), "A is 400.0% faster: 100.0 ms (predicted) against 500.0 ms"),
+])  # fmt: skip
+def test_the_faster_of_two_has_more_tokens_a_second_or_where_these_are_unknown_a_shorter_step(
+    rates: tuple[float | None, float | None], times: tuple[float, float], said: str
+) -> None:
+    """By hand: 1000 / 800 is 1.25, 0.5 / 0.1 is 5."""
+    found = compare(predicted(micro_batch_size=1), predicted(micro_batch_size=3))
+    sides = [
+        replace(side, tokens_per_second_per_gpu=rate, times={**side.times, "step_seconds": seconds})
+        for side, rate, seconds in zip((found.a, found.b), rates, times, strict=True)
+    ]
+    assert answer(Comparison(*sides)).endswith(f"; {said} (predicted)")
 
 
 def test_peaks_of_different_kinds_stand_side_by_side_and_are_not_compared() -> None:

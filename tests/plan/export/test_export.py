@@ -176,6 +176,17 @@ def test_the_json_form_has_paths_and_commands(tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.parametrize("reduces_each", [True, False])
+def test_gradients_are_reduced_in_every_micro_batch_where_the_setting_says_so(reduces_each: bool) -> None:
+    """accelerate's sync_each_batch is False by default: no_sync is around all micro-batches but the last."""
+    fields = {"gradient_accumulation_steps": 4, "sync_every_micro_batch": reduces_each, "wrap": "block-and-ends"}
+    files = export(["pytorch", "accelerate", "huggingface"], chosen(api="fsdp2", checkpointing="full", **fields))
+    texts = {file.name: file.text for file in files}
+    assert f"sync_each_batch={reduces_each})" in texts["train_accelerate.py"]
+    assert ('"sync_each_batch": True' in texts["train_huggingface.py"]) is reduces_each
+    assert ("set_requires_gradient_sync(is_last)" not in texts["train_fsdp.py"]) is reduces_each
+
+
 def test_a_hybrid_of_fully_shard_replicates_over_groups_and_shards_inside_them() -> None:
     """24 ranks of which 8 share each shard: three replicas, as DeviceMesh((3, 8)) takes them."""
     hybrid = TrainSetup(strategy=ShardingStrategy.HYBRID_SHARD, api=Api.FSDP2, world_size=24, shard_size=8)

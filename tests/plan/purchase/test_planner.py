@@ -18,6 +18,7 @@ from fsdp_bench.plan.purchase.planner import Plan, kinds_of, plan
 from fsdp_bench.plan.purchase.searched import Kind
 from fsdp_bench.plan.purchase.settings import can_run, micro_batches, settings, setup_of
 from fsdp_bench.plan.question import Question, answer
+from fsdp_bench.plan.ranges import prediction_errors
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.hardware import Cluster
 from fsdp_bench.spec.price import StatedPrice
@@ -68,6 +69,20 @@ def test_a_stated_price_is_paid_for_every_node() -> None:
     offer = Offer(asked, Timed(cluster, TrainSetup(**ONE_STRATEGY, world_size=24), 1000.0), where.price)
     assert offer.per_hour == 48
     assert offer.cost == pytest.approx(48 * 10**10 / (24 * 1000.0) / 3600)
+
+
+def test_a_budget_must_cover_the_slow_end_of_the_range() -> None:
+    """Training may take longer, and so cost more, by as much as published runs were predicted too fast."""
+    where = kind("p4d.24xlarge")
+    cluster = Cluster(server=where.server, gpu=where.gpu, num_nodes=1, gpus_per_node=8)
+    timed = Timed(cluster, TrainSetup(**ONE_STRATEGY, world_size=8), 1000.0)
+    asked = goal("Llama-2-7B", stated_price=StatedPrice(2.0, True))
+    predicted = 16 * 10**10 / (8 * 1000.0) / 3600  # 2 dollars for each of 8 GPU-hours
+    slow = predicted * (1 + prediction_errors().speed.highest)
+    met = [
+        Offer(replace(asked, budget=limit), timed, None).meets_budget for limit in (predicted, 0.99 * slow, 1.01 * slow)
+    ]
+    assert met == [False, False, True]
 
 
 SHARDED = {"strategy": (ShardingStrategy.FULL_SHARD, ShardingStrategy.SHARD_GRAD_OP)}
