@@ -75,6 +75,33 @@ def test_a_living_writer_on_another_node_is_not_replaced(tmp_path: Path, monkeyp
 
 
 @pytest.mark.usefixtures("without_flock")
+def test_without_flock_a_living_writer_on_the_same_node_is_not_replaced_either(tmp_path: Path) -> None:
+    """With flock, who gets it knows that the last writer of this node has ended; without, signs of life tell."""
+    first = FolderLock(tmp_path)
+    first.take()
+    with pytest.raises(ResultsError, match="is writing here"):
+        FolderLock(tmp_path).take()
+    assert first.lost() is None
+    first.give_back()
+
+
+@pytest.mark.usefixtures("without_flock")
+def test_a_writer_that_listed_the_folder_too_early_does_not_overwrite_the_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where both look at the same moment, and on NFS: the second has seen an empty folder."""
+    first, second = (on_node(tmp_path, name, monkeypatch) for name in ("n1", "n2"))
+    first.take()
+    too_old: list[list[int]] = [[]]
+    current = lock._numbers
+    monkeypatch.setattr(lock, "_numbers", lambda folder: too_old.pop() if too_old else current(folder))
+    with pytest.raises(ResultsError, match="on n1"):
+        second.take()
+    assert first.lost() is None
+    first.give_back()
+
+
+@pytest.mark.usefixtures("without_flock")
 def test_a_dead_writer_on_another_node_is_replaced_and_may_not_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

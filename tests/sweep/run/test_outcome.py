@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import signal
 
+import pytest
+
 from fsdp_bench.spec.rank_report import Failure, Outcome, RankReport
 from fsdp_bench.sweep.run.outcome import OutOfMemoryKill, RankEnd, TrialEnd, decide_outcome
 
@@ -27,6 +29,15 @@ def test_all_ranks_ok_is_ok() -> None:
 
 def test_memory_that_ran_out_on_one_rank_wins_over_its_echo_on_the_others() -> None:
     verdict = decide([failed(0, at=1.0), failed(1, at=2.0, outcome=Outcome.OOM_GPU, limit="device")])
+    assert (verdict.outcome, verdict.rank) == (Outcome.OOM_GPU, 1)
+
+
+@pytest.mark.parametrize("end", [{"signal": signal.SIGABRT}, {"exit_code": 1}], ids=str)
+def test_memory_that_ran_out_on_one_rank_wins_over_the_end_of_another_without_a_report(end: dict[str, int]) -> None:
+    """NCCL's watchdog aborts the peers of a rank that has left, before they can report it."""
+    verdict = decide(
+        [RankEnd(rank=0, stage="steps", **end), failed(1, at=2.0, outcome=Outcome.OOM_GPU, limit="device")]
+    )
     assert (verdict.outcome, verdict.rank) == (Outcome.OOM_GPU, 1)
 
 
