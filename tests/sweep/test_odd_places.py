@@ -72,6 +72,19 @@ def test_nothing_in_the_current_folder_is_imported(place: Path, record: TrialRec
     assert not (place / "imported").exists()
 
 
+def test_results_are_found_and_named_in_a_folder_whose_name_is_not_utf8(
+    place: Path, record: TrialRecord, tmp_path: Path
+) -> None:
+    """Python holds the byte e9 as the surrogate U+DCE9 (PEP 383), which no terminal can show."""
+    shutil.copytree(place / "results", tmp_path / ODD)
+    words = ("sweep", place / "s.toml", "--results", ODD, "--machine", "m", "--no-charts")
+    done = run_command(*words, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert r"1 already recorded; results in run#2?a=b\ncaf\udce9 %20/m/s" in done.stderr
+    name = f"m/s/trials/{record.id}.json"
+    assert (tmp_path / ODD / name).read_bytes() == (place / "results" / name).read_bytes()
+
+
 def test_a_server_that_does_not_start_is_no_trials_outcome(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Here a torch that cannot be imported."""
     broken = tmp_path / "broken"
