@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -180,6 +181,20 @@ def test_the_time_of_a_process_that_had_all_cores_is_not_compared_with_ranks_tha
     assert "ranks shared them" in (compare_time(record, profile).reason or "")
     alone = msgspec.structs.replace(profile, ranks=(msgspec.structs.replace(of_two, num_ranks=1), of_two))
     assert (compare_time(record, alone).reason or "").startswith("unknown: ")  # nothing was timed
+
+
+def emulated(seconds: float, **fields: Any) -> TrialRecord:
+    """A record of rank 0 of eight, alone on a GPU, with two measured steps of so many seconds."""
+    record = record_of(None, "emulated", emulated_on="cuda", steps=2)
+    rank = msgspec.structs.replace(record.ranks[0], step_seconds=(seconds, seconds))
+    return msgspec.structs.replace(record, setup=setup_of(8, **fields), ranks=(rank,))
+
+
+def test_a_strategy_that_shards_is_compared_with_a_hybrid_whose_shard_groups_have_a_stated_size() -> None:
+    """Only hybrids have that setting: it belongs to the strategy, in which compared trials differ."""
+    trials = emulated(1.0, strategy=S.FULL_SHARD), emulated(2.0, strategy=S.HYBRID_SHARD, shard_size=2)
+    found = summarize_time([compare_time(record, None) for record in trials])
+    assert (found.num_trials, found.strategies.num_pairs, found.apis.num_pairs) == (2, 1, 0)
 
 
 def timed(strategy: str, api: str, predicted: float, fastest: float, slowest: float, **more: float) -> TimeComparison:

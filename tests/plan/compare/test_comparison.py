@@ -96,6 +96,16 @@ def test_gathered_parameters_are_the_reason_for_what_zero2_needs_more() -> None:
     assert answer(found).startswith("A needs ")
 
 
+def test_hybrids_with_larger_shard_groups_hold_less_of_every_state() -> None:
+    """A GPU keeps 1/4 or 1/8 of the parameters in fp32, 4 bytes each: gpt2 has 124,439,808 (openai/gpt-2)."""
+    found = compare(*(predicted(strategy="HYBRID_SHARD", nodes=2, shard_size=size) for size in (4, 8)))
+    assert [(one.name, one.a, one.b) for one in found.fields] == [("shard_group_size", 4, 8)]
+    (reason,) = [one for one in reasons(found) if one.bytes_more]
+    assert (reason.side, reason.text) == ("B", "states are sharded over 8 GPUs instead of 4")
+    assert reason.bytes_more["parameters"] == pytest.approx(-4 * 124_439_808 / 8, rel=0.01)
+    assert not found.is_equal
+
+
 @pytest.mark.parametrize(("rates", "times", "said"), [
     ((1000.0, 800.0), (0.1, 0.1), "A is 25.0% faster: 1,000 tokens/s per GPU (predicted) against 800 tokens/s per GPU"),
     ((800.0, 1000.0), (0.1, 0.1), "B is 25.0% faster: 1,000 tokens/s per GPU (predicted) against 800 tokens/s per GPU"),
