@@ -13,6 +13,8 @@ from fsdp_bench.spec.setup import TrainSetup
 from fsdp_bench.spec.units import format_gib, format_seconds
 
 _NOT_OF_THE_STEP = ("learning_rate", "seed", "shard_size")
+SHARD_GROUP_SIZE = "shard_group_size"
+"""What is compared instead of ``shard_size``, which may be left out."""
 REST = "rest_seconds"
 """What a step takes beside operators and exposed communication."""
 
@@ -115,7 +117,8 @@ class Comparison:
     @property
     def is_same_setup(self) -> bool:
         """Whether both are of one model and one setup, so that their numbers are of the same thing."""
-        return not any(one.name in SETUP or one.name in ("model", "gpu", "kernels") for one in self.known_fields)
+        names = (*SETUP, SHARD_GROUP_SIZE, "model", "gpu", "kernels")
+        return not any(one.name in names for one in self.known_fields)
 
     @property
     def is_equal(self) -> bool:
@@ -147,7 +150,7 @@ def _conditions(side: Side) -> Mapping[str, Any]:
     """Return everything that numbers depend on, by name."""
     fields = to_builtins(side.setup)
     setup = {name: fields[name] for name in SETUP}
-    return {"model": side.model, **side.facts, **setup, "shard_group_size": side.setup.shard_group_size}
+    return {"model": side.model, **side.facts, **setup, SHARD_GROUP_SIZE: side.setup.shard_group_size}
 
 
 def _parts(side: Side) -> dict[str, float]:

@@ -104,6 +104,8 @@ def test_hybrids_with_larger_shard_groups_hold_less_of_every_state() -> None:
     assert (reason.side, reason.text) == ("B", "states are sharded over 8 GPUs instead of 4")
     assert reason.bytes_more["parameters"] == pytest.approx(-4 * 124_439_808 / 8, rel=0.01)
     assert not found.is_equal
+    assert not found.is_same_setup
+    assert f"B: {reason.text}" in " ".join(comparison_text(found).split())
 
 
 @pytest.mark.parametrize(("rates", "times", "said"), [
