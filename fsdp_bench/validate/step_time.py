@@ -34,8 +34,10 @@ class TimeComparison(msgspec.Struct, frozen=True, kw_only=True):
 
     label: str
     family: str = ""
-    """A key that is equal for trials that differ only in strategy and api."""
+    """A key that is equal for trials that differ only in strategy, shard groups and api."""
     strategy: str = ""
+    shard_group_size: int | None = None
+    """None where the strategy has no shard groups."""
     api: str = ""
     predicted_seconds: float | None = None
     measured_seconds: float | None = None
@@ -47,6 +49,11 @@ class TimeComparison(msgspec.Struct, frozen=True, kw_only=True):
     exposed_by_profiler_seconds: float | None = None
     """The exposed fraction of a profiled step, times ``measured_seconds``."""
     reason: str | None = None
+
+    @property
+    def sharding(self) -> tuple[str, int | None]:
+        """The strategy; of a hybrid one with the size of its shard groups."""
+        return self.strategy, self.shard_group_size
 
     @property
     def error(self) -> float | None:
@@ -100,7 +107,7 @@ class TimeSummary(msgspec.Struct, frozen=True, kw_only=True):
     """The median of the absolute relative errors of exposed communication."""
     median_exposed_error_by_profiler: float | None
     strategies: Order
-    """Pairs of trials with different strategies."""
+    """Pairs of trials with different strategies, or hybrids with different shard groups."""
     apis: Order
     """Pairs of trials with fsdp1 and fsdp2 and the same strategy."""
 
@@ -152,6 +159,7 @@ def _compared(record: TrialRecord, time: StepTime, label: str) -> TimeComparison
         label=label,
         family=to_json((record.model, common)).decode(),
         strategy=setup.strategy.value,
+        shard_group_size=setup.shard_group_size if setup.strategy.is_hybrid else None,
         api=setup.api.value,
         predicted_seconds=time.step_seconds,
         measured_seconds=seconds,
@@ -187,8 +195,8 @@ def summarize_time(comparisons: Sequence[TimeComparison]) -> TimeSummary:
         num_with_exposed_by_profiler=len(profiled),
         median_exposed_error_by_difference=median(differences) if differences else None,
         median_exposed_error_by_profiler=median(profiled) if profiled else None,
-        strategies=_order((one, other) for one, other in pairs if one.strategy != other.strategy),
-        apis=_order((one, other) for one, other in pairs if one.strategy == other.strategy),
+        strategies=_order((one, other) for one, other in pairs if one.sharding != other.sharding),
+        apis=_order((one, other) for one, other in pairs if one.sharding == other.sharding),
     )
 
 
@@ -208,14 +216,14 @@ def _seconds(one: TimeComparison) -> float:
 
 
 def _distinct_pairs(comparisons: Sequence[TimeComparison]) -> Iterable[tuple[TimeComparison, TimeComparison]]:
-    """Yield pairs that differ only in strategy or api and whose measured steps do not overlap, the faster trial first.
+    """Yield pairs that differ only in sharding or api and whose measured steps do not overlap, the faster trial first.
 
     The steps of repeated runs of a trial are joined, because two runs can differ more than the steps of one run.
     """
-    families: dict[str, dict[tuple[str, str], TimeComparison]] = defaultdict(dict)
+    families: dict[str, dict[tuple[object, ...], TimeComparison]] = defaultdict(dict)
     for one in comparisons:
         if one.error is not None:
-            family, name = families[one.family], (one.strategy, one.api)
+            family, name = families[one.family], (*one.sharding, one.api)
             family[name] = _joined(family[name], one) if name in family else one
     for family in families.values():
         for one, other in combinations(family.values(), 2):

@@ -197,6 +197,14 @@ def test_a_strategy_that_shards_is_compared_with_a_hybrid_whose_shard_groups_hav
     assert (found.num_trials, found.strategies.num_pairs, found.apis.num_pairs) == (2, 1, 0)
 
 
+def test_hybrids_with_different_shard_groups_are_no_repeated_runs_of_one_trial() -> None:
+    """Repeated runs are joined, from 1 s to 3 s, and what took 2 s would then be neither faster nor slower."""
+    hybrids = (emulated(seconds, strategy=S.HYBRID_SHARD, shard_size=size) for seconds, size in ((1.0, 4), (3.0, 2)))
+    trials = (*hybrids, emulated(2.0, strategy=S.FULL_SHARD))
+    found = summarize_time([compare_time(record, None) for record in trials])
+    assert (found.strategies.num_pairs, found.apis.num_pairs) == (3, 0)
+
+
 def timed(strategy: str, api: str, predicted: float, fastest: float, slowest: float, **more: float) -> TimeComparison:
     """A trial's step by hand; what it has in common with the others is said to be everything else."""
     return TimeComparison(
