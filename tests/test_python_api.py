@@ -38,7 +38,6 @@ from fsdp_bench.plan.estimate import estimate as estimate_of_objects
 from fsdp_bench.plan.search.search import FitCheck, find_largest
 from fsdp_bench.plan.speed import speed
 from fsdp_bench.sweep.session import Watcher
-from tests.conftest import run_command
 
 LLAMA = "Llama-3.1-8B"
 
@@ -112,18 +111,6 @@ def test_names_and_objects_are_the_same_question() -> None:
     assert (by_name.fits, by_name.headroom_bytes) == (expected.fits, expected.headroom_bytes)
     assert by_name.step_seconds == speed(shape, setup, cluster).time.step_seconds
     assert by_name.step_seconds is not None
-
-
-def test_estimate_says_what_the_command_says() -> None:
-    words = ("--model", LLAMA, "--server", "p5.48xlarge", "--nodes", 2, "--strategy", "hsdp", "--precision", "bf16")
-    printed = json.loads(run_command("predict", *words, "--gpu-memory", "70GiB", "--headroom", "5GiB", "--json").stdout)
-    found = estimate(
-        LLAMA, server="p5.48xlarge", nodes=2, strategy="hsdp", precision="bf16", gpu_memory="70GiB", headroom="5GiB"
-    )
-    assert printed["setup"]["shard_size"] == found.setup.shard_size == 8
-    assert printed["memory"]["peak_allocated_bytes"] == found.memory.peak_allocated_bytes
-    assert (printed["fits"], printed["headroom_bytes"]) == (found.fits, found.headroom_bytes)
-    assert printed["time"]["step_seconds"] == found.step_seconds
 
 
 def test_the_time_of_gpus_whose_links_are_unknown_is_unknown() -> None:

@@ -1,0 +1,141 @@
+"""One question has one answer, whoever gives it: Python, predict, its advice, max-size, plan."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fsdp_bench import estimate, largest_model, plan_training
+from fsdp_bench.catalog.lookup import model, server
+from fsdp_bench.plan.advice.remedies import remedies
+from fsdp_bench.plan.purchase.planner import NODES
+from fsdp_bench.plan.question import Question, answer
+from fsdp_bench.spec.setup import Precision, TrainSetup
+from tests.conftest import run_command
+from tests.profiles import share_of_examples
+
+few = share_of_examples(16)
+
+SERVERS: list[dict[str, Any]] = [
+    {"server": "g5.48xlarge"},
+    {"server": "p5.48xlarge", "nodes": 2},
+    {"server": "p4d.24xlarge", "gpus_per_node": 4},
+]
+servers = st.sampled_from(SERVERS)
+servers_and_gpus = st.sampled_from([*SERVERS, {"gpu": "H100-SXM", "world_size": 8}])
+settings = st.fixed_dictionaries({
+    "strategy": st.sampled_from(["FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD"]),
+    "api": st.sampled_from(["fsdp1", "fsdp2"]),
+    "precision": st.sampled_from(["bf16-mixed", "fp32", "bf16-true"]),
+    "checkpointing": st.sampled_from(["none", "full"]),
+    "loss": st.sampled_from(["plain", "chunked"]),
+})  # fmt: skip
+batches = st.sampled_from([1, 3])
+headrooms = st.sampled_from(["1GiB", "4GiB"])
+
+
+def ask(command: str, *words: object, **options: object) -> Any:
+    """Return the JSON document that a command prints."""
+    given = [word for name, value in options.items() for word in (f"--{name.replace('_', '-')}", value)]
+    return json.loads(run_command(command, *words, *given, "--json").stdout)
+
+
+@few
+@given(servers_and_gpus, settings, batches, headrooms, st.booleans())
+def test_the_largest_model_fits_and_the_next_does_not(
+    where: dict[str, Any], setting: dict[str, Any], batch: int, headroom: str, is_expandable: bool
+) -> None:
+    """Segments expand on the command line alone: largest_model() does not take them."""
+    switch = ["--expandable-segments"] if is_expandable else []
+    options = {**where, **setting, "headroom": headroom}
+    (cell,) = ask("max-size", *switch, "--no-time", batch=batch, **options)["cells"]
+    if not is_expandable:
+        in_python = largest_model(**options, micro_batch_size=batch)
+        assert (in_python.model and in_python.model.num_parameters) == cell["max_parameters"]
+    if cell["max_parameters"] is None:
+        return
+    found = ask("predict", *switch, params=cell["max_parameters"], batch=batch, **options)
+    assert (found["verdict"], found["fits"]) == (cell["verdict"], cell["fits"])
+    assert found["fits"] in (True, None)
+    if found["fits"] is None:  # of a GPU alone the host's memory is not known
+        assert found["memory"]["peak_host_bytes_per_node"] != 0
+    name = re.fullmatch(r"llama-(.*)", cell["model"])
+    assert name is not None  # three digits of its parameters, which the next of the ladder may have, too
+    assert ask("predict", *switch, params=name[1], batch=batch, **options)["model"]["name"] == cell["model"]
+    if cell["next"] is not None:
+        larger = cell["next"]["num_parameters"]
+        assert ask("predict", *switch, params=larger, batch=batch, **options)["fits"] is not True
+
+
+@few
+@given(servers_and_gpus, settings, headrooms)
+def test_the_largest_batch_fits_and_one_more_does_not(
+    where: dict[str, Any], setting: dict[str, Any], headroom: str
+) -> None:
+    options = {"model": "gpt2-xl", **where, **setting, "headroom": headroom}
+    (cell,) = ask("max-size", "--no-time", of="micro_batch_size", **options)["cells"]
+    if cell["fits_value"] is None:
+        return
+    both = ask("predict", batch=f"{cell['fits_value']},{cell['next']['value']}", **options)["predictions"]
+    assert both[0]["verdict"] == cell["verdict"]
+    assert [one["fits"] is not False for one in both] == [True, False]
+
+
+@few
+@given(servers, settings, headrooms)
+def test_python_and_predict_say_the_same(where: dict[str, Any], setting: dict[str, Any], headroom: str) -> None:
+    options = {"model": "1B", **where, **setting, "headroom": headroom, "gpu_memory": "16GiB"}
+    printed, found = ask("predict", **options), estimate(**options)
+    assert printed["memory"]["peak_allocated_bytes"] == found.memory.peak_allocated_bytes
+    assert printed["fits"] == found.fits
+    assert printed["time"]["step_seconds"] == found.step_seconds
+    if found.fits:  # what is missing is two numbers today, what is left is one
+        assert printed["headroom_bytes"] == found.headroom_bytes
+
+
+def test_python_and_predict_shard_a_hybrid_within_its_nodes() -> None:
+    options: dict[str, Any] = {"model": "1B", "server": "p5.48xlarge", "nodes": 2, "strategy": "hsdp"}
+    assert ask("predict", **options)["setup"]["shard_size"] == estimate(**options).setup.shard_size == 8
+
+
+@few
+@given(st.sampled_from(["g5.48xlarge", "p4d.24xlarge", "p5.48xlarge"]), st.sampled_from(["20B", "13B", "7B"]), settings)
+def test_a_plan_has_the_fewest_nodes_that_fit(where: str, size: str, setting: dict[str, Any]) -> None:
+    """A plan lets segments expand where that is what makes a setting fit."""
+    fixed = {**setting, "offload": "none", "micro_batch_size": 1, "sequence_length": 2048}
+    nodes = range(1, 5)
+    fitting = [
+        count
+        for count in nodes
+        if any(
+            estimate(size, server=where, nodes=count, expandable_segments=segments, **fixed).fits
+            for segments in (False, True)
+        )
+    ]
+    planned = plan_training(size, servers=[where], nodes=nodes, **fixed).picked.fewest_nodes
+    assert (planned and planned.cluster.num_nodes) == min(fitting, default=None)
+
+
+@pytest.mark.parametrize(
+    ("name", "where", "nodes"),
+    [
+        ("Llama-3.1-8B", "g5.48xlarge", range(1, 5)),
+        pytest.param("Llama-3.1-8B", "g5.48xlarge", NODES, marks=pytest.mark.slow),
+        pytest.param("30B", "p4d.24xlarge", NODES, marks=pytest.mark.slow),
+        pytest.param("Llama-3.1-70B", "p4de.24xlarge", NODES, marks=pytest.mark.slow),
+    ],
+)
+def test_predict_advises_the_fewest_nodes_of_a_plan(name: str, where: str, nodes: Iterable[int]) -> None:
+    setup = TrainSetup(world_size=8, sequence_length=4096, precision=Precision.parse("bf16-mixed"))
+    advised = remedies(answer(Question(model(name, 4096), setup, server(where))))
+    advised_nodes = [int(found[1]) for one in advised if (found := re.search(r"--nodes (\d+)", one.switch))]
+    fixed = {"sequence_length": 4096, "offload": "none", "micro_batch_size": 1}
+    planned = plan_training(name, servers=[where], nodes=nodes, **fixed).picked.fewest_nodes
+    assert planned is not None
+    assert min(advised_nodes) == planned.cluster.num_nodes
