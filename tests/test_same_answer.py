@@ -38,6 +38,8 @@ settings = st.fixed_dictionaries({
 })  # fmt: skip
 batches = st.sampled_from([1, 3])
 headrooms = st.sampled_from(["1GiB", "4GiB"])
+switches = st.sampled_from([[], ["--expandable-segments"], ["--load", "every-rank"]])
+"""Options that largest_model() does not take."""
 
 
 def ask(command: str, *words: object, **options: object) -> Any:
@@ -47,15 +49,13 @@ def ask(command: str, *words: object, **options: object) -> Any:
 
 
 @few
-@given(servers_and_gpus, settings, batches, headrooms, st.booleans())
+@given(servers_and_gpus, settings, batches, headrooms, switches)
 def test_the_largest_model_fits_and_the_next_does_not(
-    where: dict[str, Any], setting: dict[str, Any], batch: int, headroom: str, is_expandable: bool
+    where: dict[str, Any], setting: dict[str, Any], batch: int, headroom: str, switch: list[str]
 ) -> None:
-    """Segments expand on the command line alone: largest_model() does not take them."""
-    switch = ["--expandable-segments"] if is_expandable else []
     options = {**where, **setting, "headroom": headroom}
     (cell,) = ask("max-size", *switch, "--no-time", batch=batch, **options)["cells"]
-    if not is_expandable:
+    if not switch:
         in_python = largest_model(**options, micro_batch_size=batch)
         assert (in_python.model and in_python.model.num_parameters) == cell["max_parameters"]
     if cell["max_parameters"] is None:

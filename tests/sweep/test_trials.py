@@ -11,11 +11,14 @@ from pathlib import Path
 import pytest
 
 from fsdp_bench.spec.rank_report import Outcome
-from fsdp_bench.spec.record import TrialRecord, read_record
+from fsdp_bench.spec.record import TrialRecord
+from fsdp_bench.spec.setup import Api
 from fsdp_bench.sweep.machine import GpuDevice, probe_machine
+from fsdp_bench.sweep.results.load import read_records
 from fsdp_bench.sweep.run import runner
 from tests.conftest import records_of_sweep, run_command, write_tiny_sweep
 from tests.sweep.config.test_grid import machine
+from tests.sweep.conftest import ALL_MEASUREMENTS, FIVE_TRIALS, resume, trial
 
 RunSweep = Callable[..., list[TrialRecord]]
 
@@ -37,29 +40,10 @@ def only_record(folder: Path, grid: str, run: str) -> TrialRecord:
     return record
 
 
-FULL_RUN = """
-warmup_steps = 3
-memory_limit = "1GiB"
-communication_steps = 2
-steps_without_communication = 2
-"""
-
-
-@pytest.fixture(scope="module")
-def swept(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The results of one trial of two ranks that measures all that there is, and keeps a trace."""
-    folder = tmp_path_factory.mktemp("swept")
-    file = write_tiny_sweep(folder, "world_size = 2\nprecision = 'bf16-mixed'", FULL_RUN)
-    done = run_command("sweep", file, "--results", folder, "--machine", "m", "--no-charts", "--trace")
-    assert done.returncode == 0, done.stderr
-    return folder
-
-
-@pytest.fixture(scope="module")
-def record(swept: Path) -> TrialRecord:
-    """The record of that trial."""
-    (path,) = (swept / "m" / "tiny" / "trials").glob("*.json")
-    return read_record(path.read_bytes(), path.name)
+@pytest.fixture(params=["fsdp1", "fsdp2"])
+def record(swept: Path, request: pytest.FixtureRequest) -> TrialRecord:
+    """The record of a trial of two ranks that ran."""
+    return trial(swept, api=Api(request.param), world_size=2, micro_batch_size=1)
 
 
 def test_a_record_holds_raw_samples_of_every_rank_and_says_what_ran(record: TrialRecord) -> None:
@@ -84,12 +68,9 @@ def test_a_record_holds_raw_samples_of_every_rank_and_says_what_ran(record: Tria
     assert record.mfu is None  # no GPU, no peak, no guess
 
 
-def test_a_budget_on_a_cpu_is_an_outcome_and_the_next_trial_is_unaffected(run_sweep: RunSweep) -> None:
-    small, large = run_sweep("world_size = 2\nmicro_batch_size = [1, 512]", "memory_limit = '2MiB'\nwarmup_steps = 2")
-    if small.setup.micro_batch_size > large.setup.micro_batch_size:
-        small, large = large, small
-    assert small.outcome is Outcome.OK
-    assert large.outcome is Outcome.OOM_HOST
+def test_a_budget_on_a_cpu_is_an_outcome_and_the_next_trial_is_unaffected(swept: Path) -> None:
+    large, *others = sorted(read_records(swept), key=lambda record: record.outcome is not Outcome.OOM_HOST)
+    assert large.setup.micro_batch_size == 512
     assert not large.fits
     assert "a budget, not a GPU" in (large.reason or "")
     assert "2.0 MiB" in (large.reason or "")
@@ -97,6 +78,8 @@ def test_a_budget_on_a_cpu_is_an_outcome_and_the_next_trial_is_unaffected(run_sw
     assert failure.limit == "budget"
     assert failure.phase in ("forward", "loss", "backward")
     assert "BudgetExceeded" in (large.stderr_tail or "")
+    after = [record.outcome for record in others if record.started_at > large.started_at]
+    assert Outcome.OK in after
 
 
 def test_communication_is_measured_on_steps_of_its_own(record: TrialRecord) -> None:
@@ -113,7 +96,7 @@ def test_communication_is_measured_on_steps_of_its_own(record: TrialRecord) -> N
 
 @pytest.mark.parametrize("world_size", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_torchrun_gives_the_same_numbers_as_the_fork_server(tmp_path: Path, world_size: int) -> None:
-    grid, run = f"world_size = {world_size}\nprecision = 'bf16-mixed'", FULL_RUN if world_size > 1 else ""
+    grid, run = f"world_size = {world_size}\nprecision = 'bf16-mixed'", ALL_MEASUREMENTS if world_size > 1 else ""
     record, launched = (
         only_record(tmp_path / launcher, grid, f"{run}\nlauncher = '{launcher}'") for launcher in ("fork", "torchrun")
     )
@@ -156,15 +139,15 @@ def test_list_shows_trials_and_their_order_and_writes_nothing(write_sweep: Calla
     assert not (tmp_path / "r").exists()
 
 
-def test_a_skipped_cell_has_a_record_with_its_reason_and_runs_once_the_reason_is_gone(run_sweep: RunSweep) -> None:
-    grid = "world_size = 1\nseed = [0, 1]"
-    exclude = "\n[[exclude]]\nseed = 1\nreason = 'slow machine'"
-    first = {record.setup.seed: record for record in run_sweep(grid + exclude)}
-    assert first[1].outcome is Outcome.SKIPPED
-    assert first[1].reason == "excluded: slow machine"
-    second = {record.setup.seed: record for record in run_sweep(grid)}
-    assert second[1].outcome is Outcome.OK
-    assert second[0] == first[0]
+def test_a_skipped_cell_has_a_record_with_its_reason_and_runs_once_the_reason_is_gone(copied: Path) -> None:
+    cell = {"api": Api.FSDP2, "micro_batch_size": 512}
+    skipped, before = trial(copied, **cell), read_records(copied)
+    assert (skipped.outcome, skipped.reason) == (Outcome.SKIPPED, "excluded: slow machine")
+    write_tiny_sweep(copied, FIVE_TRIALS.partition("[[exclude]]")[0], ALL_MEASUREMENTS)
+    assert resume(copied).returncode == 0
+    ran = trial(copied, **cell)
+    assert ran.outcome is Outcome.OOM_HOST  # as under fsdp1
+    assert [record for record in before if record != skipped] == [r for r in read_records(copied) if r != ran]
 
 
 def test_a_foreign_process_on_a_gpu_makes_the_measurement_suspect(
@@ -216,18 +199,18 @@ def test_a_step_is_also_timed_without_communication(record: TrialRecord) -> None
 
 def test_traces_are_kept_where_they_are_asked_for(swept: Path, record: TrialRecord) -> None:
     """A trace decides nothing: the trial has the ID that it has without, and is not run again for it."""
-    folder = swept / "m" / "tiny"
-    kept = sorted((folder / "traces").rglob("*.json.gz"))
-    assert [path.relative_to(folder / "traces") for path in kept] == [
-        Path(record.id) / f"rank-{rank}.trace.json.gz" for rank in range(2)
-    ]
+    kept = sorted((swept / "m" / "tiny" / "traces" / record.id).iterdir())
+    assert [path.name for path in kept] == [f"rank-{rank}.trace.json.gz" for rank in range(2)]
     for path in kept:
         events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
         named = [event["name"] for event in events if event.get("ph") == "X"]
         assert named.count("gloo:all_gather") == 5  # one step's: see above
         assert "aten::mm" in named
+
+
+def test_trials_that_are_recorded_get_no_trace_later(swept: Path) -> None:
     words = ("sweep", swept / "tiny.toml", "--results", swept, "--machine", "m", "--no-charts", "--trace")
-    assert "1 trials are recorded already and get no trace" in run_command(*words).stderr
+    assert "5 trials are recorded already and get no trace" in run_command(*words).stderr
     assert "recorded" in run_command(*words, "--list").stdout
 
 
@@ -257,3 +240,14 @@ def test_snapshots_are_kept_beside_the_trials(tmp_path: Path) -> None:
     store.close()
     assert (store.snapshots / "abc" / "rank-0.snapshot.pickle").read_bytes() == b"allocations"
     assert not store.traces.exists()
+
+
+def test_a_report_counts_outcomes_and_gives_the_reason_of_what_was_skipped(swept: Path) -> None:
+    printed = run_command("report", swept).stdout
+    assert "measured: 4 trials (3 ok, 1 oom_host)" in printed
+    assert "skipped 1: excluded: slow machine" in printed
+
+
+def test_charts_are_drawn_beside_the_trials(swept: Path) -> None:
+    drawn = {path.name for path in (swept / "m" / "tiny").glob("*.png")}
+    assert drawn == {"peak-memory.png", "throughput.png", "communication.png"}

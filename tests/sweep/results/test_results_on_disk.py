@@ -16,29 +16,10 @@ from fsdp_bench.spec.rank_report import Outcome
 from fsdp_bench.spec.record import read_record
 from fsdp_bench.sweep.results.load import load_results
 from fsdp_bench.sweep.results.store import Store
-from tests.conftest import run_command, write_tiny_sweep
+from tests.conftest import run_command
+from tests.sweep.conftest import resume
 
 TWO_TRIALS = "world_size = 1\nseed = [0, 1]"
-
-
-@pytest.fixture(scope="module")
-def swept(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A sweep of two trials that is done: its file, and its results with their charts."""
-    folder = tmp_path_factory.mktemp("swept")
-    done = run_command(*sweep_in(folder, write_tiny_sweep(folder, TWO_TRIALS)))
-    assert done.returncode == 0, done.stderr
-    return folder
-
-
-@pytest.fixture
-def copied(swept: Path, tmp_path: Path) -> Path:
-    """A copy of it, to be damaged."""
-    return shutil.copytree(swept, tmp_path / "copy")
-
-
-def sweep_in(folder: Path, file: Path) -> tuple[object, ...]:
-    """The words that run that sweep, or go on with it."""
-    return ("sweep", file, "--results", folder, "--machine", "m")
 
 
 @pytest.fixture
@@ -104,29 +85,27 @@ def test_a_results_path_that_is_a_file_is_one_line(write_sweep: Callable[..., Pa
 
 
 def test_a_record_cut_in_half_is_set_aside_by_name_and_its_trial_runs_again(copied: Path) -> None:
-    words = (*sweep_in(copied, copied / "tiny.toml"), "--no-charts")
     folder = copied / "m" / "tiny"
-    cut, whole = sorted((folder / "trials").glob("*.json"))
+    cut, *whole = sorted((folder / "trials").glob("*.json"))
     half = cut.read_bytes()[: cut.stat().st_size // 2]
     cut.write_bytes(half)
-    untouched = whole.read_bytes()
+    untouched = [path.read_bytes() for path in whole]
     report = run_command("report", folder)
-    assert report.returncode == 0  # the other record is read
+    assert report.returncode == 0  # the other records are read
     assert cut.name in one_line(report.stderr)
-    done = run_command(*words)
+    done = resume(copied)
     assert done.returncode == 0
     assert f"{cut.name} is not a whole record" in " ".join(done.stderr.split())
     assert (folder / "set-aside" / f"{cut.stem}.1.json").read_bytes() == half
     assert read_record(cut.read_bytes(), cut.name).outcome is Outcome.OK
-    assert whole.read_bytes() == untouched
+    assert [path.read_bytes() for path in whole] == untouched
 
 
 def test_a_record_of_a_newer_version_is_refused_by_name_and_kept(copied: Path) -> None:
-    words = (*sweep_in(copied, copied / "tiny.toml"), "--no-charts")
     path = min((copied / "m" / "tiny" / "trials").glob("*.json"))
     newer = path.read_bytes().replace(b'"schema_version": 1', b'"schema_version": 99')
     path.write_bytes(newer)
-    done = run_command(*words)
+    done = resume(copied)
     assert done.returncode == 2
     message = one_line(done.stderr)
     assert path.name in message
@@ -161,14 +140,14 @@ def test_who_finds_a_folder_taken_leaves_it_alone_and_may_have_it_later(tmp_path
 
 def test_results_load_as_a_table_with_units_in_the_names(swept: Path) -> None:
     table = load_results(swept / "m" / "tiny")
-    assert len(table) == 2
     assert set(table["source"]) == {"measured"}
     assert set(table["device"]) == {"cpu"}
-    assert (table["peak_allocated_bytes"] > 0).all()
     assert (table["requested_strategy"] == "FULL_SHARD").all()
-    assert (table["effective_strategy"] == "NO_SHARD").all()  # FSDP1 in a world of one
+    alone = table["world_size"] == 1
+    assert (alone == (table["effective_strategy"] == "NO_SHARD")).all()  # FSDP1 in a world of one
+    assert ((table["peak_allocated_bytes"] > 0) == (table["outcome"] != "skipped")).all()
     csv = (swept / "m" / "tiny" / "trials.csv").read_text().splitlines()
-    assert len(csv) == 3
+    assert len(csv) == 1 + len(table) == 1 + 5
     assert csv[0].split(",") == list(table.columns)
     as_json = json.loads(run_command("report", swept, "--json").stdout)
     assert [row["id"] for row in as_json["trials"]] == list(table["id"])
