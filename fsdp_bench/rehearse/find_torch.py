@@ -14,6 +14,8 @@ OLDEST_TORCH = (2, 4)
 """2.4 and 2.5 because published measurements were made with them: results/rehearsed/published."""
 PLATFORM = "linux-x86_64"
 ASKED = """
+import sys
+sys.path[:] = [place for place in sys.path if place]  # -c puts the current folder there, and a script does not
 import importlib.util, json, os, sysconfig
 spec = importlib.util.find_spec("torch")
 folder = os.path.dirname(spec.origin) if spec and spec.origin else None

@@ -9,7 +9,6 @@ import json
 import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 from fsdp_bench.catalog.architectures import FOLDERS, NotRecorded, recorded_architecture
@@ -22,6 +21,7 @@ from fsdp_bench.spec.recording.config import loops_over_sequence
 from fsdp_bench.spec.recording.recorded import RecordedCode
 from fsdp_bench.spec.recording.request import RecordingSpec
 from fsdp_bench.spec.subprocesses.dry_run import ModelCode
+from fsdp_bench.spec.subprocesses.own_python import own_python
 from fsdp_bench.sweep.recording import record, write
 from fsdp_bench.sweep.run.rehearsed import rehearsed_gpu, stand_in_environment
 
@@ -100,7 +100,7 @@ def record_compiled(entry: ModelEntry | None, float8: bool = False) -> Path | No
         given = [huggingface_block(architecture), json.dumps(config)]
     path.parent.mkdir(parents=True, exist_ok=True)
     environment = {**os.environ, **stand_in_environment(rehearsed_gpu(GPU))}
-    command = [sys.executable, "-m", "fsdp_bench.train.compiled.main", str(path), *given]
+    command = own_python("fsdp_bench.train.compiled.main", str(path), *given)
     if subprocess.run(command, env=environment, check=False).returncode:
         raise MachineError(f"{path.name}: the blocks cannot be compiled; the reason is above")
     return path

@@ -6,7 +6,6 @@ import datetime
 import json
 import os
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -32,6 +31,7 @@ from fsdp_bench.spec.profile import (
     RankProfile,
 )
 from fsdp_bench.spec.setup import Api, OptimizerKind, ShardingStrategy, TrainSetup
+from fsdp_bench.spec.subprocesses.own_python import own_python
 from fsdp_bench.sweep.launchers.logs import last_lines
 from fsdp_bench.sweep.launchers.start import worker_environment
 from fsdp_bench.sweep.machine import Machine
@@ -99,7 +99,7 @@ def _start(rank: int, count: int, device: Hardware, folder: Path) -> subprocess.
     arguments = [str(os.getpid()), str(folder / "measured.json")]
     with open(folder / f"rank-{rank}.log", "wb") as log:
         return subprocess.Popen(
-            [sys.executable, "-m", "fsdp_bench.train.calibrating.calibrator", *arguments],
+            own_python("fsdp_bench.train.calibrating.calibrator", *arguments),
             env=environment,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE if rank == 0 else log,

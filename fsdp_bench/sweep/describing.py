@@ -6,7 +6,6 @@ import contextlib
 import hashlib
 import os
 import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from fsdp_bench import __version__
 from fsdp_bench.spec.codec import to_builtins, write_atomically
 from fsdp_bench.spec.errors import MachineError
 from fsdp_bench.spec.subprocesses.description import Description, DescriptionAnswer, DescriptionSpec
+from fsdp_bench.spec.subprocesses.own_python import own_python
 from fsdp_bench.sweep.launchers.start import worker_environment
 from fsdp_bench.sweep.machine import package_version, torch_version
 from fsdp_bench.sweep.recording import cache_folder
@@ -39,7 +39,7 @@ def describe(specs: Sequence[DescriptionSpec]) -> list[DescriptionAnswer]:
 
 
 def _ask(specs: list[DescriptionSpec]) -> list[DescriptionAnswer]:
-    command = [sys.executable, "-m", "fsdp_bench.train.models.describe", str(os.getpid())]
+    command = own_python("fsdp_bench.train.models.describe", str(os.getpid()))
     data = msgspec.json.encode(to_builtins(specs))
     done = subprocess.run(command, input=data, capture_output=True, env=worker_environment())
     if not done.stdout:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 import tempfile
 import threading
 from collections.abc import Iterator, Sequence
@@ -23,6 +22,7 @@ from fsdp_bench.spec.model import ModelShape
 from fsdp_bench.spec.recording.model import RecordedModel
 from fsdp_bench.spec.setup import TrainSetup
 from fsdp_bench.spec.subprocesses.dry_run import DryRunAnswer, DryRunResult, DryRunSpec, KernelSet
+from fsdp_bench.spec.subprocesses.own_python import own_python
 from fsdp_bench.sweep.launchers.launcher import signal_name
 from fsdp_bench.sweep.launchers.logs import last_lines_of
 from fsdp_bench.sweep.launchers.start import worker_environment
@@ -156,7 +156,7 @@ class _Process:
     def __init__(self) -> None:
         self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  # closed by close
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "fsdp_bench.train.dry_run.main", str(os.getpid())],
+            own_python("fsdp_bench.train.dry_run.main", str(os.getpid())),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,

@@ -7,7 +7,6 @@ import hashlib
 import lzma
 import os
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -24,6 +23,7 @@ from fsdp_bench.spec.recording.config import loops_over_sequence
 from fsdp_bench.spec.recording.recorded import FORMAT_VERSION, RecordedCode
 from fsdp_bench.spec.recording.request import RecordingAnswer, RecordingSpec
 from fsdp_bench.spec.recording.variants import KINDS_WITH_FROZEN
+from fsdp_bench.spec.subprocesses.own_python import own_python
 from fsdp_bench.sweep.launchers.start import worker_environment
 from fsdp_bench.sweep.machine import torch_version
 
@@ -52,7 +52,7 @@ def record(spec: RecordingSpec, progress: Callable[[str], None] = lambda what: N
     last = ""
     with tempfile.TemporaryFile() as output:  # a pipe would be full before the lines of progress end
         process = subprocess.Popen(
-            [sys.executable, "-m", "fsdp_bench.train.recording.main", str(os.getpid())],
+            own_python("fsdp_bench.train.recording.main", str(os.getpid())),
             stdin=subprocess.PIPE,
             stdout=output,
             stderr=subprocess.PIPE,

@@ -7,5 +7,6 @@ Read in this order:
     dry_run.py    a model and a setup; the live bytes of one training step
     rehearsal.py  a GPU and one rank of a command; what its script did
     issued.py     what a rehearsed script issued in one step
+    own_python.py  the command that starts one
     description.py  a model's code; what it builds
 """

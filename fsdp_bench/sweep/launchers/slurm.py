@@ -8,11 +8,11 @@ from __future__ import annotations
 import contextlib
 import signal
 import subprocess
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 
 from fsdp_bench.spec.errors import MachineError
+from fsdp_bench.spec.subprocesses.own_python import own_python
 from fsdp_bench.sweep.launchers.launcher import Launched, Launcher, NodesLost, RankExit, exit_of
 from fsdp_bench.sweep.launchers.processes import dying_with_this_process
 from fsdp_bench.sweep.launchers.slurm_job import SlurmJob, srun, srun_environment
@@ -64,7 +64,7 @@ class SlurmNodes:
         self._address = self._address or self._job.head_address()
         command = [
             *srun(nodes),
-            *(sys.executable, "-m", NODE, "0", str(trial), str(scratch)),
+            *own_python(NODE, "0", str(trial), str(scratch)),
             *(f"--endpoint={self._address}:{free_port()}", f"--num-nodes={len(nodes)}"),
             *(f"--ranks-per-node={self._ranks_per_node}", f"--run-id={scratch.name}"),
         ]

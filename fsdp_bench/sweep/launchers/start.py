@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import IO
 
 from fsdp_bench.spec.errors import MachineError
+from fsdp_bench.spec.subprocesses.own_python import own_python
 from fsdp_bench.sweep.launchers.processes import MARK, dying_with_this_process
 
 NODE = "fsdp_bench.train.processes.node"
@@ -61,7 +62,7 @@ def start_process(
     module, *arguments = command
     try:
         return subprocess.Popen(
-            [sys.executable, "-m", module, str(os.getpid()), *arguments],
+            own_python(module, str(os.getpid()), *arguments),
             stdin=pipes,
             stdout=subprocess.PIPE if pipes == subprocess.PIPE else log,
             stderr=log,

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from collections.abc import Mapping
 
 import msgspec
@@ -20,6 +19,7 @@ from fsdp_bench.plan.rehearsal import headroom_of_script
 from fsdp_bench.spec.codec import to_json
 from fsdp_bench.spec.errors import MachineError, SpecError
 from fsdp_bench.spec.hardware import Gpu
+from fsdp_bench.spec.subprocesses.own_python import own_python
 from fsdp_bench.spec.subprocesses.rehearsal import RehearsedGpu
 from fsdp_bench.sweep.machine import GpuDevice, Machine
 
@@ -66,7 +66,7 @@ def stand_in_environment(gpu: RehearsedGpu) -> Mapping[str, str]:
     Raises:
         MachineError: in one line, if torch is not a CUDA build, or there is no C compiler.
     """
-    command = [sys.executable, "-m", "fsdp_bench.rehearse.environment", to_json(gpu).decode()]
+    command = own_python("fsdp_bench.rehearse.environment", to_json(gpu).decode())
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     try:
         answer: dict[str, str] = json.loads(done.stdout)
