@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from fsdp_bench.spec.subprocesses.own_python import own_python
+
 PACKAGE = Path(__file__).parents[1] / "fsdp_bench"
 PACKAGES = sorted(str(path.parent.relative_to(PACKAGE)) for path in PACKAGE.glob("*/**/__init__.py"))
 
@@ -28,3 +30,11 @@ def test_a_package_lists_its_files(package: str) -> None:
     data = {f"{path.name}/" for path in folder.iterdir() if path.is_dir()}
     assert {entry for entry in entries if not re.search(rf"(^|[ `]){re.escape(entry)}", text, re.MULTILINE)} == set()
     assert set(re.findall(r"^    ([\w.]+/?)  ", text, re.MULTILINE)) <= entries | data
+
+
+def test_every_python_of_ours_is_started_without_the_current_folder() -> None:
+    """By own_python(), but for the one that becomes the user's (-I); environment.py names a default interpreter."""
+    named = {str(path.relative_to(PACKAGE)) for path in PACKAGE.rglob("*.py") if "sys.executable" in path.read_text()}
+    assert named == {"spec/subprocesses/own_python.py", "rehearse/run.py", "rehearse/environment.py"}
+    assert "-P" in own_python("module")
+    assert '[sys.executable, "-I", "-S", str(ENTER)' in (PACKAGE / "rehearse" / "run.py").read_text()

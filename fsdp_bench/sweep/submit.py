@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shlex
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import msgspec
 
 from fsdp_bench.spec.codec import to_json, write_atomically
 from fsdp_bench.spec.errors import MachineError, ResultsError, SpecError, shown
+from fsdp_bench.spec.subprocesses.own_python import own_python
 from fsdp_bench.sweep.config.reading import check_folder_name
 from fsdp_bench.sweep.config.sweep_file import read_file
 from fsdp_bench.sweep.launchers.slurm_job import ask, job_state, seconds_of
@@ -104,6 +104,8 @@ def prepare(job: Submission) -> Prepared:
         ResultsError: if the script cannot be written.
     """
     check_folder_name(job.machine_name, "--machine")
+    for option, path in (("FILE", job.file), ("--results", job.results)):
+        _check_in_script(option, path)
     found = read_file(job.file, probe_machine())
     longest = found.run.timeout_seconds
     if job.seconds <= longest + job.signal_seconds:
@@ -120,6 +122,15 @@ def prepare(job: Submission) -> Prepared:
     except OSError as error:
         raise ResultsError(f"{script}: cannot be written: {error.strerror or error}") from None
     return Prepared(script=script, folder=folder, num_trials=num_trials)
+
+
+def _check_in_script(option: str, path: Path) -> None:
+    """Raise for a path that a batch script cannot name: a line break ends a comment, a backslash is sbatch's own."""
+    full = os.path.abspath(path)
+    if "\\" in full or not full.isprintable():
+        raise SpecError(
+            f"{option}: {shown(full)} is not allowed; a batch script cannot name line breaks and backslashes"
+        )
 
 
 def _num_trials(job: Submission) -> int | None:
@@ -211,7 +222,7 @@ def _retry(job: Submission) -> list[str]:
 def _command(job: Submission) -> Sequence[str]:
     """Return the sweep's command, with absolute paths: a job may start elsewhere."""
     return [
-        *(sys.executable, "-m", "fsdp_bench", "sweep", os.path.abspath(job.file)),
+        *own_python("fsdp_bench", "sweep", os.path.abspath(job.file)),
         *("--results", os.path.abspath(job.results), "--machine", job.machine_name),
         *("--slurm", f"--ranks-per-node={job.ranks}"),
         *(part for value in job.only for part in ("--only", value)),

@@ -70,3 +70,12 @@ def test_a_real_interpreter_is_asked_without_importing_torch() -> None:
     ran = subprocess.run([sys.executable, "-X", "importtime", "-c", ASKED], capture_output=True, text=True, check=True)
     assert " torch" not in ran.stderr
     assert len(json.loads(ran.stdout)) == 2
+
+
+def test_modules_of_the_current_folder_are_not_run_to_find_torch(tmp_path: Path) -> None:
+    """The command itself would not import them: a script's folder is on Python's path, and not the current one."""
+    for name in ("json", "sysconfig", "importlib", "torch"):
+        (tmp_path / f"{name}.py").write_text("open('ran', 'w')")
+    ran = subprocess.run([sys.executable, "-c", ASKED], capture_output=True, text=True, check=True, cwd=tmp_path)
+    assert len(json.loads(ran.stdout)) == 2
+    assert not (tmp_path / "ran").exists()

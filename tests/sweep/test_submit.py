@@ -56,15 +56,26 @@ def test_the_script_says_what_it_does_and_runs_the_sweep_from_anywhere(tmp_path:
     assert expected.items() <= options.items()
     assert "module load cuda" in text.splitlines()
     words = shlex.split(text.splitlines()[-1])
-    assert words[:5] == ["exec", sys.executable, "-m", "fsdp_bench", "sweep"]
-    assert Path(words[5]) == file
-    assert words[6:] == [
+    assert words[:6] == ["exec", sys.executable, "-P", "-m", "fsdp_bench", "sweep"]
+    assert Path(words[6]) == file
+    assert words[7:] == [
         *("--results", str(folder / "r"), "--machine", "2x4-a100", "--slurm", "--ranks-per-node=4"),
         *("--only", "strategy=FULL_SHARD", "${retry[@]}"),
     ]
     assert "retry=(--retry crashed)" in text  # in the first run of the job alone
     checked = subprocess.run(["/bin/bash", "-n", str(script)], capture_output=True, text=True, check=False)
     assert checked.returncode == 0, checked.stderr
+
+
+@pytest.mark.usefixtures("without_slurm")
+@pytest.mark.parametrize("name", ["r\ntouch RAN #", "back\\slash"])
+def test_a_folder_that_a_batch_script_cannot_name_is_refused(name: str, tmp_path: Path) -> None:
+    """A line break ends the comment that names it, so that the next line runs; sbatch reads a backslash itself."""
+    file = write_tiny_sweep(tmp_path, "world_size = 8")
+    done = run_command("submit", file, *SUBMIT.split(), "--results", tmp_path / name)
+    assert done.returncode == 2
+    assert "a batch script cannot name line breaks and backslashes" in done.stderr
+    assert not (tmp_path / name).exists()
 
 
 @pytest.mark.usefixtures("without_slurm")
@@ -75,6 +86,7 @@ def test_the_script_says_what_it_does_and_runs_the_sweep_from_anywhere(tmp_path:
         ("--nodes 2 --gpus-per-node 4 --time soon", "--time: 'soon' is not allowed; minutes"),
         ("--nodes 2 --gpus-per-node 4 --time 0", "--time: '0' is not allowed"),
         ("--nodes 2 --gpus-per-node 4 --time 5", "a single trial may take 300 s"),
+        ("--nodes 2 --gpus-per-node 4 --time ²", "--time: '²' is not allowed"),
         ("--nodes 0 --gpus-per-node 4 --time 15", "nodes: '0' is not allowed"),
         (f"{SUBMIT} --machine ../x", "--machine"),
         (f"{SUBMIT} --only nothing=1", "nothing"),

@@ -56,7 +56,7 @@ def parse_endpoint(text: str) -> tuple[str, int]:
         SpecError: saying what is allowed.
     """
     host, colon, port = text.rpartition(":")
-    if not colon or not host or not port.isdigit() or not 0 < int(port) < 1 << 16:
+    if not colon or not host or not (port.isascii() and port.isdecimal()) or not 0 < int(port) < 1 << 16:
         raise SpecError(f"--rdzv-endpoint: {shown(text)} is not allowed; HOST:PORT of the first node, as node0:29420")
     return host.strip("[]"), int(port)
 

@@ -146,7 +146,7 @@ def seconds_of(text: str) -> float | None:
     """Read a time as Slurm writes it: MM, MM:SS, HH:MM:SS, D-HH, D-HH:MM, D-HH:MM:SS. None for other words."""
     days, dash, clock = text.strip().rpartition("-")
     parts = clock.split(":")
-    if not all(part.isdigit() for part in (*parts, *([days] if dash else []))) or len(parts) > 3:
+    if not all(part.isdecimal() and part.isascii() for part in (*parts, *([days] if dash else []))) or len(parts) > 3:
         return None
     numbers = [int(part) for part in parts]
     if dash:
