@@ -121,7 +121,7 @@ def parse_nodes(text: str) -> list[int]:
     found: list[int] = []
     for word in text.split(","):
         low, dash, high = word.strip().partition("-")
-        if not low.isdigit() or (dash and not high.isdigit()):
+        if not low.isdecimal() or (dash and not high.isdecimal()):
             raise SpecError(f"nodes: {shown(text)} is not allowed; write it like '4', '1,2,8' or '1-16'")
         if dash and int(high) < int(low):
             raise SpecError(f"nodes: {shown(text)} is not allowed; the smaller number first: '{high}-{low}'")

@@ -61,6 +61,7 @@ _COLOURS = {True: "green", False: "red", None: "yellow"}
     metavar="N",
     help="With --time: tokens of one rank in an optimizer step. By default as many as its embedding looks up.",
 )
+@click.option("--timeout", type=float, metavar="SECONDS", help="End the script if it takes longer. Default: never.")
 @click.option("--chart", type=click.Path(path_type=Path), metavar="FILE.png", help="Draw memory over time.")
 @click.option("--snapshot", type=click.Path(path_type=Path), metavar="FILE.pickle", help="For pytorch.org/memory_viz.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
@@ -76,7 +77,9 @@ def command(**given: Any) -> int:
     fsdp-bench rehearse --gpu H100-SXM --world-size 64 -- python train.py
     fsdp-bench rehearse --time --server p5.48xlarge -- torchrun train.py
 
-    Checkpoints are not written. Exit codes: 0: fits, or unknown. 3: does not fit, or only with allocation retries.
+    Your files stay as they are: what the script writes or removes outside of temporary folders does not reach the disk.
+
+    Exit codes: 0: fits, or unknown. 3: does not fit, or only with allocation retries.
     2: bad input. 1: the script failed.
     """
     chart, as_json = given.pop("chart"), given.pop("as_json")

@@ -36,6 +36,7 @@ class CommandToRehearse:
     headroom_bytes: int | None
     max_gpu_bytes: int | None
     tokens_per_step: int | None = None
+    timeout_seconds: float | None = None
 
     def answers(self) -> Iterator[Rehearsal]:
         """Run the ranks in turn; yield what is found of each.
@@ -43,7 +44,7 @@ class CommandToRehearse:
         Raises:
             MachineError: if the command's Python has no CUDA build of torch, or the stand-in cannot be compiled.
             SpecError: if its launcher refuses its arguments.
-            RehearsalError: if its process ends without a report.
+            RehearsalError: if its process ends without a report, or takes longer than the timeout.
         """
         kept = headroom_of_script(
             self.hardware, self.options.world_size or self.options.gpus_per_node, self.headroom_bytes
@@ -51,7 +52,7 @@ class CommandToRehearse:
         gpu = self.hardware.gpu if isinstance(self.hardware, Cluster) else self.hardware
         stand_in = _stand_in(gpu, kept.num_bytes, self.options.gpus_per_node)
         for rank in self.ranks:
-            report = rehearse(self.command, stand_in, rank, self.options)
+            report = rehearse(self.command, stand_in, rank, self.options, self.timeout_seconds)
             options = self.options
             yield Rehearsal(report, self.hardware, kept, self.max_gpu_bytes, options.notes_work, self.tokens_per_step)
 
@@ -88,6 +89,7 @@ def command_to_rehearse(
     stops_at_unsupported: bool = True,
     time: bool = False,
     tokens_per_step: int | None = None,
+    timeout: float | None = None,
     catalog: Catalog = BUILT_IN,
 ) -> CommandToRehearse:
     """Check what is asked for, before anything runs. The arguments are those of ``rehearse_command``.
@@ -101,6 +103,8 @@ def command_to_rehearse(
         raise SpecError("tokens-per-step: it counts for --time alone, which is not given")
     if tokens_per_step is not None and tokens_per_step < 1:
         raise SpecError(f"tokens-per-step: {shown(tokens_per_step)} is not allowed; a whole number, 1 or more")
+    if timeout is not None and not 0 < timeout < float("inf"):
+        raise SpecError(f"timeout: {shown(timeout)} is not allowed; a number of seconds above 0")
     words = shlex.split(command) if isinstance(command, str) else list(command)
     understood = read_command(words, os.environ, Path.cwd())
     place = find_placement(gpu, server, nodes, gpus_per_node, world_size, catalog)
@@ -132,6 +136,7 @@ def command_to_rehearse(
         headroom_bytes=stated_headroom(headroom, hardware),
         max_gpu_bytes=None if max_gpu_memory is None else parse_bytes(max_gpu_memory, "max-gpu-memory"),
         tokens_per_step=tokens_per_step,
+        timeout_seconds=timeout,
     )
 
 
@@ -145,7 +150,7 @@ def rehearse_command(command: str | Sequence[str], **asked: object) -> list[Rehe
         asked: the options of ``fsdp-bench rehearse`` by name, with underscores: ``server``, ``gpu``, ``nodes``,
             ``gpus_per_node``, ``world_size``, ``gpu_memory``, ``headroom``, ``steps`` (4, or "all"), ``ranks`` (0, a
             list, or "all"), ``max_gpu_memory``, ``snapshot``, ``random_weights``, ``balanced_routing``,
-            ``stops_at_unsupported``, ``time``, ``tokens_per_step``.
+            ``stops_at_unsupported``, ``time``, ``tokens_per_step``, ``timeout`` in seconds.
 
     Returns:
         A Rehearsal for each rank: ``report`` has peaks by step and phase in bytes, ``verdict`` whether it fits, and
@@ -154,7 +159,7 @@ def rehearse_command(command: str | Sequence[str], **asked: object) -> list[Rehe
     Raises:
         SpecError: for values that are not allowed.
         MachineError: if the command's Python has no CUDA build of torch, or there is no C compiler.
-        RehearsalError: if the command's process ends without a report.
+        RehearsalError: if the command's process ends without a report, or takes longer than the timeout.
     """
     return list(command_to_rehearse(command, **asked).answers())  # type: ignore[arg-type]
 

@@ -58,9 +58,11 @@ def build_stand_in(torch: Torch) -> Path:
     version = _version(torch)
     kept = cache_folder() / "stand-in"
     folder = kept / version
-    if folder.is_dir():
+    if (folder / LIBRARY).is_file():
         return folder
     try:
+        if folder.is_dir():  # a cleaner of caches removes files and leaves folders
+            shutil.rmtree(folder)
         kept.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=kept, prefix="building-") as temporary:
             built = Path(temporary) / version
@@ -69,7 +71,7 @@ def build_stand_in(torch: Torch) -> Path:
             try:
                 built.rename(folder)
             except OSError:
-                if not folder.is_dir():  # another process was faster
+                if not (folder / LIBRARY).is_file():  # another process was faster
                     raise
     except OSError as error:
         raise MachineError(
@@ -129,6 +131,7 @@ def stand_in_environment(folder: Path, gpu: StandInGpu, environment: Mapping[str
         # here, and runs on a real GPU of the same name must not read that.
         "TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1",
         "TORCHINDUCTOR_CACHE_DIR": str(cache_folder() / "inductor"),
+        "TRITON_CACHE_DIR": str(cache_folder() / "triton"),
     }
 
 

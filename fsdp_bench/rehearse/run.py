@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -23,6 +25,9 @@ from fsdp_bench.spec.subprocesses.rehearsal import RehearsalOptions, RehearsalPl
 INSIDE = Path(__file__).parent / "inside" / "main.py"
 """What runs in the user's Python."""
 
+ENTER = Path(__file__).parent / "enter.py"
+"""What runs before that, in our own Python."""
+
 REFUSED = 2
 """The exit code of inside/main.py if the launcher's arguments cannot be rehearsed."""
 
@@ -37,19 +42,23 @@ class RehearsalError(FsdpBenchError):
     exit_code = ExitCode.CRASHED
 
 
-def rehearse(command: Command, gpu: StandInGpu, rank: int, options: RehearsalOptions) -> RehearsalReport:
+def rehearse(
+    command: Command, gpu: StandInGpu, rank: int, options: RehearsalOptions, timeout_seconds: float | None = None
+) -> RehearsalReport:
     """Run a command as one rank; what it prints goes to standard error.
+
+    Its process is ended after ``timeout_seconds``, and what it started with it.
 
     Raises:
         MachineError: if its Python has no CUDA build of torch, or the stand-in cannot be compiled.
         SpecError: if the launcher refuses its arguments, or starts what cannot be rehearsed.
-        RehearsalError: if its process ends without a report.
+        RehearsalError: if its process ends without a report, or is ended.
     """
     folder = build_stand_in(find_torch(str(command.python)))
     with tempfile.TemporaryDirectory(prefix="fsdp-bench-") as scratch:
         report = Path(scratch) / "report.json"
         plan = RehearsalPlan(
-            **msgspec.structs.asdict(options),
+            **{**msgspec.structs.asdict(options), "snapshot": options.snapshot and str(Path(scratch) / "snapshot")},
             launcher=command.launcher.value,
             words=command.launcher_words,
             rank=rank,
@@ -57,27 +66,41 @@ def rehearse(command: Command, gpu: StandInGpu, rank: int, options: RehearsalOpt
         )
         (Path(scratch) / "plan.json").write_bytes(to_json(plan))
         policy = {"STAND_IN_UNSUPPORTED": "stop" if options.stops_at_unsupported else "warn"}
-        words = [str(command.python), *command.interpreter_options, str(INSIDE), str(Path(scratch) / "plan.json")]
+        path = str(Path(scratch) / "plan.json")
+        words = [sys.executable, "-I", "-S", str(ENTER), path]
+        words += [str(command.python), *command.interpreter_options, str(INSIDE), path]
         inherited = {name: value for name, value in os.environ.items() if name != OF_THIS_MACHINE}
         own = {**inherited, **command.environment}
-        code = _run(words, {**own, **stand_in_environment(folder, gpu, own), **policy})
+        on_stand_in = {**own, **stand_in_environment(folder, gpu, own), **policy}
+        for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"):  # of ours, which no overlay hides
+            Path(on_stand_in[name]).mkdir(parents=True, exist_ok=True)
+        code = _run(words, on_stand_in, timeout_seconds)
         if not report.exists():
             raise RehearsalError(_ended_without_report(code))
         if code == REFUSED:
             raise SpecError(str(json.loads(report.read_bytes())["refused"]))
+        if options.snapshot is not None and (written := Path(scratch) / "snapshot").exists():
+            shutil.move(written, options.snapshot)
         return from_json(report.read_bytes(), RehearsalReport)
 
 
-def _run(words: list[str], environment: dict[str, str]) -> int:
-    """Run the user's Python; its standard output goes to our standard error, which is free for the answer."""
+def _run(words: list[str], environment: dict[str, str], timeout_seconds: float | None) -> int:
+    """Run the user's Python; its standard output goes to our standard error, which is free for the answer.
+
+    What it started and left running, such as a tracker's process, ends with it.
+    """
     sys.stdout.flush()
-    process = subprocess.Popen(words, env=environment, stdin=subprocess.DEVNULL, stdout=2)
+    process = subprocess.Popen(words, env=environment, stdin=subprocess.DEVNULL, stdout=2, process_group=0)
     try:
-        return process.wait()
-    except BaseException:
-        process.kill()
+        return process.wait(timeout_seconds)
+    except subprocess.TimeoutExpired:
+        raise RehearsalError(
+            f"the script was ended after {timeout_seconds:g} s (--timeout); its output is above"
+        ) from None
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-        raise
 
 
 def _ended_without_report(code: int) -> str:

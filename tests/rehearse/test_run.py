@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
+from contextlib import suppress
 from pathlib import Path
 
+import psutil
 import pytest
 
 from fsdp_bench.rehearse import run
@@ -22,7 +25,7 @@ def started(
     """Return the environment of a command's process that ends with a code, and the error."""
     seen: list[dict[str, str]] = []
 
-    def instead(_words: list[str], environment: dict[str, str]) -> int:
+    def instead(_words: list[str], environment: dict[str, str], _timeout_seconds: float | None) -> int:
         seen.append(environment)
         return code
 
@@ -53,3 +56,15 @@ def test_a_process_that_linux_killed_says_what_may_have_run_out(
     assert "host memory" in killed
     _, ended = started(monkeypatch, tmp_path, {}, 1)
     assert "host memory" not in ended
+
+
+def test_what_a_script_leaves_running_ends_with_it(tmp_path: Path) -> None:
+    script = "import subprocess, sys; print(subprocess.Popen(['sleep', '600']).pid, file=open(sys.argv[1], 'w'))"
+    assert run._run([sys.executable, "-c", script, str(tmp_path / "pid")], dict(os.environ), None) == 0
+    with suppress(psutil.NoSuchProcess):
+        psutil.Process(int((tmp_path / "pid").read_text())).wait(30)
+
+
+def test_a_script_that_takes_longer_than_its_timeout_is_ended() -> None:
+    with pytest.raises(run.RehearsalError, match=r"ended after 0.2 s \(--timeout\)"):
+        run._run([sys.executable, "-c", "import time; time.sleep(600)"], dict(os.environ), 0.2)

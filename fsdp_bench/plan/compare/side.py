@@ -118,7 +118,7 @@ def _of_file(path: Path) -> Side:
     )
     if several is None:
         return _of_document(found, path.name)
-    if not number.isdigit() or not 1 <= int(number) <= len(several):
+    if not number.isdecimal() or not 1 <= int(number) <= len(several):
         raise SpecError(f"{file}: holds {len(several)} setups; name one: {file}#1 to {file}#{len(several)}")
     return _of_document(several[int(number) - 1], path.name)
 

@@ -7,6 +7,7 @@ Read in this order:
     understand.py         what a command would start, whatever its launcher
     launch.py             what torchrun would start, and the environment it would give to a rank
     accelerate_launch.py  the same for accelerate launch, read by accelerate's own parser
+    files/                keeps the user's files as they are
     observe/              what the script does: steps, peaks, lines that hold memory, values that it reads
     replace/              what would need other ranks, a GPU's values, host memory or a disk
 """

@@ -42,7 +42,7 @@ _END_WITH_PARENT = 1
 class _Rehearsal:
     """One run of the script, and what is observed of it."""
 
-    def __init__(self, plan: dict[str, Any], launch: Any, rank: int, world_size: int, gpus_per_node: int) -> None:
+    def __init__(self, plan: dict[str, Any], files: Any, launch: Any, rank: int, *of_ranks: int) -> None:
         import torch
 
         from .observe.issued import IssuedWork
@@ -51,8 +51,9 @@ class _Rehearsal:
         from .observe.steps import Steps
         from .replace.host_memory import HostMemory
 
-        self.plan, self.launch = plan, launch
-        self.rank, self.world_size, self.gpus_per_node = rank, world_size, gpus_per_node
+        self.plan, self.files, self.launch, self.rank = plan, files, launch, rank
+        self.world_size, self.gpus_per_node = of_ranks
+        self._process = os.getpid()
         self.torch = torch
         self.counters = PeakCounters()
         self.issued = IssuedWork() if plan["notes_work"] else None
@@ -70,7 +71,7 @@ class _Rehearsal:
         self.steps.install()
         self.reads.install()
         self.host.install()
-        checkpoints.skip_large_files()
+        checkpoints.write_no_tensors(self.files.seen)
         if not self.plan["stops_at_unsupported"]:
             self.torch.backends.cudnn.enabled = False
         integers.compute_small_integers()
@@ -87,7 +88,7 @@ class _Rehearsal:
     def _notes(self) -> list[str]:
         """Say what was assumed or replaced because the command line says so."""
         from .replace import integers
-        from .replace.checkpoints import skipped
+        from .replace.checkpoints import skipped, sparse
 
         notes = {
             "balanced_routing": "Of a mixture of experts, each expert gets equally many tokens (--balanced-routing).",
@@ -101,10 +102,16 @@ class _Rehearsal:
         if not integers.can_compute():
             found.append("Torch is older than 2.9: integers of the GPU are not computed, nor what follows from them.")
         found += [f"{name} was skipped {times} times: no checkpoint was written." for name, times in skipped.items()]
-        return found
+        found += [
+            f"{name} wrote {times} file{'s' * (times != 1)} without the bytes of large tensors."
+            for name, times in sparse.items()
+        ]
+        return found + self.files.notes()
 
     def report(self, outcome: str, failure: dict[str, Any] | None) -> None:
-        """Write the report, under a temporary name first."""
+        """Write the report, under a temporary name first. A process that the script forked writes none."""
+        if os.getpid() != self._process:
+            return
         from .observe import history, reads
         from .replace.collectives import calls, sizes
 
@@ -139,7 +146,8 @@ class _Rehearsal:
             "allocator_settings": os.environ.get("PYTORCH_ALLOC_CONF", os.environ.get("PYTORCH_CUDA_ALLOC_CONF")),
         }
         path = Path(self.plan["report"])
-        path.with_suffix(".tmp").write_text(json.dumps(document))
+        text = json.dumps(document, ensure_ascii=False).encode("utf-8", "replace")  # a file's name may have any byte
+        path.with_suffix(".tmp").write_bytes(text)
         path.with_suffix(".tmp").replace(path)
         if self.plan["snapshot"] and torch.cuda.is_initialized():
             history.dump(self.plan["snapshot"])
@@ -197,11 +205,18 @@ def _failure(error: BaseException) -> dict[str, Any]:
     inner, own = cause(frames)
     return {
         "type": type(error).__name__,
-        "message": str(error),
+        "message": _message(error),
         "line": as_document(inner),
         "user_line": as_document(own),
         "traceback": "".join(traceback.format_exception(type(error), error, start)),
     }
+
+
+def _message(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception as other:  # of the script's own class
+        return f"its message cannot be made: {type(other).__name__}"
 
 
 def _starts_scripts(file: str) -> bool:
@@ -233,9 +248,12 @@ def _understood(plan: dict[str, Any]) -> tuple[Any, int, int, int]:
 
 def main() -> None:
     """Read the plan, run, report, end the process."""
+    from .files.protection import Protection
     from .launch import rank_environment
 
-    plan = json.loads(Path(sys.argv[1]).read_text())
+    path = Path(sys.argv[1])
+    plan = json.loads(path.read_text())
+    files = Protection(path.parent, plan["words"])
     ctypes.CDLL(None).prctl(_END_WITH_PARENT, signal.SIGKILL)
     try:
         launch, *world = _understood(plan)
@@ -246,7 +264,7 @@ def main() -> None:
         os.environ.update(rank_environment(*world))
     os.environ.update(launch.environment)
     with warnings.catch_warnings():
-        rehearsal = _Rehearsal(plan, launch, *world)
+        rehearsal = _Rehearsal(plan, files, launch, *world)
         rehearsal.prepare()
     outcome, failure = _outcome(rehearsal, launch)
     rehearsal.steps.end()

@@ -7,6 +7,7 @@ import os
 import runpy
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from textwrap import dedent
@@ -38,14 +39,24 @@ def run_inside(
         The script's report, its output and its exit code.
     """
     (folder / "script.py").write_text(dedent(script))
-    plan: dict[str, Any] = {
+    plan = plan_of(folder, "script.py", *arguments, rank=rank, world_size=world_size, **changes)
+    (folder / "plan.json").write_text(json.dumps(plan))
+    code = _run_fork(folder) if forked else _run_new(folder)
+    report = folder / "report.json"
+    output = (folder / "output.txt").read_text()
+    return Ran(json.loads(report.read_text()) if report.exists() else {}, output, code)
+
+
+def plan_of(scratch: Path, *words: str, **changes: Any) -> dict[str, Any]:
+    """Return the plan of a command without a launcher, which reports into ``scratch``."""
+    return {
         "launcher": "none",
-        "words": ["script.py", *arguments],
-        "rank": rank,
-        "world_size": world_size,
+        "words": words,
+        "rank": 0,
+        "world_size": 8,
         "gpus_per_node": 8,
         "steps": 2,
-        "report": str(folder / "report.json"),
+        "report": str(scratch / "report.json"),
         "snapshot": None,
         "random_weights": False,
         "balanced_routing": False,
@@ -53,11 +64,6 @@ def run_inside(
         "notes_work": False,
         **changes,
     }
-    (folder / "plan.json").write_text(json.dumps(plan))
-    code = _run_fork(folder) if forked else _run_new(folder)
-    report = folder / "report.json"
-    output = (folder / "output.txt").read_text()
-    return Ran(json.loads(report.read_text()) if report.exists() else {}, output, code)
 
 
 def _run_new(folder: Path) -> int:
@@ -67,20 +73,27 @@ def _run_new(folder: Path) -> int:
 
 
 def _run_fork(folder: Path) -> int:
-    process = FORK_SERVER.Process(target=_become_a_rehearsal, args=(folder,))
+    return run_fork(become_a_rehearsal, folder, folder)
+
+
+def run_fork(target: Callable[..., None], *arguments: object) -> int:
+    """Call a function in a fork of a process that has imported torch; return its exit code."""
+    process = FORK_SERVER.Process(target=target, args=arguments)
     process.start()
     process.join()
     assert process.exitcode is not None
     return process.exitcode
 
 
-def _become_a_rehearsal(folder: Path) -> None:
-    output = os.open(folder / "output.txt", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+def become_a_rehearsal(folder: Path, scratch: Path, prepare: Callable[[Path], None] = lambda _scratch: None) -> None:
+    """Run the plan in ``scratch`` with a working directory, after ``prepare``, and end this process with it."""
+    output = os.open(scratch / "output.txt", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     for number in (1, 2):
         os.dup2(output, number)
     os.chdir(folder)
-    sys.argv, sys.path[0] = [str(INSIDE), str(folder / "plan.json")], str(INSIDE.parent)
+    sys.argv, sys.path[0] = [str(INSIDE), str(scratch / "plan.json")], str(INSIDE.parent)
     try:
+        prepare(scratch)
         runpy.run_path(str(INSIDE), run_name="__main__")
     finally:
         os._exit(1)  # INSIDE ends its process itself

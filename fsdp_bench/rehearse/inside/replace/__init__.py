@@ -7,5 +7,5 @@ Read in this order:
     integers.py       small integers of the GPU hold what they would hold in training
     host_memory.py    models in host memory that take none
     weights.py        models of Hugging Face from their configuration alone
-    checkpoints.py    checkpoints that are not written
+    checkpoints.py    checkpoints without the bytes of their tensors
 """

@@ -1,13 +1,16 @@
-"""Checkpoints that a rehearsal does not write: their weights would be meaningless, in the script's own folder.
+"""Checkpoints without the bytes of their tensors: their values would be meaningless, and writing them takes minutes.
 
-What leads to them runs as usual, such as gathering a whole state dictionary. Files below 1 MiB are written, except by
-torch.distributed.checkpoint.
+A file of torch.save or safetensors is as large as a real one and can be loaded, but takes no space: it is sparse. What
+leads to it runs as usual, such as gathering a whole state dictionary. torch.distributed.checkpoint writes nothing but
+its folder; loading what it would have written leaves the tensors as they are.
 """
 
 from __future__ import annotations
 
 import importlib.abc
 import importlib.util
+import inspect
+import json
 import os
 import sys
 from collections import Counter
@@ -21,32 +24,49 @@ from torch.utils._pytree import tree_leaves
 
 LARGE_BYTES = 1 << 20
 
+sparse: Counter[str] = Counter()
+"""How often each function wrote a file without the bytes of its tensors."""
 skipped: Counter[str] = Counter()
 """How often each function would have written a checkpoint."""
 
+_unwritten: set[str] = set()
+"""The checkpoints that torch.distributed.checkpoint would have written."""
 
-def skip_large_files() -> None:
-    """Let torch.save, safetensors and torch.distributed.checkpoint write no large tensors."""
-    torch.save = _skipping("torch.save", torch.save)
+_DISTRIBUTED = "torch.distributed.checkpoint"
+_SAVERS, _LOADERS = f"{_DISTRIBUTED}.state_dict_saver", f"{_DISTRIBUTED}.state_dict_loader"
+
+
+def write_no_tensors(seen: Callable[[Any], Any]) -> None:
+    """Let torch.save, safetensors and torch.distributed.checkpoint write no large tensors.
+
+    Args:
+        seen: returns where a file is read that Python's functions have written.
+    """
+    torch.save = _torch_save(torch.save)
     if importlib.util.find_spec("safetensors") is not None:
         import safetensors.torch
 
-        safetensors.torch.save_file = _skipping("safetensors", safetensors.torch.save_file)
-    if _DISTRIBUTED in sys.modules:
-        _replace_savers(sys.modules[_DISTRIBUTED])
-    else:
-        sys.meta_path.insert(0, _AtImport())
-
-
-_DISTRIBUTED = "torch.distributed.checkpoint.state_dict_saver"
+        safetensors.torch.save_file = _safetensors_save(safetensors.torch.save_file, safetensors.torch.save)
+        safe_open = safetensors.safe_open
+        safetensors.safe_open = safetensors.torch.safe_open = lambda filename, *arguments, **keywords: safe_open(
+            seen(filename), *arguments, **keywords
+        )
+    for name, replace in ((_SAVERS, _replace_savers), (_LOADERS, _replace_loaders)):
+        if name in sys.modules:
+            replace(sys.modules[name])
+        else:
+            sys.meta_path.insert(0, _AtImport(name, replace))
 
 
 class _AtImport(importlib.abc.MetaPathFinder):
-    """Replaces the savers when the script imports them: to import them takes 1.5 seconds."""
+    """Replaces functions of a module when the script imports it: to import these takes 1.5 seconds."""
+
+    def __init__(self, name: str, replace: Callable[[ModuleType], None]) -> None:
+        self._name, self._then = name, replace
 
     def find_spec(self, name: str, path: Any, target: Any = None) -> Any:
         """Return the module's own spec, whose loader then replaces functions of it."""
-        if name != _DISTRIBUTED:
+        if name != self._name:
             return None
         sys.meta_path.remove(self)
         spec = importlib.util.find_spec(name)
@@ -56,33 +76,119 @@ class _AtImport(importlib.abc.MetaPathFinder):
 
         def load_and_replace(module: ModuleType) -> None:
             load(module)
-            _replace_savers(module)
+            self._then(module)
 
         spec.loader.exec_module = load_and_replace
         return spec
 
 
-def _replace_savers(module: ModuleType) -> None:
-    for name in ("save", "async_save", "save_state_dict"):
-        if hasattr(module, name):
-            setattr(module, name, _never("torch.distributed.checkpoint", is_async=name == "async_save"))
+def _torch_save(save: Callable[..., Any]) -> Callable[..., Any]:
+    """Return torch.save without the bytes of large tensors that go to a file.
 
+    Before torch 2.6, which has no ``skip_data``, such a file is not written, unless the script has opened it itself.
+    """
+    parameters = inspect.signature(save)
+    skip_data = getattr(torch.serialization, "skip_data", None)
 
-def _skipping(name: str, save: Callable[..., Any]) -> Callable[..., Any]:
-    """Return ``save`` for everything but large tensors that go to a file."""
-
-    def instead(tensors: Any, file: Any, *arguments: Any, **keywords: Any) -> Any:
-        if isinstance(file, (str, os.PathLike)) and _num_bytes(tensors) >= LARGE_BYTES:
-            skipped[name] += 1
+    def instead(*arguments: Any, **keywords: Any) -> Any:
+        try:
+            given = parameters.bind(*arguments, **keywords).arguments
+        except TypeError:
+            return save(*arguments, **keywords)  # its own message
+        file = given["f"]
+        is_path = isinstance(file, (str, os.PathLike))
+        is_large = _num_bytes(given["obj"]) >= LARGE_BYTES and (is_path or _is_on_disk(file))
+        if is_large and is_path and skip_data is None:
+            skipped["torch.save"] += 1
             return None
-        return save(tensors, file, *arguments, **keywords)
+        if is_path:
+            with open(file, "wb") as opened:  # by Python, whose functions protect the user's files
+                return instead(**{**given, "f": opened})
+        if skip_data is None or not is_large or not given.get("_use_new_zipfile_serialization", True):
+            return save(**given)
+        sparse["torch.save"] += 1
+        with skip_data():
+            return save(**given)
 
     return instead
 
 
-def _never(name: str, is_async: bool) -> Callable[..., Any]:
-    def instead(*_arguments: Any, **_keywords: Any) -> Any:
-        skipped[name] += 1
+def _is_on_disk(file: Any) -> bool:
+    """Whether an opened file is one of the system's, and not bytes in memory."""
+    try:
+        file.fileno()
+    except (AttributeError, OSError):
+        return False
+    return True
+
+
+def _safetensors_save(save_file: Callable[..., Any], save: Callable[..., bytes]) -> Callable[..., Any]:
+    """Return safetensors.torch.save_file without the bytes of large tensors."""
+    parameters = inspect.signature(save_file)
+
+    def instead(*arguments: Any, **keywords: Any) -> Any:
+        try:
+            given = parameters.bind(*arguments, **keywords).arguments
+        except TypeError:
+            return save_file(*arguments, **keywords)
+        tensors, metadata = given["tensors"], given.get("metadata")
+        if _num_bytes(tensors) < LARGE_BYTES or not all(tensor.dtype in _NAMES for tensor in tensors.values()):
+            with open(given["filename"], "wb") as file:
+                file.write(save(tensors, metadata))
+            return None
+        sparse["safetensors"] += 1
+        header, num_bytes = _safetensors_header(tensors, metadata)
+        with open(given["filename"], "wb") as file:
+            file.write(header)
+            file.truncate(len(header) + num_bytes)
+        return None
+
+    return instead
+
+
+_NAMES = {
+    getattr(torch, name): code
+    for name, code in {
+        **{"float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16"},
+        **{"int64": "I64", "int32": "I32", "int16": "I16", "int8": "I8", "uint8": "U8", "bool": "BOOL"},
+        **{"float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2"},
+    }.items()
+}
+"""The dtypes that the format names: https://github.com/huggingface/safetensors#format."""
+
+
+def _safetensors_header(tensors: dict[str, torch.Tensor], metadata: dict[str, str] | None) -> tuple[bytes, int]:
+    """Return what stands before the tensors' bytes, and how many these are."""
+    header: dict[str, Any] = {} if metadata is None else {"__metadata__": metadata}
+    end = 0
+    for name, tensor in sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0])):
+        begin, end = end, end + tensor.nbytes
+        header[name] = {"dtype": _NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [begin, end]}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text, end
+
+
+def _replace_savers(module: ModuleType) -> None:
+    for name in ("save", "async_save", "save_state_dict"):
+        if hasattr(module, name):
+            setattr(module, name, _never(getattr(module, name), is_async=name == "async_save"))
+
+
+def _replace_loaders(module: ModuleType) -> None:
+    for name in ("load", "load_state_dict"):
+        if hasattr(module, name):
+            setattr(module, name, _unless_unwritten(getattr(module, name)))
+
+
+def _never(save: Callable[..., Any], is_async: bool) -> Callable[..., Any]:
+    parameters = inspect.signature(save)
+
+    def instead(*arguments: Any, **keywords: Any) -> Any:
+        skipped[_DISTRIBUTED] += 1
+        if (place := _place(parameters.bind(*arguments, **keywords).arguments)) is not None:
+            _unwritten.add(place)
+            os.makedirs(place, exist_ok=True)
         if not is_async:
             return None
         done: Future[None] = Future()
@@ -90,6 +196,26 @@ def _never(name: str, is_async: bool) -> Callable[..., Any]:
         return done
 
     return instead
+
+
+def _unless_unwritten(load: Callable[..., Any]) -> Callable[..., Any]:
+    parameters = inspect.signature(load)
+
+    def instead(*arguments: Any, **keywords: Any) -> Any:
+        if _place(parameters.bind(*arguments, **keywords).arguments) in _unwritten:
+            return None
+        return load(*arguments, **keywords)
+
+    return instead
+
+
+def _place(given: dict[str, Any]) -> str | None:
+    """Return the folder of a checkpoint. None if it is no folder, or not known."""
+    storage = given.get("storage_writer") or given.get("storage_reader")
+    place = given.get("checkpoint_id") or getattr(storage, "path", None)
+    if not isinstance(place, (str, os.PathLike)) or "://" in str(place):
+        return None
+    return os.path.abspath(place)
 
 
 def _num_bytes(value: Any) -> int:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
+
+import pytest
 
 from tests.rehearse.inside.rehearsing import run_inside
 
@@ -188,3 +191,33 @@ def test_processes_that_a_script_spawns_are_one(tmp_path: Path) -> None:
         rank=3,
     )
     assert [line for line in ran.output.splitlines() if "trains" in line] == ["trains 3 8"]
+
+
+def test_a_forked_process_does_not_report_for_the_script(tmp_path: Path) -> None:
+    """Its parent is killed, as by the kernel where memory runs out: there is no answer then, and not the child's."""
+    ran = run_inside(
+        tmp_path,
+        """
+        import os, signal, sys
+        child = os.fork()
+        if child == 0:
+            sys.exit(0)
+        os.waitpid(child, 0)
+        os.kill(os.getpid(), signal.SIGKILL)
+        """,
+    )
+    assert ran.code == -signal.SIGKILL
+    assert ran.report == {}
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (r'RuntimeError("file \udcff")', "file ?"),
+        ("type('Silent', (Exception,), {'__str__': lambda self: 1 / 0})()", "its message cannot be made"),
+    ],
+)
+def test_an_error_is_reported_whatever_its_message(error: str, message: str, tmp_path: Path) -> None:
+    ran = run_inside(tmp_path, f"raise {error}")
+    assert ran.report["outcome"] == "failed"
+    assert message in ran.report["failure"]["message"]

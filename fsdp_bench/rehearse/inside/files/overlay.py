@@ -1,0 +1,199 @@
+"""Overlays of Linux over all folders of the root, in a mount namespace that only this process and its children see.
+
+What the script writes goes to a scratch folder and is read back from there; what it removes is gone for it alone.
+Temporary folders stay as they are, but for the script's folder and the working directory, which may be in one.
+
+Not covered: devices, /run, and files that stand directly in the root. In a user namespace a file of another user or
+group cannot be changed, and files that stand directly in a folder below which something is mounted are not covered.
+
+Needs a kernel that lets this process mount overlays: as root, or in a user namespace of its own (Linux 5.11 and newer,
+where neither a container nor the distribution forbids it).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shutil
+import stat
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from errno import EOVERFLOW, EXDEV
+from typing import Any
+
+from .places import Changes, is_below, num_files, temporary_folders
+
+_NEW_MOUNTS, _NEW_USER = 0x20000, 0x10000000
+"""CLONE_NEWNS and CLONE_NEWUSER of unshare(2)."""
+_READ_ONLY, _NO_SUID, _NO_DEVICES, _REMOUNT, _BIND, _RECURSIVE, _PRIVATE = 1, 2, 4, 32, 4096, 16384, 1 << 18
+"""MS_RDONLY, MS_NOSUID, MS_NODEV, MS_REMOUNT, MS_BIND, MS_REC and MS_PRIVATE of mount(2)."""
+
+_WITHOUT_USERS_FILES = frozenset({
+    *("autofs", "binfmt_misc", "bpf", "cgroup", "cgroup2", "configfs", "debugfs", "devpts", "devtmpfs", "efivarfs"),
+    *("fusectl", "hugetlbfs", "mqueue", "nsfs", "proc", "pstore", "rpc_pipefs", "securityfs", "selinuxfs", "sysfs"),
+    "tracefs",
+})  # fmt: skip
+_NOT_COVERED = frozenset({"/proc", "/sys", "/dev", "/run", "/lost+found"})
+
+
+Layers = tuple[str, int]
+"""Of an overlay, the folder with what was written, and the descriptor of the covered folder, which exec() keeps."""
+
+
+class Overlay:
+    """The overlays of this process."""
+
+    def __init__(self, scratch: str, folders: Sequence[str]) -> None:
+        """Mount them, and one over each of ``folders``, which are real paths and may be in a temporary folder.
+
+        Must be called while the process has one thread. What the script writes goes below ``scratch``.
+
+        Raises:
+            OSError: The kernel does not allow it.
+        """
+        self._scratch = os.path.realpath(scratch)
+        self._libc = ctypes.CDLL(None, use_errno=True)
+        self.layers: list[Layers] = []
+        temporary = temporary_folders()
+        self._has_own_user = self._unshare(folders)
+        self._mounts = dict(_mounts())
+        """The file system's type by mount point, as they are without overlays."""
+        places = [*temporary, self._scratch, *folders, *self._mounts]
+        self._below = {place: os.open(place, os.O_PATH) for place in places if os.path.isdir(place)}
+        """Descriptors of folders as they are without overlays."""
+        try:
+            for entry in sorted(os.scandir("/"), key=lambda entry: entry.path):
+                if entry.is_dir(follow_symlinks=False) and entry.path not in temporary:
+                    self._cover(entry.path)
+            self._show(temporary)
+            for folder in folders:
+                self._cover(folder)
+        finally:
+            self._show([self._scratch])
+            os.chdir(os.getcwd())  # what is now there, and not what the overlay covers
+
+    def _unshare(self, folders: Sequence[str]) -> bool:
+        """Give the process a mount namespace of its own. Return whether it needed a user namespace for that."""
+        needs_own_user = self._libc.unshare(_NEW_MOUNTS) != 0
+        if needs_own_user:
+            user, group = os.getuid(), os.getgid()
+            if any(_has_other_owners(folder, user, group) for folder in folders):
+                raise OSError(EOVERFLOW, "files of other users or groups")
+            self._check(self._libc.unshare(_NEW_MOUNTS | _NEW_USER), "unshare")
+            for file, text in (
+                ("setgroups", "deny"),
+                ("uid_map", f"{user} {user} 1"),
+                ("gid_map", f"{group} {group} 1"),
+            ):
+                with open(f"/proc/self/{file}", "w") as mapping:
+                    mapping.write(text)
+        self._mount("none", "/", None, _RECURSIVE | _PRIVATE)
+        return needs_own_user
+
+    def _cover(self, place: str) -> None:
+        """Mount an overlay over a folder and over each file system that is mounted below it."""
+        if place in _NOT_COVERED or self._mounts.get(place) in _WITHOUT_USERS_FILES:
+            return
+        mounted = sorted(mount for mount in self._below if mount in self._mounts and mount != place)
+        mounted = [mount for mount in mounted if is_below(mount, place)]
+        if mounted and self._has_own_user:  # the kernel keeps such a namespace from what is below its mounts
+            with suppress(PermissionError), os.scandir(place) as entries:
+                for entry in sorted(entries, key=lambda entry: entry.path):
+                    if entry.is_dir(follow_symlinks=False):
+                        self._cover(entry.path)
+            return
+        self._overlay(place, self._below[place] if place in self._below else os.open(place, os.O_PATH))
+        self._show([mount for mount in mounted if self._mounts[mount] in _WITHOUT_USERS_FILES])
+        for mount in mounted:
+            if self._mounts[mount] not in _WITHOUT_USERS_FILES:
+                self._overlay(mount, self._below[mount])
+
+    def _overlay(self, place: str, lower: int) -> None:
+        """Mount an overlay of a folder over it; a file system that cannot have one becomes read-only."""
+        for in_memory in (False, True):
+            scratch = f"/proc/self/fd/{self._below[self._scratch]}"  # an overlay may hide its path
+            name = f"{len(self.layers)}-{int(in_memory)}"
+            layer = f"{scratch}/layers/{name}"
+            os.makedirs(layer)
+            try:
+                if in_memory:  # an overlay's own file system, and NFS, cannot hold what is written
+                    self._mount("tmpfs", layer, "tmpfs", _NO_SUID | _NO_DEVICES)
+                for part in ("upper", "work"):
+                    os.mkdir(f"{layer}/{part}")
+                os.chmod(f"{layer}/upper", stat.S_IMODE(os.stat(place).st_mode))
+                upper, work = (os.open(f"{layer}/{part}", os.O_PATH) for part in ("upper", "work"))
+                layers = (("lowerdir", lower), ("upperdir", upper), ("workdir", work))
+                options = [f"{name}=/proc/self/fd/{number}" for name, number in layers]
+                options += ["userxattr"] if self._has_own_user else []
+                self._mount("overlay", place, "overlay", 0, ",".join(options))
+            except OSError:
+                continue
+            os.set_inheritable(lower, True)
+            self.layers.append((f"{self._scratch}/layers/{name}/upper", lower))
+            return
+        self._mount(place, place, None, _BIND | _RECURSIVE)
+        self._mount("none", place, None, _REMOUNT | _BIND | _READ_ONLY | _NO_SUID | _NO_DEVICES)
+
+    def _show(self, places: Sequence[str]) -> None:
+        """Mount folders as they are where an overlay hides them."""
+        for place in places:
+            if not os.path.samestat(os.stat(place), os.fstat(self._below[place])):
+                self._mount(f"/proc/self/fd/{self._below[place]}", place, None, _BIND | _RECURSIVE)
+
+    def _mount(self, source: str, place: str, kind: str | None, flags: int, options: str | None = None) -> None:
+        words = (os.fsencode(word) if word is not None else None for word in (source, place, kind))
+        first, second, third = words
+        self._check(self._libc.mount(first, second, third, ctypes.c_ulong(flags), options and options.encode()), place)
+
+    def _check(self, result: int, what: str) -> None:
+        if result:
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number), what)
+
+
+def changes(overlays: Sequence[Layers]) -> Changes:
+    """Count the files that overlays hide from the disk, without Python's caches."""
+    written = removed = 0
+    for upper, lower in overlays:
+        for folder, _, files in os.walk(upper):
+            for path in (f"{folder}/{name}" for name in files):
+                status = os.lstat(path)
+                if stat.S_ISCHR(status.st_mode) and status.st_rdev == 0:  # a whiteout
+                    removed += num_files(f"/proc/self/fd/{lower}/{os.path.relpath(path, upper)}")
+                elif os.path.basename(folder) != "__pycache__":
+                    written += 1
+    return Changes(written, removed)
+
+
+def _mounts() -> Iterator[tuple[str, str]]:
+    """Yield each mount point and its file system's type: man 5 proc_pid_mountinfo."""
+    with open("/proc/self/mountinfo", "rb") as lines:
+        for line in lines:
+            fields, _, file_system = line.partition(b" - ")
+            point = fields.split()[4].decode("unicode_escape").encode("latin-1")  # \040 is a blank
+            yield os.fsdecode(point), file_system.split()[0].decode()
+
+
+def _has_other_owners(folder: str, user: int, group: int) -> bool:
+    """Whether something in a folder belongs to others, so that a user namespace of this user cannot change it."""
+    with os.scandir(folder) as entries:
+        owners = [entry.stat(follow_symlinks=False) for entry in entries]
+    return any((one.st_uid, one.st_gid) != (user, group) for one in owners)
+
+
+def rename_folders_by_copying() -> None:
+    """Let os.rename move a folder of the disk, which an overlay refuses as a move to another file system."""
+
+    def by_copying(rename: Callable[..., None]) -> Callable[..., None]:
+        def instead(source: Any, target: Any, **descriptors: Any) -> None:
+            try:
+                rename(source, target, **descriptors)
+            except OSError as error:
+                if error.errno != EXDEV or descriptors or not os.path.isdir(source):
+                    raise
+                shutil.copytree(source, target, symlinks=True)
+                shutil.rmtree(source)
+
+        return instead
+
+    os.rename, os.replace = by_copying(os.rename), by_copying(os.replace)
