@@ -60,6 +60,14 @@ def test_several_processes_build_one_folder_and_the_next_finds_it(
     assert build_stand_in(torch) == folder
 
 
+def test_a_folder_that_has_lost_its_library_is_compiled_again(torch: Torch, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cleaner of caches removes files that nobody has read for long, and leaves their folders."""
+    monkeypatch.setattr(build, "compile_stand_in", lambda folder, *_: (folder / build.LIBRARY).touch())
+    folder = build_stand_in(torch)
+    (folder / build.LIBRARY).unlink()
+    assert (build_stand_in(torch) / build.LIBRARY).is_file()
+
+
 def test_without_a_compiler_one_line_says_what_to_install(torch: Torch, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     monkeypatch.delenv("CC", raising=False)
