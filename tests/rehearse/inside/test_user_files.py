@@ -97,12 +97,14 @@ def test_checkpoints_of_torch_are_written_for_the_script_alone(user: Path, prote
             assert os.stat(file).st_size > 4_004_000
             linear.load_state_dict(torch.load(file))
         assert torch.load("small.pt") == {"step": 3}
+        torch.jit.save(torch.jit.script(torch.nn.Linear(2, 2)), "script.pt")
+        torch.jit.load(open("script.pt", "rb"))
         """,
         user,
         protection,
     )
     assert "torch.save wrote 4 files without the bytes of large tensors." in notes
-    assert "The script wrote 7 files and removed 0: the disk is as it was." in notes
+    assert "The script wrote 8 files and removed 0: the disk is as it was." in notes
 
 
 def test_other_files_are_written_renamed_and_removed_for_the_script_alone(user: Path, protection: str) -> None:

@@ -42,7 +42,7 @@ def write_no_tensors(seen: Callable[[Any], Any]) -> None:
     Args:
         seen: returns where a file is read that Python's functions have written.
     """
-    torch.save = _torch_save(torch.save)
+    torch.save, torch.jit.save = _torch_save(torch.save), _jit_save(torch.jit.save)
     if importlib.util.find_spec("safetensors") is not None:
         import safetensors.torch
 
@@ -109,6 +109,18 @@ def _torch_save(save: Callable[..., Any]) -> Callable[..., Any]:
         sparse["torch.save"] += 1
         with skip_data():
             return save(**given)
+
+    return instead
+
+
+def _jit_save(save: Callable[..., Any]) -> Callable[..., Any]:
+    """Return torch.jit.save with files that Python opens; C++ would open them itself."""
+
+    def instead(m: Any, f: Any, **keywords: Any) -> Any:
+        if not isinstance(f, (str, os.PathLike)):
+            return save(m, f, **keywords)
+        with open(f, "wb") as file:
+            return save(m, file, **keywords)
 
     return instead
 
