@@ -18,7 +18,7 @@ import shutil
 import stat
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from errno import EOVERFLOW, EXDEV
+from errno import EINVAL, EOVERFLOW, EXDEV
 from typing import Any
 
 from .places import Changes, is_below, num_files, temporary_folders
@@ -51,7 +51,7 @@ class Overlay:
         Raises:
             OSError: The kernel does not allow it.
         """
-        self._scratch = os.path.realpath(scratch)
+        self._scratch, self._folders = os.path.realpath(scratch), folders
         self._libc = ctypes.CDLL(None, use_errno=True)
         self.layers: list[Layers] = []
         temporary = temporary_folders()
@@ -109,7 +109,10 @@ class Overlay:
                 self._overlay(mount, self._below[mount])
 
     def _overlay(self, place: str, lower: int) -> None:
-        """Mount an overlay of a folder over it; a file system that cannot have one becomes read-only."""
+        """Mount an overlay of a folder over it.
+
+        A file system that cannot have one becomes read-only, unless the script's folder or working directory is in it.
+        """
         for in_memory in (False, True):
             scratch = f"/proc/self/fd/{self._below[self._scratch]}"  # an overlay may hide its path
             name = f"{len(self.layers)}-{int(in_memory)}"
@@ -131,6 +134,8 @@ class Overlay:
             os.set_inheritable(lower, True)
             self.layers.append((f"{self._scratch}/layers/{name}/upper", lower))
             return
+        if any(is_below(folder, place) for folder in self._folders):
+            raise OSError(EINVAL, "a file system that cannot have one")
         self._mount(place, place, None, _BIND | _RECURSIVE)
         self._mount("none", place, None, _REMOUNT | _BIND | _READ_ONLY | _NO_SUID | _NO_DEVICES)
 
