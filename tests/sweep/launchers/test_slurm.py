@@ -34,6 +34,13 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
         yield cluster
 
 
+@pytest.fixture(autouse=True)
+def no_job_is_left(cluster: SlurmCluster) -> Iterator[None]:
+    """Cancel the jobs of a test that failed, for which the next test would wait."""
+    yield
+    cluster.ask("scancel", "--me")
+
+
 def run_in(cluster: SlurmCluster, *words: object) -> subprocess.CompletedProcess[str]:
     """Run fsdp-bench in this process as in one of the cluster's users."""
     with pytest.MonkeyPatch.context() as patch:
@@ -126,7 +133,7 @@ def test_a_node_that_dies_costs_the_trial_that_runs_and_no_other(
     file = write_tiny_sweep(tmp_path, minutes_then_milliseconds, "timeout_seconds = 300")
     job = Job(cluster, file, "--time", "20")
     try:
-        job.wait_for(lambda status: (status["running_seconds"] or 0) > 9, 200)  # its ranks train
+        job.wait_for(lambda _status: len(list(job.folder.glob(".scratch/*/rank-*.node"))) == 4, 200)  # its ranks run
         cluster.kill_node("n2", whole)
         job.wait_for(lambda status: status["outcomes"].get("crashed") == 1, 200)
         (crashed,) = job.records().values()
