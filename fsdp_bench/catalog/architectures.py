@@ -90,9 +90,9 @@ def _model(code: RecordedCode, config: Mapping[str, Any], name: str) -> Recorded
     first = masked_from(full)
     is_fixed = code.shortest == code.longest
     is_beyond = code.architecture.side == "beyond"
-    positions = next((full[field] for field in POSITIONS if full.get(field)), None) if code.positions else None
-    layers = next(full[field] for field in LAYERS if full.get(field))
-    counts = {path: full["num_decoder_layers"] if "decoder" in path else layers for path in code.num_blocks}
+    positions = next((_count(full, field) for field in POSITIONS if full.get(field)), None) if code.positions else None
+    layers = next(_count(full, field) for field in LAYERS if full.get(field))
+    counts = {path: _count(full, "num_decoder_layers") if "decoder" in path else layers for path in code.num_blocks}
     return RecordedModel(
         name=name,
         code=code
@@ -104,6 +104,13 @@ def _model(code: RecordedCode, config: Mapping[str, Any], name: str) -> Recorded
         counts=tuple(counts.items()),
         max_position_embeddings=positions,
     )
+
+
+def _count(config: Mapping[str, Any], field: str) -> int:
+    value = config[field]
+    if type(value) is not int or value < 1:
+        raise SpecError(f"{field}: {shown(value)} is not allowed; a positive whole number")
+    return value
 
 
 @lru_cache(maxsize=64)

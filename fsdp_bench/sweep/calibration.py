@@ -79,6 +79,8 @@ def _measure(count: int, device: Hardware, say: Callable[[str], None]) -> RankMe
         finally:
             for process in ranks:
                 process.kill()
+                if process.stdout is not None:
+                    process.stdout.close()
         failed = [rank for rank, process in enumerate(ranks) if process.wait() != 0]
         out = folder / "measured.json"
         if failed or not out.exists():

@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
+import pytest
+
 from tests.attacks.records import every_truncation, run
 from tests.profiles import draws
 
@@ -12,6 +14,7 @@ COUNT = draws(120, 5000)
 SEED = draws(1, random.SystemRandom().randrange(10**6))
 
 
+@pytest.mark.timeout(COUNT * 2 + 300)
 def test_results_that_are_damaged_anyhow_are_read_as_far_as_they_are_whole() -> None:
     print(f"seed {SEED}")
     counts, failures = run(COUNT, SEED)

@@ -66,6 +66,7 @@ def config(**changed: Any) -> dict[str, Any]:
         ({"quantization_config": {"bits": 4}}, "quantization_config"),
         ({"rope_scaling": {"rope_type": "longrope"}}, "rope_scaling ['longrope']"),
         ({"num_hidden_layers": 1}, "num_hidden_layers: 1 is not allowed"),
+        ({"num_hidden_layers": [28]}, "num_hidden_layers: [28] is not allowed; a positive whole number"),
         ({"num_key_value_heads": [4]}, "num_key_value_heads: [4] is not allowed; a positive whole number"),
         ({"num_key_value_heads": 5}, "num_key_value_heads: 5 is not allowed; a divisor of the 28 attention heads"),
     ],

@@ -1,6 +1,6 @@
 """The plain loss compiled by torch.compile: what inductor's code allocates and what its partitioner saves.
 
-Read from the allocator's history of torch 2.13 on the stand-in for NVIDIA's libraries (tests/simulate/losses). One
+Read from the allocator's history of torch 2.13 on the stand-in for NVIDIA's libraries (tests/on_stand_in/simulate). One
 kernel reads the logits for each row's maximum and sum (online softmax), and one writes their gradient in their own
 dtype. Not modelled: the partial results, a few numbers a row, with which several blocks share a row where there are
 fewer than two rows a multiprocessor (torch/_inductor/ir.py, Reduction.num_splits).
