@@ -20,7 +20,7 @@ def test_a_gpu_without_a_product_name_has_the_catalogue_s(
 ) -> None:
     seen: list[StandInGpu] = []
 
-    def instead(_command: Any, stand_in: StandInGpu, _rank: int, _options: Any) -> Any:
+    def instead(_command: Any, stand_in: StandInGpu, *_others: Any) -> Any:
         seen.append(stand_in)
         raise SpecError("enough")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -88,7 +89,7 @@ def test_any_sweep_can_be_rehearsed_with_an_option(write_sweep: Callable[..., Pa
 def test_a_machine_that_cannot_rehearse_says_why_before_any_trial(
     write_sweep: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rehearsed.sys, "executable", "/bin/false")
+    monkeypatch.setattr(sys, "executable", "/bin/false")
     with pytest.raises(MachineError, match="the stand-in for NVIDIA's libraries cannot be made: exit code 1"):
         rehearsed.stand_in_environment(rehearsed_gpu("A10G"))
     done = run_command("sweep", write_sweep("world_size = 8", RUN), "--results", tmp_path / "results")
