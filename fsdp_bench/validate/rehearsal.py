@@ -50,7 +50,8 @@ def validate_rehearsals(
     """
     gpu = rehearsed_gpu(GPU)
     cells = draw_compiled_cells(count, seed, float8=True) if float8 else _cells(count, seed, compiled, code, model_type)
-    run = RunPlan(communication_steps=0, attention="flash", emulate=True, rehearsed_on=gpu)
+    # Compiling a deep model takes minutes where other work runs beside it.
+    run = RunPlan(communication_steps=0, attention="flash", emulate=True, rehearsed_on=gpu, timeout_seconds=1800.0)
     specs = [
         TrialSpec(id=str(number), model=_trained(cell), setup=cell.setup, run=run, device="cuda")
         for number, cell in enumerate(cells)
