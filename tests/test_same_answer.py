@@ -27,7 +27,6 @@ SERVERS: list[dict[str, Any]] = [
     {"server": "p5.48xlarge", "nodes": 2},
     {"server": "p4d.24xlarge", "gpus_per_node": 4},
 ]
-servers = st.sampled_from(SERVERS)
 servers_and_gpus = st.sampled_from([*SERVERS, {"gpu": "H100-SXM", "world_size": 8}])
 settings = st.fixed_dictionaries({
     "strategy": st.sampled_from(["FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD"]),
@@ -87,8 +86,9 @@ def test_the_largest_batch_fits_and_one_more_does_not(
     assert [one["fits"] is not False for one in both] == [True, False]
 
 
+@pytest.mark.parametrize("where", SERVERS, ids=["one server", "several nodes", "some of the GPUs"])
 @few
-@given(servers, settings, headrooms)
+@given(setting=settings, headroom=headrooms)
 def test_python_and_predict_say_the_same(where: dict[str, Any], setting: dict[str, Any], headroom: str) -> None:
     options = {"model": "1B", **where, **setting, "headroom": headroom, "gpu_memory": "16GiB"}
     printed, found = ask("predict", **options), estimate(**options)
