@@ -22,7 +22,8 @@ def main() -> None:
     folders = protected_folders(json.loads(plan.read_text())["words"])
     said: dict[str, object]
     try:
-        said = {"overlays": Overlay(str(plan.parent), folders).layers}
+        overlay = Overlay(str(plan.parent), folders)
+        said = {"overlays": overlay.layers, "read_only": overlay.read_only}
     except OSError as error:
         said = {"error": error.strerror}
     (plan.parent / ENTERED).write_text(json.dumps(said))

@@ -74,4 +74,4 @@ def test_trainer_removes_its_users_old_checkpoints_for_the_script_alone(tmp_path
     assert found.code == 0, found.output
     notes = " ".join(found.document["notes"])
     assert "safetensors wrote" in notes
-    assert "the disk is as it was" in notes
+    assert "which the disk does not show" in notes

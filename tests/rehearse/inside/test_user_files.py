@@ -15,6 +15,7 @@ from fsdp_bench.rehearse.inside.files.places import ENTERED, protected_folders
 from tests.rehearse.inside.rehearsing import become_a_rehearsal, plan_of, run_fork
 
 NOT_ALLOWED = "no overlay here"
+NOTICE = "fsdp-bench: This machine allows no overlay"
 
 
 def _mount(scratch: Path) -> None:
@@ -104,7 +105,7 @@ def test_checkpoints_of_torch_are_written_for_the_script_alone(user: Path, prote
         protection,
     )
     assert "torch.save wrote 4 files without the bytes of large tensors." in notes
-    assert "The script wrote 8 files and removed 0: the disk is as it was." in notes
+    assert "The script wrote 8 files and removed 0, which the disk does not show." in notes
 
 
 def test_other_files_are_written_renamed_and_removed_for_the_script_alone(user: Path, protection: str) -> None:
@@ -151,7 +152,7 @@ def test_other_files_are_written_renamed_and_removed_for_the_script_alone(user: 
         protection,
     )
     # array, list, two copies, best/model, log; both files of checkpoint-400 and of checkpoint-500
-    assert "The script wrote 6 files and removed 4: the disk is as it was." in notes
+    assert "The script wrote 6 files and removed 4, which the disk does not show." in notes
 
 
 def test_a_child_process_changes_no_file_in_an_overlay(user: Path) -> None:
@@ -167,11 +168,25 @@ def test_a_child_process_changes_no_file_in_an_overlay(user: Path) -> None:
     assert "wrote 3 files and removed 4" in notes
 
 
-def test_an_answer_says_that_only_python_is_watched_where_there_is_no_overlay(user: Path) -> None:
-    notes = notes_of("open('new', 'w').write('1')", user, "Python's functions")
-    assert "this machine allows no overlay (Operation not permitted)" in notes
-    assert "those that other programs write are written as usual" in notes  # in a temporary folder, as here
+@pytest.mark.parametrize("script", ["open('new', 'w').write('1')", "print(1)"])
+def test_a_machine_without_overlays_is_named_whatever_the_script_writes(script: str, user: Path) -> None:
+    """The working directory is in a temporary folder here, which Landlock lets be written."""
+    notes = notes_of(script, user, "Python's functions")
+    assert "This machine allows no overlay (Operation not permitted)" in notes
+    assert "those that C++, Rust or another program writes by itself REACH THE DISK" in notes
+    assert NOTICE in (user.parent / "scratch" / "output.txt").read_text()  # before the script starts
 
 
-def test_a_script_that_writes_nothing_has_no_such_note(user: Path, protection: str) -> None:
-    assert notes_of("print(open('script.py').read())", user, protection) == ""
+def test_an_overlay_and_a_script_that_writes_nothing_have_no_note(user: Path) -> None:
+    assert notes_of("print(open('script.py').read())", user, "overlay") == ""
+
+
+def test_a_file_in_the_root_is_written_for_the_script_alone(user: Path) -> None:
+    """As root in a container, where ``--output_dir /output`` is usual."""
+    path = f"/fsdp-bench-test-{os.getpid()}"
+    notes = notes_of(
+        f"import os; os.mkdir('{path}'); open('{path}/a', 'w').write('1'); open('{path}.txt', 'w')", user, "overlay"
+    )
+    assert "The script wrote 2 files" in notes
+    assert not os.path.exists(path)
+    assert not os.path.exists(f"{path}.txt")

@@ -1,10 +1,10 @@
-"""Overlays of Linux over all folders of the root, in a mount namespace that only this process and its children see.
+"""Overlays of Linux over all folders, in a mount namespace that only this process and its children see.
 
-What the script writes goes to a scratch folder and is read back from there; what it removes is gone for it alone.
-Temporary folders stay as they are, but for the script's folder and the working directory, which may be in one.
+The script's changes go to a scratch folder and are read back from there. Temporary folders stay as they are, but for
+the script's folder and the working directory, which may be in one.
 
-Not covered: devices, /run, and files that stand directly in the root. In a user namespace a file of another user or
-group cannot be changed, and files that stand directly in a folder below which something is mounted are not covered.
+Not covered: devices and /run. In a user namespace a file of another user or group cannot be changed; and there are no
+overlays at all (OSError) where the user may write into a folder below which something is mounted.
 
 Needs a kernel that lets this process mount overlays: as root, or in a user namespace of its own (Linux 5.11 and newer,
 where neither a container nor the distribution forbids it).
@@ -54,6 +54,8 @@ class Overlay:
         self._scratch, self._folders = os.path.realpath(scratch), folders
         self._libc = ctypes.CDLL(None, use_errno=True)
         self.layers: list[Layers] = []
+        self.read_only: list[str] = []
+        """Folders whose file system can have no overlay."""
         temporary = temporary_folders()
         self._has_own_user = self._unshare(folders)
         self._mounts = dict(_mounts())
@@ -61,16 +63,19 @@ class Overlay:
         places = [*temporary, self._scratch, *folders, *self._mounts]
         self._below = {place: os.open(place, os.O_PATH) for place in places if os.path.isdir(place)}
         """Descriptors of folders as they are without overlays."""
+        folder = os.getcwd()
         try:
-            for entry in sorted(os.scandir("/"), key=lambda entry: entry.path):
-                if entry.is_dir(follow_symlinks=False) and entry.path not in temporary:
-                    self._cover(entry.path)
+            for place in _folders_in("/"):
+                if place not in temporary:
+                    self._cover(place)
             self._show(temporary)
             for folder in folders:
                 self._cover(folder)
         finally:
             self._show([self._scratch])
-            os.chdir(os.getcwd())  # what is now there, and not what the overlay covers
+            os.chdir(folder)  # as it is now, and not as it is below the overlay
+        self._cover_root()
+        os.chdir(folder)
 
     def _unshare(self, folders: Sequence[str]) -> bool:
         """Give the process a mount namespace of its own. Return whether it needed a user namespace for that."""
@@ -97,10 +102,10 @@ class Overlay:
         mounted = sorted(mount for mount in self._below if mount in self._mounts and mount != place)
         mounted = [mount for mount in mounted if is_below(mount, place)]
         if mounted and self._has_own_user:  # the kernel keeps such a namespace from what is below its mounts
-            with suppress(PermissionError), os.scandir(place) as entries:
-                for entry in sorted(entries, key=lambda entry: entry.path):
-                    if entry.is_dir(follow_symlinks=False):
-                        self._cover(entry.path)
+            self._require_not_writable(place)
+            with suppress(PermissionError):
+                for inner in _folders_in(place):
+                    self._cover(inner)
             return
         self._overlay(place, self._below[place] if place in self._below else os.open(place, os.O_PATH))
         self._show([mount for mount in mounted if self._mounts[mount] in _WITHOUT_USERS_FILES])
@@ -108,8 +113,24 @@ class Overlay:
             if self._mounts[mount] not in _WITHOUT_USERS_FILES:
                 self._overlay(mount, self._below[mount])
 
-    def _overlay(self, place: str, lower: int) -> None:
-        """Mount an overlay of a folder over it.
+    def _cover_root(self) -> None:
+        """Make an overlay of the root the root, with everything that is mounted in it: root may write there."""
+        if self._has_own_user:
+            self._require_not_writable("/")
+            return
+        root, folders = f"{self._scratch}/root", _folders_in("/")
+        os.mkdir(root)
+        self._overlay("/", os.open("/", os.O_PATH), root)
+        for folder in folders:
+            self._mount(folder, root + folder, None, _BIND | _RECURSIVE)
+        os.chroot(root)
+
+    def _require_not_writable(self, place: str) -> None:
+        if os.access(place, os.W_OK):
+            raise OSError(EINVAL, f"something is mounted below {place}, which may be written")
+
+    def _overlay(self, place: str, lower: int, target: str | None = None) -> None:
+        """Mount an overlay of a folder over it, or over ``target``.
 
         A file system that cannot have one becomes read-only, unless the script's folder or working directory is in it.
         """
@@ -128,7 +149,7 @@ class Overlay:
                 layers = (("lowerdir", lower), ("upperdir", upper), ("workdir", work))
                 options = [f"{name}=/proc/self/fd/{number}" for name, number in layers]
                 options += ["userxattr"] if self._has_own_user else []
-                self._mount("overlay", place, "overlay", 0, ",".join(options))
+                self._mount("overlay", target or place, "overlay", 0, ",".join(options))
             except OSError:
                 continue
             os.set_inheritable(lower, True)
@@ -136,6 +157,7 @@ class Overlay:
             return
         if any(is_below(folder, place) for folder in self._folders):
             raise OSError(EINVAL, "a file system that cannot have one")
+        self.read_only.append(place)
         self._mount(place, place, None, _BIND | _RECURSIVE)
         self._mount("none", place, None, _REMOUNT | _BIND | _READ_ONLY | _NO_SUID | _NO_DEVICES)
 
@@ -177,6 +199,11 @@ def _mounts() -> Iterator[tuple[str, str]]:
             fields, _, file_system = line.partition(b" - ")
             point = fields.split()[4].decode("unicode_escape").encode("latin-1")  # \040 is a blank
             yield os.fsdecode(point), file_system.split()[0].decode()
+
+
+def _folders_in(place: str) -> list[str]:
+    with os.scandir(place) as entries:
+        return sorted(entry.path for entry in entries if entry.is_dir(follow_symlinks=False))
 
 
 def _has_other_owners(folder: str, user: int, group: int) -> bool:

@@ -1,8 +1,9 @@
-"""What a rehearsed script changed, by its overlays; without them, Python's functions protect the user's files."""
+"""Protects the user's files by overlays, or else by Python's functions; counts the files that the script changed."""
 
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,9 @@ class Protection:
         said = json.loads(entered.read_text()) if entered.exists() else {"overlays": []}  # a test's plan has no scratch
         self._overlays: list[overlay.Layers] | None = said.get("overlays")
         self._guard: Guard | None = None
-        self._unseen = ""
+        self._limits = [
+            f"{place} is read-only: its file system can have no overlay." for place in said.get("read_only", ())
+        ]
         if self._overlays:
             overlay.rename_folders_by_copying()
         elif self._overlays is None:
@@ -36,21 +39,22 @@ class Protection:
             self._guard = Guard(str(scratch), folders)
             refuses = landlock.refuse_writes_outside(self._guard.writable)
             is_temporary = any(is_below(folder, one) for folder in folders for one in temporary_folders())
-            others = "refused" if refuses and not is_temporary else "written as usual"
-            self._unseen = (
-                f" That is so for files that Python writes; those that other programs write are {others},"
-                f" because this machine allows no overlay ({said['error']})."
+            others = "are refused" if refuses and not is_temporary else "REACH THE DISK"
+            self._limits.append(
+                f"This machine allows no overlay ({said['error']}): files that Python writes stay off the disk;"
+                f" those that C++, Rust or another program writes by itself {others}."
             )
+            print(f"fsdp-bench: {self._limits[-1]}", file=sys.stderr, flush=True)
 
     def seen(self, path: Any) -> Any:
         """Return the path that a library which does not open files by Python has to read."""
         return path if self._guard is None else self._guard.seen(path)
 
     def notes(self) -> list[str]:
-        """Say what the script wrote and removed, if anything."""
+        """Say how many files the script wrote and removed, if any, and what the protection does not cover."""
         changes: Changes = self._guard.changes() if self._guard else overlay.changes(self._overlays or [])
         written, removed = changes.num_written, changes.num_removed
         if not (written or removed):
-            return []
-        what = f"The script wrote {written} file{'s' * (written != 1)} and removed {removed}"
-        return [f"{what}: the disk is as it was.{self._unseen}"]
+            return self._limits
+        files = f"{written} file{'s' * (written != 1)}"
+        return [f"The script wrote {files} and removed {removed}, which the disk does not show.", *self._limits]
