@@ -61,8 +61,6 @@ def build_stand_in(torch: Torch) -> Path:
     if (folder / LIBRARY).is_file():
         return folder
     try:
-        if folder.is_dir():  # a cleaner of caches removes files and leaves folders
-            shutil.rmtree(folder)
         kept.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=kept, prefix="building-") as temporary:
             built = Path(temporary) / version
@@ -71,8 +69,9 @@ def build_stand_in(torch: Torch) -> Path:
             try:
                 built.rename(folder)
             except OSError:
-                if not (folder / LIBRARY).is_file():  # another process was faster
-                    raise
+                if not (folder / LIBRARY).is_file():  # no other process was faster: a cleaner of caches left the folder
+                    shutil.rmtree(folder)
+                    built.rename(folder)
     except OSError as error:
         raise MachineError(
             f"cannot keep the stand-in for NVIDIA's libraries (XDG_CACHE_HOME says where): {error}"
@@ -128,7 +127,7 @@ def stand_in_environment(folder: Path, gpu: StandInGpu, environment: Mapping[str
         "TRITON_LIBCUDA_PATH": str(folder),
         # Inductor's autotuning allocates a buffer of the size of L2 and caches which variant was fastest. Without the
         # cache every run allocates what a first run does. The cache folder is our own: all variants are equally fast
-        # here, and runs on a real GPU of the same name must not read that.
+        # here, and runs on a real GPU of the same name must not read that. Triton's is our own for the same reason.
         "TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1",
         "TORCHINDUCTOR_CACHE_DIR": str(cache_folder() / "inductor"),
         "TRITON_CACHE_DIR": str(cache_folder() / "triton"),

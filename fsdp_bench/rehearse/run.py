@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import shutil
 import signal
 import subprocess
@@ -91,16 +92,16 @@ def _run(words: list[str], environment: dict[str, str], timeout_seconds: float |
     """
     sys.stdout.flush()
     process = subprocess.Popen(words, env=environment, stdin=subprocess.DEVNULL, stdout=2, process_group=0)
+    end = os.pidfd_open(process.pid)
     try:
-        return process.wait(timeout_seconds)
-    except subprocess.TimeoutExpired:
-        raise RehearsalError(
-            f"the script was ended after {timeout_seconds:g} s (--timeout); its output is above"
-        ) from None
+        if not select.select([end], [], [], timeout_seconds)[0]:
+            raise RehearsalError(f"the script was ended after {timeout_seconds:g} s (--timeout); its output is above")
     finally:
+        os.close(end)
         with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+            os.killpg(process.pid, signal.SIGKILL)  # before wait(), after which another process may have its number
+        code = process.wait()
+    return code
 
 
 def _ended_without_report(code: int) -> str:

@@ -53,7 +53,6 @@ class _Rehearsal:
 
         self.plan, self.files, self.launch, self.rank = plan, files, launch, rank
         self.world_size, self.gpus_per_node = of_ranks
-        self._process = os.getpid()
         self.torch = torch
         self.counters = PeakCounters()
         self.issued = IssuedWork() if plan["notes_work"] else None
@@ -109,9 +108,7 @@ class _Rehearsal:
         return found + self.files.notes()
 
     def report(self, outcome: str, failure: dict[str, Any] | None) -> None:
-        """Write the report, under a temporary name first. A process that the script forked writes none."""
-        if os.getpid() != self._process:
-            return
+        """Write the report, under a temporary name first."""
         from .observe import history, reads
         from .replace.collectives import calls, sizes
 
@@ -266,7 +263,10 @@ def main() -> None:
     with warnings.catch_warnings():
         rehearsal = _Rehearsal(plan, files, launch, *world)
         rehearsal.prepare()
+    own = os.getpid()
     outcome, failure = _outcome(rehearsal, launch)
+    if os.getpid() != own:  # the script forked this process, which does not answer for it
+        os._exit(int(outcome not in ("ended", "stopped")))
     rehearsal.steps.end()
     rehearsal.report(outcome, failure)
     sys.stdout.flush()
