@@ -77,7 +77,8 @@ def command(**given: Any) -> int:
     fsdp-bench rehearse --gpu H100-SXM --world-size 64 -- python train.py
     fsdp-bench rehearse --time --server p5.48xlarge -- torchrun train.py
 
-    Your files stay as they are: what the script writes or removes outside of temporary folders does not reach the disk.
+    Your files stay as they are: changes by the script reach the disk in temporary folders alone. A machine that cannot
+    promise this is named before the script starts.
 
     Exit codes: 0: fits, or unknown. 3: does not fit, or only with allocation retries.
     2: bad input. 1: the script failed.

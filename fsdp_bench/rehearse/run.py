@@ -27,7 +27,7 @@ INSIDE = Path(__file__).parent / "inside" / "main.py"
 """What runs in the user's Python."""
 
 ENTER = Path(__file__).parent / "enter.py"
-"""What runs before that, in our own Python."""
+"""The program that runs before that, in our own Python."""
 
 REFUSED = 2
 """The exit code of inside/main.py if the launcher's arguments cannot be rehearsed."""
@@ -48,7 +48,7 @@ def rehearse(
 ) -> RehearsalReport:
     """Run a command as one rank; what it prints goes to standard error.
 
-    Its process is ended after ``timeout_seconds``, and what it started with it.
+    Its process, and all that it started, are ended after ``timeout_seconds``.
 
     Raises:
         MachineError: if its Python has no CUDA build of torch, or the stand-in cannot be compiled.
@@ -88,7 +88,7 @@ def rehearse(
 def _run(words: list[str], environment: dict[str, str], timeout_seconds: float | None) -> int:
     """Run the user's Python; its standard output goes to our standard error, which is free for the answer.
 
-    What it started and left running, such as a tracker's process, ends with it.
+    Processes that it leaves running, such as a tracker's, end with it.
     """
     sys.stdout.flush()
     process = subprocess.Popen(words, env=environment, stdin=subprocess.DEVNULL, stdout=2, process_group=0)

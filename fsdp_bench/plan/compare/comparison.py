@@ -14,7 +14,7 @@ from fsdp_bench.spec.units import format_gib, format_seconds
 
 _NOT_OF_THE_STEP = ("learning_rate", "seed", "shard_size")
 SHARD_GROUP_SIZE = "shard_group_size"
-"""What is compared instead of ``shard_size``, which may be left out."""
+"""Compared instead of ``shard_size``, which may be left out."""
 REST = "rest_seconds"
 """What a step takes beside operators and exposed communication."""
 

@@ -1,7 +1,6 @@
 """Keeps the user's files as they are while a script is rehearsed.
 
-What the script writes outside of temporary folders goes to a scratch folder, and the script reads it back from there.
-What it renames or removes there is renamed or gone for the script alone.
+Outside of temporary folders the script's changes go to a scratch folder, and the script alone reads them from there.
 
     overlay.py     overlays of Linux, for everything that runs in the rehearsal: rehearse/enter.py mounts them
     guard.py       where the kernel does not allow these: Python's own functions

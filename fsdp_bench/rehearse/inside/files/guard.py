@@ -123,7 +123,7 @@ class Guard:
         return any(is_below(place, gone) for gone in self._removed)
 
     def _seen(self, place: str) -> str:
-        """Return where a file or folder is read. What was removed is read where there is nothing."""
+        """Return where a file or folder is read: a removed one where there is nothing."""
         written = self._written(place)
         return written if os.path.lexists(written) or self._is_removed(place) else place
 
@@ -326,7 +326,7 @@ class _Entry:
 
 
 class _Entries:
-    """What os.scandir returns."""
+    """The iterator that os.scandir returns."""
 
     def __init__(self, entries: Iterator[_Entry]) -> None:
         self._entries = entries

@@ -37,7 +37,7 @@ _NOT_COVERED = frozenset({"/proc", "/sys", "/dev", "/run", "/lost+found"})
 
 
 Layers = tuple[str, int]
-"""Of an overlay, the folder with what was written, and the descriptor of the covered folder, which exec() keeps."""
+"""An overlay's folder with the script's changes, and the descriptor of the covered folder, which exec() keeps."""
 
 
 class Overlay:
@@ -46,7 +46,7 @@ class Overlay:
     def __init__(self, scratch: str, folders: Sequence[str]) -> None:
         """Mount them, and one over each of ``folders``, which are real paths and may be in a temporary folder.
 
-        Must be called while the process has one thread. What the script writes goes below ``scratch``.
+        Must be called while the process has one thread. The script's changes go below ``scratch``.
 
         Raises:
             OSError: The kernel does not allow it.

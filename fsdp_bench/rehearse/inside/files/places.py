@@ -1,4 +1,4 @@
-"""What the protections of files share: which folders are temporary, and how many files were changed."""
+"""Shared by the protections of files: the folders that are temporary or protected, and counts of files."""
 
 from __future__ import annotations
 
