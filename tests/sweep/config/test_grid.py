@@ -216,3 +216,13 @@ def test_newer_fields_change_the_id_only_if_they_are_set(tmp_path: Path) -> None
     assert len({trial.spec.id for trial in trials}) == 4
     assert trials[0].spec.id == plain.spec.id
     assert [trial.skip_reason for trial in trials] == [None] * 4
+
+
+@pytest.mark.parametrize(("run", "is_skipped"), [("", True), ("emulate = true", False)])
+def test_an_emulated_world_needs_no_nodes(run: str, is_skipped: bool, tmp_path: Path) -> None:
+    """On two nodes of four ranks a world of 64 ranks has no place; one rank of it has."""
+    path = tmp_path / "file.toml"
+    path.write_text(f"[run]\ndevice = 'cuda'\n{run}\n[grid]\nmodel = 'tiny'\nworld_size = 64\n{TINY_MODEL}")
+    nodes = msgspec.structs.replace(machine(GPUS[:4]), num_nodes=2, ranks_per_node=4)
+    (trial,) = read_sweep(path, nodes).trials
+    assert (trial.skip_reason is not None) is is_skipped

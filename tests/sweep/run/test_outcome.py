@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import signal
+from pathlib import Path
 
 import pytest
 
 from fsdp_bench.spec.rank_report import Failure, Outcome, RankReport
 from fsdp_bench.sweep.run.outcome import OutOfMemoryKill, RankEnd, TrialEnd, decide_outcome
+from fsdp_bench.sweep.session import SweepResults
+from tests.report.charts.trials.test_measured import record
 
 
 def decide(ends: list[RankEnd], timed_out: bool = False, oom_killed: OutOfMemoryKill = "no") -> TrialEnd:
@@ -90,3 +93,11 @@ def test_a_rank_that_ended_without_a_word_crashed() -> None:
     assert verdict.outcome is Outcome.CRASHED
     assert "exit code 3 in load" in (verdict.reason or "")
     assert decide([RankEnd(rank=0, exit_code=0), ok(1)]).outcome is Outcome.CRASHED
+
+
+@pytest.mark.parametrize("outcome", Outcome)
+def test_a_sweep_has_failed_if_a_trial_crashed_or_timed_out_alone(outcome: Outcome) -> None:
+    """Its exit code is then 1. Running out of memory is a result, and a skipped trial has a reason."""
+    records = (record(Outcome.OK), record(outcome))
+    found = SweepResults("s", Path("s"), "m", records, records)
+    assert found.failed is (outcome in (Outcome.CRASHED, Outcome.TIMEOUT))
