@@ -218,11 +218,13 @@ def test_newer_fields_change_the_id_only_if_they_are_set(tmp_path: Path) -> None
     assert [trial.skip_reason for trial in trials] == [None] * 4
 
 
-@pytest.mark.parametrize(("run", "is_skipped"), [("", True), ("emulate = true", False)])
-def test_an_emulated_world_needs_no_nodes(run: str, is_skipped: bool, tmp_path: Path) -> None:
+def test_an_emulated_world_needs_no_nodes(tmp_path: Path) -> None:
     """On two nodes of four ranks a world of 64 ranks has no place; one rank of it has."""
-    path = tmp_path / "file.toml"
-    path.write_text(f"[run]\ndevice = 'cuda'\n{run}\n[grid]\nmodel = 'tiny'\nworld_size = 64\n{TINY_MODEL}")
     nodes = msgspec.structs.replace(machine(GPUS[:4]), num_nodes=2, ranks_per_node=4)
+    path, cell = tmp_path / "file.toml", f"[grid]\nmodel = 'tiny'\nworld_size = 64\n{TINY_MODEL}"
+    path.write_text(f"[run]\ndevice = 'cuda'\n{cell}")
+    with pytest.raises(SweepFileError, match="world size 64 needs 16 nodes of 4 ranks; here are 2"):
+        read_sweep(path, nodes)
+    path.write_text(f"[run]\ndevice = 'cuda'\nemulate = true\n{cell}")
     (trial,) = read_sweep(path, nodes).trials
-    assert (trial.skip_reason is not None) is is_skipped
+    assert trial.skip_reason is None
