@@ -24,11 +24,7 @@ def read_recorded(path: Path) -> RecordedCode:
         SpecError: if the file is missing, damaged or of a newer version; naming it.
     """
     try:
-        data = path.read_bytes()
-        if data[:2] == b"\x1f\x8b":
-            data = gzip.decompress(data)
-        elif data[:6] == b"\xfd7zXZ\0":
-            data = lzma.decompress(data)
+        data = _unpacked(path)
     except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
         raise SpecError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
     _refuse_newer(path, data)
@@ -36,6 +32,21 @@ def read_recorded(path: Path) -> RecordedCode:
         return msgspec.json.decode(data, type=RecordedCode)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise SpecError(f"{path}: is not a recorded model: {error}") from None
+
+
+MOST_BYTES = 1 << 28
+"""More than an unpacked recording has: the largest of the catalogue has 38 MB. Packed zeros could fill the memory."""
+
+
+def _unpacked(path: Path) -> bytes:
+    with open(path, "rb") as file:
+        begin = file.read(6)
+    unpacking = gzip.open if begin[:2] == b"\x1f\x8b" else lzma.open if begin == b"\xfd7zXZ\0" else open
+    with unpacking(path, "rb") as file:
+        data = file.read(MOST_BYTES + 1)
+    if len(data) > MOST_BYTES:
+        raise SpecError(f"{path}: is no recorded model: it has more than {MOST_BYTES >> 20} MiB")
+    return data
 
 
 class _Version(msgspec.Struct):

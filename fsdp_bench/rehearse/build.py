@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import hashlib
 import os
 import re
@@ -9,15 +10,20 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from fsdp_bench.rehearse.elf import symbols_of
 from fsdp_bench.rehearse.find_torch import Torch
+from fsdp_bench.spec.cache import private_folder
 from fsdp_bench.spec.errors import MachineError, printable, shortened
 
 SOURCES = Path(__file__).parent / "stand_in"
 LIBRARY = "libstand_in.so"
+DIGEST = "sha256"
+"""The file with the library's digest: a cut library would end the script by a signal."""
 OTHER_NAMES = ("libcuda.so", "libcuda.so.1", "libnvidia-ml.so.1")
 """Names by which the driver and NVML are loaded; links to the same library. Triton links against ``libcuda.so``."""
 COMPILERS = ("cc", "gcc", "clang")
@@ -49,33 +55,65 @@ class StandInGpu:
     """How many of them the node has."""
 
 
-def build_stand_in(torch: Torch) -> Path:
+def build_stand_in(torch: Torch, otherwise: Path | None = None) -> Path:
     """Return the folder of the stand-in's libraries for a torch, compiled if it is not there yet.
 
-    It is kept under ``$XDG_CACHE_HOME/fsdp-bench/stand-in``, by version of torch and content of the sources. Several
-    processes may do this at once. Raises MachineError without a C compiler, or if the compiler or the disk fails.
+    It is kept in the cache folder, by version of torch and content of the sources. Several processes may do this at
+    once. Where nothing can be kept in private, it is compiled in ``otherwise``, by default a temporary folder that ends
+    with this process. Raises MachineError without a C compiler, or if the compiler or the disk fails.
     """
     version = _version(torch)
-    kept = cache_folder() / "stand-in"
-    folder = kept / version
-    if (folder / LIBRARY).is_file():
-        return folder
+    kept = private_folder("stand-in")
+    if kept is not None:
+        with suppress(OSError):
+            return _kept_stand_in(torch, kept, version)
     try:
-        kept.mkdir(parents=True, exist_ok=True)
+        folder = (otherwise or _temporary_folder()) / version
+        if not _is_whole(folder):
+            _build(torch, folder)
+    except OSError as error:
+        raise MachineError(
+            f"cannot write the stand-in for NVIDIA's libraries: {error.strerror} (XDG_CACHE_HOME and TMPDIR say where)"
+        ) from error
+    return folder
+
+
+def _kept_stand_in(torch: Torch, kept: Path, version: str) -> Path:
+    folder = kept / version
+    if not _is_whole(folder):
         with tempfile.TemporaryDirectory(dir=kept, prefix="building-") as temporary:
             built = Path(temporary) / version
-            built.mkdir()
-            compile_stand_in(built, torch.cuda_version, _asked_of_libraries(torch), version)
+            _build(torch, built)
             try:
                 built.rename(folder)
             except OSError:
-                if not (folder / LIBRARY).is_file():  # no other process was faster: a cleaner of caches left the folder
+                if not _is_whole(folder):  # no other process was faster: what is there was damaged since
                     shutil.rmtree(folder)
                     built.rename(folder)
-    except OSError as error:
-        raise MachineError(
-            f"cannot keep the stand-in for NVIDIA's libraries (XDG_CACHE_HOME says where): {error}"
-        ) from error
+    return folder
+
+
+def _build(torch: Torch, folder: Path) -> None:
+    folder.mkdir()
+    compile_stand_in(folder, torch.cuda_version, _asked_of_libraries(torch), folder.name)
+    (folder / DIGEST).write_text(_digest(folder / LIBRARY))
+
+
+def _is_whole(folder: Path) -> bool:
+    try:
+        return (folder / DIGEST).read_text() == _digest(folder / LIBRARY)
+    except OSError:
+        return False
+
+
+def _digest(file: Path) -> str:
+    return hashlib.sha256(file.read_bytes()).hexdigest()
+
+
+@cache
+def _temporary_folder() -> Path:
+    folder = Path(tempfile.mkdtemp(prefix="fsdp-bench-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return folder
 
 
@@ -129,15 +167,9 @@ def stand_in_environment(folder: Path, gpu: StandInGpu, environment: Mapping[str
         # cache every run allocates what a first run does. The cache folder is our own: all variants are equally fast
         # here, and runs on a real GPU of the same name must not read that. Triton's is our own for the same reason.
         "TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1",
-        "TORCHINDUCTOR_CACHE_DIR": str(cache_folder() / "inductor"),
-        "TRITON_CACHE_DIR": str(cache_folder() / "triton"),
+        "TORCHINDUCTOR_CACHE_DIR": str(private_folder("inductor") or folder / "inductor"),
+        "TRITON_CACHE_DIR": str(private_folder("triton") or folder / "triton"),
     }
-
-
-def cache_folder() -> Path:
-    """Return the folder in which fsdp-bench keeps what can be made again."""
-    given = os.environ.get("XDG_CACHE_HOME", "")
-    return (Path(given) if os.path.isabs(given) else Path.home() / ".cache") / "fsdp-bench"
 
 
 def _version(torch: Torch) -> str:

@@ -55,8 +55,8 @@ def rehearse(
         SpecError: if the launcher refuses its arguments, or starts what cannot be rehearsed.
         RehearsalError: if its process ends without a report, or is ended.
     """
-    folder = build_stand_in(find_torch(str(command.python)))
     with tempfile.TemporaryDirectory(prefix="fsdp-bench-") as scratch:
+        folder = build_stand_in(find_torch(str(command.python)), Path(scratch))
         report = Path(scratch) / "report.json"
         plan = RehearsalPlan(
             **{**msgspec.structs.asdict(options), "snapshot": options.snapshot and str(Path(scratch) / "snapshot")},

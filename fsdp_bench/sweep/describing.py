@@ -18,7 +18,7 @@ from fsdp_bench.spec.subprocesses.description import Description, DescriptionAns
 from fsdp_bench.spec.subprocesses.own_python import own_python
 from fsdp_bench.sweep.launchers.start import worker_environment
 from fsdp_bench.sweep.machine import package_version, torch_version
-from fsdp_bench.sweep.recording import cache_folder
+from fsdp_bench.sweep.recording import kept_path
 
 
 def describe(specs: Sequence[DescriptionSpec]) -> list[DescriptionAnswer]:
@@ -50,22 +50,23 @@ def _ask(specs: list[DescriptionSpec]) -> list[DescriptionAnswer]:
 
 def _kept(spec: DescriptionSpec) -> DescriptionAnswer | None:
     """Return the answer of an earlier process; None for a user's code, which may have changed."""
-    if spec.config is None:
-        return None
-    with contextlib.suppress(OSError, msgspec.DecodeError):
-        return DescriptionAnswer(description=msgspec.json.decode(_path(spec).read_bytes(), type=Description))
+    path = _path(spec)
+    if path is not None:
+        with contextlib.suppress(OSError, msgspec.DecodeError):
+            return DescriptionAnswer(description=msgspec.json.decode(path.read_bytes(), type=Description))
     return None
 
 
 def _keep(spec: DescriptionSpec, answer: DescriptionAnswer) -> None:
-    if spec.config is not None and answer.description is not None:
+    path = _path(spec)
+    if path is not None and answer.description is not None:
         with contextlib.suppress(OSError):
-            _path(spec).parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(_path(spec), msgspec.json.encode(answer.description))
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(path, msgspec.json.encode(answer.description))
 
 
-def _path(spec: DescriptionSpec) -> Path:
-    return cache_folder() / f"{_digest(spec)}.description.json"
+def _path(spec: DescriptionSpec) -> Path | None:
+    return kept_path(f"{_digest(spec)}.description.json") if spec.config is not None else None
 
 
 def _digest(spec: DescriptionSpec) -> str:

@@ -9,14 +9,16 @@ import os
 import subprocess
 import tempfile
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from fsdp_bench.catalog.recorded import read_recorded
+from fsdp_bench.spec.cache import cache_folder
 from fsdp_bench.spec.codec import to_builtins, write_atomically
-from fsdp_bench.spec.errors import FsdpBenchError, MachineError
+from fsdp_bench.spec.errors import FsdpBenchError, MachineError, SpecError
 from fsdp_bench.spec.exit_codes import ExitCode
 from fsdp_bench.spec.lora import LoRA
 from fsdp_bench.spec.recording.config import loops_over_sequence
@@ -119,19 +121,22 @@ def recorded_config(
         activation_offload=activation_offload,
         fixed_length=loops_over_sequence(config),
     )
-    path = cache_folder() / f"{_digest(spec)}.json.gz"
-    if path.exists():
+    path = kept_path(f"{_digest(spec)}.json.gz")
+    if path is None:
+        return record(spec, progress)
+    with suppress(SpecError):  # missing, or damaged
         return read_recorded(path)
     recorded = record(spec, progress)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write(recorded, path)
+    with suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write(recorded, path)
     return recorded
 
 
-def cache_folder() -> Path:
-    """Return where recordings are kept: in XDG_CACHE_HOME, else in ~/.cache."""
-    home = os.environ.get("XDG_CACHE_HOME")
-    return (Path(home) if home else Path.home() / ".cache") / "fsdp-bench" / "recorded"
+def kept_path(name: str) -> Path | None:
+    """Return where what was asked of models' code is kept; None for a user without a home."""
+    folder = cache_folder()
+    return folder and folder / "recorded" / name
 
 
 def _digest(spec: RecordingSpec) -> str:

@@ -60,12 +60,53 @@ def test_several_processes_build_one_folder_and_the_next_finds_it(
     assert build_stand_in(torch) == folder
 
 
-def test_a_folder_that_has_lost_its_library_is_compiled_again(torch: Torch, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def compiles_at_once(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """Folders that a stand-in was compiled into; what it contains is one word."""
+    folders: list[Path] = []
+
+    def compile_stand_in(folder: Path, *_: object) -> None:
+        (folder / build.LIBRARY).write_text("compiled")
+        folders.append(folder)
+
+    monkeypatch.setattr(build, "compile_stand_in", compile_stand_in)
+    return folders
+
+
+@pytest.mark.parametrize("left", [None, "comp"])
+def test_a_library_that_was_lost_or_cut_is_compiled_again(
+    torch: Torch, compiles_at_once: list[Path], left: str | None
+) -> None:
     """A cleaner of caches removes files that nobody has read for long, and leaves their folders."""
-    monkeypatch.setattr(build, "compile_stand_in", lambda folder, *_: (folder / build.LIBRARY).touch())
+    library = build_stand_in(torch) / build.LIBRARY
+    library.unlink()
+    if left is not None:
+        library.write_text(left)
+    assert build_stand_in(torch) / build.LIBRARY == library
+    assert library.read_text() == "compiled"
+    assert len(compiles_at_once) == 2
+
+
+def test_a_library_that_others_may_have_written_is_compiled_again(torch: Torch, compiles_at_once: list[Path]) -> None:
     folder = build_stand_in(torch)
-    (folder / build.LIBRARY).unlink()
-    assert (build_stand_in(torch) / build.LIBRARY).is_file()
+    folder.parent.chmod(0o777)
+    assert build_stand_in(torch) == folder
+    assert len(compiles_at_once) == 2
+    assert folder.parent.stat().st_mode & 0o777 == 0o700
+
+
+def test_where_nothing_can_be_kept_it_is_compiled_for_this_command(
+    torch: Torch, compiles_at_once: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    (tmp_path / "own").mkdir()
+    folder = build_stand_in(torch, tmp_path / "own")
+    assert folder.parent == tmp_path / "own"
+    assert build_stand_in(torch, tmp_path / "own") == folder
+    assert len(compiles_at_once) == 1
+    with pytest.raises(MachineError, match="XDG_CACHE_HOME and TMPDIR say where"):
+        build_stand_in(torch, tmp_path / "nowhere")
 
 
 def test_without_a_compiler_one_line_says_what_to_install(torch: Torch, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,16 +126,7 @@ def test_a_compiler_that_fails_is_one_line(torch: Torch, tmp_path: Path, monkeyp
     monkeypatch.setenv("CC", str(compiler))
     with pytest.raises(MachineError, match=r"cannot compile .*out of luck"):
         build_stand_in(torch)
-    assert list((build.cache_folder() / "stand-in").iterdir()) == []
-
-
-def test_a_cache_that_cannot_be_written_is_one_line(
-    torch: Torch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "file").touch()
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    with pytest.raises(MachineError, match="XDG_CACHE_HOME says where"):
-        build_stand_in(torch)
+    assert list((tmp_path / "cache" / "fsdp-bench" / "stand-in").iterdir()) == []
 
 
 def test_the_environment_names_the_gpu_and_keeps_what_is_preloaded(tmp_path: Path) -> None:

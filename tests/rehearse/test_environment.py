@@ -16,7 +16,7 @@ from fsdp_bench.sweep.run.rehearsed import rehearsed_gpu
 def test_it_says_what_the_gpu_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     torch = Torch("python", "2.13.0+cu130", "13.0", tmp_path)
     monkeypatch.setattr(environment, "find_torch", lambda python: torch)
-    monkeypatch.setattr(environment, "build_stand_in", lambda found: tmp_path)
+    monkeypatch.setattr(environment, "build_stand_in", lambda found, otherwise: tmp_path)
     gpu = rehearsed_gpu("A10G", "1GiB")
     found = environment.environment_of(gpu)
     assert found["STAND_IN_NAME"] == "NVIDIA A10G"
@@ -30,7 +30,7 @@ def test_what_prevents_a_rehearsal_is_the_answer(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(environment.sys, "executable", "/nowhere/python")
-    monkeypatch.setattr(sys, "argv", ["environment", to_json(rehearsed_gpu("A10G")).decode()])
-    monkeypatch.setattr(environment, "environment_of", lambda gpu: environment.find_torch("/nowhere/python"))
+    monkeypatch.setattr(sys, "argv", ["environment", to_json(rehearsed_gpu("A10G")).decode(), "/nowhere"])
+    monkeypatch.setattr(environment, "environment_of", lambda gpu, otherwise: environment.find_torch("/nowhere/python"))
     environment.main()
     assert "cannot run /nowhere/python to look for torch" in capsys.readouterr().out

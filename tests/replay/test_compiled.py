@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -65,41 +67,106 @@ def test_the_compiled_allocator_gives_the_readings_of_the_interpreted_one() -> N
 
 
 @pytest.mark.slow
-def test_every_compiled_module_is_cached(tmp_path: Path) -> None:
+@pytest.mark.parametrize("damage", [None, "cut", "zeros", "a folder"])
+def test_every_compiled_function_is_kept_and_compiled_anew_where_its_file_is_damaged(
+    damage: str | None, tmp_path: Path
+) -> None:
     first = readings("compiled", tmp_path)
     kept = _files(tmp_path)
     assert kept
+    for path in kept:
+        if damage == "cut":
+            path.write_bytes(path.read_bytes()[:100])
+        elif damage == "zeros":
+            path.write_bytes(bytes(path.stat().st_size))
+        elif damage == "a folder":
+            path.unlink()
+            path.mkdir()
     assert readings("compiled", tmp_path).stdout == first.stdout
-    assert _files(tmp_path) == kept
+    assert (_files(tmp_path) == kept) == (damage is None)
+    assert readings("compiled", tmp_path).stdout == first.stdout
 
 
-def test_a_compiled_module_is_cached(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """One module, which compiles in a second. Compiled again, it is read from the cache, as in another process."""
+@pytest.fixture
+def compiling(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[], int]:
+    """A function that compiles one module, which takes a second, as in a new process, and returns kSmallBuffer."""
     import numba
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(compiled, "_MODULES", (sizes,))
     monkeypatch.setitem(vars(numba.config), "CACHE_DIR", "")
+    monkeypatch.setattr(compiled, "_MODULES", (sizes,))
+    monkeypatch.setattr(compiled.execution, "execute", lambda *_: sizes.segment_bytes(1000))
     plain = {name: getattr(value, "py_func", value) for name, value in vars(sizes).items() if callable(value)}
-    found = []
-    for _ in range(2):
+
+    def compile_again() -> int:
         for name, function in plain.items():
             monkeypatch.setattr(sizes, name, function)
         compiled.compile_allocator.__wrapped__()
         assert sizes.segment_bytes is not plain["segment_bytes"]
-        assert sizes.segment_bytes(1000) == 2 * 2**20  # kSmallBuffer
-        found.append(_files(tmp_path))
-    assert found[0] == found[1] != {}
+        return sizes.segment_bytes(1000)
+
+    return compile_again
+
+
+def test_a_compiled_function_is_kept_in_a_folder_that_only_the_user_may_write(
+    compiling: Callable[[], int], tmp_path: Path
+) -> None:
+    assert compiling() == 2 * 2**20
+    kept = _files(tmp_path)
+    assert kept
+    assert compiling() == 2 * 2**20
+    assert _files(tmp_path) == kept
+    (folder,) = (tmp_path / "fsdp-bench").iterdir()
+    assert folder.stat().st_mode & 0o777 == 0o700
+
+
+def test_a_cut_file_of_the_cache_is_compiled_anew(compiling: Callable[[], int], tmp_path: Path) -> None:
+    compiling()
+    (damaged,) = _files(tmp_path)
+    damaged.write_bytes(damaged.read_bytes()[:100])
+    assert compiling() == 2 * 2**20
+    assert damaged.stat().st_size > 100
+
+
+def test_a_file_that_others_may_have_put_into_the_cache_is_not_read(
+    compiling: Callable[[], int], tmp_path: Path
+) -> None:
+    """A file of numba's cache is a pickle: reading it runs what it says."""
+    compiling()
+    (index,) = tmp_path.rglob("*.nbi")
+    forged = f"cos\nsystem\n(S'touch {tmp_path}/ran'\ntR."
+    index.write_bytes(forged.encode())
+    folder = index.parents[1]
+    folder.chmod(0o777)
+    assert compiling() == 2 * 2**20
+    assert not (tmp_path / "ran").exists()
+    assert folder.stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.parametrize("broken", ["full", "no folder"])
+def test_where_nothing_can_be_kept_it_is_compiled_for_this_process(
+    broken: str, compiling: Callable[[], int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from numba.core.caching import IndexDataCacheFile
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    if broken == "full":
+        monkeypatch.setattr(IndexDataCacheFile, "save", full)
+    else:
+        (tmp_path / "fsdp-bench").touch()
+    assert compiling() == 2 * 2**20
+    assert not _files(tmp_path)
 
 
 def test_changed_sources_have_another_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    before = compiled._kept_in()
+    before = compiled._cache_name()
     changed = tmp_path / "heap.py"
     changed.write_text(Path(str(heap.__file__)).read_text() + "\n# changed\n")
     monkeypatch.setattr(heap, "__file__", str(changed))
-    assert before is not None
-    assert compiled._kept_in() != before
+    assert compiled._cache_name() != before
     assert not compiled.is_kept()
 
 

@@ -46,3 +46,19 @@ def test_another_recorder_makes_it_anew(made: list[RecordingSpec], monkeypatch: 
     monkeypatch.setattr(recording, "_RECORDER", ("recording",))
     get()
     assert len(made) == 2
+
+
+def test_a_damaged_recording_is_made_anew(made: list[RecordingSpec], tmp_path: Path) -> None:
+    get()
+    (kept,) = tmp_path.rglob("*.json.gz")
+    kept.write_bytes(kept.read_bytes()[:100])
+    get()
+    assert len(made) == 2
+    get()
+    assert len(made) == 2
+
+
+def test_a_recording_that_cannot_be_kept_is_used_all_the_same(made: list[RecordingSpec], tmp_path: Path) -> None:
+    (tmp_path / "fsdp-bench").touch()
+    assert get().parameters
+    assert len(made) == 1

@@ -6,7 +6,9 @@ replays of a process run in Python. Callers that know of many more to come call 
 
 from __future__ import annotations
 
-import os
+import shutil
+from array import array
+from collections.abc import Mapping
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
@@ -21,7 +23,9 @@ from fsdp_bench.replay.caching_allocator import (
     sizes,
     split_and_merge,
 )
+from fsdp_bench.replay.caching_allocator.program import Code
 from fsdp_bench.simulate import events
+from fsdp_bench.spec.cache import cache_folder, private_folder
 
 _MODULES = (heap, sizes, split_and_merge, expandable_segments, segments, malloc, execution)
 _IN_PYTHON = (heap.fresh_heap, execution.rename_tensors)
@@ -44,33 +48,50 @@ def compile_if_much_is_replayed(num_instructions: int) -> None:
 
 @cache
 def compile_allocator() -> None:
-    """Replace the functions of the allocator by compiled ones, for this process."""
-    import numba
+    """Replace the functions of the allocator by compiled ones, for this process.
 
-    folder = _kept_in()
-    if folder is not None:
-        vars(numba.config)["CACHE_DIR"] = str(folder)
-    compiled = {
-        name: numba.njit(cache=folder is not None)(function)
+    A cache that cannot be read is compiled anew; where the new one cannot be written, either, nothing is kept.
+    """
+    functions = {
+        name: function
         for module in _MODULES
         for name, function in vars(module).items()
         if isinstance(function, FunctionType) and function.__module__ == module.__name__ and function not in _IN_PYTHON
     }
+    for _ in range(2):
+        folder = private_folder(_cache_name())
+        if folder is None:
+            break
+        try:
+            _compile(functions, folder)
+            return
+        except Exception as error:  # whatever numba raises for a file that is cut off; pickle alone has five kinds
+            shutil.rmtree(folder, ignore_errors=True)
+            if isinstance(error, OSError):
+                break
+    _compile(functions, None)
+
+
+def _compile(functions: Mapping[str, FunctionType], cached_in: Path | None) -> None:
+    """Replace functions by compiled ones, and call them, so that numba compiles them and reads and writes its cache."""
+    import numba
+
+    if cached_in is not None:
+        vars(numba.config)["CACHE_DIR"] = str(cached_in)
+    compiled = {name: numba.njit(cache=cached_in is not None)(function) for name, function in functions.items()}
     for module in _MODULES:
         vars(module).update({name: function for name, function in compiled.items() if name in vars(module)})
+    no_code = Code(*(array("q") for _ in Code._fields))
+    execution.execute(heap.fresh_heap(0, False, 0, 8, 0), no_code, 0, 0, array("q", [0] * execution.NUM_FIELDS))
 
 
 def is_kept() -> bool:
     """Return whether it was compiled before."""
-    folder = _kept_in()
-    return folder is not None and folder.is_dir()
+    base = cache_folder()
+    return base is not None and (base / _cache_name()).is_dir()
 
 
-def _kept_in() -> Path | None:
-    """Return numba's cache folder, named after the hash of all sources: numba itself would compare only one of them."""
+def _cache_name() -> str:
+    """Return the name of numba's cache folder, after all sources: numba itself would compare only one of them."""
     sources = b"".join(Path(str(module.__file__)).read_bytes() for module in (*_MODULES, events))
-    try:
-        base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    except RuntimeError:  # no HOME, and a user without an entry in passwd, as containers have
-        return None
-    return base / "fsdp-bench" / sha256(sources).hexdigest()[:16]
+    return f"allocator-{sha256(sources).hexdigest()[:16]}"

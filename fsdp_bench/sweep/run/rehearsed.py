@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import json
 import subprocess
+import tempfile
 from collections.abc import Mapping
+from functools import cache
 
 import msgspec
 
@@ -66,7 +68,7 @@ def stand_in_environment(gpu: RehearsedGpu) -> Mapping[str, str]:
     Raises:
         MachineError: in one line, if torch is not a CUDA build, or there is no C compiler.
     """
-    command = own_python("fsdp_bench.rehearse.environment", to_json(gpu).decode())
+    command = own_python("fsdp_bench.rehearse.environment", to_json(gpu).decode(), _temporary_folder().name)
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     try:
         answer: dict[str, str] = json.loads(done.stdout)
@@ -76,3 +78,9 @@ def stand_in_environment(gpu: RehearsedGpu) -> Mapping[str, str]:
     if "error" in answer:
         raise MachineError(answer["error"])
     return answer
+
+
+@cache
+def _temporary_folder() -> tempfile.TemporaryDirectory[str]:
+    """Return a folder for a stand-in that cannot be kept; it ends with this process."""
+    return tempfile.TemporaryDirectory(prefix="fsdp-bench-")
