@@ -94,23 +94,25 @@ class Store:
                 " run the same command again, which keeps what is recorded"
             )
 
-    def check_writable(self) -> None:
-        """Check that a file as large as a large record can be written, and remove it.
+    def check_writable(self, num_files: int = 1) -> None:
+        """Check that files can be written, the first as large as a large record, and remove them.
 
         Raises:
-            ResultsError: if it cannot, because the folder is read-only or the disk is full.
+            ResultsError: if they cannot, because the folder is read-only or the disk is full, or has no inodes left.
         """
-        probe = self.trials / ".probe.tmp"
+        probes = [self.trials / f".probe-{number}.tmp" for number in range(num_files)]
         try:
-            with open(probe, "wb") as file:
-                file.write(b"\0" * 65536)
-                file.flush()
-                os.fsync(file.fileno())
+            for number, probe in enumerate(probes):
+                with open(probe, "wb") as file:
+                    file.write(b"\0" * 65536 * (number == 0))
+                    file.flush()
+                    os.fsync(file.fileno())
         except OSError as error:
             raise self.error(error) from None
         finally:
-            with contextlib.suppress(OSError):
-                probe.unlink(missing_ok=True)
+            for probe in probes:
+                with contextlib.suppress(OSError):
+                    probe.unlink(missing_ok=True)
 
     def error(self, error: OSError) -> ResultsError:
         """Return the ResultsError that says why results cannot be written, and what would help."""

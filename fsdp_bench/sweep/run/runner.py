@@ -13,6 +13,7 @@ import msgspec
 
 from fsdp_bench.catalog.loader import gpu_by_product_name
 from fsdp_bench.spec.codec import from_json, to_json
+from fsdp_bench.spec.errors import ResultsError
 from fsdp_bench.spec.rank_report import Outcome, RankReport
 from fsdp_bench.spec.record import SCHEMA_VERSION, TrialRecord, TrialSpec
 from fsdp_bench.spec.setup import Offload
@@ -32,6 +33,11 @@ GRACE_SECONDS = 3.0
 """After a rank failed, how long the other ranks may take to write their reports before they are ended."""
 POLL_SECONDS = 0.2
 STDERR_TAIL_LINES = 30
+
+FILES_OF_A_RANK = 5
+"""Its log, its node, its phase, its report, and the report under its temporary name."""
+RANKS_CHECKED = 16
+"""Ranks for whose files space is looked for after a crash: more take long on a shared file system."""
 
 MOST_REPORT_BYTES = 64 * 1024**2
 MOST_STAGE_BYTES = 100
@@ -111,8 +117,6 @@ class TrialRunner:
             run = TrialRun(trial.spec, self._sweep, self._store)
             record = run.run(self._launcher)
             self._lost_nodes = run.lost_nodes
-        if record.outcome is Outcome.CRASHED:
-            self._store.check_writable()  # a full disk crashes workers too, and is not the trial's outcome
         self._store.write_record(record)
         return record
 
@@ -191,6 +195,8 @@ class TrialRun:
         except OSError as error:
             raise self._store.error(error) from None
         self._note_foreign_processes("after", launcher.num_waiting)
+        if verdict.outcome is Outcome.CRASHED:
+            self._check_disk()
         self._store.keep_files(self._spec.id, self._scratch)
         reports = [report for report in map(self._report, self._ranks()) if report is not None]
         stderr_tail = None if verdict.outcome is Outcome.OK else self._stderr_tail(verdict.rank)
@@ -209,6 +215,20 @@ class TrialRun:
             **self._effective(reports),
             **self._peak_flops(reports),
         )
+
+    def _check_disk(self) -> None:
+        """Check, while the ranks' files are there, that there was space for all of them.
+
+        A full disk crashes ranks, too, and is not the trial's outcome.
+
+        Raises:
+            ResultsError: if there was not. The trial has no record.
+        """
+        try:
+            self._store.check_writable(FILES_OF_A_RANK * min(self._spec.num_processes, RANKS_CHECKED))
+        except ResultsError:
+            self._store.remove_scratch(self._scratch)
+            raise
 
     def _supervise(self, launcher: Launcher, trial_file: Path) -> tuple[float, Launched]:
         """Start the ranks and wait for their ends; end all at the time limit or after a failure.

@@ -77,6 +77,19 @@ def test_a_folder_that_fills_up_during_the_sweep_loses_nothing_that_was_recorded
         assert read_record(path.read_bytes(), path.name).outcome is Outcome.OK
 
 
+@pytest.mark.parametrize("inodes", [pytest.param(14, marks=pytest.mark.slow), 16])
+def test_a_disk_without_inodes_is_never_a_trials_outcome(
+    inodes: int, write_sweep: Callable[..., Path], mounted: Callable[[str], Path]
+) -> None:
+    """The ranks' files are gone when the record is written, so that there is space again."""
+    results = mounted(f"size=4m,nr_inodes={inodes}")
+    done = run_command("sweep", write_sweep(TWO_TRIALS), "--results", results, "--no-charts")
+    assert done.returncode == 2
+    assert "No space left on device; free space" in done.stderr.strip().splitlines()[-1]
+    for path in results.glob("*/tiny/trials/*.json"):
+        assert read_record(path.read_bytes(), path.name).outcome is Outcome.OK
+
+
 def test_a_results_path_that_is_a_file_is_one_line(write_sweep: Callable[..., Path], tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     done = run_command("sweep", write_sweep(TWO_TRIALS), "--results", tmp_path / "file")
