@@ -28,6 +28,8 @@ Count = Annotated[int, Meta(ge=1, le=MOST)]
 """An integer, 1 or more."""
 Positive = Annotated[float, Meta(gt=0)]
 """A positive number."""
+Rate = Annotated[float, Meta(ge=1e6, le=1e21)]
+"""FLOPs or bytes per second of a device or link. A number that was meant in TFLOP/s or GB/s is too small."""
 
 Reader = Callable[[Any, str], Any]
 """Takes a value and the name of its field; returns the value to store, or raises SpecError."""
@@ -228,12 +230,16 @@ def _out_of_range(field: str, value: float, hint: Any) -> SpecError:
     _, meta = _bare(arms[0])
     low, high = _range_of(hint) or (-MOST, MOST)
     if value > high:
-        words = f"up to {high}" if abs(high) <= MOST else "a finite number"
+        words = f"up to {_short(high)}" if abs(high) < sys.float_info.max else "a finite number"
     elif meta is not None and meta.gt is not None:
         words = "a positive number"
     else:
-        words = f"{low} or more" if abs(low) <= MOST else "a finite number"
+        words = f"{_short(low)} or more" if abs(low) < sys.float_info.max else "a finite number"
     return SpecError(f"{field}: {shown(value)} is not allowed; {words}{', or leave it out' if arms != [hint] else ''}")
+
+
+def _short(number: float) -> str:
+    return str(number) if isinstance(number, int) else f"{number:g}"
 
 
 def _item_reader(hint: Any) -> Reader:

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import re
+from typing import Annotated
 
 import msgspec
+from msgspec import Meta
 
-from fsdp_bench.spec.checked import CaseInsensitiveEnum, Checked, Count, Positive
+from fsdp_bench.spec.checked import CaseInsensitiveEnum, Checked, Count, Positive, Rate
 from fsdp_bench.spec.errors import SpecError, not_allowed, shown
+
+Efficiency = Annotated[float, Meta(ge=0.001, le=1)]
+"""A fraction of a peak."""
+Capability = Annotated[float, Meta(ge=1, le=99)]
+Multiprocessors = Annotated[int, Meta(ge=1, le=100_000)]
 
 _PEAK_DTYPES = ("fp32", "tf32", "bf16", "fp16", "fp8")
 
@@ -39,7 +46,7 @@ class OlderCublas(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     before_cuda: str
     """The first version of CUDA to which this no longer applies: ``12.5``."""
-    matmul_efficiency: Positive
+    matmul_efficiency: Efficiency
     source: Source
 
     def _check(self) -> None:
@@ -55,17 +62,17 @@ class Gpu(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
     memory_gib: Positive
     """Nominal memory, as sold."""
     source: Source
-    dense_flops_per_second: dict[str, Positive]
+    dense_flops_per_second: dict[str, Rate]
     """Peak FLOP/s without sparsity by dtype: fp8, bf16, fp16, tf32, fp32. A missing dtype is unknown or unsupported."""
     native_bf16: bool
-    compute_capability: Positive | None = None
+    compute_capability: Capability | None = None
     """NVIDIA's number for the architecture: 8.0 is GA100, 9.0 Hopper. None for other vendors."""
-    memory_bandwidth_bytes_per_second: Positive | None = None
-    num_multiprocessors: Count | None = None
+    memory_bandwidth_bytes_per_second: Rate | None = None
+    num_multiprocessors: Multiprocessors | None = None
     """Streaming multiprocessors, or compute units."""
     l2_cache_mib: Count | None = None
     """The L2 cache: torch.cuda.get_device_properties(0).L2_cache_size. Inductor allocates as much while it tunes."""
-    matmul_efficiency: Positive | None = None
+    matmul_efficiency: Efficiency | None = None
     """The fraction of the 16-bit peak that large matrix products of whole waves of tiles reach with random numbers
     under the power limit, if it is published."""
     matmul_efficiency_source: Source | None = None
@@ -73,7 +80,7 @@ class Gpu(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The same with an older cuBLAS, where that is published and differs."""
     cuda: str | None = None
     """The version of CUDA of the torch in use, ``12.1``; None for a recent one. Never in the built-in catalogue."""
-    fp8_matmul_efficiency: Positive | None = None
+    fp8_matmul_efficiency: Efficiency | None = None
     """The fraction of the fp8 peak that the fastest large matrix products reach, at the clock that they run at."""
     fp8_matmul_efficiency_source: Source | None = None
     nvml_total_bytes: Count | None = None
@@ -158,13 +165,13 @@ class Interconnect(Checked, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     source: Source
     generation: str | None = None
     """The generation as text: ``NVLink 4``, ``PCIe 4.0 x16``."""
-    bandwidth_bytes_per_second: Positive | None = None
+    bandwidth_bytes_per_second: Rate | None = None
     """Nominal bandwidth per GPU and direction: half of the bidirectional figure that vendors print."""
     gpus_per_uplink: Count | None = None
     """Number of GPUs that share one uplink of this bandwidth, for a host link. None if that is not documented."""
     gpus_per_socket: Count | None = None
     """Number of GPUs per CPU socket, for GPUs connected by PCIe. None if that is not documented."""
-    socket_bandwidth_bytes_per_second: Positive | None = None
+    socket_bandwidth_bytes_per_second: Rate | None = None
     """Bandwidth between two CPU sockets per direction, as NCCL assumes for the kind of CPU (src/graph/topo.h)."""
 
 
@@ -176,7 +183,7 @@ class Network(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
     generation: str | None = None
     num_nics: Count | None = None
     """Number of network interfaces for the GPUs' traffic, without those for storage and management."""
-    bandwidth_bytes_per_second: Positive | None = None
+    bandwidth_bytes_per_second: Rate | None = None
     """Nominal bandwidth per node and direction of all these interfaces together (3200 Gbps = 400e9)."""
 
 

@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import re
 from datetime import date
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
-from fsdp_bench.spec.checked import CaseInsensitiveEnum, Checked, Positive
+from msgspec import Meta
+
+from fsdp_bench.spec.checked import CaseInsensitiveEnum, Checked
 from fsdp_bench.spec.errors import SpecError, shown
 from fsdp_bench.spec.hardware import Source
 
 HOURS_PER_DAY = 24
+
+MOST_PER_HOUR = 1e9
+"""In any currency. Larger prices have a slip."""
+Money = Annotated[float, Meta(ge=1e-6, le=1e12)]
+Years = Annotated[float, Meta(ge=0.01, le=100)]
 
 
 class Tariff(CaseInsensitiveEnum):
@@ -35,14 +42,14 @@ class Price(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
     currency: str = "USD"
     region: str | None = None
     source: Source
-    on_demand_per_hour: Positive | None = None
-    reserved_per_hour: Positive | None = None
-    spot_per_hour: Positive | None = None
-    purchase: Positive | None = None
+    on_demand_per_hour: Money | None = None
+    reserved_per_hour: Money | None = None
+    spot_per_hour: Money | None = None
+    purchase: Money | None = None
     """The price at which the server is bought."""
-    years_of_use: Positive | None = None
+    years_of_use: Years | None = None
     """Years over which ``purchase`` is spread."""
-    electricity_per_kwh: Positive | None = None
+    electricity_per_kwh: Money | None = None
 
     def _check(self) -> None:
         if not any((self.on_demand_per_hour, self.reserved_per_hour, self.spot_per_hour, self.purchase)):
@@ -103,6 +110,6 @@ def parse_price(text: str) -> StatedPrice:
         SpecError: for anything else, and for a price that is not positive.
     """
     match = _STATED.match(text)
-    if match is None or float(match[1]) <= 0:
+    if match is None or not 0 < float(match[1]) <= MOST_PER_HOUR:
         raise SpecError(f"price: {shown(text)} is not allowed; write it like '2.10/gpu-hour' or '98/node-hour'")
     return StatedPrice(float(match[1]), match[2].lower() == "gpu")

@@ -104,7 +104,16 @@ def test_an_entry_of_the_same_name_overrides_the_built_in_one(write: Callable[[s
         (SERVER + '[server.inter_node]\nkind = "efa"\nnum_nics = -1', "num_nics: -1 is not allowed"),
         (MODEL.replace("= 4\n", "= 5\n"), "[[model]] 'tiny': hidden_size: 64 is not a multiple of"),
         (MODEL.replace("= 2\n", "= -2\n"), "num_hidden_layers: -2 is not allowed; 1 or more"),
-        (GPU.replace("bf16 = 160e12", "bf17 = 1.0"), "dense_flops_per_second: 'bf17' is not allowed; one of fp32,"),
+        (
+            GPU.replace("bf16 = 160e12", "bf16 = 160"),
+            "per_second.bf16: 160.0 is not allowed; 1e+06 or more",
+        ),
+        (
+            GPU.replace("native", "matmul_efficiency = 1e-300\nnative"),
+            "efficiency: 1e-300 is not allowed; 0.001",
+        ),
+        (GPU.replace("native", "num_multiprocessors = 10000000\nnative"), "is not allowed; up to 100000"),
+        (GPU.replace("bf16 = 160e12", "bf17 = 1e12"), "dense_flops_per_second: 'bf17' is not allowed; one of fp32,"),
     ],
 )
 def test_a_mistake_is_one_line_that_names_the_file(write: Callable[[str], Path], text: str, part: str) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from fsdp_bench.catalog import recorded
 from tests.conftest import run_command
 
 ROOT = Path(__file__).parents[2]
@@ -65,6 +66,13 @@ def test_a_function_that_makes_its_own_batch_is_refused(tmp_path: Path) -> None:
 def test_a_file_that_is_no_recording_is_refused(tmp_path: Path, content: bytes, expected: str) -> None:
     (tmp_path / "x.json").write_bytes(content)
     assert expected in _line("predict", "--recorded", "x.json", *NEEDED, cwd=tmp_path)
+
+
+def test_a_packed_file_that_would_fill_the_memory_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recorded, "MOST_BYTES", 1 << 20)
+    (tmp_path / "x.json.gz").write_bytes(gzip.compress(bytes(2 << 20)))
+    expected = "is no recorded model: it has more than 1 MiB"
+    assert expected in _line("predict", "--recorded", "x.json.gz", *NEEDED, cwd=tmp_path)
 
 
 def test_a_recorded_model_excludes_other_names(tmp_path: Path) -> None:
