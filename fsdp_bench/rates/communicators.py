@@ -13,9 +13,10 @@ all-gathers in backward and, with a ``device_id``, one for the other dimension o
 
 Connections. All-gather and reduce-scatter use ring algorithms. Within a node NCCL's cost model never chooses NVLink
 SHARP for them; between nodes NVLink SHARP needs CollNet (updateCollCostTable, src/enqueue.cc). Broadcasts use rings as
-well. All-reduces of a few bytes (barriers, norms) use rings within a node and may use trees between nodes. All-reduces
-of gradients may use trees and NVLink SHARP, depending on their sizes: the lower bound is without both, the upper bound
-with both.
+well. All-reduces within a node use rings or NVLink SHARP, and trees for no size: ncclTopoTuneModel and
+treeCorrectionFactor (src/graph/tuning.cc) give a ring of another protocol less time. Between nodes those of a few bytes
+(barriers, norms) may use trees, and those of gradients trees and NVLink SHARP, depending on their sizes. Where both
+ways are possible, the lower bound is without and the upper bound with it.
 
 The number of network connections of a rank depends on its ring position; the bounds cover every position. The memory is
 unknown for GPUs without NVSwitch or before the A100, for networks without RDMA, and for groups that span nodes with
@@ -150,13 +151,11 @@ def _why_unknown(purpose: Purpose, group: Topology | None, cluster: Cluster) -> 
 def _bytes(purpose: Purpose, group: Topology, channels: Bounds, cluster: Cluster) -> Bounds:
     """Return the bytes of a communicator: those allocated when it is created, and those of its connections."""
     start, rings, trees = _start(group, channels), _rings(group, channels, cluster), _trees(group, channels, cluster)
-    across = group.num_nodes > 1
     if purpose is Purpose.ACROSS_POST_FORWARD:  # made without a device_id only where something is sent
         return Bounds(0, start.high)
     if purpose is Purpose.REPLICATE:
         return start + rings + trees + _multicast(group, cluster)
-    small = trees if across else Bounds(0, 0)
-    return start + (Bounds(0, rings.high) if purpose is Purpose.BARRIERS else rings) + small
+    return start + (Bounds(0, rings.high) if purpose is Purpose.BARRIERS else rings) + trees
 
 
 def _start(group: Topology, channels: Bounds) -> Bounds:
@@ -204,7 +203,7 @@ def _rings(group: Topology, channels: Bounds, cluster: Cluster) -> Bounds:
 
 
 def _trees(group: Topology, channels: Bounds, cluster: Cluster) -> Bounds:
-    """Return the extra bytes of tree connections, from zero to the maximum.
+    """Return the extra bytes of tree connections, from zero to the maximum; within a node there are none.
 
     A tree is a chain within a node, and NCCL builds two trees between nodes. With two ranks the tree's connections are
     the ring's. In a group of whole nodes, a GPU is the head of at most one chain, with three neighbours on other nodes,
@@ -212,12 +211,11 @@ def _trees(group: Topology, channels: Bounds, cluster: Cluster) -> Bounds:
     these has two channels.
     """
     _, most = _connections(cluster)
-    if group.size == 2:
+    if group.size == 2 or group.num_nodes == 1:
         return Bounds(0, 0)
     if group.ranks_per_node == 1:
         return Bounds(0, channels.high * 3 * most.net_pair)
-    across = 2 * (3 + 2) * most.net_pair if group.num_nodes > 1 else 0
-    return Bounds(0, channels.high * 2 * most.pair + across)
+    return Bounds(0, channels.high * 2 * most.pair + 2 * (3 + 2) * most.net_pair)
 
 
 def _multicast(group: Topology, cluster: Cluster) -> Bounds:

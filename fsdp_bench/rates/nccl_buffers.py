@@ -188,14 +188,17 @@ def at_start(num_ranks: int, ranks_per_node: int, channels: int, multicast: int 
     """Return the bytes of a communicator before any peer connection.
 
     devCommSetup (src/init.cc) makes two allocations. initChannel (src/channel.cc) makes three per channel: the peers,
-    pointers to them, and the order of the ring. ncclNvlsSetup makes one per NVLS channel, and one for the credits.
+    pointers to them, and the order of the ring. It is called for as many channels as send and receive may use, which is
+    the next power of two (ncclTopoComputeP2pChannels, src/graph/paths.cc). ncclNvlsSetup makes one per NVLS channel,
+    and one for the credits.
     """
+    created = 1 << (channels - 1).bit_length()
     each = (
         in_granules(num_ranks * _PEER)
         + in_granules((num_ranks + 1 + ranks_per_node) * 8)
         + in_granules(num_ranks * 4)
     )  # fmt: skip
-    start = 2 * GRANULE + max(channels, multicast) * each
+    start = 2 * GRANULE + max(created, multicast) * each
     if multicast:
         start += multicast * in_granules(ranks_per_node * _PEER) + in_granules(multicast * 2 * 64 * ranks_per_node)
     return start
