@@ -173,6 +173,7 @@ def rehearsal_document(found: Rehearsal) -> dict[str, Any]:
     phases: dict[str, int] = {}
     for span in report.spans:
         phases[span.phase] = max(span.allocated_bytes, phases.get(span.phase, 0))
+    is_known = peak is not None and not out_of_memory and not report.num_alloc_retries
     nccl = communicators.num_bytes if communicators is not None else None
     return {
         "source": "rehearsed",
@@ -214,7 +215,7 @@ def rehearsal_document(found: Rehearsal) -> dict[str, Any]:
         "failure": to_builtins(report.failure),
         "fits": found.fits,
         "verdict": found.verdict,
-        "headroom_bytes": None if out_of_memory else found.usable_bytes - report.peak_reserved_bytes,
+        "headroom_bytes": found.usable_bytes - report.peak_reserved_bytes if is_known else None,
         "required_headroom_bytes": found.kept_free.num_bytes,
         "spans": to_builtins(report.spans),
     }

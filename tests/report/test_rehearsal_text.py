@@ -152,10 +152,19 @@ def test_a_limit_of_the_users_own_counts_what_is_kept_free() -> None:
 
 def test_the_first_step_and_the_steady_state_are_told_apart() -> None:
     document = rehearsal_document(rehearsal())
+    assert document["headroom_bytes"] == document["server"]["gpu_memory_bytes"] - 30 * GIB
     assert document["memory"]["first_step"]["allocated_bytes"] == 20 * GIB
     assert document["memory"]["steady_state"]["allocated_bytes"] == 22 * GIB
     assert (document["memory"]["peak_step"], document["memory"]["peak_phase"]) == (2, "backward")
     assert document["host"]["peak_bytes_of_real_run"] == 32 * GIB
+
+
+def test_headroom_is_unknown_where_a_rehearsal_does_not_say_what_is_needed() -> None:
+    """With allocation retries the cache was emptied; before the first allocation nothing was needed yet."""
+    retried = rehearsal_document(rehearsal(spans=(span(1, "backward", 60, reserved=70, retries=2),)))
+    unused = rehearsal_document(rehearsal(spans=()))
+    assert (retried["verdict"], retried["headroom_bytes"]) == ("runs_with_retries", None)
+    assert (unused["fits"], unused["headroom_bytes"]) == (None, None)
 
 
 def test_lines_that_hold_memory_are_named_below_their_folder_of_packages() -> None:

@@ -43,7 +43,7 @@ _ANSWERED: dict[str, Callable[[Prediction], Any]] = {
     "needed_bytes": lambda found: found.needed_bytes if found.question.kernels == "cuda" else None,
     "headroom_bytes": lambda found: found.headroom_bytes,
     "required_headroom_bytes": lambda found: found.required_headroom_bytes,
-    "peak_host_bytes_per_node": lambda found: found.host_bytes,
+    "peak_host_bytes_per_node": lambda found: found.peak_host_bytes_per_node,
     "step_seconds": lambda found: found.speed.time.step_seconds,
     "compute_seconds": lambda found: found.speed.time.compute_seconds,
     "communication_seconds": lambda found: found.speed.time.communication_seconds,
