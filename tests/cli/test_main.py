@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from fsdp_bench.cli.main import main
 from tests.cli.answered_once import answered_once
 from tests.conftest import refused, run_command, run_process
 
@@ -54,6 +56,30 @@ def test_no_arguments_at_all_print_the_help() -> None:
     done = run_process()
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout == run_command("--help").stdout
+
+
+@pytest.mark.parametrize(
+    ("gpu", "code", "form"), [("L4", 3, ()), ("L4", 3, ("--json",)), ("H100-SXM", 0, ()), ("no-such", 2, ("--json",))]
+)
+def test_the_exit_code_holds_where_nobody_reads_the_output(
+    monkeypatch: pytest.MonkeyPatch, gpu: str, code: int, form: tuple[str, ...]
+) -> None:
+    """As in ``fsdp-bench predict ... | head -1``, whose pipe is closed before all is written."""
+    reader, output = os.pipe()
+    os.close(reader)
+    closed = open(output, "w", buffering=1)
+    monkeypatch.setattr(sys, "stdout", closed)
+    with closed, pytest.raises(SystemExit) as ended:
+        main(["predict", "--model", "Llama-3.2-1B", "--gpu", gpu, "--batch", "4", *form])
+    assert ended.value.code == code
+
+
+@pytest.mark.parametrize("form", [(), ("--json",)])
+def test_the_exit_code_holds_where_the_output_is_closed(monkeypatch: pytest.MonkeyPatch, form: tuple[str, ...]) -> None:
+    monkeypatch.setattr(sys, "stdout", None)
+    with pytest.raises(SystemExit) as ended:
+        main(["predict", "--model", "Llama-3.2-1B", "--gpu", "L4", "--batch", "4", *form])
+    assert ended.value.code == 3
 
 
 def test_a_process_prints_what_a_call_prints_and_ends_with_its_code() -> None:

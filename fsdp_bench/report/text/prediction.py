@@ -159,7 +159,9 @@ def _host(prediction: Prediction) -> str:
         "while the model is built": host.load_bytes,
     }
     named = ", ".join(f"{name} {format_gib(size)}" for name, size in parts.items() if size)
-    return f"{format_gib(prediction.peak_host_bytes_per_node)}{of} on a node (predicted), without the processes: {named}"
+    return (
+        f"{format_gib(prediction.peak_host_bytes_per_node)}{of} on a node (predicted), without the processes: {named}"
+    )
 
 
 def _sent(prediction: Prediction) -> str:

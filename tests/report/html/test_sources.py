@@ -104,7 +104,17 @@ def test_setups_of_several_models_are_told_apart_by_their_model(tmp_path: Path) 
 
 
 def test_every_option_of_several_values_is_a_column_of_its_page(tmp_path: Path) -> None:
-    asked = ["--params", "1B", "--server", "p4d.24xlarge,p5.48xlarge", "--nodes", "1,2", "--compile", "on,off", "--json"]
+    asked = [
+        "--params",
+        "1B",
+        "--server",
+        "p4d.24xlarge,p5.48xlarge",
+        "--nodes",
+        "1,2",
+        "--compile",
+        "on,off",
+        "--json",
+    ]
     (tmp_path / "lists.json").write_text(run_command("predict", *asked).stdout)
     parsed = page(tmp_path / "lists.json", tmp_path)
     columns = [[text for text, _ in parsed.column(title)] for title in ("server", "nodes", "compile")]
