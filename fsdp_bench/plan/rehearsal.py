@@ -36,6 +36,8 @@ class WhyUnknown(Enum):
     UNSUPPORTED = auto()
     """It called a function that the stand-in does not have."""
     FAILED = auto()
+    CUT = auto()
+    """It was ended by --timeout or an interrupt."""
     NO_GPU = auto()
     """It never used the GPU."""
     NO_STEP = auto()
@@ -90,6 +92,7 @@ class Rehearsal:
         reasons = {
             WhyUnknown.UNSUPPORTED: bool(report.unsupported) and report.stops_at_unsupported,
             WhyUnknown.FAILED: report.outcome is RehearsalOutcome.FAILED,
+            WhyUnknown.CUT: report.outcome in (RehearsalOutcome.TIMED_OUT, RehearsalOutcome.INTERRUPTED),
             WhyUnknown.NO_GPU: report.peak is None,
             WhyUnknown.NO_STEP: report.num_steps == 0,
             WhyUnknown.VALUES: bool(report.sizes_from_values),

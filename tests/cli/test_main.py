@@ -67,10 +67,10 @@ def test_the_exit_code_holds_where_nobody_reads_the_output(
     """As in ``fsdp-bench predict ... | head -1``, whose pipe is closed before all is written."""
     reader, output = os.pipe()
     os.close(reader)
-    closed = open(output, "w", buffering=1)
-    monkeypatch.setattr(sys, "stdout", closed)
-    with closed, pytest.raises(SystemExit) as ended:
-        main(["predict", "--model", "Llama-3.2-1B", "--gpu", gpu, "--batch", "4", *form])
+    with open(output, "w", buffering=1) as closed:
+        monkeypatch.setattr(sys, "stdout", closed)
+        with pytest.raises(SystemExit) as ended:
+            main(["predict", "--model", "Llama-3.2-1B", "--gpu", gpu, "--batch", "4", *form])
     assert ended.value.code == code
 
 
