@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import pytest
 
 from fsdp_bench.catalog.loader import BUILT_IN
@@ -22,6 +23,7 @@ from fsdp_bench.plan.ranges import prediction_errors
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.hardware import Cluster
 from fsdp_bench.spec.price import StatedPrice
+from fsdp_bench.spec.recording.model import RecordedModel
 from fsdp_bench.spec.setup import Api, Checkpointing, Loss, Offload, Precision, ShardingStrategy, TrainSetup
 
 FIXED: dict[str, Any] = {"precision": Precision.parse("bf16-mixed"), "sequence_length": 2048}
@@ -59,6 +61,20 @@ def _brute_force(given: Goal, server: str, counts: Sequence[int] = NODES) -> lis
                 else:
                     break
     return found
+
+
+@pytest.mark.parametrize("name", ["bert-base-uncased", "a user's own model"])
+def test_a_model_whose_loss_is_its_own_is_planned_without_another(name: str) -> None:
+    """A plan tries the chunked loss; of these models it is refused, and was, for the whole plan."""
+    found = model("bert-base-uncased" if name == "bert-base-uncased" else "Qwen2.5-0.5B", 512, code="huggingface")
+    if name == "a user's own model":  # as `record --module` writes it
+        assert isinstance(found, RecordedModel)
+        code = msgspec.structs.replace(found.code, origin=msgspec.structs.replace(found.code.origin, code="module"))
+        found = msgspec.structs.replace(found, code=code)
+    asked = Goal(model=found, fixed={**ONE_STRATEGY, "sequence_length": 512}, tokens=10**9)
+    winner = plan(asked, [kind("g5.48xlarge")], [1]).picked.winner
+    assert winner is not None
+    assert winner.timed.setup.loss is Loss.PLAIN
 
 
 def test_a_stated_price_is_paid_for_every_node() -> None:
