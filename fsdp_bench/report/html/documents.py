@@ -100,6 +100,7 @@ class StatedPriceDocument(msgspec.Struct, frozen=True, kw_only=True):
 
     per_hour: Positive
     unit: str
+    currency: str | None = None
 
 
 class PlanDocument(msgspec.Struct, frozen=True, kw_only=True):

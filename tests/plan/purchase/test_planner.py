@@ -20,6 +20,7 @@ from fsdp_bench.plan.purchase.searched import Kind
 from fsdp_bench.plan.purchase.settings import can_run, micro_batches, settings, setup_of
 from fsdp_bench.plan.question import Question, answer
 from fsdp_bench.plan.ranges import prediction_errors
+from fsdp_bench.report.text.plan import _price, _price_span
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.hardware import Cluster
 from fsdp_bench.spec.price import StatedPrice
@@ -81,9 +82,11 @@ def test_a_stated_price_is_paid_for_every_node() -> None:
     """2 dollars for each GPU-hour, on three nodes of eight GPUs: 48 an hour."""
     where = kind("p4d.24xlarge")
     cluster = Cluster(server=where.server, gpu=where.gpu, num_nodes=3, gpus_per_node=8)
-    asked = goal("Llama-2-7B", stated_price=StatedPrice(2.0, True))
+    asked = goal("Llama-2-7B", stated_price=StatedPrice(2.0, True, "EUR"))
     offer = Offer(asked, Timed(cluster, TrainSetup(**ONE_STRATEGY, world_size=24), 1000.0), where.price)
     assert offer.per_hour == 48
+    assert _price(offer) == "2.00 EUR a GPU and hour, stated"
+    assert _price_span(offer).endswith(" EUR")
     assert offer.cost == pytest.approx(48 * 10**10 / (24 * 1000.0) / 3600)
 
 
