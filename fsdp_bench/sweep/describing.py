@@ -13,7 +13,7 @@ import msgspec
 
 from fsdp_bench import __version__
 from fsdp_bench.spec.codec import to_builtins, write_atomically
-from fsdp_bench.spec.errors import MachineError
+from fsdp_bench.spec.errors import MachineError, install_hint
 from fsdp_bench.spec.subprocesses.description import Description, DescriptionAnswer, DescriptionSpec
 from fsdp_bench.spec.subprocesses.own_python import own_python
 from fsdp_bench.sweep.launchers.start import worker_environment
@@ -28,7 +28,7 @@ def describe(specs: Sequence[DescriptionSpec]) -> list[DescriptionAnswer]:
         MachineError: if torch is missing, or the code ends the process.
     """
     if specs and torch_version() is None:
-        raise MachineError("a model that is given by its code needs torch: pip install 'fsdp-bench[train]'")
+        raise MachineError(f"a model that is given by its code needs torch: {install_hint('train')}")
     found = {index: known for index, spec in enumerate(specs) if (known := _kept(spec)) is not None}
     missing = [index for index in range(len(specs)) if index not in found]
     if missing:

@@ -16,7 +16,7 @@ import msgspec
 
 from fsdp_bench.catalog.recorded import read_recorded
 from fsdp_bench.spec.codec import to_builtins, write_atomically
-from fsdp_bench.spec.errors import FsdpBenchError, MachineError
+from fsdp_bench.spec.errors import FsdpBenchError, MachineError, install_hint
 from fsdp_bench.spec.exit_codes import ExitCode
 from fsdp_bench.spec.lora import LoRA
 from fsdp_bench.spec.recording.config import loops_over_sequence
@@ -48,7 +48,7 @@ def record(spec: RecordingSpec, progress: Callable[[str], None] = lambda what: N
     """
     if torch_version() is None:
         what, extras = ("torch", "train") if spec.config is None else ("torch and transformers", "train,hf")
-        raise MachineError(f"recording a model needs {what}: pip install 'fsdp-bench[{extras}]'")
+        raise MachineError(f"recording a model needs {what}: {install_hint(extras)}")
     last = ""
     with tempfile.TemporaryFile() as output:  # a pipe would be full before the lines of progress end
         process = subprocess.Popen(
