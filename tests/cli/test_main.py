@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -105,3 +106,16 @@ def test_a_gpu_that_is_not_there_is_one_line_and_exit_code_2(tmp_path: Path, mon
     assert done.returncode == 2
     assert "this machine shows no GPU" in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_status_of_results_that_were_copied_counts_their_records() -> None:
+    """Committed results have no progress.json."""
+    home = Path(__file__).parents[2] / "results" / "xeon-2-cores"
+    done = run_command("status", home)
+    assert done.returncode == 0
+    count = len(list((home / "cpu" / "trials").glob("*.json")))
+    assert f"{home / 'cpu'}: {count} records: {count} ok; how many trials the sweep has is unknown" in " ".join(
+        done.stdout.split()
+    )
+    sweeps = json.loads(run_command("status", home, "--json").stdout)["sweeps"]
+    assert {sweep["state"] for sweep in sweeps} == {"unknown"}
