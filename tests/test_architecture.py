@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from fsdp_bench.spec.errors import install_hint
 from fsdp_bench.spec.subprocesses.own_python import own_python
 
 PACKAGE = Path(__file__).parents[1] / "fsdp_bench"
@@ -38,3 +39,11 @@ def test_every_python_of_ours_is_started_without_the_current_folder() -> None:
     assert named == {"spec/subprocesses/own_python.py", "rehearse/run.py", "rehearse/environment.py"}
     assert "-P" in own_python("module")
     assert '[sys.executable, "-I", "-S", str(ENTER)' in (PACKAGE / "rehearse" / "run.py").read_text()
+
+
+def test_nobody_is_told_to_install_a_package_of_our_name_from_a_registry() -> None:
+    """No registry has it, so that anyone could register it: hints install from the clone."""
+    pages = [PACKAGE.parent / "README.md", *(PACKAGE.parent / "docs").glob("*.md"), *PACKAGE.rglob("*.py")]
+    told = re.compile(r"pip install (-\S+ )*['\"]?fsdp[-_]bench")
+    assert [path.name for path in pages if told.search(path.read_text())] == []
+    assert install_hint("hf") == "pip install '.[hf]' in the clone of fsdp-bench"

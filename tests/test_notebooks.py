@@ -103,6 +103,10 @@ def test_a_notebook_prints_its_committed_output(name: str) -> None:
     assert printed(run(nbformat.from_dict(committed))) == printed(committed)
 
 
+def test_the_largest_models_are_printed_as_they_were_committed(committed: Any, ran: Any) -> None:
+    assert [text for text in printed(ran) if not text.startswith("[")] == printed(committed)
+
+
 def test_reading_a_sweep_says_what_validate_says_of_it() -> None:
     """results/xeon-2-cores/cpu/validation.md is written by ``validate``."""
     text = "".join(printed(nbformat.read(ROOT / "notebooks" / "reading_a_sweep.ipynb", as_version=4)))

@@ -95,8 +95,21 @@ def test_python_and_predict_say_the_same(where: dict[str, Any], setting: dict[st
     assert printed["memory"]["peak_allocated_bytes"] == found.memory.peak_allocated_bytes
     assert printed["fits"] == found.fits
     assert printed["time"]["step_seconds"] == found.step_seconds
-    if found.fits:  # what is missing is two numbers today, what is left is one
-        assert printed["headroom_bytes"] == found.headroom_bytes
+    assert printed["headroom_bytes"] == found.headroom_bytes
+
+
+@pytest.mark.parametrize(
+    ("gpu_memory", "verdict"), [("8GiB", "does_not_fit"), ("12GiB", "runs_with_retries"), ("16GiB", "fits")]
+)
+def test_what_is_missing_or_left_is_one_number(gpu_memory: str, verdict: str) -> None:
+    options: dict[str, Any] = {"model": "1B", "server": "g5.48xlarge", "gpu_memory": gpu_memory}
+    printed, found = ask("predict", **options), estimate(**options)
+    assert printed["verdict"] == found.verdict == verdict
+    needed = printed["memory"]["needed_bytes"]
+    assert printed["headroom_bytes"] == found.headroom_bytes == printed["server"]["gpu_memory_bytes"] - needed
+    row = found.row()
+    assert (row["headroom_bytes"], row["needed_bytes"]) == (found.headroom_bytes, needed)
+    assert row["peak_reserved_bytes"] == printed["memory"]["peak_reserved_bytes"]
 
 
 def test_python_and_predict_shard_a_hybrid_within_its_nodes() -> None:

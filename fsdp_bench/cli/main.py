@@ -16,6 +16,7 @@ from typing import Any, NoReturn, TextIO
 import click
 
 from fsdp_bench import __version__
+from fsdp_bench.cli.common.forgiving import forgiving_streams
 from fsdp_bench.cli.common.interrupts import INTERRUPTED, raised_once
 from fsdp_bench.spec.errors import FsdpBenchError, nearest, shortened, shown
 from fsdp_bench.spec.exit_codes import ExitCode
@@ -119,13 +120,14 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         # Characters that the terminal's encoding lacks are printed as escapes.
         if callable(reconfigure := getattr(stream, "reconfigure", None)):
             reconfigure(errors="backslashreplace")
-    code, message = _run(arguments)
-    if message is not None:
-        _print_error(shortened(f"fsdp-bench: {message}", MOST_CHARACTERS), arguments)
-    if (reason := _flush(sys.stdout)) is not None and message is None:
-        code = ExitCode.BAD_INPUT
-        _print_error(f"fsdp-bench: the output cannot be written: {reason}", [])
-    _flush(sys.stderr)
+    with forgiving_streams(BrokenPipeError):
+        code, message = _run(arguments)
+        if message is not None:
+            _print_error(shortened(f"fsdp-bench: {message}", MOST_CHARACTERS), arguments)
+        if (reason := _flush(sys.stdout)) is not None and message is None:
+            code = ExitCode.BAD_INPUT
+            _print_error(f"fsdp-bench: the output cannot be written: {reason}", [])
+        _flush(sys.stderr)
     sys.exit(code)
 
 
@@ -143,8 +145,6 @@ def _run(arguments: Sequence[str]) -> tuple[int, str | None]:
         return ExitCode.DONE, None
     except (KeyboardInterrupt, click.Abort):
         return ExitCode.INTERRUPTED, INTERRUPTED
-    except BrokenPipeError:
-        return ExitCode.DONE, None
     except FsdpBenchError as error:
         return error.exit_code, str(error)
     except Exception as error:
@@ -207,12 +207,12 @@ def _print_error(line: str, arguments: Sequence[str]) -> None:
             print(to_json({"error": line.removeprefix("fsdp-bench: ")}).decode(), end="", flush=True)
             return
         _flush(sys.stdout)
-    with suppress(OSError, ValueError):  # the reader has closed the pipe
+    with suppress(OSError, ValueError):
         click.echo(line, err=True)
 
 
 def _flush(stream: TextIO | Any) -> str | None:
-    """Flush a stream; if that fails, drop the buffer and return the reason, or None if the reader closed the pipe."""
+    """Flush a stream; if that fails, drop the buffer and return the reason, or None if it was closed."""
     try:
         if stream is not None:
             stream.flush()
@@ -221,7 +221,7 @@ def _flush(stream: TextIO | Any) -> str | None:
             null = os.open(os.devnull, os.O_WRONLY)
             os.dup2(null, stream.fileno())
             os.close(null)
-        return None if isinstance(error, BrokenPipeError | ValueError) else getattr(error, "strerror", str(error))
+        return None if isinstance(error, ValueError) else getattr(error, "strerror", str(error))
     return None
 
 

@@ -53,7 +53,7 @@ DEFAULTS = {
 
 QUANTITIES = ("params", "num_hidden_layers", "micro_batch_size", "sequence_length", "gpus")
 _CONTRADICTED = {
-    "params": ("model", "hf_config", "params"),
+    "params": ("model", "hf_config", "recorded", "params"),
     "num_hidden_layers": (),
     "micro_batch_size": ("batch",),
     "sequence_length": ("seq",),
@@ -214,6 +214,11 @@ def _names(words: Sequence[str]) -> list[str]:
 
 def _refuse_contradictions(options: SetupOptions, quantity: str) -> None:
     given = [name for name in _CONTRADICTED[quantity] if options.is_given(name)]
+    adapters = [name for name in ("lora", "qlora") if options.is_given(name)]
+    if quantity == "params" and adapters and not given:
+        raise SpecError(
+            f"--{adapters[0]}: adapters go into one model; name it with --model, and what to look for: --of"
+        )
     if given and quantity == "params":
         allowed = ", ".join(QUANTITIES[1:])
         raise SpecError(f"--{given[0].replace('_', '-')} names one model; say what to look for: --of {allowed}")

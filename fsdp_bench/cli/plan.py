@@ -37,7 +37,7 @@ _WITHOUT = ("gpu", "nodes", "world_size", "accumulate", "shard_size", "gpus_per_
 @click.option(
     "--global-batch", metavar="4M", help="Tokens of an optimizer step on all GPUs. Default: one micro-batch each."
 )
-@click.option("--price", metavar="2.10/gpu-hour", help="The price of every server, instead of the catalogue's.")
+@click.option("--price", metavar="'$2.10/gpu-hour'", help="The price of every server, instead of the catalogue's.")
 @click.option(
     "--tariff",
     metavar="on-demand|reserved|spot",

@@ -81,8 +81,10 @@ def command(
     questions = read_questions(options, assumed)
     if asked is not None and len(questions) > 1:
         raise SpecError(f"export: of one setup, not of {len(questions)}; give each option one value")
-    if len(questions) == 1 and (table.is_given or csv is not None):
-        raise SpecError("--sort, --only-fits, --columns and --csv are of a table of several setups; one was given")
+    if len(questions) == 1 and table.is_given and csv is None:
+        raise SpecError("--sort, --only-fits and --columns are of a table of several setups; one was given")
+    if asked is not None and str(csv) == "-":
+        raise SpecError("csv: - prints nothing but the table; with --export name a file")
     possible = [question for question in questions if not question.impossible]
     if not possible:
         raise SpecError(questions[0].impossible)

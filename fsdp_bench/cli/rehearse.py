@@ -10,6 +10,7 @@ import click
 
 from fsdp_bench.catalog.loader import load_user_catalog
 from fsdp_bench.cli.common.charts import check_chart, save_figure
+from fsdp_bench.cli.common.interrupts import INTERRUPTED
 from fsdp_bench.cli.common.lists import Count
 from fsdp_bench.cli.common.options import headroom_option
 from fsdp_bench.plan.rehearsal import Rehearsal, rehearsal_document, worst_of
@@ -61,7 +62,12 @@ _COLOURS = {True: "green", False: "red", None: "yellow"}
     metavar="N",
     help="With --time: tokens of one rank in an optimizer step. By default as many as its embedding looks up.",
 )
-@click.option("--timeout", type=float, metavar="SECONDS", help="End the script if it takes longer. Default: never.")
+@click.option(
+    "--timeout",
+    type=float,
+    metavar="SECONDS",
+    help="End the script if it takes longer, and say what was seen. Default: never.",
+)
 @click.option("--chart", type=click.Path(path_type=Path), metavar="FILE.png", help="Draw memory over time.")
 @click.option("--snapshot", type=click.Path(path_type=Path), metavar="FILE.pickle", help="For pytorch.org/memory_viz.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
@@ -81,16 +87,17 @@ def command(**given: Any) -> int:
     promise this is named before the script starts.
 
     Exit codes: 0: fits, or unknown. 3: does not fit, or only with allocation retries.
-    2: bad input. 1: the script failed.
+    2: bad input. 1: the script failed, or --timeout ended it. 130: interrupted. What was seen until then is printed.
     """
     chart, as_json = given.pop("chart"), given.pop("as_json")
     if chart is not None:
         check_chart(chart)
-    found = _run(_read(given))
+    asked = _read(given)
+    found = _run(asked)
     worst = worst_of(found)
     if as_json:
         documents = [rehearsal_document(one) for one in found]
-        sys.stdout.write(to_json({"ranks": documents} if len(found) > 1 else documents[0]).decode())
+        sys.stdout.write(to_json({"ranks": documents} if len(asked.ranks) > 1 else documents[0]).decode())
     else:
         answer, *lines = (several(found) if len(found) > 1 else report_text(worst)).split("\n")
         print_answer(answer, _COLOURS[worst.fits])
@@ -99,7 +106,11 @@ def command(**given: Any) -> int:
         from fsdp_bench.report.charts.rehearsal import draw
 
         save_figure(draw(worst), chart)
-    if any(one.report.outcome is RehearsalOutcome.FAILED for one in found):
+    outcomes = {one.report.outcome for one in found}
+    if RehearsalOutcome.INTERRUPTED in outcomes:
+        print_line(f"fsdp-bench: {INTERRUPTED}", error=True)
+        return ExitCode.INTERRUPTED
+    if outcomes & {RehearsalOutcome.FAILED, RehearsalOutcome.TIMED_OUT}:
         return ExitCode.CRASHED
     return ExitCode.DOES_NOT_FIT if worst.fits is False else ExitCode.DONE
 
@@ -115,10 +126,12 @@ def _read(given: dict[str, Any]) -> CommandToRehearse:
 
 
 def _run(asked: CommandToRehearse) -> list[Rehearsal]:
-    """Run each rank, after a line that says so."""
+    """Run each rank, after a line that says so; none after one that is interrupted."""
     found = []
     answers = asked.answers()
     for rank in asked.ranks:
         print_line(f"rehearsing rank {rank}: what the script prints follows", error=True)
         found.append(next(answers))
+        if found[-1].report.outcome is RehearsalOutcome.INTERRUPTED:
+            break
     return found

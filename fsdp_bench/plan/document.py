@@ -113,7 +113,7 @@ def _memory(prediction: Prediction) -> dict[str, Any]:
         "peak_active_bytes": reading.peak_active_bytes if known else None,
         **_communicators(prediction.communicators),
         "peak_device_bytes": prediction.estimate.device_bytes if known else None,
-        "peak_host_bytes_per_node": prediction.host_bytes,
+        "peak_host_bytes_per_node": prediction.peak_host_bytes_per_node,
         "peak_phase": memory.peak_phase,
         "peak_block": memory.peak_block,
         "peak_operator": memory.peak_operator,
@@ -143,7 +143,7 @@ def _communicators(found: Communicators | None) -> dict[str, Any]:
 
 def _host(prediction: Prediction) -> dict[str, int] | None:
     """Return the host memory of one node by category. ``load`` is before training, the others are during training."""
-    if prediction.host_bytes is None:
+    if prediction.peak_host_bytes_per_node is None:
         return None
     host = prediction.estimate.host
     return {

@@ -94,6 +94,9 @@ class Estimate:
     host: HostMemory
     why_eager: str | None
     """Why the prediction is for eager mode although the setup compiles; None if it is not, or nothing compiles."""
+    kernels: Kernels = CUDA
+    """The kernels that run, with the cuBLAS workspace of the GPU."""
+    expandable_segments: bool = False
     stated_headroom_bytes: int | None = None
     """GPU memory that the user keeps free (--headroom), instead of what headroom.py derives and assumes."""
 
@@ -123,8 +126,8 @@ class Estimate:
         return self.gpu is None or self.gpu.native_bf16 or self.setup.precision.compute == "fp32"
 
     @property
-    def host_bytes(self) -> int | None:
-        """Host memory of a node. None if it is not known."""
+    def host_memory_bytes(self) -> int | None:
+        """Host memory that a node has. None if it is not known."""
         return self.cluster.server.host_memory_bytes if self.cluster else None
 
     @property
@@ -140,9 +143,9 @@ class Estimate:
         on_gpu = Verdict.RUNS_WITH_RETRIES if self.allocator.num_alloc_retries else Verdict.FITS
         if self.host.peak_bytes == 0:
             return on_gpu
-        if self.host_bytes is None:  # it is known not to fit where the GPU is too small
+        if self.host_memory_bytes is None:  # it is known not to fit where the GPU is too small
             return None if on_gpu is Verdict.FITS else on_gpu
-        return on_gpu if self.host.peak_bytes <= self.host_bytes else Verdict.DOES_NOT_FIT
+        return on_gpu if self.host.peak_bytes <= self.host_memory_bytes else Verdict.DOES_NOT_FIT
 
     @property
     def fits(self) -> bool | None:
@@ -167,18 +170,30 @@ class Estimate:
             return None
         return self.allocator.peak_reserved_bytes + self.context_bytes + taken.high
 
+    @cached_property
+    def needed_bytes(self) -> int:
+        """Peak reserved memory without allocation retries. If the GPU is too small, predicted for unlimited memory."""
+        reading = self.allocator
+        if reading.out_of_memory is not None or reading.num_alloc_retries:
+            reading = read_allocator(
+                self.model,
+                self.setup,
+                self.kernels,
+                None,
+                self.expandable_segments,
+                self.memory.peak_rank,
+                self.cluster or self.gpu,
+            )
+            assert reading.out_of_memory is None, "a GPU without limit is never full"
+        return reading.peak_reserved_bytes
+
     @property
     def headroom_bytes(self) -> int | None:
-        """Usable GPU memory minus peak reserved memory; negative if memory runs out.
+        """Usable GPU memory minus ``needed_bytes``. None if the GPU's memory is not known.
 
-        None if the GPU's memory is not known.
+        A setup fits if this is at least the bytes of ``required_headroom``.
         """
-        return None if self.gpu_bytes is None else self.gpu_bytes - self.memory_needed_bytes
-
-    @property
-    def memory_needed_bytes(self) -> int:
-        """Peak reserved memory, or peak allocated memory if that is more because memory ran out before the peak."""
-        return max(self.allocator.peak_reserved_bytes, self.memory.peak_allocated_bytes)
+        return None if self.gpu_bytes is None else self.gpu_bytes - self.needed_bytes
 
 
 def predict_memory(
@@ -350,5 +365,7 @@ def estimate(
         allocator=reading,
         host=host_memory(shape, setup, ranks, build),
         why_eager=why_eager(shape, setup, kernels),
+        kernels=kernels,
+        expandable_segments=expandable_segments,
         stated_headroom_bytes=headroom_bytes,
     )

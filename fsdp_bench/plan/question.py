@@ -8,7 +8,7 @@ from functools import cached_property
 
 from fsdp_bench.catalog.compiled import compiled_catalog
 from fsdp_bench.catalog.hf_config import sliding_window_note
-from fsdp_bench.plan.estimate import KERNELS, Estimate, Verdict, estimate, read_allocator
+from fsdp_bench.plan.estimate import KERNELS, Estimate, Verdict, estimate
 from fsdp_bench.plan.speed import Speed, speed
 from fsdp_bench.rates.attention import CUDNN, kernel_of
 from fsdp_bench.rates.communicators import Communicators
@@ -70,24 +70,10 @@ class Prediction:
     known_speed: Speed | None = None
     """``speed``, if it was predicted before."""
 
-    @cached_property
+    @property
     def needed_bytes(self) -> int:
         """Peak reserved memory without allocation retries. If the GPU is too small, predicted for unlimited memory."""
-        if self.known_needed_bytes is not None:
-            return self.known_needed_bytes
-        asked, reading = self.question, self.estimate.allocator
-        if reading.out_of_memory is not None or reading.num_alloc_retries:
-            reading = read_allocator(
-                asked.model,
-                asked.setup,
-                asked.kernel_set,
-                None,
-                asked.expandable_segments,
-                self.estimate.memory.peak_rank,
-                asked.hardware,
-            )
-            assert reading.out_of_memory is None, "a GPU without limit is never full"
-        return reading.peak_reserved_bytes
+        return self.estimate.needed_bytes if self.known_needed_bytes is None else self.known_needed_bytes
 
     @property
     def reserved_bytes(self) -> int | None:
@@ -174,8 +160,8 @@ class Prediction:
         return tuple(notes)
 
     @property
-    def host_bytes(self) -> int | None:
-        """Host memory of all ranks of one node. None if the number of ranks on a node is unknown."""
+    def peak_host_bytes_per_node(self) -> int | None:
+        """Host memory that all ranks of one node need. None if the number of ranks on a node is unknown."""
         host = self.estimate.host.peak_bytes
         alone = self.estimate.cluster is not None or self.question.setup.world_size == 1
         return host if alone or host == 0 else None

@@ -36,6 +36,8 @@ class WhyUnknown(Enum):
     UNSUPPORTED = auto()
     """It called a function that the stand-in does not have."""
     FAILED = auto()
+    CUT = auto()
+    """It was ended by --timeout or an interrupt."""
     NO_GPU = auto()
     """It never used the GPU."""
     NO_STEP = auto()
@@ -90,6 +92,7 @@ class Rehearsal:
         reasons = {
             WhyUnknown.UNSUPPORTED: bool(report.unsupported) and report.stops_at_unsupported,
             WhyUnknown.FAILED: report.outcome is RehearsalOutcome.FAILED,
+            WhyUnknown.CUT: report.outcome in (RehearsalOutcome.TIMED_OUT, RehearsalOutcome.INTERRUPTED),
             WhyUnknown.NO_GPU: report.peak is None,
             WhyUnknown.NO_STEP: report.num_steps == 0,
             WhyUnknown.VALUES: bool(report.sizes_from_values),
@@ -173,6 +176,7 @@ def rehearsal_document(found: Rehearsal) -> dict[str, Any]:
     phases: dict[str, int] = {}
     for span in report.spans:
         phases[span.phase] = max(span.allocated_bytes, phases.get(span.phase, 0))
+    is_known = peak is not None and not out_of_memory and not report.num_alloc_retries
     nccl = communicators.num_bytes if communicators is not None else None
     return {
         "source": "rehearsed",
@@ -214,7 +218,7 @@ def rehearsal_document(found: Rehearsal) -> dict[str, Any]:
         "failure": to_builtins(report.failure),
         "fits": found.fits,
         "verdict": found.verdict,
-        "headroom_bytes": None if out_of_memory else found.usable_bytes - report.peak_reserved_bytes,
+        "headroom_bytes": found.usable_bytes - report.peak_reserved_bytes if is_known else None,
         "required_headroom_bytes": found.kept_free.num_bytes,
         "spans": to_builtins(report.spans),
     }

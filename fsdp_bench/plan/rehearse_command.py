@@ -18,7 +18,7 @@ from fsdp_bench.rehearse.command import Command, Launcher, read_command
 from fsdp_bench.rehearse.run import rehearse
 from fsdp_bench.spec.errors import SpecError, shown
 from fsdp_bench.spec.hardware import Cluster, Gpu, Server
-from fsdp_bench.spec.subprocesses.rehearsal import RehearsalOptions
+from fsdp_bench.spec.subprocesses.rehearsal import RehearsalOptions, RehearsalOutcome
 from fsdp_bench.spec.units import parse_bytes
 
 DEFAULT_STEPS = 4
@@ -39,12 +39,13 @@ class CommandToRehearse:
     timeout_seconds: float | None = None
 
     def answers(self) -> Iterator[Rehearsal]:
-        """Run the ranks in turn; yield what is found of each.
+        """Run the ranks in turn; yield what is found of each, also of one that is interrupted.
 
         Raises:
+            KeyboardInterrupt: at an interrupt, once what was found until then is yielded.
             MachineError: if the command's Python has no CUDA build of torch, or the stand-in cannot be compiled.
             SpecError: if its launcher refuses its arguments.
-            RehearsalError: if its process ends without a report, or takes longer than the timeout.
+            RehearsalError: if its process ends without a report.
         """
         kept = headroom_of_script(
             self.hardware, self.options.world_size or self.options.gpus_per_node, self.headroom_bytes
@@ -55,6 +56,8 @@ class CommandToRehearse:
             report = rehearse(self.command, stand_in, rank, self.options, self.timeout_seconds)
             options = self.options
             yield Rehearsal(report, self.hardware, kept, self.max_gpu_bytes, options.notes_work, self.tokens_per_step)
+            if report.outcome is RehearsalOutcome.INTERRUPTED:
+                raise KeyboardInterrupt
 
 
 def _stand_in(gpu: Gpu, context_bytes: int, count: int) -> StandInGpu:
@@ -159,7 +162,8 @@ def rehearse_command(command: str | Sequence[str], **asked: object) -> list[Rehe
     Raises:
         SpecError: for values that are not allowed.
         MachineError: if the command's Python has no CUDA build of torch, or there is no C compiler.
-        RehearsalError: if the command's process ends without a report, or takes longer than the timeout.
+        RehearsalError: if the command's process ends without a report. One that ``timeout`` ends reports what was seen
+            until then, with the outcome ``timed_out``, unless its main thread cannot be interrupted.
     """
     return list(command_to_rehearse(command, **asked).answers())  # type: ignore[arg-type]
 

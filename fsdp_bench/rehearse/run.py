@@ -18,10 +18,11 @@ import msgspec
 from fsdp_bench.rehearse.build import StandInGpu, build_stand_in, stand_in_environment
 from fsdp_bench.rehearse.command import Command
 from fsdp_bench.rehearse.find_torch import find_torch
+from fsdp_bench.rehearse.inside import early_end
 from fsdp_bench.spec.codec import from_json, to_json
 from fsdp_bench.spec.errors import FsdpBenchError, SpecError
 from fsdp_bench.spec.exit_codes import ExitCode
-from fsdp_bench.spec.subprocesses.rehearsal import RehearsalOptions, RehearsalPlan, RehearsalReport
+from fsdp_bench.spec.subprocesses.rehearsal import RehearsalOptions, RehearsalOutcome, RehearsalPlan, RehearsalReport
 
 INSIDE = Path(__file__).parent / "inside" / "main.py"
 """What runs in the user's Python."""
@@ -31,6 +32,9 @@ ENTER = Path(__file__).parent / "enter.py"
 
 REFUSED = 2
 """The exit code of inside/main.py if the launcher's arguments cannot be rehearsed."""
+
+REPORT_SECONDS = 10.0
+"""How long a script that is ended may take to report what was seen."""
 
 OF_THIS_MACHINE = "CUDA_VISIBLE_DEVICES"
 """A variable by which a cluster gives a job some of this machine's GPUs: not of those that are rehearsed. One that the
@@ -48,12 +52,14 @@ def rehearse(
 ) -> RehearsalReport:
     """Run a command as one rank; what it prints goes to standard error.
 
-    Its process, and all that it started, are ended after ``timeout_seconds``.
+    Its process, and all that it started, are ended after ``timeout_seconds``, or by an interrupt. What was seen until
+    then is reported, if the script's main thread can be interrupted: with outcome TIMED_OUT or INTERRUPTED.
 
     Raises:
         MachineError: if its Python has no CUDA build of torch, or the stand-in cannot be compiled.
         SpecError: if the launcher refuses its arguments, or starts what cannot be rehearsed.
-        RehearsalError: if its process ends without a report, or is ended.
+        RehearsalError: if its process ends without a report, or is ended before it can make one.
+        KeyboardInterrupt: if it is interrupted before it can make one.
     """
     with tempfile.TemporaryDirectory(prefix="fsdp-bench-") as scratch:
         folder = build_stand_in(find_torch(str(command.python)), Path(scratch))
@@ -75,36 +81,57 @@ def rehearse(
         on_stand_in = {**own, **stand_in_environment(folder, gpu, own), **policy}
         for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"):  # of ours, which no overlay hides
             Path(on_stand_in[name]).mkdir(parents=True, exist_ok=True)
-        code = _run(words, on_stand_in, timeout_seconds)
+        code, cut = _run(words, on_stand_in, timeout_seconds)
         if not report.exists():
-            raise RehearsalError(_ended_without_report(code))
+            if cut is RehearsalOutcome.INTERRUPTED:
+                raise KeyboardInterrupt
+            limit = f"was ended after {timeout_seconds:g} s (--timeout)" if timeout_seconds and cut else None
+            raise RehearsalError(_ended_without_report(limit or _how_ended(code)))
         if code == REFUSED:
             raise SpecError(str(json.loads(report.read_bytes())["refused"]))
         if options.snapshot is not None and (written := Path(scratch) / "snapshot").exists():
             shutil.move(written, options.snapshot)
-        return from_json(report.read_bytes(), RehearsalReport)
+        found = from_json(report.read_bytes(), RehearsalReport)
+        is_cut = cut is RehearsalOutcome.INTERRUPTED or found.outcome is RehearsalOutcome.INTERRUPTED
+        return msgspec.structs.replace(found, outcome=cut) if cut is not None and is_cut else found
 
 
-def _run(words: list[str], environment: dict[str, str], timeout_seconds: float | None) -> int:
+def _run(
+    words: list[str], environment: dict[str, str], timeout_seconds: float | None
+) -> tuple[int, RehearsalOutcome | None]:
     """Run the user's Python; its standard output goes to our standard error, which is free for the answer.
 
     Processes that it leaves running, such as a tracker's, end with it.
+
+    Returns:
+        Its exit code, and TIMED_OUT or INTERRUPTED if it was ended; None if it ended by itself.
     """
+    cut = None
     sys.stdout.flush()
     process = subprocess.Popen(words, env=environment, stdin=subprocess.DEVNULL, stdout=2, process_group=0)
     end = os.pidfd_open(process.pid)
     try:
-        if not select.select([end], [], [], timeout_seconds)[0]:
-            raise RehearsalError(f"the script was ended after {timeout_seconds:g} s (--timeout); its output is above")
+        try:
+            if not select.select([end], [], [], timeout_seconds)[0]:
+                cut = RehearsalOutcome.TIMED_OUT
+        except KeyboardInterrupt:
+            cut = RehearsalOutcome.INTERRUPTED
+        if cut is not None:
+            process.send_signal(early_end.SIGNAL)
+            select.select([end], [], [], REPORT_SECONDS)
     finally:
         os.close(end)
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)  # before wait(), after which another process may have its number
         code = process.wait()
-    return code
+    return code, cut
 
 
-def _ended_without_report(code: int) -> str:
-    how = f"by signal {-code}" if code < 0 else f"with code {code}"
-    why = "; Linux sends this signal if host memory runs out" if code == -signal.SIGKILL else ""
-    return f"the script's process ended {how} and left no report; its output is above{why}"
+def _how_ended(code: int) -> str:
+    if code == -signal.SIGKILL:
+        return "ended by signal 9, which Linux sends if host memory runs out,"
+    return f"ended by signal {-code}" if code < 0 else f"ended with code {code}"
+
+
+def _ended_without_report(how: str) -> str:
+    return f"the script's process {how} and left no report; its output is above"

@@ -124,7 +124,7 @@ def _step_time(
         kind = one.event.kind
         busy[KIND[kind]].append((one.begin, one.end))
         if kind is Kind.KERNEL and one.event.stream is Stream.COMPUTE:
-            part = part_of(one.work)
+            part = part_of(one.work, one.event.label)
             operators[part] = operators.get(part, 0.0) + one.end - one.begin
             slowed += one.end - one.begin - one.seconds
         elif kind is Kind.HOST_WORK and one.work.name.startswith("optimizer"):

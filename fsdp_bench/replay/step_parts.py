@@ -31,8 +31,14 @@ class StepPart(StrEnum):
     """The host has not yet launched what comes next: its time for operators and hooks."""
 
 
-def part_of(work: Work) -> StepPart:
+IN_OPTIMIZER = "optimizer"
+"""The label of a rehearsed script's operators that run in its optimizer's step."""
+
+
+def part_of(work: Work, label: str) -> StepPart:
     """Return the part that an operator on the GPU belongs to."""
+    if label == IN_OPTIMIZER:
+        return StepPart.OPTIMIZER
     if work.is_product:
         return StepPart.MATRIX_PRODUCTS
     if work.is_attention:

@@ -65,6 +65,11 @@ def not_allowed(field: str, value: object, allowed: Iterable[str]) -> SpecError:
     return SpecError(f"{field}: {shown(value)} is not allowed; one of {', '.join(names)}{close}")
 
 
+def install_hint(extras: str) -> str:
+    """Return the command that installs extras: from a clone, because no registry has this package."""
+    return f"pip install '.[{extras}]' in the clone of fsdp-bench"
+
+
 def shown(value: object) -> str:
     """Return a value for messages: its repr on one line. A long one is cut, and its length is appended."""
     try:

@@ -94,22 +94,29 @@ class StatedPrice(NamedTuple):
 
     per_hour: float
     is_per_gpu: bool
+    currency: str | None = None
+    """``USD`` for ``$``, ``EUR`` for the euro sign, or as stated; None if none was."""
 
     def of_node(self, gpus_per_node: int) -> float:
         """Return the price of a server for one hour."""
         return self.per_hour * gpus_per_node if self.is_per_gpu else self.per_hour
 
 
-_STATED = re.compile(r"^\s*\$?\s*([0-9]+(?:\.[0-9]+)?)\s*/\s*(gpu|node|server)-?\s*(?:hour|hr|h)\s*$", re.IGNORECASE)
+_SIGNS = {"$": "USD", "\N{EURO SIGN}": "EUR", "\N{POUND SIGN}": "GBP"}
+_STATED = re.compile(
+    rf"^\s*([{''.join(_SIGNS)}])?\s*([0-9]+(?:\.[0-9]+)?)\s*([a-z]{{3}})?\s*/\s*(gpu|node|server)-?\s*(?:hour|hr|h)\s*$",
+    re.IGNORECASE,
+)
 
 
 def parse_price(text: str) -> StatedPrice:
-    """Read ``2.10/gpu-hour`` or ``98/node-hour``.
+    """Read ``2.10/gpu-hour``, ``98/node-hour``, ``$2.10/gpu-hour`` or ``2.10 EUR/gpu-hour``.
 
     Raises:
         SpecError: for anything else, and for a price that is not positive.
     """
     match = _STATED.match(text)
-    if match is None or not 0 < float(match[1]) <= MOST_PER_HOUR:
-        raise SpecError(f"price: {shown(text)} is not allowed; write it like '2.10/gpu-hour' or '98/node-hour'")
-    return StatedPrice(float(match[1]), match[2].lower() == "gpu")
+    if match is None or not 0 < float(match[2]) <= MOST_PER_HOUR or (match[1] and match[3]):
+        raise SpecError(f"price: {shown(text)} is not allowed; write it like '2.10/gpu-hour' or '98 EUR/node-hour'")
+    currency = _SIGNS[match[1]] if match[1] else match[3] and match[3].upper()
+    return StatedPrice(float(match[2]), match[4].lower() == "gpu", currency)

@@ -13,12 +13,12 @@ import msgspec
 
 from fsdp_bench import __version__
 from fsdp_bench.spec.codec import to_builtins, write_atomically
-from fsdp_bench.spec.errors import MachineError
+from fsdp_bench.spec.errors import MachineError, install_hint
 from fsdp_bench.spec.subprocesses.description import Description, DescriptionAnswer, DescriptionSpec
 from fsdp_bench.spec.subprocesses.own_python import own_python
 from fsdp_bench.sweep.launchers.start import worker_environment
 from fsdp_bench.sweep.machine import package_version, torch_version
-from fsdp_bench.sweep.recording import kept_path
+from fsdp_bench.sweep.recording import kept_folder
 
 
 def describe(specs: Sequence[DescriptionSpec]) -> list[DescriptionAnswer]:
@@ -28,7 +28,7 @@ def describe(specs: Sequence[DescriptionSpec]) -> list[DescriptionAnswer]:
         MachineError: if torch is missing, or the code ends the process.
     """
     if specs and torch_version() is None:
-        raise MachineError("a model that is given by its code needs torch: pip install 'fsdp-bench[train]'")
+        raise MachineError(f"a model that is given by its code needs torch: {install_hint('train')}")
     found = {index: known for index, spec in enumerate(specs) if (known := _kept(spec)) is not None}
     missing = [index for index in range(len(specs)) if index not in found]
     if missing:
@@ -66,7 +66,8 @@ def _keep(spec: DescriptionSpec, answer: DescriptionAnswer) -> None:
 
 
 def _path(spec: DescriptionSpec) -> Path | None:
-    return kept_path(f"{_digest(spec)}.description.json") if spec.config is not None else None
+    folder = kept_folder()
+    return folder and folder / f"{_digest(spec)}.description.json" if spec.config is not None else None
 
 
 def _digest(spec: DescriptionSpec) -> str:

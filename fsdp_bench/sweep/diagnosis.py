@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from fsdp_bench.catalog.loader import gpu_by_product_name
+from fsdp_bench.spec.errors import install_hint
 from fsdp_bench.spec.subprocesses.own_python import own_python
 from fsdp_bench.spec.units import format_gib
 from fsdp_bench.sweep.launchers.start import worker_environment
@@ -36,7 +37,7 @@ def diagnose(machine: Machine) -> Diagnosis:
 
 def _ask_torch() -> tuple[dict[str, Any] | None, str | None]:
     if torch_version() is None:
-        return None, "torch is not installed: no sweep can run; pip install 'fsdp-bench[train]'"
+        return None, f"torch is not installed: no sweep can run; {install_hint('train')}"
     command = own_python("fsdp_bench.train.processes.backends")
     try:
         done = subprocess.run(command, capture_output=True, text=True, env=worker_environment(), timeout=180)

@@ -16,7 +16,7 @@ import msgspec
 from fsdp_bench.catalog.lookup import model as find_model
 from fsdp_bench.plan.ask import SetupFields, read_setup
 from fsdp_bench.spec.codec import from_json, to_builtins
-from fsdp_bench.spec.errors import FsdpBenchError, MachineError, SpecError
+from fsdp_bench.spec.errors import FsdpBenchError, MachineError, SpecError, install_hint
 from fsdp_bench.spec.exit_codes import ExitCode
 from fsdp_bench.spec.model import ModelShape
 from fsdp_bench.spec.recording.model import RecordedModel
@@ -93,7 +93,7 @@ def dry_runs(specs: Sequence[DryRunSpec], num_processes: int = 1) -> Iterator[tu
         MachineError: if torch is not installed.
     """
     if torch_version() is None:
-        raise MachineError("a dry run needs torch: pip install 'fsdp-bench[train]'")
+        raise MachineError(f"a dry run needs torch: {install_hint('train')}")
     waiting, done = SimpleQueue[int](), SimpleQueue[tuple[int, DryRunAnswer]]()
     for index in range(len(specs)):
         waiting.put(index)

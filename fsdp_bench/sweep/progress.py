@@ -54,7 +54,8 @@ class SubmittedJob(msgspec.Struct, frozen=True, kw_only=True):
     id: str
 
 
-State = Literal["running", "done", "interrupted", "queued", "not started"]
+State = Literal["running", "done", "interrupted", "queued", "not started", "unknown"]
+"""``unknown``: there are records, and no PROGRESS, which is not copied or committed with them."""
 
 
 class Status(msgspec.Struct, frozen=True, kw_only=True):
@@ -102,7 +103,8 @@ def status_of(folder: Path) -> list[Status]:
     """
     # not Path.glob, which stumbles over the scratch folders of running trials as they go
     names = (name for which in (PROGRESS, JOB) for name in glob(f"**/{which}", root_dir=folder, recursive=True))
-    found = sorted({(folder / name).parent for name in names})
+    records = (os.path.dirname(name) for name in glob("**/trials/*.json", root_dir=folder, recursive=True))
+    found = sorted({(folder / name).parent for name in (*names, *records)})
     if not found:
         raise ResultsError(f"{folder}: no sweep has run or was submitted here; fsdp-bench sweep FILE runs one")
     return [_status(one) for one in found]
@@ -110,19 +112,22 @@ def status_of(folder: Path) -> list[Status]:
 
 def _status(folder: Path) -> Status:
     progress = _read(folder / PROGRESS, Progress)
+    state: State
     job_id = submitted_job(folder) or (progress.job if progress is not None else None)
     job = None
     if job_id is not None:
         with contextlib.suppress(MachineError):  # Slurm is not here, or does not answer
             job = job_state(job_id)
+    records = Store(folder).peek_all()
+    outcomes = dict(Counter(record.outcome.value for record in records))
     if progress is None:
-        return Status(folder=str(folder), state="queued" if job is not None else "not started", job=job)
-    store, writer = Store(folder), last_writer(folder)
-    records = store.peek_all()
+        state = "queued" if job is not None else "unknown" if records else "not started"
+        return Status(folder=str(folder), state=state, outcomes=outcomes, job=job)
+    writer = last_writer(folder)
     is_running = progress.running is not None and writer is not None and seems_to_live(folder, writer)
     is_recorded = any(record.id == progress.running_id for record in records)  # when its manager was killed
     done = progress.done + is_recorded
-    state: State = "running" if is_running else "done" if progress.has_ended else "interrupted"
+    state = "running" if is_running else "done" if progress.has_ended else "interrupted"
     if state == "interrupted" and job is not None:
         state = "queued"
     took = [record.wall_seconds for record in records if record.outcome is not Outcome.SKIPPED]
@@ -134,7 +139,7 @@ def _status(folder: Path) -> Status:
         what=progress.what,
         total=progress.total,
         done=done,
-        outcomes=dict(Counter(record.outcome.value for record in records)),
+        outcomes=outcomes,
         running=progress.running if is_running else None,
         running_seconds=None if since is None else max(time.time() - since, 0.0),
         seconds_left=None if each is None or state == "done" else each * ((progress.to_run or 0) - is_recorded),

@@ -18,12 +18,12 @@ import msgspec
 from fsdp_bench.catalog.recorded import read_recorded
 from fsdp_bench.spec.cache import cache_folder
 from fsdp_bench.spec.codec import to_builtins, write_atomically
-from fsdp_bench.spec.errors import FsdpBenchError, MachineError, SpecError
+from fsdp_bench.spec.errors import FsdpBenchError, MachineError, SpecError, install_hint
 from fsdp_bench.spec.exit_codes import ExitCode
 from fsdp_bench.spec.lora import LoRA
 from fsdp_bench.spec.recording.config import loops_over_sequence
 from fsdp_bench.spec.recording.recorded import FORMAT_VERSION, RecordedCode
-from fsdp_bench.spec.recording.request import RecordingAnswer, RecordingSpec
+from fsdp_bench.spec.recording.request import RecordingAnswer, RecordingSpec, length_not_recorded
 from fsdp_bench.spec.recording.variants import KINDS_WITH_FROZEN
 from fsdp_bench.spec.subprocesses.own_python import own_python
 from fsdp_bench.sweep.launchers.start import worker_environment
@@ -50,7 +50,7 @@ def record(spec: RecordingSpec, progress: Callable[[str], None] = lambda what: N
     """
     if torch_version() is None:
         what, extras = ("torch", "train") if spec.config is None else ("torch and transformers", "train,hf")
-        raise MachineError(f"recording a model needs {what}: pip install 'fsdp-bench[{extras}]'")
+        raise MachineError(f"recording a model needs {what}: {install_hint(extras)}")
     last = ""
     with tempfile.TemporaryFile() as output:  # a pipe would be full before the lines of progress end
         process = subprocess.Popen(
@@ -106,41 +106,54 @@ def recorded_config(
     progress: Callable[[str], None],
     lora: LoRA | None = None,
     activation_offload: bool = False,
+    name: str = "the model",
 ) -> RecordedCode:
     """Return the recording of a config.json, for its sizes alone: the cached one, or a new one of half a minute.
 
-    Of code that loops over the sequence it is for this sequence length alone.
+    Of code that loops over the sequence it is for this sequence length alone, of a model with a sliding window for
+    one side of it, else for all. A length of 1 is that of a search for the longest, and stands for any.
 
     Raises:
+        SpecError: for a length that code is not recorded for, before it is.
         MachineError: as ``record``.
     """
+    is_fixed = loops_over_sequence(config)
+    reason = None if is_fixed or sequence_length == 1 else length_not_recorded(name, sequence_length)
+    if reason is not None:
+        raise SpecError(reason)
     spec = RecordingSpec(
         config=config,
         sequence_length=sequence_length,
         lora=lora,
         activation_offload=activation_offload,
-        fixed_length=loops_over_sequence(config),
+        fixed_length=is_fixed,
     )
-    path = kept_path(f"{_digest(spec)}.json.gz")
-    if path is None:
+    key, folder = _digest(spec), kept_folder()
+    if folder is None:
         return record(spec, progress)
-    with suppress(SpecError):  # missing, or damaged
-        return read_recorded(path)
+    for kept in sorted(folder.glob(f"{key}-*.json.gz")):
+        with suppress(SpecError):  # damaged
+            recorded = read_recorded(kept)
+            if recorded.shortest <= sequence_length <= (recorded.longest or sequence_length):
+                return recorded
     recorded = record(spec, progress)
     with suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write(recorded, path)
+        folder.mkdir(parents=True, exist_ok=True)
+        write(recorded, folder / f"{key}-{sequence_length}.json.gz")
     return recorded
 
 
-def kept_path(name: str) -> Path | None:
+def kept_folder() -> Path | None:
     """Return where what was asked of models' code is kept; None for a user without a home."""
     folder = cache_folder()
-    return folder and folder / "recorded" / name
+    return folder and folder / "recorded"
 
 
 def _digest(spec: RecordingSpec) -> str:
-    """Return a name for what decides a recording: the config, the variants, the recorder, the versions of what runs."""
+    """Return a name for what decides a recording: the config, the variants, the recorder, the versions of what runs.
+
+    The sequence length is not in it: the recording says for which it holds.
+    """
     from importlib.metadata import PackageNotFoundError, version
 
     versions = []
@@ -150,7 +163,8 @@ def _digest(spec: RecordingSpec) -> str:
         except PackageNotFoundError:
             versions.append("")
     kinds = [kind.name for kind in KINDS_WITH_FROZEN]
-    data = msgspec.json.encode([to_builtins(spec), versions, FORMAT_VERSION, kinds], order="sorted")
+    request = {**to_builtins(spec), "sequence_length": None}
+    data = msgspec.json.encode([request, versions, FORMAT_VERSION, kinds], order="sorted")
     digest, train = hashlib.sha256(data), Path(__file__).parent.parent / "train"
     for source in sorted(source for folder in _RECORDER for source in (train / folder).glob("*.py")):
         digest.update(source.read_bytes())

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from fsdp_bench.spec.codec import to_json
-from fsdp_bench.spec.errors import MachineError
+from fsdp_bench.spec.errors import MachineError, install_hint
 from fsdp_bench.spec.frontier import FrontierRecord
 from fsdp_bench.spec.rank_report import Outcome
 from fsdp_bench.spec.record import TrialRecord
@@ -318,7 +318,7 @@ def require_torch() -> None:
         MachineError: if it is not.
     """
     if torch_version() is None:
-        raise MachineError("this needs torch, which is not installed; pip install 'fsdp-bench[train]'")
+        raise MachineError(f"this needs torch, which is not installed; {install_hint('train')}")
 
 
 def _recorded(plan: SweepPlan, state: SweepState) -> list[TrialRecord]:

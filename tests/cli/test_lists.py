@@ -15,7 +15,7 @@ from fsdp_bench.cli.common.options import EVERY_OPTION, SetupOptions
 from fsdp_bench.cli.common.setups import read_models, read_setups
 from tests.cli.answered_once import printed_at
 from tests.cli.test_options import parse
-from tests.conftest import run_command
+from tests.conftest import refused, run_command
 
 GPT2 = ("--model", "gpt2", "--server", "p5.48xlarge")
 LISTS: dict[str, tuple[str, int]] = {
@@ -201,6 +201,14 @@ def test_tables_of_lists_fit_the_terminal(words: tuple[str, ...]) -> None:
         assert [line for line in done.stdout.splitlines() if len(line) > columns] == []
         is_one_column = re.search(r"^setup +needs ", done.stdout, re.MULTILINE) is not None  # instead of five
         assert is_one_column == (words == WIDE and columns == 80)
+
+
+def test_one_setup_is_one_row_of_csv() -> None:
+    words = ("predict", "--params", "1B", "--gpu", "H100-SXM", "--world-size", "8")
+    (alone,) = csv.DictReader(io.StringIO(run_command(*words, "--csv", "-").stdout))
+    both = csv.DictReader(io.StringIO(run_command(*words, "--batch", "1,2", "--csv", "-").stdout))
+    assert alone == next(row for row in both if row["micro_batch_size"] == "1")
+    assert "name a file" in refused(*words, "--csv", "-", "--export", "pytorch")
 
 
 def test_max_size_searches_every_combination_and_writes_them(tmp_path: Path) -> None:

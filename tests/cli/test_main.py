@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from fsdp_bench.cli.main import main
 from tests.cli.answered_once import answered_once
 from tests.conftest import refused, run_command, run_process
 
@@ -56,6 +59,30 @@ def test_no_arguments_at_all_print_the_help() -> None:
     assert done.stdout == run_command("--help").stdout
 
 
+@pytest.mark.parametrize(
+    ("gpu", "code", "form"), [("L4", 3, ()), ("L4", 3, ("--json",)), ("H100-SXM", 0, ()), ("no-such", 2, ("--json",))]
+)
+def test_the_exit_code_holds_where_nobody_reads_the_output(
+    monkeypatch: pytest.MonkeyPatch, gpu: str, code: int, form: tuple[str, ...]
+) -> None:
+    """As in ``fsdp-bench predict ... | head -1``, whose pipe is closed before all is written."""
+    reader, output = os.pipe()
+    os.close(reader)
+    with open(output, "w", buffering=1) as closed:
+        monkeypatch.setattr(sys, "stdout", closed)
+        with pytest.raises(SystemExit) as ended:
+            main(["predict", "--model", "Llama-3.2-1B", "--gpu", gpu, "--batch", "4", *form])
+    assert ended.value.code == code
+
+
+@pytest.mark.parametrize("form", [(), ("--json",)])
+def test_the_exit_code_holds_where_the_output_is_closed(monkeypatch: pytest.MonkeyPatch, form: tuple[str, ...]) -> None:
+    monkeypatch.setattr(sys, "stdout", None)
+    with pytest.raises(SystemExit) as ended:
+        main(["predict", "--model", "Llama-3.2-1B", "--gpu", "L4", "--batch", "4", *form])
+    assert ended.value.code == 3
+
+
 def test_a_process_prints_what_a_call_prints_and_ends_with_its_code() -> None:
     too_large = ("predict", "--model", "llama-2-70b", "--gpu", "l4", "--world-size", "1", "--strategy", "ddp")
     for words, code in ((("servers", "g5.48xlarge"), 0), (too_large, 3), (("swep",), 2)):
@@ -79,3 +106,16 @@ def test_a_gpu_that_is_not_there_is_one_line_and_exit_code_2(tmp_path: Path, mon
     assert done.returncode == 2
     assert "this machine shows no GPU" in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_status_of_results_that_were_copied_counts_their_records() -> None:
+    """Committed results have no progress.json."""
+    home = Path(__file__).parents[2] / "results" / "xeon-2-cores"
+    done = run_command("status", home)
+    assert done.returncode == 0
+    count = len(list((home / "cpu" / "trials").glob("*.json")))
+    assert f"{home / 'cpu'}: {count} records: {count} ok; how many trials the sweep has is unknown" in " ".join(
+        done.stdout.split()
+    )
+    sweeps = json.loads(run_command("status", home, "--json").stdout)["sweeps"]
+    assert {sweep["state"] for sweep in sweeps} == {"unknown"}

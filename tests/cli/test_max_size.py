@@ -297,3 +297,14 @@ def test_the_published_chart_stands_beside_predictions_without_a_claim(tmp_path:
     for bar in found["bars"]:
         for cell in bar["predicted"]:
             assert cell["memory"]["peak_reserved_bytes"] <= bar["published"]["reserved_bytes"]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--recorded", "mine.json.gz"), "--recorded names one model; say what to look for: --of num_hidden_layers"),
+        (("--lora", "16"), "--lora: adapters go into one model"),
+    ],
+)
+def test_a_model_that_the_ladder_would_ignore_is_refused(words: tuple[str, ...], said: str) -> None:
+    assert said in refused("max-size", "--server", "p5.48xlarge", *words)

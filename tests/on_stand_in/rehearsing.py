@@ -56,12 +56,12 @@ def _rehearsed(done: subprocess.CompletedProcess[str]) -> Rehearsed:
     return Rehearsed(document, done.stderr, done.returncode)
 
 
-def _run_fork(words: list[str], environment: dict[str, str], _timeout_seconds: float | None) -> int:
+def _run_fork(words: list[str], environment: dict[str, str], _timeout_seconds: float | None) -> tuple[int, None]:
     """Replace ``fsdp_bench.rehearse.run._run``. No overlays: the libraries of the forked process are loaded already."""
     python, script, plan = words[5:]  # options of the interpreter would need a new process
     done = run_python(_imports(json.loads(Path(plan).read_text())), python, [script, plan], environment)
     sys.stderr.write(done.stdout + done.stderr)
-    return done.returncode
+    return done.returncode, None
 
 
 def _imports(plan: dict[str, Any]) -> Imported:

@@ -10,11 +10,14 @@ from pathlib import Path
 
 import psutil
 import pytest
+from msgspec.structs import replace
 
 from fsdp_bench.rehearse import run
 from fsdp_bench.rehearse.build import StandInGpu
 from fsdp_bench.rehearse.command import Command, Launcher
-from fsdp_bench.spec.subprocesses.rehearsal import RehearsalOptions
+from fsdp_bench.spec.codec import from_json, to_json
+from fsdp_bench.spec.subprocesses.rehearsal import RehearsalOptions, RehearsalOutcome, RehearsalPlan
+from tests.report.test_rehearsal_text import REPORT
 
 GPU = StandInGpu("NVIDIA L4", 24 << 30, 1 << 30, 8.9, 58)
 
@@ -25,9 +28,9 @@ def started(
     """Return the environment of a command's process that ends with a code, and the error."""
     seen: list[dict[str, str]] = []
 
-    def instead(_words: list[str], environment: dict[str, str], _timeout_seconds: float | None) -> int:
+    def instead(_words: list[str], environment: dict[str, str], _timeout_seconds: float | None) -> tuple[int, None]:
         seen.append(environment)
-        return code
+        return code, None
 
     monkeypatch.setattr(run, "_run", instead)
     monkeypatch.setattr(run, "find_torch", lambda python: None)
@@ -60,11 +63,28 @@ def test_a_process_that_linux_killed_says_what_may_have_run_out(
 
 def test_what_a_script_leaves_running_ends_with_it(tmp_path: Path) -> None:
     script = "import subprocess, sys; print(subprocess.Popen(['sleep', '600']).pid, file=open(sys.argv[1], 'w'))"
-    assert run._run([sys.executable, "-c", script, str(tmp_path / "pid")], dict(os.environ), None) == 0
+    assert run._run([sys.executable, "-c", script, str(tmp_path / "pid")], dict(os.environ), None) == (0, None)
     with suppress(psutil.NoSuchProcess):
         psutil.Process(int((tmp_path / "pid").read_text())).wait(30)
 
 
 def test_a_script_that_takes_longer_than_its_timeout_is_ended() -> None:
-    with pytest.raises(run.RehearsalError, match=r"ended after 0.2 s \(--timeout\)"):
-        run._run([sys.executable, "-c", "import time; time.sleep(600)"], dict(os.environ), 0.2)
+    _, cut = run._run([sys.executable, "-c", "import time; time.sleep(600)"], dict(os.environ), 0.2)
+    assert cut is RehearsalOutcome.TIMED_OUT
+
+
+@pytest.mark.parametrize("cut", [RehearsalOutcome.TIMED_OUT, RehearsalOutcome.INTERRUPTED])
+def test_what_was_seen_is_kept_of_a_script_that_is_ended(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cut: RehearsalOutcome
+) -> None:
+    def instead(words: list[str], *_others: object) -> tuple[int, RehearsalOutcome]:
+        report = from_json(Path(words[-1]).read_bytes(), RehearsalPlan).report
+        Path(report).write_bytes(to_json(replace(REPORT, outcome=RehearsalOutcome.INTERRUPTED)))
+        return 0, cut
+
+    monkeypatch.setattr(run, "_run", instead)
+    monkeypatch.setattr(run, "find_torch", lambda python: None)
+    monkeypatch.setattr(run, "build_stand_in", lambda torch: tmp_path)
+    command = Command(Path(sys.executable), (), Launcher.NONE, ("-c", "pass"), {})
+    report = run.rehearse(command, GPU, 0, RehearsalOptions(world_size=1, gpus_per_node=1), 1.0)
+    assert (report.outcome, report.spans) == (cut, REPORT.spans)

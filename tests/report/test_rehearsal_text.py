@@ -140,6 +140,31 @@ def test_a_rank_that_does_not_fit_decides_before_an_unknown_one() -> None:
     assert worst_of([unknown, fits]) is unknown
 
 
+@pytest.mark.parametrize(
+    ("outcome", "said"),
+    [
+        (
+            RehearsalOutcome.TIMED_OUT,
+            "the script was ended by --timeout after 2 optimizer steps; until then: peak 22.0",
+        ),
+        (RehearsalOutcome.INTERRUPTED, "the script was interrupted after 2 optimizer steps; until then: peak 22.0"),
+    ],
+)
+def test_a_script_that_was_ended_has_its_peaks_and_no_verdict(outcome: RehearsalOutcome, said: str) -> None:
+    found = rehearsal(outcome=outcome)
+    assert found.verdict is None
+    assert said in verdict_line(found)
+    assert rehearsal_document(found)["memory"]["peak_allocated_bytes"] == 22 * GIB
+    assert replaced(found, max_gpu_bytes=GIB).verdict is Verdict.DOES_NOT_FIT  # more time would not help
+
+
+def test_a_script_that_fails_before_it_uses_the_gpu_has_no_facts_of_the_allocator() -> None:
+    failed = rehearsal(outcome=RehearsalOutcome.FAILED, failure=FAILURE, spans=(), num_steps=0, lines_at_peak=())
+    text = report_text(failed)
+    assert "failed after 0 optimizer steps" in text
+    assert not [word for word in ("allocator", "NCCL", "kept free", "host memory") if word in text]
+
+
 @pytest.mark.parametrize(("called", "goes_on"), [("cublasSgetrfBatched", True), ("cusolverDnCreate", False)])
 def test_going_on_is_proposed_only_where_it_helps(called: str, goes_on: bool) -> None:
     assert ("try: --unsupported warn" in report_text(rehearsal(unsupported={called: 1}))) is goes_on
@@ -152,10 +177,19 @@ def test_a_limit_of_the_users_own_counts_what_is_kept_free() -> None:
 
 def test_the_first_step_and_the_steady_state_are_told_apart() -> None:
     document = rehearsal_document(rehearsal())
+    assert document["headroom_bytes"] == document["server"]["gpu_memory_bytes"] - 30 * GIB
     assert document["memory"]["first_step"]["allocated_bytes"] == 20 * GIB
     assert document["memory"]["steady_state"]["allocated_bytes"] == 22 * GIB
     assert (document["memory"]["peak_step"], document["memory"]["peak_phase"]) == (2, "backward")
     assert document["host"]["peak_bytes_of_real_run"] == 32 * GIB
+
+
+def test_headroom_is_unknown_where_a_rehearsal_does_not_say_what_is_needed() -> None:
+    """With allocation retries the cache was emptied; before the first allocation nothing was needed yet."""
+    retried = rehearsal_document(rehearsal(spans=(span(1, "backward", 60, reserved=70, retries=2),)))
+    unused = rehearsal_document(rehearsal(spans=()))
+    assert (retried["verdict"], retried["headroom_bytes"]) == ("runs_with_retries", None)
+    assert (unused["fits"], unused["headroom_bytes"]) == (None, None)
 
 
 def test_lines_that_hold_memory_are_named_below_their_folder_of_packages() -> None:

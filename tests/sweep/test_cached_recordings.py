@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from fsdp_bench.catalog.architectures import recorded_architecture
 from fsdp_bench.catalog.loader import model
+from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.recording.recorded import RecordedCode
 from fsdp_bench.spec.recording.request import RecordingSpec
 from fsdp_bench.sweep import recording
@@ -30,8 +32,8 @@ def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[RecordingSpec]
     return found
 
 
-def get(**fields: bool) -> RecordedCode:
-    return recording.recorded_config(CONFIG, 512, lambda _: None, **fields)
+def get(sequence_length: int = 512, **fields: bool) -> RecordedCode:
+    return recording.recorded_config(CONFIG, sequence_length, lambda _: None, **fields)
 
 
 def test_a_recording_is_made_once_for_each_request(made: list[RecordingSpec]) -> None:
@@ -61,4 +63,24 @@ def test_a_damaged_recording_is_made_anew(made: list[RecordingSpec], tmp_path: P
 def test_a_recording_that_cannot_be_kept_is_used_all_the_same(made: list[RecordingSpec], tmp_path: Path) -> None:
     (tmp_path / "fsdp-bench").touch()
     assert get().parameters
+    assert len(made) == 1
+
+
+def test_a_recording_serves_every_length_for_which_it_holds(
+    made: list[RecordingSpec], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    get(512)
+    get(1024)
+    assert len(made) == 1
+    code = recorded_architecture(CONFIG, 512, "t5-small").code  # as of one side of a sliding window
+    monkeypatch.setattr(recording, "read_recorded", lambda _path: msgspec.structs.replace(code, longest=512))
+    get(1024)
+    assert len(made) == 2
+
+
+def test_a_length_that_is_not_recorded_is_refused_before_recording(made: list[RecordingSpec]) -> None:
+    with pytest.raises(SpecError, match="multiples of 32 tokens: 992 or 1024"):
+        get(1000)
+    assert made == []
+    get(1)  # a search for the longest names none
     assert len(made) == 1

@@ -1,4 +1,4 @@
-"""Printing that may fail: a sweep goes on if its output is closed or its disk is full."""
+"""Printing that may fail: commands go on where the reader of their output leaves, and sweeps on a full disk, too."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ R = TypeVar("R")
 
 
 class ForgivingStream:
-    """A text stream that drops text if the pipe or terminal is closed or the disk is full."""
+    """A text stream that drops text after errors of some kinds: once one of them came, all that follows."""
 
-    def __init__(self, stream: Any) -> None:
-        self._stream = stream
+    def __init__(self, stream: Any, forgiven: tuple[type[Exception], ...]) -> None:
+        self._stream, self._forgiven = stream, forgiven
 
     def write(self, text: str) -> int:
         """Write the text, or drop it if writing fails."""
         try:
             return int(self._stream.write(text))
-        except (OSError, ValueError):
+        except self._forgiven:
             self._drop_the_rest()
             return len(text)
 
@@ -31,7 +31,7 @@ class ForgivingStream:
         """Flush the buffer, or drop it if writing fails."""
         try:
             self._stream.flush()
-        except (OSError, ValueError):
+        except self._forgiven:
             self._drop_the_rest()
 
     def __getattr__(self, name: str) -> Any:
@@ -46,17 +46,24 @@ class ForgivingStream:
 
 
 @contextlib.contextmanager
-def _forgiving_streams() -> Iterator[None]:
+def forgiving_streams(*forgiven: type[Exception]) -> Iterator[None]:
+    """Drop what is printed after errors of some kinds. What was closed before Python started is the null device.
+
+    A command's exit code is its answer, also in ``fsdp-bench predict ... | head -1``: it goes on when ``head`` left.
+    """
     before = sys.stdout, sys.stderr
-    streams = [None if stream is None else ForgivingStream(stream) for stream in before]
-    sys.stdout, sys.stderr = streams
-    try:
-        yield
-    finally:
-        for stream in streams:
-            if stream is not None:
+    with contextlib.ExitStack() as opened:
+        streams = [
+            ForgivingStream(opened.enter_context(open(os.devnull, "w")) if stream is None else stream, forgiven)
+            for stream in before
+        ]
+        sys.stdout, sys.stderr = streams  # type: ignore[assignment]
+        try:
+            yield
+        finally:
+            for stream in streams:
                 stream.flush()
-        sys.stdout, sys.stderr = before
+            sys.stdout, sys.stderr = before
 
 
 def prints_if_it_can(function: Callable[P, R]) -> Callable[P, R]:
@@ -64,7 +71,7 @@ def prints_if_it_can(function: Callable[P, R]) -> Callable[P, R]:
 
     @functools.wraps(function)
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
-        with _forgiving_streams():
+        with forgiving_streams(OSError, ValueError):
             return function(*args, **kwargs)
 
     return wrapped

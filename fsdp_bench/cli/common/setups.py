@@ -196,7 +196,7 @@ def _model(options: SetupOptions, catalog: Catalog, sequence_length: int, may_re
         config, name = config_of(options, catalog)
         try:
             is_offloaded = bool(options.activation_offload)
-            code = recorded_config(config, sequence_length, _tell_recording, lora, is_offloaded)
+            code = recorded_config(config, sequence_length, _tell_recording, lora, is_offloaded, name)
             return recorded_model(code, name)
         except MachineError as error:
             raise MachineError(f"{why}; {error}") from None

@@ -71,5 +71,5 @@ def _shortage(cell: SettingResult) -> float:
     assert cell.beyond is not None
     estimate = cell.beyond.estimate
     if lacks_host_memory(cell):
-        return estimate.host.peak_bytes / (estimate.host_bytes or 1)
+        return estimate.host.peak_bytes / (estimate.host_memory_bytes or 1)
     return cell.beyond.needed_bytes / (estimate.gpu_bytes or 1)

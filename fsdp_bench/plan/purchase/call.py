@@ -54,7 +54,7 @@ def plan_training(
         deadline: when training must have ended: ``"30d"``, ``"12h"``, ``"6 weeks"``.
         budget: the most that it may cost: ``"200k"`` or a number.
         global_batch: tokens of one optimizer step on all GPUs; by default one micro-batch on each.
-        price: the price of every server, ``"2.10/gpu-hour"``, instead of the catalogue's.
+        price: the price of every server, ``"$2.10/gpu-hour"`` or ``"98 EUR/node-hour"``, instead of the catalogue's.
         tariff: which of the catalogue's prices counts: ``on-demand``, ``reserved`` or ``spot``.
         headroom: memory kept free on each GPU for the CUDA context and NCCL, ``"2GiB"`` or bytes.
         catalog: a file with GPUs, servers and prices of one's own.

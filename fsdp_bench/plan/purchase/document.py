@@ -53,7 +53,9 @@ def document(found: Plan) -> dict[str, Any]:
 
 def _stated_price(goal: Goal) -> dict[str, Any] | None:
     price = goal.stated_price
-    return None if price is None else {"per_hour": price.per_hour, "unit": "gpu" if price.is_per_gpu else "server"}
+    if price is None:
+        return None
+    return {"per_hour": price.per_hour, "unit": "gpu" if price.is_per_gpu else "server", "currency": price.currency}
 
 
 def _servers(offers: list[Offer]) -> list[dict[str, Any]]:

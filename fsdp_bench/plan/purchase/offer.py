@@ -77,6 +77,13 @@ class Offer:
         return None if one is None else one * self.cluster.num_nodes
 
     @property
+    def currency(self) -> str | None:
+        """The currency of its prices; None if that is not known."""
+        if self.goal.stated_price is not None:
+            return self.goal.stated_price.currency
+        return None if self.price is None else self.price.currency
+
+    @property
     def cost(self) -> float | None:
         """The price of training, as predicted."""
         return self._price_of(self.seconds)
@@ -133,7 +140,7 @@ class Offer:
         """The offer in one line: servers, days, price and setting."""
         cluster, setup = self.cluster, self.timed.setup
         days = [] if self.days is None else [f"{self.days:,.1f} days"]
-        price = [] if self.cost is None else [f"price {self.cost:,.0f}"]
+        price = [] if self.cost is None else [f"price {self.cost:,.0f} {self.currency or ''}".rstrip()]
         speed = f"{self.timed.tokens_per_second_per_gpu:,.0f} tokens/s per GPU"
         setting = f"{setup.strategy.value} {setup.api.value} checkpointing {setup.checkpointing.value}"
         where = f"{cluster.num_nodes} x {cluster.server.name}"

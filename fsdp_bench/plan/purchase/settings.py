@@ -10,6 +10,8 @@ from fsdp_bench.plan.purchase.goal import Goal
 from fsdp_bench.simulate.wrappers.impossible import why_impossible
 from fsdp_bench.spec.checkpointing_policy import EVERY_SECOND_PRODUCT
 from fsdp_bench.spec.errors import SpecError
+from fsdp_bench.spec.recording.model import Model, RecordedModel
+from fsdp_bench.spec.recording.own_loss import why_not_replaced
 from fsdp_bench.spec.setup import Api, Checkpointing, Loss, Offload, ShardingStrategy, TrainSetup
 
 MOST_SEQUENCES = 64
@@ -61,14 +63,20 @@ def settings(goal: Goal) -> list[Setting]:
     if {"checkpointing", "checkpointing_policy"} & (goal.fixed.keys() | goal.open.keys()):
         policy = goal.fixed.get("checkpointing_policy")
         kinds = tuple((kind, policy) for kind in choices("checkpointing", (Checkpointing.FULL,)))
+    losses = choices("loss", (Loss.PLAIN, Loss.CHUNKED))
     found = product(
         choices("strategy", _STRATEGIES),
         choices("api", (Api.FSDP2, Api.FSDP1)),
         kinds,
-        choices("loss", (Loss.PLAIN, Loss.CHUNKED)),
+        [loss for loss in losses if _can_have(goal.model, loss)] or losses,
         choices("offload", (Offload.NONE,)),
     )
     return [Setting(strategy, api, *kind, loss, offload) for strategy, api, kind, loss, offload in found]
+
+
+def _can_have(model: Model, loss: Loss) -> bool:
+    """Whether a model can be trained with a kind of loss: a recorded one may compute its own."""
+    return not isinstance(model, RecordedModel) or why_not_replaced(model.code, loss) is None
 
 
 def micro_batches(goal: Goal) -> Iterator[int]:

@@ -10,6 +10,7 @@ from itertools import takewhile
 from fsdp_bench.plan.rehearsed_time.kernel_work import work_of_kernel
 from fsdp_bench.plan.rehearsed_time.operator_work import work_of_host, work_of_operator
 from fsdp_bench.plan.rehearsed_time.process_groups import ProcessGroups, kind_of
+from fsdp_bench.replay.step_parts import IN_OPTIMIZER
 from fsdp_bench.simulate.events import Category, Event, Kind, Stream, Work
 from fsdp_bench.spec.subprocesses.issued import (
     CollectivesWait,
@@ -59,6 +60,7 @@ class _Conversion:
         """For each wait the number of its own record; for each record the numbers of those that wait for it."""
         self._is_pending = False
         """Whether a collective was started that nobody has waited for."""
+        self._phase_name = "forward"
 
     def run(self) -> Replayable:
         self._add(Kind.MARK, -1, label="forward")
@@ -88,7 +90,8 @@ class _Conversion:
         if work is None:
             self._found.unknown[name] += 1
         else:
-            self._add(kind, stream=stream, label=work.name, work=work)
+            label = IN_OPTIMIZER if self._phase_name == "optimizer" else work.name
+            self._add(kind, stream=stream, label=label, work=work)
 
     def _operator(self, _index: int, event: Issued) -> None:
         assert isinstance(event, IssuedOperator)
@@ -158,6 +161,7 @@ class _Conversion:
 
     def _phase(self, _index: int, event: Issued) -> None:
         assert isinstance(event, PhaseBegin)
+        self._phase_name = event.name
         self._add(Kind.MARK, -1, label=event.name)
 
 

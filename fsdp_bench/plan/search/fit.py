@@ -140,7 +140,7 @@ class FitCheck:
     def limit(self, candidate: Candidate, found: Estimate) -> Limit:
         """Return the memory that a candidate exceeds."""
         if self.budget_bytes is None and self.host_memory_fraction(candidate) > 1:
-            return _host_limit(found.host, found.host_bytes or 0)
+            return _host_limit(found.host, found.host_memory_bytes or 0)
         first = None if self.budget_bytes is not None else found.allocator.full_in_phase
         phase, held = first or found.memory.peak_phase, found.memory.breakdown_bytes
         if phase != found.memory.peak_phase:

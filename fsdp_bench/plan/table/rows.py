@@ -11,6 +11,7 @@ from fsdp_bench.plan.estimate import Verdict
 from fsdp_bench.plan.question import Prediction, Question
 from fsdp_bench.plan.table.columns import Row
 from fsdp_bench.spec.codec import to_builtins
+from fsdp_bench.spec.recording.model import code_of, lora_of
 from fsdp_bench.spec.setup import TrainSetup
 from fsdp_bench.spec.subprocesses.dry_run import CATEGORIES
 
@@ -22,7 +23,7 @@ SETUP_FIELDS = tuple(name for name in TrainSetup.__struct_fields__ if name not i
 
 
 _PLACE = ("server", "gpu", "num_nodes", "gpus_per_node")
-_ASKED = ("model", "num_parameters", *_PLACE, "gpu_memory_bytes")
+_ASKED = ("model", "code", "lora", "num_parameters", *_PLACE, "gpu_memory_bytes")
 
 
 def _at_peak(category: str, found: Prediction) -> int:
@@ -42,7 +43,7 @@ _ANSWERED: dict[str, Callable[[Prediction], Any]] = {
     "needed_bytes": lambda found: found.needed_bytes if found.question.kernels == "cuda" else None,
     "headroom_bytes": lambda found: found.headroom_bytes,
     "required_headroom_bytes": lambda found: found.required_headroom_bytes,
-    "peak_host_bytes_per_node": lambda found: found.host_bytes,
+    "peak_host_bytes_per_node": lambda found: found.peak_host_bytes_per_node,
     "step_seconds": lambda found: found.speed.time.step_seconds,
     "compute_seconds": lambda found: found.speed.time.compute_seconds,
     "communication_seconds": lambda found: found.speed.time.communication_seconds,
@@ -121,11 +122,13 @@ def setting_row(cell: SettingResult, with_time: bool) -> Row:
 
 
 def _asked(question: Question) -> Row:
-    setup = question.setup
+    setup, lora = question.setup, lora_of(question.model)
     fields = to_builtins(setup)
     return {
         "source": "predicted",
         "model": question.model.name,
+        "code": code_of(question.model),
+        "lora": lora and lora.text(),
         "num_parameters": question.model.num_parameters,
         **dict(zip(_PLACE, place_names(question.hardware), strict=True)),
         "gpu_memory_bytes": question.gpu.usable_memory_bytes if question.gpu else None,

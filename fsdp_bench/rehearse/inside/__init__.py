@@ -4,6 +4,7 @@ Nothing here imports fsdp_bench. The files import each other as siblings.
 
 Read in this order:
     main.py               runs the script as one rank, and reports what it did
+    early_end.py          the report of a script that is ended from outside
     understand.py         what a command would start, whatever its launcher
     launch.py             what torchrun would start, and the environment it would give to a rank
     accelerate_launch.py  the same for accelerate launch, read by accelerate's own parser

@@ -107,6 +107,13 @@ class _Rehearsal:
         ]
         return found + self.files.notes()
 
+    def finish(self, outcome: str, failure: dict[str, Any] | None) -> None:
+        """Close the last span, report, and write what the script has printed."""
+        self.steps.end()
+        self.report(outcome, failure)
+        sys.stdout.flush()
+        sys.stderr.flush()
+
     def report(self, outcome: str, failure: dict[str, Any] | None) -> None:
         """Write the report, under a temporary name first."""
         from .observe import history, reads
@@ -245,6 +252,7 @@ def _understood(plan: dict[str, Any]) -> tuple[Any, int, int, int]:
 
 def main() -> None:
     """Read the plan, run, report, end the process."""
+    from .early_end import report_at_signal, report_no_more
     from .files.protection import Protection
     from .launch import rank_environment
 
@@ -264,13 +272,12 @@ def main() -> None:
         rehearsal = _Rehearsal(plan, files, launch, *world)
         rehearsal.prepare()
     own = os.getpid()
+    report_at_signal(lambda: rehearsal.finish("interrupted", None))
     outcome, failure = _outcome(rehearsal, launch)
     if os.getpid() != own:  # the script forked this process, which does not answer for it
         os._exit(int(outcome not in ("ended", "stopped")))
-    rehearsal.steps.end()
-    rehearsal.report(outcome, failure)
-    sys.stdout.flush()
-    sys.stderr.flush()
+    report_no_more()
+    rehearsal.finish(outcome, failure)
     os._exit(0)  # what the script left running, such as loaders' processes, would only be waited for
 
 

@@ -12,6 +12,7 @@ from fsdp_bench.plan.chart_data.drawn import DrawnStep
 from fsdp_bench.spec.codec import from_builtins, read_document
 from fsdp_bench.spec.errors import ResultsError, SpecError, shown
 from fsdp_bench.spec.hardware import Source
+from fsdp_bench.spec.lora import LoRA
 from fsdp_bench.spec.setup import TrainSetup
 
 T = TypeVar("T")
@@ -19,6 +20,8 @@ T = TypeVar("T")
 Positive = Annotated[float, Meta(gt=0, le=1e18)]
 Bytes = Annotated[int, Meta(ge=0)]
 Count = Annotated[int, Meta(ge=1)]
+Setting = bool | int | float | str | None
+"""The value of a field of a setup."""
 
 
 class OfferMemory(msgspec.Struct, frozen=True, kw_only=True):
@@ -97,6 +100,7 @@ class StatedPriceDocument(msgspec.Struct, frozen=True, kw_only=True):
 
     per_hour: Positive
     unit: str
+    currency: str | None = None
 
 
 class PlanDocument(msgspec.Struct, frozen=True, kw_only=True):
@@ -155,6 +159,15 @@ class PredictedTime(msgspec.Struct, frozen=True, kw_only=True):
     unknown: tuple[str, ...] = ()
 
 
+class PredictedModel(msgspec.Struct, frozen=True, kw_only=True):
+    """The model of a prediction."""
+
+    name: str = "unknown"
+    code: str = "benchmark"
+    lora: LoRA | None = None
+    num_parameters: Count | None = None
+
+
 class PredictedServer(msgspec.Struct, frozen=True, kw_only=True):
     """The hardware of a prediction."""
 
@@ -172,8 +185,8 @@ class PredictionDocument(msgspec.Struct, frozen=True, kw_only=True):
     source: str
     torch: str | None = None
     kernels: str | None = None
-    model: dict[str, Any]
-    setup: dict[str, Any]
+    model: PredictedModel
+    setup: dict[str, Setting]
     server: PredictedServer
     impossible: str | None = None
     notes: tuple[str, ...] | None = None
@@ -195,7 +208,7 @@ class Limited(msgspec.Struct, frozen=True, kw_only=True):
 class LargestDocument(msgspec.Struct, frozen=True, kw_only=True):
     """One setting of ``max-size --json``."""
 
-    setup: dict[str, Any]
+    setup: dict[str, Setting]
     impossible: str | None = None
     unknown: str | None = None
     fits_value: int | None = None

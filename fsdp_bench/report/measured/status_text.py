@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from fsdp_bench.report.text.common import UNKNOWN
 from fsdp_bench.spec.units import format_seconds
-from fsdp_bench.sweep.progress import Status
+from fsdp_bench.sweep.progress import PROGRESS, Status
 
 
 def status_lines(status: Status) -> Iterator[str]:
@@ -22,11 +23,14 @@ def status_lines(status: Status) -> Iterator[str]:
 
 
 def _answer(status: Status) -> str:
-    if status.total is None:
-        return "nothing has run yet" if status.state == "queued" else "nothing has run, and Slurm knows no job of it"
     counts = ", ".join(f"{count} {outcome}" for outcome, count in status.outcomes.items())
     num_records = sum(status.outcomes.values())
-    recorded = f"; {num_records} record{'s' * (num_records > 1)}: {counts}" if counts else ""
+    records = f"{num_records} record{'s' * (num_records > 1)}: {counts}"
+    if status.state == "unknown":
+        return f"{records}; how many trials the sweep has is {UNKNOWN}: its {PROGRESS} is not here"
+    if status.total is None:
+        return "nothing has run yet" if status.state == "queued" else "nothing has run, and Slurm knows no job of it"
+    recorded = f"; {records}" if counts else ""
     states = {"done": "done", "running": "running", "queued": "waiting in the queue"}
     state = states.get(status.state, "interrupted")
     return f"{state}, {status.done} of {status.total} {status.what} done, {status.left} left{recorded}"

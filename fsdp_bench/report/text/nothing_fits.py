@@ -37,7 +37,7 @@ def nothing_fits_sentence(found: NothingFits) -> str:
     smallest = text.smallest.format(model=model, value=f"{found.cell.quantity.values[0]:,}")
     estimate = prediction.estimate
     if lacks_host_memory(found.cell):
-        need, has = format_gib(estimate.host.peak_bytes), format_gib(estimate.host_bytes or 0)
+        need, has = format_gib(estimate.host.peak_bytes), format_gib(estimate.host_memory_bytes or 0)
         return f"nothing fits: {smallest} needs {need} of {has} of host memory on a node (predicted)"
     need, has = format_gib(prediction.needed_bytes), format_gib(estimate.gpu_bytes or 0)
     phase = estimate.memory.peak_phase

@@ -143,7 +143,7 @@ def _price(offer: Offer) -> str:
     goal, price = offer.goal, offer.price
     if goal.stated_price is not None:
         unit = "GPU" if goal.stated_price.is_per_gpu else "server"
-        return f"{goal.stated_price.per_hour:,.2f} a {unit} and hour, stated"
+        return f"{goal.stated_price.per_hour:,.2f}{_currency(offer)} a {unit} and hour, stated"
     if price is None or offer.per_hour is None:
         return f"{UNKNOWN}: the catalogue has none for {offer.cluster.server.name}; --price 2.10/gpu-hour states one"
     each = offer.per_hour / offer.cluster.num_nodes
@@ -160,8 +160,11 @@ def _span(offer: Offer) -> str:
 def _price_span(offer: Offer) -> str:
     if offer.cost is None:
         return f"price {UNKNOWN}"
-    currency = "" if offer.price is None or offer.goal.stated_price is not None else f" {offer.price.currency}"
-    return f"{_cost_range(offer)}{currency}"
+    return f"{_cost_range(offer)}{_currency(offer)}"
+
+
+def _currency(offer: Offer) -> str:
+    return "" if offer.currency is None else f" {offer.currency}"
 
 
 def _days_range(offer: Offer) -> str:

@@ -144,11 +144,11 @@ def _more(num_bytes: int) -> str:
 
 
 def _host(prediction: Prediction) -> str:
-    if prediction.host_bytes is None:
+    if prediction.peak_host_bytes_per_node is None:
         return "unknown: how many ranks share a node's memory; --server NAME"
-    if prediction.host_bytes == 0:
+    if prediction.peak_host_bytes_per_node == 0:
         return "no tensors there"
-    host, has = prediction.estimate.host, prediction.estimate.host_bytes
+    host, has = prediction.estimate.host, prediction.estimate.host_memory_bytes
     of = f" of {format_gib(has)}" if has else ""
     parts = {
         "parameters, pinned": host.pinned_parameters_bytes,
@@ -159,7 +159,9 @@ def _host(prediction: Prediction) -> str:
         "while the model is built": host.load_bytes,
     }
     named = ", ".join(f"{name} {format_gib(size)}" for name, size in parts.items() if size)
-    return f"{format_gib(prediction.host_bytes)}{of} on a node (predicted), without the processes: {named}"
+    return (
+        f"{format_gib(prediction.peak_host_bytes_per_node)}{of} on a node (predicted), without the processes: {named}"
+    )
 
 
 def _sent(prediction: Prediction) -> str:

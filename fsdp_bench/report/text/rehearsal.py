@@ -62,6 +62,9 @@ def _why(reason: WhyUnknown, report: RehearsalReport) -> str:
         case WhyUnknown.FAILED:
             assert report.failure is not None
             return f"the script failed with {report.failure.type} at {_at(report.failure)}"
+        case WhyUnknown.CUT:
+            seen = f"; until then: {_needs(report)}" if report.peak is not None else ", before it used the GPU"
+            return f"the script {_ended(report)}{seen}"
         case WhyUnknown.NO_GPU:
             return "the script never used the GPU"
         case WhyUnknown.NO_STEP:
@@ -125,22 +128,32 @@ def report_text(found: Rehearsal) -> str:
     if _would_go_on(report):
         lines += ["", "try: --unsupported warn, which counts such calls and goes on; their memory is then not counted"]
     lines += ["", *report.notes, *_ignored_calls(report), *_reads(report)]
-    return "\n".join(lines)
+    return "\n".join(lines).rstrip()
+
+
+def _ended(report: RehearsalReport) -> str:
+    """Return how the script ended, after how many optimizer steps."""
+    words = {
+        RehearsalOutcome.STOPPED: "stopped by rehearse after",
+        RehearsalOutcome.ENDED: "ran to its end,",
+        RehearsalOutcome.OUT_OF_MEMORY: "ran out of memory after",
+        RehearsalOutcome.FAILED: "failed after",
+        RehearsalOutcome.TIMED_OUT: "was ended by --timeout after",
+        RehearsalOutcome.INTERRUPTED: "was interrupted after",
+    }
+    return f"{words[report.outcome]} {report.num_steps} optimizer step{'s' * (report.num_steps != 1)}"
 
 
 def _conditions(found: Rehearsal) -> list[str]:
+    """Return what holds for the whole run; of a script that never used the GPU only how it ended."""
     report = found.report
-    ended = {
-        RehearsalOutcome.STOPPED: f"stopped by rehearse after {report.num_steps} optimizer steps",
-        RehearsalOutcome.ENDED: f"ran to its end, {report.num_steps} optimizer steps",
-        RehearsalOutcome.OUT_OF_MEMORY: f"ran out of memory after {report.num_steps} optimizer steps",
-        RehearsalOutcome.FAILED: f"failed after {report.num_steps} optimizer steps",
-    }[report.outcome]
+    if report.peak is None:
+        return [fact("script", _ended(report)), fact("torch", report.torch)]
     real = report.peak_host_bytes + report.peak_unwritten_host_bytes
     communicators = found.communicators
     retries = report.num_alloc_retries or "no"
     return [
-        fact("script", ended),
+        fact("script", _ended(report)),
         fact("torch", f"{report.torch}, on a stand-in for NVIDIA's libraries as {report.device_name or 'no GPU'}"),
         fact("allocator", f"{report.allocator_settings or 'default settings'}; {retries} allocation retries"),
         fact("kept free", f"{format_gib(found.kept_free.num_bytes)} {found.kept_free.source}"),
@@ -155,9 +168,9 @@ PHASES = ("load", "forward", "backward", "optimizer")
 
 
 def _steps_table(found: Rehearsal) -> list[str]:
-    """Return the peak of each phase of each step; of a script that failed also of the step in which it did."""
+    """Return the peak of each phase of each step; of a script that did not come to an end also of the last one."""
     report = found.report
-    is_cut = report.outcome in (RehearsalOutcome.OUT_OF_MEMORY, RehearsalOutcome.FAILED)
+    is_cut = report.outcome not in (RehearsalOutcome.STOPPED, RehearsalOutcome.ENDED)
     rows = []
     for step, of_step in groupby(report.spans, key=lambda span: span.step):
         if step > report.num_steps and not (is_cut or report.num_steps == 0):

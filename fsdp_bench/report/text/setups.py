@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from fsdp_bench.catalog.lookup import place_names
@@ -10,10 +10,12 @@ from fsdp_bench.plan.question import Question
 from fsdp_bench.plan.table.columns import OPTION_FIELDS
 from fsdp_bench.report.text.common import fact
 from fsdp_bench.spec.hardware import Cluster
+from fsdp_bench.spec.recording.model import code_of, lora_of
 from fsdp_bench.spec.setup import TrainSetup
 from fsdp_bench.spec.units import format_count, format_gib
 
-PLACES = ("model", "server", "gpu", "num_nodes", "gpus_per_node", "world_size")
+HARDWARE = ("server", "gpu", "num_nodes", "gpus_per_node", "world_size")
+PLACES = ("model", "code", "lora", *HARDWARE)
 """What setups may differ in beside the fields of a step: the model and the hardware."""
 OFTEN = ("precision", "offload", "checkpointing", "optimizer")
 SIZES = ("micro_batch_size", "sequence_length")
@@ -38,6 +40,8 @@ SELDOM = (
     "use_orig_params",
 )
 """Fields that are printed only if they differ from TrainSetup's default."""
+FIELDS = ("api", *OFTEN, *SIZES, *SELDOM)
+"""The fields of a step, without the strategy, in the order of a table's columns."""
 
 DEFAULT = "default"
 """The text of a field without a value of its own: by default something else decides it."""
@@ -88,21 +92,26 @@ def _ranks(setup: TrainSetup) -> str:
 
 def varying_fields(questions: Sequence[Question]) -> list[str]:
     """Return what setups differ in, without the strategy: model, hardware, fields of the step."""
-    fields = ("api", *OFTEN, *SIZES, *SELDOM)
-    found = [field for field in (*PLACES, *fields) if len({_value_of(one, field) for one in questions}) > 1]
+    return varying([_values_of(one) for one in questions])
+
+
+def varying(setups: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return which of PLACES and FIELDS differ between setups, each given by its values; one may lack some of them."""
+    found = [field for field in (*PLACES, *FIELDS) if len({one.get(field) for one in setups}) > 1]
     if "server" in found:  # each has its own
         found = [field for field in found if field not in ("gpu", "gpus_per_node")]
-    if "num_nodes" in found or any(isinstance(one.hardware, Cluster) for one in questions):
+    if any(one.get("num_nodes") is not None for one in setups):
         found = [field for field in found if field != "world_size"]
     return found
 
 
-def _value_of(question: Question, field: str) -> Any:
-    if field == "model":
-        return getattr(question.model, "name", None)  # None where a dry run is of a user's own module
-    if field in PLACES[1:-1]:
-        return place_names(question.hardware)[PLACES.index(field) - 1]
-    return getattr(question.setup, field)
+def _values_of(question: Question) -> dict[str, Any]:
+    values = dict(zip(HARDWARE, place_names(question.hardware), strict=False))
+    values |= {field: getattr(question.setup, field) for field in ("world_size", *FIELDS)}
+    if question.model is None:  # a dry run of a user's own module
+        return values
+    lora = lora_of(question.model)
+    return {**values, "model": question.model.name, "code": code_of(question.model), "lora": lora and lora.text()}
 
 
 def common_line(setup: TrainSetup, varying: Sequence[str], sought: str | None = None, strategy: bool = False) -> str:
@@ -115,7 +124,7 @@ def common_line(setup: TrainSetup, varying: Sequence[str], sought: str | None = 
         strategy: whether they share the strategy.
     """
     parts = [setup.strategy.value] if strategy else []
-    if not set(varying) & set(PLACES[1:]):
+    if not set(varying) & set(HARDWARE):
         parts.append("as few ranks as fit" if sought == "world_size" else _ranks(setup))
     parts += [] if "api" in varying else [setup.api.value]
     batch = "as many as fit" if sought == "micro_batch_size" else setup.micro_batch_size
@@ -143,7 +152,8 @@ def strategy_text(question: Question) -> str:
 
 def labels(question: Question, varying: Sequence[str]) -> list[str]:
     """Return the cells that identify a setup in a table: its strategy and the varying fields."""
-    return [strategy_text(question), *(value_text(field, _value_of(question, field)) for field in varying)]
+    values = _values_of(question)
+    return [strategy_text(question), *(value_text(field, values[field]) for field in varying)]
 
 
 def title(question: Question, varying: Sequence[str]) -> str:
@@ -153,8 +163,13 @@ def title(question: Question, varying: Sequence[str]) -> str:
 
 def names_of(question: Question, varying: Sequence[str]) -> list[str]:
     """Return the varying fields of a setup as in a sentence, without those that have no value of their own."""
-    _, *values = labels(question, varying)
-    return [named(field, value) for field, value in zip(varying, values, strict=True) if value != DEFAULT]
+    return named_values(_values_of(question), varying)
+
+
+def named_values(values: Mapping[str, Any], fields: Iterable[str]) -> list[str]:
+    """Return fields with their values as in a sentence, without those that have no value of their own."""
+    texts = ((field, value_text(field, values.get(field))) for field in fields)
+    return [named(field, text) for field, text in texts if text != DEFAULT]
 
 
 def named(field: str, value: str) -> str:
@@ -173,7 +188,7 @@ def value_text(field: str, value: Any) -> str:
         return "on" if value else "off"
     if value is None:
         return DEFAULT
-    return format_count(value) if field == "min_num_params" else str(value)
+    return format_count(value) if field == "min_num_params" and isinstance(value, int) else str(value)
 
 
 def value_of(setup: TrainSetup, field: str) -> str:

@@ -39,7 +39,7 @@ def _verdict(prediction: Prediction) -> str:
     if estimate.verdict is Verdict.RUNS_WITH_RETRIES:
         retries = retries_text(reading.num_alloc_retries, reading.num_retries_later)
         return f"does not fit, but runs with {retries} (predicted): {_needed(prediction)}{_would_be_left(prediction)}"
-    host, node = format_gib(estimate.host.peak_bytes), format_gib(estimate.host_bytes or 0)
+    host, node = format_gib(estimate.host.peak_bytes), format_gib(estimate.host_memory_bytes or 0)
     return f"does not fit (predicted): {host} of host memory of {node} a node has; the GPU: {reserved}"
 
 

@@ -14,6 +14,7 @@ from fsdp_bench.simulate.recorded.model import RecordedTransformer
 from fsdp_bench.simulate.repeat import FEW_BLOCKS
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.recording.model import Model, RecordedModel
+from fsdp_bench.spec.recording.request import length_not_recorded
 from fsdp_bench.spec.recording.variants import VariantKind, kind_of
 from fsdp_bench.spec.setup import Loss, TrainSetup
 
@@ -64,11 +65,8 @@ def _program(model: RecordedModel, kind: VariantKind, batch: int, length: int, k
         )
     if code.positions is not None and length > code.positions:
         raise SpecError(f"seq: {length} is not allowed; {model.name} has {code.positions} learned positions")
-    if length % model.code.multiple:
-        raise SpecError(
-            f"seq: {length} is not allowed for {model.name}, whose code was recorded for multiples of"
-            f" {model.code.multiple} tokens"
-        )
+    if (reason := length_not_recorded(model.name, length, model.code.multiple)) is not None:
+        raise SpecError(reason)
     variant = model.code.variant(kind, batch == 1)
     return bind(model.code, variant, model.values(batch, length), dict(model.counts), kernels, loss)
 

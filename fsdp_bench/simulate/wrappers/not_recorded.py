@@ -13,6 +13,7 @@ from fsdp_bench.spec.recording.ends import NO_ENDS
 from fsdp_bench.spec.recording.model import Model, RecordedModel
 from fsdp_bench.spec.recording.own_loss import why_not_replaced
 from fsdp_bench.spec.recording.recorded import RecordedCode
+from fsdp_bench.spec.recording.request import length_not_recorded
 from fsdp_bench.spec.recording.variants import VariantKind, casts_inputs, kind_of
 from fsdp_bench.spec.setup import (
     ADAPTERS_ARE_FSDP1,
@@ -45,6 +46,8 @@ def why_not_recorded(shape: Model, setup: TrainSetup, device: str) -> str | None
         return PREFETCHED_ADAPTERS
     if not isinstance(shape, RecordedModel):
         return None
+    if (reason := length_not_recorded(shape.name, setup.sequence_length, shape.code.multiple)) is not None:
+        return reason
     if (reason := _units_not_predicted(shape, setup)) is not None:
         return reason
     if (reason := why_not_replaced(shape.code, setup.loss)) is not None:

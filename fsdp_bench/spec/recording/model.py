@@ -11,6 +11,7 @@ import msgspec
 from fsdp_bench.spec.checkpointing_policy import read_policy
 from fsdp_bench.spec.codec import to_builtins
 from fsdp_bench.spec.errors import SpecError
+from fsdp_bench.spec.lora import LoRA
 from fsdp_bench.spec.model import ModelShape
 from fsdp_bench.spec.recording.config import HIDDEN
 from fsdp_bench.spec.recording.flops import forward_flops
@@ -246,3 +247,13 @@ class RecordedModel(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
 Model = ModelShape | RecordedModel
 """A benchmark model's dimensions, or a recorded model: predictions take either."""
+
+
+def code_of(model: Model) -> str:
+    """Return whose code a model is: ``benchmark``, or what its recording says."""
+    return model.code.origin.code if isinstance(model, RecordedModel) else "benchmark"
+
+
+def lora_of(model: Model) -> LoRA | None:
+    """Return the adapters in a model; None if it has none."""
+    return model.code.origin.lora if isinstance(model, RecordedModel) else None

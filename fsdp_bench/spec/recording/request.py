@@ -12,6 +12,18 @@ from fsdp_bench.spec.lora import LoRA
 from fsdp_bench.spec.recording.recorded import RecordedCode
 from fsdp_bench.spec.subprocesses.dry_run import ModelCode, UserModule
 
+MULTIPLE = 32
+"""Recordings hold for sequence lengths that are multiples of this: attention with a mask rounds lengths up to it."""
+
+
+def length_not_recorded(name: str, length: int, multiple: int = MULTIPLE) -> str | None:
+    """Return why a model's code is not recorded for a sequence length, with the nearest that are; None if it is."""
+    below = length - length % multiple
+    if below == length:
+        return None
+    near = f"{below} or {below + multiple}" if below else str(multiple)
+    return f"seq: {length} is not allowed for {name}; its code is recorded for multiples of {multiple} tokens: {near}"
+
 
 class RecordingSpec(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The code to record: Hugging Face's or torchtitan's of a config.json, or a user's function."""

@@ -74,6 +74,10 @@ class RehearsalOutcome(StrEnum):
     OUT_OF_MEMORY = "out_of_memory"
     FAILED = "failed"
     """It raised another exception, or exited with an error."""
+    TIMED_OUT = "timed_out"
+    """It was ended after the time that it was given (--timeout)."""
+    INTERRUPTED = "interrupted"
+    """It was ended by Ctrl-C or a signal."""
 
 
 class Line(msgspec.Struct, frozen=True):

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from fsdp_bench.spec.errors import MachineError, SpecError, shown
+from fsdp_bench.spec.errors import MachineError, SpecError, install_hint, shown
 from fsdp_bench.spec.recording.config import PER_LAYER, ConfigClass, enough_layers, period
 
 AS_IN_TRAINING = {"use_cache": False}
@@ -140,7 +140,7 @@ def _config(config: Mapping[str, Any]) -> Any:
     try:
         import transformers
     except ImportError:
-        raise MachineError("a Hugging Face model's code needs transformers: pip install 'fsdp-bench[hf]'") from None
+        raise MachineError(f"a Hugging Face model's code needs transformers: {install_hint('hf')}") from None
     fields = {**config, **AS_IN_TRAINING}
     model_type = fields.pop("model_type", None)
     try:

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import _disable_current_modes
 
-from fsdp_bench.spec.errors import MachineError, SpecError
+from fsdp_bench.spec.errors import MachineError, SpecError, install_hint
 from fsdp_bench.spec.lora import ALL_LINEAR, LoRA
 from fsdp_bench.train.models.huggingface import build
 from fsdp_bench.train.models.quantized import PACKED, materialize_states, quantize
@@ -102,7 +102,7 @@ def with_lora(model: nn.Module, lora: LoRA) -> nn.Module:
     try:
         import peft
     except ImportError:
-        raise MachineError("LoRA needs PEFT: pip install 'fsdp-bench[hf]'") from None
+        raise MachineError(f"LoRA needs PEFT: {install_hint('hf')}") from None
     kept: Any = {"modules_to_save": list(lora.modules_to_save)} if lora.modules_to_save else {}
     try:
         config = peft.LoraConfig(

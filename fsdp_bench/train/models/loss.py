@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from fsdp_bench.spec.errors import MachineError
+from fsdp_bench.spec.errors import MachineError, install_hint
 from fsdp_bench.spec.setup import Loss
 
 NUM_CHUNKS = 8
@@ -91,7 +91,7 @@ def _on_rows(cross_entropy: LossFunction) -> LossFunction:
 
 
 _INSTALL = {
-    "liger_kernel": "pip install 'fsdp-bench[liger]'",
+    "liger_kernel": install_hint("liger"),
     "flash_attn": "pip install flash-attn --no-build-isolation",
 }
 

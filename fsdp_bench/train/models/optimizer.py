@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel
 
-from fsdp_bench.spec.errors import MachineError
+from fsdp_bench.spec.errors import MachineError, install_hint
 from fsdp_bench.spec.setup import Offload, OptimizerKind, TrainSetup
 
 
@@ -67,7 +67,7 @@ def _torchao(setting: str) -> Any:
     try:
         return importlib.import_module("torchao.optim")
     except ImportError:
-        raise MachineError(f"{setting} needs torchao: pip install 'fsdp-bench[torchao]'") from None
+        raise MachineError(f"{setting} needs torchao: {install_hint('torchao')}") from None
 
 
 class _Several(torch.optim.Optimizer):

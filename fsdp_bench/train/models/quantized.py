@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fsdp_bench.spec.errors import MachineError
+from fsdp_bench.spec.errors import MachineError, install_hint
 
 PACKED = 4
 """Numbers of 4 bits in an element of a bf16 parameter."""
@@ -34,7 +34,7 @@ def quantize(model: Any) -> None:
     try:
         import bitsandbytes as bnb
     except ImportError:
-        raise MachineError("QLoRA needs bitsandbytes: pip install 'fsdp-bench[qlora]'") from None
+        raise MachineError(f"QLoRA needs bitsandbytes: {install_hint('qlora')}") from None
     from transformers import BitsAndBytesConfig
     from transformers.integrations.bitsandbytes import replace_with_bnb_linear
     from transformers.quantizers.base import get_keys_to_not_convert

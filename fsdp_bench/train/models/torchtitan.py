@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fsdp_bench.spec.errors import MachineError, SpecError, shown
+from fsdp_bench.spec.errors import MachineError, SpecError, install_hint, shown
 from fsdp_bench.spec.recording.config import complete
 from fsdp_bench.train.models.huggingface import config_class
 
@@ -42,9 +42,7 @@ def build(config: Mapping[str, Any], sequence_length: int) -> tuple[nn.Module, s
     try:
         made = _config(full, sequence_length)
     except ImportError as error:
-        raise MachineError(
-            f"torchtitan's code needs torchtitan: pip install 'fsdp-bench[torchtitan]' ({error})"
-        ) from None
+        raise MachineError(f"torchtitan's code needs torchtitan: {install_hint('torchtitan')} ({error})") from None
     model = made.build()
     model.register_forward_pre_hook(_without_labels, with_kwargs=True)
     return model, type(model).__name__

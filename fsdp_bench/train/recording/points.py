@@ -21,11 +21,9 @@ from fsdp_bench.spec.recording.config import (
     ConfigClass,
     of_layers,
 )
+from fsdp_bench.spec.recording.request import MULTIPLE
 
 Point = Mapping[str, int]
-
-MULTIPLE = 32
-"""The sequence lengths of all points are multiples of this: attention with a mask rounds lengths up to it."""
 
 _BATCHES = ((2, 64), (3, 96), (2, 160), (5, 224))
 _MODELS = {

@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.recording.architecture import Architecture
 from fsdp_bench.spec.recording.recorded import Input, ModuleRecord, Origin, Parameter, RecordedCode, Variant
+from fsdp_bench.spec.recording.request import MULTIPLE
 from fsdp_bench.spec.recording.variants import KINDS, KINDS_WITH_FROZEN, VariantKind, offloaded
 from fsdp_bench.train.dry_run.fake_world import fake_device
 from fsdp_bench.train.models.lora import stored_apart
@@ -23,7 +24,7 @@ from fsdp_bench.train.recording.blocks import block_class, block_lists, named_cl
 from fsdp_bench.train.recording.formulas import Formulas
 from fsdp_bench.train.recording.loops import Writer, operator_names
 from fsdp_bench.train.recording.merge import merged
-from fsdp_bench.train.recording.points import MULTIPLE, Point
+from fsdp_bench.train.recording.points import Point
 from fsdp_bench.train.recording.size import Size
 from fsdp_bench.train.recording.variant import RawStep, record_step
 

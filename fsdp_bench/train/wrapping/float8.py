@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from torch import nn
 
-from fsdp_bench.spec.errors import MachineError
+from fsdp_bench.spec.errors import MachineError, install_hint
 from fsdp_bench.spec.setup import Float8
 
 
@@ -23,7 +23,7 @@ def convert_to_float8(blocks: Iterable[nn.Module], recipe: Float8) -> None:
     try:
         from torchao.float8 import Float8LinearConfig, convert_to_float8_training
     except ImportError:
-        raise MachineError("float8 needs torchao: pip install 'fsdp-bench[torchao]'") from None
+        raise MachineError(f"float8 needs torchao: {install_hint('torchao')}") from None
     config = Float8LinearConfig.from_recipe_name(recipe.value)
     for block in blocks:
         convert_to_float8_training(block, config=config)

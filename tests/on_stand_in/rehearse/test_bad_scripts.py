@@ -7,7 +7,7 @@ from textwrap import dedent
 
 import pytest
 
-from tests.on_stand_in.rehearsing import Rehearsed, rehearse
+from tests.on_stand_in.rehearsing import Rehearsed, rehearse, rehearse_in_own_process
 
 
 def _run(folder: Path, script: str, *options: str) -> Rehearsed:
@@ -25,6 +25,27 @@ def test_a_script_that_fails_by_itself_ends_with_1_and_its_line(tmp_path: Path) 
 def test_a_script_without_an_optimizer_step_is_unknown(tmp_path: Path) -> None:
     found = _run(tmp_path, "import torch\ntorch.zeros(1000, device='cuda')\n")
     assert (found.code, found.document["fits"], found.document["num_steps"]) == (0, None, 0)
+
+
+INTERRUPTED = """
+import os, signal, time, torch
+model = torch.nn.Linear(1024, 1024, device="cuda")
+optimizer = torch.optim.AdamW(model.parameters())
+for step in range(10):
+    model(torch.ones(1, 1024, device="cuda")).sum().backward()
+    if step == 2:
+        os.kill(os.getppid(), signal.SIGINT)  # as Ctrl-C, which reaches fsdp-bench alone
+        time.sleep(600)
+    optimizer.step()
+"""
+
+
+def test_an_interrupted_rehearsal_says_what_it_has_seen(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(INTERRUPTED)
+    found = rehearse_in_own_process("--gpu", "H100-SXM", "--", "script.py", folder=tmp_path)
+    assert (found.code, found.document["outcome"], found.document["fits"]) == (130, "interrupted", None)
+    assert found.document["num_steps"] == 2
+    assert found.document["memory"]["steady_state"]["allocated_bytes"] > 4 * 4 * 1024**2  # AdamW: 16 B a parameter
 
 
 def test_a_node_has_the_gpus_of_the_world_and_no_more(tmp_path: Path) -> None:

@@ -44,7 +44,7 @@ SLOW = [pytest.param(*case, marks=pytest.mark.slow) for case in CASES[:-1]]
 @pytest.mark.parametrize(("code", "name", "fields"), [*SLOW, CASES[-1]])
 def test_every_phase_equals_the_dry_run(code: ModelCode, name: str, fields: dict[str, Any]) -> None:
     if code == "torchtitan":
-        pytest.importorskip("torchtitan", reason="its own code runs: pip install 'fsdp-bench[torchtitan]'")
+        pytest.importorskip("torchtitan", reason="its own code runs: pip install '.[torchtitan]'")
     entry = next(entry for entry in models() if entry.name == name)
     config = entry.hf_config() | SIZES
     if config.get("layer_types"):

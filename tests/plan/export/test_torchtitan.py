@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("torchtitan", reason="torchtitan is not installed: pip install 'fsdp-bench[torchtitan]'")
+pytest.importorskip("torchtitan", reason="torchtitan is not installed: pip install '.[torchtitan]'")
 pytest.importorskip("tyro", reason="torchtitan's ConfigManager needs tyro")
 
 from fsdp_bench.plan.export import torchtitan

@@ -26,6 +26,8 @@ def test_money_tokens_and_prices() -> None:
     assert parse_money("$200k") == 200_000
     assert (parse_tokens("4M-tokens", "global-batch"), parse_tokens("1T", "tokens")) == (4 * 10**6, 10**12)
     assert parse_price("2.10/gpu-hour") == StatedPrice(2.1, True)
+    assert parse_price("$2.10/gpu-hour") == parse_price("2.10 usd/gpu-hour") == StatedPrice(2.1, True, "USD")
+    assert parse_price("98 EUR/node-hour") == StatedPrice(98.0, False, "EUR")
     assert parse_price("98/node-hour").of_node(8) == 98
     assert parse_price("2/gpu-h").of_node(8) == 16
 
@@ -42,6 +44,7 @@ def test_numbers_of_nodes() -> None:
         (parse_money, "lots", "write it like '200k'"),
         (parse_price, "2.10", "write it like '2.10/gpu-hour'"),
         (parse_price, "0/gpu-hour", "write it like"),
+        (parse_price, "$2.10 EUR/gpu-hour", "write it like"),
         (parse_nodes, "1-", "write it like"),
         (parse_nodes, "0", "1 to 512"),
         (parse_nodes, "9-3", "the smaller number first: '3-9'"),

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import pytest
 
 from fsdp_bench.catalog.loader import BUILT_IN
@@ -19,9 +20,11 @@ from fsdp_bench.plan.purchase.searched import Kind
 from fsdp_bench.plan.purchase.settings import can_run, micro_batches, settings, setup_of
 from fsdp_bench.plan.question import Question, answer
 from fsdp_bench.plan.ranges import prediction_errors
+from fsdp_bench.report.text.plan import _price, _price_span
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.hardware import Cluster
 from fsdp_bench.spec.price import StatedPrice
+from fsdp_bench.spec.recording.model import RecordedModel
 from fsdp_bench.spec.setup import Api, Checkpointing, Loss, Offload, Precision, ShardingStrategy, TrainSetup
 
 FIXED: dict[str, Any] = {"precision": Precision.parse("bf16-mixed"), "sequence_length": 2048}
@@ -61,13 +64,29 @@ def _brute_force(given: Goal, server: str, counts: Sequence[int] = NODES) -> lis
     return found
 
 
+@pytest.mark.parametrize("name", ["bert-base-uncased", "a user's own model"])
+def test_a_model_whose_loss_is_its_own_is_planned_without_another(name: str) -> None:
+    """A plan tries the chunked loss; of these models it is refused, and was, for the whole plan."""
+    found = model("bert-base-uncased" if name == "bert-base-uncased" else "Qwen2.5-0.5B", 512, code="huggingface")
+    if name == "a user's own model":  # as `record --module` writes it
+        assert isinstance(found, RecordedModel)
+        code = msgspec.structs.replace(found.code, origin=msgspec.structs.replace(found.code.origin, code="module"))
+        found = msgspec.structs.replace(found, code=code)
+    asked = Goal(model=found, fixed={**ONE_STRATEGY, "sequence_length": 512}, tokens=10**9)
+    winner = plan(asked, [kind("g5.48xlarge")], [1]).picked.winner
+    assert winner is not None
+    assert winner.timed.setup.loss is Loss.PLAIN
+
+
 def test_a_stated_price_is_paid_for_every_node() -> None:
     """2 dollars for each GPU-hour, on three nodes of eight GPUs: 48 an hour."""
     where = kind("p4d.24xlarge")
     cluster = Cluster(server=where.server, gpu=where.gpu, num_nodes=3, gpus_per_node=8)
-    asked = goal("Llama-2-7B", stated_price=StatedPrice(2.0, True))
+    asked = goal("Llama-2-7B", stated_price=StatedPrice(2.0, True, "EUR"))
     offer = Offer(asked, Timed(cluster, TrainSetup(**ONE_STRATEGY, world_size=24), 1000.0), where.price)
     assert offer.per_hour == 48
+    assert _price(offer) == "2.00 EUR a GPU and hour, stated"
+    assert _price_span(offer).endswith(" EUR")
     assert offer.cost == pytest.approx(48 * 10**10 / (24 * 1000.0) / 3600)
 
 

@@ -12,6 +12,7 @@ from fsdp_bench.catalog.lookup import find_placement
 from fsdp_bench.plan.rehearsed_time.answer import RehearsedTime, rehearsed_time, time_document, why_no_time
 from fsdp_bench.rates.collectives import collective_seconds, topology_of_ranks
 from fsdp_bench.rates.datasheet import LAUNCH_SECONDS, MEMORY_EFFICIENCY
+from fsdp_bench.replay.step_parts import StepPart
 from fsdp_bench.spec.codec import from_builtins
 from fsdp_bench.spec.hardware import Cluster
 from fsdp_bench.spec.subprocesses.rehearsal import RehearsalReport
@@ -54,6 +55,22 @@ def test_an_operator_takes_its_bytes_over_the_memorys_bandwidth() -> None:
     assert found.waiting_for_host_seconds == pytest.approx(LAUNCH_SECONDS)
     assert found.host_seconds == pytest.approx(LAUNCH_SECONDS)
     assert [(part.name, part.kind, part.count) for part in found.parts] == [("aten::neg", "compute", 1)]
+
+
+def test_what_runs_in_the_optimizers_step_is_the_optimizers_part() -> None:
+    """Whatever it is called: _foreach_ and _fused_ operators, and a product of Muon's; before the step it is not."""
+    step = StepWriter()
+    step.add("phase", name="backward")
+    step.operator("aten::neg", (step.tensor(10**9),), self=(step.tensor(10**9),))
+    step.add("phase", name="optimizer")
+    step.operator("aten::neg", (step.tensor(10**9),), self=(step.tensor(10**9),))
+    step.product(1024, 1024, 1024)
+    found = answer(step)
+    by_name = {part.name: part.seconds for part in found.parts}
+    in_optimizer = found.time.parts[StepPart.OPTIMIZER]
+    assert in_optimizer == pytest.approx(sum(by_name.values()) - by_name["aten::neg"] / 2)
+    assert found.time.parts[StepPart.MATRIX_PRODUCTS] == 0
+    assert found.step_seconds == pytest.approx(sum(found.time.parts.values()))
 
 
 def test_a_collective_takes_what_nccls_model_says_for_its_group() -> None:

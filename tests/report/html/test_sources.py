@@ -94,6 +94,58 @@ def test_one_prediction_and_several(tmp_path: Path) -> None:
     assert [float(number) if number else None for _, number in parsed.column("step")] == expected
 
 
+def test_setups_of_several_models_are_told_apart_by_their_model(tmp_path: Path) -> None:
+    asked = ["--model", "Llama-3.1-8B,Llama-3.2-1B", "--server", "p4d.24xlarge", "--api", "fsdp2", "--json"]
+    (tmp_path / "models.json").write_text(run_command("predict", *asked).stdout)
+    parsed = page(tmp_path / "models.json", tmp_path)
+    assert [text for text, _ in parsed.column("model")] == ["Llama-3.1-8B", "Llama-3.2-1B"]
+    assert "Llama-3.1-8B and Llama-3.2-1B on 1 x p4d.24xlarge" in parsed.text
+    assert "1 of 2 setups fits (predicted): FULL_SHARD, Llama-3.2-1B" in parsed.text
+
+
+def test_every_option_of_several_values_is_a_column_of_its_page(tmp_path: Path) -> None:
+    asked = [
+        "--params",
+        "1B",
+        "--server",
+        "p4d.24xlarge,p5.48xlarge",
+        "--nodes",
+        "1,2",
+        "--compile",
+        "on,off",
+        "--json",
+    ]
+    (tmp_path / "lists.json").write_text(run_command("predict", *asked).stdout)
+    parsed = page(tmp_path / "lists.json", tmp_path)
+    columns = [[text for text, _ in parsed.column(title)] for title in ("server", "nodes", "compile")]
+    assert len(set(zip(*columns, strict=True))) == 8
+    usable = [json.loads((tmp_path / "lists.json").read_text())["predictions"][at]["server"] for at in (0, -1)]
+    for server in usable:
+        assert f"{server['gpu_memory_bytes'] / 2**30:.1f} GiB on {server['gpu']}" in parsed.text
+
+
+def test_the_code_of_a_model_is_named_where_it_differs(tmp_path: Path) -> None:
+    asked = ["--model", "Llama-3.2-1B", "--code", "benchmark,huggingface", "--gpu", "H100-SXM"]
+    (tmp_path / "codes.json").write_text(run_command("predict", *asked, "--json").stdout)
+    parsed = page(tmp_path / "codes.json", tmp_path)
+    assert [text for text, _ in parsed.column("code")] == ["benchmark", "huggingface"]
+    printed = run_command("predict", *asked).stdout
+    assert "code huggingface" in printed.splitlines()[0] or "code benchmark" in printed.splitlines()[0]
+    rows = run_command("predict", *asked, "--csv", "-").stdout.splitlines()
+    place = rows[0].split(",").index("code")
+    assert {row.split(",")[place] for row in rows[1:]} == {"benchmark", "huggingface"}
+
+
+def test_settings_of_max_size_are_told_apart_on_their_page(tmp_path: Path) -> None:
+    asked = ["--gpu", "H100-SXM", "--world-size", "2,4", "--strategy", "zero3", "--seq", "2048,4096", "--json"]
+    (tmp_path / "sizes.json").write_text(run_command("max-size", *asked, "--checkpointing", "full").stdout)
+    parsed = page(tmp_path / "sizes.json", tmp_path)
+    assert [text for text, _ in parsed.column("sequence length")] == ["2048", "4096"]
+    assert "2 x H100-SXM: what fits" in parsed.text
+    assert "4 x H100-SXM: what fits" in parsed.text
+    assert "FULL_SHARD, seq 2048" in parsed.text
+
+
 def test_the_largest_models(tmp_path: Path) -> None:
     out = run_command("max-size", "--server", "g5.48xlarge", "--strategy", "zero3,zero2", "--json").stdout
     (tmp_path / "largest.json").write_text(out)

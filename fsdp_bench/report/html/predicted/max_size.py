@@ -18,18 +18,29 @@ from fsdp_bench.report.html.blocks import (
     table,
 )
 from fsdp_bench.report.html.documents import MaxSizeDocument
-from fsdp_bench.report.html.predicted.prediction import (
+from fsdp_bench.report.html.predicted.prediction import bytes_cell
+from fsdp_bench.report.html.predicted.settings import (
     NUMBERS,
-    SETTINGS,
-    bytes_cell,
+    cell_of,
+    fields_shown,
     hardware_of,
-    scalar,
-    setting_cell,
+    listed,
+    name_of,
+    title_of,
+    values_of,
 )
 from fsdp_bench.report.text.common import UNKNOWN
 from fsdp_bench.report.text.quantity_text import QUANTITY_TEXTS
-from fsdp_bench.report.text.setups import spaced
+from fsdp_bench.report.text.setups import PLACES, spaced, varying
 from fsdp_bench.spec.units import format_count
+
+_UNITS = {
+    "num_parameters": "parameters",
+    "num_hidden_layers": "layers",
+    "micro_batch_size": "sequences per GPU",
+    "sequence_length": "tokens",
+    "world_size": "GPUs",
+}
 
 
 def max_size_page(servers: Sequence[MaxSizeDocument]) -> Page:
@@ -38,19 +49,22 @@ def max_size_page(servers: Sequence[MaxSizeDocument]) -> Page:
     known = [(one, cell) for one in servers for cell in one.cells if cell.fits_value is not None]
     fewest = first.dial == "world_size"
     chosen = (min if fewest else max)(known, key=lambda pair: pair[1].fits_value or 0, default=None)
-    answer = "Nothing fits"
+    unanswered = any(cell.unknown for one in servers for cell in one.cells)
+    answer = f"It is {UNKNOWN} what fits" if unanswered else "Nothing fits"
     if chosen is not None:
         one, cell = chosen
-        setting = " ".join(scalar(cell.setup.get(field)) for field in ("strategy", "api", "precision"))
-        answer = f"{_value(one, cell.fits_value)} with {setting} on {hardware_of(one.server)} ({one.source})"
-    facts = [("hardware", hardware_of(one.server)) for one in servers]
+        setting = name_of(values_of(cell.setup), _varying(one))
+        answer = f"{_value(one, cell.fits_value)} with {setting}, on {_hardware(one)} ({one.source})"
+    models = [] if first.dial == "num_parameters" else [cell.model for _, cell in known if cell.model]
+    facts = [("model", listed(models, "models"))] if models else []
+    facts += [("hardware", _hardware(one)) for one in servers]
     facts += [("fits", first.fits_means)] if first.fits_means else []
     facts += [("PyTorch", f"{first.torch or UNKNOWN}, as modelled"), ("source", f"{first.source}, no GPU was used")]
     return Page(
         QUANTITY_TEXTS[first.dial].title if first.dial in QUANTITY_TEXTS else spaced(first.dial),
         first.source,
         answer,
-        lead=tuple(_largest_bars(one) for one in servers),
+        lead=tuple(_largest_bars(one, max((cell.fits_value or 0 for _, cell in known), default=1)) for one in servers),
         sections=(
             Section("All settings", tuple(_largest_table(one) for one in servers)),
             Section("Conditions and versions", (Facts(tuple(facts)),)),
@@ -58,30 +72,37 @@ def max_size_page(servers: Sequence[MaxSizeDocument]) -> Page:
     )
 
 
+def _hardware(one: MaxSizeDocument) -> str:
+    searched = one.dial == "world_size" or not one.cells
+    return hardware_of(one.server, None if searched else one.cells[0].setup.get("world_size"))
+
+
 def _value(one: MaxSizeDocument, value: int | None) -> str:
     if value is None:
         return "none"
-    return f"{format_count(value)} parameters" if one.dial == "num_parameters" else f"{value} {spaced(one.dial)}"
+    unit = _UNITS.get(one.dial, spaced(one.dial))
+    return f"{format_count(value) if one.dial == 'num_parameters' else f'{value:,}'} {unit}"
 
 
 def _varying(one: MaxSizeDocument) -> list[str]:
-    found = [field for field in SETTINGS if len({scalar(cell.setup.get(field)) for cell in one.cells}) > 1]
-    return found or ["strategy"]
+    """Return what the settings differ in, without the strategy and what is searched."""
+    found = varying([values_of(cell.setup) for cell in one.cells])
+    return [field for field in found if field not in (*PLACES, one.dial)]
 
 
-def _largest_bars(one: MaxSizeDocument) -> Bars:
-    highest = max((cell.fits_value or 0 for cell in one.cells), default=0) or 1
+def _largest_bars(one: MaxSizeDocument, highest: int) -> Bars:
     fields, lines = _varying(one), []
     for cell in one.cells:
-        name = " ".join(scalar(cell.setup.get(field)) for field in fields)
+        name = name_of(values_of(cell.setup), fields)
         text = cell.impossible or cell.unknown or _value(one, cell.fits_value)
-        size = 100 * (cell.fits_value or 0) / highest
+        size = 100 * (cell.fits_value or 0) / (highest or 1)
         lines.append(BarLine(name, text, (Piece(text, "predicted", size),), is_warning=cell.fits_value is None))
-    return Bars(f"{hardware_of(one.server)}: what fits (predicted)", (BarGroup("", tuple(lines)),))
+    return Bars(f"{_hardware(one)}: what fits (predicted)", (BarGroup("", tuple(lines)),))
 
 
 def _largest_table(one: MaxSizeDocument) -> Table:
-    titles = [*(spaced(field) for field in SETTINGS), "fits", "model", "allocated", "needed", "tokens/s per GPU",
+    fields = [field for field in fields_shown(_varying(one)) if field != one.dial]
+    titles = [*map(title_of, fields), "fits", "model", "allocated", "needed", "tokens/s per GPU",
               "the next one exceeds"]  # fmt: skip
     rows = []
     for cell in one.cells:
@@ -89,7 +110,7 @@ def _largest_table(one: MaxSizeDocument) -> Table:
         rows.append(
             Row(
                 (
-                    *(setting_cell(cell.setup.get(field)) for field in SETTINGS),
+                    *(cell_of(field, values_of(cell.setup)) for field in fields),
                     Cell(_value(one, cell.fits_value), cell.fits_value),
                     Cell(cell.model or ""),
                     bytes_cell(cell.memory.peak_allocated_bytes if cell.memory else None),
@@ -99,4 +120,4 @@ def _largest_table(one: MaxSizeDocument) -> Table:
                 )
             )
         )
-    return table(f"{hardware_of(one.server)} (predicted)", titles, rows, (*NUMBERS, "fits"))
+    return table(f"{_hardware(one)} (predicted)", titles, rows, (*NUMBERS, "fits"))

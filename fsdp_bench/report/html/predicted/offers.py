@@ -30,7 +30,9 @@ def server_of(plan: PlanDocument, offer: OfferDocument) -> ServerDocument | None
 def currency_of(plan: PlanDocument, offer: OfferDocument) -> str:
     """Return the currency of an offer's price, after a blank; empty if it is not known."""
     server = server_of(plan, offer)
-    return "" if plan.stated_price or server is None or server.price is None else f" {server.price.currency}"
+    if plan.stated_price is not None:
+        return "" if plan.stated_price.currency is None else f" {plan.stated_price.currency}"
+    return "" if server is None or server.price is None else f" {server.price.currency}"
 
 
 def days_text(seconds: float) -> str:

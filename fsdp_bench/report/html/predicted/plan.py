@@ -168,7 +168,8 @@ def _energy(winner: OfferDocument) -> str:
 
 def _price_kind(plan: PlanDocument) -> str:
     if plan.stated_price is not None:
-        return f"{plan.stated_price.per_hour:,.2f} a {plan.stated_price.unit} and hour, stated"
+        currency = "" if plan.stated_price.currency is None else f" {plan.stated_price.currency}"
+        return f"{plan.stated_price.per_hour:,.2f}{currency} a {plan.stated_price.unit} and hour, stated"
     return f"the catalogue's, {plan.tariff}" if plan.tariff else UNKNOWN
 
 

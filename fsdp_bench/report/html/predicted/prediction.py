@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from fsdp_bench.report.charts.trade_off import boxes_apart
@@ -27,26 +27,23 @@ from fsdp_bench.report.html.blocks import (
     Tiles,
     table,
 )
-from fsdp_bench.report.html.documents import PredictedServer, PredictionDocument
+from fsdp_bench.report.html.documents import PredictionDocument
+from fsdp_bench.report.html.predicted.settings import (
+    NUMBERS,
+    cell_of,
+    fields_shown,
+    hardware_of,
+    listed,
+    name_of,
+    title_of,
+    values_of,
+)
 from fsdp_bench.report.html.scales import around, from_zero, remarks_of
 from fsdp_bench.report.html.step import breakdown_bars, phase_bars
 from fsdp_bench.report.text.common import UNKNOWN
-from fsdp_bench.report.text.setups import spaced
+from fsdp_bench.report.text.setups import spaced, varying
 from fsdp_bench.report.text.speed import PART_LABELS
 from fsdp_bench.spec.units import GIB, format_count, format_gib, format_seconds
-
-SETTINGS = ("strategy", "api", "precision", "offload", "checkpointing", "optimizer", "loss", "micro_batch_size",
-            "sequence_length")  # fmt: skip
-NUMBERS = ("micro batch size", "sequence length", "#", "allocated", "needed", "headroom", "step", "exposed",
-            "tokens/s per GPU", "MFU")  # fmt: skip
-
-
-def hardware_of(server: PredictedServer) -> str:
-    """Return the hardware as text."""
-    if server.name is not None:
-        nodes = f"{server.num_nodes} x {server.name}"
-        return f"{nodes} ({(server.num_nodes or 1) * (server.gpus_per_node or 1)} {server.gpu})"
-    return server.gpu or "no hardware named"
 
 
 def _verdict(one: PredictionDocument) -> str:
@@ -55,29 +52,50 @@ def _verdict(one: PredictionDocument) -> str:
     return {True: "fits", False: spaced(one.verdict or "does not fit"), None: f"fit {UNKNOWN}"}[one.fits]
 
 
-def scalar(value: Any) -> str:
-    """Return a value of a setup as text."""
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    return "" if value is None else str(value)
-
-
 def prediction_page(predictions: Sequence[PredictionDocument]) -> Page:
     """Return the page of one predicted setup, or of several side by side."""
-    first, model = predictions[0], str(predictions[0].model.get("name", UNKNOWN))
-    sections = [Section("Conditions and versions", (_conditions(first),))]
-    title = f"{model} on {hardware_of(first.server)}"
+    first = predictions[0]
+    sections = [Section("Conditions and versions", (_conditions(predictions),))]
+    models = listed((one.model.name for one in predictions), "models")
+    title = f"{models} on {listed(map(_hardware, predictions), 'kinds of hardware')}"
     if len(predictions) == 1:
         lead = [] if first.memory is None else [_tiles(first)]
         return Page(title, first.source, _answer(first), lead=tuple(lead), sections=(*_alone(first), *sections))
+    differing = varying([_values(one) for one in predictions])
     best = max((one for one in predictions if one.fits), key=_tokens, default=None)
-    fitting = sum(one.fits is True for one in predictions)
-    answer = f"{fitting} of {len(predictions)} setups fit ({first.source})"
-    if best is not None and _tokens(best):
-        answer += f"; the fastest is {_name(best)}, {_tokens(best):,.0f} tokens/s per GPU"
-    chart = _trade_off(predictions)
-    compared = Section("All setups", (_setups(predictions, best),))
-    return Page(title, first.source, answer, lead=(chart,) if chart else (), sections=(compared, *sections))
+    chart = _trade_off(predictions, differing)
+    compared = Section("All setups", (_setups(predictions, differing, best),))
+    return Page(
+        title,
+        first.source,
+        _answer_of_several(predictions, differing, best),
+        lead=(chart,) if chart else (),
+        sections=(compared, *sections),
+    )
+
+
+def _values(one: PredictionDocument) -> dict[str, Any]:
+    return values_of(one.setup, one.server, one.model)
+
+
+def _hardware(one: PredictionDocument) -> str:
+    return hardware_of(one.server, one.setup.get("world_size"))
+
+
+def _answer_of_several(
+    predictions: Sequence[PredictionDocument], differing: Sequence[str], best: PredictionDocument | None
+) -> str:
+    """Return how many setups fit, and the one that trains the most tokens per GPU."""
+    fitting = [one for one in predictions if one.fits]
+    if not fitting and any(one.fits is None and one.impossible is None for one in predictions):
+        return f"It is {UNKNOWN} whether any of {len(predictions)} setups fits ({predictions[0].source})"
+    answer = f"{len(fitting)} of {len(predictions)} setups fit{'s' * (len(fitting) == 1)} ({predictions[0].source})"
+    if best is None:
+        return answer
+    name, speed = name_of(_values(best), differing), f"{_tokens(best):,.0f} tokens/s per GPU"
+    if len(fitting) == 1:
+        return f"{answer}: {name}" + (f", {speed}" if _tokens(best) else "")
+    return f"{answer}; {name} trains the most, {speed}" if _tokens(best) else answer
 
 
 def _answer(one: PredictionDocument) -> str:
@@ -94,16 +112,13 @@ def _tokens(one: PredictionDocument) -> float:
     return (one.time.tokens_per_second_per_gpu if one.time else None) or 0.0
 
 
-def _name(one: PredictionDocument) -> str:
-    return " ".join(scalar(one.setup.get(field)) for field in ("strategy", "api", "precision")) + (
-        f" checkpointing {scalar(one.setup.get('checkpointing'))}"
-    )
-
-
 def _tiles(one: PredictionDocument) -> Tiles:
     memory, time = one.memory, one.time
     assert memory is not None
-    tiles = [Tile("setting", _name(one)), Tile("peak allocated", format_gib(memory.peak_allocated_bytes))]
+    tiles = [
+        Tile("setting", name_of(_values(one), ("api", "precision", "checkpointing"))),
+        Tile("peak allocated", format_gib(memory.peak_allocated_bytes)),
+    ]
     if one.headroom_bytes is not None:
         kept = one.required_headroom_bytes
         note = "" if kept is None else f"{format_gib(kept)} are to be kept free"
@@ -162,15 +177,18 @@ def _share(value: float, whole: float) -> float:
     return min(max(100 * value / whole, 0.0), 100.0)
 
 
-def _setups(predictions: Sequence[PredictionDocument], best: PredictionDocument | None) -> Table:
-    titles = ["#", *(spaced(field) for field in SETTINGS), "fits", "allocated", "needed", "headroom", "step", "exposed",
+def _setups(
+    predictions: Sequence[PredictionDocument], differing: Sequence[str], best: PredictionDocument | None
+) -> Table:
+    fields = fields_shown(differing)
+    titles = ["#", *map(title_of, fields), "fits", "allocated", "needed", "headroom", "step", "exposed",
               "tokens/s per GPU", "MFU", "reason"]  # fmt: skip
     rows = []
     for number, one in enumerate(predictions, start=1):
         memory, time = one.memory, one.time
         cells = [
             Cell(str(number), number),
-            *(setting_cell(one.setup.get(field)) for field in SETTINGS),
+            *(cell_of(field, _values(one)) for field in fields),
             Cell(_verdict(one), is_warning=one.fits is False),
             bytes_cell(memory.peak_allocated_bytes if memory else None),
             bytes_cell(memory.needed_bytes if memory else None),
@@ -185,12 +203,6 @@ def _setups(predictions: Sequence[PredictionDocument], best: PredictionDocument 
     return table("Setups (predicted)", titles, rows, NUMBERS)
 
 
-def setting_cell(value: Any) -> Cell:
-    """Return a value of a setup as a cell."""
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return Cell(scalar(value), float(value) if is_number else None)
-
-
 def bytes_cell(size: int | None) -> Cell:
     """Return a size as a cell."""
     return Cell(UNKNOWN) if size is None else Cell(format_gib(size), size)
@@ -200,7 +212,7 @@ def _seconds(value: float | None) -> Cell:
     return Cell(UNKNOWN) if value is None else Cell(format_seconds(value), value)
 
 
-def _trade_off(predictions: Sequence[PredictionDocument]) -> Plot | None:
+def _trade_off(predictions: Sequence[PredictionDocument], differing: Sequence[str]) -> Plot | None:
     known = [
         (number, one, one.memory.needed_bytes / GIB, _tokens(one))
         for number, one in enumerate(predictions, start=1)
@@ -208,44 +220,62 @@ def _trade_off(predictions: Sequence[PredictionDocument]) -> Plot | None:
     ]
     if len(known) < 2:
         return None
-    usable = (predictions[0].server.gpu_memory_bytes or 0) / GIB
-    x, y = from_zero([usable, *(each[2] for each in known)]), around([each[3] for each in known])
+    limits = _limits(one for _, one, _, _ in known)
+    x, y = from_zero([*limits, *(each[2] for each in known)]), around([each[3] for each in known])
     points = []
     for left, low, indices in boxes_apart([(x.at(each[2]) / 100, y.at(each[3]) / 100) for each in known]):
         own = [known[index - 1] for index in indices]
-        title = "; ".join(f"{number}: {_name(one)}" for number, one, _, _ in own)
+        title = "; ".join(f"{number}: {name_of(_values(one), differing)}" for number, one, _, _ in own)
         color = "best" if any(one.fits for _, one, _, _ in own) else "unfit"
         points.append(Point(100 * left, 100 * low, ",".join(str(each[0]) for each in own), title, color))
-    limit = (Shape("limit", f"M{10 * x.at(usable):.1f} 0V1000", is_line=True),) if usable else ()
+    lines = tuple(Shape("limit", f"M{10 * x.at(usable):.1f} 0V1000", is_line=True) for usable in limits)
     return Plot(
         "Memory against speed (predicted): the numbers are those of the table below",
         "memory that a GPU needs, GiB",
         "tokens/s per GPU",
         x.ticks(),
         y.ticks(),
-        limit,
+        lines,
         tuple(points),
-        legend=(Legend("best", "fits"), Legend("unfit", "does not fit"), *_limit_legend(usable)),
+        legend=(Legend("best", "fits"), Legend("unfit", "does not fit"), *_limit_legend(limits)),
         remarks=remarks_of(y, "tokens/s", len(points) < len(known)),
     )
 
 
-def _limit_legend(usable: float) -> tuple[Legend, ...]:
-    return (Legend("limit", f"usable on the GPU, {usable:.1f} GiB"),) if usable else ()
+def _limits(predictions: Iterable[PredictionDocument]) -> dict[float, str]:
+    """Return the usable memory of each kind of GPU in GiB, with the names of the GPUs."""
+    found: dict[float, str] = {}
+    for one in predictions:
+        if one.server.gpu_memory_bytes:
+            usable, name = one.server.gpu_memory_bytes / GIB, one.server.gpu or "the GPU"
+            found[usable] = " and ".join(dict.fromkeys(filter(None, (found.get(usable), name))))
+    return found
 
 
-def _conditions(one: PredictionDocument) -> Facts:
-    source = one.server.gpu_memory_source
-    numbers = one.model.get("num_parameters")
-    size = f", {format_count(numbers)} parameters" if isinstance(numbers, int) else ""
-    facts = [
-        ("model", f"{scalar(one.model.get('name')) or UNKNOWN}{size}"),
-        ("hardware", hardware_of(one.server)),
-        ("usable memory", "" if source is None else f"{source.title} ({source.date})"),
+def _limit_legend(limits: Mapping[float, str]) -> tuple[Legend, ...]:
+    texts = [f"{usable:.1f} GiB on {name}" for usable, name in sorted(limits.items())]
+    return (Legend("limit", f"usable: {'; '.join(texts)}"),) if texts else ()
+
+
+def _conditions(predictions: Sequence[PredictionDocument]) -> Facts:
+    """Return what the predictions rest on; what differs between setups has a line for each."""
+    found = list(dict.fromkeys(fact for one in predictions for fact in _facts(one) if fact[1]))
+    names = list(dict.fromkeys(name for name, _ in found))
+    return Facts(tuple(sorted(found, key=lambda fact: names.index(fact[0]))))
+
+
+def _facts(one: PredictionDocument) -> list[tuple[str, str]]:
+    source, numbers = one.server.gpu_memory_source, one.model.num_parameters
+    size = "" if numbers is None else f", {format_count(numbers)} parameters"
+    whose = "" if one.model.code == "benchmark" else f", {one.model.code}"
+    adapters = "" if one.model.lora is None else f" with {one.model.lora.title}"
+    return [
+        ("model", f"{one.model.name}{size}{whose}{adapters}"),
+        ("hardware", _hardware(one)),
+        ("usable memory", "" if source is None else f"{one.server.gpu}: {source.title} ({source.date})"),
         ("kept free", one.required_headroom_source or ""),
         ("kernels", one.kernels or UNKNOWN),
         ("PyTorch", f"{one.torch or UNKNOWN}, as modelled"),
         ("source", f"{one.source}: a simulation of the training step; no GPU was used"),
         *(("note", note) for note in one.notes or ()),
     ]
-    return Facts(tuple((name, value) for name, value in facts if value))
