@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -22,6 +22,7 @@ from fsdp_bench.catalog.lookup import (
     with_code,
 )
 from fsdp_bench.catalog.lookup import model as find_model
+from fsdp_bench.catalog.names import is_other_weights
 from fsdp_bench.catalog.recorded import read_recorded, recorded_model
 from fsdp_bench.cli.common.lists import each_of
 from fsdp_bench.cli.common.options import MODEL_LISTS, SETUP_FIELDS, SetupOptions
@@ -111,7 +112,9 @@ def read_model(options: SetupOptions) -> Model:
         SpecError: if the options name no model, several models, or a model that is unknown or not supported.
     """
     catalog = load_user_catalog(options.catalog)
-    return _model(options, catalog, _with_defaults(options, catalog).seq or DEFAULT_SEQUENCE_LENGTH)
+    model = _model(options, catalog, _with_defaults(options, catalog).seq or DEFAULT_SEQUENCE_LENGTH)
+    _tell_architecture([options.model], catalog)
+    return model
 
 
 def read_choices(options: SetupOptions) -> tuple[dict[str, Any], dict[str, tuple[Any, ...]]]:
@@ -174,6 +177,15 @@ def warn_of_sliding_window(options: SetupOptions, sequence_length: int) -> None:
     window = sliding_window_of(options)
     if window is not None and sequence_length > window:
         print_line(f"note: {sliding_window_note(window)}", error=True)
+
+
+def _tell_architecture(names: Iterable[str | None], catalog: Catalog) -> None:
+    """Print a note on standard error for each model that was found by the name of other weights: ``-Instruct``."""
+    for name in dict.fromkeys(names):
+        with suppress(SpecError):  # a size or a file
+            entry = catalog.model(name or "")
+            if is_other_weights(str(name), entry):
+                print_line(f"note: {name} has the architecture of {entry.name}, which is predicted", error=True)
 
 
 def _model(options: SetupOptions, catalog: Catalog, sequence_length: int, may_record: bool = True) -> Model:
@@ -326,6 +338,7 @@ def _readings(options: SetupOptions, catalog: Catalog) -> list[Reading]:
         raise SpecError("shard-size: only HYBRID_SHARD and _HYBRID_SHARD_ZERO2 have one")
     if options.is_given("min_num_params") and not any(setup.wrap is Wrap.SIZE for setup in setups):
         raise SpecError("min-num-params: only --wrap size has one, the smallest FSDP unit")
+    _tell_architecture((reading.options.model for reading in found.values()), catalog)
     return list(found.values())
 
 
