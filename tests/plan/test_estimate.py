@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from itertools import product
 
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from fsdp_bench.catalog.loader import gpu, model, server
-from fsdp_bench.plan.estimate import estimate, predict_memory
+from fsdp_bench.plan.estimate import Verdict, estimate, predict_memory
 from fsdp_bench.replay.host_memory import Build, host_memory, pinned_bytes
 from fsdp_bench.replay.live_memory import live_memory
 from fsdp_bench.simulate.events import Kind
@@ -168,6 +169,30 @@ def test_a_card_without_flash_attention_gets_no_verdict_in_16_bits() -> None:
     shape = model("gpt2").shape()
     assert estimate(shape, setup, gpu("V100-SXM2-32GB")).fits is None
     assert estimate(shape, replace(setup, precision=Precision.parse("fp32")), gpu("V100-SXM2-32GB")).fits is True
+
+
+@pytest.mark.parametrize("card", ["V100-SXM2-16GB", "T4"])
+def test_a_card_without_flash_attention_does_not_fit_what_exceeds_it_with_any_attention(card: str) -> None:
+    """Parameters, gradients and two states of 8.03e9 in fp32 over 8 ranks are 14.96 GiB; and the logits of gpt2."""
+    fp16 = TrainSetup(world_size=8, sequence_length=512, precision=Precision.parse("fp16-mixed"))
+    found = estimate(LLAMA_8B, fp16, gpu(card))
+    assert found.verdict is Verdict.DOES_NOT_FIT
+    assert found.least_bytes >= 4 * 4 * 8_030_261_248 // 8
+    many = replace(fp16, micro_batch_size=96, sequence_length=1024)
+    assert estimate(model("gpt2").shape(), many, gpu(card)).verdict is Verdict.DOES_NOT_FIT
+
+
+def test_what_only_flash_attentions_own_kernel_allocates_is_no_part_of_the_least() -> None:
+    """Selective checkpointing saves outputs by the operator's name, so another kernel's may not be saved."""
+    setup = TrainSetup(world_size=8, sequence_length=512, precision=Precision.parse("fp16-mixed"))
+    found = estimate(model("gpt2").shape(), replace(setup, micro_batch_size=96), gpu("T4"))
+    assert found.least_bytes == found.memory.peak_allocated_bytes
+    named = dataclasses.replace(found, setup=replace(setup, checkpointing=Checkpointing.SELECTIVE))
+    inside = dataclasses.replace(
+        found, memory=dataclasses.replace(found.memory, peak_operator="aten::scaled_dot_product_attention")
+    )
+    for one in (named, inside):
+        assert one.least_bytes == max(found.memory.phases["load"], found.memory.phases["optimizer"])
 
 
 @given(st.integers(min_value=1, max_value=2**50))
