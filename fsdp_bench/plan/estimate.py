@@ -120,8 +120,9 @@ class Estimate:
 
     @property
     def has_flash_attention(self) -> bool:
-        """Whether the GPU runs FlashAttention, which is predicted for 16-bit attention: sm80 and later."""
-        return self.gpu is None or self.gpu.native_bf16 or self.setup.precision.compute == "fp32"
+        """Whether the GPU runs what is predicted for 16-bit attention: FlashAttention, from sm80 on, or eager code."""
+        runs_it = self.gpu is None or self.gpu.native_bf16 or not self.model.has_fused_attention
+        return runs_it or self.setup.precision.compute == "fp32"
 
     @property
     def least_bytes(self) -> int:
