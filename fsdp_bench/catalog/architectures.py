@@ -26,6 +26,10 @@ FOLDERS = {"huggingface": FOLDER, "torchtitan": FOLDER / "torchtitan"}
 """By whose code they are of."""
 
 
+ATTENTION, DEFAULT_ATTENTION = "attn_implementation", "sdpa"
+"""The field of a config.json that chooses transformers' code of attention, and the one that was recorded."""
+
+
 class NotRecorded(SpecError):
     """No recording that comes with fsdp-bench holds for a config.json. The message says why."""
 
@@ -48,6 +52,8 @@ def recorded_architecture(
         NotRecorded: if there is none, with what differs from the nearest.
         SpecError: for a config.json that no model can have.
     """
+    if (attention := config.get(ATTENTION)) not in (None, DEFAULT_ATTENTION):
+        raise NotRecorded(f"{name} with attention {shown(attention)} was not recorded; {DEFAULT_ATTENTION} was")
     found = _find(config, sequence_length, name, folder)
     if found.code.longest is not None:
         with suppress(NotRecorded):

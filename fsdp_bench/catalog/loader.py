@@ -5,7 +5,6 @@ Each built-in file is read on first use. An entry of the user's file replaces th
 
 from __future__ import annotations
 
-import re
 import tomllib
 from dataclasses import dataclass
 from functools import lru_cache
@@ -15,8 +14,9 @@ from typing import Any, TypeVar
 import msgspec
 
 from fsdp_bench.catalog.model_entry import ModelEntry
+from fsdp_bench.catalog.names import find_gpu, find_model, find_server
 from fsdp_bench.catalog.user_file import names_of, read_entries, read_user_file
-from fsdp_bench.spec.errors import SpecError, nearest, shown
+from fsdp_bench.spec.errors import SpecError, shown
 from fsdp_bench.spec.hardware import Gpu, Server
 from fsdp_bench.spec.price import Price
 
@@ -83,19 +83,9 @@ class Catalog:
         """Return the GPU with this name (case-insensitive), or the only GPU matching all its words.
 
         Raises:
-            SpecError: if no GPU or several GPUs match, naming these or the nearest name.
+            SpecError: if no GPU or several GPUs match, naming these or a misspelt one.
         """
-        meant = _meant(name, self.gpus())
-        if len(meant) > 1:
-            *others, last = (entry.name for entry in meant)
-            raise SpecError(f"gpu: {shown(name)} could be {', '.join(others)} or {last}; name one")
-        if meant:
-            return meant[0]
-        parts = _name_parts(name)
-        if alike := [entry.name for entry in self.gpus() if parts & _chip(entry)]:
-            close = nearest(name, alike, cutoff=0.8) or f"; of that kind there are {', '.join(alike)}"
-            raise SpecError(f"gpu: {shown(name)} is not in the catalogue{close}")
-        return _find_by_name("gpu", name, self.gpus())
+        return find_gpu(name, self.gpus())
 
     def server(self, name: str) -> Server:
         """Return the server with this name or alias (case-insensitive).
@@ -103,15 +93,15 @@ class Catalog:
         Raises:
             SpecError: if there is none, naming the nearest name.
         """
-        return _find_by_name("server", name, self.servers())
+        return find_server(name, self.servers())
 
     def model(self, name: str) -> ModelEntry:
-        """Return the model with this name or alias (case-insensitive).
+        """Return the model with this name or alias (case-insensitive), or of the same architecture: ``-Instruct``.
 
         Raises:
-            SpecError: if there is none, naming the nearest name.
+            SpecError: if there is none, naming a misspelt one, and what else names a model.
         """
-        return _find_by_name("model", name, self.models())
+        return find_model(name, self.models())
 
 
 BUILT_IN = Catalog()
@@ -183,69 +173,3 @@ def _merged(built_in: tuple[T, ...], added: tuple[T, ...]) -> tuple[T, ...]:
         return built_in
     replaced = {name for entry in added for name in names_of(entry)}
     return (*(entry for entry in built_in if names_of(entry)[0] not in replaced), *added)
-
-
-def _meant(name: str, entries: tuple[Gpu, ...]) -> list[Gpu]:
-    """Return the GPUs that match a name: the one with exactly this name, else all GPUs matching all its words."""
-    folded = " ".join(name.lower().split())
-    if exact := [entry for entry in entries if folded and folded in _spellings(entry)]:
-        return exact[-1:]  # a user's own
-    parts = _name_parts(folded) - _MAKERS
-    return [entry for entry in entries if parts and parts <= _all_name_parts(entry)]
-
-
-def _spellings(entry: Gpu) -> set[str]:
-    return {*names_of(entry), *map(_squashed, names_of(entry)), *map(str.lower, entry.product_names)}
-
-
-_MAKERS = {"nvidia", "amd", "gpu"}
-_MEMORY = re.compile(r"(?<![0-9])([0-9]+)[ _-]?gi?b?\b")
-_FORM_FACTOR = re.compile(r"\b(sxm|hbm)[0-9]\b")
-
-
-def _squashed(name: str) -> str:
-    """Return a name without blanks, hyphens and other separators."""
-    return re.sub(r"[^a-z0-9]", "", name)
-
-
-def _name_parts(name: str) -> set[str]:
-    """Split a GPU's name into words: ``A100-SXM4 80 GB`` is a100, sxm and 80gb."""
-    text = _FORM_FACTOR.sub(r"\1", _MEMORY.sub(r" \1gb ", name.lower()))
-    return set(re.findall(r"[a-z0-9]+", text))
-
-
-def _all_name_parts(entry: Gpu) -> set[str]:
-    """Return the words of all names of a GPU, in the catalogue and in the driver, and its memory size."""
-    own = f"{entry.name} {entry.memory_gib:g}GB"
-    products = [name for name in entry.product_names if _is_without_memory(name)]
-    return set().union(*map(_name_parts, (own, *products)))
-
-
-def _chip(entry: Gpu) -> set[str]:
-    """Return the words that name the chip: letters before digits, ``h100`` and not ``80gb``."""
-    return {part for part in _name_parts(entry.name) if re.fullmatch(r"[a-z]+[0-9]+[a-z]*", part)}
-
-
-def _is_without_memory(product_name: str) -> bool:
-    """Return whether a driver's name contains no GPU memory size. GH200's 480GB is CPU memory."""
-    return _MEMORY.search(product_name.lower()) is None
-
-
-def _find_by_name(kind: str, name: str, entries: tuple[T, ...]) -> T:
-    folded = name.strip().lower()
-    # From the end: a user's alias wins over a built-in one.
-    for entry in reversed(entries):
-        if folded in names_of(entry):
-            return entry
-    spelt = [entry for entry in entries if _squashed(folded) in map(_squashed, names_of(entry))]
-    if folded and len(spelt) == 1:  # "llama 3.1 8b"
-        return spelt[0]
-    containing = [str(getattr(entry, "name")) for entry in entries if folded and folded in names_of(entry)[0]]  # noqa: B009
-    if len(containing) > 1:
-        raise SpecError(f"{kind}: {shown(name)} is not in the catalogue alone; one of {', '.join(containing)}")
-    begun = [str(getattr(entry, "name")) for entry in entries if folded.startswith(f"{names_of(entry)[0]}-")]  # noqa: B009
-    spellings = [*(spelling for entry in entries for spelling in names_of(entry))]
-    meant = containing or sorted(begun, key=len)[-1:]
-    close = f" (did you mean {meant[0]!r}?)" if meant else nearest(folded, spellings)
-    close = close or f"; `fsdp-bench {'models' if kind == 'model' else 'servers'}` lists what is there"
-    raise SpecError(f"{kind}: {shown(name)} is not in the catalogue{close}")

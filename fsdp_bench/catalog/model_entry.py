@@ -56,6 +56,9 @@ class ModelEntry(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True)
     num_parameters: Count | None = None
     """The published number of parameters. ``shape().num_parameters`` computes it. A tied head counts once."""
     aliases: tuple[str, ...] = ()
+    """Further names of this model."""
+    same_architecture: tuple[str, ...] = ()
+    """Other models with these sizes and this code, ``owner/name``: further training gave them other weights."""
     config: dict[str, Any] = {}
     """Further fields of its config.json, by their names there: ``num_experts``, ``sliding_window``, ``patch_size``.
     "null" stands for null, which TOML does not have. A ``layer_types`` shorter than the model repeats."""

@@ -68,9 +68,15 @@ def read_entries(entries: list[dict[str, Any]], kind: type[T], where: str) -> tu
     return read
 
 
-def names_of(entry: msgspec.Struct) -> tuple[str, ...]:
+def own_names(entry: msgspec.Struct) -> tuple[str, ...]:
     """Return the name and the aliases of an entry in lower case."""
     return tuple(name.lower() for name in (getattr(entry, "name"), *getattr(entry, "aliases", ())))  # noqa: B009
+
+
+def names_of(entry: msgspec.Struct) -> tuple[str, ...]:
+    """Return the names by which an entry is found: its own, and those of models with the same architecture."""
+    others = [other.lower() for other in getattr(entry, "same_architecture", ())]
+    return (*own_names(entry), *others, *(other.rpartition("/")[2] for other in others if "/" in other))
 
 
 def explain(error: ValueError) -> str:

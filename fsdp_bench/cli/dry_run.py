@@ -47,7 +47,7 @@ from fsdp_bench.sweep.module_names import check_names
 ANNOUNCED_AFTER_SECONDS = 2.0
 """Seconds after which a progress line says on standard error that the dry run is running."""
 
-NOT_OF_A_MODULE = ("model", "hf_config", "recorded", "code", "lora", "qlora", "params", "family", "loss")
+NOT_OF_A_MODULE = ("model", "hf_config", "recorded", "code", "attention", "lora", "qlora", "params", "family", "loss")
 """Options that contradict --module: its function returns the model and the batch."""
 
 

@@ -138,6 +138,9 @@ def _run(arguments: Sequence[str]) -> tuple[int, str | None]:
             return cli.invoke(context) or ExitCode.DONE, None  # not cli.main, which hides broken pipes
     except click.exceptions.Exit as ended:  # of --help and --version
         return ended.exit_code, None
+    except click.NoSuchOption as error:
+        close = nearest(error.option_name, error.possibilities or ())
+        return ExitCode.BAD_INPUT, f"No such option {shown(error.option_name)}{close}"
     except click.UsageError as error:
         if arguments:
             return ExitCode.BAD_INPUT, error.format_message()

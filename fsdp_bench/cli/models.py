@@ -76,10 +76,11 @@ def _facts(entry: ModelEntry) -> list[Fact]:
     facts: list[Fact] = [
         ("model", entry.name),
         ("also called", ", ".join(entry.aliases) or "-"),
+        ("same architecture", ", ".join(entry.same_architecture) or "-"),
         ("family", entry.family),
     ]
     facts += _parameters(entry)
-    skipped = ("name", "aliases", "family", "num_parameters", "source", "config")
+    skipped = ("name", "aliases", "same_architecture", "family", "num_parameters", "source", "config")
     fields = {field: getattr(entry, field) for field in entry.__struct_fields__ if field not in skipped}
     for field, value in (fields | entry.config).items():
         if value is not None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from fsdp_bench.catalog.loader import Catalog, load_user_catalog
+from fsdp_bench.catalog.names import OTHER_GPUS, misspelt
 from fsdp_bench.catalog.user_file import names_of
 from fsdp_bench.cli.common.facts import Fact, known, print_facts, rate, source_facts
 from fsdp_bench.report.terminal import print_lines
@@ -55,8 +56,9 @@ def _find(catalog: Catalog, name: str) -> Server | Gpu:
     entries: dict[str, Server | Gpu] = {known_as: entry for entry in catalog.gpus() for known_as in names_of(entry)}
     entries |= {known_as: entry for entry in catalog.servers() for known_as in names_of(entry)}
     if name.lower() not in entries:
-        close = nearest(name.lower(), entries) or "; `fsdp-bench servers` lists them"
-        raise SpecError(f"name: {shown(name)} is neither a server nor a GPU of the catalogue{close}")
+        servers = [known_as for entry in catalog.servers() for known_as in names_of(entry)]
+        close = misspelt(name, catalog.gpus()) or nearest(name, servers, cutoff=0.75)
+        raise SpecError(f"name: {shown(name)} is neither a server nor a GPU of the catalogue{close}; {OTHER_GPUS}")
     return entries[name.lower()]
 
 

@@ -30,8 +30,9 @@ from fsdp_bench.simulate.step import first_steps, for_any_depth, steady_step
 from fsdp_bench.simulate.wrappers.units import num_resharded_units
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.hardware import Cluster, Gpu
+from fsdp_bench.spec.model import ModelShape
 from fsdp_bench.spec.recording.model import Model
-from fsdp_bench.spec.setup import FLOAT8_CAPABILITY, Float8, TrainSetup
+from fsdp_bench.spec.setup import FLOAT8_CAPABILITY, Checkpointing, Float8, TrainSetup
 from fsdp_bench.spec.units import GIB
 
 DEEPEST = 1000
@@ -122,8 +123,25 @@ class Estimate:
 
     @property
     def has_flash_attention(self) -> bool:
-        """Whether the GPU runs FlashAttention, which is predicted for 16-bit attention: sm80 and later."""
-        return self.gpu is None or self.gpu.native_bf16 or self.setup.precision.compute == "fp32"
+        """Whether the GPU runs what is predicted for 16-bit attention: FlashAttention, from sm80 on, or eager code."""
+        runs_it = self.gpu is None or self.gpu.native_bf16 or not self.model.has_fused_attention
+        return runs_it or self.setup.precision.compute == "fp32"
+
+    @property
+    def least_bytes(self) -> int:
+        """Bytes that are allocated at one time whichever kernel computes attention; at most the peak.
+
+        Parameters, gradients and optimizer states do not depend on it. Of heads that are a multiple of 8, which
+        FlashAttention does not pad, memory-efficient and unfused attention save no less than FlashAttention: queries,
+        keys, values, the output and a number for each row. What a kernel allocates for itself is no part of that.
+        """
+        memory, model = self.memory, self.model
+        certain = [memory.phases.get(phase, 0) for phase in ("load", "optimizer")]
+        head_dim = model.head_dim if isinstance(model, ModelShape) else dict(model.sizes).get("head_dim", 1)
+        is_saved_by_name = self.setup.checkpointing is Checkpointing.SELECTIVE
+        if head_dim % 8 == 0 and not is_saved_by_name and "attention" not in memory.peak_operator:
+            certain.append(memory.peak_allocated_bytes)
+        return max(certain)
 
     @property
     def host_memory_bytes(self) -> int | None:
@@ -134,10 +152,13 @@ class Estimate:
     def verdict(self) -> Verdict | None:
         """Whether the setup fits with the headroom kept free. None if a size is unknown.
 
-        It runs with retries if allocations fail but succeed once the allocator has emptied its cache.
+        It runs with retries if allocations fail but succeed once the allocator has emptied its cache. A GPU without
+        FlashAttention runs another kernel, which is not predicted: known is only what does not fit with any.
         """
-        if self.gpu_bytes is None or not self.has_flash_attention:
+        if self.gpu_bytes is None:
             return None
+        if not self.has_flash_attention:
+            return Verdict.DOES_NOT_FIT if self.least_bytes > (self.available_bytes or 0) else None
         if self.allocator.out_of_memory is not None:
             return Verdict.DOES_NOT_FIT
         on_gpu = Verdict.RUNS_WITH_RETRIES if self.allocator.num_alloc_retries else Verdict.FITS

@@ -138,7 +138,8 @@ class Prediction:
                 " first step is not predicted"
             )
         gpu = self.question.gpu
-        if gpu is not None and self._on_gpu and setup.precision.compute != "fp32" and kernel_of(gpu) == CUDNN:
+        is_fused = model.has_fused_attention and setup.precision.compute != "fp32"
+        if gpu is not None and self._on_gpu and is_fused and kernel_of(gpu) == CUDNN:
             notes.append(
                 "attention: the memory of FlashAttention's kernel and the time of cuDNN's, which torch takes on"
                 f" {gpu.name} with cuDNN above 9.15"

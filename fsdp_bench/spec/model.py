@@ -75,6 +75,11 @@ class ModelShape(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True)
             raise SpecError(f"hidden_size: rotary positions need an even head size, not {self.head_dim}")
 
     @property
+    def has_fused_attention(self) -> bool:
+        """Whether its code calls torch's fused attention."""
+        return True
+
+    @property
     def kind(self) -> str:
         """The family, as tables and charts name it."""
         return self.family.value

@@ -26,6 +26,7 @@ class ShardingStrategy(CaseInsensitiveEnum):
     def aliases(cls) -> dict[str, str]:
         """Return the aliases: ZeRO stages, common abbreviations, and accelerate's numbers 1 to 5."""
         return {
+            "fsdp": "FULL_SHARD",
             "zero3": "FULL_SHARD",
             "zero2": "SHARD_GRAD_OP",
             "shard-grad": "SHARD_GRAD_OP",

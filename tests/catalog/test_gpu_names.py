@@ -23,6 +23,11 @@ from fsdp_bench.spec.errors import SpecError
         ("rtx4090", "RTX-4090"),
         ("GeForce RTX 3090", "RTX-3090"),
         ("Tesla T4", "T4"),
+        ("A40", "A40"),
+        ("L40", "L40"),
+        ("H20", "H20"),
+        ("NVIDIA H800", "H800-SXM"),
+        ("GeForce RTX 3080", "RTX-3080"),
     ],
 )
 def test_a_name_that_can_mean_one_gpu_is_that_gpu(written: str, name: str) -> None:
@@ -48,13 +53,29 @@ def test_every_gpu_answers_to_its_own_and_its_drivers_names_in_any_case(written:
             " H100-SXM-96GB",
         ),
         ("H100-SMX", "gpu: 'H100-SMX' is not in the catalogue (did you mean 'H100-SXM'?)"),
-        ("", "gpu: '' is not in the catalogue; `fsdp-bench servers` lists what is there"),
+        (
+            "",
+            "gpu: '' is not in the catalogue; `fsdp-bench servers` lists what is there, and --catalog FILE adds a GPU",
+        ),
+        (
+            "RXT-4090",
+            "gpu: 'RXT-4090' is not in the catalogue (did you mean 'RTX-4090'?); `fsdp-bench servers` lists"
+            " what is there, and --catalog FILE adds a GPU",
+        ),
     ],
 )
 def test_a_name_that_can_mean_several_or_none_says_which_there_are(written: str, said: str) -> None:
     with pytest.raises(SpecError) as caught:
         gpu(written)
     assert str(caught.value) == said
+
+
+@pytest.mark.parametrize("written", ["A30", "A16", "GB300", "B100", "RTX-409", "RTX 5070", "MI325X", "H2", "L20"])
+def test_another_number_is_another_gpu_and_the_catalogue_option_is_named_instead(written: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        gpu(written)
+    assert "did you mean" not in str(caught.value)
+    assert str(caught.value).endswith("lists what is there, and --catalog FILE adds a GPU")
 
 
 def test_a_model_is_found_without_its_dashes() -> None:

@@ -35,6 +35,18 @@ def test_names_are_unique() -> None:
         ("NVIDIA A100-SXM4-80GB", "bf16", 312e12),
         ("NVIDIA H200", "bf16", 989.4e12),
         ("NVIDIA A100-SXM4-80GB", "fp32", 19.5e12),
+        # Of the GB200 NVL72's 360 PFLOP/s with sparsity one of 72, of the HGX B300's 36 one of 8, halved.
+        ("NVIDIA GB200", "bf16", 360e15 / 72 / 2),
+        ("NVIDIA B300 SXM6 AC", "bf16", 36e15 / 8 / 2),
+        # Multiprocessors x clock x FLOPs of a multiprocessor and clock, which the whitepapers of each chip print.
+        ("NVIDIA A40", "bf16", 84 * 1.74e9 * 1024),
+        ("NVIDIA GeForce RTX 4080", "bf16", 76 * 2.505e9 * 512),
+        ("NVIDIA GeForce RTX 5090", "bf16", 170 * 2.407e9 * 512),
+        ("AMD Instinct MI355X", "bf16", 256 * 2.4e9 * 4096),
+        ("NVIDIA H800", "bf16", 989.4e12),
+        ("NVIDIA A800-SXM4-80GB", "bf16", 312e12),
+        ("NVIDIA H20", "bf16", 148e12),
+        ("NVIDIA L40", "bf16", 181.05e12),
     ],
 )
 def test_peaks_of_well_known_gpus(product: str, dtype: str, peak: float) -> None:

@@ -96,7 +96,7 @@ def test_an_entry_of_the_same_name_overrides_the_built_in_one(write: Callable[[s
         (SERVER.replace("gpus_per_node = 4", ""), "[[server]] 'basement': has no `gpus_per_node`"),
         (SERVER.replace("4\n", "'4'\n"), "gpus_per_node: '4' is not allowed; a whole number"),
         (SERVER.replace("= 4\n", "= 0\n"), "gpus_per_node: 0 is not allowed; 1 or more"),
-        (SERVER.replace("RTX-4090", "RTX-409"), "gpu: 'RTX-409' is not in the catalogue (did you mean 'RTX-4090'?)"),
+        (SERVER.replace("RTX-4090", "RXT-4090"), "gpu: 'RXT-4090' is not in the catalogue (did you mean 'RTX-4090'?)"),
         (SERVER.replace('"basement"', "7"), "[[server]] number 1: name: 7 is not allowed; a text"),
         (SERVER + SERVER, "[[server]]: the name 'basement' is taken twice"),
         (SERVER + '[server.intra_node]\nkind = "pci"', "kind: 'pci' is not allowed; one of nvswitch,"),

@@ -203,7 +203,7 @@ def test_a_deleted_current_folder_is_one_line(tmp_path: Path) -> None:
     [
         (("models",), "the output cannot be written: No space left on device"),
         (("models", "--json"), "the output cannot be written: No space left on device"),
-        (("models", "gpt3", "--json"), "model: 'gpt3' is not in the catalogue (did you mean 'gpt2'?)"),
+        (("models", "--seq", "--json"), "No such option '--seq'"),
     ],
 )
 def test_standard_output_on_a_full_disk_is_one_line(words: tuple[str, ...], said: str) -> None:

@@ -37,6 +37,7 @@ def test_every_verb_explains_itself_without_torch(command: str) -> None:
     ("words", "part"),
     [
         (("swep",), "did you mean 'sweep'"),
+        (("predict", "--modle", "gpt2"), "No such option '--modle' (did you mean '--model'?)"),
         (("sweep",), "Missing argument 'FILE'"),
         (("sweep", "no-such.toml"), "no such file"),
         (("sweep", "."), "cannot be read: Is a directory"),

@@ -111,6 +111,16 @@ def test_full_shard_stores_twelve_bytes_a_parameter_over_the_world() -> None:
     assert exact <= breakdown["parameters"] + breakdown["optimizer_state"] <= exact + padding
 
 
+def test_other_weights_of_an_architecture_are_predicted_as_it_and_the_answer_says_so() -> None:
+    done = run_command("predict", "--model", "meta-llama/Llama-3.1-8B-Instruct,Llama-3.1-8B", "--json")
+    assert done.stderr == (
+        "note: meta-llama/Llama-3.1-8B-Instruct has the architecture of Llama-3.1-8B, which is predicted\n"
+    )
+    tuned, base = json.loads(done.stdout)["predictions"]
+    assert tuned["model"] == base["model"]
+    assert tuned["model"]["name"] == "Llama-3.1-8B"
+
+
 def test_unknown_values_are_null() -> None:
     alone = document("--model", "gpt2")
     assert (alone["fits"], alone["headroom_bytes"]) == (None, None)

@@ -93,9 +93,10 @@ def test_a_users_catalogue_is_printed_with_the_built_in_one(tmp_path: Path) -> N
     [
         (
             ("servers", "h100-smx"),
-            "'h100-smx' is neither a server nor a GPU of the catalogue (did you mean 'h100-sxm'?)",
+            "'h100-smx' is neither a server nor a GPU of the catalogue (did you mean 'H100-SXM'?)",
         ),
-        (("models", "llama-3.1-9b"), "did you mean 'llama-3.1-8b'"),
+        (("servers", "A30"), "'A30' is neither a server nor a GPU of the catalogue; `fsdp-bench servers` lists what"),
+        (("models", "lama-3.1-8b"), "did you mean 'Llama-3.1-8B'"),
         (("models", "--catalog", "none.toml"), "none.toml: cannot be read: No such file or directory"),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from itertools import product
 
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from fsdp_bench.catalog.loader import gpu, model, server
-from fsdp_bench.plan.estimate import estimate, predict_memory
+from fsdp_bench.plan.estimate import Verdict, estimate, predict_memory
 from fsdp_bench.replay.host_memory import Build, host_memory, pinned_bytes
 from fsdp_bench.replay.live_memory import live_memory
 from fsdp_bench.simulate.events import Kind
@@ -170,6 +171,30 @@ def test_a_card_without_flash_attention_gets_no_verdict_in_16_bits() -> None:
     assert estimate(shape, replace(setup, precision=Precision.parse("fp32")), gpu("V100-SXM2-32GB")).fits is True
 
 
+@pytest.mark.parametrize("card", ["V100-SXM2-16GB", "T4"])
+def test_a_card_without_flash_attention_does_not_fit_what_exceeds_it_with_any_attention(card: str) -> None:
+    """Parameters, gradients and two states of 8.03e9 in fp32 over 8 ranks are 14.96 GiB; and the logits of gpt2."""
+    fp16 = TrainSetup(world_size=8, sequence_length=512, precision=Precision.parse("fp16-mixed"))
+    found = estimate(LLAMA_8B, fp16, gpu(card))
+    assert found.verdict is Verdict.DOES_NOT_FIT
+    assert found.least_bytes >= 4 * 4 * 8_030_261_248 // 8
+    many = replace(fp16, micro_batch_size=96, sequence_length=1024)
+    assert estimate(model("gpt2").shape(), many, gpu(card)).verdict is Verdict.DOES_NOT_FIT
+
+
+def test_what_only_flash_attentions_own_kernel_allocates_is_no_part_of_the_least() -> None:
+    """Selective checkpointing saves outputs by the operator's name, so another kernel's may not be saved."""
+    setup = TrainSetup(world_size=8, sequence_length=512, precision=Precision.parse("fp16-mixed"))
+    found = estimate(model("gpt2").shape(), replace(setup, micro_batch_size=96), gpu("T4"))
+    assert found.least_bytes == found.memory.peak_allocated_bytes
+    named = dataclasses.replace(found, setup=replace(setup, checkpointing=Checkpointing.SELECTIVE))
+    inside = dataclasses.replace(
+        found, memory=dataclasses.replace(found.memory, peak_operator="aten::scaled_dot_product_attention")
+    )
+    for one in (named, inside):
+        assert one.least_bytes == max(found.memory.phases["load"], found.memory.phases["optimizer"])
+
+
 @given(st.integers(min_value=1, max_value=2**50))
 def test_a_pinned_tensor_takes_a_power_of_two(num_bytes: int) -> None:
     taken = pinned_bytes(num_bytes)
@@ -229,5 +254,6 @@ def test_workspaces_of_kernels_have_their_documented_sizes() -> None:
     assert flash_backward_workspace(2, 4, 200, 64, 2)[2:] == [2 * 200 * 4 * 64 * 2] * 2
     assert embedding_backward_workspace(3072, 32000, 4096) == []
     assert embedding_backward_workspace(4000, 1000, 64)[-1] == (400 + 1000) * 64 * 4
-    assert cublas_workspace("H100-SXM") == 32 * 2**20
+    assert cublas_workspace("H100-SXM") == cublas_workspace("H800-SXM") == cublas_workspace("H20") == 32 * 2**20
+    assert cublas_workspace("MI355X") == cublas_workspace("MI300X") == 128 * 2**20
     assert cublas_workspace("A100-SXM-80GB") == 8_519_680

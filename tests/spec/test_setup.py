@@ -50,7 +50,7 @@ def test_an_unknown_strategy_names_what_is_allowed_and_the_nearest() -> None:
         S("FULL_SHRD")
     assert str(caught.value) == (
         "strategy: 'FULL_SHRD' is not allowed; one of FULL_SHARD, SHARD_GRAD_OP, NO_SHARD, HYBRID_SHARD, "
-        "_HYBRID_SHARD_ZERO2, zero3, zero2, shard-grad, ddp, hsdp, hybrid-shard-zero2, 1, 2, 3, 4, 5"
+        "_HYBRID_SHARD_ZERO2, fsdp, zero3, zero2, shard-grad, ddp, hsdp, hybrid-shard-zero2, 1, 2, 3, 4, 5"
         " (did you mean 'FULL_SHARD'?)"
     )
 

@@ -204,6 +204,16 @@ def each_of(options: SetupOptions, names: Collection[str] | None = None) -> Iter
 
 def _is_place(name: str) -> bool:
     """Whether an option names a model or hardware."""
-    return name in ("model", "params", "family", "code", "lora", "qlora", "server", "gpu", "nodes", "world_size") or (
-        name == "gpus_per_node"
-    )
+    return name in (
+        "model",
+        "params",
+        "family",
+        "code",
+        "attention",
+        "lora",
+        "qlora",
+        "server",
+        "gpu",
+        "nodes",
+        "world_size",
+    ) or (name == "gpus_per_node")

@@ -35,6 +35,7 @@ class SetupOptions:
     hf_config: Path | None = None
     recorded: Path | None = None
     code: str | None = None
+    attention: str | None = None
     lora: str | None = None
     qlora: str | None = None
     params: str | None = None
@@ -138,6 +139,7 @@ _MODEL = {
     "--recorded FILE": "A model that `fsdp-bench record` has recorded.",
     "--code huggingface|torchtitan|benchmark": "Whose code is meant: transformers' or torchtitan's, which are recorded,"
     " or this tool's own.",
+    "--attention sdpa|eager": "Hugging Face's attn_implementation; sdpa by default, and eager is recorded anew.",
     **LORA_OPTIONS,
     "--params 7B": "The nearest size on the ladder, 10M to 1T.",
 }
@@ -197,7 +199,7 @@ _DEFAULTS = {
 _FILES = ("hf_config", "recorded", "catalog")
 
 
-MODEL_LISTS = ("model", "params", "family", "code", "lora", "qlora")
+MODEL_LISTS = ("model", "params", "family", "code", "attention", "lora", "qlora")
 """Options that name a model and take several values."""
 SETUP_LISTS = (
     *("server", "gpu", "nodes", "gpus_per_node", "world_size", "shard_size", "min_num_params"),

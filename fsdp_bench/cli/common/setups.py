@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from fsdp_bench.catalog.architectures import FOLDERS, NotRecorded
+from fsdp_bench.catalog.architectures import ATTENTION, DEFAULT_ATTENTION, FOLDERS, NotRecorded
 from fsdp_bench.catalog.hf_config import config_name, read_config, read_sliding_window, sliding_window_note
 from fsdp_bench.catalog.ladder import nearest_size
 from fsdp_bench.catalog.loader import Catalog, load_user_catalog
@@ -22,6 +22,7 @@ from fsdp_bench.catalog.lookup import (
     with_code,
 )
 from fsdp_bench.catalog.lookup import model as find_model
+from fsdp_bench.catalog.names import is_other_weights
 from fsdp_bench.catalog.recorded import read_recorded, recorded_model
 from fsdp_bench.cli.common.lists import each_of
 from fsdp_bench.cli.common.options import MODEL_LISTS, SETUP_FIELDS, SetupOptions
@@ -47,7 +48,10 @@ _WRITTEN_OTHERWISE = ("min_num_params", "shard_size")
 _FIELDS = {name: field for name, field in SETUP_FIELDS.items() if name not in _WRITTEN_OTHERWISE}
 """Options each with the field of TrainSetup that gets its value unchanged."""
 
-_OF_THE_MODEL = ("model", "hf_config", "recorded", "code", "lora", "qlora", "params", "family", "activation_offload")
+_OF_THE_MODEL = (
+    *("model", "hf_config", "recorded", "code", "attention", "lora", "qlora", "params", "family"),
+    "activation_offload",
+)
 """Options that a model depends on, beside the sequence length."""
 
 
@@ -111,7 +115,9 @@ def read_model(options: SetupOptions) -> Model:
         SpecError: if the options name no model, several models, or a model that is unknown or not supported.
     """
     catalog = load_user_catalog(options.catalog)
-    return _model(options, catalog, _with_defaults(options, catalog).seq or DEFAULT_SEQUENCE_LENGTH)
+    model = _model(options, catalog, _with_defaults(options, catalog).seq or DEFAULT_SEQUENCE_LENGTH)
+    _tell_architecture([options.model], catalog)
+    return model
 
 
 def read_choices(options: SetupOptions) -> tuple[dict[str, Any], dict[str, tuple[Any, ...]]]:
@@ -176,17 +182,26 @@ def warn_of_sliding_window(options: SetupOptions, sequence_length: int) -> None:
         print_line(f"note: {sliding_window_note(window)}", error=True)
 
 
+def _tell_architecture(names: Iterable[str | None], catalog: Catalog) -> None:
+    """Print a note on standard error for each model that was found by the name of other weights: ``-Instruct``."""
+    for name in dict.fromkeys(names):
+        with suppress(SpecError):  # a size or a file
+            entry = catalog.model(name or "")
+            if is_other_weights(str(name), entry):
+                print_line(f"note: {name} has the architecture of {entry.name}, which is predicted", error=True)
+
+
 def _model(options: SetupOptions, catalog: Catalog, sequence_length: int, may_record: bool = True) -> Model:
     _refuse_contradictions(options)
-    lora = read_lora(options)
+    lora, attention = read_lora(options), read_attention(options)
     if options.recorded is not None:
         return recorded_model(read_recorded(options.recorded), options.recorded.name.partition(".")[0])
     if options.params is not None:
         return _of_the_ladder(options, sequence_length)
     named = options.hf_config or str(options.model)
     try:
-        if lora is not None:
-            raise NotRecorded(f"{named} with {lora.title} was not recorded")
+        if lora is not None or attention is not None:
+            raise NotRecorded(f"{config_of(options, catalog)[1]} was not recorded")
         return find_model(named, sequence_length, catalog=catalog, code=read_code(options))
     except NotRecorded as why:
         if not may_record or read_code(options) == "torchtitan":
@@ -239,7 +254,7 @@ def config_meant(options: SetupOptions) -> dict[str, Any] | None:
     if code == "benchmark" or named.count(None) != 3 or options.params is not None or options.recorded is not None:
         return None
     catalog = load_user_catalog(options.catalog)
-    if options.model is not None and code is None and read_lora(options) is None:
+    if options.model is not None and code is None and read_lora(options) is None and read_attention(options) is None:
         return None if catalog.model(options.model).supported else config_of(options, catalog)[0]
     return config_of(options, catalog)[0]
 
@@ -264,8 +279,28 @@ def read_lora(options: SetupOptions) -> LoRA | None:
     return parse_lora(getattr(options, option), option, base=QUANTIZED if option == "qlora" else None)
 
 
+def read_attention(options: SetupOptions) -> str | None:
+    """Read ``--attention``, transformers' attn_implementation; None for its default, sdpa.
+
+    Raises:
+        SpecError: for another one than eager, and if it goes with another model than one of Hugging Face's code.
+    """
+    if options.attention is None:
+        return None
+    if options.params is not None or options.recorded is not None or read_code(options) not in (None, "huggingface"):
+        raise SpecError(
+            "attention: goes with Hugging Face's code, --model or --hf-config; a recorded model has its own"
+        )
+    attention = options.attention.strip().lower()
+    if attention not in (DEFAULT_ATTENTION, "eager"):
+        raise SpecError(
+            f"attention: {shown(options.attention)} is not predicted; sdpa, which runs torch's FlashAttention, or eager"
+        )
+    return None if attention == DEFAULT_ATTENTION else attention
+
+
 def config_of(options: SetupOptions, catalog: Catalog) -> tuple[dict[str, Any], str]:
-    """Return the config.json of the Hugging Face model that the options name, and the model's name with its adapters.
+    """Return the config.json of the Hugging Face model that the options name, and its name with what is not in it.
 
     Raises:
         SpecError: for a file that is none, and an unknown name.
@@ -276,7 +311,9 @@ def config_of(options: SetupOptions, catalog: Catalog) -> tuple[dict[str, Any], 
     else:
         entry = catalog.model(str(options.model))
         config, name = entry.hf_config(), entry.name
-    lora = read_lora(options)
+    lora, attention = read_lora(options), read_attention(options)
+    if attention is not None:
+        config, name = {**config, ATTENTION: attention}, f"{name} with {attention} attention"
     return config, name if lora is None else f"{name} with {lora.title}"
 
 
@@ -326,6 +363,7 @@ def _readings(options: SetupOptions, catalog: Catalog) -> list[Reading]:
         raise SpecError("shard-size: only HYBRID_SHARD and _HYBRID_SHARD_ZERO2 have one")
     if options.is_given("min_num_params") and not any(setup.wrap is Wrap.SIZE for setup in setups):
         raise SpecError("min-num-params: only --wrap size has one, the smallest FSDP unit")
+    _tell_architecture((reading.options.model for reading in found.values()), catalog)
     return list(found.values())
 
 

@@ -128,10 +128,10 @@ ON_MORE_GPUS = ("load", "segments", "no offload", "api", "optimizer", "loss", "s
 def remedies(prediction: Prediction) -> list[Remedy]:
     """Return up to MOST changes with which the setup fits, the cheapest first.
 
-    If none fits, return the changes that save the most memory. If the setup fits or nothing helps, return no change.
-    Takes a second or two.
+    If none fits, return the changes that save the most memory. If the setup fits or nothing helps, return no change;
+    likewise on a GPU whose attention is not predicted, where no change is known to fit. Takes a second or two.
     """
-    if prediction.fits is not False:
+    if prediction.fits is not False or not prediction.estimate.has_flash_attention:
         return []
     advice = _Advice(prediction.question)
     found = advice.on_the_same_gpus()

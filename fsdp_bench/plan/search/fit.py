@@ -65,7 +65,8 @@ class FitCheck:
         refuse_too_slow(candidate.model, setup)
         if self.budget_bytes is None and (reason := why_impossible(candidate.model, setup, "cuda")) is not None:
             raise SpecError(reason)
-        if gpu is not None and not gpu.native_bf16 and setup.precision.compute != "fp32":
+        is_fused = candidate.model.has_fused_attention and setup.precision.compute != "fp32"
+        if gpu is not None and not gpu.native_bf16 and is_fused:
             raise SpecError(f"{gpu.name}: {NO_FLASH_ATTENTION}")
         if isinstance(candidate.hardware, Cluster) and candidate.hardware.world_size != setup.world_size:
             raise SpecError(f"world_size: {setup.world_size} is not the cluster's {candidate.hardware.world_size} GPUs")

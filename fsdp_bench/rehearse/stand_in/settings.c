@@ -32,7 +32,11 @@ static const struct {
     const char *name;
     int l2_mib;
 } OTHER_L2[] = {
-    {"NVIDIA L4", 48}, {"NVIDIA GeForce RTX 4090", 72}, {"NVIDIA GeForce RTX 5090", 96}, {"NVIDIA H20", 60},
+    {"NVIDIA L4", 48},
+    {"NVIDIA GeForce RTX 4080", 64},
+    {"NVIDIA GeForce RTX 4090", 72},
+    {"NVIDIA GeForce RTX 5090", 96},
+    {"NVIDIA H20", 60},
 };
 
 static struct gpu gpu;

@@ -28,7 +28,11 @@ def _verdict(prediction: Prediction) -> str:
     if estimate.gpu_bytes is None:
         return f"unknown whether it fits (predicted): {_why_unknown(estimate.gpu)}"
     if not estimate.has_flash_attention:
-        return "unknown whether it fits (predicted): torch has no flash attention for this GPU; peaks below assume it"
+        lacks = "torch has no flash attention for this GPU; peaks below assume it"
+        if estimate.verdict is None:
+            return f"unknown whether it fits (predicted): {lacks}"
+        least = format_gib(estimate.least_bytes)
+        return f"does not fit (predicted): {least} or more of {_available(estimate)} with any attention; {lacks}"
     reserved = f"reserved {format_gib(reading.peak_reserved_bytes)} of {format_gib(estimate.gpu_bytes)} usable"
     if estimate.verdict is Verdict.FITS:
         return f"fits (predicted): {reserved}, {format_gib(prediction.headroom_bytes or 0)} left{_required(estimate)}"

@@ -81,6 +81,11 @@ class RecordedModel(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return any("S" in symbols_of(each.numel) for each in self.code.batch)
 
     @cached_property
+    def has_fused_attention(self) -> bool:
+        """Whether its code calls one of torch's fused kernels of attention, which not every GPU has."""
+        return any("scaled_dot_product" in name for name in self.some_variant.names)
+
+    @cached_property
     def some_variant(self) -> Variant:
         """One of the variants; all have the same loops."""
         return self.code.read(next(iter(self.code.variants)))

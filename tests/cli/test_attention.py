@@ -1,0 +1,60 @@
+"""``--attention``: transformers' attn_implementation, and what code without fused attention means on older GPUs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fsdp_bench.catalog.architectures import NotRecorded, recorded_architecture
+from fsdp_bench.catalog.lookup import model
+from fsdp_bench.cli.common.options import SetupOptions
+from fsdp_bench.cli.common.setups import read_model
+from fsdp_bench.spec.recording.model import RecordedModel
+from fsdp_bench.sweep import recording
+from tests.cli.test_lora import CONFIG
+from tests.conftest import refused
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (
+            "--model Llama-3.1-8B --attention flash_attention_2",
+            "'flash_attention_2' is not predicted; sdpa, which runs",
+        ),
+        ("--params 7B --attention eager", "attention: goes with Hugging Face's code"),
+        ("--model Llama-3.1-8B --code benchmark --attention eager", "attention: goes with Hugging Face's code"),
+    ],
+)
+def test_attention_that_is_not_predicted_is_refused(words: str, expected: str) -> None:
+    assert expected in refused("predict", *words.split())
+
+
+def test_eager_attention_is_recorded_with_its_config_and_sdpa_is_what_comes_with_fsdp_bench(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    asked: list[dict[str, Any]] = []
+    like = model("Qwen2.5-0.5B")
+    assert isinstance(like, RecordedModel)
+
+    def recorded_config(config: dict[str, Any], *_: Any) -> Any:
+        asked.append(config)
+        return like.code
+
+    monkeypatch.setattr(recording, "recorded_config", recorded_config)
+    read_model(SetupOptions(model="Qwen2.5-0.5B", attention="sdpa"))
+    assert asked == []
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({**CONFIG, "attn_implementation": "eager"}))
+    for options in (SetupOptions(model="Llama-3.1-8B", attention="eager"), SetupOptions(hf_config=path)):
+        assert "eager" in read_model(options).name or options.hf_config
+    assert [config["attn_implementation"] for config in asked] == ["eager", "eager"]
+
+
+def test_a_recording_of_sdpa_does_not_hold_for_a_config_with_other_attention() -> None:
+    with pytest.raises(NotRecorded, match="attention 'eager' was not recorded"):
+        recorded_architecture({**CONFIG, "attn_implementation": "eager"}, 512, "mine")
+    assert recorded_architecture({**CONFIG, "attn_implementation": "sdpa"}, 512, "mine").has_fused_attention
