@@ -9,6 +9,7 @@ Read in this order:
     published.csv    other people's measurements: peak memory, throughput, fits or not; validate/published reads it
     attention.py     the published rates of attention kernels
     loader.py        the catalogue: the built-in files, and a user's file whose entries replace or add
+    names.py         finds an entry by what people call it, and says which was meant where there is none
     lookup.py        gpu(), server() and model() by name, size or file; the GPUs that a run uses
     model_entry.py   one model of models.toml, its config.json, and whether predictions can express it exactly
     config_names.py  what a model's common fields are called in the config.json of each family
