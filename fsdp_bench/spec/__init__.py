@@ -21,4 +21,5 @@ Read in this order:
     exit_codes.py   the exit codes of the command line
     checked.py      Checked: structs that check their fields by type hints
     codec.py        JSON and TOML in and out
+    cache.py        the folder of what can be made again, and what of it may run
 """
