@@ -57,7 +57,7 @@ def forgiving_streams(*forgiven: type[Exception]) -> Iterator[None]:
             ForgivingStream(opened.enter_context(open(os.devnull, "w")) if stream is None else stream, forgiven)
             for stream in before
         ]
-        sys.stdout, sys.stderr = streams  # type: ignore[assignment]
+        sys.stdout, sys.stderr = streams
         try:
             yield
         finally:

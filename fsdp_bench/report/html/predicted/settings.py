@@ -48,8 +48,8 @@ def cell_of(field: str, values: Mapping[str, Any]) -> Cell:
     value = values.get(field)
     if field == "strategy":
         return Cell(strategy_of(values))
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return Cell("" if field not in values else value_text(field, value), float(value) if is_number else None)
+    number = float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+    return Cell("" if field not in values else value_text(field, value), number)
 
 
 def strategy_of(values: Mapping[str, Any]) -> str:
