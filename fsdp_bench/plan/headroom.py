@@ -18,6 +18,9 @@ reserves and what nvidia-smi shows (issues of pytorch, OpenTau and Automodel).""
 ASSUMED_CONTEXT_BYTES = ASSUMED_BYTES - GIB // 2
 """Assumed for the CUDA context alone, if NCCL's part is derived: ASSUMED_BYTES less 0.5 GiB, the least that is reported
 for one communicator."""
+_ASSUMED = "for CUDA and NCCL (an assumption; users see 1 to 3 GiB)"
+_CONTEXT_ASSUMED = "for CUDA (an assumption)"
+_NCCL_ASSUMED = "for NCCL (an assumption; users see 1 to 3 GiB for CUDA and NCCL)"
 
 
 @dataclass(frozen=True)
@@ -28,7 +31,7 @@ class Headroom:
     source: str
     """The purpose of the headroom and how its size is known, as text."""
     is_assumed: bool
-    """Whether part of it is an assumption."""
+    """Whether part of it is an assumption; of CUDA's context and NCCL's derived buffers only the first is."""
 
 
 def headroom_of(gpu: Gpu | None, communicators: Communicators, stated_bytes: int | None = None) -> Headroom:
@@ -45,9 +48,7 @@ def headroom_of(gpu: Gpu | None, communicators: Communicators, stated_bytes: int
     nccl = communicators.num_bytes
     if nccl is None:
         left = ASSUMED_BYTES if context is None else max(ASSUMED_BYTES - context, 0)
-        name = "CUDA context and NCCL" if context is None else "NCCL"
-        return Headroom(left, f"for {name}: assumed", True)
+        return Headroom(left, _ASSUMED if context is None else _NCCL_ASSUMED, True)
     if context is None:
-        beside = ", and NCCL's derived buffers" if nccl.high else ""
-        return Headroom(ASSUMED_CONTEXT_BYTES + nccl.high, f"for the CUDA context: assumed{beside}", True)
+        return Headroom(ASSUMED_CONTEXT_BYTES + nccl.high, _ASSUMED if nccl.high else _CONTEXT_ASSUMED, True)
     return Headroom(nccl.high, "NCCL's derived buffers" if nccl.high else "one GPU has no NCCL", False)

@@ -90,8 +90,8 @@ def range_of(gpu: Gpu, setup: TrainSetup) -> Range | None:
         return None
     slowest, fastest = 1 / (1 + found.highest), 1 / (1 + found.lowest)
     because = (
-        f"95% of {found.num_runs} published 16-bit runs on {' and '.join(found.gpus)} (publishers counting alike) were"
-        f" predicted from {-found.lowest:.0%} too slow to {found.highest:.0%} too fast"
+        f"95% of {found.num_runs} published runs were predicted {-found.lowest:.0%} too slow to {found.highest:.0%} too"
+        " fast"
     )
     if gpu.older_cublas is not None and not gpu.has_older_cublas:
         because += f"; those on {gpu.name} are taken to have had CUDA before {gpu.older_cublas.before_cuda} (--cuda)"

@@ -79,9 +79,9 @@ def test_the_text_no_longer_says_that_the_context_is_not_predicted(calibration: 
     before, after = (
         " ".join(run_command(*words, *more).stdout.split()) for more in ((), ("--calibration", calibration))
     )
-    assert "kept free, for the CUDA context: assumed, and NCCL's derived buffers" in before
+    assert "kept free, for CUDA and NCCL (an assumption" in before
     assert "not predicted CUDA context (memory beyond reserved)" in before
-    assert "566.0 MiB of each GPU kept free, NCCL's derived buffers (--headroom" in after
+    assert "566.0 MiB of each GPU kept free, NCCL's derived buffers; --headroom" in after
     assert "CUDA context (memory beyond" not in after
     assert "less a CUDA context of 600.0 MiB on by hand" in " ".join(after.split())
 

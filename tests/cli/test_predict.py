@@ -247,7 +247,7 @@ def test_the_report_names_the_source_and_what_is_not_predicted() -> None:
     text = " ".join(done.stdout.split())
     for words in (
         "GiB of that kept free",
-        "of each GPU kept free, for the CUDA context: assumed, and NCCL's derived buffers",
+        "of each GPU kept free, for CUDA and NCCL (an assumption; users see 1 to 3 GiB)",
         "NCCL ",
         "predicted from NCCL's source; not measured",
         "source: ",
@@ -269,7 +269,7 @@ def test_nccls_part_is_told_where_its_source_tells_it_and_otherwise_why_not() ->
     assert "NVSwitch" in unknown["communicators"][0]["unknown"]
     assert document(*GPT2, "--kernels", "cpu")["memory"]["communicators"] is None
     text = " ".join(run_command("predict", "--model", "gpt2", "--server", "g5.48xlarge").stdout.split())
-    assert "2.0 GiB of each GPU kept free, for CUDA context and NCCL: assumed" in text
+    assert "2.0 GiB of each GPU kept free, for CUDA and NCCL (an assumption" in text
 
 
 @pytest.mark.parametrize(

@@ -57,11 +57,15 @@ def setting(setup: TrainSetup) -> str:
 
 
 def predicted(chosen: Chosen) -> str:
-    """Return the predicted peak of reserved memory and speed, and for whose code they are."""
+    """Return the predicted peak of reserved memory and speed, and for whose code they are.
+
+    The peak is no bound: a framework around that code, such as transformers' Trainer, keeps tensors of its own.
+    """
     found = chosen.prediction
-    reserved = f"{format_gib(found.needed_bytes)} reserved at most"
+    reserved = f"{format_gib(found.needed_bytes)} reserved"
     usable = found.estimate.gpu_bytes
     memory = f"{reserved} of {format_gib(usable)} usable" if usable is not None else reserved
     speed = chosen.tokens_per_second_per_gpu
     rate = f"{speed:,.0f} tokens/s per GPU" if speed is not None else "tokens/s unknown"
-    return f"{memory}, {rate}, for {_CODES.get(chosen.code, chosen.code)}"
+    whose = _CODES.get(chosen.code, chosen.code)
+    return f"{memory}, {rate}, for {whose} alone; no bound: fsdp-bench rehearse says what this setting takes"

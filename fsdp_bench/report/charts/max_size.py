@@ -26,6 +26,7 @@ from fsdp_bench.report.charts.figure import (
     save,
     strategy_panels,
 )
+from fsdp_bench.report.text.setups import spaced
 from fsdp_bench.spec.units import format_count
 
 if TYPE_CHECKING:
@@ -229,6 +230,24 @@ def _draw_bars(
     label_bars(axes, drawn, words, colors, upright=are_words_wide, padding=11 if any(b.predicted for b in bars) else 4)
 
 
+def _keys(chart: MaxSizeChart, source: str) -> list[Artist]:
+    """Return what each colour and each hatch stands for, where bars of one source have labels of several levels."""
+    from matplotlib.patches import Patch
+
+    colors, hatches = dict[str, str](), dict[str, str]()
+    for (of, labels), (color, hatch) in _styles(chart).items():
+        if of == source and any(labels):
+            colors.setdefault(", ".join(labels[:-1]).replace("\n", " "), color)
+            hatches.setdefault(f"{spaced(chart.levels[-1])} {labels[-1]}".replace("\n", " "), hatch)
+    keys: list[Artist] = [Patch(facecolor=color, edgecolor=INK, label=name) for name, color in colors.items()]
+    keys += [Patch(facecolor="white", hatch=hatch, edgecolor=INK, label=name) for name, hatch in hatches.items()]
+    return keys if len(keys) <= _MOST_KEYS else []
+
+
+_MOST_KEYS = 10
+"""More entries of a legend would take the bars' place."""
+
+
 def _handles(chart: MaxSizeChart) -> list[Artist]:
     """Return the legend's entries for sources, marks and outlines."""
     from matplotlib.lines import Line2D
@@ -241,6 +260,8 @@ def _handles(chart: MaxSizeChart) -> list[Artist]:
         for source in sources:
             color, hatch = STYLES[source][0]
             handles.append(Patch(facecolor=color, hatch=hatch, edgecolor=INK, label=source))
+    elif len(sources) == 1 and len(chart.levels) > 1:
+        handles += _keys(chart, sources[0])
     if any(bar.predicted is not None for bar in bars):
         handles.append(Line2D([], [], label="predicted; its error stands over the bar", **_MARK))
     if any((bar.with_retries or 0) > (bar.value or 0) for bar in bars):

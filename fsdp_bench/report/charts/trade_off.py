@@ -147,5 +147,6 @@ def _draw(axes: Axes, points: Sequence[TradeOffPoint], gpu_gib: float) -> None:
         axes.text(x, y, _text(numbers), transform=axes.transAxes, ha=side, va="center", color="white", zorder=4,
                   fontsize=TEXT - 0.5, weight="bold", bbox=box)  # fmt: skip
     value_axis(axes)
-    axes.set_ylabel("predicted tokens/s per GPU", fontsize=12)
+    cut = "; the axis does not begin at zero" if foot else ""
+    axes.set_ylabel(f"predicted tokens/s per GPU{cut}", fontsize=12)
     axes.grid(color="#DDDDDD", linewidth=0.8)

@@ -35,7 +35,7 @@ def report(prediction: Prediction, remedies: Sequence[Remedy] = ()) -> str:
     lines += [
         *time_facts(prediction.speed, prediction.question.profile, _mode(prediction)),
         *_not_predicted(prediction),
-        fact("reserved", "assumes a host that runs ahead of the GPU"),
+        fact("reserved", "holds if Python keeps up with the GPU; small models may reserve less"),
     ]
     lines += [fact("note", note) for note in prediction.notes]
     return "\n".join(lines)

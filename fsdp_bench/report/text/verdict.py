@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from fsdp_bench.plan.estimate import Estimate, Verdict
-from fsdp_bench.plan.headroom import Headroom
 from fsdp_bench.plan.question import Prediction
 from fsdp_bench.rates.nccl_buffers import Bounds
 from fsdp_bench.report.text.common import UNKNOWN
@@ -49,16 +48,13 @@ def _verdict(prediction: Prediction) -> str:
 
 def required_lines(estimates: Iterable[Estimate]) -> list[str]:
     """Return the required headroom on each GPU and the option that changes it, one line per source."""
-    by_source: dict[str, list[Headroom]] = {}
+    by_source: dict[str, list[int]] = {}
     for kept in (estimate.required_headroom for estimate in estimates):
-        by_source.setdefault(kept.source, []).append(kept)
-    lines = []
-    for source, kept_each in by_source.items():
-        sizes = [kept.num_bytes for kept in kept_each]
-        reports = "; users report 1 to 3 GiB for the two together" if kept_each[0].is_assumed else ""
-        size = bounds_text(Bounds(min(sizes), max(sizes)))
-        lines.append(f"{size} of each GPU kept free, {source}{reports} (--headroom SIZE changes it)")
-    return lines
+        by_source.setdefault(kept.source, []).append(kept.num_bytes)
+    return [
+        f"{bounds_text(Bounds(min(sizes), max(sizes)))} of each GPU kept free, {source}; --headroom SIZE changes it"
+        for source, sizes in by_source.items()
+    ]
 
 
 def fits_text(prediction: Prediction) -> str:

@@ -113,6 +113,18 @@ def test_neighbours_differ_in_black_and_white(source: str) -> None:
         assert one.get_hatch() != other.get_hatch()
 
 
+def test_colours_and_hatches_of_several_levels_have_a_legend() -> None:
+    bars = [
+        MaxSizeBar("FULL_SHARD", (server, mode), int(1e9))
+        for server in ("p4d.24xlarge", "p5.48xlarge")
+        for mode in ("none", "full")
+    ]
+    made = max_size_figure(chart_of(bars, ("server", "checkpointing")))
+    named = {text.get_text() for text in texts_of(made)}
+    assert {"p4d.24xlarge", "p5.48xlarge", "checkpointing none", "checkpointing full"} <= named
+    assert_texts_are_inside_and_apart(made)
+
+
 def test_a_missing_bar_has_its_reason_once() -> None:
     bars = [
         MaxSizeBar("FULL_SHARD", ("none",), int(1e9)),

@@ -123,6 +123,8 @@ def test_every_point_of_the_trade_off_is_inside_the_chart() -> None:
     assert axes.get_ylim()[1] > 1.03 * max(point.tokens for point in trade_off_points(predictions))
     assert "2 x p5.48xlarge (16 x H100-SXM)" in text_of_quantity(figure)
     assert_texts_are_inside_and_apart(figure)
+    is_cut = axes.get_ylim()[0] > 0
+    assert ("the axis does not begin at zero" in axes.get_ylabel()) == is_cut
     far = TradeOffPoint(None, 1000.0, 1.0, False)
     assert right_end([TradeOffPoint(None, 40.0, 2.0, True), far], 80.0) < 100
 

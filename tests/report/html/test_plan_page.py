@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ from typing import Any
 import pytest
 
 from fsdp_bench.report.html import write
+from fsdp_bench.report.html.documents import PlanDocument, read
+from fsdp_bench.report.html.predicted.offers import chart, money_text, offers_of
 from fsdp_bench.spec.errors import UserError
 from tests.attacks.hostile import mutated_json
 from tests.profiles import draws
@@ -60,6 +63,22 @@ def test_the_answer_is_the_winner_and_why(tmp_path: Path) -> None:
     assert plan["left_out"][0]["reason"] in parsed.text
     assert plan["servers"][0]["price"]["source"]["date"] in parsed.text
     assert plan["torch"] in parsed.text
+
+
+def test_a_mark_stands_at_the_prediction_within_its_range(tmp_path: Path) -> None:
+    plan = read(plan_file(tmp_path))
+    assert isinstance(plan, PlanDocument)
+    drawn = chart(plan, offers_of(plan))
+    assert drawn is not None
+    lines = [[float(word) for word in re.split("[ L]", one)] for one in drawn.shapes[0].path[1:].split("M")]
+    for point, (left, _low, right, _high) in zip(drawn.points, lines, strict=True):  # of this plan none are merged
+        assert left / 10 < point.x < right / 10
+
+
+def test_prices_have_three_digits() -> None:
+    assert [money_text(amount) for amount in (165_832.4, 999_950, 1_234, 56.7, 2.1)] == [
+        "166,000", "1,000,000", "1,230", "57", "2.10",
+    ]  # fmt: skip
 
 
 def test_fields_that_an_older_plan_lacks_are_unknown_or_left_out(tmp_path: Path) -> None:

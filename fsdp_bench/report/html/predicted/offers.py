@@ -42,8 +42,10 @@ def days_text(seconds: float) -> str:
 
 
 def money_text(amount: float) -> str:
-    """Return a price."""
-    return f"{amount:,.0f}" if amount >= TENTHS_BELOW else f"{amount:,.2f}"
+    """Return a price, in three digits: it is not known better. One below TENTHS_BELOW has cents."""
+    if amount < TENTHS_BELOW:
+        return f"{amount:,.2f}"
+    return f"{float(f'{amount:.3g}'):,.0f}"
 
 
 def fast_seconds(offer: OfferDocument) -> float | None:
@@ -147,7 +149,10 @@ def left_out(plan: PlanDocument) -> list[Block]:
 
 
 def chart(plan: PlanDocument, offers: Sequence[OfferDocument]) -> Plot | None:
-    """Return price against days, from the fast to the slow end of each range; None without two known prices."""
+    """Return price against days, as predicted, and each range from its fast to its slow end.
+
+    None without two known prices.
+    """
     priced = [(number, one) for number, one in enumerate(offers, start=1) if one.cost and one.seconds]
     if len(priced) < 2:
         return None
@@ -155,14 +160,15 @@ def chart(plan: PlanDocument, offers: Sequence[OfferDocument]) -> Plot | None:
     days = [value for _, one in priced for value in ((fast_seconds(one) or 0) / DAY, ends[one.key][0])]
     costs = [value for _, one in priced for value in (fast_cost(one) or 0.0, ends[one.key][1])]
     x, y = around(days, may_be_log=True), around(costs)
-    places = [(x.at((fast_seconds(one) or 0) / DAY), y.at(fast_cost(one) or 0.0)) for _, one in priced]
+    places = [(x.at((one.seconds or 0.0) / DAY), y.at(one.cost or 0.0)) for _, one in priced]
+    fast = [(x.at((fast_seconds(one) or 0) / DAY), y.at(fast_cost(one) or 0.0)) for _, one in priced]
     slow = [(x.at(ends[one.key][0]), y.at(ends[one.key][1])) for _, one in priced]
     whiskers = "".join(
         f"M{10 * left:.1f} {1000 - 10 * low:.1f}L{10 * right:.1f} {1000 - 10 * high:.1f}"
-        for (left, low), (right, high) in zip(places, slow, strict=True)
+        for (left, low), (right, high) in zip(fast, slow, strict=True)
     )
     unpriced = len(offers) - len(priced)
-    remarks = ["each line leads from the fast to the slow end of the range that the errors of published runs leave"]
+    remarks = ["a number stands at the prediction; its line is the range that the errors of published runs leave"]
     points = list(_points(plan, priced, places))
     remarks += remarks_of(y, "prices", len(points) < len(priced))
     remarks += [f"{unpriced} offers have no known price"] if unpriced else []
@@ -177,7 +183,7 @@ def chart(plan: PlanDocument, offers: Sequence[OfferDocument]) -> Plot | None:
         legend=(
             Legend("winner", "winner"),
             Legend("point", "other offers"),
-            Legend("range", "to the slow end of the range"),
+            Legend("range", "from the fast to the slow end of the range"),
         ),
         remarks=tuple(remarks),
     )
