@@ -11,6 +11,7 @@ from fsdp_bench.catalog.hf_config import sliding_window_note
 from fsdp_bench.plan.estimate import KERNELS, Estimate, Verdict, estimate, read_allocator
 from fsdp_bench.plan.speed import Speed, speed
 from fsdp_bench.rates.attention import CUDNN, kernel_of
+from fsdp_bench.rates.collectives import socket_is_assumed
 from fsdp_bench.rates.communicators import Communicators
 from fsdp_bench.rates.hardware import rates_of
 from fsdp_bench.replay.host_memory import Build
@@ -164,6 +165,12 @@ class Prediction:
             notes.append(
                 f"hybrid strategies: nothing says how many GPUs a node has, so shard groups of {setup.shard_group_size}"
                 f" of {setup.world_size} ranks are assumed; --gpus-per-node or --shard-size says it"
+            )
+        cluster = self.estimate.cluster
+        if self._on_gpu and self.question.profile is None and cluster is not None and socket_is_assumed(cluster):
+            notes.append(
+                f"nobody documents which GPUs of a {cluster.server.name} share a processor, or what joins processors: it"
+                " is taken to be no slower than PCIe"
             )
         longest = model.max_position_embeddings
         if longest is not None and setup.sequence_length > longest:

@@ -129,6 +129,11 @@ class Fastest:
 
     def unknown(self, num_nodes: int) -> str:
         """Return what keeps the speed on so many servers from being known, as text."""
+        server = self.server
+        needed = {"GPUs": (self.gpus_per_node > 1, server.intra_node), "nodes": (num_nodes > 1, server.inter_node)}
+        for what, (is_needed, link) in needed.items():
+            if is_needed and (link is None or link.bandwidth_bytes_per_second is None):
+                return f"nothing says how fast its {what} are connected"
         setup = self.example(num_nodes)
         assert setup is not None
         names = speed(self.goal.model, setup, self.cluster(num_nodes)).time.unknown

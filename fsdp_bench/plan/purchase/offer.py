@@ -12,6 +12,7 @@ from fsdp_bench.plan.purchase.fastest import Timed
 from fsdp_bench.plan.purchase.goal import SECONDS_PER_DAY, Goal
 from fsdp_bench.plan.question import Prediction, Question, answer
 from fsdp_bench.plan.ranges import Range, range_of
+from fsdp_bench.rates.collectives import is_over_pcie
 from fsdp_bench.spec.codec import to_builtins
 from fsdp_bench.spec.hardware import Cluster
 from fsdp_bench.spec.price import Price
@@ -40,10 +41,11 @@ class Offer:
         """The kind of server and the number of nodes, of which a plan has one offer."""
         return self.cluster.server.name, self.cluster.num_nodes
 
-    @property
+    @cached_property
     def range(self) -> Range | None:
         """How far its speed may be off; None if no run that resembles it was ever compared."""
-        return range_of(self.cluster.gpu, self.timed.setup)
+        cluster = self.cluster
+        return range_of(cluster.gpu, self.timed.setup, is_over_pcie(cluster) and cluster.gpus_per_node > 1)
 
     @property
     def seconds(self) -> float | None:

@@ -42,7 +42,8 @@ class Picked:
 def pick(goal: Goal, offers: Sequence[Offer]) -> Picked:
     """Pick from all offers of a goal."""
     met = [offer for offer in offers if offer.meets_deadline and offer.meets_budget]
-    allowed = [offer for offer in met if offer.range is not None] or met  # compared with runs before others
+    like_published = [offer for offer in met if offer.range is not None and offer.range.is_like_published]
+    allowed = like_published or met
     priced = [offer for offer in offers if offer.per_hour is not None]
     is_bound = goal.deadline_seconds is not None or goal.budget is not None
     return Picked(

@@ -131,7 +131,9 @@ def rehearsed_time(
         rates=rates.source,
         is_over_pcie=rates.is_over_pcie,
         num_streams=found.num_streams,
-        range=range_of(gpu, _setup(flops.dtype, report.world_size)) if flops.dtype in _16_BIT else None,
+        range=range_of(gpu, _setup(flops.dtype, report.world_size), rates.is_over_pcie)
+        if flops.dtype in _16_BIT
+        else None,
     )
 
 
