@@ -166,19 +166,22 @@ class Prediction:
                 f"hybrid strategies: nothing says how many GPUs a node has, so shard groups of {setup.shard_group_size}"
                 f" of {setup.world_size} ranks are assumed; --gpus-per-node or --shard-size says it"
             )
-        cluster = self.estimate.cluster
-        if self._on_gpu and self.question.profile is None and cluster is not None and socket_is_assumed(cluster):
-            notes.append(
-                f"nobody documents which GPUs of a {cluster.server.name} share a processor, or what joins processors: it"
-                " is taken to be no slower than PCIe"
-            )
         longest = model.max_position_embeddings
         if longest is not None and setup.sequence_length > longest:
             notes.append(f"{setup.sequence_length} tokens are beyond the {longest} positions of {model.name}")
         window = self.question.sliding_window
         if window is not None and setup.sequence_length > window:
             notes.append(sliding_window_note(window))
-        return tuple(notes)
+        return (*notes, *self._of_links())
+
+    def _of_links(self) -> Iterator[str]:
+        """Yield what is assumed of links that nobody documents."""
+        cluster = self.estimate.cluster
+        if self._on_gpu and self.question.profile is None and cluster is not None and socket_is_assumed(cluster):
+            yield (
+                f"nobody documents which GPUs of a {cluster.server.name} share a processor, or what joins its"
+                " processors: that is taken to be no slower than PCIe"
+            )
 
     @property
     def host_bytes(self) -> int | None:

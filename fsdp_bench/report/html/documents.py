@@ -99,6 +99,14 @@ class StatedPriceDocument(msgspec.Struct, frozen=True, kw_only=True):
     unit: str
 
 
+class OtherCodeDocument(msgspec.Struct, frozen=True, kw_only=True):
+    """The winner's servers with the same model in other code."""
+
+    code: str
+    is_same_setting: bool
+    offer: OfferDocument | None
+
+
 class PlanDocument(msgspec.Struct, frozen=True, kw_only=True):
     """What ``plan --json`` prints. What earlier versions did not write is empty."""
 
@@ -126,6 +134,8 @@ class PlanDocument(msgspec.Struct, frozen=True, kw_only=True):
     servers: tuple[ServerDocument, ...] = ()
     winner_step: DrawnStep | None = None
     cheapest_allowed: OfferDocument | None = None
+    code: str | None = None
+    other_code: OtherCodeDocument | None = None
 
 
 class PredictedMemory(msgspec.Struct, frozen=True, kw_only=True):

@@ -10,6 +10,7 @@ from fsdp_bench.plan.purchase.planner import Plan
 from fsdp_bench.plan.ranges import peak_range
 from fsdp_bench.report.table import table_columns, table_lines
 from fsdp_bench.report.text.common import UNKNOWN, fact
+from fsdp_bench.spec.recording.model import code_of, whose_code
 from fsdp_bench.spec.setup import Checkpointing, Loss, Offload, TrainSetup
 from fsdp_bench.spec.units import format_count, format_gib
 
@@ -24,9 +25,9 @@ _NEVER_COMPARED = " *"
 def plan_text(found: Plan) -> str:
     """Return a plan as text; the first line is the answer."""
     winner = found.picked.winner
-    lines = [_answer(found)] if winner is None else [_answer(found), f"  why: {found.reason}", ""]
+    lines = [_answer(found), f"  {_code(found)}"]
     if winner is not None:
-        lines += _facts(winner)
+        lines += [f"  why: {found.reason}", "", *_facts(winner)]
         if found.most_useful_nodes is not None:
             most = f"{found.most_useful_nodes} x {winner.cluster.server.name}"
             lines.append(fact("more nodes", f"do not help: beyond {most} training is not faster (predicted)"))
@@ -69,6 +70,21 @@ def _answer(found: Plan) -> str:
         first = f"never compared with such a run on {cluster.gpu.name}"
         return f"{where} (predicted, {first}): {_span(winner)}, {_price_span(winner)}"
     return f"{where} (predicted): {_span(winner)}, {_price_span(winner)}"
+
+
+def _code(found: Plan) -> str:
+    """Return whose code the answer is for, and what the same servers take with the other code."""
+    answered, other = f"for {whose_code(code_of(found.goal.model))}", found.other_code
+    if other is None:
+        return answered
+    said = f"{answered}; with --code {other.code}, {whose_code(other.code)}"
+    if other.offer is None:
+        return f"{said}, nothing fits on these servers"
+    setting = "the same setting" if other.is_same_setting else _short(other.offer)
+    misses = f" ({word.strip()})" if (word := _misses(other.offer)) else ""
+    if found.goal.tokens is None:
+        return f"{said}, {setting}: {other.offer.timed.tokens_per_second_per_gpu:,.0f} tokens/s per GPU"
+    return f"{said}, {setting}: {_span(other.offer)}{misses}, {_price_span(other.offer)}"
 
 
 def _facts(offer: Offer) -> list[str]:
