@@ -139,3 +139,22 @@ def test_predict_advises_the_fewest_nodes_of_a_plan(name: str, where: str, nodes
     planned = plan_training(name, servers=[where], nodes=nodes, **fixed).picked.fewest_nodes
     assert planned is not None
     assert min(advised_nodes) == planned.cluster.num_nodes
+
+
+@pytest.mark.parametrize("stated", [{"strategy": "zero3"}, {"strategy": "zero3", "api": "fsdp1", "loss": "plain"}])
+def test_max_size_names_the_fewest_gpus_of_a_plan(stated: dict[str, Any]) -> None:
+    """Settings that are not stated are chosen in both: plain losses of an 8B do not fit on up to 512 g5.48xlarge."""
+    asked = {"model": "Llama-3.1-8B", "server": "g5.48xlarge", "seq": 2048, "checkpointing": "full", **stated}
+    found = ask("max-size", "--no-time", of="gpus", **asked)
+    fits = [cell["fits_value"] for cell in found["cells"] if cell["fits_value"] is not None]
+    if "on_fewest" in found:
+        fits.append(found["on_fewest"]["setup"]["world_size"])
+    fewest = ask("plan", nodes="1-4", offload="none", batch=1, **asked)["fewest_nodes"]
+    assert min(fits, default=None) == (fewest and fewest["num_gpus"])
+
+
+def test_a_headline_with_offload_says_how_slow_it_is() -> None:
+    asked = ("--server", "g5.48xlarge", "--offload", "params", "--strategy", "zero3", "--checkpointing", "full")
+    for words in (("--model", "Llama-2-7B", "--of", "gpus", "--api", "fsdp2"), ()):
+        first = run_command("max-size", *words, *asked).stdout.split("\n\n")[0]
+        assert re.search(r", [\d,]+ tokens/s per GPU", " ".join(first.split()))

@@ -8,12 +8,13 @@ take too long are not timed.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 
 from fsdp_bench.plan.estimate import available_bytes, communicators_for
 from fsdp_bench.plan.purchase.settings import Setting, can_run, micro_batches, setting_of, settings, setup_of
 from fsdp_bench.plan.purchase.simulated import Simulated, computation_of, for_all_micro_batches, step_seconds
+from fsdp_bench.plan.question import Prediction, Question, answer
 from fsdp_bench.plan.speed import speed
 from fsdp_bench.rates.hardware import rates_of
 from fsdp_bench.replay.host_memory import Build, host_memory
@@ -126,6 +127,22 @@ class Fastest:
     def anything_fits(self, num_nodes: int) -> bool:
         """Return whether the live bytes of some setting fit so many servers."""
         return self._anything_of(sorted(settings(self.goal), key=_saves, reverse=True), self.cluster(num_nodes))
+
+    def smallest_that_fits(self, num_nodes: int) -> Prediction | None:
+        """Return a setting that fits so many servers by the allocator's simulation, with the smallest micro-batch."""
+        cluster = self.cluster(num_nodes)
+        for setting in sorted(settings(self.goal), key=_saves, reverse=True):
+            for batch in self._batches(setting, num_nodes)[:1]:
+                setup = self._setup(setting, batch, num_nodes)
+                assert setup is not None
+                if not self._may_fit(setting, batch, cluster) or not can_run(self.goal, setup):
+                    continue
+                for segments in (False, True):
+                    asked = Question(self.goal.model, setup, cluster, expandable_segments=segments)
+                    found = answer(replace(asked, headroom_bytes=self.goal.headroom_bytes))
+                    if found.fits:
+                        return found
+        return None
 
     def unknown(self, num_nodes: int) -> str:
         """Return what keeps the speed on so many servers from being known, as text."""

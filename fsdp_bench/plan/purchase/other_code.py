@@ -24,7 +24,7 @@ class OtherCode:
 
 
 def with_other_code(winner: Offer, model: Model, kind: Kind) -> OtherCode:
-    """Return the offer on the winner's servers with other code. Only if its setting does not fit, others are searched."""
+    """Return the offer on the winner's servers with other code. If its setting does not fit, others are searched."""
     goal, code = replace(winner.goal, model=model, other=None), code_of(model)
     setup, cluster = winner.timed.setup, winner.cluster
     seconds = step_seconds(model, setup, cluster) if can_run(goal, setup) else None
