@@ -33,6 +33,7 @@ def document(found: Plan) -> dict[str, Any]:
         "winner": _offer(picked.winner),
         "reason": found.reason,
         "other_code": _other_code(found),
+        "safest": _offer(picked.safest),
         "cheapest_allowed": _offer(picked.cheapest_allowed),
         "cheapest": _offer(picked.cheapest),
         "fastest": _offer(picked.fastest),

@@ -55,7 +55,9 @@ def _best(found: Sequence[Timed]) -> float:
 class Fastest:
     """Finds the fastest settings of one goal on one kind of server."""
 
-    def __init__(self, simulated: Simulated, server: Server, gpu: Gpu, gpus_per_node: int) -> None:
+    def __init__(self, simulated: Simulated, server: Server, gpu: Gpu, gpus_per_node: int, times: float = 1.0) -> None:
+        """Take a kind of server. Settings may fit if they do with live bytes so many times as high."""
+        self._times = times
         self.goal, self._simulated = simulated.goal, simulated
         self.server, self.gpu, self.gpus_per_node = server, gpu, gpus_per_node
         self._kernels = kernels_on(CUDA, gpu)
@@ -215,7 +217,7 @@ class Fastest:
         setup = self._setup(setting, batch, cluster.num_nodes)
         assert setup is not None
         communicators = communicators_for(self.goal.model, setup, cluster)
-        available = available_bytes(self.gpu, communicators, self.goal.headroom_bytes) or 0
+        available = int((available_bytes(self.gpu, communicators, self.goal.headroom_bytes) or 0) / self._times)
         if self._simulated.least_bytes(self._kernels, self.gpus_per_node, setting, batch) > available:
             return False
         live = self._simulated.live_bytes(self._kernels, self.gpus_per_node, setting, batch)

@@ -16,6 +16,7 @@ from fsdp_bench.rates.collectives import is_over_pcie
 from fsdp_bench.spec.codec import to_builtins
 from fsdp_bench.spec.hardware import Cluster
 from fsdp_bench.spec.price import Price
+from fsdp_bench.spec.setup import TrainSetup
 
 MICRO_BATCHES = 3
 """Micro-batches of a step after which the allocator does the same for each further one."""
@@ -40,6 +41,17 @@ class Offer:
     def key(self) -> tuple[str, int]:
         """The kind of server and the number of nodes, of which a plan has one offer."""
         return self.cluster.server.name, self.cluster.num_nodes
+
+    @property
+    def identity(self) -> tuple[str, int, TrainSetup]:
+        """The key, and the setting: offers of the same servers may differ in it."""
+        return (*self.key, self.timed.setup)
+
+    def fits_if_higher(self, times: float) -> bool:
+        """Return whether it fits, and still does if its peak is so many times as high."""
+        available = self.prediction.estimate.available_bytes
+        fits = bool(self.prediction.fits)
+        return fits and (available is None or times * self.prediction.needed_bytes <= available)
 
     @cached_property
     def range(self) -> Range | None:

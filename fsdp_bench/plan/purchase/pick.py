@@ -32,11 +32,15 @@ class Picked:
     """Offers that no other beats in both price and time, the cheapest first, in steps of FASTER."""
     nearest: tuple[Offer, ...]
     """If there is no winner: the offers that come nearest to what was asked."""
+    safest: Offer | None = None
+    """Servers like the winner's with a setting that fits even with the highest peak that other frameworks' code took.
+
+    None if there is no winner or no such setting."""
 
     def all(self) -> list[Offer]:
         """Return every offer once, the winner first."""
-        alone = (self.winner, self.cheapest_allowed, self.cheapest, self.fastest, self.fewest_nodes)
-        return list({one.key: one for one in (*alone, *self.pareto, *self.nearest) if one is not None}.values())
+        alone = (self.winner, self.safest, self.cheapest_allowed, self.cheapest, self.fastest, self.fewest_nodes)
+        return list({one.identity: one for one in (*alone, *self.pareto, *self.nearest) if one is not None}.values())
 
 
 def pick(goal: Goal, offers: Sequence[Offer]) -> Picked:

@@ -18,6 +18,7 @@ from fsdp_bench.plan.purchase.goal import Goal
 from fsdp_bench.plan.purchase.offer import Offer
 from fsdp_bench.plan.purchase.other_code import OtherCode, with_other_code
 from fsdp_bench.plan.purchase.pick import Picked, pick, reason_of
+from fsdp_bench.plan.purchase.safest import safest
 from fsdp_bench.plan.purchase.searched import Kind, Searched
 from fsdp_bench.plan.purchase.simulated import Simulated
 from fsdp_bench.simulate.step import without_collections
@@ -199,6 +200,9 @@ class _Choice:
                 self._made |= zip([draft.key for draft in drafts], made, strict=True)
         reason = reason_of(self._goal, picked, len(offers))
         useful = None if picked.winner is None else self._most_useful(picked.winner, offers)
+        if picked.winner is not None:
+            self._progress(f"a safer setting on {picked.winner.cluster.server.name}")
+            picked = replace(picked, safest=safest(picked.winner, self._kind_of(picked.winner)))
         names = dict.fromkeys(offer.cluster.server.name for offer in offers)
         return Plan(self._goal, picked, reason, tuple(self._left), len(offers), tuple(names), useful)
 

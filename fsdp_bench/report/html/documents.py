@@ -58,9 +58,9 @@ class OfferDocument(msgspec.Struct, frozen=True, kw_only=True):
     slow_energy_megawatt_hours: Positive | None = None
 
     @property
-    def key(self) -> tuple[str, int]:
-        """The kind of server and the number of nodes, of which a plan has one offer."""
-        return self.server, self.num_nodes
+    def key(self) -> tuple[str, int, TrainSetup]:
+        """The kind of server, the number of nodes, and the setting."""
+        return self.server, self.num_nodes, self.setup
 
 
 class LeftOut(msgspec.Struct, frozen=True, kw_only=True):
@@ -136,6 +136,7 @@ class PlanDocument(msgspec.Struct, frozen=True, kw_only=True):
     cheapest_allowed: OfferDocument | None = None
     code: str | None = None
     other_code: OtherCodeDocument | None = None
+    safest: OfferDocument | None = None
 
 
 class PredictedMemory(msgspec.Struct, frozen=True, kw_only=True):

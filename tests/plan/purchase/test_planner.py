@@ -19,7 +19,7 @@ from fsdp_bench.plan.purchase.planner import Plan, kinds_of, plan
 from fsdp_bench.plan.purchase.searched import Kind
 from fsdp_bench.plan.purchase.settings import can_run, micro_batches, settings, setup_of
 from fsdp_bench.plan.question import Question, answer
-from fsdp_bench.plan.ranges import prediction_errors
+from fsdp_bench.plan.ranges import peak_range, prediction_errors
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.hardware import Cluster
 from fsdp_bench.spec.price import StatedPrice
@@ -355,3 +355,32 @@ def test_a_model_without_other_code_has_one_price() -> None:
     other = in_other_code("Llama-3.1-8B", llama, 2048)
     assert other is not None
     assert in_other_code("Llama-3.1-8B", other, 2048) == llama
+
+
+def test_the_safest_offer_fits_with_the_highest_peak_that_other_code_took_and_meets_the_deadline() -> None:
+    fixed = {**FIXED, "strategy": ShardingStrategy.FULL_SHARD, "api": Api.FSDP2}
+    asked = replace(goal("Llama-2-7B"), fixed=fixed)
+    free = plan(asked, [kind("p4d.24xlarge")], (1,)).picked
+    assert free.winner is not None
+    assert free.safest is not None
+    span = peak_range(compiled=False)
+    assert span is not None
+    assert not free.winner.fits_if_higher(span.highest)
+    usable = free.safest.prediction.estimate.available_bytes
+    assert usable is not None
+    assert free.safest.prediction.needed_bytes * span.highest <= usable
+    assert (free.safest.cost or 0.0) >= (free.winner.cost or 0.0)
+    days = (free.winner.slow_seconds or 0.0) * 1.01  # in which the winner alone ends on one node
+    late = plan(replace(asked, deadline_seconds=days), [kind("p4d.24xlarge")], (1, 2, 3)).picked
+    assert late.winner is not None
+    assert late.winner.cluster.num_nodes == 1
+    assert late.safest is not None
+    assert late.safest.meets_deadline
+    assert late.safest.cluster.num_nodes == 2
+
+
+def test_a_winner_that_leaves_enough_is_the_safest() -> None:
+    fixed = {**ONE_STRATEGY, "checkpointing": Checkpointing.FULL, "micro_batch_size": 1}
+    picked = plan(replace(goal("1B"), fixed=fixed), [kind("p4d.24xlarge")], (1,)).picked
+    assert picked.winner is not None
+    assert picked.safest is picked.winner
