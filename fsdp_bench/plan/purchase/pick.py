@@ -13,7 +13,7 @@ CHEAP = 0.05
 """Without a deadline the winner is the fastest offer that costs at most so much more than the cheapest."""
 SAME = 0.01
 """With a deadline, prices that differ by less count as the same: the fewest GPUs of these win."""
-FASTER = 1.5
+FASTER = 2.0
 """The Pareto set is shown in steps: each offer is at least so many times as fast as the one before."""
 
 

@@ -197,7 +197,10 @@ class _Choice:
                 break
             else:
                 made = map_forked(lambda draft: self._kind_of(draft).offer(draft.cluster.num_nodes), drafts)
-                self._made |= zip([draft.key for draft in drafts], made, strict=True)
+                for number, draft in enumerate(drafts, 1):
+                    where = f"{draft.cluster.num_nodes} x {draft.cluster.server.name}"
+                    self._progress(f"{where}: offer {number} of {len(drafts)}")
+                    self._made[draft.key] = next(made)
         reason = reason_of(self._goal, picked, len(offers))
         useful = None if picked.winner is None else self._most_useful(picked.winner, offers)
         if picked.winner is not None:
@@ -221,7 +224,9 @@ class _Choice:
 
     def _search(self, kinds: Sequence[Searched]) -> None:
         self._progress(", ".join(kind.kind.server.name for kind in kinds))
-        for kind, found in zip(kinds, map_forked(lambda one: one.search(), kinds), strict=True):
+        # one kind is searched in this process, which alone may print
+        searched = map_forked(lambda one: one.search(self._progress) if len(kinds) == 1 else one.search(), kinds)
+        for kind, found in zip(kinds, searched, strict=True):
             kind.take(found)
             if not kind.has_offers:
                 self._left.append(_of_unknown_speed(kind))

@@ -8,7 +8,7 @@ their memory is simulated with PyTorch's caching allocator; what does not fit is
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import log
@@ -74,6 +74,7 @@ class Searched:
         self.bound = self._fastest.bound(self.nodes[0], self.nodes[-1]) if self.nodes else 0.0
         """Tokens per second that one GPU does not exceed. 0 if its rates are not known."""
         self.is_searched = False
+        self._progress: Callable[[str], None] = lambda what: None
         self._known: dict[int, Timed | None] = {}
         """The fastest found on some numbers of nodes."""
         self._whole: set[int] = set()
@@ -94,11 +95,12 @@ class Searched:
         """What keeps its speed from being known, as text."""
         return self._fastest.unknown(self.nodes[0])
 
-    def search(self) -> Found:
+    def search(self, progress: Callable[[str], None] = lambda what: None) -> Found:
         """Look for the fastest settings on the fewest and on the most nodes, and between them among these.
 
-        Return what was found, to be sent between processes.
+        ``progress`` is called with each number of nodes. Return what was found, to be sent between processes.
         """
+        self._progress = progress
         for count in dict.fromkeys((self.nodes[-1], self.nodes[0])):
             self._search(count)
         for count in sorted({4, 16, 64, 256}.intersection(self.nodes[1:-1])):
@@ -135,6 +137,7 @@ class Searched:
     def _search(self, count: int, whole: bool = True) -> Timed | None:
         if count in self._whole or (count in self._known and not whole):
             return self._known[count]
+        self._progress(f"{count} x {self.kind.server.name}")
         found = [
             one for one in self._fastest.on(count, self._among if whole else list(self._good)) if one.tokens_per_second
         ]
