@@ -64,7 +64,7 @@ def command(
     """Find which servers, how many and which setting train a model: how long it takes, and at what price.
 
     Settings that are not stated are searched: strategy, api, checkpointing, loss, micro-batch; offload only if nothing
-    fits without. Without --server all servers of the catalogue are looked at, which takes ten seconds.
+    fits without. Without --server all servers of the catalogue are looked at, which takes half a minute.
 
     \b
     fsdp-bench plan --model Llama-3.1-8B --tokens 1T --deadline 30d

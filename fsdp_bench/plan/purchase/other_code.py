@@ -33,6 +33,6 @@ def with_other_code(winner: Offer, model: Model, kind: Kind) -> OtherCode:
         for segments in dict.fromkeys((winner.expandable_segments, True)):
             offer = Offer(goal, timed, winner.price, segments)
             if offer.prediction.fits:
-                return OtherCode(code, offer, segments == winner.expandable_segments)
+                return OtherCode(code, offer, True)
     nodes = cluster.num_nodes
     return OtherCode(code, Searched(Simulated(goal, nodes), kind, (nodes,)).offer(nodes), False)

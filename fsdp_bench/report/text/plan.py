@@ -81,6 +81,9 @@ def _code(found: Plan) -> str:
     if other.offer is None:
         return f"{said}, nothing fits on these servers"
     setting = "the same setting" if other.is_same_setting else _short(other.offer)
+    winner = found.picked.winner
+    if winner is not None and other.offer.expandable_segments and not winner.expandable_segments:
+        setting += " with expandable segments"
     misses = f" ({word.strip()})" if (word := _misses(other.offer)) else ""
     if found.goal.tokens is None:
         return f"{said}, {setting}: {other.offer.timed.tokens_per_second_per_gpu:,.0f} tokens/s per GPU"
