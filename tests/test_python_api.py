@@ -181,7 +181,8 @@ def test_the_largest_model_is_one_call() -> None:
 
 def test_a_plan_is_one_call_and_a_table() -> None:
     both = ["fsdp1", "fsdp2"]
-    found = plan_training("1B", "1B", servers=["p4d.24xlarge"], nodes=[1, 2], api=both, checkpointing="full")
+    fixed = {"checkpointing": "full", "loss": "plain", "strategy": "zero3"}
+    found = plan_training("1B", "1B", servers=["p4d.24xlarge"], nodes=[1, 2], api=both, **fixed)
     assert found.winner is not None
     assert found.winner.timed.setup.checkpointing is Checkpointing.FULL
     table = pandas.DataFrame(found.rows())

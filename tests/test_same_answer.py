@@ -152,3 +152,28 @@ def test_predict_advises_the_fewest_nodes_of_a_plan(name: str, where: str, nodes
     planned = plan_training(name, servers=[where], nodes=nodes, **fixed).picked.fewest_nodes
     assert planned is not None
     assert min(advised_nodes) == planned.cluster.num_nodes
+
+
+@pytest.mark.parametrize(
+    "stated",
+    [
+        {"strategy": "zero3", "api": "fsdp2"},
+        pytest.param({"strategy": "zero3"}, marks=pytest.mark.slow),
+        pytest.param({"strategy": "zero3", "api": "fsdp1", "loss": "plain"}, marks=pytest.mark.slow),
+    ],
+)
+def test_max_size_names_the_fewest_gpus_of_a_plan(stated: dict[str, Any]) -> None:
+    """Settings that are not stated are chosen in both: plain losses of an 8B do not fit on up to 512 g5.48xlarge."""
+    asked = {"model": "Llama-3.1-8B", "server": "g5.48xlarge", "seq": 2048, "checkpointing": "full", **stated}
+    found = ask("max-size", "--no-time", of="gpus", **asked)
+    fits = [cell["fits_value"] for cell in found["cells"] if cell["fits_value"] is not None]
+    if "on_fewest" in found:
+        fits.append(found["on_fewest"]["setup"]["world_size"])
+    fewest = ask("plan", nodes="1-4", offload="none", batch=1, **asked)["fewest_nodes"]
+    assert min(fits, default=None) == (fewest and fewest["num_gpus"])
+
+
+def test_a_headline_with_offload_says_how_slow_it_is() -> None:
+    asked = ("--server", "g5.48xlarge", "--offload", "params", "--strategy", "zero3", "--checkpointing", "full")
+    first = run_command("max-size", "--model", "gpt2", "--of", "gpus", "--seq", 512, *asked).stdout.split("\n\n")[0]
+    assert re.search(r", [\d,]+ tokens/s per GPU", " ".join(first.split()))

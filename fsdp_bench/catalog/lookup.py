@@ -7,10 +7,11 @@ Every function takes a name or the object itself, so that ``estimate("Llama-3.1-
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fsdp_bench.catalog.architectures import FOLDERS, recorded_architecture
+from fsdp_bench.catalog.architectures import FOLDERS, NotRecorded, recorded_architecture
 from fsdp_bench.catalog.config_names import config_names
 from fsdp_bench.catalog.hf_config import config_name, read_config, read_hf_config
 from fsdp_bench.catalog.ladder import nearest_size
@@ -20,7 +21,7 @@ from fsdp_bench.spec.checked import Count, read
 from fsdp_bench.spec.errors import SpecError, shown
 from fsdp_bench.spec.hardware import Cluster, Gpu, Server
 from fsdp_bench.spec.model import Family, ModelShape
-from fsdp_bench.spec.recording.model import Model, RecordedModel
+from fsdp_bench.spec.recording.model import Model, RecordedModel, code_of
 from fsdp_bench.spec.setup import ShardingStrategy
 from fsdp_bench.spec.units import parse_count
 
@@ -149,6 +150,25 @@ def with_code(shape: ModelShape, sequence_length: int, code: str | None) -> Reco
         NotRecorded: if no recording holds for them.
     """
     return recorded_architecture(config_of_shape(shape), sequence_length, shape.name, FOLDERS[code or "huggingface"])
+
+
+def in_other_code(
+    name: str | Path | Model, found: Model, sequence_length: int, catalog: Catalog = BUILT_IN
+) -> Model | None:
+    """Return the model that ``model`` has found by a name in other code: Hugging Face's, or for that the benchmark's.
+
+    None where there is no such code: of a recorded model of one's own, and of a sliding window, which the benchmark's
+    has not.
+    """
+    if isinstance(found, ModelShape):
+        with suppress(NotRecorded):
+            return with_code(found, sequence_length, "huggingface")
+    elif found.code.origin.lora is None and found.code.architecture is not None and not found.code.architecture.side:
+        with suppress(SpecError):
+            code = "benchmark" if code_of(found) == "huggingface" else "huggingface"
+            other = model(name, sequence_length, catalog=catalog, code=code)
+            return None if other is found else other
+    return None
 
 
 def config_of_shape(shape: ModelShape) -> dict[str, Any]:

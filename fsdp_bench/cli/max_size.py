@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,7 +25,15 @@ from fsdp_bench.cli.common.options import (
     setup_options,
 )
 from fsdp_bench.cli.common.progress import show_progress
-from fsdp_bench.cli.common.setups import Reading, read_code, read_models, read_setups, warn_of_sliding_window
+from fsdp_bench.cli.common.setups import (
+    Reading,
+    read_choices,
+    read_code,
+    read_model,
+    read_models,
+    read_setups,
+    warn_of_sliding_window,
+)
 from fsdp_bench.cli.common.tables import check_csv, read_table, table_options, write_csv
 from fsdp_bench.plan.gpu_memory_option import sized, stated_headroom
 from fsdp_bench.plan.max_size import Assumptions, HardwareResult, document_of, max_sizes, title_of
@@ -51,6 +60,8 @@ DEFAULTS = {
     "api": "fsdp1",
 }
 
+_OPEN = ("strategy", "api", "offload", "checkpointing", "loss")
+"""Fields of which a plan chooses among several values."""
 QUANTITIES = ("params", "num_hidden_layers", "micro_batch_size", "sequence_length", "gpus")
 _CONTRADICTED = {
     "params": ("model", "hf_config", "recorded", "params"),
@@ -146,6 +157,8 @@ def command(
     show(0, sum(len(quantities) for _, quantities in targets))
     kept = [stated_headroom(headroom, hardware) for hardware, _ in targets]
     found = max_sizes(targets, Assumptions(Build(load), expandable_segments, profile, time, kept[0]), show)
+    if quantity == "gpus" and server:
+        found = [_with_fewest(one, options, kept[0]) for one in found]
     cells = [cell for one in found for cell in one.cells]
     if all(cell.impossible for cell in cells):
         raise SpecError(cells[0].impossible)
@@ -156,6 +169,27 @@ def command(
 
         write_csv(csv, MAX_SIZE_COLUMNS, all_rows(found, table))
     return _print(found, table, as_json, is_silent=str(csv) == "-")
+
+
+def _with_fewest(result: HardwareResult, options: SetupOptions, headroom_bytes: int | None) -> HardwareResult:
+    """Return the result with the setting of a plan that fits fewer GPUs than any in the table, if there is one."""
+    from fsdp_bench.plan.purchase.fewest import fewest_gpus
+    from fsdp_bench.plan.purchase.goal import Goal
+    from fsdp_bench.plan.purchase.searched import Kind
+
+    given, hardware = given_options(), result.hardware
+    searched = [name for name in DEFAULTS if name not in given]
+    several = {name: values for name, values in options.several.items() if name not in searched}
+    fixed, open_fields = read_choices(replace(options, several=several, **dict.fromkeys(searched)))
+    if not isinstance(hardware, Cluster) or options.shard_size is not None or not open_fields.keys() <= set(_OPEN):
+        return result
+    fixed.setdefault("micro_batch_size", 1)
+    goal = Goal(read_model(options), fixed=fixed, open=open_fields, headroom_bytes=headroom_bytes)
+    found = fewest_gpus(goal, Kind(hardware.server, hardware.gpu, None, hardware.server.gpus_per_node))
+    listed = [cell.fits for cell in result.answered if cell.fits is not None]
+    if found is None or min(listed, default=inf) <= found.question.setup.world_size:
+        return result
+    return replace(result, on_fewest=found)
 
 
 def _show_progress(done: int, total: int) -> None:
@@ -181,7 +215,7 @@ def _print(results: Sequence[HardwareResult], table: TableOptions, as_json: bool
     from fsdp_bench.plan.advice.nothing_fits import nothing_fits, nothing_fits_document
     from fsdp_bench.report.text.nothing_fits import nothing_fits_sentence
 
-    failure = nothing_fits(results)
+    failure = None if any(one.on_fewest for one in results) else nothing_fits(results)
     if as_json:
         failed = {"nothing_fits": nothing_fits_document(failure, nothing_fits_sentence(failure)) if failure else None}
         sys.stdout.write(to_json({**document_of(results), **failed}).decode())

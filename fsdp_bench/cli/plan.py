@@ -8,9 +8,9 @@ from pathlib import Path
 import click
 
 from fsdp_bench.catalog.loader import load_user_catalog
-from fsdp_bench.cli.common.exports import Exporter, export_options, read_export_options, with_exported_code
+from fsdp_bench.cli.common.exports import Exporter, export_options, read_export_options
 from fsdp_bench.cli.common.options import SetupCommand, SetupOptions, headroom_option, setup_options
-from fsdp_bench.cli.common.setups import read_choices, read_model
+from fsdp_bench.cli.common.setups import read_choices, read_model, read_other_code
 from fsdp_bench.plan.purchase.beyond import MOST_NODES
 from fsdp_bench.plan.purchase.document import document
 from fsdp_bench.plan.purchase.goal import Goal, parse_duration, parse_money, parse_tokens
@@ -64,7 +64,7 @@ def command(
     """Find which servers, how many and which setting train a model: how long it takes, and at what price.
 
     Settings that are not stated are searched: strategy, api, checkpointing, loss, micro-batch; offload only if nothing
-    fits without. Without --server all servers of the catalogue are looked at, which takes ten seconds.
+    fits without. Without --server all servers of the catalogue are looked at, which takes half a minute.
 
     \b
     fsdp-bench plan --model Llama-3.1-8B --tokens 1T --deadline 30d
@@ -74,15 +74,16 @@ def command(
     Exit codes: 0 there is a plan, 3 nothing fits or meets the deadline and the budget, 2 bad input.
     """
     asked = read_export_options(export, export_dir)
-    options = with_exported_code(options, asked)
     exporter = Exporter(asked, options) if asked else None
     if price is not None and tariff is not None:
         raise SpecError("price: is stated for all servers; --tariff chooses among the catalogue's prices; keep one")
     catalog = load_user_catalog(options.catalog)
     counts = parse_nodes(nodes) if nodes is not None else NODES
     fixed, open_fields = read_choices(options)
+    model = read_model(options)
     goal = Goal(
-        model=read_model(options),
+        model=model,
+        other=read_other_code(options, model),
         fixed=fixed,
         open=open_fields,
         tokens=None if tokens is None else parse_tokens(tokens, "tokens"),

@@ -11,7 +11,7 @@ import click
 
 from fsdp_bench.cli.common.assumptions import AssumptionOptions, assumption_options, read_questions
 from fsdp_bench.cli.common.charts import check_chart, refuse_unlike, save_figure
-from fsdp_bench.cli.common.exports import Exporter, export_options, read_export_options, with_exported_code
+from fsdp_bench.cli.common.exports import Exporter, export_options, read_export_options
 from fsdp_bench.cli.common.options import (
     EVERY_OPTION,
     SetupCommand,
@@ -77,7 +77,6 @@ def command(
     """
     table = read_table(PREDICTION_COLUMNS, sort, columns, only_fits, csv, as_json)
     asked = read_export_options(export, export_dir)
-    options = with_exported_code(options, asked)
     questions = read_questions(options, assumed)
     if asked is not None and len(questions) > 1:
         raise SpecError(f"export: of one setup, not of {len(questions)}; give each option one value")

@@ -127,6 +127,8 @@ class HardwareResult:
     cells: tuple[SettingResult, ...]
     with_time: bool = False
     """Whether step time is predicted for the candidates that fit."""
+    on_fewest: Prediction | None = None
+    """Where the fewest GPUs are searched: a setting that fits fewer than any cell's, of all that a plan tries."""
 
     @property
     def name(self) -> str:
@@ -226,6 +228,7 @@ def _on_hardware(result: HardwareResult) -> dict[str, Any]:
         " and within the host's memory where that is known",
         "server": refusal(first.question)["server"],
         "cells": [_cell(cell, result.with_time) for cell in result.cells],
+        **({"on_fewest": document(result.on_fewest)} if result.on_fewest else {}),
     }
 
 

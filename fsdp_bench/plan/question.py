@@ -11,6 +11,7 @@ from fsdp_bench.catalog.hf_config import sliding_window_note
 from fsdp_bench.plan.estimate import KERNELS, Estimate, Verdict, estimate
 from fsdp_bench.plan.speed import Speed, speed
 from fsdp_bench.rates.attention import CUDNN, kernel_of
+from fsdp_bench.rates.collectives import socket_is_assumed
 from fsdp_bench.rates.communicators import Communicators
 from fsdp_bench.rates.hardware import rates_of
 from fsdp_bench.replay.host_memory import Build
@@ -158,7 +159,16 @@ class Prediction:
         window = self.question.sliding_window
         if window is not None and setup.sequence_length > window:
             notes.append(sliding_window_note(window))
-        return tuple(notes)
+        return (*notes, *self._of_links())
+
+    def _of_links(self) -> Iterator[str]:
+        """Yield what is assumed of links that nobody documents."""
+        cluster = self.estimate.cluster
+        if self._on_gpu and self.question.profile is None and cluster is not None and socket_is_assumed(cluster):
+            yield (
+                f"nobody documents which GPUs of a {cluster.server.name} share a processor, or what joins its"
+                " processors: that is taken to be no slower than PCIe"
+            )
 
     @property
     def peak_host_bytes_per_node(self) -> int | None:

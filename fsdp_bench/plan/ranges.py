@@ -68,6 +68,8 @@ class Range(NamedTuple):
     fastest: float
     because: str
     """The errors, in words."""
+    is_like_published: bool = True
+    """Whether the runs were on GPUs of the same kind, joined in the same way."""
 
     def step_seconds(self, predicted: float) -> tuple[float, float]:
         """Return the shortest and the longest step."""
@@ -81,9 +83,19 @@ def prediction_errors() -> PredictionErrors:
     return msgspec.json.decode(data, type=PredictionErrors)
 
 
-def range_of(gpu: Gpu, setup: TrainSetup) -> Range | None:
-    """Return the range of a setup's speed on a GPU; None if no published run was ever compared that resembles it."""
+_OVER_PCIE = (3.9, 8.7)
+"""By how much steps of two published runs on eight A10Gs took longer than predicted (docs/validation.md)."""
+LONGER_OVER_PCIE = f"two published runs on A10Gs took {_OVER_PCIE[0]} and {_OVER_PCIE[1]} times as long"
+
+
+def range_of(gpu: Gpu, setup: TrainSetup, is_over_pcie: bool = False) -> Range | None:
+    """Return the range of a setup's speed on a GPU; None if no published run was ever compared that resembles it.
+
+    ``is_over_pcie``: whether PCIe alone joins the GPUs of a node. Then it may be as slow as the slowest published run.
+    """
     found = prediction_errors().speed
+    if is_over_pcie and _resembles_published(setup):
+        return Range(1 / max(_OVER_PCIE), 1.0, f"over PCIe {LONGER_OVER_PCIE} as predicted", is_like_published=False)
     if gpu.name.split("-")[0] not in found.gpus or "SXM" not in gpu.name.upper():  # no run on a PCIe card was compared
         return None
     if not _resembles_published(setup):

@@ -110,7 +110,7 @@ def speed(
         schedule(steady_step(model, setup, operators), rates, with_spans),
         rates.source,
         is_over_pcie,
-        range_of(gpu, setup) if gpu is not None and rates.source == "datasheet" else None,
+        range_of(gpu, setup, is_over_pcie) if gpu is not None and rates.source == "datasheet" else None,
     )
 
 

@@ -12,12 +12,13 @@ a node that communicate at the same time share its network.
 
 GPUs on PCIe communicate through CPU sockets. A ring crosses each GPU's PCIe link once per direction. A ring whose ranks
 are attached to two sockets also crosses the link between them, which all such groups of the node share. Both bandwidths
-are NCCL's own, by PCIe generation and CPU.
+are NCCL's own, by PCIe generation and CPU. Where nobody documents which GPUs share a socket, or what joins the sockets,
+that link is taken to be no slower than the GPUs': the time is then the least that is possible.
 
 Not covered: NVLink SHARP (NVLS), CollNet, PAT, tuner plugins, network contention from other jobs, PCIe bandwidth lost
 on Intel CPUs (INTEL_P2P_OVERHEAD), and which of its whole-numbered ring speeds NCCL chooses. The time is unknown for
-GPUs on PCIe whose sockets are not documented, for part of a node with an NVLink mesh, for groups that do not fill nodes
-evenly, and for architectures without constants here.
+part of a node with an NVLink mesh, for groups that do not fill nodes evenly, and for architectures without constants
+here.
 """
 
 from __future__ import annotations
@@ -176,15 +177,26 @@ def _topology(cluster: Cluster, size: int, ranks_per_node: int, stride: int = 1)
     return Topology(
         ranks_per_node=ranks_per_node,
         num_nodes=num_nodes,
-        link="pcie" if _is_pcie(cluster) else "nvlink",
+        link="pcie" if is_over_pcie(cluster) else "nvlink",
         link_bandwidth=link,
         network_bandwidth=network * ranks_per_node / cluster.gpus_per_node,
         capability=int(capability),
     )
 
 
-def _is_pcie(cluster: Cluster) -> bool:
+def is_over_pcie(cluster: Cluster) -> bool:
+    """Return whether PCIe alone joins the GPUs of a node."""
     return cluster.server.intra_node is not None and cluster.server.intra_node.kind is LinkKind.PCIE
+
+
+def socket_is_assumed(cluster: Cluster) -> bool:
+    """Return whether a time over PCIe rests on a link between CPU sockets that nobody documents."""
+    link = cluster.server.intra_node
+    if link is None or not is_over_pcie(cluster) or cluster.gpus_per_node == 1:
+        return False
+    if link.gpus_per_socket is None:
+        return True
+    return link.socket_bandwidth_bytes_per_second is None and cluster.gpus_per_node > link.gpus_per_socket
 
 
 def _link_bandwidth(cluster: Cluster, ranks_per_node: int, stride: int) -> float | None:
@@ -202,13 +214,13 @@ def _link_bandwidth(cluster: Cluster, ranks_per_node: int, stride: int) -> float
 
 def _pcie_bandwidth(link: Interconnect, ranks_per_node: int, stride: int, groups_per_node: int) -> float | None:
     """Return a ring's bandwidth over PCIe in bytes per second, with the node's other groups active; None if unknown."""
-    if link.bandwidth_bytes_per_second is None or link.gpus_per_socket is None:
+    if link.bandwidth_bytes_per_second is None:
         return None
     lanes, span = link.bandwidth_bytes_per_second * _PCIE_EFFICIENCY, ranks_per_node * stride
-    if link.gpus_per_socket % span == 0:
+    if link.gpus_per_socket is None or link.gpus_per_socket % span == 0:
         return lanes
     if link.socket_bandwidth_bytes_per_second is None:
-        return None
+        return lanes
     return min(lanes, link.socket_bandwidth_bytes_per_second / groups_per_node)
 
 

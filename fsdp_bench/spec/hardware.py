@@ -172,7 +172,8 @@ class Interconnect(Checked, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     gpus_per_socket: Count | None = None
     """Number of GPUs per CPU socket, for GPUs connected by PCIe. None if that is not documented."""
     socket_bandwidth_bytes_per_second: Rate | None = None
-    """Bandwidth between two CPU sockets per direction, as NCCL assumes for the kind of CPU (src/graph/topo.h)."""
+    """Bandwidth between two CPU sockets per direction, as NCCL assumes for the kind of CPU (src/graph/topo.h). Where it
+    or ``gpus_per_socket`` is None, it is taken to be no slower than the GPUs' links."""
 
 
 class Network(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
+from fsdp_bench.spec.units import format_gib
 from tests.cli.answered_once import answered_once
 from tests.conftest import run_command
 
@@ -23,17 +26,41 @@ def test_predict_says_behind_its_answer_what_was_written_and_how_it_starts(tmp_p
         assert name in exported
         assert (tmp_path / name).is_file()
     assert "torchrun --standalone --nproc-per-node 8 train_fsdp.py" in " ".join(exported.split())
-    assert "--code huggingface predicts" in " ".join(exported.split())  # predicted was the benchmark's code
+    assert "--code huggingface answers for it" in " ".join(exported.split())  # predicted was the benchmark's code
     said = (tmp_path / "train_fsdp.py").read_text()
     assert "# command    fsdp-bench predict --model Llama-3.1-8B --server p5.48xlarge --code benchmark --export" in said
 
 
-def test_an_exported_setting_is_predicted_for_the_code_that_it_trains(tmp_path: Path) -> None:
-    words = (*PREDICT, "--checkpointing", "full", "--json")
+@pytest.mark.parametrize("words", [PREDICT, (*PLAN, "--loss", "plain", "--nodes", "2")])
+def test_an_export_does_not_change_the_answer(words: tuple[str, ...], tmp_path: Path) -> None:
+    words = (*words, "--checkpointing", "full", "--batch", "1", "--json")
     exported = json.loads(run_command(*words, "--export", "pytorch", cwd=tmp_path).stdout)
-    trained = json.loads(run_command(*words, "--code", "huggingface", cwd=tmp_path).stdout)
-    assert exported["memory"] == trained["memory"]
-    assert exported["memory"] != json.loads(run_command(*words, cwd=tmp_path).stdout)["memory"]
+    assert exported.pop("exports")
+    assert exported == json.loads(run_command(*words, cwd=tmp_path).stdout)
+
+
+def test_an_exported_file_says_what_the_code_that_it_trains_takes(tmp_path: Path) -> None:
+    words = (*PREDICT, "--checkpointing", "full")
+    run_command(*words, "--export", "pytorch", cwd=tmp_path)
+    said = " ".join((tmp_path / "train_fsdp.py").read_text().split())
+    for code, text in (
+        ("huggingface", "{} reserved at most"),  # what the file trains
+        ("benchmark", "reserved instead of # {}"),  # what was asked for
+    ):
+        found = json.loads(run_command(*words, "--code", code, "--json", cwd=tmp_path).stdout)
+        needed = format_gib(found["memory"]["needed_bytes"])
+        assert text.format(needed) in said or text.replace("# ", "").format(needed) in said
+
+
+def test_a_setting_that_does_not_fit_in_the_code_that_is_trained_is_not_exported(tmp_path: Path) -> None:
+    words = (*PREDICT, "--nodes", "6", "--strategy", "zero2", "--loss", "chunked", "--batch", "2")
+    done = run_command(*words, "--export", "pytorch", cwd=tmp_path)
+    assert done.stdout.startswith("fits (predicted)")
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert "does not fit" in line
+    assert "--code huggingface answers for it" in line
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_plan_exports_its_winner_with_all_of_its_micro_batches(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from tests.docs.pages import (
 )
 
 SLOW = {
-    "plan --model Llama-3.1-8B --tokens 1T --deadline 30d": "README.md",  # all servers on 1 to 64 nodes
+    "plan --model Llama-3.1-8B --code huggingface --tokens 1T --deadline 30d": "README.md",  # all servers
     "plan --model Llama-3.1-8B --tokens 100B --deadline 30d"
     " --server p4de.24xlarge,p5.48xlarge,a3-highgpu-8g --nodes 1-8": "docs/questions.md",
     "plan --model Llama-3.1-8B --tokens 1T --deadline 60d --server p5.48xlarge --nodes 1-8"

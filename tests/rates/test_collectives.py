@@ -131,19 +131,20 @@ def test_a_gather_over_pcie_takes_nccls_steps_of_pcie() -> None:
     assert collective_seconds("all_gather", 1e9, shard_group(cluster("g5.48xlarge"))) == pytest.approx(expected)
 
 
-def test_without_a_figure_between_processors_only_what_stays_at_one_is_known() -> None:
+@pytest.mark.parametrize("unknown", ["socket_bandwidth_bytes_per_second", "gpus_per_socket"])
+def test_what_joins_processors_is_no_slower_than_pcie_where_nobody_documents_it(unknown: str) -> None:
     g5 = BUILT_IN.server("g5.48xlarge")
     assert g5.intra_node is not None
-    bare = struct_replace(g5, intra_node=struct_replace(g5.intra_node, socket_bandwidth_bytes_per_second=None))
+    bare = struct_replace(g5, intra_node=struct_replace(g5.intra_node, **{unknown: None}))
     where = Cluster(server=bare, gpu=BUILT_IN.gpu(bare.gpu), num_nodes=1, gpus_per_node=8)
-    assert groups_of(where, TrainSetup(world_size=8)).shard is None
-    hybrid_groups = groups_of(where, TrainSetup(strategy=S.HYBRID_SHARD, world_size=8, shard_size=4))
-    assert (hybrid_groups.shard is None, hybrid_groups.replicate is None) == (False, True)
+    assert shard_group(where).link_bandwidth == 24e9
 
 
 def test_what_nobody_documents_is_unknown() -> None:
     assert groups_of(cluster("ND-MI300X-v5"), TrainSetup(world_size=8)).shard is None
-    assert groups_of(cluster("g6e.48xlarge"), TrainSetup(world_size=8)).shard is None  # PCIe, nobody says through what
+    g6e = BUILT_IN.server("g6e.48xlarge")
+    without = Cluster(server=struct_replace(g6e, intra_node=None), gpu=BUILT_IN.gpu(g6e.gpu), gpus_per_node=8)
+    assert groups_of(without, TrainSetup(world_size=8)).shard is None
     assert groups_of(cluster("p3dn.24xlarge"), TrainSetup(world_size=8)).shard is not None
     assert groups_of(cluster("p3dn.24xlarge", each=4), TrainSetup(world_size=4)).shard is None  # a part of the mesh
     alone = struct_replace(BUILT_IN.server("DGX-A100"), inter_node=None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -56,15 +56,6 @@ def read_export_options(export: Sequence[str], folder: Path | None) -> ExportOpt
     if folder is not None and folder.exists() and not folder.is_dir():
         raise SpecError(f"export-dir: {str(folder)!r} is no folder")
     return ExportOptions(read_kinds(export), folder or Path())
-
-
-def with_exported_code(options: SetupOptions, asked: ExportOptions | None) -> SetupOptions:
-    """Return the options for Hugging Face's code, which exported files train, unless they say whose code."""
-    trains_it = asked is not None and asked.kinds != ("torchtitan",)
-    is_named = options.model is not None or options.params is not None
-    if not trains_it or not is_named or options.is_given("code") or options.recorded is not None:
-        return options
-    return replace(options, code="huggingface")
 
 
 class Exporter:

@@ -18,6 +18,7 @@ from fsdp_bench.catalog.lookup import (
     Placement,
     config_of_shape,
     find_placement,
+    in_other_code,
     place_names,
     with_code,
 )
@@ -118,6 +119,22 @@ def read_model(options: SetupOptions) -> Model:
     model = _model(options, catalog, _with_defaults(options, catalog).seq or DEFAULT_SEQUENCE_LENGTH)
     _tell_architecture([options.model], catalog)
     return model
+
+
+def read_other_code(options: SetupOptions, found: Model) -> Model | None:
+    """Return the model that ``read_model`` has found in other code; None where there is none.
+
+    Raises:
+        SpecError: as read_model.
+    """
+    name = options.hf_config or options.model or options.params
+    if name is None:
+        return None
+    catalog = load_user_catalog(options.catalog)
+    length = _with_defaults(options, catalog).seq or DEFAULT_SEQUENCE_LENGTH
+    if options.params is not None and not isinstance(found, ModelShape):
+        return _of_the_ladder(replace(options, code=None), length)
+    return in_other_code(name, found, length, catalog)
 
 
 def read_choices(options: SetupOptions) -> tuple[dict[str, Any], dict[str, tuple[Any, ...]]]:

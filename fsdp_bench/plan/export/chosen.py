@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from fsdp_bench.catalog.architectures import recorded_architecture
+from fsdp_bench.catalog.architectures import FOLDERS, NotRecorded, recorded_architecture
 from fsdp_bench.plan.defaults import USUAL_GPUS_PER_NODE
 from fsdp_bench.plan.purchase.offer import MICRO_BATCHES, Offer
 from fsdp_bench.plan.question import Prediction, Question, answer
@@ -17,7 +17,7 @@ from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.hardware import Cluster
 from fsdp_bench.spec.recording.config import complete
 from fsdp_bench.spec.recording.ends import Ends
-from fsdp_bench.spec.recording.model import RecordedModel
+from fsdp_bench.spec.recording.model import RecordedModel, code_of
 from fsdp_bench.spec.recording.recorded import RecordedCode
 from fsdp_bench.spec.setup import TrainSetup
 
@@ -79,8 +79,7 @@ class Chosen:
     @property
     def code(self) -> str:
         """Whose code the prediction is for: ``huggingface``, ``torchtitan`` or ``benchmark``."""
-        model = self.question.model
-        return model.code.origin.code if isinstance(model, RecordedModel) else "benchmark"
+        return code_of(self.question.model)
 
     @cached_property
     def modules(self) -> Modules:
@@ -128,9 +127,23 @@ class Chosen:
         question = replace(self.question, setup=setup)
         if question.impossible:
             raise SpecError(question.impossible)
-        found = answer(replace(question, setup=_few_micro_batches(setup)))
-        if found.fits is False:
+        found = self._anew(question)
+        if found.prediction.fits is False:
             raise SpecError("that does not fit (predicted)")
+        return found
+
+    def in_code(self, code: str) -> Chosen | None:
+        """Return the same setting of the model in other code, predicted anew; None if that is not known."""
+        try:
+            length, name = self.setup.sequence_length, self.question.model.name
+            model = recorded_architecture(self.config, length, name, FOLDERS[code])
+        except NotRecorded:
+            return None
+        question = replace(self.question, model=model)
+        return None if question.impossible else self._anew(question)
+
+    def _anew(self, question: Question) -> Chosen:
+        found = answer(replace(question, setup=_few_micro_batches(question.setup)))
         speed = found.speed.tokens_per_second_per_gpu
         return replace(self, question=question, prediction=found, tokens_per_second_per_gpu=speed)
 

@@ -10,8 +10,9 @@ from fsdp_bench.plan.export import accelerate, huggingface, pytorch, slurm, torc
 from fsdp_bench.plan.export.chosen import Chosen
 from fsdp_bench.plan.export.files import File
 from fsdp_bench.spec.errors import SpecError, not_allowed
-from fsdp_bench.spec.recording.model import Model, RecordedModel
+from fsdp_bench.spec.recording.model import Model, RecordedModel, whose_code
 from fsdp_bench.spec.setup import Float8
+from fsdp_bench.spec.units import format_gib
 
 _MAKERS = {
     pytorch.KIND: pytorch.script,
@@ -67,21 +68,37 @@ def export(kinds: Sequence[str], chosen: Chosen) -> list[File]:
         raise SpecError("export: what is exported runs on GPUs; leave out --kernels cpu")
     if chosen.setup.float8 is not Float8.NONE:
         raise SpecError("export: float8 is not exported; leave it out, and call torchao's convert_to_float8_training")
-    notes = _of_code(chosen)
-    files = [file for kind, make in _MAKERS.items() if kind in kinds for file in make(chosen, notes)]
+    files = [file for kind, make in _MAKERS.items() if kind in kinds for file in make(*_in_trained_code(chosen, kind))]
     if slurm.KIND in kinds:
         started = slurm.started_kind(kinds)
         of_started = dict.fromkeys(note for file in files if file.kind == started for note in file.notes)
-        files += slurm.job(chosen, kinds, tuple(of_started))
+        files += slurm.job(_in_trained_code(chosen, started)[0], kinds, tuple(of_started))
     return files
 
 
-def _of_code(chosen: Chosen) -> tuple[str, ...]:
-    """Return a note where the files train other code than was predicted."""
-    if chosen.code == "huggingface":
-        return ()
-    whose = "the benchmark's own code" if chosen.code == "benchmark" else "torchtitan's code"
-    return (f"predicted for {whose}; this trains transformers' code, which --code huggingface predicts",)
+def _in_trained_code(chosen: Chosen, kind: str) -> tuple[Chosen, tuple[str, ...]]:
+    """Return a setting predicted for the code that a kind of file trains, and a note where that is not the answer's.
+
+    Raises:
+        SpecError: if the setting does not fit in that code, naming the --code that answers for it.
+    """
+    code = torchtitan.KIND if kind == torchtitan.KIND else "huggingface"
+    if chosen.code == code:
+        return chosen, ()
+    answered, trained = whose_code(chosen.code), whose_code(code)
+    found = chosen.in_code(code)
+    if found is None:
+        return chosen, (f"the answer is for {answered}; this trains {trained}, whose memory is not known here",)
+    needed, was = found.prediction.needed_bytes, chosen.prediction.needed_bytes
+    if found.prediction.fits is False:
+        raise SpecError(
+            f"export {kind}: the answer is for {answered}; what is exported trains {trained}, which with this setting"
+            f" needs {format_gib(needed)} reserved and does not fit (predicted); --code {code} answers for it"
+        )
+    return found, (
+        f"the answer is for {answered}; this trains {trained}: {format_gib(needed)} reserved instead of"
+        f" {format_gib(was)} (predicted); --code {code} answers for it",
+    )
 
 
 def document(files: Sequence[File], paths: Sequence[Path]) -> list[Mapping[str, Any]]:

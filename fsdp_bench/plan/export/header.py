@@ -9,11 +9,11 @@ from fsdp_bench import __version__
 from fsdp_bench.plan.export.chosen import Chosen
 from fsdp_bench.spec.errors import printable
 from fsdp_bench.spec.hardware import Cluster
+from fsdp_bench.spec.recording.model import whose_code
 from fsdp_bench.spec.setup import Loss, Offload, TrainSetup
 from fsdp_bench.spec.units import format_gib
 
 _WIDTH = 116
-_CODES = {"huggingface": "transformers' code", "torchtitan": "torchtitan's code", "benchmark": "the benchmark's code"}
 
 
 def header(what: str, chosen: Chosen, notes: Iterable[str] = ()) -> str:
@@ -67,5 +67,5 @@ def predicted(chosen: Chosen) -> str:
     memory = f"{reserved} of {format_gib(usable)} usable" if usable is not None else reserved
     speed = chosen.tokens_per_second_per_gpu
     rate = f"{speed:,.0f} tokens/s per GPU" if speed is not None else "tokens/s unknown"
-    whose = _CODES.get(chosen.code, chosen.code)
+    whose = whose_code(chosen.code)
     return f"{memory}, {rate}, for {whose} alone; no bound: fsdp-bench rehearse says what this setting takes"

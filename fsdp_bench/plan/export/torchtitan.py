@@ -57,18 +57,12 @@ def config(chosen: Chosen, notes: tuple[str, ...]) -> list[File]:
     chosen, changes = _as_torchtitan_trains(chosen)
     own = [f"for torchtitan {VERSION}; earlier versions read TOML files"]
     own.append("attention is FlexAttention, which torchtitan runs; what is predicted is F.scaled_dot_product_attention")
-    if chosen.code != KIND:
-        own.append("torchtitan's own code needs another amount of memory; --code torchtitan predicts it")
     if chosen.setup.checkpointing is Checkpointing.FULL:
         own.append("torchtitan recomputes a block to its end (early_stop=False); predicted is torch's early stop")
-    notes = (*_of_this_code(notes), *changes, *own, *environment(chosen))
+    notes = (*notes, *changes, *own, *environment(chosen))
     text = header(f"Config of torchtitan {VERSION}", chosen, notes) + _text(chosen)
     start = torchrun(chosen, "-m torchtitan.train --module torchtitan_config --config chosen_setting")
     return [File(KIND, NAME, text, start, notes)]
-
-
-def _of_this_code(notes: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(note for note in notes if "transformers" not in note)
 
 
 def _why_not(chosen: Chosen) -> str | None:

@@ -9,6 +9,9 @@ Read in this order:
     offer.py     Offer: one answer, with days, price and energy
     pick.py      the winner and why, the cheapest, the fastest, and those that no other beats
     searched.py  the offers of one kind of server, from few searches
+    safest.py    an offer that fits even with a higher peak
+    fewest.py    the fewest GPUs on which anything fits
+    other_code.py  what the winner's servers cost with the same model in other code
     beyond.py    what would have to change if nothing fits
     planner.py   plan(): all offers of a goal
     call.py      plan_training(): a plan in one call from Python

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fsdp_bench.catalog.loader import BUILT_IN, load_user_catalog
+from fsdp_bench.catalog.lookup import in_other_code
 from fsdp_bench.catalog.lookup import model as find_model
 from fsdp_bench.plan.ask import with_defaults
 from fsdp_bench.plan.purchase.goal import Goal, parse_duration, parse_money, parse_tokens
@@ -79,8 +80,10 @@ def plan_training(
     single = {name: values[0] for name, values in given.items() if len(values) == 1}
     fields = dict(with_defaults(None, single, find_model(which, code=code, catalog=entries)))  # type: ignore[arg-type]
     read = build_checked(TrainSetup, fields)
+    found = find_model(which, read.sequence_length, code=code, catalog=entries)
     goal = Goal(
-        model=find_model(which, read.sequence_length, code=code, catalog=entries),
+        model=found,
+        other=in_other_code(which, found, read.sequence_length, entries),
         fixed={name: getattr(read, name) for name in fields},
         open={
             name: tuple(getattr(build_checked(TrainSetup, {**fields, name: one}), name) for one in values)

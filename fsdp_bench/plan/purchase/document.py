@@ -16,6 +16,7 @@ from fsdp_bench.plan.ranges import peak_range
 from fsdp_bench.plan.speed import speed
 from fsdp_bench.simulate import TORCH_VERSION
 from fsdp_bench.spec.codec import to_builtins
+from fsdp_bench.spec.recording.model import code_of
 
 
 def document(found: Plan) -> dict[str, Any]:
@@ -24,12 +25,15 @@ def document(found: Plan) -> dict[str, Any]:
     return {
         "source": "predicted",
         "model": goal.model.name,
+        "code": code_of(goal.model),
         "tokens": goal.tokens,
         "deadline_seconds": goal.deadline_seconds,
         "budget": goal.budget,
         "global_batch_tokens": goal.global_batch_tokens,
         "winner": _offer(picked.winner),
         "reason": found.reason,
+        "other_code": _other_code(found),
+        "safest": _offer(picked.safest),
         "cheapest_allowed": _offer(picked.cheapest_allowed),
         "cheapest": _offer(picked.cheapest),
         "fastest": _offer(picked.fastest),
@@ -49,6 +53,13 @@ def document(found: Plan) -> dict[str, Any]:
         "servers": _servers(picked.all()),
         "winner_step": None if picked.winner is None else to_builtins(_step(picked.winner)),
     }
+
+
+def _other_code(found: Plan) -> dict[str, Any] | None:
+    other = found.other_code
+    if other is None:
+        return None
+    return {"code": other.code, "is_same_setting": other.is_same_setting, "offer": _offer(other.offer)}
 
 
 def _stated_price(goal: Goal) -> dict[str, Any] | None:

@@ -8,12 +8,13 @@ take too long are not timed.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 
 from fsdp_bench.plan.estimate import available_bytes, communicators_for
 from fsdp_bench.plan.purchase.settings import Setting, can_run, micro_batches, setting_of, settings, setup_of
 from fsdp_bench.plan.purchase.simulated import Simulated, computation_of, for_all_micro_batches, step_seconds
+from fsdp_bench.plan.question import Prediction, Question, answer
 from fsdp_bench.plan.speed import speed
 from fsdp_bench.rates.hardware import rates_of
 from fsdp_bench.replay.host_memory import Build, host_memory
@@ -54,7 +55,9 @@ def _best(found: Sequence[Timed]) -> float:
 class Fastest:
     """Finds the fastest settings of one goal on one kind of server."""
 
-    def __init__(self, simulated: Simulated, server: Server, gpu: Gpu, gpus_per_node: int) -> None:
+    def __init__(self, simulated: Simulated, server: Server, gpu: Gpu, gpus_per_node: int, times: float = 1.0) -> None:
+        """Take a kind of server. Settings may fit if they do with live bytes so many times as high."""
+        self._times = times
         self.goal, self._simulated = simulated.goal, simulated
         self.server, self.gpu, self.gpus_per_node = server, gpu, gpus_per_node
         self._kernels = kernels_on(CUDA, gpu)
@@ -127,8 +130,29 @@ class Fastest:
         """Return whether the live bytes of some setting fit so many servers."""
         return self._anything_of(sorted(settings(self.goal), key=_saves, reverse=True), self.cluster(num_nodes))
 
+    def smallest_that_fits(self, num_nodes: int) -> Prediction | None:
+        """Return a setting that fits so many servers by the allocator's simulation, with the smallest micro-batch."""
+        cluster = self.cluster(num_nodes)
+        for setting in sorted(settings(self.goal), key=_saves, reverse=True):
+            for batch in self._batches(setting, num_nodes)[:1]:
+                setup = self._setup(setting, batch, num_nodes)
+                assert setup is not None
+                if not self._may_fit(setting, batch, cluster) or not can_run(self.goal, setup):
+                    continue
+                for segments in (False, True):
+                    asked = Question(self.goal.model, setup, cluster, expandable_segments=segments)
+                    found = answer(replace(asked, headroom_bytes=self.goal.headroom_bytes))
+                    if found.fits:
+                        return found
+        return None
+
     def unknown(self, num_nodes: int) -> str:
         """Return what keeps the speed on so many servers from being known, as text."""
+        server = self.server
+        needed = {"GPUs": (self.gpus_per_node > 1, server.intra_node), "nodes": (num_nodes > 1, server.inter_node)}
+        for what, (is_needed, link) in needed.items():
+            if is_needed and (link is None or link.bandwidth_bytes_per_second is None):
+                return f"nothing says how fast its {what} are connected"
         setup = self.example(num_nodes)
         assert setup is not None
         names = speed(self.goal.model, setup, self.cluster(num_nodes)).time.unknown
@@ -193,7 +217,7 @@ class Fastest:
         setup = self._setup(setting, batch, cluster.num_nodes)
         assert setup is not None
         communicators = communicators_for(self.goal.model, setup, cluster)
-        available = available_bytes(self.gpu, communicators, self.goal.headroom_bytes) or 0
+        available = int((available_bytes(self.gpu, communicators, self.goal.headroom_bytes) or 0) / self._times)
         if self._simulated.least_bytes(self._kernels, self.gpus_per_node, setting, batch) > available:
             return False
         live = self._simulated.live_bytes(self._kernels, self.gpus_per_node, setting, batch)

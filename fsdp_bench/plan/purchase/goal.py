@@ -23,6 +23,8 @@ class Goal:
     """What a plan is for."""
 
     model: Model
+    other: Model | None = None
+    """The same model in other code, whose time and price on the winner's servers are said beside."""
     fixed: dict[str, Any] = field(default_factory=dict)
     """Fields of TrainSetup that the user states, precision and sequence length among them."""
     open: dict[str, tuple[Any, ...]] = field(default_factory=dict)

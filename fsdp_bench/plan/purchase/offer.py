@@ -12,9 +12,11 @@ from fsdp_bench.plan.purchase.fastest import Timed
 from fsdp_bench.plan.purchase.goal import SECONDS_PER_DAY, Goal
 from fsdp_bench.plan.question import Prediction, Question, answer
 from fsdp_bench.plan.ranges import Range, range_of
+from fsdp_bench.rates.collectives import is_over_pcie
 from fsdp_bench.spec.codec import to_builtins
 from fsdp_bench.spec.hardware import Cluster
 from fsdp_bench.spec.price import Price
+from fsdp_bench.spec.setup import TrainSetup
 
 MICRO_BATCHES = 3
 """Micro-batches of a step after which the allocator does the same for each further one."""
@@ -41,9 +43,21 @@ class Offer:
         return self.cluster.server.name, self.cluster.num_nodes
 
     @property
+    def identity(self) -> tuple[str, int, TrainSetup]:
+        """The key, and the setting: offers of the same servers may differ in it."""
+        return (*self.key, self.timed.setup)
+
+    def fits_if_higher(self, times: float) -> bool:
+        """Return whether it fits, and still does if its peak is so many times as high."""
+        available = self.prediction.estimate.available_bytes
+        fits = bool(self.prediction.fits)
+        return fits and (available is None or times * self.prediction.needed_bytes <= available)
+
+    @cached_property
     def range(self) -> Range | None:
         """How far its speed may be off; None if no run that resembles it was ever compared."""
-        return range_of(self.cluster.gpu, self.timed.setup)
+        cluster = self.cluster
+        return range_of(cluster.gpu, self.timed.setup, is_over_pcie(cluster) and cluster.gpus_per_node > 1)
 
     @property
     def seconds(self) -> float | None:

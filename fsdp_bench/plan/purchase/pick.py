@@ -13,7 +13,7 @@ CHEAP = 0.05
 """Without a deadline the winner is the fastest offer that costs at most so much more than the cheapest."""
 SAME = 0.01
 """With a deadline, prices that differ by less count as the same: the fewest GPUs of these win."""
-FASTER = 1.5
+FASTER = 2.0
 """The Pareto set is shown in steps: each offer is at least so many times as fast as the one before."""
 
 
@@ -32,17 +32,22 @@ class Picked:
     """Offers that no other beats in both price and time, the cheapest first, in steps of FASTER."""
     nearest: tuple[Offer, ...]
     """If there is no winner: the offers that come nearest to what was asked."""
+    safest: Offer | None = None
+    """Servers like the winner's with a setting that fits even with the highest peak that other frameworks' code took.
+
+    None if there is no winner or no such setting."""
 
     def all(self) -> list[Offer]:
         """Return every offer once, the winner first."""
-        alone = (self.winner, self.cheapest_allowed, self.cheapest, self.fastest, self.fewest_nodes)
-        return list({one.key: one for one in (*alone, *self.pareto, *self.nearest) if one is not None}.values())
+        alone = (self.winner, self.safest, self.cheapest_allowed, self.cheapest, self.fastest, self.fewest_nodes)
+        return list({one.identity: one for one in (*alone, *self.pareto, *self.nearest) if one is not None}.values())
 
 
 def pick(goal: Goal, offers: Sequence[Offer]) -> Picked:
     """Pick from all offers of a goal."""
     met = [offer for offer in offers if offer.meets_deadline and offer.meets_budget]
-    allowed = [offer for offer in met if offer.range is not None] or met  # compared with runs before others
+    like_published = [offer for offer in met if offer.range is not None and offer.range.is_like_published]
+    allowed = like_published or met
     priced = [offer for offer in offers if offer.per_hour is not None]
     is_bound = goal.deadline_seconds is not None or goal.budget is not None
     return Picked(

@@ -16,12 +16,15 @@ from fsdp_bench.plan.forked import map_forked
 from fsdp_bench.plan.purchase.beyond import beyond, number_of_nodes
 from fsdp_bench.plan.purchase.goal import Goal
 from fsdp_bench.plan.purchase.offer import Offer
+from fsdp_bench.plan.purchase.other_code import OtherCode, with_other_code
 from fsdp_bench.plan.purchase.pick import Picked, pick, reason_of
+from fsdp_bench.plan.purchase.safest import safest
 from fsdp_bench.plan.purchase.searched import Kind, Searched
 from fsdp_bench.plan.purchase.simulated import Simulated
 from fsdp_bench.simulate.step import without_collections
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.hardware import Server
+from fsdp_bench.spec.recording.model import code_of, whose_code
 from fsdp_bench.spec.setup import Offload
 
 NODES = range(1, 65)
@@ -53,6 +56,9 @@ class Plan:
     """Kinds of servers that have offers."""
     most_useful_nodes: int | None = None
     """The number of the winner's servers beyond which more of them do not train faster; None if more do."""
+
+    other_code: OtherCode | None = None
+    """The winner's servers with the same model in other code; None if there is none, or no winner."""
 
     @property
     def winner(self) -> Offer | None:
@@ -99,21 +105,26 @@ def plan(
     if not goal.model.has_tokens:
         raise SpecError(f"model: {goal.model.name} is not trained on tokens; fsdp-bench predict says how fast it is")
     with without_collections():
-        return _or_nearest(goal, kinds, nodes, progress)
+        found = _or_nearest(goal, kinds, nodes, progress)
+        if found.winner is None or goal.other is None:
+            return found
+        kind = next(one for one in kinds if one.server == found.winner.cluster.server)
+        progress(f"{whose_code(code_of(goal.other))} on {found.winner.cluster.num_nodes} x {kind.server.name}")
+        return replace(found, other_code=with_other_code(found.winner, goal.other, kind))
 
 
 def _or_nearest(goal: Goal, kinds: Sequence[Kind], nodes: Sequence[int], progress: Callable[[str], None]) -> Plan:
     found = _plan(goal, kinds, nodes, progress)
     if found.num_offers:
         return found
+    may_fit = next((left for left in found.left_out if left.fits_on is not None), None)
+    if may_fit is not None:
+        memory = f"fsdp-bench predict --server {may_fit.server.name} --nodes {may_fit.fits_on} says its memory"
+        return replace(found, reason=f"{may_fit.server.name}: {may_fit.reason}; {memory}")
     if "offload" not in goal.fixed and "offload" not in goal.open:
         offloaded = _plan(replace(goal, open={**goal.open, "offload": (Offload.PARAMS,)}), kinds, nodes, progress)
         if offloaded.num_offers:
             return offloaded
-    for left in found.left_out:
-        if left.fits_on is not None:
-            memory = f"fsdp-bench predict --server {left.server.name} --nodes {left.fits_on} says its memory"
-            return replace(found, reason=f"{left.server.name}: {left.reason}; {memory}")
     if found.left_out and all("global batch" in left.reason for left in found.left_out):
         raise SpecError(f"global-batch: {found.left_out[0].reason}")
     nearest, reason = beyond(goal, [kind for kind in kinds if _why_unknown(kind) is None], max(nodes))
@@ -147,13 +158,18 @@ def _without_offer(goal: Goal, found: Searched, nodes: Sequence[int]) -> Left:
     """Return why a kind of server has no offer."""
     server = found.kind.server
     if found.nodes:
-        fits = f"it may fit on {number_of_nodes(found.nodes[0])}, but its speed is not known: {found.unknown}"
-        return Left(server, fits, found.nodes[0])
+        return _of_unknown_speed(found)
     if found.makes_batch or goal.global_batch_tokens is None:
         return Left(server, f"nothing fits on up to {number_of_nodes(max(nodes))}")
     length, gpus = goal.fixed["sequence_length"], min(nodes) * found.kind.gpus_per_node
     least = f"one sequence of {length:,} tokens on each of {gpus} GPUs are {length * gpus:,}"
     return Left(server, f"no number of nodes makes a global batch of {goal.global_batch_tokens:,} tokens: {least}")
+
+
+def _of_unknown_speed(found: Searched) -> Left:
+    nodes = found.nodes[0]
+    fits = f"it may fit on {number_of_nodes(nodes)}, but its speed is not known: {found.unknown}"
+    return Left(found.kind.server, f"{fits} (fsdp-bench calibrate measures it there)", nodes)
 
 
 class _Choice:
@@ -181,15 +197,21 @@ class _Choice:
                 break
             else:
                 made = map_forked(lambda draft: self._kind_of(draft).offer(draft.cluster.num_nodes), drafts)
-                self._made |= zip([draft.key for draft in drafts], made, strict=True)
+                for number, draft in enumerate(drafts, 1):
+                    where = f"{draft.cluster.num_nodes} x {draft.cluster.server.name}"
+                    self._progress(f"{where}: offer {number} of {len(drafts)}")
+                    self._made[draft.key] = next(made)
         reason = reason_of(self._goal, picked, len(offers))
         useful = None if picked.winner is None else self._most_useful(picked.winner, offers)
+        if picked.winner is not None:
+            self._progress(f"a safer setting on {picked.winner.cluster.server.name}")
+            picked = replace(picked, safest=safest(picked.winner, self._kind_of(picked.winner)))
         names = dict.fromkeys(offer.cluster.server.name for offer in offers)
         return Plan(self._goal, picked, reason, tuple(self._left), len(offers), tuple(names), useful)
 
     def _most_useful(self, winner: Offer, offers: Sequence[Offer]) -> int | None:
         """Return the number of the winner's servers beyond which more of them are not faster; None if more are."""
-        alike = [offer for offer in offers if offer.cluster.server is winner.cluster.server]
+        alike = [offer for offer in offers if offer.cluster.server == winner.cluster.server]
         fastest = max(alike, key=lambda offer: offer.timed.tokens_per_second).cluster.num_nodes
         return fastest if fastest < max(offer.cluster.num_nodes for offer in alike) else None
 
@@ -202,8 +224,9 @@ class _Choice:
 
     def _search(self, kinds: Sequence[Searched]) -> None:
         self._progress(", ".join(kind.kind.server.name for kind in kinds))
-        for kind, found in zip(kinds, map_forked(lambda one: one.search(), kinds), strict=True):
+        # one kind is searched in this process, which alone may print
+        searched = map_forked(lambda one: one.search(self._progress) if len(kinds) == 1 else one.search(), kinds)
+        for kind, found in zip(kinds, searched, strict=True):
             kind.take(found)
             if not kind.has_offers:
-                reason = "its speed is not known: nothing says how its GPUs or nodes are connected"
-                self._left.append(Left(kind.kind.server, reason))
+                self._left.append(_of_unknown_speed(kind))

@@ -8,7 +8,7 @@ their memory is simulated with PyTorch's caching allocator; what does not fit is
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import log
@@ -49,14 +49,32 @@ class Found(NamedTuple):
 class Searched:
     """The offers of one kind of server."""
 
-    def __init__(self, simulated: Simulated, kind: Kind, nodes: Sequence[int]) -> None:
+    def __init__(
+        self,
+        simulated: Simulated,
+        kind: Kind,
+        nodes: Sequence[int],
+        times: float = 1.0,
+        among: Sequence[Setting] | None = None,
+    ) -> None:
+        """Look for numbers of nodes on which something may fit.
+
+        Args:
+            simulated: what was simulated for the goal.
+            kind: the kind of server.
+            nodes: the numbers of nodes to choose from.
+            times: a setting fits if it does even with a peak so many times as high.
+            among: the settings to choose from; by default all.
+        """
         self.goal, self.kind, self._simulated = simulated.goal, kind, simulated
-        self._fastest = Fastest(simulated, kind.server, kind.gpu, kind.gpus_per_node)
+        self._times, self._among, self._asked = times, among, nodes
+        self._fastest = Fastest(simulated, kind.server, kind.gpu, kind.gpus_per_node, times)
         self.nodes = self._that_fit(nodes)
         """The numbers of nodes on which the live bytes of some setting fit."""
         self.bound = self._fastest.bound(self.nodes[0], self.nodes[-1]) if self.nodes else 0.0
         """Tokens per second that one GPU does not exceed. 0 if its rates are not known."""
         self.is_searched = False
+        self._progress: Callable[[str], None] = lambda what: None
         self._known: dict[int, Timed | None] = {}
         """The fastest found on some numbers of nodes."""
         self._whole: set[int] = set()
@@ -77,11 +95,12 @@ class Searched:
         """What keeps its speed from being known, as text."""
         return self._fastest.unknown(self.nodes[0])
 
-    def search(self) -> Found:
+    def search(self, progress: Callable[[str], None] = lambda what: None) -> Found:
         """Look for the fastest settings on the fewest and on the most nodes, and between them among these.
 
-        Return what was found, to be sent between processes.
+        ``progress`` is called with each number of nodes. Return what was found, to be sent between processes.
         """
+        self._progress = progress
         for count in dict.fromkeys((self.nodes[-1], self.nodes[0])):
             self._search(count)
         for count in sorted({4, 16, 64, 256}.intersection(self.nodes[1:-1])):
@@ -118,7 +137,10 @@ class Searched:
     def _search(self, count: int, whole: bool = True) -> Timed | None:
         if count in self._whole or (count in self._known and not whole):
             return self._known[count]
-        found = [one for one in self._fastest.on(count, None if whole else list(self._good)) if one.tokens_per_second]
+        self._progress(f"{count} x {self.kind.server.name}")
+        found = [
+            one for one in self._fastest.on(count, self._among if whole else list(self._good)) if one.tokens_per_second
+        ]
         self._known[count] = found[0] if found else None
         if whole:
             self._whole.add(count)
@@ -135,11 +157,17 @@ class Searched:
         while (found := self._search(count)) is not None:
             for segments in (False, True):
                 offer = Offer(self.goal, found, self.kind.price, segments)
-                if offer.prediction.fits:
+                if offer.fits_if_higher(self._times):
                     return offer
             self._fastest.refuse(found)
             self._whole.discard(count)
         return None
+
+    def sparing(self, times: float, among: Sequence[Setting]) -> Searched:
+        """Return offers among some settings that fit even with a peak so many times as high."""
+        found = Searched(self._simulated, self.kind, self._asked, times, among)
+        found._fastest.reached = self._fastest.reached
+        return found
 
     def drafts(self) -> Iterator[Offer]:
         """Yield an offer for each number of nodes, with the bound as its speed, or with an interpolated one."""

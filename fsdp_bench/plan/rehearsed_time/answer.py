@@ -131,8 +131,12 @@ def rehearsed_time(
         rates=rates.source,
         is_over_pcie=rates.is_over_pcie,
         num_streams=found.num_streams,
-        range=range_of(gpu, _setup(flops.dtype, report.world_size)) if flops.dtype in _16_BIT else None,
+        range=_range(gpu, flops.dtype, report.world_size, rates.is_over_pcie),
     )
+
+
+def _range(gpu: Gpu, dtype: str | None, world_size: int, is_over_pcie: bool) -> Range | None:
+    return range_of(gpu, _setup(dtype, world_size), is_over_pcie) if dtype in _16_BIT else None
 
 
 def why_no_time(report: RehearsalReport) -> str:

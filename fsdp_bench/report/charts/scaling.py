@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 from fsdp_bench.plan.chart_data.scaling import ScalingCurve, scaling_curves
 from fsdp_bench.plan.question import Question
+from fsdp_bench.plan.speed import Speed
 from fsdp_bench.report.charts.figure import legend, new_frame, value_axis
 from fsdp_bench.report.text.setups import common_line, title, varying_fields
 from fsdp_bench.report.text.speed import rests_on
@@ -46,6 +47,7 @@ def scaling_figure(questions: Sequence[Question]) -> Figure:
         "the same batch on every GPU, so that the whole batch grows with the nodes",
         _memory_text(found),
         "predicted for eager, rank 0",
+        *dict.fromkeys(f"bands: {one.range.because}" for curve in found for _, one in _ranged(curve) if one.range),
         *dict.fromkeys(f"rates: {rests_on(speed, first.profile)}" for speed in filter(None, found[0].speeds[-1:])),
     ]
     frame = new_frame(
@@ -93,12 +95,25 @@ def _label(curve: ScalingCurve, varying: Sequence[str]) -> str:
     return "\n".join(lines)
 
 
+def _ranged(curve: ScalingCurve) -> list[tuple[int, Speed]]:
+    """Return the numbers of nodes on which the speed is known, each with it."""
+    pairs = zip(curve.nodes, curve.speeds, strict=True)
+    return [(nodes, one) for nodes, one in pairs if one is not None and one.tokens_per_second_per_gpu is not None]
+
+
 def _draw(axes: Axes, found: Sequence[ScalingCurve]) -> None:
     for curve, (color, marker, dash) in zip(found, LINES, strict=False):
         known = zip(curve.nodes, curve.tokens, curve.fits, strict=True)
         points = [(nodes, value, fits) for nodes, value, fits in known if value is not None]
         axes.plot([nodes for nodes, _, _ in points], [value for _, value, _ in points], color=color, linestyle=dash,
                   linewidth=2)  # fmt: skip
+        bands = [(n, one.tokens_per_second_per_gpu or 0.0, one.range) for n, one in _ranged(curve) if one.range]
+        axes.fill_between(
+            [nodes for nodes, _, _ in bands],
+            [value * span.slowest for _, value, span in bands],
+            [value * span.fastest for _, value, span in bands],
+            color=color, alpha=0.12, linewidth=0,
+        )  # fmt: skip
         for nodes, value, fits in points:
             face = "white" if fits is False else color
             axes.plot(nodes, value, color=color, marker=marker, markersize=9, markerfacecolor=face, markeredgewidth=1.8)

@@ -61,9 +61,9 @@ class OfferDocument(msgspec.Struct, frozen=True, kw_only=True):
     slow_energy_megawatt_hours: Positive | None = None
 
     @property
-    def key(self) -> tuple[str, int]:
-        """The kind of server and the number of nodes, of which a plan has one offer."""
-        return self.server, self.num_nodes
+    def key(self) -> tuple[str, int, TrainSetup]:
+        """The kind of server, the number of nodes, and the setting."""
+        return self.server, self.num_nodes, self.setup
 
 
 class LeftOut(msgspec.Struct, frozen=True, kw_only=True):
@@ -103,6 +103,14 @@ class StatedPriceDocument(msgspec.Struct, frozen=True, kw_only=True):
     currency: str | None = None
 
 
+class OtherCodeDocument(msgspec.Struct, frozen=True, kw_only=True):
+    """The winner's servers with the same model in other code."""
+
+    code: str
+    is_same_setting: bool
+    offer: OfferDocument | None
+
+
 class PlanDocument(msgspec.Struct, frozen=True, kw_only=True):
     """What ``plan --json`` prints. What earlier versions did not write is empty."""
 
@@ -130,6 +138,9 @@ class PlanDocument(msgspec.Struct, frozen=True, kw_only=True):
     servers: tuple[ServerDocument, ...] = ()
     winner_step: DrawnStep | None = None
     cheapest_allowed: OfferDocument | None = None
+    code: str | None = None
+    other_code: OtherCodeDocument | None = None
+    safest: OfferDocument | None = None
 
 
 class PredictedMemory(msgspec.Struct, frozen=True, kw_only=True):

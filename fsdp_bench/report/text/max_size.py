@@ -18,9 +18,10 @@ from fsdp_bench.report.text.prediction import modelled
 from fsdp_bench.report.text.prediction_table import label_columns
 from fsdp_bench.report.text.quantity_text import model_line, quantity_text, value_text
 from fsdp_bench.report.text.setups import PLACES, common_line, hardware_facts, strategy_text, title, varying_fields
-from fsdp_bench.report.text.speed import SPEED_COLUMNS, rests_on, speed_cells
+from fsdp_bench.report.text.speed import SPEED_COLUMNS, rests_on, speed_cells, throughput_text
 from fsdp_bench.report.text.verdict import required_lines
 from fsdp_bench.spec.hardware import Cluster
+from fsdp_bench.spec.setup import Loss, Offload
 from fsdp_bench.spec.units import GIB, format_gib
 
 NONE = "none"
@@ -52,11 +53,36 @@ def report(results: Sequence[HardwareResult], failure: NothingFits | None, optio
 
 def _answer(result: HardwareResult) -> str:
     """Return the answer for one server or GPU, on one line."""
+    if (found := result.on_fewest) is not None:
+        return _fewest_line(result, found)
     if not result.answered:
         return f"{result.title}: unknown what fits (predicted)"
     if result.nothing_fits:
         return f"{result.title}: nothing fits (predicted)"
     return best_line(result, _varying(result))
+
+
+def _fewest_line(result: HardwareResult, found: Prediction) -> str:
+    """Return the fewest GPUs under any setting that a plan tries, and the fewest in the table."""
+    setup = found.question.setup
+    listed = [cell.fits for cell in result.answered if cell.fits is not None]
+    here = f"{min(listed)}" if listed else "none"
+    parts = [setup.strategy.value, setup.api.value, f"checkpointing {setup.checkpointing.value}"]
+    parts += [f"loss {setup.loss.value}"] if setup.loss is not Loss.PLAIN else []
+    parts += [f"offload {setup.offload.value}"] if setup.offload is not Offload.NONE else []
+    parts += ["expandable segments"] if found.question.expandable_segments else []
+    return (
+        f"{result.title}: fewest GPUs on which it fits (predicted): {setup.world_size}, {', '.join(parts)}"
+        f"{_offloaded_speed(found)}; in the settings below {here}"
+    )
+
+
+def _offloaded_speed(found: Prediction) -> str:
+    """Return the speed of a setting that offloads: what fits there may be too slow to be of use."""
+    setup = found.question.setup
+    if setup.offload is Offload.NONE:
+        return ""
+    return f", {throughput_text(found.speed) if found.speed.time.step_seconds else 'tokens/s unknown'}"
 
 
 def _varying(result: HardwareResult) -> list[str]:
@@ -148,7 +174,8 @@ def best_line(result: HardwareResult, varying: Sequence[str]) -> str:
     if best.at is not None and best.at.fits is None:
         node = format_gib(best.at.estimate.host.peak_bytes)
         what += f" if a node has {node} of host memory, which is not known"
-    return f"{result.title}: {what} (predicted): {found}, {title(best.shown, varying)}"
+    speed = _offloaded_speed(best.at) if best.at is not None else ""
+    return f"{result.title}: {what} (predicted): {found}, {title(best.shown, varying)}{speed}"
 
 
 def meaning(result: HardwareResult) -> str:

@@ -10,6 +10,7 @@ from fsdp_bench.plan.purchase.planner import Plan
 from fsdp_bench.plan.ranges import peak_range
 from fsdp_bench.report.table import table_columns, table_lines
 from fsdp_bench.report.text.common import UNKNOWN, fact
+from fsdp_bench.spec.recording.model import code_of, whose_code
 from fsdp_bench.spec.setup import Checkpointing, Loss, Offload, TrainSetup
 from fsdp_bench.spec.units import format_count, format_gib
 
@@ -24,9 +25,9 @@ _NEVER_COMPARED = " *"
 def plan_text(found: Plan) -> str:
     """Return a plan as text; the first line is the answer."""
     winner = found.picked.winner
-    lines = [_answer(found)] if winner is None else [_answer(found), f"  why: {found.reason}", ""]
+    lines = [_answer(found), f"  {_code(found)}"]
     if winner is not None:
-        lines += _facts(winner)
+        lines += [f"  why: {found.reason}", "", *_facts(winner, found.picked.safest)]
         if found.most_useful_nodes is not None:
             most = f"{found.most_useful_nodes} x {winner.cluster.server.name}"
             lines.append(fact("more nodes", f"do not help: beyond {most} training is not faster (predicted)"))
@@ -71,7 +72,25 @@ def _answer(found: Plan) -> str:
     return f"{where} (predicted): {_span(winner)}, {_price_span(winner)}"
 
 
-def _facts(offer: Offer) -> list[str]:
+def _code(found: Plan) -> str:
+    """Return whose code the answer is for, and what the same servers take with the other code."""
+    answered, other = f"for {whose_code(code_of(found.goal.model))}", found.other_code
+    if other is None:
+        return answered
+    said = f"{answered}; with --code {other.code}, {whose_code(other.code)}"
+    if other.offer is None:
+        return f"{said}, nothing fits on these servers"
+    setting = "the same setting" if other.is_same_setting else _short(other.offer)
+    winner = found.picked.winner
+    if winner is not None and other.offer.expandable_segments and not winner.expandable_segments:
+        setting += " with expandable segments"
+    misses = f" ({word.strip()})" if (word := _misses(other.offer)) else ""
+    if found.goal.tokens is None:
+        return f"{said}, {setting}: {other.offer.timed.tokens_per_second_per_gpu:,.0f} tokens/s per GPU"
+    return f"{said}, {setting}: {_span(other.offer)}{misses}, {_price_span(other.offer)}"
+
+
+def _facts(offer: Offer, safest: Offer | None) -> list[str]:
     setup, prediction, goal = offer.timed.setup, offer.prediction, offer.goal
     tokens = f"{format_count(goal.tokens)} tokens, " if goal.tokens is not None else ""
     left, kept = prediction.headroom_bytes, prediction.required_headroom_bytes
@@ -85,6 +104,7 @@ def _facts(offer: Offer) -> list[str]:
         usable = prediction.estimate.available_bytes
         too_much = usable is not None and prediction.needed_bytes * span.highest > usable
         memory += f"; {span.because}{', with which it would not fit' if too_much else ''}"
+        memory += " (the row safest would)" if too_much and safest is not None else ""
     lines = [
         fact("model", f"{goal.model.name}: {goal.model.describe()}"),
         fact("training", f"{tokens}{_batch(setup)}"),
@@ -196,22 +216,22 @@ def _days(days: float) -> str:
 def _rows(found: Plan) -> list[tuple[str, ...]]:
     picked = found.picked
     allowed = "cheapest in time" if found.goal.deadline_seconds is not None else "cheapest within budget"
-    named = {"winner": picked.winner}
+    named = {"winner": picked.winner, "safest": picked.safest}
     if picked.cheapest_allowed is not picked.cheapest:
         named[allowed] = picked.cheapest_allowed
     named |= {"cheapest": picked.cheapest, "fastest": picked.fastest}
     named["fewest nodes"] = picked.fewest_nodes
-    labels: dict[tuple[str, int], list[str]] = {}
-    offers: dict[tuple[str, int], Offer] = {}
+    labels: dict[tuple[str, int, TrainSetup], list[str]] = {}
+    offers: dict[tuple[str, int, TrainSetup], Offer] = {}
     for name, offer in named.items():
         if offer is not None:
-            labels.setdefault(offer.key, []).append(name)
-            offers[offer.key] = offer
+            labels.setdefault(offer.identity, []).append(name)
+            offers[offer.identity] = offer
     for name, several in (("nearest", picked.nearest), ("", picked.pareto)):
         for offer in several:
-            if offer.key not in offers:
-                offers[offer.key] = offer
-                labels[offer.key] = [name] if name else []
+            if offer.identity not in offers:
+                offers[offer.identity] = offer
+                labels[offer.identity] = [name] if name else []
     return [_row(", ".join(labels[key]), offer) for key, offer in offers.items()]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fsdp_bench.plan.ranges import Range
+from fsdp_bench.plan.ranges import LONGER_OVER_PCIE, Range
 from fsdp_bench.plan.speed import Speed
 from fsdp_bench.replay.schedule import StepTime
 from fsdp_bench.replay.step_parts import StepPart
@@ -84,7 +84,7 @@ def _also(name: str, seconds: float | None) -> list[str]:
     return [f"{name} {format_seconds(seconds)}"] if seconds else []
 
 
-PCIE_IS_UNCERTAIN = ", over PCIe perhaps far too fast: two published runs on A10Gs took 3.9 and 8.7 times as long"
+PCIE_IS_UNCERTAIN = f", over PCIe perhaps far too fast: {LONGER_OVER_PCIE}"
 """docs/validation.md, "Rehearsed against what people published"."""
 
 

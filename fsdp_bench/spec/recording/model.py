@@ -253,10 +253,21 @@ class RecordedModel(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 Model = ModelShape | RecordedModel
 """A benchmark model's dimensions, or a recorded model: predictions take either."""
 
+_WHOSE = {
+    "huggingface": "transformers' code",
+    "torchtitan": "torchtitan's code",
+    "benchmark": "the benchmark's own code",
+}
+
 
 def code_of(model: Model) -> str:
-    """Return whose code a model is: ``benchmark``, or what its recording says."""
+    """Return whose code a model is: ``huggingface``, ``torchtitan``, ``benchmark``, or ``module`` for a user's."""
     return model.code.origin.code if isinstance(model, RecordedModel) else "benchmark"
+
+
+def whose_code(code: str) -> str:
+    """Return a code in words: ``transformers' code``."""
+    return _WHOSE.get(code, "your own code")
 
 
 def lora_of(model: Model) -> LoRA | None:

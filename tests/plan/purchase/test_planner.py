@@ -9,9 +9,10 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec.structs import replace as struct_replace
 
 from fsdp_bench.catalog.loader import BUILT_IN
-from fsdp_bench.catalog.lookup import model
+from fsdp_bench.catalog.lookup import in_other_code, model
 from fsdp_bench.plan.purchase.fastest import Timed
 from fsdp_bench.plan.purchase.goal import Goal
 from fsdp_bench.plan.purchase.offer import Offer
@@ -19,7 +20,7 @@ from fsdp_bench.plan.purchase.planner import Plan, kinds_of, plan
 from fsdp_bench.plan.purchase.searched import Kind
 from fsdp_bench.plan.purchase.settings import can_run, micro_batches, settings, setup_of
 from fsdp_bench.plan.question import Question, answer
-from fsdp_bench.plan.ranges import prediction_errors
+from fsdp_bench.plan.ranges import peak_range, prediction_errors
 from fsdp_bench.report.text.plan import _price, _price_span
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.hardware import Cluster
@@ -300,6 +301,37 @@ def test_where_only_the_speed_is_unknown_it_says_on_how_many_nodes_it_may_fit() 
     assert "do not help" not in found.reason
 
 
+def test_gpus_on_pcie_have_a_plan_with_a_wide_range_whether_or_not_processors_are_documented() -> None:
+    asked = replace(goal("1B"), fixed={**ONE_STRATEGY, "checkpointing": Checkpointing.FULL})
+    for name in ("g5.48xlarge", "g6e.48xlarge"):
+        found = plan(asked, [kind(name)], (1, 2)).winner
+        assert found is not None
+        assert found.slow_seconds == pytest.approx(8.7 * (found.seconds or 0.0))
+
+
+@pytest.mark.parametrize(("missing", "nodes", "what"), [("intra_node", 1, "GPUs"), ("inter_node", 2, "nodes")])
+def test_links_without_a_bandwidth_are_named_with_what_measures_them(missing: str, nodes: int, what: str) -> None:
+    where = kind("g6e.48xlarge")
+    where = replace(where, server=struct_replace(where.server, **{missing: None}))
+    found = plan(replace(goal("1B"), fixed=ONE_STRATEGY), [where], (nodes,))
+    assert found.winner is None
+    assert f"nothing says how fast its {what} are connected (fsdp-bench calibrate measures it there)" in found.reason
+    assert f"fsdp-bench predict --server g6e.48xlarge --nodes {nodes} says its memory" in found.reason
+    assert "nothing fits" not in found.reason
+
+
+def test_gpus_on_pcie_do_not_win_before_hardware_that_was_compared_with_runs() -> None:
+    cheap = kind("g6e.48xlarge")
+    assert cheap.price is not None
+    cheap = replace(cheap, price=struct_replace(cheap.price, on_demand_per_hour=0.1))
+    asked = replace(goal("1B"), fixed={**ONE_STRATEGY, "checkpointing": Checkpointing.FULL})
+    found = plan(asked, [cheap, kind("p4d.24xlarge")], (1,)).picked
+    assert found.winner is not None
+    assert found.cheapest is not None
+    assert found.winner.cluster.server.name == "p4d.24xlarge"
+    assert found.cheapest.cluster.server.name == "g6e.48xlarge"
+
+
 def test_hardware_that_was_compared_with_runs_wins_before_other_hardware() -> None:
     asked = replace(goal("1B", deadline_seconds=30 * 86_400.0), fixed=ONE_STRATEGY)
     found = plan(asked, [kind("p5en.48xlarge"), kind("p5.48xlarge")], (1, 2))
@@ -318,3 +350,56 @@ def test_energy_is_that_of_the_slow_end() -> None:
     watts = found.cluster.server.power_watts
     assert watts is not None
     assert found.slow_megawatt_hours == pytest.approx(watts * found.slow_seconds / 3.6e9)  # joules of a MWh
+
+
+def test_a_plan_says_what_its_servers_take_with_the_other_code() -> None:
+    """The winner's setting if it fits, else the best that does: what a plan for that code on these servers finds."""
+    own, other = model("Llama-3.1-8B", 2048), model("Llama-3.1-8B", 2048, code="huggingface")
+    for size, fits in ((1, True), (2, False)):  # 2 sequences of the benchmark's code fit without checkpointing
+        fixed = {**ONE_STRATEGY, "loss": Loss.PLAIN, "micro_batch_size": size}
+        some = {"checkpointing": (Checkpointing.NONE, Checkpointing.FULL)}
+        asked = Goal(model=own, other=other, fixed=fixed, open=some, tokens=10**10)
+        where = [kind("p4d.24xlarge")]
+        beside, alone = (plan(each, where, (4,)) for each in (asked, replace(asked, model=other, other=None)))
+        assert beside.other_code is not None
+        assert beside.other_code.is_same_setting is fits
+        assert beside.other_code.offer is not None
+        assert alone.winner is not None
+        assert beside.other_code.offer.cost == pytest.approx(alone.winner.cost)
+
+
+def test_a_model_without_other_code_has_one_price() -> None:
+    assert in_other_code("Qwen3-8B", model("Qwen3-8B", 2048), 2048) is None
+    llama = model("Llama-3.1-8B", 2048)
+    other = in_other_code("Llama-3.1-8B", llama, 2048)
+    assert other is not None
+    assert in_other_code("Llama-3.1-8B", other, 2048) == llama
+
+
+def test_the_safest_offer_fits_with_the_highest_peak_that_other_code_took_and_meets_the_deadline() -> None:
+    fixed = {**FIXED, "strategy": ShardingStrategy.FULL_SHARD, "api": Api.FSDP2}
+    asked = replace(goal("Llama-2-7B"), fixed=fixed)
+    free = plan(asked, [kind("p4d.24xlarge")], (1,)).picked
+    assert free.winner is not None
+    assert free.safest is not None
+    span = peak_range(compiled=False)
+    assert span is not None
+    assert not free.winner.fits_if_higher(span.highest)
+    usable = free.safest.prediction.estimate.available_bytes
+    assert usable is not None
+    assert free.safest.prediction.needed_bytes * span.highest <= usable
+    assert (free.safest.cost or 0.0) >= (free.winner.cost or 0.0)
+    days = (free.winner.slow_seconds or 0.0) * 1.01  # in which the winner alone ends on one node
+    late = plan(replace(asked, deadline_seconds=days), [kind("p4d.24xlarge")], (1, 2, 3)).picked
+    assert late.winner is not None
+    assert late.winner.cluster.num_nodes == 1
+    assert late.safest is not None
+    assert late.safest.meets_deadline
+    assert late.safest.cluster.num_nodes == 2
+
+
+def test_a_winner_that_leaves_enough_is_the_safest() -> None:
+    fixed = {**ONE_STRATEGY, "checkpointing": Checkpointing.FULL, "micro_batch_size": 1}
+    picked = plan(replace(goal("1B"), fixed=fixed), [kind("p4d.24xlarge")], (1,)).picked
+    assert picked.winner is not None
+    assert picked.safest is picked.winner

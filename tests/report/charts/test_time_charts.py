@@ -91,6 +91,20 @@ def test_a_curve_is_what_predict_says_on_that_many_nodes() -> None:
     assert hybrid.tokens[-1] == speed(model, setups[1], cluster(4)).tokens_per_second_per_gpu
 
 
+def test_a_curve_has_a_band_to_both_ends_of_its_range() -> None:
+    questions = [Question(loader.model("gpt2").shape(), TrainSetup(world_size=16, precision=MIXED), cluster(2))]
+    (curve,) = scaling_curves(questions)
+    figure = scaling_figure(questions)
+    (axes,) = figure.axes
+    (band,) = axes.collections
+    ends = sorted({y for _, y in band.get_paths()[0].vertices})
+    spans = [(one.tokens_per_second_per_gpu, one.range) for one in curve.speeds if one is not None]
+    expected = [tokens * end for tokens, span in spans for end in (span.slowest, span.fastest)]
+    assert ends == pytest.approx(sorted(expected))
+    assert "bands: 95% of 60 published" in text_of_quantity(figure)
+    assert_texts_are_inside_and_apart(figure)
+
+
 def test_points_of_a_curve_that_do_not_fit_are_white_and_named() -> None:
     """gpt2-xl in fp32 on cards of 8 GiB: 16 bytes of 1.56e9 parameters, over 8 GPUs 3.1 GB, over one 25 GB."""
     small = msgspec.structs.replace(loader.gpu("A100-SXM-40GB"), usable_memory_bytes=8 * GIB)

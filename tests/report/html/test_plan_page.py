@@ -101,7 +101,7 @@ def test_an_offer_without_a_known_price_or_range_has_none(tmp_path: Path) -> Non
     costs = ("cost", "fast_cost", "slow_cost", "fast_seconds", "price_per_hour")
     nothing = dict.fromkeys((*costs, "range_because", "tokens_per_second_per_gpu_range"))
     winner = {**json.loads(plan_text())["winner"], **nothing}
-    others = ("cheapest_allowed", "cheapest", "fastest", "fewest_nodes")
+    others = ("safest", "cheapest_allowed", "cheapest", "fastest", "fewest_nodes")
     alone = {**dict.fromkeys(others), "pareto": [], "servers": []}
     parsed = page(plan_file(tmp_path, winner=winner, num_offers=1, **alone))
     assert parsed.column("price, fast end")[0] == ("unknown", "")

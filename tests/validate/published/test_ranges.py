@@ -39,6 +39,16 @@ def test_a_range_is_what_published_runs_reached_and_none_where_nothing_was_compa
         assert range_of(BUILT_IN.gpu(name), SETUP) is None
 
 
+def test_over_pcie_the_slow_end_is_the_slowest_published_run() -> None:
+    """A picture of 2022 has 5.5594 s a step of less_2b_bs4; rehearsed it takes 0.64 s (docs/validation.md)."""
+    found = range_of(BUILT_IN.gpu("A10G"), SETUP, is_over_pcie=True)
+    assert found is not None
+    assert found.slowest == pytest.approx(0.64 / 5.5594, rel=0.01)
+    assert found.fastest == 1
+    assert not found.is_like_published
+    assert range_of(BUILT_IN.gpu("A10G"), msgspec.structs.replace(SETUP, precision=FP32), is_over_pcie=True) is None
+
+
 @pytest.mark.parametrize(
     "change",
     [

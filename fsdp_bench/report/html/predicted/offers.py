@@ -17,7 +17,7 @@ TENTHS_BELOW = 10
 
 def offers_of(plan: PlanDocument) -> list[OfferDocument]:
     """Return every offer once, the winner first."""
-    named = (plan.winner, plan.cheapest_allowed, plan.cheapest, plan.fastest, plan.fewest_nodes)
+    named = (plan.winner, plan.safest, plan.cheapest_allowed, plan.cheapest, plan.fastest, plan.fewest_nodes)
     found = (one for one in (*named, *plan.pareto, *plan.nearest) if one is not None)
     return list({one.key: one for one in found}.values())
 
@@ -82,8 +82,8 @@ def speed_text(offer: OfferDocument) -> str:
 
 def _labels(plan: PlanDocument, offer: OfferDocument) -> str:
     allowed = "cheapest within the budget" if plan.deadline_seconds is None else "cheapest in time"
-    named = {"winner": plan.winner, allowed: plan.cheapest_allowed, "cheapest": plan.cheapest, "fastest": plan.fastest}
-    named["fewest nodes"] = plan.fewest_nodes
+    named = {"winner": plan.winner, "safest": plan.safest, allowed: plan.cheapest_allowed}
+    named |= {"cheapest": plan.cheapest, "fastest": plan.fastest, "fewest nodes": plan.fewest_nodes}
     words = [name for name, one in named.items() if one is not None and one.key == offer.key]
     return ", ".join(words or (["nearest"] if any(one.key == offer.key for one in plan.nearest) else []))
 

@@ -36,6 +36,7 @@ from fsdp_bench.report.html.step import breakdown_bars, lanes_of, memory_plot
 from fsdp_bench.report.text.common import UNKNOWN
 from fsdp_bench.report.text.setups import setup_line
 from fsdp_bench.spec.hardware import Source
+from fsdp_bench.spec.recording.model import whose_code
 from fsdp_bench.spec.units import format_count, format_gib
 
 
@@ -140,6 +141,7 @@ def _conditions(plan: PlanDocument) -> tuple[Block, ...]:
     winner = plan.winner
     known = [
         ("model", plan.model + (f": {plan.model_description}" if plan.model_description else "")),
+        ("code", "" if plan.code is None else _code(plan, plan.code)),
         ("tokens", UNKNOWN if plan.tokens is None else format_count(plan.tokens)),
         ("deadline", "" if plan.deadline_seconds is None else f"{days_text(plan.deadline_seconds)} days"),
         ("budget", "" if plan.budget is None else money_text(plan.budget)),
@@ -157,6 +159,21 @@ def _conditions(plan: PlanDocument) -> tuple[Block, ...]:
     ]
     facts = Facts(tuple((name, value) for name, value in known if value))
     return (facts, *([_server_table(plan)] if plan.servers else []))
+
+
+def _code(plan: PlanDocument, code: str) -> str:
+    """Return whose code the plan is for, and what the winner's servers take with the other code."""
+    other, answered = plan.other_code, whose_code(code)
+    if other is None:
+        return answered
+    if other.offer is None:
+        return f"{answered}; with {whose_code(other.code)} nothing fits on the winner's servers"
+    setup = other.offer.setup
+    which = "the same setting" if other.is_same_setting else f"{setup.strategy.value} {setup.api.value}"
+    speed = f"{speed_text(other.offer)} tokens/s per GPU"
+    if other.offer.seconds is not None:
+        speed = f"{days_span(other.offer)} days, {cost_span(plan, other.offer)}"
+    return f"{answered}; with {whose_code(other.code)}, {which}: {speed}"
 
 
 def _energy(winner: OfferDocument) -> str:
