@@ -53,7 +53,7 @@ def validate_rehearsals(
     # Compiling a deep model takes minutes where other work runs beside it.
     run = RunPlan(communication_steps=0, attention="flash", emulate=True, rehearsed_on=gpu, timeout_seconds=1800.0)
     specs = [
-        TrialSpec(id=str(number), model=_trained(cell), setup=cell.setup, run=run, device="cuda")
+        TrialSpec(id=str(number), model=trained_model(cell), setup=cell.setup, run=run, device="cuda")
         for number, cell in enumerate(cells)
     ]
     comparisons, whose = [], " of Hugging Face's code" if code == "huggingface" else ""
@@ -73,7 +73,7 @@ def _cells(
     return _draw_architectures(count, seed, model_type)
 
 
-def _trained(cell: Cell | ArchitectureCell) -> TrainedModel:
+def trained_model(cell: Cell | ArchitectureCell) -> TrainedModel:
     """Return the model of a cell as trials have it."""
     if isinstance(cell, Cell):
         return cell.model
@@ -100,7 +100,7 @@ def _draw_architectures(count: int, seed: int, model_type: str | None) -> list[A
 
 
 def _can_be_rehearsed(cell: ArchitectureCell) -> bool:
-    trained = _trained(cell)
+    trained = trained_model(cell)
     assert isinstance(trained, ModelCode)
     return not cell.setup.precision.needs_grad_scaler and trained.why_impossible(cell.setup, "cuda") is None
 

@@ -64,6 +64,8 @@ def config(**changed: Any) -> dict[str, Any]:
         ({"attention_dropout": 0.1}, "attention_dropout True, recorded with None"),
         ({"architectures": ["Qwen2ForTokenClassification"]}, "recorded was Qwen2ForCausalLM"),
         ({"quantization_config": {"bits": 4}}, "quantization_config"),
+        ({"hidden_size": 28 * 100}, "head_width 'no multiple of 8', recorded with None"),
+        ({"hidden_size": 28 * 18}, "head_width 'no multiple of 4', recorded with None"),
         ({"rope_scaling": {"rope_type": "longrope"}}, "rope_scaling ['longrope']"),
         ({"num_hidden_layers": 1}, "num_hidden_layers: 1 is not allowed"),
         ({"num_hidden_layers": [28]}, "num_hidden_layers: [28] is not allowed; a positive whole number"),

@@ -52,6 +52,8 @@ SIZES = (
 )
 """Fields that are symbols in formulas."""
 
+_HEAD_WIDTHS = ("head_dim", "d_kv", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+
 WINDOWS = ("sliding_window", "attention_chunk_size", "local_attention")
 """Fields that say how many tokens some layers see. Which code runs depends on whether sequences are longer."""
 
@@ -249,9 +251,20 @@ def settings(full: Mapping[str, Any]) -> dict[str, Any]:
     found |= {name: full.get(name) is not None for name in _ONLY_WHETHER}
     heads, kv_heads = _number(full, *HEADS), full["num_key_value_heads"]
     found["key_value_heads"] = "one" if kv_heads == 1 else "all" if kv_heads == heads else "some"
+    found["head_width"] = _uneven_heads(full)
     found["one_expert_per_token"] = full.get("num_experts_per_tok") == 1
     found |= _rotary(full)
     return {name: value for name, value in sorted(found.items()) if value not in (None, False, 0, 0.0, "", [], {})}
+
+
+def _uneven_heads(full: Mapping[str, Any]) -> str | None:
+    """Return which multiples a head's width is not, where that decides what attention runs; None for multiples of 8.
+
+    FlashAttention pads heads to a multiple of 8 (pad_last_dim, aten/src/ATen/native/transformers/attention.cpp).
+    Memory-efficient attention takes multiples of 8 in 16 bits and of 4 in fp32 (check_head_dim_size_mem_efficient).
+    """
+    widths = [full[name] for name in _HEAD_WIDTHS if type(full.get(name)) is int]
+    return next((f"no multiple of {n}" for n in (4, 8) if any(width % n for width in widths)), None)
 
 
 def _is_token(name: str) -> bool:

@@ -73,27 +73,40 @@ def _attention(
     enable_gqa: bool = False,
 ) -> Tensor:
     """Replace aten::scaled_dot_product_attention; tensors are B, H, S, E."""
-    grouped = query.shape[-3] != key.shape[-3]
-    width = query.shape[-1]
+    width, half = query.shape[-1], query.dtype in _HALF
+    grouped, square = query.shape[-3] != key.shape[-3], query.shape[-2] == key.shape[-2]
     same_width = width == value.shape[-1]  # sdp_utils: check_head_dim_size_flash
-    if query.dim() == 4 and query.dtype in _HALF and attn_mask is None and width <= 256 and same_width:
+    if query.dim() == 4 and half and attn_mask is None and width <= 256 and same_width and (square or not is_causal):
         padding = -width % 8
-        if padding:  # sdp_utils: pad_last_dim<8>; the scale stays that of the unpadded width
+        if padding:  # pad_last_dim<8>; the scale stays that of the unpadded width
             query, key, value = (F.pad(tensor, (0, padding)) for tensor in (query, key, value))
             scale = scale or width**-0.5
         flash = torch.ops.aten._scaled_dot_product_flash_attention
         out: Tensor = flash(query, key, value, dropout_p, is_causal, False, scale=scale)[0]
         return out[..., :width] if padding else out
     allowed = torch.backends.cuda.mem_efficient_sdp_enabled()  # sdpa_kernel() of the code itself may leave it out
-    if allowed and query.dim() == 4 and not grouped and width * query.element_size() % 16 == 0:
+    aligned = not any(tensor.shape[-1] * tensor.element_size() % 16 for tensor in (query, key, value))
+    if allowed and query.dim() == 4 and not grouped and aligned:
         efficient = torch.ops.aten._scaled_dot_product_efficient_attention
         graph = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (query, key, value))
-        if attn_mask is not None:
-            attn_mask = attn_mask.expand(*query.shape[:3], key.shape[-2])
-        result: Tensor = efficient(query, key, value, attn_mask, graph, dropout_p, is_causal, scale=scale)[0]
+        bias = None if attn_mask is None else _bias(attn_mask, query, key)
+        result: Tensor = efficient(query, key, value, bias, graph, dropout_p, is_causal, scale=scale)[0]
         return result
     plain: Tensor = unfused(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
     return plain
+
+
+def _bias(mask: Tensor, query: Tensor, key: Tensor) -> Tensor:
+    """Return a mask as memory-efficient attention takes and saves it: in the dtype of the queries, rows padded to 8.
+
+    aten/src/ATen/native/transformers/attention.cpp: convert_boolean_attn_mask, preprocess_mask.
+    """
+    if mask.dtype is torch.bool:
+        mask = torch.where(mask, 0.0, torch.scalar_tensor(-torch.inf, dtype=query.dtype, device=query.device))
+    length = mask.shape[-1]
+    if length % 8:
+        mask = F.pad(mask, (0, -length % 8))[..., :length]
+    return mask.expand(*query.shape[:3], key.shape[-2])
 
 
 def _efficient_attention(

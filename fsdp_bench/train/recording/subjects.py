@@ -82,6 +82,8 @@ def architecture(config: Mapping[str, Any], sequence_length: int, only: int | No
     """
     kind = config_class(str(config.get("model_type")))
     full = complete(config, kind)
+    if "head_width" in settings(full):
+        raise SpecError("head_width: only heads that are a multiple of 8 wide are recorded for all sizes")
     side, layers, made = side_of(full, sequence_length), layers_to_record(full), models(full)
     given = [buildable(each, kind, layers, WINDOW if side == "beyond" else 1 << 20) for each in made]
     values = [{**symbols(each), **batch} for each, batch in zip(made, batches(0, only), strict=True)]

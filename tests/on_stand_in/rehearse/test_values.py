@@ -46,6 +46,29 @@ def test_small_integers_are_those_of_training(tmp_path: Path) -> None:
     assert found.document["num_known_reads"] > 8
 
 
+def test_a_small_gather_allocates_nothing_and_holds_the_values_of_every_rank(tmp_path: Path) -> None:
+    found = _run(
+        tmp_path,
+        """
+        import torch
+        import torch.distributed as dist
+        dist.init_process_group("nccl")
+        given = torch.tensor([3, 1, 2]).cuda()
+        whole, floats = torch.empty(24, dtype=torch.int64, device="cuda"), torch.empty(1000, device="cuda")
+        parts = [torch.empty_like(floats) for _ in range(8)]
+        sharded = torch.empty(8000, device="cuda")
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        dist.all_gather_into_tensor(whole, given)
+        dist.all_gather_into_tensor(sharded, floats)
+        dist.all_gather(parts, floats)
+        assert torch.cuda.max_memory_allocated() == before, torch.cuda.max_memory_allocated() - before
+        assert whole.tolist() == [3, 1, 2] * 8
+        """,
+    )
+    assert found.code == 0, found.output
+
+
 def test_unknown_values_that_the_script_reads_are_named_with_their_line(tmp_path: Path) -> None:
     found = _run(
         tmp_path,

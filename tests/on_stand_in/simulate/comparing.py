@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from msgspec.structs import replace
 
 from fsdp_bench.spec.record import RunPlan, TrialSpec
 from fsdp_bench.sweep.rehearsals import rehearsals
 from fsdp_bench.sweep.run.rehearsed import rehearsed_gpu
 from fsdp_bench.validate.memory import MemoryComparison, compare_with_rehearsal
+from fsdp_bench.validate.random_architectures import ArchitectureCell
 from fsdp_bench.validate.random_setups import Cell
+from fsdp_bench.validate.rehearsal import trained_model
 
 
-def against_rehearsals(cells: list[Cell]) -> list[MemoryComparison]:
+def against_rehearsals(cells: Sequence[Cell | ArchitectureCell]) -> list[MemoryComparison]:
     """Compare predictions with rehearsals of rank 0; leave out setups with a gradient scaler."""
     gpu = rehearsed_gpu("H200")
     run = RunPlan(communication_steps=0, attention="flash", emulate=True, rehearsed_on=gpu)
     cells = [replace(cell, rank=0) for cell in cells if not cell.setup.precision.needs_grad_scaler]
     specs = [
-        TrialSpec(id=str(number), model=cell.model, setup=cell.setup, run=run, device="cuda")
+        TrialSpec(id=str(number), model=trained_model(cell), setup=cell.setup, run=run, device="cuda")
         for number, cell in enumerate(cells)
     ]
     return [
