@@ -146,12 +146,12 @@ def test_values_out_of_range_name_the_field_the_value_and_what_is_allowed(fields
         (TrainSetup(api=Api.FSDP2, use_orig_params=False), "cuda", "needs fsdp1"),
         (TrainSetup(precision=Precision("fp16", "fp16", "fp16")), "cuda", "fp16-mixed"),
         (
-            TrainSetup(api=Api.FSDP2, strategy=S.NO_SHARD, precision=Precision("bf16", "bf16", "fp32")),
+            TrainSetup(api=Api.FSDP2, strategy=S.NO_SHARD, world_size=2, precision=Precision("bf16", "bf16", "fp32")),
             "cuda",
             "use fsdp1",
         ),
         (
-            TrainSetup(api=Api.FSDP2, strategy=S.NO_SHARD, precision=Precision("fp32", "bf16", "bf16")),
+            TrainSetup(api=Api.FSDP2, strategy=S.NO_SHARD, world_size=2, precision=Precision("fp32", "bf16", "bf16")),
             "cpu",
             "needs NCCL",
         ),
