@@ -33,7 +33,7 @@ CODES = ("huggingface", "torchtitan", "benchmark")
 POSITIONS = {Family.LLAMA: 4096, Family.GPT2: 1024}
 """Positions of the ladder's models. For a longer sequence the model gets as many positions as the sequence is long."""
 
-_SIZE = re.compile(r"\s*[0-9]+(\.[0-9]+)?\s*[kmbt]?\s*", re.IGNORECASE)
+SIZE = re.compile(r"\s*[0-9]+(\.[0-9]+)?\s*[kmbt]?\s*", re.IGNORECASE)
 """A number of parameters as users write it: ``7B``, ``124m``."""
 
 
@@ -126,7 +126,7 @@ def model(
             config = read_config(Path(name))
             return recorded_architecture(config, sequence_length, config_name(config, Path(name)), folder)
         shape = read_hf_config(Path(name))
-    elif _SIZE.fullmatch(name):
+    elif SIZE.fullmatch(name):
         family = Family(family)
         shape = nearest_size(family, parse_count(name, "model"), positions=max(sequence_length, POSITIONS[family]))
         return with_code(shape, sequence_length, code) if code in FOLDERS else shape
@@ -140,6 +140,19 @@ def model(
             f"seq: {sequence_length} is not allowed; {shape.name} has {shape.max_position_embeddings} learned positions"
         )
     return shape
+
+
+def named_config(named: str | Path, catalog: Catalog = BUILT_IN) -> tuple[dict[str, Any], str]:
+    """Return the config.json of a model of the catalogue or of a file, and the model's name.
+
+    Raises:
+        SpecError: for a file that is none, and an unknown name.
+    """
+    if isinstance(named, Path) or named.endswith(".json"):
+        config = read_config(Path(named))
+        return config, config_name(config, Path(named))
+    entry = catalog.model(named)
+    return entry.hf_config(), entry.name
 
 
 def with_code(shape: ModelShape, sequence_length: int, code: str | None) -> RecordedModel:

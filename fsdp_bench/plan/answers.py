@@ -6,11 +6,12 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any
 
+from fsdp_bench.plan.defaults import assumptions, code_of
 from fsdp_bench.plan.estimate import Estimate, Verdict
 from fsdp_bench.plan.search.search import SearchResult
 from fsdp_bench.plan.speed import Speed
 from fsdp_bench.spec.codec import to_builtins
-from fsdp_bench.spec.recording.model import Model, RecordedModel
+from fsdp_bench.spec.recording.model import Model
 from fsdp_bench.spec.setup import (
     Checkpointing,
     Offload,
@@ -44,7 +45,7 @@ class TimedEstimate(Estimate):
         return {
             "source": "predicted",
             "model": self.model.name,
-            "code": _code(self.model),
+            "code": code_of(self.model).name,
             "num_parameters": self.model.num_parameters,
             "server": self.cluster.server.name if self.cluster else None,
             "gpu": self.gpu.name if self.gpu else None,
@@ -61,9 +62,11 @@ class TimedEstimate(Estimate):
 
     def _lines(self) -> list[tuple[str, str]]:
         memory = self.memory
-        code = [] if _code(self.model) == "benchmark" else [("code", self.model.describe())]
+        code = [] if code_of(self.model).name == "benchmark" else [("code", self.model.describe())]
+        assumed = "; ".join(assumptions(self.model, self.setup))
         server = [("server", f"{self.cluster.num_nodes} x {self.cluster.server.name}")] if self.cluster else []
         return [
+            *([("as the Trainer", assumed)] if assumed else []),
             *code,
             *server,
             ("peak allocated", f"{format_gib(memory.peak_allocated_bytes)} in {memory.peak_phase}"),
@@ -99,11 +102,6 @@ class LargestModel(SearchResult):
         place = "GPU" if limit.place == "card" else limit.place
         short = f"  {self.beyond.model.name} is short of {place} memory in {limit.phase}"
         return "\n".join([*lines, f"{short}, most of it {limit.category.replace('_', ' ')}"])
-
-
-def _code(model: Model) -> str:
-    """Return whose code was predicted."""
-    return model.code.origin.code if isinstance(model, RecordedModel) else "benchmark"
 
 
 def _setup_text(setup: TrainSetup) -> str:

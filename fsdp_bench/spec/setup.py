@@ -482,7 +482,7 @@ def impossible(setup: TrainSetup, device: str) -> str | None:
         if setup.api is Api.FSDP1 and setup.gradient_accumulation_steps > 1 and setup.sync_every_micro_batch:
             return (
                 "FSDP1's CPUOffload loses gradients that are accumulated outside no_sync (torch's documentation of"
-                " FullyShardedDataParallel); sync_every_micro_batch = false, or api fsdp2"
+                " FullyShardedDataParallel); use no_sync (--no-sync, sync_every_micro_batch = false), or api fsdp2"
             )
         if setup.api is Api.FSDP1 and device == "cpu":
             return "FSDP1's CPUOffload needs an accelerator to offload from; api fsdp2 offloads on a CPU too"

@@ -44,6 +44,8 @@ def max_size_page(servers: Sequence[MaxSizeDocument]) -> Page:
         setting = " ".join(scalar(cell.setup.get(field)) for field in ("strategy", "api", "precision"))
         answer = f"{_value(one, cell.fits_value)} with {setting} on {hardware_of(one.server)} ({one.source})"
     facts = [("hardware", hardware_of(one.server)) for one in servers]
+    assumed = dict.fromkeys(each for one in servers for cell in one.cells for each in cell.assumptions)
+    facts += [("as the Trainer", "; ".join(assumed))] if assumed else []
     facts += [("fits", first.fits_means)] if first.fits_means else []
     facts += [("PyTorch", f"{first.torch or UNKNOWN}, as modelled"), ("source", f"{first.source}, no GPU was used")]
     return Page(

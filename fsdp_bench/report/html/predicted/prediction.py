@@ -246,6 +246,7 @@ def _conditions(one: PredictionDocument) -> Facts:
         ("kernels", one.kernels or UNKNOWN),
         ("PyTorch", f"{one.torch or UNKNOWN}, as modelled"),
         ("source", f"{one.source}: a simulation of the training step; no GPU was used"),
+        ("as the Trainer", "; ".join(one.assumptions)),
         *(("note", note) for note in one.notes or ()),
     ]
     return Facts(tuple((name, value) for name, value in facts if value))

@@ -1,4 +1,4 @@
-"""Records a model's code in a subprocess, which imports torch, and keeps recordings in a cache."""
+"""Finds a model, or records its code in a subprocess, which imports torch, and keeps the recording in a cache."""
 
 from __future__ import annotations
 
@@ -14,18 +14,21 @@ from typing import Any
 
 import msgspec
 
-from fsdp_bench.catalog.recorded import read_recorded
+from fsdp_bench.catalog.architectures import NotRecorded
+from fsdp_bench.catalog.loader import BUILT_IN, Catalog
+from fsdp_bench.catalog.lookup import model as find_model
+from fsdp_bench.catalog.lookup import named_config
+from fsdp_bench.catalog.recorded import read_recorded, recorded_model
 from fsdp_bench.spec.codec import to_builtins, write_atomically
 from fsdp_bench.spec.errors import FsdpBenchError, MachineError
 from fsdp_bench.spec.exit_codes import ExitCode
 from fsdp_bench.spec.lora import LoRA
 from fsdp_bench.spec.recording.config import loops_over_sequence
+from fsdp_bench.spec.recording.model import Model
 from fsdp_bench.spec.recording.recorded import FORMAT_VERSION, RecordedCode
 from fsdp_bench.spec.recording.request import RecordingAnswer, RecordingSpec
 from fsdp_bench.spec.recording.variants import KINDS_WITH_FROZEN
-from fsdp_bench.spec.subprocesses.own_python import own_python
-from fsdp_bench.sweep.launchers.start import worker_environment
-from fsdp_bench.sweep.machine import torch_version
+from fsdp_bench.spec.subprocesses.own_python import own_environment, own_python
 
 _RECORDER = ("recording", "dry_run", "models")
 """The folders of train/ whose code decides what is recorded."""
@@ -46,7 +49,7 @@ def record(spec: RecordingSpec, progress: Callable[[str], None] = lambda what: N
         MachineError: if torch or transformers is missing, or the code cannot be recorded; with the reason.
         RecordingError: if PyTorch's code fails.
     """
-    if torch_version() is None:
+    if _version("torch") is None:
         what, extras = ("torch", "train") if spec.config is None else ("torch and transformers", "train,hf")
         raise MachineError(f"recording a model needs {what}: pip install 'fsdp-bench[{extras}]'")
     last = ""
@@ -56,7 +59,7 @@ def record(spec: RecordingSpec, progress: Callable[[str], None] = lambda what: N
             stdin=subprocess.PIPE,
             stdout=output,
             stderr=subprocess.PIPE,
-            env=worker_environment(),
+            env=own_environment(),
         )
         assert process.stdin is not None
         assert process.stderr is not None
@@ -128,6 +131,55 @@ def recorded_config(
     return recorded
 
 
+def found_or_recorded(
+    named: str | Path,
+    sequence_length: int,
+    catalog: Catalog = BUILT_IN,
+    code: str | None = None,
+    lora: LoRA | None = None,
+    activation_offload: bool = False,
+    progress: Callable[[str], None] = lambda what: None,
+) -> Model:
+    """Return a model of the catalogue or of a config.json; record Hugging Face's code of which no recording holds.
+
+    Args:
+        named: a name of the catalogue, or the path of a config.json.
+        sequence_length: tokens of a sequence.
+        catalog: where to look.
+        code: whose code, as ``catalog.lookup.model`` takes it.
+        lora: PEFT's adapters to put in.
+        activation_offload: whether to record, too, what offloaded activations need.
+        progress: called with each variant that is begun.
+
+    Raises:
+        SpecError: as ``catalog.lookup.model``.
+        MachineError: as ``record``, with the reason why it has to be recorded.
+    """
+    try:
+        if lora is not None:
+            raise NotRecorded(f"{named} with {lora.title} was not recorded")
+        return find_model(named, sequence_length, catalog=catalog, code=code)
+    except NotRecorded as why:
+        if code == "torchtitan":
+            raise
+        config, name = named_config(named, catalog)
+        try:
+            recorded = recorded_config(config, sequence_length, progress, lora, activation_offload)
+        except MachineError as error:
+            raise MachineError(f"{why}; {error}") from None
+        return recorded_model(recorded, name if lora is None else f"{name} with {lora.title}")
+
+
+def _version(package: str) -> str | None:
+    """Return the version of an installed package; None if it is not installed."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
 def cache_folder() -> Path:
     """Return where recordings are kept: in XDG_CACHE_HOME, else in ~/.cache."""
     home = os.environ.get("XDG_CACHE_HOME")
@@ -136,14 +188,8 @@ def cache_folder() -> Path:
 
 def _digest(spec: RecordingSpec) -> str:
     """Return a name for what decides a recording: the config, the variants, the recorder, the versions of what runs."""
-    from importlib.metadata import PackageNotFoundError, version
-
-    versions = []
-    for package in ("torch", "transformers", *(spec.lora.packages if spec.lora is not None else ())):
-        try:
-            versions.append(version(package))
-        except PackageNotFoundError:
-            versions.append("")
+    packages = ("torch", "transformers", *(spec.lora.packages if spec.lora is not None else ()))
+    versions = [_version(package) or "" for package in packages]
     kinds = [kind.name for kind in KINDS_WITH_FROZEN]
     data = msgspec.json.encode([to_builtins(spec), versions, FORMAT_VERSION, kinds], order="sorted")
     digest, train = hashlib.sha256(data), Path(__file__).parent.parent / "train"
