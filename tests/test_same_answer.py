@@ -123,11 +123,13 @@ def test_a_plan_has_the_fewest_nodes_that_fit(where: str, size: str, setting: di
     assert (planned and planned.cluster.num_nodes) == min(fitting, default=None)
 
 
-HUGGING_FACE: dict[str, Any] = {"model": "gpt2", "code": "huggingface", "precision": "bf16-mixed"}
+HUGGING_FACE: dict[str, Any] = {"model": "gpt2", "code": "huggingface", "gpu_memory": "6GiB"}
 """What has Hugging Face's code."""
 TRAINER = [
     pytest.param({"server": "g5.48xlarge"}, {}, {"api": "fsdp2", "strategy": "FULL_SHARD"}, "--api fsdp1", id="fsdp2"),
-    pytest.param({"server": "g5.48xlarge"}, {"api": "fsdp1"}, {"api": "fsdp1"}, None, id="fsdp1 stated"),
+    pytest.param(
+        {"server": "g5.48xlarge"}, {"api": "fsdp1"}, {"api": "fsdp1"}, None, id="fsdp1 stated", marks=pytest.mark.slow
+    ),
     pytest.param(
         {"server": "g5.48xlarge"},
         {"accumulate": 4},
@@ -141,6 +143,7 @@ TRAINER = [
         {"gradient_accumulation_steps": 4, "sync_every_micro_batch": True},
         None,
         id="synchronization stated",
+        marks=pytest.mark.slow,
     ),
     pytest.param(
         {"server": "g5.48xlarge", "gpus_per_node": 1},
@@ -155,6 +158,7 @@ TRAINER = [
         {"api": "fsdp1", "strategy": "FULL_SHARD"},
         None,
         id="FSDP on one GPU stated",
+        marks=pytest.mark.slow,
     ),
 ]
 """Where, what the user states, the setup that is meant, and the option that the assumption names."""
@@ -167,9 +171,9 @@ def test_hugging_faces_code_is_trained_as_the_trainer_trains_it_in_every_answer(
     """TrainingArguments and Trainer of transformers 5.23, as plan/defaults.py cites them."""
     options = {**HUGGING_FACE, **where, **stated}
     found = [ask("predict", **options)]
-    found += ask("max-size", of="micro_batch_size", **{"strategy": meant.get("strategy", "FULL_SHARD"), **options})[
-        "cells"
-    ]
+    found += ask(
+        "max-size", "--no-time", of="micro_batch_size", **{"strategy": meant.get("strategy", "FULL_SHARD"), **options}
+    )["cells"]
     names = {"accumulate": "gradient_accumulation_steps"}
     fields = {names.get(name, name): value == "on" if value == "on" else value for name, value in stated.items()}
     python = estimate(**HUGGING_FACE, **where, **fields)
@@ -180,7 +184,9 @@ def test_hugging_faces_code_is_trained_as_the_trainer_trains_it_in_every_answer(
     assert python.memory.peak_allocated_bytes == found[0]["memory"]["peak_allocated_bytes"]
 
 
-@pytest.mark.parametrize(("code", "is_trainer"), [("huggingface", True), ("benchmark", False)])
+@pytest.mark.parametrize(
+    ("code", "is_trainer"), [("huggingface", True), pytest.param("benchmark", False, marks=pytest.mark.slow)]
+)
 def test_a_plan_trains_hugging_faces_code_as_the_trainer_does(code: str, is_trainer: bool) -> None:
     asked: dict[str, Any] = {"model": "gpt2", "code": code, "nodes": 1, "loss": "plain", "checkpointing": "none"}
     winner = ask("plan", server="g5.48xlarge", global_batch="1M", **asked)["winner"]

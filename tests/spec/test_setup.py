@@ -139,6 +139,7 @@ def test_values_out_of_range_name_the_field_the_value_and_what_is_allowed(fields
     ("setup", "device", "part"),
     [
         (TrainSetup(offload=Offload.PARAMS), "cpu", "needs an accelerator"),
+        (TrainSetup(offload=Offload.PARAMS, gradient_accumulation_steps=8), "cuda", "--no-sync"),
         (TrainSetup(offload=Offload.PARAMS, api=Api.FSDP2, strategy=S.NO_SHARD), "cuda", "no CPU offload"),
         (TrainSetup(strategy=S.HYBRID_SHARD, world_size=2), "cuda", "use 4 or more ranks"),
         (TrainSetup(strategy=S.HYBRID_SHARD, world_size=8, shard_size=8), "cuda", "at least 2 groups"),
