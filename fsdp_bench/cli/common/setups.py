@@ -175,8 +175,12 @@ def _code_meant(options: SetupOptions, catalog: Catalog) -> Code:
         return Code("huggingface", has_adapters=True)
     if code is not None:
         return Code(code)
-    is_their_own = options.model is not None and not catalog.model(options.model).supported
-    return Code("huggingface") if is_their_own or options.hf_config is not None else Code()
+    if options.hf_config is not None:
+        return Code("huggingface")
+    try:
+        return Code() if options.model is None else code_of(find_model(options.model, catalog=catalog))
+    except NotRecorded:
+        return Code("huggingface")
 
 
 def sliding_window_of(options: SetupOptions) -> int | None:
