@@ -16,6 +16,7 @@ from fsdp_bench.catalog.lookup import model, server
 from fsdp_bench.plan.advice.remedies import remedies
 from fsdp_bench.plan.purchase.planner import NODES
 from fsdp_bench.plan.question import Question, answer
+from fsdp_bench.report.text.plan import plan_text
 from fsdp_bench.spec.setup import Precision, TrainSetup
 from tests.conftest import run_command
 from tests.profiles import share_of_examples
@@ -133,6 +134,86 @@ def test_a_plan_has_the_fewest_nodes_that_fit(where: str, size: str, setting: di
     ]
     planned = plan_training(size, servers=[where], nodes=nodes, **fixed).picked.fewest_nodes
     assert (planned and planned.cluster.num_nodes) == min(fitting, default=None)
+
+
+HUGGING_FACE: dict[str, Any] = {"model": "gpt2", "code": "huggingface", "gpu_memory": "6GiB"}
+"""What has Hugging Face's code."""
+TRAINER = [
+    pytest.param({"server": "g5.48xlarge"}, {}, {"api": "fsdp2", "strategy": "FULL_SHARD"}, "--api fsdp1", id="fsdp2"),
+    pytest.param(
+        {"server": "g5.48xlarge"}, {"api": "fsdp1"}, {"api": "fsdp1"}, None, id="fsdp1 stated", marks=pytest.mark.slow
+    ),
+    pytest.param(
+        {"server": "g5.48xlarge"},
+        {"accumulate": 4},
+        {"gradient_accumulation_steps": 4, "sync_every_micro_batch": False},
+        "--sync-every-micro-batch",
+        id="no synchronization before the last micro-batch",
+    ),
+    pytest.param(
+        {"server": "g5.48xlarge"},
+        {"accumulate": 4, "sync_every_micro_batch": "on", "api": "fsdp1"},
+        {"gradient_accumulation_steps": 4, "sync_every_micro_batch": True},
+        None,
+        id="synchronization stated",
+        marks=pytest.mark.slow,
+    ),
+    pytest.param(
+        {"server": "g5.48xlarge", "gpus_per_node": 1},
+        {},
+        {"api": "fsdp2", "strategy": "NO_SHARD"},
+        "--strategy FULL_SHARD",
+        id="one GPU without FSDP",
+    ),
+    pytest.param(
+        {"server": "g5.48xlarge", "gpus_per_node": 1},
+        {"strategy": "FULL_SHARD", "api": "fsdp1"},
+        {"api": "fsdp1", "strategy": "FULL_SHARD"},
+        None,
+        id="FSDP on one GPU stated",
+        marks=pytest.mark.slow,
+    ),
+]
+"""Where, what the user states, the setup that is meant, and the option that the assumption names."""
+
+
+@pytest.mark.parametrize(("where", "stated", "meant", "opposite"), TRAINER)
+def test_hugging_faces_code_is_trained_as_the_trainer_trains_it_in_every_answer(
+    where: dict[str, Any], stated: dict[str, Any], meant: dict[str, Any], opposite: str | None
+) -> None:
+    """TrainingArguments and Trainer of transformers 5.23, as plan/defaults.py cites them."""
+    options = {**HUGGING_FACE, **where, **stated}
+    found = [ask("predict", **options)]
+    found += ask(
+        "max-size", "--no-time", of="micro_batch_size", **{"strategy": meant.get("strategy", "FULL_SHARD"), **options}
+    )["cells"]
+    names = {"accumulate": "gradient_accumulation_steps"}
+    fields = {names.get(name, name): value == "on" if value == "on" else value for name, value in stated.items()}
+    python = estimate(**HUGGING_FACE, **where, **fields)
+    for one in found:
+        assert {name: one["setup"][name] for name in meant} == meant
+        assert [opposite in each for each in one["assumptions"][-1:]] == [True] * (opposite is not None)
+    assert {name: getattr(python.setup, name) for name in meant} == meant
+    assert python.memory.peak_allocated_bytes == found[0]["memory"]["peak_allocated_bytes"]
+
+
+@pytest.mark.parametrize(
+    ("code", "is_trainer"), [("huggingface", True), pytest.param("benchmark", False, marks=pytest.mark.slow)]
+)
+def test_a_plan_trains_hugging_faces_code_as_the_trainer_does(code: str, is_trainer: bool) -> None:
+    asked: dict[str, Any] = {"model": "gpt2", "code": code, "nodes": 1, "loss": "plain", "checkpointing": "none"}
+    winner = ask("plan", server="g5.48xlarge", global_batch="1M", **asked)["winner"]
+    assert winner["setup"]["sync_every_micro_batch"] is not is_trainer
+    assert bool(winner["assumptions"]) is is_trainer
+    assert not is_trainer or winner["setup"]["api"] == "fsdp2"
+    found = plan_training(servers="g5.48xlarge", global_batch="1M", **{**asked, "nodes": [1]})
+    assert found.picked.winner is not None
+    setup = found.picked.winner.timed.setup
+    assert (setup.api.value, setup.sync_every_micro_batch) == (
+        winner["setup"]["api"],
+        winner["setup"]["sync_every_micro_batch"],
+    )
+    assert ("\n  as transformers' Trainer: " in plan_text(found)) is is_trainer
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fsdp_bench.catalog.architectures import FOLDERS, NotRecorded, recorded_architecture
+from fsdp_bench.catalog.architectures import ATTENTION, FOLDERS, NotRecorded, recorded_architecture
 from fsdp_bench.catalog.config_names import config_names
 from fsdp_bench.catalog.hf_config import config_name, read_config, read_hf_config
 from fsdp_bench.catalog.ladder import nearest_size
@@ -34,7 +34,7 @@ CODES = ("huggingface", "torchtitan", "benchmark")
 POSITIONS = {Family.LLAMA: 4096, Family.GPT2: 1024}
 """Positions of the ladder's models. For a longer sequence the model gets as many positions as the sequence is long."""
 
-_SIZE = re.compile(r"\s*[0-9]+(\.[0-9]+)?\s*[kmbt]?\s*", re.IGNORECASE)
+SIZE = re.compile(r"\s*[0-9]+(\.[0-9]+)?\s*[kmbt]?\s*", re.IGNORECASE)
 """A number of parameters as users write it: ``7B``, ``124m``."""
 
 
@@ -127,7 +127,7 @@ def model(
             config = read_config(Path(name))
             return recorded_architecture(config, sequence_length, config_name(config, Path(name)), folder)
         shape = read_hf_config(Path(name))
-    elif _SIZE.fullmatch(name):
+    elif SIZE.fullmatch(name):
         family = Family(family)
         shape = nearest_size(family, parse_count(name, "model"), positions=max(sequence_length, POSITIONS[family]))
         return with_code(shape, sequence_length, code) if code in FOLDERS else shape
@@ -141,6 +141,27 @@ def model(
             f"seq: {sequence_length} is not allowed; {shape.name} has {shape.max_position_embeddings} learned positions"
         )
     return shape
+
+
+def named_config(
+    named: str | Path, catalog: Catalog = BUILT_IN, attention: str | None = None
+) -> tuple[dict[str, Any], str]:
+    """Return the config.json of a model of the catalogue or of a file, and the model's name.
+
+    ``attention`` is transformers' attn_implementation; None leaves it as it is there.
+
+    Raises:
+        SpecError: for a file that is none, and an unknown name.
+    """
+    if isinstance(named, Path) or named.endswith(".json"):
+        config = read_config(Path(named))
+        name = config_name(config, Path(named))
+    else:
+        entry = catalog.model(named)
+        config, name = entry.hf_config(), entry.name
+    if attention is not None:
+        return {**config, ATTENTION: attention}, f"{name} with {attention} attention"
+    return config, name
 
 
 def with_code(shape: ModelShape, sequence_length: int, code: str | None) -> RecordedModel:

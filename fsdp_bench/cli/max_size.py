@@ -57,7 +57,6 @@ DEFAULTS = {
     "strategy": "all",
     "offload": "none",
     "checkpointing": "none,full",
-    "api": "fsdp1",
 }
 
 _OPEN = ("strategy", "api", "offload", "checkpointing", "loss")
@@ -271,11 +270,21 @@ def _targets_on(options: SetupOptions, quantity: str, to_known: Known) -> Iterat
     if quantity == "sequence_length":
         options = replace(options, seq=1)
     readings: dict[tuple[object, ...], list[Reading]] = {}
-    for reading in read_setups(options):
+    for reading in _searched(options):
         readings.setdefault((place_names(reading.hardware), reading.setup.world_size), []).append(reading)
     for alike in readings.values():
         known = to_known(alike[0].hardware)
         yield known, _quantities(alike, quantity, known)
+
+
+def _searched(options: SetupOptions) -> list[Reading]:
+    """Read every combination of the options. Where the user states no strategy, one GPU that has no FSDP has one."""
+    readings = read_setups(options)
+    if "strategy" in given_options() or all(reading.setup.world_size > 1 for reading in readings):
+        return readings
+    several = {name: values for name, values in options.several.items() if name != "strategy"}
+    bare = [one.setup for one in read_setups(replace(options, strategy=None, several=several)) if one.setup.is_bare]
+    return [one for one in readings if not bare or one.setup.world_size > 1 or one.setup in bare]
 
 
 def _quantities(readings: Sequence[Reading], quantity: str, hardware: Cluster | Gpu) -> list[Quantity]:

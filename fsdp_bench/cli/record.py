@@ -15,6 +15,7 @@ from fsdp_bench.catalog.recorded import recorded_model
 from fsdp_bench.cli.common.facts import Fact, print_facts
 from fsdp_bench.cli.common.options import LORA_OPTIONS, SetupOptions
 from fsdp_bench.cli.common.setups import read_lora
+from fsdp_bench.plan.recording import record, write
 from fsdp_bench.report.terminal import print_line
 from fsdp_bench.spec.codec import read_document, to_json
 from fsdp_bench.spec.errors import SpecError
@@ -24,7 +25,6 @@ from fsdp_bench.spec.recording.model import RecordedModel
 from fsdp_bench.spec.recording.request import RecordingSpec
 from fsdp_bench.spec.subprocesses.dry_run import UserModule
 from fsdp_bench.sweep.module_names import check_names
-from fsdp_bench.sweep.recording import record, write
 
 _FILE = click.Path(path_type=Path)
 

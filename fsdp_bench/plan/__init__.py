@@ -9,7 +9,8 @@ Read in this order:
     ranges.py             how far predictions of speed have been from published runs
     headroom.py           GPU memory that is kept free for the CUDA context and NCCL
     gpu_memory_option.py  applies --gpu-memory, --headroom, --cuda and a measured CUDA context
-    defaults.py           precision, sequence length and GPUs per node, if the user names none
+    defaults.py           what is assumed if the user does not state it, by whose code it is
+    recording.py          finds a model, or records its code in a subprocess
     search/               the largest candidate that fits
     max_size.py           the answers of max-size: a search for each setting
     compare/              two setups or results side by side, and why they differ

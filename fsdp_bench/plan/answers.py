@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any
 
+from fsdp_bench.plan.defaults import assumptions, code_of
 from fsdp_bench.plan.estimate import Estimate, Verdict
 from fsdp_bench.plan.search.search import SearchResult
 from fsdp_bench.plan.speed import Speed
@@ -63,8 +64,10 @@ class TimedEstimate(Estimate):
     def _lines(self) -> list[tuple[str, str]]:
         memory = self.memory
         code = [] if code_of(self.model) == "benchmark" else [("code", self.model.describe())]
+        assumed = "; ".join(assumptions(self.model, self.setup))
         server = [("server", f"{self.cluster.num_nodes} x {self.cluster.server.name}")] if self.cluster else []
         return [
+            *([("as the Trainer", assumed)] if assumed else []),
             *code,
             *server,
             ("peak allocated", f"{format_gib(memory.peak_allocated_bytes)} in {memory.peak_phase}"),

@@ -11,10 +11,18 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, Literal, TypedDict, TypeVar, Unpack
 
-from fsdp_bench.catalog.lookup import Hardware, Placement, cluster_of, find_placement
+from fsdp_bench.catalog.architectures import NotRecorded
+from fsdp_bench.catalog.lookup import SIZE, Hardware, Placement, cluster_of, find_placement
 from fsdp_bench.catalog.lookup import model as find_model
 from fsdp_bench.plan.answers import LargestModel, TimedEstimate
-from fsdp_bench.plan.defaults import DEFAULT_PRECISION, default_sequence_length
+from fsdp_bench.plan.defaults import (
+    DEFAULT_PRECISION,
+    Code,
+    default_base,
+    default_sequence_length,
+    trained_code,
+    trainer_defaults,
+)
 from fsdp_bench.plan.estimate import KERNELS, Estimate
 from fsdp_bench.plan.estimate import estimate as estimate_memory
 from fsdp_bench.plan.gpu_memory_option import sized, stated_headroom, with_cuda, without_context
@@ -29,6 +37,7 @@ from fsdp_bench.spec.checked import build as build_checked
 from fsdp_bench.spec.checked import read
 from fsdp_bench.spec.errors import SpecError, not_allowed, shown
 from fsdp_bench.spec.hardware import Cluster, Gpu, Server
+from fsdp_bench.spec.lora import QUANTIZED, LoRA, parse_lora
 from fsdp_bench.spec.model import Family
 from fsdp_bench.spec.profile import Profile, read_profile
 from fsdp_bench.spec.recording.model import Model
@@ -94,6 +103,8 @@ def estimate(
     *,
     hf_config: str | Path | None = None,
     code: str | None = None,
+    lora: int | str | LoRA | None = None,
+    qlora: int | str | None = None,
     gpus: str | None = None,
     gpu: str | Gpu | None = None,
     server: str | Server | None = None,
@@ -115,7 +126,10 @@ def estimate(
             model, or the model itself.
         hf_config: the path of a Hugging Face config.json, whatever its name, instead of ``model``.
         code: whose code: ``huggingface``, ``torchtitan`` or ``benchmark``. By default Hugging Face's for a config.json
-            and for models that the benchmark has no code of.
+            and for models that the benchmark has no code of. Hugging Face's code that does not come recorded is
+            recorded once, which needs torch and transformers and takes a minute.
+        lora: PEFT's adapters in Hugging Face's code: their rank, or fields as ``"rank=16,targets=q_proj+v_proj"``.
+        qlora: the same on weights of 4 bits.
         gpus: how many of which GPU: ``"8 x H100-SXM"``. They are in the first server of the catalogue that has them,
             which says how they are connected; name a ``server`` for another.
         setup: the training setup; by default bf16-mixed, and 4096 tokens or all positions of a model with fewer.
@@ -149,9 +163,15 @@ def estimate(
         raise SpecError("estimate: name the model, or hf_config, the path of its config.json; and not both")
     which = Path(hf_config) if hf_config is not None else model
     assert which is not None
-    fields = with_defaults(setup, setup_fields, find_model(which, code=code))
-    where, found = _read(setup, hardware, named, fields)
-    shape = find_model(which, found.sequence_length, code=code)
+    adapters = _adapters(lora, qlora, setup, setup_fields)
+    try:
+        known = find_model(which, code=code)
+    except NotRecorded:
+        known = None
+    meant = trained_code(known) if known is not None and adapters is None else Code("huggingface", adapters is not None)
+    fields = with_defaults(setup, setup_fields, known)
+    where, found = _read(setup, hardware, named, fields, meant)
+    shape = _model(which, found.sequence_length, code, adapters, setup_fields)
     kernel_set = _kernels(kernels)
     profile = _profile(calibration)
     if cuda is not None:
@@ -166,6 +186,38 @@ def estimate(
     answer = estimate_memory(shape, found, where, kernel_set, _build(build), expandable_segments, headroom_bytes=kept)
     timed = speed(shape, found, where, kernel_set.name, profile)
     return TimedEstimate(**_parts(answer, Estimate), speed=timed)
+
+
+def _adapters(
+    lora: int | str | LoRA | None, qlora: int | str | None, setup: TrainSetup | None, fields: SetupFields
+) -> LoRA | None:
+    if lora is not None and qlora is not None:
+        raise SpecError("lora and qlora: keep one")
+    if lora is None and qlora is None:
+        return None
+    if isinstance(lora, LoRA):
+        return lora
+    stated = fields.get("precision", DEFAULT_PRECISION if setup is None else setup.precision)
+    precision = stated if isinstance(stated, Precision) else Precision.parse(stated)
+    if qlora is not None:
+        return parse_lora(qlora, "qlora", QUANTIZED)
+    return parse_lora(lora, "lora", default_base=default_base(precision))
+
+
+def _model(
+    which: str | Path | Model, sequence_length: int, code: str | None, adapters: LoRA | None, fields: SetupFields
+) -> Model:
+    """Return the model that is meant; what is not recorded is recorded."""
+    is_file_of_code = str(which).endswith((".recorded.json", ".recorded.json.gz", ".recorded.json.xz"))
+    is_size = isinstance(which, str) and SIZE.fullmatch(which) is not None
+    if not isinstance(which, str | Path) or is_file_of_code or is_size or code == "benchmark":
+        if adapters is not None:
+            raise SpecError("lora: adapters go into Hugging Face's code: a model of the catalogue, or hf_config")
+        return find_model(which, sequence_length, code=code)
+    from fsdp_bench.plan.recording import found_or_recorded  # what starts processes
+
+    is_offloaded = bool(fields.get("activation_offload"))
+    return found_or_recorded(which, sequence_length, code=code, lora=adapters, activation_offload=is_offloaded)
 
 
 def largest_model(
@@ -220,7 +272,8 @@ def read_setup(setup: TrainSetup | None, setup_fields: SetupFields, model: Model
     Raises:
         SpecError: naming the field, the value and what is allowed.
     """
-    return _read(setup, None, (None, None, None, None), with_defaults(setup, setup_fields, model))[1]
+    fields = with_defaults(setup, setup_fields, model)
+    return _read(setup, None, (None, None, None, None), fields, trained_code(model))[1]
 
 
 def with_defaults(setup: TrainSetup | None, fields: SetupFields, model: Model | None = None) -> SetupFields:
@@ -235,8 +288,9 @@ def _read(
     hardware: Cluster | Gpu | None,
     named: tuple[str | Gpu | None, str | Server | None, int | None, int | None],
     setup_fields: SetupFields,
+    code: Code = Code(),  # noqa: B008 - immutable
 ) -> tuple[Hardware, TrainSetup]:
-    """Return the hardware of a setup, and the setup with the world size of that hardware."""
+    """Return the hardware of a setup, and the setup with the world size of that hardware and the code's defaults."""
     setup = read(TrainSetup | None, setup, "setup")
     given: dict[str, Any] = dict(setup_fields)
     own = {} if setup is None else {name: getattr(setup, name) for name in setup.__struct_fields__}
@@ -252,6 +306,8 @@ def _read(
         place = _place_of(hardware, world_size)
     shard_size = given.get("shard_size", None if setup is None else setup.shard_size)
     sizes = place.sizes(written.strategy, shard_size)
+    if setup is None:
+        own = trainer_defaults(code, given, place.world_size)
     return place.hardware, build_checked(TrainSetup, {**own, **given, **sizes})
 
 

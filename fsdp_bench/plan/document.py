@@ -61,6 +61,7 @@ def _asked(question: Question) -> dict[str, Any]:
         "load": question.build.value,
         "model": question.model.document(),
         "setup": described,
+        "assumptions": question.assumptions,
         "server": _server(question),
     }
 

@@ -254,6 +254,7 @@ def _cell(cell: SettingResult, with_time: bool) -> dict[str, Any]:
         "setup": setup,
         "memory": found["memory"],
         "time": found["time"],
+        "assumptions": found["assumptions"],
         "notes": found["notes"],
         **{key: found[key] for key in ANSWERS},
         "limited_by": limit

@@ -8,6 +8,7 @@ from functools import cached_property
 
 from fsdp_bench.catalog.compiled import compiled_catalog
 from fsdp_bench.catalog.hf_config import sliding_window_note
+from fsdp_bench.plan.defaults import assumptions
 from fsdp_bench.plan.estimate import KERNELS, Estimate, Verdict, estimate
 from fsdp_bench.plan.speed import Speed, speed
 from fsdp_bench.rates.attention import CUDNN, kernel_of
@@ -53,6 +54,11 @@ class Question:
     def kernel_set(self) -> Kernels:
         """The kernels as ``estimate`` takes them, with the cuBLAS workspace of the GPU."""
         return kernels_on(KERNELS[self.kernels], self.gpu)
+
+    @property
+    def assumptions(self) -> tuple[str, ...]:
+        """What is assumed as transformers' Trainer does it, each with the option that says otherwise."""
+        return assumptions(self.model, self.setup)
 
     @property
     def impossible(self) -> str | None:

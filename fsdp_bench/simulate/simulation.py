@@ -25,6 +25,7 @@ from fsdp_bench.simulate.optimizers.muon import refuse_muon_of_dtensors
 from fsdp_bench.simulate.optimizers.offloaded import offloaded_step, on_gpu
 from fsdp_bench.simulate.repeat import Log
 from fsdp_bench.simulate.tape import CUDA_BLOCK_BYTES, Storage, Tape, Tensor
+from fsdp_bench.simulate.wrappers.bare import Bare
 from fsdp_bench.simulate.wrappers.ddp import Ddp
 from fsdp_bench.simulate.wrappers.fsdp1 import Fsdp1
 from fsdp_bench.simulate.wrappers.fsdp2 import Fsdp2
@@ -56,7 +57,7 @@ class Simulation:
         refuse_muon_of_dtensors(setup)
         self.setup = setup
         self.rank = rank
-        self.has_dtensors = setup.api is Api.FSDP2 and setup.strategy is not ShardingStrategy.NO_SHARD
+        self.has_dtensors = setup.api is Api.FSDP2 and not setup.is_ddp
         self.tape = Tape(1 if kernels.observed else CUDA_BLOCK_BYTES, has_peers=setup.world_size > 1)
         self.op = Operators(self.tape, kernels)
         self.engine = Engine(self.tape, accumulates_in_place=not kernels.observed)
@@ -92,7 +93,9 @@ class Simulation:
         given = self.op, self.engine, self.model, units, self.setup, self.sizes, self.on_host
         if self.setup.api is Api.FSDP1:
             return Fsdp1(*given, self.rank)
-        return (Ddp if self.setup.strategy is ShardingStrategy.NO_SHARD else Fsdp2)(*given)
+        if self.setup.is_ddp:
+            return (Bare if self.setup.is_bare else Ddp)(*given)
+        return Fsdp2(*given)
 
     def load(self) -> None:
         """Build and wrap the model."""

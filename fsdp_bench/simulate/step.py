@@ -28,9 +28,9 @@ def for_any_depth(shape: Model, setup: TrainSetup) -> Model | None:
     What depends on the number of layers beside the number of blocks: clipping, which holds one number a gradient,
     units chosen by size, DistributedDataParallel's buckets, and which blocks are checkpointed.
     """
-    is_ddp = setup.api is Api.FSDP2 and setup.strategy is ShardingStrategy.NO_SHARD
     counts_blocks = setup.max_grad_norm is not None or setup.policy.is_of_blocks
-    if counts_blocks or not setup.wrap.has_blocks or is_ddp or not shape.repeats:
+    is_any_depth = setup.is_bare if setup.is_ddp else setup.wrap.has_blocks
+    if counts_blocks or not is_any_depth or not shape.repeats:
         return None
     return replace(shape.with_blocks(min(shape.num_blocks, MORE_BLOCKS + 1)), name="any depth")
 
@@ -52,7 +52,7 @@ def memory_of_a_step(shape: Model, setup: TrainSetup, kernels: Kernels, rank: in
     DistributedDataParallel's buckets end in the middle of blocks, so that for its time every block is simulated. What
     is alive they change only where a hook casts them.
     """
-    if setup.api is Api.FSDP2 and setup.strategy is ShardingStrategy.NO_SHARD:
+    if setup.is_ddp and not setup.is_bare:
         return _memory_under_ddp(shape, setup, kernels)
     return steady_step(shape, setup, kernels, rank)
 

@@ -18,6 +18,9 @@ ALL_LINEAR = "all-linear"
 
 QUANTIZED = "nf4"
 """LoRA.base of QLoRA."""
+SAME = "same"
+"""How LoRA.base is written where it is None."""
+_BASES = ("bf16", QUANTIZED, SAME)
 
 LARGEST_FUSED_PRODUCT = 1536
 """Rows from which on bitsandbytes always unpacks a weight (backends/cuda/ops.py, _gemm_4bit_custom_max_m)."""
@@ -55,9 +58,9 @@ class LoRA(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
     modules_to_save: tuple[str, ...] = ()
     """Names of modules that are trained whole, as copies."""
     base: Literal["bf16", "nf4"] | None = None
-    """How frozen parameters are stored. None: like the trained ones. ``bf16``: as most checkpoints are. ``nf4``: the
-    linear layers' in 4 bits by bitsandbytes (with double quantization, and bf16 for bnb_4bit_quant_storage), the others
-    in bf16; this is QLoRA."""
+    """How frozen parameters are stored. None, written ``same``: like the trained ones. ``bf16``: as most checkpoints
+    are. ``nf4``: the linear layers' in 4 bits by bitsandbytes (with double quantization, and bf16 for
+    bnb_4bit_quant_storage), the others in bf16; this is QLoRA."""
 
     def _check(self) -> None:
         for name in _LISTS:
@@ -103,13 +106,14 @@ class LoRA(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return parse_lora(text, "lora")
 
 
-def parse_lora(text: object, option: str, base: str | None = None) -> LoRA:
+def parse_lora(text: object, option: str, base: str | None = None, default_base: str | None = None) -> LoRA:
     """Read ``16`` or ``rank=16,targets=q_proj+v_proj``.
 
     Args:
         text: what is written.
         option: the name of the option, for messages.
         base: how the frozen weights are stored; ``nf4`` is what --qlora means.
+        default_base: how they are stored if neither the option nor the text says it.
 
     Raises:
         SpecError: naming the field, the value and what is allowed.
@@ -130,7 +134,9 @@ def parse_lora(text: object, option: str, base: str | None = None) -> LoRA:
         if name in fields:
             raise SpecError(f"{option}: {name} is given twice" if name != "base" else f"{option}: its base is {base}")
         fields[name] = _value(name, value, option)
-    return build(LoRA, fields, f"{option}: ")
+    if fields.get("base") == SAME:
+        fields["base"] = None
+    return build(LoRA, {"base": default_base, **fields}, f"{option}: ")
 
 
 def _value(name: str, text: str, option: str) -> object:
@@ -142,4 +148,6 @@ def _value(name: str, text: str, option: str) -> object:
         except ValueError:
             what = "a whole number" if _NUMBERS[name] is int else "a number"
             raise SpecError(f"{option}: {name}: {shown(text)} is not allowed; {what}") from None
+    if name == "base" and text not in _BASES:
+        raise SpecError(f"{option}: {name}: {shown(text)} is not allowed; one of {', '.join(_BASES)}")
     return text

@@ -150,7 +150,7 @@ class EffectiveSetup(msgspec.Struct, frozen=True, kw_only=True):
     strategy: str
     """The strategy that the wrapper runs, or ``unknown`` if it cannot be read."""
     wrapper: str
-    """FullyShardedDataParallel, fully_shard or DistributedDataParallel."""
+    """FullyShardedDataParallel, fully_shard, DistributedDataParallel or none."""
     num_units: int
     shard_group_size: int
     shard_ranks: tuple[int, ...] = ()

@@ -57,7 +57,10 @@ class ShardingStrategy(CaseInsensitiveEnum):
 
 
 class Api(CaseInsensitiveEnum):
-    """The wrapper: fsdp1 is FullyShardedDataParallel; fsdp2 is fully_shard, or DistributedDataParallel for NO_SHARD."""
+    """The wrapper: fsdp1 is FullyShardedDataParallel; fsdp2 is fully_shard, or DistributedDataParallel for NO_SHARD.
+
+    On one GPU NO_SHARD under fsdp2 is the model alone.
+    """
 
     FSDP1 = "fsdp1"
     FSDP2 = "fsdp2"
@@ -420,6 +423,16 @@ class TrainSetup(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True)
         return self.strategy
 
     @property
+    def is_ddp(self) -> bool:
+        """Whether the model is replicated without FSDP (NO_SHARD under fsdp2): by DistributedDataParallel, or bare."""
+        return self.api is Api.FSDP2 and self.strategy is ShardingStrategy.NO_SHARD
+
+    @property
+    def is_bare(self) -> bool:
+        """Whether the model is trained as it is, without FSDP and DistributedDataParallel, which one GPU needs not."""
+        return self.is_ddp and self.world_size == 1
+
+    @property
     def compiles(self) -> bool:
         """Whether any part of the step runs through torch.compile."""
         return self.compile or self.loss is Loss.COMPILED
@@ -470,12 +483,12 @@ def impossible(setup: TrainSetup, device: str) -> str | None:
         if setup.api is Api.FSDP1 and setup.gradient_accumulation_steps > 1 and setup.sync_every_micro_batch:
             return (
                 "FSDP1's CPUOffload loses gradients that are accumulated outside no_sync (torch's documentation of"
-                " FullyShardedDataParallel); sync_every_micro_batch = false, or api fsdp2"
+                " FullyShardedDataParallel); use no_sync (--no-sync, sync_every_micro_batch = false), or api fsdp2"
             )
         if setup.api is Api.FSDP1 and device == "cpu":
             return "FSDP1's CPUOffload needs an accelerator to offload from; api fsdp2 offloads on a CPU too"
-        if setup.api is Api.FSDP2 and setup.strategy is ShardingStrategy.NO_SHARD:
-            return "DistributedDataParallel (NO_SHARD under fsdp2) has no CPU offload; api fsdp1 has"
+        if setup.is_ddp:
+            return f"{_without_fsdp(setup)} has no CPU offload; api fsdp1 has"
     if setup.offload is Offload.OPTIMIZER and (reason := _optimizer_offload_impossible(setup, device)) is not None:
         return reason
     return (
@@ -489,6 +502,12 @@ def impossible(setup: TrainSetup, device: str) -> str | None:
         or _float8_impossible(setup, device)
         or _optimizer_impossible(setup)
     )
+
+
+def _without_fsdp(setup: TrainSetup) -> str:
+    """Return what trains the model under NO_SHARD of fsdp2, for a sentence."""
+    what = "a model without FSDP on one GPU" if setup.is_bare else "DistributedDataParallel"
+    return f"{what} (NO_SHARD under fsdp2)"
 
 
 def _policy_impossible(setup: TrainSetup) -> str | None:
@@ -509,8 +528,7 @@ def _loss_impossible(setup: TrainSetup, device: str) -> str | None:
     """Return why the loss cannot be computed."""
     if setup.loss.is_fused and device == "cpu":
         return f"loss {setup.loss.value} runs Triton's kernels, which need a GPU; use plain or chunked"
-    is_ddp = setup.api is Api.FSDP2 and setup.strategy is ShardingStrategy.NO_SHARD
-    if setup.loss.includes_head and not is_ddp and setup.wrap not in (Wrap.BLOCK, Wrap.NONE):
+    if setup.loss.includes_head and not setup.is_ddp and setup.wrap not in (Wrap.BLOCK, Wrap.NONE):
         return (
             f"loss {setup.loss.value} reads the head's weight outside of the head's forward, so that the head cannot be"
             f" a unit, as with wrap = {setup.wrap.value}; use wrap = block or none"
@@ -557,7 +575,9 @@ def _in_backward_impossible(setup: TrainSetup) -> str | None:
         return "optimizer_in_backward steps before the gradient scaler of fp16 has seen all gradients; use bf16-mixed"
     if setup.offload is not Offload.NONE:
         return f"optimizer_in_backward updates on the GPU, offload {setup.offload.value} on the CPU; use one of them"
-    if setup.api is Api.FSDP2 and setup.strategy is ShardingStrategy.NO_SHARD:
+    if setup.is_bare:
+        return "optimizer_in_backward without FSDP (NO_SHARD under fsdp2) is not predicted; use fsdp1"
+    if setup.is_ddp:
         return (
             "DistributedDataParallel (NO_SHARD under fsdp2) keeps gradients in buckets, so optimizer_in_backward saves"
             " nothing; use a strategy that shards, or fsdp1"
@@ -603,7 +623,7 @@ def _option_impossible(setup: TrainSetup) -> str | None:
             )
         return None
     if setup.strategy is ShardingStrategy.NO_SHARD and setup.forward_prefetch:
-        return "DistributedDataParallel (NO_SHARD under fsdp2) gathers nothing, so forward_prefetch means nothing"
+        return f"{_without_fsdp(setup)} gathers nothing, so forward_prefetch means nothing"
     if not setup.limit_all_gathers:
         return "fsdp2 has no rate limiter to turn off; limit_all_gathers = false needs fsdp1"
     if not setup.use_orig_params:
@@ -647,8 +667,8 @@ def _head_impossible(setup: TrainSetup) -> str | None:
         return "fp32_head: only a unit has its own precision, so the head must be one: wrap = block-and-ends"
     if setup.precision.compute == "fp32":
         return f"fp32_head: with {setup.precision} the head computes in fp32 as it is"
-    if setup.api is Api.FSDP2 and setup.strategy is ShardingStrategy.NO_SHARD:
-        return "DistributedDataParallel (NO_SHARD under fsdp2) has no units, of which fp32_head needs one; fsdp1 has"
+    if setup.is_ddp:
+        return f"{_without_fsdp(setup)} has no units, of which fp32_head needs one; fsdp1 has"
     return None
 
 
@@ -719,11 +739,11 @@ def _float8_impossible(setup: TrainSetup, device: str) -> str | None:
 
 def _precision_impossible(setup: TrainSetup, device: str) -> str | None:
     precision = setup.precision
-    if setup.api is Api.FSDP2 and setup.strategy is ShardingStrategy.NO_SHARD:
+    if setup.is_ddp and precision.store != "fp32" and precision.compute != precision.store:
+        return f"{_without_fsdp(setup)} computes in the stored dtype or under autocast from fp32, not {precision}"
+    if setup.is_ddp and not setup.is_bare:
         if precision.reduce == "bf16" != precision.store and device == "cpu":
             return "DistributedDataParallel's bf16 compression hook needs NCCL; on a CPU use fsdp1, or reduce in fp32"
-        if precision.store != "fp32" and precision.compute != precision.store:
-            return f"DistributedDataParallel computes in the stored dtype or under autocast from fp32, not {precision}"
         if precision.reduce != precision.store and precision.store != "fp32":
             return (
                 f"DistributedDataParallel reduces in the stored dtype or in a narrower one, not {precision}; use fsdp1"

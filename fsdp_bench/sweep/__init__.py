@@ -16,7 +16,6 @@ Read in this order:
     diagnosis.py     fsdp-bench doctor: what a sweep would use, and what prevents it
     own_server.py    fsdp-bench doctor --as-catalog: this machine as entries of the catalogue
     dry_run.py       starts dry runs in subprocesses
-    recording.py     records a model's code in a subprocess, and keeps recordings in a cache
     architectures.py records what the models of the catalogue run, for catalog/recordings/
     describing.py    asks a subprocess what a model's code builds
     rehearsals.py    rehearses trials without a sweep file

@@ -15,6 +15,7 @@ from fsdp_bench.catalog.architectures import FOLDERS, NotRecorded, recorded_arch
 from fsdp_bench.catalog.compiled import BENCHMARK, FLOAT8
 from fsdp_bench.catalog.compiled import FOLDER as COMPILED
 from fsdp_bench.catalog.model_entry import ModelEntry
+from fsdp_bench.plan.recording import record, write
 from fsdp_bench.spec.errors import MachineError
 from fsdp_bench.spec.recording.compiled import huggingface_block
 from fsdp_bench.spec.recording.config import loops_over_sequence
@@ -22,7 +23,6 @@ from fsdp_bench.spec.recording.recorded import RecordedCode
 from fsdp_bench.spec.recording.request import RecordingSpec
 from fsdp_bench.spec.subprocesses.dry_run import ModelCode
 from fsdp_bench.spec.subprocesses.own_python import own_python
-from fsdp_bench.sweep.recording import record, write
 from fsdp_bench.sweep.run.rehearsed import rehearsed_gpu, stand_in_environment
 
 SHORT, LONG = 32, 1 << 30

@@ -17,7 +17,7 @@ import msgspec
 from fsdp_bench.rates.calibrated import Calibrated
 from fsdp_bench.rates.datasheet import Rates, RatesWithoutCommunication
 from fsdp_bench.replay.schedule import run
-from fsdp_bench.simulate.events import Event, Work
+from fsdp_bench.simulate.events import Work
 from fsdp_bench.simulate.operators.kernels import CPU_GLOO, CUDA
 from fsdp_bench.simulate.step import steady_step
 from fsdp_bench.spec.codec import from_json
@@ -155,11 +155,6 @@ def _solve(takes: Callable[[float], float], seconds: float) -> float:
     return high
 
 
-def _is_bucket_copy(event: Event) -> bool:
-    """Return whether an event copies into or out of DDP's buckets, which the unwrapped model does not have."""
-    return event.work is not None and event.work.name in ("aten::mul_out", "aten::copy_")
-
-
 class _PredictedStep:
     """The predicted step of CALIBRATION_MODEL, with collectives that take no time."""
 
@@ -171,9 +166,8 @@ class _PredictedStep:
             optimizer=OptimizerKind.SGD,
             sequence_length=CALIBRATION_SEQUENCE_LENGTH,
         )
-        step = steady_step(CALIBRATION_MODEL, self._setup, CUDA if device == "cuda" else CPU_GLOO).last_step()
-        is_bare = strategy is ShardingStrategy.NO_SHARD
-        self._events = [event for event in step if not (is_bare and _is_bucket_copy(event))]
+        log = steady_step(CALIBRATION_MODEL, self._setup, CUDA if device == "cuda" else CPU_GLOO)
+        self._events = list(log.last_step())
         profile = Profile(machine="", device=device, device_name="", measured_on="", versions={}, ranks=(measured,))
         self._rates = Calibrated(profile, self._setup, measured.num_ranks)
 

@@ -12,13 +12,13 @@ from pathlib import Path
 import msgspec
 
 from fsdp_bench import __version__
+from fsdp_bench.plan.recording import kept_folder
 from fsdp_bench.spec.codec import to_builtins, write_atomically
 from fsdp_bench.spec.errors import MachineError, install_hint
 from fsdp_bench.spec.subprocesses.description import Description, DescriptionAnswer, DescriptionSpec
 from fsdp_bench.spec.subprocesses.own_python import own_python
 from fsdp_bench.sweep.launchers.start import worker_environment
 from fsdp_bench.sweep.machine import package_version, torch_version
-from fsdp_bench.sweep.recording import kept_folder
 
 
 def describe(specs: Sequence[DescriptionSpec]) -> list[DescriptionAnswer]:

@@ -6,6 +6,7 @@ import hashlib
 from functools import cache
 
 from fsdp_bench.catalog.recorded import recorded_model
+from fsdp_bench.plan.recording import RecordingError, record, recorded_config
 from fsdp_bench.simulate.wrappers.impossible import why_impossible
 from fsdp_bench.spec.errors import MachineError, SpecError
 from fsdp_bench.spec.model_code import ModelCode
@@ -15,7 +16,6 @@ from fsdp_bench.spec.recording.request import RecordingSpec
 from fsdp_bench.spec.subprocesses.dry_run import UserModule
 from fsdp_bench.sweep.machine import package_version
 from fsdp_bench.sweep.module_names import source_of
-from fsdp_bench.sweep.recording import RecordingError, record, recorded_config
 
 ON_A_CPU = "a model's code is recorded as CUDA's operators run it; trials on a CPU are not predicted"
 

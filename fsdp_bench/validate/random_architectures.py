@@ -12,6 +12,7 @@ from fsdp_bench.catalog.architectures import FOLDERS, is_recorded, recorded_arch
 from fsdp_bench.catalog.loader import models
 from fsdp_bench.catalog.model_entry import ModelEntry
 from fsdp_bench.catalog.recorded import recorded_model
+from fsdp_bench.plan.recording import recorded_config
 from fsdp_bench.simulate.wrappers.impossible import why_impossible
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.lora import ALL_LINEAR, LoRA
@@ -29,7 +30,6 @@ from fsdp_bench.spec.recording.model import RecordedModel
 from fsdp_bench.spec.recording.variants import kind_of
 from fsdp_bench.spec.setup import Loss, Offload, OptimizerKind, TrainSetup, Wrap
 from fsdp_bench.spec.subprocesses.dry_run import ModelCode
-from fsdp_bench.sweep.recording import recorded_config
 from fsdp_bench.validate.random_setups import cell_label, draw_setup
 
 _LENGTHS = (64, 128, 192, 320, 512)

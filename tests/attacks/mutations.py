@@ -38,12 +38,12 @@ import msgspec
 
 from fsdp_bench.cli.main import COMMANDS as NAMES
 from fsdp_bench.cli.main import TRACEBACK, cli, main
+from fsdp_bench.plan import recording
 from fsdp_bench.spec.codec import to_builtins
 from fsdp_bench.spec.model import ModelShape
 from fsdp_bench.spec.record import RunPlan
 from fsdp_bench.spec.recording.recorded import RecordedCode
 from fsdp_bench.spec.setup import TrainSetup
-from fsdp_bench.sweep import recording
 from tests.attacks.hostile import GOOD, SURROGATE, TEXTS, mutated_json, mutated_toml, typo, varied_toml
 from tests.catalog.test_hf_config import GPT2, LLAMA, MISTRAL
 from tests.catalog.test_user_file import GPU, MODEL, SERVER
@@ -341,7 +341,7 @@ def workplace(most_recordings: float = math.inf) -> Iterator[Path]:
             return recording_of(*arguments) if next(recordings) < most_recordings else begin()
 
         recording_of = recording.record
-        _stand_in("fsdp_bench.sweep.recording.record", record, stack)
+        _stand_in("fsdp_bench.plan.recording.record", record, stack)
         stack.enter_context(mock.patch.dict(os.environ, {TRACEBACK: "1", "COLUMNS": "80"}))
         place = Path(root, "a", "b", "c")
         place.mkdir(parents=True)

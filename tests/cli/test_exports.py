@@ -122,6 +122,7 @@ def test_bad_input_is_one_line(tmp_path: Path) -> None:
 
 def test_a_size_of_the_ladder_has_a_config(tmp_path: Path) -> None:
     words = ("predict", "--params", "1B", "--gpu", "H100-SXM", "--world-size", "8", "--export", "huggingface")
+    words += ("--api", "fsdp1")
     for code in ("huggingface", "benchmark"):
         done = run_command(*words, "--code", code, "--export-dir", code, cwd=tmp_path)
         assert done.returncode == 0, done.stderr

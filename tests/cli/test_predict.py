@@ -408,6 +408,7 @@ def test_absurd_sizes_are_answered_or_refused_in_one_line(
     config |= dict.fromkeys(("num_attention_heads", "num_key_value_heads"), width // 128)
     (tmp_path / "config.json").write_text(json.dumps(config))
     words = ("--hf-config", tmp_path / "config.json", "--server", "p5.48xlarge", "--strategy", "NO_SHARD", *more)
+    words += ("--api", "fsdp1")
     done = run_command("predict", *words, "--json")
     if width < 2**24:
         memory = json.loads(done.stdout)["memory"]

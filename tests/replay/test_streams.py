@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from fsdp_bench.simulate.autograd import is_last_reference
-from fsdp_bench.simulate.events import Event, Kind, Stream
+from fsdp_bench.simulate.events import Category, Event, Kind, Stream
 from fsdp_bench.simulate.operators.kernels import CUDA
 from fsdp_bench.simulate.operators.reduction_workspaces import sum_over_rows_workspace
 from fsdp_bench.simulate.step import first_steps
@@ -56,6 +56,14 @@ def test_ddp_has_one_bucket_in_its_first_step() -> None:
     assert freed < events.index(parts[0])
     assert 0 <= sum(event.num_bytes for event in parts) - whole.num_bytes < 512 * len(parts)
     assert not {event.number for event in parts} & {e.number for e in events if e.kind is Kind.FREE}
+
+
+def test_a_model_without_fsdp_on_one_gpu_has_no_buckets() -> None:
+    """DistributedDataParallel's are as large as the gradients."""
+    setup = TrainSetup(api=Api.FSDP2, strategy=ShardingStrategy.NO_SHARD, sequence_length=128)
+    events = list(first_steps(shape(num_hidden_layers=4), setup, CUDA).events)
+    assert not [event for event in events if event.category is Category.REDUCTION_BUFFERS]
+    assert not [event for event in events if event.kind is Kind.COLLECTIVE]
 
 
 def test_each_thread_makes_its_workspace_with_its_first_product() -> None:

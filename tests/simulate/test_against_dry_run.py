@@ -81,6 +81,8 @@ CHOSEN: dict[str, dict[str, Any]] = {
     | {"checkpointing": Checkpointing.FULL, "checkpointing_policy": "every-3-blocks"},
     "every second block, accumulated": {"world_size": 8, "gradient_accumulation_steps": 2}
     | {"checkpointing": Checkpointing.FULL, "checkpointing_policy": "every-2-blocks"},
+    "one GPU without FSDP": MIXED
+    | {"api": Api.FSDP2, "strategy": "NO_SHARD", "gradient_accumulation_steps": 2, "max_grad_norm": 1.0},
     "fsdp2 ends": ENDS | {"api": Api.FSDP2, "fp32_head": True},
     "fsdp1 ends, not sharded": ENDS
     | {"strategy": ShardingStrategy.NO_SHARD, "offload": Offload.PARAMS, "fp32_head": True},
@@ -124,7 +126,7 @@ FIXED: dict[str, tuple[int, dict[str, Any], tuple[KernelSet, ...]]] = {
 """Drawn cells with fixed fields: the seed, the fields, and the kernels."""
 QUICK_CHOSEN = {
     *("resharded, mixed, checkpointed, prefetched", "resharded, offloaded, accumulated", "every second product"),
-    *("every third block, not sharded", "fsdp2 ends", "fsdp1 ends, prefetched"),
+    *("one GPU without FSDP", "every third block, not sharded", "fsdp2 ends", "fsdp1 ends, prefetched"),
 }
 """One of each setting. The others combine the same settings with other strategies."""
 

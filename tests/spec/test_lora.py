@@ -33,6 +33,12 @@ def test_qlora_is_a_base_in_4_bits() -> None:
     assert lora.packages == ("peft", "bitsandbytes")
 
 
+def test_frozen_weights_are_stored_as_the_option_says_or_by_the_default() -> None:
+    assert parse_lora("16", "lora", default_base="bf16").base == "bf16"
+    assert parse_lora("16,base=same", "lora", default_base="bf16").base is None
+    assert parse_lora("16", "qlora", base="nf4", default_base="bf16").base == "nf4"
+
+
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
@@ -46,7 +52,7 @@ def test_qlora_is_a_base_in_4_bits() -> None:
         ("dropout=nan", "dropout: nan is not allowed"),
         ("alpha=0", "alpha: 0.0 is not allowed"),
         ("bias=some", "bias: 'some' is not allowed; one of none, all, lora_only"),
-        ("base=int3", "base: 'int3' is not allowed; one of bf16, nf4"),
+        ("base=int3", "base: 'int3' is not allowed; one of bf16, nf4, same"),
         ("targets=q_proj+", "targets: an empty name is not allowed"),
         ("targets=all-linear+q_proj", "all-linear stands for all linear layers"),
     ],

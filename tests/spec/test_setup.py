@@ -139,6 +139,7 @@ def test_values_out_of_range_name_the_field_the_value_and_what_is_allowed(fields
     ("setup", "device", "part"),
     [
         (TrainSetup(offload=Offload.PARAMS), "cpu", "needs an accelerator"),
+        (TrainSetup(offload=Offload.PARAMS, gradient_accumulation_steps=8), "cuda", "--no-sync"),
         (TrainSetup(offload=Offload.PARAMS, api=Api.FSDP2, strategy=S.NO_SHARD), "cuda", "no CPU offload"),
         (TrainSetup(strategy=S.HYBRID_SHARD, world_size=2), "cuda", "use 4 or more ranks"),
         (TrainSetup(strategy=S.HYBRID_SHARD, world_size=8, shard_size=8), "cuda", "at least 2 groups"),
@@ -146,12 +147,12 @@ def test_values_out_of_range_name_the_field_the_value_and_what_is_allowed(fields
         (TrainSetup(api=Api.FSDP2, use_orig_params=False), "cuda", "needs fsdp1"),
         (TrainSetup(precision=Precision("fp16", "fp16", "fp16")), "cuda", "fp16-mixed"),
         (
-            TrainSetup(api=Api.FSDP2, strategy=S.NO_SHARD, precision=Precision("bf16", "bf16", "fp32")),
+            TrainSetup(api=Api.FSDP2, strategy=S.NO_SHARD, world_size=2, precision=Precision("bf16", "bf16", "fp32")),
             "cuda",
             "use fsdp1",
         ),
         (
-            TrainSetup(api=Api.FSDP2, strategy=S.NO_SHARD, precision=Precision("fp32", "bf16", "bf16")),
+            TrainSetup(api=Api.FSDP2, strategy=S.NO_SHARD, world_size=2, precision=Precision("fp32", "bf16", "bf16")),
             "cpu",
             "needs NCCL",
         ),

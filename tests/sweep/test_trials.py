@@ -125,6 +125,8 @@ def test_only_runs_what_it_selects_and_the_rest_follows_later(run_sweep: RunSwee
     for record in whole:  # one rank has nothing to be timed without
         assert record.ranks[0].seconds_without_communication == ()
         assert record.exposed_by_difference_seconds is None
+    wrappers = [r.ranks[0].effective.wrapper for r in whole if r.setup.is_ddp and r.ranks[0].effective is not None]
+    assert wrappers == ["none"]  # one rank needs no DistributedDataParallel
     run_sweep(grid, run, "--only", "api=fsdp1")
     assert len(csv.read_text().splitlines()) == 1 + 4  # the table is of the sweep, not of the selection
 

@@ -155,7 +155,7 @@ _HARDWARE = {
 _SHARDING = {
     "--strategy NAME": "FULL_SHARD (zero3), SHARD_GRAD_OP (zero2), NO_SHARD (ddp), HYBRID_SHARD (hsdp), "
     "_HYBRID_SHARD_ZERO2, or 1 to 5.",
-    "--api fsdp1|fsdp2": "FullyShardedDataParallel or fully_shard.",
+    "--api fsdp1|fsdp2": "FullyShardedDataParallel or fully_shard, which is the default of Hugging Face's code.",
     "--shard-size N": "GPUs that share one copy under a hybrid strategy; by default a node's when there are several.",
     "--offload MODE": "none; params: parameters, gradients and optimizer in host memory; or optimizer: it alone.",
 }
@@ -171,7 +171,8 @@ _STEP = {
     "--batch N": "Sequences per GPU in one forward pass.",
     "--seq N": "Tokens in a sequence.",
     "--accumulate N": "Micro-batches in one optimizer step.",
-    "--sync-every-micro-batch/--no-sync": "Reduce gradients in every micro-batch (default) or only in the last.",
+    "--sync-every-micro-batch/--no-sync": "Reduce gradients in every micro-batch (default) or only in the last"
+    " (default of Hugging Face's code, as its Trainer does).",
     "--max-grad-norm X": "Clip gradients to this norm.",
     "--loss plain|chunked|compiled|flash-attn|liger|liger-fused-linear": "How the cross-entropy is computed.",
     "--compile": "Compile the blocks with torch.compile.",

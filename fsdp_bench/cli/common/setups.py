@@ -7,8 +7,8 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from fsdp_bench.catalog.architectures import ATTENTION, DEFAULT_ATTENTION, FOLDERS, NotRecorded
-from fsdp_bench.catalog.hf_config import config_name, read_config, read_sliding_window, sliding_window_note
+from fsdp_bench.catalog.architectures import DEFAULT_ATTENTION, FOLDERS, NotRecorded
+from fsdp_bench.catalog.hf_config import read_sliding_window, sliding_window_note
 from fsdp_bench.catalog.ladder import nearest_size
 from fsdp_bench.catalog.loader import Catalog, load_user_catalog
 from fsdp_bench.catalog.lookup import (
@@ -19,6 +19,7 @@ from fsdp_bench.catalog.lookup import (
     config_of_shape,
     find_placement,
     in_other_code,
+    named_config,
     place_names,
     with_code,
 )
@@ -31,16 +32,20 @@ from fsdp_bench.plan.defaults import (
     DEFAULT_PRECISION,
     DEFAULT_SEQUENCE_LENGTH,
     USUAL_GPUS_PER_NODE,
+    Code,
+    default_base,
     default_sequence_length,
+    trained_code,
+    trainer_defaults,
 )
 from fsdp_bench.report.terminal import print_line
 from fsdp_bench.simulate.wrappers.impossible import why_impossible
 from fsdp_bench.spec.codec import from_text
-from fsdp_bench.spec.errors import MachineError, SpecError, shown
+from fsdp_bench.spec.errors import SpecError, shown
 from fsdp_bench.spec.lora import QUANTIZED, LoRA, parse_lora
 from fsdp_bench.spec.model import Family, ModelShape
 from fsdp_bench.spec.recording.model import Model
-from fsdp_bench.spec.setup import ShardingStrategy, TrainSetup, Wrap
+from fsdp_bench.spec.setup import Precision, ShardingStrategy, TrainSetup, Wrap
 from fsdp_bench.spec.units import parse_count
 
 _WRITTEN_OTHERWISE = ("min_num_params", "shard_size")
@@ -102,7 +107,7 @@ def read_models(readings: Sequence[Reading]) -> list[Model]:
     found: dict[tuple[Any, ...], Model] = {}
     models = []
     for options, setup, _ in readings:
-        key = (setup.sequence_length, *(getattr(options, name) for name in _OF_THE_MODEL))
+        key = (setup.sequence_length, read_lora(options), *(getattr(options, name) for name in _OF_THE_MODEL))
         if key not in found:
             found[key] = _model(options, catalog, setup.sequence_length)
         models.append(found[key])
@@ -140,12 +145,14 @@ def read_other_code(options: SetupOptions, found: Model) -> Model | None:
 def read_choices(options: SetupOptions) -> tuple[dict[str, Any], dict[str, tuple[Any, ...]]]:
     """Return the fields of TrainSetup that the options state with one value, and those with several.
 
-    Precision and sequence length are always stated.
+    Precision and sequence length are always stated, and what the code's defaults decide on every number of GPUs.
 
     Raises:
         SpecError: if an option is not allowed.
     """
-    options = _with_defaults(options, load_user_catalog(options.catalog))
+    catalog = load_user_catalog(options.catalog)
+    code = _code_meant(options, catalog)
+    options = _with_defaults(options, catalog)
     stated: dict[str, tuple[Any, ...]] = {
         field: options.several.get(name, (getattr(options, name),))
         for name, field in _FIELDS.items()
@@ -158,6 +165,7 @@ def read_choices(options: SetupOptions) -> tuple[dict[str, Any], dict[str, tuple
     }
     read |= {field: stated[field] for field in stated.keys() & _DEPENDENT}
     fixed = {field: values[0] for field, values in read.items() if len(values) == 1}
+    fixed |= trainer_defaults(code, {field: values[0] for field, values in read.items()}, None)
     return fixed, {field: values for field, values in read.items() if len(values) > 1}
 
 
@@ -179,6 +187,23 @@ def _with_defaults(options: SetupOptions, catalog: Catalog) -> SetupOptions:
         with suppress(NotRecorded):
             model = _model(options, catalog, 1, may_record=False)
     return replace(options, seq=default_sequence_length(model))
+
+
+def _code_meant(options: SetupOptions, catalog: Catalog) -> Code:
+    """Return whose code the options mean, found without recording anything."""
+    code = read_code(options)
+    if options.recorded is not None and code is None:
+        return trained_code(read_model(options))
+    if options.lora is not None or options.qlora is not None:
+        return Code("huggingface", has_adapters=True)
+    if code is not None:
+        return Code(code)
+    if options.hf_config is not None:
+        return Code("huggingface")
+    try:
+        return Code() if options.model is None else trained_code(find_model(options.model, catalog=catalog))
+    except NotRecorded:
+        return Code("huggingface")
 
 
 def sliding_window_of(options: SetupOptions) -> int | None:
@@ -215,23 +240,15 @@ def _model(options: SetupOptions, catalog: Catalog, sequence_length: int, may_re
         return recorded_model(read_recorded(options.recorded), options.recorded.name.partition(".")[0])
     if options.params is not None:
         return _of_the_ladder(options, sequence_length)
-    named = options.hf_config or str(options.model)
-    try:
+    named, code = options.hf_config or str(options.model), read_code(options)
+    if not may_record:
         if lora is not None or attention is not None:
             raise NotRecorded(f"{config_of(options, catalog)[1]} was not recorded")
-        return find_model(named, sequence_length, catalog=catalog, code=read_code(options))
-    except NotRecorded as why:
-        if not may_record or read_code(options) == "torchtitan":
-            raise
-        from fsdp_bench.sweep.recording import recorded_config  # what starts processes; seldom needed
+        return find_model(named, sequence_length, catalog=catalog, code=code)
+    from fsdp_bench.plan.recording import found_or_recorded  # what starts processes
 
-        config, name = config_of(options, catalog)
-        try:
-            is_offloaded = bool(options.activation_offload)
-            code = recorded_config(config, sequence_length, _tell_recording, lora, is_offloaded, name)
-            return recorded_model(code, name)
-        except MachineError as error:
-            raise MachineError(f"{why}; {error}") from None
+    is_offloaded = bool(options.activation_offload)
+    return found_or_recorded(named, sequence_length, catalog, code, lora, is_offloaded, attention, _tell_recording)
 
 
 def _refuse_contradictions(options: SetupOptions) -> None:
@@ -293,7 +310,9 @@ def read_lora(options: SetupOptions) -> LoRA | None:
         raise SpecError(
             f"{option}: adapters go into Hugging Face's code, --model or --hf-config; a recorded model has its own"
         )
-    return parse_lora(getattr(options, option), option, base=QUANTIZED if option == "qlora" else None)
+    precision = Precision.parse(options.precision or DEFAULT_PRECISION)
+    base = QUANTIZED if option == "qlora" else None
+    return parse_lora(getattr(options, option), option, base, default_base(precision))
 
 
 def read_attention(options: SetupOptions) -> str | None:
@@ -322,15 +341,8 @@ def config_of(options: SetupOptions, catalog: Catalog) -> tuple[dict[str, Any], 
     Raises:
         SpecError: for a file that is none, and an unknown name.
     """
-    if options.hf_config is not None:
-        config = read_config(options.hf_config)
-        name = config_name(config, options.hf_config)
-    else:
-        entry = catalog.model(str(options.model))
-        config, name = entry.hf_config(), entry.name
     lora, attention = read_lora(options), read_attention(options)
-    if attention is not None:
-        config, name = {**config, ATTENTION: attention}, f"{name} with {attention} attention"
+    config, name = named_config(options.hf_config or str(options.model), catalog, attention)
     return config, name if lora is None else f"{name} with {lora.title}"
 
 
@@ -371,8 +383,9 @@ def _readings(options: SetupOptions, catalog: Catalog) -> list[Reading]:
     _assume_gpus_per_node(options)
     found: dict[tuple[Any, ...], Reading] = {}
     for named in each_of(options, MODEL_LISTS):
+        code = _code_meant(named, catalog)
         for one in each_of(_with_defaults(named, catalog)):
-            reading = _reading(one, _place(one, catalog))
+            reading = _reading(one, _place(one, catalog), code)
             model = tuple(getattr(one, name) for name in _OF_THE_MODEL)
             found.setdefault((model, reading.setup, place_names(reading.hardware)), reading)
     setups = [reading.setup for reading in found.values()]
@@ -384,11 +397,12 @@ def _readings(options: SetupOptions, catalog: Catalog) -> list[Reading]:
     return list(found.values())
 
 
-def _reading(options: SetupOptions, place: Placement) -> Reading:
-    """Read options that have one value each."""
+def _reading(options: SetupOptions, place: Placement, code: Code) -> Reading:
+    """Read options that have one value each; others have the defaults of the code."""
     given = {field: getattr(options, name) for name, field in _FIELDS.items() if getattr(options, name) is not None}
     if options.min_num_params is not None and given.get("wrap", "").strip().lower() == Wrap.SIZE:
         given["min_num_params"] = parse_count(options.min_num_params, "min-num-params")
+    given |= trainer_defaults(code, given, place.world_size)
     strategy = ShardingStrategy(given.get("strategy", TrainSetup().strategy))
     sizes = place.sizes(strategy, options.shard_size if strategy.is_hybrid else None)
     return Reading(options, from_text({**given, **sizes}, TrainSetup), place.hardware)

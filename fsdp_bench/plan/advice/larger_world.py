@@ -12,6 +12,7 @@ from fsdp_bench.plan.question import Question
 from fsdp_bench.plan.search.quantity import MOST_GPUS
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.hardware import Cluster, Gpu
+from fsdp_bench.spec.setup import ShardingStrategy
 
 
 def larger_worlds(question: Question) -> list[int]:
@@ -26,14 +27,19 @@ def larger_worlds(question: Question) -> list[int]:
 
 
 def on_world(question: Question, world: int) -> tuple[str, str, Question] | None:
-    """Return the CLI option to change, its value, and the question on ``world`` GPUs; None if it cannot run there."""
+    """Return the CLI option to change, its value, and the question on ``world`` GPUs; None if it cannot run there.
+
+    A model that one GPU trains without FSDP is sharded there.
+    """
     option, count, hardware = _hardware(question.hardware, world)
+    strategy = ShardingStrategy.FULL_SHARD if question.setup.is_bare else question.setup.strategy
+    value = f"{count} --strategy {strategy.value}" if question.setup.is_bare else str(count)
     try:
-        setup = msgspec.structs.replace(question.setup, world_size=world)
+        setup = msgspec.structs.replace(question.setup, world_size=world, strategy=strategy)
     except SpecError:
         return None
     changed = replace(question, setup=setup, hardware=hardware)
-    return None if changed.impossible else (option, str(count), changed)
+    return None if changed.impossible else (option, value, changed)
 
 
 def _hardware(hardware: Cluster | Gpu | None, world: int) -> tuple[str, int, Cluster | Gpu | None]:

@@ -16,6 +16,7 @@ from fsdp_bench.plan.question import Prediction, Question, answer
 from fsdp_bench.replay.host_memory import Build, host_memory
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.hardware import Cluster
+from fsdp_bench.spec.recording.model import RecordedModel
 from fsdp_bench.spec.setup import Api, Checkpointing, Loss, Offload, OptimizerKind, ShardingStrategy
 
 MOST = 4
@@ -103,6 +104,22 @@ def _sharded(question: Question) -> tuple[str, Question] | None:
     return _setting("--strategy", "FULL_SHARD", strategy=ShardingStrategy.FULL_SHARD, shard_size=None)(question)
 
 
+def _synchronized(question: Question) -> tuple[str, Question] | None:
+    """Reduce gradients in every micro-batch, so that none stay unsharded."""
+    setup = question.setup
+    if setup.gradient_accumulation_steps == 1 or setup.sync_every_micro_batch or setup.is_ddp:
+        return None
+    return _setting("--sync-every-micro-batch", "on", sync_every_micro_batch=True)(question)
+
+
+def _offloaded(question: Question) -> tuple[str, Question] | None:
+    """Offload parameters, which takes FSDP."""
+    if question.setup.is_bare:
+        full = ShardingStrategy.FULL_SHARD
+        return _setting("--strategy", "FULL_SHARD --offload params", offload=Offload.PARAMS, strategy=full)(question)
+    return _setting("--offload", "params", offload=Offload.PARAMS)(question)
+
+
 def _half(question: Question) -> tuple[str, Question] | None:
     half = question.setup.micro_batch_size // 2
     return _setting("--batch", str(half), micro_batch_size=half)(question) if half else None
@@ -115,13 +132,14 @@ _SWITCHES: dict[str, Switch] = {
     "api": _setting("--api", "fsdp2", api=Api.FSDP2),
     "optimizer": _fused,
     "loss": _chunked,
+    "sync": _synchronized,
     "strategy": _sharded,
     "checkpointing": _setting("--checkpointing", "full", checkpointing=Checkpointing.FULL),
     "batch": _half,
-    "offload": _setting("--offload", "params", offload=Offload.PARAMS),
+    "offload": _offloaded,
 }
 """Changes by the name of their setting, ordered by lost speed. An optimizer on the CPU loses the most."""
-ON_MORE_GPUS = ("load", "segments", "no offload", "api", "optimizer", "loss", "strategy", "checkpointing")
+ON_MORE_GPUS = ("load", "segments", "no offload", "api", "optimizer", "loss", "sync", "strategy", "checkpointing")
 """Settings that are changed together with the number of GPUs."""
 
 
@@ -227,6 +245,22 @@ class _Advice:
         made = [Remedy(_switches_text(change), self.predicted(change)) for _, change in best]
         less = [remedy for remedy in made if remedy.prediction.needed_bytes < prediction.needed_bytes]
         return sorted(less, key=lambda remedy: remedy.prediction.needed_bytes)
+
+
+def smaller_bases(prediction: Prediction) -> tuple[str, ...]:
+    """Return how adapters' frozen weights would be smaller, if a setup does not fit; each records the model anew.
+
+    They are not predicted: a recording takes minutes.
+    """
+    model = prediction.question.model
+    lora = model.code.origin.lora if isinstance(model, RecordedModel) else None
+    if prediction.fits is not False or lora is None or lora.is_quantized:
+        return ()
+    rest = msgspec.structs.replace(lora, base=None).text()
+    found = (f"--qlora {rest}: frozen weights of linear layers in 4 bits, not predicted here",)
+    if lora.base is None and prediction.question.setup.precision.store == "fp32":
+        return (f"--lora {rest},base=bf16: frozen weights in half the bytes, not predicted here", *found)
+    return found
 
 
 def _switches_text(change: Alternative) -> str:

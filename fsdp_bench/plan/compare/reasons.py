@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from fsdp_bench.plan.compare.comparison import Comparison, Difference
 from fsdp_bench.plan.compare.side import Side
-from fsdp_bench.spec.setup import Api, Checkpointing, Loss, Offload, ShardingStrategy, Wrap
+from fsdp_bench.spec.setup import Checkpointing, Loss, Offload, ShardingStrategy, Wrap
 
 LASTING = ("parameters", "optimizer_state")
 """Categories that are the same throughout a step; the others differ with the moment of the peak."""
@@ -15,7 +15,6 @@ _STATES = ("parameters", "gradients", "optimizer_state")
 _COMMUNICATION = ("communication_seconds", "exposed_communication_seconds")
 _HOST = ("host_copy_seconds", "cpu_optimizer_seconds")
 _CHECKPOINTING = tuple(Checkpointing)
-_FLAT = ShardingStrategy.NO_SHARD
 _KEEP = (ShardingStrategy.SHARD_GRAD_OP, ShardingStrategy.HYBRID_SHARD_ZERO2)
 
 
@@ -126,7 +125,7 @@ def _is_larger(x: Side, y: Side) -> str | None:
 
 
 def _reduces_in_buckets(x: Side, y: Side) -> str | None:
-    own, other = ((one.setup.api is Api.FSDP2 and one.setup.strategy is _FLAT) for one in (x, y))
+    own, other = (one.setup.is_ddp and not one.setup.is_bare for one in (x, y))
     return "DistributedDataParallel reduces in buckets as large as the gradients" if own and not other else None
 
 

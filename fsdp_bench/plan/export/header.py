@@ -23,10 +23,13 @@ def header(what: str, chosen: Chosen, notes: Iterable[str] = ()) -> str:
         "model": f"{model.name}: {model.describe()}",
         "server": hardware(chosen),
         "setting": setting(chosen.setup),
+        "assumed": "; ".join(chosen.question.assumptions),
         "predicted": predicted(chosen),
     }
     lines = [f"{what}, exported by fsdp-bench {__version__}."]
     for name, value in facts.items():
+        if not value:
+            continue
         lines += textwrap.wrap(f"{name:<11}{printable(value)}", _WIDTH, subsequent_indent=" " * 11)
     lines.append(f"{'command':<11}{printable(chosen.command)}")
     for note in notes:

@@ -10,7 +10,7 @@ from typing import Any
 from fsdp_bench.plan.export.chosen import Chosen
 from fsdp_bench.plan.export.files import File
 from fsdp_bench.plan.export.header import header
-from fsdp_bench.plan.export.launch import environment, torchrun
+from fsdp_bench.plan.export.launch import environment, prefix, torchrun
 from fsdp_bench.plan.export.pieces import DTYPES, config_text, literal, sizes_text
 from fsdp_bench.plan.export.plugin import (
     PRECISION_NOTE,
@@ -20,6 +20,7 @@ from fsdp_bench.plan.export.plugin import (
     reshards,
     strategy_name,
 )
+from fsdp_bench.plan.export.sharding import autocast_text
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.setup import Api, BackwardPrefetch, Checkpointing, Loss, Offload, OptimizerKind, TrainSetup
 
@@ -42,9 +43,12 @@ def arguments_and_script(chosen: Chosen, notes: tuple[str, ...]) -> list[File]:
     """
     if (reason := _why_not(chosen.setup)) is not None:
         raise SpecError(f"export {KIND}: {reason}; --export pytorch has it")
-    chosen, changes = as_accelerate_shards(chosen, KIND)
-    own = (PRECISION_NOTE.replace("mixed_precision is 'no'", "bf16 is False"),) if policy_text(chosen.setup) else ()
-    notes = (*notes, *changes, *own, *environment(chosen))
+    changes: tuple[str, ...] = ()
+    if not chosen.setup.is_bare:
+        chosen, changes = as_accelerate_shards(chosen, KIND)
+        is_mixed = policy_text(chosen.setup) is not None
+        changes += (PRECISION_NOTE.replace("mixed_precision is 'no'", "bf16 is False"),) if is_mixed else ()
+    notes = (*notes, *changes, *environment(chosen))
     text = (
         header("Training with Hugging Face's Trainer", chosen, notes)
         + _imports(chosen.setup)
@@ -55,7 +59,8 @@ def arguments_and_script(chosen: Chosen, notes: tuple[str, ...]) -> list[File]:
         + f"ARGUMENTS = {literal(arguments(chosen))}\n"
         + _main(chosen.setup)
     )
-    return [File(KIND, NAME, text, torchrun(chosen, NAME), notes)]
+    start = f"{prefix(chosen)}python {NAME}" if chosen.setup.is_bare else torchrun(chosen, NAME)
+    return [File(KIND, NAME, text, start, notes)]
 
 
 def _why_not(setup: TrainSetup) -> str | None:
@@ -66,6 +71,19 @@ def _why_not(setup: TrainSetup) -> str | None:
         return f"the Trainer has no {kind} as predicted; {', '.join(_OPTIMIZERS)} are"
     if setup.activation_offload:
         return "fsdp_config of the Trainer has no offload of activations"
+    return _why_not_bare(setup) if setup.is_bare else None
+
+
+def _why_not_bare(setup: TrainSetup) -> str | None:
+    """Return why the Trainer cannot train a setting on one GPU without FSDP."""
+    if setup.compile:
+        return "the Trainer does not compile blocks alone as --compile does"
+    if setup.checkpointing is Checkpointing.SELECTIVE:
+        return "the Trainer has no selective checkpointing; use --checkpointing full"
+    if setup.checkpointing_policy is not None:
+        return "the Trainer checkpoints every block; leave out the policy"
+    if setup.precision.needs_grad_scaler:
+        return "the Trainer's fp16 adds fp32 copies of the logits; use bf16-mixed"
     return None
 
 
@@ -85,9 +103,12 @@ def arguments(chosen: Chosen) -> dict[str, Any]:
         "seed": setup.seed,
         "save_strategy": "no",
         "report_to": "none",
-        "fsdp": True,
-        "fsdp_config": _fsdp_config(chosen),
     }
+    if setup.is_bare:
+        is_checkpointed = setup.checkpointing is Checkpointing.FULL
+        reentrant = {"gradient_checkpointing_kwargs": {"use_reentrant": False}}
+        return found | ({"gradient_checkpointing": True, **reentrant} if is_checkpointed else {})
+    found |= {"fsdp": True, "fsdp_config": _fsdp_config(chosen)}
     if setup.gradient_accumulation_steps > 1 and setup.sync_every_micro_batch:
         found["accelerator_config"] = {"gradient_accumulation_kwargs": {"sync_each_batch": True}}
     return found
@@ -118,7 +139,7 @@ def _fsdp_config(chosen: Chosen) -> dict[str, Any]:
 
 def _imports(setup: TrainSetup) -> str:
     found = ["from transformers import AutoConfig, AutoModelForCausalLM, Trainer, TrainingArguments"]
-    if (policy := policy_text(setup)) is not None:
+    if not setup.is_bare and (policy := policy_text(setup)) is not None:
         found.insert(0, f"from torch.distributed.fsdp import {policy.partition('(')[0]}")
     if hybrid_sizes(setup) is not None:
         found.insert(0, "from accelerate.parallelism_config import ParallelismConfig")
@@ -130,10 +151,12 @@ def _main(setup: TrainSetup) -> str:
     if (sizes := hybrid_sizes(setup)) is not None:
         mesh = f"ParallelismConfig(dp_replicate_size={sizes[0]}, dp_shard_size={sizes[1]})"
         lines[0] = lines[0].replace("max_steps", f"parallelism_config={mesh}, max_steps")
-    if (policy := policy_text(setup)) is not None:
+    if not setup.is_bare and (policy := policy_text(setup)) is not None:
         lines.append(f"precision = {policy}")
         lines.append('arguments.fsdp_plugin_args["mixed_precision_policy"] = precision  # what bf16=True would not do')
     body = "".join(f"    {line}\n" for line in lines)
+    autocast = autocast_text(setup, '"cuda"') if setup.is_bare else []
+    around = "".join(f"    {line}  # bf16=True would add fp32 copies of the logits\n" for line in autocast)
     return f'''
 
 class RandomTokens(torch.utils.data.Dataset):
@@ -151,7 +174,7 @@ def main():
 {body}    config = AutoConfig.for_model(**CONFIG)
     torch.manual_seed({setup.seed})  # the same weights on every rank
     model = AutoModelForCausalLM.from_config(config, dtype={DTYPES[setup.precision.store]})
-    Trainer(model, arguments, train_dataset=RandomTokens()).train()
+{around}    Trainer(model, arguments, train_dataset=RandomTokens()).train()
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ import msgspec
 
 from fsdp_bench.plan.export.chosen import Chosen
 from fsdp_bench.plan.export.pieces import DTYPES, refusal
-from fsdp_bench.plan.export.sharding import is_ddp, is_mixed
+from fsdp_bench.plan.export.sharding import is_mixed
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.hardware import Cluster
 from fsdp_bench.spec.setup import Api, BackwardPrefetch, Checkpointing, Offload, TrainSetup, Wrap
@@ -43,7 +43,9 @@ def as_accelerate_shards(chosen: Chosen, kind: str) -> tuple[Chosen, tuple[str, 
 def _why_not(chosen: Chosen) -> str | None:
     """Return why accelerate cannot train a setting; None if it can."""
     setup = chosen.setup
-    if is_ddp(setup):
+    if setup.is_bare:
+        return f"one GPU needs no fsdp_config; --export huggingface trains without one, and {_PYTORCH}"
+    if setup.is_ddp:
         return f"DistributedDataParallel has no fsdp_config; {_PYTORCH}, and so has --api fsdp1 NO_SHARD with one"
     if setup.compile:
         return f"accelerate does not compile blocks alone as --compile does; {_PYTORCH}"

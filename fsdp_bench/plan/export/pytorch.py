@@ -18,7 +18,7 @@ from fsdp_bench.plan.export.pieces import (
     sizes_text,
 )
 from fsdp_bench.plan.export.plugin import host_note
-from fsdp_bench.plan.export.sharding import is_built_on_host, is_ddp, model_text, sharding_imports
+from fsdp_bench.plan.export.sharding import is_built_on_host, model_text, sharding_imports
 from fsdp_bench.spec.setup import Api, TrainSetup
 
 KIND = "pytorch"
@@ -76,12 +76,12 @@ def _imports(setup: TrainSetup) -> str:
 
 
 def _is_fsdp2(setup: TrainSetup) -> bool:
-    return setup.api is Api.FSDP2 and not is_ddp(setup)
+    return setup.api is Api.FSDP2 and not setup.is_ddp
 
 
 def _keeps_gradients(setup: TrainSetup) -> bool:
     """Whether gradients are kept unreduced in all micro-batches but the last."""
-    return setup.gradient_accumulation_steps > 1 and not setup.sync_every_micro_batch
+    return setup.gradient_accumulation_steps > 1 and not setup.sync_every_micro_batch and not setup.is_bare
 
 
 def _step(setup: TrainSetup) -> str:

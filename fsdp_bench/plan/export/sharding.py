@@ -7,14 +7,9 @@ from fsdp_bench.plan.export.chosen import Chosen
 from fsdp_bench.plan.export.pieces import DTYPES
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.recording.ends import NO_ENDS
-from fsdp_bench.spec.setup import Api, BackwardPrefetch, Offload, ShardingStrategy, TrainSetup, Wrap
+from fsdp_bench.spec.setup import Api, BackwardPrefetch, Offload, TrainSetup, Wrap
 
 _DDP = "from torch.nn.parallel import DistributedDataParallel"
-
-
-def is_ddp(setup: TrainSetup) -> bool:
-    """Whether the setup is DistributedDataParallel."""
-    return setup.api is Api.FSDP2 and setup.strategy is ShardingStrategy.NO_SHARD
 
 
 def is_built_on_host(chosen: Chosen) -> bool:
@@ -30,7 +25,9 @@ def is_mixed(setup: TrainSetup) -> bool:
 
 def sharding_imports(setup: TrainSetup) -> list[str]:
     """Return the imports of what shards the model."""
-    if is_ddp(setup):
+    if setup.is_bare:
+        return []
+    if setup.is_ddp:
         hook = {"bf16": "bf16_compress_hook", "fp16": "fp16_compress_hook"}.get(setup.precision.reduce)
         has_hook = hook is not None and setup.precision.reduce != setup.precision.store
         where = "torch.distributed.algorithms.ddp_comm_hooks.default_hooks"
@@ -69,15 +66,15 @@ def model_text(chosen: Chosen) -> str:
     stored = DTYPES[setup.precision.store]
     made = f"AutoModelForCausalLM.from_config(config, dtype={stored})"
     on_host = is_built_on_host(chosen)
-    where = "device" if is_ddp(setup) else '"cpu"' if on_host else '"meta"'
+    where = "device" if setup.is_ddp else '"cpu"' if on_host else '"meta"'
     why = {
         '"meta"': "without data: each rank allocates its shards alone",
         '"cpu"': "FSDP1 would part the head from the embedding on meta: each rank needs host memory for all of it",
-        "device": "the same on every rank",
+        "device": "the whole model" if setup.is_bare else "the same on every rank",
     }[where]
     text = f'''
 def build(device):
-    """Build the model and shard it."""
+    """Build the model{" and shard it" if not setup.is_ddp else ""}."""
     config = AutoConfig.for_model(**CONFIG)
     config.use_cache = False
     torch.manual_seed({setup.seed})
@@ -88,16 +85,16 @@ def build(device):
     if setup.wrap not in (Wrap.BLOCK, Wrap.BLOCK_AND_ENDS, Wrap.NONE, Wrap.SIZE):
         raise SpecError(f"export: wrap {setup.wrap.value} is not exported; use block")
     text += blocks_text(setup)
-    if is_ddp(setup):
+    if setup.is_ddp:
         return text + _ddp(setup)
     return text + (_fsdp2(chosen) if setup.api is Api.FSDP2 else _fsdp1(chosen, on_host))
 
 
 def _ddp(setup: TrainSetup) -> str:
     precision = setup.precision
-    text = ""
-    if precision.compute != precision.store:
-        text += f"    model.forward = torch.autocast(device.type, dtype={DTYPES[precision.compute]})(model.forward)\n"
+    text = "".join(f"    {line}\n" for line in autocast_text(setup, "device.type"))
+    if setup.is_bare:
+        return text + "    return model\n"
     text += (
         "    model = DistributedDataParallel(model, device_ids=[device] if device.type == 'cuda' else None)\n".replace(
             "'", '"'
@@ -106,6 +103,14 @@ def _ddp(setup: TrainSetup) -> str:
     if precision.reduce != precision.store:
         text += f"    model.register_comm_hook(None, {precision.reduce}_compress_hook)\n"
     return text + "    return model\n"
+
+
+def autocast_text(setup: TrainSetup, device_type: str) -> list[str]:
+    """Return the statement that runs a model without FSDP under autocast, if its precision is mixed."""
+    precision = setup.precision
+    if precision.compute == precision.store:
+        return []
+    return [f"model.forward = torch.autocast({device_type}, dtype={DTYPES[precision.compute]})(model.forward)"]
 
 
 def _mesh(setup: TrainSetup) -> str:

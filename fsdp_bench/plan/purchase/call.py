@@ -10,6 +10,7 @@ from fsdp_bench.catalog.loader import BUILT_IN, load_user_catalog
 from fsdp_bench.catalog.lookup import in_other_code
 from fsdp_bench.catalog.lookup import model as find_model
 from fsdp_bench.plan.ask import with_defaults
+from fsdp_bench.plan.defaults import trained_code, trainer_defaults
 from fsdp_bench.plan.purchase.goal import Goal, parse_duration, parse_money, parse_tokens
 from fsdp_bench.plan.purchase.planner import NODES, Plan, kinds_of, plan
 from fsdp_bench.spec.checked import build as build_checked
@@ -78,7 +79,10 @@ def plan_training(
             "float8: plan_training does not take it, because no published run bounds its errors; estimate does"
         )
     single = {name: values[0] for name, values in given.items() if len(values) == 1}
-    fields = dict(with_defaults(None, single, find_model(which, code=code, catalog=entries)))  # type: ignore[arg-type]
+    named_model = find_model(which, code=code, catalog=entries)
+    fields = dict(with_defaults(None, single, named_model))  # type: ignore[arg-type]
+    first = {name: values[0] for name, values in given.items()}
+    fields |= trainer_defaults(trained_code(named_model), first, None)
     read = build_checked(TrainSetup, fields)
     found = find_model(which, read.sequence_length, code=code, catalog=entries)
     goal = Goal(

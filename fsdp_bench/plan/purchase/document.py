@@ -9,6 +9,7 @@ from fsdp_bench import __version__
 from fsdp_bench.plan.chart_data.drawn import DrawnStep, drawn_memory, drawn_streams
 from fsdp_bench.plan.chart_data.memory_timeline import memory_timeline
 from fsdp_bench.plan.chart_data.step_streams import StepStreams
+from fsdp_bench.plan.defaults import assumptions
 from fsdp_bench.plan.purchase.goal import Goal
 from fsdp_bench.plan.purchase.offer import Offer
 from fsdp_bench.plan.purchase.planner import Plan
@@ -115,6 +116,7 @@ def _offer(offer: Offer | None) -> dict[str, Any] | None:
         "num_nodes": offer.cluster.num_nodes,
         "num_gpus": offer.cluster.world_size,
         "setup": to_builtins(offer.timed.setup),
+        "assumptions": assumptions(offer.goal.model, offer.timed.setup),
         "expandable_segments": offer.expandable_segments,
         "memory": {
             "peak_allocated_bytes": memory.estimate.memory.peak_allocated_bytes,

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from itertools import product
 from typing import Any, NamedTuple
 
+from fsdp_bench.plan.defaults import trained_code, trainer_defaults
 from fsdp_bench.plan.purchase.goal import Goal
 from fsdp_bench.simulate.wrappers.impossible import why_impossible
 from fsdp_bench.spec.checkpointing_policy import EVERY_SECOND_PRODUCT
@@ -100,6 +101,8 @@ def setup_of(goal: Goal, setting: Setting, batch: int, num_nodes: int, gpus_per_
         steps = max(round(goal.global_batch_tokens / at_once), 1)
         if abs(steps * at_once / goal.global_batch_tokens - 1) > TOLERANCE:
             return None
+    if not _is_the_trainers(goal, setting, world):
+        return None
     is_hybrid = setting.strategy.is_hybrid
     if is_hybrid and (num_nodes == 1 or gpus_per_node == 1):
         return None
@@ -121,6 +124,15 @@ def setup_of(goal: Goal, setting: Setting, batch: int, num_nodes: int, gpus_per_
         )
     except SpecError:
         return None
+
+
+def _is_the_trainers(goal: Goal, setting: Setting, world_size: int) -> bool:
+    """Whether a setting shards as transformers' Trainer does on so many GPUs, where the user leaves that open."""
+    if "strategy" in goal.fixed or "strategy" in goal.open:
+        return True
+    stated = {**goal.fixed, "api": setting.api, "offload": setting.offload}
+    own = trainer_defaults(trained_code(goal.model), stated, world_size)
+    return own.get("strategy", setting.strategy) is setting.strategy
 
 
 def can_run(goal: Goal, setup: TrainSetup) -> bool:

@@ -193,4 +193,9 @@ def _notes(results: Sequence[HardwareResult]) -> list[str]:
         if cell.found is None
     ]
     notes = dict.fromkeys(note for one in results for cell in one.cells if cell.at for note in cell.at.notes)
-    return [*notes, *(reason for reason, _ in groupby(sorted(missing)))][:MOST_REASONS]
+    assumed = dict.fromkeys(each for one in results for cell in one.cells for each in cell.shown.assumptions)
+    return [
+        *(["as transformers' Trainer: " + "; ".join(assumed)] if assumed else []),
+        *notes,
+        *(reason for reason, _ in groupby(sorted(missing))),
+    ][:MOST_REASONS]

@@ -45,6 +45,7 @@ class OfferDocument(msgspec.Struct, frozen=True, kw_only=True):
     num_nodes: Count
     num_gpus: Count
     setup: TrainSetup
+    assumptions: tuple[str, ...] = ()
     expandable_segments: bool
     memory: OfferMemory
     tokens_per_second_per_gpu: Positive
@@ -200,6 +201,7 @@ class PredictionDocument(msgspec.Struct, frozen=True, kw_only=True):
     setup: dict[str, Setting]
     server: PredictedServer
     impossible: str | None = None
+    assumptions: tuple[str, ...] = ()
     notes: tuple[str, ...] | None = None
     memory: PredictedMemory | None = None
     time: PredictedTime | None = None
@@ -220,6 +222,7 @@ class LargestDocument(msgspec.Struct, frozen=True, kw_only=True):
     """One setting of ``max-size --json``."""
 
     setup: dict[str, Setting]
+    assumptions: tuple[str, ...] = ()
     impossible: str | None = None
     unknown: str | None = None
     fits_value: int | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Iterable
 
 from fsdp_bench.report.terminal import terminal_width
 from fsdp_bench.spec.hardware import Cluster, Gpu
@@ -17,6 +18,12 @@ def hardware_text(hardware: Cluster | Gpu | None, world_size: int) -> str:
         gpus = f"{hardware.num_nodes * hardware.gpus_per_node} x {hardware.gpu.name}"
         return f"{hardware.num_nodes} x {hardware.server.name} ({gpus})"
     return f"{world_size} x {hardware.name if hardware else 'CPU'}"
+
+
+def assumed_lines(assumed: Iterable[str]) -> list[str]:
+    """Return the second line of an answer, with what is assumed as transformers' Trainer does it; none of nothing."""
+    found = dict.fromkeys(assumed)
+    return [f"  as transformers' Trainer: {'; '.join(found)}"] if found else []
 
 
 def fact(name: str, value: str, indent: int = _INDENT) -> str:

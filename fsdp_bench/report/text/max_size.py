@@ -12,7 +12,7 @@ from fsdp_bench.plan.table.rows import setting_row
 from fsdp_bench.replay.host_memory import Build
 from fsdp_bench.report.table import TableColumn, column_of, table_columns, table_lines
 from fsdp_bench.report.text.cells import cell_text, column_header, is_number
-from fsdp_bench.report.text.common import fact
+from fsdp_bench.report.text.common import assumed_lines, fact
 from fsdp_bench.report.text.nothing_fits import nothing_fits_lines
 from fsdp_bench.report.text.prediction import modelled
 from fsdp_bench.report.text.prediction_table import label_columns
@@ -46,7 +46,8 @@ def report(results: Sequence[HardwareResult], failure: NothingFits | None, optio
     several = len(results) > 1 or any(len(one.answered) > 1 for one in results)
     lines = nothing_fits_lines(failure, several) if failure else []
     for one in results:
-        answer = [] if failure and len(results) == 1 else [_answer(one), ""]
+        assumed = assumed_lines(each for cell in one.cells for each in cell.shown.assumptions)
+        answer = [] if failure and len(results) == 1 else [_answer(one), *assumed, ""]
         lines += [*([""] if lines else []), *answer, *_table(one, options)]
     return "\n".join(lines)
 

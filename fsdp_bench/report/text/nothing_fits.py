@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from fsdp_bench.plan.advice.nothing_fits import NothingFits, lacks_host_memory
+from fsdp_bench.plan.advice.remedies import smaller_bases
+from fsdp_bench.report.text.common import assumed_lines
 from fsdp_bench.report.text.prediction import remedy_line
 from fsdp_bench.report.text.quantity_text import quantity_text, value_text
 from fsdp_bench.report.text.setups import title, varying_fields
@@ -13,11 +15,13 @@ from fsdp_bench.spec.units import format_gib
 def nothing_fits_lines(found: NothingFits, several: bool) -> list[str]:
     """Return the answer as one line, then one line for each change that would help or would not."""
     lines = [nothing_fits_sentence(found) + (f" ({_where(found)})" if several else "")]
+    lines += assumed_lines(found.cell.shown.assumptions)
     if found.cell.runs is not None:
         runs = value_text(found.cell.quantity.name, found.cell.runs)
         what = found.cell.quantity.name.replace("_", " ")
         lines.append(f"  with allocation retries, slower if they go on, {what} {runs} would run (predicted)")
     lines += [f"  {remedy_line(remedy)}" for remedy in found.remedies]
+    lines += [f"  {words}" for words in smaller_bases(found.prediction)]
     if found.twice_the_gpus is not None and not found.gpus_help:
         need = format_gib(found.twice_the_gpus.prediction.needed_bytes)
         lines.append(

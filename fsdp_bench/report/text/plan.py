@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from datetime import date
 
+from fsdp_bench.plan.defaults import assumptions
 from fsdp_bench.plan.purchase.goal import SECONDS_PER_DAY
 from fsdp_bench.plan.purchase.offer import Offer
 from fsdp_bench.plan.purchase.planner import Plan
 from fsdp_bench.plan.ranges import peak_range
 from fsdp_bench.report.table import table_columns, table_lines
-from fsdp_bench.report.text.common import UNKNOWN, fact
+from fsdp_bench.report.text.common import UNKNOWN, assumed_lines, fact
 from fsdp_bench.spec.recording.model import code_of, whose_code
 from fsdp_bench.spec.setup import Checkpointing, Loss, Offload, TrainSetup
 from fsdp_bench.spec.units import format_count, format_gib
@@ -26,6 +27,8 @@ def plan_text(found: Plan) -> str:
     """Return a plan as text; the first line is the answer."""
     winner = found.picked.winner
     lines = [_answer(found), f"  {_code(found)}"]
+    if winner is not None:
+        lines += assumed_lines(assumptions(found.goal.model, winner.timed.setup))
     if winner is not None:
         lines += [f"  why: {found.reason}", "", *_facts(winner, found.picked.safest)]
         if found.most_useful_nodes is not None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fsdp_bench.plan.advice.remedies import Remedy
+from fsdp_bench.plan.advice.remedies import Remedy, smaller_bases
 from fsdp_bench.plan.estimate import Verdict
 from fsdp_bench.plan.question import Prediction, Question
-from fsdp_bench.report.text.common import fact
+from fsdp_bench.report.text.common import assumed_lines, fact
 from fsdp_bench.report.text.communicators import communicators_fact
 from fsdp_bench.report.text.setups import hardware_facts, setup_line, spaced
 from fsdp_bench.report.text.speed import time_facts
@@ -26,7 +26,9 @@ _BAR = 30
 
 def report(prediction: Prediction, remedies: Sequence[Remedy] = ()) -> str:
     """Return one prediction as about twenty lines; the first line is the answer."""
-    lines = [verdict(prediction), *(f"  {remedy_line(remedy)}" for remedy in remedies), ""]
+    lines = [verdict(prediction), *assumed_lines(prediction.question.assumptions)]
+    lines += [f"  {remedy_line(remedy)}" for remedy in remedies]
+    lines += [*(f"  {words}" for words in smaller_bases(prediction)), ""]
     lines += [*_asked(prediction), "", *_peak(prediction), ""]
     lines += [*_phases(prediction), "", *_breakdown(prediction), ""]
     lines += [fact("allocator", _allocator(prediction)), *required_facts([prediction])]

@@ -14,7 +14,7 @@ from fsdp_bench.plan.table.columns import Row, TableOptions
 from fsdp_bench.plan.table.rows import prediction_row, refusal_row
 from fsdp_bench.report.table import TableColumn, column_of, fits_width, table_lines
 from fsdp_bench.report.text.cells import cell_text, column_header, is_number
-from fsdp_bench.report.text.common import fact
+from fsdp_bench.report.text.common import assumed_lines, fact
 from fsdp_bench.report.text.prediction import modelled, required_facts
 from fsdp_bench.report.text.setups import (
     NUMBERS,
@@ -72,6 +72,7 @@ def side_by_side(
     rates = dict.fromkeys(rests_on(found.speed, found.question.profile) for found in predictions)
     lines = [
         conclusion(predictions, varying),
+        *assumed_lines(one for prediction in predictions for one in prediction.question.assumptions),
         "",
         fact("predicted", f"{len(predictions):,} setups{shown}; peaks of rank 0 on one GPU"),
         *model_facts(questions),

@@ -28,7 +28,7 @@ from fsdp_bench.spec.recording.compiled import (
     symbols_of_float8,
 )
 from fsdp_bench.spec.recording.model import Model, RecordedModel
-from fsdp_bench.spec.setup import Api, Checkpointing, Float8, Loss, ShardingStrategy, TrainSetup, Wrap
+from fsdp_bench.spec.setup import Api, Checkpointing, Float8, Loss, TrainSetup, Wrap
 
 _MULTIPLE = 64
 """Of a multiple of 128 bytes Inductor pads no row (padding_alignment_bytes in torch/_inductor/config.py)."""
@@ -47,7 +47,7 @@ def why_eager(model: Model, setup: TrainSetup, kernels: Kernels) -> str | None:
 def _why_blocks_are_eager(model: Model, setup: TrainSetup, kernels: Kernels) -> str | None:
     if not kernels.is_cuda or kernels.observed or kernels.composite_norms:
         return "compiled code is recorded on CUDA alone, with norms of one kernel"
-    if setup.api is Api.FSDP2 and setup.strategy is ShardingStrategy.NO_SHARD:
+    if setup.is_ddp and not setup.is_bare:
         return "DistributedDataParallel cuts compiled blocks where its buckets end, which is not modelled"
     if setup.wrap in (Wrap.SIZE, Wrap.BLOCK_AND_ADAPTERS):
         return f"with wrap = {setup.wrap.value} units may be inside of blocks, which are then not compiled whole"

@@ -9,7 +9,6 @@ from fsdp_bench.simulate.recorded.model import RecordedTransformer
 from fsdp_bench.simulate.recorded.replaced_loss import next_tokens
 from fsdp_bench.simulate.simulation import Simulation
 from fsdp_bench.simulate.tape import Storage, Tensor
-from fsdp_bench.simulate.wrappers.ddp import Ddp
 from fsdp_bench.spec.recording.model import Model, RecordedModel
 from fsdp_bench.spec.setup import Loss, TrainSetup
 
@@ -56,10 +55,10 @@ class RecordedSimulation(Simulation):
     def _cast_inputs(self) -> dict[int | str, Storage]:
         """Cast what the wrapper of the root casts: FSDP1's cast_root_forward_inputs, FSDP2's cast_forward_inputs.
 
-        Under DistributedDataParallel a model casts images itself, and under autocast each operator does.
+        Without FSDP a model casts images itself, and under autocast each operator does.
         """
         precision = self.setup.precision
-        if isinstance(self.wrapper, Ddp) and precision.compute != precision.store:
+        if self.setup.is_ddp and precision.compute != precision.store:
             return {}
         itemsize = self.sizes.compute
         return {

@@ -10,5 +10,6 @@ Functions have the names of the PyTorch functions that they follow.
     flat_param_handle.py   one unit of it: its flat parameter, gathered and reduced
     flat_layout.py         where weights lie in a flat parameter, and its padding
     fsdp2.py               fully_shard
-    ddp.py                 DistributedDataParallel and its buckets
+    bare.py                the model alone, on one GPU
+    ddp.py                 DistributedDataParallel: the same and its buckets
 """

@@ -1,25 +1,22 @@
 """DistributedDataParallel, as torch 2.13 issues it: torch/nn/parallel/distributed.py, c10d/reducer.cpp.
 
 Everything is on every rank. Gradients are copied into buckets, which stay, and from them after their all-reduce.
-Mixed precision is autocast around forward (train/wrapping/ddp.py): parameters, gradients and the residual stream stay
-in fp32, matrix products run on copies.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from itertools import groupby
 from typing import Any
 
-from fsdp_bench.simulate.autograd import Engine, accumulator
+from fsdp_bench.simulate.autograd import Engine
 from fsdp_bench.simulate.events import Category
-from fsdp_bench.simulate.models.transformer import Module, SimulatedModel, Weight, fill
-from fsdp_bench.simulate.operators.core import Operators, Parameter
+from fsdp_bench.simulate.models.transformer import SimulatedModel, Weight
+from fsdp_bench.simulate.operators.core import Operators
 from fsdp_bench.simulate.operators.kernels import INT32, INT64
-from fsdp_bench.simulate.operators.optimizer import Shard
-from fsdp_bench.simulate.operators.precision import Sizes, precision_of
-from fsdp_bench.simulate.tape import Storage, Tensor
-from fsdp_bench.simulate.wrappers.protocol import Wrapper
+from fsdp_bench.simulate.operators.precision import Sizes
+from fsdp_bench.simulate.tape import Storage
+from fsdp_bench.simulate.wrappers.bare import Bare
 from fsdp_bench.simulate.wrappers.units import Unit
 from fsdp_bench.spec.setup import TrainSetup
 
@@ -31,25 +28,7 @@ _FIRST_BUCKET_BYTES, _BUCKET_BYTES = 1024**2, 25 * 1024**2
 """torch.distributed._DEFAULT_FIRST_BUCKET_BYTES; DistributedDataParallel's bucket_cap_mb."""
 
 
-class _Gradient:
-    """One parameter's gradient: the first is taken, further ones are added in place."""
-
-    def __init__(self, op: Operators, weight: Weight, itemsize: int, when_ready: Callable[[Weight], None]) -> None:
-        self.value: Tensor | None = None
-        self._weight = weight
-        self._when_ready = when_ready
-        weight.seen = Parameter(
-            None, weight.numel, itemsize, name=weight.name, in_features=weight.rest, block=weight.block
-        )
-        weight.seen.node = accumulator(self._accumulate) if weight.is_trained else None
-
-    def _accumulate(self, gradient: Tensor) -> None:
-        if self.value is None:
-            self.value = gradient
-        self._when_ready(self._weight)
-
-
-class Ddp(Wrapper):
+class Ddp(Bare):
     """One replica."""
 
     def __init__(
@@ -62,17 +41,9 @@ class Ddp(Wrapper):
         sizes: Sizes,
         on_host: bool,
     ) -> None:
-        self.op = op
-        self.model = model
-        self.sizes = sizes
+        super().__init__(op, engine, model, units, setup, sizes, on_host)
         self.world_size = setup.world_size
-        self.weights = model.all_weights
-        self.trained = [weight for weight in self.weights if weight.is_trained]
         self.num_parameters = sum(weight.numel for weight in self.trained)
-        self._itemsizes = {
-            id(weight): Sizes.of(precision_of(weight.dtype, setup.precision)).store for weight in self.weights
-        }
-        self.gradients = [_Gradient(op, w, self._itemsizes[id(w)], self._ready) for w in self.weights]
         self._waiting_numel = 0
         self._seen_numel = 0
         self._bucket_limit = _FIRST_BUCKET_BYTES
@@ -85,9 +56,8 @@ class Ddp(Wrapper):
         """Block and elements of each gradient, in the order in which the first step's came."""
         self.numels_in_order: list[int] = []
         """The elements of all gradients in that order, where an earlier simulation has shown it."""
-        model.around = self.around
 
-    def _ready(self, weight: Weight) -> None:
+    def ready(self, weight: Weight) -> None:
         """Reducer::mark_variable_ready: a full bucket is reduced; in another dtype by a hook, on a copy of it.
 
         The first step has one bucket of all (DistributedDataParallel's constructor, where no graph is static); later
@@ -123,32 +93,17 @@ class Ddp(Wrapper):
         self.op.tape.kernel(name, numel * self.sizes.store, self.sizes.store)
 
     def around(self, forward: Callable[..., Any], *inputs: Any) -> Any:
-        """_pre_forward, and torch.autocast around the model's forward."""
+        """_pre_forward, and what is around the model's forward without it."""
         if self._has_reduced and self.reduces_gradients:
             self._rebuild_buckets()
-        if not self.sizes.casts:
-            return forward(*inputs)
-        op = self.op
-        op.autocast = self.sizes.compute
-        out = forward(*inputs)
-        op.end_autocast()
-        return out
-
-    def shards(self, model: Module) -> list[Shard]:
-        """Return what the optimizer updates: everything."""
-        return [Shard(w.numel, self.sizes.store, w.block, shape=w.shape) for w in self.trained]
+        return super().around(forward, *inputs)
 
     def load(self) -> list[Storage]:
         """Allocate the parameters, fill them, copy them from rank 0 (_sync_module_states), make one bucket of all."""
         tape, itemsize = self.op.tape, self.sizes.store
-        held = []
-        for weight in self._by_block(self.weights):
-            num_bytes = weight.numel * self._itemsizes[id(weight)]
-            held.append(tape.storage(num_bytes, "to_empty", Category.PARAMETERS))
-        for weight in self._by_block(self.weights):
-            fill(tape, weight)
+        held = super().load()
         self._verify_parameters()
-        whole = sum(w.numel * self._itemsizes[id(w)] * self.model.times(w.block) for w in self.weights)
+        whole = sum(w.numel * self.itemsizes[id(w)] * self.model.times(w.block) for w in self.weights)
         total = sum(weight.numel * self.model.times(weight.block) for weight in self.trained) * itemsize
         tape.storage(min(whole, _BROADCAST_BYTES), "_broadcast_coalesced", Category.TEMPORARY)
         self._buckets = [tape.storage(total, "initialize_buckets", Category.REDUCTION_BUFFERS)]
@@ -198,18 +153,6 @@ class Ddp(Wrapper):
             numels += [numel for _, numel in group] * self.model.times(block)
         return numels
 
-    def _by_block(self, weights: Sequence[Weight]) -> Iterator[Weight]:
-        """Yield weights, marking the block of each in the log."""
-        for weight in weights:
-            self.op.tape.mark_block(weight.block)
-            yield weight
-        self.op.tape.mark_block(-1)
-
     def after_a_step(self) -> None:
         """Be as the first steps leave it: the buckets are those that stay. ``numels_in_order`` must be known."""
         self._rebuild_buckets()
-
-    def zero_grad(self) -> None:
-        """optimizer.zero_grad(set_to_none=True)."""
-        for _weight, gradient in zip(self._by_block(self.weights), self.gradients, strict=True):
-            gradient.value = None

@@ -37,12 +37,11 @@ def why_impossible(shape: Model, setup: TrainSetup, device: str) -> str | None:
     reason = impossible(setup, device) or why_not_recorded(shape, setup, device)
     if reason is None and _may_fail_with_units_inside_blocks(setup) and _has_units_inside_blocks(shape, setup):
         return SELECTIVE_AROUND_UNITS
-    is_ddp = setup.api is Api.FSDP2 and setup.strategy is ShardingStrategy.NO_SHARD
     has_own_policy = setup.checkpointing is Checkpointing.SELECTIVE and setup.checkpointing_policy is not None
-    may_save_units = has_own_policy and setup.wrap in _INSIDE_BLOCKS and not is_ddp
+    may_save_units = has_own_policy and setup.wrap in _INSIDE_BLOCKS and not setup.is_ddp
     if reason is None and may_save_units and _has_units_inside_blocks(shape, setup):
         return POLICY_AROUND_UNITS
-    if reason is None and has_ends and isinstance(shape, ModelShape) and shape.tie_word_embeddings and not is_ddp:
+    if reason is None and has_ends and isinstance(shape, ModelShape) and shape.tie_word_embeddings and not setup.is_ddp:
         return TIED_ENDS
     return reason or _float8_not_predicted(shape, setup)
 

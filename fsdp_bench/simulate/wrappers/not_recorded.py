@@ -22,7 +22,6 @@ from fsdp_bench.spec.setup import (
     Api,
     Checkpointing,
     Precision,
-    ShardingStrategy,
     TrainSetup,
     Wrap,
 )
@@ -75,8 +74,7 @@ def _units_not_predicted(shape: RecordedModel, setup: TrainSetup) -> str | None:
     """Return why what a wrapping makes units of in a recorded model is not known, or what they compute."""
     if setup.wrap is Wrap.BLOCK_AND_ADAPTERS and _APART in shape.code.missing:
         return f"wrap = block-and-adapters: {shape.code.missing[_APART]}; use wrap = block"
-    is_ddp = setup.api is Api.FSDP2 and setup.strategy is ShardingStrategy.NO_SHARD
-    if setup.wrap is Wrap.SIZE and not is_ddp:
+    if setup.wrap is Wrap.SIZE and not setup.is_ddp:
         return _sizes_not_predicted(shape, setup)
     if setup.wrap is not Wrap.BLOCK_AND_ENDS:
         return None
@@ -84,7 +82,7 @@ def _units_not_predicted(shape: RecordedModel, setup: TrainSetup) -> str | None:
         return "fp32_head: the head of a recorded model computes in the dtype of its blocks; leave it out"
     if shape.has_frozen_parameters:
         return "wrap: block-and-ends of a model with frozen parameters is not predicted; use block"
-    return None if is_ddp or shape.code.ends is not None else NO_ENDS
+    return None if setup.is_ddp or shape.code.ends is not None else NO_ENDS
 
 
 def _sizes_not_predicted(shape: RecordedModel, setup: TrainSetup) -> str | None:

@@ -10,7 +10,7 @@ from fsdp_bench.simulate.operators.core import Operators
 from fsdp_bench.simulate.operators.kernels import CPU
 from fsdp_bench.simulate.tape import Tape
 from fsdp_bench.spec.recording.model import Model
-from fsdp_bench.spec.setup import Api, Precision, ShardingStrategy, TrainSetup, Wrap
+from fsdp_bench.spec.setup import Api, Precision, TrainSetup, Wrap
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,8 +83,8 @@ def num_resharded_units(shape: Model, setup: TrainSetup) -> int:
 
 def blocks_are_alike(model: SimulatedModel, units: list[Unit], setup: TrainSetup) -> bool:
     """Return whether every block's weights are in units of that block alone, so that one block stands for others."""
-    if setup.api is Api.FSDP2 and setup.strategy is ShardingStrategy.NO_SHARD:
-        return False  # DistributedDataParallel's buckets end anywhere
+    if setup.is_ddp:
+        return setup.is_bare  # DistributedDataParallel's buckets end anywhere
     of_blocks = {id(module) for block in model.blocks for module in block.all_modules()}
     inside = {id(weight) for unit in units if id(unit.modules[0]) in of_blocks for weight in unit.all_weights}
     return all(id(weight) in inside for block in model.blocks for weight in block.all_weights)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from fsdp_bench.spec.setup import Api, Checkpointing, ShardingStrategy, TrainSetup, Wrap
+from fsdp_bench.spec.setup import Api, Checkpointing, TrainSetup, Wrap
 
 
 class VariantKind(NamedTuple):
@@ -110,10 +110,10 @@ def kind_of(setup: TrainSetup, has_frozen: bool = False) -> VariantKind:
 
 
 def _kind_of(setup: TrainSetup) -> VariantKind:
-    precision, is_ddp = setup.precision, setup.api is Api.FSDP2 and setup.strategy is ShardingStrategy.NO_SHARD
+    precision = setup.precision
     if precision.compute == "fp32":
         return VariantKind("fp32")
-    if is_ddp and precision.compute != precision.store:
+    if setup.is_ddp and precision.compute != precision.store:
         return VariantKind(precision.compute, autocast=True)
     are_units = setup.wrap not in (Wrap.NONE, Wrap.SIZE)
     return VariantKind(precision.compute, store=precision.store, casts_at_blocks=are_units and casts_inputs(setup))
@@ -121,6 +121,6 @@ def _kind_of(setup: TrainSetup) -> VariantKind:
 
 def casts_inputs(setup: TrainSetup) -> bool:
     """Return whether fully_shard casts the floating inputs of each unit: there is a policy to cast by."""
-    precision, is_ddp = setup.precision, setup.strategy is ShardingStrategy.NO_SHARD
+    precision = setup.precision
     is_mixed = not precision.store == precision.compute == precision.reduce
-    return setup.api is Api.FSDP2 and not is_ddp and is_mixed and precision.compute != "fp32"
+    return setup.api is Api.FSDP2 and not setup.is_ddp and is_mixed and precision.compute != "fp32"

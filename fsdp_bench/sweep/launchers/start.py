@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import IO
 
 from fsdp_bench.spec.errors import MachineError
-from fsdp_bench.spec.subprocesses.own_python import own_python
+from fsdp_bench.spec.subprocesses.own_python import own_environment, own_python
 from fsdp_bench.sweep.launchers.processes import MARK, dying_with_this_process
 
 NODE = "fsdp_bench.train.processes.node"
@@ -32,16 +32,9 @@ def worker_environment(mark: str | None = None, beside: Mapping[str, str] = {}) 
 
 def node_environment(mark: str | None = None, beside: Mapping[str, str] = {}) -> dict[str, str]:
     """Return the environment of ranks on several nodes: they start no threads on import. Arguments as above."""
-    environment = {**os.environ, **beside}
+    environment = own_environment(beside)
     if mark is not None:
         environment[MARK] = mark
-    environment["PYTHONSAFEPATH"] = "1"  # python -m would import whatever lies in the current folder
-    environment.setdefault("OPENBLAS_NUM_THREADS", "1")  # numpy starts its threads on import
-    environment.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
-    environment.setdefault("KINETO_LOG_LEVEL", "5")
-    # torch.cuda.is_available() then asks NVML and does not start CUDA, which no forked process could use.
-    environment.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
-    environment["PYTHONUNBUFFERED"] = "1"
     return environment
 
 

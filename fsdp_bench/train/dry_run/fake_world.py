@@ -22,7 +22,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from fsdp_bench.spec.setup import Api, ShardingStrategy, TrainSetup
+from fsdp_bench.spec.setup import Api, TrainSetup
 from fsdp_bench.spec.subprocesses.dry_run import KernelSet
 from fsdp_bench.train.dry_run.fake_gpu import fake_gpu
 from fsdp_bench.train.dry_run.fake_tracker import FakeTracker, RealTracker
@@ -44,7 +44,7 @@ class FakeWorld:
 
     def build_device(self, setup: TrainSetup) -> torch.device:
         """Return the device to build a model on: for FSDP the host, because FSDP moves each unit to the device."""
-        return self.device if _is_ddp(setup) else torch.device("cpu")
+        return self.device if setup.is_ddp else torch.device("cpu")
 
     def wrap(
         self,
@@ -144,14 +144,10 @@ def _device(kernels: KernelSet) -> torch.device:
     return fake_gpu() if kernels == "cuda" else torch.device("cpu")
 
 
-def _is_ddp(setup: TrainSetup) -> bool:
-    return setup.api is Api.FSDP2 and setup.strategy is ShardingStrategy.NO_SHARD
-
-
 def _mesh(setup: TrainSetup, device: torch.device) -> DeviceMesh | None:
     if setup.strategy.is_hybrid:
         return hybrid_mesh(setup, device)
-    if setup.api is Api.FSDP2 and not _is_ddp(setup):
+    if setup.api is Api.FSDP2 and not setup.is_ddp:
         return init_device_mesh(device.type, (setup.world_size,))
     return None
 

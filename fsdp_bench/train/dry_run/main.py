@@ -26,7 +26,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from fsdp_bench.spec.codec import from_json, to_builtins
 from fsdp_bench.spec.errors import FsdpBenchError, SpecError
-from fsdp_bench.spec.setup import Api, Loss, Offload, ShardingStrategy, TrainSetup, impossible
+from fsdp_bench.spec.setup import Api, Loss, Offload, TrainSetup, impossible
 from fsdp_bench.spec.subprocesses.dry_run import DryRunAnswer, DryRunResult, DryRunSpec
 from fsdp_bench.train.dry_run.breakdown import Owners
 from fsdp_bench.train.dry_run.fake_tracker import RecordedStep
@@ -59,8 +59,7 @@ def _num_warm_up_steps(spec: DryRunSpec) -> int:
     The first step creates Adam's states and, in FSDP2, counts DTensor's sharding propagation. DDP rebuilds its buckets
     before the second, and a user's module may do anything once.
     """
-    is_ddp = spec.setup.api is Api.FSDP2 and spec.setup.strategy is ShardingStrategy.NO_SHARD
-    return 2 if is_ddp or spec.model is None else 1
+    return 2 if spec.setup.is_ddp or spec.model is None else 1
 
 
 def dry_run(spec: DryRunSpec) -> DryRunResult:

@@ -1,4 +1,4 @@
-"""DistributedDataParallel from a WrapPlan: NO_SHARD under fsdp2.
+"""DistributedDataParallel from a WrapPlan: NO_SHARD under fsdp2. On one rank it is the model without a wrapper.
 
 Mixed precision is as usual with DDP: fp32 parameters and gradients, and autocast around forward. A narrower reduction
 dtype is done by DDP's own compression hook.
@@ -20,12 +20,14 @@ _COMPRESSION = {"bf16": bf16_compress_hook, "fp16": fp16_compress_hook}
 
 
 def wrap_ddp(model: nn.Module, plan: WrapPlan) -> nn.Module:
-    """Materialise or move the model, run its forward under autocast, and wrap it."""
+    """Materialise or move the model, run its forward under autocast, and wrap it unless the rank is alone."""
     precision = plan.setup.precision
     _materialize(model, plan)
     if precision.compute != precision.store:
         autocast: Any = torch.autocast(plan.device.type, dtype=DTYPES[precision.compute])
         model.forward = autocast(model.forward)
+    if plan.setup.is_bare:
+        return model
     # Without a group the compression hooks reduce over the whole world, whatever DDP was given.
     group = plan.process_group or (plan.mesh.get_group() if plan.mesh is not None else None)
     wrapped = DistributedDataParallel(

@@ -82,7 +82,7 @@ def _wrapping(model: nn.Module) -> tuple[str, str, int, int]:
         mesh, placements = _mesh_of(model)
         hybrid = any(isinstance(placement, Replicate) for placement in placements)
         return _fsdp2_strategy(units2, hybrid), "fully_shard", len(units2), mesh.size(mesh.ndim - 1)
-    return "unknown", type(model).__name__, 0, 0
+    return ShardingStrategy.NO_SHARD.value, "none", 1, 1
 
 
 def _hybrid_ranks(model: nn.Module) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -8,7 +8,8 @@ compile blocks, then shard. fsdp1.py, fsdp2.py or ddp.py do the last step:
     SHARD_GRAD_OP        SHARD_GRAD_OP           fully_shard, reshard_after_forward=False
     HYBRID_SHARD         HYBRID_SHARD            fully_shard on a 2-D mesh, resharded after forward
     _HYBRID_SHARD_ZERO2  _HYBRID_SHARD_ZERO2     fully_shard on a 2-D mesh, reshard_after_forward=False
-    NO_SHARD             NO_SHARD                DistributedDataParallel, mixed precision by autocast
+    NO_SHARD             NO_SHARD                DistributedDataParallel (in a world of one rank the bare model),
+                                                 mixed precision by autocast
 
 With reshard_after_forward=N fully_shard's units are resharded to N ranks instead; the last block and the head's unit
 can stay gathered (TrainSetup.reshard_last_block, Wrap.BLOCK_AND_ENDS).
@@ -202,7 +203,7 @@ def _apply(model: nn.Module, plan: WrapPlan, blocks: list[nn.Module]) -> nn.Modu
     plan = replace(plan, units=tuple(units))
     if setup.api is Api.FSDP1:
         return wrap_fsdp1(model, plan)
-    return wrap_ddp(model, plan) if setup.strategy is ShardingStrategy.NO_SHARD else wrap_fsdp2(model, plan)
+    return wrap_ddp(model, plan) if setup.is_ddp else wrap_fsdp2(model, plan)
 
 
 def _wrap(auto_wrap: bool, classes: BlockClasses | None) -> Wrap:
@@ -259,8 +260,7 @@ def _choose_units(model: nn.Module, setup: TrainSetup, classes: BlockClasses | N
 
 def _planned(model: nn.Module, units: list[nn.Module], setup: TrainSetup) -> tuple[Unit, ...]:
     """Return the units with their options; with block-and-ends also the ends of the model, in the order of forward."""
-    is_ddp = setup.api is Api.FSDP2 and setup.strategy is ShardingStrategy.NO_SHARD
-    if not setup.wrap.has_blocks or is_ddp:
+    if not setup.wrap.has_blocks or setup.is_ddp:
         return tuple(Unit((module,), setup.precision) for module in units)
     chosen = set(units)
     in_order = [module for module in model.modules() if module in chosen]

@@ -16,7 +16,6 @@ from fsdp_bench.replay.caching_allocator.replay import AllocatorReading
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.validate.published.cases import CaseInputs, PublishedCase, read_cases
 from fsdp_bench.validate.published.hardware import cluster_of
-from fsdp_bench.validate.published.peaks import predict_case
 from fsdp_bench.validate.published.setups import Plan, Unpredictable, plan_case
 
 
@@ -69,8 +68,6 @@ def _compare(case: PublishedCase) -> FitRow:
 
 def _reading(inputs: CaseInputs, plan: Plan) -> AllocatorReading:
     """Replay the allocator with the least memory of NCCL kept free; return its statistics."""
-    if not plan.has_reducer:
-        return predict_case(plan).reading
     cluster = cluster_of(inputs)
     taken = communicators_of(plan.setup, cluster).num_bytes
     return estimate(plan.model, plan.setup, cluster, plan.kernels, headroom_bytes=taken.low if taken else 0).allocator

@@ -7,17 +7,12 @@ tensors than our models, the difference is a named term (terms.py). Terms are li
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import msgspec
 
-from fsdp_bench.plan.estimate import estimate, replay
-from fsdp_bench.replay.caching_allocator.program import program
+from fsdp_bench.plan.estimate import estimate
 from fsdp_bench.replay.caching_allocator.replay import AllocatorReading
-from fsdp_bench.replay.live_memory import live_memory
-from fsdp_bench.simulate.operators.kernels import kernels_on
-from fsdp_bench.simulate.repeat import Log
-from fsdp_bench.simulate.step import first_steps
 from fsdp_bench.validate.published.cases import PublishedCase, describe, read_cases
 from fsdp_bench.validate.published.setups import Plan, Unpredictable, plan_case
 from fsdp_bench.validate.published.terms import ADAMW_NOT_STATED, Term, terms_of
@@ -75,32 +70,9 @@ class PredictedPeaks:
 
 def predict_case(plan: Plan) -> PredictedPeaks:
     """Predict the peaks of a plan, in eager mode."""
-    if plan.has_reducer:
-        # The runs had what the GPU had.
-        whole = estimate(plan.model, plan.setup, plan.gpu, plan.kernels, headroom_bytes=0)
-        return PredictedPeaks(whole.allocator, whole.memory.peak_phase, whole.memory.peak_operator)
-    kernels = kernels_on(plan.kernels, plan.gpu)
-    log = without_reducer(first_steps(plan.model, plan.setup, kernels))
-    live = live_memory(log)
-    steps = program(log)
-    assert steps is not None  # every block of DistributedDataParallel is simulated
-    reading = replay(steps, plan.setup, plan.gpu.usable_memory_bytes if plan.gpu else None, hardware=plan.gpu)
-    return PredictedPeaks(reading, live.peak_phase, log.events[live.phases[live.peak_phase].event].label)
-
-
-_REDUCER_LABELS = ("initialize_buckets", "rebuild_buckets", "_broadcast_coalesced")
-"""Labels of allocations of DistributedDataParallel's Reducer (simulate/wrappers/ddp.py)."""
-
-
-def without_reducer(log: Log) -> Log:
-    """Return a log of DistributedDataParallel without its Reducer's memory: the log of the bare model."""
-    its_own = {event.number for event in log.events if event.label in _REDUCER_LABELS}
-    return replace(
-        log,
-        events=[
-            msgspec.structs.replace(event, num_bytes=0) if event.number in its_own else event for event in log.events
-        ],
-    )
+    # The runs had what the GPU had.
+    found = estimate(plan.model, plan.setup, plan.gpu, plan.kernels, headroom_bytes=0)
+    return PredictedPeaks(found.allocator, found.memory.peak_phase, found.memory.peak_operator)
 
 
 # -- comparing -------------------------------------------------------------------------------------------------------

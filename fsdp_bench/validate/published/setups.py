@@ -133,8 +133,6 @@ class Plan:
     gpu: Gpu | None
     """None if the catalogue or the row does not state its memory; then a GPU of unlimited memory is assumed."""
     kernels: Kernels
-    has_reducer: bool
-    """False for a bare model on one GPU, which is predicted as DistributedDataParallel without its Reducer."""
     packed: bool
     assumptions: tuple[str, ...]
 
@@ -230,10 +228,7 @@ def _ruled_out(inputs: CaseInputs, checkpointing: Checkpointing | None) -> str |
     if inputs.optimizer is not None and inputs.optimizer not in framework.optimizers:
         return f"optimizer {inputs.optimizer} is not modelled"
     if has_step(inputs, "+opt in backward"):
-        return (
-            "the optimizer's step inside backward is modelled under FSDP alone; one GPU is predicted as"
-            " DistributedDataParallel, whose buckets keep the gradients"
-        )
+        return "the optimizer's step inside backward is modelled under FSDP alone"
     if inputs.api not in _APIS:
         return f"{inputs.api} is not modelled"
     if inputs.compiled not in (None, "yes", "no"):
@@ -303,4 +298,4 @@ def _plan(inputs: CaseInputs, model: ModelShape, checkpointing: Checkpointing, a
     )
     kernels = replace(CUDA, cross_entropy=framework.cross_entropy, metrics_on_logits=framework.metrics_on_logits)
     packed = has_step(inputs, "+packed")
-    return Plan(model, setup, gpu, kernels, inputs.api != _SINGLE_GPU, packed, tuple(assumptions))
+    return Plan(model, setup, gpu, kernels, packed, tuple(assumptions))

@@ -29,7 +29,9 @@ from tests.plan.export.settings import CONFIG, chosen
 
 SCALAR = 512
 """Bytes that the allocator hands out for a tensor of one element (kMinBlockSize)."""
+INT64 = 8
 FSDP1, FSDP2 = {"api": "fsdp1"}, {"api": "fsdp2"}
+BARE = FSDP2 | {"strategy": "NO_SHARD", "world_size": 1}
 FULL = {"checkpointing": "full"}
 ACCUMULATED = {"gradient_accumulation_steps": 3, "sync_every_micro_batch": False, "max_grad_norm": 1.0}
 
@@ -64,6 +66,7 @@ def _rehearsed(one: Chosen, kind: str, folder: Path) -> dict[str, int]:
         FSDP1 | ACCUMULATED | {"checkpointing": "selective", "checkpointing_policy": "every-second-product"},
         FSDP2 | ACCUMULATED | {"offload": "params"},
         FSDP2 | {"strategy": "NO_SHARD", "loss": "chunked"},
+        BARE | ACCUMULATED | FULL,
     ],
     ids=str,
 )
@@ -85,12 +88,16 @@ def test_accelerate_needs_what_was_predicted_and_the_loss_twice(fields: dict[str
     assert _rehearsed(one, "accelerate", tmp_path)["backward"] == predicted["backward"] + SCALAR
 
 
-@pytest.mark.parametrize("fields", [FSDP1, FSDP2 | FULL], ids=str)
+@pytest.mark.parametrize("fields", [FSDP1, FSDP2 | FULL, FSDP2 | ACCUMULATED, BARE, BARE | FULL], ids=str)
 def test_the_trainer_needs_what_was_predicted_and_a_few_scalars(fields: dict[str, Any], tmp_path: Path) -> None:
-    """Trainer keeps sums of losses and numbers of tokens on the GPU (_tr_loss, num_items_in_batch)."""
+    """Trainer keeps sums of losses and numbers of tokens on the GPU (_tr_loss, num_items_in_batch).
+
+    It has the tokens and labels of all micro-batches there from the beginning of a step (get_batch_samples).
+    """
     one = chosen(**fields)
-    predicted = _predicted(as_accelerate_shards(one, "huggingface")[0])
-    more = _rehearsed(one, "huggingface", tmp_path)["backward"] - predicted["backward"]
+    other_batches = (one.setup.gradient_accumulation_steps - 1) * 2 * INT64 * one.setup.sequence_length
+    predicted = _predicted(one if one.setup.is_bare else as_accelerate_shards(one, "huggingface")[0])
+    more = _rehearsed(one, "huggingface", tmp_path)["backward"] - predicted["backward"] - other_batches
     assert more % SCALAR == 0
     assert 0 < more <= 8 * SCALAR
 

@@ -40,6 +40,11 @@ def test_setups_without_compiled_predictions_have_a_reason(change: dict[str, obj
     assert part in (why_eager(LLAMA, replace(SETUP, **change), CUDA) or "")
 
 
+def test_a_model_without_fsdp_on_one_gpu_is_predicted_as_compiled() -> None:
+    alone = replace(SETUP, api=Api.FSDP2, strategy=ShardingStrategy.NO_SHARD, world_size=1)
+    assert why_eager(LLAMA, alone, CUDA) is None
+
+
 def test_the_compiled_loss_is_predicted_on_cuda_alone() -> None:
     assert why_eager(LLAMA, replace(SETUP, loss=Loss.COMPILED), CUDA) is None
     assert "compiled loss" in (why_eager(LLAMA, replace(SETUP, compile=False, loss=Loss.COMPILED), CPU) or "")

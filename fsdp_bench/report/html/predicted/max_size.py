@@ -58,6 +58,8 @@ def max_size_page(servers: Sequence[MaxSizeDocument]) -> Page:
     models = [] if first.dial == "num_parameters" else [cell.model for _, cell in known if cell.model]
     facts = [("model", listed(models, "models"))] if models else []
     facts += [("hardware", _hardware(one)) for one in servers]
+    assumed = dict.fromkeys(each for one in servers for cell in one.cells for each in cell.assumptions)
+    facts += [("as the Trainer", "; ".join(assumed))] if assumed else []
     facts += [("fits", first.fits_means)] if first.fits_means else []
     facts += [("PyTorch", f"{first.torch or UNKNOWN}, as modelled"), ("source", f"{first.source}, no GPU was used")]
     return Page(

@@ -150,6 +150,7 @@ def _conditions(plan: PlanDocument) -> tuple[Block, ...]:
             "" if plan.global_batch_tokens is None else f"{format_count(plan.global_batch_tokens)} tokens",
         ),
         ("setting", "" if winner is None else setup_line(winner.setup)),
+        ("as the Trainer", "" if winner is None else "; ".join(winner.assumptions)),
         ("energy", "" if winner is None or winner.seconds is None else _energy(winner)),
         ("prices", _price_kind(plan)),
         ("source", f"{plan.source}: a simulation of the training step; no GPU was used"),

@@ -277,5 +277,6 @@ def _facts(one: PredictionDocument) -> list[tuple[str, str]]:
         ("kernels", one.kernels or UNKNOWN),
         ("PyTorch", f"{one.torch or UNKNOWN}, as modelled"),
         ("source", f"{one.source}: a simulation of the training step; no GPU was used"),
+        ("as the Trainer", "; ".join(one.assumptions)),
         *(("note", note) for note in one.notes or ()),
     ]

@@ -9,10 +9,10 @@ import pytest
 
 from fsdp_bench.catalog.architectures import recorded_architecture
 from fsdp_bench.catalog.loader import model
+from fsdp_bench.plan import recording
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.recording.recorded import RecordedCode
 from fsdp_bench.spec.recording.request import RecordingSpec
-from fsdp_bench.sweep import recording
 
 CONFIG = model("t5-small").hf_config()
 

@@ -1,4 +1,4 @@
-"""Records a model's code in a subprocess, which imports torch, and keeps recordings in a cache."""
+"""Finds a model, or records its code in a subprocess, which imports torch, and keeps the recording in a cache."""
 
 from __future__ import annotations
 
@@ -15,19 +15,22 @@ from typing import Any
 
 import msgspec
 
-from fsdp_bench.catalog.recorded import read_recorded
+from fsdp_bench.catalog.architectures import NotRecorded
+from fsdp_bench.catalog.loader import BUILT_IN, Catalog
+from fsdp_bench.catalog.lookup import model as find_model
+from fsdp_bench.catalog.lookup import named_config
+from fsdp_bench.catalog.recorded import read_recorded, recorded_model
 from fsdp_bench.spec.cache import cache_folder
 from fsdp_bench.spec.codec import to_builtins, write_atomically
 from fsdp_bench.spec.errors import FsdpBenchError, MachineError, SpecError, install_hint
 from fsdp_bench.spec.exit_codes import ExitCode
 from fsdp_bench.spec.lora import LoRA
 from fsdp_bench.spec.recording.config import loops_over_sequence
+from fsdp_bench.spec.recording.model import Model
 from fsdp_bench.spec.recording.recorded import FORMAT_VERSION, RecordedCode
 from fsdp_bench.spec.recording.request import RecordingAnswer, RecordingSpec, length_not_recorded
 from fsdp_bench.spec.recording.variants import KINDS_WITH_FROZEN
-from fsdp_bench.spec.subprocesses.own_python import own_python
-from fsdp_bench.sweep.launchers.start import worker_environment
-from fsdp_bench.sweep.machine import torch_version
+from fsdp_bench.spec.subprocesses.own_python import own_environment, own_python
 
 _RECORDER = ("recording", "dry_run", "models")
 """The folders of train/ whose code decides what is recorded."""
@@ -48,7 +51,7 @@ def record(spec: RecordingSpec, progress: Callable[[str], None] = lambda what: N
         MachineError: if torch or transformers is missing, or the code cannot be recorded; with the reason.
         RecordingError: if PyTorch's code fails.
     """
-    if torch_version() is None:
+    if _version("torch") is None:
         what, extras = ("torch", "train") if spec.config is None else ("torch and transformers", "train,hf")
         raise MachineError(f"recording a model needs {what}: {install_hint(extras)}")
     last = ""
@@ -58,7 +61,7 @@ def record(spec: RecordingSpec, progress: Callable[[str], None] = lambda what: N
             stdin=subprocess.PIPE,
             stdout=output,
             stderr=subprocess.PIPE,
-            env=worker_environment(),
+            env=own_environment(),
         )
         assert process.stdin is not None
         assert process.stderr is not None
@@ -149,19 +152,68 @@ def kept_folder() -> Path | None:
     return folder and folder / "recorded"
 
 
+def found_or_recorded(
+    named: str | Path,
+    sequence_length: int,
+    catalog: Catalog = BUILT_IN,
+    code: str | None = None,
+    lora: LoRA | None = None,
+    activation_offload: bool = False,
+    attention: str | None = None,
+    progress: Callable[[str], None] = lambda what: None,
+) -> Model:
+    """Return a model of the catalogue or of a config.json; record Hugging Face's code of which no recording holds.
+
+    Args:
+        named: a name of the catalogue, or the path of a config.json.
+        sequence_length: tokens of a sequence.
+        catalog: where to look.
+        code: whose code, as ``catalog.lookup.model`` takes it.
+        lora: PEFT's adapters to put in.
+        activation_offload: whether to record, too, what offloaded activations need.
+        attention: transformers' attn_implementation, if it is not the default.
+        progress: called with each variant that is begun.
+
+    Raises:
+        SpecError: as ``catalog.lookup.model``.
+        MachineError: as ``record``, with the reason why it has to be recorded.
+    """
+    try:
+        if lora is not None or attention is not None:
+            raise NotRecorded(f"{_full_name(named_config(named, catalog, attention)[1], lora)} was not recorded")
+        return find_model(named, sequence_length, catalog=catalog, code=code)
+    except NotRecorded as why:
+        if code == "torchtitan":
+            raise
+        config, name = named_config(named, catalog, attention)
+        try:
+            recorded = recorded_config(config, sequence_length, progress, lora, activation_offload, name)
+        except MachineError as error:
+            raise MachineError(f"{why}; {error}") from None
+        return recorded_model(recorded, _full_name(name, lora))
+
+
+def _full_name(name: str, lora: LoRA | None) -> str:
+    return name if lora is None else f"{name} with {lora.title}"
+
+
+def _version(package: str) -> str | None:
+    """Return the version of an installed package; None if it is not installed."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
 def _digest(spec: RecordingSpec) -> str:
     """Return a name for what decides a recording: the config, the variants, the recorder, the versions of what runs.
 
     The sequence length is not in it: the recording says for which it holds.
     """
-    from importlib.metadata import PackageNotFoundError, version
-
-    versions = []
-    for package in ("torch", "transformers", *(spec.lora.packages if spec.lora is not None else ())):
-        try:
-            versions.append(version(package))
-        except PackageNotFoundError:
-            versions.append("")
+    packages = ("torch", "transformers", *(spec.lora.packages if spec.lora is not None else ()))
+    versions = [_version(package) or "" for package in packages]
     kinds = [kind.name for kind in KINDS_WITH_FROZEN]
     request = {**to_builtins(spec), "sequence_length": None}
     data = msgspec.json.encode([request, versions, FORMAT_VERSION, kinds], order="sorted")
