@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any
 
-from fsdp_bench.plan.defaults import assumptions, code_of
+from fsdp_bench.plan.defaults import assumptions
 from fsdp_bench.plan.estimate import Estimate, Verdict
 from fsdp_bench.plan.search.search import SearchResult
 from fsdp_bench.plan.speed import Speed
