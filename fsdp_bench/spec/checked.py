@@ -239,7 +239,7 @@ def _out_of_range(field: str, value: float, hint: Any) -> SpecError:
 
 
 def _short(number: float) -> str:
-    return str(number) if isinstance(number, int) else f"{number:g}"
+    return f"{number:.0f}" if number == int(number) and abs(number) < 1e9 else f"{number:g}"
 
 
 def _item_reader(hint: Any) -> Reader:

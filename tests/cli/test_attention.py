@@ -12,8 +12,8 @@ from fsdp_bench.catalog.architectures import NotRecorded, recorded_architecture
 from fsdp_bench.catalog.lookup import model
 from fsdp_bench.cli.common.options import SetupOptions
 from fsdp_bench.cli.common.setups import read_model
+from fsdp_bench.plan import recording
 from fsdp_bench.spec.recording.model import RecordedModel
-from fsdp_bench.sweep import recording
 from tests.cli.test_lora import CONFIG
 from tests.conftest import refused
 

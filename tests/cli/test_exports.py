@@ -44,7 +44,7 @@ def test_an_exported_file_says_what_the_code_that_it_trains_takes(tmp_path: Path
     run_command(*words, "--export", "pytorch", cwd=tmp_path)
     said = " ".join((tmp_path / "train_fsdp.py").read_text().split())
     for code, text in (
-        ("huggingface", "{} reserved at most"),  # what the file trains
+        ("huggingface", "{} reserved of"),  # what the file trains
         ("benchmark", "reserved instead of # {}"),  # what was asked for
     ):
         found = json.loads(run_command(*words, "--code", code, "--json", cwd=tmp_path).stdout)

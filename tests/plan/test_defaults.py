@@ -98,7 +98,7 @@ def test_python_puts_adapters_in_as_the_command_line_does(
 ) -> None:
     asked = []
 
-    def record(config: dict[str, Any], length: int, progress: object, lora: LoRA, offload: bool) -> RecordedCode:
+    def record(config: dict[str, Any], length: int, progress: object, lora: LoRA, *_: object) -> RecordedCode:
         asked.append((config["model_type"], length, lora))
         return with_lora(lora).code
 

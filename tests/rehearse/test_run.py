@@ -34,7 +34,7 @@ def started(
 
     monkeypatch.setattr(run, "_run", instead)
     monkeypatch.setattr(run, "find_torch", lambda python: None)
-    monkeypatch.setattr(run, "build_stand_in", lambda torch: folder)
+    monkeypatch.setattr(run, "build_stand_in", lambda torch, otherwise: folder)
     command = Command(Path(sys.executable), (), Launcher.NONE, ("-c", "pass"), environment)
     with pytest.raises(run.RehearsalError) as failed:
         run.rehearse(command, GPU, 0, RehearsalOptions(world_size=1, gpus_per_node=1))
@@ -84,7 +84,7 @@ def test_what_was_seen_is_kept_of_a_script_that_is_ended(
 
     monkeypatch.setattr(run, "_run", instead)
     monkeypatch.setattr(run, "find_torch", lambda python: None)
-    monkeypatch.setattr(run, "build_stand_in", lambda torch: tmp_path)
+    monkeypatch.setattr(run, "build_stand_in", lambda torch, otherwise: tmp_path)
     command = Command(Path(sys.executable), (), Launcher.NONE, ("-c", "pass"), {})
     report = run.rehearse(command, GPU, 0, RehearsalOptions(world_size=1, gpus_per_node=1), 1.0)
     assert (report.outcome, report.spans) == (cut, REPORT.spans)

@@ -113,7 +113,12 @@ def test_memory_alone_is_that_of_the_whole_step(case: tuple[Cell, Kernels]) -> N
     """DistributedDataParallel, whose buckets end in the middle of blocks."""
     cell, kernels = case
     setup = replace(
-        cell.setup, api=Api.FSDP2, strategy=ShardingStrategy.NO_SHARD, shard_size=None, offload=Offload.NONE
+        cell.setup,
+        api=Api.FSDP2,
+        strategy=ShardingStrategy.NO_SHARD,
+        shard_size=None,
+        offload=Offload.NONE,
+        world_size=max(cell.setup.world_size, 2),
     )
     alone, whole = (step(cell.model, setup, kernels) for step in (memory_of_a_step, steady_step))
     assert whole.extra_blocks == 0

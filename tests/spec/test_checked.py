@@ -273,7 +273,7 @@ def test_words_and_containers_of_other_types_are_read_too() -> None:
     assert Profile(machine="m", device="CUDA", device_name="", measured_on="", versions={}, ranks=[  # type: ignore[arg-type]
         RankProfile(num_ranks=1, threads_per_rank=1, launch_seconds=0.0, hook_seconds={})
     ]).device == "cuda"  # fmt: skip
-    with pytest.raises(SpecError, match=r"dense_flops_per_second.bf16: -1.0 is not allowed; 1e\+06 or more"):
+    with pytest.raises(SpecError, match=r"dense_flops_per_second.bf16: -1.0 is not allowed; 1000000 or more"):
         replace(gpu, dense_flops_per_second={"bf16": -1})
     with pytest.raises(SpecError, match=r"product_names\[1\]: 7 is not allowed; a text"):
         replace(gpu, product_names=("a", 7))

@@ -45,9 +45,9 @@ def why_not_recorded(shape: Model, setup: TrainSetup, device: str) -> str | None
         return PREFETCHED_ADAPTERS
     if not isinstance(shape, RecordedModel):
         return None
-    if (reason := length_not_recorded(shape.name, setup.sequence_length, shape.code.multiple)) is not None:
-        return reason
     if (reason := _units_not_predicted(shape, setup)) is not None:
+        return reason
+    if (reason := length_not_recorded(shape.name, setup.sequence_length, shape.code.multiple)) is not None:
         return reason
     if (reason := why_not_replaced(shape.code, setup.loss)) is not None:
         return reason

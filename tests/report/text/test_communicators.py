@@ -18,13 +18,13 @@ def printed(server: str, nodes: int = 1, strategy: ShardingStrategy = ShardingSt
 
 def test_a_known_size_is_told_once_and_bounds_as_two() -> None:
     source = "in 1 communicator (predicted from NCCL's source; not measured): to shard, 8 ranks, 24 channels,"
-    assert printed("DGX-A100") == f"NCCL 436.0 MiB {source} 436.0 MiB"
-    assert printed("p4d.24xlarge") == f"NCCL 436.0 to 532.0 MiB {source} 436.0 to 532.0 MiB"
+    assert printed("DGX-A100") == f"NCCL 484.0 MiB {source} 484.0 MiB"
+    assert printed("p4d.24xlarge") == f"NCCL 484.0 to 580.0 MiB {source} 484.0 to 580.0 MiB"
 
 
 def test_unknown_buffers_have_a_reason_beside_the_known_ones() -> None:
     hybrid = printed("a3-megagpu-8g", 2, ShardingStrategy.HYBRID_SHARD)
-    assert hybrid.startswith("NCCL unknown: to shard, 8 ranks, 24 channels, 470.0 MiB; to add gradients up, 2 ranks,")
+    assert hybrid.startswith("NCCL unknown: to shard, 8 ranks, 24 channels, 518.0 MiB; to add gradients up, 2 ranks,")
     assert "unknown: between nodes only InfiniBand, RoCE and EFA are covered" in hybrid
     assert printed("g5.48xlarge").startswith("NCCL unknown: only GPUs that NVSwitch joins")
 

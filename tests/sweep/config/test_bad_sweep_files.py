@@ -31,7 +31,7 @@ def record() -> TrialRecord:
         ("timeout_seconds = nan", "run.timeout_seconds: nan is not allowed; a finite number"),
         ("timeout_seconds = inf", "run.timeout_seconds: inf is not allowed; a finite number"),
         ("timeout_seconds = -1.0", "timeout_seconds: -1.0 is not allowed; a positive number"),
-        ("timeout_seconds = 1e300", "timeout_seconds: 1e+300 is not allowed; up to 1000000.0"),
+        ("timeout_seconds = 1e300", "timeout_seconds: 1e+300 is not allowed; up to 1000000"),
         ("steps = 9000000000", "steps: 9000000000 is not allowed; up to 1000000"),
         ("warmup_steps = 9000000000", "up to 1000000"),
         ("communication_steps = 9000000000", "up to 1000000"),
