@@ -40,7 +40,7 @@ def test_an_export_does_not_change_the_answer(words: tuple[str, ...], tmp_path: 
 
 
 def test_an_exported_file_says_what_the_code_that_it_trains_takes(tmp_path: Path) -> None:
-    words = (*PREDICT, "--checkpointing", "full")
+    words = (*PREDICT, "--api", "fsdp1", "--checkpointing", "full")
     run_command(*words, "--export", "pytorch", cwd=tmp_path)
     said = " ".join((tmp_path / "train_fsdp.py").read_text().split())
     for code, text in (
