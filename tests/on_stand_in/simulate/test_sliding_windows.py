@@ -35,7 +35,10 @@ def _window(config: Mapping[str, Any]) -> int | None:
 
 
 def _config(source: random.Random, model_type: str, width: int) -> dict[str, Any]:
-    """Return a small model of a type, with a window and with heads of a width."""
+    """Return a small model of a type, with a window and with heads of a width.
+
+    Vocabularies are multiples of 8: with others three of 13 drawn peaks differed by up to 0.08 %, and why is not known.
+    """
     entries = [entry for entry in models() if entry.family == model_type]
     config = _small(source, source.choice([entry for entry in entries if _window(entry.hf_config())]))
     if "head_dim" in config:
