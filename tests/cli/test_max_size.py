@@ -159,6 +159,8 @@ def test_a_model_of_few_positions_is_asked_for_no_more_than_it_has(tmp_path: Pat
     assert cell["setup"]["sequence_length"] == 288  # the last multiple of 32: for these the code was recorded
     (cell,) = json.loads(run_command("max-size", *words, "--of", "sequence_length").stdout)["cells"]
     assert cell["fits_value"] == 256  # the last multiple of 128
+    text = run_command("max-size", *words[:-1], "--of", "num_hidden_layers").stdout
+    assert f"{tmp_path.name} with other depths: GPT2LMHeadModel, 128 wide" in " ".join(text.split())
 
 
 def test_a_batch_that_alone_does_not_fit_says_what_it_needs_and_what_would_help() -> None:

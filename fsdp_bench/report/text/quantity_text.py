@@ -76,7 +76,10 @@ def model_line(cell: SettingResult) -> str:
         sizes = f"{format_count(first.num_parameters)} to {format_count(last.num_parameters)}"
         vocabulary = f", vocabulary {first.vocab_size}" if isinstance(first, ModelShape) else ""
         return f"ladder of {first.kind} models, {sizes} in {count} steps{vocabulary}"
-    if cell.quantity.name == "num_hidden_layers" and isinstance(first, ModelShape):
-        widths = f"{first.hidden_size} wide, {first.num_attention_heads} heads / {first.num_key_value_heads} kv"
-        return f"{first.name} with other depths: {first.kind}, {widths}, vocabulary {first.vocab_size}"
+    if cell.quantity.name == "num_hidden_layers":
+        widths = f", {first.hidden_size} wide" if first.hidden_size else ""
+        if isinstance(first, ModelShape):
+            heads = f"{first.num_attention_heads} heads / {first.num_key_value_heads} kv"
+            widths += f", {heads}, vocabulary {first.vocab_size}"
+        return f"{first.name} with other depths: {first.kind}{widths}"
     return f"{first.name}: {first.describe()}"
