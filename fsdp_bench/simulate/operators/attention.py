@@ -18,6 +18,7 @@ from fsdp_bench.simulate.operators.attention_workspaces import (
     efficient_backward_workspace,
     flash_backward_workspace,
     flash_forward_workspace,
+    row_sums,
 )
 from fsdp_bench.simulate.operators.core import Operators, Saved
 from fsdp_bench.simulate.operators.kernels import FP32
@@ -172,7 +173,7 @@ def _kernel(
         _copies = [op.temporary(numels[0], itemsize, "aten::clone") for _ in range(num_copies + came_from_host)]
         results = [op.temporary(numel, itemsize, _NAME + "_backward") for numel in numels]
         if in_backward and itemsize == FP32:
-            _sums = _sums_with_output(op, numels[0], heads)
+            _sums = _sums_with_output(op, heads)
         _workspace = [op.temporary(1, size, _NAME + "_backward") for size in in_backward]
         return results
 
@@ -200,12 +201,10 @@ def _heads_of(heads: Heads, itemsize: int) -> tuple[int, int, int, int]:
     return heads.count, keys, keys, heads.count
 
 
-def _sums_with_output(op: Operators, numel: int, heads: Heads) -> Tensor:
-    """_efficient_attention_backward, delta: the sums of grad_out * out over each row, transposed."""
-    rows = op.batch * heads.count * heads.length
-    _product = op.temporary(numel, FP32, "aten::mul")
-    sums = op.temporary(rows, FP32, "aten::sum")
-    return op.temporary(rows, FP32, "aten::clone") if heads.count > 1 else sums
+def _sums_with_output(op: Operators, heads: Heads) -> Tensor:
+    passing, kept = row_sums(op.batch, heads.count, heads.length, heads.dim)
+    _passing = [op.temporary(1, size, "aten::mul") for size in passing]
+    return op.temporary(1, kept, "aten::sum")
 
 
 def _repeat(op: Operators, x: Tensor, times: int) -> Tensor:

@@ -47,6 +47,25 @@ def efficient_backward_workspace(
     return batch * heads * num_bytes
 
 
+def row_sums(batch: int, heads: int, length: int, dim: int) -> tuple[list[int], int]:
+    """Return what memory-efficient attention's backward allocates for the sums of grad_out * out in fp32, in bytes.
+
+    delta in _efficient_attention_backward (attention_backward.cu), where the kernel does not compute it: the product
+    and its sums, token by token, are freed once there is a copy, head by head; of one head or token none is made.
+
+    Args:
+        batch: sequences.
+        heads: of the queries.
+        length: of the queries.
+        dim: the size of a head of the values.
+
+    Returns:
+        What is freed once the last is there, and the last, which lives as long as the kernel's workspace.
+    """
+    sums = batch * heads * length * FP32
+    return [sums * dim, *[sums] * (heads > 1 and length > 1)], sums
+
+
 def _efficient_tiles(head_dim: int, is_fp32: bool, compute_capability: float) -> _Tiles:
     """dispatch_cutlassB (kernels/cutlassB.h): the first kernel that fits into a multiprocessor's shared memory.
 

@@ -314,6 +314,7 @@ class _Binding:
             uses_cublas=name in _PRODUCTS,
             before=space.before,
             after_second=space.after_second,
+            passing=space.passing,
             after=space.after,
         )
 

@@ -102,8 +102,9 @@ class Run(msgspec.Struct, frozen=True):
     """Whether selective checkpointing keeps its outputs where its policy names it."""
     uses_cublas: bool
     before: tuple[int, ...] = ()
-    """Bytes that its kernel allocates for itself: before its results, after the second one, or after all of them."""
+    """Bytes that its kernel allocates for itself, as a Workspace has them (workspaces.py)."""
     after_second: tuple[int, ...] = ()
+    passing: tuple[int, ...] = ()
     after: tuple[int, ...] = ()
 
     def run(self, frame: Frame, model: RecordedTransformer) -> None:
@@ -125,7 +126,10 @@ class Run(msgspec.Struct, frozen=True):
             storages[made.number] = tape.storage(made.num_bytes, self.name, category)
             if index == 1:
                 held += [tape.storage(size, self.name, Category.TEMPORARY) for size in self.after_second]
-        held += [tape.storage(size, self.name, Category.TEMPORARY) for size in self.after]
+        passing = [tape.storage(size, self.name, Category.TEMPORARY) for size in self.passing]
+        for size in self.after:
+            held.append(tape.storage(size, self.name, Category.TEMPORARY))
+            passing.clear()
         if self.uses_cublas:
             op.make_workspace(tape.in_backward)
 

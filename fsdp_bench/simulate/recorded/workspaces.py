@@ -8,6 +8,7 @@ from fsdp_bench.simulate.operators.attention_workspaces import (
     efficient_backward_workspace,
     flash_backward_workspace,
     flash_forward_workspace,
+    row_sums,
 )
 from fsdp_bench.simulate.operators.kernels import FP32, Kernels
 from fsdp_bench.simulate.operators.reduction_workspaces import embedding_backward_workspace, sum_over_rows_workspace
@@ -22,6 +23,8 @@ class Workspace(NamedTuple):
     """Before its results."""
     after_second: tuple[int, ...] = ()
     """After the second of its results."""
+    passing: tuple[int, ...] = ()
+    """After all of its results; freed once the first of ``after`` is there."""
     after: tuple[int, ...] = ()
 
 
@@ -65,7 +68,7 @@ def workspace_of(
         inside = flash_backward_workspace(batch, heads, length, head_dim, heads // groups)
         return Workspace(before=copied, after=tuple(inside))
     if name == f"{_ATTENTION}efficient_attention_backward":
-        return Workspace(after=_efficient_backward(dims, itemsize, kernels, results))
+        return _efficient_backward(dims, itemsize, kernels, results)
     if name == "aten::embedding_dense_backward":
         indices, rows, columns, *is_copied = dims
         copied = (indices * columns * itemsize,) * len(is_copied)
@@ -75,11 +78,13 @@ def workspace_of(
     return NONE
 
 
-def _efficient_backward(
-    dims: tuple[int, ...], itemsize: int, kernels: Kernels, results: tuple[int, ...]
-) -> tuple[int, ...]:
+def _efficient_backward(dims: tuple[int, ...], itemsize: int, kernels: Kernels, results: tuple[int, ...]) -> Workspace:
     """_efficient_attention_backward: each row's sum of grad_out * out, and what it adds up gradients in."""
     batch, heads, _, length, keys, head_dim, _ = dims
     values_dim = results[2] // (batch * heads * keys * itemsize) if len(results) > 2 else head_dim
     size = batch, heads, length, keys, (head_dim, values_dim), itemsize
-    return batch * heads * length * FP32, efficient_backward_workspace(*size, kernels.compute_capability)
+    passing, sums = row_sums(batch, heads, length, values_dim)
+    return Workspace(
+        passing=tuple(passing) if itemsize == FP32 else (),  # in 16 bits the kernel computes the sums
+        after=(sums, efficient_backward_workspace(*size, kernels.compute_capability)),
+    )
