@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from fsdp_bench.simulate.operators.kernels import FP32
+from fsdp_bench.simulate.operators.kernels import FP32, Passing
 
 
 class _Tiles(NamedTuple):
@@ -47,7 +47,7 @@ def efficient_backward_workspace(
     return batch * heads * num_bytes
 
 
-def row_sums(batch: int, heads: int, length: int, dim: int) -> tuple[list[int], int]:
+def row_sums(batch: int, heads: int, length: int, dim: int) -> list[int | Passing]:
     """Return what memory-efficient attention's backward allocates for the sums of grad_out * out in fp32, in bytes.
 
     delta in _efficient_attention_backward (attention_backward.cu), where the kernel does not compute it: the product
@@ -58,12 +58,10 @@ def row_sums(batch: int, heads: int, length: int, dim: int) -> tuple[list[int], 
         heads: of the queries.
         length: of the queries.
         dim: the size of a head of the values.
-
-    Returns:
-        What is freed once the last is there, and the last, which lives as long as the kernel's workspace.
     """
     sums = batch * heads * length * FP32
-    return [sums * dim, *[sums] * (heads > 1 and length > 1)], sums
+    is_copied = heads > 1 and length > 1
+    return [Passing(sums * dim, 1 + is_copied), *[Passing(sums, 1)] * is_copied, sums]
 
 
 def _efficient_tiles(head_dim: int, is_fp32: bool, compute_capability: float) -> _Tiles:

@@ -7,23 +7,22 @@ partial sums of norms' weight gradients, sorting's scratch.
 
 from __future__ import annotations
 
-from fsdp_bench.simulate.operators.kernels import FP32, INT32, INT64, Kernels
+from fsdp_bench.simulate.operators.kernels import FP32, INT32, INT64, Kernels, Passing, Scratch
 
 
-def embedding_backward_workspace(num_indices: int, rows: int, width: int) -> list[int]:
-    """Return what aten::embedding_dense_backward allocates beside its result.
+def embedding_backward_workspace(num_indices: int, rows: int, width: int) -> tuple[Scratch, Scratch]:
+    """Return what aten::embedding_dense_backward allocates before its result, and after it.
 
-    aten/native/cuda/Embedding.cu sorts above 3072 indices; EmbeddingBackwardKernel.cu finds where each row's begin
-    (cub::unique_by_key, which leaves the keys in a tensor of their own), and then sums runs of ten indices in fp32
-    (NROWS_PER_THREAD, max_partial_segment). The keys are freed before the sums are made; returns the larger.
+    aten/native/cuda/Embedding.cu sorts above 3072 indices, with their places; EmbeddingBackwardKernel.cu finds where
+    each row's begin (cub::unique_by_key, which leaves the keys in a tensor of their own), and then sums runs of ten
+    indices in fp32 (NROWS_PER_THREAD, max_partial_segment).
     """
     if num_indices <= 3072:
-        return []
-    segments = min(num_indices, rows)
+        return (), ()
+    keys, segments = num_indices * INT64, min(num_indices, rows)
     partial = num_indices // 10 + segments
-    keys = [num_indices * INT64]
-    sums = [segments * INT64, segments * INT64, partial * INT64, partial * width * FP32]
-    return [*keys * 3, *max(keys, sums, key=sum)]
+    sums = segments * INT64, segments * INT64, INT64, partial * INT64, partial * width * FP32
+    return (keys, keys, Passing(keys, 0)), (keys, INT64, Passing(keys, 0), *sums)
 
 
 def sum_over_rows_workspace(rows: int, columns: int, kernels: Kernels) -> list[int]:

@@ -314,7 +314,6 @@ class _Binding:
             uses_cublas=name in _PRODUCTS,
             before=space.before,
             after_second=space.after_second,
-            passing=space.passing,
             after=space.after,
         )
 

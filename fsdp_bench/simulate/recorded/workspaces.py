@@ -10,7 +10,7 @@ from fsdp_bench.simulate.operators.attention_workspaces import (
     flash_forward_workspace,
     row_sums,
 )
-from fsdp_bench.simulate.operators.kernels import FP32, Kernels
+from fsdp_bench.simulate.operators.kernels import FP32, Kernels, Scratch
 from fsdp_bench.simulate.operators.reduction_workspaces import embedding_backward_workspace, sum_over_rows_workspace
 
 _ATTENTION = "aten::_scaled_dot_product_"
@@ -19,13 +19,11 @@ _ATTENTION = "aten::_scaled_dot_product_"
 class Workspace(NamedTuple):
     """Bytes that a kernel allocates for itself, until it has allocated everything."""
 
-    before: tuple[int, ...] = ()
+    before: Scratch = ()
     """Before its results."""
-    after_second: tuple[int, ...] = ()
+    after_second: Scratch = ()
     """After the second of its results."""
-    passing: tuple[int, ...] = ()
-    """After all of its results; freed once the first of ``after`` is there."""
-    after: tuple[int, ...] = ()
+    after: Scratch = ()
 
 
 NONE = Workspace()
@@ -72,7 +70,8 @@ def workspace_of(
     if name == "aten::embedding_dense_backward":
         indices, rows, columns, *is_copied = dims
         copied = (indices * columns * itemsize,) * len(is_copied)
-        return Workspace(before=(*copied, *embedding_backward_workspace(indices, rows, columns)))
+        before, after = embedding_backward_workspace(indices, rows, columns)
+        return Workspace(before=(*copied, *before), after=after)
     if name == "aten::sum":
         return Workspace(after=tuple(sum_over_rows_workspace(dims[0], dims[1], kernels)))
     return NONE
@@ -83,8 +82,7 @@ def _efficient_backward(dims: tuple[int, ...], itemsize: int, kernels: Kernels, 
     batch, heads, _, length, keys, head_dim, _ = dims
     values_dim = results[2] // (batch * heads * keys * itemsize) if len(results) > 2 else head_dim
     size = batch, heads, length, keys, (head_dim, values_dim), itemsize
-    passing, sums = row_sums(batch, heads, length, values_dim)
-    return Workspace(
-        passing=tuple(passing) if itemsize == FP32 else (),  # in 16 bits the kernel computes the sums
-        after=(sums, efficient_backward_workspace(*size, kernels.compute_capability)),
-    )
+    sums = row_sums(batch, heads, length, values_dim)
+    if itemsize != FP32:  # the kernel computes them
+        del sums[:-1]
+    return Workspace(after=(*sums, efficient_backward_workspace(*size, kernels.compute_capability)))

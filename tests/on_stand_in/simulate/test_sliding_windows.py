@@ -35,10 +35,7 @@ def _window(config: Mapping[str, Any]) -> int | None:
 
 
 def _config(source: random.Random, model_type: str, width: int) -> dict[str, Any]:
-    """Return a small model of a type, with a window and with heads of a width.
-
-    Vocabularies are multiples of 8: with others three of 13 drawn peaks differed by up to 0.08 %, and why is not known.
-    """
+    """Return a small model of a type, with a window and with heads of a width."""
     entries = [entry for entry in models() if entry.family == model_type]
     config = _small(source, source.choice([entry for entry in entries if _window(entry.hf_config())]))
     if "head_dim" in config:
@@ -47,7 +44,7 @@ def _config(source: random.Random, model_type: str, width: int) -> dict[str, Any
         heads = next(config[name] for name in HEADS if name in config)
         config |= {name: heads * width for name in HIDDEN if name in config}
     config |= {name: source.choice(WINDOW_TOKENS) for name in WINDOWS if config.get(name) is not None}
-    return {**config, "vocab_size": 8 * source.randint(40, 400), "max_position_embeddings": 8 * max(WINDOW_TOKENS)}
+    return {**config, "max_position_embeddings": 8 * max(WINDOW_TOKENS)}
 
 
 def _setup(source: random.Random, length: int) -> TrainSetup:
