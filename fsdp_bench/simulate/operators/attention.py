@@ -21,7 +21,7 @@ from fsdp_bench.simulate.operators.attention_workspaces import (
     row_sums,
 )
 from fsdp_bench.simulate.operators.core import Operators, Saved
-from fsdp_bench.simulate.operators.kernels import FP32, Scratch
+from fsdp_bench.simulate.operators.kernels import FP32, KernelScratch
 from fsdp_bench.simulate.tape import Tensor
 from fsdp_bench.spec.errors import SpecError
 
@@ -134,7 +134,7 @@ def _kernel(
     rows: int,
     state: Sequence[int] = (),
     in_forward: Sequence[int] = (),
-    in_backward: Scratch = (),
+    in_backward: KernelScratch = (),
     num_copies: int = 0,
 ) -> Tensor:
     """Run the kernel: the output, the logarithm of each row's sum, the random state; saves them and its inputs.

@@ -12,7 +12,7 @@ from typing import Any
 
 from fsdp_bench.simulate.autograd import Backward, Gradients, operator_node
 from fsdp_bench.simulate.events import Category, Stream
-from fsdp_bench.simulate.operators.kernels import Kernels, Scratch
+from fsdp_bench.simulate.operators.kernels import Kernels, KernelScratch
 from fsdp_bench.simulate.operators.reduction_workspaces import embedding_backward_workspace, sum_over_rows_workspace
 from fsdp_bench.simulate.tape import Storage, Tape, Tensor
 
@@ -57,7 +57,7 @@ class Operators:
         """Allocate what backward needs for a moment, or hands on."""
         return self.tape.tensor(numel, itemsize, label, Category.TEMPORARY)
 
-    def scratch(self, sizes: Scratch, label: str) -> list[Storage]:
+    def scratch(self, sizes: KernelScratch, label: str) -> list[Storage]:
         """Allocate what a kernel needs for itself; return what lives until it has allocated everything."""
         held: list[Storage] = []
         passing: dict[int, list[Storage]] = {}
@@ -350,8 +350,8 @@ class Operators:
         out = self.tape.tensor(out_numel, weight.itemsize, "aten::embedding")
         self.run("aten::embedding", out, out, indices)
         numel, itemsize, width = weight.numel, weight.itemsize, weight.in_features
-        before: Scratch = ()
-        after: Scratch = ()
+        before: KernelScratch = ()
+        after: KernelScratch = ()
         if not self.kernels.observed:
             before, after = embedding_backward_workspace(indices.numel, numel // width, width)
 

@@ -27,7 +27,7 @@ class Passing(NamedTuple):
     """How many of the allocations behind it are made before it is freed."""
 
 
-Scratch = Sequence[int | Passing]
+KernelScratch = Sequence[int | Passing]
 """What a kernel allocates beside its results, in order, in bytes; what is not Passing is freed when it has all."""
 
 

@@ -7,10 +7,12 @@ partial sums of norms' weight gradients, sorting's scratch.
 
 from __future__ import annotations
 
-from fsdp_bench.simulate.operators.kernels import FP32, INT32, INT64, Kernels, Passing, Scratch
+from collections.abc import Sequence
+
+from fsdp_bench.simulate.operators.kernels import FP32, INT32, INT64, Kernels, KernelScratch, Passing
 
 
-def embedding_backward_workspace(num_indices: int, rows: int, width: int) -> tuple[Scratch, Scratch]:
+def embedding_backward_workspace(num_indices: int, rows: int, width: int) -> tuple[KernelScratch, KernelScratch]:
     """Return what aten::embedding_dense_backward allocates before its result, and after it.
 
     aten/native/cuda/Embedding.cu sorts above 3072 indices, with their places; EmbeddingBackwardKernel.cu finds where
@@ -63,6 +65,17 @@ def reduce_all_workspace(numel: int, kernels: Kernels, itemsize: int = FP32) -> 
     return [itemsize * blocks, INT32] if blocks > 1 else []
 
 
+def foreach_norm_workspace(numels: Sequence[int]) -> list[int]:
+    """Return what aten::_foreach_norm allocates before its results: a number in fp32 for each chunk of each tensor.
+
+    foreach_tensor_norm_cuda (aten/native/cuda/ForeachReduceOp.cu), output_per_tensor: all tensors have as many chunks
+    as the largest one.
+    """
+    return [FP32 * len(numels) * -(-max(numels) // _FOREACH_CHUNK)] if numels else []
+
+
+_FOREACH_CHUNK = 65536
+"""Elements that a block of foreach kernels takes: kChunkSize in MultiTensorApply.cuh."""
 _REDUCE_THREADS, _WARP = 512, 32
 _VECTORIZED = 128
 """Elements from which on a thread loads four at once."""

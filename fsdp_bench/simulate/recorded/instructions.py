@@ -14,7 +14,7 @@ import msgspec
 from fsdp_bench.simulate.autograd import Gradients, Node, Packed
 from fsdp_bench.simulate.events import Category, Event, Kind, Stream, Work
 from fsdp_bench.simulate.operators.core import Operators, Saved
-from fsdp_bench.simulate.operators.kernels import Scratch
+from fsdp_bench.simulate.operators.kernels import KernelScratch
 from fsdp_bench.simulate.tape import Storage, Tensor
 
 if TYPE_CHECKING:
@@ -102,10 +102,10 @@ class Run(msgspec.Struct, frozen=True):
     may_be_kept: bool
     """Whether selective checkpointing keeps its outputs where its policy names it."""
     uses_cublas: bool
-    before: Scratch = ()
+    before: KernelScratch = ()
     """What its kernel allocates for itself: before its results, after the second one, or after all of them."""
-    after_second: Scratch = ()
-    after: Scratch = ()
+    after_second: KernelScratch = ()
+    after: KernelScratch = ()
 
     def run(self, frame: Frame, model: RecordedTransformer) -> None:
         """Run it in forward."""

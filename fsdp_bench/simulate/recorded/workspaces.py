@@ -10,7 +10,7 @@ from fsdp_bench.simulate.operators.attention_workspaces import (
     flash_forward_workspace,
     row_sums,
 )
-from fsdp_bench.simulate.operators.kernels import FP32, Kernels, Scratch
+from fsdp_bench.simulate.operators.kernels import FP32, Kernels, KernelScratch
 from fsdp_bench.simulate.operators.reduction_workspaces import embedding_backward_workspace, sum_over_rows_workspace
 
 _ATTENTION = "aten::_scaled_dot_product_"
@@ -19,11 +19,11 @@ _ATTENTION = "aten::_scaled_dot_product_"
 class Workspace(NamedTuple):
     """Bytes that a kernel allocates for itself, until it has allocated everything."""
 
-    before: Scratch = ()
+    before: KernelScratch = ()
     """Before its results."""
-    after_second: Scratch = ()
+    after_second: KernelScratch = ()
     """After the second of its results."""
-    after: Scratch = ()
+    after: KernelScratch = ()
 
 
 NONE = Workspace()
@@ -36,6 +36,7 @@ def workspace_of(
     kernels: Kernels,
     num_bytes: int = 0,
     results: tuple[int, ...] = (),
+    num_keys: int = 1,
 ) -> Workspace:
     """Return what the kernel of an operator allocates; nothing where a dispatch mode watches, which does not see it.
 
@@ -46,14 +47,16 @@ def workspace_of(
         kernels: which kernels run.
         num_bytes: what it reads and writes.
         results: bytes of what it returns.
+        num_keys: the keys of unfused attention, for recordings that do not have its sizes.
     """
     if kernels.observed:
         return NONE
     result_bytes = results[0] if results else 0
     if name == "aten::_softmax_backward_data":  # softmax_backward_cuda_out (SoftMax.cu): tmp = grad * output
         return Workspace(after=((num_bytes - result_bytes) // 2,))
-    if name == "aten::_safe_softmax":  # _safe_softmax (SoftMax.cpp): masked = self.eq(-inf); rows of it are left out
-        return Workspace(after=(result_bytes // itemsize,))
+    if name == "aten::_safe_softmax":  # SoftMax.cpp: masked = self.eq(-inf), masked_rows = all(masked), zero
+        numel = result_bytes // itemsize
+        return Workspace(after=(numel, dims[0] if dims else numel // num_keys, itemsize))
     if not dims:
         return NONE
     if name == f"{_ATTENTION}flash_attention":

@@ -1,4 +1,4 @@
-"""Allocations of aten::sum over the rows of a matrix, and of an embedding's backward, on the stand-in."""
+"""What kernels allocate beside their results, on the stand-in: sums, norms, softmax, an embedding's backward."""
 
 from __future__ import annotations
 
@@ -9,7 +9,12 @@ from fsdp_bench.catalog.loader import gpu_by_product_name
 from fsdp_bench.simulate.events import Kind
 from fsdp_bench.simulate.operators.core import Operators
 from fsdp_bench.simulate.operators.kernels import CUDA, kernels_on
-from fsdp_bench.simulate.operators.reduction_workspaces import embedding_backward_workspace, sum_over_rows_workspace
+from fsdp_bench.simulate.operators.reduction_workspaces import (
+    embedding_backward_workspace,
+    foreach_norm_workspace,
+    sum_over_rows_workspace,
+)
+from fsdp_bench.simulate.recorded.workspaces import workspace_of
 from fsdp_bench.simulate.tape import Tape
 from fsdp_bench.sweep.run.rehearsed import rehearsed_gpu
 from tests.on_stand_in.interpreters import run_on_gpu
@@ -38,6 +43,36 @@ def test_partial_sums_are_of_the_predicted_sizes() -> None:
     for (rows, columns), line in zip(shapes, printed.splitlines(), strict=True):
         _result, *inside = json.loads(line)
         assert inside == sum_over_rows_workspace(rows, columns, kernels), (rows, columns)
+
+
+SOFTMAX_AND_NORMS = """
+import json, sys
+import torch
+
+torch.cuda.memory._record_memory_history(max_entries=10_000, stacks="python")
+
+def allocated(run):
+    before = len(torch.cuda.memory._snapshot()["device_traces"][0])
+    run()
+    trace = torch.cuda.memory._snapshot()["device_traces"][0][before:]
+    print(json.dumps([entry["size"] for entry in trace if entry["action"] == "alloc"]))
+
+for shape in ((2, 3, 50, 70), (1, 1, 7, 600)):
+    x = torch.empty(shape, dtype=torch.bfloat16, device="cuda")
+    allocated(lambda: torch._safe_softmax(x, -1))
+gradients = [torch.empty(size, dtype=torch.bfloat16, device="cuda") for size in (5, 65536, 200_000)]
+allocated(lambda: torch._foreach_norm(gradients))
+"""
+
+
+def test_softmax_and_norms_of_gradients_allocate_what_is_predicted() -> None:
+    wide, narrow, norms = map(json.loads, run_on_gpu("H200", SOFTMAX_AND_NORMS, "").splitlines())
+    for (_softmax, *inside), rows, columns in ((wide, 300, 70), (narrow, 7, 600)):
+        num_bytes = 2 * rows * columns
+        recorded_with_sizes = workspace_of("aten::_safe_softmax", (rows, columns), 2, CUDA, results=(num_bytes,))
+        without = workspace_of("aten::_safe_softmax", (), 2, CUDA, results=(num_bytes,), num_keys=columns)
+        assert tuple(inside) == recorded_with_sizes.after == without.after
+    assert norms == [*foreach_norm_workspace([5, 65536, 200_000]), 2, 2, 2]
 
 
 EMBEDDINGS = """
