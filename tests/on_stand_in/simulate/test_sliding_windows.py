@@ -28,6 +28,8 @@ WINDOW_TOKENS = (512, 1024, 2048, 4096)
 TIMES_THE_WINDOW = (0.5, 1, 2, 4, 8)
 EVEN, UNEVEN = (64, 80, 128), (12, 20, 100)
 """Widths of heads that are multiples of 8, for which all sizes are recorded, and that are not."""
+EQUAL = 57 / 60
+"""The share of drawn setups whose peak is equal to the byte: of six all."""
 
 
 def _window(config: Mapping[str, Any]) -> int | None:
@@ -76,7 +78,7 @@ def _cell(source: random.Random, model_type: str, widths: Sequence[int]) -> Arch
 
 def test_masks_of_sliding_windows_count() -> None:
     source = random.Random(14)
-    assert_near(against_rehearsals([_cell(source, model_type, EVEN) for model_type in ("mistral", "phi3")]))
+    assert_near(against_rehearsals([_cell(source, model_type, EVEN) for model_type in ("mistral", "phi3")]), EQUAL)
 
 
 @pytest.mark.slow
@@ -84,4 +86,4 @@ def test_masks_of_sliding_windows_count() -> None:
 @pytest.mark.parametrize("widths", [EVEN, UNEVEN])
 def test_drawn_models_with_a_sliding_window_have_the_predicted_peaks(model_type: str, widths: Sequence[int]) -> None:
     source = random.Random(f"{model_type} {widths}")
-    assert_near(against_rehearsals([_cell(source, model_type, widths) for _ in range(6)]))
+    assert_near(against_rehearsals([_cell(source, model_type, widths) for _ in range(6)]), EQUAL)
