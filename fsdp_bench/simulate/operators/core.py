@@ -60,6 +60,8 @@ class Operators:
     def scratch(self, sizes: KernelScratch, label: str) -> list[Storage]:
         """Allocate what a kernel needs for itself; return what lives until it has allocated everything."""
         held: list[Storage] = []
+        if not sizes:  # as of most operators
+            return held
         passing: dict[int, list[Storage]] = {}
         for index, size in enumerate(sizes):
             if isinstance(size, int):
