@@ -294,19 +294,21 @@ class Simulation:
         is_sharded_fsdp1 = (
             self.setup.api is Api.FSDP1 and self.setup.effective_strategy is not ShardingStrategy.NO_SHARD
         )
-        count = sum(self.model.times(shard.block) for shard in self.shards if counts(shard))
+        numels: list[int] = []
+        for block, group in groupby(filter(counts, self.shards), key=lambda shard: shard.block):
+            numels += [shard.numel for shard in group] * self.model.times(block)
         if self.steps_on_host:
             if is_sharded_fsdp1:
-                reduce_norm_of_host_gradients(self.tape, count > 0)
+                reduce_norm_of_host_gradients(self.tape, bool(numels))
             return
         if is_sharded_fsdp1:
             self.tape.collective("all_reduce", "shard", FP32)
-            clip_sharded_fsdp1(self.tape, count, self.sizes.store)
+            clip_sharded_fsdp1(self.op, numels, self.sizes.store)
         else:
             is_distributed = self.has_dtensors and self.setup.shard_group_size > 1
             if is_distributed:  # the norms of all gradients, one by one
-                self.tape.collective("all_reduce", "shard", count * self.sizes.store)
-            clip_gradients(self.tape, count, self.sizes.store, is_distributed)
+                self.tape.collective("all_reduce", "shard", len(numels) * self.sizes.store)
+            clip_gradients(self.op, numels, self.sizes.store, is_distributed)
 
     def log(self, extra_blocks: int, further_steps: int = 0, replaces: list[tuple[int, int]] | None = None) -> Log:
         """Return what was recorded until now; the frees at the end of the simulation are not part of it."""

@@ -35,7 +35,9 @@ def build(op: Operators, model: Model, setup: TrainSetup, num_blocks: int) -> Si
             op.kernels,
             _loss_to_bind(setup.loss),
         )
-        return RecordedTransformer(op, program, num_blocks, model.num_blocks - num_blocks)
+        built = RecordedTransformer(op, program, num_blocks, model.num_blocks - num_blocks)
+        built.is_moved = op.kernels.is_cuda and model.code.origin.code != "torchtitan"  # which fills it on the device
+        return built
     return SimulatedTransformer(op, model, num_blocks)
 
 

@@ -45,12 +45,9 @@ class Weight:
         self.seen: Parameter = None  # type: ignore[assignment]  # a wrapper sets it before the first forward
 
 
-def materialize(tape: Tape, weights: Sequence[Weight], itemsize: int) -> list[Storage]:
-    """Allocate whole weights, of a module or of a model, in one dtype; then fill them."""
-    whole = [tape.storage(weight.numel * itemsize, "to_empty", Category.PARAMETERS) for weight in weights]
-    for weight in weights:
-        fill(tape, weight)
-    return whole
+def whole_weights(tape: Tape, weights: Sequence[Weight], itemsize: int) -> list[Storage]:
+    """Allocate whole weights, of a module or of a model, in one dtype."""
+    return [tape.storage(weight.numel * itemsize, "to_empty", Category.PARAMETERS) for weight in weights]
 
 
 def fill(tape: Tape, weight: Weight) -> None:
@@ -292,6 +289,8 @@ class SimulatedModel(Module):
     """In the order in which they run."""
     lm_head: Module | None = None
     """The head, where it is registered first and runs last."""
+    is_moved = False
+    """Whether it is built in host memory, from where wrappers move it to the device; else the device fills it."""
 
     def __init__(self, op: Operators, num_blocks: int, extra_blocks: int) -> None:
         super().__init__(op)

@@ -18,9 +18,10 @@ from fsdp_bench.simulate.operators.attention_workspaces import (
     efficient_backward_workspace,
     flash_backward_workspace,
     flash_forward_workspace,
+    row_sums,
 )
 from fsdp_bench.simulate.operators.core import Operators, Saved
-from fsdp_bench.simulate.operators.kernels import FP32
+from fsdp_bench.simulate.operators.kernels import FP32, KernelScratch
 from fsdp_bench.simulate.tape import Tensor
 from fsdp_bench.spec.errors import SpecError
 
@@ -104,7 +105,8 @@ def attention(op: Operators, q: Tensor, k: Tensor, v: Tensor, heads: Heads) -> T
         if op.kernels.observed:
             return _kernel(op, _EFFICIENT, (q, k, v), heads, rows)
         size = op.batch, heads.count, heads.length, heads.length, (heads.dim, heads.dim), FP32
-        inside = [efficient_backward_workspace(*size, op.kernels.compute_capability)]
+        sums = row_sums(op.batch, heads.count, heads.length, heads.dim)
+        inside = [*sums, efficient_backward_workspace(*size, op.kernels.compute_capability)]
         return _kernel(op, _EFFICIENT, (q, k, v), heads, rows, in_backward=inside)
     return _flash(op, q, k, v, heads)
 
@@ -132,7 +134,7 @@ def _kernel(
     rows: int,
     state: Sequence[int] = (),
     in_forward: Sequence[int] = (),
-    in_backward: Sequence[int] = (),
+    in_backward: KernelScratch = (),
     num_copies: int = 0,
 ) -> Tensor:
     """Run the kernel: the output, the logarithm of each row's sum, the random state; saves them and its inputs.
@@ -171,9 +173,7 @@ def _kernel(
         came_from_host = is_flash and saved_strided and not opened[3].is_strided
         _copies = [op.temporary(numels[0], itemsize, "aten::clone") for _ in range(num_copies + came_from_host)]
         results = [op.temporary(numel, itemsize, _NAME + "_backward") for numel in numels]
-        if in_backward and itemsize == FP32:
-            _sums = _sums_with_output(op, numels[0], heads)
-        _workspace = [op.temporary(1, size, _NAME + "_backward") for size in in_backward]
+        _workspace = op.scratch(in_backward, _NAME + "_backward")
         return results
 
     saved = [one.detach() for one in (q, k, v, out)]
@@ -198,14 +198,6 @@ def _heads_of(heads: Heads, itemsize: int) -> tuple[int, int, int, int]:
         return 1, 1, 1, 1
     keys = heads.count // heads.groups if itemsize != FP32 or heads.groups == 1 else 1
     return heads.count, keys, keys, heads.count
-
-
-def _sums_with_output(op: Operators, numel: int, heads: Heads) -> Tensor:
-    """_efficient_attention_backward, delta: the sums of grad_out * out over each row, transposed."""
-    rows = op.batch * heads.count * heads.length
-    _product = op.temporary(numel, FP32, "aten::mul")
-    sums = op.temporary(rows, FP32, "aten::sum")
-    return op.temporary(rows, FP32, "aten::clone") if heads.count > 1 else sums
 
 
 def _repeat(op: Operators, x: Tensor, times: int) -> Tensor:

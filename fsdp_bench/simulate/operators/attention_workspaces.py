@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from fsdp_bench.simulate.operators.kernels import FP32
+from fsdp_bench.simulate.operators.kernels import FP32, Passing
 
 
 class _Tiles(NamedTuple):
@@ -45,6 +45,23 @@ def efficient_backward_workspace(
         splits = _splits_of_keys(batch * heads, keys, tiles.columns)
         num_bytes += sum(splits * tiles.columns * -(-dim // tiles.rows) * tiles.rows * FP32 for dim in dims)
     return batch * heads * num_bytes
+
+
+def row_sums(batch: int, heads: int, length: int, dim: int) -> list[int | Passing]:
+    """Return what memory-efficient attention's backward allocates for the sums of grad_out * out in fp32, in bytes.
+
+    delta in _efficient_attention_backward (attention_backward.cu), where the kernel does not compute it: the product
+    and its sums, token by token, are freed once there is a copy, head by head; of one head or token none is made.
+
+    Args:
+        batch: sequences.
+        heads: of the queries.
+        length: of the queries.
+        dim: the size of a head of the values.
+    """
+    sums = batch * heads * length * FP32
+    is_copied = heads > 1 and length > 1
+    return [Passing(sums * dim, 1 + is_copied), *[Passing(sums, 1)] * is_copied, sums]
 
 
 def _efficient_tiles(head_dim: int, is_fp32: bool, compute_capability: float) -> _Tiles:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from fsdp_bench.simulate.events import Category
+from fsdp_bench.simulate.operators.core import Operators
 from fsdp_bench.simulate.operators.kernels import FP32
+from fsdp_bench.simulate.operators.reduction_workspaces import foreach_norm_workspace, reduce_all_workspace
 from fsdp_bench.simulate.tape import Storage, Tape
 
 
@@ -24,16 +28,25 @@ class Scratch:
             del self._held[name]
 
 
-def clip_sharded_fsdp1(tape: Tape, num_gradients: int, itemsize: int) -> None:
+def clip_sharded_fsdp1(op: Operators, numels: Sequence[int], itemsize: int) -> None:
     """FullyShardedDataParallel.clip_grad_norm_: norms in fp32, one all-reduce of their square.
 
     A rank without gradients, as of a shard of frozen parameters alone, takes a zero that it keeps (_get_grad_norm).
+
+    Args:
+        op: the operators.
+        numels: elements of the gradients, in the order of the parameters.
+        itemsize: bytes of an element.
     """
+    tape, num_gradients = op.tape, len(numels)
     scratch = Scratch(tape)
     if num_gradients:
-        scratch.hold("norms", FP32, num_gradients)
+        norms = []
+        for numel in numels:
+            norms.append(tape.storage(FP32, "norms", Category.TEMPORARY))
+            op.scratch(() if op.kernels.observed else reduce_all_workspace(numel, op.kernels), "Reduce.cuh")
         scratch.hold("aten::stack", FP32 * num_gradients)
-        scratch.drop("norms")
+        del norms
         scratch.hold("local_norm", FP32)
         scratch.drop("aten::stack")
     scratch.hold("squared", FP32)
@@ -57,14 +70,22 @@ def reduce_norm_of_host_gradients(tape: Tape, has_gradients: bool) -> None:
     scratch.drop(*held)
 
 
-def clip_gradients(tape: Tape, num_gradients: int, itemsize: int, is_distributed: bool) -> None:
+def clip_gradients(op: Operators, numels: Sequence[int], itemsize: int, is_distributed: bool) -> None:
     """torch.nn.utils.clip_grad_norm_: norms in the gradients' dtype.
 
     DTensors' norms are partial over the ranks: the second norm goes through squares and an all-reduce of them
     (torch/distributed/tensor/_ops/_math_ops.py, _NormPartial).
+
+    Args:
+        op: the operators.
+        numels: elements of the gradients; of DTensors, of this rank's.
+        itemsize: bytes of an element.
+        is_distributed: whether they are DTensors over several ranks.
     """
-    scratch, vector = Scratch(tape), itemsize * num_gradients
-    scratch.hold("norms", itemsize, num_gradients)
+    scratch, vector = Scratch(op.tape), itemsize * len(numels)
+    partial_norms = op.scratch(() if op.kernels.observed else foreach_norm_workspace(numels), "aten::_foreach_norm")
+    scratch.hold("norms", itemsize, len(numels))
+    del partial_norms
     scratch.hold("aten::stack", vector)
     if is_distributed:
         scratch.hold("squares", vector)

@@ -12,9 +12,9 @@ from typing import Any
 
 from fsdp_bench.simulate.autograd import Backward, Gradients, operator_node
 from fsdp_bench.simulate.events import Category, Stream
-from fsdp_bench.simulate.operators.kernels import Kernels
+from fsdp_bench.simulate.operators.kernels import Kernels, KernelScratch
 from fsdp_bench.simulate.operators.reduction_workspaces import embedding_backward_workspace, sum_over_rows_workspace
-from fsdp_bench.simulate.tape import Tape, Tensor
+from fsdp_bench.simulate.tape import Storage, Tape, Tensor
 
 Saved = Any
 """Saved tensors: a list, or autograd.Packed."""
@@ -56,6 +56,22 @@ class Operators:
     def temporary(self, numel: int, itemsize: int, label: str) -> Tensor:
         """Allocate what backward needs for a moment, or hands on."""
         return self.tape.tensor(numel, itemsize, label, Category.TEMPORARY)
+
+    def scratch(self, sizes: KernelScratch, label: str) -> list[Storage]:
+        """Allocate what a kernel needs for itself; return what lives until it has allocated everything."""
+        held: list[Storage] = []
+        if not sizes:  # as of most operators
+            return held
+        passing: dict[int, list[Storage]] = {}
+        for index, size in enumerate(sizes):
+            if isinstance(size, int):
+                held.append(self.tape.storage(size, label, Category.TEMPORARY))
+            else:
+                made = self.tape.storage(size.num_bytes, label, Category.TEMPORARY)
+                passing.setdefault(index + size.lives_for, []).append(made)
+                del made
+            passing.pop(index, None)
+        return held
 
     def run(self, name: str, *tensors: Tensor) -> None:
         """Issue an operator that reads or writes each of these once, and is bound by that."""
@@ -336,13 +352,15 @@ class Operators:
         out = self.tape.tensor(out_numel, weight.itemsize, "aten::embedding")
         self.run("aten::embedding", out, out, indices)
         numel, itemsize, width = weight.numel, weight.itemsize, weight.in_features
-        inside: list[int] = []
+        before: KernelScratch = ()
+        after: KernelScratch = ()
         if not self.kernels.observed:
-            inside = embedding_backward_workspace(indices.numel, numel // width, width)
+            before, after = embedding_backward_workspace(indices.numel, numel // width, width)
 
         def backward(_saved: Saved, _gradients: list[Tensor]) -> Gradients:
-            _workspace = [self.temporary(1, size, "EmbeddingBackwardKernel.cu") for size in inside]
+            _workspace = self.scratch(before, "Embedding.cu")
             dw = self.tape.tensor(numel, itemsize, "aten::embedding_dense_backward", Category.GRADIENTS)
+            _workspace += self.scratch(after, "EmbeddingBackwardKernel.cu")
             self.tape.kernel("aten::embedding_dense_backward", (numel + 3 * out_numel) * itemsize, itemsize)
             return (dw,)
 

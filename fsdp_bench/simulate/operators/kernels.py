@@ -6,8 +6,10 @@ batched_copies.py. None of it was measured on a GPU of ours.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
+from typing import NamedTuple
 
 from fsdp_bench.spec.hardware import Gpu
 
@@ -15,6 +17,18 @@ BOOL = 1
 FP32 = 4
 INT32 = 4
 INT64 = 8
+
+
+class Passing(NamedTuple):
+    """What a kernel allocates for itself and frees before it has allocated everything."""
+
+    num_bytes: int
+    lives_for: int
+    """How many of the allocations behind it are made before it is freed."""
+
+
+KernelScratch = Sequence[int | Passing]
+"""What a kernel allocates beside its results, in order, in bytes; what is not Passing is freed when it has all."""
 
 
 class CrossEntropy(Enum):

@@ -7,23 +7,24 @@ partial sums of norms' weight gradients, sorting's scratch.
 
 from __future__ import annotations
 
-from fsdp_bench.simulate.operators.kernels import FP32, INT32, INT64, Kernels
+from collections.abc import Sequence
+
+from fsdp_bench.simulate.operators.kernels import FP32, INT32, INT64, Kernels, KernelScratch, Passing
 
 
-def embedding_backward_workspace(num_indices: int, rows: int, width: int) -> list[int]:
-    """Return what aten::embedding_dense_backward allocates beside its result.
+def embedding_backward_workspace(num_indices: int, rows: int, width: int) -> tuple[KernelScratch, KernelScratch]:
+    """Return what aten::embedding_dense_backward allocates before its result, and after it.
 
-    aten/native/cuda/Embedding.cu sorts above 3072 indices; EmbeddingBackwardKernel.cu finds where each row's begin
-    (cub::unique_by_key, which leaves the keys in a tensor of their own), and then sums runs of ten indices in fp32
-    (NROWS_PER_THREAD, max_partial_segment). The keys are freed before the sums are made; returns the larger.
+    aten/native/cuda/Embedding.cu sorts above 3072 indices, with their places; EmbeddingBackwardKernel.cu finds where
+    each row's begin (cub::unique_by_key, which leaves the keys in a tensor of their own), and then sums runs of ten
+    indices in fp32 (NROWS_PER_THREAD, max_partial_segment).
     """
     if num_indices <= 3072:
-        return []
-    segments = min(num_indices, rows)
+        return (), ()
+    keys, segments = num_indices * INT64, min(num_indices, rows)
     partial = num_indices // 10 + segments
-    keys = [num_indices * INT64]
-    sums = [segments * INT64, segments * INT64, partial * INT64, partial * width * FP32]
-    return [*keys * 3, *max(keys, sums, key=sum)]
+    sums = segments * INT64, segments * INT64, INT64, partial * INT64, partial * width * FP32
+    return (keys, keys, Passing(keys, 0)), (keys, INT64, Passing(keys, 0), *sums)
 
 
 def sum_over_rows_workspace(rows: int, columns: int, kernels: Kernels) -> list[int]:
@@ -64,6 +65,17 @@ def reduce_all_workspace(numel: int, kernels: Kernels, itemsize: int = FP32) -> 
     return [itemsize * blocks, INT32] if blocks > 1 else []
 
 
+def foreach_norm_workspace(numels: Sequence[int]) -> list[int]:
+    """Return what aten::_foreach_norm allocates before its results: a number in fp32 for each chunk of each tensor.
+
+    foreach_tensor_norm_cuda (aten/native/cuda/ForeachReduceOp.cu), output_per_tensor: all tensors have as many chunks
+    as the largest one.
+    """
+    return [FP32 * len(numels) * -(-max(numels) // _FOREACH_CHUNK)] if numels else []
+
+
+_FOREACH_CHUNK = 65536
+"""Elements that a block of foreach kernels takes: kChunkSize in MultiTensorApply.cuh."""
 _REDUCE_THREADS, _WARP = 512, 32
 _VECTORIZED = 128
 """Elements from which on a thread loads four at once."""

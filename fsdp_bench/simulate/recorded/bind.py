@@ -297,7 +297,8 @@ class _Binding:
         n, (name, layout, outer) = self._numbers, operator_name(self._variant.names[operator.name])
         dims = tuple(n[dim] for dim in operator.dims)
         results = tuple(n[each.num_bytes] for each in operator.makes)
-        space = workspace_of(name, dims, operator.itemsize, self._kernels, n[operator.num_bytes], results)
+        given = n[operator.num_bytes], results, self._values["S"]
+        space = workspace_of(name, dims, operator.itemsize, self._kernels, *given)
         work = work_of(name, layout, dims, n[operator.num_bytes], operator.itemsize)
         return Run(
             name=name,

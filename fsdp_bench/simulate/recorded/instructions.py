@@ -14,6 +14,7 @@ import msgspec
 from fsdp_bench.simulate.autograd import Gradients, Node, Packed
 from fsdp_bench.simulate.events import Category, Event, Kind, Stream, Work
 from fsdp_bench.simulate.operators.core import Operators, Saved
+from fsdp_bench.simulate.operators.kernels import KernelScratch
 from fsdp_bench.simulate.tape import Storage, Tensor
 
 if TYPE_CHECKING:
@@ -101,10 +102,10 @@ class Run(msgspec.Struct, frozen=True):
     may_be_kept: bool
     """Whether selective checkpointing keeps its outputs where its policy names it."""
     uses_cublas: bool
-    before: tuple[int, ...] = ()
-    """Bytes that its kernel allocates for itself: before its results, after the second one, or after all of them."""
-    after_second: tuple[int, ...] = ()
-    after: tuple[int, ...] = ()
+    before: KernelScratch = ()
+    """What its kernel allocates for itself: before its results, after the second one, or after all of them."""
+    after_second: KernelScratch = ()
+    after: KernelScratch = ()
 
     def run(self, frame: Frame, model: RecordedTransformer) -> None:
         """Run it in forward."""
@@ -119,13 +120,13 @@ class Run(msgspec.Struct, frozen=True):
     def allocate(self, storages: dict[int | str, Storage], op: Operators, default: Category | None = None) -> None:
         """Make the storages, and what the kernel needs for itself."""
         tape = op.tape
-        held = [tape.storage(size, self.name, Category.TEMPORARY) for size in self.before]
+        held = op.scratch(self.before, self.name)
         for index, made in enumerate(self.makes):
             category = default if made.category is Category.ACTIVATIONS and default is not None else made.category
             storages[made.number] = tape.storage(made.num_bytes, self.name, category)
             if index == 1:
-                held += [tape.storage(size, self.name, Category.TEMPORARY) for size in self.after_second]
-        held += [tape.storage(size, self.name, Category.TEMPORARY) for size in self.after]
+                held += op.scratch(self.after_second, self.name)
+        held += op.scratch(self.after, self.name)
         if self.uses_cublas:
             op.make_workspace(tape.in_backward)
 
@@ -137,10 +138,10 @@ class Run(msgspec.Struct, frozen=True):
                 if index == 0:
                     if self.event is not None:
                         tape.events.append(self.event)
-                    held.extend(tape.storage(size, self.name, Category.TEMPORARY) for size in self.before)
+                    held.extend(op.scratch(self.before, self.name))
                 storage = tape.storage(made.num_bytes, self.name, made.category)
-                for size in (*self.after_second * (index == 1), *self.after * (index == last)):
-                    held.append(tape.storage(size, self.name, Category.TEMPORARY))
+                for sizes, place in ((self.after_second, 1), (self.after, last)):
+                    held.extend(op.scratch(sizes, self.name) if index == place else ())
                 if index == 0 and self.uses_cublas:
                     op.make_workspace(tape.in_backward)
                 return Tensor(storage, made.num_bytes, 1)

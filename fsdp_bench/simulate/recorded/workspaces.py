@@ -8,8 +8,9 @@ from fsdp_bench.simulate.operators.attention_workspaces import (
     efficient_backward_workspace,
     flash_backward_workspace,
     flash_forward_workspace,
+    row_sums,
 )
-from fsdp_bench.simulate.operators.kernels import FP32, Kernels
+from fsdp_bench.simulate.operators.kernels import FP32, Kernels, KernelScratch
 from fsdp_bench.simulate.operators.reduction_workspaces import embedding_backward_workspace, sum_over_rows_workspace
 
 _ATTENTION = "aten::_scaled_dot_product_"
@@ -18,11 +19,11 @@ _ATTENTION = "aten::_scaled_dot_product_"
 class Workspace(NamedTuple):
     """Bytes that a kernel allocates for itself, until it has allocated everything."""
 
-    before: tuple[int, ...] = ()
+    before: KernelScratch = ()
     """Before its results."""
-    after_second: tuple[int, ...] = ()
+    after_second: KernelScratch = ()
     """After the second of its results."""
-    after: tuple[int, ...] = ()
+    after: KernelScratch = ()
 
 
 NONE = Workspace()
@@ -35,6 +36,7 @@ def workspace_of(
     kernels: Kernels,
     num_bytes: int = 0,
     results: tuple[int, ...] = (),
+    num_keys: int = 1,
 ) -> Workspace:
     """Return what the kernel of an operator allocates; nothing where a dispatch mode watches, which does not see it.
 
@@ -45,14 +47,16 @@ def workspace_of(
         kernels: which kernels run.
         num_bytes: what it reads and writes.
         results: bytes of what it returns.
+        num_keys: the keys of unfused attention, for recordings that do not have its sizes.
     """
     if kernels.observed:
         return NONE
     result_bytes = results[0] if results else 0
     if name == "aten::_softmax_backward_data":  # softmax_backward_cuda_out (SoftMax.cu): tmp = grad * output
         return Workspace(after=((num_bytes - result_bytes) // 2,))
-    if name == "aten::_safe_softmax":  # _safe_softmax (SoftMax.cpp): masked = self.eq(-inf); rows of it are left out
-        return Workspace(after=(result_bytes // itemsize,))
+    if name == "aten::_safe_softmax":  # SoftMax.cpp: masked = self.eq(-inf), masked_rows = all(masked), zero
+        numel = result_bytes // itemsize
+        return Workspace(after=(numel, dims[0] if dims else numel // num_keys, itemsize))
     if not dims:
         return NONE
     if name == f"{_ATTENTION}flash_attention":
@@ -65,21 +69,23 @@ def workspace_of(
         inside = flash_backward_workspace(batch, heads, length, head_dim, heads // groups)
         return Workspace(before=copied, after=tuple(inside))
     if name == f"{_ATTENTION}efficient_attention_backward":
-        return Workspace(after=_efficient_backward(dims, itemsize, kernels, results))
+        return _efficient_backward(dims, itemsize, kernels, results)
     if name == "aten::embedding_dense_backward":
         indices, rows, columns, *is_copied = dims
         copied = (indices * columns * itemsize,) * len(is_copied)
-        return Workspace(before=(*copied, *embedding_backward_workspace(indices, rows, columns)))
+        before, after = embedding_backward_workspace(indices, rows, columns)
+        return Workspace(before=(*copied, *before), after=after)
     if name == "aten::sum":
         return Workspace(after=tuple(sum_over_rows_workspace(dims[0], dims[1], kernels)))
     return NONE
 
 
-def _efficient_backward(
-    dims: tuple[int, ...], itemsize: int, kernels: Kernels, results: tuple[int, ...]
-) -> tuple[int, ...]:
+def _efficient_backward(dims: tuple[int, ...], itemsize: int, kernels: Kernels, results: tuple[int, ...]) -> Workspace:
     """_efficient_attention_backward: each row's sum of grad_out * out, and what it adds up gradients in."""
     batch, heads, _, length, keys, head_dim, _ = dims
     values_dim = results[2] // (batch * heads * keys * itemsize) if len(results) > 2 else head_dim
     size = batch, heads, length, keys, (head_dim, values_dim), itemsize
-    return batch * heads * length * FP32, efficient_backward_workspace(*size, kernels.compute_capability)
+    sums = row_sums(batch, heads, length, values_dim)
+    if itemsize != FP32:  # the kernel computes them
+        del sums[:-1]
+    return Workspace(after=(*sums, efficient_backward_workspace(*size, kernels.compute_capability)))

@@ -86,7 +86,7 @@ class Bare(Wrapper):
         for weight in self.by_block(self.weights):
             num_bytes = weight.numel * self.itemsizes[id(weight)]
             held.append(tape.storage(num_bytes, "to_empty", Category.PARAMETERS))
-        for weight in self.by_block(self.weights):
+        for weight in () if self.model.is_moved else self.by_block(self.weights):
             fill(tape, weight)
         return held
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from fsdp_bench.simulate.autograd import Node, accumulator, operator_node
 from fsdp_bench.simulate.events import IN_HOST_MEMORY, Category, Stream
-from fsdp_bench.simulate.models.transformer import Module, Weight, materialize
+from fsdp_bench.simulate.models.transformer import Module, Weight, fill, whole_weights
 from fsdp_bench.simulate.operators.core import Parameter
 from fsdp_bench.simulate.operators.optimizer import Shard
 from fsdp_bench.simulate.operators.precision import Sizes, precision_of
@@ -109,7 +109,11 @@ class FlatParamHandle:
     def load(self) -> list[Storage]:
         """FlatParamHandle.__init__ and shard: the unit whole, its concatenation, its shard."""
         tape, itemsize, category = self.tape, self.sizes.store, Category.PARAMETERS
-        whole = [storage for own in self._breadth_first() for storage in materialize(tape, own, itemsize)]
+        whole: list[Storage] = []
+        for own in self._breadth_first():
+            whole += whole_weights(tape, own, itemsize)
+            for weight in () if self.wrapper.is_moved else own:
+                fill(tape, weight)
         paddings = [tape.storage(numel * itemsize, "_construct_padding_tensor") for numel in self.layout.paddings]
         flat = tape.storage(self.layout.numel * itemsize, "aten::cat", category)
         del paddings

@@ -12,7 +12,7 @@ from typing import Any
 
 from fsdp_bench.simulate.autograd import Engine, accumulator, operator_node
 from fsdp_bench.simulate.events import Category, Queue, Stream
-from fsdp_bench.simulate.models.transformer import Module, Weight, fill
+from fsdp_bench.simulate.models.transformer import Module, SimulatedModel, Weight, fill, whole_weights
 from fsdp_bench.simulate.operators.batched_copies import chunk_cat_arguments, split_arguments
 from fsdp_bench.simulate.operators.core import Operators, Parameter
 from fsdp_bench.simulate.operators.optimizer import Shard
@@ -449,7 +449,7 @@ class Fsdp2(Wrapper):
         self,
         op: Operators,
         engine: Engine,
-        model: Module,
+        model: SimulatedModel,
         units: list[Unit],
         setup: TrainSetup,
         sizes: Sizes,
@@ -481,6 +481,8 @@ class Fsdp2(Wrapper):
             for module in unit.modules:
                 groups[id(module)] = group
                 module.put_around(group.around)
+        self.is_moved = model.is_moved
+        self.wrapping_order = list(dict.fromkeys(groups.values()))
         self.weights = model.all_weights
         """In the order of nn.Module.parameters, in which they are filled."""
         self.root = groups[id(model)]
@@ -505,6 +507,28 @@ class Fsdp2(Wrapper):
         return [held[id(w)] for w in model.all_weights if w.is_trained and held[id(w)].numel]
 
     def load(self) -> list[Storage]:
+        """Return the shards, on the device but with offload."""
+        return self._move() if self.is_moved else self._fill()
+
+    def _move(self) -> list[Storage]:
+        """fully_shard on a model in host memory: a unit's parameters whole, their shards; then the whole ones go.
+
+        _move_states_to_device in _fsdp_init.py; FSDPParam._init_sharded_param, which with offload moves each back.
+        """
+        tape, held = self.tape, list[Storage]()
+        for group in self.wrapping_order:
+            tape.mark_block(group.block)
+            whole = [storage for p in group.params for storage in whole_weights(tape, [p.weight], p.sizes.store)]
+            for param in group.params:
+                num_bytes = param.padded_shard_numel * param.sizes.store
+                shard = tape.storage(num_bytes, "aten::new_zeros", Category.PARAMETERS)
+                held += [] if self.moves_to_device else [shard]
+                del shard
+            del whole
+        tape.mark_block(-1)
+        return held
+
+    def _fill(self) -> list[Storage]:
         """Allocate every shard, then fill it from one whole parameter at a time (train/wrapping/fsdp2.py)."""
         tape = self.tape
         held = []

@@ -3,6 +3,7 @@
     attention   16-bit: aten::_scaled_dot_product_flash_attention, which saves queries, keys, values, output and
                 logsumexp; fp32, or with a mask: the memory-efficient one
     rms_norm    aten::_fused_rms_norm, which saves input, weight and rstd
+    softmax     and log_softmax, from fp16 to fp32: one kernel, where other dtypes are cast first
     autocast    CUDA's lists (cuda_autocast.py)
 
 The attention operators and their autograd formulas are torch's own. Only the choice among them is made here, as in
@@ -42,7 +43,7 @@ def fused_kernels() -> Iterator[None]:
     shapes = (is_efficient, _efficient_attention)
     fake_impls.op_implementations_checks.append(shapes)
     try:
-        for name, fused in (("scaled_dot_product_attention", _attention), ("rms_norm", _rms_norm)):
+        for name, fused in _FUSED.items():
             library.impl(name, _on_accelerator(cuda_autocast.operator_of(name), fused), _CAUGHT_AT)
         cuda_autocast.register(library)
         yield
@@ -147,3 +148,22 @@ def _rms_norm(
         return mixed
     out: Tensor = _FusedRMSNorm.apply(input, weight, len(normalized_shape))
     return out
+
+
+def _softmax(kernel: Any) -> Callable[..., Tensor]:
+    """Return a replacement of aten::softmax.int or log_softmax.int: ``half_to_float`` in native/SoftMax.cpp."""
+
+    def call(unfused: Any, input: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
+        casts_inside = input.dtype is torch.float16 and dtype is torch.float32
+        out: Tensor = kernel(input, dim, True) if casts_inside else unfused(input, dim, dtype)
+        return out
+
+    return call
+
+
+_FUSED: dict[str, Callable[..., Tensor]] = {
+    "scaled_dot_product_attention": _attention,
+    "rms_norm": _rms_norm,
+    "softmax.int": _softmax(torch.ops.aten._softmax.default),
+    "log_softmax.int": _softmax(torch.ops.aten._log_softmax.default),
+}

@@ -7,11 +7,12 @@ import json
 import pytest
 
 from fsdp_bench.catalog.loader import gpu_by_product_name
-from fsdp_bench.simulate.operators.attention_workspaces import efficient_backward_workspace
 from fsdp_bench.simulate.operators.kernels import CUDA, kernels_on
+from fsdp_bench.simulate.recorded.workspaces import workspace_of
 from fsdp_bench.sweep.run.rehearsed import rehearsed_gpu
 from tests.on_stand_in.interpreters import run_on_gpu
 
+NAME = "aten::_scaled_dot_product_efficient_attention_backward"
 BACKWARD = """
 import json, sys
 import torch
@@ -27,7 +28,7 @@ for dtype, batch, heads, length, head, value in json.load(sys.stdin):
     before = len(torch.cuda.memory._snapshot()["device_traces"][0])
     torch.autograd.grad(out, (q, k, v), gradient)
     trace = torch.cuda.memory._snapshot()["device_traces"][0][before:]
-    print([entry["size"] for entry in trace if entry["action"] == "alloc"][-1])
+    print([entry["size"] for entry in trace if entry["action"] == "alloc"])
 """
 SHAPES = [
     *((dtype, 1, 2, length, head, head) for dtype in ("bfloat16", "float32") for length in (64, 200, 320)
@@ -40,10 +41,16 @@ SHAPES = [
 @pytest.mark.parametrize(
     "name", ["H200", *(pytest.param(name, marks=pytest.mark.slow) for name in ("A100-SXM-80GB", "L4")), "A10G"]
 )
-def test_gradients_are_added_up_in_what_is_predicted(name: str) -> None:
+def test_what_the_backward_allocates_for_itself_is_predicted(name: str) -> None:
+    """The sums of grad_out * out, in fp32 with their product, and what gradients are added up in."""
     gpu = rehearsed_gpu(name)
-    capability = kernels_on(CUDA, gpu_by_product_name(gpu.product_name)).compute_capability
+    kernels = kernels_on(CUDA, gpu_by_product_name(gpu.product_name))
     printed = run_on_gpu(name, BACKWARD, json.dumps(SHAPES))
     for (dtype, batch, heads, length, head, value), line in zip(SHAPES, printed.splitlines(), strict=True):
-        size = batch, heads, length, length, (head, value), 4 if dtype == "float32" else 2
-        assert int(line) == efficient_backward_workspace(*size, capability), (dtype, size)
+        itemsize = 4 if dtype == "float32" else 2
+        results = tuple(batch * heads * length * dim * itemsize for dim in (head, head, value))
+        dims = batch, heads, heads, length, length, head, 0
+        space = workspace_of(NAME, dims, itemsize, kernels, results=results)
+        predicted = [size if isinstance(size, int) else size.num_bytes for size in space.after]
+        assert json.loads(line)[-len(predicted) :] == predicted, (dtype, dims)
+        assert len(predicted) == (4 if itemsize == 4 else 2)

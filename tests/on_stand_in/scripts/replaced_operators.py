@@ -101,6 +101,16 @@ def norm(device: torch.device, dtype: torch.dtype, weight: torch.dtype | None, w
     return F.rms_norm(x, (width,), scale)
 
 
+def softmax(
+    device: torch.device, dtype: torch.dtype, to: torch.dtype | None, autocast: torch.dtype | None, is_log: bool
+) -> Tensor:
+    """Run softmax or log_softmax of a product, as routers, losses and eager attention do."""
+    given: dict[str, Any] = {"dtype": dtype, "device": device, "requires_grad": True}
+    x, weight = torch.empty(3, 7, 20, **given), torch.empty(101, 20, **given)
+    with torch.autocast(device.type, autocast or torch.bfloat16, enabled=autocast is not None):
+        return (F.log_softmax if is_log else F.softmax)(F.linear(x, weight), dim=-1, dtype=to)
+
+
 def under_autocast(device: torch.device, dtype: torch.dtype, vocabulary: int = 1001) -> Tensor:
     """Run what autocast casts, to 16 bits and to fp32: products, norms, the loss of odd logits."""
     given: dict[str, Any] = {"device": device, "requires_grad": True}
@@ -139,6 +149,16 @@ def cases() -> Iterator[tuple[str, Callable[[torch.device], Tensor]]]:
     yield "attention: heads of 320", lambda device: attention(device, torch.bfloat16, 320, is_causal=True)
     for dtype, weight in itertools.product(DTYPES, (None, torch.bfloat16, torch.float32)):
         yield f"rms_norm: {dtype}, weight {weight}", lambda device, d=dtype, w=weight: norm(device, d, w)
+    for dtype, to, is_log in itertools.product(DTYPES, (None, *DTYPES), (False, True)):
+        yield (
+            f"{'log_' * is_log}softmax: {dtype} to {to}",
+            lambda device, d=dtype, t=to, log=is_log: softmax(device, d, t, None, log),
+        )
+    for dtype, to, is_log in itertools.product(HALVES, (None, *DTYPES), (False, True)):
+        yield (
+            f"{'log_' * is_log}softmax to {to}, fp32 under autocast to {dtype}",
+            lambda device, d=dtype, t=to, log=is_log: softmax(device, torch.float32, t, d, log),
+        )
     for dtype in HALVES:
         yield f"autocast to {dtype}", lambda device, d=dtype: under_autocast(device, d)
 

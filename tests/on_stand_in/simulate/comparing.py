@@ -29,10 +29,10 @@ def against_rehearsals(cells: Sequence[Cell | ArchitectureCell]) -> list[MemoryC
     ]
 
 
-def assert_near(comparisons: list[MemoryComparison]) -> None:
-    """Check that nine of ten peaks are equal to the byte and all within 1 %: few are drawn, of which one may differ."""
+def assert_near(comparisons: list[MemoryComparison], equal: float = 0.9) -> None:
+    """Check that a share of the peaks is equal to the byte and all are within 1 %: of many drawn a few may differ."""
     assert comparisons
     for one in comparisons:
         assert one.error is None, (one.label, one.error)
         assert abs(one.peak.relative) <= 0.01, (one.label, one.peak)
-    assert sum(one.peak.relative == 0 for one in comparisons) >= 0.9 * len(comparisons)
+    assert sum(one.peak.relative == 0 for one in comparisons) >= equal * len(comparisons)

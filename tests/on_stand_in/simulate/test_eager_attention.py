@@ -19,7 +19,7 @@ from tests.simulate.recorded.recording import record_here
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]  # the recording takes half a minute
 
 CONFIG = LLAMA | {"attn_implementation": "eager"}
-VARIANTS = ("bf16", "bf16 autocast", "bf16 cast at blocks")
+VARIANTS = ("bf16", "bf16 autocast", "bf16 cast at blocks", "fp16")
 
 
 def test_every_phase_equals_the_dry_run_and_a_v100_has_a_verdict() -> None:
@@ -29,6 +29,8 @@ def test_every_phase_equals_the_dry_run_and_a_v100_has_a_verdict() -> None:
     setups = [
         TrainSetup(**usual, api="fsdp1"),  # type: ignore[arg-type]
         TrainSetup(**usual, api="fsdp2", checkpointing="full"),  # type: ignore[arg-type]
+        # From fp16 softmax computes in fp32 without a copy of the scores.
+        TrainSetup(**usual | {"precision": Precision.parse("fp16-mixed")}, api="fsdp1"),  # type: ignore[arg-type]
     ]
     ranks = [predict_memory(recorded, setup, OBSERVED).peak_rank for setup in setups]
     specs = [DryRunSpec(setup=setup, config=CONFIG, rank=rank) for setup, rank in zip(setups, ranks, strict=True)]

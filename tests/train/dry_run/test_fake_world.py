@@ -36,6 +36,7 @@ from fsdp_bench.train.measuring.meters import CpuMeter
 from fsdp_bench.train.measuring.replaced_collectives import futures_of_all_reduces
 from fsdp_bench.train.models.data import batches
 from fsdp_bench.train.step import train_step
+from tests.on_stand_in.scripts.replaced_operators import softmax, storages
 from tests.train.ranks import call_standing_ranks
 from tests.train.training import GPT2, LLAMA, SHAPES, training_of
 
@@ -294,3 +295,13 @@ def test_memory_that_views_are_given_takes_the_place_of_what_they_had() -> None:
         fake = _alive_while_memory_is_replaced()
     assert fake == real == [2, 1, 2, 1]
     assert without != real  # else torch needs no working around any more
+
+
+@pytest.mark.parametrize("is_log", [False, True])
+@pytest.mark.parametrize(("dtype", "copies"), [(torch.float16, 0), (torch.bfloat16, 1)])
+def test_softmax_from_fp16_to_fp32_makes_no_copy_of_its_input(dtype: torch.dtype, copies: int, is_log: bool) -> None:
+    """``half_to_float`` of aten's softmax (native/SoftMax.cpp) on CUDA; other dtypes are cast first."""
+    with warnings.catch_warnings(action="ignore"), fake_device("cuda") as device:  # torch warns of replaced kernels
+        made = storages(lambda device: softmax(device, dtype, torch.float32, None, is_log), device)
+    product = 3 * 7 * 101
+    assert made["forward"] == [3 * 7 * 20 * 2, 101 * 20 * 2, product * 2, *[product * 4] * (copies + 1)]

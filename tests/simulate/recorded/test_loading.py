@@ -1,0 +1,58 @@
+"""What loading allocates for code that is built in host memory and moved to the GPU."""
+
+from __future__ import annotations
+
+from math import prod
+
+import pytest
+
+from fsdp_bench.catalog.architectures import recorded_architecture
+from fsdp_bench.replay.live_memory import live_memory
+from fsdp_bench.simulate.events import Kind
+from fsdp_bench.simulate.operators.kernels import CUDA
+from fsdp_bench.simulate.step import steady_step
+from fsdp_bench.spec.setup import TrainSetup
+
+CONFIG = {
+    **{"architectures": ["LlamaForCausalLM"], "model_type": "llama", "num_hidden_layers": 4, "vocab_size": 1001},
+    **{"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2},
+    **{"tie_word_embeddings": False, "attention_bias": False, "mlp_bias": False, "hidden_act": "silu"},
+}
+ENDS = [(1001, 64), (64,), (1001, 64)]
+BLOCK = [(64, 64), (32, 64), (32, 64), (64, 64), (128, 64), (128, 64), (64, 128), (64,), (64,)]
+MOST_BUFFERS = 4096
+"""Bytes of the rotary embedding's buffers."""
+
+
+def _rounded(num_bytes: int) -> int:
+    return -(-num_bytes // 512) * 512
+
+
+def _whole(shapes: list[tuple[int, ...]]) -> int:
+    return sum(_rounded(4 * prod(shape)) for shape in shapes)
+
+
+def _sharded_by_rows(shapes: list[tuple[int, ...]]) -> int:
+    return sum(_rounded(4 * -(-shape[0] // 2) * prod(shape[1:])) for shape in shapes)
+
+
+def _flat_shard(shapes: list[tuple[int, ...]]) -> int:
+    return _rounded(4 * -(-sum(map(prod, shapes)) // 2))
+
+
+LOADED = {
+    # Units before the root are sharded; the root's parameters are whole on the device, and beside them their shards.
+    "fsdp2": 4 * _sharded_by_rows(BLOCK) + _whole(ENDS) + _sharded_by_rows(ENDS),
+    # The root's parameters, their concatenation, and its shard.
+    "fsdp1": 4 * _flat_shard(BLOCK) + _whole(ENDS) + _rounded(4 * sum(map(prod, ENDS))) + _flat_shard(ENDS),
+}
+
+
+@pytest.mark.parametrize("api", LOADED)
+def test_other_code_is_moved_to_the_gpu_unit_by_unit_and_not_filled_there(api: str) -> None:
+    """fully_shard and FullyShardedDataParallel: _move_states_to_device, then sharding; sizes by hand, on two ranks."""
+    model = recorded_architecture(CONFIG, 64, "llama")
+    setup = TrainSetup(api=api, strategy="FULL_SHARD", world_size=2, precision="fp32", sequence_length=64)  # type: ignore[arg-type]
+    log = steady_step(model, setup, CUDA, num_blocks=model.num_blocks)
+    assert not any(event.label == "aten::normal_" for event in log.events if event.kind is Kind.ALLOCATE)
+    assert 0 <= live_memory(log).phases["load"].num_bytes - LOADED[api] <= MOST_BUFFERS
