@@ -16,7 +16,7 @@ SEED = 1
 
 @pytest.fixture(scope="module")
 def place() -> Iterator[Path]:
-    with workplace(most_recordings=draws(1, COUNT)) as folder:
+    with workplace(most_recordings=draws(1, 30)) as folder:
         yield folder
 
 
