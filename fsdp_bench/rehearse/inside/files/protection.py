@@ -10,7 +10,7 @@ from typing import Any
 
 from . import landlock, overlay
 from .guard import Guard
-from .places import ENTERED, Changes, is_below, protected_folders, temporary_folders
+from .places import ENTERED, Changes, is_below, protected_folders
 
 
 class Protection:
@@ -38,8 +38,8 @@ class Protection:
             folders = protected_folders(words)
             self._guard = Guard(str(scratch), folders)
             refuses = landlock.refuse_writes_outside(self._guard.writable)
-            is_temporary = any(is_below(folder, one) for folder in folders for one in temporary_folders())
-            others = "are refused" if refuses and not is_temporary else "REACH THE DISK"
+            is_writable = any(is_below(folder, one) for folder in folders for one in self._guard.writable)
+            others = "are refused" if refuses and not is_writable else "REACH THE DISK"
             self._limits.append(
                 f"This machine allows no overlay ({said['error']}): files that Python writes stay off the disk;"
                 f" those that C++, Rust or another program writes by itself {others}."
