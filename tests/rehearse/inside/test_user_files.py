@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
+import time
+from functools import partial
 from pathlib import Path
 from textwrap import dedent
+from typing import Any
 
 import pytest
 
+from fsdp_bench.rehearse.inside.files import mounts, overlay
 from fsdp_bench.rehearse.inside.files.overlay import Overlay
 from fsdp_bench.rehearse.inside.files.places import ENTERED, protected_folders
 from tests.rehearse.inside.rehearsing import become_a_rehearsal, plan_of, run_fork
@@ -21,9 +26,11 @@ NOTICE = "fsdp-bench: This machine allows no overlay"
 def _mount(scratch: Path) -> None:
     """Do as rehearse/enter.py does."""
     try:
-        said = {"overlays": Overlay(str(scratch), protected_folders(["script.py"])).layers}
+        mounted = Overlay(str(scratch), protected_folders(["script.py"]))
+        said = {"overlays": mounted.layers, "read_only": mounted.read_only, "silent": mounted.silent}
     except OSError as error:
-        print(f"{NOT_ALLOWED}: {error}", flush=True)
+        if error.errno in (errno.EPERM, errno.EINVAL):
+            print(f"{NOT_ALLOWED}: {error}", flush=True)
         raise
     (scratch / ENTERED).write_text(json.dumps(said))
 
@@ -458,3 +465,71 @@ def test_a_file_in_the_root_is_written_for_the_script_alone(user: Path) -> None:
     assert "The script wrote 2 files" in notes
     assert not os.path.exists(path)
     assert not os.path.exists(f"{path}.txt")
+
+
+def _mount_beside_a_silent_one(scratch: Path) -> None:
+    """Mount as if a folder of the system were NFS without its server."""
+    stat, listed = os.stat, [*mounts.mounts(), (SILENT, "nfs4")]
+
+    def slow_stat(path: str, **keywords: Any) -> os.stat_result:
+        if path == SILENT:
+            time.sleep(600)
+        return stat(path, **keywords)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "stat", slow_stat)
+        patch.setattr(overlay, "mounts", lambda: listed)
+        patch.setattr(overlay, "silent", partial(mounts.silent, seconds=0.1))
+        _mount(scratch)
+
+
+SILENT = "/usr/share"
+
+
+def _mount_beside_two_that_can_have_none(scratch: Path) -> None:
+    mount = Overlay._mount
+
+    def some_mount(self: Overlay, source: str, place: str, kind: str | None, *arguments: Any) -> None:
+        if kind == "overlay" and place in ("/etc", "/usr"):
+            raise OSError(errno.EINVAL, "no overlay of this file system")
+        mount(self, source, place, kind, *arguments)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Overlay, "_mount", some_mount)
+        _mount(scratch)
+
+
+def test_folders_that_can_have_no_overlay_are_read_only_and_named(user: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(PROTECTIONS, "beside two", _mount_beside_two_that_can_have_none)
+    script = """
+        open("new", "w").write("1")
+        try:
+            open("/etc/fsdp-bench-test", "w")
+        except OSError as error:
+            print(error)
+        """
+    notes = notes_of(script, user, "beside two")
+    assert "wrote 1 file and removed 0" in notes
+    for place in ("/etc", "/usr"):
+        assert f"{place} is read-only: its file system can have no overlay." in notes
+
+
+def test_a_file_system_that_does_not_answer_is_named_and_not_waited_for(
+    user: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(PROTECTIONS, "beside a silent one", _mount_beside_a_silent_one)
+    notes = notes_of("open('new', 'w').write('1')", user, "beside a silent one")
+    assert "wrote 1 file and removed 0" in notes
+    assert f"{SILENT} does not answer, and has no overlay." in notes
+    assert f"fsdp-bench: {SILENT} does not answer" in (user.parent / "scratch" / "output.txt").read_text()
+
+
+def test_the_file_systems_that_answer_are_told_from_those_that_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    def stat(path: str) -> None:
+        if "slow" in path:
+            time.sleep(600)
+        raise FileNotFoundError
+
+    monkeypatch.setattr(os, "stat", stat)
+    assert mounts.silent(["/a", "/slow", "/b", "/slower", "/c"], seconds=0.1) == ["/slow", "/slower"]
+    assert mounts.silent(["/a"] * 10_000, seconds=5) == []

@@ -32,6 +32,7 @@ class Protection:
         self._limits = [
             f"{place} is read-only: its file system can have no overlay." for place in said.get("read_only", ())
         ]
+        self._limits += [f"{place} does not answer, and has no overlay." for place in said.get("silent", ())]
         if self._overlays:
             overlay.rename_folders_by_copying()
         elif self._overlays is None:
@@ -44,7 +45,8 @@ class Protection:
                 f"This machine allows no overlay ({said['error']}): files that Python writes stay off the disk;"
                 f" those that C++, Rust or another program writes by itself {others}."
             )
-            print(f"fsdp-bench: {self._limits[-1]}", file=sys.stderr, flush=True)
+        for limit in self._limits:
+            print(f"fsdp-bench: {limit}", file=sys.stderr, flush=True)
 
     def seen(self, path: Any) -> Any:
         """Return the path that a library which does not open files by Python has to read."""
