@@ -206,7 +206,8 @@ class Guard:
         size = os.stat(self._log).st_size
         if size > self._log_size:
             with open(self._log, "rb") as log:
-                self._removed = {os.fsdecode(one) for one in log.read(size).split(b"\0") if one}
+                log.seek(self._log_size)
+                self._removed |= {os.fsdecode(one) for one in log.read(size - self._log_size).split(b"\0") if one}
             self._log_size = size
             self._walks.clear()
 
