@@ -6,15 +6,18 @@ import errno
 import hashlib
 import json
 import os
+import sys
 import time
 from functools import partial
 from pathlib import Path
 from textwrap import dedent
+from types import ModuleType
 from typing import Any
 
 import pytest
 
 from fsdp_bench.rehearse.inside.files import mounts, overlay
+from fsdp_bench.rehearse.inside.files.guard import replace_everywhere
 from fsdp_bench.rehearse.inside.files.overlay import Overlay
 from fsdp_bench.rehearse.inside.files.places import ENTERED, protected_folders
 from tests.rehearse.inside.rehearsing import become_a_rehearsal, plan_of, run_fork
@@ -374,6 +377,24 @@ def test_databases_logs_and_temporary_files_are_the_scripts_alone(user: Path, pr
         user,
         protection,
     )
+
+
+def test_functions_are_replaced_where_modules_and_classes_have_imported_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As ``glob`` of Python 3.13 has os.scandir."""
+
+    def old() -> None: ...
+
+    def new() -> None: ...
+
+    class Holder:
+        scan, other = staticmethod(old), staticmethod(repr)
+
+    module = ModuleType(Holder.__module__)
+    module.__dict__.update(Holder=Holder, scan=old)
+    monkeypatch.setitem(sys.modules, "holder", module)
+    replace_everywhere({id(old): (old, new)})
+    assert module.scan is Holder.scan is new
+    assert Holder.other is repr
 
 
 def test_functions_fail_as_the_disks_do(user: Path, protection: str) -> None:

@@ -12,7 +12,7 @@ import _io
 import copy
 import errno
 import os
-import pathlib
+import pathlib  # noqa: F401 - before Python 3.10 its class would take replaced functions for methods
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -93,7 +93,7 @@ class Guard(ScratchFiles):
             except ImportError:  # a Python that was built without it
                 continue
         self._instead[id(_io.FileIO)] = _io.FileIO, _file_io(self)
-        _replace_everywhere(self._instead)
+        replace_everywhere(self._instead)
 
     def _replace(self, module: Any, name: str, instead: Callable[..., Any]) -> None:
         if (original := getattr(module, name, None)) is None:
@@ -341,20 +341,23 @@ class Guard(ScratchFiles):
         return original(self._to_write(place, True, database), *arguments, **keywords)
 
 
-def _replace_everywhere(instead: dict[int, tuple[Any, Any]]) -> None:
-    """Put functions and classes in place of others, in every module that has imported these."""
+def replace_everywhere(instead: dict[int, tuple[Any, Any]]) -> None:
+    """Put functions and classes in place of others: in modules that have imported these, and in their classes.
+
+    pathlib's and glob's classes have some as static methods.
+    """
     for module in [*sys.modules.values()]:
         for name, value in [*getattr(module, "__dict__", {}).items()]:
             if id(value) in instead:
                 setattr(module, name, instead[id(value)][1])
+            elif issubclass(type(value), type) and value.__module__ == module.__name__:  # isinstance asks the object
+                for attribute, member in [*vars(value).items()]:
+                    if (found := instead.get(id(getattr(member, "__func__", member)))) is not None:
+                        setattr(value, attribute, staticmethod(found[1]))
     for original, function in instead.values():
         for functions in (os.supports_dir_fd, os.supports_fd, os.supports_follow_symlinks, os.supports_effective_ids):
             if original in functions:
                 functions.add(function)
-    if accessor := getattr(pathlib, "_NormalAccessor", None):  # before Python 3.11
-        for name, value in [*vars(accessor).items()]:
-            if (found := instead.get(id(getattr(value, "__func__", value)))) is not None:
-                setattr(accessor, name, staticmethod(found[1]))
 
 
 def _file_io(guard: Guard) -> type[_io.FileIO]:
