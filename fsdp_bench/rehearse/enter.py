@@ -23,7 +23,7 @@ def main() -> None:
     said: dict[str, object]
     try:
         overlay = Overlay(str(plan.parent), folders)
-        said = {"overlays": overlay.layers, "read_only": overlay.read_only}
+        said = {"overlays": overlay.layers, "read_only": overlay.read_only, "silent": overlay.silent}
     except OSError as error:
         said = {"error": error.strerror}
     (plan.parent / ENTERED).write_text(json.dumps(said))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import stat
 from contextlib import suppress
 from pathlib import Path
@@ -23,30 +22,34 @@ def cache_folder() -> Path | None:
 def private_folder(name: str) -> Path | None:
     """Return a folder of the cache for code that will run, which only this user may write; made where it is missing.
 
-    A folder of this user's that others could have written to is emptied. The answer is None where there can be no
-    private folder: no home, another owner, a disk that is full or read-only. Then the caller does without.
+    In a cache that others may write to, or that is another user's, nothing is taken, changed or removed: the folder is
+    then in ``fsdp-bench-UID`` beside it. The answer is None where there can be no private folder: no home, a disk that
+    is full or read-only. Then the caller does without.
     """
-    base = cache_folder()
-    if base is None:
-        return None
-    with suppress(OSError):
-        base.mkdir(parents=True, exist_ok=True)
-        if _is_own(base) and not _is_private(base):
-            base.chmod(base.stat().st_mode & ~_WRITABLE_BY_OTHERS)
+    for base in _bases():
         folder = base / name
-        if folder.exists() and _is_own(folder) and not _is_private(folder):
-            shutil.rmtree(folder)
-        folder.mkdir(mode=0o700, exist_ok=True)
+        with suppress(OSError):
+            base.mkdir(mode=0o700, parents=True, exist_ok=True)
+            folder.mkdir(mode=0o700, exist_ok=True)
         if _is_private(base) and _is_private(folder) and os.access(folder, os.W_OK):
             return folder
     return None
 
 
-def _is_own(folder: Path) -> bool:
-    return folder.stat().st_uid == os.geteuid()
+def has_private_folder(name: str) -> bool:
+    """Return whether ``private_folder`` made one of this name before."""
+    return any(_is_private(base) and _is_private(base / name) for base in _bases())
+
+
+def _bases() -> tuple[Path, ...]:
+    base = cache_folder()
+    return () if base is None else (base, base.with_name(f"{base.name}-{os.geteuid()}"))
 
 
 def _is_private(folder: Path) -> bool:
-    """Return whether nobody else may write in a folder. Root's count as this user's: root may write in all."""
-    found = folder.stat()
+    """Return whether a folder is there in which nobody else may write. Root's is as this user's: root writes in all."""
+    try:
+        found = folder.stat()
+    except OSError:
+        return False
     return found.st_uid in (os.geteuid(), 0) and not found.st_mode & _WRITABLE_BY_OTHERS

@@ -15,7 +15,6 @@ import importlib
 import io
 import itertools
 import json
-import math
 import os
 import random
 import shutil
@@ -36,6 +35,8 @@ from unittest import mock
 import click
 import msgspec
 
+from fsdp_bench.catalog.architectures import is_recorded
+from fsdp_bench.catalog.loader import models
 from fsdp_bench.cli.main import COMMANDS as NAMES
 from fsdp_bench.cli.main import TRACEBACK, cli, main
 from fsdp_bench.plan import recording
@@ -204,7 +205,18 @@ COMMANDS = (
     "models --json",
     "doctor",
 )
-CONFIGS = (LLAMA, MISTRAL, GPT2)
+
+
+def _configs() -> dict[str, list[dict[str, Any]]]:
+    """Return every config.json of the catalogue whose architecture is recorded, by model_type, and three published."""
+    found: dict[str, list[dict[str, Any]]] = {"llama": [LLAMA], "mistral": [MISTRAL], "gpt2": [GPT2]}
+    for entry in models():
+        if is_recorded(entry.family):
+            found.setdefault(entry.family, []).append(entry.hf_config())
+    return found
+
+
+CONFIGS = _configs()
 
 
 def arguments(rng: random.Random) -> Call:
@@ -254,11 +266,15 @@ def _option(rng: random.Random, verb: str) -> list[str]:
 
 
 def config(rng: random.Random) -> Call:
-    """Return a prediction for a mutated config.json of Hugging Face."""
-    name = rng.choice(TEXTS)
-    text = mutated_json(rng, {**rng.choice(CONFIGS), **({"_name_or_path": name} if rng.random() < 0.3 else {})})
+    """Return a prediction for a mutated config.json of Hugging Face, of any recorded architecture."""
+    name, model_type = rng.choice(TEXTS), rng.choice([*CONFIGS])
+    published = rng.choice(CONFIGS[model_type])
+    text = mutated_json(rng, {**published, **({"_name_or_path": name} if rng.random() < 0.3 else {})})
     json_too = ["--json"] if rng.random() < 0.3 else []
-    return Call(["predict", "--hf-config", "config.json", "--world-size", "2", *json_too], {"config.json": text})
+    more = rng.choice(([], ["--seq", "512"], ["--lora", "16"], ["--checkpointing", "full"]))
+    code = ["--code", "huggingface"] if rng.random() < 0.6 else []
+    words = ["predict", "--hf-config", "config.json", "--world-size", "2", *code, *more, *json_too]
+    return Call(words, {"config.json": text})
 
 
 def calibration(rng: random.Random) -> Call:
@@ -324,7 +340,7 @@ CATALOG = GPU + SERVER + MODEL
 
 
 @contextlib.contextmanager
-def workplace(most_recordings: float = math.inf) -> Iterator[Path]:
+def workplace(most_recordings: int) -> Iterator[Path]:
     """Make the folder that calls run in, deep enough for paths that climb; and stand where work begins.
 
     A model's code is recorded, which takes seconds even where it cannot be, for the first ``most_recordings`` calls
@@ -483,14 +499,15 @@ def command_line() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--kind", choices=[*KINDS], help="Only these.")
     parser.add_argument("--index", type=int, help="With --kind: only this call.")
+    parser.add_argument("--recordings", type=int, default=30, help="Calls for which a model's code is recorded.")
     given = parser.parse_args()
-    drawn = [(given.kind, given.index)] if given.index is not None else [*drawn_kinds(given.count, given.seed)]
+    drawn = [*drawn_kinds(given.count, given.seed)]
+    if given.kind is not None:
+        drawn = [(given.kind, index) for index in ([given.index] if given.index is not None else range(given.count))]
     findings, codes, kinds = [], Counter[int](), Counter[str]()
     began = time.monotonic()
-    with workplace() as place:
+    with workplace(given.recordings) as place:
         for kind, index in drawn:
-            if given.kind not in (None, kind):
-                continue
             finding, seconds, code = perform(kind, index, given.seed, place)
             codes[code] += 1
             kinds[kind] += 1

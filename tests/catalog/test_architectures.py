@@ -12,7 +12,7 @@ from fsdp_bench.catalog.loader import models
 from fsdp_bench.catalog.lookup import model
 from fsdp_bench.catalog.model_entry import ModelEntry
 from fsdp_bench.spec.errors import SpecError
-from fsdp_bench.spec.recording.config import loops_over_sequence
+from fsdp_bench.spec.recording.config import layer_kinds, loops_over_sequence
 from fsdp_bench.spec.recording.model import RecordedModel
 from fsdp_bench.sweep.architectures import LONG, LOOPED, SHORT, file_name
 
@@ -95,6 +95,14 @@ def test_a_config_that_no_model_can_have_is_refused(changed: dict[str, Any], exp
     with pytest.raises(SpecError) as error:
         recorded_architecture(config(**changed), SHORT, "mine")
     assert expected in str(error.value)
+
+
+@pytest.mark.parametrize("kinds", [4096, "linear_attention", {"full_attention": 3}])
+def test_a_config_without_a_list_of_layers_is_refused_before_it_is_recorded(kinds: object) -> None:
+    with pytest.raises(SpecError, match=r"layer_types: .* is not allowed; a list with the kind of each layer"):
+        loops_over_sequence({"model_type": "llama", "layer_types": kinds})
+    with pytest.raises(SpecError, match=r"no_rope_layers: .* is not allowed; a list with the kind of each layer"):
+        layer_kinds({"num_hidden_layers": 2, "no_rope_layers": kinds})
 
 
 def test_code_that_loops_over_the_sequence_is_recorded_for_one_length() -> None:

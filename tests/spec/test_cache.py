@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fsdp_bench.spec.cache import cache_folder, private_folder
+from fsdp_bench.spec.cache import cache_folder, has_private_folder, private_folder
 
 
 @pytest.fixture(autouse=True)
@@ -36,15 +36,31 @@ def test_a_folder_keeps_its_files_if_nobody_else_may_write(cache: Path) -> None:
     assert (cache / "code" / "file").exists()
 
 
+@pytest.mark.parametrize("writable", ["the cache", "the folder in it"])
 @pytest.mark.parametrize("mode", [0o777, 0o775])
-def test_a_folder_that_others_could_write_to_is_emptied(cache: Path, mode: int) -> None:
-    (cache / "code").mkdir(parents=True)
+def test_a_folder_that_others_may_write_to_is_left_as_it_is_and_not_used(mode: int, writable: str, cache: Path) -> None:
+    """A group that shares a cache shares it on purpose: the private folder is beside it."""
+    (cache / "code").mkdir(parents=True, mode=0o700)
     (cache / "code" / "forged").touch()
-    (cache / "code").chmod(mode)
-    cache.chmod(mode)
-    assert private_folder("code") == cache / "code"
-    assert not list((cache / "code").iterdir())
-    assert cache.stat().st_mode & 0o777 == 0o755
+    shared = cache if writable == "the cache" else cache / "code"
+    shared.chmod(mode)
+    assert not has_private_folder("code")
+    found = private_folder("code")
+    assert found == cache.with_name(f"fsdp-bench-{os.geteuid()}") / "code"
+    assert not list(found.iterdir())
+    assert {folder.stat().st_mode & 0o777 for folder in (found, found.parent)} == {0o700}
+    assert shared.stat().st_mode & 0o777 == mode
+    assert [path.name for path in (cache / "code").iterdir()] == ["forged"]
+    assert private_folder("code") == found
+    assert has_private_folder("code")
+
+
+def test_a_cache_is_private_whatever_the_umask(cache: Path) -> None:
+    before = os.umask(0o002)
+    try:
+        assert private_folder("code") == cache / "code"
+    finally:
+        os.umask(before)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as another user")
@@ -52,16 +68,20 @@ def test_a_folder_that_others_could_write_to_is_emptied(cache: Path, mode: int) 
 def test_a_folder_of_another_user_is_not_taken(theirs: str, cache: Path) -> None:
     (cache / "code").mkdir(parents=True)
     os.chown(cache if theirs == "the cache" else cache / "code", 12345, 12345)
+    own = cache.with_name(f"fsdp-bench-{os.geteuid()}")
+    assert private_folder("code") == own / "code"
+    own.chmod(0o777)
     assert private_folder("code") is None
 
 
 @pytest.mark.parametrize("broken", ["a file", "a link to nothing"])
 def test_a_cache_that_is_no_folder_is_done_without(broken: str, cache: Path) -> None:
-    if broken == "a file":
-        cache.touch()
-    else:
-        cache.mkdir()
-        (cache / "code").symlink_to("/nowhere/at/all")
+    for place in (cache, cache.with_name(f"fsdp-bench-{os.geteuid()}")):
+        if broken == "a file":
+            place.touch()
+        else:
+            place.mkdir()
+            (place / "code").symlink_to("/nowhere/at/all")
     assert private_folder("code") is None
 
 

@@ -25,7 +25,7 @@ from fsdp_bench.replay.caching_allocator import (
 )
 from fsdp_bench.replay.caching_allocator.program import Code
 from fsdp_bench.simulate import events
-from fsdp_bench.spec.cache import cache_folder, private_folder
+from fsdp_bench.spec.cache import has_private_folder, private_folder
 
 _MODULES = (heap, sizes, split_and_merge, expandable_segments, segments, malloc, execution)
 _IN_PYTHON = (heap.fresh_heap, execution.rename_tensors)
@@ -87,8 +87,7 @@ def _compile(functions: Mapping[str, FunctionType], cached_in: Path | None) -> N
 
 def is_kept() -> bool:
     """Return whether it was compiled before."""
-    base = cache_folder()
-    return base is not None and (base / _cache_name()).is_dir()
+    return has_private_folder(_cache_name())
 
 
 def _cache_name() -> str:

@@ -162,8 +162,8 @@ def _add_lists(full: dict[str, Any], config: Mapping[str, Any], kind: ConfigClas
             full[name] = [pattern[layer % len(pattern)] for layer in range(layers)]
             intervals = [config[other] for other in _INTERVALS if other in config]
             full["interval_of_layers"] = [interval for interval in intervals if interval != len(pattern)]
-        elif not isinstance(full[name], list):
-            raise SpecError(f"{name}: {shown(full[name])} is not allowed; a list with the kind of each layer")
+        else:
+            _listed(full, name)
     dense = full.get("first_k_dense_replace")
     if dense is not None and type(dense) is not int:
         raise SpecError(f"first_k_dense_replace: {shown(dense)} is not allowed; a whole number")
@@ -173,9 +173,9 @@ def layer_kinds(full: Mapping[str, Any]) -> list[str]:
     """Return the kind of each layer of a complete config; empty if its code knows one kind.
 
     Raises:
-        SpecError: for a list of another length than there are layers.
+        SpecError: for what is no list, or one of another length than there are layers.
     """
-    lists = [full[name] for name in PER_LAYER if full.get(name)]
+    lists = [_listed(full, name) for name in PER_LAYER if full.get(name)]
     layers = _number(full, *LAYERS)
     for name in PER_LAYER:
         if full.get(name) and len(full[name]) != layers:
@@ -301,7 +301,8 @@ def loops_over_sequence(full: Mapping[str, Any]) -> bool:
     transformers computes linear attention in a loop over parts of the sequence (torch_chunk_gated_delta_rule), where
     the kernels of another package are missing.
     """
-    return full.get("model_type") in LOOPING_TYPES or "linear_attention" in (full.get("layer_types") or ())
+    kinds = _listed(full, "layer_types") if full.get("layer_types") else ()
+    return full.get("model_type") in LOOPING_TYPES or "linear_attention" in kinds
 
 
 def masked_from(full: Mapping[str, Any]) -> int | None:
@@ -319,6 +320,13 @@ def masked_from(full: Mapping[str, Any]) -> int | None:
     if name is None:
         return None
     return int(full[name]) // 2 if name == "local_attention" else int(full[name])
+
+
+def _listed(full: Mapping[str, Any], name: str) -> Sequence[Any]:
+    found = full[name]
+    if not isinstance(found, list | tuple):
+        raise SpecError(f"{name}: {shown(found)} is not allowed; a list with the kind of each layer")
+    return found
 
 
 def _number(full: Mapping[str, Any], *names: str) -> int:

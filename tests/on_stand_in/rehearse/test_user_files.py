@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.on_stand_in.rehearsing import rehearse_in_own_process
 from tests.rehearse.inside.test_user_files import contents, notes_of, protection, user
 
@@ -27,6 +29,9 @@ def test_safetensors_and_distributed_checkpoints_are_loaded_again(user: Path, pr
             assert file.metadata() == {"format": "pt"}
             assert file.get_tensor("weight").shape == (1000, 1000)
         assert load_file("small.safetensors")["x"].tolist() == [0, 1, 2]
+        import numpy, safetensors.numpy
+        safetensors.numpy.save_file({"x": numpy.arange(3)}, "checkpoint-500/model.safetensors")
+        assert safetensors.numpy.load_file("checkpoint-500/model.safetensors")["x"].tolist() == [0, 1, 2]
         """,
         user,
         protection,
@@ -62,11 +67,24 @@ LlamaForCausalLM.from_pretrained("out/checkpoint-3")
 """
 
 
+def _write_old_checkpoints(folder: Path) -> None:
+    for name in ("checkpoint-1", "checkpoint-2"):
+        (folder / "out" / name).mkdir(parents=True)
+        (folder / "out" / name / "model.safetensors").write_bytes(bytes(range(256)))
+
+
+@pytest.mark.slow
+def test_trainer_removes_old_checkpoints_for_the_script_alone_without_overlays_too(user: Path) -> None:
+    """Without a GPU: a rehearsal as root has overlays on the stand-in."""
+    _write_old_checkpoints(user)
+    script = TRAINER.replace("bf16=True", "use_cpu=True")
+    notes = notes_of(script, user, "Python's functions", steps=4)
+    assert "which the disk does not show" in notes
+
+
 def test_trainer_removes_its_users_old_checkpoints_for_the_script_alone(tmp_path: Path) -> None:
     """``save_total_limit`` keeps the newest; a user's of an earlier run are older, and real."""
-    for name in ("checkpoint-1", "checkpoint-2"):
-        (tmp_path / "out" / name).mkdir(parents=True)
-        (tmp_path / "out" / name / "model.safetensors").write_bytes(bytes(range(256)))
+    _write_old_checkpoints(tmp_path)
     (tmp_path / "train.py").write_text(TRAINER)
     before = contents(tmp_path)
     found = rehearse_in_own_process("--gpu", "H100-SXM", "--steps", "all", "--", "train.py", folder=tmp_path)

@@ -1,307 +1,317 @@
 """Python's own functions, replaced so that what a script writes, renames or removes changes a scratch folder alone.
 
-The scratch folder has the paths of the disk: what is written is there, and is preferred by what reads; what was removed
-is not seen. Processes that are forked from this one do the same.
+Processes that are forked from this one do the same.
 
 Not covered: files that C++, Rust or another program writes by itself; landlock.py has the kernel refuse those.
 """
 
 from __future__ import annotations
 
+import _imp
 import _io
-import builtins
+import copy
 import errno
-import io
 import os
-import pathlib
-import posix
+import pathlib  # noqa: F401 - before Python 3.10 its class would take replaced functions for methods
 import shutil
+import sys
 from collections.abc import Callable, Iterator, Sequence
-from functools import wraps
+from contextlib import contextmanager
+from functools import partial, wraps
+from importlib import import_module
 from threading import local
 from typing import Any
 
-from .places import Changes, is_below, num_files, temporary_folders
+from .places import Changes, is_below
+from .scratch import ScratchFiles, fail
 
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
 
-class Guard:
-    """The replaced functions, and what was written and removed by them."""
+class Guard(ScratchFiles):
+    """The replaced functions."""
 
     def __init__(self, scratch: str, folders: Sequence[str]) -> None:
         """Replace them. ``folders``, which are real paths, are guarded even in a temporary folder."""
-        scratch = os.path.realpath(scratch)
-        self._root = f"{scratch}/files"
-        os.mkdir(self._root)
-        self.writable = (*temporary_folders(), scratch, "/dev", "/proc")
-        """Folders in which files are changed on the disk."""
-        self._scratch, self._folders = scratch, folders
-        self._removed: set[str] = set()
-        """Paths of the disk that are no longer seen, nor what is below them."""
+        super().__init__(scratch, folders)
         self._thread = local()
+        self._instead: dict[int, tuple[Any, Any]] = {}
+        """By identity: what is replaced, and what takes its place."""
         self._replace_all()
 
     def changes(self) -> Changes:
         """Count the files that are not on the disk, without Python's caches, and those that the script removed."""
-        self._thread.is_inside = True
-        written = sum(len(files) for folder, _, files in os.walk(self._root) if not folder.endswith("__pycache__"))
-        outermost = [one for one in self._removed if not any(is_below(one, top) for top in self._removed - {one})]
-        removed = sum(map(num_files, outermost))
-        self._thread.is_inside = False
-        return Changes(written, removed)
+        with self.inside():
+            return self._changes()
 
     def seen(self, path: Any) -> Any:
         """Return the path that a library which does not open files by Python has to read."""
-        self._thread.is_inside = True
-        place = self._place(path)
-        found = path if place is None else self._where(place, path)
-        self._thread.is_inside = False
-        return found
+        with self.inside():
+            return self._to_read(path)
+
+    @contextmanager
+    def inside(self) -> Iterator[None]:
+        """Let Python's functions be what they were, for this thread; see what was removed until now."""
+        before, self._thread.is_inside = getattr(self._thread, "is_inside", False), True
+        try:
+            self._read_log()
+            yield
+        finally:
+            self._thread.is_inside = before
 
     def _replace_all(self) -> None:
-        for module, name in ((builtins, "open"), (io, "open")):
-            self._replace(module, name, self._open)
-        self._replace(_io, "open_code", self._read)
-        for name in ("stat", "lstat", "access", "readlink", "chdir", "statvfs"):
+        for name in ("stat", "access", "statvfs", "getxattr", "listxattr"):
             self._replace(os, name, self._read)
-        for name in ("chmod", "chown", "lchown", "truncate", "utime"):
+        self._replace(os, "chdir", self._enter)
+        self._replace(os, "getcwd", self._working_directory)
+        for name in ("lstat", "readlink"):
+            self._replace(os, name, partial(self._read, follows=False))
+        for name in ("chmod", "chown", "truncate", "utime", "setxattr", "removexattr", "fchmod", "fchown"):
             self._replace(os, name, self._change)
-        for name, instead in (("remove", self._remove), ("unlink", self._remove), ("rmdir", self._remove_folder)):
+        self._replace(os, "lchown", partial(self._change, follows=False))
+        for name in ("mkdir", "mkfifo", "mknod"):
+            self._replace(os, name, self._make)
+        for name in ("remove", "unlink"):
+            self._replace(os, name, self._remove)
+        for name, instead in (("rmdir", self._remove_folder), ("link", self._link), ("symlink", self._link_by_name)):
             self._replace(os, name, instead)
+        for name in ("rename", "replace"):
+            self._replace(os, name, self._rename)
         self._replace(os, "open", self._open_descriptor)
         self._replace(os, "listdir", self._list)
         self._replace(os, "scandir", self._scan)
-        self._replace(os, "mkdir", self._make_folder)
-        for name, moves in (("rename", True), ("replace", True), ("link", False)):
-            self._replace(os, name, self._rename if moves else self._link)
-        self._replace(os, "symlink", self._link_by_name)
         self._replace(shutil, "rmtree", self._remove_tree)
-        for name in ("stat", "listdir"):  # as importlib calls them
-            setattr(posix, name, getattr(os, name))
-        if accessor := getattr(pathlib, "_NormalAccessor", None):  # before Python 3.11
-            for name in {*vars(accessor)} & {*vars(os)}:
-                setattr(accessor, name, staticmethod(getattr(os, name)))
+        self._replace(_io, "open", self._open)
+        self._replace(_io, "open_code", self._read)
+        self._replace(_imp, "create_dynamic", self._load_extension)
+        for module, name, instead in (
+            ("_ctypes", "dlopen", self._load_library),
+            ("_sqlite3", "connect", self._connect),
+        ):
+            try:
+                self._replace(import_module(module), name, instead)
+            except ImportError:  # a Python that was built without it
+                continue
+        self._instead[id(_io.FileIO)] = _io.FileIO, _file_io(self)
+        replace_everywhere(self._instead)
 
     def _replace(self, module: Any, name: str, instead: Callable[..., Any]) -> None:
-        original = getattr(module, name)
+        if (original := getattr(module, name, None)) is None:
+            return
 
         @wraps(original)
         def function(*arguments: Any, **keywords: Any) -> Any:
             if getattr(self._thread, "is_inside", False):
                 return original(*arguments, **keywords)
-            self._thread.is_inside = True
-            try:
-                return instead(original, *arguments, **keywords)
-            finally:
-                self._thread.is_inside = False
+            with self.inside():
+                try:
+                    return instead(original, *arguments, **keywords)
+                except OSError as error:
+                    if arguments and self._is_ours(error.filename):
+                        error.filename = arguments[0]
+                    raise
 
-        setattr(module, name, function)
-
-    # Paths
-
-    def _place(self, path: Any, folder: int | None = None) -> str | None:
-        """Return the path on the disk of what a function is given, or None if it is to work there."""
-        if not isinstance(path, (str, bytes, os.PathLike)):
-            return None
-        text = os.fsdecode(path)
-        if folder is not None:
-            text = os.path.join(os.readlink(f"/proc/self/fd/{folder}"), text)
-        place = os.path.abspath(text)
-        if is_below(place, self._root):
-            place = place[len(self._root) :] or "/"
-        place = os.path.join(os.path.realpath(os.path.dirname(place)), os.path.basename(place))
-        if is_below(place, self._scratch):
-            return None
-        is_temporary = any(is_below(place, one) for one in self.writable)
-        return None if is_temporary and not any(is_below(place, one) for one in self._folders) else place
-
-    def _written(self, place: str) -> str:
-        return self._root + place
-
-    def _is_removed(self, place: str) -> bool:
-        return any(is_below(place, gone) for gone in self._removed)
-
-    def _seen(self, place: str) -> str:
-        """Return where a file or folder is read: a removed one where there is nothing."""
-        written = self._written(place)
-        return written if os.path.lexists(written) or self._is_removed(place) else place
-
-    def _require(self, place: str, path: Any) -> str:
-        seen = self._seen(place)
-        if not os.path.lexists(seen):
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
-        return seen
-
-    def _to_write(self, place: str, keeps: bool) -> str:
-        """Return where a file is written; with what it holds, if that is to be kept."""
-        written = self._written(place)
-        if not os.path.lexists(written):
-            self._make_parents(place)
-            if keeps and not self._is_removed(place) and os.path.isfile(place):
-                shutil.copy2(place, written)
-        return written
-
-    def _make_parents(self, place: str) -> None:
-        parent = os.path.dirname(place)
-        if os.path.isdir(self._seen(parent)):  # else what is asked for fails
-            os.makedirs(self._written(parent), exist_ok=True)
-
-    def _names(self, place: str) -> list[str]:
-        """Return what is in a folder."""
-        written = self._written(place)
-        names = set(os.listdir(written)) if os.path.isdir(written) else set()
-        if not self._is_removed(place) and os.path.isdir(place):
-            names |= {name for name in os.listdir(place) if not self._is_removed(os.path.join(place, name))}
-        return sorted(names)
-
-    def _discard(self, place: str) -> None:
-        written = self._written(place)
-        if os.path.isdir(written) and not os.path.islink(written):
-            shutil.rmtree(written)
-        elif os.path.lexists(written):
-            os.remove(written)
-        if os.path.lexists(place):
-            self._removed.add(place)
-
-    def _copy(self, place: str, target: str) -> None:
-        seen = self._seen(place)
-        if os.path.isdir(seen) and not os.path.islink(seen):
-            os.makedirs(target, exist_ok=True)
-            for name in self._names(place):
-                self._copy(os.path.join(place, name), os.path.join(target, name))
-        else:
-            shutil.copy2(seen, target, follow_symlinks=False)
-
-    # What takes the place of Python's functions
+        self._instead[id(original)] = original, function
 
     def _open(self, original: Any, file: Any, mode: str = "r", *arguments: Any, **keywords: Any) -> Any:
-        place = self._place(file)
-        if place is None:
+        if keywords.get("opener") is not None:  # which calls os.open
+            self._thread.is_inside = False
             return original(file, mode, *arguments, **keywords)
-        if not set(mode) & set("wax+"):
-            return original(self._where(place, file), mode, *arguments, **keywords)
-        if "x" in mode and os.path.lexists(self._seen(place)):
-            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), file)
-        keeps = "w" not in mode and "x" not in mode
-        return original(self._to_write(place, keeps), mode, *arguments, **keywords)
+        return original(self.opened(file, mode), mode, *arguments, **keywords)
 
-    def _where(self, place: str, path: Any) -> Any:
-        """Return the path itself if the disk is read, for the sake of messages."""
-        seen = self._seen(place)
-        return path if seen == place else seen
+    def opened(self, file: Any, mode: str) -> Any:
+        """Return the path to open for a file and a mode as of the built-in open; other files as they are."""
+        place, given = self._place(file)
+        if place is None:
+            return given
+        if not set(mode) & set("wax+"):
+            return self._to_read(file)
+        if self._is_folder(place):
+            fail(errno.EISDIR, file)
+        if "x" in mode and self._status(place) is not None:
+            fail(errno.EEXIST, file)
+        if "r" in mode:
+            self._require(place, file)
+        return self._to_write(place, "w" not in mode and "x" not in mode, file)
 
     def _open_descriptor(
         self, original: Any, path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | None = None
     ) -> Any:
-        place = self._place(path, dir_fd)
+        place, given = self._place(path, dir_fd, not flags & os.O_NOFOLLOW)
         if place is None:
-            return original(path, flags, mode, dir_fd=dir_fd)
+            return original(given, flags, mode, dir_fd=dir_fd)
         if not flags & _WRITES:
-            return original(self._seen(place), flags, mode)
-        if flags & os.O_EXCL and os.path.lexists(self._seen(place)):
-            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
-        return original(self._to_write(place, keeps=not flags & os.O_TRUNC), flags, mode)
+            return original(self._to_read(path, dir_fd, not flags & os.O_NOFOLLOW), flags, mode)
+        if self._status(place) is None and not flags & os.O_CREAT:
+            fail(errno.ENOENT, path)
+        if self._status(place) is not None and flags & os.O_EXCL:
+            fail(errno.EEXIST, path)
+        if self._is_folder(place):
+            fail(errno.EISDIR, path)
+        return original(self._to_write(place, not flags & os.O_TRUNC, path), flags, mode)
 
-    def _read(self, original: Any, path: Any, *arguments: Any, **keywords: Any) -> Any:
-        place = self._place(path, keywords.get("dir_fd"))
-        if place is None:
-            return original(path, *arguments, **keywords)
-        if keywords.pop("dir_fd", None) is not None:
-            path = place
-        return original(self._where(place, path), *arguments, **keywords)
+    def _read(self, original: Any, path: Any, *arguments: Any, follows: bool = True, **keywords: Any) -> Any:
+        follows = keywords.get("follow_symlinks", follows)
+        seen = self._to_read(path, keywords.get("dir_fd"), follows)
+        return original(seen, *arguments, **keywords)
 
-    def _change(self, original: Any, path: Any, *arguments: Any, **keywords: Any) -> Any:
-        place = self._place(path, keywords.get("dir_fd"))
+    def _enter(self, original: Any, path: Any) -> None:
+        """Change the working directory: into one of the disk if there is one, for programs that read there."""
+        place, _ = self._place(path)
+        on_disk = place is not None and os.path.isdir(place) and not self._is_removed(place)
+        original(place if on_disk else self._to_read(path))
+
+    def _working_directory(self, original: Any) -> str:
+        folder: str = original()
+        return folder[len(self._root) :] if is_below(folder, self._root) else folder
+
+    def _change(self, original: Any, path: Any, *arguments: Any, follows: bool = True, **keywords: Any) -> Any:
+        if isinstance(path, int):
+            is_theirs = self._is_ours(os.readlink(f"/proc/self/fd/{path}")) or self._opened(path) is None
+            return original(path, *arguments, **keywords) if is_theirs else None
+        place, given = self._place(path, keywords.get("dir_fd"), keywords.get("follow_symlinks", follows))
         if place is None:
-            return original(path, *arguments, **keywords)
+            return original(given, *arguments, **keywords)
         keywords.pop("dir_fd", None)
-        if os.path.isdir(self._require(place, path)):
+        self._require(place, path)
+        if self._is_folder(place):
             os.makedirs(self._written(place), exist_ok=True)
-        return original(self._to_write(place, keeps=True), *arguments, **keywords)
+        return original(self._to_write(place, True, path), *arguments, **keywords)
+
+    def _make(self, original: Any, path: Any, *arguments: Any, dir_fd: int | None = None, **keywords: Any) -> None:
+        place, given = self._place(path, dir_fd, follows=False)
+        if place is None:
+            return original(given, *arguments, dir_fd=dir_fd, **keywords)
+        if self._status(place) is not None:
+            fail(errno.EEXIST, path)
+        self._make_parents(place, path)
+        return original(self._written(place), *arguments, **keywords)
 
     def _remove(self, original: Any, path: Any, *, dir_fd: int | None = None) -> None:
-        place = self._place(path, dir_fd)
+        place, given = self._place(path, dir_fd, follows=False)
         if place is None:
-            return original(path, dir_fd=dir_fd)
-        seen = self._require(place, path)
-        if os.path.isdir(seen) and not os.path.islink(seen):
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+            return original(given, dir_fd=dir_fd)
+        self._require(place, path)
+        if self._is_folder(place):
+            fail(errno.EISDIR, path)
         return self._discard(place)
 
     def _remove_folder(self, original: Any, path: Any, *, dir_fd: int | None = None) -> None:
-        place = self._place(path, dir_fd)
+        place, given = self._place(path, dir_fd, follows=False, moves=True)
         if place is None:
-            return original(path, dir_fd=dir_fd)
-        if not os.path.isdir(self._require(place, path)):
-            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path)
-        if self._names(place):
-            raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), path)
-        return self._discard(place)
-
-    def _remove_tree(self, original: Any, path: Any, ignore_errors: bool = False, *rest: Any, **keywords: Any) -> None:
-        place = self._place(path, keywords.get("dir_fd"))
-        if place is None:
-            return original(path, ignore_errors, *rest, **keywords)
-        if ignore_errors and not os.path.lexists(self._seen(place)):
-            return None
+            return original(given, dir_fd=dir_fd)
         self._require(place, path)
+        if not self._is_folder(place):
+            fail(errno.ENOTDIR, path)
+        if self._names(place):
+            fail(errno.ENOTEMPTY, path)
         return self._discard(place)
 
-    def _make_folder(self, original: Any, path: Any, mode: int = 0o777, *, dir_fd: int | None = None) -> None:
-        place = self._place(path, dir_fd)
+    def _remove_tree(
+        self, original: Any, path: Any, ignore_errors: bool = False, onerror: Any = None, **keywords: Any
+    ) -> None:
+        place, given = self._place(path, keywords.get("dir_fd"), follows=False, moves=True)
         if place is None:
-            return original(path, mode, dir_fd=dir_fd)
-        if os.path.lexists(self._seen(place)):
-            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
-        self._make_parents(place)
-        return original(self._written(place), mode)
+            return original(given, ignore_errors, onerror, **keywords)
+        try:
+            self._require(place, path)
+            if not self._is_folder(place):
+                fail(errno.ENOTDIR, path)
+        except OSError as error:
+            if ignore_errors:
+                return None
+            if (onexc := keywords.get("onexc")) is not None:
+                return onexc(os.lstat, path, error)
+            if onerror is not None:
+                return onerror(os.lstat, path, sys.exc_info())
+            raise
+        return self._discard(place)
 
     def _rename(
         self, original: Any, source: Any, target: Any, *, src_dir_fd: int | None = None, dst_dir_fd: int | None = None
     ) -> None:
-        first, second = self._place(source, src_dir_fd), self._place(target, dst_dir_fd)
+        first, source_given = self._place(source, src_dir_fd, follows=False, moves=True)
+        second, target_given = self._place(target, dst_dir_fd, follows=False)
         if first is None and second is None:
-            return original(source, target, src_dir_fd=src_dir_fd, dst_dir_fd=dst_dir_fd)
+            return original(source_given, target_given, src_dir_fd=src_dir_fd, dst_dir_fd=dst_dir_fd)
         if first is not None:
             self._require(first, source)
-        if second is not None:
-            self._discard(second)
-            self._make_parents(second)
-        there = target if second is None else self._written(second)
-        if first is None:
-            shutil.move(source, there)
+        if first == second:
             return None
-        self._copy(first, there)
-        return self._discard(first)
+        if second is not None:
+            self._require_replaceable(first, source_given, second, target)
+            self._discard(second)
+            self._make_parents(second, target)
+        there = target_given if second is None else self._written(second)
+        if first is None:
+            shutil.move(source_given, there)
+        else:
+            self._copy(first, there)
+            self._discard(first)
+        return self._note("")  # links may be in it
 
-    def _link(self, original: Any, source: Any, target: Any, **keywords: Any) -> None:
-        first, second = self._place(source), self._place(target)
+    def _require_replaceable(self, first: str | None, source: Any, second: str, target: Any) -> None:
+        """Raise what rename(2) says of a target that cannot be replaced by a source."""
+        moves_folder = os.path.isdir(source) if first is None else self._is_folder(first)
+        if moves_folder and first is not None and is_below(second, first):
+            fail(errno.EINVAL, target)
+        if self._is_folder(second):
+            if not moves_folder:
+                fail(errno.EISDIR, target)
+            if self._names(second):
+                fail(errno.ENOTEMPTY, target)
+        elif moves_folder and self._status(second) is not None:
+            fail(errno.ENOTDIR, target)
+
+    def _link(
+        self,
+        original: Any,
+        source: Any,
+        target: Any,
+        *,
+        src_dir_fd: int | None = None,
+        dst_dir_fd: int | None = None,
+        **keywords: Any,
+    ) -> None:
+        """Copy: a second name of a file on the disk would let it be changed."""
+        first, source_given = self._place(source, src_dir_fd, keywords.get("follow_symlinks", True))
+        second, target_given = self._place(target, dst_dir_fd, follows=False)
         if first is None and second is None:
-            return original(source, target, **keywords)
-        there = target if second is None else self._to_write(second, keeps=False)
-        shutil.copy2(source if first is None else self._require(first, source), there)
+            return original(source_given, target_given, src_dir_fd=src_dir_fd, dst_dir_fd=dst_dir_fd, **keywords)
+        if first is not None:
+            self._require(first, source)
+        if second is not None and self._status(second) is not None:
+            fail(errno.EEXIST, target)
+        there = target_given if second is None else self._to_write(second, False, target)
+        shutil.copy2(source_given if first is None else self._seen(first), there)
         return None
 
-    def _link_by_name(self, original: Any, source: Any, target: Any, *arguments: Any, **keywords: Any) -> None:
-        place = self._place(target)
+    def _link_by_name(
+        self, original: Any, source: Any, target: Any, *arguments: Any, dir_fd: int | None = None, **keywords: Any
+    ) -> None:
+        place, given = self._place(target, dir_fd, follows=False)
         if place is None:
-            return original(source, target, *arguments, **keywords)
-        pointed = self._place(os.path.join(os.path.dirname(place), os.fsdecode(source)))
-        there = source if pointed is None else self._seen(pointed)
-        return original(there, self._to_write(place, keeps=False), *arguments)
+            return original(source, given, *arguments, dir_fd=dir_fd, **keywords)
+        if self._status(place) is not None:
+            fail(errno.EEXIST, target)
+        original(source, self._to_write(place, False, target), *arguments, **keywords)
+        return self._note("")
+
+    def _folder(self, path: Any) -> tuple[str | None, Any]:
+        """Return _place of a folder, which may be open."""
+        return (self._opened(path), path) if isinstance(path, int) else self._place(path)
 
     def _list(self, original: Any, path: Any = ".") -> list[Any]:
-        place = self._place(path)
-        if place is None or not os.path.isdir(self._seen(place)):
-            return original(path if place is None else self._where(place, path))
+        place, given = self._folder(path)
+        if place is None or not self._is_folder(place):
+            return original(given if place is None else self._to_read(path))
         names = self._names(place)
         return [os.fsencode(name) for name in names] if isinstance(path, bytes) else names
 
     def _scan(self, original: Any, path: Any = ".") -> Any:
-        place = self._place(path)
-        if place is None or not os.path.isdir(self._seen(place)):
-            return original(path if place is None else self._where(place, path))
+        place, given = self._folder(path)
+        if place is None or not self._is_folder(place):
+            return original(given if place is None else self._to_read(path))
         entries: dict[str, _Entry] = {}
         for folder in (self._written(place), place):
             if os.path.isdir(folder) and not (folder == place and self._is_removed(place)):
@@ -310,13 +320,70 @@ class Guard:
                         entries.setdefault(entry.name, _Entry(entry, path))
         return _Entries(iter(entries.values()))
 
+    def _load_extension(self, original: Any, spec: Any, *arguments: Any) -> Any:
+        seen = copy.copy(spec)
+        seen.origin = self._to_load(spec.origin)
+        return original(seen, *arguments)
+
+    def _load_library(self, original: Any, name: Any, *arguments: Any) -> Any:
+        return original(self._to_load(name) if name and "/" in os.fsdecode(name) else name, *arguments)
+
+    def _connect(self, original: Any, database: Any, *arguments: Any, **keywords: Any) -> Any:
+        """Open a database of SQLite, whose own journal is beside it."""
+        if database in (":memory:", "") or keywords.get("uri"):
+            return original(database, *arguments, **keywords)
+        place, given = self._place(database)
+        if place is None:
+            return original(given, *arguments, **keywords)
+        for journal in ("-wal", "-journal"):
+            if self._status(place + journal) is not None:
+                self._to_write(place + journal, True, database)
+        return original(self._to_write(place, True, database), *arguments, **keywords)
+
+
+def replace_everywhere(instead: dict[int, tuple[Any, Any]]) -> None:
+    """Put functions and classes in place of others: in modules that have imported these, and in their classes.
+
+    pathlib's and glob's classes have some as static methods.
+    """
+    for module in [*sys.modules.values()]:
+        for name, value in [*getattr(module, "__dict__", {}).items()]:
+            if id(value) in instead:
+                setattr(module, name, instead[id(value)][1])
+            elif issubclass(type(value), type) and value.__module__ == module.__name__:  # isinstance asks the object
+                for attribute, member in [*vars(value).items()]:
+                    if (found := instead.get(id(getattr(member, "__func__", member)))) is not None:
+                        setattr(value, attribute, staticmethod(found[1]))
+    for original, function in instead.values():
+        for functions in (os.supports_dir_fd, os.supports_fd, os.supports_follow_symlinks, os.supports_effective_ids):
+            if original in functions:
+                functions.add(function)
+
+
+def _file_io(guard: Guard) -> type[_io.FileIO]:
+    """Return the class of opened files, with paths as the guard has them."""
+    original = _io.FileIO
+
+    class OfAnyFile(type(original)):  # type: ignore[misc]
+        def __instancecheck__(cls, instance: object) -> bool:
+            return isinstance(instance, original)
+
+    class FileIO(original, metaclass=OfAnyFile):  # type: ignore[misc, valid-type]
+        def __init__(self, file: Any, mode: str = "r", *arguments: Any, **keywords: Any) -> None:
+            with guard.inside():
+                path = guard.opened(file, mode)
+            super().__init__(path, mode, *arguments, **keywords)
+
+    return FileIO
+
 
 class _Entry:
     """An os.DirEntry whose path begins with the folder that was asked for."""
 
     def __init__(self, entry: os.DirEntry[str], folder: Any) -> None:
         name = os.fsencode(entry.name) if isinstance(folder, bytes) else entry.name
-        self._entry, self.name, self.path = entry, name, os.path.join(os.fspath(folder), name)
+        path = name if isinstance(folder, int) else os.path.join(os.fspath(folder), name)
+        self._entry, self.name, self.path = entry, name, path
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._entry, name)

@@ -1,6 +1,7 @@
 """Landlock: the kernel refuses this process, and all that it starts, to change files outside of some folders.
 
-Linux 5.19 and newer; without it, nothing is refused. See man 7 landlock.
+Linux 5.19 and newer; without it, nothing is refused. Permissions, owners, times and attributes of files can be changed
+nevertheless. See man 7 landlock.
 """
 
 from __future__ import annotations

@@ -3,8 +3,9 @@
 The script's changes go to a scratch folder and are read back from there. Temporary folders stay as they are, but for
 the script's folder and the working directory, which may be in one.
 
-Not covered: devices and /run. In a user namespace a file of another user or group cannot be changed; and there are no
-overlays at all (OSError) where the user may write into a folder below which something is mounted.
+Not covered: devices and /run, and file systems that do not answer: as root these are empty for the script. In a user
+namespace a file of another user or group cannot be changed; and there are no overlays at all (OSError) where the user
+may write into a folder below which something is mounted.
 
 Needs a kernel that lets this process mount overlays: as root, or in a user namespace of its own (Linux 5.11 and newer,
 where neither a container nor the distribution forbids it).
@@ -16,11 +17,12 @@ import ctypes
 import os
 import shutil
 import stat
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from errno import EINVAL, EOVERFLOW, EXDEV
 from typing import Any
 
+from .mounts import WITHOUT_USERS_FILES, mounts, silent
 from .places import Changes, is_below, num_files, temporary_folders
 
 _NEW_MOUNTS, _NEW_USER = 0x20000, 0x10000000
@@ -28,11 +30,6 @@ _NEW_MOUNTS, _NEW_USER = 0x20000, 0x10000000
 _READ_ONLY, _NO_SUID, _NO_DEVICES, _REMOUNT, _BIND, _RECURSIVE, _PRIVATE = 1, 2, 4, 32, 4096, 16384, 1 << 18
 """MS_RDONLY, MS_NOSUID, MS_NODEV, MS_REMOUNT, MS_BIND, MS_REC and MS_PRIVATE of mount(2)."""
 
-_WITHOUT_USERS_FILES = frozenset({
-    *("autofs", "binfmt_misc", "bpf", "cgroup", "cgroup2", "configfs", "debugfs", "devpts", "devtmpfs", "efivarfs"),
-    *("fusectl", "hugetlbfs", "mqueue", "nsfs", "proc", "pstore", "rpc_pipefs", "securityfs", "selinuxfs", "sysfs"),
-    "tracefs",
-})  # fmt: skip
 _NOT_COVERED = frozenset({"/proc", "/sys", "/dev", "/run", "/lost+found"})
 
 
@@ -58,9 +55,11 @@ class Overlay:
         """Folders whose file system can have no overlay."""
         temporary = temporary_folders()
         self._has_own_user = self._unshare(folders)
-        self._mounts = dict(_mounts())
+        self._mounts = dict(mounts())
         """The file system's type by mount point, as they are without overlays."""
-        places = [*temporary, self._scratch, *folders, *self._mounts]
+        self.silent = silent([*self._mounts])
+        """Mount points that have no overlay because their file system does not answer, as NFS without its server."""
+        places = {*temporary, self._scratch, *folders, *self._mounts} - {*self.silent}
         self._below = {place: os.open(place, os.O_PATH) for place in places if os.path.isdir(place)}
         """Descriptors of folders as they are without overlays."""
         folder = os.getcwd()
@@ -97,20 +96,22 @@ class Overlay:
 
     def _cover(self, place: str) -> None:
         """Mount an overlay over a folder and over each file system that is mounted below it."""
-        if place in _NOT_COVERED or self._mounts.get(place) in _WITHOUT_USERS_FILES:
+        if place in _NOT_COVERED or place in self.silent or self._mounts.get(place) in WITHOUT_USERS_FILES:
             return
-        mounted = sorted(mount for mount in self._below if mount in self._mounts and mount != place)
-        mounted = [mount for mount in mounted if is_below(mount, place)]
-        if mounted and self._has_own_user:  # the kernel keeps such a namespace from what is below its mounts
+        inner = [mount for mount in self._mounts if mount != place and is_below(mount, place)]
+        mounted = sorted(mount for mount in inner if mount in self._below)
+        if self._has_own_user and (
+            mounted or {*inner} & {*self.silent}
+        ):  # the kernel keeps such a namespace from what is below its mounts
             self._require_not_writable(place)
             with suppress(PermissionError):
-                for inner in _folders_in(place):
-                    self._cover(inner)
+                for folder in _folders_in(place):
+                    self._cover(folder)
             return
         self._overlay(place, self._below[place] if place in self._below else os.open(place, os.O_PATH))
-        self._show([mount for mount in mounted if self._mounts[mount] in _WITHOUT_USERS_FILES])
+        self._show([mount for mount in mounted if self._mounts[mount] in WITHOUT_USERS_FILES])
         for mount in mounted:
-            if self._mounts[mount] not in _WITHOUT_USERS_FILES:
+            if self._mounts[mount] not in WITHOUT_USERS_FILES:
                 self._overlay(mount, self._below[mount])
 
     def _cover_root(self) -> None:
@@ -122,7 +123,8 @@ class Overlay:
         os.mkdir(root)
         self._overlay("/", os.open("/", os.O_PATH), root)
         for folder in folders:
-            self._mount(folder, root + folder, None, _BIND | _RECURSIVE)
+            if folder not in self.silent:
+                self._mount(folder, root + folder, None, _BIND | _RECURSIVE)
         os.chroot(root)
 
     def _require_not_writable(self, place: str) -> None:
@@ -136,7 +138,7 @@ class Overlay:
         """
         for in_memory in (False, True):
             scratch = f"/proc/self/fd/{self._below[self._scratch]}"  # an overlay may hide its path
-            name = f"{len(self.layers)}-{int(in_memory)}"
+            name = f"{len(self.layers) + len(self.read_only)}-{int(in_memory)}"
             layer = f"{scratch}/layers/{name}"
             os.makedirs(layer)
             try:
@@ -190,15 +192,6 @@ def changes(overlays: Sequence[Layers]) -> Changes:
                 elif os.path.basename(folder) != "__pycache__":
                     written += 1
     return Changes(written, removed)
-
-
-def _mounts() -> Iterator[tuple[str, str]]:
-    """Yield each mount point and its file system's type: man 5 proc_pid_mountinfo."""
-    with open("/proc/self/mountinfo", "rb") as lines:
-        for line in lines:
-            fields, _, file_system = line.partition(b" - ")
-            point = fields.split()[4].decode("unicode_escape").encode("latin-1")  # \040 is a blank
-            yield os.fsdecode(point), file_system.split()[0].decode()
 
 
 def _folders_in(place: str) -> list[str]:

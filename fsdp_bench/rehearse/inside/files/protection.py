@@ -10,7 +10,7 @@ from typing import Any
 
 from . import landlock, overlay
 from .guard import Guard
-from .places import ENTERED, Changes, is_below, protected_folders, temporary_folders
+from .places import ENTERED, Changes, is_below, protected_folders
 
 
 class Protection:
@@ -32,19 +32,21 @@ class Protection:
         self._limits = [
             f"{place} is read-only: its file system can have no overlay." for place in said.get("read_only", ())
         ]
+        self._limits += [f"{place} does not answer, and has no overlay." for place in said.get("silent", ())]
         if self._overlays:
             overlay.rename_folders_by_copying()
         elif self._overlays is None:
             folders = protected_folders(words)
             self._guard = Guard(str(scratch), folders)
             refuses = landlock.refuse_writes_outside(self._guard.writable)
-            is_temporary = any(is_below(folder, one) for folder in folders for one in temporary_folders())
-            others = "are refused" if refuses and not is_temporary else "REACH THE DISK"
+            is_writable = any(is_below(folder, one) for folder in folders for one in self._guard.writable)
+            others = "are refused" if refuses and not is_writable else "REACH THE DISK"
             self._limits.append(
                 f"This machine allows no overlay ({said['error']}): files that Python writes stay off the disk;"
                 f" those that C++, Rust or another program writes by itself {others}."
             )
-            print(f"fsdp-bench: {self._limits[-1]}", file=sys.stderr, flush=True)
+        for limit in self._limits:
+            print(f"fsdp-bench: {limit}", file=sys.stderr, flush=True)
 
     def seen(self, path: Any) -> Any:
         """Return the path that a library which does not open files by Python has to read."""

@@ -16,6 +16,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Future
+from functools import wraps
 from types import ModuleType
 from typing import Any
 
@@ -43,14 +44,13 @@ def write_no_tensors(seen: Callable[[Any], Any]) -> None:
         seen: returns where a file is read that Python's functions have written.
     """
     torch.save, torch.jit.save = _torch_save(torch.save), _jit_save(torch.jit.save)
+    torch.load, torch.jit.load = _reading(torch.load, "f", seen), _reading(torch.jit.load, "f", seen)
     if importlib.util.find_spec("safetensors") is not None:
         import safetensors.torch
 
+        safetensors.serialize_file = _serialize_file(safetensors.serialize)  # which safetensors.numpy will import
         safetensors.torch.save_file = _safetensors_save(safetensors.torch.save_file, safetensors.torch.save)
-        safe_open = safetensors.safe_open
-        safetensors.safe_open = safetensors.torch.safe_open = lambda filename, *arguments, **keywords: safe_open(
-            seen(filename), *arguments, **keywords
-        )
+        safetensors.safe_open = safetensors.torch.safe_open = _reading(safetensors.safe_open, "filename", seen)
     for name, replace in ((_SAVERS, _replace_savers), (_LOADERS, _replace_loaders)):
         if name in sys.modules:
             replace(sys.modules[name])
@@ -109,6 +109,30 @@ def _torch_save(save: Callable[..., Any]) -> Callable[..., Any]:
         sparse["torch.save"] += 1
         with skip_data():
             return save(**given)
+
+    return instead
+
+
+def _reading(load: Callable[..., Any], file: str, seen: Callable[[Any], Any]) -> Callable[..., Any]:
+    """Return a function that reads a file, its first parameter, where the script sees it: C++ and Rust may open it."""
+
+    @wraps(load)
+    def instead(*arguments: Any, **keywords: Any) -> Any:
+        if arguments:
+            arguments = (seen(arguments[0]), *arguments[1:])
+        elif file in keywords:
+            keywords[file] = seen(keywords[file])
+        return load(*arguments, **keywords)
+
+    return instead
+
+
+def _serialize_file(serialize: Callable[..., bytes]) -> Callable[..., None]:
+    """Return safetensors.serialize_file with a file that Python opens; Rust would open it itself."""
+
+    def instead(tensor_dict: Any, filename: Any, metadata: Any = None) -> None:
+        with open(filename, "wb") as file:
+            file.write(serialize(tensor_dict, metadata))
 
     return instead
 
