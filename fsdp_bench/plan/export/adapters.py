@@ -13,7 +13,7 @@ from fsdp_bench.spec.setup import Offload, TrainSetup, Wrap
 
 _QUANTIZE = '''
 def quantize(model, device):
-    """Build a model of the meta device on a GPU, its linear layers in 4 bits: no two of them are whole at a time."""
+    """Build a model of the meta device on a GPU, its linear layers in 4 bits: one at a time is whole there."""
     config = BitsAndBytesConfig(
         load_in_4bit=True,
         bnb_4bit_quant_type="nf4",
@@ -25,18 +25,21 @@ def quantize(model, device):
     replace_with_bnb_linear(model, kept, config)
     for module in model.modules():  # random; or take the weights of a checkpoint here
         if isinstance(module, bnb.nn.Linear4bit):
-            sizes = module.in_features, module.out_features
-            whole = torch.nn.Linear(*sizes, bias=module.bias is not None, dtype=torch.bfloat16, device=device)
-            weight = bnb.nn.Params4bit(
-                whole.weight.data, requires_grad=False, quant_type="nf4", quant_storage=torch.bfloat16, module=module
-            )
-            module.weight, module.bias = weight.to(device), whole.bias
+            module.weight, module.bias = in_4_bits(module, device)
         else:
             module.to_empty(device=device, recurse=False)
             model._init_weights(module)
     model.tie_weights()
     model.is_loaded_in_4bit = True  # PEFT asks
     return model
+
+
+def in_4_bits(module, device):
+    """Return the weight of a linear layer in 4 bits, and its bias."""
+    sizes = module.in_features, module.out_features
+    whole = torch.nn.Linear(*sizes, bias=module.bias is not None, dtype=torch.bfloat16, device=device)
+    options = {"quant_type": "nf4", "quant_storage": torch.bfloat16, "module": module}
+    return bnb.nn.Params4bit(whole.weight.data, requires_grad=False, **options).to(device), whole.bias
 '''
 _IS_TRAINED = '''
 def is_trained(module):

@@ -67,7 +67,7 @@ def arguments_and_script(chosen: Chosen, notes: tuple[str, ...]) -> list[File]:
 
 def _why_not(setup: TrainSetup, lora: LoRA | None) -> str | None:
     if lora is not None and lora.is_quantized:
-        return "the Trainer takes 4-bit weights of from_pretrained alone, not random ones"
+        return "the Trainer takes 4-bit weights from a checkpoint alone, not random ones"
     if lora is not None and not setup.is_bare:
         return "adapters are not exported for the Trainer on several GPUs"
     if setup.loss is not Loss.PLAIN:
