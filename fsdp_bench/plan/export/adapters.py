@@ -5,8 +5,10 @@ As train/models/lora.py and quantized.py do it where predictions are recorded.
 
 from __future__ import annotations
 
+from typing import Any
+
 from fsdp_bench.plan.export.chosen import Chosen
-from fsdp_bench.plan.export.pieces import DTYPES
+from fsdp_bench.plan.export.pieces import DTYPES, literal
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.lora import ALL_LINEAR, LoRA
 from fsdp_bench.spec.setup import Offload, TrainSetup, Wrap
@@ -102,27 +104,29 @@ def base_dtype(setup: TrainSetup, lora: LoRA | None) -> str:
     return DTYPES["bf16" if lora is not None and lora.base else setup.precision.store]
 
 
-def adapters_text(setup: TrainSetup, lora: LoRA) -> str:
+def adapters_config(lora: LoRA | None) -> str:
+    """Return the statement that names what LoraConfig is given; empty without adapters."""
+    if lora is None:
+        return ""
+    fields: dict[str, Any] = {"r": lora.rank, "lora_alpha": lora.alpha}
+    if lora.targets:
+        fields["target_modules"] = ALL_LINEAR if lora.targets == (ALL_LINEAR,) else list(lora.targets)
+    if lora.dropout:
+        fields["lora_dropout"] = lora.dropout
+    if lora.bias != "none":
+        fields["bias"] = lora.bias
+    if lora.modules_to_save:
+        fields["modules_to_save"] = list(lora.modules_to_save)
+    return f"ADAPTERS = {literal(fields)}\n"
+
+
+def adapters_text(setup: TrainSetup) -> str:
     """Return the statement that puts adapters into ``model``. They are trained in the setup's stored dtype.
 
     PEFT makes adapters of a 16-bit model in fp32 unless autocast_adapter_dtype is false.
     """
-    fields = {"r": repr(lora.rank), "lora_alpha": format(lora.alpha, "g")}
-    if lora.targets:
-        fields["target_modules"] = f'"{ALL_LINEAR}"' if lora.targets == (ALL_LINEAR,) else _names(lora.targets)
-    if lora.dropout:
-        fields["lora_dropout"] = repr(lora.dropout)
-    if lora.bias != "none":
-        fields["bias"] = f'"{lora.bias}"'
-    if lora.modules_to_save:
-        fields["modules_to_save"] = _names(lora.modules_to_save)
-    given = ", ".join(f"{name}={value}" for name, value in fields.items())
     in_fp32 = "" if setup.precision.store == "fp32" else ", autocast_adapter_dtype=False"
-    return f"model = get_peft_model(model, LoraConfig({given}){in_fp32})"
-
-
-def _names(words: tuple[str, ...]) -> str:
-    return "[" + ", ".join(f'"{word}"' for word in words) + "]"
+    return f"model = get_peft_model(model, LoraConfig(**ADAPTERS){in_fp32})"
 
 
 def zeros_text(chosen: Chosen) -> list[str]:

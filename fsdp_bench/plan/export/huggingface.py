@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fsdp_bench.plan.export.adapters import adapters_imports, adapters_text, base_dtype
+from fsdp_bench.plan.export.adapters import adapters_config, adapters_imports, adapters_text, base_dtype
 from fsdp_bench.plan.export.chosen import Chosen
 from fsdp_bench.plan.export.files import File
 from fsdp_bench.plan.export.header import header
@@ -56,6 +56,7 @@ def arguments_and_script(chosen: Chosen, notes: tuple[str, ...]) -> list[File]:
         + _imports(chosen.setup, adapters_imports(chosen.lora))
         + "\n"
         + config_text(chosen.config)
+        + adapters_config(chosen.lora)
         + sizes_text(chosen)
         + 'STEPS = int(os.environ.get("STEPS", "20"))\n'
         + f"ARGUMENTS = {literal(arguments(chosen))}\n"
@@ -164,9 +165,9 @@ def _main(setup: TrainSetup, lora: LoRA | None) -> str:
         lines.append(f"precision = {policy}")
         lines.append('arguments.fsdp_plugin_args["mixed_precision_policy"] = precision  # what bf16=True would not do')
     body = "".join(f"    {line}\n" for line in lines)
-    adapters = "" if lora is None else f"    {adapters_text(setup, lora)}\n"
+    adapters = "" if lora is None else f"    {adapters_text(setup)}\n"
     autocast = autocast_text(setup, '"cuda"') if setup.is_bare else []
-    around = "".join(f"    {line}  # bf16=True would add fp32 copies of the logits\n" for line in autocast)
+    around = "".join(f"    {line}  # bf16=True would add fp32 logits\n" for line in autocast)
     return f'''
 
 class RandomTokens(torch.utils.data.Dataset):

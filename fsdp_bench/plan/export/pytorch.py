@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fsdp_bench.plan.export.adapters import TRAINED, adapters_functions, adapters_imports
+from fsdp_bench.plan.export.adapters import TRAINED, adapters_config, adapters_functions, adapters_imports
 from fsdp_bench.plan.export.blocks import blocks_imports, policy_text
 from fsdp_bench.plan.export.chosen import Chosen
 from fsdp_bench.plan.export.files import File
@@ -42,6 +42,7 @@ def script(chosen: Chosen, notes: tuple[str, ...]) -> list[File]:
         + _imports(setup, adapters_imports(chosen.lora))
         + "\n"
         + config_text(chosen.config)
+        + adapters_config(chosen.lora)
         + sizes_text(chosen)
         + 'STEPS = int(os.environ.get("STEPS", "20"))\n'
         + policy_text(setup)

@@ -101,7 +101,7 @@ def _adapters(chosen: Chosen) -> str:
     """Return the lines that put adapters in, below those that build the model; empty without adapters."""
     if chosen.lora is None:
         return ""
-    put = adapters_text(chosen.setup, chosen.lora)
+    put = adapters_text(chosen.setup)
     if not chosen.lora.is_quantized:
         return f"        {put}\n"
     free = 'if device.type == "cuda":\n        torch.cuda.empty_cache()  # what whole layers took'
