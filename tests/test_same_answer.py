@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from fsdp_bench.plan.question import Question, answer
 from fsdp_bench.report.text.plan import plan_text
 from fsdp_bench.spec.setup import Precision, TrainSetup
 from tests.conftest import run_command
+from tests.one_memory import ONE_GPU, ROWS, Row, predicted, table
 from tests.profiles import share_of_examples
 
 few = share_of_examples(16)
@@ -258,3 +260,36 @@ def test_a_headline_with_offload_says_how_slow_it_is() -> None:
     asked = ("--server", "g5.48xlarge", "--offload", "params", "--strategy", "zero3", "--checkpointing", "full")
     first = run_command("max-size", "--model", "gpt2", "--of", "gpus", "--seq", 512, *asked).stdout.split("\n\n")[0]
     assert re.search(r", [\d,]+ tokens/s per GPU", " ".join(first.split()))
+
+
+IN_EVERY_RUN = ("Qwen2.5-7B", "Mistral-7B-v0.1")
+
+
+def test_a_plan_of_one_gpu_trains_without_fsdp_as_predict_does(tmp_path: Path) -> None:
+    """Also where DDP on more of them would not fit: GPT-2's gradients are in buckets a second time, 0.5 GB."""
+    (tmp_path / "servers.toml").write_text(ONE_GPU.format(gpu="RTX-4090"))
+    asked = {"model": "gpt2", "code": "huggingface", "server": "one-RTX-4090", "seq": 256, "batch": 1, "loss": "plain"}
+    asked |= {"checkpointing": "none", "catalog": tmp_path / "servers.toml"}
+    found = ask("predict", **asked)
+    kept = found["headroom_bytes"] - 2**24
+    for nodes in ("1", "1-2"):
+        winner = ask("plan", nodes=nodes, headroom=f"{kept}B", strategy="ddp", **asked)["winner"]
+        assert winner["num_gpus"] == 1
+        assert winner["memory"]["peak_reserved_bytes"] == found["memory"]["needed_bytes"]
+        assert winner["setup"]["strategy"] == found["setup"]["strategy"] == "NO_SHARD"
+    assert ask("plan", nodes="1", **asked)["winner"]["setup"]["strategy"] == "NO_SHARD"
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        pytest.param(row, id=str(row), marks=() if row.model in IN_EVERY_RUN else pytest.mark.slow)
+        for row in ROWS
+        if row.is_recorded
+    ],
+)
+def test_the_table_of_four_commands_has_what_three_of_them_say(row: Row, tmp_path: Path) -> None:
+    """Those with adapters, and the fourth, a rehearsal: tests/on_stand_in/plan/test_one_memory.py."""
+    found = predicted(row, tmp_path)
+    assert found.apart_gib == 0
+    assert table()[ROWS.index(row)].startswith(found.line(row))

@@ -8,6 +8,7 @@ Read in this order:
     launch.py       the commands that start files
     pieces.py       Python of all scripts: config, tokens, loss, optimizer
     blocks.py       Python that checkpoints, offloads and compiles blocks
+    adapters.py     Python that puts PEFT's adapters into a model
     sharding.py     Python that builds and shards a model
     pytorch.py      train_fsdp.py
     plugin.py       what accelerate's FSDP plugin can express, and the Trainer's

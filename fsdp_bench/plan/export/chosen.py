@@ -15,6 +15,7 @@ from fsdp_bench.plan.purchase.offer import MICRO_BATCHES, Offer
 from fsdp_bench.plan.question import Prediction, Question, answer
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.hardware import Cluster
+from fsdp_bench.spec.lora import LoRA
 from fsdp_bench.spec.recording.config import complete
 from fsdp_bench.spec.recording.ends import Ends
 from fsdp_bench.spec.recording.model import RecordedModel, code_of
@@ -94,6 +95,12 @@ class Chosen:
             raise SpecError(f"export: {name} is not exported; causal language models with one list of blocks are")
         (path,) = code.num_blocks
         return Modules(path, code.block, code.ends, bool(self.full_config.get("tie_word_embeddings")))
+
+    @property
+    def lora(self) -> LoRA | None:
+        """The adapters that are trained; None for the whole model."""
+        model = self.question.model
+        return model.code.origin.lora if isinstance(model, RecordedModel) else None
 
     @property
     def vocab_size(self) -> int:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fsdp_bench.plan.export import accelerate, huggingface, pytorch, slurm, torchtitan
+from fsdp_bench.plan.export.adapters import refuse_adapters
 from fsdp_bench.plan.export.chosen import Chosen
 from fsdp_bench.plan.export.files import File
 from fsdp_bench.spec.errors import SpecError, not_allowed
@@ -45,10 +46,7 @@ def refuse_model(model: Model) -> None:
     """
     if not isinstance(model, RecordedModel):
         return
-    origin = model.code.origin
-    if origin.lora is not None:
-        raise SpecError("export: models with adapters are not exported; leave out --lora and --qlora")
-    if origin.code not in ("huggingface", "torchtitan"):
+    if model.code.origin.code not in ("huggingface", "torchtitan"):
         raise SpecError(f"export: {model.name} is your own code; --model, --params and --hf-config are exported")
 
 
@@ -68,6 +66,10 @@ def export(kinds: Sequence[str], chosen: Chosen) -> list[File]:
         raise SpecError("export: what is exported runs on GPUs; leave out --kernels cpu")
     if chosen.setup.float8 is not Float8.NONE:
         raise SpecError("export: float8 is not exported; leave it out, and call torchao's convert_to_float8_training")
+    if chosen.lora is not None:
+        refuse_adapters(chosen.setup, chosen.lora)
+        if others := [kind for kind in kinds if kind in (accelerate.KIND, torchtitan.KIND)]:
+            raise SpecError(f"export {others[0]}: adapters are not exported for it; --export {pytorch.KIND} has them")
     files = [file for kind, make in _MAKERS.items() if kind in kinds for file in make(*_in_trained_code(chosen, kind))]
     if slurm.KIND in kinds:
         started = slurm.started_kind(kinds)

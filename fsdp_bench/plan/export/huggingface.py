@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from fsdp_bench.plan.export.adapters import adapters_config, adapters_imports, adapters_text, base_dtype
 from fsdp_bench.plan.export.chosen import Chosen
 from fsdp_bench.plan.export.files import File
 from fsdp_bench.plan.export.header import header
 from fsdp_bench.plan.export.launch import environment, prefix, torchrun
-from fsdp_bench.plan.export.pieces import DTYPES, config_text, literal, sizes_text
+from fsdp_bench.plan.export.pieces import config_text, literal, sizes_text
 from fsdp_bench.plan.export.plugin import (
     PRECISION_NOTE,
     as_accelerate_shards,
@@ -22,6 +23,7 @@ from fsdp_bench.plan.export.plugin import (
 )
 from fsdp_bench.plan.export.sharding import autocast_text
 from fsdp_bench.spec.errors import SpecError
+from fsdp_bench.spec.lora import LoRA
 from fsdp_bench.spec.setup import Api, BackwardPrefetch, Checkpointing, Loss, Offload, OptimizerKind, TrainSetup
 
 KIND = "huggingface"
@@ -41,7 +43,7 @@ def arguments_and_script(chosen: Chosen, notes: tuple[str, ...]) -> list[File]:
     Raises:
         SpecError: for what the Trainer does not have.
     """
-    if (reason := _why_not(chosen.setup)) is not None:
+    if (reason := _why_not(chosen.setup, chosen.lora)) is not None:
         raise SpecError(f"export {KIND}: {reason}; --export pytorch has it")
     changes: tuple[str, ...] = ()
     if not chosen.setup.is_bare:
@@ -51,19 +53,24 @@ def arguments_and_script(chosen: Chosen, notes: tuple[str, ...]) -> list[File]:
     notes = (*notes, *changes, *environment(chosen))
     text = (
         header("Training with Hugging Face's Trainer", chosen, notes)
-        + _imports(chosen.setup)
+        + _imports(chosen.setup, adapters_imports(chosen.lora))
         + "\n"
         + config_text(chosen.config)
+        + adapters_config(chosen.lora)
         + sizes_text(chosen)
         + 'STEPS = int(os.environ.get("STEPS", "20"))\n'
         + f"ARGUMENTS = {literal(arguments(chosen))}\n"
-        + _main(chosen.setup)
+        + _main(chosen.setup, chosen.lora)
     )
     start = f"{prefix(chosen)}python {NAME}" if chosen.setup.is_bare else torchrun(chosen, NAME)
     return [File(KIND, NAME, text, start, notes)]
 
 
-def _why_not(setup: TrainSetup) -> str | None:
+def _why_not(setup: TrainSetup, lora: LoRA | None) -> str | None:
+    if lora is not None and lora.is_quantized:
+        return "the Trainer takes 4-bit weights from a checkpoint alone, not random ones"
+    if lora is not None and not setup.is_bare:
+        return "adapters are not exported for the Trainer on several GPUs"
     if setup.loss is not Loss.PLAIN:
         return f"the Trainer computes the model's own loss, not {setup.loss.value}"
     if setup.optimizer not in _OPTIMIZERS or setup.optimizer_in_backward:
@@ -137,8 +144,11 @@ def _fsdp_config(chosen: Chosen) -> dict[str, Any]:
     }
 
 
-def _imports(setup: TrainSetup) -> str:
-    found = ["from transformers import AutoConfig, AutoModelForCausalLM, Trainer, TrainingArguments"]
+def _imports(setup: TrainSetup, of_adapters: list[str]) -> str:
+    found = [
+        *of_adapters,
+        "from transformers import AutoConfig, AutoModelForCausalLM, Trainer, TrainingArguments",
+    ]
     if not setup.is_bare and (policy := policy_text(setup)) is not None:
         found.insert(0, f"from torch.distributed.fsdp import {policy.partition('(')[0]}")
     if hybrid_sizes(setup) is not None:
@@ -146,7 +156,7 @@ def _imports(setup: TrainSetup) -> str:
     return "\n".join(["import os", "", "import torch", *sorted(found)]) + "\n"
 
 
-def _main(setup: TrainSetup) -> str:
+def _main(setup: TrainSetup, lora: LoRA | None) -> str:
     lines = ["arguments = TrainingArguments(**ARGUMENTS, max_steps=STEPS, logging_steps=1)"]
     if (sizes := hybrid_sizes(setup)) is not None:
         mesh = f"ParallelismConfig(dp_replicate_size={sizes[0]}, dp_shard_size={sizes[1]})"
@@ -155,8 +165,9 @@ def _main(setup: TrainSetup) -> str:
         lines.append(f"precision = {policy}")
         lines.append('arguments.fsdp_plugin_args["mixed_precision_policy"] = precision  # what bf16=True would not do')
     body = "".join(f"    {line}\n" for line in lines)
+    adapters = "" if lora is None else f"    {adapters_text(setup)}\n"
     autocast = autocast_text(setup, '"cuda"') if setup.is_bare else []
-    around = "".join(f"    {line}  # bf16=True would add fp32 copies of the logits\n" for line in autocast)
+    around = "".join(f"    {line}  # bf16=True would add fp32 logits\n" for line in autocast)
     return f'''
 
 class RandomTokens(torch.utils.data.Dataset):
@@ -173,8 +184,8 @@ class RandomTokens(torch.utils.data.Dataset):
 def main():
 {body}    config = AutoConfig.for_model(**CONFIG)
     torch.manual_seed({setup.seed})  # the same weights on every rank
-    model = AutoModelForCausalLM.from_config(config, dtype={DTYPES[setup.precision.store]})
-{around}    Trainer(model, arguments, train_dataset=RandomTokens()).train()
+    model = AutoModelForCausalLM.from_config(config, dtype={base_dtype(setup, lora)})
+{adapters}{around}    Trainer(model, arguments, train_dataset=RandomTokens()).train()
 
 
 if __name__ == "__main__":

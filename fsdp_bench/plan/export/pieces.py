@@ -147,8 +147,8 @@ _FLAGS = {
 }
 
 
-def optimizer_text(setup: TrainSetup) -> str:
-    """Return the expression that builds the optimizer.
+def optimizer_text(setup: TrainSetup, parameters: str = "model.parameters()") -> str:
+    """Return the expression that builds the optimizer of some parameters.
 
     Raises:
         SpecError: for one that is not exported.
@@ -157,15 +157,15 @@ def optimizer_text(setup: TrainSetup) -> str:
     if setup.optimizer_in_backward:
         raise SpecError("export: optimizer_in_backward is not exported; leave it out")
     if setup.offload is Offload.OPTIMIZER:
-        return f"CPUOffloadOptimizer(model.parameters(), torch.optim.AdamW, {rate}, {_FLAGS[kind]})"
+        return f"CPUOffloadOptimizer({parameters}, torch.optim.AdamW, {rate}, {_FLAGS[kind]})"
     if kind in _FLAGS:
-        return f"torch.optim.AdamW(model.parameters(), {rate}, {_FLAGS[kind]})"
+        return f"torch.optim.AdamW({parameters}, {rate}, {_FLAGS[kind]})"
     if kind is OptimizerKind.SGD:
-        return f"torch.optim.SGD(model.parameters(), {rate}, foreach=True)"
+        return f"torch.optim.SGD({parameters}, {rate}, foreach=True)"
     if kind is OptimizerKind.ADAFACTOR:
-        return f"torch.optim.Adafactor(model.parameters(), {rate})"
+        return f"torch.optim.Adafactor({parameters}, {rate})"
     if kind is OptimizerKind.ADAMW_8BIT:
-        return f"AdamW8bit(model.parameters(), {rate})"
+        return f"AdamW8bit({parameters}, {rate})"
     raise SpecError(f"export: optimizer {kind.value} is not exported; adamw, adamw-8bit, adafactor and sgd are")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fsdp_bench.plan.export.adapters import TRAINED, adapters_config, adapters_functions, adapters_imports
 from fsdp_bench.plan.export.blocks import blocks_imports, policy_text
 from fsdp_bench.plan.export.chosen import Chosen
 from fsdp_bench.plan.export.files import File
@@ -33,28 +34,34 @@ def script(chosen: Chosen, notes: tuple[str, ...]) -> list[File]:
     """
     setup = chosen.setup
     loss = loss_text(setup, chosen.architecture, chosen.config)
-    optimizer = optimizer_text(setup)
+    optimizer = optimizer_text(setup, "model.parameters()" if chosen.lora is None else TRAINED)
     on_host = (host_note(chosen, KIND),) if is_built_on_host(chosen) else ()
     notes = (*notes, *on_host, *environment(chosen))
     text = (
         header("Training with PyTorch", chosen, notes)
-        + _imports(setup)
+        + _imports(setup, adapters_imports(chosen.lora))
         + "\n"
         + config_text(chosen.config)
+        + adapters_config(chosen.lora)
         + sizes_text(chosen)
         + 'STEPS = int(os.environ.get("STEPS", "20"))\n'
         + policy_text(setup)
-        + _spaced(TOKENS, loss, model_text(chosen), _step(setup), _main(setup, optimizer))
+        + _spaced(TOKENS, loss, *_model(chosen), _step(setup), _main(setup, optimizer))
     )
     return [File(KIND, NAME, text, torchrun(chosen, NAME), notes)]
+
+
+def _model(chosen: Chosen) -> tuple[str, str]:
+    return adapters_functions(chosen.setup, chosen.lora), model_text(chosen)
 
 
 def _spaced(*functions: str) -> str:
     return "".join(f"\n{function}" for function in functions if function)
 
 
-def _imports(setup: TrainSetup) -> str:
+def _imports(setup: TrainSetup, of_adapters: list[str]) -> str:
     found = [
+        *of_adapters,
         "import torch.distributed as dist",
         *sharding_imports(setup),
         *blocks_imports(setup),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fsdp_bench.plan.export.adapters import adapters_text, base_dtype, zeros_text
 from fsdp_bench.plan.export.blocks import blocks_text
 from fsdp_bench.plan.export.chosen import Chosen
 from fsdp_bench.plan.export.pieces import DTYPES
@@ -14,7 +15,12 @@ _DDP = "from torch.nn.parallel import DistributedDataParallel"
 
 def is_built_on_host(chosen: Chosen) -> bool:
     """Whether every rank builds the whole model in host memory: FSDP1 would part a tied head from its embedding."""
-    return chosen.setup.api is Api.FSDP1 and chosen.modules.is_tied
+    return chosen.setup.api is Api.FSDP1 and chosen.modules.is_tied and not _is_quantized(chosen)
+
+
+def _is_quantized(chosen: Chosen) -> bool:
+    """Whether linear layers are in 4 bits, which takes their values: the model is built on the GPU."""
+    return chosen.lora is not None and chosen.lora.is_quantized
 
 
 def is_mixed(setup: TrainSetup) -> bool:
@@ -63,12 +69,12 @@ def model_text(chosen: Chosen) -> str:
         SpecError: for units that are not exported.
     """
     setup, modules = chosen.setup, chosen.modules
-    stored = DTYPES[setup.precision.store]
-    made = f"AutoModelForCausalLM.from_config(config, dtype={stored})"
+    made = f"model = AutoModelForCausalLM.from_config(config, dtype={base_dtype(setup, chosen.lora)})"
     on_host = is_built_on_host(chosen)
-    where = "device" if setup.is_ddp else '"cpu"' if on_host else '"meta"'
+    is_quantized = _is_quantized(chosen)
+    where = "device" if setup.is_ddp and not is_quantized else '"cpu"' if on_host else '"meta"'
     why = {
-        '"meta"': "without data: each rank allocates its shards alone",
+        '"meta"': "without data: each rank allocates its shards alone" if not is_quantized else "without data",
         '"cpu"': "FSDP1 would part the head from the embedding on meta: each rank needs host memory for all of it",
         "device": "the whole model" if setup.is_bare else "the same on every rank",
     }[where]
@@ -79,15 +85,27 @@ def build(device):
     config.use_cache = False
     torch.manual_seed({setup.seed})
     with torch.device({where}):  # {why}
-        model = {made}
-    blocks = model.{modules.blocks}
+        {made}
+{_adapters(chosen)}    blocks = model.{modules.blocks}
 '''
-    if setup.wrap not in (Wrap.BLOCK, Wrap.BLOCK_AND_ENDS, Wrap.NONE, Wrap.SIZE):
+    exported = (Wrap.BLOCK, Wrap.BLOCK_AND_ENDS, Wrap.NONE, Wrap.SIZE)
+    if setup.wrap not in (exported if chosen.lora is None else (*exported, Wrap.BLOCK_AND_ADAPTERS)):
         raise SpecError(f"export: wrap {setup.wrap.value} is not exported; use block")
     text += blocks_text(setup)
     if setup.is_ddp:
         return text + _ddp(setup)
     return text + (_fsdp2(chosen) if setup.api is Api.FSDP2 else _fsdp1(chosen, on_host))
+
+
+def _adapters(chosen: Chosen) -> str:
+    """Return the lines that put adapters in, below those that build the model; empty without adapters."""
+    if chosen.lora is None:
+        return ""
+    put = adapters_text(chosen.setup)
+    if not chosen.lora.is_quantized:
+        return f"        {put}\n"
+    free = 'if device.type == "cuda":\n        torch.cuda.empty_cache()  # what whole layers took'
+    return f"    model = quantize(model, device)\n    {put}\n    {free}\n"
 
 
 def _ddp(setup: TrainSetup) -> str:
@@ -151,16 +169,20 @@ def _fsdp2(chosen: Chosen) -> str:
         lines.append(f"fully_shard({after}, reshard_after_forward=False, **{own})")
     lines.append("fully_shard(model, **options)" + _root_reshards(setup))
     lines += _prefetch(chosen, before, after)
-    if setup.offload is Offload.PARAMS:
-        lines += _ON_HOST
-    else:
-        lines.append("model.to_empty(device=device)")
-    lines += [
-        "model.initialize_weights()  # random; or load a checkpoint: torch.distributed.checkpoint.state_dict",
-    ]
-    if chosen.modules.is_tied:
-        lines.append("model.tie_weights()")
+    if not _is_quantized(chosen):
+        lines += _ON_HOST if setup.offload is Offload.PARAMS else ["model.to_empty(device=device)"]
+        lines += [f"{_base(chosen)}.initialize_weights()  # random; or load a checkpoint: {_CHECKPOINT}"]
+        lines += zeros_text(chosen)
+        lines += [f"{_base(chosen)}.tie_weights()"] if chosen.modules.is_tied else []
     return "".join(f"    {line}\n" for line in [*lines, "return model"])
+
+
+_CHECKPOINT = "torch.distributed.checkpoint.state_dict"
+
+
+def _base(chosen: Chosen) -> str:
+    """Return the expression of transformers' model."""
+    return "model" if chosen.lora is None else "model.get_base_model()"
 
 
 def _root_reshards(setup: TrainSetup) -> str:
@@ -195,17 +217,25 @@ def _prefetch(chosen: Chosen, before: str, after: str) -> list[str]:
     return lines
 
 
-def _fsdp1(chosen: Chosen, on_host: bool) -> str:
-    setup, precision = chosen.setup, chosen.setup.precision
+def _fsdp1_units(chosen: Chosen) -> list[str]:
+    """Return the statements that name what each unit is wrapped with."""
+    setup = chosen.setup
     before, after = _ends(chosen)
     lines = []
-    if setup.wrap.has_blocks:
+    if setup.wrap is Wrap.BLOCK_AND_ADAPTERS:
+        lines += ["units = {*blocks, *filter(is_trained, model.modules())}", *autocast_text(setup, "device.type")]
+    elif setup.wrap.has_blocks:
         units = f"{{*blocks, {before}, {after}}}" if before else "set(blocks)"
         lines.append(f"units = {units}")
-    if setup.fp32_head:
-        lines += _fp32_head(setup, after)
-    if not on_host:
-        lines += ["", *_INITIALIZE, ""]
+    return lines + (_fp32_head(setup, after) if setup.fp32_head else [])
+
+
+def _fsdp1(chosen: Chosen, on_host: bool) -> str:
+    setup, precision = chosen.setup, chosen.setup.precision
+    lines = _fsdp1_units(chosen)
+    is_on_meta = not on_host and not _is_quantized(chosen)
+    if is_on_meta:
+        lines += ["", *_initialize(chosen), ""]
     if setup.strategy.is_hybrid:
         lines.append(f"mesh = {_mesh(setup)}")
     lines += ["return FullyShardedDataParallel(", "    model,"]
@@ -230,7 +260,7 @@ def _fsdp1(chosen: Chosen, on_host: bool) -> str:
     lines.append(f"    forward_prefetch={setup.forward_prefetch},")
     lines.append(f"    limit_all_gathers={setup.limit_all_gathers},")
     lines.append(f"    use_orig_params={setup.use_orig_params},")
-    lines += ["    device_id=device,"] + ([] if on_host else ["    param_init_fn=initialize,"]) + [")"]
+    lines += ["    device_id=device,"] + (["    param_init_fn=initialize,"] if is_on_meta else []) + [")"]
     return "".join(f"    {line}".rstrip() + "\n" for line in lines)
 
 
@@ -247,9 +277,20 @@ _ON_HOST = (
     "    for name, buffer in module.named_buffers(recurse=False):",
     "        setattr(module, name, buffer.to(device))",
 )
-_INITIALIZE = (
-    "def initialize(module):  # random; the same on every rank",
-    "    module.to_empty(device=device, recurse=False)",
-    "    with torch.no_grad():",
-    "        model._init_weights(module)",
-)
+
+
+def _initialize(chosen: Chosen) -> list[str]:
+    """Return the function that FSDP1 calls with each module on the meta device."""
+    adapters = [
+        "        if module in seconds:  # of adapters, which change nothing at first",
+        "            module.weight.zero_()",
+    ]
+    named = 'seconds = {module for name, module in model.named_modules() if ".lora_B." in name}'
+    return [
+        *([] if chosen.lora is None else [named, ""]),
+        "def initialize(module):  # random; the same on every rank",
+        "    module.to_empty(device=device, recurse=False)",
+        "    with torch.no_grad():",
+        f"        {_base(chosen)}._init_weights(module)",
+        *([] if chosen.lora is None else adapters),
+    ]

@@ -122,9 +122,10 @@ class Fastest:
 
     def _anything_of(self, among: Sequence[Setting], cluster: Cluster) -> bool:
         """Return whether the live bytes of some of these settings fit, with the smallest micro-batch."""
-        sharded = [one for one in among if one.strategy is ShardingStrategy.FULL_SHARD]  # it takes the least memory
-        smallest = ((one, self._batches(one, cluster.num_nodes)[:1]) for one in sharded or among)
-        return any(self._may_fit(one, batch, cluster) for one, batches in smallest for batch in batches)
+        smallest = [(one, batches[0]) for one in among if (batches := self._batches(one, cluster.num_nodes))]
+        sharded = [pair for pair in smallest if pair[0].strategy is ShardingStrategy.FULL_SHARD]
+        least = sharded or smallest  # sharded, a setting takes the least memory; the Trainer does not on one GPU
+        return any(self._may_fit(one, batch, cluster) for one, batch in least)
 
     def anything_fits(self, num_nodes: int) -> bool:
         """Return whether the live bytes of some setting fit so many servers."""
@@ -218,9 +219,11 @@ class Fastest:
         assert setup is not None
         communicators = communicators_for(self.goal.model, setup, cluster)
         available = int((available_bytes(self.gpu, communicators, self.goal.headroom_bytes) or 0) / self._times)
+        live = self._simulated.live_bytes(self._kernels, self.gpus_per_node, setting, batch)
+        if setup.is_bare:  # without what DDP adds on more GPUs
+            return live.at(cluster.world_size) <= available
         if self._simulated.least_bytes(self._kernels, self.gpus_per_node, setting, batch) > available:
             return False
-        live = self._simulated.live_bytes(self._kernels, self.gpus_per_node, setting, batch)
         return live.may_fit(cluster.world_size, available)
 
     def _host_fits(self, setup: TrainSetup, cluster: Cluster) -> bool:

@@ -113,11 +113,9 @@ def reason_of(goal: Goal, picked: Picked, num_offers: int) -> str:
         return "nothing fits"
     if winner is None:
         return _why_none(goal, picked)
-    many = f"of {num_offers} that fit" if num_offers > 1 else "and the only one that fits"
     if goal.deadline_seconds is not None:
-        kept = "in time" if goal.budget is None else "in time and within the budget"
-        dear = f" at most {SAME:.0%} dearer than the cheapest" if winner.per_hour is not None else ""
-        return f"the fewest GPUs{dear} {kept}, {_how_sure(winner)}, {many}"
+        return _why_in_time(goal, picked, winner, num_offers)
+    many = f"of {num_offers:,} that fit" if num_offers > 1 else "and the only one that fits"
     if goal.budget is not None:
         return f"the fastest within the budget, {_how_sure(winner)}, {many}"
     if winner.per_hour is None:
@@ -125,6 +123,22 @@ def reason_of(goal: Goal, picked: Picked, num_offers: int) -> str:
     if goal.tokens is None:
         return f"the fewest GPUs that cost at most {CHEAP:.0%} more a token than the cheapest, {many}"
     return f"the fastest that costs at most {CHEAP:.0%} more than the cheapest, {many}"
+
+
+def _why_in_time(goal: Goal, picked: Picked, winner: Offer, num_offers: int) -> str:
+    kept = "the deadline" if goal.budget is None else "the deadline and the budget"
+    if num_offers == 1:
+        return f"no other offer fits, and it meets {kept}, {_how_sure(winner)}"
+    least = picked.cheapest_allowed
+    if least is None or least.cost is None:
+        why = f"Of those that meet {kept}, {_how_sure(winner)}, this one needs the fewest GPUs"
+    else:
+        cost = f"{least.cost:,.0f} {least.currency or ''}".rstrip()
+        why = (
+            f"Those that meet {kept}, {_how_sure(winner)}, cost at least {cost} (predicted); this one needs the"
+            f" fewest GPUs within {SAME:.0%} of that"
+        )
+    return f"{num_offers:,} offers fit. {why}"
 
 
 def _how_sure(offer: Offer) -> str:

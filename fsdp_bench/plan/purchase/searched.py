@@ -83,12 +83,17 @@ class Searched:
         """The settings that were among the fastest."""
 
     def _that_fit(self, nodes: Sequence[int]) -> list[int]:
-        """Return the numbers of nodes on which something may fit. What fits some nodes fits more."""
+        """Return the numbers of nodes on which something may fit. What fits some nodes fits more.
+
+        But for one GPU, which has no FSDP's or DDP's buffers.
+        """
         possible = [count for count in nodes if self._fastest.example(count) is not None]
         self.makes_batch = bool(possible)
         """Whether some number of nodes makes the global batch."""
-        first = bisect_left(possible, True, key=self._fastest.anything_fits)
-        return possible[first:]
+        num_alone = int(bool(possible) and possible[0] * self.kind.gpus_per_node == 1)
+        alone, others = possible[:num_alone], possible[num_alone:]
+        first = bisect_left(others, True, key=self._fastest.anything_fits)
+        return [*filter(self._fastest.anything_fits, alone), *others[first:]]
 
     @property
     def unknown(self) -> str:

@@ -25,7 +25,7 @@ M = TypeVar("M", bound="Module")
 class Weight:
     """One parameter of the bare model: its shape, and how operators see it while it is gathered."""
 
-    __slots__ = ("block", "dim0", "dtype", "is_trained", "name", "ndim", "numel", "rest", "seen", "shape")
+    __slots__ = ("block", "dim0", "dtype", "is_copied", "is_trained", "name", "ndim", "numel", "rest", "seen", "shape")
 
     def __init__(self, name: str, dim0: int, columns: int | None = None) -> None:
         rest = 1 if columns is None else columns
@@ -38,6 +38,8 @@ class Weight:
         self.shape: tuple[int, ...] = (dim0,) if columns is None else (dim0, columns)
         self.block = -1
         """The block that it belongs to; -1 outside of blocks."""
+        self.is_copied = True
+        """Whether its values are copied from others on the GPU, in fp32, as the benchmark's code fills matrices."""
         self.is_trained = True
         """Parameter.requires_grad."""
         self.dtype = ""
@@ -52,7 +54,7 @@ def whole_weights(tape: Tape, weights: Sequence[Weight], itemsize: int) -> list[
 
 def fill(tape: Tape, weight: Weight) -> None:
     """train/models/transformer.py, initialize: a matrix is copied from random numbers in fp32."""
-    if weight.ndim > 1:
+    if weight.ndim > 1 and weight.is_copied:
         tape.storage(weight.numel * FP32, "aten::normal_", Category.TEMPORARY)
 
 

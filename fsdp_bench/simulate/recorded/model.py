@@ -73,6 +73,7 @@ class RecordedTransformer(SimulatedModel):
         weight = module.own(full, shape[0] if shape else 1, rest if len(shape) > 1 else None)
         weight.shape = shape
         weight.is_trained = is_trained
+        weight.is_copied = False  # filled in place (PreTrainedModel._init_weights), or moved from host memory
         weight.dtype = dtype
         return weight
 

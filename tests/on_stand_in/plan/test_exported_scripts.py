@@ -1,7 +1,4 @@
-"""Exported scripts under their real libraries: loaded, run on gloo ranks, and rehearsed against their predictions.
-
-The predictions use the stand-in's rates, and count what PyTorch's allocator does: bytes rounded up to 512.
-"""
+"""Exported scripts under their real libraries: loaded, run on gloo ranks, and rehearsed against their predictions."""
 
 from __future__ import annotations
 
@@ -18,13 +15,10 @@ import pytest
 pytest.importorskip("accelerate")
 pytest.importorskip("transformers")
 
-from fsdp_bench.plan.estimate import read_allocator
-from fsdp_bench.plan.export.chosen import Chosen
 from fsdp_bench.plan.export.export import export
 from fsdp_bench.plan.export.files import write
 from fsdp_bench.plan.export.plugin import as_accelerate_shards
-from fsdp_bench.rates.without_time import RatesWithoutTime
-from tests.on_stand_in.rehearsing import rehearse
+from tests.on_stand_in.plan.exporting import predicted, rehearsed
 from tests.plan.export.settings import CONFIG, chosen
 
 SCALAR = 512
@@ -34,27 +28,6 @@ FSDP1, FSDP2 = {"api": "fsdp1"}, {"api": "fsdp2"}
 BARE = FSDP2 | {"strategy": "NO_SHARD", "world_size": 1}
 FULL = {"checkpointing": "full"}
 ACCUMULATED = {"gradient_accumulation_steps": 3, "sync_every_micro_batch": False, "max_grad_norm": 1.0}
-
-
-def _predicted(one: Chosen) -> dict[str, int]:
-    """Return the peaks of allocated bytes by phase, on the stand-in."""
-    asked = one.question
-    assert asked.gpu is not None
-    usable = asked.gpu.usable_memory_bytes
-    reading = read_allocator(asked.model, one.setup, asked.kernel_set, usable, rank=0, rates=RatesWithoutTime())
-    return reading.phases
-
-
-def _rehearsed(one: Chosen, kind: str, folder: Path) -> dict[str, int]:
-    """Return the same of the third step of an exported script, which is started as the export says."""
-    files = export([kind], one)
-    write(files, folder)
-    command, *words = str(files[-1].start).split()
-    words = words[3:] if command == "torchrun" else words  # the world is the rehearsal's
-    given = ("--gpu", "H100-SXM", "--world-size", str(one.setup.world_size), "--steps", "3")
-    found = rehearse(*given, "--", *words, command=command, folder=folder)
-    assert found.code == 0, found.output
-    return {span["phase"]: span["allocated_bytes"] for span in found.document["spans"] if span["step"] == 3}
 
 
 @pytest.mark.parametrize(
@@ -73,19 +46,19 @@ def _rehearsed(one: Chosen, kind: str, folder: Path) -> dict[str, int]:
 def test_the_pytorch_script_needs_what_was_predicted_to_the_byte(fields: dict[str, Any], tmp_path: Path) -> None:
     """But for one scalar in forward: the script still holds the loss of the micro-batch before."""
     one = chosen(**fields)
-    predicted, rehearsed = _predicted(one), _rehearsed(one, "pytorch", tmp_path)
+    expected, found = predicted(one), rehearsed(one, "pytorch", tmp_path)
     earlier_loss = SCALAR if one.setup.gradient_accumulation_steps > 1 else 0
-    assert rehearsed["backward"] == predicted["backward"]
-    forward = max(predicted["forward"], predicted["loss"])  # a rehearsal does not see where the loss begins
-    assert rehearsed["forward"] == forward + earlier_loss
+    assert found["backward"] == expected["backward"]
+    forward = max(expected["forward"], expected["loss"])  # a rehearsal does not see where the loss begins
+    assert found["forward"] == forward + earlier_loss
 
 
 @pytest.mark.parametrize("fields", [FSDP1 | FULL, FSDP2], ids=str)
 def test_accelerate_needs_what_was_predicted_and_the_loss_twice(fields: dict[str, Any], tmp_path: Path) -> None:
     """Accelerator.backward divides the loss by the number of micro-batches; its caller holds the undivided one."""
     one = chosen(**fields)
-    predicted = _predicted(as_accelerate_shards(one, "accelerate")[0])
-    assert _rehearsed(one, "accelerate", tmp_path)["backward"] == predicted["backward"] + SCALAR
+    expected = predicted(as_accelerate_shards(one, "accelerate")[0])
+    assert rehearsed(one, "accelerate", tmp_path)["backward"] == expected["backward"] + SCALAR
 
 
 @pytest.mark.parametrize("fields", [FSDP1, FSDP2 | FULL, FSDP2 | ACCUMULATED, BARE, BARE | FULL], ids=str)
@@ -96,8 +69,8 @@ def test_the_trainer_needs_what_was_predicted_and_a_few_scalars(fields: dict[str
     """
     one = chosen(**fields)
     other_batches = (one.setup.gradient_accumulation_steps - 1) * 2 * INT64 * one.setup.sequence_length
-    predicted = _predicted(one if one.setup.is_bare else as_accelerate_shards(one, "huggingface")[0])
-    more = _rehearsed(one, "huggingface", tmp_path)["backward"] - predicted["backward"] - other_batches
+    expected = predicted(one if one.setup.is_bare else as_accelerate_shards(one, "huggingface")[0])
+    more = rehearsed(one, "huggingface", tmp_path)["backward"] - expected["backward"] - other_batches
     assert more % SCALAR == 0
     assert 0 < more <= 8 * SCALAR
 

@@ -99,6 +99,26 @@ def test_the_script_reads_the_peak_that_is_reported(tmp_path: Path) -> None:
     assert own == [of_steps[1], max(of_steps[1], of_steps[2])]  # the third step ends the script before it prints
 
 
+def test_the_lines_that_hold_memory_are_known_where_another_stream_delays_frees(tmp_path: Path) -> None:
+    """As in FSDP1, which calls record_stream: requested bytes fall when a free completes, after it is requested."""
+    lines = (
+        "import torch",
+        "kept = torch.empty(3 << 20, dtype=torch.uint8, device='cuda')",
+        "used = torch.empty(64 << 20, dtype=torch.uint8, device='cuda')",
+        "other = torch.cuda.Stream()",
+        "with torch.cuda.stream(other):",
+        "    used.zero_()",
+        "used.record_stream(other)",
+        "del used",
+        "more = torch.empty(64 << 20, dtype=torch.uint8, device='cuda')",
+    )
+    (tmp_path / "script.py").write_text("\n".join(lines))
+    found = rehearse("--gpu", "H100-SXM", "--", "script.py", folder=tmp_path)
+    assert found.code == 0, found.output
+    held = [(line["user_line"]["line"], line["num_bytes"]) for line in found.document["memory"]["lines_at_peak"][:2]]
+    assert held == [(3, 64 << 20), (2, 3 << 20)]
+
+
 def test_several_ranks_are_rehearsed_in_turn(tmp_path: Path) -> None:
     command, words = _words("fsdp2")
     given = ("--gpu", "H100-SXM", "--steps", "1", "--world-size", "8", "--ranks", "0,7")

@@ -13,11 +13,14 @@ import pytest
 from msgspec.structs import replace
 
 from fsdp_bench import __version__
+from fsdp_bench.plan.export.chosen import Chosen
 from fsdp_bench.plan.export.export import KINDS, document, export
 from fsdp_bench.plan.export.files import write
 from fsdp_bench.plan.export.plugin import hybrid_sizes
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.hardware import Cluster
+from fsdp_bench.spec.lora import LoRA
+from fsdp_bench.spec.recording.model import RecordedModel
 from fsdp_bench.spec.setup import Api, ShardingStrategy, TrainSetup
 from fsdp_bench.spec.units import format_gib
 from tests.plan.export.settings import COMMAND, CONFIG, chosen, chosen_on_servers
@@ -64,6 +67,60 @@ def test_the_script_is_python_that_uses_what_it_imports(fields: dict[str, Any]) 
     used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
     assert imported <= used
     assert all(len(line) <= 120 for line in file.text.split("\n"))
+
+
+def _with_adapters(lora: LoRA, **fields: Any) -> Chosen:
+    """Return a setting whose model is said to have adapters; what it needs with them is not predicted."""
+    one = chosen(**fields)
+    model = one.question.model
+    assert isinstance(model, RecordedModel)
+    code = replace(model.code, origin=replace(model.code.origin, lora=lora))
+    return dataclasses.replace(one, question=dataclasses.replace(one.question, model=replace(model, code=code)))
+
+
+ADAPTERS = LoRA(rank=4, targets=("q_proj", "v_proj"), dropout=0.1, modules_to_save=("lm_head",), base="bf16")
+BARE = {"api": "fsdp2", "strategy": "NO_SHARD", "world_size": 1}
+
+
+@pytest.mark.parametrize(
+    ("kind", "lora", "fields"),
+    [
+        ("pytorch", ADAPTERS, {"api": "fsdp2"}),
+        ("pytorch", ADAPTERS, {"api": "fsdp1", "wrap": "block-and-adapters"}),
+        ("pytorch", LoRA(rank=4, base="nf4"), {"api": "fsdp2", "checkpointing": "full"}),
+        ("pytorch", LoRA(rank=4, base="nf4"), BARE),
+        ("pytorch", LoRA(rank=4), {"api": "fsdp1", "precision": "bf16-true"}),
+        ("huggingface", ADAPTERS, BARE),
+    ],
+    ids=str,
+)
+def test_a_script_with_adapters_trains_nothing_else(kind: str, lora: LoRA, fields: dict[str, Any]) -> None:
+    (file,) = export([kind], _with_adapters(lora, **fields))
+    tree = ast.parse(file.text)
+    bound = {a.asname or a.name for n in ast.walk(tree) if isinstance(n, ast.ImportFrom | ast.Import) for a in n.names}
+    used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+    assert {name.partition(".")[0] for name in bound} <= used
+    assert all(len(line) <= 120 for line in file.text.split("\n"))
+    assert "LoraConfig(**ADAPTERS)" in file.text
+    assert '"r": 4' in file.text
+    assert ("(trained(model), lr=" in file.text) is (kind == "pytorch")
+    assert ("autocast_adapter_dtype=False" in file.text) is ("precision" in fields)  # PEFT makes them in fp32
+    assert ("quantize(model, device)" in file.text) is lora.is_quantized
+
+
+@pytest.mark.parametrize(
+    ("kind", "lora", "fields", "says"),
+    [
+        ("accelerate", ADAPTERS, {"api": "fsdp2"}, "--export pytorch has them"),
+        ("torchtitan", ADAPTERS, {"api": "fsdp2"}, "--export pytorch has them"),
+        ("huggingface", ADAPTERS, {"api": "fsdp2"}, "several GPUs"),
+        ("huggingface", LoRA(base="nf4"), BARE, "checkpoint"),
+        ("pytorch", ADAPTERS, {"api": "fsdp2", "offload": "params"}, "--offload"),
+    ],
+)
+def test_adapters_that_are_not_exported_are_refused(kind: str, lora: LoRA, fields: dict[str, Any], says: str) -> None:
+    with pytest.raises(SpecError, match=re.escape(says)):
+        export([kind], _with_adapters(lora, **fields))
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,8 @@ from fsdp_bench.catalog.lookup import in_other_code, model
 from fsdp_bench.plan.purchase.fastest import Timed
 from fsdp_bench.plan.purchase.goal import Goal
 from fsdp_bench.plan.purchase.offer import Offer
-from fsdp_bench.plan.purchase.planner import Plan, kinds_of, plan
+from fsdp_bench.plan.purchase.pick import pick, reason_of
+from fsdp_bench.plan.purchase.planner import Plan, _Choice, kinds_of, plan
 from fsdp_bench.plan.purchase.searched import Kind
 from fsdp_bench.plan.purchase.settings import can_run, micro_batches, settings, setup_of
 from fsdp_bench.plan.question import Question, answer
@@ -103,6 +104,61 @@ def test_a_budget_must_cover_the_slow_end_of_the_range() -> None:
         Offer(replace(asked, budget=limit), timed, None).meets_budget for limit in (predicted, 0.99 * slow, 1.01 * slow)
     ]
     assert met == [False, False, True]
+
+
+def _offers(asked: Goal, name: str, speeds: dict[int, float]) -> list[Offer]:
+    """Return offers on so many servers each with the speed of one GPU."""
+    where = kind(name)
+    return [
+        Offer(
+            asked,
+            Timed(Cluster(server=where.server, gpu=where.gpu, num_nodes=nodes, gpus_per_node=8), setup, speed),
+            where.price,
+        )
+        for nodes, speed in speeds.items()
+        for setup in [TrainSetup(**ONE_STRATEGY, world_size=8 * nodes)]
+    ]
+
+
+@pytest.mark.parametrize(
+    ("speeds", "most"),
+    [
+        ({1: 100.0, 2: 90.0, 4: 40.0, 8: 20.0}, 2),  # all GPUs: 800, 1,440, 1,280, 1,280
+        ({1: 100.0, 2: 90.0, 4: 50.0}, None),  # 800, 1,440, 1,600
+        ({4: 100.0}, None),
+    ],
+)
+def test_more_servers_than_are_useful_are_slower(speeds: dict[int, float], most: int | None) -> None:
+    asked = goal("Llama-2-7B")
+    offers = _offers(asked, "p4d.24xlarge", speeds)
+    others = _offers(asked, "p5.48xlarge", {16: 1000.0})  # of another kind
+    choice = _Choice(asked, [], [], lambda what: None)
+    assert choice._most_useful(offers[0], [*offers, *others]) == most
+
+
+def test_the_reason_of_a_deadline_has_the_least_price_in_time() -> None:
+    """p4d.24xlarge at 2 dollars a GPU and hour; 10 billion tokens, so 2 * 10**10 / speed / 3600 dollars."""
+    asked = goal("Llama-2-7B", stated_price=StatedPrice(2.0, True, "USD"), deadline_seconds=10.0**6)
+    offers = _offers(asked, "p4d.24xlarge", {4: 1000.0, 2: 995.0, 8: 900.0, 1: 10.0})  # the last is late
+    picked = pick(asked, offers)
+    assert picked.winner is offers[1]
+    assert reason_of(asked, picked, 1279) == (
+        "1,279 offers fit. Those that meet the deadline, even at the slow end of the range, cost at least 5,556 USD"
+        " (predicted); this one needs the fewest GPUs within 1% of that"
+    )
+    assert reason_of(asked, picked, 1).startswith("no other offer fits, and it meets the deadline, even at the slow")
+
+
+def test_progress_names_every_kind_of_server_and_then_what_is_searched() -> None:
+    said: list[str] = []
+    fixed = {**ONE_STRATEGY, "checkpointing": Checkpointing.FULL, "micro_batch_size": 1, "loss": Loss.PLAIN}
+    names = ["p4d.24xlarge", "p5.48xlarge"]
+    found = plan(replace(goal("1B"), fixed=fixed), [kind(name) for name in names], (1, 2), said.append)
+    assert said[:2] == names
+    assert all(any(name in what for name in names) for what in said)
+    assert any(re.fullmatch(r"\d x p[45]d?\.\d+xlarge: offer 1 of \d", what) for what in said)
+    assert found.winner is not None
+    assert said[-1] == f"a safer setting on {found.winner.cluster.server.name}"
 
 
 SHARDED = {"strategy": (ShardingStrategy.FULL_SHARD, ShardingStrategy.SHARD_GRAD_OP)}

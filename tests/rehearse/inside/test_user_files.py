@@ -28,8 +28,9 @@ NOTICE = "fsdp-bench: This machine allows no overlay"
 
 def _mount(scratch: Path) -> None:
     """Do as rehearse/enter.py does."""
+    words = json.loads((scratch / "plan.json").read_text())["words"]
     try:
-        mounted = Overlay(str(scratch), protected_folders(["script.py"]))
+        mounted = Overlay(str(scratch), protected_folders(words))
         said = {"overlays": mounted.layers, "read_only": mounted.read_only, "silent": mounted.silent}
     except OSError as error:
         if error.errno in (errno.EPERM, errno.EINVAL):
@@ -75,13 +76,16 @@ def contents(folder: Path) -> dict[str, tuple[object, ...]]:
     return {str(path.relative_to(folder)): of(path) for path in folder.rglob("*")}
 
 
-def notes_of(script: str, user: Path, protection: str, needs_landlock: bool = False, **plan: object) -> str:
+def notes_of(
+    script: str, user: Path, protection: str, needs_landlock: bool = False, name: str = "script.py", **plan: object
+) -> str:
     """Rehearse a script in the user's folder, which must be as before; return the notes of its answer."""
     scratch = user.parent / "scratch"
     scratch.mkdir()
-    (user / "script.py").write_text(dedent(script))
+    (user / name).parent.mkdir(exist_ok=True)
+    (user / name).write_text(dedent(script))
     before = contents(user)
-    (scratch / "plan.json").write_text(json.dumps(plan_of(scratch, "script.py", **plan)))
+    (scratch / "plan.json").write_text(json.dumps(plan_of(scratch, name, **plan)))
     run_fork(become_a_rehearsal, user, scratch, PROTECTIONS[protection])
     output = (scratch / "output.txt").read_text()
     if NOT_ALLOWED in output or (needs_landlock and "REACH THE DISK" in output):
@@ -475,6 +479,12 @@ def test_a_machine_without_overlays_is_named_whatever_the_script_writes(script: 
 
 def test_an_overlay_and_a_script_that_writes_nothing_have_no_note(user: Path) -> None:
     assert notes_of("print(open('script.py').read())", user, "overlay") == ""
+
+
+def test_a_script_in_another_folder_runs_in_the_working_directory(user: Path) -> None:
+    """As ``torchrun jobs/script.py``: both folders are protected."""
+    script = "open('new', 'w'); open('jobs/new', 'w'); assert open('checkpoint-400/model.safetensors', 'rb').read()"
+    assert "wrote 2 files and removed 0" in notes_of(script, user, "overlay", "jobs/script.py")
 
 
 def test_a_file_in_the_root_is_written_for_the_script_alone(user: Path) -> None:

@@ -62,19 +62,19 @@ class Overlay:
         places = {*temporary, self._scratch, *folders, *self._mounts} - {*self.silent}
         self._below = {place: os.open(place, os.O_PATH) for place in places if os.path.isdir(place)}
         """Descriptors of folders as they are without overlays."""
-        folder = os.getcwd()
+        working = os.getcwd()
         try:
             for place in _folders_in("/"):
                 if place not in temporary:
                     self._cover(place)
             self._show(temporary)
-            for folder in folders:
-                self._cover(folder)
+            for named in folders:
+                self._cover(named)
         finally:
             self._show([self._scratch])
-            os.chdir(folder)  # as it is now, and not as it is below the overlay
+            os.chdir(working)  # as it is now, and not as it is below the overlay
         self._cover_root()
-        os.chdir(folder)
+        os.chdir(working)
 
     def _unshare(self, folders: Sequence[str]) -> bool:
         """Give the process a mount namespace of its own. Return whether it needed a user namespace for that."""

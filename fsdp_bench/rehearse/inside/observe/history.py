@@ -43,16 +43,21 @@ class History:
             self._entries = traces[device] if device < len(traces) else ()
 
     def reaches(self, peak_requested_bytes: int) -> bool:
-        """Whether it leads to this peak. It does not if entries were dropped, or the script keeps fewer or none."""
-        return max((level for _entry, level in self._changes()), default=0) == peak_requested_bytes
+        """Whether it leads to this peak. It does not if entries were dropped, or the script keeps fewer or none.
 
-    def _changes(self) -> Iterator[tuple[dict[str, Any], int]]:
+        The allocator's ``requested_bytes`` fall when a free completes (CUDACachingAllocator.cpp, free_block): for a
+        tensor that another stream uses (record_stream, as FSDP1 calls it), later than when the free is requested.
+        """
+        levels = (level for _entry, level in self._changes("free_completed"))
+        return max(levels, default=0) == peak_requested_bytes
+
+    def _changes(self, freed: str = "free_requested") -> Iterator[tuple[dict[str, Any], int]]:
         """Yield each allocation and free, with the bytes that are allocated after it."""
         level = 0
         for entry in self._entries:
             if entry["action"] == "alloc":
                 level += entry["size"]
-            elif entry["action"] == "free_requested":
+            elif entry["action"] == freed:
                 level -= entry["size"]
             else:
                 continue

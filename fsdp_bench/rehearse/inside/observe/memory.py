@@ -34,7 +34,9 @@ class PeakCounters:
         self._held: dict[tuple[int, str, str], int] = {}
         """Peaks that our resets hide from the script: by device, counter and pool. Its own reset clears them."""
         self.peak_requested_bytes = 0
-        """The peak of what tensors asked for, before rounding, which is what PyTorch's memory history adds up to."""
+        """The peak of what tensors asked for, before rounding, which is what PyTorch's memory history adds up to.
+
+        Until a free completes it counts, as in active and not as in allocated bytes."""
         self._raw = {name: getattr(torch._C, name) for name in (*_STATISTICS, *_RESETS) if hasattr(torch._C, name)}
 
     def install(self) -> None:
