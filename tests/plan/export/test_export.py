@@ -51,6 +51,8 @@ SCRIPTS: list[dict[str, Any]] = [
     {"api": "fsdp1", "gradient_accumulation_steps": 4, "sync_every_micro_batch": False, "loss": "liger"},
     {"api": "fsdp1", "wrap": "size", "min_num_params": 100_000, "backward_prefetch": "none", "optimizer": "sgd"},
     {"api": "fsdp1", "wrap": "block-and-ends", "fp32_head": True, "activation_offload": True, "checkpointing": "full"},
+    {"api": "fsdp1", "checkpointing": "full", "reentrant": "around"},
+    {"api": "fsdp2", "strategy": "NO_SHARD", "checkpointing": "full", "reentrant": "inside"},
 ]
 
 
@@ -72,6 +74,9 @@ def test_the_script_is_python_that_uses_what_it_imports(fields: dict[str, Any]) 
         ("accelerate", {"api": "fsdp2", "strategy": "NO_SHARD"}, "DistributedDataParallel"),
         ("accelerate", {"checkpointing": "selective"}, "--checkpointing full"),
         ("accelerate", {"checkpointing": "full", "checkpointing_policy": "every-2-blocks"}, "every block"),
+        ("accelerate", {"checkpointing": "full", "reentrant": "inside"}, "not reentrant"),
+        ("huggingface", {"checkpointing": "full", "reentrant": "around"}, "--reentrant inside"),
+        ("torchtitan", {"api": "fsdp2", "checkpointing": "full", "reentrant": "inside"}, "not reentrant"),
         ("accelerate", {"compile": True}, "compile"),
         ("accelerate", {"precision": "fp16-mixed"}, "bf16-mixed"),
         ("accelerate", {"api": "fsdp2", "reshard_after_forward": 4}, "fewer ranks"),
