@@ -50,6 +50,7 @@ from fsdp_bench.spec.setup import (
     Offload,
     OptimizerKind,
     Precision,
+    Reentrant,
     ShardingStrategy,
     TrainSetup,
     Wrap,
@@ -67,6 +68,7 @@ class SetupFields(TypedDict, total=False):
     offload: Offload | str
     checkpointing: Checkpointing | str
     checkpointing_policy: str | None
+    reentrant: Reentrant | str
     optimizer: OptimizerKind | str
     activation_offload: bool
     optimizer_in_backward: bool

@@ -14,7 +14,7 @@ from fsdp_bench.simulate.step import steady_step
 from fsdp_bench.spec.hardware import Cluster, Gpu
 from fsdp_bench.spec.profile import Profile
 from fsdp_bench.spec.recording.model import Model
-from fsdp_bench.spec.setup import TrainSetup
+from fsdp_bench.spec.setup import Reentrant, TrainSetup
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,10 @@ class Speed:
         setup = self.setup
         return self._fraction_of_peak(
             self.model.hardware_flops_per_token(
-                setup.sequence_length, setup.checkpointing, policy=setup.checkpointing_policy
+                setup.sequence_length,
+                setup.checkpointing,
+                policy=setup.checkpointing_policy,
+                stops_early=setup.reentrant is Reentrant.NO,
             )
         )
 

@@ -126,6 +126,22 @@ class Engine:
         self._leaf_stream = _COMPUTE
         """Where the last accumulator ran; they all run on one."""
 
+    def run_inside(self, roots: Sequence[tuple[Tensor, Tensor]]) -> None:
+        """Compute all gradients below several tensors, each with its gradient, while a node runs (reentrant backward).
+
+        What the outer pass has ready waits (ReadyQueue prefers the deeper pass); callbacks are of the inner one.
+        """
+        outer = self._ready, self.callbacks, self._leaf_stream
+        self._ready, self.callbacks, self._leaf_stream = [], [], _COMPUTE
+        if len(roots) == 1:
+            self.run(*roots[0])
+        else:  # GraphRoot
+            tape, gradients = self.tape, [gradient for _, gradient in roots]
+            node = operator_node(tape, lambda _saved, _gradients: gradients, [root for root, _ in roots], [])
+            self.run(Tensor(None, 0, 0, node), gradients[0])
+        self._ready, self.callbacks, self._leaf_stream = outer
+        self.is_running = self.tape.in_backward = True
+
     def run(self, root: Tensor, gradient: Tensor) -> None:
         """Compute all gradients below ``root``."""
         assert root.node is not None
@@ -142,8 +158,10 @@ class Engine:
             if node.waits_for is not None:
                 self._wait(node)
             if node.pre_hooks:
-                for hook in node.pre_hooks:
+                hooks, node.pre_hooks = node.pre_hooks, None  # which may hold the node itself
+                for hook in hooks:
                     hook()
+                del hooks, hook
             if node.accumulate is not None:
                 self._leaf_stream = node.stream
                 gradients, node.buffer = node.buffer, [None]

@@ -11,8 +11,9 @@ from fsdp_bench.simulate.events import IN_HOST_MEMORY, Category, Stream
 from fsdp_bench.simulate.further_steps import first_forward_alone
 from fsdp_bench.simulate.losses.choose import loss
 from fsdp_bench.simulate.losses.cross_entropy import cross_entropy
-from fsdp_bench.simulate.models.activation_checkpointing import checkpoint_blocks
+from fsdp_bench.simulate.models.activation_checkpointing import checkpoint_blocks, checkpointed_blocks
 from fsdp_bench.simulate.models.build import build
+from fsdp_bench.simulate.models.reentrant import reentrant
 from fsdp_bench.simulate.operators.clipping import clip_gradients, clip_sharded_fsdp1, reduce_norm_of_host_gradients
 from fsdp_bench.simulate.operators.core import Operators
 from fsdp_bench.simulate.operators.kernels import FP32, INT64, Kernels
@@ -32,7 +33,7 @@ from fsdp_bench.simulate.wrappers.fsdp2 import Fsdp2
 from fsdp_bench.simulate.wrappers.protocol import Wrapper
 from fsdp_bench.simulate.wrappers.units import Unit, blocks_are_alike, choose_units
 from fsdp_bench.spec.recording.model import Model
-from fsdp_bench.spec.setup import Api, Offload, OptimizerKind, ShardingStrategy, TrainSetup
+from fsdp_bench.spec.setup import Api, Offload, OptimizerKind, Reentrant, ShardingStrategy, TrainSetup
 
 BETWEEN_STEPS = "between steps"
 """The part of the log outside of the phases: what earlier steps leave."""
@@ -70,8 +71,11 @@ class Simulation:
         self.is_compiled = compile_blocks(self.op, self.model, model, setup)
         """Whether blocks run compiled code."""
         if not self.is_compiled:
-            checkpoint_blocks(self.op, self.model, setup)
+            checkpoint_blocks(self.op, self.engine, self.model, setup)
         self.wrapper = self._wrapped(units)
+        if setup.reentrant is Reentrant.AROUND:
+            for block in checkpointed_blocks(self.model, setup):
+                block.put_around(reentrant(self.op, self.engine))
         if setup.optimizer_in_backward:
             self.wrapper.in_backward = InBackward(self.op, setup.optimizer)
         self.allocates_alike = isinstance(self.wrapper, Ddp) and not (self.sizes.casts_back or checkpoints_some)

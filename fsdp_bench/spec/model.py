@@ -172,12 +172,18 @@ class ModelShape(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True)
         return 3 * self.forward_flops_per_token(sequence_length, causal)
 
     def hardware_flops_per_token(
-        self, sequence_length: int, checkpointing: Checkpointing, causal: bool = True, policy: str | None = None
+        self,
+        sequence_length: int,
+        checkpointing: Checkpointing,
+        causal: bool = True,
+        policy: str | None = None,
+        stops_early: bool = True,
     ) -> float:
         """Return the FLOPs of one training step for one token, including recomputation by checkpointing.
 
         ``full`` runs every block's forward pass again, up to its last matrix product, whose output no gradient needs
-        (torch.utils.checkpoint.set_checkpoint_early_stop, on by default). ``selective`` saves the outputs of every
+        (torch.utils.checkpoint.set_checkpoint_early_stop, on by default), or all of it where that does not stop early,
+        as reentrant checkpointing. ``selective`` saves the outputs of every
         matrix product and of attention, so it recomputes nothing that is counted here; with a ``policy``
         (TrainSetup.checkpointing_policy) what that does not save. Attention counts as saved if any of its kernels is
         named. Recomputation inside fused attention kernels is not counted.
@@ -186,10 +192,11 @@ class ModelShape(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True)
         if checkpointing is Checkpointing.NONE:
             return flops
         read = read_policy(policy)
-        *earlier, _last = self._operators_of_a_block(sequence_length, causal)
+        *earlier, last = self._operators_of_a_block(sequence_length, causal)
         if checkpointing is Checkpointing.FULL:
             num_blocks = -(-self.num_hidden_layers // read.every_blocks)
-            return flops + num_blocks * sum(each for _, each in earlier)
+            again = earlier if stops_early else [*earlier, last]
+            return flops + num_blocks * sum(each for _, each in again)
         recomputed, num_products = 0.0, 0
         for name, each in earlier:
             num_products += name == "aten.mm"

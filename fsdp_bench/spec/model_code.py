@@ -107,7 +107,7 @@ class ModelCode(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
             return reason
         if setup.loss is Loss.PLAIN:
             return None
-        if self.config is None or self.lora is not None:
+        if self.config is None:
             return f"loss: {self.name} computes its own, which {setup.loss.value} cannot replace; leave loss out"
         reason = why_not_replaced(setup.loss, self.architecture, self.config)
         return None if reason is None else f"loss: {reason}"
@@ -129,7 +129,11 @@ class ModelCode(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return
 
     def hardware_flops_per_token(
-        self, _sequence_length: int, _checkpointing: Checkpointing, policy: str | None = None
+        self,
+        _sequence_length: int,
+        _checkpointing: Checkpointing,
+        policy: str | None = None,
+        stops_early: bool = True,
     ) -> None:
         """Return None: FLOPs of other code are not counted in trials."""
         return

@@ -17,7 +17,7 @@ from fsdp_bench.spec.checked import Checked, Count
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.model_code import TrainedModel
 from fsdp_bench.spec.rank_report import MemoryReading, Outcome, RankReport
-from fsdp_bench.spec.setup import TrainSetup
+from fsdp_bench.spec.setup import Reentrant, TrainSetup
 from fsdp_bench.spec.subprocesses.rehearsal import RehearsedGpu
 
 SCHEMA_VERSION = 1
@@ -243,7 +243,10 @@ class TrialRecord(msgspec.Struct, frozen=True, kw_only=True):
             return None
         setup = self.setup
         flops = self.model.hardware_flops_per_token(
-            setup.sequence_length, setup.checkpointing, policy=setup.checkpointing_policy
+            setup.sequence_length,
+            setup.checkpointing,
+            policy=setup.checkpointing_policy,
+            stops_early=setup.reentrant is Reentrant.NO,
         )
         return None if flops is None else tokens * flops / peak
 

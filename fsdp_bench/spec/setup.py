@@ -83,6 +83,25 @@ class Checkpointing(CaseInsensitiveEnum):
     FULL = "full"
 
 
+class Reentrant(CaseInsensitiveEnum):
+    """Whether checkpointing is reentrant (torch.utils.checkpoint, use_reentrant), and where: torch's default is not.
+
+    Forward then runs a block without a graph; backward runs all of it again and calls torch.autograd.backward inside.
+    """
+
+    NO = "no"
+    INSIDE = "inside"
+    """Inside of the block's unit, whose hooks run once: transformers' GradientCheckpointingLayer."""
+    AROUND = "around"
+    """Around the block's unit, whose hooks run in both forwards, and which is gathered once more: transformers before
+    it had GradientCheckpointingLayer."""
+
+    @classmethod
+    def field(cls) -> str:
+        """Return the name of the field in sweep files and on the command line."""
+        return "reentrant"
+
+
 class OptimizerKind(CaseInsensitiveEnum):
     """AdamW in PyTorch's three implementations, plain SGD (foreach), and optimizers with smaller states."""
 
@@ -126,10 +145,15 @@ class Loss(CaseInsensitiveEnum):
     LIGER_FUSED_LINEAR = "liger-fused-linear"
     """LigerFusedLinearCrossEntropyLoss: the head and the loss, and their gradients, chunk by chunk in forward."""
 
+    UNSLOTH_FP32 = "unsloth-fp32"
+    """unsloth's fast_cross_entropy_loss on fp32 logits, as in fms-acceleration: they become their gradient in backward.
+
+    Trials compute it with torch's operators, some rows at a time: the same memory, but not the kernel's speed."""
+
     @property
     def is_fused(self) -> bool:
-        """Whether it runs kernels that another package wrote in Triton."""
-        return self in (Loss.FLASH_ATTN, Loss.LIGER, Loss.LIGER_FUSED_LINEAR)
+        """Whether it runs, or stands for, kernels that another package wrote in Triton."""
+        return self in (Loss.FLASH_ATTN, Loss.LIGER, Loss.LIGER_FUSED_LINEAR, Loss.UNSLOTH_FP32)
 
     @property
     def includes_head(self) -> bool:
@@ -317,6 +341,8 @@ class TrainSetup(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True)
     checkpointing_policy: str | None = None
     """What checkpointing saves (spec/checkpointing_policy.py), such as ``every-second-product``, ``every-2-blocks`` or
     ``aten.mm,aten.silu``. By default the outputs of matrix products and attention (selective), of no block (full)."""
+    reentrant: Reentrant = Reentrant.NO
+    """Whether full checkpointing is reentrant, transformers' default before version 5."""
     activation_offload: bool = False
     """Whether what blocks save for backward is in pinned host memory meanwhile (torch's offload_wrapper, which is
     save_on_cpu): of a checkpointed block its inputs, else all, parameters included."""
@@ -493,6 +519,7 @@ def impossible(setup: TrainSetup, device: str) -> str | None:
         return reason
     return (
         _policy_impossible(setup)
+        or _reentrant_impossible(setup)
         or _loss_impossible(setup, device)
         or _activation_offload_impossible(setup, device)
         or _option_impossible(setup)
@@ -521,6 +548,23 @@ def _policy_impossible(setup: TrainSetup) -> str | None:
         return f"checkpointing_policy: {policy} chooses blocks that are checkpointed fully; use checkpointing full"
     if not setup.policy.is_of_blocks and setup.checkpointing is Checkpointing.FULL:
         return f"checkpointing_policy: checkpointing full saves no operator's output, as {policy} says; use selective"
+    return None
+
+
+def _reentrant_impossible(setup: TrainSetup) -> str | None:
+    """Return why checkpointing cannot be reentrant, or is not predicted.
+
+    In one unit of all blocks, or units of parts of a block, each block's backward reduces a whole unit's gradients.
+    """
+    if setup.reentrant is Reentrant.NO:
+        return None
+    if setup.checkpointing is not Checkpointing.FULL:
+        return f"reentrant {setup.reentrant.value} is a kind of full checkpointing; use checkpointing full"
+    if setup.compile or setup.activation_offload:
+        what = "compile" if setup.compile else "activation_offload"
+        return f"reentrant {setup.reentrant.value} with {what} is not predicted; use one of them"
+    if setup.wrap in (Wrap.NONE, Wrap.SIZE) and not setup.is_ddp:
+        return f"reentrant {setup.reentrant.value} needs blocks as units: wrap = block, not {setup.wrap.value}"
     return None
 
 

@@ -81,6 +81,15 @@ CHOSEN: dict[str, dict[str, Any]] = {
     | {"checkpointing": Checkpointing.FULL, "checkpointing_policy": "every-3-blocks"},
     "every second block, accumulated": {"world_size": 8, "gradient_accumulation_steps": 2}
     | {"checkpointing": Checkpointing.FULL, "checkpointing_policy": "every-2-blocks"},
+    "reentrant around units, accumulated": MIXED
+    | {"world_size": 8, "checkpointing": "full", "reentrant": "around"}
+    | {"gradient_accumulation_steps": 2, "sync_every_micro_batch": False},
+    "reentrant, prefetched": ENDS
+    | {"api": Api.FSDP2, "checkpointing": "full", "reentrant": "inside", "forward_prefetch": True},
+    "reentrant, offloaded": MIXED
+    | {"world_size": 8, "offload": Offload.PARAMS, "checkpointing": "full", "reentrant": "around"},
+    "reentrant, not sharded": {"api": Api.FSDP2, "strategy": "NO_SHARD", "world_size": 8, **MIXED}
+    | {"checkpointing": "full", "reentrant": "inside"},
     "one GPU without FSDP": MIXED
     | {"api": Api.FSDP2, "strategy": "NO_SHARD", "gradient_accumulation_steps": 2, "max_grad_norm": 1.0},
     "fsdp2 ends": ENDS | {"api": Api.FSDP2, "fp32_head": True},
@@ -126,7 +135,8 @@ FIXED: dict[str, tuple[int, dict[str, Any], tuple[KernelSet, ...]]] = {
 """Drawn cells with fixed fields: the seed, the fields, and the kernels."""
 QUICK_CHOSEN = {
     *("resharded, mixed, checkpointed, prefetched", "resharded, offloaded, accumulated", "every second product"),
-    *("one GPU without FSDP", "every third block, not sharded", "fsdp2 ends", "fsdp1 ends, prefetched"),
+    *("reentrant around units, accumulated", "reentrant, prefetched", "one GPU without FSDP"),
+    *("every third block, not sharded", "fsdp2 ends", "fsdp1 ends, prefetched"),
 }
 """One of each setting. The others combine the same settings with other strategies."""
 

@@ -34,11 +34,14 @@ def test_the_adapters_are_part_of_what_a_trial_is() -> None:
     assert model(lora=LoRA(rank=4)).decisive()["lora"] == LoRA(rank=4)
 
 
+def test_a_model_with_adapters_takes_other_losses() -> None:
+    assert reason(model(lora=LoRA()), api="fsdp2", loss="chunked") is None
+
+
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
         ({"precision": "fp32"}, "4-bit numbers"),
-        ({"loss": "chunked"}, "computes its own"),
         ({"wrap": "size"}, "use block or none or block-and-adapters"),
         ({"api": "fsdp1"}, "uniform dtype"),
         ({"api": "fsdp1", "precision": "bf16-true", "use_orig_params": False}, "uniform `requires_grad`"),

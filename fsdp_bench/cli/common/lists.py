@@ -27,6 +27,7 @@ from fsdp_bench.spec.setup import (
     Offload,
     OptimizerKind,
     Precision,
+    Reentrant,
     ShardingStrategy,
     Wrap,
 )
@@ -45,6 +46,7 @@ VOCABULARIES: dict[str, type[StrEnum]] = {
     "api": Api,
     "offload": Offload,
     "checkpointing": Checkpointing,
+    "reentrant": Reentrant,
     "optimizer": OptimizerKind,
     "loss": Loss,
     "float8": Float8,

@@ -53,6 +53,7 @@ class SetupOptions:
     precision: str | None = None
     checkpointing: str | None = None
     checkpointing_policy: str | None = None
+    reentrant: str | None = None
     optimizer: str | None = None
     activation_offload: bool | None = None
     optimizer_in_backward: bool | None = None
@@ -120,7 +121,7 @@ _FILE = click.Path(path_type=Path)
 
 SETUP_FIELDS = {
     **{name: name for name in ("strategy", "api", "offload", "precision", "checkpointing", "optimizer")},
-    **{name: name for name in ("checkpointing_policy", "activation_offload", "optimizer_in_backward")},
+    **{name: name for name in ("checkpointing_policy", "reentrant", "activation_offload", "optimizer_in_backward")},
     **OPTION_FIELDS,
     **{name: name for name in ("sync_every_micro_batch", "max_grad_norm", "loss", "compile", "wrap", "min_num_params")},
     "float8": "float8",
@@ -165,6 +166,8 @@ _STEP = {
     "--checkpointing MODE": "none, selective or full.",
     "--checkpointing-policy TEXT": "With selective: every-second-product (torchtitan's), or operators that are saved, "
     "as aten.mm,aten.silu. With full: every-2-blocks.",
+    "--reentrant no|inside|around": "Whether full checkpointing is reentrant (use_reentrant=True): inside of FSDP's"
+    " units, or around them as in older transformers.",
     "--optimizer NAME": "adamw-foreach (adamw), adamw-fused, adamw-for-loop, adamw-8bit, adafactor, muon or sgd.",
     "--activation-offload": "Keep what blocks save for backward in pinned host memory (torch's offload_wrapper).",
     "--optimizer-in-backward": "Update each parameter as soon as its gradient is reduced, and free the gradient.",
@@ -174,7 +177,8 @@ _STEP = {
     "--sync-every-micro-batch/--no-sync": "Reduce gradients in every micro-batch (default) or only in the last"
     " (default of Hugging Face's code, as its Trainer does).",
     "--max-grad-norm X": "Clip gradients to this norm.",
-    "--loss plain|chunked|compiled|flash-attn|liger|liger-fused-linear": "How the cross-entropy is computed.",
+    "--loss plain|chunked|compiled|flash-attn|liger|liger-fused-linear|unsloth-fp32": "How the cross-entropy is"
+    " computed.",
     "--compile": "Compile the blocks with torch.compile.",
     "--float8 none|tensorwise|rowwise": "Compute the blocks' linear layers in float8, by torchao's recipe of that name;"
     " needs --compile.",

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from fsdp_bench.plan.compare.comparison import Comparison, Difference
 from fsdp_bench.plan.compare.side import Side
-from fsdp_bench.spec.setup import Checkpointing, Loss, Offload, ShardingStrategy, Wrap
+from fsdp_bench.spec.setup import Checkpointing, Loss, Offload, Reentrant, ShardingStrategy, Wrap
 
 LASTING = ("parameters", "optimizer_state")
 """Categories that are the same throughout a step; the others differ with the moment of the peak."""
@@ -156,6 +156,12 @@ MECHANISMS = (
         _differs("activation_offload", "what blocks save is in host memory", False),
         fewer=("activations",),
         more=("host_copy_seconds",),
+    ),
+    Mechanism(
+        _differs(
+            "reentrant", "reentrant checkpointing computes a block again whole, and holds its output", Reentrant.NO
+        ),
+        more=("activations", "compute_seconds", *_COMMUNICATION),
     ),
     Mechanism(_precision("store", "parameters are stored"), fewer=_STATES),
     Mechanism(

@@ -32,7 +32,8 @@ from fsdp_bench.plan.export.plugin import (
     reshards,
     strategy_name,
 )
-from fsdp_bench.spec.setup import Api, BackwardPrefetch, Checkpointing, Offload, TrainSetup
+from fsdp_bench.spec.errors import SpecError
+from fsdp_bench.spec.setup import Api, BackwardPrefetch, Checkpointing, Offload, Reentrant, TrainSetup
 
 KIND = "accelerate"
 CONFIG_NAME = "accelerate.yaml"
@@ -45,6 +46,10 @@ def config_and_script(chosen: Chosen, notes: tuple[str, ...]) -> list[File]:
     Raises:
         SpecError: for what accelerate does not have.
     """
+    if chosen.setup.reentrant is not Reentrant.NO:
+        raise SpecError(
+            f"export {KIND}: accelerate's checkpointing is not reentrant; --export pytorch or huggingface has it"
+        )
     chosen, changes = as_accelerate_shards(chosen, KIND)
     notes = (*notes, *changes, *environment(chosen))
     own = [f"{PRECISION_NOTE}; {NAME} has it, another script needs its FullyShardedDataParallelPlugin"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fsdp_bench.spec.setup import Checkpointing, TrainSetup
+from fsdp_bench.spec.setup import Checkpointing, Reentrant, TrainSetup
 
 _POLICY = '''
 SAVED = {{
@@ -31,6 +31,7 @@ _EVERY_SECOND = """\
 def blocks_imports(setup: TrainSetup) -> list[str]:
     """Return the imports of what is done to blocks."""
     names = [] if setup.checkpointing is Checkpointing.NONE else ["checkpoint_wrapper"]
+    names = ["CheckpointImpl", *names] if setup.reentrant is not Reentrant.NO else names
     names += ["offload_wrapper"] if setup.activation_offload else []
     where = "torch.distributed.algorithms._checkpoint.checkpoint_wrapper"
     found = [f"from {where} import {', '.join(names)}"] if names else []
@@ -54,14 +55,24 @@ def policy_text(setup: TrainSetup) -> str:
 
 def blocks_text(setup: TrainSetup) -> str:
     """Return the statements, indented once, that replace the blocks of the list ``blocks``."""
-    lines = []
-    if setup.checkpointing is not Checkpointing.NONE:
-        every = setup.policy.every_blocks
-        numbers = f"range(0, len(blocks), {every})" if every > 1 else "range(len(blocks))"
-        context = ", context_fn=saves_some" if setup.checkpointing is Checkpointing.SELECTIVE else ""
-        lines += [f"for index in {numbers}:", f"    blocks[index] = checkpoint_wrapper(blocks[index]{context})"]
+    lines = [] if setup.reentrant is Reentrant.AROUND else _checkpointing(setup)
     if setup.activation_offload:
         lines += ["for index in range(len(blocks)):", "    blocks[index] = offload_wrapper(blocks[index])"]
     if setup.compile:
         lines += ["for block in blocks:", "    block.compile()"]
     return "".join(f"    {line}\n" for line in lines)
+
+
+def around_text(setup: TrainSetup) -> str:
+    """Return the statements, indented once, that checkpoint the blocks of the list ``blocks`` around their units."""
+    return "".join(f"    {line}\n" for line in _checkpointing(setup)) if setup.reentrant is Reentrant.AROUND else ""
+
+
+def _checkpointing(setup: TrainSetup) -> list[str]:
+    if setup.checkpointing is Checkpointing.NONE:
+        return []
+    every = setup.policy.every_blocks
+    numbers = f"range(0, len(blocks), {every})" if every > 1 else "range(len(blocks))"
+    options = ", context_fn=saves_some" if setup.checkpointing is Checkpointing.SELECTIVE else ""
+    options = ", CheckpointImpl.REENTRANT" if setup.reentrant is not Reentrant.NO else options
+    return [f"for index in {numbers}:", f"    blocks[index] = checkpoint_wrapper(blocks[index]{options})"]

@@ -10,7 +10,7 @@ from fsdp_bench.plan.export.chosen import Chosen
 from fsdp_bench.spec.errors import printable
 from fsdp_bench.spec.hardware import Cluster
 from fsdp_bench.spec.recording.model import whose_code
-from fsdp_bench.spec.setup import Loss, Offload, TrainSetup
+from fsdp_bench.spec.setup import Loss, Offload, Reentrant, TrainSetup
 from fsdp_bench.spec.units import format_gib
 
 _WIDTH = 116
@@ -51,7 +51,8 @@ def setting(setup: TrainSetup) -> str:
     batch = f"batch {setup.micro_batch_size} x {setup.sequence_length} tokens on each GPU"
     policy = f" {setup.checkpointing_policy}" if setup.checkpointing_policy else ""
     parts = [f"{setup.strategy.value} under {setup.api.value}", str(setup.precision), f"wrap {setup.wrap.value}"]
-    parts += [f"checkpointing {setup.checkpointing.value}{policy}"]
+    reentrant = f", reentrant {setup.reentrant.value}" if setup.reentrant is not Reentrant.NO else ""
+    parts += [f"checkpointing {setup.checkpointing.value}{policy}{reentrant}"]
     parts += [] if setup.offload is Offload.NONE else [f"offload {setup.offload.value}"]
     parts += [] if setup.loss is Loss.PLAIN else [f"loss {setup.loss.value}"]
     parts += ["compile"] if setup.compile else []

@@ -24,7 +24,16 @@ from fsdp_bench.plan.export.plugin import (
 from fsdp_bench.plan.export.sharding import autocast_text
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.lora import LoRA
-from fsdp_bench.spec.setup import Api, BackwardPrefetch, Checkpointing, Loss, Offload, OptimizerKind, TrainSetup
+from fsdp_bench.spec.setup import (
+    Api,
+    BackwardPrefetch,
+    Checkpointing,
+    Loss,
+    Offload,
+    OptimizerKind,
+    Reentrant,
+    TrainSetup,
+)
 
 KIND = "huggingface"
 NAME = "train_huggingface.py"
@@ -76,6 +85,8 @@ def _why_not(setup: TrainSetup, lora: LoRA | None) -> str | None:
     if setup.optimizer not in _OPTIMIZERS or setup.optimizer_in_backward:
         kind = "optimizer_in_backward" if setup.optimizer_in_backward else setup.optimizer.value
         return f"the Trainer has no {kind} as predicted; {', '.join(_OPTIMIZERS)} are"
+    if setup.reentrant is Reentrant.AROUND and not setup.is_ddp:
+        return "transformers has checkpointed inside of FSDP's units since 2025; use --reentrant inside"
     if setup.activation_offload:
         return "fsdp_config of the Trainer has no offload of activations"
     return _why_not_bare(setup) if setup.is_bare else None
@@ -111,10 +122,11 @@ def arguments(chosen: Chosen) -> dict[str, Any]:
         "save_strategy": "no",
         "report_to": "none",
     }
+    if setup.checkpointing is Checkpointing.FULL and (setup.is_bare or setup.reentrant is not Reentrant.NO):
+        reentrant = {"use_reentrant": setup.reentrant is not Reentrant.NO}
+        found |= {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": reentrant}
     if setup.is_bare:
-        is_checkpointed = setup.checkpointing is Checkpointing.FULL
-        reentrant = {"gradient_checkpointing_kwargs": {"use_reentrant": False}}
-        return found | ({"gradient_checkpointing": True, **reentrant} if is_checkpointed else {})
+        return found
     found |= {"fsdp": True, "fsdp_config": _fsdp_config(chosen)}
     if setup.gradient_accumulation_steps > 1 and setup.sync_every_micro_batch:
         found["accelerator_config"] = {"gradient_accumulation_kwargs": {"sync_each_batch": True}}
@@ -127,7 +139,7 @@ def _fsdp_config(chosen: Chosen) -> dict[str, Any]:
         "version": 1 if setup.api is Api.FSDP1 else 2,
         "auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
         "transformer_layer_cls_to_wrap": [chosen.modules.block_class],
-        "activation_checkpointing": setup.checkpointing is Checkpointing.FULL,
+        "activation_checkpointing": setup.checkpointing is Checkpointing.FULL and setup.reentrant is Reentrant.NO,
         "cpu_offload": setup.offload is Offload.PARAMS,
         "state_dict_type": "SHARDED_STATE_DICT",
     }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fsdp_bench.plan.export.adapters import adapters_text, base_dtype, zeros_text
-from fsdp_bench.plan.export.blocks import blocks_text
+from fsdp_bench.plan.export.blocks import around_text, blocks_text
 from fsdp_bench.plan.export.chosen import Chosen
 from fsdp_bench.plan.export.pieces import DTYPES
 from fsdp_bench.spec.errors import SpecError
@@ -93,8 +93,13 @@ def build(device):
         raise SpecError(f"export: wrap {setup.wrap.value} is not exported; use block")
     text += blocks_text(setup)
     if setup.is_ddp:
-        return text + _ddp(setup)
-    return text + (_fsdp2(chosen) if setup.api is Api.FSDP2 else _fsdp1(chosen, on_host))
+        text += _ddp(setup)
+    else:
+        text += _fsdp2(chosen) if setup.api is Api.FSDP2 else _fsdp1(chosen, on_host)
+    if not (around := around_text(setup)):
+        return text
+    end, wrapped = "    return model\n", "FullyShardedDataParallel("
+    return text.replace(f"return {wrapped}", f"model = {wrapped}").removesuffix(end) + around + end
 
 
 def _adapters(chosen: Chosen) -> str:

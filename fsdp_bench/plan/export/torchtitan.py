@@ -25,6 +25,7 @@ from fsdp_bench.spec.setup import (
     Loss,
     Offload,
     OptimizerKind,
+    Reentrant,
     ShardingStrategy,
     TrainSetup,
     Wrap,
@@ -86,6 +87,8 @@ def _why_not_checkpointing(setup: TrainSetup) -> str | None:
     is_rule = setup.checkpointing_policy == EVERY_SECOND_PRODUCT
     if setup.checkpointing is Checkpointing.SELECTIVE and not is_rule:
         return f"its selective checkpointing is --checkpointing-policy {EVERY_SECOND_PRODUCT}"
+    if setup.reentrant is not Reentrant.NO:
+        return "torchtitan's checkpointing is not reentrant; leave --reentrant out"
     if setup.checkpointing is Checkpointing.FULL and setup.checkpointing_policy is not None:
         return "torchtitan checkpoints every block; leave out the policy"
     return "torchtitan has no offload of activations" if setup.activation_offload else None

@@ -12,7 +12,7 @@ from fsdp_bench.plan.ranges import peak_range
 from fsdp_bench.report.table import table_columns, table_lines
 from fsdp_bench.report.text.common import UNKNOWN, assumed_lines, fact
 from fsdp_bench.spec.recording.model import code_of, whose_code
-from fsdp_bench.spec.setup import Checkpointing, Loss, Offload, TrainSetup
+from fsdp_bench.spec.setup import Checkpointing, Loss, Offload, Reentrant, TrainSetup
 from fsdp_bench.spec.units import format_count, format_gib
 
 _HEADERS = ("", "nodes", "server", "days", "price", "tokens/s\nper GPU", "setting")
@@ -133,6 +133,7 @@ def _setting(setup: TrainSetup, segments: bool) -> str:
     parts.append(f"checkpointing {setup.checkpointing.value}")
     if setup.checkpointing is Checkpointing.SELECTIVE and setup.checkpointing_policy is not None:
         parts[-1] += f" {setup.checkpointing_policy}"
+    parts[-1] += "" if setup.reentrant is Reentrant.NO else f" reentrant {setup.reentrant.value}"
     parts += [] if setup.loss is Loss.PLAIN else [f"loss {setup.loss.value}"]
     parts += [] if setup.offload is Offload.NONE else [f"offload {setup.offload.value}"]
     parts += ["compile"] if setup.compile else []

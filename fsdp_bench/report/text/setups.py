@@ -21,6 +21,7 @@ OFTEN = ("precision", "offload", "checkpointing", "optimizer")
 SIZES = ("micro_batch_size", "sequence_length")
 SELDOM = (
     "checkpointing_policy",
+    "reentrant",
     "activation_offload",
     "optimizer_in_backward",
     "gradient_accumulation_steps",

@@ -5,6 +5,7 @@ Read in this order:
     cross_entropy.py   torch's cross-entropy, whole or in chunks
     compiled.py        the same, compiled
     flash_attn.py      flash-attn's
+    unsloth.py         unsloth's, on fp32 logits
     liger.py           Liger's, and the one that includes the head
     sums.py            sums of a number for each token
 """

@@ -7,6 +7,7 @@ from fsdp_bench.simulate.losses.compiled import compiled
 from fsdp_bench.simulate.losses.cross_entropy import chunked, plain
 from fsdp_bench.simulate.losses.flash_attn import flash_attn
 from fsdp_bench.simulate.losses.liger import liger
+from fsdp_bench.simulate.losses.unsloth import unsloth_fp32
 from fsdp_bench.simulate.operators.core import Operators
 from fsdp_bench.simulate.tape import Tensor
 from fsdp_bench.spec.setup import Loss
@@ -30,4 +31,5 @@ _ON_LOGITS = {
     Loss.COMPILED: compiled,
     Loss.FLASH_ATTN: flash_attn,
     Loss.LIGER: liger,
+    Loss.UNSLOTH_FP32: unsloth_fp32,
 }

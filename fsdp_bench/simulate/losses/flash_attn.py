@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from fsdp_bench.simulate.autograd import Gradients
 from fsdp_bench.simulate.events import Category
-from fsdp_bench.simulate.losses.sums import sum_of_all
+from fsdp_bench.simulate.losses.sums import mean_of_counted
 from fsdp_bench.simulate.operators.core import Operators, Saved
-from fsdp_bench.simulate.operators.kernels import BOOL, FP32, INT64
+from fsdp_bench.simulate.operators.kernels import FP32, INT64
 from fsdp_bench.simulate.tape import Tensor
 
 _FORWARD, _BACKWARD = "cross_entropy_fwd_kernel", "cross_entropy_bwd_kernel"
@@ -38,20 +38,4 @@ def flash_attn(op: Operators, logits: Tensor, targets: Tensor) -> Tensor:
         return (d_logits,)
 
     op.record(losses, [logits], [logits, row_sums, aligned], backward)
-    return _mean(op, losses, targets)
-
-
-def _mean(op: Operators, losses: Tensor, targets: Tensor) -> Tensor:
-    """loss.sum() / (target != ignore_index).sum(): the gradient is one number, expanded without a copy."""
-    total = sum_of_all(op, losses, FP32)
-    is_counted = op.tape.tensor(targets.numel, BOOL, "aten::ne")
-    op.run("aten::ne", targets, is_counted)
-    count = sum_of_all(op, is_counted, INT64)
-    mean = op.tape.tensor(1, FP32, "aten::div")
-    del total, is_counted
-
-    def backward(saved: Saved, _gradients: list[Tensor]) -> Gradients:
-        _opened = saved.copy()
-        return (op.temporary(1, FP32, "aten::div"),)
-
-    return op.record(mean, [losses], [count], backward)
+    return mean_of_counted(op, losses, targets)

@@ -74,9 +74,10 @@ def rows_of_a_chunk(tokens: int, hidden_size: int, vocab_size: int) -> int:
 class _Chunks:
     """The loop over chunks of fused_linear_cross_entropy_forward."""
 
-    def __init__(self, op: Operators, x: Tensor, weight: Tensor, d_weight: Tensor, hidden_size: int) -> None:
+    def __init__(self, op: Operators, x: Tensor, weight: Tensor, d_weight: Tensor | None, hidden_size: int) -> None:
         self.op, self.x, self.weight, self.d_weight = op, x, weight, d_weight
         self.hidden_size, self.vocab_size = hidden_size, weight.numel // hidden_size
+        self.is_autocast = op.autocast not in (None, x.itemsize)
 
     def run(self, rows: int, buffer: Tensor | None) -> None:
         """Compute the logits of some rows, their losses, and what they add to both gradients."""
@@ -92,13 +93,17 @@ class _Chunks:
             op.run("aten::copy_", d_rows, self.x.view(rows * hidden))
             del whole, d_rows
         op.tape.product("nn", rows, hidden, vocab, itemsize)
-        is_in_place = buffer is None or itemsize != FP32
-        op.tape.product("tn", vocab, hidden, rows, itemsize, self.d_weight.itemsize if is_in_place else 0)
-        if buffer is None:
+        if self.d_weight is not None:
+            self._add_to_weight(rows, itemsize, self.d_weight, is_in_place=buffer is None or itemsize != FP32)
+
+    def _add_to_weight(self, rows: int, itemsize: int, d_weight: Tensor, is_in_place: bool) -> None:
+        op, hidden = self.op, self.hidden_size
+        op.tape.product("tn", self.vocab_size, hidden, rows, itemsize, d_weight.itemsize if is_in_place else 0)
+        if self.is_autocast:
             op.to(self.x.view(rows * hidden), itemsize)
         if not is_in_place:
             part = op.tape.tensor(self.weight.numel, FP32, "aten::mm", Category.GRADIENTS)
-            op.run("aten::add", part, self.d_weight, self.d_weight)
+            op.run("aten::add", part, d_weight, d_weight)
 
     def _autocast_logits(self, rows: int, itemsize: int) -> Tensor:
         """Of the weight its t() is cast, a view, which autocast does not keep."""
@@ -112,19 +117,23 @@ class _Chunks:
 def liger_fused_linear(op: Operators, x: Tensor, weight: Parameter, targets: Tensor) -> Tensor:
     """liger_kernel/ops/fused_linear_cross_entropy.py: the head's input and weight to the mean loss.
 
-    Both gradients are complete when forward ends. In 16 bits they are added up in place, in fp32 out of place.
+    Both gradients are complete when forward ends. In 16 bits they are added up in place, in fp32 out of place. A frozen
+    weight has none.
     """
     tape, tokens = op.tape, targets.numel
     hidden_size = x.numel // tokens
     vocab_size = weight.numel // hidden_size
     d_x = op.like(x, "aten::zeros_like")
-    d_weight = tape.tensor(weight.numel, weight.itemsize, "aten::zeros_like", Category.GRADIENTS)
-    op.run("aten::zeros_like", d_x, d_weight)
+    d_weight = None
+    if weight.node is not None:
+        d_weight = tape.tensor(weight.numel, weight.itemsize, "aten::zeros_like", Category.GRADIENTS)
+    op.run("aten::zeros_like", d_x, *([] if d_weight is None else [d_weight]))
     losses = tape.tensor(tokens, FP32, "aten::zeros")
     _mask = _counted(op, targets)
-    rows, in_dtype = rows_of_a_chunk(tokens, hidden_size, vocab_size), op.autocast in (None, x.itemsize)
-    buffer = tape.tensor(rows * vocab_size, x.itemsize, "aten::empty", Category.LOGITS) if in_dtype else None
-    chunks = _Chunks(op, x, weight, d_weight, hidden_size)
+    rows, chunks = rows_of_a_chunk(tokens, hidden_size, vocab_size), _Chunks(op, x, weight, d_weight, hidden_size)
+    buffer = None
+    if not chunks.is_autocast:
+        buffer = tape.tensor(rows * vocab_size, x.itemsize, "aten::empty", Category.LOGITS)
     grad_enabled, tape.grad_enabled = tape.grad_enabled, False
     for first in range(0, tokens, rows):
         chunks.run(min(rows, tokens - first), buffer)
@@ -142,4 +151,6 @@ def liger_fused_linear(op: Operators, x: Tensor, weight: Parameter, targets: Ten
             found.append(Tensor(one.storage, one.numel, one.itemsize))
         return found
 
+    if d_weight is None:
+        return op.record(out, [x], [d_x.detach()], backward)
     return op.record(out, [x, weight], [d_x.detach(), d_weight.detach()], backward)

@@ -15,14 +15,16 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from fsdp_bench.simulate.autograd import Engine
 from fsdp_bench.simulate.models.activation_offload import offloaded
+from fsdp_bench.simulate.models.reentrant import reentrant
 from fsdp_bench.simulate.operators.core import Operators
 from fsdp_bench.simulate.tape import Tensor
 from fsdp_bench.spec.checkpointing_policy import CheckpointingPolicy
-from fsdp_bench.spec.setup import Checkpointing, TrainSetup
+from fsdp_bench.spec.setup import Checkpointing, Reentrant, TrainSetup
 
 if TYPE_CHECKING:
-    from fsdp_bench.simulate.models.transformer import SimulatedModel
+    from fsdp_bench.simulate.models.transformer import Module, SimulatedModel
 
 
 class _StopRecomputation(Exception):
@@ -169,12 +171,20 @@ class _Recomputation:
         return tensors
 
 
-def checkpoint_blocks(op: Operators, model: SimulatedModel, setup: TrainSetup) -> None:
-    """Checkpoint the blocks that the policy chooses, and offload all (train/wrapping/activation_checkpointing.py)."""
-    if setup.checkpointing is not Checkpointing.NONE:
-        blocks = set(map(id, model.blocks))
-        in_order = [module for module in model.all_modules() if id(module) in blocks]
-        for block in in_order[:: setup.policy.every_blocks]:
+def checkpointed_blocks(model: SimulatedModel, setup: TrainSetup) -> list[Module]:
+    """Return the blocks that the policy chooses, in the order in which the model registers them."""
+    if setup.checkpointing is Checkpointing.NONE:
+        return []
+    blocks = set(map(id, model.blocks))
+    return [module for module in model.all_modules() if id(module) in blocks][:: setup.policy.every_blocks]
+
+
+def checkpoint_blocks(op: Operators, engine: Engine, model: SimulatedModel, setup: TrainSetup) -> None:
+    """Checkpoint the chosen blocks, but those around units, and offload all (train/wrapping)."""
+    for block in checkpointed_blocks(model, setup):
+        if setup.reentrant is Reentrant.INSIDE:
+            block.around = reentrant(op, engine)
+        elif setup.reentrant is Reentrant.NO:
             policy = setup.policy if setup.checkpointing is Checkpointing.SELECTIVE else None
             block.around = checkpointed(op, policy, block.num_positional)
     if setup.activation_offload:

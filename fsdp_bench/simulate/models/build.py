@@ -16,7 +16,7 @@ from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.recording.model import Model, RecordedModel
 from fsdp_bench.spec.recording.request import length_not_recorded
 from fsdp_bench.spec.recording.variants import VariantKind, kind_of
-from fsdp_bench.spec.setup import Loss, TrainSetup
+from fsdp_bench.spec.setup import Loss, Reentrant, TrainSetup
 
 
 def build(op: Operators, model: Model, setup: TrainSetup, num_blocks: int) -> SimulatedModel:
@@ -34,6 +34,7 @@ def build(op: Operators, model: Model, setup: TrainSetup, num_blocks: int) -> Si
             setup.sequence_length,
             op.kernels,
             _loss_to_bind(setup.loss),
+            setup.reentrant is not Reentrant.NO and model.has_frozen_parameters,
         )
         built = RecordedTransformer(op, program, num_blocks, model.num_blocks - num_blocks)
         built.is_moved = op.kernels.is_cuda and model.code.origin.code != "torchtitan"  # which fills it on the device
@@ -52,7 +53,15 @@ def few_blocks(op: Operators, model: Model, setup: TrainSetup) -> SimulatedModel
 
 
 @lru_cache(maxsize=16)
-def _program(model: RecordedModel, kind: VariantKind, batch: int, length: int, kernels: Kernels, loss: Loss) -> Program:
+def _program(
+    model: RecordedModel,
+    kind: VariantKind,
+    batch: int,
+    length: int,
+    kernels: Kernels,
+    loss: Loss,
+    inputs_need_grad: bool,
+) -> Program:
     code = model.code
     if length < code.shortest or length > (code.longest or length):
         if code.shortest == code.longest:
@@ -70,7 +79,7 @@ def _program(model: RecordedModel, kind: VariantKind, batch: int, length: int, k
     if (reason := length_not_recorded(model.name, length, model.code.multiple)) is not None:
         raise SpecError(reason)
     variant = model.code.variant(kind, batch == 1)
-    return bind(model.code, variant, model.values(batch, length), dict(model.counts), kernels, loss)
+    return bind(model.code, variant, model.values(batch, length), dict(model.counts), kernels, loss, inputs_need_grad)
 
 
 def _loss_to_bind(loss: Loss) -> Loss:

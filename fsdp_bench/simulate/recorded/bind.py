@@ -19,18 +19,19 @@ from fsdp_bench.simulate.recorded.instructions import (
     Keep,
     Made,
     NodePlan,
+    RequireGrad,
     Run,
     TensorPlan,
     kernel_event,
 )
-from fsdp_bench.simulate.recorded.references import Scope, Unrolled
+from fsdp_bench.simulate.recorded.references import Scope, StandIn, Unrolled
 from fsdp_bench.simulate.recorded.replaced_loss import RunHeadWithLoss
 from fsdp_bench.simulate.recorded.workspaces import workspace_of
 from fsdp_bench.spec.checkpointing_policy import OPERATORS
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.recording.ends import Ends
 from fsdp_bench.spec.recording.formula import evaluate
-from fsdp_bench.spec.recording.own_loss import with_loss
+from fsdp_bench.spec.recording.own_loss import LOSS, with_loss
 from fsdp_bench.spec.recording.recorded import RecordedCode, Variant
 from fsdp_bench.spec.recording.steps import (
     Call,
@@ -84,6 +85,7 @@ def bind(
     counts: Mapping[str, int],
     kernels: Kernels,
     loss: Loss = Loss.PLAIN,
+    inputs_need_grad: bool = False,
 ) -> Program:
     """Return a recorded step in plain numbers.
 
@@ -94,11 +96,14 @@ def bind(
         counts: how many blocks each list of them has.
         kernels: which kernels run.
         loss: the kind of loss; ``plain`` is the one that was recorded.
+        inputs_need_grad: whether a block whose inputs needed no gradient when it was recorded, as behind a frozen
+            embedding, has one that does (PreTrainedModel.enable_input_require_grads): it then does as later ones.
 
     Raises:
         SpecError: for numbers of blocks that the recording does not hold for, and a loss that cannot be replaced.
     """
-    return _Binding(code, with_loss(code, code.read(variant), loss), sizes, counts, kernels).program()
+    step = with_loss(code, code.read(variant), loss)
+    return _Binding(code, step, sizes, counts, kernels, inputs_need_grad).program()
 
 
 def iterations(code: RecordedCode, variant: Variant, counts: Mapping[str, int]) -> list[int]:
@@ -137,8 +142,10 @@ class _Binding:
         sizes: Mapping[str, int],
         counts: Mapping[str, int],
         kernels: Kernels,
+        inputs_need_grad: bool,
     ) -> None:
         self._code, self._variant, self._kernels = code, variant, kernels
+        self._inputs_need_grad = inputs_need_grad
         self._values = dict(sizes)
         self._numbers = [evaluate(text, sizes) for text in variant.formulas]
         times = iterations(code, variant, counts)
@@ -147,6 +154,7 @@ class _Binding:
         self._outside = Scope(self._loops)
         self._group_of = self._groups()
         self._products: dict[int, NodePlan] = {}
+        self._first_blocks: dict[int, StandIn] = {}
 
     def program(self) -> Program:
         """Return everything bound."""
@@ -260,10 +268,42 @@ class _Binding:
                 for iteration in range(loop.iterations):
                     inside = scope.inside(loop, iteration)
                     code += [self._instruction(each, inside) for each in loop.record.code]
+            elif self._inputs_need_grad and type(instruction) is Call and (first := self._first_block(instruction)):
+                code += first
             else:
+                if type(instruction) is Drop and ".*." in instruction.storage:
+                    code += self._drop_of_first_block(instruction)
                 code.append(self._instruction(instruction, scope))
         inputs, outputs = (tuple(self._tensor(t, scope) for t in each) for each in (call.inputs, call.outputs))
         return CallModule(scope.name(call.module), inputs, tuple(code), outputs, call.num_positional)
+
+    def _first_block(self, block: Call) -> tuple[RequireGrad, CallModule] | None:
+        """Return a block whose inputs needed no gradient with the code of a later one; None for other blocks."""
+        path, _, number = block.module.rpartition(".")
+        loop = next((one for one in self._loops if one.record.path == path), None)
+        if loop is None or block.inputs[0].edge:
+            return None
+        iteration, offset = divmod(int(number) - loop.record.first, loop.record.period)
+        later = next(each for each in loop.record.code if type(each) is Call and each.module == f"{path}.<{offset}>")
+        leaf = LOSS + 1 + loop.number
+        places: dict[bool, dict[str, int | str]] = {False: {}, True: {}}
+        for its, own in (
+            *zip(later.inputs, block.inputs, strict=True),
+            *zip(later.outputs, block.outputs, strict=True),
+        ):
+            places[False][its.storage] = self._outside.refer(own.storage)
+            if its.edge:
+                node = own.edge.partition("/")[0]
+                places[True][its.edge.partition("/")[0]] = self._outside.refer(node, is_node=True) if node else leaf
+        scope = self._first_blocks[loop.number] = StandIn(self._loops, loop, iteration, places)
+        call = self._call(later, scope)
+        return RequireGrad(leaf, call.inputs[0]), call
+
+    def _drop_of_first_block(self, drop: Drop) -> Iterator[Forget]:
+        """Yield the drop of what autocast has cast in the block that _first_block gave a later one's code."""
+        loop, _ = self._outside.all_of(drop.storage)
+        if (block := self._first_blocks.get(loop.number)) is not None:
+            yield Forget(block.own(int(drop.storage.rpartition(".")[2])))
 
     def _drop(self, storage: str, scope: Scope) -> Forget | ForgetInEachBlock:
         if ".*." not in storage:

@@ -13,6 +13,7 @@ import msgspec
 
 from fsdp_bench.simulate.autograd import Gradients, Node, Packed
 from fsdp_bench.simulate.events import Category, Event, Kind, Stream, Work
+from fsdp_bench.simulate.models.reentrant import requiring_grad
 from fsdp_bench.simulate.operators.core import Operators, Saved
 from fsdp_bench.simulate.operators.kernels import KernelScratch
 from fsdp_bench.simulate.tape import Storage, Tensor
@@ -159,6 +160,19 @@ class Forget(msgspec.Struct, frozen=True, gc=False):
     def run(self, frame: Frame, _model: RecordedTransformer) -> None:
         """Drop it."""
         frame.drop(self.number)
+
+
+class RequireGrad(msgspec.Struct, frozen=True, gc=False):
+    """A tensor that no node made needs a gradient from here on (requires_grad_)."""
+
+    node: int
+    """The number of its AccumulateGrad."""
+    tensor: TensorPlan
+
+    def run(self, frame: Frame, _model: RecordedTransformer) -> None:
+        """Make the node."""
+        plan = self.tensor
+        frame.nodes[self.node] = requiring_grad(Tensor(frame.storage(plan.storage), plan.numel, plan.itemsize))[0].node
 
 
 class ForgetInEachBlock(msgspec.Struct, frozen=True, gc=False):

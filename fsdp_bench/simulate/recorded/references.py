@@ -77,3 +77,31 @@ class Scope:
             return str(loop.record.first + self._iteration * loop.record.period + int(found[2]))
 
         return _BLOCK.sub(number, name)
+
+
+class StandIn(Scope):
+    """A block before the loop that runs the code of the loop's blocks: its inputs and outputs are its own."""
+
+    def __init__(
+        self, loops: list[Unrolled], loop: Unrolled, iteration: int, places: dict[bool, dict[str, int | str]]
+    ) -> None:
+        """Keep by whether it is a node what stands for references of the loop's code to inputs and outputs."""
+        super().__init__(loops, loop, iteration)
+        self._places = places
+
+    def own(self, number: int, is_node: bool = False) -> int:
+        """Return the number of what an instruction makes: one that no iteration has, unless it is an output."""
+        assert self.loop is not None
+        found = self._places[is_node].get(f".0.{number}")
+        fresh = self.loop.key(self.loop.iterations - self._iteration, number, is_node)
+        return found if isinstance(found, int) else fresh
+
+    def refer(self, reference: str, is_node: bool = False) -> int | str:
+        """Return the number that a reference means, or the reference itself."""
+        if (found := self._places[is_node].get(reference)) is not None:
+            return found
+        relative = _RELATIVE.fullmatch(reference)
+        if relative is None or relative[1] is not None:
+            return super().refer(reference, is_node)
+        assert relative[2] == "0", "a block refers to nothing of the one before but its inputs"
+        return self.own(int(relative[3]), is_node)

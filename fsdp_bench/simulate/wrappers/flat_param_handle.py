@@ -69,6 +69,8 @@ class FlatParamHandle:
         self.needs_pre_backward_unshard = False
         self.ran_pre_backward = False
         self.post_forward_index = -1
+        self.hooked_leaves: list[Node] = []
+        """AccumulateGrad of inputs that no operator made (_register_post_backward_reshard_only_hook)."""
         self.flat = Parameter(None, self.layout.numel, self.sizes.compute, name="flat_param")
         self.flat.node = accumulator(self._accumulate, Stream.ALL_GATHER)
         self.seen = [Parameter(None, w.numel, self.sizes.compute, name=w.name, in_features=w.rest) for w in weights]
@@ -257,7 +259,7 @@ class FlatParamHandle:
             self.tape.host_work(f"{IN_HOST_MEMORY}aten::zeros_like", self.layout.shard_numel * self.sizes.store)
             self.tape.host_work(f"{IN_HOST_MEMORY}aten::copy_", 2 * trained * self.sizes.store)
 
-    def reshard(self, free: bool) -> None:
+    def reshard(self, free: bool, in_forward: bool = False) -> None:
         """_reshard."""
         wrapper = self.wrapper
         if not wrapper.is_sharded:
@@ -270,7 +272,8 @@ class FlatParamHandle:
             wrapper.record_stream(self.full_param, self.tape.stream)
             self.full_param = None
             wrapper.enqueue_free()
-        skips_sharded_views = not self.wrapper.engine.is_running and not wrapper.setup.strategy.reshards_after_forward
+        stays = not wrapper.setup.strategy.reshards_after_forward
+        skips_sharded_views = in_forward and self.tape.grad_enabled and stays  # use_sharded_views
         if not skips_sharded_views:
             self.moved_shard = None
         self.is_shown_unsharded = skips_sharded_views and wrapper.is_sharded and wrapper.setup.use_orig_params
@@ -301,7 +304,7 @@ class FlatParamHandle:
         if self.post_forward_index <= 0:  # record_post_forward: the first unit's index is falsy
             self.post_forward_index = len(wrapper.post_forward_order)
             wrapper.post_forward_order.append(self)
-        self.reshard(wrapper.setup.strategy.reshards_after_forward and not self.is_root)
+        self.reshard(wrapper.setup.strategy.reshards_after_forward and not self.is_root, in_forward=True)
         if out.node is not None:
             self.needs_pre_backward_unshard = True
             self.ran_pre_backward = False
@@ -313,10 +316,15 @@ class FlatParamHandle:
 
         Without inputs that need a gradient the hook never runs. It holds the gradients until it has all of them
         (register_multi_grad_hook): a decoder's blocks theirs until that of the encoder's output is known.
+
+        The hook of an input holds its node. Where no operator made the input, as in the second forward of reentrant
+        checkpointing around the unit, that is AccumulateGrad, which holds the input: a cycle, so that the input lives,
+        with its gradient, until the hook is removed (_finalize_params).
         """
         if self.is_trained or not self.tape.grad_enabled:
             return
         places = [(t.node, t.output) for t in inputs if isinstance(t, Tensor) and t.node is not None]
+        self.hooked_leaves += [node for node, _ in places if node.accumulate is not None]
         held: list[Tensor | None] = []
 
         def hook(node: Node, output: int) -> None:
@@ -529,6 +537,7 @@ class FlatParamHandle:
         """
         if not self.is_trained and self.is_shown_unsharded:
             self._reshard_in_backward()
+        self.hooked_leaves.clear()
         self.ran_pre_backward = False
         self.needs_pre_backward_unshard = False
         self.prefetched = False

@@ -22,6 +22,7 @@ from fsdp_bench.spec.setup import (
     Api,
     Checkpointing,
     Precision,
+    Reentrant,
     TrainSetup,
     Wrap,
 )
@@ -51,15 +52,28 @@ def why_not_recorded(shape: Model, setup: TrainSetup, device: str) -> str | None
         return reason
     if (reason := why_not_replaced(shape.code, setup.loss)) is not None:
         return reason
-    if setup.activation_offload and (reason := _offload_not_recorded(shape.code, setup)) is not None:
+    if (reason := _reentrant_not_recorded(shape.code, setup) or _offload_not_recorded(shape.code, setup)) is not None:
         return reason
     if device != "cuda":
         return "kernels: a recorded model is what CUDA's operators do; on a CPU measure it with a sweep"
     return _base_not_cast(shape, setup) or _experts_adapted(shape, setup) or _parameters_mixed(shape, setup)
 
 
+def _reentrant_not_recorded(code: RecordedCode, setup: TrainSetup) -> str | None:
+    """Return why it is not known what a block does whose input needs a gradient, as that of the first one then does."""
+    has_frozen = not all(parameter.is_trained for parameter in code.parameters)
+    if setup.reentrant is Reentrant.NO or not has_frozen:
+        return None
+    if code.origin.lora is None:
+        return "reentrant: of frozen parameters it is predicted for adapters alone; leave it out, or rehearse a script"
+    has_loops = len(code.read(next(iter(code.variants))).loops) == len(code.num_blocks)
+    return None if has_loops else "reentrant: the recorded blocks are unlike each other, so the first one is not known"
+
+
 def _offload_not_recorded(code: RecordedCode, setup: TrainSetup) -> str | None:
     """Return why it is not known what activation offload of a recorded model takes."""
+    if not setup.activation_offload:
+        return None
     if setup.checkpointing is not Checkpointing.NONE and setup.policy.every_blocks > 1:
         return "activation_offload: of a recorded model with some blocks checkpointed is not predicted; checkpoint all"
     if not code.has_offloaded:

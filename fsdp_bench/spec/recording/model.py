@@ -215,7 +215,11 @@ class RecordedModel(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return 3 * forward_flops(self, sequence_length) / sequence_length
 
     def hardware_flops_per_token(
-        self, sequence_length: int, checkpointing: Checkpointing, policy: str | None = None
+        self,
+        sequence_length: int,
+        checkpointing: Checkpointing,
+        policy: str | None = None,
+        stops_early: bool = True,
     ) -> float | None:
         """Return the FLOPs of one training step for one token, with what selective checkpointing computes again.
 

@@ -41,6 +41,8 @@ LOSS = 1 << 31
 class _OwnLoss(NamedTuple):
     """Where the loss is."""
 
+    around: tuple[Call, ...]
+    """The calls that the model's is inside of, the outermost first: those of what PEFT puts around it."""
     model: Call
     """The whole model, of whose instructions the loss is the end."""
     begin: int
@@ -62,11 +64,11 @@ def with_loss(code: RecordedCode, variant: Variant, kind: Loss) -> Variant:
         before, behind = found.model.code[:head], found.model.code[head + 1 :]
         loss = TensorRef(str(LOSS), variant.loss.numel, variant.loss.itemsize, f"{LOSS}/0")
         model = replace(found.model, code=(*before, last, *_kept(behind, found)), outputs=(loss,))
-        return replace(variant, top=_with_model(variant.top, model), loss=loss)
+        return replace(variant, top=_with_model(found.around, model), loss=loss)
     outputs = tuple(tensor for tensor in found.model.outputs if tensor.edge != variant.loss.edge)
     before = found.model.code[: found.begin]
     model = replace(found.model, code=(*before, *_kept(found.model.code[found.begin :], found)), outputs=outputs)
-    return replace(variant, top=_with_model(variant.top, model), loss=found.logits)
+    return replace(variant, top=_with_model(found.around, model), loss=found.logits)
 
 
 @lru_cache(maxsize=256)
@@ -82,11 +84,13 @@ def why_not_replaced(code: RecordedCode, kind: Loss) -> str | None:
 
 
 def _find(code: RecordedCode, variant: Variant) -> _OwnLoss:
-    if code.origin.code != "huggingface" or code.origin.lora is not None:
+    if code.origin.code != "huggingface":
         whose = "your own model's" if code.origin.code == "module" else "torchtitan's"
-        what = "that of a model with adapters" if code.origin.lora is not None else whose
-        raise SpecError(f"loss: {what} is not replaced by another kind; leave --loss out")
-    model = next(each for each in variant.top.code if isinstance(each, Call) and each.module == "")
+        raise SpecError(f"loss: {whose} is not replaced by another kind; leave --loss out")
+    around = [variant.top]
+    while (inside := _returning(around[-1], variant.loss)) is not None:
+        around.append(inside)
+    model = around.pop()
     logits = _logits(code, variant, model)
     begin = 1 + next(number for number, each in enumerate(model.code) if _makes(each, logits.storage))
     names = {variant.names[each.name] for each in model.code[begin:] if isinstance(each, Operator)}
@@ -94,7 +98,12 @@ def _find(code: RecordedCode, variant: Variant) -> _OwnLoss:
         raise SpecError(f"loss: {code.origin.architecture} runs {others[0]} beside its cross-entropy; leave --loss out")
     if _SHIFT not in names:
         raise SpecError(f"loss: {code.origin.architecture} does not predict the next token; leave --loss out")
-    return _OwnLoss(model, begin, logits)
+    return _OwnLoss(tuple(around), model, begin, logits)
+
+
+def _returning(call: Call, loss: TensorRef) -> Call | None:
+    """Return the call inside of a call that returns the loss; None where the loss is computed in the call itself."""
+    return next((each for each in call.code if isinstance(each, Call) and loss in each.outputs), None)
 
 
 def _logits(code: RecordedCode, variant: Variant, model: Call) -> TensorRef:
@@ -139,12 +148,21 @@ def _head(found: _OwnLoss, variant: Variant, kind: Loss) -> tuple[int, HeadWithL
         raise SpecError(f"loss: the model changes its logits after the head, which {kind.value} leaves out; use liger")
     nodes = [variant.nodes[each.number] for each in head.code if isinstance(each, MakeNode)]
     weights = {edge[2:] for node in nodes for edge in node.edges if edge.startswith("p:")}
+    weights |= {each.tensor.storage[2:] for each in head.code if isinstance(each, Save) and _is_parameter(each.tensor)}
     has_more = any(not isinstance(each, Operator | Drop | MakeNode | Save) for each in head.code)
-    if len(weights) != 1 or has_more:
-        raise SpecError(f"loss: {kind.value} needs a linear head without bias, which is trained")
+    has_bias = any(node.name == "AddmmBackward0" for node in nodes)  # a frozen one is no edge
+    if len(weights) != 1 or has_more or has_bias:
+        raise SpecError(f"loss: {kind.value} needs a linear head without bias and adapters")
     return number, HeadWithLoss(head.inputs[0], *weights)
 
 
-def _with_model(top: Call, model: Call) -> Call:
-    code = tuple(model if isinstance(each, Call) and each.module == "" else each for each in top.code)
-    return replace(top, code=code)
+def _is_parameter(tensor: TensorRef) -> bool:
+    return tensor.storage.startswith("p:")
+
+
+def _with_model(around: tuple[Call, ...], model: Call) -> Call:
+    """Return the outermost call with another model inside; what is between returns what the model does."""
+    *outer, last = around
+    code = tuple(model if isinstance(each, Call) and each.module == model.module else each for each in last.code)
+    made = replace(last, code=code, outputs=model.outputs if outer else last.outputs)
+    return _with_model(tuple(outer), made) if outer else made

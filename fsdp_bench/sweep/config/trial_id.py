@@ -25,6 +25,7 @@ _YOUNGER = (
     "reshard_last_block",
     "fp32_head",
     "float8",
+    "reentrant",
 )
 """Fields that earlier versions did not have."""
 

@@ -17,11 +17,8 @@ from torch import Tensor, nn
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.model_code import why_not_replaced
 from fsdp_bench.spec.setup import Loss
-from fsdp_bench.train.models.loss import HeadLoss, chunked, head_loss, loss_function
+from fsdp_bench.train.models.loss import IGNORED, HeadLoss, chunked, head_loss, loss_function
 from fsdp_bench.train.models.user_module import loss_of
-
-IGNORED = -100
-"""The target of a sequence's last token, which predicts nothing: ignore_index of torch and of other packages."""
 
 LossOfBatch = Callable[[Any, Any], Tensor]
 """Takes a model's output and the batch."""
@@ -42,6 +39,8 @@ def replace_loss(model: Any, kind: Loss) -> LossOfBatch:
         SpecError: for a model whose own loss is another one.
         MachineError: if the package that has the loss is not installed.
     """
+    if hasattr(model, "get_base_model"):  # PEFT's model calls that one's forward
+        model = model.get_base_model()
     config = model.config.get_text_config()
     if (reason := why_not_replaced(kind, type(model).__name__, config.to_dict())) is not None:
         raise SpecError(f"loss: {reason}")
@@ -62,11 +61,14 @@ def _base_name(model: Any) -> str:
     return names[0]
 
 
-def _forward_to_logits(forward: Callable[..., Any], input_ids: Tensor, labels: Tensor) -> Any:
+def _forward_to_logits(forward: Callable[..., Any], input_ids: Tensor, labels: Tensor, **_absent: Any) -> Any:
+    """Call a model's forward without labels; PEFT names every argument."""
     return forward(input_ids=input_ids)
 
 
-def _forward_to_loss(model: Any, base: str, loss: HeadLoss, input_ids: Tensor, labels: Tensor) -> Tensor:
+def _forward_to_loss(
+    model: Any, base: str, loss: HeadLoss, input_ids: Tensor, labels: Tensor, **_absent: Any
+) -> Tensor:
     hidden_BSD = getattr(model, base)(input_ids=input_ids)[0]
     weight_VD = model.get_output_embeddings().weight
     return loss(weight_VD, hidden_BSD.flatten(0, 1), next_tokens(labels).flatten())

@@ -20,6 +20,9 @@ from fsdp_bench.spec.setup import Loss
 NUM_CHUNKS = 8
 """Chunks of the chunked loss (torchtune's CEWithChunkedOutputLoss uses the same number)."""
 
+IGNORED = -100
+"""The target of a sequence's last token, which predicts nothing: ignore_index of torch and of other packages."""
+
 LossFunction = Callable[[Tensor, Tensor], Tensor]
 HeadLoss = Callable[[Tensor, Tensor, Tensor], Tensor]
 
@@ -46,6 +49,45 @@ def chunked(logits_BSV: Tensor, targets_BS: Tensor, num_targets: int | None = No
     return total / (num_targets or targets_T.numel())
 
 
+class _FastCrossEntropy(torch.autograd.Function):
+    """Fast_CrossEntropyLoss of unsloth (kernels/cross_entropy_loss.py), of logits T, V and targets T, without kernels.
+
+    It saves the logits, and overwrites them with their gradient in backward. Some rows are in work at a time.
+    """
+
+    ROWS = 4
+
+    @staticmethod
+    def forward(ctx: Any, logits_TV: Tensor, targets_T: Tensor) -> Tensor:
+        sums_T, losses_T = (logits_TV.new_empty(len(targets_T), dtype=torch.float32) for _ in range(2))
+        for logits, targets, sums, losses in zip(*_in_rows(logits_TV, targets_T, sums_T, losses_T), strict=True):
+            torch.logsumexp(logits, 1, out=sums)
+            wanted = logits.gather(1, targets.clamp(min=0)[:, None])[:, 0]
+            losses.copy_((sums - wanted).masked_fill(targets == IGNORED, 0))
+        ctx.save_for_backward(logits_TV, sums_T, targets_T)
+        return losses_T
+
+    @staticmethod
+    def backward(ctx: Any, *d_losses: Tensor) -> tuple[Tensor, None]:
+        logits_TV, sums_T, targets_T = ctx.saved_tensors
+        parts = _in_rows(logits_TV, sums_T, targets_T, d_losses[0])
+        for logits, sums, targets, d_loss in zip(*parts, strict=True):
+            logits.sub_(sums[:, None]).exp_()
+            logits[torch.arange(len(targets), device=targets.device), targets.clamp(min=0)] -= 1
+            logits.mul_(d_loss.masked_fill(targets == IGNORED, 0)[:, None])
+        return logits_TV, None
+
+
+def _in_rows(*tensors: Tensor) -> list[tuple[Tensor, ...]]:
+    return [tensor.split(_FastCrossEntropy.ROWS) for tensor in tensors]
+
+
+def unsloth_fp32(logits_BSV: Tensor, targets_BS: Tensor) -> Tensor:
+    """Compute unsloth's fast_cross_entropy_loss on logits that are cast to fp32."""
+    losses_T: Tensor = _FastCrossEntropy.apply(logits_BSV.flatten(0, 1).float(), targets_BS.flatten())
+    return losses_T.sum() / torch.count_nonzero(targets_BS != IGNORED)
+
+
 def loss_function(kind: Loss) -> LossFunction:
     """Return the loss function of a kind. ``compiled`` is the plain one, compiled by torch.compile.
 
@@ -56,6 +98,8 @@ def loss_function(kind: Loss) -> LossFunction:
     """
     if kind is Loss.CHUNKED:
         return chunked
+    if kind is Loss.UNSLOTH_FP32:
+        return unsloth_fp32
     if kind is Loss.FLASH_ATTN:
         return _on_rows(_from_package(kind, "flash_attn.losses.cross_entropy", "CrossEntropyLoss"))
     if kind is Loss.LIGER:

@@ -18,7 +18,7 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
 from fsdp_bench.spec.checkpointing_policy import CheckpointingPolicy
-from fsdp_bench.spec.setup import Checkpointing, TrainSetup
+from fsdp_bench.spec.setup import Checkpointing, Reentrant, TrainSetup
 from fsdp_bench.train.models.quantized import outer_operator
 
 
@@ -51,7 +51,11 @@ def _context_fn(policy: CheckpointingPolicy) -> Callable[[], Any]:
 
 
 def checkpoint_blocks(
-    model: nn.Module, blocks: Iterable[nn.Module], kind: Checkpointing, policy: CheckpointingPolicy | None = None
+    model: nn.Module,
+    blocks: Iterable[nn.Module],
+    kind: Checkpointing,
+    policy: CheckpointingPolicy | None = None,
+    reentrant: Reentrant = Reentrant.NO,
 ) -> dict[nn.Module, nn.Module]:
     """Replace the blocks that ``policy`` chooses, by default all, by their checkpointed wrappers.
 
@@ -63,9 +67,18 @@ def checkpoint_blocks(
     extra = {"context_fn": _context_fn(policy)} if kind is Checkpointing.SELECTIVE else {}
     given = set(blocks)
     targets = [module for module in model.modules() if module in given][:: policy.every_blocks]
-    return _replace(
-        model, {one: checkpoint_wrapper(one, checkpoint_impl=CheckpointImpl.NO_REENTRANT, **extra) for one in targets}
-    )
+    impl = CheckpointImpl.NO_REENTRANT if reentrant is Reentrant.NO else CheckpointImpl.REENTRANT
+    return _replace(model, {one: checkpoint_wrapper(one, checkpoint_impl=impl, **extra) for one in targets})
+
+
+def require_grad_of_inputs(model: nn.Module) -> None:
+    """Let what a frozen embedding returns need a gradient: a reentrant block without such an input trains nothing.
+
+    transformers does so where it enables checkpointing (PreTrainedModel.enable_input_require_grads).
+    """
+    enable = getattr(model, "enable_input_require_grads", None)
+    if enable is not None and any(not parameter.requires_grad for parameter in model.parameters()):
+        enable()
 
 
 def offload_blocks(

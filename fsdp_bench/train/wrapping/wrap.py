@@ -26,6 +26,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import FullyShardedDataParallel
 
 from fsdp_bench.spec.errors import WrapError
 from fsdp_bench.spec.setup import (
@@ -38,6 +39,7 @@ from fsdp_bench.spec.setup import (
     Float8,
     Offload,
     Precision,
+    Reentrant,
     ShardingStrategy,
     TrainSetup,
     Wrap,
@@ -45,7 +47,11 @@ from fsdp_bench.spec.setup import (
 )
 from fsdp_bench.train.models.dtypes import DTYPES
 from fsdp_bench.train.models.lora import keeps_its_dtype
-from fsdp_bench.train.wrapping.activation_checkpointing import checkpoint_blocks, offload_blocks
+from fsdp_bench.train.wrapping.activation_checkpointing import (
+    checkpoint_blocks,
+    offload_blocks,
+    require_grad_of_inputs,
+)
 from fsdp_bench.train.wrapping.ddp import wrap_ddp
 from fsdp_bench.train.wrapping.float8 import convert_to_float8
 from fsdp_bench.train.wrapping.fsdp1 import wrap_fsdp1
@@ -193,7 +199,11 @@ def _apply(model: nn.Module, plan: WrapPlan, blocks: list[nn.Module]) -> nn.Modu
     stored = DTYPES[setup.precision.store]
     if any(parameter.dtype is not stored and not keeps_its_dtype(parameter) for parameter in model.parameters()):
         model = model.to(stored)
-    replaced = checkpoint_blocks(model, blocks, setup.checkpointing, setup.policy)
+    checkpointing = setup.checkpointing, setup.policy, setup.reentrant
+    if setup.reentrant is not Reentrant.NO:
+        require_grad_of_inputs(model)
+    is_around = setup.reentrant is Reentrant.AROUND
+    replaced = {} if is_around else checkpoint_blocks(model, blocks, *checkpointing)
     if setup.activation_offload:
         replaced = offload_blocks(model, blocks, replaced)
     if setup.compile:
@@ -201,9 +211,12 @@ def _apply(model: nn.Module, plan: WrapPlan, blocks: list[nn.Module]) -> nn.Modu
             replaced.get(block, block).compile()
     units = (replace(unit, modules=tuple(replaced.get(one, one) for one in unit.modules)) for unit in plan.units)
     plan = replace(plan, units=tuple(units))
-    if setup.api is Api.FSDP1:
-        return wrap_fsdp1(model, plan)
-    return wrap_ddp(model, plan) if setup.is_ddp else wrap_fsdp2(model, plan)
+    wrap = wrap_fsdp1 if setup.api is Api.FSDP1 else wrap_ddp if setup.is_ddp else wrap_fsdp2
+    wrapped = wrap(model, plan)
+    if is_around:
+        outer = {unit.module: unit for unit in FullyShardedDataParallel.fsdp_modules(wrapped)}
+        checkpoint_blocks(wrapped, [outer.get(block, block) for block in blocks], *checkpointing)
+    return wrapped
 
 
 def _wrap(auto_wrap: bool, classes: BlockClasses | None) -> Wrap:

@@ -27,6 +27,7 @@ INT64 = 8
 FSDP1, FSDP2 = {"api": "fsdp1"}, {"api": "fsdp2"}
 BARE = FSDP2 | {"strategy": "NO_SHARD", "world_size": 1}
 FULL = {"checkpointing": "full"}
+INSIDE, AROUND = ({**FULL, "reentrant": kind} for kind in ("inside", "around"))
 ACCUMULATED = {"gradient_accumulation_steps": 3, "sync_every_micro_batch": False, "max_grad_norm": 1.0}
 
 
@@ -40,6 +41,10 @@ ACCUMULATED = {"gradient_accumulation_steps": 3, "sync_every_micro_batch": False
         FSDP2 | ACCUMULATED | {"offload": "params"},
         FSDP2 | {"strategy": "NO_SHARD", "loss": "chunked"},
         BARE | ACCUMULATED | FULL,
+        FSDP1 | AROUND,
+        pytest.param(FSDP1 | INSIDE, marks=pytest.mark.slow),
+        pytest.param(FSDP2 | AROUND, marks=pytest.mark.slow),
+        pytest.param(FSDP2 | INSIDE, marks=pytest.mark.slow),
     ],
     ids=str,
 )
@@ -61,7 +66,14 @@ def test_accelerate_needs_what_was_predicted_and_the_loss_twice(fields: dict[str
     assert rehearsed(one, "accelerate", tmp_path)["backward"] == expected["backward"] + SCALAR
 
 
-@pytest.mark.parametrize("fields", [FSDP1, FSDP2 | FULL, FSDP2 | ACCUMULATED, BARE, BARE | FULL], ids=str)
+@pytest.mark.parametrize(
+    "fields",
+    [
+        *(FSDP1, FSDP2 | FULL, FSDP2 | ACCUMULATED, BARE, BARE | FULL, FSDP1 | INSIDE),
+        *(pytest.param(fields, marks=pytest.mark.slow) for fields in (FSDP2 | INSIDE, BARE | INSIDE)),
+    ],
+    ids=str,
+)
 def test_the_trainer_needs_what_was_predicted_and_a_few_scalars(fields: dict[str, Any], tmp_path: Path) -> None:
     """Trainer keeps sums of losses and numbers of tokens on the GPU (_tr_loss, num_items_in_batch).
 

@@ -15,6 +15,7 @@ from tests.simulate.optimizers.test_muon import UNSHARDED
 from tests.simulate.optimizers.test_offloaded import FIELDS as OFFLOADED
 
 ACTIVATIONS: dict[str, Any] = {"activation_offload": True, "checkpointing_policy": None}
+REENTRANT: dict[str, Any] = {"checkpointing": "full", "checkpointing_policy": None, "activation_offload": False}
 HEAD_IN_LOSS: dict[str, Any] = {
     **{"api": "fsdp2", "strategy": "NO_SHARD", "precision": "bf16-mixed", "loss": "liger-fused-linear"}
 }
@@ -28,6 +29,8 @@ FIXED: dict[str, tuple[int, int, dict[str, Any]]] = {
     "offloaded foreach AdamW": (56, 8, OFFLOADED | {"optimizer": "adamw-foreach"}),
     "activation offload": (81, 14, ACTIVATIONS | {"checkpointing": "none"}),
     "activation offload and full checkpointing": (81, 14, ACTIVATIONS | {"checkpointing": "full"}),
+    "reentrant checkpointing": (91, 12, REENTRANT | {"reentrant": "inside"}),
+    "reentrant checkpointing around units": (92, 12, REENTRANT | {"reentrant": "around"}),
     "flash-attn's loss": (101, 20, {"loss": "flash-attn"}),
     "Liger's loss": (101, 20, {"loss": "liger"}),
     "Liger's loss with the head": (101, 20, {"loss": "liger-fused-linear"}),

@@ -38,6 +38,7 @@ ADAPTERS = {
     "lora-bf16": LoRA(rank=4, base="bf16"),
     "qlora": LoRA(rank=4, base="nf4"),
 }
+INSIDE, AROUND = ({"checkpointing": "full", "reentrant": kind} for kind in ("inside", "around"))
 SETUPS = {
     "lora": [
         {"api": "fsdp1", "world_size": 4, "checkpointing": "full"},
@@ -45,17 +46,27 @@ SETUPS = {
         {"api": "fsdp1", "world_size": 8, "wrap": "block-and-adapters", "use_orig_params": False},
         {"api": "fsdp2", "world_size": 64, "strategy": "HYBRID_SHARD", "shard_size": 8, "offload": "params"},
         {"api": "fsdp2", "world_size": 8, "strategy": "NO_SHARD", "checkpointing": "full"},
+        {"api": "fsdp1", "world_size": 4, "gradient_accumulation_steps": 2, **INSIDE},
+        {"api": "fsdp1", "world_size": 4, "strategy": "SHARD_GRAD_OP", "loss": "chunked", **AROUND},
     ],
     "lora-bf16": [
         {"api": "fsdp1", "world_size": 4, "wrap": "block-and-adapters", "checkpointing": "full"},
         {"api": "fsdp2", "world_size": 4, "offload": "params", "gradient_accumulation_steps": 2},
         {"api": "fsdp2", "world_size": 4, "strategy": "NO_SHARD"},
+        {"api": "fsdp1", "world_size": 1, "wrap": "block-and-adapters", **AROUND},
+        {"api": "fsdp2", "world_size": 1, "strategy": "NO_SHARD", **INSIDE},
+        {"api": "fsdp1", "world_size": 4, "wrap": "block-and-adapters", "loss": "chunked", **AROUND},
+        {"api": "fsdp1", "world_size": 4, "wrap": "block-and-adapters", **INSIDE},
+        {"api": "fsdp2", "world_size": 4, **AROUND},
+        {"api": "fsdp2", "world_size": 4, "loss": "chunked", **INSIDE},
     ],
     "qlora": [
         {"api": "fsdp1", "world_size": 4, "wrap": "block-and-adapters", "checkpointing": "full"},
         {"api": "fsdp1", "world_size": 2, "precision": "bf16-true", "checkpointing": "selective"},
         {"api": "fsdp2", "world_size": 64, "strategy": "SHARD_GRAD_OP", "max_grad_norm": 1.0},
-        {"api": "fsdp2", "world_size": 8, "strategy": "NO_SHARD", "checkpointing": "full"},
+        {"api": "fsdp2", "world_size": 8, "strategy": "NO_SHARD", "checkpointing": "full", "loss": "chunked"},
+        {"api": "fsdp1", "world_size": 4, "wrap": "block-and-adapters", **AROUND},
+        {"api": "fsdp2", "world_size": 8, **INSIDE},
     ],
 }
 

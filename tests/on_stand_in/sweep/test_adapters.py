@@ -84,6 +84,17 @@ api = "fsdp1"
 checkpointing = "none"
 wrap = "block-and-adapters"
 use_orig_params = true
+[[include]]
+model = "lora"
+api = "fsdp1"
+checkpointing = "full"
+reentrant = ["inside", "around"]
+wrap = "block-and-adapters"
+[[include]]
+model = "lora"
+api = "fsdp2"
+checkpointing = "none"
+loss = ["chunked", "liger-fused-linear"]
 """
 REHEARSED_QLORA = f"""{ON_THE_STAND_IN}
 [models.qlora]
@@ -157,7 +168,7 @@ class TestOnTheStandIn:
         """Without use_orig_params adapters show what was gathered last, so that PEFT casts nothing."""
         monkeypatch.setattr(predictable, "_recorded", _recorded)
         records = sweep(tmp_path, REHEARSED + MORE_LORA * varied)
-        assert len(records) == (4 if varied else 2)
+        assert len(records) == (8 if varied else 2)
         assert_peaks_near(records)
 
     @VARIATIONS

@@ -54,6 +54,7 @@ class TestOnTheStandIn:
             pytest.param('"chunked", "compiled"', "torch", EVERY, marks=pytest.mark.slow),
             pytest.param('"liger", "liger-fused-linear"', "liger_kernel", EVERY, marks=pytest.mark.slow),
             pytest.param('"flash-attn"', "flash_attn", EVERY, marks=pytest.mark.slow),
+            pytest.param('"unsloth-fp32"', "torch", EVERY, marks=pytest.mark.slow),
         ],
     )
     def test_peaks_are_as_predicted(

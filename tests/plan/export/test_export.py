@@ -54,6 +54,8 @@ SCRIPTS: list[dict[str, Any]] = [
     {"api": "fsdp1", "gradient_accumulation_steps": 4, "sync_every_micro_batch": False, "loss": "liger"},
     {"api": "fsdp1", "wrap": "size", "min_num_params": 100_000, "backward_prefetch": "none", "optimizer": "sgd"},
     {"api": "fsdp1", "wrap": "block-and-ends", "fp32_head": True, "activation_offload": True, "checkpointing": "full"},
+    {"api": "fsdp1", "checkpointing": "full", "reentrant": "around"},
+    {"api": "fsdp2", "strategy": "NO_SHARD", "checkpointing": "full", "reentrant": "inside"},
 ]
 
 
@@ -129,6 +131,9 @@ def test_adapters_that_are_not_exported_are_refused(kind: str, lora: LoRA, field
         ("accelerate", {"api": "fsdp2", "strategy": "NO_SHARD"}, "DistributedDataParallel"),
         ("accelerate", {"checkpointing": "selective"}, "--checkpointing full"),
         ("accelerate", {"checkpointing": "full", "checkpointing_policy": "every-2-blocks"}, "every block"),
+        ("accelerate", {"checkpointing": "full", "reentrant": "inside"}, "not reentrant"),
+        ("huggingface", {"checkpointing": "full", "reentrant": "around"}, "--reentrant inside"),
+        ("torchtitan", {"api": "fsdp2", "checkpointing": "full", "reentrant": "inside"}, "not reentrant"),
         ("accelerate", {"compile": True}, "compile"),
         ("accelerate", {"precision": "fp16-mixed"}, "bf16-mixed"),
         ("accelerate", {"api": "fsdp2", "reshard_after_forward": 4}, "fewer ranks"),

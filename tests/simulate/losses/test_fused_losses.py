@@ -18,7 +18,7 @@ from fsdp_bench.spec.setup import Loss, TrainSetup, impossible
 from tests.simulate.recorded.test_replaced_loss import NARROW, recorded
 from tests.simulate.test_step import shape
 
-FUSED = [Loss.FLASH_ATTN, Loss.LIGER, Loss.LIGER_FUSED_LINEAR]
+FUSED = [Loss.FLASH_ATTN, Loss.LIGER, Loss.LIGER_FUSED_LINEAR, Loss.UNSLOTH_FP32]
 TOKENS, VOCABULARY, WIDTH = 2 * 1024, 32000, 256
 LOGITS = TOKENS * VOCABULARY
 WIDE = shape(num_hidden_layers=2, vocab_size=VOCABULARY, hidden_size=WIDTH)
@@ -41,6 +41,7 @@ def model(request: pytest.FixtureRequest) -> ModelShape | RecordedModel:
         ("compiled", 2 + 2),
         ("flash-attn", 2 + 2),
         ("liger", 2),  # the gradient overwrites them
+        ("unsloth-fp32", 4 + 2),  # the gradient overwrites the fp32 copy, and is then cast
     ],
 )
 @pytest.mark.parametrize("api", ["fsdp1", "fsdp2"])

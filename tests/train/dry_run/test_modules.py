@@ -13,7 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from fsdp_bench.catalog.ladder import nearest_size
 from fsdp_bench.spec.checkpointing_policy import read_policy
 from fsdp_bench.spec.model import Family, ModelShape
-from fsdp_bench.spec.setup import Checkpointing
+from fsdp_bench.spec.setup import Checkpointing, Reentrant
 from fsdp_bench.train.models.transformer import build, initialize
 from fsdp_bench.train.wrapping.activation_checkpointing import checkpoint_blocks
 from tests.profiles import share_of_examples
@@ -78,7 +78,12 @@ def test_forward_flops_equal_torchs_own_count(shape: ModelShape, sequence: int, 
 SMALL = {Family.LLAMA: llama(2, 32, 4, 2, 48, 50), Family.GPT2: replace(gpt2(2, 32, 4), vocab_size=50)}
 
 
-def flops_of_a_step(shape: ModelShape, checkpointing: Checkpointing, policy: str | None = None) -> int:
+def flops_of_a_step(
+    shape: ModelShape,
+    checkpointing: Checkpointing,
+    policy: str | None = None,
+    reentrant: Reentrant = Reentrant.NO,
+) -> int:
     """Return what FlopCounterMode counts in forward and backward of a real model, 3 sequences of 10 tokens.
 
     Attention is run by its unfused kernel, whose two products FlopCounterMode counts in every pass; it does not know
@@ -88,7 +93,7 @@ def flops_of_a_step(shape: ModelShape, checkpointing: Checkpointing, policy: str
     model = build(shape).to_empty(device="cpu")
     for name, parameter in model.named_parameters():
         initialize(parameter, name, seed=0)
-    checkpoint_blocks(model, list(model.blocks), checkpointing, read_policy(policy))
+    checkpoint_blocks(model, list(model.blocks), checkpointing, read_policy(policy), reentrant)
     counter = FlopCounterMode(display=False)
     with sdpa_kernel(SDPBackend.MATH), counter:
         model(torch.zeros(3, 10, dtype=torch.long)).sum().backward()
@@ -104,6 +109,12 @@ def test_flops_of_a_whole_step_equal_torchs_own_count(family: Family, checkpoint
     assert flops_of_a_step(shape, checkpointing) == 3 * 10 * expected
     if checkpointing is not Checkpointing.FULL:
         assert shape.hardware_flops_per_token(10, checkpointing) == shape.model_flops_per_token(10)
+
+
+def test_reentrant_checkpointing_computes_whole_blocks_again() -> None:
+    shape = SMALL[Family.LLAMA]
+    expected = shape.hardware_flops_per_token(10, Checkpointing.FULL, causal=False, stops_early=False)
+    assert flops_of_a_step(shape, Checkpointing.FULL, reentrant=Reentrant.INSIDE) == 3 * 10 * expected
 
 
 @pytest.mark.parametrize("family", list(Family))

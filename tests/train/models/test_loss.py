@@ -53,6 +53,26 @@ def test_the_chunked_loss_has_eight_chunks_none_of_which_keeps_fp32_logits() -> 
     assert forward < 2 * 24 * 100 + 1200  # the bf16 logits, known by their views, and less than one chunk
 
 
+def test_the_loss_of_unsloth_ignores_targets_and_keeps_one_fp32_copy_that_becomes_the_gradient() -> None:
+    """Of 320 x 500 logits the fp32 copy has 4 bytes each; 4 rows at a time are in work."""
+    logits = torch.randn(2, 160, 500).bfloat16().requires_grad_()
+    targets = torch.randint(500, (2, 160))
+    targets[:, -1] = -100
+    expected = F.cross_entropy(logits.flatten(0, 1).double(), targets.flatten())
+    (gradient,) = torch.autograd.grad(expected, logits)
+    with StorageTracker() as tracker:
+        value = loss_function(Loss.UNSLOTH_FP32)(logits, targets)
+        forward = tracker.live_bytes
+        value.backward()
+        backward = tracker.peak_bytes
+    torch.testing.assert_close(value.double(), expected, rtol=1e-6, atol=0)
+    assert logits.grad is not None
+    torch.testing.assert_close(logits.grad, gradient, rtol=0.02, atol=1e-6)
+    small = 40_000  # some numbers a row
+    assert 6 * logits.numel() <= forward < 6 * logits.numel() + small
+    assert backward < 8 * logits.numel() + 4 * 500 * 4 * 2 + small  # and the gradient in bf16
+
+
 def test_the_chunked_loss_works_for_fewer_tokens_than_chunks() -> None:
     logits = torch.randn(1, 3, 5)
     targets = torch.tensor([[0, 1, 4]])
