@@ -292,6 +292,8 @@ class SimulatedModel(Module):
     """In the order in which they run."""
     lm_head: Module | None = None
     """The head, where it is registered first and runs last."""
+    is_filled_on_device = True
+    """Whether parameters get their values on the GPU; else they come from host memory."""
 
     def __init__(self, op: Operators, num_blocks: int, extra_blocks: int) -> None:
         super().__init__(op)

@@ -32,6 +32,7 @@ class RecordedTransformer(SimulatedModel):
     """A recorded model with some number of blocks."""
 
     block = -1
+    is_filled_on_device = False
 
     def __init__(self, op: Operators, program: Program, num_blocks: int, extra_blocks: int) -> None:
         super().__init__(op, num_blocks, extra_blocks)

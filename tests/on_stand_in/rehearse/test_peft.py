@@ -1,8 +1,7 @@
-"""LoRA and QLoRA: predictions against rehearsals of a real loop, with PEFT's and bitsandbytes' own CUDA code."""
+"""LoRA and QLoRA as they come recorded: against rehearsals of a real loop, with PEFT's and bitsandbytes' CUDA code."""
 
 from __future__ import annotations
 
-from functools import cache
 from pathlib import Path
 
 import pytest
@@ -12,14 +11,14 @@ pytest.importorskip("peft")
 pytest.importorskip("bitsandbytes")
 
 from fsdp_bench.catalog import loader
+from fsdp_bench.catalog.adapters import ADAPTERS
+from fsdp_bench.catalog.architectures import recorded_architecture
 from fsdp_bench.plan.estimate import predict_memory
 from fsdp_bench.simulate.operators.kernels import CUDA, kernels_on
 from fsdp_bench.spec.lora import LoRA
 from fsdp_bench.spec.recording.model import RecordedModel
 from fsdp_bench.spec.setup import TrainSetup
-from fsdp_bench.train.recording.subjects import huggingface
 from tests.on_stand_in.rehearsing import SCRIPTS, rehearse
-from tests.simulate.recorded.recording import record_here
 
 CONFIG = {
     "model_type": "llama",
@@ -33,19 +32,15 @@ CONFIG = {
 }
 """The model of scripts/peft_loop.py."""
 
-VARIANTS = {"fsdp1": ("bf16", "bf16 adapters apart"), "fsdp2": ("bf16", "bf16 cast at blocks")}
-"""The variants of a recording that the setups below use. All variants take a minute more."""
-
 SETUPS = {
     "fsdp1": TrainSetup(api="fsdp1", wrap="block-and-adapters", world_size=8, sequence_length=2048, precision="bf16"),
     "fsdp2": TrainSetup(api="fsdp2", world_size=8, sequence_length=2048, precision="bf16", checkpointing="full"),
 }
 
 
-@cache
-def _recorded(kind: str, api: str) -> RecordedModel:
+def _recorded(kind: str) -> RecordedModel:
     lora = LoRA(rank=16, targets=("q_proj", "v_proj"), base="nf4" if kind == "qlora" else "bf16")
-    return record_here(huggingface, CONFIG, 2048, lora, variants=VARIANTS[api])
+    return recorded_architecture(CONFIG, 2048, kind, ADAPTERS, lora)
 
 
 @pytest.mark.timeout(900)
@@ -62,7 +57,7 @@ def test_allocated_is_that_of_a_rehearsal_within_one_percent(kind: str, api: str
     gpu = "H100-SXM"
     setup = SETUPS[api]
     kernels = kernels_on(CUDA, loader.gpu(gpu))
-    predicted = predict_memory(_recorded(kind, api), setup, kernels, rank=0).phases
+    predicted = predict_memory(_recorded(kind), setup, kernels, rank=0).phases
     words = [str(SCRIPTS / "peft_loop.py"), kind, api, *(["checkpointing"] if setup.checkpointing == "full" else [])]
     given = ("--gpu", gpu, "--world-size", "8", "--steps", "3")
     found = rehearse(*given, "--", *words, command="torchrun", folder=tmp_path)
