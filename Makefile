@@ -38,7 +38,7 @@ test-rehearsal: .venv-rehearsal/installed
 	$(REHEARSAL) -m pip install --quiet --constraint constraints.txt --editable '.[train,hf,qlora,torchao,liger,dev]'
 	touch $@
 
-# What the models of the catalogue run, recorded for all sizes and compiled; what is there is kept. Two hours, two cores.
+# What the models of the catalogue run, recorded for all sizes and compiled; what is there is kept. Four hours, two cores.
 recordings: .venv-rehearsal/installed
 	$(REHEARSAL) -m tests.recordings
 

@@ -10,9 +10,11 @@ from __future__ import annotations
 import sys
 from importlib.util import find_spec
 
+from fsdp_bench.catalog.adapters import ADAPTED, USUAL
 from fsdp_bench.catalog.loader import models
 from fsdp_bench.catalog.model_entry import ModelEntry
 from fsdp_bench.spec.errors import FsdpBenchError
+from fsdp_bench.spec.lora import LoRA
 from fsdp_bench.spec.subprocesses.dry_run import ModelCode
 from fsdp_bench.sweep.architectures import record_compiled, record_missing
 
@@ -26,6 +28,8 @@ def main() -> None:
         if sys.argv[1:] and entry.name not in sys.argv[1:]:
             continue
         _record(entry, "huggingface")
+        for lora in USUAL if entry.family in ADAPTED else ():
+            _record(entry, "huggingface", lora)
         if entry.family in TORCHTITAN and find_spec("torchtitan") is not None:
             _record(entry, "torchtitan")
     _compile(None)
@@ -35,10 +39,10 @@ def main() -> None:
             _compile(entry)
 
 
-def _record(entry: ModelEntry, code: ModelCode) -> None:
+def _record(entry: ModelEntry, code: ModelCode, lora: LoRA | None = None) -> None:
     try:
-        for path in record_missing(entry, code):
-            print(f"{code} {path.name}: {path.stat().st_size // 1024} KiB", flush=True)
+        for path in record_missing(entry, code, lora=lora):
+            print(f"{code} {path.parent.name}/{path.name}: {path.stat().st_size // 1024} KiB", flush=True)
     except FsdpBenchError as error:
         print(f"{entry.name}: {error}", file=sys.stderr, flush=True)
 

@@ -16,6 +16,7 @@ Read in this order:
     hf_config.py     reads a Hugging Face config.json
     recorded.py      reads a recorded model
     architectures.py finds the recording that holds for a config.json
+    adapters.py      says which recordings hold for which of PEFT's adapters
     recordings/      recordings of what the models of models.toml run, for all sizes
     compiled.py      reads recordings/compiled/: blocks as torch.compile compiled them
     ladder.py        the size ladder: what "7B" means, a fixed list of models from 10M to 1T parameters

@@ -1,7 +1,7 @@
 """Recordings that come with fsdp-bench, by architecture: each holds for every config.json with the same settings.
 
 They are files of recordings/, named ``MODEL_TYPE.WHAT.json.xz``: Hugging Face's code, and in recordings/torchtitan/
-torchtitan's. ``make recordings`` writes them.
+torchtitan's; with adapters in recordings/adapters/. ``make recordings`` writes them.
 """
 
 from __future__ import annotations
@@ -14,9 +14,11 @@ from typing import Any
 
 import msgspec
 
+from fsdp_bench.catalog.adapters import differences, folders_of
 from fsdp_bench.catalog.config_names import ARCHITECTURES
 from fsdp_bench.catalog.recorded import read_recorded
 from fsdp_bench.spec.errors import SpecError, shown
+from fsdp_bench.spec.lora import RANK, LoRA
 from fsdp_bench.spec.recording.config import LAYERS, POSITIONS, complete, masked_from, symbols
 from fsdp_bench.spec.recording.model import RecordedModel
 from fsdp_bench.spec.recording.recorded import RecordedCode
@@ -36,17 +38,25 @@ class NotRecorded(SpecError):
 
 def is_recorded(model_type: str, folder: Path = FOLDER) -> bool:
     """Whether some recordings of an architecture come with fsdp-bench."""
-    return bool(_files(folder, model_type))
+    return bool(_files([folder], model_type))
 
 
-def _files(folder: Path, model_type: object) -> list[Path]:
-    return sorted(path for path in folder.glob("*.json.xz") if path.name.partition(".")[0] == model_type)
+def _files(folders: list[Path], model_type: object) -> list[Path]:
+    found = (path for folder in folders for path in sorted(folder.glob("*.json.xz")))
+    return [path for path in found if path.name.partition(".")[0] == model_type]
 
 
 def recorded_architecture(
-    config: Mapping[str, Any], sequence_length: int, name: str, folder: Path = FOLDER
+    config: Mapping[str, Any], sequence_length: int, name: str, folder: Path = FOLDER, lora: LoRA | None = None
 ) -> RecordedModel:
-    """Return the model of a config.json, by the recording of its architecture; ``folder`` is one of FOLDERS.
+    """Return the model of a config.json, by the recording of its architecture.
+
+    Args:
+        config: the fields of the config.json.
+        sequence_length: for which side of a sliding window.
+        name: the model's.
+        folder: one of FOLDERS; with adapters the one that holds the folders of ``folder_of``.
+        lora: PEFT's adapters in it.
 
     Raises:
         NotRecorded: if there is none, with what differs from the nearest.
@@ -54,17 +64,23 @@ def recorded_architecture(
     """
     if (attention := config.get(ATTENTION)) not in (None, DEFAULT_ATTENTION):
         raise NotRecorded(f"{name} with attention {shown(attention)} was not recorded; {DEFAULT_ATTENTION} was")
-    found = _find(config, sequence_length, name, folder)
+    folders = [folder] if lora is None else folders_of(lora, folder)
+    found = _find(config, sequence_length, name, folders, lora)
     if found.code.longest is not None:
         with suppress(NotRecorded):
-            found = msgspec.structs.replace(found, beyond=_find(config, found.code.longest + 1, name, folder))
+            found = msgspec.structs.replace(found, beyond=_find(config, found.code.longest + 1, name, folders, lora))
     return found
 
 
-def _find(config: Mapping[str, Any], sequence_length: int, name: str, folder: Path) -> RecordedModel:
+def _find(
+    config: Mapping[str, Any], sequence_length: int, name: str, folders: list[Path], lora: LoRA | None
+) -> RecordedModel:
     model_type = config.get("model_type")
-    files = _files(folder, model_type)
+    files = _files(folders, model_type)
+    if not files and lora is not None:
+        raise NotRecorded(f"{name} was not recorded")
     if not files:
+        (folder,) = folders
         known = ", ".join(sorted({path.name.partition(".")[0] for path in folder.glob("*.json.xz")}))
         whose = "torchtitan's code of " if folder == FOLDERS["torchtitan"] else ""
         raise NotRecorded(f"{whose}model_type {shown(model_type)} was not recorded; {known} were")
@@ -80,9 +96,11 @@ def _find(config: Mapping[str, Any], sequence_length: int, name: str, folder: Pa
         recorded = ARCHITECTURES.get(str(model_type)) if is_titan else code.origin.architecture
         if named != recorded:
             found.append(f"{shown(named)}, recorded was {recorded}")
+        if not found and lora is not None:
+            found = differences(code, lora, _symbols(code, config, lora))
         if not found:
             try:
-                return _model(code, config, name)
+                return _model(code, config, name, lora)
             except SpecError as error:
                 reasons.insert(0, [str(error)])
         reasons.append(found or reasons[0])
@@ -90,23 +108,27 @@ def _find(config: Mapping[str, Any], sequence_length: int, name: str, folder: Pa
     raise NotRecorded(f"{name} was not recorded: {'; '.join(fewest)}")
 
 
-def _model(code: RecordedCode, config: Mapping[str, Any], name: str) -> RecordedModel:
+def _symbols(code: RecordedCode, config: Mapping[str, Any], lora: LoRA | None) -> dict[str, int]:
+    assert code.architecture is not None
+    sizes = symbols(complete(config, code.architecture.config_class))
+    return sizes if lora is None else {**sizes, RANK: lora.rank}
+
+
+def _model(code: RecordedCode, config: Mapping[str, Any], name: str, lora: LoRA | None) -> RecordedModel:
     assert code.architecture is not None
     full = complete(config, code.architecture.config_class)
     first = masked_from(full)
-    is_fixed = code.shortest == code.longest
     is_beyond = code.architecture.side == "beyond"
     positions = next((_count(full, field) for field in POSITIONS if full.get(field)), None) if code.positions else None
     layers = next(_count(full, field) for field in LAYERS if full.get(field))
     counts = {path: _count(full, "num_decoder_layers") if "decoder" in path else layers for path in code.num_blocks}
+    lengths = first if is_beyond and first else 1, None if is_beyond or not first else first - 1
+    if code.shortest == code.longest:
+        lengths = code.shortest, code.longest
     return RecordedModel(
         name=name,
-        code=code
-        if is_fixed
-        else _on_one_side(
-            code, first if is_beyond and first else 1, None if is_beyond or not first else first - 1, positions
-        ),
-        sizes=tuple(sorted(symbols(full).items())),
+        code=_as_asked(code, *lengths, positions, lora),
+        sizes=tuple(sorted(_symbols(code, config, lora).items())),
         counts=tuple(counts.items()),
         max_position_embeddings=positions,
     )
@@ -120,6 +142,9 @@ def _count(config: Mapping[str, Any], field: str) -> int:
 
 
 @lru_cache(maxsize=64)
-def _on_one_side(code: RecordedCode, shortest: int, longest: int | None, positions: int | None) -> RecordedCode:
-    """Return a code for sequences of some lengths; the same one for the same lengths, as models compare it."""
-    return msgspec.structs.replace(code, shortest=shortest, longest=longest, positions=positions)
+def _as_asked(
+    code: RecordedCode, shortest: int, longest: int | None, positions: int | None, lora: LoRA | None
+) -> RecordedCode:
+    """Return a code for sequences of some lengths, with adapters; the same one for the same, as models compare it."""
+    origin = code.origin if lora is None else msgspec.structs.replace(code.origin, lora=lora)
+    return msgspec.structs.replace(code, origin=origin, shortest=shortest, longest=longest, positions=positions)

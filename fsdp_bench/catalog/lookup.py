@@ -11,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from fsdp_bench.catalog.adapters import ADAPTERS
 from fsdp_bench.catalog.architectures import ATTENTION, FOLDERS, NotRecorded, recorded_architecture
 from fsdp_bench.catalog.config_names import config_names
 from fsdp_bench.catalog.hf_config import config_name, read_config, read_hf_config
@@ -20,6 +21,7 @@ from fsdp_bench.catalog.recorded import read_recorded, recorded_model
 from fsdp_bench.spec.checked import Count, read
 from fsdp_bench.spec.errors import SpecError, shown
 from fsdp_bench.spec.hardware import Cluster, Gpu, Server
+from fsdp_bench.spec.lora import LoRA
 from fsdp_bench.spec.model import Family, ModelShape
 from fsdp_bench.spec.recording.model import Model, RecordedModel, code_of
 from fsdp_bench.spec.setup import ShardingStrategy
@@ -162,6 +164,22 @@ def named_config(
     if attention is not None:
         return {**config, ATTENTION: attention}, f"{name} with {attention} attention"
     return config, name
+
+
+def adapted_model(named: str | Path, sequence_length: int, lora: LoRA, catalog: Catalog = BUILT_IN) -> RecordedModel:
+    """Return a model of the catalogue or of a config.json with PEFT's adapters.
+
+    Raises:
+        NotRecorded: if no recording that comes with fsdp-bench holds for it.
+        SpecError: as ``named_config``.
+    """
+    config, name = named_config(named, catalog)
+    return recorded_architecture(config, sequence_length, name_with(name, lora), ADAPTERS, lora)
+
+
+def name_with(name: str, lora: LoRA | None) -> str:
+    """Return the name of a model with adapters, or without."""
+    return name if lora is None else f"{name} with {lora.title}"
 
 
 def with_code(shape: ModelShape, sequence_length: int, code: str | None) -> RecordedModel:

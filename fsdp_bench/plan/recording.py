@@ -17,8 +17,8 @@ import msgspec
 
 from fsdp_bench.catalog.architectures import NotRecorded
 from fsdp_bench.catalog.loader import BUILT_IN, Catalog
+from fsdp_bench.catalog.lookup import adapted_model, name_with, named_config
 from fsdp_bench.catalog.lookup import model as find_model
-from fsdp_bench.catalog.lookup import named_config
 from fsdp_bench.catalog.recorded import read_recorded, recorded_model
 from fsdp_bench.spec.cache import cache_folder
 from fsdp_bench.spec.codec import to_builtins, write_atomically
@@ -29,7 +29,7 @@ from fsdp_bench.spec.recording.config import loops_over_sequence
 from fsdp_bench.spec.recording.model import Model
 from fsdp_bench.spec.recording.recorded import FORMAT_VERSION, RecordedCode
 from fsdp_bench.spec.recording.request import RecordingAnswer, RecordingSpec, length_not_recorded
-from fsdp_bench.spec.recording.variants import KINDS_WITH_FROZEN
+from fsdp_bench.spec.recording.variants import with_frozen
 from fsdp_bench.spec.subprocesses.own_python import own_environment, own_python
 
 _RECORDER = ("recording", "dry_run", "models")
@@ -179,8 +179,10 @@ def found_or_recorded(
         MachineError: as ``record``, with the reason why it has to be recorded.
     """
     try:
-        if lora is not None or attention is not None:
-            raise NotRecorded(f"{_full_name(named_config(named, catalog, attention)[1], lora)} was not recorded")
+        if attention is not None or (lora is not None and activation_offload):
+            raise NotRecorded(f"{name_with(named_config(named, catalog, attention)[1], lora)} was not recorded")
+        if lora is not None:
+            return adapted_model(named, sequence_length, lora, catalog)
         return find_model(named, sequence_length, catalog=catalog, code=code)
     except NotRecorded as why:
         if code == "torchtitan":
@@ -190,11 +192,7 @@ def found_or_recorded(
             recorded = recorded_config(config, sequence_length, progress, lora, activation_offload, name)
         except MachineError as error:
             raise MachineError(f"{why}; {error}") from None
-        return recorded_model(recorded, _full_name(name, lora))
-
-
-def _full_name(name: str, lora: LoRA | None) -> str:
-    return name if lora is None else f"{name} with {lora.title}"
+        return recorded_model(recorded, name_with(name, lora))
 
 
 def _version(package: str) -> str | None:
@@ -214,7 +212,7 @@ def _digest(spec: RecordingSpec) -> str:
     """
     packages = ("torch", "transformers", *(spec.lora.packages if spec.lora is not None else ()))
     versions = [_version(package) or "" for package in packages]
-    kinds = [kind.name for kind in KINDS_WITH_FROZEN]
+    kinds = [kind.name for kind in with_frozen(spec.lora)]
     request = {**to_builtins(spec), "sequence_length": None}
     data = msgspec.json.encode([request, versions, FORMAT_VERSION, kinds], order="sorted")
     digest, train = hashlib.sha256(data), Path(__file__).parent.parent / "train"

@@ -22,6 +22,12 @@ SAME = "same"
 """How LoRA.base is written where it is None."""
 _BASES = ("bf16", QUANTIZED, SAME)
 
+RANK = "lora_rank"
+"""The symbol of the rank in formulas of recordings for all sizes."""
+SCALED_TOGETHER = 64 * 256
+"""Weights of 4 bits whose scales bitsandbytes quantizes together: blocks of 64 (bnb.nn.Params4bit, blocksize), and 256
+scales to a block (bnb.functional.quantize_4bit, compress_statistics)."""
+
 LARGEST_FUSED_PRODUCT = 1536
 """Rows from which on bitsandbytes always unpacks a weight (backends/cuda/ops.py, _gemm_4bit_custom_max_m)."""
 

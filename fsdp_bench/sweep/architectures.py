@@ -11,12 +11,14 @@ import re
 import subprocess
 from pathlib import Path
 
+from fsdp_bench.catalog.adapters import ADAPTERS, folder_of
 from fsdp_bench.catalog.architectures import FOLDERS, NotRecorded, recorded_architecture
 from fsdp_bench.catalog.compiled import BENCHMARK, FLOAT8
 from fsdp_bench.catalog.compiled import FOLDER as COMPILED
 from fsdp_bench.catalog.model_entry import ModelEntry
 from fsdp_bench.plan.recording import record, write
 from fsdp_bench.spec.errors import MachineError
+from fsdp_bench.spec.lora import LoRA
 from fsdp_bench.spec.recording.compiled import huggingface_block
 from fsdp_bench.spec.recording.config import loops_over_sequence
 from fsdp_bench.spec.recording.recorded import RecordedCode
@@ -31,23 +33,27 @@ LOOPED = 4096
 """The one length for which code is recorded that loops over the sequence."""
 
 
-def record_missing(entry: ModelEntry, code_of: ModelCode = "huggingface", folder: Path | None = None) -> list[Path]:
+def record_missing(
+    entry: ModelEntry, code_of: ModelCode = "huggingface", folder: Path | None = None, lora: LoRA | None = None
+) -> list[Path]:
     """Record what a model runs within and beyond its sliding window, where no recording holds; return the new files.
 
     Args:
         entry: a model of the catalogue.
         code_of: whose code.
         folder: where to look and write; by default what comes with fsdp-bench.
+        lora: PEFT's adapters in it, of any rank; without what offloaded activations need.
 
     Raises:
         MachineError: if torch, transformers or torchtitan is missing, or the code cannot be recorded; with the reason.
     """
-    folder = folder or FOLDERS[code_of]
+    folder = folder or (FOLDERS[code_of] if lora is None else ADAPTERS)
+    into = folder if lora is None else folder_of(lora, folder)
     written = []
     loops = loops_over_sequence(entry.hf_config())
     for length in (LOOPED,) if loops else (SHORT, LONG):
         try:
-            recorded_architecture(entry.hf_config(), length, entry.name, folder)
+            recorded_architecture(entry.hf_config(), length, entry.name, folder, lora)
         except NotRecorded:
             spec = RecordingSpec(
                 config=entry.hf_config(),
@@ -55,11 +61,12 @@ def record_missing(entry: ModelEntry, code_of: ModelCode = "huggingface", folder
                 all_sizes=True,
                 fixed_length=loops,
                 code=code_of,
-                activation_offload=True,
+                lora=lora,
+                activation_offload=lora is None,
             )
             code = record(spec)
-            path = folder / file_name(entry, code)
-            folder.mkdir(parents=True, exist_ok=True)
+            path = into / file_name(entry, code)
+            into.mkdir(parents=True, exist_ok=True)
             write(code, path)
             written.append(path)
     return written

@@ -16,7 +16,7 @@ from fsdp_bench.plan.advice.remedies import smaller_bases
 from fsdp_bench.plan.defaults import Code, assumptions, default_base, trainer_defaults
 from fsdp_bench.plan.question import Question, answer
 from fsdp_bench.spec.lora import LoRA
-from fsdp_bench.spec.recording.model import RecordedModel
+from fsdp_bench.spec.recording.model import RecordedModel, lora_of
 from fsdp_bench.spec.recording.recorded import RecordedCode
 from fsdp_bench.spec.setup import Api, Precision, ShardingStrategy, TrainSetup, Wrap
 
@@ -96,15 +96,15 @@ def test_advice_names_smaller_frozen_weights_where_adapters_do_not_fit() -> None
 def test_python_puts_adapters_in_as_the_command_line_does(
     monkeypatch: pytest.MonkeyPatch, given: dict[str, Any], base: str | None
 ) -> None:
-    asked = []
+    """Those in bf16 and in 4 bits come recorded, and others are recorded."""
 
     def record(config: dict[str, Any], length: int, progress: object, lora: LoRA, *_: object) -> RecordedCode:
-        asked.append((config["model_type"], length, lora))
+        assert (config["model_type"], length, lora.base) == ("llama", 4096, None)
         return with_lora(lora).code
 
     monkeypatch.setattr("fsdp_bench.plan.recording.recorded_config", record)
     found = estimate("Llama-3.1-8B", gpu="RTX-4090", **given)
-    assert asked == [("llama", 4096, LoRA(rank=16, base=base))]
+    assert lora_of(found.model) == LoRA(rank=16, base=base)
     assert found.setup.is_bare
     assert "with" in found.model.name
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from itertools import combinations_with_replacement
 from math import gcd
 
+from fsdp_bench.spec.lora import RANK
 from fsdp_bench.spec.recording.config import SIZES
 from fsdp_bench.train.recording.points import _BATCHES, _MODELS
 
@@ -53,4 +54,4 @@ def test_every_drawn_size_is_a_symbol() -> None:
         "patches_a_side",
         "experts",
     }
-    assert _MODELS.keys() - drawn <= set(SIZES)
+    assert _MODELS.keys() - drawn <= {*SIZES, RANK}

@@ -16,9 +16,11 @@ from fsdp_bench.catalog.lookup import (
     POSITIONS,
     Hardware,
     Placement,
+    adapted_model,
     config_of_shape,
     find_placement,
     in_other_code,
+    name_with,
     named_config,
     place_names,
     with_code,
@@ -242,8 +244,10 @@ def _model(options: SetupOptions, catalog: Catalog, sequence_length: int, may_re
         return _of_the_ladder(options, sequence_length)
     named, code = options.hf_config or str(options.model), read_code(options)
     if not may_record:
-        if lora is not None or attention is not None:
+        if attention is not None:
             raise NotRecorded(f"{config_of(options, catalog)[1]} was not recorded")
+        if lora is not None:
+            return adapted_model(named, sequence_length, lora, catalog)
         return find_model(named, sequence_length, catalog=catalog, code=code)
     from fsdp_bench.plan.recording import found_or_recorded  # what starts processes
 
@@ -343,7 +347,7 @@ def config_of(options: SetupOptions, catalog: Catalog) -> tuple[dict[str, Any], 
     """
     lora, attention = read_lora(options), read_attention(options)
     config, name = named_config(options.hf_config or str(options.model), catalog, attention)
-    return config, name if lora is None else f"{name} with {lora.title}"
+    return config, name_with(name, lora)
 
 
 def config_to_export(options: SetupOptions, model: Model) -> dict[str, Any]:

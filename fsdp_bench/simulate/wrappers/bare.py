@@ -81,7 +81,7 @@ class Bare(Wrapper):
         return [Shard(w.numel, self.sizes.store, w.block, shape=w.shape) for w in self.trained]
 
     def load(self) -> list[Storage]:
-        """Allocate the parameters and fill them."""
+        """Allocate the parameters and fill them; other code than the benchmark's is moved to the GPU (Module.to)."""
         tape, held = self.op.tape, []
         for weight in self.by_block(self.weights):
             num_bytes = weight.numel * self.itemsizes[id(weight)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from fsdp_bench.spec.lora import LoRA
 from fsdp_bench.spec.setup import Api, Checkpointing, TrainSetup, Wrap
 
 
@@ -87,6 +88,20 @@ KINDS_WITH_FROZEN = (
     VariantKind("fp16", is_apart=True, shows_gathered=True),
 )
 """Those of a model with frozen parameters."""
+
+
+def with_frozen(lora: LoRA | None) -> tuple[VariantKind, ...]:
+    """Return the variants of a model with frozen parameters, which are adapters' or, with None, any others.
+
+    A base that is stored in bf16 is not cast: it computes in bf16, or unpacked in fp32 where all does. FSDP1 flattens
+    it with trained parameters in bf16 alone ("Must flatten tensors with uniform dtype").
+    """
+    if lora is None or lora.base is None:
+        return KINDS_WITH_FROZEN
+    compute = ("bf16",) if lora.is_quantized else ("bf16", "fp32")
+    return tuple(
+        kind for kind in KINDS_WITH_FROZEN if kind.compute in compute and (not kind.trains or kind.store == "bf16")
+    )
 
 
 def offloaded(kinds: Iterable[VariantKind]) -> tuple[VariantKind, ...]:

@@ -11,6 +11,7 @@ from fractions import Fraction
 from itertools import combinations, combinations_with_replacement
 
 from fsdp_bench.spec.errors import SpecError
+from fsdp_bench.spec.lora import SCALED_TOGETHER
 from fsdp_bench.spec.recording.formula import Product, factor_value, multiply, to_text
 from fsdp_bench.train.recording.size import Size
 
@@ -119,7 +120,7 @@ def _two(values: Values, one: Values, other: Values) -> tuple[Fraction, Fraction
 
 
 def _is_simple(number: Fraction) -> bool:
-    return number.denominator <= _LARGEST_COEFFICIENT and number.numerator != 0
+    return number.denominator in (*range(_LARGEST_COEFFICIENT + 1), SCALED_TOGETHER) and number.numerator != 0
 
 
 def _parsed(text: str) -> Sequence[Product]:

@@ -32,7 +32,7 @@ def answer(spec: RecordingSpec) -> RecordingAnswer:
                 if spec.code == "torchtitan":
                     subject = torchtitan(spec.config, spec.sequence_length)
                 elif spec.all_sizes:
-                    subject = architecture(spec.config, spec.sequence_length, only)
+                    subject = architecture(spec.config, spec.sequence_length, only, spec.lora)
                 else:
                     subject = huggingface(spec.config, spec.sequence_length, spec.lora, only)
             else:

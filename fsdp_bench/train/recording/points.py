@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from fsdp_bench.spec.lora import RANK
 from fsdp_bench.spec.recording.config import (
     ANYWHERE,
     HEADS,
@@ -46,6 +47,7 @@ _MODELS = {
     "num_experts_per_tok": (4, 6, 2, 2),
     "q_lora_rank": (160, 136, 72, 224),
     "kv_lora_rank": (112, 64, 152, 136),
+    RANK: (56, 40, 72, 16),
     "qk_nope_head_dim": (16, 24, 80, 88),
     "qk_rope_head_dim": (72, 88, 72, 24),
     "v_head_dim": (24, 48, 72, 104),
@@ -56,6 +58,10 @@ _MODELS = {
 }
 """No two products of up to three of these, of the batch size and of the length are in the same proportion at all
 points (tests/train/test_recording_points.py)."""
+
+_MULTIPLIED = {"key_value_heads": 16, "intermediate_size": 16}
+"""Of models in 4 bits, so that each layer has a multiple of the weights that are scaled together. A factor that is the
+same at all points keeps products apart."""
 
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 
@@ -68,9 +74,16 @@ def batches(beyond: int, only: int | None = None) -> list[Point]:
     return [{"B": batch, "S": length + shift} for batch, length in _BATCHES]
 
 
-def models(full: Mapping[str, Any]) -> list[dict[str, Any]]:
+def models(full: Mapping[str, Any], is_quantized: bool = False) -> list[dict[str, Any]]:
     """Return small models with the settings of a complete config, one for each of ``batches``."""
-    return [_model(full, {name: values[index] for name, values in _MODELS.items()}) for index in range(len(_BATCHES))]
+    times = _MULTIPLIED if is_quantized else {}
+    drawn = {name: [value * times.get(name, 1) for value in values] for name, values in _MODELS.items()}
+    return [_model(full, {name: values[index] for name, values in drawn.items()}) for index in range(len(_BATCHES))]
+
+
+def ranks() -> list[int]:
+    """Return the rank of adapters at each point."""
+    return list(_MODELS[RANK])
 
 
 def _model(full: Mapping[str, Any], values: Mapping[str, int]) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.recording.architecture import Architecture
 from fsdp_bench.spec.recording.recorded import Input, ModuleRecord, Origin, Parameter, RecordedCode, Variant
 from fsdp_bench.spec.recording.request import MULTIPLE
-from fsdp_bench.spec.recording.variants import KINDS, KINDS_WITH_FROZEN, VariantKind, offloaded
+from fsdp_bench.spec.recording.variants import KINDS, VariantKind, offloaded, with_frozen
 from fsdp_bench.train.dry_run.fake_world import fake_device
 from fsdp_bench.train.models.lora import stored_apart
 from fsdp_bench.train.models.user_module import loss_of
@@ -78,7 +78,7 @@ def record(
         facts = _Facts(subject, device)
         recording = _Recording(subject, device, facts.lists, facts.kind)
         is_trained = all(parameter.is_trained for parameter in facts.parameters)
-        kinds = KINDS if is_trained else KINDS_WITH_FROZEN
+        kinds = KINDS if is_trained else with_frozen(subject.origin.lora)
         for kind in (*kinds, *offloaded(kinds)) if activation_offload else kinds:
             progress(kind.name)
             recording.add(kind)

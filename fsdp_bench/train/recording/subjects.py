@@ -8,10 +8,11 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import torch
+from msgspec.structs import replace
 from torch import nn
 
 from fsdp_bench.spec.errors import SpecError
-from fsdp_bench.spec.lora import LoRA
+from fsdp_bench.spec.lora import RANK, LoRA
 from fsdp_bench.spec.recording.architecture import Architecture, side_of
 from fsdp_bench.spec.recording.config import complete, layer_kinds, layers_to_record, of_layers, settings, symbols
 from fsdp_bench.spec.recording.recorded import Origin
@@ -29,7 +30,7 @@ from fsdp_bench.train.models.huggingface import (
 )
 from fsdp_bench.train.models.lora import adapted
 from fsdp_bench.train.models.user_module import load_user_module
-from fsdp_bench.train.recording.points import Point, batches, buildable, models
+from fsdp_bench.train.recording.points import Point, batches, buildable, models, ranks
 from fsdp_bench.train.recording.record import Subject
 
 
@@ -72,10 +73,16 @@ WINDOW = 16
 """Of layers that do not see everything, where sequences are longer."""
 
 
-def architecture(config: Mapping[str, Any], sequence_length: int, only: int | None = None) -> Subject:
+def architecture(
+    config: Mapping[str, Any], sequence_length: int, only: int | None = None, lora: LoRA | None = None
+) -> Subject:
     """Return the code of a config.json, for all sizes: of small models, as many as its formulas need.
 
-    ``only``: for one sequence length.
+    Args:
+        config: the fields of the config.json.
+        sequence_length: says on which side of a sliding window sequences are.
+        only: the sequence length, if the recording is for one alone.
+        lora: PEFT's adapters to put in; the recording is for all ranks but 1.
 
     Raises:
         SpecError: for a config that transformers does not know or refuses.
@@ -84,13 +91,16 @@ def architecture(config: Mapping[str, Any], sequence_length: int, only: int | No
     full = complete(config, kind)
     if "head_width" in settings(full):
         raise SpecError("head_width: only heads that are a multiple of 8 wide are recorded for all sizes")
-    side, layers, made = side_of(full, sequence_length), layers_to_record(full), models(full)
+    is_quantized = lora is not None and lora.is_quantized
+    side, layers, made = side_of(full, sequence_length), layers_to_record(full), models(full, is_quantized)
     given = [buildable(each, kind, layers, WINDOW if side == "beyond" else 1 << 20) for each in made]
     values = [{**symbols(each), **batch} for each, batch in zip(made, batches(0, only), strict=True)]
+    if lora is not None:
+        values = [{**each, RANK: rank} for each, rank in zip(values, ranks(), strict=True)]
 
     def make(point: Point) -> tuple[nn.Module, Any]:
         number = next(n for n, each in enumerate(values) if {**each, "B": point["B"]} == point)
-        model, _ = build(given[number])
+        model, _ = build(given[number]) if lora is None else adapted(given[number], replace(lora, rank=point[RANK]))
         return model, batch_of(model, point["B"], point["S"])
 
     with torch.device("meta"):
@@ -98,7 +108,7 @@ def architecture(config: Mapping[str, Any], sequence_length: int, only: int | No
     return Subject(
         make,
         values,
-        _origin("huggingface", name),
+        _origin("huggingface", name, lora),
         only=only,
         positions=learned_positions(bare),
         architecture=Architecture(

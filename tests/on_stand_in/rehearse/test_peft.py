@@ -1,8 +1,7 @@
-"""LoRA and QLoRA: predictions against rehearsals of a loop and of what is exported, with PEFT and bitsandbytes."""
+"""LoRA and QLoRA as they come recorded, against rehearsals of a loop and of exported scripts with PEFT and bitsandbytes."""
 
 from __future__ import annotations
 
-from functools import cache
 from pathlib import Path
 
 import pytest
@@ -13,6 +12,8 @@ pytest.importorskip("peft")
 pytest.importorskip("bitsandbytes")
 
 from fsdp_bench.catalog import loader
+from fsdp_bench.catalog.adapters import ADAPTERS
+from fsdp_bench.catalog.architectures import recorded_architecture
 from fsdp_bench.plan.estimate import predict_memory
 from fsdp_bench.plan.export.chosen import chosen_by_prediction
 from fsdp_bench.plan.question import Question, answer
@@ -20,10 +21,8 @@ from fsdp_bench.simulate.operators.kernels import CUDA, kernels_on
 from fsdp_bench.spec.lora import LoRA
 from fsdp_bench.spec.recording.model import RecordedModel
 from fsdp_bench.spec.setup import TrainSetup
-from fsdp_bench.train.recording.subjects import huggingface
 from tests.on_stand_in.plan.exporting import predicted, rehearsed
 from tests.on_stand_in.rehearsing import SCRIPTS, rehearse
-from tests.simulate.recorded.recording import record_here
 
 CONFIG = {
     "model_type": "llama",
@@ -37,13 +36,6 @@ CONFIG = {
 }
 """The model of scripts/peft_loop.py."""
 
-VARIANTS = {
-    "fsdp1": ("bf16", "bf16 adapters apart"),
-    "fsdp2": ("bf16", "bf16 cast at blocks"),
-    "none": ("bf16", "bf16 autocast"),
-}
-"""The variants of a recording that the setups below use. All variants take a minute more."""
-
 SETUPS = {
     "fsdp1": TrainSetup(api="fsdp1", wrap="block-and-adapters", world_size=8, sequence_length=2048, precision="bf16"),
     "fsdp2": TrainSetup(api="fsdp2", world_size=8, sequence_length=2048, precision="bf16", checkpointing="full"),
@@ -54,10 +46,9 @@ SETUPS = {
 GPU = "H100-SXM"
 
 
-@cache
-def _recorded(kind: str, api: str) -> RecordedModel:
+def _recorded(kind: str) -> RecordedModel:
     lora = LoRA(rank=16, targets=("q_proj", "v_proj"), base="nf4" if kind == "qlora" else "bf16")
-    return record_here(huggingface, CONFIG, 2048, lora, variants=VARIANTS[api])
+    return recorded_architecture(CONFIG, 2048, kind, ADAPTERS, lora)
 
 
 CASES = [
@@ -70,7 +61,7 @@ CASES = [
 
 def _phases(kind: str, api: str, setup: TrainSetup, folder: Path, *words: str) -> list[dict[str, int]]:
     """Return the peaks by phase as predicted, and as rehearsed in the third step."""
-    peaks_of = predict_memory(_recorded(kind, api), setup, kernels_on(CUDA, loader.gpu(GPU)), rank=0).phases
+    peaks_of = predict_memory(_recorded(kind), setup, kernels_on(CUDA, loader.gpu(GPU)), rank=0).phases
     given = ("--gpu", GPU, "--world-size", str(setup.world_size), "--steps", "3")
     found = rehearse(*given, "--", str(SCRIPTS / "peft_loop.py"), kind, api, *words, command="torchrun", folder=folder)
     assert found.code == 0, found.output
@@ -93,7 +84,7 @@ def test_the_exported_script_needs_what_was_predicted(kind: str, api: str, tmp_p
 
     bitsandbytes 0.50, functional.py, quantize_blockwise: ``code.to(A.device, copy=True)``.
     """
-    question = Question(_recorded(kind, api), SETUPS[api], loader.gpu(GPU))
+    question = Question(_recorded(kind), SETUPS[api], loader.gpu(GPU))
     one = chosen_by_prediction(answer(question), CONFIG, "fsdp-bench predict --lora 16")
     expected, found = predicted(one), rehearsed(one, "pytorch", tmp_path)
     copies = 8 * 7 * 256 * 4 if kind == "qlora" else 0  # blocks, their linear layers
@@ -120,5 +111,5 @@ def test_reentrant_checkpointing_allocates_what_is_predicted(api: str, reentrant
     assert expected == pytest.approx(found, rel=0.005)
     if (api, reentrant) == ("fsdp1", "around"):
         hidden, blocks = 2048 * CONFIG["hidden_size"] * 2, CONFIG["num_hidden_layers"]
-        usual = predict_memory(_recorded("lora", api), replace(setup, reentrant="no"), CUDA, rank=0).phases
+        usual = predict_memory(_recorded("lora"), replace(setup, reentrant="no"), CUDA, rank=0).phases
         assert found["backward"] > usual["backward"] + (blocks - 2) * hidden

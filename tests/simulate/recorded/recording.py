@@ -10,6 +10,7 @@ import pytest
 
 from fsdp_bench.catalog.recorded import recorded_model
 from fsdp_bench.spec.recording.model import RecordedModel
+from fsdp_bench.spec.recording.variants import KINDS, with_frozen
 from fsdp_bench.train.models.huggingface import unpacked_sequences
 from fsdp_bench.train.models.quantized import as_on_cuda
 from fsdp_bench.train.recording import record
@@ -34,7 +35,6 @@ def record_here(
         warnings.catch_warnings(action="ignore"),  # of transformers and PEFT
     ):
         if variants is not None:
-            for name in ("KINDS", "KINDS_WITH_FROZEN"):
-                kinds = tuple(kind for kind in getattr(record, name) if kind.name in variants)
-                patch.setattr(record, name, kinds)
+            patch.setattr(record, "KINDS", [kind for kind in KINDS if kind.name in variants])
+            patch.setattr(record, "with_frozen", lambda lora: [k for k in with_frozen(lora) if k.name in variants])
         return recorded_model(record.record(subject(*arguments)), "own")

@@ -7,6 +7,8 @@ from math import prod
 import pytest
 
 from fsdp_bench.catalog.architectures import recorded_architecture
+from fsdp_bench.catalog.lookup import model as model_named
+from fsdp_bench.plan.estimate import predict_memory
 from fsdp_bench.replay.live_memory import live_memory
 from fsdp_bench.simulate.events import Kind
 from fsdp_bench.simulate.operators.kernels import CUDA
@@ -56,3 +58,13 @@ def test_other_code_is_moved_to_the_gpu_unit_by_unit_and_not_filled_there(api: s
     log = steady_step(model, setup, CUDA, num_blocks=model.num_blocks)
     assert not any(event.label == "aten::normal_" for event in log.events if event.kind is Kind.ALLOCATE)
     assert 0 <= live_memory(log).phases["load"].num_bytes - LOADED[api] <= MOST_BUFFERS
+
+
+@pytest.mark.parametrize("world_size", [1, 8])
+def test_without_fsdp_a_model_is_moved_to_the_gpu_parameter_by_parameter(world_size: int) -> None:
+    """1,235,814,400 parameters of Llama-3.2-1B (its model card) in 2 bytes; DDP adds its bucket and what it sends."""
+    setup = TrainSetup(api="fsdp2", strategy="NO_SHARD", world_size=world_size, precision="bf16-true")
+    loaded = predict_memory(model_named("Llama-3.2-1B", code="huggingface"), setup, CUDA).phases["load"]
+    whole = 2 * 1_235_814_400
+    expected = whole if world_size == 1 else 2 * whole
+    assert expected <= loaded < expected + 2**20
