@@ -1,4 +1,4 @@
-"""LoRA and QLoRA as they come recorded, against rehearsals of a loop and of exported scripts with PEFT and bitsandbytes."""
+"""LoRA and QLoRA as they come recorded, against rehearsals: of a loop, and of exports, by PEFT and bitsandbytes."""
 
 from __future__ import annotations
 
