@@ -46,7 +46,7 @@ def script(chosen: Chosen, notes: tuple[str, ...]) -> list[File]:
         + sizes_text(chosen)
         + 'STEPS = int(os.environ.get("STEPS", "20"))\n'
         + policy_text(setup)
-        + _spaced(TOKENS, loss, *_model(chosen), _step(setup), _main(setup, optimizer))
+        + _spaced(TOKENS, loss, *_model(chosen), _step(setup), _main(chosen, optimizer))
     )
     return [File(KIND, NAME, text, torchrun(chosen, NAME), notes)]
 
@@ -129,7 +129,10 @@ def _step(setup: TrainSetup) -> str:
     return "\n" + "\n".join(lines) + "\n"
 
 
-def _main(setup: TrainSetup, optimizer: str) -> str:
+def _main(chosen: Chosen, optimizer: str) -> str:
+    setup = chosen.setup
+    is_whole_first = chosen.lora is not None and chosen.lora.is_quantized
+    emptied = "    torch.cuda.empty_cache()  # what was whole before it was sharded\n" if is_whole_first else ""
     scaler, given = "", "model, optimizer, data"
     if setup.precision.needs_grad_scaler:
         kind = "ShardedGradScaler" if setup.api is Api.FSDP1 else "torch.amp.GradScaler"
@@ -142,7 +145,7 @@ def main():
     if on_gpu:
         torch.cuda.set_device(device)
     model = build(device)
-    optimizer = {optimizer}
+{emptied}    optimizer = {optimizer}
 {scaler}    torch.manual_seed({setup.seed} + dist.get_rank())
     data = batches(VOCABULARY, device)
     for number in range(1, STEPS + 1):

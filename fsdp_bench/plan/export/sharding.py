@@ -109,8 +109,7 @@ def _adapters(chosen: Chosen) -> str:
     put = adapters_text(chosen.setup)
     if not chosen.lora.is_quantized:
         return f"        {put}\n"
-    free = 'if device.type == "cuda":\n        torch.cuda.empty_cache()  # what whole layers took'
-    return f"    model = quantize(model, device)\n    {put}\n    {free}\n"
+    return f"    model = quantize(model, device)\n    {put}\n"
 
 
 def _ddp(setup: TrainSetup) -> str:
