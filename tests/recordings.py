@@ -14,7 +14,7 @@ from fsdp_bench.catalog.loader import models
 from fsdp_bench.catalog.model_entry import ModelEntry
 from fsdp_bench.spec.errors import FsdpBenchError
 from fsdp_bench.spec.subprocesses.dry_run import ModelCode
-from fsdp_bench.sweep.architectures import record_compiled, record_missing
+from fsdp_bench.sweep.architectures import BEFORE_SM80_MODELS, record_compiled, record_missing
 
 TORCHTITAN = ("llama", "qwen3")
 """The architectures of torchtitan's that are recorded (train/models/torchtitan.py)."""
@@ -26,6 +26,8 @@ def main() -> None:
         if sys.argv[1:] and entry.name not in sys.argv[1:]:
             continue
         _record(entry, "huggingface")
+        if entry.name in BEFORE_SM80_MODELS:
+            _record(entry, "huggingface", before_sm80=True)
         if entry.family in TORCHTITAN and find_spec("torchtitan") is not None:
             _record(entry, "torchtitan")
     _compile(None)
@@ -35,10 +37,10 @@ def main() -> None:
             _compile(entry)
 
 
-def _record(entry: ModelEntry, code: ModelCode) -> None:
+def _record(entry: ModelEntry, code: ModelCode, before_sm80: bool = False) -> None:
     try:
-        for path in record_missing(entry, code):
-            print(f"{code} {path.name}: {path.stat().st_size // 1024} KiB", flush=True)
+        for path in record_missing(entry, code, before_sm80=before_sm80):
+            print(f"{code} {path.parent.name}/{path.name}: {path.stat().st_size // 1024} KiB", flush=True)
     except FsdpBenchError as error:
         print(f"{entry.name}: {error}", file=sys.stderr, flush=True)
 

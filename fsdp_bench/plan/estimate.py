@@ -122,10 +122,9 @@ class Estimate:
         return headroom_of(self.gpu, self.communicators, self.stated_headroom_bytes)
 
     @property
-    def has_flash_attention(self) -> bool:
-        """Whether the GPU runs what is predicted for 16-bit attention: FlashAttention, from sm80 on, or eager code."""
-        runs_it = self.gpu is None or self.gpu.native_bf16 or not self.model.has_fused_attention
-        return runs_it or self.setup.precision.compute == "fp32"
+    def knows_attention(self) -> bool:
+        """Whether the GPU runs the kernels of attention that are predicted."""
+        return self.model.knows_attention(self.gpu, self.setup.precision.compute)
 
     @property
     def least_bytes(self) -> int:
@@ -152,12 +151,12 @@ class Estimate:
     def verdict(self) -> Verdict | None:
         """Whether the setup fits with the headroom kept free. None if a size is unknown.
 
-        It runs with retries if allocations fail but succeed once the allocator has emptied its cache. A GPU without
-        FlashAttention runs another kernel, which is not predicted: known is only what does not fit with any.
+        It runs with retries if allocations fail but succeed once the allocator has emptied its cache. Where a GPU runs
+        other kernels of attention than are predicted, known is only what does not fit with any.
         """
         if self.gpu_bytes is None:
             return None
-        if not self.has_flash_attention:
+        if not self.knows_attention:
             return Verdict.DOES_NOT_FIT if self.least_bytes > (self.available_bytes or 0) else None
         if self.allocator.out_of_memory is not None:
             return Verdict.DOES_NOT_FIT

@@ -11,7 +11,7 @@ import re
 import subprocess
 from pathlib import Path
 
-from fsdp_bench.catalog.architectures import FOLDERS, NotRecorded, recorded_architecture
+from fsdp_bench.catalog.architectures import BEFORE_SM80, FOLDERS, NotRecorded, recorded_architecture
 from fsdp_bench.catalog.compiled import BENCHMARK, FLOAT8
 from fsdp_bench.catalog.compiled import FOLDER as COMPILED
 from fsdp_bench.catalog.model_entry import ModelEntry
@@ -31,18 +31,25 @@ LOOPED = 4096
 """The one length for which code is recorded that loops over the sequence."""
 
 
-def record_missing(entry: ModelEntry, code_of: ModelCode = "huggingface", folder: Path | None = None) -> list[Path]:
+BEFORE_SM80_MODELS = ("Llama-3.2-1B", "Llama-2-7B", "Mistral-7B-v0.3", "Qwen2.5-0.5B", "gpt2")
+"""The models whose architectures are recorded as on V100 and T4, too; others are recorded where they are asked for."""
+
+
+def record_missing(
+    entry: ModelEntry, code_of: ModelCode = "huggingface", folder: Path | None = None, before_sm80: bool = False
+) -> list[Path]:
     """Record what a model runs within and beyond its sliding window, where no recording holds; return the new files.
 
     Args:
         entry: a model of the catalogue.
         code_of: whose code.
         folder: where to look and write; by default what comes with fsdp-bench.
+        before_sm80: whether to record what runs on GPUs without FlashAttention (Gpu.is_before_sm80).
 
     Raises:
         MachineError: if torch, transformers or torchtitan is missing, or the code cannot be recorded; with the reason.
     """
-    folder = folder or FOLDERS[code_of]
+    folder = folder or (BEFORE_SM80 if before_sm80 else FOLDERS[code_of])
     written = []
     loops = loops_over_sequence(entry.hf_config())
     for length in (LOOPED,) if loops else (SHORT, LONG):
@@ -56,6 +63,7 @@ def record_missing(entry: ModelEntry, code_of: ModelCode = "huggingface", folder
                 fixed_length=loops,
                 code=code_of,
                 activation_offload=True,
+                before_sm80=before_sm80,
             )
             code = record(spec)
             path = folder / file_name(entry, code)

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from fsdp_bench.simulate.operators.attention_workspaces import (
     efficient_backward_workspace,
+    efficient_forward_workspace,
     flash_backward_workspace,
     flash_forward_workspace,
 )
@@ -49,10 +50,8 @@ def workspace_of(
     if kernels.observed:
         return NONE
     result_bytes = results[0] if results else 0
-    if name == "aten::_softmax_backward_data":  # softmax_backward_cuda_out (SoftMax.cu): tmp = grad * output
-        return Workspace(after=((num_bytes - result_bytes) // 2,))
-    if name == "aten::_safe_softmax":  # _safe_softmax (SoftMax.cpp): masked = self.eq(-inf); rows of it are left out
-        return Workspace(after=(result_bytes // itemsize,))
+    if name in ("aten::_safe_softmax", "aten::_softmax_backward_data"):
+        return _of_softmax(name, dims, itemsize, num_bytes, result_bytes)
     if not dims:
         return NONE
     if name == f"{_ATTENTION}flash_attention":
@@ -64,6 +63,11 @@ def workspace_of(
         copied = (batch * heads * length * head_dim * itemsize,) * sum(copies)
         inside = flash_backward_workspace(batch, heads, length, head_dim, heads // groups)
         return Workspace(before=copied, after=tuple(inside))
+    if name == f"{_ATTENTION}efficient_attention":
+        batch, heads, _, length, _, head_dim, _ = dims
+        numel = result_bytes // itemsize
+        widths = head_dim, numel // (batch * heads * length)
+        return Workspace(after_second=tuple(efficient_forward_workspace(numel, widths, itemsize)))
     if name == f"{_ATTENTION}efficient_attention_backward":
         return Workspace(after=_efficient_backward(dims, itemsize, kernels, results))
     if name == "aten::embedding_dense_backward":
@@ -73,6 +77,14 @@ def workspace_of(
     if name == "aten::sum":
         return Workspace(after=tuple(sum_over_rows_workspace(dims[0], dims[1], kernels)))
     return NONE
+
+
+def _of_softmax(name: str, dims: tuple[int, ...], itemsize: int, num_bytes: int, result_bytes: int) -> Workspace:
+    if name == "aten::_softmax_backward_data":  # softmax_backward_cuda_out (SoftMax.cu): tmp = grad * output
+        return Workspace(after=((num_bytes - result_bytes) // 2,))
+    # _safe_softmax (SoftMax.cpp): masked = self.eq(-inf), its rows, and a zero
+    small = (dims[0], itemsize) if dims else ()  # older recordings do not say how many rows
+    return Workspace(after=(result_bytes // itemsize, *small))
 
 
 def _efficient_backward(

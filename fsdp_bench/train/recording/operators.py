@@ -6,6 +6,7 @@ attention and its backward       batch, heads, key-value heads, length of the qu
 1 if it is causal, else 0; where flash attention's backward copies tensors like the output, how many
 aten::embedding_dense_backward   indices, rows, columns; 1 where the gradient is copied because it is not contiguous
 aten::sum over rows              rows, columns
+aten::_safe_softmax              rows
 any other                        nothing: the bytes that it reads and writes decide
 """
 
@@ -132,6 +133,10 @@ def _embedding(name: str, args: Any, _result: Any) -> tuple[str, list[Size]]:
     return name, [Size.product(*indices.shape), Size.product(rows), Size.product(gradient.shape[-1]), *is_copied]
 
 
+def _safe_softmax(name: str, args: Any, _result: Any) -> tuple[str, list[Size]]:
+    return name, [Size.product(*args[0].shape[:-1])]
+
+
 def _sum(name: str, args: Any, result: Any) -> tuple[str, list[Size]]:
     """A sum over all dimensions but the last ones, as a bias's gradient."""
     x = args[0]
@@ -157,4 +162,5 @@ _DIMS: dict[str, Callable[[str, Any, Any], tuple[str, list[Size]]]] = {
     "aten::_scaled_dot_product_efficient_attention_backward": _attention,
     "aten::embedding_dense_backward": _embedding,
     "aten::sum": _sum,
+    "aten::_safe_softmax": _safe_softmax,
 }

@@ -38,12 +38,14 @@ SHAPES = [
 
 
 @pytest.mark.parametrize(
-    "name", ["H200", *(pytest.param(name, marks=pytest.mark.slow) for name in ("A100-SXM-80GB", "L4")), "A10G"]
+    "name", ["H200", *(pytest.param(name, marks=pytest.mark.slow) for name in ("A100-SXM-80GB", "L4")), "A10G", "T4"]
 )
 def test_gradients_are_added_up_in_what_is_predicted(name: str) -> None:
     gpu = rehearsed_gpu(name)
     capability = kernels_on(CUDA, gpu_by_product_name(gpu.product_name)).compute_capability
-    printed = run_on_gpu(name, BACKWARD, json.dumps(SHAPES))
-    for (dtype, batch, heads, length, head, value), line in zip(SHAPES, printed.splitlines(), strict=True):
+    half = "float16" if capability < 8 else "bfloat16"
+    shapes = [(dtype if dtype == "float32" else half, *shape) for dtype, *shape in SHAPES]
+    printed = run_on_gpu(name, BACKWARD, json.dumps(shapes))
+    for (dtype, batch, heads, length, head, value), line in zip(shapes, printed.splitlines(), strict=True):
         size = batch, heads, length, length, (head, value), 4 if dtype == "float32" else 2
         assert int(line) == efficient_backward_workspace(*size, capability), (dtype, size)
