@@ -32,7 +32,7 @@ ATTENTION, DEFAULT_ATTENTION = "attn_implementation", "sdpa"
 """The field of a config.json that chooses transformers' code of attention, and the one that was recorded."""
 
 
-ATTENTIONS = (DEFAULT_ATTENTION, "eager")
+ATTENTIONS = (DEFAULT_ATTENTION, "eager", "flash_attention_2")
 """Those that are predicted."""
 
 
@@ -44,7 +44,7 @@ def parse_attention(text: str) -> str | None:
     """
     attention = text.strip().lower() if isinstance(text, str) else ""
     if attention not in ATTENTIONS:
-        raise SpecError(f"attention: {shown(text)} is not predicted; sdpa, which runs torch's FlashAttention, or eager")
+        raise SpecError(f"attention: {shown(text)} is not predicted; {', '.join(ATTENTIONS)}")
     return None if attention == DEFAULT_ATTENTION else attention
 
 

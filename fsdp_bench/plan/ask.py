@@ -131,7 +131,8 @@ def estimate(
             recorded once, which needs torch and transformers and takes a minute.
         lora: PEFT's adapters in Hugging Face's code: their rank, or fields as ``"rank=16,targets=q_proj+v_proj"``.
         qlora: the same on weights of 4 bits.
-        attention: transformers' attn_implementation: ``sdpa``, its default, or ``eager``, which is recorded anew.
+        attention: transformers' attn_implementation: ``sdpa``, its default, ``eager`` or ``flash_attention_2``, which
+            are recorded when they are asked for.
         gpus: how many of which GPU: ``"8 x H100-SXM"``. They are in the first server of the catalogue that has them,
             which says how they are connected; name a ``server`` for another.
         setup: the training setup; by default bf16-mixed, and 4096 tokens or all positions of a model with fewer.

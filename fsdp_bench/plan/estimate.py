@@ -29,9 +29,9 @@ from fsdp_bench.simulate.simulation import BETWEEN_STEPS
 from fsdp_bench.simulate.step import first_steps, for_any_depth, steady_step
 from fsdp_bench.simulate.wrappers.units import num_resharded_units
 from fsdp_bench.spec.errors import SpecError
-from fsdp_bench.spec.hardware import Cluster, Gpu
+from fsdp_bench.spec.hardware import FIRST_WITH_FLASH_ATTENTION, Cluster, Gpu
 from fsdp_bench.spec.model import ModelShape
-from fsdp_bench.spec.recording.model import Model
+from fsdp_bench.spec.recording.model import Model, RecordedModel
 from fsdp_bench.spec.setup import FLOAT8_CAPABILITY, Checkpointing, Float8, TrainSetup
 from fsdp_bench.spec.units import GIB
 
@@ -278,6 +278,20 @@ def refuse_without_float8(setup: TrainSetup, hardware: Cluster | Gpu | None) -> 
     raise SpecError(f"float8: {gpu.name} {has}; torch._scaled_mm needs compute capability {FLOAT8_CAPABILITY} or more")
 
 
+def refuse_without_flash_attn(shape: Model, hardware: Cluster | Gpu | None) -> None:
+    """Refuse the flash-attn package on a GPU that is too old for it.
+
+    Raises:
+        SpecError: with what is needed. A GPU that is not named is taken to be new enough.
+    """
+    gpu = hardware.gpu if isinstance(hardware, Cluster) else hardware
+    if gpu is not None and gpu.is_before_sm80 and isinstance(shape, RecordedModel) and shape.has_flash_attn:
+        raise SpecError(
+            f"attention: {gpu.name} has {gpu.compute_capability}; the flash-attn package needs compute capability"
+            f" {FIRST_WITH_FLASH_ATTENTION} or more: sdpa or eager"
+        )
+
+
 def communicators_for(shape: Model | None, setup: TrainSetup, cluster: Cluster | None) -> Communicators:
     """Return the communicators of one rank; without a model, those that do not depend on it."""
     return communicators_of(setup, cluster, 0 if shape is None else num_resharded_units(shape, setup))
@@ -360,10 +374,11 @@ def estimate(
 
     Raises:
         SpecError: for more layers or micro-batches than are predicted, for a peak above LARGEST_PEAK, for attention
-            heads that no fused kernel takes, and for float8 on a GPU without it.
+            heads that no fused kernel takes, and for float8 or the flash-attn package on a GPU without it.
     """
     refuse_too_slow(shape, setup)
     refuse_without_float8(setup, hardware)
+    refuse_without_flash_attn(shape, hardware)
     cluster = hardware if isinstance(hardware, Cluster) else None
     gpu = hardware.gpu if isinstance(hardware, Cluster) else hardware
     kernels = kernels_on(kernels, gpu)

@@ -330,7 +330,7 @@ def read_attention(options: SetupOptions) -> str | None:
     """Read ``--attention``, transformers' attn_implementation; None for its default, sdpa.
 
     Raises:
-        SpecError: for another one than eager, and if it goes with another model than one of Hugging Face's code.
+        SpecError: for one that is not predicted, and if it goes with another model than one of Hugging Face's code.
     """
     if options.attention is None:
         return None

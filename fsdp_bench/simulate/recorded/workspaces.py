@@ -14,6 +14,7 @@ from fsdp_bench.simulate.operators.kernels import FP32, Kernels
 from fsdp_bench.simulate.operators.reduction_workspaces import embedding_backward_workspace, sum_over_rows_workspace
 
 _ATTENTION = "aten::_scaled_dot_product_"
+_FLASH_ATTN = "flash_attn::flash_attn_func"
 
 
 class Workspace(NamedTuple):
@@ -54,7 +55,21 @@ def workspace_of(
         return _of_softmax(name, dims, itemsize, num_bytes, result_bytes)
     if not dims:
         return NONE
-    if name == f"{_ATTENTION}flash_attention":
+    if name.startswith((_ATTENTION, _FLASH_ATTN)):
+        return _of_attention(name, dims, itemsize, kernels, results)
+    if name == "aten::embedding_dense_backward":
+        indices, rows, columns, *is_copied = dims
+        copied = (indices * columns * itemsize,) * len(is_copied)
+        return Workspace(before=(*copied, *embedding_backward_workspace(indices, rows, columns)))
+    if name == "aten::sum":
+        return Workspace(after=tuple(sum_over_rows_workspace(dims[0], dims[1], kernels)))
+    return NONE
+
+
+def _of_attention(
+    name: str, dims: tuple[int, ...], itemsize: int, kernels: Kernels, results: tuple[int, ...]
+) -> Workspace:
+    if name in (f"{_ATTENTION}flash_attention", _FLASH_ATTN):
         batch, heads, _, length, _, head_dim, _ = dims
         inside = flash_forward_workspace(batch, heads, length, head_dim, kernels.num_multiprocessors)
         return Workspace(after_second=tuple(inside))
@@ -63,19 +78,16 @@ def workspace_of(
         copied = (batch * heads * length * head_dim * itemsize,) * sum(copies)
         inside = flash_backward_workspace(batch, heads, length, head_dim, heads // groups)
         return Workspace(before=copied, after=tuple(inside))
+    if name == f"{_FLASH_ATTN}_backward":  # softmax_d is its result
+        batch, heads, groups, length, _, head_dim, _ = dims
+        return Workspace(after=tuple(flash_backward_workspace(batch, heads, length, head_dim, heads // groups)[1:]))
     if name == f"{_ATTENTION}efficient_attention":
         batch, heads, _, length, _, head_dim, _ = dims
-        numel = result_bytes // itemsize
+        numel = results[0] // itemsize
         widths = head_dim, numel // (batch * heads * length)
         return Workspace(after_second=tuple(efficient_forward_workspace(numel, widths, itemsize)))
     if name == f"{_ATTENTION}efficient_attention_backward":
         return Workspace(after=_efficient_backward(dims, itemsize, kernels, results))
-    if name == "aten::embedding_dense_backward":
-        indices, rows, columns, *is_copied = dims
-        copied = (indices * columns * itemsize,) * len(is_copied)
-        return Workspace(before=(*copied, *embedding_backward_workspace(indices, rows, columns)))
-    if name == "aten::sum":
-        return Workspace(after=tuple(sum_over_rows_workspace(dims[0], dims[1], kernels)))
     return NONE
 
 

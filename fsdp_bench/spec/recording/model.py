@@ -83,8 +83,13 @@ class RecordedModel(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def has_fused_attention(self) -> bool:
-        """Whether its code calls one of torch's fused kernels of attention, which not every GPU has."""
-        return any("scaled_dot_product" in name for name in self.some_variant.names)
+        """Whether its code calls fused kernels of attention, which not every GPU has."""
+        return self.has_flash_attn or any("scaled_dot_product" in name for name in self.some_variant.names)
+
+    @cached_property
+    def has_flash_attn(self) -> bool:
+        """Whether its code calls the flash-attn package, which needs compute capability 8.0."""
+        return any(name.startswith("flash_attn::") for name in self.some_variant.names)
 
     def knows_attention(self, gpu: Gpu | None, compute: str) -> bool:
         """Whether the recorded code is what a GPU runs in a compute dtype: its kernels of attention exist there.
@@ -245,6 +250,7 @@ class RecordedModel(msgspec.Struct, frozen=True, kw_only=True, dict=True):
             "code": self.code.origin.code,
             "architecture": self.code.origin.architecture,
             "lora": to_builtins(self.code.origin.lora),
+            "attention": self.code.origin.attention or ("sdpa" if self.code.origin.code == "huggingface" else None),
             "recorded_with": dict(self.code.origin.versions),
             "num_hidden_layers": self.num_hidden_layers,
             "blocks": dict(self.counts),
