@@ -21,6 +21,7 @@ LLAMA: dict[str, Any] = {
     **{"model_type": "llama", "architectures": ["LlamaForCausalLM"], "num_hidden_layers": 3, "vocab_size": 1000},
     **{"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 4, "num_key_value_heads": 2},
 }
+TIED = LLAMA | {"tie_word_embeddings": True}
 MISTRAL = LLAMA | {"model_type": "mistral", "architectures": ["MistralForCausalLM"], "sliding_window": None}
 GPT2: dict[str, Any] = {
     **{"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "n_layer": 3, "vocab_size": 1000},
@@ -64,11 +65,11 @@ def _assert_equal_peaks(cells: list[Cell | ArchitectureCell]) -> None:
 
 def test_the_weights_of_all_heads_count_in_bf16() -> None:
     setup = _setup("bf16-mixed", Api.FSDP1, Checkpointing.NONE)
-    _assert_equal_peaks([Cell(model=SHAPE, setup=setup), _of_hugging_face(LLAMA, setup)])
+    _assert_equal_peaks([Cell(model=SHAPE, setup=setup), _of_hugging_face(TIED, setup)])
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("config", [LLAMA, LLAMA | {"num_key_value_heads": 4}, MISTRAL, GPT2])
+@pytest.mark.parametrize("config", [LLAMA, TIED, LLAMA | {"num_key_value_heads": 4}, MISTRAL, GPT2])
 @pytest.mark.parametrize("precision", ["bf16-mixed", "bf16-true", "fp32"])
 def test_recorded_code_has_the_peaks_of_a_t4(config: dict[str, Any], precision: str) -> None:
     cells = [
