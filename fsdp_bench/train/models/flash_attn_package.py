@@ -27,7 +27,6 @@ _LIBRARY.define(
 )
 
 
-@torch.library.register_fake("flash_attn::flash_attn_func", lib=_LIBRARY)
 def _forward(q: Tensor, k: Tensor, v: Tensor, causal: bool, window: list[int]) -> tuple[Tensor, Tensor, Tensor]:
     """Return output, logarithms of the rows' sums, and the random state, which are made even without dropout."""
     batch, length, heads, _ = q.shape
@@ -35,11 +34,14 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, causal: bool, window: list[int]) -
     return torch.empty_like(q), sums, torch.empty(2, dtype=torch.int64, device=q.device)
 
 
-@torch.library.register_fake("flash_attn::flash_attn_func_backward", lib=_LIBRARY)
 def _backward(dout: Tensor, q: Tensor, *_: Any) -> Tensor:
     """Return softmax_d, each row's sum of dout * out; the gradients are written into what is given."""
-    batch, length, heads, _ = q.shape
+    batch, length, heads, _width = q.shape
     return torch.empty(batch, heads, -(-length // 128) * 128, dtype=torch.float32, device=q.device)
+
+
+torch.library.register_fake("flash_attn::flash_attn_func", _forward, lib=_LIBRARY)
+torch.library.register_fake("flash_attn::flash_attn_func_backward", _backward, lib=_LIBRARY)
 
 
 class _FlashAttnFunc(torch.autograd.Function):
@@ -138,4 +140,4 @@ def use_package(model: nn.Module, name: str) -> None:
     """
     if not getattr(model, "_supports_flash_attn", False):
         raise SpecError(f"attention: {name} has no {NAME} in transformers")
-    model.config._attn_implementation = NAME  # type: ignore[union-attr,assignment]
+    model.config._attn_implementation = NAME  # type: ignore[union-attr]
