@@ -31,7 +31,15 @@ LOOPED = 4096
 """The one length for which code is recorded that loops over the sequence."""
 
 
-BEFORE_SM80_MODELS = ("Llama-3.2-1B", "Llama-2-7B", "Llama-2-70B", "Mistral-7B-v0.3", "Qwen2.5-0.5B", "gpt2")
+BEFORE_SM80_MODELS = (
+    "Llama-3.2-1B",
+    "Llama-2-7B",
+    "Llama-2-70B",
+    "Mistral-7B-v0.3",
+    "Qwen2.5-0.5B",
+    "Qwen2.5-7B",
+    "gpt2",
+)
 """The models whose architectures are recorded as on V100 and T4, too; others are recorded where they are asked for."""
 
 

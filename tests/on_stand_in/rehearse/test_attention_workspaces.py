@@ -7,7 +7,10 @@ import json
 import pytest
 
 from fsdp_bench.catalog.loader import gpu_by_product_name
-from fsdp_bench.simulate.operators.attention_workspaces import efficient_backward_workspace
+from fsdp_bench.simulate.operators.attention_workspaces import (
+    efficient_backward_workspace,
+    efficient_forward_workspace,
+)
 from fsdp_bench.simulate.operators.kernels import CUDA, kernels_on
 from fsdp_bench.sweep.run.rehearsed import rehearsed_gpu
 from tests.on_stand_in.interpreters import run_on_gpu
@@ -35,6 +38,32 @@ SHAPES = [
     *(("bfloat16", *shape) for shape in ((2, 4, 256, 192, 128), (4, 16, 512, 192, 192), (8, 32, 512, 192, 192))),
     *(("bfloat16", *shape) for shape in ((8, 32, 1088, 192, 192), (1, 8, 4096, 192, 192), (16, 16, 1024, 128, 128))),
 ]  # fmt: skip
+
+
+FORWARD = """
+import json, sys
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+torch.cuda.memory._record_memory_history(max_entries=10_000, stacks="python")
+for dtype, width in json.load(sys.stdin):
+    q = torch.empty(2, 4, 64, width, dtype=getattr(torch, dtype), device="cuda", requires_grad=True)
+    before = len(torch.cuda.memory._snapshot()["device_traces"][0])
+    with sdpa_kernel(SDPBackend.EFFICIENT_ATTENTION):
+        torch.nn.functional.scaled_dot_product_attention(q, q, q)
+    trace = torch.cuda.memory._snapshot()["device_traces"][0][before:]
+    print(json.dumps([entry["size"] for entry in trace if entry["action"] == "alloc"][2:]))
+"""
+
+
+def test_outputs_of_wide_heads_are_added_up_in_fp32() -> None:
+    """What is allocated after the output and the sums of its rows."""
+    cases = [(dtype, width) for dtype in ("float16", "float32") for width in (64, 128, 136, 256)]
+    printed = run_on_gpu("H200", FORWARD, json.dumps(cases)).splitlines()
+    for (dtype, width), line in zip(cases, printed, strict=True):
+        itemsize = 4 if dtype == "float32" else 2
+        expected = efficient_forward_workspace(2 * 4 * 64 * width, (width, width), itemsize)
+        assert json.loads(line) == expected, (dtype, width)
 
 
 @pytest.mark.parametrize(
