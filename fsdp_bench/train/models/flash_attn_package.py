@@ -98,14 +98,22 @@ def flash_attn_replaced() -> Iterator[None]:
     """Let transformers find the package inside a ``with`` block, and sequences that are not packed."""
     try:
         from transformers import modeling_flash_attention_utils as utils
+        from transformers.integrations import flash_attention
     except ImportError:
         yield
         return
-    packed = utils._is_packed_sequence
+    packed, target = utils._is_packed_sequence, flash_attention.get_target_dtype
 
     def never_packed(position_ids: Any, batch_size: int) -> bool:
         packed(position_ids, batch_size)  # for what it allocates; its answer depends on data
         return False
+
+    def cast_to(query: Tensor, module: nn.Module) -> torch.dtype | None:
+        """Return autocast's dtype: on the fake accelerator that of CPU keys (train/dry_run/replacements.py)."""
+        if query.dtype is torch.float32 and query.device.type != "cpu" and torch.is_autocast_enabled("cpu"):
+            return torch.get_autocast_dtype("cpu")
+        found: torch.dtype | None = target(query, module)
+        return found
 
     names = (
         "_is_packed_sequence",
@@ -118,9 +126,11 @@ def flash_attn_replaced() -> Iterator[None]:
     before = {name: getattr(utils, name) for name in names}
     for name, value in zip(names, values, strict=True):
         setattr(utils, name, value)
+    flash_attention.get_target_dtype = cast_to
     try:
         yield
     finally:
+        flash_attention.get_target_dtype = target
         for name, value in before.items():
             setattr(utils, name, value)
 

@@ -45,6 +45,7 @@ def test_every_phase_of_eager_attention_equals_the_dry_run_and_a_v100_has_a_verd
 def test_every_phase_of_the_flash_attn_package_equals_the_dry_run_and_a_t4_is_refused() -> None:
     recorded = _assert_equals_dry_runs("flash_attention_2")
     assert recorded.has_flash_attn
+    assert not recorded.code.missing
     assert estimate(recorded, SETUP, gpu("A100-SXM-40GB")).verdict is Verdict.FITS
     with pytest.raises(SpecError, match=r"T4 has 7\.5; the flash-attn package needs compute capability 8\.0"):
         estimate(recorded, SETUP, gpu("T4"))
