@@ -16,7 +16,7 @@ from fsdp_bench.catalog.model_entry import ModelEntry
 from fsdp_bench.spec.errors import FsdpBenchError
 from fsdp_bench.spec.lora import LoRA
 from fsdp_bench.spec.subprocesses.dry_run import ModelCode
-from fsdp_bench.sweep.architectures import record_compiled, record_missing
+from fsdp_bench.sweep.architectures import BEFORE_SM80_MODELS, record_compiled, record_missing
 
 TORCHTITAN = ("llama", "qwen3")
 """The architectures of torchtitan's that are recorded (train/models/torchtitan.py)."""
@@ -30,6 +30,8 @@ def main() -> None:
         _record(entry, "huggingface")
         for lora in USUAL if entry.family in ADAPTED else ():
             _record(entry, "huggingface", lora)
+        if entry.name in BEFORE_SM80_MODELS:
+            _record(entry, "huggingface", before_sm80=True)
         if entry.family in TORCHTITAN and find_spec("torchtitan") is not None:
             _record(entry, "torchtitan")
     _compile(None)
@@ -39,9 +41,9 @@ def main() -> None:
             _compile(entry)
 
 
-def _record(entry: ModelEntry, code: ModelCode, lora: LoRA | None = None) -> None:
+def _record(entry: ModelEntry, code: ModelCode, lora: LoRA | None = None, before_sm80: bool = False) -> None:
     try:
-        for path in record_missing(entry, code, lora=lora):
+        for path in record_missing(entry, code, lora=lora, before_sm80=before_sm80):
             print(f"{code} {path.parent.name}/{path.name}: {path.stat().st_size // 1024} KiB", flush=True)
     except FsdpBenchError as error:
         print(f"{entry.name}: {error}", file=sys.stderr, flush=True)

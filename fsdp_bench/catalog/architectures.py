@@ -1,7 +1,8 @@
 """Recordings that come with fsdp-bench, by architecture: each holds for every config.json with the same settings.
 
-They are files of recordings/, named ``MODEL_TYPE.WHAT.json.xz``: Hugging Face's code, and in recordings/torchtitan/
-torchtitan's; with adapters in recordings/adapters/. ``make recordings`` writes them.
+They are files of recordings/, named ``MODEL_TYPE.WHAT.json.xz``: Hugging Face's code, with adapters in
+recordings/adapters/, as on V100 and T4 in recordings/before_sm80/; and in recordings/torchtitan/ torchtitan's.
+``make recordings`` writes them.
 """
 
 from __future__ import annotations
@@ -26,10 +27,28 @@ from fsdp_bench.spec.recording.recorded import RecordedCode
 FOLDER = Path(__file__).parent / "recordings"
 FOLDERS = {"huggingface": FOLDER, "torchtitan": FOLDER / "torchtitan"}
 """By whose code they are of."""
+BEFORE_SM80 = FOLDER / "before_sm80"
+"""Those of Hugging Face's code on GPUs without FlashAttention (Gpu.is_before_sm80)."""
 
 
 ATTENTION, DEFAULT_ATTENTION = "attn_implementation", "sdpa"
 """The field of a config.json that chooses transformers' code of attention, and the one that was recorded."""
+
+
+ATTENTIONS = (DEFAULT_ATTENTION, "eager", "flash_attention_2")
+"""Those that are predicted."""
+
+
+def parse_attention(text: str) -> str | None:
+    """Read transformers' attn_implementation; None for its default.
+
+    Raises:
+        SpecError: for one that is not predicted.
+    """
+    attention = text.strip().lower() if isinstance(text, str) else ""
+    if attention not in ATTENTIONS:
+        raise SpecError(f"attention: {shown(text)} is not predicted; {', '.join(ATTENTIONS)}")
+    return None if attention == DEFAULT_ATTENTION else attention
 
 
 class NotRecorded(SpecError):

@@ -11,7 +11,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, Literal, TypedDict, TypeVar, Unpack
 
-from fsdp_bench.catalog.architectures import NotRecorded
+from fsdp_bench.catalog.architectures import NotRecorded, parse_attention
 from fsdp_bench.catalog.lookup import SIZE, Hardware, Placement, cluster_of, find_placement
 from fsdp_bench.catalog.lookup import model as find_model
 from fsdp_bench.plan.answers import LargestModel, TimedEstimate
@@ -107,6 +107,7 @@ def estimate(
     code: str | None = None,
     lora: int | str | LoRA | None = None,
     qlora: int | str | None = None,
+    attention: str | None = None,
     gpus: str | None = None,
     gpu: str | Gpu | None = None,
     server: str | Server | None = None,
@@ -132,6 +133,8 @@ def estimate(
             recorded once, which needs torch and transformers and takes a minute.
         lora: PEFT's adapters in Hugging Face's code: their rank, or fields as ``"rank=16,targets=q_proj+v_proj"``.
         qlora: the same on weights of 4 bits.
+        attention: transformers' attn_implementation: ``sdpa``, its default, ``eager`` or ``flash_attention_2``, which
+            are recorded when they are asked for.
         gpus: how many of which GPU: ``"8 x H100-SXM"``. They are in the first server of the catalogue that has them,
             which says how they are connected; name a ``server`` for another.
         setup: the training setup; by default bf16-mixed, and 4096 tokens or all positions of a model with fewer.
@@ -173,7 +176,9 @@ def estimate(
     meant = trained_code(known) if known is not None and adapters is None else Code("huggingface", adapters is not None)
     fields = with_defaults(setup, setup_fields, known)
     where, found = _read(setup, hardware, named, fields, meant)
-    shape = _model(which, found.sequence_length, code, adapters, setup_fields)
+    shape = _model(
+        which, found, where, code, adapters, setup_fields, None if attention is None else parse_attention(attention)
+    )
     kernel_set = _kernels(kernels)
     profile = _profile(calibration)
     if cuda is not None:
@@ -207,19 +212,37 @@ def _adapters(
 
 
 def _model(
-    which: str | Path | Model, sequence_length: int, code: str | None, adapters: LoRA | None, fields: SetupFields
+    which: str | Path | Model,
+    setup: TrainSetup,
+    where: Hardware,
+    code: str | None,
+    adapters: LoRA | None,
+    fields: SetupFields,
+    attention: str | None,
 ) -> Model:
     """Return the model that is meant; what is not recorded is recorded."""
+    sequence_length = setup.sequence_length
     is_file_of_code = str(which).endswith((".recorded.json", ".recorded.json.gz", ".recorded.json.xz"))
     is_size = isinstance(which, str) and SIZE.fullmatch(which) is not None
     if not isinstance(which, str | Path) or is_file_of_code or is_size or code == "benchmark":
         if adapters is not None:
             raise SpecError("lora: adapters go into Hugging Face's code: a model of the catalogue, or hf_config")
+        if attention is not None:
+            raise SpecError("attention: goes with Hugging Face's code: a model of the catalogue, or hf_config")
         return find_model(which, sequence_length, code=code)
     from fsdp_bench.plan.recording import found_or_recorded  # what starts processes
 
     is_offloaded = bool(fields.get("activation_offload"))
-    return found_or_recorded(which, sequence_length, code=code, lora=adapters, activation_offload=is_offloaded)
+    gpu = where.gpu if isinstance(where, Cluster) else where
+    return found_or_recorded(
+        which,
+        sequence_length,
+        code=code,
+        lora=adapters,
+        activation_offload=is_offloaded,
+        attention=attention,
+        before_sm80=gpu is not None and gpu.lacks_flash_attention(setup.precision.compute),
+    )
 
 
 def largest_model(

@@ -29,9 +29,9 @@ from fsdp_bench.simulate.simulation import BETWEEN_STEPS
 from fsdp_bench.simulate.step import first_steps, for_any_depth, steady_step
 from fsdp_bench.simulate.wrappers.units import num_resharded_units
 from fsdp_bench.spec.errors import SpecError
-from fsdp_bench.spec.hardware import Cluster, Gpu
+from fsdp_bench.spec.hardware import FIRST_WITH_FLASH_ATTENTION, Cluster, Gpu
 from fsdp_bench.spec.model import ModelShape
-from fsdp_bench.spec.recording.model import Model
+from fsdp_bench.spec.recording.model import Model, RecordedModel
 from fsdp_bench.spec.setup import FLOAT8_CAPABILITY, Checkpointing, Float8, TrainSetup
 from fsdp_bench.spec.units import GIB
 
@@ -122,10 +122,9 @@ class Estimate:
         return headroom_of(self.gpu, self.communicators, self.stated_headroom_bytes)
 
     @property
-    def has_flash_attention(self) -> bool:
-        """Whether the GPU runs what is predicted for 16-bit attention: FlashAttention, from sm80 on, or eager code."""
-        runs_it = self.gpu is None or self.gpu.native_bf16 or not self.model.has_fused_attention
-        return runs_it or self.setup.precision.compute == "fp32"
+    def knows_attention(self) -> bool:
+        """Whether the GPU runs the kernels of attention that are predicted."""
+        return self.model.knows_attention(self.gpu, self.setup.precision.compute)
 
     @property
     def least_bytes(self) -> int:
@@ -152,12 +151,12 @@ class Estimate:
     def verdict(self) -> Verdict | None:
         """Whether the setup fits with the headroom kept free. None if a size is unknown.
 
-        It runs with retries if allocations fail but succeed once the allocator has emptied its cache. A GPU without
-        FlashAttention runs another kernel, which is not predicted: known is only what does not fit with any.
+        It runs with retries if allocations fail but succeed once the allocator has emptied its cache. Where a GPU runs
+        other kernels of attention than are predicted, known is only what does not fit with any.
         """
         if self.gpu_bytes is None:
             return None
-        if not self.has_flash_attention:
+        if not self.knows_attention:
             return Verdict.DOES_NOT_FIT if self.least_bytes > (self.available_bytes or 0) else None
         if self.allocator.out_of_memory is not None:
             return Verdict.DOES_NOT_FIT
@@ -279,6 +278,20 @@ def refuse_without_float8(setup: TrainSetup, hardware: Cluster | Gpu | None) -> 
     raise SpecError(f"float8: {gpu.name} {has}; torch._scaled_mm needs compute capability {FLOAT8_CAPABILITY} or more")
 
 
+def refuse_without_flash_attn(shape: Model, hardware: Cluster | Gpu | None) -> None:
+    """Refuse the flash-attn package on a GPU that is too old for it.
+
+    Raises:
+        SpecError: with what is needed. A GPU that is not named is taken to be new enough.
+    """
+    gpu = hardware.gpu if isinstance(hardware, Cluster) else hardware
+    if gpu is not None and gpu.is_before_sm80 and isinstance(shape, RecordedModel) and shape.has_flash_attn:
+        raise SpecError(
+            f"attention: {gpu.name} has {gpu.compute_capability}; the flash-attn package needs compute capability"
+            f" {FIRST_WITH_FLASH_ATTENTION} or more: sdpa or eager"
+        )
+
+
 def communicators_for(shape: Model | None, setup: TrainSetup, cluster: Cluster | None) -> Communicators:
     """Return the communicators of one rank; without a model, those that do not depend on it."""
     return communicators_of(setup, cluster, 0 if shape is None else num_resharded_units(shape, setup))
@@ -361,10 +374,11 @@ def estimate(
 
     Raises:
         SpecError: for more layers or micro-batches than are predicted, for a peak above LARGEST_PEAK, for attention
-            heads that no fused kernel takes, and for float8 on a GPU without it.
+            heads that no fused kernel takes, and for float8 or the flash-attn package on a GPU without it.
     """
     refuse_too_slow(shape, setup)
     refuse_without_float8(setup, hardware)
+    refuse_without_flash_attn(shape, hardware)
     cluster = hardware if isinstance(hardware, Cluster) else None
     gpu = hardware.gpu if isinstance(hardware, Cluster) else hardware
     kernels = kernels_on(kernels, gpu)

@@ -196,8 +196,8 @@ def max_sizes(
 
 def _unanswered(quantity: Quantity, assumptions: Assumptions) -> SettingResult:
     question = assumptions.question(quantity[0])
-    gpu, is_16_bit = question.gpu, question.setup.precision.compute != "fp32"
-    unknown = NO_FLASH_ATTENTION if gpu is not None and not gpu.native_bf16 and is_16_bit else None
+    is_known = question.model.knows_attention(question.gpu, question.setup.precision.compute)
+    unknown = None if is_known else NO_FLASH_ATTENTION
     return SettingResult(quantity, assumptions, None, question.impossible, None if question.impossible else unknown)
 
 

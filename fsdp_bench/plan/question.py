@@ -145,12 +145,7 @@ class Prediction:
                 " first step is not predicted"
             )
         gpu = self.question.gpu
-        is_fused = model.has_fused_attention and setup.precision.compute != "fp32"
-        if gpu is not None and self._on_gpu and is_fused and kernel_of(gpu) == CUDNN:
-            notes.append(
-                "attention: the memory of FlashAttention's kernel and the time of cuDNN's, which torch takes on"
-                f" {gpu.name} with cuDNN above 9.15"
-            )
+        notes += self._of_attention()
         if gpu is not None and gpu.cuda is not None and self._on_gpu:
             notes.append(_cuda_note(gpu))
         is_cluster = isinstance(self.question.hardware, Cluster)
@@ -166,6 +161,22 @@ class Prediction:
         if window is not None and setup.sequence_length > window:
             notes.append(sliding_window_note(window))
         return (*notes, *self._of_links())
+
+    def _of_attention(self) -> Iterator[str]:
+        """Yield what is assumed of fused attention in 16 bits on this GPU."""
+        gpu, model, compute = self.question.gpu, self.question.model, self.question.setup.precision.compute
+        if isinstance(model, RecordedModel) and model.has_flash_attn:
+            yield "attention: the flash-attn package as its source says; compared with no run of it"
+            return
+        if gpu is None or not self._on_gpu or not model.has_fused_attention or compute == "fp32":
+            return
+        if gpu.is_before_sm80 and self.estimate.knows_attention:
+            yield _note_before_sm80(gpu)
+        if kernel_of(gpu) == CUDNN:
+            yield (
+                "attention: the memory of FlashAttention's kernel and the time of cuDNN's, which torch takes on"
+                f" {gpu.name} with cuDNN above 9.15"
+            )
 
     def _of_links(self) -> Iterator[str]:
         """Yield what is assumed of links that nobody documents."""
@@ -242,6 +253,21 @@ def _recorded_note(model: RecordedModel) -> str:
     if origin.code == "torchtitan":
         batch += "; attention by F.scaled_dot_product_attention, the cross-entropy of all logits at once"
     return f"code: {whose} {origin.architecture}, recorded with {versions}; {batch}{routing}"
+
+
+FIRST_WITH_CUDA_13 = 7.5
+"""The oldest compute capability that torch's builds for CUDA 13 have kernels for (torch.cuda.get_arch_list)."""
+
+
+def _note_before_sm80(gpu: Gpu) -> str:
+    """Say which kernels of attention an older GPU runs, and which builds of torch have kernels for it at all."""
+    builds = ""
+    if (gpu.compute_capability or 0.0) < FIRST_WITH_CUDA_13:
+        builds = f"; torch's builds for CUDA 13 have no kernels for compute capability {gpu.compute_capability}"
+    return (
+        "attention: torch has no FlashAttention for this GPU; it runs memory-efficient attention in fp16 without"
+        f" grouped keys, else single operators, which keep the weights of all heads in fp32{builds}"
+    )
 
 
 def _cuda_note(gpu: Gpu) -> str:

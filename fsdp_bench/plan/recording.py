@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from fsdp_bench.catalog.architectures import NotRecorded
+from fsdp_bench.catalog.architectures import BEFORE_SM80, NotRecorded, recorded_architecture
 from fsdp_bench.catalog.loader import BUILT_IN, Catalog
 from fsdp_bench.catalog.lookup import adapted_model, name_with, named_config
 from fsdp_bench.catalog.lookup import model as find_model
@@ -26,7 +26,7 @@ from fsdp_bench.spec.errors import FsdpBenchError, MachineError, SpecError, inst
 from fsdp_bench.spec.exit_codes import ExitCode
 from fsdp_bench.spec.lora import LoRA
 from fsdp_bench.spec.recording.config import loops_over_sequence
-from fsdp_bench.spec.recording.model import Model
+from fsdp_bench.spec.recording.model import Model, RecordedModel
 from fsdp_bench.spec.recording.recorded import FORMAT_VERSION, RecordedCode
 from fsdp_bench.spec.recording.request import RecordingAnswer, RecordingSpec, length_not_recorded
 from fsdp_bench.spec.recording.variants import with_frozen
@@ -110,11 +110,13 @@ def recorded_config(
     lora: LoRA | None = None,
     activation_offload: bool = False,
     name: str = "the model",
+    before_sm80: bool = False,
 ) -> RecordedCode:
     """Return the recording of a config.json, for its sizes alone: the cached one, or a new one of half a minute.
 
     Of code that loops over the sequence it is for this sequence length alone, of a model with a sliding window for
     one side of it, else for all. A length of 1 is that of a search for the longest, and stands for any.
+    ``before_sm80``: as on GPUs without FlashAttention.
 
     Raises:
         SpecError: for a length that code is not recorded for, before it is.
@@ -130,6 +132,7 @@ def recorded_config(
         lora=lora,
         activation_offload=activation_offload,
         fixed_length=is_fixed,
+        before_sm80=before_sm80,
     )
     key, folder = _digest(spec), kept_folder()
     if folder is None:
@@ -161,8 +164,12 @@ def found_or_recorded(
     activation_offload: bool = False,
     attention: str | None = None,
     progress: Callable[[str], None] = lambda what: None,
+    before_sm80: bool = False,
 ) -> Model:
     """Return a model of the catalogue or of a config.json; record Hugging Face's code of which no recording holds.
+
+    As on a GPU without FlashAttention it is returned where it can be had: else as on others, of which
+    ``knows_attention`` says so.
 
     Args:
         named: a name of the catalogue, or the path of a config.json.
@@ -173,11 +180,16 @@ def found_or_recorded(
         activation_offload: whether to record, too, what offloaded activations need.
         attention: transformers' attn_implementation, if it is not the default.
         progress: called with each variant that is begun.
+        before_sm80: whether it is for 16 bits on GPUs without FlashAttention (Gpu.is_before_sm80).
 
     Raises:
         SpecError: as ``catalog.lookup.model``.
         MachineError: as ``record``, with the reason why it has to be recorded.
     """
+    if before_sm80 and attention is None:
+        model = _before_sm80(named, sequence_length, catalog, code, lora, activation_offload, progress)
+        if model is not None:
+            return model
     try:
         if attention is not None or (lora is not None and activation_offload):
             raise NotRecorded(f"{name_with(named_config(named, catalog, attention)[1], lora)} was not recorded")
@@ -193,6 +205,33 @@ def found_or_recorded(
         except MachineError as error:
             raise MachineError(f"{why}; {error}") from None
         return recorded_model(recorded, name_with(name, lora))
+
+
+def _before_sm80(
+    named: str | Path,
+    sequence_length: int,
+    catalog: Catalog,
+    code: str | None,
+    lora: LoRA | None,
+    activation_offload: bool,
+    progress: Callable[[str], None],
+) -> Model | None:
+    """Return Hugging Face's code as on a GPU without FlashAttention; None for other code, and if it cannot be had."""
+    with suppress(NotRecorded):
+        if lora is None and not _is_hugging_faces(find_model(named, catalog=catalog, code=code)):
+            return None
+    config, name = named_config(named, catalog)
+    with suppress(NotRecorded):
+        if lora is None:
+            return recorded_architecture(config, sequence_length, name, BEFORE_SM80)
+    with suppress(MachineError):
+        recorded = recorded_config(config, sequence_length, progress, lora, activation_offload, name, before_sm80=True)
+        return recorded_model(recorded, name_with(name, lora))
+    return None
+
+
+def _is_hugging_faces(model: Model) -> bool:
+    return isinstance(model, RecordedModel) and model.code.origin.code == "huggingface"
 
 
 def _version(package: str) -> str | None:

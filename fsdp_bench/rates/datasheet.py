@@ -175,7 +175,8 @@ class Datasheet:
             return None
         if work.itemsize == 4:  # CUTLASS's kernel, on the same units as matrix products in fp32
             return attention_flops(work.dims, work.is_backward) / (peak * FP32_EFFICIENCY)
-        kernel = MEMORY_EFFICIENT if work.is_efficient_attention else self.attention_kernel
+        kernel = FLASH_ATTENTION_2 if work.is_flash_attn else self.attention_kernel
+        kernel = MEMORY_EFFICIENT if work.is_efficient_attention else kernel
         return attention_seconds(kernel, self.gpu.compute_capability, peak, work.dims, work.is_backward)
 
     def collective(self, work: Work) -> float | None:

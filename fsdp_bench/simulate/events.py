@@ -136,12 +136,18 @@ class Work(msgspec.Struct, frozen=True, gc=False, cache_hash=True):
     @property
     def is_attention(self) -> bool:
         """Attention, or its backward."""
-        return self.name.startswith("aten::scaled_dot_product_attention") or self.is_efficient_attention
+        is_torchs = self.name.startswith("aten::scaled_dot_product_attention") or self.is_efficient_attention
+        return is_torchs or self.is_flash_attn
 
     @property
     def is_efficient_attention(self) -> bool:
         """Attention by the memory-efficient kernel, which torch takes for masks, or its backward."""
         return self.name.startswith("aten::scaled_dot_product_efficient_attention")
+
+    @property
+    def is_flash_attn(self) -> bool:
+        """Attention of the flash-attn package, which is FlashAttention-2, or its backward."""
+        return self.name.startswith("flash_attn::")
 
     @property
     def is_backward(self) -> bool:

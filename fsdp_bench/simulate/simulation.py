@@ -113,6 +113,7 @@ class Simulation:
         self.resident += self.wrapper.load()
         tape.mark(BETWEEN_STEPS)
         self.shards = self.wrapper.shards(self.model)
+        self.op.computes_in_bf16 = self.setup.precision.compute == "bf16"
         self.op.scales_loss = self.setup.precision.needs_grad_scaler or self.setup.gradient_accumulation_steps > 1
         if self.setup.precision.needs_grad_scaler:
             has_dtensors = self.has_dtensors and self.setup.shard_group_size > 1  # of one rank they are as they are

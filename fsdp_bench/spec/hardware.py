@@ -16,6 +16,9 @@ Efficiency = Annotated[float, Meta(ge=0.001, le=1)]
 Capability = Annotated[float, Meta(ge=1, le=99)]
 Multiprocessors = Annotated[int, Meta(ge=1, le=100_000)]
 
+FIRST_WITH_FLASH_ATTENTION = 8.0
+"""The compute capability from which on torch has FlashAttention."""
+
 _PEAK_DTYPES = ("fp32", "tf32", "bf16", "fp16", "fp8")
 
 
@@ -115,6 +118,19 @@ class Gpu(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return msgspec.structs.replace(
             found, matmul_efficiency=older.matmul_efficiency, matmul_efficiency_source=older.source
         )
+
+    @property
+    def is_before_sm80(self) -> bool:
+        """Whether it is NVIDIA's and older than the A100: V100 and T4.
+
+        torch has no FlashAttention for it, and its memory-efficient attention is not for bf16
+        (aten/native/transformers/cuda/sdp_utils.cpp).
+        """
+        return self.compute_capability is not None and self.compute_capability < FIRST_WITH_FLASH_ATTENTION
+
+    def lacks_flash_attention(self, compute: str) -> bool:
+        """Whether attention in a compute dtype would be FlashAttention on newer GPUs, and is not on this one."""
+        return self.is_before_sm80 and compute != "fp32"
 
     @property
     def has_older_cublas(self) -> bool:

@@ -18,6 +18,7 @@ from msgspec.structs import asdict, replace
 from fsdp_bench.spec.checked import CaseInsensitiveEnum, Checked, Count
 from fsdp_bench.spec.checkpointing_policy import ATTENTION, read_policy
 from fsdp_bench.spec.errors import SpecError, shown
+from fsdp_bench.spec.hardware import Gpu
 from fsdp_bench.spec.setup import Checkpointing
 from fsdp_bench.spec.units import format_count
 
@@ -78,6 +79,10 @@ class ModelShape(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True)
     def has_fused_attention(self) -> bool:
         """Whether its code calls torch's fused attention."""
         return True
+
+    def knows_attention(self, gpu: Gpu | None, compute: str) -> bool:
+        """Whether it is known which kernels of attention a GPU runs in a compute dtype, and what they need."""
+        return gpu is None or gpu.native_bf16 or compute == "fp32" or gpu.is_before_sm80
 
     @property
     def kind(self) -> str:

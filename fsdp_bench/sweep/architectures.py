@@ -12,7 +12,7 @@ import subprocess
 from pathlib import Path
 
 from fsdp_bench.catalog.adapters import ADAPTERS, folder_of
-from fsdp_bench.catalog.architectures import FOLDERS, NotRecorded, recorded_architecture
+from fsdp_bench.catalog.architectures import BEFORE_SM80, FOLDERS, NotRecorded, recorded_architecture
 from fsdp_bench.catalog.compiled import BENCHMARK, FLOAT8
 from fsdp_bench.catalog.compiled import FOLDER as COMPILED
 from fsdp_bench.catalog.model_entry import ModelEntry
@@ -33,8 +33,24 @@ LOOPED = 4096
 """The one length for which code is recorded that loops over the sequence."""
 
 
+BEFORE_SM80_MODELS = (
+    "Llama-3.2-1B",
+    "Llama-2-7B",
+    "Llama-2-70B",
+    "Mistral-7B-v0.3",
+    "Qwen2.5-0.5B",
+    "Qwen2.5-7B",
+    "gpt2",
+)
+"""The models whose architectures are recorded as on V100 and T4, too; others are recorded where they are asked for."""
+
+
 def record_missing(
-    entry: ModelEntry, code_of: ModelCode = "huggingface", folder: Path | None = None, lora: LoRA | None = None
+    entry: ModelEntry,
+    code_of: ModelCode = "huggingface",
+    folder: Path | None = None,
+    lora: LoRA | None = None,
+    before_sm80: bool = False,
 ) -> list[Path]:
     """Record what a model runs within and beyond its sliding window, where no recording holds; return the new files.
 
@@ -43,11 +59,12 @@ def record_missing(
         code_of: whose code.
         folder: where to look and write; by default what comes with fsdp-bench.
         lora: PEFT's adapters in it, of any rank; without what offloaded activations need.
+        before_sm80: whether to record what runs on GPUs without FlashAttention (Gpu.is_before_sm80).
 
     Raises:
         MachineError: if torch, transformers or torchtitan is missing, or the code cannot be recorded; with the reason.
     """
-    folder = folder or (FOLDERS[code_of] if lora is None else ADAPTERS)
+    folder = folder or (BEFORE_SM80 if before_sm80 else FOLDERS[code_of] if lora is None else ADAPTERS)
     into = folder if lora is None else folder_of(lora, folder)
     written = []
     loops = loops_over_sequence(entry.hf_config())
@@ -63,6 +80,7 @@ def record_missing(
                 code=code_of,
                 lora=lora,
                 activation_offload=lora is None,
+                before_sm80=before_sm80,
             )
             code = record(spec)
             path = into / file_name(entry, code)

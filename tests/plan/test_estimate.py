@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from fsdp_bench.catalog.loader import gpu, model, server
+from fsdp_bench.catalog.lookup import model as find_model
 from fsdp_bench.plan.estimate import Verdict, estimate, predict_memory
 from fsdp_bench.replay.host_memory import Build, host_memory, pinned_bytes
 from fsdp_bench.replay.live_memory import live_memory
@@ -164,28 +165,41 @@ def test_a_depth_that_would_take_minutes_is_refused() -> None:
         estimate(replace(LLAMA_8B, num_hidden_layers=100_000), TrainSetup())
 
 
-def test_a_card_without_flash_attention_gets_no_verdict_in_16_bits() -> None:
+def test_a_card_without_flash_attention_has_a_verdict_where_its_kernels_are_predicted() -> None:
+    """Of recorded code only in fp32: it was recorded with FlashAttention."""
     setup = TrainSetup(world_size=8, sequence_length=512, precision=Precision.parse("fp16-mixed"))
+    shape, recorded = model("gpt2").shape(), find_model("gpt2", code="huggingface")
+    volta = gpu("V100-SXM2-32GB")
+    assert estimate(shape, setup, volta).fits is True
+    assert estimate(recorded, setup, volta).fits is None
+    assert estimate(recorded, replace(setup, precision=Precision.parse("fp32")), volta).fits is True
+
+
+def test_single_operators_keep_the_weights_of_all_heads_where_no_kernel_takes_bf16() -> None:
+    """Each of gpt2's 12 layers saves weights of 12 heads of 4 sequences of 1024 x 1024 tokens in fp32: 192 MiB."""
+    setup = TrainSetup(world_size=8, sequence_length=1024, micro_batch_size=4, precision=BF16)
     shape = model("gpt2").shape()
-    assert estimate(shape, setup, gpu("V100-SXM2-32GB")).fits is None
-    assert estimate(shape, replace(setup, precision=Precision.parse("fp32")), gpu("V100-SXM2-32GB")).fits is True
+    fp16 = estimate(shape, replace(setup, precision=Precision.parse("fp16-mixed")), gpu("T4"))
+    bf16 = estimate(shape, setup, gpu("T4"))
+    saved = 12 * 12 * 4 * 1024 * 1024 * 4
+    assert bf16.memory.peak_allocated_bytes - fp16.memory.peak_allocated_bytes > saved
 
 
 @pytest.mark.parametrize("card", ["V100-SXM2-16GB", "T4"])
-def test_a_card_without_flash_attention_does_not_fit_what_exceeds_it_with_any_attention(card: str) -> None:
+def test_recorded_code_does_not_fit_what_exceeds_a_card_with_any_attention(card: str) -> None:
     """Parameters, gradients and two states of 8.03e9 in fp32 over 8 ranks are 14.96 GiB; and the logits of gpt2."""
     fp16 = TrainSetup(world_size=8, sequence_length=512, precision=Precision.parse("fp16-mixed"))
-    found = estimate(LLAMA_8B, fp16, gpu(card))
+    found = estimate(find_model("Llama-3.1-8B", code="huggingface"), fp16, gpu(card))
     assert found.verdict is Verdict.DOES_NOT_FIT
     assert found.least_bytes >= 4 * 4 * 8_030_261_248 // 8
     many = replace(fp16, micro_batch_size=96, sequence_length=1024)
-    assert estimate(model("gpt2").shape(), many, gpu(card)).verdict is Verdict.DOES_NOT_FIT
+    assert estimate(find_model("gpt2", code="huggingface"), many, gpu(card)).verdict is Verdict.DOES_NOT_FIT
 
 
 def test_what_only_flash_attentions_own_kernel_allocates_is_no_part_of_the_least() -> None:
     """Selective checkpointing saves outputs by the operator's name, so another kernel's may not be saved."""
     setup = TrainSetup(world_size=8, sequence_length=512, precision=Precision.parse("fp16-mixed"))
-    found = estimate(model("gpt2").shape(), replace(setup, micro_batch_size=96), gpu("T4"))
+    found = estimate(find_model("gpt2", code="huggingface"), replace(setup, micro_batch_size=96), gpu("T4"))
     assert found.least_bytes == found.memory.peak_allocated_bytes
     named = dataclasses.replace(found, setup=replace(setup, checkpointing=Checkpointing.SELECTIVE))
     inside = dataclasses.replace(

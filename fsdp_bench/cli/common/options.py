@@ -140,7 +140,8 @@ _MODEL = {
     "--recorded FILE": "A model that `fsdp-bench record` has recorded.",
     "--code huggingface|torchtitan|benchmark": "Whose code is meant: transformers' or torchtitan's, which are recorded,"
     " or this tool's own.",
-    "--attention sdpa|eager": "Hugging Face's attn_implementation; sdpa by default, and eager is recorded anew.",
+    "--attention sdpa|eager|flash_attention_2": "Hugging Face's attn_implementation; sdpa by default, the others are"
+    " recorded once.",
     **LORA_OPTIONS,
     "--params 7B": "The nearest size on the ladder, 10M to 1T.",
 }

@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from fsdp_bench.catalog.architectures import DEFAULT_ATTENTION, FOLDERS, NotRecorded
+from fsdp_bench.catalog.architectures import FOLDERS, NotRecorded, parse_attention
 from fsdp_bench.catalog.hf_config import read_sliding_window, sliding_window_note
 from fsdp_bench.catalog.ladder import nearest_size
 from fsdp_bench.catalog.loader import Catalog, load_user_catalog
@@ -44,6 +44,7 @@ from fsdp_bench.report.terminal import print_line
 from fsdp_bench.simulate.wrappers.impossible import why_impossible
 from fsdp_bench.spec.codec import from_text
 from fsdp_bench.spec.errors import SpecError, shown
+from fsdp_bench.spec.hardware import Cluster
 from fsdp_bench.spec.lora import QUANTIZED, LoRA, parse_lora
 from fsdp_bench.spec.model import Family, ModelShape
 from fsdp_bench.spec.recording.model import Model
@@ -80,7 +81,7 @@ def read_setup(options: SetupOptions) -> tuple[Model, TrainSetup, Hardware]:
     """
     catalog = load_user_catalog(options.catalog)
     (reading,) = _readings(options, catalog)
-    model = _model(reading.options, catalog, reading.setup.sequence_length)
+    model = _model(reading.options, catalog, reading.setup.sequence_length, before_sm80=_is_before_sm80(reading))
     if (reason := why_impossible(model, reading.setup, "cuda")) is not None:
         raise SpecError(reason)
     warn_of_sliding_window(options, reading.setup.sequence_length)
@@ -108,12 +109,19 @@ def read_models(readings: Sequence[Reading]) -> list[Model]:
     catalog = load_user_catalog(readings[0].options.catalog)
     found: dict[tuple[Any, ...], Model] = {}
     models = []
-    for options, setup, _ in readings:
-        key = (setup.sequence_length, read_lora(options), *(getattr(options, name) for name in _OF_THE_MODEL))
+    for reading in readings:
+        options, length, is_before = reading.options, reading.setup.sequence_length, _is_before_sm80(reading)
+        key = (length, read_lora(options), is_before, *(getattr(options, name) for name in _OF_THE_MODEL))
         if key not in found:
-            found[key] = _model(options, catalog, setup.sequence_length)
+            found[key] = _model(options, catalog, length, before_sm80=is_before)
         models.append(found[key])
     return models
+
+
+def _is_before_sm80(reading: Reading) -> bool:
+    """Whether attention runs in 16 bits on a GPU for which torch has no FlashAttention."""
+    gpu = reading.hardware.gpu if isinstance(reading.hardware, Cluster) else reading.hardware
+    return gpu is not None and gpu.lacks_flash_attention(reading.setup.precision.compute)
 
 
 def read_model(options: SetupOptions) -> Model:
@@ -235,7 +243,9 @@ def _tell_architecture(names: Iterable[str | None], catalog: Catalog) -> None:
                 print_line(f"note: {name} has the architecture of {entry.name}, which is predicted", error=True)
 
 
-def _model(options: SetupOptions, catalog: Catalog, sequence_length: int, may_record: bool = True) -> Model:
+def _model(
+    options: SetupOptions, catalog: Catalog, sequence_length: int, may_record: bool = True, before_sm80: bool = False
+) -> Model:
     _refuse_contradictions(options)
     lora, attention = read_lora(options), read_attention(options)
     if options.recorded is not None:
@@ -252,7 +262,8 @@ def _model(options: SetupOptions, catalog: Catalog, sequence_length: int, may_re
     from fsdp_bench.plan.recording import found_or_recorded  # what starts processes
 
     is_offloaded = bool(options.activation_offload)
-    return found_or_recorded(named, sequence_length, catalog, code, lora, is_offloaded, attention, _tell_recording)
+    asked = named, sequence_length, catalog, code, lora, is_offloaded, attention, _tell_recording
+    return found_or_recorded(*asked, before_sm80=before_sm80)
 
 
 def _refuse_contradictions(options: SetupOptions) -> None:
@@ -323,7 +334,7 @@ def read_attention(options: SetupOptions) -> str | None:
     """Read ``--attention``, transformers' attn_implementation; None for its default, sdpa.
 
     Raises:
-        SpecError: for another one than eager, and if it goes with another model than one of Hugging Face's code.
+        SpecError: for one that is not predicted, and if it goes with another model than one of Hugging Face's code.
     """
     if options.attention is None:
         return None
@@ -331,12 +342,7 @@ def read_attention(options: SetupOptions) -> str | None:
         raise SpecError(
             "attention: goes with Hugging Face's code, --model or --hf-config; a recorded model has its own"
         )
-    attention = options.attention.strip().lower()
-    if attention not in (DEFAULT_ATTENTION, "eager"):
-        raise SpecError(
-            f"attention: {shown(options.attention)} is not predicted; sdpa, which runs torch's FlashAttention, or eager"
-        )
-    return None if attention == DEFAULT_ATTENTION else attention
+    return parse_attention(options.attention)
 
 
 def config_of(options: SetupOptions, catalog: Catalog) -> tuple[dict[str, Any], str]:

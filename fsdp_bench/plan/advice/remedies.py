@@ -149,7 +149,7 @@ def remedies(prediction: Prediction) -> list[Remedy]:
     If none fits, return the changes that save the most memory. If the setup fits or nothing helps, return no change;
     likewise on a GPU whose attention is not predicted, where no change is known to fit. Takes a second or two.
     """
-    if prediction.fits is not False or not prediction.estimate.has_flash_attention:
+    if prediction.fits is not False or not prediction.estimate.knows_attention:
         return []
     advice = _Advice(prediction.question)
     found = advice.on_the_same_gpus()

@@ -23,7 +23,8 @@ from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.hardware import Cluster, Gpu
 
 NO_FLASH_ATTENTION = (
-    "torch has no flash attention for this GPU, and what 16-bit attention needs without it is not predicted; fp32 is"
+    "torch has no FlashAttention for this GPU, and the model's code was not recorded without it; --precision fp32 is"
+    " predicted"
 )
 
 
@@ -58,15 +59,14 @@ class FitCheck:
         """Refuse a candidate that ``predict`` refuses.
 
         Raises:
-            SpecError: for setups that cannot run, for 16-bit precisions on a GPU without FlashAttention, for a world
-                size that is not the cluster's, and for a GPU whose usable memory is not documented.
+            SpecError: for setups that cannot run, for a GPU whose kernels of attention are not those predicted, for a
+                world size that is not the cluster's, and for a GPU whose usable memory is not documented.
         """
         setup, gpu = candidate.setup, _gpu(candidate)
         refuse_too_slow(candidate.model, setup)
         if self.budget_bytes is None and (reason := why_impossible(candidate.model, setup, "cuda")) is not None:
             raise SpecError(reason)
-        is_fused = candidate.model.has_fused_attention and setup.precision.compute != "fp32"
-        if gpu is not None and not gpu.native_bf16 and is_fused:
+        if gpu is not None and not candidate.model.knows_attention(gpu, setup.precision.compute):
             raise SpecError(f"{gpu.name}: {NO_FLASH_ATTENTION}")
         if isinstance(candidate.hardware, Cluster) and candidate.hardware.world_size != setup.world_size:
             raise SpecError(f"world_size: {setup.world_size} is not the cluster's {candidate.hardware.world_size} GPUs")

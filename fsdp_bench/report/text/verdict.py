@@ -26,8 +26,11 @@ def _verdict(prediction: Prediction) -> str:
         return "unknown whether it fits (predicted): kernels of a CPU; --kernels cuda for a GPU"
     if estimate.gpu_bytes is None:
         return f"unknown whether it fits (predicted): {_why_unknown(estimate.gpu)}"
-    if not estimate.has_flash_attention:
-        lacks = "torch has no flash attention for this GPU; peaks below assume it"
+    if not estimate.knows_attention:
+        lacks = (
+            "torch has no FlashAttention for this GPU; peaks below assume it, because the model's code was not recorded"
+            " without it"
+        )
         if estimate.verdict is None:
             return f"unknown whether it fits (predicted): {lacks}"
         least = format_gib(estimate.least_bytes)

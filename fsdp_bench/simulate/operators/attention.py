@@ -3,7 +3,8 @@
 CPU: flash attention for every dtype and head. CUDA: flash attention for 16 bits, whose heads are padded to a multiple
 of eight (aten/native/transformers/attention.cpp, pad_last_dim); memory-efficient attention for fp32, whose rows are
 rounded to 32 and which knows no grouped keys, so these are repeated (train/models/transformer.py, attention). Both
-return a random state even without dropout: flash attention's is on the GPU, the other's on the host.
+return a random state even without dropout: flash attention's is on the GPU, the other's on the host. Before sm80 there
+is no flash attention: fp16 without grouped keys takes the memory-efficient one, the rest unfused_attention.py.
 """
 
 from __future__ import annotations
@@ -16,12 +17,14 @@ import msgspec
 from fsdp_bench.simulate.autograd import Gradients
 from fsdp_bench.simulate.operators.attention_workspaces import (
     efficient_backward_workspace,
+    efficient_forward_workspace,
     flash_backward_workspace,
     flash_forward_workspace,
     row_sums,
 )
 from fsdp_bench.simulate.operators.core import Operators, Saved
 from fsdp_bench.simulate.operators.kernels import FP32, KernelScratch
+from fsdp_bench.simulate.operators.unfused_attention import repeat_heads, unfused_attention
 from fsdp_bench.simulate.tape import Tensor
 from fsdp_bench.spec.errors import SpecError
 
@@ -49,18 +52,29 @@ class Heads(msgspec.Struct, frozen=True, gc=False):
     are_slices: bool = False
     """Whether queries, keys and values are parts of one product's rows."""
 
+    def are_unfused(self, op: Operators, itemsize: int) -> bool:
+        """Whether no fused kernel takes them: before sm80 in 16 bits bf16, grouped keys, and heads of odd sizes."""
+        if not op.kernels.is_before_sm80 or itemsize == FP32:
+            return False
+        return op.computes_in_bf16 or self.groups > 1 or self.dim % _HEAD_MULTIPLE != 0
+
+    def are_padded(self, op: Operators, itemsize: int) -> bool:
+        """Whether flash attention pads them."""
+        return itemsize != FP32 and self.dim % _HEAD_MULTIPLE != 0 and not op.kernels.is_before_sm80
+
 
 def split_heads(op: Operators, x: Tensor, heads: Heads, is_query: bool) -> Tensor:
     """train/models/transformer.py, split_heads: views, unless the gradient comes head by head.
 
-    Kernels give gradients in the order of the merged heads. A gradient that was cut off padding, or summed over
-    repeated keys, is contiguous head by head, so that the view's backward copies it (aten::clone in reshape).
+    Kernels give gradients in the order of the merged heads. A gradient that was cut off padding, summed over repeated
+    keys, or comes of single operators, is contiguous head by head, so that the view's backward copies it (aten::clone
+    in reshape).
     """
-    is_padded = x.itemsize != FP32 and heads.dim % _HEAD_MULTIPLE != 0
+    comes_by_head = heads.are_padded(op, x.itemsize) or heads.are_unfused(op, x.itemsize)
     is_repeated = x.itemsize == FP32 and heads.groups > 1 and not is_query
     if heads.count == (1 if is_query else heads.groups) or heads.dim == 1 or heads.length == 1:
         return x  # of one head, one number or one token both orders are the same
-    if not op.kernels.is_cuda or not (is_padded or is_repeated):
+    if not op.kernels.is_cuda or not (comes_by_head or is_repeated):
         return x
     numel = x.numel
 
@@ -72,10 +86,16 @@ def split_heads(op: Operators, x: Tensor, heads: Heads, is_query: bool) -> Tenso
 
 
 def merge_heads(op: Operators, x: Tensor, heads: Heads) -> Tensor:
-    """merge_heads of train/models/transformer.py: a view, or a copy of heads without their padding (aten::clone)."""
+    """merge_heads of train/models/transformer.py: a view, or a copy of heads without their padding (aten::clone).
+
+    Single operators return them head by head, which is copied, too.
+    """
     padded = x.numel
     tokens = op.batch * heads.length
     numel = tokens * heads.count * heads.dim
+    if heads.are_unfused(op, x.itemsize) and heads.count > 1 and heads.length > 1:
+        op.run("aten::clone", x, x)
+        return op.record(op.like(x, "aten::clone"), [x], [], lambda _saved, gradients: (gradients[0],))
     if padded == numel:
         return x
 
@@ -93,21 +113,24 @@ def attention(op: Operators, q: Tensor, k: Tensor, v: Tensor, heads: Heads) -> T
     """Queries, keys and values to the heads' outputs, which are padded as the kernel needs it."""
     if not op.kernels.is_cuda:
         return _kernel(op, _FLASH_ON_CPU, (q, k, v), heads, op.batch * heads.count * heads.length)
-    if q.itemsize == FP32:
-        if heads.dim % _FP32_MULTIPLE:
+    if heads.are_unfused(op, q.itemsize):
+        return unfused_attention(op, q, k, v, heads.count, heads.groups, heads.length)
+    if q.itemsize == FP32 or op.kernels.is_before_sm80:
+        if q.itemsize == FP32 and heads.dim % _FP32_MULTIPLE and not op.kernels.is_before_sm80:
             raise SpecError(
                 f"head size {heads.dim}: in fp32 CUDA's fused attention wants a multiple of {_FP32_MULTIPLE}; torch"
                 " falls back to the unfused kernel, whose memory is unknown here; use bf16, or another head size"
             )
         if heads.groups > 1:
-            k, v = _repeat(op, k, heads.groups), _repeat(op, v, heads.groups)
+            k, v = repeat_heads(op, k, heads.groups), repeat_heads(op, v, heads.groups)
         rows = op.batch * heads.count * -(-heads.length // 32) * 32
         if op.kernels.observed:
             return _kernel(op, _EFFICIENT, (q, k, v), heads, rows)
-        size = op.batch, heads.count, heads.length, heads.length, (heads.dim, heads.dim), FP32
-        sums = row_sums(op.batch, heads.count, heads.length, heads.dim)
-        inside = [*sums, efficient_backward_workspace(*size, op.kernels.compute_capability)]
-        return _kernel(op, _EFFICIENT, (q, k, v), heads, rows, in_backward=inside)
+        size = op.batch, heads.count, heads.length, heads.length, (heads.dim, heads.dim), q.itemsize
+        in_forward = efficient_forward_workspace(q.numel, (heads.dim, heads.dim), q.itemsize)
+        sums = row_sums(op.batch, heads.count, heads.length, heads.dim, q.itemsize)
+        in_backward = [*sums, efficient_backward_workspace(*size, op.kernels.compute_capability)]
+        return _kernel(op, _EFFICIENT, (q, k, v), heads, rows, (), in_forward, in_backward)
     return _flash(op, q, k, v, heads)
 
 
@@ -177,40 +200,23 @@ def _kernel(
         return results
 
     saved = [one.detach() for one in (q, k, v, out)]
-    for tensor, count in zip(saved, _heads_of(heads, itemsize), strict=True):
+    for tensor, count in zip(saved, _heads_of(op, heads, itemsize), strict=True):
         tensor.is_strided = count > 1 and heads.length > 1
-    saved_strided, is_flash = saved[3].is_strided, bool(in_backward) and itemsize != FP32
+    saved_strided, is_flash = saved[3].is_strided, bool(in_backward) and operator == _FLASH
     for tensor in saved[:3]:
-        tensor.is_strided |= heads.are_slices and op.batch * heads.length > 1 and not _is_padded(heads, itemsize)
+        tensor.is_strided |= heads.are_slices and op.batch * heads.length > 1 and not heads.are_padded(op, itemsize)
     return op.record(out, [q, k, v], [*saved, *extra], backward)
 
 
-def _is_padded(heads: Heads, itemsize: int) -> bool:
-    return itemsize != FP32 and heads.dim % _HEAD_MULTIPLE != 0
-
-
-def _heads_of(heads: Heads, itemsize: int) -> tuple[int, int, int, int]:
+def _heads_of(op: Operators, heads: Heads, itemsize: int) -> tuple[int, int, int, int]:
     """Return how many heads of queries, keys, values and output follow each other within a token; else one.
 
     What was padded or repeated is contiguous head by head.
     """
-    if _is_padded(heads, itemsize):
+    if heads.are_padded(op, itemsize):
         return 1, 1, 1, 1
     keys = heads.count // heads.groups if itemsize != FP32 or heads.groups == 1 else 1
     return heads.count, keys, keys, heads.count
-
-
-def _repeat(op: Operators, x: Tensor, times: int) -> Tensor:
-    """aten::repeat_interleave along the heads: expanded, then cloned; the gradient is summed over the copies."""
-    numel = x.numel
-
-    def backward(_saved: Saved, gradients: list[Tensor]) -> Gradients:
-        op.run("aten::sum", gradients[0])
-        return (op.temporary(numel, gradients[0].itemsize, "aten::sum"),)
-
-    out = op.like(x, "aten::clone", numel * times)
-    op.run("aten::clone", x, out)
-    return op.record(out, [x], [], backward)
 
 
 def _pad(op: Operators, x: Tensor, numel: int) -> Tensor:

@@ -10,6 +10,7 @@ import math
 from typing import NamedTuple
 
 from fsdp_bench.simulate.operators.kernels import FP32, Passing
+from fsdp_bench.spec.hardware import FIRST_WITH_FLASH_ATTENTION
 
 
 class _Tiles(NamedTuple):
@@ -36,7 +37,7 @@ def efficient_backward_workspace(
         keys: how many.
         dims: the sizes of a head of queries and keys, and of values.
         itemsize: bytes of an element of the inputs.
-        compute_capability: of the GPU, 8.0 or newer.
+        compute_capability: of the GPU, 7.0 or newer.
     """
     tiles = _efficient_tiles(max(dims), itemsize == FP32, compute_capability)
     tile_bytes = tiles.rows * tiles.columns * FP32 + 16
@@ -47,31 +48,52 @@ def efficient_backward_workspace(
     return batch * heads * num_bytes
 
 
-def row_sums(batch: int, heads: int, length: int, dim: int) -> list[int | Passing]:
+def row_sums(batch: int, heads: int, length: int, dim: int, itemsize: int) -> list[int | Passing]:
     """Return what memory-efficient attention's backward allocates for the sums of grad_out * out in fp32, in bytes.
 
-    delta in _efficient_attention_backward (attention_backward.cu), where the kernel does not compute it: the product
-    and its sums, token by token, are freed once there is a copy, head by head; of one head or token none is made.
+    delta in _efficient_attention_backward (attention_backward.cu). In 16 bits the kernel computes it
+    (kKernelComputesDelta). In fp32 the product and its sums, token by token, are freed once there is a copy, head by
+    head; of one head or token none is made.
 
     Args:
         batch: sequences.
         heads: of the queries.
         length: of the queries.
         dim: the size of a head of the values.
+        itemsize: bytes of an element of the inputs.
     """
     sums = batch * heads * length * FP32
+    if itemsize != FP32:
+        return [sums]
     is_copied = heads > 1 and length > 1
     return [Passing(sums * dim, 1 + is_copied), *[Passing(sums, 1)] * is_copied, sums]
+
+
+def efficient_forward_workspace(out_numel: int, dims: tuple[int, int], itemsize: int) -> list[int]:
+    """Return what memory-efficient attention's forward adds its output up in, in bytes.
+
+    kNeedsOutputAccumulatorBuffer (mem_eff_attention/kernel_forward.h): a copy of the output in fp32, where that is in
+    16 bits and does not stay in registers (kKeepOutputInRF): of heads wider than 128.
+
+    Args:
+        out_numel: elements of the output.
+        dims: the sizes of a head of queries and keys, and of values.
+        itemsize: bytes of an element of the inputs.
+    """
+    return [out_numel * FP32] if itemsize != FP32 and max(dims) > 128 else []
 
 
 def _efficient_tiles(head_dim: int, is_fp32: bool, compute_capability: float) -> _Tiles:
     """dispatch_cutlassB (kernels/cutlassB.h): the first kernel that fits into a multiprocessor's shared memory.
 
-    That of compute capability 8.6, 8.9 and 12.0 is 99 KiB a block, that of others from 8.0 on 163 KiB and more.
+    That of compute capability 7.5 is 64 KiB a block, of 7.0 96 KiB, of 8.6, 8.9 and 12.0 99 KiB, and of others from 8.0
+    on 163 KiB and more.
     """
     is_small = compute_capability in (8.6, 8.9, 12.0)
     if head_dim <= 64:
         return _Tiles(64, 64, True)
+    if compute_capability < FIRST_WITH_FLASH_ATTENTION:  # dispatch_cutlassB_f16_sm70, f32_sm70, and the same of sm75
+        return _Tiles(64 if is_fp32 else 128, 64, head_dim <= 128)
     if is_fp32:
         return _Tiles(64 if is_small else 128, 64, False)
     if head_dim <= 96 and compute_capability in (8.6, 8.9):

@@ -38,6 +38,8 @@ class Operators:
         """Sequences in the running micro-batch."""
         self.autocast: int | None = None
         """Bytes of the dtype of matrix products while torch.autocast is on (DistributedDataParallel)."""
+        self.computes_in_bf16 = False
+        """Whether the 16 bits in which it computes are bf16's: older GPUs have fewer kernels for it."""
         self.scales_loss = False
         """Whether the loss is multiplied or divided by something, so that its gradient is not 1."""
         self.compiled: dict[tuple[object, ...], bool] = {}

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import NamedTuple
 
-from fsdp_bench.spec.hardware import Gpu
+from fsdp_bench.spec.hardware import FIRST_WITH_FLASH_ATTENTION, Gpu
 
 BOOL = 1
 FP32 = 4
@@ -88,6 +88,11 @@ class Kernels:
     def is_cuda(self) -> bool:
         """Fused RMSNorm, and keys expanded for fp32 attention (train/models/transformer.py, attention)."""
         return self.name == "cuda"
+
+    @property
+    def is_before_sm80(self) -> bool:
+        """Whether the GPU has no FlashAttention (Gpu.is_before_sm80)."""
+        return self.is_cuda and self.compute_capability < FIRST_WITH_FLASH_ATTENTION
 
 
 CPU = Kernels("cpu", observed=True)

@@ -51,6 +51,7 @@ from fsdp_bench.spec.setup import Loss
 _NAMEABLE = frozenset(name.replace(".", "::", 1) for name in OPERATORS)
 """Operators whose outputs selective checkpointing may keep."""
 _ATTENTION = "aten::_scaled_dot_product_"
+_FLASH_ATTN = "flash_attn::"
 _EFFICIENT_ATTENTION = f"{_ATTENTION}efficient_attention"
 _PRODUCTS = ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm")
 _CATEGORIES = {"": Category.ACTIVATIONS, "l": Category.LOGITS, "g": Category.GRADIENTS}
@@ -423,10 +424,12 @@ def work_of(name: str, layout: str, dims: tuple[int, ...], num_bytes: int, items
     """Return what an operator computes and moves; None for one that does neither."""
     if layout:
         return Work(f"aten::mm {layout}", num_bytes, dims, itemsize)
-    if name.startswith(_ATTENTION):
+    if name.startswith((_ATTENTION, _FLASH_ATTN)):
         batch, heads, groups, length, keys, head_dim, is_causal = dims[:7]
         ending = "_backward" if name.endswith("_backward") else ""
         attention = batch, heads, heads // groups, length, head_dim, keys, is_causal
+        if name.startswith(_FLASH_ATTN):
+            return Work(name, num_bytes, attention, itemsize)
         kind = "efficient_attention" if name.startswith(_EFFICIENT_ATTENTION) else "attention"
         return Work(f"aten::scaled_dot_product_{kind}{ending}", num_bytes, attention, itemsize)
     return Work(name, num_bytes, (), itemsize) if num_bytes else None

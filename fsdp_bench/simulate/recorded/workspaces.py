@@ -6,14 +6,16 @@ from typing import NamedTuple
 
 from fsdp_bench.simulate.operators.attention_workspaces import (
     efficient_backward_workspace,
+    efficient_forward_workspace,
     flash_backward_workspace,
     flash_forward_workspace,
     row_sums,
 )
-from fsdp_bench.simulate.operators.kernels import FP32, Kernels, KernelScratch
+from fsdp_bench.simulate.operators.kernels import Kernels, KernelScratch
 from fsdp_bench.simulate.operators.reduction_workspaces import embedding_backward_workspace, sum_over_rows_workspace
 
 _ATTENTION = "aten::_scaled_dot_product_"
+_FLASH_ATTN = "flash_attn::flash_attn_func"
 
 
 class Workspace(NamedTuple):
@@ -52,24 +54,12 @@ def workspace_of(
     if kernels.observed:
         return NONE
     result_bytes = results[0] if results else 0
-    if name == "aten::_softmax_backward_data":  # softmax_backward_cuda_out (SoftMax.cu): tmp = grad * output
-        return Workspace(after=((num_bytes - result_bytes) // 2,))
-    if name == "aten::_safe_softmax":  # SoftMax.cpp: masked = self.eq(-inf), masked_rows = all(masked), zero
-        numel = result_bytes // itemsize
-        return Workspace(after=(numel, dims[0] if dims else numel // num_keys, itemsize))
+    if name in ("aten::_safe_softmax", "aten::_softmax_backward_data"):
+        return _of_softmax(name, dims, itemsize, num_bytes, result_bytes, num_keys)
     if not dims:
         return NONE
-    if name == f"{_ATTENTION}flash_attention":
-        batch, heads, _, length, _, head_dim, _ = dims
-        inside = flash_forward_workspace(batch, heads, length, head_dim, kernels.num_multiprocessors)
-        return Workspace(after_second=tuple(inside))
-    if name == f"{_ATTENTION}flash_attention_backward":
-        batch, heads, groups, length, _, head_dim, _, *copies = dims
-        copied = (batch * heads * length * head_dim * itemsize,) * sum(copies)
-        inside = flash_backward_workspace(batch, heads, length, head_dim, heads // groups)
-        return Workspace(before=copied, after=tuple(inside))
-    if name == f"{_ATTENTION}efficient_attention_backward":
-        return _efficient_backward(dims, itemsize, kernels, results)
+    if name.startswith((_ATTENTION, _FLASH_ATTN)):
+        return _of_attention(name, dims, itemsize, kernels, results)
     if name == "aten::embedding_dense_backward":
         indices, rows, columns, *is_copied = dims
         copied = (indices * columns * itemsize,) * len(is_copied)
@@ -80,12 +70,45 @@ def workspace_of(
     return NONE
 
 
+def _of_attention(
+    name: str, dims: tuple[int, ...], itemsize: int, kernels: Kernels, results: tuple[int, ...]
+) -> Workspace:
+    if name in (f"{_ATTENTION}flash_attention", _FLASH_ATTN):
+        batch, heads, _, length, _, head_dim, _ = dims
+        inside = flash_forward_workspace(batch, heads, length, head_dim, kernels.num_multiprocessors)
+        return Workspace(after_second=tuple(inside))
+    if name == f"{_ATTENTION}flash_attention_backward":
+        batch, heads, groups, length, _, head_dim, _, *copies = dims
+        copied = (batch * heads * length * head_dim * itemsize,) * sum(copies)
+        inside = flash_backward_workspace(batch, heads, length, head_dim, heads // groups)
+        return Workspace(before=copied, after=tuple(inside))
+    if name == f"{_FLASH_ATTN}_backward":  # softmax_d is its result
+        batch, heads, groups, length, _, head_dim, _ = dims
+        return Workspace(after=tuple(flash_backward_workspace(batch, heads, length, head_dim, heads // groups)[1:]))
+    if name == f"{_ATTENTION}efficient_attention":
+        batch, heads, _, length, _, head_dim, _ = dims
+        numel = results[0] // itemsize
+        widths = head_dim, numel // (batch * heads * length)
+        return Workspace(after_second=tuple(efficient_forward_workspace(numel, widths, itemsize)))
+    if name == f"{_ATTENTION}efficient_attention_backward":
+        return _efficient_backward(dims, itemsize, kernels, results)
+    return NONE
+
+
+def _of_softmax(
+    name: str, dims: tuple[int, ...], itemsize: int, num_bytes: int, result_bytes: int, num_keys: int
+) -> Workspace:
+    if name == "aten::_softmax_backward_data":  # softmax_backward_cuda_out (SoftMax.cu): tmp = grad * output
+        return Workspace(after=((num_bytes - result_bytes) // 2,))
+    # _safe_softmax (SoftMax.cpp): masked = self.eq(-inf), masked_rows = all(masked), zero
+    numel = result_bytes // itemsize
+    return Workspace(after=(numel, dims[0] if dims else numel // num_keys, itemsize))
+
+
 def _efficient_backward(dims: tuple[int, ...], itemsize: int, kernels: Kernels, results: tuple[int, ...]) -> Workspace:
     """_efficient_attention_backward: each row's sum of grad_out * out, and what it adds up gradients in."""
     batch, heads, _, length, keys, head_dim, _ = dims
     values_dim = results[2] // (batch * heads * keys * itemsize) if len(results) > 2 else head_dim
     size = batch, heads, length, keys, (head_dim, values_dim), itemsize
-    sums = row_sums(batch, heads, length, values_dim)
-    if itemsize != FP32:  # the kernel computes them
-        del sums[:-1]
+    sums = row_sums(batch, heads, length, values_dim, itemsize)
     return Workspace(after=(*sums, efficient_backward_workspace(*size, kernels.compute_capability)))

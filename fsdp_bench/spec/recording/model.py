@@ -11,6 +11,7 @@ import msgspec
 from fsdp_bench.spec.checkpointing_policy import read_policy
 from fsdp_bench.spec.codec import to_builtins
 from fsdp_bench.spec.errors import SpecError
+from fsdp_bench.spec.hardware import Gpu
 from fsdp_bench.spec.lora import LoRA
 from fsdp_bench.spec.model import ModelShape
 from fsdp_bench.spec.recording.config import HIDDEN
@@ -82,8 +83,22 @@ class RecordedModel(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def has_fused_attention(self) -> bool:
-        """Whether its code calls one of torch's fused kernels of attention, which not every GPU has."""
-        return any("scaled_dot_product" in name for name in self.some_variant.names)
+        """Whether its code calls fused kernels of attention, which not every GPU has."""
+        return self.has_flash_attn or any("scaled_dot_product" in name for name in self.some_variant.names)
+
+    @cached_property
+    def has_flash_attn(self) -> bool:
+        """Whether its code calls the flash-attn package, which needs compute capability 8.0."""
+        return any(name.startswith("flash_attn::") for name in self.some_variant.names)
+
+    def knows_attention(self, gpu: Gpu | None, compute: str) -> bool:
+        """Whether the recorded code is what a GPU runs in a compute dtype: its kernels of attention exist there.
+
+        Before sm80 there is no FlashAttention. In fp32 it runs what other GPUs run.
+        """
+        if gpu is None or gpu.native_bf16 or compute == "fp32" or not self.has_fused_attention:
+            return True
+        return gpu.is_before_sm80 and self.code.origin.before_sm80
 
     @cached_property
     def some_variant(self) -> Variant:
@@ -239,6 +254,7 @@ class RecordedModel(msgspec.Struct, frozen=True, kw_only=True, dict=True):
             "code": self.code.origin.code,
             "architecture": self.code.origin.architecture,
             "lora": to_builtins(self.code.origin.lora),
+            "attention": self.code.origin.attention or ("sdpa" if self.code.origin.code == "huggingface" else None),
             "recorded_with": dict(self.code.origin.versions),
             "num_hidden_layers": self.num_hidden_layers,
             "blocks": dict(self.counts),

@@ -84,6 +84,10 @@ class Origin(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     date: str
     lora: LoRA | None = None
     """The adapters that PEFT put in."""
+    attention: str | None = None
+    """transformers' attn_implementation, if it is not its default."""
+    before_sm80: bool = False
+    """Whether it was recorded as on GPUs of compute capability 7.0 and 7.5 (Gpu.is_before_sm80)."""
 
 
 class RecordedCode(msgspec.Struct, frozen=True, forbid_unknown_fields=True, eq=False, dict=True):

@@ -47,6 +47,9 @@ class RecordingSpec(Checked, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     all_sizes: bool = False
     """Whether the recording of a config.json is to hold for all sizes, and not only for those in the file."""
 
+    before_sm80: bool = False
+    """Whether to record what runs on GPUs of compute capability 7.0 and 7.5 (Gpu.is_before_sm80)."""
+
     def _check(self) -> None:
         if (self.config is None) == (self.module is None):
             raise SpecError("a recording needs a config.json or a user's module, and not both")

@@ -69,6 +69,8 @@ class DryRunSpec(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True)
     lora: LoRA | None = None
     """PEFT's adapters, which are put into the Hugging Face model."""
     kernels: KernelSet = "cuda"
+    before_sm80: bool = False
+    """Whether the GPU is one of compute capability 7.0 or 7.5, which has no FlashAttention (Gpu.is_before_sm80)."""
     rank: int = 0
     """The rank whose memory is tracked."""
     tensors: TensorKind = "fake"

@@ -76,8 +76,8 @@ class _AcceleratorMode(FakeTensorMode):
 
 
 @contextmanager
-def fake_world(setup: TrainSetup, kernels: KernelSet, rank: int = 0) -> Iterator[FakeWorld]:
-    """Make this process one rank of the setup's world inside the context.
+def fake_world(setup: TrainSetup, kernels: KernelSet, rank: int = 0, before_sm80: bool = False) -> Iterator[FakeWorld]:
+    """Make this process one rank of the setup's world inside the context; ``before_sm80``: on a V100 or T4.
 
     Raises:
         MachineError: if this version of torch is not supported (workarounds.py).
@@ -90,14 +90,14 @@ def fake_world(setup: TrainSetup, kernels: KernelSet, rank: int = 0) -> Iterator
         dist.init_process_group("fake", rank=rank, world_size=setup.world_size, store=FakeStore())
         stack.callback(_end_world)
         mesh = _mesh(setup, device)  # before the mode: a mesh computes with rank numbers, so its tensors must be real
-        _enter_mode(stack, mode, kernels)
+        _enter_mode(stack, mode, kernels, before_sm80)
         tracker = stack.enter_context(FakeTracker(device))
         yield FakeWorld(device, mesh, tracker)
 
 
 @contextmanager
-def fake_device(kernels: KernelSet) -> Iterator[torch.device]:
-    """Give this process a device without data, and no world.
+def fake_device(kernels: KernelSet, before_sm80: bool = False) -> Iterator[torch.device]:
+    """Give this process a device without data, and no world; ``before_sm80``: a V100 or T4.
 
     Raises:
         MachineError: if this version of torch is not supported (workarounds.py).
@@ -106,7 +106,7 @@ def fake_device(kernels: KernelSet) -> Iterator[torch.device]:
     with ExitStack() as stack:
         stack.enter_context(applied(accelerator=kernels == "cuda"))
         device = _device(kernels)
-        _enter_mode(stack, mode, kernels)
+        _enter_mode(stack, mode, kernels, before_sm80)
         yield device
 
 
@@ -116,10 +116,10 @@ def _fake_mode(kernels: KernelSet) -> FakeTensorMode:
     return kind(allow_non_fake_inputs=True)
 
 
-def _enter_mode(stack: ExitStack, mode: FakeTensorMode, kernels: KernelSet) -> None:
+def _enter_mode(stack: ExitStack, mode: FakeTensorMode, kernels: KernelSet, before_sm80: bool) -> None:
     stack.enter_context(mode)
     if kernels == "cuda":
-        stack.enter_context(fused_kernels())
+        stack.enter_context(fused_kernels(before_sm80))
         # Else a thread for the device runs backward, and checkpointing's recomputation ends the process there.
         stack.enter_context(torch.autograd.set_multithreading_enabled(False))
 

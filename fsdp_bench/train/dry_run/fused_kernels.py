@@ -1,7 +1,8 @@
 """What CUDA's fused kernels allocate and save, on the fake accelerator. A CPU build of torch would decompose them.
 
     attention   16-bit: aten::_scaled_dot_product_flash_attention, which saves queries, keys, values, output and
-                logsumexp; fp32, or with a mask: the memory-efficient one
+                logsumexp; fp32, or with a mask: the memory-efficient one; single operators where neither can.
+                Before sm80 (V100, T4) there is no FlashAttention, and the memory-efficient one is not for bf16
     rms_norm    aten::_fused_rms_norm, which saves input, weight and rstd
     softmax     and log_softmax, from fp16 to fp32: one kernel, where other dtypes are cast first
     autocast    CUDA's lists (cuda_autocast.py)
@@ -36,14 +37,18 @@ _CAUGHT_AT = "AutogradCPU"
 
 
 @contextmanager
-def fused_kernels() -> Iterator[None]:
-    """Inside a ``with`` block, run on the fake accelerator the operators that a GPU would run."""
+def fused_kernels(before_sm80: bool = False) -> Iterator[None]:
+    """Inside a ``with`` block, run on the fake accelerator the operators that a GPU would run.
+
+    ``before_sm80``: one of compute capability 7.0 or 7.5.
+    """
     library = torch.library.Library("aten", "IMPL")
     is_efficient = partial(operator.is_, torch.ops.aten._scaled_dot_product_efficient_attention.default)
     shapes = (is_efficient, _efficient_attention)
     fake_impls.op_implementations_checks.append(shapes)
     try:
-        for name, fused in _FUSED.items():
+        attention = partial(_attention, before_sm80=before_sm80)
+        for name, fused in {**_FUSED, "scaled_dot_product_attention": attention}.items():
             library.impl(name, _on_accelerator(cuda_autocast.operator_of(name), fused), _CAUGHT_AT)
         cuda_autocast.register(library)
         yield
@@ -62,7 +67,7 @@ def _on_accelerator(torchs: Any, fused: Callable[..., Any]) -> Callable[..., Any
 
 
 def _attention(
-    unfused: Callable[..., Any],
+    _unfused: Callable[..., Any],
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -72,12 +77,14 @@ def _attention(
     *,
     scale: float | None = None,
     enable_gqa: bool = False,
+    before_sm80: bool = False,
 ) -> Tensor:
     """Replace aten::scaled_dot_product_attention; tensors are B, H, S, E."""
     width, half = query.shape[-1], query.dtype in _HALF
     grouped, square = query.shape[-3] != key.shape[-3], query.shape[-2] == key.shape[-2]
     same_width = width == value.shape[-1]  # sdp_utils: check_head_dim_size_flash
-    if query.dim() == 4 and half and attn_mask is None and width <= 256 and same_width and (square or not is_causal):
+    has_flash = not before_sm80 and half and attn_mask is None  # check_flash_attention_hardware_support
+    if query.dim() == 4 and has_flash and width <= 256 and same_width and (square or not is_causal):
         padding = -width % 8
         if padding:  # pad_last_dim<8>; the scale stays that of the unpadded width
             query, key, value = (F.pad(tensor, (0, padding)) for tensor in (query, key, value))
@@ -86,15 +93,60 @@ def _attention(
         out: Tensor = flash(query, key, value, dropout_p, is_causal, False, scale=scale)[0]
         return out[..., :width] if padding else out
     allowed = torch.backends.cuda.mem_efficient_sdp_enabled()  # sdpa_kernel() of the code itself may leave it out
+    needs_alignment = half or not before_sm80  # minimum_gemm_alignment: that of tensor cores
     aligned = not any(tensor.shape[-1] * tensor.element_size() % 16 for tensor in (query, key, value))
-    if allowed and query.dim() == 4 and not grouped and aligned:
+    allowed &= (aligned or not needs_alignment) and not (before_sm80 and query.dtype is torch.bfloat16)
+    if allowed and query.dim() == 4 and not grouped:
         efficient = torch.ops.aten._scaled_dot_product_efficient_attention
         graph = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (query, key, value))
         bias = None if attn_mask is None else _bias(attn_mask, query, key)
         result: Tensor = efficient(query, key, value, bias, graph, dropout_p, is_causal, scale=scale)[0]
         return result
-    plain: Tensor = unfused(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
-    return plain
+    mask = None if attn_mask is None else _in_dtype(attn_mask, query)
+    return _math(query, key, value, mask, dropout_p, is_causal, scale)
+
+
+def _math(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    dropout_p: float,
+    is_causal: bool,
+    scale: float | None,
+) -> Tensor:
+    """Replace aten::_scaled_dot_product_attention_math (transformers/attention.cpp).
+
+    PyTorch's own adds the mask in place but where a dispatch mode watches, as here (areAnyTensorSubclassLike).
+    """
+    dtype, groups = query.dtype, query.shape[-3] // key.shape[-3] if query.dim() > 2 else 1
+    given = query, key, value
+    if dtype in _HALF and not torch.backends.cuda.fp16_bf16_reduction_math_sdp_allowed():
+        given = query.to(torch.float32), key.to(torch.float32), value.to(torch.float32)
+    factor = (query.shape[-1] ** -0.5 if scale is None else abs(scale)) ** 0.5
+    times = torch.ops.aten.mul.Scalar
+    scaled = times(given[0], -factor if scale is not None and scale < 0 else factor)
+    if is_causal:
+        size = query.shape[-2], key.shape[-2]
+        mask = _in_dtype(torch.ones(size, dtype=torch.bool, device=query.device).tril(), scaled)
+    _, keys, values = given  # held to the end, as what is made of them
+    if groups > 1:
+        keys, values = keys.repeat_interleave(groups, -3), values.repeat_interleave(groups, -3)
+    weights = torch.matmul(scaled, times(keys.transpose(-2, -1), factor))
+    if mask is not None:
+        weights.add_(mask)
+    weights = torch.ops.aten._safe_softmax(weights, -1)
+    if dropout_p:
+        weights = F.dropout(weights, dropout_p)
+    _returned_with_it = weights.to(dtype)
+    return torch.matmul(weights, values).to(dtype)
+
+
+def _in_dtype(mask: Tensor, query: Tensor) -> Tensor:
+    """convert_boolean_attn_mask (transformers/attention.cpp): a mask of booleans becomes one of zeros and -inf."""
+    if mask.dtype is not torch.bool:
+        return mask
+    return torch.where(mask, 0.0, torch.scalar_tensor(-torch.inf, dtype=query.dtype, device=query.device))
 
 
 def _bias(mask: Tensor, query: Tensor, key: Tensor) -> Tensor:
@@ -102,8 +154,7 @@ def _bias(mask: Tensor, query: Tensor, key: Tensor) -> Tensor:
 
     aten/src/ATen/native/transformers/attention.cpp: convert_boolean_attn_mask, preprocess_mask.
     """
-    if mask.dtype is torch.bool:
-        mask = torch.where(mask, 0.0, torch.scalar_tensor(-torch.inf, dtype=query.dtype, device=query.device))
+    mask = _in_dtype(mask, query)
     length = mask.shape[-1]
     if length % 8:
         mask = F.pad(mask, (0, -length % 8))[..., :length]
@@ -162,7 +213,6 @@ def _softmax(kernel: Any) -> Callable[..., Tensor]:
 
 
 _FUSED: dict[str, Callable[..., Tensor]] = {
-    "scaled_dot_product_attention": _attention,
     "rms_norm": _rms_norm,
     "softmax.int": _softmax(torch.ops.aten._softmax.default),
     "log_softmax.int": _softmax(torch.ops.aten._log_softmax.default),

@@ -74,7 +74,9 @@ def dry_run(spec: DryRunSpec) -> DryRunResult:
     is_real = spec.tensors == "real"
     with (
         _packages(spec),
-        real_world(setup, spec.rank) if is_real else fake_world(setup, spec.kernels, spec.rank) as world,
+        real_world(setup, spec.rank)
+        if is_real
+        else fake_world(setup, spec.kernels, spec.rank, spec.before_sm80) as world,
     ):
         subject = _subject(spec, world)
         num_parameters = sum(parameter.numel() for parameter in subject.model.parameters())

@@ -12,6 +12,10 @@ from torch import nn
 
 from fsdp_bench.spec.errors import MachineError, SpecError, install_hint, shown
 from fsdp_bench.spec.recording.config import PER_LAYER, ConfigClass, enough_layers, period
+from fsdp_bench.train.models import flash_attn_package
+
+ATTENTION = "attn_implementation"
+"""The field of a config.json that chooses transformers' code of attention."""
 
 AS_IN_TRAINING = {"use_cache": False}
 """TrainingArguments.use_cache: the Trainer of transformers 5 turns the cache of keys and values off."""
@@ -24,7 +28,8 @@ def build(config: Mapping[str, Any]) -> tuple[nn.Module, str]:
         MachineError: if transformers is not installed.
         SpecError: for a config that transformers does not know or refuses.
     """
-    made = _config(config)
+    uses_package = config.get(ATTENTION) == flash_attn_package.NAME and flash_attn_package.is_replaced()
+    made = _config({name: value for name, value in config.items() if name != ATTENTION} if uses_package else config)
     import transformers
 
     architectures = config.get("architectures") or []
@@ -35,10 +40,13 @@ def build(config: Mapping[str, Any]) -> tuple[nn.Module, str]:
     if made.is_encoder_decoder and getattr(made, "decoder_start_token_id", None) is None:
         made.decoder_start_token_id = 0  # whichever: T5's _shift_right wants one
     try:
-        return kind._from_config(made), str(name)
+        model = kind._from_config(made)
     except Exception as error:
         text = " ".join(str(error).split())[:300]
         raise SpecError(f"{name}: transformers cannot build it: {text}") from error
+    if uses_package:
+        flash_attn_package.use_package(model, str(name))
+    return model, str(name)
 
 
 def _causal_lm(transformers: Any, config: Any) -> str:
@@ -195,7 +203,8 @@ def unpacked_sequences() -> Iterator[None]:
     """Let transformers see on tensors without data what it sees on real ones: sequences that are not packed.
 
     It takes fake tensors for tracing (utils/import_utils.py, is_tracing), where it cannot look at position ids. Then
-    masking_utils.find_packed_sequence_indices always returns a mask, and attention runs another kernel.
+    masking_utils.find_packed_sequence_indices always returns a mask, and attention runs another kernel. The flash-attn
+    package is replaced besides, by what needs no GPU (flash_attn_package.py).
     """
     try:
         from transformers import masking_utils
@@ -209,6 +218,7 @@ def unpacked_sequences() -> Iterator[None]:
 
     masking_utils.find_packed_sequence_indices = never_packed
     try:
-        yield
+        with flash_attn_package.flash_attn_replaced():
+            yield
     finally:
         masking_utils.find_packed_sequence_indices = original

@@ -5,6 +5,7 @@ Standard input: a RecordingSpec, as JSON. Standard output: a RecordingAnswer. St
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 import time
 import traceback
@@ -39,6 +40,7 @@ def answer(spec: RecordingSpec) -> RecordingAnswer:
                 assert spec.module is not None
                 subject = of_module(spec.module, only)
             tell = lambda what: print(f"recording: {what}", file=sys.stderr)  # noqa: E731
+            subject = dataclasses.replace(subject, before_sm80=spec.before_sm80)
             recorded = record(subject, tell, spec.activation_offload)
     except FsdpBenchError as error:
         return RecordingAnswer(error=str(error))

@@ -113,6 +113,18 @@ def _attention(name: str, args: Any, _result: Any) -> tuple[str, list[Size]]:
     return name, [Size.product(dim) for dim in (*dims, *([copied] if copied else []))]
 
 
+def _flash_attn(name: str, args: Any, _result: Any) -> tuple[str, list[Size]]:
+    """Dimensions of the flash-attn package's kernels: of a sliding window each query sees so many keys and no more."""
+    query, key = args[1:3] if name.endswith("_backward") else args[:2]
+    *_, is_causal, (left, right) = args
+    keys = key.shape[1]
+    if 0 <= left < keys:
+        keys, is_causal = min(keys, left + 1 + (0 if is_causal else right)), False
+    batch, length, heads, width = query.shape
+    dims = batch, heads, key.shape[2], length, keys, width, int(is_causal)
+    return name, [Size.product(dim) for dim in dims]
+
+
 def _num_copied(*tensors: Tensor) -> int:
     """_flash_attention_backward (attention_backward.cu): output and gradient are made contiguous token by token."""
     return sum(not tensor.transpose(1, 2).is_contiguous() for tensor in tensors)
@@ -161,6 +173,8 @@ _DIMS: dict[str, Callable[[str, Any, Any], tuple[str, list[Size]]]] = {
     "aten::_scaled_dot_product_flash_attention_backward": _attention,
     "aten::_scaled_dot_product_efficient_attention": _attention,
     "aten::_scaled_dot_product_efficient_attention_backward": _attention,
+    "flash_attn::flash_attn_func": _flash_attn,
+    "flash_attn::flash_attn_func_backward": _flash_attn,
     "aten::embedding_dense_backward": _embedding,
     "aten::sum": _sum,
     "aten::_safe_softmax": _rows,

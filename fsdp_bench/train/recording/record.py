@@ -58,6 +58,8 @@ class Subject:
     """How many blocks are left out, by what the name of their list contains: ``decoder``, or nothing."""
     architecture: Architecture | None = None
     """Where the recording is for all sizes: which config.json files it holds for."""
+    before_sm80: bool = False
+    """Whether it runs as on GPUs of compute capability 7.0 and 7.5 (Gpu.is_before_sm80)."""
 
 
 def record(
@@ -73,7 +75,7 @@ def record(
     Raises:
         SpecError: for code that cannot be recorded, with the reason.
     """
-    with fake_device("cuda") as device:
+    with fake_device("cuda", subject.before_sm80) as device:
         gc.freeze()  # what is there already need not be looked through after every step
         facts = _Facts(subject, device)
         recording = _Recording(subject, device, facts.lists, facts.kind)
@@ -87,7 +89,7 @@ def record(
     if not recording.variants:
         raise SpecError(f"the model does not run: {next(iter(recording.missing.values()))}")
     return RecordedCode(
-        origin=subject.origin,
+        origin=msgspec.structs.replace(subject.origin, before_sm80=subject.before_sm80),
         block=facts.block,
         num_blocks=facts.lists,
         counts={path: count + _left_out(subject, path) for path, count in facts.lists.items()},

@@ -20,6 +20,7 @@ from fsdp_bench.spec.setup import TrainSetup
 from fsdp_bench.spec.subprocesses.dry_run import SIZES, UserModule
 from fsdp_bench.train.models import torchtitan as torchtitans
 from fsdp_bench.train.models.huggingface import (
+    ATTENTION,
     batch_of,
     build,
     config_class,
@@ -60,7 +61,7 @@ def huggingface(
     return Subject(
         make,
         batches(beyond, only),
-        _origin("huggingface", name, lora),
+        _origin("huggingface", name, lora, config.get(ATTENTION)),
         only=only,
         beyond=beyond,
         longest=longest,
@@ -177,7 +178,7 @@ def of_module(module: UserModule, only: int | None = None) -> Subject:
     return Subject(make, batches(0, only), origin, block_path=module.block, only=only)
 
 
-def _origin(code: str, architecture: str, lora: LoRA | None = None) -> Origin:
+def _origin(code: str, architecture: str, lora: LoRA | None = None, attention: str | None = None) -> Origin:
     versions = {"torch": str(torch.__version__)}
     packages = {"huggingface": ["transformers"], "torchtitan": ["torchtitan"]}
     for package in [*packages.get(code, ()), *(lora.packages if lora is not None else ())]:
@@ -186,4 +187,4 @@ def _origin(code: str, architecture: str, lora: LoRA | None = None) -> Origin:
         except PackageNotFoundError:
             continue
     today = datetime.datetime.now(datetime.UTC).date().isoformat()
-    return Origin(code=code, architecture=architecture, versions=versions, date=today, lora=lora)
+    return Origin(code=code, architecture=architecture, versions=versions, date=today, lora=lora, attention=attention)

@@ -15,9 +15,9 @@ from fsdp_bench.validate.random_setups import Cell
 from fsdp_bench.validate.rehearsal import trained_model
 
 
-def against_rehearsals(cells: Sequence[Cell | ArchitectureCell]) -> list[MemoryComparison]:
-    """Compare predictions with rehearsals of rank 0; leave out setups with a gradient scaler."""
-    gpu = rehearsed_gpu("H200")
+def against_rehearsals(cells: Sequence[Cell | ArchitectureCell], name: str = "H200") -> list[MemoryComparison]:
+    """Compare predictions with rehearsals of rank 0 on a GPU; leave out setups with a gradient scaler."""
+    gpu = rehearsed_gpu(name)
     run = RunPlan(communication_steps=0, attention="flash", emulate=True, rehearsed_on=gpu)
     cells = [replace(cell, rank=0) for cell in cells if not cell.setup.precision.needs_grad_scaler]
     specs = [

@@ -1,15 +1,18 @@
-"""Recorded code with transformers' eager attention, against dry runs of it."""
+"""Recorded code with transformers' eager attention, and with the flash-attn package, against dry runs of it."""
 
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 pytest.importorskip("torch", reason="a dry run needs torch")
 pytest.importorskip("transformers", reason="the model is transformers'")
 
 from fsdp_bench.catalog.loader import gpu
 from fsdp_bench.plan.estimate import Verdict, estimate, predict_memory
-from fsdp_bench.spec.setup import Precision, TrainSetup
+from fsdp_bench.spec.errors import SpecError
+from fsdp_bench.spec.recording.model import RecordedModel
+from fsdp_bench.spec.setup import Api, Checkpointing, Precision, TrainSetup
 from fsdp_bench.spec.subprocesses.dry_run import DryRunSpec
 from fsdp_bench.train.recording.subjects import huggingface
 from tests.on_stand_in.simulate.frozen_models import CONFIG as LLAMA
@@ -18,21 +21,36 @@ from tests.simulate.recorded.recording import record_here
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]  # the recording takes half a minute
 
-CONFIG = LLAMA | {"attn_implementation": "eager"}
 VARIANTS = ("bf16", "bf16 autocast", "bf16 cast at blocks", "fp16")
+SETUP = TrainSetup(precision=Precision.parse("bf16-mixed"), sequence_length=96, micro_batch_size=2, world_size=4)
 
 
-def test_every_phase_equals_the_dry_run_and_a_v100_has_a_verdict() -> None:
-    recorded = record_here(huggingface, CONFIG, 128, variants=VARIANTS)
-    assert not recorded.has_fused_attention
-    usual = {"precision": Precision.parse("bf16-mixed"), "sequence_length": 96, "micro_batch_size": 2, "world_size": 4}
+def _assert_equals_dry_runs(attention: str) -> RecordedModel:
+    """Softmax from fp16 computes in fp32 without a copy of the scores."""
+    config = LLAMA | {"attn_implementation": attention}
+    recorded = record_here(huggingface, config, 128, variants=VARIANTS)
     setups = [
-        TrainSetup(**usual, api="fsdp1"),  # type: ignore[arg-type]
-        TrainSetup(**usual, api="fsdp2", checkpointing="full"),  # type: ignore[arg-type]
-        # From fp16 softmax computes in fp32 without a copy of the scores.
-        TrainSetup(**usual | {"precision": Precision.parse("fp16-mixed")}, api="fsdp1"),  # type: ignore[arg-type]
+        replace(SETUP, api=Api.FSDP1),
+        replace(SETUP, api=Api.FSDP2, checkpointing=Checkpointing.FULL),
+        replace(SETUP, api=Api.FSDP1, precision=Precision.parse("fp16-mixed")),
     ]
     ranks = [predict_memory(recorded, setup, OBSERVED).peak_rank for setup in setups]
-    specs = [DryRunSpec(setup=setup, config=CONFIG, rank=rank) for setup, rank in zip(setups, ranks, strict=True)]
+    specs = [DryRunSpec(setup=setup, config=config, rank=rank) for setup, rank in zip(setups, ranks, strict=True)]
     assert_recorded_equals_dry_runs(recorded, *specs)
-    assert estimate(recorded, setups[0], gpu("V100-SXM2-16GB")).verdict is Verdict.FITS
+    assert recorded.document()["attention"] == attention
+    return recorded
+
+
+def test_every_phase_of_eager_attention_equals_the_dry_run_and_a_v100_has_a_verdict() -> None:
+    recorded = _assert_equals_dry_runs("eager")
+    assert not recorded.has_fused_attention
+    assert estimate(recorded, SETUP, gpu("V100-SXM2-16GB")).verdict is Verdict.FITS
+
+
+def test_every_phase_of_the_flash_attn_package_equals_the_dry_run_and_a_t4_is_refused() -> None:
+    recorded = _assert_equals_dry_runs("flash_attention_2")
+    assert recorded.has_flash_attn
+    assert not recorded.code.missing
+    assert estimate(recorded, SETUP, gpu("A100-SXM-40GB")).verdict is Verdict.FITS
+    with pytest.raises(SpecError, match=r"T4 has 7\.5; the flash-attn package needs compute capability 8\.0"):
+        estimate(recorded, SETUP, gpu("T4"))

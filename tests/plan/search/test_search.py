@@ -148,7 +148,7 @@ def test_the_largest_that_the_host_holds_may_be_above_one_that_it_does_not_hold(
 @pytest.mark.parametrize(
     ("setup", "hardware", "because"),
     [
-        (TrainSetup(world_size=8, precision=Precision.parse("fp16-mixed")), gpu("T4"), "no flash attention"),
+        (TrainSetup(precision=Precision.parse("fp16-mixed")), replace(gpu("T4"), compute_capability=None), "no Flash"),
         (TrainSetup(strategy=ShardingStrategy.HYBRID_SHARD), card(9000), "at least 2 groups"),
         (TrainSetup(world_size=16), ONE_NODE, "16 is not the cluster's 8 GPUs"),
     ],
