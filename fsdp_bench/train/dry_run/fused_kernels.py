@@ -47,8 +47,8 @@ def fused_kernels(before_sm80: bool = False) -> Iterator[None]:
     shapes = (is_efficient, _efficient_attention)
     fake_impls.op_implementations_checks.append(shapes)
     try:
-        attention = partial(_attention, before_sm80=before_sm80)
-        for name, fused in {**_FUSED, "scaled_dot_product_attention": attention}.items():
+        attention: Callable[..., Tensor] = partial(_attention, before_sm80=before_sm80)
+        for name, fused in (("scaled_dot_product_attention", attention), *_FUSED.items()):
             library.impl(name, _on_accelerator(cuda_autocast.operator_of(name), fused), _CAUGHT_AT)
         cuda_autocast.register(library)
         yield
