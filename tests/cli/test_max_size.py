@@ -188,15 +188,20 @@ def test_no_picture_is_drawn_where_nothing_fits(tmp_path: Path) -> None:
     assert "no picture" in done.stderr
 
 
-def test_a_card_without_flash_attention_is_unknown_in_16_bit() -> None:
-    found = document("--server", "p3dn.24xlarge", *ONE_CELL, "--precision", "fp32,bf16-mixed")["cells"]
+TORCHTITAN_ON_V100 = ("--server", "p3dn.24xlarge", "--model", "Llama-3.2-1B", "--code", "torchtitan", *ONE_CELL)
+"""Code that is not recorded as on GPUs without FlashAttention."""
+
+
+def test_what_was_recorded_with_flash_attention_is_unknown_in_16_bits_on_a_gpu_without() -> None:
+    words = (*TORCHTITAN_ON_V100, "--of", "micro_batch_size", "--precision", "fp32,bf16-mixed")
+    found = document(*words)["cells"]
     assert [cell["max_parameters"] is None for cell in found] == [False, True]
-    assert "flash attention" in found[1]["unknown"]
+    assert "no FlashAttention for this GPU" in found[1]["unknown"]
     assert found[0].keys() == found[1].keys()
 
 
 def test_where_nothing_is_known_the_answer_says_so() -> None:
-    done = run_command("max-size", "--server", "p3dn.24xlarge", *ONE_CELL)
+    done = run_command("max-size", *TORCHTITAN_ON_V100, "--of", "micro_batch_size")
     assert done.returncode == 0
     assert done.stdout.startswith("p3dn.24xlarge: unknown what fits (predicted)")
 

@@ -4,6 +4,7 @@ Read in this order:
     core.py                   pointwise operators, matrix products, embedding
     norms.py                  RMSNorm and LayerNorm
     attention.py              scaled_dot_product_attention
+    unfused_attention.py      the same of single operators, where no fused kernel takes the tensors
     optimizer.py              what an optimizer updates (the optimizers are in simulate/optimizers/)
     clipping.py               clip_grad_norm_
     scaler.py                 the gradient scaler of fp16

@@ -484,7 +484,7 @@ def test_an_overlay_and_a_script_that_writes_nothing_have_no_note(user: Path) ->
 def test_a_script_in_another_folder_runs_in_the_working_directory(user: Path) -> None:
     """As ``torchrun jobs/script.py``: both folders are protected."""
     script = "open('new', 'w'); open('jobs/new', 'w'); assert open('checkpoint-400/model.safetensors', 'rb').read()"
-    assert "wrote 2 files and removed 0" in notes_of(script, user, "overlay", "jobs/script.py")
+    assert "wrote 2 files and removed 0" in notes_of(script, user, "overlay", name="jobs/script.py")
 
 
 def test_a_file_in_the_root_is_written_for_the_script_alone(user: Path) -> None:
