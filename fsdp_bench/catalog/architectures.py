@@ -47,7 +47,7 @@ def parse_attention(text: str) -> str | None:
     """
     attention = text.strip().lower() if isinstance(text, str) else ""
     if attention not in ATTENTIONS:
-        raise SpecError(f"attention: {shown(text)} is not predicted; {', '.join(ATTENTIONS)}")
+        raise SpecError(f"attention: {shown(text)} is not predicted; one of {', '.join(ATTENTIONS)}")
     return None if attention == DEFAULT_ATTENTION else attention
 
 

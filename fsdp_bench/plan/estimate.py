@@ -288,7 +288,7 @@ def refuse_without_flash_attn(shape: Model, hardware: Cluster | Gpu | None) -> N
     if gpu is not None and gpu.is_before_sm80 and isinstance(shape, RecordedModel) and shape.has_flash_attn:
         raise SpecError(
             f"attention: {gpu.name} has {gpu.compute_capability}; the flash-attn package needs compute capability"
-            f" {FIRST_WITH_FLASH_ATTENTION} or more: sdpa or eager"
+            f" {FIRST_WITH_FLASH_ATTENTION} or more; use sdpa or eager"
         )
 
 

@@ -93,8 +93,10 @@ class Reentrant(CaseInsensitiveEnum):
     INSIDE = "inside"
     """Inside of the block's unit, whose hooks run once: transformers' GradientCheckpointingLayer."""
     AROUND = "around"
-    """Around the block's unit, whose hooks run in both forwards, and which is gathered once more: transformers before
-    it had GradientCheckpointingLayer."""
+    """Around the block's unit, whose hooks run in both forwards: transformers before it had GradientCheckpointingLayer.
+
+    Under fsdp1 a unit that is resharded after forward is gathered once more; under fsdp2 it stays unsharded until its
+    backward has run (FSDPParamGroup.post_forward, is_bw)."""
 
     @classmethod
     def field(cls) -> str:

@@ -25,7 +25,7 @@ from tests.conftest import refused
     [
         (
             "--model Llama-3.1-8B --attention flex_attention",
-            "'flex_attention' is not predicted; sdpa, eager, flash_attention_2",
+            "'flex_attention' is not predicted; one of sdpa, eager, flash_attention_2",
         ),
         ("--params 7B --attention eager", "attention: goes with Hugging Face's code"),
         ("--model Llama-3.1-8B --code benchmark --attention eager", "attention: goes with Hugging Face's code"),
