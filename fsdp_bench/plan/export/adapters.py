@@ -11,7 +11,7 @@ from fsdp_bench.plan.export.chosen import Chosen
 from fsdp_bench.plan.export.pieces import DTYPES, literal
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.lora import ALL_LINEAR, LoRA
-from fsdp_bench.spec.setup import Offload, TrainSetup, Wrap
+from fsdp_bench.spec.setup import Offload, Reentrant, TrainSetup, Wrap
 
 _QUANTIZE = '''
 def quantize(model, device):
@@ -127,6 +127,16 @@ def adapters_text(setup: TrainSetup) -> str:
     """
     in_fp32 = "" if setup.precision.store == "fp32" else ", autocast_adapter_dtype=False"
     return f"model = get_peft_model(model, LoraConfig(**ADAPTERS){in_fp32})"
+
+
+def inputs_text(setup: TrainSetup) -> list[str]:
+    """Return the statement without which a reentrant checkpoint of frozen blocks has no gradient; none otherwise.
+
+    The Trainer does so itself (PreTrainedModel.gradient_checkpointing_enable).
+    """
+    return (
+        [] if setup.reentrant is Reentrant.NO else ["model.enable_input_require_grads()  # for reentrant checkpoints"]
+    )
 
 
 def zeros_text(chosen: Chosen) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fsdp_bench.plan.export.adapters import adapters_text, base_dtype, zeros_text
+from fsdp_bench.plan.export.adapters import adapters_text, base_dtype, inputs_text, zeros_text
 from fsdp_bench.plan.export.blocks import around_text, blocks_text
 from fsdp_bench.plan.export.chosen import Chosen
 from fsdp_bench.plan.export.pieces import DTYPES
@@ -106,10 +106,10 @@ def _adapters(chosen: Chosen) -> str:
     """Return the lines that put adapters in, below those that build the model; empty without adapters."""
     if chosen.lora is None:
         return ""
-    put = adapters_text(chosen.setup)
+    put, inputs = adapters_text(chosen.setup), "".join(f"    {line}\n" for line in inputs_text(chosen.setup))
     if not chosen.lora.is_quantized:
-        return f"        {put}\n"
-    return f"    model = quantize(model, device)\n    {put}\n"
+        return f"        {put}\n{inputs}"
+    return f"    model = quantize(model, device)\n    {put}\n{inputs}"
 
 
 def _ddp(setup: TrainSetup) -> str:

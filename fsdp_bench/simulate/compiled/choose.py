@@ -47,6 +47,8 @@ def why_eager(model: Model, setup: TrainSetup, kernels: Kernels) -> str | None:
 def _why_blocks_are_eager(model: Model, setup: TrainSetup, kernels: Kernels) -> str | None:
     if not kernels.is_cuda or kernels.observed or kernels.composite_norms:
         return "compiled code is recorded on CUDA alone, with norms of one kernel"
+    if kernels.is_before_sm80:
+        return "compiled code is recorded with FlashAttention, which torch does not have for this GPU"
     if setup.is_ddp and not setup.is_bare:
         return "DistributedDataParallel cuts compiled blocks where its buckets end, which is not modelled"
     if setup.wrap in (Wrap.SIZE, Wrap.BLOCK_AND_ADAPTERS):

@@ -51,6 +51,9 @@ def _recorded(kind: str) -> RecordedModel:
     return recorded_architecture(CONFIG, 2048, kind, ADAPTERS, lora)
 
 
+NOT_SPLIT = 2**20
+"""kSmallSize in c10/cuda/CUDACachingAllocator.cpp: a remainder up to this stays with a large block."""
+
 CASES = [
     ("lora", "fsdp1"),
     ("qlora", "fsdp2"),
@@ -80,16 +83,31 @@ def test_allocated_is_that_of_a_rehearsal_within_one_percent(kind: str, api: str
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(("kind", "api"), CASES)
 def test_the_exported_script_needs_what_was_predicted(kind: str, api: str, tmp_path: Path) -> None:
-    """To the byte; of QLoRA each layer has a copy of a table of 256 numbers, of which the recording counts one.
+    """But for what the allocator does not split off a block, up to 1 MiB: that depends on what loading left in its cache.
 
-    bitsandbytes 0.50, functional.py, quantize_blockwise: ``code.to(A.device, copy=True)``.
+    The script builds the model on the GPU; predictions are of one that is moved there. Of QLoRA each layer has a copy
+    of a table of 256 numbers, of which the recording counts one (bitsandbytes 0.50, functional.py, quantize_blockwise:
+    ``code.to(A.device, copy=True)``).
     """
     question = Question(_recorded(kind), SETUPS[api], loader.gpu(GPU))
     one = chosen_by_prediction(answer(question), CONFIG, "fsdp-bench predict --lora 16")
     expected, found = predicted(one), rehearsed(one, "pytorch", tmp_path)
     copies = 8 * 7 * 256 * 4 if kind == "qlora" else 0  # blocks, their linear layers
-    assert found["backward"] == expected["backward"] + copies
-    assert found["forward"] == max(expected["forward"], expected["loss"]) + copies
+    assert found["backward"] == pytest.approx(expected["backward"] + copies, abs=2 * NOT_SPLIT)
+    assert found["forward"] == pytest.approx(max(expected["forward"], expected["loss"]) + copies, abs=2 * NOT_SPLIT)
+
+
+@pytest.mark.parametrize(
+    ("api", "reentrant"),
+    [("fsdp2", "inside"), *(pytest.param("fsdp1", kind, marks=pytest.mark.slow) for kind in ("inside", "around"))],
+)
+def test_an_exported_script_with_reentrant_checkpoints_trains_adapters(
+    api: str, reentrant: str, tmp_path: Path
+) -> None:
+    setup = replace(SETUPS[api], checkpointing="full", reentrant=reentrant)
+    question = Question(_recorded("lora"), setup, loader.gpu(GPU))
+    one = chosen_by_prediction(answer(question), CONFIG, "fsdp-bench predict --lora 16")
+    assert rehearsed(one, "pytorch", tmp_path)["backward"] == pytest.approx(predicted(one)["backward"], rel=0.005)
 
 
 @pytest.mark.timeout(900)
