@@ -40,6 +40,7 @@ CONFIG = {
         ("record --module a:b --lora 16", "lora: goes with --hf-config"),
         ("record --hf-config config.json --lora 16 --qlora 16", "keep one"),
         ("predict --params 7B --wrap block-and-adapters", "the model has no frozen parameters"),
+        ("predict --model Llama-3.1-8B --lora 16 --gpu H100-SXM --api fsdp1 --wrap block", "with uniform dtype"),
     ],
 )
 def test_bad_input_is_one_line(tmp_path: Path, words: str, expected: str) -> None:
@@ -48,3 +49,11 @@ def test_bad_input_is_one_line(tmp_path: Path, words: str, expected: str) -> Non
     assert (ended.returncode, ended.stdout) == (2, "")
     assert ended.stderr.count("\n") == 1
     assert expected in ended.stderr
+
+
+def test_a_plan_with_adapters_needs_no_units_that_fsdp1_refuses() -> None:
+    """The fastest that a setting can be is FSDP1's computation, whose units flatten no adapters in fp32 with bf16."""
+    words = "plan --model Llama-3.1-8B --qlora 16 --server g5.48xlarge --nodes 1 --strategy FULL_SHARD --api fsdp2"
+    found = run_command(*words.split(), "--checkpointing", "full", "--batch", "1", "--offload", "none", "--json")
+    assert found.returncode == 0, found.stdout
+    assert json.loads(found.stdout)["winner"]["setup"]["api"] == "fsdp2"

@@ -11,11 +11,11 @@ from fsdp_bench.plan.export.chosen import Chosen
 from fsdp_bench.plan.export.pieces import DTYPES, literal
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.lora import ALL_LINEAR, LoRA
-from fsdp_bench.spec.setup import Offload, Reentrant, TrainSetup, Wrap
+from fsdp_bench.spec.setup import Api, Offload, Reentrant, TrainSetup, Wrap
 
 _QUANTIZE = '''
-def quantize(model, device):
-    """Build a model of the meta device on a GPU, its linear layers in 4 bits: one at a time is whole there."""
+def quantize(model{given}):
+    """{what}"""
     config = BitsAndBytesConfig(
         load_in_4bit=True,
         bnb_4bit_quant_type="nf4",
@@ -25,14 +25,7 @@ def quantize(model, device):
     )
     kept = [*get_keys_to_not_convert(model), *(model._keep_in_fp32_modules or [])]
     replace_with_bnb_linear(model, kept, config)
-    for module in model.modules():  # random; or take the weights of a checkpoint here
-        if isinstance(module, bnb.nn.Linear4bit):
-            module.weight, module.bias = in_4_bits(module, device)
-        else:
-            module.to_empty(device=device, recurse=False)
-            model._init_weights(module)
-    model.tie_weights()
-    model.is_loaded_in_4bit = True  # PEFT asks
+{layers}    model.is_loaded_in_4bit = True  # PEFT asks
     return model
 
 
@@ -42,6 +35,36 @@ def in_4_bits(module, device):
     whole = torch.nn.Linear(*sizes, bias=module.bias is not None, dtype=torch.bfloat16, device=device)
     options = {"quant_type": "nf4", "quant_storage": torch.bfloat16, "module": module}
     return bnb.nn.Params4bit(whole.weight.data, requires_grad=False, **options).to(device), whole.bias
+'''
+_ONE_AT_A_TIME = "Build a model of the meta device on a GPU, its linear layers in 4 bits: one at a time is whole there."
+_WHOLE = """\
+    for module in model.modules():  # random; or take the weights of a checkpoint here
+        if isinstance(module, bnb.nn.Linear4bit):
+            module.weight, module.bias = in_4_bits(module, device)
+        else:
+            module.to_empty(device=device, recurse=False)
+            model._init_weights(module)
+    model.tie_weights()
+"""
+_WITHOUT_DATA = """\
+    for module in model.modules():
+        if isinstance(module, bnb.nn.Linear4bit):
+            packed = torch.empty(module.weight.numel() // 4, 1, dtype=torch.bfloat16)  # four numbers in an element
+            options = {"quant_type": "nf4", "quant_storage": torch.bfloat16, "bnb_quantized": True}
+            module.weight = bnb.nn.Params4bit(packed, requires_grad=False, **options)
+            module.bias = None if module.bias is None else torch.nn.Parameter(module.bias.to(torch.bfloat16))
+"""
+_FILL = '''
+@torch.no_grad()
+def fill(model, device):
+    """Quantize one layer at a time and keep this rank's shard of it; what unpacks it is whole on every rank."""
+    torch.manual_seed(0)  # every rank draws the same
+    for module in model.modules():  # random; or take the weights of a checkpoint here
+        if isinstance(module, bnb.nn.Linear4bit):
+            whole, _ = in_4_bits(module, device)
+            weight = module.weight
+            shard = distribute_tensor(whole.data, weight.device_mesh, weight.placements, src_data_rank=None)
+            weight.to_local().copy_(shard.to_local())
 '''
 _IS_TRAINED = '''
 def is_trained(module):
@@ -76,7 +99,7 @@ def refuse_adapters(setup: TrainSetup, lora: LoRA) -> None:
         raise SpecError("export: adapters with offload are not exported; leave --offload out")
 
 
-def adapters_imports(lora: LoRA | None) -> list[str]:
+def adapters_imports(setup: TrainSetup, lora: LoRA | None) -> list[str]:
     """Return the imports of what puts adapters in."""
     if lora is None:
         return []
@@ -88,6 +111,8 @@ def adapters_imports(lora: LoRA | None) -> list[str]:
             "from transformers.integrations.bitsandbytes import replace_with_bnb_linear",
             "from transformers.quantizers.base import get_keys_to_not_convert",
         ]
+    if is_filled_in_4_bits(setup, lora):
+        found.append("from torch.distributed.tensor import distribute_tensor")
     return found
 
 
@@ -96,7 +121,24 @@ def adapters_functions(setup: TrainSetup, lora: LoRA | None) -> str:
     if lora is None:
         return ""
     is_apart = setup.wrap is Wrap.BLOCK_AND_ADAPTERS
-    return "\n".join([*([_QUANTIZE] if lora.is_quantized else []), *([_IS_TRAINED] if is_apart else []), _TRAINED])
+    quantize = _quantize_text(is_filled_in_4_bits(setup, lora)) if lora.is_quantized else []
+    return "\n".join([*quantize, *([_IS_TRAINED] if is_apart else []), _TRAINED])
+
+
+def is_filled_in_4_bits(setup: TrainSetup, lora: LoRA | None) -> bool:
+    """Whether layers are quantized once the model is sharded, under fsdp2. Before, a GPU holds all of it in 4 bits.
+
+    What that leaves in the caching allocator cannot be emptied: a rank's shards, and what unpacks the weights, lie in
+    the segments of the whole layers.
+    """
+    return lora is not None and lora.is_quantized and setup.api is Api.FSDP2 and not setup.is_ddp
+
+
+def _quantize_text(is_later: bool) -> list[str]:
+    what = "Make the linear layers ones in 4 bits, still without data." if is_later else _ONE_AT_A_TIME
+    text = _QUANTIZE.replace("{given}", "" if is_later else ", device").replace("{what}", what)
+    text = text.replace("{layers}", _WITHOUT_DATA if is_later else _WHOLE)
+    return [text, _FILL] if is_later else [text]
 
 
 def base_dtype(setup: TrainSetup, lora: LoRA | None) -> str:

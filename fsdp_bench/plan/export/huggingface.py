@@ -62,7 +62,7 @@ def arguments_and_script(chosen: Chosen, notes: tuple[str, ...]) -> list[File]:
     notes = (*notes, *changes, *environment(chosen))
     text = (
         header("Training with Hugging Face's Trainer", chosen, notes)
-        + _imports(chosen.setup, adapters_imports(chosen.lora))
+        + _imports(chosen.setup, adapters_imports(chosen.setup, chosen.lora))
         + "\n"
         + config_text(chosen.config)
         + adapters_config(chosen.lora)

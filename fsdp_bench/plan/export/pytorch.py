@@ -39,7 +39,7 @@ def script(chosen: Chosen, notes: tuple[str, ...]) -> list[File]:
     notes = (*notes, *on_host, *environment(chosen))
     text = (
         header("Training with PyTorch", chosen, notes)
-        + _imports(setup, adapters_imports(chosen.lora))
+        + _imports(setup, adapters_imports(setup, chosen.lora))
         + "\n"
         + config_text(chosen.config)
         + adapters_config(chosen.lora)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fsdp_bench.plan.export.adapters import adapters_text, base_dtype, inputs_text, zeros_text
+from fsdp_bench.plan.export.adapters import adapters_text, base_dtype, inputs_text, is_filled_in_4_bits, zeros_text
 from fsdp_bench.plan.export.blocks import around_text, blocks_text
 from fsdp_bench.plan.export.chosen import Chosen
 from fsdp_bench.plan.export.pieces import DTYPES
@@ -71,7 +71,7 @@ def model_text(chosen: Chosen) -> str:
     setup, modules = chosen.setup, chosen.modules
     made = f"model = AutoModelForCausalLM.from_config(config, dtype={base_dtype(setup, chosen.lora)})"
     on_host = is_built_on_host(chosen)
-    is_quantized = _is_quantized(chosen)
+    is_quantized = _is_quantized(chosen) and not is_filled_in_4_bits(setup, chosen.lora)
     where = "device" if setup.is_ddp and not is_quantized else '"cpu"' if on_host else '"meta"'
     why = {
         '"meta"': "without data: each rank allocates its shards alone" if not is_quantized else "without data",
@@ -107,6 +107,8 @@ def _adapters(chosen: Chosen) -> str:
     if chosen.lora is None:
         return ""
     put, inputs = adapters_text(chosen.setup), "".join(f"    {line}\n" for line in inputs_text(chosen.setup))
+    if is_filled_in_4_bits(chosen.setup, chosen.lora):
+        return f"        model = quantize(model)\n        {put}\n{inputs}"
     if not chosen.lora.is_quantized:
         return f"        {put}\n{inputs}"
     return f"    model = quantize(model, device)\n    {put}\n{inputs}"
@@ -173,11 +175,11 @@ def _fsdp2(chosen: Chosen) -> str:
         lines.append(f"fully_shard({after}, reshard_after_forward=False, **{own})")
     lines.append("fully_shard(model, **options)" + _root_reshards(setup))
     lines += _prefetch(chosen, before, after)
-    if not _is_quantized(chosen):
-        lines += _ON_HOST if setup.offload is Offload.PARAMS else ["model.to_empty(device=device)"]
-        lines += [f"{_base(chosen)}.initialize_weights()  # random; or load a checkpoint: {_CHECKPOINT}"]
-        lines += zeros_text(chosen)
-        lines += [f"{_base(chosen)}.tie_weights()"] if chosen.modules.is_tied else []
+    lines += _ON_HOST if setup.offload is Offload.PARAMS else ["model.to_empty(device=device)"]
+    lines += [f"{_base(chosen)}.initialize_weights()  # random; or load a checkpoint: {_CHECKPOINT}"]
+    lines += zeros_text(chosen)
+    lines += [f"{_base(chosen)}.tie_weights()"] if chosen.modules.is_tied else []
+    lines += ["fill(model, device)"] if _is_quantized(chosen) else []
     return "".join(f"    {line}\n" for line in [*lines, "return model"])
 
 

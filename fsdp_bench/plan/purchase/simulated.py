@@ -17,8 +17,8 @@ from fsdp_bench.simulate.events import Work
 from fsdp_bench.simulate.operators.kernels import Kernels
 from fsdp_bench.simulate.step import steady_step
 from fsdp_bench.spec.hardware import Cluster
-from fsdp_bench.spec.recording.model import Model
-from fsdp_bench.spec.setup import Api, Checkpointing, Loss, ShardingStrategy, TrainSetup
+from fsdp_bench.spec.recording.model import Model, RecordedModel
+from fsdp_bench.spec.setup import Api, Checkpointing, Loss, ShardingStrategy, TrainSetup, Wrap
 
 _STEPS = "gradient_accumulation_steps"
 NEVER = 2**62
@@ -107,6 +107,7 @@ class Simulated:
             goal = replace(self.goal, global_batch_tokens=None)
             setup = setup_of(goal, alike, batch, most.num_nodes, most.gpus_per_node)
             assert setup is not None
+            setup = _that_trains(goal, setup)
             accumulates = self.goal.global_batch_tokens is not None
             seconds = step_seconds(self.goal.model, setup, most, without_communication=True)
             if accumulates and seconds is not None:  # at best the optimizer's time does not count
@@ -120,6 +121,20 @@ class Simulated:
 def computation_of(setting: Setting) -> Setting:
     """Return the setting that stands for all that compute the same, under whatever wrapper."""
     return setting._replace(strategy=ShardingStrategy.FULL_SHARD, api=Api.FSDP1)
+
+
+def _that_trains(goal: Goal, setup: TrainSetup) -> TrainSetup:
+    """Return the setup that computes least under FSDP1, in units that it can make of frozen parameters.
+
+    It flattens no frozen weights in bf16 with adapters in fp32: these are units of their own, or, where that is not
+    known, under fsdp2, of which SHARD_GRAD_OP copies least of what it gathers.
+    """
+    if not (isinstance(goal.model, RecordedModel) and goal.model.has_frozen_parameters) or can_run(goal, setup):
+        return setup
+    apart = msgspec.structs.replace(setup, wrap=Wrap.BLOCK_AND_ADAPTERS)
+    if can_run(goal, apart):
+        return apart
+    return msgspec.structs.replace(setup, api=Api.FSDP2, strategy=ShardingStrategy.SHARD_GRAD_OP)
 
 
 def step_seconds(

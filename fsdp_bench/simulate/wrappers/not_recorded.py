@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from fsdp_bench.simulate.models.build import build, few_blocks
 from fsdp_bench.simulate.operators.core import Operators
 from fsdp_bench.simulate.operators.kernels import CPU, FP32
@@ -163,7 +165,8 @@ def _parameters_mixed(shape: RecordedModel, setup: TrainSetup) -> str | None:
     """Return why FSDP1 does not make the flat parameters, or why what they compute is not recorded."""
     if setup.api is not Api.FSDP1 or not shape.has_frozen_parameters:
         return None
-    model = build(Operators(Tape(), CPU), shape, setup, shape.num_blocks)
+    as_modules = replace(setup, use_orig_params=False)  # what flat parameters compute is not recorded where none are
+    model = build(Operators(Tape(), CPU), shape, as_modules, shape.num_blocks)
     taken: set[int] = set()
     for unit in [*choose_units(model, setup), Unit((model,), setup.precision)]:
         weights = [weight for weight in unit.all_weights if id(weight) not in taken]

@@ -16,6 +16,8 @@ from fsdp_bench.catalog.adapters import ADAPTERS
 from fsdp_bench.catalog.architectures import recorded_architecture
 from fsdp_bench.plan.estimate import predict_memory
 from fsdp_bench.plan.export.chosen import chosen_by_prediction
+from fsdp_bench.plan.export.export import export
+from fsdp_bench.plan.export.files import write
 from fsdp_bench.plan.question import Question, answer
 from fsdp_bench.simulate.operators.kernels import CUDA, kernels_on
 from fsdp_bench.spec.lora import LoRA
@@ -83,7 +85,7 @@ def test_allocated_is_that_of_a_rehearsal_within_one_percent(kind: str, api: str
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(("kind", "api"), CASES)
 def test_the_exported_script_needs_what_was_predicted(kind: str, api: str, tmp_path: Path) -> None:
-    """But for what the allocator does not split off a block, up to 1 MiB: that depends on what loading left in its cache.
+    """But for what the allocator does not split off a block, up to 1 MiB: it depends on what loading left in its cache.
 
     The script builds the model on the GPU; predictions are of one that is moved there. Of QLoRA each layer has a copy
     of a table of 256 numbers, of which the recording counts one (bitsandbytes 0.50, functional.py, quantize_blockwise:
@@ -131,3 +133,16 @@ def test_reentrant_checkpointing_allocates_what_is_predicted(api: str, reentrant
         hidden, blocks = 2048 * CONFIG["hidden_size"] * 2, CONFIG["num_hidden_layers"]
         usual = predict_memory(_recorded("lora"), replace(setup, reentrant="no"), CUDA, rank=0).phases
         assert found["backward"] > usual["backward"] + (blocks - 2) * hidden
+
+
+@pytest.mark.timeout(900)
+def test_the_exported_script_of_qlora_holds_no_whole_model_in_4_bits(tmp_path: Path) -> None:
+    """A rank has its shards, and one layer at a time whole: it needs less to load than all layers take in 4 bits."""
+    question = Question(_recorded("qlora"), SETUPS["fsdp2"], loader.gpu(GPU))
+    one = chosen_by_prediction(answer(question), CONFIG, "fsdp-bench predict --qlora 16")
+    write(export(["pytorch"], one), tmp_path)
+    given = ("--gpu", GPU, "--world-size", "8", "--steps", "1")
+    found = rehearse(*given, "--", "train_fsdp.py", command="torchrun", folder=tmp_path)
+    assert found.code == 0, found.output
+    layers_in_4_bits = 8 * (2 * 1024 * 1024 + 2 * 1024 * 256 + 3 * 1024 * 3584) // 2
+    assert found.document["memory"]["phases"]["load"] < layers_in_4_bits
