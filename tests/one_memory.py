@@ -58,7 +58,7 @@ class Row:
     @property
     def is_recorded(self) -> bool:
         """Whether its recording comes with the package."""
-        return self.trained == "whole"
+        return self.trained == "whole" or self.model.startswith("Llama")
 
     def __str__(self) -> str:
         return f"{self.model} {self.trained} on {self.server}"

@@ -35,7 +35,8 @@ ATTENTION, DEFAULT_ATTENTION = "attn_implementation", "sdpa"
 """The field of a config.json that chooses transformers' code of attention, and the one that was recorded."""
 
 
-ATTENTIONS = (DEFAULT_ATTENTION, "eager", "flash_attention_2")
+FLASH_ATTN_PACKAGE = "flash_attention_2"
+ATTENTIONS = (DEFAULT_ATTENTION, "eager", FLASH_ATTN_PACKAGE)
 """Those that are predicted."""
 
 

@@ -278,14 +278,14 @@ def refuse_without_float8(setup: TrainSetup, hardware: Cluster | Gpu | None) -> 
     raise SpecError(f"float8: {gpu.name} {has}; torch._scaled_mm needs compute capability {FLOAT8_CAPABILITY} or more")
 
 
-def refuse_without_flash_attn(shape: Model, hardware: Cluster | Gpu | None) -> None:
+def refuse_flash_attn_package(hardware: Cluster | Gpu | None) -> None:
     """Refuse the flash-attn package on a GPU that is too old for it.
 
     Raises:
         SpecError: with what is needed. A GPU that is not named is taken to be new enough.
     """
     gpu = hardware.gpu if isinstance(hardware, Cluster) else hardware
-    if gpu is not None and gpu.is_before_sm80 and isinstance(shape, RecordedModel) and shape.has_flash_attn:
+    if gpu is not None and gpu.is_before_sm80:
         raise SpecError(
             f"attention: {gpu.name} has {gpu.compute_capability}; the flash-attn package needs compute capability"
             f" {FIRST_WITH_FLASH_ATTENTION} or more; use sdpa or eager"
@@ -378,7 +378,8 @@ def estimate(
     """
     refuse_too_slow(shape, setup)
     refuse_without_float8(setup, hardware)
-    refuse_without_flash_attn(shape, hardware)
+    if isinstance(shape, RecordedModel) and shape.has_flash_attn:
+        refuse_flash_attn_package(hardware)
     cluster = hardware if isinstance(hardware, Cluster) else None
     gpu = hardware.gpu if isinstance(hardware, Cluster) else hardware
     kernels = kernels_on(kernels, gpu)

@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from fsdp_bench.catalog.architectures import FOLDERS, NotRecorded, parse_attention
+from fsdp_bench.catalog.architectures import FLASH_ATTN_PACKAGE, FOLDERS, NotRecorded, parse_attention
 from fsdp_bench.catalog.hf_config import read_sliding_window, sliding_window_note
 from fsdp_bench.catalog.ladder import nearest_size
 from fsdp_bench.catalog.loader import Catalog, load_user_catalog
@@ -40,6 +40,7 @@ from fsdp_bench.plan.defaults import (
     trained_code,
     trainer_defaults,
 )
+from fsdp_bench.plan.estimate import refuse_flash_attn_package
 from fsdp_bench.report.terminal import print_line
 from fsdp_bench.simulate.wrappers.impossible import why_impossible
 from fsdp_bench.spec.codec import from_text
@@ -113,6 +114,8 @@ def read_models(readings: Sequence[Reading]) -> list[Model]:
         options, length, is_before = reading.options, reading.setup.sequence_length, _is_before_sm80(reading)
         key = (length, read_lora(options), is_before, *(getattr(options, name) for name in _OF_THE_MODEL))
         if key not in found:
+            if read_attention(options) == FLASH_ATTN_PACKAGE:
+                refuse_flash_attn_package(reading.hardware)  # before a minute of recording
             found[key] = _model(options, catalog, length, before_sm80=is_before)
         models.append(found[key])
     return models
@@ -322,12 +325,15 @@ def read_lora(options: SetupOptions) -> LoRA | None:
         raise SpecError("--lora and --qlora: keep one")
     other = read_code(options) not in (None, "huggingface")
     if options.params is not None or options.recorded is not None or other:
-        raise SpecError(
-            f"{option}: adapters go into Hugging Face's code, --model or --hf-config; a recorded model has its own"
-        )
+        raise SpecError(f"{option}: adapters go into Hugging Face's code; {_how_hugging_faces(options, other)}")
     precision = Precision.parse(options.precision or DEFAULT_PRECISION)
     base = QUANTIZED if option == "qlora" else None
     return parse_lora(getattr(options, option), option, base, default_base(precision))
+
+
+def _how_hugging_faces(options: SetupOptions, other: bool) -> str:
+    """Return how to ask for Hugging Face's code."""
+    return f"leave --code {options.code} out" if other else "--model or --hf-config; a recorded model has its own"
 
 
 def read_attention(options: SetupOptions) -> str | None:
@@ -339,9 +345,8 @@ def read_attention(options: SetupOptions) -> str | None:
     if options.attention is None:
         return None
     if options.params is not None or options.recorded is not None or read_code(options) not in (None, "huggingface"):
-        raise SpecError(
-            "attention: goes with Hugging Face's code, --model or --hf-config; a recorded model has its own"
-        )
+        other = read_code(options) not in (None, "huggingface")
+        raise SpecError(f"attention: goes with Hugging Face's code; {_how_hugging_faces(options, other)}")
     return parse_attention(options.attention)
 
 

@@ -127,7 +127,10 @@ def _or_nearest(goal: Goal, kinds: Sequence[Kind], nodes: Sequence[int], progres
             return offloaded
     if found.left_out and all("global batch" in left.reason for left in found.left_out):
         raise SpecError(f"global-batch: {found.left_out[0].reason}")
-    nearest, reason = beyond(goal, [kind for kind in kinds if _why_unknown(kind) is None], max(nodes))
+    known = [kind for kind in kinds if _why_unknown(kind) is None]
+    if not known and found.left_out:
+        return replace(found, reason="no server that was looked at can be planned for")
+    nearest, reason = beyond(goal, known, max(nodes))
     return replace(found, picked=replace(found.picked, nearest=nearest), reason=reason)
 
 
@@ -150,7 +153,7 @@ def _why_unknown(kind: Kind) -> str | None:
     if kind.gpu.usable_memory_bytes is None:
         return "nobody documents how much memory of its GPU can be used"
     if not kind.gpu.native_bf16:
-        return "its GPU has no bf16 and no FlashAttention"
+        return "plans train in bf16, which its GPU has not; max-size --precision fp16-mixed says what fits"
     return None
 
 

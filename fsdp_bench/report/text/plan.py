@@ -214,6 +214,8 @@ def _money(amount: float) -> str:
 
 
 def _days(days: float) -> str:
+    if days < 1:
+        return f"{days:.2g}"
     return f"{days:,.0f}" if days >= _ENOUGH_DAYS else f"{days:.1f}"
 
 

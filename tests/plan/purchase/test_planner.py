@@ -308,7 +308,7 @@ def test_servers_without_an_answer_are_named_with_the_reason() -> None:
     assert found.picked.winner is None
     assert {left.server.name: left.reason for left in found.left_out} == {
         "g5.48xlarge": "nothing fits on up to 1 node",
-        "p3dn.24xlarge": "its GPU has no bf16 and no FlashAttention",
+        "p3dn.24xlarge": "plans train in bf16, which its GPU has not; max-size --precision fp16-mixed says what fits",
     }
 
 
