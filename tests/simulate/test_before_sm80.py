@@ -14,7 +14,7 @@ import pytest
 pytest.importorskip("torch", reason="a dry run needs torch")
 
 from fsdp_bench.plan.estimate import predict_memory
-from fsdp_bench.spec.setup import Precision
+from fsdp_bench.spec.setup import Checkpointing, Precision
 from fsdp_bench.spec.subprocesses.dry_run import DryRunSpec
 from fsdp_bench.sweep.dry_run import dry_runs
 from fsdp_bench.validate.random_setups import Cell
@@ -38,3 +38,14 @@ def assert_equal_dry_runs(cells: Sequence[Cell]) -> None:
 def test_every_phase_equals_the_dry_run(precision: str, count: int) -> None:
     fixed = {"precision": Precision.parse(precision), "gradient_accumulation_steps": 1, "compile": False}
     assert_equal_dry_runs(cells_with(count, SEED, "cuda", small=True, **fixed))
+
+
+def test_selective_checkpointing_keeps_products_of_single_operators() -> None:
+    fixed = {
+        "precision": Precision.parse("bf16-mixed"),
+        "gradient_accumulation_steps": 1,
+        "compile": False,
+        "checkpointing": Checkpointing.SELECTIVE,
+        "checkpointing_policy": "aten.bmm,aten.add",
+    }
+    assert_equal_dry_runs(cells_with(1, SEED, "cuda", small=True, **fixed))

@@ -34,7 +34,7 @@ def unfused_attention(op: Operators, q: Tensor, k: Tensor, v: Tensor, heads: int
     keys, values = (k32, v32) if groups == 1 else (repeat_heads(op, k32, groups), repeat_heads(op, v32, groups))
     are_copied = sizes.is_one_by_one and groups == 1
     weights = _scores(op, scaled, _scale(op, keys), sizes, are_copied)
-    op.run("aten::add_", weights, weights, mask)
+    weights = _add_mask(op, weights, mask)
     weights = _softmax(op, weights, sizes)
     _returned_with_it = op.to(weights, itemsize)
     return op.to(_weighted(op, weights, values, sizes, are_copied), itemsize)
@@ -62,6 +62,16 @@ def _scale(op: Operators, x: Tensor) -> Tensor:
         return (product,)
 
     return op.record(op.elementwise("aten::mul", x.numel, FP32, x), [x], [], backward)
+
+
+def _add_mask(op: Operators, weights: Tensor, mask: Tensor) -> Tensor:
+    """Add the mask in place, but where selective checkpointing's mode watches (areAnyTensorSubclassLike)."""
+    if op.tape.kept is None:
+        op.run("aten::add_", weights, weights, mask)
+        return weights
+    out = op.elementwise("aten::add", weights.numel, FP32, weights, mask)
+    out.node, out.output = weights.node, weights.output  # AddBackward0 passes the gradient on
+    return out
 
 
 def _causal_mask(op: Operators, length: int) -> Tensor:

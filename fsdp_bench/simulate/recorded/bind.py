@@ -11,6 +11,7 @@ import msgspec
 from fsdp_bench.simulate.events import Category, Work
 from fsdp_bench.simulate.operators.kernels import Kernels
 from fsdp_bench.simulate.recorded.instructions import (
+    AddMask,
     Begin,
     CallModule,
     Edge,
@@ -34,6 +35,7 @@ from fsdp_bench.spec.recording.formula import evaluate
 from fsdp_bench.spec.recording.own_loss import LOSS, with_loss
 from fsdp_bench.spec.recording.recorded import RecordedCode, Variant
 from fsdp_bench.spec.recording.steps import (
+    Allocation,
     Call,
     Drop,
     HeadWithLoss,
@@ -263,7 +265,8 @@ class _Binding:
 
     def _call(self, call: Call, scope: Scope) -> CallModule:
         code: list[Any] = []
-        for instruction in call.code:
+        products = masked_products(call.code, self._variant.names)
+        for index, instruction in enumerate(call.code):
             if type(instruction) is Loop:
                 loop = self._loops[instruction.number]
                 for iteration in range(loop.iterations):
@@ -274,7 +277,9 @@ class _Binding:
             else:
                 if type(instruction) is Drop and ".*." in instruction.storage:
                     code += self._drop_of_first_block(instruction)
-                code.append(self._instruction(instruction, scope))
+                product = products.get(index)
+                bound = self._instruction(instruction, scope)
+                code.append(bound if product is None else self._add_mask(bound, product, scope))
         inputs, outputs = (tuple(self._tensor(t, scope) for t in each) for each in (call.inputs, call.outputs))
         return CallModule(scope.name(call.module), inputs, tuple(code), outputs, call.num_positional)
 
@@ -359,6 +364,12 @@ class _Binding:
             after=space.after,
         )
 
+    def _add_mask(self, addition: Run, product: Allocation, scope: Scope) -> AddMask:
+        number = scope.own(product.number)
+        makes = addition.makes or (Made(number, self._numbers[product.num_bytes], _CATEGORIES[product.category]),)
+        out_of_place = msgspec.structs.replace(addition, name="aten::add", makes=makes, may_be_kept=True)
+        return AddMask(number, out_of_place)
+
     def _begin(self, number: int, scope: Scope) -> Begin:
         record, node = self._node_record(number, scope), scope.own(number, is_node=True)
         plan = self._node(record, scope)
@@ -413,6 +424,28 @@ class _Binding:
             return scope.name(edge[2:]), 0
         node, _, output = edge.rpartition("/")
         return scope.refer(node, is_node=True), int(output)
+
+
+def masked_products(code: Sequence[Instruction], names: Sequence[str]) -> dict[int, Allocation]:
+    """Return the places where unfused attention adds its mask, each with the product that it adds it to.
+
+    Some recordings were made where a dispatch mode watches, so that the addition makes a tensor; others add in place.
+    """
+    found: dict[int, Allocation] = {}
+    product, addition = None, -1
+    for index, each in enumerate(code):
+        if type(each) is not Operator:
+            continue
+        name, *_ = operator_name(names[each.name])
+        if name in _PRODUCTS:
+            product, addition = next(iter(each.makes), None), -1
+        elif name in ("aten::add", "aten::add_"):
+            addition = index
+        elif each.makes:
+            if name == "aten::_safe_softmax" and product is not None and addition >= 0:
+                found[addition] = product
+            product = None
+    return found
 
 
 def _renamed(name: str, path: str, source: int, block: int) -> str:

@@ -152,6 +152,28 @@ class Run(msgspec.Struct, frozen=True):
             frame.storages[made.number] = out.storage
 
 
+class AddMask(msgspec.Struct, frozen=True):
+    """Unfused attention adds its mask: in place, but where selective checkpointing's mode watches.
+
+    areAnyTensorSubclassLike in _scaled_dot_product_attention_math (aten/src/ATen/native/transformers/attention.cpp).
+    """
+
+    product: int
+    """The storage that the mask is added to."""
+    addition: Run
+    """The addition that makes a tensor."""
+
+    def run(self, frame: Frame, model: RecordedTransformer) -> None:
+        """Run it."""
+        tape, product = model.op.tape, frame.storage(self.product)
+        if tape.kept is not None or product is None:
+            self.addition.run(frame, model)
+            return
+        if self.addition.event is not None:
+            tape.events.append(self.addition.event)
+        frame.storages[self.addition.makes[0].number] = product
+
+
 class Forget(msgspec.Struct, frozen=True, gc=False):
     """Python drops a storage."""
 

@@ -26,6 +26,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch._subclasses import fake_impls
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, in_kernel_invocation_manager
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+from torch.utils.checkpoint import _CachedTorchDispatchMode, _CachingTorchDispatchMode
 
 from fsdp_bench.train.dry_run import cuda_autocast
 from fsdp_bench.train.dry_run.fake_gpu import NAME
@@ -117,7 +119,8 @@ def _math(
 ) -> Tensor:
     """Replace aten::_scaled_dot_product_attention_math (transformers/attention.cpp).
 
-    PyTorch's own adds the mask in place but where a dispatch mode watches, as here (areAnyTensorSubclassLike).
+    PyTorch's own adds the mask in place but where a dispatch mode watches (areAnyTensorSubclassLike): the dry run's own
+    does not count here, that of selective checkpointing does.
     """
     dtype, groups = query.dtype, query.shape[-3] // key.shape[-3] if query.dim() > 2 else 1
     given = query, key, value
@@ -134,12 +137,17 @@ def _math(
         keys, values = keys.repeat_interleave(groups, -3), values.repeat_interleave(groups, -3)
     weights = torch.matmul(scaled, times(keys.transpose(-2, -1), factor))
     if mask is not None:
-        weights.add_(mask)
+        weights = weights.add(mask) if _is_checkpointed_selectively() else weights.add_(mask)
     weights = torch.ops.aten._safe_softmax(weights, -1)
     if dropout_p:
         weights = F.dropout(weights, dropout_p)
     _returned_with_it = weights.to(dtype)
     return torch.matmul(weights, values).to(dtype)
+
+
+def _is_checkpointed_selectively() -> bool:
+    modes = _CachingTorchDispatchMode, _CachedTorchDispatchMode
+    return any(isinstance(mode, modes) for mode in _get_current_dispatch_mode_stack())
 
 
 def _in_dtype(mask: Tensor, query: Tensor) -> Tensor:

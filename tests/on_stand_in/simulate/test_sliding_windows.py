@@ -29,7 +29,11 @@ TIMES_THE_WINDOW = (0.5, 1, 2, 4, 8)
 EVEN, UNEVEN = (64, 80, 128), (12, 20, 100)
 """Widths of heads that are multiples of 8, for which all sizes are recorded, and that are not."""
 EQUAL = 5 / 6
-"""The share of drawn setups whose peak is equal to the byte; of two all, of six one may differ."""
+"""The share of drawn setups whose peak is equal to the byte; of two all, of six one may differ.
+
+Gemma 3, ModernBERT and OLMo-3 compute rotary tables in the order of a set of strings, which is another in each process
+(``for layer_type in set(self.config.layer_types)``), and the allocator then has other blocks free.
+"""
 
 
 def _window(config: Mapping[str, Any]) -> int | None:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fsdp_bench.spec.model import Family, ModelShape
@@ -112,6 +113,29 @@ class _LoopsOverSequence(_Bare):
 
 def loops_over_sequence(micro_batch_size: int, sequence_length: int) -> tuple[nn.Module, Any]:
     return _LoopsOverSequence(), (torch.zeros(micro_batch_size, sequence_length, 32),)
+
+
+class _Grouped(nn.Module):
+    """Attention of four heads with two of keys and values, which no fused kernel takes in fp32."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.queries, self.keys, self.out = nn.Linear(32, 32), nn.Linear(32, 16), nn.Linear(32, 32)
+
+    def forward(self, x: Tensor) -> Tensor:
+        queries, keys = (y.unflatten(-1, (-1, 8)).transpose(1, 2) for y in (self.queries(x), self.keys(x)))
+        heads = F.scaled_dot_product_attention(queries, keys, keys, is_causal=True, enable_gqa=True)
+        return x + self.out(heads.transpose(1, 2).flatten(2))
+
+
+class _WithGroupedHeads(_Bare):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(_Grouped() for _ in range(6))
+
+
+def grouped_heads(micro_batch_size: int, sequence_length: int) -> tuple[nn.Module, Any]:
+    return _WithGroupedHeads(), (torch.zeros(micro_batch_size, sequence_length, 32),)
 
 
 def own_batch() -> tuple[nn.Module, Any]:

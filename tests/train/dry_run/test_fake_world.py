@@ -6,6 +6,7 @@ import gc
 import itertools
 import warnings
 import weakref
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,9 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 from fsdp_bench.spec.errors import MachineError
 from fsdp_bench.spec.model import Family
@@ -305,3 +308,21 @@ def test_softmax_from_fp16_to_fp32_makes_no_copy_of_its_input(dtype: torch.dtype
         made = storages(lambda device: softmax(device, dtype, torch.float32, None, is_log), device)
     product = 3 * 7 * 101
     assert made["forward"] == [3 * 7 * 20 * 2, 101 * 20 * 2, product * 2, *[product * 4] * (copies + 1)]
+
+
+def _additions_of_a_mask(device: torch.device, is_selective: bool) -> set[str]:
+    """Return the operators that add the mask, as torch's profiler sees them: a dispatch mode would change them."""
+    query, key = (torch.zeros(1, heads, 8, 8, device=device, requires_grad=True) for heads in (4, 2))
+    contexts = partial(create_selective_checkpoint_contexts, [torch.ops.aten.bmm.default])
+    how: dict[str, Any] = {"context_fn": contexts} if is_selective else {}
+    attention = partial(torch.nn.functional.scaled_dot_product_attention, is_causal=True, enable_gqa=True)
+    with torch.autograd.profiler.profile() as profile, sdpa_kernel(SDPBackend.MATH):
+        checkpoint(attention, query, key, key, use_reentrant=False, **how)
+    return {event.name for event in profile.function_events} & {"aten::add", "aten::add_"}
+
+
+@pytest.mark.parametrize(("is_selective", "name"), [(False, "aten::add_"), (True, "aten::add")])
+def test_masks_of_unfused_attention_are_added_as_pytorch_adds_them(is_selective: bool, name: str) -> None:
+    with warnings.catch_warnings(action="ignore"), fake_device("cuda") as device:
+        found = _additions_of_a_mask(device, is_selective)
+    assert found == _additions_of_a_mask(torch.device("cpu"), is_selective) == {name}
