@@ -14,7 +14,7 @@ from fsdp_bench.catalog.loader import model, models
 from fsdp_bench.catalog.lookup import adapted_model
 from fsdp_bench.catalog.recorded import read_recorded
 from fsdp_bench.spec.lora import LoRA
-from fsdp_bench.sweep.architectures import SHORT, file_name
+from fsdp_bench.sweep.architectures import LONG, SHORT, file_name
 from tests.conftest import run_command
 
 LLAMA = "Llama-3.1-8B"
@@ -85,7 +85,9 @@ def test_every_recording_is_found_for_the_model_that_it_is_named_after() -> None
         for path in folder_of(usual).glob("*.json.xz"):
             architecture = read_recorded(path).architecture
             (entry,) = (each for each in models() if file_name(each, read_recorded(path)) == path.name)
-            assert adapted_model(entry.name, SHORT, usual).code.architecture == architecture
+            assert architecture is not None
+            length = LONG if architecture.side == "beyond" else SHORT
+            assert adapted_model(entry.name, length, usual).code.architecture == architecture
 
 
 @pytest.mark.parametrize(
