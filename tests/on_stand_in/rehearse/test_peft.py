@@ -124,7 +124,7 @@ def test_an_exported_script_with_reentrant_checkpoints_trains_adapters(
 def test_reentrant_checkpointing_allocates_what_is_predicted(api: str, reentrant: str, tmp_path: Path) -> None:
     """Around units of fsdp1 the frozen blocks' inputs and their gradients stay: one hidden state a layer more.
 
-    That is a tenth of the peak. Without checkpointing the script is as near to its prediction.
+    That is a tenth of the peak.
     """
     setup = replace(SETUPS[api], checkpointing="full", reentrant=reentrant)
     expected, found = _phases("lora", api, setup, tmp_path, "checkpointing", reentrant)
