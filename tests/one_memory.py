@@ -55,11 +55,6 @@ class Row:
         code = ["--code", "huggingface"] if self.trained == "whole" else []
         return [*model, *code, *(word for name, value in self.options.items() for word in (f"--{name}", value))]
 
-    @property
-    def is_recorded(self) -> bool:
-        """Whether its recording comes with the package."""
-        return self.trained == "whole" or self.model.startswith("Llama")
-
     def __str__(self) -> str:
         return f"{self.model} {self.trained} on {self.server}"
 
