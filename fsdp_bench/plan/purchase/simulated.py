@@ -99,7 +99,7 @@ class Simulated:
         """Return the most tokens per second of one GPU if collectives took no time, under any strategy.
 
         FSDP1's FULL_SHARD on the most servers computes least: it copies nothing that it gathers, and no rank's part of
-        the optimizer's step is smaller.
+        the optimizer's step is smaller. With frozen parameters others may: see ``_least_computing``.
         """
         alike = computation_of(setting)
         key = most.gpu.name, alike, batch
@@ -107,15 +107,17 @@ class Simulated:
             goal = replace(self.goal, global_batch_tokens=None)
             setup = setup_of(goal, alike, batch, most.num_nodes, most.gpus_per_node)
             assert setup is not None
-            setup = _that_trains(goal, setup)
-            accumulates = self.goal.global_batch_tokens is not None
-            seconds = step_seconds(self.goal.model, setup, most, without_communication=True)
-            if accumulates and seconds is not None:  # at best the optimizer's time does not count
-                twice = msgspec.structs.replace(setup, gradient_accumulation_steps=2)
-                both = step_seconds(self.goal.model, twice, most, without_communication=True)
-                seconds = (both or 0.0) - seconds
-            self._computation[key] = batch * setup.sequence_length / seconds if seconds else 0.0
+            self._computation[key] = max((self._alone(one, most) for one in _least_computing(goal, setup)), default=0.0)
         return self._computation[key]
+
+    def _alone(self, setup: TrainSetup, most: Cluster) -> float:
+        """Return the tokens per second of one GPU under one strategy, if collectives took no time."""
+        seconds = step_seconds(self.goal.model, setup, most, without_communication=True)
+        if self.goal.global_batch_tokens is not None and seconds is not None:
+            twice = msgspec.structs.replace(setup, gradient_accumulation_steps=2)
+            both = step_seconds(self.goal.model, twice, most, without_communication=True)
+            seconds = (both or 0.0) - seconds  # at best the optimizer's time does not count
+        return setup.micro_batch_size * setup.sequence_length / seconds if seconds else 0.0
 
 
 def computation_of(setting: Setting) -> Setting:
@@ -123,18 +125,22 @@ def computation_of(setting: Setting) -> Setting:
     return setting._replace(strategy=ShardingStrategy.FULL_SHARD, api=Api.FSDP1)
 
 
-def _that_trains(goal: Goal, setup: TrainSetup) -> TrainSetup:
-    """Return the setup that computes least under FSDP1, in units that it can make of frozen parameters.
+def _least_computing(goal: Goal, setup: TrainSetup) -> list[TrainSetup]:
+    """Return the setups of which one computes least; of frozen parameters there are several.
 
-    It flattens no frozen weights in bf16 with adapters in fp32: these are units of their own, or, where that is not
-    known, under fsdp2, of which SHARD_GRAD_OP copies least of what it gathers.
+    FSDP1 does not flatten frozen weights in bf16 with adapters in fp32. Adapters in units of their own cost the host
+    time for each: on fast GPUs fsdp2, or DistributedDataParallel, which has no such units, takes less.
     """
-    if not (isinstance(goal.model, RecordedModel) and goal.model.has_frozen_parameters) or can_run(goal, setup):
-        return setup
-    apart = msgspec.structs.replace(setup, wrap=Wrap.BLOCK_AND_ADAPTERS)
-    if can_run(goal, apart):
-        return apart
-    return msgspec.structs.replace(setup, api=Api.FSDP2, strategy=ShardingStrategy.SHARD_GRAD_OP)
+    if not (isinstance(goal.model, RecordedModel) and goal.model.has_frozen_parameters):
+        return [setup]
+    others = [
+        {"wrap": Wrap.BLOCK_AND_ADAPTERS},
+        {"api": Api.FSDP2, "strategy": ShardingStrategy.SHARD_GRAD_OP},
+        {"api": Api.FSDP2, "strategy": ShardingStrategy.NO_SHARD},
+    ]
+    return [
+        one for one in (setup, *(msgspec.structs.replace(setup, **other) for other in others)) if can_run(goal, one)
+    ]
 
 
 def step_seconds(

@@ -12,7 +12,7 @@ import pytest
 from msgspec.structs import replace as struct_replace
 
 from fsdp_bench.catalog.loader import BUILT_IN
-from fsdp_bench.catalog.lookup import in_other_code, model
+from fsdp_bench.catalog.lookup import adapted_model, in_other_code, model
 from fsdp_bench.plan.purchase.fastest import Timed
 from fsdp_bench.plan.purchase.goal import Goal
 from fsdp_bench.plan.purchase.offer import Offer
@@ -20,11 +20,13 @@ from fsdp_bench.plan.purchase.pick import pick, reason_of
 from fsdp_bench.plan.purchase.planner import Plan, _Choice, kinds_of, plan
 from fsdp_bench.plan.purchase.searched import Kind
 from fsdp_bench.plan.purchase.settings import can_run, micro_batches, settings, setup_of
+from fsdp_bench.plan.purchase.simulated import Simulated
 from fsdp_bench.plan.question import Question, answer
 from fsdp_bench.plan.ranges import peak_range, prediction_errors
 from fsdp_bench.report.text.plan import _price, _price_span
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.hardware import Cluster
+from fsdp_bench.spec.lora import LoRA
 from fsdp_bench.spec.price import StatedPrice
 from fsdp_bench.spec.recording.model import RecordedModel
 from fsdp_bench.spec.setup import Api, Checkpointing, Loss, Offload, Precision, ShardingStrategy, TrainSetup
@@ -162,6 +164,25 @@ def test_progress_names_every_kind_of_server_and_then_what_is_searched() -> None
 
 
 SHARDED = {"strategy": (ShardingStrategy.FULL_SHARD, ShardingStrategy.SHARD_GRAD_OP)}
+
+
+@pytest.mark.parametrize("server", ["p5.48xlarge", "g5.48xlarge"])
+@pytest.mark.parametrize("base", ["bf16", pytest.param("nf4", marks=pytest.mark.slow)])
+def test_no_setting_trains_adapters_faster_than_the_bound_by_which_settings_are_left_out(
+    base: str, server: str
+) -> None:
+    """On fast GPUs the host's time for each unit decides, on slow ones what the GPU copies."""
+    adapted = adapted_model("Llama-3.2-1B", 2048, LoRA(rank=16, base=base))  # type: ignore[arg-type]
+    fixed = {**FIXED, "checkpointing": Checkpointing.NONE, "loss": Loss.PLAIN, "micro_batch_size": 1}
+    given, where = Goal(model=adapted, fixed=fixed, tokens=10**10), kind(server)
+    most = Cluster(server=where.server, gpu=where.gpu, num_nodes=1, gpus_per_node=8)
+    simulated = Simulated(given, 1)
+    for setting in settings(given):
+        setup = setup_of(given, setting, 1, 1, 8)
+        if setup is not None and can_run(given, setup):
+            speed = answer(Question(adapted, setup, most)).speed.tokens_per_second_per_gpu
+            assert speed is not None
+            assert speed <= simulated.without_communication(most, setting, 1), setting
 
 
 @pytest.mark.parametrize(
