@@ -166,7 +166,7 @@ def test_a_depth_that_would_take_minutes_is_refused() -> None:
 
 
 def test_a_card_without_flash_attention_has_a_verdict_where_its_kernels_are_predicted() -> None:
-    """Of recorded code only in fp32: it was recorded with FlashAttention."""
+    """Recorded code fits only in fp32: it was recorded with FlashAttention."""
     setup = TrainSetup(world_size=8, sequence_length=512, precision=Precision.parse("fp16-mixed"))
     shape, recorded = model("gpt2").shape(), find_model("gpt2", code="huggingface")
     volta = gpu("V100-SXM2-32GB")

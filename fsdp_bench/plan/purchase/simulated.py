@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import msgspec
 
@@ -133,7 +134,7 @@ def _least_computing(goal: Goal, setup: TrainSetup) -> list[TrainSetup]:
     """
     if not (isinstance(goal.model, RecordedModel) and goal.model.has_frozen_parameters):
         return [setup]
-    others = [
+    others: list[dict[str, Any]] = [
         {"wrap": Wrap.BLOCK_AND_ADAPTERS},
         {"api": Api.FSDP2, "strategy": ShardingStrategy.SHARD_GRAD_OP},
         {"api": Api.FSDP2, "strategy": ShardingStrategy.NO_SHARD},

@@ -60,8 +60,8 @@ _MODELS = {
 points (tests/train/test_recording_points.py)."""
 
 _MULTIPLIED = {"key_value_heads": 16, "intermediate_size": 16}
-"""Of models in 4 bits, so that each layer has a multiple of the weights that are scaled together. A factor that is the
-same at all points keeps products apart."""
+"""Factors of sizes where weights are in 4 bits: each layer then has a multiple of the weights that are scaled together.
+A factor that is the same at all points keeps products apart."""
 
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 

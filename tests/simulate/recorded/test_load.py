@@ -10,7 +10,7 @@ from fsdp_bench.simulate.operators.kernels import CUDA
 from fsdp_bench.spec.setup import TrainSetup
 
 PARAMETERS = 124_439_808
-"""Of GPT-2, which has no buffers; published on Hugging Face."""
+"""GPT-2's, which has no buffers; published on Hugging Face."""
 LARGEST = 50257 * 768
 """The table of tokens, a unit's largest parameter."""
 

@@ -54,7 +54,7 @@ def test_the_chunked_loss_has_eight_chunks_none_of_which_keeps_fp32_logits() -> 
 
 
 def test_the_loss_of_unsloth_ignores_targets_and_keeps_one_fp32_copy_that_becomes_the_gradient() -> None:
-    """Of 320 x 500 logits the fp32 copy has 4 bytes each; 4 rows at a time are in work."""
+    """320 x 500 logits are copied to fp32, 4 bytes each; 4 rows at a time are in work."""
     logits = torch.randn(2, 160, 500).bfloat16().requires_grad_()
     targets = torch.randint(500, (2, 160))
     targets[:, -1] = -100
