@@ -1,0 +1,1 @@
+"""What developers need and users do not: not installed."""
