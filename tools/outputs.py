@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import importlib
 import io
 import multiprocessing
 import os
@@ -17,6 +18,7 @@ import shlex
 import sys
 from datetime import date
 from pathlib import Path
+from typing import Any, Self
 
 COMMANDS = {
     name: f"{command} --json"
@@ -96,25 +98,22 @@ class _Today(date):
     """A date that stands still: ``plan`` prints the age of the catalogue's prices."""
 
     @classmethod
-    def today(cls) -> date:
-        return date(2026, 11, 26)
+    def today(cls) -> Self:
+        return cls(2026, 11, 26)
 
 
 def printed(command: str) -> str:
     """Run a command in this process; return what it printed, standard error included, and its exit code."""
     from fsdp_bench.cli.main import main
-    from fsdp_bench.plan.purchase import document
-    from fsdp_bench.report.html import write
-    from fsdp_bench.report.text import plan
 
-    for module in (document, write, plan):
-        module.date = _Today  # type: ignore[attr-defined]
+    for name in ("plan.purchase.document", "report.html.write", "report.text.plan"):
+        vars(importlib.import_module(f"fsdp_bench.{name}"))["date"] = _Today
     out = io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
         try:
-            code = main(shlex.split(command))
+            code: Any = main(shlex.split(command))
         except SystemExit as ended:
-            code = ended.code  # type: ignore[assignment]
+            code = ended.code
     return f"$ fsdp-bench {command}\n{out.getvalue()}exit code {code}\n"
 
 

@@ -13,8 +13,7 @@ from functools import cached_property, lru_cache
 
 from fsdp_bench.plan.headroom import Headroom, headroom_of
 from fsdp_bench.rates.communicators import Communicators, communicators_of
-from fsdp_bench.rates.datasheet import Rates
-from fsdp_bench.rates.hardware import RatesWithDefaults, rates_of
+from fsdp_bench.rates.without_time import RatesWithoutTime
 from fsdp_bench.replay.caching_allocator.compiled import compile_if_much_is_replayed
 from fsdp_bench.replay.caching_allocator.heap import UNLIMITED
 from fsdp_bench.replay.caching_allocator.program import Program, program
@@ -195,15 +194,8 @@ class Estimate:
         """Peak reserved memory without allocation retries. If the GPU is too small, predicted for unlimited memory."""
         reading = self.allocator
         if reading.out_of_memory is not None or reading.num_alloc_retries:
-            reading = read_allocator(
-                self.model,
-                self.setup,
-                self.kernels,
-                None,
-                self.expandable_segments,
-                self.memory.peak_rank,
-                self.cluster or self.gpu,
-            )
+            given = self.model, self.setup, self.kernels, None, self.expandable_segments, self.memory.peak_rank
+            reading = read_allocator(*given)
             assert reading.out_of_memory is None, "a GPU without limit is never full"
         return reading.peak_reserved_bytes
 
@@ -311,19 +303,16 @@ def read_allocator(
     gpu_bytes: int | None,
     expandable_segments: bool = False,
     rank: int | None = None,
-    hardware: Cluster | Gpu | None = None,
-    rates: Rates | None = None,
 ) -> AllocatorReading:
     """Return the caching allocator's statistics after the first steps.
 
     ``gpu_bytes`` is the GPU's memory; None for unlimited memory. ``rank`` is by default the rank with the highest peak.
-    ``hardware`` says how long work takes, which decides when a deferred free happens; ``rates`` overrides that.
     """
     if rank is None:
         ranks = candidate_ranks(shape, setup, kernels)
         rank = ranks[0] if len(ranks) == 1 else worst_rank(shape, setup, kernels)[0].rank
     found = program_of(shape, setup, kernels, rank)
-    return replay(found, setup, gpu_bytes, expandable_segments, hardware, rates)
+    return replay(found, gpu_bytes, expandable_segments)
 
 
 def program_of(shape: Model, setup: TrainSetup, kernels: Kernels, rank: int) -> Program:
@@ -343,18 +332,13 @@ def _program(shape: Model, setup: TrainSetup, kernels: Kernels, rank: int) -> Pr
     return program(first_steps(shape, setup, kernels, rank))
 
 
-def replay(
-    steps: Program,
-    setup: TrainSetup,
-    gpu_bytes: int | None,
-    expandable_segments: bool = False,
-    hardware: Cluster | Gpu | None = None,
-    rates: Rates | None = None,
-) -> AllocatorReading:
-    """Replay a program in the caching allocator; return its statistics."""
+def replay(steps: Program, gpu_bytes: int | None, expandable_segments: bool = False) -> AllocatorReading:
+    """Replay a program in the caching allocator; return its statistics.
+
+    The GPU is behind the host, as in a rehearsal: a free that another stream defers happens when the host waits.
+    """
     compile_if_much_is_replayed(steps.num_instructions)
-    rates = rates or RatesWithDefaults(rates_of(setup, hardware, "cuda", None), setup)
-    return Replay(steps, rates, gpu_bytes, expandable_segments).until()
+    return Replay(steps, RatesWithoutTime(), gpu_bytes, expandable_segments).until()
 
 
 def estimate(
@@ -382,7 +366,7 @@ def estimate(
         refuse_flash_attn_package(hardware)
     cluster = hardware if isinstance(hardware, Cluster) else None
     gpu = hardware.gpu if isinstance(hardware, Cluster) else hardware
-    kernels = kernels_on(kernels, gpu)
+    kernels = kernels_on(kernels, gpu, moves_model=build is not Build.META)
     memory = predict_memory(shape, setup, kernels)
     if memory.peak_allocated_bytes > LARGEST_PEAK:
         raise SpecError(
@@ -390,7 +374,7 @@ def estimate(
             f" up to {LARGEST_PEAK / GIB:.2g} GiB: fewer dimensions, layers or tokens"
         )
     limit = available_bytes(gpu, communicators_for(shape, setup, cluster), headroom_bytes)
-    reading = reading or read_allocator(shape, setup, kernels, limit, expandable_segments, memory.peak_rank, hardware)
+    reading = reading or read_allocator(shape, setup, kernels, limit, expandable_segments, memory.peak_rank)
     ranks = cluster.gpus_per_node if cluster else setup.world_size
     return Estimate(
         model=shape,

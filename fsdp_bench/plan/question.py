@@ -53,7 +53,7 @@ class Question:
     @property
     def kernel_set(self) -> Kernels:
         """The kernels as ``estimate`` takes them, with the cuBLAS workspace of the GPU."""
-        return kernels_on(KERNELS[self.kernels], self.gpu)
+        return kernels_on(KERNELS[self.kernels], self.gpu, moves_model=self.build is not Build.META)
 
     @property
     def assumptions(self) -> tuple[str, ...]:

@@ -10,8 +10,6 @@ import msgspec
 
 from fsdp_bench.catalog.loader import gpu_by_product_name
 from fsdp_bench.plan.estimate import predict_memory, read_allocator
-from fsdp_bench.rates.datasheet import Rates
-from fsdp_bench.rates.without_time import RatesWithoutTime
 from fsdp_bench.simulate.compiled.choose import why_eager
 from fsdp_bench.simulate.operators.kernels import CPU, CPU_EMULATED, CPU_GLOO, CUDA, CUDA_OBSERVED, Kernels, kernels_on
 from fsdp_bench.spec.errors import MachineError, SpecError
@@ -150,16 +148,14 @@ def _phases_of_dry_run(predicted: dict[str, int], answer: DryRunAnswer) -> dict[
 
 
 def compare_with_rehearsal(cell: Cell | ArchitectureCell, report: RankReport, on: RehearsedGpu) -> MemoryComparison:
-    """Compare a prediction with a rehearsal of rank 0. The prediction uses the stand-in's rates."""
+    """Compare a prediction with a rehearsal of rank 0."""
     if report.outcome is not Outcome.OK and not report.outcome.is_oom:
         why = report.failure.message if report.failure else "it left no report"
         return MemoryComparison(label=cell.label, error=f"the trial ended {report.outcome.value}: {why}")
     memory = report.memory if report.outcome is Outcome.OK else None
     fits = memory is not None and not memory.num_alloc_retries
     gpu = gpu_by_product_name(on.product_name)
-    return _with_allocator(
-        cell.model, cell.setup, cell.label, memory, fits, gpu, on.available_bytes, RatesWithoutTime()
-    )
+    return _with_allocator(cell.model, cell.setup, cell.label, memory, fits, gpu, on.available_bytes)
 
 
 def compare_with_record(record: TrialRecord) -> MemoryComparison:
@@ -200,8 +196,7 @@ def _on_gpu(record: TrialRecord, memory: MemoryReading | None, label: str) -> Me
     gpu_bytes = record.run.gpu_limit_bytes or (gpu.usable_memory_bytes if gpu else None)
     fits = None if gpu_bytes is None or record.outcome is Outcome.OOM_HOST else record.fits
     memory = memory if record.outcome is Outcome.OK else None
-    rates = None if record.run.rehearsed_on is None else RatesWithoutTime()
-    found = _with_allocator(predictable_model(record), record.setup, label, memory, fits, gpu, gpu_bytes, rates)
+    found = _with_allocator(predictable_model(record), record.setup, label, memory, fits, gpu, gpu_bytes)
     return found if memory is None else msgspec.structs.replace(found, outside_bytes=_outside(record, memory))
 
 
@@ -213,13 +208,12 @@ def _with_allocator(
     fits: bool | None,
     gpu: Gpu | None,
     gpu_bytes: int | None,
-    rates: Rates | None,
 ) -> MemoryComparison:
     """Compare a prediction with the statistics of PyTorch's CUDA allocator, which rank 0 read.
 
     ``memory`` is None if the trial did not end ok, ``fits`` if it is not known whether it fits.
     """
-    read = partial(read_allocator, model, setup, kernels_on(CUDA, gpu), rank=0, rates=rates)
+    read = partial(read_allocator, model, setup, kernels_on(CUDA, gpu, moves_model=True), rank=0)
     reading = whole = read(gpu_bytes=gpu_bytes)
     predicted = reading.out_of_memory is None and reading.num_alloc_retries == 0
     fit = None if fits is None else Fit(predicted=predicted, measured=fits)

@@ -100,14 +100,8 @@ class FitCheck:
     def read(self, candidate: Candidate, is_limited: bool = True) -> AllocatorReading:
         """Return the caching allocator's statistics on this GPU, or on a GPU of unlimited memory."""
         limit = self.memory_limit_bytes(candidate) if is_limited else None
-        return read_allocator(
-            candidate.model,
-            candidate.setup,
-            self._kernels(candidate),
-            limit,
-            self.expandable_segments,
-            hardware=candidate.hardware,
-        )
+        kernels = self._kernels(candidate)
+        return read_allocator(candidate.model, candidate.setup, kernels, limit, self.expandable_segments)
 
     def host_memory_fraction(self, candidate: Candidate) -> float:
         """Return the fraction of a node's host memory that its ranks need. 0 if the host memory is not known."""
@@ -150,7 +144,7 @@ class FitCheck:
         return Limit("card", phase, max(held, key=lambda name: held[name]))
 
     def _kernels(self, candidate: Candidate) -> Kernels:
-        return kernels_on(self.kernels, _gpu(candidate))
+        return kernels_on(self.kernels, _gpu(candidate), moves_model=self.build is not Build.META)
 
 
 def _cluster(candidate: Candidate) -> Cluster | None:

@@ -6,7 +6,7 @@ from functools import lru_cache
 
 from msgspec.structs import replace
 
-from fsdp_bench.simulate.models.transformer import SimulatedModel, SimulatedTransformer
+from fsdp_bench.simulate.models.transformer import Loading, SimulatedModel, SimulatedTransformer
 from fsdp_bench.simulate.operators.core import Operators
 from fsdp_bench.simulate.operators.kernels import Kernels
 from fsdp_bench.simulate.recorded.bind import Program, bind
@@ -37,7 +37,8 @@ def build(op: Operators, model: Model, setup: TrainSetup, num_blocks: int) -> Si
             setup.reentrant is not Reentrant.NO and model.has_frozen_parameters,
         )
         built = RecordedTransformer(op, program, num_blocks, model.num_blocks - num_blocks)
-        built.is_moved = op.kernels.is_cuda and model.code.origin.code != "torchtitan"  # which fills it on the device
+        if op.kernels.is_cuda and model.code.origin.code != "torchtitan":  # whose trainer is this package's
+            built.loading = Loading.MOVED if op.kernels.moves_model else Loading.IN_PLACE
         return built
     return SimulatedTransformer(op, model, num_blocks)
 

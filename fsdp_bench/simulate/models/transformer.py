@@ -6,6 +6,7 @@ A module's forward holds what its twin in train/ holds, and for as long: who rea
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from enum import Enum
 from itertools import chain
 from typing import Any, NamedTuple, TypeVar
 
@@ -277,6 +278,14 @@ class ModuleList(Module):
     """nn.ModuleList."""
 
 
+class Loading(Enum):
+    """How the parameters of a model come to the GPU under fully_shard."""
+
+    FILLED = "from the meta device: one whole parameter at a time is filled on the GPU, and sharded"
+    IN_PLACE = "from the meta device: each rank initializes its own shards"
+    MOVED = "from host memory: each unit is moved to the GPU whole, and sharded"
+
+
 class Ends(NamedTuple):
     """The modules of the unit before the blocks and of the one behind them, each in the order of forward."""
 
@@ -291,8 +300,7 @@ class SimulatedModel(Module):
     """In the order in which they run."""
     lm_head: Module | None = None
     """The head, where it is registered first and runs last."""
-    is_moved = False
-    """Whether it is built in host memory, from where wrappers move it to the device; else the device fills it."""
+    loading = Loading.FILLED
 
     def __init__(self, op: Operators, num_blocks: int, extra_blocks: int) -> None:
         super().__init__(op)

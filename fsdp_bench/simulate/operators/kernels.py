@@ -79,6 +79,10 @@ class Kernels:
     """Cross-entropies in fp32, without gradients, that a training loop computes after each backward, to log them. Its
     logits then live until the next forward has returned (composer/trainer/trainer.py, _eval_train_metrics)."""
 
+    moves_model: bool = False
+    """Whether other code than the benchmark's is built in host memory and moved to the GPU, as in trials and by the
+    Trainer; else it is built on the meta device, as exported scripts do."""
+
     @property
     def tunes(self) -> bool:
         """Whether Inductor tunes kernels; a dry run does not run what it compiles."""
@@ -127,8 +131,10 @@ def prefers_cudnn(gpu: Gpu) -> bool:
     return gpu.compute_capability in (9.0, 10.0)
 
 
-def kernels_on(kernels: Kernels, gpu: Gpu | None) -> Kernels:
+def kernels_on(kernels: Kernels, gpu: Gpu | None, moves_model: bool = False) -> Kernels:
     """Return the kernels as they are on a GPU of the catalogue."""
+    if moves_model:
+        kernels = replace(kernels, moves_model=True)
     if gpu is None or not kernels.cublas_workspace_bytes:
         return kernels
     return replace(

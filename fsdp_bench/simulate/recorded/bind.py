@@ -17,6 +17,7 @@ from fsdp_bench.simulate.recorded.instructions import (
     Edge,
     Forget,
     ForgetInEachBlock,
+    HostWait,
     Keep,
     Made,
     NodePlan,
@@ -280,8 +281,21 @@ class _Binding:
                 product = products.get(index)
                 bound = self._instruction(instruction, scope)
                 code.append(bound if product is None else self._add_mask(bound, product, scope))
+                if self._is_read(instruction, call.module):
+                    code.append(HostWait())
         inputs, outputs = (tuple(self._tensor(t, scope) for t in each) for each in (call.inputs, call.outputs))
         return CallModule(scope.name(call.module), inputs, tuple(code), outputs, call.num_positional)
+
+    def _is_read(self, instruction: Instruction, module: str) -> bool:
+        """Whether transformers reads an operator's result on the host in each forward.
+
+        Whether sequences are packed, find_packed_sequence_indices in masking_utils.py asks the GPU: a cumulative sum of
+        the position ids' steps, then ``.all()`` in an ``if``. Mixtures of experts also sum up, inside of blocks.
+        """
+        if type(instruction) is not Operator or self._code.origin.code != "huggingface":
+            return False
+        name, *_ = operator_name(self._variant.names[instruction.name])
+        return name == "aten::cumsum" and not any(module.startswith(f"{path}.") for path in self._code.num_blocks)
 
     def _first_block(self, block: Call) -> tuple[RequireGrad, CallModule] | None:
         """Return a block whose inputs needed no gradient with the code of a later one; None for other blocks."""

@@ -81,12 +81,12 @@ class Bare(Wrapper):
         return [Shard(w.numel, self.sizes.store, w.block, shape=w.shape) for w in self.trained]
 
     def load(self) -> list[Storage]:
-        """Allocate the parameters and fill them; other code than the benchmark's is moved to the GPU (Module.to)."""
+        """Allocate the parameters; the benchmark's are then filled, others are moved or initialized in place."""
         tape, held = self.op.tape, []
         for weight in self.by_block(self.weights):
             num_bytes = weight.numel * self.itemsizes[id(weight)]
             held.append(tape.storage(num_bytes, "to_empty", Category.PARAMETERS))
-        for weight in () if self.model.is_moved else self.by_block(self.weights):
+        for weight in self.by_block(self.weights):
             fill(tape, weight)
         return held
 

@@ -114,7 +114,7 @@ class FlatParamHandle:
         whole: list[Storage] = []
         for own in self._breadth_first():
             whole += whole_weights(tape, own, itemsize)
-            for weight in () if self.wrapper.is_moved else own:
+            for weight in own:
                 fill(tape, weight)
         paddings = [tape.storage(numel * itemsize, "_construct_padding_tensor") for numel in self.layout.paddings]
         flat = tape.storage(self.layout.numel * itemsize, "aten::cat", category)

@@ -44,7 +44,6 @@ class Fsdp1(Wrapper):
         self.copies_messages = op.kernels.gloo
         self.on_host = on_host
         self.group_size = setup.shard_group_size
-        self.is_moved = model.is_moved
         self.is_sharded = setup.effective_strategy is not ShardingStrategy.NO_SHARD
         self.offload = setup.offload.value == "params"
         self.post_forward_order: list[FlatParamHandle] = []

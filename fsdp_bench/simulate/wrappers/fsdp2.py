@@ -12,7 +12,7 @@ from typing import Any
 
 from fsdp_bench.simulate.autograd import Engine, accumulator, operator_node
 from fsdp_bench.simulate.events import Category, Queue, Stream
-from fsdp_bench.simulate.models.transformer import Module, SimulatedModel, Weight, fill, whole_weights
+from fsdp_bench.simulate.models.transformer import Loading, Module, SimulatedModel, Weight, fill, whole_weights
 from fsdp_bench.simulate.operators.batched_copies import chunk_cat_arguments, split_arguments
 from fsdp_bench.simulate.operators.core import Operators, Parameter
 from fsdp_bench.simulate.operators.optimizer import Shard
@@ -481,7 +481,7 @@ class Fsdp2(Wrapper):
             for module in unit.modules:
                 groups[id(module)] = group
                 module.put_around(group.around)
-        self.is_moved = model.is_moved
+        self.loading = model.loading
         self.wrapping_order = list(dict.fromkeys(groups.values()))
         self.weights = model.all_weights
         """In the order of nn.Module.parameters, in which they are filled."""
@@ -508,7 +508,7 @@ class Fsdp2(Wrapper):
 
     def load(self) -> list[Storage]:
         """Return the shards, on the device but with offload."""
-        return self._move() if self.is_moved else self._fill()
+        return self._move() if self.loading is Loading.MOVED else self._fill()
 
     def _move(self) -> list[Storage]:
         """fully_shard on a model in host memory: a unit's parameters whole, their shards; then the whole ones go.
@@ -529,7 +529,7 @@ class Fsdp2(Wrapper):
         return held
 
     def _fill(self) -> list[Storage]:
-        """Allocate every shard, then fill it from one whole parameter at a time (train/wrapping/fsdp2.py)."""
+        """Allocate every shard, and fill those of the benchmark's models (train/wrapping/fsdp2.py)."""
         tape = self.tape
         held = []
         for group in self._by_block():
@@ -537,6 +537,9 @@ class Fsdp2(Wrapper):
                 if not self.moves_to_device:
                     num_bytes = param.padded_shard_numel * param.sizes.store
                     held.append(tape.storage(num_bytes, "to_empty", Category.PARAMETERS))
+        if self.loading is Loading.IN_PLACE:
+            tape.mark_block(-1)
+            return held
         whole = shard = None
         param_of = {id(param.weight): param for group in self.groups for param in group.params}
         for weight in self.weights:

@@ -1,6 +1,6 @@
 """What a setting is predicted to need on the stand-in, and what its exported script needs there, by phase.
 
-The predictions use the stand-in's rates, and count what PyTorch's allocator does: bytes rounded up to 512.
+The predictions count what PyTorch's allocator does: bytes rounded up to 512.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from fsdp_bench.plan.estimate import read_allocator
 from fsdp_bench.plan.export.chosen import Chosen
 from fsdp_bench.plan.export.export import export
 from fsdp_bench.plan.export.files import write
-from fsdp_bench.rates.without_time import RatesWithoutTime
 from tests.on_stand_in.rehearsing import rehearse
 
 
@@ -20,7 +19,7 @@ def predicted(one: Chosen) -> dict[str, int]:
     asked = one.question
     assert asked.gpu is not None
     usable = asked.gpu.usable_memory_bytes
-    reading = read_allocator(asked.model, one.setup, asked.kernel_set, usable, rank=0, rates=RatesWithoutTime())
+    reading = read_allocator(asked.model, one.setup, asked.kernel_set, usable, rank=0)
     return reading.phases
 
 

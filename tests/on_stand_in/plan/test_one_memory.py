@@ -21,4 +21,4 @@ def test_an_exported_script_takes_what_three_commands_said(row: Row, tmp_path: P
     both = Answers(found.batch, {**found.peaks, "rehearse": rehearsed(row, tmp_path)})
     assert both.line(row) == table()[ROWS.index(row)]
     assert found.apart_gib == 0
-    assert both.allocated_apart_gib <= WITHIN_GIB
+    assert both.apart_gib <= WITHIN_GIB

@@ -1,4 +1,4 @@
-"""What loading allocates for code that is built in host memory and moved to the GPU."""
+"""What loading allocates for other code than the benchmark's: moved from host memory, or built on the meta device."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fsdp_bench.catalog.lookup import model as model_named
 from fsdp_bench.plan.estimate import predict_memory
 from fsdp_bench.replay.live_memory import live_memory
 from fsdp_bench.simulate.events import Kind
-from fsdp_bench.simulate.operators.kernels import CUDA
+from fsdp_bench.simulate.operators.kernels import CUDA, kernels_on
 from fsdp_bench.simulate.step import steady_step
 from fsdp_bench.spec.setup import TrainSetup
 
@@ -51,13 +51,21 @@ LOADED = {
 
 
 @pytest.mark.parametrize("api", LOADED)
-def test_other_code_is_moved_to_the_gpu_unit_by_unit_and_not_filled_there(api: str) -> None:
+def test_a_model_in_host_memory_is_moved_to_the_gpu_unit_by_unit(api: str) -> None:
     """fully_shard and FullyShardedDataParallel: _move_states_to_device, then sharding; sizes by hand, on two ranks."""
     model = recorded_architecture(CONFIG, 64, "llama")
     setup = TrainSetup(api=api, strategy="FULL_SHARD", world_size=2, precision="fp32", sequence_length=64)  # type: ignore[arg-type]
-    log = steady_step(model, setup, CUDA, num_blocks=model.num_blocks)
+    log = steady_step(model, setup, kernels_on(CUDA, None, moves_model=True), num_blocks=model.num_blocks)
     assert not any(event.label == "aten::normal_" for event in log.events if event.kind is Kind.ALLOCATE)
     assert 0 <= live_memory(log).phases["load"].num_bytes - LOADED[api] <= MOST_BUFFERS
+
+
+def test_each_rank_initializes_its_shards_in_place_where_a_model_is_built_on_the_meta_device() -> None:
+    """``to_empty`` and ``initialize_weights``, as exported scripts do under fully_shard: nothing is whole; by hand."""
+    model = recorded_architecture(CONFIG, 64, "llama")
+    setup = TrainSetup(api="fsdp2", strategy="FULL_SHARD", world_size=2, precision="fp32", sequence_length=64)  # type: ignore[arg-type]
+    loaded = live_memory(steady_step(model, setup, CUDA, num_blocks=model.num_blocks)).phases["load"].num_bytes
+    assert 0 <= loaded - 4 * _sharded_by_rows(BLOCK) - _sharded_by_rows(ENDS) <= MOST_BUFFERS
 
 
 @pytest.mark.parametrize("world_size", [1, 8])
