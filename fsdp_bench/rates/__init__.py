@@ -1,11 +1,11 @@
 """How long work takes, and what communicators need. No simulation.
 
 Read in this order:
-    hardware.py       which rates a GPU has: a calibration's or a datasheet's, with defaults for what is unknown
+    hardware.py       which rates a GPU has: a calibration's or a datasheet's
     datasheet.py      rates from a GPU's datasheet
     attention.py      how long attention takes
     slowest_gpu.py    how much slower the slowest GPU is, for which all wait
-    without_time.py   rates of the stand-in for NVIDIA's libraries, which has no time
+    without_time.py   rates of a GPU that is behind the host, as on the stand-in for NVIDIA's libraries
     calibrated.py     rates that were measured on a machine
     collectives.py    time of collectives: NCCL's cost model on the links of a server
     channels.py       how many multiprocessors a collective occupies

@@ -1,4 +1,4 @@
-"""Rates of the stand-in for NVIDIA's libraries: work ends only when the host waits for it or for later work."""
+"""Rates of a GPU that is behind the host: work ends only when the host waits for it or for later work."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from fsdp_bench.simulate.events import Work
 class RatesWithoutTime:
     """The host takes no time. Every operator, collective and copy takes a second, in the order of issue.
 
-    So nothing has ended before the host waits for it, and a deferred free happens only at such a wait, as on the
-    stand-in.
+    So nothing has ended before the host waits for it, and a deferred free happens only at such a wait, as in a
+    rehearsal, on the stand-in for NVIDIA's libraries.
     """
 
     source = "rehearsed"
