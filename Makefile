@@ -26,7 +26,7 @@ validate: $(INSTALLED) .venv-rehearsal/installed
 	$(ON_STAND_IN) --hypothesis-profile=validate -m "slow or not slow"
 
 # What needs torch's CUDA build, but no GPU: rehearsals, on a stand-in for NVIDIA's libraries. Downloads 3 GB; needs a C
-# compiler. Fewer setups are drawn than by `fsdp-bench validate --against rehearsal`.
+# compiler. Fewer setups are drawn than by `python -m tools.validate --against rehearsal`.
 REHEARSAL := .venv-rehearsal/bin/python
 ON_STAND_IN := $(REHEARSAL) -m pytest -n 2 --dist worksteal tests/on_stand_in
 test-rehearsal: .venv-rehearsal/installed
@@ -40,11 +40,11 @@ test-rehearsal: .venv-rehearsal/installed
 
 # What the models of the catalogue run, recorded for all sizes and compiled; what is there is kept. Four hours, two cores.
 recordings: .venv-rehearsal/installed
-	$(REHEARSAL) -m tests.recordings
+	$(REHEARSAL) -m tools.recordings
 
 # How long the commands take, measured, beside what they may; a report, never a test.
 budgets: $(INSTALLED)
-	$(BIN)/python tests/budgets.py
+	$(BIN)/python -m tools.budgets
 
 install: $(INSTALLED)
 

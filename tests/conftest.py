@@ -113,21 +113,21 @@ def run_process(*words: object, timeout: float = 240, cwd: Path | None = None) -
     )
 
 
-def run_command(*words: object, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    """Run fsdp-bench to its end in the tests' process; return exit code and output like ``subprocess.run``.
+def run_command(
+    *words: object, cwd: Path | None = None, program: Callable[[list[str]], int] = main
+) -> subprocess.CompletedProcess[str]:
+    """Run fsdp-bench, or another program, in the tests' process; return what ``subprocess.run`` would.
 
     An unexpected error gives exit code 1 and its traceback on standard error.
     """
     arguments = [str(word) for word in words]
     output, errors = io.StringIO(), io.StringIO()
-    with (
-        unchanged_process(cwd or Path.cwd()),
-        redirect_stdout(output),
-        redirect_stderr(errors),
-        pytest.raises(SystemExit) as ended,
-    ):
-        main(arguments)
-    code = ended.value.code
+    code: object = None
+    with unchanged_process(cwd or Path.cwd()), redirect_stdout(output), redirect_stderr(errors):
+        try:
+            code = program(arguments)
+        except SystemExit as ended:
+            code = ended.code
     assert isinstance(code, int)
     return subprocess.CompletedProcess(arguments, code, output.getvalue(), errors.getvalue())
 

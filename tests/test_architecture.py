@@ -13,7 +13,8 @@ from fsdp_bench.spec.errors import install_hint
 from fsdp_bench.spec.subprocesses.own_python import own_python
 
 PACKAGE = Path(__file__).parents[1] / "fsdp_bench"
-PACKAGES = sorted(str(path.parent.relative_to(PACKAGE)) for path in PACKAGE.glob("*/**/__init__.py"))
+TOOLS = PACKAGE.parent / "tools"
+FOLDERS = sorted(path.parent for root in (PACKAGE, TOOLS) for path in root.glob("**/__init__.py"))[1:]
 
 
 def test_imports_go_in_one_direction() -> None:
@@ -22,9 +23,8 @@ def test_imports_go_in_one_direction() -> None:
     assert done.returncode == 0, done.stdout
 
 
-@pytest.mark.parametrize("package", PACKAGES)
-def test_a_package_lists_its_files(package: str) -> None:
-    folder = PACKAGE / package
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: str(folder.relative_to(PACKAGE.parent)))
+def test_a_package_lists_its_files(folder: Path) -> None:
     text = (folder / "__init__.py").read_text().split('"""')[1]
     entries = {path.name for path in folder.iterdir() if path.suffix in (".py", ".toml", ".csv")} - {"__init__.py"}
     entries |= {f"{path.parent.name}/" for path in folder.glob("*/__init__.py")}

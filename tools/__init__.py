@@ -1,1 +1,9 @@
-"""What developers need and users do not: not installed."""
+"""What developers need and users do not: not installed. The package never imports it.
+
+Read in this order:
+    outputs.py     records what commands print, to compare it after a change
+    validate/      predictions against drawn setups and published measurements
+    recordings.py  ``make recordings``: what the models of the catalogue run
+    compiled/      records what torch.compile makes of a block, with torch's CUDA build
+    budgets.py     ``make budgets``: how long commands take
+"""

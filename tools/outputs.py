@@ -65,7 +65,7 @@ COMMANDS = {
         "report-rehearsed": "report results/rehearsed/llama-8b",
         "status": "status results/xeon-2-cores/cpu",
         "validate": "validate --against results/xeon-2-cores/emulation-check",
-        "validate-published": "validate --against published",
+        "validate-published": "tools.validate --against published",
     }.items()
 }
 PAGES = {
@@ -102,19 +102,22 @@ class _Today(date):
         return cls(2026, 11, 26)
 
 
-def printed(command: str) -> str:
+def printed(line: str) -> str:
     """Run a command in this process; return what it printed, standard error included, and its exit code."""
     from fsdp_bench.cli.main import main
+    from tools.validate.__main__ import main as validate
 
     for name in ("plan.purchase.document", "report.html.write", "report.text.plan"):
         vars(importlib.import_module(f"fsdp_bench.{name}"))["date"] = _Today
     out = io.StringIO()
+    command, *words = shlex.split(line)
+    code: object = None
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
         try:
-            code: Any = main(shlex.split(command))
+            code = validate(words) if command == "tools.validate" else main([command, *words])
         except SystemExit as ended:
             code = ended.code
-    return f"$ fsdp-bench {command}\n{out.getvalue()}exit code {code}\n"
+    return f"$ fsdp-bench {line.removeprefix('tools.')}\n{out.getvalue()}exit code {code}\n"
 
 
 def page(command: str, folder: Path) -> str:

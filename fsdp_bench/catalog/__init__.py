@@ -6,7 +6,6 @@ Read in this order:
     servers.toml     each server's GPUs, links between GPUs, network between nodes, host memory
     models.toml      each published model's dimensions, with the names of Hugging Face's config.json
     prices.toml      what servers cost
-    published.csv    other people's measurements: peak memory, throughput, fits or not; validate/published reads it
     attention.py     the published rates of attention kernels
     loader.py        the catalogue: the built-in files, and a user's file whose entries replace or add
     names.py         finds an entry by what people call it, and says which was meant where there is none

@@ -1,6 +1,6 @@
 """Reads what torch.compile made of blocks: of the benchmark models' and, in a file a model_type, of transformers'.
 
-``python -m fsdp_bench.train.compiled.main`` and ``make recordings`` write them.
+``make recordings`` writes them.
 """
 
 from __future__ import annotations

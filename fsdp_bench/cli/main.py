@@ -35,7 +35,7 @@ COMMANDS = {
     "compare": "Say which bytes and milliseconds differ between two setups or results, and why.",
     "max-size": "Find the largest model, batch or sequence that fits, or the fewest GPUs.",
     "calibrate": "Measure this machine's rates, so that predictions use them.",
-    "validate": "Compare predictions with dry runs, published or measured numbers.",
+    "validate": "Compare predictions with your own results, measured or rehearsed.",
     "servers": "Print the catalogue's servers and GPUs, with sources.",
     "models": "Print the catalogue's models, with sources.",
     "doctor": "Show this machine's hardware and what a sweep will use.",

@@ -103,7 +103,6 @@ Known = Callable[[Cluster | Gpu | None], Cluster | Gpu]
 @calibration_option
 @click.option("--time/--no-time", default=None, help="Also predict step time (default: up to 30 configurations).")
 @click.option("--expandable-segments", is_flag=True, help="PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True.")
-@click.option("--published", is_flag=True, help="Compare the one published chart of this kind (2022) with predictions.")
 @click.option("--chart", type=click.Path(path_type=Path), metavar="FILE.png", help="Draw bars by strategy; .svg too.")
 @table_options
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document: bytes and counts.")
@@ -118,7 +117,6 @@ def command(
     calibration: Path | None,
     time: bool | None,
     expandable_segments: bool,
-    published: bool,
     chart: Path | None,
     sort: str | None,
     only_fits: bool,
@@ -143,8 +141,6 @@ def command(
     check_csv(csv)
     if chart is not None:
         check_chart(chart)
-    if published:
-        return _published(chart, as_json)
     profile = read_profile(calibration) if calibration else None
     targets = _targets(options, server, gpu, quantity, partial(sized, gpu_memory=gpu_memory, profile=profile))
     arrangement = None
@@ -308,24 +304,3 @@ def _in_nodes(setup: TrainSetup, hardware: Cluster | Gpu) -> TrainSetup:
     if not setup.strategy.is_hybrid or setup.shard_size is not None or each == 1:
         return setup
     return struct_replace(setup, world_size=2 * each, shard_size=each)
-
-
-def _published(chart: Path | None, as_json: bool) -> int:
-    own = ("published", "chart", "as_json")
-    given = [name for name in given_options() if name not in own]
-    if given:
-        raise SpecError(f"--{given[0].replace('_', '-')}: --published has its own settings; leave one out")
-    from fsdp_bench.report.validation.published_sizes import published_text
-    from fsdp_bench.validate.published.sizes import compare_published_sizes, published_document
-
-    found = compare_published_sizes()
-    if chart is not None:
-        from fsdp_bench.report.charts.max_size import draw
-        from fsdp_bench.report.charts.published_sizes import published_chart
-
-        save_chart(lambda path: draw(published_chart(found), path), chart)
-    if as_json:
-        sys.stdout.write(to_json(published_document(found)).decode())
-    else:
-        print_lines(published_text(found))
-    return ExitCode.DONE

@@ -1,7 +1,7 @@
 """How far predictions have been from published runs: a range beside a predicted speed, and beside a predicted peak.
 
-catalog/prediction_errors.json has the errors of ``validate --against published``. ``python -m
-fsdp_bench.validate.published.ranges`` prints it anew, and a test holds it equal to what validate shows.
+catalog/prediction_errors.json has the errors that tools/validate/published finds. ``python -m
+tools.validate.published.ranges`` prints it anew, and a test holds it equal to what is found.
 """
 
 from __future__ import annotations

@@ -19,4 +19,4 @@ Read in this order:
 """
 
 TORCH_VERSION = "2.13"
-"""The version whose code is written down here; `validate --against dry-run` tells whether another agrees."""
+"""The version whose code is written down here. `tools.validate --against dry-run` tells whether another agrees."""

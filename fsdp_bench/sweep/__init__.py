@@ -16,9 +16,7 @@ Read in this order:
     diagnosis.py     fsdp-bench doctor: what a sweep would use, and what prevents it
     own_server.py    fsdp-bench doctor --as-catalog: this machine as entries of the catalogue
     dry_run.py       starts dry runs in subprocesses
-    architectures.py records what the models of the catalogue run, for catalog/recordings/
     describing.py    asks a subprocess what a model's code builds
-    rehearsals.py    rehearses trials without a sweep file
     module_names.py  finds a user's function and class by name, without importing them
 
 The function ``fsdp_bench.sweep()`` has this package's name, so the package itself can be called.

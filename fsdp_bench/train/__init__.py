@@ -8,6 +8,5 @@ Read in this order:
     processes/    starts ranks and runs a trial on each; how an exception becomes an outcome
     dry_run/      a training step on tensors without data
     recording/    records a model's code once, so that it can be predicted
-    compiled/     records what torch.compile makes of a block
     calibrating/  times single operators, copies and collectives
 """

@@ -9,7 +9,7 @@ import msgspec
 from fsdp_bench.spec.codec import to_json
 from fsdp_bench.spec.rank_report import Outcome
 from fsdp_bench.spec.record import TrialRecord
-from fsdp_bench.validate.random_setups import cell_label
+from fsdp_bench.validate.label import cell_label
 
 
 class Agreement(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,4 +1,4 @@
-"""Compares predicted memory with dry runs and with measured trials, phase by phase."""
+"""Compares predicted memory with measured or rehearsed trials, phase by phase."""
 
 from __future__ import annotations
 
@@ -11,21 +11,15 @@ import msgspec
 from fsdp_bench.catalog.loader import gpu_by_product_name
 from fsdp_bench.plan.estimate import predict_memory, read_allocator
 from fsdp_bench.simulate.compiled.choose import why_eager
-from fsdp_bench.simulate.operators.kernels import CPU, CPU_EMULATED, CPU_GLOO, CUDA, CUDA_OBSERVED, Kernels, kernels_on
+from fsdp_bench.simulate.operators.kernels import CPU_EMULATED, CPU_GLOO, CUDA, Kernels, kernels_on
 from fsdp_bench.spec.errors import MachineError, SpecError
 from fsdp_bench.spec.hardware import Gpu
-from fsdp_bench.spec.rank_report import MemoryReading, Outcome, RankReport
+from fsdp_bench.spec.rank_report import MemoryReading, Outcome
 from fsdp_bench.spec.record import TrialRecord
 from fsdp_bench.spec.recording.model import Model, RecordedModel
 from fsdp_bench.spec.setup import TrainSetup
-from fsdp_bench.spec.subprocesses.dry_run import DryRunAnswer, KernelSet
-from fsdp_bench.spec.subprocesses.rehearsal import RehearsedGpu
+from fsdp_bench.validate.label import cell_label
 from fsdp_bench.validate.predictable import predictable_model
-from fsdp_bench.validate.random_architectures import ArchitectureCell
-from fsdp_bench.validate.random_setups import Cell, cell_label
-
-DRY_RUN_KERNELS: dict[KernelSet, Kernels] = {"cpu": CPU, "cuda": CUDA_OBSERVED}
-"""The kernels to predict with, for a dry run of each kernel set."""
 
 
 class Bytes(msgspec.Struct, frozen=True, kw_only=True):
@@ -121,43 +115,6 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     num_fits_right: int
 
 
-def compare_with_dry_run(
-    cell: Cell | ArchitectureCell, answer: DryRunAnswer, kernels: KernelSet, real: DryRunAnswer | None = None
-) -> MemoryComparison:
-    """Compare a prediction with a dry run, and with a run on real tensors if there is one.
-
-    Loading is a phase of benchmark models; Hugging Face's are loaded in other ways.
-    """
-    failed = next((one for one in (answer, real) if one is not None and one.result is None), None)
-    if failed is not None:
-        return MemoryComparison(label=cell.label, error=failed.error or "no answer")
-    predicted = predict_memory(cell.model, cell.setup, DRY_RUN_KERNELS[kernels], cell.rank)
-    if isinstance(cell, ArchitectureCell):
-        assert answer.result is not None
-        return MemoryComparison(label=cell.label, phases=_phases(predicted.phases, answer.result.phases))
-    return MemoryComparison(
-        label=cell.label,
-        phases=_phases_of_dry_run(predicted.phases, answer),
-        real_tensors={} if real is None else _phases_of_dry_run(predicted.phases, real),
-    )
-
-
-def _phases_of_dry_run(predicted: dict[str, int], answer: DryRunAnswer) -> dict[str, Bytes]:
-    assert answer.result is not None
-    return _phases(predicted, {"load": answer.result.load_bytes, **answer.result.phases})
-
-
-def compare_with_rehearsal(cell: Cell | ArchitectureCell, report: RankReport, on: RehearsedGpu) -> MemoryComparison:
-    """Compare a prediction with a rehearsal of rank 0."""
-    if report.outcome is not Outcome.OK and not report.outcome.is_oom:
-        why = report.failure.message if report.failure else "it left no report"
-        return MemoryComparison(label=cell.label, error=f"the trial ended {report.outcome.value}: {why}")
-    memory = report.memory if report.outcome is Outcome.OK else None
-    fits = memory is not None and not memory.num_alloc_retries
-    gpu = gpu_by_product_name(on.product_name)
-    return _with_allocator(cell.model, cell.setup, cell.label, memory, fits, gpu, on.available_bytes)
-
-
 def compare_with_record(record: TrialRecord) -> MemoryComparison:
     """Compare a prediction with rank 0 of a measured trial."""
     label = f"{record.id} {cell_label(record.model, record.setup)}"
@@ -186,7 +143,7 @@ def _on_cpu(record: TrialRecord, memory: MemoryReading | None, label: str) -> Me
     fits = budget is None or predicted.peak_allocated_bytes <= budget
     return MemoryComparison(
         label=label,
-        phases=_phases(predicted.phases, memory.phases) if record.fits and memory else {},
+        phases=compare_phases(predicted.phases, memory.phases) if record.fits and memory else {},
         fit=Fit(predicted=fits, measured=record.fits) if budget is not None else None,
     )
 
@@ -196,11 +153,11 @@ def _on_gpu(record: TrialRecord, memory: MemoryReading | None, label: str) -> Me
     gpu_bytes = record.run.gpu_limit_bytes or (gpu.usable_memory_bytes if gpu else None)
     fits = None if gpu_bytes is None or record.outcome is Outcome.OOM_HOST else record.fits
     memory = memory if record.outcome is Outcome.OK else None
-    found = _with_allocator(predictable_model(record), record.setup, label, memory, fits, gpu, gpu_bytes)
+    found = compare_with_allocator(predictable_model(record), record.setup, label, memory, fits, gpu, gpu_bytes)
     return found if memory is None else msgspec.structs.replace(found, outside_bytes=_outside(record, memory))
 
 
-def _with_allocator(
+def compare_with_allocator(
     model: Model,
     setup: TrainSetup,
     label: str,
@@ -221,9 +178,10 @@ def _with_allocator(
         return MemoryComparison(label=label, fit=fit)
     if reading.out_of_memory is not None:
         whole = read(gpu_bytes=None)
+    predicted_phases = _of_steps(whole.phases) if isinstance(model, RecordedModel) else whole.phases
     return MemoryComparison(
         label=label,
-        phases=_phases(_of_steps(whole.phases) if isinstance(model, RecordedModel) else whole.phases, memory.phases),
+        phases=compare_phases(predicted_phases, memory.phases),
         overall=_bytes(whole.peak_allocated_bytes, memory.peak_allocated_bytes),
         reserved=_bytes(whole.peak_reserved_bytes, memory.peak_reserved_bytes),
         fit=fit,
@@ -245,7 +203,8 @@ def _outside(record: TrialRecord, memory: MemoryReading) -> int | None:
     return device - reserved if device and reserved and was_first and not memory.num_alloc_retries else None
 
 
-def _phases(predicted: dict[str, int], reference: dict[str, int]) -> dict[str, Bytes]:
+def compare_phases(predicted: dict[str, int], reference: dict[str, int]) -> dict[str, Bytes]:
+    """Pair the bytes of each phase that both have."""
     return {
         phase: Bytes(predicted_bytes=predicted[phase], reference_bytes=value)
         for phase, value in reference.items()

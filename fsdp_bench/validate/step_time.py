@@ -18,8 +18,8 @@ from fsdp_bench.spec.profile import Profile
 from fsdp_bench.spec.rank_report import Outcome
 from fsdp_bench.spec.record import TrialRecord
 from fsdp_bench.validate.calibration_match import calibration_mismatch
+from fsdp_bench.validate.label import cell_label
 from fsdp_bench.validate.predictable import predictable_model
-from fsdp_bench.validate.random_setups import cell_label
 
 EXPOSED_WITHIN, OF_THE_STEP = 0.20, 0.05
 """Predicted exposed communication is near if the error is at most one of these fractions: of the measured exposed

@@ -196,7 +196,6 @@ COMMANDS = (
     "report results --communication",
     "report results --calibration cal.toml",
     "chart nothing --out here",
-    "validate --against dry-run --cells 3 --seed 2 --kernels cpu",
     "validate --against results --calibration cal.toml --json",
     "calibrate --ranks 1,2 --out c.toml",
     "servers p4d.24xlarge --json",

@@ -14,8 +14,8 @@ from fsdp_bench.catalog.loader import model, models
 from fsdp_bench.catalog.lookup import adapted_model
 from fsdp_bench.catalog.recorded import read_recorded
 from fsdp_bench.spec.lora import LoRA
-from fsdp_bench.sweep.architectures import LONG, SHORT, file_name
 from tests.conftest import run_command
+from tools.recordings import LONG, SHORT, file_name
 
 LLAMA = "Llama-3.1-8B"
 HIDDEN, KEYS, INSIDE, LAYERS = 4096, 1024, 14336, 32

@@ -14,7 +14,7 @@ from fsdp_bench.catalog.model_entry import ModelEntry
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.recording.config import layer_kinds, loops_over_sequence
 from fsdp_bench.spec.recording.model import RecordedModel
-from fsdp_bench.sweep.architectures import LONG, LOOPED, SHORT, file_name
+from tools.recordings import LONG, LOOPED, SHORT, file_name
 
 EVERY = pytest.mark.parametrize("entry", models(), ids=lambda entry: entry.name)
 

@@ -13,7 +13,6 @@ import pytest
 
 from fsdp_bench.cli import doctor, max_size, predict
 from fsdp_bench.plan.advice import nothing_fits, remedies
-from fsdp_bench.validate.published import sizes
 from tests import conftest
 from tests.conftest import run_command
 
@@ -26,9 +25,6 @@ ANSWERS: dict[str, ModuleType] = {
 }
 """Functions that answer questions, and the modules in which the commands look them up."""
 
-_published: dict[str, Any] = {}
-"""The comparison with published sizes, which depends on the catalogue alone."""
-
 
 @contextmanager
 def answered_once() -> Iterator[None]:
@@ -37,16 +33,6 @@ def answered_once() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         for name, module in ANSWERS.items():
             patch.setattr(module, name, partial(_keep, kept, name, getattr(module, name)))
-        with published_once():
-            yield
-
-
-@contextmanager
-def published_once() -> Iterator[None]:
-    """Predict the published sizes once for all tests of a worker."""
-    once = partial(_keep, _published, "sizes", sizes.compare_published_sizes)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sizes, "compare_published_sizes", once)
         yield
 
 

@@ -264,7 +264,6 @@ def test_the_host_memory_that_limits_offload_is_printed() -> None:
         ((*G5, "--strategy", "zero9"), "zero9"),
         ((*G5, "--chart", "size.pdf"), "ends in .png or .svg"),
         ((*G5, "--gpus-per-node", "2", "--strategy", "hsdp"), "needs at least 2 groups"),
-        ((*G5, "--published"), "--published has its own settings"),
         ((*G5, "--precision", "all", "--offload", "all", "--chart", "x.png"), "too many for one picture"),
     ],
 )
@@ -288,23 +287,6 @@ def test_the_picture_is_of_slide_size(tmp_path: Path) -> None:
     done = run_command("max-size", *G5, "--strategy", "full_shard,ddp", "--checkpointing", "full", "--chart", path)
     assert done.returncode == 0, done.stderr
     assert struct.unpack(">II", path.read_bytes()[16:24]) == (1600, 900)
-
-
-def test_the_published_chart_stands_beside_predictions_without_a_claim(tmp_path: Path) -> None:
-    path = tmp_path / "published.png"
-    with answered_once():
-        done = run_command("max-size", "--published", "--json", "--chart", path)
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    assert path.exists()
-    published = {bar["strategy"]: bar["published"]["max_parameters"] for bar in found["bars"]}
-    assert published == {"NO_SHARD": 750e6, "SHARD_GRAD_OP": 2e9, "FULL_SHARD": 2.5e9}
-    assert {bar["micro_batch_size"] for bar in found["bars"]} == {15, 16, 18}
-    assert "says nothing about accuracy" in found["claim"]
-    assert {"precision", "sequence length", "activation checkpointing"} <= set(found["not_stated"])
-    for bar in found["bars"]:
-        for cell in bar["predicted"]:
-            assert cell["memory"]["peak_reserved_bytes"] <= bar["published"]["reserved_bytes"]
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,6 @@ COMMANDS = {
     "offload": ("predict", "--model", "Llama-3.1-8B", *P5, "--offload", "all", "--checkpointing", "all"),
     "sizes": ("max-size", "--server", "g5.48xlarge", "--offload", "all", "--strategy", "full_shard,hsdp"),
     "nothing fits": ("max-size", "--server", "g5.48xlarge", "--batch", 64, "--strategy", "ddp"),
-    "published sizes": ("max-size", "--published"),
     "servers": ("servers",),
     "server": ("servers", "p4d.24xlarge"),
     "models": ("models",),

@@ -2,9 +2,9 @@
 
 Marks in a page:
 
-    ```console           lines that begin with ``$ fsdp-bench`` are run, with 80 columns; their output follows them,
-                         standard error included. ``$ echo $?`` prints the exit code of the command above, and must
-                         follow every command whose exit code is not 0
+    ```console           lines that begin with ``$ fsdp-bench`` or ``$ python -m tools.validate`` are run, with 80
+                         columns; their output follows them, standard error included. ``$ echo $?`` prints the exit code
+                         of the command above, and must follow every command whose exit code is not 0
     ```python            lines that begin with ``>>>`` are run as doctests; the blocks of a page share their names
     <!-- file: NAME -->  the block below is written to a file of that name before anything below it runs
     <!-- not run: WHY -->  the block below is not run; where WHY is CUDA_BUILD, ``make test-rehearsal`` runs it
@@ -21,7 +21,7 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field
 from datetime import date
@@ -35,6 +35,7 @@ from fsdp_bench.cli.main import main
 from fsdp_bench.report.text import plan as plan_text
 from fsdp_bench.sweep.config import trial_id
 from tests.conftest import unchanged_process
+from tools.validate.__main__ import main as validate
 
 ROOT = Path(__file__).parents[2]
 PAGES = ("README.md", *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").glob("*.md")))
@@ -57,6 +58,12 @@ class _DayOfThePages(date):
     def today(cls) -> date:
         return date(2026, 11, 26)
 
+
+RUN: dict[str, Callable[[list[str]], object]] = {
+    "fsdp-bench ": lambda words: main(words[1:]),
+    "python -m tools.validate ": lambda words: validate(words[3:]),
+}
+"""By the beginning of a command, what runs its words."""
 
 _BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 _NOTE = re.compile(r"<!-- (file|not run): (.+?) -->\n+\Z")
@@ -192,7 +199,8 @@ def _commands(text: str) -> Iterator[tuple[str, int, int]]:
 
 def _run_command(words: list[str], folder: Path) -> tuple[int, str]:
     """Run a command; return its exit code and its output without trailing blanks."""
-    assert words[0] == "fsdp-bench", f"{words[0]} is not run; make it a block of another language"
+    run = next((run for start, run in RUN.items() if " ".join(words).startswith(start)), None)
+    assert run is not None, f"{words[0]} is not run; make it a block of another language"
     output = io.StringIO()
     with (
         unchanged_process(folder),
@@ -205,7 +213,7 @@ def _run_command(words: list[str], folder: Path) -> tuple[int, str]:
         patch.setattr(plan_text, "date", _DayOfThePages)
         patch.setattr(trial_id, "torch_version", lambda: "2.13.0")  # a part of a trial's ID
         try:
-            main(words[1:])
+            code: object = run(words)
         except SystemExit as ended:
             code = ended.code
     assert isinstance(code, int)

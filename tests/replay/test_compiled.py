@@ -21,7 +21,7 @@ from fsdp_bench.replay.caching_allocator.compiled import compile_allocator
 from fsdp_bench.replay.caching_allocator.program import program
 from fsdp_bench.simulate.operators.kernels import CUDA
 from fsdp_bench.simulate.step import first_steps
-from fsdp_bench.validate.random_setups import draw_cells
+from tools.validate.random_setups import draw_cells
 from tests.replay.replaying import replay
 from tests.replay.test_allocator import STEPS, MIB, events_from
 

@@ -18,10 +18,10 @@ from fsdp_bench.simulate.operators.kernels import CUDA
 from fsdp_bench.simulate.repeat import MORE_BLOCKS, Log
 from fsdp_bench.simulate.step import STEPS, first_steps
 from fsdp_bench.spec.setup import Api, Precision, ShardingStrategy, TrainSetup
-from fsdp_bench.validate.random_setups import Cell, draw_cells
 from tests.profiles import share_of_examples
 from tests.replay.replaying import EverythingTakes, log_of, replay
 from tests.simulate.test_step import shape
+from tools.validate.random_setups import Cell, draw_cells
 
 CELLS = [cell for cell in draw_cells(300, seed=21, device="cuda") if cell.model.head_dim % 4 == 0]
 

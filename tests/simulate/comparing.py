@@ -12,8 +12,8 @@ from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.recording.model import RecordedModel
 from fsdp_bench.spec.subprocesses.dry_run import DryRunSpec, KernelSet, TensorKind
 from fsdp_bench.sweep.dry_run import dry_runs
-from fsdp_bench.validate.memory import compare_with_dry_run
-from fsdp_bench.validate.random_setups import Cell, draw_cells
+from tools.validate.dry_run import compare_with_dry_run
+from tools.validate.random_setups import Cell, draw_cells
 
 OBSERVED = KERNELS["cuda-observed"]
 """The kernels that a dry run on the fake accelerator runs, with which recorded models are compared."""

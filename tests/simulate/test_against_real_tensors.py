@@ -13,8 +13,8 @@ from fsdp_bench.spec.model import Family, ModelShape
 from fsdp_bench.spec.setup import Api, Checkpointing, OptimizerKind, Precision, ShardingStrategy, TrainSetup, Wrap
 from fsdp_bench.spec.subprocesses.dry_run import DryRunSpec
 from fsdp_bench.validate.memory import Bytes, MemoryComparison
-from fsdp_bench.validate.random_setups import Cell
 from tests.simulate.comparing import assert_equals_dry_runs
+from tools.validate.random_setups import Cell
 
 FP16 = Precision.parse("fp16-mixed")
 

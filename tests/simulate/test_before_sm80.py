@@ -17,8 +17,8 @@ from fsdp_bench.plan.estimate import predict_memory
 from fsdp_bench.spec.setup import Checkpointing, Precision
 from fsdp_bench.spec.subprocesses.dry_run import DryRunSpec
 from fsdp_bench.sweep.dry_run import dry_runs
-from fsdp_bench.validate.random_setups import Cell
 from tests.simulate.comparing import OBSERVED, cells_with
+from tools.validate.random_setups import Cell
 
 T4 = dataclasses.replace(OBSERVED, compute_capability=7.5)
 SEED = 75

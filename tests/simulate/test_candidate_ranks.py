@@ -10,10 +10,10 @@ from fsdp_bench.plan.estimate import predict_memory
 from fsdp_bench.simulate.operators.kernels import CPU, CPU_GLOO, CUDA
 from fsdp_bench.spec.model import Family, ModelShape
 from fsdp_bench.spec.setup import Api, OptimizerKind, ShardingStrategy, TrainSetup, Wrap
-from fsdp_bench.validate.random_setups import Cell, draw_cells
 from tests.simulate.test_against_ranks import PHASES, measured_phases
 from tests.train.ranks import run_ranks
 from tests.train.training import SHAPES
+from tools.validate.random_setups import Cell, draw_cells
 
 UNEVEN = ModelShape(
     name="uneven",

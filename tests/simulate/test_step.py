@@ -19,8 +19,8 @@ from fsdp_bench.simulate.simulation import BETWEEN_STEPS
 from fsdp_bench.simulate.step import first_steps, memory_of_a_step, steady_step
 from fsdp_bench.spec.model import Family, ModelShape
 from fsdp_bench.spec.setup import Api, Loss, Offload, OptimizerKind, Precision, ShardingStrategy, TrainSetup
-from fsdp_bench.validate.random_setups import Cell, draw_cells
 from tests.profiles import share_of_examples
+from tools.validate.random_setups import Cell, draw_cells
 
 ON_CPU = draw_cells(400, seed=11, device="cpu")
 ON_CUDA = [cell for cell in draw_cells(200, seed=12, device="cuda") if cell.model.head_dim % 4 == 0]

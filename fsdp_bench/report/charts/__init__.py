@@ -4,7 +4,6 @@ Read in this order:
     figure.py           the frame of every chart: title, conditions, colours, legend, saving to a file
     max_size.py         draws the max-size chart: bars of the largest model that fits
     max_size_rows.py    turns max-size's answers into the rows and labels that max_size.py draws
-    published_sizes.py  turns the published chart of largest models into rows for max_size.py
     frontier.py         turns a frontier sweep into rows for max_size.py: measured sizes beside predicted ones
     memory_timeline.py  draws predicted memory over one training step
     rehearsal.py        draws allocated and reserved memory of a rehearsed script

@@ -1,8 +1,10 @@
-"""Rehearses one published row again: ``python rerun.py CASE --code FOLDER --python PROGRAM [--keep]``.
+"""Rehearses one published row again.
+
+``python -m results.rehearsed.published.rerun CASE --code FOLDER --python PROGRAM [--keep]``
 
 CASE is one of rows.toml, FOLDER a checkout of its code, PROGRAM the interpreter of an environment with torch's CUDA
-build and the packages that rows.toml names. To be run with the Python that has fsdp-bench. It prints the peaks and
-the speed beside the published ones; ``--keep`` writes the record.
+build and the packages that rows.toml names. To be run in the clone, with the Python that has
+fsdp-bench. It prints the peaks and the speed beside the published ones; ``--keep`` writes the record.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from fsdp_bench.spec.units import GIB
-from fsdp_bench.validate.published.cases import read_cases
+from tools.validate.published.cases import read_cases
 
 HERE = Path(__file__).resolve().parent
 DRIVERS = HERE / "drivers"

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from msgspec.structs import replace
 
 from fsdp_bench.spec.record import RunPlan, TrialSpec
-from fsdp_bench.sweep.rehearsals import rehearsals
 from fsdp_bench.sweep.run.rehearsed import rehearsed_gpu
-from fsdp_bench.validate.memory import MemoryComparison, compare_with_rehearsal
-from fsdp_bench.validate.random_architectures import ArchitectureCell
-from fsdp_bench.validate.random_setups import Cell
-from fsdp_bench.validate.rehearsal import trained_model
+from fsdp_bench.validate.memory import MemoryComparison
+from tools.validate.random_architectures import ArchitectureCell
+from tools.validate.random_setups import Cell
+from tools.validate.rehearsal import compare_with_rehearsal, trained_model
+from tools.validate.rehearsals import rehearsals
 
 
 def against_rehearsals(cells: Sequence[Cell | ArchitectureCell], name: str = "H200") -> list[MemoryComparison]:

@@ -13,9 +13,9 @@ import pytest
 from fsdp_bench.catalog.architectures import BEFORE_SM80, recorded_architecture
 from fsdp_bench.spec.model import Family, ModelShape
 from fsdp_bench.spec.setup import Api, Checkpointing, Precision, ShardingStrategy, TrainSetup
-from fsdp_bench.validate.random_architectures import ArchitectureCell
-from fsdp_bench.validate.random_setups import Cell
 from tests.on_stand_in.simulate.comparing import against_rehearsals
+from tools.validate.random_architectures import ArchitectureCell
+from tools.validate.random_setups import Cell
 
 LLAMA: dict[str, Any] = {
     **{"model_type": "llama", "architectures": ["LlamaForCausalLM"], "num_hidden_layers": 3, "vocab_size": 1000},

@@ -1,0 +1,69 @@
+"""Predictions against rehearsals of drawn setups."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.conftest import run_command
+from tests.profiles import draws
+from tools.validate.__main__ import main
+from tools.validate.rehearsal import validate_rehearsals
+
+SEED = 4
+
+pytestmark = pytest.mark.timeout(3600)
+
+
+def test_setups_have_the_predicted_peaks_and_reserved_memory() -> None:
+    """Equal to the byte in 95 % of the peaks and in 85 % of reserved memory, of which the worst is within 3 %."""
+    _, summary = validate_rehearsals(draws(12, 110), SEED)
+    assert summary.num_failed == 0
+    assert summary.num_fits_right == summary.num_fits
+    assert summary.peak is not None
+    assert summary.peak.num_equal >= 0.95 * summary.peak.num_cells
+    assert summary.reserved is not None
+    assert summary.reserved.num_equal >= 0.85 * summary.reserved.num_cells
+    assert summary.reserved.worst <= 0.03
+
+
+COMPILED: dict[str, Any] = {"compiled": True}
+HUGGING_FACE: dict[str, Any] = {"code": "huggingface"}
+
+
+@pytest.mark.parametrize(
+    ("count", "seed", "drawn", "median", "worst"),
+    [  # Seeds 8 and 6: their first setups have two and four layers, and compiling takes long.
+        pytest.param(draws(1, 10), draws(8, SEED), COMPILED, 0.03, 0.08, id="compiled"),
+        pytest.param(draws(1, 4), draws(6, SEED), {"float8": True}, 0.03, 0.03, id="float8"),
+        pytest.param(draws(1, 4), SEED, HUGGING_FACE | COMPILED | {"model_type": "qwen2"}, 0.03, 0.08, id="qwen2"),
+        pytest.param(
+            *(draws(1, 4), SEED, HUGGING_FACE | COMPILED | {"model_type": "llama"}, 0.03, 0.08),
+            id="llama",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(draws(2, 10), SEED, HUGGING_FACE | {"model_type": "qwen2"}, 0.01, 0.01, id="qwen2 in eager mode"),
+    ],
+)
+def test_peaks_of_compiled_blocks_and_of_hugging_faces_code_are_near_the_predicted_ones(
+    count: int, seed: int, drawn: dict[str, Any], median: float, worst: float
+) -> None:
+    """Limits from before compiled blocks were recorded anew; docs/validation.md has at worst 0.7 %, eager code 0.07 %.
+
+    Adapters are among the setups of Hugging Face's code in eager mode.
+    """
+    _, summary = validate_rehearsals(count, seed, **drawn)
+    assert summary.num_failed == 0
+    assert summary.peak is not None
+    assert summary.peak.median <= median
+    assert summary.peak.worst <= worst
+
+
+def test_the_json_document_has_every_drawn_setup() -> None:
+    done = run_command("--against", "rehearsal", "--cells", "3", "--seed", "8", "--json", program=main)
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    assert document["summary"]["num_cells"] == len(document["cells"]) == 3
+    assert all(cell["reserved"] for cell in document["cells"])

@@ -1,0 +1,158 @@
+"""Published throughput: predicted from datasheets, and left out with the reason where a rate or a fact is missing."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+
+import msgspec
+import pytest
+
+from fsdp_bench.rates.attention import FLASH_ATTENTION_2, TRITON, fraction_of_peak
+from tools.validate.published.cases import PublishedCase, read_cases
+from tools.validate.published.setups import FRAMEWORKS
+from tools.validate.published.speed import (
+    COMPARED,
+    SpeedRow,
+    SpeedSummary,
+    attention_kernel,
+    compare_speed,
+)
+from tools.validate.text.speed import format_speed
+
+Compared = tuple[list[SpeedRow], SpeedSummary]
+
+
+@pytest.fixture(scope="module")
+def cases() -> dict[str, PublishedCase]:
+    return {case.inputs.case: case for case in read_cases()}
+
+
+def _reasons(rows: list[SpeedRow]) -> dict[str, str]:
+    return {row.case: row.reason for row in rows if row.reason is not None}
+
+
+def test_the_median_error_is_small_on_every_gpu_and_below_the_best_constant_mfus(compared: Compared) -> None:
+    """Within a tenth for each publisher on each GPU; a constant MFU is chosen afterwards, and yet further off."""
+    rows, summary = compared
+    assert summary.num_rows == 60
+    assert {row.family for row in rows if row.error is not None} == set(COMPARED)
+    groups: dict[tuple[str, str], list[SpeedRow]] = {}
+    for row in rows:
+        if row.error is not None:
+            groups.setdefault((row.family, row.gpu), []).append(row)
+    assert len(groups) == 5
+    for name, group in groups.items():
+        assert median(abs(row.error or 0.0) for row in group) <= 0.10, name
+    for gpu in ("A100", "H100"):
+        on_gpu = [row for row in rows if row.error is not None and row.gpu == gpu]
+        ours, constant = (median(abs(getattr(row, name)) for row in on_gpu) for name in ("error", "constant_mfu_error"))
+        assert ours < constant
+
+
+def test_nothing_measured_decides_a_prediction(compared: Compared) -> None:
+    """Halved published throughput moves the errors and no prediction; here of every fourth row that was measured."""
+    measured = [case for case in read_cases() if case.tokens_per_second_per_gpu is not None]
+    halved = [
+        msgspec.structs.replace(case, tokens_per_second_per_gpu=(case.tokens_per_second_per_gpu or 0.0) / 2)
+        for case in measured[::4]
+    ]
+    others, _ = compare_speed(halved)
+    rows = compared[0][::4]
+    assert [row.case for row in rows] == [other.case for other in others]
+    assert sum(row.error is not None for row in rows) > 10
+    for row, other in zip(rows, others, strict=True):
+        assert row.predicted_tokens_per_second == other.predicted_tokens_per_second
+        if row.error is not None and other.error is not None:
+            assert 1 + other.error == pytest.approx(2 * (1 + row.error))
+
+
+def test_every_row_is_predicted_or_says_why(compared: Compared) -> None:
+    rows, summary = compared
+    assert all((row.error is None) != (row.reason is None) for row in rows)
+    assert all(row.assumptions for row in rows if row.error is not None)
+    assert summary.num_rows + summary.num_left_out == len(rows) == 82  # rows that print a throughput
+
+
+def test_triton_is_slower_than_flash_attention_2_on_the_same_gpu() -> None:
+    """An H100 must not run Triton's FlashAttention faster than torch's FlashAttention-2."""
+    for capability in (8.0, 9.0):
+        for is_backward, factor in ((False, 1.4), (True, 2.0)):
+            rates = [
+                fraction_of_peak(name, capability, 128, True, 4096, is_backward) for name in (TRITON, FLASH_ATTENTION_2)
+            ]
+            assert rates[0] == pytest.approx((rates[1] or 0.0) / factor)
+
+
+def test_runs_with_flash_attention_2_have_torchs_rate(cases: dict[str, PublishedCase]) -> None:
+    """llm-foundry's sweep.py: 1b, 3b, 7b and 70b on 128 H100 and more with ``flash``, 13b and 30b with ``triton``."""
+    for case in ("mpt_7b_h100_80gb_512g_s2048_mb6", "mpt_70b_h100_80gb_256g_s2048_mb8_ac", "ibm_7b_H100_compile-no"):
+        assert attention_kernel(cases[case].inputs) == FLASH_ATTENTION_2
+    assert attention_kernel(cases["mpt_30b_h100_80gb_128g_s2048_mb8_ac"].inputs) == TRITON
+
+
+def test_the_h100_rows_of_mpt_that_cannot_be_predicted_say_why(compared: Compared) -> None:
+    found = _reasons(compared[0])
+    rows = [row for row in compared[0] if row.family == "llm-foundry-mpt" and row.gpu == "H100"]
+    reasons = [found[row.case] for row in rows if row.case in found]
+    assert len(rows) - len(reasons) == 12
+    assert len(reasons) == sum("fp8" in reason for reason in reasons) == 2
+    several = [row for row in rows if row.error is not None and "g_" in row.case and "_8g_" not in row.case]
+    assert len(several) == 6  # 2 to 64 nodes
+    assert all(any("network between the nodes not stated" in one for one in row.assumptions) for row in several)
+
+
+def test_recomputed_products_cost_time(cases: dict[str, PublishedCase], monkeypatch: pytest.MonkeyPatch) -> None:
+    """torchtitan recomputes wk, wo and w3: T (2 D^2 + D F) of the 3 T (4 D^2 + 3 D F) that a block's products take.
+
+    A step is more than products, so it gets slower by less than that share; they are most of it, so by more than half.
+    """
+    case = cases["pr165_FSDP2_selective_op_eager"]
+    (done,), _ = compare_speed([case])
+    keeps_all = replace(FRAMEWORKS[case.inputs.family], recomputes_every_second_product=None)
+    monkeypatch.setitem(FRAMEWORKS, case.inputs.family, keeps_all)
+    (without,), _ = compare_speed([case])
+    assert done.predicted_tokens_per_second is not None
+    assert without.predicted_tokens_per_second is not None
+    width, feed_forward = 4096, 11008
+    share = (2 * width**2 + width * feed_forward) / (3 * (4 * width**2 + 3 * width * feed_forward))
+    slower = without.predicted_tokens_per_second / done.predicted_tokens_per_second - 1
+    assert share / 2 < slower < share
+
+
+def test_the_text_has_medians_by_gpu_and_kind_and_fits_100_columns(compared: Compared) -> None:
+    text = format_speed(*compared)
+    assert "throughput: 82 published, 60 compared" in text
+    assert max(len(line) for line in text.splitlines()) <= 100
+    for name, rows in {
+        "all": 60,
+        "llm-foundry-mpt": 36,
+        "ibm-fms-fsdp on H100": 8,
+        "A100 eager": 28,
+        "A100 compiled": 4,
+        "H100 eager": 20,
+        "H100 compiled": 8,
+    }.items():
+        assert re.search(rf"^  {name} +{rows} +[\d.]+% +[\d.]+% +\d+ of {rows}$", text, re.MULTILINE), name
+    assert "left out: 22 " in text
+
+
+def test_medians_are_those_of_the_rows(compared: Compared) -> None:
+    """Computed by hand from three errors: the one in the middle."""
+    from tools.validate.published import speed as published_speed
+
+    rows = [row for row in compared[0] if row.error is not None][:3]
+    made = [
+        msgspec.structs.replace(row, gpu="X", compiled=True, error=error, constant_mfu_error=0.5)
+        for row, error in zip(rows, (-0.3, 0.1, 0.2), strict=True)
+    ]
+    summary = published_speed._summary(made, {"X": 0.4})
+    assert summary.median_error == pytest.approx(0.2)
+    assert summary.by_gpu == {"X compiled": pytest.approx(0.2)}
+    assert summary.median_error_of_constant_mfu == 0.5
+
+
+def test_the_packaged_table_names_no_file_outside_of_the_repository() -> None:
+    assert "../" not in (Path(cases.__file__).parent / "published.csv").read_text(encoding="utf-8")

@@ -1,0 +1,13 @@
+"""Predictions against dry runs and rehearsals of drawn setups, and against other people's measurements.
+
+Read in this order:
+    __main__.py             ``python -m tools.validate``
+    random_setups.py        draws setups of benchmark models
+    random_architectures.py draws small models of the catalogue in Hugging Face's or torchtitan's code, and setups
+    compiled_setups.py      draws setups whose blocks are compiled
+    dry_run.py              predictions against dry runs of drawn setups
+    rehearsal.py            predictions against rehearsals of drawn setups
+    rehearsals.py           rehearses trials without a sweep file
+    published/              predictions against other people's measurements
+    text/                   the comparisons with published measurements, as text and as a chart
+"""

@@ -1,0 +1,184 @@
+"""Reads published.csv: other people's measurements.
+
+Each row was copied from the source that it names. An empty cell means that the source does not say. The column
+``from_defaults`` names values from the framework's code, ``derived`` values computed from printed numbers.
+``CaseInputs`` is the run without its measurements; predictions are made from it alone.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import msgspec
+
+from fsdp_bench.spec.units import GIB
+
+
+class CaseInputs(msgspec.Struct, frozen=True, kw_only=True):
+    """The description of a published run, without measurements. None: the source does not say."""
+
+    case: str
+    family: str
+    """The publisher and the framework: torchtitan-pr165, litgpt-thunder, torchtune, ..."""
+    source: str
+    model: str
+    num_hidden_layers: int | None
+    hidden_size: int | None
+    num_attention_heads: int | None
+    num_key_value_heads: int | None
+    intermediate_size: int | None
+    vocab_size: int | None
+    num_parameters: int | None
+    gpu: str
+    gpu_memory_gb: int | None
+    """Nominal GPU memory."""
+    num_gpus: int | None
+    num_nodes: int | None
+    api: str
+    sharding: str | None
+    precision: str | None
+    """The precision in the source's own terms: ``amp_bf16 / DEFAULT``, ``amp_fp8 / DEFAULT``."""
+    stored_dtype: str | None
+    compute_dtype: str | None
+    reduce_dtype: str | None
+    offload: str | None
+    checkpointing: str | None
+    compiled: str | None
+    """``yes``, ``no``, or another compiler's name."""
+    optimizer: str | None
+    micro_batch_size: int | None
+    sequence_length: int | None
+    gradient_accumulation_steps: int | None
+    interconnect: str | None
+    step: str | None
+    """The last of TORCHTUNE_STEPS that is on, for torchtune's rows, each of which adds an option."""
+
+
+class PublishedPeak(msgspec.Struct, frozen=True, kw_only=True):
+    """One published peak of memory."""
+
+    kind: str
+    """max_allocated, max_active, max_reserved, or unknown."""
+    num_bytes: int | None
+    """None if the source does not name the unit."""
+
+
+class PublishedCase(msgspec.Struct, frozen=True, kw_only=True):
+    """One row: the description of a run, and its measurements."""
+
+    inputs: CaseInputs
+    measured: tuple[PublishedPeak, ...]
+    tokens_per_second_per_gpu: float | None = None
+    mfu: float | None = None
+    hfu: float | None = None
+    """HFU as printed."""
+    outcome: str | None = None
+    """``fits`` if the run completed, ``OOM`` if it ran out of memory."""
+
+
+def packaged_rows() -> list[dict[str, str]]:
+    """Return the rows of published.csv unchanged."""
+    text = (Path(__file__).parent / "published.csv").read_text(encoding="utf-8")
+    return list(csv.DictReader(io.StringIO(text)))
+
+
+def read_cases(rows: Iterable[Mapping[str, str]] | None = None) -> tuple[PublishedCase, ...]:
+    """Read the packaged cases, or the given rows with the same columns."""
+    return tuple(
+        PublishedCase(
+            inputs=_inputs(row),
+            measured=_measured(row),
+            tokens_per_second_per_gpu=_number(row["tokens_per_s_per_gpu"]),
+            mfu=_number(row["mfu_pct"], 0.01),
+            hfu=_number(row["hfu_pct"], 0.01),
+            outcome=row["outcome"] or None,
+        )
+        for row in (packaged_rows() if rows is None else rows)
+    )
+
+
+def _count(text: str) -> int | None:
+    return int(float(text)) if text else None
+
+
+def _number(text: str, unit: float = 1.0) -> float | None:
+    return float(text) * unit if text else None
+
+
+def _inputs(row: Mapping[str, str]) -> CaseInputs:
+    return CaseInputs(
+        case=row["id"],
+        family=row["family"],
+        source=row["source"],
+        model=row["model"],
+        num_hidden_layers=_count(row["n_layers"]),
+        hidden_size=_count(row["hidden"]),
+        num_attention_heads=_count(row["n_heads"]),
+        num_key_value_heads=_count(row["n_kv_heads"]),
+        intermediate_size=_count(row["ffn_hidden"]),
+        vocab_size=_count(row["vocab"]),
+        num_parameters=_count(row["params"]),
+        gpu=row["gpu"],
+        gpu_memory_gb=_count(row["gpu_mem_nominal_gb"]),
+        num_gpus=_count(row["n_gpus"]),
+        num_nodes=_count(row["n_nodes"]),
+        api=row["api"],
+        sharding=row["sharding"] or None,
+        precision=row["precision_as_stated"] or None,
+        stored_dtype=row["param_storage_dtype"] or None,
+        compute_dtype=row["compute_allgather_dtype"] or None,
+        reduce_dtype=row["reduce_dtype"] or None,
+        offload=row["cpu_offload"] or None,
+        checkpointing=row["act_ckpt"] or None,
+        compiled=row["compile"] or None,
+        optimizer=row["optimizer"] or None,
+        micro_batch_size=_count(row["micro_batch_per_gpu"]),
+        sequence_length=_count(row["seq_len"]),
+        gradient_accumulation_steps=_count(row["grad_accum"]),
+        interconnect=row["interconnect"] or None,
+        step=_torchtune_step(row["notes"]),
+    )
+
+
+def _measured(row: Mapping[str, str]) -> tuple[PublishedPeak, ...]:
+    pairs = ((row["peak_mem_kind"], row["peak_mem_gib"]), (row["second_mem_kind"], row["second_mem_gib"]))
+    return tuple(
+        PublishedPeak(kind=kind, num_bytes=round(float(gib) * GIB) if gib else None) for kind, gib in pairs if kind
+    )
+
+
+_STEP_NOTE = "cumulative step: "
+TORCHTUNE_STEPS = (
+    "baseline unpacked",
+    "+packed",
+    "+compile",
+    "+chunked CE",
+    "+activation ckpt",
+    "+opt in backward",
+    "+activation offload",
+    "+8-bit AdamW",
+)
+"""The options in torchtune's README, in their order. Each row keeps the options before it."""
+
+
+def _torchtune_step(notes: str) -> str | None:
+    return notes.removeprefix(_STEP_NOTE) if notes.startswith(_STEP_NOTE) else None
+
+
+def has_step(inputs: CaseInputs, step: str) -> bool:
+    """Return whether a step of TORCHTUNE_STEPS, and so all steps before it, is on."""
+    return inputs.step is not None and TORCHTUNE_STEPS.index(inputs.step) >= TORCHTUNE_STEPS.index(step)
+
+
+def describe(inputs: CaseInputs) -> str:
+    """Return a case in one line. ``?`` means that the source does not say."""
+    dtypes = "/".join(dtype or "?" for dtype in (inputs.stored_dtype, inputs.compute_dtype, inputs.reduce_dtype))
+    compiled = {"yes": ", compiled", "no": "", None: ", compiled?"}.get(inputs.compiled, f", {inputs.compiled}")
+    batch, length = (value or "?" for value in (inputs.micro_batch_size, inputs.sequence_length))
+    return (
+        f"{inputs.model}, {inputs.num_gpus or '?'} x {inputs.gpu}, {inputs.api} {inputs.sharding or '?'}, {dtypes},"
+        f" AC {inputs.checkpointing or '?'}{compiled}, {batch} x {length}"
+    )

@@ -1,0 +1,147 @@
+"""Compares published with predicted peaks of memory; each kind of peak only with the same kind.
+
+A prediction is made from ``CaseInputs``, which contains no measurements. If a framework's code is known to save other
+tensors than our models, the difference is a named term (terms.py). Terms are listed beside the prediction, not in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import msgspec
+
+from fsdp_bench.plan.estimate import estimate
+from fsdp_bench.replay.caching_allocator.replay import AllocatorReading
+from tools.validate.published.cases import PublishedCase, describe, read_cases
+from tools.validate.published.setups import Plan, Unpredictable, plan_case
+from tools.validate.published.terms import ADAMW_NOT_STATED, Term, terms_of
+
+PREDICTED_KINDS = {
+    "max_active": "peak_active_bytes",
+    "max_allocated": "peak_allocated_bytes",
+    "max_reserved": "peak_reserved_bytes",
+}
+"""For each published kind of peak, the field of AllocatorReading that it is compared with."""
+
+LOSS_BACKWARD = "aten::_log_softmax_backward_data"
+"""The operator at which the sizes of terms can be added up: all tensors that forward saved are alive then."""
+
+
+class PublishedRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One published peak and its prediction, or the reason why there is none."""
+
+    case: str
+    family: str
+    source: str
+    setup: str
+    gpu: str = ""
+    compiled: bool = False
+    """Whether the published code was compiled. Predictions are for eager mode where compiled code is not recorded."""
+    kind: str | None = None
+    """The kind of peak. None if the source prints no memory."""
+    measured_bytes: int | None = None
+    predicted_bytes: int | None = None
+    error: float | None = None
+    """``predicted / measured - 1``."""
+    peak_at: str | None = None
+    """Phase and operator of the predicted peak of live bytes."""
+    terms: tuple[Term, ...] = ()
+    """Differences between the framework's code and our models."""
+    with_terms_bytes: int | None = None
+    """The prediction plus the sizes of its terms. None if they cannot be added up."""
+    error_with_terms: float | None = None
+    assumptions: tuple[str, ...] = ()
+    reason: str | None = None
+    """Why there is no prediction."""
+
+
+@dataclass(frozen=True)
+class PredictedPeaks:
+    """The predicted peaks of one plan."""
+
+    reading: AllocatorReading
+    peak_phase: str
+    peak_operator: str
+
+
+# -- predicting ------------------------------------------------------------------------------------------------------
+
+
+def predict_case(plan: Plan) -> PredictedPeaks:
+    """Predict the peaks of a plan, in eager mode."""
+    # The runs had what the GPU had.
+    found = estimate(plan.model, plan.setup, plan.gpu, plan.kernels, headroom_bytes=0)
+    return PredictedPeaks(found.allocator, found.memory.peak_phase, found.memory.peak_operator)
+
+
+# -- comparing -------------------------------------------------------------------------------------------------------
+
+
+def compare_published(cases: Iterable[PublishedCase] | None = None) -> list[PublishedRow]:
+    """Return a row for each published peak, and one for each case without a peak; by default of the packaged cases."""
+    return [row for case in (read_cases() if cases is None else cases) for row in compare_case(case)]
+
+
+def compare_case(case: PublishedCase) -> list[PublishedRow]:
+    """Compare each published peak of one case with the predicted peak of its kind."""
+    inputs = case.inputs
+    about = PublishedRow(
+        case=inputs.case,
+        family=inputs.family,
+        source=inputs.source,
+        setup=describe(inputs),
+        gpu=inputs.gpu,
+        compiled=inputs.compiled == "yes",
+    )
+    if not case.measured:
+        return [msgspec.structs.replace(about, reason="the source prints no memory")]
+    plan = plan_case(inputs)
+    blank = [msgspec.structs.replace(about, kind=peak.kind, measured_bytes=peak.num_bytes) for peak in case.measured]
+    if isinstance(plan, Unpredictable):
+        return [msgspec.structs.replace(row, reason=plan.reason) for row in blank]
+    prediction = predict_case(plan)
+    terms = terms_of(inputs.family, plan.model, plan.setup, plan.packed)
+    return [_compare_peak(row, plan, prediction, terms) for row in blank]
+
+
+def _compare_peak(row: PublishedRow, plan: Plan, prediction: PredictedPeaks, terms: tuple[Term, ...]) -> PublishedRow:
+    measured = row.measured_bytes
+    if row.kind not in PREDICTED_KINDS or measured is None:
+        reason = "the source does not say which peak it is, or in which unit: compared with nothing"
+        return msgspec.structs.replace(row, reason=reason)
+    terms = tuple(term for term in terms if term.only in (None, row.kind))
+    overflow = prediction.reading.out_of_memory
+    if overflow is not None:
+        reason = f"predicted not to fit on the GPU: {overflow.label} in {overflow.phase}"
+        return msgspec.structs.replace(row, terms=terms, assumptions=plan.assumptions, reason=reason)
+    if prediction.reading.num_alloc_retries and row.kind == "max_reserved":
+        reason = "predicted to run with retries: what is reserved then is what the GPU has"
+        return msgspec.structs.replace(row, terms=terms, assumptions=plan.assumptions, reason=reason)
+    if prediction.peak_phase == "optimizer":
+        terms = (*terms, ADAMW_NOT_STATED)
+    predicted: int = getattr(prediction.reading, PREDICTED_KINDS[row.kind])
+    added = _added(row.kind, prediction, plan, terms)
+    total = None if added is None else predicted + added
+    return msgspec.structs.replace(
+        row,
+        predicted_bytes=predicted,
+        error=predicted / measured - 1,
+        peak_at=f"{prediction.peak_phase}: {prediction.peak_operator}",
+        terms=terms,
+        with_terms_bytes=total,
+        error_with_terms=None if total is None else total / measured - 1,
+        assumptions=plan.assumptions,
+    )
+
+
+def _added(kind: str, prediction: PredictedPeaks, plan: Plan, terms: tuple[Term, ...]) -> int | None:
+    """Return the bytes that the terms add to the peak. None if they cannot be added up.
+
+    Sizes are of tensors alive when the loss's backward begins. So they can be added to a peak of live bytes at that
+    moment, but not to reserved memory, for compiled code, or if the size of a term is not known.
+    """
+    if kind == "max_reserved" or plan.setup.compile or prediction.peak_operator != LOSS_BACKWARD:
+        return None
+    sizes = [term.num_bytes for term in terms]
+    return sum(size for size in sizes if size is not None) if sizes and None not in sizes else None

@@ -1,0 +1,194 @@
+"""Published peaks and speeds beside rehearsals of the same code (results/rehearsed/published).
+
+A record holds both, and ``rerun.py`` beside the records writes it. Of the rehearsed, durations alone are predicted.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from fsdp_bench.plan.estimate import Verdict
+from fsdp_bench.spec.codec import from_json
+from fsdp_bench.spec.errors import SpecError, shown
+from fsdp_bench.spec.units import GIB
+
+KINDS = ("max_allocated", "max_active", "max_reserved")
+"""The peaks of ``torch.cuda.memory_stats`` that are compared, each with its own kind."""
+
+WITHIN = 0.01
+"""An error up to this counts in ``num_within``."""
+WITHIN_BYTES = round(0.15 * GIB)
+"""A difference up to this counts in ``num_within_bytes``."""
+
+
+class Code(msgspec.Struct, frozen=True, kw_only=True):
+    """Public code, as it was fetched for the run."""
+
+    repository: str
+    commit: str
+    note: str
+
+
+class RehearsedRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """One rehearsal of a published run. Its file holds more, which is not read here."""
+
+    case: str
+    """The row's id in published.csv."""
+    variant: str | None
+    """What this run sets otherwise than the case's first run. None: nothing."""
+    is_first: bool
+    """Whether this is the case's main run: the nearest torch, and the framework's defaults for the unpublished."""
+    code: Code
+    torch: str
+    changes: str
+    """What the driver replaces: data, tokenizer, checkpoint."""
+    left_open: str
+    """What the source does not say."""
+    published: dict[str, int]
+    """Bytes, by kind: max_allocated, max_active, max_reserved."""
+    peaks: dict[str, int]
+    """The rehearsed bytes, by kind."""
+    published_outcome: str | None = None
+    """``fits`` or ``OOM``. None: the source does not say."""
+    verdict: Verdict | None = None
+    """The rehearsed one. None: unknown."""
+    published_tokens_per_second: float | None = None
+    """Of one GPU."""
+    tokens_per_second: float | None = None
+    """Of one GPU, by ``--time``. None: not rehearsed, or unknown."""
+
+
+class RehearsedPeak(msgspec.Struct, frozen=True, kw_only=True):
+    """A published peak and the rehearsed one."""
+
+    case: str
+    variant: str | None
+    is_first: bool
+    torch: str
+    kind: str
+    published_bytes: int
+    rehearsed_bytes: int
+    difference_bytes: int
+    """Rehearsed less published."""
+    error: float
+    """The difference as a part of the published value."""
+    code: Code
+    changes: str
+    left_open: str
+
+
+class RehearsedSpeed(msgspec.Struct, frozen=True, kw_only=True):
+    """A published speed and the rehearsed one, in tokens per second of one GPU."""
+
+    case: str
+    torch: str
+    published: float
+    rehearsed: float
+    error: float
+    """``rehearsed / published - 1``."""
+
+
+class RehearsedOutcome(msgspec.Struct, frozen=True, kw_only=True):
+    """Whether a published run ran, and the rehearsed verdict."""
+
+    case: str
+    torch: str
+    ran: bool
+    """Whether the published run completed. False: it ran out of memory."""
+    verdict: Verdict
+
+
+def read_rehearsed(folder: Path) -> list[RehearsedRecord]:
+    """Read the records of a folder, by case, torch and variant.
+
+    Raises SpecError if there is no record, or a file is not one.
+    """
+    files = sorted(folder.glob("*.json"))
+    if not files:
+        raise SpecError(f"--rehearsed: {shown(str(folder))} has no records of rehearsals (*.json)")
+    try:
+        found = [from_json(file.read_bytes(), RehearsedRecord) for file in files]
+    except (msgspec.DecodeError, OSError) as error:
+        raise SpecError(f"--rehearsed: {shown(str(folder))} holds a file that is no such record: {error}") from error
+    for file, record in zip(files, found, strict=True):
+        if not record.published.keys() <= record.peaks.keys() & set(KINDS):
+            kinds = ", ".join(sorted(record.published))
+            raise SpecError(f"--rehearsed: {shown(file.name)} has published peaks ({kinds}) and not all rehearsed ones")
+    return sorted(found, key=lambda one: (one.case, not one.is_first, one.variant or "", one.torch))
+
+
+def compare_rehearsed(records: list[RehearsedRecord]) -> list[RehearsedPeak]:
+    """Return every published peak with the rehearsed peak of the same kind."""
+    return [
+        _compared(record, kind, record.published[kind], record.peaks[kind])
+        for record in records
+        for kind in KINDS
+        if kind in record.published
+    ]
+
+
+def _compared(record: RehearsedRecord, kind: str, published: int, rehearsed: int) -> RehearsedPeak:
+    return RehearsedPeak(
+        case=record.case,
+        variant=record.variant,
+        is_first=record.is_first,
+        torch=record.torch,
+        kind=kind,
+        published_bytes=published,
+        rehearsed_bytes=rehearsed,
+        difference_bytes=rehearsed - published,
+        error=(rehearsed - published) / published,
+        code=record.code,
+        changes=record.changes,
+        left_open=record.left_open,
+    )
+
+
+def compare_rehearsed_speeds(records: list[RehearsedRecord]) -> list[RehearsedSpeed]:
+    """Return every published speed with the rehearsed one, of first runs alone: torch's version hardly changes it."""
+    return [
+        RehearsedSpeed(
+            case=record.case,
+            torch=record.torch,
+            published=record.published_tokens_per_second,
+            rehearsed=record.tokens_per_second,
+            error=record.tokens_per_second / record.published_tokens_per_second - 1,
+        )
+        for record in records
+        if record.is_first and record.published_tokens_per_second and record.tokens_per_second
+    ]
+
+
+def compare_rehearsed_outcomes(records: list[RehearsedRecord]) -> list[RehearsedOutcome]:
+    """Return every published outcome with the rehearsed verdict, of first runs alone."""
+    return [
+        RehearsedOutcome(
+            case=record.case, torch=record.torch, ran=record.published_outcome == "fits", verdict=record.verdict
+        )
+        for record in records
+        if record.is_first and record.published_outcome is not None and record.verdict is not None
+    ]
+
+
+class RehearsedSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """How near rehearsals come to what was published."""
+
+    num_peaks: int
+    num_within: int
+    """Peaks whose error is WITHIN or less."""
+    num_within_bytes: int
+    """Peaks that differ by WITHIN_BYTES or less."""
+    worst: RehearsedPeak | None
+    """The peak with the largest error."""
+
+
+def summarize(peaks: list[RehearsedPeak]) -> RehearsedSummary:
+    """Summarize some of the comparisons."""
+    return RehearsedSummary(
+        num_peaks=len(peaks),
+        num_within=sum(abs(peak.error) <= WITHIN for peak in peaks),
+        num_within_bytes=sum(abs(peak.difference_bytes) <= WITHIN_BYTES for peak in peaks),
+        worst=max(peaks, key=lambda peak: abs(peak.error), default=None),
+    )

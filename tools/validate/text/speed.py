@@ -1,0 +1,78 @@
+"""Predicted and published throughput as text: a table, a summary with constant MFUs, and the rows left out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from statistics import median
+
+from fsdp_bench.report.table import table_columns, table_lines
+from tools.validate.published.ranges import CENTRAL, speed_errors
+from tools.validate.published.speed import SpeedRow, SpeedSummary, kind_of
+from tools.validate.text.left_out import left_out, taken
+
+HEADERS = ("case", "code", "published", "predicted", "error", "constant\nMFU", "exposed")
+
+
+def format_speed(rows: Sequence[SpeedRow], summary: SpeedSummary) -> str:
+    """Return the comparison as plain text."""
+    compared = [row for row in rows if row.error is not None]
+    constants = ", ".join(f"{mfu:.1%} on {gpu}" for gpu, mfu in summary.best_constant_mfu.items())
+    lines = [
+        f"throughput: {len(rows)} published, {len(compared)} compared; from datasheets alone; tokens/s per GPU",
+        f"constant MFU: what fits the rows of each GPU best, chosen afterwards: {constants}",
+        "",
+        *table_lines(table_columns(HEADERS, map(_cells, compared), HEADERS[2:], ("exposed", "code")), indent=2),
+    ]
+    lines += ["", *_summary(compared, summary), "", *_range(compared), ""]
+    lines += taken((row.family, row.assumptions) for row in compared)
+    return "\n".join([*lines, "", *left_out((row.case, row.reason) for row in rows)])
+
+
+def _cells(row: SpeedRow) -> list[str]:
+    assert row.predicted_tokens_per_second is not None
+    return [
+        row.case,
+        kind_of(row),
+        f"{row.published_tokens_per_second:,.0f}",
+        f"{row.predicted_tokens_per_second:,.0f}",
+        f"{row.error:+.1%}",
+        f"{row.constant_mfu_error:+.1%}",
+        f"{row.exposed_share:.1%}",
+    ]
+
+
+def _summary(rows: Sequence[SpeedRow], summary: SpeedSummary) -> list[str]:
+    """Return the median errors: of all rows, by publisher, by GPU, and by eager and compiled code on each GPU."""
+    groups: dict[str, list[SpeedRow]] = {"all": list(rows)}
+    for family in summary.by_family:
+        groups[family] = [row for row in rows if row.family == family]
+        on = list(dict.fromkeys(row.gpu for row in groups[family]))
+        if len(on) > 1:
+            groups |= {f"{family} on {gpu}": [r for r in groups[family] if r.gpu == gpu] for gpu in sorted(on)}
+    for gpu in sorted(summary.best_constant_mfu):
+        of_gpu = [row for row in rows if row.gpu == gpu]
+        groups[gpu] = of_gpu
+        for kind in ("eager", "compiled"):
+            groups[f"{gpu} {kind}"] = [row for row in of_gpu if kind_of(row) == kind]
+    found = []
+    for name, group in groups.items():
+        if group:
+            ours, constant = _median(row.error for row in group), _median(row.constant_mfu_error for row in group)
+            fast = f"{sum((row.error or 0.0) > 0 for row in group)} of {len(group)}"
+            found.append((name, str(len(group)), f"{ours:.1%}", f"{constant:.1%}", fast))
+    headers = ("median |error|", "rows", "predicted", "constant MFU", "too fast")
+    return table_lines(table_columns(headers, found, headers[1:]), indent=2)
+
+
+def _range(rows: Sequence[SpeedRow]) -> list[str]:
+    """Return the range that plans print beside a speed, and how it holds for publishers that did not make it."""
+    found = speed_errors(rows)
+    lines = [
+        f"range: {CENTRAL:.0%} of the errors are between {found.lowest:+.1%} and {found.highest:+.1%}",
+        f"  of a publisher that is left out the range of the others holds {found.fraction_inside:.0%} of the rows:",
+    ]
+    return lines + [f"    {name}: {one.inside} of {one.num_runs}" for name, one in found.held_out.items()]
+
+
+def _median(errors: Iterable[float | None]) -> float:
+    return median(abs(error or 0.0) for error in errors)
