@@ -16,7 +16,7 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
-from fsdp_bench.catalog.adapters import ADAPTED, ADAPTERS, USUAL, folder_of
+from fsdp_bench.catalog.adapters import ADAPTERS, USUAL, folder_of
 from fsdp_bench.catalog.architectures import BEFORE_SM80, FOLDERS, NotRecorded, recorded_architecture
 from fsdp_bench.catalog.compiled import BENCHMARK, FLOAT8
 from fsdp_bench.catalog.compiled import FOLDER as COMPILED
@@ -32,10 +32,10 @@ from fsdp_bench.spec.recording.request import RecordingSpec
 from fsdp_bench.spec.subprocesses.dry_run import ModelCode
 from fsdp_bench.sweep.run.rehearsed import rehearsed_gpu, stand_in_environment
 
+ADAPTED = ("gemma2", "gemma3_text", "llama", "mistral", "qwen2", "qwen3")
+"""The model_types that are fine-tuned most."""
 TORCHTITAN = ("llama", "qwen3")
 """The architectures of torchtitan's that are recorded (train/models/torchtitan.py)."""
-
-
 SHORT, LONG = 32, 1 << 30
 """Sequence lengths within and beyond any sliding window."""
 LOOPED = 4096
@@ -83,14 +83,12 @@ def record_missing(
             spec = RecordingSpec(
                 config=entry.hf_config(),
                 sequence_length=length,
-                all_sizes=True,
                 fixed_length=loops,
-                code=code_of,
                 lora=lora,
                 activation_offload=lora is None,
                 before_sm80=before_sm80,
             )
-            code = record(spec)
+            code = record(spec, recorder=_python("tools.all_sizes.main", code_of))
             path = into / file_name(entry, code)
             into.mkdir(parents=True, exist_ok=True)
             write(code, path)
@@ -133,7 +131,7 @@ def record_compiled(entry: ModelEntry | None, float8: bool = False) -> Path | No
         given = [huggingface_block(architecture), json.dumps(config)]
     path.parent.mkdir(parents=True, exist_ok=True)
     environment = {**os.environ, **stand_in_environment(rehearsed_gpu(GPU))}
-    command = [sys.executable, "-m", "tools.compiled.main", str(path), *given]
+    command = _python("tools.compiled.main", str(path), *given)
     if subprocess.run(command, env=environment, check=False).returncode:
         raise MachineError(f"{path.name}: the blocks cannot be compiled; the reason is above")
     return path
@@ -156,6 +154,11 @@ def main() -> None:
     for entry in models():
         if not sys.argv[1:] or entry.name in sys.argv[1:]:
             _compile(entry)
+
+
+def _python(module: str, *arguments: str) -> list[str]:
+    """Return the command that runs a module of tools/, whatever the current folder is."""
+    return ["env", f"PYTHONPATH={Path(__file__).parents[1]}", sys.executable, "-m", module, *arguments]
 
 
 def _record(entry: ModelEntry, code: ModelCode, lora: LoRA | None = None, before_sm80: bool = False) -> None:

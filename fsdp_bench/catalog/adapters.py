@@ -19,9 +19,8 @@ ADAPTERS = Path(__file__).parent / "recordings" / "adapters"
 
 _BASES: tuple[Literal["bf16", "nf4"], ...] = ("bf16", "nf4")
 USUAL = tuple(LoRA(targets=targets, base=base) for targets in ((), (ALL_LINEAR,)) for base in _BASES)
-"""What is recorded of each model_type in ADAPTED, for all ranks: what PEFT chooses, and QLoRA's all linear layers."""
-ADAPTED = ("gemma2", "gemma3_text", "llama", "mistral", "qwen2", "qwen3")
-"""The model_types that are fine-tuned most."""
+"""What is recorded of the model_types that are fine-tuned most, for all ranks: what PEFT chooses, and QLoRA's all
+linear layers."""
 
 
 def folder_of(usual: LoRA, root: Path = ADAPTERS) -> Path:

@@ -30,8 +30,6 @@ class Headroom:
     num_bytes: int
     source: str
     """The purpose of the headroom and how its size is known, as text."""
-    is_assumed: bool
-    """Whether part of it is an assumption; of CUDA's context and NCCL's derived buffers only the first is."""
 
 
 def headroom_of(gpu: Gpu | None, communicators: Communicators, stated_bytes: int | None = None) -> Headroom:
@@ -44,11 +42,11 @@ def headroom_of(gpu: Gpu | None, communicators: Communicators, stated_bytes: int
     """
     context = gpu.context_bytes if gpu is not None else None
     if stated_bytes is not None:
-        return Headroom(max(stated_bytes - (context or 0), 0), "as stated", False)
+        return Headroom(max(stated_bytes - (context or 0), 0), "as stated")
     nccl = communicators.num_bytes
     if nccl is None:
         left = ASSUMED_BYTES if context is None else max(ASSUMED_BYTES - context, 0)
-        return Headroom(left, _ASSUMED if context is None else _NCCL_ASSUMED, True)
+        return Headroom(left, _ASSUMED if context is None else _NCCL_ASSUMED)
     if context is None:
-        return Headroom(ASSUMED_CONTEXT_BYTES + nccl.high, _ASSUMED if nccl.high else _CONTEXT_ASSUMED, True)
-    return Headroom(nccl.high, "NCCL's derived buffers" if nccl.high else "one GPU has no NCCL", False)
+        return Headroom(ASSUMED_CONTEXT_BYTES + nccl.high, _ASSUMED if nccl.high else _CONTEXT_ASSUMED)
+    return Headroom(nccl.high, "NCCL's derived buffers" if nccl.high else "one GPU has no NCCL")

@@ -48,11 +48,6 @@ class SpeedErrors(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     held_out: dict[str, HeldOut]
     """The range tried on each publisher, by its name."""
 
-    @property
-    def fraction_inside(self) -> float:
-        """The fraction of runs inside of a range that they did not make."""
-        return sum(one.inside for one in self.held_out.values()) / self.num_runs
-
 
 class PredictionErrors(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The errors of speed, and of peaks by ``eager`` and ``compiled``."""

@@ -8,7 +8,7 @@ import lzma
 import os
 import subprocess
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -44,8 +44,12 @@ class RecordingError(FsdpBenchError):
     exit_code = ExitCode.CRASHED
 
 
-def record(spec: RecordingSpec, progress: Callable[[str], None] = lambda what: None) -> RecordedCode:
-    """Record a model's code. ``progress`` is called with each variant that is begun.
+def record(
+    spec: RecordingSpec,
+    progress: Callable[[str], None] = lambda what: None,
+    recorder: Sequence[str] = tuple(own_python("fsdp_bench.train.recording.main")),
+) -> RecordedCode:
+    """Record a model's code. ``progress`` is called with each variant that is begun; ``recorder`` is the command.
 
     Raises:
         MachineError: if torch or transformers is missing, or the code cannot be recorded; with the reason.
@@ -57,7 +61,7 @@ def record(spec: RecordingSpec, progress: Callable[[str], None] = lambda what: N
     last = ""
     with tempfile.TemporaryFile() as output:  # a pipe would be full before the lines of progress end
         process = subprocess.Popen(
-            own_python("fsdp_bench.train.recording.main", str(os.getpid())),
+            [*recorder, str(os.getpid())],
             stdin=subprocess.PIPE,
             stdout=output,
             stderr=subprocess.PIPE,

@@ -18,11 +18,7 @@ from fsdp_bench.replay.intervals import Intervals, length, overlap, union
 from fsdp_bench.replay.step_parts import StepPart, part_of, parts_of
 from fsdp_bench.replay.streams import Ran, Streams
 from fsdp_bench.simulate.events import Event, Kind, Stream, Work
-from fsdp_bench.simulate.operators.kernels import Kernels
 from fsdp_bench.simulate.repeat import Log
-from fsdp_bench.simulate.step import steady_step
-from fsdp_bench.spec.recording.model import Model
-from fsdp_bench.spec.setup import TrainSetup
 
 
 @dataclass(frozen=True)
@@ -62,15 +58,6 @@ class StepTime:
     """What the step consists of: parts that add up to it. Empty where the step is unknown."""
     spans: tuple[Span, ...] = ()
     """Where they were asked for."""
-
-
-def step_time(shape: Model, setup: TrainSetup, kernels: Kernels, rates: Rates, with_spans: bool = False) -> StepTime:
-    """Return when a step ends, in the steady state, and what was exposed.
-
-    Raises:
-        SpecError: for models that cannot be predicted.
-    """
-    return schedule(steady_step(shape, setup, kernels), rates, with_spans)
 
 
 def schedule(log: Log, rates: Rates, with_spans: bool = False) -> StepTime:

@@ -6,8 +6,6 @@ from abc import ABC
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
-import msgspec
-
 from fsdp_bench.spec.checked import Checked, Count, build
 from fsdp_bench.spec.errors import SpecError, shown
 from fsdp_bench.spec.lora import DTYPES_MIXED, GRADIENTS_MIXED, PACKED_IN_BF16, LoRA
@@ -197,8 +195,3 @@ else:
 
     TrainedModel.register(ModelShape)
     TrainedModel.register(ModelCode)
-
-
-def name_aside(model: TrainedModel) -> TrainedModel:
-    """Return the model without its name, to compare it with others."""
-    return msgspec.structs.replace(model, name="")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from msgspec import Meta
 from msgspec.structs import replace
@@ -23,10 +23,6 @@ from fsdp_bench.sweep.launchers.launcher import Cluster
 from fsdp_bench.sweep.machine import probe_machine
 from fsdp_bench.sweep.results.store import Store
 from fsdp_bench.sweep.session import SearchSession, SweepResults, TrialSession, Watcher
-
-if TYPE_CHECKING:
-    pass
-
 
 RETRYABLE = ("crashed", "timeout", "oom_gpu", "oom_host")
 """Outcomes that --retry may name."""

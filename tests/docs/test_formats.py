@@ -30,7 +30,6 @@ from fsdp_bench.spec.record import RunPlan, TrialRecord
 from fsdp_bench.spec.setup import CaseInsensitiveEnum, TrainSetup
 from fsdp_bench.spec.subprocesses.rehearsal import RehearsedGpu
 from fsdp_bench.sweep.config import run_table, sweep_file
-from fsdp_bench.sweep.config.grid import read_sweep
 from fsdp_bench.sweep.config.model_code import CODE_KEYS, MORE_KEYS
 from fsdp_bench.sweep.config.reading import FIELD_ALIASES
 from fsdp_bench.sweep.config.shapes import MODEL_KEYS
@@ -38,6 +37,7 @@ from fsdp_bench.sweep.machine import GpuDevice, Machine, probe_machine
 from fsdp_bench.sweep.results.flat import flat_row
 from fsdp_bench.sweep.results.store import read_record
 from tests.docs.pages import ROOT, blocks
+from tests.sweep.reading import read_sweep
 
 STRUCTS: dict[str, type[msgspec.Struct]] = {
     "A trial's record": TrialRecord,

@@ -15,10 +15,11 @@ from fsdp_bench.catalog import loader
 from fsdp_bench.plan.speed import speed
 from fsdp_bench.rates.collectives import groups_of
 from fsdp_bench.rates.datasheet import Datasheet, datasheet
-from fsdp_bench.replay.schedule import run, step_time
+from fsdp_bench.replay.schedule import run, schedule
 from fsdp_bench.replay.step_parts import StepPart
 from fsdp_bench.simulate.events import Event, Kind, Stream, Work
 from fsdp_bench.simulate.operators.kernels import CUDA
+from fsdp_bench.simulate.step import steady_step
 from fsdp_bench.simulate.tape import Tape
 from fsdp_bench.spec.hardware import Cluster
 from fsdp_bench.spec.model import ModelShape
@@ -124,7 +125,7 @@ def test_the_parts_add_up_to_the_step(
         return
     rates = Halved(network=network, launch_seconds=launch, hook_seconds=launch, blocks_host=blocks_host)
     plain = Plain(network=network, launch_seconds=launch, hook_seconds=launch, blocks_host=blocks_host)
-    slowed, alone = (step_time(shape, setup, CUDA, one) for one in (rates, plain))
+    slowed, alone = (schedule(steady_step(shape, setup, CUDA), one) for one in (rates, plain))
     assert slowed.step_seconds is not None
     assert alone.step_seconds is not None
     assert slowed.step_seconds >= alone.step_seconds * (1 - 1e-9)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from fsdp_bench.catalog import loader
 from fsdp_bench.plan.speed import speed
 from fsdp_bench.rates.datasheet import attention_flops, tile_fraction
-from fsdp_bench.replay.schedule import run, schedule, step_time
+from fsdp_bench.replay.schedule import run, schedule
 from fsdp_bench.simulate.events import Event, Kind, Queue, Stream, Work
 from fsdp_bench.simulate.operators.kernels import CPU_GLOO, CUDA
 from fsdp_bench.simulate.step import first_steps, steady_step
@@ -98,7 +98,7 @@ def test_time_is_conserved(
     if impossible(setup, "cuda"):
         return
     rates = Plain(network=network, launch_seconds=launch, hook_seconds=launch, blocks_host=blocks_host)
-    time = step_time(shape, setup, CUDA, rates)
+    time = schedule(steady_step(shape, setup, CUDA), rates)
     assert time.step_seconds is not None
     assert time.compute_seconds is not None
     assert time.communication_seconds is not None
@@ -108,7 +108,7 @@ def test_time_is_conserved(
     assert time.step_seconds >= time.compute_seconds - tiny
     assert time.step_seconds >= time.communication_seconds - tiny
     assert time.step_seconds >= time.compute_seconds + time.exposed_communication_seconds - tiny
-    faster = step_time(shape, setup, CUDA, replace(rates, network=2 * network))
+    faster = schedule(steady_step(shape, setup, CUDA), replace(rates, network=2 * network))
     assert faster.step_seconds is not None
     assert faster.step_seconds <= time.step_seconds + tiny
 
@@ -135,7 +135,7 @@ def test_infinite_bandwidth_exposes_nothing(drawn: tuple[ModelShape, TrainSetup]
     shape, setup = drawn
     if impossible(setup, "cuda"):
         return
-    time = step_time(shape, setup, CUDA, Plain(network=float("inf"), blocks_host=blocks_host))
+    time = schedule(steady_step(shape, setup, CUDA), Plain(network=float("inf"), blocks_host=blocks_host))
     assert time.communication_seconds == 0
     assert time.exposed_communication_seconds == 0
     if blocks_host:
@@ -208,7 +208,7 @@ def test_host_bound_steps_take_what_the_host_needs() -> None:
     )  # fmt: skip
     setup = TrainSetup(world_size=1, sequence_length=16)
     operators = sum(event.kind is Kind.KERNEL for event in issued(shape, setup))
-    time = step_time(shape, setup, CUDA, Plain(launch_seconds=1e-3))
+    time = schedule(steady_step(shape, setup, CUDA), Plain(launch_seconds=1e-3))
     assert time.step_seconds == pytest.approx(operators * 1e-3, rel=0.01)
 
 
@@ -216,7 +216,7 @@ def test_on_a_cpu_everything_is_one_after_another() -> None:
     """No stream runs beside the host; all communication of FSDP is exposed."""
     shape = loader.model("gpt2").shape()
     setup = TrainSetup(world_size=2, sequence_length=64)
-    time = step_time(shape, setup, CPU_GLOO, Plain(blocks_host=True))
+    time = schedule(steady_step(shape, setup, CPU_GLOO), Plain(blocks_host=True))
     assert time.exposed_communication_seconds == pytest.approx(time.communication_seconds)
     assert time.step_seconds == pytest.approx(time.compute_seconds + time.communication_seconds)
 

@@ -77,7 +77,7 @@ FAILURE = ScriptFailure(type="OutOfMemoryError", message="CUDA out of memory.", 
 
 
 def rehearsal(**changes: Any) -> Rehearsal:
-    return Rehearsal(replace(REPORT, **changes), server("p5.48xlarge"), Headroom(2 * GIB, "assumed", True))
+    return Rehearsal(replace(REPORT, **changes), server("p5.48xlarge"), Headroom(2 * GIB, "assumed"))
 
 
 def test_retries_are_counted_in_the_first_steps_and_in_each_later_one() -> None:

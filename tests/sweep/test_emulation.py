@@ -13,12 +13,12 @@ from fsdp_bench.spec.rank_report import Outcome
 from fsdp_bench.spec.record import TrialRecord
 from fsdp_bench.spec.setup import ShardingStrategy
 from fsdp_bench.spec.units import GIB
-from fsdp_bench.sweep.config.grid import read_sweep
 from fsdp_bench.sweep.config.sweep_file import read_file
 from fsdp_bench.sweep.frontier.file import searches_of
 from fsdp_bench.sweep.machine import GpuDevice
 from tests.conftest import records_of_sweep, run_command
 from tests.sweep.config.test_grid import machine
+from tests.sweep.reading import read_sweep
 
 HEAD = """
 [run]

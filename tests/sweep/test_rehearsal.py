@@ -10,13 +10,13 @@ import pytest
 
 from fsdp_bench.spec.errors import MachineError, SweepFileError
 from fsdp_bench.spec.units import GIB, MIB
-from fsdp_bench.sweep.config.grid import read_sweep
 from fsdp_bench.sweep.config.sweep_file import read_file
 from fsdp_bench.sweep.frontier.file import gpu_of
 from fsdp_bench.sweep.run import rehearsed
 from fsdp_bench.sweep.run.rehearsed import rehearsed_gpu
 from tests.conftest import run_command
 from tests.sweep.config.test_grid import machine
+from tests.sweep.reading import read_sweep
 
 RUN = "device = 'rehearsed'\ngpu = 'A10G'"
 

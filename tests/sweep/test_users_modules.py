@@ -12,12 +12,12 @@ from fsdp_bench.spec.errors import SweepFileError
 from fsdp_bench.spec.model_code import ModelCode
 from fsdp_bench.spec.rank_report import Outcome
 from fsdp_bench.spec.record import TrialRecord, read_record
-from fsdp_bench.sweep.config.grid import read_sweep
 from fsdp_bench.sweep.config.sweep_file import read_file
 from fsdp_bench.sweep.config.trial import SweepPlan
 from fsdp_bench.validate.memory import compare_with_record
 from tests.conftest import RUN_ON_CPU, records_of_sweep, run_command
 from tests.sweep.config.test_grid import machine
+from tests.sweep.reading import read_sweep
 
 MODULE = """
 import torch

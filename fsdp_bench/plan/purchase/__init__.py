@@ -3,7 +3,6 @@
 Read in this order:
     goal.py      Goal: the model, the tokens, the deadline, the budget, and what the user leaves open
     settings.py  the settings that are tried
-    memory.py    whether a setting may fit a number of GPUs, from few simulations
     simulated.py what is simulated once for all kinds of servers
     fastest.py   the fastest setting that fits on so many servers
     offer.py     Offer: one answer, with days, price and energy

@@ -202,14 +202,6 @@ def enough_layers(kinds: Sequence[str], first: int) -> int:
     return found + (len(kinds) - found) % each
 
 
-def of_layers(kinds: Sequence[Any], count: int) -> list[Any]:
-    """Return a list of the kinds of so many layers: its beginning, or the list with what repeats at its end again."""
-    longer, each = list(kinds), period(kinds)
-    while len(longer) < count:
-        longer.append(longer[-each])
-    return longer[:count]
-
-
 def period(kinds: Sequence[Any]) -> int:
     """Return after how many layers their kinds are the same again."""
     return next((n for n in range(1, len(kinds)) if kinds[n:] == kinds[:-n]), 1)

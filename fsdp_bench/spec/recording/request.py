@@ -10,7 +10,7 @@ from fsdp_bench.spec.checked import Checked
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.lora import LoRA
 from fsdp_bench.spec.recording.recorded import RecordedCode
-from fsdp_bench.spec.subprocesses.dry_run import ModelCode, UserModule
+from fsdp_bench.spec.subprocesses.dry_run import UserModule
 
 MULTIPLE = 32
 """Recordings hold for sequence lengths that are multiples of this: attention with a mask rounds lengths up to it."""
@@ -26,12 +26,10 @@ def length_not_recorded(name: str, length: int, multiple: int = MULTIPLE) -> str
 
 
 class RecordingSpec(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The code to record: Hugging Face's or torchtitan's of a config.json, or a user's function."""
+    """The code to record: that of a config.json, or a user's function."""
 
     config: dict[str, Any] | None = None
     """A config.json of Hugging Face's."""
-    code: ModelCode = "huggingface"
-    """Whose code of the config.json."""
     module: UserModule | None = None
     lora: LoRA | None = None
     """PEFT's adapters, which are put into the Hugging Face model."""
@@ -44,17 +42,17 @@ class RecordingSpec(Checked, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     activation_offload: bool = False
     """Whether to record, too, what runs under activation offload, which takes as long again."""
 
-    all_sizes: bool = False
-    """Whether the recording of a config.json is to hold for all sizes, and not only for those in the file."""
-
     before_sm80: bool = False
     """Whether to record what runs on GPUs of compute capability 7.0 and 7.5 (Gpu.is_before_sm80)."""
+
+    @property
+    def only_length(self) -> int | None:
+        """The one sequence length that the recording is for; None if it is for several."""
+        return self.sequence_length if self.fixed_length else None
 
     def _check(self) -> None:
         if (self.config is None) == (self.module is None):
             raise SpecError("a recording needs a config.json or a user's module, and not both")
-        if self.code == "torchtitan" and not self.all_sizes:
-            raise SpecError("code: torchtitan's is recorded for all sizes only")
         if self.lora is not None and self.config is None:
             raise SpecError("lora: goes with a config.json; a user's function puts in its adapters itself")
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from fsdp_bench.spec.errors import MachineError, SpecError
 from fsdp_bench.spec.model_code import ModelCode, TrainedModel
 from fsdp_bench.spec.record import TrialSpec
@@ -11,20 +9,9 @@ from fsdp_bench.spec.setup import TrainSetup
 from fsdp_bench.spec.subprocesses.dry_run import SIZES
 from fsdp_bench.sweep.config.cells import Cell, excludes, resolvable, setup_of, why_not, with_defaults
 from fsdp_bench.sweep.config.shapes import shape_of
-from fsdp_bench.sweep.config.sweep_file import NO_GPU, SweepFile, naming, read_file, require_gpu
+from fsdp_bench.sweep.config.sweep_file import NO_GPU, SweepFile, naming
 from fsdp_bench.sweep.config.trial import SweepPlan, Trial
 from fsdp_bench.sweep.config.trial_id import trial_id
-from fsdp_bench.sweep.machine import Machine
-
-
-def read_sweep(path: Path, machine: Machine) -> SweepPlan:
-    """Read a sweep file and resolve it for this machine.
-
-    Raises:
-        SweepFileError: one line: the file, the place in it, what is allowed.
-        MachineError: if the file asks for a device that this machine lacks.
-    """
-    return trials_of(require_gpu(read_file(path, machine)))
 
 
 def trials_of(file: SweepFile) -> SweepPlan:

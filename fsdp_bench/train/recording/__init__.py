@@ -2,16 +2,14 @@
 
 Read in this order:
     main.py        ``python -m fsdp_bench.train.recording.main``: one recording
-    subjects.py    the code to record: Hugging Face's from a config.json, or a user's function
-    points.py      batch sizes, lengths, and small models for a code that is to hold for all sizes
+    subjects.py    the code to record: Hugging Face's from a config.json, or a user's function; and at which points
     record.py      every variant, at as many points as its formulas need
     variant.py     one training step at one point
     forward.py     the forward pass: storages, nodes, saved tensors, calls of modules
     backward.py    the backward pass, node by node
     operators.py   what an operator works on
     size.py        an integer that depends on the sizes of the model and the batch
-    merge.py       recordings at several points into one
-    formulas.py    the formulas of the sizes
+    formulas.py    recordings at several points into one, with formulas of the sizes
     loops.py       blocks that do the same are written down once
     blocks.py      which modules are the blocks
 """

@@ -9,13 +9,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
 from itertools import combinations, combinations_with_replacement
+from typing import Any
 
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.lora import SCALED_TOGETHER
-from fsdp_bench.spec.recording.formula import Product, factor_value, multiply, to_text
+from fsdp_bench.spec.recording.formula import Product, factor_value, multiply, parse, to_text
 from fsdp_bench.train.recording.size import Size
 
 Point = Mapping[str, int]
+"""The values of the symbols of sizes: ``B``, ``S``, ..."""
 Values = tuple[int, ...]
 
 _MULTIPLES = (8, 16, 32, 64, 128)
@@ -55,7 +57,7 @@ class Formulas:
         if all([len(t) for t in one] == [len(t) for t in terms[0]] for one in terms):
             columns = [list(zip(*factors, strict=True)) for factors in zip(*terms, strict=True)]
             parts = [multiply([self._of(column) for column in factors]) for factors in columns]
-            return to_text([product for part in parts for product in _parsed(part)])
+            return to_text([product for part in parts for product in parse(part)])
         return self._of(values)
 
     def _of(self, values: Values) -> str:
@@ -123,7 +125,33 @@ def _is_simple(number: Fraction) -> bool:
     return number.denominator in (*range(_LARGEST_COEFFICIENT + 1), SCALED_TOGETHER) and number.numerator != 0
 
 
-def _parsed(text: str) -> Sequence[Product]:
-    from fsdp_bench.spec.recording.formula import parse
+def merged(recordings: list[Any], formulas: Formulas, where: str = "") -> Any:
+    """Return one recording: what is equal at all points, and the number of a formula for each size.
 
-    return parse(text)
+    Raises:
+        SpecError: where the recordings differ in more than sizes: the code depends on data or on the sizes.
+    """
+    first = recordings[0]
+    if isinstance(first, Size):
+        return formulas.number(recordings)
+    if isinstance(first, list | tuple):
+        if any(len(other) != len(first) for other in recordings):
+            raise SpecError(_differs(where, recordings))
+        inner = f"{where} {first[1]}" if len(first) == 6 and first[0] == "c" else where
+        return [merged([other[index] for other in recordings], formulas, inner) for index in range(len(first))]
+    if isinstance(first, dict):
+        if any(other.keys() != first.keys() for other in recordings):
+            raise SpecError(_differs(where, recordings))
+        return {key: merged([other[key] for other in recordings], formulas, where) for key in first}
+    if any(other != first for other in recordings):
+        raise SpecError(_differs(where, recordings))
+    return first
+
+
+def _differs(where: str, recordings: list[Any]) -> str:
+    shown = " / ".join(str(recording)[:60] for recording in recordings[:2])
+    place = where.split()[-1] if where.strip() else "the model"
+    return (
+        f"{place}: its code runs other operators at other sizes, or ones that depend on data; where it loops over the"
+        f" sequence, --fixed-length records it for one length ({shown})"
+    )

@@ -8,7 +8,7 @@ node is named by how many iterations before it was made, instead of by its numbe
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -360,9 +360,6 @@ def operator_names(top: Code, nodes: Sequence[Code]) -> list[str]:
         for code in node[5]:
             visit(code)
     return list(names)
-
-
-Rename = Callable[[int], int]
 
 
 def renumbered(top: Code, nodes: dict[int, Code], loss: Code, first: int) -> tuple[Code, dict[int, Code], Code]:

@@ -10,6 +10,7 @@ import sys
 import time
 import traceback
 import warnings
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -19,28 +20,25 @@ from fsdp_bench.spec.recording.request import RecordingAnswer, RecordingSpec
 from fsdp_bench.train.models.huggingface import unpacked_sequences
 from fsdp_bench.train.models.quantized import as_on_cuda
 from fsdp_bench.train.processes.parent import die_with_parent
-from fsdp_bench.train.recording.record import record
-from fsdp_bench.train.recording.subjects import architecture, huggingface, of_module, torchtitan
+from fsdp_bench.train.recording.record import Subject, record
+from fsdp_bench.train.recording.subjects import huggingface, of_module
 
 
-def answer(spec: RecordingSpec) -> RecordingAnswer:
+def subject_of(spec: RecordingSpec) -> Subject:
+    """Return the code to record."""
+    if spec.config is not None:
+        return huggingface(spec.config, spec.sequence_length, spec.lora, spec.only_length)
+    assert spec.module is not None
+    return of_module(spec.module, spec.only_length)
+
+
+def answer(spec: RecordingSpec, subject_of: Callable[[RecordingSpec], Subject]) -> RecordingAnswer:
     """Record; return the recording or the error."""
     begin = time.perf_counter()
     try:
         with unpacked_sequences(), as_on_cuda():
-            only = spec.sequence_length if spec.fixed_length else None
-            if spec.config is not None:
-                if spec.code == "torchtitan":
-                    subject = torchtitan(spec.config, spec.sequence_length)
-                elif spec.all_sizes:
-                    subject = architecture(spec.config, spec.sequence_length, only, spec.lora)
-                else:
-                    subject = huggingface(spec.config, spec.sequence_length, spec.lora, only)
-            else:
-                assert spec.module is not None
-                subject = of_module(spec.module, only)
             tell = lambda what: print(f"recording: {what}", file=sys.stderr)  # noqa: E731
-            subject = dataclasses.replace(subject, before_sm80=spec.before_sm80)
+            subject = dataclasses.replace(subject_of(spec), before_sm80=spec.before_sm80)
             recorded = record(subject, tell, spec.activation_offload)
     except FsdpBenchError as error:
         return RecordingAnswer(error=str(error))
@@ -51,16 +49,21 @@ def answer(spec: RecordingSpec) -> RecordingAnswer:
     return RecordingAnswer(recorded=recorded, seconds=time.perf_counter() - begin)
 
 
-def main() -> None:
-    """Answer standard input. Output of torch and transformers goes to standard error."""
-    if len(sys.argv) > 1:
-        die_with_parent(int(sys.argv[1]))
+def main(subject_of: Callable[[RecordingSpec], Subject], parent: Sequence[str]) -> None:
+    """Answer standard input. Output of torch and transformers goes to standard error.
+
+    Args:
+        subject_of: returns the code to record.
+        parent: the process with which this one ends, if any.
+    """
+    if parent:
+        die_with_parent(int(parent[0]))
     out, sys.stdout = sys.stdout, sys.stderr
     warnings.simplefilter("ignore")
-    found = answer(from_json(sys.stdin.buffer.read(), RecordingSpec))
+    found = answer(from_json(sys.stdin.buffer.read(), RecordingSpec), subject_of)
     out.buffer.write(msgspec.json.encode(found))
     out.flush()
 
 
 if __name__ == "__main__":
-    main()
+    main(subject_of, sys.argv[1:])

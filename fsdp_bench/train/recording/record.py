@@ -21,10 +21,8 @@ from fsdp_bench.train.dry_run.fake_world import fake_device
 from fsdp_bench.train.models.lora import stored_apart
 from fsdp_bench.train.models.user_module import loss_of
 from fsdp_bench.train.recording.blocks import block_class, block_lists, named_class
-from fsdp_bench.train.recording.formulas import Formulas
+from fsdp_bench.train.recording.formulas import Formulas, Point, merged
 from fsdp_bench.train.recording.loops import Writer, operator_names
-from fsdp_bench.train.recording.merge import merged
-from fsdp_bench.train.recording.points import Point
 from fsdp_bench.train.recording.size import Size
 from fsdp_bench.train.recording.variant import RawStep, record_step
 

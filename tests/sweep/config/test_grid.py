@@ -10,11 +10,11 @@ import pytest
 from fsdp_bench.spec.errors import MachineError, SweepFileError, UserError
 from fsdp_bench.spec.record import RunPlan, read_record
 from fsdp_bench.spec.setup import Precision, ShardingStrategy
-from fsdp_bench.sweep.config.grid import read_sweep
 from fsdp_bench.sweep.config.trial import SweepPlan
 from fsdp_bench.sweep.config.trial_id import trial_id
 from fsdp_bench.sweep.machine import GpuDevice, Machine, torch_version
 from tests.conftest import TINY_MODEL
+from tests.sweep.reading import read_sweep
 
 RESULTS = Path(__file__).parents[3] / "results"
 GPUS = tuple(GpuDevice(index=i, name="NVIDIA H100 80GB HBM3", memory_bytes=80 * 1024**3) for i in range(8))

@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from fsdp_bench.rates.attention import FLASH_ATTENTION_2, TRITON, fraction_of_peak
+from tools.validate.published import cases as published_cases
 from tools.validate.published.cases import PublishedCase, read_cases
 from tools.validate.published.setups import FRAMEWORKS
 from tools.validate.published.speed import (
@@ -155,4 +156,4 @@ def test_medians_are_those_of_the_rows(compared: Compared) -> None:
 
 
 def test_the_packaged_table_names_no_file_outside_of_the_repository() -> None:
-    assert "../" not in (Path(cases.__file__).parent / "published.csv").read_text(encoding="utf-8")
+    assert "../" not in (Path(published_cases.__file__).parent / "published.csv").read_text(encoding="utf-8")

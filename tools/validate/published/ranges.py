@@ -41,6 +41,11 @@ def speed_errors(rows: Iterable[SpeedRow]) -> SpeedErrors:
     )
 
 
+def fraction_inside(errors: SpeedErrors) -> float:
+    """Return the fraction of runs inside of a range that they did not make."""
+    return sum(one.inside for one in errors.held_out.values()) / errors.num_runs
+
+
 def central_errors(rows: Iterable[SpeedRow]) -> tuple[float, float]:
     """Return the smallest and the largest of the central errors; each publisher counts as much as any other."""
     by_family: dict[str, list[float]] = defaultdict(list)

@@ -18,7 +18,8 @@ from fsdp_bench.catalog import loader
 from fsdp_bench.rates.attention import FLASH_ATTENTION_2, TRITON
 from fsdp_bench.rates.collectives import groups_of
 from fsdp_bench.rates.datasheet import datasheet
-from fsdp_bench.replay.schedule import step_time
+from fsdp_bench.replay.schedule import schedule
+from fsdp_bench.simulate.step import steady_step
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.hardware import Cluster
 from fsdp_bench.spec.setup import Checkpointing
@@ -267,7 +268,7 @@ def _step(inputs: CaseInputs, plan: Plan, cluster: Cluster) -> tuple[float, floa
     kernels = replace(plan.kernels, composite_norms=norms)
     rates = datasheet(cluster, cluster.gpu, plan.setup, groups_of(cluster, plan.setup))
     rates = replace(rates, attention_kernel=attention_kernel(inputs))
-    time = step_time(plan.model, plan.setup, kernels, rates)
+    time = schedule(steady_step(plan.model, plan.setup, kernels), rates)
     if time.step_seconds is None or time.exposed_communication_seconds is None:
         raise SpecError(f"unknown: {', '.join(time.unknown)}")
     return time.step_seconds, time.exposed_communication_seconds

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from statistics import median
 
 from fsdp_bench.report.table import table_columns, table_lines
-from tools.validate.published.ranges import CENTRAL, speed_errors
+from tools.validate.published.ranges import CENTRAL, fraction_inside, speed_errors
 from tools.validate.published.speed import SpeedRow, SpeedSummary, kind_of
 from tools.validate.text.left_out import left_out, taken
 
@@ -69,7 +69,7 @@ def _range(rows: Sequence[SpeedRow]) -> list[str]:
     found = speed_errors(rows)
     lines = [
         f"range: {CENTRAL:.0%} of the errors are between {found.lowest:+.1%} and {found.highest:+.1%}",
-        f"  of a publisher that is left out the range of the others holds {found.fraction_inside:.0%} of the rows:",
+        f"  of a publisher that is left out the range of the others holds {fraction_inside(found):.0%} of the rows:",
     ]
     return lines + [f"    {name}: {one.inside} of {one.num_runs}" for name, one in found.held_out.items()]
 

@@ -1,4 +1,4 @@
-"""The points of a recording: batch sizes, sequence lengths and, for a code that is to hold for all sizes, small models.
+"""Small models, at which a code is recorded that is to hold for all sizes.
 
 Values are unlike each other, so that hardly two formulas agree at all points. They keep what decides which kernels
 run: a head is a multiple of 8 wide, and heads are a multiple of the heads of keys and values.
@@ -6,7 +6,7 @@ run: a head is a multiple of 8 wide, and heads are a multiple of the heads of ke
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fsdp_bench.spec.lora import RANK
@@ -20,13 +20,10 @@ from fsdp_bench.spec.recording.config import (
     SIZES,
     WINDOWS,
     ConfigClass,
-    of_layers,
+    period,
 )
-from fsdp_bench.spec.recording.request import MULTIPLE
+from fsdp_bench.train.recording.subjects import BATCHES
 
-Point = Mapping[str, int]
-
-_BATCHES = ((2, 64), (3, 96), (2, 160), (5, 224))
 _MODELS = {
     "key_value_heads": (4, 3, 5, 7),
     "heads_of_each": (5, 5, 2, 3),
@@ -57,7 +54,7 @@ _MODELS = {
     "linear_value_head_dim": (40, 48, 32, 40),
 }
 """No two products of up to three of these, of the batch size and of the length are in the same proportion at all
-points (tests/train/test_recording_points.py)."""
+points (tests/tools/test_recording_points.py)."""
 
 _MULTIPLIED = {"key_value_heads": 16, "intermediate_size": 16}
 """Factors of sizes where weights are in 4 bits: each layer then has a multiple of the weights that are scaled together.
@@ -66,19 +63,11 @@ A factor that is the same at all points keeps products apart."""
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 
 
-def batches(beyond: int, only: int | None = None) -> list[Point]:
-    """Return batch sizes and sequence lengths, longer than ``beyond``, a sliding window; with ``only`` that length."""
-    if only is not None:
-        return [{"B": batch, "S": only} for batch, _ in _BATCHES]
-    shift = -(-beyond // MULTIPLE) * MULTIPLE
-    return [{"B": batch, "S": length + shift} for batch, length in _BATCHES]
-
-
 def models(full: Mapping[str, Any], is_quantized: bool = False) -> list[dict[str, Any]]:
-    """Return small models with the settings of a complete config, one for each of ``batches``."""
+    """Return small models with the settings of a complete config, one for each of BATCHES."""
     times = _MULTIPLIED if is_quantized else {}
     drawn = {name: [value * times.get(name, 1) for value in values] for name, values in _MODELS.items()}
-    return [_model(full, {name: values[index] for name, values in drawn.items()}) for index in range(len(_BATCHES))]
+    return [_model(full, {name: values[index] for name, values in drawn.items()}) for index in range(len(BATCHES))]
 
 
 def ranks() -> list[int]:
@@ -118,3 +107,11 @@ def buildable(model: Mapping[str, Any], kind: ConfigClass, num_layers: int, wind
     made |= {name: window for name in WINDOWS if isinstance(made.get(name), int)}
     tokens = {name: None if value is None else 0 for name, value in made.items() if name.endswith("_token_id")}
     return made | tokens  # those of a vocabulary this small
+
+
+def of_layers(kinds: Sequence[Any], count: int) -> list[Any]:
+    """Return a list of the kinds of so many layers: its beginning, or the list with what repeats at its end again."""
+    longer, each = list(kinds), period(kinds)
+    while len(longer) < count:
+        longer.append(longer[-each])
+    return longer[:count]

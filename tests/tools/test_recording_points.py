@@ -8,7 +8,8 @@ from math import gcd
 
 from fsdp_bench.spec.lora import RANK
 from fsdp_bench.spec.recording.config import SIZES
-from fsdp_bench.train.recording.points import _BATCHES, _MODELS
+from fsdp_bench.train.recording.subjects import BATCHES
+from tools.all_sizes.points import _MODELS
 
 MADE_OF = {
     "num_attention_heads": ("key_value_heads", "heads_of_each"),
@@ -25,12 +26,12 @@ SAME = {"d_ff", "n_inner"}
 def products() -> Iterator[tuple[tuple[str, ...], tuple[int, ...]]]:
     """Yield all products of up to three symbols: what they are made of, and their values at the points."""
     drawn = {name: values for name, values in _MODELS.items() if name not in SAME}
-    values = {**drawn, "B": [batch for batch, _ in _BATCHES], "S": [length for _, length in _BATCHES]}
+    values = {**drawn, "B": [batch for batch, _ in BATCHES], "S": [length for _, length in BATCHES]}
     symbols = {name: (name,) for name in values} | MADE_OF
     for length in range(4):
         for chosen in combinations_with_replacement(symbols, length):
             parts = tuple(sorted(part for symbol in chosen for part in symbols[symbol]))
-            at = [1] * len(_BATCHES)
+            at = [1] * len(BATCHES)
             for part in parts:
                 at = [a * b for a, b in zip(at, values[part], strict=True)]
             yield parts, tuple(at)
