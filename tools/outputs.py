@@ -18,7 +18,7 @@ import shlex
 import sys
 from datetime import date
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 COMMANDS = {
     name: f"{command} --json"
