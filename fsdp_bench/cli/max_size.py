@@ -201,11 +201,10 @@ def _show_nothing(_done: int, _total: int) -> None:
 
 
 def _draw(results: Sequence[HardwareResult], arrangement: Arrangement, path: Path) -> None:
-    from fsdp_bench.report.charts.max_size import draw
-    from fsdp_bench.report.charts.max_size_rows import max_size_chart
+    from fsdp_bench.report.charts.max_size_rows import max_size_slide
 
     if any(cell.fits is not None for one in results for cell in one.cells):
-        save_chart(lambda file: draw(max_size_chart(results, arrangement), file), path)
+        save_chart(max_size_slide(results, arrangement), path)
     else:
         print_line("no picture: there is no bar to draw", error=True)
 
@@ -320,10 +319,9 @@ def _published(chart: Path | None, as_json: bool) -> int:
 
     found = compare_published_sizes()
     if chart is not None:
-        from fsdp_bench.report.charts.max_size import draw
-        from fsdp_bench.report.charts.published_sizes import published_chart
+        from fsdp_bench.report.charts.published_sizes import published_slide
 
-        save_chart(lambda path: draw(published_chart(found), path), chart)
+        save_chart(published_slide(found), chart)
     if as_json:
         sys.stdout.write(to_json(published_document(found)).decode())
     else:

@@ -8,6 +8,6 @@ from fsdp_bench.report.html.measured.errors import _times
 def test_step_times_are_drawn_in_the_unit_of_their_axis() -> None:
     """Steps of 10 and 20 milliseconds lie between ticks of 0 and 20 to 30."""
     plot = _times([(1, 0.010, 0.012), (2, 0.020, 0.018)])
-    assert "ms" in plot.x_title
-    labels = [float(tick.text) for tick in plot.x_ticks]
+    assert "ms" in plot.x.title
+    labels = [float(tick.text) for tick in plot.x.ticks()]
     assert 20 <= max(labels) <= 30

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import re
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -70,9 +69,8 @@ def test_a_mark_stands_at_the_prediction_within_its_range(tmp_path: Path) -> Non
     assert isinstance(plan, PlanDocument)
     drawn = chart(plan, offers_of(plan))
     assert drawn is not None
-    lines = [[float(word) for word in re.split("[ L]", one)] for one in drawn.shapes[0].path[1:].split("M")]
-    for point, (left, _low, right, _high) in zip(drawn.points, lines, strict=True):  # of this plan none are merged
-        assert left / 10 < point.x < right / 10
+    for point, line in zip(drawn.points, drawn.lines, strict=True):
+        assert line.x[0] < point.x < line.x[1]
 
 
 def test_prices_have_three_digits() -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Generic, TypeVar
 
-from fsdp_bench.report.charts.figure import in_file_name
+from fsdp_bench.report.charts.slide import in_file_name
 from fsdp_bench.report.charts.trials.bars import device_name
 from fsdp_bench.report.charts.trials.trial_facts import (
     ORDER,

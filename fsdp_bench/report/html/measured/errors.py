@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-from fsdp_bench.report.html.blocks import Block, Cell, Details, Legend, Plot, Point, Row, Section, Shape, Text, table
-from fsdp_bench.report.html.scales import from_zero
+from fsdp_bench.report.charts.axis import from_zero, memory_unit
+from fsdp_bench.report.charts.colors import Style
+from fsdp_bench.report.charts.description import Key, Line, Plot, Point
+from fsdp_bench.report.html.blocks import Block, Cell, Details, Row, Section, Text, table
 from fsdp_bench.report.text.common import UNKNOWN
 from fsdp_bench.spec.model_code import ModelCode
 from fsdp_bench.spec.profile import Profile
 from fsdp_bench.spec.record import TrialRecord
-from fsdp_bench.spec.units import GIB, MIB, format_gib, format_seconds
+from fsdp_bench.spec.units import format_gib, format_seconds
 from fsdp_bench.validate.memory import MemoryComparison, Summary, compare_with_record, summarize
 from fsdp_bench.validate.step_time import TimeComparison, compare_time, summarize_time
 
@@ -127,12 +129,15 @@ def _time_table(known: Sequence[tuple[int, TrialRecord, TimeComparison]]) -> Blo
     return table("Step time, predicted and measured", titles, rows, ("#", *titles[2:]))
 
 
+TRIAL, EQUAL = Style("blue"), Style("faint", is_line=True)
+
+
 def _times(pairs: Sequence[tuple[int, float, float]]) -> Plot:
     return _plot("Step time: predicted against measured", pairs, "ms", 1e-3, "measured", format_seconds)
 
 
 def _pairs(caption: str, pairs: Sequence[tuple[int, float, float]], source: str) -> Plot:
-    unit, name = (GIB, "GiB") if max(max(pair[1:]) for pair in pairs) >= GIB else (MIB, "MiB")
+    unit, name = memory_unit(max(max(pair[1:]) for pair in pairs))
     return _plot(caption, pairs, name, unit, source, format_gib)
 
 
@@ -145,19 +150,18 @@ def _plot(
     text: Callable[[float], str],
 ) -> Plot:
     """Return predicted and measured values on one scale; on the line they are equal."""
-    scale = from_zero([value / unit for pair in pairs for value in pair[1:]])
+    values = [value / unit for pair in pairs for value in pair[1:]]
+    x, y = (from_zero(f"{what}, {name}", values) for what in ("predicted", source))
     points = [
-        Point(scale.at(one / unit), scale.at(other / unit), "", f"{number}: {text(one)}, {source} {text(other)}", "dot")
+        Point(TRIAL, one / unit, other / unit, title=f"{number}: {text(one)}, {source} {text(other)}")
         for number, one, other in pairs
     ]
     return Plot(
         caption,
-        f"predicted, {name}",
-        f"{source}, {name}",
-        scale.ticks(),
-        scale.ticks(),
-        (Shape("equal", "M0 1000L1000 0", is_line=True),),
-        tuple(points),
-        legend=(Legend("dot", "a trial"), Legend("equal", "equal")),
+        x,
+        y,
+        lines=(Line(EQUAL, (0.0, x.high), (0.0, y.high)),),
+        points=tuple(points),
+        legend=(Key(TRIAL, "a trial"), Key(EQUAL, "equal")),
         is_square=True,
     )

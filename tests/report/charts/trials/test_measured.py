@@ -11,9 +11,10 @@ from rich.console import Console
 
 from fsdp_bench.catalog.ladder import nearest_size
 from fsdp_bench.catalog.loader import gpu_by_product_name
+from fsdp_bench.report.charts.slide import figure_of
 from fsdp_bench.report.charts.trials import bars
 from fsdp_bench.report.charts.trials.bars import communication_bar, ended, exceeded_limit, memory_bar, throughput_bar
-from fsdp_bench.report.charts.trials.measured import CHARTS, draw_all, measured_figure
+from fsdp_bench.report.charts.trials.measured import CHARTS, draw_all, measured_slide
 from fsdp_bench.report.charts.trials.slides import MAX_BARS, ChartTrials, group_by_chart
 from fsdp_bench.report.measured.tables import print_table
 from fsdp_bench.spec.codec import to_json
@@ -353,12 +354,12 @@ def test_small_models_share_a_chart_and_large_sweeps_do_not() -> None:
 )  # fmt: skip
 def test_texts_lie_on_the_chart_and_apart(chart: object, fields: dict[str, list[object]]) -> None:
     for trials in group_by_chart(grid(**fields), "a machine"):
-        assert_texts_are_inside_and_apart(measured_figure(chart, trials))  # type: ignore[arg-type]
+        assert_texts_are_inside_and_apart(figure_of(measured_slide(chart, trials)))  # type: ignore[arg-type]
 
 
 def test_every_bar_carries_its_number_and_the_title_says_on_how_many_ranks() -> None:
     (trials,) = group_by_chart(grid(strategy=list(ShardingStrategy), world_size=[4]), "the machine")
-    written = text_of_quantity(measured_figure(CHARTS[0], trials))
+    written = text_of_quantity(figure_of(measured_slide(CHARTS[0], trials)))
     assert written.count("10.0 backward") == 5
     assert "Peak memory by sharding strategy: 4 ranks, NVIDIA H100 80GB HBM3" in written
     for words in ("stored parameters", "optimizer state", "FULL_SHARD", "NO_SHARD", "machine: the machine"):
