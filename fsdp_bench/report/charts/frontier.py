@@ -15,7 +15,6 @@ from fsdp_bench.report.charts.max_size import (
     MOST_BARS,
     NONE_FITS,
     UNKNOWN,
-    BarRow,
     MaxSizeBar,
     size_bars,
 )
@@ -109,7 +108,7 @@ def frontier_slide(record: FrontierRecord, cells: Sequence[FrontierCell]) -> Sli
         ),
     )
     first, text = cells[0], QUANTITY_TEXTS[cells[0].quantity.name]
-    rows = (BarRow("", tuple(_bar(record, cell, levels) for cell in ordered)),)
+    rows = {"": [_bar(record, cell, levels) for cell in ordered]}
     number = format_count if first.quantity.name == "num_parameters" else str
     return Slide(
         f"{text.title} ({record.source}, and predicted): {first.setup.world_size} ranks",

@@ -7,7 +7,7 @@ measured or rehearsed bar, a mark shows the predicted value, and the error stand
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from fsdp_bench.report.charts.colors import Style
@@ -67,17 +67,8 @@ class MaxSizeBar:
         return ("0%" if self.predicted == self.value else f"{self.predicted / self.value - 1:+.1%}",)
 
 
-@dataclass(frozen=True)
-class BarRow:
-    """One row of panels, with one panel per strategy."""
-
-    title: str
-    """Empty for a chart of one row."""
-    bars: tuple[MaxSizeBar, ...]
-
-
 def size_bars(
-    rows: Sequence[BarRow],
+    rows: Mapping[str, Sequence[MaxSizeBar]],
     axes: Sequence[tuple[float, str]],
     levels: Sequence[str],
     number: Callable[[int], str] = format_count,
@@ -86,24 +77,24 @@ def size_bars(
     """Return a chart of bars for each row, on one scale.
 
     Args:
-        rows: the bars; all rows have the same groups and labels in the same order.
+        rows: the bars by the title of their row; all rows have the same groups and labels in the same order.
         axes: scales (divisor, label), largest first; the first not above the highest bar is used.
         levels: the fields that the labels show: ``server``, ``checkpointing``.
         number: the function that formats a value.
         unit: what follows a value.
     """
-    every = [bar for row in rows for bar in row.bars]
+    every = [bar for bars in rows.values() for bar in bars]
     highest = max((max(bar.value or 0, bar.predicted or 0, bar.with_retries or 0) for bar in every), default=0)
     scale, axis = next((one for one in axes if highest >= one[0]), axes[-1])
     styles, legend = _styles(every), _legend(every, levels)
     collapsed = {name for name, own in _by_group(every).items() if _never_runs(own)}
     made = []
-    for row in rows:
+    for title, bars in rows.items():
         groups = [
             BarGroup(name, tuple(_bar(bar, styles, number) for bar in _shown(own, name in collapsed)))
-            for name, own in _by_group(row.bars).items()
+            for name, own in _by_group(bars).items()
         ]
-        made.append(Bars(row.title, tuple(groups), axis, scale, unit, tuple(levels), legend))
+        made.append(Bars(title, tuple(groups), axis, scale, unit, tuple(levels), legend))
     return tuple(made)
 
 

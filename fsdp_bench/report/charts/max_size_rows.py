@@ -15,7 +15,6 @@ from fsdp_bench.report.charts.max_size import (
     MOST_ROWS,
     NONE_FITS,
     UNKNOWN,
-    BarRow,
     MaxSizeBar,
     size_bars,
 )
@@ -90,11 +89,11 @@ def max_size_slide(results: Sequence[HardwareResult], arrangement: Arrangement) 
         return ORDER.index(cell.setup.strategy), *within
 
     cells.sort(key=place)
-    field, rows = arrangement.rows, []
+    field, rows = arrangement.rows, dict[str, list[MaxSizeBar]]()
     for word in dict.fromkeys(_label(field, name, cell.setup) if field else "" for name, cell in cells):
         chosen = [(n, c) for n, c in cells if not field or _label(field, n, c.setup) == word]
         title = word if field in (None, SERVER, *SELDOM, *SIZES) else f"{field} {word}"
-        rows.append(BarRow(title, tuple(_bar(n, c, arrangement.levels) for n, c in chosen)))
+        rows[title] = [_bar(n, c, arrangement.levels) for n, c in chosen]
     name = first.quantity.name
     return Slide(
         f"{text.title} (predicted): {_servers(results)}",

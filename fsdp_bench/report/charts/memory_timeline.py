@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from fsdp_bench.plan.chart_data.drawn import DrawnMemory, drawn_memory
@@ -10,7 +10,19 @@ from fsdp_bench.plan.chart_data.memory_timeline import memory_timeline
 from fsdp_bench.plan.question import Prediction, Question
 from fsdp_bench.report.charts.axis import Axis, Tick, memory_unit
 from fsdp_bench.report.charts.colors import Style
-from fsdp_bench.report.charts.description import Area, Key, Line, Plot, Point, Slide, stacked
+from fsdp_bench.report.charts.description import (
+    Area,
+    Bar,
+    BarGroup,
+    Bars,
+    Key,
+    Line,
+    Piece,
+    Plot,
+    Point,
+    Slide,
+    stacked,
+)
 from fsdp_bench.report.text.common import hardware_text
 from fsdp_bench.report.text.setups import common_line, setup_line, spaced, title, varying_fields
 from fsdp_bench.report.text.verdict import required_lines, verdict
@@ -45,6 +57,8 @@ PEAK = Style("ink", sign="v")
 DIVIDER = Style("faint", is_line=True, dash=(2, 2), width=1.0)
 SHADE = Style("shade")
 
+PREDICTED, MEASURED = Style("sky"), Style("ink", sign="D")
+_ORDER_OF_PHASES = ("load", "forward", "loss", "backward", "optimizer")
 ORDER_OF_EVENTS = "the axis counts allocations and frees in the order of the step, not seconds"
 FEW_PHASES = 5
 """Most phases whose names fit side by side on a narrow screen."""
@@ -136,6 +150,32 @@ def peak_text(memory: DrawnMemory, with_operator: bool = True) -> str:
     block = "" if memory.peak_block is None else f", block {memory.peak_block}"
     operator = f", at {memory.peak_operator}" if with_operator else ""
     return f"peak {format_gib(memory.peak_bytes)} in {memory.peak_phase}{block}{operator}"
+
+
+def breakdown_bars(breakdown: Mapping[str, int], heading: str) -> Bars:
+    """Return what is alive at the peak, the largest part first."""
+    total = sum(breakdown.values()) or 1
+    parts = sorted(((name, size) for name, size in breakdown.items() if size), key=lambda part: -part[1])
+    bars = [
+        Bar(
+            (spaced(name),),
+            (f"{format_gib(size)}, {size / total:.1%}",),
+            (Piece(spaced(name), size, STYLES.get(name, STYLES["temporary"])),),
+        )
+        for name, size in parts
+    ]
+    return Bars(heading, (BarGroup("", tuple(bars)),))
+
+
+def phase_bars(phases: Mapping[str, int], heading: str, measured: Mapping[str, int] | None = None) -> Bars:
+    """Return the peak of each phase, with a mark where it was measured."""
+    bars = []
+    for name in sorted(phases, key=lambda name: (*_ORDER_OF_PHASES, name).index(name)):
+        own = (measured or {}).get(name)
+        words = (format_gib(phases[name]), *([] if own is None else [f"measured {format_gib(own)}"]))
+        bars.append(Bar((name,), words, (Piece(name, phases[name], PREDICTED),), mark=own))
+    legend = () if measured is None else (Key(PREDICTED, "predicted"), Key(MEASURED, "measured"))
+    return Bars(heading, (BarGroup("", tuple(bars)),), legend=legend)
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Sequence
 
 from fsdp_bench.report.charts.description import Slide
-from fsdp_bench.report.charts.max_size import NONE_FITS, PUBLISHED, BarRow, MaxSizeBar, size_bars
+from fsdp_bench.report.charts.max_size import NONE_FITS, PUBLISHED, MaxSizeBar, size_bars
 from fsdp_bench.report.charts.slide import CHARACTERS
 from fsdp_bench.report.text.quantity_text import QUANTITY_TEXTS
 from fsdp_bench.validate.published.sizes import ASSUMED, CLAIM, NOT_STATED, SERVER, SizeComparison
@@ -30,7 +30,7 @@ def published_slide(found: Sequence[SizeComparison]) -> Slide:
             f" GPU as above, {printed} of the GPU reserved",
             "predicted, not measured: the largest that reserves no more than that, without allocation retries",
         ),
-        size_bars([BarRow("", tuple(bars))], QUANTITY_TEXTS["num_parameters"].axes, ("",)),
+        size_bars({"": bars}, QUANTITY_TEXTS["num_parameters"].axes, ("",)),
         notes=(
             f"the published chart does not state: {', '.join(NOT_STATED)}",
             *textwrap.wrap(f"assumed here: {'; '.join(ASSUMED)}", CHARACTERS),

@@ -23,10 +23,7 @@ def palette() -> str:
     """Return the style sheet of the colours, by the reader's preference; printed pages are light."""
     light, dark = ("".join(f"--c-{name}:{colors[place]};" for name, colors in PALETTE.items()) for place in (0, 1))
     classes = "".join(f".c-{name}{{--c:var(--c-{name})}}" for name in PALETTE)
-    return (
-        f":root{{{light}}}\n@media (prefers-color-scheme: dark){{:root{{{dark}}}}}\n"
-        f"@media print{{:root{{{light}}}}}\n{classes}\n"
-    )
+    return f":root{{{light}}}\n@media screen and (prefers-color-scheme: dark){{:root{{{dark}}}}}\n{classes}\n"
 
 
 def looks(style: Style) -> str:

@@ -9,14 +9,12 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from fsdp_bench.report.charts.colors import Style
-from fsdp_bench.report.charts.description import Bar, BarGroup, Bars, Key, Piece, Slide
+from fsdp_bench.report.charts.description import Bar, BarGroup, Bars, Key, Slide
 from fsdp_bench.report.charts.slide import draw
 from fsdp_bench.report.charts.trials import bars
-from fsdp_bench.report.charts.trials.bars import Bar as TrialBar
 from fsdp_bench.report.charts.trials.slides import ChartTrials, group_by_chart
 from fsdp_bench.spec.record import TrialRecord
 from fsdp_bench.spec.units import GIB, MIB
@@ -26,18 +24,6 @@ FIRST_AFTER_SECONDS = 25.0
 MOST_TIME = 0.05
 """Fraction of a running sweep's time that drawing may take. Charts are drawn between trials, never during one."""
 
-STYLES = {
-    bars.STORED: Style("blue"),
-    bars.OPTIMIZER: Style("orange", "///"),
-    bars.REST: Style("pale"),
-    bars.WHOLE: Style("pale", "..."),
-    bars.OUT_OF_MEMORY: Style("paper", "xx"),
-    bars.MEDIAN: Style("blue"),
-    bars.EXPOSED: Style("red"),
-    bars.OVERLAPPED: Style("peach", "..."),
-}
-"""Lightness and hatches distinguish the parts in black and white."""
-
 
 @dataclass(frozen=True)
 class Chart:
@@ -46,7 +32,7 @@ class Chart:
     name: str
     """The file's name without its suffix."""
     title: str
-    bar: Callable[[TrialRecord], TrialBar]
+    bar: Callable[[TrialRecord], Bar]
     axis: str
     """The axis's title, with places for the unit and for what a rank runs on."""
     units: tuple[tuple[float, str], ...]
@@ -173,18 +159,18 @@ def trial_bars(chart: Chart, trials: ChartTrials) -> Bars:
     highest = max(one.top for one in every)
     scale, unit = next((unit for unit in chart.units if highest >= unit[0]), chart.units[-1])
     rank = "GPU" if trials.groups[0].slots[0].record.hardware == "cuda" else "rank"
-    shown = {name for one in every for name, size in one.pieces if size}
+    shown = {piece.name for one in every for piece in one.pieces if piece.size}
     return Bars(
         "",
         tuple(
-            BarGroup(group.header, tuple(_bar(one, labels, scale) for labels, one in own))
+            BarGroup(group.header, tuple(_named(one, labels, scale) for labels, one in own))
             for group, own in zip(trials.groups, drawn, strict=True)
         ),
         chart.axis.format(unit=unit, rank=rank),
         scale,
         unit,
         trials.levels,
-        tuple(Key(style, name) for name, style in STYLES.items() if name in shown),
+        tuple(Key(style, name) for name, style in bars.STYLES.items() if name in shown),
     )
 
 
@@ -194,17 +180,8 @@ def _noted(notes: tuple[str, ...]) -> list[str]:
     return [*notes[:MOST_NOTES], *([f"and {more} more reasons: trials.csv"] if more > 0 else [])]
 
 
-def _bar(found: TrialBar, labels: tuple[str, ...], scale: float) -> Bar:
-    """Return a trial's bar with its number in the axis's unit."""
-    scaled = found.total / scale
+def _named(bar: Bar, labels: tuple[str, ...], scale: float) -> Bar:
+    """Return a trial's bar with its setting, and with its number in the axis's unit if it is a result."""
+    scaled = bar.total / scale
     number = f"{scaled:,.1f}" if scaled < 100 or scale == GIB else f"{scaled:,.0f}"
-    is_good = found.succeeded and not {bars.RETRIES, bars.SUSPECT} & set(found.labels)
-    is_skipped = found.labels[:1] == (bars.SKIPPED,)
-    return Bar(
-        labels,
-        ((number,) if found.succeeded else ()) + found.labels,
-        tuple(Piece(name, size, STYLES[name]) for name, size in found.pieces),
-        is_result=found.succeeded,
-        color="ink" if is_good else "faint" if is_skipped else "failure",
-        spread=found.spread,
-    )
+    return replace(bar, labels=labels, words=(number, *bar.words) if bar.is_result else bar.words)

@@ -8,8 +8,7 @@ from fsdp_bench.plan.chart_data.memory_timeline import rank_timeline
 from fsdp_bench.plan.chart_data.step_streams import StepStreams
 from fsdp_bench.plan.question import Question
 from fsdp_bench.plan.speed import speed
-from fsdp_bench.report.charts.memory_bars import phase_bars
-from fsdp_bench.report.charts.memory_timeline import memory_plot
+from fsdp_bench.report.charts.memory_timeline import memory_plot, phase_bars
 from fsdp_bench.report.charts.step import both_views
 from fsdp_bench.report.html.blocks import Block, Facts, Section, Text
 from fsdp_bench.report.html.measured.errors import why_not_simulated

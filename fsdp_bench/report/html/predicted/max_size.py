@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 
 from fsdp_bench.report.charts.description import Bars
-from fsdp_bench.report.charts.max_size import CANNOT_RUN, NONE_FITS, BarRow, MaxSizeBar, size_bars
+from fsdp_bench.report.charts.max_size import CANNOT_RUN, NONE_FITS, MaxSizeBar, size_bars
 from fsdp_bench.report.html.blocks import Cell, Facts, Page, Row, Section, Table, table
 from fsdp_bench.report.html.documents import MaxSizeDocument
 from fsdp_bench.report.html.predicted.prediction import bytes_cell
@@ -87,8 +87,10 @@ def _largest_bars(one: MaxSizeDocument, highest: int) -> Bars:
         note = CANNOT_RUN if cell.impossible else UNKNOWN if cell.unknown else NONE_FITS
         labels = tuple(named_values(values, fields))
         bars.append(MaxSizeBar(strategy_of(values), labels, cell.fits_value, with_retries=cell.runs_value, note=note))
-    row = BarRow(f"{_hardware(one)}: what fits (predicted)", tuple(bars))
-    (found,) = size_bars([row], text.axes if text else ((1.0, ""),), (), partial(value_text, one.dial), _unit(one))
+    heading = f"{_hardware(one)}: what fits (predicted)"
+    (found,) = size_bars(
+        {heading: bars}, text.axes if text else ((1.0, ""),), (), partial(value_text, one.dial), _unit(one)
+    )
     return replace(found, whole=highest)
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from fsdp_bench.report.charts.memory_bars import breakdown_bars
-from fsdp_bench.report.charts.memory_timeline import memory_plot
+from fsdp_bench.report.charts.memory_timeline import breakdown_bars, memory_plot
 from fsdp_bench.report.charts.step import both_views
 from fsdp_bench.report.html.blocks import (
     Block,

@@ -7,7 +7,7 @@ from typing import Any
 
 from fsdp_bench.report.charts.colors import Style
 from fsdp_bench.report.charts.description import Bar, BarGroup, Bars, Piece, Plot
-from fsdp_bench.report.charts.memory_bars import breakdown_bars, phase_bars
+from fsdp_bench.report.charts.memory_timeline import breakdown_bars, phase_bars
 from fsdp_bench.report.charts.step import EXPOSED, PART_STYLES
 from fsdp_bench.report.charts.trade_off import TradeOffPoint, trade_off_plot
 from fsdp_bench.report.html.blocks import Block, Cell, Facts, Page, Row, Section, Table, Text, Tile, Tiles, table
