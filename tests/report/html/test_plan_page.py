@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
+from fsdp_bench.plan.purchase.document import PlanDocument
 from fsdp_bench.report.html import write
-from fsdp_bench.report.html.documents import PlanDocument, read
+from fsdp_bench.report.html.documents import read
 from fsdp_bench.report.html.predicted.offers import chart, money_text, offers_of
 from fsdp_bench.spec.errors import UserError
 from tests.attacks.hostile import mutated_json

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from fsdp_bench.plan.purchase.document import OfferDocument, PlanDocument, ServerDocument
 from fsdp_bench.report.charts.axis import around
 from fsdp_bench.report.charts.colors import Style
 from fsdp_bench.report.charts.description import Key, Line, Plot, Point
 from fsdp_bench.report.html.blocks import Block, Cell, Row, Table, table
-from fsdp_bench.report.html.documents import OfferDocument, PlanDocument, ServerDocument
 from fsdp_bench.report.text.common import UNKNOWN
 
 DAY = 86_400

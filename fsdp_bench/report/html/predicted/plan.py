@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from fsdp_bench.plan.purchase.document import OfferDocument, PlanDocument
 from fsdp_bench.report.charts.memory_timeline import breakdown_bars, memory_plot
 from fsdp_bench.report.charts.step import both_views
 from fsdp_bench.report.html.blocks import (
@@ -19,7 +20,6 @@ from fsdp_bench.report.html.blocks import (
     Tiles,
     table,
 )
-from fsdp_bench.report.html.documents import OfferDocument, PlanDocument
 from fsdp_bench.report.html.predicted.offers import (
     chart,
     cost_span,
