@@ -108,12 +108,13 @@ def _legend(body: SubFigure, slide: Slide) -> None:
     if slide.legend:
         is_beside = slide.is_legend_beside
         columns = 1 if is_beside else min(len(slide.legend), 5)
-        body.legend(handles=[_handle(key) for key in slide.legend], ncols=columns, frameon=False, fontsize=TEXT,
+        edge = "white" if isinstance(slide.charts[-1], Lanes) else "ink"
+        body.legend(handles=[_handle(key, edge) for key in slide.legend], ncols=columns, frameon=False, fontsize=TEXT,
                     loc="outside right upper" if is_beside else "outside upper left", columnspacing=1.4,
                     handlelength=2.2, labelspacing=0.4)  # fmt: skip
 
 
-def _handle(key: Key) -> Artist:
+def _handle(key: Key, edge: str) -> Artist:
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
@@ -124,7 +125,7 @@ def _handle(key: Key) -> Artist:
                       markerfacecolor=color if style.is_line else "white")  # fmt: skip
     if style.dash:
         return Patch(facecolor="none", edgecolor=color, linestyle=(0, style.dash), linewidth=1.1, label=key.text)
-    edge = "failure" if style.color == "paper" else "ink"
+    edge = "failure" if style.color == "paper" else edge
     return Patch(facecolor=color, hatch=style.hatch, edgecolor=ink(edge), linewidth=0.8, label=key.text)
 
 
