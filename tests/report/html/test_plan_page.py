@@ -14,6 +14,7 @@ from fsdp_bench.plan.purchase.document import PlanDocument
 from fsdp_bench.report.html import write
 from fsdp_bench.report.html.documents import read
 from fsdp_bench.report.html.predicted.offers import chart, money_text, offers_of
+from fsdp_bench.spec.codec import to_json
 from fsdp_bench.spec.errors import UserError
 from tests.attacks.hostile import mutated_json
 from tests.profiles import draws
@@ -63,6 +64,10 @@ def test_the_answer_is_the_winner_and_why(tmp_path: Path) -> None:
     assert plan["left_out"][0]["reason"] in parsed.text
     assert plan["servers"][0]["price"]["source"]["date"] in parsed.text
     assert plan["torch"] in parsed.text
+
+
+def test_a_plan_is_read_as_it_was_written(tmp_path: Path) -> None:
+    assert to_json(read(plan_file(tmp_path))).decode() == plan_text()
 
 
 def test_a_mark_stands_at_the_prediction_within_its_range(tmp_path: Path) -> None:
