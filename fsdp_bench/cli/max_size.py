@@ -197,11 +197,10 @@ def _show_nothing(_done: int, _total: int) -> None:
 
 
 def _draw(results: Sequence[HardwareResult], arrangement: Arrangement, path: Path) -> None:
-    from fsdp_bench.report.charts.max_size import draw
-    from fsdp_bench.report.charts.max_size_rows import max_size_chart
+    from fsdp_bench.report.charts.max_size_rows import max_size_slide
 
     if any(cell.fits is not None for one in results for cell in one.cells):
-        save_chart(lambda file: draw(max_size_chart(results, arrangement), file), path)
+        save_chart(max_size_slide(results, arrangement), path)
     else:
         print_line("no picture: there is no bar to draw", error=True)
 

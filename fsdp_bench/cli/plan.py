@@ -16,7 +16,7 @@ from fsdp_bench.plan.purchase.document import document
 from fsdp_bench.plan.purchase.goal import Goal, parse_duration, parse_money, parse_tokens
 from fsdp_bench.plan.purchase.planner import NODES, kinds_of, plan
 from fsdp_bench.report.terminal import new_console, print_answer, print_lines
-from fsdp_bench.spec.codec import to_json
+from fsdp_bench.spec.codec import to_builtins, to_json
 from fsdp_bench.spec.errors import SpecError, shown
 from fsdp_bench.spec.exit_codes import ExitCode
 from fsdp_bench.spec.price import Tariff, parse_price
@@ -99,7 +99,7 @@ def command(
         found = plan(goal, kinds, counts, lambda what: status.update(f"searching {what}"))
     if as_json:
         exports = {} if exporter is None else exporter.document(found.picked.winner)
-        sys.stdout.write(to_json({**document(found), **exports}).decode())
+        sys.stdout.write(to_json({**to_builtins(document(found)), **exports}).decode())
         if "error" in exports:
             return ExitCode.BAD_INPUT
     else:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fsdp_bench.cli.common.assumptions import AssumptionOptions, assumption_options, read_questions
-from fsdp_bench.cli.common.charts import check_chart, refuse_unlike, save_figure
+from fsdp_bench.cli.common.charts import check_chart, refuse_unlike, save_chart
 from fsdp_bench.cli.common.exports import Exporter, export_options, read_export_options
 from fsdp_bench.cli.common.options import (
     EVERY_OPTION,
@@ -30,7 +30,7 @@ from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.exit_codes import ExitCode
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+    from fsdp_bench.report.charts.description import Slide
 
 _FILE = click.Path(path_type=Path)
 
@@ -93,8 +93,8 @@ def command(
     check_csv(csv)
     predictions = list(answers(possible, progress_line("setups", len(possible))))
     refused = [question for question in questions if question.impossible]
-    for path, figure in _figures(predictions, refused, chart, step_chart, trade_off, scaling):
-        save_figure(figure, path)
+    for path, slide in _slides(predictions, refused, chart, step_chart, trade_off, scaling):
+        save_chart(slide, path)
     if csv is not None:
         from fsdp_bench.report.text.prediction_table import arranged
 
@@ -142,34 +142,34 @@ def _document(predictions: Sequence[Prediction], questions: Sequence[Question]) 
     return {"predictions": [refusal(q) if q.impossible else document(next(found)) for q in questions]}
 
 
-def _figures(
+def _slides(
     predictions: Sequence[Prediction],
     refused: Sequence[Question],
     chart: Path | None,
     step_chart: Path | None,
     trade_off: Path | None,
     scaling: Path | None,
-) -> list[tuple[Path, Figure]]:
+) -> list[tuple[Path, Slide]]:
     """Make every chart before any is written, so that an error in one leaves no file."""
-    made: list[tuple[Path, Figure]] = []
+    made: list[tuple[Path, Slide]] = []
     if not any((chart, step_chart, trade_off, scaling)):
         return made
     refuse_unlike([prediction.question for prediction in predictions])
     questions = [prediction.question for prediction in predictions]
     if chart is not None:
-        from fsdp_bench.report.charts.memory_timeline import timeline_figure
+        from fsdp_bench.report.charts.memory_timeline import timeline_slide
 
-        made.append((chart, timeline_figure(predictions, refused)))
+        made.append((chart, timeline_slide(predictions, refused)))
     if step_chart is not None:
-        from fsdp_bench.report.charts.step import step_figure
+        from fsdp_bench.report.charts.step import step_slide
 
-        made.append((step_chart, step_figure(questions)))
+        made.append((step_chart, step_slide(questions)))
     if trade_off is not None:
-        from fsdp_bench.report.charts.trade_off import trade_off_figure
+        from fsdp_bench.report.charts.trade_off import trade_off_slide
 
-        made.append((trade_off, trade_off_figure(predictions)))
+        made.append((trade_off, trade_off_slide(predictions)))
     if scaling is not None:
-        from fsdp_bench.report.charts.scaling import scaling_figure
+        from fsdp_bench.report.charts.scaling import scaling_slide
 
-        made.append((scaling, scaling_figure(questions)))
+        made.append((scaling, scaling_slide(questions)))
     return made

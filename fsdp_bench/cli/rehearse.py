@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from fsdp_bench.catalog.loader import load_user_catalog
-from fsdp_bench.cli.common.charts import check_chart, save_figure
+from fsdp_bench.cli.common.charts import check_chart, save_chart
 from fsdp_bench.cli.common.interrupts import INTERRUPTED
 from fsdp_bench.cli.common.lists import Count
 from fsdp_bench.cli.common.options import headroom_option
@@ -103,9 +103,9 @@ def command(**given: Any) -> int:
         print_answer(answer, _COLOURS[worst.fits])
         print_lines("\n".join(lines))
     if chart is not None:
-        from fsdp_bench.report.charts.rehearsal import draw
+        from fsdp_bench.report.charts.rehearsal import rehearsal_slide
 
-        save_figure(draw(worst), chart)
+        save_chart(rehearsal_slide(worst), chart)
     outcomes = {one.report.outcome for one in found}
     if RehearsalOutcome.INTERRUPTED in outcomes:
         print_line(f"fsdp-bench: {INTERRUPTED}", error=True)

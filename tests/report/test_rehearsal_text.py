@@ -13,8 +13,8 @@ from fsdp_bench.catalog.lookup import server
 from fsdp_bench.plan.estimate import Verdict
 from fsdp_bench.plan.headroom import Headroom
 from fsdp_bench.plan.rehearsal import Rehearsal, rehearsal_document, worst_of
-from fsdp_bench.report.charts.figure import save
-from fsdp_bench.report.charts.rehearsal import draw
+from fsdp_bench.report.charts.rehearsal import rehearsal_slide
+from fsdp_bench.report.charts.slide import draw
 from fsdp_bench.report.text.rehearsal import place, report_text, several, verdict_line
 from fsdp_bench.report.text.verdict import retries_text
 from fsdp_bench.spec.errors import SpecError
@@ -225,7 +225,7 @@ def test_the_rank_that_decides_is_named() -> None:
 
 
 def test_the_chart_is_drawn_and_needs_the_memory_history(tmp_path: Path) -> None:
-    save(draw(rehearsal()), tmp_path / "memory.png")
+    draw(rehearsal_slide(rehearsal()), tmp_path / "memory.png")
     assert (tmp_path / "memory.png").stat().st_size > 10_000
     with pytest.raises(SpecError, match="no memory history"):
-        draw(rehearsal(curve=None))
+        rehearsal_slide(rehearsal(curve=None))

@@ -18,7 +18,6 @@ from fsdp_bench.catalog.lookup import CODES
 from fsdp_bench.cli.common.charts import save_chart
 from fsdp_bench.cli.common.lists import Count
 from fsdp_bench.cli.common.options import given_options
-from fsdp_bench.report.charts.max_size import draw
 from fsdp_bench.report.terminal import new_console, print_lines
 from fsdp_bench.report.validation.memory import format_validation
 from fsdp_bench.spec.codec import to_builtins, to_json
@@ -43,7 +42,7 @@ from tools.validate.text.fits import format_fits
 from tools.validate.text.peaks import format_published
 from tools.validate.text.rehearsed import format_rehearsed
 from tools.validate.text.sizes import published_text
-from tools.validate.text.sizes_chart import published_chart
+from tools.validate.text.sizes_chart import published_slide
 from tools.validate.text.speed import format_speed
 
 Code = Literal["huggingface", "torchtitan", "benchmark"]
@@ -222,7 +221,7 @@ def _rehearsed(folder: Path, as_json: bool) -> int:
 def _published_sizes(chart: Path | None, as_json: bool) -> int:
     found = compare_published_sizes()
     if chart is not None:
-        save_chart(lambda path: draw(published_chart(found), path), chart)
+        save_chart(published_slide(found), chart)
     if as_json:
         sys.stdout.write(to_json(published_document(found)).decode())
     else:

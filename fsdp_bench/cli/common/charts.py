@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,9 +10,8 @@ from fsdp_bench.report.terminal import print_line
 from fsdp_bench.spec.errors import SpecError
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
     from fsdp_bench.plan.question import Question
+    from fsdp_bench.report.charts.description import Slide
 
 
 def check_chart(path: Path) -> None:
@@ -41,25 +40,16 @@ def refuse_unlike(questions: Sequence[Question]) -> None:
         )
 
 
-def save_chart(draw: Callable[[Path], None], path: Path) -> None:
+def save_chart(slide: Slide, path: Path) -> None:
     """Draw a chart into a file, and print the file's name on standard error.
 
     Raises:
         SpecError: if the file cannot be written.
     """
+    from fsdp_bench.report.charts.slide import draw
+
     try:
-        draw(path)
+        draw(slide, path)
     except OSError as error:
         raise SpecError(f"chart: {str(path)!r} cannot be written: {error.strerror or error}") from error
     print_line(f"picture: {path}", error=True)
-
-
-def save_figure(figure: Figure, path: Path) -> None:
-    """Write a figure into a file, and print the file's name on standard error.
-
-    Raises:
-        SpecError: if the file cannot be written.
-    """
-    from fsdp_bench.report.charts.figure import save
-
-    save_chart(lambda file: save(figure, file), path)

@@ -84,11 +84,11 @@ class DrawnStep(msgspec.Struct, frozen=True, kw_only=True):
     """None if the step's time is not known."""
 
 
-def drawn_memory(timeline: MemoryTimeline) -> DrawnMemory:
-    """Return the data of the chart of live memory."""
+def drawn_memory(timeline: MemoryTimeline, most: int = MOMENTS) -> DrawnMemory:
+    """Return the data of the chart of live memory, of at most so many moments."""
     phases = []
     for phase, width in zip(timeline.phases, widths(timeline), strict=True):
-        moments = [moment for _, moment in thinned(phase, 0.0, width, MOMENTS)]
+        moments = thinned(phase, round(width * most))
         live = {
             category.value: tuple(moment.live[place] for moment in moments) for place, category in enumerate(CATEGORIES)
         }

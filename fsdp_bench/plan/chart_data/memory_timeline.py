@@ -103,15 +103,12 @@ def widths(timeline: MemoryTimeline) -> list[float]:
     return [width / sum(found) for width in found]
 
 
-def thinned(phase: PhaseMemory, start: float, width: float, moments: int) -> list[tuple[float, Moment]]:
-    """Return a phase's moments and their places; of moments at the same place keep the highest, so no peak is lost."""
+def thinned(phase: PhaseMemory, most: int) -> list[Moment]:
+    """Return at most so many of a phase's moments: the highest of those that fall together, so that no peak is lost."""
     count = len(phase.moments)
-    kept = min(max(1, round(width * moments)), count)
+    kept = min(max(1, most), count)
     bounds = [index * count // kept for index in range(kept + 1)]
-    return [
-        (start + width * first / count, max(phase.moments[first:last], key=lambda moment: moment.total))
-        for first, last in pairwise(bounds)
-    ]
+    return [max(phase.moments[first:last], key=lambda moment: moment.total) for first, last in pairwise(bounds)]
 
 
 def phases(events: Sequence[Event]) -> list[PhaseMemory]:

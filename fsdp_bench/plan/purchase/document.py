@@ -1,9 +1,12 @@
-"""The JSON form of a plan: bytes, seconds and prices."""
+"""The JSON form of a plan: bytes, seconds and prices. A page of a plan reads it back."""
 
 from __future__ import annotations
 
 from datetime import date
-from typing import Any
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
 
 from fsdp_bench import __version__
 from fsdp_bench.plan.chart_data.drawn import DrawnStep, drawn_memory, drawn_streams
@@ -16,82 +19,209 @@ from fsdp_bench.plan.purchase.planner import Plan
 from fsdp_bench.plan.ranges import peak_range
 from fsdp_bench.plan.speed import speed
 from fsdp_bench.simulate import TORCH_VERSION
-from fsdp_bench.spec.codec import to_builtins
+from fsdp_bench.spec.hardware import Source
 from fsdp_bench.spec.recording.model import code_of
+from fsdp_bench.spec.setup import TrainSetup
+
+Positive = Annotated[float, Meta(gt=0, le=1e18)]
+Bytes = Annotated[int, Meta(ge=0)]
+Count = Annotated[int, Meta(ge=1)]
 
 
-def document(found: Plan) -> dict[str, Any]:
+class OfferMemory(msgspec.Struct, frozen=True, kw_only=True):
+    """The memory of an offer."""
+
+    peak_allocated_bytes: Bytes
+    peak_reserved_bytes: Bytes
+    peak_reserved_bytes_range: tuple[Bytes, Bytes] | None = None
+    range_because: str | None = None
+    headroom_bytes: int | None = None
+    required_headroom_bytes: Bytes | None = None
+    required_headroom_source: str | None = None
+    breakdown_bytes: dict[str, Bytes] = {}
+
+
+class OfferDocument(msgspec.Struct, frozen=True, kw_only=True):
+    """One offer of a plan."""
+
+    server: str
+    gpu: str
+    num_nodes: Count
+    num_gpus: Count
+    setup: TrainSetup
+    assumptions: tuple[str, ...] = ()
+    expandable_segments: bool
+    memory: OfferMemory
+    tokens_per_second_per_gpu: Positive
+    tokens_per_second_per_gpu_range: tuple[Positive, Positive] | None
+    range_because: str | None
+    seconds: Positive | None
+    fast_seconds: Positive | None = None
+    slow_seconds: Positive | None
+    price_per_hour: Positive | None
+    cost: Positive | None
+    fast_cost: Positive | None = None
+    slow_cost: Positive | None
+    energy_megawatt_hours: Positive | None
+    slow_energy_megawatt_hours: Positive | None = None
+
+    @property
+    def key(self) -> tuple[str, int, TrainSetup]:
+        """The kind of server, the number of nodes, and the setting."""
+        return self.server, self.num_nodes, self.setup
+
+
+class OtherCodeDocument(msgspec.Struct, frozen=True, kw_only=True):
+    """The winner's servers with the same model in other code."""
+
+    code: str
+    is_same_setting: bool
+    offer: OfferDocument | None
+
+
+class LeftOutDocument(msgspec.Struct, frozen=True, kw_only=True):
+    """A kind of server without an offer."""
+
+    server: str
+    reason: str
+
+
+class StatedPriceDocument(msgspec.Struct, frozen=True, kw_only=True):
+    """The price that the user stated for all servers."""
+
+    per_hour: Positive
+    unit: str
+    currency: str | None = None
+
+
+class ServerPrice(msgspec.Struct, frozen=True, kw_only=True):
+    """The catalogue's price of a server."""
+
+    currency: str
+    region: str | None
+    per_hour: Positive | None
+    source: Source
+
+
+class ServerDocument(msgspec.Struct, frozen=True, kw_only=True):
+    """What the catalogue says of a kind of server."""
+
+    name: str
+    provider: str
+    gpu: str
+    gpus_per_node: Count
+    source: Source
+    gpu_memory_bytes: Bytes | None
+    gpu_memory_source: Source | None
+    price: ServerPrice | None
+
+
+class PlanDocument(msgspec.Struct, frozen=True, kw_only=True):
+    """What ``plan --json`` prints, and a page reads. What earlier versions did not write has a default."""
+
+    source: str
+    model: str
+    code: str | None = None
+    tokens: Count | None
+    deadline_seconds: Positive | None
+    budget: Positive | None
+    global_batch_tokens: Count | None
+    winner: OfferDocument | None
+    reason: str
+    other_code: OtherCodeDocument | None = None
+    safest: OfferDocument | None = None
+    cheapest_allowed: OfferDocument | None = None
+    cheapest: OfferDocument | None
+    fastest: OfferDocument | None
+    fewest_nodes: OfferDocument | None
+    pareto: tuple[OfferDocument, ...]
+    nearest: tuple[OfferDocument, ...]
+    left_out: tuple[LeftOutDocument, ...]
+    num_offers: int
+    looked_at: tuple[str, ...] = ()
+    most_useful_nodes: int | None = None
+    fsdp_bench: str | None = None
+    torch: str | None = None
+    made_on: str | None = None
+    model_description: str | None = None
+    tariff: str | None = None
+    stated_price: StatedPriceDocument | None = None
+    servers: tuple[ServerDocument, ...] = ()
+    winner_step: DrawnStep | None = None
+
+
+def document(found: Plan) -> PlanDocument:
     """Return a plan as a document."""
     goal, picked = found.goal, found.picked
-    return {
-        "source": "predicted",
-        "model": goal.model.name,
-        "code": code_of(goal.model),
-        "tokens": goal.tokens,
-        "deadline_seconds": goal.deadline_seconds,
-        "budget": goal.budget,
-        "global_batch_tokens": goal.global_batch_tokens,
-        "winner": _offer(picked.winner),
-        "reason": found.reason,
-        "other_code": _other_code(found),
-        "safest": _offer(picked.safest),
-        "cheapest_allowed": _offer(picked.cheapest_allowed),
-        "cheapest": _offer(picked.cheapest),
-        "fastest": _offer(picked.fastest),
-        "fewest_nodes": _offer(picked.fewest_nodes),
-        "pareto": [_offer(one) for one in picked.pareto],
-        "nearest": [_offer(one) for one in picked.nearest],
-        "left_out": [{"server": left.server.name, "reason": left.reason} for left in found.left_out],
-        "num_offers": found.num_offers,
-        "looked_at": list(found.looked_at),
-        "most_useful_nodes": found.most_useful_nodes,
-        "fsdp_bench": __version__,
-        "torch": TORCH_VERSION,
-        "made_on": date.today().isoformat(),
-        "model_description": goal.model.describe(),
-        "tariff": goal.tariff.value if goal.stated_price is None else None,
-        "stated_price": _stated_price(goal),
-        "servers": _servers(picked.all()),
-        "winner_step": None if picked.winner is None else to_builtins(_step(picked.winner)),
-    }
+    return PlanDocument(
+        source="predicted",
+        model=goal.model.name,
+        code=code_of(goal.model),
+        tokens=goal.tokens,
+        deadline_seconds=goal.deadline_seconds,
+        budget=goal.budget,
+        global_batch_tokens=goal.global_batch_tokens,
+        winner=_offer_or_none(picked.winner),
+        reason=found.reason,
+        other_code=_other_code(found),
+        safest=_offer_or_none(picked.safest),
+        cheapest_allowed=_offer_or_none(picked.cheapest_allowed),
+        cheapest=_offer_or_none(picked.cheapest),
+        fastest=_offer_or_none(picked.fastest),
+        fewest_nodes=_offer_or_none(picked.fewest_nodes),
+        pareto=tuple(map(_offer, picked.pareto)),
+        nearest=tuple(map(_offer, picked.nearest)),
+        left_out=tuple(LeftOutDocument(server=left.server.name, reason=left.reason) for left in found.left_out),
+        num_offers=found.num_offers,
+        looked_at=tuple(found.looked_at),
+        most_useful_nodes=found.most_useful_nodes,
+        fsdp_bench=__version__,
+        torch=TORCH_VERSION,
+        made_on=date.today().isoformat(),
+        model_description=goal.model.describe(),
+        tariff=goal.tariff.value if goal.stated_price is None else None,
+        stated_price=_stated_price(goal),
+        servers=tuple(_server(offer) for offer in {one.cluster.server.name: one for one in picked.all()}.values()),
+        winner_step=None if picked.winner is None else _step(picked.winner),
+    )
 
 
-def _other_code(found: Plan) -> dict[str, Any] | None:
+def _other_code(found: Plan) -> OtherCodeDocument | None:
     other = found.other_code
     if other is None:
         return None
-    return {"code": other.code, "is_same_setting": other.is_same_setting, "offer": _offer(other.offer)}
+    offer = _offer_or_none(other.offer)
+    return OtherCodeDocument(code=other.code, is_same_setting=other.is_same_setting, offer=offer)
 
 
-def _stated_price(goal: Goal) -> dict[str, Any] | None:
+def _stated_price(goal: Goal) -> StatedPriceDocument | None:
     price = goal.stated_price
     if price is None:
         return None
-    return {"per_hour": price.per_hour, "unit": "gpu" if price.is_per_gpu else "server", "currency": price.currency}
+    unit = "gpu" if price.is_per_gpu else "server"
+    return StatedPriceDocument(per_hour=price.per_hour, unit=unit, currency=price.currency)
 
 
-def _servers(offers: list[Offer]) -> list[dict[str, Any]]:
-    """Return what the catalogue says of each kind of server, with its sources."""
-    found = {offer.cluster.server.name: offer for offer in offers}
-    return [
-        {
-            "name": offer.cluster.server.name,
-            "provider": offer.cluster.server.provider,
-            "gpu": offer.cluster.gpu.name,
-            "gpus_per_node": offer.cluster.gpus_per_node,
-            "source": to_builtins(offer.cluster.server.source),
-            "gpu_memory_bytes": offer.cluster.gpu.usable_memory_bytes,
-            "gpu_memory_source": to_builtins(offer.cluster.gpu.usable_memory_source),
-            "price": offer.price
-            and {
-                "currency": offer.price.currency,
-                "region": offer.price.region,
-                "per_hour": offer.price.per_hour(offer.goal.tariff, offer.cluster.server.power_watts),
-                "source": to_builtins(offer.price.source),
-            },
-        }
-        for offer in found.values()
-    ]
+def _server(offer: Offer) -> ServerDocument:
+    """Return what the catalogue says of an offer's kind of server, with its sources."""
+    server, gpu, price = offer.cluster.server, offer.cluster.gpu, offer.price
+    return ServerDocument(
+        name=server.name,
+        provider=server.provider,
+        gpu=gpu.name,
+        gpus_per_node=offer.cluster.gpus_per_node,
+        source=server.source,
+        gpu_memory_bytes=gpu.usable_memory_bytes,
+        gpu_memory_source=gpu.usable_memory_source,
+        price=None
+        if price is None
+        else ServerPrice(
+            currency=price.currency,
+            region=price.region,
+            per_hour=price.per_hour(offer.goal.tariff, server.power_watts),
+            source=price.source,
+        ),
+    )
 
 
 def _step(offer: Offer) -> DrawnStep:
@@ -105,41 +235,42 @@ def _step(offer: Offer) -> DrawnStep:
     )
 
 
-def _offer(offer: Offer | None) -> dict[str, Any] | None:
-    if offer is None:
-        return None
-    span, memory = offer.range, offer.prediction
-    speed, peaks = offer.timed.tokens_per_second_per_gpu, peak_range(offer.timed.setup.compile)
-    return {
-        "server": offer.cluster.server.name,
-        "gpu": offer.cluster.gpu.name,
-        "num_nodes": offer.cluster.num_nodes,
-        "num_gpus": offer.cluster.world_size,
-        "setup": to_builtins(offer.timed.setup),
-        "assumptions": assumptions(offer.goal.model, offer.timed.setup),
-        "expandable_segments": offer.expandable_segments,
-        "memory": {
-            "peak_allocated_bytes": memory.estimate.memory.peak_allocated_bytes,
-            "peak_reserved_bytes": memory.needed_bytes,
-            "peak_reserved_bytes_range": None
-            if peaks is None
-            else [round(memory.needed_bytes * peaks.lowest), round(memory.needed_bytes * peaks.highest)],
-            "range_because": None if peaks is None else peaks.because,
-            "headroom_bytes": memory.headroom_bytes,
-            "required_headroom_bytes": memory.required_headroom_bytes,
-            "required_headroom_source": memory.estimate.required_headroom.source,
-            "breakdown_bytes": memory.estimate.memory.breakdown_bytes,
-        },
-        "tokens_per_second_per_gpu": speed,
-        "tokens_per_second_per_gpu_range": None if span is None else [speed * span.slowest, speed * span.fastest],
-        "range_because": None if span is None else span.because,
-        "seconds": offer.seconds,
-        "fast_seconds": offer.fast_seconds,
-        "slow_seconds": offer.slow_seconds,
-        "price_per_hour": offer.per_hour,
-        "cost": offer.cost,
-        "fast_cost": offer.fast_cost,
-        "slow_cost": offer.slow_cost,
-        "energy_megawatt_hours": offer.megawatt_hours,
-        "slow_energy_megawatt_hours": offer.slow_megawatt_hours,
-    }
+def _offer_or_none(offer: Offer | None) -> OfferDocument | None:
+    return None if offer is None else _offer(offer)
+
+
+def _offer(offer: Offer) -> OfferDocument:
+    span, prediction = offer.range, offer.prediction
+    speed, needed = offer.timed.tokens_per_second_per_gpu, prediction.needed_bytes
+    peaks = peak_range(offer.timed.setup.compile)
+    return OfferDocument(
+        server=offer.cluster.server.name,
+        gpu=offer.cluster.gpu.name,
+        num_nodes=offer.cluster.num_nodes,
+        num_gpus=offer.cluster.world_size,
+        setup=offer.timed.setup,
+        assumptions=assumptions(offer.goal.model, offer.timed.setup),
+        expandable_segments=offer.expandable_segments,
+        memory=OfferMemory(
+            peak_allocated_bytes=prediction.estimate.memory.peak_allocated_bytes,
+            peak_reserved_bytes=needed,
+            peak_reserved_bytes_range=peaks and (round(needed * peaks.lowest), round(needed * peaks.highest)),
+            range_because=peaks and peaks.because,
+            headroom_bytes=prediction.headroom_bytes,
+            required_headroom_bytes=prediction.required_headroom_bytes,
+            required_headroom_source=prediction.estimate.required_headroom.source,
+            breakdown_bytes=prediction.estimate.memory.breakdown_bytes,
+        ),
+        tokens_per_second_per_gpu=speed,
+        tokens_per_second_per_gpu_range=span and (speed * span.slowest, speed * span.fastest),
+        range_because=span and span.because,
+        seconds=offer.seconds,
+        fast_seconds=offer.fast_seconds,
+        slow_seconds=offer.slow_seconds,
+        price_per_hour=offer.per_hour,
+        cost=offer.cost,
+        fast_cost=offer.fast_cost,
+        slow_cost=offer.slow_cost,
+        energy_megawatt_hours=offer.megawatt_hours,
+        slow_energy_megawatt_hours=offer.slow_megawatt_hours,
+    )

@@ -1,15 +1,19 @@
-"""All charts, drawn with matplotlib.
+"""All charts: each is described once, and drawn by matplotlib as a slide and by report/html on a page.
 
 Read in this order:
-    figure.py           the frame of every chart: title, conditions, colours, legend, saving to a file
-    max_size.py         draws the max-size chart: bars of the largest model that fits
-    max_size_rows.py    turns max-size's answers into the rows and labels that max_size.py draws
-    frontier.py         turns a frontier sweep into rows for max_size.py: measured sizes beside predicted ones
-    memory_timeline.py  draws predicted memory over one training step
-    rehearsal.py        draws allocated and reserved memory of a rehearsed script
-    step.py             draws the streams of a predicted step: compute, collectives, exposed communication
-    step_parts.py       draws what a predicted step consists of
-    scaling.py          draws predicted tokens per second over the number of nodes
-    trade_off.py        draws predicted memory against speed, one point for each setup
-    trials/             draws measured and rehearsed trials: peak memory, throughput, communication
+    description.py      what a chart is: plots, lanes and bars in the units of their axes; a slide with its conditions
+    axis.py             axes: where a value stands, ticks at round numbers
+    colors.py           the palette, on light and dark backgrounds
+    memory_timeline.py  predicted memory over one training step
+    step.py             what a predicted step consists of, and what runs when on each stream
+    trade_off.py        memory against speed, one point for each setup or trial
+    scaling.py          predicted tokens per second over the number of nodes
+    rehearsal.py        allocated and reserved memory of a rehearsed script
+    max_size.py         bars of the largest value that fits
+    max_size_rows.py    max-size's answers as such bars
+    frontier.py         a frontier sweep as such bars: measured sizes beside predicted ones
+    trials/             measured and rehearsed trials as bars: peak memory, throughput, communication
+    slide.py            draws a slide with matplotlib: title, conditions, legend
+    draw_plots.py       draws its plots and lanes
+    draw_bars.py        draws its bars
 """

@@ -10,16 +10,15 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from fsdp_bench.report.charts.figure import in_file_name
+from fsdp_bench.report.charts.description import Slide
 from fsdp_bench.report.charts.max_size import (
     MOST_BARS,
     NONE_FITS,
     UNKNOWN,
-    BarRow,
     MaxSizeBar,
-    MaxSizeChart,
+    size_bars,
 )
-from fsdp_bench.report.charts.max_size import draw as draw_chart
+from fsdp_bench.report.charts.slide import draw, in_file_name
 from fsdp_bench.report.charts.trials.trial_facts import ORDER, kept_free
 from fsdp_bench.report.measured.frontier_text import at_an_end
 from fsdp_bench.report.text.quantity_text import QUANTITY_TEXTS
@@ -40,18 +39,26 @@ def draw_frontier(record: FrontierRecord, folder: Path) -> list[Path]:
     Raises:
         OSError: if a file cannot be written.
     """
-    searched = [cell for cell in record.cells if cell.status != "skipped"]
     paths = []
     taken: Counter[str] = Counter()
-    for name, cells in _by_chart(searched):
-        if any(cell.measured is not None and cell.measured.fits for cell in cells):
-            part = in_file_name(name)
-            taken[part] += 1
-            number = str(taken[part]) if taken[part] > 1 else ""
-            path = folder / ("-".join(word for word in ("max-size", part, number) if word) + ".png")
-            draw_chart(frontier_chart(record, cells), path)
-            paths.append(path)
+    for name, slide in frontier_slides(record):
+        part = in_file_name(name)
+        taken[part] += 1
+        number = str(taken[part]) if taken[part] > 1 else ""
+        path = folder / ("-".join(word for word in ("max-size", part, number) if word) + ".png")
+        draw(slide, path)
+        paths.append(path)
     return paths
+
+
+def frontier_slides(record: FrontierRecord) -> list[tuple[str, Slide]]:
+    """Return every chart of a record that has a bar, with the suffix of its file's name."""
+    searched = [cell for cell in record.cells if cell.status != "skipped"]
+    return [
+        (name, frontier_slide(record, cells))
+        for name, cells in _by_chart(searched)
+        if any(cell.measured is not None and cell.measured.fits for cell in cells)
+    ]
 
 
 def _by_chart(cells: Sequence[FrontierCell]) -> list[tuple[str, list[FrontierCell]]]:
@@ -89,7 +96,7 @@ def _split(name: str, cells: list[FrontierCell], fields: Sequence[str]) -> list[
     return [part for word, own in chosen.items() for part in _split(f"{name}-{word}", own, rest)]
 
 
-def frontier_chart(record: FrontierRecord, cells: Sequence[FrontierCell]) -> MaxSizeChart:
+def frontier_slide(record: FrontierRecord, cells: Sequence[FrontierCell]) -> Slide:
     """Return the chart of cells that share a model, a number of ranks and their work."""
     levels = tuple(level for level in LEVELS if len({_label(level, cell) for cell in cells}) > 1)
     orders = {level: list(dict.fromkeys(_label(level, cell) for cell in cells)) for level in levels}
@@ -100,17 +107,15 @@ def frontier_chart(record: FrontierRecord, cells: Sequence[FrontierCell]) -> Max
             *(words.index(_label(level, cell)) for level, words in orders.items()),
         ),
     )
-    first = cells[0]
-    title = QUANTITY_TEXTS[first.quantity.name].title
-    return MaxSizeChart(
-        title=f"{title} ({record.source}, and predicted): {first.setup.world_size} ranks",
-        subtitle=_subtitle(record, first),
-        axes=QUANTITY_TEXTS[first.quantity.name].axes,
-        levels=levels,
-        rows=(BarRow("", tuple(_bar(record, cell, levels) for cell in ordered)),),
-        conditions=tuple(_conditions(record, cells, levels)),
+    first, text = cells[0], QUANTITY_TEXTS[cells[0].quantity.name]
+    rows = {"": [_bar(record, cell, levels) for cell in ordered]}
+    number = format_count if first.quantity.name == "num_parameters" else str
+    return Slide(
+        f"{text.title} ({record.source}, and predicted): {first.setup.world_size} ranks",
+        _subtitle(record, first),
+        tuple(_conditions(record, cells, levels)),
+        size_bars(rows, text.axes, levels, number, text.unit),
         notes=tuple(dict.fromkeys(f"{UNKNOWN}: {cell.reason}" for cell in cells if cell.status == "unknown"))[:2],
-        number=format_count if first.quantity.name == "num_parameters" else str,
     )
 
 

@@ -8,15 +8,15 @@ from itertools import groupby
 
 from fsdp_bench.plan.max_size import HardwareResult, SettingResult
 from fsdp_bench.plan.search.quantity import Quantity
+from fsdp_bench.report.charts.description import Slide
 from fsdp_bench.report.charts.max_size import (
     CANNOT_RUN,
     MOST_BARS,
     MOST_ROWS,
     NONE_FITS,
     UNKNOWN,
-    BarRow,
     MaxSizeBar,
-    MaxSizeChart,
+    size_bars,
 )
 from fsdp_bench.report.charts.trials.trial_facts import ORDER
 from fsdp_bench.report.text.common import hardware_text
@@ -76,7 +76,7 @@ def _label(field: str, name: str, setup: TrainSetup) -> str:
     return named(field, text) if field in (*SELDOM, *SIZES) else text
 
 
-def max_size_chart(results: Sequence[HardwareResult], arrangement: Arrangement) -> MaxSizeChart:
+def max_size_slide(results: Sequence[HardwareResult], arrangement: Arrangement) -> Slide:
     """Return the chart of predicted results."""
     first = results[0].cells[0]
     text = QUANTITY_TEXTS[first.quantity.name]
@@ -89,20 +89,18 @@ def max_size_chart(results: Sequence[HardwareResult], arrangement: Arrangement) 
         return ORDER.index(cell.setup.strategy), *within
 
     cells.sort(key=place)
-    field, rows = arrangement.rows, []
+    field, rows = arrangement.rows, dict[str, list[MaxSizeBar]]()
     for word in dict.fromkeys(_label(field, name, cell.setup) if field else "" for name, cell in cells):
         chosen = [(n, c) for n, c in cells if not field or _label(field, n, c.setup) == word]
         title = word if field in (None, SERVER, *SELDOM, *SIZES) else f"{field} {word}"
-        rows.append(BarRow(title, tuple(_bar(n, c, arrangement.levels) for n, c in chosen)))
-    return MaxSizeChart(
-        title=f"{text.title} (predicted): {_servers(results)}",
-        subtitle=_subtitle(results),
-        axes=text.axes,
-        levels=arrangement.levels,
-        rows=tuple(rows),
-        conditions=tuple(_conditions(results)),
+        rows[title] = [_bar(n, c, arrangement.levels) for n, c in chosen]
+    name = first.quantity.name
+    return Slide(
+        f"{text.title} (predicted): {_servers(results)}",
+        _subtitle(results),
+        tuple(_conditions(results)),
+        size_bars(rows, text.axes, arrangement.levels, lambda value: value_text(name, value), text.unit),
         notes=tuple(_notes(results)),
-        number=lambda value: value_text(first.quantity.name, value),
     )
 
 

@@ -1,203 +1,250 @@
-"""The chart of predicted memory over one training step; several setups are side by side on one scale."""
+"""Memory over one training step: live bytes by category; several setups are side by side on one scale."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
 
-from fsdp_bench.plan.chart_data.memory_timeline import (
-    CATEGORIES,
-    MemoryTimeline,
-    Moment,
-    memory_timeline,
-    thinned,
-)
-from fsdp_bench.plan.chart_data.memory_timeline import widths as widths_of
+from fsdp_bench.plan.chart_data.drawn import DrawnMemory, drawn_memory
+from fsdp_bench.plan.chart_data.memory_timeline import memory_timeline
 from fsdp_bench.plan.question import Prediction, Question
-from fsdp_bench.report.charts.figure import FAILURE, INK, TEXT, legend, new_frame, value_axis
+from fsdp_bench.report.charts.axis import Axis, Tick, memory_unit
+from fsdp_bench.report.charts.colors import Style
+from fsdp_bench.report.charts.description import (
+    Area,
+    Bar,
+    BarGroup,
+    Bars,
+    Key,
+    Line,
+    Piece,
+    Plot,
+    Point,
+    Slide,
+    stacked,
+)
 from fsdp_bench.report.text.common import hardware_text
-from fsdp_bench.report.text.setups import common_line, setup_line, title, varying_fields
+from fsdp_bench.report.text.setups import common_line, setup_line, spaced, title, varying_fields
 from fsdp_bench.report.text.verdict import required_lines, verdict
 from fsdp_bench.simulate import TORCH_VERSION
 from fsdp_bench.simulate.events import Category
 from fsdp_bench.spec.errors import SpecError
-from fsdp_bench.spec.units import GIB, MIB, format_gib
-
-if TYPE_CHECKING:
-    from matplotlib.artist import Artist
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+from fsdp_bench.spec.units import format_gib
 
 MOST = 6
-"""Most setups in one chart that remain legible."""
-ROWS = {1: (1, 1), 2: (1, 2), 3: (1, 3), 4: (2, 2), 5: (2, 3), 6: (2, 3)}
-"""Rows and columns of panels, by the number of panels."""
-
-FAR_BELOW_LIMIT = 0.2
-"""If the highest peak is below this fraction of the GPU's memory, the GPU's limit is outside of the chart."""
+"""Most setups in one picture that remain legible."""
+COLUMNS = {1: 1, 2: 2, 3: 3, 4: 2, 5: 3, 6: 3}
+"""Plots beside each other, by their number."""
+FAR_BELOW = 0.2
+"""If the highest peak is below this fraction of the GPU's memory, the GPU's memory is not in the chart."""
 MOMENTS = 900
-"""Most moments of a step that are drawn in all panels of a row together."""
+"""Most moments of a step that are drawn in all plots beside each other."""
 
-# Okabe and Ito's palette; lightness and hatches distinguish neighbours in black and white.
 STYLES = {
-    Category.PARAMETERS: ("#0072B2", ""),
-    Category.OPTIMIZER_STATE: ("#E69F00", "///"),
-    Category.GRADIENTS: ("#35AB85", "--"),
-    Category.UNSHARDED_PARAMETERS: ("#8CCBF0", "\\\\\\"),
-    Category.REDUCTION_BUFFERS: ("#5B3A66", ""),
-    Category.ACTIVATIONS: ("#DDEBF4", ""),
-    Category.LOGITS: ("#D55E00", "..."),
-    Category.TEMPORARY: ("#F0E442", "xx"),
+    Category.PARAMETERS.value: Style("blue"),
+    Category.OPTIMIZER_STATE.value: Style("orange", "///"),
+    Category.GRADIENTS.value: Style("green", "--"),
+    Category.UNSHARDED_PARAMETERS.value: Style("sky", "\\\\\\"),
+    Category.REDUCTION_BUFFERS.value: Style("plum"),
+    Category.ACTIVATIONS.value: Style("pale"),
+    Category.LOGITS.value: Style("red", "..."),
+    Category.TEMPORARY.value: Style("yellow", "xx"),
 }
-USABLE: dict[str, Any] = {"color": FAILURE, "linewidth": 2.2, "linestyle": (0, (7, 3))}
-RESERVED: dict[str, Any] = {"color": INK, "linewidth": 1.6, "linestyle": (0, (1, 1.5))}
-"""Styles of the horizontal lines: usable and reserved memory."""
+"""The styles of the categories, from the bottom of the stack to its top."""
+USABLE = Style("failure", is_line=True, dash=(7, 3), width=2.2)
+RESERVED = Style("ink", is_line=True, dash=(1, 1.5))
+PEAK = Style("ink", sign="v")
+DIVIDER = Style("faint", is_line=True, dash=(2, 2), width=1.0)
+SHADE = Style("shade")
 
-_SHORT = {"forward": "fwd", "loss": "loss", "backward": "bwd", "optimizer": "opt."}
+PREDICTED, MEASURED = Style("sky"), Style("ink", sign="D")
+_ORDER_OF_PHASES = ("load", "forward", "loss", "backward", "optimizer")
+ORDER_OF_EVENTS = "the axis counts allocations and frees in the order of the step, not seconds"
+FEW_PHASES = 5
+"""Most phases whose names fit side by side on a narrow screen."""
+_SHORT = {"forward": "fwd", "backward": "bwd", "optimizer": "opt."}
+
+
+def memory_plot(
+    memory: DrawnMemory,
+    heading: str,
+    *,
+    usable: int | None,
+    reserved: int | None = None,
+    gpu: str = "the GPU",
+    highest: int | None = None,
+    are_names_short: bool | None = None,
+    is_bad: bool = False,
+) -> Plot:
+    """Return live memory over one step, by category.
+
+    Args:
+        memory: the memory.
+        heading: the plot's title.
+        usable: bytes of the GPU's memory; a line is at them.
+        reserved: the peak reserved bytes; a line is at them.
+        gpu: the name of the GPU.
+        highest: the highest peak of all plots on the same scale, in bytes.
+        are_names_short: whether phases have short names. None: if there are many.
+        is_bad: whether the heading says that it does not fit.
+    """
+    highest = max(highest or 0, memory.peak_bytes)
+    unit, unit_name = memory_unit(highest)
+    is_near = usable is not None and highest >= FAR_BELOW * usable
+    top = 1.06 * (max(highest, usable or 0) if is_near else highest) or 1.0
+    x, layers = _moments(memory, unit)
+    areas, outline = stacked(x, [(STYLES.get(name, STYLES["temporary"]), sizes) for name, sizes in layers.items()])
+    peak = max(range(len(x)), key=outline.y.__getitem__)
+    levels = [(USABLE, usable), (RESERVED, reserved if usable is not None else None)]
+    lines = [Line(style, (0.0, 1.0), (size / unit,) * 2) for style, size in levels if size is not None and size <= top]
+    far = "" if is_near else ", far above"
+    words = {USABLE: f"{gpu}: {format_gib(usable or 0)} usable{far}", RESERVED: "peak reserved"}
+    is_short = len(memory.phases) > FEW_PHASES if are_names_short is None else are_names_short
+    names, dividers, shades = _phases(memory, is_short, top / unit)
+    return Plot(
+        heading,
+        Axis("", 0.0, 1.0, names=names, has_grid=False),
+        Axis(f"predicted live bytes on one GPU, {unit_name}", 0.0, top / unit),
+        areas=(*shades, *areas),
+        lines=(*dividers, outline, *lines),
+        points=(Point(PEAK, x[peak], outline.y[peak], title="peak"),),
+        legend=(
+            *(Key(STYLES.get(name, STYLES["temporary"]), spaced(name)) for name in layers),
+            *(Key(style, words[style]) for style, size in levels if size is not None),
+        ),
+        remarks=(f"\u25bc {peak_text(memory)}; {ORDER_OF_EVENTS}",),
+        is_bad=is_bad,
+    )
+
+
+def _moments(memory: DrawnMemory, unit: float) -> tuple[list[float], dict[str, list[float]]]:
+    """Return where each moment begins, from 0 to 1 and with the end; and the size of each category that is alive."""
+    names = [*STYLES, *dict.fromkeys(n for phase in memory.phases for n in phase.live_bytes if n not in STYLES)]
+    places, sizes, start = list[float](), {name: list[float]() for name in names}, 0.0
+    for phase in memory.phases:
+        count = max(map(len, phase.live_bytes.values()), default=0)
+        for name in names:
+            own = [size / unit for size in phase.live_bytes.get(name, ())]
+            sizes[name] += (own + [0.0] * count)[:count]
+        places += [start + phase.width * place / count for place in range(count)]
+        start += phase.width
+    shown = {name: [*own, own[-1]] for name, own in sizes.items() if any(own)}
+    return [*places, start], shown
+
+
+def _phases(memory: DrawnMemory, is_short: bool, top: float) -> tuple[tuple[Tick, ...], list[Line], list[Area]]:
+    """Return the names of phases, lines where they begin, and shades behind the loss and the optimizer."""
+    names, dividers, shades, start = list[Tick](), list[Line](), list[Area](), 0.0
+    for phase in memory.phases:
+        name = _SHORT.get(phase.name, phase.name) if is_short else phase.name
+        names.append(Tick(start + phase.width / 2, name))
+        dividers += [Line(DIVIDER, (start, start), (0.0, top))] if start else []
+        if phase.name in ("loss", "optimizer"):
+            shades.append(Area(SHADE, (start, start + phase.width), (0.0, 0.0), (top, top)))
+        start += phase.width
+    return tuple(names), dividers, shades
+
+
+def peak_text(memory: DrawnMemory, with_operator: bool = True) -> str:
+    """Return the peak and where it is."""
+    block = "" if memory.peak_block is None else f", block {memory.peak_block}"
+    operator = f", at {memory.peak_operator}" if with_operator else ""
+    return f"peak {format_gib(memory.peak_bytes)} in {memory.peak_phase}{block}{operator}"
+
+
+def breakdown_bars(breakdown: Mapping[str, int], heading: str) -> Bars:
+    """Return what is alive at the peak, the largest part first."""
+    total = sum(breakdown.values()) or 1
+    parts = sorted(((name, size) for name, size in breakdown.items() if size), key=lambda part: -part[1])
+    bars = [
+        Bar(
+            (spaced(name),),
+            (f"{format_gib(size)}, {size / total:.1%}",),
+            (Piece(spaced(name), size, STYLES.get(name, STYLES["temporary"])),),
+        )
+        for name, size in parts
+    ]
+    return Bars(heading, (BarGroup("", tuple(bars)),))
+
+
+def phase_bars(phases: Mapping[str, int], heading: str, measured: Mapping[str, int] | None = None) -> Bars:
+    """Return the peak of each phase, with a mark where it was measured."""
+    bars = []
+    for name in sorted(phases, key=lambda name: (*_ORDER_OF_PHASES, name).index(name)):
+        own = (measured or {}).get(name)
+        words = (format_gib(phases[name]), *([] if own is None else [f"measured {format_gib(own)}"]))
+        bars.append(Bar((name,), words, (Piece(name, phases[name], PREDICTED),), mark=own))
+    legend = () if measured is None else (Key(PREDICTED, "predicted"), Key(MEASURED, "measured"))
+    return Bars(heading, (BarGroup("", tuple(bars)),), legend=legend)
 
 
 @dataclass(frozen=True)
-class MemoryPanel:
-    """One setup in the chart."""
+class _Panel:
+    """One setup in the picture."""
 
     prediction: Prediction
-    timeline: MemoryTimeline
+    memory: DrawnMemory
     title: str
 
 
-def timeline_figure(predictions: Sequence[Prediction], refused: Sequence[Question]) -> Figure:
-    """Return the chart of one setup's step, or of several side by side.
+def timeline_slide(predictions: Sequence[Prediction], refused: Sequence[Question]) -> Slide:
+    """Return one setup's step, or several side by side.
 
     Args:
-        predictions: setups of one model on the same hardware, in the order of the panels.
+        predictions: setups of one model on the same hardware, in the order of the plots.
         refused: combinations that cannot run; they are listed below the chart.
 
     Raises:
-        SpecError: for more setups than one chart shows legibly.
+        SpecError: for more setups than one picture shows legibly.
     """
     if len(predictions) > MOST:
         raise SpecError(f"chart: {len(predictions)} setups are too many for one picture; at most {MOST}")
     varying = varying_fields([prediction.question for prediction in predictions])
-    panels = [MemoryPanel(one, memory_timeline(one.question), title(one.question, varying)) for one in predictions]
-    first = predictions[0].question
-    subtitle, is_good = _subtitle(panels)
-    frame = new_frame(
-        f"Memory over one training step (predicted): {hardware_text(first.hardware, first.setup.world_size)}",
-        subtitle,
-        _conditions(predictions, varying),
-        _notes(panels, refused),
-        INK if is_good else FAILURE,
-    )
-    rows, columns = ROWS[len(panels)]
-    grid = frame.body.subplots(rows, columns, sharey=True, squeeze=False)
-    scale, unit = (GIB, "GiB") if _highest(panels) >= GIB else (MIB, "MiB")
-    for axes, panel in zip(grid.flat, panels, strict=False):
-        _draw_panel(axes, panel, scale, MOMENTS // columns, is_alone=len(panels) == 1)
-        _draw_levels(axes, panel, scale, _limit(panels))
-    for axes in grid.flat[len(panels) :]:
-        axes.remove()
-    grid[0, 0].set_ylim(0, _limit(panels) / scale)
-    frame.body.supylabel(f"predicted live bytes on one GPU, {unit}", fontsize=12)
-    legend(frame, _handles(panels))
-    return frame.figure
-
-
-def _subtitle(panels: Sequence[MemoryPanel]) -> tuple[str, bool]:
-    """Return the answer, or for several panels the model; and False if a single setup does not fit, else True."""
-    first = panels[0].prediction
-    name = first.question.model.name
-    if len(panels) > 1:
-        return f"{name}, {len(panels)} setups on one scale", True
-    text = f"{name}: {verdict(first)}".partition("; it runs out")[0]
-    return text, first.fits is not False
-
-
-def _highest(panels: Sequence[MemoryPanel]) -> int:
-    return max(panel.timeline.peak.total for panel in panels)
-
-
-def _limit(panels: Sequence[MemoryPanel]) -> float:
-    """Return the bytes at the top of every axis; it includes the GPU's memory if the highest peak is near it."""
-    highest, gpu_bytes = _highest(panels), panels[0].prediction.estimate.gpu_bytes
-    if gpu_bytes is not None and highest >= FAR_BELOW_LIMIT * gpu_bytes:
-        highest = max(highest, gpu_bytes)
-    return 1.06 * highest
-
-
-def _draw_panel(axes: Axes, panel: MemoryPanel, scale: float, moments: int, *, is_alone: bool) -> None:
-    value_axis(axes)
-    axes.set_xlim(0, 1)
-    widths = widths_of(panel.timeline)
-    places = [sum(widths[:index]) for index in range(len(widths))]
-    drawn = [
-        moment
-        for phase, start, width in zip(panel.timeline.phases, places, widths, strict=True)
-        for moment in thinned(phase, start, width, moments)
+    columns = COLUMNS[len(predictions)]
+    panels = [
+        _Panel(one, drawn_memory(memory_timeline(one.question), MOMENTS // columns), title(one.question, varying))
+        for one in predictions
     ]
-    _draw_stack(axes, drawn, scale)
-    _name_phases(axes, panel.timeline, places, widths, are_short=len(widths) * (1 if is_alone else 3) > 12)
-    top_x, top = max(drawn, key=lambda pair: pair[1].total)
-    axes.plot([top_x], [top.total / scale], marker="v", markersize=8, color="black", zorder=6, clip_on=False)
+    first, is_alone = predictions[0].question, len(panels) == 1
+    name = first.model.name
+    answer = f"{name}: {verdict(predictions[0])}".partition("; it runs out")[0]
+    return Slide(
+        f"Memory over one training step (predicted): {hardware_text(first.hardware, first.setup.world_size)}",
+        answer if is_alone else f"{name}, {len(panels)} setups on one scale",
+        tuple(_conditions(predictions, varying)),
+        tuple(_plot(panel, panels) for panel in panels),
+        notes=tuple(_notes(panels, refused)),
+        is_bad=is_alone and predictions[0].fits is False,
+        columns=columns,
+    )
+
+
+def _plot(panel: _Panel, panels: Sequence[_Panel]) -> Plot:
+    estimate, is_alone = panel.prediction.estimate, len(panels) == 1
+    num_phases = len(panel.memory.phases)
+    return memory_plot(
+        panel.memory,
+        _heading(panel, is_alone),
+        usable=estimate.gpu_bytes,
+        reserved=panel.prediction.reserved_bytes,
+        gpu=estimate.gpu.name if estimate.gpu else "the GPU",
+        highest=max(one.memory.peak_bytes for one in panels),
+        are_names_short=num_phases * (1 if is_alone else 3) >= 12,
+        is_bad=panel.prediction.fits is False,
+    )
+
+
+def _heading(panel: _Panel, is_alone: bool) -> str:
+    """Return the setup's name and verdict if there are several; the peak, and what no line of the plot shows."""
     prediction = panel.prediction
-    fits = "fit unknown" if prediction.verdict is None else prediction.verdict.text
-    lines = [_peak_text(panel, is_alone)] if is_alone else [f"{panel.title}: {fits}", _peak_text(panel, is_alone)]
-    axes.set_title("\n".join(lines), loc="left", fontsize=TEXT if is_alone else TEXT - 0.5,
-                   color=INK if prediction.fits is not False else FAILURE)  # fmt: skip
-
-
-def _draw_stack(axes: Axes, drawn: Sequence[tuple[float, Moment]], scale: float) -> None:
-    """Draw one step-shaped band per category, each on top of the one before."""
-    x = [place for place, _ in drawn] + [1.0]
-    base = [0.0] * len(x)
-    for place, category in enumerate(CATEGORIES):
-        sizes = [moment.live[place] / scale for _, moment in drawn]
-        top = [low + size for low, size in zip(base, [*sizes, sizes[-1]], strict=True)]
-        if max(sizes) > 0:
-            color, hatch = STYLES[category]
-            axes.fill_between(x, base, top, step="post", facecolor=color, hatch=hatch, edgecolor="#00000090",
-                              linewidth=0.0, zorder=2)  # fmt: skip
-            axes.step(x, top, where="post", color=INK, linewidth=0.5, zorder=2.5)
-        base = top
-    axes.step(x, base, where="post", color="black", linewidth=1.3, zorder=3)
-
-
-def _name_phases(
-    axes: Axes, timeline: MemoryTimeline, places: Sequence[float], widths: Sequence[float], *, are_short: bool
-) -> None:
-    """Mark where phases begin, and write their names below the axis."""
-    for phase, start, width in zip(timeline.phases, places, widths, strict=True):
-        if phase.name in ("loss", "optimizer"):
-            axes.axvspan(start, start + width, color="#F3F3F3", linewidth=0, zorder=0)
-        if start:
-            axes.axvline(start, color="#666666", linewidth=1.0, linestyle=(0, (2, 2)), zorder=3.5)
-    texts = [_SHORT.get(phase.name, phase.name) if are_short else phase.name for phase in timeline.phases]
-    axes.set_xticks([start + width / 2 for start, width in zip(places, widths, strict=True)], texts)
-
-
-def _draw_levels(axes: Axes, panel: MemoryPanel, scale: float, limit: float) -> None:
-    """Draw a line at the GPU's usable memory and one at the peak reserved memory."""
-    gpu_bytes, reserved = panel.prediction.estimate.gpu_bytes, panel.prediction.reserved_bytes
-    if gpu_bytes is None:
-        return
-    for num_bytes, style, order in ((gpu_bytes, USABLE, 5.0), (reserved, RESERVED, 4.0)):
-        if num_bytes is not None and num_bytes <= limit:
-            axes.axhline(num_bytes / scale, zorder=order, **style)
-
-
-def _peak_text(panel: MemoryPanel, is_alone: bool) -> str:
-    """Return the peak with its place, the reserved memory, and the reason for not fitting if no line shows it.
-
-    With several panels the operator is left out, and the place as well if there is a reason.
-    """
-    prediction, moment, phase = panel.prediction, panel.timeline.peak, panel.timeline.peak_phase.name
     reason = _hidden_reason(prediction)
-    where = f" in {phase}" if moment.block is None else f" in {phase}, block {moment.block}"
-    where = f"{where}, at {moment.operator}" if is_alone else "" if reason else where
-    text = f"\u25bc peak {format_gib(moment.total)}{where}"
+    peak = peak_text(panel.memory, is_alone)
+    if reason and not is_alone:
+        peak = f"peak {format_gib(panel.memory.peak_bytes)}"
     if prediction.reserved_bytes is not None:
-        text += f"; reserved {format_gib(prediction.reserved_bytes)}"
-    return text + reason
+        peak += f"; reserved {format_gib(prediction.reserved_bytes)}"
+    fits = "fit unknown" if prediction.verdict is None else prediction.verdict.text
+    return ("" if is_alone else f"{panel.title}: {fits}\n") + f"\u25bc {peak}{reason}"
 
 
 def _hidden_reason(prediction: Prediction) -> str:
@@ -216,34 +263,6 @@ def _hidden_reason(prediction: Prediction) -> str:
     return "; host memory is too small"
 
 
-def _handles(panels: Sequence[MemoryPanel]) -> list[Artist]:
-    """Return the legend's entries for the categories in the chart, in the order of the stack, and for the lines."""
-    from matplotlib.patches import Patch
-
-    moments = [moment for panel in panels for phase in panel.timeline.phases for moment in phase.moments]
-    shown = [category for place, category in enumerate(CATEGORIES) if any(moment.live[place] for moment in moments)]
-    patches = [
-        Patch(facecolor=STYLES[category][0], hatch=STYLES[category][1], edgecolor=INK, linewidth=0.8,
-              label=category.value.replace("_", " "))
-        for category in shown
-    ]  # fmt: skip
-    return [*patches, *_lines(panels)]
-
-
-def _lines(panels: Sequence[MemoryPanel]) -> list[Artist]:
-    """Return the legend's entries for the horizontal lines; usable memory is named even if it is above the chart."""
-    from matplotlib.lines import Line2D
-
-    prediction = panels[0].prediction
-    gpu_bytes, gpu = prediction.estimate.gpu_bytes, prediction.estimate.gpu
-    if gpu_bytes is None or gpu is None:
-        return []
-    far = "" if _highest(panels) >= FAR_BELOW_LIMIT * gpu_bytes else ", far above"
-    usable = Line2D([], [], label=f"{gpu.name}: {format_gib(gpu_bytes)} usable{far}", **USABLE)
-    is_known = any(panel.prediction.reserved_bytes is not None for panel in panels)
-    return [usable, *([Line2D([], [], label="peak reserved", **RESERVED)] if is_known else [])]
-
-
 def _conditions(predictions: Sequence[Prediction], varying: Sequence[str]) -> list[str]:
     """Return the conditions that a reader needs to repeat the chart."""
     first = predictions[0].question
@@ -259,11 +278,11 @@ def _conditions(predictions: Sequence[Prediction], varying: Sequence[str]) -> li
         *facts,
         f"torch {TORCH_VERSION} as modelled, {first.kernels.upper()} kernels, rank 0, a step in the steady state",
         "live bytes: torch.cuda.memory_allocated, without CUDA context and NCCL",
-        "the axis counts allocations and frees in the order of the step, not seconds",
+        ORDER_OF_EVENTS,
     ]
 
 
-def _notes(panels: Sequence[MemoryPanel], refused: Sequence[Question]) -> list[str]:
+def _notes(panels: Sequence[_Panel], refused: Sequence[Question]) -> list[str]:
     """Return a line for each thing that the chart does not show."""
     lines = []
     steps = panels[0].prediction.question.setup.gradient_accumulation_steps

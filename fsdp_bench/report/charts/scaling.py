@@ -1,40 +1,40 @@
-"""The scaling chart: predicted tokens per second per GPU over the number of nodes, one line per setup."""
+"""Predicted tokens per second per GPU over the number of nodes, one line for each setup."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal
 
 from fsdp_bench.plan.chart_data.scaling import ScalingCurve, scaling_curves
 from fsdp_bench.plan.question import Question
 from fsdp_bench.plan.speed import Speed
-from fsdp_bench.report.charts.figure import legend, new_frame, value_axis
+from fsdp_bench.report.charts.axis import Axis, Tick
+from fsdp_bench.report.charts.colors import Style
+from fsdp_bench.report.charts.description import Area, Key, Line, Plot, Point, Slide
 from fsdp_bench.report.text.setups import common_line, title, varying_fields
 from fsdp_bench.report.text.speed import rests_on
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.hardware import Cluster
 
-if TYPE_CHECKING:
-    from matplotlib.artist import Artist
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-LINES: tuple[tuple[str, str, Literal["-", "--", "-.", ":"]], ...] = (
-    ("#0072B2", "o", "-"), ("#E69F00", "s", "--"), ("#35AB85", "^", "-."), ("#D55E00", "D", ":"),
-    ("#5B3A66", "v", "-"), ("#333333", "P", "--"), ("#CC79A7", "X", "-."), ("#8CCBF0", "*", ":"),
+_DASHES: tuple[tuple[float, ...], ...] = ((), (4, 2), (6, 2, 1, 2), (1, 1.5))
+STYLES = tuple(
+    Style(color, is_line=True, dash=_DASHES[place % 4], width=2.0, sign=sign)
+    for place, (color, sign) in enumerate(
+        (("blue", "o"), ("orange", "s"), ("green", "^"), ("red", "D"), ("plum", "v"), ("ink", "P"), ("pink", "X"),
+         ("sky", "*"))
+    )
 )  # fmt: skip
-"""Colour, marker and dash pattern; the last two distinguish lines in black and white."""
+"""Signs and dashes distinguish the lines in black and white."""
 
 
-def scaling_figure(questions: Sequence[Question]) -> Figure:
+def scaling_slide(questions: Sequence[Question]) -> Slide:
     """Return the chart of setups of one model on one kind of server.
 
     Raises:
-        SpecError: for more setups than there are line styles, if no server is named, or if no time is known.
+        SpecError: for more setups than there are styles, if no server is named, or if no time is known.
     """
-    if len(questions) > len(LINES):
-        raise SpecError(f"scaling: {len(questions)} setups are too many for one picture; at most {len(LINES)}")
+    if len(questions) > len(STYLES):
+        raise SpecError(f"scaling: {len(questions)} setups are too many for one picture; at most {len(STYLES)}")
     found = scaling_curves(questions)
     if not any(value is not None for curve in found for value in curve.tokens):
         raise SpecError("scaling: no step's time is known here: nobody documents this server's links")
@@ -42,23 +42,51 @@ def scaling_figure(questions: Sequence[Question]) -> Figure:
     cluster = first.hardware
     assert isinstance(cluster, Cluster)
     nodes = found[0].nodes
-    conditions = [
+    conditions = (
         common_line(first.setup, varying_fields(questions)).partition(", ")[2],
         "the same batch on every GPU, so that the whole batch grows with the nodes",
         _memory_text(found),
         "predicted for eager, rank 0",
         *dict.fromkeys(f"bands: {one.range.because}" for curve in found for _, one in _ranged(curve) if one.range),
         *dict.fromkeys(f"rates: {rests_on(speed, first.profile)}" for speed in filter(None, found[0].speeds[-1:])),
-    ]
-    frame = new_frame(
+    )
+    return Slide(
         f"Speed of each GPU over the number of nodes (predicted): {nodes[0]} to {nodes[-1]} x {cluster.server.name}"
         f" ({cluster.gpus_per_node} x {cluster.gpu.name} each)",
         f"{first.model.name}: {first.model.describe()}",
         conditions,
+        (_plot(found, varying_fields(questions)),),
+        is_legend_beside=True,
     )
-    _draw(frame.body.subplots(), found)
-    legend(frame, _handles(found, questions), "outside right upper")
-    return frame.figure
+
+
+def _plot(found: Sequence[ScalingCurve], varying: Sequence[str]) -> Plot:
+    areas, lines, points, ends = list[Area](), list[Line](), list[Point](), list[tuple[float, Key]]()
+    for curve, style in zip(found, STYLES, strict=False):
+        known = [
+            (float(nodes), value, fits)
+            for nodes, value, fits in zip(curve.nodes, curve.tokens, curve.fits, strict=True)
+            if value is not None
+        ]
+        lines.append(Line(style, tuple(nodes for nodes, _, _ in known), tuple(value for _, value, _ in known)))
+        points += [Point(style, nodes, value, is_hollow=fits is False) for nodes, value, fits in known]
+        bands = [(float(n), one.tokens_per_second_per_gpu or 0.0, one.range) for n, one in _ranged(curve) if one.range]
+        low = tuple(value * span.slowest for _, value, span in bands)
+        high = tuple(value * span.fastest for _, value, span in bands)
+        areas.append(Area(Style(style.color, opacity=0.12), tuple(nodes for nodes, _, _ in bands), low, high))
+        ends.append((known[-1][1] if known else 0.0, Key(style, _label(curve, varying))))
+    counts = found[0].nodes
+    names = tuple(Tick(count, str(count)) for count in counts)
+    highest = max(value for line in lines for value in line.y)
+    return Plot(
+        "",
+        Axis("nodes", counts[0] / 1.25, counts[-1] * 1.25, is_log=True, names=names, has_grid=False),
+        Axis("predicted tokens/s per GPU", 0.0, highest * 1.1),
+        tuple(areas),
+        tuple(lines),
+        tuple(points),
+        tuple(key for _, key in sorted(ends, key=lambda pair: -pair[0])),
+    )
 
 
 def _memory_text(found: Sequence[ScalingCurve]) -> str:
@@ -67,19 +95,6 @@ def _memory_text(found: Sequence[ScalingCurve]) -> str:
     if fits == {None}:
         return "whether the memory suffices is unknown"
     return "white marks: predicted not to fit in memory" if False in fits else "all of it is predicted to fit in memory"
-
-
-def _handles(found: Sequence[ScalingCurve], questions: Sequence[Question]) -> list[Artist]:
-    """Return the legend's entries, sorted by speed on the most nodes, the fastest first."""
-    from matplotlib.lines import Line2D
-
-    names = [_label(curve, varying_fields(questions)) for curve in found]
-    lines = [
-        Line2D([], [], color=color, marker=marker, linestyle=dash, linewidth=2, markersize=8, label=name)
-        for name, (color, marker, dash) in zip(names, LINES, strict=False)
-    ]
-    ends = [next((value for value in reversed(curve.tokens) if value is not None), 0.0) for curve in found]
-    return [line for _, line in sorted(zip(ends, lines, strict=True), key=lambda pair: -pair[0])]
 
 
 def _label(curve: ScalingCurve, varying: Sequence[str]) -> str:
@@ -99,30 +114,3 @@ def _ranged(curve: ScalingCurve) -> list[tuple[int, Speed]]:
     """Return the numbers of nodes on which the speed is known, each with it."""
     pairs = zip(curve.nodes, curve.speeds, strict=True)
     return [(nodes, one) for nodes, one in pairs if one is not None and one.tokens_per_second_per_gpu is not None]
-
-
-def _draw(axes: Axes, found: Sequence[ScalingCurve]) -> None:
-    for curve, (color, marker, dash) in zip(found, LINES, strict=False):
-        known = zip(curve.nodes, curve.tokens, curve.fits, strict=True)
-        points = [(nodes, value, fits) for nodes, value, fits in known if value is not None]
-        axes.plot([nodes for nodes, _, _ in points], [value for _, value, _ in points], color=color, linestyle=dash,
-                  linewidth=2)  # fmt: skip
-        bands = [(n, one.tokens_per_second_per_gpu or 0.0, one.range) for n, one in _ranged(curve) if one.range]
-        axes.fill_between(
-            [nodes for nodes, _, _ in bands],
-            [value * span.slowest for _, value, span in bands],
-            [value * span.fastest for _, value, span in bands],
-            color=color, alpha=0.12, linewidth=0,
-        )  # fmt: skip
-        for nodes, value, fits in points:
-            face = "white" if fits is False else color
-            axes.plot(nodes, value, color=color, marker=marker, markersize=9, markerfacecolor=face, markeredgewidth=1.8)
-    highest = max(value for curve in found for value in curve.tokens if value is not None)
-    counts = found[0].nodes
-    value_axis(axes)
-    axes.set_xscale("log", base=2)
-    axes.set_xticks(counts, [str(count) for count in counts])
-    axes.minorticks_off()
-    axes.set_ylim(0, highest * 1.1)
-    axes.set_xlabel("nodes", fontsize=12)
-    axes.set_ylabel("predicted tokens/s per GPU", fontsize=12)

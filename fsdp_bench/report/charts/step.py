@@ -1,162 +1,175 @@
-"""The chart of a predicted step: the operators and collectives on each stream, and the exposed communication."""
+"""A predicted step: what it consists of, and what runs when on each stream."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from fsdp_bench.plan.chart_data.step_streams import StepStreams, merged, role_of, step_streams
+from fsdp_bench.plan.chart_data.drawn import DrawnStreams, DrawnView, drawn_streams
+from fsdp_bench.plan.chart_data.step_streams import StepStreams, step_streams
 from fsdp_bench.plan.question import Question
-from fsdp_bench.replay.intervals import Intervals, union
-from fsdp_bench.report.charts.figure import FAILURE, SMALL, TEXT, WIDTH, legend, new_frame
-from fsdp_bench.report.charts.step_parts import PARTS_HEIGHT, draw_parts
+from fsdp_bench.replay.step_parts import StepPart
+from fsdp_bench.report.charts.axis import Axis
+from fsdp_bench.report.charts.colors import Style
+from fsdp_bench.report.charts.description import Key, Lane, Lanes, Slide, Spans
 from fsdp_bench.report.text.common import hardware_text
 from fsdp_bench.report.text.setups import common_line, setup_line, title, varying_fields
-from fsdp_bench.report.text.speed import percent, rests_on, throughput_text
-from fsdp_bench.simulate.events import Stream
+from fsdp_bench.report.text.speed import PART_LABELS, percent, rests_on, throughput_text
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.units import format_seconds
 
-if TYPE_CHECKING:
-    from matplotlib.artist import Artist
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
 MOST = 4
-"""Most setups in one chart that remain legible."""
+"""Most setups in one picture that remain legible."""
 
 STYLES = {
-    "forward": ("#8CCBF0", ""),
-    "loss": ("#D55E00", ""),
-    "backward": ("#0072B2", ""),
-    "optimizer": ("#E69F00", "///"),
-    "all_gather": ("#35AB85", "\\\\\\"),
-    "reduce_scatter": ("#5B3A66", "..."),
-    "all_reduce": ("#CC79A7", "xx"),
-    "cast": ("#8C8C8C", ""),
-    "copy": ("#F0E442", "--"),
+    "forward": Style("sky"),
+    "loss": Style("red"),
+    "backward": Style("blue"),
+    "optimizer": Style("orange", "///"),
+    "all_gather": Style("green", "\\\\\\"),
+    "reduce_scatter": Style("plum", "..."),
+    "all_reduce": Style("pink", "xx"),
+    "cast": Style("grey"),
+    "copy": Style("yellow", "--"),
 }
-"""Colour and hatch by the phase of an operator or the kind of a collective.
+"""Styles by the phase of an operator or the kind of a collective.
 
-Hatches distinguish them without colour. Operators of any phase on a stream of collectives have the style ``cast``.
+Operators of any phase on a stream of collectives have the style ``cast``.
 """
-LEGEND_LABELS = {
+EXPOSED = Style("failure")
+_ROLE_NAMES = {
     "all_gather": "all-gather",
     "reduce_scatter": "reduce-scatter",
     "all_reduce": "all-reduce",
     "cast": "casts, divisions",
 }
-ROWS = {
-    Stream.COMPUTE: "operators",
-    Stream.ALL_GATHER_COPY_IN: "copy-in",
-    Stream.ALL_GATHER: "all-gather",
-    Stream.REDUCE_SCATTER: "reductions",
-    Stream.ALL_REDUCE: "all-reduce",
+_STREAM_NAMES = {
+    "compute": "operators",
+    "all_gather_copy_in": "copy-in",
+    "all_gather": "all-gather",
+    "reduce_scatter": "reductions",
+    "all_reduce": "all-reduce",
+    "optimizer_offload": "optimizer copies",
 }
-EXPOSED = "exposed"
+PART_STYLES = {  # greys for operators; the others as among the streams
+    StepPart.MATRIX_PRODUCTS: Style("dark-grey"),
+    StepPart.ATTENTION: Style("middle-grey"),
+    StepPart.OTHER_OPERATORS: Style("light-grey"),
+    StepPart.OPTIMIZER: Style("orange"),
+    StepPart.EXPOSED_COMMUNICATION: EXPOSED,
+    StepPart.EXPOSED_COPIES: Style("yellow"),
+    StepPart.CPU_OPTIMIZER: Style("light-orange"),
+    StepPart.WAITING_FOR_HOST: Style("shade"),
+}
 
 
-@dataclass(frozen=True)
-class StepPanel:
-    """One panel: an interval of one setup's step."""
+def stream_lanes(view: DrawnView, heading: str, remarks: tuple[str, ...] = (), end: float | None = None) -> Lanes:
+    """Return what each stream does in an interval of a step, and when communication is exposed.
 
-    title: str
-    streams: StepStreams
-    begin: float
-    end: float
+    Args:
+        view: the interval.
+        heading: the title.
+        remarks: what is written below.
+        end: the end of the axis in seconds, if that is not the end of the interval.
+    """
+    streams = dict.fromkeys([*_STREAM_NAMES, *(row.stream for row in view.rows)])
+    lanes = [Lane("exposed", (Spans(EXPOSED, _milliseconds(view.exposed)),))]
+    for stream in streams:
+        rows = sorted((row for row in view.rows if row.stream == stream), key=lambda row: _place(row.role))
+        spans = tuple(Spans(_style(row.role), _milliseconds(row.spans)) for row in rows)
+        lanes += [Lane(_STREAM_NAMES.get(stream, stream), spans)] if spans else []
+    roles = sorted({row.role for row in view.rows}, key=_place)
+    legend = [Key(_style(role), _ROLE_NAMES.get(role, role)) for role in roles]
+    exposed = Key(EXPOSED, "exposed: a collective runs and no operator does")
+    axis = Axis("milliseconds", view.begin * 1e3, (end or view.end) * 1e3)
+    return Lanes(heading, axis, tuple(lanes), (*legend, exposed), remarks)
 
 
-def step_figure(questions: Sequence[Question]) -> Figure:
-    """Return the chart of one setup's whole step and of three of its blocks, or of several setups' steps on one scale.
+def _milliseconds(intervals: Sequence[tuple[float, float]]) -> tuple[tuple[float, float], ...]:
+    return tuple((begin * 1e3, end * 1e3) for begin, end in intervals)
+
+
+def _place(role: str) -> int:
+    return [*STYLES].index(role) if role in STYLES else len(STYLES)
+
+
+def _style(role: str) -> Style:
+    return STYLES.get(role, STYLES["cast"])
+
+
+def both_views(streams: DrawnStreams, num_drawn: int, num_micro_batches: int) -> tuple[Lanes, Lanes]:
+    """Return the step as far as it is drawn, and a part of it enlarged."""
+    exposed = streams.exposed_communication_seconds
+    remarks = (
+        f"{format_seconds(streams.step_seconds)} for what is drawn:"
+        f" operators {format_seconds(streams.compute_seconds)},"
+        f" collectives {format_seconds(streams.communication_seconds)}, of which {format_seconds(exposed)} exposed",
+    )
+    what = "The whole step"
+    if num_drawn < num_micro_batches:
+        what = f"{num_drawn} of the step's {num_micro_batches} micro-batches, and the optimizer"
+    part = "Blocks in the middle of backward" if num_drawn == 1 else "A part of it, enlarged"
+    whole = stream_lanes(streams.whole, f"{what}, rank 0 (predicted)", remarks)
+    return whole, stream_lanes(streams.middle_of_backward, f"{part} (predicted)")
+
+
+def step_slide(questions: Sequence[Question]) -> Slide:
+    """Return one setup's whole step and three of its blocks, or several setups' steps on one scale.
 
     Raises:
-        SpecError: for more setups than one chart shows legibly, or if no step's time is known.
+        SpecError: for more setups than one picture shows legibly, or if no step's time is known.
     """
     if len(questions) > MOST:
         raise SpecError(f"step-chart: {len(questions)} setups are too many for one picture; at most {MOST}")
-    found, first = step_streams(questions), questions[0]
-    panels = _panels(found)
-    several = len(questions) > 1
-    setup = common_line(first.setup, varying_fields(questions)) if several else setup_line(first.setup)
-    frame = new_frame(
+    found, first, varying = step_streams(questions), questions[0], varying_fields(questions)
+    names = [title(question, varying) if len(questions) > 1 else "" for question in questions]
+    drawn = [streams for one in found if (streams := drawn_streams(one)) is not None]
+    charts = [stream_lanes(one.whole, name or "the whole step", end=_longest(found))
+              for one, name in zip(drawn, names, strict=True)]  # fmt: skip
+    if len(questions) == 1:
+        charts.append(stream_lanes(drawn[0].middle_of_backward, "blocks in the middle of backward"))
+    return Slide(
         f"One training step (predicted): {hardware_text(first.hardware, first.setup.world_size)}",
-        _subtitle(panels),
-        [
-            f"{first.model.describe()}",
-            setup,
+        _subtitle(found),
+        (
+            first.model.describe(),
+            common_line(first.setup, varying) if len(questions) > 1 else setup_line(first.setup),
             "predicted for eager, rank 0",
-            f"rates: {rests_on(panels[0].streams.speed, first.profile)}",
-            "grey: casts, copies and divisions of what is sent, beside the other operators",
-            "red: a collective runs and no operator does",
-        ],
+            f"rates: {rests_on(found[0].speed, first.profile)}",
+            "casts: also copies and divisions of what is sent, beside the other operators",
+        ),
+        (_parts(found, names), *charts),
     )
-    rows = frame.body.subplots(1 + len(panels), 1, height_ratios=[PARTS_HEIGHT * len(panels)] + len(panels) * [1.0])
-    draw_parts(rows[0], [(panel.title if several else "", panel.streams.speed.time) for panel in panels[: len(found)]])
-    for axes, panel in zip(rows[1:], panels, strict=True):
-        _draw(axes, panel, TEXT if len(panels) < 3 else SMALL - 1)
-    legend(frame, _handles(panels))
-    return frame.figure
 
 
-def _panels(found: Sequence[StepStreams]) -> list[StepPanel]:
-    longest = max(one.speed.time.step_seconds or 0.0 for one in found)
-    varying = varying_fields([one.question for one in found])
+def _longest(found: Sequence[StepStreams]) -> float:
+    return max(one.speed.time.step_seconds or 0.0 for one in found)
+
+
+def _parts(found: Sequence[StepStreams], names: Sequence[str]) -> Lanes:
+    """Return a lane for each step: its parts, in the order of PART_LABELS."""
+    lanes = []
+    for one, name in zip(found, names, strict=True):
+        begin, spans = 0.0, []
+        for key, label in PART_LABELS.items():
+            part = StepPart(key)
+            seconds = one.speed.time.parts.get(part, 0.0)
+            if seconds > 0:
+                text = f"{label} {seconds / (one.speed.time.step_seconds or 1.0):.0%}"
+                spans.append(Spans(PART_STYLES[part], ((begin, begin + seconds),), text))
+                begin += seconds
+        lanes.append(Lane(name, tuple(spans)))
+    return Lanes("what the step consists of", Axis("", 0.0, _longest(found), names=()), tuple(lanes))
+
+
+def _subtitle(found: Sequence[StepStreams]) -> str:
+    first = found[0].speed
     if len(found) > 1:
-        return [StepPanel(title(one.question, varying), one, 0.0, longest) for one in found]
-    return [
-        StepPanel("the whole step", found[0], 0.0, longest),
-        StepPanel("blocks in the middle of backward", found[0], *found[0].middle_of_backward),
-    ]
-
-
-def _subtitle(panels: Sequence[StepPanel]) -> str:
-    found = panels[0].streams.speed
-    if len({id(panel.streams) for panel in panels}) > 1:
-        return f"{found.model.name}: {found.model.describe()}"
-    time = found.time
+        return f"{first.model.name}: {first.model.describe()}"
+    time = first.time
     assert time.step_seconds is not None
     assert time.exposed_communication_seconds is not None
     return (
-        f"{found.model.name}: {format_seconds(time.step_seconds)} a step,"
+        f"{first.model.name}: {format_seconds(time.step_seconds)} a step,"
         f" {format_seconds(time.exposed_communication_seconds)} of it exposed communication,"
-        f" {throughput_text(found)}, MFU {percent(found.mfu)}"
+        f" {throughput_text(first)}, MFU {percent(first.mfu)}"
     )
-
-
-def _handles(panels: Sequence[StepPanel]) -> list[Artist]:
-    from matplotlib.patches import Patch
-
-    used = {role_of(span) for panel in panels for span in panel.streams.spans if span.kind != "host"}
-    styles = {name: style for name, style in STYLES.items() if name in used} | {EXPOSED: (FAILURE, "")}
-    return [
-        Patch(facecolor=color, hatch=hatch, edgecolor="white", linewidth=0.0, label=LEGEND_LABELS.get(name, name))
-        for name, (color, hatch) in styles.items()
-    ]
-
-
-def _draw(axes: Axes, panel: StepPanel, font: float) -> None:
-    """Draw one row per stream and a row for exposed communication on top; the axis is in milliseconds."""
-    ran = panel.streams.spans
-    spans = [span for span in ran if span.end > panel.begin and span.begin < panel.end and span.kind != "host"]
-    rows = [stream for stream in ROWS if any(span.stream is stream for span in ran)]
-    for place, stream in enumerate(reversed(rows)):
-        for name, (color, hatch) in STYLES.items():
-            own = [(span.begin, span.end) for span in spans if span.stream is stream and role_of(span) == name]
-            axes.broken_barh(_bars(union(own), panel), (place - 0.36, 0.72), facecolor=color, hatch=hatch,
-                             edgecolor="white", linewidth=0.0)  # fmt: skip
-    axes.broken_barh(_bars(panel.streams.exposed, panel), (len(rows) - 0.42, 0.3), facecolor=FAILURE, linewidth=0.0)
-    axes.set_ylim(-0.6, len(rows) + 0.1)
-    axes.set_xlim(panel.begin * 1e3, panel.end * 1e3)
-    axes.set_yticks([*range(len(rows)), len(rows) - 0.27], [*(ROWS[stream] for stream in reversed(rows)), EXPOSED])
-    axes.tick_params(axis="both", labelsize=font, length=0)
-    axes.spines[["top", "right", "left"]].set_visible(False)
-    axes.set_title(f"{panel.title}, milliseconds", fontsize=12, loc="left")
-    axes.grid(axis="x", color="#DDDDDD", linewidth=0.8)
-    axes.set_axisbelow(True)
-
-
-def _bars(spans: Intervals, panel: StepPanel) -> list[tuple[float, float]]:
-    """Return begin and length of spans in milliseconds; merge spans that are less than half a pixel apart."""
-    found = merged(spans, panel.begin, panel.end, (panel.end - panel.begin) / WIDTH)
-    return [(begin * 1e3, (end - begin) * 1e3) for begin, end in found]

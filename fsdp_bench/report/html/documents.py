@@ -1,147 +1,22 @@
-"""The JSON documents that plan, predict and max-size print, as far as a page needs them. Nothing in them is trusted."""
+"""Reads the JSON documents of plan, predict and max-size, as far as a page needs them. Nothing in them is trusted."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
-from msgspec import Meta
 
-from fsdp_bench.plan.chart_data.drawn import DrawnStep
+from fsdp_bench.plan.purchase.document import Bytes, Count, PlanDocument, Positive
 from fsdp_bench.spec.codec import from_builtins, read_document
 from fsdp_bench.spec.errors import ResultsError, SpecError, shown
 from fsdp_bench.spec.hardware import Source
 from fsdp_bench.spec.lora import LoRA
-from fsdp_bench.spec.setup import TrainSetup
 
 T = TypeVar("T")
 
-Positive = Annotated[float, Meta(gt=0, le=1e18)]
-Bytes = Annotated[int, Meta(ge=0)]
-Count = Annotated[int, Meta(ge=1)]
 Setting = bool | int | float | str | None
 """The value of a field of a setup."""
-
-
-class OfferMemory(msgspec.Struct, frozen=True, kw_only=True):
-    """The memory of an offer."""
-
-    peak_allocated_bytes: Bytes
-    peak_reserved_bytes: Bytes
-    headroom_bytes: int | None = None
-    required_headroom_bytes: Bytes | None = None
-    required_headroom_source: str | None = None
-    breakdown_bytes: dict[str, Bytes] = {}
-    peak_reserved_bytes_range: tuple[Bytes, Bytes] | None = None
-    range_because: str | None = None
-
-
-class OfferDocument(msgspec.Struct, frozen=True, kw_only=True):
-    """One offer of a plan."""
-
-    server: str
-    gpu: str
-    num_nodes: Count
-    num_gpus: Count
-    setup: TrainSetup
-    assumptions: tuple[str, ...] = ()
-    expandable_segments: bool
-    memory: OfferMemory
-    tokens_per_second_per_gpu: Positive
-    tokens_per_second_per_gpu_range: tuple[Positive, Positive] | None
-    range_because: str | None
-    seconds: Positive | None
-    slow_seconds: Positive | None
-    price_per_hour: Positive | None
-    cost: Positive | None
-    slow_cost: Positive | None
-    energy_megawatt_hours: Positive | None
-    fast_seconds: Positive | None = None
-    fast_cost: Positive | None = None
-    slow_energy_megawatt_hours: Positive | None = None
-
-    @property
-    def key(self) -> tuple[str, int, TrainSetup]:
-        """The kind of server, the number of nodes, and the setting."""
-        return self.server, self.num_nodes, self.setup
-
-
-class LeftOut(msgspec.Struct, frozen=True, kw_only=True):
-    """A kind of server without an offer."""
-
-    server: str
-    reason: str
-
-
-class ServerPrice(msgspec.Struct, frozen=True, kw_only=True):
-    """The catalogue's price of a server."""
-
-    currency: str
-    region: str | None
-    per_hour: Positive | None
-    source: Source
-
-
-class ServerDocument(msgspec.Struct, frozen=True, kw_only=True):
-    """What the catalogue says of a kind of server."""
-
-    name: str
-    provider: str
-    gpu: str
-    gpus_per_node: Count
-    source: Source
-    gpu_memory_bytes: Bytes | None
-    gpu_memory_source: Source | None
-    price: ServerPrice | None
-
-
-class StatedPriceDocument(msgspec.Struct, frozen=True, kw_only=True):
-    """The price that the user stated for all servers."""
-
-    per_hour: Positive
-    unit: str
-    currency: str | None = None
-
-
-class OtherCodeDocument(msgspec.Struct, frozen=True, kw_only=True):
-    """The winner's servers with the same model in other code."""
-
-    code: str
-    is_same_setting: bool
-    offer: OfferDocument | None
-
-
-class PlanDocument(msgspec.Struct, frozen=True, kw_only=True):
-    """What ``plan --json`` prints. What earlier versions did not write is empty."""
-
-    source: str
-    model: str
-    tokens: Count | None
-    deadline_seconds: Positive | None
-    budget: Positive | None
-    global_batch_tokens: Count | None
-    winner: OfferDocument | None
-    reason: str
-    cheapest: OfferDocument | None
-    fastest: OfferDocument | None
-    fewest_nodes: OfferDocument | None
-    pareto: tuple[OfferDocument, ...]
-    nearest: tuple[OfferDocument, ...]
-    left_out: tuple[LeftOut, ...]
-    num_offers: int
-    fsdp_bench: str | None = None
-    torch: str | None = None
-    made_on: str | None = None
-    model_description: str | None = None
-    tariff: str | None = None
-    stated_price: StatedPriceDocument | None = None
-    servers: tuple[ServerDocument, ...] = ()
-    winner_step: DrawnStep | None = None
-    cheapest_allowed: OfferDocument | None = None
-    code: str | None = None
-    other_code: OtherCodeDocument | None = None
-    safest: OfferDocument | None = None
 
 
 class PredictedMemory(msgspec.Struct, frozen=True, kw_only=True):

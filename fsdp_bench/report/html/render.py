@@ -13,12 +13,13 @@ from markupsafe import Markup
 
 from fsdp_bench import __version__
 from fsdp_bench.report.html.blocks import Page
+from fsdp_bench.report.html.svg import DRAWING, palette
 from fsdp_bench.spec.errors import printable
 
 
 def html(page: Page, today: date) -> str:
     """Return a page as one HTML document, which needs nothing else."""
-    script, style = _asset("script.js"), _asset("style.css")
+    script, style = _asset("script.js"), palette() + _asset("style.css")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     return _environment().get_template("page.html").render(
         page=page,
@@ -42,7 +43,7 @@ def _loader() -> PackageLoader:
 
 @cache
 def _environment() -> Environment:
-    return Environment(
+    made = Environment(
         loader=_loader(),
         autoescape=True,
         finalize=_printable,
@@ -51,6 +52,8 @@ def _environment() -> Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
+    made.globals |= DRAWING
+    return made
 
 
 def _printable(value: Any) -> Any:

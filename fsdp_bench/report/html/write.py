@@ -5,8 +5,9 @@ from __future__ import annotations
 from datetime import date
 from pathlib import Path
 
+from fsdp_bench.plan.purchase.document import PlanDocument
 from fsdp_bench.report.html.blocks import Page
-from fsdp_bench.report.html.documents import PlanDocument, PredictionDocument, read
+from fsdp_bench.report.html.documents import PredictionDocument, read
 from fsdp_bench.report.html.predicted.max_size import max_size_page
 from fsdp_bench.report.html.predicted.plan import plan_page
 from fsdp_bench.report.html.predicted.prediction import prediction_page

@@ -18,7 +18,7 @@ SWEEP = Path(__file__).parents[3] / "results" / "xeon-2-cores" / "max-size-quick
 
 def test_models_named_as_on_the_hub_have_charts_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two names differ only in a slash; a third is long."""
-    monkeypatch.setattr(frontier_chart, "draw_chart", lambda _chart, path: path.write_bytes(b""))
+    monkeypatch.setattr(frontier_chart, "draw", lambda _chart, path: path.write_bytes(b""))
     record = read_frontier_of(SWEEP)
     assert record is not None
     names = ["org/a", "org-a", "../../a", "x" * LONGEST_NAME]

@@ -6,8 +6,10 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from fsdp_bench.report.charts.frontier import draw_frontier, frontier_chart
-from fsdp_bench.report.charts.max_size import MEASURED, MOST_BARS, NONE_FITS, UNKNOWN, MaxSizeBar, max_size_figure
+from fsdp_bench.report.charts.description import Bar
+from fsdp_bench.report.charts.frontier import draw_frontier, frontier_slide
+from fsdp_bench.report.charts.max_size import MEASURED, MOST_BARS, NONE_FITS, UNKNOWN
+from fsdp_bench.report.charts.slide import figure_of
 from fsdp_bench.spec.frontier import FrontierCell, FrontierRecord
 from fsdp_bench.spec.setup import Checkpointing, Precision
 from fsdp_bench.sweep.results.load import read_frontier_of
@@ -27,24 +29,26 @@ def cells_of(world: int) -> list[FrontierCell]:
     return [cell for cell in record().cells if cell.setup.world_size == world]
 
 
-def bars_of(cells: list[FrontierCell]) -> list[MaxSizeBar]:
-    (panel,) = frontier_chart(record(), cells).rows
-    return list(panel.bars)
+def bars_of(cells: list[FrontierCell]) -> list[tuple[str, Bar]]:
+    """Return every bar with the heading above it."""
+    (chart,) = frontier_slide(record(), cells).charts
+    assert chart.kind == "bars"
+    return [(group.title, bar) for group in chart.groups for bar in group.bars]  # type: ignore[union-attr]
 
 
 def test_every_bar_is_what_was_measured_and_its_mark_what_was_predicted() -> None:
     cells = cells_of(2)
     bars = bars_of(cells)
     assert len(bars) == len(cells) == 30
-    drawn = sorted((bar.group, bar.value, bar.predicted) for bar in bars)
+    drawn = sorted((group, bar.total, bar.mark) for group, bar in bars)
     expected = []
     for cell in cells:
         assert cell.measured is not None
         assert cell.predicted is not None
         expected.append((cell.setup.strategy.value, cell.measured.fits, cell.predicted.fits))
     assert drawn == sorted(expected)
-    assert {bar.source for bar in bars} == {MEASURED}
-    assert len({(bar.group, bar.labels) for bar in bars}) == 30
+    assert {piece.name for _, bar in bars for piece in bar.pieces} == {MEASURED}
+    assert len({(group, bar.labels) for group, bar in bars}) == 30
 
 
 def test_an_error_in_per_cent_stands_over_a_bar_that_was_predicted_otherwise() -> None:
@@ -52,9 +56,9 @@ def test_an_error_in_per_cent_stands_over_a_bar_that_was_predicted_otherwise() -
     assert cell.predicted is not None
     assert cell.measured is not None
     other = replace(cell, predicted=replace(cell.predicted, fits=cell.measured.fits * 11 // 10), steps_apart=-1)
-    texts = [text.get_text() for axes in max_size_figure(frontier_chart(record(), [other])).axes for text in axes.texts]
+    texts = [text.get_text() for axes in figure_of(frontier_slide(record(), [other])).axes for text in axes.texts]
     assert any("+10.0%" in text for text in texts)
-    texts = [text.get_text() for axes in max_size_figure(frontier_chart(record(), [cell])).axes for text in axes.texts]
+    texts = [text.get_text() for axes in figure_of(frontier_slide(record(), [cell])).axes for text in axes.texts]
     assert any(text.endswith("0%") and "+" not in text for text in texts)
 
 
@@ -62,15 +66,15 @@ def test_a_search_without_result_has_a_word_instead_of_a_bar_and_its_reason_belo
     cell = cells_of(2)[0]
     assert cell.measured is not None
     crashed = replace(cell, status="unknown", reason="llama-12M crashed: a reason", measured=None, steps_apart=None)
-    (bar,) = bars_of([crashed])
-    assert (bar.value, bar.note) == (None, UNKNOWN)
-    assert frontier_chart(record(), [crashed]).notes == ("unknown: llama-12M crashed: a reason",)
-    (bar,) = bars_of([replace(cell, measured=replace(cell.measured, fits=0, runs=0))])
-    assert (bar.value, bar.note) == (None, NONE_FITS)
+    ((_, bar),) = bars_of([crashed])
+    assert (bar.pieces, bar.words) == ((), (UNKNOWN,))
+    assert frontier_slide(record(), [crashed]).notes == ("unknown: llama-12M crashed: a reason",)
+    ((_, bar),) = bars_of([replace(cell, measured=replace(cell.measured, fits=0, runs=0))])
+    assert (bar.pieces, bar.words) == ((), (NONE_FITS,))
 
 
 def test_conditions_are_printed() -> None:
-    words = " ".join(frontier_chart(record(), cells_of(2)).conditions)
+    words = " ".join(frontier_slide(record(), cells_of(2)).conditions)
     for word in ("256.0 MiB", "gloo", "vocabulary 4096", "2 ranks", "adamw-foreach", "30 of 30 cells"):
         assert word in words
 

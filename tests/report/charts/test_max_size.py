@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -14,19 +13,19 @@ from matplotlib.text import Annotation
 
 from fsdp_bench.catalog import loader
 from fsdp_bench.plan.search.quantity import size_ladder
+from fsdp_bench.report.charts.colors import PALETTE
+from fsdp_bench.report.charts.description import Slide
 from fsdp_bench.report.charts.max_size import (
     CANNOT_RUN,
     MEASURED,
     NONE_FITS,
     PUBLISHED,
     STYLES,
-    BarRow,
     MaxSizeBar,
-    MaxSizeChart,
-    draw,
-    max_size_figure,
+    size_bars,
 )
 from fsdp_bench.report.charts.max_size_rows import arrange
+from fsdp_bench.report.charts.slide import draw, figure_of
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.model import Family
 from fsdp_bench.spec.setup import Checkpointing, Precision, ShardingStrategy, TrainSetup
@@ -41,9 +40,12 @@ STRATEGIES = ("FULL_SHARD", "SHARD_GRAD_OP", "HYBRID_SHARD", "_HYBRID_SHARD_ZERO
 AXES = ((1e9, "billion parameters"), (1e6, "million parameters"))
 
 
-def chart_of(bars: list[MaxSizeBar], levels: tuple[str, ...] = ("checkpointing",)) -> MaxSizeChart:
+def chart_of(
+    bars: list[MaxSizeBar], levels: tuple[str, ...] = ("checkpointing",), titles: tuple[str, ...] = ("",)
+) -> Slide:
     conditions = ("source: predicted", "setup: 8 ranks", "hardware: " + "a server of many words " * 4)
-    return MaxSizeChart("Largest", "somewhere", AXES, levels, (BarRow("", tuple(bars)),), conditions, ("a note",))
+    charts = size_bars(dict.fromkeys(titles, bars), AXES, levels)
+    return Slide("Largest", "somewhere", conditions, charts, ("a note",))
 
 
 def rows(source: str = "predicted", **fields: int) -> list[MaxSizeBar]:
@@ -68,20 +70,18 @@ def test_texts_stay_on_the_chart_and_apart(count: int) -> None:
         for server in range(count)
         for mode in (("none", "full") if count < 4 else ("none",))
     ]
-    assert_texts_are_inside_and_apart(max_size_figure(chart_of(bars, ("server", "checkpointing"))))
+    assert_texts_are_inside_and_apart(figure_of(chart_of(bars, ("server", "checkpointing"))))
 
 
 def test_two_rows_of_panels_stay_apart_and_are_named() -> None:
-    made = chart_of(rows())
-    both = replace(made, rows=(BarRow("p4d.24xlarge", made.rows[0].bars), BarRow("p5.48xlarge", made.rows[0].bars)))
-    figure = max_size_figure(both)
+    figure = figure_of(chart_of(rows(), titles=("p4d.24xlarge", "p5.48xlarge")))
     assert_texts_are_inside_and_apart(figure)
     assert "p4d.24xlarge" in text_of_quantity(figure)
     assert len(figure.axes) == 2 * len(STRATEGIES)
 
 
 def test_every_bar_begins_at_zero_and_carries_its_number() -> None:
-    made = max_size_figure(chart_of(rows()))
+    made = figure_of(chart_of(rows()))
     assert {axes.get_yscale() for axes in made.axes} == {"linear"}
     assert {axes.get_ylim()[0] for axes in made.axes} == {0}
     assert len({axes.get_ylim()[1] for axes in made.axes}) == 1
@@ -90,26 +90,26 @@ def test_every_bar_begins_at_zero_and_carries_its_number() -> None:
 
 
 def test_measured_bars_are_solid_with_the_prediction_as_a_mark_and_its_error() -> None:
-    made = max_size_figure(chart_of([MaxSizeBar("FULL_SHARD", ("none",), int(100e6), MEASURED, predicted=int(104e6))]))
+    made = figure_of(chart_of([MaxSizeBar("FULL_SHARD", ("none",), int(100e6), MEASURED, predicted=int(104e6))]))
     (axes,) = made.axes
     assert "100M\n+4.0%" in {text.get_text() for text in axes.texts}
     marks = [line for line in axes.lines if line.get_marker() == "D"]
     assert [line.get_ydata()[0] for line in marks] == [104]
     (bar,) = solid(made)
-    assert bar.get_facecolor()[:3] == to_rgb(STYLES[MEASURED][0][0])
+    assert bar.get_facecolor()[:3] == to_rgb(PALETTE[STYLES[MEASURED][0].color][0])
     assert "measured" in text_of_quantity(made)
     assert_texts_are_inside_and_apart(made)
 
 
 def test_a_published_bar_looks_like_no_predicted_one() -> None:
     bars = [MaxSizeBar("NO_SHARD", ("published",), int(1e9), PUBLISHED), MaxSizeBar("NO_SHARD", ("ours",), int(1e9))]
-    dark, light = (sum(bar.get_facecolor()[:3]) for bar in solid(max_size_figure(chart_of(bars))))
+    dark, light = (sum(bar.get_facecolor()[:3]) for bar in solid(figure_of(chart_of(bars))))
     assert dark < 1.2 < 2 < light
 
 
 @pytest.mark.parametrize("source", ["predicted", MEASURED])
 def test_neighbours_differ_in_black_and_white(source: str) -> None:
-    for one, other in pairwise(solid(max_size_figure(chart_of(rows(source))))):
+    for one, other in pairwise(solid(figure_of(chart_of(rows(source))))):
         assert one.get_hatch() != other.get_hatch()
 
 
@@ -119,7 +119,7 @@ def test_colours_and_hatches_of_several_levels_have_a_legend() -> None:
         for server in ("p4d.24xlarge", "p5.48xlarge")
         for mode in ("none", "full")
     ]
-    made = max_size_figure(chart_of(bars, ("server", "checkpointing")))
+    made = figure_of(chart_of(bars, ("server", "checkpointing")))
     named = {text.get_text() for text in texts_of(made)}
     assert {"p4d.24xlarge", "p5.48xlarge", "checkpointing none", "checkpointing full"} <= named
     assert_texts_are_inside_and_apart(made)
@@ -132,7 +132,7 @@ def test_a_missing_bar_has_its_reason_once() -> None:
         MaxSizeBar("HYBRID_SHARD", ("none",), None, note=CANNOT_RUN),
         MaxSizeBar("HYBRID_SHARD", ("full",), None, note=CANNOT_RUN),
     ]
-    made = max_size_figure(chart_of(bars))
+    made = figure_of(chart_of(bars))
     written = [text.get_text() for text in texts_of(made)]
     assert written.count(NONE_FITS) == 1
     assert written.count(CANNOT_RUN) == 1  # a strategy that cannot run at all takes one place
@@ -140,7 +140,7 @@ def test_a_missing_bar_has_its_reason_once() -> None:
 
 
 def test_the_number_stands_on_its_bar_even_under_a_high_outline() -> None:
-    (axes,) = max_size_figure(chart_of([MaxSizeBar("FULL_SHARD", ("none",), int(1e9), with_retries=int(3e9))])).axes
+    (axes,) = figure_of(chart_of([MaxSizeBar("FULL_SHARD", ("none",), int(1e9), with_retries=int(3e9))])).axes
     (number,) = [text for text in axes.texts if text.get_text() == "1B"]
     assert isinstance(number, Annotation)
     assert number.xy[1] == 1

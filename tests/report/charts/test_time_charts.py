@@ -13,12 +13,19 @@ from hypothesis import strategies as st
 from fsdp_bench.catalog import loader
 from fsdp_bench.plan.chart_data.scaling import node_counts, scaling_curves
 from fsdp_bench.plan.chart_data.step_streams import exposed_spans
-from fsdp_bench.plan.chart_data.trade_off import TradeOffPoint, pareto_frontier, trade_off_points
 from fsdp_bench.plan.question import Question, answer
 from fsdp_bench.plan.speed import speed
-from fsdp_bench.report.charts.scaling import scaling_figure
-from fsdp_bench.report.charts.step import step_figure
-from fsdp_bench.report.charts.trade_off import boxes_apart, right_end, trade_off_figure
+from fsdp_bench.report.charts.description import boxes_apart
+from fsdp_bench.report.charts.scaling import scaling_slide
+from fsdp_bench.report.charts.slide import figure_of
+from fsdp_bench.report.charts.step import step_slide
+from fsdp_bench.report.charts.trade_off import (
+    TradeOffPoint,
+    pareto_frontier,
+    right_end,
+    trade_off_points,
+    trade_off_slide,
+)
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.hardware import Cluster
 from fsdp_bench.spec.setup import Precision, ShardingStrategy, TrainSetup
@@ -38,8 +45,7 @@ def cluster(nodes: int = 2) -> Cluster:
 points = st.lists(
     st.builds(
         TradeOffPoint,
-        prediction=st.none(),
-        memory_gib=st.integers(1, 20).map(float),
+        memory_bytes=st.integers(1, 20).map(float),
         tokens=st.integers(1, 20).map(float),
         fits=st.sampled_from([True, False, None]),
     ),
@@ -53,12 +59,12 @@ def test_no_setup_that_fits_beats_the_frontier_and_each_on_it_is_one_of_them(giv
     assert all(point in given_points and point.fits is not False for point in best)
     for point in given_points:
         if point.fits is not False:
-            assert any(one.memory_gib <= point.memory_gib and one.tokens >= point.tokens for one in best)
+            assert any(one.memory_bytes <= point.memory_bytes and one.tokens >= point.tokens for one in best)
     for one in best:
         assert not any(
             other.fits is not False
-            and (other.memory_gib, -other.tokens) != (one.memory_gib, -one.tokens)
-            and other.memory_gib <= one.memory_gib
+            and (other.memory_bytes, -other.tokens) != (one.memory_bytes, -one.tokens)
+            and other.memory_bytes <= one.memory_bytes
             and other.tokens >= one.tokens
             for other in given_points
         )
@@ -94,7 +100,7 @@ def test_a_curve_is_what_predict_says_on_that_many_nodes() -> None:
 def test_a_curve_has_a_band_to_both_ends_of_its_range() -> None:
     questions = [Question(loader.model("gpt2").shape(), TrainSetup(world_size=16, precision=MIXED), cluster(2))]
     (curve,) = scaling_curves(questions)
-    figure = scaling_figure(questions)
+    figure = figure_of(scaling_slide(questions))
     (axes,) = figure.axes
     (band,) = axes.collections
     ends = sorted({y for _, y in band.get_paths()[0].vertices})
@@ -114,7 +120,7 @@ def test_points_of_a_curve_that_do_not_fit_are_white_and_named() -> None:
     questions = [Question(loader.model("gpt2-xl").shape(), setup, nodes) for setup in setups]
     full, whole = scaling_curves(questions)
     assert (full.fits[-1], whole.fits) == (True, (False,) * 3)
-    figure = scaling_figure(questions)
+    figure = figure_of(scaling_slide(questions))
     written = text_of_quantity(figure)
     assert "white marks: predicted not to fit in memory" in written
     (axes,) = figure.axes
@@ -132,15 +138,15 @@ def test_every_point_of_the_trade_off_is_inside_the_chart() -> None:
     nodes = Cluster(server=server, gpu=loader.gpu(server.gpu), num_nodes=2, gpus_per_node=8)
     setups = [TrainSetup(strategy=name, world_size=16, precision=MIXED) for name in names]
     predictions = [answer(Question(model, setup, nodes)) for setup in setups]
-    figure = trade_off_figure(predictions)
+    figure = figure_of(trade_off_slide(predictions))
     axes, _ = figure.axes
     assert axes.get_ylim()[1] > 1.03 * max(point.tokens for point in trade_off_points(predictions))
     assert "2 x p5.48xlarge (16 x H100-SXM)" in text_of_quantity(figure)
     assert_texts_are_inside_and_apart(figure)
     is_cut = axes.get_ylim()[0] > 0
     assert ("the axis does not begin at zero" in axes.get_ylabel()) == is_cut
-    far = TradeOffPoint(None, 1000.0, 1.0, False)
-    assert right_end([TradeOffPoint(None, 40.0, 2.0, True), far], 80.0) < 100
+    far = TradeOffPoint(1000 * GIB, 1.0, False)
+    assert right_end([TradeOffPoint(40 * GIB, 2.0, True), far], [80 * GIB]) < 100 * GIB
 
 
 @given(st.lists(st.tuples(st.floats(0, 1), st.floats(0, 1)), min_size=1, max_size=30))
@@ -153,7 +159,7 @@ def test_boxes_of_the_trade_off_never_overlap_and_name_every_point(places: list[
 
 def test_operators_on_the_streams_of_collectives_are_in_the_legend() -> None:
     question = Question(loader.model("gpt2").shape(), TrainSetup(world_size=16, precision=MIXED), cluster(2))
-    figure = step_figure([question])
+    figure = figure_of(step_slide([question]))
     assert "casts, divisions" in text_of_quantity(figure)
     assert "2 x p4d.24xlarge (16 x A100-SXM-40GB)" in text_of_quantity(figure)
     assert_texts_are_inside_and_apart(figure)

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import json
 import random
-import re
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from fsdp_bench.plan.purchase.document import PlanDocument
 from fsdp_bench.report.html import write
-from fsdp_bench.report.html.documents import PlanDocument, read
+from fsdp_bench.report.html.documents import read
 from fsdp_bench.report.html.predicted.offers import chart, money_text, offers_of
+from fsdp_bench.spec.codec import to_json
 from fsdp_bench.spec.errors import UserError
 from tests.attacks.hostile import mutated_json
 from tests.profiles import draws
@@ -65,14 +66,17 @@ def test_the_answer_is_the_winner_and_why(tmp_path: Path) -> None:
     assert plan["torch"] in parsed.text
 
 
+def test_a_plan_is_read_as_it_was_written(tmp_path: Path) -> None:
+    assert to_json(read(plan_file(tmp_path))).decode() == plan_text()
+
+
 def test_a_mark_stands_at_the_prediction_within_its_range(tmp_path: Path) -> None:
     plan = read(plan_file(tmp_path))
     assert isinstance(plan, PlanDocument)
     drawn = chart(plan, offers_of(plan))
     assert drawn is not None
-    lines = [[float(word) for word in re.split("[ L]", one)] for one in drawn.shapes[0].path[1:].split("M")]
-    for point, (left, _low, right, _high) in zip(drawn.points, lines, strict=True):  # of this plan none are merged
-        assert left / 10 < point.x < right / 10
+    for point, line in zip(drawn.points, drawn.lines, strict=True):
+        assert line.x[0] < point.x < line.x[1]
 
 
 def test_prices_have_three_digits() -> None:

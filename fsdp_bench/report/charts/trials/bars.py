@@ -6,9 +6,9 @@ time.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from fsdp_bench.catalog.loader import gpu_by_product_name
+from fsdp_bench.report.charts.colors import Style
+from fsdp_bench.report.charts.description import Bar, Piece
 from fsdp_bench.spec.rank_report import Outcome
 from fsdp_bench.spec.record import TrialRecord
 from fsdp_bench.spec.setup import Offload
@@ -20,7 +20,7 @@ REST = "activations, gradients, gathered parameters, temporary"
 WHOLE = "everything on the device"
 OUT_OF_MEMORY = "OOM: up to the limit, which was not enough"
 MEDIAN = "median step; the line spans the slowest to the fastest"
-EXPOSED = "exposed: no compute meanwhile; its share stands over the bar"
+EXPOSED = "exposed: no compute meanwhile; its share stands beside the number"
 OVERLAPPED = "overlapped with compute"
 
 RETRIES, SUSPECT, SKIPPED = "retries", "suspect", "skipped"
@@ -35,31 +35,29 @@ _OUTCOME_LABELS = {
 }
 
 
-@dataclass(frozen=True)
-class Bar:
-    """One trial in one chart."""
+# Lightness and hatches distinguish the parts in black and white.
+STYLES = {
+    STORED: Style("blue"),
+    OPTIMIZER: Style("orange", "///"),
+    REST: Style("pale"),
+    WHOLE: Style("pale", "..."),
+    OUT_OF_MEMORY: Style("paper", "xx"),
+    MEDIAN: Style("blue"),
+    EXPOSED: Style("red"),
+    OVERLAPPED: Style("peach", "..."),
+}
 
-    succeeded: bool
-    """Whether the pieces are a result; if not, ``labels`` say how the trial ended."""
-    labels: tuple[str, ...]
-    """Texts beside the bar's number: the phase of the peak, ``retries``, MFU, or the outcome."""
-    pieces: tuple[tuple[str, float], ...] = ()
-    """Parts and their sizes from the bottom up, in bytes, seconds or tokens per second.
 
-    A failed trial has no piece, or the one piece OUT_OF_MEMORY.
-    """
-    spread: tuple[float, float] | None = None
-    """The lowest and the highest sample; the bar shows their median."""
+def _result(words: tuple[str, ...], *parts: tuple[str, float], spread: tuple[float, float] | None = None) -> Bar:
+    """Return the bar of a trial that ended ok, without its number and the labels of its setting."""
+    color = "failure" if {RETRIES, SUSPECT} & set(words) else "ink"
+    return Bar((), words, tuple(Piece(name, size, STYLES[name]) for name, size in parts), color=color, spread=spread)
 
-    @property
-    def total(self) -> float:
-        """The sum of the pieces."""
-        return sum(size for _, size in self.pieces)
 
-    @property
-    def top(self) -> float:
-        """The upper end of the bar, or of its spread if that is higher."""
-        return max(self.total, self.spread[1] if self.spread else 0.0)
+def _missing(word: str, limit: int | None = None) -> Bar:
+    """Return the bar of a trial that is no result; one that ran out of memory within a known limit reaches up to it."""
+    pieces = (Piece(OUT_OF_MEMORY, limit, STYLES[OUT_OF_MEMORY]),) if limit else ()
+    return Bar((), (word,), pieces, is_result=False, color="faint" if word == SKIPPED else "failure")
 
 
 def memory_bar(record: TrialRecord) -> Bar:
@@ -69,32 +67,31 @@ def memory_bar(record: TrialRecord) -> Bar:
     bytes are one piece. A trial that ran out of memory within a known limit has a piece up to that limit.
     """
     if record.outcome is not Outcome.OK:
-        limit = exceeded_limit(record)
-        return Bar(False, (ended(record),), ((OUT_OF_MEMORY, limit),) if limit else ())
+        return _missing(ended(record), exceeded_limit(record))
     memory = record.worst_rank_memory
     if memory is None or memory.peak_allocated_bytes is None:
-        return Bar(False, ("unknown",))
+        return _missing("unknown")
     peak, resident = memory.peak_allocated_bytes, memory.parameters_bytes + memory.optimizer_state_bytes
     elsewhere = record.setup.offload is Offload.PARAMS and record.hardware != "cpu"
-    pieces: tuple[tuple[str, float], ...] = ((WHOLE, peak),)
+    parts: tuple[tuple[str, float], ...] = ((WHOLE, peak),)
     if not elsewhere and resident <= peak:
-        pieces = ((STORED, memory.parameters_bytes), (OPTIMIZER, memory.optimizer_state_bytes), (REST, peak - resident))
-    return Bar(True, (memory.peak_phase, *_marks(record)), pieces)
+        parts = ((STORED, memory.parameters_bytes), (OPTIMIZER, memory.optimizer_state_bytes), (REST, peak - resident))
+    return _result((memory.peak_phase, *_marks(record)), *parts)
 
 
 def throughput_bar(record: TrialRecord) -> Bar:
     """Return the bar of a trial's tokens per second per rank: the median, and the slowest and fastest measured step."""
     if record.outcome is not Outcome.OK:
-        return Bar(False, (ended(record),))
+        return _missing(ended(record))
     tokens = record.tokens_per_second_per_gpu
     if not tokens:
-        return Bar(False, ("unknown",))
+        return _missing("unknown")
     # The slowest rank determines when a step ends.
     steps = [max(step) for step in zip(*(r.step_seconds for r in record.ranks if r.step_seconds), strict=False)]
     per_step = record.setup.tokens_per_step_per_rank
     mfu = (f"MFU {record.mfu:.0%}",) if record.mfu is not None else ()
     spread = per_step / max(steps), per_step / min(steps)
-    return Bar(True, (*mfu, *_marks(record)), ((MEDIAN, tokens),), spread)
+    return _result((*mfu, *_marks(record)), (MEDIAN, tokens), spread=spread)
 
 
 def communication_bar(record: TrialRecord) -> Bar:
@@ -103,12 +100,12 @@ def communication_bar(record: TrialRecord) -> Bar:
     Total and exposed are each the maximum over ranks; overlapped is their difference.
     """
     if record.outcome is not Outcome.OK:
-        return Bar(False, (ended(record),))
+        return _missing(ended(record))
     total, exposed = record.communication_seconds, record.exposed_communication_seconds
     if total is None or exposed is None:
-        return Bar(False, ("unknown",))
+        return _missing("unknown")
     percent = (f"{exposed / total:.0%}",) if total else ()
-    return Bar(True, (*percent, *_marks(record)), ((EXPOSED, exposed), (OVERLAPPED, max(total - exposed, 0.0))))
+    return _result((*percent, *_marks(record)), (EXPOSED, exposed), (OVERLAPPED, max(total - exposed, 0.0)))
 
 
 def ended(record: TrialRecord) -> str:

@@ -8,51 +8,21 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from fsdp_bench.report.charts.figure import (
-    FAILURE,
-    FAINT,
-    INK,
-    StrategyPanel,
-    are_upright,
-    label_bars,
-    leave_space_for_labels,
-    legend,
-    new_frame,
-    save,
-    strategy_panels,
-)
+from fsdp_bench.report.charts.description import Bar, BarGroup, Bars, Key, Slide
+from fsdp_bench.report.charts.slide import draw
 from fsdp_bench.report.charts.trials import bars
-from fsdp_bench.report.charts.trials.bars import Bar
 from fsdp_bench.report.charts.trials.slides import ChartTrials, group_by_chart
 from fsdp_bench.spec.record import TrialRecord
 from fsdp_bench.spec.units import GIB, MIB
-
-if TYPE_CHECKING:
-    from matplotlib.artist import Artist
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 MOST_NOTES = 3
 FIRST_AFTER_SECONDS = 25.0
 MOST_TIME = 0.05
 """Fraction of a running sweep's time that drawing may take. Charts are drawn between trials, never during one."""
-
-# Okabe and Ito's palette; lightness and hatches distinguish the parts in black and white.
-STYLES = {
-    bars.STORED: ("#0072B2", ""),
-    bars.OPTIMIZER: ("#E69F00", "///"),
-    bars.REST: ("#CFE8F7", ""),
-    bars.WHOLE: ("#CFE8F7", "..."),
-    bars.OUT_OF_MEMORY: ("#FFFFFF", "xx"),
-    bars.MEDIAN: ("#0072B2", ""),
-    bars.EXPOSED: ("#D55E00", ""),
-    bars.OVERLAPPED: ("#F7D9C8", "..."),
-}
 
 
 @dataclass(frozen=True)
@@ -63,8 +33,10 @@ class Chart:
     """The file's name without its suffix."""
     title: str
     bar: Callable[[TrialRecord], Bar]
+    axis: str
+    """The axis's title, with places for the unit and for what a rank runs on."""
     units: tuple[tuple[float, str], ...]
-    """Axis scales (divisor, label), largest first; use the first not above the highest bar."""
+    """Units of the axis (divisor, name), largest first; the first not above the highest bar is used."""
     meaning: dict[str, str]
     """The definition of the quantity for the conditions, by kind of hardware."""
     emulated: str = ""
@@ -81,7 +53,8 @@ CHARTS = (
         "peak-memory",
         "Peak memory by sharding strategy",
         bars.memory_bar,
-        ((GIB, "peak allocated per rank, GiB"), (MIB, "peak allocated per rank, MiB")),
+        "peak allocated per rank, {unit}",
+        ((GIB, "GiB"), (MIB, "MiB")),
         {"cpu": "allocated: peak of live tensor bytes, worst rank", "cuda": f"{_ALLOCATED}, worst rank"},
         has_rehearsals=True,
     ),
@@ -89,7 +62,8 @@ CHARTS = (
         "throughput",
         "Throughput by sharding strategy",
         bars.throughput_bar,
-        ((1.0, "tokens per second per {unit}"),),
+        "{unit} per {rank}",
+        ((1.0, "tokens/s"),),
         dict.fromkeys(("cpu", "cuda"), _PER_RANK),
         "; collectives end at once: the job's compute, not its throughput",
     ),
@@ -97,7 +71,8 @@ CHARTS = (
         "communication",
         "Communication per step by sharding strategy",
         bars.communication_bar,
-        ((1.0, "seconds per step"), (1e-3, "milliseconds per step")),
+        "time per step, {unit}",
+        ((1.0, "s"), (1e-3, "ms")),
         dict.fromkeys(("cpu", "cuda"), _PROFILED),
     ),
 )
@@ -123,13 +98,10 @@ def draw_all(records: list[TrialRecord], folder: Path, machine: str) -> list[Pat
             outdated.unlink()
     paths = []
     for trials in group_by_chart(records, machine):
-        for chart in CHARTS:
-            if trials.groups[0].slots[0].record.source == "rehearsed" and not chart.has_rehearsals:
-                continue
-            if any(chart.bar(slot.record).top for group in trials.groups for slot in group.slots):
-                path = folder / f"{chart.name}{trials.suffix}.png"
-                save(measured_figure(chart, trials), path)
-                paths.append(path)
+        for chart in charts_of(trials):
+            path = folder / f"{chart.name}{trials.suffix}.png"
+            draw(measured_slide(chart, trials), path)
+            paths.append(path)
     return paths
 
 
@@ -152,31 +124,54 @@ class ChartsMeanwhile:
         self._due = now + max(FIRST_AFTER_SECONDS, (now - begin) / MOST_TIME)
 
 
-def measured_figure(chart: Chart, trials: ChartTrials) -> Figure:
+def measured_slide(chart: Chart, trials: ChartTrials) -> Slide:
     """Return one chart of the trials that share it."""
-    drawn = [[chart.bar(slot.record) for slot in group.shown] for group in trials.groups]
-    everything = [bar for group in drawn for bar in group]
-    scale, unit = _unit(chart, everything)
     record = trials.groups[0].slots[0].record
-    is_emulated = record.device == "emulated"
-    meaning = chart.meaning.get(record.hardware, chart.meaning["cuda"]) + (chart.emulated if is_emulated else "")
+    title = chart.title + (", without communication" if record.device == "emulated" and chart.emulated else "")
+    return Slide(
+        f"{title}: {trials.place}",
+        trials.subtitle,
+        (*trials.conditions, meaning_of(chart, record)),
+        (trial_bars(chart, trials),),
+        notes=tuple(_noted(trials.notes)),
+    )
+
+
+def meaning_of(chart: Chart, record: TrialRecord) -> str:
+    """Return the definition of a chart's quantity, as it was read in a trial."""
     if record.source == "rehearsed":
-        meaning = (
-            f"{_ALLOCATED}; rank 0 in PyTorch's CUDA build on a stand-in for NVIDIA's libraries: kernels do nothing"
-        )
-    title = chart.title + (", without communication" if is_emulated and chart.emulated else "")
-    frame = new_frame(f"{title}: {trials.place}", trials.subtitle, (*trials.conditions, meaning), _noted(trials.notes))
-    panels = [StrategyPanel(group.header, tuple(slot.labels for slot in group.shown)) for group in trials.groups]
-    axes = strategy_panels(frame, panels, trials.levels)[0]
-    words = [[_words(bar, scale) for bar in group] for group in drawn]
-    flat = [lines for group in words for lines in group]
-    upright = are_upright(flat, len(flat))
-    for one, group, lines in zip(axes, drawn, words, strict=True):
-        _draw_bars(one, group, lines, scale, upright)
-    axes[0].set_ylabel(unit.format(unit="GPU" if record.hardware == "cuda" else "rank"), fontsize=12)
-    legend(frame, _handles(everything))
-    leave_space_for_labels(frame, axes[0], max(bar.top for bar in everything) / scale, flat, upright)
-    return frame.figure
+        return f"{_ALLOCATED}; rank 0 in PyTorch's CUDA build on a stand-in for NVIDIA's libraries: kernels do nothing"
+    remark = chart.emulated if record.device == "emulated" else ""
+    return chart.meaning.get(record.hardware, chart.meaning["cuda"]) + remark
+
+
+def charts_of(trials: ChartTrials) -> list[Chart]:
+    """Return the charts in which at least one trial has a bar."""
+    every = [slot.record for group in trials.groups for slot in group.slots]
+    charts = [chart for chart in CHARTS if every[0].source != "rehearsed" or chart.has_rehearsals]
+    return [chart for chart in charts if any(chart.bar(record).top for record in every)]
+
+
+def trial_bars(chart: Chart, trials: ChartTrials) -> Bars:
+    """Return the bars of the trials that share a chart."""
+    drawn = [[(slot.labels, chart.bar(slot.record)) for slot in group.shown] for group in trials.groups]
+    every = [one for group in drawn for _, one in group]
+    highest = max(one.top for one in every)
+    scale, unit = next((unit for unit in chart.units if highest >= unit[0]), chart.units[-1])
+    rank = "GPU" if trials.groups[0].slots[0].record.hardware == "cuda" else "rank"
+    shown = {piece.name for one in every for piece in one.pieces if piece.size}
+    return Bars(
+        "",
+        tuple(
+            BarGroup(group.header, tuple(_named(one, labels, scale) for labels, one in own))
+            for group, own in zip(trials.groups, drawn, strict=True)
+        ),
+        chart.axis.format(unit=unit, rank=rank),
+        scale,
+        unit,
+        trials.levels,
+        tuple(Key(style, name) for name, style in bars.STYLES.items() if name in shown),
+    )
 
 
 def _noted(notes: tuple[str, ...]) -> list[str]:
@@ -185,49 +180,8 @@ def _noted(notes: tuple[str, ...]) -> list[str]:
     return [*notes[:MOST_NOTES], *([f"and {more} more reasons: trials.csv"] if more > 0 else [])]
 
 
-def _unit(chart: Chart, drawn: list[Bar]) -> tuple[float, str]:
-    highest = max(bar.top for bar in drawn)
-    return next((unit for unit in chart.units if highest >= unit[0]), chart.units[-1])
-
-
-def _words(bar: Bar, scale: float) -> tuple[str, ...]:
-    """Return a bar's number in the axis's unit, and its labels."""
+def _named(bar: Bar, labels: tuple[str, ...], scale: float) -> Bar:
+    """Return a trial's bar with its setting, and with its number in the axis's unit if it is a result."""
     scaled = bar.total / scale
     number = f"{scaled:,.1f}" if scaled < 100 or scale == GIB else f"{scaled:,.0f}"
-    return ((number,) if bar.succeeded else ()) + bar.labels
-
-
-def _draw_bars(axes: Axes, drawn: Sequence[Bar], words: Sequence[Sequence[str]], scale: float, upright: bool) -> None:
-    """Draw the bars of one strategy, stacked from their parts, with the spread of their samples."""
-    places = range(len(drawn))
-    base = [0.0] * len(drawn)
-    for part, (color, hatch) in STYLES.items():
-        sizes = [dict(bar.pieces).get(part, 0.0) / scale for bar in drawn]
-        if any(sizes):
-            edges = [INK if bar.succeeded else FAILURE for bar in drawn]
-            axes.bar(places, sizes, 0.8, base, color=color, hatch=hatch, linewidth=0.8, edgecolor=edges, zorder=2)
-            base = [low + size for low, size in zip(base, sizes, strict=True)]
-    for place, bar in enumerate(drawn):
-        if bar.spread:
-            axes.vlines(place, bar.spread[0] / scale, bar.spread[1] / scale, color="black", linewidth=1.8, zorder=3)
-    tops = axes.bar(places, [bar.top / scale for bar in drawn], 0.8, facecolor="none", edgecolor="none")
-    label_bars(axes, tops, words, [_color(bar) for bar in drawn], upright=upright)
-
-
-def _color(bar: Bar) -> str:
-    """Return the colour of a bar's text: FAILURE for failed or suspect trials, FAINT for skipped ones, else INK."""
-    if bar.labels and bar.labels[0] == bars.SKIPPED:
-        return FAINT
-    return INK if bar.succeeded and not {bars.RETRIES, bars.SUSPECT} & set(bar.labels) else FAILURE
-
-
-def _handles(drawn: Sequence[Bar]) -> list[Artist]:
-    """Return the legend's entries for the parts that the chart shows, in order."""
-    from matplotlib.patches import Patch
-
-    return [
-        Patch(facecolor=color, hatch=hatch, linewidth=0.8, label=part,
-              edgecolor=FAILURE if part == bars.OUT_OF_MEMORY else INK)
-        for part, (color, hatch) in STYLES.items()
-        if any(part == name and size for bar in drawn for name, size in bar.pieces)
-    ]  # fmt: skip
+    return replace(bar, labels=labels, words=(number, *bar.words) if bar.is_result else bar.words)

@@ -11,9 +11,8 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Generic, TypeVar
 
-from fsdp_bench.report.charts.figure import in_file_name
+from fsdp_bench.report.charts.slide import in_file_name
 from fsdp_bench.report.charts.trials.bars import device_name
 from fsdp_bench.report.charts.trials.trial_facts import (
     ORDER,
@@ -30,8 +29,6 @@ from fsdp_bench.report.charts.trials.trial_facts import (
 from fsdp_bench.spec.rank_report import Outcome
 from fsdp_bench.spec.record import TrialRecord
 
-T = TypeVar("T")
-
 MAX_BARS = 24
 """Most bars in one chart that remain legible."""
 
@@ -45,26 +42,26 @@ _INNER = ("offload", "api")
 
 
 @dataclass(frozen=True)
-class Slot(Generic[T]):
-    """The place of one record, usually a trial, in a chart."""
+class Slot:
+    """The place of one trial in a chart."""
 
-    record: T
+    record: TrialRecord
     labels: tuple[str, ...]
     """One label per level, outermost first."""
 
 
 @dataclass(frozen=True)
-class Group(Generic[T]):
+class Group:
     """The bars of one strategy."""
 
     header: str
     """The strategy, and the effective one if that differs."""
-    slots: tuple[Slot[T], ...]
+    slots: tuple[Slot, ...]
     collapsed: bool = False
     """Whether all trials of the group were skipped; one label then stands for all its slots."""
 
     @property
-    def shown(self) -> tuple[Slot[T], ...]:
+    def shown(self) -> tuple[Slot, ...]:
         """The slots to draw; a collapsed group has one, without labels."""
         return (Slot(self.slots[0].record, ()),) if self.collapsed else self.slots
 
@@ -85,7 +82,7 @@ class ChartTrials:
     """Facts to print below the chart, in order."""
     notes: tuple[str, ...]
     """Reasons why some trials have no bar, and suspect measurements."""
-    groups: tuple[Group[TrialRecord], ...]
+    groups: tuple[Group, ...]
 
 
 def group_by_chart(records: Iterable[TrialRecord], machine: str) -> list[ChartTrials]:
@@ -220,7 +217,7 @@ def _chart_trials(records: list[TrialRecord], values: tuple[str, ...], machine: 
     )
 
 
-def _groups(records: list[TrialRecord], levels: list[str]) -> Iterable[Group[TrialRecord]]:
+def _groups(records: list[TrialRecord], levels: list[str]) -> Iterable[Group]:
     """Group by requested and effective strategy; a strategy whose trials were all skipped is one group."""
     ran = {record.setup.strategy for record in records if record.outcome is not Outcome.SKIPPED}
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-from fsdp_bench.report.html.blocks import Block, Cell, Details, Legend, Plot, Point, Row, Section, Shape, Text, table
-from fsdp_bench.report.html.scales import from_zero
+from fsdp_bench.report.charts.axis import from_zero, memory_unit
+from fsdp_bench.report.charts.colors import Style
+from fsdp_bench.report.charts.description import Key, Line, Plot, Point
+from fsdp_bench.report.html.blocks import Block, Cell, Details, Row, Section, Text, table
 from fsdp_bench.report.text.common import UNKNOWN
 from fsdp_bench.spec.model_code import ModelCode
 from fsdp_bench.spec.profile import Profile
 from fsdp_bench.spec.record import TrialRecord
-from fsdp_bench.spec.units import GIB, MIB, format_gib, format_seconds
+from fsdp_bench.spec.units import format_gib, format_seconds
 from fsdp_bench.validate.memory import MemoryComparison, Summary, compare_with_record, summarize
 from fsdp_bench.validate.step_time import TimeComparison, compare_time, summarize_time
 
@@ -47,11 +49,9 @@ def _memory(numbered: Numbered, source: str) -> list[Block]:
     blocks: list[Block] = []
     if known:
         blocks.append(Text(_memory_text(summarize([one for _, _, one in compared], source), source)))
-        plot = _pairs(
-            "Peak allocated: predicted against " + source,
-            [(n, one.peak.predicted_bytes, one.peak.reference_bytes) for n, _, one in known],
-            source,
-        )
+        pairs = [(n, one.peak.predicted_bytes, one.peak.reference_bytes) for n, _, one in known]
+        units = memory_unit(max(max(pair[1:]) for pair in pairs))
+        plot = against(f"Peak allocated: predicted against {source}", pairs, source, units, format_gib)
         blocks += [plot, Details("Every trial's peak, predicted and " + source, (_memory_table(known, source),))]
     reasons = Counter(one.error or "it ran out of memory" for _, _, one in compared if not one.phases)
     return blocks + [Text(f"Memory is not compared of {count}: {reason}.") for reason, count in reasons.items()]
@@ -103,7 +103,11 @@ def _time(numbered: Numbered, profile: Profile | None) -> list[Block]:
             )
         )
         pairs = [(number, one.predicted_seconds or 0.0, one.measured_seconds or 0.0) for number, _, one in known]
-        blocks += [_times(pairs), Details("Every trial's step time", (_time_table(known),))]
+        heading = "Step time: predicted against measured"
+        blocks += [
+            against(heading, pairs, "measured", (1e-3, "ms"), format_seconds),
+            Details("Every trial's step time", (_time_table(known),)),
+        ]
     reasons = Counter(one.reason for _, _, one in compared if one.error is None)
     return blocks + [
         Text(f"Time is not compared of {count}: {reason or UNKNOWN}.") for reason, count in reasons.items()
@@ -127,37 +131,38 @@ def _time_table(known: Sequence[tuple[int, TrialRecord, TimeComparison]]) -> Blo
     return table("Step time, predicted and measured", titles, rows, ("#", *titles[2:]))
 
 
-def _times(pairs: Sequence[tuple[int, float, float]]) -> Plot:
-    return _plot("Step time: predicted against measured", pairs, "ms", 1e-3, "measured", format_seconds)
+TRIAL, EQUAL = Style("blue"), Style("faint", is_line=True)
 
 
-def _pairs(caption: str, pairs: Sequence[tuple[int, float, float]], source: str) -> Plot:
-    unit, name = (GIB, "GiB") if max(max(pair[1:]) for pair in pairs) >= GIB else (MIB, "MiB")
-    return _plot(caption, pairs, name, unit, source, format_gib)
-
-
-def _plot(
-    caption: str,
+def against(
+    heading: str,
     pairs: Sequence[tuple[int, float, float]],
-    name: str,
-    unit: float,
     source: str,
+    units: tuple[float, str],
     text: Callable[[float], str],
 ) -> Plot:
-    """Return predicted and measured values on one scale; on the line they are equal."""
-    scale = from_zero([value / unit for pair in pairs for value in pair[1:]])
+    """Return predicted and measured values on one scale; on the line they are equal.
+
+    Args:
+        heading: the plot's title.
+        pairs: the number of each trial, its predicted and its measured value.
+        source: ``measured`` or ``rehearsed``.
+        units: the unit of the axes, in the values' unit and by name.
+        text: the function that formats a value.
+    """
+    unit, name = units
+    values = [value / unit for pair in pairs for value in pair[1:]]
+    x, y = (from_zero(f"{what}, {name}", values) for what in ("predicted", source))
     points = [
-        Point(scale.at(one / unit), scale.at(other / unit), "", f"{number}: {text(one)}, {source} {text(other)}", "dot")
+        Point(TRIAL, one / unit, other / unit, title=f"{number}: {text(one)}, {source} {text(other)}")
         for number, one, other in pairs
     ]
     return Plot(
-        caption,
-        f"predicted, {name}",
-        f"{source}, {name}",
-        scale.ticks(),
-        scale.ticks(),
-        (Shape("equal", "M0 1000L1000 0", is_line=True),),
-        tuple(points),
-        legend=(Legend("dot", "a trial"), Legend("equal", "equal")),
+        heading,
+        x,
+        y,
+        lines=(Line(EQUAL, (0.0, x.high), (0.0, y.high)),),
+        points=tuple(points),
+        legend=(Key(TRIAL, "a trial"), Key(EQUAL, "equal")),
         is_square=True,
     )

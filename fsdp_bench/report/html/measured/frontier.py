@@ -3,24 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
-from fsdp_bench.report.charts.trials.trial_facts import ORDER
-from fsdp_bench.report.html.blocks import BarGroup, BarLine, Bars, Block, Cell, Legend, Piece, Row, Text, table
+from fsdp_bench.report.charts.frontier import frontier_slides
+from fsdp_bench.report.html.blocks import Block, Cell, Row, Text, table
 from fsdp_bench.report.text.common import UNKNOWN
-from fsdp_bench.report.text.quantity_text import QUANTITY_TEXTS
 from fsdp_bench.spec.frontier import FrontierCell, FrontierRecord, LargestValues
-from fsdp_bench.spec.setup import ShardingStrategy
-
-_FIELDS = (
-    "checkpointing",
-    "offload",
-    "precision",
-    "api",
-    "optimizer",
-    "micro_batch_size",
-    "sequence_length",
-)
-"""Fields that name a cell where they vary."""
 
 
 def frontier_blocks(record: FrontierRecord) -> list[Block]:
@@ -28,46 +16,12 @@ def frontier_blocks(record: FrontierRecord) -> list[Block]:
     searched = [cell for cell in record.cells if cell.status != "skipped"]
     reasons = Counter(cell.reason for cell in record.cells if cell.status == "skipped")
     skipped = [Text(f"Skipped {count}: {reason}") for reason, count in reasons.items()]
-    return [_bars(record, searched), _table(record, searched), *skipped] if searched else list(skipped)
-
-
-def _bars(record: FrontierRecord, cells: list[FrontierCell]) -> Bars:
-    """Return one bar for each cell, grouped by strategy; cells of one quantity and model are on one scale."""
-    highest: dict[tuple[str, str], int] = {}
-    groups: dict[tuple[str, str, int, ShardingStrategy], list[FrontierCell]] = {}
-    for cell in sorted(cells, key=lambda cell: ORDER.index(cell.setup.strategy)):
-        scale = cell.quantity.name, _model(cell)
-        known = (largest.fits for largest in (cell.measured, cell.predicted) if largest is not None)
-        highest[scale] = max(highest.get(scale, 1), *known, 1)
-        groups.setdefault((*scale, cell.setup.world_size, cell.setup.strategy), []).append(cell)
-    varying = [field for field in _FIELDS if len({str(getattr(cell.setup, field)) for cell in cells}) > 1]
-    made = [
-        BarGroup(
-            f"{model} on {ranks} ranks, {strategy.value}: {QUANTITY_TEXTS[name].title.lower()}",
-            tuple(_bar(cell, _name(cell, varying), highest[name, model], record.source) for cell in own),
-        )
-        for (name, model, ranks, strategy), own in groups.items()
+    bars = [
+        replace(bars, title=slide.title, remarks=(f"{slide.subtitle}; {'; '.join(slide.conditions)}", *slide.notes))
+        for _, slide in frontier_slides(record)
+        for bars in slide.charts
     ]
-    legend = (Legend("measured", record.source), Legend("mark", "predicted"))
-    return Bars(f"The largest that fits: {record.source}, and predicted", tuple(made), legend)
-
-
-def _model(cell: FrontierCell) -> str:
-    return cell.family.value if cell.model is None else cell.model.name
-
-
-def _name(cell: FrontierCell, varying: list[str]) -> str:
-    """Return the values of the fields in which cells differ."""
-    return " · ".join(str(getattr(cell.setup, field)) for field in varying) or cell.label
-
-
-def _bar(cell: FrontierCell, name: str, highest: int, source: str) -> BarLine:
-    measured, predicted = cell.measured, cell.predicted
-    text = cell.status if measured is None else cell.quantity.print(measured.fits)
-    size = 0 if measured is None else 100 * measured.fits / highest
-    mark = None if predicted is None else 100 * predicted.fits / highest
-    note = f"predicted {_value(cell, predicted)}"
-    return BarLine(name, text, (Piece(f"{source}: {text}", "measured", size),), note, mark, is_warning=measured is None)
+    return [*bars, _table(record, searched), *skipped] if searched else list(skipped)
 
 
 def _value(cell: FrontierCell, largest: LargestValues | None) -> str:

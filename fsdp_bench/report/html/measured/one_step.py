@@ -8,9 +8,10 @@ from fsdp_bench.plan.chart_data.memory_timeline import rank_timeline
 from fsdp_bench.plan.chart_data.step_streams import StepStreams
 from fsdp_bench.plan.question import Question
 from fsdp_bench.plan.speed import speed
+from fsdp_bench.report.charts.memory_timeline import memory_plot, phase_bars
+from fsdp_bench.report.charts.step import both_views
 from fsdp_bench.report.html.blocks import Block, Facts, Section, Text
 from fsdp_bench.report.html.measured.errors import why_not_simulated
-from fsdp_bench.report.html.step import lanes_of, memory_plot, phase_bars
 from fsdp_bench.report.text.setups import setup_line
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.profile import Profile
@@ -41,7 +42,7 @@ def _memory_blocks(trial: TrialRecord) -> list[Block]:
     peaks = {phase.name: phase.peak.total for phase in timeline.phases}
     highest = {name: max(phase.peak.total for phase in timeline.phases if phase.name == name) for name in peaks}
     return [
-        memory_plot(drawn, "Memory of rank 0 over one training step (predicted)", usable),
+        memory_plot(drawn, "Memory of rank 0 over one training step (predicted)", usable=usable),
         phase_bars(
             highest,
             f"Peak of each phase of rank 0, predicted and {trial.source}",
@@ -65,4 +66,4 @@ def _streams(trial: TrialRecord, profile: Profile | None) -> Section:
     steps = trial.setup.gradient_accumulation_steps
     measured = Facts((("step, predicted", f"{drawn.step_seconds * 1e3:,.1f} ms"),
                       ("step, measured", f"{(trial.step_seconds or 0) * 1e3:,.1f} ms")))  # fmt: skip
-    return Section(title, (*lanes_of(drawn, steps, steps), measured))
+    return Section(title, (*both_views(drawn, steps, steps), measured))

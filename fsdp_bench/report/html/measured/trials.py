@@ -2,55 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 
-from fsdp_bench.report.charts.trade_off import boxes_apart
-from fsdp_bench.report.charts.trials import bars
-from fsdp_bench.report.charts.trials.bars import Bar
-from fsdp_bench.report.charts.trials.measured import CHARTS, Chart
+from fsdp_bench.report.charts.description import Bars, Plot
+from fsdp_bench.report.charts.trade_off import TradeOffPoint, trade_off_plot
+from fsdp_bench.report.charts.trials.measured import CHARTS, Chart, charts_of, meaning_of, trial_bars
 from fsdp_bench.report.charts.trials.slides import ChartTrials, group_by_chart
-from fsdp_bench.report.html.blocks import (
-    BarGroup,
-    BarLine,
-    Bars,
-    Block,
-    Cell,
-    Details,
-    Legend,
-    Piece,
-    Plot,
-    Point,
-    Row,
-    Section,
-    Shape,
-    Table,
-    table,
-)
-from fsdp_bench.report.html.scales import around, from_zero, remarks_of
+from fsdp_bench.report.html.blocks import Block, Cell, Details, Row, Section, Table, table
 from fsdp_bench.report.measured.tables import disagrees, outcome_text, strategy_text
 from fsdp_bench.report.text.common import UNKNOWN
 from fsdp_bench.spec.record import TrialRecord
-from fsdp_bench.spec.units import GIB, MIB, format_gib, format_seconds
+from fsdp_bench.spec.units import format_gib, format_seconds
 from fsdp_bench.sweep.results.flat import most_of_any_rank
 
-COLORS = {
-    bars.STORED: "stored",
-    bars.OPTIMIZER: "optimizer",
-    bars.REST: "rest",
-    bars.WHOLE: "whole",
-    bars.OUT_OF_MEMORY: "out-of-memory",
-    bars.MEDIAN: "median",
-    bars.EXPOSED: "exposed-part",
-    bars.OVERLAPPED: "overlapped",
-}
-_LEGEND = {bars.EXPOSED: "exposed: no compute meanwhile; its share stands beside the bar"}
-NUMBERED = 40
-"""Most points that are numbered; more are dots."""
-_TEXTS: dict[str, Callable[[float], str]] = {
-    "peak-memory": format_gib,
-    "throughput": lambda value: f"{value:,.0f} tokens/s",
-    "communication": format_seconds,
-}
 _TITLES = (
     "#", "strategy", "model", "world size", "api", "precision", "checkpointing", "offload", "optimizer", "loss",
     "batch", "sequence", "outcome", "peak allocated", "tokens/s per rank", "step", "communication", "exposed", "MFU",
@@ -122,38 +87,15 @@ def _number(value: float | None, form: str) -> Cell:
     return Cell(UNKNOWN) if value is None else Cell(form.format(value), value)
 
 
-Placed = tuple[int, TrialRecord, float, float]
-"""A trial with its number, its peak in bytes and its tokens per second."""
-
-
 def trade_off(numbered: Sequence[tuple[int, TrialRecord]], caption: str) -> Plot | None:
     """Return memory against speed of comparable trials; None if fewer than two have both."""
-    placed = [
-        (number, record, float(_peak(record)), record.tokens_per_second_per_gpu or 0) for number, record in numbered
+    points = [
+        TradeOffPoint(_peak(record), record.tokens_per_second_per_gpu or 0.0, True, number, _name(record))
+        for number, record in numbered
     ]
-    placed = [one for one in placed if one[2] and one[3]]
-    if len(placed) < 2:
-        return None
-    unit, name = (GIB, "GiB") if max(one[2] for one in placed) >= GIB else (MIB, "MiB")
-    x, y = from_zero([one[2] / unit for one in placed]), around([one[3] for one in placed])
-    best = _front(placed)
-    places = [(x.at(one[2] / unit), y.at(one[3])) for one in placed]
-    corners = [places[placed.index(one)] for one in best]
-    line = f"M{10 * corners[0][0]:.1f} {1000 - 10 * corners[0][1]:.1f}" + "".join(
-        f"H{10 * left:.1f}V{1000 - 10 * low:.1f}" for left, low in corners[1:]
-    )
-    points = _points(placed, places, best)
-    front = "no other trial is faster with less memory"
-    return Plot(
-        caption=caption,
-        x_title=f"peak allocated per rank, {name}",
-        y_title="tokens/s per rank",
-        x_ticks=x.ticks(),
-        y_ticks=y.ticks(),
-        shapes=(Shape("front", line, is_line=True),),
-        points=tuple(points),
-        legend=(Legend("best", front), Legend("point", "other trials that fit")),
-        remarks=remarks_of(y, "tokens/s", len(points) < len(placed)),
+    known = [point for point in points if point.memory_bytes and point.tokens]
+    return (
+        trade_off_plot(known, caption, "peak allocated per rank", "tokens/s per rank", {}) if len(known) > 1 else None
     )
 
 
@@ -162,78 +104,27 @@ def _peak(record: TrialRecord) -> int:
     return (memory.peak_allocated_bytes if memory else None) or 0
 
 
-def _front(placed: Sequence[Placed]) -> list[Placed]:
-    best: list[Placed] = []
-    for one in sorted(placed, key=lambda each: (each[2], -each[3])):
-        if not best or one[3] > best[-1][3]:
-            best.append(one)
-    return best
-
-
-def _points(placed: Sequence[Placed], places: Sequence[tuple[float, float]], best: Sequence[Placed]) -> Sequence[Point]:
-    if len(placed) > NUMBERED:
-        return [Point(x, y, "", _title(one), "dot") for one, (x, y) in zip(placed, places, strict=True)]
-    found = []
-    for left, low, indices in boxes_apart([(x / 100, y / 100) for x, y in places]):
-        own = [placed[index - 1] for index in indices]
-        text = ",".join(str(one[0]) for one in own)
-        color = "best" if any(one in best for one in own) else "point"
-        found.append(Point(100 * left, 100 * low, text, "; ".join(map(_title, own)), color))
-    return found
-
-
-def _title(one: Placed) -> str:
-    number, record, size, tokens = one
+def _name(record: TrialRecord) -> str:
+    """Return a trial's setting and its numbers."""
     setup = record.setup
     name = f"{strategy_text(record)} {setup.api.value} {setup.precision} checkpointing {setup.checkpointing.value}"
-    return f"{number}: {name}: {format_gib(size)}, {tokens:,.0f} tokens/s"
+    return f"{name}: {format_gib(_peak(record))}, {record.tokens_per_second_per_gpu or 0:,.0f} tokens/s"
 
 
 def bar_sections(records: list[TrialRecord], machine: str) -> list[Section]:
     """Return the charts of trials that a sweep draws, one section for each kind."""
-    grouped, found = group_by_chart(records, machine), []
+    grouped = [(trials, charts_of(trials)) for trials in group_by_chart(records, machine)]
+    found = []
     for chart in CHARTS:
-        first, *more = [_bars(chart, trials) for trials in grouped] or [None]
-        if first is not None:
-            folded = [Details(block.caption, (block,)) for block in more if block is not None]
-            found.append(Section(chart.title, (first, *folded)))
+        bars = [_bars(chart, trials) for trials, charts in grouped if chart in charts]
+        if bars:
+            folded = [Details(block.title, (block,)) for block in bars[1:]]
+            found.append(Section(chart.title, (bars[0], *folded)))
     return found
 
 
-def _bars(chart: Chart, trials: ChartTrials) -> Bars | None:
+def _bars(chart: Chart, trials: ChartTrials) -> Bars:
+    """Return the bars of a slide with its conditions."""
     first = trials.groups[0].slots[0].record
-    if first.source == "rehearsed" and not chart.has_rehearsals:
-        return None
-    drawn = [[(slot.labels, chart.bar(slot.record)) for slot in group.shown] for group in trials.groups]
-    everything = [bar for group in drawn for _, bar in group]
-    highest = max(bar.top for bar in everything)
-    if not highest:
-        return None
-    groups = [
-        BarGroup(group.header.replace("\n", " "), tuple(_line(chart, labels, bar, highest) for labels, bar in own))
-        for group, own in zip(trials.groups, drawn, strict=True)
-    ]
-    shown = {part for bar in everything for part, size in bar.pieces if size}
-    legend = tuple(Legend(color, _LEGEND.get(part, part)) for part, color in COLORS.items() if part in shown)
-    remark = chart.emulated if first.device == "emulated" else ""
-    meaning = chart.meaning.get(first.hardware, chart.meaning["cuda"]) + remark
-    levels = f"; each bar: {', '.join(trials.levels)}" if trials.levels else ""
-    return Bars(
-        f"{trials.subtitle} ({first.source})",
-        tuple(groups),
-        legend,
-        (f"{meaning}{levels}", f"{trials.place}; " + "; ".join(trials.conditions), *trials.notes),
-    )
-
-
-def _line(chart: Chart, labels: Sequence[str], bar: Bar, highest: float) -> BarLine:
-    pieces = tuple(
-        Piece(f"{part}: {_TEXTS[chart.name](size)}", COLORS[part], 100 * size / highest)
-        for part, size in bar.pieces
-        if size
-    )
-    name = " · ".join(filter(None, labels)) or "trial"
-    if not bar.succeeded:
-        return BarLine(name, bar.labels[0], pieces, is_warning=True)
-    spread = None if bar.spread is None else (100 * bar.spread[0] / highest, 100 * bar.spread[1] / highest)
-    return BarLine(name, _TEXTS[chart.name](bar.total), pieces, ", ".join(bar.labels), spread=spread)
+    remarks = (meaning_of(chart, first), f"{trials.place}; {'; '.join(trials.conditions)}", *trials.notes)
+    return replace(trial_bars(chart, trials), title=f"{trials.subtitle} ({first.source})", remarks=remarks)

@@ -3,20 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 
-from fsdp_bench.report.html.blocks import (
-    BarGroup,
-    BarLine,
-    Bars,
-    Cell,
-    Facts,
-    Page,
-    Piece,
-    Row,
-    Section,
-    Table,
-    table,
-)
+from fsdp_bench.report.charts.description import Bars
+from fsdp_bench.report.charts.max_size import CANNOT_RUN, NONE_FITS, MaxSizeBar, size_bars
+from fsdp_bench.report.html.blocks import Cell, Facts, Page, Row, Section, Table, table
 from fsdp_bench.report.html.documents import MaxSizeDocument
 from fsdp_bench.report.html.predicted.prediction import bytes_cell
 from fsdp_bench.report.html.predicted.settings import (
@@ -26,21 +18,13 @@ from fsdp_bench.report.html.predicted.settings import (
     hardware_of,
     listed,
     name_of,
+    strategy_of,
     title_of,
     values_of,
 )
 from fsdp_bench.report.text.common import UNKNOWN
-from fsdp_bench.report.text.quantity_text import QUANTITY_TEXTS
-from fsdp_bench.report.text.setups import PLACES, spaced, varying
-from fsdp_bench.spec.units import format_count
-
-_UNITS = {
-    "num_parameters": "parameters",
-    "num_hidden_layers": "layers",
-    "micro_batch_size": "sequences per GPU",
-    "sequence_length": "tokens",
-    "world_size": "GPUs",
-}
+from fsdp_bench.report.text.quantity_text import QUANTITY_TEXTS, value_text
+from fsdp_bench.report.text.setups import PLACES, named_values, spaced, varying
 
 
 def max_size_page(servers: Sequence[MaxSizeDocument]) -> Page:
@@ -82,8 +66,11 @@ def _hardware(one: MaxSizeDocument) -> str:
 def _value(one: MaxSizeDocument, value: int | None) -> str:
     if value is None:
         return "none"
-    unit = _UNITS.get(one.dial, spaced(one.dial))
-    return f"{format_count(value) if one.dial == 'num_parameters' else f'{value:,}'} {unit}"
+    return f"{value_text(one.dial, value)} {_unit(one)}"
+
+
+def _unit(one: MaxSizeDocument) -> str:
+    return QUANTITY_TEXTS[one.dial].unit if one.dial in QUANTITY_TEXTS else spaced(one.dial)
 
 
 def _varying(one: MaxSizeDocument) -> list[str]:
@@ -93,13 +80,18 @@ def _varying(one: MaxSizeDocument) -> list[str]:
 
 
 def _largest_bars(one: MaxSizeDocument, highest: int) -> Bars:
-    fields, lines = _varying(one), []
+    fields, text = _varying(one), QUANTITY_TEXTS.get(one.dial)
+    bars = []
     for cell in one.cells:
-        name = name_of(values_of(cell.setup), fields)
-        text = cell.impossible or cell.unknown or _value(one, cell.fits_value)
-        size = 100 * (cell.fits_value or 0) / (highest or 1)
-        lines.append(BarLine(name, text, (Piece(text, "predicted", size),), is_warning=cell.fits_value is None))
-    return Bars(f"{_hardware(one)}: what fits (predicted)", (BarGroup("", tuple(lines)),))
+        values = values_of(cell.setup)
+        note = CANNOT_RUN if cell.impossible else UNKNOWN if cell.unknown else NONE_FITS
+        labels = tuple(named_values(values, fields))
+        bars.append(MaxSizeBar(strategy_of(values), labels, cell.fits_value, with_retries=cell.runs_value, note=note))
+    heading = f"{_hardware(one)}: what fits (predicted)"
+    (found,) = size_bars(
+        {heading: bars}, text.axes if text else ((1.0, ""),), (), partial(value_text, one.dial), _unit(one)
+    )
+    return replace(found, whole=highest)
 
 
 def _largest_table(one: MaxSizeDocument) -> Table:

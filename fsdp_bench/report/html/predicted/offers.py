@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
-from fsdp_bench.report.charts.trade_off import boxes_apart
-from fsdp_bench.report.html.blocks import Block, Cell, Legend, Plot, Point, Row, Shape, Table, table
-from fsdp_bench.report.html.documents import OfferDocument, PlanDocument, ServerDocument
-from fsdp_bench.report.html.scales import around, remarks_of
+from fsdp_bench.plan.purchase.document import OfferDocument, PlanDocument, ServerDocument
+from fsdp_bench.report.charts.axis import around
+from fsdp_bench.report.charts.colors import Style
+from fsdp_bench.report.charts.description import Key, Line, Plot, Point
+from fsdp_bench.report.html.blocks import Block, Cell, Row, Table, table
 from fsdp_bench.report.text.common import UNKNOWN
 
 DAY = 86_400
@@ -148,6 +149,9 @@ def left_out(plan: PlanDocument) -> list[Block]:
     return [table("Servers without an offer", ("server", "reason"), rows)] if rows else []
 
 
+WINNER, OTHER, RANGE = Style("brown"), Style("steel"), Style("faint", is_line=True)
+
+
 def chart(plan: PlanDocument, offers: Sequence[OfferDocument]) -> Plot | None:
     """Return price against days, as predicted, and each range from its fast to its slow end.
 
@@ -156,34 +160,33 @@ def chart(plan: PlanDocument, offers: Sequence[OfferDocument]) -> Plot | None:
     priced = [(number, one) for number, one in enumerate(offers, start=1) if one.cost and one.seconds]
     if len(priced) < 2:
         return None
-    ends = {one.key: _end(one) for _, one in priced}
-    days = [value for _, one in priced for value in ((fast_seconds(one) or 0) / DAY, ends[one.key][0])]
-    costs = [value for _, one in priced for value in (fast_cost(one) or 0.0, ends[one.key][1])]
-    x, y = around(days, may_be_log=True), around(costs)
-    places = [(x.at((one.seconds or 0.0) / DAY), y.at(one.cost or 0.0)) for _, one in priced]
-    fast = [(x.at((fast_seconds(one) or 0) / DAY), y.at(fast_cost(one) or 0.0)) for _, one in priced]
-    slow = [(x.at(ends[one.key][0]), y.at(ends[one.key][1])) for _, one in priced]
-    whiskers = "".join(
-        f"M{10 * left:.1f} {1000 - 10 * low:.1f}L{10 * right:.1f} {1000 - 10 * high:.1f}"
-        for (left, low), (right, high) in zip(fast, slow, strict=True)
-    )
+    lines = []
+    for _, one in priced:
+        days, cost = _end(one)
+        lines.append(Line(RANGE, ((fast_seconds(one) or 0) / DAY, days), (fast_cost(one) or 0.0, cost)))
+    points = [
+        Point(
+            WINNER if plan.winner is not None and one.key == plan.winner.key else OTHER,
+            (one.seconds or 0.0) / DAY,
+            one.cost or 0.0,
+            number,
+            f"{one.num_nodes} x {one.server}: {days_span(one)} days",
+        )
+        for number, one in priced
+    ]
     unpriced = len(offers) - len(priced)
     remarks = ["a number stands at the prediction; its line is the range that the errors of published runs leave"]
-    points = list(_points(plan, priced, places))
-    remarks += remarks_of(y, "prices", len(points) < len(priced))
     remarks += [f"{unpriced} offers have no known price"] if unpriced else []
     return Plot(
-        caption="Price against days: the numbers are those of the table below (predicted)",
-        x_title="days of training" + (" (logarithmic)" if x.is_log else ""),
-        y_title=f"price{currency_of(plan, priced[0][1])}",
-        x_ticks=x.ticks(),
-        y_ticks=y.ticks(),
-        shapes=(Shape("range", whiskers, is_line=True),),
+        "Price against days: the numbers are those of the table below (predicted)",
+        around("days of training", [value for line in lines for value in line.x], may_be_log=True),
+        around(f"price{currency_of(plan, priced[0][1])}", [value for line in lines for value in line.y]),
+        lines=tuple(lines),
         points=tuple(points),
         legend=(
-            Legend("winner", "winner"),
-            Legend("point", "other offers"),
-            Legend("range", "from the fast to the slow end of the range"),
+            Key(WINNER, "winner"),
+            Key(OTHER, "other offers"),
+            Key(RANGE, "from the fast to the slow end of the range"),
         ),
         remarks=tuple(remarks),
     )
@@ -194,18 +197,6 @@ def _end(offer: OfferDocument) -> tuple[float, float]:
     is_known = offer.range_because is not None
     seconds, cost = (offer.slow_seconds, offer.slow_cost) if is_known else (offer.seconds, offer.cost)
     return (seconds or offer.seconds or 0.0) / DAY, cost or offer.cost or 0.0
-
-
-def _points(
-    plan: PlanDocument, priced: Sequence[tuple[int, OfferDocument]], places: Sequence[tuple[float, float]]
-) -> Iterable[Point]:
-    """Yield a point for each offer; those that would overlap become one with all their numbers."""
-    for left, low, indices in boxes_apart([(x / 100, y / 100) for x, y in places]):
-        own = [priced[index - 1] for index in indices]
-        is_winner = any(plan.winner is not None and one.key == plan.winner.key for _, one in own)
-        title = "; ".join(f"{one.num_nodes} x {one.server}: {days_span(one)} days" for _, one in own)
-        text = ",".join(str(number) for number, _ in own)
-        yield Point(100 * left, 100 * low, text, title, "winner" if is_winner else "point")
 
 
 def ranges(offers: Sequence[OfferDocument]) -> Table:

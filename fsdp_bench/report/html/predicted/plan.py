@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from fsdp_bench.plan.purchase.document import OfferDocument, PlanDocument
+from fsdp_bench.report.charts.memory_timeline import breakdown_bars, memory_plot
+from fsdp_bench.report.charts.step import both_views
 from fsdp_bench.report.html.blocks import (
     Block,
     Cell,
@@ -17,7 +20,6 @@ from fsdp_bench.report.html.blocks import (
     Tiles,
     table,
 )
-from fsdp_bench.report.html.documents import OfferDocument, PlanDocument
 from fsdp_bench.report.html.predicted.offers import (
     chart,
     cost_span,
@@ -32,7 +34,6 @@ from fsdp_bench.report.html.predicted.offers import (
     server_of,
     speed_text,
 )
-from fsdp_bench.report.html.step import breakdown_bars, lanes_of, memory_plot
 from fsdp_bench.report.text.common import UNKNOWN
 from fsdp_bench.report.text.setups import setup_line
 from fsdp_bench.spec.hardware import Source
@@ -105,7 +106,8 @@ def _step_sections(plan: PlanDocument, winner: OfferDocument) -> list[Section]:
     blocks: list[Block] = []
     if step is not None:
         caption = "Memory over one training step of the winner (predicted)"
-        blocks.append(memory_plot(step.memory, caption, usable, memory.peak_reserved_bytes))
+        reserved = memory.peak_reserved_bytes
+        blocks.append(memory_plot(step.memory, caption, usable=usable, reserved=reserved, gpu=winner.gpu))
         if winner.setup.gradient_accumulation_steps > step.num_micro_batches:
             many = winner.setup.gradient_accumulation_steps
             blocks.append(Text(f"Drawn: {step.num_micro_batches} of {many} micro-batches; the others are alike."))
@@ -117,7 +119,7 @@ def _step_sections(plan: PlanDocument, winner: OfferDocument) -> list[Section]:
         found.append(
             Section(
                 "What runs when",
-                lanes_of(step.streams, step.num_micro_batches, winner.setup.gradient_accumulation_steps),
+                both_views(step.streams, step.num_micro_batches, winner.setup.gradient_accumulation_steps),
             )
         )
     return found

@@ -2,31 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from fsdp_bench.report.charts.trade_off import boxes_apart
-from fsdp_bench.report.html.blocks import (
-    BarGroup,
-    BarLine,
-    Bars,
-    Block,
-    Cell,
-    Facts,
-    Legend,
-    Page,
-    Piece,
-    Plot,
-    Point,
-    Row,
-    Section,
-    Shape,
-    Table,
-    Text,
-    Tile,
-    Tiles,
-    table,
-)
+from fsdp_bench.report.charts.colors import Style
+from fsdp_bench.report.charts.description import Bar, BarGroup, Bars, Piece, Plot
+from fsdp_bench.report.charts.memory_timeline import breakdown_bars, phase_bars
+from fsdp_bench.report.charts.step import EXPOSED, PART_STYLES
+from fsdp_bench.report.charts.trade_off import TradeOffPoint, trade_off_plot
+from fsdp_bench.report.html.blocks import Block, Cell, Facts, Page, Row, Section, Table, Text, Tile, Tiles, table
 from fsdp_bench.report.html.documents import PredictionDocument
 from fsdp_bench.report.html.predicted.settings import (
     NUMBERS,
@@ -38,12 +22,10 @@ from fsdp_bench.report.html.predicted.settings import (
     title_of,
     values_of,
 )
-from fsdp_bench.report.html.scales import around, from_zero, remarks_of
-from fsdp_bench.report.html.step import breakdown_bars, phase_bars
 from fsdp_bench.report.text.common import UNKNOWN
 from fsdp_bench.report.text.setups import spaced, varying
 from fsdp_bench.report.text.speed import PART_LABELS
-from fsdp_bench.spec.units import GIB, format_count, format_gib, format_seconds
+from fsdp_bench.spec.units import format_count, format_gib, format_seconds
 
 
 def _verdict(one: PredictionDocument) -> str:
@@ -158,23 +140,21 @@ def _time(one: PredictionDocument) -> Block:
         parts = {"operators": time.compute_seconds or 0.0}
         parts["exposed communication"] = time.exposed_communication_seconds or 0.0
         caption = f"Of a step of {format_seconds(time.step_seconds)} (predicted)"
+    whole = time.step_seconds
     lines = [
-        BarLine(name, format_seconds(value), (Piece(name, _color(name), _share(value, time.step_seconds)),))
+        Bar((name,), (format_seconds(value),), (Piece(name, min(max(value, 0.0), whole), _part_style(name)),))
         for name, value in sorted(parts.items(), key=lambda part: -part[1])
     ]
-    return Bars(caption, (BarGroup("", tuple(lines)),), notes=(f"rates: {time.rates}",))
+    return Bars(caption, (BarGroup("", tuple(lines)),), remarks=(f"rates: {time.rates}",), whole=whole)
 
 
 def _part_label(name: str) -> str:
     return PART_LABELS.get(name, spaced(name))
 
 
-def _color(name: str) -> str:
-    return "exposed" if name.startswith(("exposed", "waiting", "optimizer on the CPU")) else "role-forward"
-
-
-def _share(value: float, whole: float) -> float:
-    return min(max(100 * value / whole, 0.0), 100.0)
+def _part_style(label: str) -> Style:
+    own = (style for part, style in PART_STYLES.items() if PART_LABELS[part.value] == label)
+    return next(own, EXPOSED if label.startswith("exposed") else Style("dark-grey"))
 
 
 def _setups(
@@ -213,48 +193,25 @@ def _seconds(value: float | None) -> Cell:
 
 
 def _trade_off(predictions: Sequence[PredictionDocument], differing: Sequence[str]) -> Plot | None:
-    known = [
-        (number, one, one.memory.needed_bytes / GIB, _tokens(one))
+    points = [
+        TradeOffPoint(one.memory.needed_bytes, _tokens(one), one.fits, number, name_of(_values(one), differing))
         for number, one in enumerate(predictions, start=1)
         if one.memory is not None and one.memory.needed_bytes and _tokens(one)
     ]
-    if len(known) < 2:
+    if len(points) < 2:
         return None
-    limits = _limits(one for _, one, _, _ in known)
-    x, y = from_zero([*limits, *(each[2] for each in known)]), around([each[3] for each in known])
-    points = []
-    for left, low, indices in boxes_apart([(x.at(each[2]) / 100, y.at(each[3]) / 100) for each in known]):
-        own = [known[index - 1] for index in indices]
-        title = "; ".join(f"{number}: {name_of(_values(one), differing)}" for number, one, _, _ in own)
-        color = "best" if any(one.fits for _, one, _, _ in own) else "unfit"
-        points.append(Point(100 * left, 100 * low, ",".join(str(each[0]) for each in own), title, color))
-    lines = tuple(Shape("limit", f"M{10 * x.at(usable):.1f} 0V1000", is_line=True) for usable in limits)
-    return Plot(
-        "Memory against speed (predicted): the numbers are those of the table below",
-        "memory that a GPU needs, GiB",
-        "tokens/s per GPU",
-        x.ticks(),
-        y.ticks(),
-        lines,
-        tuple(points),
-        legend=(Legend("best", "fits"), Legend("unfit", "does not fit"), *_limit_legend(limits)),
-        remarks=remarks_of(y, "tokens/s", len(points) < len(known)),
-    )
+    heading = "Memory against speed (predicted): the numbers are those of the table below"
+    return trade_off_plot(points, heading, "memory that a GPU needs", "tokens/s per GPU", _limits(predictions))
 
 
-def _limits(predictions: Iterable[PredictionDocument]) -> dict[float, str]:
-    """Return the usable memory of each kind of GPU in GiB, with the names of the GPUs."""
-    found: dict[float, str] = {}
+def _limits(predictions: Iterable[PredictionDocument]) -> dict[int, str]:
+    """Return the usable memory of each kind of GPU in bytes, with the names of the GPUs."""
+    found: dict[int, str] = {}
     for one in predictions:
         if one.server.gpu_memory_bytes:
-            usable, name = one.server.gpu_memory_bytes / GIB, one.server.gpu or "the GPU"
+            usable, name = one.server.gpu_memory_bytes, one.server.gpu or "the GPU"
             found[usable] = " and ".join(dict.fromkeys(filter(None, (found.get(usable), name))))
     return found
-
-
-def _limit_legend(limits: Mapping[float, str]) -> tuple[Legend, ...]:
-    texts = [f"{usable:.1f} GiB on {name}" for usable, name in sorted(limits.items())]
-    return (Legend("limit", f"usable: {'; '.join(texts)}"),) if texts else ()
 
 
 def _conditions(predictions: Sequence[PredictionDocument]) -> Facts:

@@ -11,9 +11,11 @@ from rich.console import Console
 
 from fsdp_bench.catalog.ladder import nearest_size
 from fsdp_bench.catalog.loader import gpu_by_product_name
+from fsdp_bench.report.charts.description import Bar
+from fsdp_bench.report.charts.slide import figure_of
 from fsdp_bench.report.charts.trials import bars
 from fsdp_bench.report.charts.trials.bars import communication_bar, ended, exceeded_limit, memory_bar, throughput_bar
-from fsdp_bench.report.charts.trials.measured import CHARTS, draw_all, measured_figure
+from fsdp_bench.report.charts.trials.measured import CHARTS, draw_all, measured_slide
 from fsdp_bench.report.charts.trials.slides import MAX_BARS, ChartTrials, group_by_chart
 from fsdp_bench.report.measured.tables import print_table
 from fsdp_bench.spec.codec import to_json
@@ -92,21 +94,25 @@ def grid(**fields: list[object]) -> list[TrialRecord]:
     return [record(**dict(zip(fields, values, strict=True))) for values in itertools.product(*fields.values())]  # type: ignore[arg-type]
 
 
+def parts(bar: Bar) -> tuple[tuple[str, float], ...]:
+    return tuple((piece.name, piece.size) for piece in bar.pieces)
+
+
 def test_a_stack_adds_up_to_the_peak() -> None:
     bar = memory_bar(record())
     assert bar.total == 10 * GIB
-    assert bar.pieces == ((bars.STORED, 2 * GIB), (bars.OPTIMIZER, 4 * GIB), (bars.REST, 4 * GIB))
+    assert parts(bar) == ((bars.STORED, 2 * GIB), (bars.OPTIMIZER, 4 * GIB), (bars.REST, 4 * GIB))
 
 
 def test_the_worst_rank_is_drawn_and_its_phase_named() -> None:
     made = record()
     worse = MemoryReading(peak_allocated_bytes=11 * GIB, peak_phase="optimizer", phases={})
     bar = memory_bar(replace(made, ranks=(made.ranks[0], replace(made.ranks[1], memory=worse))))
-    assert (bar.total, bar.labels) == (11 * GIB, ("optimizer",))
+    assert (bar.total, bar.words) == (11 * GIB, ("optimizer",))
 
 
 def test_offloaded_memory_is_not_stacked_as_memory_of_the_gpu() -> None:
-    assert memory_bar(record(offload=Offload.PARAMS)).pieces == ((bars.WHOLE, 10 * GIB),)
+    assert parts(memory_bar(record(offload=Offload.PARAMS))) == ((bars.WHOLE, 10 * GIB),)
     on_cpu = memory_bar(record(device="cpu", offload=Offload.PARAMS, api=Api.FSDP2))
     assert len(on_cpu.pieces) == 3  # there both memories are one
 
@@ -116,16 +122,16 @@ def test_a_peak_below_what_is_stored_is_not_taken_apart() -> None:
     assert made.ranks[0].memory is not None
     small = replace(made.ranks[0].memory, peak_allocated_bytes=5 * GIB)
     bar = memory_bar(replace(made, ranks=(replace(made.ranks[0], memory=small),)))
-    assert bar.pieces == ((bars.WHOLE, 5 * GIB),)
+    assert parts(bar) == ((bars.WHOLE, 5 * GIB),)
 
 
 @pytest.mark.parametrize("outcome", FAILED)
 def test_a_trial_that_did_not_end_ok_is_a_word_and_never_a_success(outcome: Outcome) -> None:
     failed = record(outcome)
     for bar in (memory_bar(failed), throughput_bar(failed), communication_bar(failed)):
-        assert not bar.succeeded
-        assert bar.labels == (ended(failed),)
-        assert not bar.pieces  # what was measured until then is not drawn
+        assert not bar.is_result
+        assert bar.words == (ended(failed),)
+        assert not parts(bar)  # what was measured until then is not drawn
         assert bar.spread is None
 
 
@@ -135,24 +141,24 @@ def test_running_out_is_drawn_up_to_the_limit_that_was_not_enough() -> None:
     assert exceeded_limit(out_of_memory("device")) == card.nvml_total_bytes
     limited = out_of_memory("budget", "cpu", RunPlan(memory_limit_bytes=24 * GIB))
     bar = memory_bar(limited)
-    assert (bar.succeeded, bar.pieces, bar.labels) == (False, ((bars.OUT_OF_MEMORY, 24 * GIB),), ("OOM (budget)",))
+    assert (bar.is_result, parts(bar), bar.words) == (False, ((bars.OUT_OF_MEMORY, 24 * GIB),), ("OOM (budget)",))
     assert throughput_bar(limited).pieces == ()
 
 
 def test_running_out_of_host_memory_is_not_drawn_at_the_limit_of_the_device() -> None:
     bar = memory_bar(out_of_memory("host", plan=RunPlan(memory_limit_bytes=24 * GIB)))
-    assert (bar.pieces, bar.labels) == ((), ("OOM (host)",))
+    assert (parts(bar), bar.words) == ((), ("OOM (host)",))
 
 
 def test_a_missing_value_is_labelled_unknown() -> None:
     bare = replace(record(), ranks=())
-    assert [bar(bare).labels for bar in (memory_bar, throughput_bar, communication_bar)] == [("unknown",)] * 3
+    assert [bar(bare).words for bar in (memory_bar, throughput_bar, communication_bar)] == [("unknown",)] * 3
 
 
 def test_retries_and_suspicion_are_named_on_the_bar() -> None:
     doubtful = replace(record(retries=1), suspect=("another process",))
-    assert memory_bar(doubtful).labels == ("backward", "retries", "suspect")
-    assert memory_bar(record()).labels == ("backward",)
+    assert memory_bar(doubtful).words == ("backward", "retries", "suspect")
+    assert memory_bar(record()).words == ("backward",)
 
 
 def test_throughput_is_the_median_with_the_slowest_and_fastest_step() -> None:
@@ -164,14 +170,14 @@ def test_throughput_is_the_median_with_the_slowest_and_fastest_step() -> None:
 def test_mfu_is_named_where_the_peak_is_known() -> None:
     known = replace(record(), peak_flops_per_second=1e15)
     assert known.mfu is not None
-    assert throughput_bar(known).labels == (f"MFU {known.mfu:.0%}",)
-    assert throughput_bar(record()).labels == ()
+    assert throughput_bar(known).words == (f"MFU {known.mfu:.0%}",)
+    assert throughput_bar(record()).words == ()
 
 
 def test_exposed_and_overlapped_add_up_to_the_total() -> None:
     bar = communication_bar(record())
-    assert dict(bar.pieces) == pytest.approx({bars.EXPOSED: 0.2, bars.OVERLAPPED: 0.3})
-    assert bar.labels == ("40%",)
+    assert dict(parts(bar)) == pytest.approx({bars.EXPOSED: 0.2, bars.OVERLAPPED: 0.3})
+    assert bar.words == ("40%",)
 
 
 @pytest.mark.parametrize(("device", "named"), [("cuda", "NVIDIA H100 80GB HBM3"), ("cpu", "CPU, gloo")])
@@ -353,12 +359,12 @@ def test_small_models_share_a_chart_and_large_sweeps_do_not() -> None:
 )  # fmt: skip
 def test_texts_lie_on_the_chart_and_apart(chart: object, fields: dict[str, list[object]]) -> None:
     for trials in group_by_chart(grid(**fields), "a machine"):
-        assert_texts_are_inside_and_apart(measured_figure(chart, trials))  # type: ignore[arg-type]
+        assert_texts_are_inside_and_apart(figure_of(measured_slide(chart, trials)))  # type: ignore[arg-type]
 
 
 def test_every_bar_carries_its_number_and_the_title_says_on_how_many_ranks() -> None:
     (trials,) = group_by_chart(grid(strategy=list(ShardingStrategy), world_size=[4]), "the machine")
-    written = text_of_quantity(measured_figure(CHARTS[0], trials))
+    written = text_of_quantity(figure_of(measured_slide(CHARTS[0], trials)))
     assert written.count("10.0 backward") == 5
     assert "Peak memory by sharding strategy: 4 ranks, NVIDIA H100 80GB HBM3" in written
     for words in ("stored parameters", "optimizer state", "FULL_SHARD", "NO_SHARD", "machine: the machine"):

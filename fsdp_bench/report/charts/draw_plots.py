@@ -1,0 +1,164 @@
+"""Draws plots and lanes with matplotlib."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from fsdp_bench.report.charts.description import Area, Lane, Lanes, Line, Plot, Point
+from fsdp_bench.report.charts.slide import GRID, HATCHED, SMALL, TEXT, ink, value_axis
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import SubFigure
+
+HEADING = 12.0
+"""Font size of titles of axes and lanes, in points."""
+CHARACTERS_OF_LANE = 165
+"""Characters of a word along a whole lane."""
+
+
+def draw_plots(body: SubFigure, plots: Sequence[Plot], columns: int) -> None:
+    """Draw plots side by side on one vertical scale. One with numbered points has the list of them beside it."""
+    first = plots[0]
+    if any(point.number is not None for point in first.points):
+        axes, names = body.subplots(1, 2, width_ratios=(2.4, 1))
+        _draw_plot(axes, first, 1)
+        _list(names, first)
+        axes.set_ylabel("; ".join(filter(None, (first.y.title, first.y.remark))), fontsize=HEADING)
+        return
+    grid = body.subplots(-(-len(plots) // columns), columns, sharey=True, squeeze=False)
+    for axes, plot in zip(grid.flat, plots, strict=False):
+        _draw_plot(axes, plot, columns)
+    for axes in grid.flat[len(plots) :]:
+        axes.remove()
+    body.supylabel(first.y.title, fontsize=HEADING)
+
+
+def _draw_plot(axes: Axes, plot: Plot, columns: int) -> None:
+    font = TEXT if columns == 1 else TEXT - 0.5
+    value_axis(axes)
+    if plot.x.is_log:
+        axes.set_xscale("log")
+        axes.minorticks_off()
+    axes.set_xlim(plot.x.low, plot.x.high)
+    axes.set_ylim(plot.y.low, plot.y.high)
+    names = plot.x.names or ()
+    axes.set_xticks([tick.value for tick in plot.x.ticks()], [tick.text for tick in plot.x.ticks()],
+                    ha="left" if names and names[0].value == plot.x.low else "center")  # fmt: skip
+    axes.set_yticks([tick.value for tick in plot.y.ticks()], [tick.text for tick in plot.y.ticks()])
+    if plot.x.has_grid:
+        axes.grid(axis="x", color=GRID, linewidth=0.8)
+    axes.set_xlabel(plot.x.title, fontsize=HEADING)
+    for order, area in enumerate(plot.areas):
+        _draw_area(axes, area, 1 + order / 100)
+    for line in plot.lines:
+        _draw_line(axes, line)
+    for point in plot.points:
+        if point.number is None:
+            _draw_point(axes, point)
+    _draw_marks(axes, plot)
+    wide = [line for text in plot.title.split("\n") for line in textwrap.wrap(text, 145 // columns)]
+    axes.set_title("\n".join(wide), loc="left", fontsize=font, color=ink("failure" if plot.is_bad else "ink"))
+
+
+def _draw_area(axes: Axes, area: Area, order: float) -> None:
+    style = area.style
+    looks: dict[str, Any] = {"facecolor": ink(style.color), "linewidth": 0.0, "alpha": style.opacity, "zorder": order}
+    if style.hatch:
+        looks |= {"hatch": style.hatch, "edgecolor": HATCHED}
+    axes.fill_between(area.x, area.low, area.high, step="post" if area.is_step else None, **looks)
+    if area.has_edge:
+        axes.plot(area.x, area.high, color=ink("ink"), linewidth=0.5, zorder=2.5, drawstyle="steps-post")
+
+
+def _draw_line(axes: Axes, line: Line) -> None:
+    style = line.style
+    axes.plot(line.x, line.y, color=ink(style.color), linewidth=style.width, drawstyle="steps-post" if line.is_step
+              else "default", linestyle=(0, style.dash), zorder=3)  # fmt: skip
+
+
+def _draw_point(axes: Axes, point: Point) -> None:
+    color = ink(point.style.color)
+    axes.plot([point.x], [point.y], color=color, marker=point.style.sign or "o", markersize=9, zorder=6, clip_on=False,
+              markeredgewidth=1.8, markerfacecolor="white" if point.is_hollow else color)  # fmt: skip
+
+
+def _draw_marks(axes: Axes, plot: Plot) -> None:
+    for mark in plot.marks():
+        if mark.text:
+            shape = "rarrow,pad=0.2" if mark.is_beyond else "round,pad=0.25"
+            box = {"boxstyle": shape, "facecolor": ink(mark.style.color), "edgecolor": "white"}
+            x, side = (0.98, "right") if mark.is_beyond else (mark.x / 100, "center")
+            axes.text(x, mark.y / 100, mark.text, transform=axes.transAxes, ha=side, va="center", color="white",
+                      zorder=4, fontsize=TEXT - 0.5, weight="bold", bbox=box)  # fmt: skip
+
+
+def _list(axes: Axes, plot: Plot) -> None:
+    """Write the numbered list of a plot's points; if they differ, those of the legend's first style are bold."""
+    axes.set_axis_off()
+    best = plot.legend[0].style if len({point.style for point in plot.points}) > 1 else None
+    points = [point for point in plot.points if point.number is not None]
+    step = min(0.045, 1 / len(points))
+    lines = [f"{point.number}  {point.title}" for point in points]
+    size = min(TEXT, 1.7 * TEXT * 30 / max(map(len, lines)))
+    for index, (line, point) in enumerate(zip(lines, points, strict=True)):
+        axes.text(0, 1 - index * step, line, transform=axes.transAxes, fontsize=size, color=ink(point.style.color),
+                  va="top", weight="bold" if point.style == best else "normal", parse_math=False)  # fmt: skip
+
+
+def draw_lanes(body: SubFigure, charts: Sequence[Lanes]) -> None:
+    """Draw charts of lanes below each other, each as high as its lanes."""
+    heights = [
+        1.0 + sum(2.0 if _has_words(lane) else 1.0 for lane in chart.lanes) + bool(chart.x.ticks()) for chart in charts
+    ]
+    for axes, chart in zip(body.subplots(len(charts), 1, squeeze=False, height_ratios=heights).flat, charts,
+                           strict=True):  # fmt: skip
+        _draw_chart(axes, chart, TEXT if len(charts) < 4 else SMALL - 1)
+
+
+def _draw_chart(axes: Axes, chart: Lanes, font: float) -> None:
+    lanes = chart.lanes[::-1]
+    for place, lane in enumerate(lanes):
+        has_words = _has_words(lane)
+        foot, height = (place - 0.1, 0.5) if has_words else (place - 0.36, 0.72)
+        for spans in lane.spans:
+            boxes = [(begin, end - begin) for begin, end in spans.intervals]
+            axes.broken_barh(boxes, (foot, height), facecolor=ink(spans.style.color), hatch=spans.style.hatch,
+                             edgecolor="white", linewidth=0.8 if has_words else 0.0)  # fmt: skip
+        if has_words:
+            _write_words(axes, chart, lane, foot, height)
+    axes.set_ylim(-0.6, len(lanes) - 0.4)
+    axes.set_xlim(chart.x.low, chart.x.high)
+    axes.set_yticks(range(len(lanes)), [lane.name for lane in lanes])
+    axes.set_xticks([tick.value for tick in chart.x.ticks()], [tick.text for tick in chart.x.ticks()])
+    axes.tick_params(axis="both", labelsize=font, length=0)
+    axes.spines[:].set_visible(False)
+    axes.spines["bottom"].set_visible(bool(chart.x.ticks()))
+    axes.set_title(", ".join(filter(None, (chart.title, chart.x.title))), fontsize=HEADING, loc="left")
+    axes.grid(axis="x", color=GRID, linewidth=0.8)
+    axes.set_axisbelow(True)
+
+
+def _has_words(lane: Lane) -> bool:
+    return any(spans.text for spans in lane.spans)
+
+
+def _write_words(axes: Axes, chart: Lanes, lane: Lane, foot: float, height: float) -> None:
+    """Write the words of a lane's intervals into them; below the lane those that have no room."""
+    from matplotlib.colors import to_rgb
+
+    narrow = []
+    for spans in lane.spans:
+        ((begin, end),) = spans.intervals
+        share = (end - begin) / (chart.x.high - chart.x.low)
+        if share > len(spans.text) / CHARACTERS_OF_LANE:
+            color = "white" if sum(to_rgb(ink(spans.style.color))) < 1.4 else "black"
+            axes.text((begin + end) / 2, foot + height / 2, spans.text, ha="center", va="center", fontsize=SMALL - 1,
+                      color=color)  # fmt: skip
+        elif share > 0.005:
+            narrow.append(spans.text)
+    if narrow:
+        text = f"too narrow for names: {', '.join(narrow)}"
+        axes.text(chart.x.low, foot - 0.03, text, va="top", fontsize=SMALL - 2)

@@ -1,0 +1,44 @@
+"""Charts on a page: their places, worked out by hand from a description in the units of its axes."""
+
+from __future__ import annotations
+
+import re
+
+from fsdp_bench.report.charts.axis import Axis
+from fsdp_bench.report.charts.colors import PALETTE, Style
+from fsdp_bench.report.charts.description import Key, Line, Plot, Point, stacked
+from fsdp_bench.report.html.svg import area_path, boxes, line_path, palette
+
+BLUE, RED = Style("blue"), Style("red")
+PLOT = Plot("", Axis("", 0.0, 2.0), Axis("", 0.0, 4.0))
+
+
+def test_a_value_of_a_stack_holds_until_the_next_moment() -> None:
+    """From 0 to 1 the layers are 1 and 1 high, then 2 and 1; the plot is 2 wide and 4 high, of 1000 each."""
+    (lower, upper), outline = stacked((0.0, 1.0, 2.0), [(BLUE, (1.0, 2.0, 2.0)), (RED, (1.0, 1.0, 1.0))])
+    assert area_path(lower, PLOT) == "M0.0 750.0H500.0V500.0H1000.0V500.0L1000.0 1000.0V1000.0H500.0V1000.0H0.0Z"
+    assert area_path(upper, PLOT) == "M0.0 500.0H500.0V250.0H1000.0V250.0L1000.0 500.0V500.0H500.0V750.0H0.0Z"
+    assert line_path(outline, PLOT) == "M0.0 500.0H500.0V250.0H1000.0V250.0"
+    assert line_path(Line(BLUE, (0.0, 2.0), (0.0, 4.0)), PLOT) == "M0.0 1000.0L1000.0 0.0"
+
+
+def test_an_interval_too_short_to_be_seen_is_widened() -> None:
+    first, second = re.findall(r"M([\d.]+) 0H([\d.]+)", boxes([(0.0, 1.0), (1.5, 1.5)], PLOT.x))
+    assert first == ("0.00", "500.00")
+    assert float(second[1]) > float(second[0]) == 750.0
+
+
+def test_points_that_overlap_share_a_box_in_the_first_style_of_the_legend() -> None:
+    points = (Point(RED, 1.0, 1.0, 1, "one"), Point(BLUE, 1.01, 1.01, 2, "two"), Point(RED, 9.0, 3.0, 3, "three"))
+    plot = Plot("", PLOT.x, PLOT.y, points=points, legend=(Key(BLUE, "best"), Key(RED, "others")))
+    marks = {mark.text: mark for mark in plot.marks()}
+    assert {text: mark.style for text, mark in marks.items()} == {"1,2": BLUE, "3": RED}
+    assert marks["1,2"].title == "1: one; 2: two"
+    assert marks["3"].is_beyond
+    assert marks["3"].x < 100
+
+
+def test_every_colour_is_in_the_style_sheet_for_light_and_dark_pages() -> None:
+    for name, (light, dark) in PALETTE.items():
+        assert f"--c-{name}:{light};" in palette()
+        assert f"--c-{name}:{dark};" in palette()
