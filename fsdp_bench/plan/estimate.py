@@ -15,8 +15,7 @@ from fsdp_bench.plan.headroom import Headroom, headroom_of
 from fsdp_bench.rates.communicators import Communicators, communicators_of
 from fsdp_bench.rates.datasheet import Rates
 from fsdp_bench.rates.hardware import RatesWithDefaults, rates_of
-from fsdp_bench.replay.caching_allocator.compiled import compile_if_much_is_replayed
-from fsdp_bench.replay.caching_allocator.heap import UNLIMITED
+from fsdp_bench.replay.caching_allocator.expandable_segments import UNLIMITED
 from fsdp_bench.replay.caching_allocator.program import Program, program
 from fsdp_bench.replay.caching_allocator.replay import AllocatorReading, Replay
 from fsdp_bench.replay.host_memory import Build, HostMemory, host_memory
@@ -314,7 +313,21 @@ def read_allocator(
     hardware: Cluster | Gpu | None = None,
     rates: Rates | None = None,
 ) -> AllocatorReading:
-    """Return the caching allocator's statistics after the first steps.
+    """Return the caching allocator's statistics after the first steps; the arguments are those of start_replay."""
+    return start_replay(shape, setup, kernels, gpu_bytes, expandable_segments, rank, hardware, rates).until()
+
+
+def start_replay(
+    shape: Model,
+    setup: TrainSetup,
+    kernels: Kernels,
+    gpu_bytes: int | None,
+    expandable_segments: bool = False,
+    rank: int | None = None,
+    hardware: Cluster | Gpu | None = None,
+    rates: Rates | None = None,
+) -> Replay:
+    """Return a replay of the first steps in the caching allocator, at its beginning.
 
     ``gpu_bytes`` is the GPU's memory; None for unlimited memory. ``rank`` is by default the rank with the highest peak.
     ``hardware`` says how long work takes, which decides when a deferred free happens; ``rates`` overrides that.
@@ -322,8 +335,8 @@ def read_allocator(
     if rank is None:
         ranks = candidate_ranks(shape, setup, kernels)
         rank = ranks[0] if len(ranks) == 1 else worst_rank(shape, setup, kernels)[0].rank
-    found = program_of(shape, setup, kernels, rank)
-    return replay(found, setup, gpu_bytes, expandable_segments, hardware, rates)
+    rates = rates or RatesWithDefaults(rates_of(setup, hardware, "cuda", None), setup)
+    return Replay(program_of(shape, setup, kernels, rank), rates, gpu_bytes, expandable_segments)
 
 
 def program_of(shape: Model, setup: TrainSetup, kernels: Kernels, rank: int) -> Program:
@@ -341,20 +354,6 @@ def program_of(shape: Model, setup: TrainSetup, kernels: Kernels, rank: int) -> 
 @lru_cache(maxsize=16)
 def _program(shape: Model, setup: TrainSetup, kernels: Kernels, rank: int) -> Program | None:
     return program(first_steps(shape, setup, kernels, rank))
-
-
-def replay(
-    steps: Program,
-    setup: TrainSetup,
-    gpu_bytes: int | None,
-    expandable_segments: bool = False,
-    hardware: Cluster | Gpu | None = None,
-    rates: Rates | None = None,
-) -> AllocatorReading:
-    """Replay a program in the caching allocator; return its statistics."""
-    compile_if_much_is_replayed(steps.num_instructions)
-    rates = rates or RatesWithDefaults(rates_of(setup, hardware, "cuda", None), setup)
-    return Replay(steps, rates, gpu_bytes, expandable_segments).until()
 
 
 def estimate(
