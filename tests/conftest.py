@@ -72,6 +72,8 @@ def one_dry_run_process() -> Iterator[None]:
     """Let one process, which imports torch once, answer the dry runs of all tests."""
     with SharedDryRuns.instead_of_own():
         yield
+
+
 def records_of_sweep(file: Path, *words: object, code: int = 0) -> list[TrialRecord]:
     """Run a sweep in the tests' process, with results beside its file; return its records in the order of trials."""
     results = file.parent / "results"

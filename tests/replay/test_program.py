@@ -136,7 +136,7 @@ def test_a_replay_that_stops_in_between_ends_as_one_that_does_not(cell: Cell, sh
 
 @share_of_examples(5)
 @given(st.sampled_from(CELLS), st.floats(0.8, 1.0), st.booleans())
-def test_a_step_that_leaves_what_it_found_need_not_be_replayed_again(cell: Cell, share: float, expandable: bool) -> None:
+def test_a_step_that_leaves_what_it_found_is_not_replayed_again(cell: Cell, share: float, expandable: bool) -> None:
     log = first_steps(cell.model, cell.setup, CUDA)
     found = program(log)
     assume(found is not None)

@@ -113,7 +113,7 @@ class CachingAllocator:
         return True
 
     def free(self, tensor: int) -> None:
-        """Free a tensor's block. Follows DeviceCachingAllocator::free. Raises KeyError for a tensor that is not alive."""
+        """Free a tensor's block. Follows DeviceCachingAllocator::free. Raises KeyError for one that is not alive."""
         block = self.blocks.pop(tensor)
         address, size, pool = block
         self.allocated -= size
@@ -180,7 +180,7 @@ class CachingAllocator:
         return key
 
     def rename_tensors(self, pairs: Iterable[tuple[int, int]]) -> None:
-        """Give each tensor that a step leaves the number of the one that it replaces, so that the step can run again."""
+        """Give what a step leaves the numbers of the tensors that it replaces, so that the step can run again."""
         for old, new in pairs:
             self.blocks[old] = self.blocks.pop(new)
 

@@ -129,6 +129,7 @@ class ExpandableAllocator(CachingAllocator):
             self._insert_unmapped(begin, end - begin, pool)
 
     def pieces(self) -> Iterator[tuple[int, int, int, int]]:
+        """Yield unmapped blocks, too."""
         yield from super().pieces()
         for pool, addresses in enumerate(self.unmapped):
             for address in addresses:

@@ -1,6 +1,6 @@
 """The CUDA caching allocator, replayed on the events of the first steps: peak reserved memory, and allocation retries.
 
-The rules themselves are in malloc.py (allocate, free), split_and_merge.py, segments.py and sizes.py. Not covered: CUDA
+The rules themselves are in allocator.py, expandable_segments.py and sizes.py. Not covered: CUDA
 graphs and private pools, other settings than ``expandable_segments``, several threads, and memory that does not go
 through the allocator (context, NCCL's buffers, cuBLAS workspaces that are not events).
 
@@ -28,6 +28,7 @@ from fsdp_bench.replay.durations import Durations
 
 LATER_STEPS = 8
 """Steps after the first ones, where these retry allocations: in the last four, what goes on is seen."""
+
 
 @dataclass(frozen=True, slots=True)
 class OutOfMemory:
