@@ -111,11 +111,6 @@ class Program:
     replaces: list[_Replaced]
 
     @property
-    def num_tensors(self) -> int:
-        """Numbers for tensors."""
-        return self.num_outside + self.num_each * (self.log.num_blocks + self.log.extra_blocks)
-
-    @property
     def steps(self) -> list[range]:
         """The sections of each step, those of loading with the first one's.
 

@@ -25,6 +25,7 @@ from fsdp_bench.replay.caching_allocator.execution import execute
 from fsdp_bench.replay.caching_allocator.expandable_segments import ExpandableAllocator
 from fsdp_bench.replay.caching_allocator.program import Program, Section
 from fsdp_bench.replay.durations import Durations
+from fsdp_bench.simulate.step import without_collections
 
 LATER_STEPS = 8
 """Steps after the first ones, where these retry allocations: in the last four, what goes on is seen."""
@@ -100,9 +101,7 @@ class Replay:
         """Replay up to the end of a step, counted from 1, by default of the last; stop where memory runs out."""
         if step is None and self._read is not None:
             return self._read
-        end = len(self._program.steps) if step is None else step
-        while self._num_steps < end and self._out_of_memory is None:
-            next(self._progress)
+        self._go_on(len(self._program.steps) if step is None else step)
         reading = self._reading()
         if step is None:
             goes_on = reading.num_alloc_retries > 0 and reading.out_of_memory is None
@@ -111,9 +110,16 @@ class Replay:
 
     def is_full(self) -> bool:
         """Whether there are allocation retries; replay no further than to the first one."""
-        while not self._allocator.num_retries and self._num_steps < len(self._program.steps):
-            next(self._progress)
+        self._go_on(len(self._program.steps), to_first_retry=True)
         return self._allocator.num_retries > 0
+
+    def _go_on(self, end: int, to_first_retry: bool = False) -> None:
+        """Replay up to the end of a step; stop where memory runs out."""
+        with without_collections():
+            while self._num_steps < end and self._out_of_memory is None:
+                if to_first_retry and self._allocator.num_retries:
+                    return
+                next(self._progress)
 
     def _with_later_steps(self, reading: AllocatorReading) -> AllocatorReading:
         """Replay the last step again and again: do retries go on, or does memory run out after all?"""
@@ -121,11 +127,10 @@ class Replay:
             return replace(reading, num_retries_later=None)
         counts = []
         for _ in range(LATER_STEPS):
-            before, end = self._allocator.num_retries, self._num_steps + 1
-            while self._num_steps < end:
-                next(self._progress)
-                if self._out_of_memory is not None:
-                    return self._reading()
+            before = self._allocator.num_retries
+            self._go_on(self._num_steps + 1)
+            if self._out_of_memory is not None:
+                return self._reading()
             counts.append(self._allocator.num_retries - before)
         return replace(reading, num_retries_later=max(counts[-LATER_STEPS // 2 :]))
 
