@@ -20,7 +20,7 @@ from fsdp_bench.replay.traffic import Traffic, collectives, traffic
 from fsdp_bench.simulate.operators.kernels import Kernels, kernels_on, prefers_cudnn
 from fsdp_bench.simulate.step import steady_step
 from fsdp_bench.simulate.wrappers.impossible import why_impossible
-from fsdp_bench.spec.hardware import Cluster, Gpu
+from fsdp_bench.spec.hardware import Gpu, Hardware
 from fsdp_bench.spec.lora import LARGEST_FUSED_PRODUCT
 from fsdp_bench.spec.profile import Profile
 from fsdp_bench.spec.recording.model import Model, RecordedModel
@@ -33,7 +33,7 @@ class Question:
 
     model: Model
     setup: TrainSetup
-    hardware: Cluster | Gpu | None = None
+    hardware: Hardware | None = None
     kernels: str = "cuda"
     """``cuda`` or ``cpu``: the device whose kernels run."""
     build: Build = Build.META
@@ -48,7 +48,12 @@ class Question:
     @property
     def gpu(self) -> Gpu | None:
         """The GPU. None if none is named."""
-        return self.hardware.gpu if isinstance(self.hardware, Cluster) else self.hardware
+        return self.hardware.gpu if self.hardware else None
+
+    @property
+    def has_server(self) -> bool:
+        """Whether a server is named, which says how many GPUs a node has."""
+        return self.hardware is not None and self.hardware.has_server
 
     @property
     def kernel_set(self) -> Kernels:
@@ -148,8 +153,8 @@ class Prediction:
         notes += self._of_attention()
         if gpu is not None and gpu.cuda is not None and self._on_gpu:
             notes.append(_cuda_note(gpu))
-        is_cluster = isinstance(self.question.hardware, Cluster)
-        if setup.strategy.is_hybrid and setup.shard_size is None and not is_cluster and setup.world_size > 1:
+        is_assumed = setup.strategy.is_hybrid and setup.shard_size is None and not self.question.has_server
+        if is_assumed and setup.world_size > 1:
             notes.append(
                 f"hybrid strategies: nothing says how many GPUs a node has, so shard groups of {setup.shard_group_size}"
                 f" of {setup.world_size} ranks are assumed; --gpus-per-node or --shard-size says it"
@@ -180,10 +185,10 @@ class Prediction:
 
     def _of_links(self) -> Iterator[str]:
         """Yield what is assumed of links that nobody documents."""
-        cluster = self.estimate.cluster
-        if self._on_gpu and self.question.profile is None and cluster is not None and socket_is_assumed(cluster):
+        hardware = self.question.hardware
+        if self._on_gpu and self.question.profile is None and hardware is not None and socket_is_assumed(hardware):
             yield (
-                f"nobody documents which GPUs of a {cluster.server.name} share a processor, or what joins its"
+                f"nobody documents which GPUs of a {hardware.name} share a processor, or what joins its"
                 " processors: that is taken to be no slower than PCIe"
             )
 
@@ -191,8 +196,8 @@ class Prediction:
     def peak_host_bytes_per_node(self) -> int | None:
         """Host memory that all ranks of one node need. None if the number of ranks on a node is unknown."""
         host = self.estimate.host.peak_bytes
-        alone = self.estimate.cluster is not None or self.question.setup.world_size == 1
-        return host if alone or host == 0 else None
+        is_known = self.question.has_server or self.question.setup.world_size == 1
+        return host if is_known or host == 0 else None
 
     @cached_property
     def traffic(self) -> list[Traffic]:

@@ -14,7 +14,6 @@ from fsdp_bench.plan.defaults import USUAL_GPUS_PER_NODE
 from fsdp_bench.plan.purchase.offer import MICRO_BATCHES, Offer
 from fsdp_bench.plan.question import Prediction, Question, answer
 from fsdp_bench.spec.errors import SpecError
-from fsdp_bench.spec.hardware import Cluster
 from fsdp_bench.spec.lora import LoRA
 from fsdp_bench.spec.recording.config import complete
 from fsdp_bench.spec.recording.ends import Ends
@@ -66,7 +65,7 @@ class Chosen:
             SpecError: if the GPUs do not fill servers of 8.
         """
         hardware, world = self.question.hardware, self.setup.world_size
-        if isinstance(hardware, Cluster):
+        if hardware is not None and hardware.has_server:
             return hardware.gpus_per_node
         if world > USUAL_GPUS_PER_NODE and world % USUAL_GPUS_PER_NODE:
             raise SpecError(f"export: nothing says how {world} GPUs are spread over servers; name a --server")
