@@ -29,8 +29,7 @@ from fsdp_bench.simulate.step import first_steps, for_any_depth, steady_step
 from fsdp_bench.simulate.wrappers.units import num_resharded_units
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.hardware import FIRST_WITH_FLASH_ATTENTION, Gpu, Hardware
-from fsdp_bench.spec.model import ModelShape
-from fsdp_bench.spec.recording.model import Model, RecordedModel
+from fsdp_bench.spec.recording.model import Model
 from fsdp_bench.spec.setup import FLOAT8_CAPABILITY, Checkpointing, Float8, TrainSetup
 from fsdp_bench.spec.units import GIB
 
@@ -139,9 +138,8 @@ class Estimate:
         """
         memory, model = self.memory, self.model
         certain = [memory.phases.get(phase, 0) for phase in ("load", "optimizer")]
-        head_dim = model.head_dim if isinstance(model, ModelShape) else dict(model.sizes).get("head_dim", 1)
         is_saved_by_name = self.setup.checkpointing is Checkpointing.SELECTIVE
-        if head_dim % 8 == 0 and not is_saved_by_name and "attention" not in memory.peak_operator:
+        if model.head_dim % 8 == 0 and not is_saved_by_name and "attention" not in memory.peak_operator:
             certain.append(memory.peak_allocated_bytes)
         return max(certain)
 
@@ -366,7 +364,7 @@ def estimate(
     """
     refuse_too_slow(shape, setup)
     refuse_without_float8(setup, hardware)
-    if isinstance(shape, RecordedModel) and shape.has_flash_attn:
+    if shape.has_flash_attn:
         refuse_flash_attn_package(hardware)
     gpu = hardware.gpu if hardware else None
     kernels = kernels_on(kernels, gpu, moves_model=build is not Build.META)

@@ -170,7 +170,7 @@ class Prediction:
     def _of_attention(self) -> Iterator[str]:
         """Yield what is assumed of fused attention in 16 bits on this GPU."""
         gpu, model, compute = self.question.gpu, self.question.model, self.question.setup.precision.compute
-        if isinstance(model, RecordedModel) and model.has_flash_attn:
+        if model.has_flash_attn:
             yield "attention: the flash-attn package as its source says; compared with no run of it"
             return
         if gpu is None or not self._on_gpu or not model.has_fused_attention or compute == "fp32":

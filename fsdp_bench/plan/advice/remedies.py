@@ -15,7 +15,7 @@ from fsdp_bench.plan.estimate import available_bytes, communicators_for, predict
 from fsdp_bench.plan.question import Prediction, Question, answer
 from fsdp_bench.replay.host_memory import Build, host_memory
 from fsdp_bench.spec.errors import SpecError
-from fsdp_bench.spec.recording.model import RecordedModel
+from fsdp_bench.spec.recording.model import lora_of
 from fsdp_bench.spec.setup import Api, Checkpointing, Loss, Offload, OptimizerKind, ShardingStrategy
 
 MOST = 4
@@ -251,8 +251,7 @@ def smaller_bases(prediction: Prediction) -> tuple[str, ...]:
 
     They are not predicted: a recording takes minutes.
     """
-    model = prediction.question.model
-    lora = model.code.origin.lora if isinstance(model, RecordedModel) else None
+    lora = lora_of(prediction.question.model)
     if prediction.fits is not False or lora is None or lora.is_quantized:
         return ()
     rest = msgspec.structs.replace(lora, base=None).text()

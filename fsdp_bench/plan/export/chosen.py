@@ -17,7 +17,7 @@ from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.lora import LoRA
 from fsdp_bench.spec.recording.config import complete
 from fsdp_bench.spec.recording.ends import Ends
-from fsdp_bench.spec.recording.model import RecordedModel, code_of
+from fsdp_bench.spec.recording.model import RecordedModel, code_of, lora_of
 from fsdp_bench.spec.recording.recorded import RecordedCode
 from fsdp_bench.spec.setup import TrainSetup
 
@@ -98,8 +98,7 @@ class Chosen:
     @property
     def lora(self) -> LoRA | None:
         """The adapters that are trained; None for the whole model."""
-        model = self.question.model
-        return model.code.origin.lora if isinstance(model, RecordedModel) else None
+        return lora_of(self.question.model)
 
     @property
     def vocab_size(self) -> int:

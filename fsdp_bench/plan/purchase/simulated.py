@@ -18,7 +18,7 @@ from fsdp_bench.simulate.events import Work
 from fsdp_bench.simulate.operators.kernels import Kernels
 from fsdp_bench.simulate.step import steady_step
 from fsdp_bench.spec.hardware import Hardware
-from fsdp_bench.spec.recording.model import Model, RecordedModel
+from fsdp_bench.spec.recording.model import Model
 from fsdp_bench.spec.setup import Api, Checkpointing, Loss, ShardingStrategy, TrainSetup, Wrap
 
 _STEPS = "gradient_accumulation_steps"
@@ -132,7 +132,7 @@ def _least_computing(goal: Goal, setup: TrainSetup) -> list[TrainSetup]:
     FSDP1 does not flatten frozen weights in bf16 with adapters in fp32. Adapters in units of their own cost the host
     time for each: on fast GPUs fsdp2, or DistributedDataParallel, which has no such units, takes less.
     """
-    if not (isinstance(goal.model, RecordedModel) and goal.model.has_frozen_parameters):
+    if not goal.model.has_frozen_parameters:
         return [setup]
     others: list[dict[str, Any]] = [
         {"wrap": Wrap.BLOCK_AND_ADAPTERS},
