@@ -45,8 +45,8 @@ if TYPE_CHECKING:
     from fsdp_bench.spec.errors import SweepFileError as SweepFileError
     from fsdp_bench.spec.errors import UserError as UserError
     from fsdp_bench.spec.errors import WrapError as WrapError
-    from fsdp_bench.spec.hardware import Cluster as Cluster
     from fsdp_bench.spec.hardware import Gpu as Gpu
+    from fsdp_bench.spec.hardware import Hardware as Hardware
     from fsdp_bench.spec.hardware import Server as Server
     from fsdp_bench.spec.model import Family as Family
     from fsdp_bench.spec.model import ModelShape as ModelShape
@@ -95,7 +95,7 @@ _HOMES = {
         "UserError",
         "WrapError",
     ),
-    "spec.hardware": ("Cluster", "Gpu", "Server"),
+    "spec.hardware": ("Hardware", "Gpu", "Server"),
     "spec.model": ("Family", "ModelShape"),
     "spec.profile": ("Profile", "read_profile"),
     "spec.rank_report": ("Outcome",),

@@ -20,15 +20,12 @@ from fsdp_bench.catalog.loader import BUILT_IN, Catalog
 from fsdp_bench.catalog.recorded import read_recorded, recorded_model
 from fsdp_bench.spec.checked import Count, read
 from fsdp_bench.spec.errors import SpecError, shown
-from fsdp_bench.spec.hardware import Cluster, Gpu, Server
+from fsdp_bench.spec.hardware import Gpu, Hardware, Server
 from fsdp_bench.spec.lora import LoRA
 from fsdp_bench.spec.model import Family, ModelShape
 from fsdp_bench.spec.recording.model import Model, RecordedModel, code_of
 from fsdp_bench.spec.setup import ShardingStrategy
 from fsdp_bench.spec.units import parse_count
-
-Hardware = Cluster | Gpu | None
-"""A cluster of servers; a GPU, if the servers are not known; None, if nothing is known."""
 
 CODES = ("huggingface", "torchtitan", "benchmark")
 """Whose code a number is for."""
@@ -46,12 +43,12 @@ def gpu(name: str | Gpu, catalog: Catalog = BUILT_IN) -> Gpu:
     Raises:
         SpecError: if no GPU or several GPUs match, naming these or the nearest name.
     """
-    return name if isinstance(name, Gpu) else catalog.gpu(_text("gpu", name))
+    return catalog.gpu(name) if isinstance(name, str) else read(Gpu, name, "gpu")
 
 
 def server(
     name: str | Server, nodes: int = 1, gpus_per_node: int | None = None, catalog: Catalog = BUILT_IN
-) -> Cluster:
+) -> Hardware:
     """Return servers of the catalogue to train on: ``server("p5.48xlarge", nodes=2)``.
 
     Args:
@@ -63,15 +60,20 @@ def server(
     Raises:
         SpecError: for an unknown name, naming the nearest name, and for more GPUs per node than the server has.
     """
-    entry = name if isinstance(name, Server) else catalog.server(_text("server", name))
+    entry = _server(name, catalog)
     each = entry.gpus_per_node if gpus_per_node is None else gpus_per_node
-    return Cluster(server=entry, gpu=catalog.gpu(entry.gpu), num_nodes=nodes, gpus_per_node=each)
+    return Hardware(server=entry, gpu=catalog.gpu(entry.gpu), num_nodes=nodes, gpus_per_node=each)
 
 
 _GPUS = re.compile(r"\s*([1-9]\d*)\s*(?:x|×|\s)\s*(\S.*)", re.IGNORECASE)  # noqa: RUF001
 
 
-def cluster_of(text: str, catalog: Catalog = BUILT_IN) -> Cluster:
+def _server(name: str | Server, catalog: Catalog) -> Server:
+    found: Server = catalog.server(name) if isinstance(name, str) else read(Server, name, "server")
+    return found
+
+
+def cluster_of(text: str, catalog: Catalog = BUILT_IN) -> Hardware:
     """Return so many of a GPU, ``8 x H100-SXM``, in the first server of the catalogue that has them.
 
     Raises:
@@ -88,7 +90,7 @@ def cluster_of(text: str, catalog: Catalog = BUILT_IN) -> Cluster:
     nodes, rest = divmod(count, each)
     if rest:
         raise SpecError(f"gpus: {count} is not allowed; a multiple of the {each} GPUs of a {entry.name}")
-    return Cluster(server=entry, gpu=card, num_nodes=nodes, gpus_per_node=each)
+    return Hardware(server=entry, gpu=card, num_nodes=nodes, gpus_per_node=each)
 
 
 def model(
@@ -226,7 +228,7 @@ def _text(field: str, name: object) -> str:
 class Placement(NamedTuple):
     """The hardware of a run and its world size. The number of nodes is None if only the world size is known."""
 
-    hardware: Hardware
+    hardware: Hardware | None
     num_nodes: int | None
     gpus_per_node: int
     world_size: int
@@ -241,11 +243,11 @@ class Placement(NamedTuple):
         return sizes
 
 
-def place_names(hardware: Hardware) -> tuple[str | None, str | None, int | None, int | None]:
+def place_names(hardware: Hardware | None) -> tuple[str | None, str | None, int | None, int | None]:
     """Return the names of the server and the GPU, the number of nodes and of GPUs on each; None for what is unknown."""
-    if isinstance(hardware, Cluster):
-        return hardware.server.name, hardware.gpu.name, hardware.num_nodes, hardware.gpus_per_node
-    return None, hardware.name if hardware else None, None, None
+    if hardware is None or not hardware.has_server:
+        return None, hardware.gpu.name if hardware else None, None, None
+    return hardware.name, hardware.gpu.name, hardware.num_nodes, hardware.gpus_per_node
 
 
 def find_placement(
@@ -270,8 +272,9 @@ def find_placement(
         raise SpecError("world_size and nodes each say how many GPUs; keep one")
     if server_name is None:
         found_nodes, each, world = _counts(nodes, gpus_per_node, world_size, None)
-        return Placement(None if gpu_name is None else gpu(gpu_name, catalog), found_nodes, each, world)
-    entry = server_name if isinstance(server_name, Server) else catalog.server(_text("server", server_name))
+        alone = None if gpu_name is None else Hardware.of_gpu(gpu(gpu_name, catalog))
+        return Placement(alone, found_nodes, each, world)
+    entry = _server(server_name, catalog)
     found_nodes, each, world = _counts(nodes, gpus_per_node, world_size, entry.gpus_per_node)
     assert found_nodes is not None
     return Placement(server(entry, found_nodes, each, catalog), found_nodes, each, world)

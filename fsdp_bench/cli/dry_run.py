@@ -13,7 +13,6 @@ from typing import Any
 
 import click
 
-from fsdp_bench.catalog.lookup import Hardware
 from fsdp_bench.cli.common.options import (
     SETUP_FIELDS,
     SETUP_LISTS,
@@ -38,6 +37,7 @@ from fsdp_bench.simulate.wrappers.impossible import why_impossible
 from fsdp_bench.spec.codec import to_json
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.exit_codes import ExitCode
+from fsdp_bench.spec.hardware import Hardware
 from fsdp_bench.spec.recording.model import Model, RecordedModel
 from fsdp_bench.spec.setup import TrainSetup, impossible
 from fsdp_bench.spec.subprocesses.dry_run import SIZES, DryRunSpec, KernelSet, UserModule
@@ -49,6 +49,9 @@ ANNOUNCED_AFTER_SECONDS = 2.0
 
 NOT_OF_A_MODULE = ("model", "hf_config", "recorded", "code", "attention", "lora", "qlora", "params", "family", "loss")
 """Options that contradict --module: its function returns the model and the batch."""
+
+Place = tuple[Hardware | None, int | None]
+"""The hardware with its usable memory, and the bytes to keep free on each GPU."""
 
 
 @click.command("dry-run", cls=SetupCommand)
@@ -156,8 +159,7 @@ def _print(runs: Sequence[DryRun], are_several: bool, refused: Sequence[str], as
         print_lines("\n".join(lines))
 
 
-def _place(hardware: Hardware, gpu_memory: str | None, headroom: str | None) -> tuple[Hardware, int | None]:
-    """Return the hardware with its usable memory, and the memory to keep free."""
+def _place(hardware: Hardware | None, gpu_memory: str | None, headroom: str | None) -> Place:
     if gpu_memory is not None:
         hardware = sized(hardware, gpu_memory, None)
     return hardware, stated_headroom(headroom, hardware)
@@ -211,9 +213,7 @@ def _module(options: SetupOptions, function: str, block: str | None) -> UserModu
     return user
 
 
-def _run(
-    specs: Sequence[DryRunSpec], places: Sequence[tuple[Hardware, int | None]]
-) -> tuple[list[DryRun], list[DryRunError]]:
+def _run(specs: Sequence[DryRunSpec], places: Sequence[Place]) -> tuple[list[DryRun], list[DryRunError]]:
     """Run every spec, each with its hardware and the memory to keep free; if one crashes, the others still run.
 
     Raises:

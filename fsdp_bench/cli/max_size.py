@@ -45,7 +45,7 @@ from fsdp_bench.report.terminal import print_answer, print_line, print_lines
 from fsdp_bench.spec.codec import to_json
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.exit_codes import ExitCode
-from fsdp_bench.spec.hardware import Cluster, Gpu
+from fsdp_bench.spec.hardware import Hardware
 from fsdp_bench.spec.model import Family
 from fsdp_bench.spec.profile import read_profile
 from fsdp_bench.spec.setup import TrainSetup
@@ -73,9 +73,9 @@ _CONTRADICTED = {
 
 _COMPILED = "; the first time, the allocator's rules are compiled for some seconds"
 
-Target = tuple[Cluster | Gpu, list[Quantity]]
+Target = tuple[Hardware, list[Quantity]]
 """Hardware, and one quantity to search for each setting."""
-Known = Callable[[Cluster | Gpu | None], Cluster | Gpu]
+Known = Callable[[Hardware | None], Hardware]
 """A function that returns hardware with known usable GPU memory, or raises SpecError."""
 
 
@@ -176,7 +176,7 @@ def _with_fewest(result: HardwareResult, options: SetupOptions, headroom_bytes: 
     searched = [name for name in DEFAULTS if name not in given]
     several = {name: values for name, values in options.several.items() if name not in searched}
     fixed, open_fields = read_choices(replace(options, several=several, **dict.fromkeys(searched)))
-    if not isinstance(hardware, Cluster) or options.shard_size is not None or not open_fields.keys() <= set(_OPEN):
+    if not hardware.has_server or options.shard_size is not None or not open_fields.keys() <= set(_OPEN):
         return result
     fixed.setdefault("micro_batch_size", 1)
     goal = Goal(read_model(options), fixed=fixed, open=open_fields, headroom_bytes=headroom_bytes)
@@ -282,7 +282,7 @@ def _searched(options: SetupOptions) -> list[Reading]:
     return [one for one in readings if not bare or one.setup.world_size > 1 or one.setup in bare]
 
 
-def _quantities(readings: Sequence[Reading], quantity: str, hardware: Cluster | Gpu) -> list[Quantity]:
+def _quantities(readings: Sequence[Reading], quantity: str, hardware: Hardware) -> list[Quantity]:
     """Return what to search under each setting on one kind of hardware."""
     setups = [reading.setup for reading in readings]
     options = readings[0].options
@@ -297,9 +297,9 @@ def _quantities(readings: Sequence[Reading], quantity: str, hardware: Cluster | 
     return [OF_ONE_MODEL[quantity](model, setup, hardware) for model, setup in pairs]
 
 
-def _in_nodes(setup: TrainSetup, hardware: Cluster | Gpu) -> TrainSetup:
+def _in_nodes(setup: TrainSetup, hardware: Hardware) -> TrainSetup:
     """Return a hybrid setup whose shard group is the GPUs of one node, the default on several nodes."""
-    each = hardware.server.gpus_per_node if isinstance(hardware, Cluster) else 1
+    each = hardware.server.gpus_per_node
     if not setup.strategy.is_hybrid or setup.shard_size is not None or each == 1:
         return setup
     return struct_replace(setup, world_size=2 * each, shard_size=each)

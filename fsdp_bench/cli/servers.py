@@ -39,27 +39,21 @@ def command(name: str | None, file: Path | None, as_json: bool) -> int:
     if name is None:
         _list(catalog, as_json)
         return ExitCode.DONE
-    entry = _find(catalog, name)
+    gpus = {known_as: entry for entry in catalog.gpus() for known_as in names_of(entry)}
+    servers = {known_as: entry for entry in catalog.servers() for known_as in names_of(entry)}
+    entry: Server | Gpu
+    if (server := servers.get(name.lower())) is not None:
+        entry, facts = server, _server_facts(server, catalog)
+    elif (gpu := gpus.get(name.lower())) is not None:
+        entry, facts = gpu, _gpu_facts(gpu)
+    else:
+        close = misspelt(name, catalog.gpus()) or nearest(name, servers, cutoff=0.75)
+        raise SpecError(f"name: {shown(name)} is neither a server nor a GPU of the catalogue{close}; {OTHER_GPUS}")
     if as_json:
         sys.stdout.write(to_json(entry).decode())
     else:
-        print_facts(_server_facts(entry, catalog) if isinstance(entry, Server) else _gpu_facts(entry))
+        print_facts(facts)
     return ExitCode.DONE
-
-
-def _find(catalog: Catalog, name: str) -> Server | Gpu:
-    """Return the server of that name or alias, else the GPU.
-
-    Raises:
-        SpecError: if the catalogue has neither.
-    """
-    entries: dict[str, Server | Gpu] = {known_as: entry for entry in catalog.gpus() for known_as in names_of(entry)}
-    entries |= {known_as: entry for entry in catalog.servers() for known_as in names_of(entry)}
-    if name.lower() not in entries:
-        servers = [known_as for entry in catalog.servers() for known_as in names_of(entry)]
-        close = misspelt(name, catalog.gpus()) or nearest(name, servers, cutoff=0.75)
-        raise SpecError(f"name: {shown(name)} is neither a server nor a GPU of the catalogue{close}; {OTHER_GPUS}")
-    return entries[name.lower()]
 
 
 def _list(catalog: Catalog, as_json: bool) -> None:

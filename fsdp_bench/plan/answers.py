@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any
 
+from fsdp_bench.catalog.lookup import place_names
 from fsdp_bench.plan.defaults import assumptions
 from fsdp_bench.plan.estimate import Estimate, Verdict
 from fsdp_bench.plan.search.search import SearchResult
@@ -47,7 +48,7 @@ class TimedEstimate(Estimate):
             "model": self.model.name,
             "code": code_of(self.model),
             "num_parameters": self.model.num_parameters,
-            "server": self.cluster.server.name if self.cluster else None,
+            "server": place_names(self.hardware)[0],
             "gpu": self.gpu.name if self.gpu else None,
             **to_builtins(self.setup),
             "peak_allocated_bytes": self.memory.peak_allocated_bytes,
@@ -65,7 +66,8 @@ class TimedEstimate(Estimate):
         memory = self.memory
         code = [] if code_of(self.model) == "benchmark" else [("code", self.model.describe())]
         assumed = "; ".join(assumptions(self.model, self.setup))
-        server = [("server", f"{self.cluster.num_nodes} x {self.cluster.server.name}")] if self.cluster else []
+        where = self.hardware
+        server = [("server", f"{where.num_nodes} x {where.name}")] if where and where.has_server else []
         return [
             *([("as the Trainer", assumed)] if assumed else []),
             *code,

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, TypedDict, TypeVar, Unpack
 
 from fsdp_bench.catalog.architectures import NotRecorded, parse_attention
-from fsdp_bench.catalog.lookup import SIZE, Hardware, Placement, cluster_of, find_placement
+from fsdp_bench.catalog.lookup import SIZE, Placement, cluster_of, find_placement
 from fsdp_bench.catalog.lookup import model as find_model
 from fsdp_bench.plan.answers import LargestModel, TimedEstimate
 from fsdp_bench.plan.defaults import (
@@ -35,8 +35,8 @@ from fsdp_bench.simulate.operators.kernels import Kernels
 from fsdp_bench.simulate.wrappers.impossible import why_impossible
 from fsdp_bench.spec.checked import build as build_checked
 from fsdp_bench.spec.checked import read
-from fsdp_bench.spec.errors import SpecError, not_allowed, shown
-from fsdp_bench.spec.hardware import Cluster, Gpu, Server
+from fsdp_bench.spec.errors import SpecError, not_allowed
+from fsdp_bench.spec.hardware import Gpu, Hardware, Server
 from fsdp_bench.spec.lora import QUANTIZED, LoRA, parse_lora
 from fsdp_bench.spec.model import Family
 from fsdp_bench.spec.profile import Profile, read_profile
@@ -98,7 +98,7 @@ class SetupFields(TypedDict, total=False):
 def estimate(
     model: str | Path | Model | None = None,
     setup: TrainSetup | None = None,
-    hardware: Cluster | Gpu | None = None,
+    hardware: Hardware | None = None,
     kernels: Literal["cuda", "cpu"] | Kernels = "cuda",
     build: Build | str = Build.META,
     expandable_segments: bool = False,
@@ -138,7 +138,7 @@ def estimate(
         gpus: how many of which GPU: ``"8 x H100-SXM"``. They are in the first server of the catalogue that has them,
             which says how they are connected; name a ``server`` for another.
         setup: the training setup; by default bf16-mixed, and 4096 tokens or all positions of a model with fewer.
-        hardware: a Cluster or a Gpu, instead of the names below.
+        hardware: instead of the names below.
         kernels: the device whose kernels run: ``cuda`` or ``cpu``.
         build: which ranks build the whole model in host memory before it is sharded: none (``meta``), ``rank-0``
             or ``every-rank``.
@@ -214,7 +214,7 @@ def _adapters(
 def _model(
     which: str | Path | Model,
     setup: TrainSetup,
-    where: Hardware,
+    where: Hardware | None,
     code: str | None,
     adapters: LoRA | None,
     fields: SetupFields,
@@ -233,7 +233,6 @@ def _model(
     from fsdp_bench.plan.recording import found_or_recorded  # what starts processes
 
     is_offloaded = bool(fields.get("activation_offload"))
-    gpu = where.gpu if isinstance(where, Cluster) else where
     return found_or_recorded(
         which,
         sequence_length,
@@ -241,13 +240,13 @@ def _model(
         lora=adapters,
         activation_offload=is_offloaded,
         attention=attention,
-        before_sm80=gpu is not None and gpu.lacks_flash_attention(setup.precision.compute),
+        before_sm80=where is not None and where.gpu.lacks_flash_attention(setup.precision.compute),
     )
 
 
 def largest_model(
     setup: TrainSetup | None = None,
-    hardware: Cluster | Gpu | None = None,
+    hardware: Hardware | None = None,
     family: Family | str = Family.LLAMA,
     check: FitCheck | None = None,
     *,
@@ -266,7 +265,7 @@ def largest_model(
 
     Args:
         setup: the training setup; by default bf16-mixed, 4096 tokens.
-        hardware: a Cluster or a Gpu, instead of the names below.
+        hardware: instead of the names below.
         family: ``llama`` or ``gpt2``.
         check: assumptions other than the defaults.
         gpu: a GPU of the catalogue.
@@ -310,11 +309,11 @@ def with_defaults(setup: TrainSetup | None, fields: SetupFields, model: Model | 
 
 def _read(
     setup: TrainSetup | None,
-    hardware: Cluster | Gpu | None,
+    hardware: Hardware | None,
     named: tuple[str | Gpu | None, str | Server | None, int | None, int | None],
     setup_fields: SetupFields,
     code: Code = Code(),  # noqa: B008 - immutable
-) -> tuple[Hardware, TrainSetup]:
+) -> tuple[Hardware | None, TrainSetup]:
     """Return the hardware of a setup, and the setup with the world size of that hardware and the code's defaults."""
     setup = read(TrainSetup | None, setup, "setup")
     given: dict[str, Any] = dict(setup_fields)
@@ -336,15 +335,16 @@ def _read(
     return place.hardware, build_checked(TrainSetup, {**own, **given, **sizes})
 
 
-def _place_of(hardware: Cluster | Gpu, world_size: int | None) -> Placement:
-    """Return the hardware and world size of a Cluster or Gpu. A world size other than the cluster's is refused."""
-    if isinstance(hardware, Gpu):
-        return Placement(hardware, None, world_size or 1, world_size or 1)
-    if not isinstance(hardware, Cluster):
-        raise SpecError(f"hardware: {shown(hardware)} is not allowed; a Cluster or a Gpu, or their names: server, gpu")
-    if world_size not in (None, hardware.world_size):
-        raise SpecError(f"world_size: {world_size} is not the cluster's {hardware.world_size} GPUs")
-    return Placement(hardware, hardware.num_nodes, hardware.gpus_per_node, hardware.world_size)
+def _place_of(hardware: Hardware, world_size: int | None) -> Placement:
+    """Return the hardware, with its own world size or that of the setup. One other than the nodes' is refused."""
+    try:
+        hardware = read(Hardware, hardware, "hardware")
+    except SpecError as error:
+        raise SpecError(f"{error}, or its name: server=, gpu=") from None
+    world = hardware.world_size if world_size is None else world_size
+    if not hardware.holds(world):
+        raise SpecError(f"world_size: {world} is not the cluster's {hardware.world_size} GPUs")
+    return Placement(hardware, hardware.num_nodes, hardware.ranks_per_node(world), world)
 
 
 def _kernels(kernels: str | Kernels) -> Kernels:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from fsdp_bench.spec.recording.model import Model, RecordedModel
+from fsdp_bench.spec.recording.model import Model, RecordedModel, code_of, lora_of
 from fsdp_bench.spec.setup import Api, Offload, Precision, ShardingStrategy, TrainSetup, Wrap
 
 DEFAULT_PRECISION = "bf16-mixed"
@@ -49,9 +49,7 @@ class Code(NamedTuple):
 
 def trained_code(model: Model) -> Code:
     """Return whose code a model is."""
-    if not isinstance(model, RecordedModel):
-        return Code()
-    return Code(model.code.origin.code, model.code.origin.lora is not None)
+    return Code(code_of(model), lora_of(model) is not None)
 
 
 def default_base(precision: Precision) -> str | None:
@@ -96,9 +94,9 @@ def trainer_defaults(code: Code, stated: Mapping[str, Any], world_size: int | No
 
 def assumptions(model: Model, setup: TrainSetup) -> tuple[str, ...]:
     """Return what an answer assumes as transformers' Trainer does it, each with the option that says otherwise."""
-    if not isinstance(model, RecordedModel) or trained_code(model).name != "huggingface":
+    if code_of(model) != "huggingface":
         return ()
-    lora = model.code.origin.lora
+    lora = lora_of(model)
     found = ["frozen weights in bf16 (or base=same in --lora)"] if lora is not None and lora.base == "bf16" else []
     if setup.is_bare:
         return (*found, "no FSDP on one GPU (or --strategy FULL_SHARD)")

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
+from fsdp_bench.catalog.lookup import place_names
 from fsdp_bench.plan.question import Prediction, Question
 from fsdp_bench.plan.speed import Speed
 from fsdp_bench.rates.communicators import Communicators
 from fsdp_bench.simulate import TORCH_VERSION
 from fsdp_bench.spec.codec import to_builtins
-from fsdp_bench.spec.hardware import Cluster
 
 
 def document(prediction: Prediction, with_time: bool = True, with_communication: bool = True) -> dict[str, Any]:
@@ -67,17 +67,17 @@ def _asked(question: Question) -> dict[str, Any]:
 
 
 def _server(question: Question) -> dict[str, Any]:
-    cluster = question.hardware if isinstance(question.hardware, Cluster) else None
     gpu = question.gpu
+    server, gpu_name, num_nodes, gpus_per_node = place_names(question.hardware)
     return {
-        "name": cluster.server.name if cluster else None,
-        "gpu": gpu.name if gpu else None,
+        "name": server,
+        "gpu": gpu_name,
         "gpu_memory_bytes": gpu.usable_memory_bytes if gpu else None,
         "gpu_memory_source": to_builtins(gpu.usable_memory_source) if gpu else None,
         "context_bytes": gpu.context_bytes if gpu else None,
-        "num_nodes": cluster.num_nodes if cluster else None,
-        "gpus_per_node": cluster.gpus_per_node if cluster else None,
-        "host_memory_bytes": cluster.server.host_memory_bytes if cluster else None,
+        "num_nodes": num_nodes,
+        "gpus_per_node": gpus_per_node,
+        "host_memory_bytes": question.hardware.server.host_memory_bytes if question.hardware else None,
     }
 
 

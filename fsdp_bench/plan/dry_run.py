@@ -10,13 +10,14 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from fsdp_bench.catalog.lookup import place_names
 from fsdp_bench.plan.estimate import Verdict, available_bytes, communicators_for
 from fsdp_bench.plan.headroom import Headroom, headroom_of
 from fsdp_bench.plan.question import Prediction, Question, answer
 from fsdp_bench.rates.communicators import Communicators
 from fsdp_bench.spec.codec import to_builtins
 from fsdp_bench.spec.errors import SpecError
-from fsdp_bench.spec.hardware import Cluster, Gpu
+from fsdp_bench.spec.hardware import Gpu, Hardware
 from fsdp_bench.spec.subprocesses.dry_run import SIZES, DryRunResult, DryRunSpec
 
 
@@ -26,7 +27,7 @@ class DryRun:
 
     spec: DryRunSpec
     result: DryRunResult
-    hardware: Cluster | Gpu | None = None
+    hardware: Hardware | None = None
     stated_headroom_bytes: int | None = None
 
     @property
@@ -34,12 +35,7 @@ class DryRun:
         """The GPU. None if none is named, and for CPU kernels."""
         if self.spec.kernels != "cuda":
             return None
-        return self.hardware.gpu if isinstance(self.hardware, Cluster) else self.hardware
-
-    @property
-    def cluster(self) -> Cluster | None:
-        """The servers. None if none are named."""
-        return self.hardware if isinstance(self.hardware, Cluster) else None
+        return self.hardware.gpu if self.hardware else None
 
     @cached_property
     def prediction(self) -> Prediction | None:
@@ -64,7 +60,7 @@ class DryRun:
 
     @property
     def _communicators(self) -> Communicators:
-        return communicators_for(self.spec.model, self.spec.setup, self.cluster)
+        return communicators_for(self.spec.model, self.spec.setup, self.hardware)
 
     @property
     def exceeds(self) -> bool:
@@ -115,7 +111,7 @@ def dry_run_document(run: DryRun) -> dict[str, Any]:
             "shard_size": setup.shard_group_size,
         },
         "server": {
-            "name": run.cluster.server.name if run.cluster else None,
+            "name": place_names(run.hardware)[0],
             "gpu": gpu.name if gpu else None,
             "gpu_memory_bytes": gpu.usable_memory_bytes if gpu else None,
         },

@@ -27,9 +27,8 @@ from fsdp_bench.simulate.simulation import BETWEEN_STEPS
 from fsdp_bench.simulate.step import first_steps, for_any_depth, steady_step
 from fsdp_bench.simulate.wrappers.units import num_resharded_units
 from fsdp_bench.spec.errors import SpecError
-from fsdp_bench.spec.hardware import FIRST_WITH_FLASH_ATTENTION, Cluster, Gpu
-from fsdp_bench.spec.model import ModelShape
-from fsdp_bench.spec.recording.model import Model, RecordedModel
+from fsdp_bench.spec.hardware import FIRST_WITH_FLASH_ATTENTION, Gpu, Hardware
+from fsdp_bench.spec.recording.model import Model
 from fsdp_bench.spec.setup import FLOAT8_CAPABILITY, Checkpointing, Float8, TrainSetup
 from fsdp_bench.spec.units import GIB
 
@@ -85,8 +84,7 @@ class Estimate:
 
     model: Model
     setup: TrainSetup
-    cluster: Cluster | None
-    gpu: Gpu | None
+    hardware: Hardware | None
     memory: MemoryPrediction
     allocator: AllocatorReading
     """Statistics of the caching allocator on this GPU. If its memory is not known: on a GPU of unlimited memory."""
@@ -103,6 +101,11 @@ class Estimate:
     def for_eager(self) -> bool:
         """Whether the setup uses torch.compile, and the prediction is for eager mode."""
         return self.why_eager is not None
+
+    @property
+    def gpu(self) -> Gpu | None:
+        """The GPU. None if none is named."""
+        return self.hardware.gpu if self.hardware else None
 
     @property
     def gpu_bytes(self) -> int | None:
@@ -134,16 +137,15 @@ class Estimate:
         """
         memory, model = self.memory, self.model
         certain = [memory.phases.get(phase, 0) for phase in ("load", "optimizer")]
-        head_dim = model.head_dim if isinstance(model, ModelShape) else dict(model.sizes).get("head_dim", 1)
         is_saved_by_name = self.setup.checkpointing is Checkpointing.SELECTIVE
-        if head_dim % 8 == 0 and not is_saved_by_name and "attention" not in memory.peak_operator:
+        if model.head_dim % 8 == 0 and not is_saved_by_name and "attention" not in memory.peak_operator:
             certain.append(memory.peak_allocated_bytes)
         return max(certain)
 
     @property
     def host_memory_bytes(self) -> int | None:
         """Host memory that a node has. None if it is not known."""
-        return self.cluster.server.host_memory_bytes if self.cluster else None
+        return self.hardware.server.host_memory_bytes if self.hardware else None
 
     @property
     def verdict(self) -> Verdict | None:
@@ -173,7 +175,7 @@ class Estimate:
     @cached_property
     def communicators(self) -> Communicators:
         """NCCL's communicators of one rank, and the GPU memory that they take outside of torch's allocator."""
-        return communicators_for(self.model, self.setup, self.cluster)
+        return communicators_for(self.model, self.setup, self.hardware)
 
     @property
     def context_bytes(self) -> int | None:
@@ -256,26 +258,26 @@ def refuse_too_slow(shape: Model, setup: TrainSetup) -> None:
         )
 
 
-def refuse_without_float8(setup: TrainSetup, hardware: Cluster | Gpu | None) -> None:
+def refuse_without_float8(setup: TrainSetup, hardware: Hardware | None) -> None:
     """Refuse float8 on a GPU without matrix products in it.
 
     Raises:
         SpecError: with what is needed. A GPU that is not named is taken to have them.
     """
-    gpu = hardware.gpu if isinstance(hardware, Cluster) else hardware
+    gpu = hardware.gpu if hardware else None
     if setup.float8 is Float8.NONE or gpu is None or (gpu.compute_capability or 0.0) >= FLOAT8_CAPABILITY:
         return
     has = "is not NVIDIA's" if gpu.compute_capability is None else f"has {gpu.compute_capability}"
     raise SpecError(f"float8: {gpu.name} {has}; torch._scaled_mm needs compute capability {FLOAT8_CAPABILITY} or more")
 
 
-def refuse_flash_attn_package(hardware: Cluster | Gpu | None) -> None:
+def refuse_flash_attn_package(hardware: Hardware | None) -> None:
     """Refuse the flash-attn package on a GPU that is too old for it.
 
     Raises:
         SpecError: with what is needed. A GPU that is not named is taken to be new enough.
     """
-    gpu = hardware.gpu if isinstance(hardware, Cluster) else hardware
+    gpu = hardware.gpu if hardware else None
     if gpu is not None and gpu.is_before_sm80:
         raise SpecError(
             f"attention: {gpu.name} has {gpu.compute_capability}; the flash-attn package needs compute capability"
@@ -283,9 +285,9 @@ def refuse_flash_attn_package(hardware: Cluster | Gpu | None) -> None:
         )
 
 
-def communicators_for(shape: Model | None, setup: TrainSetup, cluster: Cluster | None) -> Communicators:
+def communicators_for(shape: Model | None, setup: TrainSetup, hardware: Hardware | None) -> Communicators:
     """Return the communicators of one rank; without a model, those that do not depend on it."""
-    return communicators_of(setup, cluster, 0 if shape is None else num_resharded_units(shape, setup))
+    return communicators_of(setup, hardware, 0 if shape is None else num_resharded_units(shape, setup))
 
 
 def available_bytes(gpu: Gpu | None, communicators: Communicators, headroom_bytes: int | None = None) -> int | None:
@@ -348,7 +350,7 @@ def _program(shape: Model, setup: TrainSetup, kernels: Kernels, rank: int) -> Pr
 def estimate(
     shape: Model,
     setup: TrainSetup,
-    hardware: Cluster | Gpu | None = None,
+    hardware: Hardware | None = None,
     kernels: Kernels = CUDA,
     build: Build = Build.META,
     expandable_segments: bool = False,
@@ -366,10 +368,9 @@ def estimate(
     """
     refuse_too_slow(shape, setup)
     refuse_without_float8(setup, hardware)
-    if isinstance(shape, RecordedModel) and shape.has_flash_attn:
+    if shape.has_flash_attn:
         refuse_flash_attn_package(hardware)
-    cluster = hardware if isinstance(hardware, Cluster) else None
-    gpu = hardware.gpu if isinstance(hardware, Cluster) else hardware
+    gpu = hardware.gpu if hardware else None
     kernels = kernels_on(kernels, gpu, moves_model=build is not Build.META)
     memory = predict_memory(shape, setup, kernels)
     if memory.peak_allocated_bytes > LARGEST_PEAK:
@@ -377,14 +378,13 @@ def estimate(
             f"{shape.name}: a peak of {memory.peak_allocated_bytes / GIB:.2g} GiB on one GPU is not predicted;"
             f" up to {LARGEST_PEAK / GIB:.2g} GiB: fewer dimensions, layers or tokens"
         )
-    limit = available_bytes(gpu, communicators_for(shape, setup, cluster), headroom_bytes)
+    limit = available_bytes(gpu, communicators_for(shape, setup, hardware), headroom_bytes)
     reading = reading or read_allocator(shape, setup, kernels, limit, expandable_segments, memory.peak_rank)
-    ranks = cluster.gpus_per_node if cluster else setup.world_size
+    ranks = hardware.ranks_per_node(setup.world_size) if hardware else setup.world_size
     return Estimate(
         model=shape,
         setup=setup,
-        cluster=cluster,
-        gpu=gpu,
+        hardware=hardware,
         memory=memory,
         allocator=reading,
         host=host_memory(shape, setup, ranks, build),

@@ -10,12 +10,12 @@ from datetime import date
 from msgspec.structs import replace
 
 from fsdp_bench.spec.errors import SpecError
-from fsdp_bench.spec.hardware import Cluster, Gpu, Source
+from fsdp_bench.spec.hardware import Hardware, Source
 from fsdp_bench.spec.profile import Profile
 from fsdp_bench.spec.units import GIB, format_gib, parse_bytes
 
 
-def sized(hardware: Cluster | Gpu | None, gpu_memory: str | int | None, profile: Profile | None) -> Cluster | Gpu:
+def sized(hardware: Hardware | None, gpu_memory: str | int | None, profile: Profile | None) -> Hardware:
     """Return the hardware with its GPU's usable memory: as the catalogue has it, or ``gpu_memory``.
 
     A CUDA context that a calibration of the same GPU measured is subtracted.
@@ -30,7 +30,7 @@ def sized(hardware: Cluster | Gpu | None, gpu_memory: str | int | None, profile:
     """
     if hardware is None:
         raise SpecError("no GPU is named; --server NAME or --gpu NAME, in Python server= or gpu=")
-    gpu = hardware.gpu if isinstance(hardware, Cluster) else hardware
+    gpu = hardware.gpu
     if gpu_memory is None:
         if gpu.usable_memory_bytes is None:
             raise SpecError(
@@ -42,11 +42,11 @@ def sized(hardware: Cluster | Gpu | None, gpu_memory: str | int | None, profile:
     if size > gpu.memory_gib * GIB:
         raise SpecError(f"gpu-memory: {format_gib(size)} is not allowed; {gpu.name} has {gpu.memory_gib:g} GiB")
     source = Source(title="the command line, --gpu-memory", date=date.today().isoformat())
-    sized_hardware = _with_gpu(hardware, replace(gpu, usable_memory_bytes=size, usable_memory_source=source))
-    return without_context(sized_hardware, profile)
+    known = replace(gpu, usable_memory_bytes=size, usable_memory_source=source)
+    return without_context(replace(hardware, gpu=known), profile)
 
 
-def stated_headroom(text: str | int | None, hardware: Cluster | Gpu | None) -> int | None:
+def stated_headroom(text: str | int | None, hardware: Hardware | None) -> int | None:
     """Return --headroom in bytes: the memory to keep free on each GPU. None if it is not given.
 
     Raises:
@@ -55,8 +55,7 @@ def stated_headroom(text: str | int | None, hardware: Cluster | Gpu | None) -> i
     if text is None:
         return None
     size = parse_bytes(text, "headroom")
-    gpu = hardware.gpu if isinstance(hardware, Cluster) else hardware
-    usable = gpu.usable_memory_bytes if gpu is not None else None
+    usable = hardware.gpu.usable_memory_bytes if hardware else None
     if usable is not None and size >= usable:
         raise SpecError(
             f"headroom: {format_gib(size)} is not allowed; a process can use {format_gib(usable)} of the GPU"
@@ -64,7 +63,7 @@ def stated_headroom(text: str | int | None, hardware: Cluster | Gpu | None) -> i
     return size
 
 
-def with_cuda(hardware: Cluster | Gpu | None, version: str) -> Cluster | Gpu:
+def with_cuda(hardware: Hardware | None, version: str) -> Hardware:
     """Return the hardware with the rates of matrix products and attention of a version of CUDA, such as ``12.1``.
 
     Raises:
@@ -72,17 +71,16 @@ def with_cuda(hardware: Cluster | Gpu | None, version: str) -> Cluster | Gpu:
     """
     if hardware is None:
         raise SpecError("cuda: no GPU is named; --server NAME or --gpu NAME, in Python server= or gpu=")
-    gpu = hardware.gpu if isinstance(hardware, Cluster) else hardware
-    return _with_gpu(hardware, gpu.with_cuda(version))
+    return replace(hardware, gpu=hardware.gpu.with_cuda(version))
 
 
-def without_context(hardware: Cluster | Gpu, profile: Profile | None) -> Cluster | Gpu:
+def without_context(hardware: Hardware, profile: Profile | None) -> Hardware:
     """Subtract the CUDA context from the GPU's usable memory, if a calibration of the same GPU measured it.
 
     Raises:
         SpecError: if the context is as large as the usable memory.
     """
-    gpu = hardware.gpu if isinstance(hardware, Cluster) else hardware
+    gpu = hardware.gpu
     if profile is None or profile.device_name not in gpu.product_names:
         return hardware
     if gpu.context_bytes is not None:  # `doctor --as-catalog --calibration` has subtracted it
@@ -97,11 +95,5 @@ def without_context(hardware: Cluster | Gpu, profile: Profile | None) -> Cluster
         )
     title = f"{source.title} ({source.date}), less a CUDA context of {format_gib(context)} on {profile.machine}"
     read = Source(title=title, date=profile.measured_on)
-    return _with_gpu(
-        hardware,
-        replace(gpu, usable_memory_bytes=usable - context, usable_memory_source=read, context_bytes=context),
-    )
-
-
-def _with_gpu(hardware: Cluster | Gpu, gpu: Gpu) -> Cluster | Gpu:
-    return replace(hardware, gpu=gpu) if isinstance(hardware, Cluster) else gpu
+    left = replace(gpu, usable_memory_bytes=usable - context, usable_memory_source=read, context_bytes=context)
+    return replace(hardware, gpu=left)

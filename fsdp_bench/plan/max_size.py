@@ -19,7 +19,7 @@ from fsdp_bench.plan.search.search import SearchResult, find_all
 from fsdp_bench.plan.speed import Speed
 from fsdp_bench.replay.host_memory import Build
 from fsdp_bench.simulate import TORCH_VERSION
-from fsdp_bench.spec.hardware import Cluster, Gpu
+from fsdp_bench.spec.hardware import Gpu, Hardware
 from fsdp_bench.spec.profile import Profile
 from fsdp_bench.spec.setup import TrainSetup
 
@@ -115,7 +115,7 @@ class SettingResult:
     ) -> Prediction | None:
         if estimate is None:
             return None
-        candidate = Candidate(estimate.model, estimate.setup, estimate.cluster or estimate.gpu)
+        candidate = Candidate(estimate.model, estimate.setup, estimate.hardware)
         return Prediction(self.assumptions.question(candidate), estimate, needed_bytes, speed)
 
 
@@ -123,17 +123,12 @@ class SettingResult:
 class HardwareResult:
     """All settings on one kind of hardware."""
 
-    hardware: Cluster | Gpu
+    hardware: Hardware
     cells: tuple[SettingResult, ...]
     with_time: bool = False
     """Whether step time is predicted for the candidates that fit."""
     on_fewest: Prediction | None = None
     """Where the fewest GPUs are searched: a setting that fits fewer than any cell's, of all that a plan tries."""
-
-    @property
-    def name(self) -> str:
-        """The server's name, or the GPU's."""
-        return self.hardware.server.name if isinstance(self.hardware, Cluster) else self.hardware.name
 
     @property
     def title(self) -> str:
@@ -143,7 +138,7 @@ class HardwareResult:
     @property
     def gpu(self) -> Gpu:
         """The GPU."""
-        return self.hardware.gpu if isinstance(self.hardware, Cluster) else self.hardware
+        return self.hardware.gpu
 
     @property
     def answered(self) -> tuple[SettingResult, ...]:
@@ -156,16 +151,15 @@ class HardwareResult:
         return bool(self.answered) and all(cell.fits is None for cell in self.answered)
 
 
-def title_of(hardware: Cluster | Gpu, quantity: Quantity) -> str:
+def title_of(hardware: Hardware, quantity: Quantity) -> str:
     """Return the name and number of what a quantity is searched on; only the name if the number is searched."""
-    name = hardware.server.name if isinstance(hardware, Cluster) else hardware.name
-    count = hardware.num_nodes if isinstance(hardware, Cluster) else quantity[0].setup.world_size
-    is_alone = quantity.name == "world_size" or (isinstance(hardware, Cluster) and count == 1)
-    return name if is_alone else f"{count} x {name}"
+    count = hardware.count(quantity[0].setup.world_size)
+    is_alone = quantity.name == "world_size" or (hardware.has_server and count == 1)
+    return hardware.name if is_alone else f"{count} x {hardware.name}"
 
 
 def max_sizes(
-    places: Iterable[tuple[Cluster | Gpu, Sequence[Quantity]]],
+    places: Iterable[tuple[Hardware, Sequence[Quantity]]],
     assumptions: Assumptions,
     progress: Callable[[int, int], None] = lambda done, of: None,
 ) -> list[HardwareResult]:

@@ -30,7 +30,7 @@ from fsdp_bench.replay.traffic import Traffic, collectives, traffic
 from fsdp_bench.simulate.operators.kernels import Kernels, kernels_on, prefers_cudnn
 from fsdp_bench.simulate.step import steady_step
 from fsdp_bench.simulate.wrappers.impossible import why_impossible
-from fsdp_bench.spec.hardware import Cluster, Gpu
+from fsdp_bench.spec.hardware import Gpu, Hardware
 from fsdp_bench.spec.lora import LARGEST_FUSED_PRODUCT
 from fsdp_bench.spec.profile import Profile
 from fsdp_bench.spec.recording.model import Model, RecordedModel
@@ -43,7 +43,7 @@ class Question:
 
     model: Model
     setup: TrainSetup
-    hardware: Cluster | Gpu | None = None
+    hardware: Hardware | None = None
     kernels: str = "cuda"
     """``cuda`` or ``cpu``: the device whose kernels run."""
     build: Build = Build.META
@@ -58,7 +58,12 @@ class Question:
     @property
     def gpu(self) -> Gpu | None:
         """The GPU. None if none is named."""
-        return self.hardware.gpu if isinstance(self.hardware, Cluster) else self.hardware
+        return self.hardware.gpu if self.hardware else None
+
+    @property
+    def has_server(self) -> bool:
+        """Whether a server is named, which says how many GPUs a node has."""
+        return self.hardware is not None and self.hardware.has_server
 
     @property
     def kernel_set(self) -> Kernels:
@@ -158,8 +163,8 @@ class Prediction:
         notes += self._of_attention()
         if gpu is not None and gpu.cuda is not None and self._on_gpu:
             notes.append(_cuda_note(gpu))
-        is_cluster = isinstance(self.question.hardware, Cluster)
-        if setup.strategy.is_hybrid and setup.shard_size is None and not is_cluster and setup.world_size > 1:
+        is_assumed = setup.strategy.is_hybrid and setup.shard_size is None and not self.question.has_server
+        if is_assumed and setup.world_size > 1:
             notes.append(
                 f"hybrid strategies: nothing says how many GPUs a node has, so shard groups of {setup.shard_group_size}"
                 f" of {setup.world_size} ranks are assumed; --gpus-per-node or --shard-size says it"
@@ -175,7 +180,7 @@ class Prediction:
     def _of_attention(self) -> Iterator[str]:
         """Yield what is assumed of fused attention in 16 bits on this GPU."""
         gpu, model, compute = self.question.gpu, self.question.model, self.question.setup.precision.compute
-        if isinstance(model, RecordedModel) and model.has_flash_attn:
+        if model.has_flash_attn:
             yield "attention: the flash-attn package as its source says; compared with no run of it"
             return
         if gpu is None or not self._on_gpu or not model.has_fused_attention or compute == "fp32":
@@ -190,10 +195,10 @@ class Prediction:
 
     def _of_links(self) -> Iterator[str]:
         """Yield what is assumed of links that nobody documents."""
-        cluster = self.estimate.cluster
-        if self._on_gpu and self.question.profile is None and cluster is not None and socket_is_assumed(cluster):
+        hardware = self.question.hardware
+        if self._on_gpu and self.question.profile is None and hardware is not None and socket_is_assumed(hardware):
             yield (
-                f"nobody documents which GPUs of a {cluster.server.name} share a processor, or what joins its"
+                f"nobody documents which GPUs of a {hardware.name} share a processor, or what joins its"
                 " processors: that is taken to be no slower than PCIe"
             )
 
@@ -201,8 +206,8 @@ class Prediction:
     def peak_host_bytes_per_node(self) -> int | None:
         """Host memory that all ranks of one node need. None if the number of ranks on a node is unknown."""
         host = self.estimate.host.peak_bytes
-        alone = self.estimate.cluster is not None or self.question.setup.world_size == 1
-        return host if alone or host == 0 else None
+        is_known = self.question.has_server or self.question.setup.world_size == 1
+        return host if is_known or host == 0 else None
 
     @cached_property
     def traffic(self) -> list[Traffic]:
@@ -244,8 +249,7 @@ def answer(question: Question, reading: AllocatorReading | None = None) -> Predi
 def answer_if_it_fits(question: Question) -> Prediction | None:
     """Predict a question's setup. Return None if it does not fit, which the first allocation retry shows."""
     refuse_too_slow(question.model, question.setup)
-    cluster = question.hardware if isinstance(question.hardware, Cluster) else None
-    communicators = communicators_for(question.model, question.setup, cluster)
+    communicators = communicators_for(question.model, question.setup, question.hardware)
     replay = start_replay(
         question.model,
         question.setup,

@@ -26,7 +26,7 @@ from fsdp_bench.spec.errors import FsdpBenchError, MachineError, SpecError, inst
 from fsdp_bench.spec.exit_codes import ExitCode
 from fsdp_bench.spec.lora import LoRA
 from fsdp_bench.spec.recording.config import loops_over_sequence
-from fsdp_bench.spec.recording.model import Model, RecordedModel
+from fsdp_bench.spec.recording.model import Model, code_of
 from fsdp_bench.spec.recording.recorded import FORMAT_VERSION, RecordedCode
 from fsdp_bench.spec.recording.request import RecordingAnswer, RecordingSpec, length_not_recorded
 from fsdp_bench.spec.recording.variants import with_frozen
@@ -222,7 +222,7 @@ def _before_sm80(
 ) -> Model | None:
     """Return Hugging Face's code as on a GPU without FlashAttention; None for other code, and if it cannot be had."""
     with suppress(NotRecorded):
-        if lora is None and not _is_hugging_faces(find_model(named, catalog=catalog, code=code)):
+        if lora is None and code_of(find_model(named, catalog=catalog, code=code)) != "huggingface":
             return None
     config, name = named_config(named, catalog)
     with suppress(NotRecorded):
@@ -232,10 +232,6 @@ def _before_sm80(
         recorded = recorded_config(config, sequence_length, progress, lora, activation_offload, name, before_sm80=True)
         return recorded_model(recorded, name_with(name, lora))
     return None
-
-
-def _is_hugging_faces(model: Model) -> bool:
-    return isinstance(model, RecordedModel) and model.code.origin.code == "huggingface"
 
 
 def _version(package: str) -> str | None:

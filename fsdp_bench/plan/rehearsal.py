@@ -13,21 +13,15 @@ from fsdp_bench.plan.headroom import Headroom, headroom_of
 from fsdp_bench.plan.rehearsed_time.answer import RehearsedTime, rehearsed_time, time_document, why_no_time
 from fsdp_bench.rates.communicators import Communicators, communicators_of
 from fsdp_bench.spec.codec import to_builtins
-from fsdp_bench.spec.hardware import Cluster, Gpu
+from fsdp_bench.spec.hardware import Gpu, Hardware
 from fsdp_bench.spec.setup import ShardingStrategy, TrainSetup
 from fsdp_bench.spec.subprocesses.rehearsal import RehearsalOutcome, RehearsalReport, Span
 
 
-def headroom_of_script(hardware: Cluster | Gpu, world_size: int, stated_bytes: int | None) -> Headroom:
+def headroom_of_script(hardware: Hardware, world_size: int, stated_bytes: int | None) -> Headroom:
     """Return the GPU memory that is kept free for the CUDA context and NCCL, before anything of the script is known."""
-    gpu = hardware.gpu if isinstance(hardware, Cluster) else hardware
-    return headroom_of(gpu, _of_world(hardware, world_size), stated_bytes)
-
-
-def _of_world(hardware: Cluster | Gpu, world_size: int) -> Communicators:
-    """Return the communicator of all ranks, for all-gathers and reduce-scatters."""
-    cluster = hardware if isinstance(hardware, Cluster) else None
-    return communicators_of(TrainSetup(world_size=world_size), cluster)
+    of_all_ranks = communicators_of(TrainSetup(world_size=world_size), hardware)
+    return headroom_of(hardware.gpu, of_all_ranks, stated_bytes)
 
 
 class WhyUnknown(Enum):
@@ -53,7 +47,7 @@ class Rehearsal:
     """One rehearsal and the GPU that its stand-in has passed for."""
 
     report: RehearsalReport
-    hardware: Cluster | Gpu
+    hardware: Hardware
     kept_free: Headroom
     max_gpu_bytes: int | None = None
     """A limit of the user's own (--max-gpu-memory), for reserved memory and what is kept free together."""
@@ -65,7 +59,7 @@ class Rehearsal:
     @property
     def gpu(self) -> Gpu:
         """The GPU."""
-        return self.hardware.gpu if isinstance(self.hardware, Cluster) else self.hardware
+        return self.hardware.gpu
 
     @property
     def usable_bytes(self) -> int:
@@ -142,20 +136,20 @@ class Rehearsal:
         """
         report = self.report
         sizes = sorted(size for size in report.process_groups.values() if size > 1)
-        world, cluster = report.world_size, self.hardware if isinstance(self.hardware, Cluster) else None
+        world, hardware = report.world_size, self.hardware
         if not sizes:
             return Communicators(())
         if set(sizes) == {world}:
             is_sharded = any("reduce_scatter" in name for _group, name, _count in report.collectives)
             strategy = ShardingStrategy.FULL_SHARD if is_sharded else ShardingStrategy.NO_SHARD
-            return communicators_of(TrainSetup(world_size=world, strategy=strategy), cluster)
+            return communicators_of(TrainSetup(world_size=world, strategy=strategy), hardware)
         # Two sizes whose product is the world: hybrid sharding. The groups that all-gather are those of the shards.
         gathering = {group for group, name, _count in report.collectives if "allgather" in name}
         shards = {report.process_groups[group] for group in gathering} - {1, world}
         others = [size for size in sizes if size != world]
         if len(others) == 2 and others[0] * others[1] == world and len(shards) == 1:
             setup = TrainSetup(world_size=world, shard_size=shards.pop(), strategy=ShardingStrategy.HYBRID_SHARD)
-            return communicators_of(setup, cluster)
+            return communicators_of(setup, hardware)
         return None
 
 
@@ -188,7 +182,7 @@ def rehearsal_document(found: Rehearsal) -> dict[str, Any]:
         "outcome": report.outcome.value,
         "num_steps": report.num_steps,
         "server": {
-            "name": found.hardware.server.name if isinstance(found.hardware, Cluster) else None,
+            "name": found.hardware.server.name or None,
             "gpu": gpu.name,
             "gpu_memory_bytes": found.usable_bytes,
         },

@@ -17,7 +17,7 @@ from fsdp_bench.rehearse.build import StandInGpu
 from fsdp_bench.rehearse.command import Command, Launcher, read_command
 from fsdp_bench.rehearse.run import rehearse
 from fsdp_bench.spec.errors import SpecError, shown
-from fsdp_bench.spec.hardware import Cluster, Gpu, Server
+from fsdp_bench.spec.hardware import Gpu, Hardware, Server
 from fsdp_bench.spec.subprocesses.rehearsal import RehearsalOptions, RehearsalOutcome
 from fsdp_bench.spec.units import parse_bytes
 
@@ -30,7 +30,7 @@ class CommandToRehearse:
     """A command, its hardware, and the ranks to run; everything is checked."""
 
     command: Command
-    hardware: Cluster | Gpu
+    hardware: Hardware
     ranks: tuple[int, ...]
     options: RehearsalOptions
     headroom_bytes: int | None
@@ -50,8 +50,7 @@ class CommandToRehearse:
         kept = headroom_of_script(
             self.hardware, self.options.world_size or self.options.gpus_per_node, self.headroom_bytes
         )
-        gpu = self.hardware.gpu if isinstance(self.hardware, Cluster) else self.hardware
-        stand_in = _stand_in(gpu, kept.num_bytes, self.options.gpus_per_node)
+        stand_in = _stand_in(self.hardware.gpu, kept.num_bytes, self.options.gpus_per_node)
         for rank in self.ranks:
             report = rehearse(self.command, stand_in, rank, self.options, self.timeout_seconds)
             options = self.options
@@ -118,7 +117,7 @@ def command_to_rehearse(
     each = place.gpus_per_node if is_counted else 1 if alone else USUAL_GPUS_PER_NODE
     if world is not None and server is None and gpus_per_node is None:
         each = min(USUAL_GPUS_PER_NODE, world)
-    _stand_in(hardware.gpu if isinstance(hardware, Cluster) else hardware, 0, each)
+    _stand_in(hardware.gpu, 0, each)
     chosen_ranks = _ranks(ranks, world)
     if snapshot is not None and len(chosen_ranks) > 1:
         raise SpecError(f"snapshot: one file for {len(chosen_ranks)} ranks; choose one with --rank")

@@ -11,7 +11,7 @@ from fsdp_bench.rates.hardware import rates_of
 from fsdp_bench.replay.schedule import StepTime, only_step_seconds, schedule
 from fsdp_bench.simulate.operators.kernels import kernels_on
 from fsdp_bench.simulate.step import steady_step
-from fsdp_bench.spec.hardware import Cluster, Gpu
+from fsdp_bench.spec.hardware import Hardware
 from fsdp_bench.spec.profile import Profile
 from fsdp_bench.spec.recording.model import Model
 from fsdp_bench.spec.setup import Reentrant, TrainSetup
@@ -79,7 +79,7 @@ NOTHING_KNOWN = StepTime(None, None, None, None, None, ("the hardware",))
 def speed(
     model: Model,
     setup: TrainSetup,
-    hardware: Cluster | Gpu | None,
+    hardware: Hardware | None,
     kernels: str = "cuda",
     profile: Profile | None = None,
     with_spans: bool = False,
@@ -90,7 +90,7 @@ def speed(
     Args:
         model: the model.
         setup: the training setup.
-        hardware: servers, or a GPU alone, whose links are then unknown.
+        hardware: servers, or a GPU, whose links are then unknown.
         kernels: the device whose kernels run: ``cuda`` or ``cpu``.
         profile: a calibration, instead of the datasheet.
         with_spans: keep the time span of each operator, copy and collective, for a chart.
@@ -99,7 +99,7 @@ def speed(
     Raises:
         SpecError: if the calibration is of another kind of device, and for models that cannot be predicted.
     """
-    gpu = hardware.gpu if isinstance(hardware, Cluster) else hardware
+    gpu = hardware.gpu if hardware else None
     rates = _rates(setup, hardware, kernels, profile, without_communication)
     peak = gpu.peak_flops_per_second(setup.precision.compute) if gpu and kernels == "cuda" else None
     if rates is None:
@@ -118,7 +118,7 @@ def speed(
 
 
 def step_seconds(
-    model: Model, setup: TrainSetup, cluster: Cluster, without_communication: bool = False
+    model: Model, setup: TrainSetup, cluster: Hardware, without_communication: bool = False
 ) -> float | None:
     """Predict the step time alone, which ``speed`` has too, without what it consists of. None if it is unknown."""
     rates = _rates(setup, cluster, "cuda", None, without_communication)
@@ -129,7 +129,7 @@ def step_seconds(
 
 def _rates(
     setup: TrainSetup,
-    hardware: Cluster | Gpu | None,
+    hardware: Hardware | None,
     kernels: str,
     profile: Profile | None,
     without_communication: bool,

@@ -28,7 +28,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from fsdp_bench.spec.hardware import Cluster, Interconnect, LinkKind
+from fsdp_bench.spec.hardware import Hardware, Interconnect, LinkKind
 from fsdp_bench.spec.setup import TrainSetup
 
 PROTOCOLS = ("LL", "LL128", "Simple")
@@ -105,42 +105,42 @@ class Groups:
     The shard group runs all-gather and reduce-scatter, the replicate group all-reduce.
     """
 
-    shard: Topology | None
+    shard: Topology | None = None
     """Each is None if the group has one rank or its interconnect is not documented."""
-    replicate: Topology | None
-    world: Topology | None
+    replicate: Topology | None = None
+    world: Topology | None = None
     post_forward: Topology | None = None
     """Consecutive ranks too: fully_shard's all-gather in backward with reshard_after_forward=N."""
     across_post_forward: Topology | None = None
     """Corresponding ranks of all those groups, which send nothing."""
 
 
-def groups_of(cluster: Cluster, setup: TrainSetup) -> Groups:
+def groups_of(hardware: Hardware, setup: TrainSetup) -> Groups:
     """Return the topologies of the groups that rank 0 belongs to.
 
     Shard groups hold consecutive ranks; replicate groups hold corresponding ranks of all shard groups.
     """
-    each, shard = cluster.gpus_per_node, setup.shard_group_size
-    replicas = cluster.world_size // shard
+    each, shard = hardware.gpus_per_node, setup.shard_group_size
+    replicas = hardware.world_size // shard
     if each % shard and shard % each:
-        return Groups(shard=None, replicate=None, world=_topology(cluster, cluster.world_size, each))
+        return Groups(world=_topology(hardware, hardware.world_size, each))
     within = max(each // shard, 1) if replicas > 1 else 1
-    post_forward, across = _post_forward_groups(cluster, setup)
+    post_forward, across = _post_forward_groups(hardware, setup)
     return Groups(
-        shard=_topology(cluster, shard, min(shard, each)),
-        replicate=_topology(cluster, replicas, min(within, replicas), stride=shard),
-        world=_topology(cluster, cluster.world_size, each),
+        shard=_topology(hardware, shard, min(shard, each)),
+        replicate=_topology(hardware, replicas, min(within, replicas), stride=shard),
+        world=_topology(hardware, hardware.world_size, each),
         post_forward=post_forward,
         across_post_forward=across,
     )
 
 
-def topology_of_ranks(cluster: Cluster, ranks: Sequence[int]) -> Topology | None:
+def topology_of_ranks(hardware: Hardware, ranks: Sequence[int]) -> Topology | None:
     """Return the topology of a process group, whatever its ranks; ranks fill one node after another.
 
     None for one rank, for links that are not documented, and for ranks that are spread unevenly over nodes or within.
     """
-    each, ordered = cluster.gpus_per_node, sorted(ranks)
+    each, ordered = hardware.gpus_per_node, sorted(ranks)
     nodes: dict[int, list[int]] = {}
     for rank in ordered:
         nodes.setdefault(rank // each, []).append(rank % each)
@@ -148,65 +148,65 @@ def topology_of_ranks(cluster: Cluster, ranks: Sequence[int]) -> Topology | None
     strides = {second - first for first, second in pairwise(places[0])} if places else set()
     if not places or any(other != places[0] for other in places) or len(strides) > 1:
         return None
-    return _topology(cluster, len(ordered), len(places[0]), strides.pop() if strides else 1)
+    return _topology(hardware, len(ordered), len(places[0]), strides.pop() if strides else 1)
 
 
-def _post_forward_groups(cluster: Cluster, setup: TrainSetup) -> tuple[Topology | None, Topology | None]:
+def _post_forward_groups(hardware: Hardware, setup: TrainSetup) -> tuple[Topology | None, Topology | None]:
     """Return the groups of the mesh that reshard_after_forward=N makes: (all ranks / N, N)."""
-    each, ranks = cluster.gpus_per_node, setup.reshard_after_forward
+    each, ranks = hardware.gpus_per_node, setup.reshard_after_forward
     if ranks is None or (each % ranks and ranks % each):
         return None, None
-    others = cluster.world_size // ranks
+    others = hardware.world_size // ranks
     within = min(max(each // ranks, 1), others)
-    return _topology(cluster, ranks, min(ranks, each)), _topology(cluster, others, within, stride=ranks)
+    return _topology(hardware, ranks, min(ranks, each)), _topology(hardware, others, within, stride=ranks)
 
 
-def _topology(cluster: Cluster, size: int, ranks_per_node: int, stride: int = 1) -> Topology | None:
+def _topology(hardware: Hardware, size: int, ranks_per_node: int, stride: int = 1) -> Topology | None:
     """Return the topology of a group whose ranks are ``stride`` apart.
 
     Every GPU of a node belongs to one such group; the groups of a node share its network.
     """
-    capability = cluster.gpu.compute_capability
+    capability = hardware.gpu.compute_capability
     if size <= 1 or capability is None or int(capability) not in _NVLINK_EFFICIENCY:
         return None
     num_nodes = size // ranks_per_node
-    link = math.inf if ranks_per_node == 1 else _link_bandwidth(cluster, ranks_per_node, stride)
-    network = _network_bandwidth(cluster) if num_nodes > 1 else 0.0
+    link = math.inf if ranks_per_node == 1 else _link_bandwidth(hardware, ranks_per_node, stride)
+    network = _network_bandwidth(hardware) if num_nodes > 1 else 0.0
     if link is None or network is None:
         return None
     return Topology(
         ranks_per_node=ranks_per_node,
         num_nodes=num_nodes,
-        link="pcie" if is_over_pcie(cluster) else "nvlink",
+        link="pcie" if is_over_pcie(hardware) else "nvlink",
         link_bandwidth=link,
-        network_bandwidth=network * ranks_per_node / cluster.gpus_per_node,
+        network_bandwidth=network * ranks_per_node / hardware.gpus_per_node,
         capability=int(capability),
     )
 
 
-def is_over_pcie(cluster: Cluster) -> bool:
+def is_over_pcie(hardware: Hardware) -> bool:
     """Return whether PCIe alone joins the GPUs of a node."""
-    return cluster.server.intra_node is not None and cluster.server.intra_node.kind is LinkKind.PCIE
+    return hardware.server.intra_node is not None and hardware.server.intra_node.kind is LinkKind.PCIE
 
 
-def socket_is_assumed(cluster: Cluster) -> bool:
+def socket_is_assumed(hardware: Hardware) -> bool:
     """Return whether a time over PCIe rests on a link between CPU sockets that nobody documents."""
-    link = cluster.server.intra_node
-    if link is None or not is_over_pcie(cluster) or cluster.gpus_per_node == 1:
+    link = hardware.server.intra_node
+    if link is None or not is_over_pcie(hardware) or hardware.gpus_per_node == 1:
         return False
     if link.gpus_per_socket is None:
         return True
-    return link.socket_bandwidth_bytes_per_second is None and cluster.gpus_per_node > link.gpus_per_socket
+    return link.socket_bandwidth_bytes_per_second is None and hardware.gpus_per_node > link.gpus_per_socket
 
 
-def _link_bandwidth(cluster: Cluster, ranks_per_node: int, stride: int) -> float | None:
+def _link_bandwidth(hardware: Hardware, ranks_per_node: int, stride: int) -> float | None:
     """Return a GPU's bandwidth to the other GPUs of its group on the node, in bytes per second; None if unknown."""
-    link, efficiency = cluster.server.intra_node, _NVLINK_EFFICIENCY[int(cluster.gpu.compute_capability or 0)]
+    link, efficiency = hardware.server.intra_node, _NVLINK_EFFICIENCY[int(hardware.gpu.compute_capability or 0)]
     if link is None or link.bandwidth_bytes_per_second is None:
         return None
     if link.kind is LinkKind.PCIE:
-        return _pcie_bandwidth(link, ranks_per_node, stride, cluster.gpus_per_node // ranks_per_node)
-    is_whole_mesh = link.kind is LinkKind.NVLINK_MESH and ranks_per_node == cluster.server.gpus_per_node
+        return _pcie_bandwidth(link, ranks_per_node, stride, hardware.gpus_per_node // ranks_per_node)
+    is_whole_mesh = link.kind is LinkKind.NVLINK_MESH and ranks_per_node == hardware.server.gpus_per_node
     if link.kind is not LinkKind.NVSWITCH and not is_whole_mesh:
         return None
     return link.bandwidth_bytes_per_second * efficiency
@@ -224,13 +224,13 @@ def _pcie_bandwidth(link: Interconnect, ranks_per_node: int, stride: int, groups
     return min(lanes, link.socket_bandwidth_bytes_per_second / groups_per_node)
 
 
-def _network_bandwidth(cluster: Cluster) -> float | None:
+def _network_bandwidth(hardware: Hardware) -> float | None:
     """Return a node's bandwidth to other nodes in bytes per second, over the interfaces nearest to the GPUs in use."""
-    network, all_gpus = cluster.server.inter_node, cluster.server.gpus_per_node
+    network, all_gpus = hardware.server.inter_node, hardware.server.gpus_per_node
     if network is None or network.bandwidth_bytes_per_second is None:
         return None
     nics = network.num_nics or all_gpus
-    near = min(cluster.gpus_per_node * max(nics / all_gpus, 1), nics)
+    near = min(hardware.gpus_per_node * max(nics / all_gpus, 1), nics)
     return network.bandwidth_bytes_per_second * _NETWORK_EFFICIENCY * near / nics
 
 

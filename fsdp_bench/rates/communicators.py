@@ -33,7 +33,7 @@ from fsdp_bench.rates import nccl_buffers as nccl
 from fsdp_bench.rates.channels import channels_of, interfaces
 from fsdp_bench.rates.collectives import Topology, groups_of
 from fsdp_bench.rates.nccl_buffers import Bounds
-from fsdp_bench.spec.hardware import Cluster, LinkKind
+from fsdp_bench.spec.hardware import Hardware, LinkKind
 from fsdp_bench.spec.setup import ShardingStrategy, TrainSetup
 
 _RDMA = (LinkKind.INFINIBAND, LinkKind.ROCE, LinkKind.EFA)
@@ -88,8 +88,8 @@ class Communicators:
         return next((one.unknown for one in self.each if one.unknown), None)
 
 
-def communicators_of(setup: TrainSetup, cluster: Cluster | None, num_resharded_units: int = 0) -> Communicators:
-    """Return the communicators of one rank, with their bytes if the cluster's topology is known.
+def communicators_of(setup: TrainSetup, hardware: Hardware | None, num_resharded_units: int = 0) -> Communicators:
+    """Return the communicators of one rank, with their bytes if the hardware's topology is known.
 
     ``num_resharded_units`` is the number of units that ``reshard_after_forward = N`` reshards to fewer ranks.
     """
@@ -102,19 +102,19 @@ def communicators_of(setup: TrainSetup, cluster: Cluster | None, num_resharded_u
         shard = setup.shard_group_size
         purposes = {Purpose.SHARD: shard, Purpose.REPLICATE: setup.world_size // shard}
         purposes[Purpose.BARRIERS] = setup.world_size
-    found = [_communicator(*one, setup, cluster) for one in purposes.items()]
+    found = [_communicator(*one, setup, hardware) for one in purposes.items()]
     ranks = setup.reshard_after_forward
     if ranks is not None:
         across = setup.world_size // ranks
-        gathers = _communicator(Purpose.POST_FORWARD, ranks, setup, cluster)
-        found += num_resharded_units * [gathers, _communicator(Purpose.ACROSS_POST_FORWARD, across, setup, cluster)]
+        gathers = _communicator(Purpose.POST_FORWARD, ranks, setup, hardware)
+        found += num_resharded_units * [gathers, _communicator(Purpose.ACROSS_POST_FORWARD, across, setup, hardware)]
     return Communicators(tuple(found))
 
 
-def _communicator(purpose: Purpose, num_ranks: int, setup: TrainSetup, cluster: Cluster | None) -> Communicator:
-    if cluster is None or cluster.world_size != setup.world_size:
+def _communicator(purpose: Purpose, num_ranks: int, setup: TrainSetup, hardware: Hardware | None) -> Communicator:
+    if hardware is None or hardware.world_size != setup.world_size:
         return Communicator(purpose, num_ranks, unknown="--server is missing or has another world size")
-    groups = groups_of(cluster, setup)
+    groups = groups_of(hardware, setup)
     group = groups.world
     if purpose is Purpose.POST_FORWARD:
         group = groups.post_forward
@@ -122,39 +122,39 @@ def _communicator(purpose: Purpose, num_ranks: int, setup: TrainSetup, cluster: 
         group = groups.across_post_forward
     elif num_ranks < setup.world_size:
         group = groups.shard if purpose is Purpose.SHARD else groups.replicate
-    unknown = _why_unknown(purpose, group, cluster)
+    unknown = _why_unknown(purpose, group, hardware)
     if group is None or unknown:
         return Communicator(purpose, num_ranks, unknown=unknown)
-    channels = channels_of(group, cluster)
+    channels = channels_of(group, hardware)
     if channels is None:
         unknown = "the number of NCCL channels cannot be derived for this topology"
         return Communicator(purpose, num_ranks, unknown=unknown)
-    return Communicator(purpose, num_ranks, channels, _bytes(purpose, group, channels, cluster))
+    return Communicator(purpose, num_ranks, channels, _bytes(purpose, group, channels, hardware))
 
 
-def _why_unknown(purpose: Purpose, group: Topology | None, cluster: Cluster) -> str | None:
+def _why_unknown(purpose: Purpose, group: Topology | None, hardware: Hardware) -> str | None:
     """Return why a group's memory cannot be derived from NCCL's source, or None if it can."""
-    link, network = cluster.server.intra_node, cluster.server.inter_node
+    link, network = hardware.server.intra_node, hardware.server.inter_node
     if group is None or link is None or link.kind is not LinkKind.NVSWITCH:
         return "only GPUs that NVSwitch joins are covered, from the A100 on, in groups that fill nodes evenly"
     if group.num_nodes == 1:
         return None
-    if network is None or network.kind not in _RDMA or interfaces(network, cluster) is None:
+    if network is None or network.kind not in _RDMA or interfaces(network, hardware) is None:
         return "between nodes only InfiniBand, RoCE and EFA are covered"
-    if group.ranks_per_node not in (1, cluster.server.gpus_per_node):
+    if group.ranks_per_node not in (1, hardware.server.gpus_per_node):
         return "the group spans nodes with only some of their GPUs"
     if group.ranks_per_node == 1 and purpose not in (Purpose.REPLICATE, Purpose.ACROSS_POST_FORWARD):
         return "with one GPU a node, gathers and scatters may go by NCCL's PAT, which is not covered"
     return None
 
 
-def _bytes(purpose: Purpose, group: Topology, channels: Bounds, cluster: Cluster) -> Bounds:
+def _bytes(purpose: Purpose, group: Topology, channels: Bounds, hardware: Hardware) -> Bounds:
     """Return the bytes of a communicator: those allocated when it is created, and those of its connections."""
-    start, rings, trees = _start(group, channels), _rings(group, channels, cluster), _trees(group, channels, cluster)
+    start, rings, trees = _start(group, channels), _rings(group, channels, hardware), _trees(group, channels, hardware)
     if purpose is Purpose.ACROSS_POST_FORWARD:  # made without a device_id only where something is sent
         return Bounds(0, start.high)
     if purpose is Purpose.REPLICATE:
-        return start + rings + trees + _multicast(group, cluster)
+        return start + rings + trees + _multicast(group, hardware)
     return start + (Bounds(0, rings.high) if purpose is Purpose.BARRIERS else rings) + trees
 
 
@@ -171,27 +171,27 @@ def _start(group: Topology, channels: Bounds) -> Bounds:
     )
 
 
-def _connections(cluster: Cluster) -> tuple[nccl.Connections, nccl.Connections]:
+def _connections(hardware: Hardware) -> tuple[nccl.Connections, nccl.Connections]:
     """Return the lower and the upper bound of the bytes of connections."""
-    capability = cluster.gpu.compute_capability or 0.0
-    simple = nccl.SIMPLE_OF_AWS if _is_efa(cluster) else nccl.SIMPLE
+    capability = hardware.gpu.compute_capability or 0.0
+    simple = nccl.SIMPLE_OF_AWS if _is_efa(hardware) else nccl.SIMPLE
     return nccl.connections(capability), nccl.connections(capability, simple)
 
 
-def _is_efa(cluster: Cluster) -> bool:
+def _is_efa(hardware: Hardware) -> bool:
     """Whether AWS's plugin may have set NCCL's variables, also for groups within a node."""
-    network = cluster.server.inter_node
+    network = hardware.server.inter_node
     return network is not None and network.kind is LinkKind.EFA
 
 
-def _rings(group: Topology, channels: Bounds, cluster: Cluster) -> Bounds:
+def _rings(group: Topology, channels: Bounds, hardware: Hardware) -> Bounds:
     """Return the bytes of ring connections: previous and next rank on each channel.
 
     In a group of whole nodes, a GPU is the first of its node in at most one ring that the search finds, and the last in
     at most one; each of these rings has two channels. If the last GPU sends through another GPU's network interface,
     the buffer is on that GPU (PXN).
     """
-    least, most = _connections(cluster)
+    least, most = _connections(hardware)
     if group.ranks_per_node == 1:
         return Bounds(channels.low * least.net_pair, channels.high * most.net_pair)
     if group.num_nodes == 1:
@@ -202,7 +202,7 @@ def _rings(group: Topology, channels: Bounds, cluster: Cluster) -> Bounds:
     )
 
 
-def _trees(group: Topology, channels: Bounds, cluster: Cluster) -> Bounds:
+def _trees(group: Topology, channels: Bounds, hardware: Hardware) -> Bounds:
     """Return the extra bytes of tree connections, from zero to the maximum; within a node there are none.
 
     A tree is a chain within a node, and NCCL builds two trees between nodes. With two ranks the tree's connections are
@@ -210,7 +210,7 @@ def _trees(group: Topology, channels: Bounds, cluster: Cluster) -> Bounds:
     and the second of at most two chains, with one such neighbour each (connectTrees in src/graph/connect.cc). Each of
     these has two channels.
     """
-    _, most = _connections(cluster)
+    _, most = _connections(hardware)
     if group.size == 2 or group.num_nodes == 1:
         return Bounds(0, 0)
     if group.ranks_per_node == 1:
@@ -218,7 +218,7 @@ def _trees(group: Topology, channels: Bounds, cluster: Cluster) -> Bounds:
     return Bounds(0, channels.high * 2 * most.pair + 2 * (3 + 2) * most.net_pair)
 
 
-def _multicast(group: Topology, cluster: Cluster) -> Bounds:
+def _multicast(group: Topology, hardware: Hardware) -> Bounds:
     """Return the extra bytes of NVLink SHARP, from zero to the maximum.
 
     The maximum is its buffers and, between nodes, connections of a tree to three neighbours (ncclNvlsTreeConnect).
@@ -226,7 +226,7 @@ def _multicast(group: Topology, cluster: Cluster) -> Bounds:
     channels = nccl.multicast_channels(group.capability, group.ranks_per_node, group.num_nodes)
     if not channels:
         return Bounds(0, 0)
-    slice_bytes = nccl.MULTICAST_SLICE_OF_AWS if _is_efa(cluster) else nccl.MULTICAST_SLICE
+    slice_bytes = nccl.MULTICAST_SLICE_OF_AWS if _is_efa(hardware) else nccl.MULTICAST_SLICE
     buffers = nccl.multicast_buffers(channels, group.ranks_per_node, slice_bytes)
-    trees = channels * 3 * _connections(cluster)[1].net_pair if group.num_nodes > 1 else 0
+    trees = channels * 3 * _connections(hardware)[1].net_pair if group.num_nodes > 1 else 0
     return Bounds(0, buffers + trees)

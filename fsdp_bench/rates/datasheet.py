@@ -15,10 +15,10 @@ from typing import Protocol
 
 from fsdp_bench.rates.attention import FLASH_ATTENTION_2, MEMORY_EFFICIENT, attention_seconds, kernel_of
 from fsdp_bench.rates.channels import channels_of
-from fsdp_bench.rates.collectives import Groups, Topology, collective_seconds
+from fsdp_bench.rates.collectives import Groups, Topology, collective_seconds, groups_of
 from fsdp_bench.rates.slowest_gpu import slowest_of
 from fsdp_bench.simulate.events import Work
-from fsdp_bench.spec.hardware import Cluster, Gpu
+from fsdp_bench.spec.hardware import Gpu, Hardware
 from fsdp_bench.spec.setup import TrainSetup
 
 
@@ -107,7 +107,7 @@ class Datasheet:
     gpu: Gpu
     dtype: str
     """The dtype of 16-bit work."""
-    groups: Groups | None
+    groups: Groups
     copy_bandwidth: float | None
     channels: Mapping[str, int] = field(default_factory=dict)
     """Multiprocessors that a collective of a process group occupies. GPUs on PCIe use few, which are not counted."""
@@ -122,7 +122,7 @@ class Datasheet:
     def is_over_pcie(self) -> bool:
         """Whether any group communicates over PCIe within a node."""
         found = self.groups
-        topologies = (found.shard, found.replicate, found.world, found.post_forward) if found else ()
+        topologies = (found.shard, found.replicate, found.world, found.post_forward)
         return any(one is not None and one.link == "pcie" and one.ranks_per_node > 1 for one in topologies)
 
     def run(self, work: Work, beside: tuple[Work, ...] = ()) -> float | None:
@@ -181,7 +181,7 @@ class Datasheet:
 
     def collective(self, work: Work) -> float | None:
         """Return the seconds of a collective by NCCL's cost model; None if its group's topology is not documented."""
-        topology = topology_of(work.group, self.groups)
+        topology: Topology | None = getattr(self.groups, work.group)
         return None if topology is None else collective_seconds(work.name, work.num_bytes, topology)
 
     def copy(self, work: Work) -> float | None:
@@ -233,14 +233,6 @@ def _memory_efficiency(name: str) -> float:
     return MEMORY_EFFICIENCY
 
 
-def topology_of(group: str, groups: Groups | None) -> Topology | None:
-    """Return the topology of a group, or None if it is unknown."""
-    if groups is None:
-        return None
-    found: Topology | None = getattr(groups, group)
-    return found
-
-
 def tile_fraction(m: int, n: int, multiprocessors: int | None, free: int | None = None) -> float:
     """Return the fraction of a GPU that a matrix product uses: edge tiles and the last wave of tiles are not full.
 
@@ -271,30 +263,30 @@ def attention_flops(dims: tuple[int, ...], is_backward: bool) -> float:
     return 2 * products * batch * heads * head_dim * computed
 
 
-def datasheet(cluster: Cluster | None, gpu: Gpu, setup: TrainSetup, groups: Groups | None) -> Datasheet:
-    """Return the rates of a GPU in a cluster, or of the GPU alone."""
-    link = cluster.server.host_link if cluster else None
+def datasheet(hardware: Hardware, setup: TrainSetup, groups: Groups | None = None) -> Datasheet:
+    """Return the rates of a GPU and of its links. ``groups`` communicate; by default those of the setup."""
+    link, gpu = hardware.server.host_link, hardware.gpu
+    groups = groups or groups_of(hardware, setup)
     bandwidth = link.bandwidth_bytes_per_second if link else None
     if bandwidth is not None and link is not None:
-        gpus_on_uplink = min(link.gpus_per_uplink or 1, cluster.gpus_per_node if cluster else 1)
-        bandwidth *= COPY_EFFICIENCY / gpus_on_uplink
+        bandwidth *= COPY_EFFICIENCY / min(link.gpus_per_uplink or 1, hardware.gpus_per_node)
     return Datasheet(
         gpu=gpu,
         dtype=setup.precision.compute,
         groups=groups,
         copy_bandwidth=bandwidth,
-        channels=_channels(groups, cluster) if groups and cluster else {},
+        channels=_channels(groups, hardware),
         attention_kernel=kernel_of(gpu),
         slowest_gpu=slowest_of(setup.world_size),
     )
 
 
-def _channels(groups: Groups, cluster: Cluster) -> dict[str, int]:
+def _channels(groups: Groups, hardware: Hardware) -> dict[str, int]:
     """Return the channels of each group on GPUs with NVLink: each is a thread block that occupies a multiprocessor."""
     found = {}
     for name in ("shard", "replicate", "world", "post_forward"):
         group: Topology | None = getattr(groups, name)
         if group is not None and group.link == "nvlink":
-            channels = channels_of(group, cluster)
+            channels = channels_of(group, hardware)
             found[name] = ASSUMED_CHANNELS if channels is None else channels.high
     return found

@@ -58,7 +58,6 @@ class Simulation:
         refuse_muon_of_dtensors(setup)
         self.setup = setup
         self.rank = rank
-        self.has_dtensors = setup.api is Api.FSDP2 and not setup.is_ddp
         self.tape = Tape(1 if kernels.observed else CUDA_BLOCK_BYTES, has_peers=setup.world_size > 1)
         self.op = Operators(self.tape, kernels)
         self.engine = Engine(self.tape, accumulates_in_place=not kernels.observed)
@@ -105,7 +104,7 @@ class Simulation:
         """Build and wrap the model."""
         tape = self.tape
         tape.mark("load")
-        if self.op.kernels.mesh and (self.has_dtensors or self.setup.strategy.is_hybrid):
+        if self.op.kernels.mesh and (self.setup.uses_fully_shard or self.setup.strategy.is_hybrid):
             ranks = tape.storage(
                 4 * self.setup.world_size, "DeviceMesh", Category.TEMPORARY
             )  # a dry run's is elsewhere
@@ -116,7 +115,8 @@ class Simulation:
         self.op.computes_in_bf16 = self.setup.precision.compute == "bf16"
         self.op.scales_loss = self.setup.precision.needs_grad_scaler or self.setup.gradient_accumulation_steps > 1
         if self.setup.precision.needs_grad_scaler:
-            has_dtensors = self.has_dtensors and self.setup.shard_group_size > 1  # of one rank they are as they are
+            # DTensors of one rank are as they are.
+            has_dtensors = self.setup.uses_fully_shard and self.setup.shard_group_size > 1
             self.scaler = Scaler(self.op, self.setup.api is Api.FSDP1, has_dtensors, self.steps_on_host)
 
     def warm_up(self) -> None:
@@ -310,7 +310,7 @@ class Simulation:
             self.tape.collective("all_reduce", "shard", FP32)
             clip_sharded_fsdp1(self.op, numels, self.sizes.store)
         else:
-            is_distributed = self.has_dtensors and self.setup.shard_group_size > 1
+            is_distributed = self.setup.uses_fully_shard and self.setup.shard_group_size > 1
             if is_distributed:  # the norms of all gradients, one by one
                 self.tape.collective("all_reduce", "shard", len(numels) * self.sizes.store)
             clip_gradients(self.op, numels, self.sizes.store, is_distributed)

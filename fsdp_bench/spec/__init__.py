@@ -8,7 +8,7 @@ Read in this order:
     model.py        ModelShape: dimensions, number of parameters, FLOPs
     lora.py         LoRA: adapters, and how the frozen weights are stored
     model_code.py   ModelCode: a trial's model that Hugging Face's code or a user's function builds
-    hardware.py     Gpu, Server, Cluster and their links
+    hardware.py     Gpu, Server, Hardware and their links
     price.py        Price: what an hour of a server costs
     record.py       TrialRecord: one trial's JSON file; RunPlan: steps, time limit and their defaults
     rank_report.py  RankReport: what one rank of a trial measured; Outcome: ok, oom_gpu, timeout, ...

@@ -1,4 +1,4 @@
-"""Gpu, Server, Cluster and their links: facts with their source and date. A value that is not documented is None."""
+"""Gpu, Server, Hardware and their links: facts with their source and date. A value that is not documented is None."""
 
 from __future__ import annotations
 
@@ -230,8 +230,8 @@ class Server(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Physical cores, if these are documented instead."""
 
 
-class Cluster(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Nodes of one kind, with the same number of GPUs used on each.
+class Hardware(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Nodes of one kind, with the same number of GPUs used on each; ``of_gpu`` makes one of a GPU alone.
 
     Raises:
         SpecError: if a count is not positive, a node has fewer GPUs, or the GPU is not the server's.
@@ -250,13 +250,43 @@ class Cluster(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
         if self.gpu.name.lower() != self.server.gpu.lower():
             raise SpecError(f"gpu: {self.gpu.name} is not the GPU of {self.server.name}, which is {self.server.gpu}")
 
-    @property
-    def world_size(self) -> int:
-        """Number of GPUs of the run, one rank each."""
-        return self.num_nodes * self.gpus_per_node
+    @classmethod
+    def of_gpu(cls, gpu: Gpu) -> Hardware:
+        """Return one node of one GPU: a server without a name, whose links and host memory are unknown.
+
+        A run has as many of them as it has ranks.
+        """
+        server = Server(name="", provider="", gpu=gpu.name, gpus_per_node=1, source=gpu.source)
+        return cls(server=server, gpu=gpu, gpus_per_node=1)
 
     @property
-    def host_memory_bytes_per_rank(self) -> int | None:
-        """Host memory of a node divided by its ranks. None if it is not documented."""
-        total = self.server.host_memory_bytes
-        return None if total is None else total // self.gpus_per_node
+    def has_server(self) -> bool:
+        """Whether a server is named, and not a GPU alone."""
+        return bool(self.server.name)
+
+    @property
+    def name(self) -> str:
+        """The server's name, or that of a GPU alone."""
+        return self.server.name or self.gpu.name
+
+    @property
+    def name_with_gpus(self) -> str:
+        """The name with the GPUs that are used: ``p5.48xlarge with 8 x H100-SXM``, or ``H100-SXM``."""
+        return f"{self.name} with {self.gpus_per_node} x {self.gpu.name}" if self.has_server else self.name
+
+    @property
+    def world_size(self) -> int:
+        """Number of GPUs of all nodes, one rank each."""
+        return self.num_nodes * self.gpus_per_node
+
+    def holds(self, world_size: int) -> bool:
+        """Whether a run of so many ranks has exactly these GPUs; always without a server."""
+        return not self.has_server or self.world_size == world_size
+
+    def ranks_per_node(self, world_size: int) -> int:
+        """Return the ranks on each node; without a server they are all taken to be on one."""
+        return self.gpus_per_node if self.has_server else world_size
+
+    def count(self, world_size: int) -> int:
+        """Return how many of what ``name`` names a run has: nodes, or GPUs, one for each rank."""
+        return self.num_nodes if self.has_server else world_size

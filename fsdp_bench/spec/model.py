@@ -10,7 +10,7 @@ Tests compare every count with the modules of train/models/transformer.py.
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from msgspec import Meta
 from msgspec.structs import asdict, replace
@@ -74,6 +74,10 @@ class ModelShape(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True)
             raise SpecError("num_key_value_heads: gpt2 has no grouped-query attention; leave it equal to the heads")
         if self.family is Family.LLAMA and self.head_dim % 2:
             raise SpecError(f"hidden_size: rotary positions need an even head size, not {self.head_dim}")
+
+    has_flash_attn: ClassVar[bool] = False
+    """Its attention is torch's, not the flash-attn package's."""
+    has_frozen_parameters: ClassVar[bool] = False
 
     @property
     def has_fused_attention(self) -> bool:

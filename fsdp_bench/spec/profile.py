@@ -15,7 +15,7 @@ from fsdp_bench.spec.model import Family, ModelShape
 
 SCHEMA_VERSION = 1
 
-Hardware = Literal["cuda", "cpu"]
+DeviceType = Literal["cuda", "cpu"]
 """The measured device: GPUs or a CPU."""
 
 CALIBRATION_MODEL = ModelShape(
@@ -163,7 +163,7 @@ class Profile(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     schema_version: int = SCHEMA_VERSION
     machine: str
-    device: Hardware
+    device: DeviceType
     device_name: str
     measured_on: str
     """The date of the measurement."""

@@ -456,6 +456,11 @@ class TrainSetup(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True)
         return self.api is Api.FSDP2 and self.strategy is ShardingStrategy.NO_SHARD
 
     @property
+    def uses_fully_shard(self) -> bool:
+        """Whether fully_shard wraps the model, whose parameters are then DTensors: under fsdp2 unless it is DDP."""
+        return self.api is Api.FSDP2 and not self.is_ddp
+
+    @property
     def is_bare(self) -> bool:
         """Whether the model is trained as it is, without FSDP and DistributedDataParallel, which one GPU needs not."""
         return self.is_ddp and self.world_size == 1
@@ -597,7 +602,7 @@ def _optimizer_offload_impossible(setup: TrainSetup, device: str) -> str | None:
     """Return why torchao's CPUOffloadOptimizer cannot step; None if it can."""
     if device == "cpu":
         return "torchao's CPUOffloadOptimizer needs a GPU to offload from; offload params under fsdp2 runs on a CPU"
-    if setup.api is Api.FSDP1 or setup.strategy is ShardingStrategy.NO_SHARD:
+    if not setup.uses_fully_shard:
         return (
             "torchao's CPUOffloadOptimizer needs gradients that are reduced when they are accumulated, as fully_shard's"
             " are; use api fsdp2 with a strategy that shards, or offload params"
@@ -635,8 +640,7 @@ def _in_backward_impossible(setup: TrainSetup) -> str | None:
 
 def _optimizer_impossible(setup: TrainSetup) -> str | None:
     """Return why the optimizer cannot update what the wrapper hands it; None if it can."""
-    has_dtensors = setup.api is Api.FSDP2 and setup.strategy is not ShardingStrategy.NO_SHARD
-    if setup.optimizer is OptimizerKind.ADAFACTOR and has_dtensors:
+    if setup.optimizer is OptimizerKind.ADAFACTOR and setup.uses_fully_shard:
         return (
             "torch.optim.Adafactor fails on fully_shard's DTensors (it squares norms in place that are partial over the"
             " ranks); use fsdp1, or NO_SHARD"

@@ -25,7 +25,7 @@ from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.profile import (
     CALIBRATION_MODEL,
     CALIBRATION_SEQUENCE_LENGTH,
-    Hardware,
+    DeviceType,
     Profile,
     RankMeasurements,
     RankProfile,
@@ -56,7 +56,7 @@ def calibrate(machine: Machine, counts: Sequence[int], progress: Progress) -> Pr
     Raises:
         SpecError: if a rank fails, with the last line of its log.
     """
-    device: Hardware = "cuda" if machine.gpus else "cpu"
+    device: DeviceType = "cuda" if machine.gpus else "cpu"
     found: list[RankMeasurements] = []
     for count in counts:
         found.append(_measure(count, device, partial(progress, count)))
@@ -70,7 +70,7 @@ def calibrate(machine: Machine, counts: Sequence[int], progress: Progress) -> Pr
     )
 
 
-def _measure(count: int, device: Hardware, say: Callable[[str], None]) -> RankMeasurements:
+def _measure(count: int, device: DeviceType, say: Callable[[str], None]) -> RankMeasurements:
     with tempfile.TemporaryDirectory(prefix="fsdp-bench-") as name:
         folder = Path(name)
         ranks = [_start(rank, count, device, folder) for rank in range(count)]
@@ -89,7 +89,7 @@ def _measure(count: int, device: Hardware, say: Callable[[str], None]) -> RankMe
         return from_json(out.read_bytes(), RankMeasurements)
 
 
-def _start(rank: int, count: int, device: Hardware, folder: Path) -> subprocess.Popen[bytes]:
+def _start(rank: int, count: int, device: DeviceType, folder: Path) -> subprocess.Popen[bytes]:
     environment = worker_environment() | {
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),
@@ -123,7 +123,7 @@ def _follow(ranks: list[subprocess.Popen[bytes]], say: Callable[[str], None]) ->
         time.sleep(0.05)
 
 
-def rank_profile(measured: RankMeasurements, device: Hardware) -> RankProfile:
+def rank_profile(measured: RankMeasurements, device: DeviceType) -> RankProfile:
     """Return the measurements as a profile, with the host's time for an operator and for a hook.
 
     With these two times the predicted step of CALIBRATION_MODEL takes as long as the measured step. So they contain all
@@ -158,7 +158,7 @@ def _solve(takes: Callable[[float], float], seconds: float) -> float:
 class _PredictedStep:
     """The predicted step of CALIBRATION_MODEL, with collectives that take no time."""
 
-    def __init__(self, measured: RankProfile, device: Hardware, api: Api, strategy: ShardingStrategy) -> None:
+    def __init__(self, measured: RankProfile, device: DeviceType, api: Api, strategy: ShardingStrategy) -> None:
         self._setup = TrainSetup(
             api=api,
             strategy=strategy,

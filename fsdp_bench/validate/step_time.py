@@ -14,6 +14,7 @@ from fsdp_bench.plan.speed import speed
 from fsdp_bench.replay.schedule import StepTime
 from fsdp_bench.spec.codec import to_json
 from fsdp_bench.spec.errors import MachineError, SpecError
+from fsdp_bench.spec.hardware import Hardware
 from fsdp_bench.spec.profile import Profile
 from fsdp_bench.spec.rank_report import Outcome
 from fsdp_bench.spec.record import TrialRecord
@@ -120,11 +121,10 @@ def compare_time(record: TrialRecord, profile: Profile | None) -> TimeComparison
         return TimeComparison(label=label, reason=reason)
     kernels = "cpu" if record.hardware == "cpu" else "cuda"
     gpu = gpu_by_product_name(record.ranks[0].device_name) if kernels == "cuda" else None
-    without_communication = record.device == "emulated"
+    hardware, is_alone = Hardware.of_gpu(gpu) if gpu else None, record.device == "emulated"
     try:
-        found = speed(
-            predictable_model(record), record.setup, gpu, kernels, profile, without_communication=without_communication
-        )
+        model = predictable_model(record)
+        found = speed(model, record.setup, hardware, kernels, profile, without_communication=is_alone)
     except (SpecError, MachineError) as error:
         return TimeComparison(label=label, reason=f"not predicted: {error}")
     if found.time.step_seconds is None:

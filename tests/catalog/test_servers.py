@@ -8,7 +8,7 @@ import pytest
 
 from fsdp_bench.catalog.loader import gpu, gpus, server, servers
 from fsdp_bench.spec.errors import SpecError
-from fsdp_bench.spec.hardware import Cluster, LinkKind, Source
+from fsdp_bench.spec.hardware import Hardware, LinkKind, Source
 from tests.conftest import run_command
 
 DATE = re.compile(r"^\d{4}(-\d\d){0,2}$")
@@ -126,20 +126,28 @@ def test_a_misspelt_server_is_answered_with_the_nearest() -> None:
         server("p5.48xl")
 
 
-def test_a_cluster_counts_its_ranks_and_their_share_of_the_host() -> None:
+def test_servers_say_how_many_ranks_there_are() -> None:
     node = server("p5.48xlarge")
-    cluster = Cluster(server=node, gpu=gpu(node.gpu), num_nodes=4, gpus_per_node=8)
-    assert cluster.world_size == 32
-    assert cluster.host_memory_bytes_per_rank == 256 * 2**30  # 2048 GiB for 8 GPUs
-    unknown = server("DGX-B200")
-    assert Cluster(server=unknown, gpu=gpu("B200"), gpus_per_node=2).host_memory_bytes_per_rank is None
+    four = Hardware(server=node, gpu=gpu(node.gpu), num_nodes=4, gpus_per_node=8)
+    assert (four.world_size, four.ranks_per_node(32), four.count(32)) == (32, 8, 4)
+    assert (four.holds(32), four.holds(16)) == (True, False)
+    assert (four.name, four.name_with_gpus) == ("p5.48xlarge", "p5.48xlarge with 8 x H100-SXM")
 
 
-def test_a_cluster_refuses_what_its_servers_have_not() -> None:
+def test_a_gpu_alone_is_one_node_of_one_whose_links_and_host_are_unknown() -> None:
+    alone = Hardware.of_gpu(gpu("H100-SXM"))
+    assert (alone.has_server, alone.num_nodes, alone.gpus_per_node) == (False, 1, 1)
+    assert (alone.ranks_per_node(16), alone.count(16), alone.holds(16)) == (16, 16, True)
+    assert alone.name == alone.name_with_gpus == "H100-SXM"
+    node = alone.server
+    assert {node.intra_node, node.inter_node, node.host_link, node.host_memory_bytes} == {None}
+
+
+def test_hardware_refuses_what_its_servers_have_not() -> None:
     node = server("p5.48xlarge")
     with pytest.raises(SpecError, match=r"gpus-per-node: 9 is not allowed; p5\.48xlarge has 8"):
-        Cluster(server=node, gpu=gpu(node.gpu), gpus_per_node=9)
+        Hardware(server=node, gpu=gpu(node.gpu), gpus_per_node=9)
     with pytest.raises(SpecError, match="nodes: 0"):
-        Cluster(server=node, gpu=gpu(node.gpu), num_nodes=0, gpus_per_node=8)
+        Hardware(server=node, gpu=gpu(node.gpu), num_nodes=0, gpus_per_node=8)
     with pytest.raises(SpecError, match="gpu: B200 is not the GPU of p5"):
-        Cluster(server=node, gpu=gpu("B200"), gpus_per_node=8)
+        Hardware(server=node, gpu=gpu("B200"), gpus_per_node=8)

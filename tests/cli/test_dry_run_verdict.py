@@ -11,12 +11,14 @@ from fsdp_bench.catalog.ladder import nearest_size
 from fsdp_bench.catalog.loader import BUILT_IN
 from fsdp_bench.plan.dry_run import DryRun, dry_run_document
 from fsdp_bench.report.text.dry_run import side_by_side, verdict_line
+from fsdp_bench.spec.hardware import Hardware
 from fsdp_bench.spec.model import Family
 from fsdp_bench.spec.setup import Api, TrainSetup
 from fsdp_bench.spec.subprocesses.dry_run import CATEGORIES, DryRunResult, DryRunSpec, MemoryAtStart, UserModule
 from tests.conftest import refused, run_command
 
 GIB = 2**30
+A100 = Hardware.of_gpu(BUILT_IN.gpu("A100-SXM-80GB"))
 
 
 @pytest.fixture
@@ -64,7 +66,7 @@ def result(peak_bytes: int, **more: object) -> DryRunResult:
 def of_a_module(peak_bytes: int, **more: object) -> DryRun:
     user = UserModule(function="mine:build", block="mine:Block")
     spec = DryRunSpec(module=user, setup=TrainSetup(world_size=8))
-    return DryRun(spec, result(peak_bytes, **more), BUILT_IN.gpu("A100-SXM-80GB"))
+    return DryRun(spec, result(peak_bytes, **more), A100)
 
 
 def test_live_bytes_show_that_a_users_module_does_not_fit_but_not_that_it_does() -> None:
@@ -89,7 +91,7 @@ def test_a_record_of_a_module_holds_no_value_that_was_not_used() -> None:
 def test_the_reserved_memory_of_a_benchmark_model_is_predicted_and_says_so() -> None:
     shape = nearest_size(Family.LLAMA, 100_000_000)
     spec = DryRunSpec(model=shape, setup=TrainSetup(world_size=8, sequence_length=512))
-    found = dry_run_document(DryRun(spec, result(GIB), BUILT_IN.gpu("A100-SXM-80GB")))
+    found = dry_run_document(DryRun(spec, result(GIB), A100))
     assert found["memory"]["peak_reserved_bytes"] > 0
     assert found["memory"]["peak_reserved_source"] == "predicted"
     assert (found["fits"], found["verdict"]) == (True, "fits")
@@ -98,17 +100,16 @@ def test_the_reserved_memory_of_a_benchmark_model_is_predicted_and_says_so() -> 
 
 
 def test_a_table_begins_with_its_conclusion() -> None:
-    gpu = BUILT_IN.gpu("A100-SXM-80GB")
     shape = nearest_size(Family.LLAMA, 100_000_000)
     setups = [TrainSetup(world_size=8, sequence_length=512, api=api) for api in Api]
     specs = [DryRunSpec(model=shape, setup=setup) for setup in setups]
-    fitting = [DryRun(spec, result(size * GIB), gpu) for spec, size in zip(specs, (3, 2), strict=True)]
+    fitting = [DryRun(spec, result(size * GIB), A100) for spec, size in zip(specs, (3, 2), strict=True)]
     first, *lines = side_by_side(fitting).splitlines()
     row = next(line for line in lines if "fsdp2" in line)
     assert row.split()[:4] == ["FULL_SHARD", "fsdp2", "2.0", "GiB"]
     assert lines.index(row) < next(place for place, line in enumerate(lines) if "fsdp1" in line)
     assert first.startswith("of the 2 that fit, FULL_SHARD, fsdp2 has the lowest peak: 2.0 GiB allocated")
-    none = side_by_side([DryRun(spec, result(90 * GIB), gpu) for spec in specs]).splitlines()[0]
+    none = side_by_side([DryRun(spec, result(90 * GIB), A100) for spec in specs]).splitlines()[0]
     assert none == "none of 2 fits; FULL_SHARD, fsdp1 is nearest: 90.0 GiB allocated (dry run)"
 
 

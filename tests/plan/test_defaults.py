@@ -15,6 +15,7 @@ from fsdp_bench.catalog.lookup import model
 from fsdp_bench.plan.advice.remedies import smaller_bases
 from fsdp_bench.plan.defaults import Code, assumptions, default_base, trainer_defaults
 from fsdp_bench.plan.question import Question, answer
+from fsdp_bench.spec.hardware import Hardware
 from fsdp_bench.spec.lora import LoRA
 from fsdp_bench.spec.recording.model import RecordedModel, lora_of
 from fsdp_bench.spec.recording.recorded import RecordedCode
@@ -80,7 +81,7 @@ def test_advice_names_smaller_frozen_weights_where_adapters_do_not_fit() -> None
     setup = TrainSetup(sequence_length=512, precision=Precision.parse("bf16-mixed"), **BARE)
 
     def advised(lora: LoRA) -> list[str]:
-        question = Question(with_lora(lora), setup, gpu("A10G"))
+        question = Question(with_lora(lora), setup, Hardware.of_gpu(gpu("A10G")))
         return [text.partition(":")[0] for text in smaller_bases(answer(question))]
 
     assert advised(LoRA(rank=16)) == ["--lora rank=16,base=bf16", "--qlora rank=16"]

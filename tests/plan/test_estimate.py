@@ -22,7 +22,7 @@ from fsdp_bench.simulate.operators.kernels import CPU, CUDA, CUDA_OBSERVED, cubl
 from fsdp_bench.simulate.operators.reduction_workspaces import embedding_backward_workspace
 from fsdp_bench.simulate.step import steady_step
 from fsdp_bench.spec.errors import SpecError
-from fsdp_bench.spec.hardware import Cluster
+from fsdp_bench.spec.hardware import Hardware
 from fsdp_bench.spec.model import Family, ModelShape
 from fsdp_bench.spec.setup import Api, Checkpointing, Loss, Offload, Precision, ShardingStrategy, TrainSetup, Wrap
 
@@ -31,9 +31,9 @@ BF16 = Precision.parse("bf16-mixed")
 GIB = 2**30
 
 
-def cluster(name: str, nodes: int = 1) -> Cluster:
+def cluster(name: str, nodes: int = 1) -> Hardware:
     machine = server(name)
-    return Cluster(server=machine, gpu=gpu(machine.gpu), num_nodes=nodes, gpus_per_node=machine.gpus_per_node)
+    return Hardware(server=machine, gpu=gpu(machine.gpu), num_nodes=nodes, gpus_per_node=machine.gpus_per_node)
 
 
 def test_the_facts_table_of_an_8b_model() -> None:
@@ -169,7 +169,7 @@ def test_a_card_without_flash_attention_has_a_verdict_where_its_kernels_are_pred
     """Recorded code fits only in fp32: it was recorded with FlashAttention."""
     setup = TrainSetup(world_size=8, sequence_length=512, precision=Precision.parse("fp16-mixed"))
     shape, recorded = model("gpt2").shape(), find_model("gpt2", code="huggingface")
-    volta = gpu("V100-SXM2-32GB")
+    volta = Hardware.of_gpu(gpu("V100-SXM2-32GB"))
     assert estimate(shape, setup, volta).fits is True
     assert estimate(recorded, setup, volta).fits is None
     assert estimate(recorded, replace(setup, precision=Precision.parse("fp32")), volta).fits is True
@@ -179,8 +179,8 @@ def test_single_operators_keep_the_weights_of_all_heads_where_no_kernel_takes_bf
     """Each of gpt2's 12 layers saves weights of 12 heads of 4 sequences of 1024 x 1024 tokens in fp32: 192 MiB."""
     setup = TrainSetup(world_size=8, sequence_length=1024, micro_batch_size=4, precision=BF16)
     shape = model("gpt2").shape()
-    fp16 = estimate(shape, replace(setup, precision=Precision.parse("fp16-mixed")), gpu("T4"))
-    bf16 = estimate(shape, setup, gpu("T4"))
+    fp16 = estimate(shape, replace(setup, precision=Precision.parse("fp16-mixed")), Hardware.of_gpu(gpu("T4")))
+    bf16 = estimate(shape, setup, Hardware.of_gpu(gpu("T4")))
     saved = 12 * 12 * 4 * 1024 * 1024 * 4
     assert bf16.memory.peak_allocated_bytes - fp16.memory.peak_allocated_bytes > saved
 
@@ -189,17 +189,20 @@ def test_single_operators_keep_the_weights_of_all_heads_where_no_kernel_takes_bf
 def test_recorded_code_does_not_fit_what_exceeds_a_card_with_any_attention(card: str) -> None:
     """Parameters, gradients and two states of 8.03e9 in fp32 over 8 ranks are 14.96 GiB; and the logits of gpt2."""
     fp16 = TrainSetup(world_size=8, sequence_length=512, precision=Precision.parse("fp16-mixed"))
-    found = estimate(find_model("Llama-3.1-8B", code="huggingface"), fp16, gpu(card))
+    where = Hardware.of_gpu(gpu(card))
+    found = estimate(find_model("Llama-3.1-8B", code="huggingface"), fp16, where)
     assert found.verdict is Verdict.DOES_NOT_FIT
     assert found.least_bytes >= 4 * 4 * 8_030_261_248 // 8
     many = replace(fp16, micro_batch_size=96, sequence_length=1024)
-    assert estimate(find_model("gpt2", code="huggingface"), many, gpu(card)).verdict is Verdict.DOES_NOT_FIT
+    assert estimate(find_model("gpt2", code="huggingface"), many, where).verdict is Verdict.DOES_NOT_FIT
 
 
 def test_what_only_flash_attentions_own_kernel_allocates_is_no_part_of_the_least() -> None:
     """Selective checkpointing saves outputs by the operator's name, so another kernel's may not be saved."""
     setup = TrainSetup(world_size=8, sequence_length=512, precision=Precision.parse("fp16-mixed"))
-    found = estimate(find_model("gpt2", code="huggingface"), replace(setup, micro_batch_size=96), gpu("T4"))
+    found = estimate(
+        find_model("gpt2", code="huggingface"), replace(setup, micro_batch_size=96), Hardware.of_gpu(gpu("T4"))
+    )
     assert found.least_bytes == found.memory.peak_allocated_bytes
     named = dataclasses.replace(found, setup=replace(setup, checkpointing=Checkpointing.SELECTIVE))
     inside = dataclasses.replace(

@@ -12,7 +12,7 @@ from fsdp_bench.catalog.loader import BUILT_IN
 from fsdp_bench.plan.estimate import Estimate, Verdict, estimate
 from fsdp_bench.plan.search.fit import FitCheck
 from fsdp_bench.plan.search.quantity import Candidate
-from fsdp_bench.spec.hardware import Cluster
+from fsdp_bench.spec.hardware import Hardware
 from fsdp_bench.spec.model import Family
 from fsdp_bench.spec.setup import TrainSetup
 
@@ -21,14 +21,14 @@ MODEL = nearest_size(Family.LLAMA, 100_000_000)
 MOST_OF_NCCL_ON_P5 = 614 * MIB  # by hand in tests/rates/test_communicators.py
 
 
-def cluster(name: str, card_bytes: int | None = None, context_bytes: int | None = None) -> Cluster:
+def cluster(name: str, card_bytes: int | None = None, context_bytes: int | None = None) -> Hardware:
     server = BUILT_IN.server(name)
     gpu = BUILT_IN.gpu(server.gpu)
     gpu = replace(gpu, context_bytes=context_bytes, usable_memory_bytes=card_bytes or gpu.usable_memory_bytes)
-    return Cluster(server=server, gpu=gpu, gpus_per_node=8)
+    return Hardware(server=server, gpu=gpu, gpus_per_node=8)
 
 
-def on(where: Cluster, headroom_bytes: int | None = None) -> Estimate:
+def on(where: Hardware, headroom_bytes: int | None = None) -> Estimate:
     setup = TrainSetup(world_size=8, sequence_length=512)
     return estimate(MODEL, setup, where, headroom_bytes=headroom_bytes)
 

@@ -12,7 +12,7 @@ from msgspec.structs import replace as struct_replace
 
 from fsdp_bench.catalog.loader import BUILT_IN
 from fsdp_bench.rates.collectives import KINDS, Topology, collective_seconds, groups_of
-from fsdp_bench.spec.hardware import Cluster
+from fsdp_bench.spec.hardware import Hardware
 from fsdp_bench.spec.setup import ShardingStrategy, TrainSetup
 
 US = 1e-6
@@ -21,12 +21,12 @@ A100_BUS = 12 * 20e9  # twelve links of 25 GB/s, which NCCL assumes to carry 20 
 A100_NETWORK = 8 * 24e9  # eight NICs of 200 Gb/s
 
 
-def cluster(server: str = "DGX-A100", nodes: int = 1, each: int = 8) -> Cluster:
+def cluster(server: str = "DGX-A100", nodes: int = 1, each: int = 8) -> Hardware:
     found = BUILT_IN.server(server)
-    return Cluster(server=found, gpu=BUILT_IN.gpu(found.gpu), num_nodes=nodes, gpus_per_node=each)
+    return Hardware(server=found, gpu=BUILT_IN.gpu(found.gpu), num_nodes=nodes, gpus_per_node=each)
 
 
-def shard_group(where: Cluster) -> Topology:
+def shard_group(where: Hardware) -> Topology:
     found = groups_of(where, TrainSetup(world_size=where.world_size)).shard
     assert found is not None
     return found
@@ -136,19 +136,19 @@ def test_what_joins_processors_is_no_slower_than_pcie_where_nobody_documents_it(
     g5 = BUILT_IN.server("g5.48xlarge")
     assert g5.intra_node is not None
     bare = struct_replace(g5, intra_node=struct_replace(g5.intra_node, **{unknown: None}))
-    where = Cluster(server=bare, gpu=BUILT_IN.gpu(bare.gpu), num_nodes=1, gpus_per_node=8)
+    where = Hardware(server=bare, gpu=BUILT_IN.gpu(bare.gpu), num_nodes=1, gpus_per_node=8)
     assert shard_group(where).link_bandwidth == 24e9
 
 
 def test_what_nobody_documents_is_unknown() -> None:
     assert groups_of(cluster("ND-MI300X-v5"), TrainSetup(world_size=8)).shard is None
     g6e = BUILT_IN.server("g6e.48xlarge")
-    without = Cluster(server=struct_replace(g6e, intra_node=None), gpu=BUILT_IN.gpu(g6e.gpu), gpus_per_node=8)
+    without = Hardware(server=struct_replace(g6e, intra_node=None), gpu=BUILT_IN.gpu(g6e.gpu), gpus_per_node=8)
     assert groups_of(without, TrainSetup(world_size=8)).shard is None
     assert groups_of(cluster("p3dn.24xlarge"), TrainSetup(world_size=8)).shard is not None
     assert groups_of(cluster("p3dn.24xlarge", each=4), TrainSetup(world_size=4)).shard is None  # a part of the mesh
     alone = struct_replace(BUILT_IN.server("DGX-A100"), inter_node=None)
-    two = Cluster(server=alone, gpu=BUILT_IN.gpu(alone.gpu), num_nodes=2, gpus_per_node=8)
+    two = Hardware(server=alone, gpu=BUILT_IN.gpu(alone.gpu), num_nodes=2, gpus_per_node=8)
     assert groups_of(two, TrainSetup(world_size=16)).shard is None
     groups = groups_of(two, hybrid(8))
     assert (groups.shard is None, groups.replicate is None) == (False, True)

@@ -30,7 +30,7 @@ from fsdp_bench.rates.nccl_buffers import (
     connections,
     multicast_buffers,
 )
-from fsdp_bench.spec.hardware import Cluster
+from fsdp_bench.spec.hardware import Hardware
 from fsdp_bench.spec.setup import Api, ShardingStrategy, TrainSetup
 
 MIB = 2**20
@@ -38,9 +38,9 @@ S = ShardingStrategy
 SERVERS = [server.name for server in BUILT_IN.servers()]
 
 
-def cluster(server: str, nodes: int = 1, each: int = 8) -> Cluster:
+def cluster(server: str, nodes: int = 1, each: int = 8) -> Hardware:
     found = BUILT_IN.server(server)
-    return Cluster(server=found, gpu=BUILT_IN.gpu(found.gpu), num_nodes=nodes, gpus_per_node=each)
+    return Hardware(server=found, gpu=BUILT_IN.gpu(found.gpu), num_nodes=nodes, gpus_per_node=each)
 
 
 def found_on(

@@ -9,10 +9,10 @@ import pytest
 from fsdp_bench.catalog.loader import gpu, server, servers
 from fsdp_bench.rates.datasheet import COPY_EFFICIENCY, SMALL_COPY_BYTES, datasheet
 from fsdp_bench.simulate.events import Work
-from fsdp_bench.spec.hardware import Cluster
+from fsdp_bench.spec.hardware import Hardware
 from fsdp_bench.spec.setup import TrainSetup
 
-ALONE = datasheet(None, gpu("H100-SXM"), TrainSetup(world_size=1, sequence_length=2048), None)
+ALONE = datasheet(Hardware.of_gpu(gpu("H100-SXM")), TrainSetup(world_size=1, sequence_length=2048))
 
 
 def test_without_a_known_link_a_small_copy_takes_as_long_as_on_the_slowest_and_a_large_one_is_unknown() -> None:
@@ -32,6 +32,6 @@ def test_a_known_link_decides_about_small_copies_too() -> None:
 @pytest.mark.parametrize(("num_gpus", "sharing"), [(1, 1), (2, 2), (8, 2)])
 def test_only_gpus_that_are_used_share_an_uplink(num_gpus: int, sharing: int) -> None:
     """Two GPUs of a p4d share each uplink of 16 GB/s (servers.toml), of which copies reach 80 %."""
-    cluster = Cluster(server=server("p4d.24xlarge"), gpu=gpu("A100-SXM-40GB"), num_nodes=1, gpus_per_node=num_gpus)
-    rates = datasheet(cluster, cluster.gpu, TrainSetup(world_size=num_gpus, sequence_length=2048), None)
+    cluster = Hardware(server=server("p4d.24xlarge"), gpu=gpu("A100-SXM-40GB"), num_nodes=1, gpus_per_node=num_gpus)
+    rates = datasheet(cluster, TrainSetup(world_size=num_gpus, sequence_length=2048))
     assert rates.copy(Work("to_host", 2**30)) == pytest.approx(2**30 / (0.8 * 16e9 / sharing))

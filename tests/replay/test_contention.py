@@ -13,7 +13,6 @@ from msgspec.structs import replace
 
 from fsdp_bench.catalog import loader
 from fsdp_bench.plan.speed import speed
-from fsdp_bench.rates.collectives import groups_of
 from fsdp_bench.rates.datasheet import Datasheet, datasheet
 from fsdp_bench.replay.schedule import run, schedule
 from fsdp_bench.replay.step_parts import StepPart
@@ -21,7 +20,7 @@ from fsdp_bench.simulate.events import Event, Kind, Stream, Work
 from fsdp_bench.simulate.operators.kernels import CUDA
 from fsdp_bench.simulate.step import steady_step
 from fsdp_bench.simulate.tape import Tape
-from fsdp_bench.spec.hardware import Cluster
+from fsdp_bench.spec.hardware import Hardware
 from fsdp_bench.spec.model import ModelShape
 from fsdp_bench.spec.setup import ShardingStrategy, TrainSetup, impossible
 from tests.profiles import share_of_examples
@@ -88,8 +87,10 @@ def test_a_collective_that_nobody_waits_for_lets_the_stream_go_on() -> None:
 
 def on_h100s(nodes: int = 1) -> Datasheet:
     setup = TrainSetup(world_size=8 * nodes)
-    cluster = Cluster(server=loader.server("p5.48xlarge"), gpu=loader.gpu("H100-SXM"), num_nodes=nodes, gpus_per_node=8)
-    return datasheet(cluster, cluster.gpu, setup, groups_of(cluster, setup))
+    cluster = Hardware(
+        server=loader.server("p5.48xlarge"), gpu=loader.gpu("H100-SXM"), num_nodes=nodes, gpus_per_node=8
+    )
+    return datasheet(cluster, setup)
 
 
 def test_a_product_of_one_wave_needs_two_beside_an_all_gather() -> None:
@@ -161,7 +162,7 @@ def test_faster_hardware_never_makes_a_step_slower(strategy: str, faster: str) -
     steps = []
     for factor in (0.25, 0.5, 0.8, 1.0, 1.3, 2.0, 4.0):
         changed, card = HARDWARE[faster](server, gpu, factor)
-        time = speed(shape, setup, Cluster(server=changed, gpu=card, num_nodes=2, gpus_per_node=8)).time
+        time = speed(shape, setup, Hardware(server=changed, gpu=card, num_nodes=2, gpus_per_node=8)).time
         assert time.step_seconds is not None
         steps.append(time.step_seconds)
     for slow, fast in itertools.pairwise(steps):

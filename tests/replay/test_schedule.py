@@ -16,7 +16,7 @@ from fsdp_bench.simulate.events import Event, Kind, Queue, Stream, Work
 from fsdp_bench.simulate.operators.kernels import CPU_GLOO, CUDA
 from fsdp_bench.simulate.step import first_steps, steady_step
 from fsdp_bench.simulate.tape import Tape
-from fsdp_bench.spec.hardware import Cluster
+from fsdp_bench.spec.hardware import Hardware
 from fsdp_bench.spec.model import Family, ModelShape
 from fsdp_bench.spec.setup import Api, Checkpointing, Offload, Precision, ShardingStrategy, TrainSetup, impossible
 from tests.profiles import share_of_examples
@@ -269,14 +269,14 @@ def test_attention_above_the_diagonal_is_skipped_tile_by_tile() -> None:
     assert attention_flops((2, 3, 1, 256, 64), True) == 6 * 3 * one * 5 / 2
 
 
-def _cluster(nodes: int) -> Cluster:
+def _cluster(nodes: int) -> Hardware:
     server = loader.server("p5.48xlarge")
-    return Cluster(server=server, gpu=loader.gpu(server.gpu), num_nodes=nodes, gpus_per_node=8)
+    return Hardware(server=server, gpu=loader.gpu(server.gpu), num_nodes=nodes, gpus_per_node=8)
 
 
 def test_unknown_links_leave_the_step_unknown_and_say_so() -> None:
     """A GPU alone has no links: what computes is known, the step of several ranks is not."""
-    shape, gpu = loader.model("gpt2").shape(), loader.gpu("H100-SXM")
+    shape, gpu = loader.model("gpt2").shape(), Hardware.of_gpu(loader.gpu("H100-SXM"))
     alone = speed(shape, TrainSetup(world_size=1, sequence_length=64), gpu)
     assert alone.mfu is not None
     several = speed(shape, TrainSetup(world_size=2, sequence_length=64), gpu)

@@ -16,7 +16,7 @@ from fsdp_bench.replay.traffic import Traffic, collectives, traffic
 from fsdp_bench.simulate.events import Work
 from fsdp_bench.simulate.operators.kernels import CUDA, Kernels
 from fsdp_bench.simulate.step import steady_step
-from fsdp_bench.spec.hardware import Cluster
+from fsdp_bench.spec.hardware import Hardware
 from fsdp_bench.spec.model import ModelShape
 from fsdp_bench.spec.record import TrialRecord
 from fsdp_bench.spec.setup import Api, Checkpointing, Precision, ShardingStrategy, TrainSetup, Wrap
@@ -139,12 +139,12 @@ def test_one_rank_sends_nothing() -> None:
 
 def test_the_time_of_traffic_is_the_sum_of_its_collectives() -> None:
     server = BUILT_IN.server("DGX-A100")
-    cluster = Cluster(server=server, gpu=BUILT_IN.gpu(server.gpu), num_nodes=2, gpus_per_node=8)
+    cluster = Hardware(server=server, gpu=BUILT_IN.gpu(server.gpu), num_nodes=2, gpus_per_node=8)
     setup = of(S.HYBRID_SHARD, 16, shard_size=8, gradient_accumulation_steps=5)
     issued, groups = collectives_of(shape(num_hidden_layers=4), setup), groups_of(cluster, setup)
     topologies = {"shard": groups.shard, "replicate": groups.replicate}
     each = [collective_seconds(one.name, one.num_bytes, topologies[one.group]) for one in issued]  # type: ignore[arg-type]
-    rates = datasheet(cluster, cluster.gpu, setup, groups)
+    rates = datasheet(cluster, setup)
     total = sum(one.seconds or 0.0 for one in traffic(issued, setup, rates))
     assert total == pytest.approx(sum(each))
     assert all(one.seconds is None for one in traffic(issued, setup))

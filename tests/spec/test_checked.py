@@ -21,7 +21,7 @@ from fsdp_bench.plan.estimate import predict_memory
 from fsdp_bench.spec.checked import CaseInsensitiveEnum, Checked
 from fsdp_bench.spec.codec import from_builtins, from_json, to_builtins, to_json
 from fsdp_bench.spec.errors import SpecError
-from fsdp_bench.spec.hardware import Cluster, Interconnect, LinkKind, Network, Source
+from fsdp_bench.spec.hardware import Hardware, Interconnect, LinkKind, Network, Source
 from fsdp_bench.spec.model import Family, ModelShape
 from fsdp_bench.spec.profile import MatmulTime, Profile, RankProfile
 from fsdp_bench.spec.record import RunPlan, TrialSpec
@@ -242,7 +242,8 @@ def public_values() -> list[Checked]:
         server,
         link,
         Network(kind=LinkKind.EFA, source=SOURCE),
-        Cluster(server=server, gpu=BUILT_IN.gpu(server.gpu), gpus_per_node=1),
+        Hardware.of_gpu(gpu),
+        Hardware(server=server, gpu=BUILT_IN.gpu(server.gpu), gpus_per_node=1),
         models()[0],
         run,
         TrialSpec(id="a", model=shape, setup=TrainSetup(), run=run, device="cpu"),

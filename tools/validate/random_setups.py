@@ -67,8 +67,7 @@ def _is_left_out(shape: ModelShape, setup: TrainSetup, device: str) -> bool:
 
     And fp32 heads that CUDA's fused attention does not take (attention.py).
     """
-    is_replicated = setup.api is Api.FSDP1 or setup.strategy is ShardingStrategy.NO_SHARD
-    if setup.optimizer is OptimizerKind.MUON and not is_replicated:
+    if setup.optimizer is OptimizerKind.MUON and setup.uses_fully_shard:
         return True
     return device == "cuda" and setup.precision.compute == "fp32" and shape.head_dim % 4 != 0
 

@@ -14,7 +14,6 @@ from fsdp_bench.catalog.loader import Catalog, load_user_catalog
 from fsdp_bench.catalog.lookup import (
     CODES,
     POSITIONS,
-    Hardware,
     Placement,
     adapted_model,
     config_of_shape,
@@ -45,7 +44,7 @@ from fsdp_bench.report.terminal import print_line
 from fsdp_bench.simulate.wrappers.impossible import why_impossible
 from fsdp_bench.spec.codec import from_text
 from fsdp_bench.spec.errors import SpecError, shown
-from fsdp_bench.spec.hardware import Cluster
+from fsdp_bench.spec.hardware import Hardware
 from fsdp_bench.spec.lora import QUANTIZED, LoRA, parse_lora
 from fsdp_bench.spec.model import Family, ModelShape
 from fsdp_bench.spec.recording.model import Model
@@ -71,10 +70,10 @@ class Reading(NamedTuple):
     options: SetupOptions
     """The options, each with one value."""
     setup: TrainSetup
-    hardware: Hardware
+    hardware: Hardware | None
 
 
-def read_setup(options: SetupOptions) -> tuple[Model, TrainSetup, Hardware]:
+def read_setup(options: SetupOptions) -> tuple[Model, TrainSetup, Hardware | None]:
     """Read the options of one setup.
 
     Raises:
@@ -123,8 +122,8 @@ def read_models(readings: Sequence[Reading]) -> list[Model]:
 
 def _is_before_sm80(reading: Reading) -> bool:
     """Whether attention runs in 16 bits on a GPU for which torch has no FlashAttention."""
-    gpu = reading.hardware.gpu if isinstance(reading.hardware, Cluster) else reading.hardware
-    return gpu is not None and gpu.lacks_flash_attention(reading.setup.precision.compute)
+    where = reading.hardware
+    return where is not None and where.gpu.lacks_flash_attention(reading.setup.precision.compute)
 
 
 def read_model(options: SetupOptions) -> Model:

@@ -11,15 +11,15 @@ from fsdp_bench.plan.defaults import USUAL_GPUS_PER_NODE
 from fsdp_bench.plan.question import Question
 from fsdp_bench.plan.search.quantity import MOST_GPUS
 from fsdp_bench.spec.errors import SpecError
-from fsdp_bench.spec.hardware import Cluster, Gpu
+from fsdp_bench.spec.hardware import Hardware
 from fsdp_bench.spec.setup import ShardingStrategy
 
 
 def larger_worlds(question: Question) -> list[int]:
     """Return the larger world sizes to try: up to a full node, then whole nodes."""
     hardware, now = question.hardware, question.setup.world_size
-    if isinstance(hardware, Cluster):
-        node = hardware.server.gpus_per_node if hardware.num_nodes == 1 else hardware.gpus_per_node
+    if hardware is not None and hardware.has_server:
+        node = _gpus_per_node(hardware)
     else:
         usual = USUAL_GPUS_PER_NODE
         node = usual if now <= usual or now % usual == 0 else now
@@ -42,13 +42,18 @@ def on_world(question: Question, world: int) -> tuple[str, str, Question] | None
     return None if changed.impossible else (option, value, changed)
 
 
-def _hardware(hardware: Cluster | Gpu | None, world: int) -> tuple[str, int, Cluster | Gpu | None]:
-    if not isinstance(hardware, Cluster):
+def _hardware(hardware: Hardware | None, world: int) -> tuple[str, int, Hardware | None]:
+    if hardware is None or not hardware.has_server:
         return "--world-size", world, hardware
-    each = hardware.server.gpus_per_node if hardware.num_nodes == 1 else hardware.gpus_per_node
+    each = _gpus_per_node(hardware)
     if world <= each:
         return "--gpus-per-node", world, msgspec.structs.replace(hardware, gpus_per_node=world)
     return "--nodes", world // each, msgspec.structs.replace(hardware, num_nodes=world // each, gpus_per_node=each)
+
+
+def _gpus_per_node(hardware: Hardware) -> int:
+    """Return the GPUs of a node among several like it: all of a lone node's, as many as several nodes already use."""
+    return hardware.server.gpus_per_node if hardware.num_nodes == 1 else hardware.gpus_per_node
 
 
 def fewest(

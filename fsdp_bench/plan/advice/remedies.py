@@ -15,8 +15,7 @@ from fsdp_bench.plan.estimate import available_bytes, communicators_for, predict
 from fsdp_bench.plan.question import Prediction, Question, answer, answer_if_it_fits
 from fsdp_bench.replay.host_memory import Build, host_memory
 from fsdp_bench.spec.errors import SpecError
-from fsdp_bench.spec.hardware import Cluster
-from fsdp_bench.spec.recording.model import RecordedModel
+from fsdp_bench.spec.recording.model import lora_of
 from fsdp_bench.spec.setup import Api, Checkpointing, Loss, Offload, OptimizerKind, ShardingStrategy
 
 MOST = 4
@@ -259,8 +258,7 @@ def smaller_bases(prediction: Prediction) -> tuple[str, ...]:
 
     They are not predicted: a recording takes minutes.
     """
-    model = prediction.question.model
-    lora = model.code.origin.lora if isinstance(model, RecordedModel) else None
+    lora = lora_of(prediction.question.model)
     if prediction.fits is not False or lora is None or lora.is_quantized:
         return ()
     rest = msgspec.structs.replace(lora, base=None).text()
@@ -276,15 +274,15 @@ def _switches_text(change: Alternative) -> str:
 
 def _may_fit(question: Question) -> bool:
     """Return whether live bytes and host memory are within their limits. Takes milliseconds."""
-    cluster = question.hardware if isinstance(question.hardware, Cluster) else None
-    communicators = communicators_for(question.model, question.setup, cluster)
+    hardware = question.hardware
+    communicators = communicators_for(question.model, question.setup, hardware)
     available = available_bytes(question.gpu, communicators, question.headroom_bytes) or 0
     if _live_bytes(question) > available:
         return False
-    if cluster is None or cluster.server.host_memory_bytes is None:
+    if hardware is None or hardware.server.host_memory_bytes is None:
         return True
-    needed = host_memory(question.model, question.setup, cluster.gpus_per_node, question.build).peak_bytes
-    return needed <= cluster.server.host_memory_bytes
+    needed = host_memory(question.model, question.setup, hardware.gpus_per_node, question.build).peak_bytes
+    return needed <= hardware.server.host_memory_bytes
 
 
 def _live_bytes(question: Question) -> int:

@@ -10,7 +10,7 @@ import msgspec
 from fsdp_bench.plan.question import Prediction, Question, answer
 from fsdp_bench.plan.speed import Speed
 from fsdp_bench.spec.errors import SpecError
-from fsdp_bench.spec.hardware import Cluster
+from fsdp_bench.spec.hardware import Hardware
 from fsdp_bench.spec.setup import TrainSetup
 
 MOST_NODES = 64
@@ -55,7 +55,7 @@ def scaling_curves(questions: Sequence[Question]) -> list[ScalingCurve]:
         SpecError: if no server is named.
     """
     first = questions[0].hardware
-    if not isinstance(first, Cluster):
+    if first is None or not first.has_server:
         raise SpecError("scaling: no server is named; --server NAME, and --nodes N for how far")
     counts = node_counts(first.num_nodes if first.num_nodes > 1 else MOST_NODES)
     found = []
@@ -74,14 +74,13 @@ def scaling_curves(questions: Sequence[Question]) -> list[ScalingCurve]:
 
 def _answer(question: Question, nodes: int) -> Prediction | None:
     """Predict a setup on ``nodes`` nodes. None if it cannot run on them."""
-    cluster = question.hardware
-    assert isinstance(cluster, Cluster)
-    cluster = msgspec.structs.replace(cluster, num_nodes=nodes)
-    setup = on_nodes(question.setup, cluster)
-    return None if setup is None else answer(replace(question, setup=setup, hardware=cluster))
+    assert question.hardware is not None
+    hardware = msgspec.structs.replace(question.hardware, num_nodes=nodes)
+    setup = on_nodes(question.setup, hardware)
+    return None if setup is None else answer(replace(question, setup=setup, hardware=hardware))
 
 
-def on_nodes(setup: TrainSetup, cluster: Cluster) -> TrainSetup | None:
+def on_nodes(setup: TrainSetup, cluster: Hardware) -> TrainSetup | None:
     """Return a setup with the world size of ``cluster``. Hybrid strategies shard within a node; None on one node."""
     if not setup.strategy.is_hybrid:
         return msgspec.structs.replace(setup, world_size=cluster.world_size)

@@ -93,7 +93,7 @@ def read_side(value: Comparable, name: str) -> Side:
     if isinstance(value, str | Path):
         return _of_file(Path(value))
     if isinstance(value, TimedEstimate):
-        asked = Question(value.model, value.setup, value.cluster or value.gpu)
+        asked = Question(value.model, value.setup, value.hardware)
         value = Prediction(asked, value, known_speed=value.speed)
     if isinstance(value, Prediction):
         value = document(value)

@@ -11,7 +11,7 @@ from fsdp_bench.plan.export.chosen import Chosen
 from fsdp_bench.plan.export.pieces import DTYPES, literal
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.lora import ALL_LINEAR, LoRA
-from fsdp_bench.spec.setup import Api, Offload, Reentrant, TrainSetup, Wrap
+from fsdp_bench.spec.setup import Offload, Reentrant, TrainSetup, Wrap
 
 _QUANTIZE = '''
 def quantize(model{given}):
@@ -131,7 +131,7 @@ def is_filled_in_4_bits(setup: TrainSetup, lora: LoRA | None) -> bool:
     What that leaves in the caching allocator cannot be emptied: a rank's shards, and what unpacks the weights, lie in
     the segments of the whole layers.
     """
-    return lora is not None and lora.is_quantized and setup.api is Api.FSDP2 and not setup.is_ddp
+    return lora is not None and lora.is_quantized and setup.uses_fully_shard
 
 
 def _quantize_text(is_later: bool) -> list[str]:

@@ -14,11 +14,10 @@ from fsdp_bench.plan.defaults import USUAL_GPUS_PER_NODE
 from fsdp_bench.plan.purchase.offer import MICRO_BATCHES, Offer
 from fsdp_bench.plan.question import Prediction, Question, answer
 from fsdp_bench.spec.errors import SpecError
-from fsdp_bench.spec.hardware import Cluster
 from fsdp_bench.spec.lora import LoRA
 from fsdp_bench.spec.recording.config import complete
 from fsdp_bench.spec.recording.ends import Ends
-from fsdp_bench.spec.recording.model import RecordedModel, code_of
+from fsdp_bench.spec.recording.model import RecordedModel, code_of, lora_of
 from fsdp_bench.spec.recording.recorded import RecordedCode
 from fsdp_bench.spec.setup import TrainSetup
 
@@ -66,7 +65,7 @@ class Chosen:
             SpecError: if the GPUs do not fill servers of 8.
         """
         hardware, world = self.question.hardware, self.setup.world_size
-        if isinstance(hardware, Cluster):
+        if hardware is not None and hardware.has_server:
             return hardware.gpus_per_node
         if world > USUAL_GPUS_PER_NODE and world % USUAL_GPUS_PER_NODE:
             raise SpecError(f"export: nothing says how {world} GPUs are spread over servers; name a --server")
@@ -99,8 +98,7 @@ class Chosen:
     @property
     def lora(self) -> LoRA | None:
         """The adapters that are trained; None for the whole model."""
-        model = self.question.model
-        return model.code.origin.lora if isinstance(model, RecordedModel) else None
+        return lora_of(self.question.model)
 
     @property
     def vocab_size(self) -> int:

@@ -6,12 +6,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from fsdp_bench.catalog.lookup import CODES
 from fsdp_bench.plan.export import accelerate, huggingface, pytorch, slurm, torchtitan
 from fsdp_bench.plan.export.adapters import refuse_adapters
 from fsdp_bench.plan.export.chosen import Chosen
 from fsdp_bench.plan.export.files import File
 from fsdp_bench.spec.errors import SpecError, not_allowed
-from fsdp_bench.spec.recording.model import Model, RecordedModel, whose_code
+from fsdp_bench.spec.recording.model import Model, code_of, whose_code
 from fsdp_bench.spec.setup import Float8
 from fsdp_bench.spec.units import format_gib
 
@@ -44,9 +45,7 @@ def refuse_model(model: Model) -> None:
     Raises:
         SpecError: naming what can be exported.
     """
-    if not isinstance(model, RecordedModel):
-        return
-    if model.code.origin.code not in ("huggingface", "torchtitan"):
+    if code_of(model) not in CODES:
         raise SpecError(f"export: {model.name} is your own code; --model, --params and --hf-config are exported")
 
 

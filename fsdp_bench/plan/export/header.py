@@ -8,7 +8,6 @@ from collections.abc import Iterable
 from fsdp_bench import __version__
 from fsdp_bench.plan.export.chosen import Chosen
 from fsdp_bench.spec.errors import printable
-from fsdp_bench.spec.hardware import Cluster
 from fsdp_bench.spec.recording.model import whose_code
 from fsdp_bench.spec.setup import Loss, Offload, Reentrant, TrainSetup
 from fsdp_bench.spec.units import format_gib
@@ -40,9 +39,8 @@ def header(what: str, chosen: Chosen, notes: Iterable[str] = ()) -> str:
 def hardware(chosen: Chosen) -> str:
     """Return the servers and GPUs."""
     where, world = chosen.question.hardware, chosen.setup.world_size
-    if isinstance(where, Cluster):
-        return f"{where.num_nodes} x {where.server.name}, {world} {where.gpu.name}"
-    return f"{world} {where.name if where else 'GPUs'}"
+    servers = f"{where.num_nodes} x {where.name}, " if where and where.has_server else ""
+    return f"{servers}{world} {where.gpu.name if where else 'GPUs'}"
 
 
 def setting(setup: TrainSetup) -> str:

@@ -12,7 +12,6 @@ from fsdp_bench.plan.export.chosen import Chosen
 from fsdp_bench.plan.export.pieces import DTYPES, refusal
 from fsdp_bench.plan.export.sharding import is_mixed
 from fsdp_bench.spec.errors import SpecError
-from fsdp_bench.spec.hardware import Cluster
 from fsdp_bench.spec.setup import Api, BackwardPrefetch, Checkpointing, Offload, TrainSetup, Wrap
 from fsdp_bench.spec.units import format_gib
 
@@ -137,7 +136,7 @@ def host_note(chosen: Chosen, kind: str) -> str:
     """
     needed = chosen.host_bytes_of_whole_models
     hardware = chosen.question.hardware
-    there = hardware.server.host_memory_bytes if isinstance(hardware, Cluster) else None
+    there = hardware.server.host_memory_bytes if hardware else None
     text = f"every rank builds the whole model in host memory, {format_gib(needed)} on a node"
     if there is not None and needed > there:
         raise SpecError(f"export {kind}: {text} of {format_gib(there)}; --export pytorch builds it in parts")

@@ -73,17 +73,13 @@ def _imports(setup: TrainSetup, of_adapters: list[str]) -> str:
         found.append("from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler")
     standard = ["import os", "import time"]
     standard += ["from functools import partial"] if "from functools import partial" in found else []
-    keeps_local = _keeps_gradients(setup) and not _is_fsdp2(setup)
+    keeps_local = _keeps_gradients(setup) and not setup.uses_fully_shard
     standard += ["from contextlib import nullcontext"] if keeps_local else []
     others = [line for line in dict.fromkeys(found) if line not in standard]
     plain = sorted(line for line in others if line.startswith("import "))
     named = sorted(line for line in others if line.startswith("from "))
     first = sorted(standard, key=lambda line: (line.startswith("from"), line))
     return "\n".join([*first, "", "import torch", *plain, *named]) + "\n"
-
-
-def _is_fsdp2(setup: TrainSetup) -> bool:
-    return setup.api is Api.FSDP2 and not setup.is_ddp
 
 
 def _keeps_gradients(setup: TrainSetup) -> bool:
@@ -97,7 +93,7 @@ def _step(setup: TrainSetup) -> str:
     body.append("scaler.scale(loss).backward()" if scaler else "loss.backward()")
     if _keeps_gradients(setup):
         last = "is_last = index == MICRO_BATCHES - 1"
-        if _is_fsdp2(setup):
+        if setup.uses_fully_shard:
             body = [last, "model.set_requires_gradient_sync(is_last)", "batch = next(data)", *body]
         else:
             body = [last, "batch = next(data)", "with nullcontext() if is_last else model.no_sync():"] + [

@@ -19,14 +19,12 @@ from fsdp_bench.plan.export.pieces import refusal
 from fsdp_bench.spec.checkpointing_policy import EVERY_SECOND_PRODUCT
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.setup import (
-    Api,
     BackwardPrefetch,
     Checkpointing,
     Loss,
     Offload,
     OptimizerKind,
     Reentrant,
-    ShardingStrategy,
     TrainSetup,
     Wrap,
 )
@@ -71,7 +69,7 @@ def _why_not(chosen: Chosen) -> str | None:
     setup, precision = chosen.setup, chosen.setup.precision
     if chosen.config.get("model_type") not in _FAMILIES:
         return f"only {' and '.join(_FAMILIES)} have torchtitan's code here, not {chosen.config.get('model_type')}"
-    if setup.api is Api.FSDP1 or setup.strategy is ShardingStrategy.NO_SHARD:
+    if not setup.uses_fully_shard:
         return "torchtitan has fully_shard alone: use --api fsdp2 with a strategy that shards"
     if chosen.modules.is_tied:
         return (

@@ -13,7 +13,7 @@ from fsdp_bench.plan.purchase.searched import Kind, Searched
 from fsdp_bench.plan.purchase.settings import settings, setup_of
 from fsdp_bench.plan.purchase.simulated import Simulated
 from fsdp_bench.simulate.operators.kernels import CUDA, kernels_on
-from fsdp_bench.spec.hardware import Cluster
+from fsdp_bench.spec.hardware import Hardware
 from fsdp_bench.spec.setup import Checkpointing, Loss, Offload
 from fsdp_bench.spec.units import format_gib
 
@@ -82,7 +82,7 @@ def _why_never(goal: Goal, kinds: Sequence[Kind]) -> str:
     if not kinds:
         return ""
     kind = max(kinds, key=lambda one: one.gpu.usable_memory_bytes or 0)
-    cluster = Cluster(server=kind.server, gpu=kind.gpu, num_nodes=MOST_NODES, gpus_per_node=kind.gpus_per_node)
+    cluster = Hardware(server=kind.server, gpu=kind.gpu, num_nodes=MOST_NODES, gpus_per_node=kind.gpus_per_node)
     least: MemoryPrediction | None = None
     for setting in settings(goal):
         saves = setting.checkpointing is Checkpointing.FULL and setting.loss is not Loss.PLAIN

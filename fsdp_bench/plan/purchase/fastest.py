@@ -20,7 +20,7 @@ from fsdp_bench.rates.hardware import rates_of
 from fsdp_bench.replay.host_memory import Build, host_memory
 from fsdp_bench.replay.traffic import traffic
 from fsdp_bench.simulate.operators.kernels import CUDA, kernels_on
-from fsdp_bench.spec.hardware import Cluster, Gpu, Server
+from fsdp_bench.spec.hardware import Gpu, Hardware, Server
 from fsdp_bench.spec.setup import Checkpointing, Loss, Offload, ShardingStrategy, TrainSetup
 
 
@@ -28,7 +28,7 @@ from fsdp_bench.spec.setup import Checkpointing, Loss, Offload, ShardingStrategy
 class Timed:
     """A setup on a cluster, and its predicted speed."""
 
-    cluster: Cluster
+    cluster: Hardware
     setup: TrainSetup
     tokens_per_second_per_gpu: float
 
@@ -67,9 +67,9 @@ class Fastest:
         self.reached: dict[TrainSetup, float] = {}
         """Tokens per second of one GPU, by setup."""
 
-    def cluster(self, num_nodes: int) -> Cluster:
+    def cluster(self, num_nodes: int) -> Hardware:
         """Return so many of the servers."""
-        return Cluster(server=self.server, gpu=self.gpu, num_nodes=num_nodes, gpus_per_node=self.gpus_per_node)
+        return Hardware(server=self.server, gpu=self.gpu, num_nodes=num_nodes, gpus_per_node=self.gpus_per_node)
 
     def on(self, num_nodes: int, among: Iterable[Setting] | None = None) -> list[Timed]:
         """Return the settings whose live bytes fit so many servers and that may be the fastest, the fastest first."""
@@ -80,7 +80,7 @@ class Fastest:
             self._time(cluster, group, found)
         return sorted(found, key=lambda one: -one.tokens_per_second_per_gpu)
 
-    def _classes(self, cluster: Cluster, among: Iterable[Setting]) -> list[tuple[float, list[Setting]]]:
+    def _classes(self, cluster: Hardware, among: Iterable[Setting]) -> list[tuple[float, list[Setting]]]:
         """Return settings that compute the same, with the speed of that alone at the largest batch, fastest first."""
         groups: dict[Setting, list[Setting]] = {}
         for setting in among:
@@ -92,7 +92,7 @@ class Fastest:
                 found.append((self._simulated.without_communication(self._most, group[0], max(batches)), group))
         return sorted(found, key=lambda pair: -pair[0])
 
-    def _time(self, cluster: Cluster, among: Sequence[Setting], found: list[Timed]) -> None:
+    def _time(self, cluster: Hardware, among: Sequence[Setting], found: list[Timed]) -> None:
         """Add the settings that may fit and may be faster than what was found."""
         for bound, setup in self._candidates(cluster, among):
             if bound <= _best(found):
@@ -101,7 +101,7 @@ class Fastest:
                 continue
             found.append(Timed(cluster, setup, self._speed(setup, cluster)))
 
-    def _speed(self, setup: TrainSetup, cluster: Cluster) -> float:
+    def _speed(self, setup: TrainSetup, cluster: Hardware) -> float:
         if setup not in self.reached:
             seconds = step_seconds(self.goal.model, setup, cluster)
             self.reached[setup] = setup.tokens_per_step_per_rank / seconds if seconds else 0.0
@@ -120,7 +120,7 @@ class Fastest:
                 return max(bound for bound, _ in self._classes(self.cluster(fewest), level))
         return 0.0
 
-    def _anything_of(self, among: Sequence[Setting], cluster: Cluster) -> bool:
+    def _anything_of(self, among: Sequence[Setting], cluster: Hardware) -> bool:
         """Return whether the live bytes of some of these settings fit, with the smallest micro-batch."""
         smallest = [(one, batches[0]) for one in among if (batches := self._batches(one, cluster.num_nodes))]
         sharded = [pair for pair in smallest if pair[0].strategy is ShardingStrategy.FULL_SHARD]
@@ -171,7 +171,7 @@ class Fastest:
         key = setting_of(timed.setup), timed.setup.micro_batch_size
         self._refused[key] = max(self._refused.get(key, 0), timed.cluster.num_nodes)
 
-    def _candidates(self, cluster: Cluster, among: Iterable[Setting]) -> list[tuple[float, TrainSetup]]:
+    def _candidates(self, cluster: Hardware, among: Iterable[Setting]) -> list[tuple[float, TrainSetup]]:
         """Return the setups that may fit, each with the speed of its computation alone, the fastest first."""
         found = []
         for setting in among:
@@ -181,7 +181,7 @@ class Fastest:
                     found.append((self._simulated.without_communication(self._most, setting, batch), setup))
         return sorted(found, key=lambda pair: -pair[0])
 
-    def _largest(self, setting: Setting, cluster: Cluster) -> list[int]:
+    def _largest(self, setting: Setting, cluster: Hardware) -> list[int]:
         """Return the two largest micro-batches that may fit."""
         batches = self._batches(setting, cluster.num_nodes)
         for index in reversed(range(len(batches))):
@@ -193,12 +193,12 @@ class Fastest:
         """Return the micro-batches that make the global batch."""
         return [one for one in micro_batches(self.goal) if self._setup(setting, one, num_nodes) is not None]
 
-    def _communication_alone(self, cluster: Cluster, setup: TrainSetup) -> float:
+    def _communication_alone(self, cluster: Hardware, setup: TrainSetup) -> float:
         """Return the tokens per second of one GPU if nothing but the collectives took time."""
         seconds = for_all_micro_batches(setup, lambda few: self._collective_seconds(cluster, few))
         return setup.tokens_per_step_per_rank / seconds if seconds else inf
 
-    def _collective_seconds(self, cluster: Cluster, setup: TrainSetup) -> float | None:
+    def _collective_seconds(self, cluster: Hardware, setup: TrainSetup) -> float | None:
         """Return the time of a step's collectives: those of one group run one by one, those of others beside them."""
         sent = traffic(self._simulated.collectives(self._kernels, setup), setup, rates_of(setup, cluster, "cuda", None))
         by_group: dict[str, float] = {}
@@ -211,7 +211,7 @@ class Fastest:
     def _setup(self, setting: Setting, batch: int, num_nodes: int) -> TrainSetup | None:
         return setup_of(self.goal, setting, batch, num_nodes, self.gpus_per_node)
 
-    def _may_fit(self, setting: Setting, batch: int, cluster: Cluster) -> bool:
+    def _may_fit(self, setting: Setting, batch: int, cluster: Hardware) -> bool:
         if cluster.num_nodes <= self._refused.get((setting, batch), 0):
             return False
         setup = self._setup(setting, batch, cluster.num_nodes)
@@ -225,7 +225,7 @@ class Fastest:
             return False
         return live.may_fit(cluster.world_size, available)
 
-    def _host_fits(self, setup: TrainSetup, cluster: Cluster) -> bool:
+    def _host_fits(self, setup: TrainSetup, cluster: Hardware) -> bool:
         if setup.offload is Offload.NONE:
             return True
         limit = cluster.server.host_memory_bytes

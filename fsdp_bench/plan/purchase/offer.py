@@ -14,7 +14,7 @@ from fsdp_bench.plan.question import Prediction, Question, answer
 from fsdp_bench.plan.ranges import Range, range_of
 from fsdp_bench.rates.collectives import is_over_pcie
 from fsdp_bench.spec.codec import to_builtins
-from fsdp_bench.spec.hardware import Cluster
+from fsdp_bench.spec.hardware import Hardware
 from fsdp_bench.spec.price import Price
 from fsdp_bench.spec.setup import TrainSetup
 
@@ -33,7 +33,7 @@ class Offer:
     expandable_segments: bool = False
 
     @property
-    def cluster(self) -> Cluster:
+    def cluster(self) -> Hardware:
         """The servers."""
         return self.timed.cluster
 

@@ -16,8 +16,8 @@ from fsdp_bench.replay.traffic import collectives
 from fsdp_bench.simulate.events import Work
 from fsdp_bench.simulate.operators.kernels import Kernels
 from fsdp_bench.simulate.step import steady_step
-from fsdp_bench.spec.hardware import Cluster
-from fsdp_bench.spec.recording.model import Model, RecordedModel
+from fsdp_bench.spec.hardware import Hardware
+from fsdp_bench.spec.recording.model import Model
 from fsdp_bench.spec.setup import Api, Checkpointing, Loss, ShardingStrategy, TrainSetup, Wrap
 
 _STEPS = "gradient_accumulation_steps"
@@ -136,7 +136,7 @@ class Simulated:
             self._collectives[key] = collectives(steady_step(self.goal.model, bare, kernels))
         return self._collectives[key]
 
-    def without_communication(self, most: Cluster, setting: Setting, batch: int) -> float:
+    def without_communication(self, most: Hardware, setting: Setting, batch: int) -> float:
         """Return the most tokens per second of one GPU if collectives took no time, under any strategy.
 
         FSDP1's FULL_SHARD on the most servers computes least: it copies nothing that it gathers, and no rank's part of
@@ -151,7 +151,7 @@ class Simulated:
             self._computation[key] = max((self._alone(one, most) for one in _least_computing(goal, setup)), default=0.0)
         return self._computation[key]
 
-    def _alone(self, setup: TrainSetup, most: Cluster) -> float:
+    def _alone(self, setup: TrainSetup, most: Hardware) -> float:
         """Return the tokens per second of one GPU under one strategy, if collectives took no time."""
         seconds = step_seconds(self.goal.model, setup, most, without_communication=True)
         if self.goal.global_batch_tokens is not None and seconds is not None:
@@ -172,7 +172,7 @@ def _least_computing(goal: Goal, setup: TrainSetup) -> list[TrainSetup]:
     FSDP1 does not flatten frozen weights in bf16 with adapters in fp32. Adapters in units of their own cost the host
     time for each: on fast GPUs fsdp2, or DistributedDataParallel, which has no such units, takes less.
     """
-    if not (isinstance(goal.model, RecordedModel) and goal.model.has_frozen_parameters):
+    if not goal.model.has_frozen_parameters:
         return [setup]
     others: list[dict[str, Any]] = [
         {"wrap": Wrap.BLOCK_AND_ADAPTERS},
@@ -185,7 +185,7 @@ def _least_computing(goal: Goal, setup: TrainSetup) -> list[TrainSetup]:
 
 
 def step_seconds(
-    model: Model, setup: TrainSetup, cluster: Cluster, without_communication: bool = False
+    model: Model, setup: TrainSetup, cluster: Hardware, without_communication: bool = False
 ) -> float | None:
     """Return the time of a step."""
     return for_all_micro_batches(setup, lambda few: speed.step_seconds(model, few, cluster, without_communication))

@@ -15,7 +15,7 @@ from fsdp_bench.plan.rehearsed_time.process_groups import ProcessGroups, process
 from fsdp_bench.rates.datasheet import Datasheet, datasheet
 from fsdp_bench.replay.schedule import Span, StepTime, run
 from fsdp_bench.simulate.events import IN_HOST_MEMORY, Event, Kind
-from fsdp_bench.spec.hardware import Cluster, Gpu
+from fsdp_bench.spec.hardware import Gpu, Hardware
 from fsdp_bench.spec.setup import Precision, TrainSetup
 from fsdp_bench.spec.subprocesses.rehearsal import RehearsalReport
 
@@ -97,24 +97,22 @@ class RehearsedTime:
 
 
 def rehearsed_time(
-    report: RehearsalReport, hardware: Cluster | Gpu, tokens_per_step: int | None = None
+    report: RehearsalReport, hardware: Hardware, tokens_per_step: int | None = None
 ) -> RehearsedTime | None:
     """Return how long a step takes. None if no whole step after the first was noted.
 
     Args:
         report: of a rehearsal that was asked to note what a step issues.
-        hardware: servers, or a GPU alone, whose links are then unknown.
+        hardware: servers, or a GPU, whose links are then unknown.
         tokens_per_step: what the rank trains on in a step, where its embeddings do not tell.
     """
     step = report.issued
     if step is None:
         return None
     hardware = with_cuda(hardware, report.cuda)
-    cluster = hardware if isinstance(hardware, Cluster) else None
-    gpu = cluster.gpu if cluster else hardware
-    assert isinstance(gpu, Gpu)
-    flops, groups = flops_of(step), process_groups(step, cluster)
-    rates = _rates(cluster, gpu, report.world_size, flops.dtype, groups)
+    gpu = hardware.gpu
+    flops, groups = flops_of(step), process_groups(step, hardware)
+    rates = datasheet(hardware, _setup(flops.dtype, report.world_size), groups.groups)
     found = events_of(step, groups)
     time, unknown = _scheduled(found, rates, groups)
     return RehearsedTime(
@@ -146,11 +144,6 @@ def why_no_time(report: RehearsalReport) -> str:
     if report.peak is None:
         return "the script never used the GPU"
     return f"a step after the first is needed, and the script made {report.num_steps} (--steps 2 or more)"
-
-
-def _rates(cluster: Cluster | None, gpu: Gpu, world_size: int, dtype: str | None, groups: ProcessGroups) -> Datasheet:
-    """Return the rates of the GPU and of the links between the ranks, as predict has them."""
-    return datasheet(cluster, gpu, _setup(dtype, world_size), groups.groups)
 
 
 def _setup(dtype: str | None, world_size: int) -> TrainSetup:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fsdp_bench.rates.collectives import Groups, Topology, topology_of_ranks
-from fsdp_bench.spec.hardware import Cluster
+from fsdp_bench.spec.hardware import Hardware
 from fsdp_bench.spec.subprocesses.issued import IssuedCollective, IssuedStep
 
 _KINDS = {
@@ -39,13 +39,12 @@ class ProcessGroups:
 
     names: dict[str, str]
     """Names of rates/, by the script's own."""
-    groups: Groups | None
-    """None without a server."""
+    groups: Groups
     sizes: dict[str, int]
     """Ranks, by the script's own names."""
 
 
-def process_groups(step: IssuedStep, cluster: Cluster | None) -> ProcessGroups:
+def process_groups(step: IssuedStep, hardware: Hardware) -> ProcessGroups:
     """Return the process groups of a step with their topologies.
 
     Of more than four, those of the same ranks share a name, as if they had one communicator; if they still are more
@@ -61,12 +60,10 @@ def process_groups(step: IssuedStep, cluster: Cluster | None) -> ProcessGroups:
     communicate = [group for group, of in ranks.items() if of is None or len(of) > 1]
     names = _named(sorted(communicate, key=lambda group: group not in gathers), ranks)
     sizes = {group: len(of) for group, of in ranks.items() if of is not None}
-    if cluster is None:
-        return ProcessGroups(names, None, sizes)
     found: dict[str, Topology | None] = dict.fromkeys(_NAMES)
     for group, name in names.items():
         of = ranks[group]
-        found[name] = None if of is None else topology_of_ranks(cluster, of)
+        found[name] = None if of is None else topology_of_ranks(hardware, of)
     return ProcessGroups(names, Groups(**found), sizes)
 
 

@@ -20,7 +20,7 @@ from fsdp_bench.replay.live_memory import breakdown, worst_rank
 from fsdp_bench.simulate.operators.kernels import CUDA, Kernels, kernels_on
 from fsdp_bench.simulate.wrappers.impossible import why_impossible
 from fsdp_bench.spec.errors import SpecError
-from fsdp_bench.spec.hardware import Cluster, Gpu
+from fsdp_bench.spec.hardware import Gpu
 
 NO_FLASH_ATTENTION = (
     "torch has no FlashAttention for this GPU, and the model's code was not recorded without it; --precision fp32 is"
@@ -68,8 +68,9 @@ class FitCheck:
             raise SpecError(reason)
         if gpu is not None and not candidate.model.knows_attention(gpu, setup.precision.compute):
             raise SpecError(f"{gpu.name}: {NO_FLASH_ATTENTION}")
-        if isinstance(candidate.hardware, Cluster) and candidate.hardware.world_size != setup.world_size:
-            raise SpecError(f"world_size: {setup.world_size} is not the cluster's {candidate.hardware.world_size} GPUs")
+        hardware = candidate.hardware
+        if hardware is not None and not hardware.holds(setup.world_size):
+            raise SpecError(f"world_size: {setup.world_size} is not the cluster's {hardware.world_size} GPUs")
         if self.budget_bytes is None and gpu is None:
             raise SpecError("no GPU is named; --server NAME or --gpu NAME")
         if self.budget_bytes is None and gpu is not None and gpu.usable_memory_bytes is None:
@@ -82,7 +83,7 @@ class FitCheck:
         """Return the budget, or the GPU memory that torch's allocator can reserve."""
         if self.budget_bytes is not None:
             return self.budget_bytes
-        communicators = communicators_for(candidate.model, candidate.setup, _cluster(candidate))
+        communicators = communicators_for(candidate.model, candidate.setup, candidate.hardware)
         return available_bytes(_gpu(candidate), communicators, self.headroom_bytes) or 0
 
     def fullness(self, candidate: Candidate) -> float:
@@ -105,13 +106,13 @@ class FitCheck:
 
     def host_memory_fraction(self, candidate: Candidate) -> float:
         """Return the fraction of a node's host memory that its ranks need. 0 if the host memory is not known."""
-        cluster = _cluster(candidate)
-        if cluster is None or cluster.server.host_memory_bytes is None:
+        hardware = candidate.hardware
+        if hardware is None or hardware.server.host_memory_bytes is None:
             return 0.0
         if not candidate.setup.uses_host_memory and self.build is Build.META:
             return 0.0
-        needed = host_memory(candidate.model, candidate.setup, cluster.gpus_per_node, self.build).peak_bytes
-        return needed / cluster.server.host_memory_bytes
+        needed = host_memory(candidate.model, candidate.setup, hardware.gpus_per_node, self.build).peak_bytes
+        return needed / hardware.server.host_memory_bytes
 
     def estimate(self, candidate: Candidate, reading: AllocatorReading | None = None) -> Estimate:
         """Predict the memory of a candidate. ``reading`` is the result of a ``replay``, if there was one."""
@@ -147,12 +148,8 @@ class FitCheck:
         return kernels_on(self.kernels, _gpu(candidate), moves_model=self.build is not Build.META)
 
 
-def _cluster(candidate: Candidate) -> Cluster | None:
-    return candidate.hardware if isinstance(candidate.hardware, Cluster) else None
-
-
 def _gpu(candidate: Candidate) -> Gpu | None:
-    return candidate.hardware.gpu if isinstance(candidate.hardware, Cluster) else candidate.hardware
+    return candidate.hardware.gpu if candidate.hardware else None
 
 
 def _host_limit(host: HostMemory, available: int) -> Limit:

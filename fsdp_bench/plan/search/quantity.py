@@ -21,12 +21,10 @@ from fsdp_bench.catalog.ladder import SMALLEST, all_sizes, nearest_size
 from fsdp_bench.catalog.lookup import with_code
 from fsdp_bench.plan.estimate import DEEPEST
 from fsdp_bench.spec.errors import SpecError
-from fsdp_bench.spec.hardware import Cluster, Gpu
+from fsdp_bench.spec.hardware import Hardware
 from fsdp_bench.spec.model import Family, ModelShape
 from fsdp_bench.spec.recording.model import Model
 from fsdp_bench.spec.setup import MOST_TOKENS, TrainSetup
-
-Hardware = Cluster | Gpu | None
 
 SEQUENCE_STEP = 128
 """Sequence lengths are multiples of this many tokens, the tile size of kernels."""
@@ -42,7 +40,7 @@ class Candidate:
 
     model: Model
     setup: TrainSetup
-    hardware: Hardware
+    hardware: Hardware | None
 
 
 @dataclass(frozen=True)
@@ -77,7 +75,7 @@ class Quantity:
 
 
 def size_ladder(
-    family: Family, setup: TrainSetup, hardware: Hardware, vocab_size: int | None = None, code: str | None = None
+    family: Family, setup: TrainSetup, hardware: Hardware | None, vocab_size: int | None = None, code: str | None = None
 ) -> Quantity:
     """Return the models of the size ladder. gpt2 models have as many learned positions as the sequence needs.
 
@@ -106,7 +104,7 @@ POSITIONS = {Family.LLAMA: 4096, Family.GPT2: 1024}
 """Positions of the ladder's models. For a longer sequence the models have as many as it is long."""
 
 
-def layer_counts(shape: Model, setup: TrainSetup, hardware: Hardware) -> Quantity:
+def layer_counts(shape: Model, setup: TrainSetup, hardware: Hardware | None) -> Quantity:
     """Return one model with 1 to DEEPEST layers.
 
     Raises:
@@ -121,7 +119,7 @@ def layer_counts(shape: Model, setup: TrainSetup, hardware: Hardware) -> Quantit
     )
 
 
-def batch_sizes(shape: Model, setup: TrainSetup, hardware: Hardware) -> Quantity:
+def batch_sizes(shape: Model, setup: TrainSetup, hardware: Hardware | None) -> Quantity:
     """Return micro-batch sizes from 1 upwards."""
     return Quantity(
         "micro_batch_size",
@@ -130,7 +128,7 @@ def batch_sizes(shape: Model, setup: TrainSetup, hardware: Hardware) -> Quantity
     )
 
 
-def sequence_lengths(shape: Model, setup: TrainSetup, hardware: Hardware) -> Quantity:
+def sequence_lengths(shape: Model, setup: TrainSetup, hardware: Hardware | None) -> Quantity:
     """Return sequence lengths, for gpt2 up to its learned positions.
 
     Raises:
@@ -146,12 +144,12 @@ def sequence_lengths(shape: Model, setup: TrainSetup, hardware: Hardware) -> Qua
     )
 
 
-def gpu_counts(shape: Model, setup: TrainSetup, hardware: Hardware) -> Quantity:
+def gpu_counts(shape: Model, setup: TrainSetup, hardware: Hardware | None) -> Quantity:
     """Return world sizes in decreasing order: whole nodes, then fewer GPUs of one node.
 
     A hybrid strategy keeps its shard size, so world sizes that it does not divide are not among them.
     """
-    each = hardware.server.gpus_per_node if isinstance(hardware, Cluster) else 1
+    each = hardware.server.gpus_per_node if hardware else 1
     counts = [nodes * each for nodes in range(MOST_GPUS // each, 0, -1)]
     counts += range(each - 1, 0, -1)
     allowed = [count for count in counts if _is_allowed(setup, count)]
@@ -165,14 +163,14 @@ def _is_allowed(setup: TrainSetup, count: int) -> bool:
     return count >= 4 and (count % shard == 0 and count > shard if shard else count % 2 == 0)
 
 
-def _on_gpus(setup: TrainSetup, hardware: Hardware, count: int) -> tuple[TrainSetup, Hardware]:
-    if isinstance(hardware, Cluster):
+def _on_gpus(setup: TrainSetup, hardware: Hardware | None, count: int) -> tuple[TrainSetup, Hardware | None]:
+    if hardware is not None and hardware.has_server:
         each = min(count, hardware.server.gpus_per_node)
         hardware = replace(hardware, gpus_per_node=each, num_nodes=count // each)
     return replace(setup, world_size=count), hardware
 
 
-OF_ONE_MODEL: dict[str, Callable[[Model, TrainSetup, Hardware], Quantity]] = {
+OF_ONE_MODEL: dict[str, Callable[[Model, TrainSetup, Hardware | None], Quantity]] = {
     "num_hidden_layers": layer_counts,
     "micro_batch_size": batch_sizes,
     "sequence_length": sequence_lengths,

@@ -25,7 +25,7 @@ from fsdp_bench.plan.search.fit import FitCheck, Limit
 from fsdp_bench.plan.search.quantity import Candidate, Quantity, size_ladder
 from fsdp_bench.plan.speed import Speed
 from fsdp_bench.replay.caching_allocator.replay import AllocatorReading, Replay
-from fsdp_bench.spec.hardware import Cluster, Gpu
+from fsdp_bench.spec.hardware import Hardware
 from fsdp_bench.spec.model import Family
 from fsdp_bench.spec.setup import TrainSetup
 
@@ -62,7 +62,7 @@ def find_largest(quantity: Quantity, check: FitCheck) -> SearchResult:
 
 
 def largest_model(
-    setup: TrainSetup, hardware: Cluster | Gpu, family: Family = Family.LLAMA, check: FitCheck | None = None
+    setup: TrainSetup, hardware: Hardware, family: Family = Family.LLAMA, check: FitCheck | None = None
 ) -> SearchResult:
     """Find the largest model of the size ladder that fits, ``found.at.model``. ``found.at`` is None if none fits.
 

@@ -25,7 +25,6 @@ from fsdp_bench.report.text.quantity_text import QUANTITY_TEXTS, model_line, val
 from fsdp_bench.report.text.setups import SELDOM, SIZES, common_line, named, value_of
 from fsdp_bench.simulate import TORCH_VERSION
 from fsdp_bench.spec.errors import SpecError
-from fsdp_bench.spec.hardware import Cluster
 from fsdp_bench.spec.setup import Offload, TrainSetup
 from fsdp_bench.spec.units import format_gib
 
@@ -141,7 +140,7 @@ def _servers(results: Sequence[HardwareResult]) -> str:
     """Return the names of the hardware, in one phrase: ``2 x p5.48xlarge (16 x H100-SXM) and 1 x p4d.24xlarge ...``."""
     names = [hardware_text(one.hardware, one.cells[0].setup.world_size) for one in results]
     if results[0].cells[0].quantity.name == "world_size":
-        names = [one.name for one in results]
+        names = [one.hardware.name for one in results]
     *others, last = names
     return " and ".join([", ".join(others), last] if others else [last])
 
@@ -171,12 +170,10 @@ def _groups(setup: TrainSetup) -> str:
 
 
 def _hardware(result: HardwareResult) -> str:
-    gpu, hardware = result.gpu, result.cells[0].quantity[0].hardware
-    world = result.cells[0].setup.world_size
-    name = f"{world} x {gpu.name}"
-    up_to = "up to " if result.cells[0].quantity.name == "world_size" else ""
-    if isinstance(hardware, Cluster):
-        name = f"{hardware.num_nodes} x {hardware.server.name} with {hardware.gpus_per_node} x {gpu.name}"
+    gpu, first = result.gpu, result.cells[0]
+    hardware = first.quantity[0].hardware or result.hardware
+    name = f"{hardware.count(first.setup.world_size)} x {hardware.name_with_gpus}"
+    up_to = "up to " if first.quantity.name == "world_size" else ""
     source = gpu.usable_memory_source
     read = f" ({source.title}, {source.date})" if source else ""
     return f"{up_to}{name}, {format_gib(gpu.usable_memory_bytes or 0)} usable on each{read}"

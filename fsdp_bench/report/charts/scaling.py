@@ -14,7 +14,6 @@ from fsdp_bench.report.charts.description import Area, Key, Line, Plot, Point, S
 from fsdp_bench.report.text.setups import common_line, title, varying_fields
 from fsdp_bench.report.text.speed import rests_on
 from fsdp_bench.spec.errors import SpecError
-from fsdp_bench.spec.hardware import Cluster
 
 _DASHES: tuple[tuple[float, ...], ...] = ((), (4, 2), (6, 2, 1, 2), (1, 1.5))
 STYLES = tuple(
@@ -39,8 +38,8 @@ def scaling_slide(questions: Sequence[Question]) -> Slide:
     if not any(value is not None for curve in found for value in curve.tokens):
         raise SpecError("scaling: no step's time is known here: nobody documents this server's links")
     first = questions[0]
-    cluster = first.hardware
-    assert isinstance(cluster, Cluster)
+    hardware = first.hardware
+    assert hardware is not None
     nodes = found[0].nodes
     conditions = (
         common_line(first.setup, varying_fields(questions)).partition(", ")[2],
@@ -51,8 +50,8 @@ def scaling_slide(questions: Sequence[Question]) -> Slide:
         *dict.fromkeys(f"rates: {rests_on(speed, first.profile)}" for speed in filter(None, found[0].speeds[-1:])),
     )
     return Slide(
-        f"Speed of each GPU over the number of nodes (predicted): {nodes[0]} to {nodes[-1]} x {cluster.server.name}"
-        f" ({cluster.gpus_per_node} x {cluster.gpu.name} each)",
+        f"Speed of each GPU over the number of nodes (predicted): {nodes[0]} to {nodes[-1]} x {hardware.name}"
+        f" ({hardware.gpus_per_node} x {hardware.gpu.name} each)",
         f"{first.model.name}: {first.model.describe()}",
         conditions,
         (_plot(found, varying_fields(questions)),),

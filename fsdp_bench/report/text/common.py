@@ -6,18 +6,18 @@ import textwrap
 from collections.abc import Iterable
 
 from fsdp_bench.report.terminal import terminal_width
-from fsdp_bench.spec.hardware import Cluster, Gpu
+from fsdp_bench.spec.hardware import Hardware
 
 UNKNOWN = "unknown"
 _INDENT = 18
 
 
-def hardware_text(hardware: Cluster | Gpu | None, world_size: int) -> str:
+def hardware_text(hardware: Hardware | None, world_size: int) -> str:
     """Return the hardware as text: ``2 x p5.48xlarge (16 x H100-SXM)``, GPUs without a server, or ranks on a CPU."""
-    if isinstance(hardware, Cluster):
-        gpus = f"{hardware.num_nodes * hardware.gpus_per_node} x {hardware.gpu.name}"
-        return f"{hardware.num_nodes} x {hardware.server.name} ({gpus})"
-    return f"{world_size} x {hardware.name if hardware else 'CPU'}"
+    if hardware is None:
+        return f"{world_size} x CPU"
+    gpus = f" ({hardware.world_size} x {hardware.gpu.name})" if hardware.has_server else ""
+    return f"{hardware.count(world_size)} x {hardware.name}{gpus}"
 
 
 def assumed_lines(assumed: Iterable[str]) -> list[str]:

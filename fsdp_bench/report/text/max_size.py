@@ -20,7 +20,6 @@ from fsdp_bench.report.text.quantity_text import model_line, quantity_text, valu
 from fsdp_bench.report.text.setups import PLACES, common_line, hardware_facts, strategy_text, title, varying_fields
 from fsdp_bench.report.text.speed import SPEED_COLUMNS, rests_on, speed_cells, throughput_text
 from fsdp_bench.report.text.verdict import required_lines
-from fsdp_bench.spec.hardware import Cluster
 from fsdp_bench.spec.setup import Loss, Offload
 from fsdp_bench.spec.units import GIB, format_gib
 
@@ -203,7 +202,7 @@ def load_lines(cell: SettingResult) -> list[str]:
 
 def host_line(result: HardwareResult) -> str:
     """Return the host memory available for offloaded state, or that it is not known."""
-    has = result.hardware.server.host_memory_bytes if isinstance(result.hardware, Cluster) else None
+    has = result.hardware.server.host_memory_bytes
     if has is None:
         return "host memory is not known, so offloaded states are assumed to fit"
     return f"offloaded states within the {format_gib(has)} of a node"

@@ -8,7 +8,6 @@ from fsdp_bench.report.text.common import assumed_lines
 from fsdp_bench.report.text.prediction import remedy_line
 from fsdp_bench.report.text.quantity_text import quantity_text, value_text
 from fsdp_bench.report.text.setups import title, varying_fields
-from fsdp_bench.spec.hardware import Cluster
 from fsdp_bench.spec.units import format_gib
 
 
@@ -51,6 +50,5 @@ def nothing_fits_sentence(found: NothingFits) -> str:
 
 def _where(found: NothingFits) -> str:
     question = found.prediction.question
-    hardware = question.hardware
-    name = hardware.server.name if isinstance(hardware, Cluster) else hardware.name if hardware else ""
+    name = question.hardware.name if question.hardware else ""
     return f"nearest: {name}, " + title(question, [*varying_fields([question]), "checkpointing"])

@@ -9,7 +9,6 @@ from fsdp_bench.report.table import table_columns, table_lines
 from fsdp_bench.report.text.common import UNKNOWN, fact
 from fsdp_bench.report.text.speed import PCIE_IS_UNCERTAIN, parts_text, percent, range_text, step_text
 from fsdp_bench.simulate.events import Stream
-from fsdp_bench.spec.hardware import Cluster
 from fsdp_bench.spec.units import format_seconds
 
 MOST_PARTS = 8
@@ -65,7 +64,7 @@ def _unknown_line(time: RehearsedTime, found: Rehearsal) -> list[str]:
     more = [f"and {len(names) - MOST_UNKNOWN} more (--json)"] if len(names) > MOST_UNKNOWN else []
     lines = [fact("", f"{UNKNOWN}: {'; '.join([*names[:MOST_UNKNOWN], *more])}")]
     needs_links = any(name.partition(" ")[0] in (*KINDS, *_COPIES) for name in time.unknown)
-    if needs_links and not isinstance(found.hardware, Cluster):
+    if needs_links and not found.hardware.has_server:
         lines.append(fact("", "--server NAME says which links collectives and copies have"))
     return lines
 

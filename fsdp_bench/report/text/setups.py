@@ -9,7 +9,6 @@ from fsdp_bench.catalog.lookup import place_names
 from fsdp_bench.plan.question import Question
 from fsdp_bench.plan.table.columns import OPTION_FIELDS
 from fsdp_bench.report.text.common import fact
-from fsdp_bench.spec.hardware import Cluster
 from fsdp_bench.spec.recording.model import code_of, lora_of
 from fsdp_bench.spec.setup import TrainSetup
 from fsdp_bench.spec.units import format_count, format_gib
@@ -223,13 +222,11 @@ def hardware_facts(questions: Sequence[Question], prefix: str = "") -> list[str]
 
 def _hardware_facts(questions: Sequence[Question], prefix: str) -> list[str]:
     """Return the hardware of questions that differ in the number of nodes or GPUs alone."""
-    hardware, gpu = questions[0].hardware, questions[0].gpu
-    if gpu is None:
+    hardware = questions[0].hardware
+    if hardware is None:
         return [fact("hardware", "none named")]
-    name = f"{_numbers(q.setup.world_size for q in questions)} x {gpu.name}"
-    if isinstance(hardware, Cluster):
-        nodes = _numbers(q.hardware.num_nodes for q in questions if isinstance(q.hardware, Cluster))
-        name = f"{nodes} x {hardware.server.name} with {hardware.gpus_per_node} x {gpu.name}"
+    counts = _numbers(q.hardware.count(q.setup.world_size) for q in questions if q.hardware)
+    name, gpu = f"{counts} x {hardware.name_with_gpus}", hardware.gpu
     source = gpu.usable_memory_source
     if gpu.usable_memory_bytes is None or source is None:
         return [fact("hardware", f"{prefix}{name}; usable memory unknown")]

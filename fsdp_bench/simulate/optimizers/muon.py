@@ -12,7 +12,7 @@ from fsdp_bench.simulate.operators.reduction_workspaces import reduce_all_worksp
 from fsdp_bench.simulate.optimizers.adamw import adamw_states, adamw_step
 from fsdp_bench.simulate.tape import Storage, Tape
 from fsdp_bench.spec.errors import SpecError
-from fsdp_bench.spec.setup import Api, OptimizerKind, ShardingStrategy, TrainSetup
+from fsdp_bench.spec.setup import OptimizerKind, TrainSetup
 
 _BF16 = 2
 """Bytes of an element in Newton-Schulz iterations."""
@@ -28,8 +28,7 @@ def refuse_muon_of_dtensors(setup: TrainSetup) -> None:
     Raises:
         SpecError: naming what answers instead.
     """
-    has_dtensors = setup.api is Api.FSDP2 and setup.strategy is not ShardingStrategy.NO_SHARD
-    if setup.optimizer is OptimizerKind.MUON and has_dtensors:
+    if setup.optimizer is OptimizerKind.MUON and setup.uses_fully_shard:
         raise SpecError(
             "optimizer muon under fully_shard is not predicted: DTensor chooses what each product of Newton-Schulz"
             " gathers; dry-run or rehearse it, or use NO_SHARD"

@@ -74,9 +74,7 @@ def _may_fail_with_units_inside_blocks(setup: TrainSetup) -> bool:
     gathers_ahead = setup.forward_prefetch and setup.backward_prefetch is not BackwardPrefetch.BACKWARD_PRE
     writes_back = setup.use_orig_params and setup.offload is Offload.PARAMS
     recomputes_more = setup.api is Api.FSDP2 or setup.limit_all_gathers or gathers_ahead or writes_back
-    is_sharded = setup.effective_strategy is not ShardingStrategy.NO_SHARD or (
-        setup.api is Api.FSDP2 and setup.strategy is not ShardingStrategy.NO_SHARD
-    )
+    is_sharded = setup.effective_strategy is not ShardingStrategy.NO_SHARD
     is_selective = setup.checkpointing is Checkpointing.SELECTIVE
     return setup.wrap in _INSIDE_BLOCKS and is_selective and is_sharded and recomputes_more
 

@@ -40,7 +40,7 @@ _ADAPTED_EXPERTS = (
 
 def why_not_recorded(shape: Model, setup: TrainSetup, device: str) -> str | None:
     """Return why a setup of a recorded model is not predicted; None if it is, and for benchmark models."""
-    if setup.wrap is Wrap.BLOCK_AND_ADAPTERS and not (isinstance(shape, RecordedModel) and shape.has_frozen_parameters):
+    if setup.wrap is Wrap.BLOCK_AND_ADAPTERS and not shape.has_frozen_parameters:
         return NO_ADAPTERS
     if setup.wrap is Wrap.BLOCK_AND_ADAPTERS and setup.api is not Api.FSDP1:
         return ADAPTERS_ARE_FSDP1

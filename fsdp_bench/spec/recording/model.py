@@ -171,6 +171,11 @@ class RecordedModel(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         sizes = dict(self.sizes)
         return next((sizes[name] for name in HIDDEN if name in sizes), 0)
 
+    @property
+    def head_dim(self) -> int:
+        """The size of an attention head; 1 if it is not known."""
+        return dict(self.sizes).get("head_dim", 1)
+
     def values(self, batch: int, length: int) -> dict[str, int]:
         """Return the values of all symbols."""
         return {**dict(self.sizes), "B": batch, "S": length}

@@ -138,4 +138,4 @@ def casts_inputs(setup: TrainSetup) -> bool:
     """Return whether fully_shard casts the floating inputs of each unit: there is a policy to cast by."""
     precision = setup.precision
     is_mixed = not precision.store == precision.compute == precision.reduce
-    return setup.api is Api.FSDP2 and not setup.is_ddp and is_mixed and precision.compute != "fp32"
+    return setup.uses_fully_shard and is_mixed and precision.compute != "fp32"

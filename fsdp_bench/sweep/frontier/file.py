@@ -19,7 +19,7 @@ from fsdp_bench.catalog.loader import gpu_by_product_name
 from fsdp_bench.plan.search.quantity import OF_ONE_MODEL, Quantity, size_ladder
 from fsdp_bench.spec.errors import SpecError, shown
 from fsdp_bench.spec.frontier import cell_label
-from fsdp_bench.spec.hardware import Gpu
+from fsdp_bench.spec.hardware import Gpu, Hardware
 from fsdp_bench.spec.model import Family, ModelShape
 from fsdp_bench.spec.model_code import ModelCode, TrainedModel
 from fsdp_bench.spec.record import Device, RunPlan, TrialSpec
@@ -165,13 +165,14 @@ def _search(searched: str, cell: Cell, frontier: dict[str, Any], file: SweepFile
 
 def _quantity(searched: str, cell: Cell, file: SweepFile) -> tuple[Quantity, TrainSetup]:
     setup, gpu = setup_of(cell, file.machine), gpu_of(file)
+    hardware = Hardware.of_gpu(gpu) if gpu else None
     if searched == "params":
         vocab_size = _own_model({**cell, "params": "10M"}, file).vocab_size  # it checks the cell's keys too
-        return size_ladder(Family(cell.get("family", "llama")), setup, gpu, vocab_size), setup
+        return size_ladder(Family(cell.get("family", "llama")), setup, hardware, vocab_size), setup
     shape = _own_model(cell, file)
     if searched != "sequence_length":
         check_positions(shape, setup)
-    return OF_ONE_MODEL[searched](shape, setup, gpu), setup
+    return OF_ONE_MODEL[searched](shape, setup, hardware), setup
 
 
 def _own_model(cell: Cell, file: SweepFile) -> ModelShape:

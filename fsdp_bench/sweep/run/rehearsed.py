@@ -20,7 +20,7 @@ from fsdp_bench.plan.gpu_memory_option import sized, stated_headroom
 from fsdp_bench.plan.rehearsal import headroom_of_script
 from fsdp_bench.spec.codec import to_json
 from fsdp_bench.spec.errors import MachineError, SpecError
-from fsdp_bench.spec.hardware import Gpu
+from fsdp_bench.spec.hardware import Hardware
 from fsdp_bench.spec.subprocesses.own_python import own_python
 from fsdp_bench.spec.subprocesses.rehearsal import RehearsedGpu
 from fsdp_bench.sweep.machine import GpuDevice, Machine
@@ -38,9 +38,8 @@ def rehearsed_gpu(name: str, headroom: str | int | None = None) -> RehearsedGpu:
         SpecError: for a name that is not in the catalogue, a GPU that is not NVIDIA's or whose product name is not
             known, and a headroom that is no size.
     """
-    gpu = sized(loader.gpu(name), None, None)
-    assert isinstance(gpu, Gpu)
-    kept = headroom_of_script(gpu, USUAL_GPUS_PER_NODE, stated_headroom(headroom, gpu))
+    hardware = sized(Hardware.of_gpu(loader.gpu(name)), None, None)
+    kept, gpu = headroom_of_script(hardware, USUAL_GPUS_PER_NODE, stated_headroom(headroom, hardware)), hardware.gpu
     if gpu.compute_capability is None or gpu.num_multiprocessors is None:
         raise SpecError(f"gpu: {gpu.name} cannot be rehearsed; only GPUs by NVIDIA whose multiprocessors are known")
     if not gpu.product_names:

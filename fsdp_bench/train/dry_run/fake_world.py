@@ -22,7 +22,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from fsdp_bench.spec.setup import Api, TrainSetup
+from fsdp_bench.spec.setup import TrainSetup
 from fsdp_bench.spec.subprocesses.dry_run import KernelSet
 from fsdp_bench.train.dry_run.fake_gpu import fake_gpu
 from fsdp_bench.train.dry_run.fake_tracker import FakeTracker, RealTracker
@@ -147,7 +147,7 @@ def _device(kernels: KernelSet) -> torch.device:
 def _mesh(setup: TrainSetup, device: torch.device) -> DeviceMesh | None:
     if setup.strategy.is_hybrid:
         return hybrid_mesh(setup, device)
-    if setup.api is Api.FSDP2 and not setup.is_ddp:
+    if setup.uses_fully_shard:
         return init_device_mesh(device.type, (setup.world_size,))
     return None
 

@@ -20,6 +20,7 @@ from fsdp_bench.plan.export.export import export
 from fsdp_bench.plan.export.files import write
 from fsdp_bench.plan.question import Question, answer
 from fsdp_bench.simulate.operators.kernels import CUDA, kernels_on
+from fsdp_bench.spec.hardware import Hardware
 from fsdp_bench.spec.lora import LoRA
 from fsdp_bench.spec.recording.model import RecordedModel
 from fsdp_bench.spec.setup import TrainSetup
@@ -90,7 +91,7 @@ def test_the_exported_script_needs_what_was_predicted(kind: str, api: str, tmp_p
     Under QLoRA each layer has a copy of a table of 256 numbers, of which the recording counts one (bitsandbytes 0.50,
     functional.py, quantize_blockwise: ``code.to(A.device, copy=True)``).
     """
-    question = Question(_recorded(kind), SETUPS[api], loader.gpu(GPU))
+    question = Question(_recorded(kind), SETUPS[api], Hardware.of_gpu(loader.gpu(GPU)))
     one = chosen_by_prediction(answer(question), CONFIG, "fsdp-bench predict --lora 16")
     expected, found = predicted(one), rehearsed(one, "pytorch", tmp_path)
     copies = 8 * 7 * 256 * 4 if kind == "qlora" else 0  # blocks, their linear layers
@@ -107,7 +108,7 @@ def test_an_exported_script_with_reentrant_checkpoints_trains_adapters(
     api: str, reentrant: str, tmp_path: Path
 ) -> None:
     setup = replace(SETUPS[api], checkpointing="full", reentrant=reentrant)
-    question = Question(_recorded("lora"), setup, loader.gpu(GPU))
+    question = Question(_recorded("lora"), setup, Hardware.of_gpu(loader.gpu(GPU)))
     one = chosen_by_prediction(answer(question), CONFIG, "fsdp-bench predict --lora 16")
     assert rehearsed(one, "pytorch", tmp_path)["backward"] == pytest.approx(predicted(one)["backward"], rel=0.005)
 
@@ -138,7 +139,7 @@ def test_reentrant_checkpointing_allocates_what_is_predicted(api: str, reentrant
 @pytest.mark.timeout(900)
 def test_the_exported_script_of_qlora_holds_no_whole_model_in_4_bits(tmp_path: Path) -> None:
     """A rank has its shards, and one layer at a time whole: it needs less to load than all layers take in 4 bits."""
-    question = Question(_recorded("qlora"), SETUPS["fsdp2"], loader.gpu(GPU))
+    question = Question(_recorded("qlora"), SETUPS["fsdp2"], Hardware.of_gpu(loader.gpu(GPU)))
     one = chosen_by_prediction(answer(question), CONFIG, "fsdp-bench predict --qlora 16")
     write(export(["pytorch"], one), tmp_path)
     given = ("--gpu", GPU, "--world-size", "8", "--steps", "1")

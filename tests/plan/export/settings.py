@@ -9,6 +9,7 @@ from fsdp_bench.catalog.architectures import recorded_architecture
 from fsdp_bench.catalog.lookup import model, server
 from fsdp_bench.plan.export.chosen import Chosen, chosen_by_prediction
 from fsdp_bench.plan.question import Question, answer
+from fsdp_bench.spec.hardware import Hardware
 from fsdp_bench.spec.setup import TrainSetup
 
 CONFIG = {
@@ -29,7 +30,7 @@ def chosen(config: dict[str, Any] | None = None, expandable_segments: bool = Fal
     config = config or CONFIG
     setup = TrainSetup(**{"world_size": 8, "precision": "bf16-mixed", "sequence_length": 256, **fields})
     shape = recorded_architecture(config, setup.sequence_length, "tiny")
-    question = Question(shape, setup, loader.gpu("H100-SXM"), expandable_segments=expandable_segments)
+    question = Question(shape, setup, Hardware.of_gpu(loader.gpu("H100-SXM")), expandable_segments=expandable_segments)
     return chosen_by_prediction(answer(question), config, COMMAND)
 
 

@@ -18,7 +18,7 @@ from fsdp_bench.plan.export.export import KINDS, document, export
 from fsdp_bench.plan.export.files import write
 from fsdp_bench.plan.export.plugin import hybrid_sizes
 from fsdp_bench.spec.errors import SpecError
-from fsdp_bench.spec.hardware import Cluster
+from fsdp_bench.spec.hardware import Hardware
 from fsdp_bench.spec.lora import LoRA
 from fsdp_bench.spec.recording.model import RecordedModel
 from fsdp_bench.spec.setup import Api, ShardingStrategy, TrainSetup
@@ -172,8 +172,8 @@ def test_accelerate_is_refused_where_the_whole_models_of_a_node_exceed_its_host_
     one = chosen_on_servers(1, checkpointing="full")
     assert "239.3 GiB on a node" in export(["accelerate"], one)[0].text
     cluster = one.question.hardware
-    assert isinstance(cluster, Cluster)
-    small = Cluster(server=replace(cluster.server, host_memory_bytes=200 << 30), gpu=cluster.gpu, gpus_per_node=8)
+    assert cluster is not None
+    small = Hardware(server=replace(cluster.server, host_memory_bytes=200 << 30), gpu=cluster.gpu, gpus_per_node=8)
     with pytest.raises(SpecError, match=r"239\.3 GiB on a node of 200\.0 GiB; --export pytorch"):
         export(["accelerate"], dataclasses.replace(one, question=dataclasses.replace(one.question, hardware=small)))
 

@@ -25,7 +25,7 @@ from fsdp_bench.plan.question import Question, answer
 from fsdp_bench.plan.ranges import peak_range, prediction_errors
 from fsdp_bench.report.text.plan import _price, _price_span
 from fsdp_bench.spec.errors import SpecError
-from fsdp_bench.spec.hardware import Cluster
+from fsdp_bench.spec.hardware import Hardware
 from fsdp_bench.spec.lora import LoRA
 from fsdp_bench.spec.price import StatedPrice
 from fsdp_bench.spec.recording.model import RecordedModel
@@ -50,7 +50,7 @@ def _brute_force(given: Goal, server: str, counts: Sequence[int] = NODES) -> lis
     """Return every setup that fits, on every number of nodes."""
     where, found = kind(server), []
     for nodes in counts:
-        cluster = Cluster(server=where.server, gpu=where.gpu, num_nodes=nodes, gpus_per_node=where.gpus_per_node)
+        cluster = Hardware(server=where.server, gpu=where.gpu, num_nodes=nodes, gpus_per_node=where.gpus_per_node)
         for setting in settings(given):
             for batch in micro_batches(given):
                 setup = setup_of(given, setting, batch, nodes, where.gpus_per_node)
@@ -85,7 +85,7 @@ def test_a_model_whose_loss_is_its_own_is_planned_without_another(name: str) -> 
 def test_a_stated_price_is_paid_for_every_node() -> None:
     """2 dollars for each GPU-hour, on three nodes of eight GPUs: 48 an hour."""
     where = kind("p4d.24xlarge")
-    cluster = Cluster(server=where.server, gpu=where.gpu, num_nodes=3, gpus_per_node=8)
+    cluster = Hardware(server=where.server, gpu=where.gpu, num_nodes=3, gpus_per_node=8)
     asked = goal("Llama-2-7B", stated_price=StatedPrice(2.0, True, "EUR"))
     offer = Offer(asked, Timed(cluster, TrainSetup(**ONE_STRATEGY, world_size=24), 1000.0), where.price)
     assert offer.per_hour == 48
@@ -97,7 +97,7 @@ def test_a_stated_price_is_paid_for_every_node() -> None:
 def test_a_budget_must_cover_the_slow_end_of_the_range() -> None:
     """Training may take longer, and so cost more, by as much as published runs were predicted too fast."""
     where = kind("p4d.24xlarge")
-    cluster = Cluster(server=where.server, gpu=where.gpu, num_nodes=1, gpus_per_node=8)
+    cluster = Hardware(server=where.server, gpu=where.gpu, num_nodes=1, gpus_per_node=8)
     timed = Timed(cluster, TrainSetup(**ONE_STRATEGY, world_size=8), 1000.0)
     asked = goal("Llama-2-7B", stated_price=StatedPrice(2.0, True))
     predicted = 16 * 10**10 / (8 * 1000.0) / 3600  # 2 dollars for each of 8 GPU-hours
@@ -114,7 +114,7 @@ def _offers(asked: Goal, name: str, speeds: dict[int, float]) -> list[Offer]:
     return [
         Offer(
             asked,
-            Timed(Cluster(server=where.server, gpu=where.gpu, num_nodes=nodes, gpus_per_node=8), setup, speed),
+            Timed(Hardware(server=where.server, gpu=where.gpu, num_nodes=nodes, gpus_per_node=8), setup, speed),
             where.price,
         )
         for nodes, speed in speeds.items()
@@ -175,7 +175,7 @@ def test_no_setting_trains_adapters_faster_than_the_bound_by_which_settings_are_
     adapted = adapted_model("Llama-3.2-1B", 2048, LoRA(rank=16, base=base))  # type: ignore[arg-type]
     fixed = {**FIXED, "checkpointing": Checkpointing.NONE, "loss": Loss.PLAIN, "micro_batch_size": 1}
     given, where = Goal(model=adapted, fixed=fixed, tokens=10**10), kind(server)
-    most = Cluster(server=where.server, gpu=where.gpu, num_nodes=1, gpus_per_node=8)
+    most = Hardware(server=where.server, gpu=where.gpu, num_nodes=1, gpus_per_node=8)
     simulated = Simulated(given, 1)
     for setting in settings(given):
         setup = setup_of(given, setting, 1, 1, 8)

@@ -14,7 +14,7 @@ from fsdp_bench.rates.collectives import collective_seconds, topology_of_ranks
 from fsdp_bench.rates.datasheet import LAUNCH_SECONDS, MEMORY_EFFICIENCY
 from fsdp_bench.replay.step_parts import StepPart
 from fsdp_bench.spec.codec import from_builtins
-from fsdp_bench.spec.hardware import Cluster
+from fsdp_bench.spec.hardware import Hardware
 from fsdp_bench.spec.subprocesses.rehearsal import RehearsalReport
 from tests.plan.rehearsed_time.steps import INT64, StepWriter
 
@@ -41,6 +41,7 @@ def answer(
     step: StepWriter, server: str | None = "p5.48xlarge", tokens: int | None = None, **more: Any
 ) -> RehearsedTime:
     place = find_placement(None if server else "H100-SXM", server, None, None, None if server else 8, BUILT_IN)
+    assert place.hardware is not None
     found = rehearsed_time(report(step, **more), place.hardware, tokens)
     assert found is not None
     return found
@@ -77,7 +78,7 @@ def test_a_collective_takes_what_nccls_model_says_for_its_group() -> None:
     step = StepWriter()
     step.collective("allgather_base", 10**9, EIGHT)
     cluster = find_placement(None, "p5.48xlarge", None, None, None, BUILT_IN).hardware
-    assert isinstance(cluster, Cluster)
+    assert cluster is not None
     topology = topology_of_ranks(cluster, EIGHT)
     assert topology is not None
     expected = collective_seconds("all_gather", 10**9, topology)
@@ -179,7 +180,7 @@ def test_the_document_has_predicts_keys_and_adds_nothing_up_wrongly() -> None:
 
 
 def test_a_time_needs_a_whole_step_after_the_first() -> None:
-    assert rehearsed_time(report(None), BUILT_IN.gpu("H100-SXM")) is None
+    assert rehearsed_time(report(None), Hardware.of_gpu(BUILT_IN.gpu("H100-SXM"))) is None
     assert "made 1" in why_no_time(report(None, num_steps=1))
     assert why_no_time(report(None, spans=[])) == "the script never used the GPU"
     assert why_no_time(report(None, why_nothing_issued="because")) == "because"

@@ -6,10 +6,12 @@ from dataclasses import dataclass
 
 import pytest
 
+from fsdp_bench.catalog.loader import gpu
 from fsdp_bench.plan.rehearsed_time.events import Replayable, events_of
 from fsdp_bench.plan.rehearsed_time.process_groups import process_groups
 from fsdp_bench.replay.schedule import StepTime, run
 from fsdp_bench.simulate.events import Kind, Stream, Work
+from fsdp_bench.spec.hardware import Hardware
 from tests.plan.rehearsed_time.steps import StepWriter
 
 EIGHT = tuple(range(8))
@@ -38,7 +40,7 @@ class OneSecond:
 
 def converted(step: StepWriter) -> Replayable:
     read = step.read()
-    return events_of(read, process_groups(read, None))
+    return events_of(read, process_groups(read, Hardware.of_gpu(gpu("H100-SXM"))))
 
 
 def scheduled(step: StepWriter) -> StepTime:

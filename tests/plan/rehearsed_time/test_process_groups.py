@@ -7,15 +7,15 @@ import pytest
 from fsdp_bench.catalog.loader import BUILT_IN
 from fsdp_bench.catalog.lookup import find_placement
 from fsdp_bench.plan.rehearsed_time.process_groups import process_groups
-from fsdp_bench.rates.collectives import groups_of, topology_of_ranks
-from fsdp_bench.spec.hardware import Cluster
+from fsdp_bench.rates.collectives import Groups, groups_of, topology_of_ranks
+from fsdp_bench.spec.hardware import Hardware
 from fsdp_bench.spec.setup import ShardingStrategy, TrainSetup
 from tests.plan.rehearsed_time.steps import StepWriter
 
 
-def cluster(nodes: int, server: str = "p5.48xlarge") -> Cluster:
+def cluster(nodes: int, server: str = "p5.48xlarge") -> Hardware:
     found = find_placement(None, server, nodes, None, None, BUILT_IN).hardware
-    assert isinstance(found, Cluster)
+    assert found is not None
     return found
 
 
@@ -70,5 +70,5 @@ def test_groups_of_the_same_ranks_share_a_name() -> None:
 def test_without_a_server_there_are_names_but_no_links() -> None:
     step = StepWriter()
     step.collective("allgather_base", 8, tuple(range(8)))
-    found = process_groups(step.read(), None)
-    assert (found.names, found.groups) == ({"0": "shard"}, None)
+    found = process_groups(step.read(), Hardware.of_gpu(BUILT_IN.gpu("H100-SXM")))
+    assert (found.names, found.groups) == ({"0": "shard"}, Groups())

@@ -13,6 +13,7 @@ from fsdp_bench.plan.search.fit import FitCheck
 from fsdp_bench.plan.search.quantity import Quantity, size_ladder
 from fsdp_bench.plan.search.search import find_largest
 from fsdp_bench.spec.errors import SpecError
+from fsdp_bench.spec.hardware import Hardware
 from fsdp_bench.spec.model import Family
 from fsdp_bench.spec.setup import (
     Api,
@@ -61,7 +62,7 @@ def test_the_search_finds_what_a_scan_of_every_model_finds(number: int) -> None:
     check = FitCheck(expandable_segments=draw.random() < 0.2, headroom_bytes=0)
     # An expandable segment has as many addresses as the GPU has bytes, so each size of GPU is scanned on its own.
     for gib in CARDS_GIB[::5] if check.expandable_segments else CARDS_GIB:
-        quantity = size_ladder(family, setup, replace(GPU, usable_memory_bytes=int(gib * GIB)))
+        quantity = size_ladder(family, setup, Hardware.of_gpu(replace(GPU, usable_memory_bytes=int(gib * GIB))))
         scanned = -1
         for width in quantity.widths:
             if check.fullness(quantity[width[0]]) <= 1 and needs(check, quantity, width[0]) <= gib * GIB:

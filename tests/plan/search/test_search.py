@@ -27,7 +27,7 @@ from fsdp_bench.replay.caching_allocator.replay import AllocatorReading
 from fsdp_bench.replay.live_memory import worst_rank
 from fsdp_bench.simulate.operators.kernels import CPU_GLOO
 from fsdp_bench.spec.errors import SpecError
-from fsdp_bench.spec.hardware import Cluster, Gpu
+from fsdp_bench.spec.hardware import Hardware
 from fsdp_bench.spec.model import Family
 from fsdp_bench.spec.setup import Api, Checkpointing, Offload, Precision, ShardingStrategy, TrainSetup
 
@@ -44,11 +44,15 @@ CELLS = [
 ]
 
 
-def card(mib: int) -> Gpu:
-    return replace(gpu("A100-SXM-80GB"), usable_memory_bytes=mib * MIB)
+def card(mib: int | None) -> Hardware:
+    usable = None if mib is None else mib * MIB
+    return Hardware.of_gpu(replace(gpu("A100-SXM-80GB"), usable_memory_bytes=usable))
 
 
-ONE_NODE = Cluster(server=server("p5.48xlarge"), gpu=gpu(server("p5.48xlarge").gpu), gpus_per_node=8)
+NOT_NVIDIA = Hardware.of_gpu(replace(gpu("T4"), compute_capability=None))
+
+
+ONE_NODE = Hardware(server=server("p5.48xlarge"), gpu=gpu(server("p5.48xlarge").gpu), gpus_per_node=8)
 
 
 def setup_of(cell: tuple[ShardingStrategy, Api, str, Checkpointing, Offload], **fields: object) -> TrainSetup:
@@ -105,7 +109,7 @@ def test_other_quantities_end_below_the_first_that_does_not_fit(make: object) ->
 
 def test_fewest_gpus_are_searched_from_many_to_few() -> None:
     node = server("p5.48xlarge")
-    cluster = Cluster(server=node, gpu=replace(gpu(node.gpu), usable_memory_bytes=5000 * MIB), gpus_per_node=8)
+    cluster = Hardware(server=node, gpu=replace(gpu(node.gpu), usable_memory_bytes=5000 * MIB), gpus_per_node=8)
     shape = model("gpt2-xl").shape()
     setup = setup_of((ShardingStrategy.FULL_SHARD, Api.FSDP1, "bf16-mixed", Checkpointing.FULL, Offload.NONE))
     quantity = gpu_counts(shape, setup, cluster)
@@ -120,7 +124,7 @@ def test_fewest_gpus_are_searched_from_many_to_few() -> None:
 
 def test_host_memory_limits_an_offloaded_model() -> None:
     node = replace(server("p5.48xlarge"), host_memory_bytes=64 * 2**30)
-    cluster = Cluster(server=node, gpu=gpu(node.gpu), gpus_per_node=8)
+    cluster = Hardware(server=node, gpu=gpu(node.gpu), gpus_per_node=8)
     setup = setup_of((ShardingStrategy.FULL_SHARD, Api.FSDP2, "bf16-mixed", Checkpointing.FULL, Offload.PARAMS))
     quantity = size_ladder(Family.LLAMA, setup, cluster)
     found = find_largest(quantity, CARD)
@@ -136,7 +140,7 @@ def test_host_memory_limits_an_offloaded_model() -> None:
 def test_the_largest_that_the_host_holds_may_be_above_one_that_it_does_not_hold() -> None:
     """Pinned tensors take powers of two, so a wider model with fewer layers may need less than the one before it."""
     node = server("a3-highgpu-8g")
-    cluster = Cluster(server=node, gpu=gpu(node.gpu), gpus_per_node=8)
+    cluster = Hardware(server=node, gpu=gpu(node.gpu), gpus_per_node=8)
     setup = setup_of((ShardingStrategy.FULL_SHARD, Api.FSDP2, "bf16-true", Checkpointing.FULL, Offload.PARAMS))
     quantity = size_ladder(Family.LLAMA, setup, cluster)
     found = find_largest(quantity, CARD)
@@ -148,12 +152,16 @@ def test_the_largest_that_the_host_holds_may_be_above_one_that_it_does_not_hold(
 @pytest.mark.parametrize(
     ("setup", "hardware", "because"),
     [
-        (TrainSetup(precision=Precision.parse("fp16-mixed")), replace(gpu("T4"), compute_capability=None), "no Flash"),
+        (
+            TrainSetup(precision=Precision.parse("fp16-mixed")),
+            Hardware.of_gpu(replace(gpu("T4"), compute_capability=None)),
+            "no Flash",
+        ),
         (TrainSetup(strategy=ShardingStrategy.HYBRID_SHARD), card(9000), "at least 2 groups"),
         (TrainSetup(world_size=16), ONE_NODE, "16 is not the cluster's 8 GPUs"),
     ],
 )
-def test_a_question_that_predict_refuses_is_refused(setup: TrainSetup, hardware: Cluster | Gpu, because: str) -> None:
+def test_a_question_that_predict_refuses_is_refused(setup: TrainSetup, hardware: Hardware, because: str) -> None:
     with pytest.raises(SpecError, match=because):
         largest_model(setup, hardware)
 
@@ -198,7 +206,10 @@ def test_a_card_smaller_than_what_is_kept_free_has_no_answer() -> None:
 
 def test_a_gpu_of_unknown_memory_is_refused() -> None:
     with pytest.raises(SpecError, match="nobody documents how much of a A100-SXM-80GB"):
-        find_largest(size_ladder(Family.LLAMA, setup_of(CELLS[0]), replace(card(1), usable_memory_bytes=None)), CARD)
+        find_largest(
+            size_ladder(Family.LLAMA, setup_of(CELLS[0]), card(None)),
+            CARD,
+        )
 
 
 class Curve:

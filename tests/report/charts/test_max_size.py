@@ -27,6 +27,7 @@ from fsdp_bench.report.charts.max_size import (
 from fsdp_bench.report.charts.max_size_rows import arrange
 from fsdp_bench.report.charts.slide import draw, figure_of
 from fsdp_bench.spec.errors import SpecError
+from fsdp_bench.spec.hardware import Hardware
 from fsdp_bench.spec.model import Family
 from fsdp_bench.spec.setup import Checkpointing, Precision, ShardingStrategy, TrainSetup
 from tests.report.charts.pictures import (
@@ -154,7 +155,7 @@ def test_the_chart_has_the_size_of_a_slide(tmp_path: Path) -> None:
 
 def ladders(precisions: int = 1, modes: int = 2) -> list:  # type: ignore[type-arg]
     names = ("fp32", "bf16-mixed", "bf16-true", "fp16-mixed")[:precisions]
-    gpu = loader.gpu("A10G")
+    gpu = Hardware.of_gpu(loader.gpu("A10G"))
     return [
         size_ladder(
             Family.LLAMA,

@@ -19,6 +19,7 @@ from fsdp_bench.report.charts.slide import draw, figure_of
 from fsdp_bench.simulate.events import Category, Event, Kind
 from fsdp_bench.simulate.simulation import BETWEEN_STEPS
 from fsdp_bench.spec.errors import SpecError
+from fsdp_bench.spec.hardware import Hardware
 from fsdp_bench.spec.model import Family, ModelShape
 from fsdp_bench.spec.setup import Api, ShardingStrategy, TrainSetup
 from fsdp_bench.spec.units import GIB, MIB
@@ -35,7 +36,7 @@ TINY = ModelShape(
     vocab_size=1024,
     max_position_embeddings=1024,
 )
-H100 = loader.BUILT_IN.gpu("h100-sxm")
+H100 = Hardware.of_gpu(loader.BUILT_IN.gpu("h100-sxm"))
 
 
 def figure_of_timeline(answers: list[Prediction], refused: list[Question]) -> Figure:
@@ -164,7 +165,7 @@ def test_several_setups_share_a_scale_and_say_what_could_not_run() -> None:
 
 def test_the_cards_limit_is_drawn_where_it_is() -> None:
     """tiny has 4 blocks of 655,872 parameters and 524,544 others: 16 bytes each in fp32 is 48 MiB under NO_SHARD."""
-    small = msgspec.structs.replace(H100, usable_memory_bytes=128 * 1024**2)
+    small = Hardware.of_gpu(msgspec.structs.replace(H100.gpu, usable_memory_bytes=128 * 1024**2))
     asked = Question(TINY, TrainSetup(strategy=ShardingStrategy.NO_SHARD, world_size=8), small)
     (axes,) = figure_of_timeline([answer(asked)], []).axes
     assert any(list(line.get_ydata()) == [128.0, 128.0] for line in axes.lines)  # MiB
@@ -195,7 +196,7 @@ def test_a_panel_says_why_it_does_not_fit_where_its_lines_do_not_show_it() -> No
     strategies = (ShardingStrategy.NO_SHARD, ShardingStrategy.FULL_SHARD)
     needed = answer(question(ShardingStrategy.NO_SHARD)).needed_bytes
     for usable in range(needed - 2 * MIB, needed // 2, -2 * MIB):
-        card = msgspec.structs.replace(H100, usable_memory_bytes=usable)
+        card = Hardware.of_gpu(msgspec.structs.replace(H100.gpu, usable_memory_bytes=usable))
         asked = [
             Question(TINY, TrainSetup(strategy=strategy, world_size=8), card, headroom_bytes=0)
             for strategy in strategies

@@ -27,7 +27,7 @@ from fsdp_bench.report.charts.trade_off import (
     trade_off_slide,
 )
 from fsdp_bench.spec.errors import SpecError
-from fsdp_bench.spec.hardware import Cluster
+from fsdp_bench.spec.hardware import Hardware
 from fsdp_bench.spec.setup import Precision, ShardingStrategy, TrainSetup
 from fsdp_bench.spec.units import GIB
 from tests.conftest import run_command
@@ -36,10 +36,10 @@ from tests.report.charts.pictures import assert_is_a_slide, assert_texts_are_ins
 MIXED = Precision("fp32", "bf16", "fp32")
 
 
-def cluster(nodes: int = 2) -> Cluster:
+def cluster(nodes: int = 2) -> Hardware:
     """Return nodes of eight A100."""
     server = loader.server("p4d.24xlarge")
-    return Cluster(server=server, gpu=loader.gpu(server.gpu), num_nodes=nodes, gpus_per_node=8)
+    return Hardware(server=server, gpu=loader.gpu(server.gpu), num_nodes=nodes, gpus_per_node=8)
 
 
 points = st.lists(
@@ -135,7 +135,7 @@ def test_every_point_of_the_trade_off_is_inside_the_chart() -> None:
     """An 8B model under NO_SHARD needs twice the GPU's memory and stands at the right end, with an arrow."""
     model, names = loader.model("Llama-3.1-8B").shape(), (ShardingStrategy.FULL_SHARD, ShardingStrategy.NO_SHARD)
     server = loader.server("p5.48xlarge")
-    nodes = Cluster(server=server, gpu=loader.gpu(server.gpu), num_nodes=2, gpus_per_node=8)
+    nodes = Hardware(server=server, gpu=loader.gpu(server.gpu), num_nodes=2, gpus_per_node=8)
     setups = [TrainSetup(strategy=name, world_size=16, precision=MIXED) for name in names]
     predictions = [answer(Question(model, setup, nodes)) for setup in setups]
     figure = figure_of(trade_off_slide(predictions))
@@ -166,7 +166,7 @@ def test_operators_on_the_streams_of_collectives_are_in_the_legend() -> None:
 
 
 def test_scaling_wants_a_server() -> None:
-    question = Question(loader.model("gpt2").shape(), TrainSetup(world_size=8), loader.gpu("H100-SXM"))
+    question = Question(loader.model("gpt2").shape(), TrainSetup(world_size=8), Hardware.of_gpu(loader.gpu("H100-SXM")))
     with pytest.raises(SpecError, match="no server is named"):
         scaling_curves([question])
 

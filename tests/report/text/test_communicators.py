@@ -5,13 +5,13 @@ from __future__ import annotations
 from fsdp_bench.catalog.loader import BUILT_IN
 from fsdp_bench.rates.communicators import communicators_of
 from fsdp_bench.report.text.communicators import communicators_fact
-from fsdp_bench.spec.hardware import Cluster
+from fsdp_bench.spec.hardware import Hardware
 from fsdp_bench.spec.setup import ShardingStrategy, TrainSetup
 
 
 def printed(server: str, nodes: int = 1, strategy: ShardingStrategy = ShardingStrategy.FULL_SHARD) -> str:
     found = BUILT_IN.server(server)
-    where = Cluster(server=found, gpu=BUILT_IN.gpu(found.gpu), num_nodes=nodes, gpus_per_node=8)
+    where = Hardware(server=found, gpu=BUILT_IN.gpu(found.gpu), num_nodes=nodes, gpus_per_node=8)
     setup = TrainSetup(strategy=strategy, world_size=8 * nodes, shard_size=8 if strategy.is_hybrid else None)
     return " ".join(" ".join(communicators_fact(communicators_of(setup, where))).split())
 

@@ -24,6 +24,7 @@ from fsdp_bench.simulate.operators.kernels import CUDA, kernels_on
 from fsdp_bench.simulate.step import steady_step
 from fsdp_bench.simulate.wrappers.impossible import why_impossible
 from fsdp_bench.spec.errors import SpecError
+from fsdp_bench.spec.hardware import Hardware
 from fsdp_bench.spec.recording.compiled import Order, float8_regime_of, splits_of_maximum, symbols_of_float8
 from fsdp_bench.spec.setup import Api, Checkpointing, Float8, Precision, ShardingStrategy, TrainSetup, Wrap, impossible
 
@@ -81,7 +82,7 @@ def test_widths_that_scaled_products_do_not_take_are_refused() -> None:
 @pytest.mark.parametrize("name", ["A100-SXM-80GB", "MI300X"])
 def test_gpus_without_products_in_float8_are_refused(name: str) -> None:
     with pytest.raises(SpecError, match=f"float8: {name} .* compute capability 8.9"):
-        estimate(LLAMA, SETUP, gpu(name))
+        estimate(LLAMA, SETUP, Hardware.of_gpu(gpu(name)))
 
 
 def test_maxima_are_split_as_inductor_splits_them() -> None:
@@ -132,7 +133,7 @@ def test_a_product_in_float8_takes_no_longer_than_the_same_in_bf16(m: int, n: in
         if "fp8" not in entry.dense_flops_per_second:
             continue
         assert entry.dense_flops_per_second["fp8"] >= 1.99 * entry.dense_flops_per_second["bf16"]
-        rates = datasheet(None, entry, SETUP, None)
+        rates = datasheet(Hardware.of_gpu(entry), SETUP)
         out = 2 * dims[0] * dims[1]
         float8 = rates.run(Work("aten::mm nt", elements + out, dims, 1))
         bf16 = rates.run(Work("aten::mm nt", 2 * elements + out, dims, 2))

@@ -8,7 +8,7 @@ import msgspec
 
 from fsdp_bench.catalog import loader
 from fsdp_bench.spec.errors import SpecError
-from fsdp_bench.spec.hardware import Cluster, Gpu, LinkKind, Network, Source
+from fsdp_bench.spec.hardware import Gpu, Hardware, LinkKind, Network, Source
 from tools.validate.published.cases import CaseInputs
 
 _CARDS = {
@@ -28,7 +28,7 @@ def gpu_of(inputs: CaseInputs) -> Gpu | None:
     return loader.gpu(names[0]) if names else None
 
 
-def cluster_of(inputs: CaseInputs) -> Cluster:
+def cluster_of(inputs: CaseInputs) -> Hardware:
     """Return the nodes: GPUs connected by NVSwitch, and between nodes the network that the source states, if any.
 
     Raises:
@@ -41,7 +41,7 @@ def cluster_of(inputs: CaseInputs) -> Cluster:
     network = None
     if inputs.num_nodes > 1 and inputs.interconnect is not None:
         network = read_network(inputs.interconnect, inputs.source)
-    return Cluster(
+    return Hardware(
         server=msgspec.structs.replace(server, gpu=gpu.name, inter_node=network),
         gpu=gpu,
         num_nodes=inputs.num_nodes,

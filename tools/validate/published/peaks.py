@@ -13,6 +13,7 @@ import msgspec
 
 from fsdp_bench.plan.estimate import estimate
 from fsdp_bench.replay.caching_allocator.replay import AllocatorReading
+from fsdp_bench.spec.hardware import Hardware
 from tools.validate.published.cases import PublishedCase, describe, read_cases
 from tools.validate.published.setups import Plan, Unpredictable, plan_case
 from tools.validate.published.terms import ADAMW_NOT_STATED, Term, terms_of
@@ -71,7 +72,8 @@ class PredictedPeaks:
 def predict_case(plan: Plan) -> PredictedPeaks:
     """Predict the peaks of a plan, in eager mode."""
     # The runs had what the GPU had.
-    found = estimate(plan.model, plan.setup, plan.gpu, plan.kernels, headroom_bytes=0)
+    hardware = Hardware.of_gpu(plan.gpu) if plan.gpu else None
+    found = estimate(plan.model, plan.setup, hardware, plan.kernels, headroom_bytes=0)
     return PredictedPeaks(found.allocator, found.memory.peak_phase, found.memory.peak_operator)
 
 

@@ -16,7 +16,7 @@ from fsdp_bench.catalog import loader
 from fsdp_bench.plan.max_size import Assumptions, HardwareResult, SettingResult, document_of, max_sizes
 from fsdp_bench.plan.search.quantity import layer_counts
 from fsdp_bench.simulate import TORCH_VERSION
-from fsdp_bench.spec.hardware import Cluster, Source
+from fsdp_bench.spec.hardware import Hardware, Source
 from fsdp_bench.spec.model import Family, ModelShape
 from fsdp_bench.spec.setup import Precision, ShardingStrategy, TrainSetup
 from fsdp_bench.spec.units import GIB
@@ -117,12 +117,12 @@ def compare_published_sizes() -> list[SizeComparison]:
     return [SizeComparison(*pair) for pair in zip(bars, max_sizes(places, Assumptions(headroom_bytes=0)), strict=True)]
 
 
-def _cluster(bar: PublishedSize) -> Cluster:
+def _cluster(bar: PublishedSize) -> Hardware:
     """Return the server, with GPUs whose usable memory is what the bar reserved."""
     server = loader.server(SERVER)
     source = Source(title=f"{bar.as_printed}, {bar.source}", date=bar.date)
     gpu = replace(loader.gpu(server.gpu), usable_memory_bytes=bar.reserved_bytes, usable_memory_source=source)
-    return Cluster(server=server, gpu=gpu, gpus_per_node=server.gpus_per_node)
+    return Hardware(server=server, gpu=gpu, gpus_per_node=server.gpus_per_node)
 
 
 def _setup(bar: PublishedSize, precision: str, world_size: int) -> TrainSetup:

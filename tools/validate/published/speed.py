@@ -16,12 +16,11 @@ import msgspec
 
 from fsdp_bench.catalog import loader
 from fsdp_bench.rates.attention import FLASH_ATTENTION_2, TRITON
-from fsdp_bench.rates.collectives import groups_of
 from fsdp_bench.rates.datasheet import datasheet
 from fsdp_bench.replay.schedule import schedule
 from fsdp_bench.simulate.step import steady_step
 from fsdp_bench.spec.errors import SpecError
-from fsdp_bench.spec.hardware import Cluster
+from fsdp_bench.spec.hardware import Hardware
 from fsdp_bench.spec.setup import Checkpointing
 from tools.validate.published.cases import CaseInputs, PublishedCase, describe, read_cases
 from tools.validate.published.hardware import cluster_of
@@ -214,7 +213,7 @@ def _parts(inputs: CaseInputs, recomputed: float | None) -> list[tuple[float, Pl
     return parts
 
 
-def _cluster(inputs: CaseInputs) -> Cluster:
+def _cluster(inputs: CaseInputs) -> Hardware:
     cluster = cluster_of(inputs)
     if cluster.num_nodes > 1 and cluster.server.inter_node is None:
         if not _network_is_assumed(inputs):
@@ -262,11 +261,11 @@ def attention_kernel(inputs: CaseInputs) -> str:
     return TRITON if _runs_triton(inputs) else FLASH_ATTENTION_2
 
 
-def _step(inputs: CaseInputs, plan: Plan, cluster: Cluster) -> tuple[float, float]:
+def _step(inputs: CaseInputs, plan: Plan, cluster: Hardware) -> tuple[float, float]:
     """Return the seconds of a step, and its exposed communication in seconds."""
     norms = inputs.family in _WRITES_NORMS_IN_PYTHON and inputs.compiled != "yes"
     kernels = replace(plan.kernels, composite_norms=norms)
-    rates = datasheet(cluster, cluster.gpu, plan.setup, groups_of(cluster, plan.setup))
+    rates = datasheet(cluster, plan.setup)
     rates = replace(rates, attention_kernel=attention_kernel(inputs))
     time = schedule(steady_step(plan.model, plan.setup, kernels), rates)
     if time.step_seconds is None or time.exposed_communication_seconds is None:
@@ -274,7 +273,7 @@ def _step(inputs: CaseInputs, plan: Plan, cluster: Cluster) -> tuple[float, floa
     return time.step_seconds, time.exposed_communication_seconds
 
 
-def _mfu(tokens_per_second: float, plan: Plan, cluster: Cluster) -> float:
+def _mfu(tokens_per_second: float, plan: Plan, cluster: Hardware) -> float:
     """Return the MFU of a throughput by the formula of most sources, in which attention is not causal."""
     shape = plan.model
     attention = 12 * shape.num_hidden_layers * shape.hidden_size * plan.setup.sequence_length

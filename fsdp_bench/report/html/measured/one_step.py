@@ -14,6 +14,7 @@ from fsdp_bench.report.html.blocks import Block, Facts, Section, Text
 from fsdp_bench.report.html.measured.errors import why_not_simulated
 from fsdp_bench.report.text.setups import setup_line
 from fsdp_bench.spec.errors import SpecError
+from fsdp_bench.spec.hardware import Hardware
 from fsdp_bench.spec.profile import Profile
 from fsdp_bench.spec.record import TrialRecord
 from fsdp_bench.validate.memory import kernels_of
@@ -57,9 +58,10 @@ def _streams(trial: TrialRecord, profile: Profile | None) -> Section:
         return Section(title, (Text(f"Unknown: {compared.reason}."),))
     kernels = "cpu" if trial.hardware == "cpu" else "cuda"
     gpu = gpu_by_product_name(trial.ranks[0].device_name) if kernels == "cuda" else None
-    asked = Question(trial.model, trial.setup, gpu, kernels, profile=profile)  # type: ignore[arg-type]
+    hardware = Hardware.of_gpu(gpu) if gpu else None
+    asked = Question(trial.model, trial.setup, hardware, kernels, profile=profile)  # type: ignore[arg-type]
     alone = trial.device == "emulated"
-    found = speed(asked.model, asked.setup, gpu, kernels, profile, with_spans=True, without_communication=alone)
+    found = speed(asked.model, asked.setup, hardware, kernels, profile, with_spans=True, without_communication=alone)
     drawn = drawn_streams(StepStreams(asked, found))
     if drawn is None:
         return Section(title, (Text("Unknown."),))
