@@ -15,6 +15,11 @@ from typing import Annotated, Any
 
 import msgspec
 
+from fsdp_bench.spec.units import format_count
+
+DEFAULT = "default"
+"""The text of None: something else decides by default."""
+
 SHARDING = "Sharding"
 STEP = "Training step"
 WRAPPING = "Wrapping"
@@ -58,6 +63,8 @@ class Field(_Option, frozen=True, kw_only=True):
     """Whether who states it means FSDP, on one GPU too. All of WRAPPING do."""
     of_step: bool = True
     """Whether it changes memory or time of a step."""
+    not_exported: str | None = None
+    """Why no exported script has it, and what to do instead, where it differs from its default."""
     docs: str | None = None
     """What docs/sweeps.md says of it; behind the words of an enum, which it has in any case."""
     docs_default: str | None = None
@@ -104,6 +111,20 @@ class Field(_Option, frozen=True, kw_only=True):
     def words(self) -> list[str]:
         """The words of an enum."""
         return [member.value for member in self.kind] if issubclass(self.kind, Enum) else []
+
+    def text(self, value: Any) -> str:
+        """Return a value as text in a table."""
+        if isinstance(value, bool):
+            return "on" if value else "off"
+        if value is None:
+            return DEFAULT
+        return format_count(value) if self.is_magnitude and isinstance(value, int) else str(value)
+
+    def phrase(self, value: Any) -> str:
+        """Return the field with a value, in a label: ``batch 4``, ``compile``, ``no limit all gathers``."""
+        if isinstance(value, bool):
+            return self.title if value else f"no {self.title}"
+        return f"{self.title} {value}"
 
 
 def option_of(form: str) -> str:

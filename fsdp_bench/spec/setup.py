@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, TypedDict
 
 from msgspec import Meta
 from msgspec.structs import force_setattr
@@ -42,6 +42,7 @@ __all__ = [
     "OptimizerKind",
     "Precision",
     "Reentrant",
+    "SetupFields",
     "ShardingStrategy",
     "TrainSetup",
     "Wrap",
@@ -264,6 +265,7 @@ class TrainSetup(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True)
             "--float8 none|tensorwise|rowwise",
             "Compute the blocks' linear layers in float8, by torchao's recipe of that name; needs --compile.",
             since="2026-11-25",
+            not_exported="leave it out, and call torchao's convert_to_float8_training",
             docs="the blocks' linear layers compute in float8, by torchao's recipe of that name"
             " ([guide](guide.md#float8)); needs `compile`",
         ),
@@ -371,6 +373,11 @@ class TrainSetup(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True)
         if self.world_size % self.shard_size:
             raise SpecError(f"shard_size: {self.shard_size} is not allowed; a divisor of world_size {self.world_size}")
 
+    def changed(self, *without: str) -> list[Field]:
+        """Return the fields that are printed only where they differ from their default, and do, but for some."""
+        seldom = (one for one in FIELDS.values() if one.seldom and one.has_column and one.name not in without)
+        return [one for one in seldom if getattr(self, one.name) != one.default]
+
     @property
     def shard_group_size(self) -> int:
         """Number of ranks that one copy of the parameters is sharded over; 1 if nothing is sharded."""
@@ -444,6 +451,42 @@ class TrainSetup(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True)
     def tokens_per_step_per_rank(self) -> int:
         """Tokens that one rank trains on in one optimizer step."""
         return self.micro_batch_size * self.gradient_accumulation_steps * self.sequence_length
+
+
+class SetupFields(TypedDict, total=False):
+    """The fields of TrainSetup as arguments of Python functions, for type checkers. Enums can be given as text."""
+
+    strategy: ShardingStrategy | str
+    api: Api | str
+    precision: Precision | str
+    offload: Offload | str
+    checkpointing: Checkpointing | str
+    checkpointing_policy: str | None
+    reentrant: Reentrant | str
+    optimizer: OptimizerKind | str
+    activation_offload: bool
+    optimizer_in_backward: bool
+    world_size: int
+    shard_size: int | None
+    micro_batch_size: int
+    sequence_length: int
+    gradient_accumulation_steps: int
+    sync_every_micro_batch: bool
+    max_grad_norm: float | None
+    loss: Loss | str
+    compile: bool
+    float8: Float8 | str
+    wrap: Wrap | str
+    min_num_params: int
+    reshard_after_forward: int | None
+    reshard_last_block: bool
+    fp32_head: bool
+    backward_prefetch: BackwardPrefetch | str
+    forward_prefetch: bool
+    limit_all_gathers: bool
+    use_orig_params: bool
+    learning_rate: float
+    seed: int
 
 
 FIELDS = fields_of(TrainSetup)

@@ -8,11 +8,12 @@ from typing import Any
 from fsdp_bench.catalog.lookup import place_names
 from fsdp_bench.plan.question import Question
 from fsdp_bench.report.text.common import fact
+from fsdp_bench.spec.field import DEFAULT, Field
 from fsdp_bench.spec.hardware import Cluster
 from fsdp_bench.spec.recording.model import code_of, lora_of
 from fsdp_bench.spec.setup import FIELDS as SETUP
 from fsdp_bench.spec.setup import TrainSetup
-from fsdp_bench.spec.units import format_count, format_gib
+from fsdp_bench.spec.units import format_gib
 
 HARDWARE = ("server", "gpu", "num_nodes", "gpus_per_node", "world_size")
 PLACES = ("model", "code", "lora", *HARDWARE)
@@ -25,8 +26,7 @@ SELDOM = tuple(one.name for one in _COLUMNS if one.seldom)
 FIELDS = (*_USUAL, *SIZES, *SELDOM)
 """The fields of a step, without the strategy, in the order of a table's columns."""
 
-DEFAULT = "default"
-"""The text of a field without a value of its own: by default something else decides it."""
+_OTHER = Field(None, "")
 NUMBERS = (
     *("num_nodes", "gpus_per_node", "world_size"),
     *(one.name for one in _COLUMNS if one.kind is int and not one.is_magnitude),
@@ -59,9 +59,7 @@ def setup_line(setup: TrainSetup) -> str:
 
 def seldom(setup: TrainSetup, without: Collection[str] = ()) -> list[str]:
     """Return the fields in SELDOM that differ from their defaults."""
-    default = TrainSetup()
-    changed = [field for field in SELDOM if getattr(setup, field) != getattr(default, field) and field not in without]
-    return [f"{spaced(field)} {value_text(field, getattr(setup, field))}" for field in changed]
+    return [f"{spaced(one.name)} {one.text(getattr(setup, one.name))}" for one in setup.changed(*without)]
 
 
 def _ranks(setup: TrainSetup) -> str:
@@ -161,12 +159,7 @@ def named(field: str, value: str) -> str:
 
 def value_text(field: str, value: Any) -> str:
     """Return the value of a field of the setup, as text."""
-    if isinstance(value, bool):
-        return "on" if value else "off"
-    if value is None:
-        return DEFAULT
-    is_magnitude = field in SETUP and SETUP[field].is_magnitude and isinstance(value, int)
-    return format_count(value) if is_magnitude else str(value)
+    return SETUP.get(field, _OTHER).text(value)
 
 
 def value_of(setup: TrainSetup, field: str) -> str:

@@ -78,13 +78,7 @@ def distinct_labels(cells: Sequence[tuple[TrainedModel, TrainSetup, str]]) -> li
 def _field_texts(setup: TrainSetup, fields: Sequence[Field]) -> list[str]:
     """Return fields with their values: ``batch 4``, ``compile``. Others than sizes only if not at their default."""
     shown = [one for one in fields if one.is_size or getattr(setup, one.name) != one.default]
-    return [_field_text(one.title, getattr(setup, one.name)) for one in shown]
-
-
-def _field_text(name: str, value: object) -> str:
-    if isinstance(value, bool):
-        return name if value else f"no {name}"
-    return f"{name} {value}"
+    return [one.phrase(getattr(setup, one.name)) for one in shown]
 
 
 def resolved_text(plan: SweepPlan, machine: Machine) -> str:

@@ -8,19 +8,9 @@ from fsdp_bench.report.charts.trials.trial_facts import ORDER
 from fsdp_bench.report.html.blocks import BarGroup, BarLine, Bars, Block, Cell, Legend, Piece, Row, Text, table
 from fsdp_bench.report.text.common import UNKNOWN
 from fsdp_bench.report.text.quantity_text import QUANTITY_TEXTS
+from fsdp_bench.spec.field import Field
 from fsdp_bench.spec.frontier import FrontierCell, FrontierRecord, LargestValues
-from fsdp_bench.spec.setup import ShardingStrategy
-
-_FIELDS = (
-    "checkpointing",
-    "offload",
-    "precision",
-    "api",
-    "optimizer",
-    "micro_batch_size",
-    "sequence_length",
-)
-"""Fields that name a cell where they vary."""
+from fsdp_bench.spec.setup import FIELDS, ShardingStrategy
 
 
 def frontier_blocks(record: FrontierRecord) -> list[Block]:
@@ -40,7 +30,7 @@ def _bars(record: FrontierRecord, cells: list[FrontierCell]) -> Bars:
         known = (largest.fits for largest in (cell.measured, cell.predicted) if largest is not None)
         highest[scale] = max(highest.get(scale, 1), *known, 1)
         groups.setdefault((*scale, cell.setup.world_size, cell.setup.strategy), []).append(cell)
-    varying = [field for field in _FIELDS if len({str(getattr(cell.setup, field)) for cell in cells}) > 1]
+    varying = [one for one in FIELDS.values() if one.has_column and len({_text(cell, one) for cell in cells}) > 1]
     made = [
         BarGroup(
             f"{model} on {ranks} ranks, {strategy.value}: {QUANTITY_TEXTS[name].title.lower()}",
@@ -56,9 +46,14 @@ def _model(cell: FrontierCell) -> str:
     return cell.family.value if cell.model is None else cell.model.name
 
 
-def _name(cell: FrontierCell, varying: list[str]) -> str:
+def _name(cell: FrontierCell, varying: list[Field]) -> str:
     """Return the values of the fields in which cells differ."""
-    return " · ".join(str(getattr(cell.setup, field)) for field in varying) or cell.label
+    return " · ".join(_text(cell, one) for one in varying) or cell.label
+
+
+def _text(cell: FrontierCell, one: Field) -> str:
+    value = getattr(cell.setup, one.name)
+    return one.phrase(value) if one.seldom else str(value)
 
 
 def _bar(cell: FrontierCell, name: str, highest: int, source: str) -> BarLine:
