@@ -180,6 +180,7 @@ class TrainSetup(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True)
             "Update each parameter as soon as its gradient is reduced, and free the gradient.",
             since="2026-11-23",
             needs_fsdp=True,
+            not_exported="leave it out",
             docs="true: each parameter is updated as soon as its gradient is reduced, and the gradient is freed",
         ),
     ] = False
