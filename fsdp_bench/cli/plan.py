@@ -20,12 +20,14 @@ from fsdp_bench.spec.codec import to_json
 from fsdp_bench.spec.errors import SpecError, shown
 from fsdp_bench.spec.exit_codes import ExitCode
 from fsdp_bench.spec.price import Tariff, parse_price
-from fsdp_bench.spec.setup import PLANNED
+from fsdp_bench.spec.setup import OPTIONS, PLANNED
 from fsdp_bench.spec.units import parse_bytes
 
 _SEARCHED = (*(name for name in PLANNED if name != "offload"), "checkpointing_policy", "batch")
-_WITHOUT = ("gpu", "nodes", "world_size", "accumulate", "shard_size", "gpus_per_node", "float8")
-"""Of float8 no published run says by how much its predictions are too fast."""
+_WITHOUT = (
+    *("gpu", "nodes", "world_size", "accumulate", "shard_size", "gpus_per_node"),
+    *(name for name, one in OPTIONS.items() if one.not_planned is not None),
+)
 
 
 @click.command("plan", cls=SetupCommand)

@@ -59,6 +59,8 @@ class Field(_Option, frozen=True, kw_only=True):
     """Whether it is a number that is written like ``100M``."""
     planned: bool = False
     """Whether ``plan`` chooses among several values of it."""
+    not_planned: str | None = None
+    """Why ``plan`` refuses it."""
     needs_fsdp: bool = False
     """Whether who states it means FSDP, on one GPU too. All of WRAPPING do."""
     of_step: bool = True

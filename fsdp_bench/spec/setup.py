@@ -266,6 +266,7 @@ class TrainSetup(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True)
             "--float8 none|tensorwise|rowwise",
             "Compute the blocks' linear layers in float8, by torchao's recipe of that name; needs --compile.",
             since="2026-11-25",
+            not_planned="no published run bounds its errors",
             not_exported="leave it out, and call torchao's convert_to_float8_training",
             docs="the blocks' linear layers compute in float8, by torchao's recipe of that name"
             " ([guide](guide.md#float8)); needs `compile`",

@@ -17,7 +17,7 @@ from fsdp_bench.spec.checked import build as build_checked
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.price import Tariff, parse_price
 from fsdp_bench.spec.recording.model import Model
-from fsdp_bench.spec.setup import PLANNED, TrainSetup
+from fsdp_bench.spec.setup import FIELDS, PLANNED, TrainSetup
 from fsdp_bench.spec.units import parse_bytes
 
 
@@ -71,10 +71,8 @@ def plan_training(
     for name, values in given.items():
         if len(values) > 1 and name not in PLANNED:
             raise SpecError(f"{name}: several values; plan_training chooses among those of {', '.join(PLANNED)}")
-    if "float8" in given:
-        raise SpecError(
-            "float8: plan_training does not take it, because no published run bounds its errors; estimate does"
-        )
+        if name in FIELDS and (reason := FIELDS[name].not_planned) is not None:
+            raise SpecError(f"{name}: plan_training does not take it, because {reason}; estimate does")
     single = {name: values[0] for name, values in given.items() if len(values) == 1}
     named_model = find_model(which, code=code, catalog=entries)
     fields = dict(with_defaults(None, single, named_model))  # type: ignore[arg-type]
