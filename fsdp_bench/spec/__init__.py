@@ -4,7 +4,7 @@ Imports no torch, nothing else of fsdp_bench.
 
 Read in this order:
     setup.py        TrainSetup: strategy, precision, offload, checkpointing, batch; each field says all about itself
-    field.py        Field: what a field says: option, help, column, age; what the rest of the house derives from
+    field.py        Field: option, help, column and age of a setting, from which options, columns and IDs are derived
     vocabulary.py   the words of a setup: strategies, wrappers, optimizers, losses, precisions
     impossible.py   which setups cannot run
     checkpointing_policy.py  which outputs and which blocks activation checkpointing saves

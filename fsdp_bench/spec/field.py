@@ -62,7 +62,7 @@ class Field(_Option, frozen=True, kw_only=True):
     not_planned: str | None = None
     """Why ``plan`` refuses it."""
     needs_fsdp: bool = False
-    """Whether who states it means FSDP, on one GPU too. All of WRAPPING do."""
+    """Whether stating it implies FSDP, on one GPU too. Every field of WRAPPING does."""
     of_step: bool = True
     """Whether it changes memory or time of a step."""
     not_exported: str | None = None
