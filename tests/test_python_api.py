@@ -31,10 +31,10 @@ from fsdp_bench import (
     plan_training,
     server,
 )
-from fsdp_bench.plan.ask import SetupFields
 from fsdp_bench.plan.estimate import estimate as estimate_of_objects
 from fsdp_bench.plan.search.search import FitCheck, find_largest
 from fsdp_bench.plan.speed import speed
+from fsdp_bench.spec.setup import SetupFields
 from fsdp_bench.sweep.session import Watcher
 
 LLAMA = "Llama-3.1-8B"

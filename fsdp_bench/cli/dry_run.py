@@ -7,14 +7,12 @@ import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import click
 
 from fsdp_bench.cli.common.options import (
-    SETUP_FIELDS,
     SETUP_LISTS,
     SetupCommand,
     SetupOptions,
@@ -38,8 +36,9 @@ from fsdp_bench.spec.codec import to_json
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.exit_codes import ExitCode
 from fsdp_bench.spec.hardware import Hardware
+from fsdp_bench.spec.impossible import impossible
 from fsdp_bench.spec.recording.model import Model, RecordedModel
-from fsdp_bench.spec.setup import TrainSetup, impossible
+from fsdp_bench.spec.setup import TrainSetup
 from fsdp_bench.spec.subprocesses.dry_run import SIZES, DryRunSpec, KernelSet, UserModule
 from fsdp_bench.sweep.dry_run import NEEDS_CODE, DryRunError, dry_runs, result_of
 from fsdp_bench.sweep.module_names import check_names
@@ -167,8 +166,7 @@ def _place(hardware: Hardware | None, gpu_memory: str | None, headroom: str | No
 
 def _as_given(one: SetupOptions, given: SetupOptions) -> SetupOptions:
     """Return a combination of options without the sizes that the user did not give."""
-    batch = one.batch if given.is_given("batch") else None
-    return replace(one, batch=batch, seq=one.seq if given.is_given("seq") else None)
+    return one.with_values({size: one.value(size) if given.is_given(size) else None for size in SIZES.values()})
 
 
 def _specs(
@@ -206,8 +204,8 @@ def _refuse_model(options: SetupOptions) -> None:
 
 def _module(options: SetupOptions, function: str, block: str | None) -> UserModule:
     """Read --module and its options."""
-    by_field = {SETUP_FIELDS[option]: getattr(options, option) for option in SIZES.values()}
-    arguments = {field: value for field, value in by_field.items() if value is not None}
+    given = {field: options.value(option) for field, option in SIZES.items()}
+    arguments = {field: value for field, value in given.items() if value is not None}
     user = UserModule(function=function, block=block, folder=os.getcwd(), arguments=arguments)
     check_names(user)
     return user

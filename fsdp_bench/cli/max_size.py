@@ -48,7 +48,7 @@ from fsdp_bench.spec.exit_codes import ExitCode
 from fsdp_bench.spec.hardware import Hardware
 from fsdp_bench.spec.model import Family
 from fsdp_bench.spec.profile import read_profile
-from fsdp_bench.spec.setup import TrainSetup
+from fsdp_bench.spec.setup import PLANNED, TrainSetup
 
 if TYPE_CHECKING:
     from fsdp_bench.report.charts.max_size_rows import Arrangement
@@ -59,8 +59,6 @@ DEFAULTS = {
     "checkpointing": "none,full",
 }
 
-_OPEN = ("strategy", "api", "offload", "checkpointing", "loss")
-"""Fields of which a plan chooses among several values."""
 QUANTITIES = ("params", "num_hidden_layers", "micro_batch_size", "sequence_length", "gpus")
 _CONTRADICTED = {
     "params": ("model", "hf_config", "recorded", "params"),
@@ -175,8 +173,8 @@ def _with_fewest(result: HardwareResult, options: SetupOptions, headroom_bytes: 
     given, hardware = given_options(), result.hardware
     searched = [name for name in DEFAULTS if name not in given]
     several = {name: values for name, values in options.several.items() if name not in searched}
-    fixed, open_fields = read_choices(replace(options, several=several, **dict.fromkeys(searched)))
-    if not hardware.has_server or options.shard_size is not None or not open_fields.keys() <= set(_OPEN):
+    fixed, open_fields = read_choices(replace(options, several=several).with_values(dict.fromkeys(searched)))
+    if not hardware.has_server or options.is_given("shard_size") or not open_fields.keys() <= set(PLANNED):
         return result
     fixed.setdefault("micro_batch_size", 1)
     goal = Goal(read_model(options), fixed=fixed, open=open_fields, headroom_bytes=headroom_bytes)
@@ -259,11 +257,11 @@ def _refuse_contradictions(options: SetupOptions, quantity: str) -> None:
 def _targets_on(options: SetupOptions, quantity: str, to_known: Known) -> Iterator[Target]:
     """Yield a target for each number of nodes or GPUs of one server or GPU."""
     if quantity == "gpus":  # the search has its own counts; these only let hybrid strategies be read
-        shard = options.shard_size or 2
-        counts = {"world_size": 2 * shard} if options.gpu is not None else {"nodes": options.shard_size}
+        shard = options.value("shard_size")
+        counts = {"world_size": 2 * (shard or 2)} if options.gpu is not None else {"nodes": shard}
         options = replace(options, **counts)
     if quantity == "sequence_length":
-        options = replace(options, seq=1)
+        options = options.with_values({"seq": 1})
     readings: dict[tuple[object, ...], list[Reading]] = {}
     for reading in _searched(options):
         readings.setdefault((place_names(reading.hardware), reading.setup.world_size), []).append(reading)
@@ -278,7 +276,8 @@ def _searched(options: SetupOptions) -> list[Reading]:
     if "strategy" in given_options() or all(reading.setup.world_size > 1 for reading in readings):
         return readings
     several = {name: values for name, values in options.several.items() if name != "strategy"}
-    bare = [one.setup for one in read_setups(replace(options, strategy=None, several=several)) if one.setup.is_bare]
+    open_options = replace(options, several=several).with_values({"strategy": None})
+    bare = [one.setup for one in read_setups(open_options) if one.setup.is_bare]
     return [one for one in readings if not bare or one.setup.world_size > 1 or one.setup in bare]
 
 

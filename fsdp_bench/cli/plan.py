@@ -20,16 +20,18 @@ from fsdp_bench.spec.codec import to_builtins, to_json
 from fsdp_bench.spec.errors import SpecError, shown
 from fsdp_bench.spec.exit_codes import ExitCode
 from fsdp_bench.spec.price import Tariff, parse_price
+from fsdp_bench.spec.setup import OPTIONS, PLANNED
 from fsdp_bench.spec.units import parse_bytes
 
-_LISTS = ("strategy", "api", "offload", "checkpointing", "loss")
-_SEARCHED = ("strategy", "api", "checkpointing", "checkpointing_policy", "loss", "batch")
-_WITHOUT = ("gpu", "nodes", "world_size", "accumulate", "shard_size", "gpus_per_node", "float8")
-"""Of float8 no published run says by how much its predictions are too fast."""
+_SEARCHED = (*(name for name in PLANNED if name != "offload"), "checkpointing_policy", "batch")
+_WITHOUT = (
+    *("gpu", "nodes", "world_size", "accumulate", "shard_size", "gpus_per_node"),
+    *(name for name, one in OPTIONS.items() if one.not_planned is not None),
+)
 
 
 @click.command("plan", cls=SetupCommand)
-@setup_options(lists=_LISTS, repeatable=("server",), without=_WITHOUT, searched=_SEARCHED)
+@setup_options(lists=PLANNED, repeatable=("server",), without=_WITHOUT, searched=_SEARCHED)
 @click.option("--tokens", metavar="1T", help="Tokens to train on. Without it: the best setting on the fewest GPUs.")
 @click.option("--deadline", metavar="30d", help="When training must have ended: days, hours (h) or weeks (w).")
 @click.option("--budget", metavar="200k", help="The most that it may cost.")

@@ -114,8 +114,7 @@ def _setup_text(setup: TrainSetup) -> str:
         parts.append(f"{setup.checkpointing.value} checkpointing")
     if setup.offload is not Offload.NONE:
         parts.append("offload" if setup.offload is Offload.PARAMS else "offload optimizer")
-    if setup.activation_offload:
-        parts.append("activation offload")
+    parts += [one.phrase(getattr(setup, one.name)) for one in setup.changed()]
     return ", ".join([*parts, f"batch {setup.micro_batch_size} x {setup.sequence_length}"])
 
 

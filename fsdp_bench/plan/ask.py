@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, Literal, TypedDict, TypeVar, Unpack
+from typing import Any, Literal, TypeVar, Unpack
 
 from fsdp_bench.catalog.architectures import NotRecorded, parse_attention
 from fsdp_bench.catalog.lookup import SIZE, Placement, cluster_of, find_placement
@@ -41,58 +41,9 @@ from fsdp_bench.spec.lora import QUANTIZED, LoRA, parse_lora
 from fsdp_bench.spec.model import Family
 from fsdp_bench.spec.profile import Profile, read_profile
 from fsdp_bench.spec.recording.model import Model
-from fsdp_bench.spec.setup import (
-    Api,
-    BackwardPrefetch,
-    Checkpointing,
-    Float8,
-    Loss,
-    Offload,
-    OptimizerKind,
-    Precision,
-    Reentrant,
-    ShardingStrategy,
-    TrainSetup,
-    Wrap,
-)
+from fsdp_bench.spec.setup import Precision, SetupFields, TrainSetup
 
 P = TypeVar("P", bound=Estimate | SearchResult)
-
-
-class SetupFields(TypedDict, total=False):
-    """The fields of TrainSetup, which documents them. Enums can be given as text."""
-
-    strategy: ShardingStrategy | str
-    api: Api | str
-    precision: Precision | str
-    offload: Offload | str
-    checkpointing: Checkpointing | str
-    checkpointing_policy: str | None
-    reentrant: Reentrant | str
-    optimizer: OptimizerKind | str
-    activation_offload: bool
-    optimizer_in_backward: bool
-    world_size: int
-    shard_size: int | None
-    micro_batch_size: int
-    sequence_length: int
-    gradient_accumulation_steps: int
-    sync_every_micro_batch: bool
-    max_grad_norm: float | None
-    loss: Loss | str
-    compile: bool
-    float8: Float8 | str
-    wrap: Wrap | str
-    min_num_params: int
-    reshard_after_forward: int | None
-    reshard_last_block: bool
-    fp32_head: bool
-    backward_prefetch: BackwardPrefetch | str
-    forward_prefetch: bool
-    limit_all_gathers: bool
-    use_orig_params: bool
-    learning_rate: float
-    seed: int
 
 
 def estimate(

@@ -11,18 +11,12 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from fsdp_bench.spec.recording.model import Model, RecordedModel, code_of, lora_of
-from fsdp_bench.spec.setup import Api, Offload, Precision, ShardingStrategy, TrainSetup, Wrap
+from fsdp_bench.spec.setup import FIELDS, Api, Offload, Precision, ShardingStrategy, TrainSetup, Wrap
 
 DEFAULT_PRECISION = "bf16-mixed"
 DEFAULT_SEQUENCE_LENGTH = 4096
 USUAL_GPUS_PER_NODE = 8
 """GPUs per node if no server is named. Most servers of the catalogue have 8."""
-
-_OF_FSDP = (
-    *("shard_size", "wrap", "min_num_params", "reshard_after_forward", "reshard_last_block", "fp32_head"),
-    *("backward_prefetch", "forward_prefetch", "limit_all_gathers", "use_orig_params", "optimizer_in_backward"),
-)
-"""Fields of TrainSetup that mean FSDP where the user states them."""
 
 
 def default_sequence_length(model: Model | None) -> int:
@@ -85,7 +79,7 @@ def trainer_defaults(code: Code, stated: Mapping[str, Any], world_size: int | No
     is_fsdp2 = Api(stated.get("api", Api.FSDP2)) is Api.FSDP2
     if code.has_adapters and not is_fsdp2:
         found["wrap"] = Wrap.BLOCK_AND_ADAPTERS
-    has_fsdp = any(stated.get(name) is not None for name in _OF_FSDP)
+    has_fsdp = any(stated.get(name) is not None for name, one in FIELDS.items() if one.needs_fsdp)
     has_fsdp |= Offload(stated.get("offload", Offload.NONE)) is not Offload.NONE
     if world_size == 1 and is_fsdp2 and not has_fsdp:
         found["strategy"] = ShardingStrategy.NO_SHARD

@@ -28,8 +28,9 @@ from fsdp_bench.simulate.step import first_steps, for_any_depth, steady_step
 from fsdp_bench.simulate.wrappers.units import num_resharded_units
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.hardware import FIRST_WITH_FLASH_ATTENTION, Gpu, Hardware
+from fsdp_bench.spec.impossible import FLOAT8_CAPABILITY
 from fsdp_bench.spec.recording.model import Model
-from fsdp_bench.spec.setup import FLOAT8_CAPABILITY, Checkpointing, Float8, TrainSetup
+from fsdp_bench.spec.setup import Checkpointing, Float8, TrainSetup
 from fsdp_bench.spec.units import GIB
 
 DEEPEST = 1000

@@ -21,7 +21,7 @@ from fsdp_bench.replay.host_memory import Build
 from fsdp_bench.simulate import TORCH_VERSION
 from fsdp_bench.spec.hardware import Gpu, Hardware
 from fsdp_bench.spec.profile import Profile
-from fsdp_bench.spec.setup import TrainSetup
+from fsdp_bench.spec.setup import FIELDS, TrainSetup
 
 TIMED = 30
 """By default step time is predicted for at most this many settings; each takes some hundredths of a second."""
@@ -231,10 +231,10 @@ def _cell(cell: SettingResult, with_time: bool) -> dict[str, Any]:
     at = cell.at
     found = document(at, with_time, with_communication=False) if at else refusal(cell.question)
     setup, model = found["setup"], at.question.model if at else None
-    keys = ("strategy", "effective_strategy", "api", "precision", "offload", "checkpointing", "optimizer")
+    usual = [name for name, one in FIELDS.items() if one.has_words and not one.seldom]
     limit = cell.limit
     return {
-        **{key: setup[key] for key in keys},
+        **{key: setup[key] for key in ("strategy", "effective_strategy", *usual)},
         "source": "predicted",
         "impossible": cell.impossible,
         "unknown": cell.unknown,

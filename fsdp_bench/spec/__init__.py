@@ -3,7 +3,10 @@
 Imports no torch, nothing else of fsdp_bench.
 
 Read in this order:
-    setup.py        TrainSetup: strategy, precision, offload, checkpointing, batch; which combinations cannot run
+    setup.py        TrainSetup: strategy, precision, offload, checkpointing, batch; each field says all about itself
+    field.py        Field: option, help, column and age of a setting, from which options, columns and IDs are derived
+    vocabulary.py   the words of a setup: strategies, wrappers, optimizers, losses, precisions
+    impossible.py   which setups cannot run
     checkpointing_policy.py  which outputs and which blocks activation checkpointing saves
     model.py        ModelShape: dimensions, number of parameters, FLOPs
     lora.py         LoRA: adapters, and how the frozen weights are stored

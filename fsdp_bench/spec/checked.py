@@ -201,8 +201,9 @@ def _bare(hint: Any) -> tuple[Any, Meta | None]:
 
 def _arms(hint: Any) -> list[Any]:
     """Return the alternatives of a hint without None."""
-    if typing.get_origin(hint) in (Union, types.UnionType):
-        return [arm for arm in typing.get_args(hint) if arm is not type(None)]
+    bare = _bare(hint)[0]
+    if typing.get_origin(bare) in (Union, types.UnionType):
+        return [arm for arm in typing.get_args(bare) if arm is not type(None)]
     return [hint]
 
 

@@ -12,7 +12,7 @@ import msgspec
 from fsdp_bench.spec.errors import SpecError, not_allowed
 from fsdp_bench.spec.model import Family, ModelShape
 from fsdp_bench.spec.record import Device, RunPlan
-from fsdp_bench.spec.setup import Offload, Reentrant, TrainSetup
+from fsdp_bench.spec.setup import Offload, TrainSetup
 from fsdp_bench.spec.units import format_count
 
 FRONTIER_SCHEMA_VERSION = 1
@@ -126,8 +126,7 @@ def cell_label(setup: TrainSetup, name: str, quantity_name: str) -> str:
     """Return a cell in one line: its model or family, and the setup without the searched field."""
     parts = [name, f"world {setup.world_size}", setup.strategy.value, setup.api.value, str(setup.precision)]
     parts.append(f"checkpointing {setup.checkpointing.value}")
-    if setup.reentrant is not Reentrant.NO:
-        parts.append(f"reentrant {setup.reentrant.value}")
+    parts += [one.phrase(getattr(setup, one.name)) for one in setup.changed()]
     if setup.offload is not Offload.NONE:
         parts.append("offload" if setup.offload is Offload.PARAMS else "offload optimizer")
     batch = "" if quantity_name == "micro_batch_size" else f" {setup.micro_batch_size}"

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from fsdp_bench.spec.checked import Checked, Count, build
 from fsdp_bench.spec.errors import SpecError, shown
+from fsdp_bench.spec.impossible import TIED_ENDS, impossible
 from fsdp_bench.spec.lora import DTYPES_MIXED, GRADIENTS_MIXED, PACKED_IN_BF16, LoRA
 from fsdp_bench.spec.model import LONGEST_NAME, ModelShape
-from fsdp_bench.spec.setup import TIED_ENDS, Api, Checkpointing, Loss, TrainSetup, Wrap, impossible
+from fsdp_bench.spec.setup import Api, Checkpointing, Loss, TrainSetup, Wrap
 from fsdp_bench.spec.subprocesses.dry_run import SIZES, UserModule
 from fsdp_bench.spec.units import format_count
 

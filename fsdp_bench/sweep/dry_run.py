@@ -14,13 +14,13 @@ from typing import IO, Unpack
 import msgspec
 
 from fsdp_bench.catalog.lookup import model as find_model
-from fsdp_bench.plan.ask import SetupFields, read_setup
+from fsdp_bench.plan.ask import read_setup
 from fsdp_bench.spec.codec import from_json, to_builtins
 from fsdp_bench.spec.errors import FsdpBenchError, MachineError, SpecError, install_hint
 from fsdp_bench.spec.exit_codes import ExitCode
 from fsdp_bench.spec.model import ModelShape
 from fsdp_bench.spec.recording.model import RecordedModel
-from fsdp_bench.spec.setup import TrainSetup
+from fsdp_bench.spec.setup import SetupFields, TrainSetup
 from fsdp_bench.spec.subprocesses.dry_run import DryRunAnswer, DryRunResult, DryRunSpec, KernelSet
 from fsdp_bench.spec.subprocesses.own_python import own_python
 from fsdp_bench.sweep.launchers.launcher import signal_name

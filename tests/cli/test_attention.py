@@ -77,7 +77,7 @@ def test_code_is_recorded_without_flash_attention_for_gpus_that_have_none(
 
     monkeypatch.setattr(recording, "recorded_config", recorded_config)
     found, setup, hardware = read_setup(
-        SetupOptions(model="Qwen3-0.6B", code="huggingface", gpu=gpu, precision=precision)
+        SetupOptions(model="Qwen3-0.6B", code="huggingface", gpu=gpu, step={"precision": precision})
     )
     assert asked == [{"before_sm80": True}] * is_asked
     assert hardware is not None
@@ -85,7 +85,9 @@ def test_code_is_recorded_without_flash_attention_for_gpus_that_have_none(
 
 
 def test_what_comes_with_fsdp_bench_for_older_gpus_is_no_other_models() -> None:
-    options = SetupOptions(model="Llama-3.2-1B", code="huggingface", gpu="V100-SXM2-16GB", precision="bf16-mixed")
+    options = SetupOptions(
+        model="Llama-3.2-1B", code="huggingface", gpu="V100-SXM2-16GB", step={"precision": "bf16-mixed"}
+    )
     found, setup, hardware = read_setup(options)
     assert hardware is not None
     assert isinstance(found, RecordedModel)

@@ -72,7 +72,7 @@ def test_operators_that_follow_each_other_are_one_policy_and_a_semicolon_begins_
     found = several("--checkpointing-policy", text).several["checkpointing_policy"]
     assert found == ("aten.mm,aten.silu", "aten.mm", "every-2-blocks")
     alone = several("--checkpointing-policy", "aten.silu,aten.mm")
-    assert (alone.checkpointing_policy, alone.several) == ("aten.silu,aten.mm", {})
+    assert (alone.value("checkpointing_policy"), alone.several) == ("aten.silu,aten.mm", {})
 
 
 def test_setups_that_an_option_does_not_concern_appear_once() -> None:

@@ -12,10 +12,10 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from fsdp_bench.cli.common.lists import PRECISIONS
 from fsdp_bench.cli.common.options import SetupCommand, SetupOptions, setup_options
 from fsdp_bench.cli.common.setups import read_model, read_setup, read_setups
 from fsdp_bench.spec.errors import SpecError
+from fsdp_bench.spec.impossible import impossible
 from fsdp_bench.spec.setup import (
     BackwardPrefetch,
     Checkpointing,
@@ -26,8 +26,8 @@ from fsdp_bench.spec.setup import (
     ShardingStrategy,
     TrainSetup,
     Wrap,
-    impossible,
 )
+from fsdp_bench.spec.vocabulary import NAMED_PRECISIONS
 
 
 def parse(*arguments: str, **options: Any) -> SetupOptions:
@@ -247,7 +247,7 @@ def test_a_command_that_asks_for_lists_crosses_them() -> None:
     setups = [reading.setup for reading in readings]
     assert len(setups) == 2 * 5 * 2  # a strategy given twice counts once
     assert {(setup.strategy.value, setup.shard_size) for setup in setups} == {("FULL_SHARD", None), ("HYBRID_SHARD", 8)}
-    assert {setup.precision.name for setup in setups} == set(PRECISIONS)
+    assert {setup.precision.name for setup in setups} == set(NAMED_PRECISIONS)
 
 
 def test_all_of_everything_is_there_also_what_cannot_run() -> None:
@@ -258,12 +258,6 @@ def test_all_of_everything_is_there_also_what_cannot_run() -> None:
     reasons = {impossible(setup, "cuda") for setup in setups}
     assert None in reasons
     assert any(reason and "no CPU offload" in reason for reason in reasons)
-
-
-def test_all_precisions_are_the_named_ones() -> None:
-    from fsdp_bench.spec import setup
-
-    assert set(PRECISIONS) == set(setup._NAMED_PRECISIONS)
 
 
 def test_a_command_without_a_model_has_only_the_family() -> None:

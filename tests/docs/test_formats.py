@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from fsdp_bench.spec.checked import CaseInsensitiveEnum
 from fsdp_bench.spec.codec import from_stored
 from fsdp_bench.spec.frontier import FirstFailure, FrontierCell, FrontierRecord, LargestValues, QuantityRange
 from fsdp_bench.spec.model import ModelShape
@@ -27,7 +28,7 @@ from fsdp_bench.spec.rank_report import (
     Telemetry,
 )
 from fsdp_bench.spec.record import RunPlan, TrialRecord
-from fsdp_bench.spec.setup import CaseInsensitiveEnum, TrainSetup
+from fsdp_bench.spec.setup import TrainSetup
 from fsdp_bench.spec.subprocesses.rehearsal import RehearsedGpu
 from fsdp_bench.sweep.config import run_table, sweep_file
 from fsdp_bench.sweep.config.model_code import CODE_KEYS, MORE_KEYS

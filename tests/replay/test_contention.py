@@ -21,8 +21,9 @@ from fsdp_bench.simulate.operators.kernels import CUDA
 from fsdp_bench.simulate.step import steady_step
 from fsdp_bench.simulate.tape import Tape
 from fsdp_bench.spec.hardware import Hardware
+from fsdp_bench.spec.impossible import impossible
 from fsdp_bench.spec.model import ModelShape
-from fsdp_bench.spec.setup import ShardingStrategy, TrainSetup, impossible
+from fsdp_bench.spec.setup import ShardingStrategy, TrainSetup
 from tests.profiles import share_of_examples
 from tests.replay.test_schedule import Plain, setups
 

@@ -17,8 +17,9 @@ from fsdp_bench.simulate.operators.kernels import CPU_GLOO, CUDA
 from fsdp_bench.simulate.step import first_steps, steady_step
 from fsdp_bench.simulate.tape import Tape
 from fsdp_bench.spec.hardware import Hardware
+from fsdp_bench.spec.impossible import impossible
 from fsdp_bench.spec.model import Family, ModelShape
-from fsdp_bench.spec.setup import Api, Checkpointing, Offload, Precision, ShardingStrategy, TrainSetup, impossible
+from fsdp_bench.spec.setup import Api, Checkpointing, Offload, Precision, ShardingStrategy, TrainSetup
 from tests.profiles import share_of_examples
 
 

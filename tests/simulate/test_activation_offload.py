@@ -13,9 +13,10 @@ from fsdp_bench.simulate.events import Kind
 from fsdp_bench.simulate.operators.kernels import CUDA
 from fsdp_bench.simulate.step import steady_step
 from fsdp_bench.simulate.wrappers.impossible import why_impossible
+from fsdp_bench.spec.impossible import impossible
 from fsdp_bench.spec.model import ModelShape
 from fsdp_bench.spec.recording.model import RecordedModel
-from fsdp_bench.spec.setup import TrainSetup, impossible
+from fsdp_bench.spec.setup import TrainSetup
 from tests.simulate.recorded.test_replaced_loss import NARROW, recorded
 from tests.simulate.test_step import shape
 

@@ -22,6 +22,7 @@ from fsdp_bench.spec.checked import CaseInsensitiveEnum, Checked
 from fsdp_bench.spec.codec import from_builtins, from_json, to_builtins, to_json
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.hardware import Hardware, Interconnect, LinkKind, Network, Source
+from fsdp_bench.spec.impossible import impossible
 from fsdp_bench.spec.model import Family, ModelShape
 from fsdp_bench.spec.profile import MatmulTime, Profile, RankProfile
 from fsdp_bench.spec.record import RunPlan, TrialSpec
@@ -36,7 +37,6 @@ from fsdp_bench.spec.setup import (
     ShardingStrategy,
     TrainSetup,
     Wrap,
-    impossible,
 )
 from fsdp_bench.spec.subprocesses.dry_run import DryRunSpec, UserModule
 

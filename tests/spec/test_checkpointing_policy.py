@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from fsdp_bench.spec.errors import SpecError
-from fsdp_bench.spec.setup import TrainSetup, impossible
+from fsdp_bench.spec.impossible import impossible
+from fsdp_bench.spec.setup import TrainSetup
 
 
 def test_a_policy_has_one_way_of_writing() -> None:

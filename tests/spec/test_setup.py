@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from fsdp_bench.spec.codec import from_json, to_builtins, to_json
 from fsdp_bench.spec.errors import SpecError
-from fsdp_bench.spec.setup import Api, Offload, Precision, ShardingStrategy, TrainSetup, Wrap, impossible
+from fsdp_bench.spec.impossible import impossible
+from fsdp_bench.spec.setup import Api, Offload, Precision, ShardingStrategy, TrainSetup, Wrap
 
 S = ShardingStrategy
 

@@ -18,19 +18,8 @@ import click
 from fsdp_bench.catalog.lookup import CODES
 from fsdp_bench.spec.errors import SpecError, shown
 from fsdp_bench.spec.model import Family
-from fsdp_bench.spec.setup import (
-    Api,
-    BackwardPrefetch,
-    Checkpointing,
-    Float8,
-    Loss,
-    Offload,
-    OptimizerKind,
-    Precision,
-    Reentrant,
-    ShardingStrategy,
-    Wrap,
-)
+from fsdp_bench.spec.setup import FIELDS, OPTIONS, Precision
+from fsdp_bench.spec.vocabulary import NAMED_PRECISIONS
 
 if TYPE_CHECKING:
     from fsdp_bench.cli.common.options import SetupOptions
@@ -38,37 +27,18 @@ if TYPE_CHECKING:
 MOST_SETUPS = 10_000
 """The most combinations of lists: minutes of predictions."""
 
-PRECISIONS = ("fp32", "bf16-mixed", "bf16-mixed-bf16-reduce", "fp16-mixed", "bf16-true")
-"""The values of ``--precision all``."""
-
-VOCABULARIES: dict[str, type[StrEnum]] = {
-    "strategy": ShardingStrategy,
-    "api": Api,
-    "offload": Offload,
-    "checkpointing": Checkpointing,
-    "reentrant": Reentrant,
-    "optimizer": OptimizerKind,
-    "loss": Loss,
-    "float8": Float8,
-    "wrap": Wrap,
-    "backward_prefetch": BackwardPrefetch,
+_KINDS: dict[str, type] = {
+    **{name: str if one.is_magnitude else one.kind for name, one in OPTIONS.items()},
+    **dict.fromkeys(("nodes", "gpus_per_node", "world_size"), int),
     "family": Family,
 }
-FLAGS = (
-    *("activation_offload", "optimizer_in_backward", "sync_every_micro_batch", "compile", "reshard_last_block"),
-    *("fp32_head", "forward_prefetch", "limit_all_gathers", "use_orig_params"),
-)
-"""Options that are on or off."""
-COUNTS = (
-    *("nodes", "gpus_per_node", "world_size", "shard_size", "batch", "seq", "accumulate"),
-    "reshard_after_forward",
-)
-_WITH_DEFAULT = ("checkpointing_policy", "max_grad_norm", "reshard_after_forward", "shard_size", "lora", "qlora")
-"""Options whose default has no other name: ``default`` in a list stands for it."""
+"""What a word of an option is; of options that are not here, text."""
 _WITH_COMMAS = ("lora", "qlora")
 """Options whose values contain commas: several go with ``;`` between them."""
-
-_FIRST = ("strategy", "api", "offload", "checkpointing", "optimizer", "precision")
+_WITH_DEFAULT = (*(name for name, one in OPTIONS.items() if one.is_optional), *_WITH_COMMAS)
+"""Options whose default has no other name: ``default`` in a list stands for it."""
+_USUAL = [one for one in FIELDS.values() if not one.seldom and one.has_words]
+_FIRST = [one.word for one in sorted(_USUAL, key=lambda one: one.kind is Precision)]
 """Options that vary more slowly than the others of a setup, in this order: the order of several predictions in JSON."""
 
 
@@ -129,17 +99,16 @@ class Values(click.ParamType[Any]):
 
 def _plain(name: str, word: str, param: click.Parameter | None, ctx: click.Context | None) -> Any:
     """Read one word of an option."""
-    if name in FLAGS:
+    kind = _KINDS.get(name, str)
+    if kind is bool:
         return _on_or_off(name, word)
-    if name in COUNTS:
+    if kind is int:
         return COUNT.convert(word.strip(), param, ctx)
-    if name == "max_grad_norm":
+    if kind is float:
         return click.types.convert_type(float).convert(word.strip(), param, ctx)
-    if name == "precision":
+    if kind is Precision:
         return str(Precision.parse(word))
-    if name in VOCABULARIES:
-        return str(VOCABULARIES[name](word))
-    return word.strip()
+    return str(kind(word)) if issubclass(kind, StrEnum) else word.strip()
 
 
 def _on_or_off(name: str, word: str) -> bool:
@@ -161,11 +130,12 @@ def _words(name: str, text: str) -> list[str]:
 
 
 def _known(name: str) -> list[str]:
-    if name == "precision":
-        return list(PRECISIONS)
-    if name == "code":
-        return list(CODES)
-    return ["on", "off"] if name in FLAGS else [member.value for member in VOCABULARIES.get(name, ())]
+    kind = _KINDS.get(name, str)
+    if kind is Precision:
+        return list(NAMED_PRECISIONS)
+    if kind is bool:
+        return ["on", "off"]
+    return list(CODES) if name == "code" else [str(member) for member in kind] if issubclass(kind, StrEnum) else []
 
 
 def _policies(text: str) -> Iterator[str]:
@@ -199,23 +169,6 @@ def each_of(options: SetupOptions, names: Collection[str] | None = None) -> Iter
             f"{count:,} setups are too many; up to {MOST_SETUPS:,}: a shorter list of --{longest}, or others"
         )
     rest = {name: values for name, values in options.several.items() if name not in chosen}
-    order = sorted(chosen, key=lambda name: _FIRST.index(name) if name in _FIRST else -1 if _is_place(name) else 9)
+    order = sorted(chosen, key=lambda name: _FIRST.index(name) if name in _FIRST else 9 if name in OPTIONS else -1)
     for values in itertools.product(*(chosen[name] for name in order)):
-        yield replace(options, several=rest, **dict(zip(order, values, strict=True)))
-
-
-def _is_place(name: str) -> bool:
-    """Whether an option names a model or hardware."""
-    return name in (
-        "model",
-        "params",
-        "family",
-        "code",
-        "attention",
-        "lora",
-        "qlora",
-        "server",
-        "gpu",
-        "nodes",
-        "world_size",
-    ) or (name == "gpus_per_node")
+        yield replace(options, several=rest).with_values(dict(zip(order, values, strict=True)))

@@ -12,24 +12,24 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
 import click
 from click.core import ParameterSource
 
-from fsdp_bench.cli.common.lists import FLAGS, Values
+from fsdp_bench.cli.common.lists import Values
 from fsdp_bench.plan.defaults import DEFAULT_PRECISION, DEFAULT_SEQUENCE_LENGTH
-from fsdp_bench.plan.table.columns import OPTION_FIELDS
 from fsdp_bench.spec.errors import SpecError, shown
-from fsdp_bench.spec.setup import TrainSetup
+from fsdp_bench.spec.field import option_of
+from fsdp_bench.spec.setup import OPTIONS
 from fsdp_bench.spec.units import format_count
 
 
 @dataclass(frozen=True)
 class SetupOptions:
-    """The options as the user wrote them, one field per option; None if an option was not given."""
+    """The options as the user wrote them; None if an option was not given."""
 
     model: str | None = None
     hf_config: Path | None = None
@@ -46,40 +46,33 @@ class SetupOptions:
     gpus_per_node: int | None = None
     world_size: int | None = None
     catalog: Path | None = None
-    strategy: str | None = None
-    api: str | None = None
-    shard_size: int | None = None
-    offload: str | None = None
-    precision: str | None = None
-    checkpointing: str | None = None
-    checkpointing_policy: str | None = None
-    reentrant: str | None = None
-    optimizer: str | None = None
-    activation_offload: bool | None = None
-    optimizer_in_backward: bool | None = None
-    batch: int | None = None
-    seq: int | None = None
-    accumulate: int | None = None
-    sync_every_micro_batch: bool | None = None
-    max_grad_norm: float | None = None
-    loss: str | None = None
-    compile: bool | None = None
-    float8: str | None = None
-    wrap: str | None = None
-    min_num_params: str | None = None
-    reshard_after_forward: int | None = None
-    reshard_last_block: bool | None = None
-    fp32_head: bool | None = None
-    backward_prefetch: str | None = None
-    forward_prefetch: bool | None = None
-    limit_all_gathers: bool | None = None
-    use_orig_params: bool | None = None
+    step: Mapping[str, Any] = field(default_factory=dict)
+    """Options that set a field of TrainSetup (OPTIONS), by their names. One that was not given is None or not there."""
     several: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     """Options with several values, by name. Their own fields are None; lists.py makes one set of options of each."""
 
+    def value(self, name: str) -> Any:
+        """The value of an option that has one; None for several values, and if it was not given."""
+        return self.step.get(name) if name in OPTIONS else getattr(self, name)
+
     def is_given(self, name: str) -> bool:
         """Whether the user gave an option, with one value or several."""
-        return getattr(self, name) is not None or name in self.several
+        return self.value(name) is not None or name in self.several
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any], several: Mapping[str, tuple[Any, ...]]) -> SetupOptions:
+        """Make options of their values by name."""
+        return cls(several=several).with_values(values)
+
+    def with_values(self, values: Mapping[str, Any]) -> SetupOptions:
+        """Return the options with other values for some of them, by name."""
+        step = {name: value for name, value in values.items() if name in OPTIONS}
+        others = {name: value for name, value in values.items() if name not in OPTIONS}
+        return replace(self, step={**self.step, **step}, **others)
+
+
+_OF_PLACES = tuple(one.name for one in fields(SetupOptions) if one.name not in ("step", "several"))
+"""Options that name a model or hardware."""
 
 
 class SetupCommand(click.Command):
@@ -119,17 +112,6 @@ def given_options() -> list[str]:
 
 _FILE = click.Path(path_type=Path)
 
-SETUP_FIELDS = {
-    **{name: name for name in ("strategy", "api", "offload", "precision", "checkpointing", "optimizer")},
-    **{name: name for name in ("checkpointing_policy", "reentrant", "activation_offload", "optimizer_in_backward")},
-    **OPTION_FIELDS,
-    **{name: name for name in ("sync_every_micro_batch", "max_grad_norm", "loss", "compile", "wrap", "min_num_params")},
-    "float8": "float8",
-    **{name: name for name in ("reshard_after_forward", "reshard_last_block", "fp32_head")},
-    **{name: name for name in ("backward_prefetch", "forward_prefetch", "limit_all_gathers", "use_orig_params")},
-}
-"""Options that set one field of TrainSetup, each with the field's name."""
-
 LORA_OPTIONS = {
     "--lora RANK|FIELDS": "Train PEFT's adapters in Hugging Face's code: 16, or rank=16,targets=q_proj+v_proj.",
     "--qlora RANK|FIELDS": "The same on linear layers whose weights bitsandbytes keeps in 4 bits.",
@@ -154,48 +136,6 @@ _HARDWARE = {
     "--world-size N": "GPUs in total, instead of --nodes.",
     "--catalog FILE": "A TOML file that adds to the catalogue or overrides it.",
 }
-_SHARDING = {
-    "--strategy NAME": "FULL_SHARD (zero3), SHARD_GRAD_OP (zero2), NO_SHARD (ddp), HYBRID_SHARD (hsdp), "
-    "_HYBRID_SHARD_ZERO2, or 1 to 5.",
-    "--api fsdp1|fsdp2": "FullyShardedDataParallel or fully_shard, which is the default of Hugging Face's code.",
-    "--shard-size N": "GPUs that share one copy under a hybrid strategy; by default a node's when there are several.",
-    "--offload MODE": "none; params: parameters, gradients and optimizer in host memory; or optimizer: it alone.",
-}
-_STEP = {
-    "--precision NAME": "fp32, bf16-mixed (bf16), bf16-mixed-bf16-reduce, fp16-mixed (fp16), bf16-true, or "
-    "STORED/COMPUTE/REDUCE.",
-    "--checkpointing MODE": "none, selective or full.",
-    "--checkpointing-policy TEXT": "With selective: every-second-product (torchtitan's), or operators that are saved, "
-    "as aten.mm,aten.silu. With full: every-2-blocks.",
-    "--reentrant no|inside|around": "Whether full checkpointing is reentrant (use_reentrant=True): inside of FSDP's"
-    " units, or around them as in older transformers.",
-    "--optimizer NAME": "adamw-foreach (adamw), adamw-fused, adamw-for-loop, adamw-8bit, adafactor, muon or sgd.",
-    "--activation-offload": "Keep what blocks save for backward in pinned host memory (torch's offload_wrapper).",
-    "--optimizer-in-backward": "Update each parameter as soon as its gradient is reduced, and free the gradient.",
-    "--batch N": "Sequences per GPU in one forward pass.",
-    "--seq N": "Tokens in a sequence.",
-    "--accumulate N": "Micro-batches in one optimizer step.",
-    "--sync-every-micro-batch/--no-sync": "Reduce gradients in every micro-batch (default) or only in the last"
-    " (default of Hugging Face's code, as its Trainer does).",
-    "--max-grad-norm X": "Clip gradients to this norm.",
-    "--loss plain|chunked|compiled|flash-attn|liger|liger-fused-linear|unsloth-fp32": "How the cross-entropy is"
-    " computed.",
-    "--compile": "Compile the blocks with torch.compile.",
-    "--float8 none|tensorwise|rowwise": "Compute the blocks' linear layers in float8, by torchao's recipe of that name;"
-    " needs --compile.",
-}
-_WRAPPING = {
-    "--wrap block|block-and-ends|block-and-adapters|size|none": "What becomes an FSDP unit; the ends are the embedding "
-    "and the head; with adapters each matrix of LoRA's is one, as by PEFT's fsdp_auto_wrap_policy.",
-    "--min-num-params 100M": "Smallest unit, with --wrap size.",
-    "--reshard-after-forward N": "Ranks over which fsdp2 shards a unit between forward and backward; by default all.",
-    "--reshard-last-block/--no-reshard-last-block": "Reshard the last block after forward, too (fsdp2); on by default.",
-    "--fp32-head": "Compute the head in fp32, with --wrap block-and-ends.",
-    "--backward-prefetch MODE": "BACKWARD_PRE (pre), BACKWARD_POST (post) or none.",
-    "--forward-prefetch": "Gather the next unit early in forward, too.",
-    "--limit-all-gathers/--no-limit-all-gathers": "FSDP1's rate limiter; on by default.",
-    "--use-orig-params/--no-use-orig-params": "FSDP1's original parameters; on by default.",
-}
 _DEFAULTS = {
     "precision": DEFAULT_PRECISION,
     "seq": f"{DEFAULT_SEQUENCE_LENGTH}, or all positions of a model that has fewer",
@@ -207,10 +147,7 @@ _FILES = ("hf_config", "recorded", "catalog")
 
 MODEL_LISTS = ("model", "params", "family", "code", "attention", "lora", "qlora")
 """Options that name a model and take several values."""
-SETUP_LISTS = (
-    *("server", "gpu", "nodes", "gpus_per_node", "world_size", "shard_size", "min_num_params"),
-    *SETUP_FIELDS,
-)
+SETUP_LISTS = ("server", "gpu", "nodes", "gpus_per_node", "world_size", *OPTIONS)
 """Options that describe hardware and setup, each of which takes several values."""
 EVERY_OPTION = (*MODEL_LISTS, *SETUP_LISTS)
 """All options that take several values."""
@@ -237,30 +174,26 @@ def setup_options(
         without: names of the options that the command does not take, or takes in another form.
         searched: names of the options for which the command tries several values, unless one is given.
     """
-    sections = {
-        "Model": {**(_MODEL if model else {}), **_FAMILY},
-        "Hardware": _HARDWARE,
-        "Sharding": _SHARDING,
-        "Training step": _STEP,
-        "Wrapping": _WRAPPING,
-    }
+    sections = {"Model": {**(_MODEL if model else {}), **_FAMILY}, "Hardware": _HARDWARE}
+    for one in OPTIONS.values():
+        sections.setdefault(one.group, {})[str(one.form)] = one.help
 
     def decorate(function: Callable[..., int]) -> Callable[..., int]:
         @functools.wraps(function)
         def call(**values: Any) -> int:
-            names = [one.name for one in fields(SetupOptions) if one.name not in (*repeatable, *without)]
+            names = [name for name in (*_OF_PLACES, *OPTIONS) if name not in (*repeatable, *without)]
             given = {name: _given(name, values) for name in names if name in values}
             several = {name: value for name, value in given.items() if isinstance(value, tuple)}
             for name in several.keys() - set(lists):
                 written = shown(click.get_current_context().meta[name])
                 raise SpecError(f"{name.replace('_', '-')}: {written} is several values; one is allowed here")
             one_each = {name: value for name, value in given.items() if name not in several}
-            return function(options=SetupOptions(**one_each, several=several), **values)
+            return function(options=SetupOptions.of(one_each, several), **values)
 
         decorated: Callable[..., int] = call
         for group, texts in reversed(sections.items()):
             for form, text in reversed(texts.items()):
-                if _name(form) in without:
+                if option_of(form) in without:
                     continue
                 decorated = _option(form, text, group, lists, defaults or {}, repeatable, searched)(decorated)
         return decorated
@@ -313,7 +246,7 @@ def _option(
 ) -> Callable[[Callable[..., int]], Callable[..., int]]:
     """Build one option from its form on the command line: ``--seq N``, ``--compile`` or ``--this/--that``."""
     declaration, _, metavar = form.partition(" ")
-    name = _name(form)
+    name = option_of(form)
     if name in lists and lists is not EVERY_OPTION:
         text += " Several by comma, or all."
     if name in repeatable:
@@ -325,7 +258,7 @@ def _option(
     common: dict[str, Any] = {"cls": _Option, "group": group, "form": form, "is_list": name in lists}
     attributes: dict[str, Any] = {"help": text, "default": defaults.get(name), "multiple": name in repeatable}
     attributes["type"] = _FILE if name in _FILES else str if name in repeatable else Values(name)
-    if name not in FLAGS:
+    if name not in OPTIONS or OPTIONS[name].kind is not bool:
         return click.option(declaration, name, metavar=metavar, **attributes, **common)
     on, _, off = declaration.partition("/")
     switch_on = click.option(on, name, is_flag=False, flag_value="on", metavar="on|off", **attributes, **common)
@@ -335,16 +268,11 @@ def _option(
     return lambda function: switch_on(switch_off(function))
 
 
-def _name(form: str) -> str:
-    """Return an option's name from its form on the command line."""
-    return form.partition(" ")[0].partition("/")[0].strip("-").replace("-", "_")
-
-
 def _common_default(name: str) -> str | None:
     """Return the default value that all commands share, as text for the help; None if there is none."""
     if name in _DEFAULTS:
         return _DEFAULTS[name]
-    value = getattr(TrainSetup(), SETUP_FIELDS[name]) if name in SETUP_FIELDS else None
-    if value is None:
+    if name not in OPTIONS or OPTIONS[name].default is None:
         return None
-    return format_count(value) if name == "min_num_params" else str(value)
+    default = OPTIONS[name].default
+    return format_count(default) if OPTIONS[name].is_magnitude else str(default)

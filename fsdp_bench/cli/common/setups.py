@@ -28,7 +28,7 @@ from fsdp_bench.catalog.lookup import model as find_model
 from fsdp_bench.catalog.names import is_other_weights
 from fsdp_bench.catalog.recorded import read_recorded, recorded_model
 from fsdp_bench.cli.common.lists import each_of
-from fsdp_bench.cli.common.options import MODEL_LISTS, SETUP_FIELDS, SetupOptions
+from fsdp_bench.cli.common.options import MODEL_LISTS, SetupOptions
 from fsdp_bench.plan.defaults import (
     DEFAULT_PRECISION,
     DEFAULT_SEQUENCE_LENGTH,
@@ -48,14 +48,11 @@ from fsdp_bench.spec.hardware import Hardware
 from fsdp_bench.spec.lora import QUANTIZED, LoRA, parse_lora
 from fsdp_bench.spec.model import Family, ModelShape
 from fsdp_bench.spec.recording.model import Model
-from fsdp_bench.spec.setup import Precision, ShardingStrategy, TrainSetup, Wrap
+from fsdp_bench.spec.setup import OPTIONS, Precision, ShardingStrategy, TrainSetup, Wrap
 from fsdp_bench.spec.units import parse_count
 
-_WRITTEN_OTHERWISE = ("min_num_params", "shard_size")
-"""Options whose value is read together with others'."""
-
-_FIELDS = {name: field for name, field in SETUP_FIELDS.items() if name not in _WRITTEN_OTHERWISE}
-"""Options each with the field of TrainSetup that gets its value unchanged."""
+_FIELDS = {name: one.name for name, one in OPTIONS.items() if name not in ("min_num_params", "shard_size")}
+"""Options each with the field of TrainSetup that gets its value unchanged. Those two are read together with others."""
 
 _OF_THE_MODEL = (
     *("model", "hf_config", "recorded", "code", "attention", "lora", "qlora", "params", "family"),
@@ -91,7 +88,7 @@ def read_setup(options: SetupOptions) -> tuple[Model, TrainSetup, Hardware | Non
 def read_setups(options: SetupOptions) -> list[Reading]:
     """Return a setup and its hardware for every combination of the options that have several values; read no model.
 
-    Combinations that cannot run are included; spec.setup.impossible returns the reason for each. What differs only in
+    Combinations that cannot run are included; spec.impossible returns the reason for each. What differs only in
     options that mean nothing to it, such as the shard size to FULL_SHARD, is included once.
 
     Raises:
@@ -111,7 +108,7 @@ def read_models(readings: Sequence[Reading]) -> list[Model]:
     models = []
     for reading in readings:
         options, length, is_before = reading.options, reading.setup.sequence_length, _is_before_sm80(reading)
-        key = (length, read_lora(options), is_before, *(getattr(options, name) for name in _OF_THE_MODEL))
+        key = (length, read_lora(options), is_before, *map(options.value, _OF_THE_MODEL))
         if key not in found:
             if read_attention(options) == FLASH_ATTN_PACKAGE:
                 refuse_flash_attn_package(reading.hardware)  # before a minute of recording
@@ -133,7 +130,7 @@ def read_model(options: SetupOptions) -> Model:
         SpecError: if the options name no model, several models, or a model that is unknown or not supported.
     """
     catalog = load_user_catalog(options.catalog)
-    model = _model(options, catalog, _with_defaults(options, catalog).seq or DEFAULT_SEQUENCE_LENGTH)
+    model = _model(options, catalog, _with_defaults(options, catalog).step.get("seq") or DEFAULT_SEQUENCE_LENGTH)
     _tell_architecture([options.model], catalog)
     return model
 
@@ -148,7 +145,7 @@ def read_other_code(options: SetupOptions, found: Model) -> Model | None:
     if name is None:
         return None
     catalog = load_user_catalog(options.catalog)
-    length = _with_defaults(options, catalog).seq or DEFAULT_SEQUENCE_LENGTH
+    length = _with_defaults(options, catalog).step.get("seq") or DEFAULT_SEQUENCE_LENGTH
     if options.params is not None and not isinstance(found, ModelShape):
         return _of_the_ladder(replace(options, code=None), length)
     return in_other_code(name, found, length, catalog)
@@ -166,23 +163,17 @@ def read_choices(options: SetupOptions) -> tuple[dict[str, Any], dict[str, tuple
     code = _code_meant(options, catalog)
     options = _with_defaults(options, catalog)
     stated: dict[str, tuple[Any, ...]] = {
-        field: options.several.get(name, (getattr(options, name),))
+        field: options.several.get(name, (options.value(name),))
         for name, field in _FIELDS.items()
         if options.is_given(name)
     }
     read = {
         field: tuple(getattr(from_text({field: value}, TrainSetup), field) for value in values)
         for field, values in stated.items()
-        if field not in _DEPENDENT
     }
-    read |= {field: stated[field] for field in stated.keys() & _DEPENDENT}
     fixed = {field: values[0] for field, values in read.items() if len(values) == 1}
     fixed |= trainer_defaults(code, {field: values[0] for field, values in read.items()}, None)
     return fixed, {field: values for field, values in read.items() if len(values) > 1}
-
-
-_DEPENDENT = {"checkpointing_policy", "fp32_head", "reshard_after_forward", "reshard_last_block", "max_grad_norm"}
-"""Fields whose value is allowed only together with others'."""
 
 
 def _with_defaults(options: SetupOptions, catalog: Catalog) -> SetupOptions:
@@ -191,14 +182,14 @@ def _with_defaults(options: SetupOptions, catalog: Catalog) -> SetupOptions:
     The default sequence length is DEFAULT_SEQUENCE_LENGTH, or all positions of a named model that has fewer.
     """
     if not options.is_given("precision"):
-        options = replace(options, precision=DEFAULT_PRECISION)
+        options = options.with_values({"precision": DEFAULT_PRECISION})
     if options.is_given("seq"):
         return options
     model = None
     if options.params is None and any((options.model, options.hf_config, options.recorded)):
         with suppress(NotRecorded):
             model = _model(options, catalog, 1, may_record=False)
-    return replace(options, seq=default_sequence_length(model))
+    return options.with_values({"seq": default_sequence_length(model)})
 
 
 def _code_meant(options: SetupOptions, catalog: Catalog) -> Code:
@@ -263,7 +254,7 @@ def _model(
         return find_model(named, sequence_length, catalog=catalog, code=code)
     from fsdp_bench.plan.recording import found_or_recorded  # what starts processes
 
-    is_offloaded = bool(options.activation_offload)
+    is_offloaded = bool(options.value("activation_offload"))
     asked = named, sequence_length, catalog, code, lora, is_offloaded, attention, _tell_recording
     return found_or_recorded(*asked, before_sm80=before_sm80)
 
@@ -325,7 +316,7 @@ def read_lora(options: SetupOptions) -> LoRA | None:
     other = read_code(options) not in (None, "huggingface")
     if options.params is not None or options.recorded is not None or other:
         raise SpecError(f"{option}: adapters go into Hugging Face's code; {_how_hugging_faces(options, other)}")
-    precision = Precision.parse(options.precision or DEFAULT_PRECISION)
+    precision = Precision.parse(options.value("precision") or DEFAULT_PRECISION)
     base = QUANTIZED if option == "qlora" else None
     return parse_lora(getattr(options, option), option, base, default_base(precision))
 
@@ -400,7 +391,7 @@ def _readings(options: SetupOptions, catalog: Catalog) -> list[Reading]:
         code = _code_meant(named, catalog)
         for one in each_of(_with_defaults(named, catalog)):
             reading = _reading(one, _place(one, catalog), code)
-            model = tuple(getattr(one, name) for name in _OF_THE_MODEL)
+            model = tuple(map(one.value, _OF_THE_MODEL))
             found.setdefault((model, reading.setup, place_names(reading.hardware)), reading)
     setups = [reading.setup for reading in found.values()]
     if options.is_given("shard_size") and not any(setup.strategy.is_hybrid for setup in setups):
@@ -413,12 +404,13 @@ def _readings(options: SetupOptions, catalog: Catalog) -> list[Reading]:
 
 def _reading(options: SetupOptions, place: Placement, code: Code) -> Reading:
     """Read options that have one value each; others have the defaults of the code."""
-    given = {field: getattr(options, name) for name, field in _FIELDS.items() if getattr(options, name) is not None}
-    if options.min_num_params is not None and given.get("wrap", "").strip().lower() == Wrap.SIZE:
-        given["min_num_params"] = parse_count(options.min_num_params, "min-num-params")
+    given = {field: options.value(name) for name, field in _FIELDS.items() if options.value(name) is not None}
+    smallest, shard_size = options.value("min_num_params"), options.value("shard_size")
+    if smallest is not None and given.get("wrap", "").strip().lower() == Wrap.SIZE:
+        given["min_num_params"] = parse_count(smallest, "min-num-params")
     given |= trainer_defaults(code, given, place.world_size)
     strategy = ShardingStrategy(given.get("strategy", TrainSetup().strategy))
-    sizes = place.sizes(strategy, options.shard_size if strategy.is_hybrid else None)
+    sizes = place.sizes(strategy, shard_size if strategy.is_hybrid else None)
     return Reading(options, from_text({**given, **sizes}, TrainSetup), place.hardware)
 
 

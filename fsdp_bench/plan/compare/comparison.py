@@ -9,10 +9,9 @@ from typing import Any
 
 from fsdp_bench.plan.compare.side import PARTS, Comparable, Side, read_side
 from fsdp_bench.spec.codec import to_builtins
-from fsdp_bench.spec.setup import TrainSetup
+from fsdp_bench.spec.setup import FIELDS
 from fsdp_bench.spec.units import format_gib, format_seconds
 
-_NOT_OF_THE_STEP = ("learning_rate", "seed", "shard_size")
 SHARD_GROUP_SIZE = "shard_group_size"
 """Compared instead of ``shard_size``, which may be left out."""
 REST = "rest_seconds"
@@ -142,7 +141,7 @@ def compare(a: Comparable, b: Comparable) -> Comparison:
     return Comparison(read_side(a, "A"), read_side(b, "B"))
 
 
-SETUP = tuple(name for name in TrainSetup.__struct_fields__ if name not in _NOT_OF_THE_STEP)
+SETUP = tuple(name for name, one in FIELDS.items() if one.of_step and name != "shard_size")
 """Fields of the setup that both sides always know."""
 
 

@@ -13,7 +13,6 @@ from fsdp_bench.plan.export.chosen import Chosen
 from fsdp_bench.plan.export.files import File
 from fsdp_bench.spec.errors import SpecError, not_allowed
 from fsdp_bench.spec.recording.model import Model, code_of, whose_code
-from fsdp_bench.spec.setup import Float8
 from fsdp_bench.spec.units import format_gib
 
 _MAKERS = {
@@ -63,8 +62,9 @@ def export(kinds: Sequence[str], chosen: Chosen) -> list[File]:
     refuse_model(chosen.question.model)
     if chosen.question.kernels != "cuda":
         raise SpecError("export: what is exported runs on GPUs; leave out --kernels cpu")
-    if chosen.setup.float8 is not Float8.NONE:
-        raise SpecError("export: float8 is not exported; leave it out, and call torchao's convert_to_float8_training")
+    for one in chosen.setup.changed():
+        if one.not_exported is not None:
+            raise SpecError(f"export: {one.name} is not exported; {one.not_exported}")
     if chosen.lora is not None:
         refuse_adapters(chosen.setup, chosen.lora)
         if others := [kind for kind in kinds if kind in (accelerate.KIND, torchtitan.KIND)]:

@@ -82,9 +82,8 @@ def _why_not(setup: TrainSetup, lora: LoRA | None) -> str | None:
         return "adapters are not exported for the Trainer on several GPUs"
     if setup.loss is not Loss.PLAIN:
         return f"the Trainer computes the model's own loss, not {setup.loss.value}"
-    if setup.optimizer not in _OPTIMIZERS or setup.optimizer_in_backward:
-        kind = "optimizer_in_backward" if setup.optimizer_in_backward else setup.optimizer.value
-        return f"the Trainer has no {kind} as predicted; {', '.join(_OPTIMIZERS)} are"
+    if setup.optimizer not in _OPTIMIZERS:
+        return f"the Trainer has no {setup.optimizer.value} as predicted; {', '.join(_OPTIMIZERS)} are"
     if setup.reentrant is Reentrant.AROUND and not setup.is_ddp:
         return "transformers has checkpointed inside of FSDP's units since 2025; use --reentrant inside"
     if setup.activation_offload:

@@ -154,8 +154,6 @@ def optimizer_text(setup: TrainSetup, parameters: str = "model.parameters()") ->
         SpecError: for one that is not exported.
     """
     kind, rate = setup.optimizer, f"lr={setup.learning_rate!r}"
-    if setup.optimizer_in_backward:
-        raise SpecError("export: optimizer_in_backward is not exported; leave it out")
     if setup.offload is Offload.OPTIMIZER:
         return f"CPUOffloadOptimizer({parameters}, torch.optim.AdamW, {rate}, {_FLAGS[kind]})"
     if kind in _FLAGS:

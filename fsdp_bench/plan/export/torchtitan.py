@@ -95,7 +95,7 @@ def _why_not_checkpointing(setup: TrainSetup) -> str | None:
 def _why_not_step(setup: TrainSetup) -> str | None:
     if setup.loss not in (Loss.PLAIN, Loss.COMPILED):
         return f"loss {setup.loss.value} is not torchtitan's, whose chunks include the head; use plain or compiled"
-    if setup.optimizer not in _IMPLEMENTATIONS or setup.optimizer_in_backward or setup.offload is Offload.OPTIMIZER:
+    if setup.optimizer not in _IMPLEMENTATIONS or setup.offload is Offload.OPTIMIZER:
         return "torchtitan is exported with AdamW alone: adamw, adamw-fused or adamw-for-loop"
     if setup.gradient_accumulation_steps > 1 and not setup.sync_every_micro_batch:
         return "torchtitan reduces gradients in every micro-batch; leave out --no-sync"

@@ -17,11 +17,8 @@ from fsdp_bench.spec.checked import build as build_checked
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.price import Tariff, parse_price
 from fsdp_bench.spec.recording.model import Model
-from fsdp_bench.spec.setup import TrainSetup
+from fsdp_bench.spec.setup import FIELDS, PLANNED, TrainSetup
 from fsdp_bench.spec.units import parse_bytes
-
-SEARCHED = ("strategy", "api", "offload", "checkpointing", "loss")
-"""Fields of TrainSetup among several values of which a plan chooses."""
 
 
 def plan_training(
@@ -60,7 +57,7 @@ def plan_training(
         tariff: which of the catalogue's prices counts: ``on-demand``, ``reserved`` or ``spot``.
         headroom: memory kept free on each GPU for the CUDA context and NCCL, ``"2GiB"`` or bytes.
         catalog: a file with GPUs, servers and prices of one's own.
-        setup_fields: fields of TrainSetup that are not searched; several values of those in SEARCHED leave the choice.
+        setup_fields: fields of TrainSetup that are not searched; several values of those in PLANNED leave the choice.
 
     Raises:
         SpecError: for values that are not allowed, naming the argument, the value and what is allowed.
@@ -72,12 +69,10 @@ def plan_training(
     entries = BUILT_IN if catalog is None else load_user_catalog(Path(catalog))
     given = {name: _values(value) for name, value in setup_fields.items()}
     for name, values in given.items():
-        if len(values) > 1 and name not in SEARCHED:
-            raise SpecError(f"{name}: several values; plan_training chooses among those of {', '.join(SEARCHED)}")
-    if "float8" in given:
-        raise SpecError(
-            "float8: plan_training does not take it, because no published run bounds its errors; estimate does"
-        )
+        if len(values) > 1 and name not in PLANNED:
+            raise SpecError(f"{name}: several values; plan_training chooses among those of {', '.join(PLANNED)}")
+        if name in FIELDS and (reason := FIELDS[name].not_planned) is not None:
+            raise SpecError(f"{name}: plan_training does not take it, because {reason}; estimate does")
     single = {name: values[0] for name, values in given.items() if len(values) == 1}
     named_model = find_model(which, code=code, catalog=entries)
     fields = dict(with_defaults(None, single, named_model))  # type: ignore[arg-type]

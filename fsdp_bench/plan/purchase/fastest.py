@@ -114,7 +114,7 @@ class Fastest:
         """
         levels: dict[tuple[Checkpointing, str | None], list[Setting]] = {}
         for setting in settings(self.goal):  # none before selective before full: each computes more
-            levels.setdefault((setting.checkpointing, setting.policy), []).append(setting)
+            levels.setdefault((setting.checkpointing, setting.checkpointing_policy), []).append(setting)
         for level in levels.values():
             if self._anything_of(level, self.cluster(most)):
                 return max(bound for bound, _ in self._classes(self.cluster(fewest), level))

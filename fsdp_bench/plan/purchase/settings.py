@@ -27,16 +27,14 @@ class Setting(NamedTuple):
     strategy: ShardingStrategy
     api: Api
     checkpointing: Checkpointing
-    policy: str | None
+    checkpointing_policy: str | None
     loss: Loss
     offload: Offload
 
 
 def setting_of(setup: TrainSetup) -> Setting:
     """Return the setting of a setup."""
-    return Setting(
-        setup.strategy, setup.api, setup.checkpointing, setup.checkpointing_policy, setup.loss, setup.offload
-    )
+    return Setting(*(getattr(setup, name) for name in Setting._fields))
 
 
 _STRATEGIES = (
@@ -110,12 +108,7 @@ def setup_of(goal: Goal, setting: Setting, batch: int, num_nodes: int, gpus_per_
         return TrainSetup(
             **{
                 **goal.fixed,
-                "strategy": setting.strategy,
-                "api": setting.api,
-                "checkpointing": setting.checkpointing,
-                "checkpointing_policy": setting.policy,
-                "loss": setting.loss,
-                "offload": setting.offload,
+                **setting._asdict(),
                 "micro_batch_size": batch,
                 "gradient_accumulation_steps": steps,
                 "world_size": world,

@@ -8,17 +8,11 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from fsdp_bench.spec.errors import SpecError, nearest, shown
+from fsdp_bench.spec.setup import FIELDS
 
 Row = dict[str, Any]
 """One row: values by the name of their column, None where there is none."""
 T = TypeVar("T")
-
-OPTION_FIELDS = {
-    "batch": "micro_batch_size",
-    "seq": "sequence_length",
-    "accumulate": "gradient_accumulation_steps",
-}
-"""Options of the command line with another name than their field of TrainSetup."""
 
 _HEADERS = {
     "nodes": "num_nodes",
@@ -71,8 +65,7 @@ def find_column(word: str, known: Sequence[str], option: str) -> str:
 
 def short_names(known: Sequence[str]) -> dict[str, str]:
     """Return the columns by their short names: the option that sets it, or the name without its unit."""
-    options = {field: option for option, field in OPTION_FIELDS.items()}
-    return {options.get(name, _without_unit(name)): name for name in known}
+    return {FIELDS[name].word if name in FIELDS else _without_unit(name): name for name in known}
 
 
 def _without_unit(name: str) -> str:

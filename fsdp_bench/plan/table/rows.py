@@ -12,13 +12,13 @@ from fsdp_bench.plan.question import Prediction, Question
 from fsdp_bench.plan.table.columns import Row
 from fsdp_bench.spec.codec import to_builtins
 from fsdp_bench.spec.recording.model import code_of, lora_of
-from fsdp_bench.spec.setup import TrainSetup
+from fsdp_bench.spec.setup import FIELDS
 from fsdp_bench.spec.subprocesses.dry_run import CATEGORIES
 
 if TYPE_CHECKING:
     from fsdp_bench.plan.max_size import SettingResult
 
-SETUP_FIELDS = tuple(name for name in TrainSetup.__struct_fields__ if name not in ("learning_rate", "seed"))
+SETUP_FIELDS = tuple(name for name, one in FIELDS.items() if one.of_step)
 """Fields that change memory or time."""
 
 

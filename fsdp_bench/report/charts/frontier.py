@@ -24,9 +24,15 @@ from fsdp_bench.report.measured.frontier_text import at_an_end
 from fsdp_bench.report.text.quantity_text import QUANTITY_TEXTS
 from fsdp_bench.report.text.setups import common_line
 from fsdp_bench.spec.frontier import FrontierCell, FrontierRecord
+from fsdp_bench.spec.setup import FIELDS
 from fsdp_bench.spec.units import format_count, format_gib
 
-LEVELS = ("offload", "checkpointing", "api", "precision")
+_APART = ("optimizer", "loss", "wrap", "micro_batch_size", "sequence_length")
+"""Fields in which only cells of different charts differ."""
+LEVELS = (
+    *(name for name, one in FIELDS.items() if one.has_column and one.seldom and name not in _APART),
+    *("offload", "checkpointing", "api", "precision"),
+)
 """Fields that label the bars within a strategy, outermost first."""
 
 _SPLITS = ("api", "precision", "checkpointing", "offload")
@@ -75,12 +81,8 @@ def _conditions_of(cell: FrontierCell) -> tuple[str, ...]:
     """Return the model, the ranks and the work of a cell as words for file names; cells of one chart share them."""
     setup = cell.setup
     model = cell.model.name if cell.model is not None else cell.family.value
-    work = [
-        f"{setup.micro_batch_size}x{setup.sequence_length}",
-        setup.optimizer.value,
-        setup.loss.value,
-        setup.wrap.value,
-    ]
+    optimizer, loss, wrap, batch, length = (str(getattr(setup, name)) for name in _APART)
+    work = [f"{batch}x{length}", optimizer, loss, wrap]
     return model, f"{setup.world_size}-ranks", "-".join(work)
 
 
@@ -120,7 +122,8 @@ def frontier_slide(record: FrontierRecord, cells: Sequence[FrontierCell]) -> Sli
 
 
 def _label(level: str, cell: FrontierCell) -> str:
-    return str(getattr(cell.setup, level))
+    value = getattr(cell.setup, level)
+    return FIELDS[level].phrase(value) if FIELDS[level].seldom else str(value)
 
 
 def _bar(record: FrontierRecord, cell: FrontierCell, levels: Sequence[str]) -> MaxSizeBar:

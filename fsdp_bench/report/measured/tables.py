@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from fsdp_bench.report import terminal
 from fsdp_bench.report.measured.conclusion import conclusion
 from fsdp_bench.report.table import TableColumn, table_lines
+from fsdp_bench.spec.field import Field
 from fsdp_bench.spec.rank_report import Outcome
 from fsdp_bench.spec.record import TrialRecord
+from fsdp_bench.spec.setup import FIELDS
 from fsdp_bench.spec.units import format_gib, format_seconds
 from fsdp_bench.sweep.results.flat import most_of_any_rank
 
@@ -57,14 +59,16 @@ _SETTINGS: dict[str, Callable[[TrialRecord], str]] = {
     "strategy": strategy_text,
     "model": lambda r: r.model.name,
     "world\nsize": _world,
-    "api": lambda r: r.setup.api.value,
-    "precision": lambda r: str(r.setup.precision),
-    "check-\npointing": lambda r: r.setup.checkpointing.value,
-    "offload": lambda r: r.setup.offload.value,
-    "batch": lambda r: str(r.setup.micro_batch_size),
-    "sequence": lambda r: str(r.setup.sequence_length),
 }
-"""Columns of settings: the header, and the function that returns the cell of a trial."""
+"""The first columns: the header, and the function that returns the cell of a trial."""
+
+
+def setting_fields(records: Sequence[TrialRecord], usual: Callable[[Field], bool]) -> list[Field]:
+    """Return the fields of the setup that a table of trials has a column for: usual ones, and what trials differ in."""
+    setups = [record.setup for record in records]
+    have = (one for one in FIELDS.values() if one.has_column)
+    return [one for one in have if usual(one) or len({getattr(setup, one.name) for setup in setups}) > 1]
+
 
 _FINDINGS: dict[str, tuple[Callable[[TrialRecord], str], int]] = {
     "outcome": (outcome_text, 0),
@@ -107,6 +111,9 @@ def _columns(ran: list[TrialRecord], without: tuple[str, ...] = ()) -> list[Tabl
     settings = [
         TableColumn(header, tuple(map(cell, ran))) for header, cell in _SETTINGS.items() if header not in without
     ]
+    for one in setting_fields(ran, lambda one: one.labelled or one.is_size):
+        cells = tuple(one.text(getattr(record.setup, one.name)) for record in ran)
+        settings.append(TableColumn(one.column or one.title.replace(" ", "\n"), cells))
     findings = [
         TableColumn(header, tuple(map(cell, ran)), header != "outcome" and header != "in phase", drop_priority)
         for header, (cell, drop_priority) in _FINDINGS.items()

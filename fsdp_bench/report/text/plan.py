@@ -128,6 +128,10 @@ def _batch(setup: TrainSetup) -> str:
     return f"{batch}{more}: {format_count(setup.tokens_per_step_per_rank * setup.world_size)} tokens a step"
 
 
+_OF_STEPS = ("gradient_accumulation_steps", "sync_every_micro_batch")
+"""Fields that are said beside the batch, or assumed."""
+
+
 def _setting(setup: TrainSetup, segments: bool) -> str:
     parts = [setup.strategy.value, setup.api.value, str(setup.precision)]
     parts.append(f"checkpointing {setup.checkpointing.value}")
@@ -136,7 +140,8 @@ def _setting(setup: TrainSetup, segments: bool) -> str:
     parts[-1] += "" if setup.reentrant is Reentrant.NO else f" reentrant {setup.reentrant.value}"
     parts += [] if setup.loss is Loss.PLAIN else [f"loss {setup.loss.value}"]
     parts += [] if setup.offload is Offload.NONE else [f"offload {setup.offload.value}"]
-    parts += ["compile"] if setup.compile else []
+    others = setup.changed("checkpointing_policy", "reentrant", "loss", *_OF_STEPS)
+    parts += [one.phrase(getattr(setup, one.name)) for one in others]
     parts += ["expandable segments"] if segments else []
     return ", ".join(parts)
 

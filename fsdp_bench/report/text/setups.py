@@ -7,56 +7,33 @@ from typing import Any
 
 from fsdp_bench.catalog.lookup import place_names
 from fsdp_bench.plan.question import Question
-from fsdp_bench.plan.table.columns import OPTION_FIELDS
 from fsdp_bench.report.text.common import fact
+from fsdp_bench.spec.field import DEFAULT, Field
 from fsdp_bench.spec.recording.model import code_of, lora_of
+from fsdp_bench.spec.setup import FIELDS as SETUP
 from fsdp_bench.spec.setup import TrainSetup
-from fsdp_bench.spec.units import format_count, format_gib
+from fsdp_bench.spec.units import format_gib
 
 HARDWARE = ("server", "gpu", "num_nodes", "gpus_per_node", "world_size")
 PLACES = ("model", "code", "lora", *HARDWARE)
 """What setups may differ in beside the fields of a step: the model and the hardware."""
-OFTEN = ("precision", "offload", "checkpointing", "optimizer")
-SIZES = ("micro_batch_size", "sequence_length")
-SELDOM = (
-    "checkpointing_policy",
-    "reentrant",
-    "activation_offload",
-    "optimizer_in_backward",
-    "gradient_accumulation_steps",
-    "sync_every_micro_batch",
-    "max_grad_norm",
-    "loss",
-    "compile",
-    "float8",
-    "wrap",
-    "min_num_params",
-    "reshard_after_forward",
-    "reshard_last_block",
-    "fp32_head",
-    "backward_prefetch",
-    "forward_prefetch",
-    "limit_all_gathers",
-    "use_orig_params",
-)
+_COLUMNS = [one for one in SETUP.values() if one.has_column]
+SIZES = tuple(one.name for one in _COLUMNS if one.is_size)
+_USUAL = tuple(one.name for one in _COLUMNS if not one.seldom and not one.is_size)
+SELDOM = tuple(one.name for one in _COLUMNS if one.seldom)
 """Fields that are printed only if they differ from TrainSetup's default."""
-FIELDS = ("api", *OFTEN, *SIZES, *SELDOM)
+FIELDS = (*_USUAL, *SIZES, *SELDOM)
 """The fields of a step, without the strategy, in the order of a table's columns."""
 
-DEFAULT = "default"
-"""The text of a field without a value of its own: by default something else decides it."""
-NUMBERS = ("num_nodes", "gpus_per_node", "world_size", *SIZES, "gradient_accumulation_steps", "reshard_after_forward")
+_OTHER = Field(None, "")
+NUMBERS = (
+    *("num_nodes", "gpus_per_node", "world_size"),
+    *(one.name for one in _COLUMNS if one.kind is int and not one.is_magnitude),
+)
 """Fields whose column is aligned on the right."""
-_BARE = ("model", "server", "gpu", "api", "precision", "optimizer")
+_PLAIN = ("model", "server", "gpu", *(one.name for one in _COLUMNS if one.is_plain))
 """Fields whose values say in a sentence what they are."""
-_HEADERS = {
-    "checkpointing": "check-\npointing",
-    "checkpointing_policy": "policy",
-    "num_nodes": "nodes",
-    "world_size": "GPUs",
-    "gradient_accumulation_steps": "accu-\nmulate",
-    **{field: option for option, field in OPTION_FIELDS.items() if option != "accumulate"},
-}
+_HEADERS = {"num_nodes": "nodes", "world_size": "GPUs", **{one.name: one.header for one in _COLUMNS}}
 
 
 def setup_line(setup: TrainSetup) -> str:
@@ -81,9 +58,7 @@ def setup_line(setup: TrainSetup) -> str:
 
 def seldom(setup: TrainSetup, without: Collection[str] = ()) -> list[str]:
     """Return the fields in SELDOM that differ from their defaults."""
-    default = TrainSetup()
-    changed = [field for field in SELDOM if getattr(setup, field) != getattr(default, field) and field not in without]
-    return [f"{spaced(field)} {value_text(field, getattr(setup, field))}" for field in changed]
+    return [f"{spaced(one.name)} {one.text(getattr(setup, one.name))}" for one in setup.changed(*without)]
 
 
 def _ranks(setup: TrainSetup) -> str:
@@ -132,10 +107,10 @@ def common_line(setup: TrainSetup, varying: Sequence[str], sought: str | None = 
     sizes = [*([] if "micro_batch_size" in varying else [f"batch {batch}"])]
     sizes += [] if "sequence_length" in varying else [tokens]
     parts += [" x ".join(sizes)] if sizes else []
-    for field in OFTEN:
-        if field not in varying:
+    for field in _USUAL:
+        if field not in (*varying, "api"):
             value = str(getattr(setup, field))
-            parts.append(value if field in ("precision", "optimizer") else f"{field} {value}")
+            parts.append(value if field in _PLAIN else f"{field} {value}")
     return ", ".join([*parts, *seldom(setup, varying)])
 
 
@@ -174,21 +149,16 @@ def named_values(values: Mapping[str, Any], fields: Iterable[str]) -> list[str]:
 
 def named(field: str, value: str) -> str:
     """Return a field with its value, as in a sentence."""
-    if field in _BARE:
+    if field in _PLAIN:
         return value
     if field in ("num_nodes", "world_size"):
         return f"{value} {header_of(field)}" if value != "1" else f"1 {header_of(field)[:-1]}"
-    options = {name: option for option, name in OPTION_FIELDS.items()}
-    return f"{options.get(field, spaced(field))} {value}"
+    return f"{spaced(SETUP[field].word if field in SETUP else field)} {value}"
 
 
 def value_text(field: str, value: Any) -> str:
     """Return the value of a field of the setup, as text."""
-    if isinstance(value, bool):
-        return "on" if value else "off"
-    if value is None:
-        return DEFAULT
-    return format_count(value) if field == "min_num_params" and isinstance(value, int) else str(value)
+    return SETUP.get(field, _OTHER).text(value)
 
 
 def value_of(setup: TrainSetup, field: str) -> str:

@@ -9,13 +9,16 @@ from fsdp_bench.simulate.operators.kernels import CPU, CUDA
 from fsdp_bench.simulate.tape import Tape
 from fsdp_bench.simulate.wrappers.not_recorded import why_not_recorded
 from fsdp_bench.simulate.wrappers.units import choose_units
-from fsdp_bench.spec.model import ModelShape
-from fsdp_bench.spec.recording.model import Model, RecordedModel
-from fsdp_bench.spec.setup import (
+from fsdp_bench.spec.impossible import (
     FLOAT8_MULTIPLE,
     POLICY_AROUND_UNITS,
     SELECTIVE_AROUND_UNITS,
     TIED_ENDS,
+    impossible,
+)
+from fsdp_bench.spec.model import ModelShape
+from fsdp_bench.spec.recording.model import Model, RecordedModel
+from fsdp_bench.spec.setup import (
     Api,
     BackwardPrefetch,
     Checkpointing,
@@ -24,7 +27,6 @@ from fsdp_bench.spec.setup import (
     ShardingStrategy,
     TrainSetup,
     Wrap,
-    impossible,
 )
 
 _INSIDE_BLOCKS = (Wrap.SIZE, Wrap.BLOCK_AND_ADAPTERS)

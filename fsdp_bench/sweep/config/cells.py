@@ -15,7 +15,7 @@ from fsdp_bench.simulate.wrappers.impossible import why_impossible
 from fsdp_bench.spec.errors import SpecError, shown
 from fsdp_bench.spec.model import Family
 from fsdp_bench.spec.model_code import ModelCode, TrainedModel
-from fsdp_bench.spec.setup import TrainSetup
+from fsdp_bench.spec.setup import FIELDS, TrainSetup
 from fsdp_bench.sweep.config.reading import FIELD_ALIASES, check_keys, convert
 from fsdp_bench.sweep.config.shapes import MODEL_KEYS, is_percent_of_gpu, shape_of
 from fsdp_bench.sweep.config.sweep_file import SweepFile, table, tables
@@ -115,9 +115,7 @@ def setup_of(cell: Cell, machine: Machine) -> TrainSetup:
     fields = {key: value for key, value in cell.items() if key in _SETUP_KEYS}
     if fields.get("world_size") == "gpus":
         fields["world_size"] = max(machine.num_gpus, 1)
-    for key in ("max_grad_norm", "reshard_after_forward", "checkpointing_policy"):
-        if fields.get(key) == "none":
-            fields[key] = None
+    fields |= {key: None for key, value in fields.items() if value == "none" and FIELDS[key].is_optional}
     setup: TrainSetup = convert(fields, TrainSetup, "")
     return _sharded_in_nodes(setup, machine)
 

@@ -8,8 +8,9 @@ from typing import Any, TypeVar
 from fsdp_bench.spec.checked import Checked
 from fsdp_bench.spec.codec import from_text
 from fsdp_bench.spec.errors import SpecError, nearest, shown
+from fsdp_bench.spec.setup import FIELDS
 
-FIELD_ALIASES = {"batch": "micro_batch_size", "seq": "sequence_length", "accumulate": "gradient_accumulation_steps"}
+FIELD_ALIASES = {one.word: name for name, one in FIELDS.items() if one.word != name}
 """Short names of fields, as on the command line."""
 
 T = TypeVar("T", bound=Checked)

@@ -12,6 +12,7 @@ from fsdp_bench.spec.codec import from_text, to_builtins
 from fsdp_bench.spec.errors import SpecError, nearest, shown
 from fsdp_bench.spec.model import ModelShape
 from fsdp_bench.spec.model_code import TrainedModel
+from fsdp_bench.spec.setup import FIELDS as SETUP
 from fsdp_bench.spec.setup import TrainSetup
 from fsdp_bench.sweep.config.reading import FIELD_ALIASES
 from fsdp_bench.sweep.config.trial import SweepPlan, Trial
@@ -140,6 +141,6 @@ def _read(selection: str, fields: Collection[str]) -> tuple[str, str]:
 
 def _canonical(field: str, wanted: str) -> str:
     """Return the value as TrainSetup stores it, so that aliases match too."""
-    if field not in ("strategy", "api", "precision", "offload", "checkpointing", "optimizer", "loss", "wrap"):
+    if field not in SETUP or not SETUP[field].has_words:
         return wanted
     return str(to_builtins(getattr(from_text({field: wanted}, TrainSetup), field)))

@@ -7,23 +7,11 @@ from collections.abc import Sequence
 import msgspec
 from msgspec.structs import replace
 
+from fsdp_bench.spec.field import Field
 from fsdp_bench.spec.model_code import TrainedModel
 from fsdp_bench.spec.record import Device, TrialSpec
-from fsdp_bench.spec.setup import Offload, TrainSetup
+from fsdp_bench.spec.setup import FIELDS, Offload, TrainSetup
 from fsdp_bench.sweep.machine import Machine
-
-_LABELLED = ("strategy", "shard_size", "api", "precision", "offload", "checkpointing", "world_size")
-_UNLABELLED = tuple(field for field in TrainSetup.__struct_fields__ if field not in _LABELLED)
-"""Fields that are not in a trial's label."""
-
-_ALWAYS = ("micro_batch_size", "sequence_length")
-"""Fields that all labels of a list contain if the trials differ in them."""
-
-_NAMES = {
-    "micro_batch_size": "batch",
-    "sequence_length": "sequence",
-    "gradient_accumulation_steps": "accumulate",
-}
 
 
 class Trial(msgspec.Struct, frozen=True, kw_only=True):
@@ -76,7 +64,8 @@ def distinct_labels(cells: Sequence[tuple[TrainedModel, TrainSetup, str]]) -> li
         cells: the model of each trial, its setup, and how rank 0 runs alone (RunPlan.alone).
     """
     setups = [setup for _, setup, _ in cells]
-    fields = [field for field in _UNLABELLED if len({getattr(setup, field) for setup in setups}) > 1]
+    unlabelled = (one for one in FIELDS.values() if not one.labelled)
+    fields = [one for one in unlabelled if len({getattr(setup, one.name) for setup in setups}) > 1]
     named = {shape.name: shape for shape, _, _ in cells}
     is_ambiguous = any(named[shape.name] != shape for shape, _, _ in cells)
     labels = []
@@ -86,17 +75,10 @@ def distinct_labels(cells: Sequence[tuple[TrainedModel, TrainSetup, str]]) -> li
     return labels
 
 
-def _field_texts(setup: TrainSetup, fields: Sequence[str]) -> list[str]:
-    """Return fields with their values: ``batch 4``, ``compile``. Rarely changed fields only if not at their default."""
-    default = TrainSetup()
-    shown = [field for field in fields if field in _ALWAYS or getattr(setup, field) != getattr(default, field)]
-    return [_field_text(_NAMES.get(field, field.replace("_", " ")), getattr(setup, field)) for field in shown]
-
-
-def _field_text(name: str, value: object) -> str:
-    if isinstance(value, bool):
-        return name if value else f"no {name}"
-    return f"{name} {value}"
+def _field_texts(setup: TrainSetup, fields: Sequence[Field]) -> list[str]:
+    """Return fields with their values: ``batch 4``, ``compile``. Others than sizes only if not at their default."""
+    shown = [one for one in fields if one.is_size or getattr(setup, one.name) != one.default]
+    return [one.phrase(getattr(setup, one.name)) for one in shown]
 
 
 def resolved_text(plan: SweepPlan, machine: Machine) -> str:

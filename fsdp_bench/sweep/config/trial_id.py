@@ -13,34 +13,21 @@ import msgspec
 from fsdp_bench.spec.codec import to_builtins
 from fsdp_bench.spec.model_code import ModelCode, TrainedModel
 from fsdp_bench.spec.record import MEASUREMENT_REVISION, Device, RunPlan
-from fsdp_bench.spec.setup import TrainSetup
+from fsdp_bench.spec.setup import FIELDS, TrainSetup
 from fsdp_bench.sweep.machine import torch_version
-
-_DEFAULT = TrainSetup()
-_YOUNGER = (
-    "activation_offload",
-    "checkpointing_policy",
-    "optimizer_in_backward",
-    "reshard_after_forward",
-    "reshard_last_block",
-    "fp32_head",
-    "float8",
-    "reentrant",
-)
-"""Fields that earlier versions did not have."""
 
 
 def trial_id(model: TrainedModel, setup: TrainSetup, run: RunPlan, device: Device) -> str:
     """Hash everything that decides a trial's outcome, except its machine and its time limit.
 
     Results are stored in one folder for each machine. The time limit decides only whether there is an outcome: a
-    trial that timed out runs again under a longer limit. Keys that earlier versions did not have are hashed only where
-    they are set, so that trials recorded by earlier versions keep their IDs.
+    trial that timed out runs again under a longer limit. What earlier versions did not have (a field's ``since``) is
+    hashed only where it is set, so that trials recorded by earlier versions keep their IDs.
     """
     setup_fields = to_builtins(setup)
-    for field in _YOUNGER:
-        if setup_fields[field] == getattr(_DEFAULT, field):
-            del setup_fields[field]
+    for name, one in FIELDS.items():
+        if one.since is not None and getattr(setup, name) == one.default:
+            del setup_fields[name]
     run_fields = {key: value for key, value in to_builtins(run).items() if key != "timeout_seconds"}
     for field in ("steps_without_communication", "emulate", "backend", "attention", "rehearsed_on"):
         if not run_fields[field]:

@@ -26,7 +26,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from fsdp_bench.spec.codec import from_json, to_builtins
 from fsdp_bench.spec.errors import FsdpBenchError, SpecError
-from fsdp_bench.spec.setup import Api, Loss, Offload, TrainSetup, impossible
+from fsdp_bench.spec.impossible import impossible
+from fsdp_bench.spec.setup import Api, Loss, Offload, TrainSetup
 from fsdp_bench.spec.subprocesses.dry_run import DryRunAnswer, DryRunResult, DryRunSpec
 from fsdp_bench.train.dry_run.breakdown import Owners
 from fsdp_bench.train.dry_run.fake_tracker import RecordedStep

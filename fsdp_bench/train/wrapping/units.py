@@ -9,8 +9,9 @@ from torch import nn
 from torch.distributed.fsdp.wrap import size_based_auto_wrap_policy
 
 from fsdp_bench.spec.errors import WrapError
+from fsdp_bench.spec.impossible import TIED_ENDS
 from fsdp_bench.spec.recording.ends import NO_ENDS, find_ends
-from fsdp_bench.spec.setup import TIED_ENDS, Api
+from fsdp_bench.spec.setup import Api
 
 Policy = Callable[..., bool]
 """torch's auto-wrap policy: called with ``module``, ``recurse`` and ``nonwrapped_numel``."""

@@ -29,10 +29,8 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel
 
 from fsdp_bench.spec.errors import WrapError
+from fsdp_bench.spec.impossible import ADAPTERS_ARE_FSDP1, NO_ADAPTERS, SELECTIVE_AROUND_UNITS, impossible
 from fsdp_bench.spec.setup import (
-    ADAPTERS_ARE_FSDP1,
-    NO_ADAPTERS,
-    SELECTIVE_AROUND_UNITS,
     Api,
     BackwardPrefetch,
     Checkpointing,
@@ -43,7 +41,6 @@ from fsdp_bench.spec.setup import (
     ShardingStrategy,
     TrainSetup,
     Wrap,
-    impossible,
 )
 from fsdp_bench.train.models.dtypes import DTYPES
 from fsdp_bench.train.models.lora import keeps_its_dtype

@@ -11,9 +11,10 @@ pytest.importorskip("peft", reason="LoRA is peft's")
 from fsdp_bench.plan.estimate import predict_memory
 from fsdp_bench.simulate.wrappers.impossible import why_impossible
 from fsdp_bench.spec.errors import SpecError
+from fsdp_bench.spec.impossible import PREFETCHED_ADAPTERS
 from fsdp_bench.spec.lora import LoRA
 from fsdp_bench.spec.recording.model import RecordedModel
-from fsdp_bench.spec.setup import PREFETCHED_ADAPTERS, TrainSetup
+from fsdp_bench.spec.setup import TrainSetup
 from fsdp_bench.spec.subprocesses.dry_run import DryRunSpec
 from fsdp_bench.sweep.dry_run import dry_runs
 from fsdp_bench.train.recording.subjects import huggingface

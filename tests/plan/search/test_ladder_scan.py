@@ -14,16 +14,9 @@ from fsdp_bench.plan.search.quantity import Quantity, size_ladder
 from fsdp_bench.plan.search.search import find_largest
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.hardware import Hardware
+from fsdp_bench.spec.impossible import impossible
 from fsdp_bench.spec.model import Family
-from fsdp_bench.spec.setup import (
-    Api,
-    Checkpointing,
-    Offload,
-    Precision,
-    ShardingStrategy,
-    TrainSetup,
-    impossible,
-)
+from fsdp_bench.spec.setup import Api, Checkpointing, Offload, Precision, ShardingStrategy, TrainSetup
 from fsdp_bench.spec.units import GIB
 from tests.profiles import draws
 

@@ -25,8 +25,9 @@ from fsdp_bench.simulate.step import steady_step
 from fsdp_bench.simulate.wrappers.impossible import why_impossible
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.hardware import Hardware
+from fsdp_bench.spec.impossible import impossible
 from fsdp_bench.spec.recording.compiled import Order, float8_regime_of, splits_of_maximum, symbols_of_float8
-from fsdp_bench.spec.setup import Api, Checkpointing, Float8, Precision, ShardingStrategy, TrainSetup, Wrap, impossible
+from fsdp_bench.spec.setup import Api, Checkpointing, Float8, Precision, ShardingStrategy, TrainSetup, Wrap
 
 LLAMA = model("Llama-3.1-8B").shape()
 SETUP = TrainSetup(

@@ -12,9 +12,10 @@ from fsdp_bench.simulate.losses.liger import rows_of_a_chunk
 from fsdp_bench.simulate.operators.kernels import CUDA
 from fsdp_bench.simulate.step import steady_step
 from fsdp_bench.simulate.wrappers.impossible import why_impossible
+from fsdp_bench.spec.impossible import impossible
 from fsdp_bench.spec.model import ModelShape
 from fsdp_bench.spec.recording.model import RecordedModel
-from fsdp_bench.spec.setup import Loss, TrainSetup, impossible
+from fsdp_bench.spec.setup import Loss, TrainSetup
 from tests.simulate.recorded.test_replaced_loss import NARROW, recorded
 from tests.simulate.test_step import shape
 

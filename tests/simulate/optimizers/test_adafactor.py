@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from fsdp_bench.spec.setup import TrainSetup, impossible
+from fsdp_bench.spec.impossible import impossible
+from fsdp_bench.spec.setup import TrainSetup
 
 
 def test_adafactor_under_fully_shard_is_refused_with_alternatives() -> None:

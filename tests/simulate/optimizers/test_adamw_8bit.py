@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from fsdp_bench.simulate.optimizers.adamw_8bit import bytes_of_moment
-from fsdp_bench.spec.setup import TrainSetup, impossible
+from fsdp_bench.spec.impossible import impossible
+from fsdp_bench.spec.setup import TrainSetup
 
 
 def test_a_moment_takes_a_byte_a_value_where_blocks_are_whole() -> None:

@@ -8,7 +8,8 @@ import pytest
 
 from fsdp_bench.plan.estimate import predict_memory
 from fsdp_bench.simulate.operators.kernels import CUDA
-from fsdp_bench.spec.setup import TrainSetup, impossible
+from fsdp_bench.spec.impossible import impossible
+from fsdp_bench.spec.setup import TrainSetup
 from tests.simulate.test_step import shape
 
 IN_BACKWARD: dict[str, Any] = {

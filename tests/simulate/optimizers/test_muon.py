@@ -9,7 +9,8 @@ import pytest
 from fsdp_bench.plan.estimate import predict_memory
 from fsdp_bench.simulate.operators.kernels import CUDA
 from fsdp_bench.spec.errors import SpecError
-from fsdp_bench.spec.setup import TrainSetup, impossible
+from fsdp_bench.spec.impossible import impossible
+from fsdp_bench.spec.setup import TrainSetup
 from fsdp_bench.spec.subprocesses.dry_run import DryRunSpec
 from fsdp_bench.sweep.dry_run import dry_runs
 from tests.simulate.test_step import shape

@@ -9,7 +9,8 @@ import pytest
 from fsdp_bench.replay.host_memory import host_memory
 from fsdp_bench.simulate.operators.optimizer import Shard
 from fsdp_bench.simulate.optimizers.offloaded import is_offloaded
-from fsdp_bench.spec.setup import TrainSetup, impossible
+from fsdp_bench.spec.impossible import impossible
+from fsdp_bench.spec.setup import TrainSetup
 from tests.simulate.test_step import shape
 
 FIELDS: dict[str, Any] = {

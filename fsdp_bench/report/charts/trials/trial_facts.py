@@ -10,7 +10,7 @@ from fsdp_bench.report.charts.trials.bars import device_name, ended
 from fsdp_bench.spec.model_code import TrainedModel
 from fsdp_bench.spec.rank_report import Outcome
 from fsdp_bench.spec.record import TrialRecord
-from fsdp_bench.spec.setup import Precision, ShardingStrategy, TrainSetup
+from fsdp_bench.spec.setup import FIELDS, Precision, ShardingStrategy, TrainSetup
 from fsdp_bench.spec.subprocesses.rehearsal import RehearsedGpu
 from fsdp_bench.spec.units import format_count, format_gib
 
@@ -25,24 +25,7 @@ ORDER = (
 Facts = dict[str, Hashable]
 """A trial's model and setup by field name, without the strategy, by which the bars are grouped."""
 
-_ALWAYS = (
-    "model",
-    "world_size",
-    "precision",
-    "micro_batch_size",
-    "sequence_length",
-    "optimizer",
-    "api",
-    "checkpointing",
-    "offload",
-)
-_TITLES = {
-    "world_size": "ranks",
-    "shard_size": "shard group",
-    "micro_batch_size": "batch",
-    "sequence_length": "sequence",
-    "gradient_accumulation_steps": "accumulate",
-}
+_ALWAYS = ("model", "world_size", *(name for name, one in FIELDS.items() if one.has_column and not one.seldom))
 _NAMES = {
     "micro_batch_size": "batch per rank",
     "world_size": "world size",
@@ -82,7 +65,7 @@ def phrase(field: str, *values: Hashable) -> str:
 
 def field_title(field: str) -> str:
     """Return a field's name as a title."""
-    return _TITLES.get(field, field.replace("_", " "))
+    return FIELDS[field].title if field in FIELDS else field
 
 
 def order_of(value: Hashable) -> tuple[float, str]:

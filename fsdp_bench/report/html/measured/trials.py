@@ -4,35 +4,37 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from fsdp_bench.report.charts.description import Bars, Plot
 from fsdp_bench.report.charts.trade_off import TradeOffPoint, trade_off_plot
 from fsdp_bench.report.charts.trials.measured import CHARTS, Chart, charts_of, meaning_of, trial_bars
 from fsdp_bench.report.charts.trials.slides import ChartTrials, group_by_chart
 from fsdp_bench.report.html.blocks import Block, Cell, Details, Row, Section, Table, table
-from fsdp_bench.report.measured.tables import disagrees, outcome_text, strategy_text
+from fsdp_bench.report.measured.tables import disagrees, outcome_text, setting_fields, strategy_text
 from fsdp_bench.report.text.common import UNKNOWN
+from fsdp_bench.spec.field import Field
 from fsdp_bench.spec.record import TrialRecord
 from fsdp_bench.spec.units import format_gib, format_seconds
 from fsdp_bench.sweep.results.flat import most_of_any_rank
 
-_TITLES = (
-    "#", "strategy", "model", "world size", "api", "precision", "checkpointing", "offload", "optimizer", "loss",
-    "batch", "sequence", "outcome", "peak allocated", "tokens/s per rank", "step", "communication", "exposed", "MFU",
-    "in phase", "reserved",
+_FINDINGS = (
+    "outcome", "peak allocated", "tokens/s per rank", "step", "communication", "exposed", "MFU", "in phase", "reserved",
 )  # fmt: skip
 _NUMBERS = (
-    "#", "world size", "batch", "sequence", "peak allocated", "reserved", "step", "tokens/s per rank", "MFU",
-    "communication", "exposed",
+    "#", "world size", "peak allocated", "reserved", "step", "tokens/s per rank", "MFU", "communication", "exposed",
 )  # fmt: skip
 
 
 def trial_table(numbered: Sequence[tuple[int, TrialRecord]], marked: Sequence[TrialRecord]) -> Table:
     """Return one row for each trial; those that the answer names are marked."""
     sources = " and ".join(dict.fromkeys(record.source for _, record in numbered))
-    rows = [_row(number, record, any(record is one for one in marked)) for number, record in numbered]
+    fields = setting_fields([record for _, record in numbered], lambda one: not one.seldom or one.name == "loss")
+    rows = [_row(number, record, fields, any(record is one for one in marked)) for number, record in numbered]
     times = ", times are medians" if "measured" in sources else ""
-    return table(f"{len(rows)} trials ({sources}); memory of the worst rank{times}", _TITLES, rows, _NUMBERS)
+    titles = ("#", "strategy", "model", "world size", *(one.title for one in fields), *_FINDINGS)
+    numbers = (*_NUMBERS, *(one.title for one in fields if one.kind is int))
+    return table(f"{len(rows)} trials ({sources}); memory of the worst rank{times}", titles, rows, numbers)
 
 
 def reasons(numbered: Sequence[tuple[int, TrialRecord]]) -> list[Block]:
@@ -46,7 +48,7 @@ def reasons(numbered: Sequence[tuple[int, TrialRecord]]) -> list[Block]:
     return [Details(title, (table(title, ("#", "outcome", "reason"), rows, ("#",)),))] if rows else []
 
 
-def _row(number: int, record: TrialRecord, is_marked: bool) -> Row:
+def _row(number: int, record: TrialRecord, fields: Sequence[Field], is_marked: bool) -> Row:
     setup, memory = record.setup, record.worst_rank_memory
     exposed = _seconds(record.exposed_communication_seconds)
     cells = (
@@ -54,14 +56,7 @@ def _row(number: int, record: TrialRecord, is_marked: bool) -> Row:
         Cell(strategy_text(record)),
         Cell(record.model.name),
         Cell(f"{setup.world_size} {record.alone}".rstrip(), setup.world_size),
-        Cell(setup.api.value),
-        Cell(str(setup.precision)),
-        Cell(setup.checkpointing.value),
-        Cell(setup.offload.value),
-        Cell(setup.optimizer.value),
-        Cell(setup.loss.value),
-        Cell(str(setup.micro_batch_size), setup.micro_batch_size),
-        Cell(str(setup.sequence_length), setup.sequence_length),
+        *(_setting(one, getattr(setup, one.name)) for one in fields),
         Cell(outcome_text(record), is_warning=not record.fits),
         _bytes(memory.peak_allocated_bytes if memory else None),
         _number(record.tokens_per_second_per_gpu, "{:,.0f}"),
@@ -73,6 +68,10 @@ def _row(number: int, record: TrialRecord, is_marked: bool) -> Row:
         _bytes(most_of_any_rank(record, "peak_reserved_bytes")[0]),
     )
     return Row(cells, is_marked)
+
+
+def _setting(one: Field, value: Any) -> Cell:
+    return Cell(one.text(value), value if one.kind is int else None)
 
 
 def _bytes(size: int | None) -> Cell:

@@ -7,14 +7,11 @@ from typing import Any
 
 from fsdp_bench.report.html.blocks import Cell
 from fsdp_bench.report.html.documents import PredictedModel, PredictedServer
-from fsdp_bench.report.text.setups import FIELDS, PLACES, named_values, spaced, value_text
+from fsdp_bench.report.text.setups import FIELDS, PLACES, SELDOM, named_values, spaced, value_text
+from fsdp_bench.report.text.setups import NUMBERS as FIELDS_OF_NUMBERS
 
-ALWAYS = ("strategy", "api", "precision", "offload", "checkpointing", "optimizer", "loss", "micro_batch_size",
-          "sequence_length")  # fmt: skip
+ALWAYS = ("strategy", *(field for field in FIELDS if field not in SELDOM), "loss")
 """Fields that a table has in any case: a column, or a line above it where all rows have the same value."""
-NUMBERS = ("nodes", "GPUs per node", "GPUs", "micro batch size", "sequence length", "gradient accumulation steps", "#",
-           "allocated", "needed", "headroom", "step", "exposed", "tokens/s per GPU", "MFU")  # fmt: skip
-"""Titles of columns of numbers."""
 _TITLES = {"num_nodes": "nodes", "gpus_per_node": "GPUs per node", "world_size": "GPUs", "lora": "LoRA"}
 _MOST_NAMED = 3
 """Of more models or servers their number is named."""
@@ -33,14 +30,21 @@ def values_of(
     return values
 
 
-def fields_shown(varying: Sequence[str]) -> list[str]:
-    """Return the fields of a table: what setups differ in, and ALWAYS."""
-    return [field for field in (*PLACES, "strategy", *FIELDS) if field in varying or field in ALWAYS]
-
-
 def title_of(field: str) -> str:
     """Return the title of a field's column."""
     return _TITLES.get(field, spaced(field))
+
+
+NUMBERS = (
+    *map(title_of, FIELDS_OF_NUMBERS),
+    *("#", "allocated", "needed", "headroom", "step", "exposed", "tokens/s per GPU", "MFU"),
+)
+"""Titles of columns of numbers."""
+
+
+def fields_shown(varying: Sequence[str]) -> list[str]:
+    """Return the fields of a table: what setups differ in, and ALWAYS."""
+    return [field for field in (*PLACES, "strategy", *FIELDS) if field in varying or field in ALWAYS]
 
 
 def cell_of(field: str, values: Mapping[str, Any]) -> Cell:
