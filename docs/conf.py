@@ -18,18 +18,11 @@ myst_heading_anchors = 4
 suppress_warnings = ["misc.highlighting_failure"]  # the outputs of commands are no language
 
 CONTENTS = {
-    "README": [
-        "questions",
-        "guide",
-        "validation",
-        "catalog",
-        "sweeps",
-        "results",
-        "clusters",
-        "python",
-        "troubleshooting",
-        "architecture",
-    ],
+    "README": "questions guide validation catalog sweeps results clusters python troubleshooting architecture recordings",
+    "docs/guide": "guide/predict guide/max-size guide/plan guide/rehearse guide/compare guide/dry-run guide/sweep"
+    " guide/report guide/machine guide/catalogue guide/models guide/adapters guide/settings guide/compile guide/export",
+    "docs/validation": "validation/memory validation/recorded validation/allocator validation/published"
+    " validation/rehearsed validation/time validation/tables",
 }
 """The pages below each page, in the order of the site's menu."""
 
@@ -37,7 +30,7 @@ CONTENTS = {
 def _with_contents(app: Any, name: str, source: list[str]) -> None:
     """Add the menu to a page, which does not show it itself."""
     if pages := CONTENTS.get(name):
-        below = "\n".join(f"/docs/{page}" for page in pages)
+        below = "\n".join(f"/docs/{page}" for page in pages.split())
         source[0] += f"\n```{{toctree}}\n:hidden:\n\n{below}\n```\n"
 
 

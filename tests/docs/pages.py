@@ -37,7 +37,7 @@ from fsdp_bench.sweep.config import trial_id
 from tests.conftest import unchanged_process
 
 ROOT = Path(__file__).parents[2]
-PAGES = ("README.md", *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").glob("*.md")))
+PAGES = ("README.md", *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md")))
 SHARED = ("results", "sweeps")
 """Folders of the repository that commands on pages read."""
 PICTURES = ROOT / "docs" / "pictures"
