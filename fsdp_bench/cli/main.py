@@ -75,7 +75,7 @@ class LazyGroup(click.Group):
         """Find the command; refuse an option that is given twice."""
         name, command, rest = super().resolve_command(ctx, args)
         if command is not None:
-            _refuse_repeated(command, rest, click.Context(command, info_name=name, parent=ctx))
+            _refuse_repeated(command, rest, click.Context(command, ctx, name, **command.context_settings))
         return name, command, rest
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
