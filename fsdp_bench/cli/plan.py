@@ -25,7 +25,7 @@ from fsdp_bench.spec.units import parse_bytes
 _LISTS = ("strategy", "api", "offload", "checkpointing", "loss")
 _SEARCHED = ("strategy", "api", "checkpointing", "checkpointing_policy", "loss", "batch")
 _WITHOUT = ("gpu", "nodes", "world_size", "accumulate", "shard_size", "gpus_per_node", "float8")
-"""Of float8 no published run says by how much its predictions are too fast."""
+"""float8 is left out: no published run shows how far its predictions are off."""
 
 
 @click.command("plan", cls=SetupCommand)

@@ -57,9 +57,9 @@ class Item:
     ran: Ran | None = None
     mark: Mark | None = None
     count: int = 0
-    """Of a collective its number in its process group; of WAIT_FOR_STARTED how many were started."""
+    """A collective's number in its process group; for WAIT_FOR_STARTED, how many were started."""
     number: int = 0
-    """Of a START its number among all of them."""
+    """A START's number among all of them."""
 
 
 @dataclass(slots=True)

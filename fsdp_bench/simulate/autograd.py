@@ -225,7 +225,7 @@ class Engine:
     def _record(self, node: Node) -> None:
         """Record what a node waits for: what is issued until it runs is not among it.
 
-        Of a queue the oldest event is waited for first. Younger nodes run first, so an event goes to a queue whose
+        The oldest event of a queue is waited for first. Younger nodes run first, so an event goes to a queue whose
         nodes are all younger.
         """
         if node.waits_for is None:

@@ -190,7 +190,7 @@ class Offer:
 
     @cached_property
     def prediction(self) -> Prediction:
-        """Its memory with PyTorch's caching allocator. Of many micro-batches the first few are replayed."""
+        """Its memory with PyTorch's caching allocator; only the first few micro-batches are replayed."""
         steps = min(self.timed.setup.gradient_accumulation_steps, MICRO_BATCHES)
         return answer(
             Question(

@@ -97,7 +97,7 @@ class Searched:
 
     @property
     def unknown(self) -> str:
-        """What keeps its speed from being known, as text."""
+        """Why the speed is unknown, as text."""
         return self._fastest.unknown(self.nodes[0])
 
     def search(self, progress: Callable[[str], None] = lambda what: None) -> Found:

@@ -41,7 +41,7 @@ class RehearsedTime:
     step: int
     """The number of the step that was noted, from 1."""
     time: StepTime
-    """Of all work whose time is known."""
+    """The time of all work whose time is known."""
     unknown: dict[str, int]
     """Work whose time is not known, with how often it was issued."""
     parts: tuple[PartTime, ...]
@@ -52,7 +52,7 @@ class RehearsedTime:
     """In which the GPU has nothing to do."""
     flops: StepFlops
     tokens_per_step: int | None
-    """Of this rank."""
+    """The tokens of this rank."""
     is_tokens_given: bool
     peak_flops_per_second: float | None
     """The GPU's dense peak for the dtype of most products."""

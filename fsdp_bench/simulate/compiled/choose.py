@@ -31,7 +31,7 @@ from fsdp_bench.spec.recording.model import Model, RecordedModel
 from fsdp_bench.spec.setup import Api, Checkpointing, Float8, Loss, TrainSetup, Wrap
 
 _MULTIPLE = 64
-"""Of a multiple of 128 bytes Inductor pads no row (padding_alignment_bytes in torch/_inductor/config.py)."""
+"""Inductor pads no row that is a multiple of 128 bytes (padding_alignment_bytes in torch/_inductor/config.py)."""
 _HEAD_MULTIPLE = 8
 """Flash attention pads no such head."""
 

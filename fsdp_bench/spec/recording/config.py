@@ -116,7 +116,7 @@ class ConfigClass(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     other_names: dict[str, str] = {}
     """Names under which it also takes a field (attribute_map)."""
     patterns: dict[str, list[Any]] = {}
-    """Of lists with an item for each layer: what repeats where a config.json leaves them out."""
+    """The values that repeat in lists with an item for each layer, where a config.json leaves them out."""
 
 
 def complete(config: Mapping[str, Any], kind: ConfigClass) -> dict[str, Any]:

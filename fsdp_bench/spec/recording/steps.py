@@ -100,7 +100,7 @@ class Call(msgspec.Struct, array_like=True, frozen=True, tag="c"):
     code: tuple[Instruction, ...]
     outputs: tuple[TensorRef, ...]
     num_positional: int = -1
-    """Of a block: how many of the inputs, the first ones, are positional arguments; -1 where it is not known."""
+    """The number of a block's inputs that are positional arguments, the first ones; -1 if unknown."""
 
 
 class Loop(msgspec.Struct, array_like=True, frozen=True, tag="l"):

@@ -65,7 +65,7 @@ class TritonKernel(Issued, frozen=True, tag="triton", kw_only=True):
 
     name: str
     names: tuple[str, ...]
-    """Of its arguments."""
+    """The names of its arguments."""
     arguments: tuple[int | None, ...]
     """Its tensors; None for arguments that are none."""
     changed: tuple[str, ...]

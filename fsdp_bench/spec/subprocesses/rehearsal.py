@@ -200,7 +200,7 @@ class RehearsalReport(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def num_retries_in_last_step(self) -> int:
-        """Of these, those in the last step that was begun."""
+        """The retries in the last step that was begun."""
         last = max((span.step for span in self.spans), default=0)
         earlier = (span.num_alloc_retries for span in self.spans if span.step < last)
         return self.num_alloc_retries - max(earlier, default=0)

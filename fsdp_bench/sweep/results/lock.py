@@ -3,8 +3,8 @@
 Two locks, because neither is enough. ``.lock`` is locked with flock, which the kernel gives back however a process
 ends; but some shared file systems have it for each node alone, or not at all (Lustre without ``-o flock``).
 ``.writer.N``, made with O_EXCL, names the N-th writer of the folder, who writes a sign of life into it every few
-seconds. Who finds the last writer without signs of life makes the next file and removes that one; a writer whose file
-is gone stops.
+seconds. A process that finds the last writer dead creates the next file and deletes the old one. A writer whose file is
+gone stops.
 
 Signs of life are contents, not times: the clocks of nodes differ, and NFS shows the contents of a file as they were
 when it was last closed, to whoever opens it.
