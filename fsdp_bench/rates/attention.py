@@ -1,4 +1,4 @@
-"""How long attention takes: its kernel's published rates, by compute capability, head size and sequence length."""
+"""The time that attention takes: its kernel's published rates, by compute capability, head size and sequence length."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ class Mark:
 
 
 class Step(Enum):
-    """What an item of a stream's queue is."""
+    """The kind of an item of a stream's queue."""
 
     __hash__ = object.__hash__
 
@@ -69,7 +69,7 @@ class Ran:
     event: Event
     work: Work
     seconds: float
-    """How long it takes alone."""
+    """The time that it takes alone."""
     begin: float = 0.0
     end: float = 0.0
 

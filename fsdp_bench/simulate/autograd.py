@@ -71,7 +71,7 @@ class Node(msgspec.Struct, eq=False):
     accumulate: Callable[[Tensor], None] | None = None
     """AccumulateGrad alone: takes the gradient of a parameter."""
     waiting: int = 0
-    """How many gradients are still to come."""
+    """The number of gradients that are still to come."""
     waits_for: Stream | None = None
     """Another stream, on which its incoming gradients were computed; it waits for that stream."""
     event: Queue | None = None

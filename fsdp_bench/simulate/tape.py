@@ -196,7 +196,7 @@ class Tensor(msgspec.Struct, eq=False):
     itemsize: int
     node: Any = None
     output: int = 0
-    """Which of the node's outputs it is."""
+    """The index among the node's outputs."""
     is_view: bool = False
     is_strided: bool = False
     """Whether its elements do not follow each other in memory. Known of what blocks save, not of everything."""

@@ -18,7 +18,7 @@ class LiveBytes:
         self._simulate = simulate
         self._smallest, self._largest = smallest, largest
         self.known: dict[int, int] = {}
-        """What was simulated, by the number of ranks."""
+        """The simulations, by the number of ranks."""
 
     def at(self, ranks: int) -> int:
         """Return the live bytes on so many ranks."""

@@ -55,7 +55,7 @@ class Offer:
 
     @cached_property
     def range(self) -> Range | None:
-        """How far its speed may be off; None if no run that resembles it was ever compared."""
+        """The range of its speed; None if no run that resembles it was ever compared."""
         cluster = self.cluster
         return range_of(cluster.gpu, self.timed.setup, is_over_pcie(cluster) and cluster.gpus_per_node > 1)
 

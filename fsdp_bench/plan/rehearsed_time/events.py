@@ -41,7 +41,7 @@ class Replayable:
 
     events: list[Event] = field(default_factory=list)
     unknown: Counter[str] = field(default_factory=Counter)
-    """How often each was issued."""
+    """The number of times that each was issued."""
     num_streams: int = 0
     """Streams that the script used."""
 

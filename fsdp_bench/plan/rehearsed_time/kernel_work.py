@@ -1,4 +1,4 @@
-"""What a kernel of Triton moves: those that Inductor wrote and Liger's are bound by memory; others are unknown."""
+"""The bytes that a Triton kernel moves: Inductor's and Liger's are bound by memory; others are unknown."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which topology each process group of a rehearsed step has, under the names that rates/ has for groups."""
+"""The topology of each process group of a rehearsed step, under the names that rates/ has for groups."""
 
 from __future__ import annotations
 

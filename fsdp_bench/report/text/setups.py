@@ -16,7 +16,7 @@ from fsdp_bench.spec.units import format_count, format_gib
 
 HARDWARE = ("server", "gpu", "num_nodes", "gpus_per_node", "world_size")
 PLACES = ("model", "code", "lora", *HARDWARE)
-"""What setups may differ in beside the fields of a step: the model and the hardware."""
+"""The fields in which setups may differ beside the fields of a step: the model and the hardware."""
 OFTEN = ("precision", "offload", "checkpointing", "optimizer")
 SIZES = ("micro_batch_size", "sequence_length")
 SELDOM = (

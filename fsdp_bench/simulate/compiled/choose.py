@@ -1,4 +1,4 @@
-"""Which compiled code a setup runs, and why a setup is predicted for eager instead."""
+"""The compiled code that a setup runs, and why a setup is predicted for eager instead."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What Inductor allocates while it tries the configurations of a kernel, which it does when the kernel first runs."""
+"""The memory that Inductor allocates while it tries a kernel's configurations, when the kernel first runs."""
 
 from __future__ import annotations
 

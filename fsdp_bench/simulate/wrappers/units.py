@@ -1,4 +1,4 @@
-"""Which modules become FSDP units: train/wrapping/units.py on the simulated module tree."""
+"""The modules that become FSDP units: train/wrapping/units.py on the simulated module tree."""
 
 from __future__ import annotations
 

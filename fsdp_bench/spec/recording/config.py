@@ -109,7 +109,7 @@ ANYWHERE = {
 
 
 class ConfigClass(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a configuration class of transformers does with a config.json."""
+    """The rules by which a configuration class of transformers reads a config.json."""
 
     defaults: dict[str, Any]
     """All fields that it knows. It ignores others."""

@@ -30,7 +30,7 @@ class Parameter(msgspec.Struct, array_like=True, frozen=True, gc=False):
     dtype: str = ""
     """The dtype that it is stored in and shown in, where it is not the setup's: a frozen base's (LoRA.base)."""
     packed: int = 1
-    """How many of the model's numbers an element holds: four of 4 bits in one of bf16."""
+    """The number of the model's numbers that an element holds: four of 4 bits in one of bf16."""
 
 
 class ModuleRecord(msgspec.Struct, array_like=True, frozen=True):
@@ -115,7 +115,7 @@ class RecordedCode(msgspec.Struct, frozen=True, forbid_unknown_fields=True, eq=F
     architecture: Architecture | None = None
     """Which config.json files the recording holds for; None: for one model alone."""
     notes: tuple[str, ...] = ()
-    """What was assumed, in sentences for the user."""
+    """The assumptions, in sentences for the user."""
     shortest: int = 1
     """The shortest sequence, where a sliding window makes shorter ones take another path."""
     longest: int | None = None

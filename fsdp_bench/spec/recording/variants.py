@@ -1,4 +1,4 @@
-"""Which variant of a recorded code a setup runs."""
+"""The variant of recorded code that a setup runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a script issued in one step of a rehearsal, in order, as rehearse/inside/observe/issued.py writes it."""
+"""The work of one rehearsed step of a script, in order, as rehearse/inside/observe/issued.py writes it."""
 
 from __future__ import annotations
 

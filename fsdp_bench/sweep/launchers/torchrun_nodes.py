@@ -28,9 +28,9 @@ from fsdp_bench.sweep.launchers.start import NODE, free_port, node_environment, 
 from fsdp_bench.sweep.launchers.torchrun import TorchrunTrial
 
 JOIN_SECONDS = 600.0
-"""How long nodes wait for each other at the beginning."""
+"""The time that nodes wait for each other at the beginning."""
 _SECONDS_TO_END = 20.0
-"""How long another node may take to end its ranks and send what they wrote."""
+"""The time that another node may take to end its ranks and send what they wrote."""
 _POLL_SECONDS = 0.2
 
 Say = Callable[[str], None]

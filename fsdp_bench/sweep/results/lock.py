@@ -29,13 +29,13 @@ from fsdp_bench.spec.errors import ResultsError
 
 BEAT_SECONDS = 5.0
 DEAD_AFTER_SECONDS = 45.0
-"""How long to watch a writer on another node that gives no sign of life before its place is taken."""
+"""The time to watch a writer on another node that gives no sign of life before its place is taken."""
 
 _NO_FLOCK = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
 
 class Writer(msgspec.Struct, frozen=True, kw_only=True):
-    """What a writer's file says."""
+    """The contents of a writer's file."""
 
     node: str
     process: int
