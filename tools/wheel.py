@@ -38,8 +38,9 @@ def main(wheel: Path) -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         subprocess.run([sys.executable, "-m", "venv", folder / "venv"], check=True)
-        pip = [folder / "venv" / "bin" / "python", "-m", "pip", "install", "--quiet"]
-        subprocess.run([*pip, "--constraint", CONSTRAINTS, wheel.resolve()], check=True)
+        python = str(folder / "venv" / "bin" / "python")
+        pip = [python, "-m", "pip", "install", "--quiet", "--constraint", str(CONSTRAINTS)]
+        subprocess.run([*pip, str(wheel.resolve())], check=True)
         (folder / "work").mkdir()
         for command, expected in COMMANDS.items():
             _try(command, expected, folder)
