@@ -5,7 +5,7 @@ INSTALLED := .venv/installed
 unexport PYTHONDONTWRITEBYTECODE  # tests start hundreds of processes
 PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
 
-.PHONY: sweep test test-rehearsal lint validate recordings budgets install clean
+.PHONY: sweep test test-rehearsal lint validate recordings budgets docs wheel install clean
 
 sweep: $(INSTALLED)
 	$(BIN)/fsdp-bench sweep sweeps/quick.toml
@@ -45,6 +45,20 @@ recordings: .venv-rehearsal/installed
 # How long the commands take, measured, beside what they may; a report, never a test.
 budgets: $(INSTALLED)
 	$(BIN)/python -m tools.budgets
+
+# The site of README.md and docs/, with its search, in site/. A broken link is an error.
+docs: .venv/installed-docs
+	$(BIN)/sphinx-build -q -W --keep-going -c docs . site
+
+.venv/installed-docs: $(INSTALLED)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[docs]'
+	touch $@
+
+# Built in dist/, then installed into an empty environment, where its commands run without the source tree.
+wheel: $(INSTALLED)
+	rm -rf build dist
+	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
+	$(BIN)/python -m tools.wheel dist/*.whl
 
 install: $(INSTALLED)
 

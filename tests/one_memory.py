@@ -1,4 +1,4 @@
-"""The table of docs/validation.md that has one setting in four commands: max-size, predict, plan, rehearse.
+"""The table of docs/validation/memory.md that has one setting in four commands: max-size, predict, plan, rehearse.
 
 ``python -m tests.one_memory`` with PyTorch's CUDA build writes it anew; each row takes a minute, one with adapters that
 are not recorded yet three more. ``python -m tests.one_memory 2 3`` writes rows 2 and 3 alone.
@@ -17,7 +17,7 @@ from typing import Any
 from fsdp_bench.spec.exit_codes import ExitCode
 from tests.conftest import run_command
 
-PAGE = Path(__file__).parents[1] / "docs" / "validation.md"
+PAGE = Path(__file__).parents[1] / "docs" / "validation" / "memory.md"
 WITHIN_GIB = 0.1
 """How far the four may be apart, in allocated and in reserved memory."""
 STEPS = "3"
@@ -150,7 +150,7 @@ def _ask(command: str, *words: str) -> Any:
 
 
 def table() -> list[str]:
-    """Return the rows of the table in docs/validation.md."""
+    """Return the rows of the table in docs/validation/memory.md."""
     text = PAGE.read_text()
     return re.findall(r"^\|.*\|$", text[text.index(_HEAD) :].partition("\n\n")[0], re.MULTILINE)[2:]
 

@@ -30,7 +30,7 @@ class AttentionKernel(Checked, frozen=True, kw_only=True, forbid_unknown_fields=
     forward: tuple[Positive, ...] = ()
     backward: tuple[Positive, ...] = ()
     forward_and_backward: tuple[Positive, ...] = ()
-    """Of both, one after the other."""
+    """Both, one after the other."""
     source: Source
 
     def _check(self) -> None:

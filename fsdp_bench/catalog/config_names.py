@@ -1,4 +1,4 @@
-"""How a model's common fields are called in Hugging Face's config.json, and the class of transformers that builds it.
+"""The names of a model's common fields in Hugging Face's config.json, and the class of transformers that builds it.
 
 Most families use one set of names (hidden_size, num_hidden_layers, ...). Older ones have names of their own, and some
 have no name for a field, because every model of the family is alike in it: ViT has no vocabulary, BERT no grouped

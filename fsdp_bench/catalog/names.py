@@ -22,7 +22,7 @@ T = TypeVar("T", bound=msgspec.Struct)
 _LISTED = "`fsdp-bench {}` lists what is there"
 
 OTHER_GPUS = f"{_LISTED.format('servers')}, and --catalog FILE adds a GPU"
-"""What helps for a GPU that is not in the catalogue."""
+"""The advice for a GPU that is not in the catalogue."""
 
 _OTHER_MODELS = (
     f"{_LISTED.format('models')}, --hf-config FILE takes a config.json, and `fsdp-bench record` records your own code"

@@ -50,7 +50,7 @@ def _unpacked(path: Path) -> bytes:
 
 
 class _Version(msgspec.Struct):
-    """What every version of the format has."""
+    """The fields that every version of the format has."""
 
     format_version: Any = None
 

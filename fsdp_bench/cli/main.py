@@ -75,7 +75,7 @@ class LazyGroup(click.Group):
         """Find the command; refuse an option that is given twice."""
         name, command, rest = super().resolve_command(ctx, args)
         if command is not None:
-            _refuse_repeated(command, rest, click.Context(command, info_name=name, parent=ctx))
+            _refuse_repeated(command, rest, click.Context(command, ctx, name, **command.context_settings))
         return name, command, rest
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -100,7 +100,7 @@ def _refuse_repeated(command: click.Command, arguments: list[str], context: clic
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="fsdp-bench")
 def cli() -> None:
-    """Which FSDP setting, how large a model, how fast: predicted, dry-run or measured on this machine.
+    """Find the FSDP setting, the largest model and the speed: predicted, dry-run, rehearsed or measured.
 
     \b
     Does it fit?        fsdp-bench predict --model Llama-3.1-8B --server p5.48xlarge

@@ -77,17 +77,20 @@ Known = Callable[[Hardware | None], Hardware]
 """A function that returns hardware with known usable GPU memory, or raises SpecError."""
 
 
-@click.command("max-size", cls=SetupCommand)
+@click.command(
+    "max-size",
+    cls=SetupCommand,
+    context_settings={"token_normalize_func": lambda name: "of" if name == "dial" else name},  # its older name
+)
 @setup_options(lists=SETUP_LISTS, defaults=DEFAULTS, repeatable=("server", "gpu"))
 @click.option(
     "--of",
-    "--dial",
     "quantity",
     default="params",
     show_default=True,
     type=click.Choice(QUANTITIES),
     help="What to look for: the largest model by parameters or layers, the largest batch, the longest sequence, or the"
-    " fewest GPUs. --dial is its older name.",
+    " fewest GPUs.",
 )
 @click.option("--gpu-memory", metavar="24GiB", help="GPU memory that a process can use, instead of the catalogue's.")
 @headroom_option

@@ -102,7 +102,7 @@ class LargestModel(SearchResult):
         if self.beyond is None or self.limited_by is None:
             return "\n".join([*lines, "  the size ladder ends there"])
         limit = self.limited_by
-        place = "GPU" if limit.place == "card" else limit.place
+        place = "GPU" if limit.place == "gpu" else limit.place
         short = f"  {self.beyond.model.name} is short of {place} memory in {limit.phase}"
         return "\n".join([*lines, f"{short}, most of it {limit.category.replace('_', ' ')}"])
 

@@ -132,7 +132,7 @@ class Estimate:
     def least_bytes(self) -> int:
         """Bytes that are allocated at one time whichever kernel computes attention; at most the peak.
 
-        Parameters, gradients and optimizer states do not depend on it. Of heads that are a multiple of 8, which
+        Parameters, gradients and optimizer states do not depend on it. Where heads are a multiple of 8, which
         FlashAttention does not pad, memory-efficient and unfused attention save no less than FlashAttention: queries,
         keys, values, the output and a number for each row. What a kernel allocates for itself is no part of that.
         """

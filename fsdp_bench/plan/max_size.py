@@ -198,7 +198,7 @@ def _unanswered(quantity: Quantity, assumptions: Assumptions) -> SettingResult:
 def limit_text(limit: Limit) -> str:
     """Return a limit as text: ``activations in backward on the GPU``."""
     category = limit.category.replace("_", " ")
-    if limit.place == "card":
+    if limit.place == "gpu":
         return f"{category} in {limit.phase} on the GPU"
     return f"host memory: {category}" + (" (while the model is built)" if limit.phase == "load" else "")
 

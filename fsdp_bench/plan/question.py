@@ -72,7 +72,7 @@ class Question:
 
     @property
     def assumptions(self) -> tuple[str, ...]:
-        """What is assumed as transformers' Trainer does it, each with the option that says otherwise."""
+        """The assumptions that follow transformers' Trainer, each with the option that says otherwise."""
         return assumptions(self.model, self.setup)
 
     @property

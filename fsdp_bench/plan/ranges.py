@@ -1,4 +1,4 @@
-"""How far predictions have been from published runs: a range beside a predicted speed, and beside a predicted peak.
+"""The errors of predictions of published runs: a range beside a predicted speed, and beside a predicted peak.
 
 catalog/prediction_errors.json has the errors that tools/validate/published finds. ``python -m
 tools.validate.published.ranges`` prints it anew, and a test holds it equal to what is found.
@@ -28,7 +28,7 @@ class Errors(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class HeldOut(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How many runs of one publisher lie in the range that was made from all other publishers' runs."""
+    """The number of one publisher's runs in the range that was made from all other publishers' runs."""
 
     num_runs: int
     inside: int

@@ -118,8 +118,8 @@ def recorded_config(
 ) -> RecordedCode:
     """Return the recording of a config.json, for its sizes alone: the cached one, or a new one of half a minute.
 
-    Of code that loops over the sequence it is for this sequence length alone, of a model with a sliding window for
-    one side of it, else for all. A length of 1 is that of a search for the longest, and stands for any.
+    If the code loops over the sequence, the recording is valid for this length only; with a sliding window, for one
+    side of it; else for all lengths. A length of 1 is that of a search for the longest, and stands for any.
     ``before_sm80``: as on GPUs without FlashAttention.
 
     Raises:

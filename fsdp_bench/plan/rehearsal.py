@@ -54,7 +54,7 @@ class Rehearsal:
     asks_time: bool = False
     """Whether the time of a step is asked for (--time)."""
     tokens_per_step: int | None = None
-    """What the rank trains on in a step, by the user (--tokens-per-step)."""
+    """The tokens that the rank trains on in a step, by the user (--tokens-per-step)."""
 
     @property
     def gpu(self) -> Gpu:
@@ -120,7 +120,7 @@ class Rehearsal:
 
     @cached_property
     def time(self) -> RehearsedTime | None:
-        """How long the last whole step would take. None if nobody asked, or if there was none: ``why_no_time``."""
+        """The time that the last whole step would take. None if nobody asked, or if there was none: ``why_no_time``."""
         return rehearsed_time(self.report, self.hardware, self.tokens_per_step) if self.asks_time else None
 
     @property

@@ -31,7 +31,7 @@ class Speed:
     is_over_pcie: bool = False
     """Whether collectives go over PCIe with rates of the datasheet. No measurement checks these."""
     range: Range | None = None
-    """What the errors of published runs leave possible.
+    """The range that the errors of published runs leave.
 
     None for a calibration, for float8, and for GPUs that were not compared."""
 

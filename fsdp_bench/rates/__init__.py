@@ -1,4 +1,4 @@
-"""How long work takes, and what communicators need. No simulation.
+"""The time that work takes, and the memory of communicators. No simulation.
 
 Read in this order:
     hardware.py       which rates a GPU has: a calibration's or a datasheet's

@@ -1,4 +1,4 @@
-"""How long attention takes: its kernel's published rates, by compute capability, head size and sequence length."""
+"""The time that attention takes: its kernel's published rates, by compute capability, head size and sequence length."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ FLASH_ATTENTION_2 = "flash-attention-2"
 TRITON = "flash-attention-triton"
 CUDNN = "cudnn"
 MEMORY_EFFICIENT = "memory-efficient"
-"""Which torch takes where there is a mask, and in fp32."""
+"""torch uses this kernel for masks and for fp32."""
 _CUDA_WITH_NEW_CUDNN = (13, 0)
 
 _SLOWER_THAN_FLASH_ATTENTION_2 = {TRITON: (1.4, 2.0)}
@@ -46,8 +46,8 @@ def fraction_of_peak(
     """Return the fraction of the 16-bit peak that a kernel reaches. None if no rate is published.
 
     Between published lengths it is interpolated over the logarithm of the length. Beyond the longest, what a causal
-    mask costs falls with the length, because it costs time at the diagonal alone. Of the head sizes and masks that were
-    published the nearest ones count. Shorter sequences and other head sizes than published for Blackwell are assumed to
+    mask costs falls with the length, because it costs time at the diagonal alone. The nearest published
+    head sizes and masks count. Shorter sequences and other head sizes than published for Blackwell are assumed to
     lose as much there as on Hopper. Memory-efficient attention was published for A100 alone: by FlashAttention-2 it is
     taken to be as slow on newer GPUs, where both use the A100's instructions.
     """

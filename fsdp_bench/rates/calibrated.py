@@ -1,4 +1,4 @@
-"""How long the work of a step takes on a calibrated machine: measured seconds, interpolated between sizes.
+"""The time of a step's work on a calibrated machine: measured seconds, interpolated between sizes.
 
 Seconds are interpolated linearly between two measured sizes. For matrix products and attention the logarithm of the
 rate is interpolated over the logarithms of the dimensions. The rate of the largest size holds for larger sizes.

@@ -1,4 +1,4 @@
-"""How many channels NCCL opens for a process group: each is one thread block, and occupies a multiprocessor."""
+"""The number of a process group's NCCL channels: each is one thread block, and occupies a multiprocessor."""
 
 from __future__ import annotations
 

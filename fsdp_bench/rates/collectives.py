@@ -1,4 +1,4 @@
-"""How long a collective takes: NCCL's own cost model, on the links of a server.
+"""The time that a collective takes: NCCL's own cost model, on the links of a server.
 
 NCCL chooses an algorithm and a protocol for each collective by a model of latency and bandwidth (ncclTopoTuneModel and
 ncclTopoGetAlgoTime in src/graph/tuning.cc, read in a copy of 2.28.3); the constants here are its defaults, the links'

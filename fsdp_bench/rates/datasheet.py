@@ -1,4 +1,4 @@
-"""How long the work of a step takes: the interface that replay/schedule.py uses, and a datasheet's answers.
+"""The time of a step's work: the interface that replay/schedule.py uses, and a datasheet's answers.
 
 Nothing here is fitted to a training run. A datasheet gives peaks. The fraction of a peak that kernels reach has its own
 source: ``matmul_efficiency`` in gpus.toml for matrix products, attention.toml for attention, the constants below for
@@ -23,7 +23,7 @@ from fsdp_bench.spec.setup import TrainSetup
 
 
 class Rates(Protocol):
-    """How long one piece of work takes. Each method returns seconds, or None if they are unknown."""
+    """The time of one piece of work. Each method returns seconds, or None if they are unknown."""
 
     source: str
     """The source of the seconds: ``datasheet`` or ``calibrated``."""

@@ -52,7 +52,7 @@ class StandInGpu:
     """9.0 for an H100."""
     num_multiprocessors: int
     count: int = 1
-    """How many of them the node has."""
+    """The number of them in a node."""
 
 
 def build_stand_in(torch: Torch, otherwise: Path | None = None) -> Path:

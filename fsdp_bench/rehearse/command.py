@@ -34,7 +34,7 @@ INTERPRETER_OPTION = re.compile(r"-([bBdEIOPqRsSuvx]*)(?:([mcWX])(.*))?", re.DOT
 
 
 class Launcher(StrEnum):
-    """Who starts the ranks."""
+    """The launcher of the ranks."""
 
     NONE = "none"
     TORCHRUN = "torchrun"
@@ -60,7 +60,7 @@ class Command:
     """Such as ``-u``, ``-X``, ``dev``; without ``-m`` and ``-c``."""
     launcher: Launcher
     launcher_words: tuple[str, ...]
-    """What follows the launcher. Without one: ``-m MODULE``, ``-c CODE`` or a script, and its arguments."""
+    """The words that follow the launcher. Without one: ``-m MODULE``, ``-c CODE`` or a script, and its arguments."""
     environment: Mapping[str, str]
     """The variables that the command itself sets."""
 

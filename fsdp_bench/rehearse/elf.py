@@ -22,7 +22,7 @@ class Symbols:
     weak: set[str] = field(default_factory=set)
     """Those of the defined ones that another definition may replace."""
     undefined: set[str] = field(default_factory=set)
-    """What the library expects from others."""
+    """The symbols that the library expects from others."""
 
 
 def symbols_of(library: Path) -> Symbols:

@@ -1,4 +1,4 @@
-"""Which torch an interpreter would import, found without importing it."""
+"""The torch that an interpreter would import, found without importing it."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ from fsdp_bench.spec.exit_codes import ExitCode
 from fsdp_bench.spec.subprocesses.rehearsal import RehearsalOptions, RehearsalOutcome, RehearsalPlan, RehearsalReport
 
 INSIDE = Path(__file__).parent / "inside" / "main.py"
-"""What runs in the user's Python."""
+"""The script that runs in the user's Python."""
 
 ENTER = Path(__file__).parent / "enter.py"
 """The program that runs before that, in our own Python."""
@@ -34,7 +34,7 @@ REFUSED = 2
 """The exit code of inside/main.py if the launcher's arguments cannot be rehearsed."""
 
 REPORT_SECONDS = 10.0
-"""How long a script that is ended may take to report what was seen."""
+"""The time that a script that is ended may take to report what was seen."""
 
 OF_THIS_MACHINE = "CUDA_VISIBLE_DEVICES"
 """A variable by which a cluster gives a job some of this machine's GPUs: not of those that are rehearsed. One that the

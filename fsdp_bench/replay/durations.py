@@ -1,4 +1,4 @@
-"""How long each piece of work takes; the rates are asked once for each."""
+"""The time of each piece of work; the rates are asked once for each."""
 
 from __future__ import annotations
 

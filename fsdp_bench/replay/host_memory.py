@@ -46,7 +46,7 @@ class HostMemory:
     load_bytes: int
     """While the model is built, before it is sharded."""
     pinned_activations_bytes: int = 0
-    """What blocks save for backward, under activation offload."""
+    """The bytes that blocks save for backward, under activation offload."""
 
     @property
     def peak_bytes(self) -> int:

@@ -30,7 +30,7 @@ class Peak:
     event: int
     """Index of the allocation that reaches it, or of the part's MARK where the part begins with it."""
     runs: int
-    """How often the repeated block's part ran before."""
+    """The number of times that the repeated block's part ran before."""
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ An operator starts when the host has issued it and its stream is free. A collect
 collective, because a communicator runs one at a time. On a CPU the host executes everything itself, including gloo's
 copies and reductions: a collective that runs beside operators takes their cores from them. On a GPU a collective slows
 down the operators beside it (streams.py).
-What is exposed is the time in which a collective runs and no operator does.
+Exposed time is that in which a collective runs and no operator does.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class StepTime:
     slowed_seconds: float = 0.0
     """By which operators take longer because collectives run beside them; a part of ``compute_seconds``."""
     parts: Mapping[StepPart, float] = field(default_factory=dict)
-    """What the step consists of: parts that add up to it. Empty where the step is unknown."""
+    """The step's parts, which add up to it. Empty where the step is unknown."""
     spans: tuple[Span, ...] = ()
     """Where they were asked for."""
 

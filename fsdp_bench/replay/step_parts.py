@@ -1,7 +1,7 @@
-"""What a step's time consists of: parts that exclude each other and add up to the step.
+"""The parts of a step's time: they exclude each other and add up to the step.
 
 At any time the step belongs to the operators that run; if none runs, to the collectives; then to copies to and from the
-host; then to the optimizer that the host computes. What is left is time in which the GPU waits for the host.
+host; then to the optimizer that the host computes. The rest is time in which the GPU waits for the host.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class StepPart(StrEnum):
     EXPOSED_COPIES = "exposed_copies"
     """Copies to and from the host, while neither operators nor collectives run."""
     CPU_OPTIMIZER = "cpu_optimizer"
-    """What the host computes on tensors in its memory, under offload: the optimizer, norms and copies of gradients."""
+    """The host's work on tensors in its memory, under offload: the optimizer, norms and copies of gradients."""
     WAITING_FOR_HOST = "waiting_for_host"
     """The host has not yet launched what comes next: its time for operators and hooks."""
 

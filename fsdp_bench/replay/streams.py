@@ -32,7 +32,7 @@ class Mark:
 
 
 class Step(Enum):
-    """What an item of a stream's queue is."""
+    """The kind of an item of a stream's queue."""
 
     __hash__ = object.__hash__
 
@@ -57,9 +57,9 @@ class Item:
     ran: Ran | None = None
     mark: Mark | None = None
     count: int = 0
-    """Of a collective its number in its process group; of WAIT_FOR_STARTED how many were started."""
+    """A collective's number in its process group; for WAIT_FOR_STARTED, how many were started."""
     number: int = 0
-    """Of a START its number among all of them."""
+    """A START's number among all of them."""
 
 
 @dataclass(slots=True)
@@ -69,7 +69,7 @@ class Ran:
     event: Event
     work: Work
     seconds: float
-    """How long it takes alone."""
+    """The time that it takes alone."""
     begin: float = 0.0
     end: float = 0.0
 

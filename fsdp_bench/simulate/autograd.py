@@ -71,7 +71,7 @@ class Node(msgspec.Struct, eq=False):
     accumulate: Callable[[Tensor], None] | None = None
     """AccumulateGrad alone: takes the gradient of a parameter."""
     waiting: int = 0
-    """How many gradients are still to come."""
+    """The number of gradients that are still to come."""
     waits_for: Stream | None = None
     """Another stream, on which its incoming gradients were computed; it waits for that stream."""
     event: Queue | None = None
@@ -225,7 +225,7 @@ class Engine:
     def _record(self, node: Node) -> None:
         """Record what a node waits for: what is issued until it runs is not among it.
 
-        Of a queue the oldest event is waited for first. Younger nodes run first, so an event goes to a queue whose
+        The oldest event of a queue is waited for first. Younger nodes run first, so an event goes to a queue whose
         nodes are all younger.
         """
         if node.waits_for is None:

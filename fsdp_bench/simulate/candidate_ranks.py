@@ -114,7 +114,7 @@ class _Pieces:
 
 
 class _Score:
-    """Bytes in which one rank can exceed others."""
+    """The memory terms that differ between ranks."""
 
     def __init__(
         self,

@@ -125,8 +125,8 @@ class Work(msgspec.Struct, frozen=True, gc=False, cache_hash=True):
     of an optimizer step."""
     itemsize: int = 0
     group: str = ""
-    """The process group of a collective: ``shard``, ``replicate``, ``world`` or ``post_forward``. Of a copy
-    ``activations``, if it is of these."""
+    """The process group of a collective: ``shard``, ``replicate``, ``world`` or ``post_forward``. A copy of
+    activations has ``activations``."""
 
     @property
     def is_product(self) -> bool:

@@ -3,9 +3,9 @@
 And what remains of a first step in the log of a later one (first_forward_alone).
 
 Reserved memory can grow beyond the second step, because each step cuts other blocks from what the steps before have
-freed. Of the 146 settings of sweeps/h200.toml that fit, replayed for ten steps, it stopped growing after step 1 in 69,
-after 2 in 61, after 3 in 13 and after 4 in 3 (predicted events through allocator.py); in PyTorch's own allocator, eight
-steps of one trial, after step 4.
+freed. In the 146 settings of sweeps/h200.toml that fit, replayed for ten steps, it stopped growing after step 1 in 69,
+after 2 in 61, after 3 in 13 and after 4 in 3 (predicted events); in PyTorch's own allocator, eight steps of one trial,
+after step 4.
 
 A step that ends with as many live tensors as it began with can be replayed: each tensor that it left is renamed to the
 one that it replaces. Nothing is simulated or written out twice.

@@ -58,10 +58,10 @@ class Log:
     """The events of each step."""
     num_blocks: int
     extra_blocks: int
-    """How many blocks the repeated block represents besides itself; 0 where every block was simulated."""
+    """The number of blocks that the repeated block represents besides itself; 0 where every block was simulated."""
     rank: int = 0
     further_steps: int = 0
-    """How many steps follow that repeat the last one."""
+    """The number of following steps that repeat the last one."""
     replaces: Sequence[tuple[int, int]] = ()
     """Tensors that the last step frees, each with the tensor that replaces it (further_steps.py)."""
 

@@ -196,7 +196,7 @@ class Tensor(msgspec.Struct, eq=False):
     itemsize: int
     node: Any = None
     output: int = 0
-    """Which of the node's outputs it is."""
+    """The index among the node's outputs."""
     is_view: bool = False
     is_strided: bool = False
     """Whether its elements do not follow each other in memory. Known of what blocks save, not of everything."""
@@ -208,5 +208,5 @@ class Tensor(msgspec.Struct, eq=False):
         return Tensor(self.storage, self.numel, self.itemsize, None, 0, True, self.is_strided)
 
     def view(self, numel: int | None = None) -> Tensor:
-        """Return a view, of a part where ``numel`` says so."""
+        """Return a view of the first ``numel`` elements, or of all."""
         return Tensor(self.storage, self.numel if numel is None else numel, self.itemsize, self.node, self.output, True)

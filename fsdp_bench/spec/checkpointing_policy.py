@@ -1,4 +1,4 @@
-"""What activation checkpointing saves: which operators' outputs, and which blocks it leaves as they are.
+"""The tensors that activation checkpointing saves: which operators' outputs, and which blocks it leaves as they are.
 
 checkpointing  policy                what is saved
 selective      absent                outputs of all matrix products and of attention

@@ -55,7 +55,7 @@ class FirstFailure(msgspec.Struct, frozen=True, kw_only=True):
     value: int
     """The value of the quantity at which memory ran out."""
     place: str
-    """``card`` (the GPU), ``budget`` (a memory limit on a CPU) or ``host``."""
+    """``gpu``, ``budget`` (a memory limit on a CPU) or ``host``."""
     phase: str
     """The phase in which memory ran out, if measured. If predicted, or if the trial ended with retries: the phase of
     the peak, which may be later. ``unknown`` if it is not known."""
@@ -63,6 +63,10 @@ class FirstFailure(msgspec.Struct, frozen=True, kw_only=True):
     """Whether memory ran out; otherwise the trial ended with allocation retries."""
     trial_id: str | None = None
     """The ID of the trial. None if this is predicted."""
+
+    def __post_init__(self) -> None:
+        if self.place == "card":  # its name in older files
+            msgspec.structs.force_setattr(self, "place", "gpu")
 
 
 class LargestValues(msgspec.Struct, frozen=True, kw_only=True):

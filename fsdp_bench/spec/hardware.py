@@ -29,7 +29,7 @@ class Source(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
     date: str
     """Date of the document: year, month or day (ISO 8601)."""
     note: str | None = None
-    """Which values are derived, and how."""
+    """The values that are derived, and how."""
 
 
 def cuda_version(text: str) -> tuple[int, int]:

@@ -60,11 +60,11 @@ class LoRA(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Names of the modules that get adapters, or ``all-linear``; none: PEFT's choice for the architecture."""
     dropout: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.0
     bias: Literal["none", "all", "lora_only"] = "none"
-    """Which biases are trained."""
+    """The biases that are trained."""
     modules_to_save: tuple[str, ...] = ()
     """Names of modules that are trained whole, as copies."""
     base: Literal["bf16", "nf4"] | None = None
-    """How frozen parameters are stored. None, written ``same``: like the trained ones. ``bf16``: as most checkpoints
+    """The storage of frozen parameters. None, written ``same``: like the trained ones. ``bf16``: as most checkpoints
     are. ``nf4``: the linear layers' in 4 bits by bitsandbytes (with double quantization, and bf16 for
     bnb_4bit_quant_storage), the others in bf16; this is QLoRA."""
 
@@ -82,7 +82,7 @@ class LoRA(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def title(self) -> str:
-        """How a model with it is named: ``QLoRA rank=16``."""
+        """The name of a model with it: ``QLoRA rank=16``."""
         if not self.is_quantized:
             return f"LoRA {self.text()}"
         return f"QLoRA {self.text().replace(f',base={QUANTIZED}', '')}"

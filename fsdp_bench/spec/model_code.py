@@ -51,7 +51,7 @@ class ModelCode(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
     source: str | None = None
     """The beginning of a SHA-256 hash of the file with the user's function."""
     arguments: tuple[str, ...] = ()
-    """Which of SIZES the user's function takes."""
+    """The names of SIZES that the user's function takes."""
     versions: dict[str, str] = {}
     """Versions of the packages that have the code."""
 

@@ -21,7 +21,7 @@ Years = Annotated[float, Meta(ge=0.01, le=100)]
 
 
 class Tariff(CaseInsensitiveEnum):
-    """How a server is paid for."""
+    """The tariff of a server."""
 
     ON_DEMAND = "on-demand"
     RESERVED = "reserved"

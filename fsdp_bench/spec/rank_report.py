@@ -22,7 +22,7 @@ MOST_SECONDS = 1e10
 
 
 class Outcome(StrEnum):
-    """How a trial ended. Running out of memory is a result; ``interrupted`` is not stored, so the trial runs again."""
+    """The end of a trial. Running out of memory is a result; ``interrupted`` is not stored, so the trial runs again."""
 
     OK = "ok"
     OOM_GPU = "oom_gpu"

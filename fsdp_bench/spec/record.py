@@ -38,7 +38,7 @@ LONGEST_TIMEOUT_SECONDS = 1e6
 
 
 class RunPlan(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How a trial is run and measured.
+    """The way a trial is run and measured.
 
     Raises:
         SpecError: for values out of range or that contradict each other.
@@ -73,7 +73,7 @@ class RunPlan(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def alone(self) -> Literal["", "emulated", "rehearsed"]:
-        """How rank 0 runs alone. Empty if all ranks run."""
+        """The way rank 0 runs alone. Empty if all ranks run."""
         return "rehearsed" if self.rehearsed_on is not None else "emulated" if self.emulate else ""
 
     @property
@@ -154,7 +154,7 @@ class TrialRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def alone(self) -> str:
-        """How rank 0 ran alone: ``emulated`` or ``rehearsed``. Empty if all ranks ran."""
+        """The way rank 0 ran alone: ``emulated`` or ``rehearsed``. Empty if all ranks ran."""
         return self.device if self.device in ("emulated", "rehearsed") else ""
 
     @property

@@ -52,7 +52,7 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     def name(self) -> str:
         """The name of its folder in results/: ``8xH100-80GB-HBM3``, ``cpu-2-cores``, ``rehearsed``.
 
-        Of several nodes it begins with their number and that of ranks on each: ``2x4-A100-SXM4-80GB``.
+        With several nodes it begins with their number and that of ranks on each: ``2x4-A100-SXM4-80GB``.
         """
         if self.rehearses:
             return "rehearsed"

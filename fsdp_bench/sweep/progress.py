@@ -1,4 +1,4 @@
-"""How far a sweep is: progress.json, which the running sweep writes, and what ``fsdp-bench status`` makes of it."""
+"""The progress of a sweep: progress.json, which the running sweep writes and ``fsdp-bench status`` reads."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ JOB = "job.json"
 
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True):
-    """What a sweep that runs, or ran last, in a folder says about itself."""
+    """The report of the sweep that runs, or ran last, in a folder."""
 
     what: Literal["trials", "cells"]
-    """What is counted: a sweep with [frontier] counts cells."""
+    """The unit that is counted: a sweep with [frontier] counts cells."""
     total: int
     done: int
     """Recorded trials, or cells whose search has ended, when the running trial began."""
@@ -59,7 +59,7 @@ State = Literal["running", "done", "interrupted", "queued", "not started", "unkn
 
 
 class Status(msgspec.Struct, frozen=True, kw_only=True):
-    """How far a sweep is."""
+    """The progress of a sweep."""
 
     folder: str
     state: State
@@ -67,7 +67,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     total: int | None = None
     done: int | None = None
     outcomes: dict[str, int] = {}
-    """How many records of the folder have each outcome."""
+    """The number of the folder's records with each outcome."""
     running: str | None = None
     running_seconds: float | None = None
     seconds_left: float | None = None

@@ -106,7 +106,7 @@ class Session:
         self.cluster = cluster
         """The nodes over which ranks are spread; None if all are on this machine."""
         self.environment: Mapping[str, str] = {}
-        """What the ranks' environment has beside this process's: the stand-in, if trials are rehearsed."""
+        """The ranks' environment variables beside this process's: the stand-in, if trials are rehearsed."""
         self.num_new = 0
         """The number of trials that this process has recorded."""
 

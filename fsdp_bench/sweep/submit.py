@@ -24,7 +24,7 @@ SCRIPT = "submit.sbatch"
 LOG = "job.log"
 
 _ENDS_IN = 60.0
-"""How many seconds before the job's time limit Slurm is asked for a signal. It may send it a minute earlier."""
+"""The seconds before the job's time limit at which Slurm is asked for a signal. It may send it a minute earlier."""
 
 
 class Submission(msgspec.Struct, frozen=True, kw_only=True):
@@ -83,7 +83,7 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def signal_seconds(self) -> int:
-        """How long before its time limit the job is told to end."""
+        """The time before its limit at which the job is told to end."""
         return int(min(_ENDS_IN, self.seconds / 4))
 
 
@@ -93,7 +93,7 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True):
     script: Path
     folder: Path
     num_trials: int | None
-    """How many trials the file has; None if that depends on a GPU that is not here, or the file searches."""
+    """The number of trials in the file; None if that depends on a GPU that is not here, or the file searches."""
 
 
 def prepare(job: Submission) -> Prepared:

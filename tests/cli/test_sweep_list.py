@@ -41,14 +41,14 @@ def test_a_sweep_is_listed_without_its_gpu_and_no_two_lines_are_alike(name: str,
 def test_trials_that_depend_on_the_gpu_are_counted_in_one_line(tmp_path: Path) -> None:
     file = tmp_path / "mixed.toml"
     file.write_text(
-        ON_A_GPU + "[grid]\nparams = ['10M', '40% of card']\nworld_size = [8, 'gpus']\n"
-        "[[exclude]]\nparams = '40% of card'\nreason = 'large'\n" + TINY_MODEL
+        ON_A_GPU + "[grid]\nparams = ['10M', '40% of GPU']\nworld_size = [8, 'gpus']\n"
+        "[[exclude]]\nparams = '40% of GPU'\nreason = 'large'\n" + TINY_MODEL
     )
     trial, end, note = lines_of(file)
     assert "world 8 emulated" in trial
     assert end.startswith("1 trials")
     assert note.startswith("not listed, because their sizes depend on the GPU, which is not here: ")
-    sizes = ('world_size = "gpus"', 'params in "% of card" (--gpu-memory SIZE', 'params in "% of card" and world_size')
+    sizes = ('world_size = "gpus"', 'params in "% of GPU" (--gpu-memory SIZE', 'params in "% of GPU" and world_size')
     for part in (f"1 with {size}" for size in sizes):
         assert part in note
     *trials, _, note = lines_of(file, "--gpu-memory", "24GiB")

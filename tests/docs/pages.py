@@ -38,7 +38,7 @@ from tests.conftest import unchanged_process
 from tools.validate.__main__ import main as validate
 
 ROOT = Path(__file__).parents[2]
-PAGES = ("README.md", *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").glob("*.md")))
+PAGES = ("README.md", *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md")))
 SHARED = ("results", "sweeps")
 """Folders of the repository that commands on pages read."""
 PICTURES = ROOT / "docs" / "pictures"

@@ -79,7 +79,7 @@ def test_the_largest_batch_is_found_on_a_gpu_that_is_limited_to_a_small_ones_mem
     assert cell.measured is not None
     assert 0 < cell.measured.fits <= cell.measured.runs
     assert cell.measured.limited_by is not None
-    assert cell.measured.limited_by.place == "card"
+    assert cell.measured.limited_by.place == "gpu"
 
 
 def test_a_snapshot_shows_what_was_allocated_when_memory_ran_out(

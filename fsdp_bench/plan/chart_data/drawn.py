@@ -39,7 +39,7 @@ class DrawnMemory(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DrawnRow(msgspec.Struct, frozen=True, kw_only=True):
-    """What one stream does in one role."""
+    """The work of one stream in one role."""
 
     stream: str
     """The name of simulate.events.Stream in lower case."""

@@ -15,7 +15,7 @@ from fsdp_bench.spec.units import format_gib, format_seconds
 SHARD_GROUP_SIZE = "shard_group_size"
 """Compared instead of ``shard_size``, which may be left out."""
 REST = "rest_seconds"
-"""What a step takes beside operators and exposed communication."""
+"""The time of a step beside operators and exposed communication."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Difference:
 
     @property
     def difference(self) -> float:
-        """How much more B has than A."""
+        """The amount by which B exceeds A."""
         return self.b - self.a
 
 

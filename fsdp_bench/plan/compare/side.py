@@ -35,7 +35,7 @@ PARTS = ("compute_seconds", "exposed_communication_seconds")
 TIMES = ("step_seconds", *PARTS, "communication_seconds", "host_copy_seconds", "cpu_optimizer_seconds")
 
 Comparable = str | Path | Mapping[str, Any] | TrialRecord | Prediction | TimedEstimate
-"""What ``compare`` takes."""
+"""The words that ``compare`` takes."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Side:
     """``predicted``, ``dry-run``, ``measured`` or ``rehearsed``."""
     model: str
     shape: tuple[Any, ...] | None
-    """What the model is, whatever its name: its code, sizes and number of parameters. None if that is not known."""
+    """The model, whatever its name: its code, sizes and number of parameters. None if that is not known."""
     setup: TrainSetup
     facts: Mapping[str, Any]
     """Whatever else the numbers depend on: hardware, kernels, versions. None for what is not known."""
@@ -67,10 +67,10 @@ class Side:
     time_source: str
     tokens_per_second_per_gpu: float | None
     collectives: Mapping[str, Mapping[str, Any]]
-    """What is sent in a step, by kind and group: calls, bytes, seconds."""
+    """The communication of a step, by kind and group: calls, bytes, seconds."""
     verdict: str | None
     stopped: str | None = None
-    """How it ended, if not as it should: its peaks are then what it had reached."""
+    """The way it ended, if not as it should: its peaks are then what it had reached."""
 
     @property
     def strategy(self) -> str:

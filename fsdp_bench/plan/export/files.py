@@ -19,7 +19,7 @@ class File:
     start: str | None = None
     """The command that starts it, or None if another file of the export does."""
     notes: tuple[str, ...] = ()
-    """What the file cannot express, or what differs from the setting that was asked for."""
+    """The settings that the file cannot express, or that differ from the setting that was asked for."""
 
 
 def write(files: Sequence[File], folder: Path) -> list[Path]:

@@ -1,4 +1,4 @@
-"""What accelerate's FSDP plugin can express, which Hugging Face's Trainer uses, too.
+"""The settings that accelerate's FSDP plugin can express, which Hugging Face's Trainer uses, too.
 
 Read in accelerate 1.15: utils/dataclasses.py, FullyShardedDataParallelPlugin; utils/fsdp_utils.py, fsdp2_prepare_model
 and fsdp2_apply_ac; accelerator.py, prepare_model.

@@ -37,7 +37,7 @@ _STARTS = {
     torchtitan.KIND: "-m torchtitan.train --module torchtitan_config --config chosen_setting",
     accelerate.KIND: accelerate.NAME,
 }
-"""What is started, by kind; the first kind that is exported beside."""
+"""The file that is started, by kind; the first kind that is exported beside."""
 
 
 def started_kind(kinds: Sequence[str]) -> str:

@@ -1,4 +1,4 @@
-"""What would have to change if nothing fits: more nodes, or why no number of nodes is enough."""
+"""The change that would help if nothing fits: more nodes, or why no number of nodes is enough."""
 
 from __future__ import annotations
 

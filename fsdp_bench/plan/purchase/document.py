@@ -225,7 +225,7 @@ def _server(offer: Offer) -> ServerDocument:
 
 
 def _step(offer: Offer) -> DrawnStep:
-    """Return one step of an offer as charts draw it. Of many micro-batches the first few are simulated."""
+    """Return one step of an offer as charts draw it; only the first few micro-batches are simulated."""
     asked = offer.prediction.question
     found = speed(asked.model, asked.setup, asked.hardware, asked.kernels, asked.profile, with_spans=True)
     return DrawnStep(

@@ -1,7 +1,7 @@
 """The fastest setting that fits on so many servers of one kind.
 
-Of each setting the two largest micro-batches are looked at whose live bytes fit. Settings that compute the same are
-looked at together, in the order of their computation alone, until no other can be faster; those whose collectives alone
+For each setting, the two largest micro-batches are tried that fit by live bytes. Settings that compute the same are
+tried together, in the order of their computation alone, until no other can be faster; those whose collectives alone
 take too long are not timed.
 """
 
@@ -34,7 +34,7 @@ class Timed:
 
     @property
     def tokens_per_second(self) -> float:
-        """Of all GPUs."""
+        """The speed of all GPUs together."""
         return self.tokens_per_second_per_gpu * self.cluster.world_size
 
 

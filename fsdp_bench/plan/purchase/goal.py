@@ -20,7 +20,7 @@ _TOKENS = re.compile(r"[-\s]*tokens?\s*$", re.IGNORECASE)
 
 @dataclass(frozen=True)
 class Goal:
-    """What a plan is for."""
+    """The goal of a plan."""
 
     model: Model
     other: Model | None = None

@@ -55,7 +55,7 @@ class Offer:
 
     @cached_property
     def range(self) -> Range | None:
-        """How far its speed may be off; None if no run that resembles it was ever compared."""
+        """The range of its speed; None if no run that resembles it was ever compared."""
         cluster = self.cluster
         return range_of(cluster.gpu, self.timed.setup, is_over_pcie(cluster) and cluster.gpus_per_node > 1)
 
@@ -190,7 +190,7 @@ class Offer:
 
     @cached_property
     def prediction(self) -> Prediction:
-        """Its memory with PyTorch's caching allocator. Of many micro-batches the first few are replayed."""
+        """Its memory with PyTorch's caching allocator; only the first few micro-batches are replayed."""
         steps = min(self.timed.setup.gradient_accumulation_steps, MICRO_BATCHES)
         return answer(
             Question(

@@ -131,7 +131,7 @@ def _why_in_time(goal: Goal, picked: Picked, winner: Offer, num_offers: int) -> 
         return f"no other offer fits, and it meets {kept}, {_how_sure(winner)}"
     least = picked.cheapest_allowed
     if least is None or least.cost is None:
-        why = f"Of those that meet {kept}, {_how_sure(winner)}, this one needs the fewest GPUs"
+        why = f"This one needs the fewest GPUs of those that meet {kept}, {_how_sure(winner)}"
     else:
         cost = f"{least.cost:,.0f} {least.currency or ''}".rstrip()
         why = (

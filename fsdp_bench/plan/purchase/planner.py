@@ -176,7 +176,7 @@ def _of_unknown_speed(found: Searched) -> Left:
 
 
 class _Choice:
-    """Chooses from drafts until what is chosen is no draft."""
+    """Picks the best offers, computes those exactly, and repeats until every picked offer is exact."""
 
     def __init__(
         self, goal: Goal, searched: Sequence[Searched], left: list[Left], progress: Callable[[str], None]

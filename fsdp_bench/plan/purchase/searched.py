@@ -37,7 +37,7 @@ class Kind:
 
 
 class Found(NamedTuple):
-    """What a search of one kind of server found."""
+    """The result of a search of one kind of server."""
 
     known: dict[int, Timed | None]
     whole: set[int]
@@ -83,7 +83,7 @@ class Searched:
         """The settings that were among the fastest."""
 
     def _that_fit(self, nodes: Sequence[int]) -> list[int]:
-        """Return the numbers of nodes on which something may fit. What fits some nodes fits more.
+        """Return the numbers of nodes on which something may fit. A setting that fits some nodes fits more.
 
         But for one GPU, which has no FSDP's or DDP's buffers.
         """
@@ -97,7 +97,7 @@ class Searched:
 
     @property
     def unknown(self) -> str:
-        """What keeps its speed from being known, as text."""
+        """Why the speed is unknown, as text."""
         return self._fastest.unknown(self.nodes[0])
 
     def search(self, progress: Callable[[str], None] = lambda what: None) -> Found:

@@ -18,7 +18,7 @@ from fsdp_bench.spec.setup import Api, Checkpointing, Loss, Offload, ShardingStr
 MOST_SEQUENCES = 64
 """The largest micro-batch that is tried."""
 TOLERANCE = 0.1
-"""How far the global batch may be from the one that was asked for, where it is no multiple of the micro-batches."""
+"""The largest distance of the global batch from the one asked for, where it is no multiple of the micro-batches."""
 
 
 class Setting(NamedTuple):

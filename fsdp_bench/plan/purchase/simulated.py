@@ -1,4 +1,4 @@
-"""What is simulated for a goal, shared by all kinds of servers: live bytes, collectives, and the time of steps."""
+"""The simulations for a goal, shared by all kinds of servers: live bytes, collectives, and the time of steps."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class LiveBytes:
 
 
 class Simulated:
-    """What was simulated for a goal, shared by all kinds of servers: live bytes, and the speed of computation alone."""
+    """The simulations for a goal, shared by all kinds of servers: live bytes, and the speed of computation alone."""
 
     def __init__(self, goal: Goal, most_nodes: int) -> None:
         self.goal, self.most_nodes = goal, most_nodes

@@ -1,4 +1,4 @@
-"""How long a step of a rehearsed script would take: what it issued, with the rates of its hardware.
+"""The time of a rehearsed script's step: what it issued, with the rates of its hardware.
 
 Read in this order:
     answer.py          rehearsed_time(), and its JSON form

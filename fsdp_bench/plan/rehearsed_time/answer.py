@@ -36,23 +36,23 @@ class PartTime:
 
 @dataclass(frozen=True)
 class RehearsedTime:
-    """What one step of a script issued, and how long that takes on its hardware. Unknown values are None."""
+    """The work that one step of a script issued, and its time on its hardware. Unknown values are None."""
 
     step: int
     """The number of the step that was noted, from 1."""
     time: StepTime
-    """Of all work whose time is known."""
+    """The time of all work whose time is known."""
     unknown: dict[str, int]
     """Work whose time is not known, with how often it was issued."""
     parts: tuple[PartTime, ...]
-    """What takes the time, the longest first."""
+    """The work that takes the time, the longest first."""
     host_seconds: float
     """In which the host issues work and runs FSDP's hooks."""
     waiting_for_host_seconds: float
     """In which the GPU has nothing to do."""
     flops: StepFlops
     tokens_per_step: int | None
-    """Of this rank."""
+    """The tokens of this rank."""
     is_tokens_given: bool
     peak_flops_per_second: float | None
     """The GPU's dense peak for the dtype of most products."""
@@ -61,7 +61,7 @@ class RehearsedTime:
     num_streams: int
     """Streams on which the script issued work."""
     range: Range | None
-    """What the errors of published runs leave possible. None for GPUs that were not compared."""
+    """The range that the errors of published runs leave. None for GPUs that were not compared."""
 
     @property
     def step_seconds(self) -> float | None:

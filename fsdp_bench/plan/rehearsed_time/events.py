@@ -41,7 +41,7 @@ class Replayable:
 
     events: list[Event] = field(default_factory=list)
     unknown: Counter[str] = field(default_factory=Counter)
-    """How often each was issued."""
+    """The number of times that each was issued."""
     num_streams: int = 0
     """Streams that the script used."""
 
@@ -199,7 +199,7 @@ def streams_of(events: Sequence[Issued]) -> dict[int, Stream]:
     """Return a Stream for each of the script's streams: forward runs on COMPUTE, others are named by collectives.
 
     Most operators of a whole step may be on another one: an optimizer in backward has many small ones on that of the
-    reduce-scatters. Of more streams than there are names, the last ones share one, and then wait for each other.
+    reduce-scatters. If there are more streams than names, the last ones share one, and then wait for each other.
     """
     forward = takewhile(lambda event: not (isinstance(event, PhaseBegin) and event.name == "backward"), events)
     issued = Counter(event.stream for event in forward if isinstance(event, IssuedOperator | TritonKernel))

@@ -24,9 +24,9 @@ class StepFlops:
     """FLOPs of a step's forward and backward passes, two for a multiply-add. The optimizer's are not counted."""
 
     forward: float
-    """Of forward, without recomputation."""
+    """FLOPs of forward, without recomputation."""
     backward: float
-    """Of the gradients, without recomputation."""
+    """FLOPs of the gradients, without recomputation."""
     recomputed: float
     dtype: str | None
     """The dtype in which most of them are computed: fp32, bf16 or fp16."""

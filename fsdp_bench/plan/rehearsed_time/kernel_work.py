@@ -1,4 +1,4 @@
-"""What a kernel of Triton moves: those that Inductor wrote and Liger's are bound by memory; others are unknown."""
+"""The bytes that a Triton kernel moves: Inductor's and Liger's are bound by memory; others are unknown."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ What is changed in place is read and written; cross entropy reads the logits twi
 def work_of_kernel(kernel: TritonKernel, tensors: Tensors) -> Work | None:
     """Return a kernel's work: it reads its inputs, writes its outputs, and both of what it changes in place.
 
-    Of an input no more elements are read than the kernel has points, as of an embedding's weight. None if its time is
-    not known.
+    It reads no more elements of an input than it has points: few of an embedding's weight. None if its time is not
+    known.
     """
     is_ligers = kernel.module.startswith(_LIGER) and kernel.name in _LIGERS
     if not is_ligers and not (kernel.is_inductors and _MEMORY_BOUND.fullmatch(kernel.name)):

@@ -1,4 +1,4 @@
-"""What an operator of a rehearsed step computes and moves, as rates/ understands it; None where nobody knows its time.
+"""The FLOPs and bytes of a rehearsed step's operator, as rates/ understands it; None where nobody knows its time.
 
 Matrix products and attention are bound by what they compute, the rest by memory: an operator reads its tensor arguments
 and writes its results, and what it changes in place is read and written. Where that is not so, a table here says so.

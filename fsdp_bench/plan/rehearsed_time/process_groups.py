@@ -1,4 +1,4 @@
-"""Which topology each process group of a rehearsed step has, under the names that rates/ has for groups."""
+"""The topology of each process group of a rehearsed step, under the names that rates/ has for groups."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ class ProcessGroups:
 def process_groups(step: IssuedStep, hardware: Hardware) -> ProcessGroups:
     """Return the process groups of a step with their topologies.
 
-    Of more than four, those of the same ranks share a name, as if they had one communicator; if they still are more
-    than four, the others are unknown.
+    If there are more than four, those of the same ranks share a name, as if they had one communicator; if there are
+    still more than four, the others are unknown.
     """
     ranks: dict[str, tuple[int, ...] | None] = {}
     gathers: set[str] = set()

@@ -33,7 +33,7 @@ class Limit:
     """The memory that a candidate exceeds."""
 
     place: str
-    """``card`` (GPU memory) or ``host`` (host memory)."""
+    """``gpu`` (GPU memory) or ``host`` (host memory)."""
     phase: str
     """The phase in which GPU memory runs out first; for host memory, ``load`` or ``training``."""
     category: str
@@ -142,7 +142,7 @@ class FitCheck:
         if phase != found.memory.peak_phase:
             log, live = worst_rank(candidate.model, candidate.setup, self._kernels(candidate))
             held = breakdown(log, live.phases[phase])
-        return Limit("card", phase, max(held, key=lambda name: held[name]))
+        return Limit("gpu", phase, max(held, key=lambda name: held[name]))
 
     def _kernels(self, candidate: Candidate) -> Kernels:
         return kernels_on(self.kernels, _gpu(candidate), moves_model=self.build is not Build.META)

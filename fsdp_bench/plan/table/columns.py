@@ -79,7 +79,7 @@ def _setup_columns(known: Sequence[str]) -> Sequence[str]:
 
 @dataclass(frozen=True)
 class TableOptions:
-    """Which rows and columns of a table are shown, and in which order."""
+    """The rows and columns of a table that are shown, in order."""
 
     sort: tuple[tuple[str, bool], ...] = ()
     """Columns to sort by, each with whether the largest value comes first. Without any: the table's own order."""

@@ -1,4 +1,4 @@
-"""What ``accelerate launch`` would start, and the environment it would give: read by accelerate's own code.
+"""The command that ``accelerate launch`` would start, and the environment it would give: read by accelerate's own code.
 
 ``accelerate.commands.launch.launch_command`` decides among launchers by the GPUs of the machine it runs on. Here the
 world that is asked for decides, because that machine may have none.

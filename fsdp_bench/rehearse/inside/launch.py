@@ -1,4 +1,4 @@
-"""What torchrun would start, and the environment it would give to one rank of it.
+"""The command that torchrun would start, and the environment it would give to one rank of it.
 
 The launchers' own parsers read the arguments, as installed with the user's torch and accelerate. Their processes and
 rendezvous are replaced by one rank of the world that is asked for.
@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 PYTHON = re.compile(r"python(\d+(\.\d+)?t?)?")
 ANY_NUMBER_PER_NODE = ("gpu", "auto", "cpu", "xpu")
-"""What torchrun's --nproc-per-node takes beside a number; it then counts the machine's devices."""
+"""The words that torchrun's --nproc-per-node takes beside a number; it then counts the machine's devices."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Launch:
     sentence: str
     """One line for the user: what was read, and the rank that replaces it."""
     environment: dict[str, str] = field(default_factory=dict)
-    """What the launcher would set beside ``rank_environment``, and over it."""
+    """The variables that the launcher would set beside ``rank_environment``, and over it."""
     gives_ranks: bool = False
     """Whether the launcher sets RANK and its like: not python, nor accelerate launch for a single process."""
     num_processes: int | None = None

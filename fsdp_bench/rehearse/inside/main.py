@@ -90,7 +90,7 @@ class _Rehearsal:
         from .replace.checkpoints import skipped, sparse
 
         notes = {
-            "balanced_routing": "Of a mixture of experts, each expert gets equally many tokens (--balanced-routing).",
+            "balanced_routing": "Each expert gets equally many tokens (--balanced-routing).",
             "random_weights": "from_pretrained made models from their configuration alone (--random-weights).",
         }
         found = [text for option, text in notes.items() if self.plan[option]]

@@ -1,4 +1,4 @@
-"""What a command would start as one rank, whatever its launcher."""
+"""The script that a command would start as one rank, whatever its launcher."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def understand(launcher: str, words: Sequence[str], rank: int, world_size: int, 
 
     Args:
         launcher: A value of ``fsdp_bench.rehearse.command.Launcher``.
-        words: What follows the launcher.
+        words: The words that follow the launcher.
         rank: The rank that replaces all of the launcher's processes.
         world_size: The ranks of the world that is asked for, whatever the launcher's arguments say.
         gpus_per_node: The GPUs of a node of that world.

@@ -39,7 +39,7 @@ def what_is_shared(compared: Sequence[TrialRecord]) -> str:
 def findings(compared: list[TrialRecord]) -> list[str]:
     """Return what takes the least memory, and what is the fastest, of comparable trials; what is not known is left out.
 
-    Of a single trial this is its setting.
+    For a single trial this is its setting.
     """
     if len(compared) == 1:
         return [f"one trial fits, {_setting(compared[0], [])}"]

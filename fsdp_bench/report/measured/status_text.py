@@ -1,4 +1,4 @@
-"""How far a sweep is, in a few lines."""
+"""The progress of a sweep, in a few lines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How far one source of numbers is from another, as text and as a page.
+"""The distance of one source of numbers from another, as text and as a page.
 
 Read in this order:
     memory.py      predicted against measured memory

@@ -32,7 +32,7 @@ class Tune(msgspec.Struct):
 
 
 Plan = Run | Tune | int
-"""What runs; the number of a storage is where it is dropped."""
+"""The instructions; the number of a storage is where it is dropped."""
 
 
 class Buffers(msgspec.Struct, frozen=True):
@@ -117,7 +117,7 @@ def _run(
 
 
 class CompiledBlock:
-    """What goes around a block instead of its forward."""
+    """The wrapper that runs instead of a block's forward."""
 
     def __init__(self, op: Operators, buffers: Buffers, weights: Mapping[str, Weight]) -> None:
         self._op, self._buffers, self._weights = op, buffers, weights

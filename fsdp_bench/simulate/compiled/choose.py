@@ -1,4 +1,4 @@
-"""Which compiled code a setup runs, and why a setup is predicted for eager instead."""
+"""The compiled code that a setup runs, and why a setup is predicted for eager instead."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from fsdp_bench.spec.recording.model import Model, RecordedModel
 from fsdp_bench.spec.setup import Api, Checkpointing, Float8, Loss, TrainSetup, Wrap
 
 _MULTIPLE = 64
-"""Of a multiple of 128 bytes Inductor pads no row (padding_alignment_bytes in torch/_inductor/config.py)."""
+"""Inductor pads no row that is a multiple of 128 bytes (padding_alignment_bytes in torch/_inductor/config.py)."""
 _HEAD_MULTIPLE = 8
 """Flash attention pads no such head."""
 

@@ -1,4 +1,4 @@
-"""What Inductor allocates while it tries the configurations of a kernel, which it does when the kernel first runs."""
+"""The memory that Inductor allocates while it tries a kernel's configurations, when the kernel first runs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from fsdp_bench.simulate.operators.core import Operators
 from fsdp_bench.simulate.tape import Storage, Tape
 
 _CONFIGURATIONS = 2
-"""Of a kernel without reductions; further ones would take the same memory again."""
+"""Configurations of a kernel without reductions; further ones would take the same memory again."""
 
 
 def tune(op: Operators, copies: Sequence[int], saves_memory: bool) -> None:

@@ -61,7 +61,7 @@ def nll_loss(op: Operators, x: Tensor, targets: Tensor) -> Tensor:
     """aten::nll_loss_forward: a scalar and the total weight, which is saved."""
     out = op.tape.tensor(1, x.itemsize, "aten::nll_loss_forward")
     total_weight = op.tape.tensor(1, x.itemsize, "aten::nll_loss_forward")
-    # Of each row one element is read, and its target.
+    # One element of each row is read, and its target.
     op.tape.kernel("aten::nll_loss_forward", targets.numel * (targets.itemsize + x.itemsize), x.itemsize)
     numel, itemsize = x.numel, x.itemsize
 

@@ -106,7 +106,7 @@ class _Chunks:
             op.run("aten::add", part, d_weight, d_weight)
 
     def _autocast_logits(self, rows: int, itemsize: int) -> Tensor:
-        """Of the weight its t() is cast, a view, which autocast does not keep."""
+        """The weight's t() is cast, a view, which autocast does not keep."""
         op = self.op
         _x = op.to(self.x.view(rows * self.hidden_size).detach(), itemsize)
         _weight = op.tape.tensor(self.weight.numel, itemsize, "aten::_to_copy", Category.GRADIENTS)

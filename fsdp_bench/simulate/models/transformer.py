@@ -69,7 +69,7 @@ class Module:
         self.around: Callable[..., Tensor] | None = None
         """Called with the module's forward and its inputs instead of forward (hooks, checkpointing)."""
         self.num_positional: int | None = None
-        """How many of its inputs, the first ones, are positional arguments; None: all."""
+        """The number of its inputs, the first ones, that are positional arguments; None: all."""
         self._all_weights: list[Weight] | None = None
 
     def __call__(self, *inputs: Any) -> Tensor:
@@ -307,7 +307,7 @@ class SimulatedModel(Module):
         self.num_blocks = num_blocks
         """What ``Weight.block`` numbers: blocks, or groups of them."""
         self.extra_blocks = extra_blocks
-        """How many are left out."""
+        """The number that is left out."""
 
     def times(self, block: int) -> int:
         """Return for how many blocks a block stands; 1 for what is outside of blocks (-1)."""

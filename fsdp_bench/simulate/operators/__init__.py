@@ -1,4 +1,4 @@
-"""What each operator allocates, saves for backward, frees and computes, by its name in PyTorch.
+"""The operators: what each allocates, saves for backward, frees and computes, by its name in PyTorch.
 
 Read in this order:
     core.py                   pointwise operators, matrix products, embedding

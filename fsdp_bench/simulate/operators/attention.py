@@ -32,7 +32,7 @@ _NAME = "aten::scaled_dot_product_attention"
 _FLASH = "aten::_scaled_dot_product_flash_attention"
 _FLASH_ON_CPU = "aten::_scaled_dot_product_flash_attention_for_cpu"
 _EFFICIENT = "aten::_scaled_dot_product_efficient_attention"
-"""What the dispatcher calls each kernel, by which checkpointing's policies know it."""
+"""The dispatcher's name of each kernel, by which checkpointing's policies know it."""
 _HEAD_MULTIPLE = 8
 _FP32_MULTIPLE = 4
 """aten/native/transformers/cuda/sdp_utils.cpp, check_head_dim_size_mem_efficient: 16 bytes."""

@@ -232,7 +232,7 @@ class Operators:
     def linear(self, x: Tensor, weight: Any, bias: Tensor | None = None) -> Tensor:
         """aten::mm or aten::addmm on the flattened input (MmBackward0, AddmmBackward0 save input and weight).
 
-        Of the weight its t() is saved, a view that stays with its memory when the weight is given another.
+        The weight's t() is saved, a view that stays with its memory when the weight is given another.
         What is saved is packed before the product runs (torch/csrc/autograd/generated/VariableType), so that a
         recomputation that needs nothing else ends without it. Both gradients are views (of _unsafe_view and of t),
         which is why nothing is ever added to them in place.
@@ -298,7 +298,7 @@ class Operators:
         return out
 
     def make_workspaces(self) -> None:
-        """Have what the first step's products leave behind."""
+        """Allocate the cuBLAS workspaces that the first step creates."""
         for in_backward in (False, True):
             self.make_workspace(in_backward)
 

@@ -1,4 +1,4 @@
-"""Which implementations of operators run: on a CPU or CUDA, seen by a dry run or not, on which GPU.
+"""The implementations of operators that run: on a CPU or CUDA, seen by a dry run or not, on which GPU.
 
 What CUDA's kernels allocate beside their results is in attention_workspaces.py, reduction_workspaces.py and
 batched_copies.py. None of it was measured on a GPU of ours.
@@ -20,15 +20,15 @@ INT64 = 8
 
 
 class Passing(NamedTuple):
-    """What a kernel allocates for itself and frees before it has allocated everything."""
+    """Memory that a kernel allocates for itself and frees before it has allocated everything."""
 
     num_bytes: int
     lives_for: int
-    """How many of the allocations behind it are made before it is freed."""
+    """The number of allocations behind it that are made before it is freed."""
 
 
 KernelScratch = Sequence[int | Passing]
-"""What a kernel allocates beside its results, in order, in bytes; what is not Passing is freed when it has all."""
+"""A kernel's allocations beside its results, in order, in bytes; those not Passing are freed when it has all."""
 
 
 class CrossEntropy(Enum):

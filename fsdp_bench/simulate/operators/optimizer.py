@@ -1,4 +1,4 @@
-"""What an optimizer updates, as the wrappers hand it over: a list of shards."""
+"""The shards that an optimizer updates, as the wrappers hand them over."""
 
 from __future__ import annotations
 

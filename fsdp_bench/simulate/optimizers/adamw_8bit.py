@@ -1,6 +1,6 @@
 """torchao.optim.AdamW8bit (torchao/optim/adam.py, subclass_8bit.py), whose step torch.compile compiles.
 
-Of the step this is what the compiled code allocates, as the memory history of torchao 0.18 with torch 2.13 shows on the
+The step allocates what the compiled code does, as the memory history of torchao 0.18 with torch 2.13 shows on the
 stand-in for NVIDIA's libraries. In the first step it is compiled for each shape of a parameter, and Inductor tunes the
 kernels that are elementwise and not tiny (compiled/tuning.py).
 """
@@ -17,7 +17,7 @@ from fsdp_bench.simulate.tape import Storage, Tape
 _BLOCK_SIZE = 256
 """Values that share one scale (AdamW8bit's ``block_size``)."""
 _FEWEST_VALUES = 4096
-"""Of what is quantized (_AdamBase._new_buffer)."""
+"""The fewest values of a shard that is quantized (_AdamBase._new_buffer)."""
 _CODES = 256
 """Values that a byte stands for: the length of ``qmap``."""
 _TUNED_FROM = 129

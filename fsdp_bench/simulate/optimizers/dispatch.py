@@ -69,7 +69,7 @@ _PASSES = {
     OptimizerKind.ADAMW_8BIT: 7,
     OptimizerKind.MUON: 21,
 }
-"""How often an element is read or written: a parameter, its gradient and two moments, once in a fused step.
+"""Reads and writes of an element: a parameter, its gradient and two moments, once in a fused step.
 
 AdamW otherwise: once or twice in each of eight: mul_, lerp_, mul_, addcmul_, sqrt, div_, add_, addcdiv_
 (torch/optim/adamw.py). Adafactor (_adafactor.py), of what has one dimension: norm, mul, lerp_, clone, clamp_, rsqrt_,

@@ -17,7 +17,7 @@ from fsdp_bench.spec.setup import OptimizerKind, TrainSetup
 _BF16 = 2
 """Bytes of an element in Newton-Schulz iterations."""
 MUON_PASSES = 14
-"""How often an element of a matrix is read or written in lerp_, lerp, _to_copy, norm, div_, mul_ and add_."""
+"""Reads and writes of a matrix's element in lerp_, lerp, _to_copy, norm, div_, mul_ and add_."""
 _ITERATIONS = 5
 """Muon's ``ns_steps``."""
 

@@ -1,4 +1,4 @@
-"""Which storage or node of the running step a reference of the recording means (spec/recording/steps.py)."""
+"""The storage or node of the running step that a reference of the recording means (spec/recording/steps.py)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What CUDA's kernels allocate beside their results, by the operator's name and sizes."""
+"""The memory that CUDA's kernels allocate beside their results, by the operator's name and sizes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What each wrapper does around a model: which parameters it gathers, frees and reduces, and when.
+"""The work of each wrapper around a model: which parameters it gathers, frees and reduces, and when.
 
 Functions have the names of the PyTorch functions that they follow.
 

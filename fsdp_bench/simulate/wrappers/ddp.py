@@ -112,7 +112,7 @@ class Ddp(Bare):
     def _verify_parameters(self) -> None:
         """verify_params_across_processes (c10d/reducer.cpp): each rank's number of parameters, all sizes and strides.
 
-        Of one depth they are of another size than of another, but small.
+        Their size depends on the model's depth, but is small.
         """
         tape = self.op.tape
         num_dims = sum(weight.ndim * self.model.times(weight.block) for weight in self.trained)
@@ -154,5 +154,5 @@ class Ddp(Bare):
         return numels
 
     def after_a_step(self) -> None:
-        """Be as the first steps leave it: the buckets are those that stay. ``numels_in_order`` must be known."""
+        """Restore the state after the first steps: buckets are final. ``numels_in_order`` must be known."""
         self._rebuild_buckets()

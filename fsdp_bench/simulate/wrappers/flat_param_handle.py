@@ -56,8 +56,8 @@ class FlatParamHandle:
         self.backward_copy: Storage | None = None
         """NO_SHARD with offload: see _use_whole."""
         self.loaded: Storage | None = None
-        """NO_SHARD with offload, without use_orig_params: of what was moved to the host the module still has its views
-        on the device, until the first forward gives it others."""
+        """NO_SHARD with offload, without use_orig_params: after the move to the host, the module's views keep the
+        device copy alive until the first forward."""
         self.moved_shard: Storage | None = None
         """With offload, the copy on the device of which the original parameters are views."""
         self.saved_grad_shard: Tensor | None = None
@@ -312,7 +312,7 @@ class FlatParamHandle:
         return out
 
     def _register_post_backward_reshard_only_hook(self, inputs: tuple[Any, ...]) -> None:
-        """Of a unit of frozen parameters: reshard it when the gradients of all its inputs are known.
+        """Reshard a frozen unit once all its inputs have gradients.
 
         Without inputs that need a gradient the hook never runs. It holds the gradients until it has all of them
         (register_multi_grad_hook): a decoder's blocks theirs until that of the encoder's output is known.

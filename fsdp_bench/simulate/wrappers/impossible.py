@@ -69,9 +69,9 @@ def _float8_not_predicted(shape: Model, setup: TrainSetup) -> str | None:
 def _may_fail_with_units_inside_blocks(setup: TrainSetup) -> bool:
     """Whether a recomputed block can run more operators or annotations than forward did: see SELECTIVE_AROUND_UNITS.
 
-    Of FSDP1's: the rate limiter's annotation (_runtime_utils.py, _unshard); the views of a unit that was gathered ahead
-    of its block in forward, and not in backward (_use_unsharded_flat_param); where offloaded gradients are written back
-    to original parameters, a tensor for them (_writeback_orig_params).
+    Those of FSDP1: the rate limiter's annotation (_runtime_utils.py, _unshard); the views of a unit that was gathered
+    ahead of its block in forward, and not in backward (_use_unsharded_flat_param); where offloaded gradients are
+    written back to original parameters, a tensor for them (_writeback_orig_params).
     """
     gathers_ahead = setup.forward_prefetch and setup.backward_prefetch is not BackwardPrefetch.BACKWARD_PRE
     writes_back = setup.use_orig_params and setup.offload is Offload.PARAMS

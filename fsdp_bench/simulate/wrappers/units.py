@@ -1,4 +1,4 @@
-"""Which modules become FSDP units: train/wrapping/units.py on the simulated module tree."""
+"""The modules that become FSDP units: train/wrapping/units.py on the simulated module tree."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def _blocks_and_adapters(model: SimulatedModel) -> list[Module]:
 
 
 def num_resharded_units(shape: Model, setup: TrainSetup) -> int:
-    """Return how many units are resharded to the ranks of ``reshard_after_forward``, of which each has own groups."""
+    """Return the number of units that are resharded to a smaller mesh; each creates its own process groups."""
     if setup.reshard_after_forward is None:
         return 0
     model = few_blocks(Operators(Tape(), CPU), shape, setup)
@@ -93,8 +93,8 @@ def blocks_are_alike(model: SimulatedModel, units: list[Unit], setup: TrainSetup
 def _units_by_size(model: SimulatedModel, min_num_params: int) -> list[Module]:
     """torch.distributed.fsdp.wrap.size_based_auto_wrap_policy: subtrees that reach the size, never a ModuleList.
 
-    A tied embedding is read outside of its module, so it stays in the root. What is inside of a block that stands for
-    others counts once; what is around it counts all of them. A weight counts in each module that has it.
+    A tied embedding is read outside of its module, so it stays in the root. Modules inside the repeated block count
+    once; modules around it count for every block it represents. A weight counts in each module that has it.
     """
     units: list[Module] = []
     kept, reads = set(map(id, model.kept_in_root())), model.reads()

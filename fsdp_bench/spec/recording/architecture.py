@@ -26,10 +26,10 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     config_class: ConfigClass
     settings: dict[str, Any]
     layer_kinds: tuple[str, ...]
-    """Of the recorded layers; empty if its code knows one kind."""
+    """The kinds of the recorded layers; empty if its code knows one kind."""
     side: str
-    """Of the sliding window on which the sequences are: ``within``, or ``beyond``, where a mask is built; empty without
-    one. ``4096 tokens`` of code that loops over the sequence, which is recorded for one length."""
+    """The side of the sliding window: ``within``, or ``beyond``, where a mask is built; empty without a window.
+    ``4096 tokens`` of code that loops over the sequence, which is recorded for one length."""
 
     def differences(self, config: Mapping[str, Any], sequence_length: int) -> list[str]:
         """Return for what a recording does not hold for a config.json; empty if it does.

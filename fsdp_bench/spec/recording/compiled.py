@@ -298,7 +298,7 @@ def symbols_of_float8(
 ) -> dict[str, int]:
     """Return the values of all symbols of compiled blocks in float8.
 
-    Of ``symbols_of_block``'s those that the benchmark models' blocks have.
+    The subset of ``symbols_of_block`` that the benchmark models use.
     Scales need the largest absolute value of tensors. ``parts_max_x`` are the parts of a whole activation of
     hidden_size columns, ``parts_max_kv``, ``parts_max_f`` and ``parts_max_3x`` of one with as many columns as the
     key-value heads, as intermediate_size and three times hidden_size; ``parts_max_kv_x`` and so on of a whole weight

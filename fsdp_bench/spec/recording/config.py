@@ -109,14 +109,14 @@ ANYWHERE = {
 
 
 class ConfigClass(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a configuration class of transformers does with a config.json."""
+    """The rules by which a configuration class of transformers reads a config.json."""
 
     defaults: dict[str, Any]
     """All fields that it knows. It ignores others."""
     other_names: dict[str, str] = {}
     """Names under which it also takes a field (attribute_map)."""
     patterns: dict[str, list[Any]] = {}
-    """Of lists with an item for each layer: what repeats where a config.json leaves them out."""
+    """The values that repeat in lists with an item for each layer, where a config.json leaves them out."""
 
 
 def complete(config: Mapping[str, Any], kind: ConfigClass) -> dict[str, Any]:

@@ -35,7 +35,7 @@ class RecordedModel(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     sizes: tuple[tuple[str, int], ...]
     """Values of the recording's symbols, but for the batch and the sequence length."""
     counts: tuple[tuple[str, int], ...]
-    """How many blocks each nn.ModuleList of them has."""
+    """The number of blocks in each nn.ModuleList of them."""
     max_position_embeddings: int | None = None
     """The longest sequence, where positions are learned."""
     beyond: RecordedModel | None = None

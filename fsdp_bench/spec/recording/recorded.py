@@ -30,7 +30,7 @@ class Parameter(msgspec.Struct, array_like=True, frozen=True, gc=False):
     dtype: str = ""
     """The dtype that it is stored in and shown in, where it is not the setup's: a frozen base's (LoRA.base)."""
     packed: int = 1
-    """How many of the model's numbers an element holds: four of 4 bits in one of bf16."""
+    """The number of the model's numbers that an element holds: four of 4 bits in one of bf16."""
 
 
 class ModuleRecord(msgspec.Struct, array_like=True, frozen=True):
@@ -49,7 +49,7 @@ class Input(msgspec.Struct, array_like=True, frozen=True, gc=False):
     name: str
     numel: str
     itemsize: int
-    """Of the tensor that the data loader makes."""
+    """The itemsize of the tensor that the data loader makes."""
     is_float: bool
     """Whether wrappers cast it to the compute dtype."""
 
@@ -63,7 +63,7 @@ class Variant(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     top: Call
     """The whole forward pass."""
     nodes: dict[int, NodeRecord]
-    """Of the graph, without those of loops."""
+    """The nodes of the graph, without those of loops."""
     loops: tuple[LoopRecord, ...]
     loss: TensorRef
     buffers: tuple[Size, ...]
@@ -80,7 +80,7 @@ class Origin(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     architecture: str
     """The class of the model, or the function ``pkg.mod:function``."""
     versions: dict[str, str]
-    """Of torch, transformers, torchtitan, ..."""
+    """The versions of torch, transformers, torchtitan, ..."""
     date: str
     lora: LoRA | None = None
     """The adapters that PEFT put in."""
@@ -115,7 +115,7 @@ class RecordedCode(msgspec.Struct, frozen=True, forbid_unknown_fields=True, eq=F
     architecture: Architecture | None = None
     """Which config.json files the recording holds for; None: for one model alone."""
     notes: tuple[str, ...] = ()
-    """What was assumed, in sentences for the user."""
+    """The assumptions, in sentences for the user."""
     shortest: int = 1
     """The shortest sequence, where a sliding window makes shorter ones take another path."""
     longest: int | None = None

@@ -1,4 +1,4 @@
-"""What the recording subprocess is asked for, and what it answers."""
+"""The recording subprocess's request and answer."""
 
 from __future__ import annotations
 

@@ -100,7 +100,7 @@ class Call(msgspec.Struct, array_like=True, frozen=True, tag="c"):
     code: tuple[Instruction, ...]
     outputs: tuple[TensorRef, ...]
     num_positional: int = -1
-    """Of a block: how many of the inputs, the first ones, are positional arguments; -1 where it is not known."""
+    """The number of a block's inputs that are positional arguments, the first ones; -1 if unknown."""
 
 
 class Loop(msgspec.Struct, array_like=True, frozen=True, tag="l"):
@@ -133,7 +133,7 @@ class GradientRef(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class NodeRecord(msgspec.Struct, array_like=True, frozen=True):
-    """What a node of the graph does in backward."""
+    """The work of a graph's node in backward."""
 
     name: str
     edges: tuple[str, ...]
@@ -155,7 +155,7 @@ class LoopRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     period: int
     """Blocks of one iteration."""
     iterations: int
-    """How many were recorded."""
+    """The number that was recorded."""
     code: tuple[Instruction, ...]
     num_storages: int
     """That one iteration makes."""

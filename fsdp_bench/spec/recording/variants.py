@@ -1,4 +1,4 @@
-"""Which variant of a recorded code a setup runs."""
+"""The variant of recorded code that a setup runs."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def offloaded(kinds: Iterable[VariantKind]) -> tuple[VariantKind, ...]:
 def kind_of(setup: TrainSetup, has_frozen: bool = False) -> VariantKind:
     """Return the variant that a setup runs, of a model that has frozen parameters or none.
 
-    Of checkpointed blocks the inputs alone are offloaded (torch/utils/checkpoint.py, save_inputs): they run as ever.
+    Checkpointed blocks offload their inputs alone (torch/utils/checkpoint.py, save_inputs): they run as ever.
     """
     is_offloaded = setup.activation_offload and setup.checkpointing is Checkpointing.NONE
     kind = _kind_of(setup)._replace(is_offloaded=is_offloaded)

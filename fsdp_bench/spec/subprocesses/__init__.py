@@ -1,4 +1,4 @@
-"""What subprocesses are asked for, and what they answer: dry runs, rehearsals, descriptions.
+"""The requests and answers of subprocesses: dry runs, rehearsals, descriptions.
 
 Not here are the input of a trial's ranks and what they report, because both are part of its record: record.py and
 rank_report.py beside this folder.

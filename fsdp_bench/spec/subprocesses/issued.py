@@ -1,4 +1,4 @@
-"""What a script issued in one step of a rehearsal, in order, as rehearse/inside/observe/issued.py writes it."""
+"""The work of one rehearsed step of a script, in order, as rehearse/inside/observe/issued.py writes it."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class TritonKernel(Issued, frozen=True, tag="triton", kw_only=True):
 
     name: str
     names: tuple[str, ...]
-    """Of its arguments."""
+    """The names of its arguments."""
     arguments: tuple[int | None, ...]
     """Its tensors; None for arguments that are none."""
     changed: tuple[str, ...]

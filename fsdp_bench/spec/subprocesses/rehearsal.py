@@ -33,7 +33,7 @@ class RehearsedGpu(Checked, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class RehearsalOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """How a command is rehearsed, whichever of its ranks runs: the world, the steps, and what is assumed."""
+    """The way a command is rehearsed, whichever of its ranks runs: the world, the steps, and what is assumed."""
 
     world_size: int | None
     """None: as the launcher's own arguments say."""
@@ -58,14 +58,14 @@ class RehearsalPlan(RehearsalOptions, frozen=True, kw_only=True):
 
     launcher: str
     words: tuple[str, ...]
-    """What follows the launcher, or Python and its own options."""
+    """The words that follow the launcher, or Python and its own options."""
     rank: int
     report: str
     """The file for the report."""
 
 
 class RehearsalOutcome(StrEnum):
-    """How the script ended."""
+    """The end of the script."""
 
     STOPPED = "stopped"
     """It was ended after the steps that were asked for."""
@@ -104,7 +104,7 @@ class Span(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HeldLine(msgspec.Struct, frozen=True, kw_only=True):
-    """What one line holds at the peak."""
+    """The memory that one line holds at the peak."""
 
     line: Line | None
     """The innermost line outside of torch. None for autograd's thread, which has no Python stack."""
@@ -138,7 +138,7 @@ class ScriptFailure(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RehearsalReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What the script did, as one rank."""
+    """The script's report, as one rank."""
 
     outcome: RehearsalOutcome
     failure: ScriptFailure | None
@@ -172,14 +172,14 @@ class RehearsalReport(msgspec.Struct, frozen=True, kw_only=True):
     peak_unwritten_host_bytes: int
     """Bytes of host tensors that a real run would have written, beside them."""
     notes: tuple[str, ...]
-    """What was assumed or replaced because the command line says so, one sentence each."""
+    """The assumptions and replacements that the command line asks for, one sentence each."""
     torch: str
     cuda: str
     device_name: str | None
     """None if the script never used the GPU."""
     allocator_settings: str | None
     issued: IssuedStep | None = None
-    """What one step issued. None if nobody asked, or if there was no whole step after the first."""
+    """The work that one step issued. None if nobody asked, or if there was no whole step after the first."""
     why_nothing_issued: str | None = None
     """Why there is no such step, where that is known."""
 
@@ -200,7 +200,7 @@ class RehearsalReport(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def num_retries_in_last_step(self) -> int:
-        """Of these, those in the last step that was begun."""
+        """The retries in the last step that was begun."""
         last = max((span.step for span in self.spans), default=0)
         earlier = (span.num_alloc_retries for span in self.spans if span.step < last)
         return self.num_alloc_retries - max(earlier, default=0)

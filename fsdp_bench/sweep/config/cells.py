@@ -95,8 +95,8 @@ def _needs_gpu(cell: Cell, file: SweepFile) -> str | None:
         return None
     is_percent = is_percent_of_gpu(cell.get("params")) and not file.gpu_is_limited
     if cell.get("world_size") == "gpus":
-        return 'params in "% of card" and world_size = "gpus"' if is_percent else 'world_size = "gpus"'
-    return 'params in "% of card" (--gpu-memory SIZE says how large it is)' if is_percent else None
+        return 'params in "% of GPU" and world_size = "gpus"' if is_percent else 'world_size = "gpus"'
+    return 'params in "% of GPU" (--gpu-memory SIZE says how large it is)' if is_percent else None
 
 
 def with_defaults(cell: Cell, file: SweepFile) -> Cell:

@@ -18,12 +18,12 @@ from fsdp_bench.sweep.machine import Machine
 MODEL_KEYS = ("model", "params", "family", "vocab_size")
 
 BYTES_PER_PARAMETER = 16
-"""Bytes of an fp32 parameter, its gradient and two Adam states. ``"25% of card"`` counts these."""
+"""Bytes of an fp32 parameter, its gradient and two Adam states. ``"25% of GPU"`` counts these."""
 
 GPT2_POSITIONS = 1024
 """Learned positions of gpt2. For a longer sequence it has as many as the sequence is long."""
 
-_PERCENT_OF_CARD = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*% of card\s*$")
+_PERCENT_OF_GPU = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*% of (?:GPU|card)\s*$")
 
 
 def read_models(tables: dict[str, Any], folder: Path) -> dict[str, TrainedModel]:
@@ -73,8 +73,8 @@ def shape_of(cell: dict[str, Any], models: dict[str, TrainedModel], machine: Mac
 
 
 def is_percent_of_gpu(params: Any) -> bool:
-    """Return whether ``params`` is a size like ``"25% of card"``."""
-    return _PERCENT_OF_CARD.match(str(params)) is not None
+    """Return whether ``params`` is a size like ``"25% of GPU"``."""
+    return _PERCENT_OF_GPU.match(str(params)) is not None
 
 
 def _ladder_shape(cell: dict[str, Any], family: Family, machine: Machine) -> ModelShape:
@@ -84,7 +84,7 @@ def _ladder_shape(cell: dict[str, Any], family: Family, machine: Machine) -> Mod
         positions = sequence_length
     if vocab_size is not None and (isinstance(vocab_size, bool) or not isinstance(vocab_size, int) or vocab_size < 2):
         raise SpecError(f"vocab_size: {shown(vocab_size)} is not allowed; 2 or more")
-    percent = _PERCENT_OF_CARD.match(str(cell["params"]))
+    percent = _PERCENT_OF_GPU.match(str(cell["params"]))
     if not percent:
         return nearest_size(family, parse_count(cell["params"], "params"), vocab_size, positions)
     if not machine.gpus:

@@ -185,11 +185,11 @@ class SearchedCell:
             return None
         failures = [rank.failure for rank in record.ranks if rank.failure and rank.outcome.is_oom]
         first = min(failures, key=lambda failure: failure.at, default=None)
-        place = {"device": "card", "budget": "budget"}.get(first.limit or "" if first else "", "host")
+        place = {"device": "gpu", "budget": "budget"}.get(first.limit or "" if first else "", "host")
         phase = first.phase if first else "unknown"
         if not _ran_out(record):
             memory = record.worst_rank_memory
-            place, phase = "card", memory.peak_phase if memory else "unknown"
+            place, phase = "gpu", memory.peak_phase if memory else "unknown"
         return FirstFailure(
             value=self.value(self.fits + 1), place=place, phase=phase, ran_out=_ran_out(record), trial_id=record.id
         )

@@ -1,7 +1,7 @@
 """Reads [frontier] of a sweep file: in every cell of [grid] and [[include]] the largest value that fits is searched.
 
 [frontier]
-dial = "params"       what is searched: the model's size, or "num_hidden_layers", "micro_batch_size", "sequence_length"
+of = "params"         what is searched: the model's size, or "num_hidden_layers", "micro_batch_size", "sequence_length"
 smallest = "10M"      the smallest and the largest value that are tried
 largest = "70B"
 """
@@ -35,7 +35,8 @@ from fsdp_bench.sweep.config.trial_id import trial_id
 
 MEASURABLE_QUANTITIES = ("params", "num_hidden_layers", "micro_batch_size", "sequence_length")
 """Quantities that a sweep can search, by the names that users write."""
-_KEYS = ("dial", "smallest", "largest")
+_KEYS = ("of", "smallest", "largest")
+_OLDER_NAME = "dial"
 
 RESOLUTION = 1.01
 """Each value is at least 1 % larger than the one before: smaller differences are not worth a trial."""
@@ -106,8 +107,10 @@ def searches_of(file: SweepFile) -> FrontierPlan:
     """
     with naming(file.path):
         frontier = table(file.document, "frontier")
+        if _OLDER_NAME in frontier and "of" not in frontier:
+            frontier = {"of" if key == _OLDER_NAME else key: value for key, value in frontier.items()}
         check_keys("[frontier] ", frontier, _KEYS)
-        searched = one_of("[frontier] dial", frontier.get("dial", "params"), MEASURABLE_QUANTITIES)
+        searched = one_of("[frontier] of", frontier.get("of", "params"), MEASURABLE_QUANTITIES)
         if file.device == "cpu" and file.run.memory_limit_bytes is None:
             raise SpecError("[frontier] on a CPU needs [run] memory_limit, the budget of a rank that stands for a GPU")
         excluded = excludes(file)

@@ -21,7 +21,7 @@ from fsdp_bench.sweep.launchers.start import start_process, worker_environment
 from fsdp_bench.sweep.launchers.torchrun import Torchrun
 
 SERVER_START_SECONDS = 120.0
-"""How long the server may take to start: importing torch from a cold network file system can take a minute."""
+"""The time that the server may take to start: importing torch from a cold network file system can take a minute."""
 
 
 class ForkServer:

@@ -1,4 +1,4 @@
-"""What starts a trial's ranks: the interface of all launchers.
+"""The starter of a trial's ranks: the interface of all launchers.
 
 A launcher returns a Launched, which reports the ranks that have ended, and can end all of them.
 """

@@ -19,7 +19,7 @@ from fsdp_bench.sweep.launchers.slurm_job import SlurmJob, srun, srun_environmen
 from fsdp_bench.sweep.launchers.start import NODE, free_port, node_environment, node_options
 
 _SECONDS_TO_END = 30.0
-"""How long srun may take to end the processes on all nodes."""
+"""The time that srun may take to end the processes on all nodes."""
 
 
 class SlurmCluster:

@@ -18,16 +18,16 @@ import msgspec
 from fsdp_bench.spec.errors import MachineError
 
 _ANSWER_SECONDS = 60
-"""How long a command of Slurm's may take: a busy controller is slow."""
+"""The time that a command of Slurm's may take: a busy controller is slow."""
 _ATTEMPTS, _SECONDS_BETWEEN_ATTEMPTS = 5, 10
-"""How often a job asks the controller, which may restart, before it gives up."""
+"""The number of times that a job asks the controller, which may restart, before it gives up."""
 _OPTIONS_OF_THE_JOB = (
     *("SLURM_CPU_BIND", "SLURM_CPU_BIND_LIST", "SLURM_CPU_BIND_TYPE", "SLURM_CPU_BIND_VERBOSE", "SLURM_GPU_BIND"),
     *("SLURM_GPUS", "SLURM_GPUS_PER_TASK", "SLURM_NTASKS", "SLURM_NPROCS", "SLURM_CPUS_PER_TASK", "SLURM_EXPORT_ENV"),
 )
 """Variables that sbatch sets, and that srun reads as its options."""
 _PROBE_SECONDS = 30
-"""How long a node may take to start a process that does nothing."""
+"""The time that a node may take to start a process that does nothing."""
 
 
 class SlurmJob:
@@ -40,7 +40,7 @@ class SlurmJob:
         self.why_lost = ""
         """The last line that srun printed where it could not start a process."""
         self.restarts = restarts
-        """How often it was put back into the queue."""
+        """The number of times that it was put back into the queue."""
 
     def left(self) -> tuple[str, ...]:
         """Return the nodes that the job still has. Slurm takes those away that do not answer (``--no-kill``)."""
@@ -121,7 +121,7 @@ class JobState(msgspec.Struct, frozen=True, kw_only=True):
     seconds_left: float | None
     """Until its time limit. None if it has none."""
     restarts: int
-    """How often it was put back into the queue."""
+    """The number of times that it was put back into the queue."""
 
 
 def job_state(job_id: str) -> JobState | None:

@@ -37,9 +37,9 @@ from fsdp_bench.sweep.launchers.torchrun import TorchrunTrial
 from fsdp_bench.sweep.results.lock import FolderLock, Writer, last_writer, node_name, seems_to_live
 
 JOIN_SECONDS = 600.0
-"""How long nodes wait for each other at the beginning."""
+"""The time that nodes wait for each other at the beginning."""
 _SECONDS_TO_END = 20.0
-"""How long another node may take to end its ranks."""
+"""The time that another node may take to end its ranks."""
 _POLL_SECONDS = 0.3
 
 Say = Callable[[str], None]

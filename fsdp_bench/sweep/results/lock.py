@@ -3,8 +3,8 @@
 Two locks, because neither is enough. ``.lock`` is locked with flock, which the kernel gives back however a process
 ends; but some shared file systems have it for each node alone, or not at all (Lustre without ``-o flock``).
 ``.writer.N``, made with O_EXCL, names the N-th writer of the folder, who writes a sign of life into it every few
-seconds. Who finds the last writer without signs of life makes the next file and removes that one; a writer whose file
-is gone stops.
+seconds. A process that finds the last writer dead creates the next file and deletes the old one. A writer whose file is
+gone stops.
 
 Signs of life are contents, not times: the clocks of nodes differ, and NFS shows the contents of a file as they were
 when it was last closed, to whoever opens it.
@@ -29,13 +29,13 @@ from fsdp_bench.spec.errors import ResultsError
 
 BEAT_SECONDS = 5.0
 DEAD_AFTER_SECONDS = 45.0
-"""How long to watch a writer on another node that gives no sign of life before its place is taken."""
+"""The time to watch a writer on another node that gives no sign of life before its place is taken."""
 
 _NO_FLOCK = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
 
 class Writer(msgspec.Struct, frozen=True, kw_only=True):
-    """What a writer's file says."""
+    """The contents of a writer's file."""
 
     node: str
     process: int

@@ -1,4 +1,4 @@
-"""Which trials of a sweep are recorded, so that a resumed sweep skips them, and which remain to be run."""
+"""The trials of a sweep that are recorded, which a resumed sweep skips, and those that remain."""
 
 from __future__ import annotations
 

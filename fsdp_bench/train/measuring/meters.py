@@ -19,7 +19,7 @@ from fsdp_bench.train.measuring.nvml import Nvml
 from fsdp_bench.train.measuring.storage_tracker import StorageTracker
 
 GLOO_RELEASE_SECONDS = 0.005
-"""How long to wait between phases: gloo's threads keep the tensors of a finished collective a little longer."""
+"""The time to wait between phases: gloo's threads keep the tensors of a finished collective a little longer."""
 
 
 class MemoryMeter(Protocol):

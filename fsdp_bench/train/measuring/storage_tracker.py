@@ -36,7 +36,7 @@ class StorageTracker(TorchDispatchMode):
         super().__init__()
         self.budget_bytes = budget_bytes
         self.settle_seconds = settle_seconds
-        """How long to wait after a collective: gloo's threads release its tensors a little later."""
+        """The time to wait after a collective: gloo's threads release its tensors a little later."""
         self._collective_ran = False
         self.live_bytes = 0
         self.peak_bytes = 0

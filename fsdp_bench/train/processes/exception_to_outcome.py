@@ -1,4 +1,4 @@
-"""How a rank's exception becomes its outcome: out of GPU memory, out of host memory, or a crash.
+"""The outcome of a rank's exception: out of GPU memory, out of host memory, or a crash.
 
 sweep/run/outcome.py decides a trial's outcome from the outcomes of all its ranks.
 """

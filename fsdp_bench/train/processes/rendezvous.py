@@ -1,4 +1,4 @@
-"""How the ranks of a trial find each other, and which node they are on.
+"""The way the ranks of a trial find each other, and which node they are on.
 
 On one machine a file in the trial's scratch folder is the rendezvous, and nothing listens on a network. On several
 nodes it is the store of torchrun's rendezvous (node.py): a TCPStore on the first node.

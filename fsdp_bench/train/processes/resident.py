@@ -62,7 +62,7 @@ class ResidentProcess:
         assert self._pid is not None
         assert self._answers is not None
         while True:
-            # Its end is not seen by its pipe: a process that the trial forked may hold that open.
+            # The pipe does not signal its death: a child of the trial may hold it open.
             ready, _, _ = select.select([self._answers], [], [], _POLL_SECONDS)
             if ready and self._answers.readline():
                 return 0

@@ -27,7 +27,7 @@ from fsdp_bench.train.wrapping.wrap_plan import Initializer
 
 @dataclass(frozen=True)
 class Subject:
-    """What one rank trains."""
+    """The model that one rank trains."""
 
     model: nn.Module
     """The bare model: on the meta device if there is ``initialize``, else in host memory."""

@@ -86,7 +86,7 @@ def _wrapping(model: nn.Module) -> tuple[str, str, int, int]:
 
 
 def _hybrid_ranks(model: nn.Module) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the ranks of the groups that shard and that replicate. Of collectives that end at once, return none."""
+    """Return the ranks of the groups that shard and that replicate; none where collectives end at once."""
     if dist.get_backend() == "fake":
         return (), ()
     if isinstance(model, FullyShardedDataParallel):

@@ -1,4 +1,4 @@
-"""Which modules become FSDP units: one rule for FSDP1 and FSDP2."""
+"""The modules that become FSDP units: one rule for FSDP1 and FSDP2."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The fourth column of the table in docs/validation.md that has one setting in four commands: rehearsals of exports."""
+"""The fourth column of docs/validation/memory.md, one setting in four commands: rehearsals of exported scripts."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ HUGGING_FACE: dict[str, Any] = {"code": "huggingface"}
 def test_peaks_of_compiled_blocks_and_of_hugging_faces_code_are_near_the_predicted_ones(
     count: int, seed: int, drawn: dict[str, Any], median: float, worst: float
 ) -> None:
-    """Limits from before compiled blocks were recorded anew; docs/validation.md has at worst 0.7 %, eager code 0.07 %.
+    """Limits from before compiled blocks were recorded anew; docs/validation/allocator.md has 0.7 %, eager code 0.07 %.
 
     Adapters are among the setups of Hugging Face's code in eager mode.
     """

@@ -109,7 +109,7 @@ def test_a_share_of_the_card_chooses_the_largest_rung_below_it(tmp_path: Path) -
     assert trial.spec.model.num_parameters > 0.9 * 80 * 1024**3 // 4 // 16
     assert trial.spec.setup.world_size == 8
     with pytest.raises(SweepFileError, match="needs a GPU"):
-        read(tmp_path, "[grid]\nparams='25% of card'")
+        read(tmp_path, "[grid]\nparams='25% of GPU'")
 
 
 @pytest.mark.parametrize(

@@ -94,7 +94,7 @@ def test_where_the_step_above_runs_out_both_limits_are_the_same_without_further_
     assert cell.measured is not None
     assert (cell.measured.fits, cell.measured.runs) == (11, 11)
     assert cell.measured.limited_by is not None
-    assert (cell.measured.limited_by.place, cell.measured.limited_by.phase) == ("card", "optimizer")
+    assert (cell.measured.limited_by.place, cell.measured.limited_by.phase) == ("gpu", "optimizer")
     assert cell.reason == "20 values skipped: larger than 12 layers, which ran out of memory"
 
 

@@ -19,7 +19,7 @@ from tests.sweep.config.test_grid import GPUS, machine
 GIB = 1024**3
 CPU = "[run]\ndevice='cpu'\nmemory_limit='64MiB'\n"
 LADDER = "[frontier]\nlargest='100M'\n[grid]\nworld_size=2\n"
-DEPTH = "[frontier]\ndial='num_hidden_layers'\n[grid]\nmodel='tiny'\n"
+DEPTH = "[frontier]\nof='num_hidden_layers'\n[grid]\nmodel='tiny'\n"
 
 
 def read(
@@ -49,7 +49,7 @@ def test_the_ladder_is_the_default_and_keeps_the_vocabulary_and_the_bounds(tmp_p
     [("num_hidden_layers", "model"), ("micro_batch_size", "setup"), ("sequence_length", "setup")],
 )
 def test_other_quantities_are_a_field_of_a_named_model(tmp_path: Path, word: str, field: str) -> None:
-    (search,) = read(tmp_path, CPU + f"[frontier]\ndial='{word}'\n[grid]\nmodel='tiny'").searches
+    (search,) = read(tmp_path, CPU + f"[frontier]\nof='{word}'\n[grid]\nmodel='tiny'").searches
     value = search.quantity.values[2]
     assert getattr(getattr(search.trial(2).spec, field), word) == value
     steps = search.quantity.values
@@ -79,14 +79,14 @@ def test_only_keeps_cells_by_field_and_refuses_what_is_not_one(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("text", "parts"),
     [
-        (CPU + "[frontier]\ndail='params'", ["[frontier]", "'dail'", "did you mean 'dial'"]),
-        (CPU + "[frontier]\ndial='depth'", ["[frontier] dial", "'depth'", "num_hidden_layers"]),
+        (CPU + "[frontier]\nsmalest='1M'", ["[frontier]", "'smalest'", "did you mean 'smallest'"]),
+        (CPU + "[frontier]\nof='depth'", ["[frontier] of", "'depth'", "num_hidden_layers"]),
         (CPU + LADDER + "params='10M'", ["[grid] params", "searches 'params'"]),
         (CPU + LADDER + "model='tiny'", ["[grid] model", "searches 'params'"]),
         (CPU + DEPTH.replace("model=", "num_hidden_layers=3\nmodel="), ["unknown key 'num_hidden_layers'"]),
-        (CPU + "[frontier]\ndial='sequence_length'\n[grid]\nmodel='tiny'\nseq=128", ["[grid] sequence_length"]),
-        (CPU + "[frontier]\ndial='micro_batch_size'\n[grid]\nbatch=1\nmodel='tiny'", ["[grid] micro_batch_size"]),
-        (CPU + "[frontier]\ndial='micro_batch_size'\n[grid]\nworld_size=2", ["[grid]", "names no model"]),
+        (CPU + "[frontier]\nof='sequence_length'\n[grid]\nmodel='tiny'\nseq=128", ["[grid] sequence_length"]),
+        (CPU + "[frontier]\nof='micro_batch_size'\n[grid]\nbatch=1\nmodel='tiny'", ["[grid] micro_batch_size"]),
+        (CPU + "[frontier]\nof='micro_batch_size'\n[grid]\nworld_size=2", ["[grid]", "names no model"]),
         (CPU + LADDER + "[[exclude]]\nparams='10M'\nreason='x'", ["[[exclude]] 1 params"]),
         (CPU + LADDER.replace("'100M'", "'100Q'"), ["[frontier] largest", "'100Q'"]),
         (CPU + LADDER.replace("'100M'", "'1K'"), ["[frontier]", "no value"]),

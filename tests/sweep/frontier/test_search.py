@@ -28,7 +28,7 @@ memory_limit = "{limit}"
 steps = 1
 communication_steps = 0
 [frontier]
-dial = "num_hidden_layers"
+of = "num_hidden_layers"
 largest = 32
 [grid]
 model = "small"

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 
 ANSWER_SECONDS = 5.0
-"""How long a file system may take to answer. NFS whose server is gone never does."""
+"""The time that a file system may take to answer. NFS whose server is gone never does."""
 
 WITHOUT_USERS_FILES = frozenset({
     *("autofs", "binfmt_misc", "bpf", "cgroup", "cgroup2", "configfs", "debugfs", "devpts", "devtmpfs", "efivarfs"),

@@ -15,7 +15,7 @@ _TEMPORARY = ("/tmp", "/var/tmp", "/dev/shm")
 
 @dataclass(frozen=True)
 class Changes:
-    """How many files the script wrote and removed, without Python's caches."""
+    """The numbers of files that the script wrote and removed, without Python's caches."""
 
     num_written: int
     num_removed: int

@@ -1,4 +1,4 @@
-"""What the script issues in one optimizer step: operators, compiled kernels, collectives, copies, and who waits.
+"""The work of one optimizer step of the script: operators, compiled kernels, collectives, copies, and who waits.
 
 The stand-in notes every launch with its stream (trace.py); this says which operator launched it. So a view that
 launches nothing is no work, and a kernel that no known operator launched is reported under its own name. A step begins
@@ -31,7 +31,7 @@ _WITHOUT_DATA = "torch._subclasses."
 
 @dataclass
 class _Step:
-    """What was noted of one step."""
+    """The notes of one step."""
 
     number: int = 0
     notes: list[Note] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""Lets higher-order operators and compiled code run under a TorchDispatchMode, which older versions of torch do not.
+"""Makes higher-order operators and compiled code work under TorchDispatchMode on older versions of torch.
 
 Newer ones ask the mode: ``supports_higher_order_operators``, ``ignore_compile_internals`` (neither is in torch 2.8).
 """

@@ -23,7 +23,7 @@ _COPIES = {TO_DEVICE: "to_device", TO_HOST: "to_host"}
 
 @dataclass(frozen=True)
 class Note:
-    """What PyTorch called, and which of the stand-in's entries it led to."""
+    """An operator that PyTorch called, and the stand-in's entries that it led to."""
 
     begin: int
     end: int

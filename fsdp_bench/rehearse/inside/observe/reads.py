@@ -1,4 +1,4 @@
-"""What the script reads from the GPU. Kernels do nothing, so such values are not those of training.
+"""The script's reads from the GPU. Kernels do nothing, so such values are not those of training.
 
 The stand-in calls back for every copy from device to host.
 """

@@ -1,4 +1,4 @@
-"""Which step and phase the script is in, found with PyTorch's own hooks; ends the script after enough steps.
+"""The step and phase that the script is in, found with PyTorch's own hooks; ends the script after enough steps.
 
 A step ends with an optimizer's step. An optimizer that follows at once, as AdamW after Muon, belongs to the same step.
 If a backward pass runs between the two, as in a GAN, the second one is counted to the next step. Phases:
@@ -53,9 +53,9 @@ class Steps:
         self._most = most
         self._counters = counters
         self._issued = issued
-        """What the script issues in a step; None if nobody asked for that."""
+        """The work that the script issues in a step; None if nobody asked for that."""
         self._taken: Counter[int] = Counter()
-        """How many steps each optimizer has made, by its id."""
+        """The number of steps that each optimizer has made, by its id."""
         self._kept: list[Any] = []
         """The optimizers: an id is not used again."""
         self._followers: set[int] = set()

@@ -1,4 +1,4 @@
-"""Which line of Python something is attributed to: the innermost one outside of PyTorch and Python itself."""
+"""The line of Python that something is attributed to: the innermost one outside of PyTorch and Python itself."""
 
 from __future__ import annotations
 

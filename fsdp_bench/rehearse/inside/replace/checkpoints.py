@@ -26,9 +26,9 @@ from torch.utils._pytree import tree_leaves
 LARGE_BYTES = 1 << 20
 
 sparse: Counter[str] = Counter()
-"""How often each function wrote a file without the bytes of its tensors."""
+"""The number of times that each function wrote a file without the bytes of its tensors."""
 skipped: Counter[str] = Counter()
-"""How often each function would have written a checkpoint."""
+"""The number of times that each function would have written a checkpoint."""
 
 _unwritten: set[str] = set()
 """The checkpoints that torch.distributed.checkpoint would have written."""

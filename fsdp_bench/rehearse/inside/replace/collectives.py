@@ -29,7 +29,7 @@ SMALL_BYTES = 1 << 20
 """Up to here outputs are filled; stand_in/copies.c copies up to the same size."""
 
 calls: Counter[tuple[str, str]] = Counter()
-"""How often each operator was called, by the name of its process group."""
+"""Call counts by (process group, operator)."""
 
 sizes: dict[str, int] = {}
 """The number of ranks of each process group that was used."""

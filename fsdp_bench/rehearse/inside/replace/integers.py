@@ -57,7 +57,7 @@ _READS = {"_local_scalar_dense": "item", "copy_": "copy"}
 
 
 class Reading(NamedTuple):
-    """What an operator that brings values to the host reads."""
+    """The tensors that an operator brings to the host."""
 
     operator: str = ""
     """As users know it; empty while no such operator runs."""
@@ -68,7 +68,7 @@ class Reading(NamedTuple):
 
 
 reading = Reading()
-"""What the operator that runs now reads."""
+"""The tensors that the running operator reads."""
 
 _KNOWN_BYTES = "_fsdp_bench_known_bytes"
 """Attribute of a storage: how many of its bytes hold what they would hold in training. It ends with the storage."""

@@ -88,7 +88,7 @@ class SingleRankStore(c10d.Store):
 
 
 class _Replacement(type):
-    """What torch calls instead of ProcessGroupNCCL or ProcessGroupGloo to make a backend; all else is as in these."""
+    """Makes a backend instead of ProcessGroupNCCL or ProcessGroupGloo; all else is as in these."""
 
     real: Any
     make: Callable[..., Any]

@@ -9,7 +9,7 @@ import torch.multiprocessing
 
 
 class _Ended:
-    """What spawn returns with ``join=False``: processes that have ended."""
+    """The result of spawn with ``join=False``: processes that have ended."""
 
     processes: Sequence[Any] = ()
 
