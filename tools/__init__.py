@@ -8,4 +8,5 @@ Read in this order:
     show_recording.py  prints a recording as a person reads it
     compiled/      records what torch.compile makes of a block, with torch's CUDA build
     budgets.py     ``make budgets``: how long commands take
+    wheel.py       ``make wheel``: a built wheel in an empty environment
 """
