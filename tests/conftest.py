@@ -74,25 +74,6 @@ def one_dry_run_process() -> Iterator[None]:
         yield
 
 
-COMPILE = """
-from fsdp_bench.replay.caching_allocator.compiled import compile_allocator
-from tests.replay.replaying import replay
-from tests.replay.test_allocator import events_from
-compile_allocator()
-replay(events_from([(0, 1000, 0)]))
-"""
-
-
-@pytest.fixture(scope="session", autouse=True)
-def compiled_allocator() -> None:
-    """Compile the allocator before the tests of a parallel run, and not in whichever test needs it first.
-
-    Compiling takes seconds in a new clone and after the sources have changed.
-    """
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        subprocess.run([sys.executable, "-c", COMPILE], check=True, cwd=Path(__file__).parents[1])
-
-
 def records_of_sweep(file: Path, *words: object, code: int = 0) -> list[TrialRecord]:
     """Run a sweep in the tests' process, with results beside its file; return its records in the order of trials."""
     results = file.parent / "results"

@@ -14,8 +14,7 @@ from functools import cached_property, lru_cache
 from fsdp_bench.plan.headroom import Headroom, headroom_of
 from fsdp_bench.rates.communicators import Communicators, communicators_of
 from fsdp_bench.rates.without_time import RatesWithoutTime
-from fsdp_bench.replay.caching_allocator.compiled import compile_if_much_is_replayed
-from fsdp_bench.replay.caching_allocator.heap import UNLIMITED
+from fsdp_bench.replay.caching_allocator.expandable_segments import UNLIMITED
 from fsdp_bench.replay.caching_allocator.program import Program, program
 from fsdp_bench.replay.caching_allocator.replay import AllocatorReading, Replay
 from fsdp_bench.replay.host_memory import Build, HostMemory, host_memory
@@ -304,15 +303,27 @@ def read_allocator(
     expandable_segments: bool = False,
     rank: int | None = None,
 ) -> AllocatorReading:
-    """Return the caching allocator's statistics after the first steps.
+    """Return the caching allocator's statistics after the first steps; the arguments are those of start_replay."""
+    return start_replay(shape, setup, kernels, gpu_bytes, expandable_segments, rank).until()
+
+
+def start_replay(
+    shape: Model,
+    setup: TrainSetup,
+    kernels: Kernels,
+    gpu_bytes: int | None,
+    expandable_segments: bool = False,
+    rank: int | None = None,
+) -> Replay:
+    """Return a replay of the first steps in the caching allocator, at its beginning.
 
     ``gpu_bytes`` is the GPU's memory; None for unlimited memory. ``rank`` is by default the rank with the highest peak.
+    The GPU is behind the host, as in a rehearsal: a free that another stream defers happens when the host waits.
     """
     if rank is None:
         ranks = candidate_ranks(shape, setup, kernels)
         rank = ranks[0] if len(ranks) == 1 else worst_rank(shape, setup, kernels)[0].rank
-    found = program_of(shape, setup, kernels, rank)
-    return replay(found, gpu_bytes, expandable_segments)
+    return Replay(program_of(shape, setup, kernels, rank), RatesWithoutTime(), gpu_bytes, expandable_segments)
 
 
 def program_of(shape: Model, setup: TrainSetup, kernels: Kernels, rank: int) -> Program:
@@ -330,15 +341,6 @@ def program_of(shape: Model, setup: TrainSetup, kernels: Kernels, rank: int) -> 
 @lru_cache(maxsize=16)
 def _program(shape: Model, setup: TrainSetup, kernels: Kernels, rank: int) -> Program | None:
     return program(first_steps(shape, setup, kernels, rank))
-
-
-def replay(steps: Program, gpu_bytes: int | None, expandable_segments: bool = False) -> AllocatorReading:
-    """Replay a program in the caching allocator; return its statistics.
-
-    The GPU is behind the host, as in a rehearsal: a free that another stream defers happens when the host waits.
-    """
-    compile_if_much_is_replayed(steps.num_instructions)
-    return Replay(steps, RatesWithoutTime(), gpu_bytes, expandable_segments).until()
 
 
 def estimate(

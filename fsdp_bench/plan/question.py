@@ -9,12 +9,22 @@ from functools import cached_property
 from fsdp_bench.catalog.compiled import compiled_catalog
 from fsdp_bench.catalog.hf_config import sliding_window_note
 from fsdp_bench.plan.defaults import assumptions
-from fsdp_bench.plan.estimate import KERNELS, Estimate, Verdict, estimate
+from fsdp_bench.plan.estimate import (
+    KERNELS,
+    Estimate,
+    Verdict,
+    available_bytes,
+    communicators_for,
+    estimate,
+    refuse_too_slow,
+    start_replay,
+)
 from fsdp_bench.plan.speed import Speed, speed
 from fsdp_bench.rates.attention import CUDNN, kernel_of
 from fsdp_bench.rates.collectives import socket_is_assumed
 from fsdp_bench.rates.communicators import Communicators
 from fsdp_bench.rates.hardware import rates_of
+from fsdp_bench.replay.caching_allocator.replay import AllocatorReading
 from fsdp_bench.replay.host_memory import Build
 from fsdp_bench.replay.traffic import Traffic, collectives, traffic
 from fsdp_bench.simulate.operators.kernels import Kernels, kernels_on, prefers_cudnn
@@ -216,19 +226,37 @@ def speed_of(question: Question) -> Speed:
     return speed(question.model, question.setup, question.hardware, question.kernels, question.profile)
 
 
-def answer(question: Question) -> Prediction:
-    """Predict the memory, fit and time of a question's setup."""
-    hardware, kernels = question.hardware, question.kernel_set
+def answer(question: Question, reading: AllocatorReading | None = None) -> Prediction:
+    """Predict the memory, fit and time of a setup. ``reading`` is the result of a replay, if there was one."""
     found = estimate(
         question.model,
         question.setup,
-        hardware,
-        kernels,
+        question.hardware,
+        question.kernel_set,
         question.build,
         question.expandable_segments,
-        headroom_bytes=question.headroom_bytes,
+        reading,
+        question.headroom_bytes,
     )
     return Prediction(question, found)
+
+
+def answer_if_it_fits(question: Question) -> Prediction | None:
+    """Predict a question's setup. Return None if it does not fit, which the first allocation retry shows."""
+    refuse_too_slow(question.model, question.setup)
+    cluster = question.hardware if isinstance(question.hardware, Cluster) else None
+    communicators = communicators_for(question.model, question.setup, cluster)
+    replay = start_replay(
+        question.model,
+        question.setup,
+        question.kernel_set,
+        available_bytes(question.gpu, communicators, question.headroom_bytes),
+        question.expandable_segments,
+    )
+    if replay.is_full():
+        return None
+    found = answer(question, replay.until())
+    return found if found.fits else None
 
 
 def answers(questions: Iterable[Question], progress: Callable[[int], None] = lambda done: None) -> Iterator[Prediction]:

@@ -36,11 +36,6 @@ def private_folder(name: str) -> Path | None:
     return None
 
 
-def has_private_folder(name: str) -> bool:
-    """Return whether ``private_folder`` made one of this name before."""
-    return any(_is_private(base) and _is_private(base / name) for base in _bases())
-
-
 def _bases() -> tuple[Path, ...]:
     base = cache_folder()
     return () if base is None else (base, base.with_name(f"{base.name}-{os.geteuid()}"))

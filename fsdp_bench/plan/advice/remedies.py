@@ -12,7 +12,7 @@ import msgspec
 
 from fsdp_bench.plan.advice.larger_world import fewest, larger_worlds, on_world
 from fsdp_bench.plan.estimate import available_bytes, communicators_for, predict_memory
-from fsdp_bench.plan.question import Prediction, Question, answer
+from fsdp_bench.plan.question import Prediction, Question, answer, answer_if_it_fits
 from fsdp_bench.replay.host_memory import Build, host_memory
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.hardware import Cluster
@@ -170,6 +170,7 @@ class _Advice:
         is_offloaded = question.setup.offload is Offload.PARAMS
         self.names = tuple(name for name in _SWITCHES if name != ("offload" if is_offloaded else "no offload"))
         self._known: dict[str, Prediction] = {}
+        self._fits: dict[str, bool] = {}
 
     def predicted(self, change: Alternative) -> Prediction:
         """Return the prediction of a change."""
@@ -180,7 +181,13 @@ class _Advice:
 
     def fits(self, change: Alternative) -> bool:
         """Return whether a change is predicted to fit; False if that is unknown."""
-        return _may_fit(change.question) and self.predicted(change).fits is True
+        text = _switches_text(change)
+        if text not in self._fits:
+            found = answer_if_it_fits(change.question) if _may_fit(change.question) else None
+            self._fits[text] = found is not None
+            if found is not None:
+                self._known[text] = found
+        return self._fits[text]
 
     def on_the_same_gpus(self) -> list[Alternative]:
         """Return single changes with which the setup fits; if there are none, the fewest changes that suffice."""

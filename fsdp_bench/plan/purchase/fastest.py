@@ -14,7 +14,7 @@ from math import inf
 from fsdp_bench.plan.estimate import available_bytes, communicators_for
 from fsdp_bench.plan.purchase.settings import Setting, can_run, micro_batches, setting_of, settings, setup_of
 from fsdp_bench.plan.purchase.simulated import Simulated, computation_of, for_all_micro_batches, step_seconds
-from fsdp_bench.plan.question import Prediction, Question, answer
+from fsdp_bench.plan.question import Prediction, Question, answer_if_it_fits
 from fsdp_bench.plan.speed import speed
 from fsdp_bench.rates.hardware import rates_of
 from fsdp_bench.replay.host_memory import Build, host_memory
@@ -142,8 +142,7 @@ class Fastest:
                     continue
                 for segments in (False, True):
                     asked = Question(self.goal.model, setup, cluster, expandable_segments=segments)
-                    found = answer(replace(asked, headroom_bytes=self.goal.headroom_bytes))
-                    if found.fits:
+                    if found := answer_if_it_fits(replace(asked, headroom_bytes=self.goal.headroom_bytes)):
                         return found
         return None
 

@@ -10,11 +10,11 @@ from fsdp_bench.plan.estimate import (
     available_bytes,
     communicators_for,
     estimate,
-    read_allocator,
     refuse_too_slow,
+    start_replay,
 )
 from fsdp_bench.plan.search.quantity import Candidate
-from fsdp_bench.replay.caching_allocator.replay import AllocatorReading
+from fsdp_bench.replay.caching_allocator.replay import AllocatorReading, Replay
 from fsdp_bench.replay.host_memory import Build, HostMemory, host_memory
 from fsdp_bench.replay.live_memory import breakdown, worst_rank
 from fsdp_bench.simulate.operators.kernels import CUDA, Kernels, kernels_on
@@ -97,11 +97,11 @@ class FitCheck:
         limit = self.memory_limit_bytes(candidate)
         return max(fraction, live.peak_bytes / limit) if limit else inf
 
-    def read(self, candidate: Candidate, is_limited: bool = True) -> AllocatorReading:
-        """Return the caching allocator's statistics on this GPU, or on a GPU of unlimited memory."""
+    def replay(self, candidate: Candidate, is_limited: bool = True) -> Replay:
+        """Return a replay of the caching allocator on this GPU, or on a GPU of unlimited memory, at its beginning."""
         limit = self.memory_limit_bytes(candidate) if is_limited else None
         kernels = self._kernels(candidate)
-        return read_allocator(candidate.model, candidate.setup, kernels, limit, self.expandable_segments)
+        return start_replay(candidate.model, candidate.setup, kernels, limit, self.expandable_segments)
 
     def host_memory_fraction(self, candidate: Candidate) -> float:
         """Return the fraction of a node's host memory that its ranks need. 0 if the host memory is not known."""
@@ -114,7 +114,7 @@ class FitCheck:
         return needed / cluster.server.host_memory_bytes
 
     def estimate(self, candidate: Candidate, reading: AllocatorReading | None = None) -> Estimate:
-        """Predict the memory of a candidate. ``reading`` is the result of an earlier ``read``, if any."""
+        """Predict the memory of a candidate. ``reading`` is the result of a ``replay``, if there was one."""
         return estimate(
             candidate.model,
             candidate.setup,
@@ -130,7 +130,7 @@ class FitCheck:
         """Return peak reserved memory on a GPU of unlimited memory. With a budget, return peak live bytes."""
         if self.budget_bytes is not None:
             return found.memory.peak_allocated_bytes
-        return self.read(candidate, is_limited=False).peak_reserved_bytes
+        return self.replay(candidate, is_limited=False).until().peak_reserved_bytes
 
     def limit(self, candidate: Candidate, found: Estimate) -> Limit:
         """Return the memory that a candidate exceeds."""

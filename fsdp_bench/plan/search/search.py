@@ -24,8 +24,7 @@ from fsdp_bench.plan.forked import map_forked
 from fsdp_bench.plan.search.fit import FitCheck, Limit
 from fsdp_bench.plan.search.quantity import Candidate, Quantity, size_ladder
 from fsdp_bench.plan.speed import Speed
-from fsdp_bench.replay.caching_allocator.compiled import compile_allocator
-from fsdp_bench.replay.caching_allocator.replay import AllocatorReading
+from fsdp_bench.replay.caching_allocator.replay import AllocatorReading, Replay
 from fsdp_bench.spec.hardware import Cluster, Gpu
 from fsdp_bench.spec.model import Family
 from fsdp_bench.spec.setup import TrainSetup
@@ -102,8 +101,6 @@ def _answers(quantities: Sequence[Quantity], check: FitCheck, time: _Time) -> It
     """Yield answers in order, from forked processes: these have what this process has imported and compiled."""
     gc.freeze()  # what is there already need not be looked through after every simulation
     try:
-        if check.budget_bytes is None and len(quantities) > 1:
-            compile_allocator()
         yield from map_forked(lambda quantity: _find(quantity, check, time), quantities)
     finally:
         gc.unfreeze()
@@ -112,42 +109,51 @@ def _answers(quantities: Sequence[Quantity], check: FitCheck, time: _Time) -> It
 def _find(quantity: Quantity, check: FitCheck, time: _Time = None) -> _Answer:
     for index in {0, len(quantity) - 1}:  # a larger model can have units inside its blocks where a small one has none
         check.refuse(quantity[index])
-    if check.budget_bytes is None:
-        compile_allocator()
     candidates = _Candidates(quantity, check)
     widths = _up_to_ceiling(quantity, lambda index: check.fullness(quantity[index]))
     if check.budget_bytes is not None:
         fits = runs = widths[-1][-1] if widths else -1
     else:
         fits, runs = _largest(widths, candidates.fits), _largest(widths, candidates.runs)
-    at = check.estimate(quantity[fits], candidates.readings.get(fits)) if fits >= 0 else None
+    at = check.estimate(quantity[fits], candidates.reading(fits)) if fits >= 0 else None
     speed = time(quantity[fits]) if time is not None and at is not None else None
     if fits + 1 == len(quantity):
         return fits, runs, None, at, None, None, speed
-    beyond = check.estimate(quantity[fits + 1], candidates.readings.get(fits + 1))
+    beyond = check.estimate(quantity[fits + 1], candidates.reading(fits + 1))
     limit = check.limit(quantity[fits + 1], beyond)
     needed = None if limit.place == "host" else check.needed_bytes(quantity[fits + 1], beyond)
     return fits, runs, limit, at, beyond, needed, speed
 
 
 class _Candidates:
-    """Predictions of candidates by index. The allocator is replayed once for each."""
+    """Replays of the allocator by index of the candidate: one for each, which goes on no further than the answer."""
 
     def __init__(self, quantity: Quantity, check: FitCheck) -> None:
         self._quantity, self._check = quantity, check
-        self.readings: dict[int, AllocatorReading] = {}
+        self._replays: dict[int, Replay | None] = {}
+
+    def replay(self, index: int) -> Replay | None:
+        """Return the replay of a candidate below the ceiling; None where host memory is too small for it."""
+        if index not in self._replays:
+            candidate = self._quantity[index]
+            enough = self._check.host_memory_fraction(candidate) <= 1
+            self._replays[index] = self._check.replay(candidate) if enough else None
+        return self._replays[index]
+
+    def reading(self, index: int) -> AllocatorReading | None:
+        """Return what a candidate's replay reads, if one has begun."""
+        replay = self._replays.get(index)
+        return replay.until() if replay else None
 
     def runs(self, index: int) -> bool:
-        """Return whether a candidate below the ceiling runs without running out of memory, retries allowed."""
-        if index not in self.readings:
-            if self._check.host_memory_fraction(self._quantity[index]) > 1:
-                return False
-            self.readings[index] = self._check.read(self._quantity[index])
-        return self.readings[index].out_of_memory is None
+        """Return whether a candidate runs without running out of memory, retries allowed."""
+        replay = self.replay(index)
+        return replay is not None and replay.until().out_of_memory is None
 
     def fits(self, index: int) -> bool:
-        """Return whether a candidate below the ceiling runs without allocation retries."""
-        return self.runs(index) and not self.readings[index].num_alloc_retries
+        """Return whether a candidate runs without allocation retries."""
+        replay = self.replay(index)
+        return replay is not None and not replay.is_full()
 
 
 def _up_to_ceiling(quantity: Quantity, fullness: Callable[[int], float]) -> list[range]:

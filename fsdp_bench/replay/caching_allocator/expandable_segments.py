@@ -5,165 +5,140 @@ See Note [Expandable Segments] in torch's c10/cuda/CUDACachingAllocator.cpp; doc
 
 from __future__ import annotations
 
-from fsdp_bench.replay.caching_allocator.heap import (
-    ADDRESS,
-    AFTER,
-    BEFORE,
-    FREE,
-    FREE_ROW,
-    GPU_BYTES,
-    IN_USE,
-    NUM_FREE,
-    NUM_UNMAPPED,
-    POOL,
-    RESERVED,
-    SIZE,
-    STATE,
-    UNLIMITED,
+from bisect import bisect_left, insort
+from collections.abc import Iterator
+
+from fsdp_bench.replay.caching_allocator.allocator import (
+    ADDRESS_MASK,
+    NUM_POOLS,
+    SIZE_SHIFT,
     UNMAPPED,
-    UNMAPPED_ROW,
-    Heap,
-    absorb_after,
-    absorb_before,
-    delete,
-    drop_block,
-    fresh_addresses,
-    insert,
-    link,
-    new_block,
-    reserve,
-    row,
+    Block,
+    CachingAllocator,
 )
-from fsdp_bench.replay.caching_allocator.sizes import page_bytes
-from fsdp_bench.replay.caching_allocator.split_and_merge import (
-    free_block,
-    insert_free,
-    position,
-    remove_free,
-    split_block,
-)
+from fsdp_bench.replay.caching_allocator.sizes import MIN_BLOCK_BYTES, page_bytes
+
+UNLIMITED = 1 << 58
+"""Bytes of a GPU without limit."""
 
 
-def try_allocate_expandable_block(heap: Heap, pool: int, size: int) -> int:
-    """Map pages until a sequence of free and unmapped blocks holds ``size``; try_allocate_expandable_block.
+class ExpandableAllocator(CachingAllocator):
+    """The allocator with PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True."""
 
-    Pages that were mapped before the GPU ran out of memory stay mapped, as in torch.
-    """
-    block = find_expandable_block(heap, pool, size)
-    if heap[block + STATE] == UNMAPPED:
-        block = map_block(heap, block, min(heap[block + SIZE], size))
-    while block and heap[block + SIZE] < size:
-        rest = heap[block + AFTER]
-        block = map_block(heap, rest, min(size - heap[block + SIZE], heap[rest + SIZE]))
-    if block == 0:
-        return 0
-    return split_block(heap, pool, position(heap, block), size)
+    def __init__(self, gpu_bytes: int | None = None) -> None:
+        super().__init__(gpu_bytes)
+        self.smallest_rest = [MIN_BLOCK_BYTES] * NUM_POOLS
+        self.unmapped: list[list[int]] = [[] for _ in range(NUM_POOLS)]
+        """Of each pool: the first addresses of its unmapped blocks, sorted."""
+        self.unmapped_size: dict[int, int] = {}
+        """By address."""
 
+    def _take_best(self, pool: int, at: int, size: int) -> Block:
+        """Take from the last block, from ``at`` on, before the size to which blocks can expand stops decreasing."""
+        free = self.free_blocks[pool]
+        expandable = self._expandable_bytes(free[at])
+        for further in range(at + 1, len(free)):
+            next_expandable = self._expandable_bytes(free[further])
+            if next_expandable >= expandable:
+                break
+            at, expandable = further, next_expandable
+        return self._take(pool, at, size)
 
-def find_expandable_block(heap: Heap, pool: int, size: int) -> int:
-    """Return the first block of the lowest sequence of free and unmapped blocks that hold ``size``, or a new segment.
+    def _expandable_bytes(self, key: int) -> int:
+        """Return the size of a free block plus the unmapped block after it: to what it can expand."""
+        size = key >> SIZE_SHIFT
+        return size + self.unmapped_size.get((key & ADDRESS_MASK) + size, 0)
 
-    A segment has addresses for 1 1/8 of the GPU (ExpandableSegment's constructor).
-    """
-    begin = row(heap, UNMAPPED_ROW + pool)
-    for index in range(heap[NUM_UNMAPPED + pool]):
-        first = heap[begin + index]
-        before = heap[first + BEFORE]
-        if before and heap[before + STATE] == FREE:
-            first = before
-        available, block = 0, first
-        while available < size and block and heap[block + STATE] != IN_USE:
-            available += heap[block + SIZE]
-            block = heap[block + AFTER]
-        if available >= size:
-            return first
-    page, gpu = page_bytes(pool), heap[GPU_BYTES]
-    wanted = gpu if gpu == UNLIMITED else gpu + gpu // 8
-    num_bytes = -(-wanted // page) * page
-    segment = new_block(heap, fresh_addresses(heap, num_bytes, page), num_bytes, pool)
-    add_unmapped(heap, segment)
-    return segment
+    def _new_block(self, pool: int, size: int) -> Block | None:
+        """Map pages until a sequence of free and unmapped blocks holds ``size``; try_allocate_expandable_block.
 
+        Pages that were mapped before the GPU ran out of memory stay mapped, as in torch.
+        """
+        address = self._find_expandable_block(pool, size)
+        key = self.edges.get(address, address)
+        while (available := key >> SIZE_SHIFT) < size:
+            unmapped = address + available
+            mapped = self._map(pool, unmapped, min(size - available, self.unmapped_size[unmapped]))
+            if mapped is None:
+                return None
+            key = mapped
+        return self._take(pool, bisect_left(self.free_blocks[pool], key), size)
 
-def map_block(heap: Heap, block: int, size: int) -> int:
-    """Map pages to the first ``size`` bytes of an unmapped block; map_block, ExpandableSegment::map.
+    def _find_expandable_block(self, pool: int, size: int) -> int:
+        """Return where the lowest sequence of free and unmapped blocks that hold ``size`` begins, or a new segment.
 
-    Returns the free block that holds them, or 0 where the GPU is out of memory.
-    """
-    pool = heap[block + POOL]
-    page = page_bytes(pool)
-    num_bytes = -(-size // page) * page
-    if not reserve(heap, num_bytes):
-        return 0
-    remove_unmapped(heap, block)
-    heap[block + STATE] = IN_USE
-    if num_bytes < heap[block + SIZE]:
-        rest = new_block(heap, heap[block + ADDRESS] + num_bytes, heap[block + SIZE] - num_bytes, pool)
-        link(heap, rest, block, heap[block + AFTER])
-        add_unmapped(heap, rest)
-        heap[block + SIZE] = num_bytes
-    return free_block(heap, block)
+        A segment has addresses for 1 1/8 of the GPU (ExpandableSegment's constructor).
+        """
+        for unmapped in self.unmapped[pool]:
+            first = end = self.edges.get(unmapped, unmapped) & ADDRESS_MASK
+            while end - first < size and (length := self._bytes_at(end)):
+                end += length
+            if end - first >= size:
+                return first
+        page = page_bytes(pool)
+        wanted = UNLIMITED if self.gpu_bytes is None else self.gpu_bytes + self.gpu_bytes // 8
+        num_bytes = -(-wanted // page) * page
+        address = self.new_segment(num_bytes, page)
+        self._insert_unmapped(address, num_bytes, pool)
+        return address
 
+    def _bytes_at(self, address: int) -> int:
+        """Return the size of the free or unmapped block that begins at an address; 0 where none does."""
+        key = self.edges.get(address, 0)
+        return key >> SIZE_SHIFT if key & ADDRESS_MASK == address else self.unmapped_size.get(address, 0)
 
-def unmap_first(heap: Heap, pool: int) -> bool:
-    """Unmap the whole pages of the first free block that has any; unmap_block."""
-    page, begin = page_bytes(pool), row(heap, FREE_ROW + pool)
-    for index in range(heap[NUM_FREE + pool]):
-        block = heap[begin + index]
-        low = -(-heap[block + ADDRESS] // page) * page
-        high = (heap[block + ADDRESS] + heap[block + SIZE]) // page * page
-        if low < high:
-            unmap_block(heap, block, low, high)
-            return True
-    return False
+    def _map(self, pool: int, address: int, size: int) -> int | None:
+        """Map pages to the first ``size`` bytes of an unmapped block; map_block, ExpandableSegment::map.
 
+        Returns the free block that holds them, or None where the GPU is out of memory.
+        """
+        page = page_bytes(pool)
+        num_bytes = -(-size // page) * page
+        if not self.reserve(num_bytes):
+            return None
+        rest = self._remove_unmapped(address, pool) - num_bytes
+        if rest > 0:
+            self._insert_unmapped(address + num_bytes, rest, pool)
+        return self.insert_free(address, num_bytes, pool)
 
-def unmap_block(heap: Heap, block: int, low: int, high: int) -> None:
-    """Unmap the pages between two addresses of a free block; the rest on either side stays free."""
-    remove_free(heap, block)
-    pool, address = heap[block + POOL], heap[block + ADDRESS]
-    tail_bytes = address + heap[block + SIZE] - high
-    if address < low:
-        front = new_block(heap, address, low - address, pool)
-        link(heap, front, heap[block + BEFORE], block)
-        insert_free(heap, front)
-    if tail_bytes > 0:
-        tail = new_block(heap, high, tail_bytes, pool)
-        link(heap, tail, block, heap[block + AFTER])
-        insert_free(heap, tail)
-    heap[block + ADDRESS] = low
-    heap[block + SIZE] = high - low
-    heap[RESERVED] -= high - low
-    before, after = heap[block + BEFORE], heap[block + AFTER]
-    if before and heap[before + STATE] == UNMAPPED:
-        remove_unmapped(heap, before)
-        absorb_before(heap, block, before)
-    if after and heap[after + STATE] == UNMAPPED:
-        remove_unmapped(heap, after)
-        absorb_after(heap, block, after)
-    if heap[block + BEFORE] or heap[block + AFTER]:
-        add_unmapped(heap, block)
-    else:
-        drop_block(heap, block)
+    def _release_blocks(self, pool: int) -> None:
+        """Unmap each page that lies in a free block; release_blocks, unmap_block."""
+        page = page_bytes(pool)
+        for key in list(self.free_blocks[pool]):
+            address, size = key & ADDRESS_MASK, key >> SIZE_SHIFT
+            low, high = -(-address // page) * page, (address + size) // page * page
+            if low < high:
+                self.remove_free(key, pool)
+                for begin, end in ((address, low), (high, address + size)):
+                    if begin < end:
+                        self.insert_free(begin, end - begin, pool)
+                self.reserved -= high - low
+                self._unmap(low, high, pool)
 
+    def _unmap(self, begin: int, end: int, pool: int) -> None:
+        """Merge unmapped pages with unmapped neighbours; a segment without mapped pages is gone."""
+        if end in self.unmapped_size:
+            end += self._remove_unmapped(end, pool)
+        below = self.unmapped[pool][: bisect_left(self.unmapped[pool], begin)]
+        if below and below[-1] + self.unmapped_size[below[-1]] == begin:
+            begin = below[-1]
+            self._remove_unmapped(begin, pool)
+        if self.segments.get(begin) == end - begin:
+            del self.segments[begin]
+        else:
+            self._insert_unmapped(begin, end - begin, pool)
 
-def add_unmapped(heap: Heap, block: int) -> None:
-    """Insert a block into its pool's list of unmapped blocks, which is ordered by address."""
-    pool = heap[block + POOL]
-    begin, count = row(heap, UNMAPPED_ROW + pool), heap[NUM_UNMAPPED + pool]
-    at = count
-    while at > 0 and heap[heap[begin + at - 1] + ADDRESS] > heap[block + ADDRESS]:
-        at -= 1
-    insert(heap, begin, count, at, block)
-    heap[NUM_UNMAPPED + pool] += 1
-    heap[block + STATE] = UNMAPPED
+    def pieces(self) -> Iterator[tuple[int, int, int, int]]:
+        """Yield unmapped blocks, too."""
+        yield from super().pieces()
+        for pool, addresses in enumerate(self.unmapped):
+            for address in addresses:
+                yield address, UNMAPPED, self.unmapped_size[address], pool
 
+    def _insert_unmapped(self, address: int, size: int, pool: int) -> None:
+        insort(self.unmapped[pool], address)
+        self.unmapped_size[address] = size
 
-def remove_unmapped(heap: Heap, block: int) -> None:
-    """Remove a block from its pool's list of unmapped blocks."""
-    pool = heap[block + POOL]
-    begin, at = row(heap, UNMAPPED_ROW + pool), 0
-    while heap[begin + at] != block:
-        at += 1
-    delete(heap, begin, heap[NUM_UNMAPPED + pool], at)
-    heap[NUM_UNMAPPED + pool] -= 1
+    def _remove_unmapped(self, address: int, pool: int) -> int:
+        self.unmapped[pool].remove(address)
+        return self.unmapped_size.pop(address)

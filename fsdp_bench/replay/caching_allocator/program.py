@@ -11,12 +11,15 @@ blocks may name what those two make. Where it is not so there is no program, and
 
 from __future__ import annotations
 
-from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
+from enum import IntEnum
+from functools import cache
 from itertools import accumulate, pairwise
 from typing import NamedTuple
 
+from fsdp_bench.replay.caching_allocator.allocator import NEVER
+from fsdp_bench.replay.caching_allocator.sizes import pool_of, rounded
 from fsdp_bench.simulate.events import Event, Kind, Work
 from fsdp_bench.simulate.repeat import Log
 
@@ -33,25 +36,40 @@ _NEVER_READ = (Kind.MARK, Kind.REPEAT, Kind.WAIT_STREAM, Kind.WAIT_COLLECTIVES)
 """Kinds that the allocator ignores. Each simulated micro-batch runs once here."""
 
 
-class Code(NamedTuple):
-    """A program in columns: instructions, then parts of them."""
+class Op(IntEnum):
+    """What an instruction does."""
 
-    kind: Sequence[int]
-    """events.Kind."""
-    number: Sequence[int]
-    """The tensor's number; for the other kinds as in events.py."""
-    stride: Sequence[int]
-    """Added to the tensor's number for each block that was not simulated."""
-    amount: Sequence[int]
-    """Bytes; of work nanoseconds."""
-    stream: Sequence[int]
-    begin: Sequence[int]
-    """The first instruction of each part; ``end`` is excluded."""
-    end: Sequence[int]
-    first_run: Sequence[int]
-    """Blocks skipped before a part's first run, the number added for each further run, and the number of runs."""
-    run_step: Sequence[int]
-    num_runs: Sequence[int]
+    ALLOCATE = 0
+    FREE = 1
+    WORK = 2
+    RECORD_STREAM = 3
+    RECORD_EVENT = 4
+    WAIT_EVENT = 5
+    HOST_WAIT = 6
+    SYNCHRONIZE = 7
+
+
+_OPS = {
+    Kind.ALLOCATE: Op.ALLOCATE,
+    Kind.FREE: Op.FREE,
+    Kind.RECORD_STREAM: Op.RECORD_STREAM,
+    Kind.RECORD_EVENT: Op.RECORD_EVENT,
+    Kind.WAIT_EVENT: Op.WAIT_EVENT,
+    Kind.HOST_WAIT: Op.HOST_WAIT,
+    Kind.SYNCHRONIZE: Op.SYNCHRONIZE,
+}
+
+Instruction = tuple[int, int, int, int, int, int]
+"""An operation, four numbers, and the index of its event:
+
+    ALLOCATE         tensor, stride, rounded bytes, pool
+    FREE             tensor, stride
+    RECORD_STREAM    tensor, stride, stream
+    WORK             nanoseconds: how far it moves the host's clock on, the device's if that is idle, and if it is busy
+    (others)         queue
+
+A stride is added to the tensor's number for each block that was not simulated.
+"""
 
 
 class Section(NamedTuple):
@@ -82,30 +100,15 @@ class Program:
     events: list[Event]
     """The event that each instruction is from."""
     sections: list[Section]
-    kind: array[int]
-    number: array[int]
-    stride: array[int]
-    num_bytes: array[int]
-    stream: array[int]
-    """Columns of the instructions, see Code."""
-    work: dict[tuple[Kind, Work], list[int]]
-    """The instructions of each piece of work."""
+    numbers: list[int]
+    """The tensor's number of each instruction; for those without a tensor as in events.py."""
+    strides: list[int]
+    """What is added to the tensor's number for each block that was not simulated."""
     num_outside: int
     """Tensors that are made outside of blocks; they have the first numbers."""
     num_each: int
     """Numbers for those of each block."""
     replaces: list[_Replaced]
-
-    @property
-    def num_tensors(self) -> int:
-        """Numbers for tensors."""
-        return self.num_outside + self.num_each * (self.log.num_blocks + self.log.extra_blocks)
-
-    @property
-    def num_instructions(self) -> int:
-        """How many run, in all blocks and steps."""
-        each = [(section.end - section.begin) * len(self.runs(section.block)) for section in self.sections]
-        return sum(sum(each[step.start : step.stop]) for step in self.steps)
 
     @property
     def steps(self) -> list[range]:
@@ -132,26 +135,54 @@ class Program:
             for run in self.runs(block)
         ]
 
-    def code(self, seconds: Callable[[Kind, Work], float | None]) -> Code:
-        """Return what the allocator runs; ``seconds`` says how long a piece of work takes, None where nobody knows."""
-        amount = self.num_bytes[:]
-        for (kind, work), places in self.work.items():
-            nanoseconds = round(1e9 * (seconds(kind, work) or 0.0))
-            for place in places:
-                amount[place] = nanoseconds
-        runs = [self.runs(one.block)[:: -1 if one.goes_down else 1] for one in self.sections]
-        return Code(
-            kind=self.kind,
-            number=self.number,
-            stride=self.stride,
-            amount=amount,
-            stream=self.stream,
-            begin=array("q", [section.begin for section in self.sections]),
-            end=array("q", [section.end for section in self.sections]),
-            first_run=array("q", [run.start for run in runs]),
-            run_step=array("q", [run.step for run in runs]),
-            num_runs=array("q", [len(run) for run in runs]),
-        )
+    def instructions(
+        self, seconds: Callable[[Kind, Work], float | None], launch_nanoseconds: int
+    ) -> list[list[Instruction]]:
+        """Return what the allocator executes in each section.
+
+        ``seconds`` says how long a piece of work takes, None where nobody knows. The host needs
+        ``launch_nanoseconds`` to issue it. Work that follows on work is one instruction.
+        """
+
+        @cache
+        def nanoseconds(kind: Kind, work: Work) -> int:
+            return round(1e9 * (seconds(kind, work) or 0.0))
+
+        found: list[list[Instruction]] = []
+        for section in self.sections:
+            own: list[Instruction] = []
+            for index in range(section.begin, section.end):
+                event, number, stride = self.events[index], self.numbers[index], self.strides[index]
+                kind = event.kind
+                if kind is Kind.ALLOCATE:
+                    size = rounded(event.num_bytes)
+                    own.append((_OPS[kind], number, stride, size, pool_of(size, event.stream), index))
+                elif kind in _OF_A_TENSOR:
+                    own.append((_OPS[kind], number, stride, event.stream, 0, index))
+                elif kind in _OPS:
+                    own.append((_OPS[kind], number, 0, 0, 0, index))
+                elif event.work is not None:
+                    duration = nanoseconds(kind, event.work)
+                    this = (duration, -NEVER, 0) if kind is Kind.HOST_WORK else _issued(launch_nanoseconds, duration)
+                    if own and own[-1][0] == Op.WORK:
+                        this = _one_after_the_other(own.pop()[1:4], this)
+                    own.append((Op.WORK, *this, 0, index))
+            found.append(own)
+        return found
+
+
+_Clocks = tuple[int, int, int]
+"""Nanoseconds of work: how far it moves the host's clock on, and where it leaves the device's clock: at the later of
+the host's clock before it and the second number, and the device's clock before it and the third."""
+
+
+def _issued(launch: int, duration: int) -> _Clocks:
+    return launch, launch + duration, duration
+
+
+def _one_after_the_other(first: _Clocks, second: _Clocks) -> _Clocks:
+    launch, from_host, from_device = second
+    return first[0] + launch, max(first[0] + from_host, first[1] + from_device), first[2] + from_device
 
 
 def program(log: Log) -> Program | None:
@@ -249,22 +280,12 @@ class _Names:
             first = BLOCK if section.block >= 0 else (self._log.repeated_block + 2) * BLOCK
             own = self.names[section.begin : section.end]
             strides += [each if each and name >= first else 0 for name in own]
-        work: dict[tuple[Kind, Work], list[int]] = {}
-        for index, event in enumerate(self.events):
-            if event.work is not None:
-                work.setdefault((event.kind, event.work), []).append(index)
         return Program(
             log=self._log,
             events=self.events,
             sections=self.sections,
-            kind=array("q", [event.kind for event in self.events]),
-            number=array(
-                "q", [number(n) if n >= 0 else e.number for n, e in zip(self.names, self.events, strict=True)]
-            ),
-            stride=array("q", strides),
-            num_bytes=array("q", [event.num_bytes for event in self.events]),
-            stream=array("q", [event.stream for event in self.events]),
-            work=work,
+            numbers=[number(n) if n >= 0 else e.number for n, e in zip(self.names, self.events, strict=True)],
+            strides=strides,
             num_outside=num_outside,
             num_each=each,
             replaces=[_Replaced(block, number(found), number(left)) for block, found, left in self.replaces],

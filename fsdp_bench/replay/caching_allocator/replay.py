@@ -1,6 +1,6 @@
 """The CUDA caching allocator, replayed on the events of the first steps: peak reserved memory, and allocation retries.
 
-The rules themselves are in malloc.py (allocate, free), split_and_merge.py, segments.py and sizes.py. Not covered: CUDA
+The rules themselves are in allocator.py, expandable_segments.py and sizes.py. Not covered: CUDA
 graphs and private pools, other settings than ``expandable_segments``, several threads, and memory that does not go
 through the allocator (context, NCCL's buffers, cuBLAS workspaces that are not events).
 
@@ -16,37 +16,19 @@ rows (validate/published/peaks.py).
 
 from __future__ import annotations
 
-from array import array
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from types import FunctionType
 
 from fsdp_bench.rates.datasheet import Rates
-from fsdp_bench.replay.caching_allocator import execution
-from fsdp_bench.replay.caching_allocator.execution import (
-    ENDED,
-    FIRST_FULL_PART,
-    INSTRUCTION,
-    LAYERS_SKIPPED,
-    OUT_OF_MEMORY,
-    PART,
-    STATUS,
-    TOO_MANY_BLOCKS,
-)
-from fsdp_bench.replay.caching_allocator.heap import (
-    NUM_RETRIES,
-    PEAK_ACTIVE,
-    PEAK_RESERVED,
-    Heap,
-    fresh_heap,
-)
-from fsdp_bench.replay.caching_allocator.program import Program
+from fsdp_bench.replay.caching_allocator.allocator import CachingAllocator
+from fsdp_bench.replay.caching_allocator.execution import execute
+from fsdp_bench.replay.caching_allocator.expandable_segments import ExpandableAllocator
+from fsdp_bench.replay.caching_allocator.program import Program, Section
 from fsdp_bench.replay.durations import Durations
+from fsdp_bench.simulate.step import without_collections
 
 LATER_STEPS = 8
 """Steps after the first ones, where these retry allocations: in the last four, what goes on is seen."""
-
-CAPACITY = 2048
-"""The blocks for which a replay begins with space; where they are too few, it begins again with twice as many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,76 +86,103 @@ class Replay:
     ) -> None:
         self._program = program
         launch = round(1e9 * rates.launch_seconds)
-        self._settings = gpu_bytes, expandable_segments, launch
-        self._code, self._replaced_tensors = program.code(Durations(rates).seconds), program.replaced_tensors()
-        self._begin(CAPACITY)
+        self._instructions = program.instructions(Durations(rates).seconds, launch)
+        self._allocator = (ExpandableAllocator if expandable_segments else CachingAllocator)(gpu_bytes)
+        self._peaks = [0] * len(program.sections)
+        """The most that was allocated in each section."""
+        self._full_in_phase: str | None = None
+        self._out_of_memory: OutOfMemory | None = None
+        self._num_steps = 0
+        """Steps that have ended."""
+        self._progress = self._run()
+        self._read: AllocatorReading | None = None
 
     def until(self, step: int | None = None) -> AllocatorReading:
         """Replay up to the end of a step, counted from 1, by default of the last; stop where memory runs out."""
-        end = len(self._program.steps) if step is None else step
-        self._go_on(end)
-        while self._progress[STATUS] == TOO_MANY_BLOCKS:
-            self._begin(2 * self._capacity)
-            self._go_on(end)
+        if step is None and self._read is not None:
+            return self._read
+        self._go_on(len(self._program.steps) if step is None else step)
         reading = self._reading()
-        if step is not None or not reading.num_alloc_retries or reading.out_of_memory is not None:
-            return reading
-        return self._with_later_steps(reading)
+        if step is None:
+            goes_on = reading.num_alloc_retries > 0 and reading.out_of_memory is None
+            self._read = reading = self._with_later_steps(reading) if goes_on else reading
+        return reading
+
+    def is_full(self) -> bool:
+        """Whether there are allocation retries; replay no further than to the first one."""
+        self._go_on(len(self._program.steps), to_first_retry=True)
+        return self._allocator.num_retries > 0
+
+    def _go_on(self, end: int, to_first_retry: bool = False) -> None:
+        """Replay up to the end of a step; stop where memory runs out."""
+        with without_collections():
+            while self._num_steps < end and self._out_of_memory is None:
+                if to_first_retry and self._allocator.num_retries:
+                    return
+                next(self._progress)
 
     def _with_later_steps(self, reading: AllocatorReading) -> AllocatorReading:
         """Replay the last step again and again: do retries go on, or does memory run out after all?"""
         if not self._program.log.further_steps:
             return replace(reading, num_retries_later=None)
-        parts, counts = self._program.steps[-1], []
+        counts = []
         for _ in range(LATER_STEPS):
-            before = self._heap[NUM_RETRIES]
-            execution.rename_tensors(self._heap, self._replaced_tensors)
-            execution.execute(self._heap, self._code, parts.start, parts.stop, self._progress)
-            if self._progress[STATUS] == TOO_MANY_BLOCKS:
-                self._begin(2 * self._capacity)
-                return self.until()
-            if self._progress[STATUS] == OUT_OF_MEMORY:
+            before = self._allocator.num_retries
+            self._go_on(self._num_steps + 1)
+            if self._out_of_memory is not None:
                 return self._reading()
-            counts.append(self._heap[NUM_RETRIES] - before)
+            counts.append(self._allocator.num_retries - before)
         return replace(reading, num_retries_later=max(counts[-LATER_STEPS // 2 :]))
 
-    def _begin(self, capacity: int) -> None:
+    def _run(self) -> Iterator[None]:
+        """Run step after step, the last one for ever; yield after each section and each step."""
         program = self._program
-        fresh = fresh_heap(*self._settings, capacity, program.num_tensors)
-        is_python = isinstance(execution.execute, FunctionType)  # else compiled.py replaced it
-        self._heap: Heap = fresh.tolist() if is_python else fresh  # Python reads a list faster
-        self._progress = array("q", [0] * (execution.NUM_FIELDS + len(program.sections)))
-        self._progress[FIRST_FULL_PART], self._progress[STATUS] = -1, ENDED
-        self._capacity, self._done = capacity, 0
+        *first_steps, last = program.steps[: len(program.steps) - program.log.further_steps]
+        for step in first_steps:
+            yield from self._run_step(step)
+        state, replaced_tensors = self._allocator.state(), program.replaced_tensors()
+        while True:
+            retries = self._allocator.num_retries
+            yield from self._run_step(last)
+            retries = self._allocator.num_retries - retries
+            self._allocator.rename_tensors(replaced_tensors)
+            before, state = state, self._allocator.state()
+            while state == before:  # so all steps that follow are like this one
+                self._allocator.num_retries += retries
+                self._num_steps += 1
+                yield
 
-    def _go_on(self, end: int) -> None:
-        steps = self._program.steps[:end]
-        first_further = len(self._program.steps) - self._program.log.further_steps
-        while self._done < len(steps) and self._progress[STATUS] == ENDED:
-            if self._done >= first_further:
-                execution.rename_tensors(self._heap, self._replaced_tensors)
-            parts = steps[self._done]
-            execution.execute(self._heap, self._code, parts.start, parts.stop, self._progress)
-            self._done += 1
+    def _run_step(self, step: range) -> Iterator[None]:
+        allocator, sections = self._allocator, self._program.sections
+        for number in step:
+            section, allocator.peak_allocated = sections[number], allocator.allocated
+            for skipped in self._program.runs(section.block)[:: -1 if section.goes_down else 1]:
+                failed = execute(allocator, self._instructions[number], skipped)
+                self._peaks[number] = max(allocator.peak_allocated, self._peaks[number])
+                if allocator.num_retries and self._full_in_phase is None:
+                    self._full_in_phase = section.phase
+                if failed is not None:
+                    self._out_of_memory = _failed(self._program, section, skipped, failed)
+                yield
+        self._num_steps += 1
+        yield
 
     def _reading(self) -> AllocatorReading:
-        program, heap, progress = self._program, self._heap, self._progress
-        full = progress[FIRST_FULL_PART]
+        allocator = self._allocator
         phases: dict[str, int] = {}
-        for part, peak in zip(program.sections, progress[execution.NUM_FIELDS :], strict=True):
-            phases[part.phase] = max(peak, phases.get(part.phase, 0))
+        for section, peak in zip(self._program.sections, self._peaks, strict=True):
+            phases[section.phase] = max(peak, phases.get(section.phase, 0))
         return AllocatorReading(
             peak_allocated_bytes=max(phases.values()),
             phases=phases,
-            peak_active_bytes=heap[PEAK_ACTIVE],
-            peak_reserved_bytes=heap[PEAK_RESERVED],
-            num_alloc_retries=heap[NUM_RETRIES],
-            out_of_memory=_failed(program, progress) if progress[STATUS] == OUT_OF_MEMORY else None,
-            full_in_phase=program.sections[full].phase if full >= 0 else None,
+            peak_active_bytes=allocator.peak_active,
+            peak_reserved_bytes=allocator.peak_reserved,
+            num_alloc_retries=allocator.num_retries,
+            out_of_memory=self._out_of_memory,
+            full_in_phase=self._full_in_phase,
         )
 
 
-def _failed(program: Program, progress: array[int]) -> OutOfMemory:
-    section, index = program.sections[progress[PART]], progress[INSTRUCTION]
-    block = section.block + progress[LAYERS_SKIPPED] if section.block >= 0 else -1
+def _failed(program: Program, section: Section, layers_skipped: int, index: int) -> OutOfMemory:
+    block = section.block + layers_skipped if section.block >= 0 else -1
     return OutOfMemory(section.phase, block, program.events[index].label, program.events[index].num_bytes)

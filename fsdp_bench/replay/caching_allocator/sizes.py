@@ -21,6 +21,16 @@ LARGE_ROUND_BYTES = 2 << 20
 """kRoundLarge: such a segment is a multiple of it."""
 
 
+def rounded(num_bytes: int) -> int:
+    """Return the size of the block for a request; round_size."""
+    return -(-num_bytes // MIN_BLOCK_BYTES) * MIN_BLOCK_BYTES
+
+
+def pool_of(size: int, stream: int) -> int:
+    """Return the pool of a block of this size on a stream; get_pool."""
+    return 2 * stream + (size <= SMALL_BYTES)
+
+
 def segment_bytes(size: int) -> int:
     """Return what cudaMalloc is asked for when no free block holds ``size`` bytes; get_allocation_size."""
     if size <= SMALL_BYTES:

@@ -78,7 +78,7 @@ def needs(check: FitCheck, quantity: Quantity, index: int) -> float:
     gpu_bytes = check.memory_limit_bytes(candidate) if check.expandable_segments else None
     key = candidate.model, candidate.setup, check, gpu_bytes
     if key not in _needed:
-        reading = check.read(candidate, is_limited=check.expandable_segments)
+        reading = check.replay(candidate, is_limited=check.expandable_segments).until()
         is_retried = reading.num_alloc_retries or reading.out_of_memory
         _needed[key] = math.inf if is_retried else reading.peak_reserved_bytes
     return _needed[key]

@@ -226,10 +226,12 @@ class Curve:
         """The host has enough for any of them."""
         return 0.5
 
-    def read(self, candidate: Candidate) -> AllocatorReading:
+    def replay(self, candidate: Candidate) -> SimpleNamespace:
         self.num_replays += 1
         reserved = self.reserved[candidate.model.num_hidden_layers - 1]
-        return AllocatorReading(reserved, {}, reserved, reserved, int(reserved > self.size), None, None)
+        is_full = reserved > self.size
+        reading = AllocatorReading(reserved, {}, reserved, reserved, int(is_full), None, None)
+        return SimpleNamespace(is_full=lambda: is_full, until=lambda: reading)
 
     def nothing(self, *_: object) -> SimpleNamespace:
         """Nothing more is known of a made-up candidate."""
