@@ -42,10 +42,12 @@ vocab_size = 128
 ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
 
 
-def process_seconds(words: list[str]) -> float:
-    """Time one whole process."""
+def process_seconds(words: list[str], environment: dict[str, str] = ENVIRONMENT) -> float:
+    """Time one whole process, which may end with 3: a setup that does not fit."""
     begin = time.perf_counter()
-    subprocess.run(words, check=True, capture_output=True, env=ENVIRONMENT)
+    done = subprocess.run(words, capture_output=True, env=environment)
+    if done.returncode not in (0, 3):
+        raise subprocess.CalledProcessError(done.returncode, words, done.stdout, done.stderr)
     return time.perf_counter() - begin
 
 
@@ -122,6 +124,13 @@ def largest_models(server: str) -> None:
     print(f"{'max-size, all settings, ' + server:<38}{process_seconds(words):6.1f} s   budget 15 s, 150 settings")
 
 
+def first_command(words: list[str], budget_seconds: float) -> None:
+    """Time a command without anything that an earlier one has kept, as a whole process, once."""
+    with tempfile.TemporaryDirectory() as home:
+        seconds = process_seconds(words, {**ENVIRONMENT, "HOME": home, "XDG_CACHE_HOME": f"{home}/.cache"})
+    print(f"{'fsdp-bench ' + words[3] + ', nothing kept':<34}{seconds:7.3f} s   budget {budget_seconds:.2f} s")
+
+
 def plan_of(model: str) -> None:
     """Time a plan over the whole catalogue on 1 to 64 nodes as a whole process, once."""
     words = [sys.executable, "-m", "fsdp_bench.cli.main", "plan", "--model", model, "--tokens", "1T"]
@@ -133,10 +142,12 @@ PREDICT = ["predict", "--model", "Llama-3.1-8B", "--server", "p5.48xlarge", "--p
 
 if __name__ == "__main__":
     whole_process("fsdp-bench --help", [sys.executable, "-m", "fsdp_bench.cli.main", "--help"], 0.15)
-    # It ends with 3 where the setup does not fit, which is no failure here.
     whole_process("fsdp-bench predict", [sys.executable, "-m", "fsdp_bench.cli.main", *PREDICT], 0.40)
+    advice = ["predict", "--model", "Llama-3.1-70B", "--server", "p4d.24xlarge"]
+    whole_process("fsdp-bench predict, does not fit", [sys.executable, "-m", "fsdp_bench.cli.main", *advice], 2.0)
     default = ["max-size", "--server", "p5.48xlarge"]
     whole_process("fsdp-bench max-size", [sys.executable, "-m", "fsdp_bench.cli.main", *default], 1.50)
+    first_command([sys.executable, "-m", "fsdp_bench.cli.main", *default], 3.0)
     one_prediction()
     dry_run_of_8b("fsdp1")
     dry_run_of_8b("fsdp2")
