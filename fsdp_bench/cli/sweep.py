@@ -22,7 +22,7 @@ from fsdp_bench.spec.rank_report import Outcome
 from fsdp_bench.spec.record import TrialRecord
 from fsdp_bench.sweep.config.trial import Trial
 from fsdp_bench.sweep.launchers.choose import choose_nodes
-from fsdp_bench.sweep.launchers.torchrun_nodes import OtherNode
+from fsdp_bench.sweep.launchers.torchrun_nodes import Meeting, follow
 from fsdp_bench.sweep.session import SearchSession, SweepResults, TrialSession, Watcher
 from fsdp_bench.sweep.start import MOST_EMULATED_RANKS, RETRYABLE, open_session, outcomes
 
@@ -93,10 +93,10 @@ def command(
     fsdp-bench sweep sweeps/gpu.toml --only strategy=FULL_SHARD
     """
     cluster = choose_nodes(
-        file, _say, slurm=slurm, rdzv_endpoint=rdzv_endpoint, nodes=nodes, ranks_per_node=ranks_per_node
+        file, results, _say, slurm=slurm, rdzv_endpoint=rdzv_endpoint, nodes=nodes, ranks_per_node=ranks_per_node
     )
-    if isinstance(cluster, OtherNode):
-        cluster.serve()
+    if isinstance(cluster, Meeting):
+        follow(cluster)
         return ExitCode.DONE
     session = open_session(
         file, results, machine_name, only, part, gpu_memory, emulate_world, trace, snapshot, rehearse, cluster

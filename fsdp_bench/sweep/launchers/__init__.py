@@ -9,7 +9,6 @@ Read in this order:
     slurm.py           several nodes of a Slurm job, by srun
     slurm_job.py       that job: its nodes, its time, how it is requeued
     torchrun_nodes.py  several nodes on which the same command was started
-    channel.py         the connections between them
     processes.py       finds and kills processes that a trial left running
     logs.py            the ranks' log files, limited in size
 """

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import socket
 from pathlib import Path
 
-from fsdp_bench.spec.errors import MachineError, SpecError
-from fsdp_bench.sweep.launchers.channel import key_of, listen, parse_endpoint
+import psutil
+
+from fsdp_bench.spec.errors import MachineError, ResultsError, SpecError, shown
 from fsdp_bench.sweep.launchers.slurm import SlurmCluster
 from fsdp_bench.sweep.launchers.slurm_job import current_job
-from fsdp_bench.sweep.launchers.torchrun_nodes import OtherNode, Say, TorchrunCluster
+from fsdp_bench.sweep.launchers.torchrun_nodes import Meeting, Say, TorchrunNodes
 from fsdp_bench.sweep.machine import probe_machine
 
 MOST_NODES = 4096
@@ -16,21 +19,23 @@ MOST_NODES = 4096
 
 def choose_nodes(
     sweep_file: Path,
+    results: Path,
     say: Say,
     *,
     slurm: bool = False,
     rdzv_endpoint: str | None = None,
     nodes: int | None = None,
     ranks_per_node: int | None = None,
-) -> SlurmCluster | TorchrunCluster | OtherNode | None:
-    """Return the nodes of a sweep; None if it runs on this machine alone.
+) -> SlurmCluster | TorchrunNodes | Meeting | None:
+    """Return the nodes of a sweep; None if it runs on this machine alone; a Meeting if another node is the first.
 
     Args:
         sweep_file: the same on all nodes.
+        results: the results folder, which nodes without Slurm share.
         say: prints a line.
         slurm: use the nodes of the Slurm job that this process runs in.
         rdzv_endpoint: ``HOST:PORT`` of the first node, if the same command is started on each. The first is the node
-            with that address; of two processes there, the one that listens first.
+            with that address; of two processes there, the one that comes first.
         nodes: how many they are, with ``rdzv_endpoint``.
         ranks_per_node: ranks of a trial on each node; by default one for each of its GPUs.
 
@@ -48,10 +53,27 @@ def choose_nodes(
         if ranks_per_node is not None:
             raise SpecError("--ranks-per-node is for several nodes: --slurm, or --nodes and --rdzv-endpoint")
         return None
-    (host, port), key = parse_endpoint(rdzv_endpoint), key_of(sweep_file)
-    each = _ranks_per_node(ranks_per_node)
-    server = listen(host, port)
-    return OtherNode(host, port, key, say) if server is None else TorchrunCluster(server, host, nodes, each, key, say)
+    is_first, each = _is_here(rdzv_endpoint), _ranks_per_node(ranks_per_node)
+    meeting = Meeting(results, rdzv_endpoint, sweep_file, say)
+    if is_first:
+        with contextlib.suppress(ResultsError):  # another process of this host is the first node
+            return TorchrunNodes(meeting, meeting.join(""), nodes, each)
+    return meeting
+
+
+def _is_here(endpoint: str) -> bool:
+    """Return whether an endpoint names this node."""
+    host, colon, port = endpoint.rpartition(":")
+    if not colon or not host or not (port.isascii() and port.isdecimal()) or not 0 < int(port) < 1 << 16:
+        raise SpecError(
+            f"--rdzv-endpoint: {shown(endpoint)} is not allowed; HOST:PORT of the first node, as node0:29420"
+        )
+    own = {one.address.partition("%")[0] for group in psutil.net_if_addrs().values() for one in group}
+    try:
+        addresses = [str(found[4][0]) for found in socket.getaddrinfo(host.strip("[]"), int(port))]
+    except OSError as error:
+        raise MachineError(f"--rdzv-endpoint: {host} has no address here: {error.strerror or error}") from None
+    return any(address in own or address.startswith("127.") for address in addresses)  # Debian's own name is 127.0.1.1
 
 
 def _ranks_per_node(given: int | None) -> int:

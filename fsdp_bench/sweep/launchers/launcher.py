@@ -78,6 +78,41 @@ class Launcher(Protocol):
         """End all processes of the launcher."""
 
 
+class LauncherOnNodes:
+    """Starts trials on as many nodes as they fill; those that one node holds, on this one by a local launcher.
+
+    Slurm ends what a trial left running on the other nodes, or the command there does.
+    """
+
+    ranks_per_node: int
+    _local: Launcher
+
+    def start(self, trial: Path, scratch: Path, world_size: int, may_share_process: bool) -> Launched:
+        """Start a trial's ranks; errors as of ``spread``."""
+        if world_size <= self.ranks_per_node:
+            return self._local.start(trial, scratch, world_size, may_share_process)
+        if self._local.num_waiting:
+            self._local.close()  # a process that waits for the next trial keeps its memory on a GPU
+        return self.spread(trial, scratch, world_size // self.ranks_per_node)
+
+    def spread(self, trial: Path, scratch: Path, num_nodes: int) -> Launched:
+        """Start a trial's ranks on several nodes."""
+        raise NotImplementedError
+
+    @property
+    def num_waiting(self) -> int:
+        """The number of processes that wait for the next trial."""
+        return self._local.num_waiting
+
+    def end_leftovers(self) -> None:
+        """End processes that a trial left running on this node."""
+        self._local.end_leftovers()
+
+    def close(self) -> None:
+        """End all processes on this node."""
+        self._local.close()
+
+
 class Cluster(Protocol):
     """Several nodes, all alike, over which the ranks of a trial can be spread."""
 

@@ -13,10 +13,10 @@ from pathlib import Path
 
 from fsdp_bench.spec.errors import MachineError
 from fsdp_bench.spec.subprocesses.own_python import own_python
-from fsdp_bench.sweep.launchers.launcher import Launched, Launcher, NodesLost, RankExit, exit_of
+from fsdp_bench.sweep.launchers.launcher import Launcher, LauncherOnNodes, NodesLost, RankExit, exit_of
 from fsdp_bench.sweep.launchers.processes import dying_with_this_process
 from fsdp_bench.sweep.launchers.slurm_job import SlurmJob, srun, srun_environment
-from fsdp_bench.sweep.launchers.start import NODE, free_port, node_environment
+from fsdp_bench.sweep.launchers.start import NODE, free_port, node_environment, node_options
 
 _SECONDS_TO_END = 30.0
 """How long srun may take to end the processes on all nodes."""
@@ -35,38 +35,33 @@ class SlurmCluster:
         return SlurmNodes(self.job, self.ranks_per_node, local, srun_environment(node_environment(mark, environment)))
 
 
-class SlurmNodes:
+class SlurmNodes(LauncherOnNodes):
     """Starts trials on as many nodes of a job as they fill."""
 
     def __init__(self, job: SlurmJob, ranks_per_node: int, local: Launcher, environment: Mapping[str, str]) -> None:
         """``local`` starts trials that one node is enough for; ``environment`` is all that the others have."""
         self._job = job
-        self._ranks_per_node = ranks_per_node
+        self.ranks_per_node = ranks_per_node
         self._local = local
         self._environment = environment
         self._address: str | None = None
         self._is_checked = False
 
-    def start(self, trial: Path, scratch: Path, world_size: int, may_share_process: bool) -> Launched:
-        """Start a trial's ranks.
+    def spread(self, trial: Path, scratch: Path, num_nodes: int) -> SlurmTrial:
+        """Start a trial's ranks by srun.
 
         Raises:
             NodesLost: if processes cannot be started on a node.
             MachineError: if Slurm does not answer.
         """
-        if world_size <= self._ranks_per_node:
-            return self._local.start(trial, scratch, world_size, may_share_process)
-        if self._local.num_waiting:
-            self._local.close()  # a process that waits for the next trial keeps its memory on a GPU
         if not self._is_checked:
             self.check()
-        nodes = self._job.nodes[: world_size // self._ranks_per_node]
+        nodes = self._job.nodes[:num_nodes]
         self._address = self._address or self._job.head_address()
         command = [
             *srun(nodes),
             *own_python(NODE, "0", str(trial), str(scratch)),
-            *(f"--endpoint={self._address}:{free_port()}", f"--num-nodes={len(nodes)}"),
-            *(f"--ranks-per-node={self._ranks_per_node}", f"--run-id={scratch.name}"),
+            *node_options(f"{self._address}:{free_port()}", num_nodes, self.ranks_per_node, scratch.name),
         ]
         self._is_checked = False  # until the trial has ended well
         try:
@@ -98,19 +93,6 @@ class SlurmNodes:
     def ended_well(self) -> None:
         """Note that a trial has used the nodes, so that they need no check."""
         self._is_checked = True
-
-    @property
-    def num_waiting(self) -> int:
-        """The number of processes that wait for the next trial."""
-        return self._local.num_waiting
-
-    def end_leftovers(self) -> None:
-        """End processes that a trial left running on this node; Slurm ends those of a job step on the others."""
-        self._local.end_leftovers()
-
-    def close(self) -> None:
-        """End all processes on this node."""
-        self._local.close()
 
 
 class SlurmTrial:

@@ -38,6 +38,12 @@ def node_environment(mark: str | None = None, beside: Mapping[str, str] = {}) ->
     return environment
 
 
+def node_options(endpoint: str, num_nodes: int, ranks_per_node: int, run_id: str) -> tuple[str, ...]:
+    """Return the options of NODE that all nodes of a trial have alike."""
+    counts = (f"--num-nodes={num_nodes}", f"--ranks-per-node={ranks_per_node}")
+    return (f"--endpoint={endpoint}", *counts, f"--run-id={run_id}")
+
+
 def start_process(
     command: list[str], pipes: int, log: IO[bytes], environment: Mapping[str, str]
 ) -> subprocess.Popen[bytes]:

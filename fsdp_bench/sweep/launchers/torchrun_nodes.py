@@ -1,66 +1,156 @@
 """Trials on several nodes without Slurm: the same command runs on each of them, one torchrun a trial on each.
 
-The first node, the one that the rendezvous endpoint names, decides what runs and keeps the results. The others connect
-to it, start their ranks when they are told to, and send it what the ranks wrote, so that no shared file system is
-needed.
+The nodes share the results folder, and meet in a folder of it::
+
+    .nodes-HOST:PORT/
+        .writer.N     the first node, the one that the rendezvous endpoint names (results/lock.py)
+        order.json    the trial that it has all nodes run
+        ID.json       another node, and how its last torchrun ended
+        ID/.writer.1  its sign of life
+
+What ranks write goes into the trial's scratch folder.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
-import platform
+import hashlib
+import os
 import shutil
-import socket
 import subprocess
-import tempfile
 import time
+import uuid
 from collections.abc import Callable, Mapping
-from multiprocessing.connection import wait as wait_for_any
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
-from fsdp_bench.spec.errors import MachineError
-from fsdp_bench.sweep.launchers.channel import Channel, accept, connect
-from fsdp_bench.sweep.launchers.launcher import Launched, Launcher, NodesLost, RankExit, exit_of
-from fsdp_bench.sweep.launchers.logs import cut_down
+import msgspec
+
+from fsdp_bench import __version__
+from fsdp_bench.spec.codec import write_atomically
+from fsdp_bench.spec.errors import MachineError, ResultsError
+from fsdp_bench.sweep.launchers.launcher import Launcher, LauncherOnNodes, NodesLost, RankExit, exit_of
 from fsdp_bench.sweep.launchers.processes import end_marked
-from fsdp_bench.sweep.launchers.start import NODE, free_port, node_environment, start_process
+from fsdp_bench.sweep.launchers.start import NODE, node_environment, node_options, start_process
 from fsdp_bench.sweep.launchers.torchrun import TorchrunTrial
+from fsdp_bench.sweep.results.lock import FolderLock, Writer, last_writer, node_name, seems_to_live
 
 JOIN_SECONDS = 600.0
 """How long nodes wait for each other at the beginning."""
 _SECONDS_TO_END = 20.0
-"""How long another node may take to end its ranks and send what they wrote."""
-_POLL_SECONDS = 0.2
+"""How long another node may take to end its ranks."""
+_POLL_SECONDS = 0.3
 
 Say = Callable[[str], None]
+T = TypeVar("T")
 
 
-def node_command(trial: Path, scratch: Path, node_rank: int, order: Mapping[str, Any]) -> list[str]:
-    """Return the module that runs a trial's ranks on one node, and its arguments but the first."""
-    names = ("endpoint", "num_nodes", "ranks_per_node", "run_id")
-    options = [f"--{name.replace('_', '-')}={order[name]}" for name in names]
-    return [NODE, str(trial), str(scratch), *options, f"--node-rank={node_rank}", f"--node-name={order['node']}"]
+class Order(msgspec.Struct, frozen=True, kw_only=True):
+    """What the first node has all nodes run: nothing, or a trial."""
+
+    sweep: str
+    """The Meeting's."""
+    number: int = 0
+    trial: str = ""
+    """The path of its trial.json in its scratch folder, from the results folder."""
+    options: tuple[str, ...] = ()
+    """Of train/processes/node.py, the same on all nodes."""
+    nodes: dict[str, str] = {}
+    """The IDs of its nodes in the order of their ranks, and their names. The first node's ID is empty."""
 
 
-class TorchrunCluster:
-    """The nodes on which the same command was started, as the first of them sees them."""
+class OtherNode(msgspec.Struct, frozen=True, kw_only=True):
+    """A node that takes part and is not the first."""
 
-    def __init__(self, server: socket.socket, host: str, num_nodes: int, ranks_per_node: int, key: bytes, say: Say):
-        """Prepare to wait for the others.
+    name: str
+    sweep: str
+    """The Meeting's."""
+    done: int = 0
+    """The number of the last order that has ended."""
+    code: int = 0
+    """The exit code of torchrun then."""
 
-        Args:
-            server: listens at the rendezvous endpoint.
-            host: of the rendezvous endpoint.
-            num_nodes: of all, with this one.
-            ranks_per_node: of a trial.
-            key: of the sweep (channel.py).
-            say: prints a line.
+
+class Meeting:
+    """The folder in which the nodes of a sweep meet."""
+
+    def __init__(self, results: Path, endpoint: str, sweep_file: Path, say: Say) -> None:
+        """``say`` prints a line.
+
+        Raises:
+            MachineError: if the sweep file cannot be read.
         """
+        self.results, self.endpoint, self.say = results.absolute(), endpoint, say
+        self.folder = self.results / f".nodes-{endpoint}"
+        try:
+            self.sweep = hashlib.sha256(__version__.encode() + b"\0" + sweep_file.read_bytes()).hexdigest()
+            """What has to be the same on all nodes."""
+        except OSError as error:
+            raise MachineError(f"{sweep_file}: {error.strerror}") from None
+
+    def join(self, node_id: str) -> FolderLock:
+        """Begin to give signs of life, as a node with an ID, or as the first node, without.
+
+        Raises:
+            ResultsError: if the folder cannot be written, or another process is the first node.
+        """
+        lock = FolderLock(self.folder / node_id)
+        try:
+            (self.folder / node_id).mkdir(parents=True, exist_ok=True)
+            lock.take()
+            self.write(OtherNode(name=node_name(), sweep=self.sweep) if node_id else Order(sweep=self.sweep), node_id)
+        except OSError as error:
+            raise ResultsError(f"{self.folder}: cannot be written: {error.strerror or error}") from None
+        return lock
+
+    def writer(self, node_id: str = "") -> Writer | None:
+        """Return the last sign of life of a node, of the first one without an ID; None if there is none."""
+        return last_writer(self.folder / node_id)
+
+    def lives(self, node_id: str = "") -> bool:
+        """Return whether a node gives signs of life."""
+        return (writer := self.writer(node_id)) is not None and seems_to_live(self.folder / node_id, writer)
+
+    def write(self, content: Order | OtherNode, node_id: str = "") -> None:
+        """Write the order, or what a node with an ID says.
+
+        Raises:
+            OSError: if it cannot be written.
+        """
+        write_atomically(self.folder / f"{node_id or 'order'}.json", msgspec.json.encode(content))
+
+    def read(self, kind: type[T], node_id: str = "") -> T | None:
+        """Return what ``write`` has written; None if there is nothing."""
+        with contextlib.suppress(OSError, msgspec.DecodeError):
+            return msgspec.json.decode((self.folder / f"{node_id or 'order'}.json").read_bytes(), type=kind)
+        return None
+
+    def run(self, order: Order, node_id: str, environment: Mapping[str, str]) -> TorchrunTrial:
+        """Start the torchrun of a node."""
+        trial, rank, name = self.results / order.trial, list(order.nodes).index(node_id), order.nodes[node_id]
+        words = [NODE, str(trial), str(trial.parent), *order.options, f"--node-rank={rank}", f"--node-name={name}"]
+        with open(trial.parent / (f"{name}.log" if node_id else "rank-0.log"), "ab") as log:
+            return TorchrunTrial(start_process(words, subprocess.DEVNULL, log, environment))
+
+    def pause(self) -> None:
+        """Wait a moment, and change the folder: NFS may show it as it was a minute ago otherwise (nfs(5), acdirmax)."""
+        time.sleep(_POLL_SECONDS)
+        with contextlib.suppress(OSError):
+            os.utime(self.folder)
+
+
+class TorchrunNodes(LauncherOnNodes):
+    """The nodes as the first of them sees them; it starts trials on itself and on others."""
+
+    def __init__(self, meeting: Meeting, lock: FolderLock, num_nodes: int, ranks_per_node: int) -> None:
+        """``lock`` is the first node's; ``num_nodes`` counts it."""
         self.num_nodes = num_nodes
         self.ranks_per_node = ranks_per_node
-        self._server, self._host, self._key, self._say = server, host, key, say
-        self._others: list[Channel] = []
+        self._meeting, self._lock = meeting, lock
+        self._nodes = {"": node_name()}
+        self._num_orders = 0
+        atexit.register(self._leave)
 
     def launcher(self, local: Launcher, mark: str, environment: Mapping[str, str]) -> Launcher:
         """Wait for the other nodes; return a launcher that spreads trials over all.
@@ -68,240 +158,174 @@ class TorchrunCluster:
         Raises:
             MachineError: if they do not come.
         """
-        deadline, refused = time.monotonic() + JOIN_SECONDS, set[str]()
-        while len(self._others) < self.num_nodes - 1:
-            missing = self.num_nodes - 1 - len(self._others)
-            if not self._others and not refused:
-                self._say(f"waiting for {missing} more node{'s' * (missing > 1)}: run the same command there")
-            found = accept(self._server, self._key, max(deadline - time.monotonic(), 0.01))
-            if found is None:
+        self._local, self._environment = local, node_environment(mark, environment)
+        meeting, begin, known = self._meeting, time.monotonic(), {"order"}
+        left_before = {path.stem: meeting.writer(path.stem) for path in meeting.folder.glob("*.json")}
+        if self.num_nodes > 1:
+            more = f"{self.num_nodes - 1} more node{'s' * (self.num_nodes > 2)}"
+            meeting.say(f"waiting for {more}: run the same command there")
+        while missing := self.num_nodes - len(self._nodes):
+            if time.monotonic() - begin > JOIN_SECONDS:
                 raise MachineError(
                     f"{missing} of {self.num_nodes} nodes did not join within {JOIN_SECONDS:g} s; run the same command"
-                    " on each node, and see that they reach this one's port"
+                    f" on each node, with {meeting.results} in a file system that all of them share"
                 )
-            if isinstance(found, str):
-                if found not in refused:
-                    self._say(
-                        f"a node at {found} was refused: it runs another sweep file or version, or has another key"
-                    )
-                refused.add(found)
-                continue
-            self._greet(found)
-        self._server.close()
-        address = self._others[0].own_address if self._others else self._host
-        return TorchrunNodes(self._others, address, self.ranks_per_node, local, mark, environment)
+            meeting.pause()
+            found = {path.stem for path in meeting.folder.glob("*.json")} - known
+            new = [one for one in sorted(found) if one not in left_before or meeting.writer(one) != left_before[one]]
+            for node_id in new[:missing]:
+                known.add(node_id)
+                self._meet(node_id)
+        return self
 
-    def _greet(self, channel: Channel) -> None:
-        try:
-            channel.node = str(channel.receive()["node"])
-        except (OSError, EOFError, KeyError, ValueError):
-            channel.close()
+    def _meet(self, node_id: str) -> None:
+        """Let a node take part if it is the right one."""
+        meeting, names = self._meeting, self._nodes.values()
+        if (node := meeting.read(OtherNode, node_id)) is None:
             return
-        if channel.node in {platform.node(), *(other.node for other in self._others)}:
-            channel.node += f"-{len(self._others) + 1}"  # several on one host, as in tests
-        self._others.append(channel)
-        self._say(f"node {channel.node} has joined")
+        if node.sweep != meeting.sweep:
+            meeting.say(f"node {node.name} was refused: it runs another sweep file or version")
+        elif meeting.lives(node_id):
+            name = f"{node.name}-{len(names) + 1}" if node.name in names else node.name  # several on one host, in tests
+            self._nodes[node_id] = name
+            meeting.say(f"node {name} has joined")
 
-
-class TorchrunNodes:
-    """Starts trials on as many nodes as they fill, with this one as the first."""
-
-    def __init__(
-        self,
-        others: list[Channel],
-        host: str,
-        ranks_per_node: int,
-        local: Launcher,
-        mark: str,
-        environment: Mapping[str, str],
-    ) -> None:
-        """``local`` starts trials that one node is enough for."""
-        self._others = others
-        self._host = host
-        self._ranks_per_node = ranks_per_node
-        self._local = local
-        self._mark = mark
-        self._environment = environment
-
-    def start(self, trial: Path, scratch: Path, world_size: int, may_share_process: bool) -> Launched:
-        """Start a trial's ranks on all nodes that it fills.
+    def spread(self, trial: Path, scratch: Path, num_nodes: int) -> TrialOnNodes:
+        """Start a trial's ranks on this node and on others.
 
         Raises:
             NodesLost: if a node has gone.
             MachineError: if no process can be started.
+            OSError: if the other nodes cannot be told.
         """
-        if world_size <= self._ranks_per_node:
-            return self._local.start(trial, scratch, world_size, may_share_process)
-        if self._local.num_waiting:
-            self._local.close()  # a process that waits for the next trial keeps its memory on a GPU
-        num_nodes = world_size // self._ranks_per_node
-        order = {
-            "endpoint": f"{self._host}:{free_port()}",
-            "num_nodes": num_nodes,
-            "ranks_per_node": self._ranks_per_node,
-            "run_id": scratch.name,
-        }
-        others = self._others[: num_nodes - 1]
-        for node_rank, other in enumerate(others, 1):
-            try:
-                other.send(run=order, node_rank=node_rank, name=other.node, trial=trial.read_text())
-            except OSError:
-                raise NodesLost([other.node]) from None
-        command = node_command(trial, scratch, 0, {**order, "node": platform.node()})
-        with open(scratch / "rank-0.log", "ab") as log:
-            variables = node_environment(self._mark, self._environment)
-            own = TorchrunTrial(start_process(command, subprocess.DEVNULL, log, variables))
-        return TrialOnNodes(own, others, scratch)
-
-    @property
-    def num_waiting(self) -> int:
-        """The number of processes that wait for the next trial."""
-        return self._local.num_waiting
-
-    def end_leftovers(self) -> None:
-        """End processes that a trial left running on this node; the others do it themselves."""
-        self._local.end_leftovers()
+        meeting, nodes = self._meeting, dict(list(self._nodes.items())[:num_nodes])
+        if lost := [name for node_id, name in nodes.items() if not meeting.lives(node_id)]:
+            raise NodesLost(lost)
+        self._num_orders += 1
+        order = Order(
+            sweep=meeting.sweep,
+            number=self._num_orders,
+            trial=str(trial.relative_to(meeting.results)),
+            options=node_options(meeting.endpoint, num_nodes, self.ranks_per_node, scratch.name),
+            nodes=nodes,
+        )
+        meeting.write(order)
+        return TrialOnNodes(meeting, order, meeting.run(order, "", self._environment))
 
     def close(self) -> None:
         """End all processes, and the commands on the other nodes."""
-        for other in self._others:
-            with contextlib.suppress(OSError):
-                other.send(end=True)
-            other.close()
-        self._local.close()
+        self._leave()
+        super().close()
+
+    def _leave(self) -> None:
+        if self._lock.is_taken:
+            self._lock.give_back()
+            shutil.rmtree(self._meeting.folder, ignore_errors=True)
 
 
 class TrialOnNodes:
     """A trial that runs on this node and on others."""
 
-    def __init__(self, own: TorchrunTrial, others: list[Channel], scratch: Path) -> None:
-        self._own = own
-        self._running = list(others)
-        self._scratch = scratch
+    def __init__(self, meeting: Meeting, order: Order, own: TorchrunTrial) -> None:
+        self._meeting, self._own, self._number = meeting, own, order.number
+        self._running = {node_id: name for node_id, name in order.nodes.items() if node_id}
         self._lost: list[str] = []
-        self._has_failed = False
 
     @property
     def finished(self) -> bool:
-        """Whether the ranks on all nodes have ended, and what they wrote is here."""
+        """Whether the ranks on all nodes have ended."""
         return self._own.finished and not self._running
 
     def wait(self, seconds: float) -> list[RankExit]:
-        """Return the end of the trial on a node that has failed, or on the last node."""
+        """Return the ends of the trial on nodes since the last call; wait at most ``seconds`` for the first."""
         deadline, exits = time.monotonic() + seconds, list[RankExit]()
         while not exits and not self.finished and time.monotonic() < deadline:
-            if not self._own.finished:
-                exits += self._own.wait(_POLL_SECONDS if not self._running else 0.02)
-            exits += [exit_of(None, code) for code in self._messages(_POLL_SECONDS)]
-        failed = [one for one in exits if one.exit_code != 0]
-        if failed and not self._has_failed:
-            self._has_failed = True
-            return failed[:1]
-        return exits[:1] if self.finished and not self._has_failed else []
+            exits = self._ends() if self._own.finished else self._own.wait(_POLL_SECONDS) + self._ends()
+        return exits
 
-    def _messages(self, seconds: float) -> list[int]:
-        """Read what other nodes have sent; return the exit codes of those that have ended."""
-        codes = []
-        by_connection: dict[Any, Channel] = {other.connection: other for other in self._running}
-        for connection in wait_for_any(list(by_connection), seconds) if by_connection else []:
-            other = by_connection[connection]
-            try:
-                message = other.receive()
-                if "file" in message:
-                    other.receive_file(self._scratch, message)
-                elif message.get("ended") == self._scratch.name:
-                    codes.append(int(message["code"]))
-                    self._running.remove(other)
-            except (OSError, EOFError):
-                self._lost.append(other.node)
-                self._running.remove(other)
-                codes.append(1)
-        return codes
+    def _ends(self) -> list[RankExit]:
+        self._meeting.pause()
+        exits = []
+        for node_id, name in list(self._running.items()):
+            lives, node = self._meeting.lives(node_id), self._meeting.read(OtherNode, node_id)
+            if node is not None and node.done == self._number:
+                exits.append(exit_of(None, node.code))
+            elif not lives:
+                self._lost.append(name)
+                exits.append(exit_of(None, 1))
+            else:
+                continue
+            del self._running[node_id]
+        return exits
 
     def kill(self) -> None:
-        """End the ranks on all nodes; fetch what those of others wrote."""
-        for other in self._running:
-            with contextlib.suppress(OSError):
-                other.send(kill=True)
+        """End the ranks on all nodes."""
+        with contextlib.suppress(OSError):
+            self._meeting.write(Order(sweep=self._meeting.sweep))
         if not self._own.finished:
             self._own.kill()
         deadline = time.monotonic() + _SECONDS_TO_END
         while self._running and time.monotonic() < deadline:
-            self._messages(_POLL_SECONDS)
-        self._lost += [other.node for other in self._running]
-        self._running = []
+            self._ends()
+        self._lost += self._running.values()
+        self._running = {}
 
     def lost_nodes(self) -> tuple[str, ...]:
-        """Return the nodes whose connection was lost."""
+        """Return the nodes that have gone, or do not answer."""
         return tuple(self._lost)
 
 
-class OtherNode:
-    """This node, if it is not the first: it runs what the first one says."""
+def follow(meeting: Meeting) -> None:
+    """Run on this node, which is not the first, what the first one says, until it has no more.
 
-    def __init__(self, host: str, port: int, key: bytes, say: Say) -> None:
-        self._host, self._port, self._key, self._say = host, port, key, say
-
-    def serve(self) -> None:
-        """Run trials until the first node has no more.
-
-        Raises:
-            MachineError: if the first node cannot be reached, or is lost.
-        """
-        self._say(f"waiting for the first node, {self._host}:{self._port}")
-        channel = connect(self._host, self._port, self._key, JOIN_SECONDS)
-        folder = Path(tempfile.mkdtemp(prefix="fsdp-bench-"))
-        try:
-            channel.send(node=platform.node())
-            while True:
-                message = channel.receive()
-                if "end" in message:
-                    return
-                if "run" in message:
-                    self._run(channel, folder, message)
-        except (OSError, EOFError):
-            raise MachineError(
-                f"the first node, {self._host}, is gone; run the same command on each node, which resumes"
-            ) from None
-        finally:
-            channel.close()
-            end_marked(str(folder))
-            shutil.rmtree(folder, ignore_errors=True)
-
-    def _run(self, channel: Channel, folder: Path, message: dict[str, Any]) -> None:
-        """Run this node's ranks of a trial; send what they wrote, and how they ended."""
-        order = message["run"]
-        scratch = folder / Path(str(order["run_id"])).name
-        scratch.mkdir()
-        trial = scratch / "trial.json"
-        trial.write_text(message["trial"])
-        self._say(f"trial {scratch.name}")
-        command = node_command(trial, scratch, int(message["node_rank"]), {**order, "node": message["name"]})
-        log_path = scratch / f"{message['name']}.log"
-        with open(log_path, "ab") as log:
-            own = TorchrunTrial(start_process(command, subprocess.DEVNULL, log, node_environment(str(folder))))
-        code, sent = 1, dict[str, bytes]()
-        try:
-            while not own.finished:
-                for end in own.wait(_POLL_SECONDS):
-                    code = end.exit_code if end.exit_code is not None else 1
-                cut_down(scratch)
-                _send_stages(channel, scratch, sent)
-                if channel.connection.poll() and not {"kill", "end"}.isdisjoint(channel.receive()):
-                    break
-        finally:
-            if not own.finished:
-                own.kill()
-            end_marked(str(folder))
-        channel.send_files(sorted(path for path in scratch.iterdir() if path.is_file() and path != trial))
-        channel.send(ended=scratch.name, code=code)
-        shutil.rmtree(scratch, ignore_errors=True)
+    Raises:
+        MachineError: if the first node does not appear, is lost, or runs something else.
+        ResultsError: if the results folder cannot be written.
+    """
+    meeting.say(f"waiting for the first node, {meeting.endpoint}")
+    begin, left_before, node_id = time.monotonic(), meeting.writer(), uuid.uuid4().hex
+    lock, done = meeting.join(node_id), 0
+    try:
+        while (first := meeting.writer()) == left_before:  # its signs of life change
+            if time.monotonic() - begin > JOIN_SECONDS:
+                raise MachineError(
+                    f"the first node, {meeting.endpoint}, did not appear within {JOIN_SECONDS:g} s; run the same"
+                    f" command there, with {meeting.results} in a file system that all nodes share"
+                )
+            meeting.pause()
+        while first is not None and not first.has_ended:
+            order = meeting.read(Order)
+            if order is not None and order.sweep != meeting.sweep:
+                raise MachineError(
+                    f"the first node, {meeting.endpoint}, runs another sweep file or another version of fsdp-bench;"
+                    " all nodes need the same"
+                )
+            if not meeting.lives():
+                raise MachineError(
+                    f"the first node, {meeting.endpoint}, is gone; run the same command on each node, which resumes"
+                )
+            if order is not None and order.number != done and node_id in order.nodes:
+                _take_part(meeting, order, node_id)
+                done = order.number
+            meeting.pause()
+            first = meeting.writer()
+    except OSError as error:
+        raise ResultsError(f"{error.filename or meeting.folder}: {error.strerror or error}") from None
+    finally:
+        lock.give_back()
 
 
-def _send_stages(channel: Channel, scratch: Path, sent: dict[str, bytes]) -> None:
-    """Send in which stage each rank is, and on which node, if that has changed; it is told if this node dies."""
-    for path in sorted((*scratch.glob("rank-*.node"), *scratch.glob("rank-*.phase"))):
-        content = path.read_bytes()
-        if sent.get(path.name) != content:
-            sent[path.name] = content
-            channel.send_files([path])
+def _take_part(meeting: Meeting, order: Order, node_id: str) -> None:
+    """Run this node's ranks of a trial while the first node wants them; say how they ended."""
+    meeting.say(f"trial {Path(order.trial).parent.name}")
+    mark, code = str(meeting.folder / node_id), 1
+    own = meeting.run(order, node_id, node_environment(mark))
+    try:
+        while not own.finished and meeting.read(Order) in (order, None) and meeting.lives():
+            for end in own.wait(_POLL_SECONDS):
+                code = 1 if end.exit_code is None else end.exit_code
+    finally:
+        if not own.finished:
+            own.kill()
+        end_marked(mark)
+    meeting.write(OtherNode(name=node_name(), sweep=meeting.sweep, done=order.number, code=code), node_id)

@@ -41,6 +41,8 @@ class Writer(msgspec.Struct, frozen=True, kw_only=True):
     process: int
     boot: str
     """The boot of the node's kernel."""
+    namespace: str = ""
+    """The namespace of the process's number, which a container has of its own."""
     beat: int = 0
     """The number of signs of life so far."""
     has_ended: bool = False
@@ -52,7 +54,7 @@ class FolderLock:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._lock: IO[str] | None = None
-        self._writer = Writer(node=_node(), process=os.getpid(), boot=_boot())
+        self._writer = Writer(node=node_name(), process=os.getpid(), boot=_boot(), namespace=_namespace())
         self._number = 0
         self._ends = threading.Event()
         self._beating: threading.Thread | None = None
@@ -213,9 +215,11 @@ def seems_to_live(folder: Path, writer: Writer) -> bool:
     """
     if writer.has_ended:
         return False
-    if (writer.node, writer.boot) == (_node(), _boot()):
-        return psutil.pid_exists(writer.process)
-    with contextlib.suppress(OSError):
+    if (writer.node, writer.boot, writer.namespace) == (node_name(), _boot(), _namespace()):
+        with contextlib.suppress(psutil.Error):
+            return psutil.Process(writer.process).status() != psutil.STATUS_ZOMBIE
+        return False
+    with contextlib.suppress(OSError, IndexError):
         return time.time() - _path(folder, _numbers(folder)[-1]).stat().st_mtime < 2 * DEAD_AFTER_SECONDS
     return False
 
@@ -241,11 +245,18 @@ def _read(path: Path) -> Writer | None:
         return Writer(node="another node", process=0, boot="")
 
 
-def _node() -> str:
+def node_name() -> str:
+    """Return the name of this node, as Slurm or the host has it."""
     return os.environ.get("SLURMD_NODENAME") or platform.node()
 
 
 def _boot() -> str:
     with contextlib.suppress(OSError):
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return ""
+
+
+def _namespace() -> str:
+    with contextlib.suppress(OSError):
+        return os.readlink("/proc/self/ns/pid")
     return ""

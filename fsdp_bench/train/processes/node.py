@@ -10,7 +10,7 @@ import argparse
 import os
 import socket
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 
 import psutil
 from torch.distributed.run import main as torchrun
@@ -68,9 +68,21 @@ def _set_environment(node_name: str, address: str) -> None:
 
 
 def _own_address(endpoint: str) -> str:
-    """Return this node's address in the network of the first node. Connecting a UDP socket sends nothing."""
+    """Return this node's address in the network of the first node.
+
+    On Debian a node's own name has the address 127.0.1.1; then it is the one in the network of the default route.
+    """
     host, _, port = endpoint.rpartition(":")
-    family, kind, protocol, _, address = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_DGRAM)[0]
+    address = _address_towards(host.strip("[]"), int(port))
+    if address.startswith("127.") and not host.startswith(("127.", "localhost")):
+        with suppress(OSError):
+            return _address_towards("192.0.2.1", int(port))  # TEST-NET-1 of RFC 5737
+    return address
+
+
+def _address_towards(host: str, port: int) -> str:
+    """Return this node's address in the network of a host. Connecting a UDP socket sends nothing."""
+    family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
     with closing(socket.socket(family, kind, protocol)) as probe:
         probe.connect(address)
         return str(probe.getsockname()[0])

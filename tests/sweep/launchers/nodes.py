@@ -14,7 +14,7 @@ from tests.conftest import command
 
 
 class Nodes:
-    """Processes of the same command, each with an output and a results folder of its own."""
+    """Processes of the same command, each with an output of its own; they share the results folder."""
 
     def __init__(self, folder: Path, file: Path, num_nodes: int, ranks_per_node: int, host: str = "127.0.0.1") -> None:
         self.folder = folder
@@ -28,7 +28,7 @@ class Nodes:
         words = [file if file is not None and word == self._words[1] else word for word in self._words]
         with open(self._log(number), "wb") as log:
             process = subprocess.Popen(
-                [*before, *command(*words, "--results", self.results(number))],
+                [*before, *command(*words, "--results", self.results)],
                 stdout=log,
                 stderr=log,
                 env={**os.environ, **variables},
@@ -38,8 +38,9 @@ class Nodes:
             self.wait_for(0, "waiting for")
         return process
 
-    def results(self, number: int) -> Path:
-        return self.folder / f"results-{number}"
+    @property
+    def results(self) -> Path:
+        return self.folder / "results"
 
     def _log(self, number: int) -> Path:
         return self.folder / f"node-{number}.log"
@@ -60,7 +61,7 @@ class Nodes:
         return [process.wait(300) for process in self.processes]
 
     def records(self) -> list[TrialRecord]:
-        return list(read_records(self.results(0)))
+        return list(read_records(self.results))
 
     def end(self) -> None:
         for process in self.processes:
