@@ -29,7 +29,7 @@ def node_options(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option(
             "--rdzv-endpoint",
             metavar="HOST:PORT",
-            help="Without Slurm: start the same command on each of --nodes nodes; the first, HOST, keeps the results.",
+            help="Without Slurm: start the same command on --nodes nodes, which share --results; HOST is the first.",
         ),
         click.option("--nodes", type=Count(MOST_NODES), metavar="N", help="The number of nodes, with --rdzv-endpoint."),
         click.option(

@@ -52,8 +52,9 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     sweep: str
     """The Meeting's."""
     number: int = 0
+    """Of the trial, also in a later run of the first node's command."""
     trial: str = ""
-    """The path of its trial.json in its scratch folder, from the results folder."""
+    """The path of its trial.json in its scratch folder, from the results folder. Empty: end it."""
     options: tuple[str, ...] = ()
     """Of train/processes/node.py, the same on all nodes."""
     nodes: dict[str, str] = {}
@@ -149,7 +150,6 @@ class TorchrunNodes(LauncherOnNodes):
         self.ranks_per_node = ranks_per_node
         self._meeting, self._lock = meeting, lock
         self._nodes = {"": node_name()}
-        self._num_orders = 0
         atexit.register(self._leave)
 
     def launcher(self, local: Launcher, mark: str, environment: Mapping[str, str]) -> Launcher:
@@ -201,10 +201,9 @@ class TorchrunNodes(LauncherOnNodes):
         meeting, nodes = self._meeting, dict(list(self._nodes.items())[:num_nodes])
         if lost := [name for node_id, name in nodes.items() if not meeting.lives(node_id)]:
             raise NodesLost(lost)
-        self._num_orders += 1
         order = Order(
             sweep=meeting.sweep,
-            number=self._num_orders,
+            number=time.time_ns(),
             trial=str(trial.relative_to(meeting.results)),
             options=node_options(meeting.endpoint, num_nodes, self.ranks_per_node, scratch.name),
             nodes=nodes,
@@ -227,7 +226,7 @@ class TrialOnNodes:
     """A trial that runs on this node and on others."""
 
     def __init__(self, meeting: Meeting, order: Order, own: TorchrunTrial) -> None:
-        self._meeting, self._own, self._number = meeting, own, order.number
+        self._meeting, self._order, self._own = meeting, order, own
         self._running = {node_id: name for node_id, name in order.nodes.items() if node_id}
         self._lost: list[str] = []
 
@@ -240,15 +239,18 @@ class TrialOnNodes:
         """Return the ends of the trial on nodes since the last call; wait at most ``seconds`` for the first."""
         deadline, exits = time.monotonic() + seconds, list[RankExit]()
         while not exits and not self.finished and time.monotonic() < deadline:
-            exits = self._ends() if self._own.finished else self._own.wait(_POLL_SECONDS) + self._ends()
+            if self._own.finished:
+                time.sleep(_POLL_SECONDS)
+            else:
+                exits += self._own.wait(_POLL_SECONDS)
+            exits += self._ends()
         return exits
 
     def _ends(self) -> list[RankExit]:
-        self._meeting.pause()
         exits = []
         for node_id, name in list(self._running.items()):
             lives, node = self._meeting.lives(node_id), self._meeting.read(OtherNode, node_id)
-            if node is not None and node.done == self._number:
+            if node is not None and node.done == self._order.number:
                 exits.append(exit_of(None, node.code))
             elif not lives:
                 self._lost.append(name)
@@ -261,11 +263,12 @@ class TrialOnNodes:
     def kill(self) -> None:
         """End the ranks on all nodes."""
         with contextlib.suppress(OSError):
-            self._meeting.write(Order(sweep=self._meeting.sweep))
+            self._meeting.write(msgspec.structs.replace(self._order, trial=""))
         if not self._own.finished:
             self._own.kill()
         deadline = time.monotonic() + _SECONDS_TO_END
         while self._running and time.monotonic() < deadline:
+            time.sleep(_POLL_SECONDS)
             self._ends()
         self._lost += self._running.values()
         self._running = {}
@@ -305,8 +308,9 @@ def follow(meeting: Meeting) -> None:
                     f"the first node, {meeting.endpoint}, is gone; run the same command on each node, which resumes"
                 )
             if order is not None and order.number != done and node_id in order.nodes:
-                _take_part(meeting, order, node_id)
+                code = _take_part(meeting, order, node_id) if order.trial else 1
                 done = order.number
+                meeting.write(OtherNode(name=node_name(), sweep=meeting.sweep, done=done, code=code), node_id)
             meeting.pause()
             first = meeting.writer()
     except OSError as error:
@@ -315,8 +319,8 @@ def follow(meeting: Meeting) -> None:
         lock.give_back()
 
 
-def _take_part(meeting: Meeting, order: Order, node_id: str) -> None:
-    """Run this node's ranks of a trial while the first node wants them; say how they ended."""
+def _take_part(meeting: Meeting, order: Order, node_id: str) -> int:
+    """Run this node's ranks of a trial while the first node wants them. Return torchrun's exit code."""
     meeting.say(f"trial {Path(order.trial).parent.name}")
     mark, code = str(meeting.folder / node_id), 1
     own = meeting.run(order, node_id, node_environment(mark))
@@ -328,4 +332,4 @@ def _take_part(meeting: Meeting, order: Order, node_id: str) -> None:
         if not own.finished:
             own.kill()
         end_marked(mark)
-    meeting.write(OtherNode(name=node_name(), sweep=meeting.sweep, done=order.number, code=code), node_id)
+    return code
