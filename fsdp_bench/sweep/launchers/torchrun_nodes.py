@@ -39,7 +39,7 @@ from fsdp_bench.sweep.results.lock import FolderLock, Writer, last_writer, node_
 JOIN_SECONDS = 600.0
 """The time that nodes wait for each other at the beginning."""
 _SECONDS_TO_END = 20.0
-"""The time that another node may take to end its ranks."""
+"""How long another node may take to end its ranks."""
 _POLL_SECONDS = 0.3
 
 Say = Callable[[str], None]
@@ -91,7 +91,7 @@ class Meeting:
             raise MachineError(f"{sweep_file}: {error.strerror}") from None
 
     def join(self, node_id: str) -> FolderLock:
-        """Begin to give signs of life, as a node with an ID, or as the first node, without.
+        """Begin to give signs of life: as the node with an ID, or without one as the first node.
 
         Raises:
             ResultsError: if the folder cannot be written, or another process is the first node.
@@ -174,15 +174,14 @@ class TorchrunNodes(LauncherOnNodes):
             found = {path.stem for path in meeting.folder.glob("*.json")} - known
             new = [one for one in sorted(found) if one not in left_before or meeting.writer(one) != left_before[one]]
             for node_id in new[:missing]:
-                known.add(node_id)
-                self._meet(node_id)
+                if (node := meeting.read(OtherNode, node_id)) is not None:
+                    known.add(node_id)
+                    self._meet(node_id, node)
         return self
 
-    def _meet(self, node_id: str) -> None:
+    def _meet(self, node_id: str, node: OtherNode) -> None:
         """Let a node take part if it is the right one."""
         meeting, names = self._meeting, self._nodes.values()
-        if (node := meeting.read(OtherNode, node_id)) is None:
-            return
         if node.sweep != meeting.sweep:
             meeting.say(f"node {node.name} was refused: it runs another sweep file or version")
         elif meeting.lives(node_id):

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,6 +19,8 @@ import pytest
 from fsdp_bench.spec.rank_report import Outcome
 from fsdp_bench.spec.record import TrialRecord
 from fsdp_bench.sweep.launchers.processes import MARK
+from fsdp_bench.sweep.launchers.torchrun_nodes import Meeting, Order, OtherNode, follow
+from fsdp_bench.sweep.results import lock
 from fsdp_bench.sweep.results.load import read_records
 from tests.conftest import refused, run_command, run_process, write_tiny_sweep
 from tests.sweep.launchers.nodes import Nodes
@@ -213,6 +216,28 @@ def test_without_the_first_node_the_others_end_and_leave_nothing(start_nodes: St
     while processes_of(str(tmp_path)):
         assert time.monotonic() < deadline
         time.sleep(0.1)
+
+
+def test_a_node_answers_an_order_that_was_withdrawn_before_the_node_saw_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise the first node would wait for it, and count it as lost."""
+    monkeypatch.setattr(lock, "BEAT_SECONDS", 0.05)
+    meeting = Meeting(tmp_path, "127.0.0.1:29420", write_tiny_sweep(tmp_path, "world_size = 2"), lambda _line: None)
+    first = meeting.join("")
+    with ThreadPoolExecutor() as pool:
+        other = pool.submit(follow, meeting)
+        try:
+            while not (found := [path.stem for path in meeting.folder.glob("*.json") if path.stem != "order"]):
+                assert not other.done(), other.exception()
+                time.sleep(0.01)
+            meeting.write(Order(sweep=meeting.sweep, number=7, nodes={"": "n0", found[0]: "n1"}))
+            while (node := meeting.read(OtherNode, found[0])) is None or node.done != 7:
+                assert not other.done(), other.exception()
+                time.sleep(0.01)
+        finally:
+            first.give_back()
+        assert other.result(20) is None
 
 
 @pytest.mark.parametrize(
