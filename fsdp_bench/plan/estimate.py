@@ -13,7 +13,6 @@ from functools import cached_property, lru_cache
 
 from fsdp_bench.plan.headroom import Headroom, headroom_of
 from fsdp_bench.rates.communicators import Communicators, communicators_of
-from fsdp_bench.rates.without_time import RatesWithoutTime
 from fsdp_bench.replay.caching_allocator.expandable_segments import UNLIMITED
 from fsdp_bench.replay.caching_allocator.program import Program, program
 from fsdp_bench.replay.caching_allocator.replay import AllocatorReading, Replay
@@ -327,8 +326,7 @@ def start_replay(
     if rank is None:
         ranks = candidate_ranks(shape, setup, kernels)
         rank = ranks[0] if len(ranks) == 1 else worst_rank(shape, setup, kernels)[0].rank
-    found = program_of(shape, setup, kernels, rank)
-    return Replay(found, RatesWithoutTime(), gpu_bytes, expandable_segments)
+    return Replay(program_of(shape, setup, kernels, rank), gpu_bytes, expandable_segments)
 
 
 def program_of(shape: Model, setup: TrainSetup, kernels: Kernels, rank: int) -> Program:

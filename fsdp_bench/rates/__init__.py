@@ -5,7 +5,6 @@ Read in this order:
     datasheet.py      rates from a GPU's datasheet
     attention.py      how long attention takes
     slowest_gpu.py    how much slower the slowest GPU is, for which all wait
-    without_time.py   rates of a GPU that is behind the host, as on the stand-in for NVIDIA's libraries
     calibrated.py     rates that were measured on a machine
     collectives.py    time of collectives: NCCL's cost model on the links of a server
     channels.py       how many multiprocessors a collective occupies

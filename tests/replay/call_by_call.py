@@ -53,12 +53,6 @@ class CachingAllocator:
     def record_stream(self, tensor: int, stream: int) -> None:
         self.state.record_stream(tensor, stream)
 
-    def work(self, nanoseconds: int = 1000) -> None:
-        self.state.device += nanoseconds
-
-    def host_work(self, nanoseconds: int) -> None:
-        self.state.host += nanoseconds
-
     def record_event(self, queue: int) -> None:
         wait(self.state, Op.RECORD_EVENT, queue)
 

@@ -20,7 +20,7 @@ from fsdp_bench.simulate.repeat import MORE_BLOCKS, Log
 from fsdp_bench.simulate.step import STEPS, first_steps
 from fsdp_bench.spec.setup import Api, Precision, ShardingStrategy, TrainSetup
 from tests.profiles import share_of_examples
-from tests.replay.replaying import EverythingTakes, log_of, replay
+from tests.replay.replaying import log_of, replay
 from tests.simulate.test_step import shape
 from tools.validate.random_setups import Cell, draw_cells
 
@@ -35,10 +35,11 @@ def instructions(found: Program) -> Iterator[tuple[object, ...]]:
     for step_number, sections in enumerate(found.steps):
         if step_number >= first_further:
             tensors |= {used: tensors[left] for used, left in found.replaced_tensors()}
-        for section in found.sections[sections.start : sections.stop]:
+        which = slice(sections.start, sections.stop)
+        for section, own in zip(found.sections[which], found.instructions[which], strict=True):
             for blocks_left_out in found.runs(section.block)[:: -1 if section.goes_down else 1]:
-                for at in range(section.begin, section.end):
-                    event, number = found.events[at], found.numbers[at] + blocks_left_out * found.strides[at]
+                for _, first, stride, _, _, at in own:
+                    event, number = found.events[at], first + blocks_left_out * stride
                     if event.kind in (Kind.ALLOCATE, Kind.FREE, Kind.RECORD_STREAM):
                         count += 1
                         if event.kind is Kind.ALLOCATE:
@@ -124,14 +125,14 @@ def test_a_replay_that_stops_in_between_ends_as_one_that_does_not(cell: Cell, sh
     found = program(log)
     assume(found is not None)
     assert found is not None
-    gpu_bytes = int(share * replay(log, seconds=1e-6).peak_reserved_bytes)
-    stopping = Replay(found, EverythingTakes(1e-6), gpu_bytes)
+    gpu_bytes = int(share * replay(log).peak_reserved_bytes)
+    stopping = Replay(found, gpu_bytes)
     is_full = stopping.is_full()
     peaks = [stopping.until(number).peak_reserved_bytes for number in range(1, STEPS + 1)]
     assert peaks == sorted(peaks)
     reading = stopping.until()
     assert is_full == (reading.num_alloc_retries > 0)
-    assert reading == Replay(found, EverythingTakes(1e-6), gpu_bytes).until()
+    assert reading == Replay(found, gpu_bytes).until()
 
 
 @share_of_examples(5)
@@ -141,8 +142,8 @@ def test_a_step_that_leaves_what_it_found_is_not_replayed_again(cell: Cell, shar
     found = program(log)
     assume(found is not None)
     assert found is not None
-    gpu_bytes = int(share * replay(log, None, expandable, seconds=1e-5).peak_reserved_bytes)
-    short = replay(log, gpu_bytes, expandable, seconds=1e-5)
+    gpu_bytes = int(share * replay(log, None, expandable).peak_reserved_bytes)
+    short = replay(log, gpu_bytes, expandable)
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(CachingAllocator, "state", lambda _: object())  # no two are equal
-        assert replay(log, gpu_bytes, expandable, seconds=1e-5) == short
+        assert replay(log, gpu_bytes, expandable) == short

@@ -51,7 +51,7 @@ class Deferred:
 
 
 class CachingAllocator:
-    """One device's allocator, with one clock for the host and one for the device, in nanoseconds.
+    """One device's allocator. CUDA events are numbered in the order in which they are recorded.
 
     Args:
         gpu_bytes: what cudaMalloc may hand out to this process in all, or None for no limit.
@@ -74,25 +74,25 @@ class CachingAllocator:
         self.num_retries = 0
         self.smallest_rest = [SMALL_BYTES + 1, MIN_BLOCK_BYTES] * NUM_STREAMS
         """Of each pool: the size from which on the rest of a block stays free (should_split)."""
-        self.host = 0
-        """The host's clock."""
-        self.device = 0
-        """When the device will have done all work that was issued to it."""
+        self.num_recorded = 0
+        """The number of the last event."""
+        self.num_completed = 0
+        """The last event of which the host knows that the device has done all before it."""
         self.used_by: dict[int, set[int]] = {}
         """Other streams that use a block (stream_uses), by its address."""
         self.deferred: list[deque[tuple[int, Deferred]]] = [deque() for _ in range(NUM_STREAMS)]
-        """Of each stream: freed blocks, each with the time at which its event completes."""
-        self.next_ready = NEVER
-        """The earliest time at which a deferred free can complete."""
+        """Of each stream: freed blocks, each with the number of its event."""
+        self.next_deferred = NEVER
+        """The event that the next deferred free waits for."""
         self.events: list[deque[int]] = [deque() for _ in range(len(Queue))]
-        """Times at which recorded events complete, for which nobody has waited yet."""
+        """Events for which nobody has waited yet."""
 
     def allocate(self, tensor: int, size: int, pool: int) -> bool:
         """Allocate a block of a rounded size; return False where the GPU is out of memory. Follows malloc."""
         if size == 0:  # NativeCachingAllocator::allocate
             self.blocks[tensor] = (0, 0, pool)
             return True
-        if self.next_ready <= self.host:
+        if self.next_deferred <= self.num_completed:
             self.process_events()
         free = self.free_blocks[pool]
         at = bisect_left(free, size << SIZE_SHIFT)
@@ -129,21 +129,21 @@ class CachingAllocator:
             self.used_by.setdefault(address, set()).add(stream)
 
     def record_event(self) -> int:
-        """Return when an event that is recorded now completes: a nanosecond after the last one, to keep their order."""
-        self.device += 1
-        return self.device
+        """Return the number of an event that is recorded now."""
+        self.num_recorded += 1
+        return self.num_recorded
 
     def process_events(self) -> None:
         """Free blocks whose events have all completed.
 
         Follows process_events: of each stream's queue up to the first event that has not completed.
         """
-        self.next_ready = NEVER
+        self.next_deferred = NEVER
         for queue in self.deferred:
             while queue:
-                ready, freed = queue[0]
-                if ready > self.host:
-                    self.next_ready = min(self.next_ready, ready)
+                event, freed = queue[0]
+                if event > self.num_completed:
+                    self.next_deferred = min(self.next_deferred, event)
                     break
                 queue.popleft()
                 freed.num_events -= 1
@@ -156,7 +156,7 @@ class CachingAllocator:
         """Wait for outstanding events, and release cached memory to the driver; release_cached_blocks."""
         for queue in self.deferred:  # synchronize_and_free_events
             if queue:
-                self.host = max(self.host, queue[-1][0])
+                self.num_completed = max(self.num_completed, queue[-1][0])
         self.process_events()
         for pool in range(NUM_POOLS):
             self._release_blocks(pool)
@@ -190,13 +190,13 @@ class CachingAllocator:
         Addresses decide by their order alone, so that a block is named by its place in that order.
         """
         pieces = sorted(self.pieces())
-        places = {address: place for place, (address, *_) in enumerate(pieces)}
+        places, done = {address: place for place, (address, *_) in enumerate(pieces)}, self.num_completed
         return (
             [piece[1:] for piece in pieces],
             [(places[address], streams) for address, streams in sorted(self.used_by.items())],
-            [[(ready - self.host, places[freed.block[0]]) for ready, freed in queue] for queue in self.deferred],
-            [[max(completed - self.host, 0) for completed in queue] for queue in self.events],
-            self.device - self.host,
+            [[(event - done, places[freed.block[0]]) for event, freed in queue] for queue in self.deferred],
+            [[max(event - done, 0) for event in queue] for queue in self.events],
+            self.num_recorded - done,
         )
 
     def pieces(self) -> Iterator[tuple[int, int, int, int]]:
@@ -292,6 +292,6 @@ class CachingAllocator:
         streams = self.used_by.pop(block[0])
         freed = Deferred(block, len(streams))
         for stream in sorted(streams):
-            ready = self.record_event()
-            self.deferred[stream].append((ready, freed))
-            self.next_ready = min(self.next_ready, ready)
+            event = self.record_event()
+            self.deferred[stream].append((event, freed))
+            self.next_deferred = min(self.next_deferred, event)

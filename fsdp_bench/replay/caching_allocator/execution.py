@@ -8,7 +8,7 @@ from fsdp_bench.replay.caching_allocator.allocator import CachingAllocator
 from fsdp_bench.replay.caching_allocator.program import Instruction, Op
 
 # Members of an enum are looked up at each use.
-_ALLOCATE, _FREE, _WORK, _RECORD_STREAM = int(Op.ALLOCATE), int(Op.FREE), int(Op.WORK), int(Op.RECORD_STREAM)
+_ALLOCATE, _FREE, _RECORD_STREAM = int(Op.ALLOCATE), int(Op.FREE), int(Op.RECORD_STREAM)
 
 
 def execute(allocator: CachingAllocator, instructions: Iterable[Instruction], layers_skipped: int) -> int | None:
@@ -23,24 +23,20 @@ def execute(allocator: CachingAllocator, instructions: Iterable[Instruction], la
         elif op == _ALLOCATE:
             if not allocate(number + layers_skipped * second, third, fourth):
                 return index
-        elif op == _WORK:
-            issued = allocator.host + second
-            allocator.host += number
-            allocator.device = max(issued, allocator.device + third)
         elif op == _RECORD_STREAM:
-            allocator.record_stream(number + layers_skipped * second, third)
+            allocator.record_stream(number + layers_skipped * second, fourth)
         else:
             wait(allocator, op, number)
     return None
 
 
 def wait(allocator: CachingAllocator, op: int, queue: int) -> None:
-    """Execute an instruction about time: record an event, wait for one, or synchronize."""
+    """Execute an instruction about events: record one, wait for one, or synchronize."""
     if op == Op.RECORD_EVENT:
         allocator.events[queue].append(allocator.record_event())
     elif op == Op.SYNCHRONIZE:
-        allocator.host = max(allocator.host, allocator.device)
+        allocator.num_completed = allocator.num_recorded
     else:
-        completed = allocator.events[queue].popleft()
+        number = allocator.events[queue].popleft()
         if op == Op.HOST_WAIT:
-            allocator.host = max(allocator.host, completed)
+            allocator.num_completed = max(allocator.num_completed, number)

@@ -11,16 +11,13 @@ blocks may name what those two make. Where it is not so there is no program, and
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
-from functools import cache
 from itertools import accumulate, pairwise
 from typing import NamedTuple
 
-from fsdp_bench.replay.caching_allocator.allocator import NEVER
 from fsdp_bench.replay.caching_allocator.sizes import pool_of, rounded
-from fsdp_bench.simulate.events import Event, Kind, Work
+from fsdp_bench.simulate.events import Event, Kind
 from fsdp_bench.simulate.repeat import Log
 
 FURTHEST_BLOCK = 2
@@ -32,8 +29,6 @@ PASS = 1 << 14
 
 _ALLOCATE = Kind.ALLOCATE
 _OF_A_TENSOR = (Kind.FREE, Kind.RECORD_STREAM)
-_NEVER_READ = (Kind.MARK, Kind.REPEAT, Kind.WAIT_STREAM, Kind.WAIT_COLLECTIVES)
-"""Kinds that the allocator ignores. Each simulated micro-batch runs once here."""
 
 
 class Op(IntEnum):
@@ -41,12 +36,11 @@ class Op(IntEnum):
 
     ALLOCATE = 0
     FREE = 1
-    WORK = 2
-    RECORD_STREAM = 3
-    RECORD_EVENT = 4
-    WAIT_EVENT = 5
-    HOST_WAIT = 6
-    SYNCHRONIZE = 7
+    RECORD_STREAM = 2
+    RECORD_EVENT = 3
+    WAIT_EVENT = 4
+    HOST_WAIT = 5
+    SYNCHRONIZE = 6
 
 
 _OPS = {
@@ -58,14 +52,14 @@ _OPS = {
     Kind.HOST_WAIT: Op.HOST_WAIT,
     Kind.SYNCHRONIZE: Op.SYNCHRONIZE,
 }
+"""The kinds that the allocator reads. Each simulated micro-batch runs once here."""
 
 Instruction = tuple[int, int, int, int, int, int]
 """An operation, four numbers, and the index of its event:
 
     ALLOCATE         tensor, stride, rounded bytes, pool
     FREE             tensor, stride
-    RECORD_STREAM    tensor, stride, stream
-    WORK             nanoseconds: how far it moves the host's clock on, the device's if that is idle, and if it is busy
+    RECORD_STREAM    tensor, stride, 0, stream
     (others)         queue
 
 A stride is added to the tensor's number for each block that was not simulated.
@@ -100,10 +94,8 @@ class Program:
     events: list[Event]
     """The event that each instruction is from."""
     sections: list[Section]
-    numbers: list[int]
-    """The tensor's number of each instruction; for those without a tensor as in events.py."""
-    strides: list[int]
-    """What is added to the tensor's number for each block that was not simulated."""
+    instructions: list[list[Instruction]]
+    """What the allocator executes in each section."""
     num_outside: int
     """Tensors that are made outside of blocks; they have the first numbers."""
     num_each: int
@@ -135,55 +127,6 @@ class Program:
             for run in self.runs(block)
         ]
 
-    def instructions(
-        self, seconds: Callable[[Kind, Work], float | None], launch_nanoseconds: int
-    ) -> list[list[Instruction]]:
-        """Return what the allocator executes in each section.
-
-        ``seconds`` says how long a piece of work takes, None where nobody knows. The host needs
-        ``launch_nanoseconds`` to issue it. Work that follows on work is one instruction.
-        """
-
-        @cache
-        def nanoseconds(kind: Kind, work: Work) -> int:
-            return round(1e9 * (seconds(kind, work) or 0.0))
-
-        found: list[list[Instruction]] = []
-        for section in self.sections:
-            own: list[Instruction] = []
-            for index in range(section.begin, section.end):
-                event, number, stride = self.events[index], self.numbers[index], self.strides[index]
-                kind = event.kind
-                if kind is Kind.ALLOCATE:
-                    size = rounded(event.num_bytes)
-                    own.append((_OPS[kind], number, stride, size, pool_of(size, event.stream), index))
-                elif kind in _OF_A_TENSOR:
-                    own.append((_OPS[kind], number, stride, event.stream, 0, index))
-                elif kind in _OPS:
-                    own.append((_OPS[kind], number, 0, 0, 0, index))
-                elif event.work is not None:
-                    duration = nanoseconds(kind, event.work)
-                    this = (duration, -NEVER, 0) if kind is Kind.HOST_WORK else _issued(launch_nanoseconds, duration)
-                    if own and own[-1][0] == Op.WORK:
-                        this = _one_after_the_other(own.pop()[1:4], this)
-                    own.append((Op.WORK, *this, 0, index))
-            found.append(own)
-        return found
-
-
-_Clocks = tuple[int, int, int]
-"""Nanoseconds of work: how far it moves the host's clock on, and where it leaves the device's clock: at the later of
-the host's clock before it and the second number, and the device's clock before it and the third."""
-
-
-def _issued(launch: int, duration: int) -> _Clocks:
-    return launch, launch + duration, duration
-
-
-def _one_after_the_other(first: _Clocks, second: _Clocks) -> _Clocks:
-    launch, from_host, from_device = second
-    return first[0] + launch, max(first[0] + from_host, first[1] + from_device), first[2] + from_device
-
 
 def program(log: Log) -> Program | None:
     """Return a log as a program; None where its blocks may not stand for others."""
@@ -206,8 +149,8 @@ class _Names:
         self.sections: list[Section] = []
         self.names: list[int] = []
         # Where no other stream uses what is freed, nothing waits for anything.
-        has_time = any(event.kind is Kind.RECORD_STREAM for event in log.events)
-        read = set(Kind).difference(_NEVER_READ) if has_time else {Kind.ALLOCATE, Kind.FREE}
+        has_deferred = any(event.kind is Kind.RECORD_STREAM for event in log.events)
+        read = set(_OPS) if has_deferred else {Kind.ALLOCATE, Kind.FREE}
         known: dict[int, int] = {}
         self._end: dict[int, int] = {}
         """The name that would be next at each place: in each block's passes, and 0 outside of blocks."""
@@ -275,17 +218,27 @@ class _Names:
         def number(name: int) -> int:
             return name + further.get(name // PASS, 0)
 
-        strides: list[int] = []
+        instructions = []
         for section in self.sections:
             first = BLOCK if section.block >= 0 else (self._log.repeated_block + 2) * BLOCK
-            own = self.names[section.begin : section.end]
-            strides += [each if each and name >= first else 0 for name in own]
+            own: list[Instruction] = []
+            for index in range(section.begin, section.end):
+                event, name = self.events[index], self.names[index]
+                if name < 0:
+                    own.append((_OPS[event.kind], event.number, 0, 0, 0, index))
+                    continue
+                stride = each if each and name >= first else 0
+                size, last = 0, int(event.stream)
+                if event.kind is _ALLOCATE:
+                    size = rounded(event.num_bytes)
+                    last = pool_of(size, event.stream)
+                own.append((_OPS[event.kind], number(name), stride, size, last, index))
+            instructions.append(own)
         return Program(
             log=self._log,
             events=self.events,
             sections=self.sections,
-            numbers=[number(n) if n >= 0 else e.number for n, e in zip(self.names, self.events, strict=True)],
-            strides=strides,
+            instructions=instructions,
             num_outside=num_outside,
             num_each=each,
             replaces=[_Replaced(block, number(found), number(left)) for block, found, left in self.replaces],

@@ -5,12 +5,12 @@ graphs and private pools, other settings than ``expandable_segments``, several t
 through the allocator (context, NCCL's buffers, cuBLAS workspaces that are not events).
 
 **When a deferred free completes.** A block that another stream uses (Tensor.record_stream) is free again once an event,
-recorded on that stream when the tensor was freed, has completed; malloc looks for such events (process_events). The
-replay has two clocks for that: the host's, which issues work and waits where PyTorch makes it wait, and the device's,
-which does the work of all streams in the order in which it was issued. Predictions let work take so long that it ends
-only when the host waits (rates/without_time.py), as in a rehearsal; that matches torchtitan's published active peaks of
-FSDP1 within 0.1 %, and so did times from datasheets. Clocks for each stream and communicator predicted 0.2 to 0.5 %
-less.
+recorded on that stream when the tensor was freed, has completed; malloc looks for such events (process_events). Here
+the GPU is behind the host, as in a rehearsal: an event has completed when the host has waited for it, or for one that
+was recorded later, on whichever stream. That matches torchtitan's published active peaks of FSDP1 within 0.1 %. So did
+times from datasheets with one clock for all streams; a clock for each stream and communicator predicted 0.2 to 0.5 %
+less. In a real job streams overlap, but a collective ends only when the slowest rank has joined it, and a peak is that
+of the worst of many steps.
 """
 
 from __future__ import annotations
@@ -18,12 +18,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from fsdp_bench.rates.datasheet import Rates
 from fsdp_bench.replay.caching_allocator.allocator import CachingAllocator
 from fsdp_bench.replay.caching_allocator.execution import execute
 from fsdp_bench.replay.caching_allocator.expandable_segments import ExpandableAllocator
 from fsdp_bench.replay.caching_allocator.program import Program, Section
-from fsdp_bench.replay.durations import Durations
 from fsdp_bench.simulate.step import without_collections
 
 LATER_STEPS = 8
@@ -71,7 +69,6 @@ class Replay:
 
     Args:
         program: what happens.
-        rates: how long work takes; what they do not know takes no time.
         gpu_bytes: what cudaMalloc may hand out to this process in all, or None for no limit.
         expandable_segments: PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True.
     """
@@ -79,13 +76,10 @@ class Replay:
     def __init__(
         self,
         program: Program,
-        rates: Rates,
         gpu_bytes: int | None = None,
         expandable_segments: bool = False,
     ) -> None:
         self._program = program
-        launch = round(1e9 * rates.launch_seconds)
-        self._instructions = program.instructions(Durations(rates).seconds, launch)
         self._allocator = (ExpandableAllocator if expandable_segments else CachingAllocator)(gpu_bytes)
         self._peaks = [0] * len(program.sections)
         """The most that was allocated in each section."""
@@ -156,7 +150,7 @@ class Replay:
         for number in step:
             section, allocator.peak_allocated = sections[number], allocator.allocated
             for skipped in self._program.runs(section.block)[:: -1 if section.goes_down else 1]:
-                failed = execute(allocator, self._instructions[number], skipped)
+                failed = execute(allocator, self._program.instructions[number], skipped)
                 self._peaks[number] = max(allocator.peak_allocated, self._peaks[number])
                 if allocator.num_retries and self._full_in_phase is None:
                     self._full_in_phase = section.phase

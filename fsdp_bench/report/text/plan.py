@@ -177,7 +177,7 @@ def _price(offer: Offer) -> str:
         return f"{UNKNOWN}: the catalogue has none for {offer.cluster.server.name}; --price 2.10/gpu-hour states one"
     each = offer.per_hour / offer.cluster.num_nodes
     age = price.age_days(date.today())
-    old = "" if age is None else f", {age} days ago"
+    old = "" if age is None or age < 1 else f", {age} days ago"
     region = "" if price.region is None else f" in {price.region}"
     return f"{each:,.2f} {price.currency} a server and hour, {goal.tariff.value}{region} ({price.source.date}{old})"
 

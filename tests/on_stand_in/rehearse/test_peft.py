@@ -86,7 +86,7 @@ def test_allocated_is_that_of_a_rehearsal_within_one_percent(kind: str, api: str
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(("kind", "api"), CASES)
 def test_the_exported_script_needs_what_was_predicted(kind: str, api: str, tmp_path: Path) -> None:
-    """Under fsdp2 to the byte; under fsdp1 but for a remainder that the allocator leaves at a block.
+    """But for what the allocator does not split off a block, up to 1 MiB: it depends on what loading left in its cache.
 
     Under QLoRA each layer has a copy of a table of 256 numbers, of which the recording counts one (bitsandbytes 0.50,
     functional.py, quantize_blockwise: ``code.to(A.device, copy=True)``).
@@ -95,9 +95,8 @@ def test_the_exported_script_needs_what_was_predicted(kind: str, api: str, tmp_p
     one = chosen_by_prediction(answer(question), CONFIG, "fsdp-bench predict --lora 16")
     expected, found = predicted(one), rehearsed(one, "pytorch", tmp_path)
     copies = 8 * 7 * 256 * 4 if kind == "qlora" else 0  # blocks, their linear layers
-    apart = NOT_SPLIT if api == "fsdp1" else 0
-    assert abs(found["backward"] - expected["backward"] - copies) <= apart
-    assert found["forward"] == max(expected["forward"], expected["loss"]) + copies
+    assert found["backward"] == pytest.approx(expected["backward"] + copies, abs=2 * NOT_SPLIT)
+    assert found["forward"] == pytest.approx(max(expected["forward"], expected["loss"]) + copies, abs=2 * NOT_SPLIT)
 
 
 @pytest.mark.parametrize(
