@@ -95,6 +95,7 @@ def test_dry_runs_of_drawn_setups_are_as_predicted() -> None:
     assert found["summary"]["num_cells"] == found["summary"]["num_equal"] == len(found["cells"]) == 1
 
 
+@pytest.mark.slow
 def test_the_published_chart_stands_beside_predictions_without_a_claim(tmp_path: Path) -> None:
     path = tmp_path / "published.png"
     done = run_validate("--against", "published-sizes", "--json", "--chart", path)

@@ -17,7 +17,7 @@ from fsdp_bench.spec.units import format_gib, format_seconds
 from fsdp_bench.validate.memory import MemoryComparison, Summary, compare_with_record, summarize
 from fsdp_bench.validate.step_time import TimeComparison, compare_time, summarize_time
 
-NOT_HERE = "its code would have to be recorded first: fsdp-bench validate RESULTS"
+NOT_HERE = "its code would have to be recorded first: fsdp-bench validate --against RESULTS"
 MOST_BLOCKS = 4096
 """Most blocks, of all micro-batches of a step, that are simulated: the numbers of a record may be anything."""
 Numbered = Sequence[tuple[int, TrialRecord]]
