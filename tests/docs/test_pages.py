@@ -30,6 +30,8 @@ SLOW = {
     "fsdp-bench plan --model Llama-3.1-8B --tokens 1T --deadline 60d --server p5.48xlarge --nodes 1-8"
     " --global-batch 4M": "docs/guide/plan.md",
     "python -m tools.validate --against published": "docs/validation/tables.md",
+    "python -m tools.validate --against published-sizes"
+    " --chart max-size-published-2022.png": "docs/validation/published.md",
 }
 """Long commands, which run in ``make validate``. Tests of the same commands with less work run always."""
 
