@@ -30,7 +30,7 @@ def command(against: str, calibration: Path | None, page: Path | None, as_json: 
     Measured results are also compared in time: with a calibration of the machine, or by their GPU's datasheet.
 
     \b
-    fsdp-bench validate --against results/h200/throughput --page validation.md
+    fsdp-bench validate --against results/xeon-2-cores/cpu --page validation.md
     """
     if page is not None and page.suffix.lower() != ".md":
         raise SpecError(f"--page: {str(page)!r} is not allowed; the page is Markdown, a file that ends in .md")
