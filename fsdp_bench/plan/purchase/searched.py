@@ -27,7 +27,7 @@ _GOOD = 4
 
 
 @dataclass(frozen=True)
-class ServerType:
+class Kind:
     """One kind of server."""
 
     server: Server
@@ -52,7 +52,7 @@ class Searched:
     def __init__(
         self,
         simulated: Simulated,
-        kind: ServerType,
+        kind: Kind,
         nodes: Sequence[int],
         times: float = 1.0,
         among: Sequence[Setting] | None = None,

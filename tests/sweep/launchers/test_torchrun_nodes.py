@@ -19,7 +19,7 @@ import pytest
 from fsdp_bench.spec.rank_report import Outcome
 from fsdp_bench.spec.record import TrialRecord
 from fsdp_bench.sweep.launchers.processes import MARK
-from fsdp_bench.sweep.launchers.torchrun_nodes import Meeting, NodeTask, OtherNode, follow
+from fsdp_bench.sweep.launchers.torchrun_nodes import Meeting, Order, OtherNode, follow
 from fsdp_bench.sweep.results import lock
 from fsdp_bench.sweep.results.load import read_records
 from tests.conftest import refused, run_command, run_process, write_tiny_sweep
@@ -231,7 +231,7 @@ def test_a_node_answers_an_order_that_was_withdrawn_before_the_node_saw_it(
             while not (found := [path.stem for path in meeting.folder.glob("*.json") if path.stem != "order"]):
                 assert not other.done(), other.exception()
                 time.sleep(0.01)
-            meeting.write(NodeTask(sweep=meeting.sweep, number=7, nodes={"": "n0", found[0]: "n1"}))
+            meeting.write(Order(sweep=meeting.sweep, number=7, nodes={"": "n0", found[0]: "n1"}))
             while (node := meeting.read(OtherNode, found[0])) is None or node.done != 7:
                 assert not other.done(), other.exception()
                 time.sleep(0.01)

@@ -32,7 +32,7 @@ class EnoughSteps(BaseException):
 
 
 @dataclass(frozen=True)
-class TimeSpan:
+class Span:
     """The time between two moments of a step."""
 
     step: int
@@ -47,7 +47,7 @@ class Steps:
     """Follows the script from span to span."""
 
     def __init__(self, most: int | None, counters: PeakCounters, issued: IssuedWork | None = None) -> None:
-        self.spans: list[TimeSpan] = []
+        self.spans: list[Span] = []
         self.num_steps = 0
         """Steps that have ended."""
         self._most = most
@@ -88,7 +88,7 @@ class Steps:
         if peak is not None:
             follows = phase == "optimizer" and self.num_steps and not self._saw_backward
             step = self.num_steps if follows else self.num_steps + 1
-            self.spans.append(TimeSpan(step, phase, peak, time.time_ns() // 1000))
+            self.spans.append(Span(step, phase, peak, time.time_ns() // 1000))
 
     def _begin(self, phase: str) -> None:
         self._phase = phase
