@@ -266,7 +266,7 @@ class _Binding:
 
     def _call(self, call: Call, scope: Scope) -> CallModule:
         code: list[Any] = []
-        products = masked_products(call.code, self._variant.names)
+        products, reads = masked_products(call.code, self._variant.names), self._reads(call)
         for index, instruction in enumerate(call.code):
             if type(instruction) is Loop:
                 loop = self._loops[instruction.number]
@@ -281,21 +281,15 @@ class _Binding:
                 product = products.get(index)
                 bound = self._instruction(instruction, scope)
                 code.append(bound if product is None else self._add_mask(bound, product, scope))
-                if self._is_read(instruction, call.module):
+                if index in reads:
                     code.append(HostWait())
         inputs, outputs = (tuple(self._tensor(t, scope) for t in each) for each in (call.inputs, call.outputs))
         return CallModule(scope.name(call.module), inputs, tuple(code), outputs, call.num_positional)
 
-    def _is_read(self, instruction: Instruction, module: str) -> bool:
-        """Whether transformers reads an operator's result on the host in each forward.
-
-        Whether sequences are packed, find_packed_sequence_indices in masking_utils.py asks the GPU: a cumulative sum of
-        the position ids' steps, then ``.all()`` in an ``if``. Mixtures of experts also sum up, inside of blocks.
-        """
-        if type(instruction) is not Operator or self._code.origin.code != "huggingface":
-            return False
-        name, *_ = operator_name(self._variant.names[instruction.name])
-        return name == "aten::cumsum" and not any(module.startswith(f"{path}.") for path in self._code.num_blocks)
+    def _reads(self, call: Call) -> set[int]:
+        """Return where transformers reads a result on the host in each forward; never inside of a block."""
+        inside = any(call.module.startswith(f"{path}.") for path in self._code.num_blocks)
+        return set() if inside or self._code.origin.code != "huggingface" else reads(call.code, self._variant.names)
 
     def _first_block(self, block: Call) -> tuple[RequireGrad, CallModule] | None:
         """Return a block whose inputs needed no gradient with the code of a later one; None for other blocks."""
@@ -459,6 +453,24 @@ def masked_products(code: Sequence[Instruction], names: Sequence[str]) -> dict[i
             if name == "aten::_safe_softmax" and product is not None and addition >= 0:
                 found[addition] = product
             product = None
+    return found
+
+
+def reads(code: Sequence[Instruction], names: Sequence[str]) -> set[int]:
+    """Return the places where transformers asks the GPU whether sequences are packed, and the host waits.
+
+    find_packed_sequence_indices in masking_utils.py: ``(position_diff != 1).cumsum(-1)``, and ``.all()`` in an ``if``.
+    Position ids that RoBERTa and OPT add up from a mask nobody reads; these sum what is no comparison's own result.
+    """
+    found, before = set[int](), ""
+    for index, each in enumerate(code):
+        if type(each) is not Operator:
+            continue
+        name, *_ = operator_name(names[each.name])
+        if name == "aten::cumsum" and before == "aten::ne":
+            found.add(index)
+        if name != "prim::device":
+            before = name
     return found
 
 
