@@ -84,6 +84,8 @@ class Meeting:
         """
         self.results, self.endpoint, self.say = results.absolute(), endpoint, say
         self.folder = self.results / f".nodes-{endpoint}"
+        self._owner: int | None = None
+        """The user whose files are read: others who may write here would otherwise start trials as this one."""
         try:
             self.sweep = hashlib.sha256(__version__.encode() + b"\0" + sweep_file.read_bytes()).hexdigest()
             """What has to be the same on all nodes."""
@@ -101,6 +103,7 @@ class Meeting:
             (self.folder / node_id).mkdir(parents=True, exist_ok=True)
             lock.take()
             self.write(OtherNode(name=node_name(), sweep=self.sweep) if node_id else Order(sweep=self.sweep), node_id)
+            self._owner = self._path(node_id).stat().st_uid  # as the file server sees this process
         except OSError as error:
             raise ResultsError(f"{self.folder}: cannot be written: {error.strerror or error}") from None
         return lock
@@ -119,13 +122,17 @@ class Meeting:
         Raises:
             OSError: if it cannot be written.
         """
-        write_atomically(self.folder / f"{node_id or 'order'}.json", msgspec.json.encode(content))
+        write_atomically(self._path(node_id), msgspec.json.encode(content))
 
     def read(self, kind: type[T], node_id: str = "") -> T | None:
-        """Return what ``write`` has written; None if there is nothing."""
-        with contextlib.suppress(OSError, msgspec.DecodeError):
-            return msgspec.json.decode((self.folder / f"{node_id or 'order'}.json").read_bytes(), type=kind)
+        """Return what ``write`` has written; None if there is nothing, or another user wrote it."""
+        with contextlib.suppress(OSError, msgspec.DecodeError), open(self._path(node_id), "rb") as file:
+            if os.fstat(file.fileno()).st_uid == self._owner:
+                return msgspec.json.decode(file.read(), type=kind)
         return None
+
+    def _path(self, node_id: str) -> Path:
+        return self.folder / f"{node_id or 'order'}.json"
 
     def run(self, order: Order, node_id: str, environment: Mapping[str, str]) -> TorchrunTrial:
         """Start the torchrun of a node."""

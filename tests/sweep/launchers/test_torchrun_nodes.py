@@ -218,6 +218,18 @@ def test_without_the_first_node_the_others_end_and_leave_nothing(start_nodes: St
         time.sleep(0.1)
 
 
+def test_a_node_reads_no_order_of_another_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who may write into the results folder could otherwise have it run a trial, which names code, as this user."""
+    meeting = Meeting(tmp_path, "127.0.0.1:29420", write_tiny_sweep(tmp_path, "world_size = 2"), lambda _line: None)
+    lock = meeting.join("")
+    try:
+        assert meeting.read(Order) == Order(sweep=meeting.sweep)
+        monkeypatch.setattr(meeting, "_owner", os.getuid() + 1)
+        assert meeting.read(Order) is None
+    finally:
+        lock.give_back()
+
+
 def test_a_node_answers_an_order_that_was_withdrawn_before_the_node_saw_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
