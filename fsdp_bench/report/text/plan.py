@@ -39,6 +39,7 @@ def plan_text(found: Plan) -> str:
         lines += ["", *table_lines(table_columns(_HEADERS, rows, _NUMBERS, _droppable(found)))]
     if any(_NEVER_COMPARED in cell for row in rows for cell in row):
         lines.append("* as predicted: no published run of such a setup on such a GPU was ever compared")
+        lines.append("  (the winner is one of these only where no other is in time and in budget)")
     shown = {offer.cluster.server.name for offer in found.picked.all()}
     if beaten := [name for name in found.looked_at if name not in shown]:
         why = "none of their offers is the cheapest or the fastest, or their price is unknown"
