@@ -171,7 +171,7 @@ def _with_fewest(result: HardwareResult, options: SetupOptions, headroom_bytes: 
     """Return the result with the setting of a plan that fits fewer GPUs than any in the table, if there is one."""
     from fsdp_bench.plan.purchase.fewest import fewest_gpus
     from fsdp_bench.plan.purchase.goal import Goal
-    from fsdp_bench.plan.purchase.searched import Kind
+    from fsdp_bench.plan.purchase.searched import ServerType
 
     given, hardware = given_options(), result.hardware
     searched = [name for name in DEFAULTS if name not in given]
@@ -181,7 +181,7 @@ def _with_fewest(result: HardwareResult, options: SetupOptions, headroom_bytes: 
         return result
     fixed.setdefault("micro_batch_size", 1)
     goal = Goal(read_model(options), fixed=fixed, open=open_fields, headroom_bytes=headroom_bytes)
-    found = fewest_gpus(goal, Kind(hardware.server, hardware.gpu, None, hardware.server.gpus_per_node))
+    found = fewest_gpus(goal, ServerType(hardware.server, hardware.gpu, None, hardware.server.gpus_per_node))
     listed = [cell.fits for cell in result.answered if cell.fits is not None]
     if found is None or min(listed, default=inf) <= found.question.setup.world_size:
         return result

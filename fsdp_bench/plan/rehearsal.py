@@ -15,7 +15,7 @@ from fsdp_bench.rates.communicators import Communicators, communicators_of
 from fsdp_bench.spec.codec import to_builtins
 from fsdp_bench.spec.hardware import Gpu, Hardware
 from fsdp_bench.spec.setup import ShardingStrategy, TrainSetup
-from fsdp_bench.spec.subprocesses.rehearsal import RehearsalOutcome, RehearsalReport, Span
+from fsdp_bench.spec.subprocesses.rehearsal import PhasePeaks, RehearsalOutcome, RehearsalReport
 
 
 def headroom_of_script(hardware: Hardware, world_size: int, stated_bytes: int | None) -> Headroom:
@@ -109,12 +109,12 @@ class Rehearsal:
         return None if self.verdict is None else self.verdict is Verdict.FITS
 
     @cached_property
-    def first_step(self) -> Span | None:
+    def first_step(self) -> PhasePeaks | None:
         """The span of the first step with its peak; the step includes loading."""
         return _highest([span for step, spans in self.report.steps() if step == 1 for span in spans])
 
     @cached_property
-    def steady_state(self) -> Span | None:
+    def steady_state(self) -> PhasePeaks | None:
         """The span with the peak of the steps after the first. None if there was only one."""
         return _highest([span for step, spans in self.report.steps() if step > 1 for span in spans])
 
@@ -158,7 +158,7 @@ def worst_of(found: Sequence[Rehearsal]) -> Rehearsal:
     return max(found, key=lambda one: (one.fits is False, one.fits is None, one.report.peak_reserved_bytes))
 
 
-def _highest(spans: list[Span]) -> Span | None:
+def _highest(spans: list[PhasePeaks]) -> PhasePeaks | None:
     return max(spans, key=lambda span: span.allocated_bytes, default=None)
 
 

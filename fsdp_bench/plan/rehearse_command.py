@@ -14,7 +14,7 @@ from fsdp_bench.plan.defaults import USUAL_GPUS_PER_NODE
 from fsdp_bench.plan.gpu_memory_option import sized, stated_headroom
 from fsdp_bench.plan.rehearsal import Rehearsal, headroom_of_script
 from fsdp_bench.rehearse.build import StandInGpu
-from fsdp_bench.rehearse.command import Command, Launcher, read_command
+from fsdp_bench.rehearse.command import Command, RankStarter, read_command
 from fsdp_bench.rehearse.run import rehearse
 from fsdp_bench.spec.errors import SpecError, shown
 from fsdp_bench.spec.hardware import Gpu, Hardware, Server
@@ -113,7 +113,7 @@ def command_to_rehearse(
     hardware = sized(place.hardware, gpu_memory, None)
     is_counted = any(given is not None for given in (server, nodes, gpus_per_node, world_size))
     world = place.world_size if is_counted else None
-    alone = understood.launcher is Launcher.NONE
+    alone = understood.launcher is RankStarter.NONE
     each = place.gpus_per_node if is_counted else 1 if alone else USUAL_GPUS_PER_NODE
     if world is not None and server is None and gpus_per_node is None:
         each = min(USUAL_GPUS_PER_NODE, world)

@@ -33,7 +33,7 @@ INTERPRETER_OPTION = re.compile(r"-([bBdEIOPqRsSuvx]*)(?:([mcWX])(.*))?", re.DOT
 """Flags, then at most one option with a value, as in ``-uWignore``. -i, -h and -V leave nothing to rehearse."""
 
 
-class Launcher(StrEnum):
+class RankStarter(StrEnum):
     """The launcher of the ranks."""
 
     NONE = "none"
@@ -43,10 +43,10 @@ class Launcher(StrEnum):
 
 
 LAUNCHER_MODULES = {
-    "torch.distributed.run": Launcher.TORCHRUN,
-    "torch.distributed.launch": Launcher.TORCH_LAUNCH,
-    "accelerate.commands.launch": Launcher.ACCELERATE,
-    "accelerate.commands.accelerate_cli": Launcher.ACCELERATE,
+    "torch.distributed.run": RankStarter.TORCHRUN,
+    "torch.distributed.launch": RankStarter.TORCH_LAUNCH,
+    "accelerate.commands.launch": RankStarter.ACCELERATE,
+    "accelerate.commands.accelerate_cli": RankStarter.ACCELERATE,
 }
 
 
@@ -58,7 +58,7 @@ class Command:
     """The interpreter that would run, absolute. Symbolic links are kept: a virtual environment is found by them."""
     interpreter_options: tuple[str, ...]
     """Such as ``-u``, ``-X``, ``dev``; without ``-m`` and ``-c``."""
-    launcher: Launcher
+    launcher: RankStarter
     launcher_words: tuple[str, ...]
     """The words that follow the launcher. Without one: ``-m MODULE``, ``-c CODE`` or a script, and its arguments."""
     environment: Mapping[str, str]
@@ -88,7 +88,7 @@ def read_command(words: Sequence[str], environment: Mapping[str, str], folder: P
         module = LAUNCHER_SCRIPTS.get(program.name)
         rest = ["-m", module, *rest] if module else [str(program), *rest]
     launcher, rest = _launched_module(rest)
-    if launcher is Launcher.NONE:
+    if launcher is RankStarter.NONE:
         _require_script(rest, folder)
     return Command(python, tuple(options), launcher, tuple(rest), assigned)
 
@@ -170,10 +170,10 @@ def _interpreter_options(words: Sequence[str]) -> tuple[list[str], list[str]]:
     return options, rest
 
 
-def _launched_module(program: list[str]) -> tuple[Launcher, list[str]]:
+def _launched_module(program: list[str]) -> tuple[RankStarter, list[str]]:
     """Return the launcher that ``-m MODULE`` starts, if it is one, and what follows it."""
     if program[:1] != ["-m"] or program[1] not in LAUNCHER_MODULES:
-        return Launcher.NONE, program
+        return RankStarter.NONE, program
     module, rest = program[1], program[2:]
     if module == "accelerate.commands.accelerate_cli":
         if rest[:1] != ["launch"]:

@@ -22,7 +22,7 @@ from fsdp_bench.simulate.events import Event, Kind, Queue, Stream, Work
 _COMPUTE = Stream.COMPUTE
 
 
-class Mark:
+class EventMark:
     """A place in a stream, as a CUDA event marks it: ``time`` is when the stream gets there, None until it is known."""
 
     __slots__ = ("time",)
@@ -55,7 +55,7 @@ class Item:
     issued: float = 0.0
     """When the host has issued it."""
     ran: Ran | None = None
-    mark: Mark | None = None
+    mark: EventMark | None = None
     count: int = 0
     """A collective's number in its process group; for WAIT_FOR_STARTED, how many were started."""
     number: int = 0
@@ -85,11 +85,11 @@ class Streams:
 
     def __post_init__(self) -> None:
         self._host = 0.0
-        self._host_waits: Mark | None = None
+        self._host_waits: EventMark | None = None
         self._queues: list[deque[Item]] = [deque() for _ in Stream]
         self._free = [0.0] * len(Stream)
         """When each stream has done what was timed."""
-        self._marks: dict[int, deque[Mark]] = {}
+        self._marks: dict[int, deque[EventMark]] = {}
         self._issued: dict[str, int] = {}
         self._done: dict[str, int] = {}
         self._group_free: dict[str, float] = {}
@@ -174,9 +174,9 @@ class Streams:
         elif kind is Kind.WAIT_COLLECTIVES:
             self._queues[stream].append(Item(Step.WAIT_FOR_STARTED, count=self._num_started))
 
-    def _mark(self, stream: int) -> Mark:
+    def _mark(self, stream: int) -> EventMark:
         """Mark the place behind all that a stream was given."""
-        mark = Mark()
+        mark = EventMark()
         if self._queues[stream]:
             self._queues[stream].append(Item(Step.RECORD, mark=mark))
         else:

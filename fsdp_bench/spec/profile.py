@@ -43,13 +43,13 @@ Seconds = Annotated[float, Meta(ge=0)]
 """A time in seconds; 0 if it was smaller than the noise."""
 
 
-class Timed(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class TimedOperation(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One timed operation: the mean over repetitions and over all ranks, which ran it at the same time."""
 
     seconds: Positive
 
 
-class MatmulTime(Timed, frozen=True, kw_only=True):
+class MatmulTime(TimedOperation, frozen=True, kw_only=True):
     """The time of a matrix product, m x k by k x n."""
 
     layout: str
@@ -60,7 +60,7 @@ class MatmulTime(Timed, frozen=True, kw_only=True):
     k: Count
 
 
-class AttentionTime(Timed, frozen=True, kw_only=True):
+class AttentionTime(TimedOperation, frozen=True, kw_only=True):
     """The time of causal scaled dot product attention of one sequence."""
 
     backward: bool
@@ -70,7 +70,7 @@ class AttentionTime(Timed, frozen=True, kw_only=True):
     head_dim: Count
 
 
-class OperatorTime(Timed, frozen=True, kw_only=True):
+class OperatorTime(TimedOperation, frozen=True, kw_only=True):
     """The time of a memory-bound operator."""
 
     operator: str
@@ -79,7 +79,7 @@ class OperatorTime(Timed, frozen=True, kw_only=True):
     """Bytes read and written."""
 
 
-class CopyTime(Timed, frozen=True, kw_only=True):
+class CopyTime(TimedOperation, frozen=True, kw_only=True):
     """The time of a copy between pinned host memory and the device."""
 
     direction: str
@@ -87,7 +87,7 @@ class CopyTime(Timed, frozen=True, kw_only=True):
     num_bytes: Count
 
 
-class OptimizerTime(Timed, frozen=True, kw_only=True):
+class OptimizerTime(TimedOperation, frozen=True, kw_only=True):
     """The time of one optimizer step on equal fp32 tensors."""
 
     kind: str
@@ -97,7 +97,7 @@ class OptimizerTime(Timed, frozen=True, kw_only=True):
     """Number of elements of all tensors together."""
 
 
-class CollectiveTime(Timed, frozen=True, kw_only=True):
+class CollectiveTime(TimedOperation, frozen=True, kw_only=True):
     """The time of a collective in one group, while all other groups of this size run the same collective."""
 
     kind: str

@@ -80,7 +80,7 @@ class TimeComparison(msgspec.Struct, frozen=True, kw_only=True):
         return abs(self.predicted_exposed_seconds - measured) / measured
 
 
-class Order(msgspec.Struct, frozen=True, kw_only=True):
+class SpeedOrder(msgspec.Struct, frozen=True, kw_only=True):
     """Number of pairs of trials whose measured steps do not overlap, and of pairs predicted in the same order."""
 
     num_pairs: int
@@ -107,9 +107,9 @@ class TimeSummary(msgspec.Struct, frozen=True, kw_only=True):
     median_exposed_error_by_difference: float | None
     """The median of the absolute relative errors of exposed communication."""
     median_exposed_error_by_profiler: float | None
-    strategies: Order
+    strategies: SpeedOrder
     """Pairs of trials with different strategies, or hybrids with different shard groups."""
-    apis: Order
+    apis: SpeedOrder
     """Pairs of trials with fsdp1 and fsdp2 and the same strategy."""
 
 
@@ -204,10 +204,10 @@ def _known(values: Iterable[float | None]) -> list[float]:
     return [value for value in values if value is not None]
 
 
-def _order(pairs: Iterable[tuple[TimeComparison, TimeComparison]]) -> Order:
+def _order(pairs: Iterable[tuple[TimeComparison, TimeComparison]]) -> SpeedOrder:
     """Count pairs of a faster and a slower trial."""
     right = [_seconds(faster) < _seconds(slower) for faster, slower in pairs]
-    return Order(num_pairs=len(right), num_in_order=sum(right))
+    return SpeedOrder(num_pairs=len(right), num_in_order=sum(right))
 
 
 def _seconds(one: TimeComparison) -> float:

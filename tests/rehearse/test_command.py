@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fsdp_bench.rehearse.command import Command, Launcher, read_command
+from fsdp_bench.rehearse.command import Command, RankStarter, read_command
 from fsdp_bench.spec.errors import SpecError
 
 PIP_LONG_PATH = "#!/bin/sh\n'''exec' \"{python}\" \"$0\" \"$@\"\n' '''\nimport sys\n"
@@ -60,24 +60,24 @@ def test_the_interpreters_options_end_where_the_program_begins(
     folder: Path, line: str, options: tuple[str, ...], words: tuple[str, ...]
 ) -> None:
     command = read(folder, line)
-    assert (command.launcher, command.interpreter_options, command.launcher_words) == (Launcher.NONE, options, words)
+    assert (command.launcher, command.interpreter_options, command.launcher_words) == (RankStarter.NONE, options, words)
     assert command.python == folder.parent / "bin" / line.split()[0]  # the link itself: a virtual environment's
 
 
 @pytest.mark.parametrize(
     ("line", "launcher"),
     [
-        ("torchrun", Launcher.TORCHRUN),
-        ("../bin/torchrun", Launcher.TORCHRUN),
-        ("python -u -m torch.distributed.run", Launcher.TORCHRUN),
-        ("python -m torch.distributed.launch", Launcher.TORCH_LAUNCH),
-        ("accelerate launch", Launcher.ACCELERATE),
-        ("accelerate-launch", Launcher.ACCELERATE),
-        ("python -m accelerate.commands.launch", Launcher.ACCELERATE),
-        ("python -m accelerate.commands.accelerate_cli launch", Launcher.ACCELERATE),
+        ("torchrun", RankStarter.TORCHRUN),
+        ("../bin/torchrun", RankStarter.TORCHRUN),
+        ("python -u -m torch.distributed.run", RankStarter.TORCHRUN),
+        ("python -m torch.distributed.launch", RankStarter.TORCH_LAUNCH),
+        ("accelerate launch", RankStarter.ACCELERATE),
+        ("accelerate-launch", RankStarter.ACCELERATE),
+        ("python -m accelerate.commands.launch", RankStarter.ACCELERATE),
+        ("python -m accelerate.commands.accelerate_cli launch", RankStarter.ACCELERATE),
     ],
 )
-def test_a_launchers_words_are_left_to_the_launcher(folder: Path, line: str, launcher: Launcher) -> None:
+def test_a_launchers_words_are_left_to_the_launcher(folder: Path, line: str, launcher: RankStarter) -> None:
     command = read(folder, f"{line} --nproc-per-node 8 nowhere.py --x")
     assert command.launcher is launcher
     assert command.launcher_words == ("--nproc-per-node", "8", "nowhere.py", "--x")
@@ -106,7 +106,7 @@ def test_a_console_script_runs_in_the_interpreter_of_its_first_line(
     assert command.python.samefile(home / "bin" / "python")
     assert not command.python.is_relative_to(folder)
     assert command.interpreter_options == options
-    assert (command.launcher, command.launcher_words) == (Launcher.NONE, (str(script), "run", "--x"))
+    assert (command.launcher, command.launcher_words) == (RankStarter.NONE, (str(script), "run", "--x"))
 
 
 @pytest.mark.parametrize("line", ["A=1 B=x=y python train.py", "env A=1 B=x=y python train.py"])

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from fsdp_bench.rehearse import run
 from fsdp_bench.rehearse.build import StandInGpu
-from fsdp_bench.rehearse.command import Command, Launcher
+from fsdp_bench.rehearse.command import Command, RankStarter
 from fsdp_bench.spec.codec import from_json, to_json
 from fsdp_bench.spec.subprocesses.rehearsal import RehearsalOptions, RehearsalOutcome, RehearsalPlan
 from tests.report.test_rehearsal_text import REPORT
@@ -35,7 +35,7 @@ def started(
     monkeypatch.setattr(run, "_run", instead)
     monkeypatch.setattr(run, "find_torch", lambda python: None)
     monkeypatch.setattr(run, "build_stand_in", lambda torch, otherwise: folder)
-    command = Command(Path(sys.executable), (), Launcher.NONE, ("-c", "pass"), environment)
+    command = Command(Path(sys.executable), (), RankStarter.NONE, ("-c", "pass"), environment)
     with pytest.raises(run.RehearsalError) as failed:
         run.rehearse(command, GPU, 0, RehearsalOptions(world_size=1, gpus_per_node=1))
     return seen[0], str(failed.value)
@@ -85,6 +85,6 @@ def test_what_was_seen_is_kept_of_a_script_that_is_ended(
     monkeypatch.setattr(run, "_run", instead)
     monkeypatch.setattr(run, "find_torch", lambda python: None)
     monkeypatch.setattr(run, "build_stand_in", lambda torch, otherwise: tmp_path)
-    command = Command(Path(sys.executable), (), Launcher.NONE, ("-c", "pass"), {})
+    command = Command(Path(sys.executable), (), RankStarter.NONE, ("-c", "pass"), {})
     report = run.rehearse(command, GPU, 0, RehearsalOptions(world_size=1, gpus_per_node=1), 1.0)
     assert (report.outcome, report.spans) == (cut, REPORT.spans)

@@ -21,19 +21,19 @@ from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.subprocesses.rehearsal import (
     GpuRead,
     HeldLine,
-    Line,
+    PhasePeaks,
     RehearsalOutcome,
     RehearsalReport,
     ScriptFailure,
-    Span,
+    SourceLine,
 )
 from fsdp_bench.spec.units import GIB
 
-OWN, INNER = Line("train.py", 17, "<module>"), Line("/env/site-packages/transformers/loss.py", 42, "loss")
+OWN, INNER = SourceLine("train.py", 17, "<module>"), SourceLine("/env/site-packages/transformers/loss.py", 42, "loss")
 
 
-def span(step: int, phase: str, gib: float, reserved: float = 30.0, retries: int = 0) -> Span:
-    return Span(
+def span(step: int, phase: str, gib: float, reserved: float = 30.0, retries: int = 0) -> PhasePeaks:
+    return PhasePeaks(
         step=step,
         phase=phase,
         allocated_bytes=int(gib * GIB),

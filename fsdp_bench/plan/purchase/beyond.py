@@ -9,7 +9,7 @@ from math import inf
 from fsdp_bench.plan.estimate import MemoryPrediction, predict_memory
 from fsdp_bench.plan.purchase.goal import Goal
 from fsdp_bench.plan.purchase.offer import Offer
-from fsdp_bench.plan.purchase.searched import Kind, Searched
+from fsdp_bench.plan.purchase.searched import Searched, ServerType
 from fsdp_bench.plan.purchase.settings import settings, setup_of
 from fsdp_bench.plan.purchase.simulated import Simulated
 from fsdp_bench.simulate.operators.kernels import CUDA, kernels_on
@@ -36,7 +36,7 @@ def number_of_nodes(count: int) -> str:
     return "1 node" if count == 1 else f"{count} nodes"
 
 
-def beyond(goal: Goal, kinds: Sequence[Kind], most: int) -> tuple[tuple[Offer, ...], str]:
+def beyond(goal: Goal, kinds: Sequence[ServerType], most: int) -> tuple[tuple[Offer, ...], str]:
     """Return the offers on the fewest nodes, more than ``most``, on which something fits; and what to change, as text.
 
     Args:
@@ -77,7 +77,7 @@ def _on_few(searched: Searched) -> Offer | None:
     return None
 
 
-def _why_never(goal: Goal, kinds: Sequence[Kind]) -> str:
+def _why_never(goal: Goal, kinds: Sequence[ServerType]) -> str:
     """Return what stays on each GPU of the most nodes, with the setting that saves the most."""
     if not kinds:
         return ""

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from fsdp_bench.plan.purchase.fastest import Timed
 from fsdp_bench.plan.purchase.offer import Offer
-from fsdp_bench.plan.purchase.searched import Kind, Searched
+from fsdp_bench.plan.purchase.searched import Searched, ServerType
 from fsdp_bench.plan.purchase.settings import can_run
 from fsdp_bench.plan.purchase.simulated import Simulated, step_seconds
 from fsdp_bench.spec.recording.model import Model, code_of
@@ -23,7 +23,7 @@ class OtherCode:
     is_same_setting: bool
 
 
-def with_other_code(winner: Offer, model: Model, kind: Kind) -> OtherCode:
+def with_other_code(winner: Offer, model: Model, kind: ServerType) -> OtherCode:
     """Return the offer on the winner's servers with other code. If its setting does not fit, others are searched."""
     goal, code = replace(winner.goal, model=model, other=None), code_of(model)
     setup, cluster = winner.timed.setup, winner.cluster

@@ -19,7 +19,7 @@ from fsdp_bench.plan.purchase.offer import Offer
 from fsdp_bench.plan.purchase.other_code import OtherCode, with_other_code
 from fsdp_bench.plan.purchase.pick import Picked, pick, reason_of
 from fsdp_bench.plan.purchase.safest import safest
-from fsdp_bench.plan.purchase.searched import Kind, Searched
+from fsdp_bench.plan.purchase.searched import Searched, ServerType
 from fsdp_bench.plan.purchase.simulated import Simulated
 from fsdp_bench.simulate.step import without_collections
 from fsdp_bench.spec.errors import SpecError
@@ -79,15 +79,17 @@ class Plan:
         return f"<table><caption>{escape(self.reason)}</caption>{rows}</table>"
 
 
-def kinds_of(catalog: Catalog, names: Sequence[str]) -> list[Kind]:
+def kinds_of(catalog: Catalog, names: Sequence[str]) -> list[ServerType]:
     """Return the servers of a catalogue that are named, by default all."""
     servers = [catalog.server(name) for name in names] or catalog.servers()
-    return [Kind(one, catalog.gpu(one.gpu), catalog.price(one), one.gpus_per_node) for one in dict.fromkeys(servers)]
+    return [
+        ServerType(one, catalog.gpu(one.gpu), catalog.price(one), one.gpus_per_node) for one in dict.fromkeys(servers)
+    ]
 
 
 def plan(
     goal: Goal,
-    kinds: Sequence[Kind],
+    kinds: Sequence[ServerType],
     nodes: Sequence[int] = NODES,
     progress: Callable[[str], None] = lambda what: None,
 ) -> Plan:
@@ -113,7 +115,7 @@ def plan(
         return replace(found, other_code=with_other_code(found.winner, goal.other, kind))
 
 
-def _or_nearest(goal: Goal, kinds: Sequence[Kind], nodes: Sequence[int], progress: Callable[[str], None]) -> Plan:
+def _or_nearest(goal: Goal, kinds: Sequence[ServerType], nodes: Sequence[int], progress: Callable[[str], None]) -> Plan:
     found = _plan(goal, kinds, nodes, progress)
     if found.num_offers:
         return found
@@ -134,7 +136,7 @@ def _or_nearest(goal: Goal, kinds: Sequence[Kind], nodes: Sequence[int], progres
     return replace(found, picked=replace(found.picked, nearest=nearest), reason=reason)
 
 
-def _plan(goal: Goal, kinds: Sequence[Kind], nodes: Sequence[int], progress: Callable[[str], None]) -> Plan:
+def _plan(goal: Goal, kinds: Sequence[ServerType], nodes: Sequence[int], progress: Callable[[str], None]) -> Plan:
     simulated, searched, left = Simulated(goal, max(nodes)), list[Searched](), list[Left]()
     for kind in kinds:
         progress(kind.server.name)
@@ -149,7 +151,7 @@ def _plan(goal: Goal, kinds: Sequence[Kind], nodes: Sequence[int], progress: Cal
     return _Choice(goal, searched, left, progress).plan()
 
 
-def _why_unknown(kind: Kind) -> str | None:
+def _why_unknown(kind: ServerType) -> str | None:
     if kind.gpu.usable_memory_bytes is None:
         return "nobody documents how much memory of its GPU can be used"
     if not kind.gpu.native_bf16:

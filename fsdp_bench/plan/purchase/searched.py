@@ -27,7 +27,7 @@ _GOOD = 4
 
 
 @dataclass(frozen=True)
-class Kind:
+class ServerType:
     """One kind of server."""
 
     server: Server
@@ -52,7 +52,7 @@ class Searched:
     def __init__(
         self,
         simulated: Simulated,
-        kind: Kind,
+        kind: ServerType,
         nodes: Sequence[int],
         times: float = 1.0,
         among: Sequence[Setting] | None = None,

@@ -14,13 +14,13 @@ from types import ModuleType
 from typing import Any
 from unittest import mock
 
-from .launch import Launch, Rank, parsed, rank_environment, replaced, started_program, torchrun_environment
+from .launch import Launch, LaunchedRank, parsed, rank_environment, replaced, started_program, torchrun_environment
 
 NAME = "accelerate launch"
 ALLOWED = "FSDP, DDP and a single GPU can be rehearsed: --use_fsdp or --multi_gpu, or distributed_type of the config"
 
 
-def understand_accelerate(words: Sequence[str], one: Rank) -> Launch:
+def understand_accelerate(words: Sequence[str], one: LaunchedRank) -> Launch:
     """Return what ``accelerate launch`` followed by these words would start as this rank.
 
     Raises:
@@ -46,7 +46,9 @@ def understand_accelerate(words: Sequence[str], one: Rank) -> Launch:
     return Launch(kind, target, arguments, sentence, environment, gives_ranks, num_processes, per_node)
 
 
-def _validated(accelerate_launch: ModuleType, args: argparse.Namespace, one: Rank) -> tuple[argparse.Namespace, Any]:
+def _validated(
+    accelerate_launch: ModuleType, args: argparse.Namespace, one: LaunchedRank
+) -> tuple[argparse.Namespace, Any]:
     """Return the arguments with those of the config file, and the config or None; ``said_processes`` is added.
 
     accelerate finds no GPU while it reads: CUDA would else start in the script's process, before the script.
@@ -82,7 +84,7 @@ def _refuse_other_hardware(args: argparse.Namespace, config: Any) -> None:
 
 
 def _environment(
-    accelerate_launch: ModuleType, args: argparse.Namespace, one: Rank, gives_ranks: bool
+    accelerate_launch: ModuleType, args: argparse.Namespace, one: LaunchedRank, gives_ranks: bool
 ) -> dict[str, str]:
     """Return the variables that accelerate, and torchrun below it, set for each process."""
     # The world that is asked for, on all GPUs. Port 0 is free: accelerate refuses one that is in use.

@@ -19,7 +19,7 @@ ANY_NUMBER_PER_NODE = ("gpu", "auto", "cpu", "xpu")
 
 
 @dataclass(frozen=True)
-class Rank:
+class LaunchedRank:
     """The rank to run, and its world."""
 
     rank: int
@@ -71,7 +71,7 @@ def rank_environment(rank: int, world_size: int, gpus_per_node: int) -> dict[str
 
     The names are those of ``LocalElasticAgent._start_workers`` (torch/distributed/elastic/agent/server).
     """
-    one = Rank(rank, world_size, gpus_per_node)
+    one = LaunchedRank(rank, world_size, gpus_per_node)
     numbers = {
         "RANK": rank,
         "LOCAL_RANK": one.local_rank,
@@ -93,14 +93,14 @@ def rank_environment(rank: int, world_size: int, gpus_per_node: int) -> dict[str
     }
 
 
-def understand_torchrun(words: Sequence[str], one: Rank) -> Launch:
+def understand_torchrun(words: Sequence[str], one: LaunchedRank) -> Launch:
     """Return what torchrun would start. Raises ValueError as ``understand`` does."""
     from torch.distributed.run import get_args_parser
 
     return _launched_by_torch(parsed(get_args_parser(), words, "torchrun"), words, one, "torchrun")
 
 
-def understand_torch_distributed_launch(words: Sequence[str], one: Rank) -> Launch:
+def understand_torch_distributed_launch(words: Sequence[str], one: LaunchedRank) -> Launch:
     """As torchrun, but the script gets its local rank as an argument (torch/distributed/launch.py)."""
     from torch.distributed.run import get_args_parser
 
@@ -114,7 +114,7 @@ def understand_torch_distributed_launch(words: Sequence[str], one: Rank) -> Laun
     return launch
 
 
-def _launched_by_torch(args: argparse.Namespace, words: Sequence[str], one: Rank, name: str) -> Launch:
+def _launched_by_torch(args: argparse.Namespace, words: Sequence[str], one: LaunchedRank, name: str) -> Launch:
     kind, target, arguments = started_program(args, name)
     # torchrun puts each process's local rank where its arguments say ${local_rank} (elastic/utils/api.py, macros).
     arguments = [word.replace("${local_rank}", str(one.local_rank)) for word in arguments]
@@ -140,7 +140,7 @@ def _world_of(args: argparse.Namespace, name: str) -> tuple[int | None, int | No
     return (int(nodes.pop()) * per_node if len(nodes) == 1 else None), per_node
 
 
-def torchrun_environment(args: argparse.Namespace, one: Rank) -> dict[str, str]:
+def torchrun_environment(args: argparse.Namespace, one: LaunchedRank) -> dict[str, str]:
     """Return what torchrun sets for each process beside its rank (``run.config_from_args``, ``_start_workers``)."""
     environment = {
         "ROLE_NAME": getattr(args, "role", "default"),
@@ -153,7 +153,7 @@ def torchrun_environment(args: argparse.Namespace, one: Rank) -> dict[str, str]:
     return environment
 
 
-def replaced(name: str, words: Sequence[str], args: argparse.Namespace, one: Rank, note: str = "") -> str:
+def replaced(name: str, words: Sequence[str], args: argparse.Namespace, one: LaunchedRank, note: str = "") -> str:
     """Return the line that names the launcher, its arguments and its script, without the script's own arguments."""
     said = shlex.join(words[: len(words) - len(args.training_script_args)])
     return f"{name} {said}{note}: replaced by {one}"

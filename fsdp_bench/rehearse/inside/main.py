@@ -49,7 +49,7 @@ class _Rehearsal:
         from .observe.memory import PeakCounters
         from .observe.reads import Reads
         from .observe.steps import Steps
-        from .replace.host_memory import HostMemory
+        from .replace.host_memory import SkippedWrites
 
         self.plan, self.files, self.launch, self.rank = plan, files, launch, rank
         self.world_size, self.gpus_per_node = of_ranks
@@ -58,7 +58,7 @@ class _Rehearsal:
         self.issued = IssuedWork() if plan["notes_work"] else None
         self.steps: Steps = Steps(plan["steps"], self.counters, self.issued)
         self.reads = Reads()
-        self.host = HostMemory()
+        self.host = SkippedWrites()
 
     def prepare(self) -> None:
         """Install everything that observes or replaces."""

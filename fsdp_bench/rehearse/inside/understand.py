@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from .launch import (
     Launch,
-    Rank,
+    LaunchedRank,
     python_program,
     understand_torch_distributed_launch,
     understand_torchrun,
@@ -27,7 +27,7 @@ def understand(launcher: str, words: Sequence[str], rank: int, world_size: int, 
     Raises:
         ValueError: The launcher refuses its arguments, or starts what cannot be rehearsed. One line.
     """
-    one = Rank(rank, world_size, gpus_per_node)
+    one = LaunchedRank(rank, world_size, gpus_per_node)
     if launcher == "torchrun":
         return understand_torchrun(words, one)
     if launcher == "torch.distributed.launch":

@@ -66,7 +66,7 @@ A stride is added to the tensor's number for each block that was not simulated.
 """
 
 
-class Section(NamedTuple):
+class UnmarkedPart(NamedTuple):
     """A part without marks."""
 
     phase: str
@@ -93,7 +93,7 @@ class Program:
     log: Log
     events: list[Event]
     """The event that each instruction is from."""
-    sections: list[Section]
+    sections: list[UnmarkedPart]
     instructions: list[list[Instruction]]
     """What the allocator executes in each section."""
     num_outside: int
@@ -146,7 +146,7 @@ class _Names:
     def __init__(self, log: Log) -> None:
         self._log = log
         self.events: list[Event] = []
-        self.sections: list[Section] = []
+        self.sections: list[UnmarkedPart] = []
         self.names: list[int] = []
         # Where no other stream uses what is freed, nothing waits for anything.
         has_deferred = any(event.kind is Kind.RECORD_STREAM for event in log.events)
@@ -171,7 +171,7 @@ class _Names:
                 self.events.append(event)
             assert name - place < (PASS if place else BLOCK) or not log.extra_blocks  # else two would have one name
             self._end[place] = name
-            self.sections.append(Section(part.phase, part.block, part.goes_down, begin, len(self.events)))
+            self.sections.append(UnmarkedPart(part.phase, part.block, part.goes_down, begin, len(self.events)))
         self.replaces = [
             _Replaced(known[found] // BLOCK - 1 if log.extra_blocks else -1, known[found], known[left])
             for found, left in log.replaces
@@ -192,7 +192,7 @@ class _Names:
                 done[section.block].append(self._relative(section))
         return done[first] == done[first + 1] and self._replace_alike()
 
-    def _relative(self, section: Section) -> list[tuple[object, ...]]:
+    def _relative(self, section: UnmarkedPart) -> list[tuple[object, ...]]:
         """Return what a section does, with names as they would be in the repeated block."""
         shift, where = (section.block - self._log.repeated_block) * BLOCK, slice(section.begin, section.end)
         return [

@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from fsdp_bench.replay.caching_allocator.allocator import CachingAllocator
 from fsdp_bench.replay.caching_allocator.execution import execute
 from fsdp_bench.replay.caching_allocator.expandable_segments import ExpandableAllocator
-from fsdp_bench.replay.caching_allocator.program import Program, Section
+from fsdp_bench.replay.caching_allocator.program import Program, UnmarkedPart
 from fsdp_bench.simulate.step import without_collections
 
 LATER_STEPS = 8
@@ -176,6 +176,6 @@ class Replay:
         )
 
 
-def _failed(program: Program, section: Section, layers_skipped: int, index: int) -> OutOfMemory:
+def _failed(program: Program, section: UnmarkedPart, layers_skipped: int, index: int) -> OutOfMemory:
     block = section.block + layers_skipped if section.block >= 0 else -1
     return OutOfMemory(section.phase, block, program.events[index].label, program.events[index].num_bytes)

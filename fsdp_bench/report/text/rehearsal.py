@@ -14,11 +14,11 @@ from fsdp_bench.report.text.communicators import communicators_fact
 from fsdp_bench.report.text.rehearsed_time import step_cell, time_lines
 from fsdp_bench.spec.subprocesses.rehearsal import (
     HeldLine,
-    Line,
+    PhasePeaks,
     RehearsalOutcome,
     RehearsalReport,
     ScriptFailure,
-    Span,
+    SourceLine,
 )
 from fsdp_bench.spec.units import format_gib
 
@@ -98,7 +98,7 @@ def _at(failure: ScriptFailure | None) -> str:
     return f"{place(own)} ({place(inner)})" if inner is not None and inner != own else place(own)
 
 
-def place(line: Line) -> str:
+def place(line: SourceLine) -> str:
     """Return a line of Python as ``file:line``, below the current folder or the folder of packages."""
     file = line.file
     if "site-packages" in file:
@@ -264,5 +264,5 @@ def several(found: Sequence[Rehearsal]) -> str:
     return "\n".join([f"rank {worst.report.rank} decides: {verdict_line(worst)}", "", *table])
 
 
-def _gib(peak: Span | None) -> str:
+def _gib(peak: PhasePeaks | None) -> str:
     return format_gib(peak.allocated_bytes) if peak else UNKNOWN

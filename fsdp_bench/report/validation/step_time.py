@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from fsdp_bench.report.text.common import UNKNOWN
 from fsdp_bench.report.validation.memory import count_of
 from fsdp_bench.spec.units import format_seconds
-from fsdp_bench.validate.step_time import Order, TimeComparison, TimeSummary
+from fsdp_bench.validate.step_time import SpeedOrder, TimeComparison, TimeSummary
 
 WORST_SHOWN = 10
 
@@ -54,7 +54,7 @@ def _exposed(median_error: float | None, num_trials: int, near: str) -> str:
     return f"median error {error} (within 20 % or 5 % of the step: {near})"
 
 
-def _order(order: Order) -> str:
+def _order(order: SpeedOrder) -> str:
     return f"{count_of(order.num_in_order, order.num_pairs)}, where no measured steps overlap"
 
 

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from fsdp_bench.simulate.models.transformer import Loading, SimulatedModel, SimulatedTransformer
 from fsdp_bench.simulate.operators.core import Operators
 from fsdp_bench.simulate.operators.kernels import Kernels
-from fsdp_bench.simulate.recorded.bind import Program, bind
+from fsdp_bench.simulate.recorded.bind import BoundStep, bind
 from fsdp_bench.simulate.recorded.model import RecordedTransformer
 from fsdp_bench.simulate.repeat import FEW_BLOCKS
 from fsdp_bench.spec.errors import SpecError
@@ -62,7 +62,7 @@ def _program(
     kernels: Kernels,
     loss: Loss,
     inputs_need_grad: bool,
-) -> Program:
+) -> BoundStep:
     code = model.code
     if length < code.shortest or length > (code.longest or length):
         if code.shortest == code.longest:

@@ -286,7 +286,7 @@ class Loading(Enum):
     MOVED = "from host memory: each unit is moved to the GPU whole, and sharded"
 
 
-class Ends(NamedTuple):
+class EndModules(NamedTuple):
     """The modules of the unit before the blocks and of the one behind them, each in the order of forward."""
 
     before: tuple[Module, ...]
@@ -327,7 +327,7 @@ class SimulatedModel(Module):
         return {}
 
     @property
-    def ends(self) -> Ends | None:
+    def ends(self) -> EndModules | None:
         """What units of their own are made of with block-and-ends; None if the head is the embedding, or not known."""
         return None
 
@@ -360,10 +360,10 @@ class SimulatedTransformer(SimulatedModel):
         self.norm = self.child((RMSNorm if llama else LayerNorm)(op, shape.hidden_size))
 
     @property
-    def ends(self) -> Ends | None:
+    def ends(self) -> EndModules | None:
         """The embeddings; the norm and the head."""
         positions = () if self.positions is None else (self.positions,)
-        return None if self.lm_head is None else Ends((self.embedding, *positions), (self.norm, self.lm_head))
+        return None if self.lm_head is None else EndModules((self.embedding, *positions), (self.norm, self.lm_head))
 
     def kept_in_root(self) -> list[Module]:
         """Return a tied embedding, which the head reads (train/wrapping/units.py)."""

@@ -17,10 +17,10 @@ from fsdp_bench.simulate.recorded.instructions import (
     Edge,
     Forget,
     ForgetInEachBlock,
-    HostWait,
     Keep,
     Made,
     NodePlan,
+    ReadToHost,
     RequireGrad,
     Run,
     TensorPlan,
@@ -62,7 +62,7 @@ _CATEGORIES = {"": Category.ACTIVATIONS, "l": Category.LOGITS, "g": Category.GRA
 Shape = tuple[int, ...]
 
 
-class Program(msgspec.Struct, frozen=True):
+class BoundStep(msgspec.Struct, frozen=True):
     """A recorded step in plain numbers."""
 
     modules: list[tuple[str, str, tuple[str, ...]]]
@@ -90,7 +90,7 @@ def bind(
     kernels: Kernels,
     loss: Loss = Loss.PLAIN,
     inputs_need_grad: bool = False,
-) -> Program:
+) -> BoundStep:
     """Return a recorded step in plain numbers.
 
     Args:
@@ -160,12 +160,12 @@ class _Binding:
         self._products: dict[int, NodePlan] = {}
         self._first_blocks: dict[int, StandIn] = {}
 
-    def program(self) -> Program:
+    def program(self) -> BoundStep:
         """Return everything bound."""
         variant = self._variant
         modules = list(self._modules())
         top = self._call(variant.top, self._outside)
-        return Program(
+        return BoundStep(
             modules=modules,
             parameters=self._parameters(modules),
             groups=self._group_of,
@@ -282,7 +282,7 @@ class _Binding:
                 bound = self._instruction(instruction, scope)
                 code.append(bound if product is None else self._add_mask(bound, product, scope))
                 if index in reads:
-                    code.append(HostWait())
+                    code.append(ReadToHost())
         inputs, outputs = (tuple(self._tensor(t, scope) for t in each) for each in (call.inputs, call.outputs))
         return CallModule(scope.name(call.module), inputs, tuple(code), outputs, call.num_positional)
 

@@ -174,7 +174,7 @@ class AddMask(msgspec.Struct, frozen=True):
         frame.storages[self.addition.makes[0].number] = product
 
 
-class HostWait(msgspec.Struct, frozen=True, gc=False):
+class ReadToHost(msgspec.Struct, frozen=True, gc=False):
     """The host reads a number from the GPU: it waits until all work before has been done."""
 
     def run(self, _frame: Frame, model: RecordedTransformer) -> None:

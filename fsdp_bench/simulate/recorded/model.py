@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fsdp_bench.simulate.models.transformer import Ends, Module, ModuleList, SimulatedModel, Weight
+from fsdp_bench.simulate.models.transformer import EndModules, Module, ModuleList, SimulatedModel, Weight
 from fsdp_bench.simulate.operators.core import Operators
-from fsdp_bench.simulate.recorded.bind import Program
+from fsdp_bench.simulate.recorded.bind import BoundStep
 from fsdp_bench.simulate.recorded.instructions import CallModule, Forget, ForgetInEachBlock, Frame, Outputs
 from fsdp_bench.simulate.tape import Storage, Tensor
 
@@ -33,7 +33,7 @@ class RecordedTransformer(SimulatedModel):
 
     block = -1
 
-    def __init__(self, op: Operators, program: Program, num_blocks: int, extra_blocks: int) -> None:
+    def __init__(self, op: Operators, program: BoundStep, num_blocks: int, extra_blocks: int) -> None:
         super().__init__(op, num_blocks, extra_blocks)
         _root, *rest = program.modules
         self.program = program
@@ -58,12 +58,12 @@ class RecordedTransformer(SimulatedModel):
         self._is_in_block = self._is_marked = False
 
     @property
-    def ends(self) -> Ends | None:
+    def ends(self) -> EndModules | None:
         """The modules that the code's ends are."""
         found = self.program.ends
         if found is None:
             return None
-        return Ends(*(tuple(self.by_name[name] for name in names) for names in found))
+        return EndModules(*(tuple(self.by_name[name] for name in names) for names in found))
 
     def _weight(self, module: Module, full: str) -> Weight:
         shape, is_trained, dtype = self.program.parameters[full]

@@ -20,7 +20,7 @@ from fsdp_bench.spec.recording.variants import KINDS, VariantKind, offloaded
 FORMAT_VERSION = 2
 
 
-class Parameter(msgspec.Struct, array_like=True, frozen=True, gc=False):
+class RecordedParameter(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """One parameter of the bare model; a tied one is listed once."""
 
     name: str
@@ -102,7 +102,7 @@ class RecordedCode(msgspec.Struct, frozen=True, forbid_unknown_fields=True, eq=F
     """Blocks of the model that was asked for."""
     sizes: dict[str, int]
     """Symbols in formulas beside B and S, with their values in the model that was recorded."""
-    parameters: tuple[Parameter, ...]
+    parameters: tuple[RecordedParameter, ...]
     modules: tuple[ModuleRecord, ...]
     batch: tuple[Input, ...]
     variants: dict[str, msgspec.Raw]

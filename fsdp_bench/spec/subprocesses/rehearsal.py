@@ -80,7 +80,7 @@ class RehearsalOutcome(StrEnum):
     """It was ended by Ctrl-C or a signal."""
 
 
-class Line(msgspec.Struct, frozen=True):
+class SourceLine(msgspec.Struct, frozen=True):
     """A line of Python."""
 
     file: str
@@ -88,7 +88,7 @@ class Line(msgspec.Struct, frozen=True):
     function: str
 
 
-class Span(msgspec.Struct, frozen=True, kw_only=True):
+class PhasePeaks(msgspec.Struct, frozen=True, kw_only=True):
     """One phase of one step: peaks of PyTorch's caching allocator in it."""
 
     step: int
@@ -106,9 +106,9 @@ class Span(msgspec.Struct, frozen=True, kw_only=True):
 class HeldLine(msgspec.Struct, frozen=True, kw_only=True):
     """The memory that one line holds at the peak."""
 
-    line: Line | None
+    line: SourceLine | None
     """The innermost line outside of torch. None for autograd's thread, which has no Python stack."""
-    user_line: Line | None
+    user_line: SourceLine | None
     """The innermost line of the user's own files."""
     num_bytes: int
     num_tensors: int
@@ -117,8 +117,8 @@ class HeldLine(msgspec.Struct, frozen=True, kw_only=True):
 class GpuRead(msgspec.Struct, frozen=True, kw_only=True):
     """A line that reads values from the GPU which are not those of training."""
 
-    line: Line | None
-    user_line: Line | None
+    line: SourceLine | None
+    user_line: SourceLine | None
     operator: str
     """``item``, ``nonzero`` and the like, or ``copy``."""
     decides_sizes: bool
@@ -132,8 +132,8 @@ class ScriptFailure(msgspec.Struct, frozen=True, kw_only=True):
 
     type: str
     message: str
-    line: Line | None
-    user_line: Line | None
+    line: SourceLine | None
+    user_line: SourceLine | None
     traceback: str
 
 
@@ -148,7 +148,7 @@ class RehearsalReport(msgspec.Struct, frozen=True, kw_only=True):
     world_size: int
     gpus_per_node: int
     num_steps: int
-    spans: tuple[Span, ...]
+    spans: tuple[PhasePeaks, ...]
     lines_at_peak: tuple[HeldLine, ...] | None
     """The largest first. None if the script records PyTorch's memory history itself, or switched it off."""
     curve: tuple[tuple[int, int, int], ...] | None
@@ -184,7 +184,7 @@ class RehearsalReport(msgspec.Struct, frozen=True, kw_only=True):
     """Why there is no such step, where that is known."""
 
     @property
-    def peak(self) -> Span | None:
+    def peak(self) -> PhasePeaks | None:
         """The first span with the highest allocated memory. None if the script never used the GPU."""
         return max(self.spans, key=lambda span: span.allocated_bytes, default=None)
 
@@ -210,7 +210,7 @@ class RehearsalReport(msgspec.Struct, frozen=True, kw_only=True):
         """The reads on which sizes depend, so that the peaks are those of this run alone."""
         return tuple(read for read in self.reads if read.decides_sizes)
 
-    def steps(self) -> Iterator[tuple[int, list[Span]]]:
+    def steps(self) -> Iterator[tuple[int, list[PhasePeaks]]]:
         """Yield each step that made an optimizer step, with its spans."""
         for step, spans in groupby(self.spans, key=lambda span: span.step):
             if step <= self.num_steps:

@@ -34,7 +34,7 @@ from fsdp_bench.sweep.launchers.launcher import Launcher, LauncherOnNodes, Nodes
 from fsdp_bench.sweep.launchers.processes import end_marked
 from fsdp_bench.sweep.launchers.start import NODE, node_environment, node_options, start_process
 from fsdp_bench.sweep.launchers.torchrun import TorchrunTrial
-from fsdp_bench.sweep.results.lock import FolderLock, Writer, last_writer, node_name, seems_to_live
+from fsdp_bench.sweep.results.lock import FolderLock, LockHolder, last_writer, node_name, seems_to_live
 
 JOIN_SECONDS = 600.0
 """The time that nodes wait for each other at the beginning."""
@@ -46,7 +46,7 @@ Say = Callable[[str], None]
 T = TypeVar("T")
 
 
-class Order(msgspec.Struct, frozen=True, kw_only=True):
+class NodeTask(msgspec.Struct, frozen=True, kw_only=True):
     """What the first node has all nodes run: nothing, or a trial."""
 
     sweep: str
@@ -102,13 +102,15 @@ class Meeting:
         try:
             (self.folder / node_id).mkdir(parents=True, exist_ok=True)
             lock.take()
-            self.write(OtherNode(name=node_name(), sweep=self.sweep) if node_id else Order(sweep=self.sweep), node_id)
+            self.write(
+                OtherNode(name=node_name(), sweep=self.sweep) if node_id else NodeTask(sweep=self.sweep), node_id
+            )
             self._owner = self._path(node_id).stat().st_uid  # as the file server sees this process
         except OSError as error:
             raise ResultsError(f"{self.folder}: cannot be written: {error.strerror or error}") from None
         return lock
 
-    def writer(self, node_id: str = "") -> Writer | None:
+    def writer(self, node_id: str = "") -> LockHolder | None:
         """Return the last sign of life of a node, of the first one without an ID; None if there is none."""
         return last_writer(self.folder / node_id)
 
@@ -116,7 +118,7 @@ class Meeting:
         """Return whether a node gives signs of life."""
         return (writer := self.writer(node_id)) is not None and seems_to_live(self.folder / node_id, writer)
 
-    def write(self, content: Order | OtherNode, node_id: str = "") -> None:
+    def write(self, content: NodeTask | OtherNode, node_id: str = "") -> None:
         """Write the order, or what a node with an ID says.
 
         Raises:
@@ -134,7 +136,7 @@ class Meeting:
     def _path(self, node_id: str) -> Path:
         return self.folder / f"{node_id or 'order'}.json"
 
-    def run(self, order: Order, node_id: str, environment: Mapping[str, str]) -> TorchrunTrial:
+    def run(self, order: NodeTask, node_id: str, environment: Mapping[str, str]) -> TorchrunTrial:
         """Start the torchrun of a node."""
         trial, rank, name = self.results / order.trial, list(order.nodes).index(node_id), order.nodes[node_id]
         words = [NODE, str(trial), str(trial.parent), *order.options, f"--node-rank={rank}", f"--node-name={name}"]
@@ -207,7 +209,7 @@ class TorchrunNodes(LauncherOnNodes):
         meeting, nodes = self._meeting, dict(list(self._nodes.items())[:num_nodes])
         if lost := [name for node_id, name in nodes.items() if not meeting.lives(node_id)]:
             raise NodesLost(lost)
-        order = Order(
+        order = NodeTask(
             sweep=meeting.sweep,
             number=time.time_ns(),
             trial=str(trial.relative_to(meeting.results)),
@@ -231,7 +233,7 @@ class TorchrunNodes(LauncherOnNodes):
 class TrialOnNodes:
     """A trial that runs on this node and on others."""
 
-    def __init__(self, meeting: Meeting, order: Order, own: TorchrunTrial) -> None:
+    def __init__(self, meeting: Meeting, order: NodeTask, own: TorchrunTrial) -> None:
         self._meeting, self._order, self._own = meeting, order, own
         self._running = {node_id: name for node_id, name in order.nodes.items() if node_id}
         self._lost: list[str] = []
@@ -303,7 +305,7 @@ def follow(meeting: Meeting) -> None:
                 )
             meeting.pause()
         while first is not None and not first.has_ended:
-            order = meeting.read(Order)
+            order = meeting.read(NodeTask)
             if order is not None and order.sweep != meeting.sweep:
                 raise MachineError(
                     f"the first node, {meeting.endpoint}, runs another sweep file or another version of fsdp-bench;"
@@ -325,13 +327,13 @@ def follow(meeting: Meeting) -> None:
         lock.give_back()
 
 
-def _take_part(meeting: Meeting, order: Order, node_id: str) -> int:
+def _take_part(meeting: Meeting, order: NodeTask, node_id: str) -> int:
     """Run this node's ranks of a trial while the first node wants them. Return torchrun's exit code."""
     meeting.say(f"trial {Path(order.trial).parent.name}")
     mark, code = str(meeting.folder / node_id), 1
     own = meeting.run(order, node_id, node_environment(mark))
     try:
-        while not own.finished and meeting.read(Order) in (order, None) and meeting.lives():
+        while not own.finished and meeting.read(NodeTask) in (order, None) and meeting.lives():
             for end in own.wait(_POLL_SECONDS):
                 code = 1 if end.exit_code is None else end.exit_code
     finally:

@@ -34,7 +34,7 @@ DEAD_AFTER_SECONDS = 45.0
 _NO_FLOCK = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
 
-class Writer(msgspec.Struct, frozen=True, kw_only=True):
+class LockHolder(msgspec.Struct, frozen=True, kw_only=True):
     """The contents of a writer's file."""
 
     node: str
@@ -54,7 +54,7 @@ class FolderLock:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._lock: IO[str] | None = None
-        self._writer = Writer(node=node_name(), process=os.getpid(), boot=_boot(), namespace=_namespace())
+        self._writer = LockHolder(node=node_name(), process=os.getpid(), boot=_boot(), namespace=_namespace())
         self._number = 0
         self._ends = threading.Event()
         self._beating: threading.Thread | None = None
@@ -180,10 +180,10 @@ class FolderLock:
                 return True
             time.sleep(BEAT_SECONDS / 5)
 
-    def _is_of_this_node(self, writer: Writer) -> bool:
+    def _is_of_this_node(self, writer: LockHolder) -> bool:
         return (writer.node, writer.boot) == (self._writer.node, self._writer.boot)
 
-    def _is_taken(self, writer: Writer | None) -> ResultsError:
+    def _is_taken(self, writer: LockHolder | None) -> ResultsError:
         who = f" (process {writer.process} on {writer.node})" if writer is not None and writer.process else ""
         return ResultsError(f"{self._folder}: another fsdp-bench sweep is writing here{who}; wait for it to end")
 
@@ -202,13 +202,13 @@ class FolderLock:
             file.truncate()
 
 
-def last_writer(folder: Path) -> Writer | None:
+def last_writer(folder: Path) -> LockHolder | None:
     """Return the last writer of a folder, without taking a lock. None if there was none."""
     numbers = _numbers(folder)
     return _read(_path(folder, numbers[-1])) if numbers else None
 
 
-def seems_to_live(folder: Path, writer: Writer) -> bool:
+def seems_to_live(folder: Path, writer: LockHolder) -> bool:
     """Return whether the last writer of a folder seems to write there still; takes no lock.
 
     On this node its process tells; on another one the time of its last sign of life, as far as clocks agree.
@@ -233,16 +233,16 @@ def _numbers(folder: Path) -> list[int]:
     return sorted(int(number) for number in found if number.isdigit())
 
 
-def _read(path: Path) -> Writer | None:
+def _read(path: Path) -> LockHolder | None:
     """Return what a writer's file says, None if it is gone. One that is just being written is of an unknown writer."""
     try:
         data = path.read_bytes()
     except FileNotFoundError:
         return None
     try:
-        return msgspec.json.decode(data, type=Writer)
+        return msgspec.json.decode(data, type=LockHolder)
     except msgspec.DecodeError:
-        return Writer(node="another node", process=0, boot="")
+        return LockHolder(node="another node", process=0, boot="")
 
 
 def node_name() -> str:

@@ -30,7 +30,7 @@ from fsdp_bench.train.models.huggingface import unpacked_sequences
 from fsdp_bench.train.models.optimizer import optimizer_of
 from fsdp_bench.train.processes.exception_to_outcome import classify
 from fsdp_bench.train.processes.rank import Rank, dump_snapshot, own_memory, trace_path
-from fsdp_bench.train.processes.subject import Subject, subject_of
+from fsdp_bench.train.processes.subject import RankModel, subject_of
 from fsdp_bench.train.step import Training, build_scaler
 from fsdp_bench.train.wrapping.fsdp1 import release
 from fsdp_bench.train.wrapping.readback import effective_setup, local, optimizer_states, storage_bytes
@@ -103,7 +103,7 @@ def _is_compiled(setup: TrainSetup) -> bool:
     return setup.compiles or setup.compiles_optimizer
 
 
-def _prepare(this: Rank, meter: MemoryMeter, num_steps: int) -> tuple[Subject, Training]:
+def _prepare(this: Rank, meter: MemoryMeter, num_steps: int) -> tuple[RankModel, Training]:
     """Build and wrap the model, build the optimizer."""
     setup = this.spec.setup
     subject = subject_of(this.spec, this.rank, this.device, num_steps)
@@ -128,7 +128,7 @@ def _prepare(this: Rank, meter: MemoryMeter, num_steps: int) -> tuple[Subject, T
     return subject, training
 
 
-def _timed_step(training: Training, subject: Subject) -> float:
+def _timed_step(training: Training, subject: RankModel) -> float:
     """Run one step; return its seconds."""
     micro_batches = next(subject.batches)
     training.meter.phase("forward")  # the last optimizer ends here: what moves to the device is this step's
@@ -141,7 +141,7 @@ def _timed_step(training: Training, subject: Subject) -> float:
     return seconds
 
 
-def _next_step(training: Training, subject: Subject) -> None:
+def _next_step(training: Training, subject: RankModel) -> None:
     subject.step(training, next(subject.batches))
 
 

@@ -26,7 +26,7 @@ from fsdp_bench.train.wrapping.wrap_plan import Initializer
 
 
 @dataclass(frozen=True)
-class Subject:
+class RankModel:
     """The model that one rank trains."""
 
     model: nn.Module
@@ -40,7 +40,7 @@ class Subject:
     initialize: Initializer | None = None
 
 
-def subject_of(spec: TrialSpec, rank: int, device: torch.device, num_steps: int) -> Subject:
+def subject_of(spec: TrialSpec, rank: int, device: torch.device, num_steps: int) -> RankModel:
     """Build what a rank trains for so many steps."""
     setup = spec.setup
     if setup.loss.is_fused and spec.run.rehearsed_on is not None:
@@ -50,8 +50,8 @@ def subject_of(spec: TrialSpec, rank: int, device: torch.device, num_steps: int)
         built = build_code(spec.model, setup, rank, num_steps, device, without_data)
         losses = torch.zeros(setup.gradient_accumulation_steps, pin_memory=device.type == "cuda")
         loss = loss_of if setup.loss is Loss.PLAIN else replace_loss(built.model, setup.loss)
-        return Subject(built.model, built.block, built.batches, loss, partial(_step_of_code, losses))
-    return Subject(
+        return RankModel(built.model, built.block, built.batches, loss, partial(_step_of_code, losses))
+    return RankModel(
         model=build(spec.model, DTYPES[setup.precision.store], head_loss(setup.loss)),
         block=BLOCKS[spec.model.family],
         batches=batches(setup, spec.model.vocab_size, num_steps, rank, setup.world_size),

@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.recording.architecture import Architecture
-from fsdp_bench.spec.recording.recorded import Input, ModuleRecord, Origin, Parameter, RecordedCode, Variant
+from fsdp_bench.spec.recording.recorded import Input, ModuleRecord, Origin, RecordedCode, RecordedParameter, Variant
 from fsdp_bench.spec.recording.request import MULTIPLE
 from fsdp_bench.spec.recording.variants import KINDS, VariantKind, offloaded, with_frozen
 from fsdp_bench.train.dry_run.fake_world import fake_device
@@ -269,7 +269,7 @@ class _Facts:
         formulas = Formulas(subject.points)
         everywhere = [dict(model.named_parameters()) for model, _ in built]
         self.parameters = tuple(
-            Parameter(
+            RecordedParameter(
                 name,
                 tuple(formulas.text([Size.product(n) for n in sizes]) for sizes in _dimensions(everywhere, name)),
                 parameter.requires_grad,

@@ -13,7 +13,7 @@ from torch.distributed.fsdp.wrap import CustomPolicy
 
 from fsdp_bench.spec.setup import BackwardPrefetch, Offload, Precision, TrainSetup, Wrap
 from fsdp_bench.train.models.dtypes import DTYPES
-from fsdp_bench.train.wrapping.wrap_plan import Unit, WrapPlan
+from fsdp_bench.train.wrapping.wrap_plan import WrappedUnit, WrapPlan
 
 _PREFETCH = {
     BackwardPrefetch.BACKWARD_PRE: TorchPrefetch.BACKWARD_PRE,
@@ -53,7 +53,7 @@ def wrap_fsdp1(model: nn.Module, plan: WrapPlan) -> nn.Module:
     )
 
 
-def _options_of(unit: Unit, setup: TrainSetup) -> bool | dict[str, Any]:
+def _options_of(unit: WrappedUnit, setup: TrainSetup) -> bool | dict[str, Any]:
     """Return what a unit is wrapped with, for CustomPolicy: True where it is the root's options, or its own ones.
 
     FSDP1 casts the inputs of its root only, so a unit with another compute dtype has to cast its own.

@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from fsdp_bench.spec.setup import BackwardPrefetch, Offload, Precision, TrainSetup, Wrap
 from fsdp_bench.train.models.dtypes import DTYPES
-from fsdp_bench.train.wrapping.wrap_plan import Unit, WrapPlan
+from fsdp_bench.train.wrapping.wrap_plan import WrappedUnit, WrapPlan
 
 
 def mixed_precision(precision: Precision) -> MixedPrecisionPolicy:
@@ -43,7 +43,7 @@ def wrap_fsdp2(model: nn.Module, plan: WrapPlan) -> nn.Module:
     return model
 
 
-def _policy_of(unit: Unit, setup: TrainSetup) -> MixedPrecisionPolicy:
+def _policy_of(unit: WrappedUnit, setup: TrainSetup) -> MixedPrecisionPolicy:
     """Return a unit's policy. One that differs from the model's names its compute dtype, which inputs are cast to."""
     if unit.precision == setup.precision:
         return mixed_precision(unit.precision)

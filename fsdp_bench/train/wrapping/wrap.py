@@ -54,7 +54,7 @@ from fsdp_bench.train.wrapping.float8 import convert_to_float8
 from fsdp_bench.train.wrapping.fsdp1 import wrap_fsdp1
 from fsdp_bench.train.wrapping.fsdp2 import wrap_fsdp2
 from fsdp_bench.train.wrapping.units import Policy, ends, trained_leaves, units_by_class, units_by_policy, units_by_size
-from fsdp_bench.train.wrapping.wrap_plan import Initializer, Unit, WrapPlan
+from fsdp_bench.train.wrapping.wrap_plan import Initializer, WrappedUnit, WrapPlan
 
 BlockClasses = type[nn.Module] | tuple[type[nn.Module], ...]
 
@@ -167,7 +167,7 @@ def _wrap_by_setup(
         convert_to_float8(_blocks(model, [], block_classes), setup.float8)
     if policy is not None:
         units = units_by_policy(model, policy)
-        planned = tuple(Unit((module,), setup.precision) for module in units)
+        planned = tuple(WrappedUnit((module,), setup.precision) for module in units)
     else:
         units = _choose_units(model, setup, block_classes)
         planned = _planned(model, units, setup)
@@ -268,18 +268,18 @@ def _choose_units(model: nn.Module, setup: TrainSetup, classes: BlockClasses | N
     return [*adapters, *units]
 
 
-def _planned(model: nn.Module, units: list[nn.Module], setup: TrainSetup) -> tuple[Unit, ...]:
+def _planned(model: nn.Module, units: list[nn.Module], setup: TrainSetup) -> tuple[WrappedUnit, ...]:
     """Return the units with their options; with block-and-ends also the ends of the model, in the order of forward."""
     if not setup.wrap.has_blocks or setup.is_ddp:
-        return tuple(Unit((module,), setup.precision) for module in units)
+        return tuple(WrappedUnit((module,), setup.precision) for module in units)
     chosen = set(units)
     in_order = [module for module in model.modules() if module in chosen]
     keeps_last = None if setup.reshard_last_block else in_order[-1]
-    blocks = {module: Unit((module,), setup.precision, module is keeps_last) for module in units}
+    blocks = {module: WrappedUnit((module,), setup.precision, module is keeps_last) for module in units}
     if setup.wrap is not Wrap.BLOCK_AND_ENDS:
         return tuple(blocks.values())
     first, head = ends(model, setup.api, in_order)
-    around = Unit(first, setup.precision), Unit(head, setup.head_precision, stays_gathered=True)
+    around = WrappedUnit(first, setup.precision), WrappedUnit(head, setup.head_precision, stays_gathered=True)
     return (around[0], *(blocks[module] for module in in_order), around[1])
 
 

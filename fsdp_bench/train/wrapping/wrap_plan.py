@@ -17,7 +17,7 @@ Initializer = Callable[[torch.Tensor, str], None]
 
 
 @dataclass(frozen=True)
-class Unit:
+class WrappedUnit:
     """One FSDP unit below the root."""
 
     modules: tuple[nn.Module, ...]
@@ -32,7 +32,7 @@ class WrapPlan:
     """All decisions that a wrapper needs; the wrapper makes none of its own."""
 
     setup: TrainSetup
-    units: tuple[Unit, ...]
+    units: tuple[WrappedUnit, ...]
     """Units below the root, children before parents; with the model's ends in the order in which they run."""
     device: torch.device
     mesh: DeviceMesh | None

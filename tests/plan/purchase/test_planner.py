@@ -18,7 +18,7 @@ from fsdp_bench.plan.purchase.goal import Goal
 from fsdp_bench.plan.purchase.offer import Offer
 from fsdp_bench.plan.purchase.pick import pick, reason_of
 from fsdp_bench.plan.purchase.planner import Plan, _Choice, kinds_of, plan
-from fsdp_bench.plan.purchase.searched import Kind
+from fsdp_bench.plan.purchase.searched import ServerType
 from fsdp_bench.plan.purchase.settings import can_run, micro_batches, settings, setup_of
 from fsdp_bench.plan.purchase.simulated import Simulated
 from fsdp_bench.plan.question import Question, answer
@@ -37,9 +37,9 @@ ONE_STRATEGY = {**FIXED, "strategy": ShardingStrategy.FULL_SHARD, "api": Api.FSD
 NODES = (1, 2, 3)
 
 
-def kind(name: str) -> Kind:
+def kind(name: str) -> ServerType:
     server = BUILT_IN.server(name)
-    return Kind(server, BUILT_IN.gpu(server.gpu), BUILT_IN.price(server), server.gpus_per_node)
+    return ServerType(server, BUILT_IN.gpu(server.gpu), BUILT_IN.price(server), server.gpus_per_node)
 
 
 def goal(name: str, **fields: Any) -> Goal:

@@ -19,7 +19,7 @@ import pytest
 from fsdp_bench.spec.rank_report import Outcome
 from fsdp_bench.spec.record import TrialRecord
 from fsdp_bench.sweep.launchers.processes import MARK
-from fsdp_bench.sweep.launchers.torchrun_nodes import Meeting, Order, OtherNode, follow
+from fsdp_bench.sweep.launchers.torchrun_nodes import Meeting, NodeTask, OtherNode, follow
 from fsdp_bench.sweep.results import lock
 from fsdp_bench.sweep.results.load import read_records
 from tests.conftest import refused, run_command, run_process, write_tiny_sweep
@@ -223,9 +223,9 @@ def test_a_node_reads_no_order_of_another_user(tmp_path: Path, monkeypatch: pyte
     meeting = Meeting(tmp_path, "127.0.0.1:29420", write_tiny_sweep(tmp_path, "world_size = 2"), lambda _line: None)
     lock = meeting.join("")
     try:
-        assert meeting.read(Order) == Order(sweep=meeting.sweep)
+        assert meeting.read(NodeTask) == NodeTask(sweep=meeting.sweep)
         monkeypatch.setattr(meeting, "_owner", os.getuid() + 1)
-        assert meeting.read(Order) is None
+        assert meeting.read(NodeTask) is None
     finally:
         lock.give_back()
 
@@ -243,7 +243,7 @@ def test_a_node_answers_an_order_that_was_withdrawn_before_the_node_saw_it(
             while not (found := [path.stem for path in meeting.folder.glob("*.json") if path.stem != "order"]):
                 assert not other.done(), other.exception()
                 time.sleep(0.01)
-            meeting.write(Order(sweep=meeting.sweep, number=7, nodes={"": "n0", found[0]: "n1"}))
+            meeting.write(NodeTask(sweep=meeting.sweep, number=7, nodes={"": "n0", found[0]: "n1"}))
             while (node := meeting.read(OtherNode, found[0])) is None or node.done != 7:
                 assert not other.done(), other.exception()
                 time.sleep(0.01)

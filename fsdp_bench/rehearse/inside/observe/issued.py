@@ -173,7 +173,7 @@ class IssuedWork:
         self._current.notes.append(Note(begin, self._trace.count(), note))
         return found
 
-    def _collective(self, call: collectives.Call, run: Callable[[], Any]) -> Any:
+    def _collective(self, call: collectives.ScriptCollective, run: Callable[[], Any]) -> Any:
         """Run a collective and note it. What it launches is the stand-in's way to fill its output: no work."""
         if not self._is_noting:
             return run()

@@ -17,7 +17,7 @@ _RESETS = ("_cuda_resetPeakMemoryStats", "_accelerator_resetPeakStats")
 
 
 @dataclass(frozen=True)
-class Peak:
+class MemoryCounters:
     """Counters of this process's GPU: peaks since the last reading, and counts since the start."""
 
     allocated_bytes: int
@@ -48,7 +48,7 @@ class PeakCounters:
             if name in self._raw:
                 setattr(torch._C, name, self._script_reset(self._raw[name]))
 
-    def take(self) -> Peak | None:
+    def take(self) -> MemoryCounters | None:
         """Return the peaks since the last call, and begin anew. None before CUDA is initialized."""
         if not torch.cuda.is_initialized():
             return None
@@ -57,7 +57,7 @@ class PeakCounters:
         self._fold(device, found)
         self.peak_requested_bytes = max(self.peak_requested_bytes, found["requested_bytes"]["all"]["peak"])
         self._raw["_cuda_resetPeakMemoryStats"](device)
-        return Peak(
+        return MemoryCounters(
             allocated_bytes=found["allocated_bytes"]["all"]["peak"],
             reserved_bytes=found["reserved_bytes"]["all"]["peak"],
             active_bytes=found["active_bytes"]["all"]["peak"],

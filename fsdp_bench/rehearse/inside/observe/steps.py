@@ -24,7 +24,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from .issued import IssuedWork
-from .memory import Peak, PeakCounters
+from .memory import MemoryCounters, PeakCounters
 
 
 class EnoughSteps(BaseException):
@@ -32,13 +32,13 @@ class EnoughSteps(BaseException):
 
 
 @dataclass(frozen=True)
-class Span:
+class TimeSpan:
     """The time between two moments of a step."""
 
     step: int
     """The number of the step, from 1."""
     phase: str
-    peak: Peak
+    peak: MemoryCounters
     ended_us: int
     """Microseconds since the epoch, as in PyTorch's memory history."""
 
@@ -47,7 +47,7 @@ class Steps:
     """Follows the script from span to span."""
 
     def __init__(self, most: int | None, counters: PeakCounters, issued: IssuedWork | None = None) -> None:
-        self.spans: list[Span] = []
+        self.spans: list[TimeSpan] = []
         self.num_steps = 0
         """Steps that have ended."""
         self._most = most
@@ -88,7 +88,7 @@ class Steps:
         if peak is not None:
             follows = phase == "optimizer" and self.num_steps and not self._saw_backward
             step = self.num_steps if follows else self.num_steps + 1
-            self.spans.append(Span(step, phase, peak, time.time_ns() // 1000))
+            self.spans.append(TimeSpan(step, phase, peak, time.time_ns() // 1000))
 
     def _begin(self, phase: str) -> None:
         self._phase = phase

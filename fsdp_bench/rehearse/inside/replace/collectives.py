@@ -41,7 +41,7 @@ _library: torch.library.Library | None = None
 
 
 @dataclass(frozen=True)
-class Call:
+class ScriptCollective:
     """One collective that the script issued."""
 
     name: str
@@ -55,7 +55,7 @@ class Call:
     """Whether the current stream goes on without it (``async_op=True``)."""
 
 
-on_call: Callable[[Call, Callable[[], Any]], Any] | None = None
+on_call: Callable[[ScriptCollective, Callable[[], Any]], Any] | None = None
 """Is given each collective and what runs it, and runs it."""
 
 on_wait: Callable[[], None] | None = None
@@ -130,7 +130,7 @@ def _counted(name: str, kernel: Callable[..., Any]) -> Callable[..., Any]:
             return run(*arguments)
         message = arguments["reduce_scatter" in name and len(arguments) > 1]
         is_asynchronous = arguments[async_at] if async_at is not None and async_at < len(arguments) else by_default
-        call = Call(name.strip("_"), group.group_name, _ranks(group), message, bool(is_asynchronous))
+        call = ScriptCollective(name.strip("_"), group.group_name, _ranks(group), message, bool(is_asynchronous))
         return on_call(call, lambda: run(*arguments))
 
     return called

@@ -50,7 +50,7 @@ def is_written(address: int, num_bytes: int) -> bool:
     return _mincore(begin, end - begin, pages) != 0 or any(pages.raw)
 
 
-class HostMemory:
+class SkippedWrites:
     """Skips what only writes values, and counts the bytes of the tensors that were never written."""
 
     def __init__(self) -> None:

@@ -56,7 +56,7 @@ _READS = {"_local_scalar_dense": "item", "copy_": "copy"}
 """Operators that bring values to the host, as users know them."""
 
 
-class Reading(NamedTuple):
+class HostRead(NamedTuple):
     """The tensors that an operator brings to the host."""
 
     operator: str = ""
@@ -67,7 +67,7 @@ class Reading(NamedTuple):
     """Whether they are several integers or booleans, or one integer: values that may become sizes."""
 
 
-reading = Reading()
+reading = HostRead()
 """The tensors that the running operator reads."""
 
 _KNOWN_BYTES = "_fsdp_bench_known_bytes"
@@ -120,7 +120,7 @@ def _after(operator: Any, kernel: Any) -> Callable[..., Any]:
         is_known = all(map(_is_known, inputs[1:] if overwrites else inputs))
         outer = reading
         if name in _READS:
-            reading = Reading(_READS[name], _is_known(inputs[-1]), _has_integers(inputs[-1]))
+            reading = HostRead(_READS[name], _is_known(inputs[-1]), _has_integers(inputs[-1]))
         try:
             found = kernel.call_boxed(keys, *arguments, **keywords)
         finally:
@@ -166,7 +166,7 @@ def _instead(operator: Any, kernel: Any) -> Callable[..., Any]:
                 computed = operator(*tree_map(_on_host, arguments), **tree_map(_on_host, keywords))
             device = inputs[0].device  # the copy there is known: copy_ marks it
             return tree_map(lambda value: value.to(device) if isinstance(value, torch.Tensor) else value, computed)
-        outer, reading = reading, Reading(name)
+        outer, reading = reading, HostRead(name)
         try:
             found = kernel.call_boxed(keys, *arguments, **keywords)
         finally:
