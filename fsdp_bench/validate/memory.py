@@ -176,14 +176,14 @@ def compare_with_allocator(
     fit = None if fits is None else Fit(predicted=predicted, measured=fits)
     if memory is None:
         return MemoryComparison(label=label, fit=fit)
-    if reading.out_of_memory is not None:
+    if reading.out_of_memory is not None:  # the trial ran all the same, with retries, which keep reserved memory low
         whole = read(gpu_bytes=None)
     predicted_phases = _of_steps(whole.phases) if isinstance(model, RecordedModel) else whole.phases
     return MemoryComparison(
         label=label,
         phases=compare_phases(predicted_phases, memory.phases),
         overall=_bytes(whole.peak_allocated_bytes, memory.peak_allocated_bytes),
-        reserved=_bytes(whole.peak_reserved_bytes, memory.peak_reserved_bytes),
+        reserved=_bytes(whole.peak_reserved_bytes, memory.peak_reserved_bytes) if whole is reading else None,
         fit=fit,
     )
 

@@ -16,8 +16,11 @@ HEADERS = ("", "equal to the byte", "median |error|", "largest")
 
 def format_validation(comparisons: Sequence[MemoryComparison], summary: Summary) -> str:
     """Return the summary, the errors by phase and the worst cells."""
+    num_oom = summary.num_cells - summary.num_compared - summary.num_failed
     lines = [
-        f"predicted against {summary.against}: {summary.num_cells} cells, {summary.num_failed} without a reference",
+        f"predicted against {summary.against}: {summary.num_cells} cells"
+        + (f", {num_oom} of them out of memory" if num_oom else "")
+        + f", {summary.num_failed} without a reference",
         f"  every phase equal to the byte      {count_of(summary.num_equal, summary.num_compared)}",
     ]
     if summary.num_fits:
@@ -38,10 +41,20 @@ def format_validation(comparisons: Sequence[MemoryComparison], summary: Summary)
         lines += ["", "reserved memory differs in:"]
         reserved.sort(key=lambda pair: -abs(pair[0].relative))
     lines += [f"  {difference(pair)}: {label}" for pair, label in reserved[:WORST_SHOWN]]
+    lines += [
+        f"  reserved not compared, ran with retries, predicted out of memory: {one.label}"
+        for one in _retried(comparisons)
+    ]
     lines += [f"  wrong: {line}" for line in wrong_fits(comparisons)[:WORST_SHOWN]]
     failed = [comparison for comparison in comparisons if comparison.error is not None]
     lines += [f"  no reference: {comparison.error}: {comparison.label}" for comparison in failed[:WORST_SHOWN]]
     return "\n".join(lines)
+
+
+def _retried(comparisons: Sequence[MemoryComparison]) -> list[MemoryComparison]:
+    """Return the cells whose reserved memory alone was not compared, among cells in which it was."""
+    any_reserved = any(one.reserved is not None for one in comparisons)
+    return [one for one in comparisons if any_reserved and one.phases and one.reserved is None]
 
 
 def terms(summary: Summary) -> list[tuple[str, Spread]]:
