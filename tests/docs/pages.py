@@ -4,7 +4,8 @@ Marks in a page:
 
     ```console           lines that begin with ``$ fsdp-bench`` or ``$ python -m tools.validate`` are run, with 80
                          columns; their output follows them, standard error included. ``$ echo $?`` prints the exit code
-                         of the command above, and must follow every command whose exit code is not 0
+                         of the command above, and must follow every command whose exit code is not 0. ``> FILE`` writes
+                         the output to a file, which must equal the one of that name beside the page, if there is one
     ```python            lines that begin with ``>>>`` are run as doctests; the blocks of a page share their names
     <!-- file: NAME -->  the block below is written to a file of that name before anything below it runs
     <!-- not run: WHY -->  the block below is not run; where WHY is CUDA_BUILD, ``make test-rehearsal`` runs it
@@ -163,13 +164,13 @@ def run_page(
             (folder / block.file).parent.mkdir(parents=True, exist_ok=True)
             (folder / block.file).write_text(block.text)
         elif block.language == "console":
-            _run_console(block, folder, result)
+            _run_console(block, folder, (ROOT / name).parent, result)
         elif block.language == "python" and ">>>" in block.text:
             _run_python(block, names, name, folder, result)
     return result
 
 
-def _run_console(block: Block, folder: Path, result: PageResult) -> None:
+def _run_console(block: Block, folder: Path, beside: Path, result: PageResult) -> None:
     code, is_shown = 0, True
     for command, start, end in _commands(block.text):
         words = shlex.split(command, comments=True)
@@ -178,8 +179,14 @@ def _run_console(block: Block, folder: Path, result: PageResult) -> None:
         else:
             if not is_shown:
                 result.failures.append(f"exit code {code} before `$ {command}` is not shown by `$ echo $?`")
+            words, file = (words[:-2], words[-1]) if words[-2:-1] == [">"] else (words, None)
             code, output = _run_command(words, folder)
             is_shown = code == 0
+            if file is not None:
+                (folder / file).write_text(output)
+                if (beside / file).exists() and output != (beside / file).read_text():
+                    result.failures.append(f"$ {command}\nprints something else than {beside / file}")
+                output = ""
         result.num_run += 1
         expected = block.text[start:end]
         if not matches(expected, output):

@@ -1,4 +1,4 @@
-"""Updates the outputs and pictures of README.md and docs/: ``python -m tests.docs.update``.
+"""Updates the outputs, tables and pictures of README.md and docs/: ``python -m tests.docs.update``.
 
 With names of pages it updates those alone. Read ``git diff`` afterwards.
 """
@@ -19,9 +19,10 @@ def main(names: list[str]) -> None:
         path = ROOT / name
         with tempfile.TemporaryDirectory() as folder:
             result = run_page(path.read_text(), name, Path(folder), only)
-            for picture in Path(folder).glob("*.png"):
-                if (PICTURES / picture.name).exists():
-                    (PICTURES / picture.name).write_bytes(picture.read_bytes())
+            for made in Path(folder).glob("*.*"):
+                for there in (PICTURES / made.name, path.parent / made.name):
+                    if there.exists() and there != path:
+                        there.write_bytes(made.read_bytes())
         path.write_text(result.updated(path.read_text()))
         print(f"{name}: {result.num_run} commands and examples, {len(result.replacements)} outputs changed")
         for failure in result.failures:
