@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fsdp_bench.spec.exit_codes import ExitCode
+from fsdp_bench.spec.errors import ExitCode
 from tests.conftest import run_command
 
 PAGE = Path(__file__).parents[1] / "docs" / "validation" / "memory.md"

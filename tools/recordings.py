@@ -16,12 +16,19 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
-from fsdp_bench.catalog.adapters import ADAPTERS, USUAL, folder_of
-from fsdp_bench.catalog.architectures import BEFORE_SM80, FOLDERS, NotRecorded, recorded_architecture
-from fsdp_bench.catalog.compiled import BENCHMARK, FLOAT8
-from fsdp_bench.catalog.compiled import FOLDER as COMPILED
+from fsdp_bench.catalog.architectures import (
+    ADAPTERS,
+    BEFORE_SM80,
+    FOLDERS,
+    USUAL,
+    NotRecorded,
+    folder_of,
+    recorded_architecture,
+)
 from fsdp_bench.catalog.loader import models
 from fsdp_bench.catalog.model_entry import ModelEntry
+from fsdp_bench.catalog.recorded import BENCHMARK, FLOAT8
+from fsdp_bench.catalog.recorded import FOLDER as COMPILED
 from fsdp_bench.plan.recording import record, write
 from fsdp_bench.spec.errors import FsdpBenchError, MachineError
 from fsdp_bench.spec.lora import LoRA

@@ -13,11 +13,9 @@ Read in this order:
     model_entry.py   one model of models.toml, its config.json, and whether predictions can express it exactly
     config_names.py  what a model's common fields are called in the config.json of each family
     hf_config.py     reads a Hugging Face config.json
-    recorded.py      reads a recorded model
-    architectures.py finds the recording that holds for a config.json
-    adapters.py      says which recordings hold for which of PEFT's adapters
+    recorded.py      reads a recorded model, and blocks as torch.compile compiled them (recordings/compiled/)
+    architectures.py finds the recording that holds for a config.json, and for which of PEFT's adapters
     recordings/      recordings of what the models of models.toml run, for all sizes
-    compiled.py      reads recordings/compiled/: blocks as torch.compile compiled them
     ladder.py        the size ladder: what "7B" means, a fixed list of models from 10M to 1T parameters
     user_file.py     reads and checks TOML files of this format, the built-in ones and a user's
 """

@@ -11,8 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fsdp_bench.catalog.adapters import ADAPTERS
-from fsdp_bench.catalog.architectures import ATTENTION, FOLDERS, NotRecorded, recorded_architecture
+from fsdp_bench.catalog.architectures import ADAPTERS, ATTENTION, FOLDERS, NotRecorded, recorded_architecture
 from fsdp_bench.catalog.config_names import config_names
 from fsdp_bench.catalog.hf_config import config_name, read_config, read_hf_config
 from fsdp_bench.catalog.ladder import nearest_size

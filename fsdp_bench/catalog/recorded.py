@@ -5,13 +5,14 @@ from __future__ import annotations
 import gzip
 import lzma
 import zlib
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from fsdp_bench.spec.errors import SpecError, shown
+from fsdp_bench.spec.recording.compiled import CompiledCatalog
 from fsdp_bench.spec.recording.model import RecordedModel
 from fsdp_bench.spec.recording.recorded import FORMAT_VERSION, RecordedCode
 
@@ -78,3 +79,19 @@ def recorded_model(code: RecordedCode, name: str) -> RecordedModel:
         counts=tuple(code.counts.items()),
         max_position_embeddings=code.positions,
     )
+
+
+FOLDER = Path(__file__).parent / "recordings" / "compiled"
+BENCHMARK = "benchmark"
+"""The name of the file with the benchmark models' blocks."""
+FLOAT8 = "float8"
+"""The name of the file with the benchmark Llama's blocks in float8."""
+
+
+@cache
+def compiled_catalog(name: str = BENCHMARK) -> CompiledCatalog:
+    """Return the recordings of the benchmark models, in float8, or of a model_type; without codes if there are none."""
+    path = FOLDER / f"{name}.json.xz"
+    if not path.exists():
+        return CompiledCatalog(torch="", date="", codes={})
+    return msgspec.json.decode(lzma.decompress(path.read_bytes()), type=CompiledCatalog)

@@ -10,8 +10,7 @@ import click
 
 from fsdp_bench.report.terminal import describe, new_console, print_lines
 from fsdp_bench.spec.codec import to_json
-from fsdp_bench.spec.errors import SpecError, shown
-from fsdp_bench.spec.exit_codes import ExitCode
+from fsdp_bench.spec.errors import ExitCode, SpecError, shown
 from fsdp_bench.spec.profile import Profile, write_profile
 
 

@@ -8,8 +8,7 @@ import click
 
 from fsdp_bench.cli.common.sweeping import read_all_but_broken
 from fsdp_bench.report.terminal import print_line
-from fsdp_bench.spec.errors import ResultsError
-from fsdp_bench.spec.exit_codes import ExitCode
+from fsdp_bench.spec.errors import ExitCode, ResultsError
 from fsdp_bench.sweep.results.load import machine_description, read_frontier_of, sweep_folders
 
 

@@ -19,8 +19,7 @@ from fsdp_bench.report.terminal import print_answer, print_lines
 from fsdp_bench.report.text.compare import answer as answer_text
 from fsdp_bench.report.text.compare import comparison_text
 from fsdp_bench.spec.codec import to_json
-from fsdp_bench.spec.errors import SpecError, shown
-from fsdp_bench.spec.exit_codes import ExitCode
+from fsdp_bench.spec.errors import ExitCode, SpecError, shown
 
 
 class _Command(click.Command):

@@ -33,8 +33,7 @@ from fsdp_bench.report.terminal import print_answer, print_line, print_lines
 from fsdp_bench.report.text.dry_run import report, side_by_side
 from fsdp_bench.simulate.wrappers.impossible import why_impossible
 from fsdp_bench.spec.codec import to_json
-from fsdp_bench.spec.errors import SpecError
-from fsdp_bench.spec.exit_codes import ExitCode
+from fsdp_bench.spec.errors import ExitCode, SpecError
 from fsdp_bench.spec.hardware import Hardware
 from fsdp_bench.spec.impossible import impossible
 from fsdp_bench.spec.recording.model import Model, RecordedModel

@@ -18,8 +18,7 @@ import click
 from fsdp_bench import __version__
 from fsdp_bench.cli.common.forgiving import forgiving_streams
 from fsdp_bench.cli.common.interrupts import INTERRUPTED, raised_once
-from fsdp_bench.spec.errors import FsdpBenchError, nearest, shortened, shown
-from fsdp_bench.spec.exit_codes import ExitCode
+from fsdp_bench.spec.errors import ExitCode, FsdpBenchError, nearest, shortened, shown
 
 COMMANDS = {
     "sweep": "Train every trial of a sweep file; the same command resumes it.",

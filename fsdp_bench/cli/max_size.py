@@ -43,8 +43,7 @@ from fsdp_bench.plan.table.rows import MAX_SIZE_COLUMNS
 from fsdp_bench.replay.host_memory import Build
 from fsdp_bench.report.terminal import print_answer, print_line, print_lines
 from fsdp_bench.spec.codec import to_json
-from fsdp_bench.spec.errors import SpecError
-from fsdp_bench.spec.exit_codes import ExitCode
+from fsdp_bench.spec.errors import ExitCode, SpecError
 from fsdp_bench.spec.hardware import Hardware
 from fsdp_bench.spec.model import Family
 from fsdp_bench.spec.profile import read_profile

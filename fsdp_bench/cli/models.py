@@ -15,7 +15,7 @@ from fsdp_bench.cli.common.facts import Fact, known, print_facts, source_facts
 from fsdp_bench.report.terminal import print_lines
 from fsdp_bench.report.text.common import UNKNOWN
 from fsdp_bench.spec.codec import to_builtins, to_json
-from fsdp_bench.spec.exit_codes import ExitCode
+from fsdp_bench.spec.errors import ExitCode
 from fsdp_bench.spec.units import format_count
 
 

@@ -17,8 +17,7 @@ from fsdp_bench.plan.purchase.goal import Goal, parse_duration, parse_money, par
 from fsdp_bench.plan.purchase.planner import NODES, kinds_of, plan
 from fsdp_bench.report.terminal import new_console, print_answer, print_lines
 from fsdp_bench.spec.codec import to_builtins, to_json
-from fsdp_bench.spec.errors import SpecError, shown
-from fsdp_bench.spec.exit_codes import ExitCode
+from fsdp_bench.spec.errors import ExitCode, SpecError, shown
 from fsdp_bench.spec.price import Tariff, parse_price
 from fsdp_bench.spec.setup import OPTIONS, PLANNED
 from fsdp_bench.spec.units import parse_bytes

@@ -26,8 +26,7 @@ from fsdp_bench.plan.table.columns import TableOptions
 from fsdp_bench.plan.table.rows import PREDICTION_COLUMNS
 from fsdp_bench.report.terminal import print_answer, print_lines
 from fsdp_bench.spec.codec import to_json
-from fsdp_bench.spec.errors import SpecError
-from fsdp_bench.spec.exit_codes import ExitCode
+from fsdp_bench.spec.errors import ExitCode, SpecError
 
 if TYPE_CHECKING:
     from fsdp_bench.report.charts.description import Slide

@@ -18,8 +18,7 @@ from fsdp_bench.plan.rehearse_command import CommandToRehearse, command_to_rehea
 from fsdp_bench.report.terminal import print_answer, print_line, print_lines
 from fsdp_bench.report.text.rehearsal import report_text, several
 from fsdp_bench.spec.codec import to_json
-from fsdp_bench.spec.errors import SpecError
-from fsdp_bench.spec.exit_codes import ExitCode
+from fsdp_bench.spec.errors import ExitCode, SpecError
 from fsdp_bench.spec.subprocesses.rehearsal import RehearsalOutcome
 
 _COLOURS = {True: "green", False: "red", None: "yellow"}

@@ -13,8 +13,7 @@ from fsdp_bench.report.measured.matrix_rate import matrix_rate_line
 from fsdp_bench.report.measured.tables import print_table
 from fsdp_bench.report.terminal import new_console, print_line, print_lines
 from fsdp_bench.spec.codec import to_builtins, to_json
-from fsdp_bench.spec.errors import SpecError
-from fsdp_bench.spec.exit_codes import ExitCode
+from fsdp_bench.spec.errors import ExitCode, SpecError
 from fsdp_bench.spec.profile import Profile, read_profile
 from fsdp_bench.spec.record import TrialRecord
 from fsdp_bench.sweep.results.communication import communication_rows

@@ -14,8 +14,7 @@ from fsdp_bench.cli.common.facts import Fact, known, print_facts, rate, source_f
 from fsdp_bench.report.terminal import print_lines
 from fsdp_bench.report.text.common import UNKNOWN
 from fsdp_bench.spec.codec import to_json
-from fsdp_bench.spec.errors import SpecError, nearest, shown
-from fsdp_bench.spec.exit_codes import ExitCode
+from fsdp_bench.spec.errors import ExitCode, SpecError, nearest, shown
 from fsdp_bench.spec.hardware import Gpu, Interconnect, Network, Server
 from fsdp_bench.spec.units import format_gib
 

@@ -10,7 +10,7 @@ import click
 from fsdp_bench.report.measured.status_text import status_lines
 from fsdp_bench.report.terminal import print_lines
 from fsdp_bench.spec.codec import to_json
-from fsdp_bench.spec.exit_codes import ExitCode
+from fsdp_bench.spec.errors import ExitCode
 from fsdp_bench.sweep.progress import status_of
 
 

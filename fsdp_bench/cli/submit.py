@@ -10,7 +10,7 @@ import click
 from fsdp_bench.cli.common.cluster import MOST_RANKS
 from fsdp_bench.cli.common.lists import Count
 from fsdp_bench.report.terminal import print_line
-from fsdp_bench.spec.exit_codes import ExitCode
+from fsdp_bench.spec.errors import ExitCode
 from fsdp_bench.sweep.launchers.choose import MOST_NODES
 from fsdp_bench.sweep.start import RETRYABLE
 from fsdp_bench.sweep.submit import Submission, prepare, submit

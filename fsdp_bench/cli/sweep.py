@@ -17,7 +17,7 @@ from fsdp_bench.report.charts.trials.measured import ChartsMeanwhile
 from fsdp_bench.report.measured.progress_text import ending, needing_gpu_line
 from fsdp_bench.report.measured.tables import print_table
 from fsdp_bench.report.terminal import describe, new_console, print_line, print_lines
-from fsdp_bench.spec.exit_codes import ExitCode
+from fsdp_bench.spec.errors import ExitCode
 from fsdp_bench.spec.rank_report import Outcome
 from fsdp_bench.spec.record import TrialRecord
 from fsdp_bench.sweep.config.trial import Trial

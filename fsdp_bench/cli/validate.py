@@ -11,8 +11,7 @@ from fsdp_bench.cli.common.options import calibration_option
 from fsdp_bench.cli.common.sweeping import read_all_but_broken
 from fsdp_bench.report.terminal import print_line, print_lines
 from fsdp_bench.spec.codec import to_builtins, to_json, write_atomically
-from fsdp_bench.spec.errors import SpecError
-from fsdp_bench.spec.exit_codes import ExitCode
+from fsdp_bench.spec.errors import ExitCode, SpecError
 from fsdp_bench.spec.profile import Profile, read_profile
 
 DEVELOPERS = ("dry-run", "rehearsal", "published")

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
-from fsdp_bench.catalog.compiled import compiled_catalog
 from fsdp_bench.catalog.hf_config import sliding_window_note
+from fsdp_bench.catalog.recorded import compiled_catalog
 from fsdp_bench.plan.defaults import assumptions
 from fsdp_bench.plan.estimate import (
     KERNELS,
@@ -21,9 +21,9 @@ from fsdp_bench.plan.estimate import (
 )
 from fsdp_bench.plan.speed import Speed, speed
 from fsdp_bench.rates.attention import CUDNN, kernel_of
+from fsdp_bench.rates.calibrated import rates_of
 from fsdp_bench.rates.collectives import socket_is_assumed
 from fsdp_bench.rates.communicators import Communicators
-from fsdp_bench.rates.hardware import rates_of
 from fsdp_bench.replay.caching_allocator.replay import AllocatorReading
 from fsdp_bench.replay.host_memory import Build
 from fsdp_bench.replay.traffic import Traffic, collectives, traffic

@@ -22,8 +22,7 @@ from fsdp_bench.catalog.lookup import model as find_model
 from fsdp_bench.catalog.recorded import read_recorded, recorded_model
 from fsdp_bench.spec.cache import cache_folder
 from fsdp_bench.spec.codec import to_builtins, write_atomically
-from fsdp_bench.spec.errors import FsdpBenchError, MachineError, SpecError, install_hint
-from fsdp_bench.spec.exit_codes import ExitCode
+from fsdp_bench.spec.errors import ExitCode, FsdpBenchError, MachineError, SpecError, install_hint
 from fsdp_bench.spec.lora import LoRA
 from fsdp_bench.spec.recording.config import loops_over_sequence
 from fsdp_bench.spec.recording.model import Model, code_of

@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 
 from fsdp_bench.plan.estimate import KERNELS
 from fsdp_bench.plan.ranges import Range, range_of
+from fsdp_bench.rates.calibrated import rates_of
 from fsdp_bench.rates.datasheet import Datasheet, Rates, RatesWithoutCommunication
-from fsdp_bench.rates.hardware import rates_of
 from fsdp_bench.replay.schedule import StepTime, only_step_seconds, schedule
 from fsdp_bench.simulate.operators.kernels import kernels_on
 from fsdp_bench.simulate.step import steady_step

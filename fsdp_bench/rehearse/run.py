@@ -20,8 +20,7 @@ from fsdp_bench.rehearse.command import Command
 from fsdp_bench.rehearse.find_torch import find_torch
 from fsdp_bench.rehearse.inside import early_end
 from fsdp_bench.spec.codec import from_json, to_json
-from fsdp_bench.spec.errors import FsdpBenchError, SpecError
-from fsdp_bench.spec.exit_codes import ExitCode
+from fsdp_bench.spec.errors import ExitCode, FsdpBenchError, SpecError
 from fsdp_bench.spec.subprocesses.rehearsal import RehearsalOptions, RehearsalOutcome, RehearsalPlan, RehearsalReport
 
 INSIDE = Path(__file__).parent / "inside" / "main.py"

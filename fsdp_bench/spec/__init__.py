@@ -20,8 +20,7 @@ Read in this order:
     recording/      the file format of a recorded model: its code as instructions, with sizes as formulas
     subprocesses/   input and output of dry runs and rehearsals
     units.py        parsing and printing of sizes, counts and times
-    errors.py       the tree of errors; text from outside made safe to print
-    exit_codes.py   the exit codes of the command line
+    errors.py       the tree of errors, the exit codes; text from outside made safe to print
     checked.py      Checked: structs that check their fields by type hints
     codec.py        JSON and TOML in and out
     cache.py        the folder of what can be made again, and what of it may run

@@ -1,4 +1,4 @@
-"""All errors that fsdp-bench raises on purpose.
+"""All errors that fsdp-bench raises on purpose, and the exit codes of the command line.
 
 FsdpBenchError
 ├── UserError            the user can correct it: one line, exit code 2
@@ -13,11 +13,25 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
-
-from fsdp_bench.spec.exit_codes import ExitCode
+from enum import IntEnum
 
 LONGEST_VALUE = 80
 """The most characters of a value that a message shows."""
+
+
+class ExitCode(IntEnum):
+    """The exit code of ``fsdp-bench``, for scripts."""
+
+    DONE = 0
+    """Done. If the question was whether something fits: it fits, or that is unknown."""
+    CRASHED = 1
+    """A trial or a dry run crashed, a check found a difference, or fsdp-bench has a bug."""
+    BAD_INPUT = 2
+    """An error that the user can correct: in the input, the machine or a file."""
+    DOES_NOT_FIT = 3
+    """Nothing of what was asked for fits."""
+    INTERRUPTED = 130
+    """Ctrl-C, SIGTERM or SIGHUP. The same command resumes. 130 is 128 + SIGINT, as in shells."""
 
 
 class FsdpBenchError(Exception):

@@ -16,8 +16,7 @@ import msgspec
 from fsdp_bench.catalog.lookup import model as find_model
 from fsdp_bench.plan.ask import read_setup
 from fsdp_bench.spec.codec import from_json, to_builtins
-from fsdp_bench.spec.errors import FsdpBenchError, MachineError, SpecError, install_hint
-from fsdp_bench.spec.exit_codes import ExitCode
+from fsdp_bench.spec.errors import ExitCode, FsdpBenchError, MachineError, SpecError, install_hint
 from fsdp_bench.spec.model import ModelShape
 from fsdp_bench.spec.recording.model import RecordedModel
 from fsdp_bench.spec.setup import SetupFields, TrainSetup

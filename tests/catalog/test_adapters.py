@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from fsdp_bench.catalog.adapters import ADAPTERS, USUAL, folder_of
-from fsdp_bench.catalog.architectures import NotRecorded
+from fsdp_bench.catalog.architectures import ADAPTERS, USUAL, NotRecorded, folder_of
 from fsdp_bench.catalog.loader import model, models
 from fsdp_bench.catalog.lookup import adapted_model
 from fsdp_bench.catalog.recorded import read_recorded

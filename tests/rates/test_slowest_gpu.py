@@ -7,7 +7,7 @@ from statistics import fmean
 
 import pytest
 
-from fsdp_bench.rates.slowest_gpu import SPREAD, slowest_of
+from fsdp_bench.rates.datasheet import SPREAD, slowest_of
 
 
 @pytest.mark.parametrize("count", [2, 8, 64, 512])

@@ -11,8 +11,15 @@ from torch import nn
 
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.lora import RANK, LoRA
-from fsdp_bench.spec.recording.architecture import Architecture, side_of
-from fsdp_bench.spec.recording.config import complete, layer_kinds, layers_to_record, settings, symbols
+from fsdp_bench.spec.recording.config import (
+    Architecture,
+    complete,
+    layer_kinds,
+    layers_to_record,
+    settings,
+    side_of,
+    symbols,
+)
 from fsdp_bench.train.models import torchtitan as torchtitans
 from fsdp_bench.train.models.huggingface import batch_of, build, config_class, learned_positions
 from fsdp_bench.train.models.lora import adapted

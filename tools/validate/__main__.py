@@ -21,8 +21,7 @@ from fsdp_bench.cli.common.options import given_options
 from fsdp_bench.report.terminal import new_console, print_lines
 from fsdp_bench.report.validation.memory import format_validation
 from fsdp_bench.spec.codec import to_builtins, to_json
-from fsdp_bench.spec.errors import FsdpBenchError, SpecError, printable
-from fsdp_bench.spec.exit_codes import ExitCode
+from fsdp_bench.spec.errors import ExitCode, FsdpBenchError, SpecError, printable
 from fsdp_bench.spec.subprocesses.dry_run import KernelSet
 from fsdp_bench.validate.memory import MemoryComparison, Summary
 from tools.validate.dry_run import validate_architectures, validate_dry_runs

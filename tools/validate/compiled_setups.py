@@ -8,9 +8,9 @@ from typing import Any
 from msgspec.structs import replace
 
 from fsdp_bench.catalog.architectures import recorded_architecture
-from fsdp_bench.catalog.compiled import BENCHMARK, FLOAT8, FOLDER
 from fsdp_bench.catalog.loader import models
 from fsdp_bench.catalog.model_entry import ModelEntry
+from fsdp_bench.catalog.recorded import BENCHMARK, FLOAT8, FOLDER
 from fsdp_bench.simulate.compiled.choose import why_eager
 from fsdp_bench.simulate.operators.kernels import CUDA
 from fsdp_bench.simulate.wrappers.impossible import why_impossible

@@ -10,8 +10,7 @@ import click
 from fsdp_bench.cli.common.interrupts import ignore, time_is_up, watch_time_limit
 from fsdp_bench.cli.common.lists import Count
 from fsdp_bench.report.terminal import print_line
-from fsdp_bench.spec.errors import MachineError
-from fsdp_bench.spec.exit_codes import ExitCode
+from fsdp_bench.spec.errors import ExitCode, MachineError
 from fsdp_bench.sweep.launchers.choose import MOST_NODES
 from fsdp_bench.sweep.launchers.launcher import NodesLost
 from fsdp_bench.sweep.launchers.slurm import SlurmCluster

@@ -12,7 +12,7 @@ from fsdp_bench.cli.common.sweeping import introduce, progress_bar, say
 from fsdp_bench.report.measured.frontier_text import print_frontier
 from fsdp_bench.report.measured.progress_text import ending, needing_gpu_line, search_result, search_status
 from fsdp_bench.report.terminal import describe, new_console, print_line, print_lines
-from fsdp_bench.spec.exit_codes import ExitCode
+from fsdp_bench.spec.errors import ExitCode
 from fsdp_bench.spec.frontier import FrontierRecord
 from fsdp_bench.spec.rank_report import Outcome
 from fsdp_bench.spec.record import TrialRecord

@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any
 
-from fsdp_bench.spec.exit_codes import ExitCode
+from fsdp_bench.spec.errors import ExitCode
 
 INTERRUPTED = "interrupted; run the same command again"
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)

@@ -1,4 +1,4 @@
-"""Options of several values, such as ``--batch 1,2,4``: how they are read, and every combination of them.
+"""Options of several values, such as ``--batch 1,2,4``: how they are read.
 
 ``all`` stands for every known value of an option with a vocabulary, ``default`` for an option that is not given where
 that has no other name. Values of some options contain commas themselves: several of these go with ``;`` between them.
@@ -7,25 +7,17 @@ that has no other name. Values of some options contain commas themselves: severa
 from __future__ import annotations
 
 import itertools
-import math
-from collections.abc import Callable, Collection, Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterator
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from fsdp_bench.catalog.lookup import CODES
 from fsdp_bench.spec.errors import SpecError, shown
 from fsdp_bench.spec.model import Family
-from fsdp_bench.spec.setup import FIELDS, OPTIONS, Precision
+from fsdp_bench.spec.setup import OPTIONS, Precision
 from fsdp_bench.spec.vocabulary import NAMED_PRECISIONS
-
-if TYPE_CHECKING:
-    from fsdp_bench.cli.common.options import SetupOptions
-
-MOST_SETUPS = 10_000
-"""The most combinations of lists: minutes of predictions."""
 
 _KINDS: dict[str, type] = {
     **{name: str if one.is_magnitude else one.kind for name, one in OPTIONS.items()},
@@ -37,9 +29,6 @@ _WITH_COMMAS = ("lora", "qlora")
 """Options whose values contain commas: several go with ``;`` between them."""
 _WITH_DEFAULT = (*(name for name, one in OPTIONS.items() if one.is_optional), *_WITH_COMMAS)
 """Options whose default has no other name: ``default`` in a list stands for it."""
-_USUAL = [one for one in FIELDS.values() if not one.seldom and one.has_words]
-_FIRST = [one.word for one in sorted(_USUAL, key=lambda one: one.kind is Precision)]
-"""Options that vary more slowly than the others of a setup, in this order: the order of several predictions in JSON."""
 
 
 class Count(click.IntRange):
@@ -149,26 +138,3 @@ def _policies(text: str) -> Iterator[str]:
 
 def _folded(word: str) -> str:
     return word.strip().lower()
-
-
-def each_of(options: SetupOptions, names: Collection[str] | None = None) -> Iterator[SetupOptions]:
-    """Yield the options once for every combination of the values of those that have several.
-
-    Args:
-        options: the options.
-        names: the options to take apart; the others keep their several values. By default all.
-
-    Raises:
-        SpecError: for more than MOST_SETUPS combinations.
-    """
-    chosen = {name: values for name, values in options.several.items() if names is None or name in names}
-    count = math.prod(map(len, options.several.values()))
-    if count > MOST_SETUPS:
-        longest = max(options.several, key=lambda name: len(options.several[name])).replace("_", "-")
-        raise SpecError(
-            f"{count:,} setups are too many; up to {MOST_SETUPS:,}: a shorter list of --{longest}, or others"
-        )
-    rest = {name: values for name, values in options.several.items() if name not in chosen}
-    order = sorted(chosen, key=lambda name: _FIRST.index(name) if name in _FIRST else 9 if name in OPTIONS else -1)
-    for values in itertools.product(*(chosen[name] for name in order)):
-        yield replace(options, several=rest).with_values(dict(zip(order, values, strict=True)))

@@ -11,7 +11,9 @@ def command(options: SetupOptions) -> int:
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection, Mapping
+import itertools
+import math
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +25,7 @@ from fsdp_bench.cli.common.lists import Values
 from fsdp_bench.plan.defaults import DEFAULT_PRECISION, DEFAULT_SEQUENCE_LENGTH
 from fsdp_bench.spec.errors import SpecError, shown
 from fsdp_bench.spec.field import option_of
-from fsdp_bench.spec.setup import OPTIONS
+from fsdp_bench.spec.setup import FIELDS, OPTIONS, Precision
 from fsdp_bench.spec.units import format_count
 
 
@@ -49,7 +51,7 @@ class SetupOptions:
     step: Mapping[str, Any] = field(default_factory=dict)
     """Options that set a field of TrainSetup (OPTIONS), by their names. One that was not given is None or not there."""
     several: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
-    """Options with several values, by name. Their own fields are None; lists.py makes one set of options of each."""
+    """Options with several values, by name. Their own fields are None; ``each_of`` makes one set of options of each."""
 
     def value(self, name: str) -> Any:
         """The value of an option that has one; None for several values, and if it was not given."""
@@ -75,6 +77,37 @@ _OF_PLACES = tuple(one.name for one in fields(SetupOptions) if one.name not in (
 """Options that name a model or hardware."""
 
 
+MOST_SETUPS = 10_000
+"""The most combinations of lists: minutes of predictions."""
+
+_USUAL = [one for one in FIELDS.values() if not one.seldom and one.has_words]
+_FIRST = [one.word for one in sorted(_USUAL, key=lambda one: one.kind is Precision)]
+"""Options that vary more slowly than the others of a setup, in this order: the order of several predictions in JSON."""
+
+
+def each_of(options: SetupOptions, names: Collection[str] | None = None) -> Iterator[SetupOptions]:
+    """Yield the options once for every combination of the values of those that have several.
+
+    Args:
+        options: the options.
+        names: the options to take apart; the others keep their several values. By default all.
+
+    Raises:
+        SpecError: for more than MOST_SETUPS combinations.
+    """
+    chosen = {name: values for name, values in options.several.items() if names is None or name in names}
+    count = math.prod(map(len, options.several.values()))
+    if count > MOST_SETUPS:
+        longest = max(options.several, key=lambda name: len(options.several[name])).replace("_", "-")
+        raise SpecError(
+            f"{count:,} setups are too many; up to {MOST_SETUPS:,}: a shorter list of --{longest}, or others"
+        )
+    rest = {name: values for name, values in options.several.items() if name not in chosen}
+    order = sorted(chosen, key=lambda name: _FIRST.index(name) if name in _FIRST else 9 if name in OPTIONS else -1)
+    for values in itertools.product(*(chosen[name] for name in order)):
+        yield replace(options, several=rest).with_values(dict(zip(order, values, strict=True)))
+
+
 class SetupCommand(click.Command):
     """A command whose help prints the setup's options in groups."""
 
@@ -92,7 +125,7 @@ class SetupCommand(click.Command):
                 formatter.write_dl(records)
 
 
-class _Option(click.Option):
+class SetupOption(click.Option):
     """An option that knows its section of the help text, how the help writes it, and whether it takes lists."""
 
     def __init__(self, declarations: list[str], *, group: str, form: str, is_list: bool, **attributes: Any) -> None:
@@ -255,7 +288,7 @@ def _option(
         text += " Default: searched."
     elif (default := defaults.get(name) or (_common_default(name) if metavar else None)) is not None:
         text += f" Default: {default}."
-    common: dict[str, Any] = {"cls": _Option, "group": group, "form": form, "is_list": name in lists}
+    common: dict[str, Any] = {"cls": SetupOption, "group": group, "form": form, "is_list": name in lists}
     attributes: dict[str, Any] = {"help": text, "default": defaults.get(name), "multiple": name in repeatable}
     attributes["type"] = _FILE if name in _FILES else str if name in repeatable else Values(name)
     if name not in OPTIONS or OPTIONS[name].kind is not bool:

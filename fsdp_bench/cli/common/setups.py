@@ -27,8 +27,7 @@ from fsdp_bench.catalog.lookup import (
 from fsdp_bench.catalog.lookup import model as find_model
 from fsdp_bench.catalog.names import is_other_weights
 from fsdp_bench.catalog.recorded import read_recorded, recorded_model
-from fsdp_bench.cli.common.lists import each_of
-from fsdp_bench.cli.common.options import MODEL_LISTS, SetupOptions
+from fsdp_bench.cli.common.options import MODEL_LISTS, SetupOptions, each_of
 from fsdp_bench.plan.defaults import (
     DEFAULT_PRECISION,
     DEFAULT_SEQUENCE_LENGTH,

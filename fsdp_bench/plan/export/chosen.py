@@ -16,9 +16,8 @@ from fsdp_bench.plan.question import Prediction, Question, answer
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.lora import LoRA
 from fsdp_bench.spec.recording.config import complete
-from fsdp_bench.spec.recording.ends import Ends
 from fsdp_bench.spec.recording.model import RecordedModel, code_of, lora_of
-from fsdp_bench.spec.recording.recorded import RecordedCode
+from fsdp_bench.spec.recording.recorded import Ends, RecordedCode
 from fsdp_bench.spec.setup import TrainSetup
 
 

@@ -7,7 +7,7 @@ from fsdp_bench.plan.export.blocks import around_text, blocks_text
 from fsdp_bench.plan.export.chosen import Chosen
 from fsdp_bench.plan.export.pieces import DTYPES
 from fsdp_bench.spec.errors import SpecError
-from fsdp_bench.spec.recording.ends import NO_ENDS
+from fsdp_bench.spec.recording.recorded import NO_ENDS
 from fsdp_bench.spec.setup import Api, BackwardPrefetch, Offload, TrainSetup, Wrap
 
 _DDP = "from torch.nn.parallel import DistributedDataParallel"

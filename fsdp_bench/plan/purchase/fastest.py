@@ -16,7 +16,7 @@ from fsdp_bench.plan.purchase.settings import Setting, can_run, micro_batches, s
 from fsdp_bench.plan.purchase.simulated import Simulated, computation_of, for_all_micro_batches, step_seconds
 from fsdp_bench.plan.question import Prediction, Question, answer_if_it_fits
 from fsdp_bench.plan.speed import speed
-from fsdp_bench.rates.hardware import rates_of
+from fsdp_bench.rates.calibrated import rates_of
 from fsdp_bench.replay.host_memory import Build, host_memory
 from fsdp_bench.replay.traffic import traffic
 from fsdp_bench.simulate.operators.kernels import CUDA, kernels_on

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from functools import reduce
 from typing import Any
 
-from fsdp_bench.catalog.compiled import BENCHMARK, FLOAT8, compiled_catalog
+from fsdp_bench.catalog.recorded import BENCHMARK, FLOAT8, compiled_catalog
 from fsdp_bench.simulate.compiled.block import Buffers, CompiledBlock, CompiledRecordedBlock, bind_code
 from fsdp_bench.simulate.models.transformer import Module, SimulatedModel, Weight
 from fsdp_bench.simulate.operators.core import Operators

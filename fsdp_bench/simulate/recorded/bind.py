@@ -31,10 +31,9 @@ from fsdp_bench.simulate.recorded.replaced_loss import RunHeadWithLoss
 from fsdp_bench.simulate.recorded.workspaces import workspace_of
 from fsdp_bench.spec.checkpointing_policy import OPERATORS
 from fsdp_bench.spec.errors import SpecError
-from fsdp_bench.spec.recording.ends import Ends
 from fsdp_bench.spec.recording.formula import evaluate
 from fsdp_bench.spec.recording.own_loss import LOSS, with_loss
-from fsdp_bench.spec.recording.recorded import RecordedCode, Variant
+from fsdp_bench.spec.recording.recorded import Ends, RecordedCode, Variant
 from fsdp_bench.spec.recording.steps import (
     Allocation,
     Call,

@@ -12,10 +12,9 @@ from fsdp_bench.simulate.tape import Tape
 from fsdp_bench.simulate.wrappers.units import Unit, choose_units
 from fsdp_bench.spec.impossible import ADAPTERS_ARE_FSDP1, NO_ADAPTERS, PREFETCHED_ADAPTERS
 from fsdp_bench.spec.lora import DTYPES_MIXED, GRADIENTS_MIXED, PACKED_IN_BF16
-from fsdp_bench.spec.recording.ends import NO_ENDS
 from fsdp_bench.spec.recording.model import Model, RecordedModel
 from fsdp_bench.spec.recording.own_loss import why_not_replaced
-from fsdp_bench.spec.recording.recorded import RecordedCode
+from fsdp_bench.spec.recording.recorded import NO_ENDS, RecordedCode
 from fsdp_bench.spec.recording.request import length_not_recorded
 from fsdp_bench.spec.recording.variants import VariantKind, casts_inputs, kind_of
 from fsdp_bench.spec.setup import Api, Checkpointing, Precision, Reentrant, TrainSetup, Wrap

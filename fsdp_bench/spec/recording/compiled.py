@@ -18,8 +18,7 @@ from typing import NamedTuple
 import msgspec
 
 from fsdp_bench.spec.model import ModelShape
-from fsdp_bench.spec.recording.architecture import Architecture
-from fsdp_bench.spec.recording.config import HEADS, HIDDEN
+from fsdp_bench.spec.recording.config import HEADS, HIDDEN, Architecture
 from fsdp_bench.spec.recording.steps import Drop, Operator, Size
 from fsdp_bench.spec.setup import Checkpointing, Float8
 

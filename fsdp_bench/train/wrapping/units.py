@@ -10,7 +10,7 @@ from torch.distributed.fsdp.wrap import size_based_auto_wrap_policy
 
 from fsdp_bench.spec.errors import WrapError
 from fsdp_bench.spec.impossible import TIED_ENDS
-from fsdp_bench.spec.recording.ends import NO_ENDS, find_ends
+from fsdp_bench.spec.recording.recorded import NO_ENDS, find_ends
 from fsdp_bench.spec.setup import Api
 
 Policy = Callable[..., bool]
@@ -72,7 +72,7 @@ def ends(
 
     FSDP1 wraps single modules: the first and the last.
 
-    A model says which these are, or they are found as those of a decoder (spec/recording/ends.py).
+    A model says which these are, or they are found as those of a decoder (spec/recording/recorded.py).
 
     Raises:
         WrapError: for a model of which neither is so, or whose head is the embedding.

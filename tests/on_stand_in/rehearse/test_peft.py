@@ -12,8 +12,7 @@ pytest.importorskip("peft")
 pytest.importorskip("bitsandbytes")
 
 from fsdp_bench.catalog import loader
-from fsdp_bench.catalog.adapters import ADAPTERS
-from fsdp_bench.catalog.architectures import recorded_architecture
+from fsdp_bench.catalog.architectures import ADAPTERS, recorded_architecture
 from fsdp_bench.plan.estimate import predict_memory
 from fsdp_bench.plan.export.chosen import chosen_by_prediction
 from fsdp_bench.plan.export.export import export

@@ -11,8 +11,7 @@ pytest.importorskip("transformers", reason="the models are transformers'")
 pytest.importorskip("peft", reason="LoRA is peft's")
 pytest.importorskip("bitsandbytes", reason="QLoRA is bitsandbytes'")
 
-from fsdp_bench.catalog.adapters import ADAPTERS, USUAL, folder_of
-from fsdp_bench.catalog.architectures import recorded_architecture
+from fsdp_bench.catalog.architectures import ADAPTERS, USUAL, folder_of, recorded_architecture
 from fsdp_bench.plan.estimate import predict_memory
 from fsdp_bench.simulate.operators.kernels import CUDA
 from fsdp_bench.simulate.wrappers.impossible import why_impossible

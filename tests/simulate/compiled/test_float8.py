@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from fsdp_bench.catalog.compiled import FLOAT8, compiled_catalog
 from fsdp_bench.catalog.loader import gpu, gpus, model
 from fsdp_bench.catalog.lookup import cluster_of
+from fsdp_bench.catalog.recorded import FLOAT8, compiled_catalog
 from fsdp_bench.plan.ask import estimate
 from fsdp_bench.plan.estimate import predict_memory
 from fsdp_bench.plan.speed import speed
