@@ -160,7 +160,7 @@ def refusal(question: Question) -> dict[str, Any]:
 
 def encoded(answer: AnswerDocument, question: Question) -> dict[str, Any]:
     """Return the JSON form of an answer, with all sizes of the question's model."""
-    return to_builtins(answer) | {"model": question.model.document()}
+    return {**to_builtins(answer), "model": question.model.document()}
 
 
 def answer_document(prediction: Prediction, with_time: bool = True, with_communication: bool = True) -> AnswerDocument:
@@ -231,8 +231,8 @@ def gpu_document(hardware: Hardware | None, gpu: Gpu | None) -> HardwareDocument
     """Return the hardware of an answer that depends on the GPU alone."""
     return HardwareDocument(
         name=place_names(hardware)[0],
-        gpu=gpu and gpu.name,
-        gpu_memory_bytes=gpu and gpu.usable_memory_bytes,
+        gpu=gpu.name if gpu else None,
+        gpu_memory_bytes=gpu.usable_memory_bytes if gpu else None,
         **dict.fromkeys(_BESIDE_THE_GPU, ABSENT),
     )
 
@@ -271,8 +271,8 @@ def _memory(prediction: Prediction) -> MemoryDocument:
         peak_reserved_source=ABSENT,
         needed_bytes=prediction.needed_bytes if prediction.question.kernels == "cuda" else None,
         peak_active_bytes=reading.peak_active_bytes if known else None,
-        communicators_bytes=communicators and communicators.num_bytes,
-        communicators=communicators and communicators.each,
+        communicators_bytes=communicators.num_bytes if communicators else None,
+        communicators=communicators.each if communicators else None,
         peak_device_bytes=prediction.estimate.device_bytes if known else None,
         peak_host_bytes_per_node=prediction.peak_host_bytes_per_node,
         peak_phase=memory.peak_phase,
@@ -286,8 +286,9 @@ def _memory(prediction: Prediction) -> MemoryDocument:
         host_breakdown_bytes=_host(host) if needs_host else None,
         num_alloc_retries=reading.num_alloc_retries if known else None,
         num_alloc_retries_later=reading.num_retries_later if known and full is None else None,
-        out_of_memory=full
-        and OutOfMemory(
+        out_of_memory=None
+        if full is None
+        else OutOfMemory(
             phase=full.phase,
             block=full.block if full.block >= 0 else None,
             operator=full.label,

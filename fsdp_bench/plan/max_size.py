@@ -291,8 +291,9 @@ def document_of(results: Sequence[HardwareResult]) -> dict[str, Any]:
 
 def _encoded(result: HardwareResult) -> dict[str, Any]:
     made = to_builtins(_document(result))
-    made["cells"] = [{**{key: cell["setup"][key] for key in _WORDS}, **cell} for cell in made["cells"]]
-    return made | ({"on_fewest": document(result.on_fewest)} if result.on_fewest else {})
+    cells = [{**{key: cell["setup"][key] for key in _WORDS}, **cell} for cell in made["cells"]]
+    fewest = {"on_fewest": document(result.on_fewest)} if result.on_fewest else {}
+    return {**made, "cells": cells, **fewest}
 
 
 def _document(result: HardwareResult) -> MaxSizeDocument:
@@ -320,10 +321,10 @@ def _setting(cell: SettingResult, with_time: bool) -> SettingDocument:
         unknown=cell.unknown,
         fits_value=cell.fits,
         runs_value=cell.runs,
-        model=model and model.name,
-        max_parameters=model and model.num_parameters,
-        num_hidden_layers=model and model.num_hidden_layers,
-        hidden_size=model and model.hidden_size,
+        model=model.name if model else None,
+        max_parameters=model.num_parameters if model else None,
+        num_hidden_layers=model.num_hidden_layers if model else None,
+        hidden_size=model.hidden_size if model else None,
         runs_parameters=_runs_parameters(cell),
         setup=found.setup,
         memory=found.memory,
@@ -335,8 +336,9 @@ def _setting(cell: SettingResult, with_time: bool) -> SettingDocument:
         headroom_bytes=found.headroom_bytes,
         required_headroom_bytes=found.required_headroom_bytes,
         required_headroom_source=found.required_headroom_source,
-        limited_by=limit
-        and LimitDocument(place=limit.place, phase=limit.phase, category=limit.category, words=limit_text(limit)),
+        limited_by=None
+        if limit is None
+        else LimitDocument(place=limit.place, phase=limit.phase, category=limit.category, words=limit_text(limit)),
         next=_next(cell),
     )
 

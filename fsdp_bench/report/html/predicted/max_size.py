@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
+from fsdp_bench.plan.max_size import MaxSizeDocument
 from fsdp_bench.report.charts.description import Bars
 from fsdp_bench.report.charts.max_size import CANNOT_RUN, NONE_FITS, MaxSizeBar, size_bars
 from fsdp_bench.report.html.blocks import Cell, Facts, Page, Row, Section, Table, table
-from fsdp_bench.report.html.documents import MaxSizeDocument
 from fsdp_bench.report.html.predicted.prediction import bytes_cell
 from fsdp_bench.report.html.predicted.settings import (
     NUMBERS,

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from fsdp_bench.plan.document import AnswerDocument
 from fsdp_bench.report.charts.colors import Style
 from fsdp_bench.report.charts.description import Bar, BarGroup, Bars, Piece, Plot
 from fsdp_bench.report.charts.memory_timeline import breakdown_bars, phase_bars
 from fsdp_bench.report.charts.step import EXPOSED, PART_STYLES
 from fsdp_bench.report.charts.trade_off import TradeOffPoint, trade_off_plot
 from fsdp_bench.report.html.blocks import Block, Cell, Facts, Page, Row, Section, Table, Text, Tile, Tiles, table
-from fsdp_bench.report.html.documents import PredictionDocument
 from fsdp_bench.report.html.predicted.settings import (
     NUMBERS,
     cell_of,
@@ -28,13 +28,13 @@ from fsdp_bench.report.text.speed import PART_LABELS
 from fsdp_bench.spec.units import format_count, format_gib, format_seconds
 
 
-def _verdict(one: PredictionDocument) -> str:
+def _verdict(one: AnswerDocument) -> str:
     if one.impossible is not None:
         return "impossible"
     return {True: "fits", False: spaced(one.verdict or "does not fit"), None: f"fit {UNKNOWN}"}[one.fits]
 
 
-def prediction_page(predictions: Sequence[PredictionDocument]) -> Page:
+def prediction_page(predictions: Sequence[AnswerDocument]) -> Page:
     """Return the page of one predicted setup, or of several side by side."""
     first = predictions[0]
     sections = [Section("Conditions and versions", (_conditions(predictions),))]
@@ -56,16 +56,16 @@ def prediction_page(predictions: Sequence[PredictionDocument]) -> Page:
     )
 
 
-def _values(one: PredictionDocument) -> dict[str, Any]:
+def _values(one: AnswerDocument) -> dict[str, Any]:
     return values_of(one.setup, one.server, one.model)
 
 
-def _hardware(one: PredictionDocument) -> str:
+def _hardware(one: AnswerDocument) -> str:
     return hardware_of(one.server, one.setup.get("world_size"))
 
 
 def _answer_of_several(
-    predictions: Sequence[PredictionDocument], differing: Sequence[str], best: PredictionDocument | None
+    predictions: Sequence[AnswerDocument], differing: Sequence[str], best: AnswerDocument | None
 ) -> str:
     """Return how many setups fit, and the one that trains the most tokens per GPU."""
     fitting = [one for one in predictions if one.fits]
@@ -80,7 +80,7 @@ def _answer_of_several(
     return f"{answer}; {name} trains the most, {speed}" if _tokens(best) else answer
 
 
-def _answer(one: PredictionDocument) -> str:
+def _answer(one: AnswerDocument) -> str:
     if one.impossible is not None:
         return f"Impossible: {one.impossible}"
     memory, of = one.memory, one.server.gpu_memory_bytes
@@ -90,11 +90,11 @@ def _answer(one: PredictionDocument) -> str:
     return f"{_verdict(one).capitalize()} ({one.source}){text}{usable}"
 
 
-def _tokens(one: PredictionDocument) -> float:
+def _tokens(one: AnswerDocument) -> float:
     return (one.time.tokens_per_second_per_gpu if one.time else None) or 0.0
 
 
-def _tiles(one: PredictionDocument) -> Tiles:
+def _tiles(one: AnswerDocument) -> Tiles:
     memory, time = one.memory, one.time
     assert memory is not None
     tiles = [
@@ -112,7 +112,7 @@ def _tiles(one: PredictionDocument) -> Tiles:
     return Tiles(tuple(tiles))
 
 
-def _alone(one: PredictionDocument) -> list[Section]:
+def _alone(one: AnswerDocument) -> list[Section]:
     memory, time = one.memory, one.time
     found = []
     if memory is not None:
@@ -128,7 +128,7 @@ def _alone(one: PredictionDocument) -> list[Section]:
     return found
 
 
-def _time(one: PredictionDocument) -> Block:
+def _time(one: AnswerDocument) -> Block:
     time = one.time
     assert time is not None
     if time.step_seconds is None:
@@ -157,9 +157,7 @@ def _part_style(label: str) -> Style:
     return next(own, EXPOSED if label.startswith("exposed") else Style("dark-grey"))
 
 
-def _setups(
-    predictions: Sequence[PredictionDocument], differing: Sequence[str], best: PredictionDocument | None
-) -> Table:
+def _setups(predictions: Sequence[AnswerDocument], differing: Sequence[str], best: AnswerDocument | None) -> Table:
     fields = fields_shown(differing)
     titles = ["#", *map(title_of, fields), "fits", "allocated", "needed", "headroom", "step", "exposed",
               "tokens/s per GPU", "MFU", "reason"]  # fmt: skip
@@ -192,7 +190,7 @@ def _seconds(value: float | None) -> Cell:
     return Cell(UNKNOWN) if value is None else Cell(format_seconds(value), value)
 
 
-def _trade_off(predictions: Sequence[PredictionDocument], differing: Sequence[str]) -> Plot | None:
+def _trade_off(predictions: Sequence[AnswerDocument], differing: Sequence[str]) -> Plot | None:
     points = [
         TradeOffPoint(one.memory.needed_bytes, _tokens(one), one.fits, number, name_of(_values(one), differing))
         for number, one in enumerate(predictions, start=1)
@@ -204,7 +202,7 @@ def _trade_off(predictions: Sequence[PredictionDocument], differing: Sequence[st
     return trade_off_plot(points, heading, "memory that a GPU needs", "tokens/s per GPU", _limits(predictions))
 
 
-def _limits(predictions: Iterable[PredictionDocument]) -> dict[int, str]:
+def _limits(predictions: Iterable[AnswerDocument]) -> dict[int, str]:
     """Return the usable memory of each kind of GPU in bytes, with the names of the GPUs."""
     found: dict[int, str] = {}
     for one in predictions:
@@ -214,14 +212,14 @@ def _limits(predictions: Iterable[PredictionDocument]) -> dict[int, str]:
     return found
 
 
-def _conditions(predictions: Sequence[PredictionDocument]) -> Facts:
+def _conditions(predictions: Sequence[AnswerDocument]) -> Facts:
     """Return what the predictions rest on; what differs between setups has a line for each."""
     found = list(dict.fromkeys(fact for one in predictions for fact in _facts(one) if fact[1]))
     names = list(dict.fromkeys(name for name, _ in found))
     return Facts(tuple(sorted(found, key=lambda fact: names.index(fact[0]))))
 
 
-def _facts(one: PredictionDocument) -> list[tuple[str, str]]:
+def _facts(one: AnswerDocument) -> list[tuple[str, str]]:
     source, numbers = one.server.gpu_memory_source, one.model.num_parameters
     size = "" if numbers is None else f", {format_count(numbers)} parameters"
     whose = "" if one.model.code == "benchmark" else f", {one.model.code}"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from fsdp_bench.plan.document import HardwareDocument, ModelDocument
 from fsdp_bench.report.html.blocks import Cell
-from fsdp_bench.report.html.documents import PredictedModel, PredictedServer
 from fsdp_bench.report.text.setups import FIELDS, PLACES, SELDOM, named_values, spaced, value_text
 from fsdp_bench.report.text.setups import NUMBERS as FIELDS_OF_NUMBERS
 
@@ -18,7 +18,7 @@ _MOST_NAMED = 3
 
 
 def values_of(
-    setup: Mapping[str, Any], server: PredictedServer | None = None, model: PredictedModel | None = None
+    setup: Mapping[str, Any], server: HardwareDocument | None = None, model: ModelDocument | None = None
 ) -> dict[str, Any]:
     """Return what a setup may differ in from others, by field; what it runs on and its model where they are given."""
     values = dict(setup)
@@ -70,7 +70,7 @@ def name_of(values: Mapping[str, Any], varying: Iterable[str]) -> str:
     return ", ".join([strategy_of(values), *named_values(values, varying)])
 
 
-def hardware_of(server: PredictedServer, num_gpus: Any = None) -> str:
+def hardware_of(server: HardwareDocument, num_gpus: Any = None) -> str:
     """Return the hardware as text, a lone GPU with how many of them there are where that is given."""
     if server.name is not None:
         nodes = f"{server.num_nodes} x {server.name}"
