@@ -9,6 +9,7 @@ import msgspec
 from msgspec import Meta
 
 from fsdp_bench.catalog.lookup import place_names
+from fsdp_bench.plan.estimate import Verdict
 from fsdp_bench.plan.question import Prediction, Question
 from fsdp_bench.plan.speed import Speed
 from fsdp_bench.rates.communicators import Communicator
@@ -101,6 +102,11 @@ class MemoryDocument(msgspec.Struct, frozen=True, kw_only=True):
             return self.peak_operator
         return f"{self.peak_operator}, block {self.peak_block}"
 
+    @property
+    def largest_category(self) -> str:
+        """The category with the most bytes at the peak."""
+        return max(self.breakdown_bytes, key=lambda category: self.breakdown_bytes[category])
+
 
 class TimeDocument(msgspec.Struct, frozen=True, kw_only=True):
     """The time of one step."""
@@ -119,6 +125,13 @@ class TimeDocument(msgspec.Struct, frozen=True, kw_only=True):
     hfu: float | None = None
     rates: str | None = None
     unknown: tuple[str, ...] = ()
+
+    @property
+    def exposed_fraction(self) -> float | None:
+        """The fraction of a step in which collectives run and no operator does."""
+        if self.step_seconds is None or self.exposed_communication_seconds is None:
+            return None
+        return self.exposed_communication_seconds / self.step_seconds
 
 
 class AnswerDocument(msgspec.Struct, frozen=True, kw_only=True):
@@ -146,6 +159,14 @@ class AnswerDocument(msgspec.Struct, frozen=True, kw_only=True):
     required_headroom_bytes: int | None = None
     required_headroom_source: str | None = None
     seconds: float | None = None
+
+    @property
+    def exceeds(self) -> str | None:
+        """The memory that a setup exceeds: ``gpu`` or ``host``; None if neither, or if that is not known."""
+        if self.memory is None or self.verdict in (None, Verdict.FITS):
+            return None
+        is_host = self.verdict == Verdict.DOES_NOT_FIT and self.memory.out_of_memory is None
+        return "host" if is_host else "gpu"
 
 
 def document(prediction: Prediction) -> dict[str, Any]:

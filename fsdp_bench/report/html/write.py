@@ -12,9 +12,9 @@ from fsdp_bench.plan.document import AnswerDocument
 from fsdp_bench.plan.max_size import MaxSizeDocument
 from fsdp_bench.plan.purchase.document import PlanDocument
 from fsdp_bench.report.html.blocks import Page
-from fsdp_bench.report.html.predicted.max_size import max_size_page
-from fsdp_bench.report.html.predicted.plan import plan_page
-from fsdp_bench.report.html.predicted.prediction import prediction_page
+from fsdp_bench.report.html.max_size import max_size_page
+from fsdp_bench.report.html.plan import plan_page
+from fsdp_bench.report.html.prediction import prediction_page
 from fsdp_bench.report.html.render import html
 from fsdp_bench.spec.codec import from_builtins, read_document, write_atomically
 from fsdp_bench.spec.errors import ResultsError, SpecError, shown
@@ -67,7 +67,7 @@ def page_of(source: Path, profile: Profile | None = None) -> Page:
     if not source.exists():
         raise ResultsError(f"{source}: there is no such file or folder")
     if source.is_dir():
-        from fsdp_bench.report.html.measured.sweep import sweep_page
+        from fsdp_bench.report.html.sweep import sweep_page
 
         return sweep_page(source, profile)
     return _page_of_document(read_document(source, "JSON"), source)

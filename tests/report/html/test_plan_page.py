@@ -12,7 +12,7 @@ import pytest
 
 from fsdp_bench.plan.purchase.document import PlanDocument
 from fsdp_bench.report.html import write
-from fsdp_bench.report.html.predicted.offers import chart, money_text, offers_of
+from fsdp_bench.report.html.offers import chart, money_text, offers_of
 from fsdp_bench.spec.codec import from_json, to_json
 from fsdp_bench.spec.errors import UserError
 from tests.attacks.hostile import mutated_json

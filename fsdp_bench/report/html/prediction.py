@@ -12,7 +12,7 @@ from fsdp_bench.report.charts.memory_timeline import breakdown_bars, phase_bars
 from fsdp_bench.report.charts.step import EXPOSED, PART_STYLES
 from fsdp_bench.report.charts.trade_off import TradeOffPoint, trade_off_plot
 from fsdp_bench.report.html.blocks import Block, Cell, Facts, Page, Row, Section, Table, Text, Tile, Tiles, table
-from fsdp_bench.report.html.predicted.settings import (
+from fsdp_bench.report.html.settings import (
     NUMBERS,
     cell_of,
     fields_shown,

@@ -10,8 +10,8 @@ from fsdp_bench.plan.max_size import MaxSizeDocument
 from fsdp_bench.report.charts.description import Bars
 from fsdp_bench.report.charts.max_size import CANNOT_RUN, NONE_FITS, MaxSizeBar, size_bars
 from fsdp_bench.report.html.blocks import Cell, Facts, Page, Row, Section, Table, table
-from fsdp_bench.report.html.predicted.prediction import bytes_cell
-from fsdp_bench.report.html.predicted.settings import (
+from fsdp_bench.report.html.prediction import bytes_cell
+from fsdp_bench.report.html.settings import (
     NUMBERS,
     cell_of,
     fields_shown,
