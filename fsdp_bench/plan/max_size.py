@@ -13,6 +13,8 @@ from typing import Any
 import msgspec
 
 from fsdp_bench.plan.document import (
+    ABSENT,
+    AnswerDocument,
     Bytes,
     Count,
     HardwareDocument,
@@ -277,6 +279,7 @@ class MaxSizeDocument(msgspec.Struct, frozen=True, kw_only=True):
     fits_means: str = ""
     server: HardwareDocument
     cells: tuple[SettingDocument, ...]
+    on_fewest: AnswerDocument | None = None
 
 
 _WORDS = ("strategy", "effective_strategy", *(name for name, one in FIELDS.items() if one.has_words and not one.seldom))
@@ -309,6 +312,7 @@ def _document(result: HardwareResult) -> MaxSizeDocument:
         " and within the host's memory where that is known",
         server=refusal_document(first.question).server,
         cells=tuple(_setting(cell, result.with_time) for cell in result.cells),
+        on_fewest=ABSENT,
     )
 
 
