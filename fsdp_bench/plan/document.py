@@ -1,157 +1,325 @@
-"""The JSON form of a prediction. Unknown values are null."""
+"""The JSON form of an answer, whatever its source: bytes, seconds, null for what is unknown. Pages read it back."""
 
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Any
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
 
 from fsdp_bench.catalog.lookup import place_names
+from fsdp_bench.plan.estimate import Verdict
 from fsdp_bench.plan.question import Prediction, Question
 from fsdp_bench.plan.speed import Speed
-from fsdp_bench.rates.communicators import Communicators
+from fsdp_bench.rates.communicators import Communicator
+from fsdp_bench.rates.nccl_buffers import Bounds
+from fsdp_bench.replay.host_memory import HostMemory
+from fsdp_bench.replay.traffic import Traffic
 from fsdp_bench.simulate import TORCH_VERSION
 from fsdp_bench.spec.codec import to_builtins
+from fsdp_bench.spec.hardware import Gpu, Hardware, Source
+from fsdp_bench.spec.lora import LoRA
+from fsdp_bench.spec.setup import TrainSetup
+from fsdp_bench.spec.subprocesses.dry_run import MemoryAtStart
+
+Positive = Annotated[float, Meta(gt=0, le=1e18)]
+Bytes = Annotated[int, Meta(ge=0)]
+Count = Annotated[int, Meta(ge=1)]
+Setting = bool | int | float | str | None
+"""The value of a field of a setup."""
+
+ABSENT: Any = msgspec.UNSET
+"""The value of a key that the documents of a source do not have."""
 
 
-def document(prediction: Prediction, with_time: bool = True, with_communication: bool = True) -> dict[str, Any]:
-    """Return the JSON form of one prediction. Sizes are in bytes, times in seconds; keys name the unit.
+class ModelDocument(msgspec.Struct, frozen=True, kw_only=True):
+    """The model of an answer. The JSON form has its other sizes too."""
 
-    Time and communication can be omitted if many predictions are asked for: each costs one more simulation.
-    """
-    return {
-        **_asked(prediction.question),
-        "impossible": None,
-        "for_eager": prediction.estimate.for_eager,
-        "notes": prediction.notes,
-        "memory": _memory(prediction),
-        "time": _time(prediction.speed) if with_time else None,
-        "communication": [asdict(one) for one in prediction.traffic] if with_communication else None,
-        "fits": prediction.fits,
-        "verdict": prediction.verdict,
-        "headroom_bytes": prediction.headroom_bytes,
-        "required_headroom_bytes": prediction.required_headroom_bytes,
-        "required_headroom_source": None
-        if prediction.required_headroom_bytes is None
-        else prediction.estimate.required_headroom.source,
-    }
+    name: str = "unknown"
+    family: str | None = None
+    code: str = "benchmark"
+    lora: LoRA | None = None
+    num_hidden_layers: int | None = None
+    hidden_size: int | None = None
+    num_parameters: Count | None = None
 
 
-ANSWERS = ("fits", "verdict", "headroom_bytes", "required_headroom_bytes", "required_headroom_source")
-"""Keys that say whether a setup fits, and by how much."""
+class HardwareDocument(msgspec.Struct, frozen=True, kw_only=True):
+    """The hardware of an answer."""
+
+    name: str | None = None
+    gpu: str | None = None
+    gpu_memory_bytes: Bytes | None = None
+    gpu_memory_source: Source | None = None
+    context_bytes: Bytes | None = None
+    num_nodes: Count | None = None
+    gpus_per_node: Count | None = None
+    host_memory_bytes: Bytes | None = None
+
+
+class OutOfMemory(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a GPU runs out of memory."""
+
+    phase: str
+    block: int | None
+    operator: str
+    num_bytes: Bytes
+    reserved_bytes: Bytes
+
+
+class MemoryDocument(msgspec.Struct, frozen=True, kw_only=True):
+    """The memory of one GPU, and of the host beside it."""
+
+    peak_allocated_bytes: Bytes
+    peak_reserved_bytes: Bytes | None = None
+    peak_reserved_source: str | None = None
+    needed_bytes: Bytes | None = None
+    peak_active_bytes: Bytes | None = None
+    communicators_bytes: Bounds | None = None
+    """NCCL's GPU memory, without the CUDA context."""
+    communicators: tuple[Communicator, ...] | None = None
+    peak_device_bytes: Bytes | None = None
+    peak_host_bytes_per_node: Bytes | None = None
+    peak_phase: str
+    peak_block: int | None = None
+    peak_operator: str | None = None
+    peak_rank: int | None = None
+    phases: dict[str, Bytes]
+    load_bytes: Bytes | None = None
+    resident: MemoryAtStart | None = None
+    breakdown_bytes: dict[str, Bytes]
+    host_breakdown_bytes: dict[str, Bytes] | None = None
+    """Host memory of one node by category: ``load`` is before training, the others are during training."""
+    num_alloc_retries: int | None = None
+    num_alloc_retries_later: int | None = None
+    out_of_memory: OutOfMemory | None = None
+
+    @property
+    def peak_place(self) -> str | None:
+        """The operator at the peak, with its block."""
+        if self.peak_operator is None or self.peak_block is None:
+            return self.peak_operator
+        return f"{self.peak_operator}, block {self.peak_block}"
+
+    @property
+    def largest_category(self) -> str:
+        """The category with the most bytes at the peak."""
+        return max(self.breakdown_bytes, key=lambda category: self.breakdown_bytes[category])
+
+
+class TimeDocument(msgspec.Struct, frozen=True, kw_only=True):
+    """The time of one step."""
+
+    step_seconds: Positive | None = None
+    step_seconds_range: tuple[float, float] | None = None
+    compute_seconds: float | None = None
+    communication_seconds: float | None = None
+    exposed_communication_seconds: float | None = None
+    host_copy_seconds: float | None = None
+    cpu_optimizer_seconds: float | None = None
+    parts_seconds: dict[str, float] | None = None
+    slowed_by_collectives_seconds: float | None = None
+    tokens_per_second_per_gpu: Positive | None = None
+    mfu: float | None = None
+    hfu: float | None = None
+    rates: str | None = None
+    unknown: tuple[str, ...] = ()
+
+    @property
+    def exposed_fraction(self) -> float | None:
+        """The fraction of a step in which collectives run and no operator does."""
+        if self.step_seconds is None or self.exposed_communication_seconds is None:
+            return None
+        return self.exposed_communication_seconds / self.step_seconds
+
+
+class AnswerDocument(msgspec.Struct, frozen=True, kw_only=True):
+    """What ``predict --json`` and ``dry-run --json`` print of one setup. All but the setup is unknown by default."""
+
+    source: str
+    torch: str | None = None
+    kernels: str | None = None
+    device: str | None = None
+    expandable_segments: bool | None = None
+    load: str | None = None
+    model: ModelDocument
+    setup: dict[str, Setting]
+    assumptions: tuple[str, ...] = ()
+    server: HardwareDocument
+    impossible: str | None = None
+    for_eager: bool | None = None
+    notes: tuple[str, ...] | None = None
+    memory: MemoryDocument | None = None
+    time: TimeDocument | None = None
+    communication: tuple[Traffic, ...] | None = None
+    fits: bool | None = None
+    verdict: str | None = None
+    headroom_bytes: int | None = None
+    required_headroom_bytes: int | None = None
+    required_headroom_source: str | None = None
+    seconds: float | None = None
+
+    @property
+    def exceeds(self) -> str | None:
+        """The memory that a setup exceeds: ``gpu`` or ``host``; None if neither, or if that is not known."""
+        if self.memory is None or self.verdict in (None, Verdict.FITS):
+            return None
+        is_host = self.verdict == Verdict.DOES_NOT_FIT and self.memory.out_of_memory is None
+        return "host" if is_host else "gpu"
+
+
+def document(prediction: Prediction) -> dict[str, Any]:
+    """Return the JSON form of one prediction."""
+    return encoded(answer_document(prediction), prediction.question)
 
 
 def refusal(question: Question) -> dict[str, Any]:
-    """Return the JSON form of a setup that cannot run: the reason, and null for every key of ANSWERS."""
-    nothing = dict.fromkeys(("for_eager", "notes", "memory", "time", "communication", *ANSWERS))
-    return {**_asked(question), "impossible": question.impossible, **nothing}
+    """Return the JSON form of a setup that cannot run: the reason, and null for every key of the answer."""
+    return encoded(refusal_document(question), question)
 
 
-def _asked(question: Question) -> dict[str, Any]:
-    setup = question.setup
-    described = {
-        **to_builtins(setup),
-        "effective_strategy": setup.effective_strategy.value,
-        "shard_size": None if question.impossible else setup.shard_group_size,
-    }
-    return {
-        "source": "predicted",
-        "torch": TORCH_VERSION,
-        "kernels": question.kernels,
-        "expandable_segments": question.expandable_segments,
-        "load": question.build.value,
-        "model": question.model.document(),
-        "setup": described,
-        "assumptions": question.assumptions,
-        "server": _server(question),
-    }
+def encoded(answer: AnswerDocument, question: Question) -> dict[str, Any]:
+    """Return the JSON form of an answer, with all sizes of the question's model."""
+    return {**to_builtins(answer), "model": question.model.document()}
 
 
-def _server(question: Question) -> dict[str, Any]:
-    gpu = question.gpu
-    server, gpu_name, num_nodes, gpus_per_node = place_names(question.hardware)
-    return {
-        "name": server,
-        "gpu": gpu_name,
-        "gpu_memory_bytes": gpu.usable_memory_bytes if gpu else None,
-        "gpu_memory_source": to_builtins(gpu.usable_memory_source) if gpu else None,
-        "context_bytes": gpu.context_bytes if gpu else None,
-        "num_nodes": num_nodes,
-        "gpus_per_node": gpus_per_node,
-        "host_memory_bytes": question.hardware.server.host_memory_bytes if question.hardware else None,
-    }
+def answer_document(prediction: Prediction, with_time: bool = True, with_communication: bool = True) -> AnswerDocument:
+    """Return the document of one prediction.
+
+    Time and communication can be omitted if many predictions are asked for: each costs one more simulation.
+    """
+    required = prediction.required_headroom_bytes
+    return _asked(
+        prediction.question,
+        for_eager=prediction.estimate.for_eager,
+        notes=prediction.notes,
+        memory=_memory(prediction),
+        time=_time(prediction.speed) if with_time else None,
+        communication=tuple(prediction.traffic) if with_communication else None,
+        fits=prediction.fits,
+        verdict=prediction.verdict,
+        headroom_bytes=prediction.headroom_bytes,
+        required_headroom_bytes=required,
+        required_headroom_source=None if required is None else prediction.estimate.required_headroom.source,
+    )
 
 
-def _time(found: Speed) -> dict[str, Any]:
-    time = found.time
-    return {
-        "step_seconds": time.step_seconds,
-        "step_seconds_range": found.range.step_seconds(time.step_seconds)
-        if found.range and time.step_seconds
-        else None,
-        "compute_seconds": time.compute_seconds,
-        "communication_seconds": time.communication_seconds,
-        "exposed_communication_seconds": time.exposed_communication_seconds,
-        "host_copy_seconds": time.host_copy_seconds,
-        "cpu_optimizer_seconds": time.cpu_optimizer_seconds,
-        "parts_seconds": {part.value: seconds for part, seconds in time.parts.items()} or None,
-        "slowed_by_collectives_seconds": time.slowed_seconds if time.step_seconds is not None else None,
-        "tokens_per_second_per_gpu": found.tokens_per_second_per_gpu,
-        "mfu": found.mfu,
-        "hfu": found.hfu,
-        "rates": found.source,
-        "unknown": time.unknown,
-    }
+def refusal_document(question: Question) -> AnswerDocument:
+    """Return the document of a setup that cannot run."""
+    return _asked(question, impossible=question.impossible)
 
 
-def _memory(prediction: Prediction) -> dict[str, Any]:
-    memory, reading = prediction.estimate.memory, prediction.estimate.allocator
-    full = reading.out_of_memory
+def _asked(question: Question, **answered: Any) -> AnswerDocument:
+    return AnswerDocument(
+        source="predicted",
+        torch=TORCH_VERSION,
+        kernels=question.kernels,
+        device=ABSENT,
+        expandable_segments=question.expandable_segments,
+        load=question.build.value,
+        model=msgspec.convert(question.model.document(), ModelDocument),
+        setup=setup_document(question.setup, question.impossible is None),
+        assumptions=question.assumptions,
+        server=_hardware(question.hardware),
+        seconds=ABSENT,
+        **answered,
+    )
+
+
+def setup_document(setup: TrainSetup, can_run: bool = True) -> dict[str, Setting]:
+    """Return the fields of a setup, the strategy that runs, and the size of its shard groups."""
+    runs = {"effective_strategy": setup.effective_strategy.value}
+    return {**to_builtins(setup), **runs, "shard_size": setup.shard_group_size if can_run else None}
+
+
+def _hardware(hardware: Hardware | None) -> HardwareDocument:
+    gpu = hardware.gpu if hardware else None
+    server, gpu_name, num_nodes, gpus_per_node = place_names(hardware)
+    return HardwareDocument(
+        name=server,
+        gpu=gpu_name,
+        gpu_memory_bytes=gpu.usable_memory_bytes if gpu else None,
+        gpu_memory_source=gpu.usable_memory_source if gpu else None,
+        context_bytes=gpu.context_bytes if gpu else None,
+        num_nodes=num_nodes,
+        gpus_per_node=gpus_per_node,
+        host_memory_bytes=hardware.server.host_memory_bytes if hardware else None,
+    )
+
+
+def gpu_document(hardware: Hardware | None, gpu: Gpu | None) -> HardwareDocument:
+    """Return the hardware of an answer that depends on the GPU alone."""
+    return HardwareDocument(
+        name=place_names(hardware)[0],
+        gpu=gpu.name if gpu else None,
+        gpu_memory_bytes=gpu.usable_memory_bytes if gpu else None,
+        **dict.fromkeys(_BESIDE_THE_GPU, ABSENT),
+    )
+
+
+_BESIDE_THE_GPU = ("gpu_memory_source", "context_bytes", "num_nodes", "gpus_per_node", "host_memory_bytes")
+
+
+def _time(found: Speed) -> TimeDocument:
+    time, span = found.time, found.range
+    return TimeDocument(
+        step_seconds=time.step_seconds,
+        step_seconds_range=span.step_seconds(time.step_seconds) if span and time.step_seconds else None,
+        compute_seconds=time.compute_seconds,
+        communication_seconds=time.communication_seconds,
+        exposed_communication_seconds=time.exposed_communication_seconds,
+        host_copy_seconds=time.host_copy_seconds,
+        cpu_optimizer_seconds=time.cpu_optimizer_seconds,
+        parts_seconds={part.value: seconds for part, seconds in time.parts.items()} or None,
+        slowed_by_collectives_seconds=time.slowed_seconds if time.step_seconds is not None else None,
+        tokens_per_second_per_gpu=found.tokens_per_second_per_gpu,
+        mfu=found.mfu,
+        hfu=found.hfu,
+        rates=found.source,
+        unknown=time.unknown,
+    )
+
+
+def _memory(prediction: Prediction) -> MemoryDocument:
+    memory, reading, host = prediction.estimate.memory, prediction.estimate.allocator, prediction.estimate.host
+    full, communicators = reading.out_of_memory, prediction.communicators
     known = prediction.reserved_bytes is not None
-    return {
-        "peak_allocated_bytes": memory.peak_allocated_bytes,
-        "peak_reserved_bytes": prediction.reserved_bytes,
-        "needed_bytes": prediction.needed_bytes if prediction.question.kernels == "cuda" else None,
-        "peak_active_bytes": reading.peak_active_bytes if known else None,
-        **_communicators(prediction.communicators),
-        "peak_device_bytes": prediction.estimate.device_bytes if known else None,
-        "peak_host_bytes_per_node": prediction.peak_host_bytes_per_node,
-        "peak_phase": memory.peak_phase,
-        "peak_block": memory.peak_block,
-        "peak_operator": memory.peak_operator,
-        "peak_rank": memory.peak_rank,
-        "phases": memory.phases,
-        "breakdown_bytes": memory.breakdown_bytes,
-        "host_breakdown_bytes": _host(prediction),
-        "num_alloc_retries": reading.num_alloc_retries if known else None,
-        "num_alloc_retries_later": reading.num_retries_later if known and full is None else None,
-        "out_of_memory": full and {
-            "phase": full.phase,
-            "block": full.block if full.block >= 0 else None,
-            "operator": full.label,
-            "num_bytes": full.num_bytes,
-            "reserved_bytes": reading.peak_reserved_bytes,
-        },
-    }  # fmt: skip
+    needs_host = prediction.peak_host_bytes_per_node is not None
+    return MemoryDocument(
+        peak_allocated_bytes=memory.peak_allocated_bytes,
+        peak_reserved_bytes=prediction.reserved_bytes,
+        peak_reserved_source=ABSENT,
+        needed_bytes=prediction.needed_bytes if prediction.question.kernels == "cuda" else None,
+        peak_active_bytes=reading.peak_active_bytes if known else None,
+        communicators_bytes=communicators.num_bytes if communicators else None,
+        communicators=communicators.each if communicators else None,
+        peak_device_bytes=prediction.estimate.device_bytes if known else None,
+        peak_host_bytes_per_node=prediction.peak_host_bytes_per_node,
+        peak_phase=memory.peak_phase,
+        peak_block=memory.peak_block,
+        peak_operator=memory.peak_operator,
+        peak_rank=memory.peak_rank,
+        phases=memory.phases,
+        load_bytes=ABSENT,
+        resident=ABSENT,
+        breakdown_bytes=memory.breakdown_bytes,
+        host_breakdown_bytes=_host(host) if needs_host else None,
+        num_alloc_retries=reading.num_alloc_retries if known else None,
+        num_alloc_retries_later=reading.num_retries_later if known and full is None else None,
+        out_of_memory=None
+        if full is None
+        else OutOfMemory(
+            phase=full.phase,
+            block=full.block if full.block >= 0 else None,
+            operator=full.label,
+            num_bytes=full.num_bytes,
+            reserved_bytes=reading.peak_reserved_bytes,
+        ),
+    )
 
 
-def _communicators(found: Communicators | None) -> dict[str, Any]:
-    """Return the GPU memory of NCCL's communicators as lower and upper bounds, without the CUDA context."""
-    if found is None:
-        return {"communicators_bytes": None, "communicators": None}
-    total = found.num_bytes
-    return {"communicators_bytes": total and asdict(total), "communicators": [asdict(one) for one in found.each]}
-
-
-def _host(prediction: Prediction) -> dict[str, int] | None:
-    """Return the host memory of one node by category. ``load`` is before training, the others are during training."""
-    if prediction.peak_host_bytes_per_node is None:
-        return None
-    host = prediction.estimate.host
-    return {
-        "load": host.load_bytes,
-        "pinned_parameters": host.pinned_parameters_bytes,
-        "pinned_gradients": host.pinned_gradients_bytes,
-        "pinned_activations": host.pinned_activations_bytes,
-        "optimizer_state": host.optimizer_state_bytes,
-        "temporary": host.temporary_bytes,
-    }
+def _host(host: HostMemory) -> dict[str, int]:
+    sizes = {name.removesuffix("_bytes"): size for name, size in asdict(host).items()}
+    order = ("load", "pinned_parameters", "pinned_gradients", "pinned_activations")
+    return {**{name: sizes[name] for name in order}, **sizes}

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from fsdp_bench.catalog.lookup import place_names
+from fsdp_bench.plan.document import ABSENT, AnswerDocument, MemoryDocument, gpu_document, setup_document
 from fsdp_bench.plan.estimate import Verdict, available_bytes, communicators_for
 from fsdp_bench.plan.headroom import Headroom, headroom_of
 from fsdp_bench.plan.question import Prediction, Question, answer
@@ -85,51 +85,49 @@ class DryRun:
         return self.spec.name
 
 
+_PREDICTED = ("expandable_segments", "load", "assumptions", "impossible", "for_eager", "notes", "time", "communication")
+_PREDICTED_MEMORY = (
+    *("needed_bytes", "peak_active_bytes", "communicators_bytes", "communicators", "peak_block", "peak_operator"),
+    *("peak_rank", "host_breakdown_bytes", "num_alloc_retries", "num_alloc_retries_later", "out_of_memory"),
+)
+"""Keys that a prediction has and a dry run does not."""
+
+
 def dry_run_document(run: DryRun) -> dict[str, Any]:
     """Return the JSON form, with the keys of ``predict --json``. Unknown values are null.
 
     ``memory`` comes from the dry run, except ``peak_reserved_bytes``, whose source is a key of its own.
     """
-    spec, result, setup = run.spec, run.result, run.spec.setup
+    spec, result, predicted = run.spec, run.result, run.prediction
     model: dict[str, Any] = {"name": spec.name} if spec.model is None else to_builtins(spec.model)
-    if spec.config is not None:
-        model["lora"] = to_builtins(spec.lora)
-    gpu, predicted = run.gpu, run.prediction
-    sizes = dict.fromkeys(SIZES) | result.arguments if spec.module is not None else {}
-    unused = {"loss": None} if spec.module is not None else {}
-    return {
-        "source": "dry-run",
-        "torch": result.torch,
-        "kernels": result.kernels,
-        "device": result.device,
-        "model": {**model, "num_parameters": result.num_parameters},
-        "setup": {
-            **to_builtins(setup),
-            **sizes,
-            **unused,
-            "effective_strategy": setup.effective_strategy.value,
-            "shard_size": setup.shard_group_size,
-        },
-        "server": {
-            "name": place_names(run.hardware)[0],
-            "gpu": gpu.name if gpu else None,
-            "gpu_memory_bytes": gpu.usable_memory_bytes if gpu else None,
-        },
-        "memory": {
-            "peak_allocated_bytes": result.peak_allocated_bytes,
-            "peak_reserved_bytes": predicted.reserved_bytes if predicted else None,
-            "peak_reserved_source": "predicted" if predicted and predicted.reserved_bytes is not None else None,
-            "peak_device_bytes": None,
-            "peak_host_bytes_per_node": None,
-            "peak_phase": result.peak_phase,
-            "phases": result.phases,
-            "load_bytes": result.load_bytes,
-            "resident": to_builtins(result.resident),
-            "breakdown_bytes": result.breakdown_bytes,
-        },
-        "fits": run.fits,
-        "verdict": run.verdict,
-        "headroom_bytes": predicted.headroom_bytes if predicted else None,
-        "required_headroom_bytes": run.required_headroom.num_bytes if run.available_bytes is not None else None,
-        "seconds": result.seconds,
-    }
+    model |= {"lora": to_builtins(spec.lora)} if spec.config is not None else {}
+    is_module = spec.module is not None
+    own_sizes = {**dict.fromkeys(SIZES), **result.arguments, "loss": None} if is_module else {}
+    made = AnswerDocument(
+        source="dry-run",
+        torch=result.torch,
+        kernels=result.kernels,
+        device=result.device,
+        model=ABSENT,
+        setup={**setup_document(spec.setup), **own_sizes},
+        server=gpu_document(run.hardware, run.gpu),
+        memory=MemoryDocument(
+            peak_allocated_bytes=result.peak_allocated_bytes,
+            peak_reserved_bytes=predicted.reserved_bytes if predicted else None,
+            peak_reserved_source="predicted" if predicted and predicted.reserved_bytes is not None else None,
+            peak_phase=result.peak_phase,
+            phases=result.phases,
+            load_bytes=result.load_bytes,
+            resident=result.resident,
+            breakdown_bytes=result.breakdown_bytes,
+            **dict.fromkeys(_PREDICTED_MEMORY, ABSENT),
+        ),
+        fits=run.fits,
+        verdict=run.verdict,
+        headroom_bytes=predicted.headroom_bytes if predicted else None,
+        required_headroom_bytes=run.required_headroom.num_bytes if run.available_bytes is not None else None,
+        required_headroom_source=ABSENT,
+        seconds=result.seconds,
+        **dict.fromkeys(_PREDICTED, ABSENT),
+    )
+    return {**to_builtins(made), "model": {**model, "num_parameters": result.num_parameters}}

@@ -10,7 +10,21 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from fsdp_bench.plan.document import ANSWERS, document, refusal
+import msgspec
+
+from fsdp_bench.plan.document import (
+    ABSENT,
+    AnswerDocument,
+    Bytes,
+    Count,
+    HardwareDocument,
+    MemoryDocument,
+    Setting,
+    TimeDocument,
+    answer_document,
+    document,
+    refusal_document,
+)
 from fsdp_bench.plan.estimate import Estimate
 from fsdp_bench.plan.question import Prediction, Question, speed_of
 from fsdp_bench.plan.search.fit import NO_FLASH_ATTENTION, FitCheck, Limit
@@ -19,6 +33,7 @@ from fsdp_bench.plan.search.search import SearchResult, find_all
 from fsdp_bench.plan.speed import Speed
 from fsdp_bench.replay.host_memory import Build
 from fsdp_bench.simulate import TORCH_VERSION
+from fsdp_bench.spec.codec import to_builtins
 from fsdp_bench.spec.hardware import Gpu, Hardware
 from fsdp_bench.spec.profile import Profile
 from fsdp_bench.spec.setup import FIELDS, TrainSetup
@@ -203,58 +218,133 @@ def limit_text(limit: Limit) -> str:
     return f"host memory: {category}" + (" (while the model is built)" if limit.phase == "load" else "")
 
 
+class LimitDocument(msgspec.Struct, frozen=True, kw_only=True):
+    """The memory that the next candidate exceeds."""
+
+    place: str | None = None
+    phase: str | None = None
+    category: str | None = None
+    words: str
+
+
+class NextDocument(msgspec.Struct, frozen=True, kw_only=True):
+    """The next candidate after the largest that fits, and the memory that it needs."""
+
+    value: int
+    model: str
+    num_parameters: Count
+    fits: bool | None
+    verdict: str | None
+    needed_bytes: Bytes
+    headroom_bytes: int | None
+    memory: MemoryDocument
+
+
+class SettingDocument(msgspec.Struct, frozen=True, kw_only=True):
+    """What ``max-size --json`` prints of one setting, after the strategy and other fields. Unknown values are null."""
+
+    source: str = "predicted"
+    impossible: str | None = None
+    unknown: str | None = None
+    fits_value: int | None = None
+    runs_value: int | None = None
+    model: str | None = None
+    max_parameters: int | None = None
+    num_hidden_layers: int | None = None
+    hidden_size: int | None = None
+    runs_parameters: int | None = None
+    setup: dict[str, Setting]
+    memory: MemoryDocument | None = None
+    time: TimeDocument | None = None
+    assumptions: tuple[str, ...] = ()
+    notes: tuple[str, ...] | None = None
+    fits: bool | None = None
+    verdict: str | None = None
+    headroom_bytes: int | None = None
+    required_headroom_bytes: int | None = None
+    required_headroom_source: str | None = None
+    limited_by: LimitDocument | None = None
+    next: NextDocument | None = None
+
+
+class MaxSizeDocument(msgspec.Struct, frozen=True, kw_only=True):
+    """What ``max-size --json`` prints of one kind of hardware."""
+
+    source: str
+    torch: str | None = None
+    kernels: str | None = None
+    expandable_segments: bool | None = None
+    load: str | None = None
+    dial: str
+    fits_means: str = ""
+    server: HardwareDocument
+    cells: tuple[SettingDocument, ...]
+    on_fewest: AnswerDocument | None = None
+
+
+_WORDS = ("strategy", "effective_strategy", *(name for name, one in FIELDS.items() if one.has_words and not one.seldom))
+"""Fields of the setup that stand before the answer."""
+
+
 def document_of(results: Sequence[HardwareResult]) -> dict[str, Any]:
     """Return the JSON form: the document of one server, or several documents under ``servers``."""
-    made = [_on_hardware(one) for one in results]
+    made = [_encoded(one) for one in results]
     return made[0] if len(made) == 1 else {"servers": made}
 
 
-def _on_hardware(result: HardwareResult) -> dict[str, Any]:
+def _encoded(result: HardwareResult) -> dict[str, Any]:
+    made = to_builtins(_document(result))
+    cells = [{**{key: cell["setup"][key] for key in _WORDS}, **cell} for cell in made["cells"]]
+    fewest = {"on_fewest": document(result.on_fewest)} if result.on_fewest else {}
+    return {**made, "cells": cells, **fewest}
+
+
+def _document(result: HardwareResult) -> MaxSizeDocument:
     first = result.cells[0]
-    return {
-        "source": "predicted",
-        "torch": TORCH_VERSION,
-        "kernels": "cuda",
-        "expandable_segments": first.assumptions.expandable_segments,
-        "load": first.assumptions.build.value,
-        "dial": first.quantity.name,
-        "fits_means": "no allocation retries, required_headroom_bytes of each GPU left for the CUDA context and NCCL,"
+    return MaxSizeDocument(
+        source="predicted",
+        torch=TORCH_VERSION,
+        kernels="cuda",
+        expandable_segments=first.assumptions.expandable_segments,
+        load=first.assumptions.build.value,
+        dial=first.quantity.name,
+        fits_means="no allocation retries, required_headroom_bytes of each GPU left for the CUDA context and NCCL,"
         " and within the host's memory where that is known",
-        "server": refusal(first.question)["server"],
-        "cells": [_cell(cell, result.with_time) for cell in result.cells],
-        **({"on_fewest": document(result.on_fewest)} if result.on_fewest else {}),
-    }
+        server=refusal_document(first.question).server,
+        cells=tuple(_setting(cell, result.with_time) for cell in result.cells),
+        on_fewest=ABSENT,
+    )
 
 
-def _cell(cell: SettingResult, with_time: bool) -> dict[str, Any]:
-    """Return the JSON form of one setting. Values without an answer are null."""
-    at = cell.at
-    found = document(at, with_time, with_communication=False) if at else refusal(cell.question)
-    setup, model = found["setup"], at.question.model if at else None
-    usual = [name for name, one in FIELDS.items() if one.has_words and not one.seldom]
-    limit = cell.limit
-    return {
-        **{key: setup[key] for key in ("strategy", "effective_strategy", *usual)},
-        "source": "predicted",
-        "impossible": cell.impossible,
-        "unknown": cell.unknown,
-        "fits_value": cell.fits,
-        "runs_value": cell.runs,
-        "model": model.name if model else None,
-        "max_parameters": model.num_parameters if model else None,
-        "num_hidden_layers": model.num_hidden_layers if model else None,
-        "hidden_size": model.hidden_size if model else None,
-        "runs_parameters": _runs_parameters(cell),
-        "setup": setup,
-        "memory": found["memory"],
-        "time": found["time"],
-        "assumptions": found["assumptions"],
-        "notes": found["notes"],
-        **{key: found[key] for key in ANSWERS},
-        "limited_by": limit
-        and {"place": limit.place, "phase": limit.phase, "category": limit.category, "words": limit_text(limit)},
-        "next": _next(cell),
-    }
+def _setting(cell: SettingResult, with_time: bool) -> SettingDocument:
+    at, limit = cell.at, cell.limit
+    found = answer_document(at, with_time, with_communication=False) if at else refusal_document(cell.question)
+    model = at.question.model if at else None
+    return SettingDocument(
+        impossible=cell.impossible,
+        unknown=cell.unknown,
+        fits_value=cell.fits,
+        runs_value=cell.runs,
+        model=model.name if model else None,
+        max_parameters=model.num_parameters if model else None,
+        num_hidden_layers=model.num_hidden_layers if model else None,
+        hidden_size=model.hidden_size if model else None,
+        runs_parameters=_runs_parameters(cell),
+        setup=found.setup,
+        memory=found.memory,
+        time=found.time,
+        assumptions=found.assumptions,
+        notes=found.notes,
+        fits=found.fits,
+        verdict=found.verdict,
+        headroom_bytes=found.headroom_bytes,
+        required_headroom_bytes=found.required_headroom_bytes,
+        required_headroom_source=found.required_headroom_source,
+        limited_by=None
+        if limit is None
+        else LimitDocument(place=limit.place, phase=limit.phase, category=limit.category, words=limit_text(limit)),
+        next=_next(cell),
+    )
 
 
 def _runs_parameters(cell: SettingResult) -> int | None:
@@ -263,19 +353,18 @@ def _runs_parameters(cell: SettingResult) -> int | None:
     return cell.quantity[cell.found.runs].model.num_parameters
 
 
-def _next(cell: SettingResult) -> dict[str, Any] | None:
-    """Return the JSON form of the next candidate after the largest that fits, and the memory that it needs."""
-    beyond = cell.beyond
-    if beyond is None or cell.found is None:
+def _next(cell: SettingResult) -> NextDocument | None:
+    if cell.beyond is None or cell.found is None:
         return None
-    found = document(beyond, with_time=False, with_communication=False)
-    return {
-        "value": cell.quantity.values[cell.found.fits + 1],
-        "model": beyond.question.model.name,
-        "num_parameters": beyond.question.model.num_parameters,
-        "fits": found["fits"],
-        "verdict": found["verdict"],
-        "needed_bytes": beyond.needed_bytes,
-        "headroom_bytes": found["headroom_bytes"],
-        "memory": found["memory"],
-    }
+    found = answer_document(cell.beyond, with_time=False, with_communication=False)
+    assert found.memory is not None
+    return NextDocument(
+        value=cell.quantity.values[cell.found.fits + 1],
+        model=cell.beyond.question.model.name,
+        num_parameters=cell.beyond.question.model.num_parameters,
+        fits=found.fits,
+        verdict=found.verdict,
+        needed_bytes=cell.beyond.needed_bytes,
+        headroom_bytes=found.headroom_bytes,
+        memory=found.memory,
+    )

@@ -10,12 +10,15 @@ import pytest
 from fsdp_bench.catalog.ladder import nearest_size
 from fsdp_bench.catalog.loader import BUILT_IN
 from fsdp_bench.plan.dry_run import DryRun, dry_run_document
+from fsdp_bench.report.html import write
 from fsdp_bench.report.text.dry_run import side_by_side, verdict_line
+from fsdp_bench.spec.codec import to_json
 from fsdp_bench.spec.hardware import Hardware
 from fsdp_bench.spec.model import Family
 from fsdp_bench.spec.setup import Api, TrainSetup
 from fsdp_bench.spec.subprocesses.dry_run import CATEGORIES, DryRunResult, DryRunSpec, MemoryAtStart, UserModule
 from tests.conftest import refused, run_command
+from tests.report.html.parsed import ParsedPage
 
 GIB = 2**30
 A100 = Hardware.of_gpu(BUILT_IN.gpu("A100-SXM-80GB"))
@@ -81,6 +84,20 @@ def test_live_bytes_show_that_a_users_module_does_not_fit_but_not_that_it_does()
     )
     assert dry_run_document(small)["required_headroom_bytes"] == 2 * GIB
     assert verdict_line(small).startswith("unknown whether it fits (dry run): live bytes peak at 20.0 GiB of 79.")
+
+
+def test_the_page_of_a_dry_run_says_what_ran(tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_bytes(to_json(dry_run_document(of_a_module(217 * GIB))))
+    write(tmp_path / "run.json", tmp_path / "run.html")
+    text = ParsedPage((tmp_path / "run.html").read_text()).text
+    for said in (
+        "Does not fit (dry run): needs 217.0 GiB",
+        "2.0 GiB of each GPU",
+        "The peak is in backward.",
+        "own FSDP",
+    ):
+        assert said in text
+    assert "(predicted)" not in text
 
 
 def test_a_record_of_a_module_holds_no_value_that_was_not_used() -> None:

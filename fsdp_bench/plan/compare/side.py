@@ -11,10 +11,10 @@ import msgspec
 
 from fsdp_bench.catalog.loader import BUILT_IN
 from fsdp_bench.plan.answers import TimedEstimate
-from fsdp_bench.plan.document import document
+from fsdp_bench.plan.document import AnswerDocument, TimeDocument, answer_document
 from fsdp_bench.plan.question import Prediction, Question
 from fsdp_bench.spec.checked import build
-from fsdp_bench.spec.codec import read_document, to_builtins
+from fsdp_bench.spec.codec import from_builtins, read_document
 from fsdp_bench.spec.errors import ResultsError, SpecError, shown
 from fsdp_bench.spec.record import TrialRecord, read_record
 from fsdp_bench.spec.setup import TrainSetup
@@ -33,6 +33,7 @@ KINDS = {
 PARTS = ("compute_seconds", "exposed_communication_seconds")
 """Parts of a step that follow each other; the rest of it is copies, an optimizer on the CPU, or waiting."""
 TIMES = ("step_seconds", *PARTS, "communication_seconds", "host_copy_seconds", "cpu_optimizer_seconds")
+_SIZES = ("family", "num_hidden_layers", "hidden_size")
 
 Comparable = str | Path | Mapping[str, Any] | TrialRecord | Prediction | TimedEstimate
 """The words that ``compare`` takes."""
@@ -96,7 +97,7 @@ def read_side(value: Comparable, name: str) -> Side:
         asked = Question(value.model, value.setup, value.hardware)
         value = Prediction(asked, value, known_speed=value.speed)
     if isinstance(value, Prediction):
-        value = document(value)
+        return _side(answer_document(value), name)
     if isinstance(value, TrialRecord):
         return _of_record(value, name)
     if not isinstance(value, Mapping):
@@ -129,53 +130,51 @@ def _of_document(found: Any, name: str) -> Side:
     if not isinstance(found, Mapping) or not isinstance(found.get("memory"), Mapping):
         raise SpecError(f"{name}: is neither a document of predict --json or dry-run --json nor a record of a trial")
     try:
-        return _side(found, name)
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
-        if isinstance(error, SpecError):
-            raise SpecError(f"{name}: {error}") from None
-        raise SpecError(
-            f"{name}: is no document of predict --json or dry-run --json: {type(error).__name__} {error}"
-        ) from None
+        return _side(from_builtins(found, AnswerDocument), name)
+    except SpecError as error:
+        raise SpecError(f"{name}: {error}") from None
+    except msgspec.ValidationError as error:
+        raise SpecError(f"{name}: is no document of predict --json or dry-run --json: {error}") from None
 
 
-def _side(found: Mapping[str, Any], name: str) -> Side:
-    memory, time = found["memory"], found.get("time") or {}
-    place = memory.get("peak_operator")
-    if place is not None and memory.get("peak_block") is not None:
-        place = f"{place}, block {memory['peak_block']}"
-    server = found.get("server") or {}
-    facts = {
-        **{key: server.get(key) for key in ("name", "gpu", "num_nodes", "gpus_per_node", "gpu_memory_bytes")},
-        **{key: found.get(key) for key in ("torch", "kernels", "expandable_segments", "load")},
-    }
-    facts["server"] = facts.pop("name")
+def _side(found: AnswerDocument, name: str) -> Side:
+    memory, time, server, model = found.memory, found.time or TimeDocument(), found.server, found.model
+    assert memory is not None
     return Side(
         name=name,
-        source=str(found["source"]),
-        model=str(found["model"]["name"]),
-        shape=_shape(found["model"]),
-        setup=read_setup(found["setup"]),
-        facts={**facts, "rates": time.get("rates")},
-        peaks={kind: memory[key] for kind, key in KINDS.items() if memory.get(key) is not None},
-        reserved_source=str(memory.get("peak_reserved_source") or found["source"]),
-        phases=dict(memory["phases"]),
-        peak_phase=memory["peak_phase"],
-        peak_place=place,
-        breakdown=dict(memory["breakdown_bytes"]),
-        times={key: time[key] for key in TIMES if time.get(key) is not None},
-        time_source=str(found["source"]),
-        tokens_per_second_per_gpu=time.get("tokens_per_second_per_gpu"),
-        collectives={
-            f"{one['kind']} ({one['group']})": {key: one[key] for key in ("calls", "message_bytes", "seconds")}
-            for one in found.get("communication") or ()
+        source=found.source,
+        model=model.name,
+        shape=_shape(tuple(getattr(model, key) for key in (*_SIZES, "num_parameters"))),
+        setup=read_setup(found.setup),
+        facts={
+            **{key: getattr(server, key) for key in ("gpu", "num_nodes", "gpus_per_node", "gpu_memory_bytes")},
+            **{key: getattr(found, key) for key in ("torch", "kernels", "expandable_segments", "load")},
+            **{"server": server.name, "rates": time.rates},
         },
-        verdict=found.get("verdict"),
+        peaks=_known(memory, KINDS),
+        reserved_source=memory.peak_reserved_source or found.source,
+        phases=memory.phases,
+        peak_phase=memory.peak_phase,
+        peak_place=memory.peak_place,
+        breakdown=memory.breakdown_bytes,
+        times=_known(time, dict(zip(TIMES, TIMES, strict=True))),
+        time_source=found.source,
+        tokens_per_second_per_gpu=time.tokens_per_second_per_gpu,
+        collectives={
+            f"{one.kind} ({one.group})": {key: getattr(one, key) for key in ("calls", "message_bytes", "seconds")}
+            for one in found.communication or ()
+        },
+        verdict=found.verdict,
     )
 
 
-def _shape(model: Mapping[str, Any]) -> tuple[Any, ...] | None:
-    known = tuple(model.get(name) for name in ("family", "num_hidden_layers", "hidden_size", "num_parameters"))
-    return None if None in known else known
+def _known(numbers: object, keys: Mapping[str, str]) -> dict[str, Any]:
+    """Return the numbers that are known, by other names."""
+    return {name: value for name, key in keys.items() if (value := getattr(numbers, key, None)) is not None}
+
+
+def _shape(sizes: tuple[Any, ...]) -> tuple[Any, ...] | None:
+    return None if None in sizes else sizes
 
 
 def _gpu_name(product: str) -> str | None:
@@ -209,12 +208,11 @@ def _of_record(record: TrialRecord, name: str) -> Side:
     ended_well = record.outcome.value == "ok"
     environment = next((rank.environment for rank in record.ranks if rank.environment), {})
     gpu = record.run.rehearsed_on.name if record.run.rehearsed_on else _gpu_name(record.ranks[0].device_name)
-    times = {key: value for key in TIMES if (value := getattr(record, key, None)) is not None}
     return Side(
         name=name,
         source=record.source,
         model=record.model.name,
-        shape=_shape({**to_builtins(record.model), "num_parameters": record.num_parameters}),
+        shape=_shape((*(getattr(record.model, key, None) for key in _SIZES), record.num_parameters)),
         setup=read_setup(msgspec.structs.asdict(record.setup)),
         facts={
             **{"server": None, "gpu": gpu, "kernels": record.hardware, "torch": environment.get("torch")},
@@ -226,7 +224,7 @@ def _of_record(record: TrialRecord, name: str) -> Side:
         peak_phase=worst.peak_phase,
         peak_place=None,
         breakdown=None,
-        times=times,
+        times=_known(record, dict(zip(TIMES, TIMES, strict=True))),
         time_source=record.source,
         tokens_per_second_per_gpu=record.tokens_per_second_per_gpu,
         collectives={},

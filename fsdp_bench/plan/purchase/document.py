@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from datetime import date
-from typing import Annotated
 
 import msgspec
-from msgspec import Meta
 
 from fsdp_bench import __version__
 from fsdp_bench.plan.chart_data.drawn import DrawnStep, drawn_memory, drawn_streams
 from fsdp_bench.plan.chart_data.memory_timeline import memory_timeline
 from fsdp_bench.plan.chart_data.step_streams import StepStreams
 from fsdp_bench.plan.defaults import assumptions
+from fsdp_bench.plan.document import Bytes, Count, Positive
 from fsdp_bench.plan.purchase.goal import Goal
 from fsdp_bench.plan.purchase.offer import Offer
 from fsdp_bench.plan.purchase.planner import Plan
@@ -22,10 +21,6 @@ from fsdp_bench.simulate import TORCH_VERSION
 from fsdp_bench.spec.hardware import Source
 from fsdp_bench.spec.recording.model import code_of
 from fsdp_bench.spec.setup import TrainSetup
-
-Positive = Annotated[float, Meta(gt=0, le=1e18)]
-Bytes = Annotated[int, Meta(ge=0)]
-Count = Annotated[int, Meta(ge=1)]
 
 
 class OfferMemory(msgspec.Struct, frozen=True, kw_only=True):

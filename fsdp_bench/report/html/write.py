@@ -1,27 +1,35 @@
-"""write(): a plan, a prediction or a folder of results, as one HTML file."""
+"""write(): an answer or a folder of results, as one HTML file. Nothing in what is read is trusted."""
 
 from __future__ import annotations
 
 from datetime import date
 from pathlib import Path
+from typing import Any, TypeVar
 
+import msgspec
+
+from fsdp_bench.plan.document import AnswerDocument
+from fsdp_bench.plan.max_size import MaxSizeDocument
 from fsdp_bench.plan.purchase.document import PlanDocument
 from fsdp_bench.report.html.blocks import Page
-from fsdp_bench.report.html.documents import PredictionDocument, read
-from fsdp_bench.report.html.predicted.max_size import max_size_page
-from fsdp_bench.report.html.predicted.plan import plan_page
-from fsdp_bench.report.html.predicted.prediction import prediction_page
+from fsdp_bench.report.html.max_size import max_size_page
+from fsdp_bench.report.html.plan import plan_page
+from fsdp_bench.report.html.prediction import prediction_page
 from fsdp_bench.report.html.render import html
-from fsdp_bench.spec.codec import write_atomically
-from fsdp_bench.spec.errors import ResultsError
+from fsdp_bench.spec.codec import from_builtins, read_document, write_atomically
+from fsdp_bench.spec.errors import ResultsError, SpecError, shown
 from fsdp_bench.spec.profile import Profile
+
+T = TypeVar("T")
+
+WRITERS = "fsdp-bench plan, predict, dry-run or max-size with --json"
 
 
 def write(source: str | Path, file: str | Path, profile: Profile | None = None) -> None:
     """Write a report.
 
     Args:
-        source: a folder of results, or a file with what plan, predict or max-size printed with --json.
+        source: a folder of results, or a file with what plan, predict, dry-run or max-size printed with --json.
         file: the HTML file. A file of that name is replaced, whole or not at all.
         profile: a calibration, for predicted times of trials.
 
@@ -59,13 +67,35 @@ def page_of(source: Path, profile: Profile | None = None) -> Page:
     if not source.exists():
         raise ResultsError(f"{source}: there is no such file or folder")
     if source.is_dir():
-        from fsdp_bench.report.html.measured.sweep import sweep_page
+        from fsdp_bench.report.html.sweep import sweep_page
 
         return sweep_page(source, profile)
-    found = read(source)
-    if isinstance(found, PlanDocument):
-        return plan_page(found)
-    predictions = [one for one in found if isinstance(one, PredictionDocument)]
-    if predictions:
-        return prediction_page(predictions)
-    return max_size_page([one for one in found if not isinstance(one, PredictionDocument)])
+    return _page_of_document(read_document(source, "JSON"), source)
+
+
+def _page_of_document(raw: Any, path: Path) -> Page:
+    if not isinstance(raw, dict):
+        raise ResultsError(f"{path}: is no answer that {WRITERS} writes")
+    if "error" in raw:
+        raise ResultsError(f"{path}: holds an error, not an answer: {shown(raw['error'])}")
+    if {"winner", "pareto"} <= raw.keys():
+        return plan_page(_read(raw, PlanDocument, path))
+    if answers := _several(raw, ("predictions", "dry_runs"), {"setup", "memory", "fits"}):
+        return prediction_page([_read(one, AnswerDocument, path) for one in answers])
+    if servers := _several(raw, ("servers",), {"cells", "dial"}):
+        return max_size_page([_read(one, MaxSizeDocument, path) for one in servers])
+    raise ResultsError(f"{path}: is no answer that {WRITERS} writes")
+
+
+def _several(raw: dict[str, Any], names: tuple[str, ...], keys: set[str]) -> list[Any]:
+    """Return the documents under one of the names, or the document alone; none if one of them lacks a key."""
+    found = next((raw[name] for name in names if name in raw), [raw])
+    is_whole = isinstance(found, list) and all(isinstance(one, dict) and keys <= one.keys() for one in found)
+    return found if is_whole else []
+
+
+def _read(raw: Any, kind: type[T], path: Path) -> T:
+    try:
+        return from_builtins(raw, kind)
+    except (msgspec.ValidationError, SpecError) as error:
+        raise ResultsError(f"{path}: is not what {WRITERS} writes: {shown(str(error))}") from None

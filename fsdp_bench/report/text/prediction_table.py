@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import inf
 
+from fsdp_bench.plan.document import answer_document, refusal_document
 from fsdp_bench.plan.estimate import Verdict
 from fsdp_bench.plan.question import Prediction, Question
 from fsdp_bench.plan.table.columns import Row, TableOptions
-from fsdp_bench.plan.table.rows import prediction_row, refusal_row
+from fsdp_bench.plan.table.rows import answer_row
 from fsdp_bench.report.table import TableColumn, column_of, fits_width, table_lines
 from fsdp_bench.report.text.cells import cell_text, column_header, is_number
 from fsdp_bench.report.text.common import assumed_lines, fact
@@ -55,8 +56,10 @@ def arranged(
 
     Setups that cannot run are the last rows.
     """
-    rows = [(found.question, prediction_row(found)) for found in sorted(predictions, key=_order)]
-    return options.arranged([*rows, *((question, refusal_row(question)) for question in refused)])
+    ordered = sorted(predictions, key=_order)
+    documents = [(one.question, answer_document(one, with_communication=False)) for one in ordered]
+    documents += [(question, refusal_document(question)) for question in refused]
+    return options.arranged((question, answer_row(one)) for question, one in documents)
 
 
 def side_by_side(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fsdp_bench.report.html.measured.errors import against
+from fsdp_bench.report.html.errors import against
 from fsdp_bench.spec.units import format_seconds
 
 

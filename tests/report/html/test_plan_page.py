@@ -12,9 +12,8 @@ import pytest
 
 from fsdp_bench.plan.purchase.document import PlanDocument
 from fsdp_bench.report.html import write
-from fsdp_bench.report.html.documents import read
-from fsdp_bench.report.html.predicted.offers import chart, money_text, offers_of
-from fsdp_bench.spec.codec import to_json
+from fsdp_bench.report.html.offers import chart, money_text, offers_of
+from fsdp_bench.spec.codec import from_json, to_json
 from fsdp_bench.spec.errors import UserError
 from tests.attacks.hostile import mutated_json
 from tests.profiles import draws
@@ -67,12 +66,11 @@ def test_the_answer_is_the_winner_and_why(tmp_path: Path) -> None:
 
 
 def test_a_plan_is_read_as_it_was_written(tmp_path: Path) -> None:
-    assert to_json(read(plan_file(tmp_path))).decode() == plan_text()
+    assert to_json(from_json(plan_file(tmp_path).read_bytes(), PlanDocument)).decode() == plan_text()
 
 
 def test_a_mark_stands_at_the_prediction_within_its_range(tmp_path: Path) -> None:
-    plan = read(plan_file(tmp_path))
-    assert isinstance(plan, PlanDocument)
+    plan = from_json(plan_text().encode(), PlanDocument)
     drawn = chart(plan, offers_of(plan))
     assert drawn is not None
     for point, line in zip(drawn.points, drawn.lines, strict=True):

@@ -5,45 +5,52 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from fsdp_bench.plan.document import AnswerDocument
+from fsdp_bench.plan.table.rows import answer_row
 from fsdp_bench.report.charts.colors import Style
 from fsdp_bench.report.charts.description import Bar, BarGroup, Bars, Piece, Plot
 from fsdp_bench.report.charts.memory_timeline import breakdown_bars, phase_bars
 from fsdp_bench.report.charts.step import EXPOSED, PART_STYLES
 from fsdp_bench.report.charts.trade_off import TradeOffPoint, trade_off_plot
 from fsdp_bench.report.html.blocks import Block, Cell, Facts, Page, Row, Section, Table, Text, Tile, Tiles, table
-from fsdp_bench.report.html.documents import PredictionDocument
-from fsdp_bench.report.html.predicted.settings import (
+from fsdp_bench.report.html.settings import (
     NUMBERS,
+    answer_cell,
+    answer_title,
     cell_of,
     fields_shown,
     hardware_of,
+    kept_free_text,
     listed,
     name_of,
+    place_facts,
+    setup_text,
     title_of,
     values_of,
 )
+from fsdp_bench.report.text.cells import is_number
 from fsdp_bench.report.text.common import UNKNOWN
 from fsdp_bench.report.text.setups import spaced, varying
 from fsdp_bench.report.text.speed import PART_LABELS
 from fsdp_bench.spec.units import format_count, format_gib, format_seconds
 
 
-def _verdict(one: PredictionDocument) -> str:
+def _verdict(one: AnswerDocument) -> str:
     if one.impossible is not None:
         return "impossible"
     return {True: "fits", False: spaced(one.verdict or "does not fit"), None: f"fit {UNKNOWN}"}[one.fits]
 
 
-def prediction_page(predictions: Sequence[PredictionDocument]) -> Page:
+def prediction_page(predictions: Sequence[AnswerDocument]) -> Page:
     """Return the page of one predicted setup, or of several side by side."""
     first = predictions[0]
-    sections = [Section("Conditions and versions", (_conditions(predictions),))]
+    differing = varying([_values(one) for one in predictions])
+    sections = [Section("Conditions and versions", (_conditions(predictions, differing),))]
     models = listed((one.model.name for one in predictions), "models")
     title = f"{models} on {listed(map(_hardware, predictions), 'kinds of hardware')}"
     if len(predictions) == 1:
         lead = [] if first.memory is None else [_tiles(first)]
         return Page(title, first.source, _answer(first), lead=tuple(lead), sections=(*_alone(first), *sections))
-    differing = varying([_values(one) for one in predictions])
     best = max((one for one in predictions if one.fits), key=_tokens, default=None)
     chart = _trade_off(predictions, differing)
     compared = Section("All setups", (_setups(predictions, differing, best),))
@@ -56,22 +63,22 @@ def prediction_page(predictions: Sequence[PredictionDocument]) -> Page:
     )
 
 
-def _values(one: PredictionDocument) -> dict[str, Any]:
+def _values(one: AnswerDocument) -> dict[str, Any]:
     return values_of(one.setup, one.server, one.model)
 
 
-def _hardware(one: PredictionDocument) -> str:
+def _hardware(one: AnswerDocument) -> str:
     return hardware_of(one.server, one.setup.get("world_size"))
 
 
 def _answer_of_several(
-    predictions: Sequence[PredictionDocument], differing: Sequence[str], best: PredictionDocument | None
+    predictions: Sequence[AnswerDocument], differing: Sequence[str], best: AnswerDocument | None
 ) -> str:
     """Return how many setups fit, and the one that trains the most tokens per GPU."""
     fitting = [one for one in predictions if one.fits]
     if not fitting and any(one.fits is None and one.impossible is None for one in predictions):
-        return f"It is {UNKNOWN} whether any of {len(predictions)} setups fits ({predictions[0].source})"
-    answer = f"{len(fitting)} of {len(predictions)} setups fit{'s' * (len(fitting) == 1)} ({predictions[0].source})"
+        return f"It is {UNKNOWN} whether any of {len(predictions)} setups fits ({_source(predictions[0])})"
+    answer = f"{len(fitting)} of {len(predictions)} setups fit{'s' * (len(fitting) == 1)} ({_source(predictions[0])})"
     if best is None:
         return answer
     name, speed = name_of(_values(best), differing), f"{_tokens(best):,.0f} tokens/s per GPU"
@@ -80,21 +87,21 @@ def _answer_of_several(
     return f"{answer}; {name} trains the most, {speed}" if _tokens(best) else answer
 
 
-def _answer(one: PredictionDocument) -> str:
+def _answer(one: AnswerDocument) -> str:
     if one.impossible is not None:
         return f"Impossible: {one.impossible}"
     memory, of = one.memory, one.server.gpu_memory_bytes
-    needed = None if memory is None else memory.needed_bytes or memory.peak_allocated_bytes
-    text = "" if needed is None else f": needs {format_gib(needed)}"
+    needed = memory and (memory.needed_bytes or memory.peak_reserved_bytes or memory.peak_allocated_bytes)
+    text = "" if not needed else f": needs {format_gib(needed)}"
     usable = "" if of is None or not text else f" of {format_gib(of)} usable"
-    return f"{_verdict(one).capitalize()} ({one.source}){text}{usable}"
+    return f"{_verdict(one).capitalize()} ({_source(one)}){text}{usable}"
 
 
-def _tokens(one: PredictionDocument) -> float:
+def _tokens(one: AnswerDocument) -> float:
     return (one.time.tokens_per_second_per_gpu if one.time else None) or 0.0
 
 
-def _tiles(one: PredictionDocument) -> Tiles:
+def _tiles(one: AnswerDocument) -> Tiles:
     memory, time = one.memory, one.time
     assert memory is not None
     tiles = [
@@ -112,15 +119,15 @@ def _tiles(one: PredictionDocument) -> Tiles:
     return Tiles(tuple(tiles))
 
 
-def _alone(one: PredictionDocument) -> list[Section]:
+def _alone(one: AnswerDocument) -> list[Section]:
     memory, time = one.memory, one.time
     found = []
     if memory is not None:
-        where = memory.peak_phase if memory.peak_block is None else f"{memory.peak_phase}, block {memory.peak_block}"
+        at = f", at {memory.peak_place}" if memory.peak_place else ""
         blocks = (
-            phase_bars(memory.phases, "Peak of each phase, on one GPU (predicted)"),
-            breakdown_bars(memory.breakdown_bytes, "Alive at the peak (predicted)"),
-            Text(f"The peak is in {where}, at {memory.peak_operator}."),
+            phase_bars(memory.phases, f"Peak of each phase, on one GPU ({_source(one)})"),
+            breakdown_bars(memory.breakdown_bytes, f"Alive at the peak ({_source(one)})"),
+            Text(f"The peak is in {memory.peak_phase}{at}."),
         )
         found.append(Section("Memory", blocks))
     if time is not None:
@@ -128,7 +135,7 @@ def _alone(one: PredictionDocument) -> list[Section]:
     return found
 
 
-def _time(one: PredictionDocument) -> Block:
+def _time(one: AnswerDocument) -> Block:
     time = one.time
     assert time is not None
     if time.step_seconds is None:
@@ -139,7 +146,7 @@ def _time(one: PredictionDocument) -> Block:
     else:  # written before the parts were
         parts = {"operators": time.compute_seconds or 0.0}
         parts["exposed communication"] = time.exposed_communication_seconds or 0.0
-        caption = f"Of a step of {format_seconds(time.step_seconds)} (predicted)"
+        caption = f"Parts of a step of {format_seconds(time.step_seconds)} (predicted)"
     whole = time.step_seconds
     lines = [
         Bar((name,), (format_seconds(value),), (Piece(name, min(max(value, 0.0), whole), _part_style(name)),))
@@ -157,42 +164,27 @@ def _part_style(label: str) -> Style:
     return next(own, EXPOSED if label.startswith("exposed") else Style("dark-grey"))
 
 
-def _setups(
-    predictions: Sequence[PredictionDocument], differing: Sequence[str], best: PredictionDocument | None
-) -> Table:
+_ANSWER = (
+    *("fits", "peak_allocated_bytes", "needed_bytes", "headroom_bytes", "step_seconds", "exposed_fraction"),
+    *("tokens_per_second_per_gpu", "mfu", "impossible"),
+)
+"""Columns of the answer."""
+
+
+def _setups(predictions: Sequence[AnswerDocument], differing: Sequence[str], best: AnswerDocument | None) -> Table:
     fields = fields_shown(differing)
-    titles = ["#", *map(title_of, fields), "fits", "allocated", "needed", "headroom", "step", "exposed",
-              "tokens/s per GPU", "MFU", "reason"]  # fmt: skip
+    titles = ["#", *map(title_of, fields), *map(answer_title, _ANSWER)]
     rows = []
     for number, one in enumerate(predictions, start=1):
-        memory, time = one.memory, one.time
-        cells = [
-            Cell(str(number), number),
-            *(cell_of(field, _values(one)) for field in fields),
-            Cell(_verdict(one), is_warning=one.fits is False),
-            bytes_cell(memory.peak_allocated_bytes if memory else None),
-            bytes_cell(memory.needed_bytes if memory else None),
-            bytes_cell(one.headroom_bytes),
-            _seconds(time.step_seconds if time else None),
-            _seconds(time.exposed_communication_seconds if time else None),
-            Cell(f"{_tokens(one):,.0f}", _tokens(one)) if _tokens(one) else Cell(UNKNOWN),
-            Cell(UNKNOWN) if time is None or time.mfu is None else Cell(f"{time.mfu:.0%}", time.mfu),
-            Cell(one.impossible or ""),
-        ]
-        rows.append(Row(tuple(cells), one is best))
-    return table("Setups (predicted)", titles, rows, NUMBERS)
+        values, row = _values(one), answer_row(one)
+        settings = (cell_of(field, values) for field in fields)
+        answer = (answer_cell(name, row) for name in _ANSWER)
+        rows.append(Row((Cell(str(number), number), *settings, *answer), one is best))
+    numbers = (*NUMBERS, *(answer_title(name) for name in _ANSWER if is_number(name)))
+    return table(f"Setups ({_source(predictions[0])})", titles, rows, numbers)
 
 
-def bytes_cell(size: int | None) -> Cell:
-    """Return a size as a cell."""
-    return Cell(UNKNOWN) if size is None else Cell(format_gib(size), size)
-
-
-def _seconds(value: float | None) -> Cell:
-    return Cell(UNKNOWN) if value is None else Cell(format_seconds(value), value)
-
-
-def _trade_off(predictions: Sequence[PredictionDocument], differing: Sequence[str]) -> Plot | None:
+def _trade_off(predictions: Sequence[AnswerDocument], differing: Sequence[str]) -> Plot | None:
     points = [
         TradeOffPoint(one.memory.needed_bytes, _tokens(one), one.fits, number, name_of(_values(one), differing))
         for number, one in enumerate(predictions, start=1)
@@ -204,7 +196,7 @@ def _trade_off(predictions: Sequence[PredictionDocument], differing: Sequence[st
     return trade_off_plot(points, heading, "memory that a GPU needs", "tokens/s per GPU", _limits(predictions))
 
 
-def _limits(predictions: Iterable[PredictionDocument]) -> dict[int, str]:
+def _limits(predictions: Iterable[AnswerDocument]) -> dict[int, str]:
     """Return the usable memory of each kind of GPU in bytes, with the names of the GPUs."""
     found: dict[int, str] = {}
     for one in predictions:
@@ -214,26 +206,37 @@ def _limits(predictions: Iterable[PredictionDocument]) -> dict[int, str]:
     return found
 
 
-def _conditions(predictions: Sequence[PredictionDocument]) -> Facts:
-    """Return what the predictions rest on; what differs between setups has a line for each."""
-    found = list(dict.fromkeys(fact for one in predictions for fact in _facts(one) if fact[1]))
+def _conditions(predictions: Sequence[AnswerDocument], differing: Sequence[str]) -> Facts:
+    """Return what the answers rest on; what differs between setups has a line for each."""
+    found = list(dict.fromkeys(fact for one in predictions for fact in _facts(one, differing) if fact[1]))
     names = list(dict.fromkeys(name for name, _ in found))
     return Facts(tuple(sorted(found, key=lambda fact: names.index(fact[0]))))
 
 
-def _facts(one: PredictionDocument) -> list[tuple[str, str]]:
-    source, numbers = one.server.gpu_memory_source, one.model.num_parameters
+def _facts(one: AnswerDocument, differing: Sequence[str]) -> list[tuple[str, str]]:
+    numbers = one.model.num_parameters
     size = "" if numbers is None else f", {format_count(numbers)} parameters"
     whose = "" if one.model.code == "benchmark" else f", {one.model.code}"
     adapters = "" if one.model.lora is None else f" with {one.model.lora.title}"
+    ran = one.source in _RAN
     return [
         ("model", f"{one.model.name}{size}{whose}{adapters}"),
+        ("setup", setup_text(_values(one), differing)),
         ("hardware", _hardware(one)),
-        ("usable memory", "" if source is None else f"{one.server.gpu}: {source.title} ({source.date})"),
-        ("kept free", one.required_headroom_source or ""),
-        ("kernels", one.kernels or UNKNOWN),
-        ("PyTorch", f"{one.torch or UNKNOWN}, as modelled"),
-        ("source", f"{one.source}: a simulation of the training step; no GPU was used"),
+        *place_facts(one.server),
+        ("kept free", kept_free_text(one.required_headroom_bytes, one.required_headroom_source)),
+        ("kernels", f"{one.kernels or UNKNOWN}{', expandable segments' * bool(one.expandable_segments)}"),
+        ("PyTorch", f"{one.torch or UNKNOWN}{'' if ran else ', as modelled'}"),
+        ("source", f"{_source(one)}: {_RAN.get(one.source, 'a simulation of the training step')}; no GPU was used"),
         ("as the Trainer", "; ".join(one.assumptions)),
         *(("note", note) for note in one.notes or ()),
     ]
+
+
+_RAN = {"dry-run": "a training step of PyTorch's own FSDP, on tensors without data"}
+"""What ran, by the source of an answer that is not simulated."""
+
+
+def _source(one: AnswerDocument) -> str:
+    """Return the source as it stands beside a number."""
+    return one.source.replace("-", " ")

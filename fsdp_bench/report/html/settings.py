@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
+from fsdp_bench.plan.document import HardwareDocument, ModelDocument
+from fsdp_bench.plan.table.columns import Row as TableRow
 from fsdp_bench.report.html.blocks import Cell
-from fsdp_bench.report.html.documents import PredictedModel, PredictedServer
+from fsdp_bench.report.text.cells import cell_text, column_header, is_number
+from fsdp_bench.report.text.common import UNKNOWN
 from fsdp_bench.report.text.setups import FIELDS, PLACES, SELDOM, named_values, spaced, value_text
 from fsdp_bench.report.text.setups import NUMBERS as FIELDS_OF_NUMBERS
+from fsdp_bench.spec.codec import to_builtins
+from fsdp_bench.spec.setup import TrainSetup
+from fsdp_bench.spec.units import format_gib
 
 ALWAYS = ("strategy", *(field for field in FIELDS if field not in SELDOM), "loss")
 """Fields that a table has in any case: a column, or a line above it where all rows have the same value."""
 _TITLES = {"num_nodes": "nodes", "gpus_per_node": "GPUs per node", "world_size": "GPUs", "lora": "LoRA"}
+_DEFAULTS: dict[str, Any] = to_builtins(TrainSetup())
 _MOST_NAMED = 3
 """Of more models or servers their number is named."""
 
 
 def values_of(
-    setup: Mapping[str, Any], server: PredictedServer | None = None, model: PredictedModel | None = None
+    setup: Mapping[str, Any], server: HardwareDocument | None = None, model: ModelDocument | None = None
 ) -> dict[str, Any]:
     """Return what a setup may differ in from others, by field; what it runs on and its model where they are given."""
     values = dict(setup)
@@ -35,11 +42,20 @@ def title_of(field: str) -> str:
     return _TITLES.get(field, spaced(field))
 
 
-NUMBERS = (
-    *map(title_of, FIELDS_OF_NUMBERS),
-    *("#", "allocated", "needed", "headroom", "step", "exposed", "tokens/s per GPU", "MFU"),
-)
-"""Titles of columns of numbers."""
+NUMBERS = ("#", *map(title_of, FIELDS_OF_NUMBERS))
+"""Titles of columns of numbers, beside those of answers."""
+
+
+def answer_title(name: str) -> str:
+    """Return the title of a column of an answer."""
+    return column_header(name).replace("\n", " ")
+
+
+def answer_cell(name: str, row: TableRow) -> Cell:
+    """Return a number of an answer's row as the terminal prints it, as a cell."""
+    if name == "impossible":
+        return Cell(row[name] or "")
+    return Cell(cell_text(name, row), row[name] if is_number(name) else None, name == "fits" and row[name] is False)
 
 
 def fields_shown(varying: Sequence[str]) -> list[str]:
@@ -70,7 +86,26 @@ def name_of(values: Mapping[str, Any], varying: Iterable[str]) -> str:
     return ", ".join([strategy_of(values), *named_values(values, varying)])
 
 
-def hardware_of(server: PredictedServer, num_gpus: Any = None) -> str:
+def setup_text(values: Mapping[str, Any], varying: Collection[str] = ()) -> str:
+    """Return the fields of a setup that several share, seldom ones only if they differ from their default."""
+    usual = (one for one in FIELDS if one not in SELDOM or values.get(one) not in (None, _DEFAULTS[one]))
+    return ", ".join(named_values(values, [field for field in usual if field in values and field not in varying]))
+
+
+def place_facts(server: HardwareDocument) -> list[tuple[str, str]]:
+    """Return how much of a GPU can be used, and the source; nothing where it is not known."""
+    source, usable = server.gpu_memory_source, server.gpu_memory_bytes
+    if source is None or usable is None:
+        return []
+    return [("usable memory", f"{format_gib(usable)} on {server.gpu}: {source.title} ({source.date})")]
+
+
+def kept_free_text(num_bytes: int | None, source: str | None) -> str:
+    """Return the memory of each GPU that is kept free, and why; empty where it is not known."""
+    return "" if num_bytes is None else f"{format_gib(num_bytes)} of each GPU, {source or UNKNOWN}"
+
+
+def hardware_of(server: HardwareDocument, num_gpus: Any = None) -> str:
     """Return the hardware as text, a lone GPU with how many of them there are where that is given."""
     if server.name is not None:
         nodes = f"{server.num_nodes} x {server.name}"

@@ -20,7 +20,7 @@ from fsdp_bench.report.html.blocks import (
     Tiles,
     table,
 )
-from fsdp_bench.report.html.predicted.offers import (
+from fsdp_bench.report.html.offers import (
     chart,
     cost_span,
     currency_of,

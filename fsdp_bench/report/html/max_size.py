@@ -1,0 +1,165 @@
+"""The page of the largest that fits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+
+from fsdp_bench.plan.max_size import MaxSizeDocument, SettingDocument
+from fsdp_bench.rates.nccl_buffers import Bounds
+from fsdp_bench.report.charts.description import Bars
+from fsdp_bench.report.charts.max_size import CANNOT_RUN, NONE_FITS, MaxSizeBar, size_bars
+from fsdp_bench.report.html.blocks import Cell, Facts, Page, Row, Section, Table, table
+from fsdp_bench.report.html.settings import (
+    NUMBERS,
+    cell_of,
+    fields_shown,
+    hardware_of,
+    listed,
+    name_of,
+    place_facts,
+    setup_text,
+    strategy_of,
+    title_of,
+    values_of,
+)
+from fsdp_bench.report.text.common import UNKNOWN
+from fsdp_bench.report.text.communicators import bounds_text
+from fsdp_bench.report.text.quantity_text import QUANTITY_TEXTS, value_text
+from fsdp_bench.report.text.setups import PLACES, named_values, spaced, varying
+from fsdp_bench.spec.units import format_gib
+
+
+def max_size_page(servers: Sequence[MaxSizeDocument]) -> Page:
+    """Return the page of the largest values that fit."""
+    first = servers[0]
+    known = [cell for one in servers for cell in one.cells if cell.fits_value is not None]
+    return Page(
+        QUANTITY_TEXTS[first.dial].title if first.dial in QUANTITY_TEXTS else spaced(first.dial),
+        first.source,
+        _answer(servers),
+        lead=tuple(_largest_bars(one, max((cell.fits_value or 0 for cell in known), default=1)) for one in servers),
+        sections=(
+            Section("All settings", tuple(_largest_table(one) for one in servers)),
+            Section("Conditions and versions", (_conditions(servers),)),
+        ),
+    )
+
+
+def _answer(servers: Sequence[MaxSizeDocument]) -> str:
+    """Return the largest value, or the fewest GPUs: those of a plan, where it needs fewer than any setting here."""
+    first = servers[0]
+    found = [
+        (one, cell.fits_value, name_of(values_of(cell.setup), _varying(one)))
+        for one in servers
+        for cell in one.cells
+        if cell.fits_value is not None
+    ]
+    fewest = ((one, one.on_fewest) for one in servers if one.on_fewest is not None)
+    named = ("api", "checkpointing", "loss", "offload")
+    for one, answer in fewest:
+        values, gpus = values_of(answer.setup), answer.setup.get("world_size")
+        segments = ", expandable segments" * bool(answer.expandable_segments)
+        found.append((one, gpus if isinstance(gpus, int) else 0, name_of(values, named) + segments))
+    if found:
+        one, value, setting = (min if first.dial == "world_size" else max)(found, key=lambda each: each[1])
+        return f"{_value(one, value)} with {setting}, on {_hardware(one)} ({one.source})"
+    unanswered = any(cell.unknown for one in servers for cell in one.cells)
+    return f"It is {UNKNOWN} what fits" if unanswered else "Nothing fits"
+
+
+def _conditions(servers: Sequence[MaxSizeDocument]) -> Facts:
+    """Return what the answers rest on; what differs between servers or settings has a line for each."""
+    first, cells = servers[0], [(one, cell) for one in servers for cell in one.cells]
+    models = [cell.model for _, cell in cells if cell.model and cell.fits_value is not None]
+    notes = [note for _, cell in cells for note in cell.notes or ()]
+    facts = [
+        ("model", listed(models, "models") if models and first.dial != "num_parameters" else ""),
+        *(("setup", setup_text(values_of(cell.setup), (*_varying(one), one.dial))) for one, cell in cells),
+        *(fact for one in servers for fact in (("hardware", _hardware(one)), *place_facts(one.server))),
+        ("fits", "no allocation retries, with what is kept free, and within the host's memory where that is known"),
+        *(("kept free", kept) for kept in _kept_free([cell for _, cell in cells])),
+        ("load", "" if first.load in (None, "meta") else f"the model is built in host memory first, by {first.load}"),
+        ("allocator", "expandable segments" if first.expandable_segments else ""),
+        *(("rates", cell.time.rates or "") for _, cell in cells if cell.time is not None),
+        ("as the Trainer", "; ".join(dict.fromkeys(each for _, cell in cells for each in cell.assumptions))),
+        ("PyTorch", f"{first.torch or UNKNOWN}, as modelled"),
+        ("source", f"{first.source}, no GPU was used"),
+        *(("note", note) for note in notes),
+    ]
+    return Facts(tuple(dict.fromkeys(fact for fact in facts if fact[1])))
+
+
+def _kept_free(cells: Sequence[SettingDocument]) -> list[str]:
+    """Return the memory that is kept free on each GPU, from the least to the most of the settings, by source."""
+    by_source: dict[str | None, list[int]] = {}
+    for cell in cells:
+        if cell.required_headroom_bytes is not None:
+            by_source.setdefault(cell.required_headroom_source, []).append(cell.required_headroom_bytes)
+    return [
+        f"{bounds_text(Bounds(min(sizes), max(sizes)))} of each GPU, {source or UNKNOWN}"
+        for source, sizes in by_source.items()
+    ]
+
+
+def _hardware(one: MaxSizeDocument) -> str:
+    searched = one.dial == "world_size" or not one.cells
+    return hardware_of(one.server, None if searched else one.cells[0].setup.get("world_size"))
+
+
+def _value(one: MaxSizeDocument, value: int | None) -> str:
+    if value is None:
+        return "none"
+    return f"{value_text(one.dial, value)} {_unit(one)}"
+
+
+def _unit(one: MaxSizeDocument) -> str:
+    return QUANTITY_TEXTS[one.dial].unit if one.dial in QUANTITY_TEXTS else spaced(one.dial)
+
+
+def _varying(one: MaxSizeDocument) -> list[str]:
+    """Return what the settings differ in, without the strategy and what is searched."""
+    found = varying([values_of(cell.setup) for cell in one.cells])
+    return [field for field in found if field not in (*PLACES, one.dial)]
+
+
+def _largest_bars(one: MaxSizeDocument, highest: int) -> Bars:
+    fields, text = _varying(one), QUANTITY_TEXTS.get(one.dial)
+    bars = []
+    for cell in one.cells:
+        values = values_of(cell.setup)
+        note = CANNOT_RUN if cell.impossible else UNKNOWN if cell.unknown else NONE_FITS
+        labels = tuple(named_values(values, fields))
+        bars.append(MaxSizeBar(strategy_of(values), labels, cell.fits_value, with_retries=cell.runs_value, note=note))
+    heading = f"{_hardware(one)}: what fits (predicted)"
+    (found,) = size_bars(
+        {heading: bars}, text.axes if text else ((1.0, ""),), (), partial(value_text, one.dial), _unit(one)
+    )
+    return replace(found, whole=highest)
+
+
+def _largest_table(one: MaxSizeDocument) -> Table:
+    fields = [field for field in fields_shown(_varying(one)) if field != one.dial]
+    titles = [*map(title_of, fields), "fits", "model", *_SIZES, "tokens/s per GPU", "the next one exceeds"]
+    rows = []
+    for cell in one.cells:
+        values, memory = values_of(cell.setup), cell.memory
+        tokens = (cell.time.tokens_per_second_per_gpu if cell.time else None) or None
+        sizes = (None, None) if memory is None else (memory.peak_allocated_bytes, memory.needed_bytes)
+        rows.append(
+            Row(
+                (
+                    *(cell_of(field, values) for field in fields),
+                    Cell(_value(one, cell.fits_value), cell.fits_value),
+                    Cell(cell.model or ""),
+                    *(Cell(UNKNOWN) if size is None else Cell(format_gib(size), size) for size in sizes),
+                    Cell(UNKNOWN) if tokens is None else Cell(f"{tokens:,.0f}", tokens),
+                    Cell(cell.impossible or cell.unknown or (cell.limited_by.words if cell.limited_by else "")),
+                )
+            )
+        )
+    return table(f"{_hardware(one)} (predicted)", titles, rows, (*NUMBERS, *_SIZES, "fits", "tokens/s per GPU"))
+
+
+_SIZES = ("peak allocated", "needs")
