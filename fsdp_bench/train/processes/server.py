@@ -24,7 +24,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, NoReturn
 
-from fsdp_bench.train.processes.parent import die_with_parent
+from fsdp_bench.train.processes.child import die_with_parent
 
 
 def unsafe_to_fork() -> str | None:
@@ -68,7 +68,6 @@ def _run_rank(command: dict[str, Any], rank: int) -> int:
 
 
 def _run_child(command: dict[str, Any], rank: int, pgid: int) -> NoReturn:
-    """Run one rank of a trial in a forked child, then exit."""
     code = 1
     try:
         os.setpgid(0, pgid)
