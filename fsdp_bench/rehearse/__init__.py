@@ -6,11 +6,9 @@ addresses that are counted, kernels do nothing. Its C sources are in stand_in/. 
 Read in this order:
     run.py          runs a command, and reads what its process reports
     command.py      reads the command: which interpreter, which launcher, and the words that follow it
-    interpreter.py  finds a program, and the Python interpreter that runs it
     find_torch.py   the CUDA build of torch that an interpreter would import
     build.py        the stand-in, compiled once per torch, and the environment that puts it before NVIDIA's libraries
     environment.py  prints that environment for other processes: rehearsed sweeps
     enter.py        mounts overlays that keep the user's files as they are, and starts the user's Python in them
-    elf.py          what a shared library defines and what it expects from others
     inside/         runs in the user's interpreter: one rank of the script, observed
 """

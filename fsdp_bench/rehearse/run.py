@@ -18,7 +18,7 @@ import msgspec
 from fsdp_bench.rehearse.build import StandInGpu, build_stand_in, stand_in_environment
 from fsdp_bench.rehearse.command import Command
 from fsdp_bench.rehearse.find_torch import find_torch
-from fsdp_bench.rehearse.inside import early_end
+from fsdp_bench.rehearse.inside.main import END_SIGNAL
 from fsdp_bench.spec.codec import from_json, to_json
 from fsdp_bench.spec.errors import ExitCode, FsdpBenchError, SpecError
 from fsdp_bench.spec.subprocesses.rehearsal import RehearsalOptions, RehearsalOutcome, RehearsalPlan, RehearsalReport
@@ -116,7 +116,7 @@ def _run(
         except KeyboardInterrupt:
             cut = RehearsalOutcome.INTERRUPTED
         if cut is not None:
-            process.send_signal(early_end.SIGNAL)
+            process.send_signal(END_SIGNAL)
             select.select([end], [], [], REPORT_SECONDS)
     finally:
         os.close(end)

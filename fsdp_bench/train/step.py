@@ -111,8 +111,6 @@ def clip_gradients(model: nn.Module, max_norm: float) -> None:
 
 
 class _Fsdp2Sync:
-    """A context manager that turns FSDP2's gradient reduction on or off."""
-
     def __init__(self, model: FSDPModule, enabled: bool) -> None:
         self._model, self._enabled = model, enabled
 

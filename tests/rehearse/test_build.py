@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from fsdp_bench.rehearse import build
-from fsdp_bench.rehearse.build import StandInGpu, build_stand_in, stand_in_environment
-from fsdp_bench.rehearse.elf import symbols_of
+from fsdp_bench.rehearse.build import StandInGpu, build_stand_in, stand_in_environment, symbols_of
 from fsdp_bench.rehearse.find_torch import Torch
 from fsdp_bench.spec.errors import MachineError
 

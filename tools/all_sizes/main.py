@@ -6,6 +6,7 @@ CODE is huggingface or torchtitan. All else is as ``fsdp_bench.train.recording.m
 from __future__ import annotations
 
 import sys
+from functools import partial
 
 from fsdp_bench.spec.recording.request import RecordingSpec
 from fsdp_bench.train.recording.main import main
@@ -13,13 +14,13 @@ from fsdp_bench.train.recording.record import Subject
 from tools.all_sizes.subjects import architecture, torchtitan
 
 
-def subject_of(spec: RecordingSpec) -> Subject:
+def subject_of(spec: RecordingSpec, code: str) -> Subject:
     """Return the code to record."""
     assert spec.config is not None
-    if sys.argv[1] == "torchtitan":
+    if code == "torchtitan":
         return torchtitan(spec.config, spec.sequence_length)
     return architecture(spec.config, spec.sequence_length, spec.only_length, spec.lora)
 
 
 if __name__ == "__main__":
-    main(subject_of, sys.argv[2:])
+    main(partial(subject_of, code=sys.argv.pop(1)))

@@ -22,7 +22,7 @@ from fsdp_bench.spec.checkpointing_policy import read_policy
 from fsdp_bench.spec.recording.compiled import CompiledKind
 from fsdp_bench.spec.setup import Float8
 from fsdp_bench.train.wrapping.activation_checkpointing import checkpoint_blocks
-from fsdp_bench.train.wrapping.float8 import convert_to_float8
+from fsdp_bench.train.wrapping.wrap import convert_to_float8
 from tools.compiled.orders import forced_order
 from tools.compiled.triton_kernels import read_kernel
 from tools.compiled.wrapper_code import Compiled, UnknownCode, read_function

@@ -11,8 +11,7 @@ from torch import nn
 from fsdp_bench.spec.model import Family, ModelShape
 from fsdp_bench.train.models.huggingface import batch_of, build, unpacked_sequences, with_layers
 from fsdp_bench.train.models.transformer import BLOCKS, rotary_tables
-from fsdp_bench.train.models.user_module import default_dtype
-from fsdp_bench.train.recording.blocks import block_class
+from fsdp_bench.train.models.user_module import block_class, default_dtype
 from tools.compiled.compile_block import Subject
 
 

@@ -103,5 +103,4 @@ def _environment(
 
 
 def _refused(error: Exception) -> ValueError:
-    """Return accelerate's own error as one line."""
     return ValueError(f"{NAME}: " + " ".join("".join(traceback.format_exception_only(error)).split()))

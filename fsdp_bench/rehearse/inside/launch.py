@@ -201,3 +201,32 @@ def python_program(words: Sequence[str], name: str) -> tuple[str, str, list[str]
     if not os.path.exists(words[0]):
         raise ValueError(f"{name}: the script {words[0]} is not in {os.getcwd()}")
     return "script", words[0], list(words[1:])
+
+
+def understand(launcher: str, words: Sequence[str], rank: int, world_size: int, gpus_per_node: int) -> Launch:
+    """Return what a launcher followed by these words would start as this rank.
+
+    Args:
+        launcher: A value of ``fsdp_bench.rehearse.command.Launcher``.
+        words: The words that follow the launcher.
+        rank: The rank that replaces all of the launcher's processes.
+        world_size: The ranks of the world that is asked for, whatever the launcher's arguments say.
+        gpus_per_node: The GPUs of a node of that world.
+
+    Raises:
+        ValueError: The launcher refuses its arguments, or starts what cannot be rehearsed. One line.
+    """
+    one = LaunchedRank(rank, world_size, gpus_per_node)
+    if launcher == "torchrun":
+        return understand_torchrun(words, one)
+    if launcher == "torch.distributed.launch":
+        return understand_torch_distributed_launch(words, one)
+    if launcher == "accelerate":
+        from .accelerate_launch import understand_accelerate
+
+        return understand_accelerate(words, one)
+    if launcher != "none":
+        raise ValueError(f"launcher: {launcher!r} is not known; one of none, torchrun, accelerate")
+    kind, target, arguments = python_program(words, "python")
+    said = shlex.join(["python", *words[: len(words) - len(arguments)]])
+    return Launch(kind, target, arguments, f"{said}: run as {one}")

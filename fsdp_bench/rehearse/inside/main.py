@@ -12,8 +12,11 @@ import os
 import runpy
 import signal
 import sys
+import threading
+import time
 import traceback
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -38,6 +41,12 @@ if TYPE_CHECKING:
 _END_WITH_PARENT = 1
 """PR_SET_PDEATHSIG of prctl(2)."""
 
+END_SIGNAL = signal.SIGRTMIN + 5
+"""Asks for the report of what was seen until now. Not SIGTERM or SIGUSR1, which training scripts handle themselves."""
+
+PROGRESS_SECONDS = 30.0
+"""The time between two lines on standard error that say where a long rehearsal is."""
+
 
 class _Rehearsal:
     """One run of the script, and what is observed of it."""
@@ -61,10 +70,8 @@ class _Rehearsal:
         self.host = SkippedWrites()
 
     def prepare(self) -> None:
-        """Install everything that observes or replaces."""
-        from .observe import history, progress
-        from .replace import checkpoints, integers, process_group, spawn
-        from .replace.weights import use_random_weights
+        from .observe import history
+        from .replace import checkpoints, integers, process_group
 
         self.counters.install()
         self.steps.install()
@@ -76,11 +83,11 @@ class _Rehearsal:
         integers.compute_small_integers()
         integers.balances_routing = self.plan["balanced_routing"]
         process_group.join_alone(self.rank, self.world_size)
-        spawn.run_one_process(self.rank % self.gpus_per_node)
+        process_group.run_one_process(self.rank % self.gpus_per_node)
         if self.plan["random_weights"]:
-            use_random_weights()
+            checkpoints.use_random_weights()
         history.record()
-        progress.show(self.steps)
+        threading.Thread(target=_print_progress, args=(self.steps,), daemon=True).start()
         if self.issued is not None:
             self.issued.install()
 
@@ -157,6 +164,29 @@ class _Rehearsal:
             history.dump(self.plan["snapshot"])
 
 
+def report_at_signal(report: Callable[[], object]) -> None:
+    """Report and end the process at END_SIGNAL. A process that the script forked only ends."""
+    own = os.getpid()
+
+    def end(_number: int, _frame: object) -> None:
+        try:
+            if os.getpid() == own:
+                report()
+        finally:
+            os._exit(0)
+
+    signal.signal(END_SIGNAL, end)
+
+
+def _print_progress(steps: Steps) -> None:
+    started = time.monotonic()
+    while True:
+        time.sleep(PROGRESS_SECONDS)
+        passed = round(time.monotonic() - started)
+        where = "loading" if steps.phase == "load" else f"{steps.phase} of step {steps.num_steps + 1}"
+        print(f"fsdp-bench rehearse: {passed} s, {where}", file=sys.stderr, flush=True)
+
+
 def _run(launch: Any) -> None:
     """Run the script as Python itself would."""
     add_to_path = (lambda _folder: None) if sys.flags.safe_path else (lambda folder: sys.path.insert(0, folder))
@@ -224,7 +254,6 @@ def _message(error: BaseException) -> str:
 
 
 def _starts_scripts(file: str) -> bool:
-    """Whether a frame is of what runs the script, and not of the script."""
     return file in (__file__, runpy.__file__, "<frozen runpy>")
 
 
@@ -236,7 +265,7 @@ def _understood(plan: dict[str, Any]) -> tuple[Any, int, int, int]:
     Raises:
         ValueError: the launcher's arguments cannot be rehearsed, or there is no such rank. One line.
     """
-    from .understand import understand
+    from .launch import understand
 
     rank, world_size, gpus_per_node = plan["rank"], plan["world_size"], plan["gpus_per_node"]
     if world_size is None:
@@ -252,7 +281,6 @@ def _understood(plan: dict[str, Any]) -> tuple[Any, int, int, int]:
 
 def main() -> None:
     """Read the plan, run, report, end the process."""
-    from .early_end import report_at_signal, report_no_more
     from .files.protection import Protection
     from .launch import rank_environment
 
@@ -276,7 +304,7 @@ def main() -> None:
     outcome, failure = _outcome(rehearsal, launch)
     if os.getpid() != own:  # the script forked this process, which does not answer for it
         os._exit(int(outcome not in ("ended", "stopped")))
-    report_no_more()
+    signal.signal(END_SIGNAL, signal.SIG_IGN)  # the report is being written
     rehearsal.finish(outcome, failure)
     os._exit(0)  # what the script left running, such as loaders' processes, would only be waited for
 

@@ -1,4 +1,4 @@
-"""A loss that the model does not compute itself: train/models/causal_loss.py on the tape."""
+"""A loss that the model does not compute itself: train/models/model_code.py on the tape."""
 
 from __future__ import annotations
 

@@ -7,5 +7,5 @@ Read in this order:
     outcome.py      decides a trial's outcome from its ranks' reports, exit codes and signals
     rehearsed.py    the GPU that rehearsed trials run on, and the environment that puts the stand-in before NVIDIA's
 
-train/processes/exception_to_outcome.py decides the outcome of one rank: CUDA out of memory, host memory, or a crash.
+train/processes/rank.py decides the outcome of one rank: CUDA out of memory, host memory, or a crash.
 """

@@ -1,6 +1,6 @@
 """Decides how a trial ended, from its ranks' reports, exit codes and signals.
 
-Each rank reports its own outcome. train/processes/exception_to_outcome.py decides that one: out of GPU memory, out of
+Each rank reports its own outcome. train/processes/rank.py decides that one: out of GPU memory, out of
 host memory, or a crash. Here the ranks' outcomes become one: the first cause wins.
 """
 

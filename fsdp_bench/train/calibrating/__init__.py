@@ -3,5 +3,4 @@
 Read in this order:
     calibrator.py        one rank that measures everything, and the memory of a CUDA context
     operator_times.py    matrix products, attention, memory-bound operators, copies, optimizers
-    collective_times.py  collectives by kind, group and message size
 """

@@ -17,31 +17,34 @@ import torch.distributed as dist
 NAME = "fakegpu"
 
 
-class FakeStream:
+class _AlwaysComplete:
+    """What streams and events have in common: nothing runs, so there is nothing to wait for."""
+
+    def synchronize(self) -> None:
+        """Return at once."""
+
+    def query(self) -> bool:
+        """Return True."""
+        return True
+
+
+class FakeStream(_AlwaysComplete):
     """A stream on which nothing runs."""
 
     def __init__(self, device: Any = None, priority: int = 0, **_other: Any) -> None:
         self.priority = priority
 
     def wait_stream(self, stream: Any) -> None:
-        """Return at once: there is nothing to wait for."""
+        """Return at once."""
 
-    def wait_event(self, event: Any) -> None:
-        """Return at once: there is nothing to wait for."""
+    wait_event = wait_stream
 
     def record_event(self, event: FakeEvent | None = None) -> FakeEvent:
         """Return an event that is already complete."""
         return event or FakeEvent()
 
-    def synchronize(self) -> None:
-        """Return at once: there is nothing to wait for."""
 
-    def query(self) -> bool:
-        """Return True: everything is complete."""
-        return True
-
-
-class FakeEvent:
+class FakeEvent(_AlwaysComplete):
     """An event that is always complete."""
 
     def __init__(self, *_args: Any, **_kwargs: Any) -> None:
@@ -52,18 +55,14 @@ class FakeEvent:
         return self
 
     def wait(self, stream: Any = None) -> None:
-        """Return at once: there is nothing to wait for."""
-
-    def synchronize(self) -> None:
-        """Return at once: there is nothing to wait for."""
-
-    def query(self) -> bool:
-        """Return True: the event is complete."""
-        return True
+        """Return at once."""
 
 
 class DeviceModule:
-    """The device module, as ``torch.cuda`` for CUDA: the functions that torch and FSDP call."""
+    """The device module, as ``torch.cuda`` for CUDA: the functions that torch and FSDP call.
+
+    There is one device, without a random number generator.
+    """
 
     def __init__(self) -> None:
         self._stream = FakeStream()
@@ -73,13 +72,7 @@ class DeviceModule:
         """Return True."""
         return True
 
-    def is_available(self) -> bool:
-        """Return True."""
-        return True
-
-    def is_built(self) -> bool:
-        """Return True."""
-        return True
+    is_available = is_built = is_initialized
 
     def _is_in_bad_fork(self) -> bool:
         return False
@@ -88,17 +81,16 @@ class DeviceModule:
         pass
 
     def manual_seed(self, seed: int) -> None:
-        """Do nothing: the device has no random number generator."""
+        """Do nothing."""
 
-    def manual_seed_all(self, seed: int) -> None:
-        """Do nothing: the device has no random number generator."""
+    manual_seed_all = manual_seed
 
     def get_rng_state(self, device: Any = None) -> torch.Tensor:
         """Return a state for activation checkpointing to save, on the host as with CUDA."""
         return torch.empty(16, dtype=torch.uint8, device="cpu")
 
     def set_rng_state(self, state: torch.Tensor, device: Any = None) -> None:
-        """Do nothing: the device has no random number generator."""
+        """Do nothing."""
 
     def device_count(self) -> int:
         """Return the usual number of GPUs of a node."""
@@ -109,18 +101,16 @@ class DeviceModule:
         return 0
 
     def set_device(self, device: Any) -> None:
-        """Do nothing: there is one device."""
+        """Do nothing."""
 
     def synchronize(self, device: Any = None) -> None:
-        """Return at once: there is nothing to wait for."""
+        """Return at once."""
 
     def current_stream(self, device: Any = None) -> FakeStream:
         """Return the stream set by ``set_stream`` or ``stream``."""
         return self._stream
 
-    def default_stream(self, device: Any = None) -> FakeStream:
-        """Return the current stream."""
-        return self._stream
+    default_stream = current_stream
 
     def set_stream(self, stream: FakeStream) -> None:
         """Set the current stream."""

@@ -156,9 +156,6 @@ class FakeTracker(StorageTracker):
     def end_phases(self) -> None:
         """Do nothing: phases are tracked to the end."""
 
-    def close(self) -> None:
-        """Do nothing."""
-
     def reading(self) -> MemoryReading:
         """Return the peaks by phase."""
         worst = max(self.peaks, key=lambda phase: self.peaks[phase])

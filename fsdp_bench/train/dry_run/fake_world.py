@@ -28,10 +28,9 @@ from fsdp_bench.train.dry_run.fake_gpu import fake_gpu
 from fsdp_bench.train.dry_run.fake_tracker import FakeTracker, RealTracker
 from fsdp_bench.train.dry_run.fused_kernels import fused_kernels
 from fsdp_bench.train.dry_run.workarounds import applied
-from fsdp_bench.train.measuring.fake_group import add_finished_hook
-from fsdp_bench.train.measuring.replaced_collectives import fake_collectives, futures_of_all_reduces
+from fsdp_bench.train.measuring.fake_group import add_finished_hook, fake_collectives, futures_of_all_reduces
+from fsdp_bench.train.wrapping.units import Initializer
 from fsdp_bench.train.wrapping.wrap import BlockClasses, fsdp, hybrid_mesh
-from fsdp_bench.train.wrapping.wrap_plan import Initializer
 
 
 @dataclass(frozen=True)

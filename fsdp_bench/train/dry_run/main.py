@@ -10,8 +10,6 @@ import gc
 import importlib
 import sys
 import time
-import traceback
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -25,7 +23,7 @@ from torch import nn
 from torch.utils._python_dispatch import _disable_current_modes
 
 from fsdp_bench.spec.codec import from_json, to_builtins
-from fsdp_bench.spec.errors import FsdpBenchError, SpecError
+from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.impossible import impossible
 from fsdp_bench.spec.setup import Api, Loss, Offload, TrainSetup
 from fsdp_bench.spec.subprocesses.dry_run import DryRunAnswer, DryRunResult, DryRunSpec
@@ -33,25 +31,26 @@ from fsdp_bench.train.dry_run.breakdown import Owners
 from fsdp_bench.train.dry_run.fake_tracker import RecordedStep
 from fsdp_bench.train.dry_run.fake_world import FakeWorld, fake_world, real_world
 from fsdp_bench.train.models import torchtitan
-from fsdp_bench.train.models.causal_loss import replace_loss
 from fsdp_bench.train.models.dtypes import DTYPES
 from fsdp_bench.train.models.huggingface import batch_of, unpacked_sequences
 from fsdp_bench.train.models.lora import load
 from fsdp_bench.train.models.loss import loss_function
+from fsdp_bench.train.models.model_code import replace_loss
 from fsdp_bench.train.models.optimizer import optimizer_of
 from fsdp_bench.train.models.quantized import as_on_cuda
 from fsdp_bench.train.models.transformer import BLOCKS, build, initialize
 from fsdp_bench.train.models.user_module import (
     allocate_parameters,
+    block_class,
     load_user_module,
     logits_of,
     loss_of,
     module_step,
+    named_class,
 )
-from fsdp_bench.train.processes.parent import die_with_parent
-from fsdp_bench.train.recording.blocks import block_class, named_class
+from fsdp_bench.train.processes.child import answered, answers_only
 from fsdp_bench.train.step import Training, build_scaler, train_step
-from fsdp_bench.train.wrapping.wrap_plan import Initializer
+from fsdp_bench.train.wrapping.units import Initializer
 
 
 def _num_warm_up_steps(spec: DryRunSpec) -> int:
@@ -261,14 +260,14 @@ def _write_trace(path: Path, step: RecordedStep) -> None:
 
 def answer(line: str) -> DryRunAnswer:
     """Read one spec and run it; return its result or its error as an answer."""
+    return answered(DryRunAnswer, lambda: DryRunAnswer(result=dry_run(_read(line))))
+
+
+def _read(line: str) -> DryRunSpec:
     try:
-        return DryRunAnswer(result=dry_run(from_json(line.encode(), DryRunSpec)))
-    except (FsdpBenchError, msgspec.DecodeError) as error:
-        return DryRunAnswer(error=" ".join(str(error).split()))
-    except Exception as error:
-        traceback.print_exc()
-        text = " ".join(str(error).split())[:400]
-        return DryRunAnswer(error=f"{type(error).__name__}: {text}", users_mistake=False)
+        return from_json(line.encode(), DryRunSpec)
+    except msgspec.DecodeError as error:
+        raise SpecError(str(error)) from None
 
 
 def serve(lines: TextIO, out: TextIO) -> None:
@@ -279,11 +278,8 @@ def serve(lines: TextIO, out: TextIO) -> None:
 
 
 def main() -> None:
-    """Answer standard input. Output of torch goes to standard error."""
-    if len(sys.argv) > 1:
-        die_with_parent(int(sys.argv[1]))
-    out, sys.stdout = sys.stdout, sys.stderr
-    warnings.simplefilter("ignore")  # FSDP's are about use; a dry run's user sees its answer
+    """Answer standard input."""
+    out = answers_only()
     importlib.import_module("torch._dynamo.config")  # FakeTensorMode imports it
     gc.freeze()  # what torch's import left need not be looked through in every collection
     serve(sys.stdin, out)

@@ -13,8 +13,8 @@ import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-from fsdp_bench.train.dry_run.cuda_autocast import clear_cache
 from fsdp_bench.train.dry_run.fake_gpu import NAME, FakeStream
+from fsdp_bench.train.dry_run.fused_kernels import clear_cache
 
 
 def storage_address(original: Any) -> Any:
@@ -148,7 +148,7 @@ def autocast_of_cpu_keys(original: Any) -> Any:
 
 
 def clear_both_caches(original: Any) -> Any:
-    """Clear the cache of cuda_autocast.py as well."""
+    """Clear the cache of fused_kernels.py as well."""
 
     def clear() -> None:
         original()

@@ -200,7 +200,7 @@ WORKAROUNDS = (
     Workaround(
         symbol="torch.amp.autocast_mode:autocast.__init__",
         marker="self.device = device_type",
-        why="tensors with a CPU's dispatch keys obey a CPU's autocast, whose kernels cuda_autocast.py replaces",
+        why="tensors with a CPU's dispatch keys obey a CPU's autocast, whose kernels fused_kernels.py replaces",
         replace=replacements.autocast_of_cpu_keys,
         only_accelerator=True,
     ),
@@ -215,7 +215,7 @@ WORKAROUNDS = (
     Workaround(
         symbol="torch:clear_autocast_cache",
         marker="clear_autocast_cache",
-        why="cuda_autocast.py keeps its own casts of parameters, which must end when torch's do",
+        why="fused_kernels.py keeps its own casts of parameters, which must end when torch's do",
         replace=replacements.clear_both_caches,
         only_accelerator=True,
     ),

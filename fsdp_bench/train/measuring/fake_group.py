@@ -1,8 +1,8 @@
 """Steps without communication: torch's fake process group with real tensors.
 
 Collectives end at once and send nothing. An all-gather's output is filled with copies of the rank's own
-shard, a reduced shard with the rank's own part of the gradient (replaced_collectives.py), so that operators work on
-real numbers. Everything else is as in training: FSDP's own code on all ranks of this machine at the same time. A step
+shard, a reduced shard with the rank's own part of the gradient (replace_collectives), so that operators work on real
+numbers. Everything else is as in training: FSDP's own code on all ranks of this machine at the same time. A step
 takes less time than with the real group: the difference is exposed communication, and the time that communication and
 compute cost each other by sharing cores, memory or multiprocessors.
 
@@ -11,9 +11,12 @@ An emulated trial is one process with such a group, as rank 0 of many: its memor
 
 from __future__ import annotations
 
+import functools
 import gc
+import inspect
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -23,7 +26,6 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from fsdp_bench.spec.setup import TrainSetup
-from fsdp_bench.train.measuring.replaced_collectives import replace_collectives
 
 WARMUP_STEPS = 2
 """Steps before the timed ones: the first creates Adam's states, and DDP rebuilds its buckets before the second."""
@@ -77,3 +79,137 @@ def time_steps(timed_step: Callable[[], float], num_steps: int) -> tuple[float, 
     for _ in range(WARMUP_STEPS):
         timed_step()
     return tuple(timed_step() for _ in range(num_steps))
+
+
+_GATHERS = ("all_gather_into_tensor", "all_gather_single")
+_SCATTERS = ("reduce_scatter_tensor", "reduce_scatter_single")
+"""Names of reduce-scatter. torch 2.13 has both, 2.11 only the first."""
+
+_REDUCES = ("all_reduce",)
+
+_ORIGINAL = "replaced_original"
+"""The attribute of a replacement that holds torch's own function."""
+
+Call = Callable[[inspect.BoundArguments], Any]
+"""Calls torch's own collective with these arguments; returns its work."""
+
+
+def replace_collectives() -> None:
+    """Complete the fake process group: all-gather repeats the own shard, reduce-scatter keeps the own part.
+
+    torch's fake group gathers with one copy for each rank (FakeProcessGroup.hpp), hundreds of kernel launches with
+    hundreds of ranks. Here it is one copy, except for FSDP1's all-gathers on a CPU, which take lists (_flat_param.py,
+    all_gather). torch's fake group does nothing in a reduce-scatter, and its work's future is empty, but DDP's
+    compression hooks take the reduced tensor from it.
+    """
+    _replace(_GATHERS, _gather_own_shard)
+    _replace(_SCATTERS, _keep_own_part)
+    _replace(_REDUCES, _with_a_future)
+
+
+@contextmanager
+def fake_collectives() -> Iterator[None]:
+    """Replace collectives inside a ``with`` block."""
+    with _restored((*_GATHERS, *_SCATTERS, *_REDUCES)):
+        replace_collectives()
+        yield
+
+
+@contextmanager
+def futures_of_all_reduces() -> Iterator[None]:
+    """Replace only all-reduces inside a ``with`` block, so that their futures hold the tensor."""
+    with _restored(_REDUCES):
+        _replace(_REDUCES, _with_a_future)
+        yield
+
+
+@contextmanager
+def _restored(names: Iterable[str]) -> Iterator[None]:
+    before = {name: getattr(dist, name) for name in names if hasattr(dist, name)}
+    try:
+        yield
+    finally:
+        for name, found in before.items():
+            setattr(dist, name, found)
+
+
+def reduce_on_host(device_type: str = "cuda") -> None:
+    """Make reduce-scatters of a device's tensors go through host memory.
+
+    Gloo also accepts device tensors, but clones the whole input on the device
+    (ProcessGroupGloo::reduce_scatter_tensor_coalesced), which takes memory that a job with NCCL does not need.
+    """
+    _replace(_SCATTERS, functools.partial(_reduce_on_host, device_type))
+
+
+def _replace(names: Iterable[str], instead: Callable[[Call, inspect.BoundArguments], Any]) -> None:
+    for name in names:
+        if hasattr(dist, name):
+            found = getattr(dist, name)
+            setattr(dist, name, _replacement(getattr(found, _ORIGINAL, found), instead))
+
+
+def _replacement(
+    original: Callable[..., Any], instead: Callable[[Call, inspect.BoundArguments], Any]
+) -> Callable[..., Any]:
+    signature = inspect.signature(original)
+
+    @functools.wraps(original)
+    def collective(*arguments: Any, **keywords: Any) -> Any:
+        bound = signature.bind(*arguments, **keywords)
+        return instead(lambda found: original(*found.args, **found.kwargs), bound)
+
+    setattr(collective, _ORIGINAL, original)
+    return collective
+
+
+def _gather_own_shard(gather: Call, bound: inspect.BoundArguments) -> Any:
+    """Gather copies of the rank's own shard. The output is passed as one row, so that the group copies once."""
+    (output_name, output), (input_name, shard) = list(bound.arguments.items())[:2]
+    if not shard.numel():
+        return gather(bound)
+    row = output.view(1, output.numel() // shard.numel(), -1)
+    bound.arguments.update({output_name: row, input_name: shard.reshape(1, 1, -1).expand(row.shape)})
+    return gather(bound)
+
+
+def _keep_own_part(reduce: Call, bound: inspect.BoundArguments) -> Any:
+    work = reduce(bound)
+    output, whole = list(bound.arguments.values())[:2]
+    group = bound.arguments.get("group") or dist.distributed_c10d._get_default_group()
+    rank = dist.get_group_rank(group, dist.get_rank())
+    output.copy_(whole.view(-1)[rank * output.numel() : (rank + 1) * output.numel()].view_as(output))
+    return work
+
+
+def _reduce_on_host(device_type: str, reduce: Call, bound: inspect.BoundArguments) -> Any:
+    (output_name, output), (input_name, whole) = list(bound.arguments.items())[:2]
+    if output.device.type != device_type:
+        return reduce(bound)
+    assert not bound.arguments.get("async_op"), "FSDP waits on streams, not on works"
+    part = torch.empty_like(output, device="cpu")
+    bound.arguments.update({output_name: part, input_name: whole.cpu()})
+    reduce(bound)
+    output.copy_(part)
+    return None
+
+
+class _FinishedWork:
+    """The work of an asynchronous collective that has already ended, with a future that holds its tensor."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._future: torch.futures.Future[list[torch.Tensor]] = torch.futures.Future()
+        self._future.set_result([tensor])
+
+    def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
+        return self._future
+
+    def wait(self) -> bool:
+        return True
+
+
+def _with_a_future(reduce: Call, bound: inspect.BoundArguments) -> Any:
+    is_asynchronous = bound.arguments.get("async_op")
+    bound.arguments["async_op"] = False
+    work = reduce(bound)
+    return _FinishedWork(bound.arguments["tensor"]) if is_asynchronous else work

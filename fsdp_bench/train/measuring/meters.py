@@ -35,9 +35,6 @@ class MemoryMeter(Protocol):
     def end_phases(self) -> None:
         """End the warm-up. From here only the overall peak is tracked."""
 
-    def close(self) -> None:
-        """Stop metering, also after an error."""
-
     def reading(self) -> MemoryReading:
         """Return the readings so far. The worker adds the resident set size."""
 
@@ -53,17 +50,12 @@ class Unmetered:
     def end_phases(self) -> None:
         """Do nothing."""
 
-    def close(self) -> None:
-        """Do nothing."""
-
     def reading(self) -> MemoryReading:
         """Return an empty reading."""
         raise AssertionError("nothing was metered")
 
 
 class _Phases:
-    """Peaks by phase, and the current phase."""
-
     def __init__(self) -> None:
         self.peaks: dict[str, int] = {}
         self.current = "load"
@@ -109,10 +101,6 @@ class CpuMeter:
             self._phases.close_window(self._tracker.peak_bytes)
             self._tracker.__exit__(None, None, None)
             self._tracker = None
-
-    def close(self) -> None:
-        """Stop tracking."""
-        self.end_phases()
 
     def reading(self) -> MemoryReading:
         """Return the peaks by phase. A CPU has no reserved memory and no allocation retries."""
@@ -169,9 +157,6 @@ class CudaMeter:
             self._phases.close_window(self._read_window())
             self._sample_device()
             self._ended = True
-
-    def close(self) -> None:
-        """Do nothing: the allocator counts by itself."""
 
     def _sample_device(self) -> None:
         # Reserved memory, context and communicators only grow, so that a sample at the end is the peak.

@@ -6,12 +6,10 @@ Read in this order:
     loss.py                cross-entropy: plain, chunked, compiled, other packages'
     optimizer.py           AdamW and SGD
     dtypes.py              torch's dtypes by name
-    attention_kernel.py    which kernel attention runs: FlashAttention, cuDNN, memory-efficient
     flash_attn_package.py  attention of the flash-attn package: what its operators allocate and save
     user_module.py         a user's own model: calls its function, and the model
     huggingface.py         builds a Hugging Face model and its batch from a config.json
     torchtitan.py          builds torchtitan's model, its batch and its loss from a config.json
-    causal_loss.py         losses of loss.py in the place of a Hugging Face model's own
     lora.py                PEFT's adapters in it
     quantized.py           its linear layers in 4 bits, as bitsandbytes keeps them
     model_code.py          builds a trial's model from these two, with data

@@ -6,8 +6,6 @@ Standard input: a list of DescriptionSpec, as JSON. Standard output: a list of D
 from __future__ import annotations
 
 import sys
-import traceback
-import warnings
 from importlib.metadata import version
 from typing import Any
 
@@ -17,16 +15,15 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from fsdp_bench.spec.codec import from_json
-from fsdp_bench.spec.errors import FsdpBenchError, SpecError
+from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.setup import TrainSetup
 from fsdp_bench.spec.subprocesses.description import Description, DescriptionAnswer, DescriptionSpec
 from fsdp_bench.spec.subprocesses.dry_run import UserModule
 from fsdp_bench.train.models.huggingface import batch_of, build, learned_positions
 from fsdp_bench.train.models.lora import adapted, stored_apart
 from fsdp_bench.train.models.model_code import block_of
-from fsdp_bench.train.models.user_module import UserModel, call_users_function, sizes_of
-from fsdp_bench.train.processes.parent import die_with_parent
-from fsdp_bench.train.recording.blocks import block_lists
+from fsdp_bench.train.models.user_module import UserModel, block_lists, call_users_function, sizes_of
+from fsdp_bench.train.processes.child import answered, answers_only
 
 _LENGTH = 16
 """The sequence length for which a user's function is called."""
@@ -101,22 +98,12 @@ def _number(value: Any) -> int | None:
 
 def answer(spec: DescriptionSpec) -> DescriptionAnswer:
     """Describe; return the description or the error."""
-    try:
-        return DescriptionAnswer(description=describe(spec))
-    except FsdpBenchError as error:
-        return DescriptionAnswer(error=" ".join(str(error).split()))
-    except Exception as error:
-        traceback.print_exc()
-        text = " ".join(str(error).split())[:300]
-        return DescriptionAnswer(error=f"{type(error).__name__}: {text}", users_mistake=False)
+    return answered(DescriptionAnswer, lambda: DescriptionAnswer(description=describe(spec)))
 
 
 def main() -> None:
-    """Answer standard input. Output of torch, transformers and the user's code goes to standard error."""
-    if len(sys.argv) > 1:
-        die_with_parent(int(sys.argv[1]))
-    out, sys.stdout = sys.stdout, sys.stderr
-    warnings.simplefilter("ignore")
+    """Answer standard input."""
+    out = answers_only()
     specs = from_json(sys.stdin.buffer.read(), tuple[DescriptionSpec, ...])
     out.buffer.write(msgspec.json.encode([answer(spec) for spec in specs]))
     out.flush()

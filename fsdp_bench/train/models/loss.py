@@ -141,7 +141,6 @@ _INSTALL = {
 
 
 def _from_package(kind: Loss, module: str, name: str) -> Any:
-    """Return a loss of a package, built with its defaults."""
     package = module.partition(".")[0]
     try:
         return getattr(importlib.import_module(module), name)()

@@ -77,23 +77,19 @@ class _Several(torch.optim.Optimizer):
         self._each = each
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """Step each."""
         for one in self._each:
             one.step()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Free the gradients."""
         for one in self._each:
             one.zero_grad(set_to_none)
 
     @property
     def param_groups(self) -> Any:  # type: ignore[override]
-        """The parameter groups of all optimizers."""
         return [group for one in self._each for group in one.param_groups]
 
     @property
     def state(self) -> Any:  # type: ignore[override]
-        """The states of all optimizers, by parameter."""
         return {parameter: state for one in self._each for parameter, state in one.state.items()}
 
 

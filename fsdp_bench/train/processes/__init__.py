@@ -3,15 +3,12 @@
 Read in this order:
     worker.py                runs one rank: joins the process group, measures, writes its report
     measurement.py           the measurement: load, warm-up, measured steps, profiled steps
-    subject.py               what a rank trains: model, batches, loss and step
     rank.py                  a rank's state, report and files
-    exception_to_outcome.py  an exception's outcome: CUDA out of memory, host out of memory, or crashed
     rendezvous.py            where ranks find each other: a file, or torchrun's store on several nodes
     server.py                the fork server: forks the ranks of one trial after another
-    resident.py              one process for several trials of one rank
     torchrun.py              starts torchrun
     node.py                  starts torchrun on one of several nodes
     torchrun_rank.py         one rank under torchrun
-    parent.py                ends a process with its parent
+    child.py                 ends a process with its parent; answers of a process as JSON
     backends.py              what this torch can do, for fsdp-bench doctor
 """

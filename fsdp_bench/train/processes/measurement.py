@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import time
 import traceback
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from functools import partial
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import Any
 
 import msgspec
 import torch
 import torch.distributed as dist
+from torch import Tensor, nn
 
+from fsdp_bench.rehearse.inside.replace.integers import compute_small_integers
 from fsdp_bench.spec.model_code import ModelCode
 from fsdp_bench.spec.rank_report import MemoryReading, Outcome
-from fsdp_bench.spec.record import WITHOUT_COMMUNICATION
-from fsdp_bench.spec.setup import TrainSetup
+from fsdp_bench.spec.record import WITHOUT_COMMUNICATION, TrialSpec
+from fsdp_bench.spec.setup import Loss, TrainSetup
 from fsdp_bench.train.measuring.communication import measure_communication
 from fsdp_bench.train.measuring.fake_group import (
     WARMUP_STEPS,
@@ -24,16 +29,19 @@ from fsdp_bench.train.measuring.fake_group import (
 )
 from fsdp_bench.train.measuring.meters import MemoryMeter, Unmetered, build_meter
 from fsdp_bench.train.measuring.nvml import Nvml, TelemetrySampler
-from fsdp_bench.train.models.attention_kernel import attention_kernel
+from fsdp_bench.train.models.data import batches
 from fsdp_bench.train.models.dtypes import DTYPES
 from fsdp_bench.train.models.huggingface import unpacked_sequences
+from fsdp_bench.train.models.loss import LossFunction, head_loss, loss_function
+from fsdp_bench.train.models.model_code import build_code, replace_loss
 from fsdp_bench.train.models.optimizer import optimizer_of
-from fsdp_bench.train.processes.exception_to_outcome import classify
-from fsdp_bench.train.processes.rank import Rank, dump_snapshot, own_memory, trace_path
-from fsdp_bench.train.processes.subject import RankModel, subject_of
-from fsdp_bench.train.step import Training, build_scaler
+from fsdp_bench.train.models.transformer import BLOCKS, attention_kernel, build, initialize
+from fsdp_bench.train.models.user_module import loss_of, module_step
+from fsdp_bench.train.processes.rank import Rank, classify, dump_snapshot
+from fsdp_bench.train.step import Training, build_scaler, train_step
 from fsdp_bench.train.wrapping.fsdp1 import release
 from fsdp_bench.train.wrapping.readback import effective_setup, local, optimizer_states, storage_bytes
+from fsdp_bench.train.wrapping.units import Initializer
 from fsdp_bench.train.wrapping.wrap import fsdp
 
 
@@ -73,7 +81,7 @@ def _measure_with_communication(this: Rank) -> None:
         step_seconds=tuple(seconds),
         losses=tuple(training.losses),
         telemetry=sampler.telemetry(),
-        memory=own_memory(this, _memory(training)),
+        memory=_memory(training),
     )
     dump_snapshot(this)
     if this.device.type == "cuda":
@@ -81,7 +89,7 @@ def _measure_with_communication(this: Rank) -> None:
     this.enter("communication")
     if run.communication_steps:
         step = partial(_next_step, training, subject)
-        trace = trace_path(this.scratch, this.rank) if spec.keep_trace else None
+        trace = this.file("trace.json.gz") if spec.keep_trace else None
         this.update(communication=measure_communication(step, this.device, run.communication_steps, trace))
     release(training.model)
 
@@ -104,7 +112,6 @@ def _is_compiled(setup: TrainSetup) -> bool:
 
 
 def _prepare(this: Rank, meter: MemoryMeter, num_steps: int) -> tuple[RankModel, Training]:
-    """Build and wrap the model, build the optimizer."""
     setup = this.spec.setup
     subject = subject_of(this.spec, this.rank, this.device, num_steps)
     model = fsdp(
@@ -129,7 +136,6 @@ def _prepare(this: Rank, meter: MemoryMeter, num_steps: int) -> tuple[RankModel,
 
 
 def _timed_step(training: Training, subject: RankModel) -> float:
-    """Run one step; return its seconds."""
     micro_batches = next(subject.batches)
     training.meter.phase("forward")  # the last optimizer ends here: what moves to the device is this step's
     _synchronize(training.device)
@@ -171,3 +177,50 @@ def _attention_kernel(this: Rank) -> str:
 def _synchronize(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
+
+
+@dataclass(frozen=True)
+class RankModel:
+    """The model that one rank trains."""
+
+    model: nn.Module
+    """The bare model: on the meta device if there is ``initialize``, else in host memory."""
+    block: type[nn.Module] | None
+    batches: Iterator[list[Any]]
+    """For each step the micro-batches, in host memory."""
+    loss_function: LossFunction
+    step: Callable[[Training, list[Any]], Tensor]
+    """Runs one step; returns parts of this rank's mean loss, which add up when the device has done its work."""
+    initialize: Initializer | None = None
+
+
+def subject_of(spec: TrialSpec, rank: int, device: torch.device, num_steps: int) -> RankModel:
+    """Build what a rank trains for so many steps."""
+    setup = spec.setup
+    if setup.loss.is_fused and spec.run.rehearsed_on is not None:
+        _compute_integers_once()
+    if isinstance(spec.model, ModelCode):
+        without_data = spec.run.rehearsed_on is not None
+        built = build_code(spec.model, setup, rank, num_steps, device, without_data)
+        losses = torch.zeros(setup.gradient_accumulation_steps, pin_memory=device.type == "cuda")
+        loss = loss_of if setup.loss is Loss.PLAIN else replace_loss(built.model, setup.loss)
+        return RankModel(built.model, built.block, built.batches, loss, partial(_step_of_code, losses))
+    return RankModel(
+        model=build(spec.model, DTYPES[setup.precision.store], head_loss(setup.loss)),
+        block=BLOCKS[spec.model.family],
+        batches=batches(setup, spec.model.vocab_size, num_steps, rank, setup.world_size),
+        loss_function=loss_function(setup.loss),
+        step=train_step,
+        initialize=partial(initialize, seed=setup.seed),
+    )
+
+
+@cache
+def _compute_integers_once() -> None:
+    """Let targets in a rehearsal be what they are in training: Liger's losses assert it."""
+    compute_small_integers()
+
+
+def _step_of_code(losses: Tensor, training: Training, micro_batches: list[Any]) -> Tensor:
+    module_step(training, micro_batches, losses)
+    return losses

@@ -15,7 +15,7 @@ from contextlib import closing, suppress
 import psutil
 from torch.distributed.run import main as torchrun
 
-from fsdp_bench.train.processes.parent import PARENT_PID, die_with_parent
+from fsdp_bench.train.processes.child import PARENT_PID, die_with_parent
 from fsdp_bench.train.processes.rendezvous import NODE, STORE
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
+import time
 import traceback
 from pathlib import Path
 
@@ -10,38 +10,11 @@ import msgspec
 import torch
 
 from fsdp_bench.spec.codec import to_json, write_atomically
-from fsdp_bench.spec.rank_report import MemoryReading, Outcome, RankReport
+from fsdp_bench.spec.rank_report import Failure, MemoryReading, Outcome, RankReport
 from fsdp_bench.spec.record import TrialSpec
 from fsdp_bench.train.measuring.meters import MemoryMeter
+from fsdp_bench.train.measuring.storage_tracker import BudgetExceeded
 from fsdp_bench.train.processes.rendezvous import is_on_several_nodes, node_name
-
-_trials_in_process = itertools.count(1)
-"""Counts the trials of this process: one, unless trials share it."""
-
-
-def report_path(scratch: Path, rank: int) -> Path:
-    """Return the path of a rank's report."""
-    return scratch / f"rank-{rank}.json"
-
-
-def phase_path(scratch: Path, rank: int) -> Path:
-    """Return the path of the file with a rank's current stage, for the outcome of a rank that cannot report."""
-    return scratch / f"rank-{rank}.phase"
-
-
-def node_path(scratch: Path, rank: int) -> Path:
-    """Return the path of the file with the name of a rank's node, for the outcome of a rank that cannot report."""
-    return scratch / f"rank-{rank}.node"
-
-
-def trace_path(scratch: Path, rank: int) -> Path:
-    """Return the path of the trace of a rank's last profiled step."""
-    return scratch / f"rank-{rank}.trace.json.gz"
-
-
-def snapshot_path(scratch: Path, rank: int) -> Path:
-    """Return the path of a rank's memory snapshot."""
-    return scratch / f"rank-{rank}.snapshot.pickle"
 
 
 class Rank:
@@ -54,15 +27,18 @@ class Rank:
         self.device = _device(spec, local_rank)
         self.meter: MemoryMeter | None = None
         self.stage = "start"
-        self.trials_in_process = next(_trials_in_process)
         self.report = RankReport(rank=rank, outcome=Outcome.CRASHED)
         if is_on_several_nodes():
-            node_path(scratch, rank).write_text(node_name())
+            self.file("node").write_text(node_name())  # for the outcome of a rank that cannot report
+
+    def file(self, ending: str) -> Path:
+        """Return the path of one of the rank's files in the scratch folder."""
+        return self.scratch / f"rank-{self.rank}.{ending}"
 
     def enter(self, stage: str) -> None:
-        """Enter a stage, and write it to disk."""
+        """Enter a stage, and write it to disk, for the outcome of a rank that cannot report."""
         self.stage = stage
-        phase_path(self.scratch, self.rank).write_text(stage)
+        self.file("phase").write_text(stage)
 
     def update(self, **fields: object) -> None:
         """Set fields of the report."""
@@ -70,7 +46,7 @@ class Rank:
 
     def write(self) -> None:
         """Write the report."""
-        write_atomically(report_path(self.scratch, self.rank), to_json(self.report))
+        write_atomically(self.file("json"), to_json(self.report))
 
 
 def _device(spec: TrialSpec, local_rank: int) -> torch.device:
@@ -84,7 +60,7 @@ def dump_snapshot(this: Rank) -> None:
     """Write the memory snapshot, if allocations are recorded. An earlier snapshot is replaced."""
     if this.spec.keep_snapshot and torch.cuda.is_initialized():
         try:
-            torch.cuda.memory._dump_snapshot(str(snapshot_path(this.scratch, this.rank)))
+            torch.cuda.memory._dump_snapshot(str(this.file("snapshot.pickle")))
         except Exception:  # a broken context, a full disk: the trial's own outcome is what counts
             traceback.print_exc()
 
@@ -92,11 +68,41 @@ def dump_snapshot(this: Rank) -> None:
 def partial_memory(this: Rank) -> MemoryReading | None:
     """Return the meter's readings of a rank that fails. None without a meter, or if the CUDA context is broken."""
     try:
-        return own_memory(this, this.meter.reading()) if this.meter is not None else None
+        return this.meter.reading() if this.meter is not None else None
     except RuntimeError:
         return None
 
 
-def own_memory(this: Rank, reading: MemoryReading) -> MemoryReading:
-    """Remove the resident set size from a reading if the process ran other trials before."""
-    return reading if this.trials_in_process == 1 else msgspec.structs.replace(reading, peak_host_bytes=None)
+_OUT_OF_DEVICE_MEMORY = (
+    "CUDA out of memory",
+    "CUDA error: out of memory",
+    "Cuda failure 2",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "CUDNN_STATUS_ALLOC_FAILED",
+)
+"""Error messages of torch's allocator, the CUDA driver (which loads kernels lazily), NCCL, cuBLAS, cuDNN."""
+
+
+def classify(error: BaseException, phase: str) -> tuple[Outcome, Failure]:
+    """Return the outcome and the failure of a rank that ended with an exception.
+
+    ``oom_gpu`` where the device's memory ran out, ``oom_host`` where the host's memory or a CPU's memory_limit ran out,
+    else ``crashed``.
+
+    Args:
+        error: the exception.
+        phase: the phase of the step, or the stage of the trial, in which it was raised.
+    """
+    text = " ".join(str(error).split()) or type(error).__name__
+    message, summary = f"{type(error).__name__}: {text[:400]}", None
+    if isinstance(error, torch.OutOfMemoryError) or any(known in text for known in _OUT_OF_DEVICE_MEMORY):
+        if torch.cuda.is_initialized():
+            summary = torch.cuda.memory_summary(abbreviated=True)
+        outcome, limit = Outcome.OOM_GPU, "device"
+    elif isinstance(error, BudgetExceeded):
+        outcome, limit = Outcome.OOM_HOST, "budget"
+    elif isinstance(error, MemoryError) or "DefaultCPUAllocator" in text or "std::bad_alloc" in text:
+        outcome, limit = Outcome.OOM_HOST, "host"
+    else:
+        outcome, limit = Outcome.CRASHED, None
+    return outcome, Failure(message=message, phase=phase, at=time.time(), limit=limit, allocator_summary=summary)

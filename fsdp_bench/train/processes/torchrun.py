@@ -12,7 +12,7 @@ from pathlib import Path
 
 from torch.distributed.run import main
 
-from fsdp_bench.train.processes.parent import PARENT_PID, die_with_parent
+from fsdp_bench.train.processes.child import PARENT_PID, die_with_parent
 from fsdp_bench.train.processes.rendezvous import plain_path
 
 if __name__ == "__main__":

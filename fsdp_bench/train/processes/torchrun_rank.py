@@ -6,7 +6,7 @@ import os
 import sys
 from pathlib import Path
 
-from fsdp_bench.train.processes.parent import PARENT_PID, die_with_parent
+from fsdp_bench.train.processes.child import PARENT_PID, die_with_parent
 
 
 def main() -> None:

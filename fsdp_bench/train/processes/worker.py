@@ -17,11 +17,9 @@ import torch.distributed as dist
 from fsdp_bench.spec.rank_report import Outcome
 from fsdp_bench.spec.record import TrialSpec
 from fsdp_bench.spec.setup import Offload
-from fsdp_bench.train.measuring.fake_group import join_fake_group
-from fsdp_bench.train.measuring.replaced_collectives import reduce_on_host
-from fsdp_bench.train.processes.exception_to_outcome import classify
+from fsdp_bench.train.measuring.fake_group import join_fake_group, reduce_on_host
 from fsdp_bench.train.processes.measurement import measure
-from fsdp_bench.train.processes.rank import Rank, dump_snapshot, partial_memory
+from fsdp_bench.train.processes.rank import Rank, classify, dump_snapshot, partial_memory
 from fsdp_bench.train.processes.rendezvous import is_on_several_nodes, meet, node_name
 from fsdp_bench.train.wrapping.wrap import ShardsNothingWarning
 
@@ -81,7 +79,7 @@ def _start(this: Rank, launcher: str, num_local: int) -> None:
         )
         if this.device.type == "cuda" and backend == "gloo":
             reduce_on_host()
-    started = {"launcher": launcher, "trials_in_process": str(this.trials_in_process)}
+    started = {"launcher": launcher}
     if is_on_several_nodes():
         started |= {"node": node_name(), "ranks_per_node": str(num_local)}
     this.update(environment=_environment(this, threads) | started, device_name=_device_name(this.device))

@@ -8,8 +8,6 @@ Read in this order:
     forward.py     the forward pass: storages, nodes, saved tensors, calls of modules
     backward.py    the backward pass, node by node
     operators.py   what an operator works on
-    size.py        an integer that depends on the sizes of the model and the batch
     formulas.py    recordings at several points into one, with formulas of the sizes
     loops.py       blocks that do the same are written down once
-    blocks.py      which modules are the blocks
 """

@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
+from fsdp_bench.train.recording.formulas import Size
 from fsdp_bench.train.recording.forward import Code, Names, Recorder
-from fsdp_bench.train.recording.size import Size
 
 
 def is_accumulator(node: Any) -> bool:

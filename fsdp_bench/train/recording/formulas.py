@@ -6,15 +6,17 @@ the last point is never used to find a formula, only to check it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from itertools import combinations, combinations_with_replacement
 from typing import Any
 
+import torch
+
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.lora import SCALED_TOGETHER
 from fsdp_bench.spec.recording.formula import Product, factor_value, multiply, parse, to_text
-from fsdp_bench.train.recording.size import Size
 
 Point = Mapping[str, int]
 """The values of the symbols of sizes: ``B``, ``S``, ..."""
@@ -155,3 +157,31 @@ def _differs(where: str, recordings: list[Any]) -> str:
         f"{place}: its code runs other operators at other sizes, or ones that depend on data; where it loops over the"
         f" sequence, --fixed-length records it for one length ({shown})"
     )
+
+
+class Size(int):
+    """A size. Recordings at several points tell which formula each factor follows."""
+
+    terms: tuple[tuple[int, ...], ...]
+    """The factors of each product."""
+
+    @classmethod
+    def sum_of(cls, terms: Iterable[Iterable[int]]) -> Size:
+        """Return a sum of products."""
+        plain = tuple(tuple(int(factor) for factor in term) for term in terms)
+        made = cls(sum(math.prod(term) for term in plain))
+        made.terms = plain
+        return made
+
+    @classmethod
+    def product(cls, *factors: int) -> Size:
+        """Return a product."""
+        return cls.sum_of([factors])
+
+    @classmethod
+    def of_storage(cls, tensor: torch.Tensor) -> Size:
+        """Return the bytes of a tensor's storage; as its shape where it fills the storage."""
+        num_bytes = tensor.untyped_storage().nbytes()
+        if num_bytes == tensor.numel() * tensor.element_size():
+            return cls.product(*tensor.shape, tensor.element_size())
+        return cls.product(num_bytes)

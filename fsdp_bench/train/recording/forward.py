@@ -18,8 +18,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from fsdp_bench.train.models.quantized import outer_operator
+from fsdp_bench.train.recording.formulas import Size
 from fsdp_bench.train.recording.operators import described, is_view
-from fsdp_bench.train.recording.size import Size
 
 Code = list[Any]
 """Instructions as lists, as spec/recording/steps.py has them; storages and nodes are numbers or [kind, name]."""
@@ -151,7 +151,6 @@ class Recorder(TorchDispatchMode):
 
 
 def _sequence_number() -> int:
-    """Return the sequence number that the next node of the graph gets."""
     number: int = torch._C._autograd._get_sequence_nr()
     return number
 

@@ -215,7 +215,6 @@ class _Writing:
         self._writer, self._loop, self._index = writer, loop, index
 
     def instruction(self, event: Code) -> Instruction:
-        """Return one instruction."""
         match event[0]:
             case "o":
                 _, name, num_bytes, itemsize, dims, made = event
@@ -264,7 +263,6 @@ class _Writing:
                 )
 
     def node(self, raw: Code) -> NodeRecord:
-        """Return a node of the graph."""
         name, edges, num_outputs, code, gradients, adapts = raw
         return NodeRecord(
             name=name,
@@ -284,7 +282,6 @@ class _Writing:
         )
 
     def tensor(self, raw: Code) -> TensorRef:
-        """Return a tensor."""
         storage, numel, itemsize, edge = raw
         return TensorRef(self._storage(storage), numel, itemsize, self._edge(edge))
 

@@ -18,7 +18,7 @@ from typing import Any
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from fsdp_bench.train.recording.size import Size
+from fsdp_bench.train.recording.formulas import Size
 
 _MAKES_ONLY = ("aten::empty", "aten::new_empty", "aten::detach", "aten::lift_fresh", "aten::alias")
 """Operators that read and write nothing."""

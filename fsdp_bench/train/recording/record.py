@@ -19,11 +19,9 @@ from fsdp_bench.spec.recording.request import MULTIPLE
 from fsdp_bench.spec.recording.variants import KINDS, VariantKind, offloaded, with_frozen
 from fsdp_bench.train.dry_run.fake_world import fake_device
 from fsdp_bench.train.models.lora import stored_apart
-from fsdp_bench.train.models.user_module import loss_of
-from fsdp_bench.train.recording.blocks import block_class, block_lists, named_class
-from fsdp_bench.train.recording.formulas import Formulas, Point, merged
+from fsdp_bench.train.models.user_module import block_class, block_lists, loss_of, named_class
+from fsdp_bench.train.recording.formulas import Formulas, Point, Size, merged
 from fsdp_bench.train.recording.loops import Writer, operator_names
-from fsdp_bench.train.recording.size import Size
 from fsdp_bench.train.recording.variant import RawStep, record_step
 
 Build = Callable[[Point], tuple[nn.Module, Any]]
@@ -107,7 +105,6 @@ def record(
 
 
 def _left_out(subject: Subject, path: str) -> int:
-    """Return how many blocks of a list are not recorded."""
     parts = (part for part in subject.left_out if part and part in path)
     return subject.left_out.get(next(parts, ""), 0)
 

@@ -17,9 +17,9 @@ from fsdp_bench.train.models.lora import keeps_its_dtype
 from fsdp_bench.train.models.quantized import quantization_tensors
 from fsdp_bench.train.models.user_module import CONTRACT, call_model, loss_of
 from fsdp_bench.train.recording.backward import record_backward
+from fsdp_bench.train.recording.formulas import Size
 from fsdp_bench.train.recording.forward import Code, Recorder, calls_logged, edge_of, nested
 from fsdp_bench.train.recording.loops import renumbered
-from fsdp_bench.train.recording.size import Size
 from fsdp_bench.train.wrapping.units import trained_leaves
 
 

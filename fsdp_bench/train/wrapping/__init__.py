@@ -2,9 +2,7 @@
 
 Read in this order:
     wrap.py                      fsdp(), and which combinations it refuses
-    float8.py                    torchao's linear layers that compute in float8
     units.py                     which modules become FSDP units
-    wrap_plan.py                 WrapPlan: what fsdp() has decided, for the three wrappers
     fsdp1.py                     FullyShardedDataParallel
     fsdp2.py                     fully_shard
     ddp.py                       DistributedDataParallel

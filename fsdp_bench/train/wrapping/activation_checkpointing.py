@@ -94,7 +94,6 @@ def offload_blocks(
 
 
 def _replace(model: nn.Module, wrappers: dict[nn.Module, nn.Module]) -> dict[nn.Module, nn.Module]:
-    """Put each wrapper in the place of its module."""
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             if child in wrappers:

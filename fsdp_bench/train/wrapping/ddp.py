@@ -14,7 +14,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compr
 from torch.nn.parallel import DistributedDataParallel
 
 from fsdp_bench.train.models.dtypes import DTYPES
-from fsdp_bench.train.wrapping.wrap_plan import WrapPlan
+from fsdp_bench.train.wrapping.units import WrapPlan
 
 _COMPRESSION = {"bf16": bf16_compress_hook, "fp16": fp16_compress_hook}
 

@@ -13,7 +13,7 @@ from torch.distributed.fsdp.wrap import CustomPolicy
 
 from fsdp_bench.spec.setup import BackwardPrefetch, Offload, Precision, TrainSetup, Wrap
 from fsdp_bench.train.models.dtypes import DTYPES
-from fsdp_bench.train.wrapping.wrap_plan import WrappedUnit, WrapPlan
+from fsdp_bench.train.wrapping.units import WrappedUnit, WrapPlan
 
 _PREFETCH = {
     BackwardPrefetch.BACKWARD_PRE: TorchPrefetch.BACKWARD_PRE,

@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from fsdp_bench.spec.setup import BackwardPrefetch, Offload, Precision, TrainSetup, Wrap
 from fsdp_bench.train.models.dtypes import DTYPES
-from fsdp_bench.train.wrapping.wrap_plan import WrappedUnit, WrapPlan
+from fsdp_bench.train.wrapping.units import WrappedUnit, WrapPlan
 
 
 def mixed_precision(precision: Precision) -> MixedPrecisionPolicy:

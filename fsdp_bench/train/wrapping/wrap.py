@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import gc
 import warnings
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -28,7 +29,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel
 
-from fsdp_bench.spec.errors import WrapError
+from fsdp_bench.spec.errors import MachineError, WrapError, install_hint
 from fsdp_bench.spec.impossible import ADAPTERS_ARE_FSDP1, NO_ADAPTERS, SELECTIVE_AROUND_UNITS, impossible
 from fsdp_bench.spec.setup import (
     Api,
@@ -50,11 +51,19 @@ from fsdp_bench.train.wrapping.activation_checkpointing import (
     require_grad_of_inputs,
 )
 from fsdp_bench.train.wrapping.ddp import wrap_ddp
-from fsdp_bench.train.wrapping.float8 import convert_to_float8
 from fsdp_bench.train.wrapping.fsdp1 import wrap_fsdp1
 from fsdp_bench.train.wrapping.fsdp2 import wrap_fsdp2
-from fsdp_bench.train.wrapping.units import Policy, ends, trained_leaves, units_by_class, units_by_policy, units_by_size
-from fsdp_bench.train.wrapping.wrap_plan import Initializer, WrappedUnit, WrapPlan
+from fsdp_bench.train.wrapping.units import (
+    Initializer,
+    Policy,
+    WrappedUnit,
+    WrapPlan,
+    ends,
+    trained_leaves,
+    units_by_class,
+    units_by_policy,
+    units_by_size,
+)
 
 BlockClasses = type[nn.Module] | tuple[type[nn.Module], ...]
 
@@ -146,8 +155,6 @@ def fsdp(
 
 
 class _Where(NamedTuple):
-    """The device and the process group or mesh that a model is wrapped on."""
-
     device: torch.device
     process_group: dist.ProcessGroup | None
     mesh: DeviceMesh | None
@@ -348,3 +355,22 @@ def _warn_when_nothing_is_sharded(plan: WrapPlan) -> None:
     else:
         return
     warnings.warn(f"fsdp() shards nothing while the model runs: {why}", ShardsNothingWarning, stacklevel=4)
+
+
+def convert_to_float8(blocks: Iterable[nn.Module], recipe: Float8) -> None:
+    """Replace the linear layers of blocks in place, as torchtitan does before checkpointing, compiling and sharding.
+
+    The parameters stay the same. Nothing happens for ``Float8.NONE``.
+
+    Raises:
+        MachineError: if torchao is not installed.
+    """
+    if recipe is Float8.NONE:
+        return
+    try:
+        from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+    except ImportError:
+        raise MachineError(f"float8 needs torchao: {install_hint('torchao')}") from None
+    config = Float8LinearConfig.from_recipe_name(recipe.value)
+    for block in blocks:
+        convert_to_float8_training(block, config=config)

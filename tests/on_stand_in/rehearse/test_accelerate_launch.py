@@ -9,8 +9,7 @@ from pathlib import Path
 import accelerate
 import pytest
 
-from fsdp_bench.rehearse.inside.launch import Launch, rank_environment
-from fsdp_bench.rehearse.inside.understand import understand
+from fsdp_bench.rehearse.inside.launch import Launch, rank_environment, understand
 from tests.rehearse.inside.conftest import _folder_with_a_script, assert_given, given_by  # noqa: F401
 
 FSDP1_CONFIG = """\

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fsdp_bench.rehearse.build import LIBRARY, NEEDS_NO_GPU, build_stand_in
-from fsdp_bench.rehearse.elf import symbols_of
+from fsdp_bench.rehearse.build import LIBRARY, NEEDS_NO_GPU, build_stand_in, symbols_of
 from fsdp_bench.rehearse.find_torch import Torch
 from tests.on_stand_in.interpreters import GPU, every_torch, run_on_stand_in
 

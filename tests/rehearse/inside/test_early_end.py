@@ -8,7 +8,7 @@ from tests.rehearse.inside.rehearsing import run_inside
 
 ENDED_IN_ITS_THIRD_STEP = """
 import os, time, torch
-from fsdp_bench_rehearsal.early_end import SIGNAL
+from fsdp_bench_rehearsal.main import END_SIGNAL
 
 model = torch.nn.Linear(4, 4)
 optimizer = torch.optim.AdamW(model.parameters())
@@ -16,7 +16,7 @@ for step in range(10):
     try:
         model(torch.ones(1, 4)).sum().backward()
         if step == 2:
-            os.kill(os.getpid(), SIGNAL)
+            os.kill(os.getpid(), END_SIGNAL)
             time.sleep(600)
         optimizer.step()
     except BaseException:

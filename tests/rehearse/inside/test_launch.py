@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fsdp_bench.rehearse.inside.launch import Launch, rank_environment
-from fsdp_bench.rehearse.inside.understand import understand
+from fsdp_bench.rehearse.inside.launch import Launch, rank_environment, understand
 from tests.rehearse.inside.conftest import assert_given, given_by
 
 FOLDER = Path(__file__).parents[3] / "fsdp_bench" / "rehearse" / "inside"

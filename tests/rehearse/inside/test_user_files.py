@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from fsdp_bench.rehearse.inside.files import mounts, overlay
+from fsdp_bench.rehearse.inside.files import overlay
 from fsdp_bench.rehearse.inside.files.guard import replace_everywhere
 from fsdp_bench.rehearse.inside.files.overlay import Overlay
 from fsdp_bench.rehearse.inside.files.places import ENTERED, protected_folders
@@ -500,7 +500,7 @@ def test_a_file_in_the_root_is_written_for_the_script_alone(user: Path) -> None:
 
 def _mount_beside_a_silent_one(scratch: Path) -> None:
     """Mount as if a folder of the system were NFS without its server."""
-    stat, listed = os.stat, [*mounts.mounts(), (SILENT, "nfs4")]
+    stat, listed = os.stat, [*overlay.mounts(), (SILENT, "nfs4")]
 
     def slow_stat(path: str, **keywords: Any) -> os.stat_result:
         if path == SILENT:
@@ -510,7 +510,7 @@ def _mount_beside_a_silent_one(scratch: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "stat", slow_stat)
         patch.setattr(overlay, "mounts", lambda: listed)
-        patch.setattr(overlay, "silent", partial(mounts.silent, seconds=0.1))
+        patch.setattr(overlay, "silent", partial(overlay.silent, seconds=0.1))
         _mount(scratch)
 
 
@@ -566,5 +566,5 @@ def test_the_file_systems_that_answer_are_told_from_those_that_do_not(monkeypatc
         raise FileNotFoundError
 
     monkeypatch.setattr(os, "stat", stat)
-    assert mounts.silent(["/a", "/slow", "/b", "/slower", "/c"], seconds=0.1) == ["/slow", "/slower"]
-    assert mounts.silent(["/a"] * 10_000, seconds=5) == []
+    assert overlay.silent(["/a", "/slow", "/b", "/slower", "/c"], seconds=0.1) == ["/slow", "/slower"]
+    assert overlay.silent(["/a"] * 10_000, seconds=5) == []

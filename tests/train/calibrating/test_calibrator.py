@@ -9,7 +9,7 @@ import torch
 from msgspec.structs import replace
 
 from fsdp_bench.spec.profile import RankMeasurements, read_profile
-from fsdp_bench.train.calibrating import calibrator, collective_times, operator_times
+from fsdp_bench.train.calibrating import calibrator, operator_times
 from tests.conftest import run_command
 from tests.train.ranks import run_ranks
 
@@ -20,9 +20,9 @@ def measure_little() -> RankMeasurements:
     operator_times.LENGTHS = {"cpu": (16,)}  # type: ignore[assignment]
     operator_times.NUMELS = {"cpu": (2**9, 2**11)}  # type: ignore[assignment]
     operator_times.TENSORS = {"cpu": ((2, 2**10),)}  # type: ignore[assignment]
-    collective_times.MESSAGES = {"cpu": (2**8, 2**12)}  # type: ignore[assignment]
+    calibrator.MESSAGES = {"cpu": (2**8, 2**12)}  # type: ignore[assignment]
     operator_times.COLD_BYTES = {"cpu": 2**14}
-    collective_times.SIDE = {"cpu": 64}
+    calibrator.SIDE = {"cpu": 64}
     sizes = {"num_hidden_layers": 2, "hidden_size": 64, "intermediate_size": 64, "vocab_size": 64}
     calibrator.CALIBRATION_MODEL = replace(calibrator.CALIBRATION_MODEL, **sizes)
     calibrator.ROUND_SECONDS = {"cpu": 1e-4}

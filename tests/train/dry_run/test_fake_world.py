@@ -35,8 +35,8 @@ from fsdp_bench.spec.subprocesses.dry_run import DryRunAnswer, DryRunSpec, UserM
 from fsdp_bench.sweep.dry_run import dry_runs
 from fsdp_bench.train.dry_run.fake_world import fake_device
 from fsdp_bench.train.dry_run.workarounds import applied
+from fsdp_bench.train.measuring.fake_group import futures_of_all_reduces
 from fsdp_bench.train.measuring.meters import CpuMeter
-from fsdp_bench.train.measuring.replaced_collectives import futures_of_all_reduces
 from fsdp_bench.train.models.data import batches
 from fsdp_bench.train.step import train_step
 from tests.on_stand_in.scripts.replaced_operators import softmax, storages
@@ -120,7 +120,7 @@ def _measure(family: Family, setup: TrainSetup) -> dict[str, int]:
         del tokens
         meter.phase("between steps")
         steps.append(dict(meter._phases.peaks))
-    meter.close()
+    meter.end_phases()
     phases = [phase for phase in steps[-1] if phase != "between steps"]
     return {phase: min(step[phase] for step in steps[2:]) for phase in phases}
 

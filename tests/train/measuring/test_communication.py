@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from fsdp_bench.spec.model import Family
 from fsdp_bench.spec.setup import Api, Checkpointing, Precision, TrainSetup
-from fsdp_bench.train.measuring.collective_counter import CollectiveCounter
 from fsdp_bench.train.measuring.communication import (
+    CollectiveCounter,
     Interval,
     ProfilerEvent,
     build_reading,

@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from fsdp_bench.spec.model import Family
 from fsdp_bench.spec.setup import Api, Checkpointing, Precision, TrainSetup
-from fsdp_bench.train.measuring.collective_counter import CollectiveCounter
+from fsdp_bench.train.measuring.communication import CollectiveCounter
 from fsdp_bench.train.measuring.fake_group import add_finished_hook, replace_group_by_fake
 from fsdp_bench.train.models.data import batches
 from fsdp_bench.train.step import train_step

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile
 
-from fsdp_bench.train.measuring.replaced_collectives import reduce_on_host, replace_collectives
+from fsdp_bench.train.measuring.fake_group import reduce_on_host, replace_collectives
 from tests.train.ranks import run_ranks
 
 GATHER = "all_gather_single" if hasattr(dist, "all_gather_single") else "all_gather_into_tensor"

@@ -17,7 +17,7 @@ from fsdp_bench.spec.rank_report import Outcome
 from fsdp_bench.spec.setup import Api, ShardingStrategy, TrainSetup
 from fsdp_bench.train.measuring.storage_tracker import BudgetExceeded, StorageTracker
 from fsdp_bench.train.models.data import batches
-from fsdp_bench.train.processes.exception_to_outcome import classify
+from fsdp_bench.train.processes.rank import classify
 from fsdp_bench.train.step import train_step
 from fsdp_bench.train.wrapping.fsdp1 import release
 from tests.train.ranks import run_ranks

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fsdp_bench.train.models.attention_kernel import attention_kernel
+from fsdp_bench.train.models.transformer import attention_kernel
 
 CPU = torch.device("cpu")
 

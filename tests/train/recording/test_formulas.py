@@ -6,8 +6,7 @@ import pytest
 
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.recording.formula import evaluate
-from fsdp_bench.train.recording.formulas import Formulas
-from fsdp_bench.train.recording.size import Size
+from fsdp_bench.train.recording.formulas import Formulas, Size
 
 POINTS = [{"B": 2, "S": 64}, {"B": 3, "S": 96}, {"B": 2, "S": 160}, {"B": 5, "S": 224}]
 

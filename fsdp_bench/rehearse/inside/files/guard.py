@@ -2,7 +2,7 @@
 
 Processes that are forked from this one do the same.
 
-Not covered: files that C++, Rust or another program writes by itself; landlock.py has the kernel refuse those.
+Not covered: files that C++, Rust or another program writes by itself; protection.py has the kernel refuse those.
 """
 
 from __future__ import annotations
@@ -393,8 +393,6 @@ class _Entry:
 
 
 class _Entries:
-    """The iterator that os.scandir returns."""
-
     def __init__(self, entries: Iterator[_Entry]) -> None:
         self._entries = entries
 

@@ -180,7 +180,6 @@ class ScratchFiles:
         os.makedirs(self._written(parent), exist_ok=True)
 
     def _names(self, place: str) -> list[str]:
-        """Return what is in a folder."""
         written = self._written(place)
         names = set(os.listdir(written)) if os.path.isdir(written) else set()
         if not self._is_removed(place) and os.path.isdir(place):

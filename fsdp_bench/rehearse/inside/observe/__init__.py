@@ -5,13 +5,9 @@ Read in this order:
     memory.py      peaks of the caching allocator between two moments
     history.py     the lines that hold memory at the peak, and memory over time
     reads.py       values that the script reads from the GPU
-    progress.py    a line every half minute
     issued.py      what one step issues, where somebody asked for its time: operators, kernels, collectives, copies
-    trace.py       what the stand-in notes of that: streams, events, what the host waits for
-    order.py       both in one order
+    trace.py       what the stand-in notes of that: streams, events, what the host waits for; both in one order
     arguments.py   an operator's arguments and results
-    triton_kernels.py  kernels of Triton and their arguments
-    older_torch.py  lets compiled code run while operators are observed, in older versions of torch
-    host_hooks.py  hooks of FSDP, and where checkpointing runs a forward again
+    hooks.py       what is no operator: kernels of Triton, hooks of FSDP, recomputation
     user_lines.py  which line of Python something is attributed to
 """

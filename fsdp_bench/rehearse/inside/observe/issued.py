@@ -8,21 +8,20 @@ where an optimizer's step has ended and ends where the next one does. The last w
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch._ops import HigherOrderOperator
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..replace import collectives, host_memory
-from . import host_hooks
 from .arguments import Tensors, described, described_skipped, is_large_on_host
-from .older_torch import COMPILES_UNDER_MODES, build_guards_under, give_higher_order_operators
-from .order import Note, in_order
-from .trace import Trace
-from .triton_kernels import observe_triton
+from .hooks import observe_fsdp, observe_recomputation, observe_triton
+from .trace import Note, Trace, in_order
 
 _NO_OVERRIDE = torch._C._disabled_torch_dispatch_impl
 _WITHOUT_DATA = "torch._subclasses."
@@ -31,8 +30,6 @@ _WITHOUT_DATA = "torch._subclasses."
 
 @dataclass
 class _Step:
-    """The notes of one step."""
-
     number: int = 0
     notes: list[Note] = field(default_factory=list)
     entries: bytes = b""
@@ -69,8 +66,8 @@ class IssuedWork:
         collectives.on_wait = self._collectives_wait
         host_memory.on_skip = self._skipped
         observe_triton(self._triton)
-        host_hooks.observe_fsdp(lambda name: self._note({"kind": "hook", "name": name}))
-        host_hooks.observe_recomputation(self._recompute)
+        observe_fsdp(lambda name: self._note({"kind": "hook", "name": name}))
+        observe_recomputation(self._recompute)
         if not COMPILES_UNDER_MODES:
             self._enter()
             assert self._mode is not None
@@ -235,7 +232,6 @@ class IssuedWork:
 
 
 def _leaves(value: Any) -> list[Any]:
-    """Return the leaves of nested lists."""
     if isinstance(value, (list, tuple)):
         return list(itertools.chain.from_iterable(map(_leaves, value)))
     return [value]
@@ -266,3 +262,44 @@ class _Operators(TorchDispatchMode):
         if any(getattr(kind, "__torch_dispatch__", _NO_OVERRIDE) is not _NO_OVERRIDE for kind in types):
             return NotImplemented  # DTensor and the like: what they run on their local tensors comes here again
         return self._work.operator(func, args, kwargs or {})
+
+
+COMPILES_UNDER_MODES = hasattr(TorchDispatchMode, "ignore_compile_internals")
+"""Whether code that was compiled without a mode runs under one that says ``ignore_compile_internals``."""
+
+
+def give_higher_order_operators(mode_type: type[TorchDispatchMode]) -> None:
+    """Give flex_attention and the like to a mode, as newer versions do if it ``supports_higher_order_operators``."""
+    if hasattr(TorchDispatchMode, "supports_higher_order_operators"):
+        return
+    original = HigherOrderOperator.dispatch
+
+    @functools.wraps(original)
+    def dispatch(self: Any, key: Any, *arguments: Any, **keywords: Any) -> Any:
+        rules = self.python_key_table if hasattr(self, "python_key_table") else self.python_key_mode_table
+        rules.setdefault(mode_type, functools.partial(_given_to_mode, self))
+        return original(self, key, *arguments, **keywords)
+
+    HigherOrderOperator.dispatch = dispatch
+
+
+def _given_to_mode(operator: Any, mode: TorchDispatchMode, *arguments: Any, **keywords: Any) -> Any:
+    return mode.__torch_dispatch__(operator, (), arguments, keywords)
+
+
+def build_guards_under(mode: TorchDispatchMode) -> None:
+    """Let compiled code be taken under a mode.
+
+    Dynamo compiles with all modes off (CatchErrorsWrapper in torch/_dynamo/convert_frame.py), and its guards compare
+    the dispatch keys of tensors, to which a mode adds its own: no later call would be like the one that was compiled.
+    """
+    from torch._dynamo.guards import CheckFunctionManager
+
+    original = CheckFunctionManager.__init__
+
+    @functools.wraps(original)
+    def build(self: Any, *arguments: Any, **keywords: Any) -> None:
+        with mode:
+            original(self, *arguments, **keywords)
+
+    CheckFunctionManager.__init__ = build

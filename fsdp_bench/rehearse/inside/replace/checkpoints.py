@@ -7,12 +7,10 @@ its folder; loading what it would have written leaves the tensors as they are.
 
 from __future__ import annotations
 
-import importlib.abc
 import importlib.util
 import inspect
 import json
 import os
-import sys
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -22,6 +20,8 @@ from typing import Any
 
 import torch
 from torch.utils._pytree import tree_leaves
+
+from ..at_import import change_at_import
 
 LARGE_BYTES = 1 << 20
 
@@ -51,35 +51,7 @@ def write_no_tensors(seen: Callable[[Any], Any]) -> None:
         safetensors.serialize_file = _serialize_file(safetensors.serialize)  # which safetensors.numpy will import
         safetensors.torch.save_file = _safetensors_save(safetensors.torch.save_file, safetensors.torch.save)
         safetensors.safe_open = safetensors.torch.safe_open = _reading(safetensors.safe_open, "filename", seen)
-    for name, replace in ((_SAVERS, _replace_savers), (_LOADERS, _replace_loaders)):
-        if name in sys.modules:
-            replace(sys.modules[name])
-        else:
-            sys.meta_path.insert(0, _AtImport(name, replace))
-
-
-class _AtImport(importlib.abc.MetaPathFinder):
-    """Replaces functions of a module when the script imports it: to import these takes 1.5 seconds."""
-
-    def __init__(self, name: str, replace: Callable[[ModuleType], None]) -> None:
-        self._name, self._then = name, replace
-
-    def find_spec(self, name: str, path: Any, target: Any = None) -> Any:
-        """Return the module's own spec, whose loader then replaces functions of it."""
-        if name != self._name:
-            return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(name)
-        assert spec is not None
-        assert spec.loader is not None
-        load = spec.loader.exec_module
-
-        def load_and_replace(module: ModuleType) -> None:
-            load(module)
-            self._then(module)
-
-        spec.loader.exec_module = load_and_replace
-        return spec
+    change_at_import({_SAVERS: _replace_savers, _LOADERS: _replace_loaders})
 
 
 def _torch_save(save: Callable[..., Any]) -> Callable[..., Any]:
@@ -256,3 +228,47 @@ def _place(given: dict[str, Any]) -> str | None:
 
 def _num_bytes(value: Any) -> int:
     return sum(leaf.nbytes for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor))
+
+
+def use_random_weights() -> None:
+    """Let ``from_pretrained`` make the model from its configuration, without reading weights."""
+    import transformers
+
+    major, minor, *_rest = transformers.__version__.split(".")
+    name_of_dtype = "dtype" if (int(major), int(minor)) >= (4, 56) else "torch_dtype"
+    usual_dtype = "auto" if int(major) >= 5 else None
+
+    def from_pretrained(cls: Any, name: Any, /, *_arguments: Any, config: Any = None, **keywords: Any) -> Any:
+        if keywords.get("quantization_config") is not None:
+            raise ValueError("--random-weights: quantization_config is not supported, because it reads the weights")
+        dtype = keywords.pop("dtype", keywords.pop("torch_dtype", usual_dtype))
+        device = _device(keywords.pop("device_map", None))
+        attention = keywords.pop("attn_implementation", None)
+        if config is None:  # what names a field of the configuration changes it, as num_labels does
+            config, _unused = transformers.AutoConfig.from_pretrained(name, return_unused_kwargs=True, **keywords)
+        # "auto" is the configuration's dtype, which _from_config takes by itself; None is torch's default.
+        given = {} if dtype == "auto" else {name_of_dtype: dtype or _default_dtype()}
+        if attention is not None:
+            given["attn_implementation"] = attention
+        return cls._from_config(config, **given).to(device)
+
+    transformers.PreTrainedModel.from_pretrained = classmethod(from_pretrained)
+
+
+def _default_dtype() -> Any:
+    import torch
+
+    return torch.get_default_dtype()
+
+
+def _device(device_map: Any) -> Any:
+    """Return where ``from_pretrained`` puts the whole model.
+
+    Raises:
+        ValueError: if it would be put on several devices.
+    """
+    if isinstance(device_map, dict) and list(device_map) == [""]:
+        device_map = device_map[""]
+    if isinstance(device_map, dict) or device_map in ("auto", "balanced", "balanced_low_0", "sequential"):
+        raise ValueError(f"--random-weights: device_map={device_map!r} is not supported; one device is, or none")
+    return "cpu" if device_map is None else device_map

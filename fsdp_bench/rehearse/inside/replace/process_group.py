@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
+import torch.multiprocessing
 from torch._C._distributed_c10d import FakeProcessGroup
 from torch.distributed import distributed_c10d as c10d
 
@@ -198,3 +199,36 @@ def _rendezvous(store: SingleRankStore, rank: int, world_size: int) -> Callable[
         raise RuntimeError("fsdp-bench rehearse: the other ranks never change, so nothing can rejoin")
 
     return rendezvous
+
+
+class _Ended:
+    """The result of spawn with ``join=False``: processes that have ended."""
+
+    processes: Sequence[Any] = ()
+
+    def join(self, timeout: float | None = None, grace_period: float | None = None) -> bool:
+        return True
+
+    def pids(self) -> list[int]:
+        return []
+
+
+def run_one_process(local_rank: int) -> None:
+    """Replace torch.multiprocessing.spawn by a call of the function, as this rank of the node."""
+
+    def spawn(
+        fn: Callable[..., Any],
+        args: tuple[Any, ...] = (),
+        nprocs: int = 1,
+        join: bool = True,
+        daemon: bool = False,
+        start_method: str = "spawn",
+    ) -> _Ended | None:
+        if local_rank >= nprocs:
+            raise ValueError(
+                f"torch.multiprocessing.spawn starts {nprocs} processes, and rank {local_rank} is none of them"
+            )
+        fn(local_rank, *args)
+        return None if join else _Ended()
+
+    torch.multiprocessing.spawn = spawn

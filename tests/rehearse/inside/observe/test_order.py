@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from fsdp_bench.rehearse.inside.observe.order import Note, in_order
 from fsdp_bench.rehearse.inside.observe.trace import (
     HOST_WAITS_DEVICE,
     HOST_WAITS_EVENT,
@@ -12,6 +11,8 @@ from fsdp_bench.rehearse.inside.observe.trace import (
     STREAM_WAIT,
     TO_HOST,
     Entry,
+    Note,
+    in_order,
 )
 
 
