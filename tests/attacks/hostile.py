@@ -63,7 +63,7 @@ GOOD: dict[str, tuple[str, ...]] = {
     "backward_prefetch": ("pre", "post", "none"),
     "family": ("llama", "gpt2"),
     "params": ("10M", "50M", "124M", "1B", "25% of card"),
-    "launcher": ("fork", "torchrun", "resident"),
+    "launcher": ("fork", "torchrun"),
     "device": ("cpu", "cuda", "auto"),
     "backend": ("gloo",),
     "attention": ("flash",),

@@ -62,8 +62,6 @@ _BOTH = 'api = ["fsdp1", "fsdp2"]\n'
 SWEEPS = {
     "fork": _HEAD.format(run="steps_without_communication = 0", frontier="", steps=3)
     + f"world_size = 2\nseed = {list(range(2))}\n{_BOTH}",
-    "resident": _HEAD.format(run='launcher = "resident"', frontier="", steps=10)
-    + f'world_size = 1\nseed = {list(range(6))}\nstrategy = "NO_SHARD"\n{_BOTH}',
     "torchrun": _HEAD.format(run='launcher = "torchrun"\nsteps_without_communication = 0', frontier="", steps=3)
     + f"world_size = 2\n{_BOTH}",
     "frontier": _HEAD.format(run='memory_limit = "6MiB"', frontier=_FRONTIER, steps=1) + f"world_size = 2\n{_BOTH}",

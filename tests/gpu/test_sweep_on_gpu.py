@@ -100,26 +100,3 @@ def test_a_snapshot_shows_what_was_allocated_when_memory_ran_out(
         assert ("oom" in actions) == (record.outcome is Outcome.OOM_GPU)
         assert record.suspect == ("allocations were recorded, which slows the host down",)
     assert outcomes == {1: Outcome.OK, 65536: Outcome.OOM_GPU}
-
-
-def test_trials_that_share_a_process_find_what_trials_alone_find(
-    write_sweep: Callable[..., Path], tmp_path: Path
-) -> None:
-    """Peaks of every phase, reserved, retries: the CUDA context and cuBLAS are shared, and change none."""
-    readings: dict[str, dict[str, object]] = {}
-    for launcher in ("fork", "resident"):
-        run = f"device = 'cuda'\nlauncher = '{launcher}'\ncommunication_steps = 0\n{ALONE}"
-        file = write_sweep(GRID.replace("world_size = 1", "world_size = 8"), run)
-        done = run_command("sweep", file, "--results", tmp_path / launcher, "--no-charts")
-        assert done.returncode == 0, done.stderr
-        readings[launcher] = {}
-        for path in (tmp_path / launcher).glob("*/tiny/trials/*.json"):
-            memory = read_record(path.read_bytes(), path.name).ranks[0].memory
-            assert memory is not None
-            readings[launcher][path.stem] = (
-                memory.phases,
-                memory.peak_allocated_bytes,
-                memory.peak_reserved_bytes,
-                memory.num_alloc_retries,
-            )
-    assert readings["fork"] == readings["resident"]

@@ -7,10 +7,9 @@ the tests of ForkServer itself.
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -31,13 +30,6 @@ def _surroundings() -> tuple[str, dict[str, str]]:
     return os.getcwd(), {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
 
 
-def _wait_for_end(resident: int | None) -> None:
-    """Wait until a killed process has ended: until then the server would give it the next trial."""
-    with suppress(psutil.NoSuchProcess):
-        while resident is not None and psutil.Process(resident).status() != psutil.STATUS_ZOMBIE:
-            time.sleep(0.01)
-
-
 class SharedForkServer(ForkServer):
     """Replaces ForkServer in a sweep, and keeps the process that forks ranks when the sweep has ended.
 
@@ -55,9 +47,9 @@ class SharedForkServer(ForkServer):
     _trial: ForkedTrial | None = None
     _is_between_trials = True
 
-    def start(self, trial: Path, scratch: Path, world_size: int, may_share_process: bool) -> ForkedTrial:
+    def start(self, trial: Path, scratch: Path, world_size: int) -> ForkedTrial:
         self._is_between_trials = False
-        launched = super().start(trial, scratch, world_size, may_share_process)
+        launched = super().start(trial, scratch, world_size)
         assert isinstance(launched, ForkedTrial)
         self._is_between_trials, self._trial = True, launched
         return launched
@@ -81,9 +73,7 @@ class SharedForkServer(ForkServer):
             return
         has_ended = self._trial is None or self._trial.finished
         if self._is_between_trials and has_ended and self._process is not None:
-            kept, resident, self._resident_pgid = [self._process.pid], self._resident_pgid, None
-            runner.end_marked(self._mark, kept)
-            _wait_for_end(resident)
+            runner.end_marked(self._mark, [self._process.pid])
             self._process = None
         else:
             super().close()

@@ -34,7 +34,7 @@ def test_the_gpu_is_the_catalogues_and_rank_0_runs_alone(write_sweep: Callable[.
     )
     assert run.rehearsed_on == rehearsed_gpu("A10G")
     assert (file.launcher, file.machine.name, file.machine.describe()) == (
-        "resident",
+        "fork",
         "rehearsed",
         "NVIDIA A10G (rehearsed)",
     )

@@ -167,8 +167,6 @@ def test_a_foreign_process_on_a_gpu_makes_the_measurement_suspect(
     store.open()
 
     class NoLauncher:
-        num_waiting = 0
-
         def start(self, *_: object) -> object:
             raise runner.LauncherError("no GPU here")
 

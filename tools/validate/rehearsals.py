@@ -22,7 +22,7 @@ POLL_SECONDS = 0.5
 
 
 def rehearsals(specs: Iterable[TrialSpec], gpu: RehearsedGpu) -> Iterator[RankReport]:
-    """Yield what rank 0 of each trial reports, in order. All run in one process, one after another, but compiled ones.
+    """Yield what rank 0 of each trial reports, in order.
 
     A trial without a report is yielded as ``timeout`` after its time limit, else as ``crashed``, with the reason.
 
@@ -31,7 +31,7 @@ def rehearsals(specs: Iterable[TrialSpec], gpu: RehearsedGpu) -> Iterator[RankRe
     """
     environment = stand_in_environment(gpu)
     with tempfile.TemporaryDirectory(prefix="fsdp-bench-") as folder:
-        server = ForkServer(Path(folder) / "server.log", folder, resident=True, environment=environment)
+        server = ForkServer(Path(folder) / "server.log", folder, environment)
         try:
             for number, spec in enumerate(specs):
                 scratch = Path(folder) / str(number)
@@ -43,9 +43,7 @@ def rehearsals(specs: Iterable[TrialSpec], gpu: RehearsedGpu) -> Iterator[RankRe
 
 def _rehearse(spec: TrialSpec, scratch: Path, server: ForkServer) -> RankReport:
     (scratch / "trial.json").write_bytes(to_json(spec))
-    # What was compiled for other sizes makes torch.compile compile for any size, and give up after a few.
-    is_compiled = spec.setup.compiles or spec.setup.compiles_optimizer
-    launched = server.start(scratch / "trial.json", scratch, spec.num_processes, may_share_process=not is_compiled)
+    launched = server.start(scratch / "trial.json", scratch, spec.num_processes)
     limit = TimeLimit(spec.run.timeout_seconds)
     try:
         while not launched.finished and not limit.has_run_out():

@@ -6,7 +6,7 @@
     gpu                          the GPU of the catalogue that is rehearsed: "H100-SXM"
     headroom                     memory of it that is kept free for the CUDA context and NCCL: "2GiB", by default as
                                  fsdp-bench rehearse --gpu does
-    launcher                     how ranks are started: "fork", "torchrun" or "resident" (LAUNCHERS, below)
+    launcher                     how ranks are started: "fork" or "torchrun" (LAUNCHERS, below)
     memory_limit                 memory that one rank may allocate, as text: "24GiB"
     memory_limit_bytes           the same in bytes; memory_limit overrides it
     warmup_steps                 steps before the measured ones: 2
@@ -41,10 +41,9 @@ _PLAN_KEYS = tuple(field for field in RunPlan.__struct_fields__ if field != "reh
 RUN_KEYS = ("name", "device", "gpu", "headroom", "launcher", "memory_limit", *_PLAN_KEYS)
 """All keys that [run] may have."""
 
-LAUNCHERS = ("fork", "torchrun", "resident")
+LAUNCHERS = ("fork", "torchrun")
 """``fork`` (the default): each rank is forked from a process that has imported torch. ``torchrun``: each trial starts
-with torchrun. ``resident`` (the default where rank 0 runs alone): one process runs one trial of one rank after
-another."""
+with torchrun."""
 
 RESERVED_NAMES = ("trials",)
 """Names that a sweep's folder must not have: every file in a folder with such a name is read as a trial's record."""
@@ -84,7 +83,7 @@ def read_run_table(written: dict[str, Any], stem: str, has_frontier: bool, machi
     check_keys("[run] ", written, RUN_KEYS)
     name, device = _name(written, stem), _device(written, machine)
     plan = _run_plan(written, has_frontier, device, _rehearsed_on(written))
-    launcher = one_of("[run] launcher", written.get("launcher", "resident" if plan.emulate else "fork"), LAUNCHERS)
+    launcher = one_of("[run] launcher", written.get("launcher", "fork"), LAUNCHERS)
     return RunTable(name, device, launcher, plan)
 
 

@@ -11,8 +11,6 @@ import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-import psutil
-
 from fsdp_bench.spec.errors import MachineError
 from fsdp_bench.sweep.launchers.launcher import Launched, LauncherError, RankExit, exit_of, signal_name
 from fsdp_bench.sweep.launchers.logs import last_lines
@@ -27,22 +25,19 @@ SERVER_START_SECONDS = 120.0
 class ForkServer:
     """One server process for a whole sweep. It is started again if it has ended.
 
-    If forking is not safe, trials are started by torchrun instead. With ``resident``, trials of one rank share a
-    process, as long as each trial can be undone (train/processes/resident.py).
+    If forking is not safe, trials are started by torchrun instead.
     """
 
-    def __init__(self, log: Path, mark: str, resident: bool = False, environment: Mapping[str, str] = {}) -> None:
+    def __init__(self, log: Path, mark: str, environment: Mapping[str, str] = {}) -> None:
         """``environment`` is what the ranks' environment has beside this process's."""
         self._log = log
         self._mark = mark
-        self._resident = resident
         self._environment = environment
-        self._resident_pgid: int | None = None
         self._unsafe: str | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._buffer = b""
 
-    def start(self, trial: Path, scratch: Path, world_size: int, may_share_process: bool) -> Launched:
+    def start(self, trial: Path, scratch: Path, world_size: int) -> Launched:
         """Have the server fork a trial's ranks.
 
         Raises:
@@ -52,28 +47,17 @@ class ForkServer:
         if self._unsafe is None and (self._process is None or self._process.poll() is not None):
             self._spawn()
         if self._unsafe is not None:
-            return Torchrun(self._mark, self._environment).start(trial, scratch, world_size, may_share_process)
+            return Torchrun(self._mark, self._environment).start(trial, scratch, world_size)
         assert self._process is not None
         assert self._process.stdin is not None
-        is_resident = self._resident and may_share_process and world_size == 1
-        command = {"trial": str(trial), "scratch": str(scratch), "world_size": world_size, "resident": is_resident}
+        command = {"trial": str(trial), "scratch": str(scratch), "world_size": world_size}
         try:
             self._process.stdin.write(json.dumps(command).encode() + b"\n")
             self._process.stdin.flush()
         except OSError as error:
             raise LauncherError(f"the fork server is gone: {error}") from error
         started = self.expect("started", 30.0)
-        self._resident_pgid = int(started["pgid"]) if is_resident else None  # type: ignore[call-overload]
         return ForkedTrial(self, int(started["pgid"]))  # type: ignore[call-overload]
-
-    @property
-    def num_waiting(self) -> int:
-        """1 if the process of the last trial waits for the next trial, else 0."""
-        with contextlib.suppress(psutil.Error):
-            return int(
-                self._resident_pgid is not None and psutil.Process(self._resident_pgid).status() != psutil.STATUS_ZOMBIE
-            )
-        return 0
 
     def _spawn(self) -> None:
         self._buffer = b""
@@ -139,13 +123,12 @@ class ForkServer:
                 if pipe is not None:
                     with contextlib.suppress(OSError):
                         pipe.close()
-            self._process = self._resident_pgid = None
+            self._process = None
         end_marked(self._mark)
 
     def end_leftovers(self) -> None:
         """End processes that a trial that has ended left running."""
-        kept = [] if self._process is None else [self._process.pid]
-        end_marked(self._mark, kept if self._resident_pgid is None else [*kept, self._resident_pgid])
+        end_marked(self._mark, [] if self._process is None else [self._process.pid])
 
 
 class ForkedTrial:

@@ -64,12 +64,8 @@ class Launched(Protocol):
 class Launcher(Protocol):
     """Starts trials one after another."""
 
-    def start(self, trial: Path, scratch: Path, world_size: int, may_share_process: bool) -> Launched:
-        """Start a trial's ranks. With ``may_share_process`` the trial may run in one process with other trials."""
-
-    @property
-    def num_waiting(self) -> int:
-        """The number of processes that wait for the next trial."""
+    def start(self, trial: Path, scratch: Path, world_size: int) -> Launched:
+        """Start a trial's ranks."""
 
     def end_leftovers(self) -> None:
         """End processes that a trial that has ended left running."""
@@ -87,22 +83,15 @@ class LauncherOnNodes:
     ranks_per_node: int
     _local: Launcher
 
-    def start(self, trial: Path, scratch: Path, world_size: int, may_share_process: bool) -> Launched:
+    def start(self, trial: Path, scratch: Path, world_size: int) -> Launched:
         """Start a trial's ranks; errors as of ``spread``."""
         if world_size <= self.ranks_per_node:
-            return self._local.start(trial, scratch, world_size, may_share_process)
-        if self._local.num_waiting:
-            self._local.close()  # a process that waits for the next trial keeps its memory on a GPU
+            return self._local.start(trial, scratch, world_size)
         return self.spread(trial, scratch, world_size // self.ranks_per_node)
 
     def spread(self, trial: Path, scratch: Path, num_nodes: int) -> Launched:
         """Start a trial's ranks on several nodes."""
         raise NotImplementedError
-
-    @property
-    def num_waiting(self) -> int:
-        """The number of processes that wait for the next trial."""
-        return self._local.num_waiting
 
     def end_leftovers(self) -> None:
         """End processes that a trial left running on this node."""

@@ -17,13 +17,11 @@ from fsdp_bench.sweep.launchers.start import start_process, worker_environment
 class Torchrun:
     """Starts every trial with a new torchrun, so that each trial imports torch again and trials share nothing."""
 
-    num_waiting = 0
-
     def __init__(self, mark: str, environment: Mapping[str, str] = {}) -> None:
         self._mark = mark
         self._environment = environment
 
-    def start(self, trial: Path, scratch: Path, world_size: int, may_share_process: bool) -> TorchrunTrial:
+    def start(self, trial: Path, scratch: Path, world_size: int) -> TorchrunTrial:
         """Start torchrun in a session of its own."""
         command = ["fsdp_bench.train.processes.torchrun", str(scratch), f"--nproc-per-node={world_size}"]
         command += [

@@ -16,7 +16,6 @@ from fsdp_bench.spec.codec import from_json, to_json
 from fsdp_bench.spec.errors import ResultsError
 from fsdp_bench.spec.rank_report import Outcome, RankReport
 from fsdp_bench.spec.record import SCHEMA_VERSION, TrialRecord, TrialSpec
-from fsdp_bench.spec.setup import Offload
 from fsdp_bench.sweep.config.trial import Trial
 from fsdp_bench.sweep.launchers.fork_server import ForkServer
 from fsdp_bench.sweep.launchers.launcher import Cluster, Launched, Launcher, LauncherError, NodesLost, RankExit
@@ -87,13 +86,10 @@ class TrialRunner:
         self._sweep = sweep
         self._store = store
         self._log = store.folder / ".server.log"
-        is_resident = launcher == "resident"
         mark = mark_of(store.folder)
         end_marked(mark)  # whatever a killed manager left: it had the lock that this one has now
         local: Launcher = (
-            Torchrun(mark, environment)
-            if launcher == "torchrun"
-            else ForkServer(self._log, mark, is_resident, environment)
+            Torchrun(mark, environment) if launcher == "torchrun" else ForkServer(self._log, mark, environment)
         )
         self._launcher = local if cluster is None else cluster.launcher(local, mark, environment)
 
@@ -181,7 +177,7 @@ class TrialRun:
         """
         begin, started_at, kills = time.monotonic(), _now(), oom_kills()
         trial_file = self._scratch / "trial.json"
-        self._note_foreign_processes("before", launcher.num_waiting)
+        self._note_foreign_processes("before")
         workers_seconds = 0.0
         try:
             trial_file.write_bytes(to_json(self._spec))
@@ -194,7 +190,7 @@ class TrialRun:
             verdict = TrialEnd(outcome=Outcome.CRASHED, reason=str(error))
         except OSError as error:
             raise self._store.error(error) from None
-        self._note_foreign_processes("after", launcher.num_waiting)
+        self._note_foreign_processes("after")
         if verdict.outcome is Outcome.CRASHED:
             self._check_disk()
         self._store.keep_files(self._spec.id, self._scratch)
@@ -236,12 +232,7 @@ class TrialRun:
         Returns:
             the seconds from start to end, and the ended trial.
         """
-        setup = self._spec.setup
-        # Compilers have caches, offload's memory is the host's, and an allocator that records goes on recording.
-        may_share_process = not (
-            setup.compiles or setup.compiles_optimizer or setup.offload is not Offload.NONE or self._spec.keep_snapshot
-        )
-        launched = launcher.start(trial_file, self._scratch, self._spec.num_processes, may_share_process)
+        launched = launcher.start(trial_file, self._scratch, self._spec.num_processes)
         begin, limit = time.monotonic(), TimeLimit(self._spec.run.timeout_seconds)
         failed = False
         try:
@@ -325,16 +316,12 @@ class TrialRun:
                 return "\n".join(lines)
         return None
 
-    def _note_foreign_processes(self, when: str, num_waiting: int) -> None:
-        """Note processes of others on the GPUs, before or after a trial.
-
-        At these times only this sweep's waiting processes may be there. They are counted, not compared by ID, because
-        in a container NVML may show process IDs of the host.
-        """
+    def _note_foreign_processes(self, when: str) -> None:
+        """Note processes on the GPUs before or after a trial, when this sweep has none there."""
         if self._spec.device != "cuda" or self._spec.run.rehearsed_on is not None:
             return
         for device in probe_machine().gpus[: self._spec.num_processes]:
-            if len(device.processes) > num_waiting:
+            if device.processes:
                 numbers = ", ".join(map(str, device.processes))
                 self._suspect.append(f"another process ({numbers}) was on GPU {device.index} {when} the trial")
 

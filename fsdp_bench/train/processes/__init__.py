@@ -8,7 +8,6 @@ Read in this order:
     exception_to_outcome.py  an exception's outcome: CUDA out of memory, host out of memory, or crashed
     rendezvous.py            where ranks find each other: a file, or torchrun's store on several nodes
     server.py                the fork server: forks the ranks of one trial after another
-    resident.py              one process for several trials of one rank
     torchrun.py              starts torchrun
     node.py                  starts torchrun on one of several nodes
     torchrun_rank.py         one rank under torchrun

@@ -29,7 +29,7 @@ from fsdp_bench.train.models.dtypes import DTYPES
 from fsdp_bench.train.models.huggingface import unpacked_sequences
 from fsdp_bench.train.models.optimizer import optimizer_of
 from fsdp_bench.train.processes.exception_to_outcome import classify
-from fsdp_bench.train.processes.rank import Rank, dump_snapshot, own_memory, trace_path
+from fsdp_bench.train.processes.rank import Rank, dump_snapshot, trace_path
 from fsdp_bench.train.processes.subject import RankModel, subject_of
 from fsdp_bench.train.step import Training, build_scaler
 from fsdp_bench.train.wrapping.fsdp1 import release
@@ -73,7 +73,7 @@ def _measure_with_communication(this: Rank) -> None:
         step_seconds=tuple(seconds),
         losses=tuple(training.losses),
         telemetry=sampler.telemetry(),
-        memory=own_memory(this, _memory(training)),
+        memory=_memory(training),
     )
     dump_snapshot(this)
     if this.device.type == "cuda":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import traceback
 from pathlib import Path
 
@@ -14,9 +13,6 @@ from fsdp_bench.spec.rank_report import MemoryReading, Outcome, RankReport
 from fsdp_bench.spec.record import TrialSpec
 from fsdp_bench.train.measuring.meters import MemoryMeter
 from fsdp_bench.train.processes.rendezvous import is_on_several_nodes, node_name
-
-_trials_in_process = itertools.count(1)
-"""Counts the trials of this process: one, unless trials share it."""
 
 
 def report_path(scratch: Path, rank: int) -> Path:
@@ -54,7 +50,6 @@ class Rank:
         self.device = _device(spec, local_rank)
         self.meter: MemoryMeter | None = None
         self.stage = "start"
-        self.trials_in_process = next(_trials_in_process)
         self.report = RankReport(rank=rank, outcome=Outcome.CRASHED)
         if is_on_several_nodes():
             node_path(scratch, rank).write_text(node_name())
@@ -92,11 +87,6 @@ def dump_snapshot(this: Rank) -> None:
 def partial_memory(this: Rank) -> MemoryReading | None:
     """Return the meter's readings of a rank that fails. None without a meter, or if the CUDA context is broken."""
     try:
-        return own_memory(this, this.meter.reading()) if this.meter is not None else None
+        return this.meter.reading() if this.meter is not None else None
     except RuntimeError:
         return None
-
-
-def own_memory(this: Rank, reading: MemoryReading) -> MemoryReading:
-    """Remove the resident set size from a reading if the process ran other trials before."""
-    return reading if this.trials_in_process == 1 else msgspec.structs.replace(reading, peak_host_bytes=None)

@@ -5,9 +5,7 @@ after ``import torch``. The ranks of a trial are one process group of the operat
 all of them and their children at once. When this process dies its ranks die with it, and it dies with the process of
 the sweep (PR_SET_PDEATHSIG).
 
-Trials of one rank can share a process (resident.py).
-
-Protocol, one JSON object a line. In: ``{"trial": path, "scratch": folder, "world_size": n, "resident": bool}``. Out:
+Protocol, one JSON object a line. In: ``{"trial": path, "scratch": folder, "world_size": n}``. Out:
 ``{"event": "ready", "unsafe": reason or null}``, ``{"event": "started", "pgid": n}``,
 ``{"event": "exited", "rank": r, "status": s}`` where s is a status of waitpid, and ``{"event": "ended"}``.
 """
@@ -22,14 +20,11 @@ import os
 import signal
 import sys
 from collections.abc import Mapping
-from functools import lru_cache, partial
+from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 from fsdp_bench.train.processes.parent import die_with_parent
-
-if TYPE_CHECKING:
-    from fsdp_bench.train.processes.resident import ResidentProcess
 
 
 def unsafe_to_fork() -> str | None:
@@ -66,8 +61,7 @@ def _run_rank(command: dict[str, Any], rank: int) -> int:
             os.dup2(opened, descriptor)
         os.close(opened)
     spec = from_json(Path(command["trial"]).read_bytes(), TrialSpec)
-    launcher = "resident" if command["resident"] else "fork"
-    code = run_rank(spec, rank, rank, scratch, launcher)
+    code = run_rank(spec, rank, rank, scratch, "fork")
     sys.stdout.flush()
     sys.stderr.flush()
     return code
@@ -141,14 +135,6 @@ def _initializes_cuda(config: bytes) -> bool:
     return os.waitpid(pid, 0)[1] != 0
 
 
-def _run_resident(resident: ResidentProcess, command: dict[str, Any]) -> None:
-    """Run a trial of one rank in the resident process; report its end."""
-    pid = resident.begin(command)
-    _say("started", pgid=pid, pids=[pid])
-    _say("exited", rank=0, status=resident.end())
-    _say("ended")
-
-
 def main() -> None:
     """Import what every trial needs, then run trials until standard input closes."""
     die_with_parent(int(sys.argv[1]))
@@ -158,20 +144,14 @@ def main() -> None:
     import fsdp_bench.train.wrapping.ddp
     import fsdp_bench.train.wrapping.fsdp1
     import fsdp_bench.train.wrapping.fsdp2  # noqa: F401
-    from fsdp_bench.train.processes.resident import ResidentProcess
 
     importlib.import_module("torch._dynamo")  # fully_shard's first forward does, in every rank
     gc.freeze()  # ranks' collections need not look through what the imports left, nor copy its pages
     _say("ready", unsafe=unsafe_to_fork())
-    resident = ResidentProcess(partial(_run_rank, rank=0))
     for line in sys.stdin:
         command = json.loads(line)
-        if command["resident"]:
-            _run_resident(resident, command)
-        else:
-            resident.close()
-            _import_code(command)
-            _run_trial(command)
+        _import_code(command)
+        _run_trial(command)
 
 
 if __name__ == "__main__":

@@ -81,7 +81,7 @@ def _start(this: Rank, launcher: str, num_local: int) -> None:
         )
         if this.device.type == "cuda" and backend == "gloo":
             reduce_on_host()
-    started = {"launcher": launcher, "trials_in_process": str(this.trials_in_process)}
+    started = {"launcher": launcher}
     if is_on_several_nodes():
         started |= {"node": node_name(), "ranks_per_node": str(num_local)}
     this.update(environment=_environment(this, threads) | started, device_name=_device_name(this.device))

@@ -11,26 +11,41 @@ from pathlib import Path
 import psutil
 import pytest
 
+from fsdp_bench.spec.codec import to_json
+from fsdp_bench.spec.record import RunPlan, TrialSpec
 from fsdp_bench.sweep.launchers.fork_server import ForkServer
+from fsdp_bench.sweep.launchers.launcher import RankExit
 from fsdp_bench.sweep.launchers.processes import MARK, end_marked, environment_of, mark_of
 from fsdp_bench.sweep.launchers.start import worker_environment
-from tests.sweep.launchers.test_resident import ends_of, start
 from tests.sweep.run.test_survival import Sweep, wait_for_ranks, wait_until_gone
+from tests.train.training import LLAMA, S, setup_of
 
 
-def test_processes_that_a_trial_leaves_are_ended_but_not_those_that_trials_share(
-    server: ForkServer, tmp_path: Path
-) -> None:
-    ends_of(start(server, tmp_path, 1, may_share_process=True))
+def run_trial(server: ForkServer, folder: Path) -> list[RankExit]:
+    """Run a trial of one rank and three steps; return how its rank ended."""
+    scratch = folder / str(len(list(folder.iterdir())))
+    scratch.mkdir()
+    run = RunPlan(communication_steps=0, threads_per_rank=1)
+    spec = TrialSpec(id="0", model=LLAMA, setup=setup_of(1, strategy=S.NO_SHARD), run=run, device="cpu")
+    (scratch / "trial.json").write_bytes(to_json(spec))
+    launched, ends = server.start(scratch / "trial.json", scratch, 1), list[RankExit]()
+    while not launched.finished:
+        ends += launched.wait(1.0)
+    return ends
+
+
+def test_processes_that_a_trial_leaves_are_ended_but_not_the_fork_server(tmp_path: Path) -> None:
+    server = ForkServer(tmp_path / "server.log", str(tmp_path))
+    run_trial(server, tmp_path)
     left = subprocess.Popen(["sleep", "1000"], env=worker_environment(server._mark), start_new_session=True)
     other = subprocess.Popen(["sleep", "1000"], env=worker_environment("another sweep"), start_new_session=True)
     try:
         server.end_leftovers()
         assert left.wait(5) < 0
         assert other.poll() is None
-        assert server.num_waiting == 1
-        assert ends_of(start(server, tmp_path, 1, may_share_process=True)) == [(0, None)]
+        assert run_trial(server, tmp_path) == [RankExit(rank=0, exit_code=0)]
     finally:
+        server.close()
         end_marked("another sweep")
     assert other.wait(5) < 0
 

@@ -39,7 +39,7 @@ class Program(Torchrun):
         super().__init__(mark)
         self._code = code
 
-    def start(self, trial: Path, scratch: Path, world_size: int, may_share_process: bool) -> TorchrunTrial:
+    def start(self, trial: Path, scratch: Path, world_size: int) -> TorchrunTrial:
         with open(scratch / "rank-0.log", "ab") as log:
             process = subprocess.Popen(
                 [sys.executable, "-c", self._code],
@@ -178,8 +178,8 @@ def test_a_child_never_imports_from_the_current_folder(tmp_path: Path) -> None:
 class TwoRanks(Program):
     """The first of two ranks ends without a report; its peer waits for it."""
 
-    def start(self, trial: Path, scratch: Path, world_size: int, may_share_process: bool) -> TwoRanksRunning:  # type: ignore[override]
-        return TwoRanksRunning(super().start(trial, scratch, world_size, may_share_process))
+    def start(self, trial: Path, scratch: Path, world_size: int) -> TwoRanksRunning:  # type: ignore[override]
+        return TwoRanksRunning(super().start(trial, scratch, world_size))
 
 
 class TwoRanksRunning:
