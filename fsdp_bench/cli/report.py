@@ -17,8 +17,7 @@ from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.exit_codes import ExitCode
 from fsdp_bench.spec.profile import Profile, read_profile
 from fsdp_bench.spec.record import TrialRecord
-from fsdp_bench.sweep.results.communication import communication_rows
-from fsdp_bench.sweep.results.flat import flat_row
+from fsdp_bench.sweep.results.flat import communication_rows, flat_row
 from fsdp_bench.validate.matrix_rate import matrix_rates
 
 
