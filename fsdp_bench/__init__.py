@@ -20,6 +20,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from fsdp_bench.version import __version__ as __version__
+
 if TYPE_CHECKING:
     from fsdp_bench.catalog.loader import gpus as gpus
     from fsdp_bench.catalog.loader import models as models
@@ -72,8 +74,6 @@ if TYPE_CHECKING:
     from fsdp_bench.sweep.session import SweepResults as SweepResults
     from fsdp_bench.sweep.start import sweep as sweep
     from fsdp_bench.train.wrapping.wrap import fsdp as fsdp
-
-__version__ = "0.1.0"
 
 _HOMES = {
     "catalog.loader": ("gpus", "models", "servers"),

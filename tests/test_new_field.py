@@ -91,7 +91,7 @@ def in_python() -> dict[str, Any]:
     from fsdp_bench import estimate
     from fsdp_bench.report.measured.tables import print_table
     from fsdp_bench.report.terminal import new_console
-    from fsdp_bench.sweep.config.trial_id import trial_id
+    from fsdp_bench.sweep.config.trial import trial_id
     from fsdp_bench.sweep.results.flat import flat_row
     from fsdp_bench.sweep.results.store import read_record
     from tests.docs.tables import TABLES
@@ -151,7 +151,7 @@ def test_it_is_a_key_of_sweep_files_and_part_of_labels(found: dict[str, Any]) ->
 
 
 def test_trials_of_before_keep_their_ids_and_trials_with_it_have_others(found: dict[str, Any]) -> None:
-    from fsdp_bench.sweep.config.trial_id import trial_id
+    from fsdp_bench.sweep.config.trial import trial_id
     from fsdp_bench.sweep.results.store import read_record
 
     record = read_record(TRIAL.read_bytes(), TRIAL.name)

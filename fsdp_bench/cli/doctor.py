@@ -13,10 +13,9 @@ from fsdp_bench.spec.codec import to_json
 from fsdp_bench.spec.errors import ExitCode, SpecError
 from fsdp_bench.spec.profile import read_profile
 from fsdp_bench.spec.units import format_gib
-from fsdp_bench.sweep.diagnosis import Diagnosis, diagnose
+from fsdp_bench.sweep.diagnosis import Diagnosis, diagnose, own_server
 from fsdp_bench.sweep.gpu_links import probe_links
 from fsdp_bench.sweep.machine import probe_machine
-from fsdp_bench.sweep.own_server import own_server
 
 
 @click.command("doctor")

@@ -15,10 +15,10 @@ from typing import Any, NoReturn, TextIO
 
 import click
 
-from fsdp_bench import __version__
 from fsdp_bench.cli.common.forgiving import forgiving_streams
 from fsdp_bench.cli.common.interrupts import INTERRUPTED, raised_once
 from fsdp_bench.spec.errors import ExitCode, FsdpBenchError, nearest, shortened, shown
+from fsdp_bench.version import __version__
 
 COMMANDS = {
     "sweep": "Train every trial of a sweep file; the same command resumes it.",

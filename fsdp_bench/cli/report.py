@@ -16,8 +16,7 @@ from fsdp_bench.spec.codec import to_builtins, to_json
 from fsdp_bench.spec.errors import ExitCode, SpecError
 from fsdp_bench.spec.profile import Profile, read_profile
 from fsdp_bench.spec.record import TrialRecord
-from fsdp_bench.sweep.results.communication import communication_rows
-from fsdp_bench.sweep.results.flat import flat_row
+from fsdp_bench.sweep.results.flat import communication_rows, flat_row
 from fsdp_bench.validate.matrix_rate import matrix_rates
 
 

@@ -31,7 +31,7 @@ class ExitCode(IntEnum):
     DOES_NOT_FIT = 3
     """Nothing of what was asked for fits."""
     INTERRUPTED = 130
-    """Ctrl-C, SIGTERM or SIGHUP. The same command resumes. 130 is 128 + SIGINT, as in shells."""
+    """Ctrl-C, SIGTERM, SIGHUP or a lost node. The same command resumes. 130 is 128 + SIGINT, as in shells."""
 
 
 class FsdpBenchError(Exception):

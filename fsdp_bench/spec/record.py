@@ -54,7 +54,7 @@ class RunPlan(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
     steps_without_communication: Annotated[int, Meta(ge=0, le=MOST_STEPS)] = 0
     """Steps timed with collectives that end at once, after all other steps. With 0 their time is unknown."""
     timeout_seconds: Annotated[float, Meta(gt=0, le=LONGEST_TIMEOUT_SECONDS)] = 300.0
-    """The trial's time limit, from the start of its ranks; sweep/run/time_limit.py applies it."""
+    """The trial's time limit, from the start of its ranks; sweep/run/runner.py applies it."""
     memory_limit_bytes: Count | None = None
     """Bytes that one rank may allocate. On a GPU torch enforces it; on a CPU live tensor bytes are compared with it."""
     threads_per_rank: Annotated[int, Meta(ge=1, le=MOST_THREADS)] | None = None

@@ -13,10 +13,8 @@ Read in this order:
     machine.py       CPU, GPUs, memory and versions of this machine
     gpu_links.py     the links between its GPUs, and to the host
     calibration.py   fsdp-bench calibrate: measures this machine
-    diagnosis.py     fsdp-bench doctor: what a sweep would use, and what prevents it
-    own_server.py    fsdp-bench doctor --as-catalog: this machine as entries of the catalogue
+    diagnosis.py     fsdp-bench doctor: what a sweep would use; this machine as entries of the catalogue
     dry_run.py       starts dry runs in subprocesses
-    describing.py    asks a subprocess what a model's code builds
     module_names.py  finds a user's function and class by name, without importing them
 
 The function ``fsdp_bench.sweep()`` has this package's name, so the package itself can be called.

@@ -32,8 +32,7 @@ from fsdp_bench.spec.profile import (
 )
 from fsdp_bench.spec.setup import Api, OptimizerKind, ShardingStrategy, TrainSetup
 from fsdp_bench.spec.subprocesses.own_python import own_python
-from fsdp_bench.sweep.launchers.logs import last_lines
-from fsdp_bench.sweep.launchers.start import worker_environment
+from fsdp_bench.sweep.launchers.processes import last_lines, worker_environment
 from fsdp_bench.sweep.machine import Machine
 
 TIMEOUT_SECONDS = 600.0

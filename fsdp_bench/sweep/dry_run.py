@@ -23,8 +23,7 @@ from fsdp_bench.spec.setup import SetupFields, TrainSetup
 from fsdp_bench.spec.subprocesses.dry_run import DryRunAnswer, DryRunResult, DryRunSpec, KernelSet
 from fsdp_bench.spec.subprocesses.own_python import own_python
 from fsdp_bench.sweep.launchers.launcher import signal_name
-from fsdp_bench.sweep.launchers.logs import last_lines_of
-from fsdp_bench.sweep.launchers.start import worker_environment
+from fsdp_bench.sweep.launchers.processes import last_lines_of, worker_environment
 from fsdp_bench.sweep.machine import torch_version
 
 NEEDS_CODE = "recorded: a dry run runs the code itself, --module PKG.MOD:FUNCTION; predict answers for recorded models"

@@ -12,9 +12,9 @@ from pathlib import Path
 import msgspec
 import psutil
 
-from fsdp_bench import __version__
 from fsdp_bench.sweep.gpu_links import describe_links, visible_gpus
 from fsdp_bench.sweep.run.outcome import OutOfMemoryKill
+from fsdp_bench.version import __version__
 
 
 class GpuDevice(msgspec.Struct, frozen=True, kw_only=True):

@@ -31,8 +31,7 @@ from fsdp_bench.report.measured.tables import print_table
 from fsdp_bench.spec.codec import to_json
 from fsdp_bench.spec.errors import FsdpBenchError
 from fsdp_bench.spec.record import TrialRecord, read_record
-from fsdp_bench.sweep.results.communication import communication_rows
-from fsdp_bench.sweep.results.flat import flat_row
+from fsdp_bench.sweep.results.flat import communication_rows, flat_row
 from fsdp_bench.sweep.results.load import machine_description, read_frontier_of, read_records
 from fsdp_bench.sweep.results.store import Store
 

@@ -34,7 +34,7 @@ import pytest
 from fsdp_bench.cli import dry_run
 from fsdp_bench.cli.main import main
 from fsdp_bench.report.text import plan as plan_text
-from fsdp_bench.sweep.config import trial_id
+from fsdp_bench.sweep.config import trial
 from tests.conftest import unchanged_process
 from tools.validate.__main__ import main as validate
 
@@ -218,7 +218,7 @@ def _run_command(words: list[str], folder: Path) -> tuple[int, str]:
         patch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
         patch.setattr(dry_run, "ANNOUNCED_AFTER_SECONDS", 1e6)  # a line that only slow machines would print
         patch.setattr(plan_text, "date", _DayOfThePages)
-        patch.setattr(trial_id, "torch_version", lambda: "2.13.0")  # a part of a trial's ID
+        patch.setattr(trial, "torch_version", lambda: "2.13.0")  # a part of a trial's ID
         try:
             code: object = run(words)
         except SystemExit as ended:

@@ -13,9 +13,9 @@ from fsdp_bench.spec.codec import from_json, to_json
 from fsdp_bench.spec.rank_report import Failure, Outcome, RankReport
 from fsdp_bench.spec.record import TrialSpec
 from fsdp_bench.spec.subprocesses.rehearsal import RehearsedGpu
-from fsdp_bench.sweep.launchers.fork_server import ForkServer
+from fsdp_bench.sweep.launchers.one_node import ForkServer
 from fsdp_bench.sweep.run.rehearsed import stand_in_environment
-from fsdp_bench.sweep.run.time_limit import TimeLimit
+from fsdp_bench.sweep.run.runner import TimeLimit
 
 POLL_SECONDS = 0.5
 """Time between two checks of the time limit."""

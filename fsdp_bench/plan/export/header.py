@@ -5,12 +5,12 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterable
 
-from fsdp_bench import __version__
 from fsdp_bench.plan.export.chosen import Chosen
 from fsdp_bench.spec.errors import printable
 from fsdp_bench.spec.recording.model import whose_code
 from fsdp_bench.spec.setup import Loss, Offload, Reentrant, TrainSetup
 from fsdp_bench.spec.units import format_gib
+from fsdp_bench.version import __version__
 
 _WIDTH = 116
 

@@ -6,7 +6,6 @@ from datetime import date
 
 import msgspec
 
-from fsdp_bench import __version__
 from fsdp_bench.plan.chart_data.drawn import DrawnStep, drawn_memory, drawn_streams
 from fsdp_bench.plan.chart_data.memory_timeline import memory_timeline
 from fsdp_bench.plan.chart_data.step_streams import StepStreams
@@ -21,6 +20,7 @@ from fsdp_bench.simulate import TORCH_VERSION
 from fsdp_bench.spec.hardware import Source
 from fsdp_bench.spec.recording.model import code_of
 from fsdp_bench.spec.setup import TrainSetup
+from fsdp_bench.version import __version__
 
 
 class OfferMemory(msgspec.Struct, frozen=True, kw_only=True):

@@ -11,10 +11,10 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from fsdp_bench import __version__
 from fsdp_bench.report.html.blocks import Page
 from fsdp_bench.report.html.svg import DRAWING, palette
 from fsdp_bench.spec.errors import printable
+from fsdp_bench.version import __version__
 
 
 def html(page: Page, today: date) -> str:

@@ -10,7 +10,7 @@ from fsdp_bench.report.table import table_columns, table_lines
 from fsdp_bench.spec.rank_report import CollectiveReading, Outcome
 from fsdp_bench.spec.record import TrialRecord
 from fsdp_bench.spec.units import format_gib, format_seconds
-from fsdp_bench.sweep.results.communication import kinds_of, trial_labels
+from fsdp_bench.sweep.results.flat import kinds_of, trial_labels
 
 if TYPE_CHECKING:
     from rich.console import Console

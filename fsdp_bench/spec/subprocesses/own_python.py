@@ -1,10 +1,18 @@
-"""The command that starts a module of this package in this Python, and its environment."""
+"""Starts a module of this package in this Python: its command, its environment, and ask(), which awaits an answer."""
 
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from collections.abc import Mapping
+from typing import Any, TypeVar
+
+import msgspec
+
+from fsdp_bench.spec.codec import to_builtins
+
+T = TypeVar("T")
 
 
 def own_python(module: str, *arguments: str) -> list[str]:
@@ -29,3 +37,24 @@ def own_environment(beside: Mapping[str, str] = {}) -> dict[str, str]:
     environment.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     environment["PYTHONUNBUFFERED"] = "1"
     return environment
+
+
+class NoAnswer(Exception):
+    """A process gave no answer. The message is the last line that it printed, or how it ended."""
+
+
+def ask(module: str, answer: type[T], *arguments: str, request: Any = None, timeout: float | None = None) -> T:
+    """Run a module to its end; return its answer, the last line of its output. Request and answer are JSON.
+
+    Raises:
+        NoAnswer: if it ends without one, or takes longer than ``timeout`` seconds.
+    """
+    data, command = msgspec.json.encode(to_builtins(request)), own_python(module, *arguments)
+    try:
+        done = subprocess.run(command, input=data, capture_output=True, env=own_environment(), timeout=timeout)
+        return msgspec.json.decode(done.stdout.strip().rpartition(b"\n")[2], type=answer)
+    except subprocess.TimeoutExpired:
+        raise NoAnswer(f"no answer within {timeout:g} s") from None
+    except msgspec.DecodeError:
+        last = done.stderr.decode(errors="replace").strip().splitlines()[-1:] or [f"exit code {done.returncode}"]
+        raise NoAnswer(last[0]) from None

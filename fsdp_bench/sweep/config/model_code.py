@@ -1,23 +1,32 @@
-"""[models.NAME] with ``hf_config``, ``model`` or ``module``: a model that is given by its code."""
+"""[models.NAME] with ``hf_config``, ``model`` or ``module``: a model that is given by its code.
+
+A subprocess, which imports torch, says what the code builds; answers about Hugging Face's code are kept.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from fsdp_bench.catalog.loader import BUILT_IN
-from fsdp_bench.spec.codec import read_document
-from fsdp_bench.spec.errors import SpecError, shown
+from fsdp_bench.plan.recording import kept_folder
+from fsdp_bench.spec.codec import read_document, to_builtins, write_atomically
+from fsdp_bench.spec.errors import MachineError, SpecError, install_hint, shown
 from fsdp_bench.spec.lora import QUANTIZED, LoRA, parse_lora
 from fsdp_bench.spec.model_code import ModelCode
-from fsdp_bench.spec.subprocesses.description import DescriptionSpec
+from fsdp_bench.spec.subprocesses.description import Description, DescriptionAnswer, DescriptionSpec
 from fsdp_bench.spec.subprocesses.dry_run import UserModule
+from fsdp_bench.spec.subprocesses.own_python import NoAnswer, ask
 from fsdp_bench.sweep.config.reading import check_keys, convert
-from fsdp_bench.sweep.describing import describe
+from fsdp_bench.sweep.machine import package_version, torch_version
 from fsdp_bench.sweep.module_names import check_names, source_of
+from fsdp_bench.version import __version__
 
 CODE_KEYS = ("hf_config", "model", "module")
 """Keys that name a model's code. A table has one of them, or the dimensions of a benchmark model."""
@@ -105,3 +114,54 @@ def _of_function(module: UserModule) -> dict[str, Any]:
         "folder": module.folder,
         "source": hashlib.sha256(source_of(module).encode()).hexdigest()[:16],
     }
+
+
+def describe(specs: Sequence[DescriptionSpec]) -> list[DescriptionAnswer]:
+    """Return what each model's code builds, or why it builds nothing. They are built without data, which takes seconds.
+
+    Raises:
+        MachineError: if torch is missing, or the code ends the process.
+    """
+    if specs and torch_version() is None:
+        raise MachineError(f"a model that is given by its code needs torch: {install_hint('train')}")
+    found = {index: known for index, spec in enumerate(specs) if (known := _kept(spec)) is not None}
+    missing = [index for index in range(len(specs)) if index not in found]
+    if missing:
+        for index, answer in zip(missing, _ask([specs[index] for index in missing]), strict=True):
+            found[index] = answer
+            _keep(specs[index], answer)
+    return [found[index] for index in range(len(specs))]
+
+
+def _ask(specs: list[DescriptionSpec]) -> list[DescriptionAnswer]:
+    try:
+        return ask("fsdp_bench.train.models.describe", list[DescriptionAnswer], str(os.getpid()), request=specs)
+    except NoAnswer as error:
+        raise MachineError(f"models: their code ended the process that builds them: {error}") from None
+
+
+def _kept(spec: DescriptionSpec) -> DescriptionAnswer | None:
+    """Return the answer of an earlier process; None for a user's code, which may have changed."""
+    path = _path(spec)
+    if path is not None:
+        with contextlib.suppress(OSError, msgspec.DecodeError):
+            return DescriptionAnswer(description=msgspec.json.decode(path.read_bytes(), type=Description))
+    return None
+
+
+def _keep(spec: DescriptionSpec, answer: DescriptionAnswer) -> None:
+    path = _path(spec)
+    if path is not None and answer.description is not None:
+        with contextlib.suppress(OSError):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(path, msgspec.json.encode(answer.description))
+
+
+def _path(spec: DescriptionSpec) -> Path | None:
+    folder = kept_folder()
+    return folder and folder / f"{_digest(spec)}.description.json" if spec.config is not None else None
+
+
+def _digest(spec: DescriptionSpec) -> str:
+    versions = [__version__, *map(package_version, ("torch", "transformers"))]
+    return hashlib.sha256(msgspec.json.encode([to_builtins(spec), versions], order="sorted")).hexdigest()[:24]

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, TypeVar
 
 from fsdp_bench.spec.checked import Checked
 from fsdp_bench.spec.codec import from_text
-from fsdp_bench.spec.errors import SpecError, nearest, shown
+from fsdp_bench.spec.errors import SpecError, SweepFileError, nearest, shown
 from fsdp_bench.spec.setup import FIELDS
 
 FIELD_ALIASES = {one.word: name for name, one in FIELDS.items() if one.word != name}
@@ -61,3 +64,36 @@ def check_folder_name(name: str, where: str) -> None:
         raise SpecError(
             f"{where}: {name!r} is not allowed; up to 100 letters, digits, '.', '_' and '-', for a folder's name"
         )
+
+
+def table(document: dict[str, Any], key: str) -> dict[str, Any]:
+    """Return a table of the file; an empty one if it is missing.
+
+    Raises:
+        SpecError: if the value is something else.
+    """
+    value = document.get(key, {})
+    if not isinstance(value, dict):
+        raise SpecError(f"{key}: must be a table, written [{key}]")
+    return value
+
+
+def tables(document: dict[str, Any], key: str) -> list[dict[str, Any]]:
+    """Return a list of tables of the file; an empty one if it is missing.
+
+    Raises:
+        SpecError: if the value is something else.
+    """
+    value = document.get(key, [])
+    if not isinstance(value, list) or not all(isinstance(entry, dict) for entry in value):
+        raise SpecError(f"{key}: must be a list of tables, each written [[{key}]]")
+    return value
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Put the file's name before an error's message."""
+    try:
+        yield
+    except SpecError as error:
+        raise SweepFileError(f"{path}: {error}") from None

@@ -1,9 +1,9 @@
-"""A sweep file: TOML, whose tables other files of this package read.
+"""Reads a sweep file, which is TOML, and crosses its tables to cells; resolves [run] and [models.X] for a machine.
 
 [run]        how each trial is run: steps, warm-up, time limit, device, memory_limit, launcher (run_table.py)
-[grid]       lists are crossed, the last key varying fastest; a single value is used in all cells (cells.py, shapes.py)
-[[include]]  further cells; single values of [grid] are used here too, lists are crossed (cells.py)
-[[exclude]]  cells that are not run, each with its reason (cells.py)
+[grid]       lists are crossed, the last key varying fastest; a single value is used in all cells
+[[include]]  further cells; single values of [grid] are used here too, lists are crossed
+[[exclude]]  cells that are not run, each with its reason
 [models.X]   the user's own model: dimensions, with Hugging Face's names (shapes.py), or its code (model_code.py);
              [grid] names it as model = "X"
 [frontier]   what to search in every cell: the largest model, batch or sequence length (frontier/file.py)
@@ -13,8 +13,9 @@ grid.py makes the cells trials; with [frontier], frontier/file.py makes them sea
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,19 +23,26 @@ from typing import Any
 import msgspec
 
 from fsdp_bench.spec.codec import parse_document, read_text
-from fsdp_bench.spec.errors import MachineError, SpecError, SweepFileError
+from fsdp_bench.spec.errors import MachineError, SpecError, SweepFileError, shown
 from fsdp_bench.spec.model_code import TrainedModel
 from fsdp_bench.spec.record import Device, RunPlan
+from fsdp_bench.spec.setup import TrainSetup
 from fsdp_bench.spec.units import format_gib
-from fsdp_bench.sweep.config.reading import check_keys
+from fsdp_bench.sweep.config.reading import FIELD_ALIASES, check_keys, naming, table, tables
 from fsdp_bench.sweep.config.run_table import emulated, read_run_table, rehearsed
-from fsdp_bench.sweep.config.shapes import read_models
+from fsdp_bench.sweep.config.shapes import MODEL_KEYS, read_models
 from fsdp_bench.sweep.machine import GpuDevice, Machine
 from fsdp_bench.sweep.run.rehearsed import machine_with
 
 NO_GPU = "this machine shows no GPU (NVML, CUDA_VISIBLE_DEVICES)"
 
 _TOP_KEYS = ("run", "grid", "include", "exclude", "models", "frontier")
+_GRID_KEYS = (*MODEL_KEYS, *TrainSetup.__struct_fields__, *FIELD_ALIASES)
+
+Cell = dict[str, Any]
+
+MOST_CELLS = 100_000
+"""The most cells of one table. With trials of five minutes they take almost a year."""
 
 
 @dataclass(frozen=True)
@@ -60,15 +68,6 @@ class SweepFile:
     def has_frontier(self) -> bool:
         """Whether the file has [frontier], so that cells are searched instead of run."""
         return "frontier" in self.document
-
-
-@contextmanager
-def naming(path: Path) -> Iterator[None]:
-    """Put the file's name before an error's message."""
-    try:
-        yield
-    except SpecError as error:
-        raise SweepFileError(f"{path}: {error}") from None
 
 
 def require_gpu(file: SweepFile) -> SweepFile:
@@ -174,25 +173,54 @@ def _limited(machine: Machine, device: Device, gpu_memory_bytes: int) -> Machine
     return msgspec.structs.replace(machine, gpus=gpus)
 
 
-def table(document: dict[str, Any], key: str) -> dict[str, Any]:
-    """Return a table of the file; an empty one if it is missing.
+def cells(document: dict[str, Any]) -> Iterator[tuple[str, Cell]]:
+    """Yield every cell in the order of the file, each with its place in the file.
 
     Raises:
-        SpecError: if the value is something else.
+        SpecError: naming the place.
     """
-    value = document.get(key, {})
-    if not isinstance(value, dict):
-        raise SpecError(f"{key}: must be a table, written [{key}]")
-    return value
+    grid = canonical("[grid] ", table(document, "grid"))
+    yield from (("[grid]", cell) for cell in _cross(grid, "[grid]"))
+    single = {key: value for key, value in grid.items() if not isinstance(value, list)}
+    listed = {key for key, value in grid.items() if isinstance(value, list)}
+    for number, extra_table in enumerate(tables(document, "include"), 1):
+        place = f"[[include]] {number}"
+        extra = canonical(f"{place} ", extra_table)
+        if {"model", "params"} & set(extra):  # either names the model
+            listed = listed - {"model", "params"}
+        missing = sorted(listed - set(extra))
+        if missing:
+            raise SpecError(f"{place} does not say {missing[0]!r}, for which [grid] has several values")
+        merged = {**single, **extra}
+        if "params" in extra:
+            merged.pop("model", None)
+        yield from ((place, cell) for cell in _cross(merged, place))
 
 
-def tables(document: dict[str, Any], key: str) -> list[dict[str, Any]]:
-    """Return a list of tables of the file; an empty one if it is missing.
+def canonical(place: str, written: dict[str, Any]) -> dict[str, Any]:
+    """Return a table of [grid], [[include]] or [[exclude]] with the fields' own names.
 
     Raises:
-        SpecError: if the value is something else.
+        SpecError: for a key that does not exist, or is there twice.
     """
-    value = document.get(key, [])
-    if not isinstance(value, list) or not all(isinstance(entry, dict) for entry in value):
-        raise SpecError(f"{key}: must be a list of tables, each written [[{key}]]")
-    return value
+    check_keys(place, written, _GRID_KEYS)
+    renamed: dict[str, Any] = {}
+    for key, value in written.items():
+        target = FIELD_ALIASES.get(key, key)
+        if target in renamed:
+            raise SpecError(f"{place}{shown(key)} and {target!r} are the same thing; keep one")
+        renamed[target] = value
+    return renamed
+
+
+def _cross(written: dict[str, Any], place: str) -> Iterator[Cell]:
+    for key, value in written.items():
+        if value == []:
+            raise SpecError(f"{place} {key}: an empty list leaves no cell; give at least one value")
+    if not written:
+        return
+    axes = [value if isinstance(value, list) else [value] for value in written.values()]
+    if (count := math.prod(map(len, axes))) > MOST_CELLS:
+        raise SpecError(f"{place} crosses to {count} cells; up to {MOST_CELLS} are allowed")
+    for values in itertools.product(*axes):
+        yield dict(zip(written, values, strict=True))

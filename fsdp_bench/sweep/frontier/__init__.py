@@ -2,8 +2,6 @@
 
 Read in this order:
     file.py      [frontier]: which quantity is searched, between which values
-    forecast.py  the predicted answer, where the search begins
-    bracket.py   which candidate to try next
     cell.py      one cell: its prediction, its trials, its answer
     search.py    searches all cells; writes the record
 """

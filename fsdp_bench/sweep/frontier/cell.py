@@ -8,12 +8,18 @@ way.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+
+from fsdp_bench.plan.search.fit import FitCheck
+from fsdp_bench.plan.search.search import find_largest
+from fsdp_bench.simulate.operators.kernels import CPU_EMULATED, CPU_GLOO
+from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.frontier import FirstFailure, FrontierCell, LargestValues, QuantityRange, Status
 from fsdp_bench.spec.rank_report import Outcome
 from fsdp_bench.spec.record import TrialRecord
-from fsdp_bench.sweep.frontier.bracket import Bracket
 from fsdp_bench.sweep.frontier.file import Search
-from fsdp_bench.sweep.frontier.forecast import Forecast
 
 
 class SearchedCell:
@@ -208,3 +214,77 @@ def _ran_out(record: TrialRecord) -> bool:
         return record.outcome.is_oom
     limits = [rank.failure.limit for rank in record.ranks if rank.failure]
     return record.outcome is Outcome.OOM_HOST and "budget" in limits
+
+
+@dataclass(frozen=True)
+class Bracket:
+    """One search for the index of the largest candidate that fits (or runs). -1 if none does."""
+
+    num_candidates: int
+    predicted: int | None
+    """The predicted index; -1 if none is predicted to fit. None: no prediction, the search begins in the middle."""
+
+    @property
+    def most_trials(self) -> int:
+        """The number of trials of a bisection: both ends, then the halvings."""
+        return 2 + (self.num_candidates - 1).bit_length()
+
+    def bounds(self, answers: Mapping[int, bool]) -> tuple[int, int]:
+        """Return the largest index that is known to fit, and the smallest index that is known not to fit.
+
+        An index that fits above one that does not is ignored.
+        """
+        high = min((index for index, fits in answers.items() if not fits), default=self.num_candidates)
+        low = max((index for index, fits in answers.items() if fits and index < high), default=-1)
+        return low, high
+
+    def next_index(self, answers: Mapping[int, bool]) -> int | None:
+        """Return the index to try next. None if the answer is known."""
+        low, high = self.bounds(answers)
+        if high - low <= 1:
+            return None
+        wanted = None
+        if self.predicted is not None and low < self.predicted < high:
+            wanted = self.predicted
+        elif self.predicted is not None and low >= self.predicted and high == self.num_candidates:
+            wanted = 2 * low - self.predicted + 1
+        elif self.predicted is not None and high <= self.predicted and low == -1:
+            wanted = 2 * high - self.predicted - 1
+        return wanted if wanted is not None and low < wanted < high else (low + high) // 2
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """The predicted ``fits`` and ``runs`` of a cell. Both are None if nothing can be predicted."""
+
+    fits: int | None
+    runs: int | None
+    limited_by: FirstFailure | None
+    why_not: str | None = None
+    """Why there is no prediction, in one line."""
+
+
+@cache
+def forecast(search: Search) -> Forecast:
+    """Predict a cell's limits, with the memory limit of its trials. The answer is cached."""
+    if search.skip_reason is not None:
+        return Forecast(None, None, None)
+    try:
+        found = find_largest(search.quantity, _check(search))
+    except SpecError as error:
+        return Forecast(None, None, None, f"no prediction: {error}")
+    limit, above = found.limited_by, found.fits + 1
+    if limit is None or above == len(search.quantity):
+        return Forecast(found.fits, found.runs, None)
+    place = "budget" if search.device == "cpu" else limit.place
+    failure = FirstFailure(
+        value=search.quantity.values[above], place=place, phase=limit.phase, ran_out=found.runs == found.fits
+    )
+    return Forecast(found.fits, found.runs, failure)
+
+
+def _check(search: Search) -> FitCheck:
+    if search.device == "cpu":
+        kernels = CPU_EMULATED if search.run.emulate else CPU_GLOO
+        return FitCheck(kernels=kernels, budget_bytes=search.run.memory_limit_bytes)
+    return FitCheck(headroom_bytes=0)  # a trial may fill the GPU: what context and NCCL take is not torch's to have

@@ -25,13 +25,21 @@ from fsdp_bench.spec.model_code import ModelCode, TrainedModel
 from fsdp_bench.spec.record import Device, RunPlan, TrialSpec
 from fsdp_bench.spec.setup import TrainSetup
 from fsdp_bench.spec.units import parse_count
-from fsdp_bench.sweep.config.cells import Cell, Exclude, excludes, resolvable, setup_of, why_not, with_defaults
-from fsdp_bench.sweep.config.grid import check_positions, refuse_if_all_need_gpu, refuse_if_none_runs
-from fsdp_bench.sweep.config.reading import check_keys, one_of
+from fsdp_bench.sweep.config.grid import (
+    Exclude,
+    check_positions,
+    excludes,
+    refuse_if_all_need_gpu,
+    refuse_if_none_runs,
+    resolvable,
+    setup_of,
+    why_not,
+    with_defaults,
+)
+from fsdp_bench.sweep.config.reading import check_keys, naming, one_of, table
 from fsdp_bench.sweep.config.shapes import shape_of
-from fsdp_bench.sweep.config.sweep_file import SweepFile, naming, table
-from fsdp_bench.sweep.config.trial import Trial
-from fsdp_bench.sweep.config.trial_id import trial_id
+from fsdp_bench.sweep.config.sweep_file import Cell, SweepFile
+from fsdp_bench.sweep.config.trial import Trial, trial_id
 
 MEASURABLE_QUANTITIES = ("params", "num_hidden_layers", "micro_batch_size", "sequence_length")
 """Quantities that a sweep can search, by the names that users write."""

@@ -12,9 +12,8 @@ from fsdp_bench.spec.frontier import FRONTIER_SCHEMA_VERSION, FrontierRecord
 from fsdp_bench.spec.rank_report import Outcome
 from fsdp_bench.spec.record import TrialRecord
 from fsdp_bench.sweep.config.trial import Trial
-from fsdp_bench.sweep.frontier.cell import SearchedCell
+from fsdp_bench.sweep.frontier.cell import SearchedCell, forecast
 from fsdp_bench.sweep.frontier.file import FrontierPlan, Search
-from fsdp_bench.sweep.frontier.forecast import forecast
 from fsdp_bench.sweep.machine import Machine
 from fsdp_bench.sweep.results.store import Store
 from fsdp_bench.sweep.run.remaining_trials import look_up

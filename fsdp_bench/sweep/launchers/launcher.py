@@ -12,7 +12,7 @@ from typing import Protocol
 
 import msgspec
 
-from fsdp_bench.spec.errors import MachineError
+from fsdp_bench.spec.errors import ExitCode, MachineError
 
 
 class RankExit(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,7 +33,9 @@ class LauncherError(Exception):
 
 
 class NodesLost(MachineError):
-    """Nodes of a cluster on which no process can be started any more."""
+    """Nodes of a cluster on which no process can be started any more. That interrupts a sweep, which can be resumed."""
+
+    exit_code = ExitCode.INTERRUPTED
 
     def __init__(self, nodes: Sequence[str], why: str = "") -> None:
         """``why`` is what the launcher's command printed, if anything."""

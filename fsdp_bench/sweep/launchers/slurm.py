@@ -14,9 +14,14 @@ from pathlib import Path
 from fsdp_bench.spec.errors import MachineError
 from fsdp_bench.spec.subprocesses.own_python import own_python
 from fsdp_bench.sweep.launchers.launcher import Launcher, LauncherOnNodes, NodesLost, RankExit, exit_of
-from fsdp_bench.sweep.launchers.processes import dying_with_this_process
+from fsdp_bench.sweep.launchers.processes import (
+    NODE,
+    dying_with_this_process,
+    free_port,
+    node_environment,
+    node_options,
+)
 from fsdp_bench.sweep.launchers.slurm_job import SlurmJob, srun, srun_environment
-from fsdp_bench.sweep.launchers.start import NODE, free_port, node_environment, node_options
 
 _SECONDS_TO_END = 30.0
 """The time that srun may take to end the processes on all nodes."""

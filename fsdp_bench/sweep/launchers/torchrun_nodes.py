@@ -27,14 +27,13 @@ from typing import TypeVar
 
 import msgspec
 
-from fsdp_bench import __version__
 from fsdp_bench.spec.codec import write_atomically
 from fsdp_bench.spec.errors import MachineError, ResultsError
 from fsdp_bench.sweep.launchers.launcher import Launcher, LauncherOnNodes, NodesLost, RankExit, exit_of
-from fsdp_bench.sweep.launchers.processes import end_marked
-from fsdp_bench.sweep.launchers.start import NODE, node_environment, node_options, start_process
-from fsdp_bench.sweep.launchers.torchrun import TorchrunTrial
+from fsdp_bench.sweep.launchers.one_node import TorchrunTrial
+from fsdp_bench.sweep.launchers.processes import NODE, end_marked, node_environment, node_options, start_process
 from fsdp_bench.sweep.results.lock import FolderLock, LockHolder, last_writer, node_name, seems_to_live
+from fsdp_bench.version import __version__
 
 JOIN_SECONDS = 600.0
 """The time that nodes wait for each other at the beginning."""
@@ -290,7 +289,8 @@ def follow(meeting: Meeting) -> None:
     """Run on this node, which is not the first, what the first one says, until it has no more.
 
     Raises:
-        MachineError: if the first node does not appear, is lost, or runs something else.
+        MachineError: if the first node does not appear, or runs something else.
+        NodesLost: if it has gone.
         ResultsError: if the results folder cannot be written.
     """
     meeting.say(f"waiting for the first node, {meeting.endpoint}")
@@ -312,9 +312,7 @@ def follow(meeting: Meeting) -> None:
                     " all nodes need the same"
                 )
             if not meeting.lives():
-                raise MachineError(
-                    f"the first node, {meeting.endpoint}, is gone; run the same command on each node, which resumes"
-                )
+                raise NodesLost([meeting.endpoint])
             if order is not None and order.number != done and node_id in order.nodes:
                 code = _take_part(meeting, order, node_id) if order.trial else 1
                 done = order.number

@@ -39,7 +39,7 @@ def read_records(folder: Path, notes: list[str] | None = None) -> list[TrialReco
     records, broken = [], []
     for path in _record_paths(folder):
         try:
-            records.append(read_record(path.read_bytes(), path.name))
+            records.append(read_record(path.read_bytes(), str(path)))
         except msgspec.DecodeError as error:
             broken.append(f"{path}: not a whole record ({in_one_line(error)}); running its sweep again sets it aside")
         except OSError as error:

@@ -1,6 +1,6 @@
 """Results on disk: append-only, readable without the tool.
 
-A trial counts as done when trials/ID.json exists; config/trial_id.py computes the ID.
+A trial counts as done when trials/ID.json exists; config/trial.py computes the ID.
 
 results/MACHINE/SWEEP/
     machine.json     the machine and the versions of its software
@@ -30,7 +30,7 @@ import msgspec
 import psutil
 
 from fsdp_bench.spec.codec import to_json, write_atomically
-from fsdp_bench.spec.errors import ResultsError, SpecError
+from fsdp_bench.spec.errors import ResultsError
 from fsdp_bench.spec.frontier import FrontierRecord
 from fsdp_bench.spec.record import TrialRecord, read_record
 from fsdp_bench.sweep.machine import Machine
@@ -197,11 +197,9 @@ class Store:
         except OSError as error:
             raise ResultsError(f"{path}: cannot be read: {error.strerror}") from None
         try:
-            record = read_record(data, path.name)
+            record = read_record(data, str(path))
             if record.id != trial_id:
                 raise msgspec.ValidationError(f"holds trial {record.id}")
-        except SpecError as error:
-            raise SpecError(f"{path.parent}: {error}") from None
         except msgspec.DecodeError as error:
             aside = self.set_aside(trial_id)
             why = f"is not a whole record ({in_one_line(error)})"
@@ -226,7 +224,7 @@ class Store:
         found = []
         for path in sorted(self.trials.glob("*.json")):
             with contextlib.suppress(OSError, msgspec.DecodeError):
-                found.append(read_record(path.read_bytes(), path.name))
+                found.append(read_record(path.read_bytes(), str(path)))
         return found
 
     def set_aside(self, trial_id: str) -> Path:

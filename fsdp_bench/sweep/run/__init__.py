@@ -3,7 +3,6 @@
 Read in this order:
     remaining_trials.py   which trials of a sweep are recorded, and which are still to be run
     runner.py       runs one trial after another, from a scratch folder to a record
-    time_limit.py   the trial's time limit (RunPlan.timeout_seconds in spec/record.py)
     outcome.py      decides a trial's outcome from its ranks' reports, exit codes and signals
     rehearsed.py    the GPU that rehearsed trials run on, and the environment that puts the stand-in before NVIDIA's
 

@@ -6,8 +6,6 @@ This package does not import the stand-in for NVIDIA's libraries: the subprocess
 
 from __future__ import annotations
 
-import json
-import subprocess
 import tempfile
 from collections.abc import Mapping
 from functools import cache
@@ -21,7 +19,7 @@ from fsdp_bench.plan.rehearsal import headroom_of_script
 from fsdp_bench.spec.codec import to_json
 from fsdp_bench.spec.errors import MachineError, SpecError
 from fsdp_bench.spec.hardware import Hardware
-from fsdp_bench.spec.subprocesses.own_python import own_python
+from fsdp_bench.spec.subprocesses.own_python import NoAnswer, ask
 from fsdp_bench.spec.subprocesses.rehearsal import RehearsedGpu
 from fsdp_bench.sweep.machine import GpuDevice, Machine
 
@@ -67,13 +65,11 @@ def stand_in_environment(gpu: RehearsedGpu) -> Mapping[str, str]:
     Raises:
         MachineError: in one line, if torch is not a CUDA build, or there is no C compiler.
     """
-    command = own_python("fsdp_bench.rehearse.environment", to_json(gpu).decode(), _temporary_folder().name)
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    arguments = to_json(gpu).decode(), _temporary_folder().name
     try:
-        answer: dict[str, str] = json.loads(done.stdout)
-    except ValueError:
-        last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
-        raise MachineError(f"the stand-in for NVIDIA's libraries cannot be made: {last}") from None
+        answer = ask("fsdp_bench.rehearse.environment", dict[str, str], *arguments)
+    except NoAnswer as error:
+        raise MachineError(f"the stand-in for NVIDIA's libraries cannot be made: {error}") from None
     if "error" in answer:
         raise MachineError(answer["error"])
     return answer

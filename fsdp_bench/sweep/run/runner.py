@@ -17,16 +17,13 @@ from fsdp_bench.spec.errors import ResultsError
 from fsdp_bench.spec.rank_report import Outcome, RankReport
 from fsdp_bench.spec.record import SCHEMA_VERSION, TrialRecord, TrialSpec
 from fsdp_bench.sweep.config.trial import Trial
-from fsdp_bench.sweep.launchers.fork_server import ForkServer
 from fsdp_bench.sweep.launchers.launcher import Cluster, Launched, Launcher, LauncherError, NodesLost, RankExit
-from fsdp_bench.sweep.launchers.logs import cut_down, last_lines
-from fsdp_bench.sweep.launchers.processes import end_marked, mark_of
-from fsdp_bench.sweep.launchers.torchrun import Torchrun
+from fsdp_bench.sweep.launchers.one_node import ForkServer, Torchrun
+from fsdp_bench.sweep.launchers.processes import cut_down, end_marked, last_lines, mark_of
 from fsdp_bench.sweep.machine import oom_kills, probe_machine
 from fsdp_bench.sweep.results.store import Store
 from fsdp_bench.sweep.run.outcome import OutOfMemoryKill, RankEnd, TrialEnd, decide_outcome, lost_nodes_end
 from fsdp_bench.sweep.run.remaining_trials import SweepState
-from fsdp_bench.sweep.run.time_limit import TimeLimit
 
 GRACE_SECONDS = 3.0
 """After a rank failed, how long the other ranks may take to write their reports before they are ended."""
@@ -341,3 +338,30 @@ class TrialRun:
             "peak_flops_per_second": peak,
             "peak_flops_source": f"{gpu.name} {dtype}: {gpu.source.title}, {gpu.source.date}",
         }
+
+
+MOST_SECONDS_BETWEEN_LOOKS = 2.0
+"""The runner checks its limit several times a second. A longer time between two checks means that it was stopped."""
+
+
+class TimeLimit:
+    """A time limit that counts the time in which this process runs, not the time in which it is stopped.
+
+    While this process is stopped (Ctrl-Z, a suspended laptop) the ranks may go on. What they have reported meanwhile is
+    read before the limit is checked.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._left = seconds
+        self._last = time.monotonic()
+
+    def has_run_out(self) -> bool:
+        """Return whether no time is left. Call this at every check for ended ranks."""
+        now = time.monotonic()
+        self._left -= min(now - self._last, MOST_SECONDS_BETWEEN_LOOKS)
+        self._last = now
+        return self._left <= 0
+
+    def stop_within(self, seconds: float) -> None:
+        """Shorten the time that is left to at most ``seconds``."""
+        self._left = min(self._left, seconds)

@@ -10,8 +10,7 @@ import pytest
 from fsdp_bench.spec.errors import MachineError, SweepFileError, UserError
 from fsdp_bench.spec.record import RunPlan, read_record
 from fsdp_bench.spec.setup import Precision, ShardingStrategy
-from fsdp_bench.sweep.config.trial import SweepPlan
-from fsdp_bench.sweep.config.trial_id import trial_id
+from fsdp_bench.sweep.config.trial import SweepPlan, trial_id
 from fsdp_bench.sweep.machine import GpuDevice, Machine, torch_version
 from tests.conftest import TINY_MODEL
 from tests.sweep.reading import read_sweep

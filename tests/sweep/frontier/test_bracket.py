@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fsdp_bench.sweep.frontier.bracket import Bracket
+from fsdp_bench.sweep.frontier.cell import Bracket
 
 
 def search(bracket: Bracket, truth: int, answers: dict[int, bool] | None = None) -> list[int]:

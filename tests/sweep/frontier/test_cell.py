@@ -10,9 +10,8 @@ from fsdp_bench.spec.model import Family, ModelShape
 from fsdp_bench.spec.rank_report import Failure, MemoryReading, Outcome, RankReport
 from fsdp_bench.spec.record import SCHEMA_VERSION, Device, RunPlan, TrialRecord
 from fsdp_bench.spec.setup import TrainSetup
-from fsdp_bench.sweep.frontier.cell import SearchedCell
+from fsdp_bench.sweep.frontier.cell import Forecast, SearchedCell
 from fsdp_bench.sweep.frontier.file import Search
-from fsdp_bench.sweep.frontier.forecast import Forecast
 
 SHAPE = ModelShape(
     name="tiny",

@@ -10,8 +10,8 @@ import pytest
 from fsdp_bench.spec.errors import UserError
 from fsdp_bench.sweep.config.selection import select_searches
 from fsdp_bench.sweep.config.sweep_file import read_file
+from fsdp_bench.sweep.frontier.cell import forecast
 from fsdp_bench.sweep.frontier.file import RESOLUTION, FrontierPlan, gpu_of, searches_of
-from fsdp_bench.sweep.frontier.forecast import forecast
 from fsdp_bench.sweep.machine import GpuDevice
 from tests.conftest import TINY_MODEL
 from tests.sweep.config.test_grid import GPUS, machine

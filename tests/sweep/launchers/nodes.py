@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 from fsdp_bench.spec.record import TrialRecord
-from fsdp_bench.sweep.launchers.start import free_port
+from fsdp_bench.sweep.launchers.processes import free_port
 from fsdp_bench.sweep.results.load import read_records
 from tests.conftest import command
 

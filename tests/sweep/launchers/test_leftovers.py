@@ -13,10 +13,9 @@ import pytest
 
 from fsdp_bench.spec.codec import to_json
 from fsdp_bench.spec.record import RunPlan, TrialSpec
-from fsdp_bench.sweep.launchers.fork_server import ForkServer
 from fsdp_bench.sweep.launchers.launcher import RankExit
-from fsdp_bench.sweep.launchers.processes import MARK, end_marked, environment_of, mark_of
-from fsdp_bench.sweep.launchers.start import worker_environment
+from fsdp_bench.sweep.launchers.one_node import ForkServer
+from fsdp_bench.sweep.launchers.processes import MARK, end_marked, environment_of, mark_of, worker_environment
 from tests.sweep.run.test_survival import Sweep, wait_for_ranks, wait_until_gone
 from tests.train.training import LLAMA, S, setup_of
 

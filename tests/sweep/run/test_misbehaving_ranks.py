@@ -18,15 +18,13 @@ from fsdp_bench.spec.errors import ResultsError
 from fsdp_bench.spec.rank_report import Outcome
 from fsdp_bench.spec.record import RunPlan, TrialRecord, TrialSpec
 from fsdp_bench.spec.setup import TrainSetup
-from fsdp_bench.sweep.launchers import logs
+from fsdp_bench.sweep.launchers import processes
 from fsdp_bench.sweep.launchers.launcher import RankExit
-from fsdp_bench.sweep.launchers.processes import mark_of
-from fsdp_bench.sweep.launchers.start import worker_environment
-from fsdp_bench.sweep.launchers.torchrun import Torchrun, TorchrunTrial
+from fsdp_bench.sweep.launchers.one_node import Torchrun, TorchrunTrial
+from fsdp_bench.sweep.launchers.processes import mark_of, worker_environment
 from fsdp_bench.sweep.results.store import Store
-from fsdp_bench.sweep.run import time_limit
-from fsdp_bench.sweep.run.runner import TrialRun
-from fsdp_bench.sweep.run.time_limit import TimeLimit
+from fsdp_bench.sweep.run import runner
+from fsdp_bench.sweep.run.runner import TimeLimit, TrialRun
 from tests.sweep.frontier.test_cell import SHAPE as MODEL
 
 OK = '{"rank": 0, "outcome": "ok"}'
@@ -99,15 +97,15 @@ def test_a_ranks_output_is_bounded_in_memory_and_in_the_record(store: Store) -> 
 
 
 def test_a_log_that_grows_is_cut_down_to_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(logs, "MOST_LOG_BYTES", 100_000)
+    monkeypatch.setattr(processes, "MOST_LOG_BYTES", 100_000)
     with open(tmp_path / "rank-0.log", "ab") as log:
         for number in range(20_000):
             log.write(b"line %d\n" % number)
         log.flush()
-        logs.cut_down(tmp_path)
+        processes.cut_down(tmp_path)
         log.write(b"after\n")
     assert (tmp_path / "rank-0.log").stat().st_size < 100_000
-    assert logs.last_lines(tmp_path / "rank-0.log", 2) == ["line 19999", "after"]
+    assert processes.last_lines(tmp_path / "rank-0.log", 2) == ["line 19999", "after"]
 
 
 ODD = {
@@ -135,7 +133,7 @@ def test_the_time_limit_does_not_count_the_time_in_which_the_manager_is_stopped(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now = 0.0
-    monkeypatch.setattr(time_limit.time, "monotonic", lambda: now)
+    monkeypatch.setattr(runner.time, "monotonic", lambda: now)
     limit = TimeLimit(10.0)
     now = 1000.0  # stopped
     assert not limit.has_run_out()
@@ -143,7 +141,7 @@ def test_the_time_limit_does_not_count_the_time_in_which_the_manager_is_stopped(
         now += 0.2
         if limit.has_run_out():
             break
-    assert now == pytest.approx(1000 + 10 - time_limit.MOST_SECONDS_BETWEEN_LOOKS, abs=0.5)
+    assert now == pytest.approx(1000 + 10 - runner.MOST_SECONDS_BETWEEN_LOOKS, abs=0.5)
 
 
 def test_a_report_that_was_there_when_the_limit_passed_counts(store: Store) -> None:

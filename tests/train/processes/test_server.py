@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 
-from fsdp_bench.sweep.launchers.start import worker_environment
+from fsdp_bench.sweep.launchers.processes import worker_environment
 
 
 def test_after_its_imports_the_server_has_one_thread_and_no_cuda() -> None:

@@ -1,4 +1,4 @@
-"""The fork server as the sweep sees it: a process that imports torch once and forks the ranks of each trial."""
+"""Trials on this machine: a process that imports torch once forks their ranks, or a new torchrun starts each one."""
 
 from __future__ import annotations
 
@@ -11,12 +11,11 @@ import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+import psutil
+
 from fsdp_bench.spec.errors import MachineError
 from fsdp_bench.sweep.launchers.launcher import Launched, LauncherError, RankExit, exit_of, signal_name
-from fsdp_bench.sweep.launchers.logs import last_lines
-from fsdp_bench.sweep.launchers.processes import end_marked, kill_group
-from fsdp_bench.sweep.launchers.start import start_process, worker_environment
-from fsdp_bench.sweep.launchers.torchrun import Torchrun
+from fsdp_bench.sweep.launchers.processes import end_marked, kill_group, last_lines, start_process, worker_environment
 
 SERVER_START_SECONDS = 120.0
 """The time that the server may take to start: importing torch from a cold network file system can take a minute."""
@@ -162,6 +161,60 @@ class ForkedTrial:
         if not self.finished:
             self._server.close()
             self.finished = True
+
+    def lost_nodes(self) -> tuple[str, ...]:
+        """Return nothing: all ranks were on this node."""
+        return ()
+
+
+class Torchrun:
+    """Starts every trial with a new torchrun, so that each trial imports torch again and trials share nothing."""
+
+    def __init__(self, mark: str, environment: Mapping[str, str] = {}) -> None:
+        self._mark = mark
+        self._environment = environment
+
+    def start(self, trial: Path, scratch: Path, world_size: int) -> TorchrunTrial:
+        """Start torchrun in a session of its own."""
+        command = ["fsdp_bench.train.processes.torchrun", str(scratch), f"--nproc-per-node={world_size}", "--log-dir"]
+        command += [str(scratch), "-m", "fsdp_bench.train.processes.torchrun_rank", str(trial), str(scratch)]
+        with open(scratch / "rank-0.log", "ab") as log:
+            variables = worker_environment(self._mark, self._environment)
+            return TorchrunTrial(start_process(command, subprocess.DEVNULL, log, variables))
+
+    def end_leftovers(self) -> None:
+        """End processes that a trial that has ended left running."""
+        end_marked(self._mark)
+
+    def close(self) -> None:
+        """End processes that are left. torchrun itself is not kept running."""
+        end_marked(self._mark)
+
+
+class TorchrunTrial:
+    """A trial that torchrun runs. torchrun ends all ranks if one fails, and has one exit code for all."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self._process = process
+        self.finished = False
+
+    def wait(self, seconds: float) -> list[RankExit]:
+        """Return the end of torchrun, which does not say which rank failed."""
+        try:
+            code = self._process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            return []
+        self.finished = True
+        return [exit_of(None, code)]
+
+    def kill(self) -> None:
+        """End torchrun and its ranks, each of which has a process group of its own."""
+        with contextlib.suppress(psutil.Error):
+            for child in psutil.Process(self._process.pid).children(recursive=True):
+                child.kill()
+        kill_group(self._process.pid)
+        self._process.wait()
+        self.finished = True
 
     def lost_nodes(self) -> tuple[str, ...]:
         """Return nothing: all ranks were on this node."""
