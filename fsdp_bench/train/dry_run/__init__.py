@@ -8,5 +8,4 @@ Read in this order:
     fake_tracker.py   live bytes of fake tensors
     breakdown.py      live bytes at the peak by category
     workarounds.py    the symbols of torch that are replaced because tensors have no data, and why
-    replacements.py   the functions that replace them
 """

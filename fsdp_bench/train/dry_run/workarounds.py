@@ -9,15 +9,20 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.distributed as dist
+from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from fsdp_bench.spec.errors import MachineError
-from fsdp_bench.train.dry_run import replacements
+from fsdp_bench.train.dry_run.fake_gpu import NAME, FakeStream
+from fsdp_bench.train.dry_run.fused_kernels import clear_cache
 
 Replace = Callable[[Any], Any]
 
@@ -94,129 +99,280 @@ def applied(accelerator: bool) -> Iterator[None]:
                 setattr(owner, name, found)
 
 
-WORKAROUNDS = (
-    Workaround(
-        symbol="torch:UntypedStorage.data_ptr",
-        marker="data_ptr",
-        why="FSDP1 asks by address whether a storage is allocated and whether two tensors share one; a fake one's is 0",
-        replace=replacements.storage_address,
-    ),
-    Workaround(
-        symbol="torch._subclasses.fake_tensor:FakeTensor.data_ptr",
-        marker="data_ptr",
-        why="the same for tensors (_runtime_utils._catch_all_reshard)",
-        replace=replacements.tensor_address,
-    ),
-    Workaround(
-        symbol="torch._subclasses.fake_impls:op_implementations_dict",
-        marker="aten._local_scalar_dense.default",
-        why="the gradient scalers read found_inf with item(), which a fake tensor refuses",
-        replace=replacements.known_scalars,
-    ),
-    Workaround(
-        symbol="torch.distributed._functional_collectives:wait_tensor",
-        marker="_c10d_functional.wait_tensor",
-        why="a collective's fake tensor is waited for by making another one (_wait_tensor_meta); the operator on real "
-        "tensors returns its argument",
-        replace=replacements.itself,
-    ),
-    Workaround(
-        symbol="torch.distributed.tensor._sharding_prop:ShardingPropagator._propagate_tensor_meta_non_cached",
-        marker="FakeTensorMode()",
-        why="DTensor tries an operator on fake tensors to learn its result's shape; torch 2.11 does so in every step "
-        "of a fused optimizer, and between fake tensors those would count as the step's",
-        replace=replacements.without_modes,
-    ),
-    Workaround(
-        symbol="torch.distributed.fsdp._fully_shard._fully_shard:_get_post_forward_mesh_info",
-        marker="HSDPMeshInfo(",
-        why="reshard_after_forward=N makes a mesh for every unit, which computes with rank numbers: its tensors must be"
-        " real",
-        replace=replacements.without_modes,
-    ),
-    Workaround(
-        symbol="torch.nn.parallel.distributed:_verify_param_shape_across_processes",
-        marker="_verify_params_across_processes",
-        why="DDP compares the parameters' shapes over ranks by reading tensors in C++",
-        replace=replacements.only_allocate,
-    ),
-    Workaround(
-        symbol="torch.distributed:Reducer._rebuild_buckets",
-        marker="_rebuild_buckets",
-        why="DDP's reducer writes the buckets' indices into int32 tensors by pointer",
-        replace=replacements.rebuild_with_real_indices,
-    ),
-    Workaround(
-        symbol="torch._subclasses.fake_tensor:FakeTensor.data",
-        marker="data",
-        why="``x.data = y`` changes the storage but not the fake device, which CPU offload moves (flat_param_to)",
-        replace=replacements.data_with_device,
-        only_accelerator=True,
-    ),
-    Workaround(
-        symbol="torch._subclasses.fake_tensor:FakeTensor.view",
-        marker="view",
-        why="a view of a fake tensor holds what it is a view of, for its reverse view function (ADInplaceOrView makes "
-        "one where Python dispatches), and with it the memory that ``x.data = y`` frees on a GPU",
-        replace=replacements.view_that_knows,
-        only_accelerator=True,
-    ),
-    Workaround(
-        symbol="torch:Tensor._make_subclass",
-        marker="_make_subclass",
-        why="tensors of the fake accelerator get a CPU's dispatch keys: without a kernel for its own, torch decomposes "
-        "operators that a GPU runs whole (silu_backward), and C++ refuses to swap a tensor's data between devices",
-        replace=replacements.with_cpu_keys,
-        only_accelerator=True,
-    ),
-    Workaround(
-        symbol="torch._subclasses.fake_tensor:FakeTensor.pin_memory",
-        marker="pin_memory",
-        why="pinning has no fake kernel",
-        replace=replacements.pinned_copy,
-        only_accelerator=True,
-    ),
-    Workaround(
-        symbol="torch._subclasses.fake_tensor:FakeTensor.is_pinned",
-        marker="is_pinned",
-        why="a fake host tensor is as if pinned",
-        replace=replacements.always,
-        only_accelerator=True,
-    ),
-    Workaround(
-        symbol="torch._subclasses.fake_tensor:FakeTensor.record_stream",
-        marker="record_stream",
-        why="it has no fake kernel, and says nothing about live bytes",
-        replace=replacements.no_check,
-        only_accelerator=True,
-    ),
-    Workaround(
-        symbol="torch.nn.parallel.distributed:DistributedDataParallel._check_comm_hook",
-        marker="bf16_compress_hook",
-        why="it refuses the bf16 compression hook on a build of torch without CUDA",
-        replace=replacements.no_check,
-        only_accelerator=True,
-    ),
-    Workaround(
-        symbol="torch.amp.autocast_mode:autocast.__init__",
-        marker="self.device = device_type",
-        why="tensors with a CPU's dispatch keys obey a CPU's autocast, whose kernels fused_kernels.py replaces",
-        replace=replacements.autocast_of_cpu_keys,
-        only_accelerator=True,
-    ),
-    Workaround(
-        symbol="torch.accelerator:current_stream",
-        marker="_accelerator_getStream",
-        why="the fake accelerator's streams are Python's; fully_shard asks for one where it waits for a unit that was"
-        " gathered and never used, as in backward of frozen blocks (finalize_backward)",
-        replace=replacements.stream_without_work,
-        only_accelerator=True,
-    ),
-    Workaround(
-        symbol="torch:clear_autocast_cache",
-        marker="clear_autocast_cache",
-        why="fused_kernels.py keeps its own casts of parameters, which must end when torch's do",
-        replace=replacements.clear_both_caches,
-        only_accelerator=True,
-    ),
+WORKAROUNDS: list[Workaround] = []
+
+
+def workaround(symbol: str, marker: str, why: str, only_accelerator: bool = False) -> Callable[[Replace], Replace]:
+    """Add a workaround; the decorated function takes the original and returns the replacement."""
+
+    def add(replace: Replace) -> Replace:
+        WORKAROUNDS.append(Workaround(symbol, marker, why, replace, only_accelerator))
+        return replace
+
+    return add
+
+
+@workaround(
+    symbol="torch:UntypedStorage.data_ptr",
+    marker="data_ptr",
+    why="FSDP1 asks by address whether a storage is allocated and whether two tensors share one; a fake one's is 0",
 )
+def storage_address(original: Any) -> Any:
+    """Give every allocated storage an address of its own."""
+
+    def data_ptr(storage: torch.UntypedStorage) -> int:
+        if storage.device.type != "meta":
+            return original(storage)
+        return storage._cdata if storage.nbytes() > 0 else 0
+
+    return data_ptr
+
+
+@workaround(
+    symbol="torch._subclasses.fake_tensor:FakeTensor.data_ptr",
+    marker="data_ptr",
+    why="the same for tensors (_runtime_utils._catch_all_reshard)",
+)
+def tensor_address(_original: Any) -> Any:
+    """Give every tensor the address of its storage plus its offset."""
+
+    def data_ptr(tensor: Any) -> int:
+        start = tensor.untyped_storage().data_ptr()
+        return start + tensor.storage_offset() * tensor.element_size() if start else 0
+
+    return data_ptr
+
+
+@workaround(
+    symbol="torch._subclasses.fake_impls:op_implementations_dict",
+    marker="aten._local_scalar_dense.default",
+    why="the gradient scalers read found_inf with item(), which a fake tensor refuses",
+)
+def known_scalars(original: dict[Any, Any]) -> Any:
+    """Return 0 as the value of a fake tensor: for ``found_inf`` of a gradient scaler, which then steps as usual."""
+    read = torch.ops.aten._local_scalar_dense.default
+
+    def zero(_mode: Any, _func: Any, tensor: torch.Tensor) -> float | int:
+        return 0.0 if tensor.dtype.is_floating_point else 0
+
+    return {**original, read: zero}
+
+
+@workaround(
+    symbol="torch.distributed._functional_collectives:wait_tensor",
+    marker="_c10d_functional.wait_tensor",
+    why="a collective's fake tensor is waited for by making another one (_wait_tensor_meta); the operator on real "
+    "tensors returns its argument",
+)
+def itself(_original: Any) -> Any:
+    """Return a function that returns its argument."""
+    return lambda tensor: tensor
+
+
+@workaround(
+    symbol="torch.distributed.tensor._sharding_prop:ShardingPropagator._propagate_tensor_meta_non_cached",
+    marker="FakeTensorMode()",
+    why="DTensor tries an operator on fake tensors to learn its result's shape; torch 2.11 does so in every step "
+    "of a fused optimizer, and between fake tensors those would count as the step's",
+)
+@workaround(
+    symbol="torch.distributed.fsdp._fully_shard._fully_shard:_get_post_forward_mesh_info",
+    marker="HSDPMeshInfo(",
+    why="reshard_after_forward=N makes a mesh for every unit, which computes with rank numbers: its tensors must be"
+    " real",
+)
+def without_modes(original: Any) -> Any:
+    """Run a function outside of all dispatch modes."""
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with _disable_current_modes():
+            return original(*args, **kwargs)
+
+    return run
+
+
+@workaround(
+    symbol="torch.nn.parallel.distributed:_verify_param_shape_across_processes",
+    marker="_verify_params_across_processes",
+    why="DDP compares the parameters' shapes over ranks by reading tensors in C++",
+)
+def only_allocate(_original: Any) -> Any:
+    """Allocate what verify_params_across_processes (c10d/reducer.cpp) allocates, without checking values."""
+
+    def verify(process_group: dist.ProcessGroup, tensors: list[torch.Tensor], logger: Any = None) -> None:
+        num_sizes, device = sum(2 * tensor.dim() for tensor in tensors), tensors[0].device
+        # Of each rank its number of parameters, one tensor each; all sizes and strides, and on the host again.
+        _counts = torch.empty(1 + process_group.size(), dtype=torch.int64, device=device)
+        _metadata = torch.empty(num_sizes, dtype=torch.int64, device=device)
+        _control = torch.empty(num_sizes, dtype=torch.int64, device="cpu")
+
+    return verify
+
+
+class _RealIndices(TorchDispatchMode):
+    """A mode in which int32 tensors are real: the reducer writes bucket numbers into them by pointer."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        tensors = [value for value in args if isinstance(value, torch.Tensor)]
+        given = (kwargs or {}).get("dtype") if not tensors else tensors[0].dtype
+        if given is not torch.int32:
+            return func(*args, **(kwargs or {}))
+        with unset_fake_temporarily():
+            return func(*args, **{**(kwargs or {}), **({} if tensors else {"device": "cpu"})})
+
+
+@workaround(
+    symbol="torch.distributed:Reducer._rebuild_buckets",
+    marker="_rebuild_buckets",
+    why="DDP's reducer writes the buckets' indices into int32 tensors by pointer",
+)
+def rebuild_with_real_indices(original: Any) -> Any:
+    """Let the reducer write its indices into real tensors."""
+
+    def rebuild(reducer: Any) -> Any:
+        with _RealIndices():
+            return original(reducer)
+
+    return rebuild
+
+
+@workaround(
+    symbol="torch._subclasses.fake_tensor:FakeTensor.data",
+    marker="data",
+    why="``x.data = y`` changes the storage but not the fake device, which CPU offload moves (flat_param_to)",
+    only_accelerator=True,
+)
+def data_with_device(original: Any) -> Any:
+    """Make an assignment to ``data`` change the fake device too, also of the base of a view.
+
+    And forget the value of a small tensor of the host: what is computed from it would be a constant of the host, too.
+    """
+
+    def assign(tensor: Any, value: Any) -> None:
+        original.__set__(tensor, value)
+        if isinstance(value, FakeTensor):
+            tensor.fake_device = value.fake_device
+            tensor.constant = None
+            viewed = tensor.viewed() if hasattr(tensor, "viewed") else None
+            if viewed is not None:
+                assign(viewed, value.detach().reshape(viewed.shape))
+
+    return property(original.__get__, assign)
+
+
+@workaround(
+    symbol="torch._subclasses.fake_tensor:FakeTensor.view",
+    marker="view",
+    why="a view of a fake tensor holds what it is a view of, for its reverse view function (ADInplaceOrView makes "
+    "one where Python dispatches), and with it the memory that ``x.data = y`` frees on a GPU",
+    only_accelerator=True,
+)
+def view_that_knows(original: Any) -> Any:
+    """Make a view keep a reference to its base."""
+
+    def view(tensor: Any, *shape: Any) -> Any:
+        found = original(tensor, *shape)
+        found.viewed = weakref.ref(tensor)
+        return found
+
+    return view
+
+
+@workaround(
+    symbol="torch:Tensor._make_subclass",
+    marker="_make_subclass",
+    why="tensors of the fake accelerator get a CPU's dispatch keys: without a kernel for its own, torch decomposes "
+    "operators that a GPU runs whole (silu_backward), and C++ refuses to swap a tensor's data between devices",
+    only_accelerator=True,
+)
+def with_cpu_keys(original: Any) -> Any:
+    """Give tensors of the fake accelerator CPU dispatch keys."""
+
+    def make_subclass(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        if kwargs.get("device_for_backend_keys") is not None:
+            kwargs["device_for_backend_keys"] = torch.device("cpu")
+        return original.__func__(cls, *args, **kwargs)
+
+    return staticmethod(make_subclass)
+
+
+@workaround(
+    symbol="torch._subclasses.fake_tensor:FakeTensor.pin_memory",
+    marker="pin_memory",
+    why="pinning has no fake kernel",
+    only_accelerator=True,
+)
+def pinned_copy(_original: Any) -> Any:
+    """Return a function that returns a copy, as pin_memory does."""
+    return lambda tensor, device=None: tensor.clone()
+
+
+@workaround(
+    symbol="torch._subclasses.fake_tensor:FakeTensor.is_pinned",
+    marker="is_pinned",
+    why="a fake host tensor is as if pinned",
+    only_accelerator=True,
+)
+def always(_original: Any) -> Any:
+    """Return a function that returns True."""
+    return lambda *_args, **_kwargs: True
+
+
+@workaround(
+    symbol="torch._subclasses.fake_tensor:FakeTensor.record_stream",
+    marker="record_stream",
+    why="it has no fake kernel, and says nothing about live bytes",
+    only_accelerator=True,
+)
+@workaround(
+    symbol="torch.nn.parallel.distributed:DistributedDataParallel._check_comm_hook",
+    marker="bf16_compress_hook",
+    why="it refuses the bf16 compression hook on a build of torch without CUDA",
+    only_accelerator=True,
+)
+def no_check(_original: Any) -> Any:
+    """Replace a check by a function that does nothing."""
+    return lambda *_args, **_kwargs: None
+
+
+@workaround(
+    symbol="torch.amp.autocast_mode:autocast.__init__",
+    marker="self.device = device_type",
+    why="tensors with a CPU's dispatch keys obey a CPU's autocast, whose kernels fused_kernels.py replaces",
+    only_accelerator=True,
+)
+def autocast_of_cpu_keys(original: Any) -> Any:
+    """Make autocast on the fake accelerator use the dispatch keys of its tensors."""
+
+    def init(context: Any, device_type: str, *args: Any, **kwargs: Any) -> None:
+        original(context, "cpu" if device_type == NAME else device_type, *args, **kwargs)
+
+    return init
+
+
+@workaround(
+    symbol="torch.accelerator:current_stream",
+    marker="_accelerator_getStream",
+    why="the fake accelerator's streams are Python's; fully_shard asks for one where it waits for a unit that was"
+    " gathered and never used, as in backward of frozen blocks (finalize_backward)",
+    only_accelerator=True,
+)
+def stream_without_work(_original: Any) -> Any:
+    """Return a stream of the fake accelerator, on which nothing runs."""
+    return lambda *_args, **_kwargs: FakeStream()
+
+
+@workaround(
+    symbol="torch:clear_autocast_cache",
+    marker="clear_autocast_cache",
+    why="fused_kernels.py keeps its own casts of parameters, which must end when torch's do",
+    only_accelerator=True,
+)
+def clear_both_caches(original: Any) -> Any:
+    """Clear the cache of fused_kernels.py as well."""
+
+    def clear() -> None:
+        original()
+        clear_cache()
+
+    return clear

@@ -25,9 +25,7 @@ GLOO_RELEASE_SECONDS = 0.005
 class MemoryMeter(Protocol):
     """Measures the memory of one rank by phase. The training loop tells it when a phase begins."""
 
-    @property
-    def current_phase(self) -> str:
-        """The current phase."""
+    current_phase: str
 
     def phase(self, name: str) -> None:
         """Begin a new phase."""
@@ -36,7 +34,7 @@ class MemoryMeter(Protocol):
         """End the warm-up. From here only the overall peak is tracked."""
 
     def reading(self) -> MemoryReading:
-        """Return the readings so far. The worker adds the resident set size."""
+        """Return the readings so far."""
 
 
 class Unmetered:
@@ -55,19 +53,27 @@ class Unmetered:
         raise AssertionError("nothing was metered")
 
 
-class _Phases:
+class _PhasesMeter:
+    """Peaks by phase, and host memory."""
+
     def __init__(self) -> None:
         self.peaks: dict[str, int] = {}
-        self.current = "load"
+        self.current_phase = "load"
+        self._host = HostMeter()
 
-    def close_window(self, peak_bytes: int) -> None:
-        self.peaks[self.current] = max(self.peaks.get(self.current, 0), peak_bytes)
+    def _close_window(self, peak_bytes: int) -> None:
+        self.peaks[self.current_phase] = max(self.peaks.get(self.current_phase, 0), peak_bytes)
 
-    def worst(self) -> str:
-        return max(self.peaks, key=lambda phase: self.peaks[phase])
+    def _reading(self, **fields: Any) -> MemoryReading:
+        return MemoryReading(
+            phases=dict(self.peaks),
+            peak_host_bytes=self._host.peak_rss_bytes(),
+            peak_host_cgroup_bytes=self._host.peak_cgroup_bytes(),
+            **fields,
+        )
 
 
-class CpuMeter:
+class CpuMeter(_PhasesMeter):
     """Tracks live tensor bytes in the warm-up, with an optional budget that ends the trial.
 
     torch.compile falls back to eager under a dispatch mode, and compiled code allocates without operators; so a
@@ -75,55 +81,42 @@ class CpuMeter:
     """
 
     def __init__(self, budget_bytes: int | None, compiled: bool) -> None:
+        super().__init__()
         self._tracker: StorageTracker | None = None
         if not compiled:
             self._tracker = StorageTracker(budget_bytes, GLOO_RELEASE_SECONDS)
             self._tracker.__enter__()
-        self._phases = _Phases()
-        self._host = HostMeter()
 
     def phase(self, name: str) -> None:
         """End the current phase and begin a new one."""
         if self._tracker is not None:
-            self._phases.close_window(self._tracker.peak_bytes)
+            self._close_window(self._tracker.peak_bytes)
             time.sleep(GLOO_RELEASE_SECONDS)
             self._tracker.reset_peak()
-        self._phases.current = name
-
-    @property
-    def current_phase(self) -> str:
-        """The current phase."""
-        return self._phases.current
+        self.current_phase = name
 
     def end_phases(self) -> None:
         """Stop tracking: measured steps run at full speed."""
         if self._tracker is not None:
-            self._phases.close_window(self._tracker.peak_bytes)
+            self._close_window(self._tracker.peak_bytes)
             self._tracker.__exit__(None, None, None)
             self._tracker = None
 
     def reading(self) -> MemoryReading:
         """Return the peaks by phase. A CPU has no reserved memory and no allocation retries."""
         if self._tracker is not None:
-            self._phases.close_window(self._tracker.peak_bytes)
-        peaks = dict(self._phases.peaks)
-        return MemoryReading(
-            peak_allocated_bytes=max(peaks.values(), default=None),
-            peak_phase=max(peaks, key=lambda phase: peaks[phase], default="unknown"),
-            phases=peaks,
-            peak_host_bytes=self._host.peak_rss_bytes(),
-            peak_host_cgroup_bytes=self._host.peak_cgroup_bytes(),
-        )
+            self._close_window(self._tracker.peak_bytes)
+        worst = max(self.peaks, key=lambda phase: self.peaks[phase], default="unknown")
+        return self._reading(peak_allocated_bytes=self.peaks.get(worst), peak_phase=worst)
 
 
-class CudaMeter:
+class CudaMeter(_PhasesMeter):
     """Reads the caching allocator's statistics and NVML."""
 
     def __init__(self, device: torch.device, limit_bytes: int | None) -> None:
+        super().__init__()
         self._device = device
         self._nvml = Nvml(device)
-        self._phases = _Phases()
-        self._host = HostMeter()
         self._ended = False
         self._peak_allocated = self._peak_reserved = 0
         self._peak_device: int | None = None
@@ -142,19 +135,14 @@ class CudaMeter:
     def phase(self, name: str) -> None:
         """End the current phase and begin a new one."""
         if not self._ended:
-            self._phases.close_window(self._read_window())
+            self._close_window(self._read_window())
             torch.cuda.reset_peak_memory_stats(self._device)
-        self._phases.current = name
-
-    @property
-    def current_phase(self) -> str:
-        """The current phase."""
-        return self._phases.current
+        self.current_phase = name
 
     def end_phases(self) -> None:
         """End the warm-up. From here only the overall peak is tracked."""
         if not self._ended:
-            self._phases.close_window(self._read_window())
+            self._close_window(self._read_window())
             self._sample_device()
             self._ended = True
 
@@ -168,18 +156,15 @@ class CudaMeter:
         """Return the allocator's peaks and counts. The phase of a peak after the warm-up is unknown."""
         window = self._read_window()
         if not self._ended:
-            self._phases.close_window(window)
+            self._close_window(window)
         self._sample_device()
-        worst = self._phases.worst()
+        worst = max(self.peaks, key=lambda phase: self.peaks[phase])
         statistics: dict[str, Any] = torch.cuda.memory_stats(self._device)
-        return MemoryReading(
+        return self._reading(
             peak_allocated_bytes=self._peak_allocated,
-            peak_phase=worst if self._phases.peaks[worst] == self._peak_allocated else "unknown",
-            phases=dict(self._phases.peaks),
+            peak_phase=worst if self.peaks[worst] == self._peak_allocated else "unknown",
             peak_reserved_bytes=self._peak_reserved,
             peak_device_bytes=self._peak_device,
-            peak_host_bytes=self._host.peak_rss_bytes(),
-            peak_host_cgroup_bytes=self._host.peak_cgroup_bytes(),
             num_alloc_retries=statistics.get("num_alloc_retries"),
             num_ooms=statistics.get("num_ooms"),
         )

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor, nn
@@ -109,30 +110,22 @@ def flash_attn_replaced() -> Iterator[None]:
         return False
 
     def cast_to(query: Tensor, module: nn.Module) -> torch.dtype | None:
-        """Return autocast's dtype: on the fake accelerator that of CPU keys (train/dry_run/replacements.py)."""
+        """Return autocast's dtype: on the fake accelerator that of CPU keys (train/dry_run/workarounds.py)."""
         if query.dtype is torch.float32 and query.device.type != "cpu" and torch.is_autocast_enabled("cpu"):
             return torch.get_autocast_dtype("cpu")
         found: torch.dtype | None = target(query, module)
         return found
 
-    names = (
-        "_is_packed_sequence",
-        "_loaded_implementation",
-        "_flash_fn",
-        "_flash_varlen_fn",
-        "_process_flash_kwargs_fn",
+    package = mock.patch.multiple(
+        utils,
+        _is_packed_sequence=never_packed,
+        _loaded_implementation=NAME,
+        _flash_fn=flash_attn_func,
+        _flash_varlen_fn=_varlen,
+        _process_flash_kwargs_fn=utils._lazy_define_process_function(flash_attn_func),
     )
-    values = never_packed, NAME, flash_attn_func, _varlen, utils._lazy_define_process_function(flash_attn_func)
-    before = {name: getattr(utils, name) for name in names}
-    for name, value in zip(names, values, strict=True):
-        setattr(utils, name, value)
-    flash_attention.get_target_dtype = cast_to
-    try:
+    with package, mock.patch.object(flash_attention, "get_target_dtype", cast_to):
         yield
-    finally:
-        flash_attention.get_target_dtype = target
-        for name, value in before.items():
-            setattr(utils, name, value)
 
 
 def is_replaced() -> bool:

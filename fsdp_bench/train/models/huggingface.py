@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple
+from unittest import mock
 
 import torch
 from torch import nn
@@ -216,9 +217,8 @@ def unpacked_sequences() -> Iterator[None]:
     def never_packed(position_ids: torch.Tensor) -> None:
         original(position_ids)
 
-    masking_utils.find_packed_sequence_indices = never_packed
-    try:
-        with flash_attn_package.flash_attn_replaced():
-            yield
-    finally:
-        masking_utils.find_packed_sequence_indices = original
+    with (
+        mock.patch.object(masking_utils, "find_packed_sequence_indices", never_packed),
+        flash_attn_package.flash_attn_replaced(),
+    ):
+        yield

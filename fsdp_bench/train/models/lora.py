@@ -13,7 +13,7 @@ from fsdp_bench.spec.errors import MachineError, SpecError, install_hint
 from fsdp_bench.spec.lora import ALL_LINEAR, LoRA
 from fsdp_bench.train.models.huggingface import build
 from fsdp_bench.train.models.quantized import PACKED, materialize_states, quantize
-from fsdp_bench.train.models.user_module import allocate
+from fsdp_bench.train.models.user_module import allocate, default_dtype
 
 _KEPT = "_fsdp_bench_keeps_its_dtype"
 
@@ -48,14 +48,10 @@ def with_frozen_base(config: Mapping[str, Any], lora: LoRA) -> tuple[nn.Module, 
     Raises:
         MachineError, SpecError: as ``adapted``.
     """
-    trained = torch.get_default_dtype()
-    torch.set_default_dtype(torch.bfloat16 if lora.base else trained)
-    try:
+    with default_dtype(torch.bfloat16 if lora.base else torch.get_default_dtype()):
         model, name = build(config)
         if lora.is_quantized:
             quantize(model)
-    finally:
-        torch.set_default_dtype(trained)
     model = with_lora(model, lora)
     for parameter in model.parameters():
         if lora.base and not parameter.requires_grad:
@@ -71,12 +67,8 @@ def load(
     Raises:
         MachineError, SpecError: as ``adapted``.
     """
-    default = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
+    with default_dtype(dtype):
         model, _ = adapted(config, lora, states_on) if lora is not None else build(config)
-    finally:
-        torch.set_default_dtype(default)
     return model.train()
 
 

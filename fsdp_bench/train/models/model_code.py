@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.nn.functional as F
@@ -98,11 +99,8 @@ def _parameters_on_meta() -> Iterator[None]:
         if param is not None and not param.is_meta:  # one that is there already is tied
             module._parameters[name] = nn.Parameter(param.to("meta"), requires_grad=param.requires_grad)
 
-    nn.Module.register_parameter = on_meta  # type: ignore[method-assign, assignment]
-    try:
+    with mock.patch.object(nn.Module, "register_parameter", on_meta):
         yield
-    finally:
-        nn.Module.register_parameter = register  # type: ignore[method-assign]
 
 
 def _batches(model: nn.Module, setup: TrainSetup, rank: int, num_steps: int) -> Iterator[list[dict[str, Tensor]]]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor, nn
@@ -125,23 +126,18 @@ def as_on_cuda() -> Iterator[None]:
     except ImportError:
         yield
         return
-    operator: Any = torch.ops.bitsandbytes.gemm_4bit
-    modules: Any = bnb.nn.modules
     matmul, is_enabled = bnb.matmul_4bit, torch.is_autocast_enabled
-    before = operator.default, modules.fix_4bit_weight_quant_state_from_module
 
     def without_gradient(a: Tensor, b: Tensor, quant_state: Any, out: Any = None, bias: Any = None) -> Any:
         return matmul(a, b.detach(), quant_state=quant_state, out=out, bias=bias)
 
-    operator.default = _dequantize_and_multiply
-    bnb.matmul_4bit = without_gradient
-    modules.fix_4bit_weight_quant_state_from_module = _restore_state
-    torch.is_autocast_enabled = lambda *device: is_enabled(*(device or ("cpu",)))
-    try:
+    with (
+        mock.patch.object(torch.ops.bitsandbytes.gemm_4bit, "default", _dequantize_and_multiply),
+        mock.patch.object(bnb, "matmul_4bit", without_gradient),
+        mock.patch.object(bnb.nn.modules, "fix_4bit_weight_quant_state_from_module", _restore_state),
+        mock.patch.object(torch, "is_autocast_enabled", lambda *device: is_enabled(*(device or ("cpu",)))),
+    ):
         yield
-    finally:
-        operator.default, modules.fix_4bit_weight_quant_state_from_module = before
-        bnb.matmul_4bit, torch.is_autocast_enabled = matmul, is_enabled
 
 
 def _restore_state(module: Any) -> None:

@@ -70,11 +70,8 @@ def call_users_function(spec: UserModule, setup: TrainSetup, dtype: torch.dtype)
         SpecError: if it cannot be found, fails, or returns something else; one line.
         MemoryError: if host memory ran out, or what a trial may take of it.
     """
-    folder = str(Path(spec.folder).resolve())
-    if folder not in sys.path:
-        sys.path.insert(0, folder)
-    function = _find(spec.function, "module")
-    block = _find(spec.block, "transformer-block") if spec.block is not None else None
+    function = _find(spec, spec.function, "module")
+    block = _find(spec, spec.block, "transformer-block") if spec.block is not None else None
     if block is not None and not (isinstance(block, type) and issubclass(block, nn.Module)):
         raise SpecError(f"transformer-block: {spec.block} is no class of nn.Module")
     arguments = _arguments(function, spec, setup)
@@ -109,10 +106,7 @@ def sizes_of(spec: UserModule) -> tuple[str, ...]:
     Raises:
         SpecError: if it cannot be found.
     """
-    folder = str(Path(spec.folder).resolve())
-    if folder not in sys.path:
-        sys.path.insert(0, folder)
-    return tuple(size for size in SIZES if size in _parameters(_find(spec.function, "module")))
+    return tuple(size for size in SIZES if size in _parameters(_find(spec, spec.function, "module")))
 
 
 def _call(function: Any, arguments: dict[str, int]) -> Any:
@@ -154,10 +148,13 @@ def _parameters(function: Any) -> Mapping[str, inspect.Parameter]:
         return {}
 
 
-def _find(path: str, option: str) -> Any:
+def _find(spec: UserModule, path: str, option: str) -> Any:
     module, colon, name = path.partition(":")
     if not colon or not module or not name:
         raise SpecError(f"{option}: {path!r} is not allowed; write it like 'package.module:name'")
+    folder = str(Path(spec.folder).resolve())
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
     try:
         found: Any = importlib.import_module(module)
     except Exception as error:

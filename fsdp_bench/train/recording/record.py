@@ -18,16 +18,15 @@ from fsdp_bench.spec.recording.recorded import Input, ModuleRecord, Origin, Reco
 from fsdp_bench.spec.recording.request import MULTIPLE
 from fsdp_bench.spec.recording.variants import KINDS, VariantKind, offloaded, with_frozen
 from fsdp_bench.train.dry_run.fake_world import fake_device
+from fsdp_bench.train.models.dtypes import DTYPES
 from fsdp_bench.train.models.lora import stored_apart
-from fsdp_bench.train.models.user_module import block_class, block_lists, loss_of, named_class
+from fsdp_bench.train.models.user_module import block_class, block_lists, default_dtype, loss_of, named_class
 from fsdp_bench.train.recording.formulas import Formulas, Point, Size, merged
 from fsdp_bench.train.recording.loops import Writer, operator_names
 from fsdp_bench.train.recording.variant import RawStep, record_step
 
 Build = Callable[[Point], tuple[nn.Module, Any]]
 """Returns a bare model on the current device, and a batch, at one point: values of B, S and other symbols."""
-
-DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32, "fp16": torch.float16}
 
 
 @dataclass(frozen=True)
@@ -216,13 +215,8 @@ def _different(points: Sequence[Point]) -> list[Point]:
 def _built(
     subject: Subject, point: Point, device: torch.device, dtype: torch.dtype = torch.float32
 ) -> tuple[nn.Module, Any]:
-    default = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        with torch.device(device):
-            model, batch = subject.build(point)
-    finally:
-        torch.set_default_dtype(default)
+    with default_dtype(dtype), torch.device(device):
+        model, batch = subject.build(point)
     batch = tree_map_only(torch.Tensor, lambda tensor: tensor.to(device), batch)
     return model.train(), batch
 

@@ -115,11 +115,11 @@ def _measure(family: Family, setup: TrainSetup) -> dict[str, int]:
     for tokens in batches(setup, SHAPES[family].vocab_size, 5, dist.get_rank(), setup.world_size):
         gc.collect()
         meter.phase("between steps")
-        meter._phases.peaks.clear()
+        meter.peaks.clear()
         train_step(training, tokens)
         del tokens
         meter.phase("between steps")
-        steps.append(dict(meter._phases.peaks))
+        steps.append(dict(meter.peaks))
     meter.end_phases()
     phases = [phase for phase in steps[-1] if phase != "between steps"]
     return {phase: min(step[phase] for step in steps[2:]) for phase in phases}
