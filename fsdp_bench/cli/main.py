@@ -140,6 +140,8 @@ def _run(arguments: Sequence[str]) -> tuple[int, str | None]:
     except click.NoSuchOption as error:
         close = nearest(error.option_name, error.possibilities or ())
         return ExitCode.BAD_INPUT, f"No such option {shown(error.option_name)}{close}"
+    except click.MissingParameter as error:
+        return ExitCode.BAD_INPUT, _missing(error)
     except click.UsageError as error:
         if arguments:
             return ExitCode.BAD_INPUT, error.format_message()
@@ -153,6 +155,15 @@ def _run(arguments: Sequence[str]) -> tuple[int, str | None]:
         if (message := _explain(error)) is not None:
             return ExitCode.BAD_INPUT, message
         return ExitCode.CRASHED, _unexpected(error)
+
+
+def _missing(error: click.MissingParameter) -> str:
+    """Return which option is missing, and what to give it."""
+    option = error.param
+    if not isinstance(option, click.Option) or not option.help:
+        return error.format_message()
+    form = f"{option.opts[0]} {option.metavar or ''}".rstrip()
+    return f"{form} is missing: {option.help[0].lower()}{option.help[1:].rstrip('.')}"
 
 
 def _explain(error: Exception) -> str | None:

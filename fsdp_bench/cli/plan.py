@@ -106,7 +106,7 @@ def command(
     else:
         from fsdp_bench.report.text.plan import plan_text
 
-        first, *lines = plan_text(found).split("\n")
+        first, *lines = plan_text(document(found, with_step=False)).split("\n")
         print_answer(first, "green" if found.picked.winner is not None else "red")
         print_lines("\n".join(lines))
         if exporter is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import re
 from typing import Annotated
 
@@ -30,6 +31,13 @@ class Source(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Date of the document: year, month or day (ISO 8601)."""
     note: str | None = None
     """The values that are derived, and how."""
+
+    def age_days(self, today: datetime.date) -> int | None:
+        """Return how old the source is. None if it names no day."""
+        try:
+            return (today - datetime.date.fromisoformat(self.date)).days
+        except ValueError:
+            return None
 
 
 def cuda_version(text: str) -> tuple[int, int]:

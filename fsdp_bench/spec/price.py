@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from datetime import date
 from typing import Annotated, NamedTuple
 
 from msgspec import Meta
@@ -61,13 +60,6 @@ class Price(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
     def name(self) -> str:
         """The server: entries of the catalogue are found by name."""
         return self.server
-
-    def age_days(self, today: date) -> int | None:
-        """Return how old the source is. None if it names no day."""
-        try:
-            return (today - date.fromisoformat(self.source.date)).days
-        except ValueError:
-            return None
 
     def per_hour(self, tariff: Tariff, watts: float | None = None) -> float | None:
         """Return the price of one server for one hour; None if the tariff is not documented.

@@ -145,8 +145,8 @@ class PlanDocument(msgspec.Struct, frozen=True, kw_only=True):
     winner_step: DrawnStep | None = None
 
 
-def document(found: Plan) -> PlanDocument:
-    """Return a plan as a document."""
+def document(found: Plan, with_step: bool = True) -> PlanDocument:
+    """Return a plan as a document. Without the winner's step, which charts draw, it takes no further simulation."""
     goal, picked = found.goal, found.picked
     return PlanDocument(
         source="predicted",
@@ -177,7 +177,7 @@ def document(found: Plan) -> PlanDocument:
         tariff=goal.tariff.value if goal.stated_price is None else None,
         stated_price=_stated_price(goal),
         servers=tuple(_server(offer) for offer in {one.cluster.server.name: one for one in picked.all()}.values()),
-        winner_step=None if picked.winner is None else _step(picked.winner),
+        winner_step=_step(picked.winner) if picked.winner is not None and with_step else None,
     )
 
 

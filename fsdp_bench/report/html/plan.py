@@ -20,31 +20,27 @@ from fsdp_bench.report.html.blocks import (
     Tiles,
     table,
 )
-from fsdp_bench.report.html.offers import (
-    chart,
-    cost_span,
-    currency_of,
-    days_span,
-    days_text,
-    left_out,
-    money_text,
-    offer_table,
-    offers_of,
-    ranges,
-    server_of,
-    speed_text,
-)
+from fsdp_bench.report.html.offers import chart, left_out, money_text, offer_table, offers_of, ranges
 from fsdp_bench.report.text.common import UNKNOWN
+from fsdp_bench.report.text.offers import (
+    answer_text,
+    code_text,
+    currency_of,
+    duration_text,
+    energy_text,
+    peak_warning,
+    server_of,
+    stated_price,
+)
 from fsdp_bench.report.text.setups import setup_line
 from fsdp_bench.spec.hardware import Source
-from fsdp_bench.spec.recording.model import whose_code
 from fsdp_bench.spec.units import format_count, format_gib
 
 
 def plan_page(plan: PlanDocument) -> Page:
     """Return the page of a plan."""
     offers, winner = offers_of(plan), plan.winner
-    sections = [Section("All offers", (offer_table(plan, offers), *left_out(plan)))] if offers or plan.left_out else []
+    sections = [Section("All offers", (offer_table(plan), *left_out(plan)))] if offers or plan.left_out else []
     if winner is not None:
         sections += [
             *_step_sections(plan, winner),
@@ -56,27 +52,19 @@ def plan_page(plan: PlanDocument) -> Page:
     return Page(
         title=f"Plan for {plan.model}" + ("" if plan.tokens is None else f" on {format_count(plan.tokens)} tokens"),
         source=plan.source,
-        answer=_answer(plan),
+        answer="No plan" if winner is None else answer_text(plan, money_text),
         reason=("Why: " if winner is not None else "") + plan.reason,
         lead=(*lead, *([prices] if prices else [])),
         sections=tuple(sections),
     )
 
 
-def _answer(plan: PlanDocument) -> str:
-    winner = plan.winner
-    if winner is None:
-        return "No plan"
-    where = f"{winner.num_nodes} x {winner.server} ({winner.num_gpus} {winner.gpu})"
-    if winner.seconds is None:
-        return f"{where} ({plan.source}): {speed_text(winner)} tokens/s per GPU"
-    return f"{where} ({plan.source}): {days_span(winner)} days, {cost_span(plan, winner)}"
-
-
 def _tiles(plan: PlanDocument, winner: OfferDocument) -> Tiles:
     setup, memory = winner.setup, winner.memory
     found = [Tile("setting", f"{setup.strategy.value} {setup.api.value}", setup_note(winner))]
-    found.append(Tile("speed", f"{speed_text(winner)} tokens/s", f"per GPU, predicted{_to_slow(winner)}"))
+    found.append(
+        Tile("speed", f"{winner.tokens_per_second_per_gpu:,.0f} tokens/s", f"per GPU, predicted{_to_slow(winner)}")
+    )
     if winner.price_per_hour is not None:
         found.append(
             Tile("price an hour", f"{money_text(winner.price_per_hour)}{currency_of(plan, winner)}", "all servers")
@@ -113,7 +101,7 @@ def _step_sections(plan: PlanDocument, winner: OfferDocument) -> list[Section]:
             blocks.append(Text(f"Drawn: {step.num_micro_batches} of {many} micro-batches; the others are alike."))
     if memory.breakdown_bytes:
         blocks.append(breakdown_bars(memory.breakdown_bytes, "Alive at the peak, on one GPU (predicted)"))
-    blocks.append(Facts(tuple(_memory_facts(winner, usable))))
+    blocks.append(Facts(tuple(_memory_facts(plan, winner, usable))))
     found = [Section("Memory of the winner", tuple(blocks))]
     if step is not None and step.streams is not None:
         found.append(
@@ -125,7 +113,7 @@ def _step_sections(plan: PlanDocument, winner: OfferDocument) -> list[Section]:
     return found
 
 
-def _memory_facts(winner: OfferDocument, usable: int | None) -> Iterable[tuple[str, str]]:
+def _memory_facts(plan: PlanDocument, winner: OfferDocument, usable: int | None) -> Iterable[tuple[str, str]]:
     memory = winner.memory
     yield "peak allocated", format_gib(memory.peak_allocated_bytes)
     of = "" if usable is None else f" of {format_gib(usable)} usable"
@@ -134,18 +122,18 @@ def _memory_facts(winner: OfferDocument, usable: int | None) -> Iterable[tuple[s
     if memory.required_headroom_bytes is not None:
         why = f" ({memory.required_headroom_source})" if memory.required_headroom_source else ""
         yield "of that kept free", f"{format_gib(memory.required_headroom_bytes)}{why}"
-    if memory.peak_reserved_bytes_range is not None and memory.range_because:
+    if memory.peak_reserved_bytes_range is not None:
         low, high = map(format_gib, memory.peak_reserved_bytes_range)
-        yield "may be", f"{low} to {high}: {memory.range_because}"
+        yield "may be", f"{low} to {high}: {peak_warning(plan, winner)}"
 
 
 def _conditions(plan: PlanDocument) -> tuple[Block, ...]:
     winner = plan.winner
     known = [
         ("model", plan.model + (f": {plan.model_description}" if plan.model_description else "")),
-        ("code", "" if plan.code is None else _code(plan, plan.code)),
+        ("code", "" if plan.code is None else code_text(plan, money_text)),
         ("tokens", UNKNOWN if plan.tokens is None else format_count(plan.tokens)),
-        ("deadline", "" if plan.deadline_seconds is None else f"{days_text(plan.deadline_seconds)} days"),
+        ("deadline", "" if plan.deadline_seconds is None else duration_text(plan.deadline_seconds)),
         ("budget", "" if plan.budget is None else money_text(plan.budget)),
         (
             "global batch",
@@ -153,8 +141,8 @@ def _conditions(plan: PlanDocument) -> tuple[Block, ...]:
         ),
         ("setting", "" if winner is None else setup_line(winner.setup)),
         ("as the Trainer", "" if winner is None else "; ".join(winner.assumptions)),
-        ("energy", "" if winner is None or winner.seconds is None else _energy(winner)),
-        ("prices", _price_kind(plan)),
+        ("energy", "" if winner is None or winner.seconds is None else energy_text(winner)),
+        ("prices", stated_price(plan) or (f"the catalogue's, {plan.tariff}" if plan.tariff else UNKNOWN)),
         ("source", f"{plan.source}: a simulation of the training step; no GPU was used"),
         ("PyTorch", f"{plan.torch or UNKNOWN}, as modelled"),
         ("fsdp-bench", plan.fsdp_bench or UNKNOWN),
@@ -162,35 +150,6 @@ def _conditions(plan: PlanDocument) -> tuple[Block, ...]:
     ]
     facts = Facts(tuple((name, value) for name, value in known if value))
     return (facts, *([_server_table(plan)] if plan.servers else []))
-
-
-def _code(plan: PlanDocument, code: str) -> str:
-    """Return whose code the plan is for, and what the winner's servers take with the other code."""
-    other, answered = plan.other_code, whose_code(code)
-    if other is None:
-        return answered
-    if other.offer is None:
-        return f"{answered}; with {whose_code(other.code)} nothing fits on the winner's servers"
-    setup = other.offer.setup
-    which = "the same setting" if other.is_same_setting else f"{setup.strategy.value} {setup.api.value}"
-    speed = f"{speed_text(other.offer)} tokens/s per GPU"
-    if other.offer.seconds is not None:
-        speed = f"{days_span(other.offer)} days, {cost_span(plan, other.offer)}"
-    return f"{answered}; with {whose_code(other.code)}, {which}: {speed}"
-
-
-def _energy(winner: OfferDocument) -> str:
-    energy = winner.slow_energy_megawatt_hours or winner.energy_megawatt_hours
-    if energy is None:
-        return UNKNOWN
-    return f"at most {energy:,.1f} MWh: the servers' largest power for as long, without cooling and switches"
-
-
-def _price_kind(plan: PlanDocument) -> str:
-    if plan.stated_price is not None:
-        currency = "" if plan.stated_price.currency is None else f" {plan.stated_price.currency}"
-        return f"{plan.stated_price.per_hour:,.2f}{currency} a {plan.stated_price.unit} and hour, stated"
-    return f"the catalogue's, {plan.tariff}" if plan.tariff else UNKNOWN
 
 
 def _server_table(plan: PlanDocument) -> Table:

@@ -62,7 +62,7 @@ def test_a_server_of_ones_own_costs_its_purchase_over_its_years_and_its_electric
     per_hour = price.per_hour(Tariff.SPOT, watts=10_000)
     assert per_hour == pytest.approx(263_000 / (3 * 365.25 * 24) + 10 * 0.2)
     assert price.per_hour(Tariff.SPOT) is None  # its power is not known
-    assert price.age_days(date(2026, 1, 11)) == 10
+    assert price.source.age_days(date(2026, 1, 11)) == 10
 
 
 def test_prices_name_servers_of_the_catalogue_and_a_missing_one_is_none() -> None:

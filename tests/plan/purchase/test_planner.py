@@ -23,7 +23,6 @@ from fsdp_bench.plan.purchase.settings import can_run, micro_batches, settings, 
 from fsdp_bench.plan.purchase.simulated import Simulated
 from fsdp_bench.plan.question import Question, answer
 from fsdp_bench.plan.ranges import peak_range, prediction_errors
-from fsdp_bench.report.text.plan import _price, _price_span
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.hardware import Hardware
 from fsdp_bench.spec.lora import LoRA
@@ -89,8 +88,6 @@ def test_a_stated_price_is_paid_for_every_node() -> None:
     asked = goal("Llama-2-7B", stated_price=StatedPrice(2.0, True, "EUR"))
     offer = Offer(asked, Timed(cluster, TrainSetup(**ONE_STRATEGY, world_size=24), 1000.0), where.price)
     assert offer.per_hour == 48
-    assert _price(offer) == "2.00 EUR a GPU and hour, stated"
-    assert _price_span(offer).endswith(" EUR")
     assert offer.cost == pytest.approx(48 * 10**10 / (24 * 1000.0) / 3600)
 
 

@@ -9,10 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from fsdp_bench.plan.purchase.document import PlanDocument
 from fsdp_bench.report.html import write
 from fsdp_bench.report.html.offers import chart, money_text, offers_of
+from fsdp_bench.report.text.offers import training_time
+from fsdp_bench.report.text.plan import plan_text as terminal_text
 from fsdp_bench.spec.codec import from_json, to_json
 from fsdp_bench.spec.errors import UserError
 from tests.attacks.hostile import mutated_json
@@ -20,6 +23,7 @@ from tests.profiles import draws
 from tests.report.html.parsed import ParsedPage
 from tests.report.html.samples import IMAGE, SCRIPT, STYLE, plan_file, plan_text
 
+GIB = 2**30
 ADDED = ("fsdp_bench", "torch", "made_on", "model_description", "tariff", "stated_price", "servers", "winner_step")
 """Keys that earlier plans do not have."""
 
@@ -42,16 +46,16 @@ def test_the_table_has_the_numbers_of_the_document(tmp_path: Path) -> None:
     assert sorted(nodes) == sorted(expected)
     assert nodes[0] == str(json.loads(plan_text())["winner"]["num_nodes"])
     for title, key in (
-        ("days, fast end", "fast_seconds"),
-        ("days, slow end", "slow_seconds"),
+        ("hours, fast end", "fast_seconds"),
+        ("hours, slow end", "slow_seconds"),
         ("price, fast end", "fast_cost"),
         ("price, slow end", "slow_cost"),
         ("tokens/s per GPU", "tokens_per_second_per_gpu"),
     ):
         shown = [float(number or "nan") for _, number in parsed.column(title)]
         assert shown == [expected[count][key] for count in nodes], title
-    days = [float(text) for text, _ in parsed.column("days, fast end")]
-    assert days == pytest.approx([expected[count]["fast_seconds"] / 86_400 for count in nodes], abs=0.051)
+    hours = [float(text) for text, _ in parsed.column("hours, fast end")]
+    assert hours == pytest.approx([expected[count]["fast_seconds"] / 3600 for count in nodes], abs=0.51)
 
 
 def test_the_answer_is_the_winner_and_why(tmp_path: Path) -> None:
@@ -83,6 +87,36 @@ def test_prices_have_three_digits() -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("seconds", "said"),
+    [((90.0, 100.0), "1.5 to 1.7 minutes"), ((3600.0, 5400.0), "1.0 to 1.5 hours"), ((5e5, 1e6), "5.8 to 12 days")],
+)
+def test_a_duration_has_the_unit_that_suits_its_slow_end(seconds: tuple[float, float], said: str) -> None:
+    winner = from_json(plan_text().encode(), PlanDocument).winner
+    assert winner is not None
+    assert training_time(replace(winner, fast_seconds=seconds[0], slow_seconds=seconds[1])) == said
+
+
+def test_what_would_not_fit_with_earlier_errors_is_said_on_the_page_as_on_the_terminal(tmp_path: Path) -> None:
+    """Peaks of published runs were up to 4 GiB larger than predicted, of which 3 GiB are left."""
+    plan = json.loads(plan_text())
+    memory, usable = plan["winner"]["memory"], plan["servers"][0]["gpu_memory_bytes"]
+    needed = usable - memory["required_headroom_bytes"] - 3 * GIB
+    for most, fits in ((needed + 4 * GIB, False), (needed + 2 * GIB, True)):
+        sizes = {"peak_reserved_bytes": needed, "peak_reserved_bytes_range": [needed, most], "range_because": "so far"}
+        path = plan_file(tmp_path, winner={**plan["winner"], "memory": {**memory, **sizes}}, safest=None)
+        terminal = terminal_text(from_json(path.read_bytes(), PlanDocument))
+        for text in (page(path).text, " ".join(terminal.split())):
+            assert "so far" in text
+            assert ("so far, with which it would not fit" in text) is not fits
+
+
+def test_a_stated_price_is_said_with_its_unit(tmp_path: Path) -> None:
+    path = plan_file(tmp_path, stated_price={"per_hour": 2.0, "unit": "gpu", "currency": "EUR"})
+    for text in (page(path).text, terminal_text(from_json(path.read_bytes(), PlanDocument))):
+        assert "2.00 EUR a GPU and hour, stated" in text
+
+
 def test_fields_that_an_older_plan_lacks_are_unknown_or_left_out(tmp_path: Path) -> None:
     plan = {key: value for key, value in json.loads(plan_text()).items() if key not in ADDED}
     path = tmp_path / "old.json"
@@ -107,7 +141,7 @@ def test_an_offer_without_a_known_price_or_range_has_none(tmp_path: Path) -> Non
     alone = {**dict.fromkeys(others), "pareto": [], "servers": []}
     parsed = page(plan_file(tmp_path, winner=winner, num_offers=1, **alone))
     assert parsed.column("price, fast end")[0] == ("unknown", "")
-    assert parsed.column("days, slow end")[0] == ("unknown", "")
+    assert parsed.column("hours, slow end")[0] == ("unknown", "")
     assert f"never compared with such a run on {winner['gpu']}" in parsed.text
 
 
