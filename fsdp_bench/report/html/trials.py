@@ -11,29 +11,32 @@ from fsdp_bench.report.charts.trade_off import TradeOffPoint, trade_off_plot
 from fsdp_bench.report.charts.trials.measured import CHARTS, Chart, charts_of, meaning_of, trial_bars
 from fsdp_bench.report.charts.trials.slides import ChartTrials, group_by_chart
 from fsdp_bench.report.html.blocks import Block, Cell, Details, Row, Section, Table, table
-from fsdp_bench.report.measured.tables import disagrees, outcome_text, setting_fields, strategy_text
-from fsdp_bench.report.text.common import UNKNOWN
+from fsdp_bench.report.measured.tables import WORDS, Finding, findings_of, outcome_text, setting_fields, strategy_text
 from fsdp_bench.spec.field import Field
 from fsdp_bench.spec.record import TrialRecord
-from fsdp_bench.spec.units import format_gib, format_seconds
-from fsdp_bench.sweep.results.flat import most_of_any_rank
-
-_FINDINGS = (
-    "outcome", "peak allocated", "tokens/s per rank", "step", "communication", "exposed", "MFU", "in phase", "reserved",
-)  # fmt: skip
-_NUMBERS = (
-    "#", "world size", "peak allocated", "reserved", "step", "tokens/s per rank", "MFU", "communication", "exposed",
-)  # fmt: skip
+from fsdp_bench.spec.units import format_gib
 
 
 def trial_table(numbered: Sequence[tuple[int, TrialRecord]], marked: Sequence[TrialRecord]) -> Table:
     """Return one row for each trial; those that the answer names are marked."""
-    sources = " and ".join(dict.fromkeys(record.source for _, record in numbered))
-    fields = setting_fields([record for _, record in numbered], lambda one: not one.seldom or one.name == "loss")
-    rows = [_row(number, record, fields, any(record is one for one in marked)) for number, record in numbered]
+    records = [record for _, record in numbered]
+    sources = " and ".join(dict.fromkeys(record.source for record in records))
+    fields = setting_fields(records, lambda one: not one.seldom or one.name == "loss")
+    findings = {header.replace("\n", " "): one for header, one in findings_of(records).items()}
     times = ", times are medians" if "measured" in sources else ""
-    titles = ("#", "strategy", "model", "world size", *(one.title for one in fields), *_FINDINGS)
-    numbers = (*_NUMBERS, *(one.title for one in fields if one.kind is int))
+    titles = ("#", "strategy", "model", "world size", *(one.title for one in fields), *findings)
+    numbers = ["#", "world size", *(one.title for one in fields if one.kind is int), *(set(findings) - set(WORDS))]
+    rows = []
+    for number, record in numbered:
+        cells = (
+            Cell(str(number), number),
+            Cell(strategy_text(record)),
+            Cell(record.model.name),
+            Cell(f"{record.setup.world_size} {record.alone}".rstrip(), record.setup.world_size),
+            *(_setting(one, getattr(record.setup, one.name)) for one in fields),
+            *(_finding(name, one, record) for name, one in findings.items()),
+        )
+        rows.append(Row(cells, any(record is one for one in marked)))
     return table(f"{len(rows)} trials ({sources}); memory of the worst rank{times}", titles, rows, numbers)
 
 
@@ -48,42 +51,13 @@ def reasons(numbered: Sequence[tuple[int, TrialRecord]]) -> list[Block]:
     return [Details(title, (table(title, ("#", "outcome", "reason"), rows, ("#",)),))] if rows else []
 
 
-def _row(number: int, record: TrialRecord, fields: Sequence[Field], is_marked: bool) -> Row:
-    setup, memory = record.setup, record.worst_rank_memory
-    exposed = _seconds(record.exposed_communication_seconds)
-    cells = (
-        Cell(str(number), number),
-        Cell(strategy_text(record)),
-        Cell(record.model.name),
-        Cell(f"{setup.world_size} {record.alone}".rstrip(), setup.world_size),
-        *(_setting(one, getattr(setup, one.name)) for one in fields),
-        Cell(outcome_text(record), is_warning=not record.fits),
-        _bytes(memory.peak_allocated_bytes if memory else None),
-        _number(record.tokens_per_second_per_gpu, "{:,.0f}"),
-        _seconds(record.step_seconds),
-        _seconds(record.communication_seconds),
-        Cell(f"{exposed.text} *", exposed.number) if disagrees(record) else exposed,
-        _number(record.mfu, "{:.1%}"),
-        Cell((memory.peak_phase if memory else "") or UNKNOWN),
-        _bytes(most_of_any_rank(record, "peak_reserved_bytes")[0]),
-    )
-    return Row(cells, is_marked)
-
-
 def _setting(one: Field, value: Any) -> Cell:
     return Cell(one.text(value), value if one.kind is int else None)
 
 
-def _bytes(size: int | None) -> Cell:
-    return Cell(UNKNOWN) if size is None else Cell(format_gib(size), size)
-
-
-def _seconds(value: float | None) -> Cell:
-    return Cell(UNKNOWN) if value is None else Cell(format_seconds(value), value)
-
-
-def _number(value: float | None, form: str) -> Cell:
-    return Cell(UNKNOWN) if value is None else Cell(form.format(value), value)
+def _finding(name: str, one: Finding, record: TrialRecord) -> Cell:
+    number = None if name in WORDS else one.value(record)
+    return Cell(one.text(record), number, is_warning=name == "outcome" and not record.fits)
 
 
 def trade_off(numbered: Sequence[tuple[int, TrialRecord]], caption: str) -> Plot | None:

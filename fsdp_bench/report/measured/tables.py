@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fsdp_bench.report import terminal
 from fsdp_bench.report.measured.conclusion import conclusion
@@ -26,15 +26,6 @@ DISAGREEMENT = 0.1
 A trial with a larger difference is marked. The measurements are by the profiler and by steps without communication."""
 
 
-def _allocated(record: TrialRecord) -> str:
-    memory = record.worst_rank_memory
-    return _bytes(memory.peak_allocated_bytes if memory else None)
-
-
-def _phase(record: TrialRecord) -> str:
-    return record.worst_rank_memory.peak_phase or UNKNOWN if record.worst_rank_memory else UNKNOWN
-
-
 def strategy_text(record: TrialRecord) -> str:
     """Return the requested strategy, and the effective one if that differs."""
     requested, effective = record.setup.strategy.value, record.effective_strategy
@@ -44,11 +35,6 @@ def strategy_text(record: TrialRecord) -> str:
 def outcome_text(record: TrialRecord) -> str:
     """Return how a trial ended."""
     return record.outcome.value if record.fits or record.outcome is not Outcome.OK else "ok, with retries"
-
-
-def _speed(record: TrialRecord) -> str:
-    speed = record.tokens_per_second_per_gpu
-    return f"{speed:,.0f}" if speed else UNKNOWN
 
 
 def _world(record: TrialRecord) -> str:
@@ -70,18 +56,41 @@ def setting_fields(records: Sequence[TrialRecord], usual: Callable[[Field], bool
     return [one for one in have if usual(one) or len({getattr(setup, one.name) for setup in setups}) > 1]
 
 
-_FINDINGS: dict[str, tuple[Callable[[TrialRecord], str], int]] = {
-    "outcome": (outcome_text, 0),
-    "peak\nallocated": (_allocated, 0),
-    "in phase": (_phase, 3),
-    "reserved": (lambda r: _bytes(most_of_any_rank(r, "peak_reserved_bytes")[0]), 2),
-    "step": (lambda r: _seconds(r.step_seconds), 5),
-    "tokens/s\nper rank": (_speed, 0),
-    "MFU": (lambda r: UNKNOWN if r.mfu is None else f"{r.mfu:.1%}", 1),
-    "comm.\ntotal": (lambda r: _seconds(r.communication_seconds), 6),
-    "comm.\nexposed": (lambda r: _seconds(r.exposed_communication_seconds) + ("*" if disagrees(r) else ""), 4),
+class Finding(NamedTuple):
+    """A measurement that tables of trials have a column for."""
+
+    value: Callable[[TrialRecord], Any]
+    form: Callable[[Any], str] = str
+    drop_priority: int = 0
+    """TableColumn.drop_priority."""
+    mark: Callable[[TrialRecord], str] = lambda record: ""
+
+    def text(self, record: TrialRecord) -> str:
+        """Return the cell of a trial."""
+        value = self.value(record)
+        return UNKNOWN if value is None else f"{self.form(value)}{self.mark(record)}"
+
+
+def _worst(name: str) -> Callable[[TrialRecord], Any]:
+    return lambda record: getattr(record.worst_rank_memory, name, None) or None
+
+
+_FINDINGS = {
+    "outcome": Finding(outcome_text),
+    "peak\nallocated": Finding(_worst("peak_allocated_bytes"), format_gib),
+    "in phase": Finding(_worst("peak_phase"), drop_priority=3),
+    "reserved": Finding(lambda record: most_of_any_rank(record, "peak_reserved_bytes")[0], format_gib, 2),
+    "step": Finding(lambda record: record.step_seconds, format_seconds, 5),
+    "tokens/s\nper rank": Finding(lambda record: record.tokens_per_second_per_gpu or None, "{:,.0f}".format),
+    "MFU": Finding(lambda record: record.mfu, "{:.1%}".format, 1),
+    "comm.\ntotal": Finding(lambda record: record.communication_seconds, format_seconds, 6),
+    "comm.\nexposed": Finding(
+        lambda record: record.exposed_communication_seconds, format_seconds, 4, lambda r: "*" if disagrees(r) else ""
+    ),
 }
-"""Columns of measurements: the header, the function that returns a cell, and TableColumn.drop_priority."""
+"""Measurements by the header of their column."""
+WORDS = ("outcome", "in phase")
+"""Headers of columns that are not of numbers."""
 
 _MEMORY = ("outcome", "peak\nallocated", "in phase", "reserved")
 """Columns of trials that were all rehearsed, which has no times."""
@@ -115,11 +124,16 @@ def _columns(ran: list[TrialRecord], without: tuple[str, ...] = ()) -> list[Tabl
         cells = tuple(one.text(getattr(record.setup, one.name)) for record in ran)
         settings.append(TableColumn(one.column or one.title.replace(" ", "\n"), cells))
     findings = [
-        TableColumn(header, tuple(map(cell, ran)), header != "outcome" and header != "in phase", drop_priority)
-        for header, (cell, drop_priority) in _FINDINGS.items()
-        if header in _MEMORY or any(record.source != "rehearsed" for record in ran)
+        TableColumn(header, tuple(map(one.text, ran)), header not in WORDS, one.drop_priority)
+        for header, one in findings_of(ran).items()
     ]
     return [*settings, *findings]
+
+
+def findings_of(records: Sequence[TrialRecord]) -> dict[str, Finding]:
+    """Return the measurements that some of the trials have, by the header of their column."""
+    has_times = any(record.source != "rehearsed" for record in records)
+    return {header: one for header, one in _FINDINGS.items() if has_times or header in _MEMORY}
 
 
 def _order(record: TrialRecord) -> tuple[object, ...]:
@@ -179,11 +193,3 @@ def _peak_flops(record: TrialRecord) -> str:
 def disagrees(record: TrialRecord) -> bool:
     """Whether the two measurements of exposed communication differ by more than DISAGREEMENT."""
     return (record.exposed_disagreement or 0.0) > DISAGREEMENT
-
-
-def _bytes(value: int | None) -> str:
-    return UNKNOWN if value is None else format_gib(value)
-
-
-def _seconds(value: float | None) -> str:
-    return UNKNOWN if value is None else format_seconds(value)
