@@ -19,12 +19,13 @@ from fsdp_bench.report.charts.step import both_views
 from fsdp_bench.report.html.blocks import Block, Cell, Details, Facts, Row, Section, Text, table
 from fsdp_bench.report.text.common import UNKNOWN
 from fsdp_bench.report.text.setups import setup_line
+from fsdp_bench.report.text.speed import step_text
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.hardware import Hardware
 from fsdp_bench.spec.model_code import ModelCode
 from fsdp_bench.spec.profile import Profile
 from fsdp_bench.spec.record import TrialRecord
-from fsdp_bench.spec.units import format_gib, format_seconds
+from fsdp_bench.spec.units import format_gib
 from fsdp_bench.validate.memory import MemoryComparison, Summary, compare_with_record, kernels_of, summarize
 from fsdp_bench.validate.step_time import TimeComparison, compare_time, summarize_time
 
@@ -116,7 +117,7 @@ def _time(numbered: Numbered, profile: Profile | None) -> list[Block]:
         pairs = [(number, one.predicted_seconds or 0.0, one.measured_seconds or 0.0) for number, _, one in known]
         heading = "Step time: predicted against measured"
         blocks += [
-            against(heading, pairs, "measured", (1e-3, "ms"), format_seconds),
+            against(heading, pairs, "measured", (1e-3, "ms"), step_text),
             Details("Every trial's step time", (_time_table(known),)),
         ]
     reasons = Counter(one.reason for _, _, one in compared if one.error is None)
@@ -132,8 +133,8 @@ def _time_table(known: Sequence[tuple[int, TrialRecord, TimeComparison]]) -> Blo
             (
                 Cell(str(number), number),
                 Cell(one.label.partition(" ")[2]),
-                Cell(format_seconds(one.predicted_seconds or 0.0), one.predicted_seconds),
-                Cell(format_seconds(one.measured_seconds or 0.0), one.measured_seconds),
+                Cell(step_text(one.predicted_seconds or 0.0), one.predicted_seconds),
+                Cell(step_text(one.measured_seconds or 0.0), one.measured_seconds),
                 Cell(f"{one.error or 0:+.1%}", one.error),
             )
         )
@@ -224,6 +225,6 @@ def _streams(trial: TrialRecord, profile: Profile | None) -> Section:
     if drawn is None:
         return Section(title, (Text("Unknown."),))
     steps = trial.setup.gradient_accumulation_steps
-    measured = Facts((("step, predicted", f"{drawn.step_seconds * 1e3:,.1f} ms"),
-                      ("step, measured", f"{(trial.step_seconds or 0) * 1e3:,.1f} ms")))  # fmt: skip
+    measured = Facts((("step, predicted", step_text(drawn.step_seconds)),
+                      ("step, measured", step_text(trial.step_seconds or 0.0))))  # fmt: skip
     return Section(title, (*both_views(drawn, steps, steps), measured))

@@ -31,8 +31,8 @@ from fsdp_bench.report.html.settings import (
 from fsdp_bench.report.text.cells import is_number
 from fsdp_bench.report.text.common import UNKNOWN
 from fsdp_bench.report.text.setups import spaced, varying
-from fsdp_bench.report.text.speed import PART_LABELS
-from fsdp_bench.spec.units import format_count, format_gib, format_seconds
+from fsdp_bench.report.text.speed import PART_LABELS, step_text
+from fsdp_bench.spec.units import format_count, format_gib
 
 
 def _verdict(one: AnswerDocument) -> str:
@@ -113,7 +113,7 @@ def _tiles(one: AnswerDocument) -> Tiles:
         note = "" if kept is None else f"{format_gib(kept)} are to be kept free"
         tiles.append(Tile("left on the GPU", format_gib(one.headroom_bytes), note))
     if time is not None and time.step_seconds is not None:
-        tiles.append(Tile("step", format_seconds(time.step_seconds)))
+        tiles.append(Tile("step", step_text(time.step_seconds)))
         tiles.append(Tile("speed", f"{_tokens(one):,.0f} tokens/s" if _tokens(one) else UNKNOWN, "per GPU"))
         tiles.append(Tile("MFU", UNKNOWN if time.mfu is None else f"{time.mfu:.0%}"))
     return Tiles(tuple(tiles))
@@ -142,14 +142,14 @@ def _time(one: AnswerDocument) -> Block:
         return Text(f"Unknown: {', '.join(time.unknown) or 'no rates are known'}.")
     if time.parts_seconds:
         parts = {_part_label(name): seconds for name, seconds in time.parts_seconds.items() if seconds > 0}
-        caption = f"What a step of {format_seconds(time.step_seconds)} consists of (predicted)"
+        caption = f"What a step of {step_text(time.step_seconds)} consists of (predicted)"
     else:  # written before the parts were
         parts = {"operators": time.compute_seconds or 0.0}
         parts["exposed communication"] = time.exposed_communication_seconds or 0.0
-        caption = f"Parts of a step of {format_seconds(time.step_seconds)} (predicted)"
+        caption = f"Parts of a step of {step_text(time.step_seconds)} (predicted)"
     whole = time.step_seconds
     lines = [
-        Bar((name,), (format_seconds(value),), (Piece(name, min(max(value, 0.0), whole), _part_style(name)),))
+        Bar((name,), (step_text(value),), (Piece(name, min(max(value, 0.0), whole), _part_style(name)),))
         for name, value in sorted(parts.items(), key=lambda part: -part[1])
     ]
     return Bars(caption, (BarGroup("", tuple(lines)),), remarks=(f"rates: {time.rates}",), whole=whole)

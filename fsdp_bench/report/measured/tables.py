@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from fsdp_bench.report import terminal
 from fsdp_bench.report.measured.conclusion import conclusion
 from fsdp_bench.report.table import TableColumn, table_lines
+from fsdp_bench.report.text.speed import step_text
 from fsdp_bench.spec.field import Field
 from fsdp_bench.spec.rank_report import Outcome
 from fsdp_bench.spec.record import TrialRecord
 from fsdp_bench.spec.setup import FIELDS
-from fsdp_bench.spec.units import format_gib, format_seconds
+from fsdp_bench.spec.units import format_gib
 from fsdp_bench.sweep.results.flat import most_of_any_rank
 
 if TYPE_CHECKING:
@@ -80,12 +81,12 @@ _FINDINGS = {
     "peak\nallocated": Finding(_worst("peak_allocated_bytes"), format_gib),
     "in phase": Finding(_worst("peak_phase"), drop_priority=3),
     "reserved": Finding(lambda record: most_of_any_rank(record, "peak_reserved_bytes")[0], format_gib, 2),
-    "step": Finding(lambda record: record.step_seconds, format_seconds, 5),
+    "step": Finding(lambda record: record.step_seconds, step_text, 5),
     "tokens/s\nper rank": Finding(lambda record: record.tokens_per_second_per_gpu or None, "{:,.0f}".format),
     "MFU": Finding(lambda record: record.mfu, "{:.1%}".format, 1),
-    "comm.\ntotal": Finding(lambda record: record.communication_seconds, format_seconds, 6),
+    "comm.\ntotal": Finding(lambda record: record.communication_seconds, step_text, 6),
     "comm.\nexposed": Finding(
-        lambda record: record.exposed_communication_seconds, format_seconds, 4, lambda r: "*" if disagrees(r) else ""
+        lambda record: record.exposed_communication_seconds, step_text, 4, lambda r: "*" if disagrees(r) else ""
     ),
 }
 """Measurements by the header of their column."""

@@ -9,7 +9,6 @@ from fsdp_bench.report.table import table_columns, table_lines
 from fsdp_bench.report.text.common import UNKNOWN, fact
 from fsdp_bench.report.text.speed import PCIE_IS_UNCERTAIN, parts_text, percent, range_text, step_text
 from fsdp_bench.simulate.events import Stream
-from fsdp_bench.spec.units import format_seconds
 
 MOST_PARTS = 8
 """The most operators that are listed."""
@@ -39,13 +38,13 @@ def step_cell(found: Rehearsal) -> str:
 
 def _step_line(time: RehearsedTime) -> str:
     if time.step_seconds is None:
-        least = "" if time.at_least_seconds is None else f"; all else takes {format_seconds(time.at_least_seconds)}"
+        least = "" if time.at_least_seconds is None else f"; all else takes {step_text(time.at_least_seconds)}"
         return fact("step time", f"{UNKNOWN}, as nobody documents how long some of it takes{least}")
     tokens = time.tokens_per_second_per_gpu
     rate = f"{tokens:,.0f} tokens/s per GPU" if tokens is not None else f"tokens/s {UNKNOWN} (--tokens-per-step N)"
     return fact(
         "step time",
-        f"{format_seconds(time.step_seconds)}, {rate}, MFU {percent(time.mfu)}, HFU {percent(time.hfu)}"
+        f"{step_text(time.step_seconds)}, {rate}, MFU {percent(time.mfu)}, HFU {percent(time.hfu)}"
         f" (rehearsed: what step {time.step} issued; predicted: how long that takes)",
     )
 
@@ -79,13 +78,13 @@ def _parts_line(time: RehearsedTime) -> str:
     step = time.time
     parts = []
     if step.communication_seconds:
-        parts.append(f"collectives run for {format_seconds(step.communication_seconds)}")
+        parts.append(f"collectives run for {step_text(step.communication_seconds)}")
     if step.host_copy_seconds and step.host_copy_seconds >= _SHOWN_SECONDS:
-        parts.append(f"copies to and from the host {format_seconds(step.host_copy_seconds)}")
+        parts.append(f"copies to and from the host {step_text(step.host_copy_seconds)}")
     if step.cpu_optimizer_seconds:
-        parts.append(f"operators on the CPU {format_seconds(step.cpu_optimizer_seconds)}")
+        parts.append(f"operators on the CPU {step_text(step.cpu_optimizer_seconds)}")
     parts.append(
-        f"host {format_seconds(time.host_seconds)}, of which {format_seconds(time.waiting_for_host_seconds)} while the"
+        f"host {step_text(time.host_seconds)}, of which {step_text(time.waiting_for_host_seconds)} while the"
         " GPU has nothing to do"
     )
     return fact("", "; ".join(parts))
@@ -117,7 +116,7 @@ def _rates_line(time: RehearsedTime) -> str:
 def _table(time: RehearsedTime) -> list[str]:
     """Return what takes the time; collectives and operators may run at the same time."""
     rows = [
-        [_COPIES.get(part.name, part.name), part.kind, str(part.count), format_seconds(part.seconds)]
+        [_COPIES.get(part.name, part.name), part.kind, str(part.count), step_text(part.seconds)]
         for part in time.parts[:MOST_PARTS]
     ]
     header = [f"in step {time.step}", "kind", "times", "takes"]

@@ -8,7 +8,6 @@ from fsdp_bench.replay.schedule import StepTime
 from fsdp_bench.replay.step_parts import StepPart
 from fsdp_bench.report.text.common import UNKNOWN, fact
 from fsdp_bench.spec.profile import Profile
-from fsdp_bench.spec.units import format_seconds
 
 SPEED_COLUMNS = ("step", "exposed", "tokens/s per GPU", "MFU")
 
@@ -17,14 +16,14 @@ def time_facts(found: Speed, profile: Profile | None, mode: str = "eager") -> li
     """Return the step time as a few lines, or the reason why it is unknown. ``mode`` is eager or compiled blocks."""
     time = found.time
     if time.step_seconds is None:
-        known = "" if time.compute_seconds is None else f"; operators take {format_seconds(time.compute_seconds)}"
+        known = "" if time.compute_seconds is None else f"; operators take {step_text(time.compute_seconds)}"
         return [fact("step time", f"{UNKNOWN}: {_why_unknown(found)}{known}")]
     assert time.communication_seconds is not None
     assert time.exposed_communication_seconds is not None
     lines = [
         fact(
             "step time",
-            f"{format_seconds(time.step_seconds)}, {throughput_text(found)}, MFU {percent(found.mfu)},"
+            f"{step_text(time.step_seconds)}, {throughput_text(found)}, MFU {percent(found.mfu)},"
             f" HFU {percent(found.hfu)} (predicted, for {mode})",
         ),
         fact("range", range_text(found.range, time.step_seconds)),
@@ -64,14 +63,14 @@ def range_text(span: Range | None, step_seconds: float) -> str:
 def parts_text(time: StepTime) -> str:
     """Return the parts that the step consists of, the largest first; they add up to the step."""
     parts = sorted(time.parts.items(), key=lambda part: -part[1])
-    return ", ".join(f"{PART_LABELS[part]} {format_seconds(seconds)}" for part, seconds in parts if seconds >= _PRINTED)
+    return ", ".join(f"{PART_LABELS[part]} {step_text(seconds)}" for part, seconds in parts if seconds >= _PRINTED)
 
 
 def _collectives(seconds: float, slowed: float) -> list[str]:
     if not seconds:
         return []
-    slow = f", and slow the operators beside them down by {format_seconds(slowed)}" if slowed >= _PRINTED else ""
-    return [f"collectives run for {format_seconds(seconds)}{slow}"]
+    slow = f", and slow the operators beside them down by {step_text(slowed)}" if slowed >= _PRINTED else ""
+    return [f"collectives run for {step_text(seconds)}{slow}"]
 
 
 def throughput_text(found: Speed) -> str:
@@ -81,7 +80,7 @@ def throughput_text(found: Speed) -> str:
 
 
 def _also(name: str, seconds: float | None) -> list[str]:
-    return [f"{name} {format_seconds(seconds)}"] if seconds else []
+    return [f"{name} {step_text(seconds)}"] if seconds else []
 
 
 PCIE_IS_UNCERTAIN = f", over PCIe perhaps far too fast: {LONGER_OVER_PCIE}"
@@ -116,7 +115,7 @@ def percent(value: float | None) -> str:
 
 
 def step_text(seconds: float) -> str:
-    """Return a step time with enough digits to compare settings."""
+    """Return the time of a step, or of a part of it, in one unit, so that settings are compared at a glance."""
     return f"{seconds * 1e3:,.0f} ms" if seconds >= 1 else f"{seconds * 1e3:.1f} ms"
 
 
