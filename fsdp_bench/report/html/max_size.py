@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -64,7 +65,11 @@ def _answer(servers: Sequence[MaxSizeDocument]) -> str:
         found.append((one, gpus if isinstance(gpus, int) else 0, name_of(values, named) + segments))
     if found:
         one, value, setting = (min if first.dial == "world_size" else max)(found, key=lambda each: each[1])
-        return f"{_value(one, value)} with {setting}, on {_hardware(one)} ({one.source})"
+        if first.dial != "world_size":
+            return f"{_value(one, value)} with {setting}, on {_hardware(one)} ({one.source})"
+        listed_here = min((cell.fits_value for cell in one.cells if cell.fits_value is not None), default=None)
+        others = "" if listed_here == value else f"; in the settings below {listed_here or 'none'}"
+        return f"{_value(one, value)} of {one.server.name or one.server.gpu} with {setting} ({one.source}){others}"
     unanswered = any(cell.unknown for one in servers for cell in one.cells)
     return f"It is {UNKNOWN} what fits" if unanswered else "Nothing fits"
 
@@ -104,14 +109,15 @@ def _kept_free(cells: Sequence[SettingDocument]) -> list[str]:
 
 
 def _hardware(one: MaxSizeDocument) -> str:
-    searched = one.dial == "world_size" or not one.cells
-    return hardware_of(one.server, None if searched else one.cells[0].setup.get("world_size"))
+    searched = one.dial == "world_size"
+    world_size = None if searched or not one.cells else one.cells[0].setup.get("world_size")
+    return "up to " * (searched and one.server.name is not None) + hardware_of(one.server, world_size)
 
 
 def _value(one: MaxSizeDocument, value: int | None) -> str:
     if value is None:
         return "none"
-    return f"{value_text(one.dial, value)} {_unit(one)}"
+    return f"{value_text(one.dial, value)} {re.sub(r's\b', '', _unit(one), count=1) if value == 1 else _unit(one)}"
 
 
 def _unit(one: MaxSizeDocument) -> str:
@@ -147,14 +153,15 @@ def _largest_table(one: MaxSizeDocument) -> Table:
         values, memory = values_of(cell.setup), cell.memory
         tokens = (cell.time.tokens_per_second_per_gpu if cell.time else None) or None
         sizes = (None, None) if memory is None else (memory.peak_allocated_bytes, memory.needed_bytes)
+        without = UNKNOWN if cell.unknown or cell.fits_value is not None else "-"
         rows.append(
             Row(
                 (
                     *(cell_of(field, values) for field in fields),
                     Cell(_value(one, cell.fits_value), cell.fits_value),
                     Cell(cell.model or ""),
-                    *(Cell(UNKNOWN) if size is None else Cell(format_gib(size), size) for size in sizes),
-                    Cell(UNKNOWN) if tokens is None else Cell(f"{tokens:,.0f}", tokens),
+                    *(Cell(without) if size is None else Cell(format_gib(size), size) for size in sizes),
+                    Cell(without) if tokens is None else Cell(f"{tokens:,.0f}", tokens),
                     Cell(cell.impossible or cell.unknown or (cell.limited_by.words if cell.limited_by else "")),
                 )
             )

@@ -120,7 +120,7 @@ def _memory_facts(plan: PlanDocument, winner: OfferDocument, usable: int | None)
     yield "peak reserved", f"{format_gib(memory.peak_reserved_bytes)}{of}"
     yield "left", UNKNOWN if memory.headroom_bytes is None else format_gib(memory.headroom_bytes)
     if memory.required_headroom_bytes is not None:
-        why = f" ({memory.required_headroom_source})" if memory.required_headroom_source else ""
+        why = f", {memory.required_headroom_source}" if memory.required_headroom_source else ""
         yield "of that kept free", f"{format_gib(memory.required_headroom_bytes)}{why}"
     if memory.peak_reserved_bytes_range is not None:
         low, high = map(format_gib, memory.peak_reserved_bytes_range)

@@ -22,7 +22,8 @@ def trial_table(numbered: Sequence[tuple[int, TrialRecord]], marked: Sequence[Tr
     records = [record for _, record in numbered]
     sources = " and ".join(dict.fromkeys(record.source for record in records))
     fields = setting_fields(records, lambda one: not one.seldom or one.name == "loss")
-    findings = {header.replace("\n", " "): one for header, one in findings_of(records).items()}
+    found = sorted(findings_of(records).items(), key=lambda one: one[1].drop_priority)  # what matters most comes first
+    findings = {header.replace("\n", " "): one for header, one in found}
     times = ", times are medians" if "measured" in sources else ""
     titles = ("#", "strategy", "model", "world size", *(one.title for one in fields), *findings)
     numbers = ["#", "world size", *(one.title for one in fields if one.kind is int), *(set(findings) - set(WORDS))]

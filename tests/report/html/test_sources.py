@@ -154,6 +154,19 @@ def test_the_largest_models(tmp_path: Path) -> None:
     assert [float(number or "nan") for _, number in parsed.column("fits")] == expected
 
 
+def test_the_fewest_gpus_are_those_of_any_setting_as_on_the_terminal(tmp_path: Path) -> None:
+    asked = ["--model", "Llama-3.2-1B", "--server", "g5.48xlarge", "--of", "gpus", "--strategy", "zero3"]
+    out = run_command("max-size", *asked, "--api", "fsdp1", "--json").stdout
+    document = json.loads(out)
+    document["on_fewest"] = json.loads(run_command("predict", *asked[:4], "--loss", "chunked", "--json").stdout)
+    document["on_fewest"]["setup"]["world_size"] = 1
+    (tmp_path / "fewest.json").write_text(json.dumps(document))
+    text = page(tmp_path / "fewest.json", tmp_path).text
+    assert "1 GPU of g5.48xlarge with FULL_SHARD" in text
+    assert "loss chunked" in text
+    assert "in the settings below" in text
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
