@@ -38,8 +38,7 @@ from fsdp_bench.cli.common.tables import check_csv, read_table, table_options, w
 from fsdp_bench.plan.gpu_memory_option import sized, stated_headroom
 from fsdp_bench.plan.max_size import Assumptions, HardwareResult, document_of, max_sizes, title_of
 from fsdp_bench.plan.search.quantity import LONGEST_SEQUENCE, OF_ONE_MODEL, Quantity, gpu_counts, size_ladder
-from fsdp_bench.plan.table.columns import TableOptions
-from fsdp_bench.plan.table.rows import MAX_SIZE_COLUMNS
+from fsdp_bench.plan.table import MAX_SIZE_COLUMNS, TableOptions
 from fsdp_bench.replay.host_memory import Build
 from fsdp_bench.report.terminal import print_answer, print_line, print_lines
 from fsdp_bench.spec.codec import to_json
@@ -207,7 +206,7 @@ def _draw(results: Sequence[HardwareResult], arrangement: Arrangement, path: Pat
 
 def _print(results: Sequence[HardwareResult], table: TableOptions, as_json: bool, is_silent: bool) -> int:
     from fsdp_bench.plan.advice.nothing_fits import nothing_fits, nothing_fits_document
-    from fsdp_bench.report.text.nothing_fits import nothing_fits_sentence
+    from fsdp_bench.report.text.max_size import nothing_fits_sentence
 
     failure = None if any(one.on_fewest for one in results) else nothing_fits(results)
     if as_json:

@@ -22,8 +22,7 @@ from fsdp_bench.cli.common.progress import progress_line
 from fsdp_bench.cli.common.tables import check_csv, read_table, table_options, write_csv
 from fsdp_bench.plan.document import document, refusal
 from fsdp_bench.plan.question import Prediction, Question, answers
-from fsdp_bench.plan.table.columns import TableOptions
-from fsdp_bench.plan.table.rows import PREDICTION_COLUMNS
+from fsdp_bench.plan.table import PREDICTION_COLUMNS, TableOptions
 from fsdp_bench.report.terminal import print_answer, print_lines
 from fsdp_bench.spec.codec import to_json
 from fsdp_bench.spec.errors import ExitCode, SpecError

@@ -14,7 +14,7 @@ Read in this order:
     search/               the largest candidate that fits
     max_size.py           the answers of max-size: a search for each setting
     compare/              two setups or results side by side, and why they differ
-    table/                several answers as rows, and their columns by name
+    table.py              several answers as rows, and their columns by name
     purchase/             which servers, how many, which setting: days, price, energy
     export/               one setting as files that train it
     advice/               settings that fit if the given one does not
@@ -24,5 +24,5 @@ Read in this order:
     rehearsal.py          whether a rehearsed script fits
     rehearsed_time/       how long a step of a rehearsed script would take
     answers.py            what estimate() and largest_model() return
-    document.py           the JSON form of a prediction
+    document.py           the JSON form of an answer, predicted or dry-run, which tables and pages read
 """

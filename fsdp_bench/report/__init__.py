@@ -6,7 +6,6 @@ Read in this order:
     validation/  comparisons of two sources of numbers as text
     charts/      all charts, drawn with matplotlib
     html/        a report as one HTML file
-    table.py     tables that fit the width of the terminal
-    csv_text.py  rows as CSV
+    table.py     tables that fit the width of the terminal, or are CSV
     terminal.py  prints, with control characters escaped
 """

@@ -1,7 +1,8 @@
-"""Tables that fit the terminal: values that all rows share are printed once above, wide tables omit columns."""
+"""Tables that fit the terminal: values that all rows share are printed once above, wide tables omit columns. As CSV."""
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from io import StringIO
@@ -13,6 +14,8 @@ from fsdp_bench.spec.errors import printable
 if TYPE_CHECKING:
     from rich.measure import Measurement
     from rich.table import Table
+
+    from fsdp_bench.plan.table import Row
 
 _LONGEST_WORD = 40
 """Most characters of a word that is never broken over two lines of a cell."""
@@ -113,6 +116,17 @@ def table_lines(columns: Sequence[TableColumn], width: int | None = None, indent
         names = ", ".join(column.name for column in left_out)
         lines += wrapped(f"left out at {width} columns: {names} (a wider terminal or COLUMNS=200)", inner)
     return [" " * indent + line for line in lines]
+
+
+def csv_text(columns: Sequence[str], rows: Sequence[Row]) -> str:
+    """Return rows as CSV: a line of column names, then a line for each row; what is not known is empty."""
+    from fsdp_bench.sweep.results.flat import csv_row
+
+    output = StringIO()
+    writer = csv.DictWriter(output, columns, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(csv_row({name: row[name] for name in columns}) for row in rows)
+    return output.getvalue()
 
 
 def _rendered(columns: Sequence[TableColumn], width: int) -> list[str]:

@@ -95,7 +95,7 @@ class Exporter:
 
     def print(self, answer: Prediction | Offer | None) -> None:
         """Write the files, and print which and how to start them."""
-        from fsdp_bench.report.text.exports import exports_text
+        from fsdp_bench.report.text.common import exports_text
 
         written = self.write(answer)
         if not written:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from fsdp_bench.plan.table.columns import Row, TableOptions, read_table_options
+from fsdp_bench.plan.table import Row, TableOptions, read_table_options
 from fsdp_bench.report.terminal import print_line
 from fsdp_bench.spec.codec import write_atomically
 from fsdp_bench.spec.errors import SpecError
@@ -67,7 +67,7 @@ def write_csv(path: Path, columns: Sequence[str], rows: Sequence[Row]) -> None:
     Raises:
         SpecError: if the file cannot be written.
     """
-    from fsdp_bench.report.csv_text import csv_text
+    from fsdp_bench.report.table import csv_text
 
     text = csv_text(columns, rows)
     if str(path) == "-":

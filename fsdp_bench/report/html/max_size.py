@@ -25,8 +25,7 @@ from fsdp_bench.report.html.settings import (
     title_of,
     values_of,
 )
-from fsdp_bench.report.text.common import UNKNOWN
-from fsdp_bench.report.text.communicators import bounds_text
+from fsdp_bench.report.text.common import UNKNOWN, bounds_text
 from fsdp_bench.report.text.quantity_text import QUANTITY_TEXTS, value_text
 from fsdp_bench.report.text.setups import PLACES, named_values, spaced, varying
 from fsdp_bench.spec.units import format_gib
@@ -117,7 +116,8 @@ def _hardware(one: MaxSizeDocument) -> str:
 def _value(one: MaxSizeDocument, value: int | None) -> str:
     if value is None:
         return "none"
-    return f"{value_text(one.dial, value)} {re.sub(r's\b', '', _unit(one), count=1) if value == 1 else _unit(one)}"
+    unit = re.sub(r"s\b", "", _unit(one), count=1) if value == 1 else _unit(one)
+    return f"{value_text(one.dial, value)} {unit}"
 
 
 def _unit(one: MaxSizeDocument) -> str:

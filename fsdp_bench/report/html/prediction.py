@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from fsdp_bench.plan.document import AnswerDocument
-from fsdp_bench.plan.table.rows import answer_row
+from fsdp_bench.plan.table import answer_row
 from fsdp_bench.report.charts.colors import Style
 from fsdp_bench.report.charts.description import Bar, BarGroup, Bars, Piece, Plot
 from fsdp_bench.report.charts.memory_timeline import breakdown_bars, phase_bars
@@ -28,8 +28,8 @@ from fsdp_bench.report.html.settings import (
     title_of,
     values_of,
 )
-from fsdp_bench.report.text.cells import is_number
 from fsdp_bench.report.text.common import UNKNOWN
+from fsdp_bench.report.text.prediction_table import is_number
 from fsdp_bench.report.text.setups import spaced, varying
 from fsdp_bench.report.text.speed import PART_LABELS, step_text
 from fsdp_bench.spec.units import format_count, format_gib

@@ -6,10 +6,10 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from fsdp_bench.plan.document import HardwareDocument, ModelDocument
-from fsdp_bench.plan.table.columns import Row as TableRow
+from fsdp_bench.plan.table import Row as TableRow
 from fsdp_bench.report.html.blocks import Cell
-from fsdp_bench.report.text.cells import cell_text, column_header, is_number
 from fsdp_bench.report.text.common import UNKNOWN
+from fsdp_bench.report.text.prediction_table import cell_text, column_header, is_number
 from fsdp_bench.report.text.setups import FIELDS, PLACES, SELDOM, named_values, spaced, value_text
 from fsdp_bench.report.text.setups import NUMBERS as FIELDS_OF_NUMBERS
 from fsdp_bench.spec.codec import to_builtins

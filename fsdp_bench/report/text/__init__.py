@@ -5,18 +5,15 @@ Read in this order:
     verdict.py           whether a setup fits, in one line
     speed.py             step time, exposed communication, tokens per second
     setups.py            a setup as a line, several by what they differ in
-    prediction_table.py  several predictions in one table
-    cells.py             cells and headers of every column that a table can have
+    prediction_table.py  several predictions in one table; cells and headers of every column that it can have
     plan.py              which servers, how many, which setting: the winner and the offers beside it
-    exports.py           files of an exported setting, and how they start
-    max_size.py          the largest model that fits, one row for each setting
+    offers.py            the offers of a plan, as the terminal and a page print them
+    max_size.py          the largest model that fits, one row for each setting; what would help if nothing fits
     quantity_text.py     names of what max-size searches: model size, layers, batch, sequence, GPUs
-    nothing_fits.py      if nothing fits: what the nearest setting needs, and what would help
     dry_run.py           dry runs: live bytes, and whether the setup fits
     compare.py           which bytes and milliseconds differ between two setups or results, and why
     rehearsal.py         a rehearsed script: where it peaks, what holds memory, what it read from the GPU
     rehearsed_time.py    the time of a rehearsed step, what takes it, and what of it is unknown
     catalog_entry.py     a GPU and a server as TOML, what is unknown of them as comments
-    communicators.py     NCCL's communicators and their GPU memory
-    common.py            text for unknown values, hardware, and lines of a name and a value
+    common.py            text for unknown values, hardware, NCCL's memory, exported files; lines of a name and a value
 """

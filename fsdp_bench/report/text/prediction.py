@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from fsdp_bench.plan.advice.remedies import Remedy, smaller_bases
 from fsdp_bench.plan.estimate import Verdict
 from fsdp_bench.plan.question import Prediction, Question
-from fsdp_bench.report.text.common import assumed_lines, fact
-from fsdp_bench.report.text.communicators import communicators_fact
+from fsdp_bench.report.text.common import assumed_lines, communicators_fact, fact
 from fsdp_bench.report.text.setups import hardware_facts, setup_line, spaced
 from fsdp_bench.report.text.speed import time_facts
 from fsdp_bench.report.text.verdict import (

@@ -5,17 +5,16 @@ The fastest is the one that trains the most tokens a second per GPU: steps may b
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import inf
+from typing import Any
 
 from fsdp_bench.plan.document import answer_document, refusal_document
 from fsdp_bench.plan.estimate import Verdict
 from fsdp_bench.plan.question import Prediction, Question
-from fsdp_bench.plan.table.columns import Row, TableOptions
-from fsdp_bench.plan.table.rows import answer_row
+from fsdp_bench.plan.table import SETUP_FIELDS, Row, TableOptions, answer_row
 from fsdp_bench.report.table import TableColumn, column_of, fits_width, table_lines
-from fsdp_bench.report.text.cells import cell_text, column_header, is_number
-from fsdp_bench.report.text.common import assumed_lines, fact
+from fsdp_bench.report.text.common import UNKNOWN, assumed_lines, fact
 from fsdp_bench.report.text.prediction import modelled, required_facts
 from fsdp_bench.report.text.setups import (
     NUMBERS,
@@ -25,11 +24,13 @@ from fsdp_bench.report.text.setups import (
     labels,
     model_facts,
     names_of,
+    spaced,
     strategy_text,
     title,
+    value_text,
     varying_fields,
 )
-from fsdp_bench.report.text.speed import rests_on, step_text
+from fsdp_bench.report.text.speed import percent, rests_on, step_text
 from fsdp_bench.report.text.verdict import verdict
 from fsdp_bench.spec.units import format_gib
 
@@ -183,3 +184,77 @@ def conclusion(predictions: Sequence[Prediction], varying: Sequence[str]) -> str
     fastest = _fastest(fitting) if len(fitting) > 1 else "trains"
     speed = f"{step_text(time)} a step, {tokens:,.0f} tokens/s per GPU"
     return f"{of}, {name} {fastest} (predicted): {speed}, {reserved}"
+
+
+_HEADERS = {
+    "peak_allocated_bytes": "peak\nallocated",
+    "peak_phase": "in phase",
+    "needed_bytes": "needs",
+    "headroom_bytes": "left",
+    "largest_category": "mostly",
+    "step_seconds": "step",
+    "exposed_fraction": "exposed",
+    "tokens_per_second_per_gpu": "tokens/s\nper GPU",
+    "mfu": "MFU",
+    "hfu": "HFU",
+}
+_FITS = {"fits": "yes", "runs_with_retries": "NO: retries", "does_not_fit": "NO"}
+_OF_TIME = ("step_seconds", "exposed_fraction", "tokens_per_second_per_gpu", "mfu", "hfu")
+"""Columns that are left empty where a setup does not fit."""
+
+
+def column_header(name: str) -> str:
+    """Return the header of a column."""
+    if name in _HEADERS:
+        return _HEADERS[name]
+    if name in (*SETUP_FIELDS, "num_nodes", "world_size"):
+        return header_of(name)
+    return name.removesuffix("_bytes").removesuffix("_seconds").replace("_", "\n")
+
+
+def is_number(name: str) -> bool:
+    """Whether a column is aligned on the right."""
+    ends = ("_bytes", "_seconds", "_value", "per_node")
+    return name.endswith(ends) or name in (*_OF_TIME, *NUMBERS, "num_parameters", "num_hidden_layers", "hidden_size")
+
+
+def cell_text(name: str, row: Row) -> str:
+    """Return a cell as text."""
+    value = row[name]
+    if name in _TEXTS:
+        return _TEXTS[name](row)
+    if name in SETUP_FIELDS:
+        return value_text(name, value)
+    if value is None:
+        return "-" if row["fits"] is not None or row["impossible"] else UNKNOWN
+    if name in _OF_TIME and row["fits"] is False:
+        return "-"
+    return _value_text(name, value)
+
+
+def _value_text(name: str, value: Any) -> str:
+    if name.endswith("_bytes"):
+        return format_gib(value)
+    if name.endswith("_seconds"):
+        return step_text(value)
+    if name in ("mfu", "hfu", "exposed_fraction"):
+        return percent(value)
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:,.0f}" if isinstance(value, int | float) else spaced(value) if name == "verdict" else str(value)
+
+
+def _fits(row: Row) -> str:
+    if row["verdict"] is None:
+        return UNKNOWN if row["fits"] is None else "NO"
+    return "NO: host memory" if row["exceeds"] == "host" else _FITS[row["verdict"]]
+
+
+def _mostly(row: Row) -> str:
+    largest = row["largest_category"]
+    if largest is None:
+        return "-"
+    return f"{spaced(largest)} {row[f'{largest}_at_peak_bytes'] / row['peak_allocated_bytes']:.0%}"
+
+
+_TEXTS: dict[str, Callable[[Row], str]] = {"fits": _fits, "largest_category": _mostly}

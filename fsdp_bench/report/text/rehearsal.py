@@ -9,8 +9,7 @@ from itertools import groupby
 from fsdp_bench.plan.estimate import Verdict
 from fsdp_bench.plan.rehearsal import Rehearsal, WhyUnknown, worst_of
 from fsdp_bench.report.table import table_columns, table_lines
-from fsdp_bench.report.text.common import UNKNOWN, fact
-from fsdp_bench.report.text.communicators import communicators_fact
+from fsdp_bench.report.text.common import UNKNOWN, communicators_fact, fact
 from fsdp_bench.report.text.rehearsed_time import step_cell, time_lines
 from fsdp_bench.spec.subprocesses.rehearsal import (
     HeldLine,

@@ -7,8 +7,7 @@ from collections.abc import Iterable
 from fsdp_bench.plan.estimate import Estimate, Verdict
 from fsdp_bench.plan.question import Prediction
 from fsdp_bench.rates.nccl_buffers import Bounds
-from fsdp_bench.report.text.common import UNKNOWN
-from fsdp_bench.report.text.communicators import bounds_text
+from fsdp_bench.report.text.common import UNKNOWN, bounds_text
 from fsdp_bench.simulate.step import STEPS
 from fsdp_bench.spec.hardware import Gpu
 from fsdp_bench.spec.units import format_gib

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fsdp_bench.catalog.loader import BUILT_IN
 from fsdp_bench.rates.communicators import communicators_of
-from fsdp_bench.report.text.communicators import communicators_fact
+from fsdp_bench.report.text.common import communicators_fact
 from fsdp_bench.spec.hardware import Hardware
 from fsdp_bench.spec.setup import ShardingStrategy, TrainSetup
 

@@ -8,8 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fsdp_bench.plan.table.columns import Row, TableOptions, find_column, read_table_options
-from fsdp_bench.plan.table.rows import MAX_SIZE_COLUMNS, PREDICTION_COLUMNS
+from fsdp_bench.plan.table import (
+    MAX_SIZE_COLUMNS,
+    PREDICTION_COLUMNS,
+    Row,
+    TableOptions,
+    find_column,
+    read_table_options,
+)
 from fsdp_bench.spec.errors import SpecError
 
 rows = st.lists(
