@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from html import escape
-from typing import Any
 
-from fsdp_bench.catalog.lookup import place_names
 from fsdp_bench.plan.defaults import assumptions
+from fsdp_bench.plan.document import answer_document
 from fsdp_bench.plan.estimate import Estimate, Verdict
+from fsdp_bench.plan.question import Prediction, Question
 from fsdp_bench.plan.search.search import SearchResult
 from fsdp_bench.plan.speed import Speed
-from fsdp_bench.spec.codec import to_builtins
+from fsdp_bench.plan.table import Row, answer_row
 from fsdp_bench.spec.recording.model import Model, code_of
 from fsdp_bench.spec.setup import (
     Checkpointing,
@@ -38,29 +38,17 @@ class TimedEstimate(Estimate):
         """Tokens per second of one GPU. None if ``step_seconds`` is None."""
         return self.speed.tokens_per_second_per_gpu
 
-    def row(self) -> dict[str, Any]:
+    @property
+    def prediction(self) -> Prediction:
+        """The same as the answer to a question, as ``predict`` has it."""
+        return Prediction(Question(self.model, self.setup, self.hardware), self, known_speed=self.speed)
+
+    def row(self) -> Row:
         """Return the answer as one row of a table: ``pandas.DataFrame([found.row() for found in several])``.
 
-        Columns are called as in load_results(), sizes are in bytes, times in seconds; None is what is not known.
+        Columns are those of ``predict --csv``: sizes are in bytes, times in seconds; None is what is not known.
         """
-        return {
-            "source": "predicted",
-            "model": self.model.name,
-            "code": code_of(self.model),
-            "num_parameters": self.model.num_parameters,
-            "server": place_names(self.hardware)[0],
-            "gpu": self.gpu.name if self.gpu else None,
-            **to_builtins(self.setup),
-            "peak_allocated_bytes": self.memory.peak_allocated_bytes,
-            "peak_reserved_bytes": None if self.allocator.out_of_memory else self.allocator.peak_reserved_bytes,
-            "needed_bytes": self.needed_bytes,
-            "peak_phase": self.memory.peak_phase,
-            "fits": self.fits,
-            "headroom_bytes": self.headroom_bytes,
-            "step_seconds": self.step_seconds,
-            "tokens_per_second_per_gpu": self.tokens_per_second_per_gpu,
-            "mfu": self.speed.mfu,
-        }
+        return answer_row(answer_document(self.prediction, with_communication=False))
 
     def _lines(self) -> list[tuple[str, str]]:
         memory = self.memory

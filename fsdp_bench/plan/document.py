@@ -287,7 +287,7 @@ def _memory(prediction: Prediction) -> MemoryDocument:
     known = prediction.reserved_bytes is not None
     needs_host = prediction.peak_host_bytes_per_node is not None
     return MemoryDocument(
-        peak_allocated_bytes=memory.peak_allocated_bytes,
+        **vars(memory),
         peak_reserved_bytes=prediction.reserved_bytes,
         peak_reserved_source=ABSENT,
         needed_bytes=prediction.needed_bytes if prediction.question.kernels == "cuda" else None,
@@ -296,14 +296,8 @@ def _memory(prediction: Prediction) -> MemoryDocument:
         communicators=communicators.each if communicators else None,
         peak_device_bytes=prediction.estimate.device_bytes if known else None,
         peak_host_bytes_per_node=prediction.peak_host_bytes_per_node,
-        peak_phase=memory.peak_phase,
-        peak_block=memory.peak_block,
-        peak_operator=memory.peak_operator,
-        peak_rank=memory.peak_rank,
-        phases=memory.phases,
         load_bytes=ABSENT,
         resident=ABSENT,
-        breakdown_bytes=memory.breakdown_bytes,
         host_breakdown_bytes=_host(host) if needs_host else None,
         num_alloc_retries=reading.num_alloc_retries if known else None,
         num_alloc_retries_later=reading.num_retries_later if known and full is None else None,

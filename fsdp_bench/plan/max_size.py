@@ -282,6 +282,11 @@ class MaxSizeDocument(msgspec.Struct, frozen=True, kw_only=True):
     on_fewest: AnswerDocument | None = None
 
 
+_ANSWER = (
+    *("setup", "memory", "time", "assumptions", "notes", "fits", "verdict", "headroom_bytes"),
+    *("required_headroom_bytes", "required_headroom_source"),
+)
+"""Keys that a setting shares with the answer to its largest candidate."""
 _WORDS = ("strategy", "effective_strategy", *(name for name, one in FIELDS.items() if one.has_words and not one.seldom))
 """Fields of the setup that stand before the answer."""
 
@@ -330,16 +335,7 @@ def _setting(cell: SettingResult, with_time: bool) -> SettingDocument:
         num_hidden_layers=model.num_hidden_layers if model else None,
         hidden_size=model.hidden_size if model else None,
         runs_parameters=_runs_parameters(cell),
-        setup=found.setup,
-        memory=found.memory,
-        time=found.time,
-        assumptions=found.assumptions,
-        notes=found.notes,
-        fits=found.fits,
-        verdict=found.verdict,
-        headroom_bytes=found.headroom_bytes,
-        required_headroom_bytes=found.required_headroom_bytes,
-        required_headroom_source=found.required_headroom_source,
+        **{key: getattr(found, key) for key in _ANSWER},
         limited_by=None
         if limit is None
         else LimitDocument(place=limit.place, phase=limit.phase, category=limit.category, words=limit_text(limit)),

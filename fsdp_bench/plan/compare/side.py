@@ -12,7 +12,7 @@ import msgspec
 from fsdp_bench.catalog.loader import BUILT_IN
 from fsdp_bench.plan.answers import TimedEstimate
 from fsdp_bench.plan.document import AnswerDocument, TimeDocument, answer_document
-from fsdp_bench.plan.question import Prediction, Question
+from fsdp_bench.plan.question import Prediction
 from fsdp_bench.spec.checked import build
 from fsdp_bench.spec.codec import from_builtins, read_document
 from fsdp_bench.spec.errors import ResultsError, SpecError, shown
@@ -94,8 +94,7 @@ def read_side(value: Comparable, name: str) -> Side:
     if isinstance(value, str | Path):
         return _of_file(Path(value))
     if isinstance(value, TimedEstimate):
-        asked = Question(value.model, value.setup, value.hardware)
-        value = Prediction(asked, value, known_speed=value.speed)
+        value = value.prediction
     if isinstance(value, Prediction):
         return _side(answer_document(value), name)
     if isinstance(value, TrialRecord):
