@@ -38,8 +38,8 @@ from fsdp_bench.validate.matrix_rate import matrix_rates
     "--html",
     type=click.Path(path_type=Path),
     metavar="FILE.html",
-    help="Write one HTML file instead, which needs no network. RESULTS may then also be a file that plan, predict or"
-    " max-size printed with --json.",
+    help="Write one HTML file instead, which needs no network. RESULTS may then also be a file that plan, predict,"
+    " dry-run or max-size printed with --json.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document: one row per trial, bytes and seconds.")
 def command(results: Path, communication: bool, calibration: Path | None, html: Path | None, as_json: bool) -> int:

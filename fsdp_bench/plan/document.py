@@ -135,7 +135,7 @@ class TimeDocument(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AnswerDocument(msgspec.Struct, frozen=True, kw_only=True):
-    """What ``predict --json`` and ``dry-run --json`` print of one setup. All but the setup is unknown by default."""
+    """The answer to one setup, as ``predict --json`` and ``dry-run --json`` print it. Defaults are unknown values."""
 
     source: str
     torch: str | None = None

@@ -241,7 +241,7 @@ class NextDocument(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SettingDocument(msgspec.Struct, frozen=True, kw_only=True):
-    """What ``max-size --json`` prints of one setting, after the strategy and other fields. Unknown values are null."""
+    """One setting of ``max-size --json``, which has the strategy and other fields before it."""
 
     source: str = "predicted"
     impossible: str | None = None
@@ -268,7 +268,7 @@ class SettingDocument(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MaxSizeDocument(msgspec.Struct, frozen=True, kw_only=True):
-    """What ``max-size --json`` prints of one kind of hardware."""
+    """All settings on one kind of hardware, as ``max-size --json`` prints them."""
 
     source: str
     torch: str | None = None

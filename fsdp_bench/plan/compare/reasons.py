@@ -24,7 +24,7 @@ LEAST_SHARE = 0.001
 
 @dataclass(frozen=True)
 class Mechanism:
-    """What one setup does and the other does not, and which numbers that makes larger or smaller."""
+    """A mechanism that one setup uses and the other does not, and the numbers that it makes larger or smaller."""
 
     text: Callable[[Side, Side], str | None]
     """Says what the first side does; None if it does not, or if the other does, too."""

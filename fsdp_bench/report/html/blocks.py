@@ -1,4 +1,4 @@
-"""What a page is made of: sections, and in them facts, tables and the charts of report/charts/description.py.
+"""The parts of a page: sections, and in them facts, tables and the charts of report/charts/description.py.
 
 Texts are plain; templates escape them.
 """
@@ -58,7 +58,7 @@ class Cell:
 
     text: str
     number: float | None = None
-    """What it is sorted by, in a column of numbers. None is sorted last."""
+    """The value by which a column of numbers is sorted. None is sorted last."""
     is_warning: bool = False
 
 
@@ -168,7 +168,7 @@ class Page:
     answer: str
     reason: str = ""
     lead: tuple[Block, ...] = ()
-    """What stands with the answer."""
+    """Blocks shown next to the answer."""
     sections: tuple[Section, ...] = ()
     notes: tuple[str, ...] = field(default=())
-    """What could not be read."""
+    """Files that could not be read."""

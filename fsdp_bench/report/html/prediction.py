@@ -234,7 +234,7 @@ def _facts(one: AnswerDocument, differing: Sequence[str]) -> list[tuple[str, str
 
 
 _RAN = {"dry-run": "a training step of PyTorch's own FSDP, on tensors without data"}
-"""What ran, by the source of an answer that is not simulated."""
+"""The subject that ran, by the source of an answer that is not simulated."""
 
 
 def _source(one: AnswerDocument) -> str:

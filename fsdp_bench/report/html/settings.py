@@ -1,4 +1,4 @@
-"""What setups on a page are and what they differ in: columns of tables, names in sentences."""
+"""Setups on a page: columns of tables for what they differ in, names in sentences, conditions."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ALWAYS = ("strategy", *(field for field in FIELDS if field not in SELDOM), "loss
 _TITLES = {"num_nodes": "nodes", "gpus_per_node": "GPUs per node", "world_size": "GPUs", "lora": "LoRA"}
 _DEFAULTS: dict[str, Any] = to_builtins(TrainSetup())
 _MOST_NAMED = 3
-"""Of more models or servers their number is named."""
+"""If there are more models or servers, their number is named."""
 
 
 def values_of(

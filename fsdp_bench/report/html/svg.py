@@ -78,4 +78,4 @@ DRAWING = {
     "share": share,
     "signs": SIGNS,
 }
-"""What the templates draw with."""
+"""Functions and signs that the templates draw with."""

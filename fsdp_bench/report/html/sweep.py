@@ -31,7 +31,7 @@ from fsdp_bench.sweep.results.load import machine_description, read_frontier_of,
 
 @dataclass(frozen=True)
 class SweepFolder:
-    """What one sweep left."""
+    """The results of one sweep."""
 
     home: Path
     records: list[TrialRecord]

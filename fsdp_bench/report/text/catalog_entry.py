@@ -1,4 +1,4 @@
-"""A GPU and a server as the TOML of a file for ``--catalog``. What is unknown of them is there as comments."""
+"""A GPU and a server as the TOML of a file for ``--catalog``. Facts that are unknown are there as comments."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ class QuantityText:
     axes: tuple[tuple[float, str], ...]
     """Axis scales of the chart: divisor and label, largest first."""
     unit: str
-    """What a value is a number of."""
+    """The unit of a value."""
     smallest: str
     """The smallest value as a phrase, with placeholders ``{model}`` and ``{value}``."""
 

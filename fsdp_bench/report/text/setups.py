@@ -16,7 +16,7 @@ from fsdp_bench.spec.units import format_gib
 
 HARDWARE = ("server", "gpu", "num_nodes", "gpus_per_node", "world_size")
 PLACES = ("model", "code", "lora", *HARDWARE)
-"""What setups may differ in beside the fields of a step: the model and the hardware."""
+"""Fields in which setups may differ, beside those of a step: the model and the hardware."""
 _COLUMNS = [one for one in SETUP.values() if one.has_column]
 SIZES = tuple(one.name for one in _COLUMNS if one.is_size)
 _USUAL = tuple(one.name for one in _COLUMNS if not one.seldom and not one.is_size)

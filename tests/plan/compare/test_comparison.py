@@ -137,7 +137,7 @@ def test_peaks_of_different_kinds_stand_side_by_side_and_are_not_compared() -> N
 
 
 def test_a_prediction_is_compared_with_the_trial_of_the_same_setup_by_a_ratio() -> None:
-    """Of trials under 0.1 % apart (docs/validation.md), in whichever order they are named."""
+    """Trials under 0.1 % apart (docs/validation.md), in whichever order they are named."""
     record = ROOT / "results/rehearsed/llama-8b/trials"
     path = next(
         one
