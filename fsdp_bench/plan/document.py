@@ -12,8 +12,6 @@ from fsdp_bench.catalog.lookup import place_names
 from fsdp_bench.plan.estimate import Verdict
 from fsdp_bench.plan.question import Prediction, Question
 from fsdp_bench.plan.speed import Speed
-from fsdp_bench.rates.communicators import Communicator
-from fsdp_bench.rates.nccl_buffers import Bounds
 from fsdp_bench.replay.host_memory import HostMemory
 from fsdp_bench.replay.traffic import Traffic
 from fsdp_bench.simulate import TORCH_VERSION
@@ -76,9 +74,9 @@ class MemoryDocument(msgspec.Struct, frozen=True, kw_only=True):
     peak_reserved_source: str | None = None
     needed_bytes: Bytes | None = None
     peak_active_bytes: Bytes | None = None
-    communicators_bytes: Bounds | None = None
+    communicators_bytes: dict[str, Bytes] | None = None
     """NCCL's GPU memory, without the CUDA context."""
-    communicators: tuple[Communicator, ...] | None = None
+    communicators: tuple[dict[str, Any], ...] | None = None
     peak_device_bytes: Bytes | None = None
     peak_host_bytes_per_node: Bytes | None = None
     peak_phase: str
@@ -154,9 +152,9 @@ class AnswerDocument(msgspec.Struct, frozen=True, kw_only=True):
     time: TimeDocument | None = None
     communication: tuple[Traffic, ...] | None = None
     fits: bool | None = None
-    verdict: str | None = None
+    verdict: Verdict | None = None
     headroom_bytes: int | None = None
-    required_headroom_bytes: int | None = None
+    required_headroom_bytes: Bytes | None = None
     required_headroom_source: str | None = None
     seconds: float | None = None
 
@@ -284,6 +282,7 @@ def _time(found: Speed) -> TimeDocument:
 def _memory(prediction: Prediction) -> MemoryDocument:
     memory, reading, host = prediction.estimate.memory, prediction.estimate.allocator, prediction.estimate.host
     full, communicators = reading.out_of_memory, prediction.communicators
+    nccl = communicators.num_bytes if communicators else None
     known = prediction.reserved_bytes is not None
     needs_host = prediction.peak_host_bytes_per_node is not None
     return MemoryDocument(
@@ -292,8 +291,8 @@ def _memory(prediction: Prediction) -> MemoryDocument:
         peak_reserved_source=ABSENT,
         needed_bytes=prediction.needed_bytes if prediction.question.kernels == "cuda" else None,
         peak_active_bytes=reading.peak_active_bytes if known else None,
-        communicators_bytes=communicators.num_bytes if communicators else None,
-        communicators=communicators.each if communicators else None,
+        communicators_bytes=asdict(nccl) if nccl else None,
+        communicators=tuple(map(asdict, communicators.each)) if communicators else None,
         peak_device_bytes=prediction.estimate.device_bytes if known else None,
         peak_host_bytes_per_node=prediction.peak_host_bytes_per_node,
         load_bytes=ABSENT,

@@ -25,7 +25,7 @@ from fsdp_bench.plan.document import (
     document,
     refusal_document,
 )
-from fsdp_bench.plan.estimate import Estimate
+from fsdp_bench.plan.estimate import Estimate, Verdict
 from fsdp_bench.plan.question import Prediction, Question, speed_of
 from fsdp_bench.plan.search.fit import NO_FLASH_ATTENTION, FitCheck, Limit
 from fsdp_bench.plan.search.quantity import Candidate, Quantity
@@ -234,7 +234,7 @@ class NextDocument(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     num_parameters: Count
     fits: bool | None
-    verdict: str | None
+    verdict: Verdict | None
     needed_bytes: Bytes
     headroom_bytes: int | None
     memory: MemoryDocument
@@ -259,9 +259,9 @@ class SettingDocument(msgspec.Struct, frozen=True, kw_only=True):
     assumptions: tuple[str, ...] = ()
     notes: tuple[str, ...] | None = None
     fits: bool | None = None
-    verdict: str | None = None
+    verdict: Verdict | None = None
     headroom_bytes: int | None = None
-    required_headroom_bytes: int | None = None
+    required_headroom_bytes: Bytes | None = None
     required_headroom_source: str | None = None
     limited_by: LimitDocument | None = None
     next: NextDocument | None = None

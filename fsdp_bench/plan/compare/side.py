@@ -116,7 +116,7 @@ def _of_file(path: Path) -> Side:
     several = next(
         (found[key] for key in ("predictions", "dry_runs") if isinstance(found, dict) and key in found), None
     )
-    if several is None:
+    if not isinstance(several, list):
         return _of_document(found, path.name)
     if not number.isdecimal() or not 1 <= int(number) <= len(several):
         raise SpecError(f"{file}: holds {len(several)} setups; name one: {file}#1 to {file}#{len(several)}")

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import json
+import random
 import shutil
 from pathlib import Path
 
 import pytest
 
+from fsdp_bench.plan.compare.side import read_side
 from fsdp_bench.report.html import write
 from fsdp_bench.spec.errors import ResultsError, SpecError, UserError
 from fsdp_bench.spec.profile import read_profile
 from fsdp_bench.sweep.results.load import load_results
+from tests.attacks.hostile import mutated_json
 from tests.conftest import run_command
+from tests.profiles import draws
 from tests.report.html.parsed import ParsedPage
-from tests.report.html.samples import IMAGE, RESULTS, SCRIPT, STYLE, hostile_sweep, plan_file
+from tests.report.html.samples import IMAGE, RESULTS, SCRIPT, STYLE, hostile_sweep, plan_file, plan_text
 
 
 def page(source: Path, folder: Path) -> ParsedPage:
@@ -216,3 +220,29 @@ def test_a_file_without_html_is_refused_with_the_option_that_helps(tmp_path: Pat
     assert done.returncode == 2
     assert "--html FILE.html" in done.stderr
     assert len(done.stderr.splitlines()) == 1
+
+
+DAMAGED = {
+    "plan": "",
+    "predict": "predict --model gpt2 --server p5.48xlarge --batch 1,2",
+    "max-size": "max-size --gpu H100-SXM --world-size 2 --strategy zero3",
+}
+
+
+@pytest.mark.parametrize("name", DAMAGED)
+def test_a_damaged_document_is_refused_in_one_line_or_drawn(name: str, tmp_path: Path) -> None:
+    """The page, and a comparison, which reads the same documents."""
+    text = run_command(*DAMAGED[name].split(), "--json").stdout if DAMAGED[name] else plan_text()
+    draw, path, document = random.Random(7), tmp_path / "damaged.json", json.loads(text)
+    refusals, drawn = list[str](), list[ParsedPage]()
+    for _ in range(draws(40, 150)):
+        path.write_text(mutated_json(draw, document))
+        try:
+            drawn.append(page(path, tmp_path))
+            read_side(path, "A")
+        except UserError as error:
+            refusals.append(str(error))
+    assert refusals
+    assert drawn
+    assert all(len(refusal.splitlines()) == 1 for refusal in refusals)
+    assert all(parsed.count("script") == 1 for parsed in drawn)
