@@ -61,7 +61,7 @@ def accumulating_plan(folder: Path) -> Path:
 def hostile_sweep(folder: Path) -> Path:
     """Copy a committed sweep, and give its trials names, reasons and devices that a browser would run.
 
-    One trial takes ten times as long as it did, so that the table has seconds beside milliseconds.
+    One trial takes ten times as long as it did, so that the table has more than a second beside less.
     """
     home = folder / "sweep"
     shutil.copytree(RESULTS / "t5", home)
