@@ -9,8 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from fsdp_bench.plan.export.chosen import Chosen
-from fsdp_bench.plan.export.pieces import DTYPES, refusal
-from fsdp_bench.plan.export.sharding import is_mixed
+from fsdp_bench.plan.export.pieces import DTYPES, is_mixed, refusal
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.setup import Api, BackwardPrefetch, Checkpointing, Offload, TrainSetup, Wrap
 from fsdp_bench.spec.units import format_gib
