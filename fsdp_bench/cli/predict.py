@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fsdp_bench.cli.common.assumptions import AssumptionOptions, assumption_options, read_questions
-from fsdp_bench.cli.common.charts import check_chart, refuse_unlike, save_chart
 from fsdp_bench.cli.common.exports import Exporter, export_options, read_export_options
 from fsdp_bench.cli.common.options import (
     EVERY_OPTION,
@@ -18,8 +17,16 @@ from fsdp_bench.cli.common.options import (
     SetupOptions,
     setup_options,
 )
-from fsdp_bench.cli.common.progress import progress_line
-from fsdp_bench.cli.common.tables import check_csv, read_table, table_options, write_csv
+from fsdp_bench.cli.common.printing import (
+    check_chart,
+    check_csv,
+    progress_line,
+    read_table,
+    refuse_unlike,
+    save_chart,
+    table_options,
+    write_csv,
+)
 from fsdp_bench.plan.document import document, refusal
 from fsdp_bench.plan.question import Prediction, Question, answers
 from fsdp_bench.plan.table.columns import TableOptions

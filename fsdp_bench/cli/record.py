@@ -12,8 +12,8 @@ import click
 import msgspec
 
 from fsdp_bench.catalog.recorded import recorded_model
-from fsdp_bench.cli.common.facts import Fact, print_facts
 from fsdp_bench.cli.common.options import LORA_OPTIONS, SetupOptions
+from fsdp_bench.cli.common.printing import Fact, print_facts
 from fsdp_bench.cli.common.setups import read_lora
 from fsdp_bench.plan.recording import record, write
 from fsdp_bench.report.terminal import print_line

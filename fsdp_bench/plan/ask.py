@@ -25,7 +25,7 @@ from fsdp_bench.plan.defaults import (
 )
 from fsdp_bench.plan.estimate import KERNELS, Estimate
 from fsdp_bench.plan.estimate import estimate as estimate_memory
-from fsdp_bench.plan.gpu_memory_option import sized, stated_headroom, with_cuda, without_context
+from fsdp_bench.plan.headroom import sized, stated_headroom, with_cuda, without_context
 from fsdp_bench.plan.search.fit import FitCheck
 from fsdp_bench.plan.search.quantity import size_ladder
 from fsdp_bench.plan.search.search import SearchResult, find_largest

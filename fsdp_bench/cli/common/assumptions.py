@@ -12,7 +12,7 @@ import click
 
 from fsdp_bench.cli.common.options import SetupOptions, calibration_option, headroom_option
 from fsdp_bench.cli.common.setups import sliding_window_of, with_models
-from fsdp_bench.plan.gpu_memory_option import sized, stated_headroom, with_cuda, without_context
+from fsdp_bench.plan.headroom import sized, stated_headroom, with_cuda, without_context
 from fsdp_bench.plan.question import Question
 from fsdp_bench.replay.host_memory import Build
 from fsdp_bench.spec.profile import read_profile
