@@ -60,6 +60,21 @@ def headroom_of(gpu: Gpu | None, communicators: Communicators, stated_bytes: int
     return Headroom(nccl.high, "NCCL's derived buffers" if nccl.high else "one GPU has no NCCL")
 
 
+def as_stated(
+    hardware: Hardware | None, gpu_memory: str | int | None, profile: Profile | None, cuda: str | None
+) -> Hardware | None:
+    """Return hardware with what is stated of its GPU: the usable memory, a calibration's context, a version of CUDA.
+
+    Raises:
+        SpecError: as ``sized`` and ``with_cuda``.
+    """
+    if gpu_memory is not None:
+        hardware = sized(hardware, gpu_memory, profile)
+    elif hardware is not None:
+        hardware = without_context(hardware, profile)
+    return hardware if cuda is None else with_cuda(hardware, cuda)
+
+
 def sized(hardware: Hardware | None, gpu_memory: str | int | None, profile: Profile | None) -> Hardware:
     """Return the hardware with its GPU's usable memory: as the catalogue has it, or ``gpu_memory``.
 

@@ -9,7 +9,7 @@ from typing import Any
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.lora import ALL_LINEAR, LoRA
 from fsdp_bench.spec.model_code import why_not_replaced
-from fsdp_bench.spec.setup import Loss, Offload, OptimizerKind, TrainSetup
+from fsdp_bench.spec.setup import BackwardPrefetch, Loss, Offload, OptimizerKind, TrainSetup
 
 _WIDTH = 90
 DTYPES = {"fp32": "torch.float32", "bf16": "torch.bfloat16", "fp16": "torch.float16"}
@@ -86,6 +86,18 @@ def is_mixed(setup: TrainSetup) -> bool:
     """Whether not all dtypes of the setup are the stored one."""
     precision = setup.precision
     return not precision.store == precision.compute == precision.reduce
+
+
+def of_fully_shard_alone(setup: TrainSetup) -> str | None:
+    """Return what a setup asks of fully_shard that libraries around it do not pass on; None if that is nothing."""
+    asked = {
+        "reshard_after_forward over fewer ranks": setup.reshard_after_forward is not None,
+        "reshard_last_block = false": not setup.reshard_last_block,
+        "fp32_head": setup.fp32_head,
+        "forward_prefetch": setup.forward_prefetch,
+        "backward_prefetch none": setup.backward_prefetch is BackwardPrefetch.NONE,
+    }
+    return next((name for name, is_asked in asked.items() if is_asked), None)
 
 
 # -- PEFT's adapters, as train/models/lora.py puts them in where predictions are recorded ------------------------------

@@ -13,11 +13,10 @@ import msgspec
 
 from fsdp_bench.plan.export.chosen import Chosen
 from fsdp_bench.plan.export.files import File, environment, text_of, torchrun
-from fsdp_bench.plan.export.pieces import refusal
+from fsdp_bench.plan.export.pieces import of_fully_shard_alone, refusal
 from fsdp_bench.spec.checkpointing_policy import EVERY_SECOND_PRODUCT
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.setup import (
-    BackwardPrefetch,
     Checkpointing,
     Loss,
     Offload,
@@ -104,14 +103,7 @@ def _why_not_step(setup: TrainSetup) -> str | None:
 def _why_not_units(setup: TrainSetup) -> str | None:
     if setup.wrap not in (Wrap.BLOCK, Wrap.BLOCK_AND_ENDS):
         return f"torchtitan does not make the units of --wrap {setup.wrap.value}; use block-and-ends"
-    without = {
-        "reshard_after_forward over fewer ranks": setup.reshard_after_forward is not None,
-        "reshard_last_block = false": not setup.reshard_last_block,
-        "fp32_head": setup.fp32_head,
-        "forward_prefetch": setup.forward_prefetch,
-        "backward_prefetch none": setup.backward_prefetch is BackwardPrefetch.NONE,
-    }
-    found = next((name for name, is_asked in without.items() if is_asked), None)
+    found = of_fully_shard_alone(setup)
     return None if found is None else f"torchtitan {VERSION} has no {found}"
 
 
