@@ -35,8 +35,8 @@ from fsdp_bench.spec.lora import LoRA
 from fsdp_bench.spec.recording.compiled import huggingface_block
 from fsdp_bench.spec.recording.config import loops_over_sequence
 from fsdp_bench.spec.recording.recorded import RecordedCode
-from fsdp_bench.spec.recording.request import RecordingSpec
 from fsdp_bench.spec.subprocesses.dry_run import ModelCode
+from fsdp_bench.spec.subprocesses.model_code import RecordingSpec
 from fsdp_bench.sweep.run.rehearsed import rehearsed_gpu, stand_in_environment
 
 ADAPTED = ("gemma2", "gemma3_text", "llama", "mistral", "qwen2", "qwen3")

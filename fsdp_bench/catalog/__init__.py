@@ -2,11 +2,10 @@
 
 Read in this order:
     gpus.toml        each GPU's usable memory, dense peak FLOP/s, rate of matrix products
-    attention.toml   how fast attention kernels run; attention.py reads it
+    attention.toml   how fast attention kernels run; rates/attention.py reads it
     servers.toml     each server's GPUs, links between GPUs, network between nodes, host memory
     models.toml      each published model's dimensions, with the names of Hugging Face's config.json
     prices.toml      what servers cost
-    attention.py     the published rates of attention kernels
     loader.py        the catalogue: the built-in files, and a user's file whose entries replace or add
     names.py         finds an entry by what people call it, and says which was meant where there is none
     lookup.py        gpu(), server() and model() by name, size or file; the GPUs that a run uses

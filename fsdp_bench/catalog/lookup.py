@@ -81,15 +81,15 @@ def cluster_of(text: str, catalog: Catalog = BUILT_IN) -> Hardware:
     found = _GPUS.fullmatch(_text("gpus", text))
     if found is None:
         raise SpecError(f"gpus: {shown(text)} is not allowed; how many of which GPU, like '8 x H100-SXM'")
-    count, card = int(found[1]), catalog.gpu(found[2])
-    entry = next((each for each in catalog.servers() if catalog.gpu(each.gpu) == card), None)
+    count, kind = int(found[1]), catalog.gpu(found[2])
+    entry = next((each for each in catalog.servers() if catalog.gpu(each.gpu) == kind), None)
     if entry is None:
-        raise SpecError(f"gpus: the catalogue has no server with {card.name}; name the GPU alone: gpu={card.name!r}")
+        raise SpecError(f"gpus: the catalogue has no server with {kind.name}; name the GPU alone: gpu={kind.name!r}")
     each = min(count, entry.gpus_per_node)
     nodes, rest = divmod(count, each)
     if rest:
         raise SpecError(f"gpus: {count} is not allowed; a multiple of the {each} GPUs of a {entry.name}")
-    return Hardware(server=entry, gpu=card, num_nodes=nodes, gpus_per_node=each)
+    return Hardware(server=entry, gpu=kind, num_nodes=nodes, gpus_per_node=each)
 
 
 def model(

@@ -28,7 +28,7 @@ from fsdp_bench.cli.common.setups import (
     warn_of_sliding_window,
 )
 from fsdp_bench.plan.dry_run import DryRun, dry_run_document
-from fsdp_bench.plan.gpu_memory_option import sized, stated_headroom
+from fsdp_bench.plan.headroom import sized, stated_headroom
 from fsdp_bench.report.terminal import print_answer, print_line, print_lines
 from fsdp_bench.report.text.dry_run import report, side_by_side
 from fsdp_bench.simulate.wrappers.impossible import why_impossible

@@ -15,8 +15,7 @@ from typing import Any, NoReturn, TextIO
 
 import click
 
-from fsdp_bench.cli.common.forgiving import forgiving_streams
-from fsdp_bench.cli.common.interrupts import INTERRUPTED, raised_once
+from fsdp_bench.cli.common.interrupts import INTERRUPTED, forgiving_streams, raised_once
 from fsdp_bench.spec.errors import ExitCode, FsdpBenchError, nearest, shortened, shown
 from fsdp_bench.version import __version__
 

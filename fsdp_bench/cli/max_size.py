@@ -14,7 +14,6 @@ import click
 from msgspec.structs import replace as struct_replace
 
 from fsdp_bench.catalog.lookup import place_names
-from fsdp_bench.cli.common.charts import check_chart, save_chart
 from fsdp_bench.cli.common.options import (
     SETUP_LISTS,
     SetupCommand,
@@ -24,7 +23,15 @@ from fsdp_bench.cli.common.options import (
     headroom_option,
     setup_options,
 )
-from fsdp_bench.cli.common.progress import show_progress
+from fsdp_bench.cli.common.printing import (
+    check_chart,
+    check_csv,
+    read_table,
+    save_chart,
+    show_progress,
+    table_options,
+    write_csv,
+)
 from fsdp_bench.cli.common.setups import (
     Reading,
     read_choices,
@@ -34,8 +41,7 @@ from fsdp_bench.cli.common.setups import (
     read_setups,
     warn_of_sliding_window,
 )
-from fsdp_bench.cli.common.tables import check_csv, read_table, table_options, write_csv
-from fsdp_bench.plan.gpu_memory_option import sized, stated_headroom
+from fsdp_bench.plan.headroom import sized, stated_headroom
 from fsdp_bench.plan.max_size import Assumptions, HardwareResult, document_of, max_sizes, title_of
 from fsdp_bench.plan.search.quantity import LONGEST_SEQUENCE, OF_ONE_MODEL, Quantity, gpu_counts, size_ladder
 from fsdp_bench.plan.table import MAX_SIZE_COLUMNS, TableOptions

@@ -11,7 +11,7 @@ import click
 from fsdp_bench.catalog.architectures import is_recorded
 from fsdp_bench.catalog.loader import load_user_catalog
 from fsdp_bench.catalog.model_entry import ModelEntry
-from fsdp_bench.cli.common.facts import Fact, known, print_facts, source_facts
+from fsdp_bench.cli.common.printing import Fact, known, print_facts, source_facts
 from fsdp_bench.report.terminal import print_lines
 from fsdp_bench.report.text.common import UNKNOWN
 from fsdp_bench.spec.codec import to_builtins, to_json

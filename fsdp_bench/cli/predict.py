@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fsdp_bench.cli.common.assumptions import AssumptionOptions, assumption_options, read_questions
-from fsdp_bench.cli.common.charts import check_chart, refuse_unlike, save_chart
 from fsdp_bench.cli.common.exports import Exporter, export_options, read_export_options
 from fsdp_bench.cli.common.options import (
     EVERY_OPTION,
@@ -18,8 +17,16 @@ from fsdp_bench.cli.common.options import (
     SetupOptions,
     setup_options,
 )
-from fsdp_bench.cli.common.progress import progress_line
-from fsdp_bench.cli.common.tables import check_csv, read_table, table_options, write_csv
+from fsdp_bench.cli.common.printing import (
+    check_chart,
+    check_csv,
+    progress_line,
+    read_table,
+    refuse_unlike,
+    save_chart,
+    table_options,
+    write_csv,
+)
 from fsdp_bench.plan.document import document, refusal
 from fsdp_bench.plan.question import Prediction, Question, answers
 from fsdp_bench.plan.table import PREDICTION_COLUMNS, TableOptions
@@ -97,8 +104,9 @@ def command(
         from fsdp_bench.report.text.prediction_table import arranged
 
         write_csv(csv, PREDICTION_COLUMNS, [row for _, row in arranged(predictions, refused, table)])
-    if csv is None or str(csv) != "-":
-        _print(predictions, questions, table, Exporter(asked, options) if asked else None, as_json)
+    exporter = Exporter(asked, options) if asked else None
+    if str(csv) != "-" and not _print(predictions, questions, table, exporter, as_json):
+        return ExitCode.BAD_INPUT
     nothing_fits = all(prediction.fits is False for prediction in predictions)
     return ExitCode.DOES_NOT_FIT if nothing_fits else ExitCode.DONE
 
@@ -109,11 +117,12 @@ def _print(
     table: TableOptions,
     exporter: Exporter | None,
     as_json: bool,
-) -> None:
+) -> bool:
+    """Print the answers, and return whether all was exported that was to be."""
     if as_json:
-        exports = {} if exporter is None else {"exports": exporter.write(predictions[0])}
+        exports = {} if exporter is None else exporter.document(predictions[0])
         sys.stdout.write(to_json({**_document(predictions, questions), **exports}).decode())
-        return
+        return "error" not in exports
     from fsdp_bench.plan.advice.remedies import remedies
     from fsdp_bench.report.text.prediction import report
     from fsdp_bench.report.text.prediction_table import side_by_side
@@ -130,6 +139,7 @@ def _print(
         first, *lines = side_by_side(predictions, refused, table).split("\n")
         print_answer(first, None)
         print_lines("\n".join(lines))
+    return True
 
 
 def _document(predictions: Sequence[Prediction], questions: Sequence[Question]) -> dict[str, Any]:

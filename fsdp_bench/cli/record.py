@@ -12,8 +12,8 @@ import click
 import msgspec
 
 from fsdp_bench.catalog.recorded import recorded_model
-from fsdp_bench.cli.common.facts import Fact, print_facts
 from fsdp_bench.cli.common.options import LORA_OPTIONS, SetupOptions
+from fsdp_bench.cli.common.printing import Fact, print_facts
 from fsdp_bench.cli.common.setups import read_lora
 from fsdp_bench.plan.recording import record, write
 from fsdp_bench.report.terminal import print_line
@@ -21,8 +21,8 @@ from fsdp_bench.spec.codec import read_document, to_json
 from fsdp_bench.spec.errors import ExitCode, SpecError
 from fsdp_bench.spec.lora import LoRA
 from fsdp_bench.spec.recording.model import RecordedModel
-from fsdp_bench.spec.recording.request import RecordingSpec
 from fsdp_bench.spec.subprocesses.dry_run import UserModule
+from fsdp_bench.spec.subprocesses.model_code import RecordingSpec
 from fsdp_bench.sweep.module_names import check_names
 
 _FILE = click.Path(path_type=Path)

@@ -9,10 +9,10 @@ from typing import Any
 import click
 
 from fsdp_bench.catalog.loader import load_user_catalog
-from fsdp_bench.cli.common.charts import check_chart, save_chart
 from fsdp_bench.cli.common.interrupts import INTERRUPTED
 from fsdp_bench.cli.common.lists import Count
 from fsdp_bench.cli.common.options import headroom_option
+from fsdp_bench.cli.common.printing import check_chart, save_chart
 from fsdp_bench.plan.rehearsal import Rehearsal, rehearsal_document, worst_of
 from fsdp_bench.plan.rehearse_command import CommandToRehearse, command_to_rehearse
 from fsdp_bench.report.terminal import print_answer, print_line, print_lines

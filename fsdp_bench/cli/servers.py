@@ -10,7 +10,7 @@ import click
 from fsdp_bench.catalog.loader import Catalog, load_user_catalog
 from fsdp_bench.catalog.names import OTHER_GPUS, misspelt
 from fsdp_bench.catalog.user_file import names_of
-from fsdp_bench.cli.common.facts import Fact, known, print_facts, rate, source_facts
+from fsdp_bench.cli.common.printing import Fact, known, print_facts, rate, source_facts
 from fsdp_bench.report.terminal import print_lines
 from fsdp_bench.report.text.common import UNKNOWN
 from fsdp_bench.spec.codec import to_json

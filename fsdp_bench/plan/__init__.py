@@ -7,8 +7,7 @@ Read in this order:
     estimate.py           predicts memory, and whether it fits
     speed.py              predicts step time, tokens per second, MFU
     ranges.py             how far predictions of speed have been from published runs
-    headroom.py           GPU memory that is kept free for the CUDA context and NCCL
-    gpu_memory_option.py  applies --gpu-memory, --headroom, --cuda and a measured CUDA context
+    headroom.py           GPU memory that is kept free for CUDA and NCCL; --gpu-memory, --headroom, --cuda
     defaults.py           what is assumed if the user does not state it, by whose code it is
     recording.py          finds a model, or records its code in a subprocess
     search/               the largest candidate that fits

@@ -25,7 +25,7 @@ from fsdp_bench.plan.defaults import (
 )
 from fsdp_bench.plan.estimate import KERNELS, Estimate
 from fsdp_bench.plan.estimate import estimate as estimate_memory
-from fsdp_bench.plan.gpu_memory_option import sized, stated_headroom, with_cuda, without_context
+from fsdp_bench.plan.headroom import as_stated, sized, stated_headroom
 from fsdp_bench.plan.search.fit import FitCheck
 from fsdp_bench.plan.search.quantity import size_ladder
 from fsdp_bench.plan.search.search import SearchResult, find_largest
@@ -132,12 +132,7 @@ def estimate(
     )
     kernel_set = _kernels(kernels)
     profile = _profile(calibration)
-    if cuda is not None:
-        where = with_cuda(where, cuda)
-    if gpu_memory is not None:
-        where = sized(where, gpu_memory, profile)
-    elif where is not None:
-        where = without_context(where, profile)
+    where = as_stated(where, gpu_memory, profile, cuda)
     if (reason := why_impossible(shape, found, kernel_set.name)) is not None:
         raise SpecError(reason)
     kept = stated_headroom(headroom, where)

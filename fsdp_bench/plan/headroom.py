@@ -2,15 +2,23 @@
 
 All commands use this rule. NCCL's buffers are derived from its source (rates/communicators.py). The CUDA context is
 measured by a calibration. Whatever is unknown is assumed. --headroom replaces the whole.
+
+And what changes a GPU: --gpu-memory, a CUDA context that a calibration measured, --cuda. The usable memory of each GPU
+itself is in catalog/gpus.toml (``usable_memory_bytes``).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import date
+
+from msgspec.structs import replace
 
 from fsdp_bench.rates.communicators import Communicators
-from fsdp_bench.spec.hardware import Gpu
-from fsdp_bench.spec.units import GIB
+from fsdp_bench.spec.errors import SpecError
+from fsdp_bench.spec.hardware import Gpu, Hardware, Source
+from fsdp_bench.spec.profile import Profile
+from fsdp_bench.spec.units import GIB, format_gib, parse_bytes
 
 ASSUMED_BYTES = 2 * GIB
 """Assumed for the CUDA context and NCCL together: the middle of the 1 to 3 GiB that users report between what torch
@@ -50,3 +58,102 @@ def headroom_of(gpu: Gpu | None, communicators: Communicators, stated_bytes: int
     if context is None:
         return Headroom(ASSUMED_CONTEXT_BYTES + nccl.high, _ASSUMED if nccl.high else _CONTEXT_ASSUMED)
     return Headroom(nccl.high, "NCCL's derived buffers" if nccl.high else "one GPU has no NCCL")
+
+
+def as_stated(
+    hardware: Hardware | None, gpu_memory: str | int | None, profile: Profile | None, cuda: str | None
+) -> Hardware | None:
+    """Return hardware with what is stated of its GPU: the usable memory, a calibration's context, a version of CUDA.
+
+    Raises:
+        SpecError: as ``sized`` and ``with_cuda``.
+    """
+    if gpu_memory is not None:
+        hardware = sized(hardware, gpu_memory, profile)
+    elif hardware is not None:
+        hardware = without_context(hardware, profile)
+    return hardware if cuda is None else with_cuda(hardware, cuda)
+
+
+def sized(hardware: Hardware | None, gpu_memory: str | int | None, profile: Profile | None) -> Hardware:
+    """Return the hardware with its GPU's usable memory: as the catalogue has it, or ``gpu_memory``.
+
+    A CUDA context that a calibration of the same GPU measured is subtracted.
+
+    Args:
+        hardware: the servers or the GPU that the user named; None if none is named.
+        gpu_memory: what --gpu-memory says, as text such as ``"24GiB"`` or in bytes; None if it is not given.
+        profile: the machine's calibration, if any.
+
+    Raises:
+        SpecError: if no GPU is named, its usable memory is not documented, or ``gpu_memory`` is larger than the GPU.
+    """
+    if hardware is None:
+        raise SpecError("no GPU is named; --server NAME or --gpu NAME, in Python server= or gpu=")
+    gpu = hardware.gpu
+    if gpu_memory is None:
+        if gpu.usable_memory_bytes is None:
+            raise SpecError(
+                f"gpu: nobody documents how much memory a process can use on {gpu.name};"
+                f" say it with --gpu-memory, below its {gpu.memory_gib:g} GiB"
+            )
+        return without_context(hardware, profile)
+    size = parse_bytes(gpu_memory, "gpu-memory")
+    if size > gpu.memory_gib * GIB:
+        raise SpecError(f"gpu-memory: {format_gib(size)} is not allowed; {gpu.name} has {gpu.memory_gib:g} GiB")
+    source = Source(title="the command line, --gpu-memory", date=date.today().isoformat())
+    known = replace(gpu, usable_memory_bytes=size, usable_memory_source=source)
+    return without_context(replace(hardware, gpu=known), profile)
+
+
+def stated_headroom(text: str | int | None, hardware: Hardware | None) -> int | None:
+    """Return --headroom in bytes: the memory to keep free on each GPU. None if it is not given.
+
+    Raises:
+        SpecError: if it is not a size, or not less than the GPU's usable memory.
+    """
+    if text is None:
+        return None
+    size = parse_bytes(text, "headroom")
+    usable = hardware.gpu.usable_memory_bytes if hardware else None
+    if usable is not None and size >= usable:
+        raise SpecError(
+            f"headroom: {format_gib(size)} is not allowed; a process can use {format_gib(usable)} of the GPU"
+        )
+    return size
+
+
+def with_cuda(hardware: Hardware | None, version: str) -> Hardware:
+    """Return the hardware with the rates of matrix products and attention of a version of CUDA, such as ``12.1``.
+
+    Raises:
+        SpecError: if no GPU is named, or that is no version.
+    """
+    if hardware is None:
+        raise SpecError("cuda: no GPU is named; --server NAME or --gpu NAME, in Python server= or gpu=")
+    return replace(hardware, gpu=hardware.gpu.with_cuda(version))
+
+
+def without_context(hardware: Hardware, profile: Profile | None) -> Hardware:
+    """Subtract the CUDA context from the GPU's usable memory, if a calibration of the same GPU measured it.
+
+    Raises:
+        SpecError: if the context is as large as the usable memory.
+    """
+    gpu = hardware.gpu
+    if profile is None or profile.device_name not in gpu.product_names:
+        return hardware
+    if gpu.context_bytes is not None:  # `doctor --as-catalog --calibration` has subtracted it
+        return hardware
+    context, usable, source = profile.context_bytes, gpu.usable_memory_bytes, gpu.usable_memory_source
+    if context is None or usable is None or source is None:
+        return hardware
+    if usable <= context:
+        raise SpecError(
+            f"gpu-memory: {format_gib(usable)} is not allowed; more than the CUDA context of {format_gib(context)}"
+            f" that was measured on {profile.machine}"
+        )
+    title = f"{source.title} ({source.date}), less a CUDA context of {format_gib(context)} on {profile.machine}"
+    read = Source(title=title, date=profile.measured_on)
+    left = replace(gpu, usable_memory_bytes=usable - context, usable_memory_source=read, context_bytes=context)
+    return replace(hardware, gpu=left)

@@ -26,9 +26,9 @@ from fsdp_bench.spec.errors import ExitCode, FsdpBenchError, MachineError, SpecE
 from fsdp_bench.spec.lora import LoRA
 from fsdp_bench.spec.recording.config import loops_over_sequence
 from fsdp_bench.spec.recording.model import Model, code_of
-from fsdp_bench.spec.recording.recorded import FORMAT_VERSION, RecordedCode
-from fsdp_bench.spec.recording.request import RecordingAnswer, RecordingSpec, length_not_recorded
+from fsdp_bench.spec.recording.recorded import FORMAT_VERSION, RecordedCode, length_not_recorded
 from fsdp_bench.spec.recording.variants import with_frozen
+from fsdp_bench.spec.subprocesses.model_code import RecordingAnswer, RecordingSpec
 from fsdp_bench.spec.subprocesses.own_python import own_environment, own_python
 
 _RECORDER = ("recording", "dry_run", "models")

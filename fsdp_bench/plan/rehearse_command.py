@@ -11,7 +11,7 @@ from pathlib import Path
 from fsdp_bench.catalog.loader import BUILT_IN, Catalog
 from fsdp_bench.catalog.lookup import find_placement
 from fsdp_bench.plan.defaults import USUAL_GPUS_PER_NODE
-from fsdp_bench.plan.gpu_memory_option import sized, stated_headroom
+from fsdp_bench.plan.headroom import sized, stated_headroom
 from fsdp_bench.plan.rehearsal import Rehearsal, headroom_of_script
 from fsdp_bench.rehearse.build import StandInGpu
 from fsdp_bench.rehearse.command import Command, RankStarter, read_command

@@ -19,7 +19,6 @@ from fsdp_bench.spec.errors import SpecError, shown
 from fsdp_bench.spec.setup import Precision
 
 T = TypeVar("T")
-C = TypeVar("C", bound=Checked)
 
 
 _NOT_PLAIN = re.compile(r"[^\x00-\x7e]")
@@ -188,15 +187,6 @@ def _with_floats(value: Any, kind: msgspec.inspect.Type) -> Any:
         case msgspec.inspect.TupleType(item_types=kinds) if isinstance(value, list) and len(value) == len(kinds):
             return [_with_floats(item, one) for item, one in zip(value, kinds, strict=True)]
     return value
-
-
-def from_text(fields: dict[str, Any], kind: type[C]) -> C:
-    """Turn a user's table into a spec type.
-
-    Raises:
-        SpecError: naming the field, the value and what is allowed.
-    """
-    return build(kind, fields)
 
 
 def write_atomically(path: Path, data: bytes) -> None:

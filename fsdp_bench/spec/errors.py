@@ -12,6 +12,7 @@ FsdpBenchError
 from __future__ import annotations
 
 import difflib
+import shlex
 from collections.abc import Iterable
 from enum import IntEnum
 
@@ -80,8 +81,20 @@ def not_allowed(field: str, value: object, allowed: Iterable[str]) -> SpecError:
 
 
 def install_hint(extras: str) -> str:
-    """Return the command that installs extras: from a clone, because no registry has this package."""
-    return f"pip install '.[{extras}]' in the clone of fsdp-bench"
+    """Return the command that installs what extras (``hf``, ``train,hf``) need, however fsdp-bench was installed.
+
+    It names their packages, because no registry has fsdp-bench itself.
+    """
+    from importlib.metadata import PackageNotFoundError, requires
+
+    try:
+        lines = [line.partition("; extra == ") for line in requires("fsdp-bench") or ()]
+    except PackageNotFoundError:
+        lines = []
+    needed = {text for text, _, extra in lines if extra.strip("'\"") in extras.split(",")}
+    if not needed:
+        return f"pip install '.[{extras}]' in the clone of fsdp-bench"
+    return f"pip install {' '.join(map(shlex.quote, sorted(needed)))}"
 
 
 def shown(value: object) -> str:

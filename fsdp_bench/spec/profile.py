@@ -107,16 +107,12 @@ class CollectiveTime(TimedOperation, frozen=True, kw_only=True):
     message_bytes: Count
 
 
-class RankMeasurements(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The measurements of all ranks. The host's overhead is not derived from them yet."""
+class Measurements(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What was timed with one number of ranks running at the same time. On a CPU they share its cores."""
 
     num_ranks: Count
     threads_per_rank: Count
-    device_name: str
-    versions: dict[str, str]
-    model_step_seconds: dict[str, float]
-    """Seconds of a step of CALIBRATION_MODEL without communication: unwrapped (``none``), ``fsdp1``, ``fsdp2``."""
-    context_bytes: int | None = None
+    context_bytes: Annotated[int, Meta(ge=0)] | None = None
     """GPU memory of rank 0's process minus reserved memory, before any communicator exists: the CUDA context and the
     code of loaded kernels. None on a CPU, and if NVML does not show it."""
     matmul: tuple[MatmulTime, ...] = ()
@@ -127,23 +123,22 @@ class RankMeasurements(Checked, frozen=True, kw_only=True, forbid_unknown_fields
     collective: tuple[CollectiveTime, ...] = ()
 
 
-class RankProfile(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Measurements with one number of ranks running at the same time. On a CPU they share its cores."""
+class RankMeasurements(Measurements, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The measurements of all ranks. The host's overhead is not derived from them yet."""
 
-    num_ranks: Count
-    threads_per_rank: Count
+    device_name: str
+    versions: dict[str, str]
+    model_step_seconds: dict[str, float]
+    """Seconds of a step of CALIBRATION_MODEL without communication: unwrapped (``none``), ``fsdp1``, ``fsdp2``."""
+
+
+class RankProfile(Measurements, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Measurements, and the host's overhead that follows from them."""
+
     launch_seconds: Seconds
     """The host's overhead for one operator: Python, the dispatcher, autograd."""
     hook_seconds: dict[str, Seconds]
     """The host's overhead for one hook of the wrapper, by api."""
-    context_bytes: Annotated[int, Meta(ge=0)] | None = None
-    """Memory of the CUDA context, as in RankMeasurements."""
-    matmul: tuple[MatmulTime, ...] = ()
-    attention: tuple[AttentionTime, ...] = ()
-    operator: tuple[OperatorTime, ...] = ()
-    copy: tuple[CopyTime, ...] = ()
-    optimizer: tuple[OptimizerTime, ...] = ()
-    collective: tuple[CollectiveTime, ...] = ()
 
     @property
     def lost_in_noise(self) -> tuple[str, ...]:

@@ -12,8 +12,8 @@ from fsdp_bench.spec.errors import MachineError, SpecError
 from fsdp_bench.spec.model_code import ModelCode
 from fsdp_bench.spec.record import TrialRecord
 from fsdp_bench.spec.recording.model import Model, RecordedModel
-from fsdp_bench.spec.recording.request import RecordingSpec
 from fsdp_bench.spec.subprocesses.dry_run import UserModule
+from fsdp_bench.spec.subprocesses.model_code import RecordingSpec
 from fsdp_bench.sweep.machine import package_version
 from fsdp_bench.sweep.module_names import source_of
 

@@ -80,6 +80,7 @@ def test_another_size_or_family_is_not_proposed_and_the_ways_out_are_named(writt
     ("written", "name"),
     [
         ("Lama-3.1-8B", "Llama-3.1-8B"),
+        ("Llama-3.1-8", "Llama-3.1-8B"),
         ("Mitsral-7B-v0.3", "Mistral-7B-v0.3"),
         ("Qwen2.5-0.5", "Qwen2.5-0.5B"),
         ("unsloth/Llama-3.1-8B-Instruct", "Llama-3.1-8B"),  # another owner's copy: probably, but nothing says so

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 
 import pytest
 
-from fsdp_bench import estimate
 from fsdp_bench.catalog.architectures import FOLDERS
 from fsdp_bench.catalog.loader import models
 from fsdp_bench.catalog.lookup import model
 from fsdp_bench.catalog.recorded import read_recorded
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.recording.model import RecordedModel
+from tests.conftest import run_command
 
 RECORDED = sorted(FOLDERS["torchtitan"].glob("*.json.xz"))
-PREDICT = [sys.executable, "-m", "fsdp_bench", "predict"]
+TORCHTITAN = ("--code", "torchtitan", "--world-size", 8)
 
 
 @pytest.mark.parametrize("entry", [entry for entry in models() if entry.family in ("llama", "qwen3")])
@@ -29,8 +27,11 @@ def test_every_llama_and_qwen3_of_the_catalogue_has_torchtitans_code(entry) -> N
     assert theirs.num_hidden_layers == other.num_hidden_layers
 
 
-def test_a_size_of_the_ladder_has_torchtitans_code() -> None:
+def test_predict_says_whose_code_it_is_also_of_a_size_of_the_ladder() -> None:
     assert model("7B", 4096, code="torchtitan").kind == "Llama3Model"
+    done = run_command("predict", "--model", "Qwen3-8B", *TORCHTITAN, "--api", "fsdp2", "--json")
+    found = json.loads(done.stdout)["model"]
+    assert (found["code"], found["architecture"]) == ("torchtitan", "Qwen3Model")
 
 
 def test_recordings_are_small_and_say_with_what_they_were_made() -> None:
@@ -53,24 +54,6 @@ def test_ends_are_the_table_of_tokens_and_the_norm_with_the_head_where_it_is_not
     assert found["Llama-3-2-1B"] is found["Qwen3-0-6B"] is None
 
 
-def test_estimate_of_torchtitans_code_differs_from_hugging_faces() -> None:
-    setup = {"world_size": 8, "api": "fsdp2", "wrap": "block-and-ends"}
-    peaks = [estimate("Llama-3.1-8B", code=code, **setup).memory.peak_allocated_bytes for code in FOLDERS]
-    assert peaks[0] != peaks[1]
-
-
-def test_predict_says_whose_code_it_is() -> None:
-    done = subprocess.run(
-        [*PREDICT, "--model", "Qwen3-8B", "--code", "torchtitan", "--world-size", "8", "--api", "fsdp2", "--json"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    found = json.loads(done.stdout)
-    assert found["model"]["code"] == "torchtitan"
-    assert found["model"]["architecture"] == "Qwen3Model"
-
-
 @pytest.mark.parametrize(
     ("options", "says"),
     [
@@ -81,8 +64,6 @@ def test_predict_says_whose_code_it_is() -> None:
     ],
 )
 def test_predict_refuses_in_one_line(options: list[str], says: str) -> None:
-    done = subprocess.run(
-        [*PREDICT, *options, "--code", "torchtitan", "--world-size", "8"], capture_output=True, text=True, check=False
-    )
+    done = run_command("predict", *options, *TORCHTITAN)
     assert done.returncode == 2
     assert says in " ".join(done.stderr.split())

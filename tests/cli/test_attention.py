@@ -16,22 +16,6 @@ from fsdp_bench.plan import recording
 from fsdp_bench.spec.errors import MachineError
 from fsdp_bench.spec.recording.model import RecordedModel
 from tests.cli.test_lora import CONFIG
-from tests.conftest import refused
-
-
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [
-        (
-            "--model Llama-3.1-8B --attention flex_attention",
-            "'flex_attention' is not predicted; one of sdpa, eager, flash_attention_2",
-        ),
-        ("--params 7B --attention eager", "attention: goes with Hugging Face's code"),
-        ("--model Llama-3.1-8B --code benchmark --attention eager", "attention: goes with Hugging Face's code"),
-    ],
-)
-def test_attention_that_is_not_predicted_is_refused(words: str, expected: str) -> None:
-    assert expected in refused("predict", *words.split())
 
 
 def test_eager_attention_is_recorded_with_its_config_and_sdpa_is_what_comes_with_fsdp_bench(

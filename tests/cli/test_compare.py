@@ -5,9 +5,6 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import pytest
-
-from tests import conftest
 from tests.conftest import run_command
 
 BOTH = ("--model", "gpt2", "--server", "p5.48xlarge")
@@ -43,30 +40,3 @@ def test_empty_quotes_are_the_options_of_both() -> None:
     assert done.returncode == 0
     assert "compile  off  on" in done.stdout
     assert "adamw-foreach, compile on" in " ".join(done.stdout.split())
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        ((), "compare: name two, A and B"),
-        (("--batch 2", *BOTH), "compare: after A and B come options of both, not 'gpt2'"),
-        (("--batch 1,2", "", *BOTH), "batch: '1,2' is several values; one is allowed here"),
-        (("--modle x", "", *BOTH), "No such option '--modle'"),
-        (("nothing.json", "", *BOTH), "nothing.json: cannot be read: No such file"),
-        (("a.json", "b.json", *BOTH), "A and B are files; leave it out"),
-        (('--batch "2', "", *BOTH), "cannot be read as options"),
-        (("--strategy hsdp", "", "--model", "gpt2"), "A: HYBRID_SHARD needs at least 2 groups"),
-    ],
-)
-def test_bad_input_is_one_line(words: tuple[str, ...], said: str) -> None:
-    done = run_command("compare", *words)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert said in done.stderr
-    assert done.stderr.count("\n") == 1
-
-
-@pytest.mark.parametrize("columns", [80, 120])
-def test_no_line_is_longer_than_the_terminal(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(conftest.TERMINAL, "COLUMNS", str(columns))
-    done = run_command("compare", "--strategy ddp --api fsdp2", "--checkpointing full --nodes 2", *BOTH)
-    assert [line for line in done.stdout.splitlines() if len(line) > columns] == []

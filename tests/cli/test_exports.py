@@ -88,6 +88,24 @@ def test_a_plan_is_not_lost_where_it_cannot_be_exported(tmp_path: Path) -> None:
     assert (tmp_path / "train_fsdp.py").read_text() == "mine"
 
 
+def test_a_kind_that_cannot_express_the_setting_does_not_stop_the_others(tmp_path: Path) -> None:
+    words = (*PREDICT, "--code", "huggingface", "--checkpointing", "full", "--api", "fsdp1")
+    words += ("--export", "torchtitan,pytorch,slurm")
+    done = run_command(*words, cwd=tmp_path)
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert "export torchtitan: torchtitan has fully_shard alone" in line
+    assert "exported          train_fsdp.py, train.sbatch into" in done.stdout
+    assert {path.name for path in tmp_path.iterdir()} == {"train_fsdp.py", "train.sbatch"}
+    assert "train_fsdp.py" in (tmp_path / "train.sbatch").read_text().split("srun")[1]
+    as_json = run_command(*words, "--json", "--export-dir", "other", cwd=tmp_path)
+    document = json.loads(as_json.stdout)
+    assert as_json.returncode == 2
+    assert [file["kind"] for file in document["exports"]] == ["pytorch", "slurm"]
+    assert document["fits"] is True
+    assert "torchtitan" in document["error"]
+
+
 def test_a_setting_that_does_not_fit_is_not_exported(tmp_path: Path) -> None:
     words = ("predict", "--model", "Llama-2-70B", "--server", "p5.48xlarge", "--export", "pytorch")
     with answered_once():

@@ -85,7 +85,7 @@ def test_an_interrupt_while_the_command_is_imported_is_one_line(delay: float) ->
 
 PRINTING = """
 import sys
-from fsdp_bench.cli.common.forgiving import prints_if_it_can
+from fsdp_bench.cli.common.interrupts import prints_if_it_can
 
 @prints_if_it_can
 def work():

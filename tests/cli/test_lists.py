@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ import pytest
 
 from fsdp_bench.cli.common.options import EVERY_OPTION, SetupOptions
 from fsdp_bench.cli.common.setups import read_models, read_setups
-from tests.cli.answered_once import printed_at
 from tests.cli.test_options import parse
 from tests.conftest import refused, run_command
 
@@ -95,29 +93,6 @@ def test_too_many_setups_are_refused_before_anything_is_predicted() -> None:
     assert "10,201 setups are too many; up to 10,000: a shorter list of --batch, or others" in done.stderr
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (("--batch", "1,two"), "batch: 'two' is not allowed; a whole number, 1 or more"),
-        (("--compile", "on,maybe"), "compile: 'maybe' is not allowed; on, off, or on,off for both"),
-        (("--server", "p5.48xlarge,p5.48xlrge"), "did you mean 'p5.48xlarge'"),
-        (("--sort", "step"), "are of a table of several setups; one was given"),
-        (("--batch", "1,2", "--sort", "stepp"), "did you mean 'step'"),
-        (("--batch", "1,2", "--columns", "step,stepp"), "columns: 'stepp' is no column"),
-        (("--batch", "1,2", "--csv", "no-such-folder/a.csv"), "csv: 'no-such-folder' is no folder"),
-        (("--batch", "1,2", "--json", "--sort", "step"), "--json prints all setups in the order of the options"),
-        (("--nodes", "1,2", "--chart", "a.png"), "chart: the setups differ in nodes; a picture is of one"),
-    ],
-)
-def test_bad_lists_are_one_line(words: tuple[str, ...], said: str) -> None:
-    options = dict.fromkeys(words[::2]) if words[0] == "--server" else {}
-    done = run_command("predict", *(GPT2[:2] if options else GPT2), *words)
-    assert done.returncode == 2
-    message = json.loads(done.stdout)["error"] + "\n" if "--json" in words else done.stderr
-    assert said in message
-    assert message.count("\n") == 1
-
-
 def table(*words: object) -> list[dict[str, str]]:
     """Return the rows of ``--csv -``."""
     done = run_command("predict", *words, "--csv", "-")
@@ -175,33 +150,6 @@ def test_the_table_names_what_differs_alone() -> None:
     header = next(line for line in text.splitlines() if line.startswith("batch "))
     assert header.split()[:2] == ["batch", "compile"]
     assert "setup             FULL_SHARD, 8 ranks, fsdp1, 1024 tokens," in text
-
-
-WIDE = (
-    *("predict", "--model", "gpt2,gpt2-medium", "--server", "p5.48xlarge,p4d.24xlarge"),
-    *("--precision", "bf16-mixed,bf16-mixed-bf16-reduce", "--wrap", "block,none", "--optimizer", "adamw,sgd"),
-)
-
-
-FEW_SETTINGS = ("--strategy", "zero3,zero2", "--checkpointing", "full")
-COLUMNS = "batch,fits_value,needs,mfu"
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        WIDE,
-        ("predict", *GPT2, "--batch", "1,2,4", "--nodes", "1,2", "--seq", "256,512", "--compile", "on,off"),
-        ("max-size", "--server", "p5.48xlarge", "--seq", "4096,8192", *FEW_SETTINGS),
-        ("max-size", "--server", "p5.48xlarge", "--batch", "1,2", "--columns", COLUMNS, *FEW_SETTINGS),
-    ],
-)
-def test_tables_of_lists_fit_the_terminal(words: tuple[str, ...]) -> None:
-    for columns, done in printed_at((80, 120), *words):
-        assert done.returncode == 0, done.stderr
-        assert [line for line in done.stdout.splitlines() if len(line) > columns] == []
-        is_one_column = re.search(r"^setup +needs ", done.stdout, re.MULTILINE) is not None  # instead of five
-        assert is_one_column == (words == WIDE and columns == 80)
 
 
 def test_one_setup_is_one_row_of_csv() -> None:

@@ -36,12 +36,6 @@ def test_a_config_that_is_none_is_refused(tmp_path: Path, content: bytes, expect
     assert expected in _line("record", "--hf-config", "config.json", cwd=tmp_path)
 
 
-def test_the_code_is_named_once(tmp_path: Path) -> None:
-    assert "--hf-config FILE or with --module" in _line("record")
-    assert "name the code" in _line("record", "--hf-config", "a.json", "--module", "a:b")
-    assert "no folder" in _line("record", "--module", "tests.simulate.recorded.users:llama", "-o", "nowhere/x.json")
-
-
 def test_a_function_that_makes_its_own_batch_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "never.json"
     line = _line("record", "--module", "tests.simulate.recorded.users:own_batch", "-o", file)
@@ -73,11 +67,3 @@ def test_a_packed_file_that_would_fill_the_memory_is_refused(tmp_path: Path, mon
     (tmp_path / "x.json.gz").write_bytes(gzip.compress(bytes(2 << 20)))
     expected = "is no recorded model: it has more than 1 MiB"
     assert expected in _line("predict", "--recorded", "x.json.gz", *NEEDED, cwd=tmp_path)
-
-
-def test_a_recorded_model_excludes_other_names(tmp_path: Path) -> None:
-    (tmp_path / "x.json").write_text("{}")
-    line = _line("predict", "--recorded", "x.json", "--params", "7B", *NEEDED, cwd=tmp_path)
-    assert "--recorded and --params each name a model; keep one" in line
-    assert "huggingface, torchtitan, benchmark" in _line("predict", "--model", "gpt2", "--code", "mine", *NEEDED)
-    assert "x.json: cannot be read" in _line("predict", "--recorded", "nowhere/x.json", *NEEDED, cwd=tmp_path)

@@ -1,43 +1,31 @@
-"""``fsdp-bench rehearse``: what is refused before a script starts, in one line each."""
+"""``fsdp-bench rehearse``: which GPU the stand-in passes for."""
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+from typing import Any
+
 import pytest
 
-from tests.conftest import run_command
+from fsdp_bench.cli.main import cli
+from fsdp_bench.plan import rehearse_command
+from fsdp_bench.rehearse.build import StandInGpu
+from fsdp_bench.spec.errors import SpecError
 
-GPU = ("--gpu", "H100-SXM")
 
+@pytest.mark.parametrize(("gpu", "name"), [("H100-SXM", "NVIDIA H100 80GB HBM3"), ("H100-SXM-96GB", "H100-SXM-96GB")])
+def test_a_gpu_without_a_product_name_has_the_catalogue_s(
+    gpu: str, name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    seen: list[StandInGpu] = []
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        ((*GPU,), "command: nothing to run"),
-        ((*GPU, "--", "bash", "run.sh"), "give the python, torchrun or accelerate command"),
-        ((*GPU, "--", "deepspeed", "train.py"), "deepspeed"),
-        ((*GPU, "--", "python", "no_such_file.py"), "no_such_file.py"),
-        (("--", "python", "-c", "pass"), "no GPU is named; --server NAME or --gpu NAME"),
-        (("--gpu", "H1000", "--", "python", "-c", "pass"), "H1000"),
-        ((*GPU, "--steps", "none", "--", "python", "-c", "pass"), "steps: 'none' is not allowed; a whole number"),
-        ((*GPU, "--steps", "0", "--", "python", "-c", "pass"), "steps: '0' is not allowed"),
-        ((*GPU, "--rank", "1", "--ranks", "0,1", "--", "python", "-c", "pass"), "keep one"),
-        ((*GPU, "--world-size", "8", "--ranks", "0,8", "--", "python", "-c", "pass"), "0 to 7, by the world size"),
-        ((*GPU, "--ranks", "all", "--", "python", "-c", "pass"), "all needs --world-size or --server"),
-        ((*GPU, "--gpu-memory", "900GiB", "--", "python", "-c", "pass"), "gpu-memory"),
-        ((*GPU, "--chart", "memory.pdf", "--", "python", "-c", "pass"), "ends in .png or .svg"),
-        ((*GPU, "--snapshot", "no/such/folder/s.pickle", "--", "python", "-c", "pass"), "is no folder"),
-        ((*GPU, "--time", "--steps", "1", "--", "python", "-c", "pass"), "steps: '1' is not allowed with --time"),
-        ((*GPU, "--tokens-per-step", "8", "--", "python", "-c", "pass"), "tokens-per-step: it counts for --time alone"),
-        (
-            (*GPU, "--time", "--tokens-per-step", "0", "--", "python", "-c", "pass"),
-            "tokens-per-step: '0' is not allowed",
-        ),
-        (("--gpu", "MI300X", "--", "python", "-c", "pass"), "cannot be rehearsed"),
-    ],
-)
-def test_bad_input_is_one_line_and_ends_with_2(words: tuple[str, ...], said: str) -> None:
-    done = run_command("rehearse", *words)
-    assert done.returncode == 2, done.stderr
-    assert said in done.stderr
-    assert len(done.stderr.strip().splitlines()) <= 3
-    assert "Traceback" not in done.stderr
+    def instead(_command: Any, stand_in: StandInGpu, *_others: Any) -> Any:
+        seen.append(stand_in)
+        raise SpecError("enough")
+
+    monkeypatch.setattr(rehearse_command, "rehearse", instead)
+    (tmp_path / "train.py").touch()
+    with pytest.raises(SpecError, match="enough"):
+        cli.main(["rehearse", "--gpu", gpu, "--", sys.executable, str(tmp_path / "train.py")], standalone_mode=False)
+    assert [one.name for one in seen] == [name]

@@ -5,10 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import pytest
-
 from fsdp_bench.catalog.loader import gpus, models, servers
-from tests.conftest import refused, run_command
+from tests.conftest import run_command
 
 
 def test_servers_lists_every_server_and_every_gpu() -> None:
@@ -86,19 +84,3 @@ def test_a_users_catalogue_is_printed_with_the_built_in_one(tmp_path: Path) -> N
     assert done.returncode == 0
     assert "2 x RTX-4090" in done.stdout
     assert "basement" in run_command("servers", "--catalog", path).stdout
-
-
-@pytest.mark.parametrize(
-    ("words", "part"),
-    [
-        (
-            ("servers", "h100-smx"),
-            "'h100-smx' is neither a server nor a GPU of the catalogue (did you mean 'H100-SXM'?)",
-        ),
-        (("servers", "A30"), "'A30' is neither a server nor a GPU of the catalogue; `fsdp-bench servers` lists what"),
-        (("models", "lama-3.1-8b"), "did you mean 'Llama-3.1-8B'"),
-        (("models", "--catalog", "none.toml"), "none.toml: cannot be read: No such file or directory"),
-    ],
-)
-def test_bad_input_is_one_line_and_exit_code_2(words: tuple[str, ...], part: str) -> None:
-    assert part in refused(*words)

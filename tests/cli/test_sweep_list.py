@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import TINY_MODEL, refused, run_command
+from tests.conftest import TINY_MODEL, run_command
 
 ON_A_GPU = "[run]\ndevice = 'cuda'\nemulate = true\n"
 
@@ -54,26 +54,3 @@ def test_trials_that_depend_on_the_gpu_are_counted_in_one_line(tmp_path: Path) -
     *trials, _, note = lines_of(file, "--gpu-memory", "24GiB")
     assert len(trials) == 2
     assert "--gpu-memory" not in note
-
-
-@pytest.mark.parametrize("name", ["gpu", "max-size-gpu"])
-def test_where_nothing_can_be_listed_that_is_an_error(name: str) -> None:
-    assert 'world_size = "gpus"; and this machine shows no GPU' in refused("sweep", f"sweeps/{name}.toml", "--list")
-
-
-@pytest.mark.parametrize(
-    ("words", "part"),
-    [
-        (("gpu", "--only", "stratgy=x"), "did you mean 'strategy'"),
-        (("gpu", "--only", "xyz"), "neither the beginning of an ID nor FIELD=VALUE"),
-        (("h200", "--only", "world_size=3"), "no trial of this sweep matches"),
-        (("gpu", "--part", "1/0"), "'1/0' is not allowed; K/N with 1 <= K <= N <= the number of trials"),
-        (("gpu", "--part", "half"), "'half' is not allowed; K/N with 1 <= K <= N"),
-        (("gpu", "--part", "5/4"), "'5/4' is not allowed; K/N with 1 <= K <= N"),
-        (("throughput", "--part", "1/9"), "'1/9' is not allowed; K/N with 1 <= K <= N <= 8, the number of trials"),
-        (("throughput",), "'cuda' was asked for and this machine shows no GPU"),
-        (("a10g-emulated",), "'cuda' was asked for and this machine shows no GPU"),
-    ],
-)
-def test_a_mistake_is_told_before_the_machine_is_looked_at(words: tuple[str, ...], part: str, tmp_path: Path) -> None:
-    assert part in refused("sweep", f"sweeps/{words[0]}.toml", *words[1:], "--results", tmp_path)

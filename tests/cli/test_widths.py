@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import cache
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from tests.conftest import run_command
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "results" / "xeon-2-cores"
 P5 = ("--server", "p5.48xlarge", "--nodes", 2)
+FEW = ("--strategy", "zero3,zero2", "--checkpointing", "full")
 COMMANDS = {
     "one setup": ("predict", "--model", "Llama-3.1-8B", "--server", "g5.48xlarge"),
     "setups": ("predict", "--model", "Llama-3.1-8B", *P5, "--strategy", "all", "--api", "all", "--precision", "all"),
@@ -27,6 +29,23 @@ COMMANDS = {
     "trials": ("report", RESULTS / "cpu"),
     "communication": ("report", RESULTS / "cpu", "--communication"),
     "results": ("validate", "--against", RESULTS / "emulation-check"),
+    "differences": (
+        *("compare", "--strategy ddp --api fsdp2", "--checkpointing full --nodes 2"),
+        *("--model", "gpt2", "--server", "p5.48xlarge"),
+    ),
+    "wide": (
+        *("predict", "--model", "gpt2,gpt2-medium", "--server", "p5.48xlarge,p4d.24xlarge"),
+        *("--precision", "bf16-mixed,bf16-mixed-bf16-reduce", "--wrap", "block,none", "--optimizer", "adamw,sgd"),
+    ),
+    "numbers": (
+        *("predict", "--model", "gpt2", "--server", "p5.48xlarge"),
+        *("--batch", "1,2,4", "--nodes", "1,2", "--seq", "256,512", "--compile", "on,off"),
+    ),
+    "lengths": ("max-size", "--server", "p5.48xlarge", "--seq", "4096,8192", *FEW),
+    "batches": (
+        *("max-size", "--server", "p5.48xlarge", "--batch", "1,2", "--columns", "batch,fits_value,needs,mfu"),
+        *FEW,
+    ),
     "cells": ("sweep", ROOT / "sweeps" / "quick.toml", "--list"),
 }
 
@@ -47,6 +66,8 @@ def test_no_line_is_longer_than_the_terminal(name: str) -> None:
         lines = text.splitlines()
         assert len(lines) > 3
         assert [line for line in lines if len(line) > columns] == []
+        is_one_column = re.search(r"^setup +needs ", text, re.MULTILINE) is not None  # instead of five
+        assert is_one_column == (name == "wide" and columns == 80)
 
 
 def test_names_that_are_needed_to_act_are_whole_at_80_columns() -> None:

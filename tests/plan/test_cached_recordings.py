@@ -12,7 +12,7 @@ from fsdp_bench.catalog.loader import model
 from fsdp_bench.plan import recording
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.recording.recorded import RecordedCode
-from fsdp_bench.spec.recording.request import RecordingSpec
+from fsdp_bench.spec.subprocesses.model_code import RecordingSpec
 
 CONFIG = model("t5-small").hf_config()
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from fsdp_bench.catalog import loader
-from fsdp_bench.catalog.attention import attention_kernels
 from fsdp_bench.rates.attention import (
     CUDNN,
     FLASH_ATTENTION_2,
     MEMORY_EFFICIENT,
+    attention_kernels,
     attention_seconds,
     fraction_of_peak,
     kernel_of,

@@ -193,7 +193,7 @@ def test_a_group_of_a_size_that_was_not_measured_is_unknown() -> None:
 
 
 def test_a_group_is_timed_as_the_measured_one_whose_ranks_are_as_far_apart() -> None:
-    """Of four ranks in a mesh of 2 x 2, rank 0 shards with its neighbour, rank 1, and replicates with rank 2.
+    """In a mesh of 2 x 2, rank 0 shards with its neighbour, rank 1, and replicates with rank 2.
 
     Where ranks are not sharded, the replicas are all ranks: neighbours.
     """

@@ -1,6 +1,6 @@
 """NCCL's device memory against figures worked out by hand from the constants of NCCL 2.29's source.
 
-Of one connection (src/init.cc, src/include/device.h, src/include/comm.h; MiB are 2**20):
+One connection (src/init.cc, src/include/device.h, src/include/comm.h; MiB are 2**20):
     LL      8 lines x 512 threads x 8 steps x 16 bytes      =    524,288
     LL128   120 elements x 640 threads x 8 steps x 8 bytes  =  4,915,200
     Simple  1 << 22                                         =  4,194,304; 8,388,608 where AWS's plugin says so

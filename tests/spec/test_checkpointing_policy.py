@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from fsdp_bench.spec.errors import SpecError
-from fsdp_bench.spec.impossible import impossible
 from fsdp_bench.spec.setup import TrainSetup
 
 
@@ -32,18 +31,3 @@ def test_a_policy_has_one_way_of_writing() -> None:
 def test_an_unknown_policy_names_the_nearest(text: str, hint: str) -> None:
     with pytest.raises(SpecError, match=f"checkpointing_policy: .*{hint}"):
         TrainSetup(checkpointing="selective", checkpointing_policy=text)
-
-
-@pytest.mark.parametrize(
-    ("checkpointing", "policy", "reason"),
-    [
-        ("none", "aten.mm", "use selective or full"),
-        ("selective", "every-2-blocks", "use checkpointing full"),
-        ("full", "every-second-product", "use selective"),
-        ("selective", "aten.mm", None),
-        ("full", "every-2-blocks", None),
-    ],
-)
-def test_a_policy_goes_with_one_kind_of_checkpointing(checkpointing: str, policy: str, reason: str | None) -> None:
-    found = impossible(TrainSetup(checkpointing=checkpointing, checkpointing_policy=policy), "cuda")
-    assert found is None if reason is None else reason in str(found)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import statistics
 from pathlib import Path
 
@@ -126,11 +127,11 @@ def test_a_trial_without_measurements_has_none() -> None:
         {"steps": 0},
         {"communication_steps": -1},
         {"steps_without_communication": -1},
-        {"timeout_seconds": 0},
+        *({"timeout_seconds": seconds} for seconds in (0, math.nan, math.inf, -math.inf)),
         {"threads_per_rank": 0},
     ],
 )
-def test_a_plan_that_would_measure_nothing_names_the_field(fields: dict[str, int]) -> None:
+def test_a_plan_that_would_measure_nothing_names_the_field(fields: dict[str, float]) -> None:
     (name,) = fields
     with pytest.raises(SpecError, match=name):
         RunPlan(**fields)  # type: ignore[arg-type]

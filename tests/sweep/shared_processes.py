@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from fsdp_bench.spec.subprocesses.description import DescriptionAnswer, DescriptionSpec
+from fsdp_bench.spec.subprocesses.model_code import DescriptionAnswer, DescriptionSpec
 from fsdp_bench.sweep.config import model_code
 from fsdp_bench.sweep.launchers.one_node import ForkedTrial, ForkServer
 from fsdp_bench.sweep.run import runner

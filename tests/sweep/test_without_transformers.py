@@ -19,5 +19,5 @@ T5 = {"architectures": ["T5ForConditionalGeneration"], "model_type": "t5", "num_
 def test_without_transformers_a_config_says_what_to_install(tmp_path: Path) -> None:
     (tmp_path / "t5.json").write_text(json.dumps(T5))
     (tmp_path / "sweep.toml").write_text('[models.t5]\nhf_config = "t5.json"\n[grid]\nmodel = "t5"\n')
-    with pytest.raises(SweepFileError, match=r"needs transformers: pip install '\.\[hf\]' in the clone"):
+    with pytest.raises(SweepFileError, match=r"needs transformers: pip install .*(transformers|\[hf\])"):
         read_file(tmp_path / "sweep.toml", machine())

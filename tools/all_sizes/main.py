@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from functools import partial
 
-from fsdp_bench.spec.recording.request import RecordingSpec
+from fsdp_bench.spec.subprocesses.model_code import RecordingSpec
 from fsdp_bench.train.recording.main import main
 from fsdp_bench.train.recording.record import Subject
 from tools.all_sizes.subjects import architecture, torchtitan

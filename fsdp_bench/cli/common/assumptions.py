@@ -11,8 +11,8 @@ from typing import Any
 import click
 
 from fsdp_bench.cli.common.options import SetupOptions, calibration_option, headroom_option
-from fsdp_bench.cli.common.setups import read_models, read_setups, sliding_window_of
-from fsdp_bench.plan.gpu_memory_option import sized, stated_headroom, with_cuda, without_context
+from fsdp_bench.cli.common.setups import sliding_window_of, with_models
+from fsdp_bench.plan.headroom import as_stated, stated_headroom
 from fsdp_bench.plan.question import Question
 from fsdp_bench.replay.host_memory import Build
 from fsdp_bench.spec.profile import read_profile
@@ -82,16 +82,11 @@ def read_questions(options: SetupOptions, assumed: AssumptionOptions) -> list[Qu
         SpecError: if an option is not allowed.
     """
     profile = read_profile(assumed.calibration) if assumed.calibration else None
-    readings = read_setups(options)
-    windows = {one: sliding_window_of(replace(options, code=one)) for one in {each.options.code for each in readings}}
+    found = with_models(options)
+    windows = {code: sliding_window_of(replace(options, code=code)) for code in {one.options.code for one, _ in found}}
     questions = []
-    for model, (one, setup, hardware) in zip(read_models(readings), readings, strict=True):
-        if assumed.gpu_memory is not None:
-            hardware = sized(hardware, assumed.gpu_memory, profile)
-        elif hardware is not None:
-            hardware = without_context(hardware, profile)
-        if assumed.cuda is not None:
-            hardware = with_cuda(hardware, assumed.cuda)
+    for (one, setup, hardware), model in found:
+        hardware = as_stated(hardware, assumed.gpu_memory, profile, assumed.cuda)
         kept = stated_headroom(assumed.headroom, hardware)
         build, segments = Build(assumed.load), assumed.expandable_segments
         questions.append(

@@ -64,18 +64,21 @@ class Exporter:
     def __init__(self, asked: ExportOptions, options: SetupOptions) -> None:
         self._asked, self._options = asked, options
 
-    def write(self, answer: Prediction | Offer | None) -> list[Mapping[str, Any]]:
-        """Write the files of an answer; none for no answer, or one that does not fit. Return their JSON form.
+    def write(self, answer: Prediction | Offer | None) -> tuple[list[Mapping[str, Any]], list[SpecError]]:
+        """Write the files of an answer; none for no answer, or one that does not fit.
+
+        Returns:
+            Their JSON form, and for each kind that cannot express the setting the error that says why.
 
         Raises:
-            SpecError: for what cannot be exported, and files that are there and differ. Then nothing is written.
+            SpecError: for what cannot be exported at all, and files that are there and differ. Then nothing is written.
         """
         from fsdp_bench.plan.export.chosen import chosen_by_offer, chosen_by_prediction
-        from fsdp_bench.plan.export.export import document, export, refuse_model
+        from fsdp_bench.plan.export.export import document, export_each, refuse_model
         from fsdp_bench.plan.export.files import write
 
         if answer is None or (isinstance(answer, Prediction) and answer.fits is False):
-            return []
+            return [], []
         model = answer.question.model if isinstance(answer, Prediction) else answer.goal.model
         refuse_model(model)
         given = config_to_export(self._options, model), _command()
@@ -83,26 +86,36 @@ class Exporter:
             chosen = chosen_by_prediction(answer, *given)
         else:
             chosen = chosen_by_offer(answer, *given)
-        files = export(self._asked.kinds, chosen)
-        return document(files, write(files, self._asked.folder))
+        files, refused = export_each(self._asked.kinds, chosen)
+        return document(files, write(files, self._asked.folder)), refused
 
     def document(self, answer: Prediction | Offer | None) -> dict[str, Any]:
-        """Write the files and return their JSON form; or the error, so that the answer beside it is not lost."""
+        """Write the files and return their JSON form, with the error where there is one: the answer is not lost."""
         try:
-            return {"exports": self.write(answer)}
+            written, refused = self.write(answer)
         except UserError as error:
             return {"exports": [], "error": str(error)}
+        return {"exports": written, **({"error": _joined(refused)} if refused else {})}
 
     def print(self, answer: Prediction | Offer | None) -> None:
-        """Write the files, and print which and how to start them."""
+        """Write the files, and print which and how to start them.
+
+        Raises:
+            SpecError: for what was refused, behind all others.
+        """
         from fsdp_bench.report.text.common import exports_text
 
-        written = self.write(answer)
-        if not written:
-            why = "there is no plan" if answer is None else "it does not fit"
-            print_line(f"nothing exported: {why}")
-            return
-        print_lines(exports_text(written, self._asked.folder))
+        written, refused = self.write(answer)
+        if written:
+            print_lines(exports_text(written, self._asked.folder))
+        elif not refused:
+            print_line(f"nothing exported: {'there is no plan' if answer is None else 'it does not fit'}")
+        if refused:
+            raise SpecError(_joined(refused))
+
+
+def _joined(refused: Sequence[SpecError]) -> str:
+    return "; ".join(map(str, refused))
 
 
 def _command() -> str:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -41,8 +42,8 @@ from fsdp_bench.plan.defaults import (
 from fsdp_bench.plan.estimate import refuse_flash_attn_package
 from fsdp_bench.report.terminal import print_line
 from fsdp_bench.simulate.wrappers.impossible import why_impossible
-from fsdp_bench.spec.codec import from_text
-from fsdp_bench.spec.errors import SpecError, shown
+from fsdp_bench.spec.checked import build
+from fsdp_bench.spec.errors import MachineError, SpecError, shown
 from fsdp_bench.spec.hardware import Hardware
 from fsdp_bench.spec.lora import QUANTIZED, LoRA, parse_lora
 from fsdp_bench.spec.model import Family, ModelShape
@@ -102,18 +103,57 @@ def read_models(readings: Sequence[Reading]) -> list[Model]:
     Raises:
         SpecError: as read_model.
     """
-    catalog = load_user_catalog(readings[0].options.catalog)
-    found: dict[tuple[Any, ...], Model] = {}
     models = []
+    for _, found in _models(readings):
+        if isinstance(found, Exception):
+            raise found
+        models.append(found)
+    return models
+
+
+def with_models(options: SetupOptions) -> list[tuple[Reading, Model]]:
+    """Read every combination of the options and its model.
+
+    Where the model of some was not recorded and cannot be here, they are left out, which is printed on standard error.
+
+    Raises:
+        SpecError: if an option is not allowed.
+        MachineError: if no model can be had.
+    """
+    found, left_out = [], defaultdict(list)
+    for reading, model in _models(readings := read_setups(options)):
+        if isinstance(model, Exception):
+            left_out[str(model)].append(reading.options)
+            error = model
+        else:
+            found.append((reading, model))
+    if not found:
+        raise error
+    for why, some in left_out.items():
+        which = [
+            f"{name.replace('_', '-')} {', '.join(map(str, dict.fromkeys(one.value(name) for one in some)))}"
+            for name, values in options.several.items()
+            if {one.value(name) for one in some} < set(values)
+        ]
+        print_line(f"note: left out {len(some)} of {len(readings)} setups ({'; '.join(which)}): {why}", error=True)
+    return found
+
+
+def _models(readings: Sequence[Reading]) -> Iterator[tuple[Reading, Model | NotRecorded | MachineError]]:
+    """Yield every combination with its model, or with the error where it was not recorded and cannot be here."""
+    catalog = load_user_catalog(readings[0].options.catalog)
+    found: dict[tuple[Any, ...], Model | NotRecorded | MachineError] = {}
     for reading in readings:
         options, length, is_before = reading.options, reading.setup.sequence_length, _is_before_sm80(reading)
         key = (length, read_lora(options), is_before, *map(options.value, _OF_THE_MODEL))
         if key not in found:
             if read_attention(options) == FLASH_ATTN_PACKAGE:
                 refuse_flash_attn_package(reading.hardware)  # before a minute of recording
-            found[key] = _model(options, catalog, length, before_sm80=is_before)
-        models.append(found[key])
-    return models
+            try:
+                found[key] = _model(options, catalog, length, before_sm80=is_before)
+            except (NotRecorded, MachineError) as error:
+                found[key] = error
+        yield reading, found[key]
 
 
 def _is_before_sm80(reading: Reading) -> bool:
@@ -167,7 +207,7 @@ def read_choices(options: SetupOptions) -> tuple[dict[str, Any], dict[str, tuple
         if options.is_given(name)
     }
     read = {
-        field: tuple(getattr(from_text({field: value}, TrainSetup), field) for value in values)
+        field: tuple(getattr(build(TrainSetup, {field: value}), field) for value in values)
         for field, values in stated.items()
     }
     fixed = {field: values[0] for field, values in read.items() if len(values) == 1}
@@ -312,17 +352,18 @@ def read_lora(options: SetupOptions) -> LoRA | None:
     (option, *more) = given
     if more:
         raise SpecError("--lora and --qlora: keep one")
-    other = read_code(options) not in (None, "huggingface")
-    if options.params is not None or options.recorded is not None or other:
-        raise SpecError(f"{option}: adapters go into Hugging Face's code; {_how_hugging_faces(options, other)}")
+    _refuse_other_code(options, f"{option}: adapters go into")
     precision = Precision.parse(options.value("precision") or DEFAULT_PRECISION)
     base = QUANTIZED if option == "qlora" else None
     return parse_lora(getattr(options, option), option, base, default_base(precision))
 
 
-def _how_hugging_faces(options: SetupOptions, other: bool) -> str:
-    """Return how to ask for Hugging Face's code."""
-    return f"leave --code {options.code} out" if other else "--model or --hf-config; a recorded model has its own"
+def _refuse_other_code(options: SetupOptions, what_goes_with: str) -> None:
+    """Raise for another model than one of Hugging Face's code, saying how to ask for that."""
+    is_other = read_code(options) not in (None, "huggingface")
+    if is_other or options.params is not None or options.recorded is not None:
+        how = f"leave --code {options.code} out" if is_other else "--model or --hf-config; a recorded model has its own"
+        raise SpecError(f"{what_goes_with} Hugging Face's code; {how}")
 
 
 def read_attention(options: SetupOptions) -> str | None:
@@ -333,9 +374,7 @@ def read_attention(options: SetupOptions) -> str | None:
     """
     if options.attention is None:
         return None
-    if options.params is not None or options.recorded is not None or read_code(options) not in (None, "huggingface"):
-        other = read_code(options) not in (None, "huggingface")
-        raise SpecError(f"attention: goes with Hugging Face's code; {_how_hugging_faces(options, other)}")
+    _refuse_other_code(options, "attention: goes with")
     return parse_attention(options.attention)
 
 
@@ -410,7 +449,7 @@ def _reading(options: SetupOptions, place: Placement, code: Code) -> Reading:
     given |= trainer_defaults(code, given, place.world_size)
     strategy = ShardingStrategy(given.get("strategy", TrainSetup().strategy))
     sizes = place.sizes(strategy, shard_size if strategy.is_hybrid else None)
-    return Reading(options, from_text({**given, **sizes}, TrainSetup), place.hardware)
+    return Reading(options, build(TrainSetup, {**given, **sizes}), place.hardware)
 
 
 def _assume_gpus_per_node(options: SetupOptions) -> None:

@@ -10,20 +10,8 @@ import json
 from typing import Any
 
 from fsdp_bench.plan.export.chosen import Chosen
-from fsdp_bench.plan.export.files import File
-from fsdp_bench.plan.export.header import header
-from fsdp_bench.plan.export.launch import environment, prefix
-from fsdp_bench.plan.export.pieces import (
-    DTYPES,
-    TOKENS,
-    config_text,
-    forward_text,
-    loss_imports,
-    loss_text,
-    optimizer_imports,
-    optimizer_text,
-    sizes_text,
-)
+from fsdp_bench.plan.export.files import File, environment, header, prefix, text_of
+from fsdp_bench.plan.export.pieces import forward_text, optimizer_text, refuse_loss
 from fsdp_bench.plan.export.plugin import (
     PRECISION_NOTE,
     as_accelerate_shards,
@@ -33,7 +21,7 @@ from fsdp_bench.plan.export.plugin import (
     strategy_name,
 )
 from fsdp_bench.spec.errors import SpecError
-from fsdp_bench.spec.setup import Api, BackwardPrefetch, Checkpointing, Offload, Reentrant, TrainSetup
+from fsdp_bench.spec.setup import Api, BackwardPrefetch, Checkpointing, Offload, Reentrant
 
 KIND = "accelerate"
 CONFIG_NAME = "accelerate.yaml"
@@ -121,70 +109,18 @@ def _yaml(fields: dict[str, Any], indent: str = "") -> str:
 
 def _script(chosen: Chosen, notes: tuple[str, ...]) -> str:
     setup = chosen.setup
-    loss = loss_text(setup, chosen.architecture, chosen.config)
-    return (
-        header("Training with accelerate", chosen, notes)
-        + _imports(setup)
-        + "\n"
-        + config_text(chosen.config)
-        + sizes_text(chosen)
-        + 'STEPS = int(os.environ.get("STEPS", "20"))\n'
-        + f"\n{TOKENS}"
-        + (f"\n{loss}" if loss else "")
-        + _main(chosen, optimizer_text(setup))
-    )
-
-
-def _imports(setup: TrainSetup) -> str:
-    names = "from accelerate.utils import FullyShardedDataParallelPlugin, GradientAccumulationPlugin"
-    found = [names, *loss_imports(setup), *optimizer_imports(setup), "from accelerate import Accelerator"]
-    found.append("from transformers import AutoConfig, AutoModelForCausalLM")
-    if (policy := policy_text(setup)) is not None:
-        found.append(f"from torch.distributed.fsdp import {policy.partition('(')[0]}")
-    plain = sorted(line for line in found if line.startswith("import "))
-    return "\n".join(["import os", "", "import torch", *plain, *sorted(set(found) - set(plain))]) + "\n"
-
-
-def _main(chosen: Chosen, optimizer: str) -> str:
-    setup = chosen.setup
+    refuse_loss(setup, chosen.architecture, chosen.config)
     policy = policy_text(setup)
-    precision = "" if policy is None else f"    precision = {policy}\n"
     given = [] if policy is None else ["mixed_precision_policy=precision"]
     given += [] if setup.limit_all_gathers else ["limit_all_gathers=False"]
-    steps = f"num_steps=MICRO_BATCHES, sync_each_batch={setup.sync_every_micro_batch}"
-    prepared = f"    optimizer = {optimizer}\n    model, optimizer = accelerator.prepare(model, optimizer)\n"
-    if setup.api is Api.FSDP1:
-        prepared = (
-            "    model = accelerator.prepare(model)  # first: FSDP1 makes new parameters\n"
-            f"    optimizer = accelerator.prepare({optimizer})\n"
-        )
-    norm = setup.max_grad_norm
-    clip = f"                accelerator.clip_grad_norm_(model.parameters(), {norm!r})\n" if norm is not None else ""
-    clip = f"            if accelerator.sync_gradients:\n{clip}" if clip else ""
-    return f"""
-
-def main():
-{precision}    plugin = FullyShardedDataParallelPlugin({", ".join(given)})  # the rest is in {CONFIG_NAME}
-    accumulation = GradientAccumulationPlugin({steps})
-    accelerator = Accelerator(fsdp_plugin=plugin, gradient_accumulation_plugin=accumulation)
-    config = AutoConfig.for_model(**CONFIG)
-    config.use_cache = False
-    torch.manual_seed({setup.seed})
-    model = AutoModelForCausalLM.from_config(config, dtype={DTYPES[setup.precision.store]})
-{prepared}    torch.manual_seed({setup.seed} + accelerator.process_index)
-    data = batches(VOCABULARY, accelerator.device)
-    for number in range(1, STEPS * MICRO_BATCHES + 1):
-        with accelerator.accumulate(model):
-            batch = next(data)
-            loss = {forward_text(setup)}
-            accelerator.backward(loss)
-{clip}            optimizer.step()
-            optimizer.zero_grad()
-        if number % MICRO_BATCHES == 0:
-            accelerator.print(f"step {{number // MICRO_BATCHES}}: loss {{loss.item():.3f}}", flush=True)
-    accelerator.end_training()
-
-
-if __name__ == "__main__":
-    main()
-"""
+    return text_of(
+        NAME,
+        "Training with accelerate",
+        chosen,
+        notes,
+        policy=policy,
+        given=given,
+        optimizer=optimizer_text(setup),
+        forward=forward_text(setup),
+        config_name=CONFIG_NAME,
+    )

@@ -8,9 +8,9 @@ from typing import Any
 
 from fsdp_bench.catalog.lookup import CODES
 from fsdp_bench.plan.export import accelerate, huggingface, pytorch, slurm, torchtitan
-from fsdp_bench.plan.export.adapters import refuse_adapters
 from fsdp_bench.plan.export.chosen import Chosen
 from fsdp_bench.plan.export.files import File
+from fsdp_bench.plan.export.pieces import refuse_adapters
 from fsdp_bench.spec.errors import SpecError, not_allowed
 from fsdp_bench.spec.recording.model import Model, code_of, whose_code
 from fsdp_bench.spec.units import format_gib
@@ -58,7 +58,38 @@ def export(kinds: Sequence[str], chosen: Chosen) -> list[File]:
     Raises:
         SpecError: for a setting that a kind cannot express, with what would help.
     """
+    files, refused = export_each(kinds, chosen)
+    if refused:
+        raise refused[0]
+    return files
+
+
+def export_each(kinds: Sequence[str], chosen: Chosen) -> tuple[list[File], list[SpecError]]:
+    """Return the files of those kinds that can express a setting, and for each of the others the error that says why.
+
+    Raises:
+        SpecError: for a setting that no kind can express.
+    """
     kinds = read_kinds(kinds)
+    _refuse_for_all(chosen)
+    files: list[File] = []
+    refused: list[SpecError] = []
+    for kind in (kind for kind in _MAKERS if kind in kinds):
+        try:
+            if chosen.lora is not None and kind in (accelerate.KIND, torchtitan.KIND):
+                raise SpecError(f"export {kind}: adapters are not exported for it; --export {pytorch.KIND} has them")
+            files += _MAKERS[kind](*_in_trained_code(chosen, kind))
+        except SpecError as error:
+            refused.append(error)
+    if slurm.KIND in kinds and (files or not refused):
+        written = [file.kind for file in files]
+        started = slurm.started_kind(written)
+        of_started = dict.fromkeys(note for file in files if file.kind == started for note in file.notes)
+        files += slurm.job(_in_trained_code(chosen, started)[0], written, tuple(of_started))
+    return files, refused
+
+
+def _refuse_for_all(chosen: Chosen) -> None:
     refuse_model(chosen.question.model)
     if chosen.question.kernels != "cuda":
         raise SpecError("export: what is exported runs on GPUs; leave out --kernels cpu")
@@ -67,14 +98,6 @@ def export(kinds: Sequence[str], chosen: Chosen) -> list[File]:
             raise SpecError(f"export: {one.name} is not exported; {one.not_exported}")
     if chosen.lora is not None:
         refuse_adapters(chosen.setup, chosen.lora)
-        if others := [kind for kind in kinds if kind in (accelerate.KIND, torchtitan.KIND)]:
-            raise SpecError(f"export {others[0]}: adapters are not exported for it; --export {pytorch.KIND} has them")
-    files = [file for kind, make in _MAKERS.items() if kind in kinds for file in make(*_in_trained_code(chosen, kind))]
-    if slurm.KIND in kinds:
-        started = slurm.started_kind(kinds)
-        of_started = dict.fromkeys(note for file in files if file.kind == started for note in file.notes)
-        files += slurm.job(_in_trained_code(chosen, started)[0], kinds, tuple(of_started))
-    return files
 
 
 def _in_trained_code(chosen: Chosen, kind: str) -> tuple[Chosen, tuple[str, ...]]:

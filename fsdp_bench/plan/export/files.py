@@ -1,12 +1,24 @@
-"""File: one exported file. write() puts files into a folder and loses nothing that is there."""
+"""File: one exported file; its header, its text by a template, how it starts. write() overwrites nothing."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import ast
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
-from fsdp_bench.spec.errors import SpecError
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from fsdp_bench.plan.export.chosen import Chosen
+from fsdp_bench.plan.export.pieces import DTYPES, adapters, literal
+from fsdp_bench.spec.errors import SpecError, printable
+from fsdp_bench.spec.recording.model import whose_code
+from fsdp_bench.spec.setup import Loss, Offload, Reentrant, TrainSetup
+from fsdp_bench.spec.units import format_gib
+from fsdp_bench.version import __version__
 
 
 @dataclass(frozen=True)
@@ -52,3 +64,164 @@ def _refuse_other(path: Path, text: str) -> None:
         raise SpecError(
             f"export: {str(path)!r} exists and differs, so nothing was written; move it, or name another --export-dir"
         )
+
+
+# -- text --------------------------------------------------------------------------------------------------------------
+
+_PLAIN = {
+    "os": "import os",
+    "time": "import time",
+    "F": "import torch.nn.functional as F",
+    "dist": "import torch.distributed as dist",
+    "bnb": "import bitsandbytes as bnb",
+}
+_STANDARD = {"contextlib": ("nullcontext",), "functools": ("partial",)}
+_FROM = {
+    "accelerate": ("Accelerator",),
+    "accelerate.parallelism_config": ("ParallelismConfig",),
+    "accelerate.utils": ("FullyShardedDataParallelPlugin", "GradientAccumulationPlugin"),
+    "flash_attn.losses.cross_entropy": ("CrossEntropyLoss",),
+    "liger_kernel.transformers": ("LigerCrossEntropyLoss",),
+    "peft": ("LoraConfig", "get_peft_model"),
+    "torch.distributed.algorithms._checkpoint.checkpoint_wrapper": (
+        *("CheckpointImpl", "checkpoint_wrapper", "offload_wrapper"),
+    ),
+    "torch.distributed.algorithms.ddp_comm_hooks.default_hooks": ("bf16_compress_hook", "fp16_compress_hook"),
+    "torch.distributed.device_mesh": ("init_device_mesh",),
+    "torch.distributed.fsdp": (
+        *("BackwardPrefetch", "CPUOffload", "CPUOffloadPolicy", "FullyShardedDataParallel", "MixedPrecision"),
+        *("MixedPrecisionPolicy", "ShardingStrategy", "fully_shard"),
+    ),
+    "torch.distributed.fsdp.sharded_grad_scaler": ("ShardedGradScaler",),
+    "torch.distributed.fsdp.wrap": ("CustomPolicy", "size_based_auto_wrap_policy"),
+    "torch.distributed.tensor": ("distribute_tensor",),
+    "torch.nn.parallel": ("DistributedDataParallel",),
+    "torch.utils.checkpoint": ("CheckpointPolicy", "checkpoint", "create_selective_checkpoint_contexts"),
+    "torchao.optim": ("AdamW8bit", "CPUOffloadOptimizer"),
+    "transformers": (*("AutoConfig", "AutoModelForCausalLM", "BitsAndBytesConfig", "Trainer", "TrainingArguments"),),
+    "transformers.integrations.bitsandbytes": ("replace_with_bnb_linear",),
+    "transformers.quantizers.base": ("get_keys_to_not_convert",),
+}
+"""The names that scripts may use, by module."""
+
+
+@lru_cache(maxsize=1)
+def _templates() -> Environment:
+    found = Environment(
+        loader=PackageLoader("fsdp_bench.plan.export"),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        autoescape=False,
+    )
+    found.filters |= {"literal": literal, "adapters": adapters, "torch": DTYPES.__getitem__}
+    return found
+
+
+def text_of(
+    name: str, title: str, chosen: Chosen, notes: Iterable[str], has_imports: bool = False, **facts: Any
+) -> str:
+    """Return a file by its template, below its header and, if it has none, the imports of the names that it uses."""
+    template = _templates().get_template(f"{name}.jinja")
+    body = template.render(chosen=chosen, setup=chosen.setup, lora=chosen.lora, **facts)
+    return header(title, chosen, notes) + ("" if has_imports else f"{_imports(body)}\n") + body
+
+
+def _imports(body: str) -> str:
+    used = {node.id for node in ast.walk(ast.parse(body)) if isinstance(node, ast.Name)}
+
+    def named(modules: Mapping[str, tuple[str, ...]]) -> list[str]:
+        found = {module: [name for name in names if name in used] for module, names in modules.items()}
+        return [f"from {module} import {', '.join(names)}" for module, names in sorted(found.items()) if names]
+
+    plain = sorted(line for name, line in _PLAIN.items() if name in used)
+    first = [line for line in plain if line in ("import os", "import time")]
+    others = [line for line in plain if line not in first]
+    return "\n".join([*first, *named(_STANDARD), "", "import torch", *others, *named(_FROM)]) + "\n"
+
+
+_WIDTH = 116
+
+
+def header(what: str, chosen: Chosen, notes: Iterable[str] = ()) -> str:
+    """Return the comment at the beginning of a file: model, server, what was predicted, version, command, notes."""
+    model = chosen.question.model
+    facts = {
+        "model": f"{model.name}: {model.describe()}",
+        "server": _hardware(chosen),
+        "setting": _setting(chosen.setup),
+        "assumed": "; ".join(chosen.question.assumptions),
+        "predicted": _predicted(chosen),
+    }
+    lines = [f"{what}, exported by fsdp-bench {__version__}."]
+    for name, value in facts.items():
+        if value:
+            lines += textwrap.wrap(f"{name:<11}{printable(value)}", _WIDTH, subsequent_indent=" " * 11)
+    lines.append(f"{'command':<11}{printable(chosen.command)}")
+    for note in notes:
+        lines += textwrap.wrap(f"{'note':<11}{printable(note)}", _WIDTH, subsequent_indent=" " * 11)
+    return "\n".join(f"# {line}" for line in lines) + "\n"
+
+
+def _hardware(chosen: Chosen) -> str:
+    where, world = chosen.question.hardware, chosen.setup.world_size
+    servers = f"{where.num_nodes} x {where.name}, " if where and where.has_server else ""
+    return f"{servers}{world} {where.gpu.name if where else 'GPUs'}"
+
+
+def _setting(setup: TrainSetup) -> str:
+    steps = setup.gradient_accumulation_steps
+    batch = f"batch {setup.micro_batch_size} x {setup.sequence_length} tokens on each GPU"
+    policy = f" {setup.checkpointing_policy}" if setup.checkpointing_policy else ""
+    parts = [f"{setup.strategy.value} under {setup.api.value}", str(setup.precision), f"wrap {setup.wrap.value}"]
+    reentrant = f", reentrant {setup.reentrant.value}" if setup.reentrant is not Reentrant.NO else ""
+    parts += [f"checkpointing {setup.checkpointing.value}{policy}{reentrant}"]
+    parts += [] if setup.offload is Offload.NONE else [f"offload {setup.offload.value}"]
+    parts += [] if setup.loss is Loss.PLAIN else [f"loss {setup.loss.value}"]
+    parts += ["compile"] if setup.compile else []
+    parts += [setup.optimizer.value, batch + (f", {steps} micro-batches a step" if steps > 1 else "")]
+    return ", ".join(parts)
+
+
+def _predicted(chosen: Chosen) -> str:
+    """Return the predicted peak of reserved memory and speed, and for whose code they are.
+
+    The peak is no bound: a framework around that code, such as transformers' Trainer, keeps tensors of its own.
+    """
+    found = chosen.prediction
+    reserved = f"{format_gib(found.needed_bytes)} reserved"
+    usable = found.estimate.gpu_bytes
+    memory = f"{reserved} of {format_gib(usable)} usable" if usable is not None else reserved
+    speed = chosen.tokens_per_second_per_gpu
+    rate = f"{speed:,.0f} tokens/s per GPU" if speed is not None else "tokens/s unknown"
+    whose = whose_code(chosen.code)
+    return f"{memory}, {rate}, for {whose} alone; no bound: fsdp-bench rehearse says what this setting takes"
+
+
+# -- start -------------------------------------------------------------------------------------------------------------
+
+SEGMENTS = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
+
+
+def environment(chosen: Chosen) -> tuple[str, ...]:
+    """Return notes about environment variables that the prediction is for."""
+    if not chosen.question.expandable_segments:
+        return ()
+    return (f"the prediction is for expandable segments, an environment variable: {SEGMENTS}",)
+
+
+def prefix(chosen: Chosen) -> str:
+    """Return the environment variables before a command."""
+    return f"{SEGMENTS} " if chosen.question.expandable_segments else ""
+
+
+def torchrun(chosen: Chosen, what: str) -> str:
+    """Return the command that starts all ranks of a node; on several nodes it is started on each."""
+    each, nodes = chosen.gpus_per_node, chosen.num_nodes
+    if nodes == 1:
+        return f"{prefix(chosen)}torchrun --standalone --nproc-per-node {each} {what}"
+    return (
+        f"{prefix(chosen)}torchrun --nnodes {nodes} --nproc-per-node {each} --rdzv-backend c10d"
+        f" --rdzv-endpoint HEAD_NODE:29500 --rdzv-id 1 {what}"
+    )

@@ -7,12 +7,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from fsdp_bench.plan.export.adapters import adapters_config, adapters_imports, adapters_text, base_dtype
 from fsdp_bench.plan.export.chosen import Chosen
-from fsdp_bench.plan.export.files import File
-from fsdp_bench.plan.export.header import header
-from fsdp_bench.plan.export.launch import environment, prefix, torchrun
-from fsdp_bench.plan.export.pieces import config_text, literal, sizes_text
+from fsdp_bench.plan.export.files import File, environment, prefix, text_of, torchrun
+from fsdp_bench.plan.export.pieces import base_dtype, with_adapters
 from fsdp_bench.plan.export.plugin import (
     PRECISION_NOTE,
     as_accelerate_shards,
@@ -21,7 +18,6 @@ from fsdp_bench.plan.export.plugin import (
     reshards,
     strategy_name,
 )
-from fsdp_bench.plan.export.sharding import autocast_text
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.lora import LoRA
 from fsdp_bench.spec.setup import (
@@ -60,16 +56,17 @@ def arguments_and_script(chosen: Chosen, notes: tuple[str, ...]) -> list[File]:
         is_mixed = policy_text(chosen.setup) is not None
         changes += (PRECISION_NOTE.replace("mixed_precision is 'no'", "bf16 is False"),) if is_mixed else ()
     notes = (*notes, *changes, *environment(chosen))
-    text = (
-        header("Training with Hugging Face's Trainer", chosen, notes)
-        + _imports(chosen.setup, adapters_imports(chosen.setup, chosen.lora))
-        + "\n"
-        + config_text(chosen.config)
-        + adapters_config(chosen.lora)
-        + sizes_text(chosen)
-        + 'STEPS = int(os.environ.get("STEPS", "20"))\n'
-        + f"ARGUMENTS = {literal(arguments(chosen))}\n"
-        + _main(chosen.setup, chosen.lora)
+    setup, lora = chosen.setup, chosen.lora
+    text = text_of(
+        NAME,
+        "Training with Hugging Face's Trainer",
+        chosen,
+        notes,
+        arguments=arguments(chosen),
+        sizes=hybrid_sizes(setup),
+        policy=None if setup.is_bare else policy_text(setup),
+        base_dtype=base_dtype(setup, lora),
+        with_adapters=with_adapters(setup),
     )
     start = f"{prefix(chosen)}python {NAME}" if chosen.setup.is_bare else torchrun(chosen, NAME)
     return [File(KIND, NAME, text, start, notes)]
@@ -153,52 +150,3 @@ def _fsdp_config(chosen: Chosen) -> dict[str, Any]:
         "use_orig_params": setup.use_orig_params,
         "sync_module_states": False,
     }
-
-
-def _imports(setup: TrainSetup, of_adapters: list[str]) -> str:
-    found = [
-        *of_adapters,
-        "from transformers import AutoConfig, AutoModelForCausalLM, Trainer, TrainingArguments",
-    ]
-    if not setup.is_bare and (policy := policy_text(setup)) is not None:
-        found.insert(0, f"from torch.distributed.fsdp import {policy.partition('(')[0]}")
-    if hybrid_sizes(setup) is not None:
-        found.insert(0, "from accelerate.parallelism_config import ParallelismConfig")
-    return "\n".join(["import os", "", "import torch", *sorted(found)]) + "\n"
-
-
-def _main(setup: TrainSetup, lora: LoRA | None) -> str:
-    lines = ["arguments = TrainingArguments(**ARGUMENTS, max_steps=STEPS, logging_steps=1)"]
-    if (sizes := hybrid_sizes(setup)) is not None:
-        mesh = f"ParallelismConfig(dp_replicate_size={sizes[0]}, dp_shard_size={sizes[1]})"
-        lines[0] = lines[0].replace("max_steps", f"parallelism_config={mesh}, max_steps")
-    if not setup.is_bare and (policy := policy_text(setup)) is not None:
-        lines.append(f"precision = {policy}")
-        lines.append('arguments.fsdp_plugin_args["mixed_precision_policy"] = precision  # what bf16=True would not do')
-    body = "".join(f"    {line}\n" for line in lines)
-    adapters = "" if lora is None else f"    {adapters_text(setup)}\n"
-    autocast = autocast_text(setup, '"cuda"') if setup.is_bare else []
-    around = "".join(f"    {line}  # bf16=True would add fp32 logits\n" for line in autocast)
-    return f'''
-
-class RandomTokens(torch.utils.data.Dataset):
-    """Random tokens. Put your data here: input_ids and labels of LENGTH tokens; the model shifts the labels."""
-
-    def __len__(self):
-        return 1 << 16
-
-    def __getitem__(self, index):
-        tokens = torch.randint(VOCABULARY, (LENGTH,))
-        return {{"input_ids": tokens, "labels": tokens}}
-
-
-def main():
-{body}    config = AutoConfig.for_model(**CONFIG)
-    torch.manual_seed({setup.seed})  # the same weights on every rank
-    model = AutoModelForCausalLM.from_config(config, dtype={base_dtype(setup, lora)})
-{adapters}{around}    Trainer(model, arguments, train_dataset=RandomTokens()).train()
-
-
-if __name__ == "__main__":
-    main()
-'''

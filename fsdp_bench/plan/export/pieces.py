@@ -1,4 +1,4 @@
-"""Pieces of Python that the exported training scripts share: the model's config, random tokens, loss, optimizer."""
+"""Expressions of Python that exported training scripts share: literals, dtypes, adapters, loss, optimizer."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from fsdp_bench.plan.export.chosen import Chosen
 from fsdp_bench.spec.errors import SpecError
+from fsdp_bench.spec.lora import ALL_LINEAR, LoRA
 from fsdp_bench.spec.model_code import why_not_replaced
-from fsdp_bench.spec.setup import Loss, Offload, OptimizerKind, TrainSetup
+from fsdp_bench.spec.setup import BackwardPrefetch, Loss, Offload, OptimizerKind, TrainSetup
 
 _WIDTH = 90
 DTYPES = {"fp32": "torch.float32", "bf16": "torch.bfloat16", "fp16": "torch.float16"}
@@ -18,17 +18,6 @@ DTYPES = {"fp32": "torch.float32", "bf16": "torch.bfloat16", "fp16": "torch.floa
 def refusal(kind: str, what: str, reason: SpecError) -> SpecError:
     """Return the error for a setting that a kind of export changes into one that cannot run or does not fit."""
     return SpecError(f"export {kind}: {what}, and {reason}; --export pytorch has the setting itself")
-
-
-def config_text(config: Mapping[str, Any]) -> str:
-    """Return the statement that names a model's config, as Python."""
-    return f"{_SIZES_ALONE if 'rope_theta' not in config else ''}CONFIG = {literal(config)}\n"
-
-
-_SIZES_ALONE = """\
-# Sizes alone, which decide memory and time. What is not here, such as rope_theta, is transformers' default: to train
-# the model itself, take its own config.json (AutoConfig.from_pretrained).
-"""
 
 
 def literal(value: Any, indent: str = "") -> str:
@@ -47,90 +36,16 @@ def _text(value: Any) -> str:
     return json.dumps(value) if isinstance(value, str) else repr(value)
 
 
-def sizes_text(chosen: Chosen) -> str:
-    """Return the statements that name the sizes of a step."""
-    setup = chosen.setup
-    return (
-        f"VOCABULARY = {chosen.vocab_size}\n"
-        f"BATCH = {setup.micro_batch_size}  # sequences of a GPU in one forward pass\n"
-        f"LENGTH = {setup.sequence_length}  # tokens in a sequence\n"
-        f"MICRO_BATCHES = {setup.gradient_accumulation_steps}  # in one optimizer step\n"
-    )
-
-
-TOKENS = '''
-def batches(vocab_size, device):
-    """Yield random tokens. Put your data here: input_ids and labels, BATCH x LENGTH; the model shifts the labels."""
-    while True:
-        tokens = torch.randint(vocab_size, (BATCH, LENGTH))
-        yield {"input_ids": tokens.to(device), "labels": tokens.clone().to(device)}
-'''
-
-_CHUNKED = '''
-def chunk_loss(logits, targets):
-    return F.cross_entropy(logits.float(), targets, reduction="sum")
-
-
-def loss_of(logits, labels):
-    """Return the mean cross-entropy, of which one chunk's fp32 logits are alive at a time."""
-    targets = F.pad(labels, (0, 1), value=-100)[..., 1:].flatten()
-    total = logits.new_zeros((), dtype=torch.float32)
-    for some, wanted in zip(logits.flatten(0, 1).chunk(8), targets.chunk(8)):
-        total = total + checkpoint(chunk_loss, some, wanted, use_reentrant=False, preserve_rng_state=False)
-    return total / (labels.numel() - len(labels))
-'''
-_COMPILED = """
-@torch.compile
-def cross_entropy(logits, targets):
-    return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
-
-
-def loss_of(logits, labels):
-    return cross_entropy(logits, F.pad(labels, (0, 1), value=-100)[..., 1:].contiguous())
-"""
-_FUSED = """
-cross_entropy = {kind}()
-
-
-def loss_of(logits, labels):
-    targets = F.pad(labels, (0, 1), value=-100)[..., 1:].contiguous()
-    return cross_entropy(logits.flatten(0, 1), targets.flatten())
-"""
-_LOSSES = {
-    Loss.PLAIN: "",
-    Loss.CHUNKED: _CHUNKED,
-    Loss.COMPILED: _COMPILED,
-    Loss.LIGER: _FUSED.format(kind="LigerCrossEntropyLoss"),
-    Loss.FLASH_ATTN: _FUSED.format(kind="CrossEntropyLoss"),
-}
-_LOSS_IMPORTS = {
-    Loss.PLAIN: (),
-    Loss.CHUNKED: ("import torch.nn.functional as F", "from torch.utils.checkpoint import checkpoint"),
-    Loss.COMPILED: ("import torch.nn.functional as F",),
-    Loss.LIGER: ("import torch.nn.functional as F", "from liger_kernel.transformers import LigerCrossEntropyLoss"),
-    Loss.FLASH_ATTN: (
-        "import torch.nn.functional as F",
-        "from flash_attn.losses.cross_entropy import CrossEntropyLoss",
-    ),
-}
-
-
-def loss_imports(setup: TrainSetup) -> tuple[str, ...]:
-    """Return the imports of the loss."""
-    return _LOSS_IMPORTS[setup.loss]
-
-
-def loss_text(setup: TrainSetup, architecture: str, config: Mapping[str, Any]) -> str:
-    """Return the function that computes the loss of logits; empty where the model's own is meant.
+def refuse_loss(setup: TrainSetup, architecture: str, config: Mapping[str, Any]) -> None:
+    """Raise for a loss that is not exported.
 
     Raises:
-        SpecError: for a loss that is not exported, or that the model does not take.
+        SpecError: naming those that are, or why the model does not take it.
     """
-    if setup.loss not in _LOSSES:
+    if setup.loss not in (Loss.PLAIN, Loss.CHUNKED, Loss.COMPILED, Loss.LIGER, Loss.FLASH_ATTN):
         raise SpecError(f"export: loss {setup.loss.value} is not exported; plain, chunked, compiled and liger are")
     if setup.loss is not Loss.PLAIN and (reason := why_not_replaced(setup.loss, architecture, config)) is not None:
         raise SpecError(f"export: loss: {reason}")
-    return _LOSSES[setup.loss]
 
 
 def forward_text(setup: TrainSetup) -> str:
@@ -167,8 +82,63 @@ def optimizer_text(setup: TrainSetup, parameters: str = "model.parameters()") ->
     raise SpecError(f"export: optimizer {kind.value} is not exported; adamw, adamw-8bit, adafactor and sgd are")
 
 
-def optimizer_imports(setup: TrainSetup) -> tuple[str, ...]:
-    """Return the imports of the optimizer."""
-    if setup.offload is Offload.OPTIMIZER:
-        return ("from torchao.optim import CPUOffloadOptimizer",)
-    return ("from torchao.optim import AdamW8bit",) if setup.optimizer is OptimizerKind.ADAMW_8BIT else ()
+def is_mixed(setup: TrainSetup) -> bool:
+    """Whether not all dtypes of the setup are the stored one."""
+    precision = setup.precision
+    return not precision.store == precision.compute == precision.reduce
+
+
+def of_fully_shard_alone(setup: TrainSetup) -> str | None:
+    """Return what a setup asks of fully_shard that libraries around it do not pass on; None if that is nothing."""
+    asked = {
+        "reshard_after_forward over fewer ranks": setup.reshard_after_forward is not None,
+        "reshard_last_block = false": not setup.reshard_last_block,
+        "fp32_head": setup.fp32_head,
+        "forward_prefetch": setup.forward_prefetch,
+        "backward_prefetch none": setup.backward_prefetch is BackwardPrefetch.NONE,
+    }
+    return next((name for name, is_asked in asked.items() if is_asked), None)
+
+
+# -- PEFT's adapters, as train/models/lora.py puts them in where predictions are recorded ------------------------------
+
+
+def refuse_adapters(setup: TrainSetup, lora: LoRA) -> None:
+    """Raise for a setup with adapters that is not exported.
+
+    Raises:
+        SpecError: naming what is.
+    """
+    store = setup.precision.store
+    if lora.base and store not in ("fp32", "bf16"):
+        raise SpecError(f"export: adapters in {store} over frozen weights in bf16 are not exported; use bf16-mixed")
+    if setup.offload is not Offload.NONE:
+        raise SpecError("export: adapters with offload are not exported; leave --offload out")
+
+
+def base_dtype(setup: TrainSetup, lora: LoRA | None) -> str:
+    """Return the dtype in which the model is built, as Python: that of frozen weights where there are adapters."""
+    return DTYPES["bf16" if lora is not None and lora.base else setup.precision.store]
+
+
+def adapters(lora: LoRA) -> dict[str, Any]:
+    """Return what LoraConfig is given."""
+    fields: dict[str, Any] = {"r": lora.rank, "lora_alpha": lora.alpha}
+    if lora.targets:
+        fields["target_modules"] = ALL_LINEAR if lora.targets == (ALL_LINEAR,) else list(lora.targets)
+    if lora.dropout:
+        fields["lora_dropout"] = lora.dropout
+    if lora.bias != "none":
+        fields["bias"] = lora.bias
+    if lora.modules_to_save:
+        fields["modules_to_save"] = list(lora.modules_to_save)
+    return fields
+
+
+def with_adapters(setup: TrainSetup) -> str:
+    """Return the statement that puts adapters into ``model``. They are trained in the setup's stored dtype.
+
+    PEFT makes adapters of a 16-bit model in fp32 unless autocast_adapter_dtype is false.
+    """
+    in_fp32 = "" if setup.precision.store == "fp32" else ", autocast_adapter_dtype=False"
+    return f"model = get_peft_model(model, LoraConfig(**ADAPTERS){in_fp32})"

@@ -9,10 +9,9 @@ from __future__ import annotations
 import msgspec
 
 from fsdp_bench.plan.export.chosen import Chosen
-from fsdp_bench.plan.export.pieces import DTYPES, refusal
-from fsdp_bench.plan.export.sharding import is_mixed
+from fsdp_bench.plan.export.pieces import DTYPES, is_mixed, of_fully_shard_alone, refusal
 from fsdp_bench.spec.errors import SpecError
-from fsdp_bench.spec.setup import Api, BackwardPrefetch, Checkpointing, Offload, TrainSetup, Wrap
+from fsdp_bench.spec.setup import Api, Checkpointing, Offload, TrainSetup, Wrap
 from fsdp_bench.spec.units import format_gib
 
 _PYTORCH = "--export pytorch has it"
@@ -82,15 +81,8 @@ def _why_not_fsdp2(chosen: Chosen) -> str | None:
             "under fsdp2 accelerate puts an embedding that is also the head into one unit with the norm, which is not"
             f" predicted; use --api fsdp1, or {_PYTORCH}"
         )
-    without = {
-        "reshard_after_forward over fewer ranks": setup.reshard_after_forward is not None,
-        "reshard_last_block = false": not setup.reshard_last_block,
-        "fp32_head": setup.fp32_head,
-        "forward_prefetch under fsdp2": setup.forward_prefetch,
-        "backward_prefetch none under fsdp2": setup.backward_prefetch is BackwardPrefetch.NONE,
-    }
-    found = next((name for name, is_asked in without.items() if is_asked), None)
-    return None if found is None else f"accelerate has no {found}; {_PYTORCH}"
+    found = of_fully_shard_alone(setup)
+    return None if found is None else f"accelerate has no {found} under fsdp2; {_PYTORCH}"
 
 
 def strategy_name(setup: TrainSetup) -> str:

@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-from fsdp_bench.plan.export.adapters import TRAINED, adapters_config, adapters_functions, adapters_imports
-from fsdp_bench.plan.export.blocks import blocks_imports, policy_text
 from fsdp_bench.plan.export.chosen import Chosen
-from fsdp_bench.plan.export.files import File
-from fsdp_bench.plan.export.header import header
-from fsdp_bench.plan.export.launch import environment, torchrun
+from fsdp_bench.plan.export.files import File, environment, text_of, torchrun
 from fsdp_bench.plan.export.pieces import (
-    TOKENS,
-    config_text,
+    base_dtype,
     forward_text,
-    loss_imports,
-    loss_text,
-    optimizer_imports,
+    is_mixed,
     optimizer_text,
-    sizes_text,
+    refuse_loss,
+    with_adapters,
 )
 from fsdp_bench.plan.export.plugin import host_note
-from fsdp_bench.plan.export.sharding import is_built_on_host, model_text, sharding_imports
-from fsdp_bench.spec.setup import Api, TrainSetup
+from fsdp_bench.spec.errors import SpecError
+from fsdp_bench.spec.recording.recorded import NO_ENDS
+from fsdp_bench.spec.setup import Api, Checkpointing, Reentrant, TrainSetup, Wrap
 
 KIND = "pytorch"
 NAME = "train_fsdp.py"
@@ -33,129 +28,68 @@ def script(chosen: Chosen, notes: tuple[str, ...]) -> list[File]:
         SpecError: for what is not exported.
     """
     setup = chosen.setup
-    loss = loss_text(setup, chosen.architecture, chosen.config)
-    optimizer = optimizer_text(setup, "model.parameters()" if chosen.lora is None else TRAINED)
-    on_host = (host_note(chosen, KIND),) if is_built_on_host(chosen) else ()
-    notes = (*notes, *on_host, *environment(chosen))
-    text = (
-        header("Training with PyTorch", chosen, notes)
-        + _imports(setup, adapters_imports(setup, chosen.lora))
-        + "\n"
-        + config_text(chosen.config)
-        + adapters_config(chosen.lora)
-        + sizes_text(chosen)
-        + 'STEPS = int(os.environ.get("STEPS", "20"))\n'
-        + policy_text(setup)
-        + _spaced(TOKENS, loss, *_model(chosen), _step(setup), _main(chosen, optimizer))
+    refuse_loss(setup, chosen.architecture, chosen.config)
+    optimizer = optimizer_text(setup, "model.parameters()" if chosen.lora is None else "trained(model)")
+    is_quantized = chosen.lora is not None and chosen.lora.is_quantized
+    # FSDP1 would part a tied head from its embedding. Linear layers in 4 bits are built on the GPU: they take values.
+    on_host = setup.api is Api.FSDP1 and chosen.modules.is_tied and not is_quantized
+    _refuse_wrap(chosen)
+    notes = (*notes, *((host_note(chosen, KIND),) if on_host else ()), *environment(chosen))
+    # Under fsdp2 layers are quantized once the model is sharded. Before, a GPU would hold all of it in 4 bits, and what
+    # that leaves in the caching allocator cannot be emptied: shards lie in the segments of the whole layers.
+    fills = is_quantized and setup.uses_fully_shard
+    built_on, why_there = _place(setup, on_host, is_quantized and not fills)
+    text = text_of(
+        NAME,
+        "Training with PyTorch",
+        chosen,
+        notes,
+        fills=fills,
+        built_on=built_on,
+        why_there=why_there,
+        is_on_meta=not on_host and not is_quantized,
+        is_mixed=is_mixed(setup),
+        ends=_ends(chosen),
+        base="model" if chosen.lora is None else "model.get_base_model()",
+        base_dtype=base_dtype(setup, chosen.lora),
+        with_adapters=with_adapters(setup),
+        forward=forward_text(setup),
+        optimizer=optimizer,
+        has_scaler=setup.precision.needs_grad_scaler,
+        keeps_gradients=setup.gradient_accumulation_steps > 1
+        and not setup.sync_every_micro_batch
+        and not setup.is_bare,
+        checkpoints_around=setup.reentrant is Reentrant.AROUND and setup.checkpointing is not Checkpointing.NONE,
     )
     return [File(KIND, NAME, text, torchrun(chosen, NAME), notes)]
 
 
-def _model(chosen: Chosen) -> tuple[str, str]:
-    return adapters_functions(chosen.setup, chosen.lora), model_text(chosen)
-
-
-def _spaced(*functions: str) -> str:
-    return "".join(f"\n{function}" for function in functions if function)
-
-
-def _imports(setup: TrainSetup, of_adapters: list[str]) -> str:
-    found = [
-        *of_adapters,
-        "import torch.distributed as dist",
-        *sharding_imports(setup),
-        *blocks_imports(setup),
-        *loss_imports(setup),
-        *optimizer_imports(setup),
-        "from transformers import AutoConfig, AutoModelForCausalLM",
-    ]
-    if setup.precision.needs_grad_scaler and setup.api is Api.FSDP1:
-        found.append("from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler")
-    standard = ["import os", "import time"]
-    standard += ["from functools import partial"] if "from functools import partial" in found else []
-    keeps_local = _keeps_gradients(setup) and not setup.uses_fully_shard
-    standard += ["from contextlib import nullcontext"] if keeps_local else []
-    others = [line for line in dict.fromkeys(found) if line not in standard]
-    plain = sorted(line for line in others if line.startswith("import "))
-    named = sorted(line for line in others if line.startswith("from "))
-    first = sorted(standard, key=lambda line: (line.startswith("from"), line))
-    return "\n".join([*first, "", "import torch", *plain, *named]) + "\n"
-
-
-def _keeps_gradients(setup: TrainSetup) -> bool:
-    """Whether gradients are kept unreduced in all micro-batches but the last."""
-    return setup.gradient_accumulation_steps > 1 and not setup.sync_every_micro_batch and not setup.is_bare
-
-
-def _step(setup: TrainSetup) -> str:
-    scaler = setup.precision.needs_grad_scaler
-    body = [f"loss = {forward_text(setup)} / MICRO_BATCHES"]
-    body.append("scaler.scale(loss).backward()" if scaler else "loss.backward()")
-    if _keeps_gradients(setup):
-        last = "is_last = index == MICRO_BATCHES - 1"
-        if setup.uses_fully_shard:
-            body = [last, "model.set_requires_gradient_sync(is_last)", "batch = next(data)", *body]
-        else:
-            body = [last, "batch = next(data)", "with nullcontext() if is_last else model.no_sync():"] + [
-                f"    {line}" for line in body
-            ]
-    else:
-        body.insert(0, "batch = next(data)")
-    after = ["scaler.unscale_(optimizer)"] if scaler else []
-    if setup.max_grad_norm is not None:
-        norm = f"{setup.max_grad_norm!r}"
-        is_fsdp1 = setup.api is Api.FSDP1
-        after.append(
-            f"model.clip_grad_norm_({norm})"
-            if is_fsdp1
-            else f"torch.nn.utils.clip_grad_norm_(model.parameters(), {norm})"
-        )
-    after += ["scaler.step(optimizer)", "scaler.update()"] if scaler else ["optimizer.step()"]
-    after.append("optimizer.zero_grad()")
-    given = "model, optimizer, data" + (", scaler" if scaler else "")
-    index = "index" if _keeps_gradients(setup) else "_"
-    lines = [
-        f"def step({given}):",
-        '    """Run one optimizer step; return the loss of the last micro-batch."""',
-        f"    for {index} in range(MICRO_BATCHES):",
-        *(f"        {line}" for line in body),
-        *(f"    {line}" for line in after),
-        "    return loss * MICRO_BATCHES",
-    ]
-    return "\n" + "\n".join(lines) + "\n"
-
-
-def _main(chosen: Chosen, optimizer: str) -> str:
+def _refuse_wrap(chosen: Chosen) -> None:
     setup = chosen.setup
-    is_whole_first = chosen.lora is not None and chosen.lora.is_quantized
-    emptied = "    torch.cuda.empty_cache()  # what was whole before it was sharded\n" if is_whole_first else ""
-    scaler, given = "", "model, optimizer, data"
-    if setup.precision.needs_grad_scaler:
-        kind = "ShardedGradScaler" if setup.api is Api.FSDP1 else "torch.amp.GradScaler"
-        scaler, given = f"    scaler = {kind}(device=device.type)\n", f"{given}, scaler"
-    return f"""
-def main():
-    on_gpu = torch.cuda.is_available()
-    dist.init_process_group("nccl" if on_gpu else "gloo")
-    device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if on_gpu else torch.device("cpu")
-    if on_gpu:
-        torch.cuda.set_device(device)
-    model = build(device)
-{emptied}    optimizer = {optimizer}
-{scaler}    torch.manual_seed({setup.seed} + dist.get_rank())
-    data = batches(VOCABULARY, device)
-    for number in range(1, STEPS + 1):
-        start = time.perf_counter()
-        loss = step({given}).item()
-        rate = BATCH * LENGTH * MICRO_BATCHES / (time.perf_counter() - start)
-        if dist.get_rank() == 0:
-            line = f"step {{number}}: loss {{loss:.3f}}, {{rate:,.0f}} tokens/s per GPU"
-            if on_gpu:
-                line += f", {{torch.cuda.max_memory_reserved() / 2**30:.1f}} GiB reserved at most"
-            print(line, flush=True)
-    dist.destroy_process_group()
+    exported = (Wrap.BLOCK, Wrap.BLOCK_AND_ENDS, Wrap.NONE, Wrap.SIZE)
+    if setup.wrap not in (exported if chosen.lora is None else (*exported, Wrap.BLOCK_AND_ADAPTERS)):
+        raise SpecError(f"export: wrap {setup.wrap.value} is not exported; use block")
+    if setup.wrap is Wrap.SIZE and setup.uses_fully_shard:
+        raise SpecError("export: wrap size under fsdp2 is not exported; use block, or --api fsdp1")
 
 
-if __name__ == "__main__":
-    main()
-"""
+def _place(setup: TrainSetup, on_host: bool, is_quantized_first: bool) -> tuple[str, str]:
+    """Return the device on which the model is built, as Python, and why there."""
+    if setup.is_ddp and not is_quantized_first:
+        return "device", "the whole model" if setup.is_bare else "the same on every rank"
+    if on_host:
+        return (
+            '"cpu"',
+            "FSDP1 would part the head from the embedding on meta: each rank needs host memory for all of it",
+        )
+    return '"meta"', "without data" if is_quantized_first else "without data: each rank allocates its shards alone"
+
+
+def _ends(chosen: Chosen) -> tuple[list[str], list[str]]:
+    """Return the modules of the units around the blocks, as Python; empty without such units."""
+    if chosen.setup.wrap is not Wrap.BLOCK_AND_ENDS or chosen.setup.is_ddp:
+        return [], []
+    ends = chosen.modules.ends
+    if ends is None:
+        raise SpecError(f"export: {NO_ENDS}")
+    return [f"model.{name}" for name in ends.before], [f"model.{name}" for name in ends.after]

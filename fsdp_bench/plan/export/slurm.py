@@ -6,9 +6,7 @@ from collections.abc import Sequence
 
 from fsdp_bench.plan.export import accelerate, huggingface, pytorch, torchtitan
 from fsdp_bench.plan.export.chosen import Chosen
-from fsdp_bench.plan.export.files import File
-from fsdp_bench.plan.export.header import header
-from fsdp_bench.plan.export.launch import SEGMENTS
+from fsdp_bench.plan.export.files import SEGMENTS, File, header
 
 KIND = "slurm"
 NAME = "train.sbatch"

@@ -12,14 +12,11 @@ from typing import Any
 import msgspec
 
 from fsdp_bench.plan.export.chosen import Chosen
-from fsdp_bench.plan.export.files import File
-from fsdp_bench.plan.export.header import header
-from fsdp_bench.plan.export.launch import environment, torchrun
-from fsdp_bench.plan.export.pieces import refusal
+from fsdp_bench.plan.export.files import File, environment, text_of, torchrun
+from fsdp_bench.plan.export.pieces import of_fully_shard_alone, refusal
 from fsdp_bench.spec.checkpointing_policy import EVERY_SECOND_PRODUCT
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.setup import (
-    BackwardPrefetch,
     Checkpointing,
     Loss,
     Offload,
@@ -42,6 +39,7 @@ _IMPLEMENTATIONS = {
     OptimizerKind.ADAMW_FUSED: "fused",
     OptimizerKind.ADAMW_FOR_LOOP: "for-loop",
 }
+_POLICIES = {Checkpointing.NONE: "", Checkpointing.FULL: "FullAC", Checkpointing.SELECTIVE: "SelectiveAC"}
 _DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
 
 
@@ -59,7 +57,7 @@ def config(chosen: Chosen, notes: tuple[str, ...]) -> list[File]:
     if chosen.setup.checkpointing is Checkpointing.FULL:
         own.append("torchtitan recomputes a block to its end (early_stop=False); predicted is torch's early stop")
     notes = (*notes, *changes, *own, *environment(chosen))
-    text = header(f"Config of torchtitan {VERSION}", chosen, notes) + _text(chosen)
+    text = _text(chosen, notes)
     start = torchrun(chosen, "-m torchtitan.train --module torchtitan_config --config chosen_setting")
     return [File(KIND, NAME, text, start, notes)]
 
@@ -105,14 +103,7 @@ def _why_not_step(setup: TrainSetup) -> str | None:
 def _why_not_units(setup: TrainSetup) -> str | None:
     if setup.wrap not in (Wrap.BLOCK, Wrap.BLOCK_AND_ENDS):
         return f"torchtitan does not make the units of --wrap {setup.wrap.value}; use block-and-ends"
-    without = {
-        "reshard_after_forward over fewer ranks": setup.reshard_after_forward is not None,
-        "reshard_last_block = false": not setup.reshard_last_block,
-        "fp32_head": setup.fp32_head,
-        "forward_prefetch": setup.forward_prefetch,
-        "backward_prefetch none": setup.backward_prefetch is BackwardPrefetch.NONE,
-    }
-    found = next((name for name, is_asked in without.items() if is_asked), None)
+    found = of_fully_shard_alone(setup)
     return None if found is None else f"torchtitan {VERSION} has no {found}"
 
 
@@ -137,98 +128,21 @@ def _as_torchtitan_trains(chosen: Chosen) -> tuple[Chosen, tuple[str, ...]]:
     )
 
 
-def _text(chosen: Chosen) -> str:
+def _text(chosen: Chosen, notes: tuple[str, ...]) -> str:
     setup, fields = chosen.setup, chosen.full_config
     module, model, rope = _FAMILIES[str(chosen.config["model_type"])]
-    checkpointing = {Checkpointing.NONE: "", Checkpointing.FULL: "FullAC", Checkpointing.SELECTIVE: "SelectiveAC"}
-    policy = checkpointing[setup.checkpointing]
-    shard = setup.shard_group_size
-    components = [*(["model"] if setup.compile else []), *(["loss"] if setup.loss is Loss.COMPILED else [])]
-    ac_import = f"from torchtitan.distributed.activation_checkpoint import {policy}\n" if policy else ""
-    return f'''from torchtitan.components.loss import CrossEntropyLoss
-from torchtitan.components.optimizer import default_adamw
-from torchtitan.config import CompileConfig, ParallelismConfig, TrainingConfig
-{ac_import}from torchtitan.hf_datasets.text_datasets import HuggingFaceTextDataLoader
-from torchtitan.models import {module}
-from torchtitan.models.common import {rope}, Embedding, Linear, RMSNorm
-from torchtitan.trainer import Trainer
-
-DIM, LAYERS, HEADS, KV_HEADS = {_sizes(fields)}
-HEAD_DIM = {fields["head_dim"]}
-HIDDEN_DIM = {fields["intermediate_size"]}
-VOCABULARY = {chosen.vocab_size}
-LENGTH = {setup.sequence_length}
-
-
-def model_spec():
-    """Return the model: torchtitan's modules in the sizes of the config.json."""
-    spec = {module}.model_registry("debugmodel")
-    rope = {rope}.Config(dim=HEAD_DIM, max_seq_len=LENGTH, theta={_theta(fields)})
-    spec.model = {module}.{model}.Config(
-        dim=DIM,
-        vocab_size=VOCABULARY,
-        tok_embeddings=Embedding.Config(
-            num_embeddings=VOCABULARY, embedding_dim=DIM, param_init={module}._EMBEDDING_INIT
-        ),
-        norm=RMSNorm.Config(normalized_shape=DIM, param_init={module}._NORM_INIT),
-        lm_head=Linear.Config(in_features=DIM, out_features=VOCABULARY, param_init={module}._LINEAR_INIT),
-        layers={module}._build_{module}_layers(
-            n_layers=LAYERS,
-            dim=DIM,
-            n_heads=HEADS,
-            n_kv_heads=KV_HEADS,
-            {"head_dim=HEAD_DIM," if module == "qwen3" else "# the width of a head is DIM // HEADS"}
-            hidden_dim=HIDDEN_DIM,
-            rope=rope,
-            attn_backend="flex",
-        ),
-    )
-    return spec
-
-
-def chosen_setting() -> Trainer.Config:
-    """Return the setting: ``--module torchtitan_config --config chosen_setting``."""
-    return Trainer.Config(
-        model_spec=model_spec(),
-        hf_assets_path="./assets",  # put the folder of your tokenizer here
-        dataloader=HuggingFaceTextDataLoader.Config(dataset="c4"),  # put your data here
-        loss=CrossEntropyLoss.Config(global_vocab_size=VOCABULARY),
-        optimizer=optimizer(),
-        training=TrainingConfig(
-            local_batch_size={setup.micro_batch_size},
-            global_batch_size={setup.micro_batch_size * setup.gradient_accumulation_steps * setup.world_size},
-            seq_len=LENGTH,
-            max_norm={setup.max_grad_norm!r},
-            dtype="{_DTYPES[setup.precision.store]}",
-            mixed_precision_param="{_DTYPES[setup.precision.compute]}",
-            mixed_precision_reduce="float32",
-            enable_cpu_offload={setup.offload is Offload.PARAMS},
-            disable_cuda_graphs=True,  # graphs keep memory of their own, which is not predicted
-        ),
-        parallelism=ParallelismConfig(
-            data_parallel_replicate_degree={setup.world_size // shard},
-            data_parallel_shard_degree={shard},
-            fsdp_reshard_after_forward="{"default" if setup.strategy.reshards_after_forward else "never"}",
-        ),
-        activation_checkpoint={f"{policy}.Config()" if policy else "None"},
-        compile=CompileConfig(enable={bool(components)}, components={components!r}),
-    )
-
-
-def optimizer():
-    """Return AdamW, implemented as predicted."""
-    config = default_adamw(lr={setup.learning_rate!r})
-    config.implementation = "{_IMPLEMENTATIONS[setup.optimizer]}"
-    return config
-'''
-
-
-def _sizes(fields: Any) -> str:
     names = ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
-    return ", ".join(str(int(fields[name])) for name in names)
-
-
-def _theta(fields: Any) -> float:
-    """Return the base of the rotary positions, where the config names one."""
-    named = (fields.get("rope_parameters") or {}).get("rope_theta") or fields.get("rope_theta")
-    return float(named or 10000.0)
+    theta = (fields.get("rope_parameters") or {}).get("rope_theta") or fields.get("rope_theta") or 10000.0
+    facts = {
+        "module": module,
+        "model": model,
+        "rope": rope,
+        "fields": fields,
+        "sizes": [int(fields[name]) for name in names],
+        "theta": float(theta),
+        "policy": _POLICIES[setup.checkpointing],
+        "components": [*(["model"] if setup.compile else []), *(["loss"] if setup.loss is Loss.COMPILED else [])],
+        "dtypes": _DTYPES,
+        "implementation": _IMPLEMENTATIONS[setup.optimizer],
+    }
+    return text_of(NAME, f"Config of torchtitan {VERSION}", chosen, notes, has_imports=True, **facts)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fsdp_bench.plan.gpu_memory_option import with_cuda
+from fsdp_bench.plan.headroom import with_cuda
 from fsdp_bench.plan.ranges import Range, range_of
 from fsdp_bench.plan.rehearsed_time.events import Replayable, events_of
 from fsdp_bench.plan.rehearsed_time.flops import StepFlops, flops_of, tokens_of

@@ -14,7 +14,7 @@ from fsdp_bench.simulate.recorded.model import RecordedTransformer
 from fsdp_bench.simulate.repeat import FEW_BLOCKS
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.recording.model import Model, RecordedModel
-from fsdp_bench.spec.recording.request import length_not_recorded
+from fsdp_bench.spec.recording.recorded import length_not_recorded
 from fsdp_bench.spec.recording.variants import VariantKind, kind_of
 from fsdp_bench.spec.setup import Loss, Reentrant, TrainSetup
 

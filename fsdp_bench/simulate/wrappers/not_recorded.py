@@ -14,8 +14,7 @@ from fsdp_bench.spec.impossible import ADAPTERS_ARE_FSDP1, NO_ADAPTERS, PREFETCH
 from fsdp_bench.spec.lora import DTYPES_MIXED, GRADIENTS_MIXED, PACKED_IN_BF16
 from fsdp_bench.spec.recording.model import Model, RecordedModel
 from fsdp_bench.spec.recording.own_loss import why_not_replaced
-from fsdp_bench.spec.recording.recorded import NO_ENDS, RecordedCode
-from fsdp_bench.spec.recording.request import length_not_recorded
+from fsdp_bench.spec.recording.recorded import NO_ENDS, RecordedCode, length_not_recorded
 from fsdp_bench.spec.recording.variants import VariantKind, casts_inputs, kind_of
 from fsdp_bench.spec.setup import Api, Checkpointing, Precision, Reentrant, TrainSetup, Wrap
 

@@ -9,5 +9,4 @@ Read in this order:
     own_loss.py   the loss that a recorded model computes itself, and the step without it
     model.py      RecordedModel: a recorded code with the sizes and the number of blocks of one model; its FLOPs
     compiled.py   CompiledCode: what compiled blocks allocate and free
-    request.py    what the recording subprocess is asked for, and its answer
 """

@@ -64,6 +64,17 @@ def find_ends(modules: Iterable[OwnParameters], block_lists: Collection[str]) ->
 
 
 FORMAT_VERSION = 2
+MULTIPLE = 32
+"""Recordings hold for sequence lengths that are multiples of this: attention with a mask rounds lengths up to it."""
+
+
+def length_not_recorded(name: str, length: int, multiple: int = MULTIPLE) -> str | None:
+    """Return why a model's code is not recorded for a sequence length, with the nearest that are; None if it is."""
+    below = length - length % multiple
+    if below == length:
+        return None
+    near = f"{below} or {below + multiple}" if below else str(multiple)
+    return f"seq: {length} is not allowed for {name}; its code is recorded for multiples of {multiple} tokens: {near}"
 
 
 class RecordedParameter(msgspec.Struct, array_like=True, frozen=True, gc=False):

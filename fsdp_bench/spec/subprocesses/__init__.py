@@ -8,5 +8,5 @@ Read in this order:
     rehearsal.py  a GPU and one rank of a command; what its script did
     issued.py     what a rehearsed script issued in one step
     own_python.py  the command that starts one
-    description.py  a model's code; what it builds
+    model_code.py  a model's code; what it builds, and its recording
 """

@@ -150,11 +150,16 @@ class DryRunResult(msgspec.Struct, frozen=True, kw_only=True):
     """The SIZES with which the function of a user's own module was called."""
 
 
-class DryRunAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer to one spec, which the subprocess prints: a result, or an error."""
+class Answer(msgspec.Struct, frozen=True, kw_only=True):
+    """What a subprocess prints: what was asked for, or an error."""
 
-    result: DryRunResult | None = None
     error: str | None = None
     """The error in one line."""
     users_mistake: bool = True
     """Whether the user can correct the error."""
+
+
+class DryRunAnswer(Answer, frozen=True, kw_only=True):
+    """The answer to one spec."""
+
+    result: DryRunResult | None = None

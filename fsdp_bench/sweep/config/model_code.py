@@ -20,8 +20,8 @@ from fsdp_bench.spec.codec import read_document, to_builtins, write_atomically
 from fsdp_bench.spec.errors import MachineError, SpecError, install_hint, shown
 from fsdp_bench.spec.lora import QUANTIZED, LoRA, parse_lora
 from fsdp_bench.spec.model_code import ModelCode
-from fsdp_bench.spec.subprocesses.description import Description, DescriptionAnswer, DescriptionSpec
 from fsdp_bench.spec.subprocesses.dry_run import UserModule
+from fsdp_bench.spec.subprocesses.model_code import Description, DescriptionAnswer, DescriptionSpec
 from fsdp_bench.spec.subprocesses.own_python import NoAnswer, ask
 from fsdp_bench.sweep.config.reading import check_keys, convert
 from fsdp_bench.sweep.machine import package_version, torch_version

@@ -8,8 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
-from fsdp_bench.spec.checked import Checked
-from fsdp_bench.spec.codec import from_text
+from fsdp_bench.spec.checked import Checked, build
 from fsdp_bench.spec.errors import SpecError, SweepFileError, nearest, shown
 from fsdp_bench.spec.setup import FIELDS
 
@@ -38,7 +37,7 @@ def convert(fields: dict[str, Any], kind: type[T], place: str) -> T:
         SpecError: naming the place in the file, the field, the value and what is allowed.
     """
     try:
-        return from_text(fields, kind)
+        return build(kind, fields)
     except SpecError as error:
         raise SpecError(f"{place} {error}".strip()) from None
 

@@ -8,7 +8,8 @@ from typing import Any
 
 import msgspec
 
-from fsdp_bench.spec.codec import from_text, to_builtins
+from fsdp_bench.spec.checked import build
+from fsdp_bench.spec.codec import to_builtins
 from fsdp_bench.spec.errors import SpecError, nearest, shown
 from fsdp_bench.spec.model import ModelShape
 from fsdp_bench.spec.model_code import TrainedModel
@@ -143,4 +144,4 @@ def _canonical(field: str, wanted: str) -> str:
     """Return the value as TrainSetup stores it, so that aliases match too."""
     if field not in SETUP or not SETUP[field].has_words:
         return wanted
-    return str(to_builtins(getattr(from_text({field: wanted}, TrainSetup), field)))
+    return str(to_builtins(getattr(build(TrainSetup, {field: wanted}), field)))

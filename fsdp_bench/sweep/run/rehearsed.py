@@ -14,7 +14,7 @@ import msgspec
 
 from fsdp_bench.catalog import loader
 from fsdp_bench.plan.defaults import USUAL_GPUS_PER_NODE
-from fsdp_bench.plan.gpu_memory_option import sized, stated_headroom
+from fsdp_bench.plan.headroom import sized, stated_headroom
 from fsdp_bench.plan.rehearsal import headroom_of_script
 from fsdp_bench.spec.codec import to_json
 from fsdp_bench.spec.errors import MachineError, SpecError

@@ -17,8 +17,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from fsdp_bench.spec.codec import from_json
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.setup import TrainSetup
-from fsdp_bench.spec.subprocesses.description import Description, DescriptionAnswer, DescriptionSpec
 from fsdp_bench.spec.subprocesses.dry_run import UserModule
+from fsdp_bench.spec.subprocesses.model_code import Description, DescriptionAnswer, DescriptionSpec
 from fsdp_bench.train.models.huggingface import batch_of, build, learned_positions
 from fsdp_bench.train.models.lora import adapted, stored_apart
 from fsdp_bench.train.models.model_code import block_of

@@ -13,7 +13,7 @@ from collections.abc import Callable
 import msgspec
 
 from fsdp_bench.spec.codec import from_json
-from fsdp_bench.spec.recording.request import RecordingAnswer, RecordingSpec
+from fsdp_bench.spec.subprocesses.model_code import RecordingAnswer, RecordingSpec
 from fsdp_bench.train.models.huggingface import unpacked_sequences
 from fsdp_bench.train.models.quantized import as_on_cuda
 from fsdp_bench.train.processes.child import answered, answers_only

@@ -14,8 +14,15 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.recording.config import Architecture
-from fsdp_bench.spec.recording.recorded import Input, ModuleRecord, Origin, RecordedCode, RecordedParameter, Variant
-from fsdp_bench.spec.recording.request import MULTIPLE
+from fsdp_bench.spec.recording.recorded import (
+    MULTIPLE,
+    Input,
+    ModuleRecord,
+    Origin,
+    RecordedCode,
+    RecordedParameter,
+    Variant,
+)
 from fsdp_bench.spec.recording.variants import KINDS, VariantKind, offloaded, with_frozen
 from fsdp_bench.train.dry_run.fake_world import fake_device
 from fsdp_bench.train.models.dtypes import DTYPES

@@ -12,8 +12,7 @@ from torch import nn
 
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.lora import LoRA
-from fsdp_bench.spec.recording.recorded import Origin
-from fsdp_bench.spec.recording.request import MULTIPLE
+from fsdp_bench.spec.recording.recorded import MULTIPLE, Origin
 from fsdp_bench.spec.setup import TrainSetup
 from fsdp_bench.spec.subprocesses.dry_run import SIZES, UserModule
 from fsdp_bench.train.models.huggingface import (

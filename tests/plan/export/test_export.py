@@ -91,7 +91,7 @@ _OTHER_VALUES = {
     "wrap": "block-and-ends",
     "min_num_params": 50_000,
 }
-"""Of the other fields another value follows from their type."""
+"""Another value of the other fields follows from their type."""
 
 
 def _another_value(one: Field) -> Any:

@@ -13,9 +13,9 @@ from fsdp_bench.simulate.candidate_ranks import candidate_ranks
 from fsdp_bench.simulate.wrappers.impossible import why_impossible
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.recording.model import RecordedModel
-from fsdp_bench.spec.recording.request import RecordingSpec
 from fsdp_bench.spec.setup import TrainSetup
 from fsdp_bench.spec.subprocesses.dry_run import DryRunSpec
+from fsdp_bench.spec.subprocesses.model_code import RecordingSpec
 from fsdp_bench.train.recording.subjects import of_module
 from tests.simulate.comparing import OBSERVED, assert_recorded_equals_dry_runs
 from tests.simulate.recorded.recording import record_here

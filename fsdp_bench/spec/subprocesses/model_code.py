@@ -1,0 +1,82 @@
+"""Input and output of the subprocesses that build a model's code: to say what it builds, and to record it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from fsdp_bench.spec.checked import Checked
+from fsdp_bench.spec.errors import SpecError
+from fsdp_bench.spec.lora import LoRA
+from fsdp_bench.spec.recording.recorded import RecordedCode
+from fsdp_bench.spec.subprocesses.dry_run import Answer, UserModule
+
+
+class CodeToBuild(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A model's code: that of a config.json, or a user's function.
+
+    Raises:
+        SpecError: for none of them, for both, and for adapters in a user's function.
+    """
+
+    config: dict[str, Any] | None = None
+    """A config.json of Hugging Face's."""
+    module: UserModule | None = None
+    lora: LoRA | None = None
+    """PEFT's adapters, which are put into the Hugging Face model."""
+
+    def _check(self) -> None:
+        if (self.config is None) == (self.module is None):
+            raise SpecError("a model's code is that of a config.json or of a user's module, and not both")
+        if self.lora is not None and self.config is None:
+            raise SpecError("lora: goes with a config.json; a user's function puts in its adapters itself")
+
+
+class DescriptionSpec(CodeToBuild, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The code to describe."""
+
+
+class Description(msgspec.Struct, frozen=True, kw_only=True):
+    """What the code builds: fields of ModelCode."""
+
+    architecture: str
+    num_parameters: int
+    num_hidden_layers: int | None
+    hidden_size: int | None
+    vocab_size: int | None
+    max_position_embeddings: int | None
+    has_tokens: bool
+    arguments: tuple[str, ...] = ()
+    versions: dict[str, str] = {}
+
+
+class DescriptionAnswer(Answer, frozen=True, kw_only=True):
+    """A description, or an error."""
+
+    description: Description | None = None
+
+
+class RecordingSpec(CodeToBuild, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The code to record."""
+
+    sequence_length: int = 4096
+    """Says on which side of a sliding window the sequences are that the recording is for."""
+    fixed_length: bool = False
+    """Whether to record for ``sequence_length`` alone: for code that loops over the sequence."""
+    activation_offload: bool = False
+    """Whether to record, too, what runs under activation offload, which takes as long again."""
+    before_sm80: bool = False
+    """Whether to record what runs on GPUs of compute capability 7.0 and 7.5 (Gpu.is_before_sm80)."""
+
+    @property
+    def only_length(self) -> int | None:
+        """The one sequence length that the recording is for; None if it is for several."""
+        return self.sequence_length if self.fixed_length else None
+
+
+class RecordingAnswer(Answer, frozen=True, kw_only=True):
+    """A recording, or an error."""
+
+    recorded: RecordedCode | None = None
+    seconds: float = 0.0
