@@ -12,7 +12,8 @@ from fsdp_bench.catalog.loader import BUILT_IN
 from fsdp_bench.catalog.lookup import model
 from fsdp_bench.plan.purchase.document import document
 from fsdp_bench.plan.purchase.goal import Goal
-from fsdp_bench.plan.purchase.planner import Kind, plan
+from fsdp_bench.plan.purchase.planner import plan
+from fsdp_bench.plan.purchase.searched import ServerType
 from fsdp_bench.spec.codec import to_json
 from fsdp_bench.spec.setup import Api, Precision, ShardingStrategy
 
@@ -35,7 +36,7 @@ def plan_text() -> str:
     kinds = []
     for name in ("p4d.24xlarge", "p3dn.24xlarge"):
         server = BUILT_IN.server(name)
-        kinds.append(Kind(server, BUILT_IN.gpu(server.gpu), BUILT_IN.price(server), server.gpus_per_node))
+        kinds.append(ServerType(server, BUILT_IN.gpu(server.gpu), BUILT_IN.price(server), server.gpus_per_node))
     goal = Goal(model=model("1B", 2048), fixed=FIXED, tokens=10**10)
     return to_json(document(plan(goal, kinds, (1, 2, 4)))).decode()
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 
 from fsdp_bench.report.charts.description import Plot
-from fsdp_bench.report.charts.trials.trial_facts import conditions
+from fsdp_bench.report.charts.trial_facts import conditions
 from fsdp_bench.report.html.blocks import Block, Facts, Page, Section, Text
 from fsdp_bench.report.html.measured.errors import error_section
 from fsdp_bench.report.html.measured.frontier import frontier_blocks
