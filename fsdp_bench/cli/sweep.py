@@ -12,7 +12,7 @@ from fsdp_bench.cli.common.cluster import interrupted, node_options, on_nodes
 from fsdp_bench.cli.common.interrupts import prints_if_it_can
 from fsdp_bench.cli.common.lists import Count
 from fsdp_bench.cli.common.sweeping import introduce, progress_bar, say
-from fsdp_bench.report.charts.trials.measured import ChartsMeanwhile
+from fsdp_bench.report.charts.trial_bars import ChartsMeanwhile
 from fsdp_bench.report.measured.frontier_text import print_frontier
 from fsdp_bench.report.measured.progress_text import ending, needing_gpu_line, search_result, search_status
 from fsdp_bench.report.measured.tables import print_table
@@ -184,7 +184,7 @@ def _list(session: TrialSession) -> int:
 
 
 def _draw(results: SweepResults) -> None:
-    from fsdp_bench.report.charts.trials.measured import draw_all
+    from fsdp_bench.report.charts.trial_bars import draw_all
 
     for path in draw_all(list(results.all_records), results.folder, results.machine):
         print_line(f"chart: {path}")

@@ -18,9 +18,7 @@ from fsdp_bench.spec.hardware import Hardware
 from fsdp_bench.spec.profile import Profile
 from fsdp_bench.spec.rank_report import Outcome
 from fsdp_bench.spec.record import TrialRecord
-from fsdp_bench.validate.calibration_match import calibration_mismatch
-from fsdp_bench.validate.label import cell_label
-from fsdp_bench.validate.predictable import predictable_model
+from fsdp_bench.validate.predictable import cell_label, predictable_model
 
 EXPOSED_WITHIN, OF_THE_STEP = 0.20, 0.05
 """Predicted exposed communication is near if the error is at most one of these fractions: of the measured exposed
@@ -55,6 +53,16 @@ class TimeComparison(msgspec.Struct, frozen=True, kw_only=True):
     def sharding(self) -> tuple[str, int | None]:
         """The strategy; of a hybrid one with the size of its shard groups."""
         return self.strategy, self.shard_group_size
+
+    @property
+    def fastest(self) -> float:
+        """The fastest measured step of a compared trial, in seconds."""
+        return self.fastest_seconds or 0.0
+
+    @property
+    def slowest(self) -> float:
+        """The slowest measured step of a compared trial, in seconds."""
+        return self.slowest_seconds or 0.0
 
     @property
     def error(self) -> float | None:
@@ -133,7 +141,6 @@ def compare_time(record: TrialRecord, profile: Profile | None) -> TimeComparison
 
 
 def _why_not(record: TrialRecord, profile: Profile | None) -> str | None:
-    """Return why a trial's time is not compared; None if it is."""
     if record.source == "rehearsed":
         return "rehearsed, which takes no time"
     if record.outcome is not Outcome.OK or record.step_seconds is None:
@@ -205,14 +212,8 @@ def _known(values: Iterable[float | None]) -> list[float]:
 
 
 def _order(pairs: Iterable[tuple[TimeComparison, TimeComparison]]) -> SpeedOrder:
-    """Count pairs of a faster and a slower trial."""
-    right = [_seconds(faster) < _seconds(slower) for faster, slower in pairs]
+    right = [(faster.predicted_seconds or 0.0) < (slower.predicted_seconds or 0.0) for faster, slower in pairs]
     return SpeedOrder(num_pairs=len(right), num_in_order=sum(right))
-
-
-def _seconds(one: TimeComparison) -> float:
-    assert one.predicted_seconds is not None
-    return one.predicted_seconds
 
 
 def _distinct_pairs(comparisons: Sequence[TimeComparison]) -> Iterable[tuple[TimeComparison, TimeComparison]]:
@@ -227,22 +228,28 @@ def _distinct_pairs(comparisons: Sequence[TimeComparison]) -> Iterable[tuple[Tim
             family[name] = _joined(family[name], one) if name in family else one
     for family in families.values():
         for one, other in combinations(family.values(), 2):
-            if _slowest(one) < _fastest(other):
+            if one.slowest < other.fastest:
                 yield one, other
-            elif _slowest(other) < _fastest(one):
+            elif other.slowest < one.fastest:
                 yield other, one
 
 
 def _joined(one: TimeComparison, again: TimeComparison) -> TimeComparison:
-    fastest, slowest = min(_fastest(one), _fastest(again)), max(_slowest(one), _slowest(again))
+    fastest, slowest = min(one.fastest, again.fastest), max(one.slowest, again.slowest)
     return msgspec.structs.replace(one, fastest_seconds=fastest, slowest_seconds=slowest)
 
 
-def _fastest(one: TimeComparison) -> float:
-    assert one.fastest_seconds is not None
-    return one.fastest_seconds
+def calibration_mismatch(profile: Profile, record: TrialRecord) -> str | None:
+    """Return why a calibration does not apply to a trial; None if it does.
 
-
-def _slowest(one: TimeComparison) -> float:
-    assert one.slowest_seconds is not None
-    return one.slowest_seconds
+    GPUs must have the same name. CPU names are not compared, because records contain only the CPU's architecture.
+    """
+    if profile.device != record.hardware:
+        return f"the calibration is of {profile.machine}"
+    gpus = {rank.device_name for rank in record.ranks}
+    if profile.device == "cuda" and gpus != {profile.device_name}:
+        return f"the calibration is of {profile.device_name}, the trial ran on {', '.join(sorted(gpus)) or 'no GPU'}"
+    if record.emulated_on == "cpu" and profile.for_ranks(1).num_ranks != 1:
+        alone = "the trial ran one process on all cores, and the calibration's ranks shared them"
+        return f"{alone}; fsdp-bench calibrate --ranks 1 measures one"
+    return None

@@ -1,4 +1,4 @@
-"""On which nodes a sweep runs: this one, those of a Slurm job, or those on which the same command was started."""
+"""Chooses the nodes of a sweep: this one, those of a Slurm job, or those on which the same command was started."""
 
 from __future__ import annotations
 
@@ -62,7 +62,6 @@ def choose_nodes(
 
 
 def _is_here(endpoint: str) -> bool:
-    """Return whether an endpoint names this node."""
     host, colon, port = endpoint.rpartition(":")
     if not colon or not host or not (port.isascii() and port.isdecimal()) or not 0 < int(port) < 1 << 16:
         raise SpecError(

@@ -57,7 +57,6 @@ class SlurmJob:
         return tuple(node for node, answers_ in zip(self.nodes, answers, strict=True) if not answers_)
 
     def _starts(self, nodes: Sequence[str]) -> bool:
-        """Return whether a process can be started on all of these nodes."""
         command, variables = [*srun(nodes), "true"], srun_environment(os.environ)
         try:
             done = subprocess.run(
@@ -119,7 +118,7 @@ class JobState(msgspec.Struct, frozen=True, kw_only=True):
     """Why it waits: Resources, Priority; the text ``None`` if it runs."""
     nodes: str
     seconds_left: float | None
-    """Until its time limit. None if it has none."""
+    """The seconds until its time limit. None if it has none."""
     restarts: int
     """The number of times that it was put back into the queue."""
 

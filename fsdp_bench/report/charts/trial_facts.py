@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Hashable
 from enum import StrEnum
 
-from fsdp_bench.report.charts.trials.bars import device_name, ended
+from fsdp_bench.report.text.setups import FIELDS as COLUMNS
 from fsdp_bench.spec.model_code import TrainedModel
 from fsdp_bench.spec.rank_report import Outcome
 from fsdp_bench.spec.record import TrialRecord
@@ -22,6 +22,20 @@ ORDER = (
     ShardingStrategy.NO_SHARD,
 )
 
+NESTING = tuple(reversed(COLUMNS))
+"""Fields that may vary within a strategy, the outermost level of labels first: the last columns of a table, which are
+seldom changed, are the outermost levels."""
+
+SKIPPED = "skipped"
+_OUTCOME_LABELS = {
+    Outcome.OOM_GPU: "OOM",
+    Outcome.OOM_HOST: "OOM (host)",
+    Outcome.TIMEOUT: "timeout",
+    Outcome.CRASHED: "crashed",
+    Outcome.INTERRUPTED: "interrupted",
+    Outcome.SKIPPED: SKIPPED,
+}
+
 Facts = dict[str, Hashable]
 """A trial's model and setup by field name, without the strategy, by which the bars are grouped."""
 
@@ -32,8 +46,6 @@ _NAMES = {
     "sequence_length": "sequence length",
     "shard_size": "shard group size",
 }
-_PLAIN = ("model", "precision", "api")
-"""Fields whose values are printed in a title without the field's name."""
 
 
 def facts(record: TrialRecord) -> Facts:
@@ -60,7 +72,8 @@ def phrase(field: str, *values: Hashable) -> str:
     text = " / ".join(value_label(field, value) for value in values)
     if field == "world_size":
         return f"{text} rank" if values == (1,) else f"{text} ranks"
-    return text if field in _PLAIN or field == "strategy" else f"{field_title(field)} {text}"
+    is_plain = field in ("model", "strategy") or FIELDS[field].is_plain
+    return text if is_plain else f"{field_title(field)} {text}"
 
 
 def field_title(field: str) -> str:
@@ -149,3 +162,19 @@ def notes_of(records: list[TrialRecord]) -> tuple[str, ...]:
     lines = [f"{count} {outcome}: {reason}" for (outcome, reason), count in reasons.items()]
     suspects = Counter(suspicion for record in records for suspicion in record.suspect)
     return tuple(lines + [f"{count} suspect: {suspicion}" for suspicion, count in suspects.items()])
+
+
+def device_name(record: TrialRecord) -> str | None:
+    """Return torch's name of the ranks' device; None if no rank got far enough to report it."""
+    return next((rank.device_name for rank in record.ranks if rank.device_name != "unknown"), None)
+
+
+def ended(record: TrialRecord) -> str:
+    """Return a short label for the outcome of a trial that did not end ok."""
+    budget = record.outcome.is_oom and "budget" in limits_exceeded(record)
+    return "OOM (budget)" if budget else _OUTCOME_LABELS[record.outcome]
+
+
+def limits_exceeded(record: TrialRecord) -> set[str]:
+    """Return which memory ran out according to the ranks: device, budget or host."""
+    return {r.failure.limit for r in record.ranks if r.failure and r.failure.limit and r.outcome.is_oom}
