@@ -65,7 +65,7 @@ def test_importing_the_package_loads_nothing() -> None:
         "print(sorted(name for name in set(sys.modules) - before if name.split('.')[0] not in sys.stdlib_module_names))"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "['fsdp_bench']"
+    assert done.stdout.strip() == "['fsdp_bench', 'fsdp_bench.version']"
 
 
 def test_sweep_can_be_called_whatever_was_imported_before() -> None:

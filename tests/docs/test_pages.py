@@ -153,11 +153,20 @@ def test_dots_stand_for_any_text(expected: str, output: str, same: bool) -> None
         ("took ... s\nb\n", "c\ntook 2 s\nd\n", "c\ntook ... s\nd\n"),
         ("", "a\n", "a\n"),
         ("a\n\n...\n", "A\nb\n\nC\n\nD\n", "A\nb\n\n...\n"),
+        ("a\n...\nc\nd\n...\nf\n", "A\nb\nc\nD\ne\nF\n", "A\n...\nc\nD\n...\nF\n"),
+        ("a\n...\nc\n...\n", "A\nb\n", "A\n...\n"),
         ("a\n...\n\nd\n", "A\nb\n\nD\ne\n", "A\n...\n\nD\ne\n"),
     ],
 )
 def test_an_updated_output_is_shortened_where_the_old_one_was(expected: str, output: str, written: str) -> None:
     assert shortened_as(expected, output) == written
+
+
+def test_a_table_beside_a_page_is_what_its_command_prints(tmp_path: Path) -> None:
+    page = "```console\n$ fsdp-bench servers > rehearsed.txt\n```\n"
+    (failure,) = run_page(page, "docs/validation/rehearsed.md", tmp_path).failures
+    assert "prints something else than" in failure
+    assert "p5.48xlarge" in (tmp_path / "rehearsed.txt").read_text()
 
 
 def test_files_and_names_in_architecture_md_exist() -> None:
