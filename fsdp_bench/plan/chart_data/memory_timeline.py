@@ -81,8 +81,8 @@ class MemoryTimeline:
 
 def memory_timeline(question: Question) -> MemoryTimeline:
     """Simulate a step with every block, and return its live memory."""
-    asked = question.model, question.setup, question.kernel_set
-    return rank_timeline(*asked, worst_rank(*asked)[0].rank)
+    steps = question.simulated
+    return rank_timeline(steps.model, steps.setup, steps.kernels, worst_rank(steps.for_memory)[0].rank)
 
 
 def rank_timeline(model: Model, setup: TrainSetup, kernels: Kernels, rank: int) -> MemoryTimeline:

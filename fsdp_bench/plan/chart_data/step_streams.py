@@ -45,9 +45,7 @@ def step_streams(questions: Sequence[Question]) -> list[StepStreams]:
     Raises:
         SpecError: if a setup's step time is not known.
     """
-    found = [
-        StepStreams(q, speed(q.model, q.setup, q.hardware, q.kernels, q.profile, with_spans=True)) for q in questions
-    ]
+    found = [StepStreams(q, speed(q.simulated, q.hardware, q.profile, with_spans=True)) for q in questions]
     unknown = next((one.speed.time for one in found if one.speed.time.step_seconds is None), None)
     if unknown is not None:
         raise SpecError(f"step-chart: the step's time is unknown: {', '.join(unknown.unknown)}")

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from fsdp_bench.plan.estimate import predict_memory
 from fsdp_bench.simulate.operators.kernels import CUDA
 from fsdp_bench.spec.impossible import impossible
 from fsdp_bench.spec.setup import TrainSetup
+from tests.predicted import memory_of
 from tests.simulate.test_step import shape
 
 IN_BACKWARD: dict[str, Any] = {
@@ -28,7 +28,7 @@ def test_no_gradient_is_left_when_backward_ends(api: str) -> None:
     inside = TrainSetup(
         api=api, strategy="zero2", world_size=2, optimizer="sgd", sequence_length=8, **{"optimizer_in_backward": True}
     )
-    peaks = [predict_memory(model, setup, CUDA).phases["optimizer"] for setup in (after, inside)]
+    peaks = [memory_of(model, setup, CUDA).phases["optimizer"] for setup in (after, inside)]
     assert peaks[0] - peaks[1] >= model.num_parameters // 2 * 4
 
 

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from fsdp_bench.plan.estimate import predict_memory
 from fsdp_bench.simulate.operators.kernels import CUDA
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.impossible import impossible
 from fsdp_bench.spec.setup import TrainSetup
 from fsdp_bench.spec.subprocesses.dry_run import DryRunSpec
 from fsdp_bench.sweep.dry_run import dry_runs
+from tests.predicted import memory_of
 from tests.simulate.test_step import shape
 
 UNSHARDED: dict[str, Any] = {
@@ -30,7 +30,7 @@ UNSHARDED: dict[str, Any] = {
 def test_muon_under_fully_shard_is_not_predicted_and_the_dry_run_that_is_recommended_works() -> None:
     setup = TrainSetup(api="fsdp2", world_size=4, optimizer="muon", sequence_length=8)
     with pytest.raises(SpecError, match="dry-run or rehearse it"):
-        predict_memory(shape(), setup, CUDA)
+        memory_of(shape(), setup, CUDA)
     ((_, answer),) = dry_runs([DryRunSpec(model=shape(num_hidden_layers=1), setup=setup, kernels="cuda")])
     assert answer.result is not None, answer.error
     assert answer.result.phases["optimizer"] > 0

@@ -9,6 +9,7 @@ import pytest
 from fsdp_bench.replay.host_memory import host_memory
 from fsdp_bench.simulate.operators.optimizer import Shard
 from fsdp_bench.simulate.optimizers.offloaded import is_offloaded
+from fsdp_bench.simulate.step import SimulatedSteps
 from fsdp_bench.spec.impossible import impossible
 from fsdp_bench.spec.setup import TrainSetup
 from tests.simulate.test_step import shape
@@ -31,7 +32,9 @@ def test_small_parameters_stay_with_an_optimizer_on_the_gpu() -> None:
 
 def test_host_memory_holds_copies_of_parameters_and_gradients_and_both_moments() -> None:
     model = shape(num_hidden_layers=2, hidden_size=128, num_attention_heads=4)
-    found = host_memory(model, TrainSetup(world_size=2, **FIELDS, optimizer="adamw-fused"), ranks_per_node=2)
+    found = host_memory(
+        SimulatedSteps(model, TrainSetup(world_size=2, **FIELDS, optimizer="adamw-fused")), ranks_per_node=2
+    )
     matrices = model.num_parameters - 128 * (2 * model.num_hidden_layers + 1)  # norms have fewer elements
     assert found.optimizer_state_bytes == 2 * matrices * 4
     assert found.pinned_parameters_bytes == found.pinned_gradients_bytes >= matrices * 4

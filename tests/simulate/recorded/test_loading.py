@@ -8,12 +8,12 @@ import pytest
 
 from fsdp_bench.catalog.architectures import recorded_architecture
 from fsdp_bench.catalog.lookup import model as model_named
-from fsdp_bench.plan.estimate import predict_memory
 from fsdp_bench.replay.live_memory import live_memory
 from fsdp_bench.simulate.events import Kind
 from fsdp_bench.simulate.operators.kernels import CUDA, kernels_on
 from fsdp_bench.simulate.step import steady_step
 from fsdp_bench.spec.setup import TrainSetup
+from tests.predicted import memory_of
 
 CONFIG = {
     **{"architectures": ["LlamaForCausalLM"], "model_type": "llama", "num_hidden_layers": 4, "vocab_size": 1001},
@@ -72,7 +72,7 @@ def test_each_rank_initializes_its_shards_in_place_where_a_model_is_built_on_the
 def test_without_fsdp_a_model_is_moved_to_the_gpu_parameter_by_parameter(world_size: int) -> None:
     """1,235,814,400 parameters of Llama-3.2-1B (its model card) in 2 bytes; DDP adds its bucket and what it sends."""
     setup = TrainSetup(api="fsdp2", strategy="NO_SHARD", world_size=world_size, precision="bf16-true")
-    loaded = predict_memory(model_named("Llama-3.2-1B", code="huggingface"), setup, CUDA).phases["load"]
+    loaded = memory_of(model_named("Llama-3.2-1B", code="huggingface"), setup, CUDA).phases["load"]
     whole = 2 * 1_235_814_400
     expected = whole if world_size == 1 else 2 * whole
     assert expected <= loaded < expected + 2**20

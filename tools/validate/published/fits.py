@@ -13,6 +13,8 @@ import msgspec
 from fsdp_bench.plan.estimate import Verdict, estimate
 from fsdp_bench.rates.communicators import communicators_of
 from fsdp_bench.replay.caching_allocator.replay import AllocatorReading
+from fsdp_bench.simulate.operators.kernels import kernels_on
+from fsdp_bench.simulate.step import SimulatedSteps
 from fsdp_bench.spec.errors import SpecError
 from tools.validate.published.cases import CaseInputs, PublishedCase, read_cases
 from tools.validate.published.hardware import cluster_of
@@ -70,7 +72,8 @@ def _reading(inputs: CaseInputs, plan: Plan) -> AllocatorReading:
     """Replay the allocator with the least memory of NCCL kept free; return its statistics."""
     cluster = cluster_of(inputs)
     taken = communicators_of(plan.setup, cluster).num_bytes
-    return estimate(plan.model, plan.setup, cluster, plan.kernels, headroom_bytes=taken.low if taken else 0).allocator
+    steps = SimulatedSteps(plan.model, plan.setup, kernels_on(plan.kernels, cluster.gpu))
+    return estimate(steps, cluster, headroom_bytes=taken.low if taken else 0).allocator
 
 
 def fit_of(reading: AllocatorReading) -> Verdict:
