@@ -28,22 +28,22 @@ from fsdp_bench.spec.recording.model import Model
 from fsdp_bench.spec.setup import Api, Offload, OptimizerKind, ShardingStrategy, TrainSetup
 
 
-def candidate_ranks(shape: Model, setup: TrainSetup, kernels: Kernels) -> list[int]:
+def candidate_ranks(model: Model, setup: TrainSetup, kernels: Kernels) -> list[int]:
     """Return ranks of which one has the highest peak, in ascending order; mostly rank 0 alone."""
     if setup.api is not Api.FSDP1 or setup.effective_strategy is ShardingStrategy.NO_SHARD:
         return [0]
-    return _candidate_ranks(shape, with_few_tokens(shape, setup), kernels)
+    return _candidate_ranks(model, with_few_tokens(model, setup), kernels)
 
 
 @lru_cache(maxsize=64)
-def _candidate_ranks(shape: Model, setup: TrainSetup, kernels: Kernels) -> list[int]:
-    model, layouts = _layouts(shape, setup)
+def _candidate_ranks(model: Model, setup: TrainSetup, kernels: Kernels) -> list[int]:
+    built, layouts = _layouts(model, setup)
     if not setup.use_orig_params:
         return sorted({0, *_padded_ranks(layouts, setup.shard_group_size)})
     if setup.offload is Offload.PARAMS and kernels.is_cuda:  # the optimizer's work is on the host
         return [0]
     pieces = _Pieces(layouts, setup.shard_group_size)
-    scores = [_Score(setup, kernels, model, held) for held in pieces.of_ranks(model)]
+    scores = [_Score(setup, kernels, built, held) for held in pieces.of_ranks(built)]
     wanted: tuple[Callable[[_Score], int], ...] = (
         lambda score: score.states,
         lambda score: score.states + score.temporary,
@@ -57,22 +57,22 @@ def _candidate_ranks(shape: Model, setup: TrainSetup, kernels: Kernels) -> list[
     return sorted(found)
 
 
-def _layouts(shape: Model, setup: TrainSetup) -> tuple[SimulatedModel, list[tuple[FlatLayout, list[Weight]]]]:
+def _layouts(model: Model, setup: TrainSetup) -> tuple[SimulatedModel, list[tuple[FlatLayout, list[Weight]]]]:
     """Return the model, with few of its blocks where they are alike, and each unit's flat parameter and weights."""
     operators = Operators(Tape(), CPU)
-    model = few_blocks(operators, shape, setup)
-    units = choose_units(model, setup)
-    if not blocks_are_alike(model, units, setup):
-        model = build(operators, shape, setup, shape.num_blocks)
-        units = choose_units(model, setup)
+    built = few_blocks(operators, model, setup)
+    units = choose_units(built, setup)
+    if not blocks_are_alike(built, units, setup):
+        built = build(operators, model, setup, model.num_blocks)
+        units = choose_units(built, setup)
     taken: set[int] = set()
     layouts = []
-    for unit in [*units, Unit((model,), setup.precision)]:
+    for unit in [*units, Unit((built,), setup.precision)]:
         weights = [weight for weight in unit.all_weights if id(weight) not in taken]
         taken.update(map(id, weights))
         if weights:
             layouts.append((flat_layout(weights, setup, unit.precision), weights))
-    return model, layouts
+    return built, layouts
 
 
 def _padded_ranks(layouts: Iterable[tuple[FlatLayout, list[Weight]]], group_size: int) -> Iterable[int]:

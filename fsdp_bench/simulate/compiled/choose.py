@@ -87,16 +87,16 @@ def _why_code_is_eager(model: RecordedModel) -> str | None:
     return None
 
 
-def compile_blocks(op: Operators, model: SimulatedModel, shape: Model, setup: TrainSetup) -> bool:
+def compile_blocks(op: Operators, built: SimulatedModel, model: Model, setup: TrainSetup) -> bool:
     """Put what torch.compile makes of them in the place of the blocks; return whether they are compiled."""
-    if not setup.compile or _why_blocks_are_eager(shape, setup, op.kernels) is not None:
+    if not setup.compile or _why_blocks_are_eager(model, setup, op.kernels) is not None:
         return False
-    bound = [_bound(kind, shape, setup, op.kernels) for kind in _kinds(shape, setup, op.kernels)]
-    for index, block in enumerate(model.blocks):
+    bound = [_bound(kind, model, setup, op.kernels) for kind in _kinds(model, setup, op.kernels)]
+    for index, block in enumerate(built.blocks):
         is_checkpointed = index % setup.policy.every_blocks == 0
         code = bound[0 if is_checkpointed else -1]
-        kind = CompiledRecordedBlock if isinstance(model, RecordedTransformer) else CompiledBlock
-        block.put_around(kind(op, code, _weights(model, block, code.code.inputs)))
+        kind = CompiledRecordedBlock if isinstance(built, RecordedTransformer) else CompiledBlock
+        block.put_around(kind(op, code, _weights(built, block, code.code.inputs)))
     return True
 
 

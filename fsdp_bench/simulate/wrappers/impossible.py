@@ -33,36 +33,36 @@ _INSIDE_BLOCKS = (Wrap.SIZE, Wrap.BLOCK_AND_ADAPTERS)
 """What may make units of parts of a block."""
 
 
-def why_impossible(shape: Model, setup: TrainSetup, device: str) -> str | None:
+def why_impossible(model: Model, setup: TrainSetup, device: str) -> str | None:
     """Return why a model cannot be trained under a setup on ``cuda`` or ``cpu``, or None."""
     has_ends = setup.wrap is Wrap.BLOCK_AND_ENDS
-    reason = impossible(setup, device) or why_not_recorded(shape, setup, device)
-    if reason is None and _may_fail_with_units_inside_blocks(setup) and _has_units_inside_blocks(shape, setup):
+    reason = impossible(setup, device) or why_not_recorded(model, setup, device)
+    if reason is None and _may_fail_with_units_inside_blocks(setup) and _has_units_inside_blocks(model, setup):
         return SELECTIVE_AROUND_UNITS
     has_own_policy = setup.checkpointing is Checkpointing.SELECTIVE and setup.checkpointing_policy is not None
     may_save_units = has_own_policy and setup.wrap in _INSIDE_BLOCKS and not setup.is_ddp
-    if reason is None and may_save_units and _has_units_inside_blocks(shape, setup):
+    if reason is None and may_save_units and _has_units_inside_blocks(model, setup):
         return POLICY_AROUND_UNITS
-    if reason is None and has_ends and isinstance(shape, ModelShape) and shape.tie_word_embeddings and not setup.is_ddp:
+    if reason is None and has_ends and isinstance(model, ModelShape) and model.tie_word_embeddings and not setup.is_ddp:
         return TIED_ENDS
-    return reason or _float8_not_predicted(shape, setup)
+    return reason or _float8_not_predicted(model, setup)
 
 
-def _float8_not_predicted(shape: Model, setup: TrainSetup) -> str | None:
+def _float8_not_predicted(model: Model, setup: TrainSetup) -> str | None:
     """Return why a model's linear layers in float8 are not predicted, or cannot run."""
     if setup.float8 is Float8.NONE:
         return None
-    if isinstance(shape, RecordedModel):
+    if isinstance(model, RecordedModel):
         return "float8 is predicted for the benchmark Llama alone (--code benchmark), whose blocks are recorded in it"
     sizes = {
-        "hidden_size": shape.hidden_size,
-        "key-value heads": shape.kv_size,
-        "intermediate": shape.intermediate_size,
+        "hidden_size": model.hidden_size,
+        "key-value heads": model.kv_size,
+        "intermediate": model.intermediate_size,
     }
     for name, size in sizes.items():
         if size % FLOAT8_MULTIPLE:
             return f"float8 needs widths that are multiples of {FLOAT8_MULTIPLE} (torch._scaled_mm), not {name} {size}"
-    reason = why_eager(shape, setup, CUDA)
+    reason = why_eager(model, setup, CUDA)
     return None if reason is None else f"float8 is predicted compiled alone: {reason}"
 
 
@@ -81,8 +81,8 @@ def _may_fail_with_units_inside_blocks(setup: TrainSetup) -> bool:
     return setup.wrap in _INSIDE_BLOCKS and is_selective and is_sharded and recomputes_more
 
 
-def _has_units_inside_blocks(shape: Model, setup: TrainSetup) -> bool:
+def _has_units_inside_blocks(model: Model, setup: TrainSetup) -> bool:
     """Whether wrapping by size makes units of parts of a block."""
-    model = few_blocks(Operators(Tape(), CPU), shape, setup)
-    inside = {id(module) for block in model.blocks for module in block.all_modules()} - set(map(id, model.blocks))
-    return any(id(module) in inside for unit in choose_units(model, setup) for module in unit.modules)
+    built = few_blocks(Operators(Tape(), CPU), model, setup)
+    inside = {id(module) for block in built.blocks for module in block.all_modules()} - set(map(id, built.blocks))
+    return any(id(module) in inside for unit in choose_units(built, setup) for module in unit.modules)

@@ -28,27 +28,27 @@ _ADAPTED_EXPERTS = (
 )
 
 
-def why_not_recorded(shape: Model, setup: TrainSetup, device: str) -> str | None:
+def why_not_recorded(model: Model, setup: TrainSetup, device: str) -> str | None:
     """Return why a setup of a recorded model is not predicted; None if it is, and for benchmark models."""
-    if setup.wrap is Wrap.BLOCK_AND_ADAPTERS and not shape.has_frozen_parameters:
+    if setup.wrap is Wrap.BLOCK_AND_ADAPTERS and not model.has_frozen_parameters:
         return NO_ADAPTERS
     if setup.wrap is Wrap.BLOCK_AND_ADAPTERS and setup.api is not Api.FSDP1:
         return ADAPTERS_ARE_FSDP1
     if kind_of(setup, has_frozen=True).is_apart and setup.forward_prefetch:
         return PREFETCHED_ADAPTERS
-    if not isinstance(shape, RecordedModel):
+    if not isinstance(model, RecordedModel):
         return None
-    if (reason := _units_not_predicted(shape, setup)) is not None:
+    if (reason := _units_not_predicted(model, setup)) is not None:
         return reason
-    if (reason := length_not_recorded(shape.name, setup.sequence_length, shape.code.multiple)) is not None:
+    if (reason := length_not_recorded(model.name, setup.sequence_length, model.code.multiple)) is not None:
         return reason
-    if (reason := why_not_replaced(shape.code, setup.loss)) is not None:
+    if (reason := why_not_replaced(model.code, setup.loss)) is not None:
         return reason
-    if (reason := _reentrant_not_recorded(shape.code, setup) or _offload_not_recorded(shape.code, setup)) is not None:
+    if (reason := _reentrant_not_recorded(model.code, setup) or _offload_not_recorded(model.code, setup)) is not None:
         return reason
     if device != "cuda":
         return "kernels: a recorded model is what CUDA's operators do; on a CPU measure it with a sweep"
-    return _base_not_cast(shape, setup) or _experts_adapted(shape, setup) or _parameters_mixed(shape, setup)
+    return _base_not_cast(model, setup) or _experts_adapted(model, setup) or _parameters_mixed(model, setup)
 
 
 def _reentrant_not_recorded(code: RecordedCode, setup: TrainSetup) -> str | None:
@@ -76,48 +76,48 @@ def _offload_not_recorded(code: RecordedCode, setup: TrainSetup) -> str | None:
     return None
 
 
-def _units_not_predicted(shape: RecordedModel, setup: TrainSetup) -> str | None:
+def _units_not_predicted(model: RecordedModel, setup: TrainSetup) -> str | None:
     """Return why what a wrapping makes units of in a recorded model is not known, or what they compute."""
-    if setup.wrap is Wrap.BLOCK_AND_ADAPTERS and _APART in shape.code.missing:
-        return f"wrap = block-and-adapters: {shape.code.missing[_APART]}; use wrap = block"
+    if setup.wrap is Wrap.BLOCK_AND_ADAPTERS and _APART in model.code.missing:
+        return f"wrap = block-and-adapters: {model.code.missing[_APART]}; use wrap = block"
     if setup.wrap is Wrap.SIZE and not setup.is_ddp:
-        return _sizes_not_predicted(shape, setup)
+        return _sizes_not_predicted(model, setup)
     if setup.wrap is not Wrap.BLOCK_AND_ENDS:
         return None
     if setup.fp32_head:
         return "fp32_head: the head of a recorded model computes in the dtype of its blocks; leave it out"
-    if shape.has_frozen_parameters:
+    if model.has_frozen_parameters:
         return "wrap: block-and-ends of a model with frozen parameters is not predicted; use block"
-    return None if setup.is_ddp or shape.code.ends is not None else NO_ENDS
+    return None if setup.is_ddp or model.code.ends is not None else NO_ENDS
 
 
-def _sizes_not_predicted(shape: RecordedModel, setup: TrainSetup) -> str | None:
+def _sizes_not_predicted(model: RecordedModel, setup: TrainSetup) -> str | None:
     """Return why units by size do not train, or why what they compute was not recorded.
 
     A weight that another unit's modules read, such as a head's that is the embedding's table, is not gathered for them.
     """
-    if shape.has_frozen_parameters:
+    if model.has_frozen_parameters:
         return "wrap: size of a model with frozen parameters is not predicted; use block"
-    if any(each.is_float for each in shape.code.batch):
+    if any(each.is_float for each in model.code.batch):
         return "wrap: size of a model of images is not predicted, whose units cast them or not; use block"
-    model = few_blocks(Operators(Tape(), CPU), shape, setup)
-    assert isinstance(model, RecordedTransformer)
-    chosen = {id(unit.modules[0]) for unit in choose_units(model, setup)}
+    built = few_blocks(Operators(Tape(), CPU), model, setup)
+    assert isinstance(built, RecordedTransformer)
+    chosen = {id(unit.modules[0]) for unit in choose_units(built, setup)}
     compute, casts = setup.precision.compute, casts_inputs(setup)
 
     def unit_of(name: str) -> str:
-        while name and id(model.by_name[name]) not in chosen:
+        while name and id(built.by_name[name]) not in chosen:
             name = name.rpartition(".")[0]
         return name
 
-    for call in model.calls():
+    for call in built.calls():
         for parameter in call.parameters():
             if unit_of(call.module) != unit_of(parameter.rpartition(".")[0]):
                 return (
                     f"wrap: size makes units between {call.module} and {parameter}, which it reads and FSDP does not"
                     " gather for it; use block, or a larger min_num_params"
                 )
-        if casts and id(model.by_name[call.module]) in chosen and any(t.itemsize == FP32 for t in call.inputs):
+        if casts and id(built.by_name[call.module]) in chosen and any(t.itemsize == FP32 for t in call.inputs):
             return (
                 f"wrap: under fsdp2 the unit {call.module} casts its inputs to {compute}, which was not recorded; use"
                 " block, or fsdp1"
@@ -125,10 +125,10 @@ def _sizes_not_predicted(shape: RecordedModel, setup: TrainSetup) -> str | None:
     return None
 
 
-def _base_not_cast(shape: RecordedModel, setup: TrainSetup) -> str | None:
+def _base_not_cast(model: RecordedModel, setup: TrainSetup) -> str | None:
     """Return why frozen weights that are stored in a dtype of their own cannot be computed with."""
-    dtypes = {parameter.dtype for parameter in shape.code.parameters if parameter.dtype}
-    compute, lora = setup.precision.compute, shape.code.origin.lora
+    dtypes = {parameter.dtype for parameter in model.code.parameters if parameter.dtype}
+    compute, lora = setup.precision.compute, model.code.origin.lora
     if not dtypes or compute in dtypes:
         return None
     if lora is not None and lora.is_quantized:
@@ -145,20 +145,20 @@ def _casts(precision: Precision) -> bool:
     return len({precision.store, precision.compute, precision.reduce}) > 1
 
 
-def _experts_adapted(shape: RecordedModel, setup: TrainSetup) -> str | None:
+def _experts_adapted(model: RecordedModel, setup: TrainSetup) -> str | None:
     """Return why adapters of experts do not train: PEFT parametrizes experts, which are views of a flat parameter."""
-    are_adapted = any(".experts." in each.name and ".lora_" in each.name for each in shape.code.parameters)
+    are_adapted = any(".experts." in each.name and ".lora_" in each.name for each in model.code.parameters)
     return _ADAPTED_EXPERTS if setup.api is Api.FSDP1 and are_adapted else None
 
 
-def _parameters_mixed(shape: RecordedModel, setup: TrainSetup) -> str | None:
+def _parameters_mixed(model: RecordedModel, setup: TrainSetup) -> str | None:
     """Return why FSDP1 does not make the flat parameters, or why what they compute is not recorded."""
-    if setup.api is not Api.FSDP1 or not shape.has_frozen_parameters:
+    if setup.api is not Api.FSDP1 or not model.has_frozen_parameters:
         return None
     as_modules = replace(setup, use_orig_params=False)  # what flat parameters compute is not recorded where none are
-    model = build(Operators(Tape(), CPU), shape, as_modules, shape.num_blocks)
+    built = build(Operators(Tape(), CPU), model, as_modules, model.num_blocks)
     taken: set[int] = set()
-    for unit in [*choose_units(model, setup), Unit((model,), setup.precision)]:
+    for unit in [*choose_units(built, setup), Unit((built,), setup.precision)]:
         weights = [weight for weight in unit.all_weights if id(weight) not in taken]
         taken.update(map(id, weights))
         if len({weight.dtype or setup.precision.store for weight in weights}) > 1:

@@ -72,13 +72,13 @@ def _blocks_and_adapters(model: SimulatedModel) -> list[Module]:
     return found
 
 
-def num_resharded_units(shape: Model, setup: TrainSetup) -> int:
+def num_resharded_units(model: Model, setup: TrainSetup) -> int:
     """Return the number of units that are resharded to a smaller mesh; each creates its own process groups."""
     if setup.reshard_after_forward is None:
         return 0
-    model = few_blocks(Operators(Tape(), CPU), shape, setup)
-    resharded = [unit for unit in choose_units(model, setup) if not unit.stays_gathered]
-    return sum(model.times(unit.all_weights[0].block) for unit in resharded)
+    built = few_blocks(Operators(Tape(), CPU), model, setup)
+    resharded = [unit for unit in choose_units(built, setup) if not unit.stays_gathered]
+    return sum(built.times(unit.all_weights[0].block) for unit in resharded)
 
 
 def blocks_are_alike(model: SimulatedModel, units: list[Unit], setup: TrainSetup) -> bool:
