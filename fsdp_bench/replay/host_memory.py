@@ -9,11 +9,10 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from fsdp_bench.simulate.events import Kind
-from fsdp_bench.simulate.models.activation_offload import ACTIVATIONS
+from fsdp_bench.simulate.models.activation_checkpointing import ACTIVATIONS
 from fsdp_bench.simulate.operators.core import Operators
 from fsdp_bench.simulate.operators.kernels import CUDA
-from fsdp_bench.simulate.optimizers.dispatch import states
-from fsdp_bench.simulate.optimizers.offloaded import is_offloaded
+from fsdp_bench.simulate.optimizers.dispatch import is_offloaded, states
 from fsdp_bench.simulate.repeat import Log
 from fsdp_bench.simulate.simulation import Simulation
 from fsdp_bench.simulate.step import SimulatedSteps

@@ -14,11 +14,10 @@ from typing import Any, Self
 from msgspec.structs import replace
 
 from fsdp_bench.simulate.candidate_ranks import candidate_ranks
-from fsdp_bench.simulate.further_steps import replaced_tensors
 from fsdp_bench.simulate.models.build import with_few_tokens
 from fsdp_bench.simulate.operators.kernels import CUDA, Kernels
 from fsdp_bench.simulate.recorded.simulation import simulation_of
-from fsdp_bench.simulate.repeat import FEW_BLOCKS, MORE_BLOCKS, Log
+from fsdp_bench.simulate.repeat import FEW_BLOCKS, MORE_BLOCKS, Log, replaced_tensors
 from fsdp_bench.simulate.simulation import Simulation
 from fsdp_bench.simulate.wrappers.ddp import Ddp
 from fsdp_bench.simulate.wrappers.fsdp1 import Fsdp1
@@ -210,7 +209,7 @@ def first_steps(model: Model, setup: TrainSetup, kernels: Kernels, rank: int = 0
 
 
 STEPS = 4
-"""The number of steps after which reserved memory is read: see further_steps.py."""
+"""The number of steps after which reserved memory is read: see repeat.py."""
 
 
 def _simulated(

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from fsdp_bench.plan.question import Question
 from fsdp_bench.plan.speed import Speed, speed
-from fsdp_bench.replay.intervals import Intervals, union
 from fsdp_bench.replay.schedule import Span
+from fsdp_bench.replay.step_parts import Intervals, union
 from fsdp_bench.simulate.events import Stream
 from fsdp_bench.spec.errors import SpecError
 

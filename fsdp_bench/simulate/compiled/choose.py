@@ -10,8 +10,7 @@ from fsdp_bench.catalog.recorded import BENCHMARK, FLOAT8, compiled_catalog
 from fsdp_bench.simulate.compiled.block import Buffers, CompiledBlock, CompiledRecordedBlock, bind_code
 from fsdp_bench.simulate.models.transformer import Module, SimulatedModel, Weight
 from fsdp_bench.simulate.operators.core import Operators
-from fsdp_bench.simulate.operators.kernels import Kernels
-from fsdp_bench.simulate.operators.precision import Sizes
+from fsdp_bench.simulate.operators.kernels import Kernels, Sizes
 from fsdp_bench.simulate.recorded.model import RecordedModule, RecordedTransformer
 from fsdp_bench.spec.model import ModelShape
 from fsdp_bench.spec.recording.compiled import (

@@ -13,11 +13,11 @@ from typing import Any
 from fsdp_bench.simulate.autograd import Engine, accumulator, operator_node
 from fsdp_bench.simulate.events import Category, Queue, Stream
 from fsdp_bench.simulate.models.transformer import Loading, Module, SimulatedModel, Weight, fill, whole_weights
-from fsdp_bench.simulate.operators.batched_copies import chunk_cat_arguments, split_arguments
 from fsdp_bench.simulate.operators.core import Operators, Parameter
+from fsdp_bench.simulate.operators.kernel_workspaces import chunk_cat_arguments, split_arguments
+from fsdp_bench.simulate.operators.kernels import Sizes, precision_of
 from fsdp_bench.simulate.operators.optimizer import Shard
-from fsdp_bench.simulate.operators.precision import Sizes, precision_of
-from fsdp_bench.simulate.optimizers.offloaded import copy_gradients
+from fsdp_bench.simulate.optimizers.dispatch import copy_gradients
 from fsdp_bench.simulate.tape import Storage, Tape, Tensor
 from fsdp_bench.simulate.wrappers.protocol import Wrapper
 from fsdp_bench.simulate.wrappers.units import Unit

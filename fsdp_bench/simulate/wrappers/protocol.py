@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from fsdp_bench.simulate.models.transformer import Module
 from fsdp_bench.simulate.operators.optimizer import Shard
-from fsdp_bench.simulate.optimizers.in_backward import InBackward
+from fsdp_bench.simulate.optimizers.dispatch import InBackward
 from fsdp_bench.simulate.tape import Storage
 
 

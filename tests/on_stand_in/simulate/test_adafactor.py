@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 
 from fsdp_bench.catalog.loader import gpu_by_product_name
+from fsdp_bench.simulate.operators.kernel_workspaces import reduce_all_workspace, sum_over_rows_workspace
 from fsdp_bench.simulate.operators.kernels import CUDA, kernels_on
-from fsdp_bench.simulate.operators.reduction_workspaces import reduce_all_workspace, sum_over_rows_workspace
 from fsdp_bench.sweep.run.rehearsed import rehearsed_gpu
 from tests.on_stand_in.interpreters import run_on_gpu
 

@@ -8,7 +8,7 @@ import pytest
 
 from fsdp_bench.replay.host_memory import host_memory
 from fsdp_bench.simulate.operators.optimizer import Shard
-from fsdp_bench.simulate.optimizers.offloaded import is_offloaded
+from fsdp_bench.simulate.optimizers.dispatch import is_offloaded
 from fsdp_bench.simulate.step import SimulatedSteps
 from fsdp_bench.spec.impossible import impossible
 from fsdp_bench.spec.setup import TrainSetup
