@@ -93,7 +93,7 @@ class Simulation:
 
     def _wrapped(self, units: list[Unit]) -> Wrapper:
         """Wrap the model. Under fully_shard and DDP only rank 0 is simulated, which has the most."""
-        given = self.op, self.engine, self.model, units, self.setup, self.sizes, self.on_host
+        given = self.op, self.engine, self.model, units, self.setup
         if self.setup.api is Api.FSDP1:
             return Fsdp1(*given, self.rank)
         if self.setup.is_ddp:

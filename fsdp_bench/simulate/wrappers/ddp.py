@@ -48,18 +48,10 @@ class Bare(Wrapper):
     """The model as it is, with all parameters, gradients and optimizer states."""
 
     def __init__(
-        self,
-        op: Operators,
-        engine: Engine,
-        model: SimulatedModel,
-        units: list[Unit],
-        setup: TrainSetup,
-        sizes: Sizes,
-        on_host: bool,
+        self, op: Operators, engine: Engine, model: SimulatedModel, units: list[Unit], setup: TrainSetup
     ) -> None:
-        self.op = op
+        super().__init__(op, engine, setup)
         self.model = model
-        self.sizes = sizes
         self.weights = model.all_weights
         self.trained = [weight for weight in self.weights if weight.is_trained]
         self.itemsizes = {
@@ -120,16 +112,9 @@ class Ddp(Bare):
     """One replica."""
 
     def __init__(
-        self,
-        op: Operators,
-        engine: Engine,
-        model: SimulatedModel,
-        units: list[Unit],
-        setup: TrainSetup,
-        sizes: Sizes,
-        on_host: bool,
+        self, op: Operators, engine: Engine, model: SimulatedModel, units: list[Unit], setup: TrainSetup
     ) -> None:
-        super().__init__(op, engine, model, units, setup, sizes, on_host)
+        super().__init__(op, engine, model, units, setup)
         self.world_size = setup.world_size
         self.num_parameters = sum(weight.numel for weight in self.trained)
         self._waiting_numel = 0

@@ -26,21 +26,11 @@ from fsdp_bench.spec.setup import BackwardPrefetch, Precision, ShardingStrategy,
 class Fsdp1State(Wrapper):
     """_FSDPState: what the units of one model share. ``Fsdp1`` adds the units, and their order."""
 
-    def __init__(
-        self, op: Operators, engine: Engine, setup: TrainSetup, sizes: Sizes, on_host: bool, rank: int
-    ) -> None:
-        self.op = op
-        self.tape = op.tape
-        self.rank = rank % setup.shard_group_size
+    def __init__(self, op: Operators, engine: Engine, setup: TrainSetup, rank: int) -> None:
+        super().__init__(op, engine, setup)
+        self.rank = rank % self.group_size
         """Within its shard group."""
-        self.engine = engine
-        self.setup = setup
-        self.sizes = sizes
-        self.copies_messages = op.kernels.gloo
-        self.on_host = on_host
-        self.group_size = setup.shard_group_size
         self.is_sharded = setup.effective_strategy is not ShardingStrategy.NO_SHARD
-        self.offload = setup.offload.value == "params"
         self.post_forward_order: list[FlatParamHandle] = []
         self._num_free_events = 0
 

@@ -11,7 +11,6 @@ from fsdp_bench.simulate.autograd import Engine
 from fsdp_bench.simulate.events import Category, Stream
 from fsdp_bench.simulate.models.transformer import Module, SimulatedModel
 from fsdp_bench.simulate.operators.core import Operators
-from fsdp_bench.simulate.operators.kernels import Sizes
 from fsdp_bench.simulate.operators.optimizer import Shard
 from fsdp_bench.simulate.tape import Storage
 from fsdp_bench.simulate.wrappers.flat_param_handle import FlatParamHandle, Fsdp1State
@@ -23,17 +22,9 @@ class Fsdp1(Fsdp1State):
     """The units of one model and what they share."""
 
     def __init__(
-        self,
-        op: Operators,
-        engine: Engine,
-        model: SimulatedModel,
-        units: list[Unit],
-        setup: TrainSetup,
-        sizes: Sizes,
-        on_host: bool,
-        rank: int = 0,
+        self, op: Operators, engine: Engine, model: SimulatedModel, units: list[Unit], setup: TrainSetup, rank: int = 0
     ) -> None:
-        super().__init__(op, engine, setup, sizes, on_host, rank)
+        super().__init__(op, engine, setup, rank)
         self._callback_queued = False
         self._waits_for_loaded: Callable[[], object] | None = None
         taken: set[int] = set()
