@@ -21,7 +21,7 @@ from fsdp_bench.simulate.compiled.choose import why_eager
 from fsdp_bench.simulate.operators.kernels import CPU, CPU_GLOO, CUDA, CUDA_OBSERVED, Kernels
 from fsdp_bench.simulate.repeat import Log
 from fsdp_bench.simulate.simulation import BETWEEN_STEPS
-from fsdp_bench.simulate.step import SimulatedSteps, first_steps
+from fsdp_bench.simulate.step import SimulatedSteps
 from fsdp_bench.simulate.wrappers.units import num_resharded_units
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.hardware import FIRST_WITH_FLASH_ATTENTION, Gpu, Hardware
@@ -322,8 +322,7 @@ def program_of(simulated: SimulatedSteps, rank: int) -> Program:
     """Return the first steps of a rank as a program for the allocator's replay."""
     found = program(simulated.first_steps(rank))
     if found is None:  # a block uses what was made several blocks before: simulate them all
-        model = simulated.model
-        found = program(first_steps(model, simulated.setup, simulated.kernels, rank, model.num_blocks))
+        found = program(simulated.first_steps(rank, every_block=True))
         assert found is not None
     return found
 

@@ -39,23 +39,28 @@ class SimulatedSteps:
     def __init__(self, model: Model, setup: TrainSetup, kernels: Kernels = CUDA, any_depth: Self | None = None) -> None:
         self.model, self.setup, self.kernels = model, setup, kernels
         self._any_depth = any_depth
-        self._steps: dict[int, Log] = {}
-        self._first_steps: dict[int, Log] = {}
+        self._steps: dict[tuple[int, bool], Log] = {}
+        self._first_steps: dict[tuple[int, bool], Log] = {}
 
-    def step(self, rank: int = 0) -> Log:
-        """Return the log of loading and of one step in the steady state."""
-        if rank not in self._steps:
-            shared = self._any_depth.step(rank) if self._any_depth else None
-            self._steps[rank] = self._of_this_depth(shared) or steady_step(self.model, self.setup, self.kernels, rank)
-        return self._steps[rank]
+    def step(self, rank: int = 0, every_block: bool = False) -> Log:
+        """Return the log of loading and of one step in the steady state; of every block, or of few where one counts."""
+        key = rank, every_block
+        if key not in self._steps:
+            shared = self._any_depth.step(rank) if self._any_depth and not every_block else None
+            fewest = self.model.num_blocks if every_block else FEW_BLOCKS
+            log = self._of_this_depth(shared) or steady_step(self.model, self.setup, self.kernels, rank, fewest)
+            self._steps[key] = log
+        return self._steps[key]
 
-    def first_steps(self, rank: int = 0) -> Log:
+    def first_steps(self, rank: int = 0, every_block: bool = False) -> Log:
         """Return the log of loading and of the first steps, for the caching allocator."""
-        if rank not in self._first_steps:
-            shared = self._any_depth.first_steps(rank) if self._any_depth else None
-            log = self._of_this_depth(shared) or first_steps(self.model, self.setup, self.kernels, rank)
-            self._first_steps[rank] = log
-        return self._first_steps[rank]
+        key = rank, every_block
+        if key not in self._first_steps:
+            shared = self._any_depth.first_steps(rank) if self._any_depth and not every_block else None
+            fewest = self.model.num_blocks if every_block else MORE_BLOCKS
+            log = self._of_this_depth(shared) or first_steps(self.model, self.setup, self.kernels, rank, fewest)
+            self._first_steps[key] = log
+        return self._first_steps[key]
 
     def _of_this_depth(self, shared: Log | None) -> Log | None:
         return shared.of_depth(self.model.num_blocks) if shared and shared.extra_blocks else None

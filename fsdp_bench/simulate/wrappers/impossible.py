@@ -47,7 +47,6 @@ _INSIDE_BLOCKS = (Wrap.SIZE, Wrap.BLOCK_AND_ADAPTERS)
 
 def why_impossible(model: Model, setup: TrainSetup, device: str) -> str | None:
     """Return why a model cannot be trained under a setup on ``cuda`` or ``cpu``, or None."""
-    has_ends = setup.wrap is Wrap.BLOCK_AND_ENDS
     reason = impossible(setup, device) or why_not_recorded(model, setup, device)
     if reason is None and _may_fail_with_units_inside_blocks(setup) and _has_units_inside_blocks(model, setup):
         return SELECTIVE_AROUND_UNITS
@@ -55,17 +54,22 @@ def why_impossible(model: Model, setup: TrainSetup, device: str) -> str | None:
     may_save_units = has_own_policy and setup.wrap in _INSIDE_BLOCKS and not setup.is_ddp
     if reason is None and may_save_units and _has_units_inside_blocks(model, setup):
         return POLICY_AROUND_UNITS
-    if reason is None and has_ends and isinstance(model, ModelShape) and model.tie_word_embeddings and not setup.is_ddp:
+    if isinstance(model, RecordedModel):
+        return reason or (None if setup.float8 is Float8.NONE else _FLOAT8_OF_RECORDED)
+    if reason is None and setup.wrap is Wrap.BLOCK_AND_ENDS and model.tie_word_embeddings and not setup.is_ddp:
         return TIED_ENDS
     return reason or _float8_not_predicted(model, setup)
 
 
-def _float8_not_predicted(model: Model, setup: TrainSetup) -> str | None:
+_FLOAT8_OF_RECORDED = (
+    "float8 is predicted for the benchmark Llama alone (--code benchmark), whose blocks are recorded in it"
+)
+
+
+def _float8_not_predicted(model: ModelShape, setup: TrainSetup) -> str | None:
     """Return why a model's linear layers in float8 are not predicted, or cannot run."""
     if setup.float8 is Float8.NONE:
         return None
-    if isinstance(model, RecordedModel):
-        return "float8 is predicted for the benchmark Llama alone (--code benchmark), whose blocks are recorded in it"
     sizes = {
         "hidden_size": model.hidden_size,
         "key-value heads": model.kv_size,
