@@ -76,3 +76,19 @@ def test_without_fsdp_a_model_is_moved_to_the_gpu_parameter_by_parameter(world_s
     whole = 2 * 1_235_814_400
     expected = whole if world_size == 1 else 2 * whole
     assert expected <= loaded < expected + 2**20
+
+
+GPT2_PARAMETERS = 124_439_808
+"""GPT-2's, which has no buffers; published on Hugging Face."""
+GPT2_LARGEST = 50257 * 768
+"""The table of tokens, a unit's largest parameter."""
+
+
+@pytest.mark.parametrize(
+    ("code", "copied"),
+    [("huggingface", 0), ("benchmark", GPT2_LARGEST)],  # the benchmark copies a matrix from random numbers in fp32
+)
+def test_loading_takes_the_parameters_and_what_fills_them(code: str, copied: int) -> None:
+    setup = TrainSetup(api="fsdp2", strategy="NO_SHARD", world_size=1, sequence_length=256, precision="bf16-mixed")
+    load = memory_of(model_named("gpt2", 256, code=code), setup).phases["load"]
+    assert load == 4 * (GPT2_PARAMETERS + copied)
