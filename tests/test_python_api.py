@@ -31,11 +31,11 @@ from fsdp_bench import (
     plan_training,
     server,
 )
-from fsdp_bench.plan.estimate import estimate as estimate_of_objects
+from fsdp_bench.plan.question import Question, speed_of
 from fsdp_bench.plan.search.search import FitCheck, find_largest
-from fsdp_bench.plan.speed import speed
 from fsdp_bench.spec.setup import SetupFields
 from fsdp_bench.sweep.session import Watcher
+from tests.predicted import estimate_of
 
 LLAMA = "Llama-3.1-8B"
 
@@ -103,10 +103,10 @@ def test_names_and_objects_are_the_same_question() -> None:
     ]
     for found in asked:
         assert (found.model, found.setup, found.hardware) == (shape, setup, cluster)
-    expected = estimate_of_objects(shape, setup, cluster)
+    expected = estimate_of(shape, setup, cluster)
     assert by_name.memory == expected.memory
     assert (by_name.fits, by_name.headroom_bytes) == (expected.fits, expected.headroom_bytes)
-    assert by_name.step_seconds == speed(shape, setup, cluster).time.step_seconds
+    assert by_name.step_seconds == speed_of(Question(shape, setup, cluster)).time.step_seconds
     assert by_name.step_seconds is not None
 
 

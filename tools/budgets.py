@@ -16,6 +16,8 @@ import tempfile
 import time
 from pathlib import Path
 
+from fsdp_bench.simulate.step import SimulatedSteps
+
 RUNS = 15
 TRIALS = 12
 
@@ -102,7 +104,7 @@ def one_prediction() -> None:
                     precision=Precision.parse("bf16-mixed"),
                 )
                 begin = time.perf_counter()
-                predict_memory(shape, setup)
+                predict_memory(SimulatedSteps(shape, setup))
                 seconds.append(time.perf_counter() - begin)
             name = f"prediction, 80 layers, {api.value} {checkpointing.value}"
             fastest, median = 1e3 * min(seconds), 1e3 * statistics.median(seconds)

@@ -11,10 +11,9 @@ from collections.abc import Iterator, Mapping
 from itertools import takewhile
 from pathlib import Path
 
-from fsdp_bench.cli.common.interrupts import forgiving_streams
-
 from fsdp_bench.catalog.lookup import model
 from fsdp_bench.catalog.recorded import read_recorded
+from fsdp_bench.cli.common.interrupts import forgiving_streams
 from fsdp_bench.spec.recording.model import RecordedModel
 from fsdp_bench.spec.recording.recorded import RecordedCode, Variant
 from fsdp_bench.spec.recording.steps import (

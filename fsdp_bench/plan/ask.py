@@ -31,7 +31,8 @@ from fsdp_bench.plan.search.quantity import size_ladder
 from fsdp_bench.plan.search.search import SearchResult, find_largest
 from fsdp_bench.plan.speed import speed
 from fsdp_bench.replay.host_memory import Build
-from fsdp_bench.simulate.operators.kernels import Kernels
+from fsdp_bench.simulate.operators.kernels import Kernels, kernels_on
+from fsdp_bench.simulate.step import SimulatedSteps
 from fsdp_bench.simulate.wrappers.impossible import why_impossible
 from fsdp_bench.spec.checked import build as build_checked
 from fsdp_bench.spec.checked import read
@@ -136,8 +137,11 @@ def estimate(
     if (reason := why_impossible(shape, found, kernel_set.name)) is not None:
         raise SpecError(reason)
     kept = stated_headroom(headroom, where)
-    answer = estimate_memory(shape, found, where, kernel_set, _build(build), expandable_segments, headroom_bytes=kept)
-    timed = speed(shape, found, where, kernel_set.name, profile)
+    loads = _build(build)
+    kernel_set = kernels_on(kernel_set, where.gpu if where else None, moves_model=loads is not Build.META)
+    steps = SimulatedSteps(shape, found, kernel_set)
+    answer = estimate_memory(steps, where, loads, expandable_segments, headroom_bytes=kept)
+    timed = speed(steps, where, profile)
     return TimedEstimate(**_parts(answer, Estimate), speed=timed)
 
 

@@ -6,10 +6,9 @@ reserved memory decides whether a setup fits.
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import cached_property, lru_cache
+from functools import cached_property
 
 from fsdp_bench.plan.headroom import Headroom, headroom_of
 from fsdp_bench.rates.communicators import Communicators, communicators_of
@@ -17,13 +16,12 @@ from fsdp_bench.replay.caching_allocator.expandable_segments import UNLIMITED
 from fsdp_bench.replay.caching_allocator.program import Program, program
 from fsdp_bench.replay.caching_allocator.replay import AllocatorReading, Replay
 from fsdp_bench.replay.host_memory import Build, HostMemory, host_memory
-from fsdp_bench.replay.live_memory import Peak, breakdown, live_memory, worst_rank
-from fsdp_bench.simulate.candidate_ranks import candidate_ranks
+from fsdp_bench.replay.live_memory import Peak, breakdown, worst_rank
 from fsdp_bench.simulate.compiled.choose import why_eager
-from fsdp_bench.simulate.operators.kernels import CPU, CPU_GLOO, CUDA, CUDA_OBSERVED, Kernels, kernels_on
+from fsdp_bench.simulate.operators.kernels import CPU, CPU_GLOO, CUDA, CUDA_OBSERVED, Kernels
 from fsdp_bench.simulate.repeat import Log
 from fsdp_bench.simulate.simulation import BETWEEN_STEPS
-from fsdp_bench.simulate.step import first_steps, for_any_depth, steady_step
+from fsdp_bench.simulate.step import SimulatedSteps
 from fsdp_bench.simulate.wrappers.units import num_resharded_units
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.hardware import FIRST_WITH_FLASH_ATTENTION, Gpu, Hardware
@@ -82,8 +80,8 @@ class MemoryPrediction:
 class Estimate:
     """The predicted memory of one setup: GPU, host, communicators, and whether it fits."""
 
-    model: Model
-    setup: TrainSetup
+    simulated: SimulatedSteps
+    """The setup's steps, with the kernels of the GPU."""
     hardware: Hardware | None
     memory: MemoryPrediction
     allocator: AllocatorReading
@@ -91,11 +89,19 @@ class Estimate:
     host: HostMemory
     why_eager: str | None
     """Why the prediction is for eager mode although the setup compiles; None if it is not, or nothing compiles."""
-    kernels: Kernels = CUDA
-    """The kernels that run, with the cuBLAS workspace of the GPU."""
     expandable_segments: bool = False
     stated_headroom_bytes: int | None = None
     """GPU memory that the user keeps free (--headroom), instead of what headroom.py derives and assumes."""
+
+    @property
+    def model(self) -> Model:
+        """The model."""
+        return self.simulated.model
+
+    @property
+    def setup(self) -> TrainSetup:
+        """The training setup."""
+        return self.simulated.setup
 
     @property
     def for_eager(self) -> bool:
@@ -195,8 +201,7 @@ class Estimate:
         """Peak reserved memory without allocation retries. If the GPU is too small, predicted for unlimited memory."""
         reading = self.allocator
         if reading.out_of_memory is not None or reading.num_alloc_retries:
-            given = self.model, self.setup, self.kernels, None, self.expandable_segments, self.memory.peak_rank
-            reading = read_allocator(*given)
+            reading = read_allocator(self.simulated, None, self.expandable_segments, self.memory.peak_rank)
             assert reading.out_of_memory is None, "a GPU without limit is never full"
         return reading.peak_reserved_bytes
 
@@ -209,15 +214,9 @@ class Estimate:
         return None if self.gpu_bytes is None else self.gpu_bytes - self.needed_bytes
 
 
-def predict_memory(
-    shape: Model, setup: TrainSetup, kernels: Kernels = CUDA, rank: int | None = None
-) -> MemoryPrediction:
+def predict_memory(simulated: SimulatedSteps, rank: int | None = None) -> MemoryPrediction:
     """Return the peak allocated bytes of ``rank``, by default of the rank with the highest peak."""
-    if rank is None:
-        log, live = worst_rank(shape, setup, kernels)
-    else:
-        log = steady_step(shape, setup, kernels, rank)
-        live = live_memory(log)
+    log, live = worst_rank(simulated.for_memory if rank is None else [simulated.step(rank)])
     phase = live.peak_phase
     peak = live.phases[phase]
     return MemoryPrediction(
@@ -243,14 +242,14 @@ def _block_at(log: Log, peak: Peak) -> int | None:
     return block + (log.extra_blocks - peak.runs if part.phase == "backward" else peak.runs)
 
 
-def refuse_too_slow(shape: Model, setup: TrainSetup) -> None:
+def refuse_too_slow(model: Model, setup: TrainSetup) -> None:
     """Refuse models whose replay would take minutes.
 
     Raises:
         SpecError: with the most layers or micro-batches that are allowed.
     """
-    if shape.num_hidden_layers > DEEPEST:
-        raise SpecError(f"num_hidden_layers: {shape.num_hidden_layers} is not allowed here; up to {DEEPEST}")
+    if model.num_hidden_layers > DEEPEST:
+        raise SpecError(f"num_hidden_layers: {model.num_hidden_layers} is not allowed here; up to {DEEPEST}")
     if (count := setup.gradient_accumulation_steps) > MOST_MICRO_BATCHES:
         raise SpecError(
             f"gradient_accumulation_steps: {count} is not allowed here; up to {MOST_MICRO_BATCHES}, because each"
@@ -285,9 +284,9 @@ def refuse_flash_attn_package(hardware: Hardware | None) -> None:
         )
 
 
-def communicators_for(shape: Model | None, setup: TrainSetup, hardware: Hardware | None) -> Communicators:
+def communicators_for(model: Model | None, setup: TrainSetup, hardware: Hardware | None) -> Communicators:
     """Return the communicators of one rank; without a model, those that do not depend on it."""
-    return communicators_of(setup, hardware, 0 if shape is None else num_resharded_units(shape, setup))
+    return communicators_of(setup, hardware, 0 if model is None else num_resharded_units(model, setup))
 
 
 def available_bytes(gpu: Gpu | None, communicators: Communicators, headroom_bytes: int | None = None) -> int | None:
@@ -298,24 +297,14 @@ def available_bytes(gpu: Gpu | None, communicators: Communicators, headroom_byte
 
 
 def read_allocator(
-    shape: Model,
-    setup: TrainSetup,
-    kernels: Kernels,
-    gpu_bytes: int | None,
-    expandable_segments: bool = False,
-    rank: int | None = None,
+    simulated: SimulatedSteps, gpu_bytes: int | None, expandable_segments: bool = False, rank: int | None = None
 ) -> AllocatorReading:
     """Return the caching allocator's statistics after the first steps; the arguments are those of start_replay."""
-    return start_replay(shape, setup, kernels, gpu_bytes, expandable_segments, rank).until()
+    return start_replay(simulated, gpu_bytes, expandable_segments, rank).until()
 
 
 def start_replay(
-    shape: Model,
-    setup: TrainSetup,
-    kernels: Kernels,
-    gpu_bytes: int | None,
-    expandable_segments: bool = False,
-    rank: int | None = None,
+    simulated: SimulatedSteps, gpu_bytes: int | None, expandable_segments: bool = False, rank: int | None = None
 ) -> Replay:
     """Return a replay of the first steps in the caching allocator, at its beginning.
 
@@ -324,33 +313,23 @@ def start_replay(
     ``gpu_bytes`` is the GPU's memory; None for unlimited memory. ``rank`` is by default the rank with the highest peak.
     """
     if rank is None:
-        ranks = candidate_ranks(shape, setup, kernels)
-        rank = ranks[0] if len(ranks) == 1 else worst_rank(shape, setup, kernels)[0].rank
-    return Replay(program_of(shape, setup, kernels, rank), gpu_bytes, expandable_segments)
+        ranks = simulated.candidate_ranks
+        rank = ranks[0] if len(ranks) == 1 else worst_rank(simulated.for_memory)[0].rank
+    return Replay(program_of(simulated, rank), gpu_bytes, expandable_segments)
 
 
-def program_of(shape: Model, setup: TrainSetup, kernels: Kernels, rank: int) -> Program:
-    """Return the first steps as a program for the allocator's replay. Models that differ only in depth share one."""
-    shallow = for_any_depth(shape, setup)
-    if shallow is not None and (found := _program(shallow, setup, kernels, rank)) and found.log.extra_blocks:
-        return dataclasses.replace(found, log=found.log.of_depth(shape.num_blocks))
-    found = program(first_steps(shape, setup, kernels, rank))
+def program_of(simulated: SimulatedSteps, rank: int) -> Program:
+    """Return the first steps of a rank as a program for the allocator's replay."""
+    found = program(simulated.first_steps(rank))
     if found is None:  # a block uses what was made several blocks before: simulate them all
-        found = program(first_steps(shape, setup, kernels, rank, shape.num_blocks))
+        found = program(simulated.first_steps(rank, every_block=True))
         assert found is not None
     return found
 
 
-@lru_cache(maxsize=16)
-def _program(shape: Model, setup: TrainSetup, kernels: Kernels, rank: int) -> Program | None:
-    return program(first_steps(shape, setup, kernels, rank))
-
-
 def estimate(
-    shape: Model,
-    setup: TrainSetup,
+    simulated: SimulatedSteps,
     hardware: Hardware | None = None,
-    kernels: Kernels = CUDA,
     build: Build = Build.META,
     expandable_segments: bool = False,
     reading: AllocatorReading | None = None,
@@ -358,37 +337,40 @@ def estimate(
 ) -> Estimate:
     """Predict the memory of one setup.
 
-    ``reading`` is the result of an earlier replay of the allocator, if there was one. ``headroom_bytes`` of the GPU are
-    kept free, instead of what headroom_of derives and assumes.
+    Args:
+        simulated: its steps, on the kernels of the hardware.
+        hardware: the servers, or a GPU. None if none is named.
+        build: which ranks build the whole model in host memory before it is sharded.
+        expandable_segments: PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True.
+        reading: the result of an earlier replay of the allocator, if there was one.
+        headroom_bytes: GPU memory that is kept free, instead of what headroom_of derives and assumes.
 
     Raises:
         SpecError: for more layers or micro-batches than are predicted, for a peak above LARGEST_PEAK, for attention
             heads that no fused kernel takes, and for float8 or the flash-attn package on a GPU without it.
     """
-    refuse_too_slow(shape, setup)
+    model, setup = simulated.model, simulated.setup
+    refuse_too_slow(model, setup)
     refuse_without_float8(setup, hardware)
-    if shape.has_flash_attn:
+    if model.has_flash_attn:
         refuse_flash_attn_package(hardware)
-    gpu = hardware.gpu if hardware else None
-    kernels = kernels_on(kernels, gpu, moves_model=build is not Build.META)
-    memory = predict_memory(shape, setup, kernels)
+    memory = predict_memory(simulated)
     if memory.peak_allocated_bytes > LARGEST_PEAK:
         raise SpecError(
-            f"{shape.name}: a peak of {memory.peak_allocated_bytes / GIB:.2g} GiB on one GPU is not predicted;"
+            f"{model.name}: a peak of {memory.peak_allocated_bytes / GIB:.2g} GiB on one GPU is not predicted;"
             f" up to {LARGEST_PEAK / GIB:.2g} GiB: fewer dimensions, layers or tokens"
         )
-    limit = available_bytes(gpu, communicators_for(shape, setup, hardware), headroom_bytes)
-    reading = reading or read_allocator(shape, setup, kernels, limit, expandable_segments, memory.peak_rank)
+    gpu = hardware.gpu if hardware else None
+    limit = available_bytes(gpu, communicators_for(model, setup, hardware), headroom_bytes)
+    reading = reading or read_allocator(simulated, limit, expandable_segments, memory.peak_rank)
     ranks = hardware.ranks_per_node(setup.world_size) if hardware else setup.world_size
     return Estimate(
-        model=shape,
-        setup=setup,
+        simulated=simulated,
         hardware=hardware,
         memory=memory,
         allocator=reading,
-        host=host_memory(shape, setup, ranks, build),
-        why_eager=why_eager(shape, setup, kernels),
-        kernels=kernels,
+        host=host_memory(simulated if simulated.kernels.is_cuda else simulated.on(CUDA), ranks, build),
+        why_eager=why_eager(model, setup, simulated.kernels),
         expandable_segments=expandable_segments,
         stated_headroom_bytes=headroom_bytes,
     )

@@ -26,11 +26,11 @@ from fsdp_bench.plan.document import (
     refusal_document,
 )
 from fsdp_bench.plan.estimate import Estimate, Verdict
-from fsdp_bench.plan.question import Prediction, Question, speed_of
-from fsdp_bench.plan.search.fit import NO_FLASH_ATTENTION, FitCheck, Limit
+from fsdp_bench.plan.question import Prediction, Question
+from fsdp_bench.plan.search.fit import NO_FLASH_ATTENTION, CheckedCandidate, FitCheck, Limit
 from fsdp_bench.plan.search.quantity import Candidate, Quantity
 from fsdp_bench.plan.search.search import SearchResult, find_all
-from fsdp_bench.plan.speed import Speed
+from fsdp_bench.plan.speed import Speed, speed
 from fsdp_bench.replay.host_memory import Build
 from fsdp_bench.simulate import TORCH_VERSION
 from fsdp_bench.spec.codec import to_builtins
@@ -192,8 +192,8 @@ def max_sizes(
     )
     with_time = len(open_ones) <= TIMED if assumptions.with_time is None else assumptions.with_time
 
-    def time(candidate: Candidate) -> Speed:
-        return speed_of(assumptions.question(candidate))
+    def time(candidate: CheckedCandidate) -> Speed:
+        return speed(candidate.simulated, candidate.hardware, assumptions.profile)
 
     found = iter(find_all(open_ones, check, lambda done: progress(done, len(open_ones)), time if with_time else None))
 

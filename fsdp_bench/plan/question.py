@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 from fsdp_bench.catalog.hf_config import sliding_window_note
 from fsdp_bench.catalog.recorded import compiled_catalog
@@ -28,7 +29,7 @@ from fsdp_bench.replay.caching_allocator.replay import AllocatorReading
 from fsdp_bench.replay.host_memory import Build
 from fsdp_bench.replay.traffic import Traffic, collectives, traffic
 from fsdp_bench.simulate.operators.kernels import Kernels, kernels_on, prefers_cudnn
-from fsdp_bench.simulate.step import steady_step
+from fsdp_bench.simulate.step import SimulatedSteps
 from fsdp_bench.simulate.wrappers.impossible import why_impossible
 from fsdp_bench.spec.hardware import Gpu, Hardware
 from fsdp_bench.spec.lora import LARGEST_FUSED_PRODUCT
@@ -69,6 +70,17 @@ class Question:
     def kernel_set(self) -> Kernels:
         """The kernels as ``estimate`` takes them, with the cuBLAS workspace of the GPU."""
         return kernels_on(KERNELS[self.kernels], self.gpu, moves_model=self.build is not Build.META)
+
+    @cached_property
+    def simulated(self) -> SimulatedSteps:
+        """The steps of the setup."""
+        return SimulatedSteps(self.model, self.setup, self.kernel_set)
+
+    def on_same_steps(self, **changes: Any) -> Question:
+        """Return the question with other assumptions, under which the same is simulated."""
+        changed = replace(self, **changes)
+        changed.__dict__["simulated"] = self.simulated  # where cached_property finds it
+        return changed
 
     @property
     def assumptions(self) -> tuple[str, ...]:
@@ -213,7 +225,7 @@ class Prediction:
     def traffic(self) -> list[Traffic]:
         """Bytes that rank 0 sends and receives in a step, with times if the links are documented or measured."""
         asked = self.question
-        issued = collectives(steady_step(asked.model, asked.setup, asked.kernel_set))
+        issued = collectives(asked.simulated.step())
         return traffic(issued, asked.setup, rates_of(asked.setup, asked.hardware, asked.kernels, asked.profile))
 
     @cached_property
@@ -228,16 +240,14 @@ class Prediction:
 
 def speed_of(question: Question) -> Speed:
     """Predict how fast a setup trains in eager mode."""
-    return speed(question.model, question.setup, question.hardware, question.kernels, question.profile)
+    return speed(question.simulated, question.hardware, question.profile)
 
 
 def answer(question: Question, reading: AllocatorReading | None = None) -> Prediction:
     """Predict the memory, fit and time of a setup. ``reading`` is the result of a replay, if there was one."""
     found = estimate(
-        question.model,
-        question.setup,
+        question.simulated,
         question.hardware,
-        question.kernel_set,
         question.build,
         question.expandable_segments,
         reading,
@@ -251,9 +261,7 @@ def answer_if_it_fits(question: Question) -> Prediction | None:
     refuse_too_slow(question.model, question.setup)
     communicators = communicators_for(question.model, question.setup, question.hardware)
     replay = start_replay(
-        question.model,
-        question.setup,
-        question.kernel_set,
+        question.simulated,
         available_bytes(question.gpu, communicators, question.headroom_bytes),
         question.expandable_segments,
     )
@@ -268,7 +276,8 @@ def answers(questions: Iterable[Question], progress: Callable[[int], None] = lam
     progress(0)
     for done, question in enumerate(questions, 1):
         found = answer(question)
-        found.needed_bytes, found.speed  # noqa: B018 - predicted here, and kept
+        found.needed_bytes, found.speed, found.traffic  # noqa: B018 - predicted here, and kept
+        question.simulated.forget()
         progress(done)
         yield found
 

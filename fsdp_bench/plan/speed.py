@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from fsdp_bench.plan.estimate import KERNELS
 from fsdp_bench.plan.ranges import Range, range_of
 from fsdp_bench.rates.calibrated import rates_of
 from fsdp_bench.rates.datasheet import Datasheet, Rates, RatesWithoutCommunication
 from fsdp_bench.replay.schedule import StepTime, only_step_seconds, schedule
-from fsdp_bench.simulate.operators.kernels import kernels_on
-from fsdp_bench.simulate.step import steady_step
+from fsdp_bench.simulate.operators.kernels import CPU_GLOO
+from fsdp_bench.simulate.step import SimulatedSteps
 from fsdp_bench.spec.hardware import Hardware
 from fsdp_bench.spec.profile import Profile
 from fsdp_bench.spec.recording.model import Model
@@ -77,10 +76,8 @@ NOTHING_KNOWN = StepTime(None, None, None, None, None, ("the hardware",))
 
 
 def speed(
-    model: Model,
-    setup: TrainSetup,
+    simulated: SimulatedSteps,
     hardware: Hardware | None,
-    kernels: str = "cuda",
     profile: Profile | None = None,
     with_spans: bool = False,
     without_communication: bool = False,
@@ -88,10 +85,8 @@ def speed(
     """Predict how fast a setup trains.
 
     Args:
-        model: the model.
-        setup: the training setup.
+        simulated: the setup's steps, with the kernels of the hardware; on a CPU collectives are gloo's.
         hardware: servers, or a GPU, whose links are then unknown.
-        kernels: the device whose kernels run: ``cuda`` or ``cpu``.
         profile: a calibration, instead of the datasheet.
         with_spans: keep the time span of each operator, copy and collective, for a chart.
         without_communication: collectives take no time, as in emulated trials.
@@ -100,31 +95,28 @@ def speed(
         SpecError: if the calibration is of another kind of device, and for models that cannot be predicted.
     """
     gpu = hardware.gpu if hardware else None
-    rates = _rates(setup, hardware, kernels, profile, without_communication)
-    peak = gpu.peak_flops_per_second(setup.precision.compute) if gpu and kernels == "cuda" else None
+    model, setup, kernels = simulated.model, simulated.setup, simulated.kernels
+    rates = _rates(setup, hardware, kernels.name, profile, without_communication)
+    peak = gpu.peak_flops_per_second(setup.precision.compute) if gpu and kernels.is_cuda else None
     if rates is None:
         return Speed(model, setup, peak, NOTHING_KNOWN, None)
-    operators = kernels_on(KERNELS["cpu-gloo" if kernels == "cpu" and setup.world_size > 1 else kernels], gpu)
+    uses_gloo = not kernels.is_cuda and setup.world_size > 1
     is_over_pcie = isinstance(rates, Datasheet) and rates.is_over_pcie
     return Speed(
         model,
         setup,
         peak,
-        schedule(steady_step(model, setup, operators), rates, with_spans),
+        schedule(simulated.on(CPU_GLOO if uses_gloo else kernels).step(), rates, with_spans),
         rates.source,
         is_over_pcie,
         range_of(gpu, setup, is_over_pcie) if gpu is not None and rates.source == "datasheet" else None,
     )
 
 
-def step_seconds(
-    model: Model, setup: TrainSetup, cluster: Hardware, without_communication: bool = False
-) -> float | None:
+def step_seconds(simulated: SimulatedSteps, cluster: Hardware, without_communication: bool = False) -> float | None:
     """Predict the step time alone, which ``speed`` has too, without what it consists of. None if it is unknown."""
-    rates = _rates(setup, cluster, "cuda", None, without_communication)
-    if rates is None:
-        return None
-    return only_step_seconds(steady_step(model, setup, kernels_on(KERNELS["cuda"], cluster.gpu)), rates)
+    rates = _rates(simulated.setup, cluster, "cuda", None, without_communication)
+    return None if rates is None else only_step_seconds(simulated.step(), rates)
 
 
 def _rates(

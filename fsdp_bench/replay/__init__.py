@@ -4,10 +4,8 @@ Read in this order:
     live_memory.py       live bytes: the peak of each phase and what it consists of
     caching_allocator/   reserved memory: CUDA's caching allocator, replayed
     schedule.py          when everything runs on which stream: step time, exposed communication
-    streams.py           the host, the streams and the communicators of one rank
-    durations.py         how long each piece of work takes
+    streams.py           the host, the streams and the communicators of one rank, and how long work takes
     step_parts.py        what a step's time consists of
-    intervals.py         intervals of time
     traffic.py           what rank 0 sends and receives
     host_memory.py       what CPU offload keeps in host memory
 """

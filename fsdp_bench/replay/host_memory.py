@@ -9,18 +9,15 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from fsdp_bench.simulate.events import Kind
-from fsdp_bench.simulate.models.activation_offload import ACTIVATIONS
+from fsdp_bench.simulate.models.activation_checkpointing import ACTIVATIONS
 from fsdp_bench.simulate.operators.core import Operators
 from fsdp_bench.simulate.operators.kernels import CUDA
-from fsdp_bench.simulate.optimizers.dispatch import states
-from fsdp_bench.simulate.optimizers.offloaded import is_offloaded
-from fsdp_bench.simulate.recorded.simulation import simulation_of
-from fsdp_bench.simulate.repeat import FEW_BLOCKS
+from fsdp_bench.simulate.optimizers.dispatch import is_offloaded, states
+from fsdp_bench.simulate.repeat import Log
 from fsdp_bench.simulate.simulation import Simulation
-from fsdp_bench.simulate.step import steady_step
+from fsdp_bench.simulate.step import SimulatedSteps
 from fsdp_bench.simulate.tape import Tape
-from fsdp_bench.spec.recording.model import Model
-from fsdp_bench.spec.setup import Offload, OptimizerKind, TrainSetup
+from fsdp_bench.spec.setup import Offload, OptimizerKind
 
 
 class Build(StrEnum):
@@ -60,18 +57,24 @@ def pinned_bytes(num_bytes: int) -> int:
     return 1 << (num_bytes - 1).bit_length() if num_bytes else 0
 
 
-def host_memory(shape: Model, setup: TrainSetup, ranks_per_node: int, build: Build = Build.META) -> HostMemory:
+def host_memory(simulated: SimulatedSteps, ranks_per_node: int, build: Build = Build.META) -> HostMemory:
     """Return one node's host memory. Without offload only building the model needs any."""
-    found = _without_activations(shape, setup, ranks_per_node, build)
+    setup, copies = simulated.setup, {Build.META: 0, Build.RANK_0: 1, Build.EVERY_RANK: ranks_per_node}[build]
+    load = copies * simulated.model.num_parameters * setup.precision.store_bytes
+    found = HostMemory(0, 0, 0, 0, load)
+    if setup.offload is Offload.OPTIMIZER:
+        found = _of_offloaded_optimizer(simulated.wrapped, ranks_per_node, load)
+    elif setup.offload is Offload.PARAMS:
+        found = _of_offloaded_parameters(simulated.wrapped, ranks_per_node, load)
     if not setup.activation_offload:
         return found
-    return replace(found, pinned_activations_bytes=ranks_per_node * _pinned_activations(shape, setup))
+    return replace(found, pinned_activations_bytes=ranks_per_node * _pinned_activations(simulated.step()))
 
 
-def _pinned_activations(shape: Model, setup: TrainSetup) -> int:
+def _pinned_activations(log: Log) -> int:
     """Return what one rank's blocks have copied to the host when a forward pass ends."""
     most = copied = 0
-    for event in steady_step(shape, setup, CUDA).last_step():
+    for event in log.last_step():
         if event.kind is Kind.MARK and event.label == "backward":
             most, copied = max(most, copied), 0
         elif event.kind is Kind.COPY and event.work is not None and event.work.group == ACTIVATIONS:
@@ -79,34 +82,36 @@ def _pinned_activations(shape: Model, setup: TrainSetup) -> int:
     return most
 
 
-def _without_activations(shape: Model, setup: TrainSetup, ranks_per_node: int, build: Build) -> HostMemory:
-    copies = {Build.META: 0, Build.RANK_0: 1, Build.EVERY_RANK: ranks_per_node}[build]
-    load = copies * shape.num_parameters * setup.precision.store_bytes
-    if setup.offload is Offload.NONE:
-        return HostMemory(0, 0, 0, 0, load)
-    if setup.offload is Offload.OPTIMIZER:
-        return _of_offloaded_optimizer(shape, setup, ranks_per_node, load)
-    shards, held = _shards(shape, setup)
-    pinned = sum(count * pinned_bytes(num_bytes) for num_bytes, count in shards)
+def _of_offloaded_parameters(simulation: Simulation, ranks_per_node: int, load: int) -> HostMemory:
+    """Return what FSDP's CPU offload holds: pinned parameters and gradients, and what the optimizer on the CPU needs.
+
+    One block of the simulation may stand for others.
+    """
+    kind, wrapper, times = simulation.setup.optimizer, simulation.wrapper, simulation.model.times
+    pinned = ranks_per_node * sum(pinned_bytes(size) * times(block) for size, block in wrapper.host_tensors())
+    shards, kept = wrapper.shards(simulation.model), 0
+    for shard in shards:
+        kept += sum(one.num_bytes for one in states(Operators(Tape(), CUDA), kind, [shard])) * times(shard.block)
+    held = sum(shard.numel * shard.itemsize * times(shard.block) for shard in shards)
     return HostMemory(
-        pinned_parameters_bytes=ranks_per_node * pinned,
-        pinned_gradients_bytes=ranks_per_node * pinned,
-        optimizer_state_bytes=ranks_per_node * _state_bytes(shape, setup),
-        temporary_bytes=ranks_per_node * held if setup.optimizer is OptimizerKind.ADAMW_FOREACH else 0,
+        pinned_parameters_bytes=pinned,
+        pinned_gradients_bytes=pinned,
+        optimizer_state_bytes=ranks_per_node * kept,
+        temporary_bytes=ranks_per_node * held if kind is OptimizerKind.ADAMW_FOREACH else 0,
         load_bytes=load,
     )
 
 
-def _of_offloaded_optimizer(shape: Model, setup: TrainSetup, ranks_per_node: int, load: int) -> HostMemory:
+def _of_offloaded_optimizer(simulation: Simulation, ranks_per_node: int, load: int) -> HostMemory:
     """Return what torchao's CPUOffloadOptimizer holds: pinned copies, AdamW's states, one parameter's temporaries."""
-    simulation = _simulated(shape, setup)
     sizes = [
         (shard.numel * shard.itemsize, simulation.model.times(shard.block))
         for shard in simulation.wrapper.shards(simulation.model)
         if is_offloaded(shard)
     ]
+    kind = simulation.setup.optimizer
     pinned = ranks_per_node * sum(times * pinned_bytes(num_bytes) for num_bytes, times in sizes)
-    temporaries = {OptimizerKind.ADAMW_FOREACH: 1, OptimizerKind.ADAMW_FOR_LOOP: 2}.get(setup.optimizer, 0)
+    temporaries = {OptimizerKind.ADAMW_FOREACH: 1, OptimizerKind.ADAMW_FOR_LOOP: 2}.get(kind, 0)
     return HostMemory(
         pinned_parameters_bytes=pinned,
         pinned_gradients_bytes=pinned,
@@ -114,31 +119,3 @@ def _of_offloaded_optimizer(shape: Model, setup: TrainSetup, ranks_per_node: int
         temporary_bytes=ranks_per_node * temporaries * max((num_bytes for num_bytes, _ in sizes), default=0),
         load_bytes=load,
     )
-
-
-def _state_bytes(shape: Model, setup: TrainSetup) -> int:
-    """Return what the optimizer of one rank keeps for all that it updates."""
-    simulation = _simulated(shape, setup)
-    total = 0
-    for shard in simulation.wrapper.shards(simulation.model):
-        op = Operators(Tape(), CUDA)
-        held = states(op, setup.optimizer, [shard])
-        total += sum(one.num_bytes for one in held) * simulation.model.times(shard.block)
-    return total
-
-
-def _simulated(shape: Model, setup: TrainSetup) -> Simulation:
-    """Return a simulation of few blocks, of which one stands for the others; of all where they are not alike."""
-    few = min(shape.num_blocks, FEW_BLOCKS) if shape.repeats else shape.num_blocks
-    simulation = simulation_of(shape, setup, CUDA, few)
-    return simulation if simulation.blocks_are_alike else simulation_of(shape, setup, CUDA, shape.num_blocks)
-
-
-def _shards(shape: Model, setup: TrainSetup) -> tuple[list[tuple[int, int]], int]:
-    """Return this rank's pinned tensors as (bytes, how many), and the bytes that the optimizer updates."""
-    simulation = _simulated(shape, setup)
-    times = simulation.model.times
-    pinned = [(num_bytes, times(block)) for num_bytes, block in simulation.wrapper.host_tensors()]
-    shards = simulation.wrapper.shards(simulation.model)
-    held = sum(shard.numel * shard.itemsize * times(shard.block) for shard in shards)
-    return pinned, held

@@ -6,16 +6,11 @@ lies in its first or in its last run.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import lru_cache
 
-from fsdp_bench.simulate.candidate_ranks import candidate_ranks
 from fsdp_bench.simulate.events import Category, Kind
-from fsdp_bench.simulate.operators.kernels import Kernels
 from fsdp_bench.simulate.repeat import Log
-from fsdp_bench.simulate.step import memory_of_a_step
-from fsdp_bench.spec.recording.model import Model
-from fsdp_bench.spec.setup import TrainSetup
 
 BREAKDOWN = tuple(category.value for category in Category)
 
@@ -76,10 +71,8 @@ def live_memory(log: Log) -> LiveMemory:
     return LiveMemory(phases, level)
 
 
-@lru_cache(maxsize=8)
-def worst_rank(shape: Model, setup: TrainSetup, kernels: Kernels) -> tuple[Log, LiveMemory]:
-    """Return a step in the steady state of the rank with the highest peak; of ties the lowest rank."""
-    logs = [memory_of_a_step(shape, setup, kernels, rank) for rank in candidate_ranks(shape, setup, kernels)]
+def worst_rank(logs: Iterable[Log]) -> tuple[Log, LiveMemory]:
+    """Return the log with the highest peak, of several ranks' steps, and its live memory; of ties the first."""
     return max(((log, live_memory(log)) for log in logs), key=lambda found: found[1].peak_bytes)
 
 

@@ -13,10 +13,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from fsdp_bench.rates.datasheet import Rates
-from fsdp_bench.replay.durations import Durations
-from fsdp_bench.replay.intervals import Intervals, length, overlap, union
-from fsdp_bench.replay.step_parts import StepPart, part_of, parts_of
-from fsdp_bench.replay.streams import Ran, Streams
+from fsdp_bench.replay.step_parts import Intervals, StepPart, length, overlap, part_of, parts_of, union
+from fsdp_bench.replay.streams import Durations, Ran, Streams
 from fsdp_bench.simulate.events import Event, Kind, Stream, Work
 from fsdp_bench.simulate.repeat import Log
 

@@ -13,8 +13,7 @@ Read in this order:
     wrappers/          FSDP1, fully_shard and DDP, in PyTorch's order and under PyTorch's names
     simulation.py      loading, and a step: forward, loss, backward, clipping, optimizer
     step.py            which steps are simulated: one in the steady state, or the first ones
-    further_steps.py   which tensors of a step replace those of the step before it
-    repeat.py          one block represents all blocks that are alike
+    repeat.py          one block represents all blocks that are alike, and one step those that follow it
     candidate_ranks.py the ranks that can need the most memory
 """
 

@@ -19,31 +19,30 @@ from fsdp_bench.simulate.models.build import build, few_blocks, with_few_tokens
 from fsdp_bench.simulate.models.transformer import SimulatedModel, Weight
 from fsdp_bench.simulate.operators.core import Operators
 from fsdp_bench.simulate.operators.kernels import CPU, FP32, Kernels
-from fsdp_bench.simulate.operators.optimizer import STEP_BYTES
-from fsdp_bench.simulate.optimizers.adamw_8bit import bytes_of_moment
+from fsdp_bench.simulate.operators.optimizer import Shard
+from fsdp_bench.simulate.optimizers.dispatch import states, temporary_bytes
 from fsdp_bench.simulate.tape import CUDA_BLOCK_BYTES, Tape
-from fsdp_bench.simulate.wrappers.flat_layout import FlatLayout, flat_layout
-from fsdp_bench.simulate.wrappers.units import Unit, blocks_are_alike, choose_units
+from fsdp_bench.simulate.wrappers.units import FlatLayout, Unit, blocks_are_alike, choose_units, flat_layout
 from fsdp_bench.spec.recording.model import Model
-from fsdp_bench.spec.setup import Api, Offload, OptimizerKind, ShardingStrategy, TrainSetup
+from fsdp_bench.spec.setup import Api, Offload, ShardingStrategy, TrainSetup
 
 
-def candidate_ranks(shape: Model, setup: TrainSetup, kernels: Kernels) -> list[int]:
+def candidate_ranks(model: Model, setup: TrainSetup, kernels: Kernels) -> list[int]:
     """Return ranks of which one has the highest peak, in ascending order; mostly rank 0 alone."""
     if setup.api is not Api.FSDP1 or setup.effective_strategy is ShardingStrategy.NO_SHARD:
         return [0]
-    return _candidate_ranks(shape, with_few_tokens(shape, setup), kernels)
+    return _candidate_ranks(model, with_few_tokens(model, setup), kernels)
 
 
 @lru_cache(maxsize=64)
-def _candidate_ranks(shape: Model, setup: TrainSetup, kernels: Kernels) -> list[int]:
-    model, layouts = _layouts(shape, setup)
+def _candidate_ranks(model: Model, setup: TrainSetup, kernels: Kernels) -> list[int]:
+    built, layouts = _layouts(model, setup)
     if not setup.use_orig_params:
         return sorted({0, *_padded_ranks(layouts, setup.shard_group_size)})
     if setup.offload is Offload.PARAMS and kernels.is_cuda:  # the optimizer's work is on the host
         return [0]
     pieces = _Pieces(layouts, setup.shard_group_size)
-    scores = [_Score(setup, kernels, model, held) for held in pieces.of_ranks(model)]
+    scores = [_Score(setup, kernels, built, held) for held in pieces.of_ranks(built)]
     wanted: tuple[Callable[[_Score], int], ...] = (
         lambda score: score.states,
         lambda score: score.states + score.temporary,
@@ -57,22 +56,22 @@ def _candidate_ranks(shape: Model, setup: TrainSetup, kernels: Kernels) -> list[
     return sorted(found)
 
 
-def _layouts(shape: Model, setup: TrainSetup) -> tuple[SimulatedModel, list[tuple[FlatLayout, list[Weight]]]]:
+def _layouts(model: Model, setup: TrainSetup) -> tuple[SimulatedModel, list[tuple[FlatLayout, list[Weight]]]]:
     """Return the model, with few of its blocks where they are alike, and each unit's flat parameter and weights."""
     operators = Operators(Tape(), CPU)
-    model = few_blocks(operators, shape, setup)
-    units = choose_units(model, setup)
-    if not blocks_are_alike(model, units, setup):
-        model = build(operators, shape, setup, shape.num_blocks)
-        units = choose_units(model, setup)
+    built = few_blocks(operators, model, setup)
+    units = choose_units(built, setup)
+    if not blocks_are_alike(built, units, setup):
+        built = build(operators, model, setup, model.num_blocks)
+        units = choose_units(built, setup)
     taken: set[int] = set()
     layouts = []
-    for unit in [*units, Unit((model,), setup.precision)]:
+    for unit in [*units, Unit((built,), setup.precision)]:
         weights = [weight for weight in unit.all_weights if id(weight) not in taken]
         taken.update(map(id, weights))
         if weights:
             layouts.append((flat_layout(weights, setup, unit.precision), weights))
-    return model, layouts
+    return built, layouts
 
 
 def _padded_ranks(layouts: Iterable[tuple[FlatLayout, list[Weight]]], group_size: int) -> Iterable[int]:
@@ -123,37 +122,24 @@ class _Score:
         model: SimulatedModel,
         held: list[tuple[Weight, int]],
     ) -> None:
-        rounding = 1 if kernels.observed else CUDA_BLOCK_BYTES
         store, kind = setup.precision.store_bytes, setup.optimizer
+        op = Operators(Tape(1 if kernels.observed else CUDA_BLOCK_BYTES), kernels)
 
         def rounded(num_bytes: int) -> int:
-            return num_bytes - num_bytes % -rounding
+            return num_bytes + -num_bytes % op.tape.rounding
 
         def of_all_blocks(values: list[int]) -> int:
             return sum(value * model.times(weight.block) for (weight, _), value in zip(held, values, strict=True))
 
+        def kept(numel: int) -> int:
+            return sum(one.num_bytes for one in states(op, kind, [Shard(numel, store, -1)]))
+
+        kept_of = {numel: kept(numel) for numel in {numel for _, numel in held}}
+        self.states = of_all_blocks([kept_of[numel] for _, numel in held])
         sizes = [rounded(numel * store) for _, numel in held]
-        each = of_all_blocks(sizes)
         num_pieces = of_all_blocks([1] * len(held))
-        has_step = kind is OptimizerKind.ADAMW_FUSED or not kernels.is_cuda
-        self.states = 0
-        if kind is not OptimizerKind.SGD:
-            moments = 1 if kind is OptimizerKind.ADAFACTOR else 2  # pieces have one dimension
-            if kind is OptimizerKind.ADAMW_8BIT:
-                each = of_all_blocks([sum(map(rounded, bytes_of_moment(numel, store))) for _, numel in held])
-            self.states = moments * each + (num_pieces * rounded(STEP_BYTES) if has_step else 0)
-        self.temporary = 0
+        self.temporary = temporary_bytes(kind, sizes, of_all_blocks(sizes))
         """In the optimizer's step: see optimizers/."""
-        if kind is OptimizerKind.ADAMW_FOREACH:
-            self.temporary = each
-        elif kind is OptimizerKind.ADAMW_FOR_LOOP:
-            self.temporary = max(
-                (2 * size + before for before, size in zip([0, *sizes], sizes, strict=False)), default=0
-            )
-        elif kind is OptimizerKind.ADAFACTOR:
-            self.temporary = max(
-                (size + before + max(size, before) for before, size in zip([0, *sizes], sizes, strict=False)), default=0
-            )
         if setup.optimizer_in_backward:  # one piece after another, each by an optimizer of its own
             self.temporary = max(sizes, default=0)
         self.norms = num_pieces * rounded(FP32) if setup.max_grad_norm is not None else 0

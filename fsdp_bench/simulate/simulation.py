@@ -8,26 +8,26 @@ from typing import Any
 from fsdp_bench.simulate.autograd import Engine
 from fsdp_bench.simulate.compiled.choose import compile_blocks
 from fsdp_bench.simulate.events import IN_HOST_MEMORY, Category, Stream
-from fsdp_bench.simulate.further_steps import first_forward_alone
 from fsdp_bench.simulate.losses.choose import loss
 from fsdp_bench.simulate.losses.cross_entropy import cross_entropy
 from fsdp_bench.simulate.models.activation_checkpointing import checkpoint_blocks, checkpointed_blocks
 from fsdp_bench.simulate.models.build import build
 from fsdp_bench.simulate.models.reentrant import reentrant
-from fsdp_bench.simulate.operators.clipping import clip_gradients, clip_sharded_fsdp1, reduce_norm_of_host_gradients
+from fsdp_bench.simulate.operators.clipping import (
+    Scaler,
+    clip_gradients,
+    clip_sharded_fsdp1,
+    reduce_norm_of_host_gradients,
+)
 from fsdp_bench.simulate.operators.core import Operators
-from fsdp_bench.simulate.operators.kernels import FP32, INT64, Kernels
+from fsdp_bench.simulate.operators.kernels import FP32, INT64, Kernels, Sizes
 from fsdp_bench.simulate.operators.optimizer import counts
-from fsdp_bench.simulate.operators.precision import Sizes
-from fsdp_bench.simulate.operators.scaler import Scaler
 from fsdp_bench.simulate.optimizers import dispatch as optimizer
-from fsdp_bench.simulate.optimizers.in_backward import InBackward
+from fsdp_bench.simulate.optimizers.dispatch import InBackward, offloaded_step, on_gpu
 from fsdp_bench.simulate.optimizers.muon import refuse_muon_of_dtensors
-from fsdp_bench.simulate.optimizers.offloaded import offloaded_step, on_gpu
-from fsdp_bench.simulate.repeat import Log
+from fsdp_bench.simulate.repeat import Log, first_forward_alone
 from fsdp_bench.simulate.tape import CUDA_BLOCK_BYTES, Storage, Tape, Tensor
-from fsdp_bench.simulate.wrappers.bare import Bare
-from fsdp_bench.simulate.wrappers.ddp import Ddp
+from fsdp_bench.simulate.wrappers.ddp import Bare, Ddp
 from fsdp_bench.simulate.wrappers.fsdp1 import Fsdp1
 from fsdp_bench.simulate.wrappers.fsdp2 import Fsdp2
 from fsdp_bench.simulate.wrappers.protocol import Wrapper
@@ -93,7 +93,7 @@ class Simulation:
 
     def _wrapped(self, units: list[Unit]) -> Wrapper:
         """Wrap the model. Under fully_shard and DDP only rank 0 is simulated, which has the most."""
-        given = self.op, self.engine, self.model, units, self.setup, self.sizes, self.on_host
+        given = self.op, self.engine, self.model, units, self.setup
         if self.setup.api is Api.FSDP1:
             return Fsdp1(*given, self.rank)
         if self.setup.is_ddp:

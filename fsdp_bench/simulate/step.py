@@ -1,19 +1,23 @@
-"""Training steps of one rank as events: one in the steady state, and the first ones."""
+"""Training steps of one rank as events: one in the steady state, and the first ones.
+
+``SimulatedSteps`` has both of one model and setup: made when they are asked for, and handed to those who read logs.
+"""
 
 from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import lru_cache, partial
+from functools import cached_property, lru_cache, partial
+from typing import Any, Self
 
 from msgspec.structs import replace
 
-from fsdp_bench.simulate.further_steps import replaced_tensors
+from fsdp_bench.simulate.candidate_ranks import candidate_ranks
 from fsdp_bench.simulate.models.build import with_few_tokens
-from fsdp_bench.simulate.operators.kernels import Kernels
+from fsdp_bench.simulate.operators.kernels import CUDA, Kernels
 from fsdp_bench.simulate.recorded.simulation import simulation_of
-from fsdp_bench.simulate.repeat import FEW_BLOCKS, MORE_BLOCKS, Log
+from fsdp_bench.simulate.repeat import FEW_BLOCKS, MORE_BLOCKS, Log, replaced_tensors
 from fsdp_bench.simulate.simulation import Simulation
 from fsdp_bench.simulate.wrappers.ddp import Ddp
 from fsdp_bench.simulate.wrappers.fsdp1 import Fsdp1
@@ -22,7 +26,97 @@ from fsdp_bench.spec.recording.model import Model, RecordedModel
 from fsdp_bench.spec.setup import Api, ShardingStrategy, TrainSetup, Wrap
 
 
-def for_any_depth(shape: Model, setup: TrainSetup) -> Model | None:
+class SimulatedSteps:
+    """The training steps of one model under one setup. Each is simulated when it is first asked for, and kept.
+
+    Args:
+        model: the model.
+        setup: the training setup.
+        kernels: the kernels that run.
+        any_depth: the steps of ``for_any_depth(model, setup)``, whose logs are this model's, too.
+    """
+
+    def __init__(self, model: Model, setup: TrainSetup, kernels: Kernels = CUDA, any_depth: Self | None = None) -> None:
+        self.model, self.setup, self.kernels = model, setup, kernels
+        self._any_depth = any_depth
+        self._steps: dict[tuple[int, bool], Log] = {}
+        self._first_steps: dict[tuple[int, bool], Log] = {}
+
+    def step(self, rank: int = 0, every_block: bool = False) -> Log:
+        """Return the log of loading and of one step in the steady state; of every block, or of few where one counts."""
+        key = rank, every_block
+        if key not in self._steps:
+            shared = self._any_depth.step(rank) if self._any_depth and not every_block else None
+            fewest = self.model.num_blocks if every_block else FEW_BLOCKS
+            log = self._of_this_depth(shared) or steady_step(self.model, self.setup, self.kernels, rank, fewest)
+            self._steps[key] = log
+        return self._steps[key]
+
+    def first_steps(self, rank: int = 0, every_block: bool = False) -> Log:
+        """Return the log of loading and of the first steps, for the caching allocator."""
+        key = rank, every_block
+        if key not in self._first_steps:
+            shared = self._any_depth.first_steps(rank) if self._any_depth and not every_block else None
+            fewest = self.model.num_blocks if every_block else MORE_BLOCKS
+            log = self._of_this_depth(shared) or first_steps(self.model, self.setup, self.kernels, rank, fewest)
+            self._first_steps[key] = log
+        return self._first_steps[key]
+
+    def _of_this_depth(self, shared: Log | None) -> Log | None:
+        return shared.of_depth(self.model.num_blocks) if shared and shared.extra_blocks else None
+
+    @cached_property
+    def candidate_ranks(self) -> list[int]:
+        """Ranks of which one has the highest peak, in ascending order; mostly rank 0 alone."""
+        return candidate_ranks(self.model, self.setup, self.kernels)
+
+    @property
+    def for_memory(self) -> list[Log]:
+        """The steps of the candidate ranks, for readers of memory alone."""
+        if self.setup.is_ddp and not self.setup.is_bare:
+            return [self._under_ddp]
+        return [self.step(rank) for rank in self.candidate_ranks]
+
+    @cached_property
+    def _under_ddp(self) -> Log:
+        """DistributedDataParallel's buckets end in the middle of blocks, so that for time every block is simulated.
+
+        What is alive they change only where a hook casts them.
+        """
+        run = partial(_load_and_step, self.model, self.setup, self.kernels)
+        return _simulated(run, self.model, self.setup, self.kernels, 0, FEW_BLOCKS, for_memory=True)
+
+    @property
+    def wrapped(self) -> Simulation:
+        """The wrapped model before it is loaded: few blocks, of which one stands for others; all if they differ."""
+        model = self.model
+        few = min(model.num_blocks, FEW_BLOCKS) if model.repeats else model.num_blocks
+        simulation = simulation_of(model, self.setup, self.kernels, few)
+        is_whole = simulation.blocks_are_alike
+        return simulation if is_whole else simulation_of(model, self.setup, self.kernels, model.num_blocks)
+
+    def on(self, kernels: Kernels) -> SimulatedSteps:
+        """Return the steps on other kernels; these where they are the same."""
+        return self if kernels == self.kernels else SimulatedSteps(self.model, self.setup, kernels)
+
+    def forget(self) -> None:
+        """Keep no logs: those who keep many answers do not need the events that led to them."""
+        self._steps.clear()
+        self._first_steps.clear()
+        self.__dict__.pop("_under_ddp", None)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Send no logs to other processes."""
+        return type(self), (self.model, self.setup, self.kernels)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, SimulatedSteps) and self.__reduce__() == other.__reduce__()
+
+    def __hash__(self) -> int:
+        return hash((self.model, self.setup, self.kernels))
+
+
+def for_any_depth(model: Model, setup: TrainSetup) -> Model | None:
     """Return the model whose log is that of all deeper models of its width, ``Log.of_depth``; None where none is.
 
     What depends on the number of layers beside the number of blocks: clipping, which holds one number a gradient,
@@ -30,45 +124,22 @@ def for_any_depth(shape: Model, setup: TrainSetup) -> Model | None:
     """
     counts_blocks = setup.max_grad_norm is not None or setup.policy.is_of_blocks
     is_any_depth = setup.is_bare if setup.is_ddp else setup.wrap.has_blocks
-    if counts_blocks or not is_any_depth or not shape.repeats:
+    if counts_blocks or not is_any_depth or not model.repeats or model.num_blocks <= MORE_BLOCKS + 1:
         return None
-    return replace(shape.with_blocks(min(shape.num_blocks, MORE_BLOCKS + 1)), name="any depth")
+    return replace(model.with_blocks(MORE_BLOCKS + 1), name="any depth")
 
 
-@lru_cache(maxsize=512)
-def steady_step(shape: Model, setup: TrainSetup, kernels: Kernels, rank: int = 0, num_blocks: int = FEW_BLOCKS) -> Log:
-    """Return the log of loading and of one step in the steady state; all readers share it."""
-    shallow = for_any_depth(shape, setup) if num_blocks <= MORE_BLOCKS else None
-    if shallow is not None and shape.num_blocks > shallow.num_blocks:
-        log = steady_step(shallow, setup, kernels, rank, num_blocks)
-        if log.extra_blocks:
-            return log.of_depth(shape.num_blocks)
-    return _simulated(partial(_load_and_step, shape, setup, kernels), shape, setup, kernels, rank, num_blocks)
+def steady_step(model: Model, setup: TrainSetup, kernels: Kernels, rank: int = 0, num_blocks: int = FEW_BLOCKS) -> Log:
+    """Return the log of loading and of one step in the steady state, with so many blocks at least."""
+    return _simulated(partial(_load_and_step, model, setup, kernels), model, setup, kernels, rank, num_blocks)
 
 
-def memory_of_a_step(shape: Model, setup: TrainSetup, kernels: Kernels, rank: int = 0) -> Log:
-    """Return the log of loading and of one step in the steady state, for readers of memory alone.
-
-    DistributedDataParallel's buckets end in the middle of blocks, so that for its time every block is simulated. What
-    is alive they change only where a hook casts them.
-    """
-    if setup.is_ddp and not setup.is_bare:
-        return _memory_under_ddp(shape, setup, kernels)
-    return steady_step(shape, setup, kernels, rank)
-
-
-@lru_cache(maxsize=8)
-def _memory_under_ddp(shape: Model, setup: TrainSetup, kernels: Kernels) -> Log:
-    run = partial(_load_and_step, shape, setup, kernels)
-    return _simulated(run, shape, setup, kernels, 0, FEW_BLOCKS, for_memory=True)
-
-
-def _load_and_step(shape: Model, setup: TrainSetup, kernels: Kernels, simulation: Simulation, extra_blocks: int) -> Log:
+def _load_and_step(model: Model, setup: TrainSetup, kernels: Kernels, simulation: Simulation, extra_blocks: int) -> Log:
     if isinstance(simulation.wrapper, Fsdp1):
-        small = _as_small_as_units_allow(shape, setup)
-        simulation.wrapper.events_left = _events_left(small, with_few_tokens(shape, setup), kernels)
+        small = _as_small_as_units_allow(model, setup)
+        simulation.wrapper.events_left = _events_left(small, with_few_tokens(model, setup), kernels)
     elif isinstance(simulation.wrapper, Ddp):
-        simulation.wrapper.numels_in_order = _arrivals(shape, setup, kernels)
+        simulation.wrapper.numels_in_order = _arrivals(model, setup, kernels)
     simulation.load()
     simulation.warm_up()
     simulation.step()
@@ -79,16 +150,16 @@ _ENOUGH_BLOCKS = 3
 """Enough for a step to end as it does with all blocks: prefetching reaches two units ahead."""
 
 
-def _as_small_as_units_allow(shape: Model, setup: TrainSetup) -> Model:
+def _as_small_as_units_allow(model: Model, setup: TrainSetup) -> Model:
     """Return a small model with the same units: how events follow each other depends on nothing else."""
-    if isinstance(shape, RecordedModel):
-        return shape.with_blocks(min(shape.num_blocks, FEW_BLOCKS)) if shape.repeats else shape
-    layers = min(shape.num_hidden_layers, _ENOUGH_BLOCKS)
+    if isinstance(model, RecordedModel):
+        return model.with_blocks(min(model.num_blocks, FEW_BLOCKS)) if model.repeats else model
+    layers = min(model.num_hidden_layers, _ENOUGH_BLOCKS)
     if setup.wrap is Wrap.SIZE:
-        return replace(shape, num_hidden_layers=layers)
+        return replace(model, num_hidden_layers=layers)
     return ModelShape(
         name="units",
-        family=shape.family,
+        family=model.family,
         num_hidden_layers=layers,
         hidden_size=64,
         num_attention_heads=1,
@@ -96,32 +167,32 @@ def _as_small_as_units_allow(shape: Model, setup: TrainSetup) -> Model:
         intermediate_size=64,
         vocab_size=64,
         max_position_embeddings=1,
-        tie_word_embeddings=shape.tie_word_embeddings,
+        tie_word_embeddings=model.tie_word_embeddings,
     )
 
 
 @lru_cache(maxsize=64)
-def _events_left(shape: Model, setup: TrainSetup, kernels: Kernels) -> int:
+def _events_left(model: Model, setup: TrainSetup, kernels: Kernels) -> int:
     """Return how many frees FSDP1's rate limiter has not waited for at the end of a step."""
     if not setup.limit_all_gathers or setup.effective_strategy is ShardingStrategy.NO_SHARD:
         return 0
-    simulation = simulation_of(shape, setup, kernels, shape.num_blocks)
+    simulation = simulation_of(model, setup, kernels, model.num_blocks)
     simulation.load()
     for _ in range(2):
         simulation.step()
     return simulation.wrapper.num_free_events if isinstance(simulation.wrapper, Fsdp1) else 0
 
 
-def _arrivals(shape: Model, setup: TrainSetup, kernels: Kernels) -> list[int]:
+def _arrivals(model: Model, setup: TrainSetup, kernels: Kernels) -> list[int]:
     """Return the elements of DDP's gradients in the order in which they come; a model of few blocks shows it."""
-    few = min(shape.num_blocks, FEW_BLOCKS) if shape.repeats else shape.num_blocks
-    simulation = simulation_of(shape, setup, kernels, few)
+    few = min(model.num_blocks, FEW_BLOCKS) if model.repeats else model.num_blocks
+    simulation = simulation_of(model, setup, kernels, few)
     simulation.load()
     simulation.step()
     return simulation.wrapper.numels_of_all_blocks() if isinstance(simulation.wrapper, Ddp) else []
 
 
-def first_steps(shape: Model, setup: TrainSetup, kernels: Kernels, rank: int = 0, num_blocks: int = MORE_BLOCKS) -> Log:
+def first_steps(model: Model, setup: TrainSetup, kernels: Kernels, rank: int = 0, num_blocks: int = MORE_BLOCKS) -> Log:
     """Return the log of loading and of the first STEPS steps, for the caching allocator.
 
     The optimizer's states come to life at the end of the first step, in the gaps that its activations left. Steps are
@@ -139,16 +210,16 @@ def first_steps(shape: Model, setup: TrainSetup, kernels: Kernels, rank: int = 0
         del simulation.tape.events[simulation.steps[-1].stop :]
         return simulation.log(extra_blocks, STEPS - len(simulation.steps), pairs)
 
-    return _simulated(run, shape, setup, kernels, rank, num_blocks, for_memory=True)
+    return _simulated(run, model, setup, kernels, rank, num_blocks, for_memory=True)
 
 
 STEPS = 4
-"""The number of steps after which reserved memory is read: see further_steps.py."""
+"""The number of steps after which reserved memory is read: see repeat.py."""
 
 
 def _simulated(
     run: Callable[[Simulation, int], Log],
-    shape: Model,
+    model: Model,
     setup: TrainSetup,
     kernels: Kernels,
     rank: int,
@@ -159,14 +230,14 @@ def _simulated(
     with without_collections():
         fewest = MORE_BLOCKS if _leaves_more_behind(setup) else num_blocks
         for count in sorted({fewest, MORE_BLOCKS}):
-            if num_blocks <= count < shape.num_blocks and shape.repeats:
-                simulation = simulation_of(shape, setup, kernels, count, rank)
+            if num_blocks <= count < model.num_blocks and model.repeats:
+                simulation = simulation_of(model, setup, kernels, count, rank)
                 if not (simulation.blocks_are_alike or (for_memory and simulation.allocates_alike)):
                     break
-                log = run(simulation, shape.num_blocks - count)
+                log = run(simulation, model.num_blocks - count)
                 if log.is_sound:
                     return log
-        return run(simulation_of(shape, setup, kernels, shape.num_blocks, rank), 0)
+        return run(simulation_of(model, setup, kernels, model.num_blocks, rank), 0)
 
 
 def _leaves_more_behind(setup: TrainSetup) -> bool:

@@ -19,7 +19,7 @@ from fsdp_bench.rates.datasheet import Rates, RatesWithoutCommunication
 from fsdp_bench.replay.schedule import run
 from fsdp_bench.simulate.events import Work
 from fsdp_bench.simulate.operators.kernels import CPU_GLOO, CUDA
-from fsdp_bench.simulate.step import steady_step
+from fsdp_bench.simulate.step import SimulatedSteps
 from fsdp_bench.spec.codec import from_json
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.profile import (
@@ -165,7 +165,7 @@ class _PredictedStep:
             optimizer=OptimizerKind.SGD,
             sequence_length=CALIBRATION_SEQUENCE_LENGTH,
         )
-        log = steady_step(CALIBRATION_MODEL, self._setup, CUDA if device == "cuda" else CPU_GLOO)
+        log = SimulatedSteps(CALIBRATION_MODEL, self._setup, CUDA if device == "cuda" else CPU_GLOO).step()
         self._events = list(log.last_step())
         profile = Profile(machine="", device=device, device_name="", measured_on="", versions={}, ranks=(measured,))
         self._rates = Calibrated(profile, self._setup, measured.num_ranks)

@@ -12,6 +12,7 @@ from fsdp_bench.catalog.loader import gpu_by_product_name
 from fsdp_bench.plan.estimate import predict_memory, read_allocator
 from fsdp_bench.simulate.compiled.choose import why_eager
 from fsdp_bench.simulate.operators.kernels import CPU_EMULATED, CPU_GLOO, CUDA, Kernels, kernels_on
+from fsdp_bench.simulate.step import SimulatedSteps
 from fsdp_bench.spec.codec import to_json
 from fsdp_bench.spec.errors import MachineError, SpecError
 from fsdp_bench.spec.hardware import Gpu
@@ -139,7 +140,7 @@ def kernels_of(record: TrialRecord) -> Kernels:
 
 def _on_cpu(record: TrialRecord, memory: MemoryReading | None, label: str) -> MemoryComparison:
     kernels, budget = kernels_of(record), record.run.memory_limit_bytes
-    predicted = predict_memory(predictable_model(record), record.setup, kernels, rank=0)
+    predicted = predict_memory(SimulatedSteps(predictable_model(record), record.setup, kernels), rank=0)
     fits = budget is None or predicted.peak_allocated_bytes <= budget
     return MemoryComparison(
         label=label,
@@ -170,7 +171,8 @@ def compare_with_allocator(
 
     ``memory`` is None if the trial did not end ok, ``fits`` if it is not known whether it fits.
     """
-    read = partial(read_allocator, model, setup, kernels_on(CUDA, gpu, moves_model=True), rank=0)
+    steps = SimulatedSteps(model, setup, kernels_on(CUDA, gpu, moves_model=True))
+    read = partial(read_allocator, steps, rank=0)
     reading = whole = read(gpu_bytes=gpu_bytes)
     predicted = reading.out_of_memory is None and reading.num_alloc_retries == 0
     fit = None if fits is None else Fit(predicted=predicted, measured=fits)

@@ -10,8 +10,11 @@ from statistics import median
 import msgspec
 
 from fsdp_bench.catalog.loader import gpu_by_product_name
+from fsdp_bench.plan.estimate import KERNELS
 from fsdp_bench.plan.speed import speed
 from fsdp_bench.replay.schedule import StepTime
+from fsdp_bench.simulate.operators.kernels import kernels_on
+from fsdp_bench.simulate.step import SimulatedSteps
 from fsdp_bench.spec.codec import to_json
 from fsdp_bench.spec.errors import MachineError, SpecError
 from fsdp_bench.spec.hardware import Hardware
@@ -132,7 +135,8 @@ def compare_time(record: TrialRecord, profile: Profile | None) -> TimeComparison
     hardware, is_alone = Hardware.of_gpu(gpu) if gpu else None, record.device == "emulated"
     try:
         model = predictable_model(record)
-        found = speed(model, record.setup, hardware, kernels, profile, without_communication=is_alone)
+        steps = SimulatedSteps(model, record.setup, kernels_on(KERNELS[kernels], gpu))
+        found = speed(steps, hardware, profile, without_communication=is_alone)
     except (SpecError, MachineError) as error:
         return TimeComparison(label=label, reason=f"not predicted: {error}")
     if found.time.step_seconds is None:

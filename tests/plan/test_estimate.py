@@ -12,19 +12,23 @@ from msgspec.structs import replace
 
 from fsdp_bench.catalog.loader import gpu, model, server
 from fsdp_bench.catalog.lookup import model as find_model
-from fsdp_bench.plan.estimate import Verdict, estimate, predict_memory
+from fsdp_bench.plan.estimate import Verdict
 from fsdp_bench.replay.host_memory import Build, host_memory, pinned_bytes
 from fsdp_bench.replay.live_memory import live_memory
 from fsdp_bench.simulate.events import Kind
 from fsdp_bench.simulate.operators.attention_workspaces import flash_backward_workspace, flash_forward_workspace
-from fsdp_bench.simulate.operators.batched_copies import chunk_cat_arguments, split_arguments
+from fsdp_bench.simulate.operators.kernel_workspaces import (
+    chunk_cat_arguments,
+    embedding_backward_workspace,
+    split_arguments,
+)
 from fsdp_bench.simulate.operators.kernels import CPU, CUDA, CUDA_OBSERVED, cublas_workspace, kernels_on
-from fsdp_bench.simulate.operators.reduction_workspaces import embedding_backward_workspace
-from fsdp_bench.simulate.step import steady_step
+from fsdp_bench.simulate.step import SimulatedSteps, steady_step
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.hardware import Hardware
 from fsdp_bench.spec.model import Family, ModelShape
 from fsdp_bench.spec.setup import Api, Checkpointing, Loss, Offload, Precision, ShardingStrategy, TrainSetup, Wrap
+from tests.predicted import estimate_of, memory_of
 
 LLAMA_8B = model("Llama-3.1-8B").shape()
 BF16 = Precision.parse("bf16-mixed")
@@ -56,19 +60,19 @@ def test_the_facts_table_of_an_8b_model() -> None:
             precision=BF16,
             checkpointing=Checkpointing.FULL,
         )
-        memory = predict_memory(LLAMA_8B, setup, CUDA_OBSERVED)
+        memory = memory_of(LLAMA_8B, setup, CUDA_OBSERVED)
         assert memory.peak_allocated_bytes / GIB == pytest.approx(gib, abs=0.01), strategy
         assert memory.peak_phase == phase
 
 
 def test_a_setup_with_allocation_retries_does_not_fit() -> None:
     setup = TrainSetup(world_size=8, sequence_length=2048, precision=BF16)
-    large = estimate(LLAMA_8B, setup, cluster("p5.48xlarge"))
+    large = estimate_of(LLAMA_8B, setup, cluster("p5.48xlarge"))
     assert large.fits is True
     assert large.allocator.num_alloc_retries == 0
     assert large.headroom_bytes is not None
     assert large.headroom_bytes > 0
-    small = estimate(LLAMA_8B, setup, cluster("g5.48xlarge"))
+    small = estimate_of(LLAMA_8B, setup, cluster("g5.48xlarge"))
     assert small.fits is False
     assert small.headroom_bytes is not None
     assert small.headroom_bytes < 0
@@ -76,7 +80,7 @@ def test_a_setup_with_allocation_retries_does_not_fit() -> None:
 
 def test_without_a_card_it_is_not_known_whether_it_fits() -> None:
     setup = TrainSetup(world_size=8, sequence_length=512, precision=BF16)
-    found = estimate(LLAMA_8B, setup)
+    found = estimate_of(LLAMA_8B, setup)
     assert found.fits is None
     assert found.headroom_bytes is None
     assert found.allocator.peak_reserved_bytes >= found.memory.peak_allocated_bytes
@@ -85,14 +89,14 @@ def test_without_a_card_it_is_not_known_whether_it_fits() -> None:
 def test_reserved_is_at_least_active_and_active_at_least_allocated() -> None:
     for strategy in ShardingStrategy:
         setup = TrainSetup(strategy=strategy, world_size=16, sequence_length=1024, precision=BF16)
-        reading = estimate(LLAMA_8B, setup).allocator
+        reading = estimate_of(LLAMA_8B, setup).allocator
         assert reading.peak_allocated_bytes <= reading.peak_active_bytes <= reading.peak_reserved_bytes
 
 
 def test_compiled_code_is_predicted_for_eager_and_says_so() -> None:
     setup = TrainSetup(world_size=8, sequence_length=512, compile=True, wrap=Wrap.SIZE)
-    assert estimate(LLAMA_8B, setup).for_eager
-    assert not estimate(LLAMA_8B, replace(setup, compile=False, loss=Loss.COMPILED)).for_eager
+    assert estimate_of(LLAMA_8B, setup).for_eager
+    assert not estimate_of(LLAMA_8B, replace(setup, compile=False, loss=Loss.COMPILED)).for_eager
 
 
 def test_loading_the_model_on_every_rank_needs_it_as_often_as_a_node_has_gpus() -> None:
@@ -100,7 +104,7 @@ def test_loading_the_model_on_every_rank_needs_it_as_often_as_a_node_has_gpus() 
     shape = model("Llama-2-7B").shape()
     setup = TrainSetup(world_size=16, sequence_length=512)
     builds = (Build.EVERY_RANK, Build.RANK_0, Build.META)
-    every, first, meta = (host_memory(shape, setup, 8, build).peak_bytes for build in builds)
+    every, first, meta = (host_memory(SimulatedSteps(shape, setup), 8, build).peak_bytes for build in builds)
     assert every == 8 * 4 * shape.num_parameters
     assert first == 4 * shape.num_parameters
     assert meta == 0
@@ -112,14 +116,14 @@ def test_offload_moves_the_state_to_the_host() -> None:
     Pinned tensors take powers of two, so parameters and gradients may take up to twice as much.
     """
     setup = TrainSetup(world_size=8, sequence_length=512, precision=BF16, offload=Offload.PARAMS)
-    host = host_memory(LLAMA_8B, setup, 8)
+    host = host_memory(SimulatedSteps(LLAMA_8B, setup), 8)
     n = LLAMA_8B.num_parameters
     assert host.optimizer_state_bytes == pytest.approx(8 * n, rel=1e-3)
     assert host.temporary_bytes == pytest.approx(4 * n, rel=1e-3)
     for pinned in (host.pinned_parameters_bytes, host.pinned_gradients_bytes):
         assert 4 * n <= pinned <= 8 * n * 1.001
-    on_device = predict_memory(LLAMA_8B, setup)
-    without = predict_memory(LLAMA_8B, replace(setup, offload=Offload.NONE))
+    on_device = memory_of(LLAMA_8B, setup)
+    without = memory_of(LLAMA_8B, replace(setup, offload=Offload.NONE))
     assert on_device.breakdown_bytes["optimizer_state"] == on_device.breakdown_bytes["parameters"] == 0
     assert on_device.peak_allocated_bytes < without.peak_allocated_bytes
 
@@ -128,7 +132,7 @@ def test_the_host_keeps_the_same_state_however_the_model_is_wrapped() -> None:
     """Elements are dealt to the ranks once, whatever the units; units change only what padding adds."""
     shape = model("gpt2").shape()
     setup = TrainSetup(world_size=8, sequence_length=512, precision=BF16, offload=Offload.PARAMS)
-    held = [host_memory(shape, replace(setup, wrap=wrap), 8).optimizer_state_bytes for wrap in Wrap]
+    held = [host_memory(SimulatedSteps(shape, replace(setup, wrap=wrap)), 8).optimizer_state_bytes for wrap in Wrap]
     assert held == pytest.approx([8 * shape.num_parameters] * len(held), rel=1e-3)
 
 
@@ -136,7 +140,7 @@ def test_the_host_keeps_the_same_state_however_the_model_is_wrapped() -> None:
 def test_a_root_whose_parameters_are_all_in_units_below_is_predicted(api: Api) -> None:
     shape = replace(model("gpt2").shape(), tie_word_embeddings=False)
     setup = TrainSetup(world_size=8, sequence_length=512, api=api, wrap=Wrap.SIZE, min_num_params=1)
-    found = predict_memory(shape, setup)
+    found = memory_of(shape, setup)
     assert found.peak_allocated_bytes == sum(found.breakdown_bytes.values())
     assert found.breakdown_bytes["parameters"] == pytest.approx(4 * shape.num_parameters / 8, rel=0.01)
 
@@ -157,12 +161,12 @@ def test_the_block_of_the_peak_is_that_of_a_simulation_of_every_block() -> None:
         peak = replayed.phases[replayed.peak_phase]
         marks = [event.number for event in whole[: peak.event + 1] if event.kind == Kind.MARK]
         block = marks[-1] if marks and marks[-1] >= 0 else None
-        assert predict_memory(shape, setup).peak_block == block, (strategy, checkpointing)
+        assert memory_of(shape, setup).peak_block == block, (strategy, checkpointing)
 
 
 def test_a_depth_that_would_take_minutes_is_refused() -> None:
     with pytest.raises(SpecError, match="num_hidden_layers: 100000 is not allowed here"):
-        estimate(replace(LLAMA_8B, num_hidden_layers=100_000), TrainSetup())
+        estimate_of(replace(LLAMA_8B, num_hidden_layers=100_000), TrainSetup())
 
 
 def test_a_card_without_flash_attention_has_a_verdict_where_its_kernels_are_predicted() -> None:
@@ -170,17 +174,17 @@ def test_a_card_without_flash_attention_has_a_verdict_where_its_kernels_are_pred
     setup = TrainSetup(world_size=8, sequence_length=512, precision=Precision.parse("fp16-mixed"))
     shape, recorded = model("gpt2").shape(), find_model("gpt2", code="huggingface")
     volta = Hardware.of_gpu(gpu("V100-SXM2-32GB"))
-    assert estimate(shape, setup, volta).fits is True
-    assert estimate(recorded, setup, volta).fits is None
-    assert estimate(recorded, replace(setup, precision=Precision.parse("fp32")), volta).fits is True
+    assert estimate_of(shape, setup, volta).fits is True
+    assert estimate_of(recorded, setup, volta).fits is None
+    assert estimate_of(recorded, replace(setup, precision=Precision.parse("fp32")), volta).fits is True
 
 
 def test_single_operators_keep_the_weights_of_all_heads_where_no_kernel_takes_bf16() -> None:
     """Each of gpt2's 12 layers saves weights of 12 heads of 4 sequences of 1024 x 1024 tokens in fp32: 192 MiB."""
     setup = TrainSetup(world_size=8, sequence_length=1024, micro_batch_size=4, precision=BF16)
     shape = model("gpt2").shape()
-    fp16 = estimate(shape, replace(setup, precision=Precision.parse("fp16-mixed")), Hardware.of_gpu(gpu("T4")))
-    bf16 = estimate(shape, setup, Hardware.of_gpu(gpu("T4")))
+    fp16 = estimate_of(shape, replace(setup, precision=Precision.parse("fp16-mixed")), Hardware.of_gpu(gpu("T4")))
+    bf16 = estimate_of(shape, setup, Hardware.of_gpu(gpu("T4")))
     saved = 12 * 12 * 4 * 1024 * 1024 * 4
     assert bf16.memory.peak_allocated_bytes - fp16.memory.peak_allocated_bytes > saved
 
@@ -190,21 +194,22 @@ def test_recorded_code_does_not_fit_what_exceeds_a_card_with_any_attention(card:
     """Parameters, gradients and two states of 8.03e9 in fp32 over 8 ranks are 14.96 GiB; and the logits of gpt2."""
     fp16 = TrainSetup(world_size=8, sequence_length=512, precision=Precision.parse("fp16-mixed"))
     where = Hardware.of_gpu(gpu(card))
-    found = estimate(find_model("Llama-3.1-8B", code="huggingface"), fp16, where)
+    found = estimate_of(find_model("Llama-3.1-8B", code="huggingface"), fp16, where)
     assert found.verdict is Verdict.DOES_NOT_FIT
     assert found.least_bytes >= 4 * 4 * 8_030_261_248 // 8
     many = replace(fp16, micro_batch_size=96, sequence_length=1024)
-    assert estimate(find_model("gpt2", code="huggingface"), many, where).verdict is Verdict.DOES_NOT_FIT
+    assert estimate_of(find_model("gpt2", code="huggingface"), many, where).verdict is Verdict.DOES_NOT_FIT
 
 
 def test_what_only_flash_attentions_own_kernel_allocates_is_no_part_of_the_least() -> None:
     """Selective checkpointing saves outputs by the operator's name, so another kernel's may not be saved."""
     setup = TrainSetup(world_size=8, sequence_length=512, precision=Precision.parse("fp16-mixed"))
-    found = estimate(
-        find_model("gpt2", code="huggingface"), replace(setup, micro_batch_size=96), Hardware.of_gpu(gpu("T4"))
-    )
+    gpt2, many = find_model("gpt2", code="huggingface"), replace(setup, micro_batch_size=96)
+    found = estimate_of(gpt2, many, Hardware.of_gpu(gpu("T4")))
     assert found.least_bytes == found.memory.peak_allocated_bytes
-    named = dataclasses.replace(found, setup=replace(setup, checkpointing=Checkpointing.SELECTIVE))
+    named = dataclasses.replace(
+        found, simulated=SimulatedSteps(gpt2, replace(setup, checkpointing=Checkpointing.SELECTIVE))
+    )
     inside = dataclasses.replace(
         found, memory=dataclasses.replace(found.memory, peak_operator="aten::scaled_dot_product_attention")
     )
@@ -233,9 +238,9 @@ def test_heads_that_no_fused_kernel_takes_are_refused_not_guessed() -> None:
     )
     setup = TrainSetup(world_size=8, sequence_length=64)
     with pytest.raises(SpecError, match="head size 15"):
-        predict_memory(shape, setup)
-    assert predict_memory(shape, replace(setup, precision=BF16)).peak_allocated_bytes > 0
-    assert predict_memory(shape, setup, CPU).peak_allocated_bytes > 0
+        memory_of(shape, setup)
+    assert memory_of(shape, replace(setup, precision=BF16)).peak_allocated_bytes > 0
+    assert memory_of(shape, setup, CPU).peak_allocated_bytes > 0
 
 
 @pytest.mark.parametrize(("size", "splits"), [
@@ -264,7 +269,7 @@ def test_fsdp2s_copies_pack_their_arguments() -> None:
 
 
 def test_workspaces_of_kernels_have_their_documented_sizes() -> None:
-    """By hand from the sources that attention_workspaces.py and reduction_workspaces.py name."""
+    """By hand from the sources that attention_workspaces.py and kernel_workspaces.py name."""
     # Two sequences, 4 heads of 64, 200 tokens, rounded to 256: softmax_d, and dq_accum with 64 columns, in fp32.
     assert flash_backward_workspace(2, 4, 200, 64, 1) == [2 * 4 * 256 * 4, 2 * 4 * 256 * 64 * 4]
     # Grouped keys: dk and dv expanded to 4 heads in 16 bits.

@@ -9,12 +9,13 @@ from msgspec.structs import replace
 
 from fsdp_bench.catalog.ladder import nearest_size
 from fsdp_bench.catalog.loader import BUILT_IN
-from fsdp_bench.plan.estimate import Estimate, Verdict, estimate
+from fsdp_bench.plan.estimate import Estimate, Verdict
 from fsdp_bench.plan.search.fit import FitCheck
 from fsdp_bench.plan.search.quantity import Candidate
 from fsdp_bench.spec.hardware import Hardware
 from fsdp_bench.spec.model import Family
 from fsdp_bench.spec.setup import TrainSetup
+from tests.predicted import estimate_of
 
 GIB, MIB = 2**30, 2**20
 MODEL = nearest_size(Family.LLAMA, 100_000_000)
@@ -30,7 +31,7 @@ def cluster(name: str, card_bytes: int | None = None, context_bytes: int | None 
 
 def on(where: Hardware, headroom_bytes: int | None = None) -> Estimate:
     setup = TrainSetup(world_size=8, sequence_length=512)
-    return estimate(MODEL, setup, where, headroom_bytes=headroom_bytes)
+    return estimate_of(MODEL, setup, where, headroom_bytes=headroom_bytes)
 
 
 @pytest.mark.parametrize(
@@ -69,18 +70,17 @@ def test_a_search_checks_as_a_prediction_does() -> None:
     for server in ("p5.48xlarge", "g6e.48xlarge"):
         for stated in (None, 0, 5 * GIB):
             where = cluster(server)
-            check = FitCheck(headroom_bytes=stated)
-            candidate = Candidate(MODEL, setup, where)
-            assert check.memory_limit_bytes(candidate) == on(where, stated).available_bytes
-            assert check.estimate(candidate).required_headroom == on(where, stated).required_headroom
+            checked = FitCheck(headroom_bytes=stated).on(Candidate(MODEL, setup, where))
+            assert checked.limit_bytes == on(where, stated).available_bytes
+            assert checked.estimate.required_headroom == on(where, stated).required_headroom
 
 
 def shrunk_until(fails: Callable[[Estimate], bool]) -> Estimate:
     """Return the first prediction on smaller and smaller cards of which something holds."""
     setup = TrainSetup(world_size=8, sequence_length=512, micro_batch_size=4)
-    card = estimate(MODEL, setup, cluster("p5.48xlarge")).allocator.peak_reserved_bytes
+    card = estimate_of(MODEL, setup, cluster("p5.48xlarge")).allocator.peak_reserved_bytes
     for size in range(card, 0, -8 * MIB):
-        found = estimate(MODEL, setup, cluster("p5.48xlarge", size), headroom_bytes=0)
+        found = estimate_of(MODEL, setup, cluster("p5.48xlarge", size), headroom_bytes=0)
         if fails(found):
             return found
     raise AssertionError("never")

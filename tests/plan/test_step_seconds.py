@@ -6,6 +6,7 @@ import pytest
 
 from fsdp_bench.catalog.lookup import model, server
 from fsdp_bench.plan.speed import speed, step_seconds
+from fsdp_bench.simulate.step import SimulatedSteps
 from fsdp_bench.spec.setup import TrainSetup
 
 
@@ -13,7 +14,7 @@ from fsdp_bench.spec.setup import TrainSetup
 @pytest.mark.parametrize("api", ["fsdp1", "fsdp2"])
 def test_step_seconds_are_those_of_the_whole_prediction(api: str, alone: bool) -> None:
     setup = TrainSetup(api=api, world_size=8, sequence_length=2048, precision="bf16-mixed")
-    cluster, shape = server("p5.48xlarge"), model("3B", 2048)
-    whole = speed(shape, setup, cluster, without_communication=alone).time.step_seconds
+    cluster, steps = server("p5.48xlarge"), SimulatedSteps(model("3B", 2048), setup)
+    whole = speed(steps, cluster, without_communication=alone).time.step_seconds
     assert whole is not None
-    assert step_seconds(shape, setup, cluster, alone) == whole
+    assert step_seconds(steps, cluster, alone) == whole

@@ -15,7 +15,7 @@ from fsdp_bench.rates.datasheet import RatesWithoutCommunication
 from fsdp_bench.replay.schedule import run
 from fsdp_bench.simulate.events import Work
 from fsdp_bench.simulate.operators.kernels import CPU, CPU_GLOO, CUDA
-from fsdp_bench.simulate.step import steady_step
+from fsdp_bench.simulate.step import SimulatedSteps, steady_step
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.profile import (
     CALIBRATION_MODEL,
@@ -187,7 +187,7 @@ def test_products_in_float8_are_unknown_which_no_calibration_measures() -> None:
 def test_a_group_of_a_size_that_was_not_measured_is_unknown() -> None:
     setup = TrainSetup(world_size=8, sequence_length=128)
     assert Calibrated(profile(), setup, 8).collective(Work("all_gather", 1, group="shard")) is None
-    found = speed(CALIBRATION_MODEL, setup, None, "cpu", profile(hooks=1e-5))
+    found = speed(SimulatedSteps(CALIBRATION_MODEL, setup, CPU), None, profile(hooks=1e-5))
     assert found.time.step_seconds is None
     assert found.time.unknown == ("all_gather (shard)", "reduce_scatter (shard)")
 
@@ -212,7 +212,7 @@ def test_a_group_is_timed_as_the_measured_one_whose_ranks_are_as_far_apart() -> 
 
 def test_a_calibration_of_another_device_is_refused() -> None:
     with pytest.raises(SpecError, match="use --kernels cpu"):
-        speed(CALIBRATION_MODEL, SETUP, None, "cuda", profile())
+        speed(SimulatedSteps(CALIBRATION_MODEL, SETUP), None, profile())
 
 
 @pytest.mark.parametrize(("device", "launch", "hook"), [

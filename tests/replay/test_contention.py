@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from fsdp_bench.catalog import loader
-from fsdp_bench.plan.speed import speed
+from fsdp_bench.plan.question import Question, speed_of
 from fsdp_bench.rates.datasheet import Datasheet, datasheet
 from fsdp_bench.replay.schedule import run, schedule
 from fsdp_bench.replay.step_parts import StepPart
@@ -163,7 +163,7 @@ def test_faster_hardware_never_makes_a_step_slower(strategy: str, faster: str) -
     steps = []
     for factor in (0.25, 0.5, 0.8, 1.0, 1.3, 2.0, 4.0):
         changed, card = HARDWARE[faster](server, gpu, factor)
-        time = speed(shape, setup, Hardware(server=changed, gpu=card, num_nodes=2, gpus_per_node=8)).time
+        time = speed_of(Question(shape, setup, Hardware(server=changed, gpu=card, num_nodes=2, gpus_per_node=8))).time
         assert time.step_seconds is not None
         steps.append(time.step_seconds)
     for slow, fast in itertools.pairwise(steps):

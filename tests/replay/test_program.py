@@ -17,7 +17,7 @@ from fsdp_bench.replay.caching_allocator.replay import Replay
 from fsdp_bench.simulate.events import Event, Kind
 from fsdp_bench.simulate.operators.kernels import CUDA
 from fsdp_bench.simulate.repeat import MORE_BLOCKS, Log
-from fsdp_bench.simulate.step import STEPS, first_steps
+from fsdp_bench.simulate.step import STEPS, SimulatedSteps, first_steps
 from fsdp_bench.spec.setup import Api, Precision, ShardingStrategy, TrainSetup
 from tests.profiles import share_of_examples
 from tests.replay.replaying import log_of, replay
@@ -53,7 +53,7 @@ def instructions(found: Program) -> Iterator[tuple[object, ...]]:
 @given(st.sampled_from(CELLS), st.integers(min_value=7, max_value=16))
 def test_repeated_parts_are_what_every_block_does(cell: Cell, layers: int) -> None:
     model = replace(cell.model, num_hidden_layers=layers)
-    short = program_of(model, cell.setup, CUDA, 0)
+    short = program_of(SimulatedSteps(model, cell.setup, CUDA), 0)
     whole = program(first_steps(model, cell.setup, CUDA, num_blocks=layers))
     assume(short.log.extra_blocks > 0)
     assert whole is not None

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fsdp_bench.catalog import loader
-from fsdp_bench.plan.speed import speed
+from fsdp_bench.plan.question import Question, speed_of
 from fsdp_bench.rates.datasheet import attention_flops, tile_fraction
 from fsdp_bench.replay.schedule import run, schedule
 from fsdp_bench.simulate.events import Event, Kind, Queue, Stream, Work
@@ -195,7 +195,7 @@ def test_prefetching_hides_the_next_all_gather() -> None:
     shape = loader.model("Llama-2-7B").shape()
     cluster = _cluster(2)
     setup = TrainSetup(world_size=16, sequence_length=2048, precision=Precision("fp32", "bf16", "fp32"))
-    time = speed(shape, setup, cluster).time
+    time = speed_of(Question(shape, setup, cluster)).time
     assert time.exposed_communication_seconds is not None
     assert time.communication_seconds is not None
     assert time.exposed_communication_seconds < 0.6 * time.communication_seconds
@@ -278,9 +278,9 @@ def _cluster(nodes: int) -> Hardware:
 def test_unknown_links_leave_the_step_unknown_and_say_so() -> None:
     """A GPU alone has no links: what computes is known, the step of several ranks is not."""
     shape, gpu = loader.model("gpt2").shape(), Hardware.of_gpu(loader.gpu("H100-SXM"))
-    alone = speed(shape, TrainSetup(world_size=1, sequence_length=64), gpu)
+    alone = speed_of(Question(shape, TrainSetup(world_size=1, sequence_length=64), gpu))
     assert alone.mfu is not None
-    several = speed(shape, TrainSetup(world_size=2, sequence_length=64), gpu)
+    several = speed_of(Question(shape, TrainSetup(world_size=2, sequence_length=64), gpu))
     assert several.mfu is None
     assert several.time.compute_seconds is not None
     assert "all_gather (shard)" in several.time.unknown
@@ -292,7 +292,7 @@ def test_more_nodes_expose_no_less() -> None:
     shares = []
     for nodes in (1, 2, 8):
         setup = TrainSetup(world_size=8 * nodes, sequence_length=2048, precision=Precision("fp32", "bf16", "fp32"))
-        time = speed(shape, setup, _cluster(nodes)).time
+        time = speed_of(Question(shape, setup, _cluster(nodes))).time
         assert time.communication_seconds is not None
         shares.append(time.communication_seconds)
     assert shares == sorted(shares)

@@ -8,8 +8,8 @@ import pytest
 
 from fsdp_bench.simulate.autograd import is_last_reference
 from fsdp_bench.simulate.events import Category, Event, Kind, Stream
+from fsdp_bench.simulate.operators.kernel_workspaces import sum_over_rows_workspace
 from fsdp_bench.simulate.operators.kernels import CUDA
-from fsdp_bench.simulate.operators.reduction_workspaces import sum_over_rows_workspace
 from fsdp_bench.simulate.step import first_steps
 from fsdp_bench.simulate.tape import Tape, Tensor
 from fsdp_bench.spec.setup import Api, Precision, ShardingStrategy, TrainSetup

@@ -6,12 +6,13 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from fsdp_bench.plan.estimate import KERNELS, predict_memory
+from fsdp_bench.plan.estimate import KERNELS
 from fsdp_bench.simulate.wrappers.impossible import why_impossible
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.recording.model import RecordedModel
 from fsdp_bench.spec.subprocesses.dry_run import DryRunSpec, KernelSet, TensorKind
 from fsdp_bench.sweep.dry_run import dry_runs
+from tests.predicted import memory_of
 from tools.validate.dry_run import compare_with_dry_run
 from tools.validate.random_setups import Cell, draw_cells
 
@@ -49,5 +50,5 @@ def assert_recorded_equals_dry_runs(model: RecordedModel, *specs: DryRunSpec) ->
     """Compare a recorded model's predicted peak of every phase with dry runs of its code, to the byte."""
     for index, answer in dry_runs(specs):
         assert answer.result is not None, answer.error
-        phases = predict_memory(model, specs[index].setup, OBSERVED, answer.result.rank).phases
+        phases = memory_of(model, specs[index].setup, OBSERVED, answer.result.rank).phases
         assert {phase: phases[phase] for phase in answer.result.phases} == answer.result.phases, specs[index].setup

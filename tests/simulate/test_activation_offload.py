@@ -7,16 +7,16 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from fsdp_bench.plan.estimate import predict_memory
 from fsdp_bench.replay.host_memory import host_memory
 from fsdp_bench.simulate.events import Kind
 from fsdp_bench.simulate.operators.kernels import CUDA
-from fsdp_bench.simulate.step import steady_step
+from fsdp_bench.simulate.step import SimulatedSteps, steady_step
 from fsdp_bench.simulate.wrappers.impossible import why_impossible
 from fsdp_bench.spec.impossible import impossible
 from fsdp_bench.spec.model import ModelShape
 from fsdp_bench.spec.recording.model import RecordedModel
 from fsdp_bench.spec.setup import TrainSetup
+from tests.predicted import memory_of
 from tests.simulate.recorded.test_replaced_loss import NARROW, recorded
 from tests.simulate.test_step import shape
 
@@ -47,7 +47,9 @@ def test_the_inputs_of_a_checkpointed_block_are_copied_to_the_host_and_back() ->
     for direction in ("to_host", "to_device"):
         assert sorted(_copied(MODEL, setup, direction)) == sorted([TOKENS * 64 * 2, 256 * 16 * 2, 256 * 16 * 2] * 12)
     # All three are powers of two, which pinned memory is rounded to.
-    assert host_memory(MODEL, setup, 4).pinned_activations_bytes == 4 * 12 * 2 * (TOKENS * 64 + 2 * 256 * 16)
+    assert host_memory(SimulatedSteps(MODEL, setup), 4).pinned_activations_bytes == 4 * 12 * 2 * (
+        TOKENS * 64 + 2 * 256 * 16
+    )
 
 
 @pytest.mark.parametrize("api", ["fsdp1", "fsdp2"])
@@ -94,8 +96,8 @@ def test_more_blocks_add_no_activations_to_the_peak(checkpointing: str) -> None:
     fields = {"checkpointing": checkpointing, "sequence_length": 4096, "strategy": "FULL_SHARD", "world_size": 64}
     deep, shallow = (shape(num_hidden_layers=layers, max_position_embeddings=4096) for layers in (40, 20))
     grown = [
-        predict_memory(deep, _setup(activation_offload=given, **fields), CUDA).phases["loss"]
-        - predict_memory(shallow, _setup(activation_offload=given, **fields), CUDA).phases["loss"]
+        memory_of(deep, _setup(activation_offload=given, **fields), CUDA).phases["loss"]
+        - memory_of(shallow, _setup(activation_offload=given, **fields), CUDA).phases["loss"]
         for given in (True, False)
     ]
     saved = 20 * 2 * 4096 * 64 * 2  # the inputs alone of twenty blocks
@@ -104,7 +106,7 @@ def test_more_blocks_add_no_activations_to_the_peak(checkpointing: str) -> None:
 
 
 def test_host_memory_does_not_grow_with_accumulation() -> None:
-    once, often = (host_memory(MODEL, _setup(gradient_accumulation_steps=count), 4) for count in (1, 4))
+    once, often = (host_memory(SimulatedSteps(MODEL, _setup(gradient_accumulation_steps=count)), 4) for count in (1, 4))
     assert once == often
     assert once.peak_bytes == once.pinned_activations_bytes > 0
 

@@ -24,8 +24,7 @@ from fsdp_bench.sweep.dry_run import dry_runs
 from fsdp_bench.validate.memory import summarize, worst_first
 from tests.profiles import draws
 from tests.simulate.comparing import assert_equals_dry_runs, cells_with
-from tests.simulate.optimizers.test_in_backward import IN_BACKWARD
-from tests.simulate.optimizers.test_muon import UNSHARDED
+from tests.simulate.test_optimizers import IN_BACKWARD, UNSHARDED
 from tests.simulate.test_step import shape
 from tools.validate.dry_run import compare_with_dry_run
 from tools.validate.random_setups import WORLDS, Cell, draw_cells

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from fsdp_bench.plan.estimate import predict_memory
 from fsdp_bench.simulate.operators.kernels import CPU_GLOO
 from fsdp_bench.spec.model import Family
 from fsdp_bench.spec.setup import Api, Checkpointing, Loss, Precision, TrainSetup, Wrap
@@ -15,6 +14,7 @@ from fsdp_bench.train.models.data import batches
 from fsdp_bench.train.models.loss import loss_function
 from fsdp_bench.train.models.optimizer import optimizer_of
 from fsdp_bench.train.step import Training, build_scaler, train_step
+from tests.predicted import memory_of
 from tests.profiles import validating
 from tests.train.ranks import call_standing_ranks
 from tests.train.training import ADAMW, CPU, FOUR, SHAPES, TWO, S, attempt, setup_of, wrapped
@@ -94,7 +94,7 @@ def test_predicted_peaks_are_those_of_real_ranks(world: int) -> None:
     for name, (family, setup) in cases.items():
         phases = measured[name]
         assert not isinstance(phases, str), f"{name}: {phases}"
-        predicted = predict_memory(SHAPES[family], setup, CPU_GLOO).phases
+        predicted = memory_of(SHAPES[family], setup, CPU_GLOO).phases
         for phase in PHASES:
             assert predicted[phase] == pytest.approx(phases[phase], rel=0.01), f"{name}: {phase}"
         equal += all(predicted[phase] == phases[phase] for phase in PHASES)

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from fsdp_bench.plan.estimate import predict_memory
 from fsdp_bench.simulate.operators.kernels import CPU
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.model import Family, ModelShape
 from fsdp_bench.spec.setup import Api, Checkpointing, OptimizerKind, Precision, ShardingStrategy, TrainSetup, Wrap
 from fsdp_bench.spec.subprocesses.dry_run import DryRunSpec
 from fsdp_bench.validate.memory import Bytes, MemoryComparison
+from tests.predicted import memory_of
 from tests.simulate.comparing import assert_equals_dry_runs
 from tools.validate.random_setups import Cell
 
@@ -125,7 +125,7 @@ def test_the_peak_of_loading_grows_with_blocks_that_are_not_simulated() -> None:
     cell = CELLS["fully_shard's parameters are filled in the model's order"]
     sizes = {field: getattr(cell.model, field) for field in cell.model.__struct_fields__} | {"name": "deeper"}
     three, twelve = (ModelShape(**{**sizes, "num_hidden_layers": layers}) for layers in (3, 12))
-    load = [predict_memory(model, cell.setup, CPU).phases["load"] for model in (three, twelve)]
+    load = [memory_of(model, cell.setup, CPU).phases["load"] for model in (three, twelve)]
     per_block = -(-three.num_block_parameters // 12) * 4  # fp32 shards of this world, rounded up
     assert 0 < load[1] - load[0] < 9 * 3 * per_block
 

@@ -13,10 +13,10 @@ import pytest
 
 pytest.importorskip("torch", reason="a dry run needs torch")
 
-from fsdp_bench.plan.estimate import predict_memory
 from fsdp_bench.spec.setup import Checkpointing, Precision
 from fsdp_bench.spec.subprocesses.dry_run import DryRunSpec
 from fsdp_bench.sweep.dry_run import dry_runs
+from tests.predicted import memory_of
 from tests.simulate.comparing import OBSERVED, cells_with
 from tools.validate.random_setups import Cell
 
@@ -29,7 +29,7 @@ def assert_equal_dry_runs(cells: Sequence[Cell]) -> None:
     for index, answer in dry_runs(specs):
         assert answer.result is not None, answer.error
         cell = cells[index]
-        found = predict_memory(cell.model, cell.setup, T4, cell.rank).phases
+        found = memory_of(cell.model, cell.setup, T4, cell.rank).phases
         assert found == {"load": answer.result.load_bytes, **answer.result.phases}, cell.label
 
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from fsdp_bench.plan.estimate import predict_memory
 from fsdp_bench.simulate.operators.kernels import CPU, CPU_GLOO, CUDA
 from fsdp_bench.spec.model import Family, ModelShape
 from fsdp_bench.spec.setup import Api, OptimizerKind, ShardingStrategy, TrainSetup, Wrap
+from tests.predicted import memory_of
 from tests.simulate.test_against_ranks import PHASES, measured_phases
 from tests.train.ranks import run_ranks
 from tests.train.training import SHAPES
@@ -40,9 +40,9 @@ def test_no_rank_needs_more_than_the_predicted_one(kernels) -> None:  # type: ig
     """Against every rank simulated; in some cells it is another one than rank 0."""
     others = 0
     for cell in _sharded_fsdp1():
-        found = predict_memory(cell.model, cell.setup, kernels)
+        found = memory_of(cell.model, cell.setup, kernels)
         ranks = range(cell.setup.shard_group_size)
-        peaks = [predict_memory(cell.model, cell.setup, kernels, rank).peak_allocated_bytes for rank in ranks]
+        peaks = [memory_of(cell.model, cell.setup, kernels, rank).peak_allocated_bytes for rank in ranks]
         assert (found.peak_allocated_bytes, found.peak_rank) == (max(peaks), peaks.index(max(peaks))), cell.label
         others += found.peak_rank != 0
     assert others > 0
@@ -61,7 +61,7 @@ def test_each_rank_is_predicted_as_real_ranks_are(tmp_path: Path) -> None:
     ranks = run_ranks(2, tmp_path, _measure, setups)
     for name, setup in setups.items():
         for rank in (0, 1):
-            predicted = predict_memory(UNEVEN, setup, CPU_GLOO, rank).phases
+            predicted = memory_of(UNEVEN, setup, CPU_GLOO, rank).phases
             assert {phase: predicted[phase] for phase in PHASES} == ranks[rank][name], (name, rank)
     assert ranks[1]["block"]["optimizer"] > ranks[0]["block"]["optimizer"]
 
@@ -69,4 +69,4 @@ def test_each_rank_is_predicted_as_real_ranks_are(tmp_path: Path) -> None:
 @pytest.mark.parametrize("strategy", [ShardingStrategy.NO_SHARD, ShardingStrategy.FULL_SHARD])
 def test_rank_0_is_predicted_where_no_rank_needs_more(strategy: ShardingStrategy) -> None:
     setup = TrainSetup(world_size=2, sequence_length=8, strategy=strategy, api=Api.FSDP2)
-    assert predict_memory(UNEVEN, setup, CPU).peak_rank == 0
+    assert memory_of(UNEVEN, setup, CPU).peak_rank == 0

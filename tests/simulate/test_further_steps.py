@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fsdp_bench.simulate.events import Event, Kind, Queue
-from fsdp_bench.simulate.further_steps import replaced_tensors
+from fsdp_bench.simulate.repeat import replaced_tensors
 
 BEFORE = [Event(Kind.ALLOCATE, 0), Event(Kind.RECORD_EVENT, Queue.FREE), Event(Kind.RECORD_EVENT, Queue.FREE)]
 

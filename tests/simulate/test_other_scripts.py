@@ -11,13 +11,13 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from fsdp_bench.plan.estimate import predict_memory
 from fsdp_bench.simulate.events import Event, Kind, Work
 from fsdp_bench.simulate.operators.kernels import CUDA, CrossEntropy
 from fsdp_bench.simulate.repeat import Log
 from fsdp_bench.simulate.step import steady_step
 from fsdp_bench.spec.model import Family, ModelShape
 from fsdp_bench.spec.setup import Checkpointing, Loss, Precision, ShardingStrategy, TrainSetup
+from tests.predicted import memory_of
 
 SHAPE = ModelShape(
     name="wide head",
@@ -57,7 +57,7 @@ def _setup(checkpointing: Checkpointing = Checkpointing.NONE, policy: str | None
     ],
 )
 def test_logits_at_the_peak_are_those_of_the_scripts_cross_entropy(which: CrossEntropy, bytes_a_logit: int) -> None:
-    found = predict_memory(SHAPE, _setup(), replace(CUDA, cross_entropy=which))
+    found = memory_of(SHAPE, _setup(), replace(CUDA, cross_entropy=which))
     logits = found.breakdown_bytes["logits"]
     assert logits == pytest.approx(bytes_a_logit * LOGITS, rel=0.001)  # and vectors of one number a token
 
@@ -74,7 +74,7 @@ def test_metrics_on_logits_are_further_cross_entropies_in_fp32_and_keep_the_logi
 def test_metrics_on_logits_are_the_peak_where_logits_outweigh_activations() -> None:
     """Kept logits in bf16, the same in fp32, and their logarithms: more than blocks that are computed again."""
     setup = msgspec.structs.replace(_setup(Checkpointing.FULL), loss=Loss.FLASH_ATTN)
-    logged = predict_memory(SHAPE, setup, replace(CUDA, metrics_on_logits=1))
+    logged = memory_of(SHAPE, setup, replace(CUDA, metrics_on_logits=1))
     assert (logged.peak_phase, logged.peak_operator) == ("loss", "aten::nll_loss_forward")
     assert logged.breakdown_bytes["logits"] >= (2 + 4 + 4) * LOGITS
 
@@ -123,7 +123,10 @@ def test_every_second_product_is_computed_again() -> None:
 
 def test_products_that_are_computed_again_are_not_kept() -> None:
     # 2 (K + D + F) bytes a token and block less where forward has ended, at the loss.
-    kept, less = predict_memory(SHAPE, SELECTIVE, CUDA), predict_memory(SHAPE, EVERY_SECOND, CUDA)
+    kept, less = (
+        memory_of(SHAPE, SELECTIVE, CUDA),
+        memory_of(SHAPE, EVERY_SECOND, CUDA),
+    )
     assert kept.peak_operator == less.peak_operator == "aten::_log_softmax_backward_data"
     assert kept.peak_allocated_bytes - less.peak_allocated_bytes == 2 * TOKENS * (128 + 256 + 512) * 2
 
@@ -131,7 +134,10 @@ def test_products_that_are_computed_again_are_not_kept() -> None:
 def test_an_operator_that_is_saved_costs_its_output() -> None:
     # silu's is 2 F bytes a token and block.
     silu = _setup(Checkpointing.SELECTIVE, f"aten.silu,{','.join(SELECTIVE.policy.saved)}")
-    kept, more = predict_memory(SHAPE, SELECTIVE, CUDA), predict_memory(SHAPE, silu, CUDA)
+    kept, more = (
+        memory_of(SHAPE, SELECTIVE, CUDA),
+        memory_of(SHAPE, silu, CUDA),
+    )
     assert more.peak_allocated_bytes - kept.peak_allocated_bytes == 2 * TOKENS * 512 * 2
 
 

@@ -10,15 +10,15 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from fsdp_bench.plan.estimate import predict_memory
 from fsdp_bench.replay.live_memory import breakdown, live_memory
 from fsdp_bench.simulate.events import Category, Event, Kind, Queue
 from fsdp_bench.simulate.operators.kernels import CPU, CUDA, CUDA_OBSERVED, Kernels
 from fsdp_bench.simulate.repeat import Log
 from fsdp_bench.simulate.simulation import BETWEEN_STEPS
-from fsdp_bench.simulate.step import first_steps, memory_of_a_step, steady_step
+from fsdp_bench.simulate.step import SimulatedSteps, first_steps, steady_step
 from fsdp_bench.spec.model import Family, ModelShape
 from fsdp_bench.spec.setup import Api, Loss, Offload, OptimizerKind, Precision, ShardingStrategy, TrainSetup
+from tests.predicted import memory_of
 from tests.profiles import share_of_examples
 from tools.validate.random_setups import Cell, draw_cells
 
@@ -120,7 +120,8 @@ def test_memory_alone_is_that_of_the_whole_step(case: tuple[Cell, Kernels]) -> N
         offload=Offload.NONE,
         world_size=max(cell.setup.world_size, 2),
     )
-    alone, whole = (step(cell.model, setup, kernels) for step in (memory_of_a_step, steady_step))
+    steps = SimulatedSteps(cell.model, setup, kernels)
+    (alone,), whole = steps.for_memory, steps.step()
     assert whole.extra_blocks == 0
     assert {phase: peak.num_bytes for phase, peak in live_memory(alone).phases.items()} == {
         phase: peak.num_bytes for phase, peak in live_memory(whole).phases.items()
@@ -159,7 +160,7 @@ def test_nothing_is_freed_that_is_not_alive_and_a_step_ends_where_it_began(case:
 @given(cases)
 def test_the_breakdown_adds_up_to_the_byte(case: tuple[Cell, Kernels]) -> None:
     cell, kernels = case
-    memory = predict_memory(cell.model, cell.setup, kernels)
+    memory = memory_of(cell.model, cell.setup, kernels)
     assert sum(memory.breakdown_bytes.values()) == memory.peak_allocated_bytes
     assert min(memory.breakdown_bytes.values()) >= 0
     assert set(memory.breakdown_bytes) == {category.value for category in Category}
@@ -188,7 +189,7 @@ def one_layer_more(cell: Cell) -> Cell:
 def test_memory_never_falls_when_the_work_grows(grow: Grow, case: tuple[Cell, Kernels]) -> None:
     cell, kernels = case
     larger = grow(cell)
-    before, after = (predict_memory(c.model, c.setup, kernels).peak_allocated_bytes for c in (cell, larger))
+    before, after = (memory_of(c.model, c.setup, kernels).peak_allocated_bytes for c in (cell, larger))
     assert after >= before
 
 
@@ -201,7 +202,7 @@ def test_memory_never_falls_when_parameters_are_stored_wider(case: tuple[Cell, K
 
     def peak(precision: str) -> int:
         setup = replace(cell.setup, precision=Precision.parse(precision))
-        return predict_memory(cell.model, setup, kernels).peak_allocated_bytes
+        return memory_of(cell.model, setup, kernels).peak_allocated_bytes
 
     assert peak("bf16-true") <= peak("fp32")
 
@@ -228,12 +229,12 @@ def test_the_logits_of_a_large_vocabulary_are_the_peak_of_a_small_model() -> Non
     """Plain loss in bf16: fp32 logits, log-softmax and its gradient, 12 bytes a logit, in backward."""
     model = shape(vocab_size=128256, num_hidden_layers=1)
     setup = TrainSetup(world_size=64, sequence_length=512, precision=Precision.parse("bf16-mixed"))
-    memory = predict_memory(model, setup, CPU)
+    memory = memory_of(model, setup, CPU)
     assert memory.peak_phase == "backward"
     tokens = setup.sequence_length
     # log-softmax, its gradient and nll's: three fp32 tensors of tokens x vocabulary.
     assert memory.breakdown_bytes["logits"] == pytest.approx(12 * tokens * model.vocab_size, abs=100)
-    chunked = predict_memory(model, replace(setup, loss=Loss.CHUNKED), CPU)
+    chunked = memory_of(model, replace(setup, loss=Loss.CHUNKED), CPU)
     assert chunked.peak_allocated_bytes < memory.peak_allocated_bytes
 
 
@@ -241,7 +242,7 @@ def test_foreach_costs_one_more_shard_than_fused() -> None:
     """AdamW foreach keeps sqrt(v) of every parameter at once; NO_SHARD shows it alone."""
     model = shape(num_hidden_layers=6)
     foreach, fused = (
-        predict_memory(
+        memory_of(
             model,
             TrainSetup(strategy=ShardingStrategy.NO_SHARD, world_size=2, sequence_length=8, optimizer=kind),
             CUDA_OBSERVED,

@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from fsdp_bench.catalog.loader import BUILT_IN, gpus, models, servers
-from fsdp_bench.plan.estimate import predict_memory
 from fsdp_bench.spec.checked import CaseInsensitiveEnum, Checked
 from fsdp_bench.spec.codec import from_builtins, from_json, to_builtins, to_json
 from fsdp_bench.spec.errors import SpecError
@@ -37,6 +36,7 @@ from fsdp_bench.spec.setup import (
     Wrap,
 )
 from fsdp_bench.spec.subprocesses.dry_run import DryRunSpec, UserModule
+from tests.predicted import memory_of
 
 WORDS: dict[str, type[CaseInsensitiveEnum]] = {
     "strategy": ShardingStrategy,
@@ -203,7 +203,7 @@ def test_a_setup_of_texts_is_predicted_as_one_of_members() -> None:
     members = TrainSetup(world_size=8, checkpointing=Checkpointing.NONE, optimizer=OptimizerKind.SGD, loss=Loss.CHUNKED)
     shape = ModelShape(**SHAPE)
     assert shape == ModelShape(**{**SHAPE, "family": Family.LLAMA})
-    assert predict_memory(shape, texts) == predict_memory(shape, members)
+    assert memory_of(shape, texts) == memory_of(shape, members)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from fsdp_bench.plan.estimate import predict_memory
 from fsdp_bench.simulate.operators.kernels import CPU_EMULATED
 from fsdp_bench.spec.frontier import read_frontier
 from fsdp_bench.spec.rank_report import Outcome
@@ -17,6 +16,7 @@ from fsdp_bench.sweep.config.sweep_file import read_file
 from fsdp_bench.sweep.frontier.file import searches_of
 from fsdp_bench.sweep.machine import GpuDevice
 from tests.conftest import records_of_sweep, run_command
+from tests.predicted import memory_of
 from tests.sweep.config.test_grid import machine
 from tests.sweep.conftest import read_sweep
 
@@ -84,7 +84,7 @@ def test_rank_0_has_the_predicted_peaks_in_every_phase(emulated: list[TrialRecor
         assert (record.outcome, record.device, record.hardware) == (Outcome.OK, "emulated", "cpu"), record.reason
         (rank,) = record.ranks
         assert rank.memory is not None
-        expected = predict_memory(record.model, record.setup, CPU_EMULATED, rank=0).phases
+        expected = memory_of(record.model, record.setup, CPU_EMULATED, rank=0).phases
         assert rank.memory.phases == expected, record.setup
 
 

@@ -9,8 +9,9 @@ import msgspec
 import pytest
 
 from fsdp_bench.catalog.loader import gpu_by_product_name
-from fsdp_bench.plan.estimate import predict_memory, read_allocator
+from fsdp_bench.plan.estimate import read_allocator
 from fsdp_bench.simulate.operators.kernels import CPU_EMULATED, CUDA, kernels_on
+from fsdp_bench.simulate.step import SimulatedSteps
 from fsdp_bench.spec.codec import to_json
 from fsdp_bench.spec.model import ModelShape
 from fsdp_bench.spec.profile import Profile, RankProfile
@@ -20,6 +21,7 @@ from fsdp_bench.spec.units import GIB, MIB
 from fsdp_bench.validate.memory import agreements, compare_with_record, summarize
 from fsdp_bench.validate.step_time import TimeComparison, compare_time, summarize_time
 from tests.conftest import run_command
+from tests.predicted import memory_of
 from tests.train.training import LLAMA, S, setup_of
 
 MODEL = msgspec.structs.replace(LLAMA, hidden_size=48)
@@ -74,7 +76,7 @@ def reading(phases: dict[str, int], **fields: int) -> MemoryReading:
 
 def test_an_error_is_the_predictions_and_in_the_phase_where_it_is() -> None:
     """One phase of which the record has 5 % more than is predicted; a phase that nothing predicts is left out."""
-    predicted = predict_memory(MODEL, SETUP, CPU_EMULATED).phases
+    predicted = memory_of(MODEL, SETUP, CPU_EMULATED).phases
     phases = {**predicted, "forward": int(predicted["forward"] * 1.05), "elsewhere": 1}
     found = compare_with_record(record_of(reading(phases), "emulated", emulated_on="cpu"))
     assert found.worst == ("forward", pytest.approx(1 / 1.05 - 1, abs=1e-4))
@@ -90,7 +92,10 @@ def test_a_trial_on_a_gpu_is_compared_in_what_is_reserved_and_in_whether_it_fits
     gpu = gpu_by_product_name("NVIDIA H200")
     assert gpu is not None
     kernels = kernels_on(CUDA, gpu)
-    predicted, allocator = predict_memory(MODEL, SETUP, kernels), read_allocator(MODEL, SETUP, kernels, None)
+    predicted, allocator = (
+        memory_of(MODEL, SETUP, kernels),
+        read_allocator(SimulatedSteps(MODEL, SETUP, kernels), None),
+    )
     memory = reading(
         predicted.phases,
         peak_reserved_bytes=allocator.peak_reserved_bytes + 2 * MIB,
@@ -152,7 +157,7 @@ def test_only_trials_that_are_the_same_in_everything_else_are_held_against_each_
 
 def test_a_page_tells_every_term_and_where_the_numbers_are_from(tmp_path: Path) -> None:
     """From records on disk; nothing else is written, and a place that cannot be written is named."""
-    predicted = predict_memory(MODEL, SETUP, CPU_EMULATED).phases
+    predicted = memory_of(MODEL, SETUP, CPU_EMULATED).phases
     folder = tmp_path / "results" / "machine" / "by-hand" / "trials"
     folder.mkdir(parents=True)
     record = record_of(reading(predicted), "emulated", emulated_on="cpu", name="a processor")

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 from fsdp_bench.plan.estimate import predict_memory
 from fsdp_bench.simulate.operators.kernels import CPU, CUDA_OBSERVED, Kernels
+from fsdp_bench.simulate.step import SimulatedSteps
 from fsdp_bench.spec.subprocesses.dry_run import DryRunAnswer, DryRunSpec, KernelSet, ModelCode, TensorKind
 from fsdp_bench.sweep.dry_run import dry_runs
 from fsdp_bench.validate.memory import Bytes, MemoryComparison, Summary, compare_phases, summarize
@@ -27,7 +28,7 @@ def compare_with_dry_run(
     failed = next((one for one in (answer, real) if one is not None and one.result is None), None)
     if failed is not None:
         return MemoryComparison(label=cell.label, error=failed.error or "no answer")
-    predicted = predict_memory(cell.model, cell.setup, DRY_RUN_KERNELS[kernels], cell.rank)
+    predicted = predict_memory(SimulatedSteps(cell.model, cell.setup, DRY_RUN_KERNELS[kernels]), cell.rank)
     if isinstance(cell, ArchitectureCell):
         assert answer.result is not None
         return MemoryComparison(label=cell.label, phases=compare_phases(predicted.phases, answer.result.phases))

@@ -83,7 +83,7 @@ def _load(question: Question) -> tuple[str, Question] | None:
 def _segments(question: Question) -> tuple[str, Question] | None:
     if question.expandable_segments:
         return None
-    return "--expandable-segments", replace(question, expandable_segments=True)
+    return "--expandable-segments", question.on_same_steps(expandable_segments=True)
 
 
 def _fused(question: Question) -> tuple[str, Question] | None:
@@ -281,12 +281,12 @@ def _may_fit(question: Question) -> bool:
         return False
     if hardware is None or hardware.server.host_memory_bytes is None:
         return True
-    needed = host_memory(question.model, question.setup, hardware.gpus_per_node, question.build).peak_bytes
+    needed = host_memory(question.simulated, hardware.gpus_per_node, question.build).peak_bytes
     return needed <= hardware.server.host_memory_bytes
 
 
 def _live_bytes(question: Question) -> int:
-    return predict_memory(question.model, question.setup, question.kernel_set).peak_allocated_bytes
+    return predict_memory(question.simulated).peak_allocated_bytes
 
 
 def with_twice_the_gpus(prediction: Prediction) -> Remedy | None:

@@ -6,8 +6,8 @@ import msgspec
 
 from fsdp_bench.plan.chart_data.memory_timeline import CATEGORIES, MemoryTimeline, thinned, widths
 from fsdp_bench.plan.chart_data.step_streams import StepStreams, merged, role_of
-from fsdp_bench.replay.intervals import Intervals, union
 from fsdp_bench.replay.schedule import Span
+from fsdp_bench.replay.step_parts import Intervals, union
 from fsdp_bench.simulate.events import Stream
 
 MOMENTS = 260

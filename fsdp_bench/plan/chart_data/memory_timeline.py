@@ -9,11 +9,8 @@ from itertools import pairwise
 from fsdp_bench.plan.question import Question
 from fsdp_bench.replay.live_memory import worst_rank
 from fsdp_bench.simulate.events import Category, Event, Kind
-from fsdp_bench.simulate.operators.kernels import Kernels
 from fsdp_bench.simulate.simulation import BETWEEN_STEPS
-from fsdp_bench.simulate.step import steady_step
-from fsdp_bench.spec.recording.model import Model
-from fsdp_bench.spec.setup import TrainSetup
+from fsdp_bench.simulate.step import SimulatedSteps
 
 CATEGORIES = (
     Category.PARAMETERS,
@@ -81,14 +78,12 @@ class MemoryTimeline:
 
 def memory_timeline(question: Question) -> MemoryTimeline:
     """Simulate a step with every block, and return its live memory."""
-    asked = question.model, question.setup, question.kernel_set
-    return rank_timeline(*asked, worst_rank(*asked)[0].rank)
+    return rank_timeline(question.simulated, worst_rank(question.simulated.for_memory)[0].rank)
 
 
-def rank_timeline(model: Model, setup: TrainSetup, kernels: Kernels, rank: int) -> MemoryTimeline:
-    """Simulate a step of one rank with every block, and return its live memory."""
-    step = steady_step(model, setup, kernels, rank, num_blocks=model.num_hidden_layers)
-    return MemoryTimeline(tuple(_shown(phases(step.events))))
+def rank_timeline(simulated: SimulatedSteps, rank: int) -> MemoryTimeline:
+    """Return the live memory of one rank over a step with every block."""
+    return MemoryTimeline(tuple(_shown(phases(simulated.step(rank, every_block=True).events))))
 
 
 NARROWEST = 0.05

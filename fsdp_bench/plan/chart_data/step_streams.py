@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from fsdp_bench.plan.question import Question
 from fsdp_bench.plan.speed import Speed, speed
-from fsdp_bench.replay.intervals import Intervals, union
 from fsdp_bench.replay.schedule import Span
+from fsdp_bench.replay.step_parts import Intervals, union
 from fsdp_bench.simulate.events import Stream
 from fsdp_bench.spec.errors import SpecError
 
@@ -45,9 +45,7 @@ def step_streams(questions: Sequence[Question]) -> list[StepStreams]:
     Raises:
         SpecError: if a setup's step time is not known.
     """
-    found = [
-        StepStreams(q, speed(q.model, q.setup, q.hardware, q.kernels, q.profile, with_spans=True)) for q in questions
-    ]
+    found = [StepStreams(q, speed(q.simulated, q.hardware, q.profile, with_spans=True)) for q in questions]
     unknown = next((one.speed.time for one in found if one.speed.time.step_seconds is None), None)
     if unknown is not None:
         raise SpecError(f"step-chart: the step's time is unknown: {', '.join(unknown.unknown)}")

@@ -13,6 +13,7 @@ from fsdp_bench.plan.purchase.searched import Searched, ServerType
 from fsdp_bench.plan.purchase.settings import settings, setup_of
 from fsdp_bench.plan.purchase.simulated import Simulated
 from fsdp_bench.simulate.operators.kernels import CUDA, kernels_on
+from fsdp_bench.simulate.step import SimulatedSteps
 from fsdp_bench.spec.hardware import Hardware
 from fsdp_bench.spec.setup import Checkpointing, Loss, Offload
 from fsdp_bench.spec.units import format_gib
@@ -88,7 +89,7 @@ def _why_never(goal: Goal, kinds: Sequence[ServerType]) -> str:
         saves = setting.checkpointing is Checkpointing.FULL and setting.loss is not Loss.PLAIN
         setup = setup_of(goal, setting, goal.fixed.get("micro_batch_size", 1), MOST_NODES, kind.gpus_per_node)
         if setup is not None and (saves or "checkpointing" in goal.fixed or "loss" in goal.fixed):
-            memory = predict_memory(goal.model, setup, kernels_on(CUDA, kind.gpu))
+            memory = predict_memory(SimulatedSteps(goal.model, setup, kernels_on(CUDA, kind.gpu)))
             least = memory if least is None else min(least, memory, key=lambda one: one.peak_allocated_bytes)
     if least is None or least.peak_allocated_bytes <= (kind.gpu.usable_memory_bytes or 0):
         return ""

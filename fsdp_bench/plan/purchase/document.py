@@ -222,7 +222,7 @@ def _server(offer: Offer) -> ServerDocument:
 def _step(offer: Offer) -> DrawnStep:
     """Return one step of an offer as charts draw it; only the first few micro-batches are simulated."""
     asked = offer.prediction.question
-    found = speed(asked.model, asked.setup, asked.hardware, asked.kernels, asked.profile, with_spans=True)
+    found = speed(asked.simulated, asked.hardware, asked.profile, with_spans=True)
     return DrawnStep(
         num_micro_batches=asked.setup.gradient_accumulation_steps,
         memory=drawn_memory(memory_timeline(asked)),

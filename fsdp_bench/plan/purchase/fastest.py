@@ -8,12 +8,12 @@ take too long are not timed.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import inf
 
 from fsdp_bench.plan.estimate import available_bytes, communicators_for
 from fsdp_bench.plan.purchase.settings import Setting, can_run, micro_batches, setting_of, settings, setup_of
-from fsdp_bench.plan.purchase.simulated import Simulated, computation_of, for_all_micro_batches, step_seconds
+from fsdp_bench.plan.purchase.simulated import Simulated, computation_of, for_all_micro_batches
 from fsdp_bench.plan.question import Prediction, Question, answer_if_it_fits
 from fsdp_bench.plan.speed import speed
 from fsdp_bench.rates.calibrated import rates_of
@@ -103,7 +103,7 @@ class Fastest:
 
     def _speed(self, setup: TrainSetup, cluster: Hardware) -> float:
         if setup not in self.reached:
-            seconds = step_seconds(self.goal.model, setup, cluster)
+            seconds = self._simulated.step_seconds(setup, cluster)
             self.reached[setup] = setup.tokens_per_step_per_rank / seconds if seconds else 0.0
         return self.reached[setup]
 
@@ -140,9 +140,9 @@ class Fastest:
                 assert setup is not None
                 if not self._may_fit(setting, batch, cluster) or not can_run(self.goal, setup):
                     continue
+                asked = Question(self.goal.model, setup, cluster, headroom_bytes=self.goal.headroom_bytes)
                 for segments in (False, True):
-                    asked = Question(self.goal.model, setup, cluster, expandable_segments=segments)
-                    if found := answer_if_it_fits(replace(asked, headroom_bytes=self.goal.headroom_bytes)):
+                    if found := answer_if_it_fits(asked.on_same_steps(expandable_segments=segments)):
                         return found
         return None
 
@@ -155,7 +155,7 @@ class Fastest:
                 return f"nothing says how fast its {what} are connected"
         setup = self.example(num_nodes)
         assert setup is not None
-        names = speed(self.goal.model, setup, self.cluster(num_nodes)).time.unknown
+        names = speed(self._simulated.steps(setup, self._kernels), self.cluster(num_nodes)).time.unknown
         return f"nobody documents what {names[0]} takes on it" if names else "no datasheet has its rates"
 
     def example(self, num_nodes: int) -> TrainSetup | None:
@@ -229,5 +229,5 @@ class Fastest:
         if setup.offload is Offload.NONE:
             return True
         limit = cluster.server.host_memory_bytes
-        needed = host_memory(self.goal.model, setup, cluster.gpus_per_node, Build.META).peak_bytes
+        needed = host_memory(self._simulated.steps(setup, self._kernels), cluster.gpus_per_node, Build.META).peak_bytes
         return limit is not None and needed <= limit

@@ -8,7 +8,7 @@ from fsdp_bench.plan.purchase.fastest import Timed
 from fsdp_bench.plan.purchase.offer import Offer
 from fsdp_bench.plan.purchase.searched import Searched, ServerType
 from fsdp_bench.plan.purchase.settings import can_run
-from fsdp_bench.plan.purchase.simulated import Simulated, step_seconds
+from fsdp_bench.plan.purchase.simulated import Simulated
 from fsdp_bench.spec.recording.model import Model, code_of
 
 
@@ -27,7 +27,8 @@ def with_other_code(winner: Offer, model: Model, kind: ServerType) -> OtherCode:
     """Return the offer on the winner's servers with other code. If its setting does not fit, others are searched."""
     goal, code = replace(winner.goal, model=model, other=None), code_of(model)
     setup, cluster = winner.timed.setup, winner.cluster
-    seconds = step_seconds(model, setup, cluster) if can_run(goal, setup) else None
+    simulated = Simulated(goal, cluster.num_nodes)
+    seconds = simulated.step_seconds(setup, cluster) if can_run(goal, setup) else None
     if seconds:
         timed = Timed(cluster, setup, setup.tokens_per_step_per_rank / seconds)
         for segments in dict.fromkeys((winner.expandable_segments, True)):
@@ -35,4 +36,4 @@ def with_other_code(winner: Offer, model: Model, kind: ServerType) -> OtherCode:
             if offer.prediction.fits:
                 return OtherCode(code, offer, True)
     nodes = cluster.num_nodes
-    return OtherCode(code, Searched(Simulated(goal, nodes), kind, (nodes,)).offer(nodes), False)
+    return OtherCode(code, Searched(simulated, kind, (nodes,)).offer(nodes), False)

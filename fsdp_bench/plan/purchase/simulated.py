@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
 import msgspec
 
-from fsdp_bench.plan import speed
 from fsdp_bench.plan.estimate import predict_memory
 from fsdp_bench.plan.purchase.goal import Goal
 from fsdp_bench.plan.purchase.settings import Setting, can_run, setup_of
+from fsdp_bench.plan.speed import step_seconds
 from fsdp_bench.replay.traffic import collectives
 from fsdp_bench.simulate.events import Work
-from fsdp_bench.simulate.operators.kernels import Kernels
-from fsdp_bench.simulate.step import steady_step
+from fsdp_bench.simulate.operators.kernels import CUDA, Kernels, kernels_on
+from fsdp_bench.simulate.step import SimulatedSteps
 from fsdp_bench.spec.hardware import Hardware
-from fsdp_bench.spec.recording.model import Model
 from fsdp_bench.spec.setup import Api, Checkpointing, Loss, ShardingStrategy, TrainSetup, Wrap
 
 _STEPS = "gradient_accumulation_steps"
@@ -81,6 +81,8 @@ class Simulated:
         self._live: dict[LiveKey, LiveBytes] = {}
         self._computation: dict[tuple[str, Setting, int], float] = {}
         self._collectives: dict[tuple[Kernels, TrainSetup], list[Work]] = {}
+        self.steps = lru_cache(maxsize=512)(lambda setup, kernels: SimulatedSteps(goal.model, setup, kernels))
+        """The steps of a setup on some kernels. One setup is asked for on many servers."""
 
     def live_bytes(self, kernels: Kernels, gpus_per_node: int, setting: Setting, batch: int) -> LiveBytes:
         """Return the live bytes of a setting and micro-batch, by the number of ranks."""
@@ -97,7 +99,7 @@ class Simulated:
                 setup = setup_of(goal, setting, batch, ranks // gpus_per_node, gpus_per_node)
                 if setup is None or not can_run(goal, setup):
                     return NEVER
-                return predict_memory(goal.model, setup, kernels).peak_allocated_bytes
+                return predict_memory(self.steps(setup, kernels)).peak_allocated_bytes
 
             self._live[key] = LiveBytes(simulate, fewest, most)
         return self._live[key]
@@ -133,7 +135,7 @@ class Simulated:
         )
         key = kernels, bare
         if key not in self._collectives:
-            self._collectives[key] = collectives(steady_step(self.goal.model, bare, kernels))
+            self._collectives[key] = collectives(self.steps(bare, kernels).step())
         return self._collectives[key]
 
     def without_communication(self, most: Hardware, setting: Setting, batch: int) -> float:
@@ -151,12 +153,19 @@ class Simulated:
             self._computation[key] = max((self._alone(one, most) for one in _least_computing(goal, setup)), default=0.0)
         return self._computation[key]
 
+    def step_seconds(self, setup: TrainSetup, cluster: Hardware, without_communication: bool = False) -> float | None:
+        """Return the time of a step."""
+        kernels = kernels_on(CUDA, cluster.gpu)
+        return for_all_micro_batches(
+            setup, lambda few: step_seconds(self.steps(few, kernels), cluster, without_communication)
+        )
+
     def _alone(self, setup: TrainSetup, most: Hardware) -> float:
         """Return the tokens per second of one GPU under one strategy, if collectives took no time."""
-        seconds = step_seconds(self.goal.model, setup, most, without_communication=True)
+        seconds = self.step_seconds(setup, most, without_communication=True)
         if self.goal.global_batch_tokens is not None and seconds is not None:
             twice = msgspec.structs.replace(setup, gradient_accumulation_steps=2)
-            both = step_seconds(self.goal.model, twice, most, without_communication=True)
+            both = self.step_seconds(twice, most, without_communication=True)
             seconds = (both or 0.0) - seconds  # at best the optimizer's time does not count
         return setup.micro_batch_size * setup.sequence_length / seconds if seconds else 0.0
 
@@ -182,13 +191,6 @@ def _least_computing(goal: Goal, setup: TrainSetup) -> list[TrainSetup]:
     return [
         one for one in (setup, *(msgspec.structs.replace(setup, **other) for other in others)) if can_run(goal, one)
     ]
-
-
-def step_seconds(
-    model: Model, setup: TrainSetup, cluster: Hardware, without_communication: bool = False
-) -> float | None:
-    """Return the time of a step."""
-    return for_all_micro_batches(setup, lambda few: speed.step_seconds(model, few, cluster, without_communication))
 
 
 def for_all_micro_batches(setup: TrainSetup, seconds_of: Callable[[TrainSetup], float | None]) -> float | None:

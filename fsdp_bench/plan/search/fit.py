@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from math import inf
 
 from fsdp_bench.plan.estimate import (
@@ -10,14 +11,16 @@ from fsdp_bench.plan.estimate import (
     available_bytes,
     communicators_for,
     estimate,
+    read_allocator,
     refuse_too_slow,
     start_replay,
 )
 from fsdp_bench.plan.search.quantity import Candidate
-from fsdp_bench.replay.caching_allocator.replay import AllocatorReading, Replay
+from fsdp_bench.replay.caching_allocator.replay import Replay
 from fsdp_bench.replay.host_memory import Build, HostMemory, host_memory
 from fsdp_bench.replay.live_memory import breakdown, worst_rank
 from fsdp_bench.simulate.operators.kernels import CUDA, Kernels, kernels_on
+from fsdp_bench.simulate.step import SimulatedSteps
 from fsdp_bench.simulate.wrappers.impossible import why_impossible
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.hardware import Gpu
@@ -79,73 +82,100 @@ class FitCheck:
                 " in Python usable_memory_bytes of the Gpu"
             )
 
-    def memory_limit_bytes(self, candidate: Candidate) -> int:
-        """Return the budget, or the GPU memory that torch's allocator can reserve."""
-        if self.budget_bytes is not None:
-            return self.budget_bytes
-        communicators = communicators_for(candidate.model, candidate.setup, candidate.hardware)
-        return available_bytes(_gpu(candidate), communicators, self.headroom_bytes) or 0
+    def on(self, candidate: Candidate, any_depth: SimulatedSteps | None = None) -> CheckedCandidate:
+        """Return a candidate with these limits. ``any_depth``: steps that ``SimulatedSteps`` may share."""
+        return CheckedCandidate(self, candidate, any_depth)
 
-    def fullness(self, candidate: Candidate) -> float:
-        """Return live bytes or host memory as a fraction of its limit, whichever fraction is larger.
+
+class CheckedCandidate:
+    """One candidate with the limits that it is checked against. What is predicted of it is kept."""
+
+    def __init__(self, check: FitCheck, candidate: Candidate, any_depth: SimulatedSteps | None = None) -> None:
+        self.check, self.hardware = check, candidate.hardware
+        kernels = kernels_on(check.kernels, _gpu(candidate), moves_model=check.build is not Build.META)
+        self.simulated = SimulatedSteps(candidate.model, candidate.setup, kernels, any_depth)
+
+    @cached_property
+    def limit_bytes(self) -> int:
+        """The budget, or the GPU memory that torch's allocator can reserve."""
+        if self.check.budget_bytes is not None:
+            return self.check.budget_bytes
+        communicators = communicators_for(self.simulated.model, self.simulated.setup, self.hardware)
+        gpu = self.hardware.gpu if self.hardware else None
+        return available_bytes(gpu, communicators, self.check.headroom_bytes) or 0
+
+    @cached_property
+    def host_memory_fraction(self) -> float:
+        """The fraction of a node's host memory that its ranks need. 0 if the host memory is not known."""
+        hardware, build = self.hardware, self.check.build
+        if hardware is None or hardware.server.host_memory_bytes is None:
+            return 0.0
+        if not self.simulated.setup.uses_host_memory and build is Build.META:
+            return 0.0
+        needed = host_memory(self.simulated, hardware.gpus_per_node, build).peak_bytes
+        return needed / hardware.server.host_memory_bytes
+
+    @cached_property
+    def fullness(self) -> float:
+        """Live bytes or host memory as a fraction of its limit, whichever fraction is larger.
 
         Takes milliseconds. A candidate may fit only if this is at most 1.
         """
-        fraction = self.host_memory_fraction(candidate)
-        if fraction > 1:
-            return fraction
-        _, live = worst_rank(candidate.model, candidate.setup, self._kernels(candidate))
-        limit = self.memory_limit_bytes(candidate)
-        return max(fraction, live.peak_bytes / limit) if limit else inf
+        if self.host_memory_fraction > 1:
+            return self.host_memory_fraction
+        _, live = worst_rank(self.simulated.for_memory)
+        return max(self.host_memory_fraction, live.peak_bytes / self.limit_bytes) if self.limit_bytes else inf
 
-    def replay(self, candidate: Candidate, is_limited: bool = True) -> Replay:
-        """Return a replay of the caching allocator on this GPU, or on a GPU of unlimited memory, at its beginning."""
-        limit = self.memory_limit_bytes(candidate) if is_limited else None
-        kernels = self._kernels(candidate)
-        return start_replay(candidate.model, candidate.setup, kernels, limit, self.expandable_segments)
+    @cached_property
+    def replay(self) -> Replay | None:
+        """The replay of the caching allocator on this GPU, which goes on no further than the answer.
 
-    def host_memory_fraction(self, candidate: Candidate) -> float:
-        """Return the fraction of a node's host memory that its ranks need. 0 if the host memory is not known."""
-        hardware = candidate.hardware
-        if hardware is None or hardware.server.host_memory_bytes is None:
-            return 0.0
-        if not candidate.setup.uses_host_memory and self.build is Build.META:
-            return 0.0
-        needed = host_memory(candidate.model, candidate.setup, hardware.gpus_per_node, self.build).peak_bytes
-        return needed / hardware.server.host_memory_bytes
+        None where host memory is too small.
+        """
+        if self.host_memory_fraction > 1:
+            return None
+        return start_replay(self.simulated, self.limit_bytes, self.check.expandable_segments)
 
-    def estimate(self, candidate: Candidate, reading: AllocatorReading | None = None) -> Estimate:
-        """Predict the memory of a candidate. ``reading`` is the result of a ``replay``, if there was one."""
+    def fits(self) -> bool:
+        """Return whether it runs without allocation retries."""
+        return self.replay is not None and not self.replay.is_full()
+
+    def runs(self) -> bool:
+        """Return whether it runs without running out of memory, retries allowed."""
+        return self.replay is not None and self.replay.until().out_of_memory is None
+
+    @cached_property
+    def estimate(self) -> Estimate:
+        """The prediction of its memory. A replay that has begun is finished, and not repeated."""
+        check, begun = self.check, self.__dict__.get("replay")
         return estimate(
-            candidate.model,
-            candidate.setup,
-            candidate.hardware,
-            self.kernels,
-            self.build,
-            self.expandable_segments,
-            reading,
-            self.headroom_bytes,
+            self.simulated,
+            self.hardware,
+            check.build,
+            check.expandable_segments,
+            begun.until() if begun else None,
+            check.headroom_bytes,
         )
 
-    def needed_bytes(self, candidate: Candidate, found: Estimate) -> int:
-        """Return peak reserved memory on a GPU of unlimited memory. With a budget, return peak live bytes."""
-        if self.budget_bytes is not None:
-            return found.memory.peak_allocated_bytes
-        return self.replay(candidate, is_limited=False).until().peak_reserved_bytes
+    @property
+    def needed_bytes(self) -> int:
+        """Peak reserved memory on a GPU of unlimited memory. With a budget, peak live bytes."""
+        if self.check.budget_bytes is not None:
+            return self.estimate.memory.peak_allocated_bytes
+        return read_allocator(self.simulated, None, self.check.expandable_segments).peak_reserved_bytes
 
-    def limit(self, candidate: Candidate, found: Estimate) -> Limit:
-        """Return the memory that a candidate exceeds."""
-        if self.budget_bytes is None and self.host_memory_fraction(candidate) > 1:
+    @property
+    def limit(self) -> Limit:
+        """The memory that it exceeds."""
+        found, has_budget = self.estimate, self.check.budget_bytes is not None
+        if not has_budget and self.host_memory_fraction > 1:
             return _host_limit(found.host, found.host_memory_bytes or 0)
-        first = None if self.budget_bytes is not None else found.allocator.full_in_phase
+        first = None if has_budget else found.allocator.full_in_phase
         phase, held = first or found.memory.peak_phase, found.memory.breakdown_bytes
         if phase != found.memory.peak_phase:
-            log, live = worst_rank(candidate.model, candidate.setup, self._kernels(candidate))
+            log, live = worst_rank(self.simulated.for_memory)
             held = breakdown(log, live.phases[phase])
         return Limit("gpu", phase, max(held, key=lambda name: held[name]))
-
-    def _kernels(self, candidate: Candidate) -> Kernels:
-        return kernels_on(self.kernels, _gpu(candidate), moves_model=self.build is not Build.META)
 
 
 def _gpu(candidate: Candidate) -> Gpu | None:

@@ -104,47 +104,47 @@ POSITIONS = {Family.LLAMA: 4096, Family.GPT2: 1024}
 """Positions of the ladder's models. For a longer sequence the models have as many as it is long."""
 
 
-def layer_counts(shape: Model, setup: TrainSetup, hardware: Hardware | None) -> Quantity:
+def layer_counts(model: Model, setup: TrainSetup, hardware: Hardware | None) -> Quantity:
     """Return one model with 1 to DEEPEST layers.
 
     Raises:
         SpecError: for a recorded model whose blocks are unlike each other.
     """
-    if len(shape.allowed_layers(DEEPEST)) < 2:
-        raise SpecError(f"num_hidden_layers: the blocks of {shape.name} differ, and other depths were not recorded")
+    if len(model.allowed_layers(DEEPEST)) < 2:
+        raise SpecError(f"num_hidden_layers: the blocks of {model.name} differ, and other depths were not recorded")
     return Quantity(
         "num_hidden_layers",
-        shape.allowed_layers(DEEPEST),
-        lambda layers: Candidate(shape.with_layers(layers), setup, hardware),
+        model.allowed_layers(DEEPEST),
+        lambda layers: Candidate(model.with_layers(layers), setup, hardware),
     )
 
 
-def batch_sizes(shape: Model, setup: TrainSetup, hardware: Hardware | None) -> Quantity:
+def batch_sizes(model: Model, setup: TrainSetup, hardware: Hardware | None) -> Quantity:
     """Return micro-batch sizes from 1 upwards."""
     return Quantity(
         "micro_batch_size",
         range(1, min(LARGEST_BATCH, MOST_TOKENS // setup.sequence_length) + 1),
-        lambda batch: Candidate(shape, replace(setup, micro_batch_size=batch), hardware),
+        lambda batch: Candidate(model, replace(setup, micro_batch_size=batch), hardware),
     )
 
 
-def sequence_lengths(shape: Model, setup: TrainSetup, hardware: Hardware | None) -> Quantity:
+def sequence_lengths(model: Model, setup: TrainSetup, hardware: Hardware | None) -> Quantity:
     """Return sequence lengths, for gpt2 up to its learned positions.
 
     Raises:
         SpecError: for a model with fewer learned positions than SEQUENCE_STEP.
     """
-    longest = min(shape.longest_sequence or LONGEST_SEQUENCE, MOST_TOKENS // setup.micro_batch_size)
+    longest = min(model.longest_sequence or LONGEST_SEQUENCE, MOST_TOKENS // setup.micro_batch_size)
     if longest < SEQUENCE_STEP:
-        raise SpecError(f"seq: {shape.name} takes only {longest} tokens; the search begins at {SEQUENCE_STEP}")
+        raise SpecError(f"seq: {model.name} takes only {longest} tokens; the search begins at {SEQUENCE_STEP}")
     return Quantity(
         "sequence_length",
         range(SEQUENCE_STEP, longest + 1, SEQUENCE_STEP),
-        lambda length: Candidate(shape.for_length(length), replace(setup, sequence_length=length), hardware),
+        lambda length: Candidate(model.for_length(length), replace(setup, sequence_length=length), hardware),
     )
 
 
-def gpu_counts(shape: Model, setup: TrainSetup, hardware: Hardware | None) -> Quantity:
+def gpu_counts(model: Model, setup: TrainSetup, hardware: Hardware | None) -> Quantity:
     """Return world sizes in decreasing order: whole nodes, then fewer GPUs of one node.
 
     A hybrid strategy keeps its shard size, so world sizes that it does not divide are not among them.
@@ -153,7 +153,7 @@ def gpu_counts(shape: Model, setup: TrainSetup, hardware: Hardware | None) -> Qu
     counts = [nodes * each for nodes in range(MOST_GPUS // each, 0, -1)]
     counts += range(each - 1, 0, -1)
     allowed = [count for count in counts if _is_allowed(setup, count)]
-    return Quantity("world_size", allowed, lambda count: Candidate(shape, *_on_gpus(setup, hardware, count)))
+    return Quantity("world_size", allowed, lambda count: Candidate(model, *_on_gpus(setup, hardware, count)))
 
 
 def _is_allowed(setup: TrainSetup, count: int) -> bool:

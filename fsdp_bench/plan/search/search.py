@@ -21,12 +21,13 @@ from dataclasses import dataclass
 
 from fsdp_bench.plan.estimate import Estimate
 from fsdp_bench.plan.forked import map_forked
-from fsdp_bench.plan.search.fit import FitCheck, Limit
+from fsdp_bench.plan.search.fit import CheckedCandidate, FitCheck, Limit
 from fsdp_bench.plan.search.quantity import Candidate, Quantity, size_ladder
 from fsdp_bench.plan.speed import Speed
-from fsdp_bench.replay.caching_allocator.replay import AllocatorReading, Replay
+from fsdp_bench.simulate.step import SimulatedSteps, for_any_depth
 from fsdp_bench.spec.hardware import Hardware
 from fsdp_bench.spec.model import Family
+from fsdp_bench.spec.recording.model import Model
 from fsdp_bench.spec.setup import TrainSetup
 
 
@@ -76,7 +77,7 @@ def find_all(
     quantities: Sequence[Quantity],
     check: FitCheck,
     progress: Callable[[int], None] = lambda done: None,
-    time: Callable[[Candidate], Speed] | None = None,
+    time: Callable[[CheckedCandidate], Speed] | None = None,
 ) -> list[SearchResult]:
     """Find the largest candidate of each quantity, on all processors.
 
@@ -93,7 +94,7 @@ def find_all(
 
 
 _Answer = tuple[int, int, Limit | None, Estimate | None, Estimate | None, int | None, Speed | None]
-_Time = Callable[[Candidate], Speed] | None
+_Time = Callable[[CheckedCandidate], Speed] | None
 """The fields of a SearchResult after the first, which holds functions that cannot be sent between processes."""
 
 
@@ -110,50 +111,45 @@ def _find(quantity: Quantity, check: FitCheck, time: _Time = None) -> _Answer:
     for index in {0, len(quantity) - 1}:  # a larger model can have units inside its blocks where a small one has none
         check.refuse(quantity[index])
     candidates = _Candidates(quantity, check)
-    widths = _up_to_ceiling(quantity, lambda index: check.fullness(quantity[index]))
+    widths = _up_to_ceiling(quantity, lambda index: candidates[index].fullness)
     if check.budget_bytes is not None:
         fits = runs = widths[-1][-1] if widths else -1
     else:
-        fits, runs = _largest(widths, candidates.fits), _largest(widths, candidates.runs)
-    at = check.estimate(quantity[fits], candidates.reading(fits)) if fits >= 0 else None
-    speed = time(quantity[fits]) if time is not None and at is not None else None
-    if fits + 1 == len(quantity):
-        return fits, runs, None, at, None, None, speed
-    beyond = check.estimate(quantity[fits + 1], candidates.reading(fits + 1))
-    limit = check.limit(quantity[fits + 1], beyond)
-    needed = None if limit.place == "host" else check.needed_bytes(quantity[fits + 1], beyond)
-    return fits, runs, limit, at, beyond, needed, speed
+        fits = _largest(widths, lambda index: candidates[index].fits())
+        runs = _largest(widths, lambda index: candidates[index].runs())
+    at = candidates[fits].estimate if fits >= 0 else None
+    speed = time(candidates[fits]) if time is not None and at is not None else None
+    following = candidates[fits + 1] if fits + 1 < len(quantity) else None
+    limit = following.limit if following else None
+    needed = following.needed_bytes if following and limit and limit.place != "host" else None
+    candidates.forget()
+    return fits, runs, limit, at, following.estimate if following else None, needed, speed
 
 
 class _Candidates:
-    """Replays of the allocator by index of the candidate: one for each, which goes on no further than the answer."""
+    """Candidates by index, each checked once. Models that differ in depth alone share their steps."""
 
     def __init__(self, quantity: Quantity, check: FitCheck) -> None:
         self._quantity, self._check = quantity, check
-        self._replays: dict[int, Replay | None] = {}
+        self._checked: dict[int, CheckedCandidate] = {}
+        self._any_depth: dict[tuple[Model, TrainSetup], SimulatedSteps] = {}
 
-    def replay(self, index: int) -> Replay | None:
-        """Return the replay of a candidate below the ceiling; None where host memory is too small for it."""
-        if index not in self._replays:
+    def __getitem__(self, index: int) -> CheckedCandidate:
+        if index not in self._checked:
             candidate = self._quantity[index]
-            enough = self._check.host_memory_fraction(candidate) <= 1
-            self._replays[index] = self._check.replay(candidate) if enough else None
-        return self._replays[index]
+            shallow = for_any_depth(candidate.model, candidate.setup)
+            shared = None
+            if shallow is not None:
+                of_width = shallow, candidate.setup
+                made = self._check.on(Candidate(*of_width, candidate.hardware)).simulated
+                shared = self._any_depth.setdefault(of_width, made)
+            self._checked[index] = self._check.on(candidate, shared)
+        return self._checked[index]
 
-    def reading(self, index: int) -> AllocatorReading | None:
-        """Return what a candidate's replay reads, if one has begun."""
-        replay = self._replays.get(index)
-        return replay.until() if replay else None
-
-    def runs(self, index: int) -> bool:
-        """Return whether a candidate runs without running out of memory, retries allowed."""
-        replay = self.replay(index)
-        return replay is not None and replay.until().out_of_memory is None
-
-    def fits(self, index: int) -> bool:
-        """Return whether a candidate runs without allocation retries."""
-        replay = self.replay(index)
-        return replay is not None and not replay.is_full()
+    def forget(self) -> None:
+        """Keep no logs of what was looked at."""
+        for one in self._checked.values():
+            one.simulated.forget()
 
 
 def _up_to_ceiling(quantity: Quantity, fullness: Callable[[int], float]) -> list[range]:

@@ -20,6 +20,7 @@ from fsdp_bench.report.html.blocks import Block, Cell, Details, Facts, Row, Sect
 from fsdp_bench.report.text.common import UNKNOWN
 from fsdp_bench.report.text.setups import setup_line
 from fsdp_bench.report.text.speed import step_text
+from fsdp_bench.simulate.step import SimulatedSteps
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.hardware import Hardware
 from fsdp_bench.spec.model_code import ModelCode
@@ -194,7 +195,8 @@ def step_sections(trial: TrialRecord, profile: Profile | None) -> list[Section]:
 
 
 def _memory_blocks(trial: TrialRecord) -> list[Block]:
-    timeline = rank_timeline(trial.model, trial.setup, kernels_of(trial), 0)  # type: ignore[arg-type]
+    steps = SimulatedSteps(trial.model, trial.setup, kernels_of(trial))  # type: ignore[arg-type]
+    timeline = rank_timeline(steps, rank=0)
     memory = trial.ranks[0].memory if trial.ranks else None
     gpu = gpu_by_product_name(trial.ranks[0].device_name) if trial.ranks else None
     usable = trial.run.gpu_limit_bytes or (gpu.usable_memory_bytes if gpu else None)
@@ -220,7 +222,7 @@ def _streams(trial: TrialRecord, profile: Profile | None) -> Section:
     hardware = Hardware.of_gpu(gpu) if gpu else None
     asked = Question(trial.model, trial.setup, hardware, kernels, profile=profile)  # type: ignore[arg-type]
     alone = trial.device == "emulated"
-    found = speed(asked.model, asked.setup, hardware, kernels, profile, with_spans=True, without_communication=alone)
+    found = speed(asked.simulated, hardware, profile, with_spans=True, without_communication=alone)
     drawn = drawn_streams(StepStreams(asked, found))
     if drawn is None:
         return Section(title, (Text("Unknown."),))

@@ -2,6 +2,5 @@
 
 Read in this order:
     choose.py   which recording a setup runs, and why a setup is predicted for eager instead
-    block.py    runs a recording: one node of the graph for a block
-    tuning.py   what Inductor allocates to choose among a kernel's configurations, in the first step
+    block.py    runs a recording, one node of the graph for a block; what tuning its kernels allocates
 """

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import reduce
-from typing import Any
+from typing import Any, NamedTuple
 
 from fsdp_bench.catalog.recorded import BENCHMARK, FLOAT8, compiled_catalog
 from fsdp_bench.simulate.compiled.block import Buffers, CompiledBlock, CompiledRecordedBlock, bind_code
 from fsdp_bench.simulate.models.transformer import Module, SimulatedModel, Weight
 from fsdp_bench.simulate.operators.core import Operators
-from fsdp_bench.simulate.operators.kernels import Kernels
-from fsdp_bench.simulate.operators.precision import Sizes
+from fsdp_bench.simulate.operators.kernels import Kernels, Sizes
 from fsdp_bench.simulate.recorded.model import RecordedModule, RecordedTransformer
 from fsdp_bench.spec.model import ModelShape
 from fsdp_bench.spec.recording.compiled import (
@@ -55,10 +54,10 @@ def _why_blocks_are_eager(model: Model, setup: TrainSetup, kernels: Kernels) -> 
         return f"with wrap = {setup.wrap.value} units may be inside of blocks, which are then not compiled whole"
     if isinstance(model, RecordedModel) and (reason := _why_code_is_eager(model)) is not None:
         return reason
-    sizes = _sizes_of(model)
+    sizes = _source(model).sizes
     if sizes["head_dim"] % _HEAD_MULTIPLE or sizes["hidden_size"] % _MULTIPLE or sizes["intermediate_size"] % _MULTIPLE:
         return f"compiled code is recorded for sizes that are multiples of {_MULTIPLE}"
-    codes = _catalog_of(model, setup.float8).codes
+    codes = _source(model, setup.float8).catalog.codes
     missing = [kind for kind in _kinds(model, setup, kernels) if kind.name not in codes]
     if not missing:
         return None
@@ -82,21 +81,21 @@ def _why_code_is_eager(model: RecordedModel) -> str | None:
         return "blocks with a mask, beyond a sliding window, are not recorded compiled"
     if not model.repeats or model.some_variant.loops[0].period > 1:
         return f"compiled code is recorded of models whose blocks are all alike, which {model.name}'s are not"
-    if not _catalog_of(model).codes:
+    if not _source(model).catalog.codes:
         return f"compiled blocks of {code.origin.architecture} are not recorded"
     return None
 
 
-def compile_blocks(op: Operators, model: SimulatedModel, shape: Model, setup: TrainSetup) -> bool:
+def compile_blocks(op: Operators, built: SimulatedModel, model: Model, setup: TrainSetup) -> bool:
     """Put what torch.compile makes of them in the place of the blocks; return whether they are compiled."""
-    if not setup.compile or _why_blocks_are_eager(shape, setup, op.kernels) is not None:
+    if not setup.compile or _why_blocks_are_eager(model, setup, op.kernels) is not None:
         return False
-    bound = [_bound(kind, shape, setup, op.kernels) for kind in _kinds(shape, setup, op.kernels)]
-    for index, block in enumerate(model.blocks):
+    bound = [_bound(kind, model, setup, op.kernels) for kind in _kinds(model, setup, op.kernels)]
+    for index, block in enumerate(built.blocks):
         is_checkpointed = index % setup.policy.every_blocks == 0
         code = bound[0 if is_checkpointed else -1]
-        kind = CompiledRecordedBlock if isinstance(model, RecordedTransformer) else CompiledBlock
-        block.put_around(kind(op, code, _weights(model, block, code.code.inputs)))
+        kind = CompiledRecordedBlock if isinstance(built, RecordedTransformer) else CompiledBlock
+        block.put_around(kind(op, code, _weights(built, block, code.code.inputs)))
     return True
 
 
@@ -105,7 +104,7 @@ def _bound(kind: CompiledKind, model: Model, setup: TrainSetup, kernels: Kernels
 
     It takes the lowest peak, and of equals the first (reorder_for_peak_memory in torch/_inductor/memory.py).
     """
-    codes = _catalog_of(model, kind.float8).codes
+    codes = _source(model, kind.float8).catalog.codes
     symbols = symbols_of_block if kind.float8 is Float8.NONE else symbols_of_float8
     sizes = symbols(_given(model, setup), kernels.num_multiprocessors, kernels.threads_per_multiprocessor)
     names = [name for order in Order if (name := kind._replace(order=order).name) in codes]
@@ -113,7 +112,7 @@ def _bound(kind: CompiledKind, model: Model, setup: TrainSetup, kernels: Kernels
 
 
 def _given(model: Model, setup: TrainSetup) -> dict[str, int]:
-    return {"B": setup.micro_batch_size, "S": setup.sequence_length, **_sizes_of(model)}
+    return {"B": setup.micro_batch_size, "S": setup.sequence_length, **_source(model).sizes}
 
 
 def _weights(model: SimulatedModel, block: Module, inputs: Iterable[str]) -> dict[str, Weight]:
@@ -126,31 +125,34 @@ def _weights(model: SimulatedModel, block: Module, inputs: Iterable[str]) -> dic
     return found
 
 
-def _sizes_of(model: Model) -> dict[str, int]:
-    return sizes_of_config(dict(model.sizes)) if isinstance(model, RecordedModel) else sizes_of_shape(model)
+class _Source(NamedTuple):
+    """Where compiled code of a model's blocks is looked up."""
+
+    catalog: CompiledCatalog
+    block: str
+    """The name of the blocks' code in the catalogue."""
+    sizes: dict[str, int]
 
 
-def _catalog_of(model: Model, float8: Float8 = Float8.NONE) -> CompiledCatalog:
+def _source(model: Model, float8: Float8 = Float8.NONE) -> _Source:
     if isinstance(model, ModelShape):
-        return compiled_catalog(BENCHMARK if float8 is Float8.NONE else FLOAT8)
-    assert model.code.architecture is not None
-    return compiled_catalog(model.code.architecture.model_type)
+        catalog = compiled_catalog(BENCHMARK if float8 is Float8.NONE else FLOAT8)
+        return _Source(catalog, benchmark_block(model), sizes_of_shape(model))
+    architecture = model.code.architecture
+    assert architecture is not None
+    catalog = compiled_catalog(architecture.model_type)
+    return _Source(catalog, huggingface_block(architecture), sizes_of_config(dict(model.sizes)))
 
 
 def _kinds(model: Model, setup: TrainSetup, kernels: Kernels) -> list[CompiledKind]:
     """Return the kinds of blocks that are checkpointed, and of those that a policy leaves out."""
-    if isinstance(model, ModelShape):
-        block = benchmark_block(model)
-    else:
-        assert model.code.architecture is not None
-        block = huggingface_block(model.code.architecture)
     is_selective = setup.checkpointing is Checkpointing.SELECTIVE
     if setup.float8 is Float8.NONE:
         regime = regime_of(setup.micro_batch_size * setup.sequence_length, model.hidden_size)
     else:
         regime = float8_regime_of(_given(model, setup), setup.float8, kernels.num_multiprocessors)
     kind = CompiledKind(
-        block=block,
+        block=_source(model).block,
         itemsize=Sizes.of(setup.precision).compute,
         checkpointing=setup.checkpointing,
         policy=setup.checkpointing_policy if is_selective else None,

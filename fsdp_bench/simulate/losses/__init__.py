@@ -3,9 +3,6 @@
 Read in this order:
     choose.py          the loss of a setup
     cross_entropy.py   torch's cross-entropy, whole or in chunks
-    compiled.py        the same, compiled
-    flash_attn.py      flash-attn's
-    unsloth.py         unsloth's, on fp32 logits
+    fused.py           the same, compiled; flash-attn's; unsloth's, on fp32 logits
     liger.py           Liger's, and the one that includes the head
-    sums.py            sums of a number for each token
 """

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from fsdp_bench.simulate.events import Category
-from fsdp_bench.simulate.losses.compiled import compiled
 from fsdp_bench.simulate.losses.cross_entropy import chunked, plain
-from fsdp_bench.simulate.losses.flash_attn import flash_attn
+from fsdp_bench.simulate.losses.fused import compiled, flash_attn, unsloth_fp32
 from fsdp_bench.simulate.losses.liger import liger
-from fsdp_bench.simulate.losses.unsloth import unsloth_fp32
 from fsdp_bench.simulate.operators.core import Operators
 from fsdp_bench.simulate.tape import Tensor
 from fsdp_bench.spec.setup import Loss

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from fsdp_bench.simulate.autograd import Gradients
 from fsdp_bench.simulate.events import Category, Stream
-from fsdp_bench.simulate.losses.sums import sum_of_all
+from fsdp_bench.simulate.losses.fused import sum_of_all
 from fsdp_bench.simulate.operators.core import Operators, Parameter, Saved
 from fsdp_bench.simulate.operators.kernels import BOOL, FP32, INT64
 from fsdp_bench.simulate.tape import Tensor

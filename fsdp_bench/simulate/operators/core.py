@@ -12,8 +12,8 @@ from typing import Any
 
 from fsdp_bench.simulate.autograd import Backward, Gradients, operator_node
 from fsdp_bench.simulate.events import Category, Stream
+from fsdp_bench.simulate.operators.kernel_workspaces import embedding_backward_workspace, sum_over_rows_workspace
 from fsdp_bench.simulate.operators.kernels import Kernels, KernelScratch
-from fsdp_bench.simulate.operators.reduction_workspaces import embedding_backward_workspace, sum_over_rows_workspace
 from fsdp_bench.simulate.tape import Storage, Tape, Tensor
 
 Saved = Any

@@ -1,7 +1,7 @@
 """The implementations of operators that run: on a CPU or CUDA, seen by a dry run or not, on which GPU.
 
-What CUDA's kernels allocate beside their results is in attention_workspaces.py, reduction_workspaces.py and
-batched_copies.py. None of it was measured on a GPU of ours.
+What CUDA's kernels allocate beside their results is in attention_workspaces.py, kernel_workspaces.py and
+kernel_workspaces.py. None of it was measured on a GPU of ours.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from fsdp_bench.spec.hardware import FIRST_WITH_FLASH_ATTENTION, Gpu
+from fsdp_bench.spec.setup import Precision
 
 BOOL = 1
 FP32 = 4
@@ -149,3 +150,45 @@ def kernels_on(kernels: Kernels, gpu: Gpu | None, moves_model: bool = False) -> 
 
 _THREADS = {7.5: 1024, 8.6: 1536, 8.7: 1536, 8.9: 1536, 12.0: 1536}
 """Threads per multiprocessor by compute capability, where not 2048 (CUDA C++ Programming Guide)."""
+
+
+# -- The three dtypes of a setup as bytes an element, and which casts they mean ----------------------------------------
+
+_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
+
+
+def precision_of(weight_dtype: str, precision: Precision) -> Precision:
+    """Return the dtypes of a parameter in a unit: the unit's, or of a frozen one that is stored apart its own alone.
+
+    A wrapper casts to the compute dtype, which is that of the base's, or casts nothing (MixedPrecision is None).
+    """
+    if weight_dtype in ("", precision.store):
+        return precision
+    return Precision(weight_dtype, weight_dtype, weight_dtype)
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Bytes of one element of stored parameters, in compute, in gradient reduction."""
+
+    store: int
+    compute: int
+    reduce: int
+    casts: bool
+    """The compute dtype is not the stored one."""
+    reduces_in_other_dtype: bool
+    """The reduction dtype is not the compute dtype."""
+    casts_back: bool
+    """The reduction dtype is not the stored one."""
+
+    @classmethod
+    def of(cls, precision: Precision) -> Sizes:
+        """Read a precision."""
+        return cls(
+            store=_BYTES[precision.store],
+            compute=_BYTES[precision.compute],
+            reduce=_BYTES[precision.reduce],
+            casts=precision.compute != precision.store,
+            reduces_in_other_dtype=precision.reduce != precision.compute,
+            casts_back=precision.reduce != precision.store,
+        )

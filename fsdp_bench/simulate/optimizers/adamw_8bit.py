@@ -2,12 +2,12 @@
 
 The step allocates what the compiled code does, as the memory history of torchao 0.18 with torch 2.13 shows on the
 stand-in for NVIDIA's libraries. In the first step it is compiled for each shape of a parameter, and Inductor tunes the
-kernels that are elementwise and not tiny (compiled/tuning.py).
+kernels that are elementwise and not tiny (compiled/block.py).
 """
 
 from __future__ import annotations
 
-from fsdp_bench.simulate.compiled.tuning import tune
+from fsdp_bench.simulate.compiled.block import tune
 from fsdp_bench.simulate.events import Category
 from fsdp_bench.simulate.operators.core import Operators
 from fsdp_bench.simulate.operators.kernels import FP32

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from itertools import groupby
+from math import prod
 
+from fsdp_bench.simulate.events import Stream
 from fsdp_bench.simulate.operators.core import Operators
 from fsdp_bench.simulate.operators.kernels import FP32
-from fsdp_bench.simulate.operators.optimizer import Shard
+from fsdp_bench.simulate.operators.optimizer import Shard, counts
 from fsdp_bench.simulate.optimizers.adafactor import adafactor_states, adafactor_step
 from fsdp_bench.simulate.optimizers.adamw import adamw_states, adamw_step
 from fsdp_bench.simulate.optimizers.adamw_8bit import adamw_8bit_states, adamw_8bit_step, is_one_kernel, is_quantized
@@ -39,6 +42,21 @@ def step(op: Operators, kind: OptimizerKind, shards: list[Shard]) -> None:
         muon_step(op, shards)
     else:
         adamw_step(op.tape, kind, shards, steps_on_device=not op.kernels.is_cuda)
+
+
+def temporary_bytes(kind: OptimizerKind, sizes: list[int], num_bytes: int) -> int:
+    """Return what ``step`` needs for a moment, where it updates pieces of flat parameters of these sizes in bytes.
+
+    ``num_bytes`` is their sum over all blocks, of which one may stand for others.
+    """
+    pairs = list(zip([0, *sizes], sizes, strict=False))  # the variables of the piece before live on
+    if kind is OptimizerKind.ADAMW_FOREACH:
+        return num_bytes
+    if kind is OptimizerKind.ADAMW_FOR_LOOP:
+        return max((2 * size + before for before, size in pairs), default=0)
+    if kind is OptimizerKind.ADAFACTOR:
+        return max((size + before + max(size, before) for before, size in pairs), default=0)
+    return 0
 
 
 def makes_states_one_by_one(kind: OptimizerKind) -> bool:
@@ -107,3 +125,90 @@ def issue_one(tape: Tape, kind: OptimizerKind, shards: list[Shard], on_host: boo
     (tape.host_work if on_host else tape.update)(f"optimizer {kind.value}", num_bytes, dims)
     if kind is OptimizerKind.MUON and not on_host:
         issue_newton_schulz(tape, shards)
+
+
+# -- One optimizer a parameter, called in backward as soon as its gradient is reduced ----------------------------------
+#
+# fully_shard calls the hooks of Tensor.register_post_accumulate_grad_hook where it reduces (foreach_reduce in
+# _fsdp_collectives.py), FullyShardedDataParallel the optimizers in ``_in_backward_optimizers``
+# (_post_backward_use_sharded_grad_views in _runtime_utils.py): both on the stream that reduced, from whose pool states
+# and temporaries come.
+
+
+class InBackward:
+    """The optimizers of all parameters."""
+
+    def __init__(self, op: Operators, kind: OptimizerKind) -> None:
+        self._op = op
+        self._kind = kind
+        self._states: list[Storage] = []
+        self._stepped: set[int] | None = set()
+        """Keys of the optimizers that have their states; None: all have."""
+
+    def warm_up(self, shards: list[Shard], stream: Stream) -> None:
+        """Restore what a first step on such a stream leaves."""
+        self._states, self._stepped = states(self._op, self._kind, shards), None
+        if multiplies_matrices(self._kind, shards):
+            self._op.make_workspace(True, stream)
+
+    def step(self, shards: Iterable[tuple[int, Shard]], stream: Stream) -> None:
+        """Step the optimizer of each shard, one after another; each has a key."""
+        tape = self._op.tape
+        before, tape.stream = tape.stream, stream
+        for key, shard in shards:
+            if not counts(shard):
+                continue
+            if self._stepped is not None and key not in self._stepped:
+                self._stepped.add(key)
+                self._states += states(self._op, self._kind, [shard])
+            issue_one(tape, self._kind, [shard])
+            step(self._op, self._kind, [shard])
+        tape.stream = before
+
+
+# -- torchao.optim.CPUOffloadOptimizer (torchao/optim/cpu_offload.py): AdamW on the CPU, beside parameters on the GPU --
+#
+# Gradients are copied to the host as soon as they are reduced, parameters back after the step. The GPU keeps gradients
+# until then: ``offload_gradients=True`` fails on fully_shard's DTensors, whose record_stream has no sharding strategy.
+# Parameters with few elements are left to an optimizer on the GPU.
+
+_MINIMAL_SIZE = 4096
+"""CPUOffloadOptimizer's ``minimal_size``: elements of the whole parameter."""
+
+_STREAM = Stream.OPTIMIZER_OFFLOAD
+
+
+def is_offloaded(shard: Shard) -> bool:
+    """Whether its optimizer is on the CPU."""
+    return prod(shard.shape) >= _MINIMAL_SIZE
+
+
+def on_gpu(shards: Iterable[Shard]) -> list[Shard]:
+    """Return what an optimizer on the GPU updates."""
+    return [shard for shard in shards if not is_offloaded(shard)]
+
+
+def copy_gradients(tape: Tape, shards: Iterable[Shard], stream: Stream) -> None:
+    """Copy each gradient to the host once a stream has reduced it (``backward_hook``)."""
+    for shard in shards:
+        if is_offloaded(shard):
+            tape.wait_stream(_STREAM, stream)
+            tape.copy("to_host", shard.numel * shard.itemsize, _STREAM)
+
+
+def offloaded_step(op: Operators, kind: OptimizerKind, shards: list[Shard]) -> None:
+    """CPUOffloadOptimizer.step: the GPU's optimizer, then parameter by parameter the CPU's and the way back."""
+    tape = op.tape
+    small = on_gpu(shards)
+    if small:
+        issue(tape, kind, small, on_host=False)
+        step(op, kind, small)
+    tape.synchronize(_STREAM)
+    large = [shard for shard in shards if is_offloaded(shard)]
+    for block, group in groupby(large, key=lambda shard: shard.block):
+        held = list(group)
+        issue(tape, kind, held, on_host=True)
+        tape.mark("optimizer", block)
+        tape.copy("to_device", sum(shard.numel * shard.itemsize for shard in held), _STREAM)
+    tape.mark("optimizer", -1)
+    tape.synchronize(_STREAM)

@@ -5,7 +5,6 @@ Read in this order:
     references.py     which storage or node a reference of the recording means
     instructions.py   what runs: operators, modules, nodes of the graph
     model.py          the module tree and the forward pass
-    replaced_loss.py  a loss that the model does not compute itself
     simulation.py     loading, and a step
     workspaces.py     what CUDA's kernels allocate beside their results, by operator
 """

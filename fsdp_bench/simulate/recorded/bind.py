@@ -23,11 +23,11 @@ from fsdp_bench.simulate.recorded.instructions import (
     ReadToHost,
     RequireGrad,
     Run,
+    RunHeadWithLoss,
     TensorPlan,
     kernel_event,
 )
 from fsdp_bench.simulate.recorded.references import Scope, StandIn, Unrolled
-from fsdp_bench.simulate.recorded.replaced_loss import RunHeadWithLoss
 from fsdp_bench.simulate.recorded.workspaces import workspace_of
 from fsdp_bench.spec.checkpointing_policy import OPERATORS
 from fsdp_bench.spec.errors import SpecError

@@ -6,23 +6,43 @@ when neither a frame nor the graph holds it, as in torch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
 
 import msgspec
 
 from fsdp_bench.simulate.autograd import Gradients, Node, Packed
 from fsdp_bench.simulate.events import Category, Event, Kind, Stream, Work
+from fsdp_bench.simulate.losses.liger import liger_fused_linear
 from fsdp_bench.simulate.models.reentrant import requiring_grad
+from fsdp_bench.simulate.models.transformer import Weight
 from fsdp_bench.simulate.operators.core import Operators, Saved
-from fsdp_bench.simulate.operators.kernels import KernelScratch
+from fsdp_bench.simulate.operators.kernels import INT64, KernelScratch
 from fsdp_bench.simulate.tape import Storage, Tensor
-
-if TYPE_CHECKING:
-    from fsdp_bench.simulate.recorded.model import RecordedTransformer
+from fsdp_bench.spec.recording.own_loss import LOSS
 
 Edge = tuple[Any, int] | None
 """A node's number and its output, or a parameter's name and 0."""
+
+
+class RunningModel(Protocol):
+    """What instructions need of the recorded model that runs them."""
+
+    op: Operators
+
+    @property
+    def by_name(self) -> Mapping[str, Any]:
+        """The modules."""
+
+    @property
+    def by_parameter(self) -> Mapping[str, Weight]:
+        """The parameters, by their full names."""
+
+    def mark_block(self, module: Any) -> None:
+        """Mark where a block's part of forward begins."""
+
+    def after_block(self, module: Any, out: Outputs) -> None:
+        """Mark where a block's part of backward begins."""
 
 
 class Frame:
@@ -53,7 +73,7 @@ class Frame:
             frame = frame.outer
         return None
 
-    def target(self, model: RecordedTransformer, edge: Edge) -> tuple[Node | None, int]:
+    def target(self, model: RunningModel, edge: Edge) -> tuple[Node | None, int]:
         """Return the node that a gradient goes to, and which of its outputs."""
         if edge is None:
             return None, 0
@@ -108,7 +128,7 @@ class Run(msgspec.Struct, frozen=True):
     after_second: KernelScratch = ()
     after: KernelScratch = ()
 
-    def run(self, frame: Frame, model: RecordedTransformer) -> None:
+    def run(self, frame: Frame, model: RunningModel) -> None:
         """Run it in forward."""
         op, tape = model.op, model.op.tape
         if self.may_be_kept and tape.kept is not None:
@@ -163,7 +183,7 @@ class AddMask(msgspec.Struct, frozen=True):
     addition: Run
     """The addition that makes a tensor."""
 
-    def run(self, frame: Frame, model: RecordedTransformer) -> None:
+    def run(self, frame: Frame, model: RunningModel) -> None:
         """Run it."""
         tape, product = model.op.tape, frame.storage(self.product)
         if tape.kept is not None or product is None:
@@ -177,7 +197,7 @@ class AddMask(msgspec.Struct, frozen=True):
 class ReadToHost(msgspec.Struct, frozen=True, gc=False):
     """The host reads a number from the GPU: it waits until all work before has been done."""
 
-    def run(self, _frame: Frame, model: RecordedTransformer) -> None:
+    def run(self, _frame: Frame, model: RunningModel) -> None:
         """Wait."""
         model.op.tape.synchronize(Stream.COMPUTE)
 
@@ -187,7 +207,7 @@ class Forget(msgspec.Struct, frozen=True, gc=False):
 
     number: int | str
 
-    def run(self, frame: Frame, _model: RecordedTransformer) -> None:
+    def run(self, frame: Frame, _model: RunningModel) -> None:
         """Drop it."""
         frame.drop(self.number)
 
@@ -199,7 +219,7 @@ class RequireGrad(msgspec.Struct, frozen=True, gc=False):
     """The number of its AccumulateGrad."""
     tensor: TensorPlan
 
-    def run(self, frame: Frame, _model: RecordedTransformer) -> None:
+    def run(self, frame: Frame, _model: RunningModel) -> None:
         """Make the node."""
         plan = self.tensor
         frame.nodes[self.node] = requiring_grad(Tensor(frame.storage(plan.storage), plan.numel, plan.itemsize))[0].node
@@ -212,7 +232,7 @@ class ForgetInEachBlock(msgspec.Struct, frozen=True, gc=False):
     numbers: tuple[int, ...]
     """The storage in each block, from the first on."""
 
-    def run(self, frame: Frame, model: RecordedTransformer) -> None:
+    def run(self, frame: Frame, model: RunningModel) -> None:
         """Drop them, each as part of its block."""
         tape = model.op.tape
         for index, number in enumerate(self.numbers):
@@ -240,7 +260,7 @@ class Begin(msgspec.Struct, frozen=True):
     number: int
     plan: NodePlan
 
-    def run(self, frame: Frame, model: RecordedTransformer) -> None:
+    def run(self, frame: Frame, model: RunningModel) -> None:
         """Make it."""
         op = model.op
         if not op.tape.grad_enabled:
@@ -267,7 +287,7 @@ class Keep(msgspec.Struct, frozen=True):
     """Whether a parameter is saved as a view, and not itself."""
     is_strided: bool
 
-    def run(self, frame: Frame, model: RecordedTransformer) -> None:
+    def run(self, frame: Frame, model: RunningModel) -> None:
         """Save it, through the hooks in force; a node that saves nothing does not hold them."""
         tape = model.op.tape
         node = frame.nodes.get(self.node) if tape.grad_enabled else None
@@ -282,7 +302,7 @@ class Keep(msgspec.Struct, frozen=True):
             node.saved = Packed(tape.hooks[-1], [])
         node.saved.packed += node.saved.hooks.pack([saved])
 
-    def _tensor(self, frame: Frame, model: RecordedTransformer) -> Tensor:
+    def _tensor(self, frame: Frame, model: RunningModel) -> Tensor:
         plan = self.tensor
         if isinstance(plan.storage, str) and plan.storage.startswith("p:"):
             parameter = model.by_parameter[plan.storage[2:]].seen
@@ -382,7 +402,7 @@ class CallModule(msgspec.Struct, frozen=True):
             if isinstance(node, str):
                 yield node
 
-    def run(self, frame: Frame, model: RecordedTransformer) -> None:
+    def run(self, frame: Frame, model: RunningModel) -> None:
         """Run it inside of what is around it; a module with nothing around it is part of its caller."""
         module = model.by_name[self.module]
         model.mark_block(module)
@@ -392,7 +412,7 @@ class CallModule(msgspec.Struct, frozen=True):
             return
         self._run_wrapped(frame, model, module)
 
-    def _run_wrapped(self, frame: Frame, model: RecordedTransformer, module: Any) -> None:
+    def _run_wrapped(self, frame: Frame, model: RunningModel, module: Any) -> None:
         inputs = tuple(tensor_of(frame, model, plan) for plan in self.inputs)
         times = 0
 
@@ -410,7 +430,7 @@ class CallModule(msgspec.Struct, frozen=True):
             if plan.edge is not None and not isinstance(plan.edge[0], str):
                 frame.edges[plan.edge] = tensor.node, tensor.output
 
-    def _body(self, frame: Frame, model: RecordedTransformer, given: Sequence[Tensor], is_recomputed: bool) -> Outputs:
+    def _body(self, frame: Frame, model: RunningModel, given: Sequence[Tensor], is_recomputed: bool) -> Outputs:
         own = Frame(frame)
         for plan, tensor in zip(self.inputs, given, strict=True):
             if isinstance(plan.storage, int) and tensor.storage is not None:
@@ -430,10 +450,41 @@ class CallModule(msgspec.Struct, frozen=True):
         return out
 
 
-def tensor_of(frame: Frame, model: RecordedTransformer, plan: TensorPlan) -> Tensor:
+def tensor_of(frame: Frame, model: RunningModel, plan: TensorPlan) -> Tensor:
     """Return a tensor that is passed on, with the node that its gradient goes to."""
     node, output = frame.target(model, plan.edge) if model.op.tape.grad_enabled else (None, 0)
     return Tensor(frame.storage(plan.storage), plan.numel, plan.itemsize, node, output, True)
+
+
+def next_tokens(op: Operators, batch: int, length: int) -> Tensor:
+    """Return the targets: labels that are padded by one and shifted, a copy unless there is one sequence."""
+    padded = op.tape.tensor(batch * (length + 1), INT64, "aten::constant_pad_nd")
+    op.run("aten::constant_pad_nd", padded, padded)
+    if batch == 1:
+        return padded.view(length)
+    targets = op.tape.tensor(batch * length, INT64, "aten::clone")
+    op.run("aten::clone", targets, targets)
+    return targets
+
+
+class RunHeadWithLoss(msgspec.Struct, frozen=True):
+    """A loss that includes the head: train/models/model_code.py on the tape."""
+
+    hidden_states: TensorPlan
+    weight: str
+    batch: int
+    length: int
+
+    def run(self, frame: Frame, model: RunningModel) -> None:
+        """Run it inside of the model's forward."""
+        op = model.op
+        hidden_states = tensor_of(frame, model, self.hidden_states)
+        weight = model.by_parameter[self.weight].seen
+        out = liger_fused_linear(op, hidden_states, weight, next_tokens(op, self.batch, self.length))
+        assert out.storage is not None
+        assert out.node is not None
+        frame.storages[LOSS] = out.storage
+        frame.nodes[LOSS] = out.node
 
 
 def kernel_event(work: Work) -> Event:

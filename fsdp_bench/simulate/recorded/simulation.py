@@ -5,8 +5,8 @@ from __future__ import annotations
 from fsdp_bench.simulate.events import Category, Stream
 from fsdp_bench.simulate.losses.choose import loss
 from fsdp_bench.simulate.operators.kernels import Kernels
+from fsdp_bench.simulate.recorded.instructions import next_tokens
 from fsdp_bench.simulate.recorded.model import RecordedTransformer
-from fsdp_bench.simulate.recorded.replaced_loss import next_tokens
 from fsdp_bench.simulate.simulation import Simulation
 from fsdp_bench.simulate.tape import Storage, Tensor
 from fsdp_bench.spec.recording.model import Model, RecordedModel

@@ -11,8 +11,8 @@ from fsdp_bench.simulate.operators.attention_workspaces import (
     flash_forward_workspace,
     row_sums,
 )
+from fsdp_bench.simulate.operators.kernel_workspaces import embedding_backward_workspace, sum_over_rows_workspace
 from fsdp_bench.simulate.operators.kernels import Kernels, KernelScratch
-from fsdp_bench.simulate.operators.reduction_workspaces import embedding_backward_workspace, sum_over_rows_workspace
 
 _ATTENTION = "aten::_scaled_dot_product_"
 _FLASH_ATTN = "flash_attn::flash_attn_func"

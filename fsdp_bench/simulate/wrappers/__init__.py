@@ -3,13 +3,10 @@
 Functions have the names of the PyTorch functions that they follow.
 
     protocol.py            what a step asks of every wrapper
-    units.py               which modules become FSDP units
-    impossible.py          why a model cannot be trained under a setup
-    not_recorded.py        why a setup of a recorded model is not predicted
+    units.py               which modules become FSDP units, and where weights lie in a flat parameter
+    impossible.py          why a model cannot be trained under a setup, or is not predicted
     fsdp1.py               FullyShardedDataParallel: hooks, prefetching, the rate limiter of all-gathers
     flat_param_handle.py   one unit of it: its flat parameter, gathered and reduced
-    flat_layout.py         where weights lie in a flat parameter, and its padding
     fsdp2.py               fully_shard
-    bare.py                the model alone, on one GPU
-    ddp.py                 DistributedDataParallel: the same and its buckets
+    ddp.py                 the model alone, on one GPU; DistributedDataParallel: the same and its buckets
 """

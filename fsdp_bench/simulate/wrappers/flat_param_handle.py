@@ -6,29 +6,103 @@ one flat gradient, which is reduced by one reduce-scatter. Names are torch's.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from fsdp_bench.simulate.autograd import Node, accumulator, operator_node
-from fsdp_bench.simulate.events import IN_HOST_MEMORY, Category, Stream
+from fsdp_bench.simulate.autograd import Engine, Node, accumulator, operator_node
+from fsdp_bench.simulate.events import IN_HOST_MEMORY, Category, Queue, Stream
 from fsdp_bench.simulate.models.transformer import Module, Weight, fill, whole_weights
-from fsdp_bench.simulate.operators.core import Parameter
+from fsdp_bench.simulate.operators.core import Operators, Parameter
+from fsdp_bench.simulate.operators.kernels import Sizes, precision_of
 from fsdp_bench.simulate.operators.optimizer import Shard
-from fsdp_bench.simulate.operators.precision import Sizes, precision_of
 from fsdp_bench.simulate.tape import Storage, Tensor
-from fsdp_bench.simulate.wrappers.flat_layout import flat_layout
-from fsdp_bench.spec.setup import BackwardPrefetch, Precision
+from fsdp_bench.simulate.wrappers.protocol import Wrapper
+from fsdp_bench.simulate.wrappers.units import flat_layout
+from fsdp_bench.spec.setup import BackwardPrefetch, Precision, ShardingStrategy, TrainSetup
 
-if TYPE_CHECKING:
-    from fsdp_bench.simulate.wrappers.fsdp1 import Fsdp1
+
+class Fsdp1State(Wrapper):
+    """_FSDPState: what the units of one model share. ``Fsdp1`` adds the units, and their order."""
+
+    def __init__(self, op: Operators, engine: Engine, setup: TrainSetup, rank: int) -> None:
+        super().__init__(op, engine, setup)
+        self.rank = rank % self.group_size
+        """Within its shard group."""
+        self.is_sharded = setup.effective_strategy is not ShardingStrategy.NO_SHARD
+        self.post_forward_order: list[FlatParamHandle] = []
+        self._num_free_events = 0
+
+    @abstractmethod
+    def let_go_of_loaded(self) -> None:
+        """Make the call that waits for what loading made, if this was the last unit."""
+
+    @abstractmethod
+    def root_pre_forward(self) -> None:
+        """_root_pre_forward."""
+
+    @abstractmethod
+    def prefetch_forward(self, current: FlatParamHandle) -> None:
+        """_prefetch_handle in forward."""
+
+    @abstractmethod
+    def queue_final_callback(self) -> None:
+        """_register_post_backward_final_callback."""
+
+    def prefetch_backward(self, current: FlatParamHandle) -> None:
+        """_prefetch_handle in backward: the unit whose forward ended before this one's."""
+        if current.post_forward_index > 0:
+            target = self.post_forward_order[current.post_forward_index - 1]
+            if target.needs_pre_backward_unshard and not target.prefetched:
+                target.unshard(in_forward=False)
+                target.prefetched = True
+
+    @property
+    def num_free_events(self) -> int:
+        """Recorded frees that nobody has waited for."""
+        return self._num_free_events
+
+    def limit(self) -> None:
+        """_unshard with limit_all_gathers: wait until all but one of the last frees have happened."""
+        if self.setup.limit_all_gathers and self._num_free_events >= 2:
+            self._num_free_events -= 1
+            self.tape.host_wait(Queue.FREE)
+
+    def enqueue_free(self) -> None:
+        """_reshard with limit_all_gathers: an event after the last use of what was freed."""
+        if self.setup.limit_all_gathers:
+            self.tape.record_event(self.tape.stream, Queue.FREE)
+            self._num_free_events += 1
+
+    def hook(self, name: str) -> None:
+        """Let the host run a hook: Python, between the operators that it issues."""
+        self.tape.host_work(f"fsdp1 {name}")
+
+    def copy(self, name: str, num_bytes: int, stream: Stream) -> None:
+        """Copy between host and device, where these are two."""
+        if not self.on_host:
+            self.tape.copy(name, num_bytes, stream)
+
+    def offload_gradient(self, gradient: Tensor, stream: Stream) -> None:
+        """_offload_grad: without sharding the host waits for the copy (``non_blocking``)."""
+        if self.offload:
+            self.copy("to_host", gradient.numel * self.sizes.store, stream)
+            if gradient.storage is not None:
+                self.record_stream(gradient.storage, Stream.REDUCE_SCATTER)
+            if not self.is_sharded:
+                self.tape.synchronize(stream)
+
+    def record_stream(self, storage: Storage, stream: Stream) -> None:
+        """_no_dispatch_record_stream."""
+        self.tape.record_stream(storage, stream)
 
 
 class FlatParamHandle:
     """One unit: its flat parameter's shard, its gathered self, its gradient."""
 
     def __init__(
-        self, wrapper: Fsdp1, unit: Module, weights: list[Weight], precision: Precision, is_root: bool
+        self, wrapper: Fsdp1State, unit: Module, weights: list[Weight], precision: Precision, is_root: bool
     ) -> None:
         self.wrapper = wrapper
         self.tape = wrapper.tape

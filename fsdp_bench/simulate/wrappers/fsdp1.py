@@ -8,46 +8,23 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from fsdp_bench.simulate.autograd import Engine
-from fsdp_bench.simulate.events import Category, Queue, Stream
+from fsdp_bench.simulate.events import Category, Stream
 from fsdp_bench.simulate.models.transformer import Module, SimulatedModel
 from fsdp_bench.simulate.operators.core import Operators
 from fsdp_bench.simulate.operators.optimizer import Shard
-from fsdp_bench.simulate.operators.precision import Sizes
-from fsdp_bench.simulate.tape import Storage, Tensor
-from fsdp_bench.simulate.wrappers.flat_param_handle import FlatParamHandle
-from fsdp_bench.simulate.wrappers.protocol import Wrapper
+from fsdp_bench.simulate.tape import Storage
+from fsdp_bench.simulate.wrappers.flat_param_handle import FlatParamHandle, Fsdp1State
 from fsdp_bench.simulate.wrappers.units import Unit
-from fsdp_bench.spec.setup import ShardingStrategy, TrainSetup
+from fsdp_bench.spec.setup import TrainSetup
 
 
-class Fsdp1(Wrapper):
+class Fsdp1(Fsdp1State):
     """The units of one model and what they share."""
 
     def __init__(
-        self,
-        op: Operators,
-        engine: Engine,
-        model: SimulatedModel,
-        units: list[Unit],
-        setup: TrainSetup,
-        sizes: Sizes,
-        on_host: bool,
-        rank: int = 0,
+        self, op: Operators, engine: Engine, model: SimulatedModel, units: list[Unit], setup: TrainSetup, rank: int = 0
     ) -> None:
-        self.op = op
-        self.tape = op.tape
-        self.rank = rank % setup.shard_group_size
-        """Within its shard group."""
-        self.engine = engine
-        self.setup = setup
-        self.sizes = sizes
-        self.copies_messages = op.kernels.gloo
-        self.on_host = on_host
-        self.group_size = setup.shard_group_size
-        self.is_sharded = setup.effective_strategy is not ShardingStrategy.NO_SHARD
-        self.offload = setup.offload.value == "params"
-        self.post_forward_order: list[FlatParamHandle] = []
-        self._num_free_events = 0
+        super().__init__(op, engine, setup, rank)
         self._callback_queued = False
         self._waits_for_loaded: Callable[[], object] | None = None
         taken: set[int] = set()
@@ -147,53 +124,12 @@ class Fsdp1(Wrapper):
     events_left = 0
     """Events that a step leaves in _FreeEventQueue; set by step.py, which restores that state."""
 
-    @property
-    def num_free_events(self) -> int:
-        """Recorded frees that nobody has waited for."""
-        return self._num_free_events
-
     def _by_block(self, handles: list[FlatParamHandle] | None = None) -> Iterator[FlatParamHandle]:
         """Yield the units, each after a mark of its block."""
         for handle in handles or self.handles:
             self.tape.mark_block(handle.block)
             yield handle
         self.tape.mark_block(-1)
-
-    # -- the rate limiter --------------------------------------------------------------------------------------
-
-    def limit(self) -> None:
-        """_unshard with limit_all_gathers: wait until all but one of the last frees have happened."""
-        if self.setup.limit_all_gathers and self._num_free_events >= 2:
-            self._num_free_events -= 1
-            self.tape.host_wait(Queue.FREE)
-
-    def enqueue_free(self) -> None:
-        """_reshard with limit_all_gathers: an event after the last use of what was freed."""
-        if self.setup.limit_all_gathers:
-            self.tape.record_event(self.tape.stream, Queue.FREE)
-            self._num_free_events += 1
-
-    def hook(self, name: str) -> None:
-        """Let the host run a hook: Python, between the operators that it issues."""
-        self.tape.host_work(f"fsdp1 {name}")
-
-    def copy(self, name: str, num_bytes: int, stream: Stream) -> None:
-        """Copy between host and device, where these are two."""
-        if not self.on_host:
-            self.tape.copy(name, num_bytes, stream)
-
-    def offload_gradient(self, gradient: Tensor, stream: Stream) -> None:
-        """_offload_grad: without sharding the host waits for the copy (``non_blocking``)."""
-        if self.offload:
-            self.copy("to_host", gradient.numel * self.sizes.store, stream)
-            if gradient.storage is not None:
-                self.record_stream(gradient.storage, Stream.REDUCE_SCATTER)
-            if not self.is_sharded:
-                self.tape.synchronize(stream)
-
-    def record_stream(self, storage: Storage, stream: Stream) -> None:
-        """_no_dispatch_record_stream."""
-        self.tape.record_stream(storage, stream)
 
     # -- order -------------------------------------------------------------------------------------------------
 
@@ -239,14 +175,6 @@ class Fsdp1(Wrapper):
                 if target.needs_pre_forward_unshard and not target.prefetched:
                     target.unshard(in_forward=True)
                     target.prefetched = True
-
-    def prefetch_backward(self, current: FlatParamHandle) -> None:
-        """_prefetch_handle in backward: the unit whose forward ended before this one's."""
-        if current.post_forward_index > 0:
-            target = self.post_forward_order[current.post_forward_index - 1]
-            if target.needs_pre_backward_unshard and not target.prefetched:
-                target.unshard(in_forward=False)
-                target.prefetched = True
 
     def queue_final_callback(self) -> None:
         """_register_post_backward_final_callback."""

@@ -13,11 +13,11 @@ from typing import Any
 from fsdp_bench.simulate.autograd import Engine, accumulator, operator_node
 from fsdp_bench.simulate.events import Category, Queue, Stream
 from fsdp_bench.simulate.models.transformer import Loading, Module, SimulatedModel, Weight, fill, whole_weights
-from fsdp_bench.simulate.operators.batched_copies import chunk_cat_arguments, split_arguments
 from fsdp_bench.simulate.operators.core import Operators, Parameter
+from fsdp_bench.simulate.operators.kernel_workspaces import chunk_cat_arguments, split_arguments
+from fsdp_bench.simulate.operators.kernels import Sizes, precision_of
 from fsdp_bench.simulate.operators.optimizer import Shard
-from fsdp_bench.simulate.operators.precision import Sizes, precision_of
-from fsdp_bench.simulate.optimizers.offloaded import copy_gradients
+from fsdp_bench.simulate.optimizers.dispatch import copy_gradients
 from fsdp_bench.simulate.tape import Storage, Tape, Tensor
 from fsdp_bench.simulate.wrappers.protocol import Wrapper
 from fsdp_bench.simulate.wrappers.units import Unit
@@ -446,25 +446,11 @@ class Fsdp2(Wrapper):
     """The units of one model and what they share (FSDPCommContext, FSDPStateContext)."""
 
     def __init__(
-        self,
-        op: Operators,
-        engine: Engine,
-        model: SimulatedModel,
-        units: list[Unit],
-        setup: TrainSetup,
-        sizes: Sizes,
-        on_host: bool,
+        self, op: Operators, engine: Engine, model: SimulatedModel, units: list[Unit], setup: TrainSetup
     ) -> None:
-        self.op = op
-        self.tape = op.tape
+        super().__init__(op, engine, setup)
         self.kernels = op.kernels
-        self.engine = engine
-        self.setup = setup
-        self.sizes = sizes
-        self.group_size = setup.shard_group_size
-        self.offload = setup.offload.value == "params"
-        self.copies_messages = op.kernels.gloo
-        self.moves_to_device = self.offload and not on_host
+        self.moves_to_device = self.offload and not self.on_host
         self.all_reduces = setup.strategy.is_hybrid
         self.all_gather_state: Storage | None = None
         self.reduce_scatter_states: list[Storage] = []

@@ -5,14 +5,26 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 
+from fsdp_bench.simulate.autograd import Engine
 from fsdp_bench.simulate.models.transformer import Module
+from fsdp_bench.simulate.operators.core import Operators
+from fsdp_bench.simulate.operators.kernels import Sizes
 from fsdp_bench.simulate.operators.optimizer import Shard
-from fsdp_bench.simulate.optimizers.in_backward import InBackward
+from fsdp_bench.simulate.optimizers.dispatch import InBackward
 from fsdp_bench.simulate.tape import Storage
+from fsdp_bench.spec.setup import Offload, TrainSetup
 
 
 class Wrapper(ABC):
     """A sharded or replicated model; it is put around the model's modules when it is made."""
+
+    def __init__(self, op: Operators, engine: Engine, setup: TrainSetup) -> None:
+        self.op, self.tape, self.engine, self.setup = op, op.tape, engine, setup
+        self.sizes = Sizes.of(setup.precision)
+        self.on_host = not op.kernels.is_cuda
+        self.copies_messages = op.kernels.gloo
+        self.group_size = setup.shard_group_size
+        self.offload = setup.offload is Offload.PARAMS
 
     reduces_gradients = True
     """Whether this micro-batch's gradients are reduced (no_sync, set_requires_gradient_sync)."""

@@ -1,4 +1,4 @@
-"""The modules that become FSDP units: train/wrapping/units.py on the simulated module tree."""
+"""FSDP units: the modules that become some (train/wrapping/units.py), and where weights lie in a flat parameter."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from fsdp_bench.simulate.models.build import few_blocks
 from fsdp_bench.simulate.models.transformer import Module, ModuleList, SimulatedModel, Weight
 from fsdp_bench.simulate.operators.core import Operators
-from fsdp_bench.simulate.operators.kernels import CPU
+from fsdp_bench.simulate.operators.kernels import CPU, Sizes
 from fsdp_bench.simulate.tape import Tape
 from fsdp_bench.spec.recording.model import Model
-from fsdp_bench.spec.setup import Api, Precision, TrainSetup, Wrap
+from fsdp_bench.spec.setup import Api, Precision, ShardingStrategy, TrainSetup, Wrap
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,13 +72,13 @@ def _blocks_and_adapters(model: SimulatedModel) -> list[Module]:
     return found
 
 
-def num_resharded_units(shape: Model, setup: TrainSetup) -> int:
+def num_resharded_units(model: Model, setup: TrainSetup) -> int:
     """Return the number of units that are resharded to a smaller mesh; each creates its own process groups."""
     if setup.reshard_after_forward is None:
         return 0
-    model = few_blocks(Operators(Tape(), CPU), shape, setup)
-    resharded = [unit for unit in choose_units(model, setup) if not unit.stays_gathered]
-    return sum(model.times(unit.all_weights[0].block) for unit in resharded)
+    built = few_blocks(Operators(Tape(), CPU), model, setup)
+    resharded = [unit for unit in choose_units(built, setup) if not unit.stays_gathered]
+    return sum(built.times(unit.all_weights[0].block) for unit in resharded)
 
 
 def blocks_are_alike(model: SimulatedModel, units: list[Unit], setup: TrainSetup) -> bool:
@@ -116,3 +116,53 @@ def _units_by_size(model: SimulatedModel, min_num_params: int) -> list[Module]:
     for child in model.children:
         visit(child, is_in_block=False)
     return units
+
+
+# -- Where weights lie in FSDP1's flat parameter, and what of them a rank holds ----------------------------------------
+
+ALIGNMENT_BYTES = 16
+"""_flat_param.py, _get_aligned_numel: with use_orig_params every parameter starts at a multiple of this."""
+
+
+def flat_layout(weights: list[Weight], setup: TrainSetup, precision: Precision) -> FlatLayout:
+    """Return where the weights of one unit lie, which computes in this precision."""
+    compute_bytes = Sizes.of(precision).compute
+    aligned = ALIGNMENT_BYTES // compute_bytes if setup.use_orig_params else 0
+    # Without sharding the process group is the whole world, and the flat parameter is padded to its size.
+    is_sharded = setup.effective_strategy is not ShardingStrategy.NO_SHARD
+    padded_to = setup.shard_group_size if is_sharded else setup.world_size
+    return FlatLayout(weights, setup.shard_group_size, aligned, padded_to)
+
+
+class FlatLayout:
+    """FlatParamHandle._init_flat_param_and_metadata: where each weight lies in the flat parameter."""
+
+    def __init__(self, weights: list[Weight], group_size: int, aligned_numel: int, padded_to: int) -> None:
+        self.offsets: list[int] = []
+        self.paddings: list[int] = []
+        total = 0
+        for weight in weights:
+            if aligned_numel:
+                total = self._pad(total, aligned_numel)
+            self.offsets.append(total)
+            total += weight.numel
+        if aligned_numel:
+            total = self._pad(total, padded_to)
+        self.numel = total
+        self.shard_numel = -(-total // group_size)
+
+    def _pad(self, total: int, multiple: int) -> int:
+        padding = -total % multiple
+        if padding:
+            self.paddings.append(padding)
+        return total + padding
+
+    def in_shard(self, index: int, weight: Weight, rank: int) -> int:
+        """Return how many elements of a weight a rank of the group holds (FlatParamHandle._get_shard_metadata)."""
+        begin, offset = rank * self.shard_numel, self.offsets[index]
+        end = min(begin + self.shard_numel, offset + weight.numel)
+        return max(end - max(begin, offset), 0)
+
+    def unpadded_shard_numel(self, rank: int) -> int:
+        """Return how many elements of the flat parameter a rank holds; the last ranks' shards may be padded."""
+        return max(min(self.numel - rank * self.shard_numel, self.shard_numel), 0)

@@ -11,6 +11,7 @@ from fsdp_bench.plan.estimate import read_allocator
 from fsdp_bench.plan.export.chosen import Chosen
 from fsdp_bench.plan.export.export import export
 from fsdp_bench.plan.export.files import write
+from fsdp_bench.simulate.step import SimulatedSteps
 from tests.on_stand_in.rehearsing import rehearse
 
 
@@ -19,7 +20,7 @@ def predicted(one: Chosen) -> dict[str, int]:
     asked = one.question
     assert asked.gpu is not None
     usable = asked.gpu.usable_memory_bytes
-    reading = read_allocator(asked.model, one.setup, asked.kernel_set, usable, rank=0)
+    reading = read_allocator(SimulatedSteps(asked.model, one.setup, asked.kernel_set), usable, rank=0)
     return reading.phases
 
 

@@ -13,7 +13,6 @@ pytest.importorskip("bitsandbytes")
 
 from fsdp_bench.catalog import loader
 from fsdp_bench.catalog.architectures import ADAPTERS, recorded_architecture
-from fsdp_bench.plan.estimate import predict_memory
 from fsdp_bench.plan.export.chosen import chosen_by_prediction
 from fsdp_bench.plan.export.export import export
 from fsdp_bench.plan.export.files import write
@@ -25,6 +24,7 @@ from fsdp_bench.spec.recording.model import RecordedModel
 from fsdp_bench.spec.setup import TrainSetup
 from tests.on_stand_in.plan.exporting import predicted, rehearsed
 from tests.on_stand_in.rehearsing import SCRIPTS, rehearse
+from tests.predicted import memory_of
 
 CONFIG = {
     "model_type": "llama",
@@ -66,7 +66,7 @@ CASES = [
 
 def _phases(kind: str, api: str, setup: TrainSetup, folder: Path, *words: str) -> list[dict[str, int]]:
     """Return the peaks by phase as predicted, and as rehearsed in the third step."""
-    peaks_of = predict_memory(_recorded(kind), setup, kernels_on(CUDA, loader.gpu(GPU)), rank=0).phases
+    peaks_of = memory_of(_recorded(kind), setup, kernels_on(CUDA, loader.gpu(GPU)), rank=0).phases
     given = ("--gpu", GPU, "--world-size", str(setup.world_size), "--steps", "3")
     found = rehearse(*given, "--", str(SCRIPTS / "peft_loop.py"), kind, api, *words, command="torchrun", folder=folder)
     assert found.code == 0, found.output
@@ -130,7 +130,7 @@ def test_reentrant_checkpointing_allocates_what_is_predicted(api: str, reentrant
     assert expected == pytest.approx(found, rel=0.005)
     if (api, reentrant) == ("fsdp1", "around"):
         hidden, blocks = 2048 * CONFIG["hidden_size"] * 2, CONFIG["num_hidden_layers"]
-        usual = predict_memory(_recorded("lora"), replace(setup, reentrant="no"), CUDA, rank=0).phases
+        usual = memory_of(_recorded("lora"), replace(setup, reentrant="no"), CUDA, rank=0).phases
         assert found["backward"] > usual["backward"] + (blocks - 2) * hidden
 
 

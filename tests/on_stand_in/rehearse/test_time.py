@@ -10,7 +10,8 @@ import pytest
 
 from fsdp_bench.catalog.loader import BUILT_IN
 from fsdp_bench.catalog.lookup import find_placement
-from fsdp_bench.plan.speed import Speed, speed
+from fsdp_bench.plan.question import Question, speed_of
+from fsdp_bench.plan.speed import Speed
 from fsdp_bench.spec.codec import from_builtins
 from fsdp_bench.spec.model import ModelShape
 from fsdp_bench.spec.setup import TrainSetup
@@ -38,7 +39,7 @@ def rehearsed(folder: Path, family: str, nodes: int, setup: dict[str, Any]) -> R
 
 def predicted(family: str, nodes: int, setup: dict[str, Any]) -> Speed:
     hardware = find_placement(None, "p5.48xlarge", nodes, None, None, BUILT_IN).hardware
-    return speed(from_builtins(model_of(family), ModelShape), from_builtins(setup, TrainSetup), hardware)
+    return speed_of(Question(from_builtins(model_of(family), ModelShape), from_builtins(setup, TrainSetup), hardware))
 
 
 def setup_of(nodes: int = 1, **changes: Any) -> dict[str, Any]:

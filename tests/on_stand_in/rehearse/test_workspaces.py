@@ -10,13 +10,13 @@ from fsdp_bench.catalog.loader import gpu_by_product_name
 from fsdp_bench.simulate.events import Kind
 from fsdp_bench.simulate.operators.attention_workspaces import efficient_forward_workspace
 from fsdp_bench.simulate.operators.core import Operators
-from fsdp_bench.simulate.operators.kernels import CUDA, Kernels, kernels_on
-from fsdp_bench.simulate.operators.reduction_workspaces import (
+from fsdp_bench.simulate.operators.kernel_workspaces import (
     embedding_backward_workspace,
     foreach_norm_workspace,
     reduce_all_workspace,
     sum_over_rows_workspace,
 )
+from fsdp_bench.simulate.operators.kernels import CUDA, Kernels, kernels_on
 from fsdp_bench.simulate.recorded.workspaces import workspace_of
 from fsdp_bench.simulate.tape import Tape
 from fsdp_bench.sweep.run.rehearsed import rehearsed_gpu

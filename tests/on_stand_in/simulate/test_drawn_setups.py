@@ -10,9 +10,7 @@ import pytest
 from tests.on_stand_in.rehearsing import STUBS
 from tests.on_stand_in.simulate.comparing import against_rehearsals, assert_near
 from tests.simulate.comparing import cells_with
-from tests.simulate.optimizers.test_in_backward import IN_BACKWARD
-from tests.simulate.optimizers.test_muon import UNSHARDED
-from tests.simulate.optimizers.test_offloaded import FIELDS as OFFLOADED
+from tests.simulate.test_optimizers import IN_BACKWARD, OFFLOADED, UNSHARDED
 
 ACTIVATIONS: dict[str, Any] = {"activation_offload": True, "checkpointing_policy": None}
 REENTRANT: dict[str, Any] = {"checkpointing": "full", "checkpointing_policy": None, "activation_offload": False}

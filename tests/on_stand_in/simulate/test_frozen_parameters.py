@@ -10,7 +10,6 @@ import pytest
 pytest.importorskip("torch", reason="a dry run needs torch")
 pytest.importorskip("transformers", reason="the models are transformers'")
 
-from fsdp_bench.plan.estimate import predict_memory
 from fsdp_bench.simulate.wrappers.impossible import why_impossible
 from fsdp_bench.spec.recording.model import RecordedModel
 from fsdp_bench.spec.setup import TrainSetup
@@ -18,6 +17,7 @@ from fsdp_bench.spec.subprocesses.dry_run import DryRunSpec, UserModule
 from fsdp_bench.sweep.dry_run import dry_runs
 from fsdp_bench.train.recording.subjects import of_module
 from tests.on_stand_in.simulate.frozen_models import WHICH
+from tests.predicted import memory_of
 from tests.simulate.comparing import OBSERVED, assert_recorded_equals_dry_runs
 from tests.simulate.recorded.recording import record_here
 
@@ -71,7 +71,7 @@ SETUPS = [
 
 
 def test_every_phase_equals_the_dry_run(recorded: RecordedModel) -> None:
-    ranks = [predict_memory(recorded, setup, OBSERVED).peak_rank for setup in SETUPS]
+    ranks = [memory_of(recorded, setup, OBSERVED).peak_rank for setup in SETUPS]
     specs = [DryRunSpec(setup=setup, module=MODULE, rank=rank) for setup, rank in zip(SETUPS, ranks, strict=True)]
     assert_recorded_equals_dry_runs(recorded, *specs)
 

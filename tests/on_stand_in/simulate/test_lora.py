@@ -8,7 +8,6 @@ pytest.importorskip("torch", reason="a dry run needs torch")
 pytest.importorskip("transformers", reason="the models are transformers'")
 pytest.importorskip("peft", reason="LoRA is peft's")
 
-from fsdp_bench.plan.estimate import predict_memory
 from fsdp_bench.simulate.wrappers.impossible import why_impossible
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.impossible import PREFETCHED_ADAPTERS
@@ -19,6 +18,7 @@ from fsdp_bench.spec.subprocesses.dry_run import DryRunSpec
 from fsdp_bench.sweep.dry_run import dry_runs
 from fsdp_bench.train.recording.subjects import huggingface
 from tests.on_stand_in.simulate.frozen_models import CONFIG as LLAMA
+from tests.predicted import memory_of
 from tests.simulate.comparing import OBSERVED, assert_recorded_equals_dry_runs
 from tests.simulate.recorded.recording import record_here
 
@@ -92,7 +92,7 @@ def recorded(which: str) -> RecordedModel:
 def test_every_phase_equals_the_dry_run(which: str, recorded: RecordedModel) -> None:
     setups = [_setup(fields) for fields in SETUPS[which]]
     assert [why_impossible(recorded, setup, "cuda") for setup in setups] == [None] * len(setups)
-    ranks = [predict_memory(recorded, setup, OBSERVED).peak_rank for setup in setups]
+    ranks = [memory_of(recorded, setup, OBSERVED).peak_rank for setup in setups]
     specs = [
         DryRunSpec(setup=setup, config=CONFIG, lora=ADAPTERS[which], rank=rank)
         for setup, rank in zip(setups, ranks, strict=True)

@@ -12,12 +12,12 @@ pytest.importorskip("peft", reason="LoRA is peft's")
 pytest.importorskip("bitsandbytes", reason="QLoRA is bitsandbytes'")
 
 from fsdp_bench.catalog.architectures import ADAPTERS, USUAL, folder_of, recorded_architecture
-from fsdp_bench.plan.estimate import predict_memory
 from fsdp_bench.simulate.operators.kernels import CUDA
 from fsdp_bench.simulate.wrappers.impossible import why_impossible
 from fsdp_bench.spec.lora import LoRA
 from fsdp_bench.spec.setup import TrainSetup
 from fsdp_bench.train.recording.subjects import huggingface
+from tests.predicted import memory_of
 from tests.simulate.recorded.recording import record_here
 
 CONFIG = {
@@ -58,7 +58,7 @@ def _compare(lora: LoRA, places: list[dict[str, Any]], variants: tuple[str, ...]
                 reasons = [why_impossible(model, setup, "cuda") for model in (ours, own)]
                 assert reasons[0] == reasons[1]
                 if reasons[0] is None:
-                    assert predict_memory(ours, setup, CUDA) == predict_memory(own, setup, CUDA), setup
+                    assert memory_of(ours, setup, CUDA) == memory_of(own, setup, CUDA), setup
                     compared += 1
     return compared
 

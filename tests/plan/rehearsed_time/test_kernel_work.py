@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fsdp_bench.plan.rehearsed_time.kernel_work import work_of_kernel
+from fsdp_bench.plan.rehearsed_time.events import work_of_kernel
 from fsdp_bench.simulate.events import Work
 from fsdp_bench.spec.subprocesses.issued import TritonKernel
 from tests.plan.rehearsed_time.steps import FP32, INT64, StepWriter

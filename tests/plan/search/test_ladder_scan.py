@@ -9,6 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from fsdp_bench.catalog.loader import gpu
+from fsdp_bench.plan.estimate import read_allocator
 from fsdp_bench.plan.search.fit import FitCheck
 from fsdp_bench.plan.search.quantity import Quantity, size_ladder
 from fsdp_bench.plan.search.search import find_largest
@@ -58,7 +59,7 @@ def test_the_search_finds_what_a_scan_of_every_model_finds(number: int) -> None:
         quantity = size_ladder(family, setup, Hardware.of_gpu(replace(GPU, usable_memory_bytes=int(gib * GIB))))
         scanned = -1
         for width in quantity.widths:
-            if check.fullness(quantity[width[0]]) <= 1 and needs(check, quantity, width[0]) <= gib * GIB:
+            if check.on(quantity[width[0]]).fullness <= 1 and needs(check, quantity, width[0]) <= gib * GIB:
                 scanned = max(index for index in width if needs(check, quantity, index) <= gib * GIB)
         assert find_largest(quantity, check).fits == scanned, (gib, setup, family, check)
 
@@ -69,10 +70,11 @@ _needed: dict[tuple[object, ...], float] = {}
 def needs(check: FitCheck, quantity: Quantity, index: int) -> float:
     """Return the bytes that a candidate reserves; infinity if it would retry an allocation."""
     candidate = quantity[index]
-    gpu_bytes = check.memory_limit_bytes(candidate) if check.expandable_segments else None
+    checked = check.on(candidate)
+    gpu_bytes = checked.limit_bytes if check.expandable_segments else None
     key = candidate.model, candidate.setup, check, gpu_bytes
     if key not in _needed:
-        reading = check.replay(candidate, is_limited=check.expandable_segments).until()
+        reading = read_allocator(checked.simulated, gpu_bytes, check.expandable_segments)
         is_retried = reading.num_alloc_retries or reading.out_of_memory
         _needed[key] = math.inf if is_retried else reading.peak_reserved_bytes
     return _needed[key]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Sequence
 from types import SimpleNamespace
@@ -23,9 +24,9 @@ from fsdp_bench.plan.search.quantity import (
     size_ladder,
 )
 from fsdp_bench.plan.search.search import find_all, find_largest, largest_model
-from fsdp_bench.replay.caching_allocator.replay import AllocatorReading
 from fsdp_bench.replay.live_memory import worst_rank
 from fsdp_bench.simulate.operators.kernels import CPU_GLOO
+from fsdp_bench.simulate.step import SimulatedSteps
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.hardware import Hardware
 from fsdp_bench.spec.model import Family
@@ -71,7 +72,7 @@ def setup_of(cell: tuple[ShardingStrategy, Api, str, Checkpointing, Offload], **
 
 def fits(quantity: Quantity, index: int) -> bool:
     """Whether the estimate that `predict` prints does not deny it; without a server nothing is known of the host."""
-    return CARD.estimate(quantity[index]).fits is not False
+    return CARD.on(quantity[index]).estimate.fits is not False
 
 
 @pytest.mark.parametrize("cell", CELLS)
@@ -81,7 +82,7 @@ def test_the_largest_model_is_what_a_scan_of_the_ladder_finds(
 ) -> None:
     """The definition, model by model: the last width whose shallowest model fits, then the most layers that fit."""
     quantity = size_ladder(Family.LLAMA, setup_of(cell), card(mib), vocab_size=2000)
-    widths = itertools.takewhile(lambda width: CARD.fullness(quantity[width[0]]) <= 1, quantity.widths)
+    widths = itertools.takewhile(lambda width: CARD.on(quantity[width[0]]).fullness <= 1, quantity.widths)
     *_, last = [width for width in widths if fits(quantity, width[0])]
     found = find_largest(quantity, CARD)
     assert found.fits == max(index for index in last if fits(quantity, index))
@@ -95,7 +96,7 @@ def test_the_largest_model_is_what_a_scan_of_the_ladder_finds(
 
 
 def runs(quantity: Quantity, index: int) -> bool:
-    return CARD.estimate(quantity[index]).allocator.out_of_memory is None
+    return CARD.on(quantity[index]).estimate.allocator.out_of_memory is None
 
 
 @pytest.mark.parametrize("make", [layer_counts, batch_sizes, sequence_lengths])
@@ -144,7 +145,9 @@ def test_the_largest_that_the_host_holds_may_be_above_one_that_it_does_not_hold(
     setup = setup_of((ShardingStrategy.FULL_SHARD, Api.FSDP2, "bf16-true", Checkpointing.FULL, Offload.PARAMS))
     quantity = size_ladder(Family.LLAMA, setup, cluster)
     found = find_largest(quantity, CARD)
-    shares = [CARD.host_memory_fraction(candidate) for candidate in (quantity[index] for index in range(len(quantity)))]
+    shares = [
+        CARD.on(candidate).host_memory_fraction for candidate in (quantity[index] for index in range(len(quantity)))
+    ]
     assert found.fits == max(index for index, share in enumerate(shares) if share <= 1)
     assert any(share > 1 for share in shares[: found.fits])
 
@@ -174,7 +177,7 @@ def test_a_budget_of_live_bytes_stands_for_a_card(
     setup = replace(setup_of(cell), sequence_length=512, world_size=4)
     quantity = size_ladder(Family.LLAMA, setup, None, vocab_size=4096)
     at = [quantity[index] for index in range(200)]
-    peaks = [worst_rank(one.model, one.setup, CPU_GLOO)[1].peak_bytes for one in at]
+    peaks = [worst_rank(SimulatedSteps(one.model, one.setup, CPU_GLOO).for_memory)[1].peak_bytes for one in at]
     for mib in (180, 256, 300):
         found = find_largest(quantity, FitCheck(kernels=CPU_GLOO, budget_bytes=mib * MIB))
         within = [index for index, peak in enumerate(peaks) if peak <= mib * MIB]
@@ -229,26 +232,26 @@ class Curve:
         )
         return Candidate(shape, TrainSetup(), None)
 
-    def fullness(self, candidate: Candidate) -> float:
-        """Live bytes never fall."""
-        return min(self.reserved[candidate.model.num_hidden_layers - 1 :]) * 3 // 4 / self.size
+    def refuse(self, candidate: Candidate) -> None:
+        """Refuse nothing."""
 
-    def host_memory_fraction(self, candidate: Candidate) -> float:
-        """The host has enough for any of them."""
-        return 0.5
+    def on(self, candidate: Candidate, _any_depth: object = None) -> SimpleNamespace:
+        """Return a candidate of which nothing else is known. Its live bytes never fall with the depth."""
+        reserved = self.reserved[candidate.model.num_hidden_layers - 1 :]
 
-    def replay(self, candidate: Candidate) -> SimpleNamespace:
-        self.num_replays += 1
-        reserved = self.reserved[candidate.model.num_hidden_layers - 1]
-        is_full = reserved > self.size
-        reading = AllocatorReading(reserved, {}, reserved, reserved, int(is_full), None, None)
-        return SimpleNamespace(is_full=lambda: is_full, until=lambda: reading)
+        @functools.cache
+        def fits() -> bool:
+            self.num_replays += 1
+            return reserved[0] <= self.size
 
-    def nothing(self, *_: object) -> SimpleNamespace:
-        """Nothing more is known of a made-up candidate."""
-        return SimpleNamespace(place="host")
-
-    refuse = estimate = limit = nothing
+        return SimpleNamespace(
+            simulated=SimpleNamespace(forget=lambda: None),
+            fullness=min(reserved) * 3 // 4 / self.size,
+            fits=fits,
+            runs=lambda: True,
+            estimate=None,
+            limit=SimpleNamespace(place="host"),
+        )
 
 
 @given(

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from fsdp_bench.catalog import loader
 from fsdp_bench.plan.chart_data.scaling import node_counts, scaling_curves
 from fsdp_bench.plan.chart_data.step_streams import exposed_spans
-from fsdp_bench.plan.question import Question, answer
+from fsdp_bench.plan.question import Question, answer, speed_of
 from fsdp_bench.plan.speed import speed
 from fsdp_bench.report.charts.description import boxes_apart
 from fsdp_bench.report.charts.scaling import scaling_slide
@@ -26,6 +26,7 @@ from fsdp_bench.report.charts.trade_off import (
     trade_off_points,
     trade_off_slide,
 )
+from fsdp_bench.simulate.step import SimulatedSteps
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.hardware import Hardware
 from fsdp_bench.spec.setup import Precision, ShardingStrategy, TrainSetup
@@ -72,7 +73,7 @@ def test_no_setup_that_fits_beats_the_frontier_and_each_on_it_is_one_of_them(giv
 
 def test_the_red_stretches_add_up_to_the_exposed_seconds() -> None:
     setup = TrainSetup(world_size=16, precision=MIXED, sequence_length=512)
-    found = speed(loader.model("gpt2").shape(), setup, cluster(), with_spans=True)
+    found = speed(SimulatedSteps(loader.model("gpt2").shape(), setup), cluster(), with_spans=True)
     red = sum(end - begin for begin, end in exposed_spans(found.time.spans))
     assert red == pytest.approx(found.time.exposed_communication_seconds)
     assert red > 0
@@ -92,9 +93,9 @@ def test_a_curve_is_what_predict_says_on_that_many_nodes() -> None:
     ]
     full, hybrid = scaling_curves([Question(model, setup, cluster(4)) for setup in setups])
     assert full.nodes == hybrid.nodes == (1, 2, 4)
-    assert full.tokens[-1] == speed(model, setups[0], cluster(4)).tokens_per_second_per_gpu
+    assert full.tokens[-1] == speed_of(Question(model, setups[0], cluster(4))).tokens_per_second_per_gpu
     assert hybrid.tokens[0] is None  # one node has one shard group
-    assert hybrid.tokens[-1] == speed(model, setups[1], cluster(4)).tokens_per_second_per_gpu
+    assert hybrid.tokens[-1] == speed_of(Question(model, setups[1], cluster(4))).tokens_per_second_per_gpu
 
 
 def test_a_curve_has_a_band_to_both_ends_of_its_range() -> None:

@@ -9,12 +9,12 @@ from msgspec.structs import replace
 
 from fsdp_bench.catalog.architectures import recorded_architecture
 from fsdp_bench.catalog.loader import model, models
-from fsdp_bench.plan.estimate import estimate, predict_memory
 from fsdp_bench.simulate.compiled.choose import why_eager
 from fsdp_bench.simulate.operators.kernels import CPU, CUDA, CUDA_OBSERVED
 from fsdp_bench.spec.recording.compiled import huggingface_block, parts_of_both_ways, regime_of, splits_of_sum
 from fsdp_bench.spec.recording.model import RecordedModel
 from fsdp_bench.spec.setup import Api, Checkpointing, Loss, Precision, ShardingStrategy, TrainSetup, Wrap
+from tests.predicted import estimate_of, memory_of
 
 LLAMA = model("Llama-3.1-8B").shape()
 SETUP = TrainSetup(
@@ -60,7 +60,7 @@ def test_sizes_that_inductor_pads_and_other_kernels_are_not_covered() -> None:
 def test_covered_setups_are_predicted_as_compiled() -> None:
     assert why_eager(LLAMA, SETUP, CUDA) is None
     assert why_eager(LLAMA, replace(SETUP, compile=False), CUDA) is None
-    assert not estimate(LLAMA, SETUP).for_eager
+    assert not estimate_of(LLAMA, SETUP).for_eager
 
 
 QWEN = model_of("Qwen2.5-7B", 4096)
@@ -99,7 +99,7 @@ def test_a_tied_head_is_no_other_block() -> None:
 def test_compiled_blocks_of_hugging_face_save_less_too(api: Api, checkpointing: Checkpointing) -> None:
     setup = replace(SETUP, api=api, checkpointing=checkpointing)
     peaks = {
-        (compiles, layers): predict_memory(QWEN.with_layers(layers), replace(setup, compile=compiles), CUDA).phases[
+        (compiles, layers): memory_of(QWEN.with_layers(layers), replace(setup, compile=compiles), CUDA).phases[
             "forward"
         ]
         for compiles, layers in product((False, True), (16, 17))
@@ -117,14 +117,14 @@ def test_compiled_blocks_save_less_and_depth_adds_what_a_block_saves(api: Api, c
     peaks = {}
     for compiles, layers in product((False, True), (16, 17)):
         shape = replace(LLAMA, num_hidden_layers=layers)
-        peaks[compiles, layers] = predict_memory(shape, replace(setup, compile=compiles), CUDA).phases["forward"]
+        peaks[compiles, layers] = memory_of(shape, replace(setup, compile=compiles), CUDA).phases["forward"]
     eager, compiled = (peaks[compiles, 17] - peaks[compiles, 16] for compiles in (False, True))
     assert compiled < eager if checkpointing is Checkpointing.NONE else compiled == eager
 
 
 def test_one_block_stands_for_others_as_every_block_does() -> None:
     setup = replace(SETUP, strategy=ShardingStrategy.FULL_SHARD, api=Api.FSDP2)
-    peaks = [predict_memory(replace(LLAMA, num_hidden_layers=n), setup).peak_allocated_bytes for n in (4, 12, 20)]
+    peaks = [memory_of(replace(LLAMA, num_hidden_layers=n), setup).peak_allocated_bytes for n in (4, 12, 20)]
     assert peaks[1] - peaks[0] == peaks[2] - peaks[1]
 
 

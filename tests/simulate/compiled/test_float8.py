@@ -14,8 +14,7 @@ from fsdp_bench.catalog.loader import gpu, gpus, model
 from fsdp_bench.catalog.lookup import cluster_of
 from fsdp_bench.catalog.recorded import FLOAT8, compiled_catalog
 from fsdp_bench.plan.ask import estimate
-from fsdp_bench.plan.estimate import predict_memory
-from fsdp_bench.plan.speed import speed
+from fsdp_bench.plan.question import Question, speed_of
 from fsdp_bench.rates.datasheet import datasheet
 from fsdp_bench.simulate.compiled.block import bind_code
 from fsdp_bench.simulate.compiled.choose import _bound, _kinds, why_eager
@@ -28,6 +27,7 @@ from fsdp_bench.spec.hardware import Hardware
 from fsdp_bench.spec.impossible import impossible
 from fsdp_bench.spec.recording.compiled import Order, float8_regime_of, splits_of_maximum, symbols_of_float8
 from fsdp_bench.spec.setup import Api, Checkpointing, Float8, Precision, ShardingStrategy, TrainSetup, Wrap
+from tests.predicted import memory_of
 
 LLAMA = model("Llama-3.1-8B").shape()
 SETUP = TrainSetup(
@@ -163,7 +163,7 @@ def test_a_block_has_as_many_flops_in_float8_as_in_bf16_and_the_head_stays_in_bf
 def test_a_step_in_float8_is_timed_and_adds_up(recipe: Float8) -> None:
     def step(float8: Float8) -> Any:
         setup = replace(SETUP, float8=float8)
-        return speed(LLAMA, setup, cluster_of("8 x H100-SXM")).time
+        return speed_of(Question(LLAMA, setup, cluster_of("8 x H100-SXM"))).time
 
     own, bf16 = step(recipe), step(Float8.NONE)
     assert not own.unknown
@@ -174,7 +174,7 @@ def test_a_step_in_float8_is_timed_and_adds_up(recipe: Float8) -> None:
 @pytest.mark.parametrize("checkpointing", list(Checkpointing))
 def test_depth_adds_what_a_block_saves(checkpointing: Checkpointing) -> None:
     setup = replace(SETUP, checkpointing=checkpointing)
-    peaks = [predict_memory(replace(LLAMA, num_hidden_layers=n), setup).peak_allocated_bytes for n in (4, 12, 20)]
+    peaks = [memory_of(replace(LLAMA, num_hidden_layers=n), setup).peak_allocated_bytes for n in (4, 12, 20)]
     assert peaks[1] - peaks[0] == peaks[2] - peaks[1]
 
 
@@ -184,9 +184,7 @@ def test_without_checkpointing_fsdp1s_blocks_save_copies_of_their_weights(recipe
 
     def saved_by_a_block(api: Api, checkpointing: Checkpointing) -> int:
         setup = replace(SETUP, float8=recipe, api=api, checkpointing=checkpointing)
-        found = [
-            predict_memory(replace(LLAMA, num_hidden_layers=layers), setup).phases["forward"] for layers in (12, 13)
-        ]
+        found = [memory_of(replace(LLAMA, num_hidden_layers=layers), setup).phases["forward"] for layers in (12, 13)]
         return found[1] - found[0]
 
     weights = 2 * 4096**2 + 2 * 4096 * 1024 + 3 * 4096 * 14336

@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from fsdp_bench.catalog.loader import gpu, model
-from fsdp_bench.simulate.compiled.tuning import tune
+from fsdp_bench.simulate.compiled.block import tune
 from fsdp_bench.simulate.events import Kind
 from fsdp_bench.simulate.operators.core import Operators
 from fsdp_bench.simulate.operators.kernels import CUDA, kernels_on

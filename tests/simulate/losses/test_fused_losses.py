@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from fsdp_bench.plan.estimate import predict_memory
 from fsdp_bench.simulate.events import Kind
 from fsdp_bench.simulate.losses.liger import rows_of_a_chunk
 from fsdp_bench.simulate.operators.kernels import CUDA
@@ -16,6 +15,7 @@ from fsdp_bench.spec.impossible import impossible
 from fsdp_bench.spec.model import ModelShape
 from fsdp_bench.spec.recording.model import RecordedModel
 from fsdp_bench.spec.setup import Loss, TrainSetup
+from tests.predicted import memory_of
 from tests.simulate.recorded.test_replaced_loss import NARROW, recorded
 from tests.simulate.test_step import shape
 
@@ -49,7 +49,7 @@ def model(request: pytest.FixtureRequest) -> ModelShape | RecordedModel:
 def test_logits_take_the_bytes_that_a_loss_keeps_of_them(
     model: ModelShape | RecordedModel, loss: str, bytes_a_logit: int, api: str
 ) -> None:
-    logits = predict_memory(model, _setup(loss=loss, api=api), CUDA).breakdown_bytes["logits"]
+    logits = memory_of(model, _setup(loss=loss, api=api), CUDA).breakdown_bytes["logits"]
     assert logits == pytest.approx(bytes_a_logit * LOGITS, rel=0.002)  # and vectors of a number a token
 
 

@@ -7,7 +7,6 @@ from functools import cache
 import pytest
 
 from fsdp_bench.catalog.recorded import recorded_model
-from fsdp_bench.plan.estimate import predict_memory
 from fsdp_bench.plan.recording import record
 from fsdp_bench.simulate.candidate_ranks import candidate_ranks
 from fsdp_bench.simulate.wrappers.impossible import why_impossible
@@ -17,6 +16,7 @@ from fsdp_bench.spec.setup import TrainSetup
 from fsdp_bench.spec.subprocesses.dry_run import DryRunSpec
 from fsdp_bench.spec.subprocesses.model_code import RecordingSpec
 from fsdp_bench.train.recording.subjects import of_module
+from tests.predicted import memory_of
 from tests.simulate.comparing import OBSERVED, assert_recorded_equals_dry_runs
 from tests.simulate.recorded.recording import record_here
 from tests.simulate.recorded.users import BLOCK, user_module
@@ -82,7 +82,7 @@ def test_peak_and_parameters_grow_by_the_same_number_with_each_layer() -> None:
     # By hand: query and output, key and value of half the heads, the three matrices of the MLP, and two norms.
     assert counts[1] - counts[0] == 34 * (128 * 128 * 3 + 3 * 128 * 256 + 2 * 128)
     setup = _setup({"api": "fsdp2", "world_size": 8})
-    memory = [predict_memory(recorded().with_layers(n), setup, OBSERVED).peak_allocated_bytes for n in (20, 30, 40)]
+    memory = [memory_of(recorded().with_layers(n), setup, OBSERVED).peak_allocated_bytes for n in (20, 30, 40)]
     assert memory[2] - memory[1] == memory[1] - memory[0] > 0
 
 

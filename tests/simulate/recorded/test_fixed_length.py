@@ -6,12 +6,12 @@ from functools import cache
 
 import pytest
 
-from fsdp_bench.plan.estimate import predict_memory
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.recording.model import RecordedModel
 from fsdp_bench.spec.setup import Api, Checkpointing, TrainSetup
 from fsdp_bench.spec.subprocesses.dry_run import DryRunSpec
 from fsdp_bench.train.recording.subjects import of_module
+from tests.predicted import memory_of
 from tests.simulate.comparing import assert_recorded_equals_dry_runs
 from tests.simulate.recorded.recording import record_here
 from tests.simulate.recorded.users import user_module
@@ -48,5 +48,5 @@ def test_phases_at_the_recorded_length_equal_the_dry_run(api: Api, batch: int, c
 
 def test_another_length_is_refused() -> None:
     with pytest.raises(SpecError, match=f"recorded for {LENGTH} tokens; record it with --seq 192 --fixed-length"):
-        predict_memory(recorded(), TrainSetup(world_size=4, sequence_length=192))
+        memory_of(recorded(), TrainSetup(world_size=4, sequence_length=192))
     assert (recorded().shortest_sequence, recorded().longest_sequence) == (LENGTH, LENGTH)

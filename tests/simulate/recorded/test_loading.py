@@ -8,12 +8,12 @@ import pytest
 
 from fsdp_bench.catalog.architectures import recorded_architecture
 from fsdp_bench.catalog.lookup import model as model_named
-from fsdp_bench.plan.estimate import predict_memory
 from fsdp_bench.replay.live_memory import live_memory
 from fsdp_bench.simulate.events import Kind
 from fsdp_bench.simulate.operators.kernels import CUDA, kernels_on
 from fsdp_bench.simulate.step import steady_step
 from fsdp_bench.spec.setup import TrainSetup
+from tests.predicted import memory_of
 
 CONFIG = {
     **{"architectures": ["LlamaForCausalLM"], "model_type": "llama", "num_hidden_layers": 4, "vocab_size": 1001},
@@ -72,7 +72,23 @@ def test_each_rank_initializes_its_shards_in_place_where_a_model_is_built_on_the
 def test_without_fsdp_a_model_is_moved_to_the_gpu_parameter_by_parameter(world_size: int) -> None:
     """1,235,814,400 parameters of Llama-3.2-1B (its model card) in 2 bytes; DDP adds its bucket and what it sends."""
     setup = TrainSetup(api="fsdp2", strategy="NO_SHARD", world_size=world_size, precision="bf16-true")
-    loaded = predict_memory(model_named("Llama-3.2-1B", code="huggingface"), setup, CUDA).phases["load"]
+    loaded = memory_of(model_named("Llama-3.2-1B", code="huggingface"), setup, CUDA).phases["load"]
     whole = 2 * 1_235_814_400
     expected = whole if world_size == 1 else 2 * whole
     assert expected <= loaded < expected + 2**20
+
+
+GPT2_PARAMETERS = 124_439_808
+"""GPT-2's, which has no buffers; published on Hugging Face."""
+GPT2_LARGEST = 50257 * 768
+"""The table of tokens, a unit's largest parameter."""
+
+
+@pytest.mark.parametrize(
+    ("code", "copied"),
+    [("huggingface", 0), ("benchmark", GPT2_LARGEST)],  # the benchmark copies a matrix from random numbers in fp32
+)
+def test_loading_takes_the_parameters_and_what_fills_them(code: str, copied: int) -> None:
+    setup = TrainSetup(api="fsdp2", strategy="NO_SHARD", world_size=1, sequence_length=256, precision="bf16-mixed")
+    load = memory_of(model_named("gpt2", 256, code=code), setup).phases["load"]
+    assert load == 4 * (GPT2_PARAMETERS + copied)

@@ -8,12 +8,12 @@ import pytest
 
 from fsdp_bench.catalog.architectures import recorded_architecture
 from fsdp_bench.catalog.loader import models
-from fsdp_bench.plan.estimate import predict_memory
 from fsdp_bench.simulate.operators.kernels import CUDA
 from fsdp_bench.simulate.wrappers.impossible import why_impossible
 from fsdp_bench.spec.model_code import ModelCode
 from fsdp_bench.spec.recording.model import RecordedModel
 from fsdp_bench.spec.setup import Loss, TrainSetup
+from tests.predicted import memory_of
 
 BATCH, LENGTH, VOCABULARY = 2, 1024, 32000
 OTHERS = [kind for kind in Loss if kind is not Loss.PLAIN]
@@ -50,7 +50,7 @@ def test_every_precision_and_wrapper_takes_less_than_the_plain_loss(
     llama: RecordedModel, loss: Loss, strategy: str, precision: str
 ) -> None:
     setup = {"precision": precision, "strategy": strategy, "api": "fsdp2", "checkpointing": "full"}
-    peaks = [predict_memory(llama, _setup(loss=kind, **setup), CUDA).peak_allocated_bytes for kind in ("plain", loss)]
+    peaks = [memory_of(llama, _setup(loss=kind, **setup), CUDA).peak_allocated_bytes for kind in ("plain", loss)]
     assert peaks[1] < peaks[0]
 
 

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from fsdp_bench.plan.estimate import predict_memory
 from fsdp_bench.simulate.operators.kernels import CPU_GLOO
 from fsdp_bench.spec.frontier import FrontierRecord, read_frontier
 from fsdp_bench.spec.rank_report import Outcome
 from fsdp_bench.sweep.results.load import read_records
+from tests.predicted import memory_of
 
 FOLDER = Path(__file__).parents[3] / "results" / "xeon-2-cores" / "max-size-quick"
 
@@ -38,6 +38,6 @@ def test_todays_prediction_tells_of_every_trial_whether_it_ran_out() -> None:
     records = read_records(FOLDER)
     assert {record.outcome for record in records} == {Outcome.OK, Outcome.OOM_HOST}
     for record in records:
-        predicted = predict_memory(record.model, record.setup, CPU_GLOO).peak_allocated_bytes
+        predicted = memory_of(record.model, record.setup, CPU_GLOO).peak_allocated_bytes
         fits = predicted <= (record.run.memory_limit_bytes or 0)
         assert fits == (record.outcome is Outcome.OK), f"{record.id}: predicted {predicted}, {record.outcome}"

@@ -15,6 +15,8 @@ from fsdp_bench.rates.communicators import communicators_of
 from fsdp_bench.replay.caching_allocator.replay import AllocatorReading
 from fsdp_bench.report.table import table_columns, table_lines
 from fsdp_bench.report.text.verdict import retries_text
+from fsdp_bench.simulate.operators.kernels import kernels_on
+from fsdp_bench.simulate.step import SimulatedSteps
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.units import format_gib
 from tools.validate.published.cases import CaseInputs, PublishedCase, read_cases
@@ -74,7 +76,8 @@ def _reading(inputs: CaseInputs, plan: Plan) -> AllocatorReading:
     """Replay the allocator with the least memory of NCCL kept free; return its statistics."""
     cluster = cluster_of(inputs)
     taken = communicators_of(plan.setup, cluster).num_bytes
-    return estimate(plan.model, plan.setup, cluster, plan.kernels, headroom_bytes=taken.low if taken else 0).allocator
+    steps = SimulatedSteps(plan.model, plan.setup, kernels_on(plan.kernels, cluster.gpu))
+    return estimate(steps, cluster, headroom_bytes=taken.low if taken else 0).allocator
 
 
 def fit_of(reading: AllocatorReading) -> Verdict:

@@ -15,6 +15,8 @@ import msgspec
 from fsdp_bench.plan.estimate import estimate
 from fsdp_bench.replay.caching_allocator.replay import AllocatorReading
 from fsdp_bench.report.table import table_columns, table_lines
+from fsdp_bench.simulate.operators.kernels import kernels_on
+from fsdp_bench.simulate.step import SimulatedSteps
 from fsdp_bench.spec.hardware import Hardware
 from fsdp_bench.spec.units import GIB
 from tools.validate.published.cases import PublishedCase, describe, read_cases
@@ -77,7 +79,8 @@ def predict_case(plan: Plan) -> PredictedPeaks:
     """Predict the peaks of a plan, in eager mode."""
     # The runs had what the GPU had.
     hardware = Hardware.of_gpu(plan.gpu) if plan.gpu else None
-    found = estimate(plan.model, plan.setup, hardware, plan.kernels, headroom_bytes=0)
+    steps = SimulatedSteps(plan.model, plan.setup, kernels_on(plan.kernels, plan.gpu))
+    found = estimate(steps, hardware, headroom_bytes=0)
     return PredictedPeaks(found.allocator, found.memory.peak_phase, found.memory.peak_operator)
 
 

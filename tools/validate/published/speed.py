@@ -18,7 +18,7 @@ from fsdp_bench.catalog import loader
 from fsdp_bench.rates.attention import FLASH_ATTENTION_2, TRITON
 from fsdp_bench.rates.datasheet import datasheet
 from fsdp_bench.replay.schedule import schedule
-from fsdp_bench.simulate.step import steady_step
+from fsdp_bench.simulate.step import SimulatedSteps
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.hardware import Hardware
 from fsdp_bench.spec.setup import Checkpointing
@@ -276,7 +276,7 @@ def _step(inputs: CaseInputs, plan: Plan, cluster: Hardware) -> tuple[float, flo
     kernels = replace(plan.kernels, composite_norms=norms)
     rates = datasheet(cluster, plan.setup)
     rates = replace(rates, attention_kernel=attention_kernel(inputs))
-    time = schedule(steady_step(plan.model, plan.setup, kernels), rates)
+    time = schedule(SimulatedSteps(plan.model, plan.setup, kernels).step(), rates)
     if time.step_seconds is None or time.exposed_communication_seconds is None:
         raise SpecError(f"unknown: {', '.join(time.unknown)}")
     return time.step_seconds, time.exposed_communication_seconds

@@ -13,8 +13,7 @@ from collections.abc import Callable
 import msgspec
 
 from fsdp_bench.simulate.compiled.choose import why_eager
-from fsdp_bench.simulate.operators.kernels import CUDA, FP32
-from fsdp_bench.simulate.operators.precision import Sizes
+from fsdp_bench.simulate.operators.kernels import CUDA, FP32, Sizes
 from fsdp_bench.spec.model import ModelShape
 from fsdp_bench.spec.setup import Api, Checkpointing, ShardingStrategy, TrainSetup
 
