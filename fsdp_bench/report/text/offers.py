@@ -60,9 +60,9 @@ def time_span(offer: OfferDocument, unit: Unit) -> str:
     return _span(unit.text, fast_seconds(offer), offer.slow_seconds or offer.seconds)
 
 
-def training_time(offer: OfferDocument) -> str:
-    """Return the time of training with its unit, from the fast to the slow end of the range."""
-    unit = unit_of([offer])
+def training_time(offer: OfferDocument, beside: OfferDocument | None = None) -> str:
+    """Return the time of training, from the fast to the slow end of the range, in the unit of an offer beside it."""
+    unit = unit_of([beside or offer])
     return f"{time_span(offer, unit)} {unit.name}"
 
 
@@ -154,7 +154,7 @@ def code_text(plan: PlanDocument, money: Callable[[float], str] = short_money) -
     misses = f" ({missed})" if (missed := missed_limit(plan, other.offer)) else ""
     if plan.tokens is None:
         return f"{said}, {setting}: {speed_text(other.offer)}"
-    return f"{said}, {setting}: {training_time(other.offer)}{misses}, {price_span(plan, other.offer, money)}"
+    return f"{said}, {setting}: {training_time(other.offer, winner)}{misses}, {price_span(plan, other.offer, money)}"
 
 
 def missed_limit(plan: PlanDocument, offer: OfferDocument) -> str:
