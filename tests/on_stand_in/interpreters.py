@@ -5,6 +5,7 @@ FSDP_BENCH_TEST_CUDA_PYTHONS lists the interpreters, separated by ":"; the defau
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import tempfile
@@ -53,6 +54,28 @@ def run_on_stand_in(torch: Torch, script: str, gpu: StandInGpu = GPU, **variable
 def run_on_gpu(name: str, script: str, given: str) -> str:
     """Run a script in this interpreter on the stand-in for a GPU of the catalogue; return what it prints."""
     return _run(sys.executable, script, environment_of(rehearsed_gpu(name)), given)
+
+
+ALLOCATED = """
+import json, sys
+import torch
+
+torch.cuda.memory._record_memory_history(max_entries=100_000, stacks="python")
+
+def allocated(run, signs={"alloc": 1}):
+    before = len(torch.cuda.memory._snapshot()["device_traces"][0])
+    made = run()
+    trace = torch.cuda.memory._snapshot()["device_traces"][0][before:]
+    print(json.dumps([signs[entry["action"]] * entry["size"] for entry in trace if entry["action"] in signs]))
+"""
+
+
+def allocations_on_gpu(name: str, script: str, given: object = None) -> list[list[int]]:
+    """Run a script on the stand-in for a GPU of the catalogue; return the sizes of each ``allocated(...)`` there.
+
+    ``given`` is its standard input, as JSON.
+    """
+    return [json.loads(line) for line in run_on_gpu(name, ALLOCATED + script, json.dumps(given)).splitlines()]
 
 
 def _run(python: str, script: str, variables: Mapping[str, str], given: str = "") -> str:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from textwrap import dedent
 from typing import Any
 
 import pytest
@@ -15,6 +16,14 @@ from fsdp_bench.rehearse import run
 from tests.conftest import run_command, run_process
 from tests.on_stand_in.forks import Imported, run_python
 
+KINDS = {
+    "trainer": ("torchrun", ["trainer_fsdp.py"]),
+    "lora": ("torchrun", ["trainer_fsdp.py", "lora"]),
+    "accelerate": ("accelerate", ["launch", "--config_file", "fsdp2.yaml", "accelerate_loop.py"]),
+    "fsdp2": ("torchrun", ["fsdp2_loop.py"]),
+    "compiled": ("torchrun", ["compiled_blocks.py"]),
+}
+"""Training scripts in the folder scripts/: the command that starts each, and its words."""
 STUBS = Path(__file__).parent / "stubs"
 SCRIPTS = Path(__file__).parent / "scripts"
 
@@ -39,6 +48,23 @@ def rehearse(*words: str, folder: Path | None = None, command: str = "python", *
         patch.setattr(run, "_run", _run_fork)
         done = run_command(*_with_tool(words, command), cwd=folder)
     return _rehearsed(done)
+
+
+def rehearse_kind(kind: str, *options: str, folder: Path, **environment: str) -> Rehearsed:
+    """Rehearse one of KINDS."""
+    command, words = command_of(*KINDS[kind])
+    return rehearse(*options, "--", *words, command=command, folder=folder, **environment)
+
+
+def command_of(command: str, words: list[str]) -> tuple[str, list[str]]:
+    """Return a command with the paths of its files."""
+    return command, [str(SCRIPTS / word) if word.endswith((".py", ".yaml")) else word for word in words]
+
+
+def rehearse_script(folder: Path, script: str, *options: str) -> Rehearsed:
+    """Rehearse the text of a script on eight H100."""
+    (folder / "script.py").write_text(dedent(script))
+    return rehearse("--gpu", "H100-SXM", "--world-size", "8", *options, "--", "script.py", folder=folder)
 
 
 def rehearse_in_own_process(*words: str, folder: Path | None = None, command: str = "python") -> Rehearsed:

@@ -7,23 +7,16 @@ from pathlib import Path
 import pytest
 
 from tests.on_stand_in.interpreters import TORCHES, run_on_stand_in
-from tests.on_stand_in.rehearsing import SCRIPTS, rehearse, rehearse_in_own_process
+from tests.on_stand_in.rehearsing import KINDS, command_of, rehearse, rehearse_in_own_process
 
 SERVER = ("--steps", "3", "--server", "p5.48xlarge")
 ONE_GPU = ("--steps", "3", "--gpu", "H100-SXM", "--gpu-memory", "40GiB", "--world-size", "64")
 """Another GPU count and memory size, which a fork must read anew."""
 
-KINDS = {
-    "trainer": ("torchrun", ["trainer_fsdp.py"]),
-    "lora": ("torchrun", ["trainer_fsdp.py", "lora"]),
-    "peft": ("torchrun", ["peft_loop.py", "qlora", "fsdp2"]),
-    "accelerate": ("accelerate", ["launch", "--config_file", "fsdp2.yaml", "accelerate_loop.py"]),
-    "fsdp2": ("torchrun", ["fsdp2_loop.py"]),
-    "compiled": ("torchrun", ["compiled_blocks.py"]),
-}
+COMMANDS = KINDS | {"peft": ("torchrun", ["peft_loop.py", "qlora", "fsdp2"])}
 QUICK = [("accelerate", SERVER), ("fsdp2", ("--time", *SERVER))]
 """A script that imports transformers, and one that does not."""
-EVERY = [(kind, given) for given in (SERVER, ("--time", *SERVER), ONE_GPU) for kind in KINDS]
+EVERY = [(kind, given) for given in (SERVER, ("--time", *SERVER), ONE_GPU) for kind in COMMANDS]
 
 
 @pytest.mark.parametrize(
@@ -32,8 +25,7 @@ EVERY = [(kind, given) for given in (SERVER, ("--time", *SERVER), ONE_GPU) for k
 )
 def test_a_fork_and_a_new_process_give_the_same_report(kind: str, given: tuple[str, ...], tmp_path: Path) -> None:
     """But for host memory, part of which is the forking process's. A fork with other settings runs first."""
-    command, words = KINDS[kind]
-    words = [str(SCRIPTS / word) if word.endswith((".py", ".yaml")) else word for word in words]
+    command, words = command_of(*COMMANDS[kind])
     rehearse(*ONE_GPU, "--", *words, command=command, folder=tmp_path)
     forked = rehearse(*given, "--", *words, command=command, folder=tmp_path)
     alone = rehearse_in_own_process(*given, "--", *words, command=command, folder=tmp_path)

@@ -85,7 +85,7 @@ def test_each_thread_makes_its_workspace_with_its_first_product() -> None:
     ],
 )
 def test_a_sum_over_rows_takes_what_pytorch_asks_its_allocator_for(rows: int, columns: int, found: list[int]) -> None:
-    """Read from torch's memory history on a GPU of 132 multiprocessors; test_partial_sums.py draws others."""
+    """Read from torch's memory history on a GPU of 132 multiprocessors; test_workspaces.py draws others."""
     assert sum_over_rows_workspace(rows, columns, replace(CUDA, num_multiprocessors=132)) == found
 
 

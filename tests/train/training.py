@@ -8,6 +8,7 @@ from collections.abc import Callable
 from functools import cache, partial
 from typing import Any
 
+import msgspec
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
@@ -49,17 +50,8 @@ LLAMA = ModelShape(
     vocab_size=67,  # odd sizes, so that shards are padded
     max_position_embeddings=32,
 )
-GPT2 = ModelShape(
-    name="gpt2",
-    family=Family.GPT2,
-    num_hidden_layers=2,
-    hidden_size=36,
-    num_attention_heads=6,
-    num_key_value_heads=6,
-    intermediate_size=144,
-    vocab_size=67,
-    max_position_embeddings=32,
-    tie_word_embeddings=True,
+GPT2 = msgspec.structs.replace(
+    LLAMA, name="gpt2", family=Family.GPT2, num_key_value_heads=6, intermediate_size=144, tie_word_embeddings=True
 )
 SHAPES = {Family.LLAMA: LLAMA, Family.GPT2: GPT2}
 

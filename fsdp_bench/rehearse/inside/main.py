@@ -1,7 +1,7 @@
 """Runs the user's script as one rank: ``python main.py PLAN``, in the user's own Python, beside the stand-in.
 
 PLAN is a JSON file that fsdp_bench/rehearse/run.py writes. This package imports nothing of fsdp_bench: the user's
-Python may not have it. What the script does is reported in another JSON file, whatever happens.
+Python may not have it. Another JSON file reports what the script does, whatever happens.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ NAME = "fakegpu"
 
 
 class _AlwaysComplete:
-    """What streams and events have in common: nothing runs, so there is nothing to wait for."""
+    """The methods that streams and events share: nothing runs, so there is nothing to wait for."""
 
     def synchronize(self) -> None:
         """Return at once."""

@@ -1,4 +1,4 @@
-"""What CUDA's fused kernels allocate and save, on the fake accelerator. A CPU build of torch would decompose them.
+"""Tensors that CUDA's fused kernels allocate and save, on the fake accelerator. A CPU build of torch decomposes them.
 
     attention   16-bit: aten::_scaled_dot_product_flash_attention, which saves queries, keys, values, output and
                 logsumexp; fp32, or with a mask: the memory-efficient one; single operators where neither can.

@@ -201,7 +201,7 @@ def only_allocate(_original: Any) -> Any:
 
     def verify(process_group: dist.ProcessGroup, tensors: list[torch.Tensor], logger: Any = None) -> None:
         num_sizes, device = sum(2 * tensor.dim() for tensor in tensors), tensors[0].device
-        # Of each rank its number of parameters, one tensor each; all sizes and strides, and on the host again.
+        # The number of parameters of each rank, one tensor each; all sizes and strides, and on the host again.
         _counts = torch.empty(1 + process_group.size(), dtype=torch.int64, device=device)
         _metadata = torch.empty(num_sizes, dtype=torch.int64, device=device)
         _control = torch.empty(num_sizes, dtype=torch.int64, device="cpu")

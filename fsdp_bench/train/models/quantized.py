@@ -2,7 +2,7 @@
 
 As transformers loads a model with BitsAndBytesConfig(load_in_4bit, nf4, bnb_4bit_use_double_quant, and bfloat16 for
 bnb_4bit_compute_dtype and bnb_4bit_quant_storage): a weight is four numbers in each element of a bf16 parameter, which
-FSDP shards and gathers as any other. What is needed to read them, a QuantState, is a plain attribute, whole on every
+FSDP shards and gathers as any other. The QuantState that is needed to read them is a plain attribute, whole on every
 rank.
 """
 

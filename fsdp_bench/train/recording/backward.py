@@ -1,8 +1,8 @@
 """Records backward node by node, in the order of torch's engine.
 
-Each node runs alone, on gradients of the layout that they really have. So what it allocates for itself, which of its
+Each node runs alone, on gradients of the layout that they really have, so what it allocates for itself, which of its
 inputs it hands on, and what torch adds to give a gradient its input's shape and dtype (validate_outputs in engine.cpp)
-are known for themselves.
+is known for each node.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def is_accumulator(node: Any) -> bool:
 
 
 class RawNode:
-    """What one node does."""
+    """The actions of one node: its code, gradients and edges."""
 
     def __init__(self, node: Any, names: Names) -> None:
         self.name = type(node).__name__

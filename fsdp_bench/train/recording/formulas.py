@@ -1,4 +1,4 @@
-"""Finds the formulas of sizes: the same recording at several points, and which formula goes through all of them.
+"""Finds the formulas of sizes that hold in the same recording at several points.
 
 A point gives every symbol a value. The values are unlike each other, so that hardly two formulas agree at all points;
 the last point is never used to find a formula, only to check it.

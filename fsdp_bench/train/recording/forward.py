@@ -35,11 +35,11 @@ class Recorder(TorchDispatchMode):
         self.is_offloaded = is_offloaded
         """Whether what blocks save comes back from host memory, and so contiguous (save_on_cpu)."""
         self.blocks_around = 0
-        """How many blocks' forward is running: one inside of a block, else none."""
+        """The number of blocks whose forward is running: one inside of a block, else none."""
         self.on = False
         self.log: Code = []
         self.known: dict[int, Any] = {}
-        """By the address of a storage what it is: the number of one that an operator made, or [kind, name]."""
+        """Storages by address: the number of one that an operator made, or [kind, name]."""
         self._watches: dict[int, Any] = {}
         self.next_storage = 0
         self.first_node = self._next_node = 0
@@ -48,8 +48,8 @@ class Recorder(TorchDispatchMode):
         self.unpacked: list[int] = []
         """The numbers of the saved tensors that the running node has opened."""
         self.opened_by: dict[int, int] = {}
-        """By the number of a saved tensor the node that opened it. An operator in place saves a clone of its input,
-        whose own node is newer than its."""
+        """The node that opened each saved tensor, by its number. An in-place operator saves a clone of its input, whose
+        own node is newer than the operator's."""
         self.substitutes: list[torch.Tensor] = []
         """Tensors that stand for what was saved, until the node has run."""
 

@@ -32,7 +32,7 @@ from fsdp_bench.train.recording.forward import Code
 LONGEST_PERIOD = 8
 _OF_A_LOOP = re.compile(r"L(\d+)\.(\d+)\.(\d+)")
 _FEWEST_ITERATIONS = 2
-"""That must be equal."""
+"""The fewest iterations of a loop, which must be equal."""
 _MOST_BEFORE = 4
 """The most blocks at the beginning that may differ from the others, if the period is not longer."""
 
@@ -98,11 +98,11 @@ class Writer:
         self._top, self._nodes, self._names = top, nodes, names
         self._numbers = {name: index for index, name in enumerate(names)}
         self._storage_in: dict[int, tuple[int, int, int]] = {}
-        """Of a storage that a loop made: the loop, the iteration (-1 before the first) and its place there."""
+        """The loop that made a storage, the iteration (-1 before the first) and its place there."""
         self._node_in: dict[int, tuple[int, int, int]] = {}
         self.loops: list[FoundLoop] = []
         self._loop_at: dict[int, FoundLoop] = {}
-        """By the identity of a call the loop in its code."""
+        """The loop in the code of a call, by the identity of the call."""
         for path, count in lists.items():
             if places is None:
                 periods = range(1, LONGEST_PERIOD + 1)
@@ -325,7 +325,7 @@ class _Writing:
         return found[2] if in_loop and found is not None else number
 
     def _name(self, name: str) -> str:
-        """Return the name of a module or parameter; of a block in or behind a loop relative to it."""
+        """Return the name of a module or parameter. For a block in or behind a loop it is relative to the loop."""
         for loop in self._writer.loops:
             found = re.fullmatch(rf"({re.escape(loop.path)}\.)(\d+)(\..*)?", name)
             if not found:

@@ -1,4 +1,4 @@
-"""What an operator of a recorded step works on: from it the time it takes is computed, and what its kernel needs.
+"""The dimensions of the operators of a recorded step, from which their times and their kernels' needs are computed.
 
 matrix products                  m, n, k, and in the name which of the matrices are transposed; several of them as
 one with so many more rows
@@ -114,7 +114,7 @@ def _attention(name: str, args: Any, _result: Any) -> tuple[str, list[Size]]:
 
 
 def _flash_attn(name: str, args: Any, _result: Any) -> tuple[str, list[Size]]:
-    """Dimensions of the flash-attn package's kernels: of a sliding window each query sees so many keys and no more."""
+    """Dimensions of the flash-attn package's kernels. With a sliding window a query sees only as many keys."""
     query, key = args[1:3] if name.endswith("_backward") else args[:2]
     *_, is_causal, (left, right) = args
     keys = key.shape[1]

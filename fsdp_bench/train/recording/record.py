@@ -50,9 +50,9 @@ class Subject:
     positions: int | None = None
     """The positions that the model has learned."""
     left_out: Mapping[str, int] = field(default_factory=dict)
-    """How many blocks are left out, by what the name of their list contains: ``decoder``, or nothing."""
+    """The number of blocks that are left out, by what the name of their list contains: ``decoder``, or nothing."""
     architecture: Architecture | None = None
-    """Where the recording is for all sizes: which config.json files it holds for."""
+    """The config.json files that a recording for all sizes holds for."""
     before_sm80: bool = False
     """Whether it runs as on GPUs of compute capability 7.0 and 7.5 (Gpu.is_before_sm80)."""
 
@@ -118,10 +118,10 @@ class _Recording:
         self.missing: dict[str, str] = {}
         self.notes: list[str] = []
         self._first: dict[VariantKind, list[Any]] = {}
-        """What each recorded kind does at the first point."""
+        """The step of each recorded kind at the first point."""
 
     def add(self, kind: VariantKind) -> None:
-        """Record a variant, for several sequences and for one; of what is like another one only the name."""
+        """Record a variant, for several sequences and for one. If it is like another one, note only its name."""
         point = self._subject.points[0]
         if kind.fallback is not None and kind.fallback.name in self.missing:
             return
@@ -248,7 +248,7 @@ def _name(kind: VariantKind, is_single: bool) -> str:
 
 
 class _Facts:
-    """What is the same in all variants: modules, parameters, the batch."""
+    """The modules, the parameters and the batch, which are the same in all variants."""
 
     def __init__(self, subject: Subject, device: torch.device) -> None:
         built = [_built(subject, point, device) for point in subject.points]

@@ -103,7 +103,7 @@ def of_module(module: UserModule, only: int | None = None) -> Subject:
 
 
 def origin(code: str, architecture: str, lora: LoRA | None = None, attention: str | None = None) -> Origin:
-    """Return whose code is recorded, today, with which versions."""
+    """Return the origin of code that is recorded today, with the versions of its packages."""
     versions = {"torch": str(torch.__version__)}
     packages = {"huggingface": ["transformers"], "torchtitan": ["torchtitan"]}
     for package in [*packages.get(code, ()), *(lora.packages if lora is not None else ())]:

@@ -134,7 +134,7 @@ def _show_as_stored(leaves: list[nn.Module]) -> None:
 
 
 def _name_buffers(recorder: Recorder, model: nn.Module) -> list[tuple[str, Size]]:
-    """Name buffers, and what has no other place: what is needed to read quantized weights."""
+    """Name buffers, and the tensors that are needed to read quantized weights."""
     found: list[tuple[str, Size]] = []
     for name, buffer in (*model.named_buffers(), *quantization_tensors(model)):
         if buffer.untyped_storage()._cdata not in recorder.known:

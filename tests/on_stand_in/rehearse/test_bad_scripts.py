@@ -3,27 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
-from textwrap import dedent
 
 import pytest
 
-from tests.on_stand_in.rehearsing import Rehearsed, rehearse, rehearse_in_own_process
-
-
-def _run(folder: Path, script: str, *options: str) -> Rehearsed:
-    (folder / "script.py").write_text(dedent(script))
-    return rehearse("--gpu", "H100-SXM", "--world-size", "8", *options, "--", "script.py", folder=folder)
+from tests.on_stand_in.rehearsing import rehearse, rehearse_in_own_process, rehearse_script
 
 
 def test_a_script_that_fails_by_itself_ends_with_1_and_its_line(tmp_path: Path) -> None:
-    found = _run(tmp_path, 'import torch\nraise KeyError("no such thing")\n')
+    found = rehearse_script(tmp_path, 'import torch\nraise KeyError("no such thing")\n')
     assert found.code == 1
     assert (found.document["failure"]["type"], found.document["failure"]["user_line"]["line"]) == ("KeyError", 2)
     assert found.document["fits"] is None
 
 
 def test_a_script_without_an_optimizer_step_is_unknown(tmp_path: Path) -> None:
-    found = _run(tmp_path, "import torch\ntorch.zeros(1000, device='cuda')\n")
+    found = rehearse_script(tmp_path, "import torch\ntorch.zeros(1000, device='cuda')\n")
     assert (found.code, found.document["fits"], found.document["num_steps"]) == (0, None, 0)
 
 
@@ -49,7 +43,7 @@ def test_an_interrupted_rehearsal_says_what_it_has_seen(tmp_path: Path) -> None:
 
 
 def test_a_node_has_the_gpus_of_the_world_and_no_more(tmp_path: Path) -> None:
-    found = _run(
+    found = rehearse_script(
         tmp_path,
         """
         import torch
@@ -71,7 +65,7 @@ def test_ranks_of_a_node_use_their_own_gpu(tmp_path: Path) -> None:
             model(torch.ones(1, 1024, device="cuda")).sum().backward()
             optimizer.step()
         """
-    first, last = _run(tmp_path, script), _run(tmp_path, script, "--rank", "7")
+    first, last = rehearse_script(tmp_path, script), rehearse_script(tmp_path, script, "--rank", "7")
     assert first.code == last.code == 0
     assert first.document["memory"]["peak_allocated_bytes"] == last.document["memory"]["peak_allocated_bytes"] > 0
 

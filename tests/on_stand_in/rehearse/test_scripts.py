@@ -9,34 +9,19 @@ from pathlib import Path
 
 import pytest
 
-from tests.on_stand_in.rehearsing import SCRIPTS, rehearse
+from tests.on_stand_in.rehearsing import KINDS, rehearse, rehearse_kind
 
 pytest.importorskip("accelerate")
 
 GPU = ("--gpu", "H100-SXM", "--steps", "3")
-KINDS = {
-    "trainer": ("torchrun", ["trainer_fsdp.py"]),
-    "lora": ("torchrun", ["trainer_fsdp.py", "lora"]),
-    "accelerate": ("accelerate", ["launch", "--config_file", str(SCRIPTS / "fsdp2.yaml"), "accelerate_loop.py"]),
-    "fsdp2": ("torchrun", ["fsdp2_loop.py"]),
-    "compiled": ("torchrun", ["compiled_blocks.py"]),
-}
-
-
-def _words(kind: str) -> tuple[str, list[str]]:
-    command, words = KINDS[kind]
-    return command, [str(SCRIPTS / word) if word.endswith(".py") else word for word in words]
-
-
 WORLDS = dict.fromkeys(KINDS, (2, 4096)) | {"trainer": (2, 8, 64, 4096)}
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_script_runs_unmodified_in_worlds_of_all_sizes(kind: str, tmp_path: Path) -> None:
-    command, words = _words(kind)
     peaks = []
     for world_size in WORLDS[kind]:
-        found = rehearse(*GPU, "--world-size", str(world_size), "--", *words, command=command, folder=tmp_path)
+        found = rehearse_kind(kind, *GPU, "--world-size", str(world_size), folder=tmp_path)
         assert found.code == 0, found.output
         assert found.document["fits"] is True
         assert (found.document["outcome"], found.document["num_steps"]) == ("stopped", 3)
@@ -48,20 +33,15 @@ def test_a_script_runs_unmodified_in_worlds_of_all_sizes(kind: str, tmp_path: Pa
 
 
 def test_the_same_script_twice_gives_the_same_bytes(tmp_path: Path) -> None:
-    command, words = _words("trainer")
-    first, second = (
-        rehearse(*GPU, "--world-size", "8", "--", *words, command=command, folder=tmp_path).document for _ in range(2)
-    )
+    first, second = (rehearse_kind("trainer", *GPU, "--world-size", "8", folder=tmp_path).document for _ in range(2))
     assert first["spans"] == second["spans"]
     assert first["memory"] == second["memory"]
 
 
 def test_compiled_blocks_keep_less_than_eager_ones_and_twice_the_same(tmp_path: Path) -> None:
     """Inductor's partitioner recomputes what is cheap; the kernels are compiled for the GPU that is named."""
-    command, words = _words("compiled")
     eager, first, second = (
-        rehearse(*GPU, "--world-size", "8", "--", *words, command=command, folder=tmp_path, COMPILE=choice)
-        for choice in "011"
+        rehearse_kind("compiled", *GPU, "--world-size", "8", folder=tmp_path, COMPILE=choice) for choice in "011"
     )
     assert first.peak_bytes < 0.95 * eager.peak_bytes
     assert first.document["spans"] == second.document["spans"]
@@ -69,9 +49,8 @@ def test_compiled_blocks_keep_less_than_eager_ones_and_twice_the_same(tmp_path: 
 
 
 def test_what_does_not_fit_ends_with_the_line_that_asked_for_too_much(tmp_path: Path) -> None:
-    command, words = _words("trainer")
     small = ("--gpu-memory", "6GiB", "--headroom", "1GiB")
-    found = rehearse(*GPU, *small, "--world-size", "16", "--", *words, command=command, folder=tmp_path)
+    found = rehearse_kind("trainer", *GPU, *small, "--world-size", "16", folder=tmp_path)
     assert found.code == 3
     failure = found.document["failure"]
     assert found.document["outcome"] == "out_of_memory"
@@ -82,16 +61,14 @@ def test_what_does_not_fit_ends_with_the_line_that_asked_for_too_much(tmp_path: 
 
 
 def test_a_limit_for_ci_decides_the_exit_code(tmp_path: Path) -> None:
-    command, words = _words("fsdp2")
     given = (*GPU, "--world-size", "64")
-    assert rehearse(*given, "--max-gpu-memory", "30GiB", "--", *words, command=command, folder=tmp_path).code == 0
-    assert rehearse(*given, "--max-gpu-memory", "10GiB", "--", *words, command=command, folder=tmp_path).code == 3
+    assert rehearse_kind("fsdp2", *given, "--max-gpu-memory", "30GiB", folder=tmp_path).code == 0
+    assert rehearse_kind("fsdp2", *given, "--max-gpu-memory", "10GiB", folder=tmp_path).code == 3
 
 
 def test_the_script_reads_the_peak_that_is_reported(tmp_path: Path) -> None:
     """Peaks are read between phases, which resets PyTorch's counters; the script must not notice."""
-    command, words = _words("fsdp2")
-    found = rehearse(*GPU, "--world-size", "64", "--", *words, command=command, folder=tmp_path)
+    found = rehearse_kind("fsdp2", *GPU, "--world-size", "64", folder=tmp_path)
     own = [int(line.split()[2]) for line in found.output.splitlines() if line.startswith("step ")]
     of_steps = {span["step"]: 0 for span in found.document["spans"]}
     for span in found.document["spans"]:
@@ -120,9 +97,8 @@ def test_the_lines_that_hold_memory_are_known_where_another_stream_delays_frees(
 
 
 def test_several_ranks_are_rehearsed_in_turn(tmp_path: Path) -> None:
-    command, words = _words("fsdp2")
     given = ("--gpu", "H100-SXM", "--steps", "1", "--world-size", "8", "--ranks", "0,7")
-    found = rehearse(*given, "--", *words, command=command, folder=tmp_path)
+    found = rehearse_kind("fsdp2", *given, folder=tmp_path)
     assert [one["rank"] for one in found.document["ranks"]] == [0, 7]
 
 

@@ -14,7 +14,7 @@ from fsdp_bench.plan.speed import Speed, speed
 from fsdp_bench.spec.codec import from_builtins
 from fsdp_bench.spec.model import ModelShape
 from fsdp_bench.spec.setup import TrainSetup
-from tests.on_stand_in.rehearsing import SCRIPTS, Rehearsed, rehearse
+from tests.on_stand_in.rehearsing import KINDS, SCRIPTS, Rehearsed, rehearse, rehearse_kind
 
 SERVER = ("--time", "--steps", "3", "--server", "p5.48xlarge")
 MODELS = {
@@ -120,29 +120,21 @@ def test_noting_what_is_issued_changes_no_byte(tmp_path: Path) -> None:
     assert noted["spans"] == plain["spans"]
 
 
-KINDS = {
-    "trainer": ("torchrun", ["trainer_fsdp.py"], 2048),
-    "lora": ("torchrun", ["trainer_fsdp.py", "lora"], 2048),
-    "accelerate": ("accelerate", ["launch", "--config_file", "fsdp2.yaml", "accelerate_loop.py"], None),
-    "fsdp2": ("torchrun", ["fsdp2_loop.py"], 4096),
-    "compiled": ("torchrun", ["compiled_blocks.py"], None),
-}
+TOKENS = {"trainer": 2048, "lora": 2048, "fsdp2": 4096}
+"""Those of a step, where a rehearsal can tell."""
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_script_has_a_time_whatever_trains_it(kind: str, tmp_path: Path) -> None:
     pytest.importorskip("accelerate")
-    command, words, tokens = KINDS[kind]
-    line = [str(SCRIPTS / word) if word.endswith((".py", ".yaml")) else word for word in words]
-    found = rehearse(*SERVER, "--", *line, command=command, folder=tmp_path)
+    found = rehearse_kind(kind, *SERVER, folder=tmp_path)
     assert found.code == 0, found.output
     time = found.document["time"]
     assert time["unknown"] == {}
     assert 0 < time["exposed_communication_seconds"] < time["communication_seconds"] < time["step_seconds"]
     assert time["compute_seconds"] < time["step_seconds"]
     assert 0.05 < time["mfu"] <= time["hfu"] < 0.8
-    if tokens is not None:
-        assert time["tokens_per_step"] == tokens
+    assert kind not in TOKENS or time["tokens_per_step"] == TOKENS[kind]
     kernels = [part["name"] for part in time["parts"] if part["name"].startswith("triton_")]
     assert bool(kernels) == (kind == "compiled")
 

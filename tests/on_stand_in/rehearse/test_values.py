@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from textwrap import dedent
 
 import pytest
 
-from tests.on_stand_in.rehearsing import Rehearsed, rehearse
-
-
-def _run(folder: Path, script: str, *options: str) -> Rehearsed:
-    (folder / "script.py").write_text(dedent(script))
-    return rehearse("--gpu", "H100-SXM", "--world-size", "8", *options, "--", "script.py", folder=folder)
+from tests.on_stand_in.rehearsing import rehearse, rehearse_script
 
 
 def test_small_integers_are_those_of_training(tmp_path: Path) -> None:
-    found = _run(
+    found = rehearse_script(
         tmp_path,
         """
         import torch
@@ -47,7 +41,7 @@ def test_small_integers_are_those_of_training(tmp_path: Path) -> None:
 
 
 def test_a_small_gather_allocates_nothing_and_holds_the_values_of_every_rank(tmp_path: Path) -> None:
-    found = _run(
+    found = rehearse_script(
         tmp_path,
         """
         import torch
@@ -70,7 +64,7 @@ def test_a_small_gather_allocates_nothing_and_holds_the_values_of_every_rank(tmp
 
 
 def test_unknown_values_that_the_script_reads_are_named_with_their_line(tmp_path: Path) -> None:
-    found = _run(
+    found = rehearse_script(
         tmp_path,
         """
         import torch
@@ -86,7 +80,7 @@ def test_unknown_values_that_the_script_reads_are_named_with_their_line(tmp_path
 
 
 def test_a_printed_tensor_decides_no_size(tmp_path: Path) -> None:
-    found = _run(
+    found = rehearse_script(
         tmp_path,
         """
         import torch
@@ -107,14 +101,14 @@ def test_what_another_rank_broadcasts_is_unknown(tmp_path: Path) -> None:
         dist.broadcast(count, src=0)
         count.item()
         """
-    root, other = _run(tmp_path, script), _run(tmp_path, script, "--rank", "3")
+    root, other = rehearse_script(tmp_path, script), rehearse_script(tmp_path, script, "--rank", "3")
     assert (root.document["reads"], root.document["num_known_reads"]) == ([], 1)
     assert [one["user_line"]["line"] for one in other.document["reads"]] == [7]
 
 
 def test_float_operators_and_numbers_keep_their_dtypes(tmp_path: Path) -> None:
     """Operators are run by this package too, where a number takes the place of a tensor."""
-    found = _run(
+    found = rehearse_script(
         tmp_path,
         """
         import torch

@@ -148,17 +148,7 @@ def test_a_parameters_values_depend_on_its_name_and_the_seed_alone(shape: ModelS
 
 
 def test_a_llama_is_causal_and_knows_positions() -> None:
-    shape = ModelShape(
-        name="x",
-        family=Family.LLAMA,
-        num_hidden_layers=2,
-        hidden_size=32,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        intermediate_size=48,
-        vocab_size=50,
-        max_position_embeddings=16,
-    )
+    shape = SMALL[Family.LLAMA]
     model = build(shape).to_empty(device="cpu")
     for name, parameter in model.named_parameters():
         initialize(parameter, name, seed=0)

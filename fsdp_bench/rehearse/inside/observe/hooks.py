@@ -1,4 +1,4 @@
-"""What a step does besides operators: kernels of Triton, FSDP's hooks in Python, recomputation.
+"""The work of a step besides operators: kernels of Triton, FSDP's hooks in Python, recomputation.
 
 Kernels of Triton are those that torch.compile wrote, and those of libraries such as Liger.
 """

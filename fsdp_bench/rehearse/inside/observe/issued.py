@@ -171,7 +171,7 @@ class IssuedWork:
         return found
 
     def _collective(self, call: collectives.ScriptCollective, run: Callable[[], Any]) -> Any:
-        """Run a collective and note it. What it launches is the stand-in's way to fill its output: no work."""
+        """Run a collective and note it. Its launches, by which the stand-in fills its output, are no work."""
         if not self._is_noting:
             return run()
         begin = self._trace.count()

@@ -35,7 +35,7 @@ class Reads:
         self._num_bytes: Counter[_Key] = Counter()
         self._callback = _CALLBACK(self._read)
         self.num_known = 0
-        """How often it read small integers, which are those of training (integers.py)."""
+        """The number of reads of small integers, which are those of training (integers.py)."""
 
     def install(self) -> None:
         """Ask the stand-in to call back."""
@@ -78,8 +78,8 @@ class Reads:
 def _is_in_module(frames: Sequence[Frame]) -> bool:
     """Whether a module's forward runs.
 
-    What reads integers there takes them for sizes, as a mixture of experts does with the number of tokens for each
-    expert. What reads them elsewhere most often logs them, such as a count of right answers.
+    Code that reads integers there takes them for sizes, as a mixture of experts does with the number of tokens for each
+    expert. Code that reads them elsewhere most often logs them, such as a count of right answers.
     """
     return any(function == "_call_impl" and file.endswith(_MODULE) for file, _line, function in frames)
 

@@ -121,8 +121,8 @@ class Note:
 def in_order(notes: Sequence[Note], entries: Sequence[Entry]) -> list[dict[str, Any]]:
     """Return the events of a step.
 
-    An operator stands where it launched first, on that stream. What it launched besides belongs to it; its copies from
-    or to the host, and who waits for whom, stand for themselves. A launch within no operator is an event of its own.
+    An operator stands where it launched first, on that stream. Its other launches belong to it; its copies from or to
+    the host, and who waits for whom, stand for themselves. A launch within no operator is an event of its own.
     """
     owners = _owners(notes, len(entries))
     waiting = sorted((note for note in notes if note.is_alone or note.begin == note.end), key=lambda note: note.begin)

@@ -35,7 +35,7 @@ sizes: dict[str, int] = {}
 """The number of ranks of each process group that was used."""
 
 reduction: dist.ReduceOp.RedOpType | None = None
-"""How the call of torch.distributed that runs reduces. None if C++ called the operator, as for DDP's gradients."""
+"""The ReduceOp of the running call of torch.distributed. None if C++ called the operator, as for DDP's gradients."""
 
 _library: torch.library.Library | None = None
 

@@ -24,52 +24,80 @@ for step in range(10):
 """
 
 
-def test_a_script_ends_after_its_steps_whatever_it_catches(tmp_path: Path) -> None:
-    ran = run_inside(tmp_path, LOOP, steps=3)
-    assert (ran.report["outcome"], ran.report["num_steps"], ran.code) == ("stopped", 3, 0)
-    assert ran.output.count("made") == 2  # the third step ends it
+ENDED_IN_ITS_THIRD_STEP = """
+import os, time, torch
+from fsdp_bench_rehearsal.main import END_SIGNAL
+model = torch.nn.Linear(4, 4)
+optimizer = torch.optim.AdamW(model.parameters())
+for step in range(10):
+    try:
+        model(torch.ones(1, 4)).sum().backward()
+        if step == 2:
+            os.kill(os.getpid(), END_SIGNAL)
+            time.sleep(600)
+        optimizer.step()
+    except BaseException:
+        print("caught")
+"""
+OPTIMIZERS_IN_BACKWARD = """
+import torch
+model = torch.nn.Sequential(*[torch.nn.Linear(4, 4) for _ in range(3)])
+of = {p: torch.optim.SGD([p], lr=0.1) for p in model.parameters()}
+for p in of:
+    p.register_post_accumulate_grad_hook(lambda p: [of[p].step(), of[p].zero_grad()] and None)
+for step in range(5):
+    model(torch.ones(1, 4)).sum().backward()
+    print("made", step)
+"""
+TWO_IN_TURN = """
+import torch
+first, second = (torch.nn.Linear(4, 4) for _ in range(2))
+optimizers = [torch.optim.SGD(m.parameters(), lr=0.1) for m in (first, second)]
+for step in range(5):
+    for model, optimizer in zip((first, second), optimizers):
+        model(torch.ones(1, 4)).sum().backward()
+        optimizer.step()
+"""
+WITHOUT_BACKWARD = """
+import torch
+weight = torch.nn.Parameter(torch.ones(4))
+optimizer = torch.optim.SGD([weight], lr=0.1)
+for step in range(5):
+    (weight.grad,) = torch.autograd.grad((weight * 2).sum(), [weight])
+    optimizer.step()
+"""
+MICRO_BATCHES = """
+import torch
+model = torch.nn.Linear(4, 4)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for micro_batch in range(12):
+    model(torch.ones(1, 4)).sum().backward()
+    if micro_batch % 4 == 3:
+        optimizer.step()
+"""
+
+
+@pytest.mark.parametrize(
+    ("script", "asked", "outcome", "steps", "made"),
+    [
+        (LOOP, 3, "stopped", 3, 2),  # the third step ends it
+        (LOOP, None, "ended", 10, 10),
+        (ENDED_IN_ITS_THIRD_STEP, None, "interrupted", 2, 0),
+        (OPTIMIZERS_IN_BACKWARD, 4, "stopped", 4, 3),
+        (TWO_IN_TURN, None, "ended", 5, 0),
+        (WITHOUT_BACKWARD, 3, "stopped", 3, 0),
+        (MICRO_BATCHES, None, "ended", 3, 0),
+        ("import torch; print(torch.ones(2).sum())", 2, "ended", 0, 0),
+    ],
+    ids=["as many", "all", "interrupted", "in backward", "in turn", "without backward", "micro-batches", "none"],
+)
+def test_steps_are_counted_and_the_script_ends_after_them_whatever_it_catches(
+    script: str, asked: int | None, outcome: str, steps: int, made: int, tmp_path: Path
+) -> None:
+    ran = run_inside(tmp_path, script, steps=asked)
+    assert (ran.report["outcome"], ran.report["num_steps"], ran.code) == (outcome, steps, 0)
+    assert ran.output.count("made") == made
     assert "caught" not in ran.output
-
-
-def test_without_a_number_of_steps_it_runs_to_its_end(tmp_path: Path) -> None:
-    ran = run_inside(tmp_path, LOOP, steps=None)
-    assert (ran.report["outcome"], ran.report["num_steps"]) == ("ended", 10)
-
-
-def test_optimizers_in_backward_make_one_step_together(tmp_path: Path) -> None:
-    ran = run_inside(
-        tmp_path,
-        """
-        import torch
-        model = torch.nn.Sequential(*[torch.nn.Linear(4, 4) for _ in range(3)])
-        of = {p: torch.optim.SGD([p], lr=0.1) for p in model.parameters()}
-        for p in of:
-            p.register_post_accumulate_grad_hook(lambda p: [of[p].step(), of[p].zero_grad()] and None)
-        for step in range(5):
-            model(torch.ones(1, 4)).sum().backward()
-            print("made", step)
-        """,
-        steps=4,
-    )
-    assert (ran.report["outcome"], ran.report["num_steps"]) == ("stopped", 4)
-    assert ran.output.count("made") == 3
-
-
-def test_two_optimizers_in_turn_count_as_one_step_each_time(tmp_path: Path) -> None:
-    ran = run_inside(
-        tmp_path,
-        """
-        import torch
-        first, second = (torch.nn.Linear(4, 4) for _ in range(2))
-        optimizers = [torch.optim.SGD(m.parameters(), lr=0.1) for m in (first, second)]
-        for step in range(5):
-            for model, optimizer in zip((first, second), optimizers):
-                model(torch.ones(1, 4)).sum().backward()
-                optimizer.step()
-        """,
-        steps=None,
-    )
-    assert ran.report["num_steps"] == 5
 
 
 def test_optimizers_that_follow_at_once_make_the_same_step(tmp_path: Path) -> None:
@@ -90,44 +118,6 @@ def test_optimizers_that_follow_at_once_make_the_same_step(tmp_path: Path) -> No
     )
     assert (ran.report["outcome"], ran.report["num_steps"]) == ("stopped", 3)
     assert (ran.output.count("stepped 0"), ran.output.count("stepped 1")) == (3, 3)
-
-
-def test_gradients_without_backward_are_steps_too(tmp_path: Path) -> None:
-    ran = run_inside(
-        tmp_path,
-        """
-        import torch
-        weight = torch.nn.Parameter(torch.ones(4))
-        optimizer = torch.optim.SGD([weight], lr=0.1)
-        for step in range(5):
-            (weight.grad,) = torch.autograd.grad((weight * 2).sum(), [weight])
-            optimizer.step()
-        """,
-        steps=3,
-    )
-    assert (ran.report["outcome"], ran.report["num_steps"]) == ("stopped", 3)
-
-
-def test_micro_batches_are_one_step(tmp_path: Path) -> None:
-    ran = run_inside(
-        tmp_path,
-        """
-        import torch
-        model = torch.nn.Linear(4, 4)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        for micro_batch in range(12):
-            model(torch.ones(1, 4)).sum().backward()
-            if micro_batch % 4 == 3:
-                optimizer.step()
-        """,
-        steps=None,
-    )
-    assert ran.report["num_steps"] == 3
-
-
-def test_a_script_that_makes_no_step_says_so(tmp_path: Path) -> None:
-    ran = run_inside(tmp_path, "import torch; print(torch.ones(2).sum())")
-    assert (ran.report["outcome"], ran.report["num_steps"]) == ("ended", 0)
 
 
 def test_a_failure_names_the_users_line_and_shows_the_users_traceback(tmp_path: Path) -> None:

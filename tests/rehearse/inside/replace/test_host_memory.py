@@ -10,6 +10,12 @@ MIB = 1 << 20
 IMPORTS = "import torch\nimport torch.distributed.fsdp\n"
 
 
+def printed(folder: Path, script: str) -> list[str]:
+    ran = run_inside(folder, IMPORTS + script)
+    assert ran.report["outcome"] == "ended", ran.output
+    return ran.output.split()
+
+
 def test_a_model_of_four_gigabytes_is_initialized_and_cast_without_them(tmp_path: Path) -> None:
     small = run_inside(tmp_path, IMPORTS).report["peak_host_bytes"]
     ran = run_inside(
@@ -31,10 +37,9 @@ model.load_state_dict(copy)
 
 
 def test_real_data_keeps_its_values(tmp_path: Path) -> None:
-    ran = run_inside(
+    found = printed(
         tmp_path,
-        IMPORTS
-        + """
+        """
 data = torch.arange(4 * 2**20, dtype=torch.float32)
 print(torch.equal(data.to(torch.float64).long(), torch.arange(4 * 2**20)))
 other = torch.empty(4 * 2**20)
@@ -46,28 +51,26 @@ data.add_(1)
 print(data[5].item() == 6)
 """,
     )
-    assert ran.output.split() == ["True", "True", "True", "True", "True", "True"], ran.output
+    assert found == ["True", "True", "True", "True", "True", "True"]
 
 
 def test_factories_obey_the_device_of_a_context(tmp_path: Path) -> None:
-    ran = run_inside(
+    found = printed(
         tmp_path,
-        IMPORTS
-        + """
+        """
 with torch.device("meta"):
     print(torch.ones(4).device, torch.zeros(4 * 2**20).device, torch.randn(4, device="cpu").device)
 torch.set_default_device("meta")
 print(torch.ones(4).device)
 """,
     )
-    assert ran.output.split() == ["meta", "meta", "cpu", "meta"], ran.output
+    assert found == ["meta", "meta", "cpu", "meta"]
 
 
 def test_what_was_never_written_reads_as_zeros_in_a_copy_too(tmp_path: Path) -> None:
-    ran = run_inside(
+    found = printed(
         tmp_path,
-        IMPORTS
-        + """
+        """
 model = torch.nn.Linear(4096, 4096)
 copy = model.weight.detach().clone().float()
 print(bool((copy == 0).all()), bool((model.weight == 0).all()))
@@ -75,4 +78,4 @@ gradient = torch.autograd.grad(model(torch.ones(1, 4096)).sum(), model.weight)[0
 print(gradient.shape == model.weight.shape)
 """,
     )
-    assert ran.output.split() == ["True", "True", "True"]
+    assert found == ["True", "True", "True"]
