@@ -50,19 +50,25 @@ def folder(compiled: Callable[[int], Path], request: pytest.FixtureRequest) -> P
     return compiled(request.param)
 
 
-def ran(folder: Path, script: str, gpu: StandInGpu = GPU, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Run a script with the stand-in loaded as ``lib``; its assertions are the test's."""
-    settings = {**stand_in_environment(folder, gpu), "LD_PRELOAD": "", "LIBRARY": str(folder / LIBRARY)}
-    environment = {**os.environ, **settings, **variables}
-    done = subprocess.run([sys.executable, "-c", PRELUDE + script], env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return done
+Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
-def test_memory_is_counted_per_device_and_ends(folder: Path) -> None:
-    ran(
-        folder,
-        """
+@pytest.fixture
+def run(folder: Path) -> Run:
+    """Runs a script with the stand-in loaded as ``lib``; its assertions are the test's."""
+
+    def run_script(script: str, gpu: StandInGpu = GPU, **variables: str) -> subprocess.CompletedProcess[str]:
+        settings = {**stand_in_environment(folder, gpu), "LD_PRELOAD": "", "LIBRARY": str(folder / LIBRARY)}
+        environment = {**os.environ, **settings, **variables}
+        done = subprocess.run([sys.executable, "-c", PRELUDE + script], env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        return done
+
+    return run_script
+
+
+def test_memory_is_counted_per_device_and_ends(run: Run) -> None:
+    run("""
 assert lib.cudaSetDevice(2) == 0
 error, address = malloc(10 * GIB + 1)
 assert error == 0
@@ -78,11 +84,10 @@ free, total = c_size_t(), c_size_t()
 lib.cudaMemGetInfo(byref(free), byref(total))
 assert (free.value, total.value) == (79 * GIB + GIB // 2, 80 * GIB)
 assert lib.cudaFree(c_void_p(4096)) == 1
-""",
-    )
+""")
 
 
-def test_devices_that_are_not_there(folder: Path) -> None:
+def test_devices_that_are_not_there(run: Run) -> None:
     script = """
 count, device = c_int(), c_int()
 assert lib.cudaGetDeviceCount(byref(count)) == 0 and count.value == {count}
@@ -90,16 +95,14 @@ assert lib.cudaSetDevice({count}) == 101
 assert lib.cudaGetErrorString(101) == b"invalid device ordinal"
 assert lib.nvmlInit_v2() == 0 and lib.nvmlDeviceGetCount_v2(byref(count)) == 0 and count.value == 4
 """
-    ran(folder, script.format(count=4))
-    ran(folder, script.format(count=2), CUDA_VISIBLE_DEVICES="3,1")
+    run(script.format(count=4))
+    run(script.format(count=2), CUDA_VISIBLE_DEVICES="3,1")
     none = "count = c_int()\nassert lib.cudaGetDeviceCount(byref(count)) == 100 and malloc(1)[0] == 100"
-    ran(folder, none, CUDA_VISIBLE_DEVICES="")
+    run(none, CUDA_VISIBLE_DEVICES="")
 
 
-def test_the_current_device_is_the_threads_own(folder: Path) -> None:
-    ran(
-        folder,
-        """
+def test_the_current_device_is_the_threads_own(run: Run) -> None:
+    run("""
 import threading
 def current():
     device = c_int()
@@ -110,8 +113,7 @@ seen = []
 thread = threading.Thread(target=lambda: seen.append(current()))
 thread.start(); thread.join()
 assert (current(), seen) == (3, [0])
-""",
-    )
+""")
 
 
 # CUDA C++ Programming Guide, "Technical Specifications per Compute Capability": shared memory of a multiprocessor and
@@ -129,13 +131,12 @@ SPECIFICATIONS = {
 
 
 @pytest.mark.parametrize("capability", SPECIFICATIONS)
-def test_attributes_are_those_of_the_compute_capability(folder: Path, capability: float) -> None:
+def test_attributes_are_those_of_the_compute_capability(run: Run, capability: float) -> None:
     shared, opt_in, threads, blocks = SPECIFICATIONS[capability]
     expected = {75: int(capability), 76: round(capability * 10) % 10, 81: shared << 10, 97: opt_in << 10}
     expected |= {39: threads, 106: blocks, 16: 108, 10: 32, 1: 1024, 102: 1}
     gpu = StandInGpu("one", GIB, 0, capability, 108)
-    ran(
-        folder,
+    run(
         f"""
 for attribute, value in {expected}.items():
     for function in (lib.cudaDeviceGetAttribute, lib.cuDeviceGetAttribute):
@@ -151,13 +152,12 @@ KINDS_OF_L2 = {(gpu.compute_capability, gpu.l2_cache_mib): gpu.name for gpu in l
 
 
 @pytest.mark.parametrize("name", KINDS_OF_L2.values())
-def test_the_l2_cache_is_that_of_the_catalogue(folder: Path, name: str) -> None:
+def test_the_l2_cache_is_that_of_the_catalogue(run: Run, name: str) -> None:
     gpu = loader.gpu(name)
     assert gpu.compute_capability is not None
     assert gpu.l2_cache_mib is not None
     stand_in = StandInGpu(next(iter(gpu.product_names), gpu.name), GIB, 0, gpu.compute_capability, 108)
-    ran(
-        folder,
+    run(
         f"""
 answer = c_int()
 assert lib.cudaDeviceGetAttribute(byref(answer), 38, 0) == 0
@@ -183,15 +183,13 @@ assert lib.cudaEventQuery(event) == 0
 @pytest.mark.parametrize(
     ("progress", "before", "after"), [("behind", 600, 600), ("pace", 600, 0), ("idle", 0, 0), ("", 600, 0)]
 )
-def test_how_far_the_gpu_is(folder: Path, progress: str, before: int, after: int) -> None:
+def test_how_far_the_gpu_is(run: Run, progress: str, before: int, after: int) -> None:
     script = EVENT_AFTER_WAITING_FOR_ANOTHER_STREAM.format(before=before, after=after)
-    ran(folder, script, STAND_IN_PROGRESS=progress)
+    run(script, STAND_IN_PROGRESS=progress)
 
 
-def test_capture_spreads_to_streams_that_wait(folder: Path) -> None:
-    ran(
-        folder,
-        """
+def test_capture_spreads_to_streams_that_wait(run: Run) -> None:
+    run("""
 def capturing(stream):
     status = c_int()
     lib.cudaStreamIsCapturing(stream, byref(status))
@@ -217,14 +215,11 @@ count = c_size_t()
 assert lib.cudaGraphGetNodes(graph, None, byref(count)) == 0 and count.value == 2
 executable = created(lib.cudaGraphInstantiate, graph, c_ulonglong(0))
 assert lib.cudaGraphLaunch(executable, first) == 0 and lib.cudaDeviceSynchronize() == 0
-""",
-    )
+""")
 
 
-def test_reads_of_the_host_are_told(folder: Path) -> None:
-    ran(
-        folder,
-        """
+def test_reads_of_the_host_are_told(run: Run) -> None:
+    run("""
 reads = []
 callback = ctypes.CFUNCTYPE(None, c_size_t, c_char_p)(lambda size, operator: reads.append((size, operator)))
 lib.stand_in_on_read(callback)
@@ -239,11 +234,10 @@ lib.cudaMemcpy(host, device, c_size_t(1 << 22), 2)
 assert reads == [(8, b"copy"), (100, b"copy"), (1 << 22, b"copy")]
 assert host.raw == bytes((1 << 22) + 1)  # what no kernel wrote is zeros
 assert ctypes.string_at(pinned, 100) == b"\\1" * 100  # small copies are real
-""",
-    )
+""")
 
 
-def test_what_is_lacking_is_recorded_and_fails(folder: Path) -> None:
+def test_what_is_lacking_is_recorded_and_fails(run: Run) -> None:
     script = """
 assert unsupported() == ""
 assert lib.cudaNewestFunction() == 801 and lib.cublasNewestFunction() == 15
@@ -258,27 +252,25 @@ expected = {"cudaNewestFunction": 1, "cublasNewestFunction": 1, "cudnnCreate": 2
 expected |= {"cuMulticastCreate": 1, "cuOfNextYear": 1}
 assert unsupported() == "".join(f"{name} {count}\\n" for name, count in expected.items())
 """
-    said = ran(folder, script).stderr.splitlines()
+    said = run(script).stderr.splitlines()
     assert len(said) == 6
     assert said[2] == (
         "fsdp-bench rehearse: cudnnCreate was called, which this stand-in for NVIDIA's libraries lacks; it fails"
     )
 
 
-def test_warnings_let_only_work_without_results_pass(folder: Path) -> None:
+def test_warnings_let_only_work_without_results_pass(run: Run) -> None:
     script = """
 handle = c_void_p()
 assert lib.cublasNewestFunction() == 0 and lib.cudaNewestFunction() == 801
 assert lib.ncclGetUniqueId(byref(handle)) == 5 and lib.cudnnCreate(byref(handle)) == 0 and handle.value
 assert unsupported() == "cublasNewestFunction 1\\ncudaNewestFunction 1\\nncclGetUniqueId 1\\ncudnnCreate 1\\n"
 """
-    assert "it does nothing" in ran(folder, script, STAND_IN_UNSUPPORTED="warn").stderr
+    assert "it does nothing" in run(script, STAND_IN_UNSUPPORTED="warn").stderr
 
 
-def test_driver_functions_are_found_in_their_newest_version(folder: Path) -> None:
-    ran(
-        folder,
-        """
+def test_driver_functions_are_found_in_their_newest_version(run: Run) -> None:
+    run("""
 for name, defined in {"cuMemAlloc": "cuMemAlloc_v2", "cuMemCreate": "cuMemCreate", "cuInit": "cuInit"}.items():
     for find in (lib.cuGetProcAddress_v2, lib.cudaGetDriverEntryPointByVersion):
         function, status = c_void_p(), c_int(7)
@@ -287,14 +279,11 @@ for name, defined in {"cuMemAlloc": "cuMemAlloc_v2", "cuMemCreate": "cuMemCreate
         else:
             find(name.encode(), byref(function), c_uint(13000), c_ulonglong(0), byref(status))
         assert function.value == ctypes.cast(getattr(lib, defined), c_void_p).value and status.value == 0, name
-""",
-    )
+""")
 
 
-def test_virtual_memory_takes_pages_not_addresses(folder: Path) -> None:
-    ran(
-        folder,
-        """
+def test_virtual_memory_takes_pages_not_addresses(run: Run) -> None:
+    run("""
 class Properties(ctypes.Structure):
     _fields_ = [("type", c_int), ("handles", c_int), ("location_type", c_int), ("device", c_int), ("rest", c_int * 8)]
 address, pages = c_void_p(), c_void_p()
@@ -307,14 +296,11 @@ assert lib.stand_in_used_bytes(1) == 20 * GIB + GIB // 2
 assert lib.cuMemCreate(byref(c_void_p()), c_size_t(60 * GIB), byref(properties), c_ulonglong(0)) == 2
 assert lib.cuMemUnmap(address, c_size_t(20 * GIB)) == 0 and lib.cuMemRelease(pages) == 0
 assert lib.stand_in_used_bytes(1) == GIB // 2
-""",
-    )
+""")
 
 
-def test_pages_stay_taken_while_they_are_mapped(folder: Path) -> None:
-    ran(
-        folder,
-        """
+def test_pages_stay_taken_while_they_are_mapped(run: Run) -> None:
+    run("""
 class Properties(ctypes.Structure):
     _fields_ = [("type", c_int), ("handles", c_int), ("location_type", c_int), ("device", c_int), ("rest", c_int * 8)]
 address, pages, properties, none = c_void_p(), c_void_p(), Properties(1, 0, 1, 0), c_ulonglong(0)
@@ -330,36 +316,32 @@ assert lib.stand_in_used_bytes(0) == GIB // 2
 assert ctypes.string_at(address, 100) == bytes(100)  # and what was in them is gone
 assert lib.cuMemUnmap(address, c_size_t(GIB)) == 1
 assert lib.cuMemCreate(byref(pages), c_size_t(4096), byref(properties), none) == 1  # not whole pages
-""",
-    )
+""")
 
 
-def test_addresses_are_used_again_when_all_were(folder: Path) -> None:
+def test_addresses_are_used_again_when_all_were(run: Run) -> None:
     # 64 TiB of addresses hold 79 GiB some 830 times
-    ran(
-        folder,
-        """
+    run("""
 kept = malloc(1)[1]
 for _ in range(2000):
     error, address = malloc(79 * GIB)
     assert error == 0 and lib.cudaFree(address) == 0
 assert lib.cudaFree(kept) == 0
-""",
-    )
+""")
 
 
-def test_a_machine_without_addresses_is_not_a_full_gpu(folder: Path) -> None:
+def test_a_machine_without_addresses_is_not_a_full_gpu(run: Run) -> None:
     script = """
 import resource
 resource.setrlimit(resource.RLIMIT_AS, (8 * GIB, 8 * GIB))
 assert malloc(GIB)[0] == 999
 assert lib.stand_in_used_bytes(0) == GIB // 2  # the context alone
 """
-    assert "no addresses for 1073741824 bytes" in ran(folder, script).stderr
+    assert "no addresses for 1073741824 bytes" in run(script).stderr
 
 
 @pytest.mark.parametrize("progress", ["behind", "pace", "idle"])
-def test_a_program_that_polls_gets_there(folder: Path, progress: str) -> None:
+def test_a_program_that_polls_gets_there(run: Run, progress: str) -> None:
     script = """
 stream, event = created(lib.cudaStreamCreate), created(lib.cudaEventCreate)
 memory = malloc(1024)[1]
@@ -372,48 +354,39 @@ lib.cudaEventRecord(event, stream)
 while lib.cudaEventQuery(event): pass
 assert lib.cudaStreamQuery(stream) == 0
 """
-    ran(folder, script, STAND_IN_PROGRESS=progress)
+    run(script, STAND_IN_PROGRESS=progress)
 
 
-def test_polling_between_launches_is_not_waiting(folder: Path) -> None:
-    ran(
-        folder,
-        """
+def test_polling_between_launches_is_not_waiting(run: Run) -> None:
+    run("""
 event, memory = created(lib.cudaEventCreate), malloc(1024)[1]
 lib.cudaEventRecord(event, None)
 for _ in range(3000):  # as the allocator asks at each allocation
     assert lib.cudaEventQuery(event) == 600
     lib.cudaMemsetAsync(memory, 0, c_size_t(1024), None)
-""",
-    )
+""")
 
 
-def test_streams_end_with_a_name(folder: Path) -> None:
-    ran(
-        folder,
-        """
+def test_streams_end_with_a_name(run: Run) -> None:
+    run("""
 streams = [created(lib.cudaStreamCreate) for _ in range(4032)]
 assert len({stream.value for stream in streams}) == 4032
 assert lib.cudaStreamCreate(byref(c_void_p())) == 801 and "cudaStreamCreate" in unsupported()
 assert lib.cudaStreamDestroy(streams[7]) == 0 and lib.cudaStreamCreate(byref(c_void_p())) == 0
-""",
-    )
+""")
 
 
-def test_time_between_events_needs_both_recorded(folder: Path) -> None:
-    ran(
-        folder,
-        """
+def test_time_between_events_needs_both_recorded(run: Run) -> None:
+    run("""
 first, second, milliseconds = created(lib.cudaEventCreate), created(lib.cudaEventCreate), ctypes.c_float()
 lib.cudaEventRecord(first, None)
 assert lib.cudaEventElapsedTime(byref(milliseconds), first, second) == 400
 lib.cudaEventRecord(second, None)
 assert lib.cudaEventElapsedTime(byref(milliseconds), first, second) == 0 and milliseconds.value > 0
-""",
-    )
+""")
 
 
-def test_a_forked_process_cannot_use_the_parents_gpus(folder: Path) -> None:
+def test_a_forked_process_cannot_use_the_parents_gpus(run: Run) -> None:
     script = """
 {before}
 process = os.fork()
@@ -421,20 +394,17 @@ if not process:
     os._exit(malloc(1)[0])
 assert os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == {error}  # cudaErrorInitializationError
 """
-    ran(folder, script.format(before="malloc(1)", error=3))
-    ran(folder, script.format(before="", error=0))
+    run(script.format(before="malloc(1)", error=3))
+    run(script.format(before="", error=0))
 
 
-def test_contexts_are_pushed_and_popped(folder: Path) -> None:
-    ran(
-        folder,
-        """
+def test_contexts_are_pushed_and_popped(run: Run) -> None:
+    run("""
 context, device = c_void_p(), c_int(-1)
 assert lib.cuDevicePrimaryCtxRetain(byref(context), 2) == 0
 assert lib.cuCtxPushCurrent_v2(context) == 0 and lib.cuCtxGetDevice(byref(device)) == 0 and device.value == 2
 assert lib.cuCtxPopCurrent_v2(None) == 0 and lib.cuCtxGetDevice(byref(device)) == 0 and device.value == 0
-""",
-    )
+""")
 
 
 KERNEL_FOR = """
@@ -457,10 +427,9 @@ def launch(*arguments):
 """
 
 
-def test_a_kernel_for_other_gpus_cannot_be_launched(folder: Path) -> None:
+def test_a_kernel_for_other_gpus_cannot_be_launched(run: Run) -> None:
     # CUDA C++ Programming Guide, "Binary Compatibility": the same generation, not newer; "PTX Compatibility": not newer
-    ran(
-        folder,
+    run(
         KERNEL_FOR
         + """
 assert launch([75, 80]) == 0 and launch([75], 1) == 0
@@ -473,13 +442,12 @@ assert lib.cudaGetErrorString(209) == b"no kernel image is available for executi
     )
 
 
-def test_of_several_binaries_the_gpu_runs_the_newest_of_its_generation(folder: Path) -> None:
+def test_of_several_binaries_the_gpu_runs_the_newest_of_its_generation(run: Run) -> None:
     """An L4 (8.9) runs what was compiled for 8.6, in whichever order nvcc wrote the binaries; of PTX the newest, too.
 
     NVIDIA CUDA Compiler Driver, "Fatbinaries": the driver selects the most appropriate translation.
     """
-    ran(
-        folder,
+    run(
         KERNEL_FOR
         + """
 def version(*arguments):
@@ -493,20 +461,15 @@ assert version([50, 75, 90], 1) == version([90, 75, 50], 1) == 75
     )
 
 
-def test_a_kernel_gets_no_more_shared_memory_than_a_block_may_have(folder: Path) -> None:
-    ran(
-        folder,
-        """
+def test_a_kernel_gets_no_more_shared_memory_than_a_block_may_have(run: Run) -> None:
+    run("""
 for function in (lib.cudaFuncSetAttribute, lib.cuFuncSetAttribute):
     assert function(c_void_p(4096), 8, 163 << 10) == 0 and function(c_void_p(4096), 8, (163 << 10) + 1) == 1
-""",
-    )
+""")
 
 
-def test_running_processes_fit_the_callers_version(folder: Path) -> None:
-    ran(
-        folder,
-        """
+def test_running_processes_fit_the_callers_version(run: Run) -> None:
+    run("""
 malloc(GIB)
 device, count = c_void_p(), c_uint(1)
 lib.nvmlDeviceGetHandleByIndex_v2(0, byref(device))
@@ -514,18 +477,15 @@ entries = (c_ulonglong * 3)(7, 7, 7)
 assert lib.nvmlDeviceGetComputeRunningProcesses(device, byref(count), entries) == 0
 assert list(entries)[1:] == [GIB + GIB // 2, 7]  # 16 bytes in the first version
 assert lib.nvmlDeviceGetComputeRunningProcesses_v3(device, byref(count), (c_ulonglong * 3)()) == 0
-""",
-    )
+""")
 
 
-def test_the_version_names_the_build(folder: Path) -> None:
-    ran(folder, "assert lib.stand_in_version().startswith(b'cuda-1')")
+def test_the_version_names_the_build(run: Run) -> None:
+    run("assert lib.stand_in_version().startswith(b'cuda-1')")
 
 
-def test_what_is_issued_is_noted_in_order_when_somebody_asks(folder: Path) -> None:
-    ran(
-        folder,
-        """
+def test_what_is_issued_is_noted_in_order_when_somebody_asks(run: Run) -> None:
+    run("""
 class Entry(ctypes.Structure):
     _fields_ = [("kind", c_int), ("stream", c_int), ("value", c_ulonglong), ("name", c_char_p)]
 LAUNCH, TO_DEVICE, TO_HOST, RECORD, STREAM_WAIT, HOST_EVENT, HOST_STREAM, HOST_DEVICE = range(8)
@@ -562,5 +522,4 @@ assert [(one.kind, one.stream, one.value, one.name) for one in found] == [
 ]
 lib.stand_in_trace(1)
 assert lib.stand_in_traced() == 0
-""",
-    )
+""")

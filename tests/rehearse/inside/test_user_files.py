@@ -8,6 +8,7 @@ import json
 import os
 import sys
 import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from textwrap import dedent
@@ -96,10 +97,18 @@ def notes_of(
     return "\n".join(report["notes"])
 
 
-def test_checkpoints_of_torch_are_written_for_the_script_alone(user: Path, protection: str) -> None:
+Notes = Callable[[str], str]
+
+
+@pytest.fixture
+def notes(user: Path, protection: str) -> Notes:
+    """Rehearses a script under each protection; returns the notes of its answer."""
+    return lambda script: notes_of(script, user, protection)
+
+
+def test_checkpoints_of_torch_are_written_for_the_script_alone(notes: Notes) -> None:
     """By path, by an opened file, by keywords, as bytes; large ones without their tensors' bytes, as sparse files."""
-    notes = notes_of(
-        """
+    said = notes("""
         import io, os, pathlib, torch
         linear = torch.nn.Linear(1000, 1000)  # 4,004,000 bytes, so above 1 MiB
         state = linear.state_dict()
@@ -120,17 +129,13 @@ def test_checkpoints_of_torch_are_written_for_the_script_alone(user: Path, prote
         assert torch.load(f="small.pt", mmap=True) == {"step": 3}  # which C++ opens
         torch.jit.save(torch.jit.script(torch.nn.Linear(2, 2)), "script.pt")
         torch.jit.load(open("script.pt", "rb"))
-        """,
-        user,
-        protection,
-    )
-    assert "torch.save wrote 4 files without the bytes of large tensors." in notes
-    assert "The script wrote 8 files and removed 0, which the disk does not show." in notes
+        """)
+    assert "torch.save wrote 4 files without the bytes of large tensors." in said
+    assert "The script wrote 8 files and removed 0, which the disk does not show." in said
 
 
-def test_other_files_are_written_renamed_and_removed_for_the_script_alone(user: Path, protection: str) -> None:
-    notes = notes_of(
-        """
+def test_other_files_are_written_renamed_and_removed_for_the_script_alone(notes: Notes) -> None:
+    said = notes("""
         import glob, json, os, pathlib, pickle, shutil
         import numpy
         numpy.save("array.npy", numpy.arange(3))
@@ -167,19 +172,15 @@ def test_other_files_are_written_renamed_and_removed_for_the_script_alone(user: 
             except error:
                 continue
             raise AssertionError(error)
-        """,
-        user,
-        protection,
-    )
+        """)
     # array, list, two copies, best/model, log; both files of checkpoint-400 and of checkpoint-500
-    assert "The script wrote 6 files and removed 4, which the disk does not show." in notes
+    assert "The script wrote 6 files and removed 4, which the disk does not show." in said
 
 
-def test_modules_that_the_script_has_written_are_imported(user: Path, protection: str) -> None:
+def test_modules_that_the_script_has_written_are_imported(user: Path, notes: Notes) -> None:
     """And what Python keeps of them and of the user's own is not left in ``__pycache__``."""
     (user / "existing.py").write_text("VALUE = 5")
-    notes_of(
-        """
+    notes("""
         import ctypes, importlib, os, shutil, sys
         sys.dont_write_bytecode = False
         open("helper.py", "w").write("VALUE = 1")
@@ -198,15 +199,11 @@ def test_modules_that_the_script_has_written_are_imported(user: Path, protection
         spec = importlib.util.spec_from_file_location(name, os.path.abspath("library.so"))
         importlib.util.module_from_spec(spec)
         ctypes.CDLL("./library.so")
-        """,
-        user,
-        protection,
-    )
+        """)
 
 
-def test_what_a_script_has_written_is_read_back_in_every_way(user: Path, protection: str) -> None:
-    notes_of(
-        """
+def test_what_a_script_has_written_is_read_back_in_every_way(notes: Notes) -> None:
+    notes("""
         import bz2, fileinput, filecmp, glob, gzip, io, json, lzma, os, pathlib, shutil, tarfile, zipfile
         import numpy
         json.dump({"a": 1}, open("c.json", "w"))
@@ -244,15 +241,11 @@ def test_what_a_script_has_written_is_read_back_in_every_way(user: Path, protect
         open("more", "w").write("1")
         os.chdir("../checkpoint-400")
         assert sorted(os.listdir()) == ["model.safetensors", "optimizer.pt"] and os.path.exists("../zipped/more")
-        """,
-        user,
-        protection,
-    )
+        """)
 
 
-def test_files_are_changed_through_descriptors_for_the_script_alone(user: Path, protection: str) -> None:
-    notes_of(
-        """
+def test_files_are_changed_through_descriptors_for_the_script_alone(notes: Notes) -> None:
+    notes("""
         import io, mmap, os
         old, other = "checkpoint-400/optimizer.pt", "checkpoint-500/optimizer.pt"
         with open(old, "r+b") as file:
@@ -286,17 +279,13 @@ def test_files_are_changed_through_descriptors_for_the_script_alone(user: Path, 
             for file in files:
                 os.remove(file, dir_fd=folder)
         assert os.listdir("checkpoint-500") == []
-        """,
-        user,
-        protection,
-    )
+        """)
 
 
-def test_links_lead_to_what_the_script_sees(user: Path, protection: str) -> None:
+def test_links_lead_to_what_the_script_sees(user: Path, notes: Notes) -> None:
     (user / "real_link").symlink_to("checkpoint-400")
     (user / "link_to_file").symlink_to("checkpoint-400/model.safetensors")
-    notes_of(
-        """
+    notes("""
         import os
         os.symlink("checkpoint-500", "latest")
         open("latest/optimizer.pt", "w").write("new")
@@ -323,15 +312,11 @@ def test_links_lead_to_what_the_script_sees(user: Path, protection: str) -> None
         open("real_link/optimizer.pt", "w").write("no link any more")
         os.link("checkpoint-400/optimizer.pt", "second")
         open("second", "r+").write("!")
-        """,
-        user,
-        protection,
-    )
+        """)
 
 
-def test_processes_of_a_pool_and_their_parent_see_the_same_files(user: Path, protection: str) -> None:
-    notes_of(
-        """
+def test_processes_of_a_pool_and_their_parent_see_the_same_files(notes: Notes) -> None:
+    notes("""
         import multiprocessing, os, shutil
         def work(number):
             open(f"of-{number}", "w").write("1")
@@ -345,19 +330,15 @@ def test_processes_of_a_pool_and_their_parent_see_the_same_files(user: Path, pro
         assert sorted(os.listdir()) == ["best", "link", "of-0", "of-1", "of-2", "script.py"]
         open("link/optimizer.pt", "w").write("1")
         assert open("best/optimizer.pt").read() == "1"
-        """,
-        user,
-        protection,
-    )
+        """)
 
 
-def test_databases_logs_and_temporary_files_are_the_scripts_alone(user: Path, protection: str) -> None:
+def test_databases_logs_and_temporary_files_are_the_scripts_alone(user: Path, notes: Notes) -> None:
     sqlite3 = pytest.importorskip("sqlite3")
     connection = sqlite3.connect(user / "runs.db")
     connection.execute("create table run (loss)")
     connection.close()
-    notes_of(
-        """
+    notes("""
         import logging, os, sqlite3, tempfile
         connection = sqlite3.connect("runs.db")
         connection.execute("insert into run values (1)")
@@ -377,10 +358,7 @@ def test_databases_logs_and_temporary_files_are_the_scripts_alone(user: Path, pr
         assert not os.path.exists(folder)
         with tempfile.TemporaryFile(dir=".") as file:
             file.write(b"1")
-        """,
-        user,
-        protection,
-    )
+        """)
 
 
 def test_functions_are_replaced_where_modules_and_classes_have_imported_them(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -401,9 +379,8 @@ def test_functions_are_replaced_where_modules_and_classes_have_imported_them(mon
     assert Holder.other is repr
 
 
-def test_functions_fail_as_the_disks_do(user: Path, protection: str) -> None:
-    notes_of(
-        """
+def test_functions_fail_as_the_disks_do(notes: Notes) -> None:
+    notes("""
         import os, shutil
         for wrong, error in (
             (lambda: os.rename("checkpoint-400", "checkpoint-500"), OSError),
@@ -436,10 +413,7 @@ def test_functions_fail_as_the_disks_do(user: Path, protection: str) -> None:
         shutil.rmtree("checkpoint-400")
         os.mkdir("checkpoint-400")
         assert os.listdir("checkpoint-400") == []
-        """,
-        user,
-        protection,
-    )
+        """)
 
 
 def test_without_an_overlay_a_child_process_is_refused(user: Path) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+
+import pytest
 
 from tests.rehearse.inside.rehearsing import run_inside
 
@@ -12,21 +15,28 @@ dist.init_process_group("gloo")
 """
 
 
-def _run(folder: Path, script: str, **changes: int) -> str:
-    ran = run_inside(folder, START + script, **changes)
-    assert ran.report["outcome"] == "ended", ran.output
-    return ran.output
+Run = Callable[..., str]
 
 
-def test_the_world_and_the_backend_are_those_that_the_script_asks_for(tmp_path: Path) -> None:
-    found = _run(tmp_path, "print(dist.get_world_size(), dist.get_rank(), dist.get_backend())", rank=5, world_size=4096)
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    """Runs a script to its end; returns its output."""
+
+    def run_script(script: str, **changes: int) -> str:
+        ran = run_inside(tmp_path, START + script, **changes)
+        assert ran.report["outcome"] == "ended", ran.output
+        return ran.output
+
+    return run_script
+
+
+def test_the_world_and_the_backend_are_those_that_the_script_asks_for(run: Run) -> None:
+    found = run("print(dist.get_world_size(), dist.get_rank(), dist.get_backend())", rank=5, world_size=4096)
     assert "4096 5 gloo" in found
 
 
-def test_objects_are_exchanged_with_ranks_that_are_alike(tmp_path: Path) -> None:
-    found = _run(
-        tmp_path,
-        """
+def test_objects_are_exchanged_with_ranks_that_are_alike(run: Run) -> None:
+    found = run("""
 parts = [None] * 8
 dist.all_gather_object(parts, {"loss": 1.5})
 print(parts == [{"loss": 1.5}] * 8)
@@ -36,15 +46,12 @@ print(sent)
 gathered = [None] * 8
 dist.gather_object("mine", gathered, dst=0)
 print(gathered == ["mine"] * 8)
-""",
-    )
+""")
     assert found.split() == ["True", "[['config',", "7]]", "True"]
 
 
-def test_collectives_return_tensors_of_the_right_size(tmp_path: Path) -> None:
-    found = _run(
-        tmp_path,
-        """
+def test_collectives_return_tensors_of_the_right_size(run: Run) -> None:
+    found = run("""
 x = torch.arange(4.0)
 whole = torch.empty(32)
 dist.all_gather_into_tensor(whole, x)
@@ -67,23 +74,19 @@ dist.all_to_all_single(swapped, torch.ones(8))
 print(swapped.sum().item() == 8)
 dist.send(x, 1); dist.recv(x, 1)
 dist.barrier()
-""",
-    )
+""")
     assert found.count("True") == 6
     assert "False" not in found
 
 
-def test_subgroups_and_meshes_have_their_sizes(tmp_path: Path) -> None:
-    found = _run(
-        tmp_path,
-        """
+def test_subgroups_and_meshes_have_their_sizes(run: Run) -> None:
+    found = run("""
 group = dist.new_group([0, 1, 2])
 print(dist.get_world_size(group), dist.get_world_size(dist.new_group([3, 4])))
 mesh = torch.distributed.device_mesh.init_device_mesh("cpu", (2, 4), mesh_dim_names=("replicate", "shard"))
 print(mesh["shard"].size(), mesh["replicate"].size())
 dist.destroy_process_group()
-""",
-    )
+""")
     assert found.split() == ["3", "-1", "4", "2"]
 
 
@@ -104,9 +107,8 @@ store.get("address of rank 1")
     assert "one rank of 8" in ran.report["failure"]["message"]
 
 
-def test_wrappers_train(tmp_path: Path) -> None:
-    found = _run(
-        tmp_path,
+def test_wrappers_train(run: Run) -> None:
+    found = run(
         """
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.nn.parallel import DistributedDataParallel
