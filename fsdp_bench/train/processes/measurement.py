@@ -1,4 +1,4 @@
-"""Measures one trial on one rank: load, warm-up, measured steps, profiled steps. Results go into the report."""
+"""Measures one trial on one rank: what it trains, load, warm-up, measured and profiled steps. The report has it all."""
 
 from __future__ import annotations
 
