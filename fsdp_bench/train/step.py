@@ -16,6 +16,7 @@ from fsdp_bench.spec.setup import Api, TrainSetup
 from fsdp_bench.train.measuring.meters import MemoryMeter
 from fsdp_bench.train.models.dtypes import dtype_names
 from fsdp_bench.train.models.loss import LossFunction
+from fsdp_bench.train.models.optimizer import optimizer_of
 from fsdp_bench.train.wrapping.readback import gradients, storage_bytes
 
 
@@ -34,6 +35,21 @@ class Training:
     """The dtypes of the gradients in the first step, before the optimizer's step."""
     gradients_bytes: int = 0
     losses: list[float] = field(default_factory=list)
+
+
+def prepared(
+    model: nn.Module, loss_function: LossFunction, setup: TrainSetup, device: torch.device, meter: MemoryMeter
+) -> Training:
+    """Build the optimizer and the gradient scaler of a wrapped model; return what a step needs."""
+    return Training(
+        model=model,
+        optimizer=optimizer_of(model, setup),
+        loss_function=loss_function,
+        setup=setup,
+        device=device,
+        meter=meter,
+        scaler=build_scaler(setup, device),
+    )
 
 
 def build_scaler(setup: TrainSetup, device: torch.device) -> torch.amp.GradScaler | None:

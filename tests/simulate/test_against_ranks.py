@@ -12,8 +12,7 @@ from fsdp_bench.spec.setup import Api, Checkpointing, Loss, Precision, TrainSetu
 from fsdp_bench.train.measuring.meters import build_meter
 from fsdp_bench.train.models.data import batches
 from fsdp_bench.train.models.loss import loss_function
-from fsdp_bench.train.models.optimizer import optimizer_of
-from fsdp_bench.train.step import Training, build_scaler, train_step
+from fsdp_bench.train.step import prepared, train_step
 from tests.predicted import memory_of
 from tests.profiles import validating
 from tests.train.ranks import call_standing_ranks
@@ -34,16 +33,7 @@ RESHARDED: dict[str, dict[str, Any]] = {
 def measured_phases(family: Family, setup: TrainSetup) -> dict[str, int]:
     """Return this rank's peaks by phase of live tensor bytes, as the worker measures them in its warm-up."""
     meter = build_meter(CPU, None, compiled=False)
-    model = wrapped(family, setup)
-    training = Training(
-        model=model,
-        optimizer=optimizer_of(model, setup),
-        loss_function=loss_function(setup.loss),
-        setup=setup,
-        device=CPU,
-        meter=meter,
-        scaler=build_scaler(setup, CPU),
-    )
+    training = prepared(wrapped(family, setup), loss_function(setup.loss), setup, CPU, meter)
     for micro_batches in batches(setup, SHAPES[family].vocab_size, 3, 0, setup.world_size):
         train_step(training, micro_batches)
     meter.end_phases()

@@ -23,9 +23,8 @@ from fsdp_bench.train.measuring.meters import build_meter
 from fsdp_bench.train.models.data import batches
 from fsdp_bench.train.models.dtypes import DTYPES
 from fsdp_bench.train.models.loss import LossFunction, loss_function
-from fsdp_bench.train.models.optimizer import optimizer_of
 from fsdp_bench.train.models.transformer import BLOCKS, build, initialize
-from fsdp_bench.train.step import Training, build_scaler, train_step
+from fsdp_bench.train.step import Training, prepared, train_step
 from fsdp_bench.train.wrapping.wrap import ShardsNothingWarning, fsdp
 
 STEPS = 3
@@ -88,16 +87,8 @@ def wrapped(family: Family, setup: TrainSetup) -> nn.Module:
 
 def training_of(family: Family, setup: TrainSetup, loss: LossFunction | None = None) -> Training:
     """Return everything that a worker trains with; nothing is metered."""
-    model = wrapped(family, setup)
-    return Training(
-        model=model,
-        optimizer=optimizer_of(model, setup),
-        loss_function=loss or loss_function(setup.loss),
-        setup=setup,
-        device=CPU,
-        meter=build_meter(CPU, None, compiled=True),
-        scaler=build_scaler(setup, CPU),
-    )
+    meter = build_meter(CPU, None, compiled=True)
+    return prepared(wrapped(family, setup), loss or loss_function(setup.loss), setup, CPU, meter)
 
 
 def bare_name(name: str) -> str:

@@ -36,7 +36,6 @@ from fsdp_bench.train.models.huggingface import batch_of, unpacked_sequences
 from fsdp_bench.train.models.lora import load
 from fsdp_bench.train.models.loss import loss_function
 from fsdp_bench.train.models.model_code import replace_loss
-from fsdp_bench.train.models.optimizer import optimizer_of
 from fsdp_bench.train.models.quantized import as_on_cuda
 from fsdp_bench.train.models.transformer import BLOCKS, build, initialize
 from fsdp_bench.train.models.user_module import (
@@ -49,7 +48,7 @@ from fsdp_bench.train.models.user_module import (
     named_class,
 )
 from fsdp_bench.train.processes.child import answered, answers_only
-from fsdp_bench.train.step import Training, build_scaler, train_step
+from fsdp_bench.train.step import Training, prepared, train_step
 from fsdp_bench.train.wrapping.units import Initializer
 
 
@@ -213,19 +212,11 @@ def _refuse(spec: DryRunSpec) -> None:
 def _prepare(subject: _Subject, setup: TrainSetup, world: FakeWorld) -> Training:
     """Wrap the model and build the optimizer, as train/processes/measurement.py does."""
     model = world.wrap(subject.model, setup, subject.block, subject.initialize)
-    scaler = build_scaler(setup, world.device)
-    if scaler is not None:
+    training = prepared(model, subject.loss_function, setup, world.device, world.tracker)
+    if training.scaler is not None:
         # With real tensors a larger scale overflows in the first steps, which the optimizer then skips.
-        scaler._init_scale = 1.0
-    return Training(
-        model=model,
-        optimizer=optimizer_of(model, setup),
-        loss_function=subject.loss_function,
-        setup=setup,
-        device=world.device,
-        meter=world.tracker,
-        scaler=scaler,
-    )
+        training.scaler._init_scale = 1.0
+    return training
 
 
 def _watch_logits(training: Training, owners: Owners, find: Callable[[Any], Any]) -> None:

@@ -12,6 +12,6 @@ Read in this order:
     torchtitan.py          builds torchtitan's model, its batch and its loss from a config.json
     lora.py                PEFT's adapters in it
     quantized.py           its linear layers in 4 bits, as bitsandbytes keeps them
-    model_code.py          builds a trial's model from these two, with data
+    model_code.py          builds a trial's model from these two, with data, and its loss
     describe.py            says what such code builds
 """

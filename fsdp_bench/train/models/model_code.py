@@ -1,4 +1,4 @@
-"""Builds a trial's model from Hugging Face's code or a user's function, with data, and makes its batches."""
+"""Builds a trial's model from Hugging Face's code or a user's function, with data, its batches, and another loss."""
 
 from __future__ import annotations
 
@@ -140,7 +140,11 @@ def next_tokens(labels_BS: Tensor) -> Tensor:
 
 
 def replace_loss(model: Any, kind: Loss) -> LossOfBatch:
-    """Let a model's forward leave out its own loss; return the function that computes one of another kind.
+    """Let a causal language model's forward leave out its own loss; return the function that computes another kind.
+
+    The forward still takes the tokens and the labels of a batch. It returns its output with logits, and the loss is
+    computed on them afterwards. For a kind that includes the head it returns the loss: the base model's hidden states
+    and the head's weight are read inside of the root's forward, in which wrappers have gathered that weight.
 
     Raises:
         SpecError: for a model whose own loss is another one.

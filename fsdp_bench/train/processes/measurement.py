@@ -1,4 +1,4 @@
-"""Measures one trial on one rank: load, warm-up, measured steps, profiled steps. Results go into the report."""
+"""Measures one trial on one rank: what it trains, load, warm-up, measured and profiled steps. The report has it all."""
 
 from __future__ import annotations
 
@@ -34,11 +34,10 @@ from fsdp_bench.train.models.dtypes import DTYPES
 from fsdp_bench.train.models.huggingface import unpacked_sequences
 from fsdp_bench.train.models.loss import LossFunction, head_loss, loss_function
 from fsdp_bench.train.models.model_code import build_code, replace_loss
-from fsdp_bench.train.models.optimizer import optimizer_of
 from fsdp_bench.train.models.transformer import BLOCKS, attention_kernel, build, initialize
 from fsdp_bench.train.models.user_module import loss_of, module_step
 from fsdp_bench.train.processes.rank import Rank, classify, dump_snapshot
-from fsdp_bench.train.step import Training, build_scaler, train_step
+from fsdp_bench.train.step import Training, prepared, train_step
 from fsdp_bench.train.wrapping.fsdp1 import release
 from fsdp_bench.train.wrapping.readback import effective_setup, local, optimizer_states, storage_bytes
 from fsdp_bench.train.wrapping.units import Initializer
@@ -123,16 +122,7 @@ def _prepare(this: Rank, meter: MemoryMeter, num_steps: int) -> tuple[RankModel,
     )
     if dist.get_backend() == "fake":
         add_finished_hook(model, setup)
-    training = Training(
-        model=model,
-        optimizer=optimizer_of(model, setup),
-        loss_function=subject.loss_function,
-        setup=setup,
-        device=this.device,
-        meter=meter,
-        scaler=build_scaler(setup, this.device),
-    )
-    return subject, training
+    return subject, prepared(model, subject.loss_function, setup, this.device, meter)
 
 
 def _timed_step(training: Training, subject: RankModel) -> float:

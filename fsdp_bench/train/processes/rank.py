@@ -1,4 +1,4 @@
-"""The state of one rank of a trial: its device, its stage, its report and its files."""
+"""The state of one rank of a trial: its device, its stage, its report and its files; the outcome of its exception."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def classify(error: BaseException, phase: str) -> tuple[Outcome, Failure]:
     """Return the outcome and the failure of a rank that ended with an exception.
 
     ``oom_gpu`` where the device's memory ran out, ``oom_host`` where the host's memory or a CPU's memory_limit ran out,
-    else ``crashed``.
+    else ``crashed``. sweep/run/outcome.py decides a trial's outcome from those of all its ranks.
 
     Args:
         error: the exception.

@@ -32,11 +32,7 @@ def plain_path(folder: Path) -> str:
 
 
 def meet(scratch: Path, trial_id: str, world_size: int) -> Store:
-    """Return the store by which a trial's ranks find each other.
-
-    The file has the trial's ID in its name, so that a store of an earlier trial, deleted late in a shared process, does
-    not touch the file of the next trial.
-    """
+    """Return the store by which a trial's ranks find each other."""
     if is_on_several_nodes():
         store, _, _ = next(iter(rendezvous(os.environ[STORE])))
         return PrefixStore(trial_id, store)

@@ -68,13 +68,7 @@ def _layout(*matrices: Tensor) -> str:
 
 
 def _product(name: str, args: Any, _result: Any) -> tuple[str, list[Size]]:
-    a, b = args[-2:] if name != "aten::addmm" else args[1:3]
-    m, n, k = Size.product(*a.shape[:-1]), Size.product(b.shape[-1]), Size.product(a.shape[-1])
-    return f"{name} {_layout(a, b)}", [m, n, k]
-
-
-def _batched(name: str, args: Any, _result: Any) -> tuple[str, list[Size]]:
-    a, b = args[1:3] if name == "aten::baddbmm" else args[:2]
+    a, b = args[1:3] if name in ("aten::addmm", "aten::baddbmm") else args[:2]
     return f"{name} {_layout(a, b)}", [
         Size.product(*a.shape[:-1]),
         Size.product(b.shape[-1]),
@@ -164,8 +158,8 @@ def _sum(name: str, args: Any, result: Any) -> tuple[str, list[Size]]:
 _DIMS: dict[str, Callable[[str, Any, Any], tuple[str, list[Size]]]] = {
     "aten::mm": _product,
     "aten::addmm": _product,
-    "aten::bmm": _batched,
-    "aten::baddbmm": _batched,
+    "aten::bmm": _product,
+    "aten::baddbmm": _product,
     "aten::_grouped_mm": _grouped,
     "aten::convolution": _convolution,
     "aten::convolution_backward": _convolution_backward,

@@ -2,7 +2,7 @@
 
 Read in this order:
     wrap.py                      fsdp(), and which combinations it refuses
-    units.py                     which modules become FSDP units
+    units.py                     which modules become FSDP units; WrapPlan, by which the three wrappers wrap
     fsdp1.py                     FullyShardedDataParallel
     fsdp2.py                     fully_shard
     ddp.py                       DistributedDataParallel

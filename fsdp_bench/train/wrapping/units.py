@@ -1,4 +1,4 @@
-"""The modules that become FSDP units: one rule for FSDP1 and FSDP2."""
+"""The modules that become FSDP units, by one rule for FSDP1 and FSDP2, and the plan by which a model is wrapped."""
 
 from __future__ import annotations
 

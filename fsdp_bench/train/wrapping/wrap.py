@@ -170,8 +170,7 @@ def _wrap_by_setup(
 ) -> nn.Module:
     """Refuse setups that cannot work, choose the units, and wrap the model."""
     _refuse(model, setup, where, initialize)
-    if setup.float8 is not Float8.NONE:
-        convert_to_float8(_blocks(model, [], block_classes), setup.float8)
+    convert_to_float8(_blocks(model, [], block_classes), setup.float8)
     if policy is not None:
         units = units_by_policy(model, policy)
         planned = tuple(WrappedUnit((module,), setup.precision) for module in units)

@@ -16,9 +16,8 @@ from fsdp_bench.spec.setup import TrainSetup
 from fsdp_bench.train.measuring.meters import Unmetered
 from fsdp_bench.train.models.dtypes import DTYPES
 from fsdp_bench.train.models.loss import head_loss, loss_function
-from fsdp_bench.train.models.optimizer import optimizer_of
 from fsdp_bench.train.models.transformer import BLOCKS, build, initialize
-from fsdp_bench.train.step import Training, build_scaler, train_step
+from fsdp_bench.train.step import prepared, train_step
 from fsdp_bench.train.wrapping.wrap import fsdp
 
 with open(sys.argv[1]) as file:
@@ -34,15 +33,7 @@ model = fsdp(
     device=device,
     initialize=lambda parameter, name: initialize(parameter, name, setup.seed),
 )
-training = Training(
-    model=model,
-    optimizer=optimizer_of(model, setup),
-    loss_function=loss_function(setup.loss),
-    setup=setup,
-    device=device,
-    meter=Unmetered(),
-    scaler=build_scaler(setup, device),
-)
+training = prepared(model, loss_function(setup.loss), setup, device, Unmetered())
 for _ in range(8):
     tokens = [
         torch.randint(0, shape.vocab_size, (setup.micro_batch_size, setup.sequence_length + 1))

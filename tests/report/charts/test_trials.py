@@ -421,7 +421,7 @@ def test_the_table_tells_outcomes_reasons_and_shapes(capsys: pytest.CaptureFixtu
     text = capsys.readouterr().out
     for part in ("ok, with retries", "FULL_SHARD (ran NO_SHARD)", "skipped 1: excluded: slow", "another process (7)"):
         assert part in text
-    for part in ("10.0 GiB", "backward", "2.0 s", "3,072", MODEL.describe(), "measured"):
+    for part in ("10.0 GiB", "backward", "2,000 ms", "3,072", MODEL.describe(), "measured"):
         assert part in text
     known = replace(record(), peak_flops_per_second=2e14, peak_flops_source="Test GPU fp32: a datasheet, 2024")
     print_table([known], Console(width=300))

@@ -202,7 +202,7 @@ def test_two_exposures_that_are_far_apart_are_marked(
 ) -> None:
     """By the profiler 1 s of 5 is exposed; by difference 0.9 s of 4, or 2 s."""
     print_table([communicating(exposed=1.0, silent=silent)], Console(width=150))
-    assert ("1.0 s*" in (shown := capsys.readouterr().out)) == star
+    assert ("1,000 ms*" in (shown := capsys.readouterr().out)) == star
     assert ("by more than 10 points" in shown) == star
     print_communication([communicating(exposed=1.0, silent=silent)], Console())
     shown = " ".join(capsys.readouterr().out.split())

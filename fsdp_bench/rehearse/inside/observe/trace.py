@@ -1,4 +1,7 @@
-"""The stand-in's own notes of what was issued: which kernel or copy on which stream, and who waits for which event."""
+"""The stand-in's own notes of what was issued: which kernel or copy on which stream, and who waits for which event.
+
+``in_order`` puts them and the operators that PyTorch called into one order.
+"""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """Replaces functions of torch that one rank without a GPU cannot run, or that would take another path than in training.
 
 Read in this order:
-    process_group.py  torch.distributed for one rank without peers
+    process_group.py  torch.distributed for one rank without peers; scripts that spawn processes
     collectives.py    collectives that end at once
     integers.py       small integers of the GPU hold what they would hold in training
     host_memory.py    models in host memory that take none
-    checkpoints.py    checkpoints without the bytes of their tensors
+    checkpoints.py    checkpoints without the bytes of their tensors; models without a checkpoint
 """

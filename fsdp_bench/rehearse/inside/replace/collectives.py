@@ -173,7 +173,7 @@ def _finished(tensors: Sequence[torch.Tensor]) -> Any:
     return _create_work_from_future(future).boxed()
 
 
-def _fill(output: torch.Tensor, source: torch.Tensor) -> None:
+def _fill(output: torch.Tensor, source: torch.Tensor, *_rest: Any) -> None:
     """Copy a small tensor, as often as it goes into the output; in one operator, which allocates nothing."""
     if 0 < output.nbytes <= SMALL_BYTES and 0 < source.numel() <= output.numel():
         times = output.numel() // source.numel()
@@ -185,63 +185,45 @@ def _rank_and_size(group: Any) -> tuple[int, int]:
     return found.rank(), found.size()
 
 
-def _all_reduce(tensors: Any, group: Any, *_rest: Any) -> Any:
+def _reduce_each(tensors: Any, group: Any, *_rest: Any) -> None:
     for tensor in tensors:
         _reduce(tensor, group)
-    return tensors, _finished(tensors)
 
 
-def _broadcast(tensors: Any, group: Any, root: int, *_rest: Any) -> Any:
+def _broadcast(tensors: Any, group: Any, root: int, *_rest: Any) -> None:
     """The root keeps what it has; of another rank it is not known."""
     if root != _rank_and_size(group)[0]:
         _receive(tensors)
-    return tensors, _finished(tensors)
 
 
-def _all_reduce_together(tensors: Any, group: Any, *_rest: Any) -> Any:
-    """All-reduce of several tensors, and reduce."""
-    for tensor in tensors:
-        _reduce(tensor, group)
-    return _finished(tensors)
-
-
-def _receive(tensors: Any, *_rest: Any) -> Any:
+def _receive(tensors: Any, *_rest: Any) -> None:
     for tensor in tensors:
         integers.forget(tensor)
-    return _finished(tensors)
 
 
-def _only_work(tensors: Any, *_rest: Any) -> Any:
-    return _finished(tensors if isinstance(tensors, (list, tuple)) else [tensors])
+def _nothing(*_arguments: Any) -> None:
+    """A barrier, or a message to another rank."""
 
 
-def _all_gather_base(output: Any, source: Any, *_rest: Any) -> Any:
-    _fill(output, source)
-    return output, _finished([output])
-
-
-def _all_gather(outputs: Any, sources: Any, *_rest: Any) -> Any:
+def _gather(outputs: Any, sources: Any, *_rest: Any) -> None:
+    """Each input has a list of outputs, one for each rank."""
     for parts, source in zip(outputs, sources, strict=False):
         for part in parts:
             _fill(part, source)
-    return outputs, _finished([part for parts in outputs for part in parts])
 
 
-def _all_gather_coalesced(outputs: Any, sources: Any, *_rest: Any) -> Any:
+def _gather_coalesced(outputs: Any, sources: Any, *_rest: Any) -> None:
     """``output_lists`` has a list for each rank, with a tensor for each input."""
     for parts in outputs:
-        for part, source in zip(parts, sources, strict=False):
-            _fill(part, source)
-    return _finished([part for parts in outputs for part in parts])
+        _fill_each(parts, sources)
 
 
-def _all_gather_tensors(outputs: Any, sources: Any, *_rest: Any) -> Any:
-    for output, source in zip(outputs, sources, strict=True):
+def _fill_each(outputs: Any, sources: Any, *_rest: Any) -> None:
+    for output, source in zip(outputs, sources, strict=False):
         _fill(output, source)
-    return _finished(outputs)
 
 
-def _keep_own_part(output: torch.Tensor, whole: torch.Tensor, group: Any) -> None:
+def _keep_own_part(output: torch.Tensor, whole: torch.Tensor, group: Any, *_rest: Any) -> None:
     if output.nbytes <= SMALL_BYTES and output.numel():
         rank, _size = _rank_and_size(group)
         own = whole.reshape(-1)[rank * output.numel() : (rank + 1) * output.numel()]
@@ -250,18 +232,12 @@ def _keep_own_part(output: torch.Tensor, whole: torch.Tensor, group: Any) -> Non
             _reduce(output, group)
 
 
-def _reduce_scatter_base(output: Any, whole: Any, group: Any, *_rest: Any) -> Any:
-    _keep_own_part(output, whole, group)
-    return output, _finished([output])
-
-
-def _reduce_scatter_tensors(outputs: Any, wholes: Any, group: Any, *_rest: Any) -> Any:
+def _keep_own_parts(outputs: Any, wholes: Any, group: Any, *_rest: Any) -> None:
     for output, whole in zip(outputs, wholes, strict=True):
         _keep_own_part(output, whole, group)
-    return _finished(outputs)
 
 
-def _scatter(outputs: Any, lists: Any, group: Any, *_rest: Any) -> Any:
+def _scatter(outputs: Any, lists: Any, group: Any, *_rest: Any) -> None:
     """Each rank's own of each list, which only the root has."""
     rank, _size = _rank_and_size(group)
     for output, parts in zip(outputs, lists, strict=False):
@@ -269,56 +245,54 @@ def _scatter(outputs: Any, lists: Any, group: Any, *_rest: Any) -> Any:
             _fill(output, parts[rank])
         else:
             integers.forget(output)
-    return outputs, _finished(outputs)
 
 
-def _reduce_scatter(outputs: Any, lists: Any, group: Any, *_rest: Any) -> Any:
+def _reduce_scatter(outputs: Any, lists: Any, group: Any, *_rest: Any) -> None:
     _scatter(outputs, lists, group)
-    for output in outputs:
-        _reduce(output, group)
-    return outputs, _finished(outputs)
+    _reduce_each(outputs, group)
 
 
-def _all_to_all(outputs: Any, sources: Any, *_rest: Any) -> Any:
-    for output, source in zip(outputs, sources, strict=False):
-        _fill(output, source)
-    return outputs, _finished(outputs)
+def _with_outputs(compute: Callable[..., None]) -> Callable[..., Any]:
+    """Return a kernel that returns its outputs, which are its first argument, and work that is done."""
+
+    def kernel(outputs: Any, *arguments: Any) -> Any:
+        compute(outputs, *arguments)
+        return outputs, _finished(_tensors(outputs))
+
+    return kernel
 
 
-def _all_to_all_base(output: Any, source: Any, *_rest: Any) -> Any:
-    _fill(output, source)
-    return _finished([output])
+def _work_alone(compute: Callable[..., None]) -> Callable[..., Any]:
+    """Return a kernel that returns work that is done."""
+    return lambda outputs, *arguments: _with_outputs(compute)(outputs, *arguments)[1]
 
 
-def _gather(outputs: Any, sources: Any, *_rest: Any) -> Any:
-    _all_gather(outputs, sources)
-    return _finished([part for parts in outputs for part in parts])
-
-
-def _nothing(*_arguments: Any) -> None:
-    """A monitored barrier."""
+def _tensors(outputs: Any) -> list[torch.Tensor]:
+    if isinstance(outputs, (list, tuple)):
+        return [tensor for one in outputs for tensor in _tensors(one)]
+    return [outputs]
 
 
 _KERNELS: dict[str, Callable[..., Any]] = {
-    "allreduce_": _all_reduce,
-    "broadcast_": _broadcast,
-    "allreduce_coalesced_": _all_reduce_together,
-    "reduce_": _all_reduce_together,
-    "barrier": _only_work,
-    "send": _only_work,
-    "recv_": _receive,
-    "recv_any_source_": _receive,
+    "allreduce_": _with_outputs(_reduce_each),
+    "broadcast_": _with_outputs(_broadcast),
+    "allreduce_coalesced_": _work_alone(_reduce_each),
+    "reduce_": _work_alone(_reduce_each),
+    "barrier": _work_alone(_nothing),
+    "send": _work_alone(_nothing),
+    "recv_": _work_alone(_receive),
+    "recv_any_source_": _work_alone(_receive),
     "monitored_barrier_": _nothing,
-    "_allgather_base_": _all_gather_base,
-    "allgather_": _all_gather,
-    "allgather_coalesced_": _all_gather_coalesced,
-    "allgather_into_tensor_coalesced_": _all_gather_tensors,
-    "_reduce_scatter_base_": _reduce_scatter_base,
-    "reduce_scatter_": _reduce_scatter,
-    "reduce_scatter_tensor_coalesced_": _reduce_scatter_tensors,
-    "scatter_": _scatter,
-    "gather_": _gather,
-    "gather_into_tensor_": _all_gather_base,
-    "alltoall_": _all_to_all,
-    "alltoall_base_": _all_to_all_base,
+    "_allgather_base_": _with_outputs(_fill),
+    "allgather_": _with_outputs(_gather),
+    "allgather_coalesced_": _work_alone(_gather_coalesced),
+    "allgather_into_tensor_coalesced_": _work_alone(_fill_each),
+    "_reduce_scatter_base_": _with_outputs(_keep_own_part),
+    "reduce_scatter_": _with_outputs(_reduce_scatter),
+    "reduce_scatter_tensor_coalesced_": _work_alone(_keep_own_parts),
+    "scatter_": _with_outputs(_scatter),
+    "gather_": _work_alone(_gather),
+    "gather_into_tensor_": _with_outputs(_fill),
+    "alltoall_": _with_outputs(_fill_each),
+    "alltoall_base_": _work_alone(_fill),
 }
