@@ -22,7 +22,7 @@ def command(results: Path, out: Path | None) -> int:
     fsdp-bench chart results/MACHINE/SWEEP --out charts
     """
     from fsdp_bench.report.charts.frontier import draw_frontier
-    from fsdp_bench.report.charts.trials.measured import draw_all
+    from fsdp_bench.report.charts.trial_bars import draw_all
 
     home, *others = sweep_folders(results)
     if others:

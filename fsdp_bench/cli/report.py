@@ -8,9 +8,7 @@ from pathlib import Path
 import click
 
 from fsdp_bench.cli.common.sweeping import read_all_but_broken
-from fsdp_bench.report.measured.communication_table import print_communication
-from fsdp_bench.report.measured.matrix_rate import matrix_rate_line
-from fsdp_bench.report.measured.tables import print_table
+from fsdp_bench.report.measured.tables import matrix_rate_line, print_communication, print_table
 from fsdp_bench.report.terminal import new_console, print_line, print_lines
 from fsdp_bench.spec.codec import to_builtins, to_json
 from fsdp_bench.spec.errors import ExitCode, SpecError

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from fsdp_bench.report.measured.status_text import status_lines
+from fsdp_bench.report.measured.progress_text import status_lines
 from fsdp_bench.report.terminal import print_lines
 from fsdp_bench.spec.codec import to_json
 from fsdp_bench.spec.errors import ExitCode

@@ -13,7 +13,7 @@ from fsdp_bench.cli.common.forgiving import prints_if_it_can
 from fsdp_bench.cli.common.frontier import list_searches, search
 from fsdp_bench.cli.common.lists import Count
 from fsdp_bench.cli.common.sweeping import introduce, progress_bar, say
-from fsdp_bench.report.charts.trials.measured import ChartsMeanwhile
+from fsdp_bench.report.charts.trial_bars import ChartsMeanwhile
 from fsdp_bench.report.measured.progress_text import ending, needing_gpu_line
 from fsdp_bench.report.measured.tables import print_table
 from fsdp_bench.report.terminal import describe, new_console, print_line, print_lines
@@ -181,7 +181,7 @@ def _list(session: TrialSession) -> int:
 
 
 def _draw(results: SweepResults) -> None:
-    from fsdp_bench.report.charts.trials.measured import draw_all
+    from fsdp_bench.report.charts.trial_bars import draw_all
 
     for path in draw_all(list(results.all_records), results.folder, results.machine):
         print_line(f"chart: {path}")

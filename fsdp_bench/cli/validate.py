@@ -42,9 +42,7 @@ def command(against: str, calibration: Path | None, page: Path | None, as_json: 
 
 
 def _against_results(folder: Path, profile: Profile | None, page: Path | None, as_json: bool) -> int:
-    from fsdp_bench.report.validation.memory import agreement_line, format_validation
-    from fsdp_bench.report.validation.page import rates_text, validation_page
-    from fsdp_bench.report.validation.step_time import format_time
+    from fsdp_bench.report.validation import agreement_line, format_time, format_validation, rates_text, validation_page
     from fsdp_bench.validate.results import validate_results
 
     found = validate_results(str(folder), read_all_but_broken(folder), profile)

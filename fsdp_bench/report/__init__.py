@@ -3,7 +3,7 @@
 Read in this order:
     text/        predictions, dry runs and max-size as text
     measured/    measured trials as tables on the terminal
-    validation/  comparisons of two sources of numbers as text
+    validation.py  predictions compared with results, as text and as a page
     charts/      all charts, drawn with matplotlib
     html/        a report as one HTML file
     table.py     tables that fit the width of the terminal

@@ -1,12 +1,9 @@
 """Predictions against a user's own results, measured or rehearsed.
 
 Read in this order:
-    results.py            all comparisons with one results folder
-    memory.py             predicted memory against that of trials
-    step_time.py          predicted against measured step time
-    predictable.py        the model that predicts a trial: for Hugging Face's or a user's code a recording
-    emulation.py          emulated trials against trials with all ranks
-    label.py              a trial in one line
-    calibration_match.py  whether a calibration applies to a trial
-    matrix_rate.py        model FLOP/s of a trial against the machine's fastest matrix product
+    results.py      all comparisons with one results folder
+    memory.py       predicted memory against that of trials; emulated trials against trials with all ranks
+    step_time.py    predicted against measured step time
+    predictable.py  the model that predicts a trial: for Hugging Face's or a user's code a recording
+    matrix_rate.py  model FLOP/s of a trial against the machine's fastest matrix product
 """

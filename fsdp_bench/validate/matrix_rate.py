@@ -10,7 +10,7 @@ from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.profile import Profile
 from fsdp_bench.spec.record import TrialRecord
 from fsdp_bench.sweep.config.trial import label_of
-from fsdp_bench.validate.calibration_match import calibration_mismatch
+from fsdp_bench.validate.step_time import calibration_mismatch
 
 
 class MatrixRate(msgspec.Struct, frozen=True, kw_only=True):

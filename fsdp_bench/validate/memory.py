@@ -1,8 +1,8 @@
-"""Compares predicted memory with measured or rehearsed trials, phase by phase."""
+"""Compares memory: predicted with measured or rehearsed, phase by phase; of emulated trials with those of all ranks."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from statistics import median
 
@@ -12,14 +12,14 @@ from fsdp_bench.catalog.loader import gpu_by_product_name
 from fsdp_bench.plan.estimate import predict_memory, read_allocator
 from fsdp_bench.simulate.compiled.choose import why_eager
 from fsdp_bench.simulate.operators.kernels import CPU_EMULATED, CPU_GLOO, CUDA, Kernels, kernels_on
+from fsdp_bench.spec.codec import to_json
 from fsdp_bench.spec.errors import MachineError, SpecError
 from fsdp_bench.spec.hardware import Gpu
 from fsdp_bench.spec.rank_report import MemoryReading, Outcome
 from fsdp_bench.spec.record import TrialRecord
 from fsdp_bench.spec.recording.model import Model, RecordedModel
 from fsdp_bench.spec.setup import TrainSetup
-from fsdp_bench.validate.label import cell_label
-from fsdp_bench.validate.predictable import predictable_model
+from fsdp_bench.validate.predictable import cell_label, predictable_model
 
 
 class Bytes(msgspec.Struct, frozen=True, kw_only=True):
@@ -245,3 +245,48 @@ def worst_first(comparisons: Sequence[MemoryComparison], count: int) -> list[Mem
     """Return the cells that are not equal, the largest error first."""
     unequal = [one for one in comparisons if one.phases and not one.is_equal]
     return sorted(unequal, key=lambda c: -abs(c.worst[1]))[:count]
+
+
+class Agreement(msgspec.Struct, frozen=True, kw_only=True):
+    """Peak allocated bytes of one model and setup, measured emulated and with all ranks."""
+
+    label: str
+    alone_bytes: int
+    """Peak of rank 0 in the emulated trial."""
+    among_peers_bytes: int
+    """Peak of rank 0 in the trial with all ranks."""
+
+    @property
+    def relative(self) -> float:
+        """``alone_bytes / among_peers_bytes - 1``."""
+        return self.alone_bytes / self.among_peers_bytes - 1
+
+
+def agreements(records: Sequence[TrialRecord]) -> list[Agreement]:
+    """Pair each emulated trial with the trial with all ranks that has the same model, setup and device."""
+    peers = {_key(record): record for record in _measured(records) if not record.alone}
+    pairs = [(record, peers.get(_key(record))) for record in _measured(records) if record.device == "emulated"]
+    return [
+        Agreement(
+            label=f"{alone.id} and {real.id} {cell_label(alone.model, alone.setup)}",
+            alone_bytes=_peak(alone),
+            among_peers_bytes=_peak(real),
+        )
+        for alone, real in pairs
+        if real is not None
+    ]
+
+
+def _measured(records: Iterable[TrialRecord]) -> Iterable[TrialRecord]:
+    return (record for record in records if record.outcome is Outcome.OK and _peak(record))
+
+
+def _key(record: TrialRecord) -> bytes:
+    torch = record.ranks[0].environment.get("torch", "unknown")
+    model = msgspec.structs.replace(record.model, name="")
+    return to_json((model, record.setup, record.hardware, record.ranks[0].device_name, torch))
+
+
+def _peak(record: TrialRecord) -> int:
+    memory = record.ranks[0].memory
+    return (memory.peak_allocated_bytes or 0) if memory else 0

@@ -8,8 +8,7 @@ import msgspec
 
 from fsdp_bench.spec.profile import Profile
 from fsdp_bench.spec.record import TrialRecord
-from fsdp_bench.validate.emulation import Agreement, agreements
-from fsdp_bench.validate.memory import MemoryComparison, Summary, compare_with_record, summarize
+from fsdp_bench.validate.memory import Agreement, MemoryComparison, Summary, agreements, compare_with_record, summarize
 from fsdp_bench.validate.step_time import TimeComparison, TimeSummary, compare_time, summarize_time
 
 

@@ -18,9 +18,7 @@ from fsdp_bench.spec.hardware import Hardware
 from fsdp_bench.spec.profile import Profile
 from fsdp_bench.spec.rank_report import Outcome
 from fsdp_bench.spec.record import TrialRecord
-from fsdp_bench.validate.calibration_match import calibration_mismatch
-from fsdp_bench.validate.label import cell_label
-from fsdp_bench.validate.predictable import predictable_model
+from fsdp_bench.validate.predictable import cell_label, predictable_model
 
 EXPOSED_WITHIN, OF_THE_STEP = 0.20, 0.05
 """Predicted exposed communication is near if the error is at most one of these fractions: of the measured exposed
@@ -246,3 +244,19 @@ def _fastest(one: TimeComparison) -> float:
 def _slowest(one: TimeComparison) -> float:
     assert one.slowest_seconds is not None
     return one.slowest_seconds
+
+
+def calibration_mismatch(profile: Profile, record: TrialRecord) -> str | None:
+    """Return why a calibration does not apply to a trial; None if it does.
+
+    GPUs must have the same name. CPU names are not compared, because records contain only the CPU's architecture.
+    """
+    if profile.device != record.hardware:
+        return f"the calibration is of {profile.machine}"
+    gpus = {rank.device_name for rank in record.ranks}
+    if profile.device == "cuda" and gpus != {profile.device_name}:
+        return f"the calibration is of {profile.device_name}, the trial ran on {', '.join(sorted(gpus)) or 'no GPU'}"
+    if record.emulated_on == "cpu" and profile.for_ranks(1).num_ranks != 1:
+        alone = "the trial ran one process on all cores, and the calibration's ranks shared them"
+        return f"{alone}; fsdp-bench calibrate --ranks 1 measures one"
+    return None

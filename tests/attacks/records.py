@@ -22,12 +22,11 @@ import msgspec
 from rich.console import Console
 
 from fsdp_bench.report.charts.frontier import draw_frontier
-from fsdp_bench.report.charts.trials.measured import draw_all
+from fsdp_bench.report.charts.trial_bars import draw_all
 from fsdp_bench.report.html.render import html
 from fsdp_bench.report.html.write import page_of
-from fsdp_bench.report.measured.communication_table import print_communication
 from fsdp_bench.report.measured.frontier_text import print_frontier
-from fsdp_bench.report.measured.tables import print_table
+from fsdp_bench.report.measured.tables import print_communication, print_table
 from fsdp_bench.spec.codec import to_json
 from fsdp_bench.spec.errors import FsdpBenchError
 from fsdp_bench.spec.record import TrialRecord, read_record

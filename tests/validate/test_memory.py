@@ -17,8 +17,7 @@ from fsdp_bench.spec.profile import Profile, RankProfile
 from fsdp_bench.spec.rank_report import MemoryReading, Outcome, RankReport
 from fsdp_bench.spec.record import SCHEMA_VERSION, Device, RunPlan, TrialRecord
 from fsdp_bench.spec.units import GIB, MIB
-from fsdp_bench.validate.emulation import agreements
-from fsdp_bench.validate.memory import compare_with_record, summarize
+from fsdp_bench.validate.memory import agreements, compare_with_record, summarize
 from fsdp_bench.validate.step_time import TimeComparison, compare_time, summarize_time
 from tests.conftest import run_command
 from tests.train.training import LLAMA, S, setup_of

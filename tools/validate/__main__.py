@@ -19,7 +19,7 @@ from fsdp_bench.cli.common.charts import save_chart
 from fsdp_bench.cli.common.lists import Count
 from fsdp_bench.cli.common.options import given_options
 from fsdp_bench.report.terminal import new_console, print_lines
-from fsdp_bench.report.validation.memory import format_validation
+from fsdp_bench.report.validation import format_validation
 from fsdp_bench.spec.codec import to_builtins, to_json
 from fsdp_bench.spec.errors import ExitCode, FsdpBenchError, SpecError, printable
 from fsdp_bench.spec.subprocesses.dry_run import KernelSet

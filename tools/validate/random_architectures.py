@@ -30,7 +30,7 @@ from fsdp_bench.spec.recording.model import RecordedModel
 from fsdp_bench.spec.recording.variants import kind_of
 from fsdp_bench.spec.setup import Loss, Offload, OptimizerKind, TrainSetup, Wrap
 from fsdp_bench.spec.subprocesses.dry_run import ModelCode
-from fsdp_bench.validate.label import cell_label
+from fsdp_bench.validate.predictable import cell_label
 from tools.validate.random_setups import draw_setup
 
 _LENGTHS = (64, 128, 192, 320, 512)

@@ -23,7 +23,7 @@ from fsdp_bench.spec.setup import (
     TrainSetup,
     Wrap,
 )
-from fsdp_bench.validate.label import cell_label
+from fsdp_bench.validate.predictable import cell_label
 
 _DTYPES = ("fp32", "bf16", "fp16")
 PRECISIONS = ("fp32", "bf16-mixed", "bf16-mixed-bf16-reduce", "fp16-mixed", "bf16-true", "bf16/bf16/fp32")

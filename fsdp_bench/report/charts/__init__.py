@@ -3,7 +3,7 @@
 Read in this order:
     description.py      what a chart is: plots, lanes and bars in the units of their axes; a slide with its conditions
     axis.py             axes: where a value stands, ticks at round numbers
-    colors.py           the palette, on light and dark backgrounds
+    colors.py           the palette, on light and dark backgrounds; sizes of a slide
     memory_timeline.py  predicted memory over one training step
     step.py             what a predicted step consists of, and what runs when on each stream
     trade_off.py        memory against speed, one point for each setup or trial
@@ -12,8 +12,9 @@ Read in this order:
     max_size.py         bars of the largest value that fits
     max_size_rows.py    max-size's answers as such bars
     frontier.py         a frontier sweep as such bars: measured sizes beside predicted ones
-    trials/             measured and rehearsed trials as bars: peak memory, throughput, communication
+    trial_facts.py      a trial's settings and conditions, as charts name them
+    trial_slides.py     measured and rehearsed trials: which are in one chart, their order, labels and conditions
+    trial_bars.py       draws them as bars: peak memory, throughput, communication
     slide.py            draws a slide with matplotlib: title, conditions, legend
-    draw_plots.py       draws its plots and lanes
-    draw_bars.py        draws its bars
+    draw_charts.py      draws its plots, lanes and bars
 """

@@ -19,7 +19,7 @@ from fsdp_bench.report.charts.max_size import (
     size_bars,
 )
 from fsdp_bench.report.charts.slide import draw, in_file_name
-from fsdp_bench.report.charts.trials.trial_facts import ORDER, kept_free
+from fsdp_bench.report.charts.trial_facts import ORDER, kept_free
 from fsdp_bench.report.measured.frontier_text import at_an_end
 from fsdp_bench.report.text.quantity_text import QUANTITY_TEXTS
 from fsdp_bench.report.text.setups import common_line

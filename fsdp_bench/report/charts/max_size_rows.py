@@ -18,7 +18,7 @@ from fsdp_bench.report.charts.max_size import (
     MaxSizeBar,
     size_bars,
 )
-from fsdp_bench.report.charts.trials.trial_facts import ORDER
+from fsdp_bench.report.charts.trial_facts import ORDER
 from fsdp_bench.report.text.common import hardware_text
 from fsdp_bench.report.text.max_size import host_line, kept_free, load_lines
 from fsdp_bench.report.text.quantity_text import QUANTITY_TEXTS, model_line, value_text

@@ -4,23 +4,18 @@ from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from fsdp_bench.report.charts.colors import PALETTE
+from fsdp_bench.report.charts.colors import DPI, HEIGHT, SMALL, SUBTITLE, TEXT, TITLE, WIDTH, ink
 from fsdp_bench.report.charts.description import Bars, Key, Lanes, Plot, Slide
+from fsdp_bench.report.charts.draw_charts import draw_bars, draw_lanes, draw_plots
 from fsdp_bench.spec.errors import printable
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure, SubFigure
 
-WIDTH, HEIGHT, DPI = 1600, 900, 120
-"""Size in pixels, and pixels per inch. Font sizes are true to scale on a 13.3 x 7.5 inch slide."""
-TITLE, SUBTITLE, TEXT, SMALL = 18.0, 13.0, 11.0, 10.0
-"""Font sizes in points."""
 EDGE = 30.0
 """Pixels between the chart's edge and its texts."""
 LINE = 19.0
@@ -29,9 +24,6 @@ CHARACTERS = 172
 """Most characters in a line of small text."""
 MOST_LINES = 9
 """Most lines of small text below the axes."""
-GRID = "#DDDDDD"
-HATCHED = "#00000090"
-"""Colour of an area's hatch."""
 
 
 def figure_of(slide: Slide) -> Figure:
@@ -62,11 +54,6 @@ def _write(figure: Figure, y: float, text: str, size: float, color: str, weight:
                 parse_math=False)  # fmt: skip
 
 
-def ink(color: str) -> str:
-    """Return a colour of the palette as a slide has it."""
-    return PALETTE[color][0]
-
-
 def draw(slide: Slide, path: Path) -> None:
     """Write a slide as PNG or SVG, by the file's suffix. An SVG has no date, so that equal charts are equal files.
 
@@ -78,29 +65,12 @@ def draw(slide: Slide, path: Path) -> None:
 
 
 def _draw(body: SubFigure, slide: Slide) -> None:
-    from fsdp_bench.report.charts.draw_bars import draw_bars
-    from fsdp_bench.report.charts.draw_plots import draw_lanes, draw_plots
-
-    plots = [chart for chart in slide.charts if isinstance(chart, Plot)]
-    lanes = [chart for chart in slide.charts if isinstance(chart, Lanes)]
-    bars = [chart for chart in slide.charts if isinstance(chart, Bars)]
-    drawers: Sequence[tuple[list[Any], Callable[[], None]]] = (
-        (plots, lambda: draw_plots(body, plots, slide.columns)),
-        (lanes, lambda: draw_lanes(body, lanes)),
-        (bars, lambda: draw_bars(body, bars)),
-    )
-    for charts, drawer in drawers:
-        if charts:
-            drawer()
-
-
-def value_axis(axes: Axes) -> None:
-    """Style the vertical axis: horizontal grid lines, without spines or ticks."""
-    axes.yaxis.set_major_formatter("{x:,g}")
-    axes.tick_params(labelsize=TEXT, length=0)
-    axes.spines[["top", "right", "left"]].set_visible(False)
-    axes.grid(axis="y", color=GRID, linewidth=0.8)
-    axes.set_axisbelow(True)
+    if plots := [chart for chart in slide.charts if isinstance(chart, Plot)]:
+        draw_plots(body, plots, slide.columns)
+    if lanes := [chart for chart in slide.charts if isinstance(chart, Lanes)]:
+        draw_lanes(body, lanes)
+    if bars := [chart for chart in slide.charts if isinstance(chart, Bars)]:
+        draw_bars(body, bars)
 
 
 def _legend(body: SubFigure, slide: Slide) -> None:

@@ -10,7 +10,7 @@ import msgspec
 
 from fsdp_bench.report.charts.description import Plot
 from fsdp_bench.report.charts.frontier import frontier_slides
-from fsdp_bench.report.charts.trials.trial_facts import conditions
+from fsdp_bench.report.charts.trial_facts import conditions
 from fsdp_bench.report.html.blocks import Block, Cell, Facts, Page, Row, Section, Text, table
 from fsdp_bench.report.html.errors import error_section, step_sections
 from fsdp_bench.report.html.trials import bar_sections, reasons, trade_off, trial_table

@@ -8,8 +8,8 @@ from typing import Any
 
 from fsdp_bench.report.charts.description import Bars, Plot
 from fsdp_bench.report.charts.trade_off import TradeOffPoint, trade_off_plot
-from fsdp_bench.report.charts.trials.measured import CHARTS, Chart, charts_of, meaning_of, trial_bars
-from fsdp_bench.report.charts.trials.slides import ChartTrials, group_by_chart
+from fsdp_bench.report.charts.trial_bars import CHARTS, Chart, charts_of, meaning_of, trial_bars
+from fsdp_bench.report.charts.trial_slides import ChartTrials, group_by_chart
 from fsdp_bench.report.html.blocks import Block, Cell, Details, Row, Section, Table, table
 from fsdp_bench.report.measured.tables import disagrees, outcome_text, setting_fields, strategy_text
 from fsdp_bench.report.text.common import UNKNOWN

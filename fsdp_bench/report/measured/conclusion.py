@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from fsdp_bench.report.charts.trials.trial_facts import facts, phrase
+from fsdp_bench.report.charts.trial_facts import facts, phrase
 from fsdp_bench.spec.rank_report import Outcome
 from fsdp_bench.spec.record import TrialRecord
 from fsdp_bench.spec.units import format_gib

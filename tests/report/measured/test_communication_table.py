@@ -9,8 +9,7 @@ import pytest
 from msgspec.structs import replace
 from rich.console import Console
 
-from fsdp_bench.report.measured.communication_table import print_communication
-from fsdp_bench.report.measured.tables import print_table
+from fsdp_bench.report.measured.tables import print_communication, print_table
 from fsdp_bench.spec.codec import to_json
 from fsdp_bench.spec.rank_report import CollectiveReading, CommunicationReading, Outcome, RankReport
 from fsdp_bench.spec.record import TrialRecord

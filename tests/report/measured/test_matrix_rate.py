@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from fsdp_bench.report.measured.matrix_rate import matrix_rate_line
+from fsdp_bench.report.measured.tables import matrix_rate_line
 from fsdp_bench.spec.codec import to_json
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.profile import MatmulTime, Profile, RankProfile, write_profile

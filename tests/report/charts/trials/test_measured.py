@@ -11,12 +11,20 @@ from rich.console import Console
 
 from fsdp_bench.catalog.ladder import nearest_size
 from fsdp_bench.catalog.loader import gpu_by_product_name
+from fsdp_bench.report.charts import trial_bars as bars
 from fsdp_bench.report.charts.description import Bar
 from fsdp_bench.report.charts.slide import figure_of
-from fsdp_bench.report.charts.trials import bars
-from fsdp_bench.report.charts.trials.bars import communication_bar, ended, exceeded_limit, memory_bar, throughput_bar
-from fsdp_bench.report.charts.trials.measured import CHARTS, draw_all, measured_slide
-from fsdp_bench.report.charts.trials.slides import MAX_BARS, ChartTrials, group_by_chart
+from fsdp_bench.report.charts.trial_bars import (
+    CHARTS,
+    communication_bar,
+    draw_all,
+    ended,
+    exceeded_limit,
+    measured_slide,
+    memory_bar,
+    throughput_bar,
+)
+from fsdp_bench.report.charts.trial_slides import MAX_BARS, ChartTrials, group_by_chart
 from fsdp_bench.report.measured.tables import print_table
 from fsdp_bench.spec.codec import to_json
 from fsdp_bench.spec.model import Family

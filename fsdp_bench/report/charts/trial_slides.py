@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from fsdp_bench.report.charts.slide import in_file_name
-from fsdp_bench.report.charts.trials.bars import device_name
-from fsdp_bench.report.charts.trials.trial_facts import (
+from fsdp_bench.report.charts.trial_facts import (
     ORDER,
     conditions,
+    device_name,
     device_of,
     facts,
     field_title,

@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Hashable
 from enum import StrEnum
 
-from fsdp_bench.report.charts.trials.bars import device_name, ended
 from fsdp_bench.spec.model_code import TrainedModel
 from fsdp_bench.spec.rank_report import Outcome
 from fsdp_bench.spec.record import TrialRecord
@@ -21,6 +20,16 @@ ORDER = (
     ShardingStrategy.HYBRID_SHARD_ZERO2,
     ShardingStrategy.NO_SHARD,
 )
+
+SKIPPED = "skipped"
+_OUTCOME_LABELS = {
+    Outcome.OOM_GPU: "OOM",
+    Outcome.OOM_HOST: "OOM (host)",
+    Outcome.TIMEOUT: "timeout",
+    Outcome.CRASHED: "crashed",
+    Outcome.INTERRUPTED: "interrupted",
+    Outcome.SKIPPED: SKIPPED,
+}
 
 Facts = dict[str, Hashable]
 """A trial's model and setup by field name, without the strategy, by which the bars are grouped."""
@@ -149,3 +158,19 @@ def notes_of(records: list[TrialRecord]) -> tuple[str, ...]:
     lines = [f"{count} {outcome}: {reason}" for (outcome, reason), count in reasons.items()]
     suspects = Counter(suspicion for record in records for suspicion in record.suspect)
     return tuple(lines + [f"{count} suspect: {suspicion}" for suspicion, count in suspects.items()])
+
+
+def device_name(record: TrialRecord) -> str | None:
+    """Return torch's name of the ranks' device; None if no rank got far enough to report it."""
+    return next((rank.device_name for rank in record.ranks if rank.device_name != "unknown"), None)
+
+
+def ended(record: TrialRecord) -> str:
+    """Return a short label for the outcome of a trial that did not end ok."""
+    budget = record.outcome.is_oom and "budget" in limits_exceeded(record)
+    return "OOM (budget)" if budget else _OUTCOME_LABELS[record.outcome]
+
+
+def limits_exceeded(record: TrialRecord) -> set[str]:
+    """Return which memory ran out according to the ranks: device, budget or host."""
+    return {r.failure.limit for r in record.ranks if r.failure and r.failure.limit and r.outcome.is_oom}

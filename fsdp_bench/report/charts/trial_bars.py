@@ -1,7 +1,7 @@
 """The charts of measured or rehearsed trials: peak memory, throughput, communication; strategies side by side.
 
-``bars`` makes the bar of one trial, ``slides`` groups the trials by chart, and this module draws them. Every chart
-prints the conditions under which its numbers hold.
+trial_slides.py groups the trials by chart. A trial that ended ``ok`` has a bar that counts as a result; another has a
+label in its place. Every chart prints the conditions under which its numbers hold.
 """
 
 from __future__ import annotations
@@ -12,12 +12,116 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from fsdp_bench.report.charts.description import Bar, BarGroup, Bars, Key, Slide
+from fsdp_bench.catalog.loader import gpu_by_product_name
+from fsdp_bench.report.charts.colors import Style
+from fsdp_bench.report.charts.description import Bar, BarGroup, Bars, Key, Piece, Slide
 from fsdp_bench.report.charts.slide import draw
-from fsdp_bench.report.charts.trials import bars
-from fsdp_bench.report.charts.trials.slides import ChartTrials, group_by_chart
+from fsdp_bench.report.charts.trial_facts import SKIPPED, device_name, ended, limits_exceeded
+from fsdp_bench.report.charts.trial_slides import ChartTrials, group_by_chart
+from fsdp_bench.spec.rank_report import Outcome
 from fsdp_bench.spec.record import TrialRecord
+from fsdp_bench.spec.setup import Offload
 from fsdp_bench.spec.units import GIB, MIB
+
+STORED = "stored parameters"
+OPTIMIZER = "optimizer state"
+REST = "activations, gradients, gathered parameters, temporary"
+WHOLE = "everything on the device"
+OUT_OF_MEMORY = "OOM: up to the limit, which was not enough"
+MEDIAN = "median step; the line spans the slowest to the fastest"
+EXPOSED = "exposed: no compute meanwhile; its share stands beside the number"
+OVERLAPPED = "overlapped with compute"
+
+RETRIES, SUSPECT = "retries", "suspect"
+
+
+# Lightness and hatches distinguish the parts in black and white.
+STYLES = {
+    STORED: Style("blue"),
+    OPTIMIZER: Style("orange", "///"),
+    REST: Style("pale"),
+    WHOLE: Style("pale", "..."),
+    OUT_OF_MEMORY: Style("paper", "xx"),
+    MEDIAN: Style("blue"),
+    EXPOSED: Style("red"),
+    OVERLAPPED: Style("peach", "..."),
+}
+
+
+def _result(words: tuple[str, ...], *parts: tuple[str, float], spread: tuple[float, float] | None = None) -> Bar:
+    """Return the bar of a trial that ended ok, without its number and the labels of its setting."""
+    color = "failure" if {RETRIES, SUSPECT} & set(words) else "ink"
+    return Bar((), words, tuple(Piece(name, size, STYLES[name]) for name, size in parts), color=color, spread=spread)
+
+
+def _missing(word: str, limit: int | None = None) -> Bar:
+    """Return the bar of a trial that is no result; one that ran out of memory within a known limit reaches up to it."""
+    pieces = (Piece(OUT_OF_MEMORY, limit, STYLES[OUT_OF_MEMORY]),) if limit else ()
+    return Bar((), (word,), pieces, is_result=False, color="faint" if word == SKIPPED else "failure")
+
+
+def memory_bar(record: TrialRecord) -> Bar:
+    """Return the bar of a trial's peak allocated bytes on its worst rank; the pieces add up to the peak exactly.
+
+    Stored parameters and optimizer state are live at the peak too, unless they are offloaded to host memory. All other
+    bytes are one piece. A trial that ran out of memory within a known limit has a piece up to that limit.
+    """
+    if record.outcome is not Outcome.OK:
+        return _missing(ended(record), exceeded_limit(record))
+    memory = record.worst_rank_memory
+    if memory is None or memory.peak_allocated_bytes is None:
+        return _missing("unknown")
+    peak, resident = memory.peak_allocated_bytes, memory.parameters_bytes + memory.optimizer_state_bytes
+    elsewhere = record.setup.offload is Offload.PARAMS and record.hardware != "cpu"
+    parts: tuple[tuple[str, float], ...] = ((WHOLE, peak),)
+    if not elsewhere and resident <= peak:
+        parts = ((STORED, memory.parameters_bytes), (OPTIMIZER, memory.optimizer_state_bytes), (REST, peak - resident))
+    return _result((memory.peak_phase, *_marks(record)), *parts)
+
+
+def throughput_bar(record: TrialRecord) -> Bar:
+    """Return the bar of a trial's tokens per second per rank: the median, and the slowest and fastest measured step."""
+    if record.outcome is not Outcome.OK:
+        return _missing(ended(record))
+    tokens = record.tokens_per_second_per_gpu
+    if not tokens:
+        return _missing("unknown")
+    # The slowest rank determines when a step ends.
+    steps = [max(step) for step in zip(*(r.step_seconds for r in record.ranks if r.step_seconds), strict=False)]
+    per_step = record.setup.tokens_per_step_per_rank
+    mfu = (f"MFU {record.mfu:.0%}",) if record.mfu is not None else ()
+    spread = per_step / max(steps), per_step / min(steps)
+    return _result((*mfu, *_marks(record)), (MEDIAN, tokens), spread=spread)
+
+
+def communication_bar(record: TrialRecord) -> Bar:
+    """Return the bar of a trial's communication seconds per step; exposed and overlapped add up to the total.
+
+    Total and exposed are each the maximum over ranks; overlapped is their difference.
+    """
+    if record.outcome is not Outcome.OK:
+        return _missing(ended(record))
+    total, exposed = record.communication_seconds, record.exposed_communication_seconds
+    if total is None or exposed is None:
+        return _missing("unknown")
+    percent = (f"{exposed / total:.0%}",) if total else ()
+    return _result((*percent, *_marks(record)), (EXPOSED, exposed), (OVERLAPPED, max(total - exposed, 0.0)))
+
+
+def exceeded_limit(record: TrialRecord) -> int | None:
+    """Return the bytes of device memory that a trial exceeded: the run's limit, else the GPU's; None if unknown."""
+    if not record.outcome.is_oom or not limits_exceeded(record) & {"device", "budget"}:
+        return None
+    if record.run.gpu_limit_bytes is not None:
+        return record.run.gpu_limit_bytes
+    gpu = gpu_by_product_name(device_name(record) or "")
+    return None if gpu is None else gpu.nvml_total_bytes or round(gpu.memory_gib * GIB)
+
+
+def _marks(record: TrialRecord) -> tuple[str, ...]:
+    """Return warnings about a trial that ended ok: allocation retries, suspect measurements."""
+    return (() if record.fits else (RETRIES,)) + ((SUSPECT,) if record.suspect else ())
+
 
 MOST_NOTES = 3
 FIRST_AFTER_SECONDS = 25.0
@@ -52,7 +156,7 @@ CHARTS = (
     Chart(
         "peak-memory",
         "Peak memory by sharding strategy",
-        bars.memory_bar,
+        memory_bar,
         "peak allocated per rank, {unit}",
         ((GIB, "GiB"), (MIB, "MiB")),
         {"cpu": "allocated: peak of live tensor bytes, worst rank", "cuda": f"{_ALLOCATED}, worst rank"},
@@ -61,7 +165,7 @@ CHARTS = (
     Chart(
         "throughput",
         "Throughput by sharding strategy",
-        bars.throughput_bar,
+        throughput_bar,
         "{unit} per {rank}",
         ((1.0, "tokens/s"),),
         dict.fromkeys(("cpu", "cuda"), _PER_RANK),
@@ -70,7 +174,7 @@ CHARTS = (
     Chart(
         "communication",
         "Communication per step by sharding strategy",
-        bars.communication_bar,
+        communication_bar,
         "time per step, {unit}",
         ((1.0, "s"), (1e-3, "ms")),
         dict.fromkeys(("cpu", "cuda"), _PROFILED),
@@ -170,7 +274,7 @@ def trial_bars(chart: Chart, trials: ChartTrials) -> Bars:
         scale,
         unit,
         trials.levels,
-        tuple(Key(style, name) for name, style in bars.STYLES.items() if name in shown),
+        tuple(Key(style, name) for name, style in STYLES.items() if name in shown),
     )
 
 

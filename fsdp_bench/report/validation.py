@@ -1,0 +1,241 @@
+"""Predictions compared with results: memory and step time as text, and both as the Markdown page beside the results."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import median
+
+from fsdp_bench.report.table import table_columns, table_lines
+from fsdp_bench.report.text.common import UNKNOWN
+from fsdp_bench.report.text.speed import measured_rates
+from fsdp_bench.spec.record import TrialRecord
+from fsdp_bench.spec.units import format_gib, format_seconds
+from fsdp_bench.validate.memory import Agreement, Bytes, MemoryComparison, Spread, Summary, worst_first
+from fsdp_bench.validate.results import ResultsValidation
+from fsdp_bench.validate.step_time import SpeedOrder, TimeComparison, TimeSummary
+
+WORST_SHOWN, WORST_ON_PAGE = 10, 20
+HEADERS = ("", "equal to the byte", "median |error|", "largest")
+
+
+def format_validation(comparisons: Sequence[MemoryComparison], summary: Summary) -> str:
+    """Return the summary, the errors by phase and the worst cells."""
+    num_oom = summary.num_cells - summary.num_compared - summary.num_failed
+    lines = [
+        f"predicted against {summary.against}: {summary.num_cells} cells"
+        + (f", {num_oom} of them out of memory" if num_oom else "")
+        + f", {summary.num_failed} without a reference",
+        f"  every phase equal to the byte      {_count_of(summary.num_equal, summary.num_compared)}",
+    ]
+    if summary.num_fits:
+        lines.append(f"  fits or not, predicted correctly   {_count_of(summary.num_fits_right, summary.num_fits)}")
+    rows = [
+        (name, f"{spread.num_equal} of {spread.num_cells}", f"{spread.median:.3%}", f"{spread.worst:.3%}")
+        for name, spread in _terms(summary)
+    ]
+    lines += ["", *table_lines(table_columns(HEADERS, rows, HEADERS[1:]), indent=2)]
+    if (outside := _outside_line(comparisons)) is not None:
+        lines += ["", f"  {outside}"]
+    unequal = worst_first(comparisons, WORST_SHOWN)
+    if unequal:
+        lines += ["", f"the {len(unequal)} worst cells:"]
+    lines += [f"  {_cell_line(comparison)}" for comparison in unequal]
+    reserved = [(one.reserved, one.label) for one in comparisons if one.reserved is not None and one.reserved.relative]
+    if reserved:
+        lines += ["", "reserved memory differs in:"]
+        reserved.sort(key=lambda pair: -abs(pair[0].relative))
+    lines += [f"  {_difference(pair)}: {label}" for pair, label in reserved[:WORST_SHOWN]]
+    lines += [
+        f"  reserved not compared, ran with retries, predicted out of memory: {one.label}"
+        for one in _retried(comparisons)
+    ]
+    lines += [f"  wrong: {line}" for line in _wrong_fits(comparisons)[:WORST_SHOWN]]
+    failed = [comparison for comparison in comparisons if comparison.error is not None]
+    lines += [f"  no reference: {comparison.error}: {comparison.label}" for comparison in failed[:WORST_SHOWN]]
+    return "\n".join(lines)
+
+
+def _retried(comparisons: Sequence[MemoryComparison]) -> list[MemoryComparison]:
+    """Return the cells whose reserved memory alone was not compared, among cells in which it was."""
+    any_reserved = any(one.reserved is not None for one in comparisons)
+    return [one for one in comparisons if any_reserved and one.phases and one.reserved is None]
+
+
+def _terms(summary: Summary) -> list[tuple[str, Spread]]:
+    """Return the errors by name: peak allocated, peak reserved, then each phase."""
+    found = [("peak allocated", summary.peak), ("peak reserved", summary.reserved)]
+    phases = [(f"in {phase}", spread) for phase, spread in summary.phases.items()]
+    return [(name, spread) for name, spread in found if spread is not None] + phases
+
+
+def _cell_line(comparison: MemoryComparison) -> str:
+    """Return the worst phase of a cell: its error, the predicted and the reference size, and the cell's label."""
+    phase, _error = comparison.worst
+    return f"{_difference(comparison.phases[phase], f' in {phase}')}: {comparison.label}"
+
+
+def _difference(pair: Bytes, where: str = "") -> str:
+    """Return the relative error, both sizes and their difference in bytes."""
+    return (
+        f"{pair.relative:+.4%}{where}: predicted {format_gib(pair.predicted_bytes)}, "
+        f"reference {format_gib(pair.reference_bytes)} ({pair.predicted_bytes - pair.reference_bytes:+d} bytes)"
+    )
+
+
+def _wrong_fits(comparisons: Sequence[MemoryComparison]) -> list[str]:
+    """Return a line for each cell whose predicted and measured fit differ."""
+    texts = {True: "fits", False: "does not fit"}
+    return [
+        f"predicted {texts[one.fit.predicted]}, measured {texts[one.fit.measured]}: {one.label}"
+        for one in comparisons
+        if one.fit is not None and one.fit.predicted != one.fit.measured
+    ]
+
+
+def _outside_line(comparisons: Sequence[MemoryComparison]) -> str | None:
+    """Return the memory outside the caching allocator that NVML measured; None if no trial measured it."""
+    found = sorted(one.outside_bytes for one in comparisons if one.outside_bytes is not None)
+    if not found:
+        return None
+    low, middle, high = (format_gib(value) for value in (found[0], int(median(found)), found[-1]))
+    return (
+        f"measured outside of the caching allocator (CUDA context; NCCL where ranks are real): {low} to {high}, "
+        f"median {middle}, {len(found)} trials"
+    )
+
+
+def agreement_line(found: Sequence[Agreement]) -> str | None:
+    """Return the difference in peak allocated between emulated and real ranks; None if no pair was measured."""
+    if not found:
+        return None
+    errors = [abs(one.relative) for one in found]
+    worst = max(found, key=lambda one: abs(one.relative))
+    return (
+        f"emulated rank 0 against real ranks, peak allocated: {len(found)} pairs, median |difference| "
+        f"{median(errors):.3%}, largest {worst.relative:+.3%} ({worst.label})"
+    )
+
+
+def _count_of(count: int, whole: int) -> str:
+    """Return ``9 of 10 (90.0%)``."""
+    return f"{count} of {whole} ({count / whole:.1%})" if whole else "none compared"
+
+
+def format_time(comparisons: Sequence[TimeComparison], summary: TimeSummary, source: str) -> str:
+    """Return the summary and the worst trials."""
+    if not summary.num_trials:
+        reasons = dict.fromkeys(one.reason for one in comparisons if one.reason)
+        return f"time is not compared: {'; '.join(str(reason) for reason in reasons) or 'no trials'}"
+    lines = [f"predicted against measured time: {summary.num_trials} trials; rates {source}"]
+    lines += [f"  {name:<46}{value}" for name, value in _time_terms(summary)]
+    worst = _worst_steps(comparisons, WORST_SHOWN)
+    lines += ["", f"the {len(worst)} worst steps:", *(f"  {line}" for line in worst)]
+    return "\n".join(lines)
+
+
+def _time_terms(summary: TimeSummary) -> list[tuple[str, str]]:
+    """Return the compared quantities by name, each with its error as text."""
+    within = f"{summary.num_within} of {summary.num_trials}"
+    near_either = _count_of(summary.num_exposed_near_either, summary.num_exposed)
+    by_difference = _exposed(
+        summary.median_exposed_error_by_difference,
+        summary.num_with_exposed_by_difference,
+        f"{summary.num_exposed_near_difference} of {summary.num_exposed}",
+    )
+    by_profiler = _exposed(
+        summary.median_exposed_error_by_profiler,
+        summary.num_with_exposed_by_profiler,
+        f"{summary.num_exposed_near_profiler} of {summary.num_exposed}",
+    )
+    return [
+        ("step", f"median error {summary.median_error:.1%} (signed {summary.median_bias:+.1%}; within 15 %: {within})"),
+        ("exposed, by the step without communication", by_difference),
+        ("exposed, by the profiler", by_profiler),
+        ("exposed, near either of the two", near_either),
+        ("pairs of strategies in their measured order", _order(summary.strategies)),
+        ("fsdp1 and fsdp2 in their measured order", _order(summary.apis)),
+    ]
+
+
+def _exposed(median_error: float | None, num_trials: int, near: str) -> str:
+    error = UNKNOWN if median_error is None else f"{median_error:.1%} of {num_trials} trials with any"
+    return f"median error {error} (within 20 % or 5 % of the step: {near})"
+
+
+def _order(order: SpeedOrder) -> str:
+    return f"{_count_of(order.num_in_order, order.num_pairs)}, where no measured steps overlap"
+
+
+def _worst_steps(comparisons: Sequence[TimeComparison], count: int) -> list[str]:
+    """Return a line for each trial with a large error of step time, the largest first."""
+    worst = sorted((one for one in comparisons if one.error is not None), key=lambda one: -abs(one.error or 0.0))
+    return [
+        f"{one.error:+.1%}: predicted {format_seconds(one.predicted_seconds or 0.0)},"
+        f" measured {format_seconds(one.measured_seconds or 0.0)}: {one.label}"
+        for one in worst[:count]
+    ]
+
+
+def rates_text(found: ResultsValidation) -> str:
+    """Return the source of the rates of predicted times."""
+    return "of datasheets" if found.profile is None else measured_rates(found.profile)
+
+
+def validation_page(found: ResultsValidation) -> str:
+    """Return the page, in Markdown."""
+    blocks = [
+        [f"# Predicted against {found.summary.against.split(' in ')[0]}"],
+        _conditions(found.records),
+        ["## Memory", "", *_memory(found)],
+        ["## Step time", "", *_time(found)],
+        ["## The worst cells", "", *_worst(found)],
+        [f"Written by `fsdp-bench validate --against {found.folder} --page FILE`."],
+    ]
+    return "\n\n".join("\n".join(block) for block in blocks) + "\n"
+
+
+def _conditions(records: Sequence[TrialRecord]) -> list[str]:
+    """Return a table of the trials, their device, versions and dates."""
+    ranks = [record.ranks[0] for record in records if record.ranks]
+    kinds = dict.fromkeys(f"{record.device} on {record.hardware}" if record.emulated_on else record.device
+                          for record in records)  # fmt: skip
+    facts = {
+        "trials": str(len(records)),
+        "ran on": ", ".join(kinds),
+        "device": ", ".join(dict.fromkeys(rank.device_name for rank in ranks)) or UNKNOWN,
+        "torch": ", ".join(dict.fromkeys(rank.environment.get("torch", UNKNOWN) for rank in ranks)) or UNKNOWN,
+        "attention": ", ".join(dict.fromkeys(filter(None, (rank.environment.get("attention") for rank in ranks)))),
+        "sweeps": ", ".join(dict.fromkeys(record.sweep for record in records)),
+        "measured": " to ".join(dict.fromkeys((min(r.started_at for r in records)[:10],
+                                               max(r.started_at for r in records)[:10]))),
+    }  # fmt: skip
+    return ["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in facts.items() if value)]
+
+
+def _memory(found: ResultsValidation) -> list[str]:
+    summary = found.summary
+    lines = ["| term | equal to the byte | median error | largest error |", "|---|---|---|---|"]
+    for name, spread in _terms(summary):
+        equal = _count_of(spread.num_equal, spread.num_cells)
+        lines.append(f"| {name} | {equal} | {spread.median:.3%} | {spread.worst:.3%} |")
+    fits = _count_of(summary.num_fits_right, summary.num_fits)
+    lines_after = [f"Whether it fits is predicted correctly in {fits}."]
+    lines_after += [f"{line}." for line in (_outside_line(found.comparisons), agreement_line(found.agreements)) if line]
+    return [*lines, "", *lines_after]
+
+
+def _time(found: ResultsValidation) -> list[str]:
+    summary = found.time_summary
+    if not summary.num_trials:
+        reasons = dict.fromkeys(one.reason for one in found.times if one.reason)
+        return [f"Not compared: {'; '.join(map(str, reasons))}."]
+    rows = [f"| {name} | {value} |" for name, value in _time_terms(summary)]
+    return [f"Rates {rates_text(found)}.", "", "| term | |", "|---|---|", *rows]
+
+
+def _worst(found: ResultsValidation) -> list[str]:
+    memory = [f"- {_cell_line(one)}" for one in worst_first(found.comparisons, WORST_ON_PAGE)]
+    memory += [f"- {line}" for line in _wrong_fits(found.comparisons)]
+    times = [f"- {line}" for line in _worst_steps(found.times, WORST_ON_PAGE)]
+    return ["Memory:", "", *(memory or ["- none: every phase of every cell is equal to the byte"]), "",
+            "Step time:", "", *(times or ["- not compared"])]  # fmt: skip
