@@ -186,7 +186,8 @@ def draw_bars(body: SubFigure, rows: Sequence[Bars]) -> None:
             _draw_group(one, group, first.scale, upright)
         panels[0].set_ylabel(row.title, fontsize=HEADING)
     body.supylabel(first.axis, fontsize=HEADING)
-    _leave_space_for_words(body, axes[0, 0], max(row.highest for row in rows) / first.scale, words, upright)
+    has_marks = any(bar.mark is not None for row in rows for group in row.groups for bar in group.bars)
+    _leave_space_for_words(body, axes[0, 0], max(row.highest for row in rows) / first.scale, words, upright, has_marks)
 
 
 def _panels(body: SubFigure, chart: Bars, rows: int) -> np.ndarray:
@@ -240,7 +241,7 @@ def _draw_group(axes: Axes, group: BarGroup, scale: float, upright: bool) -> Non
     for place, bar in enumerate(group.bars):
         _draw_bar(axes, place, bar, scale, width)
         is_upright = upright or any(not other.pieces for other in group.bars)
-        foot = (bar.spread[1] if bar.spread else bar.total) / scale
+        foot = (bar.spread[1] if bar.spread else max(bar.total, bar.mark or 0.0)) / scale
         text = axes.annotate(
             (" · " if is_upright else "\n").join(bar.words),
             (place, foot),
@@ -276,10 +277,10 @@ def _draw_bar(axes: Axes, place: int, bar: Bar, scale: float, width: float) -> N
 
 
 def _leave_space_for_words(
-    body: SubFigure, axes: Axes, highest: float, words: Sequence[Sequence[str]], upright: bool
+    body: SubFigure, axes: Axes, highest: float, words: Sequence[Sequence[str]], upright: bool, has_marks: bool
 ) -> None:
     """Set the vertical axis from zero to where the words fit above the highest bar."""
     body.figure.draw_without_rendering()  # lays the figure out, which sets the height of the axes
     lengths = [len(" · ".join(lines)) * 10.5 if upright else len(lines) * 21.0 for lines in words]
-    part = (max(lengths, default=0) + 14) / axes.bbox.height
+    part = (max(lengths, default=0) + (26 if has_marks else 14)) / axes.bbox.height  # words stand higher above marks
     axes.set_ylim(0, highest / max(1 - part, 0.2) or 1.0)

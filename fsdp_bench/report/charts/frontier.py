@@ -1,7 +1,7 @@
 """The charts of a frontier sweep: measured or rehearsed bars, each with a mark and an error for the predicted value.
 
-Only the fields in LEVELS vary within a chart. Cells that differ in other fields are in different charts. Cells that
-would make more than MOST_BARS bars in one chart are split by the fields in _SPLITS.
+Cells of other models, worlds or sizes of the batch are in different charts. Those of one chart that would make more
+than MOST_BARS bars are split by the fields in which they differ.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from fsdp_bench.report.charts.max_size import (
     size_bars,
 )
 from fsdp_bench.report.charts.slide import draw, in_file_name
-from fsdp_bench.report.charts.trial_facts import ORDER, kept_free
+from fsdp_bench.report.charts.trial_facts import NESTING, ORDER, kept_free
 from fsdp_bench.report.measured.frontier_text import at_an_end
 from fsdp_bench.report.text.quantity_text import QUANTITY_TEXTS
 from fsdp_bench.report.text.setups import common_line
@@ -27,16 +27,8 @@ from fsdp_bench.spec.frontier import FrontierCell, FrontierRecord
 from fsdp_bench.spec.setup import FIELDS
 from fsdp_bench.spec.units import format_count, format_gib
 
-_APART = ("optimizer", "loss", "wrap", "micro_batch_size", "sequence_length")
-"""Fields in which only cells of different charts differ."""
-LEVELS = (
-    *(name for name, one in FIELDS.items() if one.has_column and one.seldom and name not in _APART),
-    *("offload", "checkpointing", "api", "precision"),
-)
+LEVELS = tuple(name for name in NESTING if not FIELDS[name].is_size)
 """Fields that label the bars within a strategy, outermost first."""
-
-_SPLITS = ("api", "precision", "checkpointing", "offload")
-"""Fields to split by, in order, until each chart has at most MOST_BARS bars."""
 
 
 def draw_frontier(record: FrontierRecord, folder: Path) -> list[Path]:
@@ -74,16 +66,14 @@ def _by_chart(cells: Sequence[FrontierCell]) -> list[tuple[str, list[FrontierCel
         found.setdefault(_conditions_of(cell), []).append(cell)
     several = {place for place in range(3) if len({key[place] for key in found}) > 1}
     charts = [("-".join(["", *(key[place] for place in sorted(several))]), own) for key, own in found.items()]
-    return [part for name, own in charts for part in _split(name, own, _SPLITS)]
+    return [part for name, own in charts for part in _split(name, own, LEVELS[::-1])]
 
 
 def _conditions_of(cell: FrontierCell) -> tuple[str, ...]:
     """Return the model, the ranks and the work of a cell as words for file names; cells of one chart share them."""
     setup = cell.setup
     model = cell.model.name if cell.model is not None else cell.family.value
-    optimizer, loss, wrap, batch, length = (str(getattr(setup, name)) for name in _APART)
-    work = [f"{batch}x{length}", optimizer, loss, wrap]
-    return model, f"{setup.world_size}-ranks", "-".join(work)
+    return model, f"{setup.world_size}-ranks", f"{setup.micro_batch_size}x{setup.sequence_length}"
 
 
 def _split(name: str, cells: list[FrontierCell], fields: Sequence[str]) -> list[tuple[str, list[FrontierCell]]]:

@@ -18,7 +18,7 @@ from fsdp_bench.report.charts.max_size import (
     MaxSizeBar,
     size_bars,
 )
-from fsdp_bench.report.charts.trial_facts import ORDER
+from fsdp_bench.report.charts.trial_facts import NESTING, ORDER
 from fsdp_bench.report.text.common import hardware_text
 from fsdp_bench.report.text.max_size import host_line, kept_free, load_lines
 from fsdp_bench.report.text.quantity_text import QUANTITY_TEXTS, model_line, value_text
@@ -29,7 +29,7 @@ from fsdp_bench.spec.setup import Offload, TrainSetup
 from fsdp_bench.spec.units import format_gib
 
 SERVER = "server"
-LEVELS = (SERVER, *SELDOM, "optimizer", "api", *SIZES, "offload", "precision", "checkpointing")
+LEVELS = (SERVER, *NESTING)
 """Fields that may vary within a strategy, outermost level of labels first."""
 
 MOST_REASONS = 3

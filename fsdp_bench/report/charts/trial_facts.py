@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Hashable
 from enum import StrEnum
 
+from fsdp_bench.report.text.setups import FIELDS as COLUMNS
 from fsdp_bench.spec.model_code import TrainedModel
 from fsdp_bench.spec.rank_report import Outcome
 from fsdp_bench.spec.record import TrialRecord
@@ -20,6 +21,10 @@ ORDER = (
     ShardingStrategy.HYBRID_SHARD_ZERO2,
     ShardingStrategy.NO_SHARD,
 )
+
+NESTING = tuple(reversed(COLUMNS))
+"""Fields that may vary within a strategy, the outermost level of labels first: the last columns of a table, which are
+seldom changed, are the outermost levels."""
 
 SKIPPED = "skipped"
 _OUTCOME_LABELS = {
@@ -41,8 +46,6 @@ _NAMES = {
     "sequence_length": "sequence length",
     "shard_size": "shard group size",
 }
-_PLAIN = ("model", "precision", "api")
-"""Fields whose values are printed in a title without the field's name."""
 
 
 def facts(record: TrialRecord) -> Facts:
@@ -69,7 +72,8 @@ def phrase(field: str, *values: Hashable) -> str:
     text = " / ".join(value_label(field, value) for value in values)
     if field == "world_size":
         return f"{text} rank" if values == (1,) else f"{text} ranks"
-    return text if field in _PLAIN or field == "strategy" else f"{field_title(field)} {text}"
+    is_plain = field in ("model", "strategy") or FIELDS[field].is_plain
+    return text if is_plain else f"{field_title(field)} {text}"
 
 
 def field_title(field: str) -> str:

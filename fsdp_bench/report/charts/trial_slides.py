@@ -14,6 +14,7 @@ from itertools import groupby
 
 from fsdp_bench.report.charts.slide import in_file_name
 from fsdp_bench.report.charts.trial_facts import (
+    NESTING,
     ORDER,
     conditions,
     device_name,
@@ -28,6 +29,7 @@ from fsdp_bench.report.charts.trial_facts import (
 )
 from fsdp_bench.spec.rank_report import Outcome
 from fsdp_bench.spec.record import TrialRecord
+from fsdp_bench.spec.setup import FIELDS
 
 MAX_BARS = 24
 """Most bars in one chart that remain legible."""
@@ -36,9 +38,6 @@ MAX_MODELS = 3
 """Most models that share a chart if they have few bars."""
 
 _SPLIT_FIRST = ("model", "world_size")
-_SPLIT_NEXT = ("micro_batch_size", "sequence_length", "precision", "checkpointing", "offload", "api")
-_OUTER = ("model", "world_size", "shard_size", "sequence_length", "micro_batch_size", "checkpointing", "precision")
-_INNER = ("offload", "api")
 
 
 @dataclass(frozen=True)
@@ -158,8 +157,7 @@ def _split_field(records: list[TrialRecord]) -> str | None:
     for field in _SPLIT_FIRST:
         if field in varying:
             return field
-    candidates = [field for field in _SPLIT_NEXT if field in varying]
-    candidates += [field for field in varying if field not in candidates]
+    candidates = sorted(varying, key=lambda field: FIELDS[field].seldom)
     if len({record.setup.strategy for record in records}) > 1:
         candidates.append("strategy")
     enough = (field for field in candidates if max(map(len, _parts(records, field))) <= MAX_BARS)
@@ -167,10 +165,14 @@ def _split_field(records: list[TrialRecord]) -> str | None:
 
 
 def varying_fields(records: list[TrialRecord]) -> list[str]:
-    """Return the fields in which records differ; ignore that some strategies have no shard group."""
-    all_facts = [facts(record) for record in records]
-    return [field for field in all_facts[0] if len({fact[field] for fact in all_facts if fact[field] is not None
-                                                    or field != "shard_size"}) > 1]  # fmt: skip
+    """Return the fields in which records differ, in order of NESTING after others, the outermost level first.
+
+    That some strategies have no shard group is no difference.
+    """
+    found = [facts(record) for record in records]
+    values = {name: {fact[name] for fact in found} - ({None} if name == "shard_size" else set()) for name in found[0]}
+    varying = [name for name, own in values.items() if len(own) > 1]
+    return sorted(varying, key=lambda name: NESTING.index(name) if name in NESTING else -1)
 
 
 def _comparable(records: list[TrialRecord]) -> list[list[TrialRecord]]:
@@ -199,9 +201,7 @@ def _plan(record: TrialRecord) -> Hashable:
 
 
 def _chart_trials(records: list[TrialRecord], values: tuple[str, ...], machine: str, suffix: str) -> ChartTrials:
-    varying = varying_fields(records)
-    middle = [field for field in varying if field not in _OUTER + _INNER]
-    levels = [field for field in (*_OUTER, *middle, *_INNER) if field in varying]
+    levels = varying_fields(records)
     models = sorted({record.model for record in records}, key=order_of)
     model = models[0].describe() if len(models) == 1 else phrase("model", *models)
     ranks = phrase("world_size", *sorted({record.setup.world_size for record in records}))

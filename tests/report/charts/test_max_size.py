@@ -172,7 +172,7 @@ def test_varying_fields_label_the_bars_and_one_too_many_becomes_rows() -> None:
     assert arrange([("one", ladders())]).levels == ("checkpointing",)
     assert arrange([("one", ladders()), ("other", ladders())]).levels == ("server", "checkpointing")
     split = arrange([("one", ladders(precisions=2)), ("other", ladders(precisions=2))])
-    assert (split.rows, split.levels) == ("server", ("precision", "checkpointing"))
+    assert (split.rows, split.levels) == ("server", ("checkpointing", "precision"))
 
 
 def test_a_chart_that_nobody_could_read_is_refused() -> None:
