@@ -83,7 +83,6 @@ def _difference(pair: Bytes, where: str = "") -> str:
 
 
 def _wrong_fits(comparisons: Sequence[MemoryComparison]) -> list[str]:
-    """Return a line for each cell whose predicted and measured fit differ."""
     texts = {True: "fits", False: "does not fit"}
     return [
         f"predicted {texts[one.fit.predicted]}, measured {texts[one.fit.measured]}: {one.label}"
@@ -167,7 +166,6 @@ def _order(order: SpeedOrder) -> str:
 
 
 def _worst_steps(comparisons: Sequence[TimeComparison], count: int) -> list[str]:
-    """Return a line for each trial with a large error of step time, the largest first."""
     worst = sorted((one for one in comparisons if one.error is not None), key=lambda one: -abs(one.error or 0.0))
     return [
         f"{one.error:+.1%}: predicted {format_seconds(one.predicted_seconds or 0.0)},"
@@ -195,7 +193,6 @@ def validation_page(found: ResultsValidation) -> str:
 
 
 def _conditions(records: Sequence[TrialRecord]) -> list[str]:
-    """Return a table of the trials, their device, versions and dates."""
     ranks = [record.ranks[0] for record in records if record.ranks]
     kinds = dict.fromkeys(f"{record.device} on {record.hardware}" if record.emulated_on else record.device
                           for record in records)  # fmt: skip

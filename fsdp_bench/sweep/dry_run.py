@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import subprocess
 import tempfile
-import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
 from typing import IO, Unpack
 
 import msgspec
@@ -92,44 +92,37 @@ def dry_runs(specs: Sequence[DryRunSpec], num_processes: int = 1) -> Iterator[tu
     """
     if torch_version() is None:
         raise MachineError(f"a dry run needs torch: {install_hint('train')}")
-    waiting, done = SimpleQueue[int](), SimpleQueue[tuple[int, DryRunAnswer]]()
-    for index in range(len(specs)):
-        waiting.put(index)
-    workers = [_Worker(specs, waiting, done) for _ in range(min(num_processes, len(specs)))]
+    workers, idle = [_Worker() for _ in range(min(num_processes, len(specs)))], SimpleQueue[_Worker]()
+    for worker in workers:
+        idle.put(worker)
+
+    def answer(index: int) -> tuple[int, DryRunAnswer]:
+        worker = idle.get()
+        try:
+            return index, worker.answer(specs[index])
+        finally:
+            idle.put(worker)
+
+    pool = ThreadPoolExecutor(max(len(workers), 1))
     try:
-        for worker in workers:
-            worker.start()
-        for _ in specs:
-            yield done.get()
+        for future in as_completed([pool.submit(answer, index) for index in range(len(specs))]):
+            yield future.result()
     finally:
+        pool.shutdown(wait=False, cancel_futures=True)
         for worker in workers:
-            worker.close()
+            worker.end(lambda process: process.kill())  # even during a dry run
+        pool.shutdown()
+        for worker in workers:
+            worker.end(lambda process: process.close())
 
 
-class _Worker(threading.Thread):
-    """A thread that sends specs to one subprocess and waits for its answers."""
+class _Worker:
+    """A subprocess, which is started when it is needed, and again if it has ended."""
 
-    def __init__(
-        self,
-        specs: Sequence[DryRunSpec],
-        waiting: SimpleQueue[int],
-        done: SimpleQueue[tuple[int, DryRunAnswer]],
-    ) -> None:
-        super().__init__(daemon=True)
-        self._specs, self._waiting, self._done = specs, waiting, done
+    def __init__(self) -> None:
         self._process: _Process | None = None
-        self._closed = False
 
-    def run(self) -> None:
-        """Run specs until none is left."""
-        while not self._closed:
-            try:
-                index = self._waiting.get_nowait()
-            except Empty:
-                return
-            self._done.put((index, self._answer(self._specs[index])))
-
-    def _answer(self, spec: DryRunSpec) -> DryRunAnswer:
+    def answer(self, spec: DryRunSpec) -> DryRunAnswer:
         self._process = self._process or _Process()
         answer = self._process.ask(spec)
         if answer is None:
@@ -138,14 +131,9 @@ class _Worker(threading.Thread):
             self._process = None
         return answer
 
-    def close(self) -> None:
-        """End the process, even during a dry run."""
-        self._closed = True
+    def end(self, how: Callable[[_Process], None]) -> None:
         if self._process is not None:
-            self._process.kill()
-        self.join()
-        if self._process is not None:
-            self._process.close()
+            how(self._process)
 
 
 class _Process:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import os
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import msgspec
 
 from fsdp_bench.spec.hardware import Interconnect, LinkKind, Source
+
+T = TypeVar("T")
 
 _NVLINKS = {
     (6, 0): ("NVLink 1", 20e9),
@@ -58,21 +61,32 @@ class GpuLinks(msgspec.Struct, frozen=True, kw_only=True):
         return Interconnect(kind=LinkKind.PCIE, generation=name, bandwidth_bytes_per_second=rate, source=source)
 
 
-def probe_links() -> GpuLinks:
-    """Ask NVML for the links of the first GPU that CUDA_VISIBLE_DEVICES allows. Without NVML nothing is known."""
+def with_nvml(read: Callable[[Any], T], otherwise: T) -> T:
+    """Return what a function reads from NVML, which is started for it; ``otherwise`` if NVML is not here or fails."""
     try:
         import pynvml
     except ImportError:
-        return GpuLinks()
+        return otherwise
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError:
-        return GpuLinks()
+        return otherwise
     try:
-        visible = visible_gpus(pynvml.nvmlDeviceGetCount())
+        return read(pynvml)
+    except pynvml.NVMLError:
+        return otherwise
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def probe_links() -> GpuLinks:
+    """Ask NVML for the links of the first GPU that CUDA_VISIBLE_DEVICES allows. Without NVML nothing is known."""
+
+    def read(nvml: Any) -> GpuLinks:
+        visible = visible_gpus(nvml.nvmlDeviceGetCount())
         if not visible:
             return GpuLinks()
-        handle = pynvml.nvmlDeviceGetHandleByIndex(visible[0])
+        handle = nvml.nvmlDeviceGetHandleByIndex(visible[0])
         return GpuLinks(
             compute_capability=_ask("nvmlDeviceGetCudaComputeCapability", handle),
             num_nvlinks=num_nvlinks(handle),
@@ -80,10 +94,8 @@ def probe_links() -> GpuLinks:
             pcie_generation=_ask("nvmlDeviceGetMaxPcieLinkGeneration", handle),
             pcie_lanes=_ask("nvmlDeviceGetMaxPcieLinkWidth", handle),
         )
-    except pynvml.NVMLError:
-        return GpuLinks()
-    finally:
-        pynvml.nvmlShutdown()
+
+    return with_nvml(read, GpuLinks())
 
 
 def visible_gpus(count: int) -> list[int]:

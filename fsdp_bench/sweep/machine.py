@@ -6,13 +6,15 @@ import contextlib
 import os
 import platform
 import re
+from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import psutil
 
-from fsdp_bench.sweep.gpu_links import describe_links, visible_gpus
+from fsdp_bench.sweep.gpu_links import describe_links, visible_gpus, with_nvml
 from fsdp_bench.sweep.run.outcome import OutOfMemoryKill
 from fsdp_bench.version import __version__
 
@@ -148,21 +150,25 @@ def _cpu_name() -> str:
 
 
 def _cgroup_limit() -> int | None:
-    """Return the memory limit of this process's cgroup, version 2 or 1. None if there is no limit."""
+    """Return the memory limit of this process's cgroup. None if there is no limit."""
+    for file in _cgroup_files("memory.max", "memory.limit_in_bytes"):
+        with contextlib.suppress(OSError, ValueError):
+            limit = int(file.read_text())
+            return limit if limit < 1 << 60 else None  # version 1 writes "no limit" as a huge number
+    return None
+
+
+def _cgroup_files(name: str, older_name: str) -> Iterator[Path]:
+    """Yield the files of the memory of this process's cgroup, version 2 or 1; in a container the root is its own."""
     for line in _lines("/proc/self/cgroup"):
         _, controllers, path = line.split(":", 2)
         if controllers == "":
-            files = [Path("/sys/fs/cgroup") / path.lstrip("/") / "memory.max", Path("/sys/fs/cgroup/memory.max")]
+            folder, file = Path("/sys/fs/cgroup"), name
         elif "memory" in controllers.split(","):
-            folder = Path("/sys/fs/cgroup/memory")
-            files = [folder / path.lstrip("/") / "memory.limit_in_bytes", folder / "memory.limit_in_bytes"]
+            folder, file = Path("/sys/fs/cgroup/memory"), older_name
         else:
             continue
-        for file in files:
-            with contextlib.suppress(OSError, ValueError):
-                limit = int(file.read_text())
-                return limit if limit < 1 << 60 else None  # version 1 writes "no limit" as a huge number
-    return None
+        yield from (folder / path.lstrip("/") / file, folder / file)
 
 
 def _lines(path: str) -> list[str]:
@@ -189,20 +195,9 @@ class OutOfMemoryKills(msgspec.Struct, frozen=True, kw_only=True):
 
 def oom_kills() -> OutOfMemoryKills:
     """Read how many processes the kernel has killed so far because memory ran out."""
-    machine = _count("oom_kill", Path("/proc/vmstat")) or 0
-    for line in _lines("/proc/self/cgroup"):
-        _, controllers, path = line.split(":", 2)
-        if controllers == "":
-            folder, name = Path("/sys/fs/cgroup"), "memory.events"
-        elif "memory" in controllers.split(","):
-            folder, name = Path("/sys/fs/cgroup/memory"), "memory.oom_control"
-        else:
-            continue
-        for file in (folder / path.lstrip("/") / name, folder / name):  # in a container the root is its own
-            count = _count("oom_kill", file)
-            if count is not None:
-                return OutOfMemoryKills(own=count, machine=machine)
-    return OutOfMemoryKills(own=None, machine=machine)
+    counts = (_count("oom_kill", file) for file in _cgroup_files("memory.events", "memory.oom_control"))
+    own = next((count for count in counts if count is not None), None)
+    return OutOfMemoryKills(own=own, machine=_count("oom_kill", Path("/proc/vmstat")) or 0)
 
 
 def _count(word: str, file: Path) -> int | None:
@@ -214,30 +209,21 @@ def _count(word: str, file: Path) -> int | None:
 
 
 def _probe_gpus() -> tuple[tuple[GpuDevice, ...], str | None, tuple[str, ...]]:
-    try:
-        import pynvml
-    except ImportError:
-        return (), None, ()
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError:
-        return (), None, ()
-    try:
-        handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in visible_gpus(pynvml.nvmlDeviceGetCount())]
+    def read(nvml: Any) -> tuple[tuple[GpuDevice, ...], str | None, tuple[str, ...]]:
+        handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in visible_gpus(nvml.nvmlDeviceGetCount())]
         devices = tuple(
             GpuDevice(
                 index=index,
-                name=_text(pynvml.nvmlDeviceGetName(handle)),
-                memory_bytes=int(pynvml.nvmlDeviceGetMemoryInfo(handle).total),
-                processes=tuple(p.pid for p in pynvml.nvmlDeviceGetComputeRunningProcesses(handle)),
+                name=_text(nvml.nvmlDeviceGetName(handle)),
+                memory_bytes=int(nvml.nvmlDeviceGetMemoryInfo(handle).total),
+                processes=tuple(p.pid for p in nvml.nvmlDeviceGetComputeRunningProcesses(handle)),
             )
             for index, handle in enumerate(handles)
         )
-        return devices, _text(pynvml.nvmlSystemGetDriverVersion()), describe_links(handles)
-    except pynvml.NVMLError:
-        return (), None, ()
-    finally:
-        pynvml.nvmlShutdown()
+        return devices, _text(nvml.nvmlSystemGetDriverVersion()), describe_links(handles)
+
+    nothing: tuple[tuple[GpuDevice, ...], str | None, tuple[str, ...]] = (), None, ()
+    return with_nvml(read, nothing)
 
 
 def _text(value: str | bytes) -> str:

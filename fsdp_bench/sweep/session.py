@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 from fsdp_bench.spec.codec import to_json
 from fsdp_bench.spec.errors import MachineError, install_hint
@@ -32,6 +32,9 @@ from fsdp_bench.sweep.run.runner import TrialRunner, run_sweep
 
 if TYPE_CHECKING:
     import pandas as pd
+
+
+Plan = TypeVar("Plan", SweepPlan, FrontierPlan)
 
 
 @dataclass(frozen=True, repr=False)
@@ -93,16 +96,21 @@ class Watcher:
         """Called when a trial of a cell's search begins (with None) and ends (with its record)."""
 
 
-class Session:
+class Session(Generic[Plan]):
     """The run of one sweep file on this machine."""
 
     counts: Literal["trials", "cells"]
     """What progress.json counts."""
 
-    def __init__(self, file: SweepFile, store: Store, machine: Machine, cluster: Cluster | None = None) -> None:
+    def __init__(
+        self, file: SweepFile, store: Store, machine: Machine, whole: Plan, plan: Plan, cluster: Cluster | None = None
+    ) -> None:
         self.file = file
         self.store = store
         self.machine = machine
+        self.whole: Plan = whole
+        self.plan: Plan = plan
+        """The part of ``whole`` that was asked for."""
         self.cluster = cluster
         """The nodes over which ranks are spread; None if all are on this machine."""
         self.environment: Mapping[str, str] = {}
@@ -157,7 +165,6 @@ class Session:
         return observer
 
     def _write_progress(self, trial: Trial | None, has_ended: bool = False) -> None:
-        """Say in progress.json which trial runs, or whether the sweep has ended."""
         progress = Progress(
             what=self.counts,
             total=self.num_total,
@@ -171,33 +178,36 @@ class Session:
         )
         self.store.write(PROGRESS, to_json(progress))
 
-    def runner(self, name: str, launcher: str) -> TrialRunner:
-        """Return what runs the trials, of a sweep of this name."""
-        return TrialRunner(name, launcher, self.store, self.environment, self.cluster)
+    def _begin(self, num_recorded: int, notes: Sequence[str], resolved: str, watcher: Watcher) -> TrialRunner:
+        """Write what is known before the first trial; return what runs the trials."""
+        self.store.write_machine(self.machine)
+        self.store.write("sweep.toml", resolved.encode())
+        watcher.begins(num_recorded, notes)
+        return TrialRunner(self.plan.name, self.plan.launcher, self.store, self.environment, self.cluster)
+
+    def _results(
+        self, records: Sequence[TrialRecord], everything: Sequence[TrialRecord], **frontier: FrontierRecord
+    ) -> SweepResults:
+        self._write_progress(None, has_ended=True)
+        return SweepResults(
+            name=self.plan.name,
+            folder=self.store.folder,
+            machine=self.machine.describe(),
+            records=tuple(records),
+            all_records=tuple(everything),
+            **frontier,
+        )
 
     def _run(self, retry: frozenset[Outcome], watcher: Watcher) -> SweepResults:
         raise NotImplementedError
 
 
-class TrialSession(Session):
+class TrialSession(Session[SweepPlan]):
     """The run of a file without [frontier]: its trials, one after another."""
 
     counts = "trials"
 
-    def __init__(
-        self,
-        file: SweepFile,
-        store: Store,
-        machine: Machine,
-        whole: SweepPlan,
-        plan: SweepPlan,
-        cluster: Cluster | None = None,
-    ) -> None:
-        super().__init__(file, store, machine, cluster)
-        self.whole = whole
-        self.plan = plan
-        """The part of ``whole`` that was asked for."""
-        self._state = SweepState(records={}, pending=[], notes=[])
+    _state = SweepState(records={}, pending=[], notes=[])
 
     @property
     def num_done(self) -> int:
@@ -233,45 +243,23 @@ class TrialSession(Session):
         state = self._state = survey(self.plan, self.store, retry)
         recorded = len(state.records)
         without = [f"{recorded} trials are recorded already and get no {what}" for what in self.kept if recorded]
-        self.store.write_machine(self.machine)
-        self.store.write("sweep.toml", resolved_text(self.whole, self.machine).encode())
-        watcher.begins(recorded, [*state.notes, *without])
+        notes = [*state.notes, *without]
         try:
-            with self.runner(self.plan.name, self.plan.launcher) as runner:
+            with self._begin(recorded, notes, resolved_text(self.whole, self.machine), watcher) as runner:
                 run_sweep(runner, state, self._watched(watcher.trial))
         finally:
             everything = _recorded(self.whole, survey(self.whole, self.store))
             self.store.write_table(everything)
             self._write_progress(None)
-        self._write_progress(None, has_ended=True)
-        return SweepResults(
-            name=self.plan.name,
-            folder=self.store.folder,
-            machine=self.machine.describe(),
-            records=tuple(self.records),
-            all_records=tuple(everything),
-        )
+        return self._results(self.records, everything)
 
 
-class SearchSession(Session):
+class SearchSession(Session[FrontierPlan]):
     """The run of a file with [frontier]: a search in every cell."""
 
     counts = "cells"
 
-    def __init__(
-        self,
-        file: SweepFile,
-        store: Store,
-        machine: Machine,
-        whole: FrontierPlan,
-        plan: FrontierPlan,
-        cluster: Cluster | None = None,
-    ) -> None:
-        super().__init__(file, store, machine, cluster)
-        self.whole = whole
-        self.plan = plan
-        """The part of ``whole`` that was asked for."""
-        self.cells: list[SearchedCell] = []
+    cells: Sequence[SearchedCell] = ()
 
     @property
     def num_done(self) -> int:
@@ -287,11 +275,9 @@ class SearchSession(Session):
         records, notes = self.store.read_all()
         cells = self.cells = cells_of(self.plan, records)
         notes += set_aside(cells, self.store, retry)
-        self.store.write_machine(self.machine)
-        self.store.write("sweep.toml", resolved_searches(self.whole, self.machine).encode())
-        watcher.begins(sum(len(cell.records) for cell in cells), notes)
+        recorded = sum(len(cell.records) for cell in cells)
         try:
-            with self.runner(self.plan.name, self.plan.launcher) as runner:
+            with self._begin(recorded, notes, resolved_searches(self.whole, self.machine), watcher) as runner:
                 run_frontier(cells, runner, self._watched(watcher.search_trial))
         finally:
             everything = cells_of(self.whole, self.store.peek_all())
@@ -299,16 +285,8 @@ class SearchSession(Session):
             self.store.write_frontier(whole)
             self.store.write_table(_tried(everything))
             self._write_progress(None)
-        self._write_progress(None, has_ended=True)
-        return SweepResults(
-            name=self.plan.name,
-            folder=self.store.folder,
-            machine=self.machine.describe(),
-            records=tuple(_tried(cells)),
-            all_records=tuple(_tried(everything)),
-            frontier=frontier_record(self.plan, cells, self.machine.describe()),
-            whole_frontier=whole,
-        )
+        asked = frontier_record(self.plan, cells, self.machine.describe())
+        return self._results(_tried(cells), _tried(everything), frontier=asked, whole_frontier=whole)
 
 
 def require_torch() -> None:
@@ -322,10 +300,8 @@ def require_torch() -> None:
 
 
 def _recorded(plan: SweepPlan, state: SweepState) -> list[TrialRecord]:
-    """Return the records of a plan in the order of its trials."""
     return [state.records[trial.spec.id] for trial in plan.trials if trial.spec.id in state.records]
 
 
 def _tried(cells: Sequence[SearchedCell]) -> list[TrialRecord]:
-    """Return the records of cells, cell by cell in the order of the candidates."""
     return [cell.records[index] for cell in cells for index in sorted(cell.records)]

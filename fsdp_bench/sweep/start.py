@@ -146,7 +146,6 @@ def _texts(field: str, value: str | Sequence[str]) -> tuple[str, ...]:
 
 
 def _check_kept(file: SweepFile, trace: bool, snapshot: bool) -> None:
-    """Refuse to keep traces or snapshots that this sweep will not have."""
     if trace and (file.has_frontier or not file.run.communication_steps):
         what = "a file with [frontier]" if file.has_frontier else "communication_steps = 0"
         raise SpecError(f"--trace keeps profiled steps, and {what} has none")

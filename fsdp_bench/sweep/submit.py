@@ -209,7 +209,6 @@ def _options(job: Submission, folder: Path) -> list[str]:
 
 
 def _retry(job: Submission) -> list[str]:
-    """Return lines that have trials run again in the job's first run alone, so that it ends."""
     if not job.retry:
         return []
     options = shlex.join(part for value in job.retry for part in ("--retry", value))

@@ -55,6 +55,16 @@ class TimeComparison(msgspec.Struct, frozen=True, kw_only=True):
         return self.strategy, self.shard_group_size
 
     @property
+    def fastest(self) -> float:
+        """The fastest measured step of a compared trial, in seconds."""
+        return self.fastest_seconds or 0.0
+
+    @property
+    def slowest(self) -> float:
+        """The slowest measured step of a compared trial, in seconds."""
+        return self.slowest_seconds or 0.0
+
+    @property
     def error(self) -> float | None:
         """``predicted / measured - 1``."""
         if self.predicted_seconds is None or not self.measured_seconds:
@@ -131,7 +141,6 @@ def compare_time(record: TrialRecord, profile: Profile | None) -> TimeComparison
 
 
 def _why_not(record: TrialRecord, profile: Profile | None) -> str | None:
-    """Return why a trial's time is not compared; None if it is."""
     if record.source == "rehearsed":
         return "rehearsed, which takes no time"
     if record.outcome is not Outcome.OK or record.step_seconds is None:
@@ -203,14 +212,8 @@ def _known(values: Iterable[float | None]) -> list[float]:
 
 
 def _order(pairs: Iterable[tuple[TimeComparison, TimeComparison]]) -> SpeedOrder:
-    """Count pairs of a faster and a slower trial."""
-    right = [_seconds(faster) < _seconds(slower) for faster, slower in pairs]
+    right = [(faster.predicted_seconds or 0.0) < (slower.predicted_seconds or 0.0) for faster, slower in pairs]
     return SpeedOrder(num_pairs=len(right), num_in_order=sum(right))
-
-
-def _seconds(one: TimeComparison) -> float:
-    assert one.predicted_seconds is not None
-    return one.predicted_seconds
 
 
 def _distinct_pairs(comparisons: Sequence[TimeComparison]) -> Iterable[tuple[TimeComparison, TimeComparison]]:
@@ -225,25 +228,15 @@ def _distinct_pairs(comparisons: Sequence[TimeComparison]) -> Iterable[tuple[Tim
             family[name] = _joined(family[name], one) if name in family else one
     for family in families.values():
         for one, other in combinations(family.values(), 2):
-            if _slowest(one) < _fastest(other):
+            if one.slowest < other.fastest:
                 yield one, other
-            elif _slowest(other) < _fastest(one):
+            elif other.slowest < one.fastest:
                 yield other, one
 
 
 def _joined(one: TimeComparison, again: TimeComparison) -> TimeComparison:
-    fastest, slowest = min(_fastest(one), _fastest(again)), max(_slowest(one), _slowest(again))
+    fastest, slowest = min(one.fastest, again.fastest), max(one.slowest, again.slowest)
     return msgspec.structs.replace(one, fastest_seconds=fastest, slowest_seconds=slowest)
-
-
-def _fastest(one: TimeComparison) -> float:
-    assert one.fastest_seconds is not None
-    return one.fastest_seconds
-
-
-def _slowest(one: TimeComparison) -> float:
-    assert one.slowest_seconds is not None
-    return one.slowest_seconds
 
 
 def calibration_mismatch(profile: Profile, record: TrialRecord) -> str | None:

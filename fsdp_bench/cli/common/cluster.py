@@ -43,7 +43,7 @@ def node_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
-def on_nodes(session: Session, run: Callable[[], int]) -> int:
+def on_nodes(session: Session[Any], run: Callable[[], int]) -> int:
     """Run a session. In a job of Slurm, go on in a later one where the time limit is near or a node was lost."""
     cluster = session.cluster
     if not isinstance(cluster, SlurmCluster):
@@ -61,7 +61,7 @@ def on_nodes(session: Session, run: Callable[[], int]) -> int:
         return _requeue(cluster, f"the job has lost {names}; {session.num_done} of {session.num_total} are done")
 
 
-def interrupted(session: Session, done: str) -> int:
+def interrupted(session: Session[Any], done: str) -> int:
     """Say how a sweep that was interrupted goes on; put a job whose time limit is near back into the queue.
 
     ``done`` says how much is recorded.

@@ -11,6 +11,7 @@ from itertools import accumulate, groupby
 
 from fsdp_bench.report.charts.axis import Axis
 from fsdp_bench.report.charts.colors import Style
+from fsdp_bench.spec.errors import SpecError
 
 
 @dataclass(frozen=True)
@@ -297,3 +298,13 @@ class Slide:
     def legend(self) -> tuple[Key, ...]:
         """The entries of all charts' legends, each once."""
         return tuple(dict.fromkeys(key for chart in self.charts for key in chart.legend))
+
+
+def check_number(option: str, num_setups: int, most: int) -> None:
+    """Refuse more setups than one picture shows legibly.
+
+    Raises:
+        SpecError: naming the option that asked for the picture.
+    """
+    if num_setups > most:
+        raise SpecError(f"{option}: {num_setups} setups are too many for one picture; at most {most}")

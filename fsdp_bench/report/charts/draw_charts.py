@@ -166,7 +166,6 @@ def _write_words(axes: Axes, chart: Lanes, lane: Lane, foot: float, height: floa
 
 
 def _value_axis(axes: Axes) -> None:
-    """Style the vertical axis: horizontal grid lines, without spines or ticks."""
     axes.yaxis.set_major_formatter("{x:,g}")
     axes.tick_params(labelsize=TEXT, length=0)
     axes.spines[["top", "right", "left"]].set_visible(False)
@@ -236,7 +235,6 @@ def _broken(text: str, characters: float, mark: str = "_") -> str:
 
 
 def _draw_group(axes: Axes, group: BarGroup, scale: float, upright: bool) -> None:
-    """Draw the bars of one panel, each with its words above it."""
     width = 0.8 if len(group.bars) > 1 else 0.5
     for place, bar in enumerate(group.bars):
         _draw_bar(axes, place, bar, scale, width)

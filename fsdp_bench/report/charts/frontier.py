@@ -16,10 +16,11 @@ from fsdp_bench.report.charts.max_size import (
     NONE_FITS,
     UNKNOWN,
     MaxSizeBar,
+    nested,
     size_bars,
 )
 from fsdp_bench.report.charts.slide import draw, in_file_name
-from fsdp_bench.report.charts.trial_facts import NESTING, ORDER, kept_free
+from fsdp_bench.report.charts.trial_facts import NESTING, kept_free
 from fsdp_bench.report.measured.frontier_text import at_an_end
 from fsdp_bench.report.text.quantity_text import QUANTITY_TEXTS
 from fsdp_bench.report.text.setups import common_line
@@ -60,7 +61,6 @@ def frontier_slides(record: FrontierRecord) -> list[tuple[str, Slide]]:
 
 
 def _by_chart(cells: Sequence[FrontierCell]) -> list[tuple[str, list[FrontierCell]]]:
-    """Group cells by chart, with file-name suffixes."""
     found: dict[tuple[str, ...], list[FrontierCell]] = {}
     for cell in cells:
         found.setdefault(_conditions_of(cell), []).append(cell)
@@ -91,14 +91,7 @@ def _split(name: str, cells: list[FrontierCell], fields: Sequence[str]) -> list[
 def frontier_slide(record: FrontierRecord, cells: Sequence[FrontierCell]) -> Slide:
     """Return the chart of cells that share a model, a number of ranks and their work."""
     levels = tuple(level for level in LEVELS if len({_label(level, cell) for cell in cells}) > 1)
-    orders = {level: list(dict.fromkeys(_label(level, cell) for cell in cells)) for level in levels}
-    ordered = sorted(
-        cells,
-        key=lambda cell: (
-            ORDER.index(cell.setup.strategy),
-            *(words.index(_label(level, cell)) for level, words in orders.items()),
-        ),
-    )
+    ordered = nested(cells, levels, _label, lambda cell: cell.setup)
     first, text = cells[0], QUANTITY_TEXTS[cells[0].quantity.name]
     rows = {"": [_bar(record, cell, levels) for cell in ordered]}
     number = format_count if first.quantity.name == "num_parameters" else str
@@ -148,7 +141,6 @@ def _place(record: FrontierRecord) -> str:
 
 
 def _conditions(record: FrontierRecord, cells: Sequence[FrontierCell], levels: Sequence[str]) -> list[str]:
-    """Return the conditions that a reader needs to repeat the chart."""
     first, limit, rehearsed_on = cells[0], record.run.memory_limit_bytes, record.run.rehearsed_on
     quantity = first.quantity
     lines = [

@@ -9,11 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from fsdp_bench.report.charts.colors import Style
 from fsdp_bench.report.charts.description import Bar, BarGroup, Bars, Key, Piece
+from fsdp_bench.report.charts.trial_facts import ORDER
 from fsdp_bench.report.text.setups import spaced
+from fsdp_bench.spec.setup import TrainSetup
 from fsdp_bench.spec.units import format_count
+
+T = TypeVar("T")
 
 PREDICTED, MEASURED, REHEARSED, PUBLISHED = "predicted", "measured", "rehearsed", "published"
 NONE_FITS, CANNOT_RUN, UNKNOWN = "none fits", "cannot run", "unknown"
@@ -65,6 +70,19 @@ class MaxSizeBar:
         if self.predicted is None:
             return ()
         return ("0%" if self.predicted == self.value else f"{self.predicted / self.value - 1:+.1%}",)
+
+
+def nested(
+    cells: Sequence[T], levels: Sequence[str], label: Callable[[str, T], str], setup: Callable[[T], TrainSetup]
+) -> list[T]:
+    """Return cells by strategy, and within one by their labels, each level in the order in which these first occur."""
+    orders = {level: list(dict.fromkeys(label(level, cell) for cell in cells)) for level in levels}
+
+    def place(cell: T) -> tuple[int, ...]:
+        within = (words.index(label(level, cell)) for level, words in orders.items())
+        return ORDER.index(setup(cell).strategy), *within
+
+    return sorted(cells, key=place)
 
 
 def size_bars(
@@ -144,7 +162,6 @@ def _styles(bars: Sequence[MaxSizeBar]) -> dict[tuple[str, tuple[str, ...]], Sty
 
 
 def _legend(every: Sequence[MaxSizeBar], levels: Sequence[str]) -> tuple[Key, ...]:
-    """Return the legend's entries for sources, marks and outlines."""
     bars = [bar for bar in every if bar.value is not None]
     sources = [source for source in STYLES if any(bar.source == source for bar in bars)]
     keys: list[Key] = []

@@ -16,9 +16,10 @@ from fsdp_bench.report.charts.max_size import (
     NONE_FITS,
     UNKNOWN,
     MaxSizeBar,
+    nested,
     size_bars,
 )
-from fsdp_bench.report.charts.trial_facts import NESTING, ORDER
+from fsdp_bench.report.charts.trial_facts import NESTING
 from fsdp_bench.report.text.common import hardware_text
 from fsdp_bench.report.text.max_size import host_line, kept_free, load_lines
 from fsdp_bench.report.text.quantity_text import QUANTITY_TEXTS, model_line, value_text
@@ -80,14 +81,9 @@ def max_size_slide(results: Sequence[HardwareResult], arrangement: Arrangement) 
     first = results[0].cells[0]
     text = QUANTITY_TEXTS[first.quantity.name]
     cells = [(one.title, cell) for one in results for cell in one.cells]
-    orders = {level: list(dict.fromkeys(_label(level, n, c.setup) for n, c in cells)) for level in arrangement.levels}
-
-    def place(pair: tuple[str, SettingResult]) -> tuple[int, ...]:
-        name, cell = pair
-        within = (words.index(_label(level, name, cell.setup)) for level, words in orders.items())
-        return ORDER.index(cell.setup.strategy), *within
-
-    cells.sort(key=place)
+    cells = nested(
+        cells, arrangement.levels, lambda level, one: _label(level, one[0], one[1].setup), lambda c: c[1].setup
+    )
     field, rows = arrangement.rows, dict[str, list[MaxSizeBar]]()
     for word in dict.fromkeys(_label(field, name, cell.setup) if field else "" for name, cell in cells):
         chosen = [(n, c) for n, c in cells if not field or _label(field, n, c.setup) == word]
@@ -146,7 +142,6 @@ def _servers(results: Sequence[HardwareResult]) -> str:
 
 
 def _conditions(results: Sequence[HardwareResult]) -> list[str]:
-    """Return the conditions that a reader needs to repeat the chart."""
     first = results[0].cells[0]
     setups = [cell.setup for one in results for cell in one.cells]
     varying = [level for level in (*LEVELS[1:], "world_size") if len(_values(results, level)) > 1]
@@ -180,7 +175,6 @@ def _hardware(result: HardwareResult) -> str:
 
 
 def _notes(results: Sequence[HardwareResult]) -> list[str]:
-    """Return chart notes and reasons for missing bars."""
     missing = [
         (f"{CANNOT_RUN}: {cell.impossible}" if cell.impossible else f"{UNKNOWN}: {cell.unknown}")
         for one in results

@@ -21,6 +21,7 @@ from fsdp_bench.report.charts.description import (
     Plot,
     Point,
     Slide,
+    check_number,
     stacked,
 )
 from fsdp_bench.report.text.common import hardware_text
@@ -28,7 +29,6 @@ from fsdp_bench.report.text.setups import common_line, setup_line, spaced, title
 from fsdp_bench.report.text.verdict import required_lines, verdict
 from fsdp_bench.simulate import TORCH_VERSION
 from fsdp_bench.simulate.events import Category
-from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.units import format_gib
 
 MOST = 6
@@ -197,8 +197,7 @@ def timeline_slide(predictions: Sequence[Prediction], refused: Sequence[Question
     Raises:
         SpecError: for more setups than one picture shows legibly.
     """
-    if len(predictions) > MOST:
-        raise SpecError(f"chart: {len(predictions)} setups are too many for one picture; at most {MOST}")
+    check_number("chart", len(predictions), MOST)
     varying = varying_fields([prediction.question for prediction in predictions])
     columns = COLUMNS[len(predictions)]
     panels = [
@@ -264,7 +263,6 @@ def _hidden_reason(prediction: Prediction) -> str:
 
 
 def _conditions(predictions: Sequence[Prediction], varying: Sequence[str]) -> list[str]:
-    """Return the conditions that a reader needs to repeat the chart."""
     first = predictions[0].question
     setup = setup_line(first.setup) if len(predictions) == 1 else common_line(first.setup, varying)
     gpu = predictions[0].estimate.gpu
@@ -283,7 +281,6 @@ def _conditions(predictions: Sequence[Prediction], varying: Sequence[str]) -> li
 
 
 def _notes(panels: Sequence[_Panel], refused: Sequence[Question]) -> list[str]:
-    """Return a line for each thing that the chart does not show."""
     lines = []
     steps = panels[0].prediction.question.setup.gradient_accumulation_steps
     if steps > 3:

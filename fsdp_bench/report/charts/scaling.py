@@ -10,7 +10,7 @@ from fsdp_bench.plan.question import Question
 from fsdp_bench.plan.speed import Speed
 from fsdp_bench.report.charts.axis import Axis, Tick
 from fsdp_bench.report.charts.colors import Style
-from fsdp_bench.report.charts.description import Area, Key, Line, Plot, Point, Slide
+from fsdp_bench.report.charts.description import Area, Key, Line, Plot, Point, Slide, check_number
 from fsdp_bench.report.text.setups import common_line, title, varying_fields
 from fsdp_bench.report.text.speed import rests_on
 from fsdp_bench.spec.errors import SpecError
@@ -32,8 +32,7 @@ def scaling_slide(questions: Sequence[Question]) -> Slide:
     Raises:
         SpecError: for more setups than there are styles, if no server is named, or if no time is known.
     """
-    if len(questions) > len(STYLES):
-        raise SpecError(f"scaling: {len(questions)} setups are too many for one picture; at most {len(STYLES)}")
+    check_number("scaling", len(questions), len(STYLES))
     found = scaling_curves(questions)
     if not any(value is not None for curve in found for value in curve.tokens):
         raise SpecError("scaling: no step's time is known here: nobody documents this server's links")

@@ -74,7 +74,6 @@ def _draw(body: SubFigure, slide: Slide) -> None:
 
 
 def _legend(body: SubFigure, slide: Slide) -> None:
-    """Draw the legend above the charts, or beside them."""
     if slide.legend:
         is_beside = slide.is_legend_beside
         columns = 1 if is_beside else min(len(slide.legend), 5)

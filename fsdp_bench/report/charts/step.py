@@ -10,11 +10,10 @@ from fsdp_bench.plan.question import Question
 from fsdp_bench.replay.step_parts import StepPart
 from fsdp_bench.report.charts.axis import Axis
 from fsdp_bench.report.charts.colors import Style
-from fsdp_bench.report.charts.description import Key, Lane, Lanes, Slide, Spans
+from fsdp_bench.report.charts.description import Key, Lane, Lanes, Slide, Spans, check_number
 from fsdp_bench.report.text.common import hardware_text
 from fsdp_bench.report.text.setups import common_line, setup_line, title, varying_fields
 from fsdp_bench.report.text.speed import PART_LABELS, percent, rests_on, throughput_text
-from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.units import format_seconds
 
 MOST = 4
@@ -118,8 +117,7 @@ def step_slide(questions: Sequence[Question]) -> Slide:
     Raises:
         SpecError: for more setups than one picture shows legibly, or if no step's time is known.
     """
-    if len(questions) > MOST:
-        raise SpecError(f"step-chart: {len(questions)} setups are too many for one picture; at most {MOST}")
+    check_number("step-chart", len(questions), MOST)
     found, first, varying = step_streams(questions), questions[0], varying_fields(questions)
     names = [title(question, varying) if len(questions) > 1 else "" for question in questions]
     drawn = [streams for one in found if (streams := drawn_streams(one)) is not None]

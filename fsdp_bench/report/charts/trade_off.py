@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from fsdp_bench.plan.question import Prediction
 from fsdp_bench.report.charts.axis import Axis, around, memory_unit
 from fsdp_bench.report.charts.colors import Style
-from fsdp_bench.report.charts.description import Key, Line, Plot, Point, Slide
+from fsdp_bench.report.charts.description import Key, Line, Plot, Point, Slide, check_number
 from fsdp_bench.report.text.common import hardware_text
 from fsdp_bench.report.text.setups import common_line, title, varying_fields
 from fsdp_bench.report.text.speed import rests_on
@@ -101,8 +101,7 @@ def trade_off_slide(predictions: Sequence[Prediction]) -> Slide:
     Raises:
         SpecError: for more setups than one picture shows legibly, or if fewer than two setups have a known time.
     """
-    if len(predictions) > MOST:
-        raise SpecError(f"trade-off: {len(predictions)} setups are too many for one picture; at most {MOST}")
+    check_number("trade-off", len(predictions), MOST)
     first = predictions[0]
     question, varying = first.question, varying_fields([one.question for one in predictions])
     points = trade_off_points(predictions)

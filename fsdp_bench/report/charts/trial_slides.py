@@ -136,7 +136,6 @@ def _parts(records: list[TrialRecord], field: str) -> list[list[TrialRecord]]:
 
 
 def _merge(parts: list[list[TrialRecord]]) -> list[list[TrialRecord]]:
-    """Merge neighbouring parts with few bars."""
     merged: list[list[TrialRecord]] = []
     for part in parts:
         last = merged[-1] if merged else []

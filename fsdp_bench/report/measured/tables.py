@@ -98,7 +98,6 @@ def print_table(records: list[TrialRecord], console: Console) -> None:
 
 
 def _tables(ran: list[TrialRecord], width: int) -> list[str]:
-    """Return one table per combination of model and world size."""
     groups: dict[str, list[TrialRecord]] = {}
     for record in ran:
         groups.setdefault(f"{record.model.name}, world size {_world(record)}", []).append(record)
@@ -148,7 +147,6 @@ def _title(ran: list[TrialRecord]) -> str:
 
 
 def _footnotes(records: list[TrialRecord], ran: list[TrialRecord]) -> list[str]:
-    """Return notes on skipped trials, marks, suspect measurements, MFU and the dimensions of the models."""
     skipped = Counter(record.reason for record in records if record.outcome is Outcome.SKIPPED)
     lines = [f"skipped {count}: {reason}" for reason, count in skipped.items()]
     if any(map(disagrees, ran)):

@@ -8,19 +8,8 @@
                                  fsdp-bench rehearse --gpu does
     launcher                     how ranks are started: "fork" or "torchrun" (LAUNCHERS, below)
     memory_limit                 memory that one rank may allocate, as text: "24GiB"
-    memory_limit_bytes           the same in bytes; memory_limit overrides it
-    warmup_steps                 steps before the measured ones: 2
-    steps                        measured steps: 3
-    communication_steps          steps under the profiler, for communication time: 1
-    steps_without_communication  steps with collectives that end at once: 3, or 0 with [frontier]
-    timeout_seconds              the trial's time limit: 300
-    threads_per_rank             CPU threads of one rank; by default the cores divided by the ranks
-    backend                      "gloo": the process group's backend on GPUs; by default NCCL
-    attention                    "flash": the kernel of 16-bit attention on GPUs; by default PyTorch's own choice
-    emulate                      true: run only rank 0 of the world, with collectives that end at once
 
-``name``, ``device``, ``gpu``, ``headroom``, ``launcher`` and ``memory_limit`` are read here. The others are fields of
-RunPlan in spec/record.py, where their defaults and ranges are.
+The other keys are fields of RunPlan in spec/record.py, where their defaults and ranges are.
 """
 
 from __future__ import annotations
@@ -100,7 +89,6 @@ def rehearsed(written: dict[str, Any], gpu: str, stem: str) -> dict[str, Any]:
 
 
 def _rehearsed_on(run: dict[str, Any]) -> RehearsedGpu | None:
-    """Return the GPU that is rehearsed on. None if trials are not rehearsed."""
     if run.get("device") == "rehearsed":
         if not isinstance(run.get("gpu"), str):
             raise SpecError('[run] gpu: device = "rehearsed" needs the name of a GPU: gpu = "H100-SXM"')

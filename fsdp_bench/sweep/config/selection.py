@@ -89,7 +89,6 @@ def select_searches(plan: FrontierPlan, selections: tuple[str, ...]) -> Frontier
 
 
 def _more(plan: SweepPlan | FrontierPlan) -> str:
-    """Return the hint for a message that nothing matches."""
     unknown = f"; more need the GPU to be known: {'; '.join(plan.needing_gpu)}" if plan.needing_gpu else ""
     return f"; --list shows them{unknown}"
 
@@ -131,7 +130,6 @@ def _has(facts: dict[str, Any], selection: str) -> bool:
 
 
 def _read(selection: str, fields: Collection[str]) -> tuple[str, str]:
-    """Return the field and the value that FIELD=VALUE names."""
     field, _, wanted = selection.partition("=")
     field = FIELD_ALIASES.get(field, field)
     if field not in fields:

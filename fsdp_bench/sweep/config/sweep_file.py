@@ -120,7 +120,6 @@ def read_file(
 
 
 def _emulating(document: dict[str, Any], world_size: int, stem: str) -> dict[str, Any]:
-    """Return a document whose trials are all emulated as rank 0 of ``world_size`` ranks."""
     cells: dict[str, Any] = {"grid": {**table(document, "grid"), "world_size": world_size}}
     if "include" in document:
         cells["include"] = [
@@ -158,7 +157,6 @@ def _resolve(
 
 
 def _limited(machine: Machine, device: Device, gpu_memory_bytes: int) -> Machine:
-    """Return the machine with smaller GPUs."""
     if device != "cuda":
         raise MachineError("--gpu-memory: this sweep runs on a CPU, whose budget is [run] memory_limit")
     if not machine.gpus:

@@ -62,7 +62,6 @@ def choose_nodes(
 
 
 def _is_here(endpoint: str) -> bool:
-    """Return whether an endpoint names this node."""
     host, colon, port = endpoint.rpartition(":")
     if not colon or not host or not (port.isascii() and port.isdecimal()) or not 0 < int(port) < 1 << 16:
         raise SpecError(

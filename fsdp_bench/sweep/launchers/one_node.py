@@ -130,13 +130,20 @@ class ForkServer:
         end_marked(self._mark, [] if self._process is None else [self._process.pid])
 
 
-class ForkedTrial:
+class _OnOneNode:
+    finished = False
+
+    def lost_nodes(self) -> tuple[str, ...]:
+        """Return nothing: all ranks were on this node."""
+        return ()
+
+
+class ForkedTrial(_OnOneNode):
     """A trial that the fork server runs."""
 
     def __init__(self, server: ForkServer, pgid: int) -> None:
         self._server = server
         self._pgid = pgid
-        self.finished = False
 
     def wait(self, seconds: float) -> list[RankExit]:
         """Return the ranks that have ended, as the server reports them."""
@@ -161,10 +168,6 @@ class ForkedTrial:
         if not self.finished:
             self._server.close()
             self.finished = True
-
-    def lost_nodes(self) -> tuple[str, ...]:
-        """Return nothing: all ranks were on this node."""
-        return ()
 
 
 class Torchrun:
@@ -191,12 +194,11 @@ class Torchrun:
         end_marked(self._mark)
 
 
-class TorchrunTrial:
+class TorchrunTrial(_OnOneNode):
     """A trial that torchrun runs. torchrun ends all ranks if one fails, and has one exit code for all."""
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self._process = process
-        self.finished = False
 
     def wait(self, seconds: float) -> list[RankExit]:
         """Return the end of torchrun, which does not say which rank failed."""
@@ -215,7 +217,3 @@ class TorchrunTrial:
         kill_group(self._process.pid)
         self._process.wait()
         self.finished = True
-
-    def lost_nodes(self) -> tuple[str, ...]:
-        """Return nothing: all ranks were on this node."""
-        return ()

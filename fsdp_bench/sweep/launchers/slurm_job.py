@@ -57,7 +57,6 @@ class SlurmJob:
         return tuple(node for node, answers_ in zip(self.nodes, answers, strict=True) if not answers_)
 
     def _starts(self, nodes: Sequence[str]) -> bool:
-        """Return whether a process can be started on all of these nodes."""
         command, variables = [*srun(nodes), "true"], srun_environment(os.environ)
         try:
             done = subprocess.run(
