@@ -71,9 +71,9 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     running: str | None = None
     running_seconds: float | None = None
     seconds_left: float | None = None
-    """As long as the recorded trials took at the median, for each that is left. None if that is not known."""
+    """The time that is left, if trials take what recorded ones took at the median. None if that is not known."""
     node: str | None = None
-    """Where the sweep runs, or ran last."""
+    """The node on which the sweep runs, or ran last."""
     job: JobState | None = None
     """The Slurm job, if Slurm knows it."""
 

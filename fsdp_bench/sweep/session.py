@@ -100,7 +100,7 @@ class Session(Generic[Plan]):
     """The run of one sweep file on this machine."""
 
     counts: Literal["trials", "cells"]
-    """What progress.json counts."""
+    """The unit that progress.json counts."""
 
     def __init__(
         self, file: SweepFile, store: Store, machine: Machine, whole: Plan, plan: Plan, cluster: Cluster | None = None

@@ -7,6 +7,9 @@ import random
 import re
 from typing import Any
 
+from fsdp_bench.spec.record import RunPlan
+from fsdp_bench.spec.setup import FIELDS
+
 LONG = "x" * 5100
 DIGITS = "9" * 5000
 ESCAPES = "\x1b]0;title\x07\x1b[2J\x9b31m"
@@ -47,20 +50,16 @@ OTHERS = (
     "['FULL_SHARD', 'NO_SHARD']", "[" * 2000 + "]" * 2000, "[nan]", "[" + "1, " * 3000 + "1]",
 )  # fmt: skip
 
+_FIELDS = {
+    name: ("true", "false") if one.kind is bool else (*one.words, *(["none"] if one.is_optional else []))
+    for name, one in FIELDS.items()
+    if one.kind is bool or one.words
+}
 GOOD: dict[str, tuple[str, ...]] = {
+    **_FIELDS,
     "strategy": ("FULL_SHARD", "zero2", "NO_SHARD", "HYBRID_SHARD", "_HYBRID_SHARD_ZERO2"),
-    "api": ("fsdp1", "fsdp2"),
     "precision": ("fp32", "bf16-mixed", "bf16-true", "fp16-mixed", "fp32/bf16/bf16", "bf16"),
-    "offload": ("none", "params"),
-    "checkpointing": ("none", "selective", "full"),
-    "optimizer": ("adamw", "adamw-fused", "adamw-for-loop", "sgd"),
-    "loss": ("plain", "chunked", "compiled"),
-    "float8": ("none", "rowwise", "tensorwise"),
-    "wrap": ("block", "block-and-ends", "size", "none"),
     "reshard_after_forward": ("2", "4", "'none'"),
-    "reshard_last_block": ("true", "false"),
-    "fp32_head": ("true", "false"),
-    "backward_prefetch": ("pre", "post", "none"),
     "family": ("llama", "gpt2"),
     "params": ("10M", "50M", "124M", "1B", "25% of card"),
     "launcher": ("fork", "torchrun"),
@@ -72,28 +71,16 @@ GOOD: dict[str, tuple[str, ...]] = {
     "memory_limit": ("200MiB", "2GiB"),
     "min_num_params": ("10M", "1000000"),
     "world_size": ("1", "2", "3", "4", "8", "12", "16", "64"),
-    "shard_size": ("1", "2", "4", "8"),
-    "nodes": ("1", "2", "3", "4"),
-    "gpus_per_node": ("1", "2", "4", "8"),
-    "micro_batch_size": ("1", "2", "3", "16"),
-    "batch": ("1", "2", "3", "16"),
-    "sequence_length": ("1", "16", "63", "512", "2048"),
-    "seq": ("1", "16", "63", "512", "2048"),
-    "gradient_accumulation_steps": ("1", "2", "3"),
-    "accumulate": ("1", "2", "3"),
+    **dict.fromkeys(("shard_size", "gpus_per_node", "nodes"), ("1", "2", "4", "8")),
+    **dict.fromkeys(("micro_batch_size", "batch"), ("1", "2", "3", "16")),
+    **dict.fromkeys(("sequence_length", "seq"), ("1", "16", "63", "512", "2048")),
+    **dict.fromkeys(("gradient_accumulation_steps", "accumulate", "num_hidden_layers"), ("1", "2", "3")),
     "max_grad_norm": ("0.5", "1"),
     "vocab_size": ("2", "100", "50257"),
-    "num_hidden_layers": ("1", "2", "3"),
     "hidden_size": ("64", "96", "128"),
     "num_attention_heads": ("1", "2", "4"),
     "intermediate_size": ("1", "100"),
-    "tie_word_embeddings": ("true", "false"),
-    "compile": ("true", "false"),
-    "emulate": ("true", "false"),
-    "use_orig_params": ("true", "false"),
-    "limit_all_gathers": ("true", "false"),
-    "forward_prefetch": ("true", "false"),
-    "sync_every_micro_batch": ("true", "false"),
+    **dict.fromkeys(("tie_word_embeddings", "emulate"), ("true", "false")),
     "steps": ("1", "5"),
     "warmup_steps": ("2", "3"),
     "communication_steps": ("0", "1"),
@@ -102,16 +89,8 @@ GOOD: dict[str, tuple[str, ...]] = {
 }
 """Valid values, so that many calls get beyond parsing."""
 
-GRID_KEYS = (
-    *("strategy", "api", "precision", "offload", "checkpointing", "optimizer", "loss", "wrap", "world_size"),
-    *("micro_batch_size", "sequence_length", "gradient_accumulation_steps", "max_grad_norm", "compile"),
-    *("reshard_after_forward", "reshard_last_block", "fp32_head", "float8"),
-    *("use_orig_params", "forward_prefetch", "sync_every_micro_batch", "min_num_params", "seed", "shard_size"),
-)
-RUN_KEYS = (
-    *("launcher", "device", "backend", "attention", "memory_limit", "emulate", "steps", "warmup_steps"),
-    *("communication_steps", "threads_per_rank"),
-)
+GRID_KEYS = tuple(name for name in FIELDS if name in GOOD)
+RUN_KEYS = ("launcher", "device", "memory_limit", *(name for name in RunPlan.__struct_fields__ if name in GOOD))
 
 
 def good_toml(rng: random.Random, key: str) -> str:

@@ -38,7 +38,7 @@ from fsdp_bench.sweep.machine import GpuDevice, Machine, probe_machine
 from fsdp_bench.sweep.results.flat import flat_row
 from fsdp_bench.sweep.results.store import read_record
 from tests.docs.pages import ROOT, blocks
-from tests.sweep.reading import read_sweep
+from tests.sweep.conftest import read_sweep
 
 STRUCTS: dict[str, type[msgspec.Struct]] = {
     "A trial's record": TrialRecord,

@@ -10,6 +10,10 @@ from subprocess import CompletedProcess
 import pytest
 
 from fsdp_bench.spec.record import TrialRecord
+from fsdp_bench.sweep.config.grid import trials_of
+from fsdp_bench.sweep.config.sweep_file import read_file, require_gpu
+from fsdp_bench.sweep.config.trial import SweepPlan
+from fsdp_bench.sweep.machine import Machine
 from fsdp_bench.sweep.results.load import read_records
 from tests.conftest import run_command, write_tiny_sweep
 from tests.sweep.shared_processes import SharedForkServer, descriptions_in_forks
@@ -88,3 +92,8 @@ def trial(folder: Path, **fields: object) -> TrialRecord:
         if all(getattr(record.setup, name) == value for name, value in fields.items())
     )
     return found
+
+
+def read_sweep(path: Path, machine: Machine) -> SweepPlan:
+    """Read a sweep file and resolve it for this machine."""
+    return trials_of(require_gpu(read_file(path, machine)))

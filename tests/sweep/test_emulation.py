@@ -18,7 +18,7 @@ from fsdp_bench.sweep.frontier.file import searches_of
 from fsdp_bench.sweep.machine import GpuDevice
 from tests.conftest import records_of_sweep, run_command
 from tests.sweep.config.test_grid import machine
-from tests.sweep.reading import read_sweep
+from tests.sweep.conftest import read_sweep
 
 HEAD = """
 [run]

@@ -16,7 +16,7 @@ from fsdp_bench.sweep.run import rehearsed
 from fsdp_bench.sweep.run.rehearsed import rehearsed_gpu
 from tests.conftest import run_command
 from tests.sweep.config.test_grid import machine
-from tests.sweep.reading import read_sweep
+from tests.sweep.conftest import read_sweep
 
 RUN = "device = 'rehearsed'\ngpu = 'A10G'"
 

@@ -156,7 +156,7 @@ def test_a_foreign_process_on_a_gpu_makes_the_measurement_suspect(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     from fsdp_bench.sweep.results.store import Store
-    from tests.sweep.reading import read_sweep
+    from tests.sweep.conftest import read_sweep
 
     busy = GpuDevice(index=0, name="NVIDIA L4", memory_bytes=1 << 34, processes=(4711,))
     file = tmp_path / "s.toml"

@@ -17,7 +17,7 @@ from fsdp_bench.sweep.config.trial import SweepPlan
 from fsdp_bench.validate.memory import compare_with_record
 from tests.conftest import RUN_ON_CPU, records_of_sweep, run_command
 from tests.sweep.config.test_grid import machine
-from tests.sweep.reading import read_sweep
+from tests.sweep.conftest import read_sweep
 
 MODULE = """
 import torch

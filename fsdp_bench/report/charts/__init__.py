@@ -1,7 +1,7 @@
 """All charts: each is described once, and drawn by matplotlib as a slide and by report/html on a page.
 
 Read in this order:
-    description.py      what a chart is: plots, lanes and bars in the units of their axes; a slide with its conditions
+    description.py      parts of a chart: plots, lanes and bars in the units of their axes; a slide with its conditions
     axis.py             axes: where a value stands, ticks at round numbers
     colors.py           the palette, on light and dark backgrounds; sizes of a slide
     memory_timeline.py  predicted memory over one training step

@@ -44,12 +44,12 @@ class Axis:
 
     @property
     def remark(self) -> str:
-        """What a reader has to know of an axis of a quantity; empty if it begins at zero."""
+        """A warning that the axis does not begin at zero; empty if it does."""
         return "" if self.low == 0 else "the axis does not begin at zero"
 
 
 _WIDE = 20.0
-"""From so many times the least value on an axis is logarithmic."""
+"""An axis is logarithmic if the greatest value is more than this many times the least."""
 _MOST_POWERS = 8
 """About so many powers of ten have ticks."""
 _NEAR = 0.5

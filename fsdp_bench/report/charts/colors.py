@@ -58,7 +58,7 @@ class Style:
     dash: tuple[float, ...] = ()
     """Lengths of dashes and gaps of a line; empty for a solid one."""
     width: float = 1.6
-    """Of a line, in points."""
+    """The width of a line, in points."""
     sign: str = ""
     """matplotlib's marker of a point. Empty: a box with the point's number, or a dot."""
     opacity: float = 1.0

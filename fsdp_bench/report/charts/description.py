@@ -1,4 +1,4 @@
-"""What a chart shows, whoever draws it: marks in the units of their axes, with their styles and words.
+"""The description of a chart, whoever draws it: marks in the units of their axes, with their styles and words.
 
 slide.py draws a Slide with matplotlib; report/html draws the same charts on a page, as wide as the screen.
 """
@@ -69,7 +69,7 @@ class Point:
     y: float
     number: int | None = None
     title: str = ""
-    """What the point stands for. A page shows it when the pointer is there, a slide in a list beside the plot."""
+    """The setup or trial of the point. A page shows it when the pointer is there, a slide in a list beside the plot."""
     is_hollow: bool = False
 
 
@@ -79,9 +79,9 @@ class Mark:
 
     style: Style
     x: float
-    """In percent of the plot's width, from the left."""
+    """The place in percent of the plot's width, from the left."""
     y: float
-    """In percent of the plot's height, from below."""
+    """The place in percent of the plot's height, from below."""
     text: str
     title: str
     is_beyond: bool
@@ -96,7 +96,7 @@ class Plot:
     x: Axis
     y: Axis
     areas: tuple[Area, ...] = ()
-    """From the lowest to the one on top of all."""
+    """The areas, the lowest first."""
     lines: tuple[Line, ...] = ()
     points: tuple[Point, ...] = ()
     legend: tuple[Key, ...] = ()
@@ -127,7 +127,7 @@ class Plot:
 
 
 _LAST = 97.5
-"""Where points beyond the right end of the axis stand, in percent."""
+"""The place of points beyond the right end of the axis, in percent."""
 Box = tuple[float, float, list[int]]
 """A place in fractions of a plot, and the numbers of the points there."""
 BOX_HEIGHT, BOX_WIDTH, DIGIT = 0.05, 0.02, 0.012
@@ -175,7 +175,7 @@ class Spans:
 
 @dataclass(frozen=True)
 class Lane:
-    """What one stream does."""
+    """The work of one stream."""
 
     name: str
     spans: tuple[Spans, ...]
@@ -188,7 +188,7 @@ class Lanes:
     title: str
     x: Axis
     lanes: tuple[Lane, ...]
-    """From top to bottom."""
+    """The lanes from top to bottom."""
     legend: tuple[Key, ...] = ()
     remarks: tuple[str, ...] = ()
     kind: str = "lanes"
@@ -220,7 +220,7 @@ class Bar:
     spread: tuple[float, float] | None = None
     """The lowest and the highest sample."""
     outline: float | None = None
-    """What is reached beyond the bar, in another way."""
+    """A value beyond the bar that is reached in another way."""
 
     @property
     def total(self) -> float:
@@ -248,13 +248,13 @@ class Bars:
     title: str
     groups: tuple[BarGroup, ...]
     axis: str = ""
-    """What the bars show, and its unit."""
+    """The quantity that the bars show, and its unit."""
     scale: float = 1.0
     """The size that is 1 on the axis."""
     unit: str = ""
-    """What follows a bar's number where there is no axis."""
+    """The text after a bar's number where there is no axis."""
     levels: tuple[str, ...] = ()
-    """What the labels of the bars are."""
+    """The fields that the labels of the bars show."""
     legend: tuple[Key, ...] = ()
     remarks: tuple[str, ...] = ()
     whole: float = 0.0

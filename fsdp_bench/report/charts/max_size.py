@@ -64,7 +64,7 @@ class MaxSizeBar:
 
     @property
     def words(self) -> tuple[str, ...]:
-        """What stands above the bar beside its number, or in place of a missing bar."""
+        """The words above the bar beside its number, or in place of a missing bar."""
         if self.value is None:
             return (self.note or UNKNOWN,)
         if self.predicted is None:

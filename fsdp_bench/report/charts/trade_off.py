@@ -32,7 +32,7 @@ class TradeOffPoint:
     """One setup or trial: the GPU memory that it needs and how fast it is."""
 
     memory_bytes: float
-    """Of a prediction, the peak reserved memory without allocation retries; for CPU kernels, live bytes."""
+    """The peak reserved memory without allocation retries, of a prediction; live bytes for CPU kernels."""
     tokens: float
     """Tokens per second of one GPU."""
     fits: bool | None

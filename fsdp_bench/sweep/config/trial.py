@@ -107,8 +107,8 @@ def trial_id(model: TrainedModel, setup: TrainSetup, run: RunPlan, device: Devic
     """Hash everything that decides a trial's outcome, except its machine and its time limit.
 
     Results are stored in one folder for each machine. The time limit decides only whether there is an outcome: a
-    trial that timed out runs again under a longer limit. What earlier versions did not have (a field's ``since``) is
-    hashed only where it is set, so that trials recorded by earlier versions keep their IDs.
+    trial that timed out runs again under a longer limit. Fields that earlier versions did not have (``since``) are
+    hashed only where they are set, so that trials recorded by earlier versions keep their IDs.
     """
     setup_fields = to_builtins(setup)
     for name, one in FIELDS.items():

@@ -3,7 +3,7 @@
 Read in this order:
     launcher.py        the interface of all launchers
     one_node.py        all ranks on this machine: forked from a process that has imported torch, or by a new torchrun
-    choose.py          on which nodes a sweep runs
+    choose.py          the nodes of a sweep
     slurm.py           several nodes of a Slurm job, by srun
     slurm_job.py       that job: its nodes, its time, how it is requeued
     torchrun_nodes.py  several nodes on which the same command was started

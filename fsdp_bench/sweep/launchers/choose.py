@@ -1,4 +1,4 @@
-"""On which nodes a sweep runs: this one, those of a Slurm job, or those on which the same command was started."""
+"""Chooses the nodes of a sweep: this one, those of a Slurm job, or those on which the same command was started."""
 
 from __future__ import annotations
 

@@ -118,7 +118,7 @@ class JobState(msgspec.Struct, frozen=True, kw_only=True):
     """Why it waits: Resources, Priority; the text ``None`` if it runs."""
     nodes: str
     seconds_left: float | None
-    """Until its time limit. None if it has none."""
+    """The seconds until its time limit. None if it has none."""
     restarts: int
     """The number of times that it was put back into the queue."""
 

@@ -8,7 +8,7 @@ The nodes share the results folder, and meet in a folder of it::
         ID.json       another node, and how its last torchrun ended
         ID/.writer.1  its sign of life
 
-What ranks write goes into the trial's scratch folder.
+The ranks write into the trial's scratch folder.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from fsdp_bench.version import __version__
 JOIN_SECONDS = 600.0
 """The time that nodes wait for each other at the beginning."""
 _SECONDS_TO_END = 20.0
-"""How long another node may take to end its ranks."""
+"""The time that another node may take to end its ranks."""
 _POLL_SECONDS = 0.3
 
 Say = Callable[[str], None]
@@ -46,16 +46,16 @@ T = TypeVar("T")
 
 
 class NodeTask(msgspec.Struct, frozen=True, kw_only=True):
-    """What the first node has all nodes run: nothing, or a trial."""
+    """The task of all nodes, as the first one sets it: nothing, or a trial."""
 
     sweep: str
     """The Meeting's."""
     number: int = 0
-    """Of the trial, also in a later run of the first node's command."""
+    """The trial's number, which no later run of the first node's command repeats."""
     trial: str = ""
     """The path of its trial.json in its scratch folder, from the results folder. Empty: end it."""
     options: tuple[str, ...] = ()
-    """Of train/processes/node.py, the same on all nodes."""
+    """The options of train/processes/node.py that are the same on all nodes."""
     nodes: dict[str, str] = {}
     """The IDs of its nodes in the order of their ranks, and their names. The first node's ID is empty."""
 
@@ -87,7 +87,7 @@ class Meeting:
         """The user whose files are read: others who may write here would otherwise start trials as this one."""
         try:
             self.sweep = hashlib.sha256(__version__.encode() + b"\0" + sweep_file.read_bytes()).hexdigest()
-            """What has to be the same on all nodes."""
+            """The digest of all that has to be the same on all nodes."""
         except OSError as error:
             raise MachineError(f"{sweep_file}: {error.strerror}") from None
 

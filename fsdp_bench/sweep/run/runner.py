@@ -347,8 +347,8 @@ MOST_SECONDS_BETWEEN_LOOKS = 2.0
 class TimeLimit:
     """A time limit that counts the time in which this process runs, not the time in which it is stopped.
 
-    While this process is stopped (Ctrl-Z, a suspended laptop) the ranks may go on. What they have reported meanwhile is
-    read before the limit is checked.
+    While this process is stopped (Ctrl-Z, a suspended laptop) the ranks may go on. Their reports are read before the
+    limit is checked.
     """
 
     def __init__(self, seconds: float) -> None:

@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 from rich.console import Console
 
 from fsdp_bench.report.measured.conclusion import conclusion
-from fsdp_bench.report.measured.tables import print_table
-from fsdp_bench.spec.rank_report import MemoryReading, Outcome
+from fsdp_bench.report.measured.tables import matrix_rate_line, print_communication, print_table
+from fsdp_bench.spec.codec import to_json
+from fsdp_bench.spec.errors import SpecError
+from fsdp_bench.spec.profile import MatmulTime, Profile, RankProfile, write_profile
+from fsdp_bench.spec.rank_report import CollectiveReading, CommunicationReading, MemoryReading, Outcome, RankReport
 from fsdp_bench.spec.record import TrialRecord
 from fsdp_bench.sweep.results.load import read_records
-from tests.report.charts.trials.test_measured import GIB, record
+from fsdp_bench.validate.matrix_rate import matrix_rates
+from tests.conftest import run_command
+from tests.report.charts.test_trials import GIB, record
+from tests.spec.test_record import golden
+from tests.validate.test_memory import MODEL, reading, record_of
 
 RESULTS = Path(__file__).parents[3] / "results" / "xeon-2-cores"
 
@@ -78,3 +87,154 @@ def test_where_nothing_fits_the_sentence_says_how_the_trials_ended() -> None:
     retried, failed = record(retries=1), record(Outcome.OOM_GPU)
     assert conclusion([retried, failed, failed]) == "Found: no trial fits (1 ok, with retries, 2 oom_gpu)."
     assert conclusion([FULL, failed]) == "Found: one trial fits, llama-1B on 2 ranks: FULL_SHARD."
+
+
+PRODUCTS = tuple(
+    MatmulTime(layout="nt", dtype=dtype, m=100, n=100, k=50, seconds=seconds)  # 10^6 operations
+    for dtype, seconds in (("fp32", 1.0), ("fp32", 0.5), ("bf16", 0.1))
+)
+PROFILE = Profile(
+    machine="two cores",
+    device="cpu",
+    device_name="a processor",
+    measured_on="2026-11-21",
+    versions={},
+    ranks=(RankProfile(num_ranks=1, threads_per_rank=1, launch_seconds=0, hook_seconds={}, matmul=PRODUCTS),),
+)
+
+
+def trained(seconds: float) -> TrialRecord:
+    """Return a trial in fp32 with steps of the given seconds."""
+    record = record_of(reading({"forward": 1}))
+    return replace(record, ranks=(replace(record.ranks[0], step_seconds=(seconds,)),))
+
+
+def test_the_fastest_trial_stands_beside_the_fastest_product() -> None:
+    """2 m n k over the shorter time is 2e6 operations a second; a dtype that nobody trained in is left out."""
+    fast, slow = trained(2.0), trained(4.0)
+    tokens = fast.setup.tokens_per_step_per_rank
+    flops = tokens * MODEL.model_flops_per_token(fast.setup.sequence_length) / 2.0
+    (rate,) = matrix_rates([slow, fast], PROFILE)
+    assert (rate.dtype, rate.matmul_flops_per_second) == ("fp32", pytest.approx(2e6))
+    assert rate.model_flops_per_second == pytest.approx(flops)
+    assert rate.fraction == pytest.approx(flops / 2e6)
+    assert "calibrated on two cores, 2026-11-21" in matrix_rate_line(rate, PROFILE)
+
+
+def test_a_calibration_of_another_machine_is_refused_with_the_reason() -> None:
+    """Another kind of device, another card, and one process alone on cores that ranks shared when calibrated."""
+    with pytest.raises(SpecError, match="of another machine than the trials: the calibration is of two cores"):
+        matrix_rates([trained(2.0)], replace(PROFILE, device="cuda"))
+    on_card = replace(trained(2.0), device="cuda", ranks=(replace(trained(2.0).ranks[0], device_name="NVIDIA H100"),))
+    with pytest.raises(SpecError, match="the calibration is of a processor, the trial ran on NVIDIA H100"):
+        matrix_rates([on_card], replace(PROFILE, device="cuda"))
+    assert len(matrix_rates([on_card], replace(PROFILE, device="cuda", device_name="NVIDIA H100"))) == 1
+    alone = replace(trained(2.0), device="emulated", emulated_on="cpu")
+    with pytest.raises(SpecError, match="the trial ran one process on all cores"):
+        matrix_rates([alone], replace(PROFILE, ranks=(replace(PROFILE.ranks[0], num_ranks=2),)))
+
+
+def test_emulated_trials_stand_apart_and_say_so() -> None:
+    """Steps without communication are faster, because no data is sent."""
+    alone = replace(trained(1.0), device="emulated", emulated_on="cpu")
+    real, emulated = matrix_rates([trained(2.0), alone], PROFILE)
+    assert emulated.model_flops_per_second == pytest.approx(2 * real.model_flops_per_second)
+    assert ("emulated" in real.trial, "emulated" in emulated.trial) == (False, True)
+
+
+def test_the_report_prints_it(tmp_path: Path) -> None:
+    write_profile(PROFILE, tmp_path / "here.toml")
+    folder = tmp_path / "results" / "trials"
+    folder.mkdir(parents=True)
+    record = trained(2.0)
+    (folder / f"{record.id}.json").write_bytes(to_json(record))
+    words = ("report", tmp_path / "results", "--calibration", tmp_path / "here.toml")
+    assert "fp32 matrix products reach 2e-06 TFLOP/s" in run_command(*words).stdout
+    document = json.loads(run_command(*words, "--json").stdout)
+    assert [rate["dtype"] for rate in document["matrix_rates"]] == ["fp32"]
+    assert document["matrix_rates"][0]["share"] == pytest.approx(record.model_flops_per_second / 2e6)
+    assert "matrix_rates" not in json.loads(run_command(*words[:2], "--json").stdout)
+
+
+def rank(number: int, gather_seconds: tuple[float, ...], exposed: float, silent: float) -> RankReport:
+    """Steps of 4 s; 6 GB are gathered among four ranks."""
+    readings = tuple(
+        CommunicationReading(
+            step_seconds=5.0,
+            total_seconds=2.0,
+            exposed_seconds=exposed,
+            collectives=(
+                CollectiveReading(kind="all_gather", calls=9, message_bytes=6 * 10**9, seconds=seconds, group_size=4),
+                CollectiveReading(kind="broadcast", calls=1, message_bytes=4),
+            ),
+        )
+        for seconds in gather_seconds
+    )
+    return RankReport(
+        rank=number,
+        outcome=Outcome.OK,
+        step_seconds=(4.0,),
+        communication=readings,
+        seconds_without_communication=(silent,),
+    )
+
+
+def communicating(exposed: float, silent: float) -> TrialRecord:
+    ranks = rank(0, (0.5, 9.0, 1.0), exposed, silent), rank(1, (1.5, 2.0, 9.0), exposed, silent)
+    return replace(golden(), ranks=ranks)
+
+
+def test_a_kind_is_the_worst_ranks_median_with_the_bus_bandwidth_of_nccl_tests(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    print_communication([communicating(exposed=1.0, silent=3.1)], Console())
+    shown = capsys.readouterr().out
+    gather = next(line for line in shown.splitlines() if "all_gather" in line).split()
+    assert gather == ["all_gather", "9", "5.6", "GiB", "4", "2.0", "s", "2.25", "GB/s"]  # 6 GB / 2 s x 3 / 4
+    broadcast = next(line for line in shown.splitlines() if "broadcast" in line)
+    assert "unknown" in broadcast  # the profiler did not see it
+    assert "!" not in shown.split("exposed: time")[0]
+
+
+@pytest.mark.parametrize(("silent", "star"), [(3.1, False), (2.0, True)])
+def test_two_exposures_that_are_far_apart_are_marked(
+    silent: float, star: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By the profiler 1 s of 5 is exposed; by difference 0.9 s of 4, or 2 s."""
+    print_table([communicating(exposed=1.0, silent=silent)], Console(width=150))
+    assert ("1.0 s*" in (shown := capsys.readouterr().out)) == star
+    assert ("by more than 10 points" in shown) == star
+    print_communication([communicating(exposed=1.0, silent=silent)], Console())
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "1.0 s (20%) by the profiler" in shown
+    assert ("2.0 s (50%) by difference !" if star else "900.0 ms (22%) by difference") in shown
+
+
+def test_a_failure_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    failed = replace(golden().ranks[0], without_communication_failure="RuntimeError: no such thing")
+    print_communication([replace(golden(), ranks=(failed,))], Console())
+    assert "steps without communication failed: RuntimeError: no such thing" in capsys.readouterr().out
+
+
+def test_the_same_is_printed_as_json(tmp_path: Path) -> None:
+    (tmp_path / "m" / "s" / "trials").mkdir(parents=True)
+    made = communicating(exposed=1.0, silent=2.0)
+    (tmp_path / "m" / "s" / "trials" / f"{made.id}.json").write_bytes(to_json(made))
+    done = run_command("report", tmp_path, "--communication", "--json")
+    assert done.returncode == 0, done.stderr
+    (trial,) = json.loads(done.stdout)["trials"]
+    assert trial["exposed_communication_seconds"] == 1.0
+    assert trial["exposed_by_difference_seconds"] == 2.0
+    gather = trial["collectives"][0]
+    assert (gather["kind"], gather["bus_bandwidth_bytes_per_second"]) == ("all_gather", 2.25e9)
+
+
+def test_trials_are_told_apart_and_emulated_ones_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+    one = communicating(exposed=1.0, silent=3.1)
+    larger = replace(one, setup=replace(one.setup, micro_batch_size=8), device="emulated", emulated_on="cuda")
+    print_communication([one, larger], Console())
+    first, second = (line for line in capsys.readouterr().out.splitlines() if "FULL_SHARD" in line)
+    assert f"batch {one.setup.micro_batch_size}" in first
+    assert "emulated" not in first
+    assert f"world {one.setup.world_size} emulated" in second
+    assert "batch 8" in second

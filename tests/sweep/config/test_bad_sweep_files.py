@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import csv
+import json
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
 
 from fsdp_bench.report.charts.frontier import draw_frontier
-from fsdp_bench.spec.errors import SpecError
+from fsdp_bench.spec.errors import SpecError, SweepFileError
 from fsdp_bench.spec.profile import CALIBRATION_MODEL
 from fsdp_bench.spec.record import RunPlan, TrialRecord
+from fsdp_bench.sweep.config.sweep_file import read_file
 from fsdp_bench.sweep.results.load import load_results, read_frontier_of, read_records
 from fsdp_bench.sweep.results.store import Store
 from tests.conftest import refused, run_command
+from tests.sweep.config.test_grid import machine
 
 RESULTS = Path(__file__).parents[3] / "results" / "xeon-2-cores" / "max-size-quick"
 
@@ -145,3 +149,14 @@ def store(record: TrialRecord, name: str, folder: Path) -> Store:
     made.write_table([named])
     made.close()
     return made
+
+
+T5 = {"architectures": ["T5ForConditionalGeneration"], "model_type": "t5", "num_layers": 2}
+
+
+@pytest.mark.skipif(find_spec("transformers") is not None, reason="transformers is installed")
+def test_without_transformers_a_config_says_what_to_install(tmp_path: Path) -> None:
+    (tmp_path / "t5.json").write_text(json.dumps(T5))
+    (tmp_path / "sweep.toml").write_text('[models.t5]\nhf_config = "t5.json"\n[grid]\nmodel = "t5"\n')
+    with pytest.raises(SweepFileError, match=r"needs transformers: pip install '\.\[hf\]' in the clone"):
+        read_file(tmp_path / "sweep.toml", machine())

@@ -13,7 +13,7 @@ from fsdp_bench.spec.setup import Precision, ShardingStrategy
 from fsdp_bench.sweep.config.trial import SweepPlan, trial_id
 from fsdp_bench.sweep.machine import GpuDevice, Machine, torch_version
 from tests.conftest import TINY_MODEL
-from tests.sweep.reading import read_sweep
+from tests.sweep.conftest import read_sweep
 
 RESULTS = Path(__file__).parents[3] / "results"
 GPUS = tuple(GpuDevice(index=i, name="NVIDIA H100 80GB HBM3", memory_bytes=80 * 1024**3) for i in range(8))

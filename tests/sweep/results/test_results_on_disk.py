@@ -6,15 +6,17 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from fsdp_bench.spec.errors import ResultsError
+from fsdp_bench.spec.errors import ResultsError, SpecError
 from fsdp_bench.spec.rank_report import Outcome
 from fsdp_bench.spec.record import read_record
-from fsdp_bench.sweep.results.load import load_results
+from fsdp_bench.sweep.config.reading import check_folder_name
+from fsdp_bench.sweep.results.load import load_results, read_records
 from fsdp_bench.sweep.results.store import Store
 from tests.conftest import run_command
 from tests.sweep.conftest import resume
@@ -47,20 +49,23 @@ def one_line(text: str) -> str:
     return lines[0]
 
 
-def test_a_read_only_results_folder_is_one_line_and_exit_code_2(
-    write_sweep: Callable[..., Path], mounted: Callable[[str], Path]
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ("ro,size=1m", "results cannot be written: Read-only file system"),
+        ("size=32k", "No space left on device; free space"),
+        (None, "results cannot be written: Not a directory"),
+    ],
+)
+def test_a_results_folder_that_cannot_be_written_is_one_line_and_exit_code_2(
+    options: str | None, said: str, write_sweep: Callable[..., Path], mounted: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    done = run_command("sweep", write_sweep(TWO_TRIALS), "--results", mounted("ro,size=1m"))
+    results = tmp_path / "file" if options is None else mounted(options)
+    if options is None:
+        results.write_text("")
+    done = run_command("sweep", write_sweep(TWO_TRIALS), "--results", results)
     assert done.returncode == 2
-    assert "results cannot be written: Read-only file system" in one_line(done.stderr)
-
-
-def test_a_full_results_folder_is_one_line_and_exit_code_2(
-    write_sweep: Callable[..., Path], mounted: Callable[[str], Path]
-) -> None:
-    done = run_command("sweep", write_sweep(TWO_TRIALS), "--results", mounted("size=32k"))
-    assert done.returncode == 2
-    assert "No space left on device; free space" in one_line(done.stderr)
+    assert said in one_line(done.stderr)
 
 
 def test_a_folder_that_fills_up_during_the_sweep_loses_nothing_that_was_recorded(
@@ -90,13 +95,6 @@ def test_a_disk_without_inodes_is_never_a_trials_outcome(
         assert read_record(path.read_bytes(), path.name).outcome is Outcome.OK
 
 
-def test_a_results_path_that_is_a_file_is_one_line(write_sweep: Callable[..., Path], tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    done = run_command("sweep", write_sweep(TWO_TRIALS), "--results", tmp_path / "file")
-    assert done.returncode == 2
-    assert "results cannot be written: Not a directory" in one_line(done.stderr)
-
-
 def test_a_record_cut_in_half_is_set_aside_by_name_and_its_trial_runs_again(copied: Path) -> None:
     folder = copied / "m" / "tiny"
     cut, *whole = sorted((folder / "trials").glob("*.json"))
@@ -106,6 +104,8 @@ def test_a_record_cut_in_half_is_set_aside_by_name_and_its_trial_runs_again(copi
     report = run_command("report", folder)
     assert report.returncode == 0  # the other records are read
     assert cut.name in one_line(report.stderr)
+    with pytest.warns(UserWarning, match=cut.name):
+        assert len(load_results(folder)) == len(whole)
     done = resume(copied)
     assert done.returncode == 0
     assert f"{cut.name} is not a whole record" in " ".join(done.stderr.split())
@@ -121,7 +121,7 @@ def test_a_record_of_a_newer_version_is_refused_by_name_and_kept(copied: Path) -
     done = resume(copied)
     assert done.returncode == 2
     message = one_line(done.stderr)
-    assert path.name in message
+    assert str(path) in message
     assert "schema_version 99 was written by a newer fsdp-bench" in message
     assert path.read_bytes() == newer
 
@@ -189,3 +189,84 @@ def test_a_trial_that_timed_out_runs_again_under_a_longer_limit_only(
     assert read_record(path.read_bytes(), path.name).outcome is Outcome.OK
     assert len(list((folder / "set-aside").iterdir())) == 1
     shutil.rmtree(folder)
+
+
+QUICK = Path(__file__).parents[3] / "results" / "xeon-2-cores" / "cpu"
+
+
+@pytest.fixture
+def results(tmp_path: Path) -> Path:
+    """A sweep's folder with three records."""
+    folder = tmp_path / "here" / "quick"
+    (folder / "trials").mkdir(parents=True)
+    for path in sorted((QUICK / "trials").glob("*.json"))[:3]:
+        shutil.copy(path, folder / "trials")
+    shutil.copy(QUICK / "machine.json", folder)
+    return folder
+
+
+def ended_process() -> int:
+    with subprocess.Popen([sys.executable, "-c", ""]) as process:
+        pass
+    return process.pid
+
+
+def test_what_a_killed_manager_began_to_write_is_removed_and_what_a_living_one_writes_is_kept(tmp_path: Path) -> None:
+    store = Store(tmp_path / "sweep")
+    store.open()
+    store.close()
+    dead, living = ended_process(), os.getpid()
+    for name in (f".trials.csv.{dead}.tmp", f".frontier.csv.{living}.tmp", ".my.notes.tmp", f"trials.csv.{dead}.tmp"):
+        (store.folder / name).write_text("")
+    store.open()
+    store.close()
+    left = {path.name for path in store.folder.iterdir()} - {"trials", ".lock", ".writer.2"}
+    assert left == {f".frontier.csv.{living}.tmp", ".my.notes.tmp", f"trials.csv.{dead}.tmp"}
+
+
+def test_a_scratch_folder_that_is_a_link_is_not_followed(tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "precious").write_text("")
+    store = Store(tmp_path / "sweep")
+    store.folder.mkdir()
+    store.scratch.symlink_to(elsewhere)
+    store.open()
+    scratch = store.make_scratch("0" * 12)
+    store.close()
+    assert not scratch.is_relative_to(elsewhere)
+    assert [path.name for path in elsewhere.iterdir()] == ["precious"]
+
+
+def test_a_record_is_not_written_without_the_lock_or_over_another(results: Path) -> None:
+    path = next((results / "trials").glob("*.json"))
+    record = read_record(path.read_bytes(), path.name)
+    store = Store(results)
+    store.open()
+    with pytest.raises(ResultsError, match="has recorded this trial meanwhile"):
+        store.write_record(record)
+    path.unlink()
+    (results / ".lock").unlink()
+    other = Store(results)  # a second manager, which finds no lock
+    other.open()
+    with pytest.raises(ResultsError, match="was removed or replaced"):
+        store.write_record(record)
+    other.write_record(record)
+    other.close()
+    store.close()
+
+
+def test_a_sweep_may_be_named_trials(results: Path) -> None:
+    named = results.rename(results.with_name("trials"))
+    for folder in (results.parent, named, named / "trials"):
+        assert len(read_records(folder)) == 3
+
+
+def test_a_machines_name_does_not_lead_out_of_the_results(tmp_path: Path) -> None:
+    for name in ("../../x", "/abs", "..", "", "x" * 300):
+        with pytest.raises(SpecError, match="--machine"):
+            check_folder_name(name, "--machine")
+    (tmp_path / "s.toml").write_text('[run]\ndevice = "cpu"\n[grid]\nparams = "10M"\n')
+    done = run_command("sweep", tmp_path / "s.toml", "--results", tmp_path / "r", "--machine", "../x", "--list")
+    assert done.returncode == 2
+    assert "--machine" in done.stderr

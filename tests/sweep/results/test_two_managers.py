@@ -154,14 +154,6 @@ def test_of_two_that_start_at_the_same_moment_one_runs_and_the_other_is_refused(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("managers", [(True, 4), (False, 4)], ids=FLOCK, indirect=True)
-def test_of_two_that_start_together_one_runs_all_trials(managers: Managers) -> None:
-    both = [managers.start(node) for node in ("n1", "n2")]
-    assert sorted(process.wait(200) for process in both) == [0, 2]
-    managers.check()
-
-
-@pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("managers", [(True, 8), (False, 8)], ids=FLOCK, indirect=True)
 def test_managers_that_are_killed_and_replaced_at_any_time_lose_nothing(managers: Managers) -> None:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import math
 import signal
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from fsdp_bench.spec.rank_report import Failure, Outcome, RankReport
+from fsdp_bench.sweep.launchers.launcher import signal_name
+from fsdp_bench.sweep.machine import OutOfMemoryKills
 from fsdp_bench.sweep.run.outcome import OutOfMemoryKill, RankEnd, TrialEnd, decide_outcome
 from fsdp_bench.sweep.session import SweepResults
-from tests.report.charts.trials.test_measured import record
+from tests.report.charts.test_trials import record
 
 
 def decide(ends: list[RankEnd], timed_out: bool = False, oom_killed: OutOfMemoryKill = "no") -> TrialEnd:
@@ -70,8 +74,22 @@ def test_a_killed_rank_is_the_cause_of_its_peers_broken_connections() -> None:
 
 
 def test_a_rank_that_the_kernel_killed_for_memory_is_out_of_host_memory() -> None:
+    """Where it only killed some process on the machine, this is only possible."""
     ends = [failed(0, at=1.0), RankEnd(rank=1, signal=signal.SIGKILL, stage="load")]
-    assert decide(ends, oom_killed="yes").outcome is Outcome.OOM_HOST
+    certain, possible = decide(ends, oom_killed="yes"), decide(ends, oom_killed="possibly")
+    assert certain.outcome is possible.outcome is Outcome.OOM_HOST
+    assert certain.reason == "rank 1 was killed by the kernel in load: host memory ran out"
+    assert "possibly by the kernel" in (possible.reason or "")
+
+
+def test_kills_of_other_cgroups_are_not_ours() -> None:
+    def kills(own: int | None, machine: int) -> OutOfMemoryKills:
+        return OutOfMemoryKills(own=own, machine=machine)
+
+    assert kills(3, 9).since(kills(3, 8)) == "no"
+    assert kills(4, 9).since(kills(3, 8)) == "yes"
+    assert kills(None, 9).since(kills(None, 8)) == "possibly"
+    assert kills(None, 9).since(kills(None, 9)) == "no"
 
 
 def test_another_signal_is_no_lack_of_memory_even_when_something_was_killed_for_it() -> None:
@@ -88,11 +106,32 @@ def test_a_failure_that_was_reported_before_the_limit_is_no_timeout() -> None:
     assert decide([failed(0, at=1.0), RankEnd(rank=1)], timed_out=True).outcome is Outcome.CRASHED
 
 
-def test_a_rank_that_ended_without_a_word_crashed() -> None:
-    verdict = decide([RankEnd(rank=0, exit_code=3, stage="load"), ok(1)])
+@pytest.mark.parametrize("code", [0, 3, 5])
+@pytest.mark.parametrize("peer", [ok(1), failed(1, at=1.0)], ids=["ok", "broken connection"])
+def test_a_rank_that_ended_without_a_report_is_the_cause_whatever_its_peer_says(code: int, peer: RankEnd) -> None:
+    verdict = decide([RankEnd(rank=0, exit_code=code, stage="steps"), peer])
+    assert (verdict.outcome, verdict.rank) == (Outcome.CRASHED, 0)
+    assert f"exit code {code} in steps and left no report" in (verdict.reason or "")
+
+
+def test_an_exit_code_that_torchrun_gives_for_all_ranks_is_no_ranks_own() -> None:
+    """It ends the peers of the rank that failed, which then have no report."""
+    ended = RankEnd(rank=0, exit_code=1, is_of_torchrun=True)
+    assert decide([ended, msgspec.structs.replace(failed(1, at=1.0), is_of_torchrun=True)]).rank == 1
+
+
+@pytest.mark.parametrize("number", [40, 64, int(signal.SIGRTMIN), 32, 9])
+def test_every_signal_has_a_name(number: int) -> None:
+    verdict = decide([RankEnd(rank=0, signal=number, stage="load"), ok(1)])
     assert verdict.outcome is Outcome.CRASHED
-    assert "exit code 3 in load" in (verdict.reason or "")
-    assert decide([RankEnd(rank=0, exit_code=0), ok(1)]).outcome is Outcome.CRASHED
+    assert verdict.reason == f"rank 0 was ended by {signal_name(number)} in load"
+    assert signal_name(signal.SIGRTMIN + 6) == "SIGRTMIN+6"
+
+
+def test_a_trial_that_diverged_is_ok_and_says_so() -> None:
+    end = RankEnd(rank=0, report=RankReport(rank=0, outcome=Outcome.OK, losses=(1.0, math.nan)), exit_code=0)
+    verdict = decide([end])
+    assert (verdict.outcome, verdict.reason) == (Outcome.OK, "loss became nan at step 2 on rank 0")
 
 
 @pytest.mark.parametrize("outcome", Outcome)

@@ -442,7 +442,7 @@ def test_a_folder_above_the_sweeps_draws_with_the_name_of_its_machine(tmp_path: 
         trials = tmp_path / machine / "s" / "trials"
         trials.mkdir(parents=True)
         (trials / f"{record().id}.json").write_bytes(to_json(record()))
-    source = Path(__file__).parents[4] / "results" / "xeon-2-cores" / "cpu" / "machine.json"
+    source = Path(__file__).parents[3] / "results" / "xeon-2-cores" / "cpu" / "machine.json"
     (tmp_path / "one" / "s" / "machine.json").write_bytes(source.read_bytes())
     home = tmp_path / "one" / "s"
     for above in (tmp_path / "one", home, home / "trials"):
