@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -12,13 +13,12 @@ from fsdp_bench.simulate.wrappers.impossible import why_impossible
 from fsdp_bench.spec.errors import MachineError, SpecError
 from fsdp_bench.spec.model import Family
 from fsdp_bench.spec.model_code import ModelCode, TrainedModel
-from fsdp_bench.spec.record import TrialSpec
 from fsdp_bench.spec.setup import FIELDS, TrainSetup
 from fsdp_bench.spec.subprocesses.dry_run import SIZES
 from fsdp_bench.sweep.config.reading import convert, naming, tables
 from fsdp_bench.sweep.config.shapes import is_percent_of_gpu, shape_of
 from fsdp_bench.sweep.config.sweep_file import NO_GPU, Cell, SweepFile, canonical, cells
-from fsdp_bench.sweep.config.trial import SweepPlan, Trial, trial_id
+from fsdp_bench.sweep.config.trial import SweepPlan, Trial, trial_of
 from fsdp_bench.sweep.machine import Machine
 
 
@@ -30,27 +30,18 @@ def trials_of(file: SweepFile) -> SweepPlan:
         MachineError: if all sizes depend on a GPU that this machine lacks.
     """
     with naming(file.path):
-        excluded = excludes(file)
-        trials: dict[str, Trial] = {}
-        known, needing_gpu = resolvable(file)
-        refuse_if_all_need_gpu(file, "trial", known, needing_gpu)
-        for place, written in known:
+        excluded, trials = excludes(file), dict[str, Trial]()
+
+        def add(_place: str, written: Cell) -> None:
             cell = with_defaults(written, file)
-            try:
-                setup = setup_of(cell, file.machine)
-                shape = shape_of(cell, file.models, file.machine)
-                check_positions(shape, setup)
-                _check_sizes(shape, written)
-            except SpecError as error:
-                raise SpecError(f"{place} {error}") from None
-            spec = TrialSpec(
-                id=trial_id(shape, setup, file.run, file.device),
-                model=shape,
-                setup=setup,
-                run=file.run,
-                device=file.device,
-            )
-            trials.setdefault(spec.id, Trial(spec=spec, skip_reason=why_not(shape, setup, file, excluded)))
+            setup = setup_of(cell, file.machine)
+            shape = shape_of(cell, file.models, file.machine)
+            check_positions(shape, setup)
+            _check_sizes(shape, written)
+            trial = trial_of(shape, setup, file.run, file.device, why_not(shape, setup, file, excluded))
+            trials.setdefault(trial.spec.id, trial)
+
+        needing_gpu = each_cell(file, "trial", add)
         refuse_if_none_runs("trial", [trial.skip_reason for trial in trials.values()])
     return SweepPlan(
         name=file.name,
@@ -58,7 +49,7 @@ def trials_of(file: SweepFile) -> SweepPlan:
         device=file.device,
         trials=tuple(trials.values()),
         source=file.text,
-        needing_gpu=tuple(needing_gpu),
+        needing_gpu=needing_gpu,
     )
 
 
@@ -91,14 +82,22 @@ def _check_sizes(shape: TrainedModel, cell: Cell) -> None:
             )
 
 
-def refuse_if_all_need_gpu(file: SweepFile, what: str, known: list[tuple[str, Cell]], needing_gpu: list[str]) -> None:
-    """Refuse a sweep whose cells all depend on a GPU that this machine lacks.
+def each_cell(file: SweepFile, what: str, resolve: Callable[[str, Cell], None]) -> tuple[str, ...]:
+    """Resolve each cell whose sizes are known on this machine; return the missing information of the others as text.
 
     Raises:
-        MachineError: naming what depends on the GPU.
+        SpecError: naming the place.
+        MachineError: if all sizes depend on a GPU that this machine lacks. ``what`` is what a cell becomes.
     """
+    known, needing_gpu = resolvable(file)
     if needing_gpu and not known:
         raise MachineError(f"{file.path}: every {what} needs the GPU: {'; '.join(needing_gpu)}; and {NO_GPU}")
+    for place, cell in known:
+        try:
+            resolve(place, cell)
+        except SpecError as error:
+            raise SpecError(str(error) if str(error).startswith("[") else f"{place} {error}") from None
+    return tuple(needing_gpu)
 
 
 def refuse_if_none_runs(what: str, skip_reasons: list[str | None]) -> None:

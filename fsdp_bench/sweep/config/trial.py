@@ -103,6 +103,14 @@ def keeping(plan: SweepPlan, trace: bool, snapshot: bool) -> SweepPlan:
     return replace(plan, trials=tuple(trials))
 
 
+def trial_of(
+    model: TrainedModel, setup: TrainSetup, run: RunPlan, device: Device, skip_reason: str | None = None
+) -> Trial:
+    """Return a trial with its ID."""
+    spec = TrialSpec(id=trial_id(model, setup, run, device), model=model, setup=setup, run=run, device=device)
+    return Trial(spec=spec, skip_reason=skip_reason)
+
+
 def trial_id(model: TrainedModel, setup: TrainSetup, run: RunPlan, device: Device) -> str:
     """Hash everything that decides a trial's outcome, except its machine and its time limit.
 

@@ -22,16 +22,15 @@ from fsdp_bench.spec.frontier import cell_label
 from fsdp_bench.spec.hardware import Gpu, Hardware
 from fsdp_bench.spec.model import Family, ModelShape
 from fsdp_bench.spec.model_code import ModelCode, TrainedModel
-from fsdp_bench.spec.record import Device, RunPlan, TrialSpec
+from fsdp_bench.spec.record import Device, RunPlan
 from fsdp_bench.spec.setup import TrainSetup
 from fsdp_bench.spec.units import parse_count
 from fsdp_bench.sweep.config.grid import (
     Exclude,
     check_positions,
+    each_cell,
     excludes,
-    refuse_if_all_need_gpu,
     refuse_if_none_runs,
-    resolvable,
     setup_of,
     why_not,
     with_defaults,
@@ -39,7 +38,7 @@ from fsdp_bench.sweep.config.grid import (
 from fsdp_bench.sweep.config.reading import check_keys, naming, one_of, table
 from fsdp_bench.sweep.config.shapes import shape_of
 from fsdp_bench.sweep.config.sweep_file import Cell, SweepFile
-from fsdp_bench.sweep.config.trial import Trial, trial_id
+from fsdp_bench.sweep.config.trial import Trial, trial_of
 
 MEASURABLE_QUANTITIES = ("params", "num_hidden_layers", "micro_batch_size", "sequence_length")
 """Quantities that a sweep can search, by the names that users write."""
@@ -67,15 +66,7 @@ class Search:
         """Return the trial of a candidate."""
         candidate = self.quantity[index]
         assert isinstance(candidate.model, ModelShape)
-        return Trial(
-            spec=TrialSpec(
-                id=trial_id(candidate.model, candidate.setup, self.run, self.device),
-                model=candidate.model,
-                setup=candidate.setup,
-                run=self.run,
-                device=self.device,
-            )
-        )
+        return trial_of(candidate.model, candidate.setup, self.run, self.device)
 
     def value_of(self, model: TrainedModel, setup: TrainSetup) -> int:
         """Return the value of the searched quantity in a model and its setup."""
@@ -124,16 +115,14 @@ def searches_of(file: SweepFile) -> FrontierPlan:
         excluded = excludes(file)
         for exclude in excluded:
             _refuse_own_key(searched, exclude.place, exclude.matches)
-        found: dict[str, Search] = {}
-        known, needing_gpu = resolvable(file)
-        refuse_if_all_need_gpu(file, "cell", known, needing_gpu)
-        for place, cell in known:
+        found = dict[str, Search]()
+
+        def add(place: str, cell: Cell) -> None:
             _refuse_own_key(searched, place, cell)
-            try:
-                search = _search(searched, with_defaults(cell, file), frontier, file, excluded)
-            except SpecError as error:
-                raise SpecError(str(error) if str(error).startswith("[") else f"{place} {error}") from None
+            search = _search(searched, with_defaults(cell, file), frontier, file, excluded)
             found.setdefault(search.trial(0).spec.id, search)
+
+        needing_gpu = each_cell(file, "cell", add)
         refuse_if_none_runs("cell", [search.skip_reason for search in found.values()])
     return FrontierPlan(
         name=file.name,
@@ -143,7 +132,7 @@ def searches_of(file: SweepFile) -> FrontierPlan:
         gpu_is_limited=file.gpu_is_limited,
         searches=tuple(found.values()),
         source=file.text,
-        needing_gpu=tuple(needing_gpu),
+        needing_gpu=needing_gpu,
         lacks_gpu=file.lacks_gpu,
     )
 
