@@ -4,7 +4,7 @@ Read in this order:
     outputs.py     records what commands print, to compare it after a change
     validate/      predictions against drawn setups and published measurements
     recordings.py  ``make recordings``: what the models of the catalogue run
-    all_sizes/     records a model's code for all sizes of its architecture, with torch
+    all_sizes.py   records a model's code for all sizes of its architecture, with torch
     show_recording.py  prints a recording as a person reads it
     compiled/      records what torch.compile makes of a block, with torch's CUDA build
     budgets.py     ``make budgets``: how long commands take

@@ -95,7 +95,7 @@ def record_missing(
                 activation_offload=lora is None,
                 before_sm80=before_sm80,
             )
-            code = record(spec, recorder=_python("tools.all_sizes.main", code_of))
+            code = record(spec, recorder=_python("tools.all_sizes", code_of))
             path = into / file_name(entry, code)
             into.mkdir(parents=True, exist_ok=True)
             write(code, path)

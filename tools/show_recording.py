@@ -13,6 +13,7 @@ from pathlib import Path
 
 from fsdp_bench.catalog.lookup import model
 from fsdp_bench.catalog.recorded import read_recorded
+from fsdp_bench.cli.common.forgiving import forgiving_streams
 from fsdp_bench.spec.recording.model import RecordedModel
 from fsdp_bench.spec.recording.recorded import RecordedCode, Variant
 from fsdp_bench.spec.recording.steps import (
@@ -103,4 +104,5 @@ def part_of(name: str, variant: str, module: str) -> str:
 if __name__ == "__main__":
     code = _code_of(sys.argv[1])
     names = sys.argv[2:] or [next(iter(code.variants))]
-    print(*written_out(code.read(names[0])), sep="\n")
+    with forgiving_streams(BrokenPipeError):  # ... | head
+        print(*written_out(code.read(names[0])), sep="\n")

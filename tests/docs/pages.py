@@ -236,18 +236,25 @@ def matches(expected: str, output: str) -> bool:
 
 
 def shortened_as(expected: str, output: str) -> str:
-    """Return a new output, shortened by a line ``...`` where the expected one has it.
+    """Return a new output, shortened by lines ``...`` where the expected one has them.
 
-    As many lines as before stay above and below; if an empty line is next to ``...``, as many paragraphs. Expected
-    lines that contain ``...`` stay unchanged if they match.
+    As many lines as before stay above the first and below the last; if an empty line is next to it, as many paragraphs.
+    Lines between two are found by the first of them. Expected lines that contain ``...`` stay if they match.
     """
     old, new = expected.splitlines(keepends=True), output.splitlines(keepends=True)
-    if "...\n" in old:
-        place = old.index("...\n")
-        head = _num_lines(old[:place], new)
-        tail = _num_lines(old[place + 1 :][::-1], new[::-1])
-        if head + tail < len(new):
-            new = [*new[:head], "...\n", *new[len(new) - tail :]]
+    parts: list[list[str]] = [[]]
+    for line in old:
+        parts.append([]) if line == "...\n" else parts[-1].append(line)
+    first, *between, last = [*parts, []] if len(parts) == 1 else parts
+    head, tail = _num_lines(first, new), _num_lines(last[::-1], new[::-1])
+    if len(parts) > 1 and head + tail < len(new):
+        shown, end = [*new[:head], "...\n"], head
+        for part in between:
+            if part and part[0] in new[end : len(new) - tail]:
+                start = new.index(part[0], end)
+                end = start + len(part)
+                shown += [*new[start:end], "...\n"]
+        new = [*shown, *new[len(new) - tail :]]
     partly = [line for line in old if "..." in line and line != "...\n"]
     return "".join(next((was for was in partly if matches(was, now)), now) for now in new)
 

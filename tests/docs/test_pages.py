@@ -153,6 +153,8 @@ def test_dots_stand_for_any_text(expected: str, output: str, same: bool) -> None
         ("took ... s\nb\n", "c\ntook 2 s\nd\n", "c\ntook ... s\nd\n"),
         ("", "a\n", "a\n"),
         ("a\n\n...\n", "A\nb\n\nC\n\nD\n", "A\nb\n\n...\n"),
+        ("a\n...\nc\nd\n...\nf\n", "A\nb\nc\nD\ne\nF\n", "A\n...\nc\nD\n...\nF\n"),
+        ("a\n...\nc\n...\n", "A\nb\n", "A\n...\n"),
         ("a\n...\n\nd\n", "A\nb\n\nD\ne\n", "A\n...\n\nD\ne\n"),
     ],
 )

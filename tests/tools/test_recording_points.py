@@ -9,7 +9,7 @@ from math import gcd
 from fsdp_bench.spec.lora import RANK
 from fsdp_bench.spec.recording.config import SIZES
 from fsdp_bench.train.recording.subjects import BATCHES
-from tools.all_sizes.points import _MODELS
+from tools.all_sizes import _MODELS
 
 MADE_OF = {
     "num_attention_heads": ("key_value_heads", "heads_of_each"),

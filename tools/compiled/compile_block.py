@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 from unittest.mock import patch
@@ -12,20 +12,21 @@ from unittest.mock import patch
 import torch
 from torch import Tensor, nn
 from torch._dynamo.exc import TorchDynamoException
+from torch._inductor import config, memory
 from torch._inductor.async_compile import AsyncCompile
+from torch._inductor.codecache import PyCodeCache
 from torch._inductor.compile_fx import compile_fx
 from torch._inductor.utils import run_and_get_code
+from torch._inductor.virtualized import V
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_leaves
 
 from fsdp_bench.spec.checkpointing_policy import read_policy
-from fsdp_bench.spec.recording.compiled import CompiledKind
+from fsdp_bench.spec.recording.compiled import CompiledKind, Order
 from fsdp_bench.spec.setup import Float8
 from fsdp_bench.train.wrapping.activation_checkpointing import checkpoint_blocks
 from fsdp_bench.train.wrapping.wrap import convert_to_float8
-from tools.compiled.orders import forced_order
-from tools.compiled.triton_kernels import read_kernel
-from tools.compiled.wrapper_code import Compiled, UnknownCode, read_function
+from tools.compiled.wrapper_code import Compiled, TritonKernel, UnknownCode, read_function
 
 _KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION]
 """As predictions have it: cuDNN's attention is not among them."""
@@ -124,3 +125,37 @@ def _name(arg: Any, parameters: dict[int, str], given: list[Any]) -> str:
         if one is arg:
             return f"i:{index}"
     raise UnknownCode(f"an input that is neither a parameter nor given to the block: {type(arg).__name__}")
+
+
+_METHODS = {
+    Order.BREADTH_FIRST: memory.topological_sort_bfs,
+    Order.DEPTH_FIRST: memory.topological_sort_dfs,
+}
+
+
+@contextmanager
+def forced_order(order: Order) -> Iterator[None]:
+    """Let Inductor write backward in an order, forward as it is, and neither with reuse."""
+
+    def reorder(nodes: list[Any], *planned: Any) -> list[Any]:
+        memory.prepare_planning_info(nodes, *planned)  # notes what the methods sort by
+        method = _METHODS.get(order) if V.graph.is_backward else None
+        return nodes if method is None else method(nodes)
+
+    with patch.object(memory, "reorder_for_peak_memory", reorder), config.patch(allow_buffer_reuse=False):
+        yield
+
+
+def read_kernel(name: str, source: str) -> TritonKernel:
+    """Return what is to be known of a kernel.
+
+    Those with several configurations are tuned: CachingAutotuner.run in torch/_inductor/runtime/triton_heuristics.py.
+
+    Args:
+        name: of the kernel.
+        source: the module in which Inductor wrote it.
+    """
+    kernel = getattr(PyCodeCache.load(source), name)
+    arguments = enumerate(kernel.fn.arg_names)
+    changed = tuple(index for index, argument in arguments if argument in kernel.mutated_arg_names)
+    return TritonKernel(changed, is_tuned=len(kernel.configs) > 1)

@@ -7,6 +7,7 @@ from itertools import product
 from typing import Any, NamedTuple
 
 import torch
+from torch import nn
 
 from fsdp_bench.spec.checkpointing_policy import EVERY_SECOND_PRODUCT
 from fsdp_bench.spec.model import Family, ModelShape
@@ -23,8 +24,10 @@ from fsdp_bench.spec.recording.compiled import (
 )
 from fsdp_bench.spec.recording.config import HEADS, HIDDEN, POSITIONS, SHARED, WINDOWS
 from fsdp_bench.spec.setup import Checkpointing, Float8
+from fsdp_bench.train.models.huggingface import batch_of, build, unpacked_sequences, with_layers
+from fsdp_bench.train.models.transformer import BLOCKS, rotary_tables
+from fsdp_bench.train.models.user_module import block_class, default_dtype
 from tools.compiled.compile_block import Subject
-from tools.compiled.subjects import benchmark_subject, huggingface_subject
 
 _BF16 = 2
 DTYPES = {_BF16: torch.bfloat16, 4: torch.float32}
@@ -210,3 +213,33 @@ def _huggingface_point(config: Mapping[str, Any], shares_hidden_size: bool, give
         {"B": batch, "S": length, **sizes_of_config(symbols)},
         lambda dtype: huggingface_subject(full, dtype, batch, length),
     )
+
+
+# -- the blocks -------------------------------------------------------------------------------------------------------
+
+
+def benchmark_subject(shape: ModelShape, dtype: torch.dtype, batch: int, length: int) -> Subject:
+    """Return a block of a benchmark model, alone."""
+    model = nn.Sequential(BLOCKS[shape.family](shape)).to(dtype).cuda()
+    x = torch.zeros(batch, length, shape.hidden_size, device="cuda", dtype=dtype, requires_grad=True)
+    tables = () if shape.family is Family.GPT2 else rotary_tables(length, shape.head_dim, x.device, dtype)
+
+    def step() -> None:
+        out = next(iter(model))(x, *tables)
+        out.backward(torch.zeros_like(out))
+
+    return Subject(model, model[0], step)
+
+
+def huggingface_subject(config: Mapping[str, Any], dtype: torch.dtype, batch: int, length: int) -> Subject:
+    """Return the block of a model with one block, between its ends, which are not compiled."""
+    with default_dtype(dtype), torch.device("cuda"):
+        model, _ = build(with_layers(config, 1))
+    kind = block_class(model)
+    given = batch_of(model, batch, length, device="cuda")
+
+    def step() -> None:
+        with unpacked_sequences():
+            model(**given).loss.backward()
+
+    return Subject(model, next(module for module in model.modules() if isinstance(module, kind)), step)

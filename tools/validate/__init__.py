@@ -6,8 +6,6 @@ Read in this order:
     random_architectures.py draws small models of the catalogue in Hugging Face's or torchtitan's code, and setups
     compiled_setups.py      draws setups whose blocks are compiled
     dry_run.py              predictions against dry runs of drawn setups
-    rehearsal.py            predictions against rehearsals of drawn setups
-    rehearsals.py           rehearses trials without a sweep file
+    rehearsal.py            predictions against rehearsals of drawn setups, which it runs without a sweep file
     published/              predictions against other people's measurements
-    text/                   the comparisons with published measurements, as text and as a chart
 """

@@ -25,24 +25,20 @@ from fsdp_bench.spec.errors import ExitCode, FsdpBenchError, SpecError, printabl
 from fsdp_bench.spec.subprocesses.dry_run import KernelSet
 from fsdp_bench.validate.memory import MemoryComparison, Summary
 from tools.validate.dry_run import validate_architectures, validate_dry_runs
-from tools.validate.published.fits import compare_fits
-from tools.validate.published.peaks import compare_published
+from tools.validate.published.fits import compare_fits, format_fits
+from tools.validate.published.peaks import compare_published, format_published
 from tools.validate.published.rehearsed import (
     compare_rehearsed,
     compare_rehearsed_outcomes,
     compare_rehearsed_speeds,
+    format_rehearsed,
     read_rehearsed,
     summarize,
 )
-from tools.validate.published.sizes import compare_published_sizes, published_document
+from tools.validate.published.sizes import compare_published_sizes, published_document, published_slide, published_text
 from tools.validate.published.speed import compare_speed
+from tools.validate.published.speed_text import format_speed
 from tools.validate.rehearsal import validate_rehearsals
-from tools.validate.text.fits import format_fits
-from tools.validate.text.peaks import format_published
-from tools.validate.text.rehearsed import format_rehearsed
-from tools.validate.text.sizes import published_text
-from tools.validate.text.sizes_chart import published_slide
-from tools.validate.text.speed import format_speed
 
 Code = Literal["huggingface", "torchtitan", "benchmark"]
 

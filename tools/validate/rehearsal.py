@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Literal
 
 import msgspec
 
 from fsdp_bench.catalog.loader import gpu_by_product_name
+from fsdp_bench.spec.codec import from_json, to_json
 from fsdp_bench.spec.model_code import ModelCode, TrainedModel
-from fsdp_bench.spec.rank_report import Outcome, RankReport
+from fsdp_bench.spec.rank_report import Failure, Outcome, RankReport
 from fsdp_bench.spec.record import RunPlan, TrialSpec
 from fsdp_bench.spec.subprocesses.rehearsal import RehearsedGpu
-from fsdp_bench.sweep.run.rehearsed import rehearsed_gpu
+from fsdp_bench.sweep.launchers.one_node import ForkServer
+from fsdp_bench.sweep.run.rehearsed import rehearsed_gpu, stand_in_environment
+from fsdp_bench.sweep.run.runner import TimeLimit
 from fsdp_bench.validate.memory import MemoryComparison, Summary, compare_with_allocator, summarize
 from tools.validate.compiled_setups import draw_compiled_architectures, draw_compiled_cells
 from tools.validate.random_architectures import ArchitectureCell, draw_architectures
 from tools.validate.random_setups import Cell, draw_cells
-from tools.validate.rehearsals import rehearsals
 
 Code = Literal["benchmark", "huggingface"]
 GPU = "H200"
@@ -127,3 +132,54 @@ def _draw(count: int, seed: int) -> list[Cell]:
         cells = draw_cells(drawn, seed, device="cuda")
         found = [msgspec.structs.replace(cell, rank=0) for cell in cells if not cell.setup.precision.needs_grad_scaler]
     return found[:count]
+
+
+# -- running rehearsals -----------------------------------------------------------------------------------------------
+
+
+POLL_SECONDS = 0.5
+"""Time between two checks of the time limit."""
+
+
+def rehearsals(specs: Iterable[TrialSpec], gpu: RehearsedGpu) -> Iterator[RankReport]:
+    """Yield what rank 0 of each trial reports, in order.
+
+    A trial without a report is yielded as ``timeout`` after its time limit, else as ``crashed``, with the reason.
+
+    Raises:
+        MachineError: if this machine cannot rehearse.
+    """
+    environment = stand_in_environment(gpu)
+    with tempfile.TemporaryDirectory(prefix="fsdp-bench-") as folder:
+        server = ForkServer(Path(folder) / "server.log", folder, environment)
+        try:
+            for number, spec in enumerate(specs):
+                scratch = Path(folder) / str(number)
+                scratch.mkdir()
+                yield _rehearse(spec, scratch, server)
+        finally:
+            server.close()
+
+
+def _rehearse(spec: TrialSpec, scratch: Path, server: ForkServer) -> RankReport:
+    (scratch / "trial.json").write_bytes(to_json(spec))
+    launched = server.start(scratch / "trial.json", scratch, spec.num_processes)
+    limit = TimeLimit(spec.run.timeout_seconds)
+    try:
+        while not launched.finished and not limit.has_run_out():
+            launched.wait(POLL_SECONDS)
+    finally:
+        killed = not launched.finished
+        if killed:
+            launched.kill()
+    try:
+        return from_json((scratch / "rank-0.json").read_bytes(), RankReport).without_times()
+    except (OSError, msgspec.DecodeError):
+        if killed:
+            return _without_report(Outcome.TIMEOUT, f"not done after {spec.run.timeout_seconds:g} s")
+        return _without_report(Outcome.CRASHED, "it left no report, or one that cannot be read")
+
+
+def _without_report(outcome: Outcome, message: str) -> RankReport:
+    failure = Failure(message=message, phase="unknown", at=time.time())
+    return RankReport(rank=0, outcome=outcome, failure=failure)

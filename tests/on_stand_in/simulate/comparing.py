@@ -11,8 +11,7 @@ from fsdp_bench.sweep.run.rehearsed import rehearsed_gpu
 from fsdp_bench.validate.memory import MemoryComparison
 from tools.validate.random_architectures import ArchitectureCell
 from tools.validate.random_setups import Cell
-from tools.validate.rehearsal import compare_with_rehearsal, trained_model
-from tools.validate.rehearsals import rehearsals
+from tools.validate.rehearsal import compare_with_rehearsal, rehearsals, trained_model
 
 
 def against_rehearsals(cells: Sequence[Cell | ArchitectureCell], name: str = "H200") -> list[MemoryComparison]:

@@ -9,8 +9,7 @@ from fsdp_bench.plan.estimate import Verdict
 from fsdp_bench.replay.caching_allocator.replay import AllocatorReading, OutOfMemory
 from fsdp_bench.spec.units import GIB
 from tools.validate.published.cases import PublishedCase, read_cases
-from tools.validate.published.fits import FitRow, compare_fits, fit_of
-from tools.validate.text.fits import format_fits
+from tools.validate.published.fits import FitRow, compare_fits, fit_of, format_fits
 
 
 @pytest.fixture(scope="module")

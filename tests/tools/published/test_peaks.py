@@ -21,11 +21,11 @@ from tools.validate.published.peaks import (
     PublishedRow,
     compare_case,
     compare_published,
+    format_published,
     predict_case,
 )
 from tools.validate.published.setups import Plan, plan_case
 from tools.validate.published.terms import Term
-from tools.validate.text.peaks import format_published
 
 MEASURED_COLUMNS = (
     "peak_mem_as_printed",

@@ -18,10 +18,10 @@ from tools.validate.published.rehearsed import (
     compare_rehearsed,
     compare_rehearsed_outcomes,
     compare_rehearsed_speeds,
+    format_rehearsed,
     read_rehearsed,
     summarize,
 )
-from tools.validate.text.rehearsed import format_rehearsed
 
 FOLDER = Path(__file__).parents[3] / "results" / "rehearsed" / "published"
 RECORDS = read_rehearsed(FOLDER / "records")

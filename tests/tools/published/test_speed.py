@@ -21,7 +21,7 @@ from tools.validate.published.speed import (
     attention_kernel,
     compare_speed,
 )
-from tools.validate.text.speed import format_speed
+from tools.validate.published.speed_text import format_speed
 
 Compared = tuple[list[SpeedRow], SpeedSummary]
 

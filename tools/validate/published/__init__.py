@@ -1,15 +1,17 @@
 """Other people's measurements and the predictions for them.
 
 Read in this order:
-    published.csv peak memory, throughput, fits or not
-    cases.py      reads the rows
-    setups.py     a row as a model, a setup and hardware, or the reason why it cannot be one
-    hardware.py   GPUs and networks under the names that publications use
-    peaks.py      compares peaks of memory
-    terms.py      tensors that other frameworks keep alive and our models do not
-    fits.py       compares outcomes: fits, or out of memory
-    speed.py      compares throughput
-    ranges.py     the errors of speed by GPU generation, for plans
-    rehearsed.py  compares peaks of memory with rehearsals of the very code that was run
-    sizes.py      compares the one published chart of largest models
+    published.csv  peak memory, throughput, fits or not
+    cases.py       reads the rows
+    setups.py      a row as a model, a setup and hardware, or the reason why it cannot be one
+    hardware.py    GPUs and networks under the names that publications use
+    peaks.py       compares peaks of memory; as text
+    terms.py       tensors that other frameworks keep alive and our models do not
+    fits.py        compares outcomes: fits, or out of memory; as text
+    speed.py       compares throughput
+    speed_text.py  that comparison as text
+    ranges.py      the errors of speed by GPU generation, for plans
+    rehearsed.py   compares peaks of memory with rehearsals of the very code that was run; as text
+    sizes.py       compares the one published chart of largest models; as text and as a chart
+    left_out.py    assumptions and rows that are left out, as text
 """

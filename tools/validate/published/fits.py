@@ -6,16 +6,20 @@ cached blocks are freed, then it succeeds) continues more slowly: "runs with ret
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
 from fsdp_bench.plan.estimate import Verdict, estimate
 from fsdp_bench.rates.communicators import communicators_of
 from fsdp_bench.replay.caching_allocator.replay import AllocatorReading
+from fsdp_bench.report.table import table_columns, table_lines
+from fsdp_bench.report.text.verdict import retries_text
 from fsdp_bench.spec.errors import SpecError
+from fsdp_bench.spec.units import format_gib
 from tools.validate.published.cases import CaseInputs, PublishedCase, read_cases
 from tools.validate.published.hardware import cluster_of
+from tools.validate.published.left_out import left_out, wrapped
 from tools.validate.published.setups import Plan, Unpredictable, plan_case
 
 
@@ -78,3 +82,40 @@ def fit_of(reading: AllocatorReading) -> Verdict:
     if reading.out_of_memory is not None:
         return Verdict.DOES_NOT_FIT
     return Verdict.RUNS_WITH_RETRIES if reading.num_alloc_retries else Verdict.FITS
+
+
+# -- as text ----------------------------------------------------------------------------------------------------------
+
+
+def format_fits(rows: Sequence[FitRow]) -> str:
+    """Return the comparison as plain text; compiled code has its own column."""
+    compared = [row for row in rows if row.predicted is not None]
+    columns = {
+        "ran, eager": [row for row in compared if row.ran and not row.compiled],
+        "ran, compiled": [row for row in compared if row.ran and row.compiled],
+        "out of memory": [row for row in compared if not row.ran],
+    }
+    counts = [
+        (fit.text, *(str(sum(row.predicted is fit for row in group)) for group in columns.values())) for fit in Verdict
+    ]
+    lines = [
+        f"does it fit: {len(rows)} published outcomes, {len(compared)} compared; compiled code not recorded: as eager",
+        "",
+        *table_lines(table_columns(("predicted", *columns), counts, columns), indent=2),
+    ]
+    differing = [line for row in compared if row.ran != (row.predicted is Verdict.FITS) for line in _named(row)]
+    if differing:
+        lines += ["", "predicted to need retries, or otherwise than it went:", *differing]
+    return "\n".join([*lines, "", *left_out((row.case, row.reason) for row in rows)])
+
+
+def _named(row: FitRow) -> list[str]:
+    assert row.predicted is not None
+    outcome = "ran" if row.ran else "out of memory"
+    compiled = ", compiled" if row.compiled else ""
+    text = f"{row.case} ({outcome}{compiled}): {row.predicted.text}"
+    if row.predicted is Verdict.RUNS_WITH_RETRIES:
+        text += f": {retries_text(row.num_alloc_retries or 0, row.num_retries_later)}"
+    if row.reserved_bytes is not None and row.card_bytes is not None:
+        text += f"; {format_gib(row.reserved_bytes)} of {format_gib(row.card_bytes)} reserved at most"
+    return wrapped(text, 2)

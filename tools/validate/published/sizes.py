@@ -6,7 +6,8 @@ So the comparison shows whether predictions are plausible, not how accurate they
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import textwrap
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,11 +16,17 @@ from msgspec.structs import replace
 from fsdp_bench.catalog import loader
 from fsdp_bench.plan.max_size import Assumptions, HardwareResult, SettingResult, document_of, max_sizes
 from fsdp_bench.plan.search.quantity import layer_counts
+from fsdp_bench.report.charts.description import Slide
+from fsdp_bench.report.charts.max_size import NONE_FITS, PUBLISHED, MaxSizeBar, size_bars
+from fsdp_bench.report.charts.slide import CHARACTERS
+from fsdp_bench.report.table import table_columns, table_lines
+from fsdp_bench.report.text.common import fact
+from fsdp_bench.report.text.quantity_text import QUANTITY_TEXTS
 from fsdp_bench.simulate import TORCH_VERSION
 from fsdp_bench.spec.hardware import Hardware, Source
 from fsdp_bench.spec.model import Family, ModelShape
 from fsdp_bench.spec.setup import Precision, ShardingStrategy, TrainSetup
-from fsdp_bench.spec.units import GIB
+from fsdp_bench.spec.units import GIB, format_count, format_gib
 from tools.validate.published.cases import packaged_rows
 
 CASES = "less_max_"
@@ -157,3 +164,61 @@ def published_document(found: list[SizeComparison]) -> dict[str, Any]:
             for c in found
         ],
     }
+
+
+# -- as text and as a chart -------------------------------------------------------------------------------------------
+
+
+def published_text(found: Sequence[SizeComparison]) -> str:
+    """Return the chart as a table, followed by the conditions that are not stated."""
+    header = ["strategy", "batch", "reserved of the GPU", "published", *(f"predicted,\n{name}" for name in PRECISIONS)]
+    rows = [
+        [
+            c.published.strategy.value,
+            str(c.published.micro_batch_size),
+            f"{c.published.as_printed} = {format_gib(c.published.reserved_bytes)}",
+            format_count(c.published.num_parameters),
+            *(_size(cell) for _, cell in c.cells()),
+        ]
+        for c in found
+    ]
+    return "\n".join([
+        f"largest model on 8 x A10G ({SERVER}): published beside predicted; {CLAIM}",
+        "",
+        *table_lines(table_columns(header, rows, {"batch", *header[2:]}, ["reserved of the GPU"])),
+        "",
+        fact("source", f"{found[0].published.source} ({found[0].published.date})"),
+        fact("not stated", "; ".join(NOT_STATED)),
+        fact("assumed", "; ".join(ASSUMED)),
+        fact("predicted is", "the largest that reserves no more, without allocation retries, than the published run"),
+    ])  # fmt: skip
+
+
+def _size(cell: SettingResult) -> str:
+    return format_count(cell.at.question.model.num_parameters) if cell.at else "none fits"
+
+
+def published_slide(found: Sequence[SizeComparison]) -> Slide:
+    """Return the chart of published bars, each followed by its predictions."""
+    bars = []
+    for c in found:
+        group = f"{c.published.strategy.value}\nbatch {c.published.micro_batch_size}"
+        bars.append(MaxSizeBar(group, ("published 2022",), c.published.num_parameters, PUBLISHED))
+        for precision, cell in c.cells():
+            size = cell.at.question.model.num_parameters if cell.at else None
+            bars.append(MaxSizeBar(group, (f"predicted, {precision}",), size, note="" if size else NONE_FITS))
+    printed = ", ".join(c.published.as_printed.removesuffix(" of GPU") for c in found)
+    return Slide(
+        "Largest model, published in 2022 and predicted: 1 x g5.48xlarge (8 x A10G)",
+        CLAIM,
+        (
+            f"published: {found[0].published.source}, {found[0].published.date}: {SERVER}, 8 x A10G, FSDP, batch per"
+            f" GPU as above, {printed} of the GPU reserved",
+            "predicted, not measured: the largest that reserves no more than that, without allocation retries",
+        ),
+        size_bars({"": bars}, QUANTITY_TEXTS["num_parameters"].axes, ("",)),
+        notes=(
+            f"the published chart does not state: {', '.join(NOT_STATED)}",
+            *textwrap.wrap(f"assumed here: {'; '.join(ASSUMED)}", CHARACTERS),
+        ),
+    )

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Sequence
 from statistics import median
 
 from fsdp_bench.report.table import table_columns, table_lines
+from tools.validate.published.left_out import left_out, taken
 from tools.validate.published.ranges import CENTRAL, fraction_inside, speed_errors
 from tools.validate.published.speed import SpeedRow, SpeedSummary, kind_of
-from tools.validate.text.left_out import left_out, taken
 
 HEADERS = ("case", "code", "published", "predicted", "error", "constant\nMFU", "exposed")
 
