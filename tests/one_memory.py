@@ -19,7 +19,7 @@ from tests.conftest import run_command
 
 PAGE = Path(__file__).parents[1] / "docs" / "validation" / "memory.md"
 WITHIN_GIB = 0.1
-"""How far the four may be apart, in allocated and in reserved memory."""
+"""The largest differences of the four, in allocated and in reserved memory."""
 STEPS = "3"
 """Optimizer steps of a rehearsal: the second is like all later ones."""
 
@@ -45,7 +45,7 @@ class Row:
     """Or ``LoRA`` or ``QLoRA``."""
     options: dict[str, str] = field(default_factory=dict)
     kind: str = "pytorch"
-    """What is exported."""
+    """The kind of script that is exported."""
 
     @property
     def words(self) -> list[str]:
@@ -86,7 +86,7 @@ ROWS = (
 
 @dataclass(frozen=True)
 class Peak:
-    """What one command says of a setting, in bytes."""
+    """The answer of one command about a setting, in bytes."""
 
     allocated: int
     reserved: int
@@ -97,7 +97,7 @@ class Peak:
 
 @dataclass(frozen=True)
 class Answers:
-    """What the commands say of a row; ``rehearse`` is None if it was not asked."""
+    """The commands' answers about a row; ``rehearse`` is None if it was not asked."""
 
     batch: int
     peaks: dict[str, Peak]
@@ -108,7 +108,7 @@ class Answers:
 
     @property
     def apart_gib(self) -> float:
-        """How far two of the commands are apart at most, in allocated or in reserved memory."""
+        """The largest difference of two of the commands, in allocated or in reserved memory."""
         peaks = self.peaks.values()
         kinds = [peak.allocated for peak in peaks], [peak.reserved for peak in peaks]
         return max(max(sizes) - min(sizes) for sizes in kinds) / 2**30

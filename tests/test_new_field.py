@@ -87,7 +87,7 @@ def answers() -> dict[str, Any]:
 
 
 def in_python() -> dict[str, Any]:
-    """What has no command, or needs results."""
+    """Answers of Python that have no command, or need results."""
     from fsdp_bench import estimate
     from fsdp_bench.report.measured.tables import print_table
     from fsdp_bench.report.terminal import new_console

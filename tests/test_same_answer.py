@@ -139,7 +139,7 @@ def test_a_plan_has_the_fewest_nodes_that_fit(where: str, size: str, setting: di
 
 
 HUGGING_FACE: dict[str, Any] = {"model": "gpt2", "code": "huggingface", "gpu_memory": "6GiB"}
-"""What has Hugging Face's code."""
+"""A question about Hugging Face's code."""
 TRAINER = [
     pytest.param({"server": "g5.48xlarge"}, {}, {"api": "fsdp2", "strategy": "FULL_SHARD"}, "--api fsdp1", id="fsdp2"),
     pytest.param(

@@ -1,4 +1,4 @@
-"""What developers need and users do not: not installed. The package never imports it.
+"""Developers' tools, which are not installed. The package never imports it.
 
 Read in this order:
     outputs.py     records what commands print, to compare it after a change

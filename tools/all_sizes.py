@@ -47,7 +47,7 @@ from fsdp_bench.train.recording.record import Subject
 from fsdp_bench.train.recording.subjects import BATCHES, batches, origin
 
 WINDOW = 16
-"""Of layers that do not see everything, where sequences are longer."""
+"""The window of layers that do not see everything, where sequences are longer."""
 
 
 def architecture(

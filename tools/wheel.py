@@ -30,7 +30,7 @@ COMMANDS = {
 }
 """Each command, and text that it has to print. They run in this order; none needs torch."""
 DOCUMENT = "predicted.json"
-"""What the ``--json`` above prints, which ``report`` reads."""
+"""The file with the output of ``--json`` above, which ``report`` reads."""
 
 
 def main(wheel: Path) -> None:

@@ -27,13 +27,13 @@ ENOUGH_POINTS = 3
 ENOUGH_FLOAT8_POINTS = 2
 """The same in float8, where a number is a multiple of few products."""
 FEWEST_POINTS = 2
-"""Of one, several products of symbols may be right: then those of the block's other recordings are taken."""
+"""For one point, several products of symbols may be right: then those of the block's other recordings are taken."""
 
 
 def most_common(points: Sequence[tuple[Sizes, Compiled]], with_in_place: bool = False) -> list[tuple[Sizes, Compiled]]:
     """Return the points at which Inductor wrote the same, as most points have it.
 
-    What a kernel changes in place is taken for two tensors, one read and one written, unless ``with_in_place``.
+    A tensor that a kernel changes in place counts as two, one read and one written, unless ``with_in_place``.
     """
     shapes = [_without_numbers(compiled, with_in_place) for _, compiled in points]
     usual, _ = Counter(shapes).most_common(1)[0]
@@ -51,7 +51,7 @@ FLOAT8_PRODUCTS = (
     *((*_KV_WIDTH, "parts_kv"), (*_INNER, "parts_f"), (*_INNER, "parts_x_f")),
     *((f"parts_max_{name}",) for name in ("x", "kv", "f", "x_x", "kv_x", "f_x")),
 )
-"""What numbers of the benchmark Llama's blocks in float8 are multiples of: activations, weights, rows and columns of
+"""The factors of numbers in the benchmark Llama's blocks in float8: activations, weights, rows and columns of
 these, and the parts of their sums and maxima."""
 
 
@@ -139,7 +139,7 @@ class _Merged:
     def _step(self, alike: Sequence[Run | Dropped]) -> Iterator[Step]:
         """Yield a step, and before it what tuning the kernel takes.
 
-        What is tuned at some sizes alone is left out: forward's sums over more than 2048 columns, beside which less is
+        Kernels that are tuned at some sizes alone are left out: forward's sums over more than 2048 columns, beside which less is
         alive than beside other kernels of the same block.
         """
         first = alike[0]
@@ -174,7 +174,7 @@ class _Merged:
     def _search(self, numbers: tuple[int, ...]) -> Product:
         """Return the formula whose constant is a whole number, and next to one: sizes of elements are small.
 
-        Of few sizes several may be right: then products of the block's other recordings come first.
+        For few sizes several may be right: then products of the block's other recordings come first.
         """
         if len(numbers) < FEWEST_POINTS and not self._allowed:
             return self._known(numbers[0])
@@ -194,7 +194,7 @@ class _Merged:
     def _known(self, number: int) -> Product:
         """Return the formula of another recording that has this value at the only size.
 
-        Of what a kernel touches the others have sums of several tensors, so that a tensor may be a part of a product.
+        The others have sums over the tensors that a kernel touches, so that one tensor may be a part of a product.
         """
         known = sorted(self._others, key=lambda product: (len(product[1]), product))
         for part in (1, *_PARTS):

@@ -70,7 +70,7 @@ MAKES: dict[str, Callable[[Sequence[View]], Outputs]] = {
     "aten._scaled_dot_product_efficient_attention": _efficient,
     "aten._scaled_dot_product_efficient_attention_backward": _gradients,
 }
-"""What an operator returns, by its name, from its inputs."""
+"""The outputs of an operator, by its name, from its inputs."""
 
 KERNEL_READERS: dict[str, Callable[[Sequence[View]], tuple[int, ...]]] = {
     "aten.mm": _product,

@@ -1,7 +1,7 @@
 """Records compiled blocks, on a CUDA device: those of the benchmark models, or one of transformers' code.
 
 ``python -m tools.compiled.main FILE``, or ``... FILE float8`` for the benchmark Llama's in float8, or
-``... FILE BLOCK CONFIG``, where CONFIG is a config.json as text. What FILE holds already is kept.
+``... FILE BLOCK CONFIG``, where CONFIG is a config.json as text. Recordings that FILE holds already are kept.
 """
 
 from __future__ import annotations

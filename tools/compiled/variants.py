@@ -123,7 +123,7 @@ class Variant(NamedTuple):
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of its parameters and inputs."""
+        """The dtype of its parameters and inputs."""
         return DTYPES[self.kind.itemsize]
 
 

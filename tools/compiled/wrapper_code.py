@@ -17,7 +17,7 @@ _ITEMSIZES = {"float32": 4, "bfloat16": 2, "float16": 2, "int64": 8, "int32": 4,
 _ITEMSIZES |= {"float8_e4m3fn": 1, "float8_e5m2": 1}
 _FP32 = 4
 _MOST_OUTPUTS = 9
-"""Of the operators in kernels.py."""
+"""The most outputs of an operator in kernels.py."""
 _NOTHING = ("assert_size_stride", "assert_alignment", "torch.cuda.set_device", "args.clear")
 _SUM = re.compile(r"(\w+)\[.*\]\.view\((\d+), (\d+)\)\.sum\(dim=0\)\.view\(\[[\d, ]+\]\)(?:\.to\((.+)\))?")
 _SEEDS = "aten.randint.low_out"
@@ -45,7 +45,7 @@ class Run(NamedTuple):
     name: str
     dims: tuple[int, ...]
     touched_bytes: tuple[int, ...]
-    """Of each tensor that it reads or writes."""
+    """The bytes of each tensor that it reads or writes."""
     itemsize: int
     makes: tuple[Made, ...]
     changed: tuple[int, ...] = ()
@@ -55,7 +55,7 @@ class Run(NamedTuple):
 
     @property
     def changed_bytes(self) -> tuple[int, ...]:
-        """Of each tensor that it changes in place."""
+        """The bytes of each tensor that it changes in place."""
         return tuple(self.touched_bytes[place] for place in self.changed)
 
 
@@ -66,7 +66,7 @@ class Dropped(NamedTuple):
 
 
 class TritonKernel(NamedTuple):
-    """What is to be known of a kernel of Triton."""
+    """A kernel of Triton: its changes in place, and whether Inductor tunes it."""
 
     changed: tuple[int, ...]
     """The positions of the arguments that it changes in place."""
@@ -79,18 +79,18 @@ ReadKernel = Callable[[str, str], TritonKernel]
 
 
 class Function(NamedTuple):
-    """What one compiled function does."""
+    """The steps and results of one compiled function."""
 
     num_inputs: int
     steps: list[Run | Dropped]
     returns: list[int | None]
     """The storage of each result."""
     input_bytes: tuple[int, ...] = ()
-    """Of each input's storage."""
+    """The bytes of each input's storage."""
 
 
 class Compiled(NamedTuple):
-    """What Inductor wrote for one block."""
+    """Inductor's code of one block."""
 
     inputs: tuple[str, ...]
     """Parameters by their names in the block, and ``i:0``, ``i:1``, ... of the tensors that the block is given."""

@@ -38,7 +38,7 @@ _OF_LOOPS = (4096,)
 """The length for which code is recorded that loops over the sequence."""
 _WINDOWS = (128, 256)
 _BASES: tuple[tuple[Literal["bf16", "nf4"] | None, ...], ...] = ((None, "bf16"), ("nf4",))
-"""How frozen weights are stored: of LoRA, and of QLoRA, which takes turns with it."""
+"""The dtypes in which frozen weights are stored, of LoRA, and of QLoRA, which takes turns with it."""
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 _ADAPTED = 5
 """One cell in so many has adapters."""
@@ -76,7 +76,7 @@ def draw_architectures(
 ) -> tuple[ArchitectureCell, ...]:
     """Return so many cells that can run, of one model_type or of all recorded ones in turn.
 
-    Of Hugging Face's code every fifth has adapters, of LoRA and of QLoRA in turn. A model with adapters is recorded,
+    Every fifth of Hugging Face's has adapters, of LoRA and of QLoRA in turn. A model with adapters is recorded,
     which takes a minute; of a model_type all cells with LoRA have the same, and all with QLoRA.
 
     Args:

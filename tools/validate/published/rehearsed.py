@@ -1,6 +1,6 @@
 """Published peaks and speeds beside rehearsals of the same code (results/rehearsed/published).
 
-A record holds both, and ``rerun.py`` beside the records writes it. Of the rehearsed, durations alone are predicted.
+A record holds both, and ``rerun.py`` beside the records writes it. In a rehearsal only durations are predicted.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ class RehearsedRecord(msgspec.Struct, frozen=True, kw_only=True):
     case: str
     """The row's id in published.csv."""
     variant: str | None
-    """What this run sets otherwise than the case's first run. None: nothing."""
+    """The settings in which this run differs from the case's first run. None: nothing."""
     is_first: bool
     """Whether this is the case's main run: the nearest torch, and the framework's defaults for the unpublished."""
     code: Code
     torch: str
     changes: str
-    """What the driver replaces: data, tokenizer, checkpoint."""
+    """The parts that the driver replaces: data, tokenizer, checkpoint."""
     left_open: str
-    """What the source does not say."""
+    """Facts that the source does not say."""
     published: dict[str, int]
     """Bytes, by kind: max_allocated, max_active, max_reserved."""
     peaks: dict[str, int]
@@ -59,9 +59,9 @@ class RehearsedRecord(msgspec.Struct, frozen=True, kw_only=True):
     verdict: Verdict | None = None
     """The rehearsed one. None: unknown."""
     published_tokens_per_second: float | None = None
-    """Of one GPU."""
+    """Tokens per second of one GPU."""
     tokens_per_second: float | None = None
-    """Of one GPU, by ``--time``. None: not rehearsed, or unknown."""
+    """Tokens per second of one GPU, by ``--time``. None: not rehearsed, or unknown."""
 
 
 class RehearsedPeak(msgspec.Struct, frozen=True, kw_only=True):
@@ -177,7 +177,7 @@ def compare_rehearsed_outcomes(records: list[RehearsedRecord]) -> list[Rehearsed
 
 
 class RehearsedSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """How near rehearsals come to what was published."""
+    """Counts of peaks that are near the published ones, and the worst."""
 
     num_peaks: int
     num_within: int
