@@ -139,8 +139,8 @@ class _Merged:
     def _step(self, alike: Sequence[Run | Dropped]) -> Iterator[Step]:
         """Yield a step, and before it what tuning the kernel takes.
 
-        Kernels that are tuned at some sizes alone are left out: forward's sums over more than 2048 columns, beside which less is
-        alive than beside other kernels of the same block.
+        Kernels tuned at some sizes alone are left out: forward's sums over more than 2048 columns, beside which
+        less is alive than beside other kernels of the same block.
         """
         first = alike[0]
         if isinstance(first, Dropped):

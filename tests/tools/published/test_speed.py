@@ -150,9 +150,10 @@ def test_medians_are_those_of_the_rows(compared: Compared) -> None:
         for row, error in zip(rows, (-0.3, 0.1, 0.2), strict=True)
     ]
     summary = published_speed._summary(made, {"X": 0.4})
-    assert summary.median_error == pytest.approx(0.2)
-    assert summary.by_gpu == {"X compiled": pytest.approx(0.2)}
-    assert summary.median_error_of_constant_mfu == 0.5
+    assert summary.groups["all"] == summary.groups["X compiled"]
+    assert summary.groups["all"].median_error == pytest.approx(0.2)
+    assert summary.groups["all"].median_error_of_constant_mfu == 0.5
+    assert summary.groups["all"].num_too_fast == 2
 
 
 def test_the_packaged_table_names_no_file_outside_of_the_repository() -> None:

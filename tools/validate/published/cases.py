@@ -16,8 +16,33 @@ import msgspec
 
 from fsdp_bench.spec.units import GIB
 
+_COLUMNS = {
+    "case": "id",
+    "num_hidden_layers": "n_layers",
+    "hidden_size": "hidden",
+    "num_attention_heads": "n_heads",
+    "num_key_value_heads": "n_kv_heads",
+    "intermediate_size": "ffn_hidden",
+    "vocab_size": "vocab",
+    "num_parameters": "params",
+    "gpu_memory_gb": "gpu_mem_nominal_gb",
+    "num_gpus": "n_gpus",
+    "num_nodes": "n_nodes",
+    "precision": "precision_as_stated",
+    "stored_dtype": "param_storage_dtype",
+    "compute_dtype": "compute_allgather_dtype",
+    "offload": "cpu_offload",
+    "checkpointing": "act_ckpt",
+    "compiled": "compile",
+    "micro_batch_size": "micro_batch_per_gpu",
+    "sequence_length": "seq_len",
+    "gradient_accumulation_steps": "grad_accum",
+    "step": "notes",
+}
+"""The columns of published.csv that have other names than fields."""
 
-class CaseInputs(msgspec.Struct, frozen=True, kw_only=True):
+
+class CaseInputs(msgspec.Struct, frozen=True, kw_only=True, rename=_COLUMNS):
     """The description of a published run, without measurements. None: the source does not say."""
 
     case: str
@@ -100,47 +125,17 @@ def read_cases(rows: Iterable[Mapping[str, str]] | None = None) -> tuple[Publish
     )
 
 
-def _count(text: str) -> int | None:
-    return int(float(text)) if text else None
-
-
 def _number(text: str, unit: float = 1.0) -> float | None:
     return float(text) * unit if text else None
 
 
 def _inputs(row: Mapping[str, str]) -> CaseInputs:
-    return CaseInputs(
-        case=row["id"],
-        family=row["family"],
-        source=row["source"],
-        model=row["model"],
-        num_hidden_layers=_count(row["n_layers"]),
-        hidden_size=_count(row["hidden"]),
-        num_attention_heads=_count(row["n_heads"]),
-        num_key_value_heads=_count(row["n_kv_heads"]),
-        intermediate_size=_count(row["ffn_hidden"]),
-        vocab_size=_count(row["vocab"]),
-        num_parameters=_count(row["params"]),
-        gpu=row["gpu"],
-        gpu_memory_gb=_count(row["gpu_mem_nominal_gb"]),
-        num_gpus=_count(row["n_gpus"]),
-        num_nodes=_count(row["n_nodes"]),
-        api=row["api"],
-        sharding=row["sharding"] or None,
-        precision=row["precision_as_stated"] or None,
-        stored_dtype=row["param_storage_dtype"] or None,
-        compute_dtype=row["compute_allgather_dtype"] or None,
-        reduce_dtype=row["reduce_dtype"] or None,
-        offload=row["cpu_offload"] or None,
-        checkpointing=row["act_ckpt"] or None,
-        compiled=row["compile"] or None,
-        optimizer=row["optimizer"] or None,
-        micro_batch_size=_count(row["micro_batch_per_gpu"]),
-        sequence_length=_count(row["seq_len"]),
-        gradient_accumulation_steps=_count(row["grad_accum"]),
-        interconnect=row["interconnect"] or None,
-        step=_torchtune_step(row["notes"]),
-    )
+    given: dict[str, str | int | None] = {}
+    for one in msgspec.structs.fields(CaseInputs):
+        text = row[one.encode_name]
+        blank = "" if one.type is str else None
+        given[one.name] = (int(float(text)) if one.type == (int | None) else text) if text else blank
+    return CaseInputs(**{**given, "step": _torchtune_step(row["notes"])})  # type: ignore[arg-type]
 
 
 def _measured(row: Mapping[str, str]) -> tuple[PublishedPeak, ...]:

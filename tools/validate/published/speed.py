@@ -65,20 +65,25 @@ class SpeedRow(msgspec.Struct, frozen=True, kw_only=True):
     reason: str | None = None
 
 
+class SpeedGroup(msgspec.Struct, frozen=True, kw_only=True):
+    """Compared rows that have something in common."""
+
+    num_rows: int
+    median_error: float
+    """The median of the absolute errors."""
+    median_error_of_constant_mfu: float
+    num_too_fast: int
+
+
 class SpeedSummary(msgspec.Struct, frozen=True, kw_only=True):
     """Numbers and errors of the compared rows."""
 
     num_rows: int
     num_left_out: int
-    median_error: float
-    """The median of the absolute errors."""
     best_constant_mfu: dict[str, float]
     """The best constant MFU by GPU generation."""
-    median_error_of_constant_mfu: float
-    by_family: dict[str, float]
-    """Median of the absolute errors by publisher."""
-    by_gpu: dict[str, float]
-    """``A100 eager``, ``H100 compiled``, ...: median of the absolute errors."""
+    groups: dict[str, SpeedGroup]
+    """``all``, then by publisher, by publisher and GPU, by GPU, and by GPU and whether compiled."""
 
 
 @dataclass(frozen=True)
@@ -110,27 +115,31 @@ def _summary(rows: Sequence[SpeedRow], best: dict[str, float]) -> SpeedSummary:
     compared = [row for row in rows if row.error is not None]
     if not compared:
         raise SpecError("published: no row with a throughput can be predicted")
+    groups = {"all": compared}
+    for family in dict.fromkeys(row.family for row in compared):
+        groups[family] = [row for row in compared if row.family == family]
+        on = sorted({row.gpu for row in groups[family]})
+        if len(on) > 1:
+            groups |= {f"{family} on {gpu}": [row for row in groups[family] if row.gpu == gpu] for gpu in on}
+    for gpu in sorted(best):
+        groups[gpu] = [row for row in compared if row.gpu == gpu]
+        for kind in ("eager", "compiled"):
+            groups[f"{gpu} {kind}"] = [row for row in groups[gpu] if kind_of(row) == kind]
     return SpeedSummary(
         num_rows=len(compared),
         num_left_out=len(rows) - len(compared),
-        median_error=_median_error(compared),
         best_constant_mfu=best,
-        median_error_of_constant_mfu=median(abs(row.constant_mfu_error or 0.0) for row in compared),
-        by_family=_medians(compared, [row.family for row in compared]),
-        by_gpu=_medians(compared, [f"{row.gpu} {kind_of(row)}" for row in compared]),
+        groups={name: _group(group) for name, group in groups.items() if group},
     )
 
 
-def _medians(rows: Sequence[SpeedRow], names: Sequence[str]) -> dict[str, float]:
-    """Return the median error of the rows with the same name."""
-    return {
-        name: _median_error([row for row, its in zip(rows, names, strict=True) if its == name])
-        for name in dict.fromkeys(names)
-    }
-
-
-def _median_error(rows: Iterable[SpeedRow]) -> float:
-    return median(abs(row.error or 0.0) for row in rows)
+def _group(rows: Sequence[SpeedRow]) -> SpeedGroup:
+    return SpeedGroup(
+        num_rows=len(rows),
+        median_error=median(abs(row.error or 0.0) for row in rows),
+        median_error_of_constant_mfu=median(abs(row.constant_mfu_error or 0.0) for row in rows),
+        num_too_fast=sum((row.error or 0.0) > 0 for row in rows),
+    )
 
 
 def kind_of(row: SpeedRow) -> str:

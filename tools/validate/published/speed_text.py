@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from statistics import median
+from collections.abc import Sequence
 
 from fsdp_bench.report.table import table_columns, table_lines
 from tools.validate.published.left_out import left_out, taken
@@ -23,7 +22,7 @@ def format_speed(rows: Sequence[SpeedRow], summary: SpeedSummary) -> str:
         "",
         *table_lines(table_columns(HEADERS, map(_cells, compared), HEADERS[2:], ("exposed", "code")), indent=2),
     ]
-    lines += ["", *_summary(compared, summary), "", *_range(compared), ""]
+    lines += ["", *_groups(summary), "", *_range(compared), ""]
     lines += taken((row.family, row.assumptions) for row in compared)
     return "\n".join([*lines, "", *left_out((row.case, row.reason) for row in rows)])
 
@@ -41,25 +40,17 @@ def _cells(row: SpeedRow) -> list[str]:
     ]
 
 
-def _summary(rows: Sequence[SpeedRow], summary: SpeedSummary) -> list[str]:
-    """Return the median errors: of all rows, by publisher, by GPU, and by eager and compiled code on each GPU."""
-    groups: dict[str, list[SpeedRow]] = {"all": list(rows)}
-    for family in summary.by_family:
-        groups[family] = [row for row in rows if row.family == family]
-        on = list(dict.fromkeys(row.gpu for row in groups[family]))
-        if len(on) > 1:
-            groups |= {f"{family} on {gpu}": [r for r in groups[family] if r.gpu == gpu] for gpu in sorted(on)}
-    for gpu in sorted(summary.best_constant_mfu):
-        of_gpu = [row for row in rows if row.gpu == gpu]
-        groups[gpu] = of_gpu
-        for kind in ("eager", "compiled"):
-            groups[f"{gpu} {kind}"] = [row for row in of_gpu if kind_of(row) == kind]
-    found = []
-    for name, group in groups.items():
-        if group:
-            ours, constant = _median(row.error for row in group), _median(row.constant_mfu_error for row in group)
-            fast = f"{sum((row.error or 0.0) > 0 for row in group)} of {len(group)}"
-            found.append((name, str(len(group)), f"{ours:.1%}", f"{constant:.1%}", fast))
+def _groups(summary: SpeedSummary) -> list[str]:
+    found = (
+        (
+            name,
+            str(group.num_rows),
+            f"{group.median_error:.1%}",
+            f"{group.median_error_of_constant_mfu:.1%}",
+            f"{group.num_too_fast} of {group.num_rows}",
+        )
+        for name, group in summary.groups.items()
+    )
     headers = ("median |error|", "rows", "predicted", "constant MFU", "too fast")
     return table_lines(table_columns(headers, found, headers[1:]), indent=2)
 
@@ -72,7 +63,3 @@ def _range(rows: Sequence[SpeedRow]) -> list[str]:
         f"  of a publisher that is left out the range of the others holds {fraction_inside(found):.0%} of the rows:",
     ]
     return lines + [f"    {name}: {one.inside} of {one.num_runs}" for name, one in found.held_out.items()]
-
-
-def _median(errors: Iterable[float | None]) -> float:
-    return median(abs(error or 0.0) for error in errors)
