@@ -8,13 +8,8 @@ import pytest
 from fsdp_bench.plan.estimate import Verdict
 from fsdp_bench.replay.caching_allocator.replay import AllocatorReading, OutOfMemory
 from fsdp_bench.spec.units import GIB
-from tools.validate.published.cases import PublishedCase, read_cases
+from tools.validate.published.cases import PublishedCase
 from tools.validate.published.fits import FitRow, compare_fits, fit_of, format_fits
-
-
-@pytest.fixture(scope="module")
-def cases() -> dict[str, PublishedCase]:
-    return {case.inputs.case: case for case in read_cases()}
 
 
 def _reading(retries: int, out_of_memory: OutOfMemory | None = None) -> AllocatorReading:

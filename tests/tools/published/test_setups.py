@@ -10,14 +10,9 @@ from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.hardware import LinkKind
 from fsdp_bench.spec.setup import Api, BackwardPrefetch, Checkpointing, Loss, OptimizerKind, ShardingStrategy
 from fsdp_bench.spec.units import GIB
-from tools.validate.published.cases import CaseInputs, PublishedCase, read_cases
+from tools.validate.published.cases import CaseInputs, PublishedCase
 from tools.validate.published.hardware import cluster_of, read_network
 from tools.validate.published.setups import Plan, Unpredictable, plan_case
-
-
-@pytest.fixture(scope="module")
-def cases() -> dict[str, PublishedCase]:
-    return {case.inputs.case: case for case in read_cases()}
 
 
 def _plan(inputs: CaseInputs) -> Plan:
@@ -87,16 +82,6 @@ def test_a_blank_dtype_is_unknown_where_the_frameworks_code_was_not_read(cases: 
     assert _reason(inputs, stored_dtype=None) == "the source does not state stored_dtype"
 
 
-def test_a_blank_stored_dtype_of_composers_bf16_is_fp32(cases: dict[str, PublishedCase]) -> None:
-    inputs = cases["mpt_1b_a100_40gb_16g_s2048_mb8"].inputs
-    assert inputs.stored_dtype is None
-    assert _plan(inputs).setup.precision.store == "fp32"
-
-
-def test_ibms_loss_is_computed_on_logits_as_they_are(cases: dict[str, PublishedCase]) -> None:
-    assert _plan(cases["ibm_7b_A100_compile-no"].inputs).kernels.cross_entropy is CrossEntropy.SAME_DTYPE
-
-
 def test_mpt_gathers_after_a_gradient_computation_but_in_the_large_sweep(cases: dict[str, PublishedCase]) -> None:
     usual, large = (
         _plan(cases[name].inputs).setup
@@ -106,9 +91,14 @@ def test_mpt_gathers_after_a_gradient_computation_but_in_the_large_sweep(cases: 
     assert (large.backward_prefetch, large.forward_prefetch) == (BackwardPrefetch.BACKWARD_PRE, True)
 
 
-def test_mpt_logs_two_metrics_of_its_logits(cases: dict[str, PublishedCase]) -> None:
-    assert _plan(cases["mpt_1b_a100_40gb_16g_s2048_mb8"].inputs).kernels.metrics_on_logits == 2
-    assert _plan(cases["ibm_7b_A100_compile-no"].inputs).kernels.metrics_on_logits == 0
+def test_mpt_logs_two_metrics_of_its_logits_and_ibms_loss_takes_them_as_they_are(
+    cases: dict[str, PublishedCase],
+) -> None:
+    mpt, ibm = (_plan(cases[name].inputs) for name in ("mpt_1b_a100_40gb_16g_s2048_mb8", "ibm_7b_A100_compile-no"))
+    assert (mpt.kernels.metrics_on_logits, ibm.kernels.metrics_on_logits) == (2, 0)
+    assert ibm.kernels.cross_entropy is CrossEntropy.SAME_DTYPE
+    assert cases["mpt_1b_a100_40gb_16g_s2048_mb8"].inputs.stored_dtype is None
+    assert mpt.setup.precision.store == "fp32"  # composer's bf16 is autocast
 
 
 def test_the_stated_parameters_tell_whether_the_head_is_tied(cases: dict[str, PublishedCase]) -> None:

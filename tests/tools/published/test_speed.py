@@ -26,11 +26,6 @@ from tools.validate.published.speed_text import format_speed
 Compared = tuple[list[SpeedRow], SpeedSummary]
 
 
-@pytest.fixture(scope="module")
-def cases() -> dict[str, PublishedCase]:
-    return {case.inputs.case: case for case in read_cases()}
-
-
 def _reasons(rows: list[SpeedRow]) -> dict[str, str]:
     return {row.case: row.reason for row in rows if row.reason is not None}
 
