@@ -162,6 +162,13 @@ def test_an_updated_output_is_shortened_where_the_old_one_was(expected: str, out
     assert shortened_as(expected, output) == written
 
 
+def test_a_table_beside_a_page_is_what_its_command_prints(tmp_path: Path) -> None:
+    page = "```console\n$ fsdp-bench servers > rehearsed.txt\n```\n"
+    (failure,) = run_page(page, "docs/validation/rehearsed.md", tmp_path).failures
+    assert "prints something else than" in failure
+    assert "p5.48xlarge" in (tmp_path / "rehearsed.txt").read_text()
+
+
 def test_files_and_names_in_architecture_md_exist() -> None:
     """``path.py:name`` names a file of the package or of tests/, and a function or class in it."""
     text = (ROOT / "docs" / "architecture.md").read_text()
