@@ -42,6 +42,19 @@ def test_the_code_is_named_once(tmp_path: Path) -> None:
     assert "no folder" in _line("record", "--module", "tests.simulate.recorded.users:llama", "-o", "nowhere/x.json")
 
 
+def test_blocks_that_no_attribute_of_the_model_lists_are_refused(tmp_path: Path) -> None:
+    """A bare nn.Sequential of blocks was recorded without any, and predict then ended with a traceback."""
+    (tmp_path / "bare.py").write_text(
+        "import torch\ndef build(micro_batch_size, sequence_length):\n"
+        "    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4))\n"
+        "    return model, torch.zeros(micro_batch_size, sequence_length, 4)\n"
+    )
+    words = ("--module", "bare:build", "--transformer-block", "torch.nn:Linear", "-o", tmp_path / "x.json")
+    done = run_command("record", *words, cwd=tmp_path)
+    assert done.returncode == 2
+    assert "no list holds modules of the class Linear; give the model an attribute" in done.stderr
+
+
 def test_a_function_that_makes_its_own_batch_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "never.json"
     line = _line("record", "--module", "tests.simulate.recorded.users:own_batch", "-o", file)

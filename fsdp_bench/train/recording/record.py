@@ -257,6 +257,11 @@ class _Facts:
         self.kind = kind
         self.block = kind.__name__
         self.lists = block_lists(model, kind)
+        if not self.lists:
+            raise SpecError(
+                f"transformer-block: no list holds modules of the class {self.block}; give the model an attribute that"
+                " is an nn.ModuleList or nn.Sequential of them"
+            )
         formulas = Formulas(subject.points)
         everywhere = [dict(model.named_parameters()) for model, _ in built]
         self.parameters = tuple(
