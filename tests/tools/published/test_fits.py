@@ -43,7 +43,7 @@ def test_retries_are_an_answer_of_their_own() -> None:
         "ibm_7b_H100_compile-no",
     ],
 )
-def test_runs_that_fill_most_of_their_card_run_without_retries_after_the_first_steps(
+def test_runs_that_fill_most_of_their_gpu_run_without_retries_after_the_first_steps(
     cases: dict[str, PublishedCase], case: str
 ) -> None:
     (row,) = compare_fits([cases[case]])
@@ -52,8 +52,8 @@ def test_runs_that_fill_most_of_their_card_run_without_retries_after_the_first_s
     assert row.num_retries_later == 0
 
 
-def test_a_run_on_a_card_that_is_too_small_does_not_fit(cases: dict[str, PublishedCase]) -> None:
-    """36 GiB of the 40 GB card with 6 sequences: three times as many activations are more than it has."""
+def test_a_run_on_a_gpu_that_is_too_small_does_not_fit(cases: dict[str, PublishedCase]) -> None:
+    """36 GiB of the 40 GB GPU with 6 sequences: three times as many activations are more than it has."""
     case = cases["mpt_3b_a100_40gb_32g_s2048_mb6"]
     inputs = msgspec.structs.replace(case.inputs, micro_batch_size=18)
     (row,) = compare_fits([msgspec.structs.replace(case, inputs=inputs)])
@@ -77,7 +77,7 @@ def test_the_text_counts_retries_that_ran_on_a_line_of_their_own() -> None:
             ran=ran,
             predicted=predicted,
             reserved_bytes=30 * GIB,
-            card_bytes=40 * GIB,
+            gpu_bytes=40 * GIB,
             num_alloc_retries=5 if predicted is Verdict.RUNS_WITH_RETRIES else 0,
             num_retries_later=2 if predicted is Verdict.RUNS_WITH_RETRIES else 0,
         )

@@ -87,7 +87,7 @@ def test_each_peak_is_compared_with_its_own_kind(
     assert (allocated.kind, allocated.predicted_bytes) == ("max_allocated", 1)
 
 
-def test_reserved_memory_that_retries_keep_within_the_card_is_compared_with_nothing(
+def test_reserved_memory_that_retries_keep_within_the_gpu_is_compared_with_nothing(
     cases: dict[str, PublishedCase], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reading = dataclasses.replace(READING, num_alloc_retries=4, full_in_phase="forward")
@@ -120,7 +120,7 @@ def test_the_inputs_of_a_prediction_have_no_measured_field() -> None:
 @pytest.mark.parametrize(
     ("case", "kind", "printed_gib"),
     [
-        # torchtitan PR 165 prints percentages of the card.
+        # torchtitan PR 165 prints percentages of the GPU.
         ("pr165_FSDP1_full_eager", "max_active", 0.2481 * H100_GIB),
         ("pr165_FSDP1_selective_op_eager", "max_active", 0.5298 * H100_GIB),
         ("pr165_FSDP2_full_eager", "max_active", 0.2392 * H100_GIB),

@@ -35,7 +35,7 @@ class FitRow(msgspec.Struct, frozen=True, kw_only=True):
     predicted: Verdict | None = None
     reserved_bytes: int | None = None
     """Predicted peak reserved memory. Retries keep it within the GPU's memory."""
-    card_bytes: int | None = None
+    gpu_bytes: int | None = None
     num_alloc_retries: int | None = None
     """Predicted allocation retries in the first steps."""
     num_retries_later: int | None = None
@@ -64,7 +64,7 @@ def _compare(case: PublishedCase) -> FitRow:
         row,
         predicted=fit_of(reading),
         reserved_bytes=reading.peak_reserved_bytes,
-        card_bytes=plan.gpu.usable_memory_bytes,
+        gpu_bytes=plan.gpu.usable_memory_bytes,
         num_alloc_retries=reading.num_alloc_retries,
         num_retries_later=reading.num_retries_later,
     )
@@ -116,6 +116,6 @@ def _named(row: FitRow) -> list[str]:
     text = f"{row.case} ({outcome}{compiled}): {row.predicted.text}"
     if row.predicted is Verdict.RUNS_WITH_RETRIES:
         text += f": {retries_text(row.num_alloc_retries or 0, row.num_retries_later)}"
-    if row.reserved_bytes is not None and row.card_bytes is not None:
-        text += f"; {format_gib(row.reserved_bytes)} of {format_gib(row.card_bytes)} reserved at most"
+    if row.reserved_bytes is not None and row.gpu_bytes is not None:
+        text += f"; {format_gib(row.reserved_bytes)} of {format_gib(row.gpu_bytes)} reserved at most"
     return wrapped(text, 2)

@@ -11,7 +11,7 @@ from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.hardware import Gpu, Hardware, LinkKind, Network, Source
 from tools.validate.published.cases import CaseInputs
 
-_CARDS = {
+_GPUS = {
     ("A100 80GB", 80): ("A100-SXM-80GB", "p4de.24xlarge"),
     ("A100-SXM4-80GB", 80): ("A100-SXM-80GB", "p4de.24xlarge"),
     ("A100 40GB", 40): ("A100-SXM-40GB", "p4d.24xlarge"),
@@ -24,7 +24,7 @@ _CARDS = {
 
 def gpu_of(inputs: CaseInputs) -> Gpu | None:
     """Return the catalogue's GPU. None if the row's name may mean several GPUs."""
-    names = _CARDS.get((inputs.gpu, inputs.gpu_memory_gb or 0))
+    names = _GPUS.get((inputs.gpu, inputs.gpu_memory_gb or 0))
     return loader.gpu(names[0]) if names else None
 
 
@@ -34,7 +34,7 @@ def cluster_of(inputs: CaseInputs) -> Hardware:
     Raises:
         SpecError: if the source does not state the GPU, the number of GPUs, or the network's bandwidth.
     """
-    names = _CARDS.get((inputs.gpu, inputs.gpu_memory_gb or 0))
+    names = _GPUS.get((inputs.gpu, inputs.gpu_memory_gb or 0))
     if names is None or not inputs.num_gpus or not inputs.num_nodes:
         raise SpecError("the source does not state which GPUs, or how many on how many nodes")
     gpu, server = loader.gpu(names[0]), loader.server(names[1])
