@@ -136,10 +136,6 @@ def subject_of(spec: RecordingSpec, code: str) -> Subject:
     return architecture(spec.config, spec.sequence_length, spec.only_length, spec.lora)
 
 
-if __name__ == "__main__":
-    main(partial(subject_of, code=sys.argv.pop(1)))
-
-
 # -- the sizes of the small models ------------------------------------------------------------------------------------
 
 
@@ -234,3 +230,7 @@ def of_layers(kinds: Sequence[Any], count: int) -> list[Any]:
     while len(longer) < count:
         longer.append(longer[-each])
     return longer[:count]
+
+
+if __name__ == "__main__":
+    main(partial(subject_of, code=sys.argv.pop(1)))
