@@ -17,7 +17,7 @@ from fsdp_bench.spec.model import LONGEST_NAME
 from fsdp_bench.spec.setup import Checkpointing, Precision
 from fsdp_bench.sweep.results.load import read_frontier_of
 from tests.conftest import run_command
-from tests.report.charts.pictures import assert_is_a_slide
+from tests.report.charts.pictures import assert_is_a_slide, assert_texts_are_inside_and_apart
 from tests.sweep.frontier.test_cell import SHAPE
 
 SWEEP = Path(__file__).parents[3] / "results" / "xeon-2-cores" / "max-size-quick"
@@ -81,6 +81,15 @@ def test_conditions_are_printed() -> None:
     words = " ".join(frontier_slide(record(), cells_of(2)).conditions)
     for word in ("256.0 MiB", "gloo", "vocabulary 4096", "2 ranks", "adamw-foreach", "30 of 30 cells"):
         assert word in words
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_words_above_marks_touch_nothing(ranks: int) -> None:
+    figure = figure_of(frontier_slide(record(), cells_of(ranks)))
+    assert_texts_are_inside_and_apart(figure)
+    for axes in figure.axes:
+        highest = max(text.get_window_extent().y1 for text in axes.texts)
+        assert highest + 4 < axes.title.get_window_extent().y0  # pixels
 
 
 def test_cells_on_other_worlds_have_a_chart_of_their_own(tmp_path: Path) -> None:
