@@ -19,7 +19,7 @@ from fsdp_bench.plan.purchase.offer import Offer
 from fsdp_bench.plan.purchase.other_code import OtherCode, with_other_code
 from fsdp_bench.plan.purchase.pick import Picked, pick, reason_of
 from fsdp_bench.plan.purchase.safest import safest
-from fsdp_bench.plan.purchase.searched import Searched, ServerType
+from fsdp_bench.plan.purchase.searched import Learned, Searched, ServerType
 from fsdp_bench.plan.purchase.simulated import Simulated
 from fsdp_bench.simulate.step import without_collections
 from fsdp_bench.spec.errors import SpecError
@@ -201,11 +201,12 @@ class _Choice:
             elif not drafts:
                 break
             else:
-                made = map_forked(lambda draft: self._kind_of(draft).offer(draft.cluster.num_nodes), drafts)
+                made = map_forked(self._make, drafts)
                 for number, draft in enumerate(drafts, 1):
                     where = f"{draft.cluster.num_nodes} x {draft.cluster.server.name}"
                     self._progress(f"{where}: offer {number} of {len(drafts)}")
-                    self._made[draft.key] = next(made)
+                    self._made[draft.key], learned = next(made)
+                    self._kind_of(draft).learn(learned)
         reason = reason_of(self._goal, picked, len(offers))
         useful = None if picked.winner is None else self._most_useful(picked.winner, offers)
         if picked.winner is not None:
@@ -213,6 +214,11 @@ class _Choice:
             picked = replace(picked, safest=safest(picked.winner, self._kind_of(picked.winner)))
         names = dict.fromkeys(offer.cluster.server.name for offer in offers)
         return Plan(self._goal, picked, reason, tuple(self._left), len(offers), tuple(names), useful)
+
+    def _make(self, draft: Offer) -> tuple[Offer | None, Learned]:
+        """Return the offer in a draft's place, and what was learned meanwhile."""
+        kind = self._kind_of(draft)
+        return kind.offer(draft.cluster.num_nodes), kind.learned()
 
     def _most_useful(self, winner: Offer, offers: Sequence[Offer]) -> int | None:
         """Return the number of the winner's servers beyond which more of them are not faster; None if more are."""
