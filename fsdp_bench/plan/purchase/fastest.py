@@ -13,7 +13,7 @@ from math import inf
 from typing import NamedTuple
 
 from fsdp_bench.plan.estimate import available_bytes, communicators_for
-from fsdp_bench.plan.purchase.settings import Setting, can_run, micro_batches, setting_of, settings, setup_of
+from fsdp_bench.plan.purchase.goal import Setting, can_run, micro_batches, setting_of, settings, setup_of
 from fsdp_bench.plan.purchase.simulated import Simulated, computation_of, for_all_micro_batches
 from fsdp_bench.plan.question import Prediction, Question, answer_if_it_fits
 from fsdp_bench.plan.speed import speed
@@ -49,8 +49,9 @@ class Reached(NamedTuple):
     """The time of all but its collectives. None for several micro-batches, from which no bound follows."""
 
 
-_EVEN = 0.9995
-"""What is no collective takes less on more nodes, but for the padding of shards: far less than this leaves."""
+_CERTAIN = 0.995
+"""The part of a step's time that a bound counts on. The rest leaves room for what shards are padded with, and for
+operators that run beside other collectives when these take less time."""
 
 
 def _saves(setting: Setting) -> tuple[bool, bool, bool, bool]:
@@ -82,6 +83,7 @@ class Fastest:
         self.reached: dict[TrainSetup, Reached] = {}
         self._alike: dict[tuple[Setting, int], dict[int, TrainSetup]] = {}
         """The setups with several numbers of nodes that were timed, by setting and micro-batch."""
+        self._live_fits: dict[tuple[Setting, int, int], bool] = {}
         self._collective_times: dict[TrainSetup, list[float | None]] = {}
 
     def cluster(self, num_nodes: int) -> Hardware:
@@ -120,7 +122,7 @@ class Fastest:
             return inf
         nodes, tokens, limit = setup.world_size // self.gpus_per_node, setup.tokens_per_step_per_rank, inf
         on_more = [self.reached[one].work_seconds for count, one in known.items() if count >= nodes]
-        least = _EVEN * min((seconds for seconds in on_more if seconds is not None), default=0.0)
+        least = min((seconds for seconds in on_more if seconds is not None), default=0.0)
         now = self._each_collective(setup)
         for other in known.values():
             reached = self.reached[other]
@@ -128,7 +130,8 @@ class Fastest:
             if reached.work_seconds is None or len(now) != len(before) or None in (*now, *before):
                 continue
             less = sum(max(was - is_now, 0.0) for was, is_now in zip(before, now, strict=True) if was and is_now)
-            seconds = tokens / reached.tokens_per_second_per_gpu - less - max(reached.work_seconds - least, 0.0)
+            less += max(reached.work_seconds - least, 0.0)
+            seconds = _CERTAIN * tokens / reached.tokens_per_second_per_gpu - less
             limit = min(limit, tokens / seconds if seconds > 0 else inf)
         return limit
 
@@ -291,6 +294,12 @@ class Fastest:
     def _may_fit(self, setting: Setting, batch: int, cluster: Hardware) -> bool:
         if cluster.num_nodes <= self.refused.get((setting, batch), 0):
             return False
+        key = setting, batch, cluster.num_nodes
+        if key not in self._live_fits:
+            self._live_fits[key] = self._fits_by_live_bytes(setting, batch, cluster)
+        return self._live_fits[key]
+
+    def _fits_by_live_bytes(self, setting: Setting, batch: int, cluster: Hardware) -> bool:
         setup = self._setup(setting, batch, cluster.num_nodes)
         assert setup is not None
         communicators = communicators_for(self.goal.model, setup, cluster)

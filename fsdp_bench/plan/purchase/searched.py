@@ -15,8 +15,8 @@ from math import log
 from typing import NamedTuple
 
 from fsdp_bench.plan.purchase.fastest import Fastest, Reached, Timed
+from fsdp_bench.plan.purchase.goal import Setting, setting_of
 from fsdp_bench.plan.purchase.offer import Offer
-from fsdp_bench.plan.purchase.settings import Setting, setting_of
 from fsdp_bench.plan.purchase.simulated import LiveKey, Simulated
 from fsdp_bench.spec.hardware import Gpu, Server
 from fsdp_bench.spec.price import Price

@@ -10,8 +10,7 @@ from typing import Any
 import msgspec
 
 from fsdp_bench.plan.estimate import predict_memory
-from fsdp_bench.plan.purchase.goal import Goal
-from fsdp_bench.plan.purchase.settings import Setting, can_run, setup_of
+from fsdp_bench.plan.purchase.goal import Goal, Setting, can_run, setup_of
 from fsdp_bench.plan.speed import step_seconds
 from fsdp_bench.rates.datasheet import Rates
 from fsdp_bench.replay.traffic import collectives
