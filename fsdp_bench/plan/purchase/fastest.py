@@ -78,8 +78,8 @@ class Fastest:
         self.server, self.gpu, self.gpus_per_node = server, gpu, gpus_per_node
         self._kernels = kernels_on(CUDA, gpu)
         self._most = self.cluster(max(simulated.most_nodes, 2))
-        self.refused: dict[tuple[Setting, int], int] = {}
-        """The most nodes on which the allocator was found to have no room for a setting and micro-batch."""
+        self.refused: set[tuple[Setting, int, int]] = set()
+        """Settings, micro-batches and numbers of nodes where the allocator has no room. It may have on fewer nodes."""
         self.reached: dict[TrainSetup, Reached] = {}
         self._alike: dict[tuple[Setting, int], dict[int, TrainSetup]] = {}
         """The setups with several numbers of nodes that were timed, by setting and micro-batch."""
@@ -175,7 +175,7 @@ class Fastest:
             is_alone = bool(seconds) and rates is not None and setup.gradient_accumulation_steps == 1
             work = self._simulated.work_seconds(self._kernels, setup, rates) if is_alone and rates else None
             speed = setup.tokens_per_step_per_rank / seconds if seconds else 0.0
-            self.learn({setup: Reached(cluster.num_nodes, speed, work)}, {})
+            self.learn({setup: Reached(cluster.num_nodes, speed, work)}, set())
         return self.reached[setup].tokens_per_second_per_gpu
 
     def bound(self, fewest: int, most: int) -> float:
@@ -238,18 +238,16 @@ class Fastest:
         return None
 
     def refuse(self, timed: Timed) -> None:
-        """Leave a setting out on so many nodes and on fewer."""
-        key = setting_of(timed.setup), timed.setup.micro_batch_size
-        self.refused[key] = max(self.refused.get(key, 0), timed.cluster.num_nodes)
+        """Leave a setting out on so many nodes."""
+        self.refused.add((setting_of(timed.setup), timed.setup.micro_batch_size, timed.cluster.num_nodes))
 
-    def learn(self, reached: dict[TrainSetup, Reached], refused: dict[tuple[Setting, int], int]) -> None:
+    def learn(self, reached: dict[TrainSetup, Reached], refused: set[tuple[Setting, int, int]]) -> None:
         """Take over what was timed and refused elsewhere."""
         self.reached |= reached
         for setup, one in reached.items():
             if one.work_seconds is not None:
                 self._alike.setdefault((setting_of(setup), setup.micro_batch_size), {})[one.num_nodes] = setup
-        for key, nodes in refused.items():
-            self.refused[key] = max(self.refused.get(key, 0), nodes)
+        self.refused |= refused
 
     def _candidates(self, cluster: Hardware, among: Iterable[Setting]) -> list[tuple[float, TrainSetup]]:
         """Return the setups that may fit, each with the speed of its computation alone, the fastest first."""
@@ -292,9 +290,9 @@ class Fastest:
         return setup_of(self.goal, setting, batch, num_nodes, self.gpus_per_node)
 
     def _may_fit(self, setting: Setting, batch: int, cluster: Hardware) -> bool:
-        if cluster.num_nodes <= self.refused.get((setting, batch), 0):
-            return False
         key = setting, batch, cluster.num_nodes
+        if key in self.refused:
+            return False
         if key not in self._live_fits:
             self._live_fits[key] = self._fits_by_live_bytes(setting, batch, cluster)
         return self._live_fits[key]

@@ -43,7 +43,7 @@ class Learned(NamedTuple):
     """Live bytes by the number of ranks."""
     computation: dict[tuple[str, Setting, int], float]
     reached: dict[TrainSetup, Reached]
-    refused: dict[tuple[Setting, int], int]
+    refused: set[tuple[Setting, int, int]]
 
 
 class Found(NamedTuple):
