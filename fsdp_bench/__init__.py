@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from fsdp_bench.plan.ask import largest_model as largest_model
     from fsdp_bench.plan.compare.comparison import Comparison as Comparison
     from fsdp_bench.plan.compare.comparison import compare as compare
-    from fsdp_bench.plan.purchase.call import plan_training as plan_training
     from fsdp_bench.plan.purchase.planner import Plan as Plan
+    from fsdp_bench.plan.purchase.planner import plan_training as plan_training
     from fsdp_bench.plan.rehearsal import Rehearsal as Rehearsal
     from fsdp_bench.plan.rehearse_command import rehearse_command as rehearse_command
     from fsdp_bench.rehearse.run import RehearsalError as RehearsalError
@@ -80,8 +80,7 @@ _HOMES = {
     "catalog.lookup": ("gpu", "model", "server"),
     "plan.answers": ("LargestModel", "TimedEstimate"),
     "plan.ask": ("estimate", "largest_model"),
-    "plan.purchase.call": ("plan_training",),
-    "plan.purchase.planner": ("Plan",),
+    "plan.purchase.planner": ("Plan", "plan_training"),
     "plan.compare.comparison": ("Comparison", "compare"),
     "plan.rehearsal": ("Rehearsal",),
     "plan.rehearse_command": ("rehearse_command",),

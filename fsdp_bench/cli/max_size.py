@@ -173,7 +173,7 @@ def command(
 
 def _with_fewest(result: HardwareResult, options: SetupOptions, headroom_bytes: int | None) -> HardwareResult:
     """Return the result with the setting of a plan that fits fewer GPUs than any in the table, if there is one."""
-    from fsdp_bench.plan.purchase.fewest import fewest_gpus
+    from fsdp_bench.plan.purchase.beyond import fewest_gpus
     from fsdp_bench.plan.purchase.goal import Goal
     from fsdp_bench.plan.purchase.searched import ServerType
 

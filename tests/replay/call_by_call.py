@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from fsdp_bench.replay.caching_allocator import allocator, expandable_segments
-from fsdp_bench.replay.caching_allocator.execution import wait
+from fsdp_bench.replay.caching_allocator.allocator import pool_of, rounded
 from fsdp_bench.replay.caching_allocator.program import Op
-from fsdp_bench.replay.caching_allocator.sizes import pool_of, rounded
+from fsdp_bench.replay.caching_allocator.replay import wait
 
 
 class Block(NamedTuple):

@@ -1,19 +1,24 @@
-"""The change that would help if nothing fits: more nodes, or why no number of nodes is enough."""
+"""The change that would help if nothing fits: more nodes, or why no number of nodes is enough.
+
+``fewest_gpus`` says on how few anything fits that a plan tries: what ``max-size --of gpus`` and ``plan`` both name.
+"""
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import replace
 from math import inf
 
 from fsdp_bench.plan.estimate import MemoryPrediction, predict_memory
-from fsdp_bench.plan.purchase.goal import Goal
+from fsdp_bench.plan.purchase.fastest import Fastest
+from fsdp_bench.plan.purchase.goal import Goal, settings, setup_of
 from fsdp_bench.plan.purchase.offer import Offer
 from fsdp_bench.plan.purchase.searched import Searched, ServerType
-from fsdp_bench.plan.purchase.settings import settings, setup_of
 from fsdp_bench.plan.purchase.simulated import Simulated
+from fsdp_bench.plan.question import Prediction
 from fsdp_bench.simulate.operators.kernels import CUDA, kernels_on
-from fsdp_bench.simulate.step import SimulatedSteps
+from fsdp_bench.simulate.step import SimulatedSteps, without_collections
 from fsdp_bench.spec.hardware import Hardware
 from fsdp_bench.spec.setup import Checkpointing, Loss, Offload
 from fsdp_bench.spec.units import format_gib
@@ -100,3 +105,26 @@ def _why_never(goal: Goal, kinds: Sequence[ServerType]) -> str:
         f" {format_gib(least.peak_allocated_bytes)} stay on each, {format_gib(least.breakdown_bytes[category])} of it"
         f" {category.replace('_', ' ')}{'; ' + advice if advice else ''}"
     )
+
+
+def fewest_gpus(goal: Goal, kind: ServerType, nodes: Sequence[int] = range(1, MOST_NODES + 1)) -> Prediction | None:
+    """Return a setting that fits the fewest nodes, or GPUs of one node, at the smallest micro-batch; None if none does.
+
+    Live bytes say on how many nodes something may fit. From there on PyTorch's allocator decides, up to twice as many.
+    """
+    fastest = Fastest(Simulated(goal, max(nodes)), kind.server, kind.gpu, kind.gpus_per_node)
+    with without_collections():
+        first = bisect_left(nodes, True, key=fastest.anything_fits)
+        for count in nodes[first : 2 * first + 2]:
+            if (found := fastest.smallest_that_fits(count)) is not None:
+                return found if count > 1 else _of_one_node(goal, kind, found)
+    return None
+
+
+def _of_one_node(goal: Goal, kind: ServerType, found: Prediction) -> Prediction:
+    for each in reversed(range(1, kind.gpus_per_node)):
+        fewer = Fastest(Simulated(goal, 1), kind.server, kind.gpu, each).smallest_that_fits(1)
+        if fewer is None:
+            break
+        found = fewer
+    return found

@@ -10,15 +10,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import inf
+from typing import NamedTuple
 
 from fsdp_bench.plan.estimate import available_bytes, communicators_for
-from fsdp_bench.plan.purchase.settings import Setting, can_run, micro_batches, setting_of, settings, setup_of
+from fsdp_bench.plan.purchase.goal import Setting, can_run, micro_batches, setting_of, settings, setup_of
 from fsdp_bench.plan.purchase.simulated import Simulated, computation_of, for_all_micro_batches
 from fsdp_bench.plan.question import Prediction, Question, answer_if_it_fits
 from fsdp_bench.plan.speed import speed
 from fsdp_bench.rates.calibrated import rates_of
 from fsdp_bench.replay.host_memory import Build, host_memory
 from fsdp_bench.replay.traffic import traffic
+from fsdp_bench.simulate.events import Work
 from fsdp_bench.simulate.operators.kernels import CUDA, kernels_on
 from fsdp_bench.spec.hardware import Gpu, Hardware, Server
 from fsdp_bench.spec.setup import Checkpointing, Loss, Offload, ShardingStrategy, TrainSetup
@@ -36,6 +38,20 @@ class Timed:
     def tokens_per_second(self) -> float:
         """The speed of all GPUs together."""
         return self.tokens_per_second_per_gpu * self.cluster.world_size
+
+
+class Reached(NamedTuple):
+    """What a setup reached on some nodes, from which a bound for other numbers of nodes follows."""
+
+    num_nodes: int
+    tokens_per_second_per_gpu: float
+    work_seconds: float | None
+    """The time of all but its collectives. None for several micro-batches, from which no bound follows."""
+
+
+_CERTAIN = 0.995
+"""The part of a step's time that a bound counts on. The rest leaves room for what shards are padded with, and for
+operators that run beside other collectives when these take less time."""
 
 
 def _saves(setting: Setting) -> tuple[bool, bool, bool, bool]:
@@ -62,10 +78,13 @@ class Fastest:
         self.server, self.gpu, self.gpus_per_node = server, gpu, gpus_per_node
         self._kernels = kernels_on(CUDA, gpu)
         self._most = self.cluster(max(simulated.most_nodes, 2))
-        self._refused: dict[tuple[Setting, int], int] = {}
-        """The most nodes on which the allocator was found to have no room for a setting and micro-batch."""
-        self.reached: dict[TrainSetup, float] = {}
-        """Tokens per second of one GPU, by setup."""
+        self.refused: set[tuple[Setting, int, int]] = set()
+        """Settings, micro-batches and numbers of nodes where the allocator has no room. It may have on fewer nodes."""
+        self.reached: dict[TrainSetup, Reached] = {}
+        self._alike: dict[tuple[Setting, int], dict[int, TrainSetup]] = {}
+        """The setups with several numbers of nodes that were timed, by setting and micro-batch."""
+        self._live_fits: dict[tuple[Setting, int, int], bool] = {}
+        self._collective_times: dict[TrainSetup, list[float | None]] = {}
 
     def cluster(self, num_nodes: int) -> Hardware:
         """Return so many of the servers."""
@@ -77,8 +96,56 @@ class Fastest:
         for bound, group in self._classes(cluster, settings(self.goal) if among is None else among):
             if bound <= _best(found):
                 break
-            self._time(cluster, group, found)
+            self._time(cluster, self._candidates(cluster, group), found)
         return sorted(found, key=lambda one: -one.tokens_per_second_per_gpu)
+
+    def best(self, num_nodes: int, among: Iterable[Setting] | None = None) -> Timed | None:
+        """Return the fastest of ``on`` alone: what is slower by what it reached on other nodes is not timed."""
+        cluster, found = self.cluster(num_nodes), list[Timed]()
+        for alone, group in self._classes(cluster, settings(self.goal) if among is None else among):
+            if alone <= _best(found):
+                break
+            bounded = [
+                (min(one, self.bound_by_others(setup)), setup) for one, setup in self._candidates(cluster, group)
+            ]
+            self._time(cluster, sorted(bounded, key=lambda pair: -pair[0]), found)
+        return max(found, key=lambda one: one.tokens_per_second_per_gpu, default=None)
+
+    def bound_by_others(self, setup: TrainSetup) -> float:
+        """Return tokens per second that a setup does not exceed, by what it reached on other numbers of nodes.
+
+        Every path through a step becomes shorter by no more than all that takes less time: each collective, and
+        all else, of which what works on shards takes less the more nodes there are.
+        """
+        known = self._alike.get((setting_of(setup), setup.micro_batch_size), {})
+        if setup.gradient_accumulation_steps > 1 or not known:
+            return inf
+        nodes, tokens, limit = setup.world_size // self.gpus_per_node, setup.tokens_per_step_per_rank, inf
+        on_more = [self.reached[one].work_seconds for count, one in known.items() if count >= nodes]
+        least = min((seconds for seconds in on_more if seconds is not None), default=0.0)
+        now = self._each_collective(setup)
+        for other in known.values():
+            reached = self.reached[other]
+            before = self._each_collective(other)
+            if reached.work_seconds is None or len(now) != len(before) or None in (*now, *before):
+                continue
+            less = sum(max(was - is_now, 0.0) for was, is_now in zip(before, now, strict=True) if was and is_now)
+            less += max(reached.work_seconds - least, 0.0)
+            seconds = _CERTAIN * tokens / reached.tokens_per_second_per_gpu - less
+            limit = min(limit, tokens / seconds if seconds > 0 else inf)
+        return limit
+
+    def _each_collective(self, setup: TrainSetup) -> list[float | None]:
+        """Return the time of each collective of a step, in the order of issue."""
+        if setup not in self._collective_times:
+            cluster = self.cluster(setup.world_size // self.gpus_per_node)
+            ask = rates_of(setup, cluster, "cuda", None)
+            known: dict[Work, float | None] = {}
+            for work in (issued := self._simulated.collectives(self._kernels, setup)):
+                if work not in known:
+                    known[work] = None if ask is None else ask.collective(work)
+            self._collective_times[setup] = [known[work] for work in issued]
+        return self._collective_times[setup]
 
     def _classes(self, cluster: Hardware, among: Iterable[Setting]) -> list[tuple[float, list[Setting]]]:
         """Return settings that compute the same, with the speed of that alone at the largest batch, fastest first."""
@@ -92,9 +159,9 @@ class Fastest:
                 found.append((self._simulated.without_communication(self._most, group[0], max(batches)), group))
         return sorted(found, key=lambda pair: -pair[0])
 
-    def _time(self, cluster: Hardware, among: Sequence[Setting], found: list[Timed]) -> None:
-        """Add the settings that may fit and may be faster than what was found."""
-        for bound, setup in self._candidates(cluster, among):
+    def _time(self, cluster: Hardware, candidates: Iterable[tuple[float, TrainSetup]], found: list[Timed]) -> None:
+        """Add the candidates that may be faster than what was found. Each has its bound; the fastest come first."""
+        for bound, setup in candidates:
             if bound <= _best(found):
                 return
             if found and self._communication_alone(cluster, setup) <= _best(found):
@@ -104,8 +171,12 @@ class Fastest:
     def _speed(self, setup: TrainSetup, cluster: Hardware) -> float:
         if setup not in self.reached:
             seconds = self._simulated.step_seconds(setup, cluster)
-            self.reached[setup] = setup.tokens_per_step_per_rank / seconds if seconds else 0.0
-        return self.reached[setup]
+            rates = rates_of(setup, cluster, "cuda", None)
+            is_alone = bool(seconds) and rates is not None and setup.gradient_accumulation_steps == 1
+            work = self._simulated.work_seconds(self._kernels, setup, rates) if is_alone and rates else None
+            speed = setup.tokens_per_step_per_rank / seconds if seconds else 0.0
+            self.learn({setup: Reached(cluster.num_nodes, speed, work)}, set())
+        return self.reached[setup].tokens_per_second_per_gpu
 
     def bound(self, fewest: int, most: int) -> float:
         """Return tokens per second that one GPU does not exceed on so many nodes; 0 if its rates are not known.
@@ -167,9 +238,16 @@ class Fastest:
         return None
 
     def refuse(self, timed: Timed) -> None:
-        """Leave a setting out on so many nodes and on fewer."""
-        key = setting_of(timed.setup), timed.setup.micro_batch_size
-        self._refused[key] = max(self._refused.get(key, 0), timed.cluster.num_nodes)
+        """Leave a setting out on so many nodes."""
+        self.refused.add((setting_of(timed.setup), timed.setup.micro_batch_size, timed.cluster.num_nodes))
+
+    def learn(self, reached: dict[TrainSetup, Reached], refused: set[tuple[Setting, int, int]]) -> None:
+        """Take over what was timed and refused elsewhere."""
+        self.reached |= reached
+        for setup, one in reached.items():
+            if one.work_seconds is not None:
+                self._alike.setdefault((setting_of(setup), setup.micro_batch_size), {})[one.num_nodes] = setup
+        self.refused |= refused
 
     def _candidates(self, cluster: Hardware, among: Iterable[Setting]) -> list[tuple[float, TrainSetup]]:
         """Return the setups that may fit, each with the speed of its computation alone, the fastest first."""
@@ -212,8 +290,14 @@ class Fastest:
         return setup_of(self.goal, setting, batch, num_nodes, self.gpus_per_node)
 
     def _may_fit(self, setting: Setting, batch: int, cluster: Hardware) -> bool:
-        if cluster.num_nodes <= self._refused.get((setting, batch), 0):
+        key = setting, batch, cluster.num_nodes
+        if key in self.refused:
             return False
+        if key not in self._live_fits:
+            self._live_fits[key] = self._fits_by_live_bytes(setting, batch, cluster)
+        return self._live_fits[key]
+
+    def _fits_by_live_bytes(self, setting: Setting, batch: int, cluster: Hardware) -> bool:
         setup = self._setup(setting, batch, cluster.num_nodes)
         assert setup is not None
         communicators = communicators_for(self.goal.model, setup, cluster)

@@ -1,14 +1,24 @@
-"""Goal: what is asked for, and what is left open."""
+"""Goal: what is asked for, and what is left open; and the settings that a plan tries.
+
+These are all combinations of what changes memory or speed, unless the user states them.
+"""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from itertools import product
+from typing import Any, NamedTuple
 
+from fsdp_bench.plan.defaults import trained_code, trainer_defaults
+from fsdp_bench.simulate.wrappers.impossible import why_impossible
+from fsdp_bench.spec.checkpointing_policy import EVERY_SECOND_PRODUCT
 from fsdp_bench.spec.errors import SpecError, shown
 from fsdp_bench.spec.price import StatedPrice, Tariff
-from fsdp_bench.spec.recording.model import Model
+from fsdp_bench.spec.recording.model import Model, RecordedModel
+from fsdp_bench.spec.recording.own_loss import why_not_replaced
+from fsdp_bench.spec.setup import Api, Checkpointing, Loss, Offload, ShardingStrategy, TrainSetup
 from fsdp_bench.spec.units import parse_count
 
 SECONDS_PER_DAY = 86_400
@@ -80,3 +90,121 @@ def parse_tokens(text: str, option: str) -> int:
         return parse_count(_TOKENS.sub("", text), option)
     except SpecError:
         raise SpecError(f"{option}: {shown(text)} is not allowed; write it like '1T', '300B' or '4M'") from None
+
+
+MOST_SEQUENCES = 64
+"""The largest micro-batch that is tried."""
+TOLERANCE = 0.1
+"""The largest distance of the global batch from the one asked for, where it is no multiple of the micro-batches."""
+
+
+class Setting(NamedTuple):
+    """What is the same on every number of GPUs, but for the micro-batch."""
+
+    strategy: ShardingStrategy
+    api: Api
+    checkpointing: Checkpointing
+    checkpointing_policy: str | None
+    loss: Loss
+    offload: Offload
+
+
+def setting_of(setup: TrainSetup) -> Setting:
+    """Return the setting of a setup."""
+    return Setting(*(getattr(setup, name) for name in Setting._fields))
+
+
+_STRATEGIES = (
+    ShardingStrategy.FULL_SHARD,
+    ShardingStrategy.SHARD_GRAD_OP,
+    ShardingStrategy.HYBRID_SHARD,
+    ShardingStrategy.NO_SHARD,
+)
+_CHECKPOINTING = (
+    (Checkpointing.NONE, None),
+    (Checkpointing.SELECTIVE, EVERY_SECOND_PRODUCT),
+    (Checkpointing.FULL, None),
+)
+
+
+def settings(goal: Goal) -> list[Setting]:
+    """Return all settings that the user leaves open, the usual ones first."""
+
+    def choices(field: str, usual: tuple[Any, ...]) -> tuple[Any, ...]:
+        if field in goal.open:
+            return goal.open[field]
+        return (goal.fixed[field],) if field in goal.fixed else usual
+
+    kinds: tuple[tuple[Checkpointing, str | None], ...] = _CHECKPOINTING
+    if {"checkpointing", "checkpointing_policy"} & (goal.fixed.keys() | goal.open.keys()):
+        policy = goal.fixed.get("checkpointing_policy")
+        kinds = tuple((kind, policy) for kind in choices("checkpointing", (Checkpointing.FULL,)))
+    losses = choices("loss", (Loss.PLAIN, Loss.CHUNKED))
+    found = product(
+        choices("strategy", _STRATEGIES),
+        choices("api", (Api.FSDP2, Api.FSDP1)),
+        kinds,
+        [loss for loss in losses if _can_have(goal.model, loss)] or losses,
+        choices("offload", (Offload.NONE,)),
+    )
+    return [Setting(strategy, api, *kind, loss, offload) for strategy, api, kind, loss, offload in found]
+
+
+def _can_have(model: Model, loss: Loss) -> bool:
+    """Whether a model can be trained with a kind of loss: a recorded one may compute its own."""
+    return not isinstance(model, RecordedModel) or why_not_replaced(model.code, loss) is None
+
+
+def micro_batches(goal: Goal) -> Iterator[int]:
+    """Yield the micro-batches that are tried, smaller ones first."""
+    if "micro_batch_size" in goal.fixed:
+        yield goal.fixed["micro_batch_size"]
+        return
+    batch = 1
+    while batch <= MOST_SEQUENCES:
+        yield batch
+        batch *= 2
+
+
+def setup_of(goal: Goal, setting: Setting, batch: int, num_nodes: int, gpus_per_node: int) -> TrainSetup | None:
+    """Return a setting on so many GPUs as a setup; None where it cannot run, or cannot make the global batch."""
+    world = num_nodes * gpus_per_node
+    length = goal.fixed["sequence_length"]
+    steps = goal.fixed.get("gradient_accumulation_steps", 1)
+    if goal.global_batch_tokens is not None:
+        at_once = world * batch * length
+        steps = max(round(goal.global_batch_tokens / at_once), 1)
+        if abs(steps * at_once / goal.global_batch_tokens - 1) > TOLERANCE:
+            return None
+    if not _is_the_trainers(goal, setting, world):
+        return None
+    is_hybrid = setting.strategy.is_hybrid
+    if is_hybrid and (num_nodes == 1 or gpus_per_node == 1):
+        return None
+    try:
+        return TrainSetup(
+            **{
+                **goal.fixed,
+                **setting._asdict(),
+                "micro_batch_size": batch,
+                "gradient_accumulation_steps": steps,
+                "world_size": world,
+                "shard_size": gpus_per_node if is_hybrid else None,
+            }
+        )
+    except SpecError:
+        return None
+
+
+def _is_the_trainers(goal: Goal, setting: Setting, world_size: int) -> bool:
+    """Whether a setting shards as transformers' Trainer does on so many GPUs, where the user leaves that open."""
+    if "strategy" in goal.fixed or "strategy" in goal.open:
+        return True
+    stated = {**goal.fixed, "api": setting.api, "offload": setting.offload}
+    own = trainer_defaults(trained_code(goal.model), stated, world_size)
+    return own.get("strategy", setting.strategy) is setting.strategy
+
+
+def can_run(goal: Goal, setup: TrainSetup) -> bool:
+    """Return whether a setup can run on GPUs."""
+    return why_impossible(goal.model, setup, "cuda") is None

@@ -10,7 +10,7 @@ import msgspec
 
 from fsdp_bench.plan.purchase.fastest import Timed
 from fsdp_bench.plan.purchase.goal import SECONDS_PER_DAY, Goal
-from fsdp_bench.plan.question import Prediction, Question, answer
+from fsdp_bench.plan.question import Prediction, Question, answer, answer_if_it_fits
 from fsdp_bench.plan.ranges import Range, range_of
 from fsdp_bench.rates.collectives import is_over_pcie
 from fsdp_bench.spec.codec import to_builtins
@@ -49,9 +49,10 @@ class Offer:
 
     def fits_if_higher(self, times: float) -> bool:
         """Return whether it fits, and still does if its peak is so many times as high."""
-        available = self.prediction.estimate.available_bytes
-        fits = bool(self.prediction.fits)
-        return fits and (available is None or times * self.prediction.needed_bytes <= available)
+        if (found := self._if_it_fits) is None:
+            return False
+        available = found.estimate.available_bytes
+        return available is None or times * found.needed_bytes <= available
 
     @cached_property
     def range(self) -> Range | None:
@@ -188,16 +189,26 @@ class Offer:
             "slow_energy_megawatt_hours": self.slow_megawatt_hours,
         }
 
-    @cached_property
+    @property
     def prediction(self) -> Prediction:
         """Its memory with PyTorch's caching allocator; only the first few micro-batches are replayed."""
+        return self._if_it_fits or self._of_too_small
+
+    @cached_property
+    def _if_it_fits(self) -> Prediction | None:
+        return answer_if_it_fits(self._question)
+
+    @cached_property
+    def _of_too_small(self) -> Prediction:
+        return answer(self._question)
+
+    @property
+    def _question(self) -> Question:
         steps = min(self.timed.setup.gradient_accumulation_steps, MICRO_BATCHES)
-        return answer(
-            Question(
-                self.goal.model,
-                msgspec.structs.replace(self.timed.setup, gradient_accumulation_steps=steps),
-                self.cluster,
-                expandable_segments=self.expandable_segments,
-                headroom_bytes=self.goal.headroom_bytes,
-            )
+        return Question(
+            self.goal.model,
+            msgspec.structs.replace(self.timed.setup, gradient_accumulation_steps=steps),
+            self.cluster,
+            expandable_segments=self.expandable_segments,
+            headroom_bytes=self.goal.headroom_bytes,
         )

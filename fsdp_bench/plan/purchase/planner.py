@@ -2,30 +2,39 @@
 
 A kind of server is searched when one of its offers is picked, with the speed that its GPU does not exceed. So what
 cannot win is never searched, and what is picked in the end was searched and fits by the allocator's simulation.
+
+``plan_training`` is a plan in one call from Python; its arguments mean the same as on the command line.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from html import escape
+from pathlib import Path
 from typing import Any
 
-from fsdp_bench.catalog.loader import Catalog
+from fsdp_bench.catalog.loader import BUILT_IN, Catalog, load_user_catalog
+from fsdp_bench.catalog.lookup import in_other_code
+from fsdp_bench.catalog.lookup import model as find_model
+from fsdp_bench.plan.ask import with_defaults
+from fsdp_bench.plan.defaults import trained_code, trainer_defaults
 from fsdp_bench.plan.forked import map_forked
+from fsdp_bench.plan.purchase.beside_winner import OtherCode, safest, with_other_code
 from fsdp_bench.plan.purchase.beyond import beyond, number_of_nodes
-from fsdp_bench.plan.purchase.goal import Goal
+from fsdp_bench.plan.purchase.goal import Goal, parse_duration, parse_money, parse_tokens
 from fsdp_bench.plan.purchase.offer import Offer
-from fsdp_bench.plan.purchase.other_code import OtherCode, with_other_code
 from fsdp_bench.plan.purchase.pick import Picked, pick, reason_of
-from fsdp_bench.plan.purchase.safest import safest
-from fsdp_bench.plan.purchase.searched import Searched, ServerType
+from fsdp_bench.plan.purchase.searched import Learned, Searched, ServerType
 from fsdp_bench.plan.purchase.simulated import Simulated
 from fsdp_bench.simulate.step import without_collections
+from fsdp_bench.spec.checked import build as build_checked
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.hardware import Server
-from fsdp_bench.spec.recording.model import code_of, whose_code
-from fsdp_bench.spec.setup import Offload
+from fsdp_bench.spec.price import Tariff, parse_price
+from fsdp_bench.spec.recording.model import Model, code_of, whose_code
+from fsdp_bench.spec.setup import FIELDS, PLANNED, Offload, TrainSetup
+from fsdp_bench.spec.units import parse_bytes
 
 NODES = range(1, 65)
 """The numbers of nodes that are looked at, if the user names none."""
@@ -201,11 +210,12 @@ class _Choice:
             elif not drafts:
                 break
             else:
-                made = map_forked(lambda draft: self._kind_of(draft).offer(draft.cluster.num_nodes), drafts)
+                made = map_forked(self._make, drafts)
                 for number, draft in enumerate(drafts, 1):
                     where = f"{draft.cluster.num_nodes} x {draft.cluster.server.name}"
                     self._progress(f"{where}: offer {number} of {len(drafts)}")
-                    self._made[draft.key] = next(made)
+                    self._made[draft.key], learned = next(made)
+                    self._kind_of(draft).learn(learned)
         reason = reason_of(self._goal, picked, len(offers))
         useful = None if picked.winner is None else self._most_useful(picked.winner, offers)
         if picked.winner is not None:
@@ -213,6 +223,11 @@ class _Choice:
             picked = replace(picked, safest=safest(picked.winner, self._kind_of(picked.winner)))
         names = dict.fromkeys(offer.cluster.server.name for offer in offers)
         return Plan(self._goal, picked, reason, tuple(self._left), len(offers), tuple(names), useful)
+
+    def _make(self, draft: Offer) -> tuple[Offer | None, Learned]:
+        """Return the offer in a draft's place, and what was learned meanwhile."""
+        kind = self._kind_of(draft)
+        return kind.offer(draft.cluster.num_nodes), kind.learned()
 
     def _most_useful(self, winner: Offer, offers: Sequence[Offer]) -> int | None:
         """Return the number of the winner's servers beyond which more of them are not faster; None if more are."""
@@ -235,3 +250,87 @@ class _Choice:
             kind.take(found)
             if not kind.has_offers:
                 self._left.append(_of_unknown_speed(kind))
+
+
+def plan_training(
+    model: str | Path | Model | None = None,
+    tokens: str | int | None = None,
+    *,
+    hf_config: str | Path | None = None,
+    code: str | None = None,
+    servers: str | Sequence[str] = (),
+    nodes: Iterable[int] = NODES,
+    deadline: str | None = None,
+    budget: str | float | None = None,
+    global_batch: str | int | None = None,
+    price: str | None = None,
+    tariff: Tariff | str = Tariff.ON_DEMAND,
+    headroom: str | int | None = None,
+    catalog: str | Path | None = None,
+    **setup_fields: Any,
+) -> Plan:
+    """Find servers, their number and a setting: ``plan_training("Llama-3.1-8B", "1T", deadline="30d")``.
+
+    Needs neither torch nor a GPU; takes seconds. ``winner`` of the answer is the best offer, ``reason`` says why, and
+    ``pandas.DataFrame(found.rows())`` makes a table of all that are shown.
+
+    Args:
+        model: a name of the catalogue, a size like ``"7B"``, the path of a config.json or of a recorded model.
+        tokens: tokens to train on, ``"1T"`` or a number; without it, the best setting on the fewest GPUs.
+        hf_config: the path of a Hugging Face config.json, instead of ``model``.
+        code: whose code: ``huggingface``, ``torchtitan`` or ``benchmark``.
+        servers: servers of the catalogue; by default all.
+        nodes: the numbers of nodes to choose from.
+        deadline: when training must have ended: ``"30d"``, ``"12h"``, ``"6 weeks"``.
+        budget: the most that it may cost: ``"200k"`` or a number.
+        global_batch: tokens of one optimizer step on all GPUs; by default one micro-batch on each.
+        price: the price of every server, ``"$2.10/gpu-hour"`` or ``"98 EUR/node-hour"``, instead of the catalogue's.
+        tariff: which of the catalogue's prices counts: ``on-demand``, ``reserved`` or ``spot``.
+        headroom: memory kept free on each GPU for the CUDA context and NCCL, ``"2GiB"`` or bytes.
+        catalog: a file with GPUs, servers and prices of one's own.
+        setup_fields: fields of TrainSetup that are not searched; several values of those in PLANNED leave the choice.
+
+    Raises:
+        SpecError: for values that are not allowed, naming the argument, the value and what is allowed.
+    """
+    if (model is None) == (hf_config is None):
+        raise SpecError("plan_training: name the model, or hf_config, the path of its config.json; and not both")
+    which = Path(hf_config) if hf_config is not None else model
+    assert which is not None
+    entries = BUILT_IN if catalog is None else load_user_catalog(Path(catalog))
+    given = {name: _values(value) for name, value in setup_fields.items()}
+    for name, values in given.items():
+        if len(values) > 1 and name not in PLANNED:
+            raise SpecError(f"{name}: several values; plan_training chooses among those of {', '.join(PLANNED)}")
+        if name in FIELDS and (reason := FIELDS[name].not_planned) is not None:
+            raise SpecError(f"{name}: plan_training does not take it, because {reason}; estimate does")
+    single = {name: values[0] for name, values in given.items() if len(values) == 1}
+    named_model = find_model(which, code=code, catalog=entries)
+    fields = dict(with_defaults(None, single, named_model))  # type: ignore[arg-type]
+    first = {name: values[0] for name, values in given.items()}
+    fields |= trainer_defaults(trained_code(named_model), first, None)
+    read = build_checked(TrainSetup, fields)
+    found = find_model(which, read.sequence_length, code=code, catalog=entries)
+    goal = Goal(
+        model=found,
+        other=in_other_code(which, found, read.sequence_length, entries),
+        fixed={name: getattr(read, name) for name in fields},
+        open={
+            name: tuple(getattr(build_checked(TrainSetup, {**fields, name: one}), name) for one in values)
+            for name, values in given.items()
+            if len(values) > 1
+        },
+        tokens=None if tokens is None else parse_tokens(str(tokens), "tokens"),
+        deadline_seconds=None if deadline is None else parse_duration(deadline),
+        budget=None if budget is None else parse_money(str(budget)),
+        global_batch_tokens=None if global_batch is None else parse_tokens(str(global_batch), "global_batch"),
+        tariff=Tariff(tariff),
+        stated_price=None if price is None else parse_price(price),
+        headroom_bytes=None if headroom is None else parse_bytes(str(headroom), "headroom"),
+    )
+    named = [servers] if isinstance(servers, str) else servers
+    return plan(goal, kinds_of(entries, named), sorted(set(nodes)))
+
+
+def _values(value: Any) -> tuple[Any, ...]:
+    return tuple(value) if isinstance(value, list | tuple) else (value,)

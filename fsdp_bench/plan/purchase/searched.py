@@ -14,10 +14,10 @@ from itertools import pairwise
 from math import log
 from typing import NamedTuple
 
-from fsdp_bench.plan.purchase.fastest import Fastest, Timed
+from fsdp_bench.plan.purchase.fastest import Fastest, Reached, Timed
+from fsdp_bench.plan.purchase.goal import Setting, setting_of
 from fsdp_bench.plan.purchase.offer import Offer
-from fsdp_bench.plan.purchase.settings import Setting, setting_of
-from fsdp_bench.plan.purchase.simulated import Learned, Simulated
+from fsdp_bench.plan.purchase.simulated import LiveKey, Simulated
 from fsdp_bench.spec.hardware import Gpu, Server
 from fsdp_bench.spec.price import Price
 from fsdp_bench.spec.setup import TrainSetup
@@ -36,13 +36,21 @@ class ServerType:
     gpus_per_node: int
 
 
+class Learned(NamedTuple):
+    """What was simulated for one kind of server."""
+
+    live: dict[LiveKey, dict[int, int]]
+    """Live bytes by the number of ranks."""
+    computation: dict[tuple[str, Setting, int], float]
+    reached: dict[TrainSetup, Reached]
+    refused: set[tuple[Setting, int, int]]
+
+
 class Found(NamedTuple):
     """The result of a search of one kind of server."""
 
     known: dict[int, Timed | None]
-    whole: set[int]
     good: dict[Setting, None]
-    reached: dict[TrainSetup, float]
     learned: Learned
 
 
@@ -76,9 +84,7 @@ class Searched:
         self.is_searched = False
         self._progress: Callable[[str], None] = lambda what: None
         self._known: dict[int, Timed | None] = {}
-        """The fastest found on some numbers of nodes."""
-        self._whole: set[int] = set()
-        """The numbers of nodes on which all settings were looked at."""
+        """The fastest on the numbers of nodes that were searched, by live bytes."""
         self._good: dict[Setting, None] = {}
         """The settings that were among the fastest."""
 
@@ -113,13 +119,24 @@ class Searched:
         known = [index for index, count in enumerate(self.nodes) if count in self._known]
         for fewer, more in pairwise(known):
             self._search_between(fewer, more)
-        return Found(self._known, self._whole, self._good, self._fastest.reached, self._simulated.learned())
+        return Found(self._known, self._good, self.learned())
 
     def take(self, found: Found) -> None:
         """Take over what another process has found."""
         self.is_searched = True
-        self._known, self._whole, self._good, self._fastest.reached, learned = found
-        self._simulated.learn(learned)
+        self._known, self._good, learned = found
+        self.learn(learned)
+
+    def learned(self) -> Learned:
+        """Return what was simulated, to be sent between processes."""
+        return Learned(
+            self._simulated.live(), self._simulated.computation, self._fastest.reached, self._fastest.refused
+        )
+
+    def learn(self, learned: Learned) -> None:
+        """Take over what another process has simulated."""
+        self._simulated.learn(learned.live, learned.computation)
+        self._fastest.learn(learned.reached, learned.refused)
 
     def _search_between(self, fewer: int, more: int) -> None:
         """Search, between two positions in ``nodes``, where the setting of the second begins to fit.
@@ -139,18 +156,20 @@ class Searched:
         timed = self._known[self.nodes[position]]
         return (setting_of(timed.setup), timed.setup.micro_batch_size) if timed is not None else None
 
-    def _search(self, count: int, whole: bool = True) -> Timed | None:
-        if count in self._whole or (count in self._known and not whole):
-            return self._known[count]
+    def _search(self, count: int, whole: bool = True) -> None:
+        if count in self._known:
+            return
         self._progress(f"{count} x {self.kind.server.name}")
-        found = [
-            one for one in self._fastest.on(count, self._among if whole else list(self._good)) if one.tokens_per_second
-        ]
+        if not whole:
+            self._known[count] = self._if_known(self._fastest.best(count, list(self._good)))
+            return
+        found = [one for one in self._fastest.on(count, self._among) if one.tokens_per_second]
         self._known[count] = found[0] if found else None
-        if whole:
-            self._whole.add(count)
-            self._good |= dict.fromkeys(setting_of(timed.setup) for timed in found[:_GOOD])
-        return self._known[count]
+        self._good |= dict.fromkeys(setting_of(timed.setup) for timed in found[:_GOOD])
+
+    @staticmethod
+    def _if_known(timed: Timed | None) -> Timed | None:
+        return timed if timed is not None and timed.tokens_per_second else None
 
     @property
     def has_offers(self) -> bool:
@@ -159,19 +178,18 @@ class Searched:
 
     def offer(self, count: int) -> Offer | None:
         """Return the offer on so many nodes, which fits by the allocator's simulation; None if nothing does."""
-        while (found := self._search(count)) is not None:
+        while found := self._if_known(self._fastest.best(count, self._among)):
             for segments in (False, True):
                 offer = Offer(self.goal, found, self.kind.price, segments)
                 if offer.fits_if_higher(self._times):
                     return offer
             self._fastest.refuse(found)
-            self._whole.discard(count)
         return None
 
     def sparing(self, times: float, among: Sequence[Setting]) -> Searched:
         """Return offers among some settings that fit even with a peak so many times as high."""
         found = Searched(self._simulated, self.kind, self._asked, times, among)
-        found._fastest.reached = self._fastest.reached
+        found._fastest.learn(self._fastest.reached, self._fastest.refused)
         return found
 
     def drafts(self) -> Iterator[Offer]:

@@ -10,11 +10,11 @@ from typing import Any
 import msgspec
 
 from fsdp_bench.plan.estimate import predict_memory
-from fsdp_bench.plan.purchase.goal import Goal
-from fsdp_bench.plan.purchase.settings import Setting, can_run, setup_of
+from fsdp_bench.plan.purchase.goal import Goal, Setting, can_run, setup_of
 from fsdp_bench.plan.speed import step_seconds
+from fsdp_bench.rates.datasheet import Rates
 from fsdp_bench.replay.traffic import collectives
-from fsdp_bench.simulate.events import Work
+from fsdp_bench.simulate.events import Kind, Work
 from fsdp_bench.simulate.operators.kernels import CUDA, Kernels, kernels_on
 from fsdp_bench.simulate.step import SimulatedSteps
 from fsdp_bench.spec.hardware import Hardware
@@ -28,8 +28,7 @@ _ROUNDING = 0.99
 
 
 LiveKey = tuple[Kernels, int, Setting, int]
-Learned = tuple[dict[LiveKey, dict[int, int]], dict[tuple[str, Setting, int], float]]
-"""Live bytes by kernels, GPUs of a node, setting and micro-batch; the speed of computation alone."""
+"""Kernels, GPUs of a node, setting and micro-batch."""
 
 
 class LiveBytes:
@@ -79,7 +78,8 @@ class Simulated:
     def __init__(self, goal: Goal, most_nodes: int) -> None:
         self.goal, self.most_nodes = goal, most_nodes
         self._live: dict[LiveKey, LiveBytes] = {}
-        self._computation: dict[tuple[str, Setting, int], float] = {}
+        self.computation: dict[tuple[str, Setting, int], float] = {}
+        """The speed of computation alone, by GPU, setting and micro-batch."""
         self._collectives: dict[tuple[Kernels, TrainSetup], list[Work]] = {}
         self.steps = lru_cache(maxsize=512)(lambda setup, kernels: SimulatedSteps(goal.model, setup, kernels))
         """The steps of a setup on some kernels. One setup is asked for on many servers."""
@@ -104,15 +104,15 @@ class Simulated:
             self._live[key] = LiveBytes(simulate, fewest, most)
         return self._live[key]
 
-    def learned(self) -> Learned:
-        """Return what was simulated, to be sent between processes."""
-        return {key: live.known for key, live in self._live.items()}, self._computation
+    def live(self) -> dict[LiveKey, dict[int, int]]:
+        """Return the live bytes that were simulated, by the number of ranks."""
+        return {key: live.known for key, live in self._live.items()}
 
-    def learn(self, learned: Learned) -> None:
+    def learn(self, live: dict[LiveKey, dict[int, int]], computation: dict[tuple[str, Setting, int], float]) -> None:
         """Take over what another process has simulated."""
-        for key, known in learned[0].items():
+        for key, known in live.items():
             self.live_bytes(*key).known.update(known)
-        self._computation.update(learned[1])
+        self.computation.update(computation)
 
     def least_bytes(self, kernels: Kernels, gpus_per_node: int, setting: Setting, batch: int) -> int:
         """Return what a setting takes at least on the most servers: the line through one and two sequences.
@@ -138,6 +138,19 @@ class Simulated:
             self._collectives[key] = collectives(self.steps(bare, kernels).step())
         return self._collectives[key]
 
+    def work_seconds(self, kernels: Kernels, setup: TrainSetup, rates: Rates) -> float:
+        """Return the time of all work of a step of one micro-batch but its collectives, one by one."""
+        log, known, total = self.steps(setup, kernels).step(), dict[tuple[Kind, Work], float](), 0.0
+        ask = {Kind.KERNEL: rates.run, Kind.COPY: rates.copy, Kind.HOST_WORK: rates.host}
+        for part in log.parts:
+            for event in log.events[max(part.begin, log.steps[-1].start) : part.end]:
+                if event.work is not None and event.kind in ask:
+                    key = event.kind, event.work
+                    if key not in known:
+                        known[key] = ask[event.kind](event.work) or 0.0
+                    total += log.times(part) * known[key]
+        return total
+
     def without_communication(self, most: Hardware, setting: Setting, batch: int) -> float:
         """Return the most tokens per second of one GPU if collectives took no time, under any strategy.
 
@@ -146,12 +159,12 @@ class Simulated:
         """
         alike = computation_of(setting)
         key = most.gpu.name, alike, batch
-        if key not in self._computation:
+        if key not in self.computation:
             goal = replace(self.goal, global_batch_tokens=None)
             setup = setup_of(goal, alike, batch, most.num_nodes, most.gpus_per_node)
             assert setup is not None
-            self._computation[key] = max((self._alone(one, most) for one in _least_computing(goal, setup)), default=0.0)
-        return self._computation[key]
+            self.computation[key] = max((self._alone(one, most) for one in _least_computing(goal, setup)), default=0.0)
+        return self.computation[key]
 
     def step_seconds(self, setup: TrainSetup, cluster: Hardware, without_communication: bool = False) -> float | None:
         """Return the time of a step."""

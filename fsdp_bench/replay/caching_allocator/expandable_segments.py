@@ -10,13 +10,14 @@ from collections.abc import Iterator
 
 from fsdp_bench.replay.caching_allocator.allocator import (
     ADDRESS_MASK,
+    MIN_BLOCK_BYTES,
     NUM_POOLS,
     SIZE_SHIFT,
     UNMAPPED,
     Block,
     CachingAllocator,
+    page_bytes,
 )
-from fsdp_bench.replay.caching_allocator.sizes import MIN_BLOCK_BYTES, page_bytes
 
 UNLIMITED = 1 << 58
 """Bytes of a GPU without limit."""

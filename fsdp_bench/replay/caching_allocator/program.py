@@ -16,7 +16,7 @@ from enum import IntEnum
 from itertools import accumulate, pairwise
 from typing import NamedTuple
 
-from fsdp_bench.replay.caching_allocator.sizes import pool_of, rounded
+from fsdp_bench.replay.caching_allocator.allocator import pool_of, rounded
 from fsdp_bench.simulate.events import Event, Kind
 from fsdp_bench.simulate.repeat import Log
 

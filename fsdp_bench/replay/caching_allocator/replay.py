@@ -1,6 +1,6 @@
 """The CUDA caching allocator, replayed on the events of the first steps: peak reserved memory, and allocation retries.
 
-The rules themselves are in allocator.py, expandable_segments.py and sizes.py. Not covered: CUDA
+The rules themselves are in allocator.py and expandable_segments.py. Not covered: CUDA
 graphs and private pools, other settings than ``expandable_segments``, several threads, and memory that does not go
 through the allocator (context, NCCL's buffers, cuBLAS workspaces that are not events).
 
@@ -15,14 +15,16 @@ of the worst of many steps.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from fsdp_bench.replay.caching_allocator.allocator import CachingAllocator
-from fsdp_bench.replay.caching_allocator.execution import execute
 from fsdp_bench.replay.caching_allocator.expandable_segments import ExpandableAllocator
-from fsdp_bench.replay.caching_allocator.program import Program, UnmarkedPart
+from fsdp_bench.replay.caching_allocator.program import Instruction, Op, Program, UnmarkedPart
 from fsdp_bench.simulate.step import without_collections
+
+# Members of an enum are looked up at each use.
+_ALLOCATE, _FREE, _RECORD_STREAM = int(Op.ALLOCATE), int(Op.FREE), int(Op.RECORD_STREAM)
 
 LATER_STEPS = 8
 """Steps after the first ones, where these retry allocations: in the last four, what goes on is seen."""
@@ -179,3 +181,34 @@ class Replay:
 def _failed(program: Program, section: UnmarkedPart, layers_skipped: int, index: int) -> OutOfMemory:
     block = section.block + layers_skipped if section.block >= 0 else -1
     return OutOfMemory(section.phase, block, program.events[index].label, program.events[index].num_bytes)
+
+
+def execute(allocator: CachingAllocator, instructions: Iterable[Instruction], layers_skipped: int) -> int | None:
+    """Execute a section once: for one of the layers that the repeated block represents.
+
+    Returns the index of the event that runs out of memory, where one does.
+    """
+    allocate, free = allocator.allocate, allocator.free
+    for op, number, second, third, fourth, index in instructions:
+        if op == _FREE:
+            free(number + layers_skipped * second)
+        elif op == _ALLOCATE:
+            if not allocate(number + layers_skipped * second, third, fourth):
+                return index
+        elif op == _RECORD_STREAM:
+            allocator.record_stream(number + layers_skipped * second, fourth)
+        else:
+            wait(allocator, op, number)
+    return None
+
+
+def wait(allocator: CachingAllocator, op: int, queue: int) -> None:
+    """Execute an instruction about events: record one, wait for one, or synchronize."""
+    if op == Op.RECORD_EVENT:
+        allocator.events[queue].append(allocator.record_event())
+    elif op == Op.SYNCHRONIZE:
+        allocator.num_completed = allocator.num_recorded
+    else:
+        number = allocator.events[queue].popleft()
+        if op == Op.HOST_WAIT:
+            allocator.num_completed = max(allocator.num_completed, number)

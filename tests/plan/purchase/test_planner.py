@@ -14,12 +14,11 @@ from msgspec.structs import replace as struct_replace
 from fsdp_bench.catalog.loader import BUILT_IN
 from fsdp_bench.catalog.lookup import adapted_model, in_other_code, model
 from fsdp_bench.plan.purchase.fastest import Timed
-from fsdp_bench.plan.purchase.goal import Goal
+from fsdp_bench.plan.purchase.goal import Goal, can_run, micro_batches, settings, setup_of
 from fsdp_bench.plan.purchase.offer import Offer
 from fsdp_bench.plan.purchase.pick import pick, reason_of
 from fsdp_bench.plan.purchase.planner import Plan, _Choice, kinds_of, plan
 from fsdp_bench.plan.purchase.searched import ServerType
-from fsdp_bench.plan.purchase.settings import can_run, micro_batches, settings, setup_of
 from fsdp_bench.plan.purchase.simulated import Simulated
 from fsdp_bench.plan.question import Question, answer
 from fsdp_bench.plan.ranges import peak_range, prediction_errors
