@@ -15,7 +15,7 @@ from fsdp_bench.spec.errors import ExitCode, SpecError
 from fsdp_bench.spec.profile import Profile, read_profile
 
 DEVELOPERS = ("dry-run", "rehearsal", "published")
-"""What drawn setups are compared with, and published ones, by tools/ in the clone."""
+"""References of the comparisons that only tools/ in the clone makes: with drawn setups, and with published ones."""
 
 
 @click.command("validate")

@@ -109,7 +109,7 @@ class Calibrated:
     def host(self, work: Work) -> float | None:
         """Return the seconds of a hook, or of an optimizer step in host memory.
 
-        What else the host computes there is not measured; it takes as long as the datasheet's rates say.
+        Other work in host memory is not measured; it has the datasheet's rate.
         """
         if work.name.startswith(IN_HOST_MEMORY) and not work.dims:
             return work.num_bytes / HOST_ADAM_BYTES_PER_SECOND

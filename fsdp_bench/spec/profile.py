@@ -108,7 +108,7 @@ class CollectiveTime(TimedOperation, frozen=True, kw_only=True):
 
 
 class Measurements(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What was timed with one number of ranks running at the same time. On a CPU they share its cores."""
+    """The measurements of one number of ranks that run at the same time. On a CPU they share its cores."""
 
     num_ranks: Count
     threads_per_rank: Count
