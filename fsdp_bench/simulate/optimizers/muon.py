@@ -46,7 +46,7 @@ def muon_states(tape: Tape, shards: list[Shard], has_step: bool) -> list[Storage
 
 def muon_step(op: Operators, shards: list[Shard]) -> None:
     """Step Muon, then AdamW."""
-    step = _Step(op)
+    step = _MuonStep(op)
     for shard in marked(op.tape, "optimizer", _matrices(shards)):
         step.matrix(shard)
     del step
@@ -78,7 +78,7 @@ def takes_muon(shard: Shard) -> bool:
     return len(shard.shape) == 2
 
 
-class _Step:
+class _MuonStep:
     """_single_tensor_muon: its variables live until the next parameter's replace them."""
 
     def __init__(self, op: Operators) -> None:
