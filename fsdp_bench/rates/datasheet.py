@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from statistics import NormalDist
 from typing import Protocol
 
-from fsdp_bench.rates.attention import FLASH_ATTENTION_2, MEMORY_EFFICIENT, attention_seconds, kernel_of
+from fsdp_bench.rates.attention_time import FLASH_ATTENTION_2, MEMORY_EFFICIENT, attention_seconds, kernel_of
 from fsdp_bench.rates.collectives import Groups, Topology, collective_seconds, groups_of
 from fsdp_bench.rates.communicators import channels_of
 from fsdp_bench.simulate.events import Work

@@ -1,6 +1,7 @@
 """The optimizers of train/models/optimizer.py: the states of each, and the memory and traffic of its step.
 
-Read in this order (what they update is in operators/optimizer.py):
+Read in this order:
+    shards.py        the shards that an optimizer updates
     dispatch.py      the optimizer of a setup: its states, its step, its time; in backward; on the CPU
     adamw.py         AdamW and SGD of torch.optim
     adafactor.py     Adafactor of torch.optim

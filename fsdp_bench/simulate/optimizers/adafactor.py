@@ -9,7 +9,7 @@ from __future__ import annotations
 from fsdp_bench.simulate.events import Category
 from fsdp_bench.simulate.operators.core import Operators
 from fsdp_bench.simulate.operators.kernel_workspaces import reduce_all_workspace, sum_over_rows_workspace
-from fsdp_bench.simulate.operators.optimizer import STEP_BYTES, Shard, counts, marked
+from fsdp_bench.simulate.optimizers.shards import STEP_BYTES, Shard, counts, marked
 from fsdp_bench.simulate.tape import Storage, Tape
 
 

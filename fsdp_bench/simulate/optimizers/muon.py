@@ -8,8 +8,8 @@ from __future__ import annotations
 from fsdp_bench.simulate.events import Category
 from fsdp_bench.simulate.operators.core import Operators
 from fsdp_bench.simulate.operators.kernel_workspaces import reduce_all_workspace
-from fsdp_bench.simulate.operators.optimizer import Shard, counts, marked
 from fsdp_bench.simulate.optimizers.adamw import adamw_states, adamw_step
+from fsdp_bench.simulate.optimizers.shards import Shard, counts, marked
 from fsdp_bench.simulate.tape import Storage, Tape
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.setup import OptimizerKind, TrainSetup

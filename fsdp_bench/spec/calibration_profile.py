@@ -9,8 +9,9 @@ import msgspec
 from msgspec import Meta
 
 from fsdp_bench.spec.checked import Checked, Count, Positive
-from fsdp_bench.spec.codec import from_builtins, read_document, to_builtins, write_atomically
+from fsdp_bench.spec.codec import from_builtins, to_builtins
 from fsdp_bench.spec.errors import SpecError
+from fsdp_bench.spec.files import read_document, write_atomically
 from fsdp_bench.spec.model import Family, ModelShape
 
 SCHEMA_VERSION = 1
