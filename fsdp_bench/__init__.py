@@ -40,6 +40,8 @@ if TYPE_CHECKING:
     from fsdp_bench.plan.rehearsal import Rehearsal as Rehearsal
     from fsdp_bench.plan.rehearse_command import rehearse_command as rehearse_command
     from fsdp_bench.rehearse.run import RehearsalError as RehearsalError
+    from fsdp_bench.spec.calibration_profile import Profile as Profile
+    from fsdp_bench.spec.calibration_profile import read_profile as read_profile
     from fsdp_bench.spec.errors import FsdpBenchError as FsdpBenchError
     from fsdp_bench.spec.errors import MachineError as MachineError
     from fsdp_bench.spec.errors import ResultsError as ResultsError
@@ -52,8 +54,6 @@ if TYPE_CHECKING:
     from fsdp_bench.spec.hardware import Server as Server
     from fsdp_bench.spec.model import Family as Family
     from fsdp_bench.spec.model import ModelShape as ModelShape
-    from fsdp_bench.spec.profile import Profile as Profile
-    from fsdp_bench.spec.profile import read_profile as read_profile
     from fsdp_bench.spec.rank_report import Outcome as Outcome
     from fsdp_bench.spec.record import RunPlan as RunPlan
     from fsdp_bench.spec.record import TrialRecord as TrialRecord
@@ -96,7 +96,7 @@ _HOMES = {
     ),
     "spec.hardware": ("Hardware", "Gpu", "Server"),
     "spec.model": ("Family", "ModelShape"),
-    "spec.profile": ("Profile", "read_profile"),
+    "spec.calibration_profile": ("Profile", "read_profile"),
     "spec.rank_report": ("Outcome",),
     "spec.record": ("RunPlan", "TrialRecord"),
     "spec.setup": (

@@ -25,6 +25,7 @@ def test_imports_go_in_one_direction() -> None:
 
 
 def test_no_modules_import_each_other_in_a_circle() -> None:
+    """Imports inside of functions count, too."""
     graph = grimp.build_graph("fsdp_bench", cache_dir=None)
     uses = {module: graph.find_upstream_modules(module) for module in graph.modules}
     circles = {frozenset({one, *(other for other in uses[one] if one in uses[other])}) for one in uses}

@@ -2,7 +2,7 @@
 
 Read in this order:
     gpus.toml        each GPU's usable memory, dense peak FLOP/s, rate of matrix products
-    attention.toml   how fast attention kernels run; rates/attention.py reads it
+    attention.toml   how fast attention kernels run; rates/attention_time.py reads it
     servers.toml     each server's GPUs, links between GPUs, network between nodes, host memory
     models.toml      each published model's dimensions, with the names of Hugging Face's config.json
     prices.toml      what servers cost

@@ -29,8 +29,8 @@ ADAPTERS = Path(__file__).parent / "recordings" / "adapters"
 
 _BASES: tuple[Literal["bf16", "nf4"], ...] = ("bf16", "nf4")
 USUAL = tuple(LoRA(targets=targets, base=base) for targets in ((), (ALL_LINEAR,)) for base in _BASES)
-"""What is recorded of the model_types that are fine-tuned most, for all ranks: what PEFT chooses, and QLoRA's all
-linear layers."""
+"""The adapters that are recorded, for all ranks, of the model_types that are fine-tuned most: on the layers that PEFT
+chooses, and on all linear layers, as in QLoRA."""
 
 
 def folder_of(usual: LoRA, root: Path = ADAPTERS) -> Path:

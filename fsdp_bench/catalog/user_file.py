@@ -9,8 +9,9 @@ from typing import Any, TypeVar
 import msgspec
 
 from fsdp_bench.catalog.model_entry import ModelEntry
-from fsdp_bench.spec.codec import from_builtins, read_document
+from fsdp_bench.spec.codec import from_builtins
 from fsdp_bench.spec.errors import SpecError, nearest, shown
+from fsdp_bench.spec.files import read_document
 from fsdp_bench.spec.hardware import Gpu, Interconnect, LinkKind, Network, Server, Source
 from fsdp_bench.spec.price import Price
 

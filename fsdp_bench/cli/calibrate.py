@@ -9,9 +9,9 @@ from pathlib import Path
 import click
 
 from fsdp_bench.report.terminal import describe, new_console, print_lines
+from fsdp_bench.spec.calibration_profile import Profile, write_profile
 from fsdp_bench.spec.codec import to_json
 from fsdp_bench.spec.errors import ExitCode, SpecError, shown
-from fsdp_bench.spec.profile import Profile, write_profile
 
 
 @click.command("calibrate")

@@ -9,9 +9,9 @@ import click
 
 from fsdp_bench.report.terminal import print_line
 from fsdp_bench.report.text.catalog_entry import catalog_entry
+from fsdp_bench.spec.calibration_profile import read_profile
 from fsdp_bench.spec.codec import to_json
 from fsdp_bench.spec.errors import ExitCode, SpecError
-from fsdp_bench.spec.profile import read_profile
 from fsdp_bench.spec.units import format_gib
 from fsdp_bench.sweep.diagnosis import Diagnosis, diagnose, own_server
 from fsdp_bench.sweep.gpu_links import probe_links

@@ -47,11 +47,11 @@ from fsdp_bench.plan.search.quantity import LONGEST_SEQUENCE, OF_ONE_MODEL, Quan
 from fsdp_bench.plan.table import MAX_SIZE_COLUMNS, TableOptions
 from fsdp_bench.replay.host_memory import Build
 from fsdp_bench.report.terminal import print_answer, print_line, print_lines
+from fsdp_bench.spec.calibration_profile import read_profile
 from fsdp_bench.spec.codec import to_json
 from fsdp_bench.spec.errors import ExitCode, SpecError
 from fsdp_bench.spec.hardware import Hardware
 from fsdp_bench.spec.model import Family
-from fsdp_bench.spec.profile import read_profile
 from fsdp_bench.spec.setup import PLANNED, TrainSetup
 
 if TYPE_CHECKING:

@@ -17,8 +17,9 @@ from fsdp_bench.cli.common.printing import Fact, print_facts
 from fsdp_bench.cli.common.setups import read_lora
 from fsdp_bench.plan.recording import record, write
 from fsdp_bench.report.terminal import print_line
-from fsdp_bench.spec.codec import read_document, to_json
+from fsdp_bench.spec.codec import to_json
 from fsdp_bench.spec.errors import ExitCode, SpecError
+from fsdp_bench.spec.files import read_document
 from fsdp_bench.spec.lora import LoRA
 from fsdp_bench.spec.recording.model import RecordedModel
 from fsdp_bench.spec.subprocesses.dry_run import UserModule

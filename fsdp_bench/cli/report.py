@@ -10,9 +10,9 @@ import click
 from fsdp_bench.cli.common.sweeping import read_all_but_broken
 from fsdp_bench.report.measured.tables import matrix_rate_line, print_communication, print_table
 from fsdp_bench.report.terminal import new_console, print_line, print_lines
+from fsdp_bench.spec.calibration_profile import Profile, read_profile
 from fsdp_bench.spec.codec import to_builtins, to_json
 from fsdp_bench.spec.errors import ExitCode, SpecError
-from fsdp_bench.spec.profile import Profile, read_profile
 from fsdp_bench.spec.record import TrialRecord
 from fsdp_bench.sweep.results.flat import communication_rows, flat_row
 from fsdp_bench.validate.matrix_rate import matrix_rates

@@ -10,12 +10,13 @@ import click
 from fsdp_bench.cli.common.options import calibration_option
 from fsdp_bench.cli.common.sweeping import read_all_but_broken
 from fsdp_bench.report.terminal import print_line, print_lines
-from fsdp_bench.spec.codec import to_builtins, to_json, write_atomically
+from fsdp_bench.spec.calibration_profile import Profile, read_profile
+from fsdp_bench.spec.codec import to_builtins, to_json
 from fsdp_bench.spec.errors import ExitCode, SpecError
-from fsdp_bench.spec.profile import Profile, read_profile
+from fsdp_bench.spec.files import write_atomically
 
 DEVELOPERS = ("dry-run", "rehearsal", "published")
-"""What drawn setups are compared with, and published ones, by tools/ in the clone."""
+"""References of the comparisons that only tools/ in the clone makes: with drawn setups, and with published ones."""
 
 
 @click.command("validate")

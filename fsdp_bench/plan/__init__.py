@@ -3,7 +3,7 @@
 Read in this order:
     ask.py                estimate() and largest_model(), the functions for Python users
     question.py           Question: a setup and its hardware; Prediction: the answer
-    forked.py             a function of several items at once, on all cores
+    parallel.py           a function of several items at once, on all cores
     estimate.py           predicts memory, and whether it fits
     speed.py              predicts step time, tokens per second, MFU
     ranges.py             how far predictions of speed have been from published runs

@@ -34,13 +34,13 @@ from fsdp_bench.replay.host_memory import Build
 from fsdp_bench.simulate.operators.kernels import Kernels, kernels_on
 from fsdp_bench.simulate.step import SimulatedSteps
 from fsdp_bench.simulate.wrappers.impossible import why_impossible
+from fsdp_bench.spec.calibration_profile import Profile, read_profile
 from fsdp_bench.spec.checked import build as build_checked
 from fsdp_bench.spec.checked import read
 from fsdp_bench.spec.errors import SpecError, not_allowed
 from fsdp_bench.spec.hardware import Gpu, Hardware, Server
 from fsdp_bench.spec.lora import QUANTIZED, LoRA, parse_lora
 from fsdp_bench.spec.model import Family
-from fsdp_bench.spec.profile import Profile, read_profile
 from fsdp_bench.spec.recording.model import Model
 from fsdp_bench.spec.setup import Precision, SetupFields, TrainSetup
 

@@ -56,7 +56,7 @@ class HardwareDocument(msgspec.Struct, frozen=True, kw_only=True):
     host_memory_bytes: Bytes | None = None
 
 
-class OutOfMemory(msgspec.Struct, frozen=True, kw_only=True):
+class OutOfMemoryDocument(msgspec.Struct, frozen=True, kw_only=True):
     """Where a GPU runs out of memory."""
 
     phase: str
@@ -91,7 +91,7 @@ class MemoryDocument(msgspec.Struct, frozen=True, kw_only=True):
     """Host memory of one node by category: ``load`` is before training, the others are during training."""
     num_alloc_retries: int | None = None
     num_alloc_retries_later: int | None = None
-    out_of_memory: OutOfMemory | None = None
+    out_of_memory: OutOfMemoryDocument | None = None
 
     @property
     def peak_place(self) -> str | None:
@@ -302,7 +302,7 @@ def _memory(prediction: Prediction) -> MemoryDocument:
         num_alloc_retries_later=reading.num_retries_later if known and full is None else None,
         out_of_memory=None
         if full is None
-        else OutOfMemory(
+        else OutOfMemoryDocument(
             phase=full.phase,
             block=full.block if full.block >= 0 else None,
             operator=full.label,

@@ -139,7 +139,7 @@ class Estimate:
 
         Parameters, gradients and optimizer states do not depend on it. Where heads are a multiple of 8, which
         FlashAttention does not pad, memory-efficient and unfused attention save no less than FlashAttention: queries,
-        keys, values, the output and a number for each row. What a kernel allocates for itself is no part of that.
+        keys, values, the output and a number for each row. Memory that a kernel allocates for itself does not count.
         """
         memory, model = self.memory, self.model
         certain = [memory.phases.get(phase, 0) for phase in ("load", "optimizer")]

@@ -15,9 +15,9 @@ from datetime import date
 from msgspec.structs import replace
 
 from fsdp_bench.rates.communicators import Communicators
+from fsdp_bench.spec.calibration_profile import Profile
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.hardware import Gpu, Hardware, Source
-from fsdp_bench.spec.profile import Profile
 from fsdp_bench.spec.units import GIB, format_gib, parse_bytes
 
 ASSUMED_BYTES = 2 * GIB

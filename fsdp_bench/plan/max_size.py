@@ -33,9 +33,9 @@ from fsdp_bench.plan.search.search import SearchResult, find_all
 from fsdp_bench.plan.speed import Speed, speed
 from fsdp_bench.replay.host_memory import Build
 from fsdp_bench.simulate import TORCH_VERSION
+from fsdp_bench.spec.calibration_profile import Profile
 from fsdp_bench.spec.codec import to_builtins
 from fsdp_bench.spec.hardware import Gpu, Hardware
-from fsdp_bench.spec.profile import Profile
 from fsdp_bench.spec.setup import FIELDS, TrainSetup
 
 TIMED = 30

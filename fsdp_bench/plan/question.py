@@ -21,7 +21,7 @@ from fsdp_bench.plan.estimate import (
     start_replay,
 )
 from fsdp_bench.plan.speed import Speed, speed
-from fsdp_bench.rates.attention import CUDNN, kernel_of
+from fsdp_bench.rates.attention_time import CUDNN, kernel_of
 from fsdp_bench.rates.calibrated import rates_of
 from fsdp_bench.rates.collectives import socket_is_assumed
 from fsdp_bench.rates.communicators import Communicators
@@ -31,9 +31,9 @@ from fsdp_bench.replay.traffic import Traffic, collectives, traffic
 from fsdp_bench.simulate.operators.kernels import Kernels, kernels_on, prefers_cudnn
 from fsdp_bench.simulate.step import SimulatedSteps
 from fsdp_bench.simulate.wrappers.impossible import why_impossible
+from fsdp_bench.spec.calibration_profile import Profile
 from fsdp_bench.spec.hardware import Gpu, Hardware
 from fsdp_bench.spec.lora import LARGEST_FUSED_PRODUCT
-from fsdp_bench.spec.profile import Profile
 from fsdp_bench.spec.recording.model import Model, RecordedModel
 from fsdp_bench.spec.setup import TrainSetup
 

@@ -10,8 +10,8 @@ from fsdp_bench.rates.datasheet import Datasheet, Rates, RatesWithoutCommunicati
 from fsdp_bench.replay.schedule import StepTime, only_step_seconds, schedule
 from fsdp_bench.simulate.operators.kernels import CPU_GLOO
 from fsdp_bench.simulate.step import SimulatedSteps
+from fsdp_bench.spec.calibration_profile import Profile
 from fsdp_bench.spec.hardware import Hardware
-from fsdp_bench.spec.profile import Profile
 from fsdp_bench.spec.recording.model import Model
 from fsdp_bench.spec.setup import Reentrant, TrainSetup
 

@@ -15,9 +15,9 @@ from itertools import product
 
 from fsdp_bench.rates.datasheet import HOST_ADAM_BYTES_PER_SECOND, Rates, attention_flops, datasheet
 from fsdp_bench.simulate.events import IN_HOST_MEMORY, Work
+from fsdp_bench.spec.calibration_profile import CASTING_CHUNK_CAT, Profile, RankProfile
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.hardware import Hardware
-from fsdp_bench.spec.profile import CASTING_CHUNK_CAT, Profile, RankProfile
 from fsdp_bench.spec.setup import TrainSetup
 
 Points = list[tuple[float, float]]
@@ -109,7 +109,7 @@ class Calibrated:
     def host(self, work: Work) -> float | None:
         """Return the seconds of a hook, or of an optimizer step in host memory.
 
-        What else the host computes there is not measured; it takes as long as the datasheet's rates say.
+        Other work in host memory is not measured; it has the datasheet's rate.
         """
         if work.name.startswith(IN_HOST_MEMORY) and not work.dims:
             return work.num_bytes / HOST_ADAM_BYTES_PER_SECOND

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from statistics import NormalDist
 from typing import Protocol
 
-from fsdp_bench.rates.attention import FLASH_ATTENTION_2, MEMORY_EFFICIENT, attention_seconds, kernel_of
+from fsdp_bench.rates.attention_time import FLASH_ATTENTION_2, MEMORY_EFFICIENT, attention_seconds, kernel_of
 from fsdp_bench.rates.collectives import Groups, Topology, collective_seconds, groups_of
 from fsdp_bench.rates.communicators import channels_of
 from fsdp_bench.simulate.events import Work
@@ -93,7 +93,7 @@ ASSUMED_HOST_LINK = 6.4e9
 HOST_ADAM_BYTES_PER_SECOND = 23e9
 """Bytes per second of an optimizer in host memory, of one process with one thread, as torchrun starts them: AdamW of
 FSDP2's offloaded parameters takes 1.93 s for 537 million elements, 84 bytes each, on a server with 8 H100
-(ISEEKYAN/Megatron-LM issue 188, 2026). What eight processes at once leave each other is not known."""
+(ISEEKYAN/Megatron-LM issue 188, 2026). The rate of each of eight processes at once is not known."""
 
 MEMORY_TRAFFIC = {"all_gather": 3, "reduce_scatter": 3, "all_reduce": 6, "broadcast": 3}
 """Bytes that a GPU's memory reads and writes for each byte of a collective's message.

@@ -51,8 +51,8 @@ def rehearse(
 ) -> RehearsalReport:
     """Run a command as one rank; what it prints goes to standard error.
 
-    Its process, and all that it started, are ended after ``timeout_seconds``, or by an interrupt. What was seen until
-    then is reported, if the script's main thread can be interrupted: with outcome TIMED_OUT or INTERRUPTED.
+    Its process, and all that it started, are ended after ``timeout_seconds``, or by an interrupt. The report has
+    what was seen until then, if the script's main thread can be interrupted: with outcome TIMED_OUT or INTERRUPTED.
 
     Raises:
         MachineError: if its Python has no CUDA build of torch, or the stand-in cannot be compiled.

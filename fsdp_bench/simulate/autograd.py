@@ -129,7 +129,7 @@ class Engine:
     def run_inside(self, roots: Sequence[tuple[Tensor, Tensor]]) -> None:
         """Compute all gradients below several tensors, each with its gradient, while a node runs (reentrant backward).
 
-        What the outer pass has ready waits (ReadyQueue prefers the deeper pass); callbacks are of the inner one.
+        Ready nodes of the outer pass wait (ReadyQueue prefers the deeper pass); callbacks are of the inner one.
         """
         outer = self._ready, self.callbacks, self._leaf_stream
         self._ready, self.callbacks, self._leaf_stream = [], [], _COMPUTE

@@ -19,8 +19,8 @@ from fsdp_bench.simulate.models.build import build, few_blocks, with_few_tokens
 from fsdp_bench.simulate.models.transformer import SimulatedModel, Weight
 from fsdp_bench.simulate.operators.core import Operators
 from fsdp_bench.simulate.operators.kernels import CPU, FP32, Kernels
-from fsdp_bench.simulate.operators.optimizer import Shard
 from fsdp_bench.simulate.optimizers.dispatch import states, temporary_bytes
+from fsdp_bench.simulate.optimizers.shards import Shard
 from fsdp_bench.simulate.tape import CUDA_BLOCK_BYTES, Tape
 from fsdp_bench.simulate.wrappers.units import FlatLayout, Unit, blocks_are_alike, choose_units, flat_layout
 from fsdp_bench.spec.recording.model import Model

@@ -1,19 +1,19 @@
 """The event vocabulary: one training step of one rank, in the order in which its Python thread issues it.
 
-What the allocator sees:
+Events for the allocator:
 
     ALLOCATE tensor bytes      a storage comes to life on the device
     FREE tensor                its last reference is gone
     RECORD_STREAM tensor       Tensor.record_stream: the storage is also used on ``stream``
 
-What is issued to a stream, each with its Work:
+Events that are issued to a stream, each with its Work:
 
     KERNEL                     an operator
     COLLECTIVE                 a collective; ``stream`` waits for it
     START_COLLECTIVE           a collective that nobody waits for yet (``async_op=True``)
     COPY                       bytes to or from the host
 
-Who waits for whom:
+Events that order streams and the host:
 
     WAIT_STREAM                ``stream`` waits for all that stream ``number`` has been given
     RECORD_EVENT               an event behind all that ``stream`` has been given; ``number`` is its Queue
@@ -22,7 +22,7 @@ Who waits for whom:
     SYNCHRONIZE                the host waits for all that ``stream`` has been given
     WAIT_COLLECTIVES           ``stream`` waits for all collectives that were started
 
-And what is no work of the device:
+Events beside the device:
 
     HOST_WORK                  the host itself works: hooks of a wrapper, an optimizer in host memory
     MARK                       a phase begins, or a block's part of it

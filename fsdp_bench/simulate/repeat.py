@@ -175,8 +175,8 @@ _OF_QUEUES = (*_WAITS, _RECORD_EVENT)
 def first_forward_alone(events: Sequence[Event], label: str) -> list[Event]:
     """Return a first step of which the first forward is whole, and what follows it happens at once, under ``label``.
 
-    For readers of a later step: of the first one they want the peak of its forward, and what it leaves. What follows
-    frees what forward has left alive, and allocates what stays, each in its block's part.
+    For readers of a later step, who need only the peak of the first one's forward, and the memory that it leaves.
+    Behind forward the step frees what forward has left alive, and allocates what stays, each in its block's part.
     """
     cut = next(index for index, event in enumerate(events) if event.kind is _MARK and event.label == "loss")
     made = {event.number for event in events[cut:] if event.kind is _ALLOCATE}

@@ -81,7 +81,7 @@ class SimulatedSteps:
     def _under_ddp(self) -> Log:
         """DistributedDataParallel's buckets end in the middle of blocks, so that for time every block is simulated.
 
-        What is alive they change only where a hook casts them.
+        The buckets change live memory only where a hook casts them.
         """
         run = partial(_load_and_step, self.model, self.setup, self.kernels)
         return _simulated(run, self.model, self.setup, self.kernels, 0, FEW_BLOCKS, for_memory=True)
@@ -119,8 +119,8 @@ class SimulatedSteps:
 def for_any_depth(model: Model, setup: TrainSetup) -> Model | None:
     """Return the model whose log is that of all deeper models of its width, ``Log.of_depth``; None where none is.
 
-    What depends on the number of layers beside the number of blocks: clipping, which holds one number a gradient,
-    units chosen by size, DistributedDataParallel's buckets, and which blocks are checkpointed.
+    Other parts of the log depend on the number of layers, too: clipping, which holds one number a gradient, units
+    chosen by size, DistributedDataParallel's buckets, and which blocks are checkpointed.
     """
     counts_blocks = setup.max_grad_norm is not None or setup.policy.is_of_blocks
     is_any_depth = setup.is_bare if setup.is_ddp else setup.wrap.has_blocks

@@ -16,12 +16,13 @@ Read in this order:
     record.py       TrialRecord: one trial's JSON file; RunPlan: steps, time limit and their defaults
     rank_report.py  RankReport: what one rank of a trial measured; Outcome: ok, oom_gpu, timeout, ...
     frontier.py     FrontierRecord: the measured largest model of each cell, frontier.json
-    profile.py      Profile: the calibration of a machine
+    calibration_profile.py  Profile: the calibration of a machine
     recording/      the file format of a recorded model: its code as instructions, with sizes as formulas
     subprocesses/   input and output of dry runs and rehearsals
     units.py        parsing and printing of sizes, counts and times
     errors.py       the tree of errors, the exit codes; text from outside made safe to print
     checked.py      Checked: structs that check their fields by type hints
-    codec.py        JSON and TOML in and out
+    codec.py        JSON in and out
+    files.py        reading TOML and JSON files, writing files whole or not at all
     cache.py        the folder of what can be made again, and what of it may run
 """

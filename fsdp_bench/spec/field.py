@@ -28,9 +28,9 @@ WRAPPING = "Wrapping"
 
 class _Option(msgspec.Struct, frozen=True):
     form: str | None
-    """How the option is written: ``--batch N``, ``--compile``, ``--this/--no-that``. None: there is no option."""
+    """The option's form: ``--batch N``, ``--compile``, ``--this/--no-that``. None: there is no option."""
     help: str
-    """What ``--help`` and, without ``docs``, docs/sweeps.md say of it."""
+    """Its text in ``--help`` and, without ``docs``, in docs/sweeps.md."""
 
 
 class Field(_Option, frozen=True, kw_only=True):
@@ -68,7 +68,7 @@ class Field(_Option, frozen=True, kw_only=True):
     not_exported: str | None = None
     """Why no exported script has it, and what to do instead, where it differs from its default."""
     docs: str | None = None
-    """What docs/sweeps.md says of it; behind the words of an enum, which it has in any case."""
+    """Its text in docs/sweeps.md; behind the words of an enum, which are there in any case."""
     docs_default: str | None = None
     """The default in docs/sweeps.md, if that is not the struct's."""
 

@@ -288,7 +288,7 @@ def _hybrid_impossible(setup: TrainSetup) -> str | None:
 
 
 FLOAT8_MULTIPLE = 16
-"""What sizes of matrices in float8 must be multiples of (torch._scaled_mm)."""
+"""Sizes of matrices in float8 must be multiples of this (torch._scaled_mm)."""
 FLOAT8_CAPABILITY = 8.9
 """The lowest compute capability with matrix products in float8."""
 

@@ -19,7 +19,7 @@ ALL_LINEAR = "all-linear"
 QUANTIZED = "nf4"
 """LoRA.base of QLoRA."""
 SAME = "same"
-"""How LoRA.base is written where it is None."""
+"""The word for LoRA.base where it is None."""
 _BASES = ("bf16", QUANTIZED, SAME)
 
 RANK = "lora_rank"

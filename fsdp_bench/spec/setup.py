@@ -136,8 +136,8 @@ class TrainSetup(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True)
             " [policies](guide/settings.md#policies-of-activation-checkpointing))",
         ),
     ] = None
-    """What checkpointing saves (spec/checkpointing_policy.py). By default the outputs of matrix products and attention
-    (selective), of no block (full)."""
+    """The outputs that checkpointing saves (spec/checkpointing_policy.py). By default those of matrix products and
+    attention (selective), or none inside of a block (full)."""
     reentrant: Annotated[
         Reentrant,
         Field(
@@ -401,7 +401,7 @@ class TrainSetup(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
     @property
     def policy(self) -> CheckpointingPolicy:
-        """What checkpointing saves."""
+        """The outputs and blocks that checkpointing saves."""
         return read_policy(self.checkpointing_policy)
 
     @property

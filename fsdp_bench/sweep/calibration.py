@@ -20,9 +20,7 @@ from fsdp_bench.replay.schedule import run
 from fsdp_bench.simulate.events import Work
 from fsdp_bench.simulate.operators.kernels import CPU_GLOO, CUDA
 from fsdp_bench.simulate.step import SimulatedSteps
-from fsdp_bench.spec.codec import from_json
-from fsdp_bench.spec.errors import SpecError
-from fsdp_bench.spec.profile import (
+from fsdp_bench.spec.calibration_profile import (
     CALIBRATION_MODEL,
     CALIBRATION_SEQUENCE_LENGTH,
     DeviceType,
@@ -30,6 +28,8 @@ from fsdp_bench.spec.profile import (
     RankMeasurements,
     RankProfile,
 )
+from fsdp_bench.spec.codec import from_json
+from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.setup import Api, OptimizerKind, ShardingStrategy, TrainSetup
 from fsdp_bench.spec.subprocesses.own_python import own_python
 from fsdp_bench.sweep.launchers.processes import last_lines, worker_environment

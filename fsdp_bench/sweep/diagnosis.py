@@ -10,9 +10,9 @@ import msgspec
 from msgspec.structs import replace
 
 from fsdp_bench.catalog.loader import gpu_by_product_name
+from fsdp_bench.spec.calibration_profile import Profile
 from fsdp_bench.spec.errors import SpecError, install_hint, shown
 from fsdp_bench.spec.hardware import Gpu, Interconnect, Server, Source
-from fsdp_bench.spec.profile import Profile
 from fsdp_bench.spec.subprocesses.own_python import NoAnswer, ask
 from fsdp_bench.spec.units import GIB, MIB, format_gib
 from fsdp_bench.sweep.gpu_links import GpuLinks

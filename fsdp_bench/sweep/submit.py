@@ -9,8 +9,9 @@ from pathlib import Path
 
 import msgspec
 
-from fsdp_bench.spec.codec import to_json, write_atomically
+from fsdp_bench.spec.codec import to_json
 from fsdp_bench.spec.errors import MachineError, ResultsError, SpecError, shown
+from fsdp_bench.spec.files import write_atomically
 from fsdp_bench.spec.subprocesses.own_python import own_python
 from fsdp_bench.sweep.config.reading import check_folder_name
 from fsdp_bench.sweep.config.sweep_file import read_file

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import msgspec
 
+from fsdp_bench.spec.calibration_profile import Profile
 from fsdp_bench.spec.errors import SpecError
-from fsdp_bench.spec.profile import Profile
 from fsdp_bench.spec.record import TrialRecord
 from fsdp_bench.sweep.config.trial import label_of
 from fsdp_bench.validate.step_time import calibration_mismatch

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from fsdp_bench.spec.profile import Profile
+from fsdp_bench.spec.calibration_profile import Profile
 from fsdp_bench.spec.record import TrialRecord
 from fsdp_bench.validate.memory import Agreement, MemoryComparison, Summary, agreements, compare_with_record, summarize
 from fsdp_bench.validate.step_time import TimeComparison, TimeSummary, compare_time, summarize_time

@@ -15,10 +15,10 @@ from fsdp_bench.plan.speed import speed
 from fsdp_bench.replay.schedule import StepTime
 from fsdp_bench.simulate.operators.kernels import kernels_on
 from fsdp_bench.simulate.step import SimulatedSteps
+from fsdp_bench.spec.calibration_profile import Profile
 from fsdp_bench.spec.codec import to_json
 from fsdp_bench.spec.errors import MachineError, SpecError
 from fsdp_bench.spec.hardware import Hardware
-from fsdp_bench.spec.profile import Profile
 from fsdp_bench.spec.rank_report import Outcome
 from fsdp_bench.spec.record import TrialRecord
 from fsdp_bench.validate.predictable import cell_label, predictable_model

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from fsdp_bench.catalog import loader
-from fsdp_bench.spec.profile import Profile, RankProfile, write_profile
+from fsdp_bench.spec.calibration_profile import Profile, RankProfile, write_profile
 from fsdp_bench.spec.units import GIB, MIB
 from tests.conftest import run_command
 

@@ -16,8 +16,7 @@ from fsdp_bench.replay.schedule import run
 from fsdp_bench.simulate.events import Work
 from fsdp_bench.simulate.operators.kernels import CPU, CPU_GLOO, CUDA
 from fsdp_bench.simulate.step import SimulatedSteps, steady_step
-from fsdp_bench.spec.errors import SpecError
-from fsdp_bench.spec.profile import (
+from fsdp_bench.spec.calibration_profile import (
     CALIBRATION_MODEL,
     CALIBRATION_SEQUENCE_LENGTH,
     CASTING_CHUNK_CAT,
@@ -31,6 +30,7 @@ from fsdp_bench.spec.profile import (
     RankMeasurements,
     RankProfile,
 )
+from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.setup import Api, OptimizerKind, Precision, ShardingStrategy, TrainSetup
 from fsdp_bench.sweep.calibration import rank_profile
 

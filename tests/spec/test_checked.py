@@ -17,12 +17,12 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from fsdp_bench.catalog.loader import BUILT_IN, gpus, models, servers
+from fsdp_bench.spec.calibration_profile import MatmulTime, Profile, RankProfile
 from fsdp_bench.spec.checked import CaseInsensitiveEnum, Checked
 from fsdp_bench.spec.codec import from_builtins, from_json, to_builtins, to_json
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.hardware import Hardware, Interconnect, LinkKind, Network, Source
 from fsdp_bench.spec.model import Family, ModelShape
-from fsdp_bench.spec.profile import MatmulTime, Profile, RankProfile
 from fsdp_bench.spec.record import RunPlan, TrialSpec
 from fsdp_bench.spec.setup import (
     Api,

@@ -9,7 +9,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from fsdp_bench.spec.codec import from_json, to_json, write_atomically
+from fsdp_bench.spec.codec import from_json, to_json
+from fsdp_bench.spec.files import write_atomically
 from fsdp_bench.spec.frontier import read_frontier
 from fsdp_bench.spec.rank_report import Failure, Outcome, RankReport, divergence
 from fsdp_bench.spec.record import read_record

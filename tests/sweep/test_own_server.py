@@ -14,9 +14,9 @@ from click.testing import CliRunner
 from fsdp_bench.catalog import loader
 from fsdp_bench.catalog.loader import Catalog, load_user_catalog
 from fsdp_bench.cli.doctor import command
+from fsdp_bench.spec.calibration_profile import CopyTime, MatmulTime, OperatorTime, Profile, RankProfile, write_profile
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.hardware import LinkKind
-from fsdp_bench.spec.profile import CopyTime, MatmulTime, OperatorTime, Profile, RankProfile, write_profile
 from fsdp_bench.spec.units import GIB, MIB
 from fsdp_bench.sweep import diagnosis
 from tests.conftest import run_command

@@ -12,9 +12,9 @@ from fsdp_bench.catalog.loader import gpu_by_product_name
 from fsdp_bench.plan.estimate import read_allocator
 from fsdp_bench.simulate.operators.kernels import CPU_EMULATED, CUDA, kernels_on
 from fsdp_bench.simulate.step import SimulatedSteps
+from fsdp_bench.spec.calibration_profile import Profile, RankProfile
 from fsdp_bench.spec.codec import to_json
 from fsdp_bench.spec.model import ModelShape
-from fsdp_bench.spec.profile import Profile, RankProfile
 from fsdp_bench.spec.rank_report import MemoryReading, Outcome, RankReport
 from fsdp_bench.spec.record import SCHEMA_VERSION, Device, RunPlan, TrialRecord
 from fsdp_bench.spec.units import GIB, MIB

@@ -15,7 +15,7 @@ from fsdp_bench.cli.common.setups import sliding_window_of, with_models
 from fsdp_bench.plan.headroom import as_stated, stated_headroom
 from fsdp_bench.plan.question import Question
 from fsdp_bench.replay.host_memory import Build
-from fsdp_bench.spec.profile import read_profile
+from fsdp_bench.spec.calibration_profile import read_profile
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What ``fsdp-bench sweep`` does on several nodes: its options, and how a job of Slurm goes on after its time limit."""
+"""``fsdp-bench sweep`` on several nodes: its options, and how a job of Slurm goes on after its time limit."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ExportOptions:
-    """What is to be exported, and where to."""
+    """The kinds of files to write, and the folder for them."""
 
     kinds: tuple[str, ...]
     folder: Path

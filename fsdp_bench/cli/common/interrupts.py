@@ -156,7 +156,7 @@ class ForgivingStream:
 
 @contextlib.contextmanager
 def forgiving_streams(*forgiven: type[Exception]) -> Iterator[None]:
-    """Drop what is printed after errors of some kinds. What was closed before Python started is the null device.
+    """Drop what is printed after errors of some kinds. A stream that was closed before Python started is /dev/null.
 
     A command's exit code is its answer, also in ``fsdp-bench predict ... | head -1``: it goes on when ``head`` left.
     """

@@ -24,7 +24,7 @@ _KINDS: dict[str, type] = {
     **dict.fromkeys(("nodes", "gpus_per_node", "world_size"), int),
     "family": Family,
 }
-"""What a word of an option is; of options that are not here, text."""
+"""The type of a word of an option; text for options that are not here."""
 _WITH_COMMAS = ("lora", "qlora")
 """Options whose values contain commas: several go with ``;`` between them."""
 _WITH_DEFAULT = (*(name for name, one in OPTIONS.items() if one.is_optional), *_WITH_COMMAS)

@@ -12,8 +12,8 @@ import click
 from fsdp_bench.plan.table import Row, TableOptions, read_table_options
 from fsdp_bench.report.terminal import print_line, print_lines
 from fsdp_bench.report.text.common import UNKNOWN, fact
-from fsdp_bench.spec.codec import write_atomically
 from fsdp_bench.spec.errors import SpecError
+from fsdp_bench.spec.files import write_atomically
 from fsdp_bench.spec.hardware import Source
 
 if TYPE_CHECKING:

@@ -88,8 +88,8 @@ def read_setup(options: SetupOptions) -> tuple[Model, TrainSetup, Hardware | Non
 def read_setups(options: SetupOptions) -> list[Reading]:
     """Return a setup and its hardware for every combination of the options that have several values; read no model.
 
-    Combinations that cannot run are included; spec.impossible returns the reason for each. What differs only in
-    options that mean nothing to it, such as the shard size to FULL_SHARD, is included once.
+    Combinations that cannot run are included; spec.impossible returns the reason for each. Combinations that differ
+    only in options without a meaning for them, such as the shard size for FULL_SHARD, are included once.
 
     Raises:
         SpecError: if an option is not allowed, or for too many combinations.

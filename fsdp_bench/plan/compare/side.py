@@ -14,8 +14,9 @@ from fsdp_bench.plan.answers import TimedEstimate
 from fsdp_bench.plan.document import AnswerDocument, TimeDocument, answer_document
 from fsdp_bench.plan.question import Prediction
 from fsdp_bench.spec.checked import build
-from fsdp_bench.spec.codec import from_builtins, read_document
+from fsdp_bench.spec.codec import from_builtins
 from fsdp_bench.spec.errors import ResultsError, SpecError, shown
+from fsdp_bench.spec.files import read_document
 from fsdp_bench.spec.record import TrialRecord, read_record
 from fsdp_bench.spec.setup import TrainSetup
 

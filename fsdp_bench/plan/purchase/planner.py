@@ -19,7 +19,7 @@ from fsdp_bench.catalog.lookup import in_other_code
 from fsdp_bench.catalog.lookup import model as find_model
 from fsdp_bench.plan.ask import with_defaults
 from fsdp_bench.plan.defaults import trained_code, trainer_defaults
-from fsdp_bench.plan.forked import map_forked
+from fsdp_bench.plan.parallel import map_forked
 from fsdp_bench.plan.purchase.beside_winner import OtherCode, safest, with_other_code
 from fsdp_bench.plan.purchase.beyond import beyond, number_of_nodes
 from fsdp_bench.plan.purchase.goal import Goal, parse_duration, parse_money, parse_tokens

@@ -256,7 +256,8 @@ _LIGERS = {
 }
 """Kernels of Liger that are bound by memory, and how often they pass over a tensor: once unless this says more.
 
-What is changed in place is read and written; cross entropy reads the logits twice: for their sum and their gradient.
+A tensor that is changed in place is read and written; cross entropy reads the logits twice: for their sum and their
+gradient.
 """
 
 

@@ -88,7 +88,7 @@ class FitCheck:
 
 
 class CheckedCandidate:
-    """One candidate with the limits that it is checked against. What is predicted of it is kept."""
+    """One candidate with the limits that it is checked against; keeps its predictions."""
 
     def __init__(self, check: FitCheck, candidate: Candidate, any_depth: SimulatedSteps | None = None) -> None:
         self.check, self.hardware = check, candidate.hardware

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from fsdp_bench.plan.estimate import Estimate
-from fsdp_bench.plan.forked import map_forked
+from fsdp_bench.plan.parallel import map_forked
 from fsdp_bench.plan.search.fit import CheckedCandidate, FitCheck, Limit
 from fsdp_bench.plan.search.quantity import Candidate, Quantity, size_ladder
 from fsdp_bench.plan.speed import Speed

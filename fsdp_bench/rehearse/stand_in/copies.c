@@ -1,7 +1,7 @@
 /* CUDA's runtime: copies and fills.
  *
- * They are real where they are small: counts, flags and batches that a program moves through the GPU. What the host
- * reads of larger ones is zeros, by taking its pages away, so that host memory is not filled by values that nobody
+ * They are real where they are small: counts, flags and batches that a program moves through the GPU. The host
+ * reads zeros from larger ones, whose pages are taken away, so that host memory is not filled by values that nobody
  * computed.
  */
 #define _GNU_SOURCE

@@ -1,7 +1,7 @@
 /* cuBLAS: handles, and products that do nothing.
  *
- * What is listed here writes to the memory of the device alone and takes no memory but the workspace that PyTorch
- * gives it. (What NVIDIA's takes for a handle is part of the memory that is kept free for the context.) Every other
+ * The functions listed here write to the memory of the device alone and take no memory but the workspace that PyTorch
+ * gives them. (Memory for a handle of NVIDIA's is part of the memory that is kept free for the context.) Every other
  * function of cuBLAS is refused by name (build.py finds them, unsupported.c records them).
  */
 #include "stand_in.h"
@@ -28,7 +28,7 @@ int cublasSetStream_v2(struct cublas *handle, cudaStream_t stream) { return hand
 int cublasSetWorkspace_v2(struct cublas *handle, void *workspace, size_t num_bytes) {
     return (void)handle, (void)workspace, (void)num_bytes, 0;
 }
-/* How many multiprocessors to use, and whether results may differ from run to run: nothing is computed. */
+/* The number of multiprocessors to use, and whether results may differ from run to run: nothing is computed. */
 int cublasSetSmCountTarget(struct cublas *handle, int count) { return (void)handle, (void)count, 0; }
 int cublasGetSmCountTarget(struct cublas *handle, int *count) { return (void)handle, *count = 0, 0; }
 int cublasSetAtomicsMode(struct cublas *handle, int mode) { return (void)handle, (void)mode, 0; }

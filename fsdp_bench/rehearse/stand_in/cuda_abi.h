@@ -188,7 +188,7 @@ typedef struct nvmlUtilization_st {
     unsigned gpu, memory;
 } nvmlUtilization_t;
 
-/* What cudaGetDeviceProperties fills in; CUDA 13 took fields out. */
+/* The struct that cudaGetDeviceProperties fills in; CUDA 13 took fields out. */
 struct cudaDeviceProp {
     char name[256];
     unsigned char uuid[16];

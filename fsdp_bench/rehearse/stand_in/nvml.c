@@ -1,7 +1,7 @@
 /* NVML (libnvidia-ml): the machine's devices, all of them, whatever CUDA_VISIBLE_DEVICES says.
  *
- * What it lacks is not defined: callers look functions up by name, and pynvml's traceback says which one is not found.
- * It is not counted as lacking, as no memory depends on it.
+ * Other functions are not defined: callers look them up by name, and pynvml's traceback says which one is not found.
+ * None is counted as lacking, as no memory depends on it.
  */
 #include "stand_in.h"
 

@@ -1,4 +1,4 @@
-/* What the host reads from a device: values that no kernel computed. Python gets each copy, with its operator. */
+/* The host's reads from a device, of values that no kernel computed. Python gets each copy, with its operator. */
 #define _GNU_SOURCE
 #include "stand_in.h"
 

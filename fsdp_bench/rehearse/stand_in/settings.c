@@ -1,4 +1,4 @@
-/* What the environment says about the GPUs, and what a compute capability adds to that. */
+/* The GPUs as the environment describes them, and what their compute capability adds. */
 #include "stand_in.h"
 
 #include <pthread.h>
@@ -10,9 +10,9 @@
  * a multiprocessor. L2, clocks and bus width are those of a usual GPU of that capability, from NVIDIA's datasheets:
  * V100, T4, A100 80GB, A10, Jetson Orin, L40S, H100 SXM, B200, B300, RTX PRO 6000.
  *
- * What depends on them: CUB's scratch memory (kilobytes) on threads and multiprocessors; which kernels Triton and
- * Inductor may choose on shared memory; a buffer of Inductor's benchmarks on L2; on clocks and bus width Inductor's
- * estimates of how long operators take (get_gpu_dram_gbps), by which it orders collectives if it is asked to. */
+ * Threads and multiprocessors decide CUB's scratch memory (kilobytes); shared memory which kernels Triton and Inductor
+ * may choose; L2 a buffer of Inductor's benchmarks; clocks and bus width Inductor's estimates of how long operators
+ * take (get_gpu_dram_gbps), by which it orders collectives if it is asked to. */
 static const struct limits LIMITS[] = {
     {70, 96, 96, 2048, 32, 6, 1530000, 877000, 4096},
     {75, 64, 64, 1024, 16, 4, 1590000, 5001000, 256},

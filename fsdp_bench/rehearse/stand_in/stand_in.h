@@ -80,7 +80,7 @@ int pinned_range(const void *address, struct range *range);
 enum traced { LAUNCH, TO_DEVICE, TO_HOST, RECORD, STREAM_WAIT, HOST_WAITS_EVENT, HOST_WAITS_STREAM, HOST_WAITS_DEVICE };
 void trace(enum traced kind, const struct stream *stream, uint64_t value, const char *name);
 
-/* progress.c: streams and events. How far the GPU is, the host knows only by what it waited for. */
+/* progress.c: streams and events. The host knows how far the GPU is only by what it waited for. */
 struct stream *stream_of(cudaStream_t handle); /* NULL, legacy and per thread: the current device's default stream */
 struct stream *stream_new(int priority);       /* NULL: too many */
 void stream_delete(struct stream *stream);

@@ -1,4 +1,4 @@
-/* What a program issues, in order: work and its stream, events, and what the host waits for. `rehearse --time` reads it.
+/* A log of what a program issues, in order: work on streams, events, waits of the host. `rehearse --time` reads it.
  *
  * Nothing is noted before a program asks for it (stand_in_trace). Names are those of functions and kernels; they live as
  * long as the process.
@@ -29,7 +29,7 @@ VISIBLE void stand_in_trace(int on) {
     pthread_mutex_unlock(&lock);
 }
 
-/* How much was noted. A program asks before and after an operator, to learn what the operator issued. */
+/* The number of entries. A program asks before and after an operator, to learn what the operator issued. */
 VISIBLE size_t stand_in_traced(void) { return __atomic_load_n(&count, __ATOMIC_RELAXED); }
 
 VISIBLE const void *stand_in_trace_entries(void) { return entries; }

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from fsdp_bench.plan.chart_data.drawn import DrawnMemory, drawn_memory
 from fsdp_bench.plan.chart_data.memory_timeline import memory_timeline
+from fsdp_bench.plan.chart_data.step_document import DrawnMemory, drawn_memory
 from fsdp_bench.plan.question import Prediction, Question
 from fsdp_bench.report.charts.axis import Axis, Tick, memory_unit
 from fsdp_bench.report.charts.colors import Style

@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from fsdp_bench.catalog.loader import gpu_by_product_name
-from fsdp_bench.plan.chart_data.drawn import drawn_memory, drawn_streams
 from fsdp_bench.plan.chart_data.memory_timeline import rank_timeline
+from fsdp_bench.plan.chart_data.step_document import drawn_memory, drawn_streams
 from fsdp_bench.plan.chart_data.step_streams import StepStreams
 from fsdp_bench.plan.question import Question
 from fsdp_bench.plan.speed import speed
@@ -21,10 +21,10 @@ from fsdp_bench.report.text.common import UNKNOWN
 from fsdp_bench.report.text.setups import setup_line
 from fsdp_bench.report.text.speed import step_text
 from fsdp_bench.simulate.step import SimulatedSteps
+from fsdp_bench.spec.calibration_profile import Profile
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.hardware import Hardware
 from fsdp_bench.spec.model_code import ModelCode
-from fsdp_bench.spec.profile import Profile
 from fsdp_bench.spec.record import TrialRecord
 from fsdp_bench.spec.units import format_gib
 from fsdp_bench.validate.memory import MemoryComparison, Summary, compare_with_record, kernels_of, summarize

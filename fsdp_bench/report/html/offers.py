@@ -11,7 +11,7 @@ from fsdp_bench.report.charts.description import Key, Line, Plot, Point
 from fsdp_bench.report.html.blocks import Block, Cell, Row, Table, table
 from fsdp_bench.report.text.common import UNKNOWN
 from fsdp_bench.report.text.offers import (
-    Unit,
+    DurationUnit,
     currency_of,
     fast_cost,
     fast_seconds,
@@ -58,7 +58,7 @@ def offer_table(plan: PlanDocument) -> Table:
     return table(caption, (*_BEFORE, *times, *_AFTER), rows, (*_NUMBERS, *times))
 
 
-def _row(plan: PlanDocument, unit: Unit, number: int, name: str, offer: OfferDocument) -> Row:
+def _row(plan: PlanDocument, unit: DurationUnit, number: int, name: str, offer: OfferDocument) -> Row:
     setup, memory = offer.setup, offer.memory
     known = offer.range_because is not None
     cells = (

@@ -18,10 +18,10 @@ from fsdp_bench.report.measured.conclusion import comparable, findings, nothing_
 from fsdp_bench.report.measured.frontier_text import summary
 from fsdp_bench.report.measured.tables import disagrees
 from fsdp_bench.report.text.common import UNKNOWN
+from fsdp_bench.spec.calibration_profile import Profile
 from fsdp_bench.spec.codec import from_json
 from fsdp_bench.spec.errors import ResultsError
 from fsdp_bench.spec.frontier import FrontierCell, FrontierRecord, LargestValues
-from fsdp_bench.spec.profile import Profile
 from fsdp_bench.spec.rank_report import Outcome
 from fsdp_bench.spec.record import TrialRecord
 from fsdp_bench.spec.units import format_gib

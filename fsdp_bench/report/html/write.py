@@ -16,9 +16,10 @@ from fsdp_bench.report.html.max_size import max_size_page
 from fsdp_bench.report.html.plan import plan_page
 from fsdp_bench.report.html.prediction import prediction_page
 from fsdp_bench.report.html.render import html
-from fsdp_bench.spec.codec import from_builtins, read_document, write_atomically
+from fsdp_bench.spec.calibration_profile import Profile
+from fsdp_bench.spec.codec import from_builtins
 from fsdp_bench.spec.errors import ResultsError, SpecError, shown
-from fsdp_bench.spec.profile import Profile
+from fsdp_bench.spec.files import read_document, write_atomically
 
 T = TypeVar("T")
 

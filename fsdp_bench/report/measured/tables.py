@@ -10,8 +10,8 @@ from fsdp_bench.report import terminal
 from fsdp_bench.report.measured.conclusion import conclusion
 from fsdp_bench.report.table import TableColumn, table_columns, table_lines
 from fsdp_bench.report.text.speed import step_text
+from fsdp_bench.spec.calibration_profile import Profile
 from fsdp_bench.spec.field import Field
-from fsdp_bench.spec.profile import Profile
 from fsdp_bench.spec.rank_report import CollectiveReading, Outcome
 from fsdp_bench.spec.record import TrialRecord
 from fsdp_bench.spec.setup import FIELDS

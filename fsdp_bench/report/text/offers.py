@@ -14,7 +14,7 @@ _INTEGER_FROM = 10
 """Longer durations are printed without tenths."""
 
 
-class Unit(NamedTuple):
+class DurationUnit(NamedTuple):
     """A unit of durations."""
 
     seconds: int
@@ -26,16 +26,16 @@ class Unit(NamedTuple):
         return f"{count:,.0f}" if count >= _INTEGER_FROM else f"{count:.1f}"
 
 
-_UNITS = (Unit(86_400, "days"), Unit(3600, "hours"), Unit(60, "minutes"))
+_UNITS = (DurationUnit(86_400, "days"), DurationUnit(3600, "hours"), DurationUnit(60, "minutes"))
 
 
-def unit_of(offers: Iterable[OfferDocument]) -> Unit:
+def unit_of(offers: Iterable[OfferDocument]) -> DurationUnit:
     """Return the unit of the offers' durations: the largest that is shorter than the longest of them."""
     longest = max((offer.slow_seconds or offer.seconds or 0.0 for offer in offers), default=0.0)
     return _unit(longest) if longest else _UNITS[0]
 
 
-def _unit(seconds: float) -> Unit:
+def _unit(seconds: float) -> DurationUnit:
     return next((unit for unit in _UNITS if seconds >= unit.seconds), _UNITS[-1])
 
 
@@ -55,7 +55,7 @@ def fast_cost(offer: OfferDocument) -> float | None:
     return offer.fast_cost or offer.cost
 
 
-def time_span(offer: OfferDocument, unit: Unit) -> str:
+def time_span(offer: OfferDocument, unit: DurationUnit) -> str:
     """Return the time of training in a unit, from the fast to the slow end of the range."""
     return _span(unit.text, fast_seconds(offer), offer.slow_seconds or offer.seconds)
 

@@ -7,7 +7,7 @@ from fsdp_bench.plan.speed import Speed
 from fsdp_bench.replay.schedule import StepTime
 from fsdp_bench.replay.step_parts import StepPart
 from fsdp_bench.report.text.common import UNKNOWN, fact
-from fsdp_bench.spec.profile import Profile
+from fsdp_bench.spec.calibration_profile import Profile
 
 SPEED_COLUMNS = ("step", "exposed", "tokens/s per GPU", "MFU")
 

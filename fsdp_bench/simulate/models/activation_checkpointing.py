@@ -49,7 +49,7 @@ class _SaveOnCpu:
         self._op = op
 
     def pack(self, saved: list[Tensor]) -> list[_OnHost | Tensor]:
-        """Copy to the host. What is not contiguous is first copied on the GPU (aten/native/cuda/Copy.cu)."""
+        """Copy to the host. The GPU first makes a contiguous copy of other tensors (aten/native/cuda/Copy.cu)."""
         op = self._op
         packed: list[_OnHost | Tensor] = []
         for tensor in saved:

@@ -279,7 +279,7 @@ class ModuleList(Module):
 
 
 class Loading(Enum):
-    """How the parameters of a model come to the GPU under fully_shard."""
+    """The ways in which the parameters of a model come to the GPU under fully_shard."""
 
     FILLED = "from the meta device: one whole parameter at a time is filled on the GPU, and sharded"
     IN_PLACE = "from the meta device: each rank initializes its own shards"
@@ -305,7 +305,7 @@ class SimulatedModel(Module):
     def __init__(self, op: Operators, num_blocks: int, extra_blocks: int) -> None:
         super().__init__(op)
         self.num_blocks = num_blocks
-        """What ``Weight.block`` numbers: blocks, or groups of them."""
+        """The number of blocks, or of groups of them, as ``Weight.block`` counts."""
         self.extra_blocks = extra_blocks
         """The number that is left out."""
 
@@ -328,7 +328,7 @@ class SimulatedModel(Module):
 
     @property
     def ends(self) -> EndModules | None:
-        """What units of their own are made of with block-and-ends; None if the head is the embedding, or not known."""
+        """The modules of the units beside blocks with block-and-ends; None if the head is the embedding, or unknown."""
         return None
 
     def forward_order(self) -> Iterator[Module]:

@@ -5,7 +5,6 @@ Read in this order:
     norms.py                  RMSNorm and LayerNorm
     attention.py              scaled_dot_product_attention
     unfused_attention.py      the same of single operators, where no fused kernel takes the tensors
-    optimizer.py              what an optimizer updates (the optimizers are in simulate/optimizers/)
     clipping.py               clip_grad_norm_, and the gradient scaler of fp16
     kernels.py                which implementation of an operator runs, and on dtypes of how many bytes
     attention_workspaces.py   what CUDA's attention kernels allocate beside their results

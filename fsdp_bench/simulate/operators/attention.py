@@ -162,9 +162,9 @@ def _kernel(
 ) -> Tensor:
     """Run the kernel: the output, the logarithm of each row's sum, the random state; saves them and its inputs.
 
-    What it allocates beside them, in bytes, lives until it has allocated everything; so do ``num_copies`` copies of
-    tensors like the output, with which its backward begins. An output that was token by token and has been in host
-    memory is back head by head, and flash attention makes it contiguous token by token.
+    Its other allocations, ``in_forward`` and ``in_backward`` in bytes, live until it has allocated everything; so do
+    ``num_copies`` copies of tensors like the output, with which its backward begins. An output that was token by token
+    and has been in host memory is back head by head, and flash attention makes it contiguous token by token.
     """
     (q, k, v), tape = inputs, op.tape
     numels, itemsize = (q.numel, k.numel, v.numel), q.itemsize
@@ -211,7 +211,7 @@ def _kernel(
 def _heads_of(op: Operators, heads: Heads, itemsize: int) -> tuple[int, int, int, int]:
     """Return how many heads of queries, keys, values and output follow each other within a token; else one.
 
-    What was padded or repeated is contiguous head by head.
+    Padded or repeated tensors are contiguous head by head.
     """
     if heads.are_padded(op, itemsize):
         return 1, 1, 1, 1

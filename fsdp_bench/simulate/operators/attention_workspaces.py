@@ -14,7 +14,7 @@ from fsdp_bench.spec.hardware import FIRST_WITH_FLASH_ATTENTION
 
 
 class _Tiles(NamedTuple):
-    """How a kernel of memory-efficient attention's backward cuts its work: kBlockSizeI, kBlockSizeJ, kOutputInRF."""
+    """The tiles of a kernel of memory-efficient attention's backward: kBlockSizeI, kBlockSizeJ, kOutputInRF."""
 
     rows: int
     columns: int

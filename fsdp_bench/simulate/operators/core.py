@@ -233,7 +233,7 @@ class Operators:
         """aten::mm or aten::addmm on the flattened input (MmBackward0, AddmmBackward0 save input and weight).
 
         The weight's t() is saved, a view that stays with its memory when the weight is given another.
-        What is saved is packed before the product runs (torch/csrc/autograd/generated/VariableType), so that a
+        Saved tensors are packed before the product runs (torch/csrc/autograd/generated/VariableType), so that a
         recomputation that needs nothing else ends without it. Both gradients are views (of _unsafe_view and of t),
         which is why nothing is ever added to them in place.
         """

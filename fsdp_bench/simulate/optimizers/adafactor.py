@@ -9,7 +9,7 @@ from __future__ import annotations
 from fsdp_bench.simulate.events import Category
 from fsdp_bench.simulate.operators.core import Operators
 from fsdp_bench.simulate.operators.kernel_workspaces import reduce_all_workspace, sum_over_rows_workspace
-from fsdp_bench.simulate.operators.optimizer import STEP_BYTES, Shard, counts, marked
+from fsdp_bench.simulate.optimizers.shards import STEP_BYTES, Shard, counts, marked
 from fsdp_bench.simulate.tape import Storage, Tape
 
 
@@ -34,12 +34,12 @@ def _variances(shard: Shard) -> list[tuple[str, int]]:
 
 def adafactor_step(op: Operators, shards: list[Shard]) -> None:
     """_single_tensor_adafactor: its variables live until the next parameter's replace them."""
-    step = _Step(op)
+    step = _AdafactorStep(op)
     for shard in marked(op.tape, "optimizer", [shard for shard in shards if counts(shard)]):
         (step.matrix if shard.is_matrix else step.vector)(shard)
 
 
-class _Step:
+class _AdafactorStep:
     """The variables of the loop."""
 
     def __init__(self, op: Operators) -> None:

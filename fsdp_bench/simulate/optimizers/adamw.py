@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fsdp_bench.simulate.events import Category
-from fsdp_bench.simulate.operators.optimizer import STEP_BYTES, Shard, counts, marked
+from fsdp_bench.simulate.optimizers.shards import STEP_BYTES, Shard, counts, marked
 from fsdp_bench.simulate.tape import Storage, Tape
 from fsdp_bench.spec.setup import OptimizerKind
 

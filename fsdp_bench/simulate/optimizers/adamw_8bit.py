@@ -11,7 +11,7 @@ from fsdp_bench.simulate.compiled.block import tune
 from fsdp_bench.simulate.events import Category
 from fsdp_bench.simulate.operators.core import Operators
 from fsdp_bench.simulate.operators.kernels import FP32
-from fsdp_bench.simulate.operators.optimizer import STEP_BYTES, Shard, counts, marked
+from fsdp_bench.simulate.optimizers.shards import STEP_BYTES, Shard, counts, marked
 from fsdp_bench.simulate.tape import Storage, Tape
 
 _BLOCK_SIZE = 256

@@ -9,11 +9,11 @@ from math import prod
 from fsdp_bench.simulate.events import Stream
 from fsdp_bench.simulate.operators.core import Operators
 from fsdp_bench.simulate.operators.kernels import FP32
-from fsdp_bench.simulate.operators.optimizer import Shard, counts
 from fsdp_bench.simulate.optimizers.adafactor import adafactor_states, adafactor_step
 from fsdp_bench.simulate.optimizers.adamw import adamw_states, adamw_step
 from fsdp_bench.simulate.optimizers.adamw_8bit import adamw_8bit_states, adamw_8bit_step, is_one_kernel, is_quantized
 from fsdp_bench.simulate.optimizers.muon import MUON_PASSES, issue_newton_schulz, muon_states, muon_step, takes_muon
+from fsdp_bench.simulate.optimizers.shards import Shard, counts
 from fsdp_bench.simulate.tape import Storage, Tape
 from fsdp_bench.spec.setup import OptimizerKind
 

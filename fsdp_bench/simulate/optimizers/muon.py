@@ -8,8 +8,8 @@ from __future__ import annotations
 from fsdp_bench.simulate.events import Category
 from fsdp_bench.simulate.operators.core import Operators
 from fsdp_bench.simulate.operators.kernel_workspaces import reduce_all_workspace
-from fsdp_bench.simulate.operators.optimizer import Shard, counts, marked
 from fsdp_bench.simulate.optimizers.adamw import adamw_states, adamw_step
+from fsdp_bench.simulate.optimizers.shards import Shard, counts, marked
 from fsdp_bench.simulate.tape import Storage, Tape
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.setup import OptimizerKind, TrainSetup
@@ -46,7 +46,7 @@ def muon_states(tape: Tape, shards: list[Shard], has_step: bool) -> list[Storage
 
 def muon_step(op: Operators, shards: list[Shard]) -> None:
     """Step Muon, then AdamW."""
-    step = _Step(op)
+    step = _MuonStep(op)
     for shard in marked(op.tape, "optimizer", _matrices(shards)):
         step.matrix(shard)
     del step
@@ -78,7 +78,7 @@ def takes_muon(shard: Shard) -> bool:
     return len(shard.shape) == 2
 
 
-class _Step:
+class _MuonStep:
     """_single_tensor_muon: its variables live until the next parameter's replace them."""
 
     def __init__(self, op: Operators) -> None:

@@ -1,4 +1,4 @@
-"""What runs: the recorded instructions with plain numbers, and nodes of the graph that repeat what was recorded.
+"""Instructions that run: the recorded ones with plain numbers, and nodes of the graph that repeat recorded ones.
 
 While a module runs, a Frame holds what Python's variables hold: storages, and the newest nodes. So a storage is freed
 when neither a frame nor the graph holds it, as in torch.
@@ -26,7 +26,7 @@ Edge = tuple[Any, int] | None
 
 
 class RunningModel(Protocol):
-    """What instructions need of the recorded model that runs them."""
+    """The part of a recorded model that its instructions use."""
 
     op: Operators
 
@@ -124,7 +124,7 @@ class Run(msgspec.Struct, frozen=True):
     """Whether selective checkpointing keeps its outputs where its policy names it."""
     uses_cublas: bool
     before: KernelScratch = ()
-    """What its kernel allocates for itself: before its results, after the second one, or after all of them."""
+    """Memory that its kernel allocates for itself: before its results, after the second one, or after all of them."""
     after_second: KernelScratch = ()
     after: KernelScratch = ()
 
@@ -242,7 +242,7 @@ class ForgetInEachBlock(msgspec.Struct, frozen=True, gc=False):
 
 
 class NodePlan(msgspec.Struct, frozen=True):
-    """What a node does in backward."""
+    """The instructions of a node in backward."""
 
     name: str
     edges: tuple[Edge, ...]
@@ -393,7 +393,7 @@ class CallModule(msgspec.Struct, frozen=True):
     code: tuple[Any, ...]
     outputs: tuple[TensorPlan, ...]
     num_positional: int = -1
-    """How many of the inputs are positional arguments; -1 where it is not known."""
+    """Inputs that are positional arguments; -1 where their number is not known."""
 
     def parameters(self) -> Iterator[str]:
         """Yield the names of the trained parameters that the module reads itself, not in a call of another one."""

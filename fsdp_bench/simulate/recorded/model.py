@@ -11,11 +11,11 @@ from fsdp_bench.simulate.recorded.instructions import CallModule, Forget, Forget
 from fsdp_bench.simulate.tape import Storage, Tensor
 
 _OF_FORWARD = (CallModule, Forget, ForgetInEachBlock)
-"""The model's call, and what Python and autocast drop when it ends. What follows is the loss."""
+"""The model's call, and what Python and autocast drop when it ends. The instructions after these are the loss's."""
 
 
 class RecordedModule(Module):
-    """A module of the recorded model. What it runs is in the instructions."""
+    """A module of the recorded model; the instructions have its code."""
 
     def __init__(self, op: Operators, name: str, kind: str) -> None:
         super().__init__(op)

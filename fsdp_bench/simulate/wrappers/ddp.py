@@ -14,7 +14,7 @@ from fsdp_bench.simulate.events import Category
 from fsdp_bench.simulate.models.transformer import Module, SimulatedModel, Weight, fill
 from fsdp_bench.simulate.operators.core import Operators, Parameter
 from fsdp_bench.simulate.operators.kernels import INT32, INT64, Sizes, precision_of
-from fsdp_bench.simulate.operators.optimizer import Shard
+from fsdp_bench.simulate.optimizers.shards import Shard
 from fsdp_bench.simulate.tape import Storage, Tensor
 from fsdp_bench.simulate.wrappers.protocol import Wrapper
 from fsdp_bench.simulate.wrappers.units import Unit

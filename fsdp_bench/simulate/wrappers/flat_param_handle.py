@@ -16,7 +16,7 @@ from fsdp_bench.simulate.events import IN_HOST_MEMORY, Category, Queue, Stream
 from fsdp_bench.simulate.models.transformer import Module, Weight, fill, whole_weights
 from fsdp_bench.simulate.operators.core import Operators, Parameter
 from fsdp_bench.simulate.operators.kernels import Sizes, precision_of
-from fsdp_bench.simulate.operators.optimizer import Shard
+from fsdp_bench.simulate.optimizers.shards import Shard
 from fsdp_bench.simulate.tape import Storage, Tensor
 from fsdp_bench.simulate.wrappers.protocol import Wrapper
 from fsdp_bench.simulate.wrappers.units import flat_layout

@@ -11,7 +11,7 @@ from fsdp_bench.simulate.autograd import Engine
 from fsdp_bench.simulate.events import Category, Stream
 from fsdp_bench.simulate.models.transformer import Module, SimulatedModel
 from fsdp_bench.simulate.operators.core import Operators
-from fsdp_bench.simulate.operators.optimizer import Shard
+from fsdp_bench.simulate.optimizers.shards import Shard
 from fsdp_bench.simulate.tape import Storage
 from fsdp_bench.simulate.wrappers.flat_param_handle import FlatParamHandle, Fsdp1State
 from fsdp_bench.simulate.wrappers.units import Unit

@@ -16,12 +16,12 @@ from fsdp_bench.simulate.models.transformer import Loading, Module, SimulatedMod
 from fsdp_bench.simulate.operators.core import Operators, Parameter
 from fsdp_bench.simulate.operators.kernel_workspaces import chunk_cat_arguments, split_arguments
 from fsdp_bench.simulate.operators.kernels import Sizes, precision_of
-from fsdp_bench.simulate.operators.optimizer import Shard
 from fsdp_bench.simulate.optimizers.dispatch import copy_gradients
+from fsdp_bench.simulate.optimizers.shards import Shard
 from fsdp_bench.simulate.tape import Storage, Tape, Tensor
 from fsdp_bench.simulate.wrappers.protocol import Wrapper
 from fsdp_bench.simulate.wrappers.units import Unit
-from fsdp_bench.spec.profile import CASTING_CHUNK_CAT
+from fsdp_bench.spec.calibration_profile import CASTING_CHUNK_CAT
 from fsdp_bench.spec.setup import BackwardPrefetch, Offload, Precision, TrainSetup, Wrap
 
 

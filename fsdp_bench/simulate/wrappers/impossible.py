@@ -41,7 +41,7 @@ from fsdp_bench.spec.setup import (
 )
 
 _INSIDE_BLOCKS = (Wrap.SIZE, Wrap.BLOCK_AND_ADAPTERS)
-"""What may make units of parts of a block."""
+"""Wrapping policies that may make units of parts of a block."""
 
 
 def why_impossible(model: Model, setup: TrainSetup, device: str) -> str | None:

@@ -9,8 +9,8 @@ from fsdp_bench.simulate.autograd import Engine
 from fsdp_bench.simulate.models.transformer import Module
 from fsdp_bench.simulate.operators.core import Operators
 from fsdp_bench.simulate.operators.kernels import Sizes
-from fsdp_bench.simulate.operators.optimizer import Shard
 from fsdp_bench.simulate.optimizers.dispatch import InBackward
+from fsdp_bench.simulate.optimizers.shards import Shard
 from fsdp_bench.simulate.tape import Storage
 from fsdp_bench.spec.setup import Offload, TrainSetup
 

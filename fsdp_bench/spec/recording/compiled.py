@@ -78,7 +78,7 @@ class CompiledKind(NamedTuple):
     checkpointing: Checkpointing
     policy: str | None
     regime: str
-    """How its backward is ordered and fused: see ``regime_of``."""
+    """The order and fusion of its backward: see ``regime_of``."""
     float8: Float8 = Float8.NONE
     order: Order = Order.AS_TRACED
     is_fsdp1: bool = False

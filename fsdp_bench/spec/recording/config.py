@@ -1,4 +1,4 @@
-"""What a Hugging Face config.json says of a recorded code: its sizes, and the settings that decide which code runs.
+"""A Hugging Face config.json of recorded code: its sizes, and the settings that decide which code runs.
 
 A code is recorded once for all sizes: its formulas have the fields of config.json as symbols. Two files whose settings
 are equal run the same operators. Fields that are neither have nothing to do with memory: the base of rotary positions,
@@ -332,7 +332,7 @@ def _number(full: Mapping[str, Any], *names: str) -> int:
 
 
 class Architecture(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a config.json must have in common with the recorded one. Sizes and the number of layers may differ."""
+    """The part of a config.json that must equal the recorded one. Sizes and the number of layers may differ."""
 
     model_type: str
     config_class: ConfigClass

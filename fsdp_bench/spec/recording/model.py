@@ -45,7 +45,7 @@ class _Counting:
         self._lists = tuple(f"{path}." for path in model.code.num_blocks)
         self._recomputed_by = recomputed_by
         self._num_products = 0
-        """How many aten.mm the block has run."""
+        """The number of aten.mm that the block has run."""
 
     def of(self, code: Sequence[Instruction], counts: bool) -> float:
         """Return the FLOPs of some instructions; of operators only if they ``counts``."""

@@ -59,12 +59,12 @@ class Operator(msgspec.Struct, array_like=True, frozen=True, gc=False, tag="o"):
 
 
 def operator_name(text: str) -> tuple[str, str, str]:
-    """Split what ``Variant.names`` has: ``aten::mm nt in bitsandbytes::gemm_4bit``.
+    """Split an entry of ``Variant.names``: ``aten::mm nt in bitsandbytes::gemm_4bit``.
 
     Returns:
         the operator's name; which matrices of a product are transposed, or nothing; the operator of another library
-        that runs it, or nothing. What runs inside of another operator is not seen by dispatch modes, so that selective
-        checkpointing cannot keep its output.
+        that runs it, or nothing. Dispatch modes do not see operators inside of another one, so that selective
+        checkpointing cannot keep their outputs.
     """
     name, _, outer = text.partition(" in ")
     name, _, layout = name.partition(" ")

@@ -33,7 +33,7 @@ class VariantKind(NamedTuple):
     leaves these views in the modules (FlatParamHandle.reshard), from the second step on."""
 
     is_offloaded: bool = False
-    """What blocks save for backward was in host memory meanwhile, from which everything comes back contiguous."""
+    """Tensors that blocks save for backward are in host memory meanwhile, from which they come back contiguous."""
 
     @property
     def name(self) -> str:

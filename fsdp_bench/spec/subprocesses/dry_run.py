@@ -151,7 +151,7 @@ class DryRunResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
-    """What a subprocess prints: what was asked for, or an error."""
+    """The answer that a subprocess prints: a result, or an error."""
 
     error: str | None = None
     """The error in one line."""

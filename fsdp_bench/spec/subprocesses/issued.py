@@ -71,7 +71,7 @@ class TritonKernel(Issued, frozen=True, tag="triton", kw_only=True):
     changed: tuple[str, ...]
     """Arguments that it changes in place, where that is known."""
     sizes: tuple[int, ...]
-    """How many points Inductor's kernel has along each dimension, rounded up to a power of two; empty if unknown."""
+    """Points of Inductor's kernel along each dimension, rounded up to a power of two; empty if unknown."""
     is_inductors: bool
     """Whether torch.compile wrote it."""
     module: str

@@ -38,7 +38,7 @@ class DescriptionSpec(CodeToBuild, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class Description(msgspec.Struct, frozen=True, kw_only=True):
-    """What the code builds: fields of ModelCode."""
+    """The model that the code builds: fields of ModelCode."""
 
     architecture: str
     num_parameters: int

@@ -16,8 +16,9 @@ import msgspec
 
 from fsdp_bench.catalog.loader import BUILT_IN
 from fsdp_bench.plan.recording import kept_folder
-from fsdp_bench.spec.codec import read_document, to_builtins, write_atomically
+from fsdp_bench.spec.codec import to_builtins
 from fsdp_bench.spec.errors import MachineError, SpecError, install_hint, shown
+from fsdp_bench.spec.files import read_document, write_atomically
 from fsdp_bench.spec.lora import QUANTIZED, LoRA, parse_lora
 from fsdp_bench.spec.model_code import ModelCode
 from fsdp_bench.spec.subprocesses.dry_run import UserModule

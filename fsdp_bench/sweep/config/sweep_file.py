@@ -22,8 +22,8 @@ from typing import Any
 
 import msgspec
 
-from fsdp_bench.spec.codec import parse_document, read_text
 from fsdp_bench.spec.errors import MachineError, SpecError, SweepFileError, shown
+from fsdp_bench.spec.files import parse_document, read_text
 from fsdp_bench.spec.model_code import TrainedModel
 from fsdp_bench.spec.record import Device, RunPlan
 from fsdp_bench.spec.setup import TrainSetup

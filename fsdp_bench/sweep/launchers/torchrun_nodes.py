@@ -27,8 +27,8 @@ from typing import TypeVar
 
 import msgspec
 
-from fsdp_bench.spec.codec import write_atomically
 from fsdp_bench.spec.errors import MachineError, ResultsError
+from fsdp_bench.spec.files import write_atomically
 from fsdp_bench.sweep.launchers.launcher import Launcher, LauncherOnNodes, NodesLost, RankExit, exit_of
 from fsdp_bench.sweep.launchers.one_node import TorchrunTrial
 from fsdp_bench.sweep.launchers.processes import NODE, end_marked, node_environment, node_options, start_process

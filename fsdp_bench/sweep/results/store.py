@@ -29,8 +29,9 @@ from typing import Any
 import msgspec
 import psutil
 
-from fsdp_bench.spec.codec import to_json, write_atomically
+from fsdp_bench.spec.codec import to_json
 from fsdp_bench.spec.errors import ResultsError
+from fsdp_bench.spec.files import write_atomically
 from fsdp_bench.spec.frontier import FrontierRecord
 from fsdp_bench.spec.record import TrialRecord, read_record
 from fsdp_bench.sweep.machine import Machine

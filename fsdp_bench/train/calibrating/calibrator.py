@@ -20,8 +20,14 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from fsdp_bench.spec.codec import to_json, write_atomically
-from fsdp_bench.spec.profile import CALIBRATION_MODEL, CALIBRATION_SEQUENCE_LENGTH, CollectiveTime, RankMeasurements
+from fsdp_bench.spec.calibration_profile import (
+    CALIBRATION_MODEL,
+    CALIBRATION_SEQUENCE_LENGTH,
+    CollectiveTime,
+    RankMeasurements,
+)
+from fsdp_bench.spec.codec import to_json
+from fsdp_bench.spec.files import write_atomically
 from fsdp_bench.spec.setup import Api, OptimizerKind, TrainSetup
 from fsdp_bench.train.calibrating.operator_times import (
     ATTENTION_HEADS,

@@ -12,7 +12,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
-from fsdp_bench.spec.profile import (
+from fsdp_bench.spec.calibration_profile import (
     CASTING_CHUNK_CAT,
     AttentionTime,
     CopyTime,

@@ -255,9 +255,9 @@ def register_autocast(library: torch.library.Library) -> None:
     """Register CUDA's autocast for the fake accelerator, whose tensors have CPU dispatch keys but are no CPU tensors.
 
     AutocastCPU's kernels cast only tensors on a CPU (aten/src/ATen/autocast_mode.h, is_eligible), so they would cast
-    nothing; these kernels replace them. The lists are those of AutocastCUDA. Not covered: its promote list. What
-    AutocastCPU alone has a kernel for falls through: there autocast would end for all that the operator calls, as for
-    the nll_loss inside of cross_entropy_loss, which CUDA casts to fp32.
+    nothing; these kernels replace them. The lists are those of AutocastCUDA. Not covered: its promote list.
+    Operators for which only AutocastCPU has a kernel fall through: there autocast would end for all that the operator
+    calls, as for the nll_loss inside of cross_entropy_loss, which CUDA casts to fp32.
     """
     for names, make in ((_LOWER_PRECISION, _lower), (_FP32, _fp32), (_FP32_RESULT, _fp32_result)):
         for name in names:

@@ -21,8 +21,8 @@ _KEPT = "_fsdp_bench_keeps_its_dtype"
 def adapted(config: Mapping[str, Any], lora: LoRA, states_on: torch.device | None = None) -> tuple[nn.Module, str]:
     """Return a model with adapters on the current device, and the name of its class.
 
-    What is needed to read quantized weights is put on ``states_on``, by default there, too: a Params4bit takes it along
-    when a wrapper moves it.
+    The states that quantized weights are read with are put on ``states_on``, by default there, too: a Params4bit takes
+    them along when a wrapper moves it.
 
     It is built on the meta device: PEFT moves adapters to the device of their layer, and tensors of a FakeTensorMode
     cannot be moved (nn.Module._apply swaps them, which ones with weak references refuse).

@@ -9,7 +9,8 @@ from pathlib import Path
 import msgspec
 import torch
 
-from fsdp_bench.spec.codec import to_json, write_atomically
+from fsdp_bench.spec.codec import to_json
+from fsdp_bench.spec.files import write_atomically
 from fsdp_bench.spec.rank_report import Failure, MemoryReading, Outcome, RankReport
 from fsdp_bench.spec.record import TrialSpec
 from fsdp_bench.train.measuring.meters import MemoryMeter

@@ -10,8 +10,8 @@ import pytest
 from fsdp_bench.simulate.events import Kind
 from fsdp_bench.simulate.operators.core import Operators
 from fsdp_bench.simulate.operators.kernels import CUDA
-from fsdp_bench.simulate.operators.optimizer import Shard
 from fsdp_bench.simulate.optimizers.dispatch import states, step
+from fsdp_bench.simulate.optimizers.shards import Shard
 from fsdp_bench.simulate.tape import Tape
 from fsdp_bench.spec.setup import OptimizerKind
 from tests.on_stand_in.interpreters import run_on_gpu

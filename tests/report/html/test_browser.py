@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from fsdp_bench.report.html import write
-from fsdp_bench.spec.profile import read_profile
+from fsdp_bench.spec.calibration_profile import read_profile
 from tests.report.html.samples import IMAGE, RESULTS, SCRIPT, STYLE, accumulating_plan, hostile_sweep, plan_file
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ import pytest
 
 from fsdp_bench.plan.compare.side import read_side
 from fsdp_bench.report.html import write
+from fsdp_bench.spec.calibration_profile import read_profile
 from fsdp_bench.spec.errors import ResultsError, SpecError, UserError
-from fsdp_bench.spec.profile import read_profile
 from fsdp_bench.sweep.results.load import load_results
 from tests.attacks.hostile import mutated_json
 from tests.conftest import run_command

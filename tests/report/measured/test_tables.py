@@ -12,9 +12,9 @@ from rich.console import Console
 
 from fsdp_bench.report.measured.conclusion import conclusion
 from fsdp_bench.report.measured.tables import matrix_rate_line, print_communication, print_table
+from fsdp_bench.spec.calibration_profile import MatmulTime, Profile, RankProfile, write_profile
 from fsdp_bench.spec.codec import to_json
 from fsdp_bench.spec.errors import SpecError
-from fsdp_bench.spec.profile import MatmulTime, Profile, RankProfile, write_profile
 from fsdp_bench.spec.rank_report import CollectiveReading, CommunicationReading, MemoryReading, Outcome, RankReport
 from fsdp_bench.spec.record import TrialRecord
 from fsdp_bench.sweep.results.load import read_records

@@ -1,7 +1,7 @@
 """The text about rates that a calibration could not measure."""
 
 from fsdp_bench.report.text.speed import measured_rates
-from fsdp_bench.spec.profile import Profile, RankProfile
+from fsdp_bench.spec.calibration_profile import Profile, RankProfile
 
 LOST = RankProfile(num_ranks=2, threads_per_rank=1, launch_seconds=0.0, hook_seconds={"fsdp1": 1e-4, "fsdp2": 0.0})
 FOUND = RankProfile(num_ranks=4, threads_per_rank=1, launch_seconds=1e-6, hook_seconds={"fsdp1": 1e-4})

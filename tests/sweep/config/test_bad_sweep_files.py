@@ -12,8 +12,8 @@ import pytest
 from msgspec.structs import replace
 
 from fsdp_bench.report.charts.frontier import draw_frontier
+from fsdp_bench.spec.calibration_profile import CALIBRATION_MODEL
 from fsdp_bench.spec.errors import SpecError, SweepFileError
-from fsdp_bench.spec.profile import CALIBRATION_MODEL
 from fsdp_bench.spec.record import RunPlan, TrialRecord
 from fsdp_bench.sweep.config.sweep_file import read_file
 from fsdp_bench.sweep.results.load import load_results, read_frontier_of, read_records

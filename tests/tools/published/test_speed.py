@@ -10,7 +10,7 @@ from statistics import median
 import msgspec
 import pytest
 
-from fsdp_bench.rates.attention import FLASH_ATTENTION_2, TRITON, fraction_of_peak
+from fsdp_bench.rates.attention_time import FLASH_ATTENTION_2, TRITON, fraction_of_peak
 from tools.validate.published import cases as published_cases
 from tools.validate.published.cases import PublishedCase, read_cases
 from tools.validate.published.setups import FRAMEWORKS

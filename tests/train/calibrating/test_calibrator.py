@@ -8,7 +8,7 @@ import pytest
 import torch
 from msgspec.structs import replace
 
-from fsdp_bench.spec.profile import RankMeasurements, read_profile
+from fsdp_bench.spec.calibration_profile import RankMeasurements, read_profile
 from fsdp_bench.train.calibrating import calibrator, operator_times
 from tests.conftest import run_command
 from tests.train.ranks import run_ranks

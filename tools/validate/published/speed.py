@@ -15,7 +15,7 @@ from statistics import median
 import msgspec
 
 from fsdp_bench.catalog import loader
-from fsdp_bench.rates.attention import FLASH_ATTENTION_2, TRITON
+from fsdp_bench.rates.attention_time import FLASH_ATTENTION_2, TRITON
 from fsdp_bench.rates.datasheet import datasheet
 from fsdp_bench.replay.schedule import schedule
 from fsdp_bench.simulate.step import SimulatedSteps

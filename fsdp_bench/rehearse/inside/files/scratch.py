@@ -1,8 +1,8 @@
 """A scratch folder with the paths of the disk, which a script sees in place of the disk's.
 
-What is written is there, and is preferred by what reads; what was removed is not seen, and stands in a log, which
-forked processes share. Links are followed here, as the kernel would, so that none in the scratch folder leads to the
-disk.
+Files that the script writes go there, and are found there first when it reads. Files that it removes stay on the disk;
+a log, which forked processes share, hides them. Links are followed here, as the kernel would, so that none in the
+scratch folder leads to the disk.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ _WITHOUT_DATA = "torch._subclasses."
 
 
 @dataclass
-class _Step:
+class _NotedStep:
     number: int = 0
     notes: list[Note] = field(default_factory=list)
     entries: bytes = b""
@@ -42,8 +42,8 @@ class IssuedWork:
 
     def __init__(self) -> None:
         self._trace = Trace()
-        self._current = _Step()
-        self._whole: _Step | None = None
+        self._current = _NotedStep()
+        self._whole: _NotedStep | None = None
         self._mode: _Operators | None = None
         self._is_noting = False
         """Whether the first step has ended."""
@@ -86,7 +86,7 @@ class IssuedWork:
         elif self._mode is None:
             self._enter()
         if self._mode is not None:
-            self._current = _Step()
+            self._current = _NotedStep()
             self._trace.begin()
             self._is_noting = True
 

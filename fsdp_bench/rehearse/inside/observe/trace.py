@@ -50,7 +50,7 @@ class Trace:
         self._stream_index = library.stand_in_stream_index
         self.count.restype, self._entries.restype = ctypes.c_size_t, ctypes.c_void_p
         self._stream_index.argtypes = [ctypes.c_void_p]
-        self._names = _Names(library)
+        self._names = _KernelNames(library)
 
     def begin(self) -> None:
         """Forget what was noted and note anew."""
@@ -72,7 +72,7 @@ class Trace:
         return int(self._stream_index(handle))
 
 
-class _Names:
+class _KernelNames:
     """Names of kernels, as C++ has them in its sources, without arguments."""
 
     def __init__(self, library: Any) -> None:

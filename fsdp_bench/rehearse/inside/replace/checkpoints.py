@@ -1,8 +1,8 @@
 """Checkpoints without the bytes of their tensors: their values would be meaningless, and writing them takes minutes.
 
-A file of torch.save or safetensors is as large as a real one and can be loaded, but takes no space: it is sparse. What
-leads to it runs as usual, such as gathering a whole state dictionary. torch.distributed.checkpoint writes nothing but
-its folder; loading what it would have written leaves the tensors as they are.
+A file of torch.save or safetensors is as large as a real one and can be loaded, but takes no space: it is sparse. The
+script's way to it runs as usual, such as gathering a whole state dictionary. torch.distributed.checkpoint writes
+nothing but its folder; loading what it would have written leaves the tensors as they are.
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from fsdp_bench.spec.calibration_profile import read_profile, write_profile
 from fsdp_bench.spec.errors import SpecError
-from fsdp_bench.spec.profile import read_profile, write_profile
 from tests.conftest import run_command
 from tests.rates.test_calibrated import profile
 

@@ -9,8 +9,9 @@ import msgspec
 from msgspec import Meta
 
 from fsdp_bench.spec.checked import Checked, Count, Positive
-from fsdp_bench.spec.codec import from_builtins, read_document, to_builtins, write_atomically
+from fsdp_bench.spec.codec import from_builtins, to_builtins
 from fsdp_bench.spec.errors import SpecError
+from fsdp_bench.spec.files import read_document, write_atomically
 from fsdp_bench.spec.model import Family, ModelShape
 
 SCHEMA_VERSION = 1
@@ -108,7 +109,7 @@ class CollectiveTime(TimedOperation, frozen=True, kw_only=True):
 
 
 class Measurements(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What was timed with one number of ranks running at the same time. On a CPU they share its cores."""
+    """The measurements of one number of ranks that run at the same time. On a CPU they share its cores."""
 
     num_ranks: Count
     threads_per_rank: Count

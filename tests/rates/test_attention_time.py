@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fsdp_bench.catalog import loader
-from fsdp_bench.rates.attention import (
+from fsdp_bench.rates.attention_time import (
     CUDNN,
     FLASH_ATTENTION_2,
     MEMORY_EFFICIENT,

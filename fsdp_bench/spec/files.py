@@ -1,0 +1,102 @@
+"""Files: reading TOML and JSON that a user wrote, writing whole files or nothing."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from fsdp_bench.spec.codec import LARGEST_INTEGER
+from fsdp_bench.spec.errors import SpecError, shown
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Write to a temporary file beside ``path``, flush it to the disk, and rename it: readers see all or nothing.
+
+    Raises:
+        OSError: if the folder cannot be written or is full. The temporary file is removed.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with open(temporary, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:  # an interrupt too
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+DEEPEST = 32
+"""The most nested levels of tables and lists. Our files need four."""
+
+_PARSERS: dict[str, Callable[[str], Any]] = {"TOML": tomllib.loads, "JSON": json.loads}
+
+
+def read_document(path: Path, form: str) -> Any:
+    """Read a file of ``TOML`` or ``JSON``.
+
+    Raises:
+        SpecError: as ``read_text`` and ``parse_document``.
+    """
+    return parse_document(read_text(path, form), form, path)
+
+
+def read_text(path: Path, form: str) -> str:
+    """Read the text of a file that should be ``form``: TOML or JSON.
+
+    Raises:
+        SpecError: naming the file, if it cannot be read or is not UTF-8.
+    """
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise SpecError(f"{path}: is not {form}: byte {error.start} is not UTF-8") from None
+    except OSError as error:
+        raise SpecError(f"{path}: cannot be read: {error.strerror}") from None
+
+
+def parse_document(text: str, form: str, path: Path) -> Any:
+    """Parse the text of a file.
+
+    Raises:
+        SpecError: naming the file, if it is not valid ``form``, is nested too deeply, or contains a number that is not
+            finite or does not fit into 64 bits.
+    """
+    try:
+        document = _PARSERS[form](text)
+        _check_numbers(document, "", 0)
+    except RecursionError:
+        raise SpecError(f"{path}: is nested too deeply; up to {DEEPEST} levels") from None
+    except SpecError as error:
+        raise SpecError(f"{path}: {error}") from None
+    except (json.JSONDecodeError, tomllib.TOMLDecodeError) as error:
+        raise SpecError(f"{path}: is not {form}: {error}") from None
+    except ValueError:  # of int(), for an integer of more than 4300 digits
+        raise SpecError(f"{path}: holds a number that is too large; up to {LARGEST_INTEGER}") from None
+    return document
+
+
+def _check_numbers(value: Any, place: str, depth: int) -> None:
+    """Refuse deep nesting, and numbers that are not finite or exceed 64 bits.
+
+    Raises:
+        SpecError: naming the place in the file: ``run.timeout_seconds``.
+    """
+    if depth > DEEPEST:
+        raise SpecError(f"is nested too deeply; up to {DEEPEST} levels")
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            _check_numbers(inner, f"{place}.{key}" if place else key, depth + 1)
+    elif isinstance(value, list):
+        for inner in value:
+            _check_numbers(inner, place, depth + 1)
+    elif isinstance(value, float) and not math.isfinite(value):
+        raise SpecError(f"{place}: {value} is not allowed; a finite number")
+    elif isinstance(value, int) and abs(value) > LARGEST_INTEGER:
+        raise SpecError(f"{place}: {shown(value)} is not allowed; up to {LARGEST_INTEGER}")
