@@ -126,7 +126,7 @@ def dry_run_document(run: DryRun) -> dict[str, Any]:
         verdict=run.verdict,
         headroom_bytes=predicted.headroom_bytes if predicted else None,
         required_headroom_bytes=run.required_headroom.num_bytes if run.available_bytes is not None else None,
-        required_headroom_source=ABSENT,
+        required_headroom_source=run.required_headroom.source if run.available_bytes is not None else None,
         seconds=result.seconds,
         **dict.fromkeys(_PREDICTED, ABSENT),
     )

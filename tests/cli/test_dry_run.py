@@ -66,6 +66,18 @@ def test_json_has_the_names_of_the_prediction_and_adds_up() -> None:
     assert memory["phases"][memory["peak_phase"]] == memory["peak_allocated_bytes"]
 
 
+def test_its_page_says_what_ran_on_what_and_what_was_predicted(tmp_path: Path) -> None:
+    words = ["--params", "10M", "--server", "p5.48xlarge", "--seq", 64, "--strategy", "SHARD_GRAD_OP"]
+    (tmp_path / "dry.json").write_text(run_command("dry-run", *words, "--json").stdout)
+    assert run_command("report", "dry.json", "--html", "dry.html", cwd=tmp_path).returncode == 0
+    page = (tmp_path / "dry.html").read_text()
+    assert "on p5.48xlarge (8 H100-SXM)" in page
+    assert "Fits (predicted): needs" in page  # the verdict is about reserved memory, which no dry run has
+    assert "Peak of each phase, on one GPU (dry run)" in page
+    assert "SHARD_GRAD_OP, fsdp1, bf16-mixed" in page
+    assert "GiB of each GPU, for CUDA and NCCL (an assumption" in page
+
+
 def test_the_table_names_the_source_and_the_trace_has_every_change(tmp_path: Path) -> None:
     trace = tmp_path / "trace.txt"
     done = run_command(

@@ -25,6 +25,7 @@ from fsdp_bench.report.html.settings import (
     name_of,
     place_facts,
     setup_text,
+    strategy_of,
     title_of,
     values_of,
 )
@@ -92,9 +93,10 @@ def _answer(one: AnswerDocument) -> str:
         return f"Impossible: {one.impossible}"
     memory, of = one.memory, one.server.gpu_memory_bytes
     needed = memory and (memory.needed_bytes or memory.peak_reserved_bytes or memory.peak_allocated_bytes)
+    source = (memory and memory.peak_reserved_source) or _source(one)  # a dry run's verdict rests on a prediction
     text = "" if not needed else f": needs {format_gib(needed)}"
     usable = "" if of is None or not text else f" of {format_gib(of)} usable"
-    return f"{_verdict(one).capitalize()} ({_source(one)}){text}{usable}"
+    return f"{_verdict(one).capitalize()} ({source}){text}{usable}"
 
 
 def _tokens(one: AnswerDocument) -> float:
@@ -219,9 +221,10 @@ def _facts(one: AnswerDocument, differing: Sequence[str]) -> list[tuple[str, str
     whose = "" if one.model.code == "benchmark" else f", {one.model.code}"
     adapters = "" if one.model.lora is None else f" with {one.model.lora.title}"
     ran = one.source in _RAN
+    strategy = "" if "strategy" in differing else strategy_of(one.setup)
     return [
         ("model", f"{one.model.name}{size}{whose}{adapters}"),
-        ("setup", setup_text(_values(one), differing)),
+        ("setup", ", ".join(filter(None, (strategy, setup_text(_values(one), differing))))),
         ("hardware", _hardware(one)),
         *place_facts(one.server),
         ("kept free", kept_free_text(one.required_headroom_bytes, one.required_headroom_source)),

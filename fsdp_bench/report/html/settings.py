@@ -106,7 +106,9 @@ def kept_free_text(num_bytes: int | None, source: str | None) -> str:
 
 
 def hardware_of(server: HardwareDocument, num_gpus: Any = None) -> str:
-    """Return the hardware as text, a lone GPU with how many of them there are where that is given."""
+    """Return the hardware as text, with how many GPUs there are where that is given or follows from the nodes."""
+    if server.name is not None and server.num_nodes is None:
+        return f"{server.name} ({num_gpus} {server.gpu})" if isinstance(num_gpus, int) else server.name
     if server.name is not None:
         nodes = f"{server.num_nodes} x {server.name}"
         return f"{nodes} ({(server.num_nodes or 1) * (server.gpus_per_node or 1)} {server.gpu})"
