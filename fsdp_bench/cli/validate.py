@@ -10,7 +10,7 @@ import click
 from fsdp_bench.cli.common.options import calibration_option
 from fsdp_bench.cli.common.sweeping import read_all_but_broken
 from fsdp_bench.report.terminal import print_line, print_lines
-from fsdp_bench.spec.calibration_profile import Profile, read_profile
+from fsdp_bench.spec.calibration_profile import read_profile
 from fsdp_bench.spec.codec import to_builtins, to_json
 from fsdp_bench.spec.errors import ExitCode, SpecError
 from fsdp_bench.spec.files import write_atomically
@@ -39,16 +39,17 @@ def command(against: str, calibration: Path | None, page: Path | None, as_json: 
             f"--against: {against!r} is no folder of results; in the clone of fsdp-bench,"
             f" python -m tools.validate --against {against} compares what developers compare"
         )
-    return _against_results(Path(against), read_profile(calibration) if calibration else None, page, as_json)
+    return _against_results(Path(against), calibration, page, as_json)
 
 
-def _against_results(folder: Path, profile: Profile | None, page: Path | None, as_json: bool) -> int:
+def _against_results(folder: Path, calibration: Path | None, page: Path | None, as_json: bool) -> int:
     from fsdp_bench.report.validation import agreement_line, format_time, format_validation, rates_text, validation_page
     from fsdp_bench.validate.results import validate_results
 
+    profile = read_profile(calibration) if calibration else None
     found = validate_results(str(folder), read_all_but_broken(folder), profile)
     if page is not None:
-        _write_page(page, validation_page(found))
+        _write_page(page, validation_page(found, calibration))
     if as_json:
         time = {"summary": to_builtins(found.time_summary), "trials": to_builtins(found.times)}
         document = {"summary": to_builtins(found.summary), "cells": to_builtins(found.comparisons)}

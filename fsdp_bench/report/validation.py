@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from statistics import median
 
 from fsdp_bench.report.table import table_columns, table_lines
@@ -179,15 +180,16 @@ def rates_text(found: ResultsValidation) -> str:
     return "of datasheets" if found.profile is None else measured_rates(found.profile)
 
 
-def validation_page(found: ResultsValidation) -> str:
-    """Return the page, in Markdown."""
+def validation_page(found: ResultsValidation, calibration: Path | None = None) -> str:
+    """Return the page, in Markdown. The file of the calibration that predicted times stands in its last line."""
+    calibrated = "" if calibration is None else f" --calibration {calibration}"
     blocks = [
         [f"# Predicted against {found.summary.against.split(' in ')[0]}"],
         _conditions(found.records),
         ["## Memory", "", *_memory(found)],
         ["## Step time", "", *_time(found)],
         ["## The worst cells", "", *_worst(found)],
-        [f"Written by `fsdp-bench validate --against {found.folder} --page FILE`."],
+        [f"Written by `fsdp-bench validate --against {found.folder}{calibrated} --page FILE`."],
     ]
     return "\n\n".join("\n".join(block) for block in blocks) + "\n"
 
