@@ -51,16 +51,13 @@ def add(step: StepWriter, stream: int = 0) -> None:
     step.operator("aten::add", (step.tensor(10),), self=(step.tensor(10),), stream=stream)
 
 
-def test_operators_of_one_stream_run_one_after_another(step: StepWriter) -> None:
+@pytest.mark.parametrize(("stream", "seconds"), [(0, 2.0), (70, 1.0)])
+def test_operators_of_one_stream_run_one_after_another_and_those_of_two_at_once(
+    step: StepWriter, stream: int, seconds: float
+) -> None:
     add(step)
-    add(step)
-    assert scheduled(step).step_seconds == 2.0
-
-
-def test_operators_of_two_streams_run_at_once(step: StepWriter) -> None:
-    add(step)
-    add(step, stream=70)
-    assert scheduled(step).step_seconds == 1.0
+    add(step, stream=stream)
+    assert scheduled(step).step_seconds == seconds
 
 
 def test_a_stream_waits_for_an_event_of_another(step: StepWriter) -> None:
