@@ -30,7 +30,7 @@ def gpt2(layers: int, hidden: int, heads: int) -> ModelShape:
 
 
 published_counts = pytest.mark.parametrize(
-    ("model", "published"),
+    ("shape", "published"),
     [
         pytest.param(gpt2(12, 768, 12), 124_439_808, id="GPT-2"),
         pytest.param(gpt2(48, 1600, 25), 1_557_611_200, id="GPT-2 XL"),
@@ -46,8 +46,8 @@ published_counts = pytest.mark.parametrize(
 
 
 @published_counts
-def test_parameter_counts_are_the_published_ones(model: ModelShape, published: int) -> None:
-    assert model.num_parameters == published
+def test_parameter_counts_are_the_published_ones(shape: ModelShape, published: int) -> None:
+    assert shape.num_parameters == published
 
 
 def test_flops_of_a_model_small_enough_to_count_by_hand() -> None:
