@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import re
 import signal
@@ -12,11 +13,13 @@ from collections.abc import Callable, Iterator
 from contextlib import chdir, contextmanager, redirect_stderr, redirect_stdout
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
 
 from fsdp_bench.cli.main import main
+from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.record import TrialRecord
 from fsdp_bench.sweep.results.load import read_records
 from tests.dry_run_process import SharedDryRuns
@@ -113,6 +116,14 @@ def run_command(
     return subprocess.CompletedProcess(arguments, code, output.getvalue(), errors.getvalue())
 
 
+def json_of(*words: object, code: int = 0, cwd: Path | None = None, tells_progress: bool = False) -> Any:
+    """Run fsdp-bench with --json; return its output, which must be one JSON document and nothing else."""
+    done = run_command(*words, "--json", cwd=cwd)
+    assert done.returncode == code, (done.stdout, done.stderr)
+    assert tells_progress or done.stderr == ""
+    return json.loads(done.stdout)
+
+
 def refused(*words: object, cwd: Path | None = None) -> str:
     """Run fsdp-bench, which must refuse the command; return its message of one line."""
     done = run_command(*words, cwd=cwd)
@@ -121,6 +132,15 @@ def refused(*words: object, cwd: Path | None = None) -> str:
     assert message.startswith("fsdp-bench: ")
     assert message.isprintable(), message
     assert len(message) <= 480
+    return message
+
+
+def message_of(call: Callable[[], object], error: type[Exception] = SpecError) -> str:
+    """Return the message of the error that a call must raise: one line."""
+    with pytest.raises(error) as caught:
+        call()
+    message = str(caught.value)
+    assert "\n" not in message
     return message
 
 

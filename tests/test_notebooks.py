@@ -69,7 +69,6 @@ def test_the_printed_search_is_the_recorded_one(
     expected = f"the same step in {same} of {len(measured)} cells; {trials} trials a cell at most"
     assert sentence.strip().endswith(expected)
     for cell in measured[:8]:
-        assert cell.measured is not None
         assert str(cell.measured.fits) in table
     limits = Counter(cell.measured.limited_by.phase for cell in measured if cell.measured and cell.measured.limited_by)
     for line in phases.splitlines()[2:]:
@@ -114,5 +113,4 @@ def test_reading_a_sweep_says_what_validate_says_of_it() -> None:
     assert "peak allocated | 54 of 54" in page
     assert "equal to the byte: 54 of 54" in text
     signed = re.search(r"signed ([-+.0-9]+%)", page)
-    assert signed is not None
     assert f"median error {signed[1]}" in text

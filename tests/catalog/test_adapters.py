@@ -13,7 +13,7 @@ from fsdp_bench.catalog.loader import model, models
 from fsdp_bench.catalog.lookup import adapted_model
 from fsdp_bench.catalog.recorded import read_recorded
 from fsdp_bench.spec.lora import LoRA
-from tests.conftest import run_command
+from tests.conftest import json_of, run_command
 from tools.recordings import LONG, SHORT, file_name
 
 LLAMA = "Llama-3.1-8B"
@@ -84,7 +84,6 @@ def test_every_recording_is_found_for_the_model_that_it_is_named_after() -> None
         for path in folder_of(usual).glob("*.json.xz"):
             architecture = read_recorded(path).architecture
             (entry,) = (each for each in models() if file_name(each, read_recorded(path)) == path.name)
-            assert architecture is not None
             length = LONG if architecture.side == "beyond" else SHORT
             assert adapted_model(entry.name, length, usual).code.architecture == architecture
 
@@ -101,3 +100,10 @@ def test_commands_answer_without_recording(words: str, tmp_path: Path, monkeypat
     ended = run_command(*words.split(), cwd=tmp_path)
     assert ended.returncode == 0, ended.stderr
     assert "fits" in ended.stdout
+
+
+def test_a_plan_with_adapters_needs_no_units_that_fsdp1_refuses() -> None:
+    """The fastest that a setting can be is FSDP1's computation, whose units flatten no adapters in fp32 with bf16."""
+    words = "plan --model Llama-3.1-8B --qlora 16 --server g5.48xlarge --nodes 1 --strategy FULL_SHARD --api fsdp2"
+    found = json_of(*words.split(), "--checkpointing", "full", "--batch", "1", "--offload", "none")
+    assert found["winner"]["setup"]["api"] == "fsdp2"

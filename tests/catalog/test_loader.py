@@ -51,7 +51,6 @@ def test_names_are_unique() -> None:
 )
 def test_peaks_of_well_known_gpus(product: str, dtype: str, peak: float) -> None:
     found = gpu_by_product_name(product)
-    assert found is not None
     assert found.peak_flops_per_second(dtype) == pytest.approx(peak, rel=0.002)
 
 

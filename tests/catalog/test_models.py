@@ -63,7 +63,6 @@ def test_the_sizes_of_what_is_data_only_give_the_published_count(entry: ModelEnt
 
 def count_decoder(entry: ModelEntry) -> int:
     """Embedding, blocks of attention and SwiGLU with two norms, a last norm, a head unless it is tied."""
-    assert entry.vocab_size is not None
     hidden, heads = entry.hidden_size, entry.num_attention_heads
     head_dim = entry.head_dim or hidden // heads
     queries, keys = heads * head_dim, (entry.num_key_value_heads or heads) * head_dim
@@ -81,9 +80,6 @@ def count_t5(entry: ModelEntry) -> int:
 
     T5 v1.1 and Flan-T5 have gated feed-forward layers, and a head of their own.
     """
-    assert entry.head_dim is not None
-    assert entry.num_decoder_layers is not None
-    assert entry.vocab_size is not None
     hidden, heads = entry.hidden_size, entry.num_attention_heads
     attention = 4 * hidden * heads * entry.head_dim
     feed_forward = (3 if "feed_forward_proj" in entry.config else 2) * hidden * entry.intermediate_size

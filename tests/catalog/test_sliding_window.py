@@ -10,19 +10,13 @@ import pytest
 
 from fsdp_bench.catalog.hf_config import read_sliding_window
 from fsdp_bench.spec.errors import SpecError
-from tests.conftest import run_command
+from tests.conftest import json_of, run_command
+from tests.shapes import llama_config
 
-MISTRAL: dict[str, Any] = {
-    "model_type": "mistral",
-    "num_hidden_layers": 2,
-    "hidden_size": 64,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "intermediate_size": 128,
-    "vocab_size": 1000,
-    "max_position_embeddings": 32768,
-    "tie_word_embeddings": False,
-}
+MISTRAL = llama_config(
+    **{"model_type": "mistral", "num_hidden_layers": 2, "intermediate_size": 128, "vocab_size": 1000},
+    **{"max_position_embeddings": 32768, "tie_word_embeddings": False, "architectures": ["MistralForCausalLM"]},
+)
 WORDS = ("--world-size", 2, "--gpu", "A100-SXM-80GB")
 
 
@@ -56,9 +50,9 @@ def test_predict_notes_a_sequence_beyond_the_window_in_text_and_json(tmp_path: P
     asked = ("predict", "--hf-config", path, "--code", "benchmark", *WORDS)
     text = run_command(*asked, "--seq", 256).stdout
     assert "beyond 128 tokens" in text
-    (note,) = json.loads(run_command(*asked, "--seq", 256, "--json").stdout)["notes"]
+    (note,) = json_of(*asked, "--seq", 256)["notes"]
     assert "sliding window is not modelled" in note
-    assert json.loads(run_command(*asked, "--seq", 128, "--json").stdout)["notes"] == []
+    assert json_of(*asked, "--seq", 128)["notes"] == []
 
 
 def test_max_size_says_it_on_standard_error(tmp_path: Path) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
 from fsdp_bench.catalog.architectures import FOLDERS
@@ -12,7 +10,7 @@ from fsdp_bench.catalog.lookup import model
 from fsdp_bench.catalog.recorded import read_recorded
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.recording.model import RecordedModel
-from tests.conftest import run_command
+from tests.conftest import json_of, refused
 
 RECORDED = sorted(FOLDERS["torchtitan"].glob("*.json.xz"))
 TORCHTITAN = ("--code", "torchtitan", "--world-size", 8)
@@ -29,8 +27,7 @@ def test_every_llama_and_qwen3_of_the_catalogue_has_torchtitans_code(entry) -> N
 
 def test_predict_says_whose_code_it_is_also_of_a_size_of_the_ladder() -> None:
     assert model("7B", 4096, code="torchtitan").kind == "Llama3Model"
-    done = run_command("predict", "--model", "Qwen3-8B", *TORCHTITAN, "--api", "fsdp2", "--json")
-    found = json.loads(done.stdout)["model"]
+    found = json_of("predict", "--model", "Qwen3-8B", *TORCHTITAN, "--api", "fsdp2")["model"]
     assert (found["code"], found["architecture"]) == ("torchtitan", "Qwen3Model")
 
 
@@ -64,6 +61,4 @@ def test_ends_are_the_table_of_tokens_and_the_norm_with_the_head_where_it_is_not
     ],
 )
 def test_predict_refuses_in_one_line(options: list[str], says: str) -> None:
-    done = run_command("predict", *options, *TORCHTITAN)
-    assert done.returncode == 2
-    assert says in " ".join(done.stderr.split())
+    assert says in refused("predict", *options, *TORCHTITAN)

@@ -9,6 +9,7 @@ import pytest
 
 from fsdp_bench.catalog.loader import BUILT_IN, load_user_catalog
 from fsdp_bench.spec.errors import SpecError
+from tests.conftest import message_of
 
 SERVER = """
 [[server]]
@@ -57,7 +58,6 @@ def test_entries_are_added_with_the_file_as_their_source(write: Callable[[str], 
     catalog = load_user_catalog(path)
     mine = catalog.server("Basement")
     assert mine.source.title == str(path)
-    assert mine.intra_node is not None
     assert mine.intra_node.source.title == str(path)
     assert mine.intra_node.bandwidth_bytes_per_second is None
     assert catalog.model("tiny").shape().num_hidden_layers == 2
@@ -71,7 +71,6 @@ def test_the_memory_of_a_users_card_has_a_source(write: Callable[[str], Path]) -
         "native_bf16 = true\nusable_memory_bytes = 16000000000\n"
     )
     source = load_user_catalog(path).gpu("mine").usable_memory_source
-    assert source is not None
     assert source.title == str(path)
 
 
@@ -118,12 +117,9 @@ def test_an_entry_of_the_same_name_overrides_the_built_in_one(write: Callable[[s
 )
 def test_a_mistake_is_one_line_that_names_the_file(write: Callable[[str], Path], text: str, part: str) -> None:
     path = write(text)
-    with pytest.raises(SpecError) as caught:
-        load_user_catalog(path)
-    message = str(caught.value)
+    message = message_of(lambda: load_user_catalog(path))
     assert message.startswith(f"{path}: ")
     assert part in message
-    assert "\n" not in message
 
 
 def test_a_file_that_cannot_be_read_is_one_line(tmp_path: Path) -> None:

@@ -15,7 +15,9 @@ from fsdp_bench.cli.common.setups import read_model, read_setup
 from fsdp_bench.plan import recording
 from fsdp_bench.spec.errors import MachineError
 from fsdp_bench.spec.recording.model import RecordedModel
-from tests.cli.test_lora import CONFIG
+from tests.shapes import llama_config
+
+CONFIG = llama_config()
 
 
 def test_eager_attention_is_recorded_with_its_config_and_sdpa_is_what_comes_with_fsdp_bench(
@@ -64,7 +66,6 @@ def test_code_is_recorded_without_flash_attention_for_gpus_that_have_none(
         SetupOptions(model="Qwen3-0.6B", code="huggingface", gpu=gpu, step={"precision": precision})
     )
     assert asked == [{"before_sm80": True}] * is_asked
-    assert hardware is not None
     assert found.knows_attention(hardware.gpu, setup.precision.compute) is not is_asked
 
 
@@ -73,7 +74,6 @@ def test_what_comes_with_fsdp_bench_for_older_gpus_is_no_other_models() -> None:
         model="Llama-3.2-1B", code="huggingface", gpu="V100-SXM2-16GB", step={"precision": "bf16-mixed"}
     )
     found, setup, hardware = read_setup(options)
-    assert hardware is not None
     assert isinstance(found, RecordedModel)
     assert found.code.origin.before_sm80
     assert found.knows_attention(hardware.gpu, setup.precision.compute)

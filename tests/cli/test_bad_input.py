@@ -20,6 +20,8 @@ from tests.conftest import command, refused, run_command
 
 NESTED = "[" * 2000 + "]" * 2000
 DIGITS = "9" * 5000
+ALL_TOML = (("sweep", "--list"), ("models", "--catalog"), ("predict", "--params", "10M", "--calibration"))
+"""Commands that read a TOML file, which they name last."""
 ESCAPES = "\x1b]0;title\x07\x1b[2J"
 
 
@@ -36,10 +38,8 @@ def write(tmp_path: Path) -> Callable[[str], Path]:
 @pytest.mark.parametrize("content", [f"x = {NESTED}", f"x = {'{a = ' * 2000}1{'}' * 2000}", f"{'a.' * 500}a = 1"])
 def test_a_toml_file_that_is_nested_too_deeply_is_one_line(write: Callable[[str], Path], content: str) -> None:
     path = write(content)
-    for words in (["sweep", path, "--list"], ["models", "--catalog", path], ["report", ".", "--calibration", path]):
-        if words[0] == "report":
-            words = ["predict", "--params", "10M", "--calibration", path]
-        assert "is nested too deeply; up to 32 levels" in refused(*words)
+    for words in ALL_TOML:
+        assert "is nested too deeply; up to 32 levels" in refused(*words, path)
 
 
 def test_a_config_json_that_is_nested_too_deeply_is_one_line(write: Callable[[str], Path]) -> None:
@@ -50,9 +50,8 @@ def test_a_config_json_that_is_nested_too_deeply_is_one_line(write: Callable[[st
 @pytest.mark.parametrize("number", [DIGITS, "0x" + "f" * 5000, "18446744073709551616"])
 def test_an_integer_of_too_many_digits_is_one_line(write: Callable[[str], Path], number: str) -> None:
     path = write(f"[run]\nsteps = {number}\n")
-    assert "up to 9223372036854775807" in refused("sweep", path, "--list")
-    assert "up to 9223372036854775807" in refused("models", "--catalog", path)
-    assert "up to 9223372036854775807" in refused("predict", "--params", "10M", "--calibration", path)
+    for words in ALL_TOML:
+        assert "up to 9223372036854775807" in refused(*words, path)
 
 
 def test_an_integer_of_too_many_digits_in_a_config_json_is_one_line(write: Callable[[str], Path]) -> None:
@@ -82,18 +81,8 @@ def test_a_name_of_many_digits_is_refused_at_once() -> None:
 
 
 def test_options_that_may_be_given_several_times_still_may() -> None:
-    words = (
-        "--strategy",
-        "FULL_SHARD",
-        "--checkpointing",
-        "full",
-        "--world-size",
-        "2",
-        "--no-time",
-        "--json",
-        "--json",
-    )
-    done = run_command("max-size", "--gpu", "RTX-4090", "--gpu", "A10", "--gpu-memory", "20GiB", *words)
+    words = ("--gpu", "RTX-4090", "--gpu", "A10", "--gpu-memory", "20GiB", "--world-size", 2, "--no-time", "--json")
+    done = run_command("max-size", *words, "--json", "--strategy", "FULL_SHARD", "--checkpointing", "full")
     assert done.returncode == 0, done.stderr
 
 

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
-from tests.conftest import run_command
+from tests.conftest import json_of, run_command
 
 BOTH = ("--model", "gpt2", "--server", "p5.48xlarge")
 
 
 def test_options_in_quotes_add_to_those_of_both_and_count_first() -> None:
-    done = run_command("compare", "--api fsdp2 --batch 2", "--strategy zero2", *BOTH, "--batch", 4, "--json")
-    assert (done.returncode, done.stderr) == (0, "")
-    found = json.loads(done.stdout)
+    found = json_of("compare", "--api fsdp2 --batch 2", "--strategy zero2", *BOTH, "--batch", 4)
     differ = {one["name"]: (one["a"], one["b"]) for one in found["fields"]}
     assert differ == {
         "api": ("fsdp2", "fsdp1"),

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 
 from fsdp_bench.spec.subprocesses.dry_run import CATEGORIES
-from tests.conftest import run_command
+from tests.conftest import json_of, run_command
 
 USERS = """
 import torch
@@ -53,9 +52,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_json_has_the_names_of_the_prediction_and_adds_up() -> None:
-    done = run_command("dry-run", "--params", "10M", "--world-size", 8, "--seq", 64, "--json")
-    assert done.returncode == 0, done.stderr
-    document = json.loads(done.stdout)
+    document = json_of("dry-run", "--params", "10M", "--world-size", 8, "--seq", 64, tells_progress=True)
     memory = document["memory"]
     assert document["source"] == "dry-run"
     assert document["device"] == "fake"
@@ -80,21 +77,8 @@ def test_its_page_says_what_ran_on_what_and_what_was_predicted(tmp_path: Path) -
 
 def test_the_table_names_the_source_and_the_trace_has_every_change(tmp_path: Path) -> None:
     trace = tmp_path / "trace.txt"
-    done = run_command(
-        "dry-run",
-        "--params",
-        "10M",
-        "--world-size",
-        2,
-        "--seq",
-        64,
-        "--trace",
-        trace,
-        "--api",
-        "fsdp2",
-        "--precision",
-        "fp32",
-    )
+    words = ("--params", "10M", "--world-size", 2, "--seq", 64, "--api", "fsdp2", "--precision", "fp32")
+    done = run_command("dry-run", *words, "--trace", trace)
     assert done.returncode == 0, done.stderr
     for part in ("dry run with torch", "cuda kernels", "peak allocated", "backward", "unsharded parameters"):
         assert part in " ".join(done.stdout.split())
@@ -104,10 +88,8 @@ def test_the_table_names_the_source_and_the_trace_has_every_change(tmp_path: Pat
 
 
 def test_a_users_module_is_run_with_its_blocks_as_units(folder: Path) -> None:
-    words = ("--module", "users:transformer", "--transformer-block", "users:Block", "--world-size", 4, "--json")
-    done = run_command("dry-run", *words, cwd=folder)
-    assert done.returncode == 0, done.stderr
-    document = json.loads(done.stdout)
+    words = ("--module", "users:transformer", "--transformer-block", "users:Block", "--world-size", 4)
+    document = json_of("dry-run", *words, cwd=folder, tells_progress=True)
     # By hand: an embedding of 50 x 32; in each block attention 4 x 32 x 32 + 4 x 32, feed-forward
     # 2 x 32 x 64 + 64 + 32, and two norms of 2 x 32. Four bytes each, on four ranks.
     assert document["model"]["num_parameters"] == 50 * 32 + 2 * (4 * 32 * 32 + 4 * 32 + 2 * 32 * 64 + 96 + 128)
@@ -116,10 +98,9 @@ def test_a_users_module_is_run_with_its_blocks_as_units(folder: Path) -> None:
 
 def test_a_plain_module_under_ddp_holds_parameters_gradients_and_one_bucket(folder: Path) -> None:
     words = ("--module", "users:linear", "--wrap", "none", "--api", "fsdp2", "--strategy", "ddp", "--optimizer", "sgd")
-    done = run_command("dry-run", *words, "--world-size", 2, "--json", cwd=folder)
-    assert done.returncode == 0, done.stderr
+    document = json_of("dry-run", *words, "--world-size", 2, cwd=folder, tells_progress=True)
     # 100 x 100 fp32 parameters, their gradients and DDP's bucket; SGD's foreach step needs nothing more.
-    assert json.loads(done.stdout)["memory"]["phases"]["optimizer"] == 3 * 100 * 100 * 4
+    assert document["memory"]["phases"]["optimizer"] == 3 * 100 * 100 * 4
 
 
 @pytest.mark.parametrize(

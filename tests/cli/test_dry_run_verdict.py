@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -17,7 +16,7 @@ from fsdp_bench.spec.hardware import Hardware
 from fsdp_bench.spec.model import Family
 from fsdp_bench.spec.setup import Api, TrainSetup
 from fsdp_bench.spec.subprocesses.dry_run import CATEGORIES, DryRunResult, DryRunSpec, MemoryAtStart, UserModule
-from tests.conftest import refused, run_command
+from tests.conftest import json_of, refused
 from tests.report.html.parsed import ParsedPage
 
 GIB = 2**30
@@ -76,13 +75,9 @@ def test_live_bytes_show_that_a_users_module_does_not_fit_but_not_that_it_does()
     large, small = of_a_module(217 * GIB), of_a_module(20 * GIB)
     assert dry_run_document(large)["verdict"] == "does_not_fit"
     assert verdict_line(large).startswith("does not fit (dry run): live bytes alone peak at 217.0 GiB of 79.")
-    assert (
-        dry_run_document(small)["verdict"]
-        is dry_run_document(small)["fits"]
-        is dry_run_document(small)["headroom_bytes"]
-        is None
-    )
-    assert dry_run_document(small)["required_headroom_bytes"] == 2 * GIB
+    found = dry_run_document(small)
+    assert found["verdict"] is found["fits"] is found["headroom_bytes"] is None
+    assert found["required_headroom_bytes"] == 2 * GIB
     assert verdict_line(small).startswith("unknown whether it fits (dry run): live bytes peak at 20.0 GiB of 79.")
 
 
@@ -90,12 +85,8 @@ def test_the_page_of_a_dry_run_says_what_ran(tmp_path: Path) -> None:
     (tmp_path / "run.json").write_bytes(to_json(dry_run_document(of_a_module(217 * GIB))))
     write(tmp_path / "run.json", tmp_path / "run.html")
     text = ParsedPage((tmp_path / "run.html").read_text()).text
-    for said in (
-        "Does not fit (dry run): needs 217.0 GiB",
-        "2.0 GiB of each GPU",
-        "The peak is in backward.",
-        "own FSDP",
-    ):
+    answer = "Does not fit (dry run): needs 217.0 GiB"
+    for said in (answer, "2.0 GiB of each GPU", "The peak is in backward.", "own FSDP"):
         assert said in text
     assert "(predicted)" not in text
 
@@ -131,9 +122,8 @@ def test_a_table_begins_with_its_conclusion() -> None:
 
 
 def test_several_strategies_run_at_once_and_none_that_fits_is_exit_code_3() -> None:
-    words = ("--params", "10M", "--seq", 64, "--world-size", 4, "--strategy", "zero3,ddp", "--gpu", "A10G", "--json")
-    done = run_command("dry-run", *words, "--gpu-memory", "100MiB", "--headroom", "80MiB")
-    assert done.returncode == 3, done.stderr
-    found = json.loads(done.stdout)["dry_runs"]
+    words = ("--params", "10M", "--seq", 64, "--world-size", 4, "--strategy", "zero3,ddp", "--gpu", "A10G")
+    limits = ("--gpu-memory", "100MiB", "--headroom", "80MiB")
+    found = json_of("dry-run", *words, *limits, code=3, tells_progress=True)["dry_runs"]
     assert [one["setup"]["strategy"] for one in found] == ["FULL_SHARD", "NO_SHARD"]
     assert {one["verdict"] for one in found} == {"does_not_fit"}

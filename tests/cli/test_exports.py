@@ -9,7 +9,7 @@ import pytest
 
 from fsdp_bench.spec.units import format_gib
 from tests.cli.answered_once import answered_once
-from tests.conftest import run_command
+from tests.conftest import json_of, run_command
 
 PREDICT = ("predict", "--model", "Llama-3.1-8B", "--server", "p5.48xlarge")
 PLAN = ("plan", "--model", "Llama-3.2-1B", "--server", "p5.48xlarge", "--strategy", "FULL_SHARD", "--api", "fsdp1")
@@ -33,10 +33,10 @@ def test_predict_says_behind_its_answer_what_was_written_and_how_it_starts(tmp_p
 
 @pytest.mark.parametrize("words", [PREDICT, (*PLAN, "--loss", "plain", "--nodes", "2")])
 def test_an_export_does_not_change_the_answer(words: tuple[str, ...], tmp_path: Path) -> None:
-    words = (*words, "--checkpointing", "full", "--batch", "1", "--json")
-    exported = json.loads(run_command(*words, "--export", "pytorch", cwd=tmp_path).stdout)
+    words = (*words, "--checkpointing", "full", "--batch", "1")
+    exported = json_of(*words, "--export", "pytorch", cwd=tmp_path)
     assert exported.pop("exports")
-    assert exported == json.loads(run_command(*words, cwd=tmp_path).stdout)
+    assert exported == json_of(*words, cwd=tmp_path)
 
 
 def test_an_exported_file_says_what_the_code_that_it_trains_takes(tmp_path: Path) -> None:
@@ -65,9 +65,7 @@ def test_a_setting_that_does_not_fit_in_the_code_that_is_trained_is_not_exported
 
 def test_plan_exports_its_winner_with_all_of_its_micro_batches(tmp_path: Path) -> None:
     words = (*PLAN, *SETTING, "--batch", "1", "--global-batch", "1M", "--tokens", "1B", "--export", "pytorch")
-    done = run_command(*words, "--export-dir", "job", "--json", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
+    found = json_of(*words, "--export-dir", "job", cwd=tmp_path)
     assert [file["path"] for file in found["exports"]] == ["job/train_fsdp.py"]
     assert found["exports"][0]["start"].startswith("torchrun --nnodes 2 --nproc-per-node 8 --rdzv-backend c10d")
     text = (tmp_path / "job" / "train_fsdp.py").read_text()

@@ -14,6 +14,7 @@ from fsdp_bench.cli.main import main
 from tests.cli.answered_once import answered_once
 from tests.conftest import run_command, run_process
 
+RESULTS = Path(__file__).parents[2] / "results" / "xeon-2-cores"
 PREDICT = ["predict", "--model", "Llama-3.1-8B", "--server", "p5.48xlarge"]
 MAX_SIZE = ["max-size", "--server", "g5.48xlarge", "--strategy", "full_shard", "--checkpointing", "full"]
 
@@ -104,7 +105,7 @@ def test_a_gpu_that_is_not_there_is_one_line_and_exit_code_2(tmp_path: Path, mon
 
 def test_status_of_results_that_were_copied_counts_their_records() -> None:
     """Committed results have no progress.json."""
-    home = Path(__file__).parents[2] / "results" / "xeon-2-cores"
+    home = RESULTS
     done = run_command("status", home)
     assert done.returncode == 0
     count = len(list((home / "cpu" / "trials").glob("*.json")))
@@ -113,3 +114,8 @@ def test_status_of_results_that_were_copied_counts_their_records() -> None:
     )
     sweeps = json.loads(run_command("status", home, "--json").stdout)["sweeps"]
     assert {sweep["state"] for sweep in sweeps} == {"unknown"}
+
+
+def test_without_a_calibration_validates_line_on_time_says_what_to_give() -> None:
+    done = run_command("validate", "--against", RESULTS / "cpu")
+    assert "time is not compared: no datasheet has a CPU's rates; give --calibration FILE" in done.stdout

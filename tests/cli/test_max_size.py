@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import re
 import struct
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.cli.answered_once import answered_once
-from tests.conftest import refused, run_command
+from tests.conftest import json_of, refused, run_command
 
 ONE_CELL = ("--strategy", "full_shard", "--checkpointing", "full")
 G5 = ("--server", "g5.48xlarge")
@@ -19,18 +19,7 @@ SETUP = {"strategy", "precision", "offload", "checkpointing", "api", "optimizer"
 ANSWER = {"max_parameters", "num_hidden_layers", "hidden_size", "limited_by", "memory", "model", "source", "next"}
 
 
-def document(*words: object, code: int = 0) -> Any:
-    """Run with --json; check that the output is one JSON document and nothing else."""
-    done = run_command("max-size", *words, "--json")
-    assert done.returncode == code, done.stderr
-    assert done.stderr == ""
-    return json.loads(done.stdout)
-
-
-def predicted(*words: object, code: int) -> Any:
-    done = run_command("predict", *words, "--json")
-    assert done.returncode == code, done.stderr
-    return json.loads(done.stdout)
+document, predicted = partial(json_of, "max-size"), partial(json_of, "predict")
 
 
 def test_the_largest_model_fits_under_predict_and_the_next_rung_does_not() -> None:
@@ -96,8 +85,8 @@ def test_the_fewest_gpus_agree_with_predict() -> None:
 
 def test_the_named_need_with_the_headroom_is_enough_gpu_memory() -> None:
     """The need that is named, with what is kept free, is enough as --gpu-memory; a little less is not."""
-    words = ("--server", "p5.48xlarge", "--of", "micro_batch_size", "--model", "Llama-3.1-8B", *ONE_CELL, "--json")
-    small = json.loads(run_command("max-size", *words, "--gpu-memory", "24GiB").stdout)
+    words = ("--server", "p5.48xlarge", "--of", "micro_batch_size", "--model", "Llama-3.1-8B", *ONE_CELL)
+    small = document(*words, "--gpu-memory", "24GiB", code=3)
     (cell,) = small["cells"]
     needed = cell["next"]["needed_bytes"]
     assert cell["next"]["headroom_bytes"] == small["server"]["gpu_memory_bytes"] - needed < 0
@@ -106,7 +95,7 @@ def test_the_named_need_with_the_headroom_is_enough_gpu_memory() -> None:
     kept = predicted("--server", "p5.48xlarge", *model, *ONE_CELL, code=0)["required_headroom_bytes"]
     assert kept > 2**30
     for memory, code in ((needed + kept, 0), (needed + kept - 2 * 2**20, 3)):
-        assert run_command("max-size", *words, "--gpu-memory", f"{memory}B").returncode == code
+        document(*words, "--gpu-memory", f"{memory}B", code=code)
 
 
 def test_the_largest_that_is_announced_fits_in_the_words_of_predict_too() -> None:
@@ -114,7 +103,6 @@ def test_the_largest_that_is_announced_fits_in_the_words_of_predict_too() -> Non
     place = ("--server", "g5.48xlarge", "--nodes", 2, "--strategy", "FULL_SHARD", "--checkpointing", "full")
     text = run_command("max-size", *place, "--precision", "bf16-mixed", "--seq", 2048).stdout
     size = re.match(r"2 x g5\.48xlarge: largest model that fits \(predicted\): llama-([\d.]+[MB])", text)
-    assert size is not None
     assert "2.0 GiB of each GPU kept free, for CUDA and NCCL (an assumption" in " ".join(text.split())
     found = predicted(*place, "--params", size[1], "--precision", "bf16-mixed", "--seq", 2048, code=0)
     assert found["verdict"] == "fits"
@@ -144,20 +132,19 @@ def test_one_rank_alone_keeps_nothing_free_for_nccl_and_does_not_speak_of_it() -
 @pytest.mark.parametrize("shard_size", [3, 8])
 def test_the_fewest_gpus_of_a_shard_size_are_multiples_of_it(shard_size: int) -> None:
     words = ("--gpu", "H100-SXM", "--model", "gpt2", "--of", "gpus", "--strategy", "HYBRID_SHARD")
-    done = run_command("max-size", *words, "--shard-size", shard_size, "--checkpointing", "full", "--json")
-    (cell,) = json.loads(done.stdout)["cells"]
+    (cell,) = document(*words, "--shard-size", shard_size, "--checkpointing", "full")["cells"]
     assert cell["fits_value"] == 2 * shard_size
 
 
 def test_a_model_of_few_positions_is_asked_for_no_more_than_it_has(tmp_path: Path) -> None:
     config = {"model_type": "gpt2", "n_layer": 2, "n_embd": 128, "n_head": 2, "vocab_size": 1000, "n_positions": 300}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    words = ("--gpu", "A10G", "--world-size", 8, "--hf-config", tmp_path / "config.json", *ONE_CELL, "--json")
-    (cell,) = json.loads(run_command("max-size", *words, "--of", "num_hidden_layers").stdout)["cells"]
+    words = ("--gpu", "A10G", "--world-size", 8, "--hf-config", tmp_path / "config.json", *ONE_CELL)
+    (cell,) = document(*words, "--of", "num_hidden_layers")["cells"]
     assert cell["setup"]["sequence_length"] == 288  # the last multiple of 32: for these the code was recorded
-    (cell,) = json.loads(run_command("max-size", *words, "--of", "sequence_length").stdout)["cells"]
+    (cell,) = document(*words, "--of", "sequence_length")["cells"]
     assert cell["fits_value"] == 256  # the last multiple of 128
-    text = run_command("max-size", *words[:-1], "--of", "num_hidden_layers").stdout
+    text = run_command("max-size", *words, "--of", "num_hidden_layers").stdout
     assert f"{tmp_path.name} with other depths: GPT2LMHeadModel, 128 wide" in " ".join(text.split())
 
 

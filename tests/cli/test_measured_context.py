@@ -1,6 +1,6 @@
 """A CUDA context that a calibration measured: the GPU's usable memory excludes it, and its size is known."""
 
-import json
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -8,7 +8,7 @@ import pytest
 from fsdp_bench.catalog import loader
 from fsdp_bench.spec.calibration_profile import Profile, RankProfile, write_profile
 from fsdp_bench.spec.units import GIB, MIB
-from tests.conftest import run_command
+from tests.conftest import json_of, refused, run_command
 
 CONTEXT = 600 * MIB
 SETTING = ("--model", "Llama-3.1-8B", "--precision", "bf16-mixed", "--seq", "4096", "--checkpointing", "full")
@@ -33,10 +33,7 @@ def calibration(tmp_path: Path) -> Path:
     return tmp_path / "card.toml"
 
 
-def answer(*words: object) -> dict:
-    done = run_command("predict", *SETTING, *words, "--json")
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+answer = partial(json_of, "predict", *SETTING)
 
 
 def test_the_process_takes_what_is_reserved_the_context_and_nccl(calibration: Path) -> None:
@@ -54,9 +51,7 @@ def test_the_process_takes_what_is_reserved_the_context_and_nccl(calibration: Pa
 
 def test_a_card_that_the_context_fills_is_refused_in_one_line(calibration: Path) -> None:
     words = ("--server", "p5.48xlarge", "--gpu-memory", "500MiB", "--calibration", calibration)
-    done = run_command("predict", *SETTING, *words)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.strip() == (
+    assert refused("predict", *SETTING, *words) == (
         "fsdp-bench: gpu-memory: 500.0 MiB is not allowed; more than the CUDA context of 600.0 MiB that was measured"
         " on by hand"
     )
@@ -103,28 +98,10 @@ def test_a_measured_context_reduces_the_usable_memory_also_of_a_stated_limit(cal
     text = calibration.read_text()
     assert str(CONTEXT) in text
     calibration.write_text(text.replace(str(CONTEXT), str(40 * GIB)))
-    words = (
-        "max-size",
-        "--gpu",
-        "H100-SXM",
-        "--world-size",
-        "8",
-        "--strategy",
-        "FULL_SHARD",
-        "--checkpointing",
-        "full",
-        "--no-time",
-        "--json",
-    )
-    alone, beside, limited, both = (
-        json.loads(run_command(*words, *more).stdout)
-        for more in (
-            (),
-            ("--calibration", calibration),
-            ("--gpu-memory", "60GiB"),
-            ("--gpu-memory", "60GiB", "--calibration", calibration),
-        )
-    )
+    words = ("--gpu", "H100-SXM", "--world-size", 8, "--strategy", "FULL_SHARD", "--checkpointing", "full", "--no-time")
+    measured, stated = ("--calibration", calibration), ("--gpu-memory", "60GiB")
+    every = ((), measured, stated, (*stated, *measured))
+    alone, beside, limited, both = (json_of("max-size", *words, *more) for more in every)
     sizes = [found["cells"][0]["max_parameters"] for found in (alone, limited, beside, both)]
     assert sizes == sorted(sizes, reverse=True)
     assert len(set(sizes)) == 4

@@ -82,7 +82,6 @@ def test_every_option_reaches_its_field() -> None:
         forward_prefetch=True,
         limit_all_gathers=False,
     )
-    assert hardware is not None
     assert (hardware.num_nodes, hardware.gpus_per_node, hardware.gpu.name) == (2, 8, "H100-SXM")
 
 
@@ -112,14 +111,12 @@ def test_what_fully_shard_reshards_and_how_the_head_computes_are_options() -> No
 )
 def test_servers_and_nodes_make_a_world(arguments: str, world_size: int, nodes: int, gpus_per_node: int) -> None:
     _, setup, hardware = read_setup(parse("--params", "1B", *arguments.split()))
-    assert hardware is not None
     assert setup.world_size == hardware.world_size == world_size
     assert (hardware.num_nodes, hardware.gpus_per_node) == (nodes, gpus_per_node)
 
 
 def test_a_gpu_alone_has_a_world_too() -> None:
     _, setup, hardware = read_setup(parse("--params", "1B", "--gpu", "b200", "--nodes", "2", "--gpus-per-node", "8"))
-    assert hardware is not None
     assert (hardware.name, hardware.has_server) == ("B200", False)
     assert setup.world_size == 16
 

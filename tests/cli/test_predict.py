@@ -10,16 +10,17 @@ import json
 import re
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.conftest import run_command
+from tests.conftest import json_of, run_command
 from tests.report.charts.pictures import assert_is_a_slide
 
 GPT2 = ("--model", "gpt2", "--server", "p5.48xlarge", "--precision", "fp32")
 LLAMA = ("--model", "Llama-3.1-8B", "--server", "p5.48xlarge")
+LLAMA_70B = ("--model", "Llama-3.1-70B", "--server", "p5.48xlarge", "--precision", "fp32")
 FP32 = ("--precision", "fp32", "--seq", "1024")
 NUM_PARAMETERS = 124_439_808
 CATEGORIES = {
@@ -32,12 +33,7 @@ TIMES = {
 }
 
 
-def document(*words: object, code: int = 0) -> Any:
-    """Run with --json; check that the output is one JSON document and nothing else."""
-    done = run_command("predict", *words, "--json")
-    assert done.returncode == code, done.stderr
-    assert done.stderr == ""
-    return json.loads(done.stdout)
+document = partial(json_of, "predict")
 
 
 def test_the_defaults_are_those_of_every_verb() -> None:
@@ -53,10 +49,8 @@ def test_the_document_has_the_keys_of_the_design() -> None:
     assert {"source", "model", "setup", "server", "memory", "time", "fits", "headroom_bytes"} <= found.keys()
     assert found["source"] == "predicted"
     assert {"name", "family", "num_parameters", "num_hidden_layers", "hidden_size"} <= found["model"].keys()
-    assert {
-        *("strategy", "effective_strategy", "api", "precision", "offload", "checkpointing", "optimizer", "world_size"),
-        *("shard_size", "micro_batch_size", "sequence_length"),
-    } <= found["setup"].keys()
+    setup = ("strategy", "effective_strategy", "api", "precision", "offload", "checkpointing", "optimizer")
+    assert {*setup, "world_size", "shard_size", "micro_batch_size", "sequence_length"} <= found["setup"].keys()
     assert {"name", "gpu", "gpu_memory_bytes"} <= found["server"].keys()
     assert {
         *("peak_allocated_bytes", "peak_reserved_bytes", "peak_device_bytes", "peak_host_bytes_per_node"),
@@ -215,13 +209,7 @@ def test_one_of_several_setups_that_fits_is_enough_for_exit_code_0() -> None:
         (*LLAMA, *FP32, "--strategy", "ddp"),
         (*LLAMA, *FP32, "--strategy", "zero2", "--batch", "4"),
         (*LLAMA, "--nodes", "4", "--seq", "32768"),
-        pytest.param(
-            (
-                *("--model", "Llama-3.1-70B", *LLAMA[2:], "--precision", "fp32"),
-                *("--nodes", "2", "--seq", "8192", "--batch", "2"),
-            ),
-            marks=pytest.mark.slow,
-        ),
+        pytest.param((*LLAMA_70B, "--nodes", "2", "--seq", "8192", "--batch", "2"), marks=pytest.mark.slow),
     ],
 )
 def test_remedies_that_are_said_to_fit_do_fit(words: tuple[str, ...]) -> None:
@@ -244,15 +232,10 @@ def test_the_report_names_the_source_and_what_is_not_predicted() -> None:
     assert done.returncode == 0
     assert done.stdout.startswith("fits (predicted): reserved ")
     text = " ".join(done.stdout.split())
+    kept = "of each GPU kept free, for CUDA and NCCL (an assumption; users see 1 to 3 GiB)"
     for words in (
-        "GiB of that kept free",
-        "of each GPU kept free, for CUDA and NCCL (an assumption; users see 1 to 3 GiB)",
-        "NCCL ",
-        "predicted from NCCL's source; not measured",
-        "source: ",
-        "peak by phase",
-        "breakdown at the peak",
-        "not predicted",
+        *("GiB of that kept free", kept, "NCCL ", "predicted from NCCL's source; not measured"),
+        *("source: ", "peak by phase", "breakdown at the peak", "not predicted"),
     ):
         assert words in text
 
@@ -305,7 +288,7 @@ def test_estimate_is_a_public_name_that_needs_no_torch() -> None:
 
 def test_a_setup_fits_with_exactly_the_required_headroom_and_not_with_less() -> None:
     words = ("--model", "gpt2-xl", "--server", "p5.48xlarge", "--precision", "bf16-mixed", "--seq", 1024)
-    ample = json.loads(run_command("predict", *words, "--json").stdout)
+    ample = document(*words)
     needed, kept = ample["memory"]["needed_bytes"], ample["required_headroom_bytes"]
     # By the assumption for the context without a communicator, and the most that NCCL takes on p5.
     assert kept == 3 * 2**29 + 614 * 2**20
@@ -314,14 +297,14 @@ def test_a_setup_fits_with_exactly_the_required_headroom_and_not_with_less() -> 
         (needed + kept - 2**20, (), "runs_with_retries"),
         (needed + kept - 2**20, ("--headroom", "1GiB"), "fits"),
     ):
-        found = json.loads(run_command("predict", *words, "--gpu-memory", f"{size}B", "--json", *more).stdout)
+        found = document(*words, "--gpu-memory", f"{size}B", *more, code=0 if verdict == "fits" else 3)
         assert (found["verdict"], found["fits"]) == (verdict, verdict == "fits")
         assert found["headroom_bytes"] == size - needed
 
 
 def test_a_setup_that_runs_with_retries_does_not_fit_and_is_said_to_run() -> None:
     words = ("--model", "gpt2-xl", "--server", "p5.48xlarge", "--precision", "bf16-mixed", "--seq", 1024)
-    ample = json.loads(run_command("predict", *words, "--json").stdout)
+    ample = document(*words)
     size = ample["memory"]["needed_bytes"] + ample["required_headroom_bytes"] - 2**20
     done = run_command("predict", *words, "--gpu-memory", f"{size}B")
     assert done.returncode == 3

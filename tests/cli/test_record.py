@@ -9,18 +9,10 @@ from pathlib import Path
 import pytest
 
 from fsdp_bench.catalog import recorded
-from tests.conftest import run_command
+from tests.conftest import refused
 
 ROOT = Path(__file__).parents[2]
 NEEDED = ("--gpu", "H100-SXM")
-
-
-def _line(*words: object, cwd: Path = ROOT) -> str:
-    ended = run_command(*words, cwd=cwd)
-    assert ended.returncode == 2, ended.stderr
-    assert ended.stdout == ""
-    assert ended.stderr.count("\n") == 1
-    return ended.stderr
 
 
 @pytest.mark.parametrize(
@@ -33,12 +25,12 @@ def _line(*words: object, cwd: Path = ROOT) -> str:
 )
 def test_a_config_that_is_none_is_refused(tmp_path: Path, content: bytes, expected: str) -> None:
     (tmp_path / "config.json").write_bytes(content)
-    assert expected in _line("record", "--hf-config", "config.json", cwd=tmp_path)
+    assert expected in refused("record", "--hf-config", "config.json", cwd=tmp_path)
 
 
 def test_a_function_that_makes_its_own_batch_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "never.json"
-    line = _line("record", "--module", "tests.simulate.recorded.users:own_batch", "-o", file)
+    line = refused("record", "--module", "tests.simulate.recorded.users:own_batch", "-o", file, cwd=ROOT)
     assert not file.exists()
     assert "needs the parameters micro_batch_size and sequence_length" in line
 
@@ -59,11 +51,11 @@ def test_a_function_that_makes_its_own_batch_is_refused(tmp_path: Path) -> None:
 )
 def test_a_file_that_is_no_recording_is_refused(tmp_path: Path, content: bytes, expected: str) -> None:
     (tmp_path / "x.json").write_bytes(content)
-    assert expected in _line("predict", "--recorded", "x.json", *NEEDED, cwd=tmp_path)
+    assert expected in refused("predict", "--recorded", "x.json", *NEEDED, cwd=tmp_path)
 
 
 def test_a_packed_file_that_would_fill_the_memory_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recorded, "MOST_BYTES", 1 << 20)
     (tmp_path / "x.json.gz").write_bytes(gzip.compress(bytes(2 << 20)))
     expected = "is no recorded model: it has more than 1 MiB"
-    assert expected in _line("predict", "--recorded", "x.json.gz", *NEEDED, cwd=tmp_path)
+    assert expected in refused("predict", "--recorded", "x.json.gz", *NEEDED, cwd=tmp_path)

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.test_lora import CONFIG
 from tests.conftest import refused
+from tests.shapes import llama_config
 
 ROOT = Path(__file__).parents[2]
 P5 = "--server p5.48xlarge"
@@ -200,6 +200,6 @@ def test_a_mistake_is_one_line_that_says_what_would_be_right(
     words: str, part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    (tmp_path / "config.json").write_text(json.dumps(llama_config()))
     (tmp_path / "x.json").write_text("{}")
     assert part in refused(*shlex.split(words), cwd=tmp_path)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from fsdp_bench.catalog.loader import gpus, models, servers
-from tests.conftest import run_command
+from tests.conftest import json_of, run_command
 
 
 def test_servers_lists_every_server_and_every_gpu() -> None:
@@ -21,14 +20,11 @@ def test_a_server_is_shown_with_its_links_its_gpu_and_their_sources() -> None:
     done = run_command("servers", "DGX B200")
     assert done.returncode == 0
     text = " ".join(done.stdout.split())
-    for part in ("host memory unknown", "nvswitch, NVLink 5, 900 GB/s per GPU and direction"):
-        assert part in text
     for part in (
-        "infiniband, NDR, interfaces: 8, 400 GB/s per node and direction",
-        "GPU to host unknown",
+        *("host memory unknown", "nvswitch, NVLink 5, 900 GB/s per GPU and direction", "GPU to host unknown"),
+        *("infiniband, NDR, interfaces: 8, 400 GB/s per node and direction", "usable by a process"),
+        *("(2024-03-18)", "NVIDIA HGX B200 datasheet (2024-03)"),
     ):
-        assert part in text
-    for part in ("(2024-03-18)", "NVIDIA HGX B200 datasheet (2024-03)", "usable by a process"):
         assert part in text
 
 
@@ -40,10 +36,10 @@ def test_a_gpu_is_shown_by_its_own_name() -> None:
 
 
 def test_servers_as_json_is_one_document_with_units_in_its_names() -> None:
-    document = json.loads(run_command("servers", "--json").stdout)
+    document = json_of("servers")
     assert len(document["servers"]) == len(servers())
     assert len(document["gpus"]) == len(gpus())
-    p5 = json.loads(run_command("servers", "p5.48xlarge", "--json").stdout)
+    p5 = json_of("servers", "p5.48xlarge")
     assert p5["inter_node"]["bandwidth_bytes_per_second"] == 400e9  # 3200 Gbps
     assert p5["host_memory_bytes"] == 2048 * 2**30
     assert p5["source"]["date"]
@@ -69,7 +65,7 @@ def test_a_model_is_shown_with_its_exact_count() -> None:
 
 
 def test_models_as_json_holds_the_reason_too() -> None:
-    document = json.loads(run_command("models", "--json").stdout)
+    document = json_of("models")
     by_name = {entry["name"]: entry for entry in document["models"]}
     # By hand: (50257 + 1024) x 768 embeddings, 12 blocks of 12 x 768^2 + 13 x 768, and a norm of 2 x 768.
     assert by_name["gpt2"]["num_parameters"] == by_name["gpt2"]["published_num_parameters"] == 124_439_808

@@ -42,8 +42,6 @@ def test_every_trial_of_one_gpu_ends_ok_with_the_allocators_peaks(
         (rank,) = record.ranks
         assert rank.environment["launcher"] == launcher
         memory = rank.memory
-        assert memory is not None
-        assert memory.peak_allocated_bytes is not None
         assert memory.peak_allocated_bytes >= max(memory.phases.values())
         assert (memory.peak_reserved_bytes or 0) >= memory.peak_allocated_bytes
         assert memory.num_alloc_retries == 0
@@ -60,7 +58,6 @@ def test_running_out_on_a_limited_gpu_is_an_outcome_and_the_next_trial_is_unaffe
     assert by_batch[1].outcome is Outcome.OK
     assert by_batch[65536].outcome is Outcome.OOM_GPU
     failure = by_batch[65536].ranks[0].failure
-    assert failure is not None
     assert "memory" in (failure.allocator_summary or "").lower()
 
 
@@ -76,9 +73,7 @@ def test_the_largest_batch_is_found_on_a_gpu_that_is_limited_to_a_small_ones_mem
     assert (record.gpu_is_limited, record.run.memory_limit_bytes) == (True, 256 * 1024**2)
     (cell,) = record.cells
     assert cell.status == "found"
-    assert cell.measured is not None
     assert 0 < cell.measured.fits <= cell.measured.runs
-    assert cell.measured.limited_by is not None
     assert cell.measured.limited_by.place == "gpu"
 
 

@@ -52,8 +52,6 @@ class _ForkServer:
     def run(self, request: Mapping[str, object], environment: Mapping[str, str]) -> int:
         """Run a script; return its exit code."""
         assert self._read_at_import == _read_at_import(environment), "this script needs its own process"
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
         with suppress(BrokenPipeError):  # how it ended is reported below
             self._process.stdin.write(json.dumps({**request, "environment": dict(environment)}) + "\n")
             self._process.stdin.flush()

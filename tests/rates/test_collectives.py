@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace as struct_replace
 
 from fsdp_bench.catalog.loader import BUILT_IN
+from fsdp_bench.catalog.lookup import server
 from fsdp_bench.rates.collectives import KINDS, Topology, collective_seconds, groups_of
 from fsdp_bench.spec.hardware import Hardware
 from fsdp_bench.spec.setup import ShardingStrategy, TrainSetup
@@ -21,9 +22,8 @@ A100_BUS = 12 * 20e9  # twelve links of 25 GB/s, which NCCL assumes to carry 20 
 A100_NETWORK = 8 * 24e9  # eight NICs of 200 Gb/s
 
 
-def cluster(server: str = "DGX-A100", nodes: int = 1, each: int = 8) -> Hardware:
-    found = BUILT_IN.server(server)
-    return Hardware(server=found, gpu=BUILT_IN.gpu(found.gpu), num_nodes=nodes, gpus_per_node=each)
+def cluster(name: str = "DGX-A100", nodes: int = 1, each: int = 8) -> Hardware:
+    return server(name, nodes, each)
 
 
 def shard_group(where: Hardware) -> Topology:
@@ -76,7 +76,6 @@ def test_a_hybrids_replicas_share_the_network_of_their_nodes() -> None:
     groups = groups_of(cluster(nodes=2), hybrid(8))
     assert groups.shard == shard_group(cluster())
     pair = groups.replicate
-    assert pair is not None
     assert (pair.size, pair.num_nodes, pair.bus_bandwidth) == (2, 2, A100_NETWORK / 8)
     expected = 1.4 * (8.4 + 2 * 14.0) * US + 1e8 / (A100_NETWORK / 8)
     assert collective_seconds("all_reduce", 1e8, pair) == pytest.approx(expected)
@@ -84,8 +83,6 @@ def test_a_hybrids_replicas_share_the_network_of_their_nodes() -> None:
 
 def test_a_smaller_shard_group_leaves_replicas_within_a_node() -> None:
     groups = groups_of(cluster(nodes=2), hybrid(4))
-    assert groups.shard is not None
-    assert groups.replicate is not None
     assert (groups.shard.size, groups.shard.num_nodes) == (4, 1)
     assert (groups.replicate.ranks_per_node, groups.replicate.num_nodes) == (2, 2)
     assert groups.replicate.network_bandwidth == pytest.approx(A100_NETWORK / 4)
@@ -93,8 +90,6 @@ def test_a_smaller_shard_group_leaves_replicas_within_a_node() -> None:
 
 def test_a_shard_group_of_two_nodes_has_its_replicas_one_on_a_node() -> None:
     groups = groups_of(cluster(nodes=4), hybrid(16, nodes=4))
-    assert groups.shard is not None
-    assert groups.replicate is not None
     assert (groups.shard.ranks_per_node, groups.shard.num_nodes) == (8, 2)
     assert (groups.replicate.ranks_per_node, groups.replicate.num_nodes) == (1, 2)
 
@@ -106,7 +101,6 @@ def test_half_of_a_nodes_gpus_reach_the_interfaces_beside_them(server: str, shar
     def of_a_node(each: int) -> float:
         setup = TrainSetup(strategy=S.HYBRID_SHARD, world_size=2 * each, shard_size=each)
         pair = groups_of(cluster(server, nodes=2, each=each), setup).replicate
-        assert pair is not None
         return each * pair.network_bandwidth
 
     assert of_a_node(4) == pytest.approx(share * of_a_node(8))
@@ -117,12 +111,9 @@ def test_over_pcie_groups_share_what_joins_the_sockets() -> None:
     whole, half = shard_group(cluster("g5.48xlarge")), shard_group(cluster("g5.48xlarge", each=4))
     assert (whole.link, whole.link_bandwidth, half.link_bandwidth) == ("pcie", 16e9, 24e9)
     four = groups_of(cluster("g5.48xlarge"), TrainSetup(strategy=S.HYBRID_SHARD, world_size=8, shard_size=4))
-    assert four.shard is not None
-    assert four.replicate is not None
     assert four.shard.link_bandwidth == 24e9
     assert four.replicate.link_bandwidth == 16e9 / 4  # ranks 0 and 4, 1 and 5, 2 and 6, 3 and 7 at once
     two = groups_of(cluster("g5.48xlarge"), TrainSetup(strategy=S.HYBRID_SHARD, world_size=8, shard_size=2))
-    assert two.replicate is not None
     assert two.replicate.link_bandwidth == 16e9 / 2
 
 
@@ -159,7 +150,6 @@ def test_groups_that_lie_across_nodes_unevenly_are_unknown(shard_size: int) -> N
     """Groups of three ranks may span two nodes; a group of twelve has eight ranks on one node and four on the other."""
     groups = groups_of(cluster(nodes=3), hybrid(shard_size, nodes=3))
     assert (groups.shard, groups.replicate) == (None, None)
-    assert groups.world is not None
     assert groups.world.size == 24
 
 

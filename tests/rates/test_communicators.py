@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from fsdp_bench.catalog.loader import BUILT_IN
+from fsdp_bench.catalog.lookup import server as cluster
 from fsdp_bench.rates.collectives import collective_seconds, groups_of
 from fsdp_bench.rates.communicators import Communicators, Purpose, communicators_of
 from fsdp_bench.rates.nccl_buffers import (
@@ -30,17 +31,11 @@ from fsdp_bench.rates.nccl_buffers import (
     connections,
     multicast_buffers,
 )
-from fsdp_bench.spec.hardware import Hardware
 from fsdp_bench.spec.setup import Api, ShardingStrategy, TrainSetup
 
 MIB = 2**20
 S = ShardingStrategy
 SERVERS = [server.name for server in BUILT_IN.servers()]
-
-
-def cluster(server: str, nodes: int = 1, each: int = 8) -> Hardware:
-    found = BUILT_IN.server(server)
-    return Hardware(server=found, gpu=BUILT_IN.gpu(found.gpu), num_nodes=nodes, gpus_per_node=each)
 
 
 def found_on(
@@ -51,7 +46,6 @@ def found_on(
 
 
 def mib(size: Bounds | None) -> tuple[int, int]:
-    assert size is not None
     assert size.low % MIB == size.high % MIB == 0
     return size.low // MIB, size.high // MIB
 
@@ -159,7 +153,6 @@ def test_a_hybrid_strategy_has_a_group_to_shard_one_to_replicate_and_the_default
     assert mib(shard.num_bytes) == (484, 484)
     assert mib(replicate.num_bytes) == (2 * 6 + 4 + 2 * 20, 2 * 6 + 4 + 2 * 20)
     whole = found_on("DGX-A100", 2).num_bytes
-    assert whole is not None
     assert mib(barriers.num_bytes) == (100, whole.high // MIB)  # perhaps connected to nobody
 
 
@@ -250,9 +243,8 @@ def test_gathers_in_a_node_are_never_multicast(server: str, ranks: int) -> None:
 
     A head's speed is at most the link's over n + 1, as every GPU receives from all and twice as the head.
     """
-    where = cluster(server, each=ranks)
+    where = cluster(server, gpus_per_node=ranks)
     group = groups_of(where, TrainSetup(world_size=ranks)).shard
-    assert group is not None
     efficiency = 0.85 if group.capability == 9 else 0.74
     bandwidth = ranks * group.link_bandwidth / (ranks + 1) * efficiency * ((ranks - 1) / ranks) ** 2
     for power in range(6, 37):

@@ -13,7 +13,7 @@ from fsdp_bench.simulate.operators.kernels import CUDA
 from fsdp_bench.simulate.step import first_steps
 from fsdp_bench.simulate.tape import Tape, Tensor
 from fsdp_bench.spec.setup import Api, Precision, ShardingStrategy, TrainSetup
-from tests.simulate.test_step import shape
+from tests.shapes import shape
 
 
 def events_of(strategy: ShardingStrategy, api: Api = Api.FSDP1, **model: object) -> list[Event]:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fsdp_bench.catalog.loader import BUILT_IN
+from fsdp_bench.catalog.lookup import server
 from fsdp_bench.plan.estimate import KERNELS
 from fsdp_bench.rates.collectives import collective_seconds, groups_of
 from fsdp_bench.rates.datasheet import datasheet
@@ -16,13 +16,12 @@ from fsdp_bench.replay.traffic import Traffic, collectives, traffic
 from fsdp_bench.simulate.events import Work
 from fsdp_bench.simulate.operators.kernels import CUDA, Kernels
 from fsdp_bench.simulate.step import steady_step
-from fsdp_bench.spec.hardware import Hardware
 from fsdp_bench.spec.model import ModelShape
 from fsdp_bench.spec.record import TrialRecord
 from fsdp_bench.spec.setup import Api, Checkpointing, Precision, ShardingStrategy, TrainSetup, Wrap
 from fsdp_bench.sweep.results.load import read_records
 from tests.profiles import validating
-from tests.simulate.test_step import shape
+from tests.shapes import shape
 from tests.train.measuring.test_fake_group import CASES, QUICK, count_with_peers
 from tests.train.ranks import call_standing_ranks
 from tests.train.training import LLAMA, S, setup_of
@@ -138,8 +137,7 @@ def test_one_rank_sends_nothing() -> None:
 
 
 def test_the_time_of_traffic_is_the_sum_of_its_collectives() -> None:
-    server = BUILT_IN.server("DGX-A100")
-    cluster = Hardware(server=server, gpu=BUILT_IN.gpu(server.gpu), num_nodes=2, gpus_per_node=8)
+    cluster = server("DGX-A100", 2)
     setup = of(S.HYBRID_SHARD, 16, shard_size=8, gradient_accumulation_steps=5)
     issued, groups = collectives_of(shape(num_hidden_layers=4), setup), groups_of(cluster, setup)
     topologies = {"shard": groups.shard, "replicate": groups.replicate}

@@ -17,8 +17,8 @@ from fsdp_bench.spec.model import ModelShape
 from fsdp_bench.spec.recording.model import RecordedModel
 from fsdp_bench.spec.setup import TrainSetup
 from tests.predicted import memory_of
-from tests.simulate.recorded.test_replaced_loss import NARROW, recorded
-from tests.simulate.test_step import shape
+from tests.shapes import recorded, shape
+from tests.simulate.test_losses import NARROW
 
 MODEL = shape(num_hidden_layers=12, hidden_size=64)
 TOKENS = 2 * 256
@@ -32,7 +32,7 @@ def _setup(**fields: Any) -> TrainSetup:
 
 @pytest.fixture(scope="module")
 def llama() -> RecordedModel:
-    return recorded("Llama-3.2-1B", **NARROW)
+    return recorded("Llama-3.2-1B", 1024, **NARROW)
 
 
 def _copied(model: ModelShape | RecordedModel, setup: TrainSetup, direction: str) -> list[int]:

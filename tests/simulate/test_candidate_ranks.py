@@ -5,26 +5,21 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from fsdp_bench.simulate.operators.kernels import CPU, CPU_GLOO, CUDA
-from fsdp_bench.spec.model import Family, ModelShape
+from fsdp_bench.spec.model import Family
 from fsdp_bench.spec.setup import Api, OptimizerKind, ShardingStrategy, TrainSetup, Wrap
 from tests.predicted import memory_of
+from tests.shapes import shape
 from tests.simulate.test_against_ranks import PHASES, measured_phases
 from tests.train.ranks import run_ranks
 from tests.train.training import SHAPES
 from tools.validate.random_setups import Cell, draw_cells
 
-UNEVEN = ModelShape(
-    name="uneven",
-    family=Family.LLAMA,
-    num_hidden_layers=2,
-    hidden_size=64,
-    num_attention_heads=2,
-    num_key_value_heads=1,
-    intermediate_size=512,
-    vocab_size=31,
-    max_position_embeddings=16,
+UNEVEN = shape(
+    **{"num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1, "intermediate_size": 512},
+    **{"vocab_size": 31, "max_position_embeddings": 16},
 )
 """In a world of two, rank 1 has the largest pieces of parameters."""
 FOR_LOOP = TrainSetup(world_size=2, sequence_length=8, optimizer=OptimizerKind.ADAMW_FOR_LOOP)
@@ -54,10 +49,7 @@ def _measure(setups: dict[str, TrainSetup]) -> dict[str, dict[str, int]]:
 
 
 def test_each_rank_is_predicted_as_real_ranks_are(tmp_path: Path) -> None:
-    setups = {
-        "block": FOR_LOOP,
-        "none": TrainSetup(world_size=2, sequence_length=8, wrap=Wrap.NONE, optimizer=OptimizerKind.ADAMW_FOR_LOOP),
-    }
+    setups = {"block": FOR_LOOP, "none": replace(FOR_LOOP, wrap=Wrap.NONE)}
     ranks = run_ranks(2, tmp_path, _measure, setups)
     for name, setup in setups.items():
         for rank in (0, 1):

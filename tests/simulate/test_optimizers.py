@@ -17,7 +17,7 @@ from fsdp_bench.spec.setup import TrainSetup
 from fsdp_bench.spec.subprocesses.dry_run import DryRunSpec
 from fsdp_bench.sweep.dry_run import dry_runs
 from tests.predicted import memory_of
-from tests.simulate.test_step import shape
+from tests.shapes import shape
 
 UNSHARDED: dict[str, Any] = {
     "strategy": "NO_SHARD",

@@ -15,21 +15,13 @@ from fsdp_bench.simulate.events import Event, Kind, Work
 from fsdp_bench.simulate.operators.kernels import CUDA, CrossEntropy
 from fsdp_bench.simulate.repeat import Log
 from fsdp_bench.simulate.step import steady_step
-from fsdp_bench.spec.model import Family, ModelShape
 from fsdp_bench.spec.setup import Checkpointing, Loss, Precision, ShardingStrategy, TrainSetup
 from tests.predicted import memory_of
+from tests.shapes import shape
 
-SHAPE = ModelShape(
-    name="wide head",
-    family=Family.LLAMA,
-    num_hidden_layers=2,
-    hidden_size=256,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    intermediate_size=512,
-    vocab_size=32000,
-    max_position_embeddings=1024,
-    tie_word_embeddings=False,
+SHAPE = shape(
+    **{"num_hidden_layers": 2, "hidden_size": 256, "num_key_value_heads": 2, "intermediate_size": 512},
+    **{"vocab_size": 32000, "max_position_embeddings": 1024},
 )
 TOKENS = 2 * 1024
 LOGITS = TOKENS * 32000
@@ -123,10 +115,7 @@ def test_every_second_product_is_computed_again() -> None:
 
 def test_products_that_are_computed_again_are_not_kept() -> None:
     # 2 (K + D + F) bytes a token and block less where forward has ended, at the loss.
-    kept, less = (
-        memory_of(SHAPE, SELECTIVE, CUDA),
-        memory_of(SHAPE, EVERY_SECOND, CUDA),
-    )
+    kept, less = (memory_of(SHAPE, setup, CUDA) for setup in (SELECTIVE, EVERY_SECOND))
     assert kept.peak_operator == less.peak_operator == "aten::_log_softmax_backward_data"
     assert kept.peak_allocated_bytes - less.peak_allocated_bytes == 2 * TOKENS * (128 + 256 + 512) * 2
 
@@ -134,10 +123,7 @@ def test_products_that_are_computed_again_are_not_kept() -> None:
 def test_an_operator_that_is_saved_costs_its_output() -> None:
     # silu's is 2 F bytes a token and block.
     silu = _setup(Checkpointing.SELECTIVE, f"aten.silu,{','.join(SELECTIVE.policy.saved)}")
-    kept, more = (
-        memory_of(SHAPE, SELECTIVE, CUDA),
-        memory_of(SHAPE, silu, CUDA),
-    )
+    kept, more = (memory_of(SHAPE, setup, CUDA) for setup in (SELECTIVE, silu))
     assert more.peak_allocated_bytes - kept.peak_allocated_bytes == 2 * TOKENS * 512 * 2
 
 

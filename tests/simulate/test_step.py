@@ -16,10 +16,11 @@ from fsdp_bench.simulate.operators.kernels import CPU, CUDA, CUDA_OBSERVED, Kern
 from fsdp_bench.simulate.repeat import Log
 from fsdp_bench.simulate.simulation import BETWEEN_STEPS
 from fsdp_bench.simulate.step import SimulatedSteps, first_steps, steady_step
-from fsdp_bench.spec.model import Family, ModelShape
+from fsdp_bench.spec.model import Family
 from fsdp_bench.spec.setup import Api, Loss, Offload, OptimizerKind, Precision, ShardingStrategy, TrainSetup
 from tests.predicted import memory_of
 from tests.profiles import share_of_examples
+from tests.shapes import shape
 from tools.validate.random_setups import Cell, draw_cells
 
 ON_CPU = draw_cells(400, seed=11, device="cpu")
@@ -32,10 +33,8 @@ cases = st.sampled_from(
 Grow = Callable[[Cell], Cell]
 
 
-def shape(**sizes: int) -> ModelShape:
-    fields = {"num_hidden_layers": 3, "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 4}
-    fields |= {"intermediate_size": 128, "vocab_size": 1000, "max_position_embeddings": 512, **sizes}
-    return ModelShape(name="test", family=Family.LLAMA, **fields)
+def phases(log: Log) -> dict[str, int]:
+    return {phase: peak.num_bytes for phase, peak in live_memory(log).phases.items()}
 
 
 def live_bytes(events: list[Event]) -> int:
@@ -79,9 +78,7 @@ def test_one_block_stands_for_all_that_are_left_out(case: tuple[Cell, Kernels]) 
     short, whole = steady_step(cell.model, cell.setup, kernels), steady_step(cell.model, cell.setup, kernels, 0, layers)
     assert whole.extra_blocks == 0
     a, b = live_memory(short), live_memory(whole)
-    assert {phase: peak.num_bytes for phase, peak in a.phases.items()} == {
-        phase: peak.num_bytes for phase, peak in b.phases.items()
-    }
+    assert phases(short) == phases(whole)
     assert a.end_bytes == b.end_bytes
     peak = a.phases[a.peak_phase]
     assert breakdown(short, peak) == breakdown(whole, b.phases[b.peak_phase])
@@ -123,9 +120,7 @@ def test_memory_alone_is_that_of_the_whole_step(case: tuple[Cell, Kernels]) -> N
     steps = SimulatedSteps(cell.model, setup, kernels)
     (alone,), whole = steps.for_memory, steps.step()
     assert whole.extra_blocks == 0
-    assert {phase: peak.num_bytes for phase, peak in live_memory(alone).phases.items()} == {
-        phase: peak.num_bytes for phase, peak in live_memory(whole).phases.items()
-    }
+    assert phases(alone) == phases(whole)
 
 
 @share_of_examples(5)

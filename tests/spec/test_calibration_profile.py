@@ -8,7 +8,7 @@ import pytest
 
 from fsdp_bench.spec.calibration_profile import read_profile, write_profile
 from fsdp_bench.spec.errors import SpecError
-from tests.conftest import run_command
+from tests.conftest import refused, run_command
 from tests.rates.test_calibrated import profile
 
 
@@ -31,10 +31,7 @@ def test_another_file_is_refused_in_one_line(tmp_path: Path, content: str, said:
     path.write_text(content)
     with pytest.raises(SpecError, match=said):
         read_profile(path)
-    done = run_command("predict", "--model", "gpt2", "--calibration", path)
-    assert done.returncode == 2
-    assert said in done.stderr
-    assert done.stderr.count("\n") == 1
+    assert said in refused("predict", "--model", "gpt2", "--calibration", path)
 
 
 def test_a_file_that_is_not_there_says_what_writes_one(tmp_path: Path) -> None:
@@ -48,6 +45,4 @@ def test_predict_says_what_its_time_rests_on(tmp_path: Path) -> None:
     words = ("predict", "--params", "10M", "--seq", 64, "--world-size", 2, "--calibration", path)
     printed = run_command(*words, "--kernels", "cpu").stdout
     assert "measured on made up, 2026-11-21" in printed
-    refused = run_command(*words)
-    assert refused.returncode == 2
-    assert "the calibration was made on made up; use --kernels cpu" in refused.stderr
+    assert "the calibration was made on made up; use --kernels cpu" in refused(*words)

@@ -36,6 +36,7 @@ from fsdp_bench.spec.setup import (
     Wrap,
 )
 from fsdp_bench.spec.subprocesses.dry_run import DryRunSpec, UserModule
+from tests.conftest import message_of
 from tests.predicted import memory_of
 
 WORDS: dict[str, type[CaseInsensitiveEnum]] = {
@@ -110,11 +111,9 @@ def test_any_other_text_is_refused_with_the_field_and_the_words(field: str, text
     if folded in known:
         return
     for make in (lambda: TrainSetup(**{field: text}), lambda: replace(TrainSetup(), **{field: text})):
-        with pytest.raises(SpecError) as caught:
-            make()
-        assert str(caught.value).startswith(f"{field}: ")
-        assert "\n" not in str(caught.value)
-        assert all(member.value in str(caught.value) for member in kind)
+        message = message_of(make)
+        assert message.startswith(f"{field}: ")
+        assert all(member.value in message for member in kind)
 
 
 @pytest.mark.parametrize(
@@ -177,10 +176,7 @@ def test_any_other_text_is_refused_with_the_field_and_the_words(field: str, text
     ],
 )
 def test_a_wrong_field_of_a_setup_is_refused_in_one_line(fields: dict[str, Any], said: str) -> None:
-    with pytest.raises(SpecError) as caught:
-        TrainSetup(**fields)
-    assert said in str(caught.value)
-    assert "\n" not in str(caught.value)
+    assert said in message_of(lambda: TrainSetup(**fields))
 
 
 def test_numbers_that_can_mean_one_thing_are_that() -> None:
@@ -219,9 +215,7 @@ def test_a_setup_of_texts_is_predicted_as_one_of_members() -> None:
 )
 def test_a_wrong_field_of_a_model_is_refused_in_one_line(changes: dict[str, Any], said: str) -> None:
     for make in (lambda: ModelShape(**{**SHAPE, **changes}), lambda: replace(ModelShape(**SHAPE), **changes)):
-        with pytest.raises(SpecError) as caught:
-            make()
-        assert said in str(caught.value)
+        assert said in message_of(make)
 
 
 def public_values() -> list[Checked]:

@@ -44,7 +44,6 @@ def test_a_message_that_is_not_utf_8_is_written_with_escapes() -> None:
     """A file's name in an error's message can hold any bytes."""
     message = os.fsdecode(b"no file caf\xe9")
     read = from_json(to_json(report(failure=Failure(message=message, phase="load", at=0.0))), RankReport)
-    assert read.failure is not None
     assert read.failure.message == "no file caf\\udce9"
 
 

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fsdp_bench.spec.codec import from_json, to_builtins, to_json
+from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.impossible import impossible
 from fsdp_bench.spec.setup import Api, Offload, Precision, ShardingStrategy, TrainSetup, Wrap
 
@@ -149,3 +150,28 @@ def test_a_possible_setup_is_not_refused() -> None:
     assert impossible(TrainSetup(strategy=S.HYBRID_SHARD, world_size=4), "cpu") is None
     for checkpointing, policy in (("selective", "aten.mm"), ("full", "every-2-blocks")):
         assert impossible(TrainSetup(checkpointing=checkpointing, checkpointing_policy=policy), "cuda") is None
+
+
+def test_a_policy_has_one_way_of_writing() -> None:
+    """So that setups that are the same are equal, and trials of them have one ID."""
+    setup = TrainSetup(checkpointing="selective", checkpointing_policy=" aten.SILU, aten.mm,aten::mm")
+    assert setup.checkpointing_policy == "aten.mm,aten.silu"
+    assert setup == TrainSetup(checkpointing="selective", checkpointing_policy="aten.mm,aten.silu")
+    assert (
+        TrainSetup(checkpointing="full", checkpointing_policy="Every-02-Blocks").checkpointing_policy
+        == "every-2-blocks"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "hint"),
+    [
+        ("every-second-prodct", "did you mean 'every-second-product'"),
+        ("aten.mm,aten.slu", "'aten.slu' is not allowed.*did you mean 'aten.silu'"),
+        ("every-1-blocks", "K of 2 or more"),
+        ("", "is not allowed"),
+    ],
+)
+def test_an_unknown_policy_names_the_nearest(text: str, hint: str) -> None:
+    with pytest.raises(SpecError, match=f"checkpointing_policy: .*{hint}"):
+        TrainSetup(checkpointing="selective", checkpointing_policy=text)

@@ -33,7 +33,6 @@ def test_compiled_trials_train_as_eager_ones_and_their_peak_on_a_cpu_is_unknown(
         assert compiled.outcome is Outcome.OK
         for one, other in zip(eager.ranks, compiled.ranks, strict=True):
             assert other.losses == pytest.approx(one.losses, rel=1e-5)
-            assert other.memory is not None
             assert other.memory.peak_allocated_bytes is None
             # The first step compiles; a fallback to eager would not take a hundred times the others.
             assert other.warmup_seconds[0] > 10 * other.step_seconds[-1]

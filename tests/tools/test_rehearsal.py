@@ -23,7 +23,6 @@ def test_trials_that_did_not_end_ok_are_counted_and_not_compared() -> None:
     assert crashed.error == "the trial ended crashed: no such thing"
     ran_out = compare_with_rehearsal(cell, RankReport(rank=0, outcome=Outcome.OOM_GPU, failure=failure), GPU)
     assert (ran_out.error, ran_out.phases) == (None, {})
-    assert ran_out.fit is not None
     assert (ran_out.fit.predicted, ran_out.fit.measured) == (True, False)
 
 

@@ -194,7 +194,6 @@ def overflow_then_train(family: Family, setup: TrainSetup) -> tuple[list[float],
         return plain(logits, targets) * (float("inf") if overflows else 1.0)
 
     training = training_of(family, setup, loss)
-    assert training.scaler is not None
     scales: list[float] = []
     parameters = [whole_parameters(training.model)]
     for micro_batches in batches(setup, LLAMA.vocab_size, 2, dist.get_rank(), dist.get_world_size()):

@@ -18,7 +18,6 @@ from tests.on_stand_in.rehearsing import rehearse
 def predicted(one: Chosen) -> dict[str, int]:
     """Return the peaks of allocated bytes by phase, on the stand-in."""
     asked = one.question
-    assert asked.gpu is not None
     usable = asked.gpu.usable_memory_bytes
     reading = read_allocator(SimulatedSteps(asked.model, one.setup, asked.kernel_set), usable, rank=0)
     return reading.phases

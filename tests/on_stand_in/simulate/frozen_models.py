@@ -8,17 +8,9 @@ from typing import Any
 from torch import nn
 
 from fsdp_bench.train.models.huggingface import batch_of, build
+from tests.shapes import llama_config
 
-CONFIG = {
-    "model_type": "llama",
-    "architectures": ["LlamaForCausalLM"],
-    "num_hidden_layers": 4,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "vocab_size": 200,
-}
+CONFIG = llama_config()
 WHICH = "FSDP_BENCH_TEST_FROZEN"
 """``lora``, or parts of the names of frozen parameters."""
 

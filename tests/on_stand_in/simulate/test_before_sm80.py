@@ -11,33 +11,20 @@ from typing import Any
 import pytest
 
 from fsdp_bench.catalog.architectures import BEFORE_SM80, recorded_architecture
-from fsdp_bench.spec.model import Family, ModelShape
 from fsdp_bench.spec.setup import Api, Checkpointing, Precision, ShardingStrategy, TrainSetup
 from tests.on_stand_in.simulate.comparing import against_rehearsals
+from tests.shapes import llama_config, shape
 from tools.validate.random_architectures import ArchitectureCell
 from tools.validate.random_setups import Cell
 
-LLAMA: dict[str, Any] = {
-    **{"model_type": "llama", "architectures": ["LlamaForCausalLM"], "num_hidden_layers": 3, "vocab_size": 1000},
-    **{"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 4, "num_key_value_heads": 2},
-}
+LLAMA = llama_config(num_hidden_layers=3, hidden_size=256, intermediate_size=512, vocab_size=1000)
 TIED = LLAMA | {"tie_word_embeddings": True}
 MISTRAL = LLAMA | {"model_type": "mistral", "architectures": ["MistralForCausalLM"], "sliding_window": None}
 GPT2: dict[str, Any] = {
     **{"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "n_layer": 3, "vocab_size": 1000},
     **{"n_embd": 256, "n_head": 4, "n_positions": 512},
 }
-SHAPE = ModelShape(
-    name="small",
-    family=Family.LLAMA,
-    num_hidden_layers=3,
-    hidden_size=256,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    intermediate_size=512,
-    vocab_size=1000,
-    max_position_embeddings=512,
-)
+SHAPE = shape(hidden_size=256, num_key_value_heads=2, intermediate_size=512)
 
 
 def _setup(precision: str, api: Api, checkpointing: Checkpointing) -> TrainSetup:

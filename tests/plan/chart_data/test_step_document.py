@@ -38,8 +38,6 @@ def test_the_highest_moment_is_the_predicted_peak(strategy: ShardingStrategy, st
 def test_spans_and_exposed_time_are_kept_to_a_pixel() -> None:
     (streams,) = step_streams([question(ShardingStrategy.FULL_SHARD)])
     drawn, time = drawn_streams(streams), streams.speed.time
-    assert drawn is not None
-    assert time.step_seconds is not None
     assert drawn.step_seconds == time.step_seconds
     shown = sum(end - begin for begin, end in drawn.whole.exposed)
     pixel = time.step_seconds / PIXELS

@@ -11,17 +11,9 @@ from fsdp_bench.plan.export.chosen import Chosen, chosen_by_prediction
 from fsdp_bench.plan.question import Question, answer
 from fsdp_bench.spec.hardware import Hardware
 from fsdp_bench.spec.setup import TrainSetup
+from tests.shapes import llama_config
 
-CONFIG = {
-    "model_type": "llama",
-    "architectures": ["LlamaForCausalLM"],
-    "hidden_size": 256,
-    "intermediate_size": 512,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "vocab_size": 1024,
-}
+CONFIG = llama_config(hidden_size=256, intermediate_size=512, vocab_size=1024)
 COMMAND = "fsdp-bench predict --hf-config config.json"
 
 

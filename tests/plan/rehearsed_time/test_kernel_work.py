@@ -19,19 +19,16 @@ def kernel(step: StepWriter, name: str = "triton_poi_fused_add_0", **more: Any) 
     return work_of_kernel(event, read.tensors)
 
 
-def test_inputs_are_read_outputs_written_and_both_of_what_changes_in_place() -> None:
-    step = StepWriter()
+def test_inputs_are_read_outputs_written_and_both_of_what_changes_in_place(step: StepWriter) -> None:
     arguments = step.tensor(1000), step.tensor(1000, dtype=FP32), step.tensor(1000, dtype=FP32), None
     names = ("in_ptr0", "out_ptr0", "in_out_ptr0", "xnumel")
     found = kernel(step, names=names, arguments=arguments, changed=("in_out_ptr0",))
     assert found == Work("triton_poi_fused_add_0", 2000 + 4000 + 2 * 4000, (), 2)
 
 
-def test_no_more_of_an_input_is_read_than_the_kernel_has_points() -> None:
+def test_no_more_of_an_input_is_read_than_the_kernel_has_points(step: StepWriter) -> None:
     """An embedding's weight: of a million elements a kernel of 1024 points reads 1024."""
-    step = StepWriter()
     found = kernel(step, names=("in_ptr0", "out_ptr0"), arguments=(step.tensor(10**6), step.tensor(1024)))
-    assert found is not None
     assert found.num_bytes == 2048 + 2048
 
 

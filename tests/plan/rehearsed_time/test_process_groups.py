@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fsdp_bench.catalog.loader import BUILT_IN
-from fsdp_bench.catalog.lookup import find_placement
+from fsdp_bench.catalog.lookup import server
 from fsdp_bench.plan.rehearsed_time.process_groups import process_groups
 from fsdp_bench.rates.collectives import Groups, groups_of, topology_of_ranks
 from fsdp_bench.spec.hardware import Hardware
@@ -13,10 +13,8 @@ from fsdp_bench.spec.setup import ShardingStrategy, TrainSetup
 from tests.plan.rehearsed_time.steps import StepWriter
 
 
-def cluster(nodes: int, server: str = "p5.48xlarge") -> Hardware:
-    found = find_placement(None, server, nodes, None, None, BUILT_IN).hardware
-    assert found is not None
-    return found
+def cluster(nodes: int) -> Hardware:
+    return server("p5.48xlarge", nodes)
 
 
 @pytest.mark.parametrize("nodes", [1, 2, 4])
@@ -44,21 +42,18 @@ def test_ranks_that_are_alone_or_spread_unevenly_have_no_topology(ranks: list[in
     assert topology_of_ranks(cluster(2), ranks) is None
 
 
-def test_each_group_has_a_name_of_its_own_and_its_topology() -> None:
-    step = StepWriter()
+def test_each_group_has_a_name_of_its_own_and_its_topology(step: StepWriter) -> None:
     step.collective("allreduce", 8, (0, 8), group="replicas")
     step.collective("reduce_scatter_base", 8, tuple(range(8)), group="mesh")
     found = process_groups(step.read(), cluster(2))
     assert found.names == {"mesh": "shard", "replicas": "replicate"}
-    assert found.groups is not None
     assert found.groups.shard == topology_of_ranks(cluster(2), range(8))
     assert found.groups.replicate == topology_of_ranks(cluster(2), [0, 8])
     assert found.groups.world is None
 
 
-def test_groups_of_the_same_ranks_share_a_name() -> None:
+def test_groups_of_the_same_ranks_share_a_name(step: StepWriter) -> None:
     """reshard_after_forward=4 makes process groups for each unit: torch/distributed/fsdp/_fully_shard."""
-    step = StepWriter()
     step.collective("allgather_base", 8, tuple(range(8)), group="0")
     for number in range(6):
         step.collective("allgather_base", 8, (0, 1, 2, 3), group=f"unit {number}")
@@ -67,8 +62,7 @@ def test_groups_of_the_same_ranks_share_a_name() -> None:
     assert len(found.names) == 7
 
 
-def test_without_a_server_there_are_names_but_no_links() -> None:
-    step = StepWriter()
+def test_without_a_server_there_are_names_but_no_links(step: StepWriter) -> None:
     step.collective("allgather_base", 8, tuple(range(8)))
     found = process_groups(step.read(), Hardware.of_gpu(BUILT_IN.gpu("H100-SXM")))
     assert (found.names, found.groups) == ({"0": "shard"}, Groups())

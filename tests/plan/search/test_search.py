@@ -51,23 +51,13 @@ def card(mib: int | None) -> Hardware:
 
 
 NOT_NVIDIA = Hardware.of_gpu(replace(gpu("T4"), compute_capability=None))
-
-
 ONE_NODE = Hardware(server=server("p5.48xlarge"), gpu=gpu(server("p5.48xlarge").gpu), gpus_per_node=8)
+Cell = tuple[ShardingStrategy, Api, str, Checkpointing, Offload]
 
 
-def setup_of(cell: tuple[ShardingStrategy, Api, str, Checkpointing, Offload], **fields: object) -> TrainSetup:
-    strategy, api, precision, checkpointing, offload = cell
-    return TrainSetup(
-        strategy=strategy,
-        api=api,
-        precision=Precision.parse(precision),
-        checkpointing=checkpointing,
-        offload=offload,
-        world_size=8,
-        sequence_length=128,
-        **fields,  # type: ignore[arg-type]
-    )
+def setup_of(cell: Cell) -> TrainSetup:
+    names = ("strategy", "api", "precision", "checkpointing", "offload")
+    return TrainSetup(world_size=8, sequence_length=128, **dict(zip(names, cell, strict=True)))
 
 
 def fits(quantity: Quantity, index: int) -> bool:
@@ -77,17 +67,13 @@ def fits(quantity: Quantity, index: int) -> bool:
 
 @pytest.mark.parametrize("cell", CELLS)
 @pytest.mark.parametrize("mib", [900, pytest.param(1100, marks=pytest.mark.slow)])
-def test_the_largest_model_is_what_a_scan_of_the_ladder_finds(
-    cell: tuple[ShardingStrategy, Api, str, Checkpointing, Offload], mib: int
-) -> None:
+def test_the_largest_model_is_what_a_scan_of_the_ladder_finds(cell: Cell, mib: int) -> None:
     """The definition, model by model: the last width whose shallowest model fits, then the most layers that fit."""
     quantity = size_ladder(Family.LLAMA, setup_of(cell), card(mib), vocab_size=2000)
     widths = itertools.takewhile(lambda width: CARD.on(quantity[width[0]]).fullness <= 1, quantity.widths)
     *_, last = [width for width in widths if fits(quantity, width[0])]
     found = find_largest(quantity, CARD)
     assert found.fits == max(index for index in last if fits(quantity, index))
-    assert found.at is not None
-    assert found.beyond is not None
     assert found.at.fits is not False
     assert found.beyond.fits is False
     assert found.runs >= found.fits
@@ -116,7 +102,6 @@ def test_fewest_gpus_are_searched_from_many_to_few() -> None:
     quantity = gpu_counts(shape, setup, cluster)
     found = find_largest(quantity, CARD)
     fewest = quantity[found.fits].setup.world_size
-    assert found.beyond is not None
     assert quantity[found.fits + 1].setup.world_size == found.beyond.setup.world_size
     assert found.beyond.fits is False
     # 16 bytes a parameter and more stay with 4 GPUs, 8 hold them.
@@ -129,11 +114,8 @@ def test_host_memory_limits_an_offloaded_model() -> None:
     setup = setup_of((ShardingStrategy.FULL_SHARD, Api.FSDP2, "bf16-mixed", Checkpointing.FULL, Offload.PARAMS))
     quantity = size_ladder(Family.LLAMA, setup, cluster)
     found = find_largest(quantity, CARD)
-    assert found.limited_by is not None
     assert (found.limited_by.place, found.limited_by.phase) == ("host", "training")
-    assert found.at is not None
     assert found.at.host.peak_bytes <= 64 * 2**30
-    assert found.beyond is not None
     assert found.beyond.host.peak_bytes > 64 * 2**30
     assert found.runs == found.fits
 
@@ -145,9 +127,7 @@ def test_the_largest_that_the_host_holds_may_be_above_one_that_it_does_not_hold(
     setup = setup_of((ShardingStrategy.FULL_SHARD, Api.FSDP2, "bf16-true", Checkpointing.FULL, Offload.PARAMS))
     quantity = size_ladder(Family.LLAMA, setup, cluster)
     found = find_largest(quantity, CARD)
-    shares = [
-        CARD.on(candidate).host_memory_fraction for candidate in (quantity[index] for index in range(len(quantity)))
-    ]
+    shares = [CARD.on(quantity[index]).host_memory_fraction for index in range(len(quantity))]
     assert found.fits == max(index for index, share in enumerate(shares) if share <= 1)
     assert any(share > 1 for share in shares[: found.fits])
 
@@ -155,11 +135,7 @@ def test_the_largest_that_the_host_holds_may_be_above_one_that_it_does_not_hold(
 @pytest.mark.parametrize(
     ("setup", "hardware", "because"),
     [
-        (
-            TrainSetup(precision=Precision.parse("fp16-mixed")),
-            Hardware.of_gpu(replace(gpu("T4"), compute_capability=None)),
-            "no Flash",
-        ),
+        (TrainSetup(precision=Precision.parse("fp16-mixed")), NOT_NVIDIA, "no Flash"),
         (TrainSetup(strategy=ShardingStrategy.HYBRID_SHARD), card(9000), "at least 2 groups"),
         (TrainSetup(world_size=16), ONE_NODE, "16 is not the cluster's 8 GPUs"),
     ],
@@ -170,9 +146,7 @@ def test_a_question_that_predict_refuses_is_refused(setup: TrainSetup, hardware:
 
 
 @pytest.mark.parametrize("cell", [CELLS[0], *(pytest.param(cell, marks=pytest.mark.slow) for cell in CELLS[1:])])
-def test_a_budget_of_live_bytes_stands_for_a_card(
-    cell: tuple[ShardingStrategy, Api, str, Checkpointing, Offload],
-) -> None:
+def test_a_budget_of_live_bytes_stands_for_a_card(cell: Cell) -> None:
     """Live bytes fall where the ladder gets wider and less deep; the answer is the largest of all that hold."""
     setup = replace(setup_of(cell), sequence_length=512, world_size=4)
     quantity = size_ladder(Family.LLAMA, setup, None, vocab_size=4096)
@@ -195,24 +169,16 @@ def test_many_quantities_are_answered_as_one_by_one() -> None:
     ]
 
 
-def test_a_card_too_small_for_every_step_has_no_answer() -> None:
-    found = find_largest(size_ladder(Family.LLAMA, setup_of(CELLS[0]), card(60)), CARD)
-    assert (found.fits, found.at) == (-1, None)
-    assert found.beyond is not None
+def test_a_card_too_small_for_every_step_or_for_what_is_kept_free_has_no_answer() -> None:
+    ladder = size_ladder(Family.LLAMA, setup_of(CELLS[0]), card(60))
+    found, kept_free = find_largest(ladder, CARD), find_largest(ladder, FitCheck())
+    assert (found.fits, found.at) == (kept_free.fits, kept_free.at) == (-1, None)
     assert found.beyond.model.num_parameters == size_ladder(Family.LLAMA, setup_of(CELLS[0]), None).values[0]
-
-
-def test_a_card_smaller_than_what_is_kept_free_has_no_answer() -> None:
-    found = find_largest(size_ladder(Family.LLAMA, setup_of(CELLS[0]), card(60)), FitCheck())
-    assert (found.fits, found.at) == (-1, None)
 
 
 def test_a_gpu_of_unknown_memory_is_refused() -> None:
     with pytest.raises(SpecError, match="nobody documents how much of a A100-SXM-80GB"):
-        find_largest(
-            size_ladder(Family.LLAMA, setup_of(CELLS[0]), card(None)),
-            CARD,
-        )
+        find_largest(size_ladder(Family.LLAMA, setup_of(CELLS[0]), card(None)), CARD)
 
 
 class Curve:

@@ -20,20 +20,13 @@ from fsdp_bench.simulate.events import Category, Event, Kind
 from fsdp_bench.simulate.simulation import BETWEEN_STEPS
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.hardware import Hardware
-from fsdp_bench.spec.model import Family, ModelShape
 from fsdp_bench.spec.setup import Api, ShardingStrategy, TrainSetup
 from fsdp_bench.spec.units import GIB, MIB
 from tests.report.charts.pictures import assert_is_a_slide, assert_texts_are_inside_and_apart, text_of_quantity
+from tests.shapes import shape
 
-TINY = ModelShape(
-    name="tiny",
-    family=Family.LLAMA,
-    num_hidden_layers=4,
-    hidden_size=256,
-    num_attention_heads=4,
-    num_key_value_heads=4,
-    intermediate_size=512,
-    vocab_size=1024,
+TINY = shape(
+    **{"name": "tiny", "num_hidden_layers": 4, "hidden_size": 256, "intermediate_size": 512, "vocab_size": 1024},
     max_position_embeddings=1024,
 )
 H100 = Hardware.of_gpu(loader.BUILT_IN.gpu("h100-sxm"))
@@ -227,9 +220,9 @@ def test_the_first_step_is_drawn_only_if_it_has_the_peak() -> None:
     """FSDP1 allocates every unit once before its first forward; here in events by hand, at first below the step."""
 
     def shown(first: int) -> list[str]:
-        events = [Event(Kind.MARK, -1, label="load"), Event(Kind.MARK, -1, label=BETWEEN_STEPS)]
+        events = [mark("load"), mark(BETWEEN_STEPS)]
         for name, size in (("forward", first), (BETWEEN_STEPS, 1), ("forward", 10), ("backward", 20)):
-            events.append(Event(Kind.MARK, -1, label=name))
+            events.append(mark(name))
             events += [Event(Kind.ALLOCATE, len(events), size), Event(Kind.FREE, len(events), size)]
         return [phase.name for phase in timeline_module._shown(phases(events))]
 

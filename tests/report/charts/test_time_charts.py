@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fsdp_bench.catalog import loader
+from fsdp_bench.catalog.lookup import server
 from fsdp_bench.plan.chart_data.scaling import node_counts, scaling_curves
 from fsdp_bench.plan.chart_data.step_streams import exposed_spans
 from fsdp_bench.plan.question import Question, answer, speed_of
@@ -31,7 +32,7 @@ from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.hardware import Hardware
 from fsdp_bench.spec.setup import Precision, ShardingStrategy, TrainSetup
 from fsdp_bench.spec.units import GIB
-from tests.conftest import run_command
+from tests.conftest import refused, run_command
 from tests.report.charts.pictures import assert_is_a_slide, assert_texts_are_inside_and_apart, text_of_quantity
 
 MIXED = Precision("fp32", "bf16", "fp32")
@@ -39,8 +40,7 @@ MIXED = Precision("fp32", "bf16", "fp32")
 
 def cluster(nodes: int = 2) -> Hardware:
     """Return nodes of eight A100."""
-    server = loader.server("p4d.24xlarge")
-    return Hardware(server=server, gpu=loader.gpu(server.gpu), num_nodes=nodes, gpus_per_node=8)
+    return server("p4d.24xlarge", nodes)
 
 
 points = st.lists(
@@ -135,10 +135,8 @@ def test_points_of_a_curve_that_do_not_fit_are_white_and_named() -> None:
 def test_every_point_of_the_trade_off_is_inside_the_chart() -> None:
     """An 8B model under NO_SHARD needs twice the GPU's memory and stands at the right end, with an arrow."""
     model, names = loader.model("Llama-3.1-8B").shape(), (ShardingStrategy.FULL_SHARD, ShardingStrategy.NO_SHARD)
-    server = loader.server("p5.48xlarge")
-    nodes = Hardware(server=server, gpu=loader.gpu(server.gpu), num_nodes=2, gpus_per_node=8)
     setups = [TrainSetup(strategy=name, world_size=16, precision=MIXED) for name in names]
-    predictions = [answer(Question(model, setup, nodes)) for setup in setups]
+    predictions = [answer(Question(model, setup, server("p5.48xlarge", 2))) for setup in setups]
     figure = figure_of(trade_off_slide(predictions))
     axes, _ = figure.axes
     assert axes.get_ylim()[1] > 1.03 * max(point.tokens for point in trade_off_points(predictions))
@@ -185,17 +183,14 @@ def test_all_three_are_drawn(tmp_path: Path) -> None:
 
 def test_a_chart_of_unknown_times_is_refused_with_the_reason(tmp_path: Path) -> None:
     alone = ("--model", "gpt2", "--gpu", "A10G", "--world-size", 2)
-    refused = run_command("predict", *alone, "--step-chart", tmp_path / "step.png")
-    assert refused.returncode == 2
-    assert "the step's time is unknown: all_gather (shard)" in refused.stderr
+    message = refused("predict", *alone, "--step-chart", tmp_path / "step.png")
+    assert "the step's time is unknown: all_gather (shard)" in message
     one = ("--model", "gpt2", "--server", "p4d.24xlarge")
-    assert (
-        "the time of 1 of 1 setups is known, two are needed"
-        in run_command("predict", *one, "--trade-off", tmp_path / "trade.png").stderr
-    )
+    message = refused("predict", *one, "--trade-off", tmp_path / "trade.png")
+    assert "the time of 1 of 1 setups is known, two are needed" in message
     drawable = (*one, "--strategy", "all", "--trade-off", tmp_path / "trade.png", "--chart", tmp_path / "step.png")
     alone = (*drawable, "--api", "all", "--scaling", tmp_path / "scaling.png")
-    assert "too many for one picture" in run_command("predict", *alone).stderr
+    assert "too many for one picture" in refused("predict", *alone)
     without = ("--model", "gpt2", "--gpu", "A10G", "--chart", tmp_path / "step.png", "--scaling", tmp_path / "s.png")
-    assert "no server is named" in run_command("predict", *without).stderr
+    assert "no server is named" in refused("predict", *without)
     assert not list(tmp_path.iterdir())

@@ -33,7 +33,7 @@ from fsdp_bench.spec.record import SCHEMA_VERSION, RunPlan, TrialRecord
 from fsdp_bench.spec.setup import Api, Checkpointing, Offload, Precision, ShardingStrategy, TrainSetup
 from fsdp_bench.sweep.results.load import machine_description, sweep_folders
 from fsdp_bench.sweep.run.rehearsed import rehearsed_gpu
-from tests.conftest import run_command
+from tests.conftest import refused, run_command
 from tests.report.charts.pictures import assert_texts_are_inside_and_apart, text_of_quantity
 
 MODEL = nearest_size(Family.LLAMA, 10**9)
@@ -145,7 +145,6 @@ def test_a_trial_that_did_not_end_ok_is_a_word_and_never_a_success(outcome: Outc
 
 def test_running_out_is_drawn_up_to_the_limit_that_was_not_enough() -> None:
     card = gpu_by_product_name(NAMES["cuda"])
-    assert card is not None
     assert exceeded_limit(out_of_memory("device")) == card.nvml_total_bytes
     limited = out_of_memory("budget", "cpu", RunPlan(memory_limit_bytes=24 * GIB))
     bar = memory_bar(limited)
@@ -451,6 +450,4 @@ def test_a_folder_above_the_sweeps_draws_with_the_name_of_its_machine(tmp_path: 
     drawn = run_command("chart", tmp_path / "one")
     assert drawn.returncode == 0, drawn.stderr
     assert (home / "peak-memory.png").exists()  # in the sweep's own folder
-    refused = run_command("chart", tmp_path)
-    assert refused.returncode == 2
-    assert f"holds several sweeps; name one: {home}, {tmp_path / 'two' / 's'}" in refused.stderr
+    assert f"holds several sweeps; name one: {home}, {tmp_path / 'two' / 's'}" in refused("chart", tmp_path)

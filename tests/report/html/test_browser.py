@@ -42,6 +42,9 @@ class Opened:
         return self.page.evaluate(script)
 
 
+Show = Callable[..., Opened]
+
+
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
     from playwright.sync_api import sync_playwright
@@ -53,11 +56,11 @@ def browser() -> Iterator[Browser]:
 
 
 @pytest.fixture
-def show(browser: Browser) -> Iterator[Callable[..., Opened]]:
-    """Return a function that opens a file in a window of a size, without network."""
+def show(browser: Browser, reports: dict[str, Path]) -> Iterator[Show]:
+    """Return a function that opens a report, or a file, in a window of a size, without network."""
     contexts = []
 
-    def opened(path: Path, size: tuple[int, int] = DESK, **options: Any) -> Opened:
+    def opened(report: str | Path, size: tuple[int, int] = DESK, **options: Any) -> Opened:
         viewport = {"width": size[0], "height": size[1]}
         context = browser.new_context(viewport=viewport, offline=True, **options)
         contexts.append(context)
@@ -65,7 +68,7 @@ def show(browser: Browser) -> Iterator[Callable[..., Opened]]:
         found.page.on("request", lambda request: found.requests.append(request.url))
         found.page.on("pageerror", lambda error: found.complaints.append(str(error)))
         found.page.on("console", lambda message: found.complaints.append(message.text))
-        found.page.goto(path.as_uri())
+        found.page.goto((report if isinstance(report, Path) else reports[report]).as_uri())
         return found
 
     yield opened
@@ -100,29 +103,23 @@ def _column(opened: Opened, title: str, only_shown: bool = True) -> list[str]:
 
 
 @pytest.mark.parametrize("name", ["plan", "sweep", "frontier", "hostile"])
-def test_nothing_is_requested_and_nothing_goes_wrong(
-    show: Callable[..., Opened], reports: dict[str, Path], name: str
-) -> None:
-    opened = show(reports[name])
+def test_nothing_is_requested_and_nothing_goes_wrong(show: Show, reports: dict[str, Path], name: str) -> None:
+    opened = show(name)
     opened.ask("window.scrollTo(0, document.body.scrollHeight)")
     assert [url for url in opened.requests if not url.startswith("data:")] == [reports[name].as_uri()]
     assert opened.complaints == []
 
 
 @pytest.mark.parametrize("name", ["plan", "accumulating", "sweep", _slow("frontier"), "hostile"])
-def test_a_phone_shows_all_without_scrolling_sideways(
-    show: Callable[..., Opened], reports: dict[str, Path], name: str
-) -> None:
-    opened = show(reports[name], PHONE)
+def test_a_phone_shows_all_without_scrolling_sideways(show: Show, name: str) -> None:
+    opened = show(name, PHONE)
     opened.ask("document.querySelectorAll('details').forEach((each) => { each.open = true; })")
     assert opened.ask("document.documentElement.scrollWidth") <= PHONE[0]
     assert opened.ask("parseFloat(getComputedStyle(document.body).fontSize)") >= 16
 
 
-def test_a_click_sorts_numbers_as_numbers_and_again_the_other_way(
-    show: Callable[..., Opened], reports: dict[str, Path]
-) -> None:
-    opened = show(reports["sweep"])
+def test_a_click_sorts_numbers_as_numbers_and_again_the_other_way(show: Show) -> None:
+    opened = show("sweep")
     button = _table(opened).get_by_role("button", name="tokens/s per rank")
     button.click()
     speeds = [float(text.replace(",", "")) for text in _column(opened, "tokens/s per rank")]
@@ -135,10 +132,8 @@ def test_a_click_sorts_numbers_as_numbers_and_again_the_other_way(
     assert header.get_attribute("aria-sort") == "descending"
 
 
-def test_times_of_a_step_have_one_unit_and_are_sorted_as_numbers(
-    show: Callable[..., Opened], reports: dict[str, Path]
-) -> None:
-    opened = show(reports["hostile"])
+def test_times_of_a_step_have_one_unit_and_are_sorted_as_numbers(show: Show) -> None:
+    opened = show("hostile")
     _table(opened).get_by_role("button", name="step").click()
     shown = _column(opened, "step")
     assert {text.split()[1] for text in shown} == {"ms"}
@@ -147,8 +142,8 @@ def test_times_of_a_step_have_one_unit_and_are_sorted_as_numbers(
     assert times[0] < 1000 < times[-1]
 
 
-def test_the_keyboard_sorts_words(show: Callable[..., Opened], reports: dict[str, Path]) -> None:
-    opened = show(reports["sweep"])
+def test_the_keyboard_sorts_words(show: Show) -> None:
+    opened = show("sweep")
     button = _table(opened).get_by_role("button", name="strategy")
     button.focus()
     assert opened.ask("getComputedStyle(document.activeElement).outlineStyle") == "solid"
@@ -161,10 +156,8 @@ def test_the_keyboard_sorts_words(show: Callable[..., Opened], reports: dict[str
     assert _table(opened).locator("th[aria-sort]").inner_text().strip() == "model"
 
 
-def test_unknown_values_are_sorted_last_in_both_directions(
-    show: Callable[..., Opened], reports: dict[str, Path]
-) -> None:
-    opened = show(reports["sweep"])
+def test_unknown_values_are_sorted_last_in_both_directions(show: Show) -> None:
+    opened = show("sweep")
     opened.ask("document.querySelector('tbody td.number[data-number]').dataset.number = ''")
     table = opened.page.locator("table").first
     title = table.locator("th.number").nth(1)
@@ -174,8 +167,8 @@ def test_unknown_values_are_sorted_last_in_both_directions(
         assert opened.ask(unknown) == 53  # the last of 54 rows
 
 
-def test_filters_work_together(show: Callable[..., Opened], reports: dict[str, Path]) -> None:
-    opened = show(reports["sweep"])
+def test_filters_work_together(show: Show) -> None:
+    opened = show("sweep")
     every = _column(opened, "strategy", only_shown=False)
     box = opened.page.locator("[data-table]").first
     box.get_by_label("Filter").focus()
@@ -192,15 +185,15 @@ def test_filters_work_together(show: Callable[..., Opened], reports: dict[str, P
     assert _column(opened, "strategy") == every
 
 
-def test_everything_is_there_without_javascript(show: Callable[..., Opened], reports: dict[str, Path]) -> None:
-    opened = show(reports["sweep"], java_script_enabled=False)
+def test_everything_is_there_without_javascript(show: Show) -> None:
+    opened = show("sweep", java_script_enabled=False)
     assert opened.page.locator("tbody tr").count() > 54
     assert not opened.page.get_by_label("Filter").first.is_visible()
     assert opened.page.get_by_role("columnheader", name="strategy").first.is_visible()
 
 
-def test_the_skip_link_leads_to_the_answer(show: Callable[..., Opened], reports: dict[str, Path]) -> None:
-    opened = show(reports["plan"])
+def test_the_skip_link_leads_to_the_answer(show: Show) -> None:
+    opened = show("plan")
     opened.page.keyboard.press("Tab")
     assert opened.ask("document.activeElement.className") == "skip"
     assert opened.ask("document.activeElement.getBoundingClientRect().left") >= 0
@@ -209,9 +202,9 @@ def test_the_skip_link_leads_to_the_answer(show: Callable[..., Opened], reports:
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_texts_have_contrast(show: Callable[..., Opened], reports: dict[str, Path], scheme: str) -> None:
+def test_texts_have_contrast(show: Show, scheme: str) -> None:
     """WCAG 2 asks 4.5 to 1 of texts of this size."""
-    opened = show(reports["plan"], color_scheme=scheme)
+    opened = show("plan", color_scheme=scheme)
     poor = opened.ask(_CONTRAST)
     assert poor["checked"] > 50
     assert poor["found"] == []
@@ -249,10 +242,8 @@ _CONTRAST = """() => {
 
 
 @pytest.mark.parametrize("name", ["plan", "sweep", _slow("frontier")])
-def test_it_prints_on_a4_with_tables_uncut_and_details_open(
-    show: Callable[..., Opened], reports: dict[str, Path], name: str, tmp_path: Path
-) -> None:
-    opened = show(reports[name], A4)
+def test_it_prints_on_a4_with_tables_uncut_and_details_open(show: Show, name: str, tmp_path: Path) -> None:
+    opened = show(name, A4)
     opened.page.pdf(path=tmp_path / "report.pdf", prefer_css_page_size=True)
     data = (tmp_path / "report.pdf").read_bytes()
     assert data.startswith(b"%PDF")
@@ -267,8 +258,8 @@ def test_it_prints_on_a4_with_tables_uncut_and_details_open(
         assert all(width <= size[0] for width in widths), widths
 
 
-def test_hostile_names_do_not_run(show: Callable[..., Opened], reports: dict[str, Path]) -> None:
-    opened = show(reports["hostile"])
+def test_hostile_names_do_not_run(show: Show) -> None:
+    opened = show("hostile")
     text = opened.page.locator("body").inner_text()
     assert all(name in text for name in (SCRIPT, IMAGE, STYLE))
     opened.page.get_by_role("button", name="strategy").first.click()
@@ -277,7 +268,7 @@ def test_hostile_names_do_not_run(show: Callable[..., Opened], reports: dict[str
     assert opened.ask("typeof window.hacked") == "undefined"
 
 
-def test_even_a_script_that_got_in_would_not_run(show: Callable[..., Opened], reports: dict[str, Path]) -> None:
+def test_even_a_script_that_got_in_would_not_run(show: Show, reports: dict[str, Path]) -> None:
     """The page's own policy allows one script, by its hash, and no request."""
     path = reports["hostile"].with_name("broken.html")
     text = reports["hostile"].read_text()

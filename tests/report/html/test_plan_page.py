@@ -72,7 +72,6 @@ def test_a_plan_is_read_as_it_was_written(tmp_path: Path) -> None:
 def test_a_mark_stands_at_the_prediction_within_its_range(tmp_path: Path) -> None:
     plan = from_json(plan_text().encode(), PlanDocument)
     drawn = chart(plan, offers_of(plan))
-    assert drawn is not None
     for point, line in zip(drawn.points, drawn.lines, strict=True):
         assert line.x[0] < point.x < line.x[1]
 

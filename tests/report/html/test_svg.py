@@ -7,7 +7,9 @@ import re
 from fsdp_bench.report.charts.axis import Axis
 from fsdp_bench.report.charts.colors import PALETTE, Style
 from fsdp_bench.report.charts.description import Key, Line, Plot, Point, stacked
+from fsdp_bench.report.html.errors import against
 from fsdp_bench.report.html.svg import area_path, boxes, line_path, palette
+from fsdp_bench.spec.units import format_seconds
 
 BLUE, RED = Style("blue"), Style("red")
 PLOT = Plot("", Axis("", 0.0, 2.0), Axis("", 0.0, 4.0))
@@ -42,3 +44,11 @@ def test_every_colour_is_in_the_style_sheet_for_light_and_dark_pages() -> None:
     for name, (light, dark) in PALETTE.items():
         assert f"--c-{name}:{light};" in palette()
         assert f"--c-{name}:{dark};" in palette()
+
+
+def test_step_times_are_drawn_in_the_unit_of_their_axis() -> None:
+    """Steps of 10 and 20 milliseconds lie between ticks of 0 and 20 to 30."""
+    plot = against("", [(1, 0.010, 0.012), (2, 0.020, 0.018)], "measured", (1e-3, "ms"), format_seconds)
+    assert "ms" in plot.x.title
+    labels = [float(tick.text) for tick in plot.x.ticks()]
+    assert 20 <= max(labels) <= 30

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from fsdp_bench.catalog.loader import BUILT_IN
+from fsdp_bench.catalog.lookup import server
 from fsdp_bench.rates.communicators import communicators_of
 from fsdp_bench.report.text.common import communicators_fact
-from fsdp_bench.spec.hardware import Hardware
 from fsdp_bench.spec.setup import ShardingStrategy, TrainSetup
 
 
-def printed(server: str, nodes: int = 1, strategy: ShardingStrategy = ShardingStrategy.FULL_SHARD) -> str:
-    found = BUILT_IN.server(server)
-    where = Hardware(server=found, gpu=BUILT_IN.gpu(found.gpu), num_nodes=nodes, gpus_per_node=8)
+def printed(name: str, nodes: int = 1, strategy: ShardingStrategy = ShardingStrategy.FULL_SHARD) -> str:
+    where = server(name, nodes)
     setup = TrainSetup(strategy=strategy, world_size=8 * nodes, shard_size=8 if strategy.is_hybrid else None)
     return " ".join(" ".join(communicators_fact(communicators_of(setup, where))).split())
 

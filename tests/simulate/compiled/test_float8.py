@@ -24,7 +24,7 @@ from fsdp_bench.simulate.step import steady_step
 from fsdp_bench.simulate.wrappers.impossible import why_impossible
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.hardware import Hardware
-from fsdp_bench.spec.impossible import impossible
+from fsdp_bench.spec.model import ModelShape
 from fsdp_bench.spec.recording.compiled import Order, float8_regime_of, splits_of_maximum, symbols_of_float8
 from fsdp_bench.spec.setup import Api, Checkpointing, Float8, Precision, ShardingStrategy, TrainSetup, Wrap
 from tests.predicted import memory_of
@@ -43,41 +43,30 @@ RECIPES = (Float8.TENSORWISE, Float8.ROWWISE)
 H100 = kernels_on(CUDA, gpu("H100-SXM"))
 
 
+NARROW = replace(LLAMA, intermediate_size=14336 - 8)
+
+
 @pytest.mark.parametrize(
-    ("change", "device", "part"),
+    ("shape", "change", "device", "part"),
     [
-        ({"compile": False}, "cuda", "use compile"),
-        ({"precision": Precision.parse("fp32")}, "cuda", "fp32 computes in fp32"),
-        ({"precision": Precision.parse("fp16")}, "cuda", "computes in fp16"),
-        ({"sequence_length": 4097, "micro_batch_size": 1}, "cuda", "multiple of 16 tokens"),
-        ({}, "cpu", "compute capability 8.9"),
+        (LLAMA, {"compile": False}, "cuda", "use compile"),
+        (LLAMA, {"precision": Precision.parse("fp32")}, "cuda", "fp32 computes in fp32"),
+        (LLAMA, {"precision": Precision.parse("fp16")}, "cuda", "computes in fp16"),
+        (LLAMA, {"sequence_length": 4097, "micro_batch_size": 1}, "cuda", "multiple of 16 tokens"),
+        (LLAMA, {}, "cpu", "compute capability 8.9"),
+        (NARROW, {}, "cuda", "multiples of 16"),
+        (LLAMA, {"strategy": ShardingStrategy.NO_SHARD}, "cuda", "DistributedDataParallel"),
+        (LLAMA, {"wrap": Wrap.SIZE}, "cuda", "units may be inside"),
+        (LLAMA, {"float8": Float8.ROWWISE_WITH_GW_HP}, "cuda", "not recorded in float8 rowwise_with_gw_hp"),
+        (LLAMA, {"checkpointing": "selective", "checkpointing_policy": "aten.silu"}, "cuda", "not recorded in float8"),
     ],
 )
-def test_a_setup_that_cannot_run_in_float8_is_refused_in_one_line(
-    change: dict[str, Any], device: str, part: str
+def test_what_cannot_run_or_was_not_recorded_in_float8_is_refused_in_one_line_and_not_predicted_in_eager(
+    shape: ModelShape, change: dict[str, Any], device: str, part: str
 ) -> None:
-    reason = impossible(replace(SETUP, **change), device) or ""
+    reason = str(why_impossible(shape, replace(SETUP, **change), device))
     assert part in reason
     assert "\n" not in reason
-
-
-@pytest.mark.parametrize(
-    ("change", "part"),
-    [
-        ({"strategy": ShardingStrategy.NO_SHARD}, "DistributedDataParallel"),
-        ({"wrap": Wrap.SIZE}, "units may be inside"),
-        ({"float8": Float8.ROWWISE_WITH_GW_HP}, "not recorded in float8 rowwise_with_gw_hp"),
-        ({"checkpointing": Checkpointing.SELECTIVE, "checkpointing_policy": "aten.silu"}, "not recorded in float8"),
-    ],
-)
-def test_a_setup_that_was_not_recorded_in_float8_is_refused_instead_of_predicted_in_eager(
-    change: dict[str, object], part: str
-) -> None:
-    assert part in (why_impossible(LLAMA, replace(SETUP, **change), "cuda") or "")
-
-
-def test_widths_that_scaled_products_do_not_take_are_refused() -> None:
-    assert "multiples of 16" in (why_impossible(replace(LLAMA, intermediate_size=14336 - 8), SETUP, "cuda") or "")
 
 
 @pytest.mark.parametrize("name", ["A100-SXM-80GB", "MI300X"])
@@ -138,8 +127,6 @@ def test_a_product_in_float8_takes_no_longer_than_the_same_in_bf16(m: int, n: in
         out = 2 * dims[0] * dims[1]
         float8 = rates.run(Work("aten::mm nt", elements + out, dims, 1))
         bf16 = rates.run(Work("aten::mm nt", 2 * elements + out, dims, 2))
-        assert float8 is not None
-        assert bf16 is not None
         assert float8 <= bf16
 
 
@@ -169,13 +156,6 @@ def test_a_step_in_float8_is_timed_and_adds_up(recipe: Float8) -> None:
     assert not own.unknown
     assert own.step_seconds < bf16.step_seconds
     assert own.compute_seconds + own.exposed_communication_seconds <= own.step_seconds * 1.001
-
-
-@pytest.mark.parametrize("checkpointing", list(Checkpointing))
-def test_depth_adds_what_a_block_saves(checkpointing: Checkpointing) -> None:
-    setup = replace(SETUP, checkpointing=checkpointing)
-    peaks = [memory_of(replace(LLAMA, num_hidden_layers=n), setup).peak_allocated_bytes for n in (4, 12, 20)]
-    assert peaks[1] - peaks[0] == peaks[2] - peaks[1]
 
 
 @pytest.mark.parametrize("recipe", RECIPES)

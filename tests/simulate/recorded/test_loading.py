@@ -10,16 +10,17 @@ from fsdp_bench.catalog.architectures import recorded_architecture
 from fsdp_bench.catalog.lookup import model as model_named
 from fsdp_bench.replay.live_memory import live_memory
 from fsdp_bench.simulate.events import Kind
-from fsdp_bench.simulate.operators.kernels import CUDA, kernels_on
+from fsdp_bench.simulate.operators.kernels import CUDA, Kernels, kernels_on
+from fsdp_bench.simulate.repeat import Log
 from fsdp_bench.simulate.step import steady_step
 from fsdp_bench.spec.setup import TrainSetup
 from tests.predicted import memory_of
+from tests.shapes import llama_config
 
-CONFIG = {
-    **{"architectures": ["LlamaForCausalLM"], "model_type": "llama", "num_hidden_layers": 4, "vocab_size": 1001},
-    **{"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2},
-    **{"tie_word_embeddings": False, "attention_bias": False, "mlp_bias": False, "hidden_act": "silu"},
-}
+CONFIG = llama_config(
+    **{"intermediate_size": 128, "vocab_size": 1001, "tie_word_embeddings": False, "attention_bias": False},
+    **{"mlp_bias": False, "hidden_act": "silu"},
+)
 ENDS = [(1001, 64), (64,), (1001, 64)]
 BLOCK = [(64, 64), (32, 64), (32, 64), (64, 64), (128, 64), (128, 64), (64, 128), (64,), (64,)]
 MOST_BUFFERS = 4096
@@ -50,21 +51,23 @@ LOADED = {
 }
 
 
+def _loaded(api: str, kernels: Kernels) -> Log:
+    model = recorded_architecture(CONFIG, 64, "llama")
+    setup = TrainSetup(api=api, strategy="FULL_SHARD", world_size=2, precision="fp32", sequence_length=64)  # type: ignore[arg-type]
+    return steady_step(model, setup, kernels, num_blocks=model.num_blocks)
+
+
 @pytest.mark.parametrize("api", LOADED)
 def test_a_model_in_host_memory_is_moved_to_the_gpu_unit_by_unit(api: str) -> None:
     """fully_shard and FullyShardedDataParallel: _move_states_to_device, then sharding; sizes by hand, on two ranks."""
-    model = recorded_architecture(CONFIG, 64, "llama")
-    setup = TrainSetup(api=api, strategy="FULL_SHARD", world_size=2, precision="fp32", sequence_length=64)  # type: ignore[arg-type]
-    log = steady_step(model, setup, kernels_on(CUDA, None, moves_model=True), num_blocks=model.num_blocks)
+    log = _loaded(api, kernels_on(CUDA, None, moves_model=True))
     assert not any(event.label == "aten::normal_" for event in log.events if event.kind is Kind.ALLOCATE)
     assert 0 <= live_memory(log).phases["load"].num_bytes - LOADED[api] <= MOST_BUFFERS
 
 
 def test_each_rank_initializes_its_shards_in_place_where_a_model_is_built_on_the_meta_device() -> None:
     """``to_empty`` and ``initialize_weights``, as exported scripts do under fully_shard: nothing is whole; by hand."""
-    model = recorded_architecture(CONFIG, 64, "llama")
-    setup = TrainSetup(api="fsdp2", strategy="FULL_SHARD", world_size=2, precision="fp32", sequence_length=64)  # type: ignore[arg-type]
-    loaded = live_memory(steady_step(model, setup, CUDA, num_blocks=model.num_blocks)).phases["load"].num_bytes
+    loaded = live_memory(_loaded("fsdp2", CUDA)).phases["load"].num_bytes
     assert 0 <= loaded - 4 * _sharded_by_rows(BLOCK) - _sharded_by_rows(ENDS) <= MOST_BUFFERS
 
 

@@ -7,14 +7,13 @@ from functools import cache
 
 import pytest
 
-from fsdp_bench.catalog.architectures import recorded_architecture
-from fsdp_bench.catalog.loader import models
 from fsdp_bench.simulate.events import Kind
 from fsdp_bench.simulate.step import first_steps
 from fsdp_bench.spec.recording.model import RecordedModel
 from fsdp_bench.spec.setup import TrainSetup
 from fsdp_bench.spec.subprocesses.dry_run import DryRunSpec
 from fsdp_bench.train.recording.subjects import of_module
+from tests import shapes
 from tests.simulate.comparing import OBSERVED, assert_recorded_equals_dry_runs
 from tests.simulate.recorded.recording import record_here
 from tests.simulate.recorded.users import user_module
@@ -37,8 +36,7 @@ def recorded() -> RecordedModel:
 
 def from_the_catalog() -> RecordedModel:
     """Return a model whose recording has an addition that makes a tensor."""
-    config = next(entry for entry in models() if entry.name == "OLMo-3-32B").hf_config()
-    return recorded_architecture({**config, "num_hidden_layers": 8}, LENGTH, "olmo3")
+    return shapes.recorded("OLMo-3-32B", LENGTH, num_hidden_layers=8)
 
 
 def _setup(checkpointing: dict[str, str]) -> TrainSetup:

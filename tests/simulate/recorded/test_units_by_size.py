@@ -6,8 +6,6 @@ from typing import Any
 
 import pytest
 
-from fsdp_bench.catalog.architectures import recorded_architecture
-from fsdp_bench.catalog.loader import model
 from fsdp_bench.simulate.models.build import build, few_blocks
 from fsdp_bench.simulate.operators.core import Operators
 from fsdp_bench.simulate.operators.kernels import CPU
@@ -17,10 +15,7 @@ from fsdp_bench.simulate.wrappers.impossible import why_impossible
 from fsdp_bench.simulate.wrappers.units import choose_units
 from fsdp_bench.spec.recording.model import RecordedModel
 from fsdp_bench.spec.setup import TrainSetup
-
-
-def recorded(name: str) -> RecordedModel:
-    return recorded_architecture(model(name).hf_config(), 512, name)
+from tests.shapes import recorded
 
 
 def setup(**fields: Any) -> TrainSetup:
@@ -51,12 +46,9 @@ def test_a_block_that_stands_for_others_has_the_units_of_one(least: int) -> None
         ("gpt2", {"api": "fsdp1", "min_num_params": 10**6}, "transformer.wte.weight"),
         ("DeepSeek-V2-Lite", {"api": "fsdp2", "min_num_params": 1000}, "casts its inputs"),
         ("ViT-B-16", {"api": "fsdp1", "min_num_params": 10**6, "sequence_length": 197}, "model of images"),
+        ("gpt2", {"api": "fsdp2", "strategy": "NO_SHARD", "min_num_params": 1}, "None"),  # DDP has no units
     ],
 )
 def test_units_that_do_not_train_or_were_not_recorded_are_refused(name: str, fields: dict[str, Any], said: str) -> None:
     reason = why_impossible(recorded(name), setup(**fields), "cuda")
     assert said in str(reason)
-
-
-def test_distributed_data_parallel_has_no_units() -> None:
-    assert why_impossible(recorded("gpt2"), setup(api="fsdp2", strategy="NO_SHARD", min_num_params=1), "cuda") is None

@@ -9,10 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fsdp_bench.spec.model import Family, ModelShape
 from fsdp_bench.spec.subprocesses.dry_run import UserModule
 from fsdp_bench.train.models.loss import plain
 from fsdp_bench.train.models.transformer import Llama
+from tests.shapes import shape
 
 BLOCK = "fsdp_bench.train.models.transformer:LlamaBlock"
 
@@ -36,18 +36,8 @@ def _batch(micro_batch_size: int, sequence_length: int) -> dict[str, Tensor]:
 
 
 def _llama(num_hidden_layers: int) -> nn.Module:
-    shape = ModelShape(
-        name="own",
-        family=Family.LLAMA,
-        num_hidden_layers=num_hidden_layers,
-        hidden_size=128,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        intermediate_size=256,
-        vocab_size=500,
-        max_position_embeddings=512,
-    )
-    return WithLoss(shape)
+    sizes = {"hidden_size": 128, "num_key_value_heads": 2, "intermediate_size": 256, "vocab_size": 500}
+    return WithLoss(shape(name="own", num_hidden_layers=num_hidden_layers, **sizes))
 
 
 def llama(micro_batch_size: int, sequence_length: int) -> tuple[nn.Module, Any]:

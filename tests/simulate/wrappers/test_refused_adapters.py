@@ -5,17 +5,16 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from fsdp_bench.catalog.architectures import recorded_architecture
-from fsdp_bench.catalog.loader import model
 from fsdp_bench.simulate.wrappers.impossible import why_impossible
 from fsdp_bench.spec.lora import LoRA
 from fsdp_bench.spec.recording.model import RecordedModel
 from fsdp_bench.spec.setup import Api, Precision, TrainSetup
+from tests.shapes import recorded
 
 
-def recorded(name: str, lora: LoRA, adapter: str) -> RecordedModel:
+def adapted(name: str, lora: LoRA, adapter: str) -> RecordedModel:
     """Return a recorded model whose weights are stored in bf16, as if it had been recorded with an adapter."""
-    found = recorded_architecture(model(name).hf_config(), 512, name)
+    found = recorded(name)
     frozen = [replace(each, dtype="bf16") for each in found.code.parameters]
     code = replace(
         found.code,
@@ -35,18 +34,18 @@ ADAPTER = "model.layers.0.mlp.gate.lora_A.default.weight"
 
 @pytest.mark.parametrize("precision", ["bf16/fp32/bf16", "fp16-mixed"])
 def test_packed_weights_are_computed_with_in_bf16_alone(precision: str) -> None:
-    shape = recorded("Llama-3.1-8B", LoRA(base="nf4"), ADAPTER)
+    shape = adapted("Llama-3.1-8B", LoRA(base="nf4"), ADAPTER)
     assert "compute in bf16" in reason(shape, Api.FSDP2, precision)
 
 
 @pytest.mark.parametrize("name", ["Llama-3.1-8B", "Mixtral-8x7B"])
 def test_frozen_weights_that_wrappers_would_cast_to_fp32_are_refused(name: str) -> None:
     """Without a policy that casts they are computed with as they are stored."""
-    shape = recorded(name, LoRA(base="bf16"), ADAPTER)
+    shape = adapted(name, LoRA(base="bf16"), ADAPTER)
     assert "would cast them to fp32" in reason(shape, Api.FSDP2, "fp32/fp32/bf16")
     assert reason(shape, Api.FSDP2, "fp32") == ""
 
 
 def test_adapters_of_experts_need_fsdp2() -> None:
-    shape = recorded("Mixtral-8x7B", LoRA(base="bf16"), "model.layers.0.mlp.experts.base_layer.lora_A.default.weight")
+    shape = adapted("Mixtral-8x7B", LoRA(base="bf16"), "model.layers.0.mlp.experts.base_layer.lora_A.default.weight")
     assert "use fsdp2" in reason(shape, Api.FSDP1, "bf16-true")

@@ -5,12 +5,11 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from fsdp_bench.catalog.architectures import recorded_architecture
-from fsdp_bench.catalog.loader import model
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.recording.variants import VariantKind
+from tests.shapes import recorded
 
-CODE = recorded_architecture(model("Llama-3.1-8B").hf_config(), 512, "Llama-3.1-8B").code
+CODE = recorded("Llama-3.1-8B").code
 CAST = VariantKind("bf16", casts_at_blocks=True)
 
 

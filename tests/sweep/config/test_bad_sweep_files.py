@@ -127,7 +127,6 @@ def test_a_name_that_begins_like_a_formula_is_guarded_in_trials_csv_and_itself_i
 
 def test_pictures_of_models_are_in_the_folder_whatever_the_models_are_called(tmp_path: Path) -> None:
     frontier = read_frontier_of(RESULTS)
-    assert frontier is not None
     (cell, *_) = [cell for cell in frontier.cells if cell.status == "found"]
     names = ("org/a", "org-a", "../" + "n" * 190)
     models = [replace(CALIBRATION_MODEL, name=name) for name in names]

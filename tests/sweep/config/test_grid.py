@@ -12,7 +12,7 @@ from fsdp_bench.spec.record import RunPlan, read_record
 from fsdp_bench.spec.setup import Precision, ShardingStrategy
 from fsdp_bench.sweep.config.trial import SweepPlan, trial_id
 from fsdp_bench.sweep.machine import GpuDevice, Machine, torch_version
-from tests.conftest import TINY_MODEL
+from tests.conftest import TINY_MODEL, message_of
 from tests.sweep.conftest import read_sweep
 
 RESULTS = Path(__file__).parents[3] / "results"
@@ -141,10 +141,7 @@ def test_a_share_of_the_card_chooses_the_largest_rung_below_it(tmp_path: Path) -
     ],
 )
 def test_a_mistake_in_a_sweep_file_is_one_line_with_its_place(tmp_path: Path, text: str, parts: list[str]) -> None:
-    with pytest.raises(UserError) as caught:
-        read(tmp_path, text)
-    message = str(caught.value)
-    assert "\n" not in message
+    message = message_of(lambda: read(tmp_path, text), UserError)
     for part in ["file.toml", *parts]:
         assert part in message
 

@@ -50,7 +50,6 @@ def groups(record: TrialRecord) -> dict[int, tuple[str, tuple[int, ...], tuple[i
     """Return for each rank its node, and the ranks of its process groups that shard and that replicate."""
     found = {}
     for rank in record.ranks:
-        assert rank.effective is not None
         found[rank.rank] = rank.environment["node"], rank.effective.shard_ranks, rank.effective.replicate_ranks
     return found
 

@@ -25,7 +25,6 @@ def test_the_file_holds_what_validate_shows(compared: Compared, monkeypatch: pyt
 
 def test_a_range_is_what_published_runs_reached_and_none_where_nothing_was_compared() -> None:
     found = range_of(BUILT_IN.gpu("H100-SXM"), SETUP)
-    assert found is not None
     errors = prediction_errors().speed
     assert found.slowest * (1 + errors.highest) == pytest.approx(1)
     assert found.fastest * (1 + errors.lowest) == pytest.approx(1)
@@ -33,7 +32,6 @@ def test_a_range_is_what_published_runs_reached_and_none_where_nothing_was_compa
     assert f"95% of {errors.num_runs} published runs were predicted" in found.because
     assert "those on H100-SXM are taken to have had CUDA before 12.5" in found.because
     older = range_of(BUILT_IN.gpu("H100-SXM").with_cuda("12.1"), SETUP)
-    assert older is not None
     assert "taken to have had" not in older.because
     for name in ("B200", "MI300X", "H100-PCIe", "H100-NVL", "A10G"):
         assert range_of(BUILT_IN.gpu(name), SETUP) is None
@@ -42,7 +40,6 @@ def test_a_range_is_what_published_runs_reached_and_none_where_nothing_was_compa
 def test_over_pcie_the_slow_end_is_the_slowest_published_run() -> None:
     """A picture of 2022 has 5.5594 s a step of less_2b_bs4; rehearsed it takes 0.64 s (docs/validation.md)."""
     found = range_of(BUILT_IN.gpu("A10G"), SETUP, is_over_pcie=True)
-    assert found is not None
     assert found.slowest == pytest.approx(0.64 / 5.5594, rel=0.01)
     assert found.fastest == 1
     assert not found.is_like_published
@@ -79,6 +76,5 @@ def test_the_range_of_a_publisher_that_is_left_out_does_not_depend_on_its_rows(c
 
 def test_a_peak_has_the_range_of_published_peaks() -> None:
     found = peak_range(compiled=False)
-    assert found is not None
     assert found.lowest <= 1 < found.highest
     assert "published eager peaks" in found.because

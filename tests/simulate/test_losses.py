@@ -1,4 +1,4 @@
-"""Fused and compiled losses: memory and traffic, by hand from shapes, and refusals."""
+"""Losses: memory and traffic, by hand from shapes; which recorded models take them in place of their own; refusals."""
 
 from __future__ import annotations
 
@@ -13,16 +13,21 @@ from fsdp_bench.simulate.step import steady_step
 from fsdp_bench.simulate.wrappers.impossible import why_impossible
 from fsdp_bench.spec.impossible import impossible
 from fsdp_bench.spec.model import ModelShape
+from fsdp_bench.spec.model_code import ModelCode
 from fsdp_bench.spec.recording.model import RecordedModel
 from fsdp_bench.spec.setup import Loss, TrainSetup
 from tests.predicted import memory_of
-from tests.simulate.recorded.test_replaced_loss import NARROW, recorded
-from tests.simulate.test_step import shape
+from tests.shapes import recorded, shape
 
 FUSED = [Loss.FLASH_ATTN, Loss.LIGER, Loss.LIGER_FUSED_LINEAR, Loss.UNSLOTH_FP32]
 TOKENS, VOCABULARY, WIDTH = 2 * 1024, 32000, 256
 LOGITS = TOKENS * VOCABULARY
 WIDE = shape(num_hidden_layers=2, vocab_size=VOCABULARY, hidden_size=WIDTH)
+OTHERS = [kind for kind in Loss if kind is not Loss.PLAIN]
+NARROW = {
+    **{"hidden_size": WIDTH, "intermediate_size": 512, "num_hidden_layers": 2, "vocab_size": VOCABULARY},
+    **{"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64},
+}
 
 
 def _setup(**fields: Any) -> TrainSetup:
@@ -32,7 +37,7 @@ def _setup(**fields: Any) -> TrainSetup:
 
 @pytest.fixture(scope="module", params=["benchmark", "recorded"])
 def model(request: pytest.FixtureRequest) -> ModelShape | RecordedModel:
-    return WIDE if request.param == "benchmark" else recorded("Llama-3.2-1B", **NARROW)
+    return WIDE if request.param == "benchmark" else recorded("Llama-3.2-1B", 1024, **NARROW)
 
 
 @pytest.mark.parametrize(
@@ -88,3 +93,58 @@ def test_an_impossible_loss_is_refused_with_an_alternative(loss: Loss) -> None:
     assert (ends is not None) == (loss is Loss.LIGER_FUSED_LINEAR)
     assert ends is None or "use wrap = block or none" in ends
     assert why_impossible(WIDE, _setup(loss=loss, api="fsdp2", strategy="ddp", wrap="size"), "cuda") is None
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16-true", "fp16-mixed"])
+@pytest.mark.parametrize("strategy", ["FULL_SHARD", "NO_SHARD"])
+@pytest.mark.parametrize("loss", OTHERS)
+def test_every_precision_and_wrapper_takes_less_than_the_plain_loss(loss: Loss, strategy: str, precision: str) -> None:
+    llama = recorded("Llama-3.2-1B", 1024, **NARROW)
+    setup = {"precision": precision, "strategy": strategy, "api": "fsdp2", "checkpointing": "full"}
+    peaks = [memory_of(llama, _setup(loss=kind, **setup), CUDA).peak_allocated_bytes for kind in ("plain", loss)]
+    assert peaks[1] < peaks[0]
+
+
+CAUSAL = ["gpt2", "Qwen3-0.6B", "Mixtral-8x7B", "gpt-oss-20b", "DeepSeek-V3", "Gemma-3-1B"]
+OF_THE_MODEL = {
+    "t5-small": "T5ForConditionalGeneration does not predict the next token",
+    "bert-base-uncased": "BertForMaskedLM does not predict the next token",
+    "ViT-B-16": "ViTForImageClassification does not predict the next token",
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "loss", "said"),
+    [
+        *((name, loss, "None") for name in CAUSAL for loss in OTHERS),
+        *((name, "chunked", said) for name, said in OF_THE_MODEL.items()),
+        # Gemma 2 computes tanh of its logits, which a loss on logits gets and a loss that includes the head leaves out.
+        ("Gemma-2-2B", "liger", "None"),
+        ("Gemma-2-2B", "liger-fused-linear", "changes its logits after the head"),
+    ],
+)
+def test_causal_language_models_take_every_loss_and_others_keep_their_own(name: str, loss: Loss, said: str) -> None:
+    length = 512 if name in OF_THE_MODEL else 1024
+    assert said in str(why_impossible(recorded(name, length), _setup(loss=loss, sequence_length=length), "cuda"))
+
+
+@pytest.mark.parametrize(
+    ("architecture", "config", "loss", "said"),
+    [
+        ("LlamaForCausalLM", {}, "liger-fused-linear", None),
+        ("GPT2LMHeadModel", {}, "chunked", None),
+        ("Gemma2ForCausalLM", {"final_logit_softcapping": 30.0}, "liger", None),
+        ("Gemma2ForCausalLM", {"final_logit_softcapping": 30.0}, "liger-fused-linear", "use liger"),
+        ("GraniteForCausalLM", {"logits_scaling": 8.0}, "liger-fused-linear", "changes its logits by logits_scaling"),
+        ("MixtralForCausalLM", {"output_router_logits": True}, "liger", "adds its routers' loss"),
+        ("T5ForConditionalGeneration", {}, "chunked", "is no causal language model"),
+    ],
+)
+def test_trials_refuse_what_would_be_another_loss(
+    architecture: str, config: dict[str, Any], loss: str, said: str | None
+) -> None:
+    model = ModelCode(
+        name="m", code="huggingface", architecture=architecture, num_parameters=1, num_hidden_layers=1, config=config
+    )
+    reason = model.why_impossible(_setup(loss=loss), "cuda")
+    assert reason is None if said is None else said in str(reason)

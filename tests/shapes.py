@@ -1,0 +1,29 @@
+"""Models in the sizes that a test needs: the benchmark's, a config.json, and recorded ones of the catalogue."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fsdp_bench.catalog.architectures import recorded_architecture
+from fsdp_bench.catalog.loader import model
+from fsdp_bench.spec.model import Family, ModelShape
+from fsdp_bench.spec.recording.model import RecordedModel
+
+
+def shape(**fields: Any) -> ModelShape:
+    """Return a Llama of three blocks with four heads of 16, or what the fields say instead."""
+    sizes = {"num_hidden_layers": 3, "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 4}
+    sizes |= {"intermediate_size": 128, "vocab_size": 1000, "max_position_embeddings": 512}
+    return ModelShape(**{"name": "test", "family": Family.LLAMA, **sizes, **fields})
+
+
+def llama_config(**fields: Any) -> dict[str, Any]:
+    """Return the config.json of a Llama of four blocks with four heads of 16, or what the fields say instead."""
+    sizes = {"num_hidden_layers": 4, "hidden_size": 64, "intermediate_size": 96, "vocab_size": 200}
+    sizes |= {"num_attention_heads": 4, "num_key_value_heads": 2}
+    return {"model_type": "llama", "architectures": ["LlamaForCausalLM"], **sizes, **fields}
+
+
+def recorded(name: str, sequence_length: int = 512, **sizes: Any) -> RecordedModel:
+    """Return a model of the catalogue in Hugging Face's code, in other sizes where the test names them."""
+    return recorded_architecture(model(name).hf_config() | sizes, sequence_length, name)
