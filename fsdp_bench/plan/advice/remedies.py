@@ -12,7 +12,8 @@ import msgspec
 
 from fsdp_bench.plan.advice.larger_world import fewest, larger_worlds, on_world
 from fsdp_bench.plan.estimate import available_bytes, communicators_for, predict_memory
-from fsdp_bench.plan.question import Prediction, Question, answer, answer_if_it_fits
+from fsdp_bench.plan.prediction import Prediction, answer, answer_if_it_fits
+from fsdp_bench.plan.question import Question
 from fsdp_bench.replay.host_memory import Build, host_memory
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.recording.model import lora_of
@@ -148,7 +149,7 @@ def remedies(prediction: Prediction) -> list[Remedy]:
     If none fits, return the changes that save the most memory. If the setup fits or nothing helps, return no change;
     likewise on a GPU whose attention is not predicted, where no change is known to fit. Takes a second or two.
     """
-    if prediction.fits is not False or not prediction.estimate.knows_attention:
+    if prediction.fits is not False or not prediction.knows_attention:
         return []
     advice = _Advice(prediction.question)
     found = advice.on_the_same_gpus()
@@ -244,7 +245,7 @@ class _Advice:
 
     def helpful(self, prediction: Prediction) -> list[Remedy]:
         """Return the single changes that save the most memory, if nothing fits."""
-        peak = prediction.estimate.memory.peak_allocated_bytes
+        peak = prediction.memory.peak_allocated_bytes
         changes = [change for name in self.names if (change := self.asked.with_switch(name))]
         live = [(_live_bytes(change.question), change) for change in changes]
         best = sorted((pair for pair in live if pair[0] <= (1 - GAIN) * peak), key=lambda pair: pair[0])[: MOST - 1]

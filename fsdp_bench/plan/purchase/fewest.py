@@ -5,12 +5,12 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 
+from fsdp_bench.plan.prediction import Prediction
 from fsdp_bench.plan.purchase.beyond import MOST_NODES
 from fsdp_bench.plan.purchase.fastest import Fastest
 from fsdp_bench.plan.purchase.goal import Goal
 from fsdp_bench.plan.purchase.searched import ServerType
 from fsdp_bench.plan.purchase.simulated import Simulated
-from fsdp_bench.plan.question import Prediction
 from fsdp_bench.simulate.step import without_collections
 
 

@@ -8,9 +8,10 @@ from typing import Any
 
 import msgspec
 
+from fsdp_bench.plan.prediction import Prediction, answer
 from fsdp_bench.plan.purchase.fastest import Timed
 from fsdp_bench.plan.purchase.goal import SECONDS_PER_DAY, Goal
-from fsdp_bench.plan.question import Prediction, Question, answer
+from fsdp_bench.plan.question import Question
 from fsdp_bench.plan.ranges import Range, range_of
 from fsdp_bench.rates.collectives import is_over_pcie
 from fsdp_bench.spec.codec import to_builtins
@@ -49,7 +50,7 @@ class Offer:
 
     def fits_if_higher(self, times: float) -> bool:
         """Return whether it fits, and still does if its peak is so many times as high."""
-        available = self.prediction.estimate.available_bytes
+        available = self.prediction.available_bytes
         fits = bool(self.prediction.fits)
         return fits and (available is None or times * self.prediction.needed_bytes <= available)
 

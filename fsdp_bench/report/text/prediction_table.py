@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 from math import inf
 from typing import Any
 
-from fsdp_bench.plan.document import answer_document, refusal_document
 from fsdp_bench.plan.estimate import Verdict
-from fsdp_bench.plan.question import Prediction, Question
+from fsdp_bench.plan.prediction import Prediction
+from fsdp_bench.plan.question import Question
 from fsdp_bench.plan.table import SETUP_FIELDS, Row, TableOptions, answer_row
 from fsdp_bench.report.table import TableColumn, column_of, fits_width, table_lines
 from fsdp_bench.report.text.common import UNKNOWN, assumed_lines, fact
@@ -58,8 +58,8 @@ def arranged(
     Setups that cannot run are the last rows.
     """
     ordered = sorted(predictions, key=_order)
-    documents = [(one.question, answer_document(one, with_communication=False)) for one in ordered]
-    documents += [(question, refusal_document(question)) for question in refused]
+    documents = [(one.question, one.document(with_communication=False)) for one in ordered]
+    documents += [(question, question.document()) for question in refused]
     return options.arranged((question, answer_row(one)) for question, one in documents)
 
 
