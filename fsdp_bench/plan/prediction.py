@@ -16,8 +16,6 @@ from fsdp_bench.plan.estimate import (
     LARGEST_PEAK,
     MemoryPrediction,
     Verdict,
-    available_bytes,
-    communicators_for,
     predict_memory,
     read_allocator,
     refuse_flash_attn_package,
@@ -25,7 +23,7 @@ from fsdp_bench.plan.estimate import (
     refuse_without_float8,
     start_replay,
 )
-from fsdp_bench.plan.headroom import Headroom, headroom_of
+from fsdp_bench.plan.headroom import Headroom
 from fsdp_bench.plan.notes import notes_of
 from fsdp_bench.plan.question import Question, speed_of
 from fsdp_bench.plan.speed import Speed
@@ -92,12 +90,12 @@ class Prediction:
     @property
     def available_bytes(self) -> int | None:
         """GPU memory that torch's allocator can reserve: all but the headroom. None if that is not known."""
-        return available_bytes(self.gpu, self._communicators, self.question.headroom_bytes)
+        return self.question.available_bytes
 
     @property
     def required_headroom(self) -> Headroom:
         """GPU memory kept free for the CUDA context and NCCL."""
-        return headroom_of(self.gpu, self._communicators, self.question.headroom_bytes)
+        return self.question.required_headroom
 
     @property
     def required_headroom_bytes(self) -> int | None:
@@ -171,11 +169,7 @@ class Prediction:
     @property
     def communicators(self) -> Communicators | None:
         """NCCL's communicators of one rank, and the GPU memory that they take beside torch's. None for CPU kernels."""
-        return self._communicators if self.question.is_on_gpu else None
-
-    @cached_property
-    def _communicators(self) -> Communicators:
-        return communicators_for(self.model, self.setup, self.hardware)
+        return self.question.communicators if self.question.is_on_gpu else None
 
     @property
     def context_bytes(self) -> int | None:
@@ -185,7 +179,7 @@ class Prediction:
     @property
     def device_bytes(self) -> int | None:
         """The most GPU memory of the process: reserved, CUDA context, NCCL. None if one of them is not known."""
-        nccl, reserved, context = self._communicators.num_bytes, self.reserved_bytes, self.context_bytes
+        nccl, reserved, context = self.question.communicators.num_bytes, self.reserved_bytes, self.context_bytes
         if nccl is None or reserved is None or context is None:
             return None
         return reserved + context + nccl.high
@@ -370,8 +364,7 @@ def answer(question: Question, reading: AllocatorReading | None = None) -> Predi
             f" up to {LARGEST_PEAK / GIB:.2g} GiB: fewer dimensions, layers or tokens"
         )
     if reading is None:
-        limit = _limit_bytes(question)
-        reading = read_allocator(simulated, limit, question.expandable_segments, memory.peak_rank)
+        reading = read_allocator(simulated, question.available_bytes, question.expandable_segments, memory.peak_rank)
     ranks = hardware.ranks_per_node(setup.world_size) if hardware else setup.world_size
     on_cuda = simulated if simulated.kernels.is_cuda else simulated.on(CUDA)
     return Prediction(question, memory, reading, host_memory(on_cuda, ranks, question.build))
@@ -380,16 +373,11 @@ def answer(question: Question, reading: AllocatorReading | None = None) -> Predi
 def answer_if_it_fits(question: Question) -> Prediction | None:
     """Predict a question's setup. Return None if it does not fit, which the first allocation retry shows."""
     refuse_too_slow(question.model, question.setup)
-    replay = start_replay(question.simulated, _limit_bytes(question), question.expandable_segments)
+    replay = start_replay(question.simulated, question.available_bytes, question.expandable_segments)
     if replay.is_full():
         return None
     found = answer(question, replay.until())
     return found if found.fits else None
-
-
-def _limit_bytes(question: Question) -> int | None:
-    communicators = communicators_for(question.model, question.setup, question.hardware)
-    return available_bytes(question.gpu, communicators, question.headroom_bytes)
 
 
 def answers(questions: Iterable[Question], progress: Callable[[int], None] = lambda done: None) -> Iterator[Prediction]:

@@ -10,8 +10,10 @@ import msgspec
 
 from fsdp_bench.plan.defaults import assumptions
 from fsdp_bench.plan.document import ABSENT, AnswerDocument, ModelDocument, hardware_document, setup_document
-from fsdp_bench.plan.estimate import KERNELS
+from fsdp_bench.plan.estimate import KERNELS, available_bytes, communicators_for
+from fsdp_bench.plan.headroom import Headroom, headroom_of
 from fsdp_bench.plan.speed import Speed, speed
+from fsdp_bench.rates.communicators import Communicators
 from fsdp_bench.replay.host_memory import Build
 from fsdp_bench.simulate import TORCH_VERSION
 from fsdp_bench.simulate.operators.kernels import Kernels, kernels_on
@@ -75,6 +77,21 @@ class Question:
     def is_on_gpu(self) -> bool:
         """Whether the kernels are CUDA's. Only these have an allocator with reserved memory."""
         return self.kernels == "cuda"
+
+    @cached_property
+    def communicators(self) -> Communicators:
+        """NCCL's communicators of one rank, and the GPU memory that they take beside torch's."""
+        return communicators_for(self.model, self.setup, self.hardware)
+
+    @property
+    def required_headroom(self) -> Headroom:
+        """GPU memory kept free for the CUDA context and NCCL."""
+        return headroom_of(self.gpu, self.communicators, self.headroom_bytes)
+
+    @property
+    def available_bytes(self) -> int | None:
+        """GPU memory that torch's allocator can reserve: all but the headroom. None if that is not known."""
+        return available_bytes(self.gpu, self.communicators, self.headroom_bytes)
 
     @property
     def assumptions(self) -> tuple[str, ...]:

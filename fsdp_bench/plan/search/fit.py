@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import inf
 
-from fsdp_bench.plan.estimate import available_bytes, communicators_for, refuse_too_slow, start_replay
+from fsdp_bench.plan.estimate import refuse_too_slow, start_replay
 from fsdp_bench.plan.prediction import Prediction, answer
 from fsdp_bench.plan.question import Question
 from fsdp_bench.plan.search.quantity import Candidate
@@ -107,9 +107,7 @@ class CheckedCandidate:
         """The budget, or the GPU memory that torch's allocator can reserve."""
         if self.check.budget_bytes is not None:
             return self.check.budget_bytes
-        communicators = communicators_for(self.simulated.model, self.simulated.setup, self.hardware)
-        gpu = self.hardware.gpu if self.hardware else None
-        return available_bytes(gpu, communicators, self.check.headroom_bytes) or 0
+        return self.question.available_bytes or 0
 
     @cached_property
     def host_memory_fraction(self) -> float:

@@ -226,11 +226,11 @@ def _plot(panel: _Panel, panels: Sequence[_Panel]) -> Plot:
         panel.memory,
         _heading(panel, is_alone),
         usable=prediction.gpu_bytes,
-        reserved=panel.prediction.reserved_bytes,
+        reserved=prediction.reserved_bytes,
         gpu=prediction.gpu.name if prediction.gpu else "the GPU",
         highest=max(one.memory.peak_bytes for one in panels),
         are_names_short=num_phases * (1 if is_alone else 3) >= 12,
-        is_bad=panel.prediction.fits is False,
+        is_bad=prediction.fits is False,
     )
 
 
@@ -283,7 +283,7 @@ def _conditions(predictions: Sequence[Prediction], varying: Sequence[str]) -> li
 
 def _notes(panels: Sequence[_Panel], refused: Sequence[Question]) -> list[str]:
     lines = []
-    steps = panels[0].prediction.question.setup.gradient_accumulation_steps
+    steps = panels[0].prediction.setup.gradient_accumulation_steps
     if steps > 3:
         lines.append(f"drawn: 3 of {steps} micro-batches; those between the first and the last are alike")
     if any(panel.prediction.for_eager for panel in panels):

@@ -62,7 +62,7 @@ def _answer(result: HardwareResult) -> str:
 
 def _fewest_line(result: HardwareResult, found: Prediction) -> str:
     """Return the fewest GPUs under any setting that a plan tries, and the fewest in the table."""
-    setup = found.question.setup
+    setup = found.setup
     listed = [cell.fits for cell in result.answered if cell.fits is not None]
     here = f"{min(listed)}" if listed else "none"
     parts = [setup.strategy.value, setup.api.value, f"checkpointing {setup.checkpointing.value}"]
@@ -77,7 +77,7 @@ def _fewest_line(result: HardwareResult, found: Prediction) -> str:
 
 def _offloaded_speed(found: Prediction) -> str:
     """Return the speed of a setting that offloads: what fits there may be too slow to be of use."""
-    setup = found.question.setup
+    setup = found.setup
     if setup.offload is Offload.NONE:
         return ""
     return f", {throughput_text(found.speed) if found.speed.time.step_seconds else 'tokens/s unknown'}"
@@ -167,7 +167,7 @@ def best_line(result: HardwareResult, varying: Sequence[str]) -> str:
     text, name = quantity_text(best), best.quantity.name
     found = value_text(name, best.fits or 0)
     if name == "num_parameters":
-        found = best.at.question.model.name if best.at else found
+        found = best.at.model.name if best.at else found
     what = text.title[0].lower() + text.title[1:]
     if best.at is not None and best.at.fits is None:
         node = format_gib(best.at.host.peak_bytes)
@@ -220,7 +220,7 @@ def _row(cell: SettingResult, has_host: bool, with_time: bool) -> list[str]:
     name, at = cell.quantity.name, cell.at
     row = [NONE if value is None else value_text(name, value) for value in (cell.fits, cell.runs)]
     if name == "num_parameters":
-        row.append(f"{at.question.model.num_hidden_layers} x {at.question.model.hidden_size}" if at else "")
+        row.append(f"{at.model.num_hidden_layers} x {at.model.hidden_size}" if at else "")
     row.append(_reserved_percent(at) if at else "")
     if has_host:
         row.append(format_gib(at.host.peak_bytes) if at and at.host.peak_bytes else "")
@@ -244,9 +244,7 @@ def why(cell: SettingResult) -> str:
     beyond = cell.beyond
     if cell.fits is not None or beyond is None:
         return limit_text(cell.limit).removesuffix(" on the GPU")
-    smallest = quantity_text(cell).smallest.format(
-        model=beyond.question.model.name, value=f"{cell.quantity.values[0]:,}"
-    )
+    smallest = quantity_text(cell).smallest.format(model=beyond.model.name, value=f"{cell.quantity.values[0]:,}")
     if cell.limit.place == "host":
         return f"{smallest} needs {format_gib(beyond.host.peak_bytes)} of host memory"
     need = format_gib(beyond.needed_bytes)
@@ -279,7 +277,7 @@ def nothing_fits_lines(found: NothingFits, several: bool) -> list[str]:
 def nothing_fits_sentence(found: NothingFits) -> str:
     """Return the memory that the smallest candidate needs, the memory available, the phase and the largest category."""
     prediction = found.prediction
-    text, model = quantity_text(found.cell), prediction.question.model.name
+    text, model = quantity_text(found.cell), prediction.model.name
     smallest = text.smallest.format(model=model, value=f"{found.cell.quantity.values[0]:,}")
     if lacks_host_memory(found.cell):
         need, has = format_gib(prediction.host.peak_bytes), format_gib(prediction.host_memory_bytes or 0)

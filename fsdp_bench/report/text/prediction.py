@@ -49,7 +49,7 @@ COST_OF_A_RETRY = "about 1 s each in the one published run"
 
 def _mode(prediction: Prediction) -> str:
     """Return what the predicted time is for."""
-    is_compiled = prediction.question.setup.compile and not prediction.for_eager
+    is_compiled = prediction.setup.compile and not prediction.for_eager
     kind = "compiled blocks" if is_compiled else "eager"
     if prediction.verdict is Verdict.RUNS_WITH_RETRIES and prediction.allocator.num_retries_later != 0:
         return f"{kind}, without the time of the retries: {COST_OF_A_RETRY}"

@@ -97,7 +97,7 @@ def side_by_side(
 
 def _fastest(fitting: Sequence[Prediction]) -> str:
     """Return what the first row is: the fastest; per GPU, if setups train on different tokens or numbers of GPUs."""
-    setups = [found.question.setup for found in fitting]
+    setups = [found.setup for found in fitting]
     differ = len({(setup.tokens_per_step_per_rank, setup.world_size) for setup in setups}) > 1
     return "trains the most tokens per GPU" if differ else "is the fastest"
 
@@ -160,7 +160,7 @@ _RANK = {Verdict.FITS: 0, None: 1, Verdict.RUNS_WITH_RETRIES: 2, Verdict.DOES_NO
 def _order(prediction: Prediction) -> tuple[int, float, int]:
     """Return the sort key of a row: whether the setup fits, then the time of a token on a GPU, then its memory."""
     seconds = prediction.speed.time.step_seconds if prediction.fits is not False else None
-    work = prediction.question.setup.tokens_per_step_per_rank
+    work = prediction.setup.tokens_per_step_per_rank
     return _RANK[prediction.verdict], inf if seconds is None else seconds / work, prediction.needed_bytes
 
 
