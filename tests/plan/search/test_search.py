@@ -249,7 +249,7 @@ class Curve:
             fullness=min(reserved) * 3 // 4 / self.size,
             fits=fits,
             runs=lambda: True,
-            estimate=None,
+            prediction=None,
             limit=SimpleNamespace(place="host"),
         )
 
