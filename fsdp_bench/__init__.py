@@ -29,16 +29,16 @@ if TYPE_CHECKING:
     from fsdp_bench.catalog.lookup import gpu as gpu
     from fsdp_bench.catalog.lookup import model as model
     from fsdp_bench.catalog.lookup import server as server
-    from fsdp_bench.plan.answers import LargestModel as LargestModel
-    from fsdp_bench.plan.answers import TimedEstimate as TimedEstimate
     from fsdp_bench.plan.ask import estimate as estimate
     from fsdp_bench.plan.ask import largest_model as largest_model
     from fsdp_bench.plan.compare.comparison import Comparison as Comparison
     from fsdp_bench.plan.compare.comparison import compare as compare
+    from fsdp_bench.plan.prediction import Prediction as Prediction
     from fsdp_bench.plan.purchase.planner import Plan as Plan
     from fsdp_bench.plan.purchase.planner import plan_training as plan_training
     from fsdp_bench.plan.rehearsal import Rehearsal as Rehearsal
     from fsdp_bench.plan.rehearse_command import rehearse_command as rehearse_command
+    from fsdp_bench.plan.search.search import LargestModel as LargestModel
     from fsdp_bench.rehearse.run import RehearsalError as RehearsalError
     from fsdp_bench.spec.calibration_profile import Profile as Profile
     from fsdp_bench.spec.calibration_profile import read_profile as read_profile
@@ -78,8 +78,9 @@ if TYPE_CHECKING:
 _HOMES = {
     "catalog.loader": ("gpus", "models", "servers"),
     "catalog.lookup": ("gpu", "model", "server"),
-    "plan.answers": ("LargestModel", "TimedEstimate"),
     "plan.ask": ("estimate", "largest_model"),
+    "plan.prediction": ("Prediction",),
+    "plan.search.search": ("LargestModel",),
     "plan.purchase.planner": ("Plan", "plan_training"),
     "plan.compare.comparison": ("Comparison", "compare"),
     "plan.rehearsal": ("Rehearsal",),

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from fsdp_bench.plan.estimate import Estimate, MemoryPrediction, predict_memory
-from fsdp_bench.plan.question import Question, answer
+from fsdp_bench.plan.estimate import MemoryPrediction, predict_memory
+from fsdp_bench.plan.prediction import Prediction, answer
+from fsdp_bench.plan.question import Question
 from fsdp_bench.simulate.operators.kernels import CUDA, Kernels
 from fsdp_bench.simulate.step import SimulatedSteps
 from fsdp_bench.spec.hardware import Hardware
@@ -18,6 +19,6 @@ def memory_of(model: Model, setup: TrainSetup, kernels: Kernels = CUDA, rank: in
     return predict_memory(SimulatedSteps(model, setup, kernels), rank)
 
 
-def estimate_of(model: Model, setup: TrainSetup, hardware: Hardware | None = None, **given: Any) -> Estimate:
-    """Return the estimate of a question."""
-    return answer(Question(model, setup, hardware, **given)).estimate
+def estimate_of(model: Model, setup: TrainSetup, hardware: Hardware | None = None, **given: Any) -> Prediction:
+    """Return the answer to a question."""
+    return answer(Question(model, setup, hardware, **given))

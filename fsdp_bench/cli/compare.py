@@ -14,7 +14,8 @@ from fsdp_bench.cli.common.options import SetupCommand, SetupOptions, setup_opti
 from fsdp_bench.plan.compare.comparison import Comparison
 from fsdp_bench.plan.compare.document import document
 from fsdp_bench.plan.compare.side import Side, read_side
-from fsdp_bench.plan.question import Question, answer
+from fsdp_bench.plan.prediction import answer
+from fsdp_bench.plan.question import Question
 from fsdp_bench.report.terminal import print_answer, print_lines
 from fsdp_bench.report.text.compare import answer as answer_text
 from fsdp_bench.report.text.compare import comparison_text

@@ -187,7 +187,7 @@ def _with_fewest(result: HardwareResult, options: SetupOptions, headroom_bytes: 
     goal = Goal(read_model(options), fixed=fixed, open=open_fields, headroom_bytes=headroom_bytes)
     found = fewest_gpus(goal, ServerType(hardware.server, hardware.gpu, None, hardware.server.gpus_per_node))
     listed = [cell.fits for cell in result.answered if cell.fits is not None]
-    if found is None or min(listed, default=inf) <= found.question.setup.world_size:
+    if found is None or min(listed, default=inf) <= found.setup.world_size:
         return result
     return replace(result, on_fewest=found)
 

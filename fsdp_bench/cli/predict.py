@@ -27,8 +27,9 @@ from fsdp_bench.cli.common.printing import (
     table_options,
     write_csv,
 )
-from fsdp_bench.plan.document import document, refusal
-from fsdp_bench.plan.question import Prediction, Question, answers
+from fsdp_bench.plan.document import encoded
+from fsdp_bench.plan.prediction import Prediction, answers
+from fsdp_bench.plan.question import Question
 from fsdp_bench.plan.table import PREDICTION_COLUMNS, TableOptions
 from fsdp_bench.report.terminal import print_answer, print_lines
 from fsdp_bench.spec.codec import to_json
@@ -145,9 +146,10 @@ def _print(
 def _document(predictions: Sequence[Prediction], questions: Sequence[Question]) -> dict[str, Any]:
     """Return the JSON document of one setup, or of several in the order of the options."""
     if len(questions) == 1:
-        return document(predictions[0])
+        return encoded(predictions[0].document(), predictions[0].model)
     found = iter(predictions)
-    return {"predictions": [refusal(q) if q.impossible else document(next(found)) for q in questions]}
+    documents = [(q if q.impossible else next(found)).document() for q in questions]
+    return {"predictions": [encoded(one, q.model) for one, q in zip(documents, questions, strict=True)]}
 
 
 def _slides(

@@ -2,9 +2,11 @@
 
 Read in this order:
     ask.py                estimate() and largest_model(), the functions for Python users
-    question.py           Question: a setup and its hardware; Prediction: the answer
+    question.py           Question: a setup and its hardware
+    prediction.py         Prediction: the answer, predicted
+    notes.py              warnings about its assumptions
     parallel.py           a function of several items at once, on all cores
-    estimate.py           predicts memory, and whether it fits
+    estimate.py           predicts memory, live and reserved
     speed.py              predicts step time, tokens per second, MFU
     ranges.py             how far predictions of speed have been from published runs
     headroom.py           GPU memory that is kept free for CUDA and NCCL; --gpu-memory, --headroom, --cuda
@@ -22,6 +24,5 @@ Read in this order:
     rehearse_command.py   rehearse_command(): a real training command as one rank
     rehearsal.py          whether a rehearsed script fits
     rehearsed_time/       how long a step of a rehearsed script would take
-    answers.py            what estimate() and largest_model() return
     document.py           the JSON form of an answer, predicted or dry-run, which tables and pages read
 """

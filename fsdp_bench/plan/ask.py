@@ -7,14 +7,12 @@ a hybrid strategy shards within each node.
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import fields
 from pathlib import Path
-from typing import Any, Literal, TypeVar, Unpack
+from typing import Any, Literal, Unpack
 
 from fsdp_bench.catalog.architectures import NotRecorded, parse_attention
 from fsdp_bench.catalog.lookup import SIZE, Placement, cluster_of, find_placement
 from fsdp_bench.catalog.lookup import model as find_model
-from fsdp_bench.plan.answers import LargestModel, TimedEstimate
 from fsdp_bench.plan.defaults import (
     DEFAULT_PRECISION,
     Code,
@@ -23,17 +21,13 @@ from fsdp_bench.plan.defaults import (
     trained_code,
     trainer_defaults,
 )
-from fsdp_bench.plan.estimate import KERNELS, Estimate
-from fsdp_bench.plan.estimate import estimate as estimate_memory
 from fsdp_bench.plan.headroom import as_stated, sized, stated_headroom
+from fsdp_bench.plan.prediction import Prediction, answer
+from fsdp_bench.plan.question import Question
 from fsdp_bench.plan.search.fit import FitCheck
 from fsdp_bench.plan.search.quantity import size_ladder
-from fsdp_bench.plan.search.search import SearchResult, find_largest
-from fsdp_bench.plan.speed import speed
+from fsdp_bench.plan.search.search import LargestModel, find_largest
 from fsdp_bench.replay.host_memory import Build
-from fsdp_bench.simulate.operators.kernels import Kernels, kernels_on
-from fsdp_bench.simulate.step import SimulatedSteps
-from fsdp_bench.simulate.wrappers.impossible import why_impossible
 from fsdp_bench.spec.calibration_profile import Profile, read_profile
 from fsdp_bench.spec.checked import build as build_checked
 from fsdp_bench.spec.checked import read
@@ -44,14 +38,12 @@ from fsdp_bench.spec.model import Family
 from fsdp_bench.spec.recording.model import Model
 from fsdp_bench.spec.setup import Precision, SetupFields, TrainSetup
 
-P = TypeVar("P", bound=Estimate | SearchResult)
-
 
 def estimate(
     model: str | Path | Model | None = None,
     setup: TrainSetup | None = None,
     hardware: Hardware | None = None,
-    kernels: Literal["cuda", "cpu"] | Kernels = "cuda",
+    kernels: Literal["cuda", "cpu"] = "cuda",
     build: Build | str = Build.META,
     expandable_segments: bool = False,
     *,
@@ -70,7 +62,7 @@ def estimate(
     calibration: str | Path | Profile | None = None,
     cuda: str | None = None,
     **setup_fields: Unpack[SetupFields],
-) -> TimedEstimate:
+) -> Prediction:
     """Predict memory, fit and time of one setup: ``estimate("Llama-3.1-8B", server="p5.48xlarge", strategy="zero3")``.
 
     Needs neither torch nor a GPU; takes a fraction of a second. The answer shows as a table in a notebook;
@@ -131,18 +123,15 @@ def estimate(
     shape = _model(
         which, found, where, code, adapters, setup_fields, None if attention is None else parse_attention(attention)
     )
-    kernel_set = _kernels(kernels)
+    if kernels not in ("cuda", "cpu"):
+        raise not_allowed("kernels", kernels, ("cuda", "cpu"))
     profile = _profile(calibration)
     where = as_stated(where, gpu_memory, profile, cuda)
-    if (reason := why_impossible(shape, found, kernel_set.name)) is not None:
-        raise SpecError(reason)
     kept = stated_headroom(headroom, where)
-    loads = _build(build)
-    kernel_set = kernels_on(kernel_set, where.gpu if where else None, moves_model=loads is not Build.META)
-    steps = SimulatedSteps(shape, found, kernel_set)
-    answer = estimate_memory(steps, where, loads, expandable_segments, headroom_bytes=kept)
-    timed = speed(steps, where, profile)
-    return TimedEstimate(**_parts(answer, Estimate), speed=timed)
+    question = Question(shape, found, where, kernels, _build(build), expandable_segments, profile, kept)
+    if question.impossible is not None:
+        raise SpecError(question.impossible)
+    return answer(question)
 
 
 def _adapters(
@@ -236,8 +225,7 @@ def largest_model(
     check = check or FitCheck()
     if headroom is not None:
         check = dataclasses.replace(check, headroom_bytes=stated_headroom(headroom, known))
-    answer = find_largest(size_ladder(Family(family), found, known), check)
-    return LargestModel(**_parts(answer, SearchResult))
+    return LargestModel(**vars(find_largest(size_ladder(Family(family), found, known), check)))
 
 
 def read_setup(setup: TrainSetup | None, setup_fields: SetupFields, model: Model) -> TrainSetup:
@@ -297,14 +285,6 @@ def _place_of(hardware: Hardware, world_size: int | None) -> Placement:
     return Placement(hardware, hardware.num_nodes, hardware.ranks_per_node(world), world)
 
 
-def _kernels(kernels: str | Kernels) -> Kernels:
-    if isinstance(kernels, Kernels):
-        return kernels
-    if kernels not in ("cuda", "cpu"):
-        raise not_allowed("kernels", kernels, ("cuda", "cpu"))
-    return KERNELS[kernels]
-
-
 def _build(build: Build | str) -> Build:
     return Build(read(Literal["meta", "rank-0", "every-rank"], str(build), "build"))
 
@@ -314,8 +294,3 @@ def _profile(calibration: str | Path | Profile | None) -> Profile | None:
         return read_profile(Path(calibration))
     profile: Profile | None = read(Profile | None, calibration, "calibration")
     return profile
-
-
-def _parts(answer: P, kind: type[P]) -> dict[str, Any]:
-    """Return the fields of a dataclass, to build a dataclass with further fields."""
-    return {field.name: getattr(answer, field.name) for field in fields(kind)}

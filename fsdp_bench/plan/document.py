@@ -10,14 +10,13 @@ from msgspec import Meta
 
 from fsdp_bench.catalog.lookup import place_names
 from fsdp_bench.plan.estimate import Verdict
-from fsdp_bench.plan.question import Prediction, Question
 from fsdp_bench.plan.speed import Speed
 from fsdp_bench.replay.host_memory import HostMemory
 from fsdp_bench.replay.traffic import Traffic
-from fsdp_bench.simulate import TORCH_VERSION
 from fsdp_bench.spec.codec import to_builtins
 from fsdp_bench.spec.hardware import Gpu, Hardware, Source
 from fsdp_bench.spec.lora import LoRA
+from fsdp_bench.spec.recording.model import Model
 from fsdp_bench.spec.setup import TrainSetup
 from fsdp_bench.spec.subprocesses.dry_run import MemoryAtStart
 
@@ -167,62 +166,9 @@ class AnswerDocument(msgspec.Struct, frozen=True, kw_only=True):
         return "host" if is_host else "gpu"
 
 
-def document(prediction: Prediction) -> dict[str, Any]:
-    """Return the JSON form of one prediction."""
-    return encoded(answer_document(prediction), prediction.question)
-
-
-def refusal(question: Question) -> dict[str, Any]:
-    """Return the JSON form of a setup that cannot run: the reason, and null for every key of the answer."""
-    return encoded(refusal_document(question), question)
-
-
-def encoded(answer: AnswerDocument, question: Question) -> dict[str, Any]:
-    """Return the JSON form of an answer, with all sizes of the question's model."""
-    return {**to_builtins(answer), "model": question.model.document()}
-
-
-def answer_document(prediction: Prediction, with_time: bool = True, with_communication: bool = True) -> AnswerDocument:
-    """Return the document of one prediction.
-
-    Time and communication can be omitted if many predictions are asked for: each costs one more simulation.
-    """
-    required = prediction.required_headroom_bytes
-    return _asked(
-        prediction.question,
-        for_eager=prediction.estimate.for_eager,
-        notes=prediction.notes,
-        memory=_memory(prediction),
-        time=_time(prediction.speed) if with_time else None,
-        communication=tuple(prediction.traffic) if with_communication else None,
-        fits=prediction.fits,
-        verdict=prediction.verdict,
-        headroom_bytes=prediction.headroom_bytes,
-        required_headroom_bytes=required,
-        required_headroom_source=None if required is None else prediction.estimate.required_headroom.source,
-    )
-
-
-def refusal_document(question: Question) -> AnswerDocument:
-    """Return the document of a setup that cannot run."""
-    return _asked(question, impossible=question.impossible)
-
-
-def _asked(question: Question, **answered: Any) -> AnswerDocument:
-    return AnswerDocument(
-        source="predicted",
-        torch=TORCH_VERSION,
-        kernels=question.kernels,
-        device=ABSENT,
-        expandable_segments=question.expandable_segments,
-        load=question.build.value,
-        model=msgspec.convert(question.model.document(), ModelDocument),
-        setup=setup_document(question.setup, question.impossible is None),
-        assumptions=question.assumptions,
-        server=_hardware(question.hardware),
-        seconds=ABSENT,
-        **answered,
-    )
+def encoded(answer: AnswerDocument, model: Model) -> dict[str, Any]:
+    """Return the JSON form of an answer, with all sizes of its model."""
+    return {**to_builtins(answer), "model": model.document()}
 
 
 def setup_document(setup: TrainSetup, can_run: bool = True) -> dict[str, Setting]:
@@ -231,7 +177,8 @@ def setup_document(setup: TrainSetup, can_run: bool = True) -> dict[str, Setting
     return {**to_builtins(setup), **runs, "shard_size": setup.shard_group_size if can_run else None}
 
 
-def _hardware(hardware: Hardware | None) -> HardwareDocument:
+def hardware_document(hardware: Hardware | None) -> HardwareDocument:
+    """Return the hardware of an answer."""
     gpu = hardware.gpu if hardware else None
     server, gpu_name, num_nodes, gpus_per_node = place_names(hardware)
     return HardwareDocument(
@@ -259,7 +206,8 @@ def gpu_document(hardware: Hardware | None, gpu: Gpu | None) -> HardwareDocument
 _BESIDE_THE_GPU = ("gpu_memory_source", "context_bytes", "num_nodes", "gpus_per_node", "host_memory_bytes")
 
 
-def _time(found: Speed) -> TimeDocument:
+def time_document(found: Speed) -> TimeDocument:
+    """Return the predicted time of a step."""
     time, span = found.time, found.range
     return TimeDocument(
         step_seconds=time.step_seconds,
@@ -279,40 +227,8 @@ def _time(found: Speed) -> TimeDocument:
     )
 
 
-def _memory(prediction: Prediction) -> MemoryDocument:
-    memory, reading, host = prediction.estimate.memory, prediction.estimate.allocator, prediction.estimate.host
-    full, communicators = reading.out_of_memory, prediction.communicators
-    nccl = communicators.num_bytes if communicators else None
-    known = prediction.reserved_bytes is not None
-    needs_host = prediction.peak_host_bytes_per_node is not None
-    return MemoryDocument(
-        **vars(memory),
-        peak_reserved_bytes=prediction.reserved_bytes,
-        peak_reserved_source=ABSENT,
-        needed_bytes=prediction.needed_bytes if prediction.question.kernels == "cuda" else None,
-        peak_active_bytes=reading.peak_active_bytes if known else None,
-        communicators_bytes=asdict(nccl) if nccl else None,
-        communicators=tuple(map(asdict, communicators.each)) if communicators else None,
-        peak_device_bytes=prediction.estimate.device_bytes if known else None,
-        peak_host_bytes_per_node=prediction.peak_host_bytes_per_node,
-        load_bytes=ABSENT,
-        resident=ABSENT,
-        host_breakdown_bytes=_host(host) if needs_host else None,
-        num_alloc_retries=reading.num_alloc_retries if known else None,
-        num_alloc_retries_later=reading.num_retries_later if known and full is None else None,
-        out_of_memory=None
-        if full is None
-        else OutOfMemoryDocument(
-            phase=full.phase,
-            block=full.block if full.block >= 0 else None,
-            operator=full.label,
-            num_bytes=full.num_bytes,
-            reserved_bytes=reading.peak_reserved_bytes,
-        ),
-    )
-
-
-def _host(host: HostMemory) -> dict[str, int]:
+def host_document(host: HostMemory) -> dict[str, int]:
+    """Return host memory of one node by category."""
     sizes = {name.removesuffix("_bytes"): size for name, size in asdict(host).items()}
     order = ("load", "pinned_parameters", "pinned_gradients", "pinned_activations")
     return {**{name: sizes[name] for name in order}, **sizes}

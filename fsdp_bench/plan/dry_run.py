@@ -13,7 +13,8 @@ from typing import Any
 from fsdp_bench.plan.document import ABSENT, AnswerDocument, MemoryDocument, gpu_document, setup_document
 from fsdp_bench.plan.estimate import Verdict, available_bytes, communicators_for
 from fsdp_bench.plan.headroom import Headroom, headroom_of
-from fsdp_bench.plan.question import Prediction, Question, answer
+from fsdp_bench.plan.prediction import Prediction, answer
+from fsdp_bench.plan.question import Question
 from fsdp_bench.rates.communicators import Communicators
 from fsdp_bench.spec.codec import to_builtins
 from fsdp_bench.spec.errors import SpecError

@@ -1,23 +1,20 @@
-"""Predicts the peak memory of one setup: how large it is, in which phase, what is alive there, and whether it fits.
+"""Predicts the peak memory of one setup: how large it is, in which phase, what is alive there.
 
-``predict_memory`` adds up live bytes, in milliseconds. ``estimate`` also replays PyTorch's caching allocator, whose
-reserved memory decides whether a setup fits.
+``predict_memory`` adds up live bytes, in milliseconds. ``read_allocator`` replays PyTorch's caching allocator, whose
+reserved memory decides whether a setup fits. Whatever would take minutes or cannot run on a GPU is refused.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import cached_property
 
-from fsdp_bench.plan.headroom import Headroom, headroom_of
+from fsdp_bench.plan.headroom import headroom_of
 from fsdp_bench.rates.communicators import Communicators, communicators_of
 from fsdp_bench.replay.caching_allocator.expandable_segments import UNLIMITED
 from fsdp_bench.replay.caching_allocator.program import Program, program
 from fsdp_bench.replay.caching_allocator.replay import AllocatorReading, Replay
-from fsdp_bench.replay.host_memory import Build, HostMemory, host_memory
 from fsdp_bench.replay.live_memory import Peak, breakdown, worst_rank
-from fsdp_bench.simulate.compiled.choose import why_eager
 from fsdp_bench.simulate.operators.kernels import CPU, CPU_GLOO, CUDA, CUDA_OBSERVED, Kernels
 from fsdp_bench.simulate.repeat import Log
 from fsdp_bench.simulate.simulation import BETWEEN_STEPS
@@ -27,8 +24,7 @@ from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.hardware import FIRST_WITH_FLASH_ATTENTION, Gpu, Hardware
 from fsdp_bench.spec.impossible import FLOAT8_CAPABILITY
 from fsdp_bench.spec.recording.model import Model
-from fsdp_bench.spec.setup import Checkpointing, Float8, TrainSetup
-from fsdp_bench.spec.units import GIB
+from fsdp_bench.spec.setup import Float8, TrainSetup
 
 DEEPEST = 1000
 """The most layers that are predicted. The allocator is replayed over all of them, which takes seconds."""
@@ -74,144 +70,6 @@ class MemoryPrediction:
     """Bytes alive at the peak, by category. They add up to the peak."""
     peak_rank: int = 0
     """The rank with the highest peak; of several the lowest. Usually 0: see simulate/candidate_ranks.py."""
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """The predicted memory of one setup: GPU, host, communicators, and whether it fits."""
-
-    simulated: SimulatedSteps
-    """The setup's steps, with the kernels of the GPU."""
-    hardware: Hardware | None
-    memory: MemoryPrediction
-    allocator: AllocatorReading
-    """Statistics of the caching allocator on this GPU. If its memory is not known: on a GPU of unlimited memory."""
-    host: HostMemory
-    why_eager: str | None
-    """Why the prediction is for eager mode although the setup compiles; None if it is not, or nothing compiles."""
-    expandable_segments: bool = False
-    stated_headroom_bytes: int | None = None
-    """GPU memory that the user keeps free (--headroom), instead of what headroom.py derives and assumes."""
-
-    @property
-    def model(self) -> Model:
-        """The model."""
-        return self.simulated.model
-
-    @property
-    def setup(self) -> TrainSetup:
-        """The training setup."""
-        return self.simulated.setup
-
-    @property
-    def for_eager(self) -> bool:
-        """Whether the setup uses torch.compile, and the prediction is for eager mode."""
-        return self.why_eager is not None
-
-    @property
-    def gpu(self) -> Gpu | None:
-        """The GPU. None if none is named."""
-        return self.hardware.gpu if self.hardware else None
-
-    @property
-    def gpu_bytes(self) -> int | None:
-        """Usable memory of the GPU. None if it is not documented."""
-        return self.gpu.usable_memory_bytes if self.gpu else None
-
-    @property
-    def available_bytes(self) -> int | None:
-        """GPU memory that torch's allocator can reserve: all but the headroom. None if that is not known."""
-        return available_bytes(self.gpu, self.communicators, self.stated_headroom_bytes)
-
-    @property
-    def required_headroom(self) -> Headroom:
-        """GPU memory kept free for the CUDA context and NCCL."""
-        return headroom_of(self.gpu, self.communicators, self.stated_headroom_bytes)
-
-    @property
-    def knows_attention(self) -> bool:
-        """Whether the GPU runs the kernels of attention that are predicted."""
-        return self.model.knows_attention(self.gpu, self.setup.precision.compute)
-
-    @property
-    def least_bytes(self) -> int:
-        """Bytes that are allocated at one time whichever kernel computes attention; at most the peak.
-
-        Parameters, gradients and optimizer states do not depend on it. Where heads are a multiple of 8, which
-        FlashAttention does not pad, memory-efficient and unfused attention save no less than FlashAttention: queries,
-        keys, values, the output and a number for each row. Memory that a kernel allocates for itself does not count.
-        """
-        memory, model = self.memory, self.model
-        certain = [memory.phases.get(phase, 0) for phase in ("load", "optimizer")]
-        is_saved_by_name = self.setup.checkpointing is Checkpointing.SELECTIVE
-        if model.head_dim % 8 == 0 and not is_saved_by_name and "attention" not in memory.peak_operator:
-            certain.append(memory.peak_allocated_bytes)
-        return max(certain)
-
-    @property
-    def host_memory_bytes(self) -> int | None:
-        """Host memory that a node has. None if it is not known."""
-        return self.hardware.server.host_memory_bytes if self.hardware else None
-
-    @property
-    def verdict(self) -> Verdict | None:
-        """Whether the setup fits with the headroom kept free. None if a size is unknown.
-
-        It runs with retries if allocations fail but succeed once the allocator has emptied its cache. Where a GPU runs
-        other kernels of attention than are predicted, known is only what does not fit with any.
-        """
-        if self.gpu_bytes is None:
-            return None
-        if not self.knows_attention:
-            return Verdict.DOES_NOT_FIT if self.least_bytes > (self.available_bytes or 0) else None
-        if self.allocator.out_of_memory is not None:
-            return Verdict.DOES_NOT_FIT
-        on_gpu = Verdict.RUNS_WITH_RETRIES if self.allocator.num_alloc_retries else Verdict.FITS
-        if self.host.peak_bytes == 0:
-            return on_gpu
-        if self.host_memory_bytes is None:  # it is known not to fit where the GPU is too small
-            return None if on_gpu is Verdict.FITS else on_gpu
-        return on_gpu if self.host.peak_bytes <= self.host_memory_bytes else Verdict.DOES_NOT_FIT
-
-    @property
-    def fits(self) -> bool | None:
-        """Whether it runs without allocation retries and within host memory. None if a size is unknown."""
-        return None if self.verdict is None else self.verdict is Verdict.FITS
-
-    @cached_property
-    def communicators(self) -> Communicators:
-        """NCCL's communicators of one rank, and the GPU memory that they take outside of torch's allocator."""
-        return communicators_for(self.model, self.setup, self.hardware)
-
-    @property
-    def context_bytes(self) -> int | None:
-        """Memory of the CUDA context, if a calibration measured it; ``gpu_bytes`` then does not contain it."""
-        return self.gpu.context_bytes if self.gpu else None
-
-    @property
-    def device_bytes(self) -> int | None:
-        """The most GPU memory of the process: reserved, CUDA context, NCCL. None if one of them is not known."""
-        taken = self.communicators.num_bytes
-        if taken is None or self.context_bytes is None or self.allocator.out_of_memory is not None:
-            return None
-        return self.allocator.peak_reserved_bytes + self.context_bytes + taken.high
-
-    @cached_property
-    def needed_bytes(self) -> int:
-        """Peak reserved memory without allocation retries. If the GPU is too small, predicted for unlimited memory."""
-        reading = self.allocator
-        if reading.out_of_memory is not None or reading.num_alloc_retries:
-            reading = read_allocator(self.simulated, None, self.expandable_segments, self.memory.peak_rank)
-            assert reading.out_of_memory is None, "a GPU without limit is never full"
-        return reading.peak_reserved_bytes
-
-    @property
-    def headroom_bytes(self) -> int | None:
-        """Usable GPU memory minus ``needed_bytes``. None if the GPU's memory is not known.
-
-        A setup fits if this is at least the bytes of ``required_headroom``.
-        """
-        return None if self.gpu_bytes is None else self.gpu_bytes - self.needed_bytes
 
 
 def predict_memory(simulated: SimulatedSteps, rank: int | None = None) -> MemoryPrediction:
@@ -325,52 +183,3 @@ def program_of(simulated: SimulatedSteps, rank: int) -> Program:
         found = program(simulated.first_steps(rank, every_block=True))
         assert found is not None
     return found
-
-
-def estimate(
-    simulated: SimulatedSteps,
-    hardware: Hardware | None = None,
-    build: Build = Build.META,
-    expandable_segments: bool = False,
-    reading: AllocatorReading | None = None,
-    headroom_bytes: int | None = None,
-) -> Estimate:
-    """Predict the memory of one setup.
-
-    Args:
-        simulated: its steps, on the kernels of the hardware.
-        hardware: the servers, or a GPU. None if none is named.
-        build: which ranks build the whole model in host memory before it is sharded.
-        expandable_segments: PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True.
-        reading: the result of an earlier replay of the allocator, if there was one.
-        headroom_bytes: GPU memory that is kept free, instead of what headroom_of derives and assumes.
-
-    Raises:
-        SpecError: for more layers or micro-batches than are predicted, for a peak above LARGEST_PEAK, for attention
-            heads that no fused kernel takes, and for float8 or the flash-attn package on a GPU without it.
-    """
-    model, setup = simulated.model, simulated.setup
-    refuse_too_slow(model, setup)
-    refuse_without_float8(setup, hardware)
-    if model.has_flash_attn:
-        refuse_flash_attn_package(hardware)
-    memory = predict_memory(simulated)
-    if memory.peak_allocated_bytes > LARGEST_PEAK:
-        raise SpecError(
-            f"{model.name}: a peak of {memory.peak_allocated_bytes / GIB:.2g} GiB on one GPU is not predicted;"
-            f" up to {LARGEST_PEAK / GIB:.2g} GiB: fewer dimensions, layers or tokens"
-        )
-    gpu = hardware.gpu if hardware else None
-    limit = available_bytes(gpu, communicators_for(model, setup, hardware), headroom_bytes)
-    reading = reading or read_allocator(simulated, limit, expandable_segments, memory.peak_rank)
-    ranks = hardware.ranks_per_node(setup.world_size) if hardware else setup.world_size
-    return Estimate(
-        simulated=simulated,
-        hardware=hardware,
-        memory=memory,
-        allocator=reading,
-        host=host_memory(simulated if simulated.kernels.is_cuda else simulated.on(CUDA), ranks, build),
-        why_eager=why_eager(model, setup, simulated.kernels),
-        expandable_segments=expandable_segments,
-        stated_headroom_bytes=headroom_bytes,
-    )

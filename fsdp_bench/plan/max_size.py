@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import msgspec
@@ -21,16 +20,16 @@ from fsdp_bench.plan.document import (
     MemoryDocument,
     Setting,
     TimeDocument,
-    answer_document,
-    document,
-    refusal_document,
+    encoded,
+    hardware_document,
 )
-from fsdp_bench.plan.estimate import Estimate, Verdict
-from fsdp_bench.plan.question import Prediction, Question
-from fsdp_bench.plan.search.fit import NO_FLASH_ATTENTION, CheckedCandidate, FitCheck, Limit
+from fsdp_bench.plan.estimate import Verdict
+from fsdp_bench.plan.prediction import Prediction
+from fsdp_bench.plan.question import Question
+from fsdp_bench.plan.search.fit import NO_FLASH_ATTENTION, FitCheck, Limit
 from fsdp_bench.plan.search.quantity import Candidate, Quantity
 from fsdp_bench.plan.search.search import SearchResult, find_all
-from fsdp_bench.plan.speed import Speed, speed
+from fsdp_bench.plan.table import MAX_SIZE_COLUMNS, Row, answer_row
 from fsdp_bench.replay.host_memory import Build
 from fsdp_bench.simulate import TORCH_VERSION
 from fsdp_bench.spec.calibration_profile import Profile
@@ -107,15 +106,15 @@ class SettingResult:
         """The largest value that runs without running out of memory, allocation retries allowed."""
         return self._value(self.found.runs) if self.found else None
 
-    @cached_property
+    @property
     def at(self) -> Prediction | None:
         """The prediction of the largest candidate that fits. None if none fits."""
-        return self._prediction(self.found.at, None, self.found.speed) if self.found else None
+        return self.found.at if self.found else None
 
-    @cached_property
+    @property
     def beyond(self) -> Prediction | None:
         """The prediction of the next candidate, which does not fit. None if there is none."""
-        return self._prediction(self.found.beyond, self.found.beyond_bytes) if self.found else None
+        return self.found.beyond if self.found else None
 
     @property
     def limit(self) -> Limit | None:
@@ -124,14 +123,6 @@ class SettingResult:
 
     def _value(self, index: int) -> int | None:
         return self.quantity.values[index] if index >= 0 else None
-
-    def _prediction(
-        self, estimate: Estimate | None, needed_bytes: int | None, speed: Speed | None = None
-    ) -> Prediction | None:
-        if estimate is None:
-            return None
-        candidate = Candidate(estimate.model, estimate.setup, estimate.hardware)
-        return Prediction(self.assumptions.question(candidate), estimate, needed_bytes, speed)
 
 
 @dataclass(frozen=True)
@@ -189,13 +180,10 @@ def max_sizes(
         build=assumptions.build,
         expandable_segments=assumptions.expandable_segments,
         headroom_bytes=assumptions.headroom_bytes,
+        profile=assumptions.profile,
     )
     with_time = len(open_ones) <= TIMED if assumptions.with_time is None else assumptions.with_time
-
-    def time(candidate: CheckedCandidate) -> Speed:
-        return speed(candidate.simulated, candidate.hardware, assumptions.profile)
-
-    found = iter(find_all(open_ones, check, lambda done: progress(done, len(open_ones)), time if with_time else None))
+    found = iter(find_all(open_ones, check, lambda done: progress(done, len(open_ones)), with_time))
 
     def answered(cell: SettingResult) -> SettingResult:
         return cell if cell.impossible or cell.unknown else SettingResult(cell.quantity, assumptions, next(found))
@@ -300,7 +288,7 @@ def document_of(results: Sequence[HardwareResult]) -> dict[str, Any]:
 def _encoded(result: HardwareResult) -> dict[str, Any]:
     made = to_builtins(_document(result))
     cells = [{**{key: cell["setup"][key] for key in _WORDS}, **cell} for cell in made["cells"]]
-    fewest = {"on_fewest": document(result.on_fewest)} if result.on_fewest else {}
+    fewest = {"on_fewest": encoded(result.on_fewest.document(), result.on_fewest.model)} if result.on_fewest else {}
     return {**made, "cells": cells, **fewest}
 
 
@@ -315,7 +303,7 @@ def _document(result: HardwareResult) -> MaxSizeDocument:
         dial=first.quantity.name,
         fits_means="no allocation retries, required_headroom_bytes of each GPU left for the CUDA context and NCCL,"
         " and within the host's memory where that is known",
-        server=refusal_document(first.question).server,
+        server=hardware_document(first.question.hardware),
         cells=tuple(_setting(cell, result.with_time) for cell in result.cells),
         on_fewest=ABSENT,
     )
@@ -323,8 +311,7 @@ def _document(result: HardwareResult) -> MaxSizeDocument:
 
 def _setting(cell: SettingResult, with_time: bool) -> SettingDocument:
     at, limit = cell.at, cell.limit
-    found = answer_document(at, with_time, with_communication=False) if at else refusal_document(cell.question)
-    model = at.question.model if at else None
+    found, model = _answer(cell, with_time), at.model if at else None
     return SettingDocument(
         impossible=cell.impossible,
         unknown=cell.unknown,
@@ -343,6 +330,10 @@ def _setting(cell: SettingResult, with_time: bool) -> SettingDocument:
     )
 
 
+def _answer(cell: SettingResult, with_time: bool) -> AnswerDocument:
+    return cell.at.document(with_time, with_communication=False) if cell.at else cell.question.document()
+
+
 def _runs_parameters(cell: SettingResult) -> int | None:
     if cell.found is None or cell.found.runs < 0:
         return None
@@ -352,15 +343,35 @@ def _runs_parameters(cell: SettingResult) -> int | None:
 def _next(cell: SettingResult) -> NextDocument | None:
     if cell.beyond is None or cell.found is None:
         return None
-    found = answer_document(cell.beyond, with_time=False, with_communication=False)
+    found = cell.beyond.document(with_time=False, with_communication=False)
     assert found.memory is not None
     return NextDocument(
         value=cell.quantity.values[cell.found.fits + 1],
-        model=cell.beyond.question.model.name,
-        num_parameters=cell.beyond.question.model.num_parameters,
+        model=cell.beyond.model.name,
+        num_parameters=cell.beyond.model.num_parameters,
         fits=found.fits,
         verdict=found.verdict,
         needed_bytes=cell.beyond.needed_bytes,
         headroom_bytes=found.headroom_bytes,
         memory=found.memory,
     )
+
+
+def setting_row(cell: SettingResult, with_time: bool) -> Row:
+    """Return a setting of max-size as a row of MAX_SIZE_COLUMNS: the largest value that fits, and its prediction."""
+    at, beyond, limit = cell.at, cell.beyond, cell.limit
+    row = dict.fromkeys(MAX_SIZE_COLUMNS) | answer_row(_answer(cell, with_time))
+    if at is None:
+        row |= {"model": None, "num_parameters": None, "fits": False if cell.found else None}
+    return row | {
+        "impossible": cell.impossible,
+        "unknown": cell.unknown,
+        "quantity": cell.quantity.name,
+        "fits_value": cell.fits,
+        "runs_value": cell.runs,
+        "num_hidden_layers": at.model.num_hidden_layers if at else None,
+        "hidden_size": at.model.hidden_size if at else None,
+        "limited_by": limit and limit_text(limit),
+        "next_value": cell.quantity.values[cell.found.fits + 1] if beyond and cell.found else None,
+        "next_needed_bytes": beyond.needed_bytes if beyond else None,
+    }

@@ -9,17 +9,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from msgspec.structs import asdict
 
-from fsdp_bench.plan.document import AnswerDocument, TimeDocument, answer_document, refusal_document
+from fsdp_bench.plan.document import AnswerDocument, TimeDocument
 from fsdp_bench.spec.errors import SpecError, nearest, shown
 from fsdp_bench.spec.setup import FIELDS
 from fsdp_bench.spec.subprocesses.dry_run import CATEGORIES
-
-if TYPE_CHECKING:
-    from fsdp_bench.plan.max_size import SettingResult
 
 Row = dict[str, Any]
 """One row: values by the name of their column, None where there is none."""
@@ -186,26 +183,3 @@ def answer_row(found: AnswerDocument) -> Row:
         values |= {**asdict(memory), "largest_category": memory.largest_category}
         values |= {name: memory.breakdown_bytes.get(category, 0) for name, category in _PEAK_COLUMNS.items()}
     return {name: values.get(name) for name in PREDICTION_COLUMNS}
-
-
-def setting_row(cell: SettingResult, with_time: bool) -> Row:
-    """Return a setting of max-size as a row of MAX_SIZE_COLUMNS: the largest value that fits, and its prediction."""
-    from fsdp_bench.plan.max_size import limit_text  # which predict does not need
-
-    at, beyond, limit = cell.at, cell.beyond, cell.limit
-    found = answer_document(at, with_time, with_communication=False) if at else refusal_document(cell.question)
-    row = dict.fromkeys(MAX_SIZE_COLUMNS) | answer_row(found)
-    if at is None:
-        row |= {"model": None, "num_parameters": None, "fits": False if cell.found else None}
-    return row | {
-        "impossible": cell.impossible,
-        "unknown": cell.unknown,
-        "quantity": cell.quantity.name,
-        "fits_value": cell.fits,
-        "runs_value": cell.runs,
-        "num_hidden_layers": at.question.model.num_hidden_layers if at else None,
-        "hidden_size": at.question.model.hidden_size if at else None,
-        "limited_by": limit and limit_text(limit),
-        "next_value": cell.quantity.values[cell.found.fits + 1] if beyond and cell.found else None,
-        "next_needed_bytes": beyond.needed_bytes if beyond else None,
-    }

@@ -202,9 +202,8 @@ def test_what_only_flash_attentions_own_kernel_allocates_is_no_part_of_the_least
     gpt2, many = find_model("gpt2", code="huggingface"), replace(setup, micro_batch_size=96)
     found = estimate_of(gpt2, many, Hardware.of_gpu(gpu("T4")))
     assert found.least_bytes == found.memory.peak_allocated_bytes
-    named = dataclasses.replace(
-        found, simulated=SimulatedSteps(gpt2, replace(setup, checkpointing=Checkpointing.SELECTIVE))
-    )
+    selective = dataclasses.replace(found.question, setup=replace(setup, checkpointing=Checkpointing.SELECTIVE))
+    named = dataclasses.replace(found, question=selective)
     inside = dataclasses.replace(
         found, memory=dataclasses.replace(found.memory, peak_operator="aten::scaled_dot_product_attention")
     )

@@ -9,7 +9,8 @@ from msgspec.structs import replace
 
 from fsdp_bench.catalog.ladder import nearest_size
 from fsdp_bench.catalog.loader import BUILT_IN
-from fsdp_bench.plan.estimate import Estimate, Verdict
+from fsdp_bench.plan.estimate import Verdict
+from fsdp_bench.plan.prediction import Prediction
 from fsdp_bench.plan.search.fit import FitCheck
 from fsdp_bench.plan.search.quantity import Candidate
 from fsdp_bench.spec.hardware import Hardware
@@ -29,7 +30,7 @@ def cluster(name: str, card_bytes: int | None = None, context_bytes: int | None 
     return Hardware(server=server, gpu=gpu, gpus_per_node=8)
 
 
-def on(where: Hardware, headroom_bytes: int | None = None) -> Estimate:
+def on(where: Hardware, headroom_bytes: int | None = None) -> Prediction:
     setup = TrainSetup(world_size=8, sequence_length=512)
     return estimate_of(MODEL, setup, where, headroom_bytes=headroom_bytes)
 
@@ -71,10 +72,10 @@ def test_a_search_checks_as_a_prediction_does() -> None:
             where = cluster(server)
             checked = FitCheck(headroom_bytes=stated).on(Candidate(MODEL, setup, where))
             assert checked.limit_bytes == on(where, stated).available_bytes
-            assert checked.estimate.required_headroom == on(where, stated).required_headroom
+            assert checked.prediction.required_headroom == on(where, stated).required_headroom
 
 
-def shrunk_until(fails: Callable[[Estimate], bool]) -> Estimate:
+def shrunk_until(fails: Callable[[Prediction], bool]) -> Prediction:
     """Return the first prediction on smaller and smaller cards of which something holds."""
     setup = TrainSetup(world_size=8, sequence_length=512, micro_batch_size=4)
     card = estimate_of(MODEL, setup, cluster("p5.48xlarge")).allocator.peak_reserved_bytes

@@ -12,7 +12,7 @@ import click
 
 from fsdp_bench.cli.common.options import SetupOptions
 from fsdp_bench.cli.common.setups import config_to_export
-from fsdp_bench.plan.question import Prediction
+from fsdp_bench.plan.prediction import Prediction
 from fsdp_bench.report.terminal import print_line, print_lines
 from fsdp_bench.spec.errors import SpecError, UserError
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from fsdp_bench.plan.advice.remedies import GAIN, Remedy, remedies, with_twice_the_gpus
 from fsdp_bench.plan.max_size import HardwareResult, SettingResult
-from fsdp_bench.plan.question import Prediction
+from fsdp_bench.plan.prediction import Prediction
 
 
 @dataclass(frozen=True)
@@ -45,15 +45,15 @@ def nothing_fits(sizes: Sequence[HardwareResult]) -> NothingFits | None:
 
 def nothing_fits_document(found: NothingFits, message: str) -> dict[str, Any]:
     """Return the JSON form. ``message`` is the sentence that is printed."""
-    estimate, setup = found.prediction.estimate, found.prediction.question.setup
+    prediction, setup = found.prediction, found.prediction.setup
     tried = [*found.remedies, *([found.twice_the_gpus] if found.twice_the_gpus else [])]
     return {
-        "model": found.prediction.question.model.name,
+        "model": prediction.model.name,
         "strategy": setup.strategy.value,
-        "needed_bytes": found.prediction.needed_bytes,
-        "gpu_memory_bytes": estimate.gpu_bytes,
-        "phase": estimate.memory.peak_phase,
-        "category": found.prediction.largest_category,
+        "needed_bytes": prediction.needed_bytes,
+        "gpu_memory_bytes": prediction.gpu_bytes,
+        "phase": prediction.memory.peak_phase,
+        "category": prediction.largest_category,
         "message": message,
         "remedies": [
             {"switch": r.switch, "fits": r.prediction.fits, "needed_bytes": r.prediction.needed_bytes} for r in tried
@@ -69,7 +69,7 @@ def lacks_host_memory(cell: SettingResult) -> bool:
 def _shortage(cell: SettingResult) -> float:
     """Return required memory / available memory."""
     assert cell.beyond is not None
-    estimate = cell.beyond.estimate
+    beyond = cell.beyond
     if lacks_host_memory(cell):
-        return estimate.host.peak_bytes / (estimate.host_memory_bytes or 1)
-    return cell.beyond.needed_bytes / (estimate.gpu_bytes or 1)
+        return beyond.host.peak_bytes / (beyond.host_memory_bytes or 1)
+    return beyond.needed_bytes / (beyond.gpu_bytes or 1)

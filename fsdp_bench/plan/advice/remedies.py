@@ -11,8 +11,9 @@ from typing import Any
 import msgspec
 
 from fsdp_bench.plan.advice.larger_world import fewest, larger_worlds, on_world
-from fsdp_bench.plan.estimate import available_bytes, communicators_for, predict_memory
-from fsdp_bench.plan.question import Prediction, Question, answer, answer_if_it_fits
+from fsdp_bench.plan.estimate import predict_memory
+from fsdp_bench.plan.prediction import Prediction, answer, answer_if_it_fits
+from fsdp_bench.plan.question import Question
 from fsdp_bench.replay.host_memory import Build, host_memory
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.recording.model import lora_of
@@ -61,7 +62,7 @@ class Remedy:
     def cost(self) -> tuple[int, float]:
         """The sort key of remedies: number of GPUs, then step time."""
         seconds = self.prediction.speed.time.step_seconds if self.prediction.fits else None
-        return self.prediction.question.setup.world_size, inf if seconds is None else seconds
+        return self.prediction.setup.world_size, inf if seconds is None else seconds
 
 
 def _setting(option: str, value: str, **fields: Any) -> Switch:
@@ -148,7 +149,7 @@ def remedies(prediction: Prediction) -> list[Remedy]:
     If none fits, return the changes that save the most memory. If the setup fits or nothing helps, return no change;
     likewise on a GPU whose attention is not predicted, where no change is known to fit. Takes a second or two.
     """
-    if prediction.fits is not False or not prediction.estimate.knows_attention:
+    if prediction.fits is not False or not prediction.knows_attention:
         return []
     advice = _Advice(prediction.question)
     found = advice.on_the_same_gpus()
@@ -244,7 +245,7 @@ class _Advice:
 
     def helpful(self, prediction: Prediction) -> list[Remedy]:
         """Return the single changes that save the most memory, if nothing fits."""
-        peak = prediction.estimate.memory.peak_allocated_bytes
+        peak = prediction.memory.peak_allocated_bytes
         changes = [change for name in self.names if (change := self.asked.with_switch(name))]
         live = [(_live_bytes(change.question), change) for change in changes]
         best = sorted((pair for pair in live if pair[0] <= (1 - GAIN) * peak), key=lambda pair: pair[0])[: MOST - 1]
@@ -258,12 +259,12 @@ def smaller_bases(prediction: Prediction) -> tuple[str, ...]:
 
     They are not predicted: a recording takes minutes.
     """
-    lora = lora_of(prediction.question.model)
+    lora = lora_of(prediction.model)
     if prediction.fits is not False or lora is None or lora.is_quantized:
         return ()
     rest = msgspec.structs.replace(lora, base=None).text()
     found = (f"--qlora {rest}: frozen weights of linear layers in 4 bits, not predicted here",)
-    if lora.base is None and prediction.question.setup.precision.store == "fp32":
+    if lora.base is None and prediction.setup.precision.store == "fp32":
         return (f"--lora {rest},base=bf16: frozen weights in half the bytes, not predicted here", *found)
     return found
 
@@ -275,9 +276,7 @@ def _switches_text(change: Alternative) -> str:
 def _may_fit(question: Question) -> bool:
     """Return whether live bytes and host memory are within their limits. Takes milliseconds."""
     hardware = question.hardware
-    communicators = communicators_for(question.model, question.setup, hardware)
-    available = available_bytes(question.gpu, communicators, question.headroom_bytes) or 0
-    if _live_bytes(question) > available:
+    if _live_bytes(question) > (question.available_bytes or 0):
         return False
     if hardware is None or hardware.server.host_memory_bytes is None:
         return True
@@ -291,5 +290,5 @@ def _live_bytes(question: Question) -> int:
 
 def with_twice_the_gpus(prediction: Prediction) -> Remedy | None:
     """Return the same setup on twice the GPUs, whether or not that helps. None if it cannot run there."""
-    larger = Alternative(prediction.question).on_world(2 * prediction.question.setup.world_size)
+    larger = Alternative(prediction.question).on_world(2 * prediction.setup.world_size)
     return Remedy(_switches_text(larger), answer(larger.question)) if larger else None

@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from fsdp_bench.plan.question import Prediction, Question, answer
+from fsdp_bench.plan.prediction import Prediction, answer
+from fsdp_bench.plan.question import Question
 from fsdp_bench.plan.speed import Speed
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.hardware import Hardware

@@ -10,9 +10,8 @@ from typing import Any
 import msgspec
 
 from fsdp_bench.catalog.loader import BUILT_IN
-from fsdp_bench.plan.answers import TimedEstimate
-from fsdp_bench.plan.document import AnswerDocument, TimeDocument, answer_document
-from fsdp_bench.plan.question import Prediction
+from fsdp_bench.plan.document import AnswerDocument, TimeDocument
+from fsdp_bench.plan.prediction import Prediction
 from fsdp_bench.spec.checked import build
 from fsdp_bench.spec.codec import from_builtins
 from fsdp_bench.spec.errors import ResultsError, SpecError, shown
@@ -36,7 +35,7 @@ PARTS = ("compute_seconds", "exposed_communication_seconds")
 TIMES = ("step_seconds", *PARTS, "communication_seconds", "host_copy_seconds", "cpu_optimizer_seconds")
 _SIZES = ("family", "num_hidden_layers", "hidden_size")
 
-Comparable = str | Path | Mapping[str, Any] | TrialRecord | Prediction | TimedEstimate
+Comparable = str | Path | Mapping[str, Any] | TrialRecord | Prediction
 """The words that ``compare`` takes."""
 
 
@@ -94,10 +93,8 @@ def read_side(value: Comparable, name: str) -> Side:
     """
     if isinstance(value, str | Path):
         return _of_file(Path(value))
-    if isinstance(value, TimedEstimate):
-        value = value.prediction
     if isinstance(value, Prediction):
-        return _side(answer_document(value), name)
+        return _side(value.document(), name)
     if isinstance(value, TrialRecord):
         return _of_record(value, name)
     if not isinstance(value, Mapping):

@@ -11,8 +11,9 @@ import msgspec
 
 from fsdp_bench.catalog.architectures import FOLDERS, NotRecorded, recorded_architecture
 from fsdp_bench.plan.defaults import USUAL_GPUS_PER_NODE
+from fsdp_bench.plan.prediction import Prediction, answer
 from fsdp_bench.plan.purchase.offer import MICRO_BATCHES, Offer
-from fsdp_bench.plan.question import Prediction, Question, answer
+from fsdp_bench.plan.question import Question
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.lora import LoRA
 from fsdp_bench.spec.recording.config import complete

@@ -191,7 +191,7 @@ def _predicted(chosen: Chosen) -> str:
     """
     found = chosen.prediction
     reserved = f"{format_gib(found.needed_bytes)} reserved"
-    usable = found.estimate.gpu_bytes
+    usable = found.gpu_bytes
     memory = f"{reserved} of {format_gib(usable)} usable" if usable is not None else reserved
     speed = chosen.tokens_per_second_per_gpu
     rate = f"{speed:,.0f} tokens/s per GPU" if speed is not None else "tokens/s unknown"

@@ -11,12 +11,12 @@ from dataclasses import replace
 from math import inf
 
 from fsdp_bench.plan.estimate import MemoryPrediction, predict_memory
+from fsdp_bench.plan.prediction import Prediction
 from fsdp_bench.plan.purchase.fastest import Fastest
 from fsdp_bench.plan.purchase.goal import Goal, settings, setup_of
 from fsdp_bench.plan.purchase.offer import Offer
 from fsdp_bench.plan.purchase.searched import Searched, ServerType
 from fsdp_bench.plan.purchase.simulated import Simulated
-from fsdp_bench.plan.question import Prediction
 from fsdp_bench.simulate.operators.kernels import CUDA, kernels_on
 from fsdp_bench.simulate.step import SimulatedSteps, without_collections
 from fsdp_bench.spec.hardware import Hardware

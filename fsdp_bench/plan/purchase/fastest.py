@@ -13,9 +13,10 @@ from math import inf
 from typing import NamedTuple
 
 from fsdp_bench.plan.estimate import available_bytes, communicators_for
+from fsdp_bench.plan.prediction import Prediction, answer_if_it_fits
 from fsdp_bench.plan.purchase.goal import Setting, can_run, micro_batches, setting_of, settings, setup_of
 from fsdp_bench.plan.purchase.simulated import Simulated, computation_of, for_all_micro_batches
-from fsdp_bench.plan.question import Prediction, Question, answer_if_it_fits
+from fsdp_bench.plan.question import Question
 from fsdp_bench.plan.speed import speed
 from fsdp_bench.rates.calibrated import rates_of
 from fsdp_bench.replay.host_memory import Build, host_memory

@@ -8,9 +8,10 @@ from typing import Any
 
 import msgspec
 
+from fsdp_bench.plan.prediction import Prediction, answer, answer_if_it_fits
 from fsdp_bench.plan.purchase.fastest import Timed
 from fsdp_bench.plan.purchase.goal import SECONDS_PER_DAY, Goal
-from fsdp_bench.plan.question import Prediction, Question, answer, answer_if_it_fits
+from fsdp_bench.plan.question import Question
 from fsdp_bench.plan.ranges import Range, range_of
 from fsdp_bench.rates.collectives import is_over_pcie
 from fsdp_bench.spec.codec import to_builtins
@@ -51,7 +52,7 @@ class Offer:
         """Return whether it fits, and still does if its peak is so many times as high."""
         if (found := self._if_it_fits) is None:
             return False
-        available = found.estimate.available_bytes
+        available = found.available_bytes
         return available is None or times * found.needed_bytes <= available
 
     @cached_property

@@ -6,15 +6,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import inf
 
-from fsdp_bench.plan.estimate import (
-    Estimate,
-    available_bytes,
-    communicators_for,
-    estimate,
-    read_allocator,
-    refuse_too_slow,
-    start_replay,
-)
+from fsdp_bench.plan.estimate import refuse_too_slow, start_replay
+from fsdp_bench.plan.prediction import Prediction, answer
+from fsdp_bench.plan.question import Question
 from fsdp_bench.plan.search.quantity import Candidate
 from fsdp_bench.replay.caching_allocator.replay import Replay
 from fsdp_bench.replay.host_memory import Build, HostMemory, host_memory
@@ -22,6 +16,7 @@ from fsdp_bench.replay.live_memory import breakdown, worst_rank
 from fsdp_bench.simulate.operators.kernels import CUDA, Kernels, kernels_on
 from fsdp_bench.simulate.step import SimulatedSteps
 from fsdp_bench.simulate.wrappers.impossible import why_impossible
+from fsdp_bench.spec.calibration_profile import Profile
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.hardware import Gpu
 
@@ -57,6 +52,8 @@ class FitCheck:
     expandable_segments: bool = False
     budget_bytes: int | None = None
     headroom_bytes: int | None = None
+    profile: Profile | None = None
+    """A calibration that predicts time instead of the datasheet."""
 
     def refuse(self, candidate: Candidate) -> None:
         """Refuse a candidate that ``predict`` refuses.
@@ -94,15 +91,23 @@ class CheckedCandidate:
         self.check, self.hardware = check, candidate.hardware
         kernels = kernels_on(check.kernels, _gpu(candidate), moves_model=check.build is not Build.META)
         self.simulated = SimulatedSteps(candidate.model, candidate.setup, kernels, any_depth)
+        self.question = Question(
+            candidate.model,
+            candidate.setup,
+            candidate.hardware,
+            "cuda" if kernels.is_cuda else "cpu",
+            check.build,
+            check.expandable_segments,
+            check.profile,
+            check.headroom_bytes,
+        ).with_steps(self.simulated)
 
     @cached_property
     def limit_bytes(self) -> int:
         """The budget, or the GPU memory that torch's allocator can reserve."""
         if self.check.budget_bytes is not None:
             return self.check.budget_bytes
-        communicators = communicators_for(self.simulated.model, self.simulated.setup, self.hardware)
-        gpu = self.hardware.gpu if self.hardware else None
-        return available_bytes(gpu, communicators, self.check.headroom_bytes) or 0
+        return self.question.available_bytes or 0
 
     @cached_property
     def host_memory_fraction(self) -> float:
@@ -145,29 +150,15 @@ class CheckedCandidate:
         return self.replay is not None and self.replay.until().out_of_memory is None
 
     @cached_property
-    def estimate(self) -> Estimate:
+    def prediction(self) -> Prediction:
         """The prediction of its memory. A replay that has begun is finished, and not repeated."""
-        check, begun = self.check, self.__dict__.get("replay")
-        return estimate(
-            self.simulated,
-            self.hardware,
-            check.build,
-            check.expandable_segments,
-            begun.until() if begun else None,
-            check.headroom_bytes,
-        )
-
-    @property
-    def needed_bytes(self) -> int:
-        """Peak reserved memory on a GPU of unlimited memory. With a budget, peak live bytes."""
-        if self.check.budget_bytes is not None:
-            return self.estimate.memory.peak_allocated_bytes
-        return read_allocator(self.simulated, None, self.check.expandable_segments).peak_reserved_bytes
+        begun = self.__dict__.get("replay")
+        return answer(self.question, begun.until() if begun else None)
 
     @property
     def limit(self) -> Limit:
         """The memory that it exceeds."""
-        found, has_budget = self.estimate, self.check.budget_bytes is not None
+        found, has_budget = self.prediction, self.check.budget_bytes is not None
         if not has_budget and self.host_memory_fraction > 1:
             return _host_limit(found.host, found.host_memory_bytes or 0)
         first = None if has_budget else found.allocator.full_in_phase

@@ -19,14 +19,11 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from fsdp_bench.plan.estimate import Estimate
 from fsdp_bench.plan.parallel import map_forked
+from fsdp_bench.plan.prediction import Prediction, setup_text
 from fsdp_bench.plan.search.fit import CheckedCandidate, FitCheck, Limit
-from fsdp_bench.plan.search.quantity import Candidate, Quantity, size_ladder
-from fsdp_bench.plan.speed import Speed
+from fsdp_bench.plan.search.quantity import Candidate, Quantity
 from fsdp_bench.simulate.step import SimulatedSteps, for_any_depth
-from fsdp_bench.spec.hardware import Hardware
-from fsdp_bench.spec.model import Family
 from fsdp_bench.spec.recording.model import Model
 from fsdp_bench.spec.setup import TrainSetup
 
@@ -42,14 +39,30 @@ class SearchResult:
     """Index of the largest that runs without running out of memory, allocation retries allowed. At least ``fits``."""
     limited_by: Limit | None
     """The memory that the next candidate exceeds. None if there is no next candidate."""
-    at: Estimate | None
+    at: Prediction | None
     """The prediction of the candidate ``fits``."""
-    beyond: Estimate | None
+    beyond: Prediction | None
     """The prediction of the next candidate."""
-    beyond_bytes: int | None
-    """Reserved memory of the next candidate on a GPU of unlimited memory. None if GPU memory is not the limit."""
-    speed: Speed | None = None
-    """The predicted speed of the candidate ``fits``, if that was asked for."""
+
+
+@dataclass(frozen=True, repr=False)
+class LargestModel(SearchResult):
+    """The largest model of the size ladder that fits, and which memory the next one exceeds."""
+
+    @property
+    def model(self) -> Model | None:
+        """The largest model that fits. None if the smallest does not fit."""
+        return None if self.at is None else self.at.model
+
+    def __repr__(self) -> str:
+        largest = "nothing fits" if self.model is None else f"largest model that fits: {self.model.name}"
+        lines = [f"{largest}: {setup_text(self.quantity[0].setup)}"]
+        if self.beyond is None or self.limited_by is None:
+            return "\n".join([*lines, "  the size ladder ends there"])
+        limit = self.limited_by
+        place = "GPU" if limit.place == "gpu" else limit.place
+        short = f"  {self.beyond.model.name} is short of {place} memory in {limit.phase}"
+        return "\n".join([*lines, f"{short}, most of it {limit.category.replace('_', ' ')}"])
 
 
 def find_largest(quantity: Quantity, check: FitCheck) -> SearchResult:
@@ -62,52 +75,40 @@ def find_largest(quantity: Quantity, check: FitCheck) -> SearchResult:
     return SearchResult(quantity, *_find(quantity, check))
 
 
-def largest_model(
-    setup: TrainSetup, hardware: Hardware, family: Family = Family.LLAMA, check: FitCheck | None = None
-) -> SearchResult:
-    """Find the largest model of the size ladder that fits, ``found.at.model``. ``found.at`` is None if none fits.
-
-    Raises:
-        SpecError: as ``find_largest``.
-    """
-    return find_largest(size_ladder(Family(family), setup, hardware), check or FitCheck())
-
-
 def find_all(
     quantities: Sequence[Quantity],
     check: FitCheck,
     progress: Callable[[int], None] = lambda done: None,
-    time: Callable[[CheckedCandidate], Speed] | None = None,
+    with_time: bool = False,
 ) -> list[SearchResult]:
     """Find the largest candidate of each quantity, on all processors.
 
-    ``progress`` is called with the number of answers so far. ``time``, if given, predicts the speed of what fits.
+    ``progress`` is called with the number of answers so far. ``with_time``: predict the speed of what fits, too.
 
     Raises:
         SpecError: as ``find_largest``.
     """
     found: list[SearchResult] = []
-    for answer in _answers(quantities, check, time):
+    for answer in _answers(quantities, check, with_time):
         found.append(SearchResult(quantities[len(found)], *answer))
         progress(len(found))
     return found
 
 
-_Answer = tuple[int, int, Limit | None, Estimate | None, Estimate | None, int | None, Speed | None]
-_Time = Callable[[CheckedCandidate], Speed] | None
+_Answer = tuple[int, int, Limit | None, Prediction | None, Prediction | None]
 """The fields of a SearchResult after the first, which holds functions that cannot be sent between processes."""
 
 
-def _answers(quantities: Sequence[Quantity], check: FitCheck, time: _Time) -> Iterator[_Answer]:
+def _answers(quantities: Sequence[Quantity], check: FitCheck, with_time: bool) -> Iterator[_Answer]:
     """Yield answers in order, from forked processes: these have what this process has imported and compiled."""
     gc.freeze()  # what is there already need not be looked through after every simulation
     try:
-        yield from map_forked(lambda quantity: _find(quantity, check, time), quantities)
+        yield from map_forked(lambda quantity: _find(quantity, check, with_time), quantities)
     finally:
         gc.unfreeze()
 
 
-def _find(quantity: Quantity, check: FitCheck, time: _Time = None) -> _Answer:
+def _find(quantity: Quantity, check: FitCheck, with_time: bool = False) -> _Answer:
     for index in {0, len(quantity) - 1}:  # a larger model can have units inside its blocks where a small one has none
         check.refuse(quantity[index])
     candidates = _Candidates(quantity, check)
@@ -117,13 +118,15 @@ def _find(quantity: Quantity, check: FitCheck, time: _Time = None) -> _Answer:
     else:
         fits = _largest(widths, lambda index: candidates[index].fits())
         runs = _largest(widths, lambda index: candidates[index].runs())
-    at = candidates[fits].estimate if fits >= 0 else None
-    speed = time(candidates[fits]) if time is not None and at is not None else None
+    at = candidates[fits].prediction if fits >= 0 else None
     following = candidates[fits + 1] if fits + 1 < len(quantity) else None
-    limit = following.limit if following else None
-    needed = following.needed_bytes if following and limit and limit.place != "host" else None
+    limit, beyond = (following.limit, following.prediction) if following else (None, None)
+    if at and with_time:
+        at.speed  # noqa: B018 - predicted here, and kept
+    if beyond and limit and limit.place == "gpu" and check.budget_bytes is None:
+        beyond.needed_bytes  # noqa: B018 - predicted here, and kept
     candidates.forget()
-    return fits, runs, limit, at, following.estimate if following else None, needed, speed
+    return fits, runs, limit, at, beyond
 
 
 class _Candidates:

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from fsdp_bench.plan.chart_data.memory_timeline import memory_timeline
 from fsdp_bench.plan.chart_data.step_document import DrawnMemory, drawn_memory
-from fsdp_bench.plan.question import Prediction, Question
+from fsdp_bench.plan.prediction import Prediction
+from fsdp_bench.plan.question import Question
 from fsdp_bench.report.charts.axis import Axis, Tick, memory_unit
 from fsdp_bench.report.charts.colors import Style
 from fsdp_bench.report.charts.description import (
@@ -219,17 +220,17 @@ def timeline_slide(predictions: Sequence[Prediction], refused: Sequence[Question
 
 
 def _plot(panel: _Panel, panels: Sequence[_Panel]) -> Plot:
-    estimate, is_alone = panel.prediction.estimate, len(panels) == 1
+    prediction, is_alone = panel.prediction, len(panels) == 1
     num_phases = len(panel.memory.phases)
     return memory_plot(
         panel.memory,
         _heading(panel, is_alone),
-        usable=estimate.gpu_bytes,
-        reserved=panel.prediction.reserved_bytes,
-        gpu=estimate.gpu.name if estimate.gpu else "the GPU",
+        usable=prediction.gpu_bytes,
+        reserved=prediction.reserved_bytes,
+        gpu=prediction.gpu.name if prediction.gpu else "the GPU",
         highest=max(one.memory.peak_bytes for one in panels),
         are_names_short=num_phases * (1 if is_alone else 3) >= 12,
-        is_bad=panel.prediction.fits is False,
+        is_bad=prediction.fits is False,
     )
 
 
@@ -248,14 +249,14 @@ def _heading(panel: _Panel, is_alone: bool) -> str:
 
 def _hidden_reason(prediction: Prediction) -> str:
     """Return why a setup does not fit, or an empty text if it fits or the chart's lines show the reason."""
-    estimate, reading = prediction.estimate, prediction.estimate.allocator
+    reading = prediction.allocator
     if prediction.fits is not False:
         return ""
     if reading.out_of_memory is not None:
-        is_seen = estimate.memory.peak_allocated_bytes > (estimate.gpu_bytes or 0)
+        is_seen = prediction.memory.peak_allocated_bytes > (prediction.gpu_bytes or 0)
         if is_seen:
             return ""
-        kept = format_gib(estimate.required_headroom.num_bytes)
+        kept = format_gib(prediction.required_headroom.num_bytes)
         return f"; it reserves {format_gib(prediction.needed_bytes)}, {kept} are kept free"
     if count := reading.num_alloc_retries:
         return f" only with {count} allocation {'retry' if count == 1 else 'retries'}"
@@ -265,12 +266,12 @@ def _hidden_reason(prediction: Prediction) -> str:
 def _conditions(predictions: Sequence[Prediction], varying: Sequence[str]) -> list[str]:
     first = predictions[0].question
     setup = setup_line(first.setup) if len(predictions) == 1 else common_line(first.setup, varying)
-    gpu = predictions[0].estimate.gpu
+    gpu = predictions[0].gpu
     facts = ["source: predicted, not measured", f"model: {first.model.describe()}", f"setup: {setup}"]
     if gpu is not None and gpu.usable_memory_source is not None:
         source = gpu.usable_memory_source
         facts.append(f"{gpu.name}'s usable memory: {source.title} ({source.date})")
-    known = [one.estimate for one in predictions if one.required_headroom_bytes is not None]
+    known = [one for one in predictions if one.required_headroom_bytes is not None]
     facts += [f"fits: ends without allocation retries; {line}" for line in required_lines(known)]
     return [
         *facts,
@@ -282,13 +283,13 @@ def _conditions(predictions: Sequence[Prediction], varying: Sequence[str]) -> li
 
 def _notes(panels: Sequence[_Panel], refused: Sequence[Question]) -> list[str]:
     lines = []
-    steps = panels[0].prediction.question.setup.gradient_accumulation_steps
+    steps = panels[0].prediction.setup.gradient_accumulation_steps
     if steps > 3:
         lines.append(f"drawn: 3 of {steps} micro-batches; those between the first and the last are alike")
-    if any(panel.prediction.estimate.for_eager for panel in panels):
+    if any(panel.prediction.for_eager for panel in panels):
         lines.append("torch.compile is on; the chart shows eager memory")
     for panel in panels:
-        memory = panel.prediction.estimate.memory
+        memory = panel.prediction.memory
         if memory.peak_phase == "load":
             lines.append(f"{panel.title}: loading, not drawn, is higher: {format_gib(memory.peak_allocated_bytes)}")
     reasons = dict.fromkeys(f"impossible: {title(question, ())}: {question.impossible}" for question in refused)

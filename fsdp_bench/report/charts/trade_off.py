@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from fsdp_bench.plan.question import Prediction
+from fsdp_bench.plan.prediction import Prediction
 from fsdp_bench.report.charts.axis import Axis, around, memory_unit
 from fsdp_bench.report.charts.colors import Style
 from fsdp_bench.report.charts.description import Key, Line, Plot, Point, Slide, check_number
@@ -109,8 +109,8 @@ def trade_off_slide(predictions: Sequence[Prediction]) -> Slide:
         known = f"the time of {len(points)} of {len(predictions)} setups is known, two are needed"
         raise SpecError(f"trade-off: {known}; --strategy all, or predict one to see what is missing")
     kind = "reserved" if question.kernels == "cuda" else "live tensors"
-    gpu = first.estimate.gpu
-    usable = {first.estimate.gpu_bytes: gpu.name} if gpu and first.estimate.gpu_bytes else {}
+    gpu = first.gpu
+    usable = {first.gpu_bytes: gpu.name} if gpu and first.gpu_bytes else {}
     plot = trade_off_plot(points, "", f"predicted memory of one GPU ({kind})", "predicted tokens/s per GPU", usable)
     return Slide(
         f"Memory against speed (predicted): {hardware_text(question.hardware, question.setup.world_size)}",
@@ -118,7 +118,7 @@ def trade_off_slide(predictions: Sequence[Prediction]) -> Slide:
         (
             common_line(question.setup, varying),
             "predicted for eager, rank 0",
-            *required_lines(one.estimate for one in predictions if one.required_headroom_bytes is not None),
+            *required_lines(one for one in predictions if one.required_headroom_bytes is not None),
             f"rates: {rests_on(first.speed, question.profile)}",
         ),
         (plot,),
@@ -130,7 +130,7 @@ def trade_off_points(predictions: Sequence[Prediction]) -> list[TradeOffPoint]:
     varying, found = varying_fields([one.question for one in predictions]), []
     for one in predictions:
         tokens = one.speed.tokens_per_second_per_gpu
-        needed = one.needed_bytes if one.question.kernels == "cuda" else one.estimate.memory.peak_allocated_bytes
+        needed = one.needed_bytes if one.question.kernels == "cuda" else one.memory.peak_allocated_bytes
         if tokens is not None:
             found.append((needed, tokens, one.fits, title(one.question, varying)))
     found.sort(key=lambda each: (-each[1], each[0]))

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from fsdp_bench.plan.advice.nothing_fits import NothingFits, lacks_host_memory
 from fsdp_bench.plan.advice.remedies import smaller_bases
-from fsdp_bench.plan.max_size import HardwareResult, SettingResult, limit_text
-from fsdp_bench.plan.question import Prediction
-from fsdp_bench.plan.table import Row, TableOptions, setting_row
+from fsdp_bench.plan.max_size import HardwareResult, SettingResult, limit_text, setting_row
+from fsdp_bench.plan.prediction import Prediction
+from fsdp_bench.plan.table import Row, TableOptions
 from fsdp_bench.replay.host_memory import Build
 from fsdp_bench.report.table import TableColumn, column_of, table_columns, table_lines
 from fsdp_bench.report.text.common import assumed_lines, fact
@@ -62,7 +62,7 @@ def _answer(result: HardwareResult) -> str:
 
 def _fewest_line(result: HardwareResult, found: Prediction) -> str:
     """Return the fewest GPUs under any setting that a plan tries, and the fewest in the table."""
-    setup = found.question.setup
+    setup = found.setup
     listed = [cell.fits for cell in result.answered if cell.fits is not None]
     here = f"{min(listed)}" if listed else "none"
     parts = [setup.strategy.value, setup.api.value, f"checkpointing {setup.checkpointing.value}"]
@@ -77,7 +77,7 @@ def _fewest_line(result: HardwareResult, found: Prediction) -> str:
 
 def _offloaded_speed(found: Prediction) -> str:
     """Return the speed of a setting that offloads: what fits there may be too slow to be of use."""
-    setup = found.question.setup
+    setup = found.setup
     if setup.offload is Offload.NONE:
         return ""
     return f", {throughput_text(found.speed) if found.speed.time.step_seconds else 'tokens/s unknown'}"
@@ -167,10 +167,10 @@ def best_line(result: HardwareResult, varying: Sequence[str]) -> str:
     text, name = quantity_text(best), best.quantity.name
     found = value_text(name, best.fits or 0)
     if name == "num_parameters":
-        found = best.at.question.model.name if best.at else found
+        found = best.at.model.name if best.at else found
     what = text.title[0].lower() + text.title[1:]
     if best.at is not None and best.at.fits is None:
-        node = format_gib(best.at.estimate.host.peak_bytes)
+        node = format_gib(best.at.host.peak_bytes)
         what += f" if a node has {node} of host memory, which is not known"
     speed = _offloaded_speed(best.at) if best.at is not None else ""
     return f"{result.title}: {what} (predicted): {found}, {title(best.shown, varying)}{speed}"
@@ -187,7 +187,7 @@ def meaning(result: HardwareResult) -> str:
 def kept_free(result: HardwareResult) -> str:
     """Return the headroom on each GPU for the CUDA context and NCCL, with its source."""
     answers = [answer for cell in result.answered if (answer := cell.at or cell.beyond) is not None]
-    return "; ".join(required_lines(one.estimate for one in answers))
+    return "; ".join(required_lines(one for one in answers))
 
 
 def load_lines(cell: SettingResult) -> list[str]:
@@ -220,10 +220,10 @@ def _row(cell: SettingResult, has_host: bool, with_time: bool) -> list[str]:
     name, at = cell.quantity.name, cell.at
     row = [NONE if value is None else value_text(name, value) for value in (cell.fits, cell.runs)]
     if name == "num_parameters":
-        row.append(f"{at.question.model.num_hidden_layers} x {at.question.model.hidden_size}" if at else "")
+        row.append(f"{at.model.num_hidden_layers} x {at.model.hidden_size}" if at else "")
     row.append(_reserved_percent(at) if at else "")
     if has_host:
-        row.append(format_gib(at.estimate.host.peak_bytes) if at and at.estimate.host.peak_bytes else "")
+        row.append(format_gib(at.host.peak_bytes) if at and at.host.peak_bytes else "")
     if with_time:
         row += speed_cells(at.speed) if at else [""] * len(SPEED_COLUMNS)
     return [*row, why(cell)]
@@ -231,7 +231,7 @@ def _row(cell: SettingResult, has_host: bool, with_time: bool) -> list[str]:
 
 def _reserved_percent(at: Prediction) -> str:
     """Return the peak reserved memory and the GPU's memory."""
-    return f"{format_gib(at.reserved_bytes or 0)} of {(at.estimate.gpu_bytes or 0) / GIB:.1f}"
+    return f"{format_gib(at.reserved_bytes or 0)} of {(at.gpu_bytes or 0) / GIB:.1f}"
 
 
 def why(cell: SettingResult) -> str:
@@ -244,14 +244,12 @@ def why(cell: SettingResult) -> str:
     beyond = cell.beyond
     if cell.fits is not None or beyond is None:
         return limit_text(cell.limit).removesuffix(" on the GPU")
-    smallest = quantity_text(cell).smallest.format(
-        model=beyond.question.model.name, value=f"{cell.quantity.values[0]:,}"
-    )
+    smallest = quantity_text(cell).smallest.format(model=beyond.model.name, value=f"{cell.quantity.values[0]:,}")
     if cell.limit.place == "host":
-        return f"{smallest} needs {format_gib(beyond.estimate.host.peak_bytes)} of host memory"
+        return f"{smallest} needs {format_gib(beyond.host.peak_bytes)} of host memory"
     need = format_gib(beyond.needed_bytes)
     mostly = beyond.largest_category.replace("_", " ")
-    return f"{smallest} needs {need} in {beyond.estimate.memory.peak_phase}, mostly {mostly}"
+    return f"{smallest} needs {need} in {beyond.memory.peak_phase}, mostly {mostly}"
 
 
 def nothing_fits_lines(found: NothingFits, several: bool) -> list[str]:
@@ -279,14 +277,13 @@ def nothing_fits_lines(found: NothingFits, several: bool) -> list[str]:
 def nothing_fits_sentence(found: NothingFits) -> str:
     """Return the memory that the smallest candidate needs, the memory available, the phase and the largest category."""
     prediction = found.prediction
-    text, model = quantity_text(found.cell), prediction.question.model.name
+    text, model = quantity_text(found.cell), prediction.model.name
     smallest = text.smallest.format(model=model, value=f"{found.cell.quantity.values[0]:,}")
-    estimate = prediction.estimate
     if lacks_host_memory(found.cell):
-        need, has = format_gib(estimate.host.peak_bytes), format_gib(estimate.host_memory_bytes or 0)
+        need, has = format_gib(prediction.host.peak_bytes), format_gib(prediction.host_memory_bytes or 0)
         return f"nothing fits: {smallest} needs {need} of {has} of host memory on a node (predicted)"
-    need, has = format_gib(prediction.needed_bytes), format_gib(estimate.gpu_bytes or 0)
-    phase = estimate.memory.peak_phase
+    need, has = format_gib(prediction.needed_bytes), format_gib(prediction.gpu_bytes or 0)
+    phase = prediction.memory.peak_phase
     mostly = prediction.largest_category.replace("_", " ")
     return f"nothing fits: {smallest} needs {need} of {has} in phase {phase}, mostly {mostly} (predicted)"
 

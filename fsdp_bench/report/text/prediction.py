@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from fsdp_bench.plan.advice.remedies import Remedy, smaller_bases
 from fsdp_bench.plan.estimate import Verdict
-from fsdp_bench.plan.question import Prediction, Question
+from fsdp_bench.plan.prediction import Prediction
+from fsdp_bench.plan.question import Question
 from fsdp_bench.report.text.common import assumed_lines, communicators_fact, fact
 from fsdp_bench.report.text.setups import hardware_facts, setup_line, spaced
 from fsdp_bench.report.text.speed import time_facts
@@ -48,9 +49,9 @@ COST_OF_A_RETRY = "about 1 s each in the one published run"
 
 def _mode(prediction: Prediction) -> str:
     """Return what the predicted time is for."""
-    is_compiled = prediction.question.setup.compile and not prediction.estimate.for_eager
+    is_compiled = prediction.setup.compile and not prediction.for_eager
     kind = "compiled blocks" if is_compiled else "eager"
-    if prediction.verdict is Verdict.RUNS_WITH_RETRIES and prediction.estimate.allocator.num_retries_later != 0:
+    if prediction.verdict is Verdict.RUNS_WITH_RETRIES and prediction.allocator.num_retries_later != 0:
         return f"{kind}, without the time of the retries: {COST_OF_A_RETRY}"
     return f"{kind}, if it did fit" if prediction.verdict is Verdict.DOES_NOT_FIT else kind
 
@@ -58,7 +59,7 @@ def _mode(prediction: Prediction) -> str:
 def _not_predicted(prediction: Prediction) -> list[str]:
     known = prediction.communicators is not None and prediction.communicators.num_bytes is not None
     missing = [] if known else ["NCCL buffers"]
-    if prediction.estimate.context_bytes is None:
+    if prediction.context_bytes is None:
         missing.insert(0, "CUDA context")
     return [fact("not predicted", f"{' and '.join(missing)} (memory beyond reserved)")] if missing else []
 
@@ -67,7 +68,7 @@ def remedy_line(remedy: Remedy) -> str:
     """Return the predicted result of a change to the command line."""
     found, switch = remedy.prediction, f"{remedy.switch}:"
     if found.fits:
-        reserved = format_gib(found.estimate.allocator.peak_reserved_bytes)
+        reserved = format_gib(found.allocator.peak_reserved_bytes)
         return f"{switch} fits, reserved {reserved}{_speed(found)} (predicted)"
     open_question = "does not fit yet" if found.fits is False else "GPU memory suffices, host memory is unknown"
     return f"{switch} reserved {format_gib(found.needed_bytes)} (predicted); {open_question}"
@@ -84,7 +85,7 @@ def _asked(prediction: Prediction) -> list[str]:
         fact("model", f"{question.model.name}: {question.model.describe()}"),
         fact("setup", setup_line(question.setup)),
         *hardware_facts([question]),
-        fact("modelled", modelled(question, prediction.estimate.memory.peak_rank)),
+        fact("modelled", modelled(question, prediction.memory.peak_rank)),
     ]
 
 
@@ -97,14 +98,14 @@ def modelled(question: Question, rank: int = 0) -> str:
 
 
 def _peak(prediction: Prediction) -> list[str]:
-    memory = prediction.estimate.memory
+    memory = prediction.memory
     place = place_text(memory.peak_phase, memory.peak_block)
     peak = format_gib(memory.peak_allocated_bytes)
     return [fact("peak allocated", f"{peak} (predicted) in {place}, at {memory.peak_operator}")]
 
 
 def _phases(prediction: Prediction) -> list[str]:
-    memory = prediction.estimate.memory
+    memory = prediction.memory
     top = memory.peak_allocated_bytes
     lines = ["predicted peak by phase"]
     return lines + [_row(phase, size, top, "") for phase, size in memory.phases.items()]
@@ -112,7 +113,7 @@ def _phases(prediction: Prediction) -> list[str]:
 
 def _breakdown(prediction: Prediction) -> list[str]:
     """Return the breakdown at the peak, the largest part first; parts below a thousandth are one line."""
-    breakdown, top = prediction.estimate.memory.breakdown_bytes, prediction.estimate.memory.peak_allocated_bytes
+    breakdown, top = prediction.memory.breakdown_bytes, prediction.memory.peak_allocated_bytes
     parts = sorted(breakdown.items(), key=lambda item: -item[1])
     shown = [(name, size) for name, size in parts if size >= 0.001 * top]
     rest = top - sum(size for _, size in shown)
@@ -128,7 +129,7 @@ def _row(name: str, size: int, top: int, percent: str) -> str:
 
 
 def _allocator(prediction: Prediction) -> str:
-    reading = prediction.estimate.allocator
+    reading = prediction.allocator
     if prediction.question.kernels != "cuda":
         return "none on a CPU"
     if reading.out_of_memory is not None:
@@ -149,7 +150,7 @@ def _host(prediction: Prediction) -> str:
         return "unknown: how many ranks share a node's memory; --server NAME"
     if prediction.peak_host_bytes_per_node == 0:
         return "no tensors there"
-    host, has = prediction.estimate.host, prediction.estimate.host_memory_bytes
+    host, has = prediction.host, prediction.host_memory_bytes
     of = f" of {format_gib(has)}" if has else ""
     parts = {
         "parameters, pinned": host.pinned_parameters_bytes,
@@ -181,5 +182,5 @@ def _calls(count: int) -> str:
 
 def required_facts(predictions: Sequence[Prediction]) -> list[str]:
     """Return the required headroom on each GPU, with its source."""
-    known = [one.estimate for one in predictions if one.required_headroom_bytes is not None]
+    known = [one for one in predictions if one.required_headroom_bytes is not None]
     return [fact("headroom", line) for line in required_lines(known)]

@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 from math import inf
 from typing import Any
 
-from fsdp_bench.plan.document import answer_document, refusal_document
 from fsdp_bench.plan.estimate import Verdict
-from fsdp_bench.plan.question import Prediction, Question
+from fsdp_bench.plan.prediction import Prediction
+from fsdp_bench.plan.question import Question
 from fsdp_bench.plan.table import SETUP_FIELDS, Row, TableOptions, answer_row
 from fsdp_bench.report.table import TableColumn, column_of, fits_width, table_lines
 from fsdp_bench.report.text.common import UNKNOWN, assumed_lines, fact
@@ -58,8 +58,8 @@ def arranged(
     Setups that cannot run are the last rows.
     """
     ordered = sorted(predictions, key=_order)
-    documents = [(one.question, answer_document(one, with_communication=False)) for one in ordered]
-    documents += [(question, refusal_document(question)) for question in refused]
+    documents = [(one.question, one.document(with_communication=False)) for one in ordered]
+    documents += [(question, question.document()) for question in refused]
     return options.arranged((question, answer_row(one)) for question, one in documents)
 
 
@@ -97,7 +97,7 @@ def side_by_side(
 
 def _fastest(fitting: Sequence[Prediction]) -> str:
     """Return what the first row is: the fastest; per GPU, if setups train on different tokens or numbers of GPUs."""
-    setups = [found.question.setup for found in fitting]
+    setups = [found.setup for found in fitting]
     differ = len({(setup.tokens_per_step_per_rank, setup.world_size) for setup in setups}) > 1
     return "trains the most tokens per GPU" if differ else "is the fastest"
 
@@ -160,7 +160,7 @@ _RANK = {Verdict.FITS: 0, None: 1, Verdict.RUNS_WITH_RETRIES: 2, Verdict.DOES_NO
 def _order(prediction: Prediction) -> tuple[int, float, int]:
     """Return the sort key of a row: whether the setup fits, then the time of a token on a GPU, then its memory."""
     seconds = prediction.speed.time.step_seconds if prediction.fits is not False else None
-    work = prediction.question.setup.tokens_per_step_per_rank
+    work = prediction.setup.tokens_per_step_per_rank
     return _RANK[prediction.verdict], inf if seconds is None else seconds / work, prediction.needed_bytes
 
 

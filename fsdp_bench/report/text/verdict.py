@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from fsdp_bench.plan.estimate import Estimate, Verdict
-from fsdp_bench.plan.question import Prediction
+from fsdp_bench.plan.estimate import Verdict
+from fsdp_bench.plan.prediction import Prediction
 from fsdp_bench.rates.nccl_buffers import Bounds
 from fsdp_bench.report.text.common import UNKNOWN, bounds_text
 from fsdp_bench.simulate.step import STEPS
@@ -16,42 +16,42 @@ from fsdp_bench.spec.units import format_gib
 def verdict(prediction: Prediction) -> str:
     """Return whether a setup fits, by how much, and why not if it does not."""
     is_known = prediction.fits is not None
-    return ("in eager it " if is_known and prediction.estimate.for_eager else "") + _verdict(prediction)
+    return ("in eager it " if is_known and prediction.for_eager else "") + _verdict(prediction)
 
 
 def _verdict(prediction: Prediction) -> str:
-    estimate, reading = prediction.estimate, prediction.estimate.allocator
+    reading = prediction.allocator
     if prediction.question.kernels != "cuda":
         return "unknown whether it fits (predicted): kernels of a CPU; --kernels cuda for a GPU"
-    if estimate.gpu_bytes is None:
-        return f"unknown whether it fits (predicted): {_why_unknown(estimate.gpu)}"
-    if not estimate.knows_attention:
+    if prediction.gpu_bytes is None:
+        return f"unknown whether it fits (predicted): {_why_unknown(prediction.gpu)}"
+    if not prediction.knows_attention:
         lacks = (
             "torch has no FlashAttention for this GPU; peaks below assume it, because the model's code was not recorded"
             " without it"
         )
-        if estimate.verdict is None:
+        if prediction.verdict is None:
             return f"unknown whether it fits (predicted): {lacks}"
-        least = format_gib(estimate.least_bytes)
-        return f"does not fit (predicted): {least} or more of {_available(estimate)} with any attention; {lacks}"
-    reserved = f"reserved {format_gib(reading.peak_reserved_bytes)} of {format_gib(estimate.gpu_bytes)} usable"
-    if estimate.verdict is Verdict.FITS:
-        return f"fits (predicted): {reserved}, {format_gib(prediction.headroom_bytes or 0)} left{_required(estimate)}"
-    if estimate.verdict is None:
+        least = format_gib(prediction.least_bytes)
+        return f"does not fit (predicted): {least} or more of {_available(prediction)} with any attention; {lacks}"
+    reserved = f"reserved {format_gib(reading.peak_reserved_bytes)} of {format_gib(prediction.gpu_bytes)} usable"
+    if prediction.verdict is Verdict.FITS:
+        return f"fits (predicted): {reserved}, {format_gib(prediction.headroom_bytes or 0)} left{_required(prediction)}"
+    if prediction.verdict is None:
         return f"unknown whether it fits (predicted): the GPU's {reserved}; host memory of a node is not known"
     if reading.out_of_memory is not None:
         return f"does not fit (predicted): {_shortage(prediction)}"
-    if estimate.verdict is Verdict.RUNS_WITH_RETRIES:
+    if prediction.verdict is Verdict.RUNS_WITH_RETRIES:
         retries = retries_text(reading.num_alloc_retries, reading.num_retries_later)
         return f"does not fit, but runs with {retries} (predicted): {_needed(prediction)}{_would_be_left(prediction)}"
-    host, node = format_gib(estimate.host.peak_bytes), format_gib(estimate.host_memory_bytes or 0)
+    host, node = format_gib(prediction.host.peak_bytes), format_gib(prediction.host_memory_bytes or 0)
     return f"does not fit (predicted): {host} of host memory of {node} a node has; the GPU: {reserved}"
 
 
-def required_lines(estimates: Iterable[Estimate]) -> list[str]:
+def required_lines(predictions: Iterable[Prediction]) -> list[str]:
     """Return the required headroom on each GPU and the option that changes it, one line per source."""
     by_source: dict[str, list[int]] = {}
-    for kept in (estimate.required_headroom for estimate in estimates):
+    for kept in (one.required_headroom for one in predictions):
         by_source.setdefault(kept.source, []).append(kept.num_bytes)
     return [
         f"{bounds_text(Bounds(min(sizes), max(sizes)))} of each GPU kept free, {source}; --headroom SIZE changes it"
@@ -61,7 +61,7 @@ def required_lines(estimates: Iterable[Estimate]) -> list[str]:
 
 def fits_text(prediction: Prediction) -> str:
     """Return whether a setup fits, in one to three words."""
-    reading = prediction.estimate.allocator
+    reading = prediction.allocator
     if prediction.verdict is Verdict.DOES_NOT_FIT and reading.out_of_memory is None:
         return "NO: host memory"
     texts = {Verdict.FITS: "yes", Verdict.RUNS_WITH_RETRIES: "NO: retries", Verdict.DOES_NOT_FIT: "NO"}
@@ -82,8 +82,8 @@ def place_text(phase: str, block: int | None) -> str:
     return phase if block is None else f"{phase}, block {block}"
 
 
-def _required(estimate: Estimate) -> str:
-    kept = estimate.required_headroom.num_bytes
+def _required(prediction: Prediction) -> str:
+    kept = prediction.required_headroom.num_bytes
     return f"; {format_gib(kept)} of that kept free" if kept else ""
 
 
@@ -93,16 +93,16 @@ def _why_unknown(gpu: Gpu | None) -> str:
     return f"nobody documents how much of a {gpu.name} a process can use"
 
 
-def _available(estimate: Estimate) -> str:
+def _available(prediction: Prediction) -> str:
     """Return the GPU memory that torch's allocator can use."""
-    kept, usable = estimate.required_headroom.num_bytes, f"{format_gib(estimate.gpu_bytes or 0)} usable"
+    kept, usable = prediction.required_headroom.num_bytes, f"{format_gib(prediction.gpu_bytes or 0)} usable"
     return f"{usable} less {format_gib(kept)} kept free" if kept else usable
 
 
 def _needed(prediction: Prediction) -> str:
-    memory, needed = prediction.estimate.memory, format_gib(prediction.needed_bytes)
-    peak, available = format_gib(memory.peak_allocated_bytes), _available(prediction.estimate)
-    if memory.peak_allocated_bytes <= (prediction.estimate.available_bytes or 0):
+    memory, needed = prediction.memory, format_gib(prediction.needed_bytes)
+    peak, available = format_gib(memory.peak_allocated_bytes), _available(prediction)
+    if memory.peak_allocated_bytes <= (prediction.available_bytes or 0):
         return f"{available} would hold the peak of {peak}, but the allocator's segments need {needed}"
     mostly = prediction.largest_category.replace("_", " ")
     return f"{needed} reserved, {peak} of them allocated, of {available}, mostly {mostly}"
@@ -116,7 +116,7 @@ def _would_be_left(prediction: Prediction) -> str:
 
 def _shortage(prediction: Prediction) -> str:
     """Return the memory needed, where memory runs out, and the largest part of the peak."""
-    full = prediction.estimate.allocator.out_of_memory
+    full = prediction.allocator.out_of_memory
     assert full is not None
     where = place_text(full.phase, full.block if full.block >= 0 else None)
     return f"{_needed(prediction)}{_would_be_left(prediction)}; it runs out in {where} at {full.label}"

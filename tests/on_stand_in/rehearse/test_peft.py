@@ -16,7 +16,8 @@ from fsdp_bench.catalog.architectures import ADAPTERS, recorded_architecture
 from fsdp_bench.plan.export.chosen import chosen_by_prediction
 from fsdp_bench.plan.export.export import export
 from fsdp_bench.plan.export.files import write
-from fsdp_bench.plan.question import Question, answer
+from fsdp_bench.plan.prediction import answer
+from fsdp_bench.plan.question import Question
 from fsdp_bench.simulate.operators.kernels import CUDA, kernels_on
 from fsdp_bench.spec.hardware import Hardware
 from fsdp_bench.spec.lora import LoRA

@@ -10,7 +10,8 @@ from msgspec.structs import replace
 from fsdp_bench.catalog.loader import BUILT_IN
 from fsdp_bench.plan.advice.larger_world import fewest, larger_worlds, on_world
 from fsdp_bench.plan.advice.remedies import Remedy, remedies
-from fsdp_bench.plan.question import Question, answer
+from fsdp_bench.plan.prediction import answer
+from fsdp_bench.plan.question import Question
 from fsdp_bench.spec.hardware import Hardware
 from fsdp_bench.spec.setup import Api, Checkpointing, Offload, Precision, TrainSetup
 
@@ -64,7 +65,7 @@ def test_where_the_hosts_memory_runs_out_advice_comes_too() -> None:
     question = asked(offload=Offload.PARAMS, checkpointing=Checkpointing.FULL, api=Api.FSDP2)
     prediction = answer(question)
     assert prediction.fits is False
-    assert prediction.estimate.allocator.out_of_memory is None
+    assert prediction.allocator.out_of_memory is None
     found = remedies(prediction)
     assert any(remedy.switch == "--nodes 2" for remedy in found)
     assert any("--offload none" in remedy.switch for remedy in found)

@@ -8,7 +8,8 @@ from fsdp_bench.catalog.lookup import model, server
 from fsdp_bench.plan.chart_data.memory_timeline import memory_timeline
 from fsdp_bench.plan.chart_data.step_document import PIXELS, DrawnStep, drawn_memory, drawn_streams
 from fsdp_bench.plan.chart_data.step_streams import step_streams
-from fsdp_bench.plan.question import Question, answer
+from fsdp_bench.plan.prediction import answer
+from fsdp_bench.plan.question import Question
 from fsdp_bench.spec.codec import from_json, to_json
 from fsdp_bench.spec.setup import Precision, ShardingStrategy, TrainSetup
 
@@ -29,7 +30,7 @@ def question(strategy: ShardingStrategy, steps: int = 1) -> Question:
 def test_the_highest_moment_is_the_predicted_peak(strategy: ShardingStrategy, steps: int) -> None:
     asked = question(strategy, steps)
     drawn = drawn_memory(memory_timeline(asked))
-    assert drawn.peak_bytes == answer(asked).estimate.memory.peak_allocated_bytes
+    assert drawn.peak_bytes == answer(asked).memory.peak_allocated_bytes
     tops = [sum(moment) for phase in drawn.phases for moment in zip(*phase.live_bytes.values(), strict=True)]
     assert max(tops) == drawn.peak_bytes
     assert sum(phase.width for phase in drawn.phases) == pytest.approx(1)

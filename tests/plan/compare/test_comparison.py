@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fsdp_bench import SpecError, compare, estimate
-from fsdp_bench.plan.answers import TimedEstimate
 from fsdp_bench.plan.compare.comparison import Comparison
 from fsdp_bench.plan.compare.reasons import reasons
+from fsdp_bench.plan.prediction import Prediction
 from fsdp_bench.report.text.compare import answer, comparison_text
 from tests.profiles import share_of_examples
 
@@ -34,11 +34,11 @@ setups = st.fixed_dictionaries({name: st.sampled_from(values) for name, values i
 
 
 @cache
-def _predicted(fields: tuple[tuple[str, Any], ...]) -> TimedEstimate:
+def _predicted(fields: tuple[tuple[str, Any], ...]) -> Prediction:
     return estimate("gpt2", server=SERVER, **dict(fields))
 
 
-def predicted(**fields: Any) -> TimedEstimate:
+def predicted(**fields: Any) -> Prediction:
     return _predicted(tuple(sorted(fields.items())))
 
 

@@ -8,7 +8,8 @@ from fsdp_bench.catalog import loader
 from fsdp_bench.catalog.architectures import recorded_architecture
 from fsdp_bench.catalog.lookup import model, server
 from fsdp_bench.plan.export.chosen import Chosen, chosen_by_prediction
-from fsdp_bench.plan.question import Question, answer
+from fsdp_bench.plan.prediction import answer
+from fsdp_bench.plan.question import Question
 from fsdp_bench.spec.hardware import Hardware
 from fsdp_bench.spec.setup import TrainSetup
 from tests.shapes import llama_config

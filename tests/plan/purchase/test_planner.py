@@ -13,6 +13,7 @@ from msgspec.structs import replace as struct_replace
 
 from fsdp_bench.catalog.loader import BUILT_IN
 from fsdp_bench.catalog.lookup import adapted_model, in_other_code, model
+from fsdp_bench.plan.prediction import answer
 from fsdp_bench.plan.purchase.fastest import Timed
 from fsdp_bench.plan.purchase.goal import Goal, can_run, micro_batches, settings, setup_of
 from fsdp_bench.plan.purchase.offer import Offer
@@ -20,7 +21,7 @@ from fsdp_bench.plan.purchase.pick import pick, reason_of
 from fsdp_bench.plan.purchase.planner import Plan, _Choice, kinds_of, plan
 from fsdp_bench.plan.purchase.searched import ServerType
 from fsdp_bench.plan.purchase.simulated import Simulated
-from fsdp_bench.plan.question import Question, answer
+from fsdp_bench.plan.question import Question
 from fsdp_bench.plan.ranges import peak_range, prediction_errors
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.hardware import Hardware
@@ -406,7 +407,8 @@ def test_the_safest_offer_fits_with_the_highest_peak_that_other_code_took_and_me
     free = plan(asked, [kind("p4d.24xlarge")], (1,)).picked
     span = peak_range(compiled=False)
     assert not free.winner.fits_if_higher(span.highest)
-    usable = free.safest.prediction.estimate.available_bytes
+    usable = free.safest.prediction.available_bytes
+    assert usable is not None
     assert free.safest.prediction.needed_bytes * span.highest <= usable
     assert (free.safest.cost or 0.0) >= (free.winner.cost or 0.0)
     days = (free.winner.slow_seconds or 0.0) * 1.01  # in which the winner alone ends on one node

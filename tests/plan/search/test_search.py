@@ -23,7 +23,7 @@ from fsdp_bench.plan.search.quantity import (
     sequence_lengths,
     size_ladder,
 )
-from fsdp_bench.plan.search.search import find_all, find_largest, largest_model
+from fsdp_bench.plan.search.search import find_all, find_largest
 from fsdp_bench.replay.live_memory import worst_rank
 from fsdp_bench.simulate.operators.kernels import CPU_GLOO
 from fsdp_bench.simulate.step import SimulatedSteps
@@ -62,7 +62,7 @@ def setup_of(cell: Cell) -> TrainSetup:
 
 def fits(quantity: Quantity, index: int) -> bool:
     """Whether the estimate that `predict` prints does not deny it; without a server nothing is known of the host."""
-    return CARD.on(quantity[index]).estimate.fits is not False
+    return CARD.on(quantity[index]).prediction.fits is not False
 
 
 @pytest.mark.parametrize("cell", CELLS)
@@ -82,7 +82,7 @@ def test_the_largest_model_is_what_a_scan_of_the_ladder_finds(cell: Cell, mib: i
 
 
 def runs(quantity: Quantity, index: int) -> bool:
-    return CARD.on(quantity[index]).estimate.allocator.out_of_memory is None
+    return CARD.on(quantity[index]).prediction.allocator.out_of_memory is None
 
 
 @pytest.mark.parametrize("make", [layer_counts, batch_sizes, sequence_lengths])
@@ -142,7 +142,7 @@ def test_the_largest_that_the_host_holds_may_be_above_one_that_it_does_not_hold(
 )
 def test_a_question_that_predict_refuses_is_refused(setup: TrainSetup, hardware: Hardware, because: str) -> None:
     with pytest.raises(SpecError, match=because):
-        largest_model(setup, hardware)
+        find_largest(size_ladder(Family.LLAMA, setup, hardware), FitCheck())
 
 
 @pytest.mark.parametrize("cell", [CELLS[0], *(pytest.param(cell, marks=pytest.mark.slow) for cell in CELLS[1:])])
@@ -215,7 +215,7 @@ class Curve:
             fullness=min(reserved) * 3 // 4 / self.size,
             fits=fits,
             runs=lambda: True,
-            estimate=None,
+            prediction=None,
             limit=SimpleNamespace(place="host"),
         )
 

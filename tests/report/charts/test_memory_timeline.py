@@ -12,7 +12,8 @@ from matplotlib.figure import Figure
 from fsdp_bench.catalog import loader
 from fsdp_bench.plan.chart_data import memory_timeline as timeline_module
 from fsdp_bench.plan.chart_data.memory_timeline import CATEGORIES, memory_timeline, phases
-from fsdp_bench.plan.question import Prediction, Question, answer
+from fsdp_bench.plan.prediction import Prediction, answer
+from fsdp_bench.plan.question import Question
 from fsdp_bench.report.charts import memory_timeline as timeline_chart
 from fsdp_bench.report.charts.colors import PALETTE
 from fsdp_bench.report.charts.slide import draw, figure_of
@@ -121,7 +122,7 @@ def test_every_phase_is_wide_enough_for_its_name() -> None:
 def test_the_chart_and_the_prediction_agree_on_the_peak(api: Api, strategy: ShardingStrategy) -> None:
     """The chart simulates every block; the prediction simulates three and repeats one."""
     asked = question(strategy, api=api)
-    memory = answer(asked).estimate.memory
+    memory = answer(asked).memory
     highest = max((phase for phase in memory.phases if phase != "load"), key=memory.phases.__getitem__)
     assert memory_timeline(asked).peak.total == memory.phases[highest]
 
@@ -194,7 +195,7 @@ def test_a_panel_says_why_it_does_not_fit_where_its_lines_do_not_show_it() -> No
             Question(TINY, TrainSetup(strategy=strategy, world_size=8), card, headroom_bytes=0)
             for strategy in strategies
         ]
-        reading = answer(asked[0]).estimate.allocator
+        reading = answer(asked[0]).allocator
         if reading.num_alloc_retries and reading.out_of_memory is None:
             break
     axes, _ = figure_of_timeline([answer(one) for one in asked], []).axes

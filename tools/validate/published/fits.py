@@ -10,7 +10,9 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from fsdp_bench.plan.estimate import Verdict, estimate
+from fsdp_bench.plan.estimate import Verdict
+from fsdp_bench.plan.prediction import answer
+from fsdp_bench.plan.question import Question
 from fsdp_bench.rates.communicators import communicators_of
 from fsdp_bench.replay.caching_allocator.replay import AllocatorReading
 from fsdp_bench.report.table import table_columns, table_lines
@@ -77,7 +79,8 @@ def _reading(inputs: CaseInputs, plan: Plan) -> AllocatorReading:
     cluster = cluster_of(inputs)
     taken = communicators_of(plan.setup, cluster).num_bytes
     steps = SimulatedSteps(plan.model, plan.setup, kernels_on(plan.kernels, cluster.gpu))
-    return estimate(steps, cluster, headroom_bytes=taken.low if taken else 0).allocator
+    asked = Question(plan.model, plan.setup, cluster, headroom_bytes=taken.low if taken else 0)
+    return answer(asked.with_steps(steps)).allocator
 
 
 def fit_of(reading: AllocatorReading) -> Verdict:

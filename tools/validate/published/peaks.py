@@ -12,7 +12,8 @@ from statistics import median
 
 import msgspec
 
-from fsdp_bench.plan.estimate import estimate
+from fsdp_bench.plan.prediction import answer
+from fsdp_bench.plan.question import Question
 from fsdp_bench.replay.caching_allocator.replay import AllocatorReading
 from fsdp_bench.report.table import table_columns, table_lines
 from fsdp_bench.simulate.operators.kernels import kernels_on
@@ -80,7 +81,7 @@ def predict_case(plan: Plan) -> PredictedPeaks:
     # The runs had what the GPU had.
     hardware = Hardware.of_gpu(plan.gpu) if plan.gpu else None
     steps = SimulatedSteps(plan.model, plan.setup, kernels_on(plan.kernels, plan.gpu))
-    found = estimate(steps, hardware, headroom_bytes=0)
+    found = answer(Question(plan.model, plan.setup, hardware, headroom_bytes=0).with_steps(steps))
     return PredictedPeaks(found.allocator, found.memory.peak_phase, found.memory.peak_operator)
 
 
