@@ -66,10 +66,6 @@ def _saves(setting: Setting) -> tuple[bool, bool, bool, bool]:
     )
 
 
-def _best(found: Sequence[Timed]) -> float:
-    return max((one.tokens_per_second_per_gpu for one in found), default=0.0)
-
-
 class Fastest:
     """Finds the fastest settings of one goal on one kind of server."""
 
@@ -92,26 +88,25 @@ class Fastest:
         """Return so many of the servers."""
         return Hardware(server=self.server, gpu=self.gpu, num_nodes=num_nodes, gpus_per_node=self.gpus_per_node)
 
-    def on(self, num_nodes: int, among: Iterable[Setting] | None = None) -> list[Timed]:
-        """Return the settings whose live bytes fit so many servers and that may be the fastest, the fastest first."""
-        cluster, found = self.cluster(num_nodes), list[Timed]()
-        for bound, group in self._classes(cluster, settings(self.goal) if among is None else among):
-            if bound <= _best(found):
-                break
-            self._time(cluster, self._candidates(cluster, group), found)
-        return sorted(found, key=lambda one: -one.tokens_per_second_per_gpu)
-
     def best(self, num_nodes: int, among: Iterable[Setting] | None = None) -> Timed | None:
-        """Return the fastest of ``on`` alone: what is slower by what it reached on other nodes is not timed."""
-        cluster, found = self.cluster(num_nodes), list[Timed]()
+        """Return the fastest setting whose live bytes fit so many servers; None if there is none.
+
+        A setting is not timed if its computation alone, its collectives alone, or its time on other numbers of nodes
+        shows that it is slower.
+        """
+        cluster, found, most = self.cluster(num_nodes), None, 0.0
         for alone, group in self._classes(cluster, settings(self.goal) if among is None else among):
-            if alone <= _best(found):
+            if found and alone <= most:
                 break
-            bounded = [
-                (min(one, self.bound_by_others(setup)), setup) for one, setup in self._candidates(cluster, group)
-            ]
-            self._time(cluster, sorted(bounded, key=lambda pair: -pair[0]), found)
-        return max(found, key=lambda one: one.tokens_per_second_per_gpu, default=None)
+            bounded = [(min(one, self.bound_by_others(made)), made) for one, made in self._candidates(cluster, group)]
+            for bound, setup in sorted(bounded, key=lambda pair: -pair[0]):
+                if found and bound <= most:
+                    break
+                if found and self._communication_alone(cluster, setup) <= most:
+                    continue
+                if (speed := self._speed(setup, cluster)) > most or found is None:
+                    found, most = Timed(cluster, setup, speed), speed
+        return found
 
     def bound_by_others(self, setup: TrainSetup) -> float:
         """Return tokens per second that a setup does not exceed, by what it reached on other numbers of nodes.
@@ -160,15 +155,6 @@ class Fastest:
             if batches:
                 found.append((self._simulated.without_communication(self._most, group[0], max(batches)), group))
         return sorted(found, key=lambda pair: -pair[0])
-
-    def _time(self, cluster: Hardware, candidates: Iterable[tuple[float, TrainSetup]], found: list[Timed]) -> None:
-        """Add the candidates that may be faster than what was found. Each has its bound; the fastest come first."""
-        for bound, setup in candidates:
-            if bound <= _best(found):
-                return
-            if found and self._communication_alone(cluster, setup) <= _best(found):
-                continue
-            found.append(Timed(cluster, setup, self._speed(setup, cluster)))
 
     def _speed(self, setup: TrainSetup, cluster: Hardware) -> float:
         if setup not in self.reached:

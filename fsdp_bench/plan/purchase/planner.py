@@ -171,7 +171,7 @@ def _why_unknown(kind: ServerType) -> str | None:
 def _without_offer(goal: Goal, found: Searched, nodes: Sequence[int]) -> Left:
     """Return why a kind of server has no offer."""
     server = found.kind.server
-    if found.nodes:
+    if found.nodes and found.lacks_speed:
         return _of_unknown_speed(found)
     if found.makes_batch or goal.global_batch_tokens is None:
         return Left(server, f"nothing fits on up to {number_of_nodes(max(nodes))}")
@@ -194,28 +194,15 @@ class _Choice:
     ) -> None:
         self._goal, self._left, self._progress = goal, left, progress
         self._searched = {each.kind.server.name: each for each in searched}
-        self._made: dict[tuple[str, int], Offer | None] = {}
 
     def plan(self) -> Plan:
         """Return the plan."""
         while True:
-            offers = self._offers()
+            offers = [offer for each in self._searched.values() for offer in each.offers()]
             picked = pick(self._goal, offers)
-            kinds = {
-                each.kind.server.name: each for offer in picked.all() if not (each := self._kind_of(offer)).is_searched
-            }
-            drafts = [offer for offer in picked.all() if offer.key not in self._made]
-            if kinds:
-                self._search(list(kinds.values()))
-            elif not drafts:
+            if not (wanted := self._wanted(picked.all())):
                 break
-            else:
-                made = map_forked(self._make, drafts)
-                for number, draft in enumerate(drafts, 1):
-                    where = f"{draft.cluster.num_nodes} x {draft.cluster.server.name}"
-                    self._progress(f"{where}: offer {number} of {len(drafts)}")
-                    self._made[draft.key], learned = next(made)
-                    self._kind_of(draft).learn(learned)
+            self._search(wanted)
         reason = reason_of(self._goal, picked, len(offers))
         useful = None if picked.winner is None else self._most_useful(picked.winner, offers)
         if picked.winner is not None:
@@ -224,10 +211,24 @@ class _Choice:
         names = dict.fromkeys(offer.cluster.server.name for offer in offers)
         return Plan(self._goal, picked, reason, tuple(self._left), len(offers), tuple(names), useful)
 
-    def _make(self, draft: Offer) -> tuple[Offer | None, Learned]:
-        """Return the offer in a draft's place, and what was learned meanwhile."""
-        kind = self._kind_of(draft)
-        return kind.offer(draft.cluster.num_nodes), kind.learned()
+    def _wanted(self, picked: Sequence[Offer]) -> list[tuple[Searched, int]]:
+        """Return the kinds of servers and numbers of nodes to search next, so that all that is picked was searched."""
+        kinds = dict.fromkeys(self._kind_of(offer) for offer in picked)
+        if wanted := [(kind, count) for kind in kinds for count in kind.wanted()]:
+            return wanted
+        each = dict.fromkeys((self._kind_of(offer), offer.cluster.num_nodes) for offer in picked)
+        return [(kind, count) for kind, count in each if not kind.has_made(count)]
+
+    def _search(self, wanted: Sequence[tuple[Searched, int]]) -> None:
+        def make(kind: Searched, count: int) -> tuple[Offer | None, Learned]:
+            return kind.offer(count), kind.learned()
+
+        made = map_forked(lambda one: make(*one), wanted)
+        for number, (kind, count) in enumerate(wanted, 1):
+            self._progress(f"{count} x {kind.kind.server.name}: offer {number} of {len(wanted)}")
+            kind.take(count, *next(made))
+            if not kind.has_offers:
+                self._left.append(_without_offer(self._goal, kind, kind.nodes))
 
     def _most_useful(self, winner: Offer, offers: Sequence[Offer]) -> int | None:
         """Return the number of the winner's servers beyond which more of them are not faster; None if more are."""
@@ -237,19 +238,6 @@ class _Choice:
 
     def _kind_of(self, offer: Offer) -> Searched:
         return self._searched[offer.cluster.server.name]
-
-    def _offers(self) -> list[Offer]:
-        drafts = [self._made.get(draft.key, draft) for each in self._searched.values() for draft in each.drafts()]
-        return [offer for offer in drafts if offer is not None]
-
-    def _search(self, kinds: Sequence[Searched]) -> None:
-        self._progress(", ".join(kind.kind.server.name for kind in kinds))
-        # one kind is searched in this process, which alone may print
-        searched = map_forked(lambda one: one.search(self._progress) if len(kinds) == 1 else one.search(), kinds)
-        for kind, found in zip(kinds, searched, strict=True):
-            kind.take(found)
-            if not kind.has_offers:
-                self._left.append(_of_unknown_speed(kind))
 
 
 def plan_training(

@@ -1,14 +1,14 @@
 """The offers of one kind of server: at first by a bound on its speed, once they matter by search.
 
-The fastest setting is searched on few numbers of nodes, and where it changes between two of them. Elsewhere the speed
-of one GPU is interpolated, to choose which offers to look at. Those are searched on their own number of nodes, and
-their memory is simulated with PyTorch's caching allocator; what does not fit is refused.
+The fastest setting is searched on few numbers of nodes, and where it changes between two of them: its memory is
+simulated with PyTorch's caching allocator, and what does not fit is refused. Elsewhere the speed of one GPU is
+interpolated, to choose which offers to look at. Those are searched in the same way.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import log
@@ -22,8 +22,8 @@ from fsdp_bench.spec.hardware import Gpu, Server
 from fsdp_bench.spec.price import Price
 from fsdp_bench.spec.setup import TrainSetup
 
-_GOOD = 4
-"""So many of the fastest settings on the fewest and on the most nodes are timed between them."""
+_MARKS = (4, 16, 64, 256)
+"""Numbers of nodes that are searched, beside the fewest and the most."""
 
 
 @dataclass(frozen=True)
@@ -44,14 +44,6 @@ class Learned(NamedTuple):
     computation: dict[tuple[str, Setting, int], float]
     reached: dict[TrainSetup, Reached]
     refused: set[tuple[Setting, int, int]]
-
-
-class Found(NamedTuple):
-    """The result of a search of one kind of server."""
-
-    known: dict[int, Timed | None]
-    good: dict[Setting, None]
-    learned: Learned
 
 
 class Searched:
@@ -81,12 +73,8 @@ class Searched:
         """The numbers of nodes on which the live bytes of some setting fit."""
         self.bound = self._fastest.bound(self.nodes[0], self.nodes[-1]) if self.nodes else 0.0
         """Tokens per second that one GPU does not exceed. 0 if its rates are not known."""
-        self.is_searched = False
-        self._progress: Callable[[str], None] = lambda what: None
-        self._known: dict[int, Timed | None] = {}
-        """The fastest on the numbers of nodes that were searched, by live bytes."""
-        self._good: dict[Setting, None] = {}
-        """The settings that were among the fastest."""
+        self._made: dict[int, Offer | None] = {}
+        """The offers on the numbers of nodes that were searched. None where nothing fits, or its speed is not known."""
 
     def _that_fit(self, nodes: Sequence[int]) -> list[int]:
         """Return the numbers of nodes on which something may fit. A setting that fits some nodes fits more.
@@ -106,26 +94,44 @@ class Searched:
         """Why the speed is unknown, as text."""
         return self._fastest.unknown(self.nodes[0])
 
-    def search(self, progress: Callable[[str], None] = lambda what: None) -> Found:
-        """Look for the fastest settings on the fewest and on the most nodes, and between them among these.
+    def wanted(self) -> list[int]:
+        """Return the numbers of nodes to search next; none if the search has ended.
 
-        ``progress`` is called with each number of nodes. Return what was found, to be sent between processes.
+        First the most nodes, then the fewest and some between. Where the setting changes from one of these to the next,
+        bisection finds where that of the second begins to fit: there the speed of one GPU jumps, and falls from there
+        on with the time of collectives, so that an offer on so many nodes may be cheaper than those on both.
         """
-        self._progress = progress
-        for count in dict.fromkeys((self.nodes[-1], self.nodes[0])):
-            self._search(count)
-        for count in sorted({4, 16, 64, 256}.intersection(self.nodes[1:-1])):
-            self._search(count, whole=False)
-        known = [index for index, count in enumerate(self.nodes) if count in self._known]
-        for fewer, more in pairwise(known):
-            self._search_between(fewer, more)
-        return Found(self._known, self._good, self.learned())
+        fewest, most = self.nodes[0], self.nodes[-1]
+        if most not in self._made:
+            return [most]
+        marks = sorted({fewest, most, *set(_MARKS).intersection(self.nodes)})
+        if missing := [count for count in marks if count not in self._made]:
+            return missing
+        return [found for fewer, more in pairwise(marks) if (found := self._between(fewer, more)) is not None]
 
-    def take(self, found: Found) -> None:
-        """Take over what another process has found."""
-        self.is_searched = True
-        self._known, self._good, learned = found
-        self.learn(learned)
+    def _between(self, fewer: int, more: int) -> int | None:
+        """Return the number of nodes to search next between two; None if the setting changes nowhere."""
+        low, high = self.nodes.index(fewer), self.nodes.index(more)
+        while high - low > 1 and self._setting_on(low) != self._setting_on(high):
+            middle = (low + high) // 2
+            if self.nodes[middle] not in self._made:
+                return self.nodes[middle]
+            low, high = (low, middle) if self._setting_on(middle) == self._setting_on(high) else (middle, high)
+        return None
+
+    def _setting_on(self, position: int) -> tuple[Setting, int] | None:
+        made = self._made[self.nodes[position]]
+        return (setting_of(made.timed.setup), made.timed.setup.micro_batch_size) if made is not None else None
+
+    def has_made(self, count: int) -> bool:
+        """Return whether so many nodes were searched."""
+        return count in self._made
+
+    def take(self, count: int, offer: Offer | None, learned: Learned) -> None:
+        """Take over the offer on so many nodes, made in another process, and what was simulated for it."""
+        self._made[count] = offer
+        self._simulated.learn(learned.live, learned.computation)
+        self._fastest.learn(learned.reached, learned.refused)
 
     def learned(self) -> Learned:
         """Return what was simulated, to be sent between processes."""
@@ -133,52 +139,19 @@ class Searched:
             self._simulated.live(), self._simulated.computation, self._fastest.reached, self._fastest.refused
         )
 
-    def learn(self, learned: Learned) -> None:
-        """Take over what another process has simulated."""
-        self._simulated.learn(learned.live, learned.computation)
-        self._fastest.learn(learned.reached, learned.refused)
-
-    def _search_between(self, fewer: int, more: int) -> None:
-        """Search, between two positions in ``nodes``, where the setting of the second begins to fit.
-
-        There the speed of one GPU jumps, and falls from there on with the time of collectives, so that an offer on so
-        many nodes may be cheaper than on the fewest and on the most.
-        """
-        while more - fewer > 1 and self._fastest_at(fewer) != self._fastest_at(more):
-            middle = (fewer + more) // 2
-            self._search(self.nodes[middle], whole=False)
-            if self._fastest_at(middle) == self._fastest_at(more):
-                more = middle
-            else:
-                fewer = middle
-
-    def _fastest_at(self, position: int) -> tuple[Setting, int] | None:
-        timed = self._known[self.nodes[position]]
-        return (setting_of(timed.setup), timed.setup.micro_batch_size) if timed is not None else None
-
-    def _search(self, count: int, whole: bool = True) -> None:
-        if count in self._known:
-            return
-        self._progress(f"{count} x {self.kind.server.name}")
-        if not whole:
-            self._known[count] = self._if_known(self._fastest.best(count, list(self._good)))
-            return
-        found = [one for one in self._fastest.on(count, self._among) if one.tokens_per_second]
-        self._known[count] = found[0] if found else None
-        self._good |= dict.fromkeys(setting_of(timed.setup) for timed in found[:_GOOD])
-
-    @staticmethod
-    def _if_known(timed: Timed | None) -> Timed | None:
-        return timed if timed is not None and timed.tokens_per_second else None
+    @property
+    def lacks_speed(self) -> bool:
+        """Whether the speed of something that may fit is not known."""
+        return not self.bound or any(not one.tokens_per_second_per_gpu for one in self._fastest.reached.values())
 
     @property
     def has_offers(self) -> bool:
         """Whether something fits that has a speed, as far as is known."""
-        return not self.is_searched or any(self._known.values())
+        return any(self._made.values()) or any(count not in self._made for count in self.nodes)
 
     def offer(self, count: int) -> Offer | None:
         """Return the offer on so many nodes, which fits by the allocator's simulation; None if nothing does."""
-        while found := self._if_known(self._fastest.best(count, self._among)):
+        while (found := self._fastest.best(count, self._among)) is not None and found.tokens_per_second:
             for segments in (False, True):
                 offer = Offer(self.goal, found, self.kind.price, segments)
                 if offer.fits_if_higher(self._times):
@@ -192,21 +165,27 @@ class Searched:
         found._fastest.learn(self._fastest.reached, self._fastest.refused)
         return found
 
-    def drafts(self) -> Iterator[Offer]:
-        """Yield an offer for each number of nodes, with the bound as its speed, or with an interpolated one."""
-        known = sorted((count, timed) for count, timed in self._known.items() if timed is not None)
+    def offers(self) -> Iterator[Offer]:
+        """Yield an offer for each number of nodes, not searched ones with the bound, later an interpolated speed."""
+        made = sorted((count, offer.timed) for count, offer in self._made.items() if offer is not None)
+        has_ended = not self.wanted()
         for count in self.nodes:
-            speed = self._between(count, known) if self.is_searched else self.bound
+            if count in self._made:
+                if (offer := self._made[count]) is not None:
+                    yield offer
+                continue
+            speed = _interpolated(count, made) if has_ended else self.bound
             setup = self._fastest.example(count)
             if speed is not None and setup is not None:
                 yield Offer(self.goal, Timed(self._fastest.cluster(count), setup, speed), self.kind.price)
 
-    @staticmethod
-    def _between(count: int, known: Sequence[tuple[int, Timed]]) -> float | None:
-        below = [one for one in known if one[0] <= count]
-        above = [one for one in known if one[0] >= count]
-        if not below or not above:
-            return None
-        (fewer, slow), (more, fast) = below[-1], above[0]
-        low, high = slow.tokens_per_second_per_gpu, fast.tokens_per_second_per_gpu
-        return low if fewer == more else low + (high - low) * log(count / fewer) / log(more / fewer)
+
+def _interpolated(count: int, known: Sequence[tuple[int, Timed]]) -> float | None:
+    """Return tokens per second of one GPU on so many nodes, between those of fewer and of more; None beside them."""
+    below = [one for one in known if one[0] < count]
+    above = [one for one in known if one[0] > count]
+    if not below or not above:
+        return None
+    (fewer, slow), (more, fast) = below[-1], above[0]
+    low, high = slow.tokens_per_second_per_gpu, fast.tokens_per_second_per_gpu
+    return low + (high - low) * log(count / fewer) / log(more / fewer)
