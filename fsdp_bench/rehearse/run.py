@@ -15,13 +15,19 @@ from pathlib import Path
 
 import msgspec
 
-from fsdp_bench.rehearse.build import StandInGpu, build_stand_in, stand_in_environment
+from fsdp_bench.rehearse.build import build_stand_in, stand_in_environment
 from fsdp_bench.rehearse.command import Command
 from fsdp_bench.rehearse.find_torch import find_torch
 from fsdp_bench.rehearse.inside.main import END_SIGNAL
 from fsdp_bench.spec.codec import from_json, to_json
 from fsdp_bench.spec.errors import ExitCode, FsdpBenchError, SpecError
-from fsdp_bench.spec.subprocesses.rehearsal import RehearsalOptions, RehearsalOutcome, RehearsalPlan, RehearsalReport
+from fsdp_bench.spec.subprocesses.rehearsal import (
+    RehearsalOptions,
+    RehearsalOutcome,
+    RehearsalPlan,
+    RehearsalReport,
+    RehearsedGpu,
+)
 
 INSIDE = Path(__file__).parent / "inside" / "main.py"
 """The script that runs in the user's Python."""
@@ -47,7 +53,7 @@ class RehearsalError(FsdpBenchError):
 
 
 def rehearse(
-    command: Command, gpu: StandInGpu, rank: int, options: RehearsalOptions, timeout_seconds: float | None = None
+    command: Command, gpu: RehearsedGpu, rank: int, options: RehearsalOptions, timeout_seconds: float | None = None
 ) -> RehearsalReport:
     """Run a command as one rank; what it prints goes to standard error.
 
@@ -77,7 +83,7 @@ def rehearse(
         words += [str(command.python), *command.interpreter_options, str(INSIDE), path]
         inherited = {name: value for name, value in os.environ.items() if name != OF_THIS_MACHINE}
         own = {**inherited, **command.environment}
-        on_stand_in = {**own, **stand_in_environment(folder, gpu, own), **policy}
+        on_stand_in = {**own, **stand_in_environment(folder, gpu, options.gpus_per_node, own), **policy}
         for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"):  # of ours, which no overlay hides
             Path(on_stand_in[name]).mkdir(parents=True, exist_ok=True)
         code, cut = _run(words, on_stand_in, timeout_seconds)

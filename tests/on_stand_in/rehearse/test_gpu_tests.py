@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fsdp_bench.rehearse.environment import environment_of
+from fsdp_bench.rehearse.build import environment_of
 from fsdp_bench.sweep.run.rehearsed import rehearsed_gpu
 
 pytestmark = [pytest.mark.timeout(290)]
