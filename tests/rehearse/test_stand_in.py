@@ -30,6 +30,9 @@ for name in ("stand_in_used_bytes", "stand_in_peak_bytes", "stand_in_unsupported
 lib.cudaGetErrorString.restype = lib.stand_in_version.restype = c_char_p
 GIB = 1 << 30
 
+class Properties(ctypes.Structure):
+    _fields_ = [("type", c_int), ("handles", c_int), ("location_type", c_int), ("device", c_int), ("rest", c_int * 8)]
+
 def malloc(size):
     address = c_void_p()
     return lib.cudaMalloc(byref(address), c_size_t(size)), address
@@ -282,8 +285,6 @@ for name, defined in {"cuMemAlloc": "cuMemAlloc_v2", "cuMemCreate": "cuMemCreate
 
 def test_virtual_memory_takes_pages_not_addresses(run: Run) -> None:
     run("""
-class Properties(ctypes.Structure):
-    _fields_ = [("type", c_int), ("handles", c_int), ("location_type", c_int), ("device", c_int), ("rest", c_int * 8)]
 address, pages = c_void_p(), c_void_p()
 assert lib.cuMemAddressReserve(byref(address), c_size_t(200 * GIB), c_size_t(0), None, c_ulonglong(0)) == 0
 assert lib.stand_in_used_bytes(1) == 0
@@ -299,8 +300,6 @@ assert lib.stand_in_used_bytes(1) == GIB // 2
 
 def test_pages_stay_taken_while_they_are_mapped(run: Run) -> None:
     run("""
-class Properties(ctypes.Structure):
-    _fields_ = [("type", c_int), ("handles", c_int), ("location_type", c_int), ("device", c_int), ("rest", c_int * 8)]
 address, pages, properties, none = c_void_p(), c_void_p(), Properties(1, 0, 1, 0), c_ulonglong(0)
 assert lib.cuMemAddressReserve(byref(address), c_size_t(8 * GIB), c_size_t(0), None, none) == 0
 for number in range(2):
@@ -324,6 +323,8 @@ kept = malloc(1)[1]
 for _ in range(2000):
     error, address = malloc(79 * GIB)
     assert error == 0 and lib.cudaFree(address) == 0
+    assert lib.cuMemAddressReserve(byref(address), c_size_t(90 * GIB), c_size_t(0), None, c_ulonglong(0)) == 0
+    assert lib.cuMemAddressFree(address, c_size_t(90 * GIB)) == 0
 assert lib.cudaFree(kept) == 0
 """)
 
