@@ -90,8 +90,8 @@ def rehearse(
         if not report.exists():
             if cut is RehearsalOutcome.INTERRUPTED:
                 raise KeyboardInterrupt
-            limit = f"was ended after {timeout_seconds:g} s (--timeout)" if timeout_seconds and cut else None
-            raise RehearsalError(_ended_without_report(limit or _how_ended(code)))
+            how = f"was ended after {timeout_seconds:g} s (--timeout)" if timeout_seconds and cut else _how_ended(code)
+            raise RehearsalError(f"the script's process {how} and left no report; its output is above")
         if code == REFUSED:
             raise SpecError(str(json.loads(report.read_bytes())["refused"]))
         if options.snapshot is not None and (written := Path(scratch) / "snapshot").exists():
@@ -136,7 +136,3 @@ def _how_ended(code: int) -> str:
     if code == -signal.SIGKILL:
         return "ended by signal 9, which Linux sends if host memory runs out,"
     return f"ended by signal {-code}" if code < 0 else f"ended with code {code}"
-
-
-def _ended_without_report(how: str) -> str:
-    return f"the script's process {how} and left no report; its output is above"
