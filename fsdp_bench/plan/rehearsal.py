@@ -13,9 +13,10 @@ from fsdp_bench.plan.headroom import Headroom, headroom_of
 from fsdp_bench.plan.rehearsed_time.answer import RehearsedTime, rehearsed_time, time_document, why_no_time
 from fsdp_bench.rates.communicators import Communicators, communicators_of
 from fsdp_bench.spec.codec import to_builtins
+from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.hardware import Gpu, Hardware
 from fsdp_bench.spec.setup import ShardingStrategy, TrainSetup
-from fsdp_bench.spec.subprocesses.rehearsal import PhasePeaks, RehearsalOutcome, RehearsalReport
+from fsdp_bench.spec.subprocesses.rehearsal import PhasePeaks, RehearsalOutcome, RehearsalReport, RehearsedGpu
 
 
 def headroom_of_script(hardware: Hardware, world_size: int, stated_bytes: int | None) -> Headroom:
@@ -40,6 +41,25 @@ class WhyUnknown(Enum):
     """It read values from the GPU that may decide sizes."""
     ONE_STEP = auto()
     """It was ended after its first step. The later ones hold the optimizer's states too."""
+
+
+def rehearsed_gpu(gpu: Gpu, kept_free_bytes: int) -> RehearsedGpu:
+    """Return a GPU for the stand-in to pass for; its memory is known (``sized``).
+
+    Raises:
+        SpecError: for a GPU that is not NVIDIA's, or whose multiprocessors are not known.
+    """
+    assert gpu.usable_memory_bytes is not None, "sized() has it"
+    if gpu.compute_capability is None or gpu.num_multiprocessors is None:
+        raise SpecError(f"gpu: {gpu.name} cannot be rehearsed; only GPUs by NVIDIA whose multiprocessors are known")
+    return RehearsedGpu(
+        name=gpu.name,
+        product_name=next(iter(gpu.product_names), gpu.name),
+        usable_bytes=gpu.usable_memory_bytes,
+        kept_free_bytes=kept_free_bytes,
+        compute_capability=gpu.compute_capability,
+        num_multiprocessors=gpu.num_multiprocessors,
+    )
 
 
 @dataclass(frozen=True)

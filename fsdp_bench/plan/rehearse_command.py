@@ -12,8 +12,7 @@ from fsdp_bench.catalog.loader import BUILT_IN, Catalog
 from fsdp_bench.catalog.lookup import find_placement
 from fsdp_bench.plan.defaults import USUAL_GPUS_PER_NODE
 from fsdp_bench.plan.headroom import sized, stated_headroom
-from fsdp_bench.plan.rehearsal import Rehearsal, headroom_of_script
-from fsdp_bench.rehearse.build import StandInGpu
+from fsdp_bench.plan.rehearsal import Rehearsal, headroom_of_script, rehearsed_gpu
 from fsdp_bench.rehearse.command import Command, RankStarter, read_command
 from fsdp_bench.rehearse.run import rehearse
 from fsdp_bench.spec.errors import SpecError, shown
@@ -50,27 +49,13 @@ class CommandToRehearse:
         kept = headroom_of_script(
             self.hardware, self.options.world_size or self.options.gpus_per_node, self.headroom_bytes
         )
-        stand_in = _stand_in(self.hardware.gpu, kept.num_bytes, self.options.gpus_per_node)
+        stand_in = rehearsed_gpu(self.hardware.gpu, kept.num_bytes)
         for rank in self.ranks:
             report = rehearse(self.command, stand_in, rank, self.options, self.timeout_seconds)
             options = self.options
             yield Rehearsal(report, self.hardware, kept, self.max_gpu_bytes, options.notes_work, self.tokens_per_step)
             if report.outcome is RehearsalOutcome.INTERRUPTED:
                 raise KeyboardInterrupt
-
-
-def _stand_in(gpu: Gpu, context_bytes: int, count: int) -> StandInGpu:
-    assert gpu.usable_memory_bytes is not None, "sized() has it"
-    if gpu.compute_capability is None or gpu.num_multiprocessors is None:
-        raise SpecError(f"gpu: {gpu.name} cannot be rehearsed; only GPUs by NVIDIA whose multiprocessors are known")
-    return StandInGpu(
-        name=next(iter(gpu.product_names), gpu.name),
-        total_bytes=gpu.usable_memory_bytes,
-        context_bytes=context_bytes,
-        compute_capability=gpu.compute_capability,
-        num_multiprocessors=gpu.num_multiprocessors,
-        count=count,
-    )
 
 
 def command_to_rehearse(
@@ -117,7 +102,7 @@ def command_to_rehearse(
     each = place.gpus_per_node if is_counted else 1 if alone else USUAL_GPUS_PER_NODE
     if world is not None and server is None and gpus_per_node is None:
         each = min(USUAL_GPUS_PER_NODE, world)
-    _stand_in(hardware.gpu, 0, each)
+    rehearsed_gpu(hardware.gpu, 0)  # or it is refused
     chosen_ranks = _ranks(ranks, world)
     if snapshot is not None and len(chosen_ranks) > 1:
         raise SpecError(f"snapshot: one file for {len(chosen_ranks)} ranks; choose one with --rank")

@@ -8,7 +8,6 @@ Read in this order:
     command.py      reads the command: which interpreter, which launcher, and the words that follow it
     find_torch.py   the CUDA build of torch that an interpreter would import
     build.py        the stand-in, compiled once per torch, and the environment that puts it before NVIDIA's libraries
-    environment.py  prints that environment for other processes: rehearsed sweeps
     enter.py        mounts overlays that keep the user's files as they are, and starts the user's Python in them
     inside/         runs in the user's interpreter: one rank of the script, observed
 """

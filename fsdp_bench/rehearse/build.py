@@ -1,15 +1,23 @@
-"""The stand-in for NVIDIA's libraries: compiled for a torch, kept, and put before the real ones by the environment."""
+"""The stand-in for NVIDIA's libraries: compiled for a torch, kept, and put before the real ones by the environment.
+
+``python -m fsdp_bench.rehearse.build GPU FOLDER``, where GPU is a RehearsedGpu in JSON, and FOLDER takes the stand-in
+where it cannot be kept, prints the environment variables with which other processes of this interpreter run on it. The
+answer is a JSON object: variables and their values, or ``error`` and why this machine cannot rehearse. Rehearsed sweeps
+ask so, because sweep may not import this package.
+"""
 
 from __future__ import annotations
 
 import atexit
 import hashlib
+import json
 import mmap
 import os
 import re
 import shutil
 import struct
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -17,9 +25,11 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
-from fsdp_bench.rehearse.find_torch import Torch
+from fsdp_bench.rehearse.find_torch import Torch, find_torch
 from fsdp_bench.spec.cache import private_folder
-from fsdp_bench.spec.errors import MachineError, printable, shortened
+from fsdp_bench.spec.codec import from_json
+from fsdp_bench.spec.errors import FsdpBenchError, MachineError, printable, shortened
+from fsdp_bench.spec.subprocesses.rehearsal import RehearsedGpu
 
 SOURCES = Path(__file__).parent / "stand_in"
 LIBRARY = "libstand_in.so"
@@ -38,22 +48,6 @@ NEEDS_NO_GPU = re.compile(
 """Functions of cuBLAS and cuDNN that NVIDIA's own libraries answer as well without a GPU."""
 LOWEST_CAPABILITY, HIGHEST_CAPABILITY = 7.0, 12.0
 """The compute capabilities that stand_in/settings.c knows."""
-
-
-@dataclass(frozen=True)
-class StandInGpu:
-    """The GPUs of one node that PyTorch finds on the stand-in."""
-
-    name: str
-    """As torch.cuda.get_device_name prints it."""
-    total_bytes: int
-    context_bytes: int
-    """Device memory that is taken for the CUDA context and NCCL, so that PyTorch's allocator cannot reserve it."""
-    compute_capability: float
-    """9.0 for an H100."""
-    num_multiprocessors: int
-    count: int = 1
-    """The number of them in a node."""
 
 
 def build_stand_in(torch: Torch, otherwise: Path | None = None) -> Path:
@@ -141,23 +135,27 @@ def compile_stand_in(folder: Path, cuda_version: int, names: Iterable[str], vers
         (folder / name).symlink_to(LIBRARY)
 
 
-def stand_in_environment(folder: Path, gpu: StandInGpu, environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+def stand_in_environment(
+    folder: Path, gpu: RehearsedGpu, count: int = 1, environment: Mapping[str, str] = os.environ
+) -> dict[str, str]:
     """Return the variables with which a command runs on the stand-in, to be set over those of ``environment``.
+
+    ``count`` is the number of GPUs in a node.
 
     Raises MachineError for a compute capability that the stand-in does not know.
     """
-    capability = round(gpu.compute_capability * 10)
-    if not LOWEST_CAPABILITY <= gpu.compute_capability <= HIGHEST_CAPABILITY:
+    capability = gpu.compute_capability
+    if not LOWEST_CAPABILITY <= capability <= HIGHEST_CAPABILITY:
         known = f"{LOWEST_CAPABILITY} to {HIGHEST_CAPABILITY}"
-        raise MachineError(f"{gpu.name}: rehearse knows compute capabilities {known}, not {gpu.compute_capability}")
+        raise MachineError(f"{gpu.product_name}: rehearse knows compute capabilities {known}, not {capability}")
     return {
         "LD_PRELOAD": _joined(_preloaded(folder), environment.get("LD_PRELOAD")),
         "LD_LIBRARY_PATH": _joined(str(folder), environment.get("LD_LIBRARY_PATH")),
-        "STAND_IN_NAME": gpu.name,
-        "STAND_IN_DEVICES": str(gpu.count),
-        "STAND_IN_BYTES": str(gpu.total_bytes),
-        "STAND_IN_CONTEXT_BYTES": str(gpu.context_bytes),
-        "STAND_IN_CAPABILITY": str(capability),
+        "STAND_IN_NAME": gpu.product_name,
+        "STAND_IN_DEVICES": str(count),
+        "STAND_IN_BYTES": str(gpu.usable_bytes),
+        "STAND_IN_CONTEXT_BYTES": str(gpu.kept_free_bytes),
+        "STAND_IN_CAPABILITY": str(round(10 * capability)),
         "STAND_IN_MULTIPROCESSORS": str(gpu.num_multiprocessors),
         # There is no cuDNN here. Where PyTorch would prefer cuDNN's attention (H100 and newer), it takes flash
         # attention, which saves tensors of the same sizes for the backward pass.
@@ -171,6 +169,16 @@ def stand_in_environment(folder: Path, gpu: StandInGpu, environment: Mapping[str
         "TORCHINDUCTOR_CACHE_DIR": str(private_folder("inductor") or folder / "inductor"),
         "TRITON_CACHE_DIR": str(private_folder("triton") or folder / "triton"),
     }
+
+
+def environment_of(gpu: RehearsedGpu, otherwise: Path | None = None) -> dict[str, str]:
+    """Return the variables for this interpreter and one GPU. The stand-in is compiled if it is not there yet.
+
+    Raises:
+        MachineError: if the interpreter has no CUDA build of torch, or there is no C compiler.
+    """
+    variables = stand_in_environment(build_stand_in(find_torch(sys.executable), otherwise), gpu)
+    return {**variables, "CUDA_VISIBLE_DEVICES": "0"}  # a job's own choice is of GPUs of this machine
 
 
 def _version(torch: Torch) -> str:
@@ -292,3 +300,16 @@ def _dynamic_symbols(content: mmap.mmap) -> Iterator[tuple[str, int, int]]:
         ):
             if name_at:
                 yield names[name_at : names.index(b"\0", name_at)].decode("ascii", "replace"), info >> 4, index
+
+
+def main() -> None:
+    """Print the variables, or the error."""
+    try:
+        answer = environment_of(from_json(sys.argv[1].encode(), RehearsedGpu), Path(sys.argv[2]))
+    except FsdpBenchError as error:
+        answer = {"error": str(error)}
+    print(json.dumps(answer))
+
+
+if __name__ == "__main__":
+    main()

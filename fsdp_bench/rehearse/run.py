@@ -15,13 +15,19 @@ from pathlib import Path
 
 import msgspec
 
-from fsdp_bench.rehearse.build import StandInGpu, build_stand_in, stand_in_environment
+from fsdp_bench.rehearse.build import build_stand_in, stand_in_environment
 from fsdp_bench.rehearse.command import Command
 from fsdp_bench.rehearse.find_torch import find_torch
 from fsdp_bench.rehearse.inside.main import END_SIGNAL
 from fsdp_bench.spec.codec import from_json, to_json
 from fsdp_bench.spec.errors import ExitCode, FsdpBenchError, SpecError
-from fsdp_bench.spec.subprocesses.rehearsal import RehearsalOptions, RehearsalOutcome, RehearsalPlan, RehearsalReport
+from fsdp_bench.spec.subprocesses.rehearsal import (
+    RehearsalOptions,
+    RehearsalOutcome,
+    RehearsalPlan,
+    RehearsalReport,
+    RehearsedGpu,
+)
 
 INSIDE = Path(__file__).parent / "inside" / "main.py"
 """The script that runs in the user's Python."""
@@ -47,7 +53,7 @@ class RehearsalError(FsdpBenchError):
 
 
 def rehearse(
-    command: Command, gpu: StandInGpu, rank: int, options: RehearsalOptions, timeout_seconds: float | None = None
+    command: Command, gpu: RehearsedGpu, rank: int, options: RehearsalOptions, timeout_seconds: float | None = None
 ) -> RehearsalReport:
     """Run a command as one rank; what it prints goes to standard error.
 
@@ -77,15 +83,15 @@ def rehearse(
         words += [str(command.python), *command.interpreter_options, str(INSIDE), path]
         inherited = {name: value for name, value in os.environ.items() if name != OF_THIS_MACHINE}
         own = {**inherited, **command.environment}
-        on_stand_in = {**own, **stand_in_environment(folder, gpu, own), **policy}
+        on_stand_in = {**own, **stand_in_environment(folder, gpu, options.gpus_per_node, own), **policy}
         for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"):  # of ours, which no overlay hides
             Path(on_stand_in[name]).mkdir(parents=True, exist_ok=True)
         code, cut = _run(words, on_stand_in, timeout_seconds)
         if not report.exists():
             if cut is RehearsalOutcome.INTERRUPTED:
                 raise KeyboardInterrupt
-            limit = f"was ended after {timeout_seconds:g} s (--timeout)" if timeout_seconds and cut else None
-            raise RehearsalError(_ended_without_report(limit or _how_ended(code)))
+            how = f"was ended after {timeout_seconds:g} s (--timeout)" if timeout_seconds and cut else _how_ended(code)
+            raise RehearsalError(f"the script's process {how} and left no report; its output is above")
         if code == REFUSED:
             raise SpecError(str(json.loads(report.read_bytes())["refused"]))
         if options.snapshot is not None and (written := Path(scratch) / "snapshot").exists():
@@ -130,7 +136,3 @@ def _how_ended(code: int) -> str:
     if code == -signal.SIGKILL:
         return "ended by signal 9, which Linux sends if host memory runs out,"
     return f"ended by signal {-code}" if code < 0 else f"ended with code {code}"
-
-
-def _ended_without_report(how: str) -> str:
-    return f"the script's process {how} and left no report; its output is above"

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from fsdp_bench.rates.datasheet import Rates
 from fsdp_bench.replay.step_parts import Intervals, StepPart, length, overlap, part_of, parts_of, union
-from fsdp_bench.replay.streams import Durations, Ran, Streams
+from fsdp_bench.replay.streams import Ran, Streams
 from fsdp_bench.simulate.events import Event, Kind, Stream, Work
 from fsdp_bench.simulate.repeat import Log
 
@@ -65,9 +65,9 @@ def schedule(log: Log, rates: Rates, with_spans: bool = False) -> StepTime:
 
 def only_step_seconds(log: Log, rates: Rates) -> float | None:
     """Return when the last step of a log ends, as ``schedule`` does; None if a rate is unknown."""
-    durations = Durations(rates)
-    end = Streams(rates, durations).run(log.last_step())
-    return None if durations.unknown else end
+    streams = Streams(rates)
+    end = streams.run(log.last_step())
+    return None if streams.unknown else end
 
 
 KIND = {
@@ -81,11 +81,10 @@ KIND = {
 
 def run(events: Iterable[Event], rates: Rates, with_spans: bool = False) -> StepTime:
     """Run a step's events."""
-    listed, durations = list(events), Durations(rates)
-    streams = Streams(rates, durations)
+    listed, streams = list(events), Streams(rates)
     end = streams.run(listed)
     spans = tuple(_spans(listed, streams.ran)) if with_spans else ()
-    return _step_time(end, streams.ran, durations.unknown, spans)
+    return _step_time(end, streams.ran, streams.unknown, spans)
 
 
 def _spans(events: Iterable[Event], ran: Iterable[Ran]) -> Iterator[Span]:

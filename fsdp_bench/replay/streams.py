@@ -12,43 +12,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum, auto
 
 from fsdp_bench.rates.datasheet import Rates
 from fsdp_bench.simulate.events import Event, Kind, Queue, Stream, Work
-
-# -- The time of each piece of work; the rates are asked once for each -------------------------------------------------
-
-
-class Durations:
-    """Durations of work by the rates of the hardware."""
-
-    def __init__(self, rates: Rates) -> None:
-        self._rates = rates
-        self._alone: dict[tuple[Kind, Work], float | None] = {}
-        self._beside: dict[tuple[Work, tuple[Work, ...]], float] = {}
-
-    @property
-    def unknown(self) -> list[tuple[Kind, Work]]:
-        """The work whose duration was asked for and is not known, in the order of asking."""
-        return [key for key, seconds in self._alone.items() if seconds is None]
-
-    def seconds(self, kind: Kind, work: Work) -> float | None:
-        """Return how long a piece of work takes; None where nobody knows."""
-        key = (kind, work)
-        if key not in self._alone:
-            ask = {Kind.KERNEL: self._rates.run, Kind.COPY: self._rates.copy, Kind.HOST_WORK: self._rates.host}
-            self._alone[key] = ask.get(kind, self._rates.collective)(work)
-        return self._alone[key]
-
-    def beside(self, work: Work, collectives: tuple[Work, ...]) -> float:
-        """Return how long an operator takes while collectives run all the time."""
-        key = (work, collectives)
-        if key not in self._beside:
-            self._beside[key] = self._rates.run(work, collectives) or 0.0
-        return self._beside[key]
-
 
 _COMPUTE = Stream.COMPUTE
 
@@ -105,16 +73,15 @@ class Ran:
     end: float = 0.0
 
 
-@dataclass
 class Streams:
-    """One rank that runs a log."""
+    """One rank that runs a log; ``ran`` has all work, in the order of issue."""
 
-    rates: Rates
-    durations: Durations
-    ran: list[Ran] = field(default_factory=list)
-    """All work, in the order of issue."""
-
-    def __post_init__(self) -> None:
+    def __init__(self, rates: Rates) -> None:
+        self.rates = rates
+        self.ran: list[Ran] = []
+        self._alone: dict[tuple[Kind, Work], float | None] = {}
+        """The seconds of work, for which the rates are asked once."""
+        self._with_collectives: dict[tuple[Work, tuple[Work, ...]], float] = {}
         self._host = 0.0
         self._host_waits: EventMark | None = None
         self._queues: list[deque[Item]] = [deque() for _ in Stream]
@@ -145,6 +112,26 @@ class Streams:
         assert not any(self._queues)
         return max(self._host, *self._free, *self._started_ends.values())
 
+    @property
+    def unknown(self) -> list[tuple[Kind, Work]]:
+        """The work whose duration was asked for and is not known, in the order of asking."""
+        return [key for key, seconds in self._alone.items() if seconds is None]
+
+    def _seconds(self, kind: Kind, work: Work) -> float:
+        """Return how long a piece of work takes; 0 where nobody knows."""
+        key = (kind, work)
+        if key not in self._alone:
+            ask = {Kind.KERNEL: self.rates.run, Kind.COPY: self.rates.copy, Kind.HOST_WORK: self.rates.host}
+            self._alone[key] = ask.get(kind, self.rates.collective)(work)
+        return self._alone[key] or 0.0
+
+    def _seconds_beside(self, work: Work, collectives: tuple[Work, ...]) -> float:
+        """Return how long an operator takes while collectives run all the time."""
+        key = (work, collectives)
+        if key not in self._with_collectives:
+            self._with_collectives[key] = self.rates.run(work, collectives) or 0.0
+        return self._with_collectives[key]
+
     # -- the host ------------------------------------------------------------------------------------------------------
 
     def _issue(self, log: Iterable[Event]) -> bool:
@@ -166,7 +153,7 @@ class Streams:
 
     def _issue_work(self, event: Event, work: Work) -> None:
         kind = event.kind
-        ran = Ran(event, work, self.durations.seconds(kind, work) or 0.0)
+        ran = Ran(event, work, self._seconds(kind, work))
         self.ran.append(ran)
         if kind is Kind.HOST_WORK:
             ran.begin, self._host = self._host, self._host + ran.seconds
@@ -224,7 +211,8 @@ class Streams:
             if item.step is Step.RUN and item.ran is not None:
                 if stream is _COMPUTE and item.ran.event.kind is Kind.KERNEL:
                     return moved
-                self._take(item.ran, max(item.issued, self._free[stream]), stream)
+                item.ran.begin = max(item.issued, self._free[stream])
+                self._free[stream] = item.ran.end = item.ran.begin + item.ran.seconds
             elif not self._pass(item, stream):
                 return moved
             queue.popleft()
@@ -255,10 +243,6 @@ class Streams:
                 self._collect(item.ran, ready, stream)
                 self._start_pending(group)
         return True
-
-    def _take(self, ran: Ran, begin: float, stream: Stream) -> None:
-        ran.begin, ran.end = begin, begin + ran.seconds
-        self._free[stream] = ran.end
 
     def _collect(self, ran: Ran, ready: float, stream: Stream | None) -> None:
         """Time a collective, and keep it for the operators beside it."""
@@ -297,7 +281,7 @@ class Streams:
             running = tuple(one.work for one in self._beside if one.begin <= now < one.end)
             changes = [one.begin for one in self._beside if one.begin > now]
             changes += [one.end for one in self._beside if one.begin <= now < one.end]
-            seconds = self.durations.beside(ran.work, running) if running else ran.seconds
+            seconds = self._seconds_beside(ran.work, running) if running else ran.seconds
             change = min(changes, default=now)
             if not changes or now + left * seconds <= change:
                 return now + left * seconds

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from fsdp_bench.rehearse.build import StandInGpu, build_stand_in, stand_in_environment
-from fsdp_bench.rehearse.environment import environment_of
+from fsdp_bench.rehearse.build import build_stand_in, environment_of, stand_in_environment
 from fsdp_bench.rehearse.find_torch import Torch, find_torch
 from fsdp_bench.spec.errors import MachineError
+from fsdp_bench.spec.subprocesses.rehearsal import RehearsedGpu
 from fsdp_bench.sweep.run.rehearsed import rehearsed_gpu
 from tests.on_stand_in.forks import run_python
 
@@ -25,7 +25,7 @@ WITHOUT_FINALIZING = "\nimport os, sys\nsys.stdout.flush()\nos._exit(0)\n"
 """The end of a script, as ``fsdp-bench rehearse`` ends one too. While Python finalizes, a thread of autograd may
 still ask for the GIL, which ends that thread in the middle of C++ and aborts the process."""
 
-GPU = StandInGpu("NVIDIA H100 80GB HBM3", 80 << 30, 500 << 20, 9.0, 132)
+GPU = rehearsed_gpu("H100-SXM", 500 << 20)
 
 
 def _torches() -> list[Torch]:
@@ -46,7 +46,7 @@ every_torch = [
 ]
 
 
-def run_on_stand_in(torch: Torch, script: str, gpu: StandInGpu = GPU, **variables: str) -> str:
+def run_on_stand_in(torch: Torch, script: str, gpu: RehearsedGpu = GPU, **variables: str) -> str:
     """Run a script in torch's interpreter on the stand-in; return what it prints. It must succeed."""
     return _run(torch.python, script, stand_in_environment(build_stand_in(torch), gpu) | variables)
 

@@ -13,10 +13,9 @@ SERVER = ("--steps", "3", "--server", "p5.48xlarge")
 ONE_GPU = ("--steps", "3", "--gpu", "H100-SXM", "--gpu-memory", "40GiB", "--world-size", "64")
 """Another GPU count and memory size, which a fork must read anew."""
 
-COMMANDS = KINDS | {"peft": ("torchrun", ["peft_loop.py", "qlora", "fsdp2"])}
 QUICK = [("accelerate", SERVER), ("fsdp2", ("--time", *SERVER))]
 """A script that imports transformers, and one that does not."""
-EVERY = [(kind, given) for given in (SERVER, ("--time", *SERVER), ONE_GPU) for kind in COMMANDS]
+EVERY = [(kind, given) for given in (SERVER, ("--time", *SERVER), ONE_GPU) for kind in KINDS]
 
 
 @pytest.mark.parametrize(
@@ -25,7 +24,7 @@ EVERY = [(kind, given) for given in (SERVER, ("--time", *SERVER), ONE_GPU) for k
 )
 def test_a_fork_and_a_new_process_give_the_same_report(kind: str, given: tuple[str, ...], tmp_path: Path) -> None:
     """But for host memory, part of which is the forking process's. A fork with other settings runs first."""
-    command, words = command_of(*COMMANDS[kind])
+    command, words = command_of(*KINDS[kind])
     rehearse(*ONE_GPU, "--", *words, command=command, folder=tmp_path)
     forked = rehearse(*given, "--", *words, command=command, folder=tmp_path)
     alone = rehearse_in_own_process(*given, "--", *words, command=command, folder=tmp_path)

@@ -9,9 +9,22 @@ from pathlib import Path
 import pytest
 
 from fsdp_bench.rehearse.build import compile_stand_in
+from fsdp_bench.spec.subprocesses.rehearsal import RehearsedGpu
 
 NEWEST = {"cudaMalloc", "cudaNewestFunction", "cublasNewestFunction"}
 """Functions that a future torch uses: one that the stand-in has, and two that it does not have."""
+
+
+def gpu_of(capability: float, product_name: str = "NVIDIA A100-SXM4-80GB") -> RehearsedGpu:
+    """Return a GPU of 80 GiB, of which half a GiB is kept free, with 108 multiprocessors."""
+    return RehearsedGpu(
+        name="one",
+        product_name=product_name,
+        usable_bytes=80 << 30,
+        kept_free_bytes=1 << 29,
+        compute_capability=capability,
+        num_multiprocessors=108,
+    )
 
 
 @pytest.fixture(scope="session")

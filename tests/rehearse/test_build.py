@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -10,11 +11,12 @@ from pathlib import Path
 import pytest
 
 from fsdp_bench.rehearse import build
-from fsdp_bench.rehearse.build import StandInGpu, build_stand_in, stand_in_environment, symbols_of
+from fsdp_bench.rehearse.build import build_stand_in, stand_in_environment, symbols_of
 from fsdp_bench.rehearse.find_torch import Torch
+from fsdp_bench.spec.codec import to_json
 from fsdp_bench.spec.errors import MachineError
-
-GPU = StandInGpu("NVIDIA A100-SXM4-80GB", 80 << 30, 500 << 20, 8.0, 108, 8)
+from fsdp_bench.sweep.run.rehearsed import rehearsed_gpu
+from tests.rehearse.conftest import gpu_of
 
 needs_compiler = pytest.mark.skipif(not any(map(shutil.which, build.COMPILERS)), reason="no C compiler")
 
@@ -130,7 +132,7 @@ def test_a_compiler_that_fails_is_one_line(torch: Torch, tmp_path: Path, monkeyp
 
 def test_the_environment_names_the_gpu_and_keeps_what_is_preloaded(tmp_path: Path) -> None:
     given = {"LD_PRELOAD": "libjemalloc.so", "LD_LIBRARY_PATH": "/opt/lib"}
-    variables = stand_in_environment(tmp_path, GPU, given)
+    variables = stand_in_environment(tmp_path, gpu_of(8.0), 8, given)
     assert variables["LD_PRELOAD"] == f"{tmp_path / build.LIBRARY}:libjemalloc.so"
     assert variables["LD_LIBRARY_PATH"] == f"{tmp_path}:/opt/lib"
     assert variables["STAND_IN_DEVICES"] == "8"
@@ -139,12 +141,33 @@ def test_the_environment_names_the_gpu_and_keeps_what_is_preloaded(tmp_path: Pat
 
 
 def test_paths_that_ld_preload_cannot_name(tmp_path: Path) -> None:
-    variables = stand_in_environment(tmp_path / "a folder", GPU, {})
+    variables = stand_in_environment(tmp_path / "a folder", gpu_of(8.0), environment={})
     assert variables["LD_PRELOAD"] == build.LIBRARY  # found by LD_LIBRARY_PATH, which may contain spaces
     with pytest.raises(MachineError, match="contains ':'"):
-        stand_in_environment(tmp_path / "a:b", GPU, {})
+        stand_in_environment(tmp_path / "a:b", gpu_of(8.0), environment={})
 
 
 def test_an_unknown_compute_capability_is_refused(tmp_path: Path) -> None:
     with pytest.raises(MachineError, match=r"7\.0 to 12\.0, not 6\.1"):
-        stand_in_environment(tmp_path, StandInGpu("NVIDIA GeForce GTX 1080", 8 << 30, 0, 6.1, 20), {})
+        stand_in_environment(tmp_path, gpu_of(6.1), environment={})
+
+
+def test_a_rehearsed_sweep_is_given_the_gpu_of_the_catalogue(
+    torch: Torch, compiles_at_once: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(build, "find_torch", lambda _python: torch)
+    found = build.environment_of(rehearsed_gpu("A10G", "1GiB"))
+    assert found["STAND_IN_NAME"] == "NVIDIA A10G"
+    assert int(found["STAND_IN_BYTES"]) == 22587 << 20  # the catalogue's
+    assert int(found["STAND_IN_CONTEXT_BYTES"]) == 1 << 30
+    assert (found["STAND_IN_CAPABILITY"], found["STAND_IN_MULTIPROCESSORS"]) == ("86", "80")
+    assert found["LD_PRELOAD"].endswith(f"/{compiles_at_once[0].name}/{build.LIBRARY}")
+
+
+def test_what_prevents_a_rehearsal_is_the_answer(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(build.sys, "executable", "/nowhere/python")
+    monkeypatch.setattr(build.sys, "argv", ["build", to_json(rehearsed_gpu("A10G")).decode(), "/nowhere"])
+    build.main()
+    assert "cannot run /nowhere/python to look for torch" in json.loads(capsys.readouterr().out)["error"]

@@ -13,13 +13,13 @@ import pytest
 from msgspec.structs import replace
 
 from fsdp_bench.rehearse import run
-from fsdp_bench.rehearse.build import StandInGpu
 from fsdp_bench.rehearse.command import Command, RankStarter
 from fsdp_bench.spec.codec import from_json, to_json
 from fsdp_bench.spec.subprocesses.rehearsal import RehearsalOptions, RehearsalOutcome, RehearsalPlan
+from tests.rehearse.conftest import gpu_of
 from tests.report.test_rehearsal_text import REPORT
 
-GPU = StandInGpu("NVIDIA L4", 24 << 30, 1 << 30, 8.9, 58)
+GPU = gpu_of(8.9)
 
 
 def started(

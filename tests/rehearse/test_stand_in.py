@@ -12,12 +12,14 @@ from pathlib import Path
 import pytest
 
 from fsdp_bench.catalog import loader
-from fsdp_bench.rehearse.build import COMPILERS, LIBRARY, StandInGpu, stand_in_environment
+from fsdp_bench.rehearse.build import COMPILERS, LIBRARY, stand_in_environment
+from fsdp_bench.spec.subprocesses.rehearsal import RehearsedGpu
+from tests.rehearse.conftest import gpu_of
 
 pytestmark = pytest.mark.skipif(not any(map(shutil.which, COMPILERS)), reason="no C compiler")
 
-GIB = 1 << 30
-GPU = StandInGpu("NVIDIA A100-SXM4-80GB", 80 * GIB, GIB // 2, 8.0, 108, 4)
+
+A100 = gpu_of(8.0)
 
 PRELUDE = """
 import ctypes, os
@@ -27,6 +29,9 @@ for name in ("stand_in_used_bytes", "stand_in_peak_bytes", "stand_in_unsupported
     getattr(lib, name).restype = c_size_t
 lib.cudaGetErrorString.restype = lib.stand_in_version.restype = c_char_p
 GIB = 1 << 30
+
+class Properties(ctypes.Structure):
+    _fields_ = [("type", c_int), ("handles", c_int), ("location_type", c_int), ("device", c_int), ("rest", c_int * 8)]
 
 def malloc(size):
     address = c_void_p()
@@ -57,8 +62,8 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
 def run(folder: Path) -> Run:
     """Runs a script with the stand-in loaded as ``lib``; its assertions are the test's."""
 
-    def run_script(script: str, gpu: StandInGpu = GPU, **variables: str) -> subprocess.CompletedProcess[str]:
-        settings = {**stand_in_environment(folder, gpu), "LD_PRELOAD": "", "LIBRARY": str(folder / LIBRARY)}
+    def run_script(script: str, gpu: RehearsedGpu = A100, **variables: str) -> subprocess.CompletedProcess[str]:
+        settings = {**stand_in_environment(folder, gpu, count=4), "LD_PRELOAD": "", "LIBRARY": str(folder / LIBRARY)}
         environment = {**os.environ, **settings, **variables}
         done = subprocess.run([sys.executable, "-c", PRELUDE + script], env=environment, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
@@ -135,7 +140,6 @@ def test_attributes_are_those_of_the_compute_capability(run: Run, capability: fl
     shared, opt_in, threads, blocks = SPECIFICATIONS[capability]
     expected = {75: int(capability), 76: round(capability * 10) % 10, 81: shared << 10, 97: opt_in << 10}
     expected |= {39: threads, 106: blocks, 16: 108, 10: 32, 1: 1024, 102: 1}
-    gpu = StandInGpu("one", GIB, 0, capability, 108)
     run(
         f"""
 for attribute, value in {expected}.items():
@@ -144,7 +148,7 @@ for attribute, value in {expected}.items():
         assert function(byref(answer), attribute, 0) == 0
         assert answer.value == value, (attribute, answer.value)
 """,
-        gpu,
+        gpu_of(capability),
     )
 
 
@@ -154,15 +158,13 @@ KINDS_OF_L2 = {(gpu.compute_capability, gpu.l2_cache_mib): gpu.name for gpu in l
 @pytest.mark.parametrize("name", KINDS_OF_L2.values())
 def test_the_l2_cache_is_that_of_the_catalogue(run: Run, name: str) -> None:
     gpu = loader.gpu(name)
-    assert gpu.compute_capability is not None
-    stand_in = StandInGpu(next(iter(gpu.product_names), gpu.name), GIB, 0, gpu.compute_capability, 108)
     run(
         f"""
 answer = c_int()
 assert lib.cudaDeviceGetAttribute(byref(answer), 38, 0) == 0
 assert answer.value == {gpu.l2_cache_mib << 20}, answer.value
 """,
-        stand_in,
+        gpu_of(gpu.compute_capability, next(iter(gpu.product_names), gpu.name)),
     )
 
 
@@ -283,8 +285,6 @@ for name, defined in {"cuMemAlloc": "cuMemAlloc_v2", "cuMemCreate": "cuMemCreate
 
 def test_virtual_memory_takes_pages_not_addresses(run: Run) -> None:
     run("""
-class Properties(ctypes.Structure):
-    _fields_ = [("type", c_int), ("handles", c_int), ("location_type", c_int), ("device", c_int), ("rest", c_int * 8)]
 address, pages = c_void_p(), c_void_p()
 assert lib.cuMemAddressReserve(byref(address), c_size_t(200 * GIB), c_size_t(0), None, c_ulonglong(0)) == 0
 assert lib.stand_in_used_bytes(1) == 0
@@ -300,8 +300,6 @@ assert lib.stand_in_used_bytes(1) == GIB // 2
 
 def test_pages_stay_taken_while_they_are_mapped(run: Run) -> None:
     run("""
-class Properties(ctypes.Structure):
-    _fields_ = [("type", c_int), ("handles", c_int), ("location_type", c_int), ("device", c_int), ("rest", c_int * 8)]
 address, pages, properties, none = c_void_p(), c_void_p(), Properties(1, 0, 1, 0), c_ulonglong(0)
 assert lib.cuMemAddressReserve(byref(address), c_size_t(8 * GIB), c_size_t(0), None, none) == 0
 for number in range(2):
@@ -325,6 +323,8 @@ kept = malloc(1)[1]
 for _ in range(2000):
     error, address = malloc(79 * GIB)
     assert error == 0 and lib.cudaFree(address) == 0
+    assert lib.cuMemAddressReserve(byref(address), c_size_t(90 * GIB), c_size_t(0), None, c_ulonglong(0)) == 0
+    assert lib.cuMemAddressFree(address, c_size_t(90 * GIB)) == 0
 assert lib.cudaFree(kept) == 0
 """)
 
@@ -456,7 +456,7 @@ def version(*arguments):
 assert version([75, 80, 86, 90]) == version([90, 86, 80, 75]) == 86
 assert version([50, 75, 90], 1) == version([90, 75, 50], 1) == 75
 """,
-        StandInGpu("NVIDIA L4", 23 * GIB, GIB // 2, 8.9, 58, 1),
+        gpu_of(8.9),
     )
 
 

@@ -102,37 +102,26 @@ def rank_environment(rank: int, world_size: int, gpus_per_node: int) -> dict[str
     }
 
 
-def understand_torchrun(words: Sequence[str], one: LaunchedRank) -> Launch:
-    """Return what torchrun would start. Raises ValueError as ``understand`` does."""
+def _understand_torch(words: Sequence[str], one: LaunchedRank, is_torchrun: bool) -> Launch:
+    """Return what torchrun would start, or torch.distributed.launch (torch/distributed/launch.py).
+
+    From the latter the script gets its local rank as an argument.
+    """
     from torch.distributed.run import get_args_parser
 
-    return _launched_by_torch(parsed(get_args_parser(), words, "torchrun"), words, one, "torchrun")
-
-
-def understand_torch_distributed_launch(words: Sequence[str], one: LaunchedRank) -> Launch:
-    """As torchrun, but the script gets its local rank as an argument (torch/distributed/launch.py)."""
-    from torch.distributed.run import get_args_parser
-
-    name = "python -m torch.distributed.launch"
-    parser = get_args_parser()
-    parser.add_argument("--use-env", "--use_env", default=False, action="store_true")
-    args = parsed(parser, words, name)
-    launch = _launched_by_torch(args, words, one, name)
-    if not args.use_env:
-        launch.arguments.insert(0, f"--local-rank={one.local_rank}")
-    return launch
-
-
-def _launched_by_torch(args: argparse.Namespace, words: Sequence[str], one: LaunchedRank, name: str) -> Launch:
-    kind, target, arguments = started_program(args, name)
+    name, parser = "torchrun" if is_torchrun else "python -m torch.distributed.launch", get_args_parser()
+    if not is_torchrun:
+        parser.add_argument("--use-env", "--use_env", default=False, action="store_true")
+    args = _parsed(parser, words, name)
+    kind, target, arguments = _started_program(args, name)
     # torchrun puts each process's local rank where its arguments say ${local_rank} (elastic/utils/api.py, macros).
     arguments = [word.replace("${local_rank}", str(one.local_rank)) for word in arguments]
-    environment = torchrun_environment(args, one)
+    if not is_torchrun and not args.use_env:
+        arguments.insert(0, f"--local-rank={one.local_rank}")
+    environment = _torchrun_environment(args, one)
     if getattr(args, "virtual_local_rank", False):
         environment.update(LOCAL_RANK="0", CUDA_VISIBLE_DEVICES=str(one.local_rank))
-    num_processes, per_node = _world_of(args, name)
-    sentence = replaced(name, words, args, one)
-    return Launch(kind, target, arguments, sentence, environment, True, num_processes, per_node)
+    return Launch(kind, target, arguments, _sentence(name, words, args, one), environment, True, *_world_of(args, name))
 
 
 def _world_of(args: argparse.Namespace, name: str) -> tuple[int | None, int | None]:
@@ -149,7 +138,7 @@ def _world_of(args: argparse.Namespace, name: str) -> tuple[int | None, int | No
     return (int(nodes.pop()) * per_node if len(nodes) == 1 else None), per_node
 
 
-def torchrun_environment(args: argparse.Namespace, one: LaunchedRank) -> dict[str, str]:
+def _torchrun_environment(args: argparse.Namespace, one: LaunchedRank) -> dict[str, str]:
     """Return what torchrun sets for each process beside its rank (``run.config_from_args``, ``_start_workers``)."""
     environment = {
         "ROLE_NAME": getattr(args, "role", "default"),
@@ -162,13 +151,13 @@ def torchrun_environment(args: argparse.Namespace, one: LaunchedRank) -> dict[st
     return environment
 
 
-def replaced(name: str, words: Sequence[str], args: argparse.Namespace, one: LaunchedRank, note: str = "") -> str:
+def _sentence(name: str, words: Sequence[str], args: argparse.Namespace, one: LaunchedRank, note: str = "") -> str:
     """Return the line that names the launcher, its arguments and its script, without the script's own arguments."""
     said = shlex.join(words[: len(words) - len(args.training_script_args)])
     return f"{name} {said}{note}: replaced by {one}"
 
 
-def parsed(parser: argparse.ArgumentParser, words: Sequence[str], name: str) -> argparse.Namespace:
+def _parsed(parser: argparse.ArgumentParser, words: Sequence[str], name: str) -> argparse.Namespace:
     """Return what a launcher's parser reads. It raises ValueError where it would print its usage and exit."""
 
     def refuse(message: str) -> None:
@@ -178,28 +167,23 @@ def parsed(parser: argparse.ArgumentParser, words: Sequence[str], name: str) -> 
     return parser.parse_args(list(words))
 
 
-def started_program(args: argparse.Namespace, name: str) -> tuple[str, str, list[str]]:
+def _started_program(args: argparse.Namespace, name: str) -> tuple[str, str, list[str]]:
     """Return kind, target and arguments of what a launcher starts; torchrun and accelerate name them alike."""
     target, arguments = args.training_script, list(args.training_script_args)
     if args.module and args.no_python:
         raise ValueError(f"{name}: --module and --no-python exclude each other")
     if args.module:
         return "module", target, arguments
-    if args.no_python:
-        return _without_python(target, arguments, name)
-    return python_program([target, *arguments], name)
-
-
-def _without_python(target: str, arguments: list[str], name: str) -> tuple[str, str, list[str]]:
-    """Read the command of --no-python, which is to be Python all the same."""
+    if not args.no_python:
+        return _python_program([target, *arguments], name)
     if not PYTHON.fullmatch(os.path.basename(target)):
         raise ValueError(f"{name}: --no-python {target} cannot be rehearsed; only python SCRIPT, python -m and -c can")
     while arguments[:1] == ["-u"]:
-        arguments = arguments[1:]
-    return python_program(arguments, name)
+        del arguments[0]
+    return _python_program(arguments, name)
 
 
-def python_program(words: Sequence[str], name: str) -> tuple[str, str, list[str]]:
+def _python_program(words: Sequence[str], name: str) -> tuple[str, str, list[str]]:
     """Return kind, target and arguments of ``-m MODULE``, ``-c CODE`` or a script that exists."""
     if words and words[0] in ("-m", "-c"):
         if len(words) < 2:
@@ -212,19 +196,13 @@ def python_program(words: Sequence[str], name: str) -> tuple[str, str, list[str]
     return "script", words[0], list(words[1:])
 
 
-def understand_accelerate(words: Sequence[str], one: LaunchedRank) -> Launch:
-    """Return what ``accelerate launch`` followed by these words would start as this rank.
-
-    Raises:
-        ValueError: accelerate is not installed, refuses its arguments or its config file, or starts what cannot be
-            rehearsed. One line.
-    """
+def _understand_accelerate(words: Sequence[str], one: LaunchedRank) -> Launch:
     try:
         import accelerate.commands.launch as accelerate_launch
     except ModuleNotFoundError as error:
         raise ValueError(f"{ACCELERATE}: {error}; install accelerate where torch is") from error
-    args = parsed(accelerate_launch.launch_command_parser(), words, ACCELERATE)
-    kind, target, arguments = started_program(args, ACCELERATE)
+    args = _parsed(accelerate_launch.launch_command_parser(), words, ACCELERATE)
+    kind, target, arguments = _started_program(args, ACCELERATE)
     asked_multi_gpu = args.multi_gpu
     args, config = _validated(accelerate_launch, args, one)
     _refuse_other_hardware(args, config)
@@ -234,7 +212,7 @@ def understand_accelerate(words: Sequence[str], one: LaunchedRank) -> Launch:
     gives_ranks = bool(args.use_fsdp or args.multi_gpu)
     environment = _environment(accelerate_launch, args, one, gives_ranks)
     note = f", with {accelerate_launch.default_config_file}" if config and not args.config_file else ""
-    sentence = replaced(ACCELERATE, words, args, one, note)
+    sentence = _sentence(ACCELERATE, words, args, one, note)
     return Launch(kind, target, arguments, sentence, environment, gives_ranks, num_processes, per_node)
 
 
@@ -291,7 +269,7 @@ def _environment(
     of_ranks = rank_environment(one.rank, one.world_size, one.gpus_per_node)
     changed = {name: value for name, value in environment.items() if os.environ.get(name) != value}
     changed = {name: value for name, value in changed.items() if name not in of_ranks}
-    return {**torchrun_environment(args, one), **changed} if gives_ranks else changed
+    return {**_torchrun_environment(args, one), **changed} if gives_ranks else changed
 
 
 def _refused(error: Exception) -> ValueError:
@@ -312,14 +290,12 @@ def understand(launcher: str, words: Sequence[str], rank: int, world_size: int, 
         ValueError: The launcher refuses its arguments, or starts what cannot be rehearsed. One line.
     """
     one = LaunchedRank(rank, world_size, gpus_per_node)
-    if launcher == "torchrun":
-        return understand_torchrun(words, one)
-    if launcher == "torch.distributed.launch":
-        return understand_torch_distributed_launch(words, one)
+    if launcher in ("torchrun", "torch.distributed.launch"):
+        return _understand_torch(words, one, is_torchrun=launcher == "torchrun")
     if launcher == "accelerate":
-        return understand_accelerate(words, one)
+        return _understand_accelerate(words, one)
     if launcher != "none":
         raise ValueError(f"launcher: {launcher!r} is not known; one of none, torchrun, accelerate")
-    kind, target, arguments = python_program(words, "python")
+    kind, target, arguments = _python_program(words, "python")
     said = shlex.join(["python", *words[: len(words) - len(arguments)]])
     return Launch(kind, target, arguments, f"{said}: run as {one}")

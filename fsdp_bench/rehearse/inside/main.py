@@ -161,7 +161,7 @@ class _Rehearsal:
         path.with_suffix(".tmp").write_bytes(text)
         path.with_suffix(".tmp").replace(path)
         if self.plan["snapshot"] and torch.cuda.is_initialized():
-            history.dump(self.plan["snapshot"])
+            torch.cuda.memory._dump_snapshot(self.plan["snapshot"])  # for pytorch.org/memory_viz
 
 
 def report_at_signal(report: Callable[[], object]) -> None:
@@ -189,19 +189,16 @@ def _print_progress(steps: Steps) -> None:
 
 def _run(launch: Any) -> None:
     """Run the script as Python itself would."""
-    add_to_path = (lambda _folder: None) if sys.flags.safe_path else (lambda folder: sys.path.insert(0, folder))
-    if launch.kind == "code":
-        sys.argv = ["-c", *launch.arguments]
-        add_to_path("")
+    is_code, is_module = launch.kind == "code", launch.kind == "module"
+    sys.argv = ["-c" if is_code else launch.target, *launch.arguments]
+    if not sys.flags.safe_path:
+        sys.path.insert(0, "" if is_code else os.getcwd() if is_module else str(Path(launch.target).resolve().parent))
+    if is_code:
         sys.modules["__main__"] = ModuleType("__main__")
         exec(compile(launch.target, "<string>", "exec"), sys.modules["__main__"].__dict__)
-    elif launch.kind == "module":
-        sys.argv = [launch.target, *launch.arguments]
-        add_to_path(os.getcwd())
+    elif is_module:
         runpy.run_module(launch.target, run_name="__main__", alter_sys=True)
     else:
-        sys.argv = [launch.target, *launch.arguments]
-        add_to_path(str(Path(launch.target).resolve().parent))
         runpy.run_path(launch.target, run_name="__main__")
 
 

@@ -1,7 +1,7 @@
 """The GPU of rehearsed trials, which is one of the catalogue, and the environment in which they run.
 
 This package does not import the stand-in for NVIDIA's libraries: the subprocess
-``python -m fsdp_bench.rehearse.environment`` compiles it and prints the environment variables that put it before them.
+``python -m fsdp_bench.rehearse.build`` compiles it and prints the environment variables that put it before them.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from functools import cache
 import msgspec
 
 from fsdp_bench.catalog import loader
+from fsdp_bench.plan import rehearsal
 from fsdp_bench.plan.defaults import USUAL_GPUS_PER_NODE
 from fsdp_bench.plan.headroom import sized, stated_headroom
-from fsdp_bench.plan.rehearsal import headroom_of_script
 from fsdp_bench.spec.codec import to_json
 from fsdp_bench.spec.errors import MachineError, SpecError
 from fsdp_bench.spec.hardware import Hardware
@@ -37,20 +37,11 @@ def rehearsed_gpu(name: str, headroom: str | int | None = None) -> RehearsedGpu:
             known, and a headroom that is no size.
     """
     hardware = sized(Hardware.of_gpu(loader.gpu(name)), None, None)
-    kept, gpu = headroom_of_script(hardware, USUAL_GPUS_PER_NODE, stated_headroom(headroom, hardware)), hardware.gpu
-    if gpu.compute_capability is None or gpu.num_multiprocessors is None:
-        raise SpecError(f"gpu: {gpu.name} cannot be rehearsed; only GPUs by NVIDIA whose multiprocessors are known")
-    if not gpu.product_names:
-        raise SpecError(f"gpu: {gpu.name} cannot be rehearsed in a sweep; the catalogue has no product name for it")
-    assert gpu.usable_memory_bytes is not None
-    return RehearsedGpu(
-        name=gpu.name,
-        product_name=gpu.product_names[0],
-        usable_bytes=gpu.usable_memory_bytes,
-        kept_free_bytes=kept.num_bytes,
-        compute_capability=gpu.compute_capability,
-        num_multiprocessors=gpu.num_multiprocessors,
-    )
+    kept = rehearsal.headroom_of_script(hardware, USUAL_GPUS_PER_NODE, stated_headroom(headroom, hardware))
+    found = rehearsal.rehearsed_gpu(hardware.gpu, kept.num_bytes)
+    if not hardware.gpu.product_names:
+        raise SpecError(f"gpu: {name} cannot be rehearsed in a sweep; the catalogue has no product name for it")
+    return found
 
 
 def machine_with(machine: Machine, gpu: RehearsedGpu) -> Machine:
@@ -67,7 +58,7 @@ def stand_in_environment(gpu: RehearsedGpu) -> Mapping[str, str]:
     """
     arguments = to_json(gpu).decode(), _temporary_folder().name
     try:
-        answer = ask("fsdp_bench.rehearse.environment", dict[str, str], *arguments)
+        answer = ask("fsdp_bench.rehearse.build", dict[str, str], *arguments)
     except NoAnswer as error:
         raise MachineError(f"the stand-in for NVIDIA's libraries cannot be made: {error}") from None
     if "error" in answer:

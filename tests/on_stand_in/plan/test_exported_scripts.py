@@ -12,9 +12,6 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("accelerate")
-pytest.importorskip("transformers")
-
 from fsdp_bench.plan.export.export import export
 from fsdp_bench.plan.export.files import write
 from fsdp_bench.plan.export.plugin import as_accelerate_shards

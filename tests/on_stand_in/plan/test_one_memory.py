@@ -6,10 +6,6 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("transformers")
-pytest.importorskip("peft")
-pytest.importorskip("bitsandbytes")
-
 from tests.one_memory import ROWS, WITHIN_GIB, Answers, Row, predicted, rehearsed, table
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]  # models of full size; adapters are recorded first

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fsdp_bench.rehearse.environment import environment_of
+from fsdp_bench.rehearse.build import environment_of
 from fsdp_bench.sweep.run.rehearsed import rehearsed_gpu
 
 pytestmark = [pytest.mark.timeout(290)]
@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.timeout(290)]
 TESTS = Path(__file__).parents[2] / "gpu"
 
 
-SOME = "not 6 and not 10 and not trials and not largest"  # one seed; and sweep/test_rehearsal.py finds the largest
+SOME = "not 6 and not 9 and not trials and not largest"  # one seed; and sweep/test_rehearsal.py finds the largest
 
 
 @pytest.mark.parametrize("chosen", [SOME, pytest.param("", marks=pytest.mark.slow)], ids=["some", "all"])

@@ -6,9 +6,6 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("torch", reason="a dry run needs torch")
-pytest.importorskip("transformers", reason="the models are transformers'")
-
 from fsdp_bench.catalog.architectures import FOLDERS, recorded_architecture
 from fsdp_bench.catalog.loader import models
 from fsdp_bench.spec.setup import TrainSetup

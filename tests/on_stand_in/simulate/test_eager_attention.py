@@ -5,9 +5,6 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-pytest.importorskip("torch", reason="a dry run needs torch")
-pytest.importorskip("transformers", reason="the model is transformers'")
-
 from fsdp_bench.catalog.loader import gpu
 from fsdp_bench.plan.estimate import Verdict
 from fsdp_bench.spec.errors import SpecError

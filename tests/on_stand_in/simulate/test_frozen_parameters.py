@@ -7,9 +7,6 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("torch", reason="a dry run needs torch")
-pytest.importorskip("transformers", reason="the models are transformers'")
-
 from fsdp_bench.simulate.wrappers.impossible import why_impossible
 from fsdp_bench.spec.recording.model import RecordedModel
 from fsdp_bench.spec.setup import TrainSetup

@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-pytest.importorskip("torch", reason="a dry run needs torch")
-pytest.importorskip("transformers", reason="the models are transformers'")
-pytest.importorskip("peft", reason="LoRA is peft's")
-
 from fsdp_bench.simulate.wrappers.impossible import why_impossible
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.impossible import PREFETCHED_ADAPTERS

@@ -6,11 +6,6 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("torch", reason="recording needs torch")
-pytest.importorskip("transformers", reason="the models are transformers'")
-pytest.importorskip("peft", reason="LoRA is peft's")
-pytest.importorskip("bitsandbytes", reason="QLoRA is bitsandbytes'")
-
 from fsdp_bench.catalog.architectures import ADAPTERS, USUAL, folder_of, recorded_architecture
 from fsdp_bench.simulate.operators.kernels import CUDA
 from fsdp_bench.simulate.wrappers.impossible import why_impossible

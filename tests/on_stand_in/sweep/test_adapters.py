@@ -9,10 +9,6 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("torch")
-pytest.importorskip("peft")
-pytest.importorskip("bitsandbytes")
-
 from fsdp_bench.spec.errors import SweepFileError
 from fsdp_bench.spec.model_code import ModelCode
 from fsdp_bench.spec.rank_report import Outcome

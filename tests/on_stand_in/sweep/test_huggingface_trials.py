@@ -15,7 +15,6 @@ from fsdp_bench.sweep.config.sweep_file import read_file
 from fsdp_bench.validate.memory import compare_with_record
 from tests.conftest import records_of_sweep
 from tests.sweep.config.test_grid import machine
-from tests.sweep.launchers.nodes import Nodes
 
 T5 = {
     "architectures": ["T5ForConditionalGeneration"],
@@ -86,22 +85,6 @@ offload = "params"
 api = "fsdp2"
 strategy = "FULL_SHARD"
 """
-ON_TWO_NODES = f"""{ON_GLOO}
-[models.t5]
-hf_config = "t5.json"
-[grid]
-model = "t5"
-sequence_length = 16
-"""
-SHARDED = """
-world_size = 2
-api = "fsdp2"
-"""
-REPLICATED_TOO = """
-world_size = 4
-api = ["fsdp1", "fsdp2"]
-strategy = ["FULL_SHARD", "HYBRID_SHARD"]
-"""
 REHEARSED = f"""{ON_THE_STAND_IN}
 [grid]
 model = "qwen"
@@ -139,28 +122,6 @@ def sweep(folder: Path, text: str) -> list[TrialRecord]:
     (folder / "qwen.json").write_text(json.dumps(QWEN))
     (folder / "sweep.toml").write_text(text)
     return records_of_sweep(folder / "sweep.toml")
-
-
-@pytest.mark.parametrize(
-    ("grid", "ranks_per_node"),
-    [pytest.param(SHARDED, 1, marks=pytest.mark.slow), pytest.param(REPLICATED_TOO, 2, marks=pytest.mark.slow)],
-    ids=["sharded", "replicated-too"],
-)
-def test_t5_trains_on_two_nodes_as_on_one(grid: str, ranks_per_node: int, tmp_path: Path) -> None:
-    local = {record.id: record for record in sweep(tmp_path, ON_TWO_NODES + grid)}
-    nodes = Nodes(tmp_path, tmp_path / "sweep.toml", num_nodes=2, ranks_per_node=ranks_per_node)
-    for _ in range(2):
-        nodes.start()
-    try:
-        assert nodes.wait() == [0, 0], nodes.log(0)
-    finally:
-        nodes.end()
-    spread = {record.id: record for record in nodes.records()}
-    assert spread.keys() == local.keys()
-    for trial_id, record in spread.items():
-        assert record.outcome is Outcome.OK
-        assert [rank.losses for rank in record.ranks] == [rank.losses for rank in local[trial_id].ranks]
-        assert len({rank.environment["node"] for rank in record.ranks}) == 2
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ import pathlib  # noqa: F401 - before Python 3.10 its class would take replaced 
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial, wraps
 from importlib import import_module
 from threading import local
@@ -60,26 +60,26 @@ class Guard(ScratchFiles):
             self._thread.is_inside = before
 
     def _replace_all(self) -> None:
-        for name in ("stat", "access", "statvfs", "getxattr", "listxattr"):
-            self._replace(os, name, self._read)
-        self._replace(os, "chdir", self._enter)
-        self._replace(os, "getcwd", self._working_directory)
-        for name in ("lstat", "readlink"):
-            self._replace(os, name, partial(self._read, follows=False))
-        for name in ("chmod", "chown", "truncate", "utime", "setxattr", "removexattr", "fchmod", "fchown"):
-            self._replace(os, name, self._change)
-        self._replace(os, "lchown", partial(self._change, follows=False))
-        for name in ("mkdir", "mkfifo", "mknod"):
-            self._replace(os, name, self._make)
-        for name in ("remove", "unlink"):
-            self._replace(os, name, self._remove)
-        for name, instead in (("rmdir", self._remove_folder), ("link", self._link), ("symlink", self._link_by_name)):
-            self._replace(os, name, instead)
-        for name in ("rename", "replace"):
-            self._replace(os, name, self._rename)
-        self._replace(os, "open", self._open_descriptor)
-        self._replace(os, "listdir", self._list)
-        self._replace(os, "scandir", self._scan)
+        functions: dict[Callable[..., Any], str] = {
+            self._read: "stat access statvfs getxattr listxattr",
+            partial(self._read, follows=False): "lstat readlink",
+            self._change: "chmod chown truncate utime setxattr removexattr fchmod fchown",
+            partial(self._change, follows=False): "lchown",
+            self._make: "mkdir mkfifo mknod",
+            self._remove: "remove unlink",
+            self._remove_folder: "rmdir",
+            self._rename: "rename replace",
+            self._link: "link",
+            self._link_by_name: "symlink",
+            self._open_descriptor: "open",
+            self._list: "listdir",
+            self._scan: "scandir",
+            self._enter: "chdir",
+            self._working_directory: "getcwd",
+        }
+        for function, names in functions.items():
+            for name in names.split():
+                self._replace(os, name, function)
         self._replace(shutil, "rmtree", self._remove_tree)
         self._replace(_io, "open", self._open)
         self._replace(_io, "open_code", self._read)
@@ -392,8 +392,11 @@ class _Entry:
         return self.path
 
 
-class _Entries:
+class _Entries(nullcontext[Any]):
+    """What os.scandir returns; there is nothing to close."""
+
     def __init__(self, entries: Iterator[_Entry]) -> None:
+        super().__init__(self)
         self._entries = entries
 
     def __iter__(self) -> Iterator[_Entry]:
@@ -402,11 +405,5 @@ class _Entries:
     def __next__(self) -> _Entry:
         return next(self._entries)
 
-    def __enter__(self) -> _Entries:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     def close(self) -> None:
-        """Do nothing: there is nothing open."""
+        """Do nothing."""

@@ -192,7 +192,7 @@ def changes(overlays: Sequence[Layers]) -> Changes:
                     removed += num_files(f"/proc/self/fd/{lower}/{os.path.relpath(path, upper)}")
                 elif os.path.basename(folder) != "__pycache__":
                     written += 1
-    return Changes(written, removed)
+    return written, removed
 
 
 def _folders_in(place: str) -> list[str]:

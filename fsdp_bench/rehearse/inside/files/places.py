@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 ENTERED = "entered.json"
 """The file beside the plan in which rehearse/enter.py says how the overlays went."""
@@ -13,12 +12,8 @@ ENTERED = "entered.json"
 _TEMPORARY = ("/tmp", "/var/tmp", "/dev/shm")
 
 
-@dataclass(frozen=True)
-class Changes:
-    """The numbers of files that the script wrote and removed, without Python's caches."""
-
-    num_written: int
-    num_removed: int
+Changes = tuple[int, int]
+"""The numbers of files that the script wrote and removed, without Python's caches."""
 
 
 def temporary_folders() -> list[str]:

@@ -12,7 +12,7 @@ from typing import Any
 
 from . import overlay
 from .guard import Guard
-from .places import ENTERED, Changes, is_below, protected_folders
+from .places import ENTERED, is_below, protected_folders
 
 
 class Protection:
@@ -56,8 +56,7 @@ class Protection:
 
     def notes(self) -> list[str]:
         """Say how many files the script wrote and removed, if any, and what the protection does not cover."""
-        changes: Changes = self._guard.changes() if self._guard else overlay.changes(self._overlays or [])
-        written, removed = changes.num_written, changes.num_removed
+        written, removed = self._guard.changes() if self._guard else overlay.changes(self._overlays or [])
         if not (written or removed):
             return self._limits
         files = f"{written} file{'s' * (written != 1)}"

@@ -46,7 +46,7 @@ class ScratchFiles:
     def _changes(self) -> Changes:
         written = sum(len(files) for folder, _, files in os.walk(self._root) if not folder.endswith("__pycache__"))
         outermost = [one for one in self._removed if not self._is_removed(os.path.dirname(one))]
-        return Changes(written, sum(map(num_files, outermost)))
+        return written, sum(map(num_files, outermost))
 
     def _place(
         self, path: Any, folder: int | None = None, follows: bool = True, moves: bool = False

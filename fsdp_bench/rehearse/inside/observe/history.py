@@ -6,6 +6,7 @@ Python stack: what backward allocates is attributed to the backward pass.
 
 from __future__ import annotations
 
+import functools
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -25,11 +26,8 @@ MOST_LINES = 20
 
 def record() -> None:
     """Begin to record when CUDA is initialized, which is the script's own decision."""
-
-    def begin() -> None:
-        torch.cuda.memory._record_memory_history(enabled="all", stacks="python", max_entries=MOST_ENTRIES)
-
-    torch.cuda._lazy_call(begin)
+    record_all = torch.cuda.memory._record_memory_history
+    torch.cuda._lazy_call(functools.partial(record_all, "all", stacks="python", max_entries=MOST_ENTRIES))
 
 
 class History:
@@ -104,8 +102,3 @@ class History:
 
 def _frames(entry: dict[str, Any]) -> list[Frame]:
     return [(frame["filename"], frame["line"], frame["name"]) for frame in entry.get("frames", ())]
-
-
-def dump(path: str) -> None:
-    """Write a snapshot for pytorch.org/memory_viz."""
-    torch.cuda.memory._dump_snapshot(path)

@@ -6,6 +6,7 @@ torch.cuda.max_memory_allocated would see that. So its view is kept apart: the p
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,22 +67,14 @@ class PeakCounters:
         )
 
     def _fold(self, device: int, found: dict[str, Any]) -> None:
-        for counter, pools in found.items():
-            if isinstance(pools, dict):
-                for pool, values in pools.items():
-                    if isinstance(values, dict) and "peak" in values:
-                        key = device, counter, pool
-                        self._held[key] = max(self._held.get(key, 0), values["peak"])
+        for key, values in _with_peaks(device, found):
+            self._held[key] = max(self._held.get(key, 0), values["peak"])
 
     def _script_view(self, raw: Any) -> Any:
         def statistics(device: int) -> Any:
             found = raw(device)
-            for counter, pools in found.items():
-                if isinstance(pools, dict):
-                    for pool, values in pools.items():
-                        held = self._held.get((device, counter, pool), 0)
-                        if isinstance(values, dict) and values.get("peak", held) < held:
-                            values["peak"] = held
+            for key, values in _with_peaks(device, found):
+                values["peak"] = max(self._held.get(key, 0), values["peak"])
             return found
 
         return statistics
@@ -92,3 +85,12 @@ class PeakCounters:
             return raw(device)
 
         return reset
+
+
+def _with_peaks(device: int, found: dict[str, Any]) -> Iterator[tuple[tuple[int, str, str], dict[str, int]]]:
+    """Yield the statistics that have a peak, with their device, counter and pool."""
+    for counter, pools in found.items():
+        if isinstance(pools, dict):
+            for pool, values in pools.items():
+                if isinstance(values, dict) and "peak" in values:
+                    yield (device, counter, pool), values

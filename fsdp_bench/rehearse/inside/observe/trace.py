@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -50,7 +51,6 @@ class Trace:
         self._stream_index = library.stand_in_stream_index
         self.count.restype, self._entries.restype = ctypes.c_size_t, ctypes.c_void_p
         self._stream_index.argtypes = [ctypes.c_void_p]
-        self._names = _KernelNames(library)
 
     def begin(self) -> None:
         """Forget what was noted and note anew."""
@@ -65,45 +65,26 @@ class Trace:
     def entries(self, noted: bytes) -> list[Entry]:
         """Return what was noted."""
         raw = (_Raw * (len(noted) // ctypes.sizeof(_Raw))).from_buffer_copy(noted)
-        return [Entry(one.kind, one.stream, one.value, self._names.plain(one.name)) for one in raw]
+        return [Entry(one.kind, one.stream, one.value, _plain_name(one.name)) for one in raw]
 
     def stream_index(self, handle: int) -> int:
         """Return the stand-in's index of a CUDA stream."""
         return int(self._stream_index(handle))
 
 
-class _KernelNames:
-    """Names of kernels, as C++ has them in its sources, without arguments."""
-
-    def __init__(self, library: Any) -> None:
-        self._known: dict[bytes | None, str] = {None: "a kernel without a name"}
-        self._demangle = getattr(library, "__cxa_demangle", None)  # libstdc++'s, which torch has loaded
-        self._free = library.free
-        self._free.argtypes, self._free.restype = [ctypes.c_void_p], None
-        if self._demangle is not None:
-            self._demangle.argtypes = [ctypes.c_char_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p]
-            self._demangle.restype = ctypes.c_void_p
-
-    def plain(self, name: bytes | None) -> str:
-        """Return a kernel's name for users."""
-        if name not in self._known:
-            assert name is not None
-            self._known[name] = _without_arguments(self._demangled(name))
-        return self._known[name]
-
-    def _demangled(self, name: bytes) -> str:
-        found = self._demangle(name, None, None, None) if self._demangle is not None else None
-        if not found:
-            return name.decode()
-        text = ctypes.string_at(found).decode()
-        self._free(found)
-        return text
-
-
-def _without_arguments(name: str) -> str:
-    """Return ``at::native::kernel`` of ``void at::native::kernel<4, float>(int, float*)``."""
-    name = name.removeprefix("void ").replace("(anonymous namespace)::", "")
-    return name.partition("<")[0].partition("(")[0]
+@functools.cache
+def _plain_name(name: bytes | None) -> str:
+    """Return ``at::native::kernel`` of a kernel that C++ has as ``void at::native::kernel<4, float>(int, float*)``."""
+    if name is None:
+        return "a kernel without a name"
+    text, library = name.decode(), ctypes.PyDLL(None)
+    demangle = getattr(library, "__cxa_demangle", None)  # libstdc++'s, which torch has loaded
+    if demangle is not None:
+        demangle.restype, library.free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
+        if found := demangle(name, None, None, None):
+            text = ctypes.string_at(found).decode()
+            library.free(found)
+    return text.removeprefix("void ").replace("(anonymous namespace)::", "").partition("<")[0].partition("(")[0]
 
 
 _COPIES = {TO_DEVICE: "to_device", TO_HOST: "to_host"}

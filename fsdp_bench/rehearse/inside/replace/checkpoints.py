@@ -33,9 +33,6 @@ skipped: Counter[str] = Counter()
 _unwritten: set[str] = set()
 """The checkpoints that torch.distributed.checkpoint would have written."""
 
-_DISTRIBUTED = "torch.distributed.checkpoint"
-_SAVERS, _LOADERS = f"{_DISTRIBUTED}.state_dict_saver", f"{_DISTRIBUTED}.state_dict_loader"
-
 
 def write_no_tensors(seen: Callable[[Any], Any]) -> None:
     """Let torch.save, safetensors and torch.distributed.checkpoint write no large tensors.
@@ -51,7 +48,8 @@ def write_no_tensors(seen: Callable[[Any], Any]) -> None:
         safetensors.serialize_file = _serialize_file(safetensors.serialize)  # which safetensors.numpy will import
         safetensors.torch.save_file = _safetensors_save(safetensors.torch.save_file, safetensors.torch.save)
         safetensors.safe_open = safetensors.torch.safe_open = _reading(safetensors.safe_open, "filename", seen)
-    change_at_import({_SAVERS: _replace_savers, _LOADERS: _replace_loaders})
+    savers, loaders = (f"torch.distributed.checkpoint.state_dict_{kind}" for kind in ("saver", "loader"))
+    change_at_import({savers: _replace_functions, loaders: _replace_functions})
 
 
 def _torch_save(save: Callable[..., Any]) -> Callable[..., Any]:
@@ -177,13 +175,11 @@ def _safetensors_header(tensors: dict[str, torch.Tensor], metadata: dict[str, st
     return len(text).to_bytes(8, "little") + text, end
 
 
-def _replace_savers(module: ModuleType) -> None:
+def _replace_functions(module: ModuleType) -> None:
+    """Replace what saves or loads in a module of torch.distributed.checkpoint."""
     for name in ("save", "async_save", "save_state_dict"):
         if hasattr(module, name):
             setattr(module, name, _never(getattr(module, name), is_async=name == "async_save"))
-
-
-def _replace_loaders(module: ModuleType) -> None:
     for name in ("load", "load_state_dict"):
         if hasattr(module, name):
             setattr(module, name, _unless_unwritten(getattr(module, name)))
@@ -193,7 +189,7 @@ def _never(save: Callable[..., Any], is_async: bool) -> Callable[..., Any]:
     parameters = inspect.signature(save)
 
     def instead(*arguments: Any, **keywords: Any) -> Any:
-        skipped[_DISTRIBUTED] += 1
+        skipped["torch.distributed.checkpoint"] += 1
         if (place := _place(parameters.bind(*arguments, **keywords).arguments)) is not None:
             _unwritten.add(place)
             os.makedirs(place, exist_ok=True)
@@ -247,18 +243,12 @@ def use_random_weights() -> None:
         if config is None:  # what names a field of the configuration changes it, as num_labels does
             config, _unused = transformers.AutoConfig.from_pretrained(name, return_unused_kwargs=True, **keywords)
         # "auto" is the configuration's dtype, which _from_config takes by itself; None is torch's default.
-        given = {} if dtype == "auto" else {name_of_dtype: dtype or _default_dtype()}
+        given = {} if dtype == "auto" else {name_of_dtype: dtype or torch.get_default_dtype()}
         if attention is not None:
             given["attn_implementation"] = attention
         return cls._from_config(config, **given).to(device)
 
     transformers.PreTrainedModel.from_pretrained = classmethod(from_pretrained)
-
-
-def _default_dtype() -> Any:
-    import torch
-
-    return torch.get_default_dtype()
 
 
 def _device(device_map: Any) -> Any:

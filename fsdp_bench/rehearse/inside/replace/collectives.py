@@ -205,6 +205,16 @@ def _nothing(*_arguments: Any) -> None:
     """A barrier, or a message to another rank."""
 
 
+def _each(compute: Callable[..., None]) -> Callable[..., None]:
+    """Return a function for lists of outputs and sources."""
+
+    def of_lists(outputs: Any, sources: Any, *rest: Any) -> None:
+        for output, source in zip(outputs, sources, strict=False):
+            compute(output, source, *rest)
+
+    return of_lists
+
+
 def _gather(outputs: Any, sources: Any, *_rest: Any) -> None:
     """Each input has a list of outputs, one for each rank."""
     for parts, source in zip(outputs, sources, strict=False):
@@ -215,12 +225,7 @@ def _gather(outputs: Any, sources: Any, *_rest: Any) -> None:
 def _gather_coalesced(outputs: Any, sources: Any, *_rest: Any) -> None:
     """``output_lists`` has a list for each rank, with a tensor for each input."""
     for parts in outputs:
-        _fill_each(parts, sources)
-
-
-def _fill_each(outputs: Any, sources: Any, *_rest: Any) -> None:
-    for output, source in zip(outputs, sources, strict=False):
-        _fill(output, source)
+        _each(_fill)(parts, sources)
 
 
 def _keep_own_part(output: torch.Tensor, whole: torch.Tensor, group: Any, *_rest: Any) -> None:
@@ -230,11 +235,6 @@ def _keep_own_part(output: torch.Tensor, whole: torch.Tensor, group: Any, *_rest
         if own.numel() == output.numel():
             output.copy_(own.view_as(output))
             _reduce(output, group)
-
-
-def _keep_own_parts(outputs: Any, wholes: Any, group: Any, *_rest: Any) -> None:
-    for output, whole in zip(outputs, wholes, strict=True):
-        _keep_own_part(output, whole, group)
 
 
 def _scatter(outputs: Any, lists: Any, group: Any, *_rest: Any) -> None:
@@ -286,13 +286,13 @@ _KERNELS: dict[str, Callable[..., Any]] = {
     "_allgather_base_": _with_outputs(_fill),
     "allgather_": _with_outputs(_gather),
     "allgather_coalesced_": _work_alone(_gather_coalesced),
-    "allgather_into_tensor_coalesced_": _work_alone(_fill_each),
+    "allgather_into_tensor_coalesced_": _work_alone(_each(_fill)),
     "_reduce_scatter_base_": _with_outputs(_keep_own_part),
     "reduce_scatter_": _with_outputs(_reduce_scatter),
-    "reduce_scatter_tensor_coalesced_": _work_alone(_keep_own_parts),
+    "reduce_scatter_tensor_coalesced_": _work_alone(_each(_keep_own_part)),
     "scatter_": _with_outputs(_scatter),
     "gather_": _work_alone(_gather),
     "gather_into_tensor_": _with_outputs(_fill),
-    "alltoall_": _with_outputs(_fill_each),
+    "alltoall_": _with_outputs(_each(_fill)),
     "alltoall_base_": _work_alone(_fill),
 }

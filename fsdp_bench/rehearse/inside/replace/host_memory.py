@@ -106,7 +106,8 @@ class SkippedWrites:
             return None
         dtype = _CASTS.get(name, tensor.dtype)
         if name == "to":
-            device, asked, *_rest = torch._C._nn._parse_to(*_without_copy(arguments), **_without_copy(keywords))
+            given = {name: value for name, value in keywords.items() if name != "copy"}  # it is unknown there
+            device, asked, *_rest = torch._C._nn._parse_to(*arguments[:3], **given)
             if device is not None and device.type != "cpu":
                 return None
             dtype = asked or tensor.dtype
@@ -155,10 +156,3 @@ def _has_values(tensor: torch.Tensor) -> bool:
     with torch._C._DisableTorchDispatch():  # this is no operator of the script's
         numbers = torch.empty(0, dtype=torch.uint8).set_(storage)
         return any(bool(part.any()) for part in numbers.split(LARGE_BYTES))
-
-
-def _without_copy(given: Any) -> Any:
-    """Return what Tensor.to was called with, without ``copy``, which the parser of Module.to does not know."""
-    if isinstance(given, dict):
-        return {name: value for name, value in given.items() if name != "copy"}
-    return given[:3]
