@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from fsdp_bench.rates.datasheet import Rates
 from fsdp_bench.replay.step_parts import Intervals, StepPart, length, overlap, part_of, parts_of, union
-from fsdp_bench.replay.streams import Ran, Streams
+from fsdp_bench.replay.streams import Ran, Streams, without_single_operators
 from fsdp_bench.simulate.events import Event, Kind, Stream, Work
 from fsdp_bench.simulate.repeat import Log
 
@@ -66,7 +66,7 @@ def schedule(log: Log, rates: Rates, with_spans: bool = False) -> StepTime:
 def only_step_seconds(log: Log, rates: Rates) -> float | None:
     """Return when the last step of a log ends, as ``schedule`` does; None if a rate is unknown."""
     streams = Streams(rates)
-    end = streams.run(log.last_step())
+    end = streams.run(log.last_step() if rates.blocks_host else log.last_step_as(without_single_operators))
     return None if streams.unknown else end
 
 

@@ -10,6 +10,7 @@ collectives beside it are known.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from fsdp_bench.rates.datasheet import Rates
 from fsdp_bench.simulate.events import Event, Kind, Queue, Stream, Work
 
 _COMPUTE = Stream.COMPUTE
+_STREAMS = tuple(Stream)
 
 
 class EventMark:
@@ -30,6 +32,32 @@ class EventMark:
         self.time: float | None = None
 
 
+class Operators:
+    """Consecutive operators of the compute stream, which are timed together where only their end matters."""
+
+    __slots__ = ("works",)
+
+    def __init__(self, works: list[Work]) -> None:
+        self.works = works
+
+
+def without_single_operators(events: Iterable[Event]) -> list[Event | Operators]:
+    """Return the events that streams follow, with consecutive operators of the compute stream as one."""
+    found: list[Event | Operators] = []
+    for event in events:
+        if event.kind is Kind.KERNEL and event.stream is _COMPUTE and event.work is not None:
+            if not found or not isinstance(last := found[-1], Operators):
+                found.append(last := Operators([]))
+            last.works.append(event.work)
+        elif event.kind > Kind.RECORD_STREAM and event.kind is not Kind.MARK:
+            found.append(event)
+    return found
+
+
+def _negative_seconds(rest: tuple[float, float]) -> float:
+    return -rest[0]
+
+
 class Step(Enum):
     """The kind of an item of a stream's queue."""
 
@@ -37,6 +65,7 @@ class Step(Enum):
 
     RUN = auto()
     """An operator or a copy."""
+    OPERATORS = auto()
     COLLECTIVE = auto()
     START = auto()
     """A collective for which the stream does not wait."""
@@ -59,6 +88,7 @@ class Item:
     """A collective's number in its process group; for WAIT_FOR_STARTED, how many were started."""
     number: int = 0
     """A START's number among all of them."""
+    operators: Operators | None = None
 
 
 @dataclass(slots=True)
@@ -82,6 +112,7 @@ class Streams:
         self._alone: dict[tuple[Kind, Work], float | None] = {}
         """The seconds of work, for which the rates are asked once."""
         self._with_collectives: dict[tuple[Work, tuple[Work, ...]], float] = {}
+        self._rests: dict[tuple[Operators, tuple[Work, ...]], list[tuple[float, float]]] = {}
         self._host = 0.0
         self._host_waits: EventMark | None = None
         self._queues: list[deque[Item]] = [deque() for _ in Stream]
@@ -99,13 +130,13 @@ class Streams:
         self._beside: list[Ran] = []
         """Collectives that end after the compute stream's last operator."""
 
-    def run(self, events: Iterable[Event]) -> float:
+    def run(self, events: Iterable[Event | Operators]) -> float:
         """Run a log; return when all is done."""
         log = iter(events)
         going = True
         while going:
             going = self._issue(log)
-            for stream in Stream:
+            for stream in _STREAMS:
                 going |= self._advance(stream)
             if not going:
                 going = self._run_operators()
@@ -134,22 +165,28 @@ class Streams:
 
     # -- the host ------------------------------------------------------------------------------------------------------
 
-    def _issue(self, log: Iterable[Event]) -> bool:
+    def _issue(self, log: Iterable[Event | Operators]) -> bool:
         """Issue events until the host waits; return whether it issued or stopped waiting."""
         if self._host_waits is not None:
             if self._host_waits.time is None:
                 return False
             self._host = max(self._host, self._host_waits.time)
             self._host_waits = None
-        before = len(self.ran)
+        issued = False
         for event in log:
-            if event.work is not None:
+            if isinstance(event, Operators):
+                self._rests_of(event, ())
+                self._queues[_COMPUTE].append(Item(Step.OPERATORS, self._host, operators=event))
+                self._host += len(event.works) * self.rates.launch_seconds
+                issued = True
+            elif event.work is not None:
                 self._issue_work(event, event.work)
+                issued = True
             elif event.kind > Kind.RECORD_STREAM:  # the others are what the allocator alone sees
                 self._order(event)
                 if self._host_waits is not None:
                     return True
-        return len(self.ran) > before
+        return issued
 
     def _issue_work(self, event: Event, work: Work) -> None:
         kind = event.kind
@@ -208,6 +245,8 @@ class Streams:
         queue, moved = self._queues[stream], False
         while queue:
             item = queue[0]
+            if item.step is Step.OPERATORS:
+                return moved
             if item.step is Step.RUN and item.ran is not None:
                 if stream is _COMPUTE and item.ran.event.kind is Kind.KERNEL:
                     return moved
@@ -266,24 +305,67 @@ class Streams:
     def _run_operators(self) -> bool:
         """Time the operators at the head of the compute stream; return whether there was one."""
         queue, moved = self._queues[_COMPUTE], False
-        while queue and (ran := queue[0].ran) is not None and ran.event.kind is Kind.KERNEL:
-            item, moved = queue.popleft(), True
-            ran.begin = max(item.issued, self._free[_COMPUTE])
-            self._beside = [one for one in self._beside if one.end > ran.begin] if self._beside else self._beside
-            ran.end = self._end_beside(ran) if self._beside else ran.begin + ran.seconds
-            self._free[_COMPUTE] = ran.end
+        while queue:
+            item = queue[0]
+            if item.operators is not None:
+                self._free[_COMPUTE] = self._end_of(item.operators, item.issued)
+            elif item.ran is not None and item.ran.event.kind is Kind.KERNEL:
+                item.ran.begin = max(item.issued, self._free[_COMPUTE])
+                self._free[_COMPUTE] = item.ran.end = self._end_beside(item.ran.work, item.ran.begin)
+            else:
+                break
+            queue.popleft()
+            moved = True
         return moved
 
-    def _end_beside(self, ran: Ran) -> float:
-        """Return when an operator ends of which collectives run beside some part."""
-        now, left = ran.begin, 1.0
-        while True:
+    def _end_of(self, operators: Operators, issued: float) -> float:
+        """Return when the last of consecutive operators ends. The host begins to issue the first at ``issued``."""
+        end, launch = self._free[_COMPUTE], self.rates.launch_seconds
+        all_issued, index = issued + len(operators.works) * launch, 0
+        while index < len(operators.works):
+            begin = max(end, issued + (index + 1) * launch)
+            self._beside = [one for one in self._beside if one.end > begin] if self._beside else self._beside
+            running = tuple(one.work for one in self._beside if one.begin <= begin)
+            rests = self._rests_of(operators, running)
+            last = max(end + rests[index][0], issued + rests[index][1])
+            change = min([one.end if one.begin <= begin else one.begin for one in self._beside], default=last)
+            if last <= change:
+                return last
+            if all_issued <= end:  # operators follow each other: those that end before the change at once
+                ahead = bisect_right(rests, change - end - rests[index][0], index + 1, key=_negative_seconds) - 1
+                end, index = end + rests[index][0] - rests[ahead][0], ahead
+            end = self._end_beside(operators.works[index], max(end, issued + (index + 1) * launch))
+            index += 1
+        return end
+
+    def _rests_of(self, operators: Operators, beside: tuple[Work, ...]) -> list[tuple[float, float]]:
+        """Return, from each operator on, how long the rest takes while the same collectives run.
+
+        Once when the operator before has ended, and once from the time when the host begins to issue the first one: an
+        operator waits for both.
+        """
+        key = operators, beside
+        if key not in self._rests:
+            rests, seconds, from_issue = list[tuple[float, float]](), 0.0, 0.0
+            for index, work in reversed(list(enumerate(operators.works))):
+                seconds += self._seconds_beside(work, beside) if beside else self._seconds(Kind.KERNEL, work)
+                from_issue = max(from_issue, (index + 1) * self.rates.launch_seconds + seconds)
+                rests.append((seconds, from_issue))
+            self._rests[key] = rests[::-1]
+        return self._rests[key]
+
+    def _end_beside(self, work: Work, begin: float) -> float:
+        """Return when an operator ends, of which collectives may run beside some part."""
+        self._beside = [one for one in self._beside if one.end > begin] if self._beside else self._beside
+        now, left, alone = begin, 1.0, self._seconds(Kind.KERNEL, work)
+        while self._beside:
             running = tuple(one.work for one in self._beside if one.begin <= now < one.end)
             changes = [one.begin for one in self._beside if one.begin > now]
             changes += [one.end for one in self._beside if one.begin <= now < one.end]
-            seconds = self._seconds_beside(ran.work, running) if running else ran.seconds
+            seconds = self._seconds_beside(work, running) if running else alone
             change = min(changes, default=now)
             if not changes or now + left * seconds <= change:
                 return now + left * seconds
             left -= (change - now) / seconds
             now = change
+        return now + alone

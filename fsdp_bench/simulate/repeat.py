@@ -11,13 +11,16 @@ Where they do not, every block is simulated (step.py).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import TypeVar
 
 import msgspec
 
 from fsdp_bench.simulate.events import Event, Kind, Queue
+
+T = TypeVar("T")
 
 FEW_BLOCKS = 4
 """The two that are compared, and one before and behind them: prefetching and deferred frees reach one block."""
@@ -108,6 +111,10 @@ class Log:
 
         Before them the CUDA events that steps before have recorded and nobody has waited for.
         """
+        return self.last_step_as(lambda events: events)
+
+    def last_step_as(self, read: Callable[[list[Event]], list[T]]) -> Iterator[Event | T]:
+        """Yield the last step as ``read`` has consecutive events, which it is given once for all alike blocks."""
         step, pending = self.steps[-1], Counter[int]()
         for event in self.events[: step.start]:
             if event.kind is Kind.RECORD_EVENT:
@@ -115,7 +122,7 @@ class Log:
             elif event.kind in (Kind.WAIT_EVENT, Kind.HOST_WAIT):
                 pending[event.number] -= 1
         yield from (Event(Kind.RECORD_EVENT, queue) for queue in pending.elements())
-        micro_batch: list[Event] = []
+        micro_batch: list[T] = []
         times = 1
         for part in self.parts:
             events = self.events[max(part.begin, step.start) : min(part.end, step.stop)]
@@ -125,7 +132,7 @@ class Log:
                 if count:
                     yield from micro_batch * times
                     micro_batch, times = [], count
-                micro_batch += run * self.times(part)
+                micro_batch += read(run) * self.times(part)
         yield from micro_batch * times
 
 

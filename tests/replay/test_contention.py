@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
@@ -15,8 +15,9 @@ from fsdp_bench.catalog import loader
 from fsdp_bench.catalog.lookup import server
 from fsdp_bench.plan.question import Question, speed_of
 from fsdp_bench.rates.datasheet import Datasheet, datasheet
-from fsdp_bench.replay.schedule import run, schedule
+from fsdp_bench.replay.schedule import only_step_seconds, run, schedule
 from fsdp_bench.replay.step_parts import StepPart
+from fsdp_bench.replay.streams import Streams, without_single_operators
 from fsdp_bench.simulate.events import Event, Kind, Stream, Work
 from fsdp_bench.simulate.operators.kernels import CUDA
 from fsdp_bench.simulate.step import steady_step
@@ -85,6 +86,29 @@ def test_a_collective_that_nobody_waits_for_lets_the_stream_go_on() -> None:
     assert [(span.begin, span.end) for span in time.spans] == [(0, 3), (3, 6), (0, 1), (6, 7)]
 
 
+@given(
+    st.lists(st.tuples(st.sampled_from(["kernel"] * 5 + ["gather", "reduce", "wait"]), st.integers(1, 5)), max_size=40),
+    st.sampled_from([0.0, 0.5, 2.0]),
+)
+@example([("gather", 12), ("kernel", 1), ("kernel", 5), ("kernel", 1)], 2.0)  # the stream waits for the host
+def test_operators_that_are_timed_together_end_as_they_do_one_by_one(
+    drawn: list[tuple[str, int]], launch: float
+) -> None:
+    tape = Tape()
+    for what, seconds in drawn:
+        if what == "kernel":
+            tape.kernel("aten::mul", seconds, 4)
+        elif what == "wait":
+            tape.wait_stream(Stream.COMPUTE, Stream.ALL_GATHER)
+        else:
+            stream = Stream.ALL_GATHER if what == "gather" else Stream.ALL_REDUCE
+            tape.wait_stream(stream, Stream.COMPUTE)
+            tape.collective("all_reduce", what, seconds, stream)
+    rates = Halved(memory=1.0, network=1.0, launch_seconds=launch)
+    together = Streams(rates).run(without_single_operators(tape.events))
+    assert together == pytest.approx(Streams(rates).run(tape.events), rel=1e-9)
+
+
 def on_h100s(nodes: int = 1) -> Datasheet:
     setup = TrainSetup(world_size=8 * nodes)
     return datasheet(server("p5.48xlarge", nodes), setup)
@@ -109,7 +133,7 @@ def test_an_operator_that_moves_bytes_shares_the_memory_with_the_collective() ->
 
 
 @share_of_examples(5)
-@given(setups(), st.sampled_from([1e9, 1e11]), st.sampled_from([0.0, 1e-5]), st.booleans())
+@given(setups(), st.sampled_from([1e9, 1e11]), st.sampled_from([0.0, 1e-7, 1e-6, 1e-5]), st.booleans())
 def test_the_parts_add_up_to_the_step(
     drawn: tuple[ModelShape, TrainSetup], network: float, launch: float, blocks_host: bool
 ) -> None:
@@ -117,7 +141,9 @@ def test_the_parts_add_up_to_the_step(
     shape, setup = drawn
     rates = Halved(network=network, launch_seconds=launch, hook_seconds=launch, blocks_host=blocks_host)
     plain = Plain(network=network, launch_seconds=launch, hook_seconds=launch, blocks_host=blocks_host)
-    slowed, alone = (schedule(steady_step(shape, setup, CUDA), one) for one in (rates, plain))
+    log = steady_step(shape, setup, CUDA)
+    slowed, alone = schedule(log, rates), schedule(log, plain)
+    assert only_step_seconds(log, rates) == pytest.approx(slowed.step_seconds, rel=1e-9)
     assert slowed.step_seconds >= alone.step_seconds * (1 - 1e-9)
     for time in (slowed, alone):
         assert set(time.parts) == set(StepPart)

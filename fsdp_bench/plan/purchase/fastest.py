@@ -50,6 +50,17 @@ class Reached(NamedTuple):
     """The time of all but its collectives. None for several micro-batches, from which no bound follows."""
 
 
+class _Collectives(NamedTuple):
+    """The collectives of a step. Equal ones take the same time."""
+
+    order: tuple[int, ...]
+    """The index of each among the different ones, in the order of issue."""
+    seconds: list[float | None]
+    """The time of each different one; None where a rate is unknown."""
+    counts: list[int]
+    """How many there are of each."""
+
+
 _CERTAIN = 0.99
 """The part of a step's time that a bound counts on. The rest leaves room for what shards are padded with, and for
 operators that run beside other collectives when these take less time: without it, 4,688 drawn cases exceeded the bound
@@ -82,7 +93,7 @@ class Fastest:
         self._alike: dict[tuple[Setting, int], dict[int, TrainSetup]] = {}
         """The setups with several numbers of nodes that were timed, by setting and micro-batch."""
         self._live_fits: dict[tuple[Setting, int, int], bool] = {}
-        self._collective_times: dict[TrainSetup, list[float | None]] = {}
+        self._collective_times: dict[TrainSetup, _Collectives] = {}
 
     def cluster(self, num_nodes: int) -> Hardware:
         """Return so many of the servers."""
@@ -121,27 +132,32 @@ class Fastest:
         on_more = [self.reached[one].work_seconds for count, one in known.items() if count >= nodes]
         least = min((seconds for seconds in on_more if seconds is not None), default=0.0)
         now = self._each_collective(setup)
+        if None in now.seconds:
+            return inf
         for other in known.values():
             reached = self.reached[other]
             before = self._each_collective(other)
-            if reached.work_seconds is None or len(now) != len(before) or None in (*now, *before):
+            if reached.work_seconds is None or now.order != before.order or None in before.seconds:
                 continue
-            less = sum(max(was - is_now, 0.0) for was, is_now in zip(before, now, strict=True) if was and is_now)
+            pairs = zip(before.seconds, now.seconds, now.counts, strict=True)
+            less = sum(max((was or 0.0) - (is_now or 0.0), 0.0) * count for was, is_now, count in pairs)
             less += max(reached.work_seconds - least, 0.0)
             seconds = _CERTAIN * tokens / reached.tokens_per_second_per_gpu - less
             limit = min(limit, tokens / seconds if seconds > 0 else inf)
         return limit
 
-    def _each_collective(self, setup: TrainSetup) -> list[float | None]:
-        """Return the time of each collective of a step, in the order of issue."""
+    def _each_collective(self, setup: TrainSetup) -> _Collectives:
+        """Return the collectives of a step."""
         if setup not in self._collective_times:
             cluster = self.cluster(setup.world_size // self.gpus_per_node)
             ask = rates_of(setup, cluster, "cuda", None)
-            known: dict[Work, float | None] = {}
-            for work in (issued := self._simulated.collectives(self._kernels, setup)):
-                if work not in known:
-                    known[work] = None if ask is None else ask.collective(work)
-            self._collective_times[setup] = [known[work] for work in issued]
+            different: dict[Work, int] = {}
+            issued = self._simulated.collectives(self._kernels, setup)
+            order = tuple(different.setdefault(work, len(different)) for work in issued)
+            seconds = [None if ask is None else ask.collective(work) for work in different]
+            self._collective_times[setup] = _Collectives(
+                order, seconds, [order.count(one) for one in range(len(seconds))]
+            )
         return self._collective_times[setup]
 
     def _classes(self, cluster: Hardware, among: Iterable[Setting]) -> list[tuple[float, list[Setting]]]:
