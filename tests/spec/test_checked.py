@@ -84,7 +84,7 @@ def written_words(draw: st.DrawFn) -> tuple[str, str, CaseInsensitiveEnum]:
     """Draw a field, a spelling of one of its words, and the member that it means."""
     field = draw(st.sampled_from(sorted(WORDS)))
     kind = WORDS[field]
-    meant = {member.value: member for member in kind} | {alias: kind(value) for alias, value in kind.aliases().items()}
+    meant = {member.value: member for member in kind} | {alias: kind(value) for alias, value in kind.aliases.items()}
     word = draw(st.sampled_from(sorted(meant)))
     return field, draw(spellings(word)), meant[word]
 
@@ -107,7 +107,7 @@ def test_a_word_in_any_case_is_its_member_however_a_setup_is_made(drawn: tuple[s
 def test_any_other_text_is_refused_with_the_field_and_the_words(field: str, text: str) -> None:
     kind = WORDS[field]
     folded = text.strip().lower().replace("_", "-")
-    known = {word.lower().replace("_", "-") for word in (*(m.value for m in kind), *kind.aliases())}
+    known = {word.lower().replace("_", "-") for word in (*(m.value for m in kind), *kind.aliases)}
     if folded in known:
         return
     for make in (lambda: TrainSetup(**{field: text}), lambda: replace(TrainSetup(), **{field: text})):
