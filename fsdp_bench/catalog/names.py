@@ -10,14 +10,12 @@ import re
 from collections.abc import Iterable
 from typing import TypeVar
 
-import msgspec
-
 from fsdp_bench.catalog.model_entry import ModelEntry
-from fsdp_bench.catalog.user_file import names_of, own_names
+from fsdp_bench.catalog.user_file import Entry, names_of, own_names
 from fsdp_bench.spec.errors import SpecError, nearest, shown
 from fsdp_bench.spec.hardware import Gpu, Server
 
-T = TypeVar("T", bound=msgspec.Struct)
+T = TypeVar("T", bound=Entry)
 
 _LISTED = "`fsdp-bench {}` lists what is there"
 
@@ -86,13 +84,13 @@ def find_gpu(name: str, entries: tuple[Gpu, ...]) -> Gpu:
     raise SpecError(f"gpu: {shown(name)} is not in the catalogue{misspelt(name, entries)}; {OTHER_GPUS}")
 
 
-def misspelt(name: str, entries: Iterable[msgspec.Struct]) -> str:
+def misspelt(name: str, entries: Iterable[Entry]) -> str:
     """Return ``" (did you mean 'x'?)"`` for the entry from which a name differs by slips in its words, or nothing."""
     written = _words(name)
     for entry in entries:
         for known in map(_words, own_names(entry)):
             if len(known) == len(written) and all(map(_is_slip, written, known)):
-                return f" (did you mean {getattr(entry, 'name')!r}?)"  # noqa: B009
+                return f" (did you mean {entry.name!r}?)"
     return ""
 
 
@@ -106,18 +104,14 @@ def _named(name: str, entries: tuple[T, ...]) -> T | None:
     return spelt[0] if folded and len(spelt) == 1 else None
 
 
-def _suggested(kind: str, written: str, meant: str, entries: Iterable[msgspec.Struct]) -> str:
+def _suggested(kind: str, written: str, meant: str, entries: Iterable[Entry]) -> str:
     """Return ``" (did you mean 'x'?)"`` for the only entry that has all words of ``meant`` in its name, or nothing.
 
     Raises:
         SpecError: if several have, naming them.
     """
     words = _words(meant)
-    found = [
-        str(getattr(entry, "name"))  # noqa: B009
-        for entry in entries
-        if words and any(_has(_words(known), words) for known in own_names(entry))
-    ]
+    found = [entry.name for entry in entries if words and any(_has(_words(known), words) for known in own_names(entry))]
     if len(found) > 1:
         raise SpecError(f"{kind}: {shown(written)} is not in the catalogue alone; one of {', '.join(found)}")
     return f" (did you mean {found[0]!r}?)" if found else ""

@@ -11,6 +11,7 @@ import msgspec
 from fsdp_bench.spec.checked import Checked, build
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.setup import Precision
+from fsdp_bench.spec.units import LARGEST
 
 T = TypeVar("T")
 
@@ -22,10 +23,6 @@ def _escape(found: re.Match[str]) -> str:
     """Return a character as JSON escapes it: one or two UTF-16 units."""
     units = found[0].encode("utf-16-be", "surrogatepass").hex()
     return "".join(f"\\u{units[start : start + 4]}" for start in range(0, len(units), 4))
-
-
-LARGEST_INTEGER = 2**63 - 1
-"""The largest integer in any stored file. Larger ones are refused."""
 
 
 def _encode_other(value: object) -> object:
@@ -81,7 +78,7 @@ _MANY_DIGITS = re.compile(rb"\d{19}")
 
 
 def _refuse_huge_integers(value: Any) -> None:
-    if isinstance(value, int) and abs(value) > LARGEST_INTEGER:
+    if isinstance(value, int) and abs(value) > LARGEST:
         raise msgspec.DecodeError("holds an integer of more than 63 bits")
     for item in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
         _refuse_huge_integers(item)
