@@ -65,13 +65,10 @@ def _parse(value: str | int, field: str, what: str, example: str, units: dict[st
 
 def format_gib(size_bytes: float) -> str:
     """Return bytes as text in GiB with one decimal. Below 1 GiB in MiB, KiB or B, so that no size prints as 0.0."""
-    if abs(size_bytes) < KIB:
-        return f"{size_bytes:.0f} B"
-    if abs(size_bytes) < MIB:
-        return f"{size_bytes / KIB:.1f} KiB"
-    if abs(size_bytes) < GIB:
-        return f"{size_bytes / MIB:.1f} MiB"
-    return f"{size_bytes / GIB:.1f} GiB"
+    for unit, size in (("GiB", GIB), ("MiB", MIB), ("KiB", KIB)):
+        if abs(size_bytes) >= size:
+            return f"{size_bytes / size:.1f} {unit}"
+    return f"{size_bytes:.0f} B"
 
 
 def format_count(count: float) -> str:

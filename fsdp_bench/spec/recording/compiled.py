@@ -211,30 +211,24 @@ def parts_of_both_ways(rows: int, num_multiprocessors: int) -> int:
     return -(-rows // min(max(size, 16), 128))
 
 
+_SIZES = {
+    "hidden_size": HIDDEN,
+    "num_attention_heads": HEADS,
+    "num_key_value_heads": ("num_key_value_heads", *HEADS),
+    "head_dim": ("head_dim",),
+    "intermediate_size": ("intermediate_size", "n_inner"),
+}
+"""The sizes of a block by the names that formulas have for them, with their names in config.json files."""
+
+
 def sizes_of_shape(shape: ModelShape) -> dict[str, int]:
-    """Return the sizes of a benchmark model's block, by the names that formulas have for them."""
-    return {
-        "hidden_size": shape.hidden_size,
-        "num_attention_heads": shape.num_attention_heads,
-        "num_key_value_heads": shape.num_key_value_heads,
-        "head_dim": shape.head_dim,
-        "intermediate_size": shape.intermediate_size,
-    }
+    """Return the sizes of a benchmark model's block."""
+    return {name: getattr(shape, name) for name in _SIZES}
 
 
 def sizes_of_config(given: Mapping[str, int]) -> dict[str, int]:
     """Return the same of a config.json, from the symbols that it has (``config.symbols``)."""
-
-    def of(*names: str) -> int:
-        return next(given[name] for name in names if name in given)
-
-    return {
-        "hidden_size": of(*HIDDEN),
-        "num_attention_heads": of(*HEADS),
-        "num_key_value_heads": of("num_key_value_heads", *HEADS),
-        "head_dim": of("head_dim"),
-        "intermediate_size": of("intermediate_size", "n_inner"),
-    }
+    return {name: next(given[each] for each in names if each in given) for name, names in _SIZES.items()}
 
 
 def symbols_of_block(
