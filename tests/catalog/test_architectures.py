@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from fsdp_bench.catalog import loader
 from fsdp_bench.catalog.architectures import FOLDER, NotRecorded, recorded_architecture
 from fsdp_bench.catalog.loader import models
 from fsdp_bench.catalog.lookup import model
@@ -53,8 +54,7 @@ def test_the_folder_holds_recordings_alone() -> None:
 
 
 def config(**changed: Any) -> dict[str, Any]:
-    (entry,) = (entry for entry in models() if entry.name == "Qwen2.5-7B")
-    return {**entry.hf_config(), **changed}
+    return {**loader.model("Qwen2.5-7B").hf_config(), **changed}
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ def test_a_config_without_a_list_of_layers_is_refused_before_it_is_recorded(kind
 
 
 def test_code_that_loops_over_the_sequence_is_recorded_for_one_length() -> None:
-    (entry,) = (entry for entry in models() if entry.family == "qwen3_next")
+    entry = loader.model("Qwen3-Next-80B-A3B")
     with pytest.raises(NotRecorded, match="sequences of 2048 tokens, over which its code loops; recorded with 4096"):
         recorded_architecture(entry.hf_config(), 2048, entry.name)
     found = recorded_architecture(entry.hf_config(), LOOPED, entry.name)
@@ -125,14 +125,14 @@ def test_the_number_of_parameters_follows_the_sizes() -> None:
 
 
 def test_a_field_that_transformers_also_takes_for_another_one_counts() -> None:
-    (entry,) = (entry for entry in models() if entry.name == "Qwen3-30B-A3B")
+    entry = loader.model("Qwen3-30B-A3B")
     many, few = (recorded_architecture({**entry.hf_config(), "num_experts": n}, SHORT, "mine") for n in (128, 16))
     # By hand: in 48 blocks, an expert has three matrices and a row of the router.
     assert many.num_parameters - few.num_parameters == 48 * (128 - 16) * (3 * 2048 * 768 + 2048)
 
 
 def test_a_sliding_window_decides_which_recording_is_meant() -> None:
-    (entry,) = (entry for entry in models() if entry.name == "Mistral-7B-v0.1")
+    entry = loader.model("Mistral-7B-v0.1")
     within = recorded_architecture(entry.hf_config(), 4095, entry.name).code
     beyond = recorded_architecture(entry.hf_config(), 4096, entry.name).code
     assert (within.shortest, within.longest) == (1, 4095)  # of 4096 tokens transformers builds a mask
@@ -158,7 +158,7 @@ def test_a_config_json_is_hugging_faces_code(tmp_path: Path) -> None:
 
 
 def test_files_are_named_after_what_they_hold() -> None:
-    (entry,) = (entry for entry in models() if entry.name == "Mistral-7B-v0.1")
+    entry = loader.model("Mistral-7B-v0.1")
     for length, name in (
         (64, "mistral.Mistral-7B-v0-1.within.json.xz"),
         (LONG, "mistral.Mistral-7B-v0-1.beyond.json.xz"),
