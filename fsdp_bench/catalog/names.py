@@ -66,12 +66,16 @@ def is_other_weights(name: str, entry: ModelEntry) -> bool:
 
 
 def find_gpu(name: str, entries: tuple[Gpu, ...]) -> Gpu:
-    """Return the GPU with this name, or the only GPU that matches all its words.
+    """Return the GPU with exactly this name, or the only GPU that matches all its words.
 
     Raises:
         SpecError: if no GPU or several GPUs match, naming these or a misspelt one.
     """
-    meant = _meant(name, entries)
+    folded = " ".join(name.lower().split())
+    exact = [entry for entry in entries if folded and folded in _spellings(entry)]
+    parts = _name_parts(folded) - _MAKERS
+    # of several with exactly this name the last is a user's own
+    meant = exact[-1:] or [entry for entry in entries if parts and parts <= _all_name_parts(entry)]
     if len(meant) > 1:
         *others, last = (entry.name for entry in meant)
         raise SpecError(f"gpu: {shown(name)} could be {', '.join(others)} or {last}; name one")
@@ -119,15 +123,11 @@ def _suggested(kind: str, written: str, meant: str, entries: Iterable[Entry]) ->
 
 def _is_spelt_alike(name: str, known: str) -> bool:
     """Whether two names differ in nothing but separators: ``llama 3.1 8b``, but not ``llama-3-18b``."""
-    return _squashed(name) == _squashed(known) and _numbers(name) == _numbers(known)
-
-
-def _numbers(name: str) -> list[str]:
-    return [word for word in _words(name) if not word.isalpha()]
+    numbers, others = ([word for word in _words(each) if not word.isalpha()] for each in (name, known))
+    return _squashed(name) == _squashed(known) and numbers == others
 
 
 def _has(words: list[str], part: list[str]) -> bool:
-    """Whether some words are among others, in one piece."""
     return any(words[begin : begin + len(part)] == part for begin in range(len(words) - len(part) + 1))
 
 
@@ -160,15 +160,6 @@ def _squashed(name: str) -> str:
     return re.sub(r"[^a-z0-9]", "", name.lower())
 
 
-def _meant(name: str, entries: tuple[Gpu, ...]) -> list[Gpu]:
-    """Return the GPUs that match a name: the one with exactly this name, else all GPUs matching all its words."""
-    folded = " ".join(name.lower().split())
-    if exact := [entry for entry in entries if folded and folded in _spellings(entry)]:
-        return exact[-1:]  # a user's own
-    parts = _name_parts(folded) - _MAKERS
-    return [entry for entry in entries if parts and parts <= _all_name_parts(entry)]
-
-
 def _spellings(entry: Gpu) -> set[str]:
     return {*names_of(entry), *map(_squashed, names_of(entry)), *map(str.lower, entry.product_names)}
 
@@ -182,15 +173,10 @@ def _name_parts(name: str) -> set[str]:
 def _all_name_parts(entry: Gpu) -> set[str]:
     """Return the words of all names of a GPU, in the catalogue and in the driver, and its memory size."""
     own = f"{entry.name} {entry.memory_gib:g}GB"
-    products = [name for name in entry.product_names if _is_without_memory(name)]
+    products = [name for name in entry.product_names if not _MEMORY.search(name.lower())]  # GH200's 480GB is the CPU's
     return set().union(*map(_name_parts, (own, *products)))
 
 
 def _chip(entry: Gpu) -> set[str]:
     """Return the words that name the chip: letters before digits, ``h100`` and not ``80gb``."""
     return {part for part in _name_parts(entry.name) if re.fullmatch(r"[a-z]+[0-9]+[a-z]*", part)}
-
-
-def _is_without_memory(product_name: str) -> bool:
-    """Return whether a driver's name contains no GPU memory size. GH200's 480GB is CPU memory."""
-    return _MEMORY.search(product_name.lower()) is None
