@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import msgspec
 
-from fsdp_bench.spec.errors import not_allowed
+from fsdp_bench.spec.checked import CaseInsensitiveEnum
 
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e10)]
 """A time in a record: up to three hundred years."""
@@ -24,7 +23,7 @@ else:
     """A float that may be NaN or infinite, which stored records have as text. All other floats must be finite."""
 
 
-class Outcome(StrEnum):
+class Outcome(CaseInsensitiveEnum):
     """The end of a trial. Running out of memory is a result; ``interrupted`` is not stored, so the trial runs again."""
 
     OK = "ok"
@@ -34,10 +33,6 @@ class Outcome(StrEnum):
     CRASHED = "crashed"
     INTERRUPTED = "interrupted"
     SKIPPED = "skipped"
-
-    @classmethod
-    def _missing_(cls, value: object) -> Outcome:
-        raise not_allowed("outcome", value, [member.value for member in cls])
 
     @property
     def is_oom(self) -> bool:
