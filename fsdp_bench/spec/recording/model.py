@@ -70,10 +70,8 @@ class _Counting:
         if outer:
             return False
         name = name.replace("::", ".")
-        if name == "aten.mm" and policy.recomputes_every_second_product:
-            self._num_products += 1
-            return self._num_products % 2 == 1
-        return name in policy.saved
+        self._num_products += name == "aten.mm"
+        return policy.saves(name, self._num_products)
 
     def _operator(self, operator: Operator) -> float:
         dims = [self._numbers[size] for size in operator.dims]
