@@ -7,76 +7,56 @@ from __future__ import annotations
 
 import tomllib
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar
-
-import msgspec
+from typing import Any
 
 from fsdp_bench.catalog.model_entry import ModelEntry
 from fsdp_bench.catalog.names import find_gpu, find_model, find_server
-from fsdp_bench.catalog.user_file import names_of, read_entries, read_user_file
+from fsdp_bench.catalog.user_file import TABLES, names_of, read_entries, read_user_file
 from fsdp_bench.spec.errors import SpecError, shown
 from fsdp_bench.spec.hardware import Gpu, Server
 from fsdp_bench.spec.price import Price
 
-T = TypeVar("T", bound=msgspec.Struct)
 
-
-def _built_in(file: str, kind: str) -> list[dict[str, Any]]:
-    text = Path(__file__).with_name(file).read_text(encoding="utf-8")
-    entries: list[dict[str, Any]] = tomllib.loads(text)[kind]
-    return entries
-
-
-@lru_cache(maxsize=1)
-def gpus() -> tuple[Gpu, ...]:
-    """Return every GPU of gpus.toml."""
-    return read_entries(_built_in("gpus.toml", "gpu"), Gpu, "gpus.toml: [[gpu]]")
-
-
-@lru_cache(maxsize=1)
-def servers() -> tuple[Server, ...]:
-    """Return every server of servers.toml."""
-    return read_entries(_built_in("servers.toml", "server"), Server, "servers.toml: [[server]]")
-
-
-@lru_cache(maxsize=1)
-def models() -> tuple[ModelEntry, ...]:
-    """Return every model of models.toml."""
-    return read_entries(_built_in("models.toml", "model"), ModelEntry, "models.toml: [[model]]")
-
-
-@lru_cache(maxsize=1)
-def prices() -> tuple[Price, ...]:
-    """Return every price of prices.toml."""
-    return read_entries(_built_in("prices.toml", "price"), Price, "prices.toml: [[price]]")
+@cache
+def _built_in(table: str) -> tuple[Any, ...]:
+    text = Path(__file__).with_name(f"{table}s.toml").read_text(encoding="utf-8")
+    return read_entries(tomllib.loads(text)[table], TABLES[table], f"{table}s.toml: [[{table}]]")
 
 
 @dataclass(frozen=True)
 class Catalog:
     """The built-in catalogue and a user's entries. A user's entry replaces the built-in entry of the same name."""
 
-    added_gpus: tuple[Gpu, ...] = ()
-    added_servers: tuple[Server, ...] = ()
-    added_models: tuple[ModelEntry, ...] = ()
-    added_prices: tuple[Price, ...] = ()
+    added: tuple[Gpu | Server | ModelEntry | Price, ...] = ()
+
+    def _all(self, table: str) -> tuple[Any, ...]:
+        added = [entry for entry in self.added if isinstance(entry, TABLES[table])]
+        if not added:
+            return _built_in(table)
+        replaced = {name for entry in added for name in names_of(entry)}
+        return (*(entry for entry in _built_in(table) if names_of(entry)[0] not in replaced), *added)
 
     def gpus(self) -> tuple[Gpu, ...]:
         """Return every GPU."""
-        return _merged(gpus(), self.added_gpus)
+        return self._all("gpu")
 
     def servers(self) -> tuple[Server, ...]:
         """Return every server."""
-        return _merged(servers(), self.added_servers)
+        return self._all("server")
 
     def models(self) -> tuple[ModelEntry, ...]:
         """Return every model, including those that cannot be predicted or trained."""
-        return _merged(models(), self.added_models)
+        return self._all("model")
+
+    def prices(self) -> tuple[Price, ...]:
+        """Return every price."""
+        return self._all("price")
 
     def price(self, server: Server) -> Price | None:
         """Return the price of a server. None if none is documented."""
-        entries = {entry.server.lower(): entry for entry in _merged(prices(), self.added_prices)}
+        entries = {entry.server.lower(): entry for entry in self.prices()}
         return next((entries[name] for name in names_of(server) if name in entries), None)
 
     def gpu(self, name: str) -> Gpu:
@@ -105,6 +85,8 @@ class Catalog:
 
 
 BUILT_IN = Catalog()
+gpus, servers, models, prices = BUILT_IN.gpus, BUILT_IN.servers, BUILT_IN.models, BUILT_IN.prices
+gpu, server, model = BUILT_IN.gpu, BUILT_IN.server, BUILT_IN.model
 
 
 def load_user_catalog(path: Path | None) -> Catalog:
@@ -116,60 +98,21 @@ def load_user_catalog(path: Path | None) -> Catalog:
     if path is None:
         return BUILT_IN
     tables = read_user_file(path)
-    catalog = Catalog(
-        added_gpus=read_entries(tables.get("gpu", []), Gpu, f"{path}: [[gpu]]"),
-        added_servers=read_entries(tables.get("server", []), Server, f"{path}: [[server]]"),
-        added_models=read_entries(tables.get("model", []), ModelEntry, f"{path}: [[model]]"),
-        added_prices=read_entries(tables.get("price", []), Price, f"{path}: [[price]]"),
-    )
-    for price in catalog.added_prices:
+    read = (read_entries(tables.get(table, []), kind, f"{path}: [[{table}]]") for table, kind in TABLES.items())
+    catalog = Catalog(tuple(entry for entries in read for entry in entries))
+    for entry in catalog.added:
         try:
-            catalog.server(price.server)
+            if isinstance(entry, Price):
+                catalog.server(entry.server)
+            elif isinstance(entry, Server):
+                catalog.gpu(entry.gpu)
         except SpecError as error:
-            raise SpecError(f"{path}: [[price]] {shown(price.server)}: {error}") from None
-    for entry in catalog.added_servers:
-        try:
-            catalog.gpu(entry.gpu)
-        except SpecError as error:
-            raise SpecError(f"{path}: [[server]] {shown(entry.name)}: {error}") from None
+            table = "price" if isinstance(entry, Price) else "server"
+            raise SpecError(f"{path}: [[{table}]] {shown(entry.name)}: {error}") from None
     return catalog
-
-
-def gpu(name: str) -> Gpu:
-    """Return the built-in GPU with this name (case-insensitive).
-
-    Raises:
-        SpecError: if there is none, naming the nearest name.
-    """
-    return BUILT_IN.gpu(name)
-
-
-def server(name: str) -> Server:
-    """Return the built-in server with this name or alias (case-insensitive).
-
-    Raises:
-        SpecError: if there is none, naming the nearest name.
-    """
-    return BUILT_IN.server(name)
-
-
-def model(name: str) -> ModelEntry:
-    """Return the built-in model with this name or alias (case-insensitive).
-
-    Raises:
-        SpecError: if there is none, naming the nearest name.
-    """
-    return BUILT_IN.model(name)
 
 
 def gpu_by_product_name(product_name: str) -> Gpu | None:
     """Return the GPU that NVML or torch reports as ``product_name``. None unless exactly one GPU matches."""
     found = [entry for entry in gpus() if product_name in entry.product_names]
     return found[0] if len(found) == 1 else None
-
-
-def _merged(built_in: tuple[T, ...], added: tuple[T, ...]) -> tuple[T, ...]:
-    if not added:
-        return built_in
-    replaced = {name for entry in added for name in names_of(entry)}
-    return (*(entry for entry in built_in if names_of(entry)[0] not in replaced), *added)

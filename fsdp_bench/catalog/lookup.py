@@ -125,20 +125,16 @@ def model(
         shape = name
     elif str(name).endswith((".recorded.json", ".recorded.json.gz", ".recorded.json.xz")):
         return recorded_model(read_recorded(Path(name)), Path(name).name.partition(".")[0])
-    elif isinstance(name, Path) or _text("model", name).endswith(".json"):
-        if code != "benchmark":
-            config = read_config(Path(name))
-            return recorded_architecture(config, sequence_length, config_name(config, Path(name)), folder)
-        shape = read_hf_config(Path(name))
-    elif SIZE.fullmatch(name):
+    elif not isinstance(name, Path) and SIZE.fullmatch(_text("model", name)):
         family = Family(family)
         shape = nearest_size(family, parse_count(name, "model"), positions=max(sequence_length, POSITIONS[family]))
         return with_code(shape, sequence_length, code) if code in FOLDERS else shape
     else:
-        entry = catalog.model(name)
-        if code in FOLDERS or (code is None and not entry.supported):
-            return recorded_architecture(entry.hf_config(), sequence_length, entry.name, folder)
-        shape = entry.shape()
+        is_file = isinstance(name, Path) or name.endswith(".json")
+        if code != "benchmark" and (is_file or code is not None or not catalog.model(str(name)).supported):
+            config, named = named_config(name, catalog)
+            return recorded_architecture(config, sequence_length, named, folder)
+        shape = read_hf_config(Path(name)) if is_file else catalog.model(str(name)).shape()
     if shape.family is Family.GPT2 and sequence_length > shape.max_position_embeddings:
         raise SpecError(
             f"seq: {sequence_length} is not allowed; {shape.name} has {shape.max_position_embeddings} learned positions"

@@ -125,17 +125,6 @@ class ModelEntry(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True)
         """
         if (reason := self.unsupported_because) is not None:
             raise SpecError(f"model: {self.name} can be listed, not predicted or trained: {reason}")
-        assert self.max_position_embeddings is not None
-        assert self.vocab_size is not None
-        return ModelShape(
-            name=self.name,
-            family=FAMILIES[self.family],
-            num_hidden_layers=self.num_hidden_layers,
-            hidden_size=self.hidden_size,
-            num_attention_heads=self.num_attention_heads,
-            num_key_value_heads=self.num_key_value_heads or self.num_attention_heads,
-            intermediate_size=self.intermediate_size,
-            vocab_size=self.vocab_size,
-            max_position_embeddings=self.max_position_embeddings,
-            tie_word_embeddings=self.tie_word_embeddings,
-        )
+        fields = {name: getattr(self, name) for name in ModelShape.__struct_fields__}
+        heads = self.num_key_value_heads or self.num_attention_heads
+        return ModelShape(**fields | {"family": FAMILIES[self.family], "num_key_value_heads": heads})

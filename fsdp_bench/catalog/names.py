@@ -10,14 +10,12 @@ import re
 from collections.abc import Iterable
 from typing import TypeVar
 
-import msgspec
-
 from fsdp_bench.catalog.model_entry import ModelEntry
-from fsdp_bench.catalog.user_file import names_of, own_names
+from fsdp_bench.catalog.user_file import Entry, names_of, own_names
 from fsdp_bench.spec.errors import SpecError, nearest, shown
 from fsdp_bench.spec.hardware import Gpu, Server
 
-T = TypeVar("T", bound=msgspec.Struct)
+T = TypeVar("T", bound=Entry)
 
 _LISTED = "`fsdp-bench {}` lists what is there"
 
@@ -68,12 +66,16 @@ def is_other_weights(name: str, entry: ModelEntry) -> bool:
 
 
 def find_gpu(name: str, entries: tuple[Gpu, ...]) -> Gpu:
-    """Return the GPU with this name, or the only GPU that matches all its words.
+    """Return the GPU with exactly this name, or the only GPU that matches all its words.
 
     Raises:
         SpecError: if no GPU or several GPUs match, naming these or a misspelt one.
     """
-    meant = _meant(name, entries)
+    folded = " ".join(name.lower().split())
+    exact = [entry for entry in entries if folded and folded in _spellings(entry)]
+    parts = _name_parts(folded) - _MAKERS
+    # of several with exactly this name the last is a user's own
+    meant = exact[-1:] or [entry for entry in entries if parts and parts <= _all_name_parts(entry)]
     if len(meant) > 1:
         *others, last = (entry.name for entry in meant)
         raise SpecError(f"gpu: {shown(name)} could be {', '.join(others)} or {last}; name one")
@@ -86,13 +88,13 @@ def find_gpu(name: str, entries: tuple[Gpu, ...]) -> Gpu:
     raise SpecError(f"gpu: {shown(name)} is not in the catalogue{misspelt(name, entries)}; {OTHER_GPUS}")
 
 
-def misspelt(name: str, entries: Iterable[msgspec.Struct]) -> str:
+def misspelt(name: str, entries: Iterable[Entry]) -> str:
     """Return ``" (did you mean 'x'?)"`` for the entry from which a name differs by slips in its words, or nothing."""
     written = _words(name)
     for entry in entries:
         for known in map(_words, own_names(entry)):
             if len(known) == len(written) and all(map(_is_slip, written, known)):
-                return f" (did you mean {getattr(entry, 'name')!r}?)"  # noqa: B009
+                return f" (did you mean {entry.name!r}?)"
     return ""
 
 
@@ -106,18 +108,14 @@ def _named(name: str, entries: tuple[T, ...]) -> T | None:
     return spelt[0] if folded and len(spelt) == 1 else None
 
 
-def _suggested(kind: str, written: str, meant: str, entries: Iterable[msgspec.Struct]) -> str:
+def _suggested(kind: str, written: str, meant: str, entries: Iterable[Entry]) -> str:
     """Return ``" (did you mean 'x'?)"`` for the only entry that has all words of ``meant`` in its name, or nothing.
 
     Raises:
         SpecError: if several have, naming them.
     """
     words = _words(meant)
-    found = [
-        str(getattr(entry, "name"))  # noqa: B009
-        for entry in entries
-        if words and any(_has(_words(known), words) for known in own_names(entry))
-    ]
+    found = [entry.name for entry in entries if words and any(_has(_words(known), words) for known in own_names(entry))]
     if len(found) > 1:
         raise SpecError(f"{kind}: {shown(written)} is not in the catalogue alone; one of {', '.join(found)}")
     return f" (did you mean {found[0]!r}?)" if found else ""
@@ -125,15 +123,11 @@ def _suggested(kind: str, written: str, meant: str, entries: Iterable[msgspec.St
 
 def _is_spelt_alike(name: str, known: str) -> bool:
     """Whether two names differ in nothing but separators: ``llama 3.1 8b``, but not ``llama-3-18b``."""
-    return _squashed(name) == _squashed(known) and _numbers(name) == _numbers(known)
-
-
-def _numbers(name: str) -> list[str]:
-    return [word for word in _words(name) if not word.isalpha()]
+    numbers, others = ([word for word in _words(each) if not word.isalpha()] for each in (name, known))
+    return _squashed(name) == _squashed(known) and numbers == others
 
 
 def _has(words: list[str], part: list[str]) -> bool:
-    """Whether some words are among others, in one piece."""
     return any(words[begin : begin + len(part)] == part for begin in range(len(words) - len(part) + 1))
 
 
@@ -166,15 +160,6 @@ def _squashed(name: str) -> str:
     return re.sub(r"[^a-z0-9]", "", name.lower())
 
 
-def _meant(name: str, entries: tuple[Gpu, ...]) -> list[Gpu]:
-    """Return the GPUs that match a name: the one with exactly this name, else all GPUs matching all its words."""
-    folded = " ".join(name.lower().split())
-    if exact := [entry for entry in entries if folded and folded in _spellings(entry)]:
-        return exact[-1:]  # a user's own
-    parts = _name_parts(folded) - _MAKERS
-    return [entry for entry in entries if parts and parts <= _all_name_parts(entry)]
-
-
 def _spellings(entry: Gpu) -> set[str]:
     return {*names_of(entry), *map(_squashed, names_of(entry)), *map(str.lower, entry.product_names)}
 
@@ -188,15 +173,10 @@ def _name_parts(name: str) -> set[str]:
 def _all_name_parts(entry: Gpu) -> set[str]:
     """Return the words of all names of a GPU, in the catalogue and in the driver, and its memory size."""
     own = f"{entry.name} {entry.memory_gib:g}GB"
-    products = [name for name in entry.product_names if _is_without_memory(name)]
+    products = [name for name in entry.product_names if not _MEMORY.search(name.lower())]  # GH200's 480GB is the CPU's
     return set().union(*map(_name_parts, (own, *products)))
 
 
 def _chip(entry: Gpu) -> set[str]:
     """Return the words that name the chip: letters before digits, ``h100`` and not ``80gb``."""
     return {part for part in _name_parts(entry.name) if re.fullmatch(r"[a-z]+[0-9]+[a-z]*", part)}
-
-
-def _is_without_memory(product_name: str) -> bool:
-    """Return whether a driver's name contains no GPU memory size. GH200's 480GB is CPU memory."""
-    return _MEMORY.search(product_name.lower()) is None

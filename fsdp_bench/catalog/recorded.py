@@ -28,11 +28,18 @@ def read_recorded(path: Path) -> RecordedCode:
         data = _unpacked(path)
     except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
         raise SpecError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
-    _refuse_newer(path, data)
     try:
-        return msgspec.json.decode(data, type=RecordedCode)
+        version = msgspec.json.decode(data, type=_Version).format_version
+        if version == FORMAT_VERSION:
+            return msgspec.json.decode(data, type=RecordedCode)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise SpecError(f"{path}: is not a recorded model: {error}") from None
+    if version is None:
+        raise SpecError(f"{path}: is not a recorded model; `fsdp-bench record` writes one")
+    raise SpecError(
+        f"{path}: is a recorded model of version {shown(version)}, and this fsdp-bench reads {FORMAT_VERSION};"
+        " record it again"
+    )
 
 
 MOST_BYTES = 1 << 28
@@ -54,20 +61,6 @@ class _Version(msgspec.Struct):
     """The fields that every version of the format has."""
 
     format_version: Any = None
-
-
-def _refuse_newer(path: Path, data: bytes) -> None:
-    try:
-        found = msgspec.json.decode(data, type=_Version).format_version
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise SpecError(f"{path}: is not a recorded model: {error}") from None
-    if found is None:
-        raise SpecError(f"{path}: is not a recorded model; `fsdp-bench record` writes one")
-    if found != FORMAT_VERSION:
-        raise SpecError(
-            f"{path}: is a recorded model of version {shown(found)}, and this fsdp-bench reads {FORMAT_VERSION};"
-            " record it again"
-        )
 
 
 def recorded_model(code: RecordedCode, name: str) -> RecordedModel:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import date
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 
@@ -12,10 +12,15 @@ from fsdp_bench.catalog.model_entry import ModelEntry
 from fsdp_bench.spec.codec import from_builtins
 from fsdp_bench.spec.errors import SpecError, nearest, shown
 from fsdp_bench.spec.files import read_document
-from fsdp_bench.spec.hardware import Gpu, Interconnect, LinkKind, Network, Server, Source
+from fsdp_bench.spec.hardware import Gpu, Interconnect, Network, Server, Source
 from fsdp_bench.spec.price import Price
 
-TABLES: dict[str, type[msgspec.Struct]] = {"gpu": Gpu, "server": Server, "model": ModelEntry, "price": Price}
+TABLES: dict[str, type[Gpu | Server | ModelEntry | Price]] = {
+    "gpu": Gpu,
+    "server": Server,
+    "model": ModelEntry,
+    "price": Price,
+}
 
 _LINKS: dict[str, type[msgspec.Struct]] = {
     "intra_node": Interconnect,
@@ -24,7 +29,16 @@ _LINKS: dict[str, type[msgspec.Struct]] = {
 }
 _NESTED: dict[str, type[msgspec.Struct]] = {**_LINKS, "source": Source, "usable_memory_source": Source}
 
-T = TypeVar("T", bound=msgspec.Struct)
+
+class Entry(Protocol):
+    """An entry of the catalogue. It may have ``aliases``, and ``same_architecture``."""
+
+    @property
+    def name(self) -> str:
+        """Its name, by which it is found in any case."""
+
+
+T = TypeVar("T", bound=Entry)
 
 
 def read_user_file(path: Path) -> dict[str, list[dict[str, Any]]]:
@@ -69,12 +83,12 @@ def read_entries(entries: list[dict[str, Any]], kind: type[T], where: str) -> tu
     return read
 
 
-def own_names(entry: msgspec.Struct) -> tuple[str, ...]:
+def own_names(entry: Entry) -> tuple[str, ...]:
     """Return the name and the aliases of an entry in lower case."""
-    return tuple(name.lower() for name in (getattr(entry, "name"), *getattr(entry, "aliases", ())))  # noqa: B009
+    return tuple(name.lower() for name in (entry.name, *getattr(entry, "aliases", ())))
 
 
-def names_of(entry: msgspec.Struct) -> tuple[str, ...]:
+def names_of(entry: Entry) -> tuple[str, ...]:
     """Return the names by which an entry is found: its own, and those of models with the same architecture."""
     others = [other.lower() for other in getattr(entry, "same_architecture", ())]
     return (*own_names(entry), *others, *(other.rpartition("/")[2] for other in others if "/" in other))
@@ -99,8 +113,8 @@ def _read_entry(entry: dict[str, Any], kind: type[T], where: str) -> T:
         raise SpecError(f"{where}: {explain(error)}") from None
 
 
-def _check_keys(table: dict[str, Any], kind: type[msgspec.Struct], path: str) -> None:
-    """Check keys and enumerations before msgspec does, to name the nearest key and accept other spellings."""
+def _check_keys(table: dict[str, Any], kind: type[Any], path: str) -> None:
+    """Check keys before msgspec does, to name the nearest."""
     fields = kind.__struct_fields__
     for key, value in table.items():
         if key not in fields:
@@ -108,5 +122,3 @@ def _check_keys(table: dict[str, Any], kind: type[msgspec.Struct], path: str) ->
             raise SpecError(f"the key {shown(path + key)} is not allowed; {allowed}")
         if key in _NESTED and isinstance(value, dict):
             _check_keys(value, _NESTED[key], f"{path}{key}.")
-    if kind in (Interconnect, Network) and "kind" in table:
-        table["kind"] = LinkKind(table["kind"]).value

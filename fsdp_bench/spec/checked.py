@@ -12,9 +12,10 @@ import sys
 import types
 import typing
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from enum import Enum, StrEnum
-from operator import attrgetter
-from typing import Annotated, Any, Literal, TypeVar, Union
+from functools import cache
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, Union
 
 import msgspec
 from msgspec import Meta
@@ -33,8 +34,6 @@ Rate = Annotated[float, Meta(ge=1e6, le=1e21)]
 
 Reader = Callable[[Any, str], Any]
 """Takes a value and the name of its field; returns the value to store, or raises SpecError."""
-Range = tuple[float, float]
-"""The smallest and the largest number that are allowed."""
 
 C = TypeVar("C", bound="Checked")
 
@@ -42,35 +41,23 @@ C = TypeVar("C", bound="Checked")
 class CaseInsensitiveEnum(StrEnum):
     """An enum of strings, read case-insensitively, with ``-`` or ``_``, with blanks around it, and by aliases."""
 
-    @classmethod
-    def aliases(cls) -> dict[str, str]:
-        """Return the aliases in lower case, each with its member's value."""
-        return {}
+    aliases: ClassVar[Mapping[str, str]]
+    """In lower case, each with its member's value."""
+    _field: ClassVar[str]
 
-    @classmethod
-    def unsupported(cls) -> dict[str, str]:
-        """Return known values (lower case) that are not supported, each with its meaning, for messages."""
-        return {}
-
-    @classmethod
-    def field(cls) -> str:
-        """Return the name of the field that has this type, for messages."""
-        return cls.__name__.lower()
+    def __init_subclass__(cls, field: str = "", aliases: Mapping[str, str] = {}) -> None:
+        """Note the aliases, and the name of the field that has this type, for messages: by default the class's."""
+        cls._field, cls.aliases = field or cls.__name__.lower(), aliases
 
     @classmethod
     def _missing_(cls, value: object) -> Any:
-        allowed = [*(member.value for member in cls), *cls.aliases()]
-        if isinstance(value, bool) or not isinstance(value, str | int):
-            raise not_allowed(cls.field(), value, allowed)
-        text = value if isinstance(value, str) else shown(value)
-        folded = text.strip().lower().replace("_", "-")
-        target = cls.aliases().get(folded, folded).lower().replace("_", "-")
-        for member in cls:
-            if member.value.lower().replace("_", "-") == target:
-                return member
-        if (meaning := cls.unsupported().get(folded)) is not None:
-            raise SpecError(f"{cls.field()}: {shown(value)} ({meaning}) is not supported; one of {', '.join(allowed)}")
-        raise not_allowed(cls.field(), value, allowed)
+        if isinstance(value, str | int) and not isinstance(value, bool):
+            folded = (value if isinstance(value, str) else shown(value)).strip().lower().replace("_", "-")
+            target = cls.aliases.get(folded, folded).lower().replace("_", "-")
+            for member in cls:
+                if member.value.lower().replace("_", "-") == target:
+                    return member
+        raise not_allowed(cls._field, value, [*(member.value for member in cls), *cls.aliases])
 
 
 class Checked(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,60 +68,22 @@ class Checked(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     def __post_init__(self) -> None:
-        kind = type(self)
-        fields = _fields.get(kind) or _Fields.of(kind)
-        values = fields.values(self)
-        if tuple(map(type, values)) not in fields.exact:
-            values = fields.read(self)
-        for index, (low, high) in fields.ranges:
-            value = values[index]
-            if value is not None and not low <= value <= high:
-                raise fields.out_of_range(index, value)
+        for name, read_field in _readers(type(self)):
+            value = getattr(self, name)
+            found = read_field(value, name)
+            if found is not value:
+                msgspec.structs.force_setattr(self, name, found)
         self._check()
 
     def _check(self) -> None:
         """Refuse values that contradict each other. Types and ranges of the fields are checked before."""
 
 
-class _Fields:
-    """The readers of the fields of one Checked type, derived once from its type hints."""
-
-    @staticmethod
-    def of(kind: type[Checked]) -> _Fields:
-        return _fields.setdefault(kind, _Fields(kind))
-
-    def __init__(self, kind: type[Checked]) -> None:
-        hints = typing.get_type_hints(kind, include_extras=True)
-        self._names = kind.__struct_fields__
-        self._hints = [hints[name] for name in self._names]
-        self._readers = [reader_of(hint) for hint in self._hints]
-        self._known_by_type = all(_is_known_by_type(hint) for hint in self._hints)
-        getter = attrgetter(*self._names)
-        self.values: Callable[[Checked], tuple[Any, ...]] = (
-            getter if len(self._names) > 1 else lambda struct: (getter(struct),)
-        )
-        self.exact: set[tuple[type, ...]] = set()
-        """Types of field values for which no conversion is needed, only the check of ranges."""
-        self.ranges = [(i, found) for i, hint in enumerate(self._hints) if (found := _range_of(hint)) is not None]
-
-    def read(self, struct: Checked) -> tuple[Any, ...]:
-        """Read every field, and store converted values in the struct."""
-        for name, reader in zip(self._names, self._readers, strict=True):
-            value = getattr(struct, name)
-            read = reader(value, name)
-            if read is not value:
-                msgspec.structs.force_setattr(struct, name, read)
-        values = self.values(struct)
-        if self._known_by_type:
-            self.exact.add(tuple(map(type, values)))
-        return values
-
-    def out_of_range(self, index: int, value: float) -> SpecError:
-        """Build the error for a number outside of its range."""
-        return _out_of_range(self._names[index], value, self._hints[index])
-
-
-_fields: dict[type, _Fields] = {}
+@cache
+def _readers(kind: type[Checked]) -> tuple[tuple[str, Reader], ...]:
+    """Return the fields of a type, each with its Reader."""
+    hints = typing.get_type_hints(kind, include_extras=True)
+    return tuple((name, _reader(hints[name])) for name in kind.__struct_fields__)
 
 
 def build(kind: type[C], fields: Mapping[str, Any], place: str = "") -> C:
@@ -163,115 +112,68 @@ def read(hint: Any, value: Any, field: str) -> Any:
     Raises:
         SpecError: naming the field, the value and what is allowed.
     """
-    return _item_reader(hint)(value, field)
+    return _reader(hint)(value, field)
 
 
-def reader_of(hint: Any) -> Reader:
-    """Return the Reader of a type hint.
-
-    Raises:
-        TypeError: for a kind of hint that is not supported.
-    """
-    hint, _ = _bare(hint)
-    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+def _reader(hint: Any, is_optional: bool = False) -> Reader:
+    """Return the Reader of a type hint; of an optional one's type, whose messages say that it can be left out."""
+    bare, *notes = typing.get_args(hint) if typing.get_origin(hint) is Annotated else (hint,)
+    origin, arguments = typing.get_origin(bare), typing.get_args(bare)
     if origin in (Union, types.UnionType):
-        return _optional(hint, arguments)
+        (arm,) = (arm for arm in arguments if arm is not type(None))
+        read_arm = _reader(arm, is_optional=True)
+        return lambda value, field: None if value is None else read_arm(value, field)
     if origin is Literal:
         return _literal(arguments)
     if origin is tuple:
-        return _sequence(_item_reader(arguments[0]))
+        return _sequence(_reader(arguments[0]))
     if origin is dict:
-        return _mapping(_item_reader(arguments[1]))
-    if hint in _READERS:
-        return _READERS[hint]
-    if isinstance(hint, type) and issubclass(hint, Enum):
-        return lambda value, field: hint(value)
-    if isinstance(hint, type):
-        return _instance(hint)
-    raise TypeError(f"no reader for {hint!r}")
+        return _mapping(_reader(arguments[1]))
+    if bare in (int, float):
+        return _number(bare, next((note for note in notes if isinstance(note, Meta)), Meta()), is_optional)
+    if bare in (Any, object):
+        return lambda value, field: value
+    if issubclass(bare, Enum):
+        return lambda value, field: value if type(value) is bare else bare(value)
+    return {bool: _read_bool, str: _read_str}.get(bare) or _instance(bare)
 
 
-def _bare(hint: Any) -> tuple[Any, Meta | None]:
-    """Return a hint without its annotations, and its range."""
-    if typing.get_origin(hint) is Annotated:
-        bare, *notes = typing.get_args(hint)
-        return bare, next((note for note in notes if isinstance(note, Meta)), None)
-    return hint, None
+def _number(kind: type[int | float], meta: Meta, is_optional: bool) -> Reader:
+    """Read numbers in a range; without one all finite floats, or integers up to MOST."""
+    most = MOST if kind is int else sys.float_info.max
+    is_positive = meta.gt is not None
+    low = sys.float_info.min if is_positive else -most if meta.ge is None else meta.ge
+    high = most if meta.le is None else meta.le
+    convert = _int if kind is int else _float
 
+    def read(value: Any, field: str) -> int | float:
+        number = value if type(value) is kind else convert(value, field)
+        if low <= number <= high:
+            return number
+        words = "a finite number"
+        if number > high:
+            words = f"up to {_short(high)}" if high < sys.float_info.max else words
+        elif is_positive:
+            words = "a positive number"
+        elif low > -sys.float_info.max:
+            words = f"{_short(low)} or more"
+        raise SpecError(f"{field}: {shown(number)} is not allowed; {words}{', or leave it out' if is_optional else ''}")
 
-def _arms(hint: Any) -> list[Any]:
-    """Return the alternatives of a hint without None."""
-    bare = _bare(hint)[0]
-    if typing.get_origin(bare) in (Union, types.UnionType):
-        return [arm for arm in typing.get_args(bare) if arm is not type(None)]
-    return [hint]
-
-
-def _is_known_by_type(hint: Any) -> bool:
-    """Return whether a value of the right type needs no further reading. Containers and literals need it."""
-    return all(typing.get_origin(_bare(arm)[0]) is None for arm in _arms(hint))
-
-
-def _range_of(hint: Any) -> Range | None:
-    """Return the range of a numeric hint; for floats without one, all finite numbers."""
-    for arm in _arms(hint):
-        bare, meta = _bare(arm)
-        if bare in (int, float):
-            most = MOST if bare is int else sys.float_info.max
-            low, high = (meta.ge, meta.le) if meta else (None, None)
-            if meta is not None and meta.gt is not None:
-                low = sys.float_info.min
-            return -most if low is None else low, most if high is None else high
-    return None
-
-
-def _out_of_range(field: str, value: float, hint: Any) -> SpecError:
-    """Build the error for a number outside of a hint's range."""
-    arms = _arms(hint)
-    _, meta = _bare(arms[0])
-    low, high = _range_of(hint) or (-MOST, MOST)
-    if value > high:
-        words = f"up to {_short(high)}" if abs(high) < sys.float_info.max else "a finite number"
-    elif meta is not None and meta.gt is not None:
-        words = "a positive number"
-    else:
-        words = f"{_short(low)} or more" if abs(low) < sys.float_info.max else "a finite number"
-    return SpecError(f"{field}: {shown(value)} is not allowed; {words}{', or leave it out' if arms != [hint] else ''}")
+    return read
 
 
 def _short(number: float) -> str:
     return f"{number:.0f}" if number == int(number) and abs(number) < 1e9 else f"{number:g}"
 
 
-def _item_reader(hint: Any) -> Reader:
-    """Return the Reader of the items of a container, which also checks their range."""
-    read, allowed = reader_of(hint), _range_of(hint)
-    if allowed is None:
-        return read
-    low, high = allowed
-
-    def read_in_range(value: Any, field: str) -> Any:
-        number = read(value, field)
-        if number is not None and not low <= number <= high:
-            raise _out_of_range(field, number, hint)
-        return number
-
-    return read_in_range
-
-
 def _plain(value: Any) -> Any:
     """Return the Python number of a NumPy or torch scalar; any other value unchanged."""
-    if isinstance(value, bool | int | float) and type(value).__module__ == "builtins":
-        return value
-    if not callable(getattr(value, "item", None)):
-        return value
-    try:
+    with suppress(AttributeError, TypeError, ValueError, RuntimeError):
         return value.item()
-    except (TypeError, ValueError, RuntimeError):
-        return value
+    return value
 
 
-def _read_int(value: Any, field: str) -> int:
+def _int(value: Any, field: str) -> int:
     number = _plain(value)
     if isinstance(number, float) and number.is_integer():
         number = int(number)
@@ -280,7 +182,7 @@ def _read_int(value: Any, field: str) -> int:
     return int(number)
 
 
-def _read_float(value: Any, field: str) -> float:
+def _float(value: Any, field: str) -> float:
     number = _plain(value)
     if isinstance(number, bool) or not isinstance(number, int | float):
         raise SpecError(f"{field}: {shown(value)} is not allowed; a number")
@@ -291,7 +193,7 @@ def _read_float(value: Any, field: str) -> float:
 
 
 def _read_bool(value: Any, field: str) -> bool:
-    flag = _plain(value)
+    flag = value if type(value) is bool else _plain(value)
     if not isinstance(flag, bool):
         raise SpecError(f"{field}: {shown(value)} is not allowed; true or false")
     return flag
@@ -301,24 +203,6 @@ def _read_str(value: Any, field: str) -> str:
     if not isinstance(value, str):
         raise SpecError(f"{field}: {shown(value)} is not allowed; a text")
     return value if type(value) is str else str(value)
-
-
-_READERS: dict[Any, Reader] = {
-    int: _read_int,
-    float: _read_float,
-    bool: _read_bool,
-    str: _read_str,
-    Any: lambda value, field: value,
-    object: lambda value, field: value,
-}
-
-
-def _optional(hint: Any, arguments: tuple[Any, ...]) -> Reader:
-    readers = [reader_of(arm) for arm in _arms(hint)]
-    if len(readers) != 1 or len(arguments) != 2:
-        raise TypeError(f"no reader for {hint!r}")
-    (read,) = readers
-    return lambda value, field: None if value is None else read(value, field)
 
 
 def _literal(allowed: tuple[Any, ...]) -> Reader:

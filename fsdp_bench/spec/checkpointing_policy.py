@@ -51,6 +51,12 @@ class CheckpointingPolicy(msgspec.Struct, frozen=True):
         """Whether it chooses blocks, not operators."""
         return self.every_blocks > 1
 
+    def saves(self, operator: str, num_products: int) -> bool:
+        """Return whether an operator's output is saved; of a block's aten.mm that of the so manieth, from 1."""
+        if operator == "aten.mm" and self.recomputes_every_second_product:
+            return num_products % 2 == 1
+        return operator in self.saved
+
 
 @lru_cache(maxsize=256)
 def read_policy(text: str | None) -> CheckpointingPolicy:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import functools
 import math
 import re
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import msgspec
 
 from fsdp_bench.spec.checked import Checked, build
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.setup import Precision
+from fsdp_bench.spec.units import LARGEST
 
 T = TypeVar("T")
 
@@ -23,10 +23,6 @@ def _escape(found: re.Match[str]) -> str:
     """Return a character as JSON escapes it: one or two UTF-16 units."""
     units = found[0].encode("utf-16-be", "surrogatepass").hex()
     return "".join(f"\\u{units[start : start + 4]}" for start in range(0, len(units), 4))
-
-
-LARGEST_INTEGER = 2**63 - 1
-"""The largest integer in any stored file. Larger ones are refused."""
 
 
 def _encode_other(value: object) -> object:
@@ -46,8 +42,7 @@ def to_json(value: object) -> bytes:
     """Encode as indented ASCII JSON, as json.dumps does, with a final newline. Unknown types are refused.
 
     ASCII is safe on every terminal, whatever names the value contains. Values that JSON or UTF-8 cannot represent are
-    written as text: NaN and infinity as ``"nan"``, ``"inf"`` and ``"-inf"``, which ``from_json`` reads back if the type
-    is AnyFloat; lone surrogates as their escapes.
+    written as text: NaN and infinity as ``"nan"``, ``"inf"`` and ``"-inf"``; lone surrogates as their escapes.
     """
     data = msgspec.json.format(msgspec.json.encode(_writable(to_builtins(value))), indent=1) + b"\n"
     if data.isascii() and b"\x7f" not in data:
@@ -61,7 +56,7 @@ def from_json(data: bytes, kind: type[T]) -> T:
     Raises:
         msgspec.DecodeError: for bytes that are not JSON (msgspec.ValidationError for JSON of another shape).
     """
-    return from_stored(decode(data), kind)
+    return from_builtins(decode(data), kind)
 
 
 def decode(data: bytes) -> Any:
@@ -83,7 +78,7 @@ _MANY_DIGITS = re.compile(rb"\d{19}")
 
 
 def _refuse_huge_integers(value: Any) -> None:
-    if isinstance(value, int) and abs(value) > LARGEST_INTEGER:
+    if isinstance(value, int) and abs(value) > LARGEST:
         raise msgspec.DecodeError("holds an integer of more than 63 bits")
     for item in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
         _refuse_huge_integers(item)
@@ -123,19 +118,32 @@ def _read_otherwise(value: object, kind: type[T], error: msgspec.ValidationError
         raise msgspec.ValidationError(str(reason)) from reason
 
 
-def from_stored(value: object, kind: type[T]) -> T:
-    """Turn a decoded ``to_json`` document into a spec value. NaN and infinity are text in it.
+def from_versioned(data: bytes, kind: type[T], name: str, newest: int, instead: str = "") -> T:
+    """Decode a stored document that has a ``schema_version``.
+
+    Args:
+        data: the content of the file.
+        kind: its type.
+        name: the file's, for messages.
+        newest: the highest version that is read.
+        instead: a way out for a newer one, beside the upgrade.
 
     Raises:
-        msgspec.ValidationError: as ``from_builtins``.
+        msgspec.DecodeError: if the bytes are not a whole document.
+        SpecError: naming the file, if it was written by a newer fsdp-bench.
     """
-    try:
-        return from_builtins(value, kind)
-    except msgspec.ValidationError:
-        try:
-            return from_builtins(_with_floats(value, _type_info(cast(Any, kind))), kind)
-        except RecursionError:
-            raise msgspec.ValidationError("nested too deeply") from None
+    raw = decode(data)
+    version = raw.get("schema_version") if isinstance(raw, dict) else None
+    if not isinstance(version, int):
+        raise msgspec.ValidationError(f"{name} has no schema_version")
+    if version > newest:
+        raise SpecError(
+            f"{name}: schema_version {version} was written by a newer fsdp-bench; this one reads up to {newest}."
+            f" Upgrade fsdp-bench{instead}"
+        )
+    if version < 1:
+        raise msgspec.ValidationError(f"{name}: schema_version {version} never existed")
+    return from_builtins(raw, kind)
 
 
 def _reason(error: Exception) -> str:
@@ -154,31 +162,4 @@ def _writable(value: Any) -> Any:
         return {_writable(key): _writable(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_writable(item) for item in value]
-    return value
-
-
-@functools.cache
-def _type_info(kind: Any) -> msgspec.inspect.Type:
-    return msgspec.inspect.type_info(kind)
-
-
-def _with_floats(value: Any, kind: msgspec.inspect.Type) -> Any:
-    """Replace text by NaN and infinity where ``kind`` is AnyFloat."""
-    match kind:
-        case msgspec.inspect.Metadata(extra={"may_be_infinite": True}) if value in ("nan", "inf", "-inf"):
-            return float(value)
-        case msgspec.inspect.UnionType(types=kinds) if isinstance(value, list | dict):
-            for one in kinds:
-                value = _with_floats(value, one)
-        case msgspec.inspect.StructType(fields=fields) if isinstance(value, dict):
-            known = {field.encode_name: field.type for field in fields}
-            return {key: _with_floats(item, known[key]) if key in known else item for key, item in value.items()}
-        case msgspec.inspect.DictType(value_type=item_kind) if isinstance(value, dict):
-            return {key: _with_floats(item, item_kind) for key, item in value.items()}
-        case msgspec.inspect.VarTupleType(item_type=item_kind) | msgspec.inspect.ListType(item_type=item_kind) if (
-            isinstance(value, list)
-        ):
-            return [_with_floats(item, item_kind) for item in value]
-        case msgspec.inspect.TupleType(item_types=kinds) if isinstance(value, list) and len(value) == len(kinds):
-            return [_with_floats(item, one) for item, one in zip(value, kinds, strict=True)]
     return value

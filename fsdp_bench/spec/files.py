@@ -10,8 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from fsdp_bench.spec.codec import LARGEST_INTEGER
 from fsdp_bench.spec.errors import SpecError, shown
+from fsdp_bench.spec.units import LARGEST
 
 
 def write_atomically(path: Path, data: bytes) -> None:
@@ -78,7 +78,7 @@ def parse_document(text: str, form: str, path: Path) -> Any:
     except (json.JSONDecodeError, tomllib.TOMLDecodeError) as error:
         raise SpecError(f"{path}: is not {form}: {error}") from None
     except ValueError:  # of int(), for an integer of more than 4300 digits
-        raise SpecError(f"{path}: holds a number that is too large; up to {LARGEST_INTEGER}") from None
+        raise SpecError(f"{path}: holds a number that is too large; up to {LARGEST}") from None
     return document
 
 
@@ -98,5 +98,5 @@ def _check_numbers(value: Any, place: str, depth: int) -> None:
             _check_numbers(inner, place, depth + 1)
     elif isinstance(value, float) and not math.isfinite(value):
         raise SpecError(f"{place}: {value} is not allowed; a finite number")
-    elif isinstance(value, int) and abs(value) > LARGEST_INTEGER:
-        raise SpecError(f"{place}: {shown(value)} is not allowed; up to {LARGEST_INTEGER}")
+    elif isinstance(value, int) and abs(value) > LARGEST:
+        raise SpecError(f"{place}: {shown(value)} is not allowed; up to {LARGEST}")

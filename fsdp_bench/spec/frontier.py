@@ -9,7 +9,8 @@ from typing import Literal
 
 import msgspec
 
-from fsdp_bench.spec.errors import SpecError, not_allowed
+from fsdp_bench.spec.codec import from_versioned
+from fsdp_bench.spec.errors import not_allowed
 from fsdp_bench.spec.model import Family, ModelShape
 from fsdp_bench.spec.record import Device, RunPlan
 from fsdp_bench.spec.setup import Offload, TrainSetup
@@ -139,21 +140,5 @@ def cell_label(setup: TrainSetup, name: str, quantity_name: str) -> str:
 
 
 def read_frontier(data: bytes, name: str) -> FrontierRecord:
-    """Decode frontier.json.
-
-    Raises:
-        msgspec.DecodeError: if the bytes are not a whole record.
-        SpecError: naming the file, if it was written by a newer fsdp-bench.
-    """
-    from fsdp_bench.spec.codec import decode, from_stored
-
-    raw = decode(data)
-    version = raw.get("schema_version") if isinstance(raw, dict) else None
-    if not isinstance(version, int):
-        raise msgspec.ValidationError(f"{name} has no schema_version")
-    if version > FRONTIER_SCHEMA_VERSION:
-        raise SpecError(
-            f"{name}: schema_version {version} was written by a newer fsdp-bench; this one reads up to"
-            f" {FRONTIER_SCHEMA_VERSION}. Upgrade fsdp-bench"
-        )
-    return from_stored(raw, FrontierRecord)
+    """Decode frontier.json, as ``from_versioned``."""
+    return from_versioned(data, FrontierRecord, name, FRONTIER_SCHEMA_VERSION)

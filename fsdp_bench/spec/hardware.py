@@ -159,7 +159,7 @@ class Gpu(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return self.dense_flops_per_second.get(dtype)
 
 
-class LinkKind(CaseInsensitiveEnum):
+class LinkKind(CaseInsensitiveEnum, field="kind"):
     """The kind of link between GPUs or nodes. It determines the topology for the cost of collectives."""
 
     NVSWITCH = "nvswitch"
@@ -175,11 +175,6 @@ class LinkKind(CaseInsensitiveEnum):
     """AWS's Elastic Fabric Adapter."""
     TCP = "tcp"
     """Ethernet without RDMA between nodes, including Google's GPUDirect-TCPX and TCPXO."""
-
-    @classmethod
-    def field(cls) -> str:
-        """Return the field's name in the catalogue's files."""
-        return "kind"
 
 
 class Interconnect(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):

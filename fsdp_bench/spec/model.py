@@ -209,9 +209,8 @@ class ModelShape(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True)
         recomputed, num_products = 0.0, 0
         for name, each in earlier:
             num_products += name == "aten.mm"
-            is_second = read.recomputes_every_second_product and name == "aten.mm" and num_products % 2 == 0
-            is_saved = name in read.saved or (name in ATTENTION and not set(ATTENTION).isdisjoint(read.saved))
-            recomputed += each if is_second or not is_saved else 0.0
+            is_saved = any(read.saves(one, num_products) for one in (ATTENTION if name in ATTENTION else (name,)))
+            recomputed += 0.0 if is_saved else each
         return flops + self.num_hidden_layers * recomputed
 
     def _operators_of_a_block(self, sequence_length: int, causal: bool) -> list[tuple[str, float]]:

@@ -73,12 +73,8 @@ class Price(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
                     return None
                 power = watts / 1000 * self.electricity_per_kwh
             return self.purchase / (self.years_of_use * 365.25 * HOURS_PER_DAY) + power
-        rates = {
-            Tariff.ON_DEMAND: self.on_demand_per_hour,
-            Tariff.RESERVED: self.reserved_per_hour,
-            Tariff.SPOT: self.spot_per_hour,
-        }
-        return rates[tariff]
+        rate: float | None = getattr(self, f"{tariff.name.lower()}_per_hour")
+        return rate
 
 
 class StatedPrice(NamedTuple):

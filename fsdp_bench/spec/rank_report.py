@@ -7,21 +7,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from enum import StrEnum
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import msgspec
 
-from fsdp_bench.spec.errors import SpecError, not_allowed
+from fsdp_bench.spec.checked import CaseInsensitiveEnum
 
-AnyFloat = Annotated[float, msgspec.Meta(extra={"may_be_infinite": True})]
-"""A float that may be NaN or infinite. All other floats must be finite."""
+Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e10)]
+"""A time in a record: up to three hundred years."""
 
-MOST_SECONDS = 1e10
-"""The longest time in a record: three hundred years."""
+if TYPE_CHECKING:
+    LossValue = float
+else:
+    LossValue = float | Literal["nan", "inf", "-inf"]
+    """A float that may be NaN or infinite, which stored records have as text. All other floats must be finite."""
 
 
-class Outcome(StrEnum):
+class Outcome(CaseInsensitiveEnum):
     """The end of a trial. Running out of memory is a result; ``interrupted`` is not stored, so the trial runs again."""
 
     OK = "ok"
@@ -31,10 +33,6 @@ class Outcome(StrEnum):
     CRASHED = "crashed"
     INTERRUPTED = "interrupted"
     SKIPPED = "skipped"
-
-    @classmethod
-    def _missing_(cls, value: object) -> Outcome:
-        raise not_allowed("outcome", value, [member.value for member in cls])
 
     @property
     def is_oom(self) -> bool:
@@ -71,11 +69,7 @@ class MemoryReading(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CollectiveReading(msgspec.Struct, frozen=True, kw_only=True):
-    """One kind of collective in one step of one rank.
-
-    Raises:
-        SpecError: for a group without ranks, and for negative or too many seconds.
-    """
+    """One kind of collective in one step of one rank."""
 
     kind: str
     """all_gather, reduce_scatter, all_reduce, broadcast or other. Also copy_to_device and copy_to_host, which are not
@@ -83,16 +77,10 @@ class CollectiveReading(msgspec.Struct, frozen=True, kw_only=True):
     calls: int
     message_bytes: int
     """Message bytes over all calls. A message is an all-gather's output, a reduce-scatter's input, else the tensor."""
-    seconds: float | None = None
+    seconds: Seconds | None = None
     """Time in which collectives of this kind ran. None if the profiler did not show them."""
-    group_size: int | None = None
+    group_size: Annotated[int, msgspec.Meta(ge=1)] | None = None
     """Number of ranks of the group. None if it differs between calls, and for copies."""
-
-    def __post_init__(self) -> None:
-        if self.group_size is not None and self.group_size < 1:
-            raise SpecError(f"group_size: {self.group_size} is not allowed; 1 or more")
-        if self.seconds is not None:
-            _check_seconds("seconds", self.seconds)
 
     @property
     def algorithm_bandwidth(self) -> float | None:
@@ -117,31 +105,15 @@ class CollectiveReading(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CommunicationReading(msgspec.Struct, frozen=True, kw_only=True):
-    """Communication in one profiled step of one rank.
+    """Communication in one profiled step of one rank."""
 
-    Raises:
-        SpecError: for a step without time, and for negative or too many seconds.
-    """
-
-    step_seconds: float
+    step_seconds: Annotated[float, msgspec.Meta(gt=0, le=1e10)]
     """Duration of the profiled step. The profiler slows it down."""
-    total_seconds: float
+    total_seconds: Seconds
     """Time during which any collective ran."""
-    exposed_seconds: float
+    exposed_seconds: Seconds
     """Time during which a collective ran and no compute kernel or operator did."""
     collectives: tuple[CollectiveReading, ...] = ()
-
-    def __post_init__(self) -> None:
-        if self.step_seconds == 0:
-            raise SpecError("step_seconds: 0 is not allowed; a step takes time")
-        for field in ("step_seconds", "total_seconds", "exposed_seconds"):
-            _check_seconds(field, getattr(self, field))
-
-
-def _check_seconds(field: str, *values: float) -> None:
-    for value in values:
-        if not 0 <= value <= MOST_SECONDS:
-            raise SpecError(f"{field}: {value} is not allowed; seconds, from 0 to {MOST_SECONDS:g}")
 
 
 class EffectiveSetup(msgspec.Struct, frozen=True, kw_only=True):
@@ -184,26 +156,21 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RankReport(msgspec.Struct, frozen=True, kw_only=True):
-    """The measurements of one rank until it ended.
-
-    Raises:
-        SpecError: for negative or too many seconds.
-    """
+    """The measurements of one rank until it ended."""
 
     rank: int
     outcome: Outcome
     device_name: str = "unknown"
     memory: MemoryReading | None = None
-    warmup_seconds: tuple[float, ...] = ()
-    step_seconds: tuple[float, ...] = ()
+    warmup_seconds: tuple[Seconds, ...] = ()
+    step_seconds: tuple[Seconds, ...] = ()
     communication: tuple[CommunicationReading, ...] = ()
-    seconds_without_communication: tuple[float, ...] = ()
+    seconds_without_communication: tuple[Seconds, ...] = ()
     """Seconds of each step with collectives that end at once."""
     without_communication_failure: str | None = None
     """Why these steps failed, if they did."""
-    losses: tuple[AnyFloat, ...] = ()
-    """This rank's mean loss of each step in order, including warm-up. NaN and infinity are stored as ``"nan"``,
-    ``"inf"`` and ``"-inf"``."""
+    losses: tuple[LossValue, ...] = ()
+    """This rank's mean loss of each step in order, including warm-up."""
     effective: EffectiveSetup | None = None
     telemetry: Telemetry | None = None
     failure: Failure | None = None
@@ -211,8 +178,7 @@ class RankReport(msgspec.Struct, frozen=True, kw_only=True):
     """Versions and devices that this rank used."""
 
     def __post_init__(self) -> None:
-        for field in ("warmup_seconds", "step_seconds", "seconds_without_communication"):
-            _check_seconds(field, *getattr(self, field))
+        msgspec.structs.force_setattr(self, "losses", tuple(map(float, self.losses)))
 
     def without_times(self) -> RankReport:
         """Return what a rehearsal can say: what torch's allocator counted. No times, no losses, no host memory."""

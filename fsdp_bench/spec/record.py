@@ -14,6 +14,7 @@ import msgspec
 from msgspec import Meta
 
 from fsdp_bench.spec.checked import Checked, Count
+from fsdp_bench.spec.codec import from_versioned
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.model_code import TrainedModel
 from fsdp_bench.spec.rank_report import MemoryReading, Outcome, RankReport
@@ -281,23 +282,5 @@ def _median_of_slowest(ranks: list[tuple[float, ...]]) -> float | None:
 
 
 def read_record(data: bytes, name: str) -> TrialRecord:
-    """Decode a stored record. There is one schema version so far; the next one upgrades this one here.
-
-    Raises:
-        msgspec.DecodeError: if the bytes are not a whole record.
-        SpecError: naming the record, if it was written by a newer fsdp-bench.
-    """
-    from fsdp_bench.spec.codec import decode, from_stored
-
-    raw = decode(data)
-    if not isinstance(raw, dict) or not isinstance(raw.get("schema_version"), int):
-        raise msgspec.ValidationError(f"{name} has no schema_version")
-    version = raw["schema_version"]
-    if version > SCHEMA_VERSION:
-        raise SpecError(
-            f"{name}: schema_version {version} was written by a newer fsdp-bench; this one reads up to"
-            f" {SCHEMA_VERSION}. Upgrade fsdp-bench, or choose another results folder"
-        )
-    if version < SCHEMA_VERSION:
-        raise msgspec.ValidationError(f"{name}: schema_version {version} never existed")
-    return from_stored(raw, TrialRecord)
+    """Decode a stored record, as ``from_versioned``. The next schema version upgrades this one here."""
+    return from_versioned(data, TrialRecord, name, SCHEMA_VERSION, ", or choose another results folder")

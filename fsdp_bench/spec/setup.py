@@ -26,28 +26,6 @@ from fsdp_bench.spec.vocabulary import (
     Wrap,
 )
 
-__all__ = [
-    "FIELDS",
-    "FP32",
-    "MOST_RANKS",
-    "MOST_TOKENS",
-    "OPTIONS",
-    "PLANNED",
-    "Api",
-    "BackwardPrefetch",
-    "Checkpointing",
-    "Float8",
-    "Loss",
-    "Offload",
-    "OptimizerKind",
-    "Precision",
-    "Reentrant",
-    "SetupFields",
-    "ShardingStrategy",
-    "TrainSetup",
-    "Wrap",
-]
-
 MOST_RANKS = 2**20
 MOST_TOKENS = 2**34
 """Upper limit of tokens in one forward pass of one GPU, so that tensor sizes stay within int64."""

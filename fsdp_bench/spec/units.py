@@ -9,7 +9,7 @@ from fsdp_bench.spec.errors import SpecError, shown
 KIB, MIB, GIB, TIB = 1024, 1024**2, 1024**3, 1024**4
 
 LARGEST = 2**63 - 1
-"""The largest number of bytes, or count: 64 bits."""
+"""The largest number of bytes, count, or integer in any stored file: 64 bits."""
 
 _BYTE_UNITS = {
     "b": 1,
@@ -26,47 +26,14 @@ _COUNT_UNITS = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}
 _NUMBER = re.compile(r"^\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*$")
 
 
-def _split(text: str, field: str, example: str) -> tuple[float, str]:
-    match = _NUMBER.match(text)
-    if match is None:
-        raise SpecError(f"{field}: {shown(text)} is not a size; write it like {example!r}")
-    number = float(match.group(1))
-    if number > LARGEST:
-        raise SpecError(f"{field}: {shown(text)} is too large")
-    return number, match.group(2).lower()
-
-
-def _checked(size: int, value: object, field: str, what: str) -> int:
-    """Check that a size or count is positive and fits into 64 bits; return it.
-
-    Raises:
-        SpecError: if it is not.
-    """
-    if size <= 0:
-        raise SpecError(f"{field}: {shown(value)} is not a positive {what}")
-    if size > LARGEST:
-        raise SpecError(f"{field}: {shown(value)} is too large")
-    return size
-
-
 def parse_bytes(value: str | int, field: str = "size") -> int:
     """Read ``"24GiB"``, ``"512 MiB"``, ``"80GB"`` (decimal) or a number of bytes; return bytes.
 
     Raises:
         SpecError: for anything else, and for sizes that are not positive.
     """
-    if isinstance(value, bool) or not isinstance(value, str | int):
-        raise SpecError(f"{field}: {shown(value)} is not a size; write it like '24GiB'")
-    if isinstance(value, int):
-        size = value
-    else:
-        number, unit = _split(value, field, "24GiB")
-        if unit not in _BYTE_UNITS:
-            raise SpecError(
-                f"{field}: {shown(value)} has no unit of bytes; one of B, KiB, MiB, GiB, TiB, kB, MB, GB, TB"
-            )
-        size = round(number * _BYTE_UNITS[unit])
-    return _checked(size, value, field, "size")
+    no_unit = "has no unit of bytes; one of B, KiB, MiB, GiB, TiB, kB, MB, GB, TB"
+    return _parse(value, field, "size", "'24GiB'", _BYTE_UNITS, no_unit)
 
 
 def parse_count(value: str | int, field: str = "count") -> int:
@@ -75,27 +42,33 @@ def parse_count(value: str | int, field: str = "count") -> int:
     Raises:
         SpecError: for anything else, and for counts that are not positive.
     """
-    if isinstance(value, bool) or not isinstance(value, str | int):
-        raise SpecError(f"{field}: {shown(value)} is not a count; write it like '7B' or '124M'")
-    if isinstance(value, int):
-        count = value
+    no_unit = "has an unknown suffix; one of K, M, B, T"
+    return _parse(value, field, "count", "'7B' or '124M'", _COUNT_UNITS, no_unit)
+
+
+def _parse(value: str | int, field: str, what: str, example: str, units: dict[str, int], no_unit: str) -> int:
+    size: float
+    if isinstance(value, int) and not isinstance(value, bool):
+        size = value
+    elif isinstance(value, str) and (found := _NUMBER.match(value)) is not None:
+        if (unit := found[2].lower()) not in units:
+            raise SpecError(f"{field}: {shown(value)} {no_unit}")
+        size = float(found[1]) * units[unit]
     else:
-        number, unit = _split(value, field, "7B")
-        if unit not in _COUNT_UNITS:
-            raise SpecError(f"{field}: {shown(value)} has an unknown suffix; one of K, M, B, T")
-        count = round(number * _COUNT_UNITS[unit])
-    return _checked(count, value, field, "count")
+        raise SpecError(f"{field}: {shown(value)} is not a {what}; write it like {example}")
+    if size > LARGEST:
+        raise SpecError(f"{field}: {shown(value)} is too large")
+    if round(size) <= 0:
+        raise SpecError(f"{field}: {shown(value)} is not a positive {what}")
+    return round(size)
 
 
 def format_gib(size_bytes: float) -> str:
     """Return bytes as text in GiB with one decimal. Below 1 GiB in MiB, KiB or B, so that no size prints as 0.0."""
-    if abs(size_bytes) < KIB:
-        return f"{size_bytes:.0f} B"
-    if abs(size_bytes) < MIB:
-        return f"{size_bytes / KIB:.1f} KiB"
-    if abs(size_bytes) < GIB:
-        return f"{size_bytes / MIB:.1f} MiB"
-    return f"{size_bytes / GIB:.1f} GiB"
+    for unit, size in (("GiB", GIB), ("MiB", MIB), ("KiB", KIB)):
+        if abs(size_bytes) >= size:
+            return f"{size_bytes / size:.1f} {unit}"
+    return f"{size_bytes:.0f} B"
 
 
 def format_count(count: float) -> str:

@@ -8,37 +8,34 @@ from fsdp_bench.spec.checked import CaseInsensitiveEnum
 from fsdp_bench.spec.errors import SpecError, nearest, shown
 
 
-class ShardingStrategy(CaseInsensitiveEnum):
-    """PyTorch's sharding strategies (torch.distributed.fsdp.ShardingStrategy), stored by name, never by number."""
+class ShardingStrategy(
+    CaseInsensitiveEnum,
+    field="strategy",
+    aliases={
+        "fsdp": "FULL_SHARD",
+        "zero3": "FULL_SHARD",
+        "zero2": "SHARD_GRAD_OP",
+        "shard-grad": "SHARD_GRAD_OP",
+        "ddp": "NO_SHARD",
+        "hsdp": "HYBRID_SHARD",
+        "hybrid-shard-zero2": "_HYBRID_SHARD_ZERO2",
+        "1": "FULL_SHARD",
+        "2": "SHARD_GRAD_OP",
+        "3": "NO_SHARD",
+        "4": "HYBRID_SHARD",
+        "5": "_HYBRID_SHARD_ZERO2",
+    },
+):
+    """PyTorch's sharding strategies (torch.distributed.fsdp.ShardingStrategy), stored by name, never by number.
+
+    The aliases are ZeRO stages, common abbreviations, and accelerate's numbers 1 to 5.
+    """
 
     FULL_SHARD = "FULL_SHARD"
     SHARD_GRAD_OP = "SHARD_GRAD_OP"
     NO_SHARD = "NO_SHARD"
     HYBRID_SHARD = "HYBRID_SHARD"
     HYBRID_SHARD_ZERO2 = "_HYBRID_SHARD_ZERO2"
-
-    @classmethod
-    def aliases(cls) -> dict[str, str]:
-        """Return the aliases: ZeRO stages, common abbreviations, and accelerate's numbers 1 to 5."""
-        return {
-            "fsdp": "FULL_SHARD",
-            "zero3": "FULL_SHARD",
-            "zero2": "SHARD_GRAD_OP",
-            "shard-grad": "SHARD_GRAD_OP",
-            "ddp": "NO_SHARD",
-            "hsdp": "HYBRID_SHARD",
-            "hybrid-shard-zero2": "_HYBRID_SHARD_ZERO2",
-            "1": "FULL_SHARD",
-            "2": "SHARD_GRAD_OP",
-            "3": "NO_SHARD",
-            "4": "HYBRID_SHARD",
-            "5": "_HYBRID_SHARD_ZERO2",
-        }
-
-    @classmethod
-    def field(cls) -> str:
-        """Return the name of the field in sweep files and on the command line."""
-        return "strategy"
 
     @property
     def is_hybrid(self) -> bool:
@@ -93,14 +90,12 @@ class Reentrant(CaseInsensitiveEnum):
     Under fsdp1 a unit that is resharded after forward is gathered once more; under fsdp2 it stays unsharded until its
     backward has run (FSDPParamGroup.post_forward, is_bw)."""
 
-    @classmethod
-    def field(cls) -> str:
-        """Return the name of the field in sweep files and on the command line."""
-        return "reentrant"
 
+class OptimizerKind(CaseInsensitiveEnum, field="optimizer", aliases={"adamw": "adamw-foreach"}):
+    """AdamW in PyTorch's three implementations, plain SGD (foreach), and optimizers with smaller states.
 
-class OptimizerKind(CaseInsensitiveEnum):
-    """AdamW in PyTorch's three implementations, plain SGD (foreach), and optimizers with smaller states."""
+    ``adamw`` is PyTorch's default on a GPU: foreach.
+    """
 
     ADAMW_FOREACH = "adamw-foreach"
     ADAMW_FUSED = "adamw-fused"
@@ -113,20 +108,10 @@ class OptimizerKind(CaseInsensitiveEnum):
     MUON = "muon"
     """torch.optim.Muon of all matrices, and AdamW (foreach) of the other parameters."""
 
-    @classmethod
-    def aliases(cls) -> dict[str, str]:
-        """Return the aliases. ``adamw`` is PyTorch's default on a GPU: foreach."""
-        return {"adamw": "adamw-foreach"}
-
     @property
     def is_adamw_of_torch(self) -> bool:
         """Whether it is one of the implementations of torch.optim.AdamW."""
         return self in (OptimizerKind.ADAMW_FOREACH, OptimizerKind.ADAMW_FUSED, OptimizerKind.ADAMW_FOR_LOOP)
-
-    @classmethod
-    def field(cls) -> str:
-        """Return the name of the field in sweep files and on the command line."""
-        return "optimizer"
 
 
 class Loss(CaseInsensitiveEnum):
@@ -196,22 +181,14 @@ class Wrap(CaseInsensitiveEnum):
         return self in (Wrap.BLOCK, Wrap.BLOCK_AND_ENDS)
 
 
-class BackwardPrefetch(CaseInsensitiveEnum):
+class BackwardPrefetch(
+    CaseInsensitiveEnum, field="backward_prefetch", aliases={"pre": "BACKWARD_PRE", "post": "BACKWARD_POST"}
+):
     """When backward all-gathers the next unit's parameters (torch.distributed.fsdp.BackwardPrefetch)."""
 
     BACKWARD_PRE = "BACKWARD_PRE"
     BACKWARD_POST = "BACKWARD_POST"
     NONE = "none"
-
-    @classmethod
-    def aliases(cls) -> dict[str, str]:
-        """Return the aliases: short forms."""
-        return {"pre": "BACKWARD_PRE", "post": "BACKWARD_POST"}
-
-    @classmethod
-    def field(cls) -> str:
-        """Return the name of the field in sweep files and on the command line."""
-        return "backward_prefetch"
 
 
 _DTYPES = ("fp32", "bf16", "fp16")

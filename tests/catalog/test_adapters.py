@@ -69,23 +69,16 @@ def test_weights_whose_last_block_of_scales_is_not_full_are_not_taken_for_others
     assert adapted_model(tmp_path / "config.json", 1024, LoRA(base="bf16")).hidden_size == 128
 
 
-def test_recordings_are_small_and_say_with_what_they_were_made() -> None:
+def test_every_recording_is_found_for_the_model_that_it_is_named_after_and_says_with_what_it_was_made() -> None:
     for usual in USUAL:
         for path in folder_of(usual).glob("*.json.xz"):
             recorded = read_recorded(path)
             assert path.stat().st_size < 200_000
             assert {"torch", "transformers", *usual.packages} <= recorded.origin.versions.keys()
-            assert recorded.origin.lora is not None
             assert folder_of(recorded.origin.lora, ADAPTERS) == path.parent
-
-
-def test_every_recording_is_found_for_the_model_that_it_is_named_after() -> None:
-    for usual in USUAL:
-        for path in folder_of(usual).glob("*.json.xz"):
-            architecture = read_recorded(path).architecture
-            (entry,) = (each for each in models() if file_name(each, read_recorded(path)) == path.name)
-            length = LONG if architecture.side == "beyond" else SHORT
-            assert adapted_model(entry.name, length, usual).code.architecture == architecture
+            (entry,) = (each for each in models() if file_name(each, recorded) == path.name)
+            length = LONG if recorded.architecture.side == "beyond" else SHORT
+            assert adapted_model(entry.name, length, usual).code.architecture == recorded.architecture
 
 
 @pytest.mark.parametrize(

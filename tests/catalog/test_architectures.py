@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from fsdp_bench.catalog import loader
 from fsdp_bench.catalog.architectures import FOLDER, NotRecorded, recorded_architecture
 from fsdp_bench.catalog.loader import models
 from fsdp_bench.catalog.lookup import model
@@ -18,6 +19,9 @@ from tests.conftest import message_of
 from tools.recordings import LONG, LOOPED, SHORT, file_name
 
 EVERY = pytest.mark.parametrize("entry", models(), ids=lambda entry: entry.name)
+
+BUFFERS = {"DeepSeek-V3"}
+"""Published counts that hold what is no parameter of the recorded code."""
 
 UNTIED = {"flan-t5-small", "flan-t5-base", "flan-t5-large", "flan-t5-xl", "flan-t5-xxl"}
 """Their files hold the head apart; configuration_t5.py of transformers 5 ties it always."""
@@ -38,23 +42,14 @@ def test_every_model_has_a_recording_with_the_published_number_of_parameters(ent
     assert found.num_hidden_layers == entry.num_hidden_layers
 
 
-BUFFERS = {"DeepSeek-V3"}
-"""Published counts that hold what is no parameter of the recorded code."""
-
-
 def test_the_folder_holds_recordings_alone() -> None:
-    names = {path.name for path in FOLDER.iterdir() if path.is_file()}
-    written = set()
-    for entry in models():
-        for length in (LOOPED,) if loops_over_sequence(entry.hf_config()) else (SHORT, LONG):
-            written.add(recorded_architecture(entry.hf_config(), length, entry.name).code.origin.architecture)
-    assert names == {path.name for path in FOLDER.glob("*.json.xz")}
-    assert written >= {"LlamaForCausalLM", "T5ForConditionalGeneration", "ViTForImageClassification"}
+    assert {path.name for path in FOLDER.iterdir() if path.is_file()} == {
+        path.name for path in FOLDER.glob("*.json.xz")
+    }
 
 
 def config(**changed: Any) -> dict[str, Any]:
-    (entry,) = (entry for entry in models() if entry.name == "Qwen2.5-7B")
-    return {**entry.hf_config(), **changed}
+    return {**loader.model("Qwen2.5-7B").hf_config(), **changed}
 
 
 @pytest.mark.parametrize(
@@ -103,40 +98,36 @@ def test_a_config_without_a_list_of_layers_is_refused_before_it_is_recorded(kind
 
 
 def test_code_that_loops_over_the_sequence_is_recorded_for_one_length() -> None:
-    (entry,) = (entry for entry in models() if entry.family == "qwen3_next")
+    entry = loader.model("Qwen3-Next-80B-A3B")
     with pytest.raises(NotRecorded, match="sequences of 2048 tokens, over which its code loops; recorded with 4096"):
         recorded_architecture(entry.hf_config(), 2048, entry.name)
     found = recorded_architecture(entry.hf_config(), LOOPED, entry.name)
     assert (found.shortest_sequence, found.longest_sequence) == (LOOPED, LOOPED)
 
 
-def test_fields_without_effect_on_memory_may_differ() -> None:
+def test_the_number_of_parameters_follows_the_sizes_and_fields_without_effect_on_memory_may_differ() -> None:
     changed = {"rope_theta": 5e5, "eos_token_id": 7, "rms_norm_eps": 1e-5, "rope_scaling": {"rope_type": "yarn"}}
-    # By the formula of the next test, with 28 blocks and a vocabulary of 152064.
-    assert recorded_architecture(config(**changed), SHORT, "mine").num_parameters == 7_615_616_512
-
-
-def test_the_number_of_parameters_follows_the_sizes() -> None:
-    small = recorded_architecture(config(vocab_size=1000, num_hidden_layers=9), SHORT, "mine")
-    hidden, heads, kv, wide = 3584, 28, 4, 18944
-    block = hidden * hidden * 2 + 2 * hidden * kv * 128 + hidden + 2 * kv * 128 + 3 * hidden * wide + 2 * hidden
+    small = recorded_architecture(config(vocab_size=1000, num_hidden_layers=9, **changed), SHORT, "mine")
+    hidden, kv, wide = 28 * 128, 4 * 128, 18944
+    block = hidden * hidden * 2 + 2 * hidden * kv + hidden + 2 * kv + 3 * hidden * wide + 2 * hidden
     assert small.num_parameters == 9 * block + 2 * 1000 * hidden + hidden
-    assert heads * 128 == hidden
 
 
 def test_a_field_that_transformers_also_takes_for_another_one_counts() -> None:
-    (entry,) = (entry for entry in models() if entry.name == "Qwen3-30B-A3B")
+    entry = loader.model("Qwen3-30B-A3B")
     many, few = (recorded_architecture({**entry.hf_config(), "num_experts": n}, SHORT, "mine") for n in (128, 16))
     # By hand: in 48 blocks, an expert has three matrices and a row of the router.
     assert many.num_parameters - few.num_parameters == 48 * (128 - 16) * (3 * 2048 * 768 + 2048)
 
 
-def test_a_sliding_window_decides_which_recording_is_meant() -> None:
-    (entry,) = (entry for entry in models() if entry.name == "Mistral-7B-v0.1")
-    within = recorded_architecture(entry.hf_config(), 4095, entry.name).code
-    beyond = recorded_architecture(entry.hf_config(), 4096, entry.name).code
-    assert (within.shortest, within.longest) == (1, 4095)  # of 4096 tokens transformers builds a mask
-    assert (beyond.shortest, beyond.longest) == (4096, None)
+def test_a_sliding_window_decides_which_recording_is_meant_and_files_are_named_after_it() -> None:
+    entry = loader.model("Mistral-7B-v0.1")
+    # From 4096 tokens on transformers builds a mask.
+    for length, limits, side in ((4095, (1, 4095), "within"), (4096, (4096, None), "beyond")):
+        code = recorded_architecture(entry.hf_config(), length, entry.name).code
+        assert (code.shortest, code.longest) == limits
+        assert file_name(entry, code) == f"mistral.Mistral-7B-v0-1.{side}.json.xz"
+        assert (FOLDER / file_name(entry, code)).exists()
 
 
 def test_a_size_of_the_ladder_has_hugging_faces_code_too() -> None:
@@ -155,13 +146,3 @@ def test_a_config_json_is_hugging_faces_code(tmp_path: Path) -> None:
     path.write_text('{"model_type": "lla')
     with pytest.raises(SpecError, match=str(path)):
         model(path)
-
-
-def test_files_are_named_after_what_they_hold() -> None:
-    (entry,) = (entry for entry in models() if entry.name == "Mistral-7B-v0.1")
-    for length, name in (
-        (64, "mistral.Mistral-7B-v0-1.within.json.xz"),
-        (LONG, "mistral.Mistral-7B-v0-1.beyond.json.xz"),
-    ):
-        assert file_name(entry, recorded_architecture(entry.hf_config(), length, "").code) == name
-        assert (FOLDER / name).exists()

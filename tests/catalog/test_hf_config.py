@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from fsdp_bench.catalog.hf_config import read_hf_config
+from fsdp_bench.catalog.hf_config import read_hf_config, read_sliding_window
 from fsdp_bench.catalog.loader import model
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.model import Family
-from tests.conftest import message_of
+from tests.conftest import json_of, message_of, run_command
 
 # As published on Hugging Face: meta-llama/Llama-3.1-8B, mistralai/Mistral-7B-v0.1 and openai-community/gpt2, without
 # the fields that say nothing about sizes (dropout, token numbers, versions).
@@ -33,17 +33,8 @@ LLAMA = {
     "vocab_size": 128256,
 }
 MISTRAL = {
-    "hidden_act": "silu",
-    "hidden_size": 4096,
-    "intermediate_size": 14336,
-    "max_position_embeddings": 32768,
-    "model_type": "mistral",
-    "num_attention_heads": 32,
-    "num_hidden_layers": 32,
-    "num_key_value_heads": 8,
-    "sliding_window": 4096,
-    "tie_word_embeddings": False,
-    "vocab_size": 32000,
+    **{key: value for key, value in LLAMA.items() if key not in ("architectures", "rope_scaling")},
+    **{"model_type": "mistral", "max_position_embeddings": 32768, "sliding_window": 4096, "vocab_size": 32000},
 }
 GPT2 = {
     "activation_function": "gelu_new",
@@ -129,3 +120,40 @@ def test_a_file_that_is_not_json_or_not_there_is_one_line(tmp_path: Path) -> Non
     path.write_text("{")
     with pytest.raises(SpecError, match="is not JSON"):
         read_hf_config(path)
+
+
+WINDOW = {name: value for name, value in MISTRAL.items() if name != "sliding_window"} | {
+    **{"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2},
+    **{"intermediate_size": 128, "vocab_size": 1000},
+}
+
+
+@pytest.mark.parametrize(
+    ("more", "window"),
+    [
+        ({"sliding_window": 128}, 128),
+        ({"sliding_window": None}, None),
+        ({}, 4096),  # transformers/models/mistral/configuration_mistral.py
+        ({"model_type": "llama", "sliding_window": 128}, None),
+    ],
+)
+def test_the_window_is_hugging_faces(tmp_path: Path, more: dict[str, Any], window: int | None) -> None:
+    assert read_sliding_window(write(tmp_path, {**WINDOW, **more})) == window
+
+
+@pytest.mark.parametrize("window", [0, -1, "4096", 1.5, True])
+def test_a_window_that_is_no_number_of_tokens_is_refused(tmp_path: Path, window: Any) -> None:
+    with pytest.raises(SpecError, match="sliding_window"):
+        read_sliding_window(write(tmp_path, {**WINDOW, "sliding_window": window}))
+
+
+def test_commands_say_that_a_window_is_not_modelled_once_sequences_are_longer(tmp_path: Path) -> None:
+    path = write(tmp_path, {**WINDOW, "sliding_window": 128})
+    asked = ("--hf-config", path, "--code", "benchmark", "--world-size", 2, "--gpu", "A100-SXM-80GB", "--seq")
+    assert "beyond 128 tokens" in run_command("predict", *asked, 256).stdout
+    (note,) = json_of("predict", *asked, 256)["notes"]
+    assert "sliding window is not modelled" in note
+    assert json_of("predict", *asked, 128)["notes"] == []
+    done = run_command("max-size", *asked, 256, "--dial", "micro_batch_size", "--strategy", "FULL_SHARD")
+    assert done.returncode == 0, done.stderr
+    assert "sliding window is not modelled" in done.stderr

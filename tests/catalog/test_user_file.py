@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -39,22 +38,18 @@ dense_flops_per_second = { bf16 = 160e12 }
 """
 
 
-@pytest.fixture
-def write(tmp_path: Path) -> Callable[[str], Path]:
-    def write_text(text: str) -> Path:
-        path = tmp_path / "mine.toml"
-        path.write_text(text)
-        return path
-
-    return write_text
+def write(folder: Path, text: str) -> Path:
+    path = folder / "mine.toml"
+    path.write_text(text)
+    return path
 
 
 def test_without_a_file_it_is_the_built_in_catalogue() -> None:
     assert load_user_catalog(None) is BUILT_IN
 
 
-def test_entries_are_added_with_the_file_as_their_source(write: Callable[[str], Path]) -> None:
-    path = write(SERVER + '[server.intra_node]\nkind = "PCIe"\n' + MODEL)
+def test_entries_are_added_with_the_file_as_their_source(tmp_path: Path) -> None:
+    path = write(tmp_path, SERVER + '[server.intra_node]\nkind = "PCIe"\n' + MODEL)
     catalog = load_user_catalog(path)
     mine = catalog.server("Basement")
     assert mine.source.title == str(path)
@@ -65,17 +60,18 @@ def test_entries_are_added_with_the_file_as_their_source(write: Callable[[str], 
     assert catalog.server("p5.48xlarge") is BUILT_IN.server("p5.48xlarge")
 
 
-def test_the_memory_of_a_users_card_has_a_source(write: Callable[[str], Path]) -> None:
+def test_the_memory_of_a_users_card_has_a_source(tmp_path: Path) -> None:
     path = write(
+        tmp_path,
         '[[gpu]]\nname = "Mine"\nproduct_names = []\nmemory_gib = 16\ndense_flops_per_second = {}\n'
-        "native_bf16 = true\nusable_memory_bytes = 16000000000\n"
+        "native_bf16 = true\nusable_memory_bytes = 16000000000\n",
     )
     source = load_user_catalog(path).gpu("mine").usable_memory_source
     assert source.title == str(path)
 
 
-def test_an_entry_of_the_same_name_overrides_the_built_in_one(write: Callable[[str], Path]) -> None:
-    catalog = load_user_catalog(write(GPU + SERVER))
+def test_an_entry_of_the_same_name_overrides_the_built_in_one(tmp_path: Path) -> None:
+    catalog = load_user_catalog(write(tmp_path, GPU + SERVER))
     assert catalog.gpu("RTX-4090").memory_gib == 48
     assert len(catalog.gpus()) == len(BUILT_IN.gpus())
     assert BUILT_IN.gpu("RTX-4090").memory_gib == 24
@@ -85,10 +81,7 @@ def test_an_entry_of_the_same_name_overrides_the_built_in_one(write: Callable[[s
     ("text", "part"),
     [
         ("x = [", "is not TOML"),
-        (
-            "[[servr]]\nname = 'x'",
-            "[servr] is not allowed; [[gpu]], [[server]], [[model]], [[price]] (did you mean 'server'?)",
-        ),
+        ("[[servr]]", "[servr] is not allowed; [[gpu]], [[server]], [[model]], [[price]] (did you mean 'server'?)"),
         ("[server]\nname = 'x'", "server: write each as a table [[server]]"),
         (SERVER + "gpu_count = 4", "[[server]] 'basement': the key 'gpu_count' is not allowed; one of name,"),
         (SERVER.replace("gpus_per_node", "gpus_per_nod"), "(did you mean 'gpus_per_node'?)"),
@@ -103,20 +96,14 @@ def test_an_entry_of_the_same_name_overrides_the_built_in_one(write: Callable[[s
         (SERVER + '[server.inter_node]\nkind = "efa"\nnum_nics = -1', "num_nics: -1 is not allowed"),
         (MODEL.replace("= 4\n", "= 5\n"), "[[model]] 'tiny': hidden_size: 64 is not a multiple of"),
         (MODEL.replace("= 2\n", "= -2\n"), "num_hidden_layers: -2 is not allowed; 1 or more"),
-        (
-            GPU.replace("bf16 = 160e12", "bf16 = 160"),
-            "per_second.bf16: 160.0 is not allowed; 1000000 or more",
-        ),
-        (
-            GPU.replace("native", "matmul_efficiency = 1e-300\nnative"),
-            "efficiency: 1e-300 is not allowed; 0.001",
-        ),
+        (GPU.replace("bf16 = 160e12", "bf16 = 160"), "per_second.bf16: 160.0 is not allowed; 1000000 or more"),
+        (GPU.replace("native", "matmul_efficiency = 1e-9\nnative"), "efficiency: 1e-09 is not allowed; 0.001"),
         (GPU.replace("native", "num_multiprocessors = 10000000\nnative"), "is not allowed; up to 100000"),
         (GPU.replace("bf16 = 160e12", "bf17 = 1e12"), "dense_flops_per_second: 'bf17' is not allowed; one of fp32,"),
     ],
 )
-def test_a_mistake_is_one_line_that_names_the_file(write: Callable[[str], Path], text: str, part: str) -> None:
-    path = write(text)
+def test_a_mistake_is_one_line_that_names_the_file(tmp_path: Path, text: str, part: str) -> None:
+    path = write(tmp_path, text)
     message = message_of(lambda: load_user_catalog(path))
     assert message.startswith(f"{path}: ")
     assert part in message

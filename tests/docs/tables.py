@@ -66,7 +66,7 @@ def _meaning(one: Field) -> str:
 def _words(one: Field) -> str:
     """Return the words of an enum, each with its aliases."""
     assert issubclass(one.kind, CaseInsensitiveEnum)
-    aliases = one.kind.aliases().items()
+    aliases = one.kind.aliases.items()
     texts = []
     for word in one.words:
         others = ", ".join(f"`{alias}`" for alias, meant in aliases if meant == word)

@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from fsdp_bench.spec.checked import CaseInsensitiveEnum
-from fsdp_bench.spec.codec import from_stored
+from fsdp_bench.spec.codec import from_builtins
 from fsdp_bench.spec.frontier import FirstFailure, FrontierCell, FrontierRecord, LargestValues, QuantityRange
 from fsdp_bench.spec.model import ModelShape
 from fsdp_bench.spec.model_code import ModelCode
@@ -109,7 +109,7 @@ def test_every_column_is_described(title: str, file: str) -> None:
 
 def test_the_versions_are_those_that_are_written() -> None:
     for path in (FOLDER / "cpu" / "trials").glob("*.json"):
-        record = from_stored(msgspec.json.decode(path.read_bytes()), TrialRecord)
+        record = from_builtins(msgspec.json.decode(path.read_bytes()), TrialRecord)
         assert record.schema_version == 1
 
 
@@ -127,7 +127,7 @@ def test_every_word_and_alias_of_a_setup_is_described() -> None:
     text = section("sweeps.md", "[grid]: what is trained")
     for kind in typing.get_type_hints(TrainSetup).values():
         if isinstance(kind, type) and issubclass(kind, CaseInsensitiveEnum):
-            for word in [*(member.value for member in kind), *kind.aliases()]:
+            for word in [*(member.value for member in kind), *kind.aliases]:
                 assert f"`{word}`" in text, word
 
 

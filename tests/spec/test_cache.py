@@ -24,8 +24,13 @@ def test_a_variable_that_is_no_absolute_path_does_not_count(given: str, monkeypa
     assert cache_folder() == Path("/home/ada/.cache/fsdp-bench")
 
 
-def test_a_new_folder_is_the_users_alone(cache: Path) -> None:
-    assert private_folder("code") == cache / "code"
+@pytest.mark.parametrize("mask", [0o022, 0o002])
+def test_a_new_folder_is_the_users_alone_whatever_the_umask(mask: int, cache: Path) -> None:
+    before = os.umask(mask)
+    try:
+        assert private_folder("code") == cache / "code"
+    finally:
+        os.umask(before)
     assert (cache / "code").stat().st_mode & 0o777 == 0o700
 
 
@@ -51,14 +56,6 @@ def test_a_folder_that_others_may_write_to_is_left_as_it_is_and_not_used(mode: i
     assert shared.stat().st_mode & 0o777 == mode
     assert [path.name for path in (cache / "code").iterdir()] == ["forged"]
     assert private_folder("code") == found
-
-
-def test_a_cache_is_private_whatever_the_umask(cache: Path) -> None:
-    before = os.umask(0o002)
-    try:
-        assert private_folder("code") == cache / "code"
-    finally:
-        os.umask(before)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as another user")

@@ -32,9 +32,6 @@ def test_another_file_is_refused_in_one_line(tmp_path: Path, content: str, said:
     with pytest.raises(SpecError, match=said):
         read_profile(path)
     assert said in refused("predict", "--model", "gpt2", "--calibration", path)
-
-
-def test_a_file_that_is_not_there_says_what_writes_one(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="fsdp-bench calibrate"):
         read_profile(tmp_path / "none.toml")
 

@@ -83,7 +83,8 @@ def test_an_interrupted_write_leaves_no_temporary_file(tmp_path: Path, monkeypat
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("seconds", [b'"nan"', b'"inf"', b"1e308", b"-1.0"])
-def test_only_losses_may_be_anything_times_are_times(seconds: bytes) -> None:
+@pytest.mark.parametrize("seconds", ['"nan"', '"inf"', "1e308", "-1.0"])
+@pytest.mark.parametrize("field", ["step_seconds", "warmup_seconds", "seconds_without_communication"])
+def test_only_losses_may_be_anything_times_are_times(field: str, seconds: str) -> None:
     with pytest.raises(msgspec.ValidationError):
-        from_json(b'{"rank": 0, "outcome": "ok", "step_seconds": [' + seconds + b"]}", RankReport)
+        from_json(f'{{"rank": 0, "outcome": "ok", "{field}": [{seconds}]}}'.encode(), RankReport)

@@ -1,4 +1,4 @@
-"""Parameter counts and FLOPs against public figures and hand-made sums; the modules' own counts are in tests/train."""
+"""FLOPs against hand-made sums; the size ladder. Parameters are counted in tests/catalog and tests/train."""
 
 from __future__ import annotations
 
@@ -18,41 +18,13 @@ from tests.shapes import shape
 FIELDS = ("num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads", "intermediate_size")
 
 
-def llama(layers: int, hidden: int, heads: int, kv_heads: int, ffn: int, vocab: int) -> ModelShape:
-    sizes = dict(zip(FIELDS, (layers, hidden, heads, kv_heads, ffn), strict=True))
-    return shape(**sizes, vocab_size=vocab, max_position_embeddings=4096)
-
-
-def gpt2(layers: int, hidden: int, heads: int) -> ModelShape:
-    sizes = dict(zip(FIELDS, (layers, hidden, heads, heads, 4 * hidden), strict=True))
-    fields = {"vocab_size": 50257, "max_position_embeddings": 1024, "tie_word_embeddings": True}
-    return shape(family=Family.GPT2, **sizes, **fields)
-
-
-published_counts = pytest.mark.parametrize(
-    ("shape", "published"),
-    [
-        pytest.param(gpt2(12, 768, 12), 124_439_808, id="GPT-2"),
-        pytest.param(gpt2(48, 1600, 25), 1_557_611_200, id="GPT-2 XL"),
-        pytest.param(llama(32, 4096, 32, 32, 11008, 32000), 6_738_415_616, id="Llama-2-7B"),
-        pytest.param(llama(40, 5120, 40, 40, 13824, 32000), 13_015_864_320, id="Llama-2-13B"),
-        pytest.param(llama(80, 8192, 64, 8, 28672, 32000), 68_976_648_192, id="Llama-2-70B"),
-        pytest.param(llama(32, 4096, 32, 8, 14336, 128256), 8_030_261_248, id="Llama-3-8B"),
-        pytest.param(llama(80, 8192, 64, 8, 28672, 128256), 70_553_706_496, id="Llama-3-70B"),
-        pytest.param(llama(126, 16384, 128, 8, 53248, 128256), 405_853_388_800, id="Llama-3.1-405B"),
-    ],
-)
-"""Sources: config.json and the parameter counts of safetensors of the checkpoints on Hugging Face."""
-
-
-@published_counts
-def test_parameter_counts_are_the_published_ones(shape: ModelShape, published: int) -> None:
-    assert shape.num_parameters == published
+def llama(*sizes: int, vocab: int) -> ModelShape:
+    return shape(**dict(zip(FIELDS, sizes, strict=True)), vocab_size=vocab, max_position_embeddings=4096)
 
 
 def test_flops_of_a_model_small_enough_to_count_by_hand() -> None:
     # One layer, hidden 4, 2 heads, 1 key-value head of width 2, feed-forward 8, vocabulary 10, sequence 3.
-    shape = llama(1, 4, 2, 1, 8, 10)
+    shape = llama(1, 4, 2, 1, 8, vocab=10)
     matrices = 4 * 4 + 4 * 2 + 4 * 2 + 4 * 4 + 3 * 4 * 8  # q, k, v, o; gate, up, down
     scores_and_values = 2 * (1 + 2 + 3) / 3 * 4  # two products of hidden width with 1, 2 and 3 visible keys
     forward = 2 * (matrices + scores_and_values + 4 * 10)
@@ -70,14 +42,14 @@ def test_of_five_blocks_every_second_one_is_checkpointed_and_three_run_their_for
 
     Two FLOPs for each of these 112 weights, and for two products of width 4 with (1 + 2 + 3) / 3 keys: 256 a block.
     """
-    shape = llama(5, 4, 2, 1, 8, 10)
+    shape = llama(5, 4, 2, 1, 8, vocab=10)
     checkpointed = shape.hardware_flops_per_token(3, Checkpointing.FULL, policy="every-2-blocks")
     assert checkpointed - shape.model_flops_per_token(3) == pytest.approx(3 * 256)
 
 
 def test_flops_are_near_six_per_parameter_where_attention_is_small() -> None:
     # Kaplan et al. 2020: 6 N a token, N without embeddings; the head is a matrix product and counts.
-    shape = llama(32, 4096, 32, 32, 11008, 32000)
+    shape = llama(32, 4096, 32, 32, 11008, vocab=32000)
     matmul_parameters = shape.num_parameters - 32000 * 4096
     assert shape.model_flops_per_token(1) == pytest.approx(6 * matmul_parameters, rel=0.001)
 

@@ -54,25 +54,17 @@ def golden() -> TrialRecord:
 
 
 def with_ranks(*ranks: RankReport) -> TrialRecord:
-    return msgspec.structs.replace(golden(), ranks=ranks, peak_flops_per_second=1e9)
+    return replace(golden(), ranks=ranks, peak_flops_per_second=1e9)
 
 
-def rank(number: int, seconds: tuple[float, ...], retries: int | None = None, peak: int = 1) -> RankReport:
-    memory = MemoryReading(
-        peak_allocated_bytes=peak, peak_phase="loss", phases={"loss": peak}, num_alloc_retries=retries
-    )
+def rank(number: int, seconds: tuple[float, ...], retries: int | None = None) -> RankReport:
+    memory = MemoryReading(peak_allocated_bytes=1, peak_phase="loss", phases={"loss": 1}, num_alloc_retries=retries)
     communication = tuple(
         CommunicationReading(step_seconds=1.0, total_seconds=total, exposed_seconds=total / 2)
         for total in (0.1 * (number + 1), 0.3 * (number + 1), 0.2 * (number + 1))
     )
-    return RankReport(
-        rank=number,
-        outcome=Outcome.OK,
-        step_seconds=seconds,
-        memory=memory,
-        communication=communication,
-        losses=(5.0, 4.0 + number),
-    )
+    report = RankReport(rank=number, outcome=Outcome.OK, step_seconds=seconds, losses=(5.0, 4.0 + number))
+    return replace(report, memory=memory, communication=communication)
 
 
 def test_a_step_takes_as_long_as_its_slowest_rank() -> None:
@@ -87,17 +79,12 @@ def test_mfu_leaves_recomputation_out_and_hfu_does_not() -> None:
     model, tokens = record.model, 16 / 2.0
     assert record.mfu == pytest.approx(tokens * model.model_flops_per_token(16) / 1e9)
     assert record.hfu == record.mfu
-    full = msgspec.structs.replace(
-        record, setup=msgspec.structs.replace(record.setup, checkpointing=Checkpointing.FULL)
-    )
+    full = replace(record, setup=replace(record.setup, checkpointing=Checkpointing.FULL))
     down = 2 * model.intermediate_size * model.hidden_size  # not recomputed
     blocks = model.num_hidden_layers * (model.block_forward_flops_per_token(16) - down)
     assert full.mfu == record.mfu
+    assert replace(record, peak_flops_per_second=None).mfu is None
     assert full.hfu == pytest.approx(record.mfu + tokens * blocks / 1e9)
-
-
-def test_without_a_peak_there_is_no_mfu() -> None:
-    assert msgspec.structs.replace(with_ranks(rank(0, (1.0,))), peak_flops_per_second=None).mfu is None
 
 
 def test_communication_is_the_median_over_steps_of_the_rank_with_the_most() -> None:
@@ -110,7 +97,7 @@ def test_one_retry_on_one_rank_means_that_it_does_not_fit() -> None:
     assert with_ranks(rank(0, (1.0,), retries=0), rank(1, (1.0,), retries=0)).fits
     assert with_ranks(rank(0, (1.0,)), rank(1, (1.0,))).fits  # a CPU counts none
     assert not with_ranks(rank(0, (1.0,), retries=0), rank(1, (1.0,), retries=1)).fits
-    assert not msgspec.structs.replace(with_ranks(rank(0, (1.0,))), outcome=Outcome.OOM_GPU).fits
+    assert not replace(with_ranks(rank(0, (1.0,))), outcome=Outcome.OOM_GPU).fits
 
 
 def test_a_trial_without_measurements_has_none() -> None:
@@ -159,20 +146,14 @@ def test_bus_bandwidth_is_what_nccl_tests_call_busbw(kind: str, group_size: int 
 def test_exposed_communication_by_difference_is_of_the_slowest_ranks_medians() -> None:
     """Steps: 3, 5, 4 s on the slowest rank; without communication 2, 4, 3. By the profiler 4 s of 8 are exposed."""
     profiled = CommunicationReading(step_seconds=8.0, total_seconds=5.0, exposed_seconds=4.0)
-    ranks = tuple(
-        RankReport(
-            rank=rank,
-            outcome=Outcome.OK,
-            step_seconds=steps,
-            communication=(profiled,),
-            seconds_without_communication=silent,
-        )
-        for rank, steps, silent in ((0, (3.0, 1.0, 4.0), (2.0, 4.0, 1.0)), (1, (2.0, 5.0, 4.0), (1.0, 1.0, 3.0)))
-    )
+    ranks = [
+        replace(rank(number, steps), communication=(profiled,), seconds_without_communication=silent)
+        for number, steps, silent in ((0, (3.0, 1.0, 4.0), (2.0, 4.0, 1.0)), (1, (2.0, 5.0, 4.0), (1.0, 1.0, 3.0)))
+    ]
     measured = with_ranks(*ranks)
     assert (measured.step_seconds, measured.seconds_without_communication) == (4.0, 3.0)
     assert measured.exposed_by_difference_seconds == 1.0
     assert measured.exposed_fractions == (0.5, 0.25)
     assert measured.exposed_disagreement == 0.25
-    unknown = with_ranks(*(replace(rank, seconds_without_communication=()) for rank in ranks))
+    unknown = with_ranks(*(replace(each, seconds_without_communication=()) for each in ranks))
     assert (unknown.exposed_by_difference_seconds, unknown.exposed_disagreement) == (None, None)

@@ -157,10 +157,8 @@ def test_a_policy_has_one_way_of_writing() -> None:
     setup = TrainSetup(checkpointing="selective", checkpointing_policy=" aten.SILU, aten.mm,aten::mm")
     assert setup.checkpointing_policy == "aten.mm,aten.silu"
     assert setup == TrainSetup(checkpointing="selective", checkpointing_policy="aten.mm,aten.silu")
-    assert (
-        TrainSetup(checkpointing="full", checkpointing_policy="Every-02-Blocks").checkpointing_policy
-        == "every-2-blocks"
-    )
+    blocks = TrainSetup(checkpointing="full", checkpointing_policy="Every-02-Blocks")
+    assert blocks.checkpointing_policy == "every-2-blocks"
 
 
 @pytest.mark.parametrize(

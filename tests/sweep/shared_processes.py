@@ -16,7 +16,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from fsdp_bench.spec.subprocesses.model_code import DescriptionAnswer, DescriptionSpec
+from fsdp_bench.spec.subprocesses.dry_run import CodeToBuild
+from fsdp_bench.spec.subprocesses.model_code import DescriptionAnswer
 from fsdp_bench.sweep.config import model_code
 from fsdp_bench.sweep.launchers.one_node import ForkedTrial, ForkServer
 from fsdp_bench.sweep.run import runner
@@ -105,7 +106,7 @@ class SharedForkServer(ForkServer):
             cls._shared = None
 
 
-def _describe(specs: list[DescriptionSpec], pipe: Connection) -> None:
+def _describe(specs: list[CodeToBuild], pipe: Connection) -> None:
     """Answer as ``python -m fsdp_bench.train.models.describe`` does."""
     import warnings
 
@@ -115,7 +116,7 @@ def _describe(specs: list[DescriptionSpec], pipe: Connection) -> None:
     pipe.send([answer(spec) for spec in specs])
 
 
-def describe_in_fork(specs: list[DescriptionSpec]) -> list[DescriptionAnswer]:
+def describe_in_fork(specs: list[CodeToBuild]) -> list[DescriptionAnswer]:
     """Replace ``fsdp_bench.sweep.config.model_code._ask``: answer in a fork of a process that has imported torch."""
     ours, theirs = FORK_SERVER.Pipe(duplex=False)
     with ours:

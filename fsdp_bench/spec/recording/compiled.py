@@ -129,6 +129,10 @@ class CompiledCatalog(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     codes: dict[str, CompiledCode]
 
 
+_FEWEST = 32
+"""The fewest numbers that a thread reduces (InductorChoices.reduction_split_factor, min_elements_per_thread)."""
+
+
 def splits_of_sum(rows: int, columns: int, num_multiprocessors: int, threads_per_multiprocessor: int) -> int:
     """Return in how many parts Inductor sums each of some columns, which it then adds up in a second kernel.
 
@@ -141,25 +145,23 @@ def splits_of_sum(rows: int, columns: int, num_multiprocessors: int, threads_per
         num_multiprocessors: of the GPU.
         threads_per_multiprocessor: of the GPU.
     """
-    fewest, most, values_per_thread, warp = 32, 512, 4, 32
+    most, values_per_thread, warp = 512, 4, 32
     slots = num_multiprocessors * threads_per_multiprocessor
-    if rows * columns < fewest * slots:
-        size = fewest
+    if rows * columns < _FEWEST * slots:
+        size = _FEWEST
     elif rows * columns < most * slots:
         blocks = -(-(slots // (8 * warp)) // -(-columns // 128))
-        wanted = -(-rows // (values_per_thread * blocks))
-        closest = _closest_divisor(rows, wanted)
-        size = max(closest, fewest) if abs(wanted - closest) < 20 else wanted
+        size = _near_divisor(rows, -(-rows // (values_per_thread * blocks)), within=20)
     else:
-        closest = _closest_divisor(rows, most)
-        size = closest if abs(closest - most) < 50 else most
+        size = _near_divisor(rows, most, within=50)
     return -(-rows // (values_per_thread * size))
 
 
-def _closest_divisor(number: int, wanted: int) -> int:
-    """Return the divisor that is closest, of two the smaller."""
+def _near_divisor(number: int, wanted: int, within: int) -> int:
+    """Return the divisor that is closest to a size, of two the smaller; the size itself if none is near."""
     small = [divisor for divisor in range(1, isqrt(number) + 1) if number % divisor == 0]
-    return min(sorted({*small, *(number // one for one in small)}), key=lambda one: abs(one - wanted))
+    closest = min(sorted({*small, *(number // one for one in small)}), key=lambda one: abs(one - wanted))
+    return max(closest, _FEWEST) if abs(closest - wanted) < within else wanted
 
 
 def sums_both_ways(rows: int, columns: int) -> bool:
@@ -211,30 +213,24 @@ def parts_of_both_ways(rows: int, num_multiprocessors: int) -> int:
     return -(-rows // min(max(size, 16), 128))
 
 
+_SIZES = {
+    "hidden_size": HIDDEN,
+    "num_attention_heads": HEADS,
+    "num_key_value_heads": ("num_key_value_heads", *HEADS),
+    "head_dim": ("head_dim",),
+    "intermediate_size": ("intermediate_size", "n_inner"),
+}
+"""The sizes of a block by the names that formulas have for them, with their names in config.json files."""
+
+
 def sizes_of_shape(shape: ModelShape) -> dict[str, int]:
-    """Return the sizes of a benchmark model's block, by the names that formulas have for them."""
-    return {
-        "hidden_size": shape.hidden_size,
-        "num_attention_heads": shape.num_attention_heads,
-        "num_key_value_heads": shape.num_key_value_heads,
-        "head_dim": shape.head_dim,
-        "intermediate_size": shape.intermediate_size,
-    }
+    """Return the sizes of a benchmark model's block."""
+    return {name: getattr(shape, name) for name in _SIZES}
 
 
 def sizes_of_config(given: Mapping[str, int]) -> dict[str, int]:
     """Return the same of a config.json, from the symbols that it has (``config.symbols``)."""
-
-    def of(*names: str) -> int:
-        return next(given[name] for name in names if name in given)
-
-    return {
-        "hidden_size": of(*HIDDEN),
-        "num_attention_heads": of(*HEADS),
-        "num_key_value_heads": of("num_key_value_heads", *HEADS),
-        "head_dim": of("head_dim"),
-        "intermediate_size": of("intermediate_size", "n_inner"),
-    }
+    return {name: next(given[each] for each in names if each in given) for name, names in _SIZES.items()}
 
 
 def symbols_of_block(
@@ -276,19 +272,16 @@ def splits_of_maximum(numel: int, num_multiprocessors: int, threads_per_multipro
         num_multiprocessors: of the GPU.
         threads_per_multiprocessor: of the GPU.
     """
-    fewest, most, threads, not_split = 32, 512, 256, 8192
+    most, threads, not_split = 512, 256, 8192
     slots = num_multiprocessors * threads_per_multiprocessor
     if numel <= not_split:
         return 1
-    if numel <= fewest * slots:
-        size = fewest
+    if numel <= _FEWEST * slots:
+        size = _FEWEST
     elif numel < most * slots:
-        wanted = -(-numel // (threads * (slots // (2 * threads))))
-        closest = _closest_divisor(numel, wanted)
-        size = max(closest, fewest) if abs(closest - wanted) < 30 else wanted
+        size = _near_divisor(numel, -(-numel // (threads * (slots // (2 * threads)))), within=30)
     else:
-        closest = _closest_divisor(numel, most)
-        size = closest if abs(closest - most) < 50 else most
+        size = _near_divisor(numel, most, within=50)
     return -(-numel // (size * threads))
 
 

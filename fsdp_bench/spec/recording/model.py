@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from functools import cached_property
+from math import prod
 from typing import Any
 
 import msgspec
@@ -70,10 +70,8 @@ class _Counting:
         if outer:
             return False
         name = name.replace("::", ".")
-        if name == "aten.mm" and policy.recomputes_every_second_product:
-            self._num_products += 1
-            return self._num_products % 2 == 1
-        return name in policy.saved
+        self._num_products += name == "aten.mm"
+        return policy.saves(name, self._num_products)
 
     def _operator(self, operator: Operator) -> float:
         dims = [self._numbers[size] for size in operator.dims]
@@ -262,32 +260,24 @@ class RecordedModel(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return not all(parameter.is_trained for parameter in self.code.parameters)
 
     def _parameters(self) -> list[tuple[int, bool]]:
-        times = self._times_of_blocks()
-        values = self.values(1, 1)
-        found = []
-        for parameter in self.code.parameters:
-            count = parameter.packed
-            for size in parameter.shape:
-                count *= evaluate(size, values)
-            found.append((count * times(parameter.name), parameter.is_trained))
-        return found
+        values, iterations = self.values(1, 1), self.iterations()
+        return [
+            (
+                prod([parameter.packed, *(evaluate(size, values) for size in parameter.shape)])
+                * self._num_blocks_like(parameter.name, iterations),
+                parameter.is_trained,
+            )
+            for parameter in self.code.parameters
+        ]
 
-    def _times_of_blocks(self) -> Any:
-        """Return a function from a parameter's name to how many blocks have one like it."""
-        iterations, loops = self.iterations(), self.some_variant.loops
-        counted: Counter[str] = Counter()
-        for loop, times in zip(loops, iterations, strict=True):
-            for offset in range(loop.period * loop.iterations):
-                counted[f"{loop.path}.{loop.first + offset}"] = times if offset < loop.period else 0
-
-        def of(name: str) -> int:
-            for loop in loops:
-                if name.startswith(f"{loop.path}."):
-                    number = name[len(loop.path) + 1 :].partition(".")[0]
-                    return counted.get(f"{loop.path}.{number}", 1)
-            return 1
-
-        return of
+    def _num_blocks_like(self, name: str, iterations: list[int]) -> int:
+        """Return how many blocks have a parameter like a recorded one: for those of a loop's first iteration all."""
+        for loop, times in zip(self.some_variant.loops, iterations, strict=True):
+            if name.startswith(f"{loop.path}."):
+                number = name[len(loop.path) + 1 :].partition(".")[0]
+                if number.isdecimal() and 0 <= (block := int(number) - loop.first) < loop.period * loop.iterations:
+                    return times if block < loop.period else 0
+        return 1
 
     # -- work ----------------------------------------------------------------------------------------------------
 

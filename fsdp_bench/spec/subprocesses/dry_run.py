@@ -52,7 +52,30 @@ class UserModule(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """The SIZES that the user gave. They are passed to the function, which must accept them."""
 
 
-class DryRunSpec(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class CodeToBuild(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A model's code: that of a config.json, or a user's function.
+
+    Raises:
+        SpecError: for none of them, for both, and for adapters in a user's function.
+    """
+
+    config: dict[str, Any] | None = None
+    """A config.json of Hugging Face's."""
+    module: UserModule | None = None
+    lora: LoRA | None = None
+    """PEFT's adapters, which are put into the Hugging Face model."""
+
+    def _check(self) -> None:
+        if (self.config is None) == (self.module is None):
+            raise SpecError("a model's code is that of a config.json or of a user's module, and not both")
+        self._check_adapters()
+
+    def _check_adapters(self) -> None:
+        if self.lora is not None and self.config is None:
+            raise SpecError("lora: goes with a config.json; a user's function puts in its adapters itself")
+
+
+class DryRunSpec(CodeToBuild, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The input of one dry run: a benchmark model, a config.json or a user's own module, a setup, and the kernels.
 
     Raises:
@@ -61,13 +84,8 @@ class DryRunSpec(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
     setup: TrainSetup
     model: ModelShape | None = None
-    module: UserModule | None = None
-    config: dict[str, Any] | None = None
-    """A config.json of Hugging Face's."""
     code: ModelCode = "huggingface"
     """Whose code of the config.json."""
-    lora: LoRA | None = None
-    """PEFT's adapters, which are put into the Hugging Face model."""
     kernels: KernelSet = "cuda"
     before_sm80: bool = False
     """Whether the GPU is one of compute capability 7.0 or 7.5, which has no FlashAttention (Gpu.is_before_sm80)."""
@@ -95,8 +113,7 @@ class DryRunSpec(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True)
             raise SpecError("a dry run needs a model's shape, a user's module or a config.json, and one of them")
         if self.code == "torchtitan" and (self.config is None or self.lora is not None):
             raise SpecError("code: torchtitan's needs a config.json, and has no adapters")
-        if self.lora is not None and self.config is None:
-            raise SpecError("lora: goes with a config.json; a user's function puts in its adapters itself")
+        self._check_adapters()
         if not 0 <= self.rank < self.setup.world_size:
             raise SpecError(f"rank: {self.rank} is not allowed; 0 to {self.setup.world_size - 1}, by the world size")
         if self.tensors == "real" and (self.kernels == "cuda" or self.model is None):

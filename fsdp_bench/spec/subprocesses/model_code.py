@@ -2,39 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 
-from fsdp_bench.spec.checked import Checked
-from fsdp_bench.spec.errors import SpecError
-from fsdp_bench.spec.lora import LoRA
 from fsdp_bench.spec.recording.recorded import RecordedCode
-from fsdp_bench.spec.subprocesses.dry_run import Answer, UserModule
-
-
-class CodeToBuild(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A model's code: that of a config.json, or a user's function.
-
-    Raises:
-        SpecError: for none of them, for both, and for adapters in a user's function.
-    """
-
-    config: dict[str, Any] | None = None
-    """A config.json of Hugging Face's."""
-    module: UserModule | None = None
-    lora: LoRA | None = None
-    """PEFT's adapters, which are put into the Hugging Face model."""
-
-    def _check(self) -> None:
-        if (self.config is None) == (self.module is None):
-            raise SpecError("a model's code is that of a config.json or of a user's module, and not both")
-        if self.lora is not None and self.config is None:
-            raise SpecError("lora: goes with a config.json; a user's function puts in its adapters itself")
-
-
-class DescriptionSpec(CodeToBuild, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The code to describe."""
+from fsdp_bench.spec.subprocesses.dry_run import Answer, CodeToBuild
 
 
 class Description(msgspec.Struct, frozen=True, kw_only=True):

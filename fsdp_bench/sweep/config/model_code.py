@@ -21,8 +21,8 @@ from fsdp_bench.spec.errors import MachineError, SpecError, install_hint, shown
 from fsdp_bench.spec.files import read_document, write_atomically
 from fsdp_bench.spec.lora import QUANTIZED, LoRA, parse_lora
 from fsdp_bench.spec.model_code import ModelCode
-from fsdp_bench.spec.subprocesses.dry_run import UserModule
-from fsdp_bench.spec.subprocesses.model_code import Description, DescriptionAnswer, DescriptionSpec
+from fsdp_bench.spec.subprocesses.dry_run import CodeToBuild, UserModule
+from fsdp_bench.spec.subprocesses.model_code import Description, DescriptionAnswer
 from fsdp_bench.spec.subprocesses.own_python import NoAnswer, ask
 from fsdp_bench.sweep.config.reading import check_keys, convert
 from fsdp_bench.sweep.machine import package_version, torch_version
@@ -62,7 +62,7 @@ def read_model_codes(tables: dict[str, dict[str, Any]], folder: Path) -> dict[st
     return found
 
 
-def _fields(place: str, table: dict[str, Any], folder: Path) -> tuple[dict[str, Any], DescriptionSpec]:
+def _fields(place: str, table: dict[str, Any], folder: Path) -> tuple[dict[str, Any], CodeToBuild]:
     """Return the fields of ModelCode that a table gives, and the code to describe."""
     given = [key for key in CODE_KEYS if key in table]
     if len(given) > 1:
@@ -77,9 +77,9 @@ def _fields(place: str, table: dict[str, Any], folder: Path) -> tuple[dict[str, 
     try:
         if key == "module":
             module = _users_module(table, folder)
-            return _of_function(module), DescriptionSpec(module=module)
+            return _of_function(module), CodeToBuild(module=module)
         config, lora = _config(key, table[key], folder), _adapters(table)
-        return {"code": "huggingface", "config": config, "lora": lora}, DescriptionSpec(config=config, lora=lora)
+        return {"code": "huggingface", "config": config, "lora": lora}, CodeToBuild(config=config, lora=lora)
     except SpecError as error:
         raise SpecError(f"{place} {error}") from None
 
@@ -117,7 +117,7 @@ def _of_function(module: UserModule) -> dict[str, Any]:
     }
 
 
-def describe(specs: Sequence[DescriptionSpec]) -> list[DescriptionAnswer]:
+def describe(specs: Sequence[CodeToBuild]) -> list[DescriptionAnswer]:
     """Return what each model's code builds, or why it builds nothing. They are built without data, which takes seconds.
 
     Raises:
@@ -134,14 +134,14 @@ def describe(specs: Sequence[DescriptionSpec]) -> list[DescriptionAnswer]:
     return [found[index] for index in range(len(specs))]
 
 
-def _ask(specs: list[DescriptionSpec]) -> list[DescriptionAnswer]:
+def _ask(specs: list[CodeToBuild]) -> list[DescriptionAnswer]:
     try:
         return ask("fsdp_bench.train.models.describe", list[DescriptionAnswer], str(os.getpid()), request=specs)
     except NoAnswer as error:
         raise MachineError(f"models: their code ended the process that builds them: {error}") from None
 
 
-def _kept(spec: DescriptionSpec) -> DescriptionAnswer | None:
+def _kept(spec: CodeToBuild) -> DescriptionAnswer | None:
     """Return the answer of an earlier process; None for a user's code, which may have changed."""
     path = _path(spec)
     if path is not None:
@@ -150,7 +150,7 @@ def _kept(spec: DescriptionSpec) -> DescriptionAnswer | None:
     return None
 
 
-def _keep(spec: DescriptionSpec, answer: DescriptionAnswer) -> None:
+def _keep(spec: CodeToBuild, answer: DescriptionAnswer) -> None:
     path = _path(spec)
     if path is not None and answer.description is not None:
         with contextlib.suppress(OSError):
@@ -158,11 +158,11 @@ def _keep(spec: DescriptionSpec, answer: DescriptionAnswer) -> None:
             write_atomically(path, msgspec.json.encode(answer.description))
 
 
-def _path(spec: DescriptionSpec) -> Path | None:
+def _path(spec: CodeToBuild) -> Path | None:
     folder = kept_folder()
     return folder and folder / f"{_digest(spec)}.description.json" if spec.config is not None else None
 
 
-def _digest(spec: DescriptionSpec) -> str:
+def _digest(spec: CodeToBuild) -> str:
     versions = [__version__, *map(package_version, ("torch", "transformers"))]
     return hashlib.sha256(msgspec.json.encode([to_builtins(spec), versions], order="sorted")).hexdigest()[:24]

@@ -1,6 +1,6 @@
 """``python -m fsdp_bench.train.models.describe [PARENT]``: say what models' code builds.
 
-Standard input: a list of DescriptionSpec, as JSON. Standard output: a list of DescriptionAnswer, in the same order.
+Standard input: a list of CodeToBuild, as JSON. Standard output: a list of DescriptionAnswer, in the same order.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from fsdp_bench.spec.codec import from_json
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.setup import TrainSetup
-from fsdp_bench.spec.subprocesses.dry_run import UserModule
-from fsdp_bench.spec.subprocesses.model_code import Description, DescriptionAnswer, DescriptionSpec
+from fsdp_bench.spec.subprocesses.dry_run import CodeToBuild, UserModule
+from fsdp_bench.spec.subprocesses.model_code import Description, DescriptionAnswer
 from fsdp_bench.train.models.huggingface import batch_of, build, learned_positions
 from fsdp_bench.train.models.lora import adapted, stored_apart
 from fsdp_bench.train.models.model_code import block_of
@@ -29,7 +29,7 @@ _LENGTH = 16
 """The sequence length for which a user's function is called."""
 
 
-def describe(spec: DescriptionSpec) -> Description:
+def describe(spec: CodeToBuild) -> Description:
     """Build the model without data; return what it is.
 
     Raises:
@@ -96,7 +96,7 @@ def _number(value: Any) -> int | None:
     return value if isinstance(value, int) else None
 
 
-def answer(spec: DescriptionSpec) -> DescriptionAnswer:
+def answer(spec: CodeToBuild) -> DescriptionAnswer:
     """Describe; return the description or the error."""
     return answered(DescriptionAnswer, lambda: DescriptionAnswer(description=describe(spec)))
 
@@ -104,7 +104,7 @@ def answer(spec: DescriptionSpec) -> DescriptionAnswer:
 def main() -> None:
     """Answer standard input."""
     out = answers_only()
-    specs = from_json(sys.stdin.buffer.read(), tuple[DescriptionSpec, ...])
+    specs = from_json(sys.stdin.buffer.read(), tuple[CodeToBuild, ...])
     out.buffer.write(msgspec.json.encode([answer(spec) for spec in specs]))
     out.flush()
 
