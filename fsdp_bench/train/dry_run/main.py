@@ -241,14 +241,15 @@ def _write_trace(path: Path, step: RecordedStep) -> None:
 
 def answer(line: str) -> DryRunAnswer:
     """Read one spec and run it; return its result or its error as an answer."""
-    return answered(DryRunAnswer, lambda: DryRunAnswer(result=dry_run(_read(line))))
 
+    def result() -> DryRunAnswer:
+        try:
+            spec = from_json(line.encode(), DryRunSpec)
+        except msgspec.DecodeError as error:
+            raise SpecError(str(error)) from None
+        return DryRunAnswer(result=dry_run(spec))
 
-def _read(line: str) -> DryRunSpec:
-    try:
-        return from_json(line.encode(), DryRunSpec)
-    except msgspec.DecodeError as error:
-        raise SpecError(str(error)) from None
+    return answered(DryRunAnswer, result)
 
 
 def serve(lines: TextIO, out: TextIO) -> None:

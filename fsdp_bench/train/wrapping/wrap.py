@@ -276,8 +276,8 @@ def _planned(model: nn.Module, units: list[nn.Module], setup: TrainSetup) -> tup
     if setup.wrap is not Wrap.BLOCK_AND_ENDS:
         return tuple(blocks.values())
     first, head = ends(model, setup.api, in_order)
-    around = WrappedUnit(first, setup.precision), WrappedUnit(head, setup.head_precision, stays_gathered=True)
-    return (around[0], *(blocks[module] for module in in_order), around[1])
+    last = WrappedUnit(head, setup.head_precision, stays_gathered=True)
+    return (WrappedUnit(first, setup.precision), *(blocks[module] for module in in_order), last)
 
 
 def _blocks(model: nn.Module, units: list[nn.Module], classes: BlockClasses | None) -> list[nn.Module]:
