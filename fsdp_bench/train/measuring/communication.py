@@ -234,10 +234,8 @@ class CollectiveCounter(TorchDispatchMode):
     def _count_copy(self, operator: str, args: Any, kwargs: Any) -> None:
         source = args[1] if operator == "copy_" else args[0]
         to = args[0].device if operator == "copy_" else torch.device(kwargs.get("device") or source.device)
-        kinds = {("cpu", False): "copy_to_device", ("cpu", True): None}
-        kind = kinds.get((source.device.type, to.type == "cpu"), "copy_to_host" if to.type == "cpu" else None)
-        if kind is not None:
-            self._count(kind, source.nbytes)
+        if (source.device.type == "cpu") != (to.type == "cpu"):
+            self._count("copy_to_host" if to.type == "cpu" else "copy_to_device", source.nbytes)
 
 
 def _message_bytes(args: Any) -> int:

@@ -67,11 +67,9 @@ class Recorder(TorchDispatchMode):
         made = list(self._new_storages(result))
         work = work_of(func, given[0], result) if any(map(self._counts, tree_leaves((given, result)))) else None
         outer = f" in {outer_operator()}" if outer_operator() else ""
-        if work is not None:
-            name, num_bytes, itemsize, dims = work
-            self.log.append(["o", name + outer, num_bytes, itemsize, dims, made])
-        elif made:
-            self.log.append(["o", func.name().partition(".")[0] + outer, Size.product(0), 1, [], made])
+        if work is not None or made:
+            name, *what = work or (func.name().partition(".")[0], Size.product(0), 1, [])
+            self.log.append(["o", name + outer, *what, made])
 
     def _new_storages(self, result: Any) -> Iterator[list[Any]]:
         for leaf in tree_leaves(result):
