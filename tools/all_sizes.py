@@ -42,9 +42,8 @@ from fsdp_bench.train.models import torchtitan as torchtitans
 from fsdp_bench.train.models.huggingface import batch_of, build, config_class, learned_positions
 from fsdp_bench.train.models.lora import adapted
 from fsdp_bench.train.recording.formulas import Point
-from fsdp_bench.train.recording.main import main
+from fsdp_bench.train.recording.main import BATCHES, batches, main, origin
 from fsdp_bench.train.recording.record import Subject
-from fsdp_bench.train.recording.subjects import BATCHES, batches, origin
 
 WINDOW = 16
 """The window of layers that do not see everything, where sequences are longer."""

@@ -32,8 +32,8 @@ from fsdp_bench.spec.recording.variants import with_frozen
 from fsdp_bench.spec.subprocesses.model_code import RecordingAnswer, RecordingSpec
 from fsdp_bench.spec.subprocesses.own_python import own_environment, own_python
 
-_RECORDER = ("recording", "dry_run", "models")
-"""The folders of train/ whose code decides what is recorded."""
+_RECORDER = Path(__file__).parent.parent / "train"
+"""The folder whose code decides what is recorded: train/recording imports most of it."""
 _PREFIX = "recording: "
 """Begins the lines of progress."""
 
@@ -254,7 +254,7 @@ def _digest(spec: RecordingSpec) -> str:
     kinds = [kind.name for kind in with_frozen(spec.lora)]
     request = {**to_builtins(spec), "sequence_length": None}
     data = msgspec.json.encode([request, versions, FORMAT_VERSION, kinds], order="sorted")
-    digest, train = hashlib.sha256(data), Path(__file__).parent.parent / "train"
-    for source in sorted(source for folder in _RECORDER for source in (train / folder).glob("*.py")):
+    digest = hashlib.sha256(data)
+    for source in sorted(_RECORDER.rglob("*.py")):
         digest.update(source.read_bytes())
     return digest.hexdigest()[:24]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -40,7 +41,13 @@ class Training:
 def prepared(
     model: nn.Module, loss_function: LossFunction, setup: TrainSetup, device: torch.device, meter: MemoryMeter
 ) -> Training:
-    """Build the optimizer and the gradient scaler of a wrapped model; return what a step needs."""
+    """Build the optimizer and, for fp16, the gradient scaler of a wrapped model; return what a step needs.
+
+    Every rank must skip the same steps. FSDP1's shards need ShardedGradScaler for that; FSDP2's DTensors agree on
+    overflows by themselves (torch/distributed/tensor/_dispatch.py, found_inf_reduce_handler), DDP's gradients are
+    equal on all ranks.
+    """
+    scaler = ShardedGradScaler if setup.api is Api.FSDP1 else torch.amp.GradScaler
     return Training(
         model=model,
         optimizer=optimizer_of(model, setup),
@@ -48,61 +55,51 @@ def prepared(
         setup=setup,
         device=device,
         meter=meter,
-        scaler=build_scaler(setup, device),
+        scaler=scaler(device=device.type) if setup.precision.needs_grad_scaler else None,
     )
-
-
-def build_scaler(setup: TrainSetup, device: torch.device) -> torch.amp.GradScaler | None:
-    """Return the gradient scaler for fp16. None for other precisions.
-
-    Every rank must skip the same steps. FSDP1's shards need ShardedGradScaler for that; FSDP2's DTensors agree on
-    overflows by themselves (torch/distributed/tensor/_dispatch.py, found_inf_reduce_handler), DDP's gradients are
-    equal on all ranks.
-    """
-    if not setup.precision.needs_grad_scaler:
-        return None
-    return (ShardedGradScaler if setup.api is Api.FSDP1 else torch.amp.GradScaler)(device=device.type)
 
 
 def train_step(training: Training, micro_batches: list[Tensor]) -> Tensor:
     """Run one step over micro-batches B, S + 1; return this rank's mean loss as a tensor on the device."""
-    setup, meter = training.setup, training.meter
     total = torch.zeros((), device=training.device)
     for index, tokens in enumerate(micro_batches):
         is_last = index == len(micro_batches) - 1
-        with gradient_sync(training.model, setup.sync_every_micro_batch or is_last):
-            total += _forward_backward(training, tokens.to(training.device), len(micro_batches))
-    meter.phase("optimizer")
-    note_gradients(training)
+        with gradient_sync(training.model, training.setup.sync_every_micro_batch or is_last):
+            total += _train_on(training, tokens.to(training.device), len(micro_batches))
     optimizer_step(training)
     return total
 
 
-def note_gradients(training: Training) -> None:
-    """Note the dtypes and bytes of the gradients, in the first step."""
-    if training.gradient_dtypes is None:
-        training.gradient_dtypes = dtype_names(gradients(training.model))
-        training.gradients_bytes = storage_bytes(gradients(training.model))
-
-
-def _forward_backward(training: Training, tokens: Tensor, num_micro_batches: int) -> Tensor:
-    """Run forward and backward of one micro-batch; return its part of the step's mean loss."""
-    meter = training.meter
+def _train_on(training: Training, tokens: Tensor, num_micro_batches: int) -> Tensor:
     inputs, targets = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
-    meter.phase("forward")
-    includes_head = training.setup.loss.includes_head
-    logits = training.model(inputs, targets) if includes_head else training.model(inputs)
-    meter.phase("loss")
-    loss = training.loss_function(logits, targets) / num_micro_batches
-    del logits
-    meter.phase("backward")
-    scaled = training.scaler.scale(loss) if training.scaler is not None else loss
-    scaled.backward()
+    given = (inputs, targets) if training.setup.loss.includes_head else (inputs,)
+    return forward_backward(training, lambda: training.model(*given), targets, num_micro_batches)
+
+
+def forward_backward(training: Training, forward: Callable[[], Any], targets: Any, num_micro_batches: int) -> Tensor:
+    """Run forward and backward of one micro-batch; return its part of the step's mean loss.
+
+    ``forward`` runs the model; the loss function is given what it returns, and ``targets``.
+    """
+    training.meter.phase("forward")
+    output = forward()
+    training.meter.phase("loss")
+    loss = training.loss_function(output, targets) / num_micro_batches
+    del output
+    training.meter.phase("backward")
+    (training.scaler.scale(loss) if training.scaler is not None else loss).backward()
     return loss.detach()
 
 
 def optimizer_step(training: Training) -> None:
-    """Unscale, clip, step, and free the gradients; nothing of it where backward has stepped already."""
+    """Unscale, clip, step, and free the gradients; nothing of it where backward has stepped already.
+
+    In the first step, note the dtypes and bytes of the gradients.
+    """
+    training.meter.phase("optimizer")
+    if training.gradient_dtypes is None:
+        training.gradient_dtypes = dtype_names(gradients(training.model))
+        training.gradients_bytes = storage_bytes(gradients(training.model))
     if training.setup.optimizer_in_backward:
         return
     setup, scaler, optimizer = training.setup, training.scaler, training.optimizer
@@ -126,21 +123,15 @@ def clip_gradients(model: nn.Module, max_norm: float) -> None:
         nn.utils.clip_grad_norm_(model.parameters(), max_norm)
 
 
-class _Fsdp2Sync:
-    def __init__(self, model: FSDPModule, enabled: bool) -> None:
-        self._model, self._enabled = model, enabled
-
-    def __enter__(self) -> None:
-        self._model.set_requires_gradient_sync(self._enabled)
-
-    def __exit__(self, *exception: object) -> None:
-        self._model.set_requires_gradient_sync(True)
-
-
-def gradient_sync(model: nn.Module, enabled: bool) -> AbstractContextManager[Any]:
-    """Return a context manager in which backward reduces gradients, or keeps them unsharded (``no_sync``)."""
+@contextmanager
+def gradient_sync(model: nn.Module, enabled: bool) -> Iterator[None]:
+    """Let backward reduce gradients inside a ``with`` block, or keep them unsharded (``no_sync``)."""
     if isinstance(model, FSDPModule):
-        return _Fsdp2Sync(model, enabled)
-    if not enabled and isinstance(model, FullyShardedDataParallel | DistributedDataParallel):
-        return model.no_sync()
-    return nullcontext()
+        model.set_requires_gradient_sync(enabled)
+        yield
+        model.set_requires_gradient_sync(True)
+    elif not enabled and isinstance(model, FullyShardedDataParallel | DistributedDataParallel):
+        with model.no_sync():
+            yield
+    else:
+        yield

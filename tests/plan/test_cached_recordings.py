@@ -43,10 +43,16 @@ def test_a_recording_is_made_once_for_each_request(made: list[RecordingSpec]) ->
     assert len(made) == 2
 
 
-def test_another_recorder_makes_it_anew(made: list[RecordingSpec], monkeypatch: pytest.MonkeyPatch) -> None:
-    get()
-    monkeypatch.setattr(recording, "_RECORDER", ("recording",))
-    get()
+def test_another_recorder_makes_it_anew(
+    made: list[RecordingSpec], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert (recording._RECORDER / "wrapping" / "units.py").exists()
+    source = tmp_path / "train" / "wrapping" / "units.py"
+    source.parent.mkdir(parents=True)
+    monkeypatch.setattr(recording, "_RECORDER", tmp_path / "train")
+    for text in ("1", "1", "2"):
+        source.write_text(text)
+        get()
     assert len(made) == 2
 
 

@@ -8,7 +8,7 @@ from math import gcd
 
 from fsdp_bench.spec.lora import RANK
 from fsdp_bench.spec.recording.config import SIZES
-from fsdp_bench.train.recording.subjects import BATCHES
+from fsdp_bench.train.recording.main import BATCHES
 from tools.all_sizes import _MODELS
 
 MADE_OF = {

@@ -18,16 +18,12 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable
-from contextlib import suppress
-from multiprocessing.connection import Connection, wait
+from concurrent.futures import FIRST_EXCEPTION, ProcessPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-
-LEAVING_SECONDS = 10
-"""The time limit for ranks to exit after their last answer."""
 
 FORK_SERVER = multiprocessing.get_context("forkserver")
 FORK_SERVER.set_forkserver_preload(
@@ -50,79 +46,58 @@ def _turn_warnings_into_errors() -> None:
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view", category=UserWarning)
 
 
-def _rank_main(rank: int, world_size: int, rendezvous: Path, pipe: Connection) -> None:
-    """Answer calls until the other end of the pipe is closed, or one fails."""
-    try:
-        gc.freeze()  # torch's modules: collections would touch, and so copy, their pages
-        _turn_warnings_into_errors()
-        torch.set_num_threads(1)
-        os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-        dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=world_size)
-        while (call := _next_call(pipe)) is not None:
-            function, args = pickle.loads(call)
-            # pickle and not the pipe's own pickler, which would hand tensors over in shared memory of a dying process.
-            pipe.send_bytes(pickle.dumps((None, function(*args))))
-            dist.barrier()
-    except BaseException:
-        pipe.send_bytes(pickle.dumps((time.monotonic(), traceback.format_exc())))
-    finally:
-        os._exit(0)  # peers that failed would make destructors wait
+def _join(rank: int, world_size: int, rendezvous: Path) -> None:
+    gc.freeze()  # torch's modules: collections would touch, and so copy, their pages
+    _turn_warnings_into_errors()
+    torch.set_num_threads(1)
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=world_size)
 
 
-def _next_call(pipe: Connection) -> bytes | None:
-    try:
-        return pipe.recv_bytes()
-    except EOFError:
-        return None
+def _answer(call: bytes) -> bytes:
+    """Call; pickle the answer here: the pool's pickler would hand tensors over in shared memory of a dying process."""
+    function, args = pickle.loads(call)
+    answer = pickle.dumps(function(*args))
+    dist.barrier()
+    return answer
 
 
 class Ranks:
-    """The ranks of a new gloo world, which answer calls until ``end``."""
+    """The ranks of a new gloo world, each a pool of one process, which answer calls until ``end``."""
 
     def __init__(self, world_size: int, folder: Path) -> None:
         rendezvous = folder / f"rendezvous-{time.monotonic_ns()}"
-        self._rank_of: dict[Connection, int] = {}
-        self._processes = []
-        for rank in range(world_size):
-            ours, theirs = FORK_SERVER.Pipe()
-            process = FORK_SERVER.Process(target=_rank_main, args=(rank, world_size, rendezvous, theirs), daemon=True)
-            process.start()
-            theirs.close()
-            self._rank_of[ours] = rank
-            self._processes.append(process)
+        self.has_ended = False
+        self._pools = [
+            ProcessPoolExecutor(1, FORK_SERVER, _join, (rank, world_size, rendezvous)) for rank in range(world_size)
+        ]
 
     def call(self, function: Callable[..., Any], *args: Any, seconds: float = 200) -> list[Any]:
         """Call ``function(*args)`` on every rank; return what each rank returned.
 
         Raises:
-            AssertionError: with the traceback of the rank that failed first, or after ``seconds``. All ranks have
-                ended then.
+            AssertionError: with the traceback of the rank that failed first, because of which its peers would hang, or
+                after ``seconds``. All ranks have ended then.
         """
-        call = pickle.dumps((function, args))
-        try:
-            for pipe in self._rank_of:
-                with suppress(BrokenPipeError):  # what a rank that has left said is read below
-                    pipe.send_bytes(call)
-            return _collect(self._rank_of, time.monotonic() + seconds)
-        except BaseException:
-            self.end(seconds=0)
-            raise
+        futures = [pool.submit(_answer, pickle.dumps((function, args))) for pool in self._pools]
+        done, silent = wait(futures, seconds, FIRST_EXCEPTION)
+        errors = {rank: future.exception() for rank, future in enumerate(futures) if future in done}
+        failed = [f"rank {rank}: {''.join(traceback.format_exception(one))}" for rank, one in errors.items() if one]
+        if failed or silent:
+            self.end()
+        assert not failed, failed[0]
+        assert not silent, (
+            f"ranks {[rank for rank in range(len(futures)) if rank not in errors]} did not answer in time"
+        )
+        return [pickle.loads(future.result()) for future in futures]
 
-    def end(self, seconds: float = LEAVING_SECONDS) -> None:
-        """End all ranks: they leave within ``seconds``, or are killed."""
-        for pipe in self._rank_of:
-            pipe.close()
-        for process in self._processes:
-            process.join(timeout=seconds)
-            if process.is_alive():
+    def end(self) -> None:
+        """Kill all ranks."""
+        self.has_ended = True
+        for pool in self._pools:
+            for process in list((pool._processes or {}).values()):
                 process.kill()
-            process.join()
-            process.close()
-        self._rank_of, self._processes = {}, []
-
-    @property
-    def has_ended(self) -> bool:
-        return not self._processes
+            pool.shutdown()
 
 
 def run_ranks(
@@ -150,29 +125,3 @@ def call_standing_ranks(world_size: int, function: Callable[..., Any], *args: An
         atexit.register(shutil.rmtree, folder)
         _STANDING[world_size] = Ranks(world_size, folder)
     return _STANDING[world_size].call(function, *args)
-
-
-def _collect(rank_of: dict[Connection, int], deadline: float) -> list[Any]:
-    """Return each rank's answer, or raise for the rank that failed first, because of which its peers fail."""
-    answers: dict[int, Any] = {}
-    while len(answers) < len(rank_of):
-        silent = [pipe for pipe, rank in rank_of.items() if rank not in answers]
-        ready = wait(silent, timeout=max(deadline - time.monotonic(), 0))
-        assert ready, f"ranks {[rank_of[pipe] for pipe in silent]} did not answer in time"
-        failures: list[tuple[float, str]] = []
-        for pipe in silent:
-            if pipe in ready:
-                failed_at, value = _receive(pipe)
-                answers[rank_of[pipe]] = value
-                if failed_at is not None:
-                    failures.append((failed_at, f"rank {rank_of[pipe]}: {value}"))
-        assert not failures, min(failures)[1]
-    return [answers[rank] for rank in sorted(answers)]
-
-
-def _receive(pipe: Connection) -> tuple[float | None, Any]:
-    """Return when the rank failed, if it did, and what it says."""
-    try:
-        return pickle.loads(pipe.recv_bytes())
-    except (EOFError, ConnectionResetError):
-        return 0.0, "died without a word"

@@ -27,7 +27,6 @@ from tests.train.training import (
     relative_error,
     setup_of,
     train_alone,
-    train_cases,
     train_sharded,
     training_of,
     whole_parameters,
@@ -151,10 +150,9 @@ def test_reduction_in_bf16_adds_its_own_roundings_and_no_more() -> None:
     """Two more in a row: the sum of two ranks' gradients, and the division by their number."""
     _, start = train_alone(Family.LLAMA, setup_of(2), steps=0)
     _, expected = train_alone(Family.LLAMA, setup_of(2))
-    for rank in call_standing_ranks(2, train_cases, BF16_REDUCED):
-        for name, result in rank.items():
-            assert not isinstance(result, str), result
-            assert 1e-4 < relative_error(result[1], expected, start) < bf16_tolerance(more_roundings=2), name
+    for name, case in BF16_REDUCED.items():
+        for _, parameters in call_standing_ranks(2, train_sharded, *case):
+            assert 1e-4 < relative_error(parameters, expected, start) < bf16_tolerance(more_roundings=2), name
 
 
 @pytest.mark.parametrize("fault", ["summed", "one rank's data"])
@@ -164,9 +162,9 @@ def test_the_bf16_tolerance_catches_real_faults(fault: str) -> None:
     _, expected = train_alone(Family.LLAMA, setup_of(2))
     cases = {name: case for name, case in BF16_CASES[2].items() if len(name.split()) == 3 and "llama" in name}
     assert len(cases) == len(TWO)
-    for name, result in call_standing_ranks(2, train_cases, cases, fault)[0].items():
-        assert not isinstance(result, str), result
-        error = relative_error(result[1], expected, start)
+    for name, case in cases.items():
+        _, parameters = call_standing_ranks(2, train_sharded, *case, fault)[0]
+        error = relative_error(parameters, expected, start)
         print(f"{name} {fault}: {error:.3f}")
         assert error > 5 * bf16_tolerance(), name
 

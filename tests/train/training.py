@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import traceback
 import warnings
-from collections.abc import Callable
 from functools import cache, partial
 from typing import Any
 
@@ -139,19 +137,6 @@ def train_sharded(family: Family, setup: TrainSetup, fault: str = "") -> Trained
         dist.all_reduce(loss)
         losses.append(float(loss) / world)
     return losses, whole_parameters(training.model)
-
-
-def attempt(function: Callable[..., Any], *args: Any) -> Any:
-    """Call; return the traceback as text where it raises, so that one case does not take the others with it."""
-    try:
-        return function(*args)
-    except Exception:
-        return traceback.format_exc()
-
-
-def train_cases(cases: Cases, fault: str = "") -> dict[str, Trained | str]:
-    """Train every case on this rank, one after another."""
-    return {name: attempt(train_sharded, *case, fault) for name, case in cases.items()}
 
 
 def plain_model(family: Family, seed: int = SEED) -> nn.Module:

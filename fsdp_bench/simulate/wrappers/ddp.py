@@ -22,8 +22,8 @@ from fsdp_bench.spec.setup import TrainSetup
 
 # -- A model without FSDP on one GPU: NO_SHARD under fsdp2 at world size 1 ---------------------------------------------
 #
-# Mixed precision is autocast around forward (train/wrapping/ddp.py): parameters, gradients and the residual stream stay
-# in fp32, matrix products run on copies. DistributedDataParallel is this and its buckets.
+# Mixed precision is autocast around forward (wrap_ddp of train/wrapping/wrappers.py): parameters, gradients and the
+# residual stream stay in fp32, matrix products run on copies. DistributedDataParallel is this and its buckets.
 
 
 class _Gradient:

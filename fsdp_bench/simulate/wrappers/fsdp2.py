@@ -477,7 +477,7 @@ class Fsdp2(Wrapper):
         """In the order of FSDPStateContext.all_states."""
         if setup.forward_prefetch:
             below = self.groups[1:]
-            if setup.wrap is Wrap.BLOCK_AND_ENDS:  # train/wrapping/fsdp2.py knows in which order these run
+            if setup.wrap is Wrap.BLOCK_AND_ENDS:  # train/wrapping/wrappers.py knows in which order these run
                 below = [groups[id(unit.modules[0])] for unit in units]
             self.forward_prefetch = {unit: (after,) for unit, after in pairwise(below)}
 
@@ -515,7 +515,7 @@ class Fsdp2(Wrapper):
         return held
 
     def _fill(self) -> list[Storage]:
-        """Allocate every shard, and fill those of the benchmark's models (train/wrapping/fsdp2.py)."""
+        """Allocate every shard, and fill those of the benchmark's models (train/wrapping/wrappers.py)."""
         tape = self.tape
         held = []
         for group in self._by_block():

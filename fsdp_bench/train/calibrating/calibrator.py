@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -44,11 +45,11 @@ from fsdp_bench.train.measuring.fake_group import replace_group_by_fake
 from fsdp_bench.train.measuring.meters import Unmetered
 from fsdp_bench.train.measuring.nvml import Nvml
 from fsdp_bench.train.models.loss import loss_function
-from fsdp_bench.train.models.optimizer import build_optimizer
 from fsdp_bench.train.models.transformer import BLOCKS, attention_kernel, build, initialize
+from fsdp_bench.train.processes.backends import versions
 from fsdp_bench.train.processes.child import die_with_parent
 from fsdp_bench.train.processes.rendezvous import meet
-from fsdp_bench.train.step import Training, train_step
+from fsdp_bench.train.step import prepared, train_step
 from fsdp_bench.train.wrapping.wrap import fsdp
 
 MESSAGES = {"cpu": (2**10, 2**16, 2**20, 2**23, 2**25), "cuda": (2**10, 2**16, 2**20, 2**23, 2**26, 2**29)}
@@ -91,14 +92,13 @@ def _behind_an_operator(side: torch.Tensor, collective: Callable[[], object]) ->
 
 def _own_group(size: int, neighbours: bool) -> dist.ProcessGroup:
     """Make all groups of a size; return the group of this rank."""
-    world, rank = dist.get_world_size(), dist.get_rank()
-    count = world // size
+    count = dist.get_world_size() // size
     rows = [
         [index * size + place if neighbours else place * count + index for place in range(size)]
         for index in range(count)
     ]
-    groups = [dist.new_group(row) for row in rows]
-    return next(group for group, row in zip(groups, rows, strict=True) if rank in row)
+    group: dist.ProcessGroup = dist.new_subgroups_by_enumeration(rows)[0]
+    return group
 
 
 def _collectives(
@@ -134,16 +134,15 @@ def measure(device: torch.device, say: Callable[[str], None]) -> RankMeasurement
         say(name)
         found[name] = tuple(part(watch))
     say("hooks")
-    versions = {"torch": str(torch.__version__), "python": platform.python_version(), "backend": dist.get_backend()}
+    found_versions = versions(device.type)
     if device.type == "cuda":
-        versions["cuda"], versions["nccl"] = str(torch.version.cuda), ".".join(map(str, torch.cuda.nccl.version()))
         heads, length, head_dim = ATTENTION_HEADS, max(LENGTHS["cuda"]), max(HEAD_DIMS)
-        versions["attention"] = attention_kernel(heads, heads, length, head_dim, torch.bfloat16, device)
+        found_versions["attention"] = attention_kernel(heads, heads, length, head_dim, torch.bfloat16, device)
     return RankMeasurements(
         num_ranks=dist.get_world_size(),
         threads_per_rank=torch.get_num_threads(),
         device_name=torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine(),
-        versions=versions,
+        versions=found_versions,
         model_step_seconds=time_model_steps(watch),
         context_bytes=context_bytes,
         **found,
@@ -160,13 +159,15 @@ def _context_bytes(device: torch.device) -> int | None:
     return None if used is None else used - torch.cuda.memory_reserved(device)
 
 
+_SETUP = TrainSetup(optimizer=OptimizerKind.SGD, sequence_length=CALIBRATION_SEQUENCE_LENGTH, micro_batch_size=1)
+
+
 def _bare_step(device: torch.device) -> Callable[[], object]:
     """Return a function that runs a step of CALIBRATION_MODEL, unwrapped."""
     bare = build(CALIBRATION_MODEL).to_empty(device=device)
     for name, parameter in bare.named_parameters():
         initialize(parameter, name, 0)
-    setup = TrainSetup(optimizer=OptimizerKind.SGD, sequence_length=CALIBRATION_SEQUENCE_LENGTH, micro_batch_size=1)
-    return _stepper(bare, setup, device)
+    return _stepper(bare, _SETUP, device)
 
 
 def time_model_steps(watch: Stopwatch) -> dict[str, float]:
@@ -179,33 +180,20 @@ def time_model_steps(watch: Stopwatch) -> dict[str, float]:
     replace_group_by_fake(dist.get_rank(), world)
     alone = Stopwatch(device, watch.round_seconds)
     for api in (Api.FSDP1, Api.FSDP2):
-        wrapped_setup = TrainSetup(
-            api=api,
-            world_size=world,
-            optimizer=OptimizerKind.SGD,
-            sequence_length=CALIBRATION_SEQUENCE_LENGTH,
-            micro_batch_size=1,
-        )
+        setup = msgspec.structs.replace(_SETUP, api=api, world_size=world)
         model = fsdp(
             build(CALIBRATION_MODEL),
-            setup=wrapped_setup,
+            setup=setup,
             TransformerBlock=BLOCKS[CALIBRATION_MODEL.family],
             device=device,
-            initialize=lambda parameter, name: initialize(parameter, name, 0),
+            initialize=partial(initialize, seed=0),
         )
-        seconds[api.value] = alone.seconds(_stepper(model, wrapped_setup, device))
+        seconds[api.value] = alone.seconds(_stepper(model, setup, device))
     return seconds
 
 
 def _stepper(model: nn.Module, setup: TrainSetup, device: torch.device) -> Callable[[], object]:
-    training = Training(
-        model=model,
-        optimizer=build_optimizer(model.parameters(), setup.optimizer, 1e-3),
-        loss_function=loss_function(setup.loss),
-        setup=setup,
-        device=device,
-        meter=Unmetered(),
-    )
+    training = prepared(model, loss_function(setup.loss), setup, device, Unmetered())
     tokens = torch.zeros(1, CALIBRATION_SEQUENCE_LENGTH + 1, dtype=torch.long)
     return lambda: train_step(training, [tokens])
 

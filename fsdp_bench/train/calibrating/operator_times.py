@@ -131,18 +131,9 @@ def _products(
 ) -> Iterator[tuple[str, Callable[[], object]]]:
     """Yield calls with random numbers: the time of a product depends on the numbers if power is limited."""
     left, right = torch.randn(m, k, device=device, dtype=dtype), torch.randn(k, n, device=device, dtype=dtype)
-    pairs = {
-        "nt": (left, right.t().contiguous()),
-        "nn": (left, right),
-        "tn": (left.t().contiguous(), right),
-    }
-    calls: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-        "nt": F.linear,
-        "nn": torch.mm,
-        "tn": lambda one, other: one.t() @ other,
-    }
-    for layout, pair in pairs.items():
-        yield layout, Rotating(calls[layout], pair)
+    yield "nt", Rotating(F.linear, (left, right.t().contiguous()))
+    yield "nn", Rotating(torch.mm, (left, right))
+    yield "tn", Rotating(lambda one, other: one.t() @ other, (left.t().contiguous(), right))
 
 
 class Rotating:
@@ -310,18 +301,12 @@ def optimizer_times(watch: Stopwatch) -> Iterator[OptimizerTime]:
 
 def _optimizer_step(kind: OptimizerKind, num_tensors: int, numel: int, device: torch.device) -> Callable[[], object]:
     """Return a function that runs a step. Sets of tensors are used in turn, so that they are not in the GPU's cache."""
-    copies = _copies(STATE_BYTES * numel, device) if device.type == "cuda" else 1
-    steps = [_one_optimizer_step(kind, num_tensors, numel, device) for _ in range(copies)]
-    for step in steps:
-        step()
+    steps: list[Callable[[], object]] = []
+    for _ in range(_copies(STATE_BYTES * numel, device) if device.type == "cuda" else 1):
+        parameters = [torch.nn.Parameter(torch.randn(numel // num_tensors, device=device)) for _ in range(num_tensors)]
+        for parameter in parameters:
+            parameter.grad = torch.randn_like(parameter)
+        steps.append(build_optimizer(parameters, kind, 1e-4).step)
+        steps[-1]()
     rotation = cycle(steps)
     return lambda: next(rotation)()
-
-
-def _one_optimizer_step(
-    kind: OptimizerKind, num_tensors: int, numel: int, device: torch.device
-) -> Callable[[], object]:
-    parameters = [torch.nn.Parameter(torch.randn(numel // num_tensors, device=device)) for _ in range(num_tensors)]
-    for parameter in parameters:
-        parameter.grad = torch.randn_like(parameter)
-    return build_optimizer(parameters, kind, 1e-4).step

@@ -7,7 +7,7 @@ fake, so no kernel ever runs, and streams have only an identity.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
 from typing import Any
 
@@ -17,80 +17,66 @@ import torch.distributed as dist
 NAME = "fakegpu"
 
 
-class _AlwaysComplete:
-    """The methods that streams and events share: nothing runs, so there is nothing to wait for."""
+class _WithoutWork:
+    """What streams, events and the device have in common: nothing runs, so there is nothing to wait for."""
 
-    def synchronize(self) -> None:
-        """Return at once."""
+    def _nothing(self, *_given: Any, **_named: Any) -> None:
+        pass
 
-    def query(self) -> bool:
-        """Return True."""
+    def _true(self) -> bool:
         return True
 
+    synchronize = _nothing
 
-class FakeStream(_AlwaysComplete):
+
+class FakeStream(_WithoutWork):
     """A stream on which nothing runs."""
 
     def __init__(self, device: Any = None, priority: int = 0, **_other: Any) -> None:
         self.priority = priority
 
-    def wait_stream(self, stream: Any) -> None:
-        """Return at once."""
-
-    wait_event = wait_stream
+    query = _WithoutWork._true
+    wait_stream = wait_event = _WithoutWork._nothing
 
     def record_event(self, event: FakeEvent | None = None) -> FakeEvent:
         """Return an event that is already complete."""
         return event or FakeEvent()
 
 
-class FakeEvent(_AlwaysComplete):
+class FakeEvent(_WithoutWork):
     """An event that is always complete."""
 
     def __init__(self, *_args: Any, **_kwargs: Any) -> None:
         pass
 
+    query = _WithoutWork._true
+    wait = _WithoutWork._nothing
+
     def record(self, stream: Any = None) -> FakeEvent:
         """Return this event."""
         return self
 
-    def wait(self, stream: Any = None) -> None:
-        """Return at once."""
 
-
-class DeviceModule:
+class DeviceModule(_WithoutWork):
     """The device module, as ``torch.cuda`` for CUDA: the functions that torch and FSDP call.
 
     There is one device, without a random number generator.
     """
 
+    Stream, Event = FakeStream, FakeEvent
+
     def __init__(self) -> None:
         self._stream = FakeStream()
-        self.Stream, self.Event = FakeStream, FakeEvent
 
-    def is_initialized(self) -> bool:
-        """Return True."""
-        return True
-
-    is_available = is_built = is_initialized
+    is_initialized = is_available = is_built = _WithoutWork._true
+    _lazy_init = set_device = manual_seed = manual_seed_all = set_rng_state = _WithoutWork._nothing
 
     def _is_in_bad_fork(self) -> bool:
         return False
 
-    def _lazy_init(self) -> None:
-        pass
-
-    def manual_seed(self, seed: int) -> None:
-        """Do nothing."""
-
-    manual_seed_all = manual_seed
-
     def get_rng_state(self, device: Any = None) -> torch.Tensor:
         """Return a state for activation checkpointing to save, on the host as with CUDA."""
         return torch.empty(16, dtype=torch.uint8, device="cpu")
-
-    def set_rng_state(self, state: torch.Tensor, device: Any = None) -> None:
-        """Do nothing."""
 
     def device_count(self) -> int:
         """Return the usual number of GPUs of a node."""
@@ -99,12 +85,6 @@ class DeviceModule:
     def current_device(self) -> int:
         """Return the device index of rank 0."""
         return 0
-
-    def set_device(self, device: Any) -> None:
-        """Do nothing."""
-
-    def synchronize(self, device: Any = None) -> None:
-        """Return at once."""
 
     def current_stream(self, device: Any = None) -> FakeStream:
         """Return the stream set by ``set_stream`` or ``stream``."""
@@ -129,10 +109,9 @@ class DeviceModule:
         finally:
             self._stream = before
 
-    @contextmanager
-    def device(self, device: Any) -> Iterator[None]:
-        """Do nothing: there is one device."""
-        yield
+    def device(self, device: Any) -> AbstractContextManager[None]:
+        """Return a context that changes nothing: there is one device."""
+        return nullcontext()
 
 
 @cache

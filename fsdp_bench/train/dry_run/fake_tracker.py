@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed.tensor import DTensor
+from torch.utils._pytree import tree_leaves
 
 from fsdp_bench.spec.rank_report import MemoryReading
 from fsdp_bench.train.measuring.storage_tracker import StorageTracker
@@ -57,27 +59,12 @@ class RecordedStep:
 
     def live_at_peak(self) -> dict[int, int]:
         """Return the bytes of each storage at the first moment of the step's largest live bytes."""
-        live, sizes = sum(self.start.values()), dict(self.start)
-        peak, at_peak = live, dict(sizes)
-        peak_index = _index_of_peak(live, self.changes)
-        for index, change in enumerate(self.changes):
+        live = list(accumulate((change.grown_bytes for change in self.changes), initial=sum(self.start.values())))
+        peak, sizes = max(live), dict(self.start)
+        for change in self.changes[: live.index(peak)]:
             sizes[change.number] = sizes.get(change.number, 0) + change.grown_bytes
-            live += change.grown_bytes
-            if index == peak_index:
-                peak, at_peak = live, {number: size for number, size in sizes.items() if size}
-                break
-        assert sum(at_peak.values()) == peak
-        return at_peak
-
-
-def _index_of_peak(live: int, changes: list[SizeChange]) -> int:
-    """Return the index of the change after which most bytes are live; -1 for the start."""
-    best, best_index = live, -1
-    for index, change in enumerate(changes):
-        live += change.grown_bytes
-        if live > best:
-            best, best_index = live, index
-    return best_index
+        assert sum(sizes.values()) == peak
+        return {number: size for number, size in sizes.items() if size}
 
 
 class FakeTracker(StorageTracker):
@@ -103,10 +90,6 @@ class FakeTracker(StorageTracker):
     def counts(self, tensor: torch.Tensor) -> bool:
         """Return whether a tensor is fake and on the tracked device."""
         return isinstance(tensor, FakeTensor) and tensor.fake_device.type == self._device_type
-
-    def number_of(self, tensor: torch.Tensor) -> int | None:
-        """Return the number of a tensor's storage. None if it is not tracked."""
-        return self._numbers.get(tensor.untyped_storage()._cdata)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run the operator, count the storages of its results, and note the data that it moved."""
@@ -135,14 +118,10 @@ class FakeTracker(StorageTracker):
         return RecordedStep(start, self._changes, self._marks, peaks)
 
     def numbers_in(self, value: Any) -> Iterator[int]:
-        """Yield the numbers of the tracked storages in nested lists and tuples of tensors."""
-        if isinstance(value, torch.Tensor):
-            number = self.number_of(value)
-            if number is not None:
-                yield number
-        elif isinstance(value, list | tuple):
-            for part in value:
-                yield from self.numbers_in(part)
+        """Yield the numbers of the tracked storages of the tensors in a value."""
+        for leaf in tree_leaves(value):
+            if isinstance(leaf, torch.Tensor) and leaf.untyped_storage()._cdata in self._numbers:
+                yield self._numbers[leaf.untyped_storage()._cdata]
 
     def phase(self, name: str) -> None:
         """End the current phase and begin a new one."""
@@ -206,26 +185,11 @@ class RealTracker(FakeTracker):
 
 
 Follow = Callable[[FakeTracker, Any, Any, Any], None]
-
-
-def _moves_to_result(tracker: FakeTracker, args: Any, kwargs: Any, result: Any) -> None:
-    tracker.moved(args[0], result)
-
-
-def _moves_to_first(tracker: FakeTracker, args: Any, kwargs: Any, result: Any) -> None:
-    tracker.moved(args[1], args[0])
-
-
-def _moves_to_out(tracker: FakeTracker, args: Any, kwargs: Any, result: Any) -> None:
-    tracker.moved(args[0], kwargs.get("out", args[-1]))
-
-
-def _adds(tracker: FakeTracker, args: Any, kwargs: Any, result: Any) -> None:
-    tracker.moved(args[:2], result, added=True)
+"""Takes the tracker, and an operator's arguments, keyword arguments and result."""
 
 
 def _sends(kind: str) -> Follow:
-    def follow(tracker: FakeTracker, args: Any, kwargs: Any, result: Any) -> None:
+    def follow(tracker: FakeTracker, args: Any, _kwargs: Any, _result: Any) -> None:
         if kind == "gather" or tracker.current_phase == "backward":  # clipping reduces norms, in the optimizer's phase
             tracker.sent[kind].update(tracker.numbers_in(args))
 
@@ -233,10 +197,21 @@ def _sends(kind: str) -> Follow:
 
 
 _FOLLOWED: dict[str, Follow] = {
-    **dict.fromkeys(("aten::cat", "aten::_to_copy", "aten::clone", "aten::constant_pad_nd"), _moves_to_result),
-    **dict.fromkeys(("aten::add", "aten::add_"), _adds),
-    **dict.fromkeys(("aten::copy_", "aten::_foreach_copy_"), _moves_to_first),
-    **dict.fromkeys(("fsdp::chunk_cat", "fsdp::split_with_sizes_copy"), _moves_to_out),
+    **dict.fromkeys(
+        ("aten::cat", "aten::_to_copy", "aten::clone", "aten::constant_pad_nd"),
+        lambda tracker, args, kwargs, result: tracker.moved(args[0], result),
+    ),
+    **dict.fromkeys(
+        ("aten::add", "aten::add_"), lambda tracker, args, kwargs, result: tracker.moved(args[:2], result, added=True)
+    ),
+    **dict.fromkeys(
+        ("aten::copy_", "aten::_foreach_copy_"),
+        lambda tracker, args, kwargs, result: tracker.moved(args[1], args[0]),
+    ),
+    **dict.fromkeys(
+        ("fsdp::chunk_cat", "fsdp::split_with_sizes_copy"),
+        lambda tracker, args, kwargs, result: tracker.moved(args[0], kwargs.get("out", args[-1])),
+    ),
     **dict.fromkeys(("c10d::_allgather_base_", "c10d::allgather_"), _sends("gather")),
     **dict.fromkeys(("c10d::_reduce_scatter_base_", "c10d::reduce_scatter_", "c10d::allreduce_"), _sends("reduce")),
 }

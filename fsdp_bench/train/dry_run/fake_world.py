@@ -17,10 +17,10 @@ from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
-from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils._python_dispatch import _disable_current_modes
 
 from fsdp_bench.spec.setup import TrainSetup
 from fsdp_bench.spec.subprocesses.dry_run import KernelSet
@@ -28,9 +28,8 @@ from fsdp_bench.train.dry_run.fake_gpu import fake_gpu
 from fsdp_bench.train.dry_run.fake_tracker import FakeTracker, RealTracker
 from fsdp_bench.train.dry_run.fused_kernels import fused_kernels
 from fsdp_bench.train.dry_run.workarounds import applied
-from fsdp_bench.train.measuring.fake_group import add_finished_hook, fake_collectives, futures_of_all_reduces
-from fsdp_bench.train.wrapping.units import Initializer
-from fsdp_bench.train.wrapping.wrap import BlockClasses, fsdp, hybrid_mesh
+from fsdp_bench.train.measuring.fake_group import fake_collectives, futures_of_all_reduces
+from fsdp_bench.train.wrapping.wrap import hybrid_mesh
 
 
 @dataclass(frozen=True)
@@ -44,25 +43,6 @@ class FakeWorld:
     def build_device(self, setup: TrainSetup) -> torch.device:
         """Return the device to build a model on: for FSDP the host, because FSDP moves each unit to the device."""
         return self.device if setup.is_ddp else torch.device("cpu")
-
-    def wrap(
-        self,
-        model: nn.Module,
-        setup: TrainSetup,
-        blocks: BlockClasses | None,
-        initialize: Initializer | None = None,
-    ) -> nn.Module:
-        """Wrap a model as a trial does: with fsdp() of train/wrapping/wrap.py."""
-        wrapped = fsdp(
-            model,
-            setup=setup,
-            TransformerBlock=blocks,
-            device=self.device,
-            device_mesh=self.mesh,
-            initialize=initialize,
-        )
-        add_finished_hook(wrapped, setup)
-        return wrapped
 
 
 class _AcceleratorMode(FakeTensorMode):
@@ -81,16 +61,12 @@ def fake_world(setup: TrainSetup, kernels: KernelSet, rank: int = 0, before_sm80
     Raises:
         MachineError: if this version of torch is not supported (workarounds.py).
     """
-    mode = _fake_mode(kernels)
-    with ExitStack() as stack:
-        stack.enter_context(applied(accelerator=kernels == "cuda"))
-        stack.enter_context(futures_of_all_reduces())
-        device = _device(kernels)
-        dist.init_process_group("fake", rank=rank, world_size=setup.world_size, store=FakeStore())
-        stack.callback(_end_world)
-        mesh = _mesh(setup, device)  # before the mode: a mesh computes with rank numbers, so its tensors must be real
-        _enter_mode(stack, mode, kernels, before_sm80)
-        tracker = stack.enter_context(FakeTracker(device))
+    with (
+        fake_device(kernels, before_sm80) as device,
+        futures_of_all_reduces(),
+        _joined(setup, rank, device) as mesh,
+        FakeTracker(device) as tracker,
+    ):
         yield FakeWorld(device, mesh, tracker)
 
 
@@ -101,26 +77,18 @@ def fake_device(kernels: KernelSet, before_sm80: bool = False) -> Iterator[torch
     Raises:
         MachineError: if this version of torch is not supported (workarounds.py).
     """
-    mode = _fake_mode(kernels)
+    is_accelerator = kernels == "cuda"
+    # Before anything is replaced, for it imports torch._dynamo, which compares symbols with its own.
+    mode = (_AcceleratorMode if is_accelerator else FakeTensorMode)(allow_non_fake_inputs=True)
     with ExitStack() as stack:
-        stack.enter_context(applied(accelerator=kernels == "cuda"))
-        device = _device(kernels)
-        _enter_mode(stack, mode, kernels, before_sm80)
+        stack.enter_context(applied(is_accelerator))
+        device = fake_gpu() if is_accelerator else torch.device("cpu")
+        stack.enter_context(mode)
+        if is_accelerator:
+            stack.enter_context(fused_kernels(before_sm80))
+            # Else a thread for the device runs backward, and checkpointing's recomputation ends the process there.
+            stack.enter_context(torch.autograd.set_multithreading_enabled(False))
         yield device
-
-
-def _fake_mode(kernels: KernelSet) -> FakeTensorMode:
-    """Make the mode; before anything is replaced, for it imports torch._dynamo, which compares symbols with its own."""
-    kind = _AcceleratorMode if kernels == "cuda" else FakeTensorMode
-    return kind(allow_non_fake_inputs=True)
-
-
-def _enter_mode(stack: ExitStack, mode: FakeTensorMode, kernels: KernelSet, before_sm80: bool) -> None:
-    stack.enter_context(mode)
-    if kernels == "cuda":
-        stack.enter_context(fused_kernels(before_sm80))
-        # Else a thread for the device runs backward, and checkpointing's recomputation ends the process there.
-        stack.enter_context(torch.autograd.set_multithreading_enabled(False))
 
 
 @contextmanager
@@ -129,26 +97,24 @@ def real_world(setup: TrainSetup, rank: int = 0) -> Iterator[FakeWorld]:
 
     Collectives end at once. An all-gather fills its output with copies of this rank's own shard.
     """
-    with ExitStack() as stack:
-        stack.enter_context(fake_collectives())
-        dist.init_process_group("fake", rank=rank, world_size=setup.world_size, store=FakeStore())
-        stack.callback(_end_world)
-        device = torch.device("cpu")
-        mesh = _mesh(setup, device)
-        tracker = stack.enter_context(RealTracker(device, _rank_tensors(mesh)))
+    device = torch.device("cpu")
+    with fake_collectives(), _joined(setup, rank, device) as mesh, RealTracker(device, _rank_tensors(mesh)) as tracker:
         yield FakeWorld(device, mesh, tracker)
 
 
-def _device(kernels: KernelSet) -> torch.device:
-    return fake_gpu() if kernels == "cuda" else torch.device("cpu")
-
-
-def _mesh(setup: TrainSetup, device: torch.device) -> DeviceMesh | None:
-    if setup.strategy.is_hybrid:
-        return hybrid_mesh(setup, device)
-    if setup.uses_fully_shard:
-        return init_device_mesh(device.type, (setup.world_size,))
-    return None
+@contextmanager
+def _joined(setup: TrainSetup, rank: int, device: torch.device) -> Iterator[DeviceMesh | None]:
+    """Join the fake process group inside the context; return the mesh, which FSDP2 and hybrid strategies need."""
+    with _disable_current_modes():  # a mesh computes with rank numbers, so its tensors must be real
+        dist.init_process_group("fake", rank=rank, world_size=setup.world_size, store=FakeStore())
+        mesh = hybrid_mesh(setup, device)
+        if mesh is None and setup.uses_fully_shard:
+            mesh = init_device_mesh(device.type, (setup.world_size,))
+    try:
+        yield mesh
+    finally:
+        dist.destroy_process_group()
+        gc.collect()  # wrapped models are cycles
 
 
 def _rank_tensors(mesh: DeviceMesh | None) -> list[torch.Tensor]:
@@ -156,8 +122,3 @@ def _rank_tensors(mesh: DeviceMesh | None) -> list[torch.Tensor]:
     names = ("_mesh", "_rank_map", "mesh")
     found = [getattr(mesh, name, None) for name in names]
     return [tensor for tensor in found if isinstance(tensor, torch.Tensor)]
-
-
-def _end_world() -> None:
-    dist.destroy_process_group()
-    gc.collect()  # wrapped models are cycles

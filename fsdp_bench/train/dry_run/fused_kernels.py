@@ -137,17 +137,14 @@ def _math(
         keys, values = keys.repeat_interleave(groups, -3), values.repeat_interleave(groups, -3)
     weights = torch.matmul(scaled, times(keys.transpose(-2, -1), factor))
     if mask is not None:
-        weights = weights.add(mask) if _is_checkpointed_selectively() else weights.add_(mask)
+        selective = _CachingTorchDispatchMode, _CachedTorchDispatchMode
+        is_watched = any(isinstance(mode, selective) for mode in _get_current_dispatch_mode_stack())
+        weights = weights.add(mask) if is_watched else weights.add_(mask)
     weights = torch.ops.aten._safe_softmax(weights, -1)
     if dropout_p:
         weights = F.dropout(weights, dropout_p)
     _returned_with_it = weights.to(dtype)
     return torch.matmul(weights, values).to(dtype)
-
-
-def _is_checkpointed_selectively() -> bool:
-    modes = _CachingTorchDispatchMode, _CachedTorchDispatchMode
-    return any(isinstance(mode, modes) for mode in _get_current_dispatch_mode_stack())
 
 
 def _in_dtype(mask: Tensor, query: Tensor) -> Tensor:
@@ -243,12 +240,8 @@ _FP32 = (
 )
 _FP32_RESULT = ("softmax.int", "log_softmax.int", "sum", "sum.dim_IntList", "cumsum", "cumprod", "prod")
 
-_cache: dict[int, tuple[weakref.ref[Tensor], Tensor]] = {}
-
-
-def clear_cache() -> None:
-    """Clear the cache of cast parameters, when the outermost autocast ends."""
-    _cache.clear()
+cast_parameters: dict[int, tuple[weakref.ref[Tensor], Tensor]] = {}
+"""The parameters that the outermost autocast has cast, by their identity."""
 
 
 def register_autocast(library: torch.library.Library) -> None:
@@ -259,18 +252,16 @@ def register_autocast(library: torch.library.Library) -> None:
     Operators for which only AutocastCPU has a kernel fall through: there autocast would end for all that the operator
     calls, as for the nll_loss inside of cross_entropy_loss, which CUDA casts to fp32.
     """
-    for names, make in ((_LOWER_PRECISION, _lower), (_FP32, _fp32), (_FP32_RESULT, _fp32_result)):
-        for name in names:
-            library.impl(name, make(operator_of(name)), AUTOCAST_KEY)
-    for name in _of_cpu_alone():
-        library.impl(name, torch.library.fallthrough_kernel, AUTOCAST_KEY)
-
-
-def _of_cpu_alone() -> list[str]:
-    """Return the aten operators that AutocastCPU has kernels for, and AutocastCUDA has not."""
+    for name in _LOWER_PRECISION:
+        library.impl(name, _casting(operator_of(name), lambda: torch.get_autocast_dtype("cpu")), AUTOCAST_KEY)
+    for name in _FP32:
+        library.impl(name, _casting(operator_of(name), lambda: torch.float32), AUTOCAST_KEY)
+    for name in _FP32_RESULT:
+        library.impl(name, _fp32_result(operator_of(name)), AUTOCAST_KEY)
     has, prefix = torch._C._dispatch_has_kernel_for_dispatch_key, "aten::"
-    names = [name for name in torch._C._dispatch_get_all_op_names() if name.startswith(prefix)]
-    return [name.removeprefix(prefix) for name in names if has(name, AUTOCAST_KEY) and not has(name, "AutocastCUDA")]
+    for name in torch._C._dispatch_get_all_op_names():
+        if name.startswith(prefix) and has(name, AUTOCAST_KEY) and not has(name, "AutocastCUDA"):
+            library.impl(name.removeprefix(prefix), torch.library.fallthrough_kernel, AUTOCAST_KEY)
 
 
 def operator_of(name: str) -> Any:
@@ -294,9 +285,9 @@ def _cast(value: Any, dtype: torch.dtype) -> Any:
     parameter = value.requires_grad and value.is_leaf and not value._is_view() and dtype != torch.float32
     if not (parameter and value.dtype == torch.float32 and torch.is_autocast_cache_enabled()):
         return value.to(dtype)
-    found = _cache.get(id(value))
+    found = cast_parameters.get(id(value))
     if found is None or found[0]() is not value:
-        found = _cache[id(value)] = (weakref.ref(value), value.to(dtype))
+        found = cast_parameters[id(value)] = (weakref.ref(value), value.to(dtype))
     return found[1]
 
 
@@ -311,17 +302,9 @@ def _casting(operator: Any, dtype_of: Callable[[], torch.dtype]) -> Callable[...
     return call
 
 
-def _lower(operator: Any) -> Callable[..., Any]:
-    return _casting(operator, lambda: torch.get_autocast_dtype("cpu"))
-
-
-def _fp32(operator: Any) -> Callable[..., Any]:
-    return _casting(operator, lambda: torch.float32)
-
-
 def _fp32_result(operator: Any) -> Callable[..., Any]:
     def call(first: Tensor, *args: Any, **kwargs: Any) -> Any:
-        half = first.dtype in (torch.float16, torch.bfloat16) and first.device.type == NAME
+        half = first.dtype in _HALF and first.device.type == NAME
         names_dtype = any(isinstance(value, torch.dtype) for value in args)
         if half and kwargs.get("dtype") is None and not names_dtype:
             kwargs["dtype"] = torch.float32

@@ -30,6 +30,7 @@ from fsdp_bench.spec.subprocesses.dry_run import DryRunAnswer, DryRunResult, Dry
 from fsdp_bench.train.dry_run.breakdown import Owners
 from fsdp_bench.train.dry_run.fake_tracker import RecordedStep
 from fsdp_bench.train.dry_run.fake_world import FakeWorld, fake_world, real_world
+from fsdp_bench.train.measuring.fake_group import add_finished_hook
 from fsdp_bench.train.models import torchtitan
 from fsdp_bench.train.models.dtypes import DTYPES
 from fsdp_bench.train.models.huggingface import batch_of, unpacked_sequences
@@ -50,15 +51,7 @@ from fsdp_bench.train.models.user_module import (
 from fsdp_bench.train.processes.child import answered, answers_only
 from fsdp_bench.train.step import Training, prepared, train_step
 from fsdp_bench.train.wrapping.units import Initializer
-
-
-def _num_warm_up_steps(spec: DryRunSpec) -> int:
-    """Return the number of steps before the measured one.
-
-    The first step creates Adam's states and, in FSDP2, counts DTensor's sharding propagation. DDP rebuilds its buckets
-    before the second, and a user's module may do anything once.
-    """
-    return 2 if spec.setup.is_ddp or spec.model is None else 1
+from fsdp_bench.train.wrapping.wrap import fsdp
 
 
 def dry_run(spec: DryRunSpec) -> DryRunResult:
@@ -83,14 +76,18 @@ def dry_run(spec: DryRunSpec) -> DryRunResult:
         load_bytes = world.tracker.peak_bytes
         owners = Owners(world.tracker, training, loss_makes_logits=spec.model is not None)
         _watch_logits(training, owners, subject.logits_of)
+        # The first step creates Adam's states and, in FSDP2, counts DTensor's sharding propagation.
         first = world.tracker.record(lambda: subject.step(training))
-        for _ in range(_num_warm_up_steps(spec) - 1):
+        if setup.is_ddp or spec.model is None:
+            # DDP rebuilds its buckets before the second step, and a user's module may do anything once.
             subject.step(training)
         gc.collect()
         step = world.tracker.record(lambda: subject.step(training))
         if spec.trace is not None:
             _write_trace(Path(spec.trace), step)
-        phases = step.peaks | {"forward": max(step.peaks["forward"], _first_forward(first, setup))}
+        phases = dict(step.peaks)
+        if setup.api is Api.FSDP1:  # its first forward pass allocates every unit once (init_flat_param_attributes)
+            phases["forward"] = max(phases["forward"], first.peaks["forward"])
         worst = max(phases, key=lambda phase: phases[phase])
         return DryRunResult(
             peak_allocated_bytes=phases[worst],
@@ -107,11 +104,6 @@ def dry_run(spec: DryRunSpec) -> DryRunResult:
             device="cpu" if is_real else "fake",
             arguments=subject.arguments,
         )
-
-
-def _first_forward(first: RecordedStep, setup: TrainSetup) -> int:
-    """Return the peak of FSDP1's first forward pass, which allocates every unit once (init_flat_param_attributes)."""
-    return first.peaks["forward"] if setup.api is Api.FSDP1 else 0
 
 
 @dataclass(frozen=True)
@@ -131,43 +123,33 @@ class _Subject:
 
 
 def _subject(spec: DryRunSpec, world: FakeWorld) -> _Subject:
-    setup = spec.setup
-    dtype = DTYPES[setup.precision.store]
-    if spec.module is not None:
-        with torch.device(world.build_device(setup)):
-            user = load_user_module(spec.module, setup, dtype, world.build_device(setup))
-            step = partial(module_step, batches=[user.batch] * setup.gradient_accumulation_steps)
-            return _Subject(user.model, user.block, loss_of, step, logits_of, user.arguments)
-    if spec.code == "torchtitan":
-        return _torchtitan(spec, world)
-    if spec.config is not None:
-        with torch.device(world.build_device(setup)):
-            loaded = load(spec.config, spec.lora, dtype, world.device)
-        batch = batch_of(loaded, setup.micro_batch_size, setup.sequence_length, "cpu")
-        step = partial(module_step, batches=[batch] * setup.gradient_accumulation_steps)
-        loss = loss_of if setup.loss is Loss.PLAIN else replace_loss(loaded, setup.loss)
-        return _Subject(loaded, block_class(loaded), loss, step, logits_of, {})
-    assert spec.model is not None
-    with _disable_current_modes():
-        bare = build(spec.model, dtype)
-    fill = partial(initialize, seed=setup.seed) if world.device.type == "cpu" else _fill_without_generator
-    return _Subject(
-        bare, BLOCKS[spec.model.family], loss_function(setup.loss), _token_step, lambda given: given, {}, fill
-    )
-
-
-def _torchtitan(spec: DryRunSpec, world: FakeWorld) -> _Subject:
-    """Return torchtitan's model of the config.json; its trainer computes the loss behind the model."""
-    assert spec.config is not None
-    setup = spec.setup
+    setup, arguments = spec.setup, {}
+    loss: Callable[[Any, Any], torch.Tensor]
     dtype, home = DTYPES[setup.precision.store], world.build_device(setup)
+    if spec.model is not None:
+        with _disable_current_modes():
+            bare = build(spec.model, dtype)
+        fill = partial(initialize, seed=setup.seed) if world.device.type == "cpu" else _fill_without_generator
+        block, loss = BLOCKS[spec.model.family], loss_function(setup.loss)
+        return _Subject(bare, block, loss, _token_step, lambda given: given, {}, fill)
     with torch.device(home):
-        bare, _ = torchtitan.build(spec.config, setup.sequence_length)
-    allocate_parameters(bare, dtype, home)
-    batch = torchtitan.batch_of(setup.micro_batch_size, setup.sequence_length, "cpu")
+        if spec.module is not None:
+            user = load_user_module(spec.module, setup, dtype, home)
+            model, kind, batch, loss, arguments = user.model, user.block, user.batch, loss_of, user.arguments
+        elif spec.config is not None and spec.code == "torchtitan":
+            model, _ = torchtitan.build(spec.config, setup.sequence_length)
+            allocate_parameters(model.train(), dtype, home)
+            kind = named_class(model, torchtitan.BLOCKS[str(spec.config["model_type"])])
+            batch = torchtitan.batch_of(setup.micro_batch_size, setup.sequence_length, "cpu")
+            loss = torchtitan.loss_of
+        else:
+            assert spec.config is not None
+            model = load(spec.config, spec.lora, dtype, world.device)
+            kind, batch = block_class(model), batch_of(model, setup.micro_batch_size, setup.sequence_length, "cpu")
+            loss = loss_of if setup.loss is Loss.PLAIN else replace_loss(model, setup.loss)
     step = partial(module_step, batches=[batch] * setup.gradient_accumulation_steps)
-    kind = named_class(bare, torchtitan.BLOCKS[str(spec.config["model_type"])])
-    return _Subject(bare.train(), kind, torchtitan.loss_of, step, lambda output: output, {})
+    find = (lambda output: output) if spec.code == "torchtitan" else logits_of
+    return _Subject(model, kind, loss, step, find, arguments)
 
 
 @contextmanager
@@ -211,7 +193,15 @@ def _refuse(spec: DryRunSpec) -> None:
 
 def _prepare(subject: _Subject, setup: TrainSetup, world: FakeWorld) -> Training:
     """Wrap the model and build the optimizer, as train/processes/measurement.py does."""
-    model = world.wrap(subject.model, setup, subject.block, subject.initialize)
+    model = fsdp(
+        subject.model,
+        setup=setup,
+        TransformerBlock=subject.block,
+        device=world.device,
+        device_mesh=world.mesh,
+        initialize=subject.initialize,
+    )
+    add_finished_hook(model, setup)
     training = prepared(model, subject.loss_function, setup, world.device, world.tracker)
     if training.scaler is not None:
         # With real tensors a larger scale overflows in the first steps, which the optimizer then skips.
@@ -251,14 +241,15 @@ def _write_trace(path: Path, step: RecordedStep) -> None:
 
 def answer(line: str) -> DryRunAnswer:
     """Read one spec and run it; return its result or its error as an answer."""
-    return answered(DryRunAnswer, lambda: DryRunAnswer(result=dry_run(_read(line))))
 
+    def result() -> DryRunAnswer:
+        try:
+            spec = from_json(line.encode(), DryRunSpec)
+        except msgspec.DecodeError as error:
+            raise SpecError(str(error)) from None
+        return DryRunAnswer(result=dry_run(spec))
 
-def _read(line: str) -> DryRunSpec:
-    try:
-        return from_json(line.encode(), DryRunSpec)
-    except msgspec.DecodeError as error:
-        raise SpecError(str(error)) from None
+    return answered(DryRunAnswer, result)
 
 
 def serve(lines: TextIO, out: TextIO) -> None:

@@ -11,9 +11,10 @@ import importlib
 import inspect
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -22,7 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 
 from fsdp_bench.spec.errors import MachineError
 from fsdp_bench.train.dry_run.fake_gpu import NAME, FakeStream
-from fsdp_bench.train.dry_run.fused_kernels import clear_cache
+from fsdp_bench.train.dry_run.fused_kernels import cast_parameters
 
 Replace = Callable[[Any], Any]
 
@@ -86,17 +87,10 @@ def applied(accelerator: bool) -> Iterator[None]:
     """
     chosen = [entry for entry in WORKAROUNDS if accelerator or not entry.only_accelerator]
     places = [(entry, *entry.find()) for entry in chosen]
-    inherited = {entry.symbol for entry, owner, name, _ in places if name not in vars(owner)}
-    try:
+    with ExitStack() as stack:
         for entry, owner, name, found in places:
-            setattr(owner, name, entry.replace(found))
+            stack.enter_context(mock.patch.object(owner, name, entry.replace(found)))
         yield
-    finally:
-        for entry, owner, name, found in reversed(places):
-            if entry.symbol in inherited:
-                delattr(owner, name)
-            else:
-                setattr(owner, name, found)
 
 
 WORKAROUNDS: list[Workaround] = []
@@ -117,9 +111,7 @@ def workaround(symbol: str, marker: str, why: str, only_accelerator: bool = Fals
     marker="data_ptr",
     why="FSDP1 asks by address whether a storage is allocated and whether two tensors share one; a fake one's is 0",
 )
-def storage_address(original: Any) -> Any:
-    """Give every allocated storage an address of its own."""
-
+def _storage_address(original: Any) -> Any:
     def data_ptr(storage: torch.UntypedStorage) -> int:
         if storage.device.type != "meta":
             return original(storage)
@@ -133,9 +125,7 @@ def storage_address(original: Any) -> Any:
     marker="data_ptr",
     why="the same for tensors (_runtime_utils._catch_all_reshard)",
 )
-def tensor_address(_original: Any) -> Any:
-    """Give every tensor the address of its storage plus its offset."""
-
+def _tensor_address(_original: Any) -> Any:
     def data_ptr(tensor: Any) -> int:
         start = tensor.untyped_storage().data_ptr()
         return start + tensor.storage_offset() * tensor.element_size() if start else 0
@@ -146,10 +136,9 @@ def tensor_address(_original: Any) -> Any:
 @workaround(
     symbol="torch._subclasses.fake_impls:op_implementations_dict",
     marker="aten._local_scalar_dense.default",
-    why="the gradient scalers read found_inf with item(), which a fake tensor refuses",
+    why="the gradient scalers read found_inf with item(), which a fake tensor refuses; with 0 they step as usual",
 )
-def known_scalars(original: dict[Any, Any]) -> Any:
-    """Return 0 as the value of a fake tensor: for ``found_inf`` of a gradient scaler, which then steps as usual."""
+def _known_scalars(original: dict[Any, Any]) -> Any:
     read = torch.ops.aten._local_scalar_dense.default
 
     def zero(_mode: Any, _func: Any, tensor: torch.Tensor) -> float | int:
@@ -164,8 +153,7 @@ def known_scalars(original: dict[Any, Any]) -> Any:
     why="a collective's fake tensor is waited for by making another one (_wait_tensor_meta); the operator on real "
     "tensors returns its argument",
 )
-def itself(_original: Any) -> Any:
-    """Return a function that returns its argument."""
+def _itself(_original: Any) -> Any:
     return lambda tensor: tensor
 
 
@@ -181,9 +169,7 @@ def itself(_original: Any) -> Any:
     why="reshard_after_forward=N makes a mesh for every unit, which computes with rank numbers: its tensors must be"
     " real",
 )
-def without_modes(original: Any) -> Any:
-    """Run a function outside of all dispatch modes."""
-
+def _without_modes(original: Any) -> Any:
     def run(*args: Any, **kwargs: Any) -> Any:
         with _disable_current_modes():
             return original(*args, **kwargs)
@@ -194,11 +180,10 @@ def without_modes(original: Any) -> Any:
 @workaround(
     symbol="torch.nn.parallel.distributed:_verify_param_shape_across_processes",
     marker="_verify_params_across_processes",
-    why="DDP compares the parameters' shapes over ranks by reading tensors in C++",
+    why="DDP compares the parameters' shapes over ranks by reading tensors in C++ (verify_params_across_processes in "
+    "c10d/reducer.cpp); the same is allocated",
 )
-def only_allocate(_original: Any) -> Any:
-    """Allocate what verify_params_across_processes (c10d/reducer.cpp) allocates, without checking values."""
-
+def _only_allocate(_original: Any) -> Any:
     def verify(process_group: dist.ProcessGroup, tensors: list[torch.Tensor], logger: Any = None) -> None:
         num_sizes, device = sum(2 * tensor.dim() for tensor in tensors), tensors[0].device
         # The number of parameters of each rank, one tensor each; all sizes and strides, and on the host again.
@@ -210,7 +195,7 @@ def only_allocate(_original: Any) -> Any:
 
 
 class _RealIndices(TorchDispatchMode):
-    """A mode in which int32 tensors are real: the reducer writes bucket numbers into them by pointer."""
+    """A mode in which int32 tensors are real."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         tensors = [value for value in args if isinstance(value, torch.Tensor)]
@@ -226,9 +211,7 @@ class _RealIndices(TorchDispatchMode):
     marker="_rebuild_buckets",
     why="DDP's reducer writes the buckets' indices into int32 tensors by pointer",
 )
-def rebuild_with_real_indices(original: Any) -> Any:
-    """Let the reducer write its indices into real tensors."""
-
+def _rebuild_with_real_indices(original: Any) -> Any:
     def rebuild(reducer: Any) -> Any:
         with _RealIndices():
             return original(reducer)
@@ -239,20 +222,16 @@ def rebuild_with_real_indices(original: Any) -> Any:
 @workaround(
     symbol="torch._subclasses.fake_tensor:FakeTensor.data",
     marker="data",
-    why="``x.data = y`` changes the storage but not the fake device, which CPU offload moves (flat_param_to)",
+    why="``x.data = y`` changes the storage but not the fake device, which CPU offload moves (flat_param_to), nor that "
+    "of the base of a view",
     only_accelerator=True,
 )
-def data_with_device(original: Any) -> Any:
-    """Make an assignment to ``data`` change the fake device too, also of the base of a view.
-
-    And forget the value of a small tensor of the host: what is computed from it would be a constant of the host, too.
-    """
-
+def _data_with_device(original: Any) -> Any:
     def assign(tensor: Any, value: Any) -> None:
         original.__set__(tensor, value)
         if isinstance(value, FakeTensor):
             tensor.fake_device = value.fake_device
-            tensor.constant = None
+            tensor.constant = None  # a small host tensor's value: what is computed from it would be of the host, too
             viewed = tensor.viewed() if hasattr(tensor, "viewed") else None
             if viewed is not None:
                 assign(viewed, value.detach().reshape(viewed.shape))
@@ -267,9 +246,7 @@ def data_with_device(original: Any) -> Any:
     "one where Python dispatches), and with it the memory that ``x.data = y`` frees on a GPU",
     only_accelerator=True,
 )
-def view_that_knows(original: Any) -> Any:
-    """Make a view keep a reference to its base."""
-
+def _view_that_knows(original: Any) -> Any:
     def view(tensor: Any, *shape: Any) -> Any:
         found = original(tensor, *shape)
         found.viewed = weakref.ref(tensor)
@@ -285,9 +262,7 @@ def view_that_knows(original: Any) -> Any:
     "operators that a GPU runs whole (silu_backward), and C++ refuses to swap a tensor's data between devices",
     only_accelerator=True,
 )
-def with_cpu_keys(original: Any) -> Any:
-    """Give tensors of the fake accelerator CPU dispatch keys."""
-
+def _with_cpu_keys(original: Any) -> Any:
     def make_subclass(cls: Any, *args: Any, **kwargs: Any) -> Any:
         if kwargs.get("device_for_backend_keys") is not None:
             kwargs["device_for_backend_keys"] = torch.device("cpu")
@@ -299,11 +274,10 @@ def with_cpu_keys(original: Any) -> Any:
 @workaround(
     symbol="torch._subclasses.fake_tensor:FakeTensor.pin_memory",
     marker="pin_memory",
-    why="pinning has no fake kernel",
+    why="pinning, which copies, has no fake kernel",
     only_accelerator=True,
 )
-def pinned_copy(_original: Any) -> Any:
-    """Return a function that returns a copy, as pin_memory does."""
+def _pinned_copy(_original: Any) -> Any:
     return lambda tensor, device=None: tensor.clone()
 
 
@@ -313,8 +287,7 @@ def pinned_copy(_original: Any) -> Any:
     why="a fake host tensor is as if pinned",
     only_accelerator=True,
 )
-def always(_original: Any) -> Any:
-    """Return a function that returns True."""
+def _always(_original: Any) -> Any:
     return lambda *_args, **_kwargs: True
 
 
@@ -330,8 +303,7 @@ def always(_original: Any) -> Any:
     why="it refuses the bf16 compression hook on a build of torch without CUDA",
     only_accelerator=True,
 )
-def no_check(_original: Any) -> Any:
-    """Replace a check by a function that does nothing."""
+def _nothing(_original: Any) -> Any:
     return lambda *_args, **_kwargs: None
 
 
@@ -341,9 +313,7 @@ def no_check(_original: Any) -> Any:
     why="tensors with a CPU's dispatch keys obey a CPU's autocast, whose kernels fused_kernels.py replaces",
     only_accelerator=True,
 )
-def autocast_of_cpu_keys(original: Any) -> Any:
-    """Make autocast on the fake accelerator use the dispatch keys of its tensors."""
-
+def _autocast_of_cpu_keys(original: Any) -> Any:
     def init(context: Any, device_type: str, *args: Any, **kwargs: Any) -> None:
         original(context, "cpu" if device_type == NAME else device_type, *args, **kwargs)
 
@@ -357,8 +327,7 @@ def autocast_of_cpu_keys(original: Any) -> Any:
     " gathered and never used, as in backward of frozen blocks (finalize_backward)",
     only_accelerator=True,
 )
-def stream_without_work(_original: Any) -> Any:
-    """Return a stream of the fake accelerator, on which nothing runs."""
+def _stream_without_work(_original: Any) -> Any:
     return lambda *_args, **_kwargs: FakeStream()
 
 
@@ -368,11 +337,9 @@ def stream_without_work(_original: Any) -> Any:
     why="fused_kernels.py keeps its own casts of parameters, which must end when torch's do",
     only_accelerator=True,
 )
-def clear_both_caches(original: Any) -> Any:
-    """Clear the cache of fused_kernels.py as well."""
-
+def _clear_both_caches(original: Any) -> Any:
     def clear() -> None:
         original()
-        clear_cache()
+        cast_parameters.clear()
 
     return clear

@@ -22,6 +22,7 @@ from torch.distributed import distributed_c10d
 from torch.distributed.tensor import DTensor
 from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from fsdp_bench.spec.rank_report import CollectiveReading, CommunicationReading
 from fsdp_bench.train.measuring.meters import GLOO_RELEASE_SECONDS
@@ -36,8 +37,8 @@ _KIND_OF_NCCL_KERNEL = {
 }
 
 _COPIES = {"Memcpy HtoD": "copy_to_device", "Memcpy DtoH": "copy_to_host"}
-_NO_KERNEL = (*_COPIES, "nccl:", "FSDP::", "record_param")
-"""Device events that are neither collectives nor compute: copies to and from the host, and annotations."""
+_ANNOTATIONS = ("nccl:", "FSDP::", "record_param")
+"""Device events that are no work."""
 
 _GLOO_ALGORITHM = {"all_gather": "all_gather", "reduce_scatter": "all_reduce", "all_reduce": "all_reduce"}
 """ProcessGroupGloo's name of each operation. A reduce-scatter runs as an all-reduce (ProcessGroupGloo.cpp)."""
@@ -65,10 +66,8 @@ def measure_communication(
     profiled = [_profile(step, device, trace if last == 0 else None) for last in range(1 - num_steps, 1)]
     with CollectiveCounter() as counter:
         step()
-    return tuple(
-        build_reading(seconds, *split_events(events, device.type == "cuda"), counter, copies_of(events))
-        for seconds, events in profiled
-    )
+    split = split_kernels if device.type == "cuda" else split_gloo
+    return tuple(build_reading(seconds, split(events), counter) for seconds, events in profiled)
 
 
 def _profile(step: Callable[[], object], device: torch.device, trace: Path | None) -> tuple[float, list[ProfilerEvent]]:
@@ -100,34 +99,37 @@ def _events(profiler: profile) -> list[ProfilerEvent]:
     return events
 
 
-def split_events(events: list[ProfilerEvent], cuda: bool) -> tuple[dict[str, list[Interval]], list[Interval]]:
-    """Split the profiler's events into collectives by kind, and compute."""
-    return _split_kernels(events) if cuda else _split_gloo(events)
+Intervals = dict[str, list[Interval]]
+"""By kind."""
+Split = tuple[Intervals, list[Interval], Intervals]
+"""Collectives, compute, and copies between device and host."""
 
 
-def _split_kernels(events: list[ProfilerEvent]) -> tuple[dict[str, list[Interval]], list[Interval]]:
+def split_kernels(events: list[ProfilerEvent]) -> Split:
     """Split a GPU's events. Collectives have names like ncclDevKernel_AllGather_RING_LL; other kernels are compute."""
-    collectives: dict[str, list[Interval]] = defaultdict(list)
+    collectives: Intervals = defaultdict(list)
+    copies: Intervals = defaultdict(list)
     compute = []
-    for event in events:
-        if not event.on_device or event.name.startswith(_NO_KERNEL):
-            continue
-        if "nccldevkernel" in event.name.lower() or "ncclkernel" in event.name.lower():
-            found = re.search("|".join(_KIND_OF_NCCL_KERNEL), event.name.lower().replace("_", ""))
-            collectives[_KIND_OF_NCCL_KERNEL[found.group()] if found else "other"].append((event.start, event.end))
-        else:
-            compute.append((event.start, event.end))
-    return collectives, compute
+    for event in (event for event in events if event.on_device):
+        interval, name = (event.start, event.end), event.name.lower()
+        if event.name.startswith(tuple(_COPIES)):
+            copies[next(kind for start, kind in _COPIES.items() if event.name.startswith(start))].append(interval)
+        elif "nccldevkernel" in name or "ncclkernel" in name:
+            found = re.search("|".join(_KIND_OF_NCCL_KERNEL), name.replace("_", ""))
+            collectives[_KIND_OF_NCCL_KERNEL[found.group()] if found else "other"].append(interval)
+        elif not event.name.startswith(_ANNOTATIONS):
+            compute.append(interval)
+    return collectives, compute, copies
 
 
-def _split_gloo(events: list[ProfilerEvent]) -> tuple[dict[str, list[Interval]], list[Interval]]:
+def split_gloo(events: list[ProfilerEvent]) -> Split:
     """Split gloo's events. An operation belongs to the earliest collective that runs as it and has none yet."""
     issued: dict[str, list[tuple[float, str]]] = defaultdict(list)
     for event in sorted(events, key=lambda event: event.start):
         if event.name.startswith("c10d::"):
             kind = KIND_OF_OPERATOR.get(event.name.removeprefix("c10d::"), "other")
             issued[_GLOO_ALGORITHM.get(kind, kind)].append((event.start, kind))
-    collectives: dict[str, list[Interval]] = defaultdict(list)
+    collectives: Intervals = defaultdict(list)
     gloo_threads = {event.thread for event in events if event.name.startswith("gloo:")}
     compute = []
     for event in sorted(events, key=lambda event: event.start):
@@ -137,19 +139,13 @@ def _split_gloo(events: list[ProfilerEvent]) -> tuple[dict[str, list[Interval]],
             collectives[kind].append((event.start, event.end))
         elif event.name.startswith("aten::") and event.thread not in gloo_threads:
             compute.append((event.start, event.end))
-    return collectives, compute
+    return collectives, compute, {}
 
 
-def build_reading(
-    step_seconds: float,
-    collectives: dict[str, list[Interval]],
-    compute: list[Interval],
-    counter: CollectiveCounter | None = None,
-    copies: dict[str, list[Interval]] | None = None,
-) -> CommunicationReading:
+def build_reading(step_seconds: float, split: Split, counter: CollectiveCounter) -> CommunicationReading:
     """Make a reading of intervals and counts, with every kind that was counted or timed."""
-    counter = counter or CollectiveCounter()
-    timed = {**collectives, **(copies or {})}
+    collectives, compute, copies = split
+    timed = {**collectives, **copies}
     everything = union([interval for intervals in collectives.values() for interval in intervals])
     total = length(everything)
     overlapped = total + length(union(compute)) - length(union(everything + compute))
@@ -159,7 +155,7 @@ def build_reading(
             calls=counter.calls.get(kind, 0),
             message_bytes=counter.message_bytes.get(kind, 0),
             seconds=length(union(timed[kind])) if kind in timed else None,
-            group_size=_only(counter.group_sizes.get(kind, set())),
+            group_size=next(iter(sizes)) if len(sizes := counter.group_sizes.get(kind, set())) == 1 else None,
         )
         for kind in sorted(set(counter.calls) | set(timed))
     )
@@ -169,20 +165,6 @@ def build_reading(
         exposed_seconds=min(max(total - overlapped, 0.0), total),
         collectives=readings,
     )
-
-
-def copies_of(events: list[ProfilerEvent]) -> dict[str, list[Interval]]:
-    """Return the intervals of copies between device and host, by kind."""
-    copies: dict[str, list[Interval]] = defaultdict(list)
-    for event in events:
-        kind = next((kind for name, kind in _COPIES.items() if event.name.startswith(name)), None)
-        if event.on_device and kind is not None:
-            copies[kind].append((event.start, event.end))
-    return copies
-
-
-def _only(sizes: set[int]) -> int | None:
-    return next(iter(sizes)) if len(sizes) == 1 else None
 
 
 def union(intervals: list[Interval]) -> list[Interval]:
@@ -252,21 +234,14 @@ class CollectiveCounter(TorchDispatchMode):
     def _count_copy(self, operator: str, args: Any, kwargs: Any) -> None:
         source = args[1] if operator == "copy_" else args[0]
         to = args[0].device if operator == "copy_" else torch.device(kwargs.get("device") or source.device)
-        kinds = {("cpu", False): "copy_to_device", ("cpu", True): None}
-        kind = kinds.get((source.device.type, to.type == "cpu"), "copy_to_host" if to.type == "cpu" else None)
-        if kind is not None:
-            self._count(kind, source.nbytes)
+        if (source.device.type == "cpu") != (to.type == "cpu"):
+            self._count("copy_to_host" if to.type == "cpu" else "copy_to_device", source.nbytes)
 
 
 def _message_bytes(args: Any) -> int:
     """Return the bytes of the largest argument: the output of an all-gather, the input of a reduce-scatter."""
-
-    def size(value: Any) -> int:
-        if isinstance(value, torch.Tensor):
-            return value.nbytes
-        return sum(size(part) for part in value) if isinstance(value, list | tuple) else 0
-
-    return max((size(arg) for arg in args), default=0)
+    tensors_of = (filter(torch.is_tensor, tree_leaves(arg)) for arg in args)
+    return max((sum(tensor.nbytes for tensor in tensors) for tensors in tensors_of), default=0)
 
 
 def _is_group(value: Any) -> bool:

@@ -74,13 +74,6 @@ finished_hook.__annotations__ = {
 }
 
 
-def time_steps(timed_step: Callable[[], float], num_steps: int) -> tuple[float, ...]:
-    """Run warm-up steps, then timed steps; return the seconds of each timed step."""
-    for _ in range(WARMUP_STEPS):
-        timed_step()
-    return tuple(timed_step() for _ in range(num_steps))
-
-
 _GATHERS = ("all_gather_into_tensor", "all_gather_single")
 _SCATTERS = ("reduce_scatter_tensor", "reduce_scatter_single")
 """Names of reduce-scatter. torch 2.13 has both, 2.11 only the first."""

@@ -54,21 +54,24 @@ class Unmetered:
 
 
 class _PhasesMeter:
-    """Peaks by phase, and host memory."""
+    """Peaks by phase, and host memory: the peak resident set size of this process, and its cgroup's peak."""
 
     def __init__(self) -> None:
         self.peaks: dict[str, int] = {}
         self.current_phase = "load"
-        self._host = HostMeter()
+        self._cgroup = _cgroup_peak_file()
+        self._cgroup_before = _number_in(self._cgroup)
 
     def _close_window(self, peak_bytes: int) -> None:
         self.peaks[self.current_phase] = max(self.peaks.get(self.current_phase, 0), peak_bytes)
 
     def _reading(self, **fields: Any) -> MemoryReading:
+        after, before = _number_in(self._cgroup), self._cgroup_before
+        is_higher = after is not None and before is not None and after > before  # the cgroup's peak is never reset
         return MemoryReading(
             phases=dict(self.peaks),
-            peak_host_bytes=self._host.peak_rss_bytes(),
-            peak_host_cgroup_bytes=self._host.peak_cgroup_bytes(),
+            peak_host_bytes=_peak_rss_bytes(),
+            peak_host_cgroup_bytes=after if is_higher else None,
             **fields,
         )
 
@@ -149,8 +152,7 @@ class CudaMeter(_PhasesMeter):
     def _sample_device(self) -> None:
         # Reserved memory, context and communicators only grow, so that a sample at the end is the peak.
         sample = self._nvml.process_bytes()
-        if sample is not None:
-            self._peak_device = max(self._peak_device or 0, sample)
+        self._peak_device = self._peak_device if sample is None else max(self._peak_device or 0, sample)
 
     def reading(self) -> MemoryReading:
         """Return the allocator's peaks and counts. The phase of a peak after the warm-up is unknown."""
@@ -170,34 +172,20 @@ class CudaMeter(_PhasesMeter):
         )
 
 
-class HostMeter:
-    """Reads host memory: this process's peak resident set size, and its cgroup's peak."""
+def _peak_rss_bytes() -> int | None:
+    """Return VmHWM (proc_pid_status(5)), the peak of this process's resident set. None if this is not Linux."""
+    try:
+        found = re.search(r"^VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE)
+    except OSError:
+        return None
+    return int(found[1]) * 1024 if found else None
 
-    def __init__(self) -> None:
-        self._cgroup = _cgroup_peak_file()
-        self._cgroup_before = self._read_cgroup()
 
-    def peak_rss_bytes(self) -> int | None:
-        """Return VmHWM (proc_pid_status(5)). None if this is not Linux."""
-        try:
-            status = Path("/proc/self/status").read_text()
-        except OSError:
-            return None
-        match = re.search(r"^VmHWM:\s+(\d+) kB", status, re.MULTILINE)
-        return int(match.group(1)) * 1024 if match else None
-
-    def peak_cgroup_bytes(self) -> int | None:
-        """Return the cgroup's peak, which is never reset; None if it was reached before this meter was created."""
-        after = self._read_cgroup()
-        if after is None or self._cgroup_before is None or after <= self._cgroup_before:
-            return None
-        return after
-
-    def _read_cgroup(self) -> int | None:
-        try:
-            return int(self._cgroup.read_text()) if self._cgroup else None
-        except (OSError, ValueError):
-            return None
+def _number_in(file: Path | None) -> int | None:
+    try:
+        return int(file.read_text()) if file else None
+    except (OSError, ValueError):
+        return None
 
 
 def _cgroup_peak_file() -> Path | None:

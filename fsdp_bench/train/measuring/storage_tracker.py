@@ -13,6 +13,7 @@ from typing import Any, Self
 import torch
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
+from torch.utils._pytree import tree_leaves
 
 from fsdp_bench.spec.units import format_gib
 
@@ -72,10 +73,9 @@ class StorageTracker(TorchDispatchMode):
         result = func(*args, **(kwargs or {}))
         if func.namespace in _COLLECTIVES:
             self._collective_ran = True
-        if isinstance(result, torch.Tensor):
-            self._count(result)
-        elif isinstance(result, tuple | list):
-            self._count_all(result)
+        for leaf in (result,) if isinstance(result, torch.Tensor) else tree_leaves(result):
+            if isinstance(leaf, torch.Tensor):
+                self._count(leaf)
         return result
 
     def _settle(self) -> None:
@@ -95,13 +95,6 @@ class StorageTracker(TorchDispatchMode):
         AsyncCollectiveTensor, are not: they have a size but no memory.
         """
         return tensor.untyped_storage().device.type == "cpu" and not is_traceable_wrapper_subclass(tensor)
-
-    def _count_all(self, values: Any) -> None:
-        for value in values:
-            if isinstance(value, torch.Tensor):
-                self._count(value)
-            elif isinstance(value, tuple | list):
-                self._count_all(value)
 
     def _count(self, tensor: torch.Tensor) -> None:
         if not self.counts(tensor):

@@ -7,26 +7,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset, DistributedSampler
+from torch.utils.data import DistributedSampler
 
 from fsdp_bench.spec.setup import TrainSetup
-
-
-class SyntheticTokens(Dataset[Tensor]):
-    """Sequences of uniformly random tokens, one token longer than the model's input, for the shifted targets."""
-
-    def __init__(self, num_sequences: int, sequence_length: int, vocab_size: int, seed: int) -> None:
-        self.num_sequences = num_sequences
-        self.sequence_length = sequence_length
-        self.vocab_size = vocab_size
-        self.seed = seed
-
-    def __len__(self) -> int:
-        return self.num_sequences
-
-    def __getitem__(self, index: int) -> Tensor:
-        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + index)
-        return torch.randint(self.vocab_size, (self.sequence_length + 1,), generator=generator)
 
 
 def batches(setup: TrainSetup, vocab_size: int, num_steps: int, rank: int, world_size: int) -> Iterator[list[Tensor]]:
@@ -34,14 +17,17 @@ def batches(setup: TrainSetup, vocab_size: int, num_steps: int, rank: int, world
 
     The sequences of a step on all ranks together are the same for every world size with the same global batch.
     """
-    dataset = SyntheticTokens(setup.global_batch_size * num_steps, setup.sequence_length, vocab_size, setup.seed)
-    sampler: DistributedSampler[Tensor] = DistributedSampler(
-        dataset, num_replicas=world_size, rank=rank, shuffle=True, seed=setup.seed
-    )
-    indices: Iterator[Any] = iter(sampler)
+
+    def sequence(index: int) -> Tensor:
+        """Return random tokens, one more than the model's input, for the shifted targets."""
+        generator = torch.Generator().manual_seed(setup.seed * 1_000_003 + index)
+        return torch.randint(vocab_size, (setup.sequence_length + 1,), generator=generator)
+
+    numbers: Any = range(setup.global_batch_size * num_steps)
+    indices = iter(DistributedSampler[int](numbers, world_size, rank, shuffle=True, seed=setup.seed))
     per_micro_batch = setup.global_batch_size // (world_size * setup.gradient_accumulation_steps)
     for _ in range(num_steps):
         yield [
-            torch.stack([dataset[next(indices)] for _ in range(per_micro_batch)])
+            torch.stack([sequence(next(indices)) for _ in range(per_micro_batch)])
             for _ in range(setup.gradient_accumulation_steps)
         ]

@@ -11,7 +11,6 @@ from typing import Any
 
 import msgspec
 import torch
-from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from fsdp_bench.spec.codec import from_json
@@ -36,28 +35,31 @@ def describe(spec: CodeToBuild) -> Description:
         MachineError: if transformers is missing.
         SpecError: if the code fails; one line.
     """
+    arguments: tuple[str, ...] = ()
+    packages: tuple[str, ...] = ()
+    text: Any = None
     if spec.config is not None:
         with torch.device("meta"):
             model, name = build(spec.config) if spec.lora is None else adapted(spec.config, spec.lora)
             has_tokens = "input_ids" in batch_of(model, 1, 1)
-        packages = ("transformers", *(spec.lora.packages if spec.lora is not None else ()))
-        versions = {package: version(package) for package in packages}
         config: Any = model.config
-        text = config.get_text_config()
-        sizes = {size: _number(getattr(text, size, None)) for size in ("hidden_size", "vocab_size")}
-        return _description(name, model, block_of(model), has_tokens, sizes, (), versions)
-    assert spec.module is not None
-    arguments = sizes_of(spec.module)
-    user = _users_model(spec.module)
-    sizes = {"hidden_size": None, "vocab_size": None}
-    return _description(
-        type(user.model).__name__,
-        user.model,
-        user.block or block_of(user.model),
-        "sequence_length" in arguments,
-        sizes,
-        arguments,
-        {},
+        text, block = config.get_text_config(), block_of(model)
+        packages = ("transformers", *(spec.lora.packages if spec.lora is not None else ()))
+    else:
+        assert spec.module is not None
+        arguments, user = sizes_of(spec.module), _users_model(spec.module)
+        model, name = user.model, type(user.model).__name__
+        has_tokens, block = "sequence_length" in arguments, user.block or block_of(model)
+    sizes = {size: getattr(text, size, None) for size in ("hidden_size", "vocab_size")}
+    return Description(
+        architecture=name,
+        num_parameters=sum(parameter.numel() * stored_apart(parameter)[1] for parameter in model.parameters()),
+        num_hidden_layers=None if block is None else max(block_lists(model, block).values(), default=None),
+        max_position_embeddings=learned_positions(model) if has_tokens else None,
+        has_tokens=has_tokens,
+        arguments=arguments,
+        versions={package: version(package) for package in packages},
+        **{size: value if isinstance(value, int) else None for size, value in sizes.items()},
     )
 
 
@@ -69,31 +71,6 @@ def _users_model(module: UserModule) -> UserModel:
             return call_users_function(module, setup, torch.float32)
     except SpecError:
         return call_users_function(module, setup, torch.float32)
-
-
-def _description(
-    architecture: str,
-    model: nn.Module,
-    block: type[nn.Module] | None,
-    has_tokens: bool,
-    sizes: dict[str, int | None],
-    arguments: tuple[str, ...],
-    versions: dict[str, str],
-) -> Description:
-    return Description(
-        architecture=architecture,
-        num_parameters=sum(parameter.numel() * stored_apart(parameter)[1] for parameter in model.parameters()),
-        num_hidden_layers=None if block is None else max(block_lists(model, block).values(), default=None),
-        max_position_embeddings=learned_positions(model) if has_tokens else None,
-        has_tokens=has_tokens,
-        arguments=arguments,
-        versions=versions,
-        **sizes,
-    )
-
-
-def _number(value: Any) -> int | None:
-    return value if isinstance(value, int) else None
 
 
 def answer(spec: CodeToBuild) -> DescriptionAnswer:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
-from typing import Any, NamedTuple
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
 from unittest import mock
 
 import torch
@@ -82,16 +84,10 @@ def _plain(field: dataclasses.Field[Any]) -> Any:
     return value if isinstance(value, str | int | float | bool | list | dict) else None
 
 
-class Layers(NamedTuple):
-    """The blocks of a model, and how many of them to record."""
+def layers_of(config: Mapping[str, Any]) -> tuple[dict[str, int], int]:
+    """Return the numbers of blocks of a config.json, and how many of them to record.
 
-    counts: dict[str, int]
-    """By what the name of their list contains: ``decoder`` for an encoder-decoder's, and nothing for the others."""
-    to_record: int
-
-
-def layers_of(config: Mapping[str, Any]) -> Layers:
-    """Return the blocks of a config.json.
+    The numbers are by what the name of their list contains: ``decoder`` for an encoder-decoder's, nothing for others.
 
     Raises:
         SpecError: for a config that transformers does not know or refuses.
@@ -104,7 +100,7 @@ def layers_of(config: Mapping[str, Any]) -> Layers:
     lists = [getattr(made, name) for name in PER_LAYER if getattr(made, name, None)]
     kinds = [" ".join(map(str, each)) for each in zip(*lists, strict=True)]
     first = int(getattr(made, "first_k_dense_replace", 0) or 0) + (2 if decoder is not None else 1)
-    return Layers(counts, min(enough_layers(kinds, first), *counts.values()))
+    return counts, min(enough_layers(kinds, first), *counts.values())
 
 
 def learned_positions(model: nn.Module) -> int | None:
@@ -119,11 +115,9 @@ def learned_positions(model: nn.Module) -> int | None:
 def sliding_window_of(config: Mapping[str, Any]) -> int | None:
     """Return how many tokens some layers of a model see; None where all see everything."""
     made = _config(config)
-    window = getattr(made, "sliding_window", None)
-    kinds = getattr(made, "layer_types", None)
-    if not isinstance(window, int) or (kinds is not None and "sliding_attention" not in kinds):
-        return None
-    return window
+    window, kinds = getattr(made, "sliding_window", None), getattr(made, "layer_types", None)
+    has_window = isinstance(window, int) and (kinds is None or "sliding_attention" in kinds)
+    return window if has_window else None
 
 
 def with_layers(config: Mapping[str, Any], count: int) -> dict[str, Any]:
@@ -161,18 +155,13 @@ def _config(config: Mapping[str, Any]) -> Any:
 
 def batch_of(model: Any, batch: int, length: int, device: str | None = None) -> dict[str, torch.Tensor]:
     """Return a batch as a data loader makes it: full sequences, so that there is no attention mask."""
-    with torch.device(device) if device is not None else nullcontext():
-        return _batch_of(model.get_base_model() if hasattr(model, "get_base_model") else model, batch, length)
-
-
-def _batch_of(model: Any, batch: int, length: int) -> dict[str, torch.Tensor]:
-    config = model.config
+    model = model.get_base_model() if hasattr(model, "get_base_model") else model
+    config, integers = model.config, partial(torch.zeros, dtype=torch.int64, device=device)
     if "pixel_values" in _parameters_of(model):
         size = config.image_size if isinstance(config.image_size, int) else config.image_size[0]
-        pixels = torch.empty(batch, config.num_channels, size, size, dtype=torch.float32)
-        return {"pixel_values": pixels, "labels": torch.zeros(batch, dtype=torch.int64)}
-    ids = torch.zeros(batch, length, dtype=torch.int64)
-    return {"input_ids": ids, "labels": torch.zeros(batch, length, dtype=torch.int64)}
+        pixels = torch.empty(batch, config.num_channels, size, size, dtype=torch.float32, device=device)
+        return {"pixel_values": pixels, "labels": integers(batch)}
+    return {"input_ids": integers(batch, length), "labels": integers(batch, length)}
 
 
 def largest_integers(model: Any) -> dict[str, int]:
@@ -194,8 +183,6 @@ def import_code(config: Mapping[str, Any]) -> None:
 
 
 def _parameters_of(model: nn.Module) -> set[str]:
-    import inspect
-
     return set(inspect.signature(model.forward).parameters)
 
 

@@ -95,23 +95,16 @@ def with_lora(model: nn.Module, lora: LoRA) -> nn.Module:
         import peft
     except ImportError:
         raise MachineError(f"LoRA needs PEFT: {install_hint('hf')}") from None
-    kept: Any = {"modules_to_save": list(lora.modules_to_save)} if lora.modules_to_save else {}
     try:
         config = peft.LoraConfig(
             r=lora.rank,
             lora_alpha=lora.alpha,
-            target_modules=_targets(lora),
+            target_modules=ALL_LINEAR if lora.targets == (ALL_LINEAR,) else list(lora.targets) or None,
             lora_dropout=lora.dropout,
             bias=lora.bias,
-            **kept,
+            modules_to_save=list(lora.modules_to_save) or None,
         )
         adapted_model: nn.Module = peft.get_peft_model(model, config)
     except (ValueError, TypeError, AttributeError, KeyError, NotImplementedError) as error:
         raise SpecError(f"lora: PEFT refuses it: {' '.join(str(error).split())[:300]}") from error
     return adapted_model
-
-
-def _targets(lora: LoRA) -> str | list[str] | None:
-    if not lora.targets:
-        return None
-    return ALL_LINEAR if lora.targets == (ALL_LINEAR,) else list(lora.targets)

@@ -105,7 +105,7 @@ def loss_function(kind: Loss) -> LossFunction:
     if kind is Loss.LIGER:
         return _on_rows(_from_package(kind, "liger_kernel.transformers", "LigerCrossEntropyLoss"))
     if kind.includes_head:
-        return _computed_by_the_model
+        return lambda loss, _targets_BS: loss
     return torch.compile(plain) if kind is Loss.COMPILED else plain
 
 
@@ -119,10 +119,6 @@ def head_loss(kind: Loss) -> HeadLoss | None:
         return None
     found: HeadLoss = _from_package(kind, "liger_kernel.transformers", "LigerFusedLinearCrossEntropyLoss")
     return found
-
-
-def _computed_by_the_model(loss: Tensor, _targets_BS: Tensor) -> Tensor:
-    return loss
 
 
 def _on_rows(cross_entropy: LossFunction) -> LossFunction:

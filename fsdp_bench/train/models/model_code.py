@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 from unittest import mock
@@ -19,7 +18,7 @@ from fsdp_bench.spec.setup import Loss, TrainSetup
 from fsdp_bench.train.models.dtypes import DTYPES
 from fsdp_bench.train.models.huggingface import batch_of, build, largest_integers
 from fsdp_bench.train.models.lora import keeps_its_dtype, with_frozen_base
-from fsdp_bench.train.models.loss import IGNORED, HeadLoss, chunked, head_loss, loss_function
+from fsdp_bench.train.models.loss import IGNORED, chunked, head_loss, loss_function
 from fsdp_bench.train.models.quantized import materialize_states
 from fsdp_bench.train.models.transformer import initialize
 from fsdp_bench.train.models.user_module import (
@@ -31,16 +30,6 @@ from fsdp_bench.train.models.user_module import (
 )
 
 
-@dataclass(frozen=True)
-class BuiltCode:
-    """A model in host memory, the class of its blocks, and its batches."""
-
-    model: nn.Module
-    block: type[nn.Module] | None
-    batches: Iterator[list[Any]]
-    """For each step this rank's micro-batches, in host memory."""
-
-
 def build_code(
     code: ModelCode,
     setup: TrainSetup,
@@ -48,8 +37,11 @@ def build_code(
     num_steps: int,
     device: torch.device,
     without_data: bool = False,
-) -> BuiltCode:
+) -> tuple[nn.Module, type[nn.Module] | None, Iterator[list[Any]]]:
     """Build a model with the same values on every rank.
+
+    Returns:
+        the model in host memory, the class of its blocks, and for each step this rank's micro-batches in host memory.
 
     Args:
         code: what to build.
@@ -72,13 +64,13 @@ def build_code(
         allocate_parameters(model, dtype, torch.device("cpu"), fill, keeps_its_dtype)
         if code.lora is not None and code.lora.is_quantized:
             materialize_states(model, device, with_values=not without_data)
-        return BuiltCode(model, block_class(model), _batches(model, setup, rank, num_steps))
+        return model, block_class(model), _batches(model, setup, rank, num_steps)
     user = call_users_function(code.user_module(setup), setup, dtype)
     for parameter in user.model.parameters():
         if parameter.is_floating_point():
             parameter.data = parameter.data.to("cpu", dtype)
     batches = iter([[user.batch] * setup.gradient_accumulation_steps] * num_steps)
-    return BuiltCode(user.model, user.block or block_of(user.model), batches)
+    return user.model, user.block or block_of(user.model), batches
 
 
 def block_of(model: nn.Module) -> type[nn.Module] | None:
@@ -156,10 +148,29 @@ def replace_loss(model: Any, kind: Loss) -> LossOfBatch:
     if (reason := why_not_replaced(kind, type(model).__name__, config.to_dict())) is not None:
         raise SpecError(f"loss: {reason}")
     if (with_head := head_loss(kind)) is not None:
-        model.forward = partial(_forward_to_loss, model, _base_name(model), with_head)
+        base = _base_name(model)
+
+        def forward_to_loss(input_ids: Tensor, labels: Tensor, **_absent: Any) -> Tensor:
+            hidden_BSD = getattr(model, base)(input_ids=input_ids)[0]
+            weight_VD = model.get_output_embeddings().weight
+            return with_head(weight_VD, hidden_BSD.flatten(0, 1), next_tokens(labels).flatten())
+
+        model.forward = forward_to_loss
         return loss_of
-    model.forward = partial(_forward_to_logits, model.forward)
-    return partial(_loss_on_logits, kind, loss_function(kind))
+    forward, compute = model.forward, loss_function(kind)
+
+    def forward_to_logits(input_ids: Tensor, labels: Tensor, **_absent: Any) -> Any:
+        return forward(input_ids=input_ids)  # PEFT names every argument
+
+    def loss_on_logits(output: Any, batch: Any) -> Tensor:
+        targets_BS = next_tokens(batch["labels"])
+        if kind is not Loss.CHUNKED:
+            return compute(output.logits, targets_BS)
+        batch_size, length = targets_BS.shape
+        return chunked(output.logits, targets_BS, num_targets=batch_size * (length - 1))
+
+    model.forward = forward_to_logits
+    return loss_on_logits
 
 
 def _base_name(model: Any) -> str:
@@ -170,24 +181,3 @@ def _base_name(model: Any) -> str:
     if len(names) != 1 or not is_linear:
         raise SpecError(f"loss: {type(model).__name__} is not a base model and a linear head without bias")
     return names[0]
-
-
-def _forward_to_logits(forward: Callable[..., Any], input_ids: Tensor, labels: Tensor, **_absent: Any) -> Any:
-    """Call a model's forward without labels; PEFT names every argument."""
-    return forward(input_ids=input_ids)
-
-
-def _forward_to_loss(
-    model: Any, base: str, loss: HeadLoss, input_ids: Tensor, labels: Tensor, **_absent: Any
-) -> Tensor:
-    hidden_BSD = getattr(model, base)(input_ids=input_ids)[0]
-    weight_VD = model.get_output_embeddings().weight
-    return loss(weight_VD, hidden_BSD.flatten(0, 1), next_tokens(labels).flatten())
-
-
-def _loss_on_logits(kind: Loss, loss: Callable[..., Tensor], output: Any, batch: Any) -> Tensor:
-    targets_BS = next_tokens(batch["labels"])
-    if kind is Loss.CHUNKED:
-        batch_size, length = targets_BS.shape
-        return chunked(output.logits, targets_BS, num_targets=batch_size * (length - 1))
-    return loss(output.logits, targets_BS)

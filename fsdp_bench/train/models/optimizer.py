@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
 import torch
@@ -35,9 +36,11 @@ def build_optimizer(
         return _torchao("adamw-8bit").AdamW8bit(parameters, lr=learning_rate)
     if kind is OptimizerKind.MUON:
         return _muon(parameters, learning_rate)
-    foreach = kind is OptimizerKind.ADAMW_FOREACH
-    fused = kind is OptimizerKind.ADAMW_FUSED
-    return torch.optim.AdamW(parameters, lr=learning_rate, foreach=foreach, fused=fused)
+    return torch.optim.AdamW(parameters, lr=learning_rate, **_implementation(kind))
+
+
+def _implementation(kind: OptimizerKind) -> dict[str, Any]:
+    return {"foreach": kind is OptimizerKind.ADAMW_FOREACH, "fused": kind is OptimizerKind.ADAMW_FUSED}
 
 
 def _offloaded(model: nn.Module, setup: TrainSetup) -> torch.optim.Optimizer:
@@ -49,11 +52,7 @@ def _offloaded(model: nn.Module, setup: TrainSetup) -> torch.optim.Optimizer:
     base = _torchao("offload optimizer").CPUOffloadOptimizer
     with_state = type("CPUOffloadOptimizer", (base,), {"state": property(state)})
     optimizer: torch.optim.Optimizer = with_state(
-        model.parameters(),
-        torch.optim.AdamW,
-        lr=setup.learning_rate,
-        foreach=setup.optimizer is OptimizerKind.ADAMW_FOREACH,
-        fused=setup.optimizer is OptimizerKind.ADAMW_FUSED,
+        model.parameters(), torch.optim.AdamW, lr=setup.learning_rate, **_implementation(setup.optimizer)
     )
     return optimizer
 
@@ -95,12 +94,10 @@ class _Several(torch.optim.Optimizer):
 
 def _muon(parameters: Iterable[nn.Parameter], learning_rate: float) -> torch.optim.Optimizer:
     """Build Muon for all matrices, and AdamW for the rest."""
-    matrices: list[nn.Parameter] = []
-    others: list[nn.Parameter] = []
-    for parameter in parameters:
-        (matrices if parameter.ndim == 2 else others).append(parameter)
-    each: list[torch.optim.Optimizer] = [torch.optim.Muon(matrices, lr=learning_rate)] if matrices else []
-    return _Several([*each, *([torch.optim.AdamW(others, lr=learning_rate, foreach=True)] if others else [])])
+    every = list(parameters)
+    matrices, others = ([each for each in every if (each.ndim == 2) is of_matrices] for of_matrices in (True, False))
+    muon = [torch.optim.Muon(matrices, lr=learning_rate)] if matrices else []
+    return _Several([*muon, *([torch.optim.AdamW(others, lr=learning_rate, foreach=True)] if others else [])])
 
 
 class _InBackward(_Several):
@@ -119,12 +116,9 @@ class _InBackward(_Several):
             if isinstance(model, FullyShardedDataParallel):
                 parameter._in_backward_optimizers = [optimizer]  # type: ignore[attr-defined]
             else:
-                parameter.register_post_accumulate_grad_hook(_stepping(optimizer))
+                parameter.register_post_accumulate_grad_hook(partial(_step, optimizer))
 
 
-def _stepping(optimizer: torch.optim.Optimizer) -> Any:
-    def step(_parameter: torch.Tensor) -> None:
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-
-    return step
+def _step(optimizer: torch.optim.Optimizer, _parameter: torch.Tensor) -> None:
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)

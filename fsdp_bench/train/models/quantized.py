@@ -51,7 +51,7 @@ def quantize(model: Any) -> None:
     replace_with_bnb_linear(model, kept, config)
     maps = bnb.functional.name2qmap  # filled by the first quantization, with numbers that are computed
     maps["dynamic"] = torch.empty(256, dtype=torch.float32, device="meta")
-    for module in quantized_layers(model):
+    for _, module in quantized_layers(model):
         weight = module.weight
         whole = torch.empty(weight.shape, dtype=torch.bfloat16, device="meta")
         packed = bnb.nn.Params4bit(whole, requires_grad=False, **weight.__dict__)
@@ -61,13 +61,11 @@ def quantize(model: Any) -> None:
     model.is_loaded_in_4bit = True
 
 
-def quantized_layers(model: nn.Module) -> Iterator[Any]:
-    """Yield the layers whose weights are in 4 bits."""
-    return (module for module in model.modules() if _is_quantized(module))
-
-
-def _is_quantized(module: nn.Module) -> bool:
-    return type(module).__name__ == "Linear4bit" and hasattr(module, "quant_state")
+def quantized_layers(model: nn.Module) -> Iterator[tuple[str, Any]]:
+    """Yield the layers whose weights are in 4 bits, with their names."""
+    for name, module in model.named_modules():
+        if type(module).__name__ == "Linear4bit" and hasattr(module, "quant_state"):
+            yield name, module
 
 
 def quantization_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
@@ -76,14 +74,13 @@ def quantization_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     The code of the second quantization is one for all layers.
     """
     shared: set[int] = set()
-    for name, module in model.named_modules():
-        if _is_quantized(module):
-            state = module.quant_state
-            yield from ((f"{name}.{each}", getattr(state, each)) for each in ("absmax", "code", "offset"))
-            yield f"{name}.absmax2", state.state2.absmax
-            if id(state.state2.code) not in shared:
-                shared.add(id(state.state2.code))
-                yield "code2", state.state2.code
+    for name, module in quantized_layers(model):
+        state = module.quant_state
+        yield from ((f"{name}.{each}", getattr(state, each)) for each in ("absmax", "code", "offset"))
+        yield f"{name}.absmax2", state.state2.absmax
+        if id(state.state2.code) not in shared:
+            shared.add(id(state.state2.code))
+            yield "code2", state.state2.code
 
 
 def materialize_states(model: nn.Module, home: torch.device, with_values: bool = False) -> None:
@@ -92,7 +89,7 @@ def materialize_states(model: nn.Module, home: torch.device, with_values: bool =
     With values, any four bits are a number of at most _LARGEST.
     """
     code = None
-    for module in quantized_layers(model):
+    for _, module in quantized_layers(model):
         state = module.quant_state
         for owner, name in ((state, "absmax"), (state, "code"), (state, "offset"), (state.state2, "absmax")):
             setattr(owner, name, _empty_like(getattr(owner, name), home))
@@ -131,17 +128,16 @@ def as_on_cuda() -> Iterator[None]:
     def without_gradient(a: Tensor, b: Tensor, quant_state: Any, out: Any = None, bias: Any = None) -> Any:
         return matmul(a, b.detach(), quant_state=quant_state, out=out, bias=bias)
 
+    def restore_state(module: Any) -> None:
+        module.weight.quant_state = module.quant_state
+
     with (
         mock.patch.object(torch.ops.bitsandbytes.gemm_4bit, "default", _dequantize_and_multiply),
         mock.patch.object(bnb, "matmul_4bit", without_gradient),
-        mock.patch.object(bnb.nn.modules, "fix_4bit_weight_quant_state_from_module", _restore_state),
+        mock.patch.object(bnb.nn.modules, "fix_4bit_weight_quant_state_from_module", restore_state),
         mock.patch.object(torch, "is_autocast_enabled", lambda *device: is_enabled(*(device or ("cpu",)))),
     ):
         yield
-
-
-def _restore_state(module: Any) -> None:
-    module.weight.quant_state = module.quant_state
 
 
 def _dequantize_and_multiply(
@@ -157,7 +153,8 @@ def _dequantize_and_multiply(
     absmax_offset: Tensor | None = None,
 ) -> Tensor:
     """Do what _dequant_linear_fallback does, allocation by allocation."""
-    with _inside("bitsandbytes::gemm_4bit"):
+    _running.append("bitsandbytes::gemm_4bit")
+    try:
         if absmax_8bit is not None:
             assert absmax_code is not None
             assert absmax_offset is not None
@@ -167,13 +164,6 @@ def _dequantize_and_multiply(
             absmax = unpacked + absmax_offset
         weight = torch.ops.bitsandbytes.dequantize_4bit.default(b, absmax, blocksize, quant_type, shape, a.dtype)
         return nn.functional.linear(a, weight, bias)
-
-
-@contextmanager
-def _inside(operator: str) -> Iterator[None]:
-    _running.append(operator)
-    try:
-        yield
     finally:
         _running.pop()
 

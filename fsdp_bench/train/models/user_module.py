@@ -17,6 +17,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.setup import TrainSetup
 from fsdp_bench.spec.subprocesses.dry_run import SIZES, UserModule
-from fsdp_bench.train.step import Training, gradient_sync, note_gradients, optimizer_step
+from fsdp_bench.train.step import Training, forward_backward, gradient_sync, optimizer_step
 
 
 @dataclass(frozen=True)
@@ -220,23 +221,15 @@ def module_step(training: Training, batches: list[Any], losses: Tensor | None = 
         losses: one element for each of them, in host memory, which gets its part of the step's mean loss. The copy
             may end after this returns.
     """
-    setup, meter = training.setup, training.meter
     for index, batch in enumerate(batches):
         is_last = index == len(batches) - 1
-        with gradient_sync(training.model, setup.sync_every_micro_batch or is_last):
+        with gradient_sync(training.model, training.setup.sync_every_micro_batch or is_last):
             on_device = tree_map_only(Tensor, lambda tensor: tensor.to(training.device), batch)
-            meter.phase("forward")
-            output = call_model(training.model, on_device)
-            meter.phase("loss")
-            loss = training.loss_function(output, on_device) / len(batches)
-            del output
-            meter.phase("backward")
-            (training.scaler.scale(loss) if training.scaler is not None else loss).backward()
+            forward = partial(call_model, training.model, on_device)
+            loss = forward_backward(training, forward, on_device, len(batches))
             if losses is not None:
-                losses[index].copy_(loss.detach(), non_blocking=True)
-            del loss, on_device
-    meter.phase("optimizer")
-    note_gradients(training)
+                losses[index].copy_(loss, non_blocking=True)
+            del loss, on_device, forward
     optimizer_step(training)
 
 

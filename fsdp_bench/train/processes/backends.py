@@ -6,9 +6,20 @@ It runs in a process of its own, because asking CUDA starts it, which the proces
 from __future__ import annotations
 
 import json
+import platform
 
 import torch
 import torch.distributed as dist
+
+
+def versions(device_type: str) -> dict[str, str]:
+    """Return the versions of what runs, and the backend of the process group."""
+    found = {"torch": str(torch.__version__), "python": platform.python_version(), "backend": dist.get_backend()}
+    return found | ({"cuda": str(torch.version.cuda), "nccl": _nccl()} if device_type == "cuda" else {})
+
+
+def _nccl() -> str:
+    return ".".join(map(str, torch.cuda.nccl.version()))
 
 
 def facts() -> dict[str, object]:
@@ -18,7 +29,7 @@ def facts() -> dict[str, object]:
         "torch": str(torch.__version__),
         "cuda_build": torch.version.cuda,
         "cuda_available": cuda,
-        "nccl": ".".join(map(str, torch.cuda.nccl.version())) if cuda and dist.is_nccl_available() else None,
+        "nccl": _nccl() if cuda and dist.is_nccl_available() else None,
         "gloo": dist.is_gloo_available(),
         "gpus": [_gpu(index) for index in range(torch.cuda.device_count() if cuda else 0)],
     }

@@ -19,13 +19,12 @@ from fsdp_bench.rehearse.inside.replace.integers import compute_small_integers
 from fsdp_bench.spec.model_code import ModelCode
 from fsdp_bench.spec.rank_report import MemoryReading, Outcome
 from fsdp_bench.spec.record import WITHOUT_COMMUNICATION, TrialSpec
-from fsdp_bench.spec.setup import Loss, TrainSetup
+from fsdp_bench.spec.setup import Loss
 from fsdp_bench.train.measuring.communication import measure_communication
 from fsdp_bench.train.measuring.fake_group import (
     WARMUP_STEPS,
     add_finished_hook,
     replace_group_by_fake,
-    time_steps,
 )
 from fsdp_bench.train.measuring.meters import MemoryMeter, Unmetered, build_meter
 from fsdp_bench.train.measuring.nvml import Nvml, TelemetrySampler
@@ -38,10 +37,10 @@ from fsdp_bench.train.models.transformer import BLOCKS, attention_kernel, build,
 from fsdp_bench.train.models.user_module import loss_of, module_step
 from fsdp_bench.train.processes.rank import Rank, classify, dump_snapshot
 from fsdp_bench.train.step import Training, prepared, train_step
-from fsdp_bench.train.wrapping.fsdp1 import release
 from fsdp_bench.train.wrapping.readback import effective_setup, local, optimizer_states, storage_bytes
 from fsdp_bench.train.wrapping.units import Initializer
 from fsdp_bench.train.wrapping.wrap import fsdp
+from fsdp_bench.train.wrapping.wrappers import release
 
 
 def measure(this: Rank) -> None:
@@ -60,7 +59,8 @@ def measure(this: Rank) -> None:
 def _measure_with_communication(this: Rank) -> None:
     spec, run = this.spec, this.spec.run
     this.enter("load")
-    this.meter = build_meter(this.device, run.memory_limit_bytes, _is_compiled(spec.setup))
+    is_compiled = spec.setup.compiles or spec.setup.compiles_optimizer
+    this.meter = build_meter(this.device, run.memory_limit_bytes, is_compiled)
     subject, training = _prepare(this, this.meter, run.warmup_steps + run.steps + run.communication_steps + 1)
     this.meter.phase("forward")  # loading ends here: the first tokens are the step's
     timed_step = partial(_timed_step, training, subject)
@@ -87,9 +87,11 @@ def _measure_with_communication(this: Rank) -> None:
         this.update(environment={**this.report.environment, "attention": _attention_kernel(this)})
     this.enter("communication")
     if run.communication_steps:
-        step = partial(_next_step, training, subject)
         trace = this.file("trace.json.gz") if spec.keep_trace else None
-        this.update(communication=measure_communication(step, this.device, run.communication_steps, trace))
+        readings = measure_communication(
+            lambda: subject.step(training, next(subject.batches)), this.device, run.communication_steps, trace
+        )
+        this.update(communication=readings)
     release(training.model)
 
 
@@ -99,15 +101,11 @@ def _measure_without_communication(this: Rank) -> None:
     try:
         replace_group_by_fake(this.rank, setup.world_size)
         subject, training = _prepare(this, Unmetered(), WARMUP_STEPS + num_steps)
-        timed_step = partial(_timed_step, training, subject)
-        this.update(seconds_without_communication=time_steps(timed_step, num_steps))
+        seconds = [_timed_step(training, subject) for _ in range(WARMUP_STEPS + num_steps)]
+        this.update(seconds_without_communication=tuple(seconds[WARMUP_STEPS:]))
     except Exception as error:
         traceback.print_exc()
         this.update(without_communication_failure=classify(error, this.stage)[1].message)
-
-
-def _is_compiled(setup: TrainSetup) -> bool:
-    return setup.compiles or setup.compiles_optimizer
 
 
 def _prepare(this: Rank, meter: MemoryMeter, num_steps: int) -> tuple[RankModel, Training]:
@@ -135,10 +133,6 @@ def _timed_step(training: Training, subject: RankModel) -> float:
     seconds = time.perf_counter() - begin
     training.losses.append(float(loss.sum()))
     return seconds
-
-
-def _next_step(training: Training, subject: RankModel) -> None:
-    subject.step(training, next(subject.batches))
 
 
 def _memory(training: Training) -> MemoryReading:
@@ -191,10 +185,15 @@ def subject_of(spec: TrialSpec, rank: int, device: torch.device, num_steps: int)
         _compute_integers_once()
     if isinstance(spec.model, ModelCode):
         without_data = spec.run.rehearsed_on is not None
-        built = build_code(spec.model, setup, rank, num_steps, device, without_data)
+        model, block, code_batches = build_code(spec.model, setup, rank, num_steps, device, without_data)
         losses = torch.zeros(setup.gradient_accumulation_steps, pin_memory=device.type == "cuda")
-        loss = loss_of if setup.loss is Loss.PLAIN else replace_loss(built.model, setup.loss)
-        return RankModel(built.model, built.block, built.batches, loss, partial(_step_of_code, losses))
+        loss = loss_of if setup.loss is Loss.PLAIN else replace_loss(model, setup.loss)
+
+        def step(training: Training, micro_batches: list[Any]) -> Tensor:
+            module_step(training, micro_batches, losses)
+            return losses
+
+        return RankModel(model, block, code_batches, loss, step)
     return RankModel(
         model=build(spec.model, DTYPES[setup.precision.store], head_loss(setup.loss)),
         block=BLOCKS[spec.model.family],
@@ -209,8 +208,3 @@ def subject_of(spec: TrialSpec, rank: int, device: torch.device, num_steps: int)
 def _compute_integers_once() -> None:
     """Let targets in a rehearsal be what they are in training: Liger's losses assert it."""
     compute_small_integers()
-
-
-def _step_of_code(losses: Tensor, training: Training, micro_batches: list[Any]) -> Tensor:
-    module_step(training, micro_batches, losses)
-    return losses

@@ -19,10 +19,9 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from fsdp_bench.train.processes.child import die_with_parent
 
@@ -67,23 +66,19 @@ def _run_rank(command: dict[str, Any], rank: int) -> int:
     return code
 
 
-def _run_child(command: dict[str, Any], rank: int, pgid: int) -> NoReturn:
-    code = 1
-    try:
-        os.setpgid(0, pgid)
-        code = _run_rank(command, rank)
-    finally:
-        os._exit(code)  # no destructors: they would wait for peers that may be gone
-
-
 def _run_trial(command: dict[str, Any]) -> None:
     """Fork the ranks of a trial; report the end of each."""
     server, pgid, ranks = os.getpid(), 0, {}
     for rank in range(command["world_size"]):
         pid = os.fork()
         if pid == 0:
-            die_with_parent(server)
-            _run_child(command, rank, pgid)
+            code = 1
+            try:
+                die_with_parent(server)
+                os.setpgid(0, pgid)
+                code = _run_rank(command, rank)
+            finally:
+                os._exit(code)  # no destructors: they would wait for peers that may be gone
         if rank == 0:
             pgid = pid
         with contextlib.suppress(OSError):
@@ -106,17 +101,18 @@ def _import_code(command: dict[str, Any]) -> None:
     spec = from_json(Path(command["trial"]).read_bytes(), TrialSpec)
     if not isinstance(spec.model, ModelCode) or spec.model.config is None:
         return
-    if spec.device == "cuda" and _initializes_cuda(to_json(spec.model.config)):
+    config = to_json(spec.model.config)
+    if spec.device == "cuda" and _initializes_cuda(config):
         return  # each rank imports it
-    _import_and_build(spec.model.config)
+    _import_and_build(config)
     gc.freeze()
 
 
-def _import_and_build(config: Mapping[str, Any]) -> None:
+def _import_and_build(config: bytes) -> None:
     from fsdp_bench.train.models.huggingface import import_code
 
     with contextlib.suppress(Exception):
-        import_code(config)
+        import_code(json.loads(config))
 
 
 @lru_cache
@@ -129,7 +125,7 @@ def _initializes_cuda(config: bytes) -> bool:
     if pid == 0:
         import torch
 
-        _import_and_build(json.loads(config))
+        _import_and_build(config)
         os._exit(torch.cuda.is_initialized())
     return os.waitpid(pid, 0)[1] != 0
 
@@ -139,10 +135,7 @@ def main() -> None:
     die_with_parent(int(sys.argv[1]))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupt is the manager's to handle
 
-    import fsdp_bench.train.processes.worker
-    import fsdp_bench.train.wrapping.ddp
-    import fsdp_bench.train.wrapping.fsdp1
-    import fsdp_bench.train.wrapping.fsdp2  # noqa: F401
+    import fsdp_bench.train.processes.worker  # noqa: F401
 
     importlib.import_module("torch._dynamo")  # fully_shard's first forward does, in every rank
     gc.freeze()  # ranks' collections need not look through what the imports left, nor copy its pages

@@ -18,6 +18,7 @@ from fsdp_bench.spec.rank_report import Outcome
 from fsdp_bench.spec.record import TrialSpec
 from fsdp_bench.spec.setup import Offload
 from fsdp_bench.train.measuring.fake_group import join_fake_group, reduce_on_host
+from fsdp_bench.train.processes.backends import versions
 from fsdp_bench.train.processes.measurement import measure
 from fsdp_bench.train.processes.rank import Rank, classify, dump_snapshot, partial_memory
 from fsdp_bench.train.processes.rendezvous import is_on_several_nodes, meet, node_name
@@ -102,15 +103,8 @@ def _device_name(device: torch.device) -> str:
 
 
 def _environment(this: Rank, threads: int) -> dict[str, str]:
-    environment = {
-        "torch": str(torch.__version__),
-        "python": platform.python_version(),
-        "backend": dist.get_backend(),
-        "threads_per_rank": str(threads),
-    }
+    environment = versions(this.device.type) | {"threads_per_rank": str(threads)}
     if this.device.type == "cuda":
-        environment["cuda"] = str(torch.version.cuda)
-        environment["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
         environment["allocator"] = os.environ.get(
             "PYTORCH_CUDA_ALLOC_CONF", os.environ.get("PYTORCH_ALLOC_CONF", "default")
         )

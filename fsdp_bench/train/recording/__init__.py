@@ -1,8 +1,7 @@
 """Records a model's code once: what it allocates, saves for backward, frees and computes, on tensors without data.
 
 Read in this order:
-    main.py        ``python -m fsdp_bench.train.recording.main``: one recording
-    subjects.py    the code to record: Hugging Face's from a config.json, or a user's function; and at which points
+    main.py        ``python -m fsdp_bench.train.recording.main``: one recording; whose code, and at which points
     record.py      every variant, at as many points as its formulas need
     variant.py     one training step at one point
     forward.py     the forward pass: storages, nodes, saved tensors, calls of modules

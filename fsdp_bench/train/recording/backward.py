@@ -8,8 +8,10 @@ is known for each node.
 from __future__ import annotations
 
 import heapq
+from itertools import chain
 from typing import Any
 
+import msgspec
 import torch
 
 from fsdp_bench.train.recording.formulas import Size
@@ -21,36 +23,21 @@ def is_accumulator(node: Any) -> bool:
     return type(node).__name__ == "AccumulateGrad"
 
 
-class RawNode:
-    """The actions of one node: its code, gradients and edges."""
+class RawNode(msgspec.Struct):
+    """The actions of one node: a NodeRecord (spec/recording/steps.py) whose code is lists."""
 
-    def __init__(self, node: Any, names: Names) -> None:
-        self.name = type(node).__name__
-        self.edges = [self._edge(target, output, names) for target, output in node.next_functions]
-        self.num_outputs = len(node._input_metadata)
-        self.code: Code = []
-        self.gradients: list[Any] = []
-        self.adapts: list[Code] = []
-
-    @staticmethod
-    def _edge(node: Any, output: int, names: Names) -> Any:
-        if node is None:
-            return None
-        if is_accumulator(node):
-            if node.variable not in names:
-                raise RuntimeError("the code reads an adapter without running it, and FSDP has it sharded then")
-            return ["p", names[node.variable]]
-        return [node._sequence_nr(), output]
-
-    def plain(self) -> Code:
-        """Return it as lists."""
-        return [self.name, self.edges, self.num_outputs, self.code, self.gradients, self.adapts]
+    name: str
+    edges: list[Any]
+    num_outputs: int
+    code: Code = []
+    gradients: list[Any] = []
+    adapts: list[Code] = []
 
 
 def record_backward(recorder: Recorder, loss: torch.Tensor, names: Names) -> tuple[dict[int, RawNode], list[str]]:
     """Run backward; return the nodes of the graph by sequence number, and what is not known."""
     root: Any = loss.grad_fn
-    found, waiting = _graph(root, names)
+    found, waiting = _graph(recorder, root, names)
     notes: list[str] = []
     buffers: dict[Any, list[Any]] = {root: [torch.ones_like(loss)]}
     ready = [(-root._sequence_nr(), 0, root)]
@@ -59,7 +46,7 @@ def record_backward(recorder: Recorder, loss: torch.Tensor, names: Names) -> tup
         while ready:
             node = heapq.heappop(ready)[2]
             given = buffers.pop(node, [None] * len(node._input_metadata))
-            gradients = _run(recorder, found[node._sequence_nr()], node, given, notes)
+            gradients = _run(recorder, found[recorder.number_of(node)], node, given, notes)
             del given
             for (target, slot), gradient in zip(node.next_functions, gradients, strict=True):
                 if target is None or is_accumulator(target):
@@ -75,13 +62,24 @@ def record_backward(recorder: Recorder, loss: torch.Tensor, names: Names) -> tup
     return found, notes
 
 
-def _graph(root: Any, names: Names) -> tuple[dict[int, RawNode], dict[Any, int]]:
+def _graph(recorder: Recorder, root: Any, names: Names) -> tuple[dict[int, RawNode], dict[Any, int]]:
     """Return the nodes below a root, and for how many gradients each of them waits."""
+
+    def edge(node: Any, output: int) -> Any:
+        if node is None:
+            return None
+        if not is_accumulator(node):
+            return [recorder.number_of(node), output]
+        if node.variable not in names:
+            raise RuntimeError("the code reads an adapter without running it, and FSDP has it sharded then")
+        return ["p", names[node.variable]]
+
     waiting: dict[Any, int] = {root: 0}
     stack, found = [root], {}
     while stack:
         node = stack.pop()
-        found[node._sequence_nr()] = RawNode(node, names)
+        edges = [edge(target, output) for target, output in node.next_functions]
+        found[recorder.number_of(node)] = RawNode(type(node).__name__, edges, len(node._input_metadata))
         for target, _ in node.next_functions:
             if target is not None and not is_accumulator(target):
                 if target not in waiting:
@@ -101,7 +99,7 @@ def _run(recorder: Recorder, made: RawNode, node: Any, given: list[Any], notes: 
     is_python = isinstance(node, torch.autograd.function.BackwardCFunction)
     result = node.apply(*given) if is_python else node(*given)
     recorder.on = False
-    recorder.opened_by.update(dict.fromkeys(recorder.unpacked, node._sequence_nr()))
+    recorder.opened_by.update(dict.fromkeys(recorder.unpacked, recorder.number_of(node)))
     gradients = list(result) if isinstance(result, tuple) else [result]
     del result
     made.code, recorder.log = _local(recorder.log, first), []
@@ -167,20 +165,18 @@ def _mark_gradient(made: RawNode, index: int) -> None:
     kind, number = made.gradients[index][:2]
     if kind != "n":
         return
-    for event in [*made.code, *(event for code in made.adapts for event in code)]:
-        if event[0] == "o":
-            for allocation in event[5]:
-                if allocation[0] == number:
-                    allocation[2] = "g"
+    for event in chain(made.code, *made.adapts):
+        for allocation in event[5] if event[0] == "o" else []:
+            if allocation[0] == number:
+                allocation[2] = "g"
 
 
 def _local(log: Code, first: int) -> Code:
     """Number the storages that a node makes from 0."""
-    code: Code = []
-    for event in log:
-        if event[0] == "d":
-            if event[1] >= first:
-                code.append(["d", event[1] - first])
-        else:
-            code.append([*event[:5], [[number - first, size, kind] for number, size, kind in event[5]]])
-    return code
+    return [
+        ["d", event[1] - first]
+        if event[0] == "d"
+        else [*event[:5], [[number - first, size, kind] for number, size, kind in event[5]]]
+        for event in log
+        if event[0] != "d" or event[1] >= first
+    ]

@@ -12,6 +12,7 @@ from fractions import Fraction
 from itertools import combinations, combinations_with_replacement
 from typing import Any
 
+import msgspec
 import torch
 
 from fsdp_bench.spec.errors import SpecError
@@ -91,12 +92,7 @@ class Formulas:
         for length in range(1, _LONGEST_PRODUCT + 1):
             of = factors if length == 1 else symbols
             for chosen in combinations_with_replacement(of, length):
-                at = []
-                for point in self.points:
-                    value = 1
-                    for factor in chosen:
-                        value *= factor_value(factor, point)
-                    at.append(value)
+                at = (math.prod(factor_value(factor, point) for factor in chosen) for point in self.points)
                 found.append((chosen, tuple(at)))
         return found
 
@@ -136,6 +132,8 @@ def merged(recordings: list[Any], formulas: Formulas, where: str = "") -> Any:
     first = recordings[0]
     if isinstance(first, Size):
         return formulas.number(recordings)
+    if isinstance(first, msgspec.Struct):
+        return type(first)(*merged([msgspec.structs.astuple(each) for each in recordings], formulas, where))
     if isinstance(first, list | tuple):
         if any(len(other) != len(first) for other in recordings):
             raise SpecError(_differs(where, recordings))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_leaves
 
 from fsdp_bench.train.models.quantized import outer_operator
 from fsdp_bench.train.recording.formulas import Size
-from fsdp_bench.train.recording.operators import described, is_view
+from fsdp_bench.train.recording.operators import is_view, work_of
 
 Code = list[Any]
 """Instructions as lists, as spec/recording/steps.py has them; storages and nodes are numbers or [kind, name]."""
@@ -42,7 +42,7 @@ class Recorder(TorchDispatchMode):
         """Storages by address: the number of one that an operator made, or [kind, name]."""
         self._watches: dict[int, Any] = {}
         self.next_storage = 0
-        self.first_node = self._next_node = 0
+        self._first_node = self._next_node = 0
         self._tracks_nodes = False
         self._num_packed = 0
         self.unpacked: list[int] = []
@@ -64,18 +64,14 @@ class Recorder(TorchDispatchMode):
         return result
 
     def _log_operator(self, func: Any, given: Any, result: Any) -> None:
-        made = [[number, size, category] for number, size, category in self._new_storages(result)]
-        args, kwargs = given
-        on_device = [leaf for leaf in tree_leaves((args, kwargs, result)) if self._counts(leaf)]
-        work = described(func, args, result) if on_device else None
+        made = list(self._new_storages(result))
+        work = work_of(func, given[0], result) if any(map(self._counts, tree_leaves((given, result)))) else None
         outer = f" in {outer_operator()}" if outer_operator() else ""
-        if work is not None:
-            name, num_bytes, itemsize, dims = work
-            self.log.append(["o", name + outer, num_bytes, itemsize, dims, made])
-        elif made:
-            self.log.append(["o", func.name().partition(".")[0] + outer, Size.product(0), 1, [], made])
+        if work is not None or made:
+            name, *what = work or (func.name().partition(".")[0], Size.product(0), 1, [])
+            self.log.append(["o", name + outer, *what, made])
 
-    def _new_storages(self, result: Any) -> Iterator[tuple[int, Size, str]]:
+    def _new_storages(self, result: Any) -> Iterator[list[Any]]:
         for leaf in tree_leaves(result):
             if not self._counts(leaf):
                 continue
@@ -87,7 +83,7 @@ class Recorder(TorchDispatchMode):
             self.known[key] = number
             self._watches[key] = weakref.ref(storage, partial(self._forget, key, number))
             is_logits = self.logits_width is not None and leaf.dim() > 1 and leaf.shape[-1] == self.logits_width
-            yield number, Size.of_storage(leaf), "l" if is_logits else ""
+            yield [number, Size.of_storage(leaf), "l" if is_logits else ""]
 
     def _counts(self, value: Any) -> bool:
         return isinstance(value, torch.Tensor) and getattr(value, "fake_device", value.device).type == self.device
@@ -112,7 +108,7 @@ class Recorder(TorchDispatchMode):
     @contextmanager
     def forward(self) -> Iterator[None]:
         """Record what runs inside of the context, and the nodes that it makes."""
-        self.first_node = self._next_node = _sequence_number()
+        self._first_node, self._next_node = torch._C._autograd._get_sequence_nr(), 0
         self._tracks_nodes = self.on = True
         with self, torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack):
             yield
@@ -122,10 +118,13 @@ class Recorder(TorchDispatchMode):
     def nodes_until_now(self) -> None:
         """Log the nodes that were made since the last call."""
         if self._tracks_nodes:
-            now = _sequence_number()
-            while self._next_node < now:
+            while self._next_node < torch._C._autograd._get_sequence_nr() - self._first_node:
                 self.log.append(["n", self._next_node])
                 self._next_node += 1
+
+    def number_of(self, node: Any) -> int:
+        """Return a node's number, by the order in which they were made."""
+        return int(node._sequence_nr()) - self._first_node
 
     def _pack(self, tensor: torch.Tensor) -> Any:
         if self.on:
@@ -150,27 +149,20 @@ class Recorder(TorchDispatchMode):
         return made
 
 
-def _sequence_number() -> int:
-    number: int = torch._C._autograd._get_sequence_nr()
-    return number
-
-
 Names = dict[nn.Parameter, str]
 
 
-def edge_of(tensor: torch.Tensor, names: Names) -> Any:
-    """Return the edge of the graph that a tensor's gradient takes: a node and its output, or a parameter."""
-    if not tensor.requires_grad:
-        return None
-    if tensor.grad_fn is None:
-        return ["p", names[tensor]] if isinstance(tensor, nn.Parameter) and tensor in names else None
-    return [tensor.grad_fn._sequence_nr(), tensor.output_nr]
+def described(recorder: Recorder, value: Any, names: Names) -> list[Any]:
+    """Return each tensor in a value: its storage, its sizes, and the edge of the graph that its gradient takes."""
 
+    def edge(tensor: torch.Tensor) -> Any:
+        if tensor.grad_fn is not None:
+            return [recorder.number_of(tensor.grad_fn), tensor.output_nr]
+        name = names.get(tensor) if isinstance(tensor, nn.Parameter) and tensor.requires_grad else None
+        return None if name is None else ["p", name]
 
-def described_tensors(recorder: Recorder, value: Any, names: Names) -> list[Any]:
-    """Return the tensors in a module's inputs or outputs."""
     return [
-        [recorder.reference(leaf), Size.product(*leaf.shape), leaf.element_size(), edge_of(leaf, names)]
+        [recorder.reference(leaf), Size.product(*leaf.shape), leaf.element_size(), edge(leaf)]
         for leaf in tree_leaves(value)
         if isinstance(leaf, torch.Tensor)
     ]
@@ -179,28 +171,24 @@ def described_tensors(recorder: Recorder, value: Any, names: Names) -> list[Any]
 @contextmanager
 def calls_logged(recorder: Recorder, model: nn.Module, names: Names, block: type[nn.Module]) -> Iterator[None]:
     """Log every call of every module, with its inputs and outputs; of a block also how many are positional."""
-    handles = []
-    for name, module in model.named_modules():
+    with ExitStack() as stack:
+        for name, module in model.named_modules():
 
-        def enter(module: Any, args: Any, kwargs: Any, name: str = name) -> None:
-            recorder.nodes_until_now()
-            is_block = isinstance(module, block)
-            recorder.blocks_around += is_block
-            positional = sum(isinstance(arg, torch.Tensor) for arg in args) if is_block else -1
-            recorder.log.append(["enter", name, described_tensors(recorder, (args, kwargs), names), positional])
+            def enter(module: Any, args: Any, kwargs: Any, name: str = name) -> None:
+                recorder.nodes_until_now()
+                is_block = isinstance(module, block)
+                recorder.blocks_around += is_block
+                positional = sum(isinstance(arg, torch.Tensor) for arg in args) if is_block else -1
+                recorder.log.append(["enter", name, described(recorder, (args, kwargs), names), positional])
 
-        def leave(module: Any, _args: Any, _kwargs: Any, output: Any, name: str = name) -> None:
-            recorder.nodes_until_now()
-            recorder.blocks_around -= isinstance(module, block)
-            recorder.log.append(["leave", name, described_tensors(recorder, output, names)])
+            def leave(module: Any, _args: Any, _kwargs: Any, output: Any, name: str = name) -> None:
+                recorder.nodes_until_now()
+                recorder.blocks_around -= isinstance(module, block)
+                recorder.log.append(["leave", name, described(recorder, output, names)])
 
-        handles.append(module.register_forward_pre_hook(enter, with_kwargs=True))
-        handles.append(module.register_forward_hook(leave, with_kwargs=True))
-    try:
+            stack.callback(module.register_forward_pre_hook(enter, with_kwargs=True).remove)
+            stack.callback(module.register_forward_hook(leave, with_kwargs=True).remove)
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def nested(log: Code, nodes: dict[int, Any], opened_by: dict[int, int]) -> Code:

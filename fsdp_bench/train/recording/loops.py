@@ -8,11 +8,12 @@ node is named by how many iterations before it was made, instead of by its numbe
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import pairwise
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import chain, pairwise
+from typing import Any, Literal, NamedTuple
 
 from fsdp_bench.spec.errors import SpecError
+from fsdp_bench.spec.recording.recorded import Variant
 from fsdp_bench.spec.recording.steps import (
     Allocation,
     Call,
@@ -27,6 +28,7 @@ from fsdp_bench.spec.recording.steps import (
     Save,
     TensorRef,
 )
+from fsdp_bench.train.recording.backward import RawNode
 from fsdp_bench.train.recording.forward import Code
 
 LONGEST_PERIOD = 8
@@ -44,6 +46,13 @@ class Iteration(NamedTuple):
     storages: list[int]
     nodes: list[int]
 
+    @classmethod
+    def of(cls, code: Code) -> Iteration:
+        """Return the iteration that does this."""
+        every = list(instructions(code))
+        storages = [allocation[0] for event in every if event[0] == "o" for allocation in event[5]]
+        return cls(code, storages, [event[1] for event in every if event[0] == "n"])
+
 
 class FoundLoop(NamedTuple):
     """A loop in the code of one call."""
@@ -59,28 +68,21 @@ class FoundLoop(NamedTuple):
     before: list[Iteration]
     """The iteration before the first one, if it makes as much."""
 
+    def places(self, kind: Literal["storages", "nodes"]) -> dict[int, tuple[int, int, int]]:
+        """Return where each storage or node is made: the loop, the iteration (-1 before the first), its place there."""
+        return {
+            number: (self.number, index, place)
+            for index, one in [*enumerate(self.iterations), *((-1, one) for one in self.before)]
+            for place, number in enumerate(getattr(one, kind))
+        }
 
-def made_by(code: Code) -> tuple[list[int], list[int]]:
-    """Return the storages and nodes that some instructions make, in order."""
-    storages: list[int] = []
-    nodes: list[int] = []
+
+def instructions(code: Code) -> Iterator[Code]:
+    """Yield instructions and, behind a call, those of the call."""
     for event in code:
-        if event[0] == "o":
-            storages += [allocation[0] for allocation in event[5]]
-        elif event[0] == "n":
-            nodes.append(event[1])
-        elif event[0] == "c":
-            inner = made_by(event[3])
-            storages += inner[0]
-            nodes += inner[1]
-    return storages, nodes
-
-
-def _calls(call: Code) -> Iterator[Code]:
-    yield call
-    for event in call[3]:
+        yield event
         if event[0] == "c":
-            yield from _calls(event)
+            yield from instructions(event[3])
 
 
 class Writer:
@@ -89,16 +91,16 @@ class Writer:
     def __init__(
         self,
         top: Code,
-        nodes: dict[int, Code],
-        names: list[str],
+        nodes: dict[int, RawNode],
         lists: dict[str, int],
         places: Mapping[str, tuple[int, int]] | None = None,
     ) -> None:
         """Find the loops, or those at ``places``: the first block and the period, by list."""
-        self._top, self._nodes, self._names = top, nodes, names
+        self._top, self._nodes = top, nodes
+        code = chain(instructions([top]), *(chain(node.code, *node.adapts) for node in nodes.values()))
+        names = dict.fromkeys(event[1] for event in code if event[0] == "o")
         self._numbers = {name: index for index, name in enumerate(names)}
         self._storage_in: dict[int, tuple[int, int, int]] = {}
-        """The loop that made a storage, the iteration (-1 before the first) and its place there."""
         self._node_in: dict[int, tuple[int, int, int]] = {}
         self.loops: list[FoundLoop] = []
         self._loop_at: dict[int, FoundLoop] = {}
@@ -115,7 +117,7 @@ class Writer:
 
     def _find(self, path: str, count: int, candidates: Iterable[tuple[int, int]]) -> None:
         """Find the loop of a list of blocks: the first of the candidates, a period and a first block, that is one."""
-        for call in _calls(self._top):
+        for call in (event for event in instructions([self._top]) if event[0] == "c"):
             at = {event[1]: index for index, event in enumerate(call[3]) if event[0] == "c"}
             places = [at.get(f"{path}.{index}", -1) for index in range(count)]
             if -1 not in places and places == sorted(places):
@@ -134,78 +136,59 @@ class Writer:
         if count < _FEWEST_ITERATIONS:
             return None
         starts = [places[first + index * period] for index in range(count + 1)]
-        iterations = [self._iteration(code[begin:end]) for begin, end in pairwise(starts)]
+        iterations = [Iteration.of(code[begin:end]) for begin, end in pairwise(starts)]
         sizes = {(len(one.storages), len(one.nodes)) for one in iterations}
         if len(sizes) > 1:
             return None
         before = []
         if first >= period:
-            earlier = self._iteration(code[places[first - period] : starts[0]])
+            earlier = Iteration.of(code[places[first - period] : starts[0]])
             if (len(earlier.storages), len(earlier.nodes)) in sizes:
                 before = [earlier]
         found = FoundLoop(path, len(self.loops), first, period, starts[0], starts[-1], iterations, before)
-        self._register(found)
+        others = self._storage_in, self._node_in
+        self._storage_in, self._node_in = others[0] | found.places("storages"), others[1] | found.places("nodes")
         self.loops.append(found)
         written = [self._written(found, index) for index in range(count)]
         self.loops.pop()
         if all(other == written[0] for other in written[1:]):
             return found
-        self._forget(found)
+        self._storage_in, self._node_in = others
         return None
-
-    def _iteration(self, code: Code) -> Iteration:
-        return Iteration(code, *made_by(code))
-
-    def _register(self, loop: FoundLoop) -> None:
-        for index, iteration in [*enumerate(loop.iterations), *((-1, one) for one in loop.before)]:
-            for kind, where in ((iteration.storages, self._storage_in), (iteration.nodes, self._node_in)):
-                where.update({number: (loop.number, index, place) for place, number in enumerate(kind)})
-
-    def _forget(self, loop: FoundLoop) -> None:
-        for where in (self._storage_in, self._node_in):
-            for number in [number for number, found in where.items() if found[0] == loop.number]:
-                del where[number]
 
     # -- writing -------------------------------------------------------------------------------------------------
 
-    def top(self) -> Call:
-        """Return the forward pass."""
-        made = _Writing(self, None, 0).instruction(self._top)
-        assert isinstance(made, Call)
-        return made
-
-    def nodes(self) -> dict[int, NodeRecord]:
-        """Return the nodes that no loop makes."""
-        inside = {n for loop in self.loops for iteration in loop.iterations for n in iteration.nodes}
+    def variant(self, loss: Code, buffers: list[Any], formulas: tuple[str, ...]) -> Variant:
+        """Return the step; nodes that a loop makes are in the loop."""
         writing = _Writing(self, None, 0)
-        return {number: writing.node(node) for number, node in self._nodes.items() if number not in inside}
+        top = writing.instruction(self._top)
+        assert isinstance(top, Call)
+        inside = {n for loop in self.loops for iteration in loop.iterations for n in iteration.nodes}
+        return Variant(
+            top=top,
+            nodes={number: writing.node(node) for number, node in self._nodes.items() if number not in inside},
+            loops=tuple(self._written(loop, 0) for loop in self.loops),
+            loss=writing.tensor(loss),
+            buffers=tuple(size for _, size in buffers),
+            buffer_modules=tuple(module for module, _ in buffers),
+            names=tuple(self._numbers),
+            formulas=formulas,
+        )
 
-    def tensor(self, raw: Code) -> TensorRef:
-        """Return a tensor outside of all loops."""
-        return _Writing(self, None, 0).tensor(raw)
-
-    def loop_records(self) -> tuple[LoopRecord, ...]:
-        """Return the loops."""
-        return tuple(self._record(loop) for loop in self.loops)
-
-    def _record(self, loop: FoundLoop) -> LoopRecord:
-        code, nodes = self._written(loop, 0)
+    def _written(self, loop: FoundLoop, index: int) -> LoopRecord:
+        """Return a loop by one of its iterations: of all they are the same."""
+        writing, iteration = _Writing(self, loop, index), loop.iterations[index]
         return LoopRecord(
             path=loop.path,
             first=loop.first,
             period=loop.period,
             iterations=len(loop.iterations),
-            code=tuple(code),
-            num_storages=len(loop.iterations[0].storages),
-            nodes=tuple(nodes),
+            code=tuple(map(writing.instruction, iteration.code)),
+            num_storages=len(iteration.storages),
+            nodes=tuple(writing.node(self._nodes[number]) for number in iteration.nodes),
             storages_before=tuple(tuple(one.storages) for one in loop.before),
             nodes_before=tuple(tuple(one.nodes) for one in loop.before),
         )
-
-    def _written(self, loop: FoundLoop, index: int) -> tuple[list[Instruction], list[NodeRecord]]:
-        writing, iteration = _Writing(self, loop, index), loop.iterations[index]
-        code = [writing.instruction(event) for event in iteration.code]
-        return code, [writing.node(self._nodes[number]) for number in iteration.nodes]
 
 
 class _Writing:
@@ -217,14 +200,11 @@ class _Writing:
     def instruction(self, event: Code) -> Instruction:
         match event[0]:
             case "o":
-                _, name, num_bytes, itemsize, dims, made = event
-                numbers = [self._own_storage(each[0]) for each in made]
-                makes = tuple(Allocation(n, each[1], each[2]) for n, each in zip(numbers, made, strict=True))
-                return Operator(self._writer._numbers[name], num_bytes, itemsize, tuple(dims), makes)
+                return self._operator(event, lambda number: self._own(number, self._writer._storage_in))
             case "d":
                 return Drop(self._storage(event[1]))
             case "n":
-                return MakeNode(self._own_node(event[1]))
+                return MakeNode(self._own(event[1], self._writer._node_in))
             case "s":
                 return Save(self._node(event[1]), self.tensor(event[2]), event[3])
         _, module, inputs, code, outputs, num_positional = event
@@ -233,12 +213,11 @@ class _Writing:
 
     def _code(self, call: Code, code: Code) -> Iterator[Instruction]:
         loop = self._writer._loop_at.get(id(call))
-        if loop is None:
-            yield from self._of_all_iterations(map(self.instruction, code))
-            return
-        yield from self._of_all_iterations(map(self.instruction, code[: loop.begin]))
-        yield Loop(loop.number)
-        yield from self._of_all_iterations(map(self.instruction, code[loop.end :]))
+        if loop is not None:
+            yield from self._of_all_iterations(map(self.instruction, code[: loop.begin]))
+            yield Loop(loop.number)
+            code = code[loop.end :]
+        yield from self._of_all_iterations(map(self.instruction, code))
 
     def _of_all_iterations(self, code: Iterable[Instruction]) -> Iterator[Instruction]:
         """Write drops of the same storage of every iteration as one: a cache is emptied, a list let go."""
@@ -262,24 +241,23 @@ class _Writing:
                     " cannot express"
                 )
 
-    def node(self, raw: Code) -> NodeRecord:
-        name, edges, num_outputs, code, gradients, adapts = raw
+    def node(self, raw: RawNode) -> NodeRecord:
         return NodeRecord(
-            name=name,
-            edges=tuple(map(self._edge, edges)),
-            num_outputs=num_outputs,
-            code=tuple(map(self._local, code)),
-            gradients=tuple(None if each is None else GradientRef(*each) for each in gradients),
-            adapts=tuple(tuple(map(self._local, each)) for each in adapts),
+            name=raw.name,
+            edges=tuple(map(self._edge, raw.edges)),
+            num_outputs=raw.num_outputs,
+            code=tuple(map(self._in_node, raw.code)),
+            gradients=tuple(None if each is None else GradientRef(*each) for each in raw.gradients),
+            adapts=tuple(tuple(map(self._in_node, each)) for each in raw.adapts),
         )
 
-    def _local(self, event: Code) -> Instruction:
-        if event[0] == "d":
-            return Drop(str(event[1]))
+    def _in_node(self, event: Code) -> Instruction:
+        return Drop(str(event[1])) if event[0] == "d" else self._operator(event, int)
+
+    def _operator(self, event: Code, number_of: Callable[[int], int]) -> Operator:
         _, name, num_bytes, itemsize, dims, made = event
-        return Operator(
-            self._writer._numbers[name], num_bytes, itemsize, tuple(dims), tuple(Allocation(*each) for each in made)
-        )
+        makes = tuple(Allocation(number_of(number), *what) for number, *what in made)
+        return Operator(self._writer._numbers[name], num_bytes, itemsize, tuple(dims), makes)
 
     def tensor(self, raw: Code) -> TensorRef:
         storage, numel, itemsize, edge = raw
@@ -312,12 +290,6 @@ class _Writing:
             return str(number)
         return f"L{loop}.{len(self._writer.loops[loop].iterations) - index}.{place}"
 
-    def _own_storage(self, number: int) -> int:
-        return self._own(number, self._writer._storage_in)
-
-    def _own_node(self, number: int) -> int:
-        return self._own(number, self._writer._node_in)
-
     def _own(self, number: int, where: dict[int, tuple[int, int, int]]) -> int:
         """Return the number of something that is made here: its place in the iteration."""
         found = where.get(number)
@@ -338,53 +310,3 @@ class _Writing:
             if block >= loop.first:
                 raise SpecError(f"{name}: is used outside of its block, which a recording cannot express")
         return name
-
-
-def operator_names(top: Code, nodes: Sequence[Code]) -> list[str]:
-    """Return the names of all operators, each once."""
-    names: dict[str, None] = {}
-
-    def visit(code: Code) -> None:
-        for event in code:
-            if event[0] == "o":
-                names[event[1]] = None
-            elif event[0] == "c":
-                visit(event[3])
-
-    visit([top])
-    for node in nodes:
-        visit(node[3])
-        for code in node[5]:
-            visit(code)
-    return list(names)
-
-
-def renumbered(top: Code, nodes: dict[int, Code], loss: Code, first: int) -> tuple[Code, dict[int, Code], Code]:
-    """Number the nodes from 0, in the order in which they were made."""
-
-    def edge(value: Any) -> Any:
-        return value if value is None or value[0] == "p" else [value[0] - first, value[1]]
-
-    def tensor(raw: Code) -> Code:
-        return [*raw[:3], edge(raw[3])]
-
-    def instruction(event: Code) -> Code:
-        match event[0]:
-            case "n":
-                return ["n", event[1] - first]
-            case "s":
-                return ["s", event[1] - first, tensor(event[2]), event[3]]
-            case "c":
-                _, module, inputs, code, outputs, num_positional = event
-                return [
-                    "c",
-                    module,
-                    list(map(tensor, inputs)),
-                    list(map(instruction, code)),
-                    list(map(tensor, outputs)),
-                    num_positional,
-                ]
-        return event
-
-    edges = {number - first: [raw[0], list(map(edge, raw[1])), *raw[2:]] for number, raw in nodes.items()}
-    return instruction(top), edges, tensor(loss)

@@ -31,7 +31,7 @@ def is_view(func: Any) -> bool:
     return alias is not None and not alias.is_write
 
 
-def described(func: Any, args: Any, result: Any) -> tuple[str, Size, int, list[Size]] | None:
+def work_of(func: Any, args: Any, result: Any) -> tuple[str, Size, int, list[Size]] | None:
     """Return an operator's name, the bytes that it reads and writes, the bytes of an element, and its dimensions.
 
     None if it has nothing to do.
@@ -45,21 +45,12 @@ def described(func: Any, args: Any, result: Any) -> tuple[str, Size, int, list[S
     if not tensors:
         return None
     itemsize = (read or written)[0].element_size()
-    label, dims = _dims(name, args, result)
-    return label, _bytes(tensors), itemsize, dims
-
-
-def _bytes(tensors: list[Tensor]) -> Size:
-    """Return the bytes of some tensors; what is expanded is read once."""
-    return Size.sum_of(
+    num_bytes = Size.sum_of(  # what is expanded is read once
         (*(n for n, stride in zip(t.shape, t.stride(), strict=True) if stride or n == 1), t.element_size())
         for t in tensors
     )
-
-
-def _dims(name: str, args: Any, result: Any) -> tuple[str, list[Size]]:
-    find = _DIMS.get(name)
-    return (name, []) if find is None else find(name, args, result)
+    label, dims = _DIMS[name](name, args, result) if name in _DIMS else (name, [])
+    return label, num_bytes, itemsize, dims
 
 
 def _layout(*matrices: Tensor) -> str:
@@ -68,20 +59,10 @@ def _layout(*matrices: Tensor) -> str:
 
 
 def _product(name: str, args: Any, _result: Any) -> tuple[str, list[Size]]:
+    """aten::_grouped_mm is of one matrix's rows by several matrices; for their gradients it adds up over rows."""
     a, b = args[1:3] if name in ("aten::addmm", "aten::baddbmm") else args[:2]
-    return f"{name} {_layout(a, b)}", [
-        Size.product(*a.shape[:-1]),
-        Size.product(b.shape[-1]),
-        Size.product(a.shape[-1]),
-    ]
-
-
-def _grouped(name: str, args: Any, result: Any) -> tuple[str, list[Size]]:
-    """aten::_grouped_mm: the rows of one matrix by several matrices, or, for their gradients, added up over rows."""
-    a, b = args[:2]
-    if a.dim() == b.dim() == 2:  # the gradient of the weights: columns of a and rows of b are cut into groups
-        return f"{name} {_layout(a, b)}", [Size.product(a.shape[0]), Size.product(b.shape[1]), Size.product(a.shape[1])]
-    return f"{name} {_layout(a, b)}", [Size.product(a.shape[-2]), Size.product(b.shape[-1]), Size.product(a.shape[-1])]
+    rows = a.shape[-2:-1] if name == "aten::_grouped_mm" else a.shape[:-1]
+    return f"{name} {_layout(a, b)}", [Size.product(*rows), Size.product(b.shape[-1]), Size.product(a.shape[-1])]
 
 
 def _convolution(name: str, args: Any, result: Any) -> tuple[str, list[Size]]:
@@ -103,8 +84,10 @@ def _attention(name: str, args: Any, _result: Any) -> tuple[str, list[Size]]:
     position = _CAUSAL_AT[name]
     is_causal = len(args) > position and args[position]
     dims = (*query.shape[:2], key.shape[1], query.shape[2], key.shape[2], query.shape[3], int(is_causal))
-    copied = is_backward and "flash" in name and _num_copied(args[0], args[4])
-    return name, [Size.product(dim) for dim in (*dims, *([copied] if copied else []))]
+    # _flash_attention_backward (attention_backward.cu): output and gradient are made contiguous token by token.
+    given = (args[0], args[4]) if is_backward and "flash" in name else ()
+    num_copied = sum(not tensor.transpose(1, 2).is_contiguous() for tensor in given)
+    return name, [Size.product(dim) for dim in (*dims, *([num_copied] if num_copied else []))]
 
 
 def _flash_attn(name: str, args: Any, _result: Any) -> tuple[str, list[Size]]:
@@ -117,11 +100,6 @@ def _flash_attn(name: str, args: Any, _result: Any) -> tuple[str, list[Size]]:
     batch, length, heads, width = query.shape
     dims = batch, heads, key.shape[2], length, keys, width, int(is_causal)
     return name, [Size.product(dim) for dim in dims]
-
-
-def _num_copied(*tensors: Tensor) -> int:
-    """_flash_attention_backward (attention_backward.cu): output and gradient are made contiguous token by token."""
-    return sum(not tensor.transpose(1, 2).is_contiguous() for tensor in tensors)
 
 
 _CAUSAL_AT = {
@@ -160,7 +138,7 @@ _DIMS: dict[str, Callable[[str, Any, Any], tuple[str, list[Size]]]] = {
     "aten::addmm": _product,
     "aten::bmm": _product,
     "aten::baddbmm": _product,
-    "aten::_grouped_mm": _grouped,
+    "aten::_grouped_mm": _product,
     "aten::convolution": _convolution,
     "aten::convolution_backward": _convolution_backward,
     "aten::_scaled_dot_product_flash_attention": _attention,

@@ -29,7 +29,7 @@ from fsdp_bench.train.models.dtypes import DTYPES
 from fsdp_bench.train.models.lora import stored_apart
 from fsdp_bench.train.models.user_module import block_class, block_lists, default_dtype, loss_of, named_class
 from fsdp_bench.train.recording.formulas import Formulas, Point, Size, merged
-from fsdp_bench.train.recording.loops import Writer, operator_names
+from fsdp_bench.train.recording.loops import Writer
 from fsdp_bench.train.recording.variant import RawStep, record_step
 
 Build = Callable[[Point], tuple[nn.Module, Any]]
@@ -79,34 +79,23 @@ def record(
     """
     with fake_device("cuda", subject.before_sm80) as device:
         gc.freeze()  # what is there already need not be looked through after every step
-        facts = _Facts(subject, device)
-        recording = _Recording(subject, device, facts.lists, facts.kind)
-        is_trained = all(parameter.is_trained for parameter in facts.parameters)
+        bare, block = _without_variants(subject, device)
+        recording = _Recording(subject, device, bare.num_blocks, block)
+        is_trained = all(parameter.is_trained for parameter in bare.parameters)
         kinds = KINDS if is_trained else with_frozen(subject.origin.lora)
         for kind in (*kinds, *offloaded(kinds)) if activation_offload else kinds:
             progress(kind.name)
             recording.add(kind)
-    refuse_unknown(recording.notes)
+    if recording.notes:
+        raise SpecError(f"the model cannot be recorded exactly: {recording.notes[0]}")
     refuse_unlike_loops(recording.variants)
     if not recording.variants:
         raise SpecError(f"the model does not run: {next(iter(recording.missing.values()))}")
-    return RecordedCode(
-        origin=msgspec.structs.replace(subject.origin, before_sm80=subject.before_sm80),
-        block=facts.block,
-        num_blocks=facts.lists,
-        counts={path: count + _left_out(subject, path) for path, count in facts.lists.items()},
-        sizes={name: value for name, value in subject.points[0].items() if name not in "BS"},
-        parameters=facts.parameters,
-        modules=facts.modules,
-        batch=facts.batch,
+    return msgspec.structs.replace(
+        bare,
         variants={name: msgspec.Raw(msgspec.json.encode(each)) for name, each in recording.variants.items()},
         same=recording.same,
         missing=recording.missing,
-        multiple=MULTIPLE if subject.only is None else 1,
-        shortest=subject.only or subject.beyond + 1,
-        longest=subject.only or subject.longest,
-        positions=subject.positions,
-        architecture=subject.architecture,
     )
 
 
@@ -124,7 +113,7 @@ class _Recording:
         self.same: dict[str, str] = {}
         self.missing: dict[str, str] = {}
         self.notes: list[str] = []
-        self._first: dict[VariantKind, list[Any]] = {}
+        self._first: dict[VariantKind, RawStep] = {}
         """The step of each recorded kind at the first point."""
 
     def add(self, kind: VariantKind) -> None:
@@ -133,24 +122,26 @@ class _Recording:
         if kind.fallback is not None and kind.fallback.name in self.missing:
             return
         try:
-            first = self._step(point, kind)
+            first, notes = self._step(point, kind)
         except SpecError:
             raise
         except (RuntimeError, ValueError, TypeError) as error:
             self.missing[kind.name] = " ".join(str(error).split())[:200]
             return
-        like = next((other for other, plain in self._first.items() if plain == first.plain()), None)
+        like = next((other for other, step in self._first.items() if step == first), None)
         if like is not None:
             self.same |= {_name(kind, is_single): _name(like, is_single) for is_single in (False, True)}
             return
-        self._first[kind] = first.plain()
+        self._first[kind] = first
         for is_single in (False, True):
-            points = [{**each, "B": 1} for each in self._subject.points] if is_single else list(self._subject.points)
-            points = _different(points)
-            steps = [first if each == point else self._step(each, kind) for each in points]
-            variant = _variant(steps, points, self._lists, self._places())
-            self.variants[_name(kind, is_single)] = variant
-            self.notes += [note for step in steps for note in step.notes]
+            points = [{**each, "B": 1} if is_single else each for each in self._subject.points]
+            points = [each for index, each in enumerate(points) if each not in points[:index]]
+            steps = [(first, notes) if each == point else self._step(each, kind) for each in points]
+            formulas = Formulas(points)
+            top, nodes, loss, buffers = merged([step for step, _ in steps], formulas)
+            writer = Writer(top, nodes, self._lists, self._places())
+            self.variants[_name(kind, is_single)] = writer.variant(loss, buffers, tuple(formulas.texts))
+            self.notes += [note for _, notes in steps for note in notes]
 
     def _places(self) -> dict[str, tuple[int, int]] | None:
         """Return where the loops of the first variant are: all have the same.
@@ -160,7 +151,7 @@ class _Recording:
         first = next(iter(self.variants.values()), None)
         return None if first is None else {loop.path: (loop.first, loop.period) for loop in first.loops}
 
-    def _step(self, point: Point, kind: VariantKind) -> RawStep:
+    def _step(self, point: Point, kind: VariantKind) -> tuple[RawStep, list[str]]:
         model, batch = _built(self._subject, point, self._device, DTYPES[kind.store])
         if kind.trains:
             train_flat_parameters(model, self._block if kind.trains == "units" else None)
@@ -192,16 +183,6 @@ def train_flat_parameters(model: nn.Module, block: type[nn.Module] | None) -> No
                 parameter.requires_grad_(parameter.is_floating_point())
 
 
-def refuse_unknown(notes: Sequence[str]) -> None:
-    """Refuse a recording in which something is not known.
-
-    Raises:
-        SpecError: with the first of them.
-    """
-    if notes:
-        raise SpecError(f"the model cannot be recorded exactly: {notes[0]}")
-
-
 def refuse_unlike_loops(variants: Mapping[str, Variant]) -> None:
     """Refuse a recording whose variants do not repeat the same blocks: of one depth they would mean different models.
 
@@ -215,10 +196,6 @@ def refuse_unlike_loops(variants: Mapping[str, Variant]) -> None:
             raise SpecError(f"the model cannot be recorded: in {name} other blocks are alike than in {first}")
 
 
-def _different(points: Sequence[Point]) -> list[Point]:
-    return [dict(items) for items in dict.fromkeys(tuple(sorted(point.items())) for point in points)]
-
-
 def _built(
     subject: Subject, point: Point, device: torch.device, dtype: torch.dtype = torch.float32
 ) -> tuple[nn.Module, Any]:
@@ -228,64 +205,47 @@ def _built(
     return model.train(), batch
 
 
-def _variant(
-    steps: Sequence[RawStep],
-    points: Sequence[Point],
-    lists: dict[str, int],
-    places: Mapping[str, tuple[int, int]] | None,
-) -> Variant:
-    formulas = Formulas(points)
-    top, nodes, loss, buffers = merged([step.plain() for step in steps], formulas)
-    names = operator_names(top, list(nodes.values()))
-    writer = Writer(top, nodes, names, lists, places)
-    return Variant(
-        top=writer.top(),
-        nodes=writer.nodes(),
-        loops=writer.loop_records(),
-        loss=writer.tensor(loss),
-        buffers=tuple(size for _, size in buffers),
-        buffer_modules=tuple(module for module, _ in buffers),
-        names=tuple(names),
-        formulas=tuple(formulas.texts),
-    )
-
-
 def _name(kind: VariantKind, is_single: bool) -> str:
     return f"{kind.name}, one sequence" if is_single else kind.name
 
 
-class _Facts:
-    """The modules, the parameters and the batch, which are the same in all variants."""
-
-    def __init__(self, subject: Subject, device: torch.device) -> None:
-        built = [_built(subject, point, device) for point in subject.points]
-        model = built[0][0]
-        kind = named_class(model, subject.block_path) if subject.block_path else block_class(model)
-        self.kind = kind
-        self.block = kind.__name__
-        self.lists = block_lists(model, kind)
-        if not self.lists:
-            raise SpecError(
-                f"transformer-block: no list holds modules of the class {self.block}; give the model an attribute that"
-                " is an nn.ModuleList or nn.Sequential of them"
-            )
-        formulas = Formulas(subject.points)
-        everywhere = [dict(model.named_parameters()) for model, _ in built]
-        self.parameters = tuple(
-            RecordedParameter(
-                name,
-                tuple(formulas.text([Size.product(n) for n in sizes]) for sizes in _dimensions(everywhere, name)),
-                parameter.requires_grad,
-                *stored_apart(parameter),
-            )
-            for name, parameter in model.named_parameters()
+def _without_variants(subject: Subject, device: torch.device) -> tuple[RecordedCode, type[nn.Module]]:
+    """Return what is the same in all variants, as the modules, the parameters and the batch; and the blocks' class."""
+    built = [_built(subject, point, device) for point in subject.points]
+    model = built[0][0]
+    kind = named_class(model, subject.block_path) if subject.block_path else block_class(model)
+    lists = block_lists(model, kind)
+    if not lists:
+        raise SpecError(
+            f"transformer-block: no list holds modules of the class {kind.__name__}; give the model an attribute that"
+            " is an nn.ModuleList or nn.Sequential of them"
         )
-        self.modules = tuple(_module_records(model))
-        self.batch = tuple(_inputs([batch for _, batch in built], formulas))
-
-
-def _dimensions(everywhere: Sequence[Mapping[str, nn.Parameter]], name: str) -> list[tuple[int, ...]]:
-    return list(zip(*(parameters[name].shape for parameters in everywhere), strict=True))
+    formulas = Formulas(subject.points)
+    everywhere = [dict(model.named_parameters()) for model, _ in built]
+    parameters = []
+    for name, parameter in model.named_parameters():
+        dimensions = zip(*(each[name].shape for each in everywhere), strict=True)
+        shape = tuple(formulas.text([Size.product(n) for n in sizes]) for sizes in dimensions)
+        parameters.append(RecordedParameter(name, shape, parameter.requires_grad, *stored_apart(parameter)))
+    bare = RecordedCode(
+        origin=msgspec.structs.replace(subject.origin, before_sm80=subject.before_sm80),
+        block=kind.__name__,
+        num_blocks=lists,
+        counts={path: count + _left_out(subject, path) for path, count in lists.items()},
+        sizes={name: value for name, value in subject.points[0].items() if name not in "BS"},
+        parameters=tuple(parameters),
+        modules=tuple(_module_records(model)),
+        batch=tuple(_inputs([batch for _, batch in built], formulas)),
+        variants={},
+        same={},
+        missing={},
+        multiple=MULTIPLE if subject.only is None else 1,
+        shortest=subject.only or subject.beyond + 1,
+        longest=subject.only or subject.longest,
+        positions=subject.positions,
+        architecture=subject.architecture,
+    )
+    return bare, kind
 
 
 def _module_records(model: nn.Module) -> list[ModuleRecord]:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -15,28 +14,21 @@ from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.recording.variants import VariantKind
 from fsdp_bench.train.models.lora import keeps_its_dtype
 from fsdp_bench.train.models.quantized import quantization_tensors
-from fsdp_bench.train.models.user_module import CONTRACT, call_model, loss_of
-from fsdp_bench.train.recording.backward import record_backward
+from fsdp_bench.train.models.user_module import CONTRACT, call_model
+from fsdp_bench.train.recording.backward import RawNode, record_backward
 from fsdp_bench.train.recording.formulas import Size
-from fsdp_bench.train.recording.forward import Code, Recorder, calls_logged, edge_of, nested
-from fsdp_bench.train.recording.loops import renumbered
+from fsdp_bench.train.recording.forward import Code, Recorder, calls_logged, described, nested
 from fsdp_bench.train.wrapping.units import trained_leaves
 
 
-@dataclass(frozen=True)
-class RawStep:
+class RawStep(NamedTuple):
     """One step at one point, as lists; sizes are Size."""
 
     top: Code
-    nodes: dict[int, Code]
+    nodes: dict[int, RawNode]
     loss: Code
     buffers: list[tuple[str, Size]]
     """The module that has each, and its bytes."""
-    notes: list[str]
-
-    def plain(self) -> list[Any]:
-        """Return what is merged with other points."""
-        return [self.top, self.nodes, self.loss, self.buffers]
 
 
 def record_step(
@@ -46,9 +38,9 @@ def record_step(
     kind: VariantKind,
     device: torch.device,
     block: type[nn.Module],
-    compute_loss: Callable[[Any, Any], torch.Tensor] = loss_of,
-) -> RawStep:
-    """Run forward and backward of a bare model once.
+    compute_loss: Callable[[Any, Any], torch.Tensor],
+) -> tuple[RawStep, list[str]]:
+    """Run forward and backward of a bare model once; return the step, and what is not known of it.
 
     Args:
         model: on ``device``, without data, with parameters in fp32.
@@ -85,12 +77,10 @@ def record_step(
         raise SpecError(f"module: its loss needs no gradient, so there is nothing to train; {CONTRACT}")
     log, recorder.log = recorder.log, []
     del output  # held until the loss is divided by the number of micro-batches, as in module_step
-    described = [recorder.reference(loss), Size.product(*loss.shape), loss.element_size(), edge_of(loss, names)]
+    (described_loss,) = described(recorder, loss, names)
     nodes, notes = record_backward(recorder, loss, names)
     top = nested(log, nodes, recorder.opened_by)
-    plain = {number: node.plain() for number, node in nodes.items()}
-    top, plain, described = renumbered(top, plain, described, recorder.first_node)
-    return RawStep(top, dict(sorted(plain.items())), described, buffers, notes)
+    return RawStep(top, dict(sorted(nodes.items())), described_loss, buffers), notes
 
 
 @torch.no_grad()
@@ -99,9 +89,9 @@ def compute_in(model: nn.Module, dtype: torch.dtype, device: torch.device) -> No
     made: dict[int, nn.Parameter] = {}
     for module in model.modules():
         for name, parameter in module._parameters.items():
-            if parameter is None or not parameter.is_floating_point() or parameter.dtype == dtype:
+            if parameter is None or not parameter.is_floating_point() or keeps_its_dtype(parameter):
                 continue
-            if keeps_its_dtype(parameter):
+            if parameter.dtype == dtype:
                 continue
             if id(parameter) not in made:
                 fresh = torch.empty(parameter.shape, dtype=dtype, device=device)

@@ -3,9 +3,7 @@
 Read in this order:
     wrap.py                      fsdp(), and which combinations it refuses
     units.py                     which modules become FSDP units; WrapPlan, by which the three wrappers wrap
-    fsdp1.py                     FullyShardedDataParallel
-    fsdp2.py                     fully_shard
-    ddp.py                       DistributedDataParallel
+    wrappers.py                  FullyShardedDataParallel, fully_shard and DistributedDataParallel
     activation_checkpointing.py  full and selective checkpointing of blocks
     readback.py                  reads strategy, units and dtypes back from a wrapped model
 """

@@ -21,7 +21,10 @@ Policy = Callable[..., bool]
 """torch's auto-wrap policy: called with ``module``, ``recurse`` and ``nonwrapped_numel``."""
 
 
-def units_by_class(model: nn.Module, classes: tuple[type[nn.Module], ...]) -> list[nn.Module]:
+BlockClasses = type[nn.Module] | tuple[type[nn.Module], ...]
+
+
+def units_by_class(model: nn.Module, classes: BlockClasses) -> list[nn.Module]:
     """Return every module of the given classes below the root, children before parents."""
     found = [module for module in model.modules() if module is not model and isinstance(module, classes)]
     return found[::-1]
@@ -70,7 +73,7 @@ def trained_leaves(model: nn.Module) -> list[nn.Module]:
 
 
 def ends(
-    model: nn.Module, api: Api, blocks: Collection[nn.Module] = ()
+    model: nn.Module, api: Api, blocks: Collection[nn.Module]
 ) -> tuple[tuple[nn.Module, ...], tuple[nn.Module, ...]]:
     """Return the modules of the unit before the blocks and of the one after them.
 
@@ -90,8 +93,8 @@ def ends(
 
 
 def _found_ends(model: nn.Module, blocks: Collection[nn.Module]) -> tuple[tuple[nn.Module, ...], tuple[nn.Module, ...]]:
-    modules, chosen = dict(model.named_modules()), set(blocks)
-    lists = {name.rpartition(".")[0] for name, module in modules.items() if module in chosen}
+    modules = dict(model.named_modules())
+    lists = {name.rpartition(".")[0] for name, module in modules.items() if module in blocks}
     seen: set[nn.Parameter] = set()
     own = []
     for name, module in modules.items():

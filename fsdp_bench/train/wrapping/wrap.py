@@ -1,7 +1,7 @@
 """fsdp(): shards, replicates and checkpoints a model in one call, from a TrainSetup or from keywords.
 
 The order is the same for all apis: choose the units of the bare model, wrap blocks for activation checkpointing,
-compile blocks, then shard. fsdp1.py, fsdp2.py or ddp.py do the last step:
+compile blocks, then shard. wrappers.py does the last step:
 
     strategy             fsdp1                   fsdp2
     FULL_SHARD           FULL_SHARD              fully_shard, units resharded after forward
@@ -50,10 +50,8 @@ from fsdp_bench.train.wrapping.activation_checkpointing import (
     offload_blocks,
     require_grad_of_inputs,
 )
-from fsdp_bench.train.wrapping.ddp import wrap_ddp
-from fsdp_bench.train.wrapping.fsdp1 import wrap_fsdp1
-from fsdp_bench.train.wrapping.fsdp2 import wrap_fsdp2
 from fsdp_bench.train.wrapping.units import (
+    BlockClasses,
     Initializer,
     Policy,
     WrappedUnit,
@@ -64,8 +62,7 @@ from fsdp_bench.train.wrapping.units import (
     units_by_policy,
     units_by_size,
 )
-
-BlockClasses = type[nn.Module] | tuple[type[nn.Module], ...]
+from fsdp_bench.train.wrapping.wrappers import wrap_ddp, wrap_fsdp1, wrap_fsdp2
 
 
 class ShardsNothingWarning(UserWarning):
@@ -142,7 +139,7 @@ def fsdp(
             checkpointing_policy=checkpointing_policy,
             world_size=_world_size(process_group, device_mesh),
             shard_size=_shard_size(device_mesh, shard_strat, shard_size),
-            wrap=_wrap(auto_wrap, TransformerBlock),
+            wrap=Wrap.NONE if not auto_wrap else Wrap.SIZE if TransformerBlock is None else Wrap.BLOCK,
             min_num_params=min_num_params,
             backward_prefetch=BackwardPrefetch(backward_prefetch or "none"),
             forward_prefetch=forward_prefetch,
@@ -222,12 +219,6 @@ def _apply(model: nn.Module, plan: WrapPlan, blocks: list[nn.Module]) -> nn.Modu
     return wrapped
 
 
-def _wrap(auto_wrap: bool, classes: BlockClasses | None) -> Wrap:
-    if not auto_wrap:
-        return Wrap.NONE
-    return Wrap.SIZE if classes is None else Wrap.BLOCK
-
-
 def _shard_size(mesh: DeviceMesh | None, strategy: str, shard_size: int | None) -> int | None:
     on_mesh = mesh is not None and mesh.ndim == 2 and ShardingStrategy(strategy).is_hybrid
     return mesh.size(1) if mesh is not None and on_mesh else shard_size
@@ -267,7 +258,7 @@ def _choose_units(model: nn.Module, setup: TrainSetup, classes: BlockClasses | N
         adapters = []
     if classes is None:
         raise WrapError("wrapping by block needs TransformerBlock, the class of the model's blocks")
-    units = units_by_class(model, classes if isinstance(classes, tuple) else (classes,))
+    units = units_by_class(model, classes)
     if not units:
         names = sorted({type(module).__name__ for module in model.modules()})
         raise WrapError(f"TransformerBlock: the model has no {classes}; its modules are {', '.join(names)}")
@@ -285,21 +276,19 @@ def _planned(model: nn.Module, units: list[nn.Module], setup: TrainSetup) -> tup
     if setup.wrap is not Wrap.BLOCK_AND_ENDS:
         return tuple(blocks.values())
     first, head = ends(model, setup.api, in_order)
-    around = WrappedUnit(first, setup.precision), WrappedUnit(head, setup.head_precision, stays_gathered=True)
-    return (around[0], *(blocks[module] for module in in_order), around[1])
+    last = WrappedUnit(head, setup.head_precision, stays_gathered=True)
+    return (WrappedUnit(first, setup.precision), *(blocks[module] for module in in_order), last)
 
 
 def _blocks(model: nn.Module, units: list[nn.Module], classes: BlockClasses | None) -> list[nn.Module]:
     """Return the modules to checkpoint and compile: the blocks, or the units if no block class is given."""
-    if classes is None:
-        return units
-    return units_by_class(model, classes if isinstance(classes, tuple) else (classes,))
+    return units if classes is None else units_by_class(model, classes)
 
 
 def _refuse(model: nn.Module, setup: TrainSetup, where: _Where, initialize: Initializer | None) -> None:
     """Raise WrapError for combinations that cannot work, before the model is changed."""
-    _, process_group, mesh = where
-    reason = impossible(setup, where.device.type)
+    device, process_group, mesh = where
+    reason = impossible(setup, device.type)
     if reason:
         raise WrapError(reason)
     strategy = setup.strategy

@@ -12,7 +12,7 @@ from fsdp_bench.spec.recording.model import RecordedModel
 from fsdp_bench.spec.setup import TrainSetup
 from fsdp_bench.spec.subprocesses.dry_run import DryRunSpec, UserModule
 from fsdp_bench.sweep.dry_run import dry_runs
-from fsdp_bench.train.recording.subjects import of_module
+from fsdp_bench.train.recording.main import of_module
 from tests.on_stand_in.simulate.frozen_models import WHICH
 from tests.predicted import memory_of
 from tests.simulate.comparing import OBSERVED, assert_recorded_equals_dry_runs

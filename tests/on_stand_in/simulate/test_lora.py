@@ -12,7 +12,7 @@ from fsdp_bench.spec.recording.model import RecordedModel
 from fsdp_bench.spec.setup import TrainSetup
 from fsdp_bench.spec.subprocesses.dry_run import DryRunSpec
 from fsdp_bench.sweep.dry_run import dry_runs
-from fsdp_bench.train.recording.subjects import huggingface
+from fsdp_bench.train.recording.main import huggingface
 from tests.on_stand_in.simulate.frozen_models import CONFIG as LLAMA
 from tests.predicted import memory_of
 from tests.simulate.comparing import OBSERVED, assert_recorded_equals_dry_runs

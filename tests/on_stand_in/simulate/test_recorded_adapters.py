@@ -11,7 +11,7 @@ from fsdp_bench.simulate.operators.kernels import CUDA
 from fsdp_bench.simulate.wrappers.impossible import why_impossible
 from fsdp_bench.spec.lora import LoRA
 from fsdp_bench.spec.setup import TrainSetup
-from fsdp_bench.train.recording.subjects import huggingface
+from fsdp_bench.train.recording.main import huggingface
 from tests.predicted import memory_of
 from tests.simulate.recorded.recording import record_here
 

@@ -15,7 +15,7 @@ from fsdp_bench.spec.rank_report import Outcome
 from fsdp_bench.spec.record import TrialRecord
 from fsdp_bench.spec.recording.model import RecordedModel
 from fsdp_bench.sweep.config.sweep_file import read_file
-from fsdp_bench.train.recording.subjects import huggingface
+from fsdp_bench.train.recording.main import huggingface
 from fsdp_bench.validate import memory, predictable
 from tests.on_stand_in.sweep.test_huggingface_trials import ON_GLOO, ON_THE_STAND_IN, QWEN, sweep
 from tests.simulate.recorded.recording import record_here

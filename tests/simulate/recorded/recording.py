@@ -23,7 +23,7 @@ def record_here(
     """Record as ``python -m fsdp_bench.train.recording.main`` does.
 
     Args:
-        subject: a function of fsdp_bench/train/recording/subjects.py.
+        subject: a function of fsdp_bench/train/recording/main.py.
         arguments: its arguments.
         variants: names of the variants to record, from fsdp_bench/spec/recording/variants.py; all by default, which
             takes much longer.

@@ -10,7 +10,7 @@ from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.recording.model import RecordedModel
 from fsdp_bench.spec.setup import Api, Checkpointing, TrainSetup
 from fsdp_bench.spec.subprocesses.dry_run import DryRunSpec
-from fsdp_bench.train.recording.subjects import of_module
+from fsdp_bench.train.recording.main import of_module
 from tests.predicted import memory_of
 from tests.simulate.comparing import assert_recorded_equals_dry_runs
 from tests.simulate.recorded.recording import record_here

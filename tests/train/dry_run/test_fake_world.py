@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import itertools
 import warnings
 import weakref
 from functools import partial
@@ -41,7 +40,7 @@ from fsdp_bench.train.models.data import batches
 from fsdp_bench.train.step import train_step
 from tests.on_stand_in.scripts.replaced_operators import softmax, storages
 from tests.train.ranks import call_standing_ranks
-from tests.train.training import GPT2, LLAMA, SHAPES, training_of
+from tests.train.training import LLAMA, SHAPES, training_of
 
 S = ShardingStrategy
 MIXED = Precision.parse("bf16-mixed")
@@ -168,21 +167,6 @@ def test_a_gpus_rank_holds_its_shards_and_with_offload_nothing() -> None:
     assert 4 * shard <= on_device.result.resident.parameters_bytes <= 4 * (shard + 3 * 21)
     assert on_host.result.resident.parameters_bytes == 0
     assert on_host.result.resident.optimizer_state_bytes == 0
-
-
-@pytest.mark.parametrize(
-    ("strategy", "api", "precision"),
-    [
-        pytest.param(strategy, api, precision, marks=() if index % 5 == 0 else pytest.mark.slow)
-        for index, ((strategy, api), precision) in enumerate(
-            zip(itertools.product(S, Api), itertools.cycle((MIXED, FP16, FP16, MIXED)), strict=False)
-        )
-    ],
-)
-def test_every_strategy_runs_on_the_fake_accelerator(strategy: S, api: Api, precision: Precision) -> None:
-    setup = TrainSetup(world_size=8, sequence_length=16, api=api, strategy=strategy, precision=precision)
-    (answer,) = _answers(DryRunSpec(model=GPT2, setup=setup))
-    assert answer.result is not None, answer.error
 
 
 def test_an_impossible_dry_run_is_refused_and_the_next_spec_is_answered() -> None:

@@ -14,12 +14,12 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from fsdp_bench.spec.model import Family
 from fsdp_bench.spec.rank_report import Outcome
-from fsdp_bench.spec.setup import Api, ShardingStrategy, TrainSetup
+from fsdp_bench.spec.setup import TrainSetup
 from fsdp_bench.train.measuring.storage_tracker import BudgetExceeded, StorageTracker
 from fsdp_bench.train.models.data import batches
 from fsdp_bench.train.processes.rank import classify
 from fsdp_bench.train.step import train_step
-from fsdp_bench.train.wrapping.fsdp1 import release
+from fsdp_bench.train.wrapping.wrappers import release
 from tests.train.ranks import run_ranks
 from tests.train.training import LLAMA, STEPS, TWO, setup_of, train_alone, training_of
 
@@ -71,28 +71,6 @@ def test_what_existed_before_is_not_counted_and_fake_tensors_never_are() -> None
         meta = torch.empty(10**9, device="meta")
         assert tracker.live_bytes == 400
         del view, fake, meta
-
-
-def test_a_linear_layers_step_has_the_peak_that_arithmetic_says() -> None:
-    """y = x W; loss = sum(y): by hand, with W 20 x 30, x 10 x 20.
-
-    Backward: W 2400, x 800, y's gradient is an expanded scalar; at the product for W's gradient (2400) are live
-    W, x, the loss (4), its gradient (4) and that product. x needs no gradient.
-    """
-    with StorageTracker() as tracker:
-        weight = torch.zeros(20, 30, requires_grad=True)
-        data = torch.zeros(10, 20)
-        assert tracker.live_bytes == 2400 + 800
-        out = data @ weight
-        assert tracker.live_bytes == 3200 + 1200
-        loss = out.sum()
-        del out
-        assert tracker.live_bytes == 3200 + 4  # the sum saves no values of its input
-        tracker.reset_peak()
-        loss.backward()
-        assert weight.grad is not None
-        assert tracker.live_bytes == 3204 + 2400
-        assert tracker.peak_bytes == 2400 + 800 + 4 + 4 + 2400
 
 
 def test_an_mlps_step_has_the_peaks_that_arithmetic_says_in_every_phase() -> None:
@@ -172,8 +150,8 @@ def test_errors_are_told_apart_by_which_memory_ran_out(
     assert "\n" not in failure.message
 
 
-def resident_bytes(cases: dict[str, TrainSetup]) -> dict[str, tuple[int, float]]:
-    """Return what is live after each case's last step, and that step's loss."""
+def live_after_steps(cases: dict[str, TrainSetup], is_released: bool) -> dict[str, tuple[int, float]]:
+    """Return what is live after each case's last step, or of a trial that is over; and that step's loss."""
     found = {}
     for name, setup in cases.items():
         with StorageTracker() as tracker:
@@ -182,10 +160,20 @@ def resident_bytes(cases: dict[str, TrainSetup]) -> dict[str, tuple[int, float]]
                 loss = float(train_step(training, tokens))
             del tokens
             time.sleep(0.2)  # gloo's threads hold the last collective's tensors for a moment
-            found[name] = (tracker.live_bytes, loss)
+            live_bytes = tracker.live_bytes
+            if is_released:
+                release(training.model)
             del training
             gc.collect()
+            found[name] = (tracker.live_bytes if is_released else live_bytes, loss)
     return found
+
+
+WHOLE, HALF = 4 * LLAMA.num_parameters, 2 * LLAMA.num_parameters
+HALF_PADDED = HALF + 2 * 2 * LLAMA.hidden_size
+MESH = 2 * 4
+"""The ranks' two int32 numbers of fully_shard's mesh, which stay with the process group, in host memory."""
+CASES = {f"{api.value} {strategy.value}": setup_of(2, api=api, strategy=strategy) for api, strategy in TWO}
 
 
 def test_what_fsdp_frees_by_resizing_is_seen_on_real_ranks(tmp_path: Path) -> None:
@@ -193,54 +181,27 @@ def test_what_fsdp_frees_by_resizing_is_seen_on_real_ranks(tmp_path: Path) -> No
 
     FSDP1 keeps the gradients of its flat parameters too, although zero_grad took them from the original ones, until
     the next forward (_runtime_utils._root_pre_forward, _reset_flat_param_grad_info_if_needed). FSDP2 pads 67 rows of
-    embedding and head to 68, and its mesh holds the ranks' two int32 numbers. DDP keeps its buckets, in which
-    gradients are reduced.
+    embedding and head to 68. DDP keeps its buckets, in which gradients are reduced.
     """
-    whole, half = 4 * LLAMA.num_parameters, 2 * LLAMA.num_parameters
-    half_padded = half + 2 * 2 * LLAMA.hidden_size
     expected = {
-        "fsdp1 FULL_SHARD": half + half,
-        "fsdp1 SHARD_GRAD_OP": half + half,
-        "fsdp1 NO_SHARD": whole + whole,
-        "fsdp2 FULL_SHARD": half_padded + 2 * 4,
-        "fsdp2 SHARD_GRAD_OP": half_padded + 2 * 4,
-        "fsdp2 NO_SHARD": whole + whole,
+        "fsdp1 FULL_SHARD": HALF + HALF,
+        "fsdp1 SHARD_GRAD_OP": HALF + HALF,
+        "fsdp1 NO_SHARD": WHOLE + WHOLE,
+        "fsdp2 FULL_SHARD": HALF_PADDED + MESH,
+        "fsdp2 SHARD_GRAD_OP": HALF_PADDED + MESH,
+        "fsdp2 NO_SHARD": WHOLE + WHOLE,
     }
-    cases = {f"{api.value} {strategy.value}": setup_of(2, api=api, strategy=strategy) for api, strategy in TWO}
-    ranks = run_ranks(2, tmp_path, resident_bytes, cases)
+    ranks = run_ranks(2, tmp_path, live_after_steps, CASES, False)
     for rank in ranks:
         assert {name: live for name, (live, _) in rank.items()} == expected
     # Following storages does not change what is trained.
     (*_, last_loss), _ = train_alone(Family.LLAMA, setup_of(2))
-    for name in cases:
+    for name in CASES:
         assert (ranks[0][name][1] + ranks[1][name][1]) / 2 == pytest.approx(last_loss, abs=1e-5)
 
 
-def left_after_a_trial(setups: list[TrainSetup]) -> list[int]:
-    """Return the bytes that each setup's trial leaves in a process that goes on."""
-    found = []
-    for setup in setups:
-        with StorageTracker() as tracker:
-            training = training_of(Family.LLAMA, setup)
-            for tokens in batches(setup, LLAMA.vocab_size, 2, dist.get_rank(), setup.world_size):
-                train_step(training, tokens)
-            release(training.model)
-            del training, tokens
-            time.sleep(0.2)  # gloo's threads hold the last collective's tensors for a moment
-            gc.collect()
-            found.append(tracker.live_bytes)
-    return found
-
-
 def test_a_trial_leaves_nothing_in_its_process(tmp_path: Path) -> None:
-    """FSDP1's NO_SHARD would: its views and the graph that accumulates into them hold each other.
-
-    The ranks' two int32 numbers of fully_shard's mesh stay with the process group, in host memory.
-    """
-    setups = [
-        setup_of(2, api=api, strategy=strategy)
-        for api in Api
-        for strategy in (ShardingStrategy.FULL_SHARD, ShardingStrategy.NO_SHARD)
-    ]
-    for left in run_ranks(2, tmp_path, left_after_a_trial, setups):
-        assert left == [0, 0, 2 * 4, 0]
+    """FSDP1's NO_SHARD would: its views and the graph that accumulates into them hold each other."""
+    cases = {name: setup for name, setup in CASES.items() if "SHARD_GRAD_OP" not in name}
+    for rank in run_ranks(2, tmp_path, live_after_steps, cases, True):
+        assert [left for left, _ in rank.values()] == [0, 0, MESH, 0]

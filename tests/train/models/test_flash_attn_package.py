@@ -5,9 +5,6 @@ from __future__ import annotations
 import warnings
 
 import pytest
-
-pytest.importorskip("torch", reason="the package's function is torch's")
-
 import torch
 
 from fsdp_bench.train.dry_run.fake_world import fake_device

@@ -18,7 +18,7 @@ from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from fsdp_bench import fsdp
 from fsdp_bench.spec.errors import SpecError, WrapError
 from fsdp_bench.spec.model import Family
-from fsdp_bench.spec.setup import Api, ShardingStrategy, TrainSetup, Wrap
+from fsdp_bench.spec.setup import Api, TrainSetup, Wrap
 from fsdp_bench.train.models.optimizer import build_optimizer
 from fsdp_bench.train.wrapping.readback import effective_setup
 from fsdp_bench.train.wrapping.wrap import ShardsNothingWarning
@@ -87,35 +87,49 @@ def refusal(function: Callable[[], object]) -> str:
     return "not refused"
 
 
-def direct_calls() -> dict[str, tuple[Facts, list[str]]]:
-    """Everything that two ranks can show."""
-    with_blocks: dict[str, Any] = {"auto_wrap": True, "TransformerBlock": Block}
-    return {
-        "default": call(),
-        "bf16": call(mp="bf16", shard_strat="FULL_SHARD"),
-        "fp16": call(mp="fp16", shard_strat="FULL_SHARD"),
-        "bf16-mixed": call(mp="bf16-mixed", shard_strat="FULL_SHARD", **with_blocks),
-        "full": call(shard_strat="FULL_SHARD", **with_blocks),
-        "fsdp2": call(shard_strat="FULL_SHARD", api="fsdp2", **with_blocks),
-        "fsdp2 zero2": call(shard_strat="zero2", api="fsdp2", **with_blocks),
-        "fsdp2 no shard": call(api="fsdp2"),
-        "by size": call(True, shard_strat="FULL_SHARD", min_num_params=2000),
-        "by size fsdp2": call(True, shard_strat="FULL_SHARD", min_num_params=2000, api="fsdp2"),
-        "by size default": call(True, shard_strat="FULL_SHARD"),
-        "by callable": call(shard_strat="FULL_SHARD", auto_wrap_policy=wrap_linear),
-        "by callable fsdp2": call(shard_strat="FULL_SHARD", auto_wrap_policy=wrap_linear, api="fsdp2"),
-        "group": call(shard_strat="FULL_SHARD", process_group=dist.group.WORLD, **with_blocks),
-        "group fsdp2": call(shard_strat="FULL_SHARD", process_group=dist.group.WORLD, api="fsdp2", **with_blocks),
-        "mesh": call(shard_strat="FULL_SHARD", device_mesh=init_device_mesh("cpu", (2,)), **with_blocks),
-        "mesh fsdp2": call(
-            shard_strat="FULL_SHARD", device_mesh=init_device_mesh("cpu", (2,)), api="fsdp2", **with_blocks
-        ),
-        "offload fsdp2": call(shard_strat="FULL_SHARD", cpu_offload=True, api="fsdp2", **with_blocks),
-    }
-
-
 def wrap_linear(module: nn.Module, recurse: bool, nonwrapped_numel: int) -> bool:
     return recurse or isinstance(module, nn.Linear)
+
+
+FULL: dict[str, Any] = {"shard_strat": "FULL_SHARD"}
+BLOCKS: dict[str, Any] = {"auto_wrap": True, "TransformerBlock": Block}
+TWO: dict[str, Any] = {"api": "fsdp2"}
+BY_SIZE: dict[str, Any] = {**FULL, "auto_wrap": True, "min_num_params": 2000}
+BY_CALLABLE: dict[str, Any] = {**FULL, "auto_wrap_policy": wrap_linear}
+DIRECT: dict[str, tuple[dict[str, Any], Facts]] = {
+    "default": ({}, {"type": "FullyShardedDataParallel", "strategy": "NO_SHARD", "units": 1, "group": 1}),
+    "bf16": (  # as in accelerate and Lightning: bf16-mixed
+        {**FULL, "mp": "bf16"},
+        {"strategy": "FULL_SHARD", "units": 1, "compute": "torch.bfloat16", "reduce": "torch.float32"},
+    ),
+    "full": ({**FULL, **BLOCKS}, {"units": 3}),
+    "fsdp2": ({**FULL, **BLOCKS, **TWO}, {"units": 3}),
+    "fsdp2 zero2": (
+        {**BLOCKS, **TWO, "shard_strat": "zero2"},
+        {"strategy": "SHARD_GRAD_OP", "units": 3, "group": 2},
+    ),
+    "fsdp2 no shard": (TWO, {"type": "DistributedDataParallel", "strategy": "NO_SHARD", "group": 1}),
+    "by size": (BY_SIZE, {"units": 3}),  # a block has 2 x 16 x 64 + 80 = 2128 parameters
+    "by size fsdp2": ({**BY_SIZE, **TWO}, {"units": 3}),
+    "by size default": ({**FULL, "auto_wrap": True}, {"units": 1}),
+    "by callable": (BY_CALLABLE, {"units": 7}),  # six linears and the root
+    "by callable fsdp2": ({**BY_CALLABLE, **TWO}, {"units": 7}),
+    "group": ({**FULL, **BLOCKS, "process_group": "all"}, {"units": 3, "group": 2}),
+    "group fsdp2": ({**FULL, **BLOCKS, **TWO, "process_group": "all"}, {"units": 3, "group": 2}),
+    "mesh": ({**FULL, **BLOCKS, "device_mesh": "all"}, {"units": 3, "group": 2}),
+    "mesh fsdp2": ({**FULL, **BLOCKS, **TWO, "device_mesh": "all"}, {"units": 3, "group": 2}),
+    "offload fsdp2": ({**FULL, **BLOCKS, **TWO, "cpu_offload": True}, {"strategy": "FULL_SHARD", "units": 3}),
+}
+"""By name, arguments, where ``all`` is the group or mesh of all ranks; and what the wrapped model says of itself."""
+
+
+def direct_calls() -> dict[str, tuple[Facts, list[str]]]:
+    """Everything that two ranks can show."""
+    of_all = {"process_group": dist.group.WORLD, "device_mesh": init_device_mesh("cpu", (2,))}
+    return {
+        name: call(**{key: of_all[key] if value == "all" else value for key, value in arguments.items()})
+        for name, (arguments, _) in DIRECT.items()
+    }
 
 
 @pytest.fixture(scope="module")
@@ -123,30 +137,9 @@ def direct() -> dict[str, tuple[Facts, list[str]]]:
     return call_standing_ranks(2, direct_calls)[0]
 
 
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        ("default", {"type": "FullyShardedDataParallel", "strategy": "NO_SHARD", "units": 1, "group": 1}),
-        ("bf16", {"strategy": "FULL_SHARD", "units": 1, "compute": "torch.bfloat16", "parameters": ("fp32",)}),
-        ("bf16", {"reduce": "torch.float32"}),  # as in accelerate and Lightning: bf16-mixed
-        ("fp16", {"strategy": "FULL_SHARD", "compute": "torch.float16", "parameters": ("fp32",)}),
-        ("bf16-mixed", {"units": 3, "compute": "torch.bfloat16", "parameters": ("fp32",), "states": ("fp32",)}),
-        ("fsdp2 zero2", {"strategy": "SHARD_GRAD_OP", "units": 3, "group": 2}),
-        ("fsdp2 no shard", {"type": "DistributedDataParallel", "strategy": "NO_SHARD", "group": 1}),
-        ("by size", {"units": 3}),  # a block has 2 x 16 x 64 + 80 = 2128 parameters
-        ("by size fsdp2", {"units": 3}),
-        ("by size default", {"units": 1}),
-        ("by callable", {"units": 7}),  # six linears and the root
-        ("by callable fsdp2", {"units": 7}),
-        ("group", {"units": 3, "group": 2}),
-        ("group fsdp2", {"units": 3, "group": 2}),
-        ("mesh", {"units": 3, "group": 2}),
-        ("mesh fsdp2", {"units": 3, "group": 2}),
-        ("offload fsdp2", {"strategy": "FULL_SHARD", "units": 3}),
-    ],
-)
-def test_the_call_gives_what_it_says(name: str, expected: Facts, direct: dict[str, tuple[Facts, list[str]]]) -> None:
-    got, _ = direct[name]
+@pytest.mark.parametrize("name", DIRECT)
+def test_the_call_gives_what_it_says(name: str, direct: dict[str, tuple[Facts, list[str]]]) -> None:
+    (got, _), (_, expected) = direct[name], DIRECT[name]
     assert {key: got[key] for key in expected} == expected
 
 
@@ -174,31 +167,58 @@ def refuse_with_optimizer() -> object:
     return fsdp(model, api="fsdp2", shard_strat="FULL_SHARD"), optimizer
 
 
-def refusals() -> dict[str, str]:
+def refuse_with_living_optimizer() -> None:
     model = users_model()
     optimizer = torch.optim.AdamW(model.parameters())
-    found = {"optimizer": refusal(lambda: fsdp(model, shard_strat="FULL_SHARD"))}
+    refused_once = refusal(lambda: fsdp(model, **FULL))
     del optimizer
+    fsdp(model, **FULL)
+    raise WrapError(f"once: {refused_once}")
+
+
+def on_meta() -> nn.Module:
     with torch.device("meta"):
-        meta = users_model()
-    mesh2 = init_device_mesh("cpu", (1, 2), mesh_dim_names=("replicate", "shard"))
-    return found | {
-        "same model without it": refusal(lambda: fsdp(model, shard_strat="FULL_SHARD")),
-        "offload": refusal(lambda: fsdp(users_model(), cpu_offload=True)),
-        "meta": refusal(lambda: fsdp(meta)),
-        "block": refusal(lambda: fsdp(users_model(), True, TransformerBlock=nn.Conv2d, shard_strat="FULL_SHARD")),
-        "mesh": refusal(lambda: fsdp(users_model(), shard_strat="FULL_SHARD", device_mesh=mesh2)),
-        "hybrid": refusal(lambda: fsdp(users_model(), shard_strat="HYBRID_SHARD")),
-        "strategy": refusal(lambda: fsdp(users_model(), shard_strat="SHARD_GRADS")),
-        "mp": refusal(lambda: fsdp(users_model(), mp="bf17")),
-        "nothing to checkpoint": refusal(lambda: fsdp(users_model(), activation_checkpointing="full")),
-        "mesh fsdp2": refusal(lambda: fsdp(users_model(), api="fsdp2", shard_strat="FULL_SHARD", device_mesh=mesh2)),
-        "mesh DDP": refusal(lambda: fsdp(users_model(), api="fsdp2", device_mesh=mesh2)),
-        "DDP bf16": refusal(lambda: fsdp(users_model(), api="fsdp2", mp="bf16-mixed-bf16-reduce")),
-        "DDP offload": refusal(lambda: fsdp(users_model(), api="fsdp2", cpu_offload=True)),
-        "fsdp2 optimizer": refusal(refuse_with_optimizer),
-        "world": refusal(lambda: fsdp(users_model(), setup=TrainSetup(world_size=8))),
-    }
+        return users_model()
+
+
+def on_mesh_of_two_dimensions(**arguments: Any) -> nn.Module:
+    mesh = init_device_mesh("cpu", (1, 2), mesh_dim_names=("replicate", "shard"))
+    return fsdp(users_model(), device_mesh=mesh, **arguments)
+
+
+REFUSED: dict[str, tuple[Callable[[], object], str]] = {
+    "optimizer": (
+        refuse_with_living_optimizer,
+        "once: WrapError: a AdamW was made over this model's parameters before wrapping",
+    ),
+    "fsdp2 optimizer": (refuse_with_optimizer, "WrapError: a SGD was made over this model's parameters before"),
+    "offload": (lambda: fsdp(users_model(), cpu_offload=True), "FSDP1's CPUOffload needs an accelerator"),
+    "meta": (lambda: fsdp(on_meta()), "give initialize"),
+    "block": (
+        lambda: fsdp(users_model(), True, TransformerBlock=nn.Conv2d, **FULL),
+        "its modules are Block, Linear, Sequential",
+    ),
+    "mesh": (lambda: on_mesh_of_two_dimensions(**FULL), "device_mesh has 2 dimensions; FULL_SHARD needs 1"),
+    "mesh fsdp2": (lambda: on_mesh_of_two_dimensions(**FULL, **TWO), "has 2 dimensions; FULL_SHARD needs 1"),
+    "mesh DDP": (lambda: on_mesh_of_two_dimensions(**TWO), "device_mesh has 2 dimensions; NO_SHARD needs 1"),
+    "hybrid": (lambda: fsdp(users_model(), shard_strat="HYBRID_SHARD"), "use 4 or more ranks"),
+    "strategy": (lambda: fsdp(users_model(), shard_strat="SHARD_GRADS"), "did you mean 'shard-grad'"),
+    "mp": (lambda: fsdp(users_model(), mp="bf17"), "SpecError: precision: 'bf17'"),
+    "nothing to checkpoint": (
+        lambda: fsdp(users_model(), activation_checkpointing="full"),
+        "give TransformerBlock",
+    ),
+    "DDP bf16": (lambda: fsdp(users_model(), mp="bf16-mixed-bf16-reduce", **TWO), "compression hook needs NCCL"),
+    "DDP offload": (lambda: fsdp(users_model(), cpu_offload=True, **TWO), "has no CPU offload; api fsdp1 has"),
+    "world": (
+        lambda: fsdp(users_model(), setup=TrainSetup(world_size=8)),
+        "the setup is for world_size 8; here are 2",
+    ),
+}
+
+
+def refusals() -> dict[str, str]:
+    return {name: refusal(function) for name, (function, _) in REFUSED.items()}
 
 
 @pytest.fixture(scope="module")
@@ -206,29 +226,9 @@ def refused() -> dict[str, str]:
     return call_standing_ranks(2, refusals)[0]
 
 
-@pytest.mark.parametrize(
-    ("name", "part"),
-    [
-        ("optimizer", "WrapError: a AdamW was made over this model's parameters before wrapping"),
-        ("same model without it", "not refused"),
-        ("offload", "FSDP1's CPUOffload needs an accelerator"),
-        ("meta", "give initialize"),
-        ("block", "its modules are Block, Linear, Sequential"),
-        ("mesh", "device_mesh has 2 dimensions; FULL_SHARD needs 1"),
-        ("hybrid", "use 4 or more ranks"),
-        ("strategy", "did you mean 'shard-grad'"),
-        ("mp", "SpecError: precision: 'bf17'"),
-        ("nothing to checkpoint", "give TransformerBlock"),
-        ("mesh fsdp2", "device_mesh has 2 dimensions; FULL_SHARD needs 1"),
-        ("mesh DDP", "device_mesh has 2 dimensions; NO_SHARD needs 1"),
-        ("DDP bf16", "compression hook needs NCCL"),
-        ("DDP offload", "has no CPU offload; api fsdp1 has"),
-        ("fsdp2 optimizer", "WrapError: a SGD was made over this model's parameters before wrapping"),
-        ("world", "the setup is for world_size 8; here are 2"),
-    ],
-)
-def test_an_impossible_call_is_refused_with_the_reason(name: str, part: str, refused: dict[str, str]) -> None:
-    assert part in refused[name]
+@pytest.mark.parametrize("name", REFUSED)
+def test_an_impossible_call_is_refused_with_the_reason(name: str, refused: dict[str, str]) -> None:
+    assert REFUSED[name][1] in refused[name]
 
 
 def test_a_call_without_a_process_group_is_refused_with_the_reason() -> None:
@@ -238,12 +238,7 @@ def test_a_call_without_a_process_group_is_refused_with_the_reason() -> None:
 
 def order_of_wrapping() -> dict[str, bool]:
     """Tell whether FSDP wraps the checkpointed block, under both apis."""
-    options: dict[str, Any] = {
-        "auto_wrap": True,
-        "TransformerBlock": Block,
-        "shard_strat": "FULL_SHARD",
-        "activation_checkpointing": "full",
-    }
+    options = {**FULL, **BLOCKS, "activation_checkpointing": "full"}
     one = fsdp(users_model(), **options)
     two = fsdp(users_model(), api="fsdp2", **options)
     units = FullyShardedDataParallel.fsdp_modules(one)[1:]
@@ -260,31 +255,8 @@ def test_fsdp_wraps_the_checkpointed_block_not_the_other_way_round() -> None:
     assert call_standing_ranks(2, order_of_wrapping)[0] == {"fsdp1": True, "fsdp2": True, "nothing inside": True}
 
 
-def hybrid_on_a_mesh_of_ones_own() -> list[tuple[str, str, int]]:
-    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
-    options: dict[str, Any] = {"auto_wrap": True, "TransformerBlock": Block}
-    found = []
-    for api in Api:
-        for strategy in (ShardingStrategy.HYBRID_SHARD, ShardingStrategy.HYBRID_SHARD_ZERO2):
-            model = fsdp(users_model(), shard_strat=strategy.value, api=api.value, device_mesh=mesh, **options)
-            said = facts(model)
-            found.append((strategy.value, said["strategy"], said["group"]))
-    return found
-
-
-def test_hybrid_strategies_read_back_as_themselves_on_a_users_mesh() -> None:
-    for asked, ran, group in call_standing_ranks(4, hybrid_on_a_mesh_of_ones_own)[0]:
-        assert (ran, group) == (asked, 2)
-
-
 def alone() -> list[str]:
-    found = []
-    for api in Api:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            model = fsdp(users_model(), True, "fp32", "FULL_SHARD", Block, api=api.value)
-            found.append(facts(model)["strategy"])
-    return found
+    return [call(True, "fp32", "FULL_SHARD", Block, api=api.value)[0]["strategy"] for api in Api]
 
 
 def test_in_a_world_of_one_fsdp1_runs_no_shard_and_says_so(tmp_path: Path) -> None:
@@ -315,14 +287,21 @@ def test_every_documented_word_is_what_runs() -> None:
         assert got["units"] == (1 if is_ddp else 3)
 
 
-def hybrid_by_shard_size() -> list[Facts]:
-    options: dict[str, Any] = {"auto_wrap": True, "TransformerBlock": (Block,), "shard_size": 2}
-    return [call(shard_strat="HYBRID_SHARD", api=api, **options)[0] for api in ("fsdp1", "fsdp2")]
+def hybrid_strategies() -> list[tuple[str, Facts]]:
+    """Wrap by a mesh of the user's own, and by the size of the groups that shard."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+    return [
+        (strategy, call(shard_strat=strategy, api=api.value, **how, **BLOCKS)[0])
+        for api in Api
+        for strategy in ("HYBRID_SHARD", "_HYBRID_SHARD_ZERO2")
+        for how in ({"device_mesh": mesh}, {"shard_size": 2})
+    ]
 
 
-def test_a_shard_size_makes_the_groups_of_a_hybrid_strategy() -> None:
-    for rank in call_standing_ranks(4, hybrid_by_shard_size):
-        assert [(got["strategy"], got["group"], got["units"]) for got in rank] == [("HYBRID_SHARD", 2, 3)] * 2
+def test_hybrid_strategies_read_back_as_themselves_on_a_users_mesh_and_by_shard_size() -> None:
+    for rank in call_standing_ranks(4, hybrid_strategies):
+        for asked, got in rank:
+            assert (got["strategy"], got["group"], got["units"]) == (asked, 2, 3)
 
 
 PARTS_OF_THE_WORLD: dict[str, dict[str, Any]] = {
