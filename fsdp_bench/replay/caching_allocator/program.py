@@ -12,7 +12,6 @@ blocks may name what those two make. Where it is not so there is no program, and
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import IntEnum
 from itertools import accumulate, pairwise
 from typing import NamedTuple
 
@@ -31,31 +30,14 @@ _ALLOCATE = Kind.ALLOCATE
 _OF_A_TENSOR = (Kind.FREE, Kind.RECORD_STREAM)
 
 
-class Op(IntEnum):
-    """What an instruction does."""
-
-    ALLOCATE = 0
-    FREE = 1
-    RECORD_STREAM = 2
-    RECORD_EVENT = 3
-    WAIT_EVENT = 4
-    HOST_WAIT = 5
-    SYNCHRONIZE = 6
-
-
-_OPS = {
-    Kind.ALLOCATE: Op.ALLOCATE,
-    Kind.FREE: Op.FREE,
-    Kind.RECORD_STREAM: Op.RECORD_STREAM,
-    Kind.RECORD_EVENT: Op.RECORD_EVENT,
-    Kind.WAIT_EVENT: Op.WAIT_EVENT,
-    Kind.HOST_WAIT: Op.HOST_WAIT,
-    Kind.SYNCHRONIZE: Op.SYNCHRONIZE,
+_READ = {
+    *(Kind.ALLOCATE, Kind.FREE, Kind.RECORD_STREAM),
+    *(Kind.RECORD_EVENT, Kind.WAIT_EVENT, Kind.HOST_WAIT, Kind.SYNCHRONIZE),
 }
 """The kinds that the allocator reads. Each simulated micro-batch runs once here."""
 
-Instruction = tuple[int, int, int, int, int, int]
-"""An operation, four numbers, and the index of its event:
+Instruction = tuple[Kind, int, int, int, int, int]
+"""The kind of an event, four numbers, and the index of the event:
 
     ALLOCATE         tensor, stride, rounded bytes, pool
     FREE             tensor, stride
@@ -96,10 +78,8 @@ class Program:
     sections: list[UnmarkedPart]
     instructions: list[list[Instruction]]
     """What the allocator executes in each section."""
-    num_outside: int
-    """Tensors that are made outside of blocks; they have the first numbers."""
     num_each: int
-    """Numbers for those of each block."""
+    """Numbers for the tensors of each block; those that are made outside of blocks have the first numbers."""
     replaces: list[_Replaced]
 
     @property
@@ -150,7 +130,7 @@ class _Names:
         self.names: list[int] = []
         # Where no other stream uses what is freed, nothing waits for anything.
         has_deferred = any(event.kind is Kind.RECORD_STREAM for event in log.events)
-        read = set(_OPS) if has_deferred else {Kind.ALLOCATE, Kind.FREE}
+        read = _READ if has_deferred else {Kind.ALLOCATE, Kind.FREE}
         known: dict[int, int] = {}
         self._end: dict[int, int] = {}
         """The name that would be next at each place: in each block's passes, and 0 outside of blocks."""
@@ -225,21 +205,20 @@ class _Names:
             for index in range(section.begin, section.end):
                 event, name = self.events[index], self.names[index]
                 if name < 0:
-                    own.append((_OPS[event.kind], event.number, 0, 0, 0, index))
+                    own.append((event.kind, event.number, 0, 0, 0, index))
                     continue
                 stride = each if each and name >= first else 0
                 size, last = 0, int(event.stream)
                 if event.kind is _ALLOCATE:
                     size = rounded(event.num_bytes)
                     last = pool_of(size, event.stream)
-                own.append((_OPS[event.kind], number(name), stride, size, last, index))
+                own.append((event.kind, number(name), stride, size, last, index))
             instructions.append(own)
         return Program(
             log=self._log,
             events=self.events,
             sections=self.sections,
             instructions=instructions,
-            num_outside=num_outside,
             num_each=each,
             replaces=[_Replaced(block, number(found), number(left)) for block, found, left in self.replaces],
         )
