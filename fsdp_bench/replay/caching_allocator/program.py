@@ -15,9 +15,11 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import NamedTuple
 
+from msgspec.structs import replace
+
 from fsdp_bench.replay.caching_allocator.allocator import pool_of, rounded
 from fsdp_bench.simulate.events import Event, Kind
-from fsdp_bench.simulate.repeat import Log
+from fsdp_bench.simulate.repeat import Log, Part
 
 FURTHEST_BLOCK = 2
 """How many blocks away a block's part may name something."""
@@ -48,17 +50,6 @@ A stride is added to the tensor's number for each block that was not simulated.
 """
 
 
-class UnmarkedPart(NamedTuple):
-    """A part without marks."""
-
-    phase: str
-    block: int
-    goes_down: bool
-    begin: int
-    """The first instruction; ``end`` is excluded."""
-    end: int
-
-
 class _Replaced(NamedTuple):
     """A tensor that a step uses up, and the one that it leaves in its place."""
 
@@ -75,7 +66,8 @@ class Program:
     log: Log
     events: list[Event]
     """The event that each instruction is from."""
-    sections: list[UnmarkedPart]
+    sections: list[Part]
+    """The log's parts, by the instructions that they became."""
     instructions: list[list[Instruction]]
     """What the allocator executes in each section."""
     num_each: int
@@ -126,7 +118,7 @@ class _Names:
     def __init__(self, log: Log) -> None:
         self._log = log
         self.events: list[Event] = []
-        self.sections: list[UnmarkedPart] = []
+        self.sections: list[Part] = []
         self.names: list[int] = []
         # Where no other stream uses what is freed, nothing waits for anything.
         has_deferred = any(event.kind is Kind.RECORD_STREAM for event in log.events)
@@ -151,7 +143,7 @@ class _Names:
                 self.events.append(event)
             assert name - place < (PASS if place else BLOCK) or not log.extra_blocks  # else two would have one name
             self._end[place] = name
-            self.sections.append(UnmarkedPart(part.phase, part.block, part.goes_down, begin, len(self.events)))
+            self.sections.append(replace(part, begin=begin, end=len(self.events)))
         self.replaces = [
             _Replaced(known[found] // BLOCK - 1 if log.extra_blocks else -1, known[found], known[left])
             for found, left in log.replaces
@@ -172,7 +164,7 @@ class _Names:
                 done[section.block].append(self._relative(section))
         return done[first] == done[first + 1] and self._replace_alike()
 
-    def _relative(self, section: UnmarkedPart) -> list[tuple[object, ...]]:
+    def _relative(self, section: Part) -> list[tuple[object, ...]]:
         """Return what a section does, with names as they would be in the repeated block."""
         shift, where = (section.block - self._log.repeated_block) * BLOCK, slice(section.begin, section.end)
         return [

@@ -20,8 +20,9 @@ from dataclasses import dataclass, replace
 
 from fsdp_bench.replay.caching_allocator.allocator import CachingAllocator
 from fsdp_bench.replay.caching_allocator.expandable_segments import ExpandableAllocator
-from fsdp_bench.replay.caching_allocator.program import Instruction, Program, UnmarkedPart
+from fsdp_bench.replay.caching_allocator.program import Instruction, Program
 from fsdp_bench.simulate.events import Kind
+from fsdp_bench.simulate.repeat import Part
 from fsdp_bench.simulate.step import without_collections
 
 # Members of an enum are looked up at each use.
@@ -179,7 +180,7 @@ class Replay:
         )
 
 
-def _failed(program: Program, section: UnmarkedPart, layers_skipped: int, index: int) -> OutOfMemory:
+def _failed(program: Program, section: Part, layers_skipped: int, index: int) -> OutOfMemory:
     block = section.block + layers_skipped if section.block >= 0 else -1
     return OutOfMemory(section.phase, block, program.events[index].label, program.events[index].num_bytes)
 
