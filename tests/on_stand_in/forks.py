@@ -1,4 +1,4 @@
-"""Runs Python scripts in forks of processes that have imported torch, which takes a new process seconds.
+"""Runs Python scripts in forks of a process that has imported their packages, which takes a new process seconds.
 
 test_forks.py compares forks with new processes.
 """
@@ -13,17 +13,11 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Literal
 
-Imported = Literal["torch", "transformers"]
-"""The packages that a forking process has imported."""
-
-_TORCH = ("torch", "torch._dynamo", "torch._inductor.compile_fx", "torch.distributed.fsdp", "torch.distributed.tensor")
-_LLAMA = "transformers.models.llama.modeling_llama"
-_MODULES: dict[Imported, tuple[str, ...]] = {
-    "torch": _TORCH,
-    "transformers": (*_TORCH, _LLAMA, "transformers.trainer", "accelerate", "peft", "bitsandbytes"),
-}
+_MODULES = (
+    *("torch", "torch._dynamo", "torch._inductor.compile_fx", "torch.distributed.fsdp", "torch.distributed.tensor"),
+    *("transformers.models.llama.modeling_llama", "transformers.trainer", "accelerate", "peft", "bitsandbytes"),
+)
 
 _READ_AT_IMPORT = ("PYTHON", "PYTORCH", "TORCH", "LD_", "STAND_IN_CAPABILITY")
 """Prefixes of environment variables that imports read."""
@@ -36,11 +30,11 @@ FORKED_CAPABILITY = "90"
 class _ForkServer:
     """A running fork_server.py."""
 
-    def __init__(self, imported: Imported, python: str, environment: Mapping[str, str]) -> None:
+    def __init__(self, python: str, environment: Mapping[str, str]) -> None:
         self._read_at_import = _read_at_import(environment)
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 - as long as the process
         self._process = subprocess.Popen(
-            [python, str(Path(__file__).with_name("fork_server.py")), *_MODULES[imported]],
+            [python, str(Path(__file__).with_name("fork_server.py")), *_MODULES],
             env={**environment, "OPENBLAS_NUM_THREADS": "1"},  # numpy starts its threads on import
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -70,11 +64,12 @@ def _read_at_import(environment: Mapping[str, str]) -> dict[str, str]:
     return {name: environment[name] for name in names}
 
 
-_servers: dict[tuple[Imported, str], _ForkServer] = {}
+_servers: dict[str, _ForkServer] = {}
+"""By interpreter."""
 
 
 def run_python(
-    imported: Imported, python: str, words: Sequence[str], environment: Mapping[str, str], given: str = ""
+    python: str, words: Sequence[str], environment: Mapping[str, str], given: str = ""
 ) -> subprocess.CompletedProcess[str]:
     """Run a script that ends with ``os._exit`` on the stand-in, in a fork.
 
@@ -83,9 +78,9 @@ def run_python(
     if environment["STAND_IN_CAPABILITY"] != FORKED_CAPABILITY or "PYTORCH_CUDA_ALLOC_CONF" in environment:
         command = [python, "-W", "ignore", *words]
         return subprocess.run(command, input=given, env=environment, capture_output=True, text=True)
-    server = _servers.get((imported, python))
+    server = _servers.get(python)
     if server is None:
-        server = _servers[imported, python] = _ForkServer(imported, python, environment)
+        server = _servers[python] = _ForkServer(python, environment)
     with tempfile.TemporaryDirectory() as folder:
         files = {name: Path(folder) / name for name in ("input", "output", "errors")}
         for path in files.values():

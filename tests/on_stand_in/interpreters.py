@@ -82,7 +82,7 @@ def _run(python: str, script: str, variables: Mapping[str, str], given: str = ""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "script.py"
         path.write_text(script + WITHOUT_FINALIZING)
-        ran = run_python("torch", python, [str(path)], {**os.environ, **variables}, given)
+        ran = run_python(python, [str(path)], {**os.environ, **variables}, given)
     assert ran.returncode == 0, ran.stderr
     return ran.stdout
 

@@ -14,7 +14,7 @@ import pytest
 
 from fsdp_bench.rehearse import run
 from tests.conftest import run_command, run_process
-from tests.on_stand_in.forks import Imported, run_python
+from tests.on_stand_in.forks import run_python
 
 KINDS = {
     "trainer": ("torchrun", ["trainer_fsdp.py"]),
@@ -33,27 +33,31 @@ class Rehearsed:
     document: dict[str, Any]
     output: str
     """The script's output."""
-    code: int
 
     @property
     def peak_bytes(self) -> int:
         return int(self.document["memory"]["peak_allocated_bytes"])
 
 
-def rehearse(*words: str, folder: Path | None = None, command: str = "python", **environment: str) -> Rehearsed:
-    """Run ``fsdp-bench rehearse --json``; ``words`` are its options, ``--``, and what follows the command."""
+def rehearse(
+    *words: str, folder: Path | None = None, command: str = "python", code: int = 0, **environment: str
+) -> Rehearsed:
+    """Run ``fsdp-bench rehearse --json``, which must end with a code.
+
+    ``words`` are its options, ``--``, and what follows the command.
+    """
     with pytest.MonkeyPatch.context() as patch:
         for name, value in environment.items():
             patch.setenv(name, value)
         patch.setattr(run, "_run", _run_fork)
         done = run_command(*_with_tool(words, command), cwd=folder)
-    return _rehearsed(done)
+    return _rehearsed(done, code)
 
 
-def rehearse_kind(kind: str, *options: str, folder: Path, **environment: str) -> Rehearsed:
+def rehearse_kind(kind: str, *options: str, folder: Path, code: int = 0, **environment: str) -> Rehearsed:
     """Rehearse one of KINDS."""
     command, words = command_of(*KINDS[kind])
-    return rehearse(*options, "--", *words, command=command, folder=folder, **environment)
+    return rehearse(*options, "--", *words, command=command, folder=folder, code=code, **environment)
 
 
 def command_of(command: str, words: list[str]) -> tuple[str, list[str]]:
@@ -61,15 +65,17 @@ def command_of(command: str, words: list[str]) -> tuple[str, list[str]]:
     return command, [str(SCRIPTS / word) if word.endswith((".py", ".yaml")) else word for word in words]
 
 
-def rehearse_script(folder: Path, script: str, *options: str) -> Rehearsed:
+def rehearse_script(folder: Path, script: str, *options: str, code: int = 0) -> Rehearsed:
     """Rehearse the text of a script on eight H100."""
     (folder / "script.py").write_text(dedent(script))
-    return rehearse("--gpu", "H100-SXM", "--world-size", "8", *options, "--", "script.py", folder=folder)
+    return rehearse("--gpu", "H100-SXM", "--world-size", "8", *options, "--", "script.py", folder=folder, code=code)
 
 
-def rehearse_in_own_process(*words: str, folder: Path | None = None, command: str = "python") -> Rehearsed:
+def rehearse_in_own_process(
+    *words: str, folder: Path | None = None, command: str = "python", code: int = 0
+) -> Rehearsed:
     """Do the same in new processes, as for a user."""
-    return _rehearsed(run_process(*_with_tool(words, command), cwd=folder))
+    return _rehearsed(run_process(*_with_tool(words, command), cwd=folder), code)
 
 
 def _with_tool(words: tuple[str, ...], command: str) -> list[str]:
@@ -77,20 +83,15 @@ def _with_tool(words: tuple[str, ...], command: str) -> list[str]:
     return ["rehearse", "--json", *words[:split], str(Path(sys.executable).parent / command), *words[split:]]
 
 
-def _rehearsed(done: subprocess.CompletedProcess[str]) -> Rehearsed:
+def _rehearsed(done: subprocess.CompletedProcess[str], code: int) -> Rehearsed:
+    assert done.returncode == code, done.stderr
     document = json.loads(done.stdout) if done.stdout.startswith("{") else {}
-    return Rehearsed(document, done.stderr, done.returncode)
+    return Rehearsed(document, done.stderr)
 
 
 def _run_fork(words: list[str], environment: dict[str, str], _timeout_seconds: float | None) -> tuple[int, None]:
     """Replace ``fsdp_bench.rehearse.run._run``. No overlays: the libraries of the forked process are loaded already."""
     python, script, plan = words[5:]  # options of the interpreter would need a new process
-    done = run_python(_imports(json.loads(Path(plan).read_text())), python, [script, plan], environment)
+    done = run_python(python, [script, plan], environment)
     sys.stderr.write(done.stdout + done.stderr)
     return done.returncode, None
-
-
-def _imports(plan: dict[str, Any]) -> Imported:
-    scripts = [Path(word).read_text() for word in plan["words"] if word.endswith(".py")]
-    is_of_hugging_face = plan["launcher"] == "accelerate" or any("transformers" in script for script in scripts)
-    return "transformers" if is_of_hugging_face else "torch"

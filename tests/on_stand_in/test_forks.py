@@ -28,7 +28,6 @@ def test_a_fork_and_a_new_process_give_the_same_report(kind: str, given: tuple[s
     rehearse(*ONE_GPU, "--", *words, command=command, folder=tmp_path)
     forked = rehearse(*given, "--", *words, command=command, folder=tmp_path)
     alone = rehearse_in_own_process(*given, "--", *words, command=command, folder=tmp_path)
-    assert forked.code == alone.code == 0, forked.output + alone.output
     assert {**forked.document, "host": None} == {**alone.document, "host": None}
 
 

@@ -30,7 +30,7 @@ from fsdp_bench.replay.caching_allocator.allocator import (
     rounded,
 )
 from fsdp_bench.replay.caching_allocator.expandable_segments import ExpandableAllocator
-from fsdp_bench.replay.caching_allocator.program import Op, program
+from fsdp_bench.replay.caching_allocator.program import program
 from fsdp_bench.replay.caching_allocator.replay import OutOfMemory, execute, wait
 from fsdp_bench.simulate.events import Event, Kind, Queue, Stream, Work
 from fsdp_bench.simulate.repeat import Log
@@ -88,7 +88,7 @@ class Steps:
         elif name == "use":
             self.allocator.record_stream(int(number), int(stream))
         elif name in ("record", "wait"):
-            wait(self.allocator, Op.RECORD_EVENT if name == "record" else Op.HOST_WAIT, int(number))
+            wait(self.allocator, Kind.RECORD_EVENT if name == "record" else Kind.HOST_WAIT, int(number))
         elif name == "complete":
             self.allocator.num_completed += 1
         elif name == "empty":

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from fsdp_bench.simulate.autograd import is_last_reference
 from fsdp_bench.simulate.events import Category, Event, Kind, Stream
-from fsdp_bench.simulate.operators.kernel_workspaces import sum_over_rows_workspace
 from fsdp_bench.simulate.operators.kernels import CUDA
 from fsdp_bench.simulate.step import first_steps
 from fsdp_bench.simulate.tape import Tape, Tensor
@@ -74,19 +71,6 @@ def test_each_thread_makes_its_workspace_with_its_first_product() -> None:
         assert events[place - 1].label == "aten::mm"
         phases.append(next(e.label for e in reversed(events[:place]) if e.kind is Kind.MARK))
     assert phases == ["forward", "backward"]
-
-
-@pytest.mark.parametrize(
-    ("rows", "columns", "found"),
-    [
-        (1024, 1024, [8_388_608, 32]),
-        (1024, 4096, [33_554_432, 128]),
-        (128, 1024, []),
-    ],
-)
-def test_a_sum_over_rows_takes_what_pytorch_asks_its_allocator_for(rows: int, columns: int, found: list[int]) -> None:
-    """Read from torch's memory history on a GPU of 132 multiprocessors; test_workspaces.py draws others."""
-    assert sum_over_rows_workspace(rows, columns, replace(CUDA, num_multiprocessors=132)) == found
 
 
 def test_only_what_nobody_else_holds_is_added_to_in_place() -> None:

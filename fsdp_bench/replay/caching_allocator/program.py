@@ -12,13 +12,14 @@ blocks may name what those two make. Where it is not so there is no program, and
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import IntEnum
 from itertools import accumulate, pairwise
 from typing import NamedTuple
 
+from msgspec.structs import replace
+
 from fsdp_bench.replay.caching_allocator.allocator import pool_of, rounded
 from fsdp_bench.simulate.events import Event, Kind
-from fsdp_bench.simulate.repeat import Log
+from fsdp_bench.simulate.repeat import Log, Part
 
 FURTHEST_BLOCK = 2
 """How many blocks away a block's part may name something."""
@@ -31,31 +32,14 @@ _ALLOCATE = Kind.ALLOCATE
 _OF_A_TENSOR = (Kind.FREE, Kind.RECORD_STREAM)
 
 
-class Op(IntEnum):
-    """What an instruction does."""
-
-    ALLOCATE = 0
-    FREE = 1
-    RECORD_STREAM = 2
-    RECORD_EVENT = 3
-    WAIT_EVENT = 4
-    HOST_WAIT = 5
-    SYNCHRONIZE = 6
-
-
-_OPS = {
-    Kind.ALLOCATE: Op.ALLOCATE,
-    Kind.FREE: Op.FREE,
-    Kind.RECORD_STREAM: Op.RECORD_STREAM,
-    Kind.RECORD_EVENT: Op.RECORD_EVENT,
-    Kind.WAIT_EVENT: Op.WAIT_EVENT,
-    Kind.HOST_WAIT: Op.HOST_WAIT,
-    Kind.SYNCHRONIZE: Op.SYNCHRONIZE,
+_READ = {
+    *(Kind.ALLOCATE, Kind.FREE, Kind.RECORD_STREAM),
+    *(Kind.RECORD_EVENT, Kind.WAIT_EVENT, Kind.HOST_WAIT, Kind.SYNCHRONIZE),
 }
 """The kinds that the allocator reads. Each simulated micro-batch runs once here."""
 
-Instruction = tuple[int, int, int, int, int, int]
-"""An operation, four numbers, and the index of its event:
+Instruction = tuple[Kind, int, int, int, int, int]
+"""The kind of an event, four numbers, and the index of the event:
 
     ALLOCATE         tensor, stride, rounded bytes, pool
     FREE             tensor, stride
@@ -64,17 +48,6 @@ Instruction = tuple[int, int, int, int, int, int]
 
 A stride is added to the tensor's number for each block that was not simulated.
 """
-
-
-class UnmarkedPart(NamedTuple):
-    """A part without marks."""
-
-    phase: str
-    block: int
-    goes_down: bool
-    begin: int
-    """The first instruction; ``end`` is excluded."""
-    end: int
 
 
 class _Replaced(NamedTuple):
@@ -93,13 +66,12 @@ class Program:
     log: Log
     events: list[Event]
     """The event that each instruction is from."""
-    sections: list[UnmarkedPart]
+    sections: list[Part]
+    """The log's parts, by the instructions that they became."""
     instructions: list[list[Instruction]]
     """What the allocator executes in each section."""
-    num_outside: int
-    """Tensors that are made outside of blocks; they have the first numbers."""
     num_each: int
-    """Numbers for those of each block."""
+    """Numbers for the tensors of each block; those that are made outside of blocks have the first numbers."""
     replaces: list[_Replaced]
 
     @property
@@ -146,11 +118,11 @@ class _Names:
     def __init__(self, log: Log) -> None:
         self._log = log
         self.events: list[Event] = []
-        self.sections: list[UnmarkedPart] = []
+        self.sections: list[Part] = []
         self.names: list[int] = []
         # Where no other stream uses what is freed, nothing waits for anything.
         has_deferred = any(event.kind is Kind.RECORD_STREAM for event in log.events)
-        read = set(_OPS) if has_deferred else {Kind.ALLOCATE, Kind.FREE}
+        read = _READ if has_deferred else {Kind.ALLOCATE, Kind.FREE}
         known: dict[int, int] = {}
         self._end: dict[int, int] = {}
         """The name that would be next at each place: in each block's passes, and 0 outside of blocks."""
@@ -171,7 +143,7 @@ class _Names:
                 self.events.append(event)
             assert name - place < (PASS if place else BLOCK) or not log.extra_blocks  # else two would have one name
             self._end[place] = name
-            self.sections.append(UnmarkedPart(part.phase, part.block, part.goes_down, begin, len(self.events)))
+            self.sections.append(replace(part, begin=begin, end=len(self.events)))
         self.replaces = [
             _Replaced(known[found] // BLOCK - 1 if log.extra_blocks else -1, known[found], known[left])
             for found, left in log.replaces
@@ -192,7 +164,7 @@ class _Names:
                 done[section.block].append(self._relative(section))
         return done[first] == done[first + 1] and self._replace_alike()
 
-    def _relative(self, section: UnmarkedPart) -> list[tuple[object, ...]]:
+    def _relative(self, section: Part) -> list[tuple[object, ...]]:
         """Return what a section does, with names as they would be in the repeated block."""
         shift, where = (section.block - self._log.repeated_block) * BLOCK, slice(section.begin, section.end)
         return [
@@ -225,21 +197,20 @@ class _Names:
             for index in range(section.begin, section.end):
                 event, name = self.events[index], self.names[index]
                 if name < 0:
-                    own.append((_OPS[event.kind], event.number, 0, 0, 0, index))
+                    own.append((event.kind, event.number, 0, 0, 0, index))
                     continue
                 stride = each if each and name >= first else 0
                 size, last = 0, int(event.stream)
                 if event.kind is _ALLOCATE:
                     size = rounded(event.num_bytes)
                     last = pool_of(size, event.stream)
-                own.append((_OPS[event.kind], number(name), stride, size, last, index))
+                own.append((event.kind, number(name), stride, size, last, index))
             instructions.append(own)
         return Program(
             log=self._log,
             events=self.events,
             sections=self.sections,
             instructions=instructions,
-            num_outside=num_outside,
             num_each=each,
             replaces=[_Replaced(block, number(found), number(left)) for block, found, left in self.replaces],
         )

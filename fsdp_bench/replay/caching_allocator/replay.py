@@ -20,11 +20,13 @@ from dataclasses import dataclass, replace
 
 from fsdp_bench.replay.caching_allocator.allocator import CachingAllocator
 from fsdp_bench.replay.caching_allocator.expandable_segments import ExpandableAllocator
-from fsdp_bench.replay.caching_allocator.program import Instruction, Op, Program, UnmarkedPart
+from fsdp_bench.replay.caching_allocator.program import Instruction, Program
+from fsdp_bench.simulate.events import Kind
+from fsdp_bench.simulate.repeat import Part
 from fsdp_bench.simulate.step import without_collections
 
 # Members of an enum are looked up at each use.
-_ALLOCATE, _FREE, _RECORD_STREAM = int(Op.ALLOCATE), int(Op.FREE), int(Op.RECORD_STREAM)
+_ALLOCATE, _FREE, _RECORD_STREAM = Kind.ALLOCATE, Kind.FREE, Kind.RECORD_STREAM
 
 LATER_STEPS = 8
 """Steps after the first ones, where these retry allocations: in the last four, what goes on is seen."""
@@ -178,7 +180,7 @@ class Replay:
         )
 
 
-def _failed(program: Program, section: UnmarkedPart, layers_skipped: int, index: int) -> OutOfMemory:
+def _failed(program: Program, section: Part, layers_skipped: int, index: int) -> OutOfMemory:
     block = section.block + layers_skipped if section.block >= 0 else -1
     return OutOfMemory(section.phase, block, program.events[index].label, program.events[index].num_bytes)
 
@@ -189,26 +191,26 @@ def execute(allocator: CachingAllocator, instructions: Iterable[Instruction], la
     Returns the index of the event that runs out of memory, where one does.
     """
     allocate, free = allocator.allocate, allocator.free
-    for op, number, second, third, fourth, index in instructions:
-        if op == _FREE:
+    for kind, number, second, third, fourth, index in instructions:
+        if kind is _FREE:
             free(number + layers_skipped * second)
-        elif op == _ALLOCATE:
+        elif kind is _ALLOCATE:
             if not allocate(number + layers_skipped * second, third, fourth):
                 return index
-        elif op == _RECORD_STREAM:
+        elif kind is _RECORD_STREAM:
             allocator.record_stream(number + layers_skipped * second, fourth)
         else:
-            wait(allocator, op, number)
+            wait(allocator, kind, number)
     return None
 
 
-def wait(allocator: CachingAllocator, op: int, queue: int) -> None:
+def wait(allocator: CachingAllocator, kind: Kind, queue: int) -> None:
     """Execute an instruction about events: record one, wait for one, or synchronize."""
-    if op == Op.RECORD_EVENT:
+    if kind is Kind.RECORD_EVENT:
         allocator.events[queue].append(allocator.record_event())
-    elif op == Op.SYNCHRONIZE:
+    elif kind is Kind.SYNCHRONIZE:
         allocator.num_completed = allocator.num_recorded
     else:
         number = allocator.events[queue].popleft()
-        if op == Op.HOST_WAIT:
+        if kind is Kind.HOST_WAIT:
             allocator.num_completed = max(allocator.num_completed, number)

