@@ -144,7 +144,7 @@ def _num_trials(job: Submission) -> int | None:
         session = open_session(job.file, job.results, job.machine_name, job.only)
     except MachineError:
         return None
-    return len(session.plan.trials) if isinstance(session, TrialSession) else None
+    return len(session.plan.cells) if isinstance(session, TrialSession) else None
 
 
 def submit(prepared: Prepared) -> str:

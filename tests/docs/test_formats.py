@@ -135,7 +135,7 @@ def test_the_example_is_a_sweep_and_its_model_tables_are_models(tmp_path: Path) 
     examples = [block for block in blocks(page("sweeps.md")) if block.language == "toml"]
     path = tmp_path / "mine.toml"
     path.write_text(examples[0].text)
-    assert len(read_sweep(path, probe_machine()).trials) == 2 * 2 * 2 + 1
+    assert len(read_sweep(path, probe_machine())) == 2 * 2 * 2 + 1
     tables = {key: value for example in examples for key, value in tomllib.loads(example.text).items()}
     assert set(tables) == set(sweep_file._TOP_KEYS)
     models = {

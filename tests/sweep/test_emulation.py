@@ -146,16 +146,16 @@ def test_shipped_sweeps_emulate_large_worlds_on_one_gpu() -> None:
     """No trial is skipped for lack of GPUs; the first trials of sweeps/h200.toml have every strategy."""
     one = machine((GpuDevice(index=0, name="NVIDIA H200", memory_bytes=141 * GIB),))
     plan = read_sweep(Path("sweeps/h200.toml"), one)
-    assert 120 <= len(plan.trials) <= 160
-    assert {trial.spec.setup.world_size for trial in plan.trials} == {1, 8, 64, 512}
-    assert {trial.spec.setup.strategy for trial in plan.trials[:20]} == set(ShardingStrategy)
-    assert all(trial.spec.run.emulate and trial.spec.num_processes == 1 for trial in plan.trials)
-    skipped = {trial.skip_reason for trial in plan.trials if trial.skip_reason}
+    assert 120 <= len(plan) <= 160
+    assert {trial.spec.setup.world_size for trial in plan} == {1, 8, 64, 512}
+    assert {trial.spec.setup.strategy for trial in plan[:20]} == set(ShardingStrategy)
+    assert all(trial.spec.run.emulate and trial.spec.num_processes == 1 for trial in plan)
+    skipped = {trial.skip_reason for trial in plan if trial.skip_reason}
     assert not any("GPUs" in reason for reason in skipped), skipped
     frontier = searches_of(read_file(Path("sweeps/a10g-emulated.toml"), one))
-    assert len(frontier.searches) == 14
-    assert frontier.run.emulate
-    throughput = read_sweep(Path("sweeps/throughput.toml"), one).trials
+    assert len(frontier.cells) == 14
+    assert frontier.file.run.emulate
+    throughput = read_sweep(Path("sweeps/throughput.toml"), one)
     assert [(trial.spec.setup.compile, trial.skip_reason) for trial in throughput] == [(False, None)] * 4 + [
         (True, None)
     ] * 4

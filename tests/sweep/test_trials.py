@@ -157,7 +157,7 @@ def test_a_foreign_process_on_a_gpu_makes_the_measurement_suspect(
     busy = GpuDevice(index=0, name="NVIDIA L4", memory_bytes=1 << 34, processes=(4711,))
     file = tmp_path / "s.toml"
     file.write_text("[run]\ndevice='cuda'\n[grid]\nparams='10M'")
-    spec = read_sweep(file, machine((busy,))).trials[0].spec
+    spec = read_sweep(file, machine((busy,)))[0].spec
     monkeypatch.setattr(runner, "probe_machine", lambda: machine((busy,)))
     store = Store(tmp_path / "results")
     store.open()

@@ -13,7 +13,7 @@ from fsdp_bench.spec.model_code import ModelCode
 from fsdp_bench.spec.rank_report import Outcome
 from fsdp_bench.spec.record import TrialRecord, read_record
 from fsdp_bench.sweep.config.sweep_file import read_file
-from fsdp_bench.sweep.config.trial import SweepPlan
+from fsdp_bench.sweep.config.trial import Trial
 from fsdp_bench.validate.memory import compare_with_record
 from tests.conftest import RUN_ON_CPU, message_of, records_of_sweep, run_command
 from tests.sweep.config.test_grid import machine
@@ -97,7 +97,7 @@ def sweep(folder: Path, table: str, grid: str = "", code: int = 0, run: str = ""
     return records_of_sweep(write(folder, table, grid, run), code=code)
 
 
-def plan_of(folder: Path, table: str, grid: str = "") -> SweepPlan:
+def plan_of(folder: Path, table: str, grid: str = "") -> tuple[Trial, ...]:
     return read_sweep(write(folder, table, grid), machine())
 
 
@@ -220,15 +220,15 @@ def test_a_resumed_sweep_repeats_nothing_until_the_file_of_the_function_changes(
     several: tuple[Path, dict[str, TrialRecord]],
 ) -> None:
     path, records = several
-    ids = {trial.spec.id for trial in read_sweep(path, machine()).trials}
+    ids = {trial.spec.id for trial in read_sweep(path, machine())}
     assert ids == {record.id for record in records.values()}
     (path.parent / "mine.py").write_text(MODULE.replace("range(2)", "range(3)"))
-    assert ids.isdisjoint(trial.spec.id for trial in read_sweep(path, machine()).trials)
+    assert ids.isdisjoint(trial.spec.id for trial in read_sweep(path, machine()))
 
 
 def test_a_cell_that_cannot_apply_is_skipped_with_the_reason(tmp_path: Path) -> None:
     grid = "loss = ['plain', 'chunked']\nwrap = ['block', 'size', 'block-and-ends', 'none']"
-    reasons = {trial.skip_reason for trial in plan_of(tmp_path, "module = 'mine:bare'", grid).trials}
+    reasons = {trial.skip_reason for trial in plan_of(tmp_path, "module = 'mine:bare'", grid)}
     assert reasons == {
         None,
         "loss: m computes its own, which chunked cannot replace; leave loss out",
@@ -246,7 +246,7 @@ def test_models_are_excluded_and_selected_by_name(tmp_path: Path) -> None:
     path = write(tmp_path, "module = 'mine:bare'\n[models.n]\nmodule = 'mine:build'")
     path.write_text(path.read_text().replace("model = 'm'", "model = ['m', 'n']"))
     path.write_text(path.read_text() + "[[exclude]]\nmodel = 'n'\nreason = 'known'\n")
-    assert [trial.skip_reason for trial in read_sweep(path, machine()).trials] == [None, "excluded: known"]
+    assert [trial.skip_reason for trial in read_sweep(path, machine())] == [None, "excluded: known"]
     done = run_command("sweep", path, "--list", "--only", "model=m")
     assert "1 trials, 1 to run" in done.stdout
     done = run_command("sweep", path, "--list", "--only", "hidden_size=64")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -21,8 +21,10 @@ from fsdp_bench.sweep.config.sweep_file import NO_GPU, Cell, SweepFile, canonica
 from fsdp_bench.sweep.config.trial import SweepPlan, Trial, trial_of
 from fsdp_bench.sweep.machine import Machine
 
+T = TypeVar("T")
 
-def trials_of(file: SweepFile) -> SweepPlan:
+
+def trials_of(file: SweepFile) -> SweepPlan[Trial]:
     """Make each cell a trial. Without the file's GPU, only cells whose sizes do not depend on it become trials.
 
     Raises:
@@ -30,27 +32,18 @@ def trials_of(file: SweepFile) -> SweepPlan:
         MachineError: if all sizes depend on a GPU that this machine lacks.
     """
     with naming(file.path):
-        excluded, trials = excludes(file), dict[str, Trial]()
+        excluded = excludes(file)
 
-        def add(_place: str, written: Cell) -> None:
+        def resolve(_place: str, written: Cell) -> tuple[str, Trial, str | None]:
             cell = with_defaults(written, file)
             setup = setup_of(cell, file.machine)
             shape = shape_of(cell, file.models, file.machine)
             check_positions(shape, setup)
             _check_sizes(shape, written)
             trial = trial_of(shape, setup, file.run, file.device, why_not(shape, setup, file, excluded))
-            trials.setdefault(trial.spec.id, trial)
+            return trial.spec.id, trial, trial.skip_reason
 
-        needing_gpu = each_cell(file, "trial", add)
-        refuse_if_none_runs("trial", [trial.skip_reason for trial in trials.values()])
-    return SweepPlan(
-        name=file.name,
-        launcher=file.launcher,
-        device=file.device,
-        trials=tuple(trials.values()),
-        source=file.text,
-        needing_gpu=needing_gpu,
-    )
+        return plan_of(file, "trial", resolve)
 
 
 def check_positions(shape: TrainedModel, setup: TrainSetup) -> None:
@@ -82,33 +75,33 @@ def _check_sizes(shape: TrainedModel, cell: Cell) -> None:
             )
 
 
-def each_cell(file: SweepFile, what: str, resolve: Callable[[str, Cell], None]) -> tuple[str, ...]:
-    """Resolve each cell whose sizes are known on this machine; return the missing information of the others as text.
+def plan_of(file: SweepFile, what: str, resolve: Callable[[str, Cell], tuple[str, T, str | None]]) -> SweepPlan[T]:
+    """Resolve each cell whose sizes are known on this machine.
+
+    Args:
+        file: the sweep file.
+        what: what a cell becomes.
+        resolve: takes a cell's place and the cell. Returns an ID, what the cell becomes, and why it is skipped; of
+            several with the same ID the first counts.
 
     Raises:
-        SpecError: naming the place.
-        MachineError: if all sizes depend on a GPU that this machine lacks. ``what`` is what a cell becomes.
+        SpecError: naming the place; if all cells are skipped, with the first reason.
+        MachineError: if all sizes depend on a GPU that this machine lacks.
     """
     known, needing_gpu = resolvable(file)
+    found = dict[str, tuple[T, str | None]]()
     if needing_gpu and not known:
         raise MachineError(f"{file.path}: every {what} needs the GPU: {'; '.join(needing_gpu)}; and {NO_GPU}")
     for place, cell in known:
         try:
-            resolve(place, cell)
+            key, one, skip_reason = resolve(place, cell)
         except SpecError as error:
             raise SpecError(str(error) if str(error).startswith("[") else f"{place} {error}") from None
-    return tuple(needing_gpu)
-
-
-def refuse_if_none_runs(what: str, skip_reasons: list[str | None]) -> None:
-    """Refuse a sweep whose cells are all skipped.
-
-    Raises:
-        SpecError: with the first reason.
-    """
-    if all(skip_reasons):
-        reasons = sorted({reason or "" for reason in skip_reasons})
-        raise SpecError(f"no {what} can run here: {reasons[0] if reasons else 'the grid is empty'}")
+        found.setdefault(key, (one, skip_reason))
+    reasons = {reason for _, reason in found.values()}
+    if None not in reasons:
+        raise SpecError(f"no {what} can run here: {min(filter(None, reasons), default='the grid is empty')}")
+    return SweepPlan(file, tuple(one for one, _ in found.values()), tuple(needing_gpu))
 
 
 def resolvable(file: SweepFile) -> tuple[list[tuple[str, Cell]], list[str]]:

@@ -8,7 +8,7 @@ way.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -16,9 +16,19 @@ from fsdp_bench.plan.search.fit import FitCheck
 from fsdp_bench.plan.search.search import find_largest
 from fsdp_bench.simulate.operators.kernels import CPU_EMULATED, CPU_GLOO
 from fsdp_bench.spec.errors import SpecError
-from fsdp_bench.spec.frontier import FirstFailure, FrontierCell, LargestValues, QuantityRange, Status
+from fsdp_bench.spec.frontier import (
+    FRONTIER_SCHEMA_VERSION,
+    FirstFailure,
+    FrontierCell,
+    FrontierRecord,
+    LargestValues,
+    QuantityRange,
+    Status,
+)
 from fsdp_bench.spec.rank_report import Outcome
 from fsdp_bench.spec.record import TrialRecord
+from fsdp_bench.sweep.config.sweep_file import SweepFile
+from fsdp_bench.sweep.config.trial import SweepPlan
 from fsdp_bench.sweep.frontier.file import Search
 
 
@@ -288,3 +298,33 @@ def _check(search: Search) -> FitCheck:
         kernels = CPU_EMULATED if search.run.emulate else CPU_GLOO
         return FitCheck(kernels=kernels, budget_bytes=search.run.memory_limit_bytes)
     return FitCheck(headroom_bytes=0)  # a trial may fill the GPU: what context and NCCL take is not torch's to have
+
+
+def cells_of(plan: SweepPlan[Search], records: Sequence[TrialRecord]) -> list[SearchedCell]:
+    """Return every cell with its prediction and its records."""
+    return [SearchedCell(search, forecast(search), _recorded(search, records)) for search in plan.cells]
+
+
+def _recorded(search: Search, records: Sequence[TrialRecord]) -> dict[int, TrialRecord]:
+    """Return the records of a cell's trials, by the index of their candidate."""
+    indices = {value: index for index, value in enumerate(search.quantity.values)}
+    found: dict[int, TrialRecord] = {}
+    for record in records:
+        index = indices.get(search.value_of(record.model, record.setup))
+        if index is not None and search.trial(index).spec.id == record.id:
+            found[index] = record
+    return found
+
+
+def frontier_record(file: SweepFile, cells: Sequence[SearchedCell], machine: str) -> FrontierRecord:
+    """Return the record of a frontier sweep, frontier.json."""
+    return FrontierRecord(
+        schema_version=FRONTIER_SCHEMA_VERSION,
+        sweep=file.name,
+        source="rehearsed" if file.run.rehearsed_on else "measured",
+        device=file.run.alone if file.run.alone == "rehearsed" else file.device,
+        machine=machine,
+        run=file.run,
+        gpu_is_limited=file.gpu_is_limited,
+        cells=tuple(cell.record() for cell in cells),
+    )

@@ -33,7 +33,9 @@ from fsdp_bench.spec.codec import to_json
 from fsdp_bench.spec.errors import ResultsError
 from fsdp_bench.spec.files import write_atomically
 from fsdp_bench.spec.frontier import FrontierRecord
+from fsdp_bench.spec.rank_report import Outcome
 from fsdp_bench.spec.record import TrialRecord, read_record
+from fsdp_bench.sweep.config.trial import Trial
 from fsdp_bench.sweep.machine import Machine
 from fsdp_bench.sweep.results.flat import csv_row, flat_row, frontier_row
 from fsdp_bench.sweep.results.lock import FolderLock
@@ -207,6 +209,29 @@ class Store:
             return None, f"{path.name} {why}; kept as {aside}, its trial runs again"
         return record, None
 
+    def look_up(self, trial: Trial, retry: frozenset[Outcome], notes: list[str]) -> TrialRecord | None:
+        """Return the record of a trial that is done; None if the trial is to be run.
+
+        A trial with a record is done. But it runs again if its outcome is in ``retry``, if it timed out under a shorter
+        time limit, or if it was skipped and the reason no longer holds; its record is then moved to set-aside/.
+
+        Args:
+            trial: the trial.
+            retry: outcomes whose trials run again.
+            notes: a list to which a line is added if a record is moved to set-aside/.
+
+        Raises:
+            ResultsError, SpecError: if a record cannot be read or moved, or was written by a newer version.
+        """
+        record, note = self.read(trial.spec.id)
+        if note:
+            notes.append(note)
+        if record is None or not _runs_again(record, trial, retry):
+            return record
+        aside = self.set_aside(trial.spec.id)
+        notes.append(f"{trial.spec.id} ({record.outcome.value}) runs again; its record is kept as {aside}")
+        return None
+
     def read_all(self) -> tuple[list[TrialRecord], list[str]]:
         """Return every record, and a line for each broken record, which is moved to set-aside/.
 
@@ -264,6 +289,14 @@ class Store:
         writer.writeheader()
         writer.writerows(map(csv_row, rows))
         self.write(name, text.getvalue().encode())
+
+
+def _runs_again(record: TrialRecord, trial: Trial, retry: frozenset[Outcome]) -> bool:
+    if record.outcome is Outcome.SKIPPED:
+        return trial.skip_reason is None  # it was impossible or excluded, and no longer is
+    if record.outcome is Outcome.TIMEOUT and trial.spec.run.timeout_seconds > record.run.timeout_seconds:
+        return True
+    return record.outcome in retry
 
 
 def remove_leftovers(folder: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Self
@@ -23,7 +23,6 @@ from fsdp_bench.sweep.launchers.processes import cut_down, end_marked, last_line
 from fsdp_bench.sweep.machine import oom_kills, probe_machine
 from fsdp_bench.sweep.results.store import Store
 from fsdp_bench.sweep.run.outcome import OutOfMemoryKill, RankEnd, TrialEnd, decide_outcome, lost_nodes_end
-from fsdp_bench.sweep.run.remaining_trials import SweepState
 
 GRACE_SECONDS = 3.0
 """After a rank failed, how long the other ranks may take to write their reports before they are ended."""
@@ -37,23 +36,6 @@ RANKS_CHECKED = 16
 
 MOST_REPORT_BYTES = 64 * 1024**2
 MOST_STAGE_BYTES = 100
-
-Observer = Callable[[Trial, TrialRecord | None], None]
-"""Called twice for each trial: with None when it starts, and with its record when it has ended."""
-
-
-def run_sweep(runner: TrialRunner, state: SweepState, observe: Observer) -> None:
-    """Run every pending trial and store its record as soon as it has ended.
-
-    Raises:
-        ResultsError: if results cannot be written. Stored records stay.
-        KeyboardInterrupt: raised again after the running trial's processes have ended. That trial has no record.
-    """
-    for trial in state.pending:
-        observe(trial, None)
-        state.records[trial.spec.id] = runner.run(trial)
-        observe(trial, state.records[trial.spec.id])
-        runner.check_nodes()
 
 
 class TrialRunner:
