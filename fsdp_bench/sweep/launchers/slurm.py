@@ -13,12 +13,12 @@ from pathlib import Path
 
 from fsdp_bench.spec.errors import MachineError
 from fsdp_bench.spec.subprocesses.own_python import own_python
-from fsdp_bench.sweep.launchers.launcher import Launcher, LauncherOnNodes, NodesLost, RankExit, exit_of
+from fsdp_bench.sweep.launchers.launcher import Cluster, Launcher, NodesLost, RankExit
+from fsdp_bench.sweep.launchers.one_node import TorchrunTrial
 from fsdp_bench.sweep.launchers.processes import (
     NODE,
     dying_with_this_process,
     free_port,
-    node_environment,
     node_options,
 )
 from fsdp_bench.sweep.launchers.slurm_job import SlurmJob, srun, srun_environment
@@ -27,30 +27,19 @@ _SECONDS_TO_END = 30.0
 """The time that srun may take to end the processes on all nodes."""
 
 
-class SlurmCluster:
+class SlurmNodes(Cluster):
     """The nodes of a job."""
 
     def __init__(self, job: SlurmJob, ranks_per_node: int) -> None:
+        super().__init__(len(job.nodes), ranks_per_node)
         self.job = job
-        self.num_nodes = len(job.nodes)
-        self.ranks_per_node = ranks_per_node
-
-    def launcher(self, local: Launcher, mark: str, environment: Mapping[str, str]) -> Launcher:
-        """Return a launcher that spreads trials over the nodes by srun."""
-        return SlurmNodes(self.job, self.ranks_per_node, local, srun_environment(node_environment(mark, environment)))
-
-
-class SlurmNodes(LauncherOnNodes):
-    """Starts trials on as many nodes of a job as they fill."""
-
-    def __init__(self, job: SlurmJob, ranks_per_node: int, local: Launcher, environment: Mapping[str, str]) -> None:
-        """``local`` starts trials that one node is enough for; ``environment`` is all that the others have."""
-        self._job = job
-        self.ranks_per_node = ranks_per_node
-        self._local = local
-        self._environment = environment
         self._address: str | None = None
         self._is_checked = False
+
+    def begin(self, local: Launcher, mark: str, environment: Mapping[str, str]) -> None:
+        """Prepare for a sweep's trials. The nodes are checked before the first that needs several."""
+        super().begin(local, mark, environment)
+        self._environment = srun_environment(self._environment)
 
     def spread(self, trial: Path, scratch: Path, num_nodes: int) -> SlurmTrial:
         """Start a trial's ranks by srun.
@@ -61,8 +50,8 @@ class SlurmNodes(LauncherOnNodes):
         """
         if not self._is_checked:
             self.check()
-        nodes = self._job.nodes[:num_nodes]
-        self._address = self._address or self._job.head_address()
+        nodes = self.job.nodes[:num_nodes]
+        self._address = self._address or self.job.head_address()
         command = [
             *srun(nodes),
             *own_python(NODE, "0", str(trial), str(scratch)),
@@ -90,9 +79,9 @@ class SlurmNodes(LauncherOnNodes):
         Raises:
             NodesLost: naming the nodes on which they cannot.
         """
-        lost = self._job.lost()
+        lost = self.job.lost()
         if lost:
-            raise NodesLost(lost, self._job.why_lost)
+            raise NodesLost(lost, self.job.why_lost)
         self._is_checked = True
 
     def ended_well(self) -> None:
@@ -100,24 +89,21 @@ class SlurmNodes(LauncherOnNodes):
         self._is_checked = True
 
 
-class SlurmTrial:
+class SlurmTrial(TorchrunTrial):
     """A trial that srun runs."""
 
     def __init__(self, process: subprocess.Popen[bytes], nodes: SlurmNodes) -> None:
-        self._process = process
+        super().__init__(process)
         self._nodes = nodes
-        self.finished = False
 
     def wait(self, seconds: float) -> list[RankExit]:
         """Return the end of srun, which does not say which rank failed."""
-        try:
-            code = self._process.wait(seconds)
-        except subprocess.TimeoutExpired:
-            return []
-        self.finished = True
+        ended, code = super().wait(seconds), self._process.returncode
         if code == 0:
             self._nodes.ended_well()
-        return [exit_of(None, code if code < 128 else 1)]  # by srun 128 and more is a signal of some task, not a rank's
+        if ended and code >= 128:  # by srun that is a signal of some task, not a rank's
+            return [RankExit(rank=None, exit_code=1)]
+        return ended
 
     def kill(self) -> None:
         """End the job step: srun passes SIGTERM on to Slurm, which kills the step's processes on all nodes."""

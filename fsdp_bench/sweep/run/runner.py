@@ -70,7 +70,9 @@ class TrialRunner:
         local: Launcher = (
             Torchrun(mark, environment) if launcher == "torchrun" else ForkServer(self._log, mark, environment)
         )
-        self._launcher = local if cluster is None else cluster.launcher(local, mark, environment)
+        if cluster is not None:
+            cluster.begin(local, mark, environment)
+        self._launcher = cluster or local
 
     def __enter__(self) -> Self:
         return self
