@@ -308,11 +308,7 @@ class SearchSession(Session[Search]):
 
 
 def require_torch() -> None:
-    """Check that torch is installed.
-
-    Raises:
-        MachineError: if it is not.
-    """
+    """Raise MachineError if torch is not installed."""
     if torch_version() is None:
         raise MachineError(f"this needs torch, which is not installed; {install_hint('train')}")
 

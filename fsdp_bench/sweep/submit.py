@@ -135,11 +135,7 @@ def _check_in_script(option: str, path: Path) -> None:
 
 
 def _num_trials(job: Submission) -> int | None:
-    """Return how many trials the file has; None if that depends on a GPU that is not here, or the file searches.
-
-    Raises:
-        SpecError, SweepFileError: for a file or a selection that is not allowed.
-    """
+    """Return how many trials the file has; None if that depends on a GPU that is not here, or the file searches."""
     try:
         session = open_session(job.file, job.results, job.machine_name, job.only)
     except MachineError:

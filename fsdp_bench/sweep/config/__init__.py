@@ -9,4 +9,7 @@ Read in this order:
     trial.py       a trial, its label, and its ID: a trial is done when a record with this ID exists
     selection.py   --only and --part: which trials to run
     reading.py     checks keys and values, with errors that name their place in the file
+
+In every file a SpecError says what is not allowed: it names the place, the value and what is allowed, or the nearest
+known name. read_file, trials_of and searches_of put the file's name before it (SweepFileError).
 """

@@ -47,11 +47,7 @@ def trials_of(file: SweepFile) -> SweepPlan[Trial]:
 
 
 def check_positions(shape: TrainedModel, setup: TrainSetup) -> None:
-    """Refuse a sequence that is longer than the positions that a model learns.
-
-    Raises:
-        SpecError: naming both.
-    """
+    """Refuse a sequence that is longer than the positions that a model learns."""
     positions = shape.learned_positions
     if positions is not None and setup.sequence_length > positions:
         raise SpecError(
@@ -61,11 +57,7 @@ def check_positions(shape: TrainedModel, setup: TrainSetup) -> None:
 
 
 def _check_sizes(shape: TrainedModel, cell: Cell) -> None:
-    """Refuse a size of the batch that a user's function does not take.
-
-    Raises:
-        SpecError: naming the size and the function.
-    """
+    """Refuse a size of the batch that a user's function does not take."""
     if not isinstance(shape, ModelCode) or shape.function is None:
         return
     for size in SIZES:
@@ -105,11 +97,7 @@ def plan_of(file: SweepFile, what: str, resolve: Callable[[str, Cell], tuple[str
 
 
 def resolvable(file: SweepFile) -> tuple[list[tuple[str, Cell]], list[str]]:
-    """Return the cells whose sizes are known on this machine, and the missing information of the others as text.
-
-    Raises:
-        SpecError: naming the place.
-    """
+    """Return the cells whose sizes are known on this machine, and the missing information of the others as text."""
     found = [(place, cell, _needs_gpu(cell, file)) for place, cell in cells(file.document)]
     needs = Counter(need for _, _, need in found if need)
     return [(place, cell) for place, cell, need in found if not need], [f"{n} with {need}" for need, n in needs.items()]
@@ -133,11 +121,7 @@ def with_defaults(cell: Cell, file: SweepFile) -> Cell:
 
 
 def setup_of(cell: Cell, machine: Machine) -> TrainSetup:
-    """Turn a cell of the file into a TrainSetup.
-
-    Raises:
-        SpecError: naming the field.
-    """
+    """Turn a cell of the file into a TrainSetup."""
     fields = {key: value for key, value in cell.items() if key in TrainSetup.__struct_fields__}
     if fields.get("world_size") == "gpus":
         fields["world_size"] = max(machine.num_gpus, 1)
@@ -172,11 +156,7 @@ class Exclude(msgspec.Struct, frozen=True):
 
 
 def excludes(file: SweepFile) -> list[Exclude]:
-    """Read every [[exclude]].
-
-    Raises:
-        SpecError: naming the place.
-    """
+    """Read every [[exclude]]."""
     found = []
     for number, written in enumerate(tables(file.document, "exclude"), 1):
         place = f"[[exclude]] {number}"

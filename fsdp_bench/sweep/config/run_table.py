@@ -65,9 +65,6 @@ def read_run_table(written: dict[str, Any], stem: str, has_frontier: bool, machi
         stem: the sweep file's name without its ending.
         has_frontier: whether the file has [frontier].
         machine: where the trials will run.
-
-    Raises:
-        SpecError: naming the key, its value and what is allowed.
     """
     check_keys("[run] ", written, RUN_KEYS)
     name, device = _name(written, stem), _device(written, machine)

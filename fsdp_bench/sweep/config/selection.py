@@ -24,11 +24,7 @@ FIELDS = (*ModelShape.__struct_fields__, *TrainSetup.__struct_fields__, "model")
 
 
 def check_selections(selections: tuple[str, ...], part: str | None) -> None:
-    """Refuse values of --only and --part that are wrong for every sweep, before the cells are read.
-
-    Raises:
-        SpecError: for a field or value that does not exist, and for a part that is not written K/N.
-    """
+    """Refuse values of --only and --part that are wrong for every sweep, before the cells are read."""
     for selection in selections:
         if "=" in selection:
             _read(selection, FIELDS)
@@ -39,11 +35,7 @@ def check_selections(selections: tuple[str, ...], part: str | None) -> None:
 
 
 def select(plan: SweepPlan[AnyCell], selections: tuple[str, ...]) -> SweepPlan[AnyCell]:
-    """Keep the trials or searches that match every selection: FIELD=VALUE of setup or model, or the beginning of an ID.
-
-    Raises:
-        SpecError: for a field or value that does not exist, for a search's ID, and if nothing matches.
-    """
+    """Keep the trials or searches that match every selection: FIELD=VALUE, or the beginning of an ID."""
     kept = [one for one in plan.cells if all(_matches(one, selection) for selection in selections)]
     if not kept:
         what = "cell" if plan.file.has_frontier else "trial"
@@ -53,11 +45,7 @@ def select(plan: SweepPlan[AnyCell], selections: tuple[str, ...]) -> SweepPlan[A
 
 
 def select_part(plan: SweepPlan[Trial], part: str | None) -> SweepPlan[Trial]:
-    """Keep one part of a sweep: ``2/4`` is the second quarter of its trials, in their order.
-
-    Raises:
-        SpecError: for a part that is not written K/N, and for more parts than trials.
-    """
+    """Keep one part of a sweep: ``2/4`` is the second quarter of its trials, in their order."""
     if part is None:
         return plan
     number, of = _piece(part, len(plan.cells))

@@ -27,11 +27,7 @@ _PERCENT_OF_GPU = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*% of (?:GPU|card)\s*$")
 
 
 def read_models(tables: dict[str, Any], folder: Path) -> dict[str, TrainedModel]:
-    """Read the tables [models.NAME]. ``folder`` is the sweep file's.
-
-    Raises:
-        SpecError: naming the table and the field.
-    """
+    """Read the tables [models.NAME]. ``folder`` is the sweep file's."""
     shapes: dict[str, TrainedModel] = {}
     for name, table in tables.items():
         if not isinstance(table, dict):
@@ -53,9 +49,6 @@ def shape_of(cell: dict[str, Any], models: dict[str, TrainedModel], machine: Mac
     """Return the model of a cell. ``model`` names a table [models.NAME], ``params`` a size of the size ladder.
 
     A gpt2 model has as many learned positions as the cell's sequence is long, at least GPT2_POSITIONS.
-
-    Raises:
-        SpecError: if the cell names no model, two models, one that does not exist, or one too short for the sequence.
     """
     if "model" in cell:
         name = cell["model"]

@@ -172,11 +172,7 @@ def _limited(machine: Machine, device: Device, gpu_memory_bytes: int) -> Machine
 
 
 def cells(document: dict[str, Any]) -> Iterator[tuple[str, Cell]]:
-    """Yield every cell in the order of the file, each with its place in the file.
-
-    Raises:
-        SpecError: naming the place.
-    """
+    """Yield every cell in the order of the file, each with its place in the file."""
     grid = canonical("[grid] ", table(document, "grid"))
     yield from (("[grid]", cell) for cell in _cross(grid, "[grid]"))
     single = {key: value for key, value in grid.items() if not isinstance(value, list)}
@@ -196,11 +192,7 @@ def cells(document: dict[str, Any]) -> Iterator[tuple[str, Cell]]:
 
 
 def canonical(place: str, written: dict[str, Any]) -> dict[str, Any]:
-    """Return a table of [grid], [[include]] or [[exclude]] with the fields' own names.
-
-    Raises:
-        SpecError: for a key that does not exist, or is there twice.
-    """
+    """Return a table of [grid], [[include]] or [[exclude]] with the fields' own names."""
     check_keys(place, written, _GRID_KEYS)
     renamed: dict[str, Any] = {}
     for key, value in written.items():

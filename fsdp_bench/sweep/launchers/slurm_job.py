@@ -1,6 +1,7 @@
 """The Slurm job that this process runs in: its nodes, the time it has left, and how it is put back into the queue.
 
-Everything is asked of Slurm's own commands: squeue, scontrol, srun.
+Everything is asked of Slurm's own commands, squeue, scontrol and srun: a MachineError says where one is not installed,
+fails or does not answer.
 """
 
 from __future__ import annotations
@@ -78,11 +79,7 @@ class SlurmJob:
         return address
 
     def requeue(self) -> None:
-        """Put the job back into the queue, which ends this process's job step.
-
-        Raises:
-            MachineError: if Slurm refuses.
-        """
+        """Put the job back into the queue, which ends this process's job step."""
         ask("scontrol", "requeue", self.id, attempts=_ATTEMPTS)
 
 
@@ -124,11 +121,7 @@ class JobState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def job_state(job_id: str) -> JobState | None:
-    """Return the state of a job; None if it has ended.
-
-    Raises:
-        MachineError: if Slurm does not answer.
-    """
+    """Return the state of a job; None if it has ended."""
     listed = ask("squeue", "--noheader", "--me", "--format=%i|%T|%r|%N|%L")  # with --jobs an ended one is an error
     for line in listed.splitlines():
         number, state, reason, nodes, left = line.split("|")
@@ -158,11 +151,7 @@ def seconds_of(text: str) -> float | None:
 
 
 def expand(listed: str) -> tuple[str, ...]:
-    """Return the names in a list of Slurm's, such as ``n[1-4]``.
-
-    Raises:
-        MachineError: if scontrol does not answer.
-    """
+    """Return the names in a list of Slurm's, such as ``n[1-4]``."""
     return tuple(ask("scontrol", "show", "hostnames", listed).split())
 
 

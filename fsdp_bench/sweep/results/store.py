@@ -44,7 +44,11 @@ MOST_ERROR_CHARACTERS = 200
 
 
 class Store:
-    """The folder of one sweep. Locks allow one process at a time to write, on any node."""
+    """The folder of one sweep. Locks allow one process at a time to write, on any node.
+
+    All methods raise ResultsError, with what would help, where a file cannot be read, written or moved: the folder is
+    read-only, the disk is full or has no inodes left. Those that read raise SpecError for a newer fsdp-bench's records.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -98,11 +102,7 @@ class Store:
             )
 
     def check_writable(self, num_files: int = 1) -> None:
-        """Check that files can be written, the first as large as a large record, and remove them.
-
-        Raises:
-            ResultsError: if they cannot, because the folder is read-only or the disk is full, or has no inodes left.
-        """
+        """Check that files can be written, the first as large as a large record, and remove them."""
         probes = [self.trials / f".probe-{number}.tmp" for number in range(num_files)]
         try:
             for number, probe in enumerate(probes):
@@ -127,11 +127,7 @@ class Store:
         )
 
     def make_scratch(self, trial_id: str) -> Path:
-        """Return an empty scratch folder for a trial's ranks.
-
-        Raises:
-            ResultsError: if it cannot be created.
-        """
+        """Return an empty scratch folder for a trial's ranks."""
         folder = self.scratch / trial_id
         shutil.rmtree(folder, ignore_errors=True)
         try:
@@ -145,22 +141,14 @@ class Store:
         shutil.rmtree(folder, ignore_errors=True)
 
     def write(self, name: str, data: bytes) -> None:
-        """Write a file of the sweep's folder atomically.
-
-        Raises:
-            ResultsError: if the folder cannot be written.
-        """
+        """Write a file of the sweep's folder atomically."""
         try:
             write_atomically(self.folder / name, data)
         except OSError as error:
             raise self.error(error) from None
 
     def keep_files(self, trial_id: str, scratch: Path) -> None:
-        """Move a trial's traces and snapshots from its scratch folder to traces/ID and snapshots/ID.
-
-        Raises:
-            ResultsError: if they cannot be moved.
-        """
+        """Move a trial's traces and snapshots from its scratch folder to traces/ID and snapshots/ID."""
         try:
             for pattern, kept in (("*.trace.json.gz", self.traces), ("*.snapshot.pickle", self.snapshots)):
                 for found in sorted(scratch.glob(pattern)):
@@ -187,10 +175,6 @@ class Store:
         """Return a trial's record and None; (None, None) if it has none.
 
         A broken record is moved to set-aside/; then return None and one line about it.
-
-        Raises:
-            SpecError: if a newer fsdp-bench wrote it.
-            ResultsError: if it cannot be read or moved.
         """
         path = self._path(trial_id)
         try:
@@ -219,9 +203,6 @@ class Store:
             trial: the trial.
             retry: outcomes whose trials run again.
             notes: a list to which a line is added if a record is moved to set-aside/.
-
-        Raises:
-            ResultsError, SpecError: if a record cannot be read or moved, or was written by a newer version.
         """
         record, note = self.read(trial.spec.id)
         if note:
@@ -233,20 +214,12 @@ class Store:
         return None
 
     def read_all(self) -> tuple[list[TrialRecord], list[str]]:
-        """Return every record, and a line for each broken record, which is moved to set-aside/.
-
-        Raises:
-            SpecError, ResultsError: as ``read``.
-        """
+        """Return every record, and a line for each broken record, which is moved to set-aside/."""
         answers = [self.read(path.stem) for path in sorted(self.trials.glob("*.json"))]
         return [record for record, _ in answers if record is not None], [note for _, note in answers if note]
 
     def peek_all(self) -> list[TrialRecord]:
-        """Return every record that is not broken. Moves nothing.
-
-        Raises:
-            SpecError: if a newer fsdp-bench wrote one.
-        """
+        """Return every record that is not broken. Moves nothing."""
         found = []
         for path in sorted(self.trials.glob("*.json")):
             with contextlib.suppress(OSError, msgspec.DecodeError):
@@ -254,11 +227,7 @@ class Store:
         return found
 
     def set_aside(self, trial_id: str) -> Path:
-        """Move a record to set-aside/ under a new name; return its new path.
-
-        Raises:
-            ResultsError: if it cannot be moved.
-        """
+        """Move a record to set-aside/ under a new name; return its new path."""
         folder = self.folder / "set-aside"
         try:
             folder.mkdir(exist_ok=True)

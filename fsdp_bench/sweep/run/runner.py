@@ -98,11 +98,7 @@ class TrialRunner:
         return record
 
     def check_nodes(self) -> None:
-        """Check that all nodes are there for the next trial.
-
-        Raises:
-            NodesLost: if the last trial lost some. Its record is stored.
-        """
+        """Raise NodesLost if the last trial lost some nodes. Its record is stored."""
         if self._lost_nodes:
             raise NodesLost(self._lost_nodes)
 
@@ -194,12 +190,9 @@ class TrialRun:
         )
 
     def _check_disk(self) -> None:
-        """Check, while the ranks' files are there, that there was space for all of them.
+        """Raise ResultsError if there is no space for all of the ranks' files, while they are there.
 
         A full disk crashes ranks, too, and is not the trial's outcome.
-
-        Raises:
-            ResultsError: if there was not. The trial has no record.
         """
         try:
             self._store.check_writable(FILES_OF_A_RANK * min(self._spec.num_processes, RANKS_CHECKED))
