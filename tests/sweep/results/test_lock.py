@@ -116,18 +116,23 @@ def test_a_dead_writer_on_another_node_is_replaced_and_may_not_go_on(
     second.give_back()
 
 
-@pytest.mark.usefixtures("without_flock")
 @pytest.mark.parametrize("leaves", ["nothing", "a dead writer", "a file that was just made"])
-def test_of_many_that_start_together_one_writes(leaves: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("flock", ["with flock", "without flock"])
+def test_of_many_that_start_together_one_writes(
+    leaves: str, flock: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    if flock == "without flock":
+        request.getfixturevalue("without_flock")
     dead = on_node(tmp_path, "n0", monkeypatch)
     if leaves == "a dead writer":
         dead.take()
         stop_beating(dead)
+        dead._lock.close()  # as the kernel does
     elif leaves != "nothing":
         (tmp_path / ".writer.7").write_bytes(b"")
     locks = [on_node(tmp_path, f"n{number}", monkeypatch) for number in range(1, 9)]
 
-    def take(one: FolderLock) -> bool:
+    def takes(one: FolderLock) -> bool:
         try:
             one.take()
         except ResultsError:
@@ -135,7 +140,7 @@ def test_of_many_that_start_together_one_writes(leaves: str, tmp_path: Path, mon
         return True
 
     with ThreadPoolExecutor(len(locks)) as pool:
-        taken = list(pool.map(take, locks))
+        taken = list(pool.map(takes, locks))
     assert sum(taken) == 1
     assert locks[taken.index(True)].lost() is None
     for one in (dead, *locks):

@@ -7,7 +7,6 @@ import random
 import re
 import signal
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -31,44 +30,19 @@ fcntl.flock = flock
 
 FAST = "from fsdp_bench.sweep.results import lock\nlock.BEAT_SECONDS, lock.DEAD_AFTER_SECONDS = 0.2, 2.0\n"
 
-AT_THE_SAME_MOMENT = """
-import os, sys, time
-from pathlib import Path
-from fsdp_bench.sweep.run import runner
-
-def take_together(lock):
-    here = Path(__file__).parent
-    (here / f"{os.getpid()}.ready").touch()
-    while len(list(here.glob("*.ready"))) < 2:
-        time.sleep(0.001)
-    take(lock)
-    (here / f"{os.getpid()}.taken").touch()
-    sys.stdin.read()
-
-def train_nothing(trial, launcher):
-    end = runner.TrialEnd(outcome=runner.Outcome.OOM_HOST, reason="nothing is trained here")
-    return runner._record(trial._spec, trial._sweep, end, started_at=runner._now(), wall_seconds=0.0)
-
-take, lock.FolderLock.take = lock.FolderLock.take, take_together
-runner.TrialRun.run = train_nothing
-"""
-"""For sitecustomize.py, too: two processes take the lock at the same moment. Who has it waits until its standard input
-is closed, and then records an outcome of every trial without ranks, which would import torch."""
-
 FLOCK = ["with flock", "without flock"]
 
 
 class Managers:
     """Processes of the same command, of two nodes."""
 
-    def __init__(self, folder: Path, has_flock: bool, num_trials: int, program: str = "") -> None:
+    def __init__(self, folder: Path, has_flock: bool, num_trials: int) -> None:
         self._folder = folder
         self._num_trials = num_trials
         (folder / "site").mkdir()
-        (folder / "site" / "sitecustomize.py").write_text(("" if has_flock else WITHOUT_FLOCK) + FAST + program)
+        (folder / "site" / "sitecustomize.py").write_text(("" if has_flock else WITHOUT_FLOCK) + FAST)
         self._path = os.pathsep.join([str(folder / "site"), os.environ.get("PYTHONPATH", "")])
-        grid = f"world_size = 1\nseed = {list(range(num_trials))}"
-        self._file = write_tiny_sweep(folder, grid)
+        self._file = write_tiny_sweep(folder, f"world_size = 1\nseed = {list(range(num_trials))}")
         self.results = folder / "results"
         self._logs: list[Path] = []
         self._processes: list[subprocess.Popen[bytes]] = []
@@ -131,26 +105,6 @@ def test_the_second_is_refused_while_the_first_runs(managers: Managers) -> None:
     managers.check()
     assert managers.start("n2").wait(200) == 0  # it has ended, so nobody is waited for
     managers.check()
-
-
-@pytest.mark.parametrize("has_flock", [True, False], ids=FLOCK)
-def test_of_two_that_start_at_the_same_moment_one_runs_and_the_other_is_refused(
-    tmp_path: Path, has_flock: bool
-) -> None:
-    managers = Managers(tmp_path, has_flock, 2, AT_THE_SAME_MOMENT)
-    both = [managers.start(node) for node in ("n1", "n2")]
-    try:
-        while sum(process.poll() is not None for process in both) + len(list(tmp_path.glob("site/*.taken"))) < 2:
-            time.sleep(0.01)
-        running, refused = sorted(both, key=lambda process: process.poll() is not None)
-        assert refused.returncode == 2
-        assert running.poll() is None
-        assert "another fsdp-bench sweep is writing here" in managers.logs[both.index(refused)]
-        running.communicate(timeout=200)
-        assert running.returncode == 0
-        managers.check()
-    finally:
-        managers.end()
 
 
 @pytest.mark.slow
