@@ -6,10 +6,9 @@ A user's own results are compared by ``fsdp-bench validate``.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Literal
 
 import click
 from rich.progress import Progress
@@ -24,7 +23,7 @@ from fsdp_bench.spec.codec import to_builtins, to_json
 from fsdp_bench.spec.errors import ExitCode, FsdpBenchError, SpecError, printable
 from fsdp_bench.spec.subprocesses.dry_run import KernelSet
 from fsdp_bench.validate.memory import MemoryComparison, Summary
-from tools.validate.dry_run import validate_architectures, validate_dry_runs
+from tools.validate.dry_run import validate_dry_runs
 from tools.validate.published.fits import compare_fits, format_fits
 from tools.validate.published.peaks import compare_published, format_published
 from tools.validate.published.rehearsed import (
@@ -38,9 +37,9 @@ from tools.validate.published.rehearsed import (
 from tools.validate.published.sizes import compare_published_sizes, published_document, published_slide, published_text
 from tools.validate.published.speed import compare_speed
 from tools.validate.published.speed_text import format_speed
+from tools.validate.random_setups import Code
+from tools.validate.random_setups import Progress as ShowProgress
 from tools.validate.rehearsal import validate_rehearsals
-
-Code = Literal["huggingface", "torchtitan", "benchmark"]
 
 _OPTIONS = {
     "dry-run": ("cells", "seed", "kernels", "real-tensors", "code", "model-type"),
@@ -121,14 +120,11 @@ def command(
     if against == "rehearsal":
         _refuse_unrehearsed(code, model_type, float8)
         with _progress("rehearsals") as show:
-            found = validate_rehearsals(cells, seed, compiled, show, code, model_type, float8)  # type: ignore[arg-type]
+            found = validate_rehearsals(cells, seed, compiled, show, code, model_type, float8)
         return _print(*found, as_json)
     _refuse_unlike(code, model_type, kernels, real_tensors)
     with _progress("dry runs") as show:
-        if code == "benchmark":
-            found = validate_dry_runs(cells, seed, kernels, real_tensors, show)
-        else:
-            found = validate_architectures(cells, seed, model_type, show, code)
+        found = validate_dry_runs(cells, seed, kernels, real_tensors, show, code, model_type)
     _print(*found, as_json)
     # The reference is exact with real tensors, so every cell must be equal.
     differ = real_tensors and found[1].num_equal < found[1].num_cells
@@ -166,8 +162,8 @@ def _refuse_unlike(code: Code, model_type: str | None, kernels: KernelSet, real_
 
 
 @contextmanager
-def _progress(what: str) -> Iterator[Callable[[int, int, str], None]]:
-    """Show a bar; yield a function that takes how many are done, of how many, and what is being done."""
+def _progress(what: str) -> Iterator[ShowProgress]:
+    """Show a bar; yield what updates it."""
     with Progress(console=new_console(error=True)) as bar:
         task = bar.add_task(what, total=None)
 

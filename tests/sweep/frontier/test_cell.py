@@ -9,11 +9,12 @@ from msgspec.structs import replace
 
 from fsdp_bench.plan.search.quantity import Candidate, Quantity
 from fsdp_bench.spec.rank_report import Failure, MemoryReading, Outcome, RankReport
-from fsdp_bench.spec.record import SCHEMA_VERSION, Device, RunPlan, TrialRecord
+from fsdp_bench.spec.record import Device, RunPlan, TrialRecord
 from fsdp_bench.spec.setup import TrainSetup
 from fsdp_bench.sweep.frontier.cell import Bracket, Forecast, SearchedCell
 from fsdp_bench.sweep.frontier.file import Search
 from tests.shapes import shape
+from tests.trial_records import record_with
 
 SHAPE = shape(name="tiny", num_hidden_layers=1, max_position_embeddings=1024)
 STEPS = 32
@@ -37,22 +38,16 @@ def record_of(search: Search, index: int, outcome: Outcome, retries: int = 0, li
         peak_allocated_bytes=1, peak_phase="backward", phases={"backward": 1}, num_alloc_retries=retries
     )
     failure = None if outcome is Outcome.OK else Failure(message="m", phase="optimizer", at=1.0, limit=limit)
-    return TrialRecord(
-        schema_version=SCHEMA_VERSION,
+    return record_with(
         id=spec.id,
-        sweep="test",
-        source="measured",
         device=spec.device,
         model=spec.model,
         num_parameters=spec.model.num_parameters,
         setup=spec.setup,
-        effective_strategy="FULL_SHARD",
         run=spec.run,
         outcome=outcome,
         reason=None if outcome is Outcome.OK else "why",
         ranks=(RankReport(rank=0, outcome=outcome, memory=memory, failure=failure),),
-        started_at="2026-01-01",
-        wall_seconds=1.0,
     )
 
 
