@@ -16,7 +16,7 @@ import msgspec
 from fsdp_bench.spec.codec import from_json
 from fsdp_bench.spec.errors import MachineError, ResultsError
 from fsdp_bench.spec.rank_report import Outcome
-from fsdp_bench.sweep.launchers.slurm_job import JobState, job_state
+from fsdp_bench.sweep.launchers.slurm import JobState, job_state
 from fsdp_bench.sweep.results.lock import last_writer, seems_to_live
 from fsdp_bench.sweep.results.store import Store
 

@@ -15,7 +15,7 @@ from fsdp_bench.spec.files import write_atomically
 from fsdp_bench.spec.subprocesses.own_python import own_python
 from fsdp_bench.sweep.config.reading import check_folder_name
 from fsdp_bench.sweep.config.sweep_file import read_file
-from fsdp_bench.sweep.launchers.slurm_job import ask, job_state, seconds_of
+from fsdp_bench.sweep.launchers.slurm import ask, job_state, seconds_of
 from fsdp_bench.sweep.machine import probe_machine
 from fsdp_bench.sweep.progress import JOB, SubmittedJob, submitted_job
 from fsdp_bench.sweep.session import TrialSession

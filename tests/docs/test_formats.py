@@ -31,9 +31,8 @@ from fsdp_bench.spec.record import RunPlan, TrialRecord
 from fsdp_bench.spec.setup import TrainSetup
 from fsdp_bench.spec.subprocesses.rehearsal import RehearsedGpu
 from fsdp_bench.sweep.config import run_table, sweep_file
-from fsdp_bench.sweep.config.model_code import CODE_KEYS, MORE_KEYS
+from fsdp_bench.sweep.config.models import CODE_KEYS, MODEL_KEYS, MORE_KEYS
 from fsdp_bench.sweep.config.reading import FIELD_ALIASES
-from fsdp_bench.sweep.config.shapes import MODEL_KEYS
 from fsdp_bench.sweep.machine import GpuDevice, Machine, probe_machine
 from fsdp_bench.sweep.results.flat import flat_row
 from fsdp_bench.sweep.results.store import read_record

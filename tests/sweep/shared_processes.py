@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from fsdp_bench.spec.subprocesses.model_code import DescriptionAnswer, DescriptionSpec
-from fsdp_bench.sweep.config import model_code
+from fsdp_bench.sweep.config import models
 from fsdp_bench.sweep.launchers.one_node import ForkedTrial, ForkServer
 from fsdp_bench.sweep.run import runner
 from tests.attacks.signals import children_of
@@ -116,7 +116,7 @@ def _describe(specs: list[DescriptionSpec], pipe: Connection) -> None:
 
 
 def describe_in_fork(specs: list[DescriptionSpec]) -> list[DescriptionAnswer]:
-    """Replace ``fsdp_bench.sweep.config.model_code._ask``: answer in a fork of a process that has imported torch."""
+    """Replace ``fsdp_bench.sweep.config.models._ask``: answer in a fork of a process that has imported torch."""
     ours, theirs = FORK_SERVER.Pipe(duplex=False)
     with ours:
         process = FORK_SERVER.Process(target=_describe, args=(specs, theirs))
@@ -131,5 +131,5 @@ def describe_in_fork(specs: list[DescriptionSpec]) -> list[DescriptionAnswer]:
 def descriptions_in_forks() -> Iterator[None]:
     """Let models' code be described in forks."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(model_code, "_ask", describe_in_fork)
+        patch.setattr(models, "_ask", describe_in_fork)
         yield

@@ -15,8 +15,8 @@ from fsdp_bench.spec.model import Family
 from fsdp_bench.spec.model_code import ModelCode, TrainedModel
 from fsdp_bench.spec.setup import FIELDS, TrainSetup
 from fsdp_bench.spec.subprocesses.dry_run import SIZES
+from fsdp_bench.sweep.config.models import is_percent_of_gpu, shape_of
 from fsdp_bench.sweep.config.reading import convert, naming, tables
-from fsdp_bench.sweep.config.shapes import is_percent_of_gpu, shape_of
 from fsdp_bench.sweep.config.sweep_file import NO_GPU, Cell, SweepFile, canonical, cells
 from fsdp_bench.sweep.config.trial import SweepPlan, Trial, trial_of
 from fsdp_bench.sweep.machine import Machine

@@ -33,8 +33,8 @@ from fsdp_bench.sweep.config.grid import (
     why_not,
     with_defaults,
 )
+from fsdp_bench.sweep.config.models import shape_of
 from fsdp_bench.sweep.config.reading import check_keys, naming, one_of, table
-from fsdp_bench.sweep.config.shapes import shape_of
 from fsdp_bench.sweep.config.sweep_file import Cell, SweepFile
 from fsdp_bench.sweep.config.trial import SweepPlan, Trial, trial_of
 

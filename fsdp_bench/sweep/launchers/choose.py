@@ -9,8 +9,7 @@ from pathlib import Path
 import psutil
 
 from fsdp_bench.spec.errors import MachineError, ResultsError, SpecError, shown
-from fsdp_bench.sweep.launchers.slurm import SlurmNodes
-from fsdp_bench.sweep.launchers.slurm_job import current_job
+from fsdp_bench.sweep.launchers.slurm import SlurmNodes, current_job
 from fsdp_bench.sweep.launchers.torchrun_nodes import Meeting, Say, TorchrunNodes
 from fsdp_bench.sweep.machine import probe_machine
 
