@@ -28,6 +28,10 @@ _ENDS_IN = 60.0
 """The seconds before the job's time limit at which Slurm is asked for a signal. It may send it a minute earlier."""
 
 
+_NAMES = ("partition", "account", "qos")
+"""Options that are passed on to sbatch as they are."""
+
+
 class Submission(msgspec.Struct, frozen=True, kw_only=True):
     """A job to submit: ``fsdp-bench submit``'s options, by their names.
 
@@ -58,9 +62,10 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True):
             raise SpecError("--gpus-per-node: how many GPUs of each node; on nodes without GPUs, --ranks-per-node")
         if (seconds_of(self.time) or 0) <= 0:
             raise SpecError(f"--time: {shown(self.time)} is not allowed; minutes, or as Slurm writes it: 2:00:00, 1-12")
-        for option, value in (("--partition", self.partition), ("--account", self.account), ("--qos", self.qos)):
+        for name in _NAMES:
+            value = getattr(self, name)
             if value is not None and (not value or any(sign.isspace() for sign in value)):
-                raise SpecError(f"{option}: {shown(value)} is not allowed; a name")
+                raise SpecError(f"--{name}: {shown(value)} is not allowed; a name")
         for option, values in (("--before", self.before), ("--sbatch", self.sbatch)):
             if any("\n" in value or not value.strip() for value in values):
                 raise SpecError(f"{option}: one line each; give the option several times")
@@ -192,9 +197,7 @@ def _options(job: Submission, folder: Path) -> list[str]:
         *([(f"--gpus-per-node={job.gpus_per_node}", "")] if job.gpus_per_node else []),
         *([("--exclusive", "other jobs on the nodes would disturb what is measured")] if job.exclusive else []),
         *([("--mem=0", "all memory of each node")] if job.exclusive else []),
-        *([(f"--partition={job.partition}", "")] if job.partition else []),
-        *([(f"--account={job.account}", "")] if job.account else []),
-        *([(f"--qos={job.qos}", "")] if job.qos else []),
+        *((f"--{name}={value}", "") for name in _NAMES if (value := getattr(job, name)) is not None),
         (f"--time={job.time}", ""),
         (f"--signal=B:USR1@{job.signal_seconds}", "so long before, the running trial is ended, and the job requeued"),
         ("--requeue", ""),

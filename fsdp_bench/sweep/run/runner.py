@@ -89,7 +89,8 @@ class TrialRunner:
             KeyboardInterrupt: raised again after the trial's processes have ended. The trial has no record.
         """
         if trial.skip_reason is not None:
-            record = _skipped(trial, self._sweep)
+            end = TrialEnd(outcome=Outcome.SKIPPED, reason=trial.skip_reason)
+            record = _record(trial.spec, self._sweep, end, started_at=_now(), wall_seconds=0.0)
         else:
             run = TrialRun(trial.spec, self._sweep, self._store)
             record = run.run(self._launcher)
@@ -105,11 +106,6 @@ class TrialRunner:
 
 def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
-
-
-def _skipped(trial: Trial, sweep: str) -> TrialRecord:
-    verdict = TrialEnd(outcome=Outcome.SKIPPED, reason=trial.skip_reason)
-    return _record(trial.spec, sweep, verdict, started_at=_now(), wall_seconds=0.0)
 
 
 def _record(spec: TrialSpec, sweep: str, verdict: TrialEnd, **fields: object) -> TrialRecord:
@@ -185,8 +181,7 @@ class TrialRun:
             started_at=started_at,
             wall_seconds=wall_seconds,
             overhead_seconds=wall_seconds - workers_seconds,
-            **self._effective(reports),
-            **self._peak_flops(reports),
+            **self._reported(reports),
         )
 
     def _check_disk(self) -> None:
@@ -299,22 +294,17 @@ class TrialRun:
                 numbers = ", ".join(map(str, device.processes))
                 self._suspect.append(f"another process ({numbers}) was on GPU {device.index} {when} the trial")
 
-    def _effective(self, reports: list[RankReport]) -> dict[str, object]:
+    def _reported(self, reports: list[RankReport]) -> dict[str, object]:
+        """Return the strategy that ran, and the GPU's dense peak for the compute dtype if the catalogue has it."""
         effective = next((report.effective for report in reports if report.effective), None)
-        return {"effective_strategy": effective.strategy} if effective else {}
-
-    def _peak_flops(self, reports: list[RankReport]) -> dict[str, object]:
-        """Return the GPU's dense peak for the compute dtype and its source, if the catalogue has them."""
+        fields: dict[str, object] = {"effective_strategy": effective.strategy} if effective else {}
         if self._spec.device != "cuda" or self._spec.run.rehearsed_on is not None or not reports:
-            return {}
+            return fields
         gpu, dtype = gpu_by_product_name(reports[0].device_name), self._spec.setup.precision.compute
-        peak = gpu.peak_flops_per_second(dtype) if gpu else None
-        if gpu is None or peak is None:
-            return {}
-        return {
-            "peak_flops_per_second": peak,
-            "peak_flops_source": f"{gpu.name} {dtype}: {gpu.source.title}, {gpu.source.date}",
-        }
+        if gpu is not None and (peak := gpu.peak_flops_per_second(dtype)) is not None:
+            fields["peak_flops_per_second"] = peak
+            fields["peak_flops_source"] = f"{gpu.name} {dtype}: {gpu.source.title}, {gpu.source.date}"
+        return fields
 
 
 MOST_SECONDS_BETWEEN_LOOKS = 2.0
