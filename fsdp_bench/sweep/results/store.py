@@ -5,6 +5,7 @@ A trial counts as done when trials/ID.json exists; config/trial.py computes the 
 results/MACHINE/SWEEP/
     machine.json     the machine and the versions of its software
     sweep.toml       the sweep file, as it was run
+    progress.json    how far the sweep is, or was; job.json: the job of Slurm that was submitted for it
     trials/ID.json   one record for each trial, written whole or not at all
     set-aside/       records that are broken or whose trial ran again; never deleted
     trials.csv       the flat table, rebuilt from the records
