@@ -11,11 +11,11 @@ import msgspec
 import pytest
 
 from fsdp_bench.plan.estimate import Verdict
-from fsdp_bench.replay.caching_allocator.replay import AllocatorReading, OutOfMemory
+from fsdp_bench.replay.caching_allocator.replay import AllocatorReading
 from fsdp_bench.spec.units import GIB
 from tools.validate.published import peaks as published
 from tools.validate.published.cases import CaseInputs, PublishedCase, packaged_rows, read_cases
-from tools.validate.published.fits import FitRow, compare_fits, fit_of, format_fits
+from tools.validate.published.fits import FitRow, compare_fits, format_fits
 from tools.validate.published.peaks import (
     PREDICTED_KINDS,
     PredictedPeaks,
@@ -199,27 +199,6 @@ def test_the_table_names_every_predicted_case_every_term_and_counts_the_rest(row
     # All of MPT (38) and IBM (16), the first blog post (2), VectorLM (9), and the DeepViT run that was out of memory.
     assert f" {38 + 16 + 2 + 9 + 1}  the source prints no memory\n" in text
     assert max(len(line) for line in text.splitlines()) <= 100
-
-
-def _reading(retries: int, out_of_memory: OutOfMemory | None = None) -> AllocatorReading:
-    return AllocatorReading(
-        peak_allocated_bytes=1,
-        phases={},
-        peak_active_bytes=1,
-        peak_reserved_bytes=1,
-        num_alloc_retries=retries,
-        out_of_memory=out_of_memory,
-        full_in_phase=None,
-    )
-
-
-def test_retries_are_an_answer_of_their_own() -> None:
-    assert fit_of(_reading(0)) is Verdict.FITS
-    assert fit_of(_reading(3)) is Verdict.RUNS_WITH_RETRIES
-    assert (
-        fit_of(_reading(3, OutOfMemory(phase="forward", block=0, label="aten::mm", num_bytes=1)))
-        is Verdict.DOES_NOT_FIT
-    )
 
 
 @pytest.mark.parametrize(
