@@ -146,7 +146,7 @@ def _time_terms(summary: TimeSummary) -> list[tuple[str, str]]:
         summary.num_with_exposed_by_profiler,
         f"{summary.num_exposed_near_profiler} of {summary.num_exposed}",
     )
-    counts = (f"{count}: {reason}" for reason, count in summary.not_compared.items())
+    reasons = "; ".join(f"{count}: {reason}" for reason, count in summary.not_compared.items())
     return [
         ("step", f"median error {summary.median_error:.1%} (signed {summary.median_bias:+.1%}; within 15 %: {within})"),
         ("exposed, by the step without communication", by_difference),
@@ -154,7 +154,7 @@ def _time_terms(summary: TimeSummary) -> list[tuple[str, str]]:
         ("exposed, near either of the two", near_either),
         ("pairs of strategies in their measured order", _order(summary.strategies)),
         ("fsdp1 and fsdp2 in their measured order", _order(summary.apis)),
-        ("trials that are not compared", "; ".join(counts) or "none"),
+        *([("trials that are not compared", reasons)] if reasons else []),
     ]
 
 
