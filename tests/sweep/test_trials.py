@@ -16,7 +16,7 @@ from fsdp_bench.spec.setup import Api
 from fsdp_bench.sweep.machine import GpuDevice, probe_machine
 from fsdp_bench.sweep.results.load import read_records
 from fsdp_bench.sweep.run import runner
-from tests.conftest import records_of_sweep, run_command, write_tiny_sweep
+from tests.conftest import records_of_sweep, refused, run_command, write_tiny_sweep
 from tests.sweep.config.test_grid import machine
 from tests.sweep.conftest import ALL_MEASUREMENTS, FIVE_TRIALS, resume, trial
 
@@ -210,17 +210,21 @@ def test_trials_that_are_recorded_get_no_trace_later(swept: Path) -> None:
     assert "recorded" in run_command(*words, "--list").stdout
 
 
-def test_a_trace_without_profiled_steps_is_refused(write_sweep: Callable[..., Path], tmp_path: Path) -> None:
-    file = write_sweep("world_size = 2", "communication_steps = 0")
-    done = run_command("sweep", file, "--results", tmp_path, "--trace")
-    assert done.returncode == 2
-    assert "--trace keeps profiled steps, and communication_steps = 0 has none" in done.stderr
-
-
-def test_allocations_of_a_gpu_are_not_recorded_on_a_cpu(write_sweep: Callable[..., Path], tmp_path: Path) -> None:
-    done = run_command("sweep", write_sweep("", "device = 'cpu'"), "--results", tmp_path, "--memory-snapshot")
-    assert done.returncode == 2
-    assert "--memory-snapshot records the allocator of a GPU, and this sweep runs on a CPU" in done.stderr
+@pytest.mark.parametrize(
+    ("run", "option", "said"),
+    [
+        ("communication_steps = 0", "--trace", "--trace keeps profiled steps, and communication_steps = 0 has none"),
+        (
+            "device = 'cpu'",
+            "--memory-snapshot",
+            "--memory-snapshot records the allocator of a GPU, and this sweep runs",
+        ),
+    ],
+)
+def test_what_trials_do_not_have_is_not_kept(
+    run: str, option: str, said: str, write_sweep: Callable[..., Path], tmp_path: Path
+) -> None:
+    assert said in refused("sweep", write_sweep("world_size = 2", run), "--results", tmp_path, option)
 
 
 def test_snapshots_are_kept_beside_the_trials(tmp_path: Path) -> None:

@@ -201,19 +201,18 @@ def test_a_bare_loss_a_function_that_reads_values_and_a_model_of_one_unit_are_tr
     assert record.tokens_per_second_per_gpu is None  # nobody says that its batch is made of tokens
 
 
-def test_a_model_that_fails_on_the_way_is_a_crash_with_its_reason(
-    several: tuple[Path, dict[str, TrialRecord]],
+@pytest.mark.parametrize(
+    ("name", "outcome", "said"),
+    [
+        ("fails", Outcome.CRASHED, "the sizes depend on data"),
+        ("large", Outcome.OOM_HOST, "a budget, not a GPU"),  # 4096 tokens of 32 floats: 512 KiB, more in every block
+    ],
+)
+def test_a_model_that_fails_on_the_way_or_exceeds_the_budget_is_an_outcome(
+    several: tuple[Path, dict[str, TrialRecord]], name: str, outcome: Outcome, said: str
 ) -> None:
-    assert several[1]["fails"].outcome is Outcome.CRASHED
-    assert "the sizes depend on data" in (several[1]["fails"].reason or "")
-
-
-def test_a_budget_is_an_outcome_also_where_the_function_makes_the_batch(
-    several: tuple[Path, dict[str, TrialRecord]],
-) -> None:
-    """4096 tokens of 32 floats take 512 KiB, and more in every block."""
-    assert several[1]["large"].outcome is Outcome.OOM_HOST
-    assert "a budget, not a GPU" in (several[1]["large"].reason or "")
+    assert several[1][name].outcome is outcome
+    assert said in (several[1][name].reason or "")
 
 
 def test_a_resumed_sweep_repeats_nothing_until_the_file_of_the_function_changes(
