@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 
@@ -123,25 +123,24 @@ def trained_model(cell: Cell) -> TrainedModel:
 
 
 def _draw_architectures(count: int, seed: int, model_type: str | None) -> list[Cell]:
-    """Return the first cells of a seed without a gradient scaler that trials can train."""
+    return _first(count, lambda drawn: draw_architectures(drawn, seed, model_type))
+
+
+def _draw(count: int, seed: int) -> list[Cell]:
+    cells = _first(count, lambda drawn: draw_cells(drawn, seed, device="cuda"))
+    return [msgspec.structs.replace(cell, rank=0) for cell in cells]
+
+
+def _first(count: int, draw: Callable[[int], Sequence[Cell]]) -> list[Cell]:
+    """Return the first drawn cells without a gradient scaler that trials can train."""
     drawn, found = count, list[Cell]()
     while len(found) < count:
         drawn *= 2
-        found = [cell for cell in draw_architectures(drawn, seed, model_type) if _can_be_rehearsed(cell)]
+        found = [cell for cell in draw(drawn) if _can_be_rehearsed(cell)]
     return found[:count]
 
 
 def _can_be_rehearsed(cell: Cell) -> bool:
     trained = trained_model(cell)
-    assert isinstance(trained, ModelCode)
-    return not cell.setup.precision.needs_grad_scaler and trained.why_impossible(cell.setup, "cuda") is None
-
-
-def _draw(count: int, seed: int) -> list[Cell]:
-    """Return the first setups of a seed without a gradient scaler, each as rank 0."""
-    drawn, found = count, list[Cell]()
-    while len(found) < count:
-        drawn *= 2
-        cells = draw_cells(drawn, seed, device="cuda")
-        found = [msgspec.structs.replace(cell, rank=0) for cell in cells if not cell.setup.precision.needs_grad_scaler]
-    return found[:count]
+    why_not = trained.why_impossible(cell.setup, "cuda") if isinstance(trained, ModelCode) else None
+    return why_not is None and not cell.setup.precision.needs_grad_scaler

@@ -80,11 +80,13 @@ def plan_of(file: SweepFile, what: str, resolve: Callable[[str, Cell], tuple[str
         SpecError: naming the place; if all cells are skipped, with the first reason.
         MachineError: if all sizes depend on a GPU that this machine lacks.
     """
-    known, needing_gpu = resolvable(file)
-    found = dict[str, tuple[T, str | None]]()
-    if needing_gpu and not known:
+    places = [(place, cell, _needs_gpu(cell, file)) for place, cell in cells(file.document)]
+    needs = Counter(need for _, _, need in places if need)
+    needing_gpu = tuple(f"{count} with {need}" for need, count in needs.items())
+    if needing_gpu and needs.total() == len(places):
         raise MachineError(f"{file.path}: every {what} needs the GPU: {'; '.join(needing_gpu)}; and {NO_GPU}")
-    for place, cell in known:
+    found = dict[str, tuple[T, str | None]]()
+    for place, cell in ((place, cell) for place, cell, need in places if not need):
         try:
             key, one, skip_reason = resolve(place, cell)
         except SpecError as error:
@@ -93,14 +95,7 @@ def plan_of(file: SweepFile, what: str, resolve: Callable[[str, Cell], tuple[str
     reasons = {reason for _, reason in found.values()}
     if None not in reasons:
         raise SpecError(f"no {what} can run here: {min(filter(None, reasons), default='the grid is empty')}")
-    return SweepPlan(file, tuple(one for one, _ in found.values()), tuple(needing_gpu))
-
-
-def resolvable(file: SweepFile) -> tuple[list[tuple[str, Cell]], list[str]]:
-    """Return the cells whose sizes are known on this machine, and the missing information of the others as text."""
-    found = [(place, cell, _needs_gpu(cell, file)) for place, cell in cells(file.document)]
-    needs = Counter(need for _, _, need in found if need)
-    return [(place, cell) for place, cell, need in found if not need], [f"{n} with {need}" for need, n in needs.items()]
+    return SweepPlan(file, tuple(one for one, _ in found.values()), needing_gpu)
 
 
 def _needs_gpu(cell: Cell, file: SweepFile) -> str | None:
