@@ -83,11 +83,6 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
         return None if self.total is None or self.done is None else self.total - self.done
 
 
-def current_job_id() -> str | None:
-    """Return the Slurm job that this process runs in, if any."""
-    return os.environ.get("SLURM_JOB_ID")
-
-
 def submitted_job(folder: Path) -> str | None:
     """Return the ID of the job that was submitted last for a sweep's folder."""
     found = _read(folder / JOB, SubmittedJob)

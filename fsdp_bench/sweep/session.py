@@ -5,6 +5,7 @@ open_session() (start.py) makes a session. Nothing is written or run before Sess
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ from fsdp_bench.sweep.frontier.cell import SearchedCell, cells_of, frontier_reco
 from fsdp_bench.sweep.frontier.file import Search
 from fsdp_bench.sweep.launchers.launcher import Cluster
 from fsdp_bench.sweep.machine import Machine, torch_version
-from fsdp_bench.sweep.progress import PROGRESS, Progress, current_job_id
+from fsdp_bench.sweep.progress import PROGRESS, Progress
 from fsdp_bench.sweep.results.flat import flat_row
 from fsdp_bench.sweep.results.store import Store
 from fsdp_bench.sweep.run.rehearsed import stand_in_environment
@@ -197,7 +198,7 @@ class Session(Generic[T]):
             running=None if trial is None else trial.label,
             running_id=None if trial is None else trial.spec.id,
             running_since=None if trial is None else time.time(),
-            job=current_job_id(),
+            job=os.environ.get("SLURM_JOB_ID"),
             has_ended=has_ended,
         )
         self.store.write(PROGRESS, to_json(progress))
