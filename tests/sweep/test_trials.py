@@ -251,3 +251,30 @@ def test_a_report_counts_outcomes_and_gives_the_reason_of_what_was_skipped(swept
 def test_charts_are_drawn_beside_the_trials(swept: Path) -> None:
     drawn = {path.name for path in (swept / "m" / "tiny").glob("*.png")}
     assert drawn == {"peak-memory.png", "throughput.png", "communication.png"}
+
+
+def by_api(records: list[TrialRecord]) -> dict[tuple[str, bool], TrialRecord]:
+    return {(record.setup.api.value, record.setup.compile): record for record in records}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_compiled_trials_train_as_eager_ones_and_their_peak_on_a_cpu_is_unknown(run_sweep: RunSweep) -> None:
+    # In bf16 compiled kernels round once, and eager ones after each operator.
+    grid = "world_size = 2\nprecision = 'fp32'\nloss = 'plain'\napi = ['fsdp1', 'fsdp2']\ncompile = [false, true]"
+    records = by_api(run_sweep(grid, "communication_steps = 1\ntimeout_seconds = 400"))
+    for api in ("fsdp1", "fsdp2"):
+        eager, compiled = records[api, False], records[api, True]
+        assert compiled.outcome is Outcome.OK
+        for one, other in zip(eager.ranks, compiled.ranks, strict=True):
+            assert other.losses == pytest.approx(one.losses, rel=1e-5)
+            assert other.memory.peak_allocated_bytes is None
+            # The first step compiles; a fallback to eager would not take a hundred times the others.
+            assert other.warmup_seconds[0] > 10 * other.step_seconds[-1]
+
+
+@pytest.mark.slow
+def test_a_budget_and_compiled_code_do_not_go_together_on_a_cpu(run_sweep: RunSweep) -> None:
+    compiled = by_api(run_sweep("world_size = 1\ncompile = [false, true]", "memory_limit = '1GiB'"))["fsdp1", True]
+    assert compiled.outcome is Outcome.SKIPPED
+    assert "memory_limit follows operators" in (compiled.reason or "")
