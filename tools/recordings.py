@@ -13,6 +13,8 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -116,12 +118,12 @@ GPU = "H200"
 """The GPU that blocks are compiled for. Formulas have the parts of sums, which depend on it, as symbols."""
 
 
-def record_compiled(entry: ModelEntry | None, float8: bool = False) -> Path | None:
+def record_compiled(entry: ModelEntry | None, float8: bool = False) -> list[Path]:
     """Record what is missing of the compiled blocks of a model's architecture, or of the benchmark models (None).
 
     With ``float8`` the benchmark Llama's whose linear layers compute in float8, which needs torchao.
 
-    Returns the file; None for a model whose blocks are not recorded.
+    Returns the file; nothing for a model whose blocks are not recorded.
 
     Raises:
         MachineError: if this machine cannot rehearse, or torch cannot compile the blocks; with the reason.
@@ -131,7 +133,7 @@ def record_compiled(entry: ModelEntry | None, float8: bool = False) -> Path | No
     given = [FLOAT8] if float8 else []
     if entry is not None:
         if entry.family not in COMPILED_TYPES:
-            return None
+            return []
         config = entry.hf_config()
         architecture = recorded_architecture(config, SHORT, entry.name).code.architecture
         assert architecture is not None
@@ -141,7 +143,7 @@ def record_compiled(entry: ModelEntry | None, float8: bool = False) -> Path | No
     command = _python("tools.compiled.main", str(path), *given)
     if subprocess.run(command, env=environment, check=False).returncode:
         raise MachineError(f"{path.name}: the blocks cannot be compiled; the reason is above")
-    return path
+    return [path]
 
 
 def main() -> None:
@@ -149,39 +151,32 @@ def main() -> None:
     for entry in models():
         if sys.argv[1:] and entry.name not in sys.argv[1:]:
             continue
-        _record(entry, "huggingface")
+        _report(entry.name, partial(record_missing, entry))
         for lora in USUAL if entry.family in ADAPTED else ():
-            _record(entry, "huggingface", lora)
+            _report(entry.name, partial(record_missing, entry, lora=lora))
         if entry.name in BEFORE_SM80_MODELS:
-            _record(entry, "huggingface", before_sm80=True)
+            _report(entry.name, partial(record_missing, entry, before_sm80=True))
         if entry.family in TORCHTITAN and find_spec("torchtitan") is not None:
-            _record(entry, "torchtitan")
-    _compile(None)
-    _compile(None, float8=True)
+            _report(entry.name, partial(record_missing, entry, "torchtitan"))
+    _report("benchmark models", partial(record_compiled, None))
+    _report("benchmark models", partial(record_compiled, None, float8=True))
     for entry in models():
         if not sys.argv[1:] or entry.name in sys.argv[1:]:
-            _compile(entry)
+            _report(entry.name, partial(record_compiled, entry))
+
+
+def _report(name: str, make: Callable[[], list[Path]]) -> None:
+    """Make recordings; print the new files, or why a model cannot be recorded."""
+    try:
+        for path in make():
+            print(f"{path.relative_to(COMPILED.parent)}: {path.stat().st_size // 1024} KiB", flush=True)
+    except FsdpBenchError as error:
+        print(f"{name}: {error}", file=sys.stderr, flush=True)
 
 
 def _python(module: str, *arguments: str) -> list[str]:
     """Return the command that runs a module of tools/, whatever the current folder is."""
     return ["env", f"PYTHONPATH={Path(__file__).parents[1]}", sys.executable, "-m", module, *arguments]
-
-
-def _record(entry: ModelEntry, code: ModelCode, lora: LoRA | None = None, before_sm80: bool = False) -> None:
-    try:
-        for path in record_missing(entry, code, lora=lora, before_sm80=before_sm80):
-            print(f"{code} {path.parent.name}/{path.name}: {path.stat().st_size // 1024} KiB", flush=True)
-    except FsdpBenchError as error:
-        print(f"{entry.name}: {error}", file=sys.stderr, flush=True)
-
-
-def _compile(entry: ModelEntry | None, float8: bool = False) -> None:
-    try:
-        if (path := record_compiled(entry, float8)) is not None:
-            print(f"compiled {path.name}: {path.stat().st_size // 1024} KiB", flush=True)
-    except FsdpBenchError as error:
-        print(f"{entry.name if entry else 'benchmark models'}: {error}", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

@@ -21,9 +21,8 @@ from fsdp_bench.spec.errors import ExitCode
 from fsdp_bench.spec.frontier import FrontierRecord
 from fsdp_bench.spec.rank_report import Outcome
 from fsdp_bench.spec.record import TrialRecord
-from fsdp_bench.sweep.config.trial import Trial
-from fsdp_bench.sweep.frontier.cell import SearchedCell
-from fsdp_bench.sweep.frontier.search import cells_of
+from fsdp_bench.sweep.config.trial import Trial, labels_of
+from fsdp_bench.sweep.frontier.cell import SearchedCell, cells_of
 from fsdp_bench.sweep.launchers.choose import choose_nodes
 from fsdp_bench.sweep.launchers.torchrun_nodes import Meeting, follow
 from fsdp_bench.sweep.session import SearchSession, SweepResults, TrialSession, Watcher
@@ -123,7 +122,7 @@ class TrialProgress(Watcher):
         self._session = session
         self._progress = progress
         self._charts = charts
-        self._task = progress.add_task("", total=len(session.plan.trials), visible=False)
+        self._task = progress.add_task("", total=len(session.plan.cells), visible=False)
 
     def begins(self, num_recorded: int, notes: Sequence[str]) -> None:
         """Print the notes, and one line about the trials to run."""
@@ -132,7 +131,7 @@ class TrialProgress(Watcher):
         introduce(
             self._progress.console,
             notes,
-            f"sweep {session.plan.name}: {len(session.plan.trials)} trials on {session.machine.describe()}{resumed};"
+            f"sweep {session.file.name}: {len(session.plan.cells)} trials on {session.machine.describe()}{resumed};"
             f" results in {session.store.folder}",
         )
         self._progress.update(self._task, completed=num_recorded, visible=True)
@@ -144,10 +143,10 @@ class TrialProgress(Watcher):
             return
         self._progress.advance(self._task)
         if not self._progress.console.is_terminal or record.outcome not in (Outcome.OK, Outcome.SKIPPED):
-            done = f"[{self._session.num_done}/{len(self._session.plan.trials)}]"
+            done = f"[{self._session.num_done}/{len(self._session.plan.cells)}]"
             say(self._progress, f"{done} {record.id} {trial.label}  {ending(record)}")
         if self._charts is not None:
-            self._charts.update(self._session.records, len(self._session.plan.trials))
+            self._charts.update(self._session.records, len(self._session.plan.cells))
 
 
 def _run(session: TrialSession, retry: frozenset[Outcome], no_charts: bool) -> int:
@@ -157,7 +156,7 @@ def _run(session: TrialSession, retry: frozenset[Outcome], no_charts: bool) -> i
         with progress_bar(new_console(error=True)) as progress:
             results = session.run(retry, TrialProgress(session, progress, charts))
     except KeyboardInterrupt:
-        done = f"{session.num_done} of {len(session.plan.trials)} trials are recorded"
+        done = f"{session.num_done} of {len(session.plan.cells)} trials are recorded"
         return interrupted(session, done)
     print_table(list(results.records), new_console())
     for what, where in session.kept.items():
@@ -170,14 +169,14 @@ def _run(session: TrialSession, retry: frozenset[Outcome], no_charts: bool) -> i
 def _list(session: TrialSession) -> int:
     """Print the trials in order, each with its status; write no file."""
     plan = session.plan
-    for number, (trial, label) in enumerate(zip(plan.trials, plan.labels, strict=True), 1):
+    for number, (trial, label) in enumerate(zip(plan.cells, labels_of(plan.cells), strict=True), 1):
         recorded = (session.store.trials / f"{trial.spec.id}.json").exists()
         status = "recorded" if recorded else "to run"
         if trial.skip_reason:
             status = f"skipped: {trial.skip_reason}"
         print_lines(f"{number:<4d}  {trial.spec.id}  {label}  {status}")
-    runnable = sum(trial.skip_reason is None for trial in plan.trials)
-    print_lines(f"{len(plan.trials)} trials, {runnable} to run or recorded, {len(plan.trials) - runnable} skipped")
+    runnable = sum(trial.skip_reason is None for trial in plan.cells)
+    print_lines(f"{len(plan.cells)} trials, {runnable} to run or recorded, {len(plan.cells) - runnable} skipped")
     if plan.needing_gpu:
         print_lines(needing_gpu_line(plan.needing_gpu))
     return ExitCode.DONE
@@ -195,8 +194,8 @@ def list_searches(session: SearchSession) -> int:
     plan = session.plan
     cells = cells_of(plan, session.store.peek_all())
     for number, cell in enumerate(cells, 1):
-        label = f"{cell.search.label} {plan.run.alone}".rstrip()
-        print_lines(f"{number:<4d}  {label}  {search_status(cell, plan.lacks_gpu)}")
+        label = f"{cell.search.label} {session.file.run.alone}".rstrip()
+        print_lines(f"{number:<4d}  {label}  {search_status(cell, session.file.lacks_gpu)}")
     searched = [cell for cell in cells if cell.status != "skipped"]
     found = sum(cell.status == "found" for cell in searched)
     print_lines(
@@ -213,7 +212,7 @@ class SearchProgress(Watcher):
     def __init__(self, session: SearchSession, progress: Progress) -> None:
         self._session = session
         self._progress = progress
-        self._task = progress.add_task("", total=len(session.plan.searches), visible=False)
+        self._task = progress.add_task("", total=len(session.plan.cells), visible=False)
 
     def begins(self, num_recorded: int, notes: Sequence[str]) -> None:
         """Print the notes, and one line about the cells to search."""
@@ -222,7 +221,7 @@ class SearchProgress(Watcher):
         introduce(
             self._progress.console,
             notes,
-            f"sweep {session.plan.name}: {len(session.cells)} cells on {session.machine.describe()}{resumed};"
+            f"sweep {session.file.name}: {len(session.cells)} cells on {session.machine.describe()}{resumed};"
             f" results in {session.store.folder}",
         )
         self._progress.update(self._task, completed=session.num_done, visible=True)
@@ -247,7 +246,7 @@ def search(session: SearchSession, retry: frozenset[Outcome], no_charts: bool) -
         with progress_bar(new_console(error=True)) as progress:
             results = session.run(retry, SearchProgress(session, progress))
     except KeyboardInterrupt:
-        done = f"{session.num_done} of {len(session.plan.searches)} cells are done"
+        done = f"{session.num_done} of {len(session.plan.cells)} cells are done"
         return interrupted(session, done)
     assert results.frontier is not None
     assert results.whole_frontier is not None

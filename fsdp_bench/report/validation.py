@@ -124,8 +124,7 @@ def _count_of(count: int, whole: int) -> str:
 def format_time(comparisons: Sequence[TimeComparison], summary: TimeSummary, source: str) -> str:
     """Return the summary and the worst trials."""
     if not summary.num_trials:
-        reasons = dict.fromkeys(one.reason for one in comparisons if one.reason)
-        return f"time is not compared: {'; '.join(str(reason) for reason in reasons) or 'no trials'}"
+        return f"time is not compared: {'; '.join(summary.not_compared) or 'no trials'}"
     lines = [f"predicted against measured time: {summary.num_trials} trials; rates {source}"]
     lines += [f"  {name:<46}{value}" for name, value in _time_terms(summary)]
     worst = _worst_steps(comparisons, WORST_SHOWN)
@@ -147,6 +146,7 @@ def _time_terms(summary: TimeSummary) -> list[tuple[str, str]]:
         summary.num_with_exposed_by_profiler,
         f"{summary.num_exposed_near_profiler} of {summary.num_exposed}",
     )
+    reasons = "; ".join(f"{count}: {reason}" for reason, count in summary.not_compared.items())
     return [
         ("step", f"median error {summary.median_error:.1%} (signed {summary.median_bias:+.1%}; within 15 %: {within})"),
         ("exposed, by the step without communication", by_difference),
@@ -154,6 +154,7 @@ def _time_terms(summary: TimeSummary) -> list[tuple[str, str]]:
         ("exposed, near either of the two", near_either),
         ("pairs of strategies in their measured order", _order(summary.strategies)),
         ("fsdp1 and fsdp2 in their measured order", _order(summary.apis)),
+        *([("trials that are not compared", reasons)] if reasons else []),
     ]
 
 
@@ -226,8 +227,7 @@ def _memory(found: ResultsValidation) -> list[str]:
 def _time(found: ResultsValidation) -> list[str]:
     summary = found.time_summary
     if not summary.num_trials:
-        reasons = dict.fromkeys(one.reason for one in found.times if one.reason)
-        return [f"Not compared: {'; '.join(map(str, reasons))}."]
+        return [f"Not compared: {'; '.join(summary.not_compared)}."]
     rows = [f"| {name} | {value} |" for name, value in _time_terms(summary)]
     return [f"Rates {rates_text(found)}.", "", "| term | |", "|---|---|", *rows]
 

@@ -56,9 +56,7 @@ def calibrate(machine: Machine, counts: Sequence[int], progress: Progress) -> Pr
         SpecError: if a rank fails, with the last line of its log.
     """
     device: DeviceType = "cuda" if machine.gpus else "cpu"
-    found: list[RankMeasurements] = []
-    for count in counts:
-        found.append(_measure(count, device, partial(progress, count)))
+    found = [_measure(count, device, partial(progress, count)) for count in counts]
     return Profile(
         machine=machine.describe(),
         device=device,
@@ -128,18 +126,18 @@ def rank_profile(measured: RankMeasurements, device: DeviceType) -> RankProfile:
     With these two times the predicted step of CALIBRATION_MODEL takes as long as the measured step. So they contain all
     work of the host: views, Python, the dispatcher, autograd.
     """
-    times = {
-        name: getattr(measured, name)
-        for name in RankMeasurements.__struct_fields__
-        if name in RankProfile.__struct_fields__
-    }
+    both = set(RankMeasurements.__struct_fields__).intersection(RankProfile.__struct_fields__)
+    times = {name: getattr(measured, name) for name in both}
     bare = RankProfile(**times, launch_seconds=0.0, hook_seconds={})
-    seconds, unwrapped = measured.model_step_seconds, _PredictedStep(bare, device, Api.FSDP2, ShardingStrategy.NO_SHARD)
-    launch = _solve(lambda value: unwrapped.seconds(value, 0.0), seconds["none"])
+    seconds, unwrapped = (
+        measured.model_step_seconds,
+        _predicted_step(bare, device, Api.FSDP2, ShardingStrategy.NO_SHARD),
+    )
+    launch = _solve(lambda value: unwrapped(value, 0.0), seconds["none"])
     hooks = {}
     for api in Api:
-        wrapped = _PredictedStep(bare, device, api, ShardingStrategy.FULL_SHARD)
-        hooks[api.value] = _solve(partial(wrapped.seconds, launch), seconds[api.value])
+        wrapped = _predicted_step(bare, device, api, ShardingStrategy.FULL_SHARD)
+        hooks[api.value] = _solve(partial(wrapped, launch), seconds[api.value])
     return msgspec.structs.replace(bare, launch_seconds=launch, hook_seconds=hooks)
 
 
@@ -154,27 +152,31 @@ def _solve(takes: Callable[[float], float], seconds: float) -> float:
     return high
 
 
-class _PredictedStep:
-    """The predicted step of CALIBRATION_MODEL, with collectives that take no time."""
+def _predicted_step(
+    measured: RankProfile, device: DeviceType, api: Api, strategy: ShardingStrategy
+) -> Callable[[float, float], float]:
+    """Return what gives the seconds of a step of CALIBRATION_MODEL, from the host's seconds for an operator and a hook.
 
-    def __init__(self, measured: RankProfile, device: DeviceType, api: Api, strategy: ShardingStrategy) -> None:
-        self._setup = TrainSetup(
-            api=api,
-            strategy=strategy,
-            world_size=1 if strategy is ShardingStrategy.NO_SHARD else max(measured.num_ranks, 2),
-            optimizer=OptimizerKind.SGD,
-            sequence_length=CALIBRATION_SEQUENCE_LENGTH,
-        )
-        log = SimulatedSteps(CALIBRATION_MODEL, self._setup, CUDA if device == "cuda" else CPU_GLOO).step()
-        self._events = list(log.last_step())
-        profile = Profile(machine="", device=device, device_name="", measured_on="", versions={}, ranks=(measured,))
-        self._rates = Calibrated(profile, self._setup, measured.num_ranks)
+    Collectives take no time.
+    """
+    setup = TrainSetup(
+        api=api,
+        strategy=strategy,
+        world_size=1 if strategy is ShardingStrategy.NO_SHARD else max(measured.num_ranks, 2),
+        optimizer=OptimizerKind.SGD,
+        sequence_length=CALIBRATION_SEQUENCE_LENGTH,
+    )
+    log = SimulatedSteps(CALIBRATION_MODEL, setup, CUDA if device == "cuda" else CPU_GLOO).step()
+    events = list(log.last_step())
+    profile = Profile(machine="", device=device, device_name="", measured_on="", versions={}, ranks=(measured,))
+    rates = Calibrated(profile, setup, measured.num_ranks)
 
-    def seconds(self, launch_seconds: float, hook_seconds: float) -> float:
-        """Return the step time for these times of the host."""
-        found = run(self._events, _Host(self._rates, self._setup, launch_seconds, hook_seconds)).step_seconds
+    def seconds(launch_seconds: float, hook_seconds: float) -> float:
+        found = run(events, _Host(rates, setup, launch_seconds, hook_seconds)).step_seconds
         assert found is not None
         return found
+
+    return seconds
 
 
 class _Host(RatesWithoutCommunication):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
-import os
+import shutil
 from typing import Any
 
 import msgspec
@@ -73,18 +74,10 @@ def _gpu_warnings(machine: Machine, facts: dict[str, Any] | None) -> list[str]:
     for name in sorted({gpu.name for gpu in machine.gpus}):
         if gpu_by_product_name(name) is None:
             warnings.append(f"{name} is not in the catalogue: MFU will be unknown")
-    shm = _shm_free_bytes()
-    if machine.gpus and shm is not None and shm < 1 << 30:
-        warnings.append(f"/dev/shm has only {format_gib(shm)}: NCCL may fail between GPUs; enlarge it (--shm-size)")
+    with contextlib.suppress(OSError):
+        if machine.gpus and (shm := shutil.disk_usage("/dev/shm").free) < 1 << 30:
+            warnings.append(f"/dev/shm has only {format_gib(shm)}: NCCL may fail between GPUs; enlarge it (--shm-size)")
     return warnings
-
-
-def _shm_free_bytes() -> int | None:
-    try:
-        stat = os.statvfs("/dev/shm")
-    except OSError:
-        return None
-    return stat.f_bavail * stat.f_frsize
 
 
 _SIXTEEN_BITS = ("bf16", "fp16")

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from queue import SimpleQueue
@@ -110,38 +111,21 @@ def dry_runs(specs: Sequence[DryRunSpec], num_processes: int = 1) -> Iterator[tu
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
         for worker in workers:
-            worker.end(lambda process: process.kill())  # even during a dry run
+            worker.kill()  # even during a dry run
         pool.shutdown()
         for worker in workers:
-            worker.end(lambda process: process.close())
+            worker.close()
 
 
 class _Worker:
-    """A subprocess, which is started when it is needed, and again if it has ended."""
+    """A process ``python -m fsdp_bench.train.dry_run.main``, started when it is needed, and again if it has ended."""
 
     def __init__(self) -> None:
-        self._process: _Process | None = None
+        self._process: subprocess.Popen[bytes] | None = None
 
-    def answer(self, spec: DryRunSpec) -> DryRunAnswer:
-        self._process = self._process or _Process()
-        answer = self._process.ask(spec)
-        if answer is None:
-            answer = DryRunAnswer(error=self._process.describe_end(), users_mistake=False)
-            self._process.close()
-            self._process = None
-        return answer
-
-    def end(self, how: Callable[[_Process], None]) -> None:
-        if self._process is not None:
-            how(self._process)
-
-
-class _Process:
-    """A running ``python -m fsdp_bench.train.dry_run.main``."""
-
-    def __init__(self) -> None:
+    def _started(self) -> subprocess.Popen[bytes]:
         self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  # closed by close
-        self._process = subprocess.Popen(
+        return subprocess.Popen(
             own_python("fsdp_bench.train.dry_run.main", str(os.getpid())),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -149,30 +133,31 @@ class _Process:
             env=worker_environment(),
         )
 
-    def ask(self, spec: DryRunSpec) -> DryRunAnswer | None:
-        """Run one spec; return its answer. None if the process has ended."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        try:
-            self._process.stdin.write(msgspec.json.encode(to_builtins(spec)) + b"\n")
-            self._process.stdin.flush()
-        except OSError:
-            return None
-        line = self._process.stdout.readline()
-        return from_json(line, DryRunAnswer) if line.endswith(b"\n") else None
-
-    def describe_end(self) -> str:
-        """Return how the process ended, and the last line that it printed."""
-        code = self._process.wait()
+    def answer(self, spec: DryRunSpec) -> DryRunAnswer:
+        process = self._process = self._process or self._started()
+        assert process.stdin is not None
+        assert process.stdout is not None
+        line = b""
+        with contextlib.suppress(OSError):
+            process.stdin.write(msgspec.json.encode(to_builtins(spec)) + b"\n")
+            process.stdin.flush()
+            line = process.stdout.readline()
+        if line.endswith(b"\n"):
+            return from_json(line, DryRunAnswer)
+        code = process.wait()
         how = f"by {signal_name(-code)}" if code < 0 else f"with code {code}"
-        return f"the dry run's process ended {how}: {' '.join(last_lines_of(self._log, 1)) or 'no message'}"
+        printed = " ".join(last_lines_of(self._log, 1)) or "no message"
+        self.close()
+        return DryRunAnswer(error=f"the dry run's process ended {how}: {printed}", users_mistake=False)
 
     def kill(self) -> None:
-        """End the process."""
-        self._process.kill()
+        if self._process is not None:
+            self._process.kill()
 
     def close(self) -> None:
         """End the process and close its pipes."""
-        self._process.kill()
-        self._process.communicate()
-        self._log.close()
+        if self._process is not None:
+            self._process.kill()
+            self._process.communicate()
+            self._log.close()
+            self._process = None

@@ -61,22 +61,19 @@ class GpuLinks(msgspec.Struct, frozen=True, kw_only=True):
         return Interconnect(kind=LinkKind.PCIE, generation=name, bandwidth_bytes_per_second=rate, source=source)
 
 
-def with_nvml(read: Callable[[Any], T], otherwise: T) -> T:
-    """Return what a function reads from NVML, which is started for it; ``otherwise`` if NVML is not here or fails."""
+def with_nvml(read: Callable[[Any], T]) -> T | None:
+    """Return what a function reads from NVML, which is started for it; None if NVML is not here or fails."""
     try:
         import pynvml
     except ImportError:
-        return otherwise
-    try:
+        return None
+    with contextlib.suppress(pynvml.NVMLError):
         pynvml.nvmlInit()
-    except pynvml.NVMLError:
-        return otherwise
-    try:
-        return read(pynvml)
-    except pynvml.NVMLError:
-        return otherwise
-    finally:
-        pynvml.nvmlShutdown()
+        try:
+            return read(pynvml)
+        finally:
+            pynvml.nvmlShutdown()
+    return None
 
 
 def probe_links() -> GpuLinks:
@@ -95,7 +92,7 @@ def probe_links() -> GpuLinks:
             pcie_lanes=_ask("nvmlDeviceGetMaxPcieLinkWidth", handle),
         )
 
-    return with_nvml(read, GpuLinks())
+    return with_nvml(read) or GpuLinks()
 
 
 def visible_gpus(count: int) -> list[int]:

@@ -108,7 +108,8 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
 
 def probe_machine() -> Machine:
     """Read the facts about this machine. Imports no torch, starts no CUDA."""
-    gpus, driver, links = _probe_gpus()
+    gpus, driver, links = with_nvml(_probe_gpus) or ((), None, ())
+    packages = {name: package_version(name) for name in ("torch", "nvidia-nccl-cu12", "nvidia-nccl-cu13")}
     return Machine(
         cpu_name=_cpu_name(),
         num_cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
@@ -119,7 +120,7 @@ def probe_machine() -> Machine:
         gpu_links=links,
         platform=f"{platform.system()} {platform.release()} {platform.machine()}",
         versions={"fsdp-bench": __version__, "python": platform.python_version()}
-        | _versions("torch", "nvidia-nccl-cu12", "nvidia-nccl-cu13"),
+        | {name: found for name, found in packages.items() if found is not None},
     )
 
 
@@ -130,15 +131,9 @@ def torch_version() -> str | None:
 
 def package_version(name: str) -> str | None:
     """Return the version of an installed package without importing it. None if it is not installed."""
-    return _versions(name).get(name)
-
-
-def _versions(*packages: str) -> dict[str, str]:
-    found = {}
-    for package in packages:
-        with contextlib.suppress(PackageNotFoundError):
-            found[package] = version(package)
-    return found
+    with contextlib.suppress(PackageNotFoundError):
+        return version(name)
+    return None
 
 
 def _cpu_name() -> str:
@@ -208,23 +203,15 @@ def _count(word: str, file: Path) -> int | None:
     return None
 
 
-def _probe_gpus() -> tuple[tuple[GpuDevice, ...], str | None, tuple[str, ...]]:
-    def read(nvml: Any) -> tuple[tuple[GpuDevice, ...], str | None, tuple[str, ...]]:
-        handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in visible_gpus(nvml.nvmlDeviceGetCount())]
-        devices = tuple(
-            GpuDevice(
-                index=index,
-                name=_text(nvml.nvmlDeviceGetName(handle)),
-                memory_bytes=int(nvml.nvmlDeviceGetMemoryInfo(handle).total),
-                processes=tuple(p.pid for p in nvml.nvmlDeviceGetComputeRunningProcesses(handle)),
-            )
-            for index, handle in enumerate(handles)
+def _probe_gpus(nvml: Any) -> tuple[tuple[GpuDevice, ...], str | None, tuple[str, ...]]:
+    handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in visible_gpus(nvml.nvmlDeviceGetCount())]
+    devices = tuple(
+        GpuDevice(
+            index=index,
+            name=nvml.nvmlDeviceGetName(handle),
+            memory_bytes=int(nvml.nvmlDeviceGetMemoryInfo(handle).total),
+            processes=tuple(p.pid for p in nvml.nvmlDeviceGetComputeRunningProcesses(handle)),
         )
-        return devices, _text(nvml.nvmlSystemGetDriverVersion()), describe_links(handles)
-
-    nothing: tuple[tuple[GpuDevice, ...], str | None, tuple[str, ...]] = (), None, ()
-    return with_nvml(read, nothing)
-
-
-def _text(value: str | bytes) -> str:
-    return value.decode() if isinstance(value, bytes) else value
+        for index, handle in enumerate(handles)
+    )
+    return devices, nvml.nvmlSystemGetDriverVersion(), describe_links(handles)

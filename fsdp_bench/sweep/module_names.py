@@ -1,4 +1,4 @@
-"""Looks up a user's function and class without running their code, to refuse a misspelt name at once."""
+"""Looks up a user's function and class without running their code: a misspelt name is a SpecError at once."""
 
 from __future__ import annotations
 
@@ -13,22 +13,14 @@ from fsdp_bench.spec.subprocesses.dry_run import UserModule
 
 
 def check_names(module: UserModule) -> None:
-    """Refuse names that certainly do not exist. Names that the source alone does not show are found on import.
-
-    Raises:
-        SpecError: if a module or a name in it does not exist, with the nearest name.
-    """
+    """Refuse names that certainly do not exist. Names that the source alone does not show are found on import."""
     _check(module.function, "module", module.folder)
     if module.block is not None:
         _check(module.block, "transformer-block", module.folder)
 
 
 def source_of(module: UserModule) -> str:
-    """Return the text of the file with the user's function; nothing if it is no file of Python's.
-
-    Raises:
-        SpecError: if the module does not exist.
-    """
+    """Return the text of the file with the user's function; nothing if it is no file of Python's."""
     name = module.function.partition(":")[0]
     found = _find(name, [module.folder, *sys.path])
     if found is None:

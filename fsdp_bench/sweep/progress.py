@@ -16,7 +16,7 @@ import msgspec
 from fsdp_bench.spec.codec import from_json
 from fsdp_bench.spec.errors import MachineError, ResultsError
 from fsdp_bench.spec.rank_report import Outcome
-from fsdp_bench.sweep.launchers.slurm_job import JobState, job_state
+from fsdp_bench.sweep.launchers.slurm import JobState, job_state
 from fsdp_bench.sweep.results.lock import last_writer, seems_to_live
 from fsdp_bench.sweep.results.store import Store
 
@@ -81,11 +81,6 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     def left(self) -> int | None:
         """Trials or cells that are not done, the running one included."""
         return None if self.total is None or self.done is None else self.total - self.done
-
-
-def current_job_id() -> str | None:
-    """Return the Slurm job that this process runs in, if any."""
-    return os.environ.get("SLURM_JOB_ID")
 
 
 def submitted_job(folder: Path) -> str | None:

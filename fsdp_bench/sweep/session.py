@@ -5,36 +5,37 @@ open_session() (start.py) makes a session. Nothing is written or run before Sess
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Generic, Literal, TypeVar
 
 from fsdp_bench.spec.codec import to_json
 from fsdp_bench.spec.errors import MachineError, install_hint
 from fsdp_bench.spec.frontier import FrontierRecord
 from fsdp_bench.spec.rank_report import Outcome
 from fsdp_bench.spec.record import TrialRecord
-from fsdp_bench.sweep.config.sweep_file import SweepFile, require_gpu
-from fsdp_bench.sweep.config.trial import SweepPlan, Trial, resolved_text
-from fsdp_bench.sweep.frontier.cell import SearchedCell
-from fsdp_bench.sweep.frontier.file import FrontierPlan
-from fsdp_bench.sweep.frontier.search import cells_of, frontier_record, resolved_searches, run_frontier, set_aside
+from fsdp_bench.sweep.config.sweep_file import require_gpu
+from fsdp_bench.sweep.config.trial import SweepPlan, Trial, labels_of
+from fsdp_bench.sweep.frontier.cell import SearchedCell, cells_of, frontier_record
+from fsdp_bench.sweep.frontier.file import Search
 from fsdp_bench.sweep.launchers.launcher import Cluster
 from fsdp_bench.sweep.machine import Machine, torch_version
-from fsdp_bench.sweep.progress import PROGRESS, Progress, current_job_id
+from fsdp_bench.sweep.progress import PROGRESS, Progress
 from fsdp_bench.sweep.results.flat import flat_row
 from fsdp_bench.sweep.results.store import Store
 from fsdp_bench.sweep.run.rehearsed import stand_in_environment
-from fsdp_bench.sweep.run.remaining_trials import SweepState, survey
-from fsdp_bench.sweep.run.runner import TrialRunner, run_sweep
+from fsdp_bench.sweep.run.runner import TrialRunner
 
 if TYPE_CHECKING:
     import pandas as pd
 
 
-Plan = TypeVar("Plan", SweepPlan, FrontierPlan)
+T = TypeVar("T")
+Key = TypeVar("Key")
 
 
 @dataclass(frozen=True, repr=False)
@@ -96,20 +97,25 @@ class Watcher:
         """Called when a trial of a cell's search begins (with None) and ends (with its record)."""
 
 
-class Session(Generic[Plan]):
+class Session(Generic[T]):
     """The run of one sweep file on this machine."""
 
     counts: Literal["trials", "cells"]
     """The unit that progress.json counts."""
 
     def __init__(
-        self, file: SweepFile, store: Store, machine: Machine, whole: Plan, plan: Plan, cluster: Cluster | None = None
+        self,
+        store: Store,
+        machine: Machine,
+        whole: SweepPlan[T],
+        plan: SweepPlan[T],
+        cluster: Cluster | None = None,
     ) -> None:
-        self.file = file
+        self.file = plan.file
         self.store = store
         self.machine = machine
-        self.whole: Plan = whole
-        self.plan: Plan = plan
+        self.whole = whole
+        self.plan = plan
         """The part of ``whole`` that was asked for."""
         self.cluster = cluster
         """The nodes over which ranks are spread; None if all are on this machine."""
@@ -123,6 +129,16 @@ class Session(Generic[Plan]):
         """The number of recorded trials, or of cells whose search has ended."""
         raise NotImplementedError
 
+    @property
+    def num_total(self) -> int:
+        """The number of trials, or of cells, that were asked for."""
+        return len(self.plan.cells)
+
+    @property
+    def num_to_run(self) -> int | None:
+        """The number of trials that are still to be run. None where searches decide it."""
+        return None
+
     def run(self, retry: frozenset[Outcome] = frozenset(), watcher: Watcher | None = None) -> SweepResults:
         """Run the trials that are not recorded yet. Write each record when its trial ends, and the tables at the end.
 
@@ -130,6 +146,7 @@ class Session(Generic[Plan]):
             MachineError: if torch is not installed, this machine lacks the GPU, or it cannot rehearse.
             ResultsError: if results cannot be written, or another process writes there. Stored records stay.
             KeyboardInterrupt: raised again after the running trial's processes have ended and the tables are written.
+                That trial has no record.
         """
         require_torch()
         require_gpu(self.file)
@@ -141,28 +158,36 @@ class Session(Generic[Plan]):
         finally:
             self.store.close()
 
-    @property
-    def num_total(self) -> int:
-        """The number of trials, or of cells."""
+    def _run(self, retry: frozenset[Outcome], watcher: Watcher) -> SweepResults:
         raise NotImplementedError
 
-    @property
-    def num_to_run(self) -> int | None:
-        """The number of trials that are still to be run. None where searches decide it."""
-        return None
+    def _begin(self, num_recorded: int, notes: Sequence[str], listed: Sequence[str], watcher: Watcher) -> TrialRunner:
+        """Write what is known before the first trial; return what runs the trials.
 
-    def _watched(self, observe: Callable[..., None]) -> Callable[..., None]:
-        """Return an observer that also counts the records, and writes progress.json when a trial begins."""
+        The sweep file is written with ``listed``, what it became on this machine, as comments at its end.
+        """
+        self.store.write_machine(self.machine)
+        resolved = f"Resolved on {self.machine.describe()}, device {self.file.device}:"
+        lines = [self.file.text.rstrip(), "", *(f"# {line}" for line in (resolved, *listed))]
+        self.store.write("sweep.toml", ("\n".join(lines) + "\n").encode())
+        watcher.begins(num_recorded, notes)
+        return TrialRunner(self.file.name, self.file.launcher, self.store, self.environment, self.cluster)
 
-        def observer(*what: Any) -> None:
-            *_, trial, record = what
-            if record is None:
-                self._write_progress(trial)
-            else:
-                self.num_new += 1
-            observe(*what)
-
-        return observer
+    def _run_trial(
+        self,
+        runner: TrialRunner,
+        trial: Trial,
+        records: dict[Key, TrialRecord],
+        key: Key,
+        watch: Callable[[TrialRecord | None], None],
+    ) -> None:
+        """Run a trial, and put its record among ``records``. It is stored as soon as the trial has ended."""
+        self._write_progress(trial)
+        watch(None)
+        records[key] = runner.run(trial)
+        self.num_new += 1
+        watch(records[key])
+        runner.check_nodes()
 
     def _write_progress(self, trial: Trial | None, has_ended: bool = False) -> None:
         progress = Progress(
@@ -173,24 +198,17 @@ class Session(Generic[Plan]):
             running=None if trial is None else trial.label,
             running_id=None if trial is None else trial.spec.id,
             running_since=None if trial is None else time.time(),
-            job=current_job_id(),
+            job=os.environ.get("SLURM_JOB_ID"),
             has_ended=has_ended,
         )
         self.store.write(PROGRESS, to_json(progress))
-
-    def _begin(self, num_recorded: int, notes: Sequence[str], resolved: str, watcher: Watcher) -> TrialRunner:
-        """Write what is known before the first trial; return what runs the trials."""
-        self.store.write_machine(self.machine)
-        self.store.write("sweep.toml", resolved.encode())
-        watcher.begins(num_recorded, notes)
-        return TrialRunner(self.plan.name, self.plan.launcher, self.store, self.environment, self.cluster)
 
     def _results(
         self, records: Sequence[TrialRecord], everything: Sequence[TrialRecord], **frontier: FrontierRecord
     ) -> SweepResults:
         self._write_progress(None, has_ended=True)
         return SweepResults(
-            name=self.plan.name,
+            name=self.file.name,
             folder=self.store.folder,
             machine=self.machine.describe(),
             records=tuple(records),
@@ -198,63 +216,62 @@ class Session(Generic[Plan]):
             **frontier,
         )
 
-    def _run(self, retry: frozenset[Outcome], watcher: Watcher) -> SweepResults:
-        raise NotImplementedError
 
-
-class TrialSession(Session[SweepPlan]):
+class TrialSession(Session[Trial]):
     """The run of a file without [frontier]: its trials, one after another."""
 
     counts = "trials"
 
-    _state = SweepState(records={}, pending=[], notes=[])
+    _recorded: Mapping[str, TrialRecord] = {}
 
     @property
     def num_done(self) -> int:
         """The number of recorded trials."""
-        return len(self._state.records)
-
-    @property
-    def num_total(self) -> int:
-        """The number of trials that were asked for."""
-        return len(self.plan.trials)
+        return len(self._recorded)
 
     @property
     def num_to_run(self) -> int:
         """The number of trials that are still to be run."""
-        return sum(trial.skip_reason is None and trial.spec.id not in self._state.records for trial in self.plan.trials)
+        return sum(trial.skip_reason is None and trial.spec.id not in self._recorded for trial in self.plan.cells)
 
     @property
     def records(self) -> list[TrialRecord]:
         """The records so far, in the order of the trials."""
-        return _recorded(self.plan, self._state)
+        return [self._recorded[trial.spec.id] for trial in self.plan.cells if trial.spec.id in self._recorded]
 
     @property
     def kept(self) -> dict[str, str]:
         """The kinds of files that trials keep (trace, snapshot), each with its folder and viewer as text."""
         kept = {}
-        if any(trial.spec.keep_trace for trial in self.plan.trials):
+        if any(trial.spec.keep_trace for trial in self.plan.cells):
             kept["trace"] = f"{self.store.traces}, one a rank; open them in ui.perfetto.dev"
-        if any(trial.spec.keep_snapshot for trial in self.plan.trials):
+        if any(trial.spec.keep_snapshot for trial in self.plan.cells):
             kept["snapshot"] = f"{self.store.snapshots}, one a rank; open them in pytorch.org/memory_viz"
         return kept
 
     def _run(self, retry: frozenset[Outcome], watcher: Watcher) -> SweepResults:
-        state = self._state = survey(self.plan, self.store, retry)
-        recorded = len(state.records)
-        without = [f"{recorded} trials are recorded already and get no {what}" for what in self.kept if recorded]
-        notes = [*state.notes, *without]
+        notes: list[str] = []
+        recorded = self._recorded = _look_up(self.plan, self.store, retry, notes)
+        pending = [trial for trial in self.plan.cells if trial.spec.id not in recorded]
+        num_recorded = len(recorded)
+        notes += [f"{num_recorded} trials are recorded already and get no {what}" for what in self.kept if recorded]
+        trials = self.whole.cells
+        listed = list(dict.fromkeys(trial.spec.model.describe() for trial in trials))
+        listed += [
+            f"{trial.spec.id} {label}{_skipped(trial)}" for trial, label in zip(trials, labels_of(trials), strict=True)
+        ]
         try:
-            with self._begin(recorded, notes, resolved_text(self.whole, self.machine), watcher) as runner:
-                run_sweep(runner, state, self._watched(watcher.trial))
+            with self._begin(num_recorded, notes, listed, watcher) as runner:
+                for trial in pending:
+                    self._run_trial(runner, trial, recorded, trial.spec.id, partial(watcher.trial, trial))
         finally:
-            everything = _recorded(self.whole, survey(self.whole, self.store))
+            everything = list(_look_up(self.whole, self.store, frozenset(), []).values())
             self.store.write_table(everything)
             self._write_progress(None)
         return self._results(self.records, everything)
 
 
-class SearchSession(Session[FrontierPlan]):
+class SearchSession(Session[Search]):
     """The run of a file with [frontier]: a search in every cell."""
 
     counts = "cells"
@@ -266,41 +283,47 @@ class SearchSession(Session[FrontierPlan]):
         """The number of cells whose search has ended."""
         return sum(cell.status in ("found", "skipped") for cell in self.cells)
 
-    @property
-    def num_total(self) -> int:
-        """The number of cells that were asked for."""
-        return len(self.plan.searches)
-
     def _run(self, retry: frozenset[Outcome], watcher: Watcher) -> SweepResults:
         records, notes = self.store.read_all()
         cells = self.cells = cells_of(self.plan, records)
-        notes += set_aside(cells, self.store, retry)
-        recorded = sum(len(cell.records) for cell in cells)
+        for cell in cells:
+            for again in list(cell.records):
+                if self.store.look_up(cell.search.trial(again), retry, notes) is None:
+                    del cell.records[again]
+        listed = [f"{search.label}{_skipped(search)}" for search in self.whole.cells]
         try:
-            with self._begin(recorded, notes, resolved_searches(self.whole, self.machine), watcher) as runner:
-                run_frontier(cells, runner, self._watched(watcher.search_trial))
+            with self._begin(len(_tried(cells)), notes, listed, watcher) as runner:
+                for cell in cells:
+                    while (index := cell.next_index) is not None:
+                        trial = cell.search.trial(index)
+                        watch = partial(watcher.search_trial, cell, trial)
+                        self._run_trial(runner, trial, cell.records, index, watch)
         finally:
             everything = cells_of(self.whole, self.store.peek_all())
-            whole = frontier_record(self.whole, everything, self.machine.describe())
+            whole = frontier_record(self.file, everything, self.machine.describe())
             self.store.write_frontier(whole)
             self.store.write_table(_tried(everything))
             self._write_progress(None)
-        asked = frontier_record(self.plan, cells, self.machine.describe())
+        asked = frontier_record(self.file, cells, self.machine.describe())
         return self._results(_tried(cells), _tried(everything), frontier=asked, whole_frontier=whole)
 
 
 def require_torch() -> None:
-    """Check that torch is installed.
-
-    Raises:
-        MachineError: if it is not.
-    """
+    """Raise MachineError if torch is not installed."""
     if torch_version() is None:
         raise MachineError(f"this needs torch, which is not installed; {install_hint('train')}")
 
 
-def _recorded(plan: SweepPlan, state: SweepState) -> list[TrialRecord]:
-    return [state.records[trial.spec.id] for trial in plan.trials if trial.spec.id in state.records]
+def _look_up(
+    plan: SweepPlan[Trial], store: Store, retry: frozenset[Outcome], notes: list[str]
+) -> dict[str, TrialRecord]:
+    """Return the records of trials that are done, by ID."""
+    found = {trial.spec.id: store.look_up(trial, retry, notes) for trial in plan.cells}
+    return {trial_id: record for trial_id, record in found.items() if record is not None}
+
+
+def _skipped(cell: Trial | Search) -> str:
+    return f"; skipped: {cell.skip_reason}" if cell.skip_reason else ""
 
 
 def _tried(cells: Sequence[SearchedCell]) -> list[TrialRecord]:

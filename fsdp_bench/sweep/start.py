@@ -15,7 +15,7 @@ from fsdp_bench.spec.rank_report import Outcome
 from fsdp_bench.spec.units import parse_bytes
 from fsdp_bench.sweep.config.grid import trials_of
 from fsdp_bench.sweep.config.reading import check_folder_name
-from fsdp_bench.sweep.config.selection import check_selections, select, select_part, select_searches
+from fsdp_bench.sweep.config.selection import check_selections, select, select_part
 from fsdp_bench.sweep.config.sweep_file import SweepFile, read_file
 from fsdp_bench.sweep.config.trial import keeping
 from fsdp_bench.sweep.frontier.file import searches_of
@@ -134,10 +134,10 @@ def open_session(
                 "--part cuts a sweep's trials, and a file with [frontier] has cells; --only chooses among them"
             )
         whole = searches_of(found)
-        return SearchSession(found, store, machine, whole, select_searches(whole, selections), cluster)
+        return SearchSession(store, machine, whole, select(whole, selections), cluster)
     trials = trials_of(found)
     chosen = keeping(select_part(select(trials, selections), part), trace, snapshot)
-    return TrialSession(found, store, machine, trials, chosen, cluster)
+    return TrialSession(store, machine, trials, chosen, cluster)
 
 
 def _texts(field: str, value: str | Sequence[str]) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ from fsdp_bench.spec.files import write_atomically
 from fsdp_bench.spec.subprocesses.own_python import own_python
 from fsdp_bench.sweep.config.reading import check_folder_name
 from fsdp_bench.sweep.config.sweep_file import read_file
-from fsdp_bench.sweep.launchers.slurm_job import ask, job_state, seconds_of
+from fsdp_bench.sweep.launchers.slurm import ask, job_state, seconds_of
 from fsdp_bench.sweep.machine import probe_machine
 from fsdp_bench.sweep.progress import JOB, SubmittedJob, submitted_job
 from fsdp_bench.sweep.session import TrialSession
@@ -26,6 +26,10 @@ LOG = "job.log"
 
 _ENDS_IN = 60.0
 """The seconds before the job's time limit at which Slurm is asked for a signal. It may send it a minute earlier."""
+
+
+_NAMES = ("partition", "account", "qos")
+"""Options that are passed on to sbatch as they are."""
 
 
 class Submission(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,9 +62,10 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True):
             raise SpecError("--gpus-per-node: how many GPUs of each node; on nodes without GPUs, --ranks-per-node")
         if (seconds_of(self.time) or 0) <= 0:
             raise SpecError(f"--time: {shown(self.time)} is not allowed; minutes, or as Slurm writes it: 2:00:00, 1-12")
-        for option, value in (("--partition", self.partition), ("--account", self.account), ("--qos", self.qos)):
+        for name in _NAMES:
+            value = getattr(self, name)
             if value is not None and (not value or any(sign.isspace() for sign in value)):
-                raise SpecError(f"{option}: {shown(value)} is not allowed; a name")
+                raise SpecError(f"--{name}: {shown(value)} is not allowed; a name")
         for option, values in (("--before", self.before), ("--sbatch", self.sbatch)):
             if any("\n" in value or not value.strip() for value in values):
                 raise SpecError(f"{option}: one line each; give the option several times")
@@ -135,16 +140,12 @@ def _check_in_script(option: str, path: Path) -> None:
 
 
 def _num_trials(job: Submission) -> int | None:
-    """Return how many trials the file has; None if that depends on a GPU that is not here, or the file searches.
-
-    Raises:
-        SpecError, SweepFileError: for a file or a selection that is not allowed.
-    """
+    """Return how many trials the file has; None if that depends on a GPU that is not here, or the file searches."""
     try:
         session = open_session(job.file, job.results, job.machine_name, job.only)
     except MachineError:
         return None
-    return len(session.plan.trials) if isinstance(session, TrialSession) else None
+    return len(session.plan.cells) if isinstance(session, TrialSession) else None
 
 
 def submit(prepared: Prepared) -> str:
@@ -196,9 +197,7 @@ def _options(job: Submission, folder: Path) -> list[str]:
         *([(f"--gpus-per-node={job.gpus_per_node}", "")] if job.gpus_per_node else []),
         *([("--exclusive", "other jobs on the nodes would disturb what is measured")] if job.exclusive else []),
         *([("--mem=0", "all memory of each node")] if job.exclusive else []),
-        *([(f"--partition={job.partition}", "")] if job.partition else []),
-        *([(f"--account={job.account}", "")] if job.account else []),
-        *([(f"--qos={job.qos}", "")] if job.qos else []),
+        *((f"--{name}={value}", "") for name in _NAMES if (value := getattr(job, name)) is not None),
         (f"--time={job.time}", ""),
         (f"--signal=B:USR1@{job.signal_seconds}", "so long before, the running trial is ended, and the job requeued"),
         ("--requeue", ""),

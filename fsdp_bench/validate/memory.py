@@ -219,6 +219,7 @@ def summarize(comparisons: Sequence[MemoryComparison], against: str) -> Summary:
     compared = [one for one in comparisons if one.phases]
     fits = [one.fit for one in comparisons if one.fit is not None]
     names = dict.fromkeys(phase for one in compared for phase in one.phases)
+    phases = {name: _spread([one.phases[name] for one in compared if name in one.phases]) for name in names}
     return Summary(
         against=against,
         num_cells=len(comparisons),
@@ -226,7 +227,7 @@ def summarize(comparisons: Sequence[MemoryComparison], against: str) -> Summary:
         num_compared=len(compared),
         num_equal=sum(one.is_equal for one in compared),
         peak=_spread([one.peak for one in compared]),
-        phases={name: _spread_of([one.phases[name] for one in compared if name in one.phases]) for name in names},
+        phases={name: spread for name, spread in phases.items() if spread is not None},
         reserved=_spread([one.reserved for one in comparisons if one.reserved is not None]),
         num_fits=len(fits),
         num_fits_right=sum(fit.predicted == fit.measured for fit in fits),
@@ -234,10 +235,8 @@ def summarize(comparisons: Sequence[MemoryComparison], against: str) -> Summary:
 
 
 def _spread(pairs: Sequence[Bytes]) -> Spread | None:
-    return _spread_of(pairs) if pairs else None
-
-
-def _spread_of(pairs: Sequence[Bytes]) -> Spread:
+    if not pairs:
+        return None
     errors = [abs(pair.relative) for pair in pairs]
     equal = sum(pair.predicted_bytes == pair.reference_bytes for pair in pairs)
     return Spread(num_cells=len(pairs), num_equal=equal, median=median(errors), worst=max(errors))

@@ -58,27 +58,16 @@ def _recorded(model: ModelCode, sequence_length: int, activation_offload: bool) 
 
 
 def cell_label(model: TrainedModel | RecordedModel, setup: TrainSetup, rank: int = 0) -> str:
-    """Return a model and a setup in one line."""
+    """Return a model and a setup in one line, with every field that is seldom changed and is here."""
     width = f" x {model.hidden_size}" if model.hidden_size else " layers"  # a recording for one size names none
     parts = [model.kind, f"{model.num_hidden_layers}{width}"]
     parts += [setup.api.value, setup.strategy.value, f"world {setup.world_size}", str(setup.precision)]
     policy = f" {setup.checkpointing_policy}" if setup.checkpointing_policy else ""
     parts += [f"checkpointing {setup.checkpointing.value}{policy}", setup.optimizer.value]
     parts += [f"batch {setup.micro_batch_size} x {setup.sequence_length}", f"wrap {setup.wrap.value}"]
-    if setup.gradient_accumulation_steps > 1:
-        parts.append(f"accumulate {setup.gradient_accumulation_steps}")
+    parts += [one.phrase(getattr(setup, one.name)) for one in setup.changed("checkpointing_policy", "wrap")]
+    if setup.shard_size is not None:
+        parts.append(f"shard group {setup.shard_size}")
     if setup.offload is not Offload.NONE:
         parts.append("offload" if setup.offload is Offload.PARAMS else "offload optimizer")
-    if setup.activation_offload:
-        parts.append("activation offload")
-    if setup.optimizer_in_backward:
-        parts.append("optimizer in backward")
-    if setup.reshard_after_forward is not None:
-        parts.append(f"reshard after forward {setup.reshard_after_forward}")
-    if not setup.reshard_last_block:
-        parts.append("last block not resharded")
-    if setup.fp32_head:
-        parts.append("fp32 head")
-    if rank:
-        parts.append(f"rank {rank}")
-    return ", ".join(parts)
+    return ", ".join([*parts, *([f"rank {rank}"] if rank else [])])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from itertools import combinations
 from statistics import median
@@ -102,6 +102,8 @@ class TimeSummary(msgspec.Struct, frozen=True, kw_only=True):
     """Numbers and errors of many comparisons."""
 
     num_trials: int
+    not_compared: dict[str, int]
+    """The number of trials whose time is not compared, by reason."""
     median_error: float | None
     """The median of the absolute errors of step time."""
     median_bias: float | None
@@ -195,6 +197,7 @@ def summarize_time(comparisons: Sequence[TimeComparison]) -> TimeSummary:
     profiled = _known(one.exposed_error(one.exposed_by_profiler_seconds) for one in comparisons)
     return TimeSummary(
         num_trials=len(errors),
+        not_compared=dict(Counter(one.reason for one in comparisons if one.reason is not None)),
         median_error=median(map(abs, errors)) if errors else None,
         median_bias=median(errors) if errors else None,
         num_within=sum(abs(error) <= 0.15 for error in errors),

@@ -1,15 +1,12 @@
 """Mutated input for every verb: sweep files, arguments, config.json, calibrations, catalogues and results.
 
-    python -m tests.attacks.mutations --count 10000 --seed 1
-
 Every call runs in this process until work on torch or on results would begin. It must end with an exit code that is
 documented, in one line where it is refused, with nothing on the terminal that a terminal obeys, in bounded time and
-without a file left. Everything is drawn from the seed: ``--index`` repeats one call.
+without a file left. Everything is drawn from the seed, the kind of input and the number of the call.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import importlib
 import io
@@ -21,9 +18,7 @@ import shutil
 import signal
 import sys
 import tempfile
-import time
 import warnings
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import chdir, redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field
@@ -60,8 +55,6 @@ CODES = (0, 2, 3, 130)
 """Exit codes of calls that do no work; 1 is a crash."""
 MOST_CHARACTERS = 500
 """The length limit of a message."""
-SLOW_SECONDS = 5.0
-"""Processor time from which a call is reported."""
 LIMIT_SECONDS = 60.0
 """Processor time after which a call counts as a hang."""
 
@@ -80,20 +73,6 @@ class Call:
 
     words: list[str]
     files: dict[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Finding:
-    """A call that broke a promise."""
-
-    kind: str
-    index: int
-    what: str
-    words: list[str]
-
-    def __str__(self) -> str:
-        words = " ".join(word[:60] for word in self.words)
-        return f"{self.kind} {self.index}: {self.what[:3000]}\n    {words.encode('unicode_escape').decode()}"
 
 
 def begin(*_arguments: object, **_options: object) -> NoReturn:
@@ -375,19 +354,18 @@ def _stand_in(name: str, other: Callable[..., object], stack: contextlib.ExitSta
             stack.enter_context(mock.patch.object(module, attribute, other))
 
 
-def perform(kind: str, index: int, seed: int, place: Path) -> tuple[Finding | None, float, int]:
-    """Make one call; return what it broke, its processor time and its exit code."""
+def perform(kind: str, index: int, seed: int, place: Path) -> str | None:
+    """Make one call; return which promise it broke, or None."""
     call = KINDS[kind][0](random.Random(f"{seed} {kind} {index}"))
     _fill(place, call)
     before = _files(place)
-    began = time.process_time()
     ended = run_call(call.words, place)
-    seconds = time.process_time() - began
     left = _files(place) - before
     what = broken_promise(call.words, *ended) or _left(left, ended[0], call.words)
     for path in left:
         path.unlink()
-    return (Finding(kind, index, what, call.words) if what else None), seconds, ended[0]
+    words = " ".join(word[:60] for word in call.words).encode("unicode_escape").decode()
+    return f"{kind} {index}: {what[:3000]}\n    {words}" if what else None
 
 
 def _fill(place: Path, call: Call) -> None:
@@ -480,49 +458,3 @@ def _refused(words: list[str], output: str, errors: str) -> str | None:
         if not message.startswith("fsdp-bench: ") or "\n" in message:
             return f"not one line: {errors[:600]!r}"
     return f"a message of {len(message)} characters" if len(message) > MOST_CHARACTERS else None
-
-
-def drawn_kinds(count: int, seed: int) -> Iterator[tuple[str, int]]:
-    """Yield so many kinds, each with its number."""
-    rng = random.Random(seed)
-    numbers: Counter[str] = Counter()
-    for kind in rng.choices([*KINDS], [share for _, share in KINDS.values()], k=count):
-        yield kind, numbers[kind]
-        numbers[kind] += 1
-
-
-def command_line() -> int:
-    """Attack, and print what was found."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--count", type=int, default=1000)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--kind", choices=[*KINDS], help="Only these.")
-    parser.add_argument("--index", type=int, help="With --kind: only this call.")
-    parser.add_argument("--recordings", type=int, default=30, help="Calls for which a model's code is recorded.")
-    given = parser.parse_args()
-    drawn = [*drawn_kinds(given.count, given.seed)]
-    if given.kind is not None:
-        drawn = [(given.kind, index) for index in ([given.index] if given.index is not None else range(given.count))]
-    findings, codes, kinds = [], Counter[int](), Counter[str]()
-    began = time.monotonic()
-    with workplace(given.recordings) as place:
-        for kind, index in drawn:
-            finding, seconds, code = perform(kind, index, given.seed, place)
-            codes[code] += 1
-            kinds[kind] += 1
-            if seconds > SLOW_SECONDS:
-                print(f"slow: {kind} {index}: {seconds:.1f} s of processor time", flush=True)
-            if finding is not None:
-                findings.append(finding)
-                print(finding, flush=True)
-            if sum(codes.values()) % 1000 == 0:
-                print(f"{sum(codes.values())} calls, {len(findings)} findings", flush=True)
-    print(
-        f"seed {given.seed}: {sum(codes.values())} calls in {time.monotonic() - began:.0f} s, {dict(kinds)}, exit codes"
-        f" {dict(codes)}, {len(findings)} findings"
-    )
-    return 1 if findings else 0
-
-
-if __name__ == "__main__":
-    sys.exit(command_line())

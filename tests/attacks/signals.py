@@ -1,14 +1,12 @@
 """Sends random signals to the processes of running sweeps, and resumes the sweeps until they are done.
 
-``python -m tests.attacks.signals --count 1000 --seed 1``. Under every launcher, to the manager, the fork server or
-torchrun, one rank, a process group, or all of them. After each run of the command: no record lost, changed or repeated,
-no trial failed without a cause, no traceback, no exit code but 0, 1, 2, 3, 130 and the signals that it was sent, no
-process left; after each completed sweep no file left.
+Under every launcher, to the manager, the fork server or torchrun, one rank, a process group, or all of them. After each
+run of the command: no record lost, changed or repeated, no trial failed without a cause, no traceback, no exit code but
+0, 1, 2, 3, 130 and the signals that it was sent, no process left; after each completed sweep no file left.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import os
 import random
@@ -17,8 +15,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
-import threading
 import time
 import uuid
 from collections import Counter
@@ -273,8 +269,7 @@ class Campaign:
         self._finished: Counter[str] = Counter()
         self._is_hurt = False
         self._log: list[str] = []
-        self.num_attacks = self.num_runs = self.num_completed = 0
-        self.num_records = 0
+        self.num_attacks = 0
 
     def records(self) -> dict[str, bytes]:
         return {path.stem: path.read_bytes() for path in (self.folder / "trials").glob("*.json")}
@@ -283,7 +278,6 @@ class Campaign:
         """Run the command once, with up to so many attacks; yield what must not be."""
         before = self.records()
         run = Run(self._words, self._environment, self._home / "output")
-        self.num_runs += 1
         for _ in range(most_attacks):
             run.wait_for_a_moment(self._draw)
             if not run.is_running:
@@ -319,7 +313,6 @@ class Campaign:
         after = self.records()
         if any(after.get(trial) != data for trial, data in before.items()):
             yield "a record was lost or changed"
-        self.num_records += len(after) - len(before)
         yield from self._check_new({trial: data for trial, data in after.items() if trial not in before})
         self._finished.update(re.findall(r"^\[\d+/\d+\] ([0-9a-f]{12}) ", text, re.MULTILINE))
         if any(count > 1 for count in self._finished.values()):
@@ -352,7 +345,6 @@ class Campaign:
 
     def _check_completed(self, code: int) -> Iterator[str]:
         """The sweep is done: nothing but results is there; go on with a fresh folder."""
-        self.num_completed += 1
         files = {path.name for path in self.folder.iterdir() if not path.match(".writer.*")} - _KEPT
         if files:
             yield f"files were left: {files}"
@@ -378,56 +370,12 @@ class Campaign:
         return "\n".join(self._log[-4:]) + "\n" + (self._home / "output").read_text(errors="replace")[-2000:]
 
 
-def attack(names: list[str], count: int, seed: int, home: Path, say: Callable[[str], None]) -> list[str]:
-    """Attack sweeps of these names in turn until all attacks are made; return what must not be."""
+def attack(name: str, count: int, seed: int, home: Path) -> list[str]:
+    """Attack a sweep until all attacks are made; return what must not be."""
     draw, failures = random.Random(seed), []
-    campaigns = [Campaign(name, home / f"{seed}-{name}", draw) for name in names]
-    while (made := sum(campaign.num_attacks for campaign in campaigns)) < count:
-        campaign = min(campaigns, key=lambda campaign: campaign.num_attacks)
-        for problem in campaign.run(min(draw.choice((2, 4, 8, 16)), count - made)):
-            failures.append(f"seed {seed}, {campaign.name}: {problem}\n{campaign.story()}")
-            say(failures[-1])
-        say(f"seed {seed}: {sum(campaign.num_attacks for campaign in campaigns)} of {count} attacks")
-    for campaign in campaigns:
-        for problem in campaign.finish():
-            failures.append(f"seed {seed}, {campaign.name}, at the end: {problem}\n{campaign.story()}")
-    for campaign in campaigns:
-        say(
-            f"seed {seed}, {campaign.name}: {campaign.num_attacks} attacks, {campaign.num_runs} runs,"
-            f" {campaign.num_records} records, {campaign.num_completed} sweeps completed"
-        )
+    campaign = Campaign(name, home / name, draw)
+    while campaign.num_attacks < count:
+        most = min(draw.choice((2, 4, 8, 16)), count - campaign.num_attacks)
+        failures += [f"{problem}\n{campaign.story()}" for problem in campaign.run(most)]
+    failures += [f"at the end: {problem}\n{campaign.story()}" for problem in campaign.finish()]
     return failures
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--count", type=int, default=100)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--at-once", type=int, default=2, help="Sweeps that are attacked at the same time.")
-    parser.add_argument("--launcher", choices=SWEEPS, action="append", help="By default all of them.")
-    asked = parser.parse_args()
-    begin, shared_memory, failures = time.monotonic(), set(os.listdir("/dev/shm")), list[str]()
-
-    def say(text: str) -> None:
-        print(f"{time.monotonic() - begin:6.0f} s  {text}", flush=True)
-
-    def work(place: int, home: Path) -> None:
-        count = asked.count // asked.at_once + (place < asked.count % asked.at_once)
-        failures.extend(attack(asked.launcher or list(SWEEPS), count, asked.seed * asked.at_once + place, home, say))
-
-    with tempfile.TemporaryDirectory(prefix="fsdp-bench-attacks-") as home:
-        threads = [threading.Thread(target=work, args=(place, Path(home))) for place in range(asked.at_once)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    if left := set(os.listdir("/dev/shm")) - shared_memory:
-        failures.append(f"files were left in /dev/shm: {left}")
-    for failure in failures:
-        print(failure)
-    print(f"{asked.count} signals, seed {asked.seed}: {len(failures)} failures in {time.monotonic() - begin:.0f} s")
-    raise SystemExit(bool(failures))
-
-
-if __name__ == "__main__":
-    main()

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import random
 from pathlib import Path
 
 import pytest
 
+from tests.attacks import count_and_seed
 from tests.attacks.signals import SWEEPS, attack
-from tests.profiles import draws
 
-COUNT = draws(2, 10)
-SEED = draws(1, random.SystemRandom().randrange(10**6))
+COUNT, SEED = count_and_seed(2, 10)
 
 
 @pytest.mark.timeout(7200)
@@ -20,5 +18,5 @@ SEED = draws(1, random.SystemRandom().randrange(10**6))
 )
 def test_a_sweep_attacked_at_random_moments_ends_with_every_record_once(launcher: str, tmp_path: Path) -> None:
     print(f"seed {SEED}")
-    failures = attack([launcher], COUNT, SEED, tmp_path, print)
+    failures = attack(launcher, COUNT, SEED, tmp_path)
     assert not failures, failures[0]

@@ -31,9 +31,8 @@ from fsdp_bench.spec.record import RunPlan, TrialRecord
 from fsdp_bench.spec.setup import TrainSetup
 from fsdp_bench.spec.subprocesses.rehearsal import RehearsedGpu
 from fsdp_bench.sweep.config import run_table, sweep_file
-from fsdp_bench.sweep.config.model_code import CODE_KEYS, MORE_KEYS
+from fsdp_bench.sweep.config.models import CODE_KEYS, MODEL_KEYS, MORE_KEYS
 from fsdp_bench.sweep.config.reading import FIELD_ALIASES
-from fsdp_bench.sweep.config.shapes import MODEL_KEYS
 from fsdp_bench.sweep.machine import GpuDevice, Machine, probe_machine
 from fsdp_bench.sweep.results.flat import flat_row
 from fsdp_bench.sweep.results.store import read_record
@@ -135,7 +134,7 @@ def test_the_example_is_a_sweep_and_its_model_tables_are_models(tmp_path: Path) 
     examples = [block for block in blocks(page("sweeps.md")) if block.language == "toml"]
     path = tmp_path / "mine.toml"
     path.write_text(examples[0].text)
-    assert len(read_sweep(path, probe_machine()).trials) == 2 * 2 * 2 + 1
+    assert len(read_sweep(path, probe_machine())) == 2 * 2 * 2 + 1
     tables = {key: value for example in examples for key, value in tomllib.loads(example.text).items()}
     assert set(tables) == set(sweep_file._TOP_KEYS)
     models = {

@@ -12,7 +12,7 @@ import pytest
 from fsdp_bench.spec.record import TrialRecord
 from fsdp_bench.sweep.config.grid import trials_of
 from fsdp_bench.sweep.config.sweep_file import read_file, require_gpu
-from fsdp_bench.sweep.config.trial import SweepPlan
+from fsdp_bench.sweep.config.trial import Trial
 from fsdp_bench.sweep.machine import Machine
 from fsdp_bench.sweep.results.load import read_records
 from tests.conftest import run_command, write_tiny_sweep
@@ -94,6 +94,6 @@ def trial(folder: Path, **fields: object) -> TrialRecord:
     return found
 
 
-def read_sweep(path: Path, machine: Machine) -> SweepPlan:
+def read_sweep(path: Path, machine: Machine) -> tuple[Trial, ...]:
     """Read a sweep file and resolve it for this machine."""
-    return trials_of(require_gpu(read_file(path, machine)))
+    return trials_of(require_gpu(read_file(path, machine))).cells

@@ -18,7 +18,7 @@ import pytest
 
 from fsdp_bench.spec.subprocesses.dry_run import CodeToBuild
 from fsdp_bench.spec.subprocesses.model_code import DescriptionAnswer
-from fsdp_bench.sweep.config import model_code
+from fsdp_bench.sweep.config import models
 from fsdp_bench.sweep.launchers.one_node import ForkedTrial, ForkServer
 from fsdp_bench.sweep.run import runner
 from tests.attacks.signals import children_of
@@ -117,7 +117,7 @@ def _describe(specs: list[CodeToBuild], pipe: Connection) -> None:
 
 
 def describe_in_fork(specs: list[CodeToBuild]) -> list[DescriptionAnswer]:
-    """Replace ``fsdp_bench.sweep.config.model_code._ask``: answer in a fork of a process that has imported torch."""
+    """Replace ``fsdp_bench.sweep.config.models._ask``: answer in a fork of a process that has imported torch."""
     ours, theirs = FORK_SERVER.Pipe(duplex=False)
     with ours:
         process = FORK_SERVER.Process(target=_describe, args=(specs, theirs))
@@ -132,5 +132,5 @@ def describe_in_fork(specs: list[CodeToBuild]) -> list[DescriptionAnswer]:
 def descriptions_in_forks() -> Iterator[None]:
     """Let models' code be described in forks."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(model_code, "_ask", describe_in_fork)
+        patch.setattr(models, "_ask", describe_in_fork)
         yield

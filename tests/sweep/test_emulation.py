@@ -15,7 +15,7 @@ from fsdp_bench.spec.units import GIB
 from fsdp_bench.sweep.config.sweep_file import read_file
 from fsdp_bench.sweep.frontier.file import searches_of
 from fsdp_bench.sweep.machine import GpuDevice
-from tests.conftest import records_of_sweep, run_command
+from tests.conftest import records_of_sweep, refused, run_command
 from tests.predicted import memory_of
 from tests.sweep.config.test_grid import machine
 from tests.sweep.conftest import read_sweep
@@ -71,9 +71,13 @@ def emulated(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 
 def sweep(folder: Path, grid: str, *words: object, run: str = "emulate = true") -> list[TrialRecord]:
     """Run a sweep; return its records."""
+    return records_of_sweep(write(folder, grid, run), *words)
+
+
+def write(folder: Path, grid: str, run: str = "emulate = true") -> Path:
     file = folder / "sweep.toml"
     file.write_text(HEAD.format(run=run) + grid)
-    return records_of_sweep(file, *words)
+    return file
 
 
 def test_rank_0_has_the_predicted_peaks_in_every_phase(emulated: list[TrialRecord]) -> None:
@@ -87,15 +91,14 @@ def test_rank_0_has_the_predicted_peaks_in_every_phase(emulated: list[TrialRecor
         assert rank.memory.phases == expected, record.setup
 
 
-def test_communication_is_not_timed(emulated: list[TrialRecord]) -> None:
-    """Even where the file asks for it and ``--emulate-world`` is given."""
-    assert all(record.step_seconds for record in emulated)
-    assert {record.communication_seconds for record in emulated} == {None}
+def test_losses_are_finite_and_change_and_communication_is_not_timed(emulated: list[TrialRecord]) -> None:
+    """A collective returns the rank's own shard and gradient, not memory that nobody wrote.
 
-
-def test_losses_are_finite_and_change(emulated: list[TrialRecord]) -> None:
-    """A collective returns the rank's own shard and gradient, not memory that nobody wrote."""
+    Communication is not timed even where the file asks for it and ``--emulate-world`` is given.
+    """
     for record in emulated:
+        assert record.step_seconds
+        assert record.communication_seconds is None
         losses = record.ranks[0].losses
         assert all(0 < loss < 10 for loss in losses)  # ln 512 = 6.2 of a model that knows nothing
         assert losses[-1] != losses[0] or record.setup.world_size == 1024  # of which rank 0 updates too little
@@ -113,25 +116,19 @@ def test_a_search_with_emulated_trials_finds_the_predicted_largest_batch(tmp_pat
 
 
 def test_timing_communication_is_refused(tmp_path: Path) -> None:
-    file = tmp_path / "sweep.toml"
-    file.write_text(HEAD.format(run="emulate = true\ncommunication_steps = 2") + "world_size = 4\n")
-    refused = run_command("sweep", file, "--results", tmp_path / "results")
-    assert refused.returncode == 2
-    assert "communication_steps: 2 is not allowed with emulate = true" in refused.stderr
+    file = write(tmp_path, "world_size = 4\n", "emulate = true\ncommunication_steps = 2")
+    said = refused("sweep", file, "--results", tmp_path / "results")
+    assert "communication_steps: 2 is not allowed with emulate = true" in said
 
 
 @pytest.mark.parametrize("part", ["0/4", "5/4", "2", "1/1000", "a/b"])
 def test_an_impossible_part_is_refused(part: str, tmp_path: Path) -> None:
-    file = tmp_path / "sweep.toml"
-    file.write_text(HEAD.format(run="emulate = true") + EVERY_STRATEGY)
-    refused = run_command("sweep", file, "--results", tmp_path, "--list", "--part", part)
-    assert refused.returncode == 2
-    assert f"--part: {part!r} is not allowed; K/N with 1 <= K <= N <= " in refused.stderr
+    said = refused("sweep", write(tmp_path, EVERY_STRATEGY), "--results", tmp_path, "--list", "--part", part)
+    assert f"--part: {part!r} is not allowed; K/N with 1 <= K <= N <= " in said
 
 
 def test_parts_follow_each_other_in_the_order_of_the_whole_sweep(tmp_path: Path) -> None:
-    file = tmp_path / "sweep.toml"
-    file.write_text(HEAD.format(run="emulate = true") + EVERY_STRATEGY)
+    file = write(tmp_path, EVERY_STRATEGY)
 
     def listed(*words: object) -> list[str]:
         done = run_command("sweep", file, "--results", tmp_path, "--list", *words)
@@ -146,16 +143,16 @@ def test_shipped_sweeps_emulate_large_worlds_on_one_gpu() -> None:
     """No trial is skipped for lack of GPUs; the first trials of sweeps/h200.toml have every strategy."""
     one = machine((GpuDevice(index=0, name="NVIDIA H200", memory_bytes=141 * GIB),))
     plan = read_sweep(Path("sweeps/h200.toml"), one)
-    assert 120 <= len(plan.trials) <= 160
-    assert {trial.spec.setup.world_size for trial in plan.trials} == {1, 8, 64, 512}
-    assert {trial.spec.setup.strategy for trial in plan.trials[:20]} == set(ShardingStrategy)
-    assert all(trial.spec.run.emulate and trial.spec.num_processes == 1 for trial in plan.trials)
-    skipped = {trial.skip_reason for trial in plan.trials if trial.skip_reason}
+    assert 120 <= len(plan) <= 160
+    assert {trial.spec.setup.world_size for trial in plan} == {1, 8, 64, 512}
+    assert {trial.spec.setup.strategy for trial in plan[:20]} == set(ShardingStrategy)
+    assert all(trial.spec.run.emulate and trial.spec.num_processes == 1 for trial in plan)
+    skipped = {trial.skip_reason for trial in plan if trial.skip_reason}
     assert not any("GPUs" in reason for reason in skipped), skipped
     frontier = searches_of(read_file(Path("sweeps/a10g-emulated.toml"), one))
-    assert len(frontier.searches) == 14
-    assert frontier.run.emulate
-    throughput = read_sweep(Path("sweeps/throughput.toml"), one).trials
+    assert len(frontier.cells) == 14
+    assert frontier.file.run.emulate
+    throughput = read_sweep(Path("sweeps/throughput.toml"), one)
     assert [(trial.spec.setup.compile, trial.skip_reason) for trial in throughput] == [(False, None)] * 4 + [
         (True, None)
     ] * 4

@@ -23,7 +23,7 @@ RUN = "device = 'rehearsed'\ngpu = 'A10G'"
 
 def test_the_gpu_is_the_catalogues_and_rank_0_runs_alone(write_sweep: Callable[..., Path]) -> None:
     file = read_file(write_sweep("world_size = 8", RUN), machine())
-    (trial,) = read_sweep(file.path, machine()).trials
+    (trial,) = read_sweep(file.path, machine())
     assert trial.label.startswith("tiny world 8 rehearsed")
     run = trial.spec.run
     assert (run.alone, trial.spec.device, trial.spec.num_processes, run.communication_steps) == (
@@ -50,7 +50,7 @@ def test_memory_that_is_kept_free_is_not_torchs(write_sweep: Callable[..., Path]
 def test_the_gpu_decides_the_id(write_sweep: Callable[..., Path]) -> None:
     ids = set()
     for run in ("device = 'cpu'", RUN, RUN.replace("A10G", "L40S"), f"{RUN}\nheadroom = '1GiB'"):
-        (trial,) = read_sweep(write_sweep("world_size = 8", run), machine()).trials
+        (trial,) = read_sweep(write_sweep("world_size = 8", run), machine())
         ids.add(trial.spec.id)
     assert len(ids) == 4
 

@@ -29,20 +29,20 @@ def test_the_script_says_what_it_does_and_runs_the_sweep_from_anywhere(tmp_path:
     folder = tmp_path / "with blank"
     folder.mkdir()
     file = write_tiny_sweep(folder, "world_size = 8\nstrategy = ['FULL_SHARD', 'NO_SHARD']")
-    extra = [
-        "--partition",
-        "a100",
-        "--account",
-        "me",
-        "--qos",
-        "high",
+    extra = (
+        "--partition a100 --account me --qos high --sbatch constraint=h100 --retry crashed --only strategy=FULL_SHARD"
+    )
+    done = run_command(
+        "submit",
+        file,
+        *SUBMIT.split(),
+        *extra.split(),
         "--before",
         "module load cuda",
-        "--only",
-        "ID=x y",
-    ]
-    extra = [*extra[:-1], "strategy=FULL_SHARD", "--sbatch", "constraint=h100", "--retry", "crashed"]
-    done = run_command("submit", file, *SUBMIT.split(), *extra, "--results", folder / "r", "--print")
+        "--results",
+        folder / "r",
+        "--print",
+    )
     assert done.returncode == 0, done.stderr
     script = folder / "r" / "2x4-a100" / "tiny" / "submit.sbatch"
     text = script.read_text()

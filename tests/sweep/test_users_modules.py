@@ -13,7 +13,7 @@ from fsdp_bench.spec.model_code import ModelCode
 from fsdp_bench.spec.rank_report import Outcome
 from fsdp_bench.spec.record import TrialRecord, read_record
 from fsdp_bench.sweep.config.sweep_file import read_file
-from fsdp_bench.sweep.config.trial import SweepPlan
+from fsdp_bench.sweep.config.trial import Trial
 from fsdp_bench.validate.memory import compare_with_record
 from tests.conftest import RUN_ON_CPU, message_of, records_of_sweep, run_command
 from tests.sweep.config.test_grid import machine
@@ -97,7 +97,7 @@ def sweep(folder: Path, table: str, grid: str = "", code: int = 0, run: str = ""
     return records_of_sweep(write(folder, table, grid, run), code=code)
 
 
-def plan_of(folder: Path, table: str, grid: str = "") -> SweepPlan:
+def plan_of(folder: Path, table: str, grid: str = "") -> tuple[Trial, ...]:
     return read_sweep(write(folder, table, grid), machine())
 
 
@@ -201,34 +201,33 @@ def test_a_bare_loss_a_function_that_reads_values_and_a_model_of_one_unit_are_tr
     assert record.tokens_per_second_per_gpu is None  # nobody says that its batch is made of tokens
 
 
-def test_a_model_that_fails_on_the_way_is_a_crash_with_its_reason(
-    several: tuple[Path, dict[str, TrialRecord]],
+@pytest.mark.parametrize(
+    ("name", "outcome", "said"),
+    [
+        ("fails", Outcome.CRASHED, "the sizes depend on data"),
+        ("large", Outcome.OOM_HOST, "a budget, not a GPU"),  # 4096 tokens of 32 floats: 512 KiB, more in every block
+    ],
+)
+def test_a_model_that_fails_on_the_way_or_exceeds_the_budget_is_an_outcome(
+    several: tuple[Path, dict[str, TrialRecord]], name: str, outcome: Outcome, said: str
 ) -> None:
-    assert several[1]["fails"].outcome is Outcome.CRASHED
-    assert "the sizes depend on data" in (several[1]["fails"].reason or "")
-
-
-def test_a_budget_is_an_outcome_also_where_the_function_makes_the_batch(
-    several: tuple[Path, dict[str, TrialRecord]],
-) -> None:
-    """4096 tokens of 32 floats take 512 KiB, and more in every block."""
-    assert several[1]["large"].outcome is Outcome.OOM_HOST
-    assert "a budget, not a GPU" in (several[1]["large"].reason or "")
+    assert several[1][name].outcome is outcome
+    assert said in (several[1][name].reason or "")
 
 
 def test_a_resumed_sweep_repeats_nothing_until_the_file_of_the_function_changes(
     several: tuple[Path, dict[str, TrialRecord]],
 ) -> None:
     path, records = several
-    ids = {trial.spec.id for trial in read_sweep(path, machine()).trials}
+    ids = {trial.spec.id for trial in read_sweep(path, machine())}
     assert ids == {record.id for record in records.values()}
     (path.parent / "mine.py").write_text(MODULE.replace("range(2)", "range(3)"))
-    assert ids.isdisjoint(trial.spec.id for trial in read_sweep(path, machine()).trials)
+    assert ids.isdisjoint(trial.spec.id for trial in read_sweep(path, machine()))
 
 
 def test_a_cell_that_cannot_apply_is_skipped_with_the_reason(tmp_path: Path) -> None:
     grid = "loss = ['plain', 'chunked']\nwrap = ['block', 'size', 'block-and-ends', 'none']"
-    reasons = {trial.skip_reason for trial in plan_of(tmp_path, "module = 'mine:bare'", grid).trials}
+    reasons = {trial.skip_reason for trial in plan_of(tmp_path, "module = 'mine:bare'", grid)}
     assert reasons == {
         None,
         "loss: m computes its own, which chunked cannot replace; leave loss out",
@@ -246,7 +245,7 @@ def test_models_are_excluded_and_selected_by_name(tmp_path: Path) -> None:
     path = write(tmp_path, "module = 'mine:bare'\n[models.n]\nmodule = 'mine:build'")
     path.write_text(path.read_text().replace("model = 'm'", "model = ['m', 'n']"))
     path.write_text(path.read_text() + "[[exclude]]\nmodel = 'n'\nreason = 'known'\n")
-    assert [trial.skip_reason for trial in read_sweep(path, machine()).trials] == [None, "excluded: known"]
+    assert [trial.skip_reason for trial in read_sweep(path, machine())] == [None, "excluded: known"]
     done = run_command("sweep", path, "--list", "--only", "model=m")
     assert "1 trials, 1 to run" in done.stdout
     done = run_command("sweep", path, "--list", "--only", "hidden_size=64")

@@ -10,19 +10,21 @@ import pytest
 
 from fsdp_bench.catalog.loader import gpu_by_product_name
 from fsdp_bench.plan.estimate import read_allocator
+from fsdp_bench.report.validation import format_time
 from fsdp_bench.simulate.operators.kernels import CPU_EMULATED, CUDA, kernels_on
 from fsdp_bench.simulate.step import SimulatedSteps
 from fsdp_bench.spec.calibration_profile import Profile, RankProfile
 from fsdp_bench.spec.codec import to_json
-from fsdp_bench.spec.model import ModelShape
 from fsdp_bench.spec.rank_report import MemoryReading, Outcome, RankReport
-from fsdp_bench.spec.record import SCHEMA_VERSION, Device, RunPlan, TrialRecord
+from fsdp_bench.spec.record import Device, RunPlan, TrialRecord
 from fsdp_bench.spec.units import GIB, MIB
 from fsdp_bench.validate.memory import agreements, compare_with_record, summarize
+from fsdp_bench.validate.predictable import cell_label
 from fsdp_bench.validate.step_time import TimeComparison, compare_time, summarize_time
 from tests.conftest import run_command
 from tests.predicted import memory_of
 from tests.train.training import LLAMA, S, setup_of
+from tests.trial_records import record_with
 
 MODEL = msgspec.structs.replace(LLAMA, hidden_size=48)
 """Heads of 8, which every fused kernel takes."""
@@ -34,39 +36,23 @@ def record_of(
     device: Device = "cpu",
     outcome: Outcome = Outcome.OK,
     limit: int | None = None,
-    emulated_on: Device | None = None,
     name: str = "NVIDIA H200",
-    model: ModelShape = MODEL,
     steps: int = 1,
     environment: dict[str, str] | None = None,
+    **fields: Any,
 ) -> TrialRecord:
     """A record of one trial, with one measured step."""
-    return TrialRecord(
-        schema_version=SCHEMA_VERSION,
-        id="0123456789ab",
-        sweep="by-hand",
-        source="measured",
-        device=device,
-        emulated_on=emulated_on,
-        model=model,
-        num_parameters=model.num_parameters,
-        setup=SETUP,
-        effective_strategy="FULL_SHARD",
-        run=RunPlan(steps=steps, memory_limit_bytes=limit),
+    rank = RankReport(
+        rank=0,
         outcome=outcome,
-        ranks=(
-            RankReport(
-                rank=0,
-                outcome=outcome,
-                device_name=name,
-                memory=memory,
-                step_seconds=(1.0,),
-                environment={"torch": "2.13", **(environment or {})},
-            ),
-        ),
-        started_at="2026-11-21T12:00:00+00:00",
-        wall_seconds=1.0,
+        device_name=name,
+        memory=memory,
+        step_seconds=(1.0,),
+        environment={"torch": "2.13", **(environment or {})},
     )
+    run = RunPlan(steps=steps, memory_limit_bytes=limit)
+    common = {"model": MODEL, "setup": SETUP, "device": device, "run": run, "outcome": outcome, "ranks": (rank,)}
+    return record_with(**{**common, **fields})
 
 
 def reading(phases: dict[str, int], **fields: int) -> MemoryReading:
@@ -195,6 +181,21 @@ def test_a_strategy_that_shards_is_compared_with_a_hybrid_whose_shard_groups_hav
     trials = emulated(1.0, strategy=S.FULL_SHARD), emulated(2.0, strategy=S.HYBRID_SHARD, shard_size=2)
     found = summarize_time([compare_time(record, None) for record in trials])
     assert (found.num_trials, found.strategies.num_pairs, found.apis.num_pairs) == (2, 1, 0)
+    assert found.not_compared == {}
+
+
+def test_trials_whose_time_is_not_compared_are_counted_by_reason() -> None:
+    whole, full = emulated(1.0, strategy=S.FULL_SHARD), record_of(None, "cuda", Outcome.OOM_GPU)
+    times = [compare_time(record, None) for record in (whole, full, full)]
+    summary = summarize_time(times)
+    assert (summary.num_trials, summary.not_compared) == (1, {"the trial ended oom_gpu": 2})
+    assert "trials that are not compared                  2: the trial ended oom_gpu" in format_time(times, summary, "")
+
+
+def test_a_label_has_every_seldom_changed_field_that_is_changed() -> None:
+    setup = setup_of(4, strategy=S.HYBRID_SHARD, shard_size=2, max_grad_norm=1.0, reshard_last_block=False)
+    label = cell_label(MODEL, setup)
+    assert "max grad norm 1.0, no reshard last block, shard group 2" in label
 
 
 def test_hybrids_with_different_shard_groups_are_no_repeated_runs_of_one_trial() -> None:

@@ -6,10 +6,10 @@ A user's own results are compared by ``fsdp-bench validate``.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Literal
+from typing import Any
 
 import click
 from rich.progress import Progress
@@ -24,7 +24,7 @@ from fsdp_bench.spec.codec import to_builtins, to_json
 from fsdp_bench.spec.errors import ExitCode, FsdpBenchError, SpecError, printable
 from fsdp_bench.spec.subprocesses.dry_run import KernelSet
 from fsdp_bench.validate.memory import MemoryComparison, Summary
-from tools.validate.dry_run import validate_architectures, validate_dry_runs
+from tools.validate.dry_run import validate_dry_runs
 from tools.validate.published.fits import compare_fits, format_fits
 from tools.validate.published.peaks import compare_published, format_published
 from tools.validate.published.rehearsed import (
@@ -38,9 +38,9 @@ from tools.validate.published.rehearsed import (
 from tools.validate.published.sizes import compare_published_sizes, published_document, published_slide, published_text
 from tools.validate.published.speed import compare_speed
 from tools.validate.published.speed_text import format_speed
+from tools.validate.random_setups import Code
+from tools.validate.random_setups import Progress as ShowProgress
 from tools.validate.rehearsal import validate_rehearsals
-
-Code = Literal["huggingface", "torchtitan", "benchmark"]
 
 _OPTIONS = {
     "dry-run": ("cells", "seed", "kernels", "real-tensors", "code", "model-type"),
@@ -121,15 +121,12 @@ def command(
     if against == "rehearsal":
         _refuse_unrehearsed(code, model_type, float8)
         with _progress("rehearsals") as show:
-            found = validate_rehearsals(cells, seed, compiled, show, code, model_type, float8)  # type: ignore[arg-type]
-        return _print(*found, as_json)
+            found = validate_rehearsals(cells, seed, compiled, show, code, model_type, float8)
+        return _compared(*found, as_json)
     _refuse_unlike(code, model_type, kernels, real_tensors)
     with _progress("dry runs") as show:
-        if code == "benchmark":
-            found = validate_dry_runs(cells, seed, kernels, real_tensors, show)
-        else:
-            found = validate_architectures(cells, seed, model_type, show, code)
-    _print(*found, as_json)
+        found = validate_dry_runs(cells, seed, kernels, real_tensors, show, code, model_type)
+    _compared(*found, as_json)
     # The reference is exact with real tensors, so every cell must be equal.
     differ = real_tensors and found[1].num_equal < found[1].num_cells
     return ExitCode.CRASHED if differ else ExitCode.DONE
@@ -166,8 +163,8 @@ def _refuse_unlike(code: Code, model_type: str | None, kernels: KernelSet, real_
 
 
 @contextmanager
-def _progress(what: str) -> Iterator[Callable[[int, int, str], None]]:
-    """Show a bar; yield a function that takes how many are done, of how many, and what is being done."""
+def _progress(what: str) -> Iterator[ShowProgress]:
+    """Show a bar; yield what updates it."""
     with Progress(console=new_console(error=True)) as bar:
         task = bar.add_task(what, total=None)
 
@@ -177,25 +174,25 @@ def _progress(what: str) -> Iterator[Callable[[int, int, str], None]]:
         yield show
 
 
-def _print(comparisons: list[MemoryComparison], summary: Summary, as_json: bool) -> int:
+def _print(as_json: bool, document: dict[str, Any], text: str) -> int:
     if as_json:
-        document = {"summary": to_builtins(summary), "cells": to_builtins(comparisons)}
         sys.stdout.write(to_json(document).decode())
     else:
-        print_lines(format_validation(comparisons, summary))
+        print_lines(text)
     return ExitCode.DONE
+
+
+def _compared(comparisons: list[MemoryComparison], summary: Summary, as_json: bool) -> int:
+    document = {"summary": to_builtins(summary), "cells": to_builtins(comparisons)}
+    return _print(as_json, document, format_validation(comparisons, summary))
 
 
 def _published(as_json: bool) -> int:
     rows, fits, (speeds, summary) = compare_published(), compare_fits(), compare_speed()
-    if as_json:
-        throughput = {"rows": to_builtins(speeds), "summary": to_builtins(summary)}
-        document = {"memory": to_builtins(rows), "fits": to_builtins(fits), "throughput": throughput}
-        sys.stdout.write(to_json(document).decode())
-    else:
-        texts = (format_published(rows), format_fits(fits), format_speed(speeds, summary))
-        print_lines("\n\n".join(texts))
-    return ExitCode.DONE
+    throughput = {"rows": to_builtins(speeds), "summary": to_builtins(summary)}
+    document = {"memory": to_builtins(rows), "fits": to_builtins(fits), "throughput": throughput}
+    texts = (format_published(rows), format_fits(fits), format_speed(speeds, summary))
+    return _print(as_json, document, "\n\n".join(texts))
 
 
 def _rehearsed(folder: Path, as_json: bool) -> int:
@@ -203,25 +200,16 @@ def _rehearsed(folder: Path, as_json: bool) -> int:
     peaks, speeds = compare_rehearsed(records), compare_rehearsed_speeds(records)
     outcomes = compare_rehearsed_outcomes(records)
     first, other = (summarize([peak for peak in peaks if peak.is_first is flag]) for flag in (True, False))
-    if as_json:
-        summary = {"first": to_builtins(first), "other": to_builtins(other)}
-        document = {"summary": summary, "peaks": to_builtins(peaks), "speeds": to_builtins(speeds)}
-        document["outcomes"] = to_builtins(outcomes)
-        sys.stdout.write(to_json(document).decode())
-    else:
-        print_lines(format_rehearsed(records, peaks, first, other, speeds, outcomes))
-    return ExitCode.DONE
+    summary = {"first": to_builtins(first), "other": to_builtins(other)}
+    document = {"summary": summary, "peaks": peaks, "speeds": speeds, "outcomes": outcomes}
+    return _print(as_json, document, format_rehearsed(records, peaks, first, other, speeds, outcomes))
 
 
 def _published_sizes(chart: Path | None, as_json: bool) -> int:
     found = compare_published_sizes()
     if chart is not None:
         save_chart(published_slide(found), chart)
-    if as_json:
-        sys.stdout.write(to_json(published_document(found)).decode())
-    else:
-        print_lines(published_text(found))
-    return ExitCode.DONE
+    return _print(as_json, published_document(found), published_text(found))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -19,7 +19,6 @@ from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.model import Family, ModelShape
 from fsdp_bench.spec.recording.config import HEADS, HIDDEN, LAYERS, POSITIONS, WINDOWS
 from fsdp_bench.spec.setup import Api, Checkpointing, Float8, Offload, Precision, ShardingStrategy, TrainSetup, Wrap
-from tools.validate.random_architectures import ArchitectureCell
 from tools.validate.random_setups import Cell
 
 _PRECISIONS = ("fp32", "bf16-mixed", "bf16-mixed-bf16-reduce", "bf16-true")
@@ -49,7 +48,7 @@ def draw_compiled_cells(count: int, seed: int, float8: bool = False) -> tuple[Ce
     return tuple(cells)
 
 
-def draw_compiled_architectures(count: int, seed: int, model_type: str | None) -> tuple[ArchitectureCell, ...]:
+def draw_compiled_architectures(count: int, seed: int, model_type: str | None) -> tuple[Cell, ...]:
     """Return ``count`` cells with Hugging Face's code whose compiled blocks are predicted, of one model_type or of all.
 
     Raises:
@@ -63,7 +62,7 @@ def draw_compiled_architectures(count: int, seed: int, model_type: str | None) -
         )
     source = random.Random(seed)
     chosen = [model_type] if model_type is not None else types
-    cells: list[ArchitectureCell] = []
+    cells: list[Cell] = []
     while len(cells) < count:
         kind = chosen[len(cells) % len(chosen)]
         entry = source.choice([entry for entry in models() if entry.family == kind])
@@ -73,7 +72,7 @@ def draw_compiled_architectures(count: int, seed: int, model_type: str | None) -
     return tuple(cells)
 
 
-def _architecture_cell(source: random.Random, entry: ModelEntry) -> ArchitectureCell | None:
+def _architecture_cell(source: random.Random, entry: ModelEntry) -> Cell | None:
     """Return a cell with a model's settings and drawn sizes; None where drawn values contradict each other."""
     try:
         setup, config = _setup(source), _config(source, entry)
@@ -83,7 +82,7 @@ def _architecture_cell(source: random.Random, entry: ModelEntry) -> Architecture
     is_recorded = setup.sequence_length % model.code.multiple == 0 and why_eager(model, setup, CUDA) is None
     if not is_recorded or why_impossible(model, setup, "cuda") is not None:
         return None
-    return ArchitectureCell(config=config, model=model, setup=setup)
+    return Cell(config=config, model=model, setup=setup)
 
 
 def _config(source: random.Random, entry: ModelEntry) -> dict[str, Any]:

@@ -3,33 +3,33 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
 
 from fsdp_bench.plan.estimate import predict_memory
 from fsdp_bench.simulate.operators.kernels import CPU, CUDA_OBSERVED, Kernels
 from fsdp_bench.simulate.step import SimulatedSteps
-from fsdp_bench.spec.subprocesses.dry_run import DryRunAnswer, DryRunSpec, KernelSet, ModelCode, TensorKind
+from fsdp_bench.spec.model import ModelShape
+from fsdp_bench.spec.subprocesses.dry_run import DryRunAnswer, DryRunSpec, KernelSet, TensorKind
 from fsdp_bench.sweep.dry_run import dry_runs
 from fsdp_bench.validate.memory import Bytes, MemoryComparison, Summary, compare_phases, summarize
-from tools.validate.random_architectures import ArchitectureCell, draw_architectures
-from tools.validate.random_setups import Cell, draw_cells
+from tools.validate.random_architectures import draw_architectures
+from tools.validate.random_setups import Cell, Code, Progress, draw_cells, no_progress
 
 DRY_RUN_KERNELS: dict[KernelSet, Kernels] = {"cpu": CPU, "cuda": CUDA_OBSERVED}
 """The kernels to predict with, for a dry run of each kernel set."""
 
 
 def compare_with_dry_run(
-    cell: Cell | ArchitectureCell, answer: DryRunAnswer, kernels: KernelSet, real: DryRunAnswer | None = None
+    cell: Cell, answer: DryRunAnswer, kernels: KernelSet, real: DryRunAnswer | None = None
 ) -> MemoryComparison:
     """Compare a prediction with a dry run, and with a run on real tensors if there is one.
 
-    Loading is a phase of benchmark models; Hugging Face's are loaded in other ways.
+    Loading is a phase of benchmark models; those of other code are loaded in other ways.
     """
     failed = next((one for one in (answer, real) if one is not None and one.result is None), None)
     if failed is not None:
         return MemoryComparison(label=cell.label, error=failed.error or "no answer")
     predicted = predict_memory(SimulatedSteps(cell.model, cell.setup, DRY_RUN_KERNELS[kernels]), cell.rank)
-    if isinstance(cell, ArchitectureCell):
+    if cell.config is not None:
         assert answer.result is not None
         return MemoryComparison(label=cell.label, phases=compare_phases(predicted.phases, answer.result.phases))
     return MemoryComparison(
@@ -44,71 +44,60 @@ def _phases_of_dry_run(predicted: dict[str, int], answer: DryRunAnswer) -> dict[
     return compare_phases(predicted, {"load": answer.result.load_bytes, **answer.result.phases})
 
 
-def validate_architectures(
-    count: int,
-    seed: int,
-    model_type: str | None,
-    progress: Callable[[int, int, str], None] = lambda done, total, what: None,
-    code: ModelCode = "huggingface",
-) -> tuple[list[MemoryComparison], Summary]:
-    """Compare predictions of recorded models with dry runs of their code, on CUDA's kernels.
-
-    Args:
-        count: number of setups to draw.
-        seed: seed of the random models and setups.
-        model_type: of the models; None for all of the catalogue in turn.
-        progress: called with the number of runs that are done, the number of all runs, and what is done: before, each
-            model with adapters is recorded.
-        code: whose code.
-
-    Raises:
-        SpecError: for a model_type that the catalogue does not have.
-        MachineError: if torch, transformers, PEFT or torchtitan is missing.
-    """
-    cells = draw_architectures(count, seed, model_type, lambda what: progress(0, 0, what), code)
-    specs = [DryRunSpec(config=cell.config, setup=cell.setup, lora=cell.lora, code=code) for cell in cells]
-    answers = _answers(specs, progress)
-    comparisons = [compare_with_dry_run(cell, answers[place], "cuda") for place, cell in enumerate(cells)]
-    whose = "torchtitan's" if code == "torchtitan" else "Hugging Face's"
-    return comparisons, summarize(comparisons, f"dry run of {whose} code, seed {seed}")
-
-
 def validate_dry_runs(
     count: int,
     seed: int,
     kernels: KernelSet,
     real_tensors: bool = False,
-    progress: Callable[[int, int, str], None] = lambda done, total, what: None,
+    progress: Progress = no_progress,
+    code: Code = "benchmark",
+    model_type: str | None = None,
 ) -> tuple[list[MemoryComparison], Summary]:
     """Compare predictions with dry runs, and optionally with real tensors.
 
     Args:
         count: number of setups to draw.
-        seed: seed of the random setups.
-        kernels: the device whose kernels are assumed.
-        real_tensors: draw small models, and run each with real tensors on the CPU too.
-        progress: called with the number of runs that are done, the number of all runs, and what is done.
+        seed: seed of the random models and setups.
+        kernels: the device whose kernels are assumed for benchmark models; other code is run on CUDA's.
+        real_tensors: draw small benchmark models, and run each with real tensors on the CPU too.
+        progress: called with the number of runs that are done, the number of all runs, and what is done: before, each
+            model with adapters is recorded.
+        code: whose code.
+        model_type: of other code's models; None for all of the catalogue in turn.
+
+    Raises:
+        SpecError: for a model_type that the catalogue does not have.
+        MachineError: if torch, transformers, PEFT or torchtitan is missing.
     """
-    cells = draw_cells(count, seed, kernels, small=real_tensors)
+    if code == "benchmark":
+        cells = draw_cells(count, seed, kernels, small=real_tensors)
+        against = f"dry run{' and real tensors' if real_tensors else ''}, kernels {kernels}, seed {seed}"
+    else:
+        cells = draw_architectures(count, seed, model_type, lambda what: progress(0, 0, what), code)
+        whose, kernels = "torchtitan's" if code == "torchtitan" else "Hugging Face's", "cuda"
+        against = f"dry run of {whose} code, seed {seed}"
     kinds: list[TensorKind] = ["fake", "real"] if real_tensors else ["fake"]
     specs = [
-        DryRunSpec(model=cell.model, setup=cell.setup, kernels=kernels, rank=cell.rank, tensors=kind)
+        DryRunSpec(
+            model=cell.model if isinstance(cell.model, ModelShape) else None,
+            config=cell.config,
+            code="torchtitan" if code == "torchtitan" else "huggingface",
+            lora=cell.lora,
+            setup=cell.setup,
+            kernels=kernels,
+            rank=cell.rank,
+            tensors=kind,
+        )
         for cell in cells
         for kind in kinds
     ]
-    answers = _answers(specs, progress)
+    answers: dict[int, DryRunAnswer] = {}
+    for index, answer in dry_runs(specs, os.cpu_count() or 1):
+        answers[index] = answer
+        progress(len(answers), len(specs), "dry runs")
     each = len(kinds)
     comparisons = [
         compare_with_dry_run(cell, answers[each * place], kernels, answers[each * place + 1] if real_tensors else None)
         for place, cell in enumerate(cells)
     ]
-    against = "dry run and real tensors" if real_tensors else "dry run"
-    return comparisons, summarize(comparisons, f"{against}, kernels {kernels}, seed {seed}")
-
-
-def _answers(specs: Sequence[DryRunSpec], progress: Callable[[int, int, str], None]) -> dict[int, DryRunAnswer]:
-    answers: dict[int, DryRunAnswer] = {}
-    for index, answer in dry_runs(specs, os.cpu_count() or 1):
-        answers[index] = answer
-        progress(len(answers), len(specs), "dry runs")
-    return answers
+    return comparisons, summarize(comparisons, against)

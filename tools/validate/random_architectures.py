@@ -30,8 +30,7 @@ from fsdp_bench.spec.recording.model import RecordedModel
 from fsdp_bench.spec.recording.variants import kind_of
 from fsdp_bench.spec.setup import Loss, Offload, OptimizerKind, TrainSetup, Wrap
 from fsdp_bench.spec.subprocesses.dry_run import ModelCode
-from fsdp_bench.validate.predictable import cell_label
-from tools.validate.random_setups import draw_setup
+from tools.validate.random_setups import Cell, draw_setup
 
 _LENGTHS = (64, 128, 192, 320, 512)
 _OF_LOOPS = (4096,)
@@ -46,23 +45,6 @@ _OFFLOADED = 0.15
 """The share of cells without adapters whose activations are offloaded."""
 
 
-class ArchitectureCell(msgspec.Struct, frozen=True, kw_only=True):
-    """One model as a config.json, its recording, and one setup."""
-
-    config: dict[str, Any]
-    model: RecordedModel
-    setup: TrainSetup
-    lora: LoRA | None = None
-
-    rank: int = 0
-    """The rank whose memory is compared."""
-
-    @property
-    def label(self) -> str:
-        """The model and the setup in one line."""
-        return cell_label(self.model, self.setup)
-
-
 Adapted = tuple[dict[str, Any], LoRA, RecordedModel]
 """A config.json, the adapters in the model, and its recording."""
 
@@ -73,7 +55,7 @@ def draw_architectures(
     model_type: str | None = None,
     progress: Callable[[str], None] = lambda what: None,
     code: ModelCode = "huggingface",
-) -> tuple[ArchitectureCell, ...]:
+) -> tuple[Cell, ...]:
     """Return so many cells that can run, of one model_type or of all recorded ones in turn.
 
     Every fifth of Hugging Face's has adapters, of LoRA and of QLoRA in turn. A model with adapters is recorded,
@@ -95,7 +77,7 @@ def draw_architectures(
     if model_type is not None and model_type not in types:
         raise SpecError(f"model_type: {model_type!r} is not allowed; one of {', '.join(types)}")
     chosen = [model_type] if model_type is not None else [one for one in types if one not in LOOPING_TYPES]
-    cells: list[ArchitectureCell] = []
+    cells: list[Cell] = []
     adapted: dict[tuple[str, bool], Adapted] = {}
     while len(cells) < count:
         kind = chosen[len(cells) % len(chosen)]
@@ -139,9 +121,7 @@ def _is_recorded(config: dict[str, Any], name: str) -> bool:
     return True
 
 
-def _drawn(
-    source: random.Random, entry: ModelEntry, adapted: Adapted | None, code: ModelCode
-) -> ArchitectureCell | None:
+def _drawn(source: random.Random, entry: ModelEntry, adapted: Adapted | None, code: ModelCode) -> Cell | None:
     """Return a cell, or None where two drawn values contradict each other."""
     lora: LoRA | None = None
     try:
@@ -160,7 +140,7 @@ def _drawn(
         model.code.variant(kind_of(setup, model.has_frozen_parameters), setup.micro_batch_size == 1)
     except SpecError:
         return None
-    return ArchitectureCell(config=config, model=model, setup=setup, lora=lora)
+    return Cell(config=config, model=model, setup=setup, lora=lora)
 
 
 def _setup(source: random.Random, wraps: tuple[Wrap, ...], lengths: tuple[int, ...] = _LENGTHS) -> TrainSetup:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import random
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Literal
 
 import msgspec
 
 from fsdp_bench.simulate.wrappers.impossible import why_impossible
 from fsdp_bench.spec.checkpointing_policy import EVERY_SECOND_PRODUCT, OPERATORS
 from fsdp_bench.spec.errors import SpecError
+from fsdp_bench.spec.lora import LoRA
 from fsdp_bench.spec.model import Family, ModelShape
+from fsdp_bench.spec.recording.model import Model
 from fsdp_bench.spec.setup import (
     Api,
     BackwardPrefetch,
@@ -25,6 +28,16 @@ from fsdp_bench.spec.setup import (
 )
 from fsdp_bench.validate.predictable import cell_label
 
+Code = Literal["huggingface", "torchtitan", "benchmark"]
+"""Whose code of the models is drawn."""
+Progress = Callable[[int, int, str], None]
+"""Called with how many are done, of how many, and what is being done."""
+
+
+def no_progress(_done: int, _total: int, _what: str) -> None:
+    """Show nothing."""
+
+
 _DTYPES = ("fp32", "bf16", "fp16")
 PRECISIONS = ("fp32", "bf16-mixed", "bf16-mixed-bf16-reduce", "fp16-mixed", "bf16-true", "bf16/bf16/fp32")
 OPTIMIZERS = tuple(kind for kind in OptimizerKind if kind is not OptimizerKind.ADAMW_8BIT)  # no dry run compiles it
@@ -32,12 +45,14 @@ WORLDS = (1, 2, 3, 4, 5, 6, 7, 8, 12, 24, 64, 96, 100, 384, 1000, 4096)
 
 
 class Cell(msgspec.Struct, frozen=True, kw_only=True):
-    """One model and one setup."""
+    """One model and one setup. With a config.json the model is the recording of Hugging Face's or torchtitan's code."""
 
-    model: ModelShape
+    model: Model
     setup: TrainSetup
     rank: int = 0
     """The rank whose memory is compared."""
+    config: dict[str, Any] | None = None
+    lora: LoRA | None = None
 
     @property
     def label(self) -> str:

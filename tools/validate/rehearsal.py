@@ -3,28 +3,27 @@
 from __future__ import annotations
 
 import tempfile
-import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
-from typing import Literal
 
 import msgspec
 
 from fsdp_bench.catalog.loader import gpu_by_product_name
-from fsdp_bench.spec.codec import from_json, to_json
 from fsdp_bench.spec.model_code import ModelCode, TrainedModel
-from fsdp_bench.spec.rank_report import Failure, Outcome, RankReport
-from fsdp_bench.spec.record import RunPlan, TrialSpec
+from fsdp_bench.spec.rank_report import Outcome
+from fsdp_bench.spec.record import RunPlan, TrialRecord, TrialSpec
+from fsdp_bench.spec.recording.model import RecordedModel
 from fsdp_bench.spec.subprocesses.rehearsal import RehearsedGpu
-from fsdp_bench.sweep.launchers.one_node import ForkServer
+from fsdp_bench.sweep.config.trial import Trial
+from fsdp_bench.sweep.results.store import Store
 from fsdp_bench.sweep.run.rehearsed import rehearsed_gpu, stand_in_environment
-from fsdp_bench.sweep.run.runner import TimeLimit
+from fsdp_bench.sweep.run.runner import TrialRunner
 from fsdp_bench.validate.memory import MemoryComparison, Summary, compare_with_allocator, summarize
 from tools.validate.compiled_setups import draw_compiled_architectures, draw_compiled_cells
-from tools.validate.random_architectures import ArchitectureCell, draw_architectures
-from tools.validate.random_setups import Cell, draw_cells
+from tools.validate.random_architectures import draw_architectures
+from tools.validate.random_setups import Cell, Code, Progress, draw_cells, no_progress
 
-Code = Literal["benchmark", "huggingface"]
 GPU = "H200"
 """The GPU that is rehearsed on: with enough memory for nearly all that is drawn."""
 
@@ -33,7 +32,7 @@ def validate_rehearsals(
     count: int,
     seed: int,
     compiled: bool = False,
-    progress: Callable[[int, int, str], None] = lambda done, total, what: None,
+    progress: Progress = no_progress,
     code: Code = "benchmark",
     model_type: str | None = None,
     float8: bool = False,
@@ -56,24 +55,16 @@ def validate_rehearsals(
         MachineError: if this machine cannot rehearse.
         SpecError: for a model_type that the catalogue does not have.
     """
-    gpu = rehearsed_gpu(GPU)
     cells = draw_compiled_cells(count, seed, float8=True) if float8 else _cells(count, seed, compiled, code, model_type)
-    # Compiling a deep model takes minutes where other work runs beside it.
-    run = RunPlan(communication_steps=0, attention="flash", emulate=True, rehearsed_on=gpu, timeout_seconds=1800.0)
-    specs = [
-        TrialSpec(id=str(number), model=trained_model(cell), setup=cell.setup, run=run, device="cuda")
-        for number, cell in enumerate(cells)
-    ]
-    comparisons, whose = [], " of Hugging Face's code" if code == "huggingface" else ""
-    for cell, report in zip(cells, rehearsals(specs, gpu), strict=True):
-        comparisons.append(compare_with_rehearsal(cell, report, gpu))
+    comparisons, gpu = list[MemoryComparison](), rehearsed_gpu(GPU)
+    for one in against_rehearsals(cells, gpu):
+        comparisons.append(one)
         progress(len(comparisons), count, "rehearsals")
+    whose = " of Hugging Face's code" if code == "huggingface" else ""
     return comparisons, summarize(comparisons, f"rehearsals{whose} on {gpu.product_name}, seed {seed}")
 
 
-def _cells(
-    count: int, seed: int, compiled: bool, code: Code, model_type: str | None
-) -> Sequence[Cell | ArchitectureCell]:
+def _cells(count: int, seed: int, compiled: bool, code: Code, model_type: str | None) -> Sequence[Cell]:
     if code == "benchmark":
         return draw_compiled_cells(count, seed) if compiled else _draw(count, seed)
     if compiled:
@@ -81,22 +72,44 @@ def _cells(
     return _draw_architectures(count, seed, model_type)
 
 
-def compare_with_rehearsal(cell: Cell | ArchitectureCell, report: RankReport, on: RehearsedGpu) -> MemoryComparison:
+def against_rehearsals(cells: Sequence[Cell], gpu: RehearsedGpu) -> Iterator[MemoryComparison]:
+    """Rehearse rank 0 of each cell on a GPU; yield the comparison with its prediction.
+
+    Raises:
+        MachineError: if this machine cannot rehearse.
+    """
+    run = RunPlan(
+        communication_steps=0,
+        attention="flash",
+        emulate=True,
+        rehearsed_on=gpu,
+        timeout_seconds=1800.0,  # compiling a deep model takes minutes where other work runs beside it
+    )
+    environment = stand_in_environment(gpu)
+    with tempfile.TemporaryDirectory(prefix="fsdp-bench-") as folder:
+        store = Store(Path(folder))
+        store.open()
+        with closing(store), TrialRunner("rehearsals", "fork", store, environment) as runner:
+            for number, cell in enumerate(cells):
+                model = trained_model(cell)
+                spec = TrialSpec(id=str(number), model=model, setup=cell.setup, run=run, device="cuda")
+                yield compare_with_rehearsal(cell, runner.run(Trial(spec=spec)), gpu)
+
+
+def compare_with_rehearsal(cell: Cell, record: TrialRecord, on: RehearsedGpu) -> MemoryComparison:
     """Compare a prediction with a rehearsal of rank 0."""
-    if report.outcome is not Outcome.OK and not report.outcome.is_oom:
-        why = report.failure.message if report.failure else "it left no report"
-        return MemoryComparison(label=cell.label, error=f"the trial ended {report.outcome.value}: {why}")
-    memory = report.memory if report.outcome is Outcome.OK else None
-    fits = memory is not None and not memory.num_alloc_retries
+    if record.outcome is not Outcome.OK and not record.outcome.is_oom:
+        return MemoryComparison(label=cell.label, error=f"the trial ended {record.outcome.value}: {record.reason}")
+    memory = record.ranks[0].memory if record.outcome is Outcome.OK else None
     gpu = gpu_by_product_name(on.product_name)
-    return compare_with_allocator(cell.model, cell.setup, cell.label, memory, fits, gpu, on.available_bytes)
+    return compare_with_allocator(cell.model, cell.setup, cell.label, memory, record.fits, gpu, on.available_bytes)
 
 
-def trained_model(cell: Cell | ArchitectureCell) -> TrainedModel:
+def trained_model(cell: Cell) -> TrainedModel:
     """Return the model of a cell as trials have it."""
-    if isinstance(cell, Cell):
-        return cell.model
     model = cell.model
+    if not isinstance(model, RecordedModel):
+        return model
     return ModelCode(
         name=model.name,
         code="huggingface",
@@ -109,77 +122,25 @@ def trained_model(cell: Cell | ArchitectureCell) -> TrainedModel:
     )
 
 
-def _draw_architectures(count: int, seed: int, model_type: str | None) -> list[ArchitectureCell]:
-    """Return the first cells of a seed without a gradient scaler that trials can train."""
-    drawn, found = count, list[ArchitectureCell]()
-    while len(found) < count:
-        drawn *= 2
-        found = [cell for cell in draw_architectures(drawn, seed, model_type) if _can_be_rehearsed(cell)]
-    return found[:count]
-
-
-def _can_be_rehearsed(cell: ArchitectureCell) -> bool:
-    trained = trained_model(cell)
-    assert isinstance(trained, ModelCode)
-    return not cell.setup.precision.needs_grad_scaler and trained.why_impossible(cell.setup, "cuda") is None
+def _draw_architectures(count: int, seed: int, model_type: str | None) -> list[Cell]:
+    return _first(count, lambda drawn: draw_architectures(drawn, seed, model_type))
 
 
 def _draw(count: int, seed: int) -> list[Cell]:
-    """Return the first setups of a seed without a gradient scaler, each as rank 0."""
+    cells = _first(count, lambda drawn: draw_cells(drawn, seed, device="cuda"))
+    return [msgspec.structs.replace(cell, rank=0) for cell in cells]
+
+
+def _first(count: int, draw: Callable[[int], Sequence[Cell]]) -> list[Cell]:
+    """Return the first drawn cells without a gradient scaler that trials can train."""
     drawn, found = count, list[Cell]()
     while len(found) < count:
         drawn *= 2
-        cells = draw_cells(drawn, seed, device="cuda")
-        found = [msgspec.structs.replace(cell, rank=0) for cell in cells if not cell.setup.precision.needs_grad_scaler]
+        found = [cell for cell in draw(drawn) if _can_be_rehearsed(cell)]
     return found[:count]
 
 
-# -- running rehearsals -----------------------------------------------------------------------------------------------
-
-
-POLL_SECONDS = 0.5
-"""Time between two checks of the time limit."""
-
-
-def rehearsals(specs: Iterable[TrialSpec], gpu: RehearsedGpu) -> Iterator[RankReport]:
-    """Yield what rank 0 of each trial reports, in order.
-
-    A trial without a report is yielded as ``timeout`` after its time limit, else as ``crashed``, with the reason.
-
-    Raises:
-        MachineError: if this machine cannot rehearse.
-    """
-    environment = stand_in_environment(gpu)
-    with tempfile.TemporaryDirectory(prefix="fsdp-bench-") as folder:
-        server = ForkServer(Path(folder) / "server.log", folder, environment)
-        try:
-            for number, spec in enumerate(specs):
-                scratch = Path(folder) / str(number)
-                scratch.mkdir()
-                yield _rehearse(spec, scratch, server)
-        finally:
-            server.close()
-
-
-def _rehearse(spec: TrialSpec, scratch: Path, server: ForkServer) -> RankReport:
-    (scratch / "trial.json").write_bytes(to_json(spec))
-    launched = server.start(scratch / "trial.json", scratch, spec.num_processes)
-    limit = TimeLimit(spec.run.timeout_seconds)
-    try:
-        while not launched.finished and not limit.has_run_out():
-            launched.wait(POLL_SECONDS)
-    finally:
-        killed = not launched.finished
-        if killed:
-            launched.kill()
-    try:
-        return from_json((scratch / "rank-0.json").read_bytes(), RankReport).without_times()
-    except (OSError, msgspec.DecodeError):
-        if killed:
-            return _without_report(Outcome.TIMEOUT, f"not done after {spec.run.timeout_seconds:g} s")
-        return _without_report(Outcome.CRASHED, "it left no report, or one that cannot be read")
-
-
-def _without_report(outcome: Outcome, message: str) -> RankReport:
-    failure = Failure(message=message, phase="unknown", at=time.time())
-    return RankReport(rank=0, outcome=outcome, failure=failure)
+def _can_be_rehearsed(cell: Cell) -> bool:
+    trained = trained_model(cell)
+    why_not = trained.why_impossible(cell.setup, "cuda") if isinstance(trained, ModelCode) else None
+    return why_not is None and not cell.setup.precision.needs_grad_scaler

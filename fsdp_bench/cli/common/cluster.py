@@ -13,7 +13,7 @@ from fsdp_bench.report.terminal import print_line
 from fsdp_bench.spec.errors import ExitCode, MachineError
 from fsdp_bench.sweep.launchers.choose import MOST_NODES
 from fsdp_bench.sweep.launchers.launcher import NodesLost
-from fsdp_bench.sweep.launchers.slurm import SlurmCluster
+from fsdp_bench.sweep.launchers.slurm import SlurmNodes
 from fsdp_bench.sweep.session import Session
 
 MOST_RANKS = 4096
@@ -46,7 +46,7 @@ def node_options(command: Callable[..., Any]) -> Callable[..., Any]:
 def on_nodes(session: Session[Any], run: Callable[[], int]) -> int:
     """Run a session. In a job of Slurm, go on in a later one where the time limit is near or a node was lost."""
     cluster = session.cluster
-    if not isinstance(cluster, SlurmCluster):
+    if not isinstance(cluster, SlurmNodes):
         return run()
     watch_time_limit()
     try:
@@ -66,7 +66,7 @@ def interrupted(session: Session[Any], done: str) -> int:
 
     ``done`` says how much is recorded.
     """
-    if not time_is_up() or not isinstance(session.cluster, SlurmCluster):
+    if not time_is_up() or not isinstance(session.cluster, SlurmNodes):
         print_line(f"fsdp-bench: interrupted; {done}, the same command resumes", error=True)
         return ExitCode.INTERRUPTED
     if not session.num_new:
@@ -79,7 +79,7 @@ def interrupted(session: Session[Any], done: str) -> int:
     return _requeue(session.cluster, f"the job's time limit is near; {done}")
 
 
-def _requeue(cluster: SlurmCluster, why: str) -> int:
+def _requeue(cluster: SlurmNodes, why: str) -> int:
     """Put the job back into the queue, which ends this process."""
     ignore()  # Slurm ends the job with SIGTERM
     print_line(f"fsdp-bench: {why}; job {cluster.job.id} goes back into the queue and will go on", error=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -15,14 +15,16 @@ from fsdp_bench.spec.model import Family
 from fsdp_bench.spec.model_code import ModelCode, TrainedModel
 from fsdp_bench.spec.setup import FIELDS, TrainSetup
 from fsdp_bench.spec.subprocesses.dry_run import SIZES
+from fsdp_bench.sweep.config.models import is_percent_of_gpu, shape_of
 from fsdp_bench.sweep.config.reading import convert, naming, tables
-from fsdp_bench.sweep.config.shapes import is_percent_of_gpu, shape_of
 from fsdp_bench.sweep.config.sweep_file import NO_GPU, Cell, SweepFile, canonical, cells
 from fsdp_bench.sweep.config.trial import SweepPlan, Trial, trial_of
 from fsdp_bench.sweep.machine import Machine
 
+T = TypeVar("T")
 
-def trials_of(file: SweepFile) -> SweepPlan:
+
+def trials_of(file: SweepFile) -> SweepPlan[Trial]:
     """Make each cell a trial. Without the file's GPU, only cells whose sizes do not depend on it become trials.
 
     Raises:
@@ -30,35 +32,22 @@ def trials_of(file: SweepFile) -> SweepPlan:
         MachineError: if all sizes depend on a GPU that this machine lacks.
     """
     with naming(file.path):
-        excluded, trials = excludes(file), dict[str, Trial]()
+        excluded = excludes(file)
 
-        def add(_place: str, written: Cell) -> None:
+        def resolve(_place: str, written: Cell) -> tuple[str, Trial, str | None]:
             cell = with_defaults(written, file)
             setup = setup_of(cell, file.machine)
             shape = shape_of(cell, file.models, file.machine)
             check_positions(shape, setup)
             _check_sizes(shape, written)
             trial = trial_of(shape, setup, file.run, file.device, why_not(shape, setup, file, excluded))
-            trials.setdefault(trial.spec.id, trial)
+            return trial.spec.id, trial, trial.skip_reason
 
-        needing_gpu = each_cell(file, "trial", add)
-        refuse_if_none_runs("trial", [trial.skip_reason for trial in trials.values()])
-    return SweepPlan(
-        name=file.name,
-        launcher=file.launcher,
-        device=file.device,
-        trials=tuple(trials.values()),
-        source=file.text,
-        needing_gpu=needing_gpu,
-    )
+        return plan_of(file, "trial", resolve)
 
 
 def check_positions(shape: TrainedModel, setup: TrainSetup) -> None:
-    """Refuse a sequence that is longer than the positions that a model learns.
-
-    Raises:
-        SpecError: naming both.
-    """
+    """Refuse a sequence that is longer than the positions that a model learns."""
     positions = shape.learned_positions
     if positions is not None and setup.sequence_length > positions:
         raise SpecError(
@@ -68,11 +57,7 @@ def check_positions(shape: TrainedModel, setup: TrainSetup) -> None:
 
 
 def _check_sizes(shape: TrainedModel, cell: Cell) -> None:
-    """Refuse a size of the batch that a user's function does not take.
-
-    Raises:
-        SpecError: naming the size and the function.
-    """
+    """Refuse a size of the batch that a user's function does not take."""
     if not isinstance(shape, ModelCode) or shape.function is None:
         return
     for size in SIZES:
@@ -82,44 +67,35 @@ def _check_sizes(shape: TrainedModel, cell: Cell) -> None:
             )
 
 
-def each_cell(file: SweepFile, what: str, resolve: Callable[[str, Cell], None]) -> tuple[str, ...]:
-    """Resolve each cell whose sizes are known on this machine; return the missing information of the others as text.
+def plan_of(file: SweepFile, what: str, resolve: Callable[[str, Cell], tuple[str, T, str | None]]) -> SweepPlan[T]:
+    """Resolve each cell whose sizes are known on this machine.
+
+    Args:
+        file: the sweep file.
+        what: what a cell becomes.
+        resolve: takes a cell's place and the cell. Returns an ID, what the cell becomes, and why it is skipped; of
+            several with the same ID the first counts.
 
     Raises:
-        SpecError: naming the place.
-        MachineError: if all sizes depend on a GPU that this machine lacks. ``what`` is what a cell becomes.
+        SpecError: naming the place; if all cells are skipped, with the first reason.
+        MachineError: if all sizes depend on a GPU that this machine lacks.
     """
-    known, needing_gpu = resolvable(file)
-    if needing_gpu and not known:
+    places = [(place, cell, _needs_gpu(cell, file)) for place, cell in cells(file.document)]
+    needs = Counter(need for _, _, need in places if need)
+    needing_gpu = tuple(f"{count} with {need}" for need, count in needs.items())
+    if needing_gpu and needs.total() == len(places):
         raise MachineError(f"{file.path}: every {what} needs the GPU: {'; '.join(needing_gpu)}; and {NO_GPU}")
-    for place, cell in known:
+    found = dict[str, tuple[T, str | None]]()
+    for place, cell in ((place, cell) for place, cell, need in places if not need):
         try:
-            resolve(place, cell)
+            key, one, skip_reason = resolve(place, cell)
         except SpecError as error:
             raise SpecError(str(error) if str(error).startswith("[") else f"{place} {error}") from None
-    return tuple(needing_gpu)
-
-
-def refuse_if_none_runs(what: str, skip_reasons: list[str | None]) -> None:
-    """Refuse a sweep whose cells are all skipped.
-
-    Raises:
-        SpecError: with the first reason.
-    """
-    if all(skip_reasons):
-        reasons = sorted({reason or "" for reason in skip_reasons})
-        raise SpecError(f"no {what} can run here: {reasons[0] if reasons else 'the grid is empty'}")
-
-
-def resolvable(file: SweepFile) -> tuple[list[tuple[str, Cell]], list[str]]:
-    """Return the cells whose sizes are known on this machine, and the missing information of the others as text.
-
-    Raises:
-        SpecError: naming the place.
-    """
-    found = [(place, cell, _needs_gpu(cell, file)) for place, cell in cells(file.document)]
-    needs = Counter(need for _, _, need in found if need)
-    return [(place, cell) for place, cell, need in found if not need], [f"{n} with {need}" for need, n in needs.items()]
+        found.setdefault(key, (one, skip_reason))
+    reasons = {reason for _, reason in found.values()}
+    if None not in reasons:
+        raise SpecError(f"no {what} can run here: {min(filter(None, reasons), default='the grid is empty')}")
+    return SweepPlan(file, tuple(one for one, _ in found.values()), needing_gpu)
 
 
 def _needs_gpu(cell: Cell, file: SweepFile) -> str | None:
@@ -140,11 +116,7 @@ def with_defaults(cell: Cell, file: SweepFile) -> Cell:
 
 
 def setup_of(cell: Cell, machine: Machine) -> TrainSetup:
-    """Turn a cell of the file into a TrainSetup.
-
-    Raises:
-        SpecError: naming the field.
-    """
+    """Turn a cell of the file into a TrainSetup."""
     fields = {key: value for key, value in cell.items() if key in TrainSetup.__struct_fields__}
     if fields.get("world_size") == "gpus":
         fields["world_size"] = max(machine.num_gpus, 1)
@@ -179,11 +151,7 @@ class Exclude(msgspec.Struct, frozen=True):
 
 
 def excludes(file: SweepFile) -> list[Exclude]:
-    """Read every [[exclude]].
-
-    Raises:
-        SpecError: naming the place.
-    """
+    """Read every [[exclude]]."""
     found = []
     for number, written in enumerate(tables(file.document, "exclude"), 1):
         place = f"[[exclude]] {number}"

@@ -19,11 +19,7 @@ T = TypeVar("T", bound=Checked)
 
 
 def check_keys(place: str, table: dict[str, Any], known: tuple[str, ...]) -> None:
-    """Refuse a key that does not exist.
-
-    Raises:
-        SpecError: naming the nearest known key.
-    """
+    """Refuse a key that does not exist."""
     for key in table:
         if key not in known:
             hint = nearest(key, known) or f"; one of {', '.join(known)}"
@@ -31,11 +27,7 @@ def check_keys(place: str, table: dict[str, Any], known: tuple[str, ...]) -> Non
 
 
 def convert(fields: dict[str, Any], kind: type[T], place: str) -> T:
-    """Turn a table of the file into a spec type.
-
-    Raises:
-        SpecError: naming the place in the file, the field, the value and what is allowed.
-    """
+    """Turn a table of the file into a spec type."""
     try:
         return build(kind, fields)
     except SpecError as error:
@@ -43,22 +35,14 @@ def convert(fields: dict[str, Any], kind: type[T], place: str) -> T:
 
 
 def one_of(field: str, value: Any, allowed: tuple[str, ...]) -> str:
-    """Return the value, which must be one of ``allowed``.
-
-    Raises:
-        SpecError: naming what is allowed.
-    """
+    """Return the value, which must be one of ``allowed``."""
     if value not in allowed:
         raise SpecError(f"{field}: {shown(value)} is not allowed; one of {', '.join(allowed)}")
     return str(value)
 
 
 def check_folder_name(name: str, where: str) -> None:
-    """Refuse a name that cannot be the name of one folder, such as ``../x``.
-
-    Raises:
-        SpecError: naming ``where``, the option or key of the name.
-    """
+    """Refuse a name that cannot be the name of one folder, such as ``../x``."""
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", name):
         raise SpecError(
             f"{where}: {name!r} is not allowed; up to 100 letters, digits, '.', '_' and '-', for a folder's name"
@@ -66,11 +50,7 @@ def check_folder_name(name: str, where: str) -> None:
 
 
 def table(document: dict[str, Any], key: str) -> dict[str, Any]:
-    """Return a table of the file; an empty one if it is missing.
-
-    Raises:
-        SpecError: if the value is something else.
-    """
+    """Return a table of the file; an empty one if it is missing."""
     value = document.get(key, {})
     if not isinstance(value, dict):
         raise SpecError(f"{key}: must be a table, written [{key}]")
@@ -78,11 +58,7 @@ def table(document: dict[str, Any], key: str) -> dict[str, Any]:
 
 
 def tables(document: dict[str, Any], key: str) -> list[dict[str, Any]]:
-    """Return a list of tables of the file; an empty one if it is missing.
-
-    Raises:
-        SpecError: if the value is something else.
-    """
+    """Return a list of tables of the file; an empty one if it is missing."""
     value = document.get(key, [])
     if not isinstance(value, list) or not all(isinstance(entry, dict) for entry in value):
         raise SpecError(f"{key}: must be a list of tables, each written [[{key}]]")

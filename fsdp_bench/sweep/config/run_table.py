@@ -65,9 +65,6 @@ def read_run_table(written: dict[str, Any], stem: str, has_frontier: bool, machi
         stem: the sweep file's name without its ending.
         has_frontier: whether the file has [frontier].
         machine: where the trials will run.
-
-    Raises:
-        SpecError: naming the key, its value and what is allowed.
     """
     check_keys("[run] ", written, RUN_KEYS)
     name, device = _name(written, stem), _device(written, machine)
@@ -76,16 +73,13 @@ def read_run_table(written: dict[str, Any], stem: str, has_frontier: bool, machi
     return RunTable(name, device, launcher, plan)
 
 
-def emulated(written: dict[str, Any], world_size: int, stem: str) -> dict[str, Any]:
-    """Return a [run] table that runs only rank 0 of ``world_size`` ranks, without the keys that need other ranks."""
-    run = {key: value for key, value in written.items() if key not in (*_STEPS_WITH_PEERS, "backend")}
-    return {**run, "emulate": True, "name": f"{run.get('name', stem)}-world-{world_size}"}
+def of_rank_0(written: dict[str, Any], stem: str, of: str, **keys: Any) -> dict[str, Any]:
+    """Return a [run] table with these keys that runs rank 0 alone, without the keys that need other ranks.
 
-
-def rehearsed(written: dict[str, Any], gpu: str, stem: str) -> dict[str, Any]:
-    """Return a [run] table that rehearses rank 0 of every world on a GPU, without the keys that need other ranks."""
+    ``of`` is added to its name: what emulates or rehearses the others.
+    """
     run = {key: value for key, value in written.items() if key not in (*_STEPS_WITH_PEERS, "backend")}
-    return {**run, "device": "rehearsed", "gpu": gpu, "name": f"{run.get('name', stem)}-{gpu}".replace(" ", "-")}
+    return {**run, **keys, "name": f"{run.get('name', stem)}-{of}".replace(" ", "-")}
 
 
 def _rehearsed_on(run: dict[str, Any]) -> RehearsedGpu | None:

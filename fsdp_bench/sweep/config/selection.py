@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection
-from typing import Any
-
-import msgspec
+from typing import Any, TypeVar
 
 from fsdp_bench.spec.checked import build
 from fsdp_bench.spec.codec import to_builtins
@@ -17,18 +15,16 @@ from fsdp_bench.spec.setup import FIELDS as SETUP
 from fsdp_bench.spec.setup import TrainSetup
 from fsdp_bench.sweep.config.reading import FIELD_ALIASES
 from fsdp_bench.sweep.config.trial import SweepPlan, Trial
-from fsdp_bench.sweep.frontier.file import FrontierPlan, Search
+from fsdp_bench.sweep.frontier.file import Search
+
+AnyCell = TypeVar("AnyCell", Trial, Search)
 
 FIELDS = (*ModelShape.__struct_fields__, *TrainSetup.__struct_fields__, "model")
 """Fields that FIELD=VALUE may name."""
 
 
 def check_selections(selections: tuple[str, ...], part: str | None) -> None:
-    """Refuse values of --only and --part that are wrong for every sweep, before the cells are read.
-
-    Raises:
-        SpecError: for a field or value that does not exist, and for a part that is not written K/N.
-    """
+    """Refuse values of --only and --part that are wrong for every sweep, before the cells are read."""
     for selection in selections:
         if "=" in selection:
             _read(selection, FIELDS)
@@ -38,31 +34,23 @@ def check_selections(selections: tuple[str, ...], part: str | None) -> None:
         _piece(part, None)
 
 
-def select(plan: SweepPlan, selections: tuple[str, ...]) -> SweepPlan:
-    """Keep the trials that match every selection: the beginning of an ID, or FIELD=VALUE of setup or model.
-
-    Raises:
-        SpecError: for a field or value that does not exist, and if nothing matches.
-    """
-    if not selections:
-        return plan
-    trials = tuple(trial for trial in plan.trials if all(_matches(trial, selection) for selection in selections))
-    if not trials:
-        raise SpecError(f"--only {' '.join(selections)}: no trial of this sweep matches{_more(plan)}")
-    return msgspec.structs.replace(plan, trials=trials)
+def select(plan: SweepPlan[AnyCell], selections: tuple[str, ...]) -> SweepPlan[AnyCell]:
+    """Keep the trials or searches that match every selection: FIELD=VALUE, or the beginning of an ID."""
+    kept = [one for one in plan.cells if all(_matches(one, selection) for selection in selections)]
+    if not kept:
+        what = "cell" if plan.file.has_frontier else "trial"
+        unknown = f"; more need the GPU to be known: {'; '.join(plan.needing_gpu)}" if plan.needing_gpu else ""
+        raise SpecError(f"--only {' '.join(selections)}: no {what} of this sweep matches; --list shows them{unknown}")
+    return plan.keep(kept)
 
 
-def select_part(plan: SweepPlan, part: str | None) -> SweepPlan:
-    """Keep one part of a sweep: ``2/4`` is the second quarter of its trials, in their order.
-
-    Raises:
-        SpecError: for a part that is not written K/N, and for more parts than trials.
-    """
+def select_part(plan: SweepPlan[Trial], part: str | None) -> SweepPlan[Trial]:
+    """Keep one part of a sweep: ``2/4`` is the second quarter of its trials, in their order."""
     if part is None:
         return plan
-    number, of = _piece(part, len(plan.trials))
-    cuts = [round(index * len(plan.trials) / of) for index in (number - 1, number)]
-    return msgspec.structs.replace(plan, trials=plan.trials[cuts[0] : cuts[1]])
+    number, of = _piece(part, len(plan.cells))
+    cuts = [round(index * len(plan.cells) / of) for index in (number - 1, number)]
+    return plan.keep(plan.cells[cuts[0] : cuts[1]])
 
 
 def _piece(part: str, num_trials: int | None) -> tuple[int, int]:
@@ -77,42 +65,18 @@ def _piece(part: str, num_trials: int | None) -> tuple[int, int]:
     return number, of
 
 
-def select_searches(plan: FrontierPlan, selections: tuple[str, ...]) -> FrontierPlan:
-    """Keep the cells of a frontier sweep that match every FIELD=VALUE.
-
-    Raises:
-        SpecError: for a trial's ID, for a field or value that does not exist, and if nothing matches.
-    """
-    kept = [search for search in plan.searches if all(_matches_search(search, word) for word in selections)]
-    if not kept:
-        raise SpecError(f"--only {' '.join(selections)}: no cell of this sweep matches{_more(plan)}")
-    return plan.keep(kept)
-
-
-def _more(plan: SweepPlan | FrontierPlan) -> str:
-    unknown = f"; more need the GPU to be known: {'; '.join(plan.needing_gpu)}" if plan.needing_gpu else ""
-    return f"; --list shows them{unknown}"
-
-
-def _matches_search(search: Search, selection: str) -> bool:
+def _matches(cell: Trial | Search, selection: str) -> bool:
+    if isinstance(cell, Trial):
+        if "=" not in selection:
+            return cell.spec.id.startswith(selection)
+        return _has(_facts(cell.spec.model, cell.spec.setup), selection)
     if "=" not in selection:
         raise SpecError(f"--only {selection}: a [frontier] sweep has cells, not trials; FIELD=VALUE")
-    facts = _facts(search.model, search.setup)
-    if search.quantity.is_model_size:
-        facts = {
-            "family": search.model.family.value,
-            "vocab_size": search.model.vocab_size,
-            **to_builtins(search.setup),
-        }
-    facts.pop(search.quantity.name, None)
+    facts = _facts(cell.model, cell.setup)
+    if cell.quantity.is_model_size:
+        facts = {name: facts[name] for name in ("family", "vocab_size", *SETUP)}
+    facts.pop(cell.quantity.name, None)
     return _has(facts, selection)
-
-
-def _matches(trial: Trial, selection: str) -> bool:
-    if "=" not in selection:
-        _check_id(selection)
-        return trial.spec.id.startswith(selection)
-    return _has(_facts(trial.spec.model, trial.spec.setup), selection)
 
 
 def _check_id(selection: str) -> None:

@@ -4,8 +4,8 @@
 [grid]       lists are crossed, the last key varying fastest; a single value is used in all cells
 [[include]]  further cells; single values of [grid] are used here too, lists are crossed
 [[exclude]]  cells that are not run, each with its reason
-[models.X]   the user's own model: dimensions, with Hugging Face's names (shapes.py), or its code (model_code.py);
-             [grid] names it as model = "X"
+[models.X]   the user's own model: dimensions, with Hugging Face's names, or its code (models.py); [grid] names it as
+             model = "X"
 [frontier]   what to search in every cell: the largest model, batch or sequence length (frontier/file.py)
 
 grid.py makes the cells trials; with [frontier], frontier/file.py makes them searches.
@@ -28,9 +28,9 @@ from fsdp_bench.spec.model_code import TrainedModel
 from fsdp_bench.spec.record import Device, RunPlan
 from fsdp_bench.spec.setup import TrainSetup
 from fsdp_bench.spec.units import format_gib
+from fsdp_bench.sweep.config.models import MODEL_KEYS, read_models
 from fsdp_bench.sweep.config.reading import FIELD_ALIASES, check_keys, naming, table, tables
-from fsdp_bench.sweep.config.run_table import emulated, read_run_table, rehearsed
-from fsdp_bench.sweep.config.shapes import MODEL_KEYS, read_models
+from fsdp_bench.sweep.config.run_table import of_rank_0, read_run_table
 from fsdp_bench.sweep.machine import GpuDevice, Machine
 from fsdp_bench.sweep.run.rehearsed import machine_with
 
@@ -115,7 +115,8 @@ def read_file(
         if emulate_world is not None:
             document = _emulating(document, emulate_world, path.stem)
         if rehearse_gpu is not None:
-            document = {**document, "run": rehearsed(table(document, "run"), rehearse_gpu, path.stem)}
+            run = of_rank_0(table(document, "run"), path.stem, rehearse_gpu, device="rehearsed", gpu=rehearse_gpu)
+            document = {**document, "run": run}
         return _resolve(path, text, document, machine, gpu_memory_bytes)
 
 
@@ -125,7 +126,8 @@ def _emulating(document: dict[str, Any], world_size: int, stem: str) -> dict[str
         cells["include"] = [
             {key: value for key, value in entry.items() if key != "world_size"} for entry in tables(document, "include")
         ]
-    return {**document, **cells, "run": emulated(table(document, "run"), world_size, stem)}
+    run = of_rank_0(table(document, "run"), stem, f"world-{world_size}", emulate=True)
+    return {**document, **cells, "run": run}
 
 
 def _resolve(
@@ -172,11 +174,7 @@ def _limited(machine: Machine, device: Device, gpu_memory_bytes: int) -> Machine
 
 
 def cells(document: dict[str, Any]) -> Iterator[tuple[str, Cell]]:
-    """Yield every cell in the order of the file, each with its place in the file.
-
-    Raises:
-        SpecError: naming the place.
-    """
+    """Yield every cell in the order of the file, each with its place in the file."""
     grid = canonical("[grid] ", table(document, "grid"))
     yield from (("[grid]", cell) for cell in _cross(grid, "[grid]"))
     single = {key: value for key, value in grid.items() if not isinstance(value, list)}
@@ -196,11 +194,7 @@ def cells(document: dict[str, Any]) -> Iterator[tuple[str, Cell]]:
 
 
 def canonical(place: str, written: dict[str, Any]) -> dict[str, Any]:
-    """Return a table of [grid], [[include]] or [[exclude]] with the fields' own names.
-
-    Raises:
-        SpecError: for a key that does not exist, or is there twice.
-    """
+    """Return a table of [grid], [[include]] or [[exclude]] with the fields' own names."""
     check_keys(place, written, _GRID_KEYS)
     renamed: dict[str, Any] = {}
     for key, value in written.items():

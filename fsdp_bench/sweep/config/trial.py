@@ -1,13 +1,15 @@
 """The trials of a sweep, their labels and their IDs.
 
 A trial is done when the results folder has a record with its ID, ``trials/ID.json`` (results/store.py). A sweep runs
-the other trials (run/remaining_trials.py).
+the other trials (session.py).
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 import msgspec
 from msgspec.structs import replace
@@ -17,7 +19,10 @@ from fsdp_bench.spec.field import Field
 from fsdp_bench.spec.model_code import ModelCode, TrainedModel
 from fsdp_bench.spec.record import MEASUREMENT_REVISION, Device, RunPlan, TrialSpec
 from fsdp_bench.spec.setup import FIELDS, Offload, TrainSetup
-from fsdp_bench.sweep.machine import Machine, torch_version
+from fsdp_bench.sweep.config.sweep_file import SweepFile
+from fsdp_bench.sweep.machine import torch_version
+
+T = TypeVar("T")
 
 
 class Trial(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,24 +37,19 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
         return label_of(self.spec.model, self.spec.setup, alone=self.spec.run.alone)
 
 
-class SweepPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """A sweep file, resolved on one machine."""
+@dataclass(frozen=True)
+class SweepPlan(Generic[T]):
+    """The cells of a sweep file, resolved on one machine: trials, or with [frontier] searches."""
 
-    name: str
-    launcher: str
-    device: Device
-    trials: tuple[Trial, ...]
-    """The trials in the order in which they run."""
-    source: str
-    """The sweep file's text."""
+    file: SweepFile
+    cells: tuple[T, ...]
+    """In the order in which they run."""
     needing_gpu: tuple[str, ...] = ()
     """Descriptions of further cells, whose sizes depend on a GPU that this machine lacks."""
 
-    @property
-    def labels(self) -> list[str]:
-        """The labels of the trials, with all fields in which the trials differ."""
-        specs = [trial.spec for trial in self.trials]
-        return distinct_labels([(spec.model, spec.setup, spec.run.alone) for spec in specs])
+    def keep(self, cells: Iterable[T]) -> SweepPlan[T]:
+        """Return the plan with these cells alone."""
+        return SweepPlan(self.file, tuple(cells), self.needing_gpu)
 
 
 def label_of(shape: TrainedModel, setup: TrainSetup, *, alone: str = "") -> str:
@@ -87,20 +87,15 @@ def _field_texts(setup: TrainSetup, fields: Sequence[Field]) -> list[str]:
     return [one.phrase(getattr(setup, one.name)) for one in shown]
 
 
-def resolved_text(plan: SweepPlan, machine: Machine) -> str:
-    """Return the sweep file's text. Comments at its end list the models and the trials that it became on a machine."""
-    lines = [plan.source.rstrip(), "", f"# Resolved on {machine.describe()}, device {plan.device}:"]
-    lines += [f"# {shape}" for shape in dict.fromkeys(trial.spec.model.describe() for trial in plan.trials)]
-    for trial, label in zip(plan.trials, plan.labels, strict=True):
-        lines.append(f"# {trial.spec.id} {label}" + (f"; skipped: {trial.skip_reason}" if trial.skip_reason else ""))
-    return "\n".join(lines) + "\n"
+def labels_of(trials: Sequence[Trial]) -> list[str]:
+    """Return the labels of trials, with all fields in which these trials differ."""
+    return distinct_labels([(trial.spec.model, trial.spec.setup, trial.spec.run.alone) for trial in trials])
 
 
-def keeping(plan: SweepPlan, trace: bool, snapshot: bool) -> SweepPlan:
+def keeping(plan: SweepPlan[Trial], trace: bool, snapshot: bool) -> SweepPlan[Trial]:
     """Return the plan with trials that keep a trace or a memory snapshot. Their IDs stay the same."""
-    specs = [replace(trial.spec, keep_trace=trace, keep_snapshot=snapshot) for trial in plan.trials]
-    trials = (replace(trial, spec=spec) for trial, spec in zip(plan.trials, specs, strict=True))
-    return replace(plan, trials=tuple(trials))
+    kept = (replace(trial.spec, keep_trace=trace, keep_snapshot=snapshot) for trial in plan.cells)
+    return plan.keep(replace(trial, spec=spec) for trial, spec in zip(plan.cells, kept, strict=True))
 
 
 def trial_of(

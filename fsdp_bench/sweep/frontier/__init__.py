@@ -2,6 +2,5 @@
 
 Read in this order:
     file.py      [frontier]: which quantity is searched, between which values
-    cell.py      one cell: its prediction, its trials, its answer
-    search.py    searches all cells; writes the record
+    cell.py      one cell: its prediction, its trials, its answer; the record of all cells
 """

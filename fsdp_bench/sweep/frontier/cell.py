@@ -8,7 +8,7 @@ way.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -16,9 +16,19 @@ from fsdp_bench.plan.search.fit import FitCheck
 from fsdp_bench.plan.search.search import find_largest
 from fsdp_bench.simulate.operators.kernels import CPU_EMULATED, CPU_GLOO
 from fsdp_bench.spec.errors import SpecError
-from fsdp_bench.spec.frontier import FirstFailure, FrontierCell, LargestValues, QuantityRange, Status
+from fsdp_bench.spec.frontier import (
+    FRONTIER_SCHEMA_VERSION,
+    FirstFailure,
+    FrontierCell,
+    FrontierRecord,
+    LargestValues,
+    QuantityRange,
+    Status,
+)
 from fsdp_bench.spec.rank_report import Outcome
 from fsdp_bench.spec.record import TrialRecord
+from fsdp_bench.sweep.config.sweep_file import SweepFile
+from fsdp_bench.sweep.config.trial import SweepPlan
 from fsdp_bench.sweep.frontier.file import Search
 
 
@@ -42,59 +52,39 @@ class SearchedCell:
         """The candidate that the search needs next. It is not tried yet, or its trial gave no answer."""
         if self.search.skip_reason is not None:
             return None
-        index = self._fits_bracket.next_index(self._fits_answers)
-        if index is not None:
-            return index
-        if not self._retried:
+        index, above = self._for_fits.next_index, self._for_runs
+        return index if index is not None or above is None else above.next_index
+
+    @property
+    def _for_fits(self) -> Bracket:
+        answers = {index: record.fits for index, record in self.records.items() if _is_answer(record)}
+        return Bracket(len(self.search.quantity), self.predicted.fits, answers)
+
+    @property
+    def _for_runs(self) -> Bracket | None:
+        """The second search. None unless the candidate above ``fits`` ended ``ok``, with allocation retries."""
+        first, predicted = self.fits + 2, self.predicted.runs
+        retried = self.records.get(first - 1)
+        if retried is None or retried.outcome is not Outcome.OK:
             return None
-        index = self._runs_bracket.next_index(self._runs_answers)
-        return None if index is None else self._first_above + index
-
-    @property
-    def _fits_bracket(self) -> Bracket:
-        return Bracket(len(self.search.quantity), self.predicted.fits)
-
-    @property
-    def _fits_answers(self) -> dict[int, bool]:
-        return {index: record.fits for index, record in self.records.items() if _is_answer(record)}
+        answers = {
+            index: record.outcome is Outcome.OK
+            for index, record in self.records.items()
+            if _is_answer(record) and index >= first
+        }
+        predicted = None if predicted is None else max(predicted, first - 1)
+        return Bracket(max(len(self.search.quantity), first), predicted, answers, first)
 
     @property
     def fits(self) -> int:
         """The largest index that is known to fit; -1 if none."""
-        return self._fits_bracket.bounds(self._fits_answers)[0]
-
-    @property
-    def _retried(self) -> bool:
-        """Whether the candidate above ``fits`` ended ``ok`` with allocation retries."""
-        record = self.records.get(self.fits + 1)
-        return record is not None and record.outcome is Outcome.OK
-
-    @property
-    def _first_above(self) -> int:
-        """The first candidate that only the second search tries."""
-        return self.fits + 2
-
-    @property
-    def _runs_bracket(self) -> Bracket:
-        predicted, first = self.predicted.runs, self._first_above
-        above = max(len(self.search.quantity) - first, 0)
-        return Bracket(above, None if predicted is None else max(predicted - first, -1))
-
-    @property
-    def _runs_answers(self) -> dict[int, bool]:
-        first = self._first_above
-        return {
-            index - first: record.outcome is Outcome.OK
-            for index, record in self.records.items()
-            if _is_answer(record) and index >= first
-        }
+        return self._for_fits.bounds[0]
 
     @property
     def runs(self) -> int:
         """The largest index that is known to run; -1 if none."""
-        if not self._retried:
-            return self.fits
-        return self._first_above + self._runs_bracket.bounds(self._runs_answers)[0]
+        above = self._for_runs
+        return self.fits if above is None else above.bounds[0]
 
     @property
     def smallest_oom_index(self) -> int | None:
@@ -172,8 +162,8 @@ class SearchedCell:
             else self._largest_values(predicted.fits, predicted.runs, predicted.limited_by),
             measured=self._largest_values(self.fits, self.runs, self._first_failure()) if status == "found" else None,
             steps_apart=self.fits - predicted.fits if status == "found" and predicted.fits is not None else None,
-            trials=tuple(self.records[index].id for index in sorted(self._fits_answers)),
-            most_trials=self._fits_bracket.most_trials,
+            trials=tuple(self.records[index].id for index in sorted(self._for_fits.answers)),
+            most_trials=self._for_fits.most_trials,
         )
 
     def _largest_values(self, fits: int, runs: int, limited_by: FirstFailure | None) -> LargestValues:
@@ -218,29 +208,35 @@ def _ran_out(record: TrialRecord) -> bool:
 
 @dataclass(frozen=True)
 class Bracket:
-    """One search for the index of the largest candidate that fits (or runs). -1 if none does."""
+    """One search, as far as it is, for the largest index that fits (or runs); ``first - 1`` if none does."""
 
     num_candidates: int
     predicted: int | None
-    """The predicted index; -1 if none is predicted to fit. None: no prediction, the search begins in the middle."""
+    """The predicted index. None: no prediction, the search begins in the middle."""
+    answers: Mapping[int, bool]
+    """By index: whether a candidate fits."""
+    first: int = 0
+    """The smallest index that is searched."""
 
     @property
     def most_trials(self) -> int:
         """The number of trials of a bisection: both ends, then the halvings."""
         return 2 + (self.num_candidates - 1).bit_length()
 
-    def bounds(self, answers: Mapping[int, bool]) -> tuple[int, int]:
-        """Return the largest index that is known to fit, and the smallest index that is known not to fit.
+    @property
+    def bounds(self) -> tuple[int, int]:
+        """The largest index that is known to fit, and the smallest index that is known not to fit.
 
         An index that fits above one that does not is ignored.
         """
-        high = min((index for index, fits in answers.items() if not fits), default=self.num_candidates)
-        low = max((index for index, fits in answers.items() if fits and index < high), default=-1)
+        high = min((index for index, fits in self.answers.items() if not fits), default=self.num_candidates)
+        low = max((index for index, fits in self.answers.items() if fits and index < high), default=self.first - 1)
         return low, high
 
-    def next_index(self, answers: Mapping[int, bool]) -> int | None:
-        """Return the index to try next. None if the answer is known."""
-        low, high = self.bounds(answers)
+    @property
+    def next_index(self) -> int | None:
+        """The index to try next. None if the answer is known."""
+        low, high = self.bounds
         if high - low <= 1:
             return None
         wanted = None
@@ -248,7 +244,7 @@ class Bracket:
             wanted = self.predicted
         elif self.predicted is not None and low >= self.predicted and high == self.num_candidates:
             wanted = 2 * low - self.predicted + 1
-        elif self.predicted is not None and high <= self.predicted and low == -1:
+        elif self.predicted is not None and high <= self.predicted and low == self.first - 1:
             wanted = 2 * high - self.predicted - 1
         return wanted if wanted is not None and low < wanted < high else (low + high) // 2
 
@@ -288,3 +284,33 @@ def _check(search: Search) -> FitCheck:
         kernels = CPU_EMULATED if search.run.emulate else CPU_GLOO
         return FitCheck(kernels=kernels, budget_bytes=search.run.memory_limit_bytes)
     return FitCheck(headroom_bytes=0)  # a trial may fill the GPU: what context and NCCL take is not torch's to have
+
+
+def cells_of(plan: SweepPlan[Search], records: Sequence[TrialRecord]) -> list[SearchedCell]:
+    """Return every cell with its prediction and its records."""
+    return [SearchedCell(search, forecast(search), _recorded(search, records)) for search in plan.cells]
+
+
+def _recorded(search: Search, records: Sequence[TrialRecord]) -> dict[int, TrialRecord]:
+    """Return the records of a cell's trials, by the index of their candidate."""
+    indices = {value: index for index, value in enumerate(search.quantity.values)}
+    found: dict[int, TrialRecord] = {}
+    for record in records:
+        index = indices.get(search.value_of(record.model, record.setup))
+        if index is not None and search.trial(index).spec.id == record.id:
+            found[index] = record
+    return found
+
+
+def frontier_record(file: SweepFile, cells: Sequence[SearchedCell], machine: str) -> FrontierRecord:
+    """Return the record of a frontier sweep, frontier.json."""
+    return FrontierRecord(
+        schema_version=FRONTIER_SCHEMA_VERSION,
+        sweep=file.name,
+        source="rehearsed" if file.run.rehearsed_on else "measured",
+        device=file.run.alone if file.run.alone == "rehearsed" else file.device,
+        machine=machine,
+        run=file.run,
+        gpu_is_limited=file.gpu_is_limited,
+        cells=tuple(cell.record() for cell in cells),
+    )

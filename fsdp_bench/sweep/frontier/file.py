@@ -8,7 +8,6 @@ largest = "70B"
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -28,17 +27,16 @@ from fsdp_bench.spec.units import parse_count
 from fsdp_bench.sweep.config.grid import (
     Exclude,
     check_positions,
-    each_cell,
     excludes,
-    refuse_if_none_runs,
+    plan_of,
     setup_of,
     why_not,
     with_defaults,
 )
+from fsdp_bench.sweep.config.models import shape_of
 from fsdp_bench.sweep.config.reading import check_keys, naming, one_of, table
-from fsdp_bench.sweep.config.shapes import shape_of
 from fsdp_bench.sweep.config.sweep_file import Cell, SweepFile
-from fsdp_bench.sweep.config.trial import Trial, trial_of
+from fsdp_bench.sweep.config.trial import SweepPlan, Trial, trial_of
 
 MEASURABLE_QUANTITIES = ("params", "num_hidden_layers", "micro_batch_size", "sequence_length")
 """Quantities that a sweep can search, by the names that users write."""
@@ -75,29 +73,7 @@ class Search:
         return value
 
 
-@dataclass(frozen=True)
-class FrontierPlan:
-    """A frontier sweep, resolved on one machine."""
-
-    name: str
-    launcher: str
-    device: Device
-    run: RunPlan
-    gpu_is_limited: bool
-    searches: tuple[Search, ...]
-    source: str
-    """The sweep file's text."""
-    needing_gpu: tuple[str, ...] = ()
-    """Descriptions of further cells, whose sizes depend on a GPU that this machine lacks."""
-    lacks_gpu: bool = False
-    """Whether this machine lacks the GPU; then nothing is predicted."""
-
-    def keep(self, searches: Sequence[Search]) -> FrontierPlan:
-        """Return the plan with only these searches."""
-        return replace(self, searches=tuple(searches))
-
-
-def searches_of(file: SweepFile) -> FrontierPlan:
+def searches_of(file: SweepFile) -> SweepPlan[Search]:
     """Make each cell a search. Without the file's GPU, only cells whose sizes do not depend on it become searches.
 
     Raises:
@@ -115,26 +91,13 @@ def searches_of(file: SweepFile) -> FrontierPlan:
         excluded = excludes(file)
         for exclude in excluded:
             _refuse_own_key(searched, exclude.place, exclude.matches)
-        found = dict[str, Search]()
 
-        def add(place: str, cell: Cell) -> None:
+        def resolve(place: str, cell: Cell) -> tuple[str, Search, str | None]:
             _refuse_own_key(searched, place, cell)
             search = _search(searched, with_defaults(cell, file), frontier, file, excluded)
-            found.setdefault(search.trial(0).spec.id, search)
+            return search.trial(0).spec.id, search, search.skip_reason
 
-        needing_gpu = each_cell(file, "cell", add)
-        refuse_if_none_runs("cell", [search.skip_reason for search in found.values()])
-    return FrontierPlan(
-        name=file.name,
-        launcher=file.launcher,
-        device=file.device,
-        run=file.run,
-        gpu_is_limited=file.gpu_is_limited,
-        searches=tuple(found.values()),
-        source=file.text,
-        needing_gpu=needing_gpu,
-        lacks_gpu=file.lacks_gpu,
-    )
+        return plan_of(file, "cell", resolve)
 
 
 def _refuse_own_key(searched: str, place: str, keys: dict[str, Any]) -> None:
@@ -176,11 +139,7 @@ def _quantity(searched: str, cell: Cell, file: SweepFile) -> tuple[Quantity, Tra
 
 
 def _own_model(cell: Cell, file: SweepFile) -> ModelShape:
-    """Return a cell's model.
-
-    Raises:
-        SpecError: for a model that is given by its code.
-    """
+    """Return a cell's model."""
     shape = shape_of(cell, file.models, file.machine)
     if isinstance(shape, ModelCode):
         raise SpecError(

@@ -9,8 +9,7 @@ from pathlib import Path
 import psutil
 
 from fsdp_bench.spec.errors import MachineError, ResultsError, SpecError, shown
-from fsdp_bench.sweep.launchers.slurm import SlurmCluster
-from fsdp_bench.sweep.launchers.slurm_job import current_job
+from fsdp_bench.sweep.launchers.slurm import SlurmNodes, current_job
 from fsdp_bench.sweep.launchers.torchrun_nodes import Meeting, Say, TorchrunNodes
 from fsdp_bench.sweep.machine import probe_machine
 
@@ -26,7 +25,7 @@ def choose_nodes(
     rdzv_endpoint: str | None = None,
     nodes: int | None = None,
     ranks_per_node: int | None = None,
-) -> SlurmCluster | TorchrunNodes | Meeting | None:
+) -> SlurmNodes | TorchrunNodes | Meeting | None:
     """Return the nodes of a sweep; None if it runs on this machine alone; a Meeting if another node is the first.
 
     Args:
@@ -48,7 +47,7 @@ def choose_nodes(
     if bool(rdzv_endpoint) != bool(nodes):
         raise SpecError("--nodes and --rdzv-endpoint go together; in a job of Slurm, use --slurm instead")
     if slurm:
-        return SlurmCluster(current_job(), _ranks_per_node(ranks_per_node))
+        return SlurmNodes(current_job(), _ranks_per_node(ranks_per_node))
     if rdzv_endpoint is None or nodes is None:
         if ranks_per_node is not None:
             raise SpecError("--ranks-per-node is for several nodes: --slurm, or --nodes and --rdzv-endpoint")

@@ -1,4 +1,4 @@
-"""The starter of a trial's ranks: the interface of all launchers.
+"""The starter of a trial's ranks: what all launchers have in common.
 
 A launcher returns a Launched, which reports the ranks that have ended, and can end all of them.
 """
@@ -8,11 +8,11 @@ from __future__ import annotations
 import signal
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
 
 import msgspec
 
 from fsdp_bench.spec.errors import ExitCode, MachineError
+from fsdp_bench.sweep.launchers.processes import node_environment
 
 
 class RankExit(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,44 +46,65 @@ class NodesLost(MachineError):
         super().__init__(f"{who} not answer any more; run the same command on nodes that do, which resumes")
 
 
-class Launched(Protocol):
+class Launched:
     """A trial whose ranks are running."""
+
+    finished = False
+    """Whether every rank has ended."""
 
     def wait(self, seconds: float) -> list[RankExit]:
         """Return the ranks that have ended since the last call; wait at most ``seconds`` for the first."""
-
-    @property
-    def finished(self) -> bool:
-        """Whether every rank has ended."""
+        raise NotImplementedError
 
     def kill(self) -> None:
         """End every process of the trial now."""
+        raise NotImplementedError
 
     def lost_nodes(self) -> tuple[str, ...]:
         """Return the nodes that were lost while the trial ran. Asked once, after a trial that failed."""
+        return ()
 
 
-class Launcher(Protocol):
+class Launcher:
     """Starts trials one after another."""
 
     def start(self, trial: Path, scratch: Path, world_size: int) -> Launched:
         """Start a trial's ranks."""
+        raise NotImplementedError
 
     def end_leftovers(self) -> None:
         """End processes that a trial that has ended left running."""
+        raise NotImplementedError
 
     def close(self) -> None:
         """End all processes of the launcher."""
+        self.end_leftovers()
 
 
-class LauncherOnNodes:
-    """Starts trials on as many nodes as they fill; those that one node holds, on this one by a local launcher.
+class Cluster(Launcher):
+    """Several nodes, all alike. Starts trials on as many as they fill; those that one node holds, on this one.
 
     Slurm ends what a trial left running on the other nodes, or the command there does.
     """
 
-    ranks_per_node: int
-    _local: Launcher
+    def __init__(self, num_nodes: int, ranks_per_node: int) -> None:
+        self.num_nodes = num_nodes
+        self.ranks_per_node = ranks_per_node
+        self._environment: dict[str, str] = {}
+        """All variables of the ranks on several nodes."""
+
+    def begin(self, local: Launcher, mark: str, environment: Mapping[str, str]) -> None:
+        """Prepare for a sweep's trials.
+
+        Args:
+            local: starts trials that one node is enough for.
+            mark: the mark of the sweep (processes.py).
+            environment: what the ranks' environment has beside this process's.
+
+        Raises:
+            MachineError: if a node is not there.
+        """
+        self._local, self._environment = local, node_environment(mark, environment)
 
     def start(self, trial: Path, scratch: Path, world_size: int) -> Launched:
         """Start a trial's ranks; errors as of ``spread``."""
@@ -102,25 +123,6 @@ class LauncherOnNodes:
     def close(self) -> None:
         """End all processes on this node."""
         self._local.close()
-
-
-class Cluster(Protocol):
-    """Several nodes, all alike, over which the ranks of a trial can be spread."""
-
-    num_nodes: int
-    ranks_per_node: int
-
-    def launcher(self, local: Launcher, mark: str, environment: Mapping[str, str]) -> Launcher:
-        """Return a launcher that spreads trials over the nodes.
-
-        Args:
-            local: starts trials that one node is enough for.
-            mark: the mark of the sweep (processes.py).
-            environment: what the ranks' environment has beside this process's.
-
-        Raises:
-            MachineError: if a node is not there.
-        """
 
 
 def signal_name(number: int) -> str:

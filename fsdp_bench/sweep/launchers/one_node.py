@@ -14,14 +14,14 @@ from pathlib import Path
 import psutil
 
 from fsdp_bench.spec.errors import MachineError
-from fsdp_bench.sweep.launchers.launcher import Launched, LauncherError, RankExit, exit_of, signal_name
+from fsdp_bench.sweep.launchers.launcher import Launched, Launcher, LauncherError, RankExit, exit_of, signal_name
 from fsdp_bench.sweep.launchers.processes import end_marked, kill_group, last_lines, start_process, worker_environment
 
 SERVER_START_SECONDS = 120.0
 """The time that the server may take to start: importing torch from a cold network file system can take a minute."""
 
 
-class ForkServer:
+class ForkServer(Launcher):
     """One server process for a whole sweep. It is started again if it has ended.
 
     If forking is not safe, trials are started by torchrun instead.
@@ -130,15 +130,7 @@ class ForkServer:
         end_marked(self._mark, [] if self._process is None else [self._process.pid])
 
 
-class _OnOneNode:
-    finished = False
-
-    def lost_nodes(self) -> tuple[str, ...]:
-        """Return nothing: all ranks were on this node."""
-        return ()
-
-
-class ForkedTrial(_OnOneNode):
+class ForkedTrial(Launched):
     """A trial that the fork server runs."""
 
     def __init__(self, server: ForkServer, pgid: int) -> None:
@@ -170,7 +162,7 @@ class ForkedTrial(_OnOneNode):
             self.finished = True
 
 
-class Torchrun:
+class Torchrun(Launcher):
     """Starts every trial with a new torchrun, so that each trial imports torch again and trials share nothing."""
 
     def __init__(self, mark: str, environment: Mapping[str, str] = {}) -> None:
@@ -189,12 +181,8 @@ class Torchrun:
         """End processes that a trial that has ended left running."""
         end_marked(self._mark)
 
-    def close(self) -> None:
-        """End processes that are left. torchrun itself is not kept running."""
-        end_marked(self._mark)
 
-
-class TorchrunTrial(_OnOneNode):
+class TorchrunTrial(Launched):
     """A trial that torchrun runs. torchrun ends all ranks if one fails, and has one exit code for all."""
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:

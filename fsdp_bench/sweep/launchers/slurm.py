@@ -1,56 +1,52 @@
-"""Trials on the nodes of a Slurm job: by srun, one torchrun on each node, which meet on the head node.
+"""Slurm: the job that this process runs in, and trials on its nodes, by srun: one torchrun on each.
 
-A trial whose ranks fit on one node runs on the head node, as it would without Slurm.
+Everything is asked of Slurm's own commands, squeue, scontrol and srun: a MachineError says where one is not installed,
+fails or does not answer. A trial whose ranks fit on one node runs on the head node, as it would without Slurm.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
+import re
 import signal
+import socket
 import subprocess
-from collections.abc import Mapping
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+
+import msgspec
 
 from fsdp_bench.spec.errors import MachineError
 from fsdp_bench.spec.subprocesses.own_python import own_python
-from fsdp_bench.sweep.launchers.launcher import Launcher, LauncherOnNodes, NodesLost, RankExit, exit_of
+from fsdp_bench.sweep.launchers.launcher import Cluster, Launcher, NodesLost, RankExit
+from fsdp_bench.sweep.launchers.one_node import TorchrunTrial
 from fsdp_bench.sweep.launchers.processes import (
     NODE,
     dying_with_this_process,
     free_port,
-    node_environment,
     node_options,
 )
-from fsdp_bench.sweep.launchers.slurm_job import SlurmJob, srun, srun_environment
 
 _SECONDS_TO_END = 30.0
 """The time that srun may take to end the processes on all nodes."""
 
 
-class SlurmCluster:
+class SlurmNodes(Cluster):
     """The nodes of a job."""
 
     def __init__(self, job: SlurmJob, ranks_per_node: int) -> None:
+        super().__init__(len(job.nodes), ranks_per_node)
         self.job = job
-        self.num_nodes = len(job.nodes)
-        self.ranks_per_node = ranks_per_node
-
-    def launcher(self, local: Launcher, mark: str, environment: Mapping[str, str]) -> Launcher:
-        """Return a launcher that spreads trials over the nodes by srun."""
-        return SlurmNodes(self.job, self.ranks_per_node, local, srun_environment(node_environment(mark, environment)))
-
-
-class SlurmNodes(LauncherOnNodes):
-    """Starts trials on as many nodes of a job as they fill."""
-
-    def __init__(self, job: SlurmJob, ranks_per_node: int, local: Launcher, environment: Mapping[str, str]) -> None:
-        """``local`` starts trials that one node is enough for; ``environment`` is all that the others have."""
-        self._job = job
-        self.ranks_per_node = ranks_per_node
-        self._local = local
-        self._environment = environment
         self._address: str | None = None
         self._is_checked = False
+
+    def begin(self, local: Launcher, mark: str, environment: Mapping[str, str]) -> None:
+        """Prepare for a sweep's trials. The nodes are checked before the first that needs several."""
+        super().begin(local, mark, environment)
+        self._environment = srun_environment(self._environment)
 
     def spread(self, trial: Path, scratch: Path, num_nodes: int) -> SlurmTrial:
         """Start a trial's ranks by srun.
@@ -61,8 +57,8 @@ class SlurmNodes(LauncherOnNodes):
         """
         if not self._is_checked:
             self.check()
-        nodes = self._job.nodes[:num_nodes]
-        self._address = self._address or self._job.head_address()
+        nodes = self.job.nodes[:num_nodes]
+        self._address = self._address or self.job.head_address()
         command = [
             *srun(nodes),
             *own_python(NODE, "0", str(trial), str(scratch)),
@@ -90,9 +86,9 @@ class SlurmNodes(LauncherOnNodes):
         Raises:
             NodesLost: naming the nodes on which they cannot.
         """
-        lost = self._job.lost()
+        lost = self.job.lost()
         if lost:
-            raise NodesLost(lost, self._job.why_lost)
+            raise NodesLost(lost, self.job.why_lost)
         self._is_checked = True
 
     def ended_well(self) -> None:
@@ -100,24 +96,21 @@ class SlurmNodes(LauncherOnNodes):
         self._is_checked = True
 
 
-class SlurmTrial:
+class SlurmTrial(TorchrunTrial):
     """A trial that srun runs."""
 
     def __init__(self, process: subprocess.Popen[bytes], nodes: SlurmNodes) -> None:
-        self._process = process
+        super().__init__(process)
         self._nodes = nodes
-        self.finished = False
 
     def wait(self, seconds: float) -> list[RankExit]:
         """Return the end of srun, which does not say which rank failed."""
-        try:
-            code = self._process.wait(seconds)
-        except subprocess.TimeoutExpired:
-            return []
-        self.finished = True
+        ended, code = super().wait(seconds), self._process.returncode
         if code == 0:
             self._nodes.ended_well()
-        return [exit_of(None, code if code < 128 else 1)]  # by srun 128 and more is a signal of some task, not a rank's
+        if ended and code >= 128:  # by srun that is a signal of some task, not a rank's
+            return [RankExit(rank=None, exit_code=1)]
+        return ended
 
     def kill(self) -> None:
         """End the job step: srun passes SIGTERM on to Slurm, which kills the step's processes on all nodes."""
@@ -138,3 +131,208 @@ class SlurmTrial:
         except MachineError:  # Slurm does not answer, which the next trial will say
             pass
         return ()
+
+
+# -- the job -----------------------------------------------------------------------------------------------------------
+
+
+_ANSWER_SECONDS = 60
+"""The time that a command of Slurm's may take: a busy controller is slow."""
+_ATTEMPTS, _SECONDS_BETWEEN_ATTEMPTS = 5, 10
+"""The number of times that a job asks the controller, which may restart, before it gives up."""
+_OPTIONS_OF_THE_JOB = (
+    *("SLURM_CPU_BIND", "SLURM_CPU_BIND_LIST", "SLURM_CPU_BIND_TYPE", "SLURM_CPU_BIND_VERBOSE", "SLURM_GPU_BIND"),
+    *("SLURM_GPUS", "SLURM_GPUS_PER_TASK", "SLURM_NTASKS", "SLURM_NPROCS", "SLURM_CPUS_PER_TASK", "SLURM_EXPORT_ENV"),
+)
+"""Variables that sbatch sets, and that srun reads as its options."""
+_PROBE_SECONDS = 30
+"""The time that a node may take to start a process that does nothing."""
+
+
+class SlurmJob:
+    """A job's allocation, seen from a process in it."""
+
+    def __init__(self, job_id: str, nodes: Sequence[str], restarts: int = 0) -> None:
+        self.id = job_id
+        self.nodes = tuple(nodes)
+        """The names of its nodes when it started. The first is the head node, which this process runs on."""
+        self.why_lost = ""
+        """The last line that srun printed where it could not start a process."""
+        self.restarts = restarts
+        """The number of times that it was put back into the queue."""
+
+    def left(self) -> tuple[str, ...]:
+        """Return the nodes that the job still has. Slurm takes those away that do not answer (``--no-kill``)."""
+        listed = ask("squeue", "--noheader", f"--jobs={self.id}", "--format=%N", attempts=_ATTEMPTS).strip()
+        return expand(listed) if listed else ()
+
+    def lost(self) -> tuple[str, ...]:
+        """Return the nodes on which no process can be started any more; takes a second if there are none."""
+        left = set(self.left())
+        if left.issuperset(self.nodes) and self._starts(self.nodes):
+            return ()
+        with ThreadPoolExecutor(8) as pool:
+            answers = list(pool.map(lambda node: node in left and self._starts([node]), self.nodes))
+        return tuple(node for node, answers_ in zip(self.nodes, answers, strict=True) if not answers_)
+
+    def _starts(self, nodes: Sequence[str]) -> bool:
+        command, variables = [*srun(nodes), "true"], srun_environment(os.environ)
+        try:
+            done = subprocess.run(
+                command, capture_output=True, text=True, timeout=_PROBE_SECONDS, env=variables, check=False
+            )
+        except (OSError, subprocess.TimeoutExpired) as error:
+            self.why_lost = " ".join(str(error).split())
+            return False
+        self.why_lost = (done.stderr.strip().splitlines() or [""])[-1]
+        return done.returncode == 0
+
+    def head_address(self) -> str:
+        """Return the address at which the other nodes reach the head node (NodeAddr in slurm.conf)."""
+        address = _node_address(self.nodes[0])
+        if len(self.nodes) > 1 and _is_loopback(address):  # as /etc/hosts of Debian says of a host's own name
+            other = _node_address(self.nodes[1])
+            if not _is_loopback(other):
+                return own_address_towards(other)
+        return address
+
+    def requeue(self) -> None:
+        """Put the job back into the queue, which ends this process's job step."""
+        ask("scontrol", "requeue", self.id, attempts=_ATTEMPTS)
+
+
+def current_job() -> SlurmJob:
+    """Return the job that this process runs in.
+
+    Raises:
+        MachineError: if there is none, or Slurm's commands do not answer.
+    """
+    job_id, listed = os.environ.get("SLURM_JOB_ID"), os.environ.get("SLURM_JOB_NODELIST")
+    if not job_id or not listed:
+        raise MachineError(
+            "--slurm: this is no job of Slurm (SLURM_JOB_ID is not set); use it in a batch script or in salloc, or have"
+            " the script written: fsdp-bench submit"
+        )
+    restarts, nodes = os.environ.get("SLURM_RESTART_COUNT", "0"), expand(listed)
+    here = os.environ.get("SLURMD_NODENAME")
+    if here != nodes[0]:
+        raise MachineError(
+            f"--slurm: run this on the job's first node, {nodes[0]}, and not on {here or 'a login node'}:"
+            f" srun --overlap --nodes=1 --ntasks=1 --nodelist={nodes[0]} --pty bash"
+        )
+    return SlurmJob(job_id, nodes, int(restarts) if restarts.isdigit() else 0)
+
+
+class JobState(msgspec.Struct, frozen=True, kw_only=True):
+    """A job as squeue shows it."""
+
+    id: str
+    state: str
+    """RUNNING, PENDING and so on."""
+    reason: str
+    """Why it waits: Resources, Priority; the text ``None`` if it runs."""
+    nodes: str
+    seconds_left: float | None
+    """The seconds until its time limit. None if it has none."""
+    restarts: int
+    """The number of times that it was put back into the queue."""
+
+
+def job_state(job_id: str) -> JobState | None:
+    """Return the state of a job; None if it has ended."""
+    listed = ask("squeue", "--noheader", "--me", "--format=%i|%T|%r|%N|%L")  # with --jobs an ended one is an error
+    for line in listed.splitlines():
+        number, state, reason, nodes, left = line.split("|")
+        if number == job_id:
+            found = re.search(r"\bRestarts=(\d+)", ask("scontrol", "show", "job", job_id))
+            restarts = int(found[1]) if found else 0
+            return JobState(
+                id=job_id, state=state, reason=reason, nodes=nodes, seconds_left=seconds_of(left), restarts=restarts
+            )
+    return None
+
+
+def seconds_of(text: str) -> float | None:
+    """Read a time as Slurm writes it: MM, MM:SS, HH:MM:SS, D-HH, D-HH:MM, D-HH:MM:SS. None for other words."""
+    days, dash, clock = text.strip().rpartition("-")
+    parts = clock.split(":")
+    if not all(part.isdecimal() and part.isascii() for part in (*parts, *([days] if dash else []))) or len(parts) > 3:
+        return None
+    numbers = [int(part) for part in parts]
+    if dash:
+        hours, minutes, seconds = (*numbers, 0, 0)[:3]
+    elif len(numbers) == 3:
+        hours, minutes, seconds = numbers
+    else:
+        hours, (minutes, seconds) = 0, (*numbers, 0)[:2]
+    return float(((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + seconds)
+
+
+def expand(listed: str) -> tuple[str, ...]:
+    """Return the names in a list of Slurm's, such as ``n[1-4]``."""
+    return tuple(ask("scontrol", "show", "hostnames", listed).split())
+
+
+def ask(*command: str, attempts: int = 1) -> str:
+    """Run a command of Slurm's; return what it prints. With several ``attempts`` a controller may be away meanwhile.
+
+    Raises:
+        MachineError: in one line, if it is not installed, fails or does not answer.
+    """
+    if attempts > 1:
+        try:
+            return ask(*command)
+        except MachineError:
+            time.sleep(_SECONDS_BETWEEN_ATTEMPTS)
+            return ask(*command, attempts=attempts - 1)
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_ANSWER_SECONDS, check=False)
+    except FileNotFoundError:
+        raise MachineError(f"{command[0]} is not installed here; this needs Slurm's commands in PATH") from None
+    except subprocess.TimeoutExpired:
+        raise MachineError(f"{command[0]} did not answer within {_ANSWER_SECONDS} s: is slurmctld up?") from None
+    if done.returncode:
+        said = " ".join(done.stderr.split()) or f"exit code {done.returncode}"
+        raise MachineError(f"{' '.join(command[:2])}: {said}")
+    return done.stdout
+
+
+def srun(nodes: Sequence[str]) -> list[str]:
+    """Return the beginning of a command that starts one process on each node, whatever else the job runs there."""
+    return [
+        *("srun", f"--nodelist={','.join(nodes)}", f"--nodes={len(nodes)}", f"--ntasks={len(nodes)}"),
+        *(
+            "--export=ALL",
+            "--cpu-bind=none",
+            "--ntasks-per-node=1",
+            "--overlap",
+            "--kill-on-bad-exit=1",
+            "--mpi=none",
+            "--input=none",
+            "--quiet",
+        ),
+    ]
+
+
+def srun_environment(variables: Mapping[str, str]) -> dict[str, str]:
+    """Return an environment for srun without the job's options, which would hold for one process on a node too."""
+    return {name: value for name, value in variables.items() if name not in _OPTIONS_OF_THE_JOB}
+
+
+def _node_address(node: str) -> str:
+    found = re.search(r"\bNodeAddr=(\S+)", ask("scontrol", "show", "node", node, "--oneliner"))
+    return found[1] if found else node
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return socket.gethostbyname(host).startswith("127.")
+    except OSError:
+        return False
+
+
+def own_address_towards(host: str) -> str:
+    """Return the address of this node's that another one sees. Connecting a UDP socket sends nothing."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((socket.gethostbyname(host), 9))
+        return str(probe.getsockname()[0])

@@ -29,7 +29,7 @@ import msgspec
 
 from fsdp_bench.spec.errors import MachineError, ResultsError
 from fsdp_bench.spec.files import write_atomically
-from fsdp_bench.sweep.launchers.launcher import Launcher, LauncherOnNodes, NodesLost, RankExit, exit_of
+from fsdp_bench.sweep.launchers.launcher import Cluster, Launched, Launcher, NodesLost, RankExit, exit_of
 from fsdp_bench.sweep.launchers.one_node import TorchrunTrial
 from fsdp_bench.sweep.launchers.processes import NODE, end_marked, node_environment, node_options, start_process
 from fsdp_bench.sweep.results.lock import FolderLock, LockHolder, last_writer, node_name, seems_to_live
@@ -149,24 +149,23 @@ class Meeting:
             os.utime(self.folder)
 
 
-class TorchrunNodes(LauncherOnNodes):
+class TorchrunNodes(Cluster):
     """The nodes as the first of them sees them; it starts trials on itself and on others."""
 
     def __init__(self, meeting: Meeting, lock: FolderLock, num_nodes: int, ranks_per_node: int) -> None:
         """``lock`` is the first node's; ``num_nodes`` counts it."""
-        self.num_nodes = num_nodes
-        self.ranks_per_node = ranks_per_node
+        super().__init__(num_nodes, ranks_per_node)
         self._meeting, self._lock = meeting, lock
         self._nodes = {"": node_name()}
         atexit.register(self._leave)
 
-    def launcher(self, local: Launcher, mark: str, environment: Mapping[str, str]) -> Launcher:
-        """Wait for the other nodes; return a launcher that spreads trials over all.
+    def begin(self, local: Launcher, mark: str, environment: Mapping[str, str]) -> None:
+        """Prepare for a sweep's trials: wait for the other nodes.
 
         Raises:
             MachineError: if they do not come.
         """
-        self._local, self._environment = local, node_environment(mark, environment)
+        super().begin(local, mark, environment)
         meeting, begin, known = self._meeting, time.monotonic(), {"order"}
         left_before = {path.stem: meeting.writer(path.stem) for path in meeting.folder.glob("*.json")}
         if self.num_nodes > 1:
@@ -185,7 +184,6 @@ class TorchrunNodes(LauncherOnNodes):
                 if (node := meeting.read(OtherNode, node_id)) is not None:
                     known.add(node_id)
                     self._meet(node_id, node)
-        return self
 
     def _meet(self, node_id: str, node: OtherNode) -> None:
         """Let a node take part if it is the right one."""
@@ -229,18 +227,13 @@ class TorchrunNodes(LauncherOnNodes):
             shutil.rmtree(self._meeting.folder, ignore_errors=True)
 
 
-class TrialOnNodes:
+class TrialOnNodes(Launched):
     """A trial that runs on this node and on others."""
 
     def __init__(self, meeting: Meeting, order: NodeTask, own: TorchrunTrial) -> None:
         self._meeting, self._order, self._own = meeting, order, own
         self._running = {node_id: name for node_id, name in order.nodes.items() if node_id}
         self._lost: list[str] = []
-
-    @property
-    def finished(self) -> bool:
-        """Whether the ranks on all nodes have ended."""
-        return self._own.finished and not self._running
 
     def wait(self, seconds: float) -> list[RankExit]:
         """Return the ends of the trial on nodes since the last call; wait at most ``seconds`` for the first."""
@@ -265,6 +258,7 @@ class TrialOnNodes:
             else:
                 continue
             del self._running[node_id]
+        self.finished = self._own.finished and not self._running
         return exits
 
     def kill(self) -> None:
@@ -278,7 +272,7 @@ class TrialOnNodes:
             time.sleep(_POLL_SECONDS)
             self._ends()
         self._lost += self._running.values()
-        self._running = {}
+        self._running, self.finished = {}, True
 
     def lost_nodes(self) -> tuple[str, ...]:
         """Return the nodes that have gone, or do not answer."""

@@ -21,10 +21,7 @@ def flat_row(record: TrialRecord) -> dict[str, Any]:
     ``loss`` is the setup's cross-entropy (plain, chunked, compiled, ...); ``final_loss`` is the number it reached.
     """
     return {
-        "id": record.id,
-        "sweep": record.sweep,
-        "source": record.source,
-        "device": record.device,
+        **{name: getattr(record, name) for name in ("id", "sweep", "source", "device")},
         "outcome": record.outcome.value,
         "fits": record.fits,
         "reason": record.reason,
@@ -93,20 +90,18 @@ def most_of_any_rank(record: TrialRecord, field: str) -> tuple[int | None, int |
     return value, None if negated is None else -negated
 
 
+_SPEED = (
+    *("step_seconds", "tokens_per_second_per_gpu", "model_tflops_per_second", "mfu", "hfu", "peak_flops_source"),
+    *("communication_seconds", "exposed_communication_seconds", "seconds_without_communication"),
+    "exposed_by_difference_seconds",
+)
+"""Columns of time, which but for ``model_tflops_per_second`` are fields of TrialRecord."""
+
+
 def _speed(record: TrialRecord) -> dict[str, Any]:
     flops = record.model_flops_per_second
-    return {
-        "step_seconds": record.step_seconds,
-        "tokens_per_second_per_gpu": record.tokens_per_second_per_gpu,
-        "model_tflops_per_second": None if flops is None else flops * 1e-12,
-        "mfu": record.mfu,
-        "hfu": record.hfu,
-        "peak_flops_source": record.peak_flops_source,
-        "communication_seconds": record.communication_seconds,
-        "exposed_communication_seconds": record.exposed_communication_seconds,
-        "seconds_without_communication": record.seconds_without_communication,
-        "exposed_by_difference_seconds": record.exposed_by_difference_seconds,
-    }
+    row = {name: getattr(record, name, None) for name in _SPEED}
+    return {**row, "model_tflops_per_second": None if flops is None else flops * 1e-12}
 
 
 def frontier_row(cell: FrontierCell, record: FrontierRecord) -> dict[str, Any]:
@@ -152,6 +147,13 @@ def csv_row(row: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+_COMMUNICATION = (
+    *("step_seconds", "seconds_without_communication", "communication_seconds", "exposed_communication_seconds"),
+    "exposed_by_difference_seconds",
+)
+"""Fields of TrialRecord that say how long a step and its communication take."""
+
+
 def communication_rows(records: list[TrialRecord]) -> list[dict[str, Any]]:
     """Return the JSON form for the trials that ended ``ok``. Sizes are in bytes, times in seconds."""
     measured = [record for record in records if record.outcome is Outcome.OK]
@@ -160,19 +162,14 @@ def communication_rows(records: list[TrialRecord]) -> list[dict[str, Any]]:
             "id": record.id,
             "label": label,
             "device": record.device,
-            "step_seconds": record.step_seconds,
-            "seconds_without_communication": record.seconds_without_communication,
-            "communication_seconds": record.communication_seconds,
-            "exposed_communication_seconds": record.exposed_communication_seconds,
-            "exposed_by_difference_seconds": record.exposed_by_difference_seconds,
+            **{name: getattr(record, name) for name in _COMMUNICATION},
             "exposed_shares": record.exposed_fractions,
             "collectives": [
                 {
-                    "kind": kind.kind,
-                    "calls": kind.calls,
-                    "message_bytes": kind.message_bytes,
-                    "group_size": kind.group_size,
-                    "seconds": kind.seconds,
+                    **{
+                        name: getattr(kind, name)
+                        for name in ("kind", "calls", "message_bytes", "group_size", "seconds")
+                    },
                     "algorithm_bandwidth_bytes_per_second": kind.algorithm_bandwidth,
                     "bus_bandwidth_bytes_per_second": kind.bus_bandwidth,
                 }

@@ -14,6 +14,7 @@ from fsdp_bench.spec.errors import ResultsError
 from fsdp_bench.spec.frontier import FrontierRecord, read_frontier
 from fsdp_bench.spec.record import TrialRecord, read_record
 from fsdp_bench.sweep.machine import Machine
+from fsdp_bench.sweep.progress import JOB, PROGRESS
 from fsdp_bench.sweep.results.flat import flat_row
 from fsdp_bench.sweep.results.store import in_one_line
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-_BESIDE_TRIALS = ("machine.json", "frontier.json")
+_BESIDE_TRIALS = ("machine.json", "frontier.json", PROGRESS, JOB)
 """Files that are not records. In the folder of a sweep that is named ``trials`` they match the pattern of records."""
 
 

@@ -100,16 +100,11 @@ class FolderLock:
         """Return the lock file that was removed or replaced, so that another process may write here; else None."""
         if self._lock is None:
             return None
-        for path, file in ((self._flock_path, self._lock), (self._path(self._number), None)):
-            try:
-                if file is not None and os.path.samestat(os.fstat(file.fileno()), os.stat(path)):
-                    continue
-                if file is None and _read(path) is not None:
-                    continue
-            except OSError:
-                pass
-            return path
-        return None
+        with contextlib.suppress(OSError):
+            if os.path.samestat(os.fstat(self._lock.fileno()), os.stat(self._flock_path)):
+                path = self._path(self._number)
+                return None if _read(path) is not None else path
+        return self._flock_path
 
     @property
     def _flock_path(self) -> Path:

@@ -5,6 +5,7 @@ A trial counts as done when trials/ID.json exists; config/trial.py computes the 
 results/MACHINE/SWEEP/
     machine.json     the machine and the versions of its software
     sweep.toml       the sweep file, as it was run
+    progress.json    how far the sweep is, or was; job.json: the job of Slurm that was submitted for it
     trials/ID.json   one record for each trial, written whole or not at all
     set-aside/       records that are broken or whose trial ran again; never deleted
     trials.csv       the flat table, rebuilt from the records
@@ -33,7 +34,9 @@ from fsdp_bench.spec.codec import to_json
 from fsdp_bench.spec.errors import ResultsError
 from fsdp_bench.spec.files import write_atomically
 from fsdp_bench.spec.frontier import FrontierRecord
+from fsdp_bench.spec.rank_report import Outcome
 from fsdp_bench.spec.record import TrialRecord, read_record
+from fsdp_bench.sweep.config.trial import Trial
 from fsdp_bench.sweep.machine import Machine
 from fsdp_bench.sweep.results.flat import csv_row, flat_row, frontier_row
 from fsdp_bench.sweep.results.lock import FolderLock
@@ -42,7 +45,11 @@ MOST_ERROR_CHARACTERS = 200
 
 
 class Store:
-    """The folder of one sweep. Locks allow one process at a time to write, on any node."""
+    """The folder of one sweep. Locks allow one process at a time to write, on any node.
+
+    All methods raise ResultsError, with what would help, where a file cannot be read, written or moved: the folder is
+    read-only, the disk is full or has no inodes left. Those that read raise SpecError for a newer fsdp-bench's records.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -96,11 +103,7 @@ class Store:
             )
 
     def check_writable(self, num_files: int = 1) -> None:
-        """Check that files can be written, the first as large as a large record, and remove them.
-
-        Raises:
-            ResultsError: if they cannot, because the folder is read-only or the disk is full, or has no inodes left.
-        """
+        """Check that files can be written, the first as large as a large record, and remove them."""
         probes = [self.trials / f".probe-{number}.tmp" for number in range(num_files)]
         try:
             for number, probe in enumerate(probes):
@@ -125,11 +128,7 @@ class Store:
         )
 
     def make_scratch(self, trial_id: str) -> Path:
-        """Return an empty scratch folder for a trial's ranks.
-
-        Raises:
-            ResultsError: if it cannot be created.
-        """
+        """Return an empty scratch folder for a trial's ranks."""
         folder = self.scratch / trial_id
         shutil.rmtree(folder, ignore_errors=True)
         try:
@@ -143,22 +142,14 @@ class Store:
         shutil.rmtree(folder, ignore_errors=True)
 
     def write(self, name: str, data: bytes) -> None:
-        """Write a file of the sweep's folder atomically.
-
-        Raises:
-            ResultsError: if the folder cannot be written.
-        """
+        """Write a file of the sweep's folder atomically."""
         try:
             write_atomically(self.folder / name, data)
         except OSError as error:
             raise self.error(error) from None
 
     def keep_files(self, trial_id: str, scratch: Path) -> None:
-        """Move a trial's traces and snapshots from its scratch folder to traces/ID and snapshots/ID.
-
-        Raises:
-            ResultsError: if they cannot be moved.
-        """
+        """Move a trial's traces and snapshots from its scratch folder to traces/ID and snapshots/ID."""
         try:
             for pattern, kept in (("*.trace.json.gz", self.traces), ("*.snapshot.pickle", self.snapshots)):
                 for found in sorted(scratch.glob(pattern)):
@@ -185,10 +176,6 @@ class Store:
         """Return a trial's record and None; (None, None) if it has none.
 
         A broken record is moved to set-aside/; then return None and one line about it.
-
-        Raises:
-            SpecError: if a newer fsdp-bench wrote it.
-            ResultsError: if it cannot be read or moved.
         """
         path = self._path(trial_id)
         try:
@@ -207,21 +194,33 @@ class Store:
             return None, f"{path.name} {why}; kept as {aside}, its trial runs again"
         return record, None
 
-    def read_all(self) -> tuple[list[TrialRecord], list[str]]:
-        """Return every record, and a line for each broken record, which is moved to set-aside/.
+    def look_up(self, trial: Trial, retry: frozenset[Outcome], notes: list[str]) -> TrialRecord | None:
+        """Return the record of a trial that is done; None if the trial is to be run.
 
-        Raises:
-            SpecError, ResultsError: as ``read``.
+        A trial with a record is done. But it runs again if its outcome is in ``retry``, if it timed out under a shorter
+        time limit, or if it was skipped and the reason no longer holds; its record is then moved to set-aside/.
+
+        Args:
+            trial: the trial.
+            retry: outcomes whose trials run again.
+            notes: a list to which a line is added if a record is moved to set-aside/.
         """
+        record, note = self.read(trial.spec.id)
+        if note:
+            notes.append(note)
+        if record is None or not _runs_again(record, trial, retry):
+            return record
+        aside = self.set_aside(trial.spec.id)
+        notes.append(f"{trial.spec.id} ({record.outcome.value}) runs again; its record is kept as {aside}")
+        return None
+
+    def read_all(self) -> tuple[list[TrialRecord], list[str]]:
+        """Return every record, and a line for each broken record, which is moved to set-aside/."""
         answers = [self.read(path.stem) for path in sorted(self.trials.glob("*.json"))]
         return [record for record, _ in answers if record is not None], [note for _, note in answers if note]
 
     def peek_all(self) -> list[TrialRecord]:
-        """Return every record that is not broken. Moves nothing.
-
-        Raises:
-            SpecError: if a newer fsdp-bench wrote one.
-        """
+        """Return every record that is not broken. Moves nothing."""
         found = []
         for path in sorted(self.trials.glob("*.json")):
             with contextlib.suppress(OSError, msgspec.DecodeError):
@@ -229,11 +228,7 @@ class Store:
         return found
 
     def set_aside(self, trial_id: str) -> Path:
-        """Move a record to set-aside/ under a new name; return its new path.
-
-        Raises:
-            ResultsError: if it cannot be moved.
-        """
+        """Move a record to set-aside/ under a new name; return its new path."""
         folder = self.folder / "set-aside"
         try:
             folder.mkdir(exist_ok=True)
@@ -264,6 +259,14 @@ class Store:
         writer.writeheader()
         writer.writerows(map(csv_row, rows))
         self.write(name, text.getvalue().encode())
+
+
+def _runs_again(record: TrialRecord, trial: Trial, retry: frozenset[Outcome]) -> bool:
+    if record.outcome is Outcome.SKIPPED:
+        return trial.skip_reason is None  # it was impossible or excluded, and no longer is
+    if record.outcome is Outcome.TIMEOUT and trial.spec.run.timeout_seconds > record.run.timeout_seconds:
+        return True
+    return record.outcome in retry
 
 
 def remove_leftovers(folder: Path) -> None:

@@ -1,7 +1,6 @@
 """Running trials: how ranks are watched and ended, and how the outcome is decided.
 
 Read in this order:
-    remaining_trials.py   which trials of a sweep are recorded, and which are still to be run
     runner.py       runs one trial after another, from a scratch folder to a record
     outcome.py      decides a trial's outcome from its ranks' reports, exit codes and signals
     rehearsed.py    the GPU that rehearsed trials run on, and the environment that puts the stand-in before NVIDIA's

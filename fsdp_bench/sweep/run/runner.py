@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Self
@@ -23,7 +23,6 @@ from fsdp_bench.sweep.launchers.processes import cut_down, end_marked, last_line
 from fsdp_bench.sweep.machine import oom_kills, probe_machine
 from fsdp_bench.sweep.results.store import Store
 from fsdp_bench.sweep.run.outcome import OutOfMemoryKill, RankEnd, TrialEnd, decide_outcome, lost_nodes_end
-from fsdp_bench.sweep.run.remaining_trials import SweepState
 
 GRACE_SECONDS = 3.0
 """After a rank failed, how long the other ranks may take to write their reports before they are ended."""
@@ -37,23 +36,6 @@ RANKS_CHECKED = 16
 
 MOST_REPORT_BYTES = 64 * 1024**2
 MOST_STAGE_BYTES = 100
-
-Observer = Callable[[Trial, TrialRecord | None], None]
-"""Called twice for each trial: with None when it starts, and with its record when it has ended."""
-
-
-def run_sweep(runner: TrialRunner, state: SweepState, observe: Observer) -> None:
-    """Run every pending trial and store its record as soon as it has ended.
-
-    Raises:
-        ResultsError: if results cannot be written. Stored records stay.
-        KeyboardInterrupt: raised again after the running trial's processes have ended. That trial has no record.
-    """
-    for trial in state.pending:
-        observe(trial, None)
-        state.records[trial.spec.id] = runner.run(trial)
-        observe(trial, state.records[trial.spec.id])
-        runner.check_nodes()
 
 
 class TrialRunner:
@@ -88,7 +70,9 @@ class TrialRunner:
         local: Launcher = (
             Torchrun(mark, environment) if launcher == "torchrun" else ForkServer(self._log, mark, environment)
         )
-        self._launcher = local if cluster is None else cluster.launcher(local, mark, environment)
+        if cluster is not None:
+            cluster.begin(local, mark, environment)
+        self._launcher = cluster or local
 
     def __enter__(self) -> Self:
         return self
@@ -105,7 +89,8 @@ class TrialRunner:
             KeyboardInterrupt: raised again after the trial's processes have ended. The trial has no record.
         """
         if trial.skip_reason is not None:
-            record = _skipped(trial, self._sweep)
+            end = TrialEnd(outcome=Outcome.SKIPPED, reason=trial.skip_reason)
+            record = _record(trial.spec, self._sweep, end, started_at=_now(), wall_seconds=0.0)
         else:
             run = TrialRun(trial.spec, self._sweep, self._store)
             record = run.run(self._launcher)
@@ -114,22 +99,13 @@ class TrialRunner:
         return record
 
     def check_nodes(self) -> None:
-        """Check that all nodes are there for the next trial.
-
-        Raises:
-            NodesLost: if the last trial lost some. Its record is stored.
-        """
+        """Raise NodesLost if the last trial lost some nodes. Its record is stored."""
         if self._lost_nodes:
             raise NodesLost(self._lost_nodes)
 
 
 def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
-
-
-def _skipped(trial: Trial, sweep: str) -> TrialRecord:
-    verdict = TrialEnd(outcome=Outcome.SKIPPED, reason=trial.skip_reason)
-    return _record(trial.spec, sweep, verdict, started_at=_now(), wall_seconds=0.0)
 
 
 def _record(spec: TrialSpec, sweep: str, verdict: TrialEnd, **fields: object) -> TrialRecord:
@@ -205,17 +181,13 @@ class TrialRun:
             started_at=started_at,
             wall_seconds=wall_seconds,
             overhead_seconds=wall_seconds - workers_seconds,
-            **self._effective(reports),
-            **self._peak_flops(reports),
+            **self._reported(reports),
         )
 
     def _check_disk(self) -> None:
-        """Check, while the ranks' files are there, that there was space for all of them.
+        """Raise ResultsError if there is no space for all of the ranks' files, while they are there.
 
         A full disk crashes ranks, too, and is not the trial's outcome.
-
-        Raises:
-            ResultsError: if there was not. The trial has no record.
         """
         try:
             self._store.check_writable(FILES_OF_A_RANK * min(self._spec.num_processes, RANKS_CHECKED))
@@ -322,22 +294,17 @@ class TrialRun:
                 numbers = ", ".join(map(str, device.processes))
                 self._suspect.append(f"another process ({numbers}) was on GPU {device.index} {when} the trial")
 
-    def _effective(self, reports: list[RankReport]) -> dict[str, object]:
+    def _reported(self, reports: list[RankReport]) -> dict[str, object]:
+        """Return the strategy that ran, and the GPU's dense peak for the compute dtype if the catalogue has it."""
         effective = next((report.effective for report in reports if report.effective), None)
-        return {"effective_strategy": effective.strategy} if effective else {}
-
-    def _peak_flops(self, reports: list[RankReport]) -> dict[str, object]:
-        """Return the GPU's dense peak for the compute dtype and its source, if the catalogue has them."""
+        fields: dict[str, object] = {"effective_strategy": effective.strategy} if effective else {}
         if self._spec.device != "cuda" or self._spec.run.rehearsed_on is not None or not reports:
-            return {}
+            return fields
         gpu, dtype = gpu_by_product_name(reports[0].device_name), self._spec.setup.precision.compute
-        peak = gpu.peak_flops_per_second(dtype) if gpu else None
-        if gpu is None or peak is None:
-            return {}
-        return {
-            "peak_flops_per_second": peak,
-            "peak_flops_source": f"{gpu.name} {dtype}: {gpu.source.title}, {gpu.source.date}",
-        }
+        if gpu is not None and (peak := gpu.peak_flops_per_second(dtype)) is not None:
+            fields["peak_flops_per_second"] = peak
+            fields["peak_flops_source"] = f"{gpu.name} {dtype}: {gpu.source.title}, {gpu.source.date}"
+        return fields
 
 
 MOST_SECONDS_BETWEEN_LOOKS = 2.0

@@ -6,26 +6,16 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from fsdp_bench.spec.record import RunPlan, TrialSpec
 from fsdp_bench.sweep.run.rehearsed import rehearsed_gpu
 from fsdp_bench.validate.memory import MemoryComparison
-from tools.validate.random_architectures import ArchitectureCell
+from tools.validate import rehearsal
 from tools.validate.random_setups import Cell
-from tools.validate.rehearsal import compare_with_rehearsal, rehearsals, trained_model
 
 
-def against_rehearsals(cells: Sequence[Cell | ArchitectureCell], name: str = "H200") -> list[MemoryComparison]:
+def against_rehearsals(cells: Sequence[Cell], name: str = "H200") -> list[MemoryComparison]:
     """Compare predictions with rehearsals of rank 0 on a GPU; leave out setups with a gradient scaler."""
-    gpu = rehearsed_gpu(name)
-    run = RunPlan(communication_steps=0, attention="flash", emulate=True, rehearsed_on=gpu)
     cells = [replace(cell, rank=0) for cell in cells if not cell.setup.precision.needs_grad_scaler]
-    specs = [
-        TrialSpec(id=str(number), model=trained_model(cell), setup=cell.setup, run=run, device="cuda")
-        for number, cell in enumerate(cells)
-    ]
-    return [
-        compare_with_rehearsal(cell, report, gpu) for cell, report in zip(cells, rehearsals(specs, gpu), strict=True)
-    ]
+    return list(rehearsal.against_rehearsals(cells, rehearsed_gpu(name)))
 
 
 def assert_near(comparisons: list[MemoryComparison], equal: float = 0.9) -> None:

@@ -14,7 +14,6 @@ from fsdp_bench.catalog.architectures import BEFORE_SM80, recorded_architecture
 from fsdp_bench.spec.setup import Api, Checkpointing, Precision, ShardingStrategy, TrainSetup
 from tests.on_stand_in.simulate.comparing import against_rehearsals
 from tests.shapes import llama_config, shape
-from tools.validate.random_architectures import ArchitectureCell
 from tools.validate.random_setups import Cell
 
 LLAMA = llama_config(num_hidden_layers=3, hidden_size=256, intermediate_size=512, vocab_size=1000)
@@ -39,12 +38,12 @@ def _setup(precision: str, api: Api, checkpointing: Checkpointing) -> TrainSetup
     )
 
 
-def _of_hugging_face(config: dict[str, Any], setup: TrainSetup) -> ArchitectureCell:
+def _of_hugging_face(config: dict[str, Any], setup: TrainSetup) -> Cell:
     model = recorded_architecture(config, setup.sequence_length, "small", BEFORE_SM80)
-    return ArchitectureCell(config=config, model=model, setup=setup)
+    return Cell(config=config, model=model, setup=setup)
 
 
-def _assert_equal_peaks(cells: list[Cell | ArchitectureCell]) -> None:
+def _assert_equal_peaks(cells: list[Cell]) -> None:
     for one in against_rehearsals(cells, "T4"):
         assert one.error is None, (one.label, one.error)
         assert one.peak.predicted_bytes == one.peak.reference_bytes, (one.label, one.phases)

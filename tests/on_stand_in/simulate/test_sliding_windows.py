@@ -22,7 +22,8 @@ from fsdp_bench.spec.setup import Api, Checkpointing, Precision, ShardingStrateg
 from fsdp_bench.train.recording.main import huggingface
 from tests.on_stand_in.simulate.comparing import against_rehearsals, assert_near
 from tests.simulate.recorded.recording import record_here
-from tools.validate.random_architectures import ArchitectureCell, _small
+from tools.validate.random_architectures import _small
+from tools.validate.random_setups import Cell
 
 TYPES = ("gemma3_text", "mistral", "phi3", "olmo3", "modernbert")
 WINDOW_TOKENS = (512, 1024, 2048, 4096)
@@ -64,7 +65,7 @@ def _setup(source: random.Random, length: int) -> TrainSetup:
     )
 
 
-def _cell(source: random.Random, model_type: str, widths: Sequence[int]) -> ArchitectureCell:
+def _cell(source: random.Random, model_type: str, widths: Sequence[int]) -> Cell:
     """Return the next model that can be recorded.
 
     With some numbers of layers the kinds do not end as recorded. The recorder refuses some sizes in one line, such as a
@@ -79,7 +80,7 @@ def _cell(source: random.Random, model_type: str, widths: Sequence[int]) -> Arch
                 model = record_here(huggingface, config, setup.sequence_length, variants=(kind_of(setup).name,))
             else:
                 model = recorded_architecture(config, setup.sequence_length, model_type)
-            return ArchitectureCell(config=config, model=model, setup=setup)
+            return Cell(config=config, model=model, setup=setup)
 
 
 def test_masks_of_sliding_windows_count() -> None:

@@ -10,7 +10,7 @@ import pytest
 from fsdp_bench.spec.errors import MachineError, SweepFileError, UserError
 from fsdp_bench.spec.record import RunPlan, read_record
 from fsdp_bench.spec.setup import Precision, ShardingStrategy
-from fsdp_bench.sweep.config.trial import SweepPlan, trial_id
+from fsdp_bench.sweep.config.trial import Trial, trial_id
 from fsdp_bench.sweep.machine import GpuDevice, Machine, torch_version
 from tests.conftest import TINY_MODEL, message_of
 from tests.sweep.conftest import read_sweep
@@ -33,7 +33,7 @@ def machine(gpus: tuple[GpuDevice, ...] = ()) -> Machine:
     )
 
 
-def read(tmp_path: Path, text: str, gpus: tuple[GpuDevice, ...] = ()) -> SweepPlan:
+def read(tmp_path: Path, text: str, gpus: tuple[GpuDevice, ...] = ()) -> tuple[Trial, ...]:
     path = tmp_path / "file.toml"
     path.write_text(text + TINY_MODEL)
     return read_sweep(path, machine(gpus))
@@ -41,15 +41,15 @@ def read(tmp_path: Path, text: str, gpus: tuple[GpuDevice, ...] = ()) -> SweepPl
 
 def test_lists_are_crossed_and_the_last_key_varies_fastest(tmp_path: Path) -> None:
     plan = read(tmp_path, "[grid]\nmodel='tiny'\nworld_size=2\napi=['fsdp1','fsdp2']\nstrategy=['zero3','ddp']")
-    cells = [(t.spec.setup.api.value, t.spec.setup.strategy.value) for t in plan.trials]
+    cells = [(t.spec.setup.api.value, t.spec.setup.strategy.value) for t in plan]
     assert cells == [("fsdp1", "FULL_SHARD"), ("fsdp1", "NO_SHARD"), ("fsdp2", "FULL_SHARD"), ("fsdp2", "NO_SHARD")]
 
 
 def test_an_include_inherits_what_the_grid_fixes_and_must_say_what_the_grid_lists(tmp_path: Path) -> None:
     grid = "[grid]\nmodel='tiny'\nsequence_length=32\nworld_size=2\nstrategy=['zero3','ddp']\n"
     plan = read(tmp_path, grid + "[[include]]\nworld_size=4\nstrategy=['hsdp','hybrid_shard_zero2']")
-    assert [t.spec.setup.world_size for t in plan.trials] == [2, 2, 4, 4]
-    assert {t.spec.setup.sequence_length for t in plan.trials} == {32}
+    assert [t.spec.setup.world_size for t in plan] == [2, 2, 4, 4]
+    assert {t.spec.setup.sequence_length for t in plan} == {32}
     with pytest.raises(SweepFileError, match=r"\[\[include\]\] 1 does not say 'strategy'"):
         read(tmp_path, grid + "[[include]]\nworld_size=4")
 
@@ -57,7 +57,7 @@ def test_an_include_inherits_what_the_grid_fixes_and_must_say_what_the_grid_list
 def test_an_excluded_cell_is_skipped_with_its_reason_and_matched_by_meaning_not_spelling(tmp_path: Path) -> None:
     grid = "[grid]\nmodel='tiny'\nworld_size=2\nstrategy=['zero3','ddp']\nprecision=['fp32','bf16-mixed']\n"
     plan = read(tmp_path, grid + "[[exclude]]\nstrategy='NO_SHARD'\nprecision='fp32/bf16/fp32'\nreason='known'")
-    skipped = [t for t in plan.trials if t.skip_reason]
+    skipped = [t for t in plan if t.skip_reason]
     assert [(t.spec.setup.strategy, t.spec.setup.precision) for t in skipped] == [
         (ShardingStrategy.NO_SHARD, Precision.parse("bf16-mixed"))
     ]
@@ -67,12 +67,12 @@ def test_an_excluded_cell_is_skipped_with_its_reason_and_matched_by_meaning_not_
 
 
 def test_equal_cells_are_one_trial(tmp_path: Path) -> None:
-    assert len(read(tmp_path, "[grid]\nmodel='tiny'\nworld_size=2\nstrategy=['zero3','FULL_SHARD','1']").trials) == 1
+    assert len(read(tmp_path, "[grid]\nmodel='tiny'\nworld_size=2\nstrategy=['zero3','FULL_SHARD','1']")) == 1
 
 
 def test_a_cell_that_cannot_work_here_is_skipped_with_what_would_work(tmp_path: Path) -> None:
     text = "[grid]\nmodel='tiny'\nworld_size=[2,16]\nstrategy=['FULL_SHARD','HYBRID_SHARD']"
-    reasons = [t.skip_reason for t in read(tmp_path, text, GPUS).trials]
+    reasons = [t.skip_reason for t in read(tmp_path, text, GPUS)]
     assert reasons[0] is None
     assert "use 4 or more ranks" in (reasons[1] or "")
     assert reasons[2] == reasons[3] == "world size 16 needs as many GPUs, or emulate = true; this machine has 8"
@@ -80,7 +80,7 @@ def test_a_cell_that_cannot_work_here_is_skipped_with_what_would_work(tmp_path: 
 
 def test_the_id_changes_with_what_decides_the_outcome_and_with_nothing_else(tmp_path: Path) -> None:
     def only_id(text: str) -> str:
-        return read(tmp_path, text).trials[0].spec.id
+        return read(tmp_path, text)[0].spec.id
 
     grid = "[grid]\nmodel='tiny'\nworld_size=2\n"
     base = only_id(grid)
@@ -102,7 +102,7 @@ def test_a_plan_that_earlier_versions_knew_has_the_id_that_it_had_then() -> None
 
 
 def test_a_share_of_the_card_chooses_the_largest_rung_below_it(tmp_path: Path) -> None:
-    (trial,) = read(tmp_path, "[grid]\nparams='25% of card'\nworld_size='gpus'", GPUS).trials
+    (trial,) = read(tmp_path, "[grid]\nparams='25% of card'\nworld_size='gpus'", GPUS)
     # 80 GiB x 25 % / 16 bytes (fp32 parameter, gradient, two Adam states)
     assert trial.spec.model.num_parameters <= 80 * 1024**3 // 4 // 16
     assert trial.spec.model.num_parameters > 0.9 * 80 * 1024**3 // 4 // 16
@@ -157,24 +157,22 @@ def test_a_sweep_of_which_no_trial_can_run_is_refused_with_the_reason(tmp_path: 
 
 
 def test_the_run_table_becomes_the_plan(tmp_path: Path) -> None:
-    plan = read(tmp_path, "[run]\nsteps=7\nmemory_limit='1.5GiB'\n[grid]\nmodel='tiny'")
-    assert plan.trials[0].spec.run == RunPlan(
-        steps=7, steps_without_communication=3, memory_limit_bytes=3 * 512 * 1024**2
-    )
-    assert msgspec.structs.asdict(plan)["device"] == "cpu"
+    (trial,) = read(tmp_path, "[run]\nsteps=7\nmemory_limit='1.5GiB'\n[grid]\nmodel='tiny'")
+    plan = RunPlan(steps=7, steps_without_communication=3, memory_limit_bytes=3 * 512 * 1024**2)
+    assert (trial.spec.run, trial.spec.device) == (plan, "cpu")
 
 
 @pytest.mark.parametrize("name", ["quick.toml", "cpu.toml", "gpu.toml"])
 def test_the_shipped_sweeps_resolve_on_eight_gpus(name: str) -> None:
     plan = read_sweep(Path(__file__).parents[3] / "sweeps" / name, machine(GPUS))
-    assert any(trial.skip_reason is None for trial in plan.trials)
+    assert any(trial.skip_reason is None for trial in plan)
 
 
 def test_over_gloo_ranks_share_a_gpu_and_communication_is_not_measured(tmp_path: Path) -> None:
     """Its messages go through the host. On a CPU gloo is what there is, and naming it changes nothing."""
     one = GPUS[:1]
     grid = "[grid]\nmodel='tiny'\nworld_size=4\n"
-    (trial,) = read(tmp_path, "[run]\nbackend='gloo'\n" + grid, one).trials
+    (trial,) = read(tmp_path, "[run]\nbackend='gloo'\n" + grid, one)
     assert trial.skip_reason is None
     assert trial.spec.num_processes == 4
     run = trial.spec.run
@@ -185,17 +183,17 @@ def test_over_gloo_ranks_share_a_gpu_and_communication_is_not_measured(tmp_path:
         read(tmp_path, "[run]\nbackend='nccl'\n" + grid, one)
     with pytest.raises(SweepFileError, match="not allowed with emulate"):
         read(tmp_path, "[run]\nbackend='gloo'\nemulate=true\n" + grid, one)
-    named, plain = (read(tmp_path, run + grid).trials[0].spec for run in ("[run]\nbackend='gloo'\n", ""))
+    named, plain = (read(tmp_path, run + grid)[0].spec for run in ("[run]\nbackend='gloo'\n", ""))
     assert named == plain
 
 
 def test_attention_is_a_choice_of_gpus_and_part_of_the_id(tmp_path: Path) -> None:
     """A plan that does not name it has the ID that it had before there was the choice."""
     grid = "[grid]\nmodel='tiny'\nworld_size=1\n"
-    on_gpu = [read(tmp_path, run + grid, GPUS[:1]).trials[0].spec for run in ("[run]\nattention='flash'\n", "")]
+    on_gpu = [read(tmp_path, run + grid, GPUS[:1])[0].spec for run in ("[run]\nattention='flash'\n", "")]
     assert [spec.run.attention for spec in on_gpu] == ["flash", None]
     assert on_gpu[0].id != on_gpu[1].id
-    on_cpu = [read(tmp_path, run + grid).trials[0].spec for run in ("[run]\nattention='flash'\n", "")]
+    on_cpu = [read(tmp_path, run + grid)[0].spec for run in ("[run]\nattention='flash'\n", "")]
     assert on_cpu[0] == on_cpu[1]
     with pytest.raises(SweepFileError, match=r"attention.*'cudnn'"):
         read(tmp_path, "[run]\nattention='cudnn'\n" + grid, GPUS[:1])
@@ -206,9 +204,9 @@ def test_newer_fields_change_the_id_only_if_they_are_set(tmp_path: Path) -> None
     grid = "[grid]\nmodel='tiny'\nworld_size=4\napi='fsdp2'\n"
     written = "reshard_after_forward='none'\nreshard_last_block=true\nfp32_head=false\n"
     written += "checkpointing_policy='none'\noptimizer_in_backward=false\n"
-    (plain,), (defaults,) = (read(tmp_path, grid + more).trials for more in ("", written))
+    (plain,), (defaults,) = (read(tmp_path, grid + more) for more in ("", written))
     assert plain.spec.id == defaults.spec.id
-    trials = read(tmp_path, grid + "reshard_after_forward=['none', 2]\nreshard_last_block=[true, false]").trials
+    trials = read(tmp_path, grid + "reshard_after_forward=['none', 2]\nreshard_last_block=[true, false]")
     assert len({trial.spec.id for trial in trials}) == 4
     assert trials[0].spec.id == plain.spec.id
     assert [trial.skip_reason for trial in trials] == [None] * 4
@@ -222,5 +220,5 @@ def test_an_emulated_world_needs_no_nodes(tmp_path: Path) -> None:
     with pytest.raises(SweepFileError, match="world size 64 needs 16 nodes of 4 ranks; here are 2"):
         read_sweep(path, nodes)
     path.write_text(f"[run]\ndevice = 'cuda'\nemulate = true\n{cell}")
-    (trial,) = read_sweep(path, nodes).trials
+    (trial,) = read_sweep(path, nodes)
     assert trial.skip_reason is None

@@ -9,11 +9,12 @@ from msgspec.structs import replace
 
 from fsdp_bench.plan.search.quantity import Candidate, Quantity
 from fsdp_bench.spec.rank_report import Failure, MemoryReading, Outcome, RankReport
-from fsdp_bench.spec.record import SCHEMA_VERSION, Device, RunPlan, TrialRecord
+from fsdp_bench.spec.record import Device, RunPlan, TrialRecord
 from fsdp_bench.spec.setup import TrainSetup
 from fsdp_bench.sweep.frontier.cell import Bracket, Forecast, SearchedCell
 from fsdp_bench.sweep.frontier.file import Search
 from tests.shapes import shape
+from tests.trial_records import record_with
 
 SHAPE = shape(name="tiny", num_hidden_layers=1, max_position_embeddings=1024)
 STEPS = 32
@@ -37,22 +38,16 @@ def record_of(search: Search, index: int, outcome: Outcome, retries: int = 0, li
         peak_allocated_bytes=1, peak_phase="backward", phases={"backward": 1}, num_alloc_retries=retries
     )
     failure = None if outcome is Outcome.OK else Failure(message="m", phase="optimizer", at=1.0, limit=limit)
-    return TrialRecord(
-        schema_version=SCHEMA_VERSION,
+    return record_with(
         id=spec.id,
-        sweep="test",
-        source="measured",
         device=spec.device,
         model=spec.model,
         num_parameters=spec.model.num_parameters,
         setup=spec.setup,
-        effective_strategy="FULL_SHARD",
         run=spec.run,
         outcome=outcome,
         reason=None if outcome is Outcome.OK else "why",
         ranks=(RankReport(rank=0, outcome=outcome, memory=memory, failure=failure),),
-        started_at="2026-01-01",
-        wall_seconds=1.0,
     )
 
 
@@ -141,14 +136,14 @@ def test_a_cell_that_cannot_run_is_skipped_with_its_reason() -> None:
     assert (searched.record().status, searched.record().reason) == ("skipped", "no way")
 
 
-def search(bracket: Bracket, truth: int, answers: dict[int, bool] | None = None) -> list[int]:
+def search(count: int, predicted: int | None, truth: int, answers: dict[int, bool] | None = None) -> list[int]:
     """Return the indices that were tried; the answer must be the truth."""
     known, tried = dict(answers or {}), []
-    while (index := bracket.next_index(known)) is not None:
+    while (index := Bracket(count, predicted, known).next_index) is not None:
         assert index not in known
         known[index] = index <= truth
         tried.append(index)
-    assert bracket.bounds(known) == (truth, truth + 1)
+    assert Bracket(count, predicted, known).bounds == (truth, truth + 1)
     return tried
 
 
@@ -157,7 +152,7 @@ def search(bracket: Bracket, truth: int, answers: dict[int, bool] | None = None)
 def test_the_answer_is_right_whatever_was_predicted_and_soon_found(count: int, data: st.DataObject) -> None:
     indices = st.integers(-1, count - 1)
     truth, predicted = data.draw(indices), data.draw(st.none() | indices)
-    tried = search(Bracket(count, predicted), truth)
+    tried = search(count, predicted, truth)
     assert len(tried) <= 2 * count.bit_length() + 2  # strides that double, then halvings
 
 
@@ -166,24 +161,24 @@ def test_the_answer_is_right_whatever_was_predicted_and_soon_found(count: int, d
 def test_a_prediction_that_is_right_or_one_step_off_takes_at_most_4_trials(predicted: int, off: int) -> None:
     truth = predicted + off
     if truth < 29:
-        assert len(search(Bracket(29, predicted), truth)) <= 4
+        assert len(search(29, predicted, truth)) <= 4
 
 
 def test_a_right_prediction_takes_two_trials_itself_and_the_step_above() -> None:
-    assert search(Bracket(30, 12), 12) == [12, 13]
-    assert search(Bracket(30, 29), 29) == [29]  # there is no step above
-    assert search(Bracket(30, -1), -1) == [0]
+    assert search(30, 12, 12) == [12, 13]
+    assert search(30, 29, 29) == [29]  # there is no step above
+    assert search(30, -1, -1) == [0]
 
 
 def test_one_step_too_high_takes_two_trials() -> None:
-    assert search(Bracket(30, 12), 11) == [12, 11]
+    assert search(30, 12, 11) == [12, 11]
 
 
 def test_without_a_prediction_it_begins_in_the_middle() -> None:
-    assert Bracket(100, None).next_index({}) == 49
+    assert Bracket(100, None, {}).next_index == 49
 
 
 def test_nothing_above_a_step_that_failed_is_tried_or_believed() -> None:
     answers = {20: True, 10: False}  # 20 was tried before 10 was found to fail
-    tried = search(Bracket(30, 25), 4, answers)
+    tried = search(30, 25, 4, answers)
     assert max(tried) < 10

@@ -7,13 +7,19 @@ from pathlib import Path
 
 import pytest
 
+from fsdp_bench.simulate.operators.kernels import CPU_GLOO
 from fsdp_bench.spec.errors import UserError
-from fsdp_bench.sweep.config.selection import select_searches
+from fsdp_bench.spec.frontier import FrontierRecord, read_frontier
+from fsdp_bench.spec.rank_report import Outcome
+from fsdp_bench.sweep.config.selection import select
 from fsdp_bench.sweep.config.sweep_file import read_file
+from fsdp_bench.sweep.config.trial import SweepPlan
 from fsdp_bench.sweep.frontier.cell import forecast
-from fsdp_bench.sweep.frontier.file import RESOLUTION, FrontierPlan, gpu_of, searches_of
+from fsdp_bench.sweep.frontier.file import RESOLUTION, Search, gpu_of, searches_of
 from fsdp_bench.sweep.machine import GpuDevice
+from fsdp_bench.sweep.results.load import read_records
 from tests.conftest import TINY_MODEL, message_of
+from tests.predicted import memory_of
 from tests.sweep.config.test_grid import GPUS, machine
 
 GIB = 1024**3
@@ -24,7 +30,7 @@ DEPTH = "[frontier]\nof='num_hidden_layers'\n[grid]\nmodel='tiny'\n"
 
 def read(
     tmp_path: Path, text: str, gpus: tuple[GpuDevice, ...] = (), gpu_memory_bytes: int | None = None
-) -> FrontierPlan:
+) -> SweepPlan[Search]:
     path = tmp_path / "file.toml"
     path.write_text(text + TINY_MODEL)
     return searches_of(read_file(path, machine(gpus), gpu_memory_bytes))
@@ -33,13 +39,13 @@ def read(
 def test_the_ladder_is_the_default_and_keeps_the_vocabulary_and_the_bounds(tmp_path: Path) -> None:
     text = CPU + "[frontier]\nsmallest='20M'\nlargest='100M'\n[grid]\nvocab_size=4096\nstrategy=['zero3','ddp']"
     plan = read(tmp_path, text)
-    assert [search.setup.strategy.value for search in plan.searches] == ["FULL_SHARD", "NO_SHARD"]
-    quantity = plan.searches[0].quantity
+    assert [search.setup.strategy.value for search in plan.cells] == ["FULL_SHARD", "NO_SHARD"]
+    quantity = plan.cells[0].quantity
     assert quantity.name == "num_parameters"
     assert 20e6 <= quantity.values[0] < 24e6
     assert 90e6 <= quantity.values[-1] <= 100e6
     assert all(quantity[index].model.vocab_size == 4096 for index in range(len(quantity)))
-    trial = plan.searches[0].trial(3)
+    trial = plan.cells[0].trial(3)
     assert trial.spec.model.num_parameters == quantity.values[3]
     assert trial.spec.run.memory_limit_bytes == 64 * 1024**2
 
@@ -49,7 +55,7 @@ def test_the_ladder_is_the_default_and_keeps_the_vocabulary_and_the_bounds(tmp_p
     [("num_hidden_layers", "model"), ("micro_batch_size", "setup"), ("sequence_length", "setup")],
 )
 def test_other_quantities_are_a_field_of_a_named_model(tmp_path: Path, word: str, field: str) -> None:
-    (search,) = read(tmp_path, CPU + f"[frontier]\nof='{word}'\n[grid]\nmodel='tiny'").searches
+    (search,) = read(tmp_path, CPU + f"[frontier]\nof='{word}'\n[grid]\nmodel='tiny'").cells
     value = search.quantity.values[2]
     assert getattr(getattr(search.trial(2).spec, field), word) == value
     steps = search.quantity.values
@@ -59,21 +65,21 @@ def test_other_quantities_are_a_field_of_a_named_model(tmp_path: Path, word: str
 def test_equal_cells_are_one_search_and_excluded_or_impossible_ones_are_skipped(tmp_path: Path) -> None:
     text = CPU + LADDER + "strategy=['zero3','FULL_SHARD','ddp','hsdp']\n"
     plan = read(tmp_path, text + "[[exclude]]\nstrategy='NO_SHARD'\nreason='known'")
-    reasons = [search.skip_reason or "" for search in plan.searches]
+    reasons = [search.skip_reason or "" for search in plan.cells]
     assert reasons[:2] == ["", "excluded: known"]
     assert "use 4 or more ranks" in reasons[2]
 
 
 def test_only_keeps_cells_by_field_and_refuses_what_is_not_one(tmp_path: Path) -> None:
     plan = read(tmp_path, CPU + LADDER + "strategy=['zero3','ddp']\napi=['fsdp1','fsdp2']")
-    assert len(select_searches(plan, ()).searches) == 4
-    (kept,) = select_searches(plan, ("strategy=zero3", "api=fsdp2")).searches
+    assert len(select(plan, ()).cells) == 4
+    (kept,) = select(plan, ("strategy=zero3", "api=fsdp2")).cells
     assert kept.setup.strategy.value == "FULL_SHARD"
     for word, part in (("abc123", "cells, not trials"), ("stratgy=x", "did you mean 'strategy'")):
         with pytest.raises(UserError, match=part):
-            select_searches(plan, (word,))
+            select(plan, (word,))
     with pytest.raises(UserError, match="no cell of this sweep matches"):
-        select_searches(plan, ("world_size=8",))
+        select(plan, ("world_size=8",))
 
 
 @pytest.mark.parametrize(
@@ -108,10 +114,10 @@ def test_a_mistake_is_one_line_with_its_place(tmp_path: Path, text: str, parts: 
 def test_a_large_gpu_is_limited_to_a_small_ones_memory_and_says_so(tmp_path: Path) -> None:
     text = "[frontier]\nsmallest='100M'\n[grid]\nworld_size='gpus'\nprecision='bf16-mixed'\ncheckpointing='full'"
     whole, small = read(tmp_path, text, GPUS), read(tmp_path, text, GPUS, 24 * GIB)
-    assert (whole.name, whole.gpu_is_limited, whole.run.memory_limit_bytes) == ("file", False, None)
-    assert (small.name, small.gpu_is_limited, small.run.memory_limit_bytes) == ("file-on-24GiB", True, 24 * GIB)
-    assert whole.searches[0].trial(0).spec.id != small.searches[0].trial(0).spec.id
-    large_fits, small_fits = forecast(whole.searches[0]).fits, forecast(small.searches[0]).fits
+    for plan, said in ((whole, ("file", False, None)), (small, ("file-on-24GiB", True, 24 * GIB))):
+        assert (plan.file.name, plan.file.gpu_is_limited, plan.file.run.memory_limit_bytes) == said
+    assert whole.cells[0].trial(0).spec.id != small.cells[0].trial(0).spec.id
+    large_fits, small_fits = forecast(whole.cells[0]).fits, forecast(small.cells[0]).fits
     assert 0 < small_fits < large_fits
     path = tmp_path / "file.toml"
     card = gpu_of(read_file(path, machine(GPUS), 24 * GIB))
@@ -127,7 +133,7 @@ def test_gpu_memory_is_refused_on_a_cpu_and_above_what_the_card_has(tmp_path: Pa
 
 def test_a_card_that_is_not_in_the_catalogue_has_no_prediction_and_says_so(tmp_path: Path) -> None:
     unknown = (GpuDevice(index=0, name="Homemade 9000", memory_bytes=80 * GIB),)
-    (search,) = read(tmp_path, "[frontier]\n[grid]\nworld_size=1", unknown).searches
+    (search,) = read(tmp_path, "[frontier]\n[grid]\nworld_size=1", unknown).cells
     found = forecast(search)
     assert found.fits is None
     assert "no prediction" in (found.why_not or "")
@@ -136,4 +142,35 @@ def test_a_card_that_is_not_in_the_catalogue_has_no_prediction_and_says_so(tmp_p
 @pytest.mark.parametrize("name", ["max-size-quick.toml", "max-size-gpu.toml"])
 def test_the_shipped_frontiers_resolve_on_eight_gpus(name: str) -> None:
     plan = searches_of(read_file(Path(__file__).parents[3] / "sweeps" / name, machine(GPUS)))
-    assert 30 <= sum(search.skip_reason is None for search in plan.searches) <= 40
+    assert 30 <= sum(search.skip_reason is None for search in plan.cells) <= 40
+
+
+FOLDER = Path(__file__).parents[3] / "results" / "xeon-2-cores" / "max-size-quick"
+
+
+@pytest.fixture(scope="module")
+def measured() -> FrontierRecord:
+    return read_frontier((FOLDER / "frontier.json").read_bytes(), "frontier.json")
+
+
+def test_predicted_and_measured_are_the_same_step_in_9_of_10_cells_and_never_more_than_one_apart(
+    measured: FrontierRecord,
+) -> None:
+    apart = [cell.steps_apart for cell in measured.cells if cell.status != "skipped"]
+    assert len(apart) >= 30
+    assert None not in apart
+    assert apart.count(0) >= 0.9 * len(apart)
+    assert {abs(steps or 0) for steps in apart} <= {0, 1}
+
+
+def test_no_cell_took_more_than_4_trials(measured: FrontierRecord) -> None:
+    assert max(len(cell.trials) for cell in measured.cells) <= 4
+
+
+def test_todays_prediction_tells_of_every_trial_whether_it_ran_out() -> None:
+    records = read_records(FOLDER)
+    assert {record.outcome for record in records} == {Outcome.OK, Outcome.OOM_HOST}
+    for record in records:
+        predicted = memory_of(record.model, record.setup, CPU_GLOO).peak_allocated_bytes
+        fits = predicted <= (record.run.memory_limit_bytes or 0)
+        assert fits == (record.outcome is Outcome.OK), f"{record.id}: predicted {predicted}, {record.outcome}"

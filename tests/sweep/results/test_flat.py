@@ -7,22 +7,20 @@ import json
 from io import StringIO
 from pathlib import Path
 
-from msgspec.structs import replace
 from rich.console import Console
 
 from fsdp_bench.report.measured.tables import print_table
 from fsdp_bench.spec.rank_report import MemoryReading, Outcome, RankReport
-from fsdp_bench.spec.record import TrialRecord, read_record
-from fsdp_bench.spec.setup import Loss
+from fsdp_bench.spec.record import TrialRecord
+from fsdp_bench.spec.setup import Loss, TrainSetup
 from fsdp_bench.sweep.results.flat import flat_row
+from tests.trial_records import record_with
 
-GOLDEN = Path(__file__).parents[2] / "spec" / "golden" / "record-v1.json"
 RESULTS = Path(__file__).parents[3] / "results"
 
 
 def record_of(*ranks: RankReport) -> TrialRecord:
-    record = read_record(GOLDEN.read_bytes(), GOLDEN.name)
-    return replace(record, setup=replace(record.setup, loss=Loss.CHUNKED), ranks=ranks)
+    return record_with(setup=TrainSetup(loss=Loss.CHUNKED), ranks=ranks)
 
 
 def rank(number: int, allocated: int, reserved: int | None, retries: int | None, phase: str = "loss") -> RankReport:

@@ -126,18 +126,6 @@ def test_a_record_of_a_newer_version_is_refused_by_name_and_kept(copied: Path) -
     assert path.read_bytes() == newer
 
 
-def test_what_a_killed_run_left_half_written_is_swept_away(tmp_path: Path) -> None:
-    store = Store(tmp_path / "sweep")
-    store.open()
-    store.close()
-    (store.trials / ".abc.json.123.tmp").write_text("{")
-    store.scratch.mkdir()
-    store.open()
-    assert list(store.trials.iterdir()) == []
-    assert not store.scratch.exists()
-    store.close()
-
-
 def test_who_finds_a_folder_taken_leaves_it_alone_and_may_have_it_later(tmp_path: Path) -> None:
     first, second = Store(tmp_path / "sweep"), Store(tmp_path / "sweep")
     first.open()
@@ -191,37 +179,23 @@ def test_a_trial_that_timed_out_runs_again_under_a_longer_limit_only(
     shutil.rmtree(folder)
 
 
-QUICK = Path(__file__).parents[3] / "results" / "xeon-2-cores" / "cpu"
-
-
-@pytest.fixture
-def results(tmp_path: Path) -> Path:
-    """A sweep's folder with three records."""
-    folder = tmp_path / "here" / "quick"
-    (folder / "trials").mkdir(parents=True)
-    for path in sorted((QUICK / "trials").glob("*.json"))[:3]:
-        shutil.copy(path, folder / "trials")
-    shutil.copy(QUICK / "machine.json", folder)
-    return folder
-
-
-def ended_process() -> int:
-    with subprocess.Popen([sys.executable, "-c", ""]) as process:
-        pass
-    return process.pid
-
-
 def test_what_a_killed_manager_began_to_write_is_removed_and_what_a_living_one_writes_is_kept(tmp_path: Path) -> None:
     store = Store(tmp_path / "sweep")
     store.open()
     store.close()
-    dead, living = ended_process(), os.getpid()
+    with subprocess.Popen([sys.executable, "-c", ""]) as ended:
+        pass
+    dead, living = ended.pid, os.getpid()
     for name in (f".trials.csv.{dead}.tmp", f".frontier.csv.{living}.tmp", ".my.notes.tmp", f"trials.csv.{dead}.tmp"):
         (store.folder / name).write_text("")
+    (store.trials / f".abc.json.{dead}.tmp").write_text("{")
+    store.scratch.mkdir()
     store.open()
+    assert not store.scratch.exists()
     store.close()
     left = {path.name for path in store.folder.iterdir()} - {"trials", ".lock", ".writer.2"}
     assert left == {f".frontier.csv.{living}.tmp", ".my.notes.tmp", f"trials.csv.{dead}.tmp"}
+    assert list(store.trials.iterdir()) == []
 
 
 def test_a_scratch_folder_that_is_a_link_is_not_followed(tmp_path: Path) -> None:
@@ -238,16 +212,17 @@ def test_a_scratch_folder_that_is_a_link_is_not_followed(tmp_path: Path) -> None
     assert [path.name for path in elsewhere.iterdir()] == ["precious"]
 
 
-def test_a_record_is_not_written_without_the_lock_or_over_another(results: Path) -> None:
-    path = next((results / "trials").glob("*.json"))
+def test_a_record_is_not_written_without_the_lock_or_over_another(copied: Path) -> None:
+    folder = copied / "m" / "tiny"
+    path = next((folder / "trials").glob("*.json"))
     record = read_record(path.read_bytes(), path.name)
-    store = Store(results)
+    store = Store(folder)
     store.open()
     with pytest.raises(ResultsError, match="has recorded this trial meanwhile"):
         store.write_record(record)
     path.unlink()
-    (results / ".lock").unlink()
-    other = Store(results)  # a second manager, which finds no lock
+    (folder / ".lock").unlink()
+    other = Store(folder)  # a second manager, which finds no lock
     other.open()
     with pytest.raises(ResultsError, match="was removed or replaced"):
         store.write_record(record)
@@ -256,10 +231,10 @@ def test_a_record_is_not_written_without_the_lock_or_over_another(results: Path)
     store.close()
 
 
-def test_a_sweep_may_be_named_trials(results: Path) -> None:
-    named = results.rename(results.with_name("trials"))
-    for folder in (results.parent, named, named / "trials"):
-        assert len(read_records(folder)) == 3
+def test_a_sweep_may_be_named_trials(copied: Path) -> None:
+    named = (copied / "m" / "tiny").rename(copied / "m" / "trials")
+    for folder in (copied / "m", named, named / "trials"):
+        assert len(read_records(folder)) == 5
 
 
 def test_a_machines_name_does_not_lead_out_of_the_results(tmp_path: Path) -> None:

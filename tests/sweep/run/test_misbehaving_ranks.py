@@ -58,10 +58,14 @@ def store(tmp_path: Path) -> Iterator[Store]:
     store.close()
 
 
-def run(store: Store, code: str, seconds: float = 30.0) -> TrialRecord:
+def trial(store: Store, seconds: float = 30.0, world_size: int = 1) -> TrialRun:
     plan = RunPlan(timeout_seconds=seconds, communication_steps=0)
-    spec = TrialSpec(id="0" * 12, model=MODEL, setup=TrainSetup(), run=plan, device="cpu")
-    return TrialRun(spec, "s", store).run(Program(mark_of(store.folder), code))
+    setup = TrainSetup(world_size=world_size)
+    return TrialRun(TrialSpec(id="0" * 12, model=MODEL, setup=setup, run=plan, device="cpu"), "s", store)
+
+
+def run(store: Store, code: str, seconds: float = 30.0) -> TrialRecord:
+    return trial(store, seconds).run(Program(mark_of(store.folder), code))
 
 
 def writing(report: str, then: str = "") -> str:
@@ -121,11 +125,10 @@ def test_odd_files_of_a_rank_are_its_outcome(store: Store, report: str, then: st
 
 
 def test_a_scratch_folder_that_cannot_be_written_ends_the_sweep_and_records_nothing(store: Store) -> None:
-    spec = TrialSpec(id="0" * 12, model=MODEL, setup=TrainSetup(), run=RunPlan(), device="cpu")
-    trial = TrialRun(spec, "s", store)
+    begun = trial(store)
     store.remove_scratch(store.scratch)  # as a disk without inodes does, writing fails
     with pytest.raises(ResultsError, match="results cannot be written"):
-        trial.run(Program("none", ""))
+        begun.run(Program("none", ""))
 
 
 def test_the_time_limit_does_not_count_the_time_in_which_the_manager_is_stopped(
@@ -165,38 +168,20 @@ def test_a_process_dies_with_its_manager_from_its_first_moment(tmp_path: Path) -
         time.sleep(0.02)
 
 
-def test_a_child_never_imports_from_the_current_folder(tmp_path: Path) -> None:
-    (tmp_path / "datetime.py").write_text("open('imported', 'w')")
-    subprocess.run([sys.executable, "-m", "calendar"], env=worker_environment(), cwd=tmp_path, check=True, stdout=-3)
-    assert not (tmp_path / "imported").exists()
-
-
 class TwoRanks(Program):
     """The first of two ranks ends without a report; its peer waits for it."""
 
-    def start(self, trial: Path, scratch: Path, world_size: int) -> TwoRanksRunning:  # type: ignore[override]
-        return TwoRanksRunning(super().start(trial, scratch, world_size))
-
-
-class TwoRanksRunning:
-    def __init__(self, peer: TorchrunTrial) -> None:
-        self._peer, self._ends = peer, [RankExit(rank=0, exit_code=0)]
-        self.kill, self.lost_nodes = peer.kill, peer.lost_nodes
-
-    @property
-    def finished(self) -> bool:
-        return self._peer.finished
-
-    def wait(self, seconds: float) -> list[RankExit]:
-        return [self._ends.pop()] if self._ends else self._peer.wait(seconds)
+    def start(self, trial: Path, scratch: Path, world_size: int) -> TorchrunTrial:
+        peer, ends = super().start(trial, scratch, world_size), [RankExit(rank=0, exit_code=0)]
+        wait = peer.wait
+        peer.wait = lambda seconds: [ends.pop()] if ends else wait(seconds)
+        return peer
 
 
 def test_a_rank_that_ends_early_ends_the_trial_and_is_its_cause(store: Store) -> None:
-    plan = RunPlan(timeout_seconds=100.0, communication_steps=0)
-    spec = TrialSpec(id="0" * 12, model=MODEL, setup=TrainSetup(world_size=2), run=plan, device="cpu")
     launcher = TwoRanks(mark_of(store.folder), "import time; time.sleep(100)")
     begin = time.monotonic()
-    record = TrialRun(spec, "s", store).run(launcher)
+    record = trial(store, 100.0, world_size=2).run(launcher)
     assert time.monotonic() - begin < 30
     assert record.outcome is Outcome.CRASHED
     assert record.reason == "rank 0 ended with exit code 0 in start and left no report"

@@ -14,7 +14,7 @@ from fsdp_bench.sweep.launchers.launcher import signal_name
 from fsdp_bench.sweep.machine import OutOfMemoryKills
 from fsdp_bench.sweep.run.outcome import OutOfMemoryKill, RankEnd, TrialEnd, decide_outcome
 from fsdp_bench.sweep.session import SweepResults
-from tests.report.charts.test_trials import record
+from tests.trial_records import record_with
 
 
 def decide(ends: list[RankEnd], timed_out: bool = False, oom_killed: OutOfMemoryKill = "no") -> TrialEnd:
@@ -137,6 +137,6 @@ def test_a_trial_that_diverged_is_ok_and_says_so() -> None:
 @pytest.mark.parametrize("outcome", Outcome)
 def test_a_sweep_has_failed_if_a_trial_crashed_or_timed_out_alone(outcome: Outcome) -> None:
     """Its exit code is then 1. Running out of memory is a result, and a skipped trial has a reason."""
-    records = (record(Outcome.OK), record(outcome))
+    records = (record_with(), record_with(outcome=outcome))
     found = SweepResults("s", Path("s"), "m", records, records)
     assert found.failed is (outcome in (Outcome.CRASHED, Outcome.TIMEOUT))

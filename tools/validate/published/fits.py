@@ -14,17 +14,16 @@ from fsdp_bench.plan.estimate import Verdict
 from fsdp_bench.plan.prediction import answer
 from fsdp_bench.plan.question import Question
 from fsdp_bench.rates.communicators import communicators_of
-from fsdp_bench.replay.caching_allocator.replay import AllocatorReading
 from fsdp_bench.report.table import table_columns, table_lines
 from fsdp_bench.report.text.verdict import retries_text
 from fsdp_bench.simulate.operators.kernels import kernels_on
 from fsdp_bench.simulate.step import SimulatedSteps
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.units import format_gib
-from tools.validate.published.cases import CaseInputs, PublishedCase, read_cases
+from tools.validate.published.cases import PublishedCase, read_cases
 from tools.validate.published.hardware import cluster_of
 from tools.validate.published.left_out import left_out, wrapped
-from tools.validate.published.setups import Plan, Unpredictable, plan_case
+from tools.validate.published.setups import Unpredictable, plan_case
 
 
 class FitRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,33 +60,21 @@ def _compare(case: PublishedCase) -> FitRow:
     if plan.gpu is None or plan.gpu.usable_memory_bytes is None:
         return msgspec.structs.replace(row, reason=f"{inputs.gpu}: the source does not state the GPU's memory")
     try:
-        reading = _reading(inputs, plan)
+        cluster = cluster_of(inputs)
+        taken = communicators_of(plan.setup, cluster).num_bytes
+        steps = SimulatedSteps(plan.model, plan.setup, kernels_on(plan.kernels, cluster.gpu))
+        least = taken.low if taken else 0  # the least memory of NCCL
+        found = answer(Question(plan.model, plan.setup, cluster, headroom_bytes=least).with_steps(steps))
     except SpecError as error:
         return msgspec.structs.replace(row, reason=str(error))
     return msgspec.structs.replace(
         row,
-        predicted=fit_of(reading),
-        reserved_bytes=reading.peak_reserved_bytes,
+        predicted=found.verdict,
+        reserved_bytes=found.allocator.peak_reserved_bytes,
         gpu_bytes=plan.gpu.usable_memory_bytes,
-        num_alloc_retries=reading.num_alloc_retries,
-        num_retries_later=reading.num_retries_later,
+        num_alloc_retries=found.allocator.num_alloc_retries,
+        num_retries_later=found.allocator.num_retries_later,
     )
-
-
-def _reading(inputs: CaseInputs, plan: Plan) -> AllocatorReading:
-    """Replay the allocator with the least memory of NCCL kept free; return its statistics."""
-    cluster = cluster_of(inputs)
-    taken = communicators_of(plan.setup, cluster).num_bytes
-    steps = SimulatedSteps(plan.model, plan.setup, kernels_on(plan.kernels, cluster.gpu))
-    asked = Question(plan.model, plan.setup, cluster, headroom_bytes=taken.low if taken else 0)
-    return answer(asked.with_steps(steps)).allocator
-
-
-def fit_of(reading: AllocatorReading) -> Verdict:
-    """Return the verdict of a replay on a GPU."""
-    if reading.out_of_memory is not None:
-        return Verdict.DOES_NOT_FIT
-    return Verdict.RUNS_WITH_RETRIES if reading.num_alloc_retries else Verdict.FITS
 
 
 # -- as text ----------------------------------------------------------------------------------------------------------

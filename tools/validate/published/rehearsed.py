@@ -134,19 +134,14 @@ def compare_rehearsed(records: list[RehearsedRecord]) -> list[RehearsedPeak]:
 
 
 def _compared(record: RehearsedRecord, kind: str, published: int, rehearsed: int) -> RehearsedPeak:
+    common = set(RehearsedRecord.__struct_fields__).intersection(RehearsedPeak.__struct_fields__)
     return RehearsedPeak(
-        case=record.case,
-        variant=record.variant,
-        is_first=record.is_first,
-        torch=record.torch,
+        **{name: getattr(record, name) for name in common},
         kind=kind,
         published_bytes=published,
         rehearsed_bytes=rehearsed,
         difference_bytes=rehearsed - published,
         error=(rehearsed - published) / published,
-        code=record.code,
-        changes=record.changes,
-        left_open=record.left_open,
     )
 
 

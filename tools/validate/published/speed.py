@@ -9,7 +9,7 @@ MFU: the ratio says how much was computed twice, and nothing about time.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from statistics import median
 
 import msgspec
@@ -86,22 +86,12 @@ class SpeedSummary(msgspec.Struct, frozen=True, kw_only=True):
     """``all``, then by publisher, by publisher and GPU, by GPU, and by GPU and whether compiled."""
 
 
-@dataclass(frozen=True)
-class _Compared:
-    """A row's prediction, and its published MFU, to which the constant MFU is fitted."""
-
-    row: SpeedRow
-    mfu: float
-    """MFU of the published throughput."""
-
-
 def compare_speed(cases: Iterable[PublishedCase] | None = None) -> tuple[list[SpeedRow], SpeedSummary]:
     """Predict every published throughput; by default of the packaged cases."""
     found = [case for case in (read_cases() if cases is None else cases) if case.tokens_per_second_per_gpu]
     recomputed = _recomputed_fractions(found)
-    rows = [_compare(case, recomputed) for case in found]
-    mfus = {one.row.case: one.mfu for one in rows if isinstance(one, _Compared)}
-    plain = [one.row if isinstance(one, _Compared) else one for one in rows]
+    pairs = [_compare(case, recomputed) for case in found]
+    plain, mfus = [row for row, _ in pairs], {row.case: mfu for row, mfu in pairs if mfu is not None}
     best = {gpu: _best_constant(mfus[row.case] for row in plain if row.case in mfus and row.gpu == gpu)
             for gpu in dict.fromkeys(row.gpu for row in plain if row.case in mfus)}  # fmt: skip
     done = [
@@ -168,7 +158,8 @@ def _recomputed_fractions(cases: Sequence[PublishedCase]) -> dict[tuple[str, str
 # -- one row ---------------------------------------------------------------------------------------------------------
 
 
-def _compare(case: PublishedCase, recomputed: dict[tuple[str, str], float]) -> SpeedRow | _Compared:
+def _compare(case: PublishedCase, recomputed: dict[tuple[str, str], float]) -> tuple[SpeedRow, float | None]:
+    """Return a row, and where it is predicted the published MFU, to which the constant MFU is fitted."""
     inputs, published = case.inputs, case.tokens_per_second_per_gpu
     assert published is not None
     row = SpeedRow(
@@ -182,7 +173,7 @@ def _compare(case: PublishedCase, recomputed: dict[tuple[str, str], float]) -> S
     )
     if inputs.family not in COMPARED:
         reason = f"{inputs.family}: what its code costs in time (norms, attention, optimizer) was not read"
-        return msgspec.structs.replace(row, reason=reason)
+        return msgspec.structs.replace(row, reason=reason), None
     try:
         parts = _parts(inputs, recomputed.get((inputs.model, inputs.gpu)))
         cluster = _cluster(inputs)
@@ -191,7 +182,7 @@ def _compare(case: PublishedCase, recomputed: dict[tuple[str, str], float]) -> S
             step, waited = _step(inputs, plan, cluster)
             seconds, exposed = seconds + fraction * step, exposed + fraction * waited
     except SpecError as error:
-        return msgspec.structs.replace(row, reason=str(error))
+        return msgspec.structs.replace(row, reason=str(error)), None
     plan = parts[0][1]
     predicted = plan.setup.tokens_per_step_per_rank / seconds
     row = msgspec.structs.replace(
@@ -201,7 +192,7 @@ def _compare(case: PublishedCase, recomputed: dict[tuple[str, str], float]) -> S
         exposed_share=exposed / seconds,
         assumptions=(*plan.assumptions, *_assumptions(inputs, parts)),
     )
-    return _Compared(row, _mfu(published, plan, cluster))
+    return row, _mfu(published, plan, cluster)
 
 
 def _parts(inputs: CaseInputs, recomputed: float | None) -> list[tuple[float, Plan]]:
