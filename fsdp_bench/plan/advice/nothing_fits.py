@@ -7,15 +7,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from fsdp_bench.plan.advice.remedies import GAIN, Remedy, remedies, with_twice_the_gpus
-from fsdp_bench.plan.max_size import HardwareResult, SettingResult
+from fsdp_bench.plan.max_size import HardwareResult
 from fsdp_bench.plan.prediction import Prediction
+from fsdp_bench.plan.search.search import SearchResult
 
 
 @dataclass(frozen=True)
 class NothingFits:
     """The setting that exceeds its memory by the least, and predictions of changes that may help."""
 
-    cell: SettingResult
+    cell: SearchResult
     prediction: Prediction
     """The prediction of the smallest candidate."""
     remedies: tuple[Remedy, ...]
@@ -61,12 +62,12 @@ def nothing_fits_document(found: NothingFits, message: str) -> dict[str, Any]:
     }
 
 
-def lacks_host_memory(cell: SettingResult) -> bool:
+def lacks_host_memory(cell: SearchResult) -> bool:
     """Return whether the next size does not fit into host memory."""
-    return cell.limit is not None and cell.limit.place == "host"
+    return cell.limited_by is not None and cell.limited_by.place == "host"
 
 
-def _shortage(cell: SettingResult) -> float:
+def _shortage(cell: SearchResult) -> float:
     """Return required memory / available memory."""
     assert cell.beyond is not None
     beyond = cell.beyond

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import inf
 
 from fsdp_bench.plan.estimate import refuse_too_slow, start_replay
 from fsdp_bench.plan.prediction import Prediction, answer
 from fsdp_bench.plan.question import Question
-from fsdp_bench.plan.search.quantity import Candidate
 from fsdp_bench.replay.caching_allocator.replay import Replay
 from fsdp_bench.replay.host_memory import Build, HostMemory, host_memory
 from fsdp_bench.replay.live_memory import breakdown, worst_rank
@@ -18,7 +17,6 @@ from fsdp_bench.simulate.step import SimulatedSteps
 from fsdp_bench.simulate.wrappers.impossible import why_impossible
 from fsdp_bench.spec.calibration_profile import Profile
 from fsdp_bench.spec.errors import SpecError
-from fsdp_bench.spec.hardware import Gpu
 
 NO_FLASH_ATTENTION = (
     "torch has no FlashAttention for this GPU, and the model's code was not recorded without it; --precision fp32 is"
@@ -40,7 +38,7 @@ class Limit:
 
 @dataclass(frozen=True)
 class FitCheck:
-    """The limits that a candidate is checked against.
+    """The assumptions that are the same for all candidates, and the limits that they are checked against.
 
     On a GPU: peak reserved memory must be within ``usable_memory_bytes`` less the headroom (``headroom_bytes``, by
     default that of headroom.py), and host memory within the node's memory, if that is known.
@@ -52,23 +50,34 @@ class FitCheck:
     expandable_segments: bool = False
     budget_bytes: int | None = None
     headroom_bytes: int | None = None
+    """Memory kept free on each GPU for the CUDA context and NCCL. None: what headroom.py derives and assumes."""
     profile: Profile | None = None
     """A calibration that predicts time instead of the datasheet."""
 
-    def refuse(self, candidate: Candidate) -> None:
+    def question(self, candidate: Question) -> Question:
+        """Return a candidate with these assumptions, as ``predict`` answers it."""
+        return replace(
+            candidate,
+            kernels="cuda" if self.kernels.is_cuda else "cpu",
+            build=self.build,
+            expandable_segments=self.expandable_segments,
+            profile=self.profile,
+            headroom_bytes=self.headroom_bytes,
+        )
+
+    def refuse(self, candidate: Question) -> None:
         """Refuse a candidate that ``predict`` refuses.
 
         Raises:
             SpecError: for setups that cannot run, for a GPU whose kernels of attention are not those predicted, for a
                 world size that is not the cluster's, and for a GPU whose usable memory is not documented.
         """
-        setup, gpu = candidate.setup, _gpu(candidate)
+        setup, gpu, hardware = candidate.setup, candidate.gpu, candidate.hardware
         refuse_too_slow(candidate.model, setup)
         if self.budget_bytes is None and (reason := why_impossible(candidate.model, setup, "cuda")) is not None:
             raise SpecError(reason)
         if gpu is not None and not candidate.model.knows_attention(gpu, setup.precision.compute):
             raise SpecError(f"{gpu.name}: {NO_FLASH_ATTENTION}")
-        hardware = candidate.hardware
         if hardware is not None and not hardware.holds(setup.world_size):
             raise SpecError(f"world_size: {setup.world_size} is not the cluster's {hardware.world_size} GPUs")
         if self.budget_bytes is None and gpu is None:
@@ -79,7 +88,7 @@ class FitCheck:
                 " in Python usable_memory_bytes of the Gpu"
             )
 
-    def on(self, candidate: Candidate, any_depth: SimulatedSteps | None = None) -> CheckedCandidate:
+    def on(self, candidate: Question, any_depth: SimulatedSteps | None = None) -> CheckedCandidate:
         """Return a candidate with these limits. ``any_depth``: steps that ``SimulatedSteps`` may share."""
         return CheckedCandidate(self, candidate, any_depth)
 
@@ -87,20 +96,11 @@ class FitCheck:
 class CheckedCandidate:
     """One candidate with the limits that it is checked against; keeps its predictions."""
 
-    def __init__(self, check: FitCheck, candidate: Candidate, any_depth: SimulatedSteps | None = None) -> None:
+    def __init__(self, check: FitCheck, candidate: Question, any_depth: SimulatedSteps | None = None) -> None:
         self.check, self.hardware = check, candidate.hardware
-        kernels = kernels_on(check.kernels, _gpu(candidate), moves_model=check.build is not Build.META)
+        kernels = kernels_on(check.kernels, candidate.gpu, moves_model=check.build is not Build.META)
         self.simulated = SimulatedSteps(candidate.model, candidate.setup, kernels, any_depth)
-        self.question = Question(
-            candidate.model,
-            candidate.setup,
-            candidate.hardware,
-            "cuda" if kernels.is_cuda else "cpu",
-            check.build,
-            check.expandable_segments,
-            check.profile,
-            check.headroom_bytes,
-        ).with_steps(self.simulated)
+        self.question = check.question(candidate).with_steps(self.simulated)
 
     @cached_property
     def limit_bytes(self) -> int:
@@ -167,10 +167,6 @@ class CheckedCandidate:
             log, live = worst_rank(self.simulated.for_memory)
             held = breakdown(log, live.phases[phase])
         return Limit("gpu", phase, max(held, key=lambda name: held[name]))
-
-
-def _gpu(candidate: Candidate) -> Gpu | None:
-    return candidate.hardware.gpu if candidate.hardware else None
 
 
 def _host_limit(host: HostMemory, available: int) -> Limit:

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from fsdp_bench.catalog.loader import gpu, model, server
+from fsdp_bench.plan.question import Question
 from fsdp_bench.plan.search.fit import FitCheck
 from fsdp_bench.plan.search.quantity import (
-    Candidate,
     Quantity,
     batch_sizes,
     gpu_counts,
@@ -191,17 +191,17 @@ class Curve:
         self.num_replays = 0
         self.quantity = Quantity("num_parameters", range(len(reserved)), self.candidate)
 
-    def candidate(self, index: int) -> Candidate:
+    def candidate(self, index: int) -> Question:
         width = 64 * (1 + index // 4)
         shape = replace(
             GPT2, num_hidden_layers=1 + index, hidden_size=width, num_attention_heads=1, num_key_value_heads=1
         )
-        return Candidate(shape, TrainSetup(), None)
+        return Question(shape, TrainSetup(), None)
 
-    def refuse(self, candidate: Candidate) -> None:
+    def refuse(self, candidate: Question) -> None:
         """Refuse nothing."""
 
-    def on(self, candidate: Candidate, _any_depth: object = None) -> SimpleNamespace:
+    def on(self, candidate: Question, _any_depth: object = None) -> SimpleNamespace:
         """Return a candidate of which nothing else is known. Its live bytes never fall with the depth."""
         reserved = self.reserved[candidate.model.num_hidden_layers - 1 :]
 
