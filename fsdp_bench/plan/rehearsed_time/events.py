@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
 
@@ -64,23 +64,47 @@ class _Conversion:
         self._phase_name = "forward"
 
     def run(self) -> Replayable:
-        self._add(Kind.MARK, -1, label="forward")
-        handle: dict[type[Issued], Callable[[int, Issued], None]] = {
-            IssuedOperator: self._operator,
-            HostOperator: self._host_operator,
-            TritonKernel: self._triton,
-            LaunchedKernel: self._kernel,
-            IssuedCopy: self._copy,
-            IssuedCollective: self._collective,
-            RecordedEvent: self._record,
-            StreamWait: self._wait,
-            HostWait: self._host_wait,
-            CollectivesWait: self._collectives_wait,
-            HookCall: self._hook,
-            PhaseBegin: self._phase,
-        }
+        self._add(Kind.MARK, label="forward")
+        tensors = self._step.tensors
         for index, event in enumerate(self._step.events):
-            handle[type(event)](index, event)
+            match event:
+                case IssuedOperator():
+                    work, name = work_of_operator(event, tensors), event.name
+                    if work is not None and work.dims and work.itemsize == _FP32 and self._step.allows_tf32:
+                        work, name = None, f"{event.name} in TF32"
+                    self._issue(Kind.KERNEL, event.stream, name, work)
+                case HostOperator():
+                    self._issue(Kind.HOST_WORK, -1, f"{event.name} on the CPU", work_of_host(event, tensors))
+                case TritonKernel():
+                    self._issue(Kind.KERNEL, event.stream, event.name, work_of_kernel(event, tensors))
+                case LaunchedKernel():
+                    self._issue(Kind.KERNEL, event.stream, event.name, None)
+                case IssuedCopy():
+                    work = Work(event.name, event.num_bytes)
+                    self._add(Kind.COPY, stream=event.stream, label=event.name, work=work)
+                case IssuedCollective():
+                    self._collective(event)
+                case RecordedEvent():
+                    for wait in self._records[index]:
+                        self._add(Kind.RECORD_EVENT, _FIRST_NUMBER + wait, event.stream)
+                case StreamWait():
+                    if index in self._records:
+                        self._add(Kind.WAIT_EVENT, _FIRST_NUMBER + index, event.stream)
+                case HostWait(event=None):
+                    for stream in self._streams if event.stream is None else (event.stream,):
+                        self._add(Kind.SYNCHRONIZE, stream=stream)
+                case HostWait():
+                    if index in self._records:
+                        self._add(Kind.HOST_WAIT, _FIRST_NUMBER + index)
+                case CollectivesWait():
+                    if self._is_pending:
+                        self._add(Kind.WAIT_COLLECTIVES, stream=event.stream)
+                        self._is_pending = False
+                case HookCall():
+                    self._add(Kind.HOST_WORK, label=event.name, work=Work(event.name))
+                case PhaseBegin():
+                    self._phase_name = event.name
+                    self._add(Kind.MARK, label=event.name)
         return self._found
 
     def _add(self, kind: Kind, number: int = -1, stream: int = -1, label: str = "", work: Work | None = None) -> None:
@@ -94,31 +118,7 @@ class _Conversion:
             label = IN_OPTIMIZER if self._phase_name == "optimizer" else work.name
             self._add(kind, stream=stream, label=label, work=work)
 
-    def _operator(self, _index: int, event: Issued) -> None:
-        assert isinstance(event, IssuedOperator)
-        work, name = work_of_operator(event, self._step.tensors), event.name
-        if work is not None and work.dims and work.itemsize == _FP32 and self._step.allows_tf32:
-            work, name = None, f"{event.name} in TF32"
-        self._issue(Kind.KERNEL, event.stream, name, work)
-
-    def _host_operator(self, _index: int, event: Issued) -> None:
-        assert isinstance(event, HostOperator)
-        self._issue(Kind.HOST_WORK, -1, f"{event.name} on the CPU", work_of_host(event, self._step.tensors))
-
-    def _triton(self, _index: int, event: Issued) -> None:
-        assert isinstance(event, TritonKernel)
-        self._issue(Kind.KERNEL, event.stream, event.name, work_of_kernel(event, self._step.tensors))
-
-    def _kernel(self, _index: int, event: Issued) -> None:
-        assert isinstance(event, LaunchedKernel)
-        self._issue(Kind.KERNEL, event.stream, event.name, None)
-
-    def _copy(self, _index: int, event: Issued) -> None:
-        assert isinstance(event, IssuedCopy)
-        self._add(Kind.COPY, stream=event.stream, label=event.name, work=Work(event.name, event.num_bytes))
-
-    def _collective(self, _index: int, event: Issued) -> None:
-        assert isinstance(event, IssuedCollective)
+    def _collective(self, event: IssuedCollective) -> None:
         if self._groups.sizes.get(event.group) == 1:
             return  # a rank alone: NCCL copies within the rank's own memory, or does nothing
         kind, group = kind_of(event), self._groups.names.get(event.group)
@@ -129,41 +129,6 @@ class _Conversion:
         started = Kind.START_COLLECTIVE if event.is_asynchronous else Kind.COLLECTIVE
         work = Work(kind, event.num_bytes, group=group)
         self._add(started, stream=event.stream, label=kind, work=work)
-
-    def _collectives_wait(self, _index: int, event: Issued) -> None:
-        assert isinstance(event, CollectivesWait)
-        if self._is_pending:
-            self._add(Kind.WAIT_COLLECTIVES, stream=event.stream)
-            self._is_pending = False
-
-    def _record(self, index: int, event: Issued) -> None:
-        assert isinstance(event, RecordedEvent)
-        for wait in self._records[index]:
-            self._add(Kind.RECORD_EVENT, _FIRST_NUMBER + wait, event.stream)
-
-    def _wait(self, index: int, event: Issued) -> None:
-        assert isinstance(event, StreamWait)
-        if index in self._records:
-            self._add(Kind.WAIT_EVENT, _FIRST_NUMBER + index, event.stream)
-
-    def _host_wait(self, index: int, event: Issued) -> None:
-        assert isinstance(event, HostWait)
-        if event.event is not None:
-            if index in self._records:
-                self._add(Kind.HOST_WAIT, _FIRST_NUMBER + index)
-            return
-        streams = self._streams if event.stream is None else (event.stream,)
-        for stream in streams:
-            self._add(Kind.SYNCHRONIZE, stream=stream)
-
-    def _hook(self, _index: int, event: Issued) -> None:
-        assert isinstance(event, HookCall)
-        self._add(Kind.HOST_WORK, label=event.name, work=Work(event.name))
-
-    def _phase(self, _index: int, event: Issued) -> None:
-        assert isinstance(event, PhaseBegin)
-        self._phase_name = event.name
-        self._add(Kind.MARK, -1, label=event.name)
 
 
 def _described(collective: IssuedCollective) -> str:
