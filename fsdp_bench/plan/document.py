@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -26,6 +26,7 @@ Count = Annotated[int, Meta(ge=1)]
 Setting = bool | int | float | str | None
 """The value of a field of a setup."""
 
+Document = TypeVar("Document", bound=msgspec.Struct)
 ABSENT: Any = msgspec.UNSET
 """The value of a key that the documents of a source do not have."""
 
@@ -166,6 +167,11 @@ class AnswerDocument(msgspec.Struct, frozen=True, kw_only=True):
         return "host" if is_host else "gpu"
 
 
+def partly(kind: type[Document], **given: Any) -> Document:
+    """Return a document that has only the given keys."""
+    return kind(**{**dict.fromkeys(kind.__struct_fields__, ABSENT), **given})
+
+
 def encoded(answer: AnswerDocument, model: Model) -> dict[str, Any]:
     """Return the JSON form of an answer, with all sizes of its model."""
     return {**to_builtins(answer), "model": model.document()}
@@ -195,15 +201,12 @@ def hardware_document(hardware: Hardware | None) -> HardwareDocument:
 
 def gpu_document(hardware: Hardware | None, gpu: Gpu | None) -> HardwareDocument:
     """Return the hardware of an answer that depends on the GPU alone."""
-    return HardwareDocument(
+    return partly(
+        HardwareDocument,
         name=place_names(hardware)[0],
         gpu=gpu.name if gpu else None,
         gpu_memory_bytes=gpu.usable_memory_bytes if gpu else None,
-        **dict.fromkeys(_BESIDE_THE_GPU, ABSENT),
     )
-
-
-_BESIDE_THE_GPU = ("gpu_memory_source", "context_bytes", "num_nodes", "gpus_per_node", "host_memory_bytes")
 
 
 def time_document(found: Speed) -> TimeDocument:

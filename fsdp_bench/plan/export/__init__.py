@@ -1,7 +1,7 @@
 """One setting as files that train it: accelerate, torchtitan, Hugging Face's Trainer, PyTorch alone, Slurm.
 
 Read in this order:
-    export.py       export(): the files of a setting
+    export.py       export_each(): the files of a setting
     chosen.py       Chosen: the setting, its model, and what was predicted
     files.py        File: its header, its text by a template, how it starts; write(), which overwrites nothing
     templates/      the text of the files

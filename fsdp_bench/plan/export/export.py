@@ -1,4 +1,4 @@
-"""export(): the files of one setting, by kind. document() is their JSON form."""
+"""export_each(): the files of one setting, by kind. document() is their JSON form."""
 
 from __future__ import annotations
 
@@ -48,24 +48,14 @@ def refuse_model(model: Model) -> None:
         raise SpecError(f"export: {model.name} is your own code; --model, --params and --hf-config are exported")
 
 
-def export(kinds: Sequence[str], chosen: Chosen) -> list[File]:
-    """Return the files of a setting. Nothing is written; files.write() does that.
+def export_each(kinds: Sequence[str], chosen: Chosen) -> tuple[list[File], list[SpecError]]:
+    """Return the files of those kinds that can express a setting, and for each of the others the error that says why.
+
+    Nothing is written; files.write() does that.
 
     Args:
         kinds: some of KINDS.
         chosen: the setting and its model, of ``chosen_by_prediction`` or ``chosen_by_offer``.
-
-    Raises:
-        SpecError: for a setting that a kind cannot express, with what would help.
-    """
-    files, refused = export_each(kinds, chosen)
-    if refused:
-        raise refused[0]
-    return files
-
-
-def export_each(kinds: Sequence[str], chosen: Chosen) -> tuple[list[File], list[SpecError]]:
-    """Return the files of those kinds that can express a setting, and for each of the others the error that says why.
 
     Raises:
         SpecError: for a setting that no kind can express.

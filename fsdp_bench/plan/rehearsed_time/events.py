@@ -65,47 +65,48 @@ class _Conversion:
 
     def run(self) -> Replayable:
         self._add(Kind.MARK, label="forward")
-        tensors = self._step.tensors
         for index, event in enumerate(self._step.events):
-            match event:
-                case IssuedOperator():
-                    work, name = work_of_operator(event, tensors), event.name
-                    if work is not None and work.dims and work.itemsize == _FP32 and self._step.allows_tf32:
-                        work, name = None, f"{event.name} in TF32"
-                    self._issue(Kind.KERNEL, event.stream, name, work)
-                case HostOperator():
-                    self._issue(Kind.HOST_WORK, -1, f"{event.name} on the CPU", work_of_host(event, tensors))
-                case TritonKernel():
-                    self._issue(Kind.KERNEL, event.stream, event.name, work_of_kernel(event, tensors))
-                case LaunchedKernel():
-                    self._issue(Kind.KERNEL, event.stream, event.name, None)
-                case IssuedCopy():
-                    work = Work(event.name, event.num_bytes)
-                    self._add(Kind.COPY, stream=event.stream, label=event.name, work=work)
-                case IssuedCollective():
-                    self._collective(event)
-                case RecordedEvent():
-                    for wait in self._records[index]:
-                        self._add(Kind.RECORD_EVENT, _FIRST_NUMBER + wait, event.stream)
-                case StreamWait():
-                    if index in self._records:
-                        self._add(Kind.WAIT_EVENT, _FIRST_NUMBER + index, event.stream)
-                case HostWait(event=None):
-                    for stream in self._streams if event.stream is None else (event.stream,):
-                        self._add(Kind.SYNCHRONIZE, stream=stream)
-                case HostWait():
-                    if index in self._records:
-                        self._add(Kind.HOST_WAIT, _FIRST_NUMBER + index)
-                case CollectivesWait():
-                    if self._is_pending:
-                        self._add(Kind.WAIT_COLLECTIVES, stream=event.stream)
-                        self._is_pending = False
-                case HookCall():
-                    self._add(Kind.HOST_WORK, label=event.name, work=Work(event.name))
-                case PhaseBegin():
-                    self._phase_name = event.name
-                    self._add(Kind.MARK, label=event.name)
+            self._issue_work(event)
+            self._keep_order(index, event)
         return self._found
+
+    def _issue_work(self, event: Issued) -> None:
+        tensors = self._step.tensors
+        match event:
+            case IssuedOperator():
+                self._operator(event)
+            case HostOperator():
+                self._issue(Kind.HOST_WORK, -1, f"{event.name} on the CPU", work_of_host(event, tensors))
+            case TritonKernel():
+                self._issue(Kind.KERNEL, event.stream, event.name, work_of_kernel(event, tensors))
+            case LaunchedKernel():
+                self._issue(Kind.KERNEL, event.stream, event.name, None)
+            case IssuedCopy():
+                work = Work(event.name, event.num_bytes)
+                self._add(Kind.COPY, stream=event.stream, label=event.name, work=work)
+            case IssuedCollective():
+                self._collective(event)
+            case HookCall():
+                self._add(Kind.HOST_WORK, label=event.name, work=Work(event.name))
+            case PhaseBegin():
+                self._phase_name = event.name
+                self._add(Kind.MARK, label=event.name)
+
+    def _keep_order(self, index: int, event: Issued) -> None:
+        match event:
+            case RecordedEvent():
+                for wait in self._records[index]:
+                    self._add(Kind.RECORD_EVENT, _FIRST_NUMBER + wait, event.stream)
+            case StreamWait() if index in self._records:
+                self._add(Kind.WAIT_EVENT, _FIRST_NUMBER + index, event.stream)
+            case HostWait(event=None):
+                for stream in self._streams if event.stream is None else (event.stream,):
+                    self._add(Kind.SYNCHRONIZE, stream=stream)
+            case HostWait() if index in self._records:
+                self._add(Kind.HOST_WAIT, _FIRST_NUMBER + index)
+            case CollectivesWait() if self._is_pending:
+                self._add(Kind.WAIT_COLLECTIVES, stream=event.stream)
+                self._is_pending = False
 
     def _add(self, kind: Kind, number: int = -1, stream: int = -1, label: str = "", work: Work | None = None) -> None:
         on = self._streams.get(stream, Stream.COMPUTE)
@@ -117,6 +118,12 @@ class _Conversion:
         else:
             label = IN_OPTIMIZER if self._phase_name == "optimizer" else work.name
             self._add(kind, stream=stream, label=label, work=work)
+
+    def _operator(self, event: IssuedOperator) -> None:
+        work, name = work_of_operator(event, self._step.tensors), event.name
+        if work is not None and work.dims and work.itemsize == _FP32 and self._step.allows_tf32:
+            work, name = None, f"{event.name} in TF32"
+        self._issue(Kind.KERNEL, event.stream, name, work)
 
     def _collective(self, event: IssuedCollective) -> None:
         if self._groups.sizes.get(event.group) == 1:

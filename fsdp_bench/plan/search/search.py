@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import gc
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from fsdp_bench.plan.parallel import map_forked
@@ -117,7 +117,7 @@ def find_all(
     progress: Callable[[int], None] = lambda done: None,
     with_time: bool = False,
 ) -> list[SearchResult]:
-    """Find the largest candidate of each quantity, on all processors.
+    """Find the largest candidate of each quantity, on all processors: forked processes have what this one has imported.
 
     ``progress`` is called with the number of answers so far. ``with_time``: predict the speed of what fits, too.
 
@@ -125,23 +125,18 @@ def find_all(
         SpecError: as ``find_largest``.
     """
     found: list[SearchResult] = []
-    for answer in _answers(quantities, check, with_time):
-        found.append(SearchResult(quantities[len(found)], check, *answer))
-        progress(len(found))
+    gc.freeze()  # what is there already need not be looked through after every simulation
+    try:
+        for answer in map_forked(lambda quantity: _find(quantity, check, with_time), quantities):
+            found.append(SearchResult(quantities[len(found)], check, *answer))
+            progress(len(found))
+    finally:
+        gc.unfreeze()
     return found
 
 
 _Answer = tuple[int, int, Limit | None, Prediction | None, Prediction | None]
 """The fields of a SearchResult after its quantity, which holds functions that cannot be sent between processes."""
-
-
-def _answers(quantities: Sequence[Quantity], check: FitCheck, with_time: bool) -> Iterator[_Answer]:
-    """Yield answers in order, from forked processes: these have what this process has imported and compiled."""
-    gc.freeze()  # what is there already need not be looked through after every simulation
-    try:
-        yield from map_forked(lambda quantity: _find(quantity, check, with_time), quantities)
-    finally:
-        gc.unfreeze()
 
 
 def _find(quantity: Quantity, check: FitCheck, with_time: bool = False) -> _Answer:
