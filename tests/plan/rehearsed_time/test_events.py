@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 
@@ -28,14 +29,7 @@ class OneSecond:
     def run(self, work: Work, beside: tuple[Work, ...] = ()) -> float:
         return 1.0
 
-    def collective(self, work: Work) -> float:
-        return 1.0
-
-    def copy(self, work: Work) -> float:
-        return 1.0
-
-    def host(self, work: Work) -> float:
-        return 1.0
+    collective = copy = host = run
 
 
 def converted(step: StepWriter) -> Replayable:
@@ -51,65 +45,52 @@ def add(step: StepWriter, stream: int = 0) -> None:
     step.operator("aten::add", (step.tensor(10),), self=(step.tensor(10),), stream=stream)
 
 
-@pytest.mark.parametrize(("stream", "seconds"), [(0, 2.0), (70, 1.0)])
-def test_operators_of_one_stream_run_one_after_another_and_those_of_two_at_once(
-    step: StepWriter, stream: int, seconds: float
-) -> None:
-    add(step)
-    add(step, stream=stream)
+Part = tuple[str, dict[str, Any]]
+
+
+def op(stream: int = 0) -> Part:
+    return "", {"stream": stream}
+
+
+def record(event: int) -> Part:
+    return "record", {"event": event, "stream": 0}
+
+
+def wait(event: int, stream: int = 70) -> Part:
+    return "wait", {"event": event, "stream": stream}
+
+
+def host_wait(event: int | None = None, stream: int | None = None) -> Part:
+    return "host_wait", {"event": event, "stream": stream}
+
+
+SECONDS: dict[str, tuple[list[Part], float]] = {
+    "operators of one stream run one after another": ([op(), op()], 2.0),
+    "operators of two streams run at once": ([op(), op(70)], 1.0),
+    "a stream waits for an event of another": ([op(), record(5), wait(5), op(70)], 2.0),
+    # The event is recorded again, later, after the wait was issued: that is another one.
+    "a wait is for the event as it was recorded last": ([record(5), wait(5), op(), record(5), op(70)], 1.0),
+    "an event may be waited for twice or never": (
+        [op(), record(5), record(6), wait(5, 70), op(70), wait(5, 71), op(71), host_wait(5)],
+        2.0,
+    ),
+    "events of an earlier step have happened": ([wait(5, 0), host_wait(6), op()], 1.0),
+    "the host issues later work when it has waited for an event": ([op(), record(5), host_wait(5), op(70)], 2.0),
+    "the host issues later work when it has waited for a stream": ([op(), host_wait(stream=0), op(70)], 2.0),
+    "the host issues later work when it has waited for the GPU": ([op(), host_wait(), op(70)], 2.0),
+    "hooks take the host's time": ([("hook", {"name": "fsdp2 _pre_forward"}), op()], 2.0),
+    "of ten streams six have names, and five share the last one": ([op(stream) for stream in range(70, 80)], 5.0),
+}
+
+
+@pytest.mark.parametrize(("parts", "seconds"), SECONDS.values(), ids=SECONDS.keys())
+def test_a_step_takes_as_long_as_its_order_says(step: StepWriter, parts: list[Part], seconds: float) -> None:
+    for kind, fields in parts:
+        if kind:
+            step.add(kind, **fields)
+        else:
+            add(step, **fields)
     assert scheduled(step).step_seconds == seconds
-
-
-def test_a_stream_waits_for_an_event_of_another(step: StepWriter) -> None:
-    add(step)
-    step.add("record", event=5, stream=0)
-    step.add("wait", event=5, stream=70)
-    add(step, stream=70)
-    assert scheduled(step).step_seconds == 2.0
-
-
-def test_a_wait_is_for_the_event_as_it_was_recorded_last(step: StepWriter) -> None:
-    """The event is recorded again, later, after the wait was issued: that is another one."""
-    step.add("record", event=5, stream=0)
-    step.add("wait", event=5, stream=70)
-    add(step)
-    step.add("record", event=5, stream=0)
-    add(step, stream=70)
-    assert scheduled(step).step_seconds == 1.0
-
-
-def test_an_event_may_be_waited_for_twice_or_never(step: StepWriter) -> None:
-    add(step)
-    step.add("record", event=5, stream=0)
-    step.add("record", event=6, stream=0)
-    for stream in (70, 71):
-        step.add("wait", event=5, stream=stream)
-        add(step, stream=stream)
-    step.add("host_wait", event=5, stream=None)
-    assert scheduled(step).step_seconds == 2.0
-
-
-def test_events_of_an_earlier_step_have_happened(step: StepWriter) -> None:
-    step.add("wait", event=5, stream=0)
-    step.add("host_wait", event=6, stream=None)
-    add(step)
-    assert scheduled(step).step_seconds == 1.0
-
-
-@pytest.mark.parametrize("waits_for", ["event", "stream", "device"])
-def test_the_host_issues_later_work_when_it_has_waited(step: StepWriter, waits_for: str) -> None:
-    add(step)
-    step.add("record", event=5, stream=0)
-    fields = {"event": 5 if waits_for == "event" else None, "stream": 0 if waits_for == "stream" else None}
-    step.add("host_wait", **fields)
-    add(step, stream=70)
-    assert scheduled(step).step_seconds == 2.0
-
-
-def test_hooks_take_the_hosts_time(step: StepWriter) -> None:
-    step.add("hook", name="fsdp2 _pre_forward")
-    add(step)
-    assert scheduled(step).step_seconds == 2.0
 
 
 def test_a_collective_runs_on_its_stream_and_is_exposed_where_no_operator_runs(step: StepWriter) -> None:
@@ -155,12 +136,6 @@ def test_forward_runs_on_compute_also_where_most_operators_are_an_optimizers_in_
         step.operator("aten::mul", (x,), self=(x,), stream=7)
     kernels = [event for event in converted(step).events if event.kind is Kind.KERNEL]
     assert [event.stream is Stream.COMPUTE for event in kernels] == [True, False, False, False]
-
-
-def test_more_streams_than_a_schedule_has_share_one(step: StepWriter) -> None:
-    for stream in range(70, 80):
-        add(step, stream=stream)
-    assert scheduled(step).step_seconds == 5.0  # of ten streams six have names; five share the last one
 
 
 def test_work_of_unknown_time_is_named_and_counted(step: StepWriter) -> None:
