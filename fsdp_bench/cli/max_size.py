@@ -215,7 +215,7 @@ def _draw(results: Sequence[HardwareResult], arrangement: Arrangement, path: Pat
 
 
 def _print(results: Sequence[HardwareResult], table: TableOptions, as_json: bool, is_silent: bool) -> int:
-    from fsdp_bench.plan.advice.nothing_fits import nothing_fits, nothing_fits_document
+    from fsdp_bench.plan.max_size import nothing_fits, nothing_fits_document
     from fsdp_bench.report.text.max_size import nothing_fits_sentence
 
     failure = None if any(one.on_fewest for one in results) else nothing_fits(results)

@@ -10,9 +10,8 @@ from typing import Any
 
 from fsdp_bench.plan.headroom import with_cuda
 from fsdp_bench.plan.ranges import Range, range_of
-from fsdp_bench.plan.rehearsed_time.events import Replayable, events_of
+from fsdp_bench.plan.rehearsed_time.events import ProcessGroups, Replayable, events_of, process_groups
 from fsdp_bench.plan.rehearsed_time.operator_work import DTYPES, dtype_of, work_of_operator
-from fsdp_bench.plan.rehearsed_time.process_groups import ProcessGroups, process_groups
 from fsdp_bench.rates.datasheet import Datasheet, datasheet
 from fsdp_bench.replay.schedule import Span, StepTime, run
 from fsdp_bench.simulate.events import IN_HOST_MEMORY, Event, Kind, Work

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fsdp_bench.plan.advice.nothing_fits import NothingFits, lacks_host_memory
-from fsdp_bench.plan.advice.remedies import smaller_bases
-from fsdp_bench.plan.max_size import HardwareResult, limit_text, setting_row
+from fsdp_bench.plan.max_size import HardwareResult, NothingFits, lacks_host_memory, limit_text, setting_row
 from fsdp_bench.plan.prediction import Prediction
+from fsdp_bench.plan.remedies import smaller_bases
 from fsdp_bench.plan.search.search import SearchResult
 from fsdp_bench.plan.table import Row, TableOptions
 from fsdp_bench.replay.host_memory import Build

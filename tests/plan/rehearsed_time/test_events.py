@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from fsdp_bench.catalog.loader import gpu
-from fsdp_bench.plan.rehearsed_time.events import Replayable, events_of
-from fsdp_bench.plan.rehearsed_time.process_groups import process_groups
+from fsdp_bench.plan.rehearsed_time.events import Replayable, events_of, process_groups
 from fsdp_bench.replay.schedule import StepTime, run
 from fsdp_bench.simulate.events import Kind, Stream, Work
 from fsdp_bench.spec.hardware import Hardware

@@ -29,67 +29,66 @@ def fp32(*shape: int, **more: Any) -> tuple[Any, ...]:
     return shape, {"dtype": FP32, **more}
 
 
-WORK: list[tuple[str, str, dict[str, Any], dict[str, Any], Work]] = [
-    (
-        "a linear layer is a product with a transposed weight", "aten::mm",
+WORK: dict[str, tuple[str, dict[str, Any], dict[str, Any], Work]] = {
+    "a linear layer is a product with a transposed weight": (
+        "aten::mm",
         {"": bf16(512, 128), "self": bf16(512, 64), "mat2": bf16(64, 128, strides=(1, 64))}, {},
         Work("aten::mm nt", 2 * (512 * 64 + 64 * 128 + 512 * 128), (512, 128, 64), 2),
     ),
-    (
-        "a product with a bias is a product", "aten::addmm",
+    "a product with a bias is a product": (
+        "aten::addmm",
         {"": bf16(512, 128), "self": bf16(128), "mat1": bf16(512, 64), "mat2": bf16(64, 128)}, {},
         Work("aten::mm nn", 2 * (128 + 512 * 64 + 64 * 128 + 512 * 128), (512, 128, 64), 2),
     ),
-    (
-        "several products are one with more rows", "aten::bmm",
+    "several products are one with more rows": (
+        "aten::bmm",
         {"": bf16(4, 8, 16), "self": bf16(4, 8, 32), "mat2": bf16(4, 32, 16)}, {},
         Work("aten::mm nn", 2 * 4 * (8 * 32 + 32 * 16 + 8 * 16), (32, 16, 32), 2),
     ),
-    (
-        "an elementwise operator moves its arguments and its result", "aten::add",
+    "an elementwise operator moves its arguments and its result": (
+        "aten::add",
         {"": fp32(10), "self": fp32(10), "other": bf16(10)}, {}, Work("aten::add", 40 + 20 + 40, (), 4),
     ),
-    (
-        "an operand changed in place is read and written", "aten::mul_",
+    "an operand changed in place is read and written": (
+        "aten::mul_",
         {"self": fp32(10), "other": fp32(10)}, {"written": ("self",)}, Work("aten::mul_", 3 * 40, (), 4),
     ),
-    (
-        "an overwritten operand is not read", "aten::copy_",
+    "an overwritten operand is not read": (
+        "aten::copy_",
         {"self": fp32(10), "src": bf16(10)}, {"written": ("self",)}, Work("aten::copy_", 40 + 20, (), 4),
     ),
-    (
-        "a tensor made from another's shape does not read it", "aten::new_zeros",
+    "a tensor made from another's shape does not read it": (
+        "aten::new_zeros",
         {"": fp32(10), "self": fp32(1000)}, {}, Work("aten::new_zeros", 40, (), 4),
     ),
-    (
-        "an out argument is written alone", "aten::neg",
+    "an out argument is written alone": (
+        "aten::neg",
         {"self": bf16(10), "out": bf16(10)}, {"outputs": ("out",)}, Work("aten::neg", 40, (), 2),
     ),
-    (
-        "an expanded tensor is read once", "aten::clone",
+    "an expanded tensor is read once": (
+        "aten::clone",
         {"": bf16(4, 10), "self": bf16(4, 10, strides=(0, 1))}, {}, Work("aten::clone", 20 + 80, (), 2),
     ),
-    (
-        "an embedding reads only the rows that it looks up", "aten::embedding",
+    "an embedding reads only the rows that it looks up": (
+        "aten::embedding",
         {"": bf16(4, 16), "weight": bf16(1000, 16), "indices": bf16(4, dtype=INT64)}, {},
         Work("aten::embedding", 2 * (4 * 16 * 2) + 4 * 8, (), 2),
     ),
-    (  # seven times the elements, as predict counts: simulate/optimizers/dispatch.py, _PASSES
-        "a fused optimizer reads gradients and changes parameters and moments", "aten::_fused_adamw_",
+    # seven times the elements, as predict counts: simulate/optimizers/dispatch.py, _PASSES
+    "a fused optimizer reads gradients and changes parameters and moments": (
+        "aten::_fused_adamw_",
         dict.fromkeys(ADAMW, fp32(150)), {"written": ADAMW}, Work("aten::_fused_adamw_", 7 * 150 * 4, (), 4),
     ),
-    (
-        "copies of the host are no bytes of the GPU", "aten::_to_copy",
+    "copies of the host are no bytes of the GPU": (
+        "aten::_to_copy",
         {"": bf16(10), "self": fp32(10, device="cpu")}, {}, Work("aten::_to_copy", 20, (), 4),
     ),
-]  # fmt: skip
+}  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("name", "tensors", "more", "expected"), [row[1:] for row in WORK], ids=[row[0] for row in WORK]
-)
+@pytest.mark.parametrize(("name", "tensors", "more", "expected"), WORK.values(), ids=WORK.keys())
 def test_an_operator_moves_and_computes_what_its_shapes_say(
-    step: StepWriter, _case: str, name: str, tensors: dict[str, Any], more: dict[str, Any], expected: Work
+    step: StepWriter, name: str, tensors: dict[str, Any], more: dict[str, Any], expected: Work
 ) -> None:
     """The tensor without a name is the result."""
     numbers = {key: (step.tensor(*shape, **given),) for key, (shape, given) in tensors.items()}

@@ -6,7 +6,7 @@ import pytest
 
 from fsdp_bench.catalog.loader import BUILT_IN
 from fsdp_bench.catalog.lookup import server
-from fsdp_bench.plan.rehearsed_time.process_groups import process_groups
+from fsdp_bench.plan.rehearsed_time.events import process_groups
 from fsdp_bench.rates.collectives import Groups, groups_of, topology_of_ranks
 from fsdp_bench.spec.hardware import Hardware
 from fsdp_bench.spec.setup import ShardingStrategy, TrainSetup

@@ -8,9 +8,9 @@ import pytest
 from msgspec.structs import replace
 
 from fsdp_bench.catalog.loader import BUILT_IN
-from fsdp_bench.plan.advice.remedies import GPUS, Alternative, Remedy, fewest, larger_worlds, remedies
 from fsdp_bench.plan.prediction import answer
 from fsdp_bench.plan.question import Question
+from fsdp_bench.plan.remedies import GPUS, Alternative, Remedy, fewest, larger_worlds, remedies
 from fsdp_bench.spec.hardware import Hardware
 from fsdp_bench.spec.setup import Api, Checkpointing, Offload, Precision, TrainSetup
 
