@@ -16,8 +16,8 @@ from fsdp_bench.catalog.lookup import model as find_model
 from fsdp_bench.plan.defaults import (
     DEFAULT_PRECISION,
     Code,
-    default_base,
     default_sequence_length,
+    read_adapters,
     trained_code,
     trainer_defaults,
 )
@@ -33,10 +33,10 @@ from fsdp_bench.spec.checked import build as build_checked
 from fsdp_bench.spec.checked import read
 from fsdp_bench.spec.errors import SpecError, not_allowed
 from fsdp_bench.spec.hardware import Gpu, Hardware, Server
-from fsdp_bench.spec.lora import QUANTIZED, LoRA, parse_lora
+from fsdp_bench.spec.lora import LoRA
 from fsdp_bench.spec.model import Family
 from fsdp_bench.spec.recording.model import Model
-from fsdp_bench.spec.setup import Precision, SetupFields, TrainSetup
+from fsdp_bench.spec.setup import SetupFields, TrainSetup
 
 
 def estimate(
@@ -139,15 +139,9 @@ def _adapters(
 ) -> LoRA | None:
     if lora is not None and qlora is not None:
         raise SpecError("lora and qlora: keep one")
-    if lora is None and qlora is None:
-        return None
     if isinstance(lora, LoRA):
         return lora
-    stated = fields.get("precision", DEFAULT_PRECISION if setup is None else setup.precision)
-    precision = stated if isinstance(stated, Precision) else Precision.parse(stated)
-    if qlora is not None:
-        return parse_lora(qlora, "qlora", QUANTIZED)
-    return parse_lora(lora, "lora", default_base=default_base(precision))
+    return read_adapters(lora, qlora, fields.get("precision", DEFAULT_PRECISION if setup is None else setup.precision))
 
 
 def _model(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from typing import Annotated, Any, TypeVar
 
 import msgspec
@@ -12,6 +12,7 @@ from fsdp_bench.catalog.lookup import place_names
 from fsdp_bench.plan.estimate import Verdict
 from fsdp_bench.plan.speed import Speed
 from fsdp_bench.replay.host_memory import HostMemory
+from fsdp_bench.replay.schedule import StepTime
 from fsdp_bench.replay.traffic import Traffic
 from fsdp_bench.spec.codec import to_builtins
 from fsdp_bench.spec.hardware import Gpu, Hardware, Source
@@ -213,21 +214,19 @@ def time_document(found: Speed) -> TimeDocument:
     """Return the predicted time of a step."""
     time, span = found.time, found.range
     return TimeDocument(
-        step_seconds=time.step_seconds,
+        **{name: getattr(time, name) for name in _TIMES},
         step_seconds_range=span.step_seconds(time.step_seconds) if span and time.step_seconds else None,
-        compute_seconds=time.compute_seconds,
-        communication_seconds=time.communication_seconds,
-        exposed_communication_seconds=time.exposed_communication_seconds,
-        host_copy_seconds=time.host_copy_seconds,
-        cpu_optimizer_seconds=time.cpu_optimizer_seconds,
         parts_seconds={part.value: seconds for part, seconds in time.parts.items()} or None,
         slowed_by_collectives_seconds=time.slowed_seconds if time.step_seconds is not None else None,
         tokens_per_second_per_gpu=found.tokens_per_second_per_gpu,
         mfu=found.mfu,
         hfu=found.hfu,
         rates=found.source,
-        unknown=time.unknown,
     )
+
+
+_TIMES = {one.name for one in fields(StepTime)} & {*TimeDocument.__struct_fields__}
+"""Times of a schedule, which documents have under the same names."""
 
 
 def host_document(host: HostMemory) -> dict[str, int]:

@@ -182,10 +182,7 @@ class MaxSizeDocument(msgspec.Struct, frozen=True, kw_only=True):
     on_fewest: AnswerDocument | None = None
 
 
-_ANSWER = (
-    *("setup", "memory", "time", "assumptions", "notes", "fits", "verdict", "headroom_bytes"),
-    *("required_headroom_bytes", "required_headroom_source"),
-)
+_ANSWER = {*AnswerDocument.__struct_fields__} & {*SettingDocument.__struct_fields__} - {"source", "model", "impossible"}
 """Keys that a setting shares with the answer to its largest candidate."""
 _WORDS = ("strategy", "effective_strategy", *(name for name, one in FIELDS.items() if one.has_words and not one.seldom))
 """Fields of the setup that stand before the answer."""
