@@ -15,7 +15,7 @@ from fsdp_bench.plan.estimate import predict_memory
 from fsdp_bench.plan.prediction import Prediction, answer, answer_if_it_fits
 from fsdp_bench.plan.question import Question
 from fsdp_bench.plan.search.quantity import MOST_GPUS
-from fsdp_bench.replay.host_memory import Build, host_memory
+from fsdp_bench.replay.host_memory import Build
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.hardware import Hardware
 from fsdp_bench.spec.recording.model import lora_of
@@ -279,13 +279,7 @@ def smaller_bases(prediction: Prediction) -> tuple[str, ...]:
 
 def _may_fit(question: Question) -> bool:
     """Return whether live bytes and host memory are within their limits. Takes milliseconds."""
-    hardware = question.hardware
-    if _live_bytes(question) > (question.available_bytes or 0):
-        return False
-    if hardware is None or hardware.server.host_memory_bytes is None:
-        return True
-    needed = host_memory(question.simulated, hardware.gpus_per_node, question.build).peak_bytes
-    return needed <= hardware.server.host_memory_bytes
+    return _live_bytes(question) <= (question.available_bytes or 0) and question.host_memory_fraction <= 1
 
 
 def _live_bytes(question: Question) -> int:

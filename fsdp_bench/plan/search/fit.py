@@ -10,7 +10,7 @@ from fsdp_bench.plan.estimate import refuse_too_slow, start_replay
 from fsdp_bench.plan.prediction import Prediction, answer
 from fsdp_bench.plan.question import Question
 from fsdp_bench.replay.caching_allocator.replay import Replay
-from fsdp_bench.replay.host_memory import Build, HostMemory, host_memory
+from fsdp_bench.replay.host_memory import Build, HostMemory
 from fsdp_bench.replay.live_memory import breakdown, worst_rank
 from fsdp_bench.simulate.operators.kernels import CUDA, Kernels, kernels_on
 from fsdp_bench.simulate.step import SimulatedSteps
@@ -97,7 +97,7 @@ class CheckedCandidate:
     """One candidate with the limits that it is checked against; keeps its predictions."""
 
     def __init__(self, check: FitCheck, candidate: Question, any_depth: SimulatedSteps | None = None) -> None:
-        self.check, self.hardware = check, candidate.hardware
+        self.check = check
         kernels = kernels_on(check.kernels, candidate.gpu, moves_model=check.build is not Build.META)
         self.simulated = SimulatedSteps(candidate.model, candidate.setup, kernels, any_depth)
         self.question = check.question(candidate).with_steps(self.simulated)
@@ -110,26 +110,15 @@ class CheckedCandidate:
         return self.question.available_bytes or 0
 
     @cached_property
-    def host_memory_fraction(self) -> float:
-        """The fraction of a node's host memory that its ranks need. 0 if the host memory is not known."""
-        hardware, build = self.hardware, self.check.build
-        if hardware is None or hardware.server.host_memory_bytes is None:
-            return 0.0
-        if not self.simulated.setup.uses_host_memory and build is Build.META:
-            return 0.0
-        needed = host_memory(self.simulated, hardware.gpus_per_node, build).peak_bytes
-        return needed / hardware.server.host_memory_bytes
-
-    @cached_property
     def fullness(self) -> float:
         """Live bytes or host memory as a fraction of its limit, whichever fraction is larger.
 
         Takes milliseconds. A candidate may fit only if this is at most 1.
         """
-        if self.host_memory_fraction > 1:
-            return self.host_memory_fraction
+        if self.question.host_memory_fraction > 1:
+            return self.question.host_memory_fraction
         _, live = worst_rank(self.simulated.for_memory)
-        return max(self.host_memory_fraction, live.peak_bytes / self.limit_bytes) if self.limit_bytes else inf
+        return max(self.question.host_memory_fraction, live.peak_bytes / self.limit_bytes) if self.limit_bytes else inf
 
     @cached_property
     def replay(self) -> Replay | None:
@@ -137,7 +126,7 @@ class CheckedCandidate:
 
         None where host memory is too small.
         """
-        if self.host_memory_fraction > 1:
+        if self.question.host_memory_fraction > 1:
             return None
         return start_replay(self.simulated, self.limit_bytes, self.check.expandable_segments)
 
@@ -159,7 +148,7 @@ class CheckedCandidate:
     def limit(self) -> Limit:
         """The memory that it exceeds."""
         found, has_budget = self.prediction, self.check.budget_bytes is not None
-        if not has_budget and self.host_memory_fraction > 1:
+        if not has_budget and self.question.host_memory_fraction > 1:
             return _host_limit(found.host, found.host_memory_bytes or 0)
         first = None if has_budget else found.allocator.full_in_phase
         phase, held = first or found.memory.peak_phase, found.memory.breakdown_bytes

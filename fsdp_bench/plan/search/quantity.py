@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from fsdp_bench.catalog.architectures import FOLDERS
 from fsdp_bench.catalog.ladder import SMALLEST, all_sizes, nearest_size
-from fsdp_bench.catalog.lookup import with_code
+from fsdp_bench.catalog.lookup import POSITIONS, with_code
 from fsdp_bench.plan.estimate import DEEPEST
 from fsdp_bench.plan.question import Question
 from fsdp_bench.spec.errors import SpecError
@@ -90,10 +90,6 @@ def _models_by_size(family: Family, vocab_size: int | None, positions: int) -> d
     smallest = nearest_size(family, SMALLEST, vocab_size, positions).num_parameters
     sized = ((shape.num_parameters, shape) for shape in all_sizes(family, vocab_size, positions))
     return {size: shape for size, shape in sized if size >= smallest}
-
-
-POSITIONS = {Family.LLAMA: 4096, Family.GPT2: 1024}
-"""Positions of the ladder's models. For a longer sequence the models have as many as it is long."""
 
 
 def layer_counts(model: Model, setup: TrainSetup, hardware: Hardware | None) -> Quantity:

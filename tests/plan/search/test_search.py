@@ -153,7 +153,7 @@ def test_the_largest_that_the_host_holds_may_be_above_one_that_it_does_not_hold(
     setup = setup_of((ShardingStrategy.FULL_SHARD, Api.FSDP2, "bf16-true", Checkpointing.FULL, Offload.PARAMS))
     quantity = size_ladder(Family.LLAMA, setup, cluster)
     found = find_largest(quantity, CARD)
-    shares = [CARD.on(quantity[index]).host_memory_fraction for index in range(len(quantity))]
+    shares = [CARD.question(quantity[index]).host_memory_fraction for index in range(len(quantity))]
     assert found.fits == max(index for index, share in enumerate(shares) if share <= 1)
     assert any(share > 1 for share in shares[: found.fits])
 
