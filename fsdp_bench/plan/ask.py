@@ -125,10 +125,13 @@ def estimate(
     )
     if kernels not in ("cuda", "cpu"):
         raise not_allowed("kernels", kernels, ("cuda", "cpu"))
-    profile = _profile(calibration)
+    if isinstance(calibration, str | Path):
+        calibration = read_profile(Path(calibration))
+    profile = read(Profile | None, calibration, "calibration")
     where = as_stated(where, gpu_memory, profile, cuda)
     kept = stated_headroom(headroom, where)
-    question = Question(shape, found, where, kernels, _build(build), expandable_segments, profile, kept)
+    built = Build(read(Literal["meta", "rank-0", "every-rank"], str(build), "build"))
+    question = Question(shape, found, where, kernels, built, expandable_segments, profile, kept)
     if question.impossible is not None:
         raise SpecError(question.impossible)
     return answer(question)
@@ -139,7 +142,7 @@ def _adapters(
 ) -> LoRA | None:
     if lora is not None and qlora is not None:
         raise SpecError("lora and qlora: keep one")
-    if isinstance(lora, LoRA):
+    if isinstance(lora, LoRA) or (lora is None and qlora is None):
         return lora
     return read_adapters(lora, qlora, fields.get("precision", DEFAULT_PRECISION if setup is None else setup.precision))
 
@@ -277,14 +280,3 @@ def _place_of(hardware: Hardware, world_size: int | None) -> Placement:
     if not hardware.holds(world):
         raise SpecError(f"world_size: {world} is not the cluster's {hardware.world_size} GPUs")
     return Placement(hardware, hardware.num_nodes, hardware.ranks_per_node(world), world)
-
-
-def _build(build: Build | str) -> Build:
-    return Build(read(Literal["meta", "rank-0", "every-rank"], str(build), "build"))
-
-
-def _profile(calibration: str | Path | Profile | None) -> Profile | None:
-    if isinstance(calibration, str | Path):
-        return read_profile(Path(calibration))
-    profile: Profile | None = read(Profile | None, calibration, "calibration")
-    return profile
