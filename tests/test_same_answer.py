@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 
 from fsdp_bench import estimate, largest_model, plan_training
 from fsdp_bench.catalog.lookup import model, server
-from fsdp_bench.plan.advice.remedies import remedies
 from fsdp_bench.plan.prediction import answer
 from fsdp_bench.plan.purchase.document import document
 from fsdp_bench.plan.purchase.planner import NODES
 from fsdp_bench.plan.question import Question
+from fsdp_bench.plan.remedies import remedies
 from fsdp_bench.report.text.plan import plan_text
 from fsdp_bench.spec.setup import Precision, TrainSetup
 from tests.conftest import run_command

@@ -11,8 +11,8 @@ import click
 
 from fsdp_bench.cli.common.assumptions import AssumptionOptions, assumption_options, read_questions
 from fsdp_bench.cli.common.options import SetupCommand, SetupOptions, setup_options
-from fsdp_bench.plan.compare.comparison import Comparison
-from fsdp_bench.plan.compare.document import document
+from fsdp_bench.plan.compare.comparison import Comparison, document
+from fsdp_bench.plan.compare.reasons import reasons
 from fsdp_bench.plan.compare.side import Side, read_side
 from fsdp_bench.plan.prediction import answer
 from fsdp_bench.plan.question import Question
@@ -62,7 +62,7 @@ def command(words: Sequence[str], as_json: bool) -> int:
     ]
     found = Comparison(*sides)
     if as_json:
-        sys.stdout.write(to_json(document(found, answer_text(found))).decode())
+        sys.stdout.write(to_json(document(found, answer_text(found), reasons(found))).decode())
         return ExitCode.DONE
     first, *lines = comparison_text(found).split("\n")
     print_answer(first, None)

@@ -42,7 +42,8 @@ from fsdp_bench.cli.common.setups import (
     warn_of_sliding_window,
 )
 from fsdp_bench.plan.headroom import sized, stated_headroom
-from fsdp_bench.plan.max_size import Assumptions, HardwareResult, document_of, max_sizes, title_of
+from fsdp_bench.plan.max_size import HardwareResult, document_of, max_sizes, title_of
+from fsdp_bench.plan.search.fit import FitCheck
 from fsdp_bench.plan.search.quantity import LONGEST_SEQUENCE, OF_ONE_MODEL, Quantity, gpu_counts, size_ladder
 from fsdp_bench.plan.table import MAX_SIZE_COLUMNS, TableOptions
 from fsdp_bench.replay.host_memory import Build
@@ -156,7 +157,10 @@ def command(
     show = _show_progress if sys.stderr.isatty() else _show_nothing
     show(0, sum(len(quantities) for _, quantities in targets))
     kept = [stated_headroom(headroom, hardware) for hardware, _ in targets]
-    found = max_sizes(targets, Assumptions(Build(load), expandable_segments, profile, time, kept[0]), show)
+    check = FitCheck(
+        build=Build(load), expandable_segments=expandable_segments, headroom_bytes=kept[0], profile=profile
+    )
+    found = max_sizes(targets, check, show, time)
     if quantity == "gpus" and server:
         found = [_with_fewest(one, options, kept[0]) for one in found]
     cells = [cell for one in found for cell in one.cells]
@@ -186,7 +190,7 @@ def _with_fewest(result: HardwareResult, options: SetupOptions, headroom_bytes: 
     fixed.setdefault("micro_batch_size", 1)
     goal = Goal(read_model(options), fixed=fixed, open=open_fields, headroom_bytes=headroom_bytes)
     found = fewest_gpus(goal, ServerType(hardware.server, hardware.gpu, None, hardware.server.gpus_per_node))
-    listed = [cell.fits for cell in result.answered if cell.fits is not None]
+    listed = [cell.fits_value for cell in result.answered if cell.fits_value is not None]
     if found is None or min(listed, default=inf) <= found.setup.world_size:
         return result
     return replace(result, on_fewest=found)
@@ -204,14 +208,14 @@ def _show_nothing(_done: int, _total: int) -> None:
 def _draw(results: Sequence[HardwareResult], arrangement: Arrangement, path: Path) -> None:
     from fsdp_bench.report.charts.max_size_rows import max_size_slide
 
-    if any(cell.fits is not None for one in results for cell in one.cells):
+    if any(cell.fits_value is not None for one in results for cell in one.cells):
         save_chart(max_size_slide(results, arrangement), path)
     else:
         print_line("no picture: there is no bar to draw", error=True)
 
 
 def _print(results: Sequence[HardwareResult], table: TableOptions, as_json: bool, is_silent: bool) -> int:
-    from fsdp_bench.plan.advice.nothing_fits import nothing_fits, nothing_fits_document
+    from fsdp_bench.plan.max_size import nothing_fits, nothing_fits_document
     from fsdp_bench.report.text.max_size import nothing_fits_sentence
 
     failure = None if any(one.on_fewest for one in results) else nothing_fits(results)

@@ -124,7 +124,7 @@ def _print(
         exports = {} if exporter is None else exporter.document(predictions[0])
         sys.stdout.write(to_json({**_document(predictions, questions), **exports}).decode())
         return "error" not in exports
-    from fsdp_bench.plan.advice.remedies import remedies
+    from fsdp_bench.plan.remedies import remedies
     from fsdp_bench.report.text.prediction import report
     from fsdp_bench.report.text.prediction_table import side_by_side
 

@@ -13,12 +13,12 @@ Read in this order:
     defaults.py           what is assumed if the user does not state it, by whose code it is
     recording.py          finds a model, or records its code in a subprocess
     search/               the largest candidate that fits
-    max_size.py           the answers of max-size: a search for each setting
+    max_size.py           the answers of max-size: a search for each setting, and what would help if nothing fits
     compare/              two setups or results side by side, and why they differ
     table.py              several answers as rows, and their columns by name
     purchase/             which servers, how many, which setting: days, price, energy
     export/               one setting as files that train it
-    advice/               settings that fit if the given one does not
+    remedies.py           settings, or more GPUs, that fit if the given setup does not
     chart_data/           the data of predicted charts
     dry_run.py            whether a setup fits, from its dry run
     rehearse_command.py   rehearse_command(): a real training command as one rank

@@ -16,8 +16,8 @@ from fsdp_bench.catalog.lookup import model as find_model
 from fsdp_bench.plan.defaults import (
     DEFAULT_PRECISION,
     Code,
-    default_base,
     default_sequence_length,
+    read_adapters,
     trained_code,
     trainer_defaults,
 )
@@ -33,10 +33,10 @@ from fsdp_bench.spec.checked import build as build_checked
 from fsdp_bench.spec.checked import read
 from fsdp_bench.spec.errors import SpecError, not_allowed
 from fsdp_bench.spec.hardware import Gpu, Hardware, Server
-from fsdp_bench.spec.lora import QUANTIZED, LoRA, parse_lora
+from fsdp_bench.spec.lora import LoRA
 from fsdp_bench.spec.model import Family
 from fsdp_bench.spec.recording.model import Model
-from fsdp_bench.spec.setup import Precision, SetupFields, TrainSetup
+from fsdp_bench.spec.setup import SetupFields, TrainSetup
 
 
 def estimate(
@@ -125,10 +125,13 @@ def estimate(
     )
     if kernels not in ("cuda", "cpu"):
         raise not_allowed("kernels", kernels, ("cuda", "cpu"))
-    profile = _profile(calibration)
+    if isinstance(calibration, str | Path):
+        calibration = read_profile(Path(calibration))
+    profile = read(Profile | None, calibration, "calibration")
     where = as_stated(where, gpu_memory, profile, cuda)
     kept = stated_headroom(headroom, where)
-    question = Question(shape, found, where, kernels, _build(build), expandable_segments, profile, kept)
+    built = Build(read(Literal["meta", "rank-0", "every-rank"], str(build), "build"))
+    question = Question(shape, found, where, kernels, built, expandable_segments, profile, kept)
     if question.impossible is not None:
         raise SpecError(question.impossible)
     return answer(question)
@@ -139,15 +142,9 @@ def _adapters(
 ) -> LoRA | None:
     if lora is not None and qlora is not None:
         raise SpecError("lora and qlora: keep one")
-    if lora is None and qlora is None:
-        return None
-    if isinstance(lora, LoRA):
+    if isinstance(lora, LoRA) or (lora is None and qlora is None):
         return lora
-    stated = fields.get("precision", DEFAULT_PRECISION if setup is None else setup.precision)
-    precision = stated if isinstance(stated, Precision) else Precision.parse(stated)
-    if qlora is not None:
-        return parse_lora(qlora, "qlora", QUANTIZED)
-    return parse_lora(lora, "lora", default_base=default_base(precision))
+    return read_adapters(lora, qlora, fields.get("precision", DEFAULT_PRECISION if setup is None else setup.precision))
 
 
 def _model(
@@ -283,14 +280,3 @@ def _place_of(hardware: Hardware, world_size: int | None) -> Placement:
     if not hardware.holds(world):
         raise SpecError(f"world_size: {world} is not the cluster's {hardware.world_size} GPUs")
     return Placement(hardware, hardware.num_nodes, hardware.ranks_per_node(world), world)
-
-
-def _build(build: Build | str) -> Build:
-    return Build(read(Literal["meta", "rank-0", "every-rank"], str(build), "build"))
-
-
-def _profile(calibration: str | Path | Profile | None) -> Profile | None:
-    if isinstance(calibration, str | Path):
-        return read_profile(Path(calibration))
-    profile: Profile | None = read(Profile | None, calibration, "calibration")
-    return profile

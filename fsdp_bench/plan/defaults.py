@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from fsdp_bench.spec.lora import QUANTIZED, LoRA, parse_lora
 from fsdp_bench.spec.recording.model import Model, RecordedModel, code_of, lora_of
 from fsdp_bench.spec.setup import FIELDS, Api, Offload, Precision, ShardingStrategy, TrainSetup, Wrap
 
@@ -54,6 +55,20 @@ def default_base(precision: Precision) -> str | None:
     adapters.
     """
     return "bf16" if precision.compute == "bf16" else None
+
+
+def read_adapters(lora: int | str | None, qlora: int | str | None, precision: Precision | str) -> LoRA | None:
+    """Read PEFT's adapters: their rank, or fields by name. ``qlora``: on weights of 4 bits. None if neither is given.
+
+    Raises:
+        SpecError: naming the field and what is allowed.
+    """
+    if qlora is not None:
+        return parse_lora(qlora, "qlora", QUANTIZED)
+    if lora is None:
+        return None
+    stored = precision if isinstance(precision, Precision) else Precision.parse(precision)
+    return parse_lora(lora, "lora", default_base=default_base(stored))
 
 
 def trainer_defaults(code: Code, stated: Mapping[str, Any], world_size: int | None) -> dict[str, Any]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
-from typing import Annotated, Any
+from dataclasses import asdict, fields
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -12,6 +12,7 @@ from fsdp_bench.catalog.lookup import place_names
 from fsdp_bench.plan.estimate import Verdict
 from fsdp_bench.plan.speed import Speed
 from fsdp_bench.replay.host_memory import HostMemory
+from fsdp_bench.replay.schedule import StepTime
 from fsdp_bench.replay.traffic import Traffic
 from fsdp_bench.spec.codec import to_builtins
 from fsdp_bench.spec.hardware import Gpu, Hardware, Source
@@ -26,6 +27,7 @@ Count = Annotated[int, Meta(ge=1)]
 Setting = bool | int | float | str | None
 """The value of a field of a setup."""
 
+Document = TypeVar("Document", bound=msgspec.Struct)
 ABSENT: Any = msgspec.UNSET
 """The value of a key that the documents of a source do not have."""
 
@@ -166,6 +168,11 @@ class AnswerDocument(msgspec.Struct, frozen=True, kw_only=True):
         return "host" if is_host else "gpu"
 
 
+def partly(kind: type[Document], **given: Any) -> Document:
+    """Return a document that has only the given keys."""
+    return kind(**{**dict.fromkeys(kind.__struct_fields__, ABSENT), **given})
+
+
 def encoded(answer: AnswerDocument, model: Model) -> dict[str, Any]:
     """Return the JSON form of an answer, with all sizes of its model."""
     return {**to_builtins(answer), "model": model.document()}
@@ -195,36 +202,31 @@ def hardware_document(hardware: Hardware | None) -> HardwareDocument:
 
 def gpu_document(hardware: Hardware | None, gpu: Gpu | None) -> HardwareDocument:
     """Return the hardware of an answer that depends on the GPU alone."""
-    return HardwareDocument(
+    return partly(
+        HardwareDocument,
         name=place_names(hardware)[0],
         gpu=gpu.name if gpu else None,
         gpu_memory_bytes=gpu.usable_memory_bytes if gpu else None,
-        **dict.fromkeys(_BESIDE_THE_GPU, ABSENT),
     )
-
-
-_BESIDE_THE_GPU = ("gpu_memory_source", "context_bytes", "num_nodes", "gpus_per_node", "host_memory_bytes")
 
 
 def time_document(found: Speed) -> TimeDocument:
     """Return the predicted time of a step."""
     time, span = found.time, found.range
     return TimeDocument(
-        step_seconds=time.step_seconds,
+        **{name: getattr(time, name) for name in _TIMES},
         step_seconds_range=span.step_seconds(time.step_seconds) if span and time.step_seconds else None,
-        compute_seconds=time.compute_seconds,
-        communication_seconds=time.communication_seconds,
-        exposed_communication_seconds=time.exposed_communication_seconds,
-        host_copy_seconds=time.host_copy_seconds,
-        cpu_optimizer_seconds=time.cpu_optimizer_seconds,
         parts_seconds={part.value: seconds for part, seconds in time.parts.items()} or None,
         slowed_by_collectives_seconds=time.slowed_seconds if time.step_seconds is not None else None,
         tokens_per_second_per_gpu=found.tokens_per_second_per_gpu,
         mfu=found.mfu,
         hfu=found.hfu,
         rates=found.source,
-        unknown=time.unknown,
     )
+
+
+_TIMES = {one.name for one in fields(StepTime)} & {*TimeDocument.__struct_fields__}
+"""Times of a schedule, which documents have under the same names."""
 
 
 def host_document(host: HostMemory) -> dict[str, int]:

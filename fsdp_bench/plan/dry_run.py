@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from fsdp_bench.plan.document import ABSENT, AnswerDocument, MemoryDocument, gpu_document, setup_document
+from fsdp_bench.plan.document import AnswerDocument, MemoryDocument, gpu_document, partly, setup_document
 from fsdp_bench.plan.estimate import Verdict, available_bytes, communicators_for
 from fsdp_bench.plan.headroom import Headroom, headroom_of
 from fsdp_bench.plan.prediction import Prediction, answer
@@ -86,14 +86,6 @@ class DryRun:
         return self.spec.name
 
 
-_PREDICTED = ("expandable_segments", "load", "assumptions", "impossible", "for_eager", "notes", "time", "communication")
-_PREDICTED_MEMORY = (
-    *("needed_bytes", "peak_active_bytes", "communicators_bytes", "communicators", "peak_block", "peak_operator"),
-    *("peak_rank", "host_breakdown_bytes", "num_alloc_retries", "num_alloc_retries_later", "out_of_memory"),
-)
-"""Keys that a prediction has and a dry run does not."""
-
-
 def dry_run_document(run: DryRun) -> dict[str, Any]:
     """Return the JSON form, with the keys of ``predict --json``. Unknown values are null.
 
@@ -104,15 +96,16 @@ def dry_run_document(run: DryRun) -> dict[str, Any]:
     model |= {"lora": to_builtins(spec.lora)} if spec.config is not None else {}
     is_module = spec.module is not None
     own_sizes = {**dict.fromkeys(SIZES), **result.arguments, "loss": None} if is_module else {}
-    made = AnswerDocument(
+    made = partly(
+        AnswerDocument,
         source="dry-run",
         torch=result.torch,
         kernels=result.kernels,
         device=result.device,
-        model=ABSENT,
         setup={**setup_document(spec.setup), **own_sizes},
         server=gpu_document(run.hardware, run.gpu),
-        memory=MemoryDocument(
+        memory=partly(
+            MemoryDocument,
             peak_allocated_bytes=result.peak_allocated_bytes,
             peak_reserved_bytes=predicted.reserved_bytes if predicted else None,
             peak_reserved_source="predicted" if predicted and predicted.reserved_bytes is not None else None,
@@ -121,7 +114,8 @@ def dry_run_document(run: DryRun) -> dict[str, Any]:
             load_bytes=result.load_bytes,
             resident=result.resident,
             breakdown_bytes=result.breakdown_bytes,
-            **dict.fromkeys(_PREDICTED_MEMORY, ABSENT),
+            peak_device_bytes=None,
+            peak_host_bytes_per_node=None,
         ),
         fits=run.fits,
         verdict=run.verdict,
@@ -129,6 +123,5 @@ def dry_run_document(run: DryRun) -> dict[str, Any]:
         required_headroom_bytes=run.required_headroom.num_bytes if run.available_bytes is not None else None,
         required_headroom_source=run.required_headroom.source if run.available_bytes is not None else None,
         seconds=result.seconds,
-        **dict.fromkeys(_PREDICTED, ABSENT),
     )
     return {**to_builtins(made), "model": {**model, "num_parameters": result.num_parameters}}

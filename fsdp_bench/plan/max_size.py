@@ -25,104 +25,18 @@ from fsdp_bench.plan.document import (
 )
 from fsdp_bench.plan.estimate import Verdict
 from fsdp_bench.plan.prediction import Prediction
-from fsdp_bench.plan.question import Question
+from fsdp_bench.plan.remedies import GAIN, Remedy, remedies, with_twice_the_gpus
 from fsdp_bench.plan.search.fit import NO_FLASH_ATTENTION, FitCheck, Limit
-from fsdp_bench.plan.search.quantity import Candidate, Quantity
+from fsdp_bench.plan.search.quantity import Quantity
 from fsdp_bench.plan.search.search import SearchResult, find_all
 from fsdp_bench.plan.table import MAX_SIZE_COLUMNS, Row, answer_row
-from fsdp_bench.replay.host_memory import Build
 from fsdp_bench.simulate import TORCH_VERSION
-from fsdp_bench.spec.calibration_profile import Profile
 from fsdp_bench.spec.codec import to_builtins
 from fsdp_bench.spec.hardware import Gpu, Hardware
-from fsdp_bench.spec.setup import FIELDS, TrainSetup
+from fsdp_bench.spec.setup import FIELDS
 
 TIMED = 30
 """By default step time is predicted for at most this many settings; each takes some hundredths of a second."""
-
-
-@dataclass(frozen=True)
-class Assumptions:
-    """Assumptions that are the same for every setting."""
-
-    build: Build = Build.META
-    expandable_segments: bool = False
-    profile: Profile | None = None
-    """A calibration that predicts time instead of the datasheet."""
-    with_time: bool | None = None
-    """Whether step time is predicted for the candidates that fit. None: if there are at most TIMED settings."""
-    headroom_bytes: int | None = None
-    """Memory kept free on each GPU for the CUDA context and NCCL. None: what headroom.py derives and assumes."""
-
-    def question(self, candidate: Candidate) -> Question:
-        """Return a candidate as a Question, which ``predict`` answers."""
-        return Question(
-            candidate.model,
-            candidate.setup,
-            candidate.hardware,
-            "cuda",
-            self.build,
-            self.expandable_segments,
-            self.profile,
-            self.headroom_bytes,
-        )
-
-
-@dataclass(frozen=True)
-class SettingResult:
-    """One setting with the largest candidate that fits under it."""
-
-    quantity: Quantity
-    assumptions: Assumptions
-    found: SearchResult | None = None
-    """None if there is no answer; then ``impossible`` or ``unknown`` is set."""
-    impossible: str | None = None
-    """Why the setting cannot run."""
-    unknown: str | None = None
-    """Why nothing can be predicted."""
-
-    @property
-    def setup(self) -> TrainSetup:
-        """The setup with the first value of the quantity."""
-        return self.quantity[0].setup
-
-    @property
-    def question(self) -> Question:
-        """The question of the first candidate."""
-        return self.assumptions.question(self.quantity[0])
-
-    @property
-    def shown(self) -> Question:
-        """The question that describes the setting. If the fewest GPUs are searched, it has the number found."""
-        return self.at.question if self.at and self.quantity.name == "world_size" else self.question
-
-    @property
-    def fits(self) -> int | None:
-        """The largest value that fits. None if none fits or there is no answer."""
-        return self._value(self.found.fits) if self.found else None
-
-    @property
-    def runs(self) -> int | None:
-        """The largest value that runs without running out of memory, allocation retries allowed."""
-        return self._value(self.found.runs) if self.found else None
-
-    @property
-    def at(self) -> Prediction | None:
-        """The prediction of the largest candidate that fits. None if none fits."""
-        return self.found.at if self.found else None
-
-    @property
-    def beyond(self) -> Prediction | None:
-        """The prediction of the next candidate, which does not fit. None if there is none."""
-        return self.found.beyond if self.found else None
-
-    @property
-    def limit(self) -> Limit | None:
-        """The memory that the next candidate exceeds."""
-        return self.found.limited_by if self.found else None
-
-    def _value(self, index: int) -> int | None:
-        return self.quantity.values[index] if index >= 0 else None
 
 
 @dataclass(frozen=True)
@@ -130,7 +44,7 @@ class HardwareResult:
     """All settings on one kind of hardware."""
 
     hardware: Hardware
-    cells: tuple[SettingResult, ...]
+    cells: tuple[SearchResult, ...]
     with_time: bool = False
     """Whether step time is predicted for the candidates that fit."""
     on_fewest: Prediction | None = None
@@ -147,14 +61,14 @@ class HardwareResult:
         return self.hardware.gpu
 
     @property
-    def answered(self) -> tuple[SettingResult, ...]:
+    def answered(self) -> tuple[SearchResult, ...]:
         """The settings that have an answer."""
-        return tuple(cell for cell in self.cells if cell.found is not None)
+        return tuple(cell for cell in self.cells if cell.is_answered)
 
     @property
     def nothing_fits(self) -> bool:
         """Whether the smallest candidate of every answered setting does not fit."""
-        return bool(self.answered) and all(cell.fits is None for cell in self.answered)
+        return bool(self.answered) and all(cell.fits_value is None for cell in self.answered)
 
 
 def title_of(hardware: Hardware, quantity: Quantity) -> str:
@@ -166,36 +80,34 @@ def title_of(hardware: Hardware, quantity: Quantity) -> str:
 
 def max_sizes(
     places: Iterable[tuple[Hardware, Sequence[Quantity]]],
-    assumptions: Assumptions,
+    check: FitCheck,
     progress: Callable[[int, int], None] = lambda done, of: None,
+    with_time: bool | None = None,
 ) -> list[HardwareResult]:
     """Find the largest candidate of each quantity on each kind of hardware.
 
     Settings that cannot run are answered with the reason. ``progress`` is called with the number of settings answered
-    so far and the number of all settings.
+    so far and the number of all settings. ``with_time``: whether step time is predicted for the candidates that fit;
+    None: if there are at most TIMED settings.
     """
-    asked = [(hardware, [_unanswered(quantity, assumptions) for quantity in all_of]) for hardware, all_of in places]
-    open_ones = [cell.quantity for _, cells in asked for cell in cells if not cell.impossible and not cell.unknown]
-    check = FitCheck(
-        build=assumptions.build,
-        expandable_segments=assumptions.expandable_segments,
-        headroom_bytes=assumptions.headroom_bytes,
-        profile=assumptions.profile,
-    )
-    with_time = len(open_ones) <= TIMED if assumptions.with_time is None else assumptions.with_time
+    asked = [(hardware, [_unanswered(quantity, check) for quantity in all_of]) for hardware, all_of in places]
+    open_ones = [cell.quantity for _, cells in asked for cell in cells if cell.is_answered]
+    with_time = len(open_ones) <= TIMED if with_time is None else with_time
     found = iter(find_all(open_ones, check, lambda done: progress(done, len(open_ones)), with_time))
+    return [
+        HardwareResult(hardware, tuple(next(found) if cell.is_answered else cell for cell in cells), with_time)
+        for hardware, cells in asked
+    ]
 
-    def answered(cell: SettingResult) -> SettingResult:
-        return cell if cell.impossible or cell.unknown else SettingResult(cell.quantity, assumptions, next(found))
 
-    return [HardwareResult(hardware, tuple(map(answered, cells)), with_time) for hardware, cells in asked]
-
-
-def _unanswered(quantity: Quantity, assumptions: Assumptions) -> SettingResult:
-    question = assumptions.question(quantity[0])
+def _unanswered(quantity: Quantity, check: FitCheck) -> SearchResult:
+    """Return the reason why a setting has no answer; without one it can be searched."""
+    question = check.question(quantity[0])
     is_known = question.model.knows_attention(question.gpu, question.setup.precision.compute)
-    unknown = None if is_known else NO_FLASH_ATTENTION
-    return SettingResult(quantity, assumptions, None, question.impossible, None if question.impossible else unknown)
+    impossible = question.impossible
+    return SearchResult(
+        quantity, check, impossible=impossible, unknown=None if impossible or is_known else NO_FLASH_ATTENTION
+    )
 
 
 def limit_text(limit: Limit) -> str:
@@ -270,10 +182,7 @@ class MaxSizeDocument(msgspec.Struct, frozen=True, kw_only=True):
     on_fewest: AnswerDocument | None = None
 
 
-_ANSWER = (
-    *("setup", "memory", "time", "assumptions", "notes", "fits", "verdict", "headroom_bytes"),
-    *("required_headroom_bytes", "required_headroom_source"),
-)
+_ANSWER = {*AnswerDocument.__struct_fields__} & {*SettingDocument.__struct_fields__} - {"source", "model", "impossible"}
 """Keys that a setting shares with the answer to its largest candidate."""
 _WORDS = ("strategy", "effective_strategy", *(name for name, one in FIELDS.items() if one.has_words and not one.seldom))
 """Fields of the setup that stand before the answer."""
@@ -298,8 +207,8 @@ def _document(result: HardwareResult) -> MaxSizeDocument:
         source="predicted",
         torch=TORCH_VERSION,
         kernels="cuda",
-        expandable_segments=first.assumptions.expandable_segments,
-        load=first.assumptions.build.value,
+        expandable_segments=first.check.expandable_segments,
+        load=first.check.build.value,
         dial=first.quantity.name,
         fits_means="no allocation retries, required_headroom_bytes of each GPU left for the CUDA context and NCCL,"
         " and within the host's memory where that is known",
@@ -309,19 +218,19 @@ def _document(result: HardwareResult) -> MaxSizeDocument:
     )
 
 
-def _setting(cell: SettingResult, with_time: bool) -> SettingDocument:
-    at, limit = cell.at, cell.limit
+def _setting(cell: SearchResult, with_time: bool) -> SettingDocument:
+    at, limit = cell.at, cell.limited_by
     found, model = _answer(cell, with_time), at.model if at else None
     return SettingDocument(
         impossible=cell.impossible,
         unknown=cell.unknown,
-        fits_value=cell.fits,
-        runs_value=cell.runs,
+        fits_value=cell.fits_value,
+        runs_value=cell.runs_value,
         model=model.name if model else None,
         max_parameters=model.num_parameters if model else None,
         num_hidden_layers=model.num_hidden_layers if model else None,
         hidden_size=model.hidden_size if model else None,
-        runs_parameters=_runs_parameters(cell),
+        runs_parameters=cell.quantity[cell.runs].model.num_parameters if cell.runs >= 0 else None,
         **{key: getattr(found, key) for key in _ANSWER},
         limited_by=None
         if limit is None
@@ -330,23 +239,17 @@ def _setting(cell: SettingResult, with_time: bool) -> SettingDocument:
     )
 
 
-def _answer(cell: SettingResult, with_time: bool) -> AnswerDocument:
+def _answer(cell: SearchResult, with_time: bool) -> AnswerDocument:
     return cell.at.document(with_time, with_communication=False) if cell.at else cell.question.document()
 
 
-def _runs_parameters(cell: SettingResult) -> int | None:
-    if cell.found is None or cell.found.runs < 0:
-        return None
-    return cell.quantity[cell.found.runs].model.num_parameters
-
-
-def _next(cell: SettingResult) -> NextDocument | None:
-    if cell.beyond is None or cell.found is None:
+def _next(cell: SearchResult) -> NextDocument | None:
+    if cell.beyond is None:
         return None
     found = cell.beyond.document(with_time=False, with_communication=False)
     assert found.memory is not None
     return NextDocument(
-        value=cell.quantity.values[cell.found.fits + 1],
+        value=cell.quantity.values[cell.fits + 1],
         model=cell.beyond.model.name,
         num_parameters=cell.beyond.model.num_parameters,
         fits=found.fits,
@@ -357,21 +260,88 @@ def _next(cell: SettingResult) -> NextDocument | None:
     )
 
 
-def setting_row(cell: SettingResult, with_time: bool) -> Row:
+def setting_row(cell: SearchResult, with_time: bool) -> Row:
     """Return a setting of max-size as a row of MAX_SIZE_COLUMNS: the largest value that fits, and its prediction."""
-    at, beyond, limit = cell.at, cell.beyond, cell.limit
+    at, beyond, limit = cell.at, cell.beyond, cell.limited_by
     row = dict.fromkeys(MAX_SIZE_COLUMNS) | answer_row(_answer(cell, with_time))
     if at is None:
-        row |= {"model": None, "num_parameters": None, "fits": False if cell.found else None}
+        row |= {"model": None, "num_parameters": None, "fits": False if cell.is_answered else None}
     return row | {
         "impossible": cell.impossible,
         "unknown": cell.unknown,
         "quantity": cell.quantity.name,
-        "fits_value": cell.fits,
-        "runs_value": cell.runs,
+        "fits_value": cell.fits_value,
+        "runs_value": cell.runs_value,
         "num_hidden_layers": at.model.num_hidden_layers if at else None,
         "hidden_size": at.model.hidden_size if at else None,
         "limited_by": limit and limit_text(limit),
-        "next_value": cell.quantity.values[cell.found.fits + 1] if beyond and cell.found else None,
+        "next_value": cell.quantity.values[cell.fits + 1] if beyond else None,
         "next_needed_bytes": beyond.needed_bytes if beyond else None,
     }
+
+
+# -- If no setting fits: how much memory the nearest setting lacks, and what would help --------------------------------
+
+
+@dataclass(frozen=True)
+class NothingFits:
+    """The setting that exceeds its memory by the least, and predictions of changes that may help."""
+
+    cell: SearchResult
+    prediction: Prediction
+    """The prediction of the smallest candidate."""
+    remedies: tuple[Remedy, ...]
+    twice_the_gpus: Remedy | None
+
+    @property
+    def gpus_help(self) -> bool:
+        """Whether each GPU needs noticeably less memory on twice the GPUs."""
+        if self.twice_the_gpus is None:
+            return False
+        now, then = self.prediction.needed_bytes, self.twice_the_gpus.prediction.needed_bytes
+        return then <= (1 - GAIN) * now
+
+
+def nothing_fits(sizes: Sequence[HardwareResult]) -> NothingFits | None:
+    """Return the setting that exceeds its memory by the least. None if a setting fits or an answer is unknown."""
+    if not sizes or not all(one.nothing_fits for one in sizes):
+        return None
+    cells = [cell for one in sizes for cell in one.answered if cell.beyond is not None]
+    cell = min(cells, key=_shortage)
+    prediction = cell.beyond
+    assert prediction is not None
+    searches_fewest_gpus = cell.quantity.name == "world_size"
+    more = None if searches_fewest_gpus or lacks_host_memory(cell) else with_twice_the_gpus(prediction)
+    return NothingFits(cell, prediction, tuple(remedies(prediction)), more)
+
+
+def nothing_fits_document(found: NothingFits, message: str) -> dict[str, Any]:
+    """Return the JSON form. ``message`` is the sentence that is printed."""
+    prediction, setup = found.prediction, found.prediction.setup
+    tried = [*found.remedies, *([found.twice_the_gpus] if found.twice_the_gpus else [])]
+    return {
+        "model": prediction.model.name,
+        "strategy": setup.strategy.value,
+        "needed_bytes": prediction.needed_bytes,
+        "gpu_memory_bytes": prediction.gpu_bytes,
+        "phase": prediction.memory.peak_phase,
+        "category": prediction.largest_category,
+        "message": message,
+        "remedies": [
+            {"switch": r.switch, "fits": r.prediction.fits, "needed_bytes": r.prediction.needed_bytes} for r in tried
+        ],
+    }
+
+
+def lacks_host_memory(cell: SearchResult) -> bool:
+    """Return whether the next size does not fit into host memory."""
+    return cell.limited_by is not None and cell.limited_by.place == "host"
+
+
+def _shortage(cell: SearchResult) -> float:
+    """Return required memory / available memory."""
+    assert cell.beyond is not None
+    beyond = cell.beyond
+    if lacks_host_memory(cell):
+        return beyond.host.peak_bytes / (beyond.host_memory_bytes or 1)
+    return beyond.needed_bytes / (beyond.gpu_bytes or 1)

@@ -50,7 +50,13 @@ def notes_of(question: Question, why_eager: str | None) -> tuple[str, ...]:
     window = question.sliding_window
     if window is not None and setup.sequence_length > window:
         notes.append(sliding_window_note(window))
-    return (*notes, *_of_links(question))
+    hardware = question.hardware
+    if question.is_on_gpu and question.profile is None and hardware is not None and socket_is_assumed(hardware):
+        notes.append(
+            f"nobody documents which GPUs of a {hardware.name} share a processor, or what joins its"
+            " processors: that is taken to be no slower than PCIe"
+        )
+    return tuple(notes)
 
 
 def _of_attention(question: Question) -> Iterator[str]:
@@ -67,16 +73,6 @@ def _of_attention(question: Question) -> Iterator[str]:
         yield (
             "attention: the memory of FlashAttention's kernel and the time of cuDNN's, which torch takes on"
             f" {gpu.name} with cuDNN above 9.15"
-        )
-
-
-def _of_links(question: Question) -> Iterator[str]:
-    """Yield what is assumed of links that nobody documents."""
-    hardware = question.hardware
-    if question.is_on_gpu and question.profile is None and hardware is not None and socket_is_assumed(hardware):
-        yield (
-            f"nobody documents which GPUs of a {hardware.name} share a processor, or what joins its"
-            " processors: that is taken to be no slower than PCIe"
         )
 
 

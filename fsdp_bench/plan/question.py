@@ -14,7 +14,7 @@ from fsdp_bench.plan.estimate import KERNELS, available_bytes, communicators_for
 from fsdp_bench.plan.headroom import Headroom, headroom_of
 from fsdp_bench.plan.speed import Speed, speed
 from fsdp_bench.rates.communicators import Communicators
-from fsdp_bench.replay.host_memory import Build
+from fsdp_bench.replay.host_memory import Build, host_memory
 from fsdp_bench.simulate import TORCH_VERSION
 from fsdp_bench.simulate.operators.kernels import Kernels, kernels_on
 from fsdp_bench.simulate.step import SimulatedSteps
@@ -92,6 +92,16 @@ class Question:
     def available_bytes(self) -> int | None:
         """GPU memory that torch's allocator can reserve: all but the headroom. None if that is not known."""
         return available_bytes(self.gpu, self.communicators, self.headroom_bytes)
+
+    @cached_property
+    def host_memory_fraction(self) -> float:
+        """The fraction of a node's host memory that its ranks need. 0 if the host memory is not known."""
+        where = self.hardware
+        if where is None or where.server.host_memory_bytes is None:
+            return 0.0
+        if not self.setup.uses_host_memory and self.build is Build.META:
+            return 0.0
+        return host_memory(self.simulated, where.gpus_per_node, self.build).peak_bytes / where.server.host_memory_bytes
 
     @property
     def assumptions(self) -> tuple[str, ...]:

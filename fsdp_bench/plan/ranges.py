@@ -34,17 +34,11 @@ class HeldOut(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     inside: int
 
 
-class SpeedErrors(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class SpeedErrors(Errors, frozen=True, forbid_unknown_fields=True):
     """The errors of published speeds: the central 95 % of them, each publisher counting alike."""
 
-    num_runs: int
-    families: tuple[str, ...]
-    """Publishers."""
     gpus: tuple[str, ...]
     """Generations of GPUs: ``A100``, ``H100``."""
-    lowest: float
-    """``predicted / published - 1``."""
-    highest: float
     held_out: dict[str, HeldOut]
     """The range tried on each publisher, by its name."""
 

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from fsdp_bench.cli import doctor, max_size, predict
-from fsdp_bench.plan.advice import nothing_fits, remedies
+from fsdp_bench.plan import max_size as max_size_answers
+from fsdp_bench.plan import remedies
 from tests import conftest
 from tests.conftest import run_command
 
@@ -20,7 +21,7 @@ ANSWERS: dict[str, ModuleType] = {
     "max_sizes": max_size,
     "answers": predict,
     "remedies": remedies,
-    "nothing_fits": nothing_fits,
+    "nothing_fits": max_size_answers,
     "diagnose": doctor,
 }
 """Functions that answer questions, and the modules in which the commands look them up."""

@@ -12,10 +12,10 @@ from msgspec.structs import replace
 from fsdp_bench import SpecError, estimate
 from fsdp_bench.catalog.loader import gpu
 from fsdp_bench.catalog.lookup import model
-from fsdp_bench.plan.advice.remedies import smaller_bases
 from fsdp_bench.plan.defaults import Code, assumptions, default_base, trainer_defaults
 from fsdp_bench.plan.prediction import answer
 from fsdp_bench.plan.question import Question
+from fsdp_bench.plan.remedies import smaller_bases
 from fsdp_bench.spec.hardware import Hardware
 from fsdp_bench.spec.lora import LoRA
 from fsdp_bench.spec.recording.model import RecordedModel, lora_of

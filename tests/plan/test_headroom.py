@@ -11,8 +11,8 @@ from fsdp_bench.catalog.ladder import nearest_size
 from fsdp_bench.catalog.loader import BUILT_IN
 from fsdp_bench.plan.estimate import Verdict
 from fsdp_bench.plan.prediction import Prediction
+from fsdp_bench.plan.question import Question
 from fsdp_bench.plan.search.fit import FitCheck
-from fsdp_bench.plan.search.quantity import Candidate
 from fsdp_bench.spec.hardware import Hardware
 from fsdp_bench.spec.model import Family
 from fsdp_bench.spec.setup import TrainSetup
@@ -70,7 +70,7 @@ def test_a_search_checks_as_a_prediction_does() -> None:
     for server in ("p5.48xlarge", "g6e.48xlarge"):
         for stated in (None, 0, 5 * GIB):
             where = cluster(server)
-            checked = FitCheck(headroom_bytes=stated).on(Candidate(MODEL, setup, where))
+            checked = FitCheck(headroom_bytes=stated).on(Question(MODEL, setup, where))
             assert checked.limit_bytes == on(where, stated).available_bytes
             assert checked.prediction.required_headroom == on(where, stated).required_headroom
 

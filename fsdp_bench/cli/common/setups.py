@@ -34,8 +34,8 @@ from fsdp_bench.plan.defaults import (
     DEFAULT_SEQUENCE_LENGTH,
     USUAL_GPUS_PER_NODE,
     Code,
-    default_base,
     default_sequence_length,
+    read_adapters,
     trained_code,
     trainer_defaults,
 )
@@ -45,10 +45,10 @@ from fsdp_bench.simulate.wrappers.impossible import why_impossible
 from fsdp_bench.spec.checked import build
 from fsdp_bench.spec.errors import MachineError, SpecError, shown
 from fsdp_bench.spec.hardware import Hardware
-from fsdp_bench.spec.lora import QUANTIZED, LoRA, parse_lora
+from fsdp_bench.spec.lora import LoRA
 from fsdp_bench.spec.model import Family, ModelShape
 from fsdp_bench.spec.recording.model import Model
-from fsdp_bench.spec.setup import OPTIONS, Precision, ShardingStrategy, TrainSetup, Wrap
+from fsdp_bench.spec.setup import OPTIONS, ShardingStrategy, TrainSetup, Wrap
 from fsdp_bench.spec.units import parse_count
 
 _FIELDS = {name: one.name for name, one in OPTIONS.items() if name not in ("min_num_params", "shard_size")}
@@ -353,9 +353,7 @@ def read_lora(options: SetupOptions) -> LoRA | None:
     if more:
         raise SpecError("--lora and --qlora: keep one")
     _refuse_other_code(options, f"{option}: adapters go into")
-    precision = Precision.parse(options.value("precision") or DEFAULT_PRECISION)
-    base = QUANTIZED if option == "qlora" else None
-    return parse_lora(getattr(options, option), option, base, default_base(precision))
+    return read_adapters(options.lora, options.qlora, options.value("precision") or DEFAULT_PRECISION)
 
 
 def _refuse_other_code(options: SetupOptions, what_goes_with: str) -> None:

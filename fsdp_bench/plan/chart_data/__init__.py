@@ -4,5 +4,4 @@ Read in this order:
     memory_timeline.py  live memory over one step
     step_streams.py     what runs when on which stream
     scaling.py          speed over the number of nodes
-    step_document.py    a step as data for JSON documents
 """

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+import msgspec
+
 from fsdp_bench.plan.question import Question
 from fsdp_bench.replay.live_memory import worst_rank
 from fsdp_bench.simulate.events import Category, Event, Kind
@@ -136,3 +138,48 @@ def _shown(found: list[PhaseMemory]) -> list[PhaseMemory]:
 
 def _moment(live: list[int], block: int, operator: str) -> Moment:
     return Moment(tuple(live), block if block >= 0 else None, operator)
+
+
+# -- as data for JSON documents, as fine as a screen shows -------------------------------------------------------------
+
+MOMENTS = 260
+"""Most moments of a step."""
+
+
+class DrawnPhase(msgspec.Struct, frozen=True, kw_only=True):
+    """Live memory over one phase."""
+
+    name: str
+    width: float
+    """Its fraction of the axis, which counts allocations and frees, not seconds."""
+    live_bytes: dict[str, tuple[int, ...]]
+    """By category, from the bottom of a stacked chart to its top: one number for each moment, equally far apart."""
+
+
+class DrawnMemory(msgspec.Struct, frozen=True, kw_only=True):
+    """Live memory over one step. No peak is lost: of moments at the same place the highest is kept."""
+
+    phases: tuple[DrawnPhase, ...]
+    peak_bytes: int
+    peak_phase: str
+    peak_block: int | None
+    peak_operator: str
+
+
+def drawn_memory(timeline: MemoryTimeline, most: int = MOMENTS) -> DrawnMemory:
+    """Return the data of the chart of live memory, of at most so many moments."""
+    phases = []
+    for phase, width in zip(timeline.phases, widths(timeline), strict=True):
+        moments = thinned(phase, round(width * most))
+        live = {
+            category.value: tuple(moment.live[place] for moment in moments) for place, category in enumerate(CATEGORIES)
+        }
+        phases.append(DrawnPhase(name=phase.name, width=width, live_bytes={k: v for k, v in live.items() if any(v)}))
+    peak = timeline.peak
+    return DrawnMemory(
+        phases=tuple(phases),
+        peak_bytes=peak.total,
+        peak_phase=timeline.peak_phase.name,
+        peak_block=peak.block,
+        peak_operator=peak.operator,
+    )

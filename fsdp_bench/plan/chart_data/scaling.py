@@ -62,13 +62,9 @@ def scaling_curves(questions: Sequence[Question]) -> list[ScalingCurve]:
     found = []
     for question in questions:
         answers = [_answer(question, nodes) for nodes in counts]
+        speeds = tuple(None if one is None else one.speed for one in answers)
         found.append(
-            ScalingCurve(
-                question=question,
-                nodes=counts,
-                speeds=tuple(None if one is None else one.speed for one in answers),
-                fits=tuple(None if one is None else one.fits for one in answers),
-            )
+            ScalingCurve(question, counts, speeds, tuple(None if one is None else one.fits for one in answers))
         )
     return found
 

@@ -2,7 +2,6 @@
 
 Read in this order:
     side.py        one of the two: a document of predict or dry-run, a record of a trial, or an answer of estimate()
-    comparison.py  compare(): the differences, B less A
+    comparison.py  compare(): the differences, B less A, and their JSON form
     reasons.py     why: mechanisms of FSDP that the setups differ in, each with the bytes and seconds that show it
-    document.py    the JSON form
 """

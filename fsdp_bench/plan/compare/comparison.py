@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
 
@@ -164,3 +164,55 @@ def _differences(a: Mapping[str, float], b: Mapping[str, float]) -> tuple[Differ
 
 def _largest_first(differences: Iterable[Difference]) -> tuple[Difference, ...]:
     return tuple(sorted(differences, key=lambda one: (-abs(one.difference), one.name)))
+
+
+# -- The JSON form: bytes and seconds, all differences B less A; unknown values are null -------------------------------
+
+
+def document(found: Comparison, answer: str, why: Sequence[Any]) -> dict[str, Any]:
+    """Return the JSON form of a comparison, with its answer in one sentence, and the reasons (``reasons()``)."""
+    return {
+        "answer": answer,
+        "is_equal": found.is_equal,
+        "a": _side(found.a),
+        "b": _side(found.b),
+        "fields": [asdict(one) for one in found.fields],
+        "memory": {
+            "peaks": _bytes(found.peaks),
+            "categories": None if found.categories is None else _bytes(found.categories),
+            "phases": _bytes(found.phases),
+        },
+        "time": {
+            "step": None if found.step is None else _seconds((found.step,))[0],
+            "parts": _seconds(found.parts),
+            "others": _seconds(found.other_times),
+            "tokens_per_second_per_gpu": None if found.tokens is None else _numbers(found.tokens, ""),
+        },
+        "why": [asdict(one) for one in why],
+    }
+
+
+def _side(side: Side) -> dict[str, Any]:
+    return {
+        "name": side.name,
+        "source": side.source,
+        "reserved_source": side.reserved_source,
+        "model": side.model,
+        "peak_phase": side.peak_phase,
+        "peak_operator": side.peak_place,
+        "verdict": side.verdict,
+        "stopped": side.stopped,
+        "collectives": side.collectives,
+    }
+
+
+def _bytes(differences: Iterable[Difference]) -> list[dict[str, Any]]:
+    return [{"name": one.name, **_numbers(one, "_bytes")} for one in differences]
+
+
+def _seconds(differences: Iterable[Difference]) -> list[dict[str, Any]]:
+    return [{"name": one.name.removesuffix("_seconds"), **_numbers(one, "_seconds")} for one in differences]
+
+
+def _numbers(one: Difference, unit: str) -> dict[str, float]:
+    return {f"a{unit}": one.a, f"b{unit}": one.b, f"difference{unit}": one.difference}

@@ -1,7 +1,7 @@
 """One setting as files that train it: accelerate, torchtitan, Hugging Face's Trainer, PyTorch alone, Slurm.
 
 Read in this order:
-    export.py       export(): the files of a setting
+    export.py       export_each(): the files of a setting; train.sbatch
     chosen.py       Chosen: the setting, its model, and what was predicted
     files.py        File: its header, its text by a template, how it starts; write(), which overwrites nothing
     templates/      the text of the files
@@ -11,5 +11,4 @@ Read in this order:
     accelerate.py   accelerate.yaml and train_accelerate.py
     huggingface.py  train_huggingface.py
     torchtitan.py   torchtitan_config.py
-    slurm.py        train.sbatch
 """

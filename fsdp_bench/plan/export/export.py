@@ -1,4 +1,4 @@
-"""export(): the files of one setting, by kind. document() is their JSON form."""
+"""export_each(): the files of one setting, by kind. document() is their JSON form."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from fsdp_bench.catalog.lookup import CODES
-from fsdp_bench.plan.export import accelerate, huggingface, pytorch, slurm, torchtitan
+from fsdp_bench.plan.export import accelerate, huggingface, pytorch, torchtitan
 from fsdp_bench.plan.export.chosen import Chosen
-from fsdp_bench.plan.export.files import File
+from fsdp_bench.plan.export.files import SEGMENTS, File, header
 from fsdp_bench.plan.export.pieces import refuse_adapters
 from fsdp_bench.spec.errors import SpecError, not_allowed
 from fsdp_bench.spec.recording.model import Model, code_of, whose_code
@@ -21,7 +21,8 @@ _MAKERS = {
     huggingface.KIND: huggingface.arguments_and_script,
     torchtitan.KIND: torchtitan.config,
 }
-KINDS = (*_MAKERS, slurm.KIND)
+SLURM = "slurm"
+KINDS = (*_MAKERS, SLURM)
 """The kinds of files."""
 
 
@@ -48,24 +49,14 @@ def refuse_model(model: Model) -> None:
         raise SpecError(f"export: {model.name} is your own code; --model, --params and --hf-config are exported")
 
 
-def export(kinds: Sequence[str], chosen: Chosen) -> list[File]:
-    """Return the files of a setting. Nothing is written; files.write() does that.
+def export_each(kinds: Sequence[str], chosen: Chosen) -> tuple[list[File], list[SpecError]]:
+    """Return the files of those kinds that can express a setting, and for each of the others the error that says why.
+
+    Nothing is written; files.write() does that.
 
     Args:
         kinds: some of KINDS.
         chosen: the setting and its model, of ``chosen_by_prediction`` or ``chosen_by_offer``.
-
-    Raises:
-        SpecError: for a setting that a kind cannot express, with what would help.
-    """
-    files, refused = export_each(kinds, chosen)
-    if refused:
-        raise refused[0]
-    return files
-
-
-def export_each(kinds: Sequence[str], chosen: Chosen) -> tuple[list[File], list[SpecError]]:
-    """Return the files of those kinds that can express a setting, and for each of the others the error that says why.
 
     Raises:
         SpecError: for a setting that no kind can express.
@@ -81,11 +72,11 @@ def export_each(kinds: Sequence[str], chosen: Chosen) -> tuple[list[File], list[
             files += _MAKERS[kind](*_in_trained_code(chosen, kind))
         except SpecError as error:
             refused.append(error)
-    if slurm.KIND in kinds and (files or not refused):
+    if SLURM in kinds and (files or not refused):
         written = [file.kind for file in files]
-        started = slurm.started_kind(written)
+        started = _started_kind(written)
         of_started = dict.fromkeys(note for file in files if file.kind == started for note in file.notes)
-        files += slurm.job(_in_trained_code(chosen, started)[0], written, tuple(of_started))
+        files += _job(_in_trained_code(chosen, started)[0], written, tuple(of_started))
     return files, refused
 
 
@@ -131,3 +122,80 @@ def document(files: Sequence[File], paths: Sequence[Path]) -> list[Mapping[str, 
         {"kind": file.kind, "path": str(path), "start": file.start, "notes": list(file.notes)}
         for file, path in zip(files, paths, strict=True)
     ]
+
+
+# -- train.sbatch: a job for Slurm that starts one of the other exported files on every node ---------------------------
+
+JOB_NAME = "train.sbatch"
+
+# One task a node starts all of its ranks: without --cpu-bind=none they would share the CPU of one task.
+_TORCHRUN = """\
+srun --cpu-bind=none torchrun \\
+    --nnodes "$SLURM_JOB_NUM_NODES" \\
+    --nproc-per-node {each} \\
+    --rdzv-backend c10d \\
+    --rdzv-endpoint "$HEAD_NODE:$PORT" \\
+    --rdzv-id "$SLURM_JOB_ID" \\
+    {what}
+"""
+_ACCELERATE = """\
+srun --cpu-bind=none bash -c 'accelerate launch \\
+    --config_file {config} \\
+    --machine_rank "$SLURM_NODEID" \\
+    --main_process_ip "$HEAD_NODE" \\
+    --main_process_port "$PORT" \\
+    {what}'
+"""
+_STARTS = {
+    pytorch.KIND: pytorch.NAME,
+    huggingface.KIND: huggingface.NAME,
+    torchtitan.KIND: "-m torchtitan.train --module torchtitan_config --config chosen_setting",
+    accelerate.KIND: accelerate.NAME,
+}
+"""The file that is started, by kind; the first kind that is exported beside."""
+
+
+def _started_kind(kinds: Sequence[str]) -> str:
+    """Return the kind whose file the job starts."""
+    return next((one for one in _STARTS if one in kinds), pytorch.KIND)
+
+
+def _job(chosen: Chosen, kinds: Sequence[str], notes: tuple[str, ...]) -> list[File]:
+    """Return the job, which starts the first of the other kinds, or train_fsdp.py where there is none.
+
+    ``notes`` are those of what it starts.
+
+    Raises:
+        SpecError: if it is not known how the GPUs are spread over servers.
+    """
+    kind = _started_kind(kinds)
+    if kind not in kinds:
+        notes = (*notes, f"the job starts {pytorch.NAME}, which --export pytorch writes")
+    comment = header(f"Slurm job that starts {_STARTS[kind]}", chosen, notes)
+    text = f"""#!/bin/bash
+{comment}
+#SBATCH --job-name=fsdp
+#SBATCH --nodes={chosen.num_nodes}
+#SBATCH --ntasks-per-node=1
+#SBATCH --gpus-per-node={chosen.gpus_per_node}
+#SBATCH --exclusive
+#SBATCH --mem=0
+#SBATCH --output=%x-%j.out
+
+set -euo pipefail
+export HEAD_NODE=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+export PORT=29500
+{_segments(chosen)}cd "$SLURM_SUBMIT_DIR"
+
+{_start(chosen, kind)}"""
+    return [File(SLURM, JOB_NAME, text, f"sbatch {JOB_NAME}", notes)]
+
+
+def _segments(chosen: Chosen) -> str:
+    return f"export {SEGMENTS}\n" if chosen.question.expandable_segments else ""
+
+
+def _start(chosen: Chosen, kind: str) -> str:
+    if kind == accelerate.KIND:
+        return _ACCELERATE.format(config=accelerate.CONFIG_NAME, what=_STARTS[kind])
+    return _TORCHRUN.format(each=chosen.gpus_per_node, what=_STARTS[kind])

@@ -6,9 +6,8 @@ from datetime import date
 
 import msgspec
 
-from fsdp_bench.plan.chart_data.memory_timeline import memory_timeline
-from fsdp_bench.plan.chart_data.step_document import DrawnStep, drawn_memory, drawn_streams
-from fsdp_bench.plan.chart_data.step_streams import StepStreams
+from fsdp_bench.plan.chart_data.memory_timeline import drawn_memory, memory_timeline
+from fsdp_bench.plan.chart_data.step_streams import DrawnStep, StepStreams, drawn_streams
 from fsdp_bench.plan.defaults import assumptions
 from fsdp_bench.plan.document import Bytes, Count, Positive
 from fsdp_bench.plan.purchase.goal import Goal

@@ -2,7 +2,7 @@
 
 Read in this order:
     answer.py          rehearsed_time(), its FLOPs and tokens, and its JSON form
-    events.py          from what was issued to the events that replay/schedule.py runs; what Triton's kernels move
+    events.py          from what was issued to the events that replay/schedule.py runs; links of process groups; what
+                       Triton's kernels move
     operator_work.py   what an operator computes and moves
-    process_groups.py  which links a process group has
 """

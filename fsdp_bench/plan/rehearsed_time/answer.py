@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from math import prod
 from typing import Any
 
 from fsdp_bench.plan.headroom import with_cuda
 from fsdp_bench.plan.ranges import Range, range_of
-from fsdp_bench.plan.rehearsed_time.events import Replayable, events_of
+from fsdp_bench.plan.rehearsed_time.events import ProcessGroups, Replayable, events_of, process_groups
 from fsdp_bench.plan.rehearsed_time.operator_work import DTYPES, dtype_of, work_of_operator
-from fsdp_bench.plan.rehearsed_time.process_groups import ProcessGroups, process_groups
 from fsdp_bench.rates.datasheet import Datasheet, datasheet
 from fsdp_bench.replay.schedule import Span, StepTime, run
 from fsdp_bench.simulate.events import IN_HOST_MEMORY, Event, Kind, Work
-from fsdp_bench.spec.hardware import Gpu, Hardware
+from fsdp_bench.spec.hardware import Hardware
 from fsdp_bench.spec.setup import Precision, TrainSetup
 from fsdp_bench.spec.subprocesses.issued import (
     Argument,
@@ -120,7 +120,8 @@ def rehearsed_time(
     hardware = with_cuda(hardware, report.cuda)
     gpu = hardware.gpu
     flops, groups = flops_of(step), process_groups(step, hardware)
-    rates = datasheet(hardware, _setup(flops.dtype, report.world_size), groups.groups)
+    setup = _setup(flops.dtype, report.world_size)
+    rates = datasheet(hardware, setup, groups.groups)
     found = events_of(step, groups)
     time, unknown = _scheduled(found, rates, groups)
     return RehearsedTime(
@@ -137,12 +138,8 @@ def rehearsed_time(
         rates=rates.source,
         is_over_pcie=rates.is_over_pcie,
         num_streams=found.num_streams,
-        range=_range(gpu, flops.dtype, report.world_size, rates.is_over_pcie),
+        range=range_of(gpu, setup, rates.is_over_pcie) if flops.dtype in _16_BIT else None,
     )
-
-
-def _range(gpu: Gpu, dtype: str | None, world_size: int, is_over_pcie: bool) -> Range | None:
-    return range_of(gpu, _setup(dtype, world_size), is_over_pcie) if dtype in _16_BIT else None
 
 
 def why_no_time(report: RehearsalReport) -> str:
@@ -241,9 +238,7 @@ def time_document(found: RehearsedTime | None) -> dict[str, Any] | None:
         "mfu": found.mfu,
         "hfu": found.hfu,
         "unknown": found.unknown,
-        "parts": [
-            {"name": part.name, "kind": part.kind, "count": part.count, "seconds": part.seconds} for part in found.parts
-        ],
+        "parts": [asdict(part) for part in found.parts],
     }
 
 
@@ -334,8 +329,5 @@ def tokens_of(step: IssuedStep) -> int | None:
         if isinstance(event, IssuedOperator) and event.name == "aten::embedding" and not event.is_recomputed:
             weight, indices = (event.arguments.get(name) for name in ("weight", "indices"))
             if isinstance(weight, TensorNumbers) and isinstance(indices, TensorNumbers):
-                count = 1
-                for size in step.tensors[indices.tensors[0]].shape:
-                    count *= size
-                looked_up[step.tensors[weight.tensors[0]].shape] += count
+                looked_up[step.tensors[weight.tensors[0]].shape] += prod(step.tensors[indices.tensors[0]].shape)
     return max(looked_up.values(), default=None)

@@ -5,14 +5,15 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
 
 from fsdp_bench.plan.rehearsed_time.operator_work import Tensors, work_of_host, work_of_operator
-from fsdp_bench.plan.rehearsed_time.process_groups import ProcessGroups, kind_of
+from fsdp_bench.rates.collectives import Groups, Topology, topology_of_ranks
 from fsdp_bench.replay.step_parts import IN_OPTIMIZER
 from fsdp_bench.simulate.events import Category, Event, Kind, Stream, Work
+from fsdp_bench.spec.hardware import Hardware
 from fsdp_bench.spec.subprocesses.issued import (
     CollectivesWait,
     HookCall,
@@ -29,6 +30,71 @@ from fsdp_bench.spec.subprocesses.issued import (
     StreamWait,
     TritonKernel,
 )
+
+_KINDS = {
+    "allgather": "all_gather",
+    "allgather_base": "all_gather",
+    "allgather_coalesced": "all_gather",
+    "allgather_into_tensor_coalesced": "all_gather",
+    "reduce_scatter": "reduce_scatter",
+    "reduce_scatter_base": "reduce_scatter",
+    "reduce_scatter_tensor_coalesced": "reduce_scatter",
+    "allreduce": "all_reduce",
+    "allreduce_coalesced": "all_reduce",
+    "barrier": "all_reduce",
+    "broadcast": "broadcast",
+}
+"""Kinds of rates/collectives.py, by the operators of the ``c10d`` namespace. The time of others is unknown."""
+
+_NAMES = ("shard", "replicate", "world", "post_forward")
+"""Groups that rates/ has. Which is which does not matter: each has its topology."""
+
+
+def kind_of(collective: IssuedCollective) -> str | None:
+    """Return the kind of a collective; None for those whose time nobody knows."""
+    return _KINDS.get(collective.name)
+
+
+@dataclass(frozen=True)
+class ProcessGroups:
+    """The process groups that communicate in a step."""
+
+    names: dict[str, str]
+    """Names of rates/, by the script's own."""
+    groups: Groups
+    sizes: dict[str, int]
+    """Ranks, by the script's own names."""
+
+
+def process_groups(step: IssuedStep, hardware: Hardware) -> ProcessGroups:
+    """Return the process groups of a step with their topologies.
+
+    If there are more than four, those of the same ranks share a name, as if they had one communicator; if there are
+    still more than four, the others are unknown.
+    """
+    ranks: dict[str, tuple[int, ...] | None] = {}
+    gathers: set[str] = set()
+    for event in step.events:
+        if isinstance(event, IssuedCollective):
+            ranks.setdefault(event.group, event.ranks)
+            if kind_of(event) in ("all_gather", "reduce_scatter"):
+                gathers.add(event.group)
+    communicate = [group for group, of in ranks.items() if of is None or len(of) > 1]
+    names = _named(sorted(communicate, key=lambda group: group not in gathers), ranks)
+    sizes = {group: len(of) for group, of in ranks.items() if of is not None}
+    found: dict[str, Topology | None] = dict.fromkeys(_NAMES)
+    for group, name in names.items():
+        of = ranks[group]
+        found[name] = None if of is None else topology_of_ranks(hardware, of)
+    return ProcessGroups(names, Groups(**found), sizes)
+
+
+def _named(groups: Sequence[str], ranks: dict[str, tuple[int, ...] | None]) -> dict[str, str]:
+    if len(groups) <= len(_NAMES):
+        return dict(zip(groups, _NAMES, strict=False))
+    by_ranks = dict(zip(dict.fromkeys(ranks[group] for group in groups), _NAMES, strict=False))
+    return {group: by_ranks[ranks[group]] for group in groups if ranks[group] in by_ranks}
+
 
 _FIRST_NUMBER = 1000
 """CUDA events are numbered from here, above Queue's members: each pair of a record and a wait has its own queue."""
@@ -64,24 +130,49 @@ class _Conversion:
         self._phase_name = "forward"
 
     def run(self) -> Replayable:
-        self._add(Kind.MARK, -1, label="forward")
-        handle: dict[type[Issued], Callable[[int, Issued], None]] = {
-            IssuedOperator: self._operator,
-            HostOperator: self._host_operator,
-            TritonKernel: self._triton,
-            LaunchedKernel: self._kernel,
-            IssuedCopy: self._copy,
-            IssuedCollective: self._collective,
-            RecordedEvent: self._record,
-            StreamWait: self._wait,
-            HostWait: self._host_wait,
-            CollectivesWait: self._collectives_wait,
-            HookCall: self._hook,
-            PhaseBegin: self._phase,
-        }
+        self._add(Kind.MARK, label="forward")
         for index, event in enumerate(self._step.events):
-            handle[type(event)](index, event)
+            self._issue_work(event)
+            self._keep_order(index, event)
         return self._found
+
+    def _issue_work(self, event: Issued) -> None:
+        tensors = self._step.tensors
+        match event:
+            case IssuedOperator():
+                self._operator(event)
+            case HostOperator():
+                self._issue(Kind.HOST_WORK, -1, f"{event.name} on the CPU", work_of_host(event, tensors))
+            case TritonKernel():
+                self._issue(Kind.KERNEL, event.stream, event.name, work_of_kernel(event, tensors))
+            case LaunchedKernel():
+                self._issue(Kind.KERNEL, event.stream, event.name, None)
+            case IssuedCopy():
+                work = Work(event.name, event.num_bytes)
+                self._add(Kind.COPY, stream=event.stream, label=event.name, work=work)
+            case IssuedCollective():
+                self._collective(event)
+            case HookCall():
+                self._add(Kind.HOST_WORK, label=event.name, work=Work(event.name))
+            case PhaseBegin():
+                self._phase_name = event.name
+                self._add(Kind.MARK, label=event.name)
+
+    def _keep_order(self, index: int, event: Issued) -> None:
+        match event:
+            case RecordedEvent():
+                for wait in self._records[index]:
+                    self._add(Kind.RECORD_EVENT, _FIRST_NUMBER + wait, event.stream)
+            case StreamWait() if index in self._records:
+                self._add(Kind.WAIT_EVENT, _FIRST_NUMBER + index, event.stream)
+            case HostWait(event=None):
+                for stream in self._streams if event.stream is None else (event.stream,):
+                    self._add(Kind.SYNCHRONIZE, stream=stream)
+            case HostWait() if index in self._records:
+                self._add(Kind.HOST_WAIT, _FIRST_NUMBER + index)
+            case CollectivesWait() if self._is_pending:
+                self._add(Kind.WAIT_COLLECTIVES, stream=event.stream)
+                self._is_pending = False
 
     def _add(self, kind: Kind, number: int = -1, stream: int = -1, label: str = "", work: Work | None = None) -> None:
         on = self._streams.get(stream, Stream.COMPUTE)
@@ -94,31 +185,13 @@ class _Conversion:
             label = IN_OPTIMIZER if self._phase_name == "optimizer" else work.name
             self._add(kind, stream=stream, label=label, work=work)
 
-    def _operator(self, _index: int, event: Issued) -> None:
-        assert isinstance(event, IssuedOperator)
+    def _operator(self, event: IssuedOperator) -> None:
         work, name = work_of_operator(event, self._step.tensors), event.name
         if work is not None and work.dims and work.itemsize == _FP32 and self._step.allows_tf32:
             work, name = None, f"{event.name} in TF32"
         self._issue(Kind.KERNEL, event.stream, name, work)
 
-    def _host_operator(self, _index: int, event: Issued) -> None:
-        assert isinstance(event, HostOperator)
-        self._issue(Kind.HOST_WORK, -1, f"{event.name} on the CPU", work_of_host(event, self._step.tensors))
-
-    def _triton(self, _index: int, event: Issued) -> None:
-        assert isinstance(event, TritonKernel)
-        self._issue(Kind.KERNEL, event.stream, event.name, work_of_kernel(event, self._step.tensors))
-
-    def _kernel(self, _index: int, event: Issued) -> None:
-        assert isinstance(event, LaunchedKernel)
-        self._issue(Kind.KERNEL, event.stream, event.name, None)
-
-    def _copy(self, _index: int, event: Issued) -> None:
-        assert isinstance(event, IssuedCopy)
-        self._add(Kind.COPY, stream=event.stream, label=event.name, work=Work(event.name, event.num_bytes))
-
-    def _collective(self, _index: int, event: Issued) -> None:
-        assert isinstance(event, IssuedCollective)
+    def _collective(self, event: IssuedCollective) -> None:
         if self._groups.sizes.get(event.group) == 1:
             return  # a rank alone: NCCL copies within the rank's own memory, or does nothing
         kind, group = kind_of(event), self._groups.names.get(event.group)
@@ -129,41 +202,6 @@ class _Conversion:
         started = Kind.START_COLLECTIVE if event.is_asynchronous else Kind.COLLECTIVE
         work = Work(kind, event.num_bytes, group=group)
         self._add(started, stream=event.stream, label=kind, work=work)
-
-    def _collectives_wait(self, _index: int, event: Issued) -> None:
-        assert isinstance(event, CollectivesWait)
-        if self._is_pending:
-            self._add(Kind.WAIT_COLLECTIVES, stream=event.stream)
-            self._is_pending = False
-
-    def _record(self, index: int, event: Issued) -> None:
-        assert isinstance(event, RecordedEvent)
-        for wait in self._records[index]:
-            self._add(Kind.RECORD_EVENT, _FIRST_NUMBER + wait, event.stream)
-
-    def _wait(self, index: int, event: Issued) -> None:
-        assert isinstance(event, StreamWait)
-        if index in self._records:
-            self._add(Kind.WAIT_EVENT, _FIRST_NUMBER + index, event.stream)
-
-    def _host_wait(self, index: int, event: Issued) -> None:
-        assert isinstance(event, HostWait)
-        if event.event is not None:
-            if index in self._records:
-                self._add(Kind.HOST_WAIT, _FIRST_NUMBER + index)
-            return
-        streams = self._streams if event.stream is None else (event.stream,)
-        for stream in streams:
-            self._add(Kind.SYNCHRONIZE, stream=stream)
-
-    def _hook(self, _index: int, event: Issued) -> None:
-        assert isinstance(event, HookCall)
-        self._add(Kind.HOST_WORK, label=event.name, work=Work(event.name))
-
-    def _phase(self, _index: int, event: Issued) -> None:
-        assert isinstance(event, PhaseBegin)
-        self._phase_name = event.name
-        self._add(Kind.MARK, -1, label=event.name)
 
 
 def _described(collective: IssuedCollective) -> str:

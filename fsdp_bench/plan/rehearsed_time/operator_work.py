@@ -74,16 +74,11 @@ def work_of_host(operator: HostOperator, tensors: Tensors) -> Work | None:
 # -- what is bound by computing ------------------------------------------------------------------------------------
 
 
-def _two(operator: IssuedOperator, tensors: Tensors, first: str, second: str) -> tuple[IssuedTensor, IssuedTensor]:
-    found = [_of(operator, name, tensors) for name in (first, second)]
-    return found[0][0], found[1][0]
-
-
 def _product(first: str, second: str) -> Callable[[IssuedOperator, Tensors], Work | None]:
     """Return what reads a matrix product; of several products in one operator, one with so many more rows."""
 
     def read(operator: IssuedOperator, tensors: Tensors) -> Work | None:
-        a, b = _two(operator, tensors, first, second)
+        a, b = (_of(operator, name, tensors)[0] for name in (first, second))
         if len(a.shape) < 2 or len(b.shape) < 2:
             return None
         dims = math.prod(a.shape[:-1]), b.shape[-1], a.shape[-1]
@@ -109,7 +104,7 @@ def _convolution(operator: IssuedOperator, tensors: Tensors) -> Work | None:
 
 
 def _attention(operator: IssuedOperator, tensors: Tensors) -> Work | None:
-    query, key = _two(operator, tensors, "query", "key")
+    query, key = (_of(operator, name, tensors)[0] for name in ("query", "key"))
     is_causal = bool(operator.arguments.get("is_causal"))
     dims = *query.shape[:2], key.shape[1], query.shape[2], key.shape[2], query.shape[3], int(is_causal)
     return work_of(operator.name, "", dims, _moved_bytes(operator, tensors), query.itemsize)
@@ -173,36 +168,42 @@ def _moved_bytes(operator: Operator, tensors: Tensors) -> int:
     if special is not None:
         return special(operator, tensors)
     if _SHAPED_ALIKE.fullmatch(operator.name):
-        return sum(_num_bytes(tensors[number]) for number in operator.results)
+        return _result_bytes(operator, tensors)
     read_once = (*operator.outputs, *(operator.written if _OVERWRITTEN.fullmatch(operator.name) else ()))
     unchanged = _ONLY_READ.get(operator.name, ())
     partly = _READ_IN_PART.get(operator.name)
     source = _WRITTEN_IN_PART.get(operator.name)
-    results = sum(_num_bytes(tensors[number]) for number in operator.results)
-    total = results
+    total = results = _result_bytes(operator, tensors)
     for name in operator.arguments:
-        own = sum(map(_num_bytes, _of(operator, name, tensors)))
+        own = _bytes_of(operator, tensors, name)
         if name == partly:
-            own = results or sum(_num_bytes(one) for out in operator.outputs for one in _of(operator, out, tensors))
+            own = results or _bytes_of(operator, tensors, *operator.outputs)
         if name == "self" and source is not None:
-            own = sum(map(_num_bytes, _of(operator, source, tensors))) or own
+            own = _bytes_of(operator, tensors, source) or own
         total += own
         if name in operator.written and name not in read_once and name not in unchanged:
             total += own
     return total
 
 
+def _result_bytes(operator: Operator, tensors: Tensors) -> int:
+    return sum(_num_bytes(tensors[number]) for number in operator.results)
+
+
+def _bytes_of(operator: Operator, tensors: Tensors, *names: str) -> int:
+    """Return the bytes of some arguments."""
+    return sum(_num_bytes(one) for name in names for one in _of(operator, name, tensors))
+
+
 def _norm_backward(operator: Operator, tensors: Tensors) -> int:
     """Return the bytes of a norm's backward: both inputs once for the input's gradient, once for the weight's."""
-    inputs = [*_of(operator, "grad_out", tensors), *_of(operator, "input", tensors)]
-    return 2 * sum(map(_num_bytes, inputs)) + sum(_num_bytes(tensors[number]) for number in operator.results)
+    return 2 * _bytes_of(operator, tensors, "grad_out", "input") + _result_bytes(operator, tensors)
 
 
 def _embedding_backward(operator: Operator, tensors: Tensors) -> int:
     """Return the bytes of an embedding's backward: it fills the weight's gradient, then adds each token's to a row."""
-    gradient = sum(map(_num_bytes, _of(operator, "grad_output", tensors)))
-    indices = sum(map(_num_bytes, _of(operator, "indices", tensors)))
-    return 3 * gradient + indices + sum(_num_bytes(tensors[number]) for number in operator.results)
+    gradient, indices = (_bytes_of(operator, tensors, name) for name in ("grad_output", "indices"))
+    return 3 * gradient + indices + _result_bytes(operator, tensors)
 
 
 def _nll_loss(operator: Operator, tensors: Tensors) -> int:
@@ -211,23 +212,14 @@ def _nll_loss(operator: Operator, tensors: Tensors) -> int:
     return math.prod(target.shape) * (target.itemsize + x.itemsize)
 
 
-def _only_results(operator: Operator, tensors: Tensors) -> int:
-    """Return the bytes of what only writes: nll_loss_backward, which reads one number and the targets."""
-    return sum(_num_bytes(tensors[number]) for number in operator.results)
-
-
-def _copy_in(operator: Operator, tensors: Tensors) -> int:
-    """Return the bytes of fully_shard's copy of shards into one's own part of the gathered buffer."""
-    return 2 * sum(map(_num_bytes, _of(operator, "all_gather_inputs", tensors)))
-
-
 _MOVED: dict[str, Callable[[Operator, Tensors], int]] = {
     "aten::native_layer_norm_backward": _norm_backward,
     "aten::_fused_rms_norm_backward": _norm_backward,
     "aten::embedding_dense_backward": _embedding_backward,
     "aten::nll_loss_forward": _nll_loss,
-    "aten::nll_loss_backward": _only_results,
-    "fsdp::all_gather_copy_in": _copy_in,
+    "aten::nll_loss_backward": _result_bytes,  # it reads one number and the targets
+    # fully_shard's copy of shards into one's own part of the gathered buffer
+    "fsdp::all_gather_copy_in": lambda operator, tensors: 2 * _bytes_of(operator, tensors, "all_gather_inputs"),
 }
 """Operators that move other bytes than those of their arguments and results."""
 

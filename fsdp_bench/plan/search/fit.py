@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import inf
 
 from fsdp_bench.plan.estimate import refuse_too_slow, start_replay
 from fsdp_bench.plan.prediction import Prediction, answer
 from fsdp_bench.plan.question import Question
-from fsdp_bench.plan.search.quantity import Candidate
 from fsdp_bench.replay.caching_allocator.replay import Replay
-from fsdp_bench.replay.host_memory import Build, HostMemory, host_memory
+from fsdp_bench.replay.host_memory import Build, HostMemory
 from fsdp_bench.replay.live_memory import breakdown, worst_rank
 from fsdp_bench.simulate.operators.kernels import CUDA, Kernels, kernels_on
 from fsdp_bench.simulate.step import SimulatedSteps
 from fsdp_bench.simulate.wrappers.impossible import why_impossible
 from fsdp_bench.spec.calibration_profile import Profile
 from fsdp_bench.spec.errors import SpecError
-from fsdp_bench.spec.hardware import Gpu
 
 NO_FLASH_ATTENTION = (
     "torch has no FlashAttention for this GPU, and the model's code was not recorded without it; --precision fp32 is"
@@ -40,7 +38,7 @@ class Limit:
 
 @dataclass(frozen=True)
 class FitCheck:
-    """The limits that a candidate is checked against.
+    """The assumptions that are the same for all candidates, and the limits that they are checked against.
 
     On a GPU: peak reserved memory must be within ``usable_memory_bytes`` less the headroom (``headroom_bytes``, by
     default that of headroom.py), and host memory within the node's memory, if that is known.
@@ -52,23 +50,34 @@ class FitCheck:
     expandable_segments: bool = False
     budget_bytes: int | None = None
     headroom_bytes: int | None = None
+    """Memory kept free on each GPU for the CUDA context and NCCL. None: what headroom.py derives and assumes."""
     profile: Profile | None = None
     """A calibration that predicts time instead of the datasheet."""
 
-    def refuse(self, candidate: Candidate) -> None:
+    def question(self, candidate: Question) -> Question:
+        """Return a candidate with these assumptions, as ``predict`` answers it."""
+        return replace(
+            candidate,
+            kernels="cuda" if self.kernels.is_cuda else "cpu",
+            build=self.build,
+            expandable_segments=self.expandable_segments,
+            profile=self.profile,
+            headroom_bytes=self.headroom_bytes,
+        )
+
+    def refuse(self, candidate: Question) -> None:
         """Refuse a candidate that ``predict`` refuses.
 
         Raises:
             SpecError: for setups that cannot run, for a GPU whose kernels of attention are not those predicted, for a
                 world size that is not the cluster's, and for a GPU whose usable memory is not documented.
         """
-        setup, gpu = candidate.setup, _gpu(candidate)
+        setup, gpu, hardware = candidate.setup, candidate.gpu, candidate.hardware
         refuse_too_slow(candidate.model, setup)
         if self.budget_bytes is None and (reason := why_impossible(candidate.model, setup, "cuda")) is not None:
             raise SpecError(reason)
         if gpu is not None and not candidate.model.knows_attention(gpu, setup.precision.compute):
             raise SpecError(f"{gpu.name}: {NO_FLASH_ATTENTION}")
-        hardware = candidate.hardware
         if hardware is not None and not hardware.holds(setup.world_size):
             raise SpecError(f"world_size: {setup.world_size} is not the cluster's {hardware.world_size} GPUs")
         if self.budget_bytes is None and gpu is None:
@@ -79,7 +88,7 @@ class FitCheck:
                 " in Python usable_memory_bytes of the Gpu"
             )
 
-    def on(self, candidate: Candidate, any_depth: SimulatedSteps | None = None) -> CheckedCandidate:
+    def on(self, candidate: Question, any_depth: SimulatedSteps | None = None) -> CheckedCandidate:
         """Return a candidate with these limits. ``any_depth``: steps that ``SimulatedSteps`` may share."""
         return CheckedCandidate(self, candidate, any_depth)
 
@@ -87,20 +96,11 @@ class FitCheck:
 class CheckedCandidate:
     """One candidate with the limits that it is checked against; keeps its predictions."""
 
-    def __init__(self, check: FitCheck, candidate: Candidate, any_depth: SimulatedSteps | None = None) -> None:
-        self.check, self.hardware = check, candidate.hardware
-        kernels = kernels_on(check.kernels, _gpu(candidate), moves_model=check.build is not Build.META)
+    def __init__(self, check: FitCheck, candidate: Question, any_depth: SimulatedSteps | None = None) -> None:
+        self.check = check
+        kernels = kernels_on(check.kernels, candidate.gpu, moves_model=check.build is not Build.META)
         self.simulated = SimulatedSteps(candidate.model, candidate.setup, kernels, any_depth)
-        self.question = Question(
-            candidate.model,
-            candidate.setup,
-            candidate.hardware,
-            "cuda" if kernels.is_cuda else "cpu",
-            check.build,
-            check.expandable_segments,
-            check.profile,
-            check.headroom_bytes,
-        ).with_steps(self.simulated)
+        self.question = check.question(candidate).with_steps(self.simulated)
 
     @cached_property
     def limit_bytes(self) -> int:
@@ -110,26 +110,15 @@ class CheckedCandidate:
         return self.question.available_bytes or 0
 
     @cached_property
-    def host_memory_fraction(self) -> float:
-        """The fraction of a node's host memory that its ranks need. 0 if the host memory is not known."""
-        hardware, build = self.hardware, self.check.build
-        if hardware is None or hardware.server.host_memory_bytes is None:
-            return 0.0
-        if not self.simulated.setup.uses_host_memory and build is Build.META:
-            return 0.0
-        needed = host_memory(self.simulated, hardware.gpus_per_node, build).peak_bytes
-        return needed / hardware.server.host_memory_bytes
-
-    @cached_property
     def fullness(self) -> float:
         """Live bytes or host memory as a fraction of its limit, whichever fraction is larger.
 
         Takes milliseconds. A candidate may fit only if this is at most 1.
         """
-        if self.host_memory_fraction > 1:
-            return self.host_memory_fraction
+        if self.question.host_memory_fraction > 1:
+            return self.question.host_memory_fraction
         _, live = worst_rank(self.simulated.for_memory)
-        return max(self.host_memory_fraction, live.peak_bytes / self.limit_bytes) if self.limit_bytes else inf
+        return max(self.question.host_memory_fraction, live.peak_bytes / self.limit_bytes) if self.limit_bytes else inf
 
     @cached_property
     def replay(self) -> Replay | None:
@@ -137,7 +126,7 @@ class CheckedCandidate:
 
         None where host memory is too small.
         """
-        if self.host_memory_fraction > 1:
+        if self.question.host_memory_fraction > 1:
             return None
         return start_replay(self.simulated, self.limit_bytes, self.check.expandable_segments)
 
@@ -159,7 +148,7 @@ class CheckedCandidate:
     def limit(self) -> Limit:
         """The memory that it exceeds."""
         found, has_budget = self.prediction, self.check.budget_bytes is not None
-        if not has_budget and self.host_memory_fraction > 1:
+        if not has_budget and self.question.host_memory_fraction > 1:
             return _host_limit(found.host, found.host_memory_bytes or 0)
         first = None if has_budget else found.allocator.full_in_phase
         phase, held = first or found.memory.peak_phase, found.memory.breakdown_bytes
@@ -167,10 +156,6 @@ class CheckedCandidate:
             log, live = worst_rank(self.simulated.for_memory)
             held = breakdown(log, live.phases[phase])
         return Limit("gpu", phase, max(held, key=lambda name: held[name]))
-
-
-def _gpu(candidate: Candidate) -> Gpu | None:
-    return candidate.hardware.gpu if candidate.hardware else None
 
 
 def _host_limit(host: HostMemory, available: int) -> Limit:

@@ -1,4 +1,4 @@
-"""Quantity: what max-size searches the largest value of. Candidate: a setup with one of its values.
+"""Quantity: what max-size searches the largest value of. Its candidates are questions, each with one of its values.
 
 size_ladder        the models of the size ladder (catalog/ladder.py), 10M to 1T parameters
 layer_counts       num_hidden_layers of one model
@@ -18,8 +18,9 @@ from msgspec.structs import replace
 
 from fsdp_bench.catalog.architectures import FOLDERS
 from fsdp_bench.catalog.ladder import SMALLEST, all_sizes, nearest_size
-from fsdp_bench.catalog.lookup import with_code
+from fsdp_bench.catalog.lookup import POSITIONS, with_code
 from fsdp_bench.plan.estimate import DEEPEST
+from fsdp_bench.plan.question import Question
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.hardware import Hardware
 from fsdp_bench.spec.model import Family, ModelShape
@@ -35,28 +36,19 @@ MOST_GPUS = 4096
 
 
 @dataclass(frozen=True)
-class Candidate:
-    """One model, setup and hardware, which may fit or not."""
-
-    model: Model
-    setup: TrainSetup
-    hardware: Hardware | None
-
-
-@dataclass(frozen=True)
 class Quantity:
     """Candidates in the order of increasing memory."""
 
     name: str
     """The field of ModelShape or TrainSetup in which the candidates differ."""
     values: Sequence[int]
-    candidate: Callable[[int], Candidate]
-    """Returns the candidate of a value."""
+    candidate: Callable[[int], Question]
+    """Returns the candidate of a value: its model, setup and hardware. FitCheck has the assumptions."""
 
     def __len__(self) -> int:
         return len(self.values)
 
-    def __getitem__(self, index: int) -> Candidate:
+    def __getitem__(self, index: int) -> Question:
         return self.candidate(self.values[index])
 
     @property
@@ -86,9 +78,9 @@ def size_ladder(
     if code in FOLDERS:  # of one head nothing was recorded
         by_size = {size: shape for size, shape in by_size.items() if shape.num_attention_heads > 1}
 
-    def candidate(size: int) -> Candidate:
+    def candidate(size: int) -> Question:
         shape = by_size[size]
-        return Candidate(with_code(shape, setup.sequence_length, code) if code in FOLDERS else shape, setup, hardware)
+        return Question(with_code(shape, setup.sequence_length, code) if code in FOLDERS else shape, setup, hardware)
 
     return Quantity("num_parameters", tuple(by_size), candidate)
 
@@ -98,10 +90,6 @@ def _models_by_size(family: Family, vocab_size: int | None, positions: int) -> d
     smallest = nearest_size(family, SMALLEST, vocab_size, positions).num_parameters
     sized = ((shape.num_parameters, shape) for shape in all_sizes(family, vocab_size, positions))
     return {size: shape for size, shape in sized if size >= smallest}
-
-
-POSITIONS = {Family.LLAMA: 4096, Family.GPT2: 1024}
-"""Positions of the ladder's models. For a longer sequence the models have as many as it is long."""
 
 
 def layer_counts(model: Model, setup: TrainSetup, hardware: Hardware | None) -> Quantity:
@@ -115,7 +103,7 @@ def layer_counts(model: Model, setup: TrainSetup, hardware: Hardware | None) -> 
     return Quantity(
         "num_hidden_layers",
         model.allowed_layers(DEEPEST),
-        lambda layers: Candidate(model.with_layers(layers), setup, hardware),
+        lambda layers: Question(model.with_layers(layers), setup, hardware),
     )
 
 
@@ -124,7 +112,7 @@ def batch_sizes(model: Model, setup: TrainSetup, hardware: Hardware | None) -> Q
     return Quantity(
         "micro_batch_size",
         range(1, min(LARGEST_BATCH, MOST_TOKENS // setup.sequence_length) + 1),
-        lambda batch: Candidate(model, replace(setup, micro_batch_size=batch), hardware),
+        lambda batch: Question(model, replace(setup, micro_batch_size=batch), hardware),
     )
 
 
@@ -140,7 +128,7 @@ def sequence_lengths(model: Model, setup: TrainSetup, hardware: Hardware | None)
     return Quantity(
         "sequence_length",
         range(SEQUENCE_STEP, longest + 1, SEQUENCE_STEP),
-        lambda length: Candidate(model.for_length(length), replace(setup, sequence_length=length), hardware),
+        lambda length: Question(model.for_length(length), replace(setup, sequence_length=length), hardware),
     )
 
 
@@ -153,7 +141,7 @@ def gpu_counts(model: Model, setup: TrainSetup, hardware: Hardware | None) -> Qu
     counts = [nodes * each for nodes in range(MOST_GPUS // each, 0, -1)]
     counts += range(each - 1, 0, -1)
     allowed = [count for count in counts if _is_allowed(setup, count)]
-    return Quantity("world_size", allowed, lambda count: Candidate(model, *_on_gpus(setup, hardware, count)))
+    return Quantity("world_size", allowed, lambda count: Question(model, *_on_gpus(setup, hardware, count)))
 
 
 def _is_allowed(setup: TrainSetup, count: int) -> bool:

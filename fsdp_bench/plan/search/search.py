@@ -16,13 +16,14 @@ from __future__ import annotations
 
 import gc
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from fsdp_bench.plan.parallel import map_forked
 from fsdp_bench.plan.prediction import Prediction, setup_text
+from fsdp_bench.plan.question import Question
 from fsdp_bench.plan.search.fit import CheckedCandidate, FitCheck, Limit
-from fsdp_bench.plan.search.quantity import Candidate, Quantity
+from fsdp_bench.plan.search.quantity import Quantity
 from fsdp_bench.simulate.step import SimulatedSteps, for_any_depth
 from fsdp_bench.spec.recording.model import Model
 from fsdp_bench.spec.setup import TrainSetup
@@ -30,19 +31,54 @@ from fsdp_bench.spec.setup import TrainSetup
 
 @dataclass(frozen=True)
 class SearchResult:
-    """The largest candidate of a quantity that fits."""
+    """The largest candidate of a quantity that fits under one setting; or why that is not known."""
 
     quantity: Quantity
-    fits: int
+    check: FitCheck
+    fits: int = -1
     """Index of the largest candidate that fits; -1 if none fits."""
-    runs: int
+    runs: int = -1
     """Index of the largest that runs without running out of memory, allocation retries allowed. At least ``fits``."""
-    limited_by: Limit | None
+    limited_by: Limit | None = None
     """The memory that the next candidate exceeds. None if there is no next candidate."""
-    at: Prediction | None
+    at: Prediction | None = None
     """The prediction of the candidate ``fits``."""
-    beyond: Prediction | None
+    beyond: Prediction | None = None
     """The prediction of the next candidate."""
+    impossible: str | None = None
+    """Why the setting cannot run."""
+    unknown: str | None = None
+    """Why nothing can be predicted."""
+
+    @property
+    def is_answered(self) -> bool:
+        """Whether the setting can run and be predicted."""
+        return self.impossible is None and self.unknown is None
+
+    @property
+    def question(self) -> Question:
+        """The question of the first candidate."""
+        return self.check.question(self.quantity[0])
+
+    @property
+    def setup(self) -> TrainSetup:
+        """The setup with the first value of the quantity."""
+        return self.quantity[0].setup
+
+    @property
+    def shown(self) -> Question:
+        """The question that describes the setting. If the fewest GPUs are searched, it has the number found."""
+        return self.at.question if self.at and self.quantity.name == "world_size" else self.question
+
+    @property
+    def fits_value(self) -> int | None:
+        """The largest value that fits. None if none fits or there is no answer."""
+        return self.quantity.values[self.fits] if self.fits >= 0 else None
+
+    @property
+    def runs_value(self) -> int | None:
+        """The largest value that runs without running out of memory, allocation retries allowed."""
+        return self.quantity.values[self.runs] if self.runs >= 0 else None
 
 
 @dataclass(frozen=True, repr=False)
@@ -72,7 +108,7 @@ def find_largest(quantity: Quantity, check: FitCheck) -> SearchResult:
         SpecError: if the GPU's memory is not known, for setups that cannot run there, and for models that cannot be
             predicted.
     """
-    return SearchResult(quantity, *_find(quantity, check))
+    return SearchResult(quantity, check, *_find(quantity, check))
 
 
 def find_all(
@@ -81,7 +117,7 @@ def find_all(
     progress: Callable[[int], None] = lambda done: None,
     with_time: bool = False,
 ) -> list[SearchResult]:
-    """Find the largest candidate of each quantity, on all processors.
+    """Find the largest candidate of each quantity, on all processors: forked processes have what this one has imported.
 
     ``progress`` is called with the number of answers so far. ``with_time``: predict the speed of what fits, too.
 
@@ -89,23 +125,18 @@ def find_all(
         SpecError: as ``find_largest``.
     """
     found: list[SearchResult] = []
-    for answer in _answers(quantities, check, with_time):
-        found.append(SearchResult(quantities[len(found)], *answer))
-        progress(len(found))
+    gc.freeze()  # what is there already need not be looked through after every simulation
+    try:
+        for answer in map_forked(lambda quantity: _find(quantity, check, with_time), quantities):
+            found.append(SearchResult(quantities[len(found)], check, *answer))
+            progress(len(found))
+    finally:
+        gc.unfreeze()
     return found
 
 
 _Answer = tuple[int, int, Limit | None, Prediction | None, Prediction | None]
-"""The fields of a SearchResult after the first, which holds functions that cannot be sent between processes."""
-
-
-def _answers(quantities: Sequence[Quantity], check: FitCheck, with_time: bool) -> Iterator[_Answer]:
-    """Yield answers in order, from forked processes: these have what this process has imported and compiled."""
-    gc.freeze()  # what is there already need not be looked through after every simulation
-    try:
-        yield from map_forked(lambda quantity: _find(quantity, check, with_time), quantities)
-    finally:
-        gc.unfreeze()
+"""The fields of a SearchResult after its quantity, which holds functions that cannot be sent between processes."""
 
 
 def _find(quantity: Quantity, check: FitCheck, with_time: bool = False) -> _Answer:
@@ -144,7 +175,7 @@ class _Candidates:
             shared = None
             if shallow is not None:
                 of_width = shallow, candidate.setup
-                made = self._check.on(Candidate(*of_width, candidate.hardware)).simulated
+                made = self._check.on(Question(*of_width, candidate.hardware)).simulated
                 shared = self._any_depth.setdefault(of_width, made)
             self._checked[index] = self._check.on(candidate, shared)
         return self._checked[index]

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from fsdp_bench.plan.max_size import HardwareResult, SettingResult
+from fsdp_bench.plan.max_size import HardwareResult
 from fsdp_bench.plan.search.quantity import Quantity
+from fsdp_bench.plan.search.search import SearchResult
 from fsdp_bench.report.charts.description import Slide
 from fsdp_bench.report.charts.max_size import (
     CANNOT_RUN,
@@ -99,13 +100,13 @@ def max_size_slide(results: Sequence[HardwareResult], arrangement: Arrangement) 
     )
 
 
-def _bar(name: str, cell: SettingResult, levels: Sequence[str]) -> MaxSizeBar:
+def _bar(name: str, cell: SearchResult, levels: Sequence[str]) -> MaxSizeBar:
     setup = cell.setup
     group = setup.strategy.value
     if setup.effective_strategy is not setup.strategy:
         group += f"\n(runs {setup.effective_strategy.value})"
     note = CANNOT_RUN if cell.impossible else UNKNOWN if cell.unknown else NONE_FITS
-    fits, runs = cell.fits, cell.runs
+    fits, runs = cell.fits_value, cell.runs_value
     return MaxSizeBar(
         group=group,
         labels=tuple(_label(level, name, setup) for level in levels),
@@ -148,9 +149,9 @@ def _conditions(results: Sequence[HardwareResult]) -> list[str]:
     lines = ["source: predicted, not measured", f"model: {model_line(first)}"]
     lines.append(f"setup: {common_line(first.setup, varying, first.quantity.name)}")
     lines += [_hardware(one) for one in results]
-    shown = [cell.shown.setup for one in results for cell in one.cells if cell.found is not None]
+    shown = [cell.shown.setup for one in results for cell in one.cells if cell.is_answered]
     lines += sorted({_groups(setup) for setup in shown if setup.strategy.is_hybrid})
-    segments = ", expandable segments" if first.assumptions.expandable_segments else ""
+    segments = ", expandable segments" if first.check.expandable_segments else ""
     lines += [f"torch {TORCH_VERSION} as modelled, CUDA kernels, rank 0{segments}", *load_lines(first)]
     lines += [
         f"fits: ends without allocation retries; {free}" for free in dict.fromkeys(map(kept_free, results)) if free
@@ -179,7 +180,7 @@ def _notes(results: Sequence[HardwareResult]) -> list[str]:
         (f"{CANNOT_RUN}: {cell.impossible}" if cell.impossible else f"{UNKNOWN}: {cell.unknown}")
         for one in results
         for cell in one.cells
-        if cell.found is None
+        if not cell.is_answered
     ]
     notes = dict.fromkeys(note for one in results for cell in one.cells if cell.at for note in cell.at.notes)
     assumed = dict.fromkeys(each for one in results for cell in one.cells for each in cell.shown.assumptions)

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from fsdp_bench.plan.chart_data.memory_timeline import memory_timeline
-from fsdp_bench.plan.chart_data.step_document import DrawnMemory, drawn_memory
+from fsdp_bench.plan.chart_data.memory_timeline import DrawnMemory, drawn_memory, memory_timeline
 from fsdp_bench.plan.prediction import Prediction
 from fsdp_bench.plan.question import Question
 from fsdp_bench.report.charts.axis import Axis, Tick, memory_unit

@@ -6,9 +6,8 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from fsdp_bench.catalog.loader import gpu_by_product_name
-from fsdp_bench.plan.chart_data.memory_timeline import rank_timeline
-from fsdp_bench.plan.chart_data.step_document import drawn_memory, drawn_streams
-from fsdp_bench.plan.chart_data.step_streams import StepStreams
+from fsdp_bench.plan.chart_data.memory_timeline import drawn_memory, rank_timeline
+from fsdp_bench.plan.chart_data.step_streams import StepStreams, drawn_streams
 from fsdp_bench.plan.question import Question
 from fsdp_bench.plan.speed import speed
 from fsdp_bench.report.charts.axis import from_zero, memory_unit

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fsdp_bench.plan.advice.nothing_fits import NothingFits, lacks_host_memory
-from fsdp_bench.plan.advice.remedies import smaller_bases
-from fsdp_bench.plan.max_size import HardwareResult, SettingResult, limit_text, setting_row
+from fsdp_bench.plan.max_size import HardwareResult, NothingFits, lacks_host_memory, limit_text, setting_row
 from fsdp_bench.plan.prediction import Prediction
+from fsdp_bench.plan.remedies import smaller_bases
+from fsdp_bench.plan.search.search import SearchResult
 from fsdp_bench.plan.table import Row, TableOptions
 from fsdp_bench.replay.host_memory import Build
 from fsdp_bench.report.table import TableColumn, column_of, table_columns, table_lines
@@ -63,7 +63,7 @@ def _answer(result: HardwareResult) -> str:
 def _fewest_line(result: HardwareResult, found: Prediction) -> str:
     """Return the fewest GPUs under any setting that a plan tries, and the fewest in the table."""
     setup = found.setup
-    listed = [cell.fits for cell in result.answered if cell.fits is not None]
+    listed = [cell.fits_value for cell in result.answered if cell.fits_value is not None]
     here = f"{min(listed)}" if listed else "none"
     parts = [setup.strategy.value, setup.api.value, f"checkpointing {setup.checkpointing.value}"]
     parts += [f"loss {setup.loss.value}"] if setup.loss is not Loss.PLAIN else []
@@ -102,7 +102,7 @@ def _table(result: HardwareResult, options: TableOptions) -> list[str]:
     ]
     timed = next((cell.at for cell in result.answered if cell.at is not None), None)
     if result.with_time and timed is not None:
-        lines.append(fact("rates", f"{rests_on(timed.speed, first.assumptions.profile)}; time of what fits, in eager"))
+        lines.append(fact("rates", f"{rests_on(timed.speed, first.check.profile)}; time of what fits, in eager"))
     if result.answered:
         lines += ["", *_rows(result, varying, shares_strategy, options)]
     notes = dict.fromkeys(note for cell in result.answered if cell.at for note in cell.at.notes)
@@ -110,16 +110,16 @@ def _table(result: HardwareResult, options: TableOptions) -> list[str]:
     return [*lines, *_unanswered(result)]
 
 
-def settings_rows(result: HardwareResult, options: TableOptions) -> list[tuple[SettingResult, Row]]:
+def settings_rows(result: HardwareResult, options: TableOptions) -> list[tuple[SearchResult, Row]]:
     """Return the settings with an answer, each with its row: those under which something fits first, or as sorted."""
-    fitting_first = sorted(result.answered, key=lambda cell: cell.fits is None)
+    fitting_first = sorted(result.answered, key=lambda cell: cell.fits_value is None)
     return options.arranged((cell, setting_row(cell, result.with_time)) for cell in fitting_first)
 
 
 def all_rows(results: Sequence[HardwareResult], options: TableOptions) -> list[Row]:
     """Return a row for every setting on every kind of hardware, with or without an answer."""
     rows = [row for one in results for _, row in settings_rows(one, options)]
-    others = [cell for one in results for cell in one.cells if cell.found is None]
+    others = [cell for one in results for cell in one.cells if not cell.is_answered]
     return [*rows, *([] if options.only_fits else [setting_row(cell, with_time=False) for cell in others])]
 
 
@@ -161,11 +161,11 @@ def _unanswered(result: HardwareResult) -> list[str]:
 
 def best_line(result: HardwareResult, varying: Sequence[str]) -> str:
     """Return the best result of all settings on one server or GPU: the largest value, or the fewest GPUs."""
-    fitting = [cell for cell in result.answered if cell.fits is not None]
+    fitting = [cell for cell in result.answered if cell.fits_value is not None]
     choose = min if fitting[0].quantity.name == "world_size" else max
-    best = choose(fitting, key=lambda cell: cell.fits or 0)
+    best = choose(fitting, key=lambda cell: cell.fits_value or 0)
     text, name = quantity_text(best), best.quantity.name
-    found = value_text(name, best.fits or 0)
+    found = value_text(name, best.fits_value or 0)
     if name == "num_parameters":
         found = best.at.model.name if best.at else found
     what = text.title[0].lower() + text.title[1:]
@@ -190,9 +190,9 @@ def kept_free(result: HardwareResult) -> str:
     return "; ".join(required_lines(one for one in answers))
 
 
-def load_lines(cell: SettingResult) -> list[str]:
+def load_lines(cell: SearchResult) -> list[str]:
     """Return a line about the ranks that build the model in host memory; no line if none does."""
-    build = cell.assumptions.build
+    build = cell.check.build
     return (
         [] if build is Build.META else [f"the model is built in host memory first, by {build.value.replace('-', ' ')}"]
     )
@@ -216,9 +216,9 @@ def _header(result: HardwareResult, has_host: bool) -> tuple[list[str], set[str]
     return [*header, "limited by"], numbers
 
 
-def _row(cell: SettingResult, has_host: bool, with_time: bool) -> list[str]:
+def _row(cell: SearchResult, has_host: bool, with_time: bool) -> list[str]:
     name, at = cell.quantity.name, cell.at
-    row = [NONE if value is None else value_text(name, value) for value in (cell.fits, cell.runs)]
+    row = [NONE if value is None else value_text(name, value) for value in (cell.fits_value, cell.runs_value)]
     if name == "num_parameters":
         row.append(f"{at.model.num_hidden_layers} x {at.model.hidden_size}" if at else "")
     row.append(_reserved_percent(at) if at else "")
@@ -234,18 +234,18 @@ def _reserved_percent(at: Prediction) -> str:
     return f"{format_gib(at.reserved_bytes or 0)} of {(at.gpu_bytes or 0) / GIB:.1f}"
 
 
-def why(cell: SettingResult) -> str:
+def why(cell: SearchResult) -> str:
     """Return what the next larger value lacks; if nothing fits, return what the smallest value needs."""
-    if cell.limit is None:
+    if cell.limited_by is None:
         shape, name = cell.quantity[0].model, cell.quantity.name
         if name == "sequence_length" and shape.learned_positions is not None:
             return f"its {shape.learned_positions:,} learned positions"
         return "nothing: no larger one was tried"
     beyond = cell.beyond
-    if cell.fits is not None or beyond is None:
-        return limit_text(cell.limit).removesuffix(" on the GPU")
+    if cell.fits_value is not None or beyond is None:
+        return limit_text(cell.limited_by).removesuffix(" on the GPU")
     smallest = quantity_text(cell).smallest.format(model=beyond.model.name, value=f"{cell.quantity.values[0]:,}")
-    if cell.limit.place == "host":
+    if cell.limited_by.place == "host":
         return f"{smallest} needs {format_gib(beyond.host.peak_bytes)} of host memory"
     need = format_gib(beyond.needed_bytes)
     mostly = beyond.largest_category.replace("_", " ")
@@ -256,8 +256,8 @@ def nothing_fits_lines(found: NothingFits, several: bool) -> list[str]:
     """Return the answer as one line, then one line for each change that would help or would not."""
     lines = [nothing_fits_sentence(found) + (f" ({_where(found)})" if several else "")]
     lines += assumed_lines(found.cell.shown.assumptions)
-    if found.cell.runs is not None:
-        runs = value_text(found.cell.quantity.name, found.cell.runs)
+    if found.cell.runs_value is not None:
+        runs = value_text(found.cell.quantity.name, found.cell.runs_value)
         what = found.cell.quantity.name.replace("_", " ")
         lines.append(f"  with allocation retries, slower if they go on, {what} {runs} would run (predicted)")
     lines += [f"  {remedy_line(remedy)}" for remedy in found.remedies]

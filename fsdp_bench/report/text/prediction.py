@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fsdp_bench.plan.advice.remedies import Remedy, smaller_bases
 from fsdp_bench.plan.estimate import Verdict
 from fsdp_bench.plan.prediction import Prediction
 from fsdp_bench.plan.question import Question
+from fsdp_bench.plan.remedies import Remedy, smaller_bases
 from fsdp_bench.report.text.common import assumed_lines, communicators_fact, fact
 from fsdp_bench.report.text.setups import hardware_facts, setup_line, spaced
 from fsdp_bench.report.text.speed import time_facts

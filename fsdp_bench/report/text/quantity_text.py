@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fsdp_bench.plan.max_size import SettingResult
+from fsdp_bench.plan.search.search import SearchResult
 from fsdp_bench.spec.model import ModelShape
 from fsdp_bench.spec.units import format_count
 
@@ -65,7 +65,7 @@ QUANTITY_TEXTS = {
 """Texts by the name of the quantity, which is a field of ModelShape or TrainSetup."""
 
 
-def quantity_text(cell: SettingResult) -> QuantityText:
+def quantity_text(cell: SearchResult) -> QuantityText:
     """Return the names of a setting's quantity."""
     return QUANTITY_TEXTS[cell.quantity.name]
 
@@ -75,7 +75,7 @@ def value_text(name: str, value: int) -> str:
     return format_count(value) if name == "num_parameters" else f"{value:,}"
 
 
-def model_line(cell: SettingResult) -> str:
+def model_line(cell: SearchResult) -> str:
     """Return the model, or the range of models that are tried."""
     first, count = cell.quantity[0].model, len(cell.quantity)
     if cell.quantity.name == "num_parameters":

@@ -9,10 +9,10 @@ from pathlib import Path
 
 from fsdp_bench.plan.estimate import read_allocator
 from fsdp_bench.plan.export.chosen import Chosen
-from fsdp_bench.plan.export.export import export
 from fsdp_bench.plan.export.files import write
 from fsdp_bench.simulate.step import SimulatedSteps
 from tests.on_stand_in.rehearsing import rehearse
+from tests.plan.export.settings import export
 
 
 def predicted(one: Chosen) -> dict[str, int]:

@@ -12,11 +12,10 @@ from typing import Any
 
 import pytest
 
-from fsdp_bench.plan.export.export import export
 from fsdp_bench.plan.export.files import write
 from fsdp_bench.plan.export.plugin import as_accelerate_shards
 from tests.on_stand_in.plan.exporting import predicted, rehearsed
-from tests.plan.export.settings import CONFIG, chosen
+from tests.plan.export.settings import CONFIG, chosen, export
 
 SCALAR = 512
 """Bytes that the allocator hands out for a tensor of one element (kMinBlockSize)."""

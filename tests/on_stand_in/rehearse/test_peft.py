@@ -10,7 +10,6 @@ from msgspec.structs import replace
 from fsdp_bench.catalog import loader
 from fsdp_bench.catalog.architectures import ADAPTERS, recorded_architecture
 from fsdp_bench.plan.export.chosen import Chosen, chosen_by_prediction
-from fsdp_bench.plan.export.export import export
 from fsdp_bench.plan.export.files import write
 from fsdp_bench.plan.prediction import answer
 from fsdp_bench.plan.question import Question
@@ -21,6 +20,7 @@ from fsdp_bench.spec.recording.model import RecordedModel
 from fsdp_bench.spec.setup import TrainSetup
 from tests.on_stand_in.plan.exporting import predicted, rehearsed
 from tests.on_stand_in.rehearsing import rehearse
+from tests.plan.export.settings import export
 from tests.predicted import memory_of
 
 CONFIG = {

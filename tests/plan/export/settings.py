@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from fsdp_bench.catalog import loader
 from fsdp_bench.catalog.architectures import recorded_architecture
 from fsdp_bench.catalog.lookup import model, server
 from fsdp_bench.plan.export.chosen import Chosen, chosen_by_prediction
+from fsdp_bench.plan.export.export import export_each
+from fsdp_bench.plan.export.files import File
 from fsdp_bench.plan.prediction import answer
 from fsdp_bench.plan.question import Question
 from fsdp_bench.spec.hardware import Hardware
@@ -35,3 +38,11 @@ def chosen_on_servers(num_nodes: int, **fields: Any) -> Chosen:
     )
     question = Question(model("Llama-3.1-8B", 4096, code="huggingface"), setup, cluster)
     return chosen_by_prediction(answer(question), loader.BUILT_IN.model("Llama-3.1-8B").hf_config(), COMMAND)
+
+
+def export(kinds: Sequence[str], chosen: Chosen) -> list[File]:
+    """Return the files of a setting; raise if one of the kinds cannot express it."""
+    files, refused = export_each(kinds, chosen)
+    if refused:
+        raise refused[0]
+    return files

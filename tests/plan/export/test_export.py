@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from fsdp_bench import __version__
 from fsdp_bench.plan.export.chosen import Chosen
-from fsdp_bench.plan.export.export import KINDS, document, export
+from fsdp_bench.plan.export.export import KINDS, document
 from fsdp_bench.plan.export.files import write
 from fsdp_bench.plan.export.plugin import hybrid_sizes
 from fsdp_bench.spec.errors import SpecError
@@ -26,7 +26,7 @@ from fsdp_bench.spec.recording.model import RecordedModel
 from fsdp_bench.spec.setup import FIELDS, Api, ShardingStrategy, TrainSetup
 from fsdp_bench.spec.units import format_gib
 from tests.conftest import message_of
-from tests.plan.export.settings import COMMAND, CONFIG, chosen, chosen_on_servers
+from tests.plan.export.settings import COMMAND, CONFIG, chosen, chosen_on_servers, export
 
 
 def test_every_file_begins_with_what_was_predicted_and_of_what() -> None:

@@ -13,8 +13,7 @@ pytest.importorskip("torchtitan", reason="torchtitan is not installed: pip insta
 pytest.importorskip("tyro", reason="torchtitan's ConfigManager needs tyro")
 
 from fsdp_bench.plan.export import torchtitan
-from fsdp_bench.plan.export.export import export
-from tests.plan.export.settings import CONFIG, chosen
+from tests.plan.export.settings import CONFIG, chosen, export
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # torchtitan's imports use what torch calls deprecated
 

@@ -1,17 +1,20 @@
-"""From what a step issued to the events of a schedule: order, streams, waits, and what is unknown."""
+"""From what a step issued to the events of a schedule: order, streams, waits, process groups, and what is unknown."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 
-from fsdp_bench.catalog.loader import gpu
-from fsdp_bench.plan.rehearsed_time.events import Replayable, events_of
-from fsdp_bench.plan.rehearsed_time.process_groups import process_groups
+from fsdp_bench.catalog.loader import BUILT_IN, gpu
+from fsdp_bench.catalog.lookup import server
+from fsdp_bench.plan.rehearsed_time.events import Replayable, events_of, process_groups
+from fsdp_bench.rates.collectives import Groups, groups_of, topology_of_ranks
 from fsdp_bench.replay.schedule import StepTime, run
 from fsdp_bench.simulate.events import Kind, Stream, Work
 from fsdp_bench.spec.hardware import Hardware
+from fsdp_bench.spec.setup import ShardingStrategy, TrainSetup
 from tests.plan.rehearsed_time.steps import StepWriter
 
 EIGHT = tuple(range(8))
@@ -28,14 +31,7 @@ class OneSecond:
     def run(self, work: Work, beside: tuple[Work, ...] = ()) -> float:
         return 1.0
 
-    def collective(self, work: Work) -> float:
-        return 1.0
-
-    def copy(self, work: Work) -> float:
-        return 1.0
-
-    def host(self, work: Work) -> float:
-        return 1.0
+    collective = copy = host = run
 
 
 def converted(step: StepWriter) -> Replayable:
@@ -51,65 +47,52 @@ def add(step: StepWriter, stream: int = 0) -> None:
     step.operator("aten::add", (step.tensor(10),), self=(step.tensor(10),), stream=stream)
 
 
-@pytest.mark.parametrize(("stream", "seconds"), [(0, 2.0), (70, 1.0)])
-def test_operators_of_one_stream_run_one_after_another_and_those_of_two_at_once(
-    step: StepWriter, stream: int, seconds: float
-) -> None:
-    add(step)
-    add(step, stream=stream)
+Part = tuple[str, dict[str, Any]]
+
+
+def op(stream: int = 0) -> Part:
+    return "", {"stream": stream}
+
+
+def record(event: int) -> Part:
+    return "record", {"event": event, "stream": 0}
+
+
+def wait(event: int, stream: int = 70) -> Part:
+    return "wait", {"event": event, "stream": stream}
+
+
+def host_wait(event: int | None = None, stream: int | None = None) -> Part:
+    return "host_wait", {"event": event, "stream": stream}
+
+
+SECONDS: dict[str, tuple[list[Part], float]] = {
+    "operators of one stream run one after another": ([op(), op()], 2.0),
+    "operators of two streams run at once": ([op(), op(70)], 1.0),
+    "a stream waits for an event of another": ([op(), record(5), wait(5), op(70)], 2.0),
+    # The event is recorded again, later, after the wait was issued: that is another one.
+    "a wait is for the event as it was recorded last": ([record(5), wait(5), op(), record(5), op(70)], 1.0),
+    "an event may be waited for twice or never": (
+        [op(), record(5), record(6), wait(5, 70), op(70), wait(5, 71), op(71), host_wait(5)],
+        2.0,
+    ),
+    "events of an earlier step have happened": ([wait(5, 0), host_wait(6), op()], 1.0),
+    "the host issues later work when it has waited for an event": ([op(), record(5), host_wait(5), op(70)], 2.0),
+    "the host issues later work when it has waited for a stream": ([op(), host_wait(stream=0), op(70)], 2.0),
+    "the host issues later work when it has waited for the GPU": ([op(), host_wait(), op(70)], 2.0),
+    "hooks take the host's time": ([("hook", {"name": "fsdp2 _pre_forward"}), op()], 2.0),
+    "of ten streams six have names, and five share the last one": ([op(stream) for stream in range(70, 80)], 5.0),
+}
+
+
+@pytest.mark.parametrize(("parts", "seconds"), SECONDS.values(), ids=SECONDS.keys())
+def test_a_step_takes_as_long_as_its_order_says(step: StepWriter, parts: list[Part], seconds: float) -> None:
+    for kind, fields in parts:
+        if kind:
+            step.add(kind, **fields)
+        else:
+            add(step, **fields)
     assert scheduled(step).step_seconds == seconds
-
-
-def test_a_stream_waits_for_an_event_of_another(step: StepWriter) -> None:
-    add(step)
-    step.add("record", event=5, stream=0)
-    step.add("wait", event=5, stream=70)
-    add(step, stream=70)
-    assert scheduled(step).step_seconds == 2.0
-
-
-def test_a_wait_is_for_the_event_as_it_was_recorded_last(step: StepWriter) -> None:
-    """The event is recorded again, later, after the wait was issued: that is another one."""
-    step.add("record", event=5, stream=0)
-    step.add("wait", event=5, stream=70)
-    add(step)
-    step.add("record", event=5, stream=0)
-    add(step, stream=70)
-    assert scheduled(step).step_seconds == 1.0
-
-
-def test_an_event_may_be_waited_for_twice_or_never(step: StepWriter) -> None:
-    add(step)
-    step.add("record", event=5, stream=0)
-    step.add("record", event=6, stream=0)
-    for stream in (70, 71):
-        step.add("wait", event=5, stream=stream)
-        add(step, stream=stream)
-    step.add("host_wait", event=5, stream=None)
-    assert scheduled(step).step_seconds == 2.0
-
-
-def test_events_of_an_earlier_step_have_happened(step: StepWriter) -> None:
-    step.add("wait", event=5, stream=0)
-    step.add("host_wait", event=6, stream=None)
-    add(step)
-    assert scheduled(step).step_seconds == 1.0
-
-
-@pytest.mark.parametrize("waits_for", ["event", "stream", "device"])
-def test_the_host_issues_later_work_when_it_has_waited(step: StepWriter, waits_for: str) -> None:
-    add(step)
-    step.add("record", event=5, stream=0)
-    fields = {"event": 5 if waits_for == "event" else None, "stream": 0 if waits_for == "stream" else None}
-    step.add("host_wait", **fields)
-    add(step, stream=70)
-    assert scheduled(step).step_seconds == 2.0
-
-
-def test_hooks_take_the_hosts_time(step: StepWriter) -> None:
-    step.add("hook", name="fsdp2 _pre_forward")
-    add(step)
-    assert scheduled(step).step_seconds == 2.0
 
 
 def test_a_collective_runs_on_its_stream_and_is_exposed_where_no_operator_runs(step: StepWriter) -> None:
@@ -157,12 +140,6 @@ def test_forward_runs_on_compute_also_where_most_operators_are_an_optimizers_in_
     assert [event.stream is Stream.COMPUTE for event in kernels] == [True, False, False, False]
 
 
-def test_more_streams_than_a_schedule_has_share_one(step: StepWriter) -> None:
-    for stream in range(70, 80):
-        add(step, stream=stream)
-    assert scheduled(step).step_seconds == 5.0  # of ten streams six have names; five share the last one
-
-
 def test_work_of_unknown_time_is_named_and_counted(step: StepWriter) -> None:
     for _ in range(2):
         step.operator("flash_attn::_flash_attn_forward", (step.tensor(10),), q=(step.tensor(10),))
@@ -183,3 +160,61 @@ def test_products_of_fp32_that_may_run_in_tf32_are_unknown(step: StepWriter) -> 
     assert converted(step).unknown == {}
     step.allows_tf32 = True
     assert converted(step).unknown == {"aten::mm in TF32": 1}
+
+
+# -- process groups: their topologies, against those that predict has for the same ranks -------------------------------
+
+
+def cluster(nodes: int) -> Hardware:
+    return server("p5.48xlarge", nodes)
+
+
+@pytest.mark.parametrize("nodes", [1, 2, 4])
+def test_a_group_of_all_ranks_is_predicts(nodes: int) -> None:
+    found = topology_of_ranks(cluster(nodes), range(8 * nodes))
+    assert found is not None
+    assert found == groups_of(cluster(nodes), TrainSetup(world_size=8 * nodes)).shard
+
+
+@pytest.mark.parametrize(("nodes", "shard"), [(2, 8), (2, 4), (4, 16), (2, 2), (4, 8)])
+def test_groups_of_hybrid_sharding_are_predicts(nodes: int, shard: int) -> None:
+    world = 8 * nodes
+    setup = TrainSetup(world_size=world, strategy=ShardingStrategy.HYBRID_SHARD, shard_size=shard)
+    expected = groups_of(cluster(nodes), setup)
+    assert topology_of_ranks(cluster(nodes), range(shard)) == expected.shard
+    assert topology_of_ranks(cluster(nodes), range(0, world, shard)) == expected.replicate
+
+
+def test_the_order_of_ranks_and_the_node_do_not_matter() -> None:
+    assert topology_of_ranks(cluster(2), [3, 1, 2, 0]) == topology_of_ranks(cluster(2), [12, 13, 14, 15])
+
+
+@pytest.mark.parametrize("ranks", [[0], [], [0, 1, 8], [0, 1, 3], [0, 9]])
+def test_ranks_that_are_alone_or_spread_unevenly_have_no_topology(ranks: list[int]) -> None:
+    assert topology_of_ranks(cluster(2), ranks) is None
+
+
+def test_each_group_has_a_name_of_its_own_and_its_topology(step: StepWriter) -> None:
+    step.collective("allreduce", 8, (0, 8), group="replicas")
+    step.collective("reduce_scatter_base", 8, tuple(range(8)), group="mesh")
+    found = process_groups(step.read(), cluster(2))
+    assert found.names == {"mesh": "shard", "replicas": "replicate"}
+    assert found.groups.shard == topology_of_ranks(cluster(2), range(8))
+    assert found.groups.replicate == topology_of_ranks(cluster(2), [0, 8])
+    assert found.groups.world is None
+
+
+def test_groups_of_the_same_ranks_share_a_name(step: StepWriter) -> None:
+    """reshard_after_forward=4 makes process groups for each unit: torch/distributed/fsdp/_fully_shard."""
+    step.collective("allgather_base", 8, tuple(range(8)), group="0")
+    for number in range(6):
+        step.collective("allgather_base", 8, (0, 1, 2, 3), group=f"unit {number}")
+    found = process_groups(step.read(), cluster(1))
+    assert set(found.names.values()) == {"shard", "replicate"}
+    assert len(found.names) == 7
+
+
+def test_without_a_server_there_are_names_but_no_links(step: StepWriter) -> None:
+    step.collective("allgather_base", 8, tuple(range(8)))
+    found = process_groups(step.read(), Hardware.of_gpu(BUILT_IN.gpu("H100-SXM")))
+    assert (found.names, found.groups) == ({"0": "shard"}, Groups())

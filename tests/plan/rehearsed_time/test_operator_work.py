@@ -1,4 +1,4 @@
-"""Bytes that operators move, and their products. Expected values are counted by hand from shapes."""
+"""Bytes that operators and Triton's kernels move, and products. Expected values are counted by hand from shapes."""
 
 from __future__ import annotations
 
@@ -6,10 +6,13 @@ from typing import Any
 
 import pytest
 
+from fsdp_bench.plan.rehearsed_time.events import work_of_kernel
 from fsdp_bench.plan.rehearsed_time.operator_work import work_of_host, work_of_operator
 from fsdp_bench.simulate.events import Work
-from fsdp_bench.spec.subprocesses.issued import HostOperator, IssuedOperator
-from tests.plan.rehearsed_time.steps import BF16, FP32, INT64, StepWriter
+from fsdp_bench.spec.subprocesses.issued import HostOperator, IssuedOperator, TritonKernel
+from tests.plan.rehearsed_time.steps import FP32, INT64, StepWriter
+
+ADAMW = ("self", "grads", "exp_avgs", "exp_avg_sqs")
 
 
 def work(writer: StepWriter) -> Work | None:
@@ -19,24 +22,79 @@ def work(writer: StepWriter) -> Work | None:
     return work_of_operator(event, step.tensors)
 
 
-def test_a_linear_layer_is_a_product_with_a_transposed_weight(step: StepWriter) -> None:
-    x, out = step.tensor(512, 64), step.tensor(512, 128)
-    weight = step.tensor(64, 128, strides=(1, 64))
-    step.operator("aten::mm", (out,), self=(x,), mat2=(weight,))
-    assert work(step) == Work("aten::mm nt", 2 * (512 * 64 + 64 * 128 + 512 * 128), (512, 128, 64), 2)
+def bf16(*shape: int, **more: Any) -> tuple[Any, ...]:
+    return shape, more
 
 
-def test_a_product_with_a_bias_is_a_product(step: StepWriter) -> None:
-    bias, x, weight, out = step.tensor(128), step.tensor(512, 64), step.tensor(64, 128), step.tensor(512, 128)
-    step.operator("aten::addmm", (out,), self=(bias,), mat1=(x,), mat2=(weight,))
-    found = work(step)
-    assert (found.name, found.dims) == ("aten::mm nn", (512, 128, 64))
+def fp32(*shape: int, **more: Any) -> tuple[Any, ...]:
+    return shape, {"dtype": FP32, **more}
 
 
-def test_several_products_are_one_with_more_rows(step: StepWriter) -> None:
-    step.operator("aten::bmm", (step.tensor(4, 8, 16),), self=(step.tensor(4, 8, 32),), mat2=(step.tensor(4, 32, 16),))
-    found = work(step)
-    assert found.dims == (32, 16, 32)
+WORK: dict[str, tuple[str, dict[str, Any], dict[str, Any], Work]] = {
+    "a linear layer is a product with a transposed weight": (
+        "aten::mm",
+        {"": bf16(512, 128), "self": bf16(512, 64), "mat2": bf16(64, 128, strides=(1, 64))}, {},
+        Work("aten::mm nt", 2 * (512 * 64 + 64 * 128 + 512 * 128), (512, 128, 64), 2),
+    ),
+    "a product with a bias is a product": (
+        "aten::addmm",
+        {"": bf16(512, 128), "self": bf16(128), "mat1": bf16(512, 64), "mat2": bf16(64, 128)}, {},
+        Work("aten::mm nn", 2 * (128 + 512 * 64 + 64 * 128 + 512 * 128), (512, 128, 64), 2),
+    ),
+    "several products are one with more rows": (
+        "aten::bmm",
+        {"": bf16(4, 8, 16), "self": bf16(4, 8, 32), "mat2": bf16(4, 32, 16)}, {},
+        Work("aten::mm nn", 2 * 4 * (8 * 32 + 32 * 16 + 8 * 16), (32, 16, 32), 2),
+    ),
+    "an elementwise operator moves its arguments and its result": (
+        "aten::add",
+        {"": fp32(10), "self": fp32(10), "other": bf16(10)}, {}, Work("aten::add", 40 + 20 + 40, (), 4),
+    ),
+    "an operand changed in place is read and written": (
+        "aten::mul_",
+        {"self": fp32(10), "other": fp32(10)}, {"written": ("self",)}, Work("aten::mul_", 3 * 40, (), 4),
+    ),
+    "an overwritten operand is not read": (
+        "aten::copy_",
+        {"self": fp32(10), "src": bf16(10)}, {"written": ("self",)}, Work("aten::copy_", 40 + 20, (), 4),
+    ),
+    "a tensor made from another's shape does not read it": (
+        "aten::new_zeros",
+        {"": fp32(10), "self": fp32(1000)}, {}, Work("aten::new_zeros", 40, (), 4),
+    ),
+    "an out argument is written alone": (
+        "aten::neg",
+        {"self": bf16(10), "out": bf16(10)}, {"outputs": ("out",)}, Work("aten::neg", 40, (), 2),
+    ),
+    "an expanded tensor is read once": (
+        "aten::clone",
+        {"": bf16(4, 10), "self": bf16(4, 10, strides=(0, 1))}, {}, Work("aten::clone", 20 + 80, (), 2),
+    ),
+    "an embedding reads only the rows that it looks up": (
+        "aten::embedding",
+        {"": bf16(4, 16), "weight": bf16(1000, 16), "indices": bf16(4, dtype=INT64)}, {},
+        Work("aten::embedding", 2 * (4 * 16 * 2) + 4 * 8, (), 2),
+    ),
+    # seven times the elements, as predict counts: simulate/optimizers/dispatch.py, _PASSES
+    "a fused optimizer reads gradients and changes parameters and moments": (
+        "aten::_fused_adamw_",
+        dict.fromkeys(ADAMW, fp32(150)), {"written": ADAMW}, Work("aten::_fused_adamw_", 7 * 150 * 4, (), 4),
+    ),
+    "copies of the host are no bytes of the GPU": (
+        "aten::_to_copy",
+        {"": bf16(10), "self": fp32(10, device="cpu")}, {}, Work("aten::_to_copy", 20, (), 4),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "tensors", "more", "expected"), WORK.values(), ids=WORK.keys())
+def test_an_operator_moves_and_computes_what_its_shapes_say(
+    step: StepWriter, name: str, tensors: dict[str, Any], more: dict[str, Any], expected: Work
+) -> None:
+    """The tensor without a name is the result."""
+    numbers = {key: (step.tensor(*shape, **given),) for key, (shape, given) in tensors.items()}
+    step.operator(name, numbers.pop("", ()), **more, **numbers)
+    assert work(step) == expected
 
 
 @pytest.mark.parametrize(("given", "is_causal"), [(True, 1), (False, 0), (None, 0)])
@@ -53,82 +111,16 @@ def test_attention_has_its_heads_its_lengths_and_whether_it_is_causal(
     assert (found.name, found.dims) == ("aten::scaled_dot_product_attention", (2, 8, 4, 128, 64, 256, is_causal))
 
 
-def test_an_elementwise_operator_moves_its_arguments_and_its_result(step: StepWriter) -> None:
-    x, y = step.tensor(10, dtype=FP32), step.tensor(10, dtype=BF16)
-    step.operator("aten::add", (step.tensor(10, dtype=FP32),), self=(x,), other=(y,))
-    assert work(step) == Work("aten::add", 40 + 20 + 40, (), 4)
-
-
-def test_an_operand_changed_in_place_is_read_and_written(step: StepWriter) -> None:
-    x = step.tensor(10, dtype=FP32)
-    step.operator("aten::mul_", written=("self",), self=(x,), other=(x,))
-    assert work(step) == Work("aten::mul_", 3 * 40, (), 4)
-
-
-def test_an_overwritten_operand_is_not_read(step: StepWriter) -> None:
-    x, y = step.tensor(10, dtype=FP32), step.tensor(10, dtype=BF16)
-    step.operator("aten::copy_", written=("self",), self=(x,), src=(y,))
-    assert work(step) == Work("aten::copy_", 40 + 20, (), 4)
-
-
-def test_a_tensor_made_from_anothers_shape_does_not_read_it(step: StepWriter) -> None:
-    x, zeros = step.tensor(1000, dtype=FP32), step.tensor(10, dtype=FP32)
-    step.operator("aten::new_zeros", (zeros,), self=(x,))
-    assert work(step) == Work("aten::new_zeros", 40, (), 4)
-
-
-def test_an_out_argument_is_written_alone(step: StepWriter) -> None:
-    x, out = step.tensor(10), step.tensor(10)
-    step.operator("aten::neg", outputs=("out",), self=(x,), out=(out,))
-    assert work(step) == Work("aten::neg", 40, (), 2)
-
-
-def test_an_expanded_tensor_is_read_once(step: StepWriter) -> None:
-    step.operator("aten::clone", (step.tensor(4, 10),), self=(step.tensor(4, 10, strides=(0, 1)),))
-    assert work(step) == Work("aten::clone", 20 + 80, (), 2)
-
-
-def test_an_embedding_reads_only_the_rows_that_it_looks_up(step: StepWriter) -> None:
-    weight, indices, out = step.tensor(1000, 16), step.tensor(4, dtype=INT64), step.tensor(4, 16)
-    step.operator("aten::embedding", (out,), weight=(weight,), indices=(indices,))
-    assert work(step) == Work("aten::embedding", 2 * (4 * 16 * 2) + 4 * 8, (), 2)
-
-
-def test_a_fused_optimizer_reads_gradients_and_changes_parameters_and_moments(step: StepWriter) -> None:
-    """Seven times the elements, as predict counts: simulate/optimizers/dispatch.py, _PASSES."""
-    of = (step.tensor(100, dtype=FP32), step.tensor(50, dtype=FP32))
-    names = ("self", "grads", "exp_avgs", "exp_avg_sqs")
-    step.operator("aten::_fused_adamw_", written=names, **dict.fromkeys(names, of))
-    assert work(step) == Work("aten::_fused_adamw_", 7 * 150 * 4, (), 4)
-
-
-def test_an_optimizer_of_separate_operators_moves_what_predict_counts() -> None:
+def test_an_optimizer_of_separate_operators_moves_what_predict_counts(step: StepWriter) -> None:
     """Twenty-one times the elements: simulate/optimizers/dispatch.py, _PASSES."""
-    step, total = StepWriter(), 0
     x = (step.tensor(100, dtype=FP32),)
-    for name, others in (
-        ("mul_", 0),
-        ("lerp_", 1),
-        ("mul_", 0),
-        ("addcmul_", 2),
-        ("div_", 0),
-        ("add_", 0),
-        ("addcdiv_", 2),
-    ):
+    names = {"mul_": 0, "lerp_": 1, "mul_ ": 0, "addcmul_": 2, "div_": 0, "add_": 0, "addcdiv_": 2}
+    for name, others in names.items():
         more = {f"tensor{place}": x for place in range(others)}
-        step.operator(f"aten::_foreach_{name}", written=("self",), self=x, **more)
+        step.operator(f"aten::_foreach_{name.strip()}", written=("self",), self=x, **more)
     step.operator("aten::_foreach_sqrt", x, self=x)
     read = step.read()
-    for event in read.events:
-        assert isinstance(event, IssuedOperator)
-        found = work_of_operator(event, read.tensors)
-        total += found.num_bytes
-    assert total == 21 * 100 * 4
-
-
-def test_copies_of_the_host_are_no_bytes_of_the_gpu(step: StepWriter) -> None:
-    step.operator("aten::_to_copy", (step.tensor(10),), self=(step.tensor(10, dtype=FP32, device="cpu"),))
-    assert work(step) == Work("aten::_to_copy", 20, (), 4)
+    assert sum(work_of_operator(event, read.tensors).num_bytes for event in read.events) == 21 * 100 * 4
 
 
 @pytest.mark.parametrize(
@@ -161,12 +153,11 @@ def test_an_optimizer_in_host_memory_is_the_hosts_work(step: StepWriter) -> None
     assert work_of_host(read.events[0], read.tensors) == Work("optimizer aten::add_", 3 * 4 << 20)
 
 
-def test_a_sort_is_known_where_it_is_small() -> None:
+@pytest.mark.parametrize(("count", "is_known"), [(1000, True), (1 << 20, False)])
+def test_a_sort_is_known_where_it_is_small(step: StepWriter, count: int, is_known: bool) -> None:
     """A mixture of experts sorts a few thousand numbers; what a sort of millions takes nobody documents."""
-    for count, is_known in ((1000, True), (1 << 20, False)):
-        step = StepWriter()
-        step.operator("aten::sort", (step.tensor(count), step.tensor(count, dtype=INT64)), self=(step.tensor(count),))
-        assert (work(step) is not None) == is_known
+    step.operator("aten::sort", (step.tensor(count), step.tensor(count, dtype=INT64)), self=(step.tensor(count),))
+    assert (work(step) is not None) == is_known
 
 
 @pytest.mark.parametrize("ending", ["", "_backward"])
@@ -176,3 +167,44 @@ def test_memory_efficient_attention_has_a_name_of_its_own(step: StepWriter, endi
     step.operator(f"aten::_scaled_dot_product_efficient_attention{ending}", (out,), query=(q,), key=(k,), value=(v,))
     found = work(step)
     assert (found.is_attention, found.is_efficient_attention, found.is_backward) == (True, True, bool(ending))
+
+
+# -- bytes that Triton's kernels move ----------------------------------------------------------------------------------
+
+
+def kernel(step: StepWriter, name: str = "triton_poi_fused_add_0", **more: Any) -> Work | None:
+    fields = {"changed": (), "sizes": (1024,), "is_inductors": True, "module": "", "stream": 0} | more
+    step.add("triton", name=name, **fields)
+    read = step.read()
+    (event,) = read.events
+    assert isinstance(event, TritonKernel)
+    return work_of_kernel(event, read.tensors)
+
+
+def test_inputs_are_read_outputs_written_and_both_of_what_changes_in_place(step: StepWriter) -> None:
+    arguments = step.tensor(1000), step.tensor(1000, dtype=FP32), step.tensor(1000, dtype=FP32), None
+    names = ("in_ptr0", "out_ptr0", "in_out_ptr0", "xnumel")
+    found = kernel(step, names=names, arguments=arguments, changed=("in_out_ptr0",))
+    assert found == Work("triton_poi_fused_add_0", 2000 + 4000 + 2 * 4000, (), 2)
+
+
+def test_no_more_of_an_input_is_read_than_the_kernel_has_points(step: StepWriter) -> None:
+    """An embedding's weight: of a million elements a kernel of 1024 points reads 1024."""
+    found = kernel(step, names=("in_ptr0", "out_ptr0"), arguments=(step.tensor(10**6), step.tensor(1024)))
+    assert found.num_bytes == 2048 + 2048
+
+
+def test_templates_and_kernels_of_others_are_unknown() -> None:
+    for name, is_inductors in (("triton_tem_fused_mm_0", True), ("_flash_kernel", False), ("_flash_kernel", True)):
+        step = StepWriter()
+        assert kernel(step, name, names=("x",), arguments=(step.tensor(10),), is_inductors=is_inductors) is None
+
+
+def test_ligers_kernels_are_known_by_name_and_module() -> None:
+    """Cross entropy reads every logit twice and overwrites it with its gradient."""
+    for module, expected in (("liger_kernel.ops.cross_entropy", 3 * 2000 + 80), ("mine", None)):
+        step = StepWriter()
+        names, arguments = ("X_ptr", "X_stride", "Y_ptr"), (step.tensor(10, 100), None, step.tensor(10, dtype=INT64))
+        more = {"is_inductors": False, "module": module, "sizes": ()}
+        found = kernel(step, "liger_cross_entropy_kernel", names=names, arguments=arguments, **more)
+        assert (None if found is None else found.num_bytes) == expected

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
+import random
 from collections.abc import Sequence
+from contextlib import suppress
 from types import SimpleNamespace
 
 import pytest
@@ -13,9 +16,9 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from fsdp_bench.catalog.loader import gpu, model, server
+from fsdp_bench.plan.question import Question
 from fsdp_bench.plan.search.fit import FitCheck
 from fsdp_bench.plan.search.quantity import (
-    Candidate,
     Quantity,
     batch_sizes,
     gpu_counts,
@@ -29,10 +32,13 @@ from fsdp_bench.simulate.operators.kernels import CPU_GLOO
 from fsdp_bench.simulate.step import SimulatedSteps
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.hardware import Hardware
+from fsdp_bench.spec.impossible import impossible
 from fsdp_bench.spec.model import Family
 from fsdp_bench.spec.setup import Api, Checkpointing, Offload, Precision, ShardingStrategy, TrainSetup
+from tests.profiles import draws
 
 MIB = 1 << 20
+PRECISIONS = ("fp32", "bf16-mixed", "bf16-mixed-bf16-reduce", "fp16-mixed", "bf16-true")
 CARD = FitCheck(headroom_bytes=0)
 """The cards here are smaller than what is kept free of a real one."""
 GPT2 = model("gpt2").shape()
@@ -60,29 +66,49 @@ def setup_of(cell: Cell) -> TrainSetup:
     return TrainSetup(world_size=8, sequence_length=128, **dict(zip(names, cell, strict=True)))
 
 
-def fits(quantity: Quantity, index: int) -> bool:
+def fits(quantity: Quantity, index: int, check: FitCheck = CARD) -> bool:
     """Whether the estimate that `predict` prints does not deny it; without a server nothing is known of the host."""
-    return CARD.on(quantity[index]).prediction.fits is not False
+    return check.on(quantity[index]).prediction.fits is not False
 
 
-@pytest.mark.parametrize("cell", CELLS)
-@pytest.mark.parametrize("mib", [900, pytest.param(1100, marks=pytest.mark.slow)])
-def test_the_largest_model_is_what_a_scan_of_the_ladder_finds(cell: Cell, mib: int) -> None:
+def drawn_cell(number: int) -> Cell:
+    draw = random.Random(number)
+    kinds = (ShardingStrategy, Api, PRECISIONS, Checkpointing, Offload)
+    while True:
+        cell = tuple(draw.choice(list(kind)) for kind in kinds)  # type: ignore[call-overload]
+        with suppress(SpecError):
+            if impossible(setup_of(cell), "cuda") is None:
+                return cell
+
+
+@pytest.mark.parametrize(
+    "cell", [*CELLS, *(pytest.param(drawn_cell(n), marks=pytest.mark.slow) for n in range(draws(6, 24)))], ids=str
+)
+@pytest.mark.parametrize(
+    ("mib", "family", "expandable_segments"),
+    [
+        (900, Family.LLAMA, False),
+        *(
+            pytest.param(*more, marks=pytest.mark.slow)
+            for more in ((1100, Family.LLAMA, True), (1400, Family.GPT2, False))
+        ),
+    ],
+)
+def test_the_largest_model_is_what_a_scan_of_the_ladder_finds(
+    cell: Cell, mib: int, family: Family, expandable_segments: bool
+) -> None:
     """The definition, model by model: the last width whose shallowest model fits, then the most layers that fit."""
-    quantity = size_ladder(Family.LLAMA, setup_of(cell), card(mib), vocab_size=2000)
-    widths = itertools.takewhile(lambda width: CARD.on(quantity[width[0]]).fullness <= 1, quantity.widths)
-    *_, last = [width for width in widths if fits(quantity, width[0])]
-    found = find_largest(quantity, CARD)
-    assert found.fits == max(index for index in last if fits(quantity, index))
+    quantity = size_ladder(family, setup_of(cell), card(mib), vocab_size=2000)
+    check = dataclasses.replace(CARD, expandable_segments=expandable_segments)
+    widths = itertools.takewhile(lambda width: check.on(quantity[width[0]]).fullness <= 1, quantity.widths)
+    *_, last = [width for width in widths if fits(quantity, width[0], check)]
+    found = find_largest(quantity, check)
+    assert found.fits == max(index for index in last if fits(quantity, index, check))
     assert found.at.fits is not False
     assert found.beyond.fits is False
     assert found.runs >= found.fits
-    assert runs(quantity, found.runs)
-    assert not runs(quantity, found.runs + 1)
-
-
-def runs(quantity: Quantity, index: int) -> bool:
-    return CARD.on(quantity[index]).prediction.allocator.out_of_memory is None
+    runs = [check.on(quantity[found.runs + above]).prediction.allocator.out_of_memory is None for above in (0, 1)]
+    assert runs == [True, False]
 
 
 @pytest.mark.parametrize("make", [layer_counts, batch_sizes, sequence_lengths])
@@ -127,7 +153,7 @@ def test_the_largest_that_the_host_holds_may_be_above_one_that_it_does_not_hold(
     setup = setup_of((ShardingStrategy.FULL_SHARD, Api.FSDP2, "bf16-true", Checkpointing.FULL, Offload.PARAMS))
     quantity = size_ladder(Family.LLAMA, setup, cluster)
     found = find_largest(quantity, CARD)
-    shares = [CARD.on(quantity[index]).host_memory_fraction for index in range(len(quantity))]
+    shares = [CARD.question(quantity[index]).host_memory_fraction for index in range(len(quantity))]
     assert found.fits == max(index for index, share in enumerate(shares) if share <= 1)
     assert any(share > 1 for share in shares[: found.fits])
 
@@ -191,17 +217,17 @@ class Curve:
         self.num_replays = 0
         self.quantity = Quantity("num_parameters", range(len(reserved)), self.candidate)
 
-    def candidate(self, index: int) -> Candidate:
+    def candidate(self, index: int) -> Question:
         width = 64 * (1 + index // 4)
         shape = replace(
             GPT2, num_hidden_layers=1 + index, hidden_size=width, num_attention_heads=1, num_key_value_heads=1
         )
-        return Candidate(shape, TrainSetup(), None)
+        return Question(shape, TrainSetup(), None)
 
-    def refuse(self, candidate: Candidate) -> None:
+    def refuse(self, candidate: Question) -> None:
         """Refuse nothing."""
 
-    def on(self, candidate: Candidate, _any_depth: object = None) -> SimpleNamespace:
+    def on(self, candidate: Question, _any_depth: object = None) -> SimpleNamespace:
         """Return a candidate of which nothing else is known. Its live bytes never fall with the depth."""
         reserved = self.reserved[candidate.model.num_hidden_layers - 1 :]
 

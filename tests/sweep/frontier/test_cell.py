@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from fsdp_bench.plan.search.quantity import Candidate, Quantity
+from fsdp_bench.plan.question import Question
+from fsdp_bench.plan.search.quantity import Quantity
 from fsdp_bench.spec.rank_report import Failure, MemoryReading, Outcome, RankReport
 from fsdp_bench.spec.record import Device, RunPlan, TrialRecord
 from fsdp_bench.spec.setup import TrainSetup
@@ -26,7 +27,7 @@ def a_search(device: Device = "cuda", skip_reason: str | None = None) -> Search:
     layers = Quantity(
         "num_hidden_layers",
         range(1, STEPS + 1),
-        lambda count: Candidate(replace(SHAPE, num_hidden_layers=count), setup, None),
+        lambda count: Question(replace(SHAPE, num_hidden_layers=count), setup, None),
     )
     return Search("a cell", layers, SHAPE, setup, RunPlan(), device, skip_reason)
 

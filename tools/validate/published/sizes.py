@@ -14,8 +14,10 @@ from typing import Any
 from msgspec.structs import replace
 
 from fsdp_bench.catalog import loader
-from fsdp_bench.plan.max_size import Assumptions, HardwareResult, SettingResult, document_of, max_sizes
+from fsdp_bench.plan.max_size import HardwareResult, document_of, max_sizes
+from fsdp_bench.plan.search.fit import FitCheck
 from fsdp_bench.plan.search.quantity import layer_counts
+from fsdp_bench.plan.search.search import SearchResult
 from fsdp_bench.report.charts.description import Slide
 from fsdp_bench.report.charts.max_size import NONE_FITS, PUBLISHED, MaxSizeBar, size_bars
 from fsdp_bench.report.charts.slide import CHARACTERS
@@ -91,7 +93,7 @@ class SizeComparison:
     published: PublishedSize
     predicted: HardwareResult
 
-    def cells(self) -> list[tuple[str, SettingResult]]:
+    def cells(self) -> list[tuple[str, SearchResult]]:
         """Return the predictions, each with its precision."""
         return [(str(cell.setup.precision), cell) for cell in self.predicted.cells]
 
@@ -121,7 +123,7 @@ def compare_published_sizes() -> list[SizeComparison]:
         cluster = _cluster(bar)
         setups = [_setup(bar, precision, cluster.world_size) for precision in PRECISIONS]
         places.append((cluster, [layer_counts(BLOCKS, setup, cluster) for setup in setups]))
-    return [SizeComparison(*pair) for pair in zip(bars, max_sizes(places, Assumptions(headroom_bytes=0)), strict=True)]
+    return [SizeComparison(*pair) for pair in zip(bars, max_sizes(places, FitCheck(headroom_bytes=0)), strict=True)]
 
 
 def _cluster(bar: PublishedSize) -> Hardware:
@@ -194,7 +196,7 @@ def published_text(found: Sequence[SizeComparison]) -> str:
     ])  # fmt: skip
 
 
-def _size(cell: SettingResult) -> str:
+def _size(cell: SearchResult) -> str:
     return format_count(cell.at.question.model.num_parameters) if cell.at else "none fits"
 
 

@@ -8,10 +8,9 @@ import pytest
 from msgspec.structs import replace
 
 from fsdp_bench.catalog.loader import BUILT_IN
-from fsdp_bench.plan.advice.larger_world import fewest, larger_worlds, on_world
-from fsdp_bench.plan.advice.remedies import Remedy, remedies
 from fsdp_bench.plan.prediction import answer
 from fsdp_bench.plan.question import Question
+from fsdp_bench.plan.remedies import GPUS, Alternative, Remedy, fewest, larger_worlds, remedies
 from fsdp_bench.spec.hardware import Hardware
 from fsdp_bench.spec.setup import Api, Checkpointing, Offload, Precision, TrainSetup
 
@@ -92,12 +91,10 @@ def test_more_gpus_are_a_full_node_first_and_then_every_number_of_nodes() -> Non
     two = Hardware(server=server, gpu=BUILT_IN.gpu(server.gpu), gpus_per_node=2)
     question = Question(LLAMA_70B, TrainSetup(world_size=2), two)
     assert larger_worlds(question)[:8] == [3, 4, 5, 6, 7, 8, 16, 24]
-    for world, words in ((5, ("--gpus-per-node", "5")), (24, ("--nodes", "3"))):
-        found = on_world(question, world)
-        assert found is not None
-        option, value, larger = found
-        assert (option, value) == words
-        assert larger.hardware.world_size == larger.setup.world_size == world
+    for world, option in ((5, "--gpus-per-node 5"), (24, "--nodes 3")):
+        larger = Alternative(question).on_world(world)
+        assert larger.switches == {GPUS: option}
+        assert larger.question.hardware.world_size == larger.question.setup.world_size == world
 
 
 def test_a_remedy_without_a_known_time_is_sorted_behind_those_with_one() -> None:

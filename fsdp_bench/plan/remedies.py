@@ -10,14 +10,16 @@ from typing import Any
 
 import msgspec
 
-from fsdp_bench.plan.advice.larger_world import fewest, larger_worlds, on_world
+from fsdp_bench.plan.defaults import USUAL_GPUS_PER_NODE
 from fsdp_bench.plan.estimate import predict_memory
 from fsdp_bench.plan.prediction import Prediction, answer, answer_if_it_fits
 from fsdp_bench.plan.question import Question
-from fsdp_bench.replay.host_memory import Build, host_memory
+from fsdp_bench.plan.search.quantity import MOST_GPUS
+from fsdp_bench.replay.host_memory import Build
 from fsdp_bench.spec.errors import SpecError
+from fsdp_bench.spec.hardware import Hardware
 from fsdp_bench.spec.recording.model import lora_of
-from fsdp_bench.spec.setup import Api, Checkpointing, Loss, Offload, OptimizerKind, ShardingStrategy
+from fsdp_bench.spec.setup import Api, Checkpointing, Loss, Offload, OptimizerKind, ShardingStrategy, TrainSetup
 
 MOST = 4
 """The most remedies that are proposed."""
@@ -28,6 +30,78 @@ Switch = Callable[[Question], tuple[str, Question] | None]
 """Changes one setting. Returns the CLI option (``--api fsdp2``) and the changed question, or None."""
 
 
+def _setting(options: str, only_if: Callable[[TrainSetup], bool] = lambda _setup: True, **fields: Any) -> Switch:
+    """Return the switch that changes fields of a setup for which ``only_if`` holds, if it can run then."""
+
+    def switch(question: Question) -> tuple[str, Question] | None:
+        try:
+            setup = msgspec.structs.replace(question.setup, **fields)
+        except SpecError:
+            return None
+        changed = replace(question, setup=setup)
+        is_useful = setup != question.setup and only_if(question.setup) and not changed.impossible
+        return (options, changed) if is_useful else None
+
+    return switch
+
+
+def _load(question: Question) -> tuple[str, Question] | None:
+    return None if question.build is Build.META else ("--load meta", replace(question, build=Build.META))
+
+
+def _segments(question: Question) -> tuple[str, Question] | None:
+    if question.expandable_segments:
+        return None
+    return "--expandable-segments", question.on_same_steps(expandable_segments=True)
+
+
+def _offloaded(question: Question) -> tuple[str, Question] | None:
+    """Offload parameters, which takes FSDP."""
+    if question.setup.is_bare:
+        full = ShardingStrategy.FULL_SHARD
+        return _setting("--strategy FULL_SHARD --offload params", offload=Offload.PARAMS, strategy=full)(question)
+    return _setting("--offload params", offload=Offload.PARAMS)(question)
+
+
+def _half(question: Question) -> tuple[str, Question] | None:
+    half = question.setup.micro_batch_size // 2
+    return _setting(f"--batch {half}", micro_batch_size=half)(question) if half else None
+
+
+def _reduces_once(setup: TrainSetup) -> bool:
+    """Whether gradients stay unsharded until the last of several micro-batches."""
+    return setup.gradient_accumulation_steps > 1 and not setup.sync_every_micro_batch and not setup.is_ddp
+
+
+_SWITCHES: dict[str, Switch] = {
+    "load": _load,
+    "segments": _segments,
+    "no offload": _setting("--offload none", offload=Offload.NONE),
+    "api": _setting("--api fsdp2", api=Api.FSDP2),
+    "optimizer": _setting(
+        "--optimizer adamw-fused",
+        lambda setup: setup.optimizer is OptimizerKind.ADAMW_FOREACH,
+        optimizer=OptimizerKind.ADAMW_FUSED,
+    ),
+    "loss": _setting("--loss chunked", lambda setup: setup.loss is Loss.PLAIN, loss=Loss.CHUNKED),
+    "sync": _setting("--sync-every-micro-batch on", _reduces_once, sync_every_micro_batch=True),
+    "strategy": _setting(  # over the group, and the group over all ranks
+        "--strategy FULL_SHARD",
+        lambda setup: setup.world_size > 1,
+        strategy=ShardingStrategy.FULL_SHARD,
+        shard_size=None,
+    ),
+    "checkpointing": _setting("--checkpointing full", checkpointing=Checkpointing.FULL),
+    "batch": _half,
+    "offload": _offloaded,
+}
+"""Changes by the name of their setting, ordered by lost speed. An optimizer on the CPU loses the most."""
+GPUS = "gpus"
+"""The name of the setting that is the number of GPUs."""
+ON_MORE_GPUS = ("load", "segments", "no offload", "api", "optimizer", "loss", "sync", "strategy", "checkpointing")
+"""Settings that are changed together with the number of GPUs."""
+
+
 @dataclass(frozen=True)
 class Alternative:
     """A question with changed settings: the name of each setting, and its CLI option."""
@@ -35,19 +109,31 @@ class Alternative:
     question: Question
     switches: dict[str, str] = field(default_factory=dict)
 
+    @property
+    def options(self) -> str:
+        """The CLI options to change."""
+        return " ".join(self.switches.values())
+
     def with_switch(self, name: str) -> Alternative | None:
         """Return the alternative with one more setting changed."""
         found = _SWITCHES[name](self.question)
         return None if found is None else Alternative(found[1], {**self.switches, name: found[0]})
 
     def on_world(self, world: int) -> Alternative | None:
-        """Return the alternative on ``world`` GPUs."""
-        found = on_world(self.question, world)
-        return None if found is None else Alternative(found[2], {**self.switches, GPUS: f"{found[0]} {found[1]}"})
+        """Return the alternative on ``world`` GPUs; None if it cannot run there.
 
-
-GPUS = "gpus"
-"""The name of the setting that is the number of GPUs."""
+        A model that one GPU trains without FSDP is sharded there.
+        """
+        asked = self.question
+        option, hardware = _hardware(asked.hardware, world)
+        strategy = ShardingStrategy.FULL_SHARD if asked.setup.is_bare else asked.setup.strategy
+        option += f" --strategy {strategy.value}" if asked.setup.is_bare else ""
+        try:
+            setup = msgspec.structs.replace(asked.setup, world_size=world, strategy=strategy)
+        except SpecError:
+            return None
+        changed = replace(asked, setup=setup, hardware=hardware)
+        return None if changed.impossible else Alternative(changed, {**self.switches, GPUS: option})
 
 
 @dataclass(frozen=True)
@@ -65,84 +151,6 @@ class Remedy:
         return self.prediction.setup.world_size, inf if seconds is None else seconds
 
 
-def _setting(option: str, value: str, **fields: Any) -> Switch:
-    def switch(question: Question) -> tuple[str, Question] | None:
-        try:
-            setup = msgspec.structs.replace(question.setup, **fields)
-        except SpecError:
-            return None
-        changed = replace(question, setup=setup)
-        return None if setup == question.setup or changed.impossible else (f"{option} {value}", changed)
-
-    return switch
-
-
-def _load(question: Question) -> tuple[str, Question] | None:
-    return None if question.build is Build.META else ("--load meta", replace(question, build=Build.META))
-
-
-def _segments(question: Question) -> tuple[str, Question] | None:
-    if question.expandable_segments:
-        return None
-    return "--expandable-segments", question.on_same_steps(expandable_segments=True)
-
-
-def _fused(question: Question) -> tuple[str, Question] | None:
-    if question.setup.optimizer is not OptimizerKind.ADAMW_FOREACH:
-        return None
-    return _setting("--optimizer", "adamw-fused", optimizer=OptimizerKind.ADAMW_FUSED)(question)
-
-
-def _chunked(question: Question) -> tuple[str, Question] | None:
-    return _setting("--loss", "chunked", loss=Loss.CHUNKED)(question) if question.setup.loss is Loss.PLAIN else None
-
-
-def _sharded(question: Question) -> tuple[str, Question] | None:
-    """Shard parameters over the group, and the group over all ranks."""
-    if question.setup.world_size == 1:
-        return None
-    return _setting("--strategy", "FULL_SHARD", strategy=ShardingStrategy.FULL_SHARD, shard_size=None)(question)
-
-
-def _synchronized(question: Question) -> tuple[str, Question] | None:
-    """Reduce gradients in every micro-batch, so that none stay unsharded."""
-    setup = question.setup
-    if setup.gradient_accumulation_steps == 1 or setup.sync_every_micro_batch or setup.is_ddp:
-        return None
-    return _setting("--sync-every-micro-batch", "on", sync_every_micro_batch=True)(question)
-
-
-def _offloaded(question: Question) -> tuple[str, Question] | None:
-    """Offload parameters, which takes FSDP."""
-    if question.setup.is_bare:
-        full = ShardingStrategy.FULL_SHARD
-        return _setting("--strategy", "FULL_SHARD --offload params", offload=Offload.PARAMS, strategy=full)(question)
-    return _setting("--offload", "params", offload=Offload.PARAMS)(question)
-
-
-def _half(question: Question) -> tuple[str, Question] | None:
-    half = question.setup.micro_batch_size // 2
-    return _setting("--batch", str(half), micro_batch_size=half)(question) if half else None
-
-
-_SWITCHES: dict[str, Switch] = {
-    "load": _load,
-    "segments": _segments,
-    "no offload": _setting("--offload", "none", offload=Offload.NONE),
-    "api": _setting("--api", "fsdp2", api=Api.FSDP2),
-    "optimizer": _fused,
-    "loss": _chunked,
-    "sync": _synchronized,
-    "strategy": _sharded,
-    "checkpointing": _setting("--checkpointing", "full", checkpointing=Checkpointing.FULL),
-    "batch": _half,
-    "offload": _offloaded,
-}
-"""Changes by the name of their setting, ordered by lost speed. An optimizer on the CPU loses the most."""
-ON_MORE_GPUS = ("load", "segments", "no offload", "api", "optimizer", "loss", "sync", "strategy", "checkpointing")
-"""Settings that are changed together with the number of GPUs."""
-
-
 def remedies(prediction: Prediction) -> list[Remedy]:
     """Return up to MOST changes with which the setup fits, the cheapest first.
 
@@ -155,7 +163,7 @@ def remedies(prediction: Prediction) -> list[Remedy]:
     found = advice.on_the_same_gpus()
     if len(found) < MOST - 1:
         found += advice.on_more_gpus()
-    fitting = {_switches_text(change): change for change in found}
+    fitting = {change.options: change for change in found}
     if fitting:
         made = [Remedy(text, advice.predicted(change)) for text, change in fitting.items()]
         return sorted(made, key=lambda remedy: remedy.cost)[:MOST]
@@ -174,14 +182,14 @@ class _Advice:
 
     def predicted(self, change: Alternative) -> Prediction:
         """Return the prediction of a change."""
-        text = _switches_text(change)
+        text = change.options
         if text not in self._known:
             self._known[text] = answer(change.question)
         return self._known[text]
 
     def fits(self, change: Alternative) -> bool:
         """Return whether a change is predicted to fit; False if that is unknown."""
-        text = _switches_text(change)
+        text = change.options
         if text not in self._fits:
             found = answer_if_it_fits(change.question) if _may_fit(change.question) else None
             self._fits[text] = found is not None
@@ -249,7 +257,7 @@ class _Advice:
         changes = [change for name in self.names if (change := self.asked.with_switch(name))]
         live = [(_live_bytes(change.question), change) for change in changes]
         best = sorted((pair for pair in live if pair[0] <= (1 - GAIN) * peak), key=lambda pair: pair[0])[: MOST - 1]
-        made = [Remedy(_switches_text(change), self.predicted(change)) for _, change in best]
+        made = [Remedy(change.options, self.predicted(change)) for _, change in best]
         less = [remedy for remedy in made if remedy.prediction.needed_bytes < prediction.needed_bytes]
         return sorted(less, key=lambda remedy: remedy.prediction.needed_bytes)
 
@@ -269,19 +277,9 @@ def smaller_bases(prediction: Prediction) -> tuple[str, ...]:
     return found
 
 
-def _switches_text(change: Alternative) -> str:
-    return " ".join(change.switches.values())
-
-
 def _may_fit(question: Question) -> bool:
     """Return whether live bytes and host memory are within their limits. Takes milliseconds."""
-    hardware = question.hardware
-    if _live_bytes(question) > (question.available_bytes or 0):
-        return False
-    if hardware is None or hardware.server.host_memory_bytes is None:
-        return True
-    needed = host_memory(question.simulated, hardware.gpus_per_node, question.build).peak_bytes
-    return needed <= hardware.server.host_memory_bytes
+    return _live_bytes(question) <= (question.available_bytes or 0) and question.host_memory_fraction <= 1
 
 
 def _live_bytes(question: Question) -> int:
@@ -291,4 +289,68 @@ def _live_bytes(question: Question) -> int:
 def with_twice_the_gpus(prediction: Prediction) -> Remedy | None:
     """Return the same setup on twice the GPUs, whether or not that helps. None if it cannot run there."""
     larger = Alternative(prediction.question).on_world(2 * prediction.setup.world_size)
-    return Remedy(_switches_text(larger), answer(larger.question)) if larger else None
+    return Remedy(larger.options, answer(larger.question)) if larger else None
+
+
+# -- the same setup on more GPUs ---------------------------------------------------------------------------------------
+
+
+def larger_worlds(question: Question) -> list[int]:
+    """Return the larger world sizes to try: up to a full node, then whole nodes."""
+    hardware, now = question.hardware, question.setup.world_size
+    if hardware is not None and hardware.has_server:
+        node = _gpus_per_node(hardware)
+    else:
+        node = USUAL_GPUS_PER_NODE if now <= USUAL_GPUS_PER_NODE or now % USUAL_GPUS_PER_NODE == 0 else now
+    return [*range(now + 1, node), *(count for count in range(node, MOST_GPUS + 1, node) if count > now)]
+
+
+def _hardware(hardware: Hardware | None, world: int) -> tuple[str, Hardware | None]:
+    """Return the CLI option for ``world`` GPUs, and hardware with as many."""
+    if hardware is None or not hardware.has_server:
+        return f"--world-size {world}", hardware
+    each = _gpus_per_node(hardware)
+    if world <= each:
+        return f"--gpus-per-node {world}", msgspec.structs.replace(hardware, gpus_per_node=world)
+    nodes = world // each
+    return f"--nodes {nodes}", msgspec.structs.replace(hardware, num_nodes=nodes, gpus_per_node=each)
+
+
+def _gpus_per_node(hardware: Hardware) -> int:
+    """Return the GPUs of a node among several like it: all of a lone node's, as many as several nodes already use."""
+    return hardware.server.gpus_per_node if hardware.num_nodes == 1 else hardware.gpus_per_node
+
+
+def fewest(
+    worlds: Sequence[int], may_fit: Callable[[int], bool], fits: Callable[[int], bool], below: int = 2
+) -> int | None:
+    """Return the smallest world size on which a setup fits. None if it does not fit on the largest.
+
+    A larger world size nearly always needs less memory on each GPU, so the search bisects. Then it tries the next
+    ``below`` smaller world sizes, in case one of them fits too.
+
+    Args:
+        worlds: the world sizes to try, in increasing order.
+        may_fit: takes an index into ``worlds``; returns whether the setup may fit there. It is a necessary condition
+            that takes little time.
+        fits: takes an index into ``worlds``; returns whether the setup fits there.
+        below: how many smaller world sizes are tried after the bisection.
+    """
+    if not worlds or not may_fit(len(worlds) - 1):
+        return None
+    low, high = -1, len(worlds) - 1  # the last index that cannot fit, and one that may
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if may_fit(middle) else (middle, high)
+    lowest = high
+    index, stride, failed = lowest, 1, lowest - 1
+    while not fits(index):
+        if index == len(worlds) - 1:
+            return None
+        failed, index, stride = index, min(index + stride, len(worlds) - 1), 2 * stride
+    while index - failed > 1:
+        middle = (failed + index) // 2
+        failed, index = (failed, middle) if fits(middle) else (middle, index)
+    for smaller in range(index - 1, max(lowest, index - below) - 1, -1):
+        index = smaller if fits(smaller) else index
+    return worlds[index]
