@@ -41,14 +41,15 @@ def outcome_text(record: TrialRecord) -> str:
     return record.outcome.value if record.fits or record.outcome is not Outcome.OK else "ok, with retries"
 
 
-def _world(record: TrialRecord) -> str:
+def world_text(record: TrialRecord) -> str:
+    """Return the number of ranks, and whether rank 0 ran alone."""
     return f"{record.setup.world_size} {record.alone}".rstrip()
 
 
 _SETTINGS: dict[str, Callable[[TrialRecord], str]] = {
     "strategy": strategy_text,
     "model": lambda r: r.model.name,
-    "world\nsize": _world,
+    "world\nsize": world_text,
 }
 """The first columns: the header, and the function that returns the cell of a trial."""
 
@@ -110,7 +111,7 @@ def print_table(records: list[TrialRecord], console: Console) -> None:
 def _tables(ran: list[TrialRecord], width: int) -> list[str]:
     groups: dict[str, list[TrialRecord]] = {}
     for record in ran:
-        groups.setdefault(f"{record.model.name}, world size {_world(record)}", []).append(record)
+        groups.setdefault(f"{record.model.name}, world size {world_text(record)}", []).append(record)
     if len(groups) < 2:
         return table_lines(_columns(ran), width) if ran else []
     lines = []

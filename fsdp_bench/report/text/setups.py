@@ -117,12 +117,23 @@ def common_line(setup: TrainSetup, varying: Sequence[str], sought: str | None = 
 def strategy_text(question: Question) -> str:
     """Return a setup's strategy, with the size of its shard groups and what runs instead, if that is another."""
     setup = question.setup
-    name = setup.strategy.value
-    if not question.impossible and 1 < setup.shard_group_size < setup.world_size:
-        name += f" ({setup.shard_group_size})"
-    if setup.effective_strategy is not setup.strategy:
-        name += f" (runs {setup.effective_strategy.value})"
-    return name
+    shard = None if question.impossible else setup.shard_group_size
+    return strategy_name(setup.strategy, setup.effective_strategy, shard, setup.world_size)
+
+
+def strategy_name(strategy: Any, runs: Any, shard: Any, ranks: Any) -> str:
+    """Return a strategy as a table names it, from what may be values of a JSON document.
+
+    Args:
+        strategy: the strategy that is asked for.
+        runs: the strategy that runs; None: the same.
+        shard: the size of its shard groups; None if there are none.
+        ranks: the number of ranks.
+    """
+    name = str(strategy)
+    if isinstance(shard, int) and isinstance(ranks, int) and 1 < shard < ranks:
+        name += f" ({shard})"
+    return name if runs in (None, strategy) else f"{name} (runs {runs})"
 
 
 def labels(question: Question, varying: Sequence[str]) -> list[str]:

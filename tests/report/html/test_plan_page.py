@@ -12,9 +12,9 @@ from msgspec.structs import replace
 
 from fsdp_bench.plan.purchase.document import PlanDocument
 from fsdp_bench.report.html import write
-from fsdp_bench.report.html.offers import chart, money_text, offers_of
-from fsdp_bench.report.text.offers import training_time
+from fsdp_bench.report.html.plan import chart, money_text
 from fsdp_bench.report.text.plan import plan_text as terminal_text
+from fsdp_bench.report.text.plan import training_time
 from fsdp_bench.spec.codec import from_json, to_json
 from tests.report.html.parsed import ParsedPage
 from tests.report.html.samples import IMAGE, SCRIPT, STYLE, plan_file, plan_text
@@ -71,7 +71,7 @@ def test_a_plan_is_read_as_it_was_written(tmp_path: Path) -> None:
 
 def test_a_mark_stands_at_the_prediction_within_its_range(tmp_path: Path) -> None:
     plan = from_json(plan_text().encode(), PlanDocument)
-    drawn = chart(plan, offers_of(plan))
+    drawn = chart(plan)
     for point, line in zip(drawn.points, drawn.lines, strict=True):
         assert line.x[0] < point.x < line.x[1]
 
