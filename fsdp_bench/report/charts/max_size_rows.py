@@ -105,14 +105,9 @@ def _bar(name: str, cell: SettingResult, levels: Sequence[str]) -> MaxSizeBar:
     if setup.effective_strategy is not setup.strategy:
         group += f"\n(runs {setup.effective_strategy.value})"
     note = CANNOT_RUN if cell.impossible else UNKNOWN if cell.unknown else NONE_FITS
-    fits, runs = cell.fits, cell.runs
-    return MaxSizeBar(
-        group=group,
-        labels=tuple(_label(level, name, setup) for level in levels),
-        value=fits,
-        with_retries=runs if runs is not None and fits is not None and runs > fits else None,
-        note="" if fits is not None else note,
-    )
+    labels = tuple(_label(level, name, setup) for level in levels)
+    runs = None if cell.fits is None else cell.runs
+    return MaxSizeBar(group, labels, cell.fits, with_retries=runs, note=note)
 
 
 def _subtitle(results: Sequence[HardwareResult]) -> str:
@@ -149,7 +144,8 @@ def _conditions(results: Sequence[HardwareResult]) -> list[str]:
     lines.append(f"setup: {common_line(first.setup, varying, first.quantity.name)}")
     lines += [_hardware(one) for one in results]
     shown = [cell.shown.setup for one in results for cell in one.cells if cell.found is not None]
-    lines += sorted({_groups(setup) for setup in shown if setup.strategy.is_hybrid})
+    groups = {str(setup.shard_group_size) for setup in shown if setup.strategy.is_hybrid}
+    lines += [f"hybrid strategies in shard groups of {size}" for size in sorted(groups)]
     segments = ", expandable segments" if first.assumptions.expandable_segments else ""
     lines += [f"torch {TORCH_VERSION} as modelled, CUDA kernels, rank 0{segments}", *load_lines(first)]
     lines += [
@@ -158,10 +154,6 @@ def _conditions(results: Sequence[HardwareResult]) -> list[str]:
     if any(setup.offload is not Offload.NONE for setup in setups):
         lines += dict.fromkeys(host_line(one) for one in results)
     return lines
-
-
-def _groups(setup: TrainSetup) -> str:
-    return f"hybrid strategies in shard groups of {setup.shard_group_size}"
 
 
 def _hardware(result: HardwareResult) -> str:

@@ -264,7 +264,7 @@ def _bar_sections(records: list[TrialRecord], machine: str) -> list[Section]:
 
 def _bars(chart: Chart, trials: ChartTrials) -> Bars:
     """Return the bars of a slide with its conditions."""
-    first = trials.groups[0].slots[0].record
+    first = trials.records[0]
     remarks = (meaning_of(chart, first), f"{trials.place}; {'; '.join(trials.conditions)}", *trials.notes)
     return replace(trial_bars(chart, trials), title=f"{trials.subtitle} ({first.source})", remarks=remarks)
 

@@ -62,24 +62,16 @@ _UNKNOWN_LINKS = {
 
 def catalog_entry(gpu: Gpu, server: Server) -> str:
     """Return the text of a file that ``load_user_catalog`` reads."""
-    unknown = [text for link, text in _UNKNOWN_LINKS.items() if _is_asked(link, server) and not getattr(server, link)]
+    asked = [link for link in _UNKNOWN_LINKS if link != "intra_node" or server.gpus_per_node > 1]
+    unknown = [_UNKNOWN_LINKS[link] for link in asked if not getattr(server, link)]
     parts = [
         _BEGINNING.format(name=server.name),
-        "\n".join(_table("gpu", _facts(gpu), _UNKNOWN_OF_GPU)) + "\n",
-        "\n".join(_table("server", _facts(server), _UNKNOWN_OF_SERVER)) + "\n",
+        "\n".join(_table("gpu", _without_none(to_builtins(gpu)), _UNKNOWN_OF_GPU)) + "\n",
+        "\n".join(_table("server", _without_none(to_builtins(server)), _UNKNOWN_OF_SERVER)) + "\n",
         *unknown,
         _PRICE.format(name=server.name),
     ]
     return "\n".join(parts)
-
-
-def _is_asked(link: str, server: Server) -> bool:
-    return link != "intra_node" or server.gpus_per_node > 1
-
-
-def _facts(entry: Gpu | Server) -> dict[str, Any]:
-    facts: dict[str, Any] = to_builtins(entry)
-    return _without_none(facts)
 
 
 def _without_none(table: dict[str, Any]) -> dict[str, Any]:

@@ -13,7 +13,6 @@ from fsdp_bench.report.text.common import UNKNOWN, communicators_fact, fact
 from fsdp_bench.report.text.rehearsed_time import step_cell, time_lines
 from fsdp_bench.spec.subprocesses.rehearsal import (
     HeldLine,
-    PhasePeaks,
     RehearsalOutcome,
     RehearsalReport,
     ScriptFailure,
@@ -124,9 +123,17 @@ def report_text(found: Rehearsal) -> str:
         ]
     if report.outcome is RehearsalOutcome.OUT_OF_MEMORY:
         lines += ["", *_what_would_help(found)]
-    if _would_go_on(report):
+    # all that was called are products and convolutions (unsupported.c)
+    called = [name.startswith(("cublas", "cudnn")) for name in report.unsupported]
+    if report.stops_at_unsupported and called and all(called):
         lines += ["", "try: --unsupported warn, which counts such calls and goes on; their memory is then not counted"]
-    lines += ["", *report.notes, *_ignored_calls(report), *_reads(report)]
+    lines += ["", *report.notes]
+    if not report.stops_at_unsupported:
+        lines += [
+            f"{name} was called {times} times and did nothing: memory that it would take is not counted."
+            for name, times in report.unsupported.items()
+        ]
+    lines += _reads(report)
     return "\n".join(lines).rstrip()
 
 
@@ -207,22 +214,6 @@ def _what_would_help(found: Rehearsal) -> list[str]:
     return lines
 
 
-def _would_go_on(report: RehearsalReport) -> bool:
-    """Whether --unsupported warn lets pass all that was called: products and convolutions (unsupported.c)."""
-    called = [name.startswith(("cublas", "cudnn")) for name in report.unsupported]
-    return report.stops_at_unsupported and bool(called) and all(called)
-
-
-def _ignored_calls(report: RehearsalReport) -> list[str]:
-    """Return which functions that the stand-in lacks were called, if the script went on (--unsupported warn)."""
-    if report.stops_at_unsupported:
-        return []
-    return [
-        f"{name} was called {times} times and did nothing: memory that it would take is not counted."
-        for name, times in report.unsupported.items()
-    ]
-
-
 def _reads(report: RehearsalReport) -> list[str]:
     """Return which lines read values from the GPU, and whether they are those of training."""
     reads = report.reads
@@ -251,7 +242,7 @@ def several(found: Sequence[Rehearsal]) -> str:
     rows = [
         [
             str(one.report.rank),
-            _gib(one.report.peak),
+            format_gib(one.report.peak.allocated_bytes) if one.report.peak else UNKNOWN,
             format_gib(one.report.peak_reserved_bytes),
             one.verdict.text if one.verdict else UNKNOWN,
             *([step_cell(one)] if one.asks_time else []),
@@ -261,7 +252,3 @@ def several(found: Sequence[Rehearsal]) -> str:
     header = ["rank", "allocated", "reserved", "fits", *(["step time"] if worst.asks_time else [])]
     table = table_lines(table_columns(header, rows, {*header[:3], "step time"}))
     return "\n".join([f"rank {worst.report.rank} decides: {verdict_line(worst)}", "", *table])
-
-
-def _gib(peak: PhasePeaks | None) -> str:
-    return format_gib(peak.allocated_bytes) if peak else UNKNOWN

@@ -206,8 +206,9 @@ def _hardware_facts(questions: Sequence[Question], prefix: str) -> list[str]:
     hardware = questions[0].hardware
     if hardware is None:
         return [fact("hardware", "none named")]
-    counts = _numbers(q.hardware.count(q.setup.world_size) for q in questions if q.hardware)
-    name, gpu = f"{counts} x {hardware.name_with_gpus}", hardware.gpu
+    counts = sorted({q.hardware.count(q.setup.world_size) for q in questions if q.hardware})
+    numbers = ", ".join(map(str, counts)) if len(counts) <= 6 else f"{counts[0]} to {counts[-1]}"
+    name, gpu = f"{numbers} x {hardware.name_with_gpus}", hardware.gpu
     source = gpu.usable_memory_source
     if gpu.usable_memory_bytes is None or source is None:
         return [fact("hardware", f"{prefix}{name}; usable memory unknown")]
@@ -215,9 +216,3 @@ def _hardware_facts(questions: Sequence[Question], prefix: str) -> list[str]:
         fact("hardware", f"{prefix}{name}; {format_gib(gpu.usable_memory_bytes)} usable on each"),
         fact("", f"source: {source.title} ({source.date})"),
     ]
-
-
-def _numbers(counts: Any) -> str:
-    """Return different counts as text: ``1, 2, 4``; of many the least and the most."""
-    different = sorted(set(counts))
-    return ", ".join(map(str, different)) if len(different) <= 6 else f"{different[0]} to {different[-1]}"

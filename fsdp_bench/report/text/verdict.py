@@ -9,7 +9,6 @@ from fsdp_bench.plan.prediction import Prediction
 from fsdp_bench.rates.nccl_buffers import Bounds
 from fsdp_bench.report.text.common import UNKNOWN, bounds_text
 from fsdp_bench.simulate.step import STEPS
-from fsdp_bench.spec.hardware import Gpu
 from fsdp_bench.spec.units import format_gib
 
 
@@ -24,7 +23,10 @@ def _verdict(prediction: Prediction) -> str:
     if prediction.question.kernels != "cuda":
         return "unknown whether it fits (predicted): kernels of a CPU; --kernels cuda for a GPU"
     if prediction.gpu_bytes is None:
-        return f"unknown whether it fits (predicted): {_why_unknown(prediction.gpu)}"
+        why = "no GPU is named; --server NAME or --gpu NAME"
+        if prediction.gpu is not None:
+            why = f"nobody documents how much of a {prediction.gpu.name} a process can use"
+        return f"unknown whether it fits (predicted): {why}"
     if not prediction.knows_attention:
         lacks = (
             "torch has no FlashAttention for this GPU; peaks below assume it, because the model's code was not recorded"
@@ -36,7 +38,9 @@ def _verdict(prediction: Prediction) -> str:
         return f"does not fit (predicted): {least} or more of {_available(prediction)} with any attention; {lacks}"
     reserved = f"reserved {format_gib(reading.peak_reserved_bytes)} of {format_gib(prediction.gpu_bytes)} usable"
     if prediction.verdict is Verdict.FITS:
-        return f"fits (predicted): {reserved}, {format_gib(prediction.headroom_bytes or 0)} left{_required(prediction)}"
+        kept = prediction.required_headroom.num_bytes
+        required = f"; {format_gib(kept)} of that kept free" if kept else ""
+        return f"fits (predicted): {reserved}, {format_gib(prediction.headroom_bytes or 0)} left{required}"
     if prediction.verdict is None:
         return f"unknown whether it fits (predicted): the GPU's {reserved}; host memory of a node is not known"
     if reading.out_of_memory is not None:
@@ -80,17 +84,6 @@ def retries_text(count: int, later: int | None) -> str:
 def place_text(phase: str, block: int | None) -> str:
     """Return a phase, with the block if there is one."""
     return phase if block is None else f"{phase}, block {block}"
-
-
-def _required(prediction: Prediction) -> str:
-    kept = prediction.required_headroom.num_bytes
-    return f"; {format_gib(kept)} of that kept free" if kept else ""
-
-
-def _why_unknown(gpu: Gpu | None) -> str:
-    if gpu is None:
-        return "no GPU is named; --server NAME or --gpu NAME"
-    return f"nobody documents how much of a {gpu.name} a process can use"
 
 
 def _available(prediction: Prediction) -> str:

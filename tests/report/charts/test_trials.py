@@ -24,7 +24,7 @@ from fsdp_bench.report.charts.trial_bars import (
     memory_bar,
     throughput_bar,
 )
-from fsdp_bench.report.charts.trial_slides import MAX_BARS, ChartTrials, group_by_chart
+from fsdp_bench.report.charts.trial_slides import MAX_BARS, group_by_chart
 from fsdp_bench.report.measured.tables import print_table
 from fsdp_bench.spec.codec import to_json
 from fsdp_bench.spec.model import Family
@@ -92,10 +92,6 @@ def out_of_memory(limit: str, device: str = "cuda", plan: RunPlan | None = None)
     failure = Failure(message="out", phase="backward", at=1.0, limit=limit)
     ranks = (replace(made.ranks[0], failure=failure), replace(made.ranks[1], outcome=Outcome.CRASHED))
     return replace(made, ranks=ranks, run=plan or RunPlan())
-
-
-def drawn(trials: ChartTrials) -> list[TrialRecord]:
-    return [slot.record for group in trials.groups for slot in group.slots]
 
 
 def grid(**fields: list[object]) -> list[TrialRecord]:
@@ -241,7 +237,7 @@ def test_rehearsed_measured_and_emulated_trials_share_no_chart() -> None:
     measured = record(device="cuda")
     emulated = replace(measured, device="emulated", emulated_on="cuda")
     charts = group_by_chart([measured, emulated, rehearsed()], "m")
-    assert [[slot.record.device for group in chart.groups for slot in group.slots] for chart in charts] == [
+    assert [[record.device for record in chart.records] for chart in charts] == [
         ["cuda"],
         ["emulated"],
         ["rehearsed"],
@@ -261,7 +257,7 @@ def test_varying_fields_are_levels_of_labels_and_listed_in_the_conditions() -> N
         grid(precision=[Precision.parse("bf16-mixed"), Precision.parse("fp32")], api=list(Api)), "m"
     )
     assert trials.levels == ("precision", "api")
-    labels = [slot.labels for slot in trials.groups[0].slots]
+    labels = [labels for labels, _ in trials.groups[0].trials]
     assert labels == [("fp32", "fsdp1"), ("fp32", "fsdp2"), ("bf16-mixed", "fsdp1"), ("bf16-mixed", "fsdp2")]
     assert {"precision fp32 / bf16-mixed", "api fsdp1 / fsdp2"} <= set(trials.conditions)
 
@@ -275,7 +271,7 @@ def test_strategies_stand_in_one_order() -> None:
 def test_sizes_of_shard_groups_are_told_apart() -> None:
     (trials,) = group_by_chart(grid(strategy=[ShardingStrategy.HYBRID_SHARD], world_size=[8], shard_size=[4, 2]), "m")
     assert trials.levels == ("shard group",)
-    assert [slot.labels for slot in trials.groups[0].slots] == [("2",), ("4",)]
+    assert [labels for labels, _ in trials.groups[0].trials] == [("2",), ("4",)]
 
 
 def test_a_strategy_that_ran_as_another_says_so() -> None:
@@ -307,14 +303,14 @@ def test_skipped_trials_are_named_with_their_reason() -> None:
 )
 def test_trials_that_cannot_be_compared_never_share_a_chart(other: TrialRecord) -> None:
     made = group_by_chart([record(), other], "m")
-    assert [len(drawn(trials)) for trials in made] == [1, 1]
+    assert [len(trials.records) for trials in made] == [1, 1]
     assert len({trials.suffix for trials in made}) == 2
 
 
 def test_a_trial_that_could_not_say_where_it_ran_joins_its_kind() -> None:
     crashed = replace(record(Outcome.CRASHED, api=Api.FSDP2), ranks=())
     (trials,) = group_by_chart([crashed, record()], "m")
-    assert len(drawn(trials)) == 2
+    assert len(trials.records) == 2
     assert "torch 2.99" in trials.conditions
 
 
@@ -332,15 +328,15 @@ def test_too_many_bars_become_several_charts_and_none_is_lost() -> None:
     )
     made = group_by_chart(many, "m")
     assert len({trials.suffix for trials in made}) == len(made) > 1
-    shown = [found for trials in made for found in drawn(trials)]
+    shown = [found for trials in made for found in trials.records]
     assert len(shown) == len(many) == len({id(found) for found in shown})
-    assert max(len(drawn(trials)) for trials in made) <= MAX_BARS
+    assert max(len(trials.records) for trials in made) <= MAX_BARS
     assert all("4 ranks" in trials.subtitle or "8 ranks" in trials.subtitle for trials in made)
 
 
 def test_trials_without_any_difference_are_all_drawn() -> None:
     made = group_by_chart([record() for _ in range(MAX_BARS + 1)], "m")
-    assert sorted(len(drawn(trials)) for trials in made) == [1, MAX_BARS]
+    assert sorted(len(trials.records) for trials in made) == [1, MAX_BARS]
     assert len({trials.suffix for trials in made}) == 2
 
 
