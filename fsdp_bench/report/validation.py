@@ -58,20 +58,17 @@ def format_validation(comparisons: Sequence[MemoryComparison], summary: Summary)
 
 
 def _terms(summary: Summary) -> list[tuple[str, Spread]]:
-    """Return the errors by name: peak allocated, peak reserved, then each phase."""
     found = [("peak allocated", summary.peak), ("peak reserved", summary.reserved)]
     phases = [(f"in {phase}", spread) for phase, spread in summary.phases.items()]
     return [(name, spread) for name, spread in found if spread is not None] + phases
 
 
 def _cell_line(comparison: MemoryComparison) -> str:
-    """Return the worst phase of a cell: its error, the predicted and the reference size, and the cell's label."""
     phase, _error = comparison.worst
     return f"{_difference(comparison.phases[phase], f' in {phase}')}: {comparison.label}"
 
 
 def _difference(pair: Bytes, where: str = "") -> str:
-    """Return the relative error, both sizes and their difference in bytes."""
     return (
         f"{pair.relative:+.4%}{where}: predicted {format_gib(pair.predicted_bytes)}, "
         f"reference {format_gib(pair.reference_bytes)} ({pair.predicted_bytes - pair.reference_bytes:+d} bytes)"
@@ -132,7 +129,6 @@ def _why_no_times(comparisons: Sequence[TimeComparison]) -> str:
 
 
 def _time_terms(found: TimeSummary) -> list[tuple[str, str]]:
-    """Return the compared quantities by name, each with its error as text."""
     within = f"{found.num_within} of {found.num_trials}"
     by_difference = found.median_exposed_error_by_difference, found.num_with_exposed_by_difference
     by_profiler = found.median_exposed_error_by_profiler, found.num_with_exposed_by_profiler

@@ -272,7 +272,6 @@ def _draw_bar(axes: Axes, place: int, bar: Bar, scale: float, width: float) -> N
 def _leave_space_for_words(
     body: SubFigure, axes: Axes, highest: float, words: Sequence[Sequence[str]], upright: bool, has_marks: bool
 ) -> None:
-    """Set the vertical axis from zero to where the words fit above the highest bar."""
     body.figure.draw_without_rendering()  # lays the figure out, which sets the height of the axes
     lengths = [len(" · ".join(lines)) * 10.5 if upright else len(lines) * 21.0 for lines in words]
     part = (max(lengths, default=0) + (26 if has_marks else 14)) / axes.bbox.height  # words stand higher above marks

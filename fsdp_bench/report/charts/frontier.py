@@ -70,7 +70,6 @@ def _conditions_of(cell: FrontierCell) -> tuple[str, ...]:
 
 
 def _split(name: str, cells: list[FrontierCell], fields: Sequence[str]) -> list[tuple[str, list[FrontierCell]]]:
-    """Split the cells of a chart by the fields, in order, until each part has at most MOST_BARS cells."""
     if len(cells) <= MOST_BARS or not fields:
         return [(name, cells)]
     field, *rest = fields

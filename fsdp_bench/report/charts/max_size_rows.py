@@ -128,7 +128,6 @@ def _values(results: Sequence[HardwareResult], field: str) -> set[str]:
 
 
 def _servers(results: Sequence[HardwareResult]) -> str:
-    """Return the names of the hardware, in one phrase: ``2 x p5.48xlarge (16 x H100-SXM) and 1 x p4d.24xlarge ...``."""
     names = [hardware_text(one.hardware, one.cells[0].setup.world_size) for one in results]
     if results[0].cells[0].quantity.name == "world_size":
         names = [one.hardware.name for one in results]

@@ -134,7 +134,6 @@ def _moments(memory: DrawnMemory, unit: float) -> tuple[list[float], dict[str, l
 
 
 def _phases(memory: DrawnMemory, is_short: bool, top: float) -> tuple[tuple[Tick, ...], list[Line], list[Area]]:
-    """Return the names of phases, lines where they begin, and shades behind the loss and the optimizer."""
     names, dividers, shades, start = list[Tick](), list[Line](), list[Area](), 0.0
     for phase in memory.phases:
         name = _SHORT.get(phase.name, phase.name) if is_short else phase.name

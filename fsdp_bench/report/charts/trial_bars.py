@@ -119,7 +119,6 @@ def exceeded_limit(record: TrialRecord) -> int | None:
 
 
 def _marks(record: TrialRecord) -> tuple[str, ...]:
-    """Return warnings about a trial that ended ok: allocation retries, suspect measurements."""
     return (() if record.fits else (RETRIES,)) + ((SUSPECT,) if record.suspect else ())
 
 

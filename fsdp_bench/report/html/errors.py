@@ -84,7 +84,6 @@ def _memory(numbered: Numbered, source: str) -> list[Block]:
 def _columns(
     pairs: Sequence[tuple[int, float, float]], labels: Sequence[str], source: str, text: Callable[[float], str]
 ) -> dict[str, Column]:
-    """Return the number and the label of each trial, and its predicted and its measured value."""
     return {
         "#": numbers(number for number, _, _ in pairs),
         "trial": words(label.partition(" ")[2] for label in labels),

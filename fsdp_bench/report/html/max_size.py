@@ -71,7 +71,6 @@ def _answer(servers: Sequence[MaxSizeDocument]) -> str:
 
 
 def _conditions(servers: Sequence[MaxSizeDocument]) -> Facts:
-    """Return what the answers rest on; what differs between servers or settings has a line for each."""
     first, cells = servers[0], [(one, cell) for one in servers for cell in one.cells]
     models = [cell.model for _, cell in cells if cell.model and cell.fits_value is not None]
     notes = [note for _, cell in cells for note in cell.notes or ()]

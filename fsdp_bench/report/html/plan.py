@@ -54,7 +54,6 @@ def plan_page(plan: PlanDocument) -> Page:
 
 
 def _offer_table(plan: PlanDocument, named: Sequence[tuple[str, OfferDocument]]) -> Table:
-    """Return one row for each offer, the winner first."""
     offers = [offer for _, offer in named]
     unit, setups, memories = text.unit_of(offers), [one.setup for one in offers], [one.memory for one in offers]
     slow = [(one.slow_seconds, one.slow_cost) if one.range_because is not None else (None, None) for one in offers]
@@ -133,7 +132,6 @@ def chart(plan: PlanDocument) -> Plot | None:
 
 
 def _ranges(offers: Sequence[OfferDocument]) -> Table:
-    """Return the range of each kind of server's speed, and why."""
     spans = [one.tokens_per_second_per_gpu_range or (None, None) for one in offers]
     speed = "{:,.0f}".format
     columns = {
@@ -169,7 +167,6 @@ def _tiles(plan: PlanDocument, winner: OfferDocument) -> Tiles:
 
 
 def _step_sections(plan: PlanDocument, winner: OfferDocument) -> list[Section]:
-    """Return memory over a step of the winner, and what runs when in it."""
     memory, step, server = winner.memory, plan.winner_step, text.server_of(plan, winner)
     usable = None if server is None else server.gpu_memory_bytes
     many, blocks = winner.setup.gradient_accumulation_steps, list[Block]()

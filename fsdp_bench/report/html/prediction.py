@@ -10,7 +10,7 @@ from fsdp_bench.plan.table import answer_row
 from fsdp_bench.report.charts.colors import Style
 from fsdp_bench.report.charts.description import Bar, BarGroup, Bars, Piece, Plot
 from fsdp_bench.report.charts.memory_timeline import breakdown_bars, phase_bars
-from fsdp_bench.report.charts.step import EXPOSED, PART_STYLES
+from fsdp_bench.report.charts.step import PART_STYLES
 from fsdp_bench.report.charts.trade_off import TradeOffPoint, trade_off_plot
 from fsdp_bench.report.html.blocks import Block, Facts, Page, Section, Table, Text, Tile, Tiles, numbers, table
 from fsdp_bench.report.html.settings import (
@@ -29,6 +29,9 @@ from fsdp_bench.report.text.prediction_table import column_header
 from fsdp_bench.report.text.setups import spaced, varying
 from fsdp_bench.report.text.speed import PART_LABELS, step_text
 from fsdp_bench.spec.units import format_count, format_gib
+
+OTHER = Style("dark-grey")
+"""The style of a part that this version does not know."""
 
 
 def _verdict(one: AnswerDocument) -> str:
@@ -70,7 +73,6 @@ def _hardware(one: AnswerDocument) -> str:
 def _answer_of_several(
     predictions: Sequence[AnswerDocument], differing: Sequence[str], best: AnswerDocument | None
 ) -> str:
-    """Return how many setups fit, and the one that trains the most tokens per GPU."""
     fitting = [one for one in predictions if one.fits]
     if not fitting and any(one.fits is None and one.impossible is None for one in predictions):
         return f"It is {UNKNOWN} whether any of {len(predictions)} setups fits ({_source(predictions[0])})"
@@ -145,17 +147,12 @@ def _time(one: AnswerDocument) -> Block:
         parts = {"operators": time.compute_seconds or 0.0}
         parts["exposed communication"] = time.exposed_communication_seconds or 0.0
         caption = f"Parts of a step of {step_text(time.step_seconds)} (predicted)"
-    whole = time.step_seconds
+    whole, styles = time.step_seconds, {PART_LABELS[part]: style for part, style in PART_STYLES.items()}
     lines = [
-        Bar((name,), (step_text(value),), (Piece(name, min(max(value, 0.0), whole), _part_style(name)),))
+        Bar((name,), (step_text(value),), (Piece(name, min(max(value, 0.0), whole), styles.get(name, OTHER)),))
         for name, value in sorted(parts.items(), key=lambda part: -part[1])
     ]
     return Bars(caption, (BarGroup("", tuple(lines)),), remarks=(f"rates: {time.rates}",), whole=whole)
-
-
-def _part_style(label: str) -> Style:
-    own = (style for part, style in PART_STYLES.items() if PART_LABELS[part.value] == label)
-    return next(own, EXPOSED if label.startswith("exposed") else Style("dark-grey"))
 
 
 _ANSWER = (
@@ -189,7 +186,6 @@ def _trade_off(predictions: Sequence[AnswerDocument], differing: Sequence[str]) 
 
 
 def _limits(predictions: Iterable[AnswerDocument]) -> dict[int, str]:
-    """Return the usable memory of each kind of GPU in bytes, with the names of the GPUs."""
     found: dict[int, str] = {}
     for one in predictions:
         if one.server.gpu_memory_bytes:
@@ -199,7 +195,6 @@ def _limits(predictions: Iterable[AnswerDocument]) -> dict[int, str]:
 
 
 def _conditions(predictions: Sequence[AnswerDocument], differing: Sequence[str]) -> Facts:
-    """Return what the answers rest on; what differs between setups has a line for each."""
     found = list(dict.fromkeys(fact for one in predictions for fact in _facts(one, differing) if fact[1]))
     names = list(dict.fromkeys(name for name, _ in found))
     return Facts(tuple(sorted(found, key=lambda fact: names.index(fact[0]))))
@@ -234,5 +229,4 @@ _RAN = {"dry-run": "a training step of PyTorch's own FSDP, on tensors without da
 
 
 def _source(one: AnswerDocument) -> str:
-    """Return the source as it stands beside a number."""
     return one.source.replace("-", " ")

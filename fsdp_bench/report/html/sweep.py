@@ -118,7 +118,6 @@ def sweep_page(folder: Path, profile: Profile | None) -> Page:
 
 
 def _read(folder: Path) -> tuple[list[SweepFolder], list[str]]:
-    """Read every sweep below a folder; also return what is broken."""
     found, notes = [], list[str]()
     for home in sweep_folders(folder):
         try:
@@ -139,7 +138,6 @@ def _named(name: str, sections: list[Section]) -> list[Section]:
 
 
 def _answer(sweep: SweepFolder) -> list[str]:
-    """Return the answer, and what is to be said beside it."""
     if sweep.frontier is not None:
         return [summary(sweep.frontier)]
     compared = sweep.compared
@@ -160,7 +158,6 @@ def _headline(sweep: SweepFolder) -> tuple[Block, ...]:
 
 
 def _without(sections: list[Section], blocks: tuple[Block, ...]) -> tuple[Section, ...]:
-    """Return sections without blocks that stand with the answer already."""
     kept = (replace(one, blocks=tuple(block for block in one.blocks if block not in blocks)) for one in sections)
     return tuple(section for section in kept if section.blocks)
 
@@ -182,7 +179,6 @@ def _trade_off(sweep: SweepFolder) -> Plot | None:
 
 
 def _name(record: TrialRecord) -> str:
-    """Return a trial's setting and its numbers."""
     setup = record.setup
     name = f"{strategy_text(record)} {setup.api.value} {setup.precision} checkpointing {setup.checkpointing.value}"
     return f"{name}: {format_gib(peak_of(record))}, {speed_of(record):,.0f} tokens/s"
@@ -203,7 +199,6 @@ def _sections(sweep: SweepFolder, profile: Profile | None) -> list[Section]:
 
 
 def _trial_table(numbered: Sequence[tuple[int, TrialRecord]], marked: Sequence[TrialRecord]) -> Table:
-    """Return one row for each trial; those that the answer names are marked."""
     records = [record for _, record in numbered]
     sources = " and ".join(dict.fromkeys(record.source for record in records))
     times = ", times are medians" if "measured" in sources else ""
@@ -235,7 +230,6 @@ def _trial_table(numbered: Sequence[tuple[int, TrialRecord]], marked: Sequence[T
 
 
 def _reasons(numbered: Sequence[tuple[int, TrialRecord]]) -> list[Block]:
-    """Return why trials failed, and why measurements are suspect; nothing if there is no such trial."""
     found = [
         (number, record, reason)
         for number, record in numbered
@@ -251,7 +245,6 @@ def _reasons(numbered: Sequence[tuple[int, TrialRecord]]) -> list[Block]:
 
 
 def _bar_sections(records: list[TrialRecord], machine: str) -> list[Section]:
-    """Return the charts of trials that a sweep draws, one section for each kind."""
     grouped = [(trials, charts_of(trials)) for trials in group_by_chart(records, machine)]
     found = []
     for chart in CHARTS:
@@ -263,7 +256,6 @@ def _bar_sections(records: list[TrialRecord], machine: str) -> list[Section]:
 
 
 def _bars(chart: Chart, trials: ChartTrials) -> Bars:
-    """Return the bars of a slide with its conditions."""
     first = trials.records[0]
     remarks = (meaning_of(chart, first), f"{trials.place}; {'; '.join(trials.conditions)}", *trials.notes)
     return replace(trial_bars(chart, trials), title=f"{trials.subtitle} ({first.source})", remarks=remarks)
@@ -278,7 +270,6 @@ def _notes(sweep: SweepFolder) -> list[Block]:
 
 
 def _named_by_the_answer(sweep: SweepFolder) -> list[TrialRecord]:
-    """Return the trial with the least memory and the fastest, of those that are compared."""
     return [] if sweep.frontier is not None else [*by_memory(sweep.compared)[:1], *by_speed(sweep.compared)[-1:]]
 
 

@@ -231,7 +231,6 @@ def print_communication(records: list[TrialRecord], console: Console) -> None:
 
 
 def _trial_text(record: TrialRecord) -> str:
-    """Return a trial's step times, and its exposed communication by the profiler and by difference."""
     fractions = record.exposed_fractions
     profiled, difference = (f" ({fraction:.0%})" for fraction in fractions) if fractions else ("", "")
     mark = " !" if disagrees(record) else ""

@@ -83,7 +83,6 @@ def _without_none(table: dict[str, Any]) -> dict[str, Any]:
 
 
 def _table(path: str, facts: dict[str, Any], unknown: dict[str, tuple[str, str]]) -> Iterator[str]:
-    """Yield the lines of a table, of what is unknown in it, and of the tables in it."""
     yield f"[{path}]" if "." in path else f"[[{path}]]"
     plain = {key: value for key, value in facts.items() if not isinstance(value, dict)}
     yield from msgspec.toml.encode(plain).decode().splitlines()

@@ -82,7 +82,6 @@ def _time_answer(found: Comparison) -> str:
 
 
 def _ratio(found: Comparison, one: Difference, word: str, text: Callable[[float], str]) -> str:
-    """Return how far one source is from the other, of one setup: the prediction against what was observed."""
     first, second = (found.a, one.a), (found.b, one.b)
     if found.b.source == "predicted":
         first, second = second, first
@@ -159,12 +158,10 @@ def _name(name: str) -> str:
 
 
 def _signed_size(size: float) -> str:
-    """Return a difference of bytes as text, with its sign."""
     return format_gib(size) if size <= 0 else f"+{format_gib(size)}"
 
 
 def _signed_time(seconds: float) -> str:
-    """Return a difference of seconds as text, with its sign."""
     text = step_text(abs(seconds))
     return text if text == step_text(0.0) else f"{'-' if seconds < 0 else '+'}{text}"
 

@@ -94,7 +94,6 @@ def side_by_side(runs: Sequence[DryRun]) -> str:
 
 
 def _conclusion(runs: Sequence[DryRun], names: Sequence[str]) -> str:
-    """Return one sentence about the setup with the lowest peak; the setups are sorted."""
     peak = f"{format_gib(runs[0].result.peak_allocated_bytes)} allocated (dry run)"
     fitting = sum(run.verdict is Verdict.FITS for run in runs)
     if fitting:

@@ -49,7 +49,6 @@ def report(results: Sequence[HardwareResult], failure: NothingFits | None, optio
 
 
 def _answer(result: HardwareResult) -> str:
-    """Return the answer for one server or GPU, on one line."""
     if (found := result.on_fewest) is not None:
         return _fewest_line(result, found)
     if not result.answered:
@@ -121,7 +120,6 @@ def all_rows(results: Sequence[HardwareResult], options: TableOptions) -> list[R
 
 
 def _rows(result: HardwareResult, varying: Sequence[str], shares_strategy: bool, options: TableOptions) -> list[str]:
-    """Return the table of the settings with an answer."""
     rows = settings_rows(result, options)
     if not rows:
         return ["nothing fits under any setting"]
@@ -135,7 +133,6 @@ def _rows(result: HardwareResult, varying: Sequence[str], shares_strategy: bool,
 
 
 def _unanswered(result: HardwareResult) -> list[str]:
-    """Return a line for each reason why settings have no answer."""
     reasons: dict[tuple[str, str], list[str]] = {}
     for cell in result.cells:
         if cell.impossible:
@@ -150,7 +147,6 @@ def _unanswered(result: HardwareResult) -> list[str]:
 
 
 def _best_line(result: HardwareResult) -> str:
-    """Return the best result of all settings on one server or GPU: the largest value, or the fewest GPUs."""
     fitting = [cell for cell in result.answered if cell.fits is not None]
     choose = min if fitting[0].quantity.name == "world_size" else max
     best = choose(fitting, key=lambda cell: cell.fits or 0)

@@ -85,7 +85,6 @@ def short_money(amount: float) -> str:
 
 
 def _price_span(plan: PlanDocument, offer: OfferDocument, money: Callable[[float], str]) -> str:
-    """Return the price of training with its currency."""
     return f"price {UNKNOWN}" if offer.cost is None else f"{_span(money, costs(offer))}{currency_of(plan, offer)}"
 
 

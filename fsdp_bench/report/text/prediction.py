@@ -50,7 +50,6 @@ COST_OF_A_RETRY = "about 1 s each in the one published run"
 
 
 def _mode(prediction: Prediction) -> str:
-    """Return what the predicted time is for."""
     is_compiled = prediction.setup.compile and not prediction.for_eager
     kind = "compiled blocks" if is_compiled else "eager"
     if prediction.verdict is Verdict.RUNS_WITH_RETRIES and prediction.allocator.num_retries_later != 0:
@@ -139,7 +138,6 @@ def _host(prediction: Prediction) -> str:
 
 
 def _sent(prediction: Prediction) -> str:
-    """Return the communication of a rank by kind of collective, the most bytes first."""
     kinds = sorted(prediction.traffic, key=lambda one: -one.message_bytes)
     sent = [
         f"{one.kind.replace('_', '-')} {format_gib(one.message_bytes)} in {one.calls} call{'s' * (one.calls != 1)}"

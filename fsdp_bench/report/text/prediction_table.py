@@ -97,7 +97,6 @@ def side_by_side(
 def _columns(
     rows: Sequence[tuple[Question, Row]], varying: Sequence[str], shares_strategy: bool, options: TableOptions
 ) -> list[TableColumn]:
-    """Return the columns that the user names; by default what setups differ in, and the answer."""
     chosen = options.columns or _USUAL
     answer = [
         answer_column(
@@ -140,7 +139,6 @@ def label_columns(
 
 
 def _refused_lines(refused: Sequence[Question], varying: Sequence[str]) -> list[str]:
-    """Return a line for each reason why setups cannot run."""
     reasons: dict[str | None, list[Question]] = {}
     for question in refused:
         reasons.setdefault(question.impossible, []).append(question)
@@ -155,7 +153,6 @@ _RANK = {Verdict.FITS: 0, None: 1, Verdict.RUNS_WITH_RETRIES: 2, Verdict.DOES_NO
 
 
 def _order(prediction: Prediction) -> tuple[int, float, int]:
-    """Return the sort key of a row: whether the setup fits, then the time of a token on a GPU, then its memory."""
     seconds = prediction.speed.time.step_seconds if prediction.fits is not False else None
     work = prediction.setup.tokens_per_step_per_rank
     return _RANK[prediction.verdict], inf if seconds is None else seconds / work, prediction.needed_bytes

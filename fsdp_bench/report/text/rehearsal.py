@@ -52,7 +52,6 @@ def verdict_line(found: Rehearsal) -> str:
 
 
 def _why(reason: WhyUnknown, report: RehearsalReport) -> str:
-    """Return why it is unknown whether a script fits."""
     match reason:
         case WhyUnknown.UNSUPPORTED:
             at = f", at {_at(report.failure)}" if report.failure else ""
@@ -138,7 +137,6 @@ def report_text(found: Rehearsal) -> str:
 
 
 def _ended(report: RehearsalReport) -> str:
-    """Return how the script ended, after how many optimizer steps."""
     words = {
         RehearsalOutcome.STOPPED: "stopped by rehearse after",
         RehearsalOutcome.ENDED: "ran to its end,",
@@ -193,7 +191,6 @@ def _steps_table(found: Rehearsal) -> list[str]:
 
 
 def _held_table(held: Sequence[HeldLine]) -> list[str]:
-    """Return what lines hold most at the peak, tensors that backward made among them."""
     rows = []
     for one in held[:MOST_LINES]:
         line = place(one.line) if one.line else "backward, by autograd"
@@ -204,7 +201,6 @@ def _held_table(held: Sequence[HeldLine]) -> list[str]:
 
 
 def _what_would_help(found: Rehearsal) -> list[str]:
-    """Return what PyTorch said, and what would help."""
     failure, report = found.report.failure, found.report
     assert failure is not None
     lines = [failure.message]
@@ -215,7 +211,6 @@ def _what_would_help(found: Rehearsal) -> list[str]:
 
 
 def _reads(report: RehearsalReport) -> list[str]:
-    """Return which lines read values from the GPU, and whether they are those of training."""
     reads = report.reads
     if not report.num_steps and not reads:
         return []

@@ -87,7 +87,6 @@ def place_text(phase: str, block: int | None) -> str:
 
 
 def _available(prediction: Prediction) -> str:
-    """Return the GPU memory that torch's allocator can use."""
     kept, usable = prediction.required_headroom.num_bytes, f"{format_gib(prediction.gpu_bytes or 0)} usable"
     return f"{usable} less {format_gib(kept)} kept free" if kept else usable
 
@@ -102,13 +101,11 @@ def _needed(prediction: Prediction) -> str:
 
 
 def _would_be_left(prediction: Prediction) -> str:
-    """Return the GPU memory that would be left if there were no headroom; empty if none."""
     left = prediction.headroom_bytes or 0
     return f"; {format_gib(left)} would be left" if left > 0 else ""
 
 
 def _shortage(prediction: Prediction) -> str:
-    """Return the memory needed, where memory runs out, and the largest part of the peak."""
     full = prediction.allocator.out_of_memory
     assert full is not None
     where = place_text(full.phase, full.block if full.block >= 0 else None)
