@@ -140,8 +140,10 @@ class Chart:
     """The axis's title, with places for the unit and for what a rank runs on."""
     units: tuple[tuple[float, str], ...]
     """Units of the axis (divisor, name), largest first; the first not above the highest bar is used."""
-    meaning: dict[str, str]
-    """The definition of the quantity for the conditions, by kind of hardware."""
+    meaning: str
+    """The definition of the quantity for the conditions."""
+    meaning_on_cpu: str | None = None
+    """The same of trials on a CPU, if that is another."""
     emulated: str = ""
     """A remark for emulated trials, whose collectives take no time."""
     has_rehearsals: bool = False
@@ -149,8 +151,6 @@ class Chart:
 
 
 _ALLOCATED = "allocated: torch.cuda.max_memory_allocated"
-_PROFILED = "communication: worst rank, median of profiled steps"
-_PER_RANK = "tokens/s of one rank at the slowest rank's step time"
 CHARTS = (
     Chart(
         "peak-memory",
@@ -158,7 +158,8 @@ CHARTS = (
         memory_bar,
         "peak allocated per rank, {unit}",
         ((GIB, "GiB"), (MIB, "MiB")),
-        {"cpu": "allocated: peak of live tensor bytes, worst rank", "cuda": f"{_ALLOCATED}, worst rank"},
+        f"{_ALLOCATED}, worst rank",
+        "allocated: peak of live tensor bytes, worst rank",
         has_rehearsals=True,
     ),
     Chart(
@@ -167,8 +168,8 @@ CHARTS = (
         throughput_bar,
         "{unit} per {rank}",
         ((1.0, "tokens/s"),),
-        dict.fromkeys(("cpu", "cuda"), _PER_RANK),
-        "; collectives end at once: the job's compute, not its throughput",
+        "tokens/s of one rank at the slowest rank's step time",
+        emulated="; collectives end at once: the job's compute, not its throughput",
     ),
     Chart(
         "communication",
@@ -176,7 +177,7 @@ CHARTS = (
         communication_bar,
         "time per step, {unit}",
         ((1.0, "s"), (1e-3, "ms")),
-        dict.fromkeys(("cpu", "cuda"), _PROFILED),
+        "communication: worst rank, median of profiled steps",
     ),
 )
 
@@ -244,8 +245,8 @@ def meaning_of(chart: Chart, record: TrialRecord) -> str:
     """Return the definition of a chart's quantity, as it was read in a trial."""
     if record.source == "rehearsed":
         return f"{_ALLOCATED}; rank 0 in PyTorch's CUDA build on a stand-in for NVIDIA's libraries: kernels do nothing"
-    remark = chart.emulated if record.device == "emulated" else ""
-    return chart.meaning.get(record.hardware, chart.meaning["cuda"]) + remark
+    meaning = chart.meaning_on_cpu if record.hardware == "cpu" and chart.meaning_on_cpu else chart.meaning
+    return meaning + (chart.emulated if record.device == "emulated" else "")
 
 
 def charts_of(trials: ChartTrials) -> list[Chart]:

@@ -11,9 +11,10 @@ import hashlib
 from collections.abc import Sequence
 from datetime import date
 from functools import cache
+from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from fsdp_bench.report.charts.axis import Axis
@@ -23,6 +24,7 @@ from fsdp_bench.report.html.blocks import Page
 from fsdp_bench.spec.errors import printable
 from fsdp_bench.version import __version__
 
+_TEMPLATES = Path(__file__).parent / "templates"
 _NARROWEST = 0.4
 """Least width of an interval, of 1000."""
 _DOT = 2.0
@@ -46,19 +48,13 @@ def html(page: Page, today: date) -> str:
 
 
 def _asset(name: str) -> str:
-    source, _, _ = _loader().get_source(_environment(), name)
-    return source
-
-
-@cache
-def _loader() -> PackageLoader:
-    return PackageLoader("fsdp_bench.report.html")
+    return (_TEMPLATES / name).read_text(encoding="utf-8")
 
 
 @cache
 def _environment() -> Environment:
     made = Environment(
-        loader=_loader(),
+        loader=FileSystemLoader(_TEMPLATES),
         autoescape=True,
         finalize=_printable,
         undefined=StrictUndefined,

@@ -187,11 +187,6 @@ def spaced(name: str) -> str:
     return name.replace("_", " ")
 
 
-def model_facts(questions: Sequence[Question]) -> list[str]:
-    """Return each model of the questions."""
-    return [fact("model", text) for text in dict.fromkeys(f"{q.model.name}: {q.model.describe()}" for q in questions)]
-
-
 def hardware_facts(questions: Sequence[Question], prefix: str = "") -> list[str]:
     """Return the hardware of the questions, and the source of each GPU's usable memory."""
     counts: dict[tuple[str | None, ...], list[Question]] = {}
