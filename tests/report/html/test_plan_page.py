@@ -41,13 +41,9 @@ def test_the_table_has_the_numbers_of_the_document(tmp_path: Path) -> None:
     nodes = [text for text, _ in parsed.column("nodes")]
     assert sorted(nodes) == sorted(expected)
     assert nodes[0] == str(json.loads(plan_text())["winner"]["num_nodes"])
-    for title, key in (
-        ("hours, fast end", "fast_seconds"),
-        ("hours, slow end", "slow_seconds"),
-        ("price, fast end", "fast_cost"),
-        ("price, slow end", "slow_cost"),
-        ("tokens/s per GPU", "tokens_per_second_per_gpu"),
-    ):
+    ends = {f"{what}, {end} end": f"{end}_{key}" for what, key in (("hours", "seconds"), ("price", "cost"))
+            for end in ("fast", "slow")}  # fmt: skip
+    for title, key in {**ends, "tokens/s per GPU": "tokens_per_second_per_gpu"}.items():
         shown = [float(number or "nan") for _, number in parsed.column(title)]
         assert shown == [expected[count][key] for count in nodes], title
     hours = [float(text) for text, _ in parsed.column("hours, fast end")]

@@ -1,4 +1,4 @@
-"""The text about what a prediction rests on: NCCL's memory with its source or a reason, rates that were not measured."""
+"""The text about what a prediction rests on: NCCL's memory with its source or a reason, rates lost in the noise."""
 
 from __future__ import annotations
 
