@@ -72,17 +72,6 @@ def table_columns(
     ]
 
 
-def column_of(
-    header: str,
-    cells: Sequence[str],
-    is_number: bool = False,
-    drop_priority: int = 0,
-    most_characters: int | None = None,
-) -> TableColumn:
-    """Return one column of a table."""
-    return TableColumn(header, tuple(cells), is_number, drop_priority, most_characters)
-
-
 def fits_width(columns: Sequence[TableColumn], others: int) -> bool:
     """Whether columns fit the terminal beside others of so many characters, without text of theirs on two lines."""
     return _needed(columns).maximum + others <= terminal_width()
@@ -96,6 +85,8 @@ def table_lines(columns: Sequence[TableColumn], width: int | None = None, indent
         width: the greatest length of a line; by default the terminal's width.
         indent: number of blanks before every line.
     """
+    from rich.console import Console
+
     width = width or terminal_width()
     inner = width - indent
     first, *others = columns
@@ -111,7 +102,9 @@ def table_lines(columns: Sequence[TableColumn], width: int | None = None, indent
         left_out.append(shown.pop(-2 if len(shown) > 2 else -1))
     common = [f"{column.name} {column.cells[0]}" for column in shared if column.cells[0] not in ("", "-")]
     lines = wrapped(f"in all rows: {'; '.join(common)}", inner) if common else []
-    lines += _rendered(shown, inner)
+    output = StringIO()
+    Console(file=output, width=inner, markup=False, emoji=False, highlight=False, no_color=True).print(_table(shown))
+    lines += [line.rstrip() for line in output.getvalue().splitlines()]
     if left_out:
         names = ", ".join(column.name for column in left_out)
         lines += wrapped(f"left out at {width} columns: {names} (a wider terminal or COLUMNS=200)", inner)
@@ -127,14 +120,6 @@ def csv_text(columns: Sequence[str], rows: Sequence[Row]) -> str:
     writer.writeheader()
     writer.writerows(csv_row({name: row[name] for name in columns}) for row in rows)
     return output.getvalue()
-
-
-def _rendered(columns: Sequence[TableColumn], width: int) -> list[str]:
-    from rich.console import Console
-
-    output = StringIO()
-    Console(file=output, width=width, markup=False, emoji=False, highlight=False, no_color=True).print(_table(columns))
-    return [line.rstrip() for line in output.getvalue().splitlines()]
 
 
 def _needed(columns: Sequence[TableColumn]) -> Measurement:

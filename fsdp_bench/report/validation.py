@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from statistics import median
 
@@ -46,9 +46,10 @@ def format_validation(comparisons: Sequence[MemoryComparison], summary: Summary)
         lines += ["", "reserved memory differs in:"]
         reserved.sort(key=lambda pair: -abs(pair[0].relative))
     lines += [f"  {_difference(pair)}: {label}" for pair, label in reserved[:WORST_SHOWN]]
-    lines += [
+    lines += [  # cells whose reserved memory alone was not compared, among cells in which it was
         f"  reserved not compared, ran with retries, predicted out of memory: {one.label}"
-        for one in _retried(comparisons)
+        for one in comparisons
+        if one.phases and one.reserved is None and any(other.reserved is not None for other in comparisons)
     ]
     lines += [f"  wrong: {line}" for line in _wrong_fits(comparisons)[:WORST_SHOWN]]
     failed = [comparison for comparison in comparisons if comparison.error is not None]
@@ -56,27 +57,18 @@ def format_validation(comparisons: Sequence[MemoryComparison], summary: Summary)
     return "\n".join(lines)
 
 
-def _retried(comparisons: Sequence[MemoryComparison]) -> list[MemoryComparison]:
-    """Return the cells whose reserved memory alone was not compared, among cells in which it was."""
-    any_reserved = any(one.reserved is not None for one in comparisons)
-    return [one for one in comparisons if any_reserved and one.phases and one.reserved is None]
-
-
 def _terms(summary: Summary) -> list[tuple[str, Spread]]:
-    """Return the errors by name: peak allocated, peak reserved, then each phase."""
     found = [("peak allocated", summary.peak), ("peak reserved", summary.reserved)]
     phases = [(f"in {phase}", spread) for phase, spread in summary.phases.items()]
     return [(name, spread) for name, spread in found if spread is not None] + phases
 
 
 def _cell_line(comparison: MemoryComparison) -> str:
-    """Return the worst phase of a cell: its error, the predicted and the reference size, and the cell's label."""
     phase, _error = comparison.worst
     return f"{_difference(comparison.phases[phase], f' in {phase}')}: {comparison.label}"
 
 
 def _difference(pair: Bytes, where: str = "") -> str:
-    """Return the relative error, both sizes and their difference in bytes."""
     return (
         f"{pair.relative:+.4%}{where}: predicted {format_gib(pair.predicted_bytes)}, "
         f"reference {format_gib(pair.reference_bytes)} ({pair.predicted_bytes - pair.reference_bytes:+d} bytes)"
@@ -132,28 +124,20 @@ def format_time(comparisons: Sequence[TimeComparison], summary: TimeSummary, sou
     return "\n".join(lines)
 
 
-def _time_terms(summary: TimeSummary) -> list[tuple[str, str]]:
-    """Return the compared quantities by name, each with its error as text."""
-    within = f"{summary.num_within} of {summary.num_trials}"
-    near_either = _count_of(summary.num_exposed_near_either, summary.num_exposed)
-    by_difference = _exposed(
-        summary.median_exposed_error_by_difference,
-        summary.num_with_exposed_by_difference,
-        f"{summary.num_exposed_near_difference} of {summary.num_exposed}",
-    )
-    by_profiler = _exposed(
-        summary.median_exposed_error_by_profiler,
-        summary.num_with_exposed_by_profiler,
-        f"{summary.num_exposed_near_profiler} of {summary.num_exposed}",
-    )
-    reasons = "; ".join(f"{count}: {reason}" for reason, count in summary.not_compared.items())
+def _time_terms(found: TimeSummary) -> list[tuple[str, str]]:
+    within = f"{found.num_within} of {found.num_trials}"
+    by_difference = found.median_exposed_error_by_difference, found.num_with_exposed_by_difference
+    by_profiler = found.median_exposed_error_by_profiler, found.num_with_exposed_by_profiler
+    near = found.num_exposed_near_difference, found.num_exposed_near_profiler
+    near_difference, near_profiler = (f"{count} of {found.num_exposed}" for count in near)
+    reasons = "; ".join(f"{count}: {reason}" for reason, count in found.not_compared.items())
     return [
-        ("step", f"median error {summary.median_error:.1%} (signed {summary.median_bias:+.1%}; within 15 %: {within})"),
-        ("exposed, by the step without communication", by_difference),
-        ("exposed, by the profiler", by_profiler),
-        ("exposed, near either of the two", near_either),
-        ("pairs of strategies in their measured order", _order(summary.strategies)),
-        ("fsdp1 and fsdp2 in their measured order", _order(summary.apis)),
+        ("step", f"median error {found.median_error:.1%} (signed {found.median_bias:+.1%}; within 15 %: {within})"),
+        ("exposed, by the step without communication", _exposed(*by_difference, near_difference)),
+        ("exposed, by the profiler", _exposed(*by_profiler, near_profiler)),
+        ("exposed, near either of the two", _count_of(found.num_exposed_near_either, found.num_exposed)),
+        ("pairs of strategies in their measured order", _order(found.strategies)),
+        ("fsdp1 and fsdp2 in their measured order", _order(found.apis)),
         *([("trials that are not compared", reasons)] if reasons else []),
     ]
 
@@ -184,57 +168,57 @@ def rates_text(found: ResultsValidation) -> str:
 def validation_page(found: ResultsValidation, calibration: Path | None = None) -> str:
     """Return the page, in Markdown. The file of the calibration that predicted times stands in its last line."""
     calibrated = "" if calibration is None else f" --calibration {calibration}"
+    memory = [f"- {_cell_line(one)}" for one in worst_first(found.comparisons, WORST_ON_PAGE)]
+    memory += [f"- {line}" for line in _wrong_fits(found.comparisons)]
+    times = [f"- {line}" for line in _worst_steps(found.times, WORST_ON_PAGE)]
     blocks = [
         [f"# Predicted against {found.summary.against.split(' in ')[0]}"],
-        _conditions(found.records),
+        _markdown_table(("", ""), _conditions(found.records)),
         ["## Memory", "", *_memory(found)],
         ["## Step time", "", *_time(found)],
-        ["## The worst cells", "", *_worst(found)],
+        ["## The worst cells", "", "Memory:", ""],
+        ["Step time:", "", *(times or ["- not compared"])],
         [f"Written by `fsdp-bench validate --against {found.folder}{calibrated} --page FILE`."],
     ]
+    blocks[4] += memory or ["- none: every phase of every cell is equal to the byte"]
     return "\n\n".join("\n".join(block) for block in blocks) + "\n"
 
 
-def _conditions(records: Sequence[TrialRecord]) -> list[str]:
+def _markdown_table(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    head = "|".join(f" {header} " if header else " " for header in headers)
+    return [f"|{head}|", "|---" * len(headers) + "|", *(f"| {' | '.join(row)} |" for row in rows)]
+
+
+def _conditions(records: Sequence[TrialRecord]) -> list[tuple[str, str]]:
     ranks = [record.ranks[0] for record in records if record.ranks]
-    kinds = dict.fromkeys(f"{record.device} on {record.hardware}" if record.emulated_on else record.device
-                          for record in records)  # fmt: skip
+    kinds = (f"{one.device} on {one.hardware}" if one.emulated_on else one.device for one in records)
+    days = sorted(record.started_at[:10] for record in records)
     facts = {
-        "trials": str(len(records)),
-        "ran on": ", ".join(kinds),
-        "device": ", ".join(dict.fromkeys(rank.device_name for rank in ranks)) or UNKNOWN,
-        "torch": ", ".join(dict.fromkeys(rank.environment.get("torch", UNKNOWN) for rank in ranks)) or UNKNOWN,
-        "attention": ", ".join(dict.fromkeys(filter(None, (rank.environment.get("attention") for rank in ranks)))),
-        "sweeps": ", ".join(dict.fromkeys(record.sweep for record in records)),
-        "measured": " to ".join(dict.fromkeys((min(r.started_at for r in records)[:10],
-                                               max(r.started_at for r in records)[:10]))),
-    }  # fmt: skip
-    return ["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in facts.items() if value)]
+        "trials": [str(len(records))],
+        "ran on": kinds,
+        "device": [rank.device_name for rank in ranks] or [UNKNOWN],
+        "torch": [rank.environment.get("torch", UNKNOWN) for rank in ranks] or [UNKNOWN],
+        "attention": filter(None, (rank.environment.get("attention") for rank in ranks)),
+        "sweeps": [record.sweep for record in records],
+    }
+    shown = [(name, ", ".join(dict.fromkeys(values))) for name, values in facts.items()]
+    measured = ("measured", " to ".join(dict.fromkeys((days[0], days[-1]))))
+    return [(name, value) for name, value in (*shown, measured) if value]
 
 
 def _memory(found: ResultsValidation) -> list[str]:
     summary = found.summary
-    lines = ["| term | equal to the byte | median error | largest error |", "|---|---|---|---|"]
-    for name, spread in _terms(summary):
-        equal = _count_of(spread.num_equal, spread.num_cells)
-        lines.append(f"| {name} | {equal} | {spread.median:.3%} | {spread.worst:.3%} |")
+    rows = [
+        (name, _count_of(one.num_equal, one.num_cells), f"{one.median:.3%}", f"{one.worst:.3%}")
+        for name, one in _terms(summary)
+    ]
     fits = _count_of(summary.num_fits_right, summary.num_fits)
-    lines_after = [f"Whether it fits is predicted correctly in {fits}."]
-    lines_after += [f"{line}." for line in (_outside_line(found.comparisons), agreement_line(found.agreements)) if line]
-    return [*lines, "", *lines_after]
+    after = [f"{line}." for line in (_outside_line(found.comparisons), agreement_line(found.agreements)) if line]
+    table = _markdown_table(("term", "equal to the byte", "median error", "largest error"), rows)
+    return [*table, "", f"Whether it fits is predicted correctly in {fits}.", *after]
 
 
 def _time(found: ResultsValidation) -> list[str]:
-    summary = found.time_summary
-    if not summary.num_trials:
-        return [f"Not compared: {'; '.join(summary.not_compared)}."]
-    rows = [f"| {name} | {value} |" for name, value in _time_terms(summary)]
-    return [f"Rates {rates_text(found)}.", "", "| term | |", "|---|---|", *rows]
-
-
-def _worst(found: ResultsValidation) -> list[str]:
-    memory = [f"- {_cell_line(one)}" for one in worst_first(found.comparisons, WORST_ON_PAGE)]
-    memory += [f"- {line}" for line in _wrong_fits(found.comparisons)]
-    times = [f"- {line}" for line in _worst_steps(found.times, WORST_ON_PAGE)]
-    return ["Memory:", "", *(memory or ["- none: every phase of every cell is equal to the byte"]), "",
-            "Step time:", "", *(times or ["- not compared"])]  # fmt: skip
+    if not found.time_summary.num_trials:
+        return [f"Not compared: {'; '.join(found.time_summary.not_compared)}."]
+    return [f"Rates {rates_text(found)}.", "", *_markdown_table(("term", ""), _time_terms(found.time_summary))]

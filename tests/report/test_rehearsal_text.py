@@ -33,15 +33,8 @@ OWN, INNER = SourceLine("train.py", 17, "<module>"), SourceLine("/env/site-packa
 
 
 def span(step: int, phase: str, gib: float, reserved: float = 30.0, retries: int = 0) -> PhasePeaks:
-    return PhasePeaks(
-        step=step,
-        phase=phase,
-        allocated_bytes=int(gib * GIB),
-        reserved_bytes=int(reserved * GIB),
-        active_bytes=int(gib * GIB),
-        num_alloc_retries=retries,
-        num_ooms=0,
-    )
+    sizes = {"allocated_bytes": int(gib * GIB), "active_bytes": int(gib * GIB), "reserved_bytes": int(reserved * GIB)}
+    return PhasePeaks(step=step, phase=phase, **sizes, num_alloc_retries=retries, num_ooms=0)
 
 
 REPORT = RehearsalReport(
@@ -76,6 +69,14 @@ REPORT = RehearsalReport(
 FAILURE = ScriptFailure(type="OutOfMemoryError", message="CUDA out of memory.", line=INNER, user_line=OWN, traceback="")
 
 
+OUT: dict[str, Any] = {"outcome": RehearsalOutcome.OUT_OF_MEMORY, "failure": FAILURE}
+
+
+def retried(count: int) -> dict[str, Any]:
+    """Return a report's spans with two allocation retries in the first step, and so many in all."""
+    return {"spans": (span(1, "forward", 3, retries=2), span(2, "forward", 3, retries=count))}
+
+
 def rehearsal(**changes: Any) -> Rehearsal:
     return Rehearsal(replace(REPORT, **changes), server("p5.48xlarge"), Headroom(2 * GIB, "assumed"))
 
@@ -98,32 +99,16 @@ def test_the_answer_stands_first_with_both_peaks_and_what_is_usable() -> None:
     ("changes", "verdict", "words"),
     [
         ({}, Verdict.FITS, "fits (rehearsed)"),
-        (
-            {"spans": (span(1, "forward", 3, retries=2), span(2, "forward", 3, retries=2))},
-            Verdict.RUNS_WITH_RETRIES,
-            "2 allocation retries, none of them in the last step",
-        ),
-        (
-            {"spans": (span(1, "forward", 3, retries=2), span(2, "forward", 3, retries=3))},
-            Verdict.RUNS_WITH_RETRIES,
-            "3 allocation retries, 1 of them in the last step",
-        ),
-        (
-            {"outcome": RehearsalOutcome.OUT_OF_MEMORY, "failure": FAILURE},
-            Verdict.DOES_NOT_FIT,
-            "out of memory, in backward of step 2, at train.py:17 (transformers/loss.py:42)",
-        ),
+        (retried(2), Verdict.RUNS_WITH_RETRIES, "2 allocation retries, none of them in the last step"),
+        (retried(3), Verdict.RUNS_WITH_RETRIES, "3 allocation retries, 1 of them in the last step"),
+        (OUT, Verdict.DOES_NOT_FIT, "memory, in backward of step 2, at train.py:17 (transformers/loss.py:42)"),
         ({"outcome": RehearsalOutcome.FAILED, "failure": replace(FAILURE, type="KeyError")}, None, "with KeyError at"),
         ({"num_steps": 1}, None, "only one step ran"),
         ({"unsupported": {"x": 1}, "stops_at_unsupported": False}, Verdict.FITS, "fits"),
         ({"num_steps": 0}, None, "never made an optimizer step"),
         ({"num_steps": 0, "spans": ()}, None, "never used the GPU"),
         ({"spans": ()}, None, "never used the GPU"),
-        (
-            {"unsupported": {"cusolverDnCreate": 1}},
-            None,
-            "it called cusolverDnCreate, which the stand-in does not have",
-        ),
+        ({"unsupported": {"cusolverDnCreate": 1}}, None, "called cusolverDnCreate, which the stand-in does not have"),
     ],
 )
 def test_each_end_of_a_script_has_its_verdict(changes: dict[str, Any], verdict: Verdict | None, words: str) -> None:
@@ -135,25 +120,19 @@ def test_each_end_of_a_script_has_its_verdict(changes: dict[str, Any], verdict: 
 
 def test_a_rank_that_does_not_fit_decides_before_an_unknown_one() -> None:
     fits, unknown = rehearsal(), rehearsal(num_steps=0)
-    too_large = rehearsal(outcome=RehearsalOutcome.OUT_OF_MEMORY, failure=FAILURE)
+    too_large = rehearsal(**OUT)
     assert worst_of([fits, unknown, too_large]) is too_large
     assert worst_of([unknown, fits]) is unknown
 
 
 @pytest.mark.parametrize(
-    ("outcome", "said"),
-    [
-        (
-            RehearsalOutcome.TIMED_OUT,
-            "the script was ended by --timeout after 2 optimizer steps; until then: peak 22.0",
-        ),
-        (RehearsalOutcome.INTERRUPTED, "the script was interrupted after 2 optimizer steps; until then: peak 22.0"),
-    ],
+    ("outcome", "ended"),
+    [(RehearsalOutcome.TIMED_OUT, "ended by --timeout"), (RehearsalOutcome.INTERRUPTED, "interrupted")],
 )
-def test_a_script_that_was_ended_has_its_peaks_and_no_verdict(outcome: RehearsalOutcome, said: str) -> None:
+def test_a_script_that_was_ended_has_its_peaks_and_no_verdict(outcome: RehearsalOutcome, ended: str) -> None:
     found = rehearsal(outcome=outcome)
     assert found.verdict is None
-    assert said in verdict_line(found)
+    assert f"the script was {ended} after 2 optimizer steps; until then: peak 22.0" in verdict_line(found)
     assert rehearsal_document(found)["memory"]["peak_allocated_bytes"] == 22 * GIB
     assert replaced(found, max_gpu_bytes=GIB).verdict is Verdict.DOES_NOT_FIT  # more time would not help
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from fsdp_bench.report.charts.colors import GRID, HATCHED, HEADING, SMALL, TEXT, WIDTH, ink
-from fsdp_bench.report.charts.description import Area, Bar, BarGroup, Bars, Lane, Lanes, Line, Plot, Point
+from fsdp_bench.report.charts.description import Area, Bar, BarGroup, Bars, Lane, Lanes, Plot, Point
 
 if TYPE_CHECKING:
     import numpy as np
@@ -55,7 +55,8 @@ def _draw_plot(axes: Axes, plot: Plot, columns: int) -> None:
     for order, area in enumerate(plot.areas):
         _draw_area(axes, area, 1 + order / 100)
     for line in plot.lines:
-        _draw_line(axes, line)
+        axes.plot(line.x, line.y, color=ink(line.style.color), linewidth=line.style.width, zorder=3,
+                  drawstyle="steps-post" if line.is_step else "default", linestyle=(0, line.style.dash))  # fmt: skip
     for point in plot.points:
         if point.number is None:
             _draw_point(axes, point)
@@ -72,12 +73,6 @@ def _draw_area(axes: Axes, area: Area, order: float) -> None:
     axes.fill_between(area.x, area.low, area.high, step="post" if area.is_step else None, **looks)
     if area.has_edge:
         axes.plot(area.x, area.high, color=ink("ink"), linewidth=0.5, zorder=2.5, drawstyle="steps-post")
-
-
-def _draw_line(axes: Axes, line: Line) -> None:
-    style = line.style
-    axes.plot(line.x, line.y, color=ink(style.color), linewidth=style.width, drawstyle="steps-post" if line.is_step
-              else "default", linestyle=(0, style.dash), zorder=3)  # fmt: skip
 
 
 def _draw_point(axes: Axes, point: Point) -> None:
@@ -277,7 +272,6 @@ def _draw_bar(axes: Axes, place: int, bar: Bar, scale: float, width: float) -> N
 def _leave_space_for_words(
     body: SubFigure, axes: Axes, highest: float, words: Sequence[Sequence[str]], upright: bool, has_marks: bool
 ) -> None:
-    """Set the vertical axis from zero to where the words fit above the highest bar."""
     body.figure.draw_without_rendering()  # lays the figure out, which sets the height of the axes
     lengths = [len(" · ".join(lines)) * 10.5 if upright else len(lines) * 21.0 for lines in words]
     part = (max(lengths, default=0) + (26 if has_marks else 14)) / axes.bbox.height  # words stand higher above marks

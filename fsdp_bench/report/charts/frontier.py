@@ -11,14 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fsdp_bench.report.charts.description import Slide
-from fsdp_bench.report.charts.max_size import (
-    MOST_BARS,
-    NONE_FITS,
-    UNKNOWN,
-    MaxSizeBar,
-    nested,
-    size_bars,
-)
+from fsdp_bench.report.charts.max_size import MOST_BARS, NONE_FITS, UNKNOWN, MaxSizeBar, nested, size_bars
 from fsdp_bench.report.charts.slide import draw, in_file_name
 from fsdp_bench.report.charts.trial_facts import NESTING, kept_free
 from fsdp_bench.report.measured.frontier_text import at_an_end
@@ -77,7 +70,6 @@ def _conditions_of(cell: FrontierCell) -> tuple[str, ...]:
 
 
 def _split(name: str, cells: list[FrontierCell], fields: Sequence[str]) -> list[tuple[str, list[FrontierCell]]]:
-    """Split the cells of a chart by the fields, in order, until each part has at most MOST_BARS cells."""
     if len(cells) <= MOST_BARS or not fields:
         return [(name, cells)]
     field, *rest = fields
@@ -112,15 +104,14 @@ def _label(level: str, cell: FrontierCell) -> str:
 def _bar(record: FrontierRecord, cell: FrontierCell, levels: Sequence[str]) -> MaxSizeBar:
     measured, predicted = cell.measured, cell.predicted
     value = measured.fits if measured is not None and measured.fits else None
-    runs = measured.runs if measured is not None and value is not None and measured.runs > value else None
     return MaxSizeBar(
         group=cell.setup.strategy.value,
         labels=tuple(_label(level, cell) for level in levels),
         value=value,
         source=record.source,
         predicted=predicted.fits if value is not None and predicted is not None and predicted.fits else None,
-        with_retries=runs,
-        note="" if value is not None else NONE_FITS if measured is not None else UNKNOWN,
+        with_retries=None if measured is None or value is None else measured.runs,
+        note=UNKNOWN if measured is None else NONE_FITS,
     )
 
 
@@ -134,18 +125,15 @@ def _subtitle(record: FrontierRecord, cell: FrontierCell) -> str:
     return f"{what} on {setup.world_size} ranks of {record.machine}; {work}"
 
 
-def _place(record: FrontierRecord) -> str:
-    if record.run.rehearsed_on is not None:
-        return "rank 0 of the world in PyTorch's CUDA build on a stand-in for NVIDIA's libraries, kernels do nothing"
-    return f"rank 0 of the world alone on one {record.device} (emulated)" if record.run.emulate else record.device
-
-
 def _conditions(record: FrontierRecord, cells: Sequence[FrontierCell], levels: Sequence[str]) -> list[str]:
     first, limit, rehearsed_on = cells[0], record.run.memory_limit_bytes, record.run.rehearsed_on
     quantity = first.quantity
-    lines = [
-        f"{record.source}: real training steps, {_place(record)}; every bar ran, and the step above it did not fit"
-    ]
+    place: str = record.device
+    if rehearsed_on is not None:
+        place = "rank 0 of the world in PyTorch's CUDA build on a stand-in for NVIDIA's libraries, kernels do nothing"
+    elif record.run.emulate:
+        place = f"rank 0 of the world alone on one {record.device} (emulated)"
+    lines = [f"{record.source}: real training steps, {place}; every bar ran, and the step above it did not fit"]
     highest = sum(cell.measured is not None and cell.measured.fits == cell.quantity.largest for cell in cells)
     if highest:
         lines.append(f"but {highest} are at the end of the search: nothing larger was tried")
@@ -156,13 +144,8 @@ def _conditions(record: FrontierRecord, cells: Sequence[FrontierCell], levels: S
     if record.device == "cpu":
         lines.append(f"a budget of {format_gib(limit or 0)} of live tensors per rank stands for GPU memory; gloo")
     else:
-        size = (
-            kept_free(rehearsed_on)
-            if rehearsed_on
-            else "all of the GPU"
-            if limit is None
-            else f"the GPU limited to {format_gib(limit)}"
-        )
+        size = "all of the GPU" if limit is None else f"the GPU limited to {format_gib(limit)}"
+        size = kept_free(rehearsed_on) if rehearsed_on else size
         lines.append(f"memory: {size}; fits: ends without allocation retries")
     hybrid = {cell.setup.shard_group_size for cell in cells if cell.setup.strategy.is_hybrid}
     lines += [f"hybrid strategies in shard groups of {size}" for size in sorted(hybrid)]

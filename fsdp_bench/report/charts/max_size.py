@@ -105,13 +105,14 @@ def size_bars(
     highest = max((max(bar.value or 0, bar.predicted or 0, bar.with_retries or 0) for bar in every), default=0)
     scale, axis = next((one for one in axes if highest >= one[0]), axes[-1])
     styles, legend = _styles(every), _legend(every, levels)
-    collapsed = {name for name, own in _by_group(every).items() if _never_runs(own)}
+    runs = {bar.group for bar in every if bar.value is not None or bar.note != CANNOT_RUN}
     made = []
     for title, bars in rows.items():
-        groups = [
-            BarGroup(name, tuple(_bar(bar, styles, number) for bar in _shown(own, name in collapsed)))
-            for name, own in _by_group(bars).items()
-        ]
+        groups = []
+        for name, own in _by_group(bars).items():
+            # one bar without labels stands for a strategy that cannot run at all
+            shown = own if name in runs else [replace(own[0], labels=())]
+            groups.append(BarGroup(name, tuple(_bar(bar, styles, number) for bar in shown)))
         made.append(Bars(title, tuple(groups), axis, scale, unit, tuple(levels), legend))
     return tuple(made)
 
@@ -121,15 +122,6 @@ def _by_group(bars: Sequence[MaxSizeBar]) -> dict[str, list[MaxSizeBar]]:
     for bar in bars:
         found.setdefault(bar.group, []).append(bar)
     return found
-
-
-def _never_runs(bars: Sequence[MaxSizeBar]) -> bool:
-    return all(bar.value is None and bar.note == CANNOT_RUN for bar in bars)
-
-
-def _shown(bars: Sequence[MaxSizeBar], is_collapsed: bool) -> Sequence[MaxSizeBar]:
-    """Return the bars of a strategy; one without labels stands for all if none can run."""
-    return [replace(bars[0], labels=())] if is_collapsed else bars
 
 
 def _bar(bar: MaxSizeBar, styles: dict[tuple[str, tuple[str, ...]], Style], number: Callable[[int], str]) -> Bar:

@@ -106,14 +106,10 @@ def _bar(name: str, cell: SearchResult, levels: Sequence[str]) -> MaxSizeBar:
     if setup.effective_strategy is not setup.strategy:
         group += f"\n(runs {setup.effective_strategy.value})"
     note = CANNOT_RUN if cell.impossible else UNKNOWN if cell.unknown else NONE_FITS
+    labels = tuple(_label(level, name, setup) for level in levels)
     fits, runs = cell.fits_value, cell.runs_value
-    return MaxSizeBar(
-        group=group,
-        labels=tuple(_label(level, name, setup) for level in levels),
-        value=fits,
-        with_retries=runs if runs is not None and fits is not None and runs > fits else None,
-        note="" if fits is not None else note,
-    )
+    more = runs if runs is not None and fits is not None and runs > fits else None
+    return MaxSizeBar(group, labels, fits, with_retries=more, note=note)
 
 
 def _subtitle(results: Sequence[HardwareResult]) -> str:
@@ -134,7 +130,6 @@ def _values(results: Sequence[HardwareResult], field: str) -> set[str]:
 
 
 def _servers(results: Sequence[HardwareResult]) -> str:
-    """Return the names of the hardware, in one phrase: ``2 x p5.48xlarge (16 x H100-SXM) and 1 x p4d.24xlarge ...``."""
     names = [hardware_text(one.hardware, one.cells[0].setup.world_size) for one in results]
     if results[0].cells[0].quantity.name == "world_size":
         names = [one.hardware.name for one in results]
@@ -150,7 +145,8 @@ def _conditions(results: Sequence[HardwareResult]) -> list[str]:
     lines.append(f"setup: {common_line(first.setup, varying, first.quantity.name)}")
     lines += [_hardware(one) for one in results]
     shown = [cell.shown.setup for one in results for cell in one.cells if cell.is_answered]
-    lines += sorted({_groups(setup) for setup in shown if setup.strategy.is_hybrid})
+    groups = {str(setup.shard_group_size) for setup in shown if setup.strategy.is_hybrid}
+    lines += [f"hybrid strategies in shard groups of {size}" for size in sorted(groups)]
     segments = ", expandable segments" if first.check.expandable_segments else ""
     lines += [f"torch {TORCH_VERSION} as modelled, CUDA kernels, rank 0{segments}", *load_lines(first)]
     lines += [
@@ -159,10 +155,6 @@ def _conditions(results: Sequence[HardwareResult]) -> list[str]:
     if any(setup.offload is not Offload.NONE for setup in setups):
         lines += dict.fromkeys(host_line(one) for one in results)
     return lines
-
-
-def _groups(setup: TrainSetup) -> str:
-    return f"hybrid strategies in shard groups of {setup.shard_group_size}"
 
 
 def _hardware(result: HardwareResult) -> str:

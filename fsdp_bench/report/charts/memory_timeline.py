@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from fsdp_bench.plan.chart_data.memory_timeline import DrawnMemory, drawn_memory, memory_timeline
 from fsdp_bench.plan.prediction import Prediction
@@ -133,7 +133,6 @@ def _moments(memory: DrawnMemory, unit: float) -> tuple[list[float], dict[str, l
 
 
 def _phases(memory: DrawnMemory, is_short: bool, top: float) -> tuple[tuple[Tick, ...], list[Line], list[Area]]:
-    """Return the names of phases, lines where they begin, and shades behind the loss and the optimizer."""
     names, dividers, shades, start = list[Tick](), list[Line](), list[Area](), 0.0
     for phase in memory.phases:
         name = _SHORT.get(phase.name, phase.name) if is_short else phase.name
@@ -178,8 +177,7 @@ def phase_bars(phases: Mapping[str, int], heading: str, measured: Mapping[str, i
     return Bars(heading, (BarGroup("", tuple(bars)),), legend=legend)
 
 
-@dataclass(frozen=True)
-class _Panel:
+class _Panel(NamedTuple):
     """One setup in the picture."""
 
     prediction: Prediction
@@ -211,25 +209,22 @@ def timeline_slide(predictions: Sequence[Prediction], refused: Sequence[Question
         f"Memory over one training step (predicted): {hardware_text(first.hardware, first.setup.world_size)}",
         answer if is_alone else f"{name}, {len(panels)} setups on one scale",
         tuple(_conditions(predictions, varying)),
-        tuple(_plot(panel, panels) for panel in panels),
+        tuple(
+            memory_plot(
+                panel.memory,
+                _heading(panel, is_alone),
+                usable=panel.prediction.gpu_bytes,
+                reserved=panel.prediction.reserved_bytes,
+                gpu=panel.prediction.gpu.name if panel.prediction.gpu else "the GPU",
+                highest=max(one.memory.peak_bytes for one in panels),
+                are_names_short=len(panel.memory.phases) * (1 if is_alone else 3) >= 12,
+                is_bad=panel.prediction.fits is False,
+            )
+            for panel in panels
+        ),
         notes=tuple(_notes(panels, refused)),
         is_bad=is_alone and predictions[0].fits is False,
         columns=columns,
-    )
-
-
-def _plot(panel: _Panel, panels: Sequence[_Panel]) -> Plot:
-    prediction, is_alone = panel.prediction, len(panels) == 1
-    num_phases = len(panel.memory.phases)
-    return memory_plot(
-        panel.memory,
-        _heading(panel, is_alone),
-        usable=prediction.gpu_bytes,
-        reserved=prediction.reserved_bytes,
-        gpu=prediction.gpu.name if prediction.gpu else "the GPU",
-        highest=max(one.memory.peak_bytes for one in panels),
-        are_names_short=num_phases * (1 if is_alone else 3) >= 12,
-        is_bad=prediction.fits is False,
     )
 
 

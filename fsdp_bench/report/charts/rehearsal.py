@@ -75,7 +75,6 @@ def _plot(found: Rehearsal) -> Plot:
 
 
 def _phases(found: Rehearsal, top: float) -> tuple[list[Area], tuple[Tick, ...]]:
-    """Return a shade behind each phase, and each step's number where it begins."""
     report = found.report
     times = [point[0] for point in report.curve or ()]
     ends = [(step, phase, bisect_right(times, moment)) for step, phase, moment in report.step_ends_us]

@@ -40,10 +40,16 @@ def scaling_slide(questions: Sequence[Question]) -> Slide:
     hardware = first.hardware
     assert hardware is not None
     nodes = found[0].nodes
+    fits = {one for curve in found for one, value in zip(curve.fits, curve.tokens, strict=True) if value is not None}
+    memory = "all of it is predicted to fit in memory"
+    if False in fits:
+        memory = "white marks: predicted not to fit in memory"
+    elif fits == {None}:
+        memory = "whether the memory suffices is unknown"
     conditions = (
         common_line(first.setup, varying_fields(questions)).partition(", ")[2],
         "the same batch on every GPU, so that the whole batch grows with the nodes",
-        _memory_text(found),
+        memory,
         "predicted for eager, rank 0",
         *dict.fromkeys(f"bands: {one.range.because}" for curve in found for _, one in _ranged(curve) if one.range),
         *dict.fromkeys(f"rates: {rests_on(speed, first.profile)}" for speed in filter(None, found[0].speeds[-1:])),
@@ -85,14 +91,6 @@ def _plot(found: Sequence[ScalingCurve], varying: Sequence[str]) -> Plot:
         tuple(points),
         tuple(key for _, key in sorted(ends, key=lambda pair: -pair[0])),
     )
-
-
-def _memory_text(found: Sequence[ScalingCurve]) -> str:
-    """Return the condition about memory: which marks are setups that do not fit."""
-    fits = {one for curve in found for one, value in zip(curve.fits, curve.tokens, strict=True) if value is not None}
-    if fits == {None}:
-        return "whether the memory suffices is unknown"
-    return "white marks: predicted not to fit in memory" if False in fits else "all of it is predicted to fit in memory"
 
 
 def _label(curve: ScalingCurve, varying: Sequence[str]) -> str:

@@ -45,7 +45,12 @@ def figure_of(slide: Slide) -> Figure:
     grid = figure.add_gridspec(3, 1, height_ratios=(above, HEIGHT - above - below, below), hspace=0)
     body = figure.add_subfigure(grid[1])
     _legend(body, slide)
-    _draw(body, slide)
+    if plots := [chart for chart in slide.charts if isinstance(chart, Plot)]:
+        draw_plots(body, plots, slide.columns)
+    if lanes := [chart for chart in slide.charts if isinstance(chart, Lanes)]:
+        draw_lanes(body, lanes)
+    if bars := [chart for chart in slide.charts if isinstance(chart, Bars)]:
+        draw_bars(body, bars)
     return figure
 
 
@@ -62,15 +67,6 @@ def draw(slide: Slide, path: Path) -> None:
     """
     metadata = {"Date": None} if path.suffix.lower() == ".svg" else None
     figure_of(slide).savefig(path, metadata=metadata)
-
-
-def _draw(body: SubFigure, slide: Slide) -> None:
-    if plots := [chart for chart in slide.charts if isinstance(chart, Plot)]:
-        draw_plots(body, plots, slide.columns)
-    if lanes := [chart for chart in slide.charts if isinstance(chart, Lanes)]:
-        draw_lanes(body, lanes)
-    if bars := [chart for chart in slide.charts if isinstance(chart, Bars)]:
-        draw_bars(body, bars)
 
 
 def _legend(body: SubFigure, slide: Slide) -> None:

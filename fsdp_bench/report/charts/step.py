@@ -143,7 +143,6 @@ def _longest(found: Sequence[StepStreams]) -> float:
 
 
 def _parts(found: Sequence[StepStreams], names: Sequence[str]) -> Lanes:
-    """Return a lane for each step: its parts, in the order of PART_LABELS."""
     lanes = []
     for one, name in zip(found, names, strict=True):
         begin, spans = 0.0, []

@@ -70,7 +70,13 @@ def trade_off_plot(
     styles = [UNFIT if point.fits is False else BEST if point in best else FITS for point in points]
     is_numbered = len(points) <= MOST_NUMBERED
     marks = tuple(
-        Point(style, point.memory_bytes / unit, point.tokens, point.number if is_numbered else None, _name(point))
+        Point(
+            style,
+            point.memory_bytes / unit,
+            point.tokens,
+            point.number if is_numbered else None,
+            f"{point.name}, does not fit" if point.fits is False else point.name,
+        )
         for point, style in zip(points, styles, strict=True)
     )
     frontier = Line(FRONTIER, tuple(p.memory_bytes / unit for p in best), tuple(p.tokens for p in best), is_step=True)
@@ -81,10 +87,6 @@ def trade_off_plot(
         texts = [f"{format_gib(size)} on {name}" for size, name in sorted(usable.items())]
         legend.append(Key(USABLE, f"usable: {'; '.join(texts)}"))
     return Plot(heading, x, y, lines=(frontier, *limits), points=marks, legend=tuple(legend))
-
-
-def _name(point: TradeOffPoint) -> str:
-    return f"{point.name}, does not fit" if point.fits is False else point.name
 
 
 def right_end(points: Sequence[TradeOffPoint], usable: Sequence[int]) -> float:

@@ -119,7 +119,6 @@ def exceeded_limit(record: TrialRecord) -> int | None:
 
 
 def _marks(record: TrialRecord) -> tuple[str, ...]:
-    """Return warnings about a trial that ended ok: allocation retries, suspect measurements."""
     return (() if record.fits else (RETRIES,)) + ((SUSPECT,) if record.suspect else ())
 
 
@@ -141,8 +140,10 @@ class Chart:
     """The axis's title, with places for the unit and for what a rank runs on."""
     units: tuple[tuple[float, str], ...]
     """Units of the axis (divisor, name), largest first; the first not above the highest bar is used."""
-    meaning: dict[str, str]
-    """The definition of the quantity for the conditions, by kind of hardware."""
+    meaning: str
+    """The definition of the quantity for the conditions."""
+    meaning_on_cpu: str | None = None
+    """The same of trials on a CPU, if that is another."""
     emulated: str = ""
     """A remark for emulated trials, whose collectives take no time."""
     has_rehearsals: bool = False
@@ -150,8 +151,6 @@ class Chart:
 
 
 _ALLOCATED = "allocated: torch.cuda.max_memory_allocated"
-_PROFILED = "communication: worst rank, median of profiled steps"
-_PER_RANK = "tokens/s of one rank at the slowest rank's step time"
 CHARTS = (
     Chart(
         "peak-memory",
@@ -159,7 +158,8 @@ CHARTS = (
         memory_bar,
         "peak allocated per rank, {unit}",
         ((GIB, "GiB"), (MIB, "MiB")),
-        {"cpu": "allocated: peak of live tensor bytes, worst rank", "cuda": f"{_ALLOCATED}, worst rank"},
+        f"{_ALLOCATED}, worst rank",
+        "allocated: peak of live tensor bytes, worst rank",
         has_rehearsals=True,
     ),
     Chart(
@@ -168,8 +168,8 @@ CHARTS = (
         throughput_bar,
         "{unit} per {rank}",
         ((1.0, "tokens/s"),),
-        dict.fromkeys(("cpu", "cuda"), _PER_RANK),
-        "; collectives end at once: the job's compute, not its throughput",
+        "tokens/s of one rank at the slowest rank's step time",
+        emulated="; collectives end at once: the job's compute, not its throughput",
     ),
     Chart(
         "communication",
@@ -177,7 +177,7 @@ CHARTS = (
         communication_bar,
         "time per step, {unit}",
         ((1.0, "s"), (1e-3, "ms")),
-        dict.fromkeys(("cpu", "cuda"), _PROFILED),
+        "communication: worst rank, median of profiled steps",
     ),
 )
 
@@ -230,14 +230,14 @@ class ChartsMeanwhile:
 
 def measured_slide(chart: Chart, trials: ChartTrials) -> Slide:
     """Return one chart of the trials that share it."""
-    record = trials.groups[0].slots[0].record
+    record, more = trials.records[0], len(trials.notes) - MOST_NOTES
     title = chart.title + (", without communication" if record.device == "emulated" and chart.emulated else "")
     return Slide(
         f"{title}: {trials.place}",
         trials.subtitle,
         (*trials.conditions, meaning_of(chart, record)),
         (trial_bars(chart, trials),),
-        notes=tuple(_noted(trials.notes)),
+        notes=(*trials.notes[:MOST_NOTES], *([f"and {more} more reasons: trials.csv"] if more > 0 else [])),
     )
 
 
@@ -245,31 +245,37 @@ def meaning_of(chart: Chart, record: TrialRecord) -> str:
     """Return the definition of a chart's quantity, as it was read in a trial."""
     if record.source == "rehearsed":
         return f"{_ALLOCATED}; rank 0 in PyTorch's CUDA build on a stand-in for NVIDIA's libraries: kernels do nothing"
-    remark = chart.emulated if record.device == "emulated" else ""
-    return chart.meaning.get(record.hardware, chart.meaning["cuda"]) + remark
+    meaning = chart.meaning_on_cpu if record.hardware == "cpu" and chart.meaning_on_cpu else chart.meaning
+    return meaning + (chart.emulated if record.device == "emulated" else "")
 
 
 def charts_of(trials: ChartTrials) -> list[Chart]:
     """Return the charts in which at least one trial has a bar."""
-    every = [slot.record for group in trials.groups for slot in group.slots]
-    charts = [chart for chart in CHARTS if every[0].source != "rehearsed" or chart.has_rehearsals]
-    return [chart for chart in charts if any(chart.bar(record).top for record in every)]
+    records = trials.records
+    charts = [chart for chart in CHARTS if records[0].source != "rehearsed" or chart.has_rehearsals]
+    return [chart for chart in charts if any(chart.bar(record).top for record in records)]
 
 
 def trial_bars(chart: Chart, trials: ChartTrials) -> Bars:
     """Return the bars of the trials that share a chart."""
-    drawn = [[(slot.labels, chart.bar(slot.record)) for slot in group.shown] for group in trials.groups]
-    every = [one for group in drawn for _, one in group]
-    highest = max(one.top for one in every)
+    groups = [
+        BarGroup(
+            group.header,
+            tuple(
+                replace(chart.bar(record), labels=() if group.collapsed else labels)
+                for labels, record in group.trials[: 1 if group.collapsed else None]
+            ),
+        )
+        for group in trials.groups
+    ]
+    every = [bar for group in groups for bar in group.bars]
+    highest = max(bar.top for bar in every)
     scale, unit = next((unit for unit in chart.units if highest >= unit[0]), chart.units[-1])
-    rank = "GPU" if trials.groups[0].slots[0].record.hardware == "cuda" else "rank"
-    shown = {piece.name for one in every for piece in one.pieces if piece.size}
+    rank = "GPU" if trials.records[0].hardware == "cuda" else "rank"
+    shown = {piece.name for bar in every for piece in bar.pieces if piece.size}
     return Bars(
         "",
-        tuple(
-            BarGroup(group.header, tuple(_named(one, labels, scale) for labels, one in own))
-            for group, own in zip(trials.groups, drawn, strict=True)
-        ),
+        tuple(replace(group, bars=tuple(_numbered(bar, scale) for bar in group.bars)) for group in groups),
         chart.axis.format(unit=unit, rank=rank),
         scale,
         unit,
@@ -278,14 +284,8 @@ def trial_bars(chart: Chart, trials: ChartTrials) -> Bars:
     )
 
 
-def _noted(notes: tuple[str, ...]) -> list[str]:
-    """Return the first notes, one line each, and a line with the number of further notes."""
-    more = len(notes) - MOST_NOTES
-    return [*notes[:MOST_NOTES], *([f"and {more} more reasons: trials.csv"] if more > 0 else [])]
-
-
-def _named(bar: Bar, labels: tuple[str, ...], scale: float) -> Bar:
-    """Return a trial's bar with its setting, and with its number in the axis's unit if it is a result."""
+def _numbered(bar: Bar, scale: float) -> Bar:
+    """Return a trial's bar with its number in the axis's unit, if it is a result."""
     scaled = bar.total / scale
     number = f"{scaled:,.1f}" if scaled < 100 or scale == GIB else f"{scaled:,.0f}"
-    return replace(bar, labels=labels, words=(number, *bar.words) if bar.is_result else bar.words)
+    return replace(bar, words=(number, *bar.words)) if bar.is_result else bar

@@ -144,7 +144,6 @@ def device_of(records: list[TrialRecord]) -> str:
 
 
 def _condition(field: str, records: list[TrialRecord]) -> str | None:
-    """Return a field's name and values; None for a default value that is not printed."""
     values = sorted({facts(record)[field] for record in records}, key=order_of)
     if field == "shard_size":
         values = [value for value in values if value is not None]

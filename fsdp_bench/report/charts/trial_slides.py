@@ -8,7 +8,7 @@ over several.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -41,28 +41,15 @@ _SPLIT_FIRST = ("model", "world_size")
 
 
 @dataclass(frozen=True)
-class Slot:
-    """The place of one trial in a chart."""
-
-    record: TrialRecord
-    labels: tuple[str, ...]
-    """One label per level, outermost first."""
-
-
-@dataclass(frozen=True)
 class Group:
     """The bars of one strategy."""
 
     header: str
     """The strategy, and the effective one if that differs."""
-    slots: tuple[Slot, ...]
+    trials: tuple[tuple[tuple[str, ...], TrialRecord], ...]
+    """The trials in order, each with one label per level, outermost first."""
     collapsed: bool = False
-    """Whether all trials of the group were skipped; one label then stands for all its slots."""
-
-    @property
-    def shown(self) -> tuple[Slot, ...]:
-        """The slots to draw; a collapsed group has one, without labels."""
-        return (Slot(self.slots[0].record, ()),) if self.collapsed else self.slots
+    """Whether all trials of the group were skipped; one bar without labels then stands for all."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +59,7 @@ class ChartTrials:
     suffix: str
     """Suffix of the file name: empty, or ``-`` and the values that distinguish this chart from the others."""
     levels: tuple[str, ...]
-    """The titles of the slots' labels, outermost first."""
+    """The titles of the bars' labels, outermost first."""
     place: str
     """The number of ranks and their device: ``4 ranks, NVIDIA H100``."""
     subtitle: str
@@ -82,6 +69,11 @@ class ChartTrials:
     notes: tuple[str, ...]
     """Reasons why some trials have no bar, and suspect measurements."""
     groups: tuple[Group, ...]
+
+    @property
+    def records(self) -> list[TrialRecord]:
+        """The trials, in the order of their bars."""
+        return [record for group in self.groups for _, record in group.trials]
 
 
 def group_by_chart(records: Iterable[TrialRecord], machine: str) -> list[ChartTrials]:
@@ -181,22 +173,17 @@ def _comparable(records: list[TrialRecord]) -> list[list[TrialRecord]]:
     device.
     """
     made: dict[Hashable, list[TrialRecord]] = {}
-    known = {key: _only(key, records) for key in (device_name, torch_version)}
+    # of each kind of device the first known value
+    known = {
+        find: {record.device: value for record in reversed(records) if (value := find(record))}
+        for find in (device_name, torch_version)
+    }
     for record in records:
         where = tuple(find(record) or known[find].get(record.device, "unknown") for find in known)
-        made.setdefault((record.device, *where, _plan(record)), []).append(record)
+        run = record.run
+        plan = run.warmup_steps, run.steps, run.communication_steps, run.memory_limit_bytes, run.threads_per_rank
+        made.setdefault((record.device, *where, *plan, run.rehearsed_on), []).append(record)
     return [members for members in made.values() if any(r.outcome is not Outcome.SKIPPED for r in members)]
-
-
-def _only(find: Callable[[TrialRecord], str | None], records: list[TrialRecord]) -> dict[str, str]:
-    """Return the first known value among the records of each kind of device."""
-    return {record.device: value for record in reversed(records) if (value := find(record))}
-
-
-def _plan(record: TrialRecord) -> Hashable:
-    run = record.run
-    limits = run.memory_limit_bytes, run.threads_per_rank, run.rehearsed_on
-    return run.warmup_steps, run.steps, run.communication_steps, *limits
 
 
 def _chart_trials(records: list[TrialRecord], values: tuple[str, ...], machine: str, suffix: str) -> ChartTrials:
@@ -227,5 +214,5 @@ def _groups(records: list[TrialRecord], levels: list[str]) -> Iterable[Group]:
     for (place, effective), members in groupby(sorted(records, key=key), key=key):
         ordered = sorted(members, key=lambda record: [order_of(facts(record)[level]) for level in levels])
         header = ORDER[place].value + (f"\n(ran {effective})" if effective else "")
-        slots = [Slot(one, tuple(value_label(level, facts(one)[level]) for level in levels)) for one in ordered]
-        yield Group(header, tuple(slots), collapsed=ORDER[place] not in ran)
+        labels = (tuple(value_label(level, facts(one)[level]) for level in levels) for one in ordered)
+        yield Group(header, tuple(zip(labels, ordered, strict=True)), collapsed=ORDER[place] not in ran)

@@ -7,12 +7,9 @@ Read in this order:
     max_size.py    the page of the largest that fits
     settings.py    setups on these pages: their names, their columns, their conditions
     plan.py        the page of a plan
-    offers.py      its offers: a table, a chart, the range of each
     sweep.py       the page of measured or rehearsed trials, and of a sweep's searches
-    trials.py      its trials as rows, points and bars
     errors.py      predictions of trials beside what was measured; one predicted step
-    render.py      from blocks to HTML, by the templates
-    svg.py         from charts to SVG paths and places in percent
+    render.py      from blocks to HTML, by the templates; from charts to SVG paths
     templates/     HTML, CSS and JavaScript
 """
 

@@ -5,17 +5,12 @@ Texts are plain; templates escape them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Protocol
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
 
-
-class Block(Protocol):
-    """A part of a section; templates/blocks.html has a macro of the name ``kind``."""
-
-    @property
-    def kind(self) -> str:
-        """The name of its macro."""
+from fsdp_bench.report.charts.description import Chart
+from fsdp_bench.report.text.common import UNKNOWN
 
 
 @dataclass(frozen=True)
@@ -66,18 +61,32 @@ class Cell:
 class Column:
     """One column of a table."""
 
-    title: str
-    is_number: bool = False
-    choices: tuple[str, ...] = ()
-    """The texts to filter by; none if there are too many."""
-
-
-@dataclass(frozen=True)
-class Row:
-    """One row of a table; the first cell names it."""
-
     cells: tuple[Cell, ...]
-    is_marked: bool = False
+    is_number: bool = False
+    title: str = ""
+
+    @property
+    def choices(self) -> list[str]:
+        """The texts to filter by: a few short ones, of a column of words."""
+        texts = {cell.text for cell in self.cells}
+        is_few = len(self.cells) >= FEWEST_TO_FILTER and 1 < len(texts) <= MOST_CHOICES and not self.is_number
+        return sorted(texts) if is_few and max(map(len, texts)) <= LONGEST_CHOICE else []
+
+
+def words(texts: Iterable[str]) -> Column:
+    """Return a column of words."""
+    return Column(tuple(map(Cell, texts)))
+
+
+def numbers(values: Iterable[float | None], form: Callable[[Any], str] = str, without: str = UNKNOWN) -> Column:
+    """Return a column of numbers.
+
+    Args:
+        values: the values.
+        form: the function that formats one.
+        without: what stands in the place of None.
+    """
+    return Column(tuple(Cell(without) if one is None else Cell(form(one), one) for one in values), is_number=True)
 
 
 @dataclass(frozen=True)
@@ -86,10 +95,17 @@ class Table:
 
     caption: str
     columns: tuple[Column, ...]
-    rows: tuple[Row, ...]
+    """The columns; cells of the first one name the rows."""
     shared: tuple[tuple[str, str], ...] = ()
     """Columns that have the same text in all rows, and that text."""
+    marked: Collection[int] = ()
+    """The places of rows that are marked."""
     kind: str = "table"
+
+    @property
+    def rows(self) -> list[tuple[Cell, ...]]:
+        """The cells of each row."""
+        return list(zip(*(column.cells for column in self.columns), strict=True))
 
     @property
     def is_filtered(self) -> bool:
@@ -106,27 +122,22 @@ LONGEST_CHOICE = 30
 """Only texts of at most so many characters are filtered by."""
 
 
-def table(caption: str, titles: Sequence[str], rows: Sequence[Row], numbers: Sequence[str] = ()) -> Table:
-    """Return a table; columns of words with the same text in all rows are named above it, and empty ones left out."""
-    assert all(len(row.cells) == len(titles) for row in rows), "a cell for every column"
-    columns, kept, shared = [], [], []
-    for place, title in enumerate(titles):
-        texts = tuple(dict.fromkeys(row.cells[place].text for row in rows))
-        if place and not any(texts):
-            continue
-        if place and len(rows) > 1 and len(texts) == 1:
-            shared.append((title, texts[0]))
-            continue
-        columns.append(Column(title, title in numbers, () if title in numbers else _choices(texts, len(rows))))
-        kept.append(place)
-    narrowed = tuple(Row(tuple(row.cells[place] for place in kept), row.is_marked) for row in rows)
-    return Table(caption, tuple(columns), narrowed, tuple(shared))
+def table(caption: str, columns: Mapping[str, Column], marked: Collection[int] = ()) -> Table:
+    """Return a table; columns of words with the same text in all rows are named above it, and empty ones left out.
 
-
-def _choices(texts: tuple[str, ...], num_rows: int) -> tuple[str, ...]:
-    """Return the texts to filter by: a few short ones."""
-    is_few = num_rows >= FEWEST_TO_FILTER and 1 < len(texts) <= MOST_CHOICES
-    return tuple(sorted(texts)) if is_few and max(map(len, texts)) <= LONGEST_CHOICE else ()
+    Args:
+        caption: its title.
+        columns: the columns by their titles.
+        marked: the places of rows that are marked.
+    """
+    kept, shared = [], []
+    for place, (title, column) in enumerate(columns.items()):
+        texts = {cell.text for cell in column.cells}
+        if place and len(column.cells) > 1 and len(texts) == 1 and any(texts):
+            shared.append((title, column.cells[0].text))
+        elif not place or any(texts):
+            kept.append(replace(column, title=title))
+    return Table(caption, tuple(kept), tuple(shared), marked)
 
 
 @dataclass(frozen=True)
@@ -136,6 +147,10 @@ class Details:
     title: str
     blocks: tuple[Block, ...]
     kind: str = "details"
+
+
+Block: TypeAlias = Text | Facts | Tiles | Table | Details | Chart
+"""A part of a section; templates/blocks.html has a macro of the name ``kind``."""
 
 
 @dataclass(frozen=True)
@@ -170,5 +185,5 @@ class Page:
     lead: tuple[Block, ...] = ()
     """Blocks shown next to the answer."""
     sections: tuple[Section, ...] = ()
-    notes: tuple[str, ...] = field(default=())
+    notes: tuple[str, ...] = ()
     """Files that could not be read."""

@@ -15,19 +15,19 @@ from fsdp_bench.report.charts.colors import Style
 from fsdp_bench.report.charts.description import Key, Line, Plot, Point
 from fsdp_bench.report.charts.memory_timeline import memory_plot, phase_bars
 from fsdp_bench.report.charts.step import both_views
-from fsdp_bench.report.html.blocks import Block, Cell, Details, Facts, Row, Section, Text, table
+from fsdp_bench.report.html.blocks import Block, Column, Details, Facts, Section, Text, numbers, table, words
 from fsdp_bench.report.text.common import UNKNOWN
 from fsdp_bench.report.text.setups import setup_line
 from fsdp_bench.report.text.speed import step_text
 from fsdp_bench.simulate.step import SimulatedSteps
 from fsdp_bench.spec.calibration_profile import Profile
 from fsdp_bench.spec.errors import SpecError
-from fsdp_bench.spec.hardware import Hardware
+from fsdp_bench.spec.hardware import Gpu, Hardware
 from fsdp_bench.spec.model_code import ModelCode
 from fsdp_bench.spec.record import TrialRecord
 from fsdp_bench.spec.units import format_gib
 from fsdp_bench.validate.memory import MemoryComparison, Summary, compare_with_record, kernels_of, summarize
-from fsdp_bench.validate.step_time import TimeComparison, compare_time, summarize_time
+from fsdp_bench.validate.step_time import compare_time, summarize_time
 
 NOT_HERE = "its code would have to be recorded first: fsdp-bench validate --against RESULTS"
 MOST_BLOCKS = 4096
@@ -50,23 +50,45 @@ def why_not_simulated(record: TrialRecord) -> str | None:
     return None if size <= MOST_BLOCKS else f"{size} blocks of all micro-batches are too many to simulate in a report"
 
 
-def _compared(record: TrialRecord) -> MemoryComparison:
-    reason = why_not_simulated(record)
-    return compare_with_record(record) if reason is None else MemoryComparison(label=record.id, error=reason)
-
-
 def _memory(numbered: Numbered, source: str) -> list[Block]:
-    compared = [(number, record, _compared(record)) for number, record in numbered]
-    known = [one for one in compared if one[2].phases]
+    compared = []
+    for number, record in numbered:
+        reason = why_not_simulated(record)
+        one = compare_with_record(record) if reason is None else MemoryComparison(label=record.id, error=reason)
+        compared.append((number, one))
+    known = [one for one in compared if one[1].phases]
     blocks: list[Block] = []
     if known:
-        blocks.append(Text(_memory_text(summarize([one for _, _, one in compared], source), source)))
-        pairs = [(n, one.peak.predicted_bytes, one.peak.reference_bytes) for n, _, one in known]
+        blocks.append(Text(_memory_text(summarize([one for _, one in compared], source), source)))
+        pairs = [(number, one.peak.predicted_bytes, one.peak.reference_bytes) for number, one in known]
         units = memory_unit(max(max(pair[1:]) for pair in pairs))
-        plot = against(f"Peak allocated: predicted against {source}", pairs, source, units, format_gib)
-        blocks += [plot, Details("Every trial's peak, predicted and " + source, (_memory_table(known, source),))]
-    reasons = Counter(one.error or "it ran out of memory" for _, _, one in compared if not one.phases)
+        worst = [one.worst for _, one in known]
+        columns = {
+            **_columns(pairs, [one.label for _, one in known], source, format_gib),
+            "error": numbers((one.peak.relative for _, one in known), "{:+.2%}".format),
+            "phase with the largest error": words(phase if error else "none" for phase, error in worst),
+            "error there": numbers((error for _, error in worst), "{:+.2%}".format),
+        }
+        blocks += [
+            against(f"Peak allocated: predicted against {source}", pairs, source, units, format_gib),
+            Details(
+                "Every trial's peak, predicted and " + source,
+                (table(f"Peak allocated of rank 0, predicted and {source}", columns),),
+            ),
+        ]
+    reasons = Counter(one.error or "it ran out of memory" for _, one in compared if not one.phases)
     return blocks + [Text(f"Memory is not compared of {count}: {reason}.") for reason, count in reasons.items()]
+
+
+def _columns(
+    pairs: Sequence[tuple[int, float, float]], labels: Sequence[str], source: str, text: Callable[[float], str]
+) -> dict[str, Column]:
+    return {
+        "#": numbers(number for number, _, _ in pairs),
+        "trial": words(label.partition(" ")[2] for label in labels),
+        "predicted": numbers((predicted for _, predicted, _ in pairs), text),
+        source: numbers((other for _, _, other in pairs), text),
+    }
 
 
 def _memory_text(found: Summary, source: str) -> str:
@@ -83,64 +105,28 @@ def _memory_text(found: Summary, source: str) -> str:
     return " ".join(parts)
 
 
-def _memory_table(known: Sequence[tuple[int, TrialRecord, MemoryComparison]], source: str) -> Block:
-    titles = ("#", "trial", "predicted", source, "error", "phase with the largest error", "error there")
-    rows = []
-    for number, _, one in known:
-        phase, error = one.worst
-        cells = (
-            Cell(str(number), number),
-            Cell(one.label.partition(" ")[2]),
-            Cell(format_gib(one.peak.predicted_bytes), one.peak.predicted_bytes),
-            Cell(format_gib(one.peak.reference_bytes), one.peak.reference_bytes),
-            Cell(f"{one.peak.relative:+.2%}", one.peak.relative),
-            Cell(phase if error else "none"),
-            Cell(f"{error:+.2%}", error),
-        )
-        rows.append(Row(cells))
-    return table(f"Peak allocated of rank 0, predicted and {source}", titles, rows, ("#", *titles[2:5], titles[6]))
-
-
 def _time(numbered: Numbered, profile: Profile | None) -> list[Block]:
     fit_in = [(number, record) for number, record in numbered if why_not_simulated(record) is None]
-    compared = [(number, record, compare_time(record, profile)) for number, record in fit_in]
-    known = [one for one in compared if one[2].error is not None]
+    compared = [(number, compare_time(record, profile)) for number, record in fit_in]
+    known = [one for one in compared if one[1].error is not None]
     blocks: list[Block] = []
     if known:
-        found = summarize_time([one for _, _, one in compared])
-        blocks.append(
+        found = summarize_time([one for _, one in compared])
+        pairs = [(number, one.predicted_seconds or 0.0, one.measured_seconds or 0.0) for number, one in known]
+        columns = {
+            **_columns(pairs, [one.label for _, one in known], "measured", step_text),
+            "error": numbers((one.error for _, one in known), "{:+.1%}".format),
+        }
+        blocks += [
             Text(
                 f"Step time, predicted and measured: the median error is {found.median_error or 0:.1%} in"
                 f" {found.num_trials} trials, {found.num_within} of them within 15 %."
-            )
-        )
-        pairs = [(number, one.predicted_seconds or 0.0, one.measured_seconds or 0.0) for number, _, one in known]
-        heading = "Step time: predicted against measured"
-        blocks += [
-            against(heading, pairs, "measured", (1e-3, "ms"), step_text),
-            Details("Every trial's step time", (_time_table(known),)),
+            ),
+            against("Step time: predicted against measured", pairs, "measured", (1e-3, "ms"), step_text),
+            Details("Every trial's step time", (table("Step time, predicted and measured", columns),)),
         ]
-    reasons = Counter(one.reason for _, _, one in compared if one.error is None)
-    return blocks + [
-        Text(f"Time is not compared of {count}: {reason or UNKNOWN}.") for reason, count in reasons.items()
-    ]
-
-
-def _time_table(known: Sequence[tuple[int, TrialRecord, TimeComparison]]) -> Block:
-    titles = ("#", "trial", "predicted", "measured", "error")
-    rows = [
-        Row(
-            (
-                Cell(str(number), number),
-                Cell(one.label.partition(" ")[2]),
-                Cell(step_text(one.predicted_seconds or 0.0), one.predicted_seconds),
-                Cell(step_text(one.measured_seconds or 0.0), one.measured_seconds),
-                Cell(f"{one.error or 0:+.1%}", one.error),
-            )
-        )
-        for number, _, one in known
-    ]
-    return table("Step time, predicted and measured", titles, rows, ("#", *titles[2:]))
+    reasons = Counter(one.reason or UNKNOWN for _, one in compared if one.error is None)
+    return blocks + [Text(f"Time is not compared of {count}: {reason}.") for reason, count in reasons.items()]
 
 
 TRIAL, EQUAL = Style("blue"), Style("faint", is_line=True)
@@ -186,24 +172,25 @@ def step_sections(trial: TrialRecord, profile: Profile | None) -> list[Section]:
     title = f"Memory over one step of {which}"
     if (why := why_not_simulated(trial)) is not None:
         return [Section(title, (Text(f"Not predicted: {why}."),))]
+    gpu = gpu_by_product_name(trial.ranks[0].device_name) if trial.ranks else None
     try:
-        blocks = _memory_blocks(trial)
+        blocks = _memory_blocks(trial, gpu)
     except SpecError as error:
         blocks = [Text(f"Not predicted: {error}")]
-    return [Section(title, (Text(f"{trial.model.name}: {setup_line(trial.setup)}"), *blocks)), _streams(trial, profile)]
+    streams = Section("What runs when", tuple(_stream_blocks(trial, gpu, profile)))
+    return [Section(title, (Text(f"{trial.model.name}: {setup_line(trial.setup)}"), *blocks)), streams]
 
 
-def _memory_blocks(trial: TrialRecord) -> list[Block]:
+def _memory_blocks(trial: TrialRecord, gpu: Gpu | None) -> list[Block]:
     steps = SimulatedSteps(trial.model, trial.setup, kernels_of(trial))  # type: ignore[arg-type]
     timeline = rank_timeline(steps, rank=0)
     memory = trial.ranks[0].memory if trial.ranks else None
-    gpu = gpu_by_product_name(trial.ranks[0].device_name) if trial.ranks else None
     usable = trial.run.gpu_limit_bytes or (gpu.usable_memory_bytes if gpu else None)
-    drawn = drawn_memory(timeline)
-    peaks = {phase.name: phase.peak.total for phase in timeline.phases}
-    highest = {name: max(phase.peak.total for phase in timeline.phases if phase.name == name) for name in peaks}
+    highest: dict[str, int] = {}
+    for phase in timeline.phases:
+        highest[phase.name] = max(phase.peak.total, highest.get(phase.name, 0))
     return [
-        memory_plot(drawn, "Memory of rank 0 over one training step (predicted)", usable=usable),
+        memory_plot(drawn_memory(timeline), "Memory of rank 0 over one training step (predicted)", usable=usable),
         phase_bars(
             highest,
             f"Peak of each phase of rank 0, predicted and {trial.source}",
@@ -212,20 +199,19 @@ def _memory_blocks(trial: TrialRecord) -> list[Block]:
     ]
 
 
-def _streams(trial: TrialRecord, profile: Profile | None) -> Section:
-    title, compared = "What runs when", compare_time(trial, profile)
+def _stream_blocks(trial: TrialRecord, gpu: Gpu | None, profile: Profile | None) -> list[Block]:
+    compared = compare_time(trial, profile)
     if compared.predicted_seconds is None:
-        return Section(title, (Text(f"Unknown: {compared.reason}."),))
+        return [Text(f"Unknown: {compared.reason}.")]
     kernels = "cpu" if trial.hardware == "cpu" else "cuda"
-    gpu = gpu_by_product_name(trial.ranks[0].device_name) if kernels == "cuda" else None
-    hardware = Hardware.of_gpu(gpu) if gpu else None
+    hardware = Hardware.of_gpu(gpu) if gpu and kernels == "cuda" else None
     asked = Question(trial.model, trial.setup, hardware, kernels, profile=profile)  # type: ignore[arg-type]
     alone = trial.device == "emulated"
     found = speed(asked.simulated, hardware, profile, with_spans=True, without_communication=alone)
     drawn = drawn_streams(StepStreams(asked, found))
     if drawn is None:
-        return Section(title, (Text("Unknown."),))
+        return [Text("Unknown.")]
     steps = trial.setup.gradient_accumulation_steps
     measured = Facts((("step, predicted", step_text(drawn.step_seconds)),
                       ("step, measured", step_text(trial.step_seconds or 0.0))))  # fmt: skip
-    return Section(title, (*both_views(drawn, steps, steps), measured))
+    return [*both_views(drawn, steps, steps), measured]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -11,18 +11,15 @@ from fsdp_bench.plan.max_size import MaxSizeDocument, SettingDocument
 from fsdp_bench.rates.nccl_buffers import Bounds
 from fsdp_bench.report.charts.description import Bars
 from fsdp_bench.report.charts.max_size import CANNOT_RUN, NONE_FITS, MaxSizeBar, size_bars
-from fsdp_bench.report.html.blocks import Cell, Facts, Page, Row, Section, Table, table
+from fsdp_bench.report.html.blocks import Cell, Column, Facts, Page, Section, Table, table, words
 from fsdp_bench.report.html.settings import (
-    NUMBERS,
-    cell_of,
-    fields_shown,
     hardware_of,
     listed,
     name_of,
     place_facts,
+    setting_columns,
     setup_text,
     strategy_of,
-    title_of,
     values_of,
 )
 from fsdp_bench.report.text.common import UNKNOWN, bounds_text
@@ -74,7 +71,6 @@ def _answer(servers: Sequence[MaxSizeDocument]) -> str:
 
 
 def _conditions(servers: Sequence[MaxSizeDocument]) -> Facts:
-    """Return what the answers rest on; what differs between servers or settings has a line for each."""
     first, cells = servers[0], [(one, cell) for one in servers for cell in one.cells]
     models = [cell.model for _, cell in cells if cell.model and cell.fits_value is not None]
     notes = [note for _, cell in cells for note in cell.notes or ()]
@@ -146,27 +142,24 @@ def _largest_bars(one: MaxSizeDocument, highest: int) -> Bars:
 
 
 def _largest_table(one: MaxSizeDocument) -> Table:
-    fields = [field for field in fields_shown(_varying(one)) if field != one.dial]
-    titles = [*map(title_of, fields), "fits", "model", *_SIZES, "tokens/s per GPU", "the next one exceeds"]
-    rows = []
-    for cell in one.cells:
-        values, memory = values_of(cell.setup), cell.memory
-        tokens = (cell.time.tokens_per_second_per_gpu if cell.time else None) or None
-        sizes = (None, None) if memory is None else (memory.peak_allocated_bytes, memory.needed_bytes)
-        without = UNKNOWN if cell.unknown or cell.fits_value is not None else "-"
-        rows.append(
-            Row(
-                (
-                    *(cell_of(field, values) for field in fields),
-                    Cell(_value(one, cell.fits_value), cell.fits_value),
-                    Cell(cell.model or ""),
-                    *(Cell(without) if size is None else Cell(format_gib(size), size) for size in sizes),
-                    Cell(without) if tokens is None else Cell(f"{tokens:,.0f}", tokens),
-                    Cell(cell.impossible or cell.unknown or (cell.limited_by.words if cell.limited_by else "")),
-                )
-            )
-        )
-    return table(f"{_hardware(one)} (predicted)", titles, rows, (*NUMBERS, *_SIZES, "fits", "tokens/s per GPU"))
+    cells, memories = one.cells, [cell.memory for cell in one.cells]
+    fits = [Cell(_value(one, cell.fits_value), cell.fits_value) for cell in cells]
+    tokens = [cell.time and cell.time.tokens_per_second_per_gpu for cell in cells]
+    next_one = (cell.impossible or cell.unknown or (cell.limited_by.words if cell.limited_by else "") for cell in cells)
+    columns = {
+        **setting_columns([values_of(cell.setup) for cell in cells], _varying(one), one.dial),
+        "fits": Column(tuple(fits), is_number=True),
+        "model": words(cell.model or "" for cell in cells),
+        "peak allocated": _known(cells, [one.peak_allocated_bytes if one else None for one in memories], format_gib),
+        "needs": _known(cells, [one.needed_bytes if one else None for one in memories], format_gib),
+        "tokens/s per GPU": _known(cells, [speed or None for speed in tokens], "{:,.0f}".format),
+        "the next one exceeds": words(next_one),
+    }
+    return table(f"{_hardware(one)} (predicted)", columns)
 
 
-_SIZES = ("peak allocated", "needs")
+def _known(cells: Sequence[SettingDocument], values: Sequence[float | None], text: Callable[[float], str]) -> Column:
+    """Return a column of numbers: unknown ones, where something fits or that is not known, have another mark."""
+    without = (UNKNOWN if cell.unknown or cell.fits_value is not None else "-" for cell in cells)
+    shown = (Cell(none) if one is None else Cell(text(one), one) for none, one in zip(without, values, strict=True))
+    return Column(tuple(shown), is_number=True)

@@ -2,114 +2,186 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from fsdp_bench.plan.purchase.document import OfferDocument, PlanDocument
+from fsdp_bench.report.charts.axis import around
+from fsdp_bench.report.charts.colors import Style
+from fsdp_bench.report.charts.description import Key, Line, Plot, Point
 from fsdp_bench.report.charts.memory_timeline import breakdown_bars, memory_plot
 from fsdp_bench.report.charts.step import both_views
-from fsdp_bench.report.html.blocks import (
-    Block,
-    Cell,
-    Facts,
-    Page,
-    Row,
-    Section,
-    Table,
-    Text,
-    Tile,
-    Tiles,
-    table,
-)
-from fsdp_bench.report.html.offers import chart, left_out, money_text, offer_table, offers_of, ranges
+from fsdp_bench.report.html.blocks import Block, Facts, Page, Section, Table, Text, Tile, Tiles, numbers, table, words
+from fsdp_bench.report.text import plan as text
 from fsdp_bench.report.text.common import UNKNOWN
-from fsdp_bench.report.text.offers import (
-    answer_text,
-    code_text,
-    currency_of,
-    duration_text,
-    energy_text,
-    peak_warning,
-    server_of,
-    stated_price,
-)
 from fsdp_bench.report.text.setups import setup_line
 from fsdp_bench.spec.hardware import Source
-from fsdp_bench.spec.units import format_count, format_gib
+from fsdp_bench.spec.units import GIB, format_count, format_gib
+
+CENTS_BELOW = 10
+"""Smaller prices are printed with cents."""
+WINNER, OTHER, RANGE = Style("brown"), Style("steel"), Style("faint", is_line=True)
+
+
+def money_text(amount: float) -> str:
+    """Return a price, in three digits: it is not known better. One below CENTS_BELOW has cents."""
+    return f"{amount:,.2f}" if amount < CENTS_BELOW else f"{float(f'{amount:.3g}'):,.0f}"
 
 
 def plan_page(plan: PlanDocument) -> Page:
     """Return the page of a plan."""
-    offers, winner = offers_of(plan), plan.winner
-    sections = [Section("All offers", (offer_table(plan), *left_out(plan)))] if offers or plan.left_out else []
+    named, winner = text.named_offers(plan), plan.winner
+    offers = [offer for _, offer in named]
+    sections = []
+    if offers or plan.left_out:
+        left_out = {"server": words(one.server for one in plan.left_out)}
+        left_out["reason"] = words(one.reason for one in plan.left_out)
+        servers = [table("Servers without an offer", left_out)] if plan.left_out else []
+        sections.append(Section("All offers", (_offer_table(plan, named), *servers)))
     if winner is not None:
-        sections += [
-            *_step_sections(plan, winner),
-            Section("How far the prediction may be off", (ranges(offers),)),
-        ]
+        sections += _step_sections(plan, winner)
+        sections.append(Section("How far the prediction may be off", (_ranges(offers),)))
     sections.append(Section("Conditions, versions and sources", _conditions(plan)))
     lead: list[Block] = [] if winner is None else [_tiles(plan, winner)]
-    prices = chart(plan, offers)
+    prices = chart(plan)
     return Page(
         title=f"Plan for {plan.model}" + ("" if plan.tokens is None else f" on {format_count(plan.tokens)} tokens"),
         source=plan.source,
-        answer="No plan" if winner is None else answer_text(plan, money_text),
+        answer="No plan" if winner is None else text.answer_text(plan, money_text),
         reason=("Why: " if winner is not None else "") + plan.reason,
         lead=(*lead, *([prices] if prices else [])),
         sections=tuple(sections),
     )
 
 
+def _offer_table(plan: PlanDocument, named: Sequence[tuple[str, OfferDocument]]) -> Table:
+    offers = [offer for _, offer in named]
+    unit, setups, memories = text.unit_of(offers), [one.setup for one in offers], [one.memory for one in offers]
+    slow = [(one.slow_seconds, one.slow_cost) if one.range_because is not None else (None, None) for one in offers]
+    unknown, marked = "" if plan.tokens is None else UNKNOWN, [0] if plan.winner else []
+    columns = {
+        "#": numbers(range(1, len(offers) + 1)),
+        "offer": words(name for name, _ in named),
+        "server": words(one.server for one in offers),
+        "nodes": numbers(one.num_nodes for one in offers),
+        "GPUs": numbers(one.num_gpus for one in offers),
+        f"{unit.name}, fast end": numbers((text.times(one)[0] for one in offers), unit.text, unknown),
+        f"{unit.name}, slow end": numbers((seconds for seconds, _ in slow), unit.text, unknown),
+        "price, fast end": numbers((text.costs(one)[0] for one in offers), money_text, unknown),
+        "price, slow end": numbers((cost for _, cost in slow), money_text, unknown),
+        "currency": words(text.currency_of(plan, one).strip() for one in offers),
+        "tokens/s per GPU": numbers((one.tokens_per_second_per_gpu for one in offers), "{:,.0f}".format),
+        "reserved, GiB": numbers((one.peak_reserved_bytes for one in memories), _in_gib),
+        "left, GiB": numbers((one.headroom_bytes for one in memories), _in_gib),
+        "strategy": words(one.strategy.value for one in setups),
+        "api": words(one.api.value for one in setups),
+        "checkpointing": words(one.checkpointing.value for one in setups),
+        "loss": words(one.loss.value for one in setups),
+        "offload": words(one.offload.value for one in setups),
+        "micro-batch": numbers(one.micro_batch_size for one in setups),
+        "micro-batches a step": numbers(one.gradient_accumulation_steps for one in setups),
+        "expandable segments": words("yes" if one.expandable_segments else "no" for one in offers),
+    }
+    return table(f"{len(offers)} of {plan.num_offers} offers that fit (predicted)", columns, marked)
+
+
+def _in_gib(size: float) -> str:
+    return f"{size / GIB:,.1f}"
+
+
+def chart(plan: PlanDocument) -> Plot | None:
+    """Return price against time, as predicted, and each range from its fast to its slow end.
+
+    None without two known prices.
+    """
+    offers = [offer for _, offer in text.named_offers(plan)]
+    priced = [(number, one) for number, one in enumerate(offers, start=1) if one.cost and one.seconds]
+    if len(priced) < 2:
+        return None
+    unit = text.unit_of(offers)
+    lines = [
+        Line(
+            RANGE,
+            tuple((seconds or 0.0) / unit.seconds for seconds in text.times(one)),
+            tuple(cost or 0.0 for cost in text.costs(one)),
+        )
+        for _, one in priced
+    ]
+    points = [
+        Point(
+            WINNER if one is plan.winner else OTHER,
+            (one.seconds or 0.0) / unit.seconds,
+            one.cost or 0.0,
+            number,
+            f"{one.num_nodes} x {one.server}: {text.training_time(one)}",
+        )
+        for number, one in priced
+    ]
+    unpriced = len(offers) - len(priced)
+    remarks = ["a number stands at the prediction; its line is the range that the errors of published runs leave"]
+    remarks += [f"{unpriced} offers have no known price"] if unpriced else []
+    range_text = "from the fast to the slow end of the range"
+    return Plot(
+        f"Price against {unit.name}: the numbers are those of the table below (predicted)",
+        around(f"{unit.name} of training", [value for line in lines for value in line.x], may_be_log=True),
+        around(f"price{text.currency_of(plan, priced[0][1])}", [value for line in lines for value in line.y]),
+        lines=tuple(lines),
+        points=tuple(points),
+        legend=(Key(WINNER, "winner"), Key(OTHER, "other offers"), Key(RANGE, range_text)),
+        remarks=tuple(remarks),
+    )
+
+
+def _ranges(offers: Sequence[OfferDocument]) -> Table:
+    spans = [one.tokens_per_second_per_gpu_range or (None, None) for one in offers]
+    speed = "{:,.0f}".format
+    columns = {
+        "server": words(one.server for one in offers),
+        "GPU": words(one.gpu for one in offers),
+        "nodes": numbers(one.num_nodes for one in offers),
+        "predicted": numbers((one.tokens_per_second_per_gpu for one in offers), speed),
+        "slow end": numbers((slow for slow, _ in spans), speed),
+        "fast end": numbers((fast for _, fast in spans), speed),
+        "why": words(one.range_because or text.never_compared(one) for one in offers),
+    }
+    return table("Tokens/s per GPU (predicted), and the range that published runs leave", columns)
+
+
 def _tiles(plan: PlanDocument, winner: OfferDocument) -> Tiles:
     setup, memory = winner.setup, winner.memory
-    found = [Tile("setting", f"{setup.strategy.value} {setup.api.value}", setup_note(winner))]
-    found.append(
-        Tile("speed", f"{winner.tokens_per_second_per_gpu:,.0f} tokens/s", f"per GPU, predicted{_to_slow(winner)}")
-    )
+    span, steps = winner.tokens_per_second_per_gpu_range, setup.gradient_accumulation_steps
+    note = f"checkpointing {setup.checkpointing.value}, batch {setup.micro_batch_size}"
+    note += "" if steps == 1 else f" x {steps} micro-batches"
+    to = f"{span[0]:,.0f} to {span[1]:,.0f} with the errors of published runs" if span else f"range {UNKNOWN}"
+    found = [
+        Tile("setting", f"{setup.strategy.value} {setup.api.value}", note),
+        Tile("speed", f"{winner.tokens_per_second_per_gpu:,.0f} tokens/s", f"per GPU, predicted; {to}"),
+    ]
     if winner.price_per_hour is not None:
         found.append(
-            Tile("price an hour", f"{money_text(winner.price_per_hour)}{currency_of(plan, winner)}", "all servers")
+            Tile("price an hour", f"{money_text(winner.price_per_hour)}{text.currency_of(plan, winner)}", "all servers")
         )
-    of = server_of(plan, winner)
+    of = text.server_of(plan, winner)
     usable = "" if of is None or of.gpu_memory_bytes is None else f" of {format_gib(of.gpu_memory_bytes)} usable"
     found.append(Tile("memory", format_gib(memory.peak_reserved_bytes), f"reserved on each GPU{usable}, predicted"))
     return Tiles(tuple(found))
 
 
-def _to_slow(offer: OfferDocument) -> str:
-    span = offer.tokens_per_second_per_gpu_range
-    return f"; {span[0]:,.0f} to {span[1]:,.0f} with the errors of published runs" if span else f"; range {UNKNOWN}"
-
-
-def setup_note(offer: OfferDocument) -> str:
-    """Return what of a setting its strategy does not say, in a few words."""
-    setup = offer.setup
-    steps = "" if setup.gradient_accumulation_steps == 1 else f" x {setup.gradient_accumulation_steps} micro-batches"
-    return f"checkpointing {setup.checkpointing.value}, batch {setup.micro_batch_size}{steps}"
-
-
 def _step_sections(plan: PlanDocument, winner: OfferDocument) -> list[Section]:
-    """Return memory over a step of the winner, and what runs when in it."""
-    memory, step, server = winner.memory, plan.winner_step, server_of(plan, winner)
+    memory, step, server = winner.memory, plan.winner_step, text.server_of(plan, winner)
     usable = None if server is None else server.gpu_memory_bytes
-    blocks: list[Block] = []
+    many, blocks = winner.setup.gradient_accumulation_steps, list[Block]()
     if step is not None:
         caption = "Memory over one training step of the winner (predicted)"
         reserved = memory.peak_reserved_bytes
         blocks.append(memory_plot(step.memory, caption, usable=usable, reserved=reserved, gpu=winner.gpu))
-        if winner.setup.gradient_accumulation_steps > step.num_micro_batches:
-            many = winner.setup.gradient_accumulation_steps
+        if many > step.num_micro_batches:
             blocks.append(Text(f"Drawn: {step.num_micro_batches} of {many} micro-batches; the others are alike."))
     if memory.breakdown_bytes:
         blocks.append(breakdown_bars(memory.breakdown_bytes, "Alive at the peak, on one GPU (predicted)"))
     blocks.append(Facts(tuple(_memory_facts(plan, winner, usable))))
     found = [Section("Memory of the winner", tuple(blocks))]
     if step is not None and step.streams is not None:
-        found.append(
-            Section(
-                "What runs when",
-                both_views(step.streams, step.num_micro_batches, winner.setup.gradient_accumulation_steps),
-            )
-        )
+        found.append(Section("What runs when", both_views(step.streams, step.num_micro_batches, many)))
     return found
 
 
@@ -124,16 +196,16 @@ def _memory_facts(plan: PlanDocument, winner: OfferDocument, usable: int | None)
         yield "of that kept free", f"{format_gib(memory.required_headroom_bytes)}{why}"
     if memory.peak_reserved_bytes_range is not None:
         low, high = map(format_gib, memory.peak_reserved_bytes_range)
-        yield "may be", f"{low} to {high}: {peak_warning(plan, winner)}"
+        yield "may be", f"{low} to {high}: {text.peak_warning(plan, winner)}"
 
 
 def _conditions(plan: PlanDocument) -> tuple[Block, ...]:
     winner = plan.winner
     known = [
         ("model", plan.model + (f": {plan.model_description}" if plan.model_description else "")),
-        ("code", "" if plan.code is None else code_text(plan, money_text)),
+        ("code", "" if plan.code is None else text.code_text(plan, money_text)),
         ("tokens", UNKNOWN if plan.tokens is None else format_count(plan.tokens)),
-        ("deadline", "" if plan.deadline_seconds is None else duration_text(plan.deadline_seconds)),
+        ("deadline", "" if plan.deadline_seconds is None else text.duration_text(plan.deadline_seconds)),
         ("budget", "" if plan.budget is None else money_text(plan.budget)),
         (
             "global batch",
@@ -141,8 +213,8 @@ def _conditions(plan: PlanDocument) -> tuple[Block, ...]:
         ),
         ("setting", "" if winner is None else setup_line(winner.setup)),
         ("as the Trainer", "" if winner is None else "; ".join(winner.assumptions)),
-        ("energy", "" if winner is None or winner.seconds is None else energy_text(winner)),
-        ("prices", stated_price(plan) or (f"the catalogue's, {plan.tariff}" if plan.tariff else UNKNOWN)),
+        ("energy", "" if winner is None or winner.seconds is None else text.energy_text(winner)),
+        ("prices", text.stated_price(plan) or (f"the catalogue's, {plan.tariff}" if plan.tariff else UNKNOWN)),
         ("source", f"{plan.source}: a simulation of the training step; no GPU was used"),
         ("PyTorch", f"{plan.torch or UNKNOWN}, as modelled"),
         ("fsdp-bench", plan.fsdp_bench or UNKNOWN),
@@ -153,22 +225,25 @@ def _conditions(plan: PlanDocument) -> tuple[Block, ...]:
 
 
 def _server_table(plan: PlanDocument) -> Table:
-    titles = ("server", "provider", "GPUs", "usable memory", "price an hour", "source of the price", "other sources")
-    rows = []
-    for server in plan.servers:
-        price = server.price
-        hour = UNKNOWN
-        if price is not None and price.per_hour is not None:
-            region = "" if price.region is None else f", {price.region}"
-            hour = f"{price.per_hour:,.2f} {price.currency}{region}"
-        memory = UNKNOWN if server.gpu_memory_bytes is None else format_gib(server.gpu_memory_bytes)
-        others = [source_text(one) for one in (server.source, server.gpu_memory_source) if one is not None]
-        texts = (server.name, server.provider, f"{server.gpus_per_node} x {server.gpu}", memory, hour)
-        paid = UNKNOWN if price is None else source_text(price.source)
-        rows.append(Row(tuple(map(Cell, (*texts, paid, "; ".join(others))))))
-    return table("Hardware, and where its facts are from", titles, rows)
+    known, prices = plan.servers, [server.price for server in plan.servers]
+    usable = (UNKNOWN if one.gpu_memory_bytes is None else format_gib(one.gpu_memory_bytes) for one in known)
+    others = (filter(None, (server.source, server.gpu_memory_source)) for server in known)
+    columns = {
+        "server": words(server.name for server in known),
+        "provider": words(server.provider for server in known),
+        "GPUs": words(f"{server.gpus_per_node} x {server.gpu}" for server in known),
+        "usable memory": words(usable),
+        "price an hour": words(
+            UNKNOWN
+            if price is None or price.per_hour is None
+            else f"{price.per_hour:,.2f} {price.currency}" + ("" if price.region is None else f", {price.region}")
+            for price in prices
+        ),
+        "source of the price": words(UNKNOWN if price is None else _source(price.source) for price in prices),
+        "other sources": words("; ".join(map(_source, sources)) for sources in others),
+    }
+    return table("Hardware, and where its facts are from", columns)
 
 
-def source_text(source: Source) -> str:
-    """Return a source and its date."""
+def _source(source: Source) -> str:
     return f"{source.title} ({source.date})"

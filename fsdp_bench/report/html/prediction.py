@@ -10,30 +10,28 @@ from fsdp_bench.plan.table import answer_row
 from fsdp_bench.report.charts.colors import Style
 from fsdp_bench.report.charts.description import Bar, BarGroup, Bars, Piece, Plot
 from fsdp_bench.report.charts.memory_timeline import breakdown_bars, phase_bars
-from fsdp_bench.report.charts.step import EXPOSED, PART_STYLES
+from fsdp_bench.report.charts.step import PART_STYLES
 from fsdp_bench.report.charts.trade_off import TradeOffPoint, trade_off_plot
-from fsdp_bench.report.html.blocks import Block, Cell, Facts, Page, Row, Section, Table, Text, Tile, Tiles, table
+from fsdp_bench.report.html.blocks import Block, Facts, Page, Section, Table, Text, Tile, Tiles, numbers, table
 from fsdp_bench.report.html.settings import (
-    NUMBERS,
-    answer_cell,
-    answer_title,
-    cell_of,
-    fields_shown,
+    answer_column,
     hardware_of,
-    kept_free_text,
     listed,
     name_of,
     place_facts,
+    setting_columns,
     setup_text,
     strategy_of,
-    title_of,
     values_of,
 )
 from fsdp_bench.report.text.common import UNKNOWN
-from fsdp_bench.report.text.prediction_table import is_number
+from fsdp_bench.report.text.prediction_table import column_header
 from fsdp_bench.report.text.setups import spaced, varying
 from fsdp_bench.report.text.speed import PART_LABELS, step_text
 from fsdp_bench.spec.units import format_count, format_gib
+
+OTHER = Style("dark-grey")
+"""The style of a part that this version does not know."""
 
 
 def _verdict(one: AnswerDocument) -> str:
@@ -75,7 +73,6 @@ def _hardware(one: AnswerDocument) -> str:
 def _answer_of_several(
     predictions: Sequence[AnswerDocument], differing: Sequence[str], best: AnswerDocument | None
 ) -> str:
-    """Return how many setups fit, and the one that trains the most tokens per GPU."""
     fitting = [one for one in predictions if one.fits]
     if not fitting and any(one.fits is None and one.impossible is None for one in predictions):
         return f"It is {UNKNOWN} whether any of {len(predictions)} setups fits ({_source(predictions[0])})"
@@ -143,27 +140,19 @@ def _time(one: AnswerDocument) -> Block:
     if time.step_seconds is None:
         return Text(f"Unknown: {', '.join(time.unknown) or 'no rates are known'}.")
     if time.parts_seconds:
-        parts = {_part_label(name): seconds for name, seconds in time.parts_seconds.items() if seconds > 0}
+        known = time.parts_seconds.items()
+        parts = {PART_LABELS.get(name, spaced(name)): seconds for name, seconds in known if seconds > 0}
         caption = f"What a step of {step_text(time.step_seconds)} consists of (predicted)"
     else:  # written before the parts were
         parts = {"operators": time.compute_seconds or 0.0}
         parts["exposed communication"] = time.exposed_communication_seconds or 0.0
         caption = f"Parts of a step of {step_text(time.step_seconds)} (predicted)"
-    whole = time.step_seconds
+    whole, styles = time.step_seconds, {PART_LABELS[part]: style for part, style in PART_STYLES.items()}
     lines = [
-        Bar((name,), (step_text(value),), (Piece(name, min(max(value, 0.0), whole), _part_style(name)),))
+        Bar((name,), (step_text(value),), (Piece(name, min(max(value, 0.0), whole), styles.get(name, OTHER)),))
         for name, value in sorted(parts.items(), key=lambda part: -part[1])
     ]
     return Bars(caption, (BarGroup("", tuple(lines)),), remarks=(f"rates: {time.rates}",), whole=whole)
-
-
-def _part_label(name: str) -> str:
-    return PART_LABELS.get(name, spaced(name))
-
-
-def _part_style(label: str) -> Style:
-    own = (style for part, style in PART_STYLES.items() if PART_LABELS[part.value] == label)
-    return next(own, EXPOSED if label.startswith("exposed") else Style("dark-grey"))
 
 
 _ANSWER = (
@@ -174,16 +163,14 @@ _ANSWER = (
 
 
 def _setups(predictions: Sequence[AnswerDocument], differing: Sequence[str], best: AnswerDocument | None) -> Table:
-    fields = fields_shown(differing)
-    titles = ["#", *map(title_of, fields), *map(answer_title, _ANSWER)]
-    rows = []
-    for number, one in enumerate(predictions, start=1):
-        values, row = _values(one), answer_row(one)
-        settings = (cell_of(field, values) for field in fields)
-        answer = (answer_cell(name, row) for name in _ANSWER)
-        rows.append(Row((Cell(str(number), number), *settings, *answer), one is best))
-    numbers = (*NUMBERS, *(answer_title(name) for name in _ANSWER if is_number(name)))
-    return table(f"Setups ({_source(predictions[0])})", titles, rows, numbers)
+    rows = list(map(answer_row, predictions))
+    columns = {
+        "#": numbers(range(1, len(rows) + 1)),
+        **setting_columns(list(map(_values, predictions)), differing),
+        **{column_header(name).replace("\n", " "): answer_column(name, rows) for name in _ANSWER},
+    }
+    marked = [place for place, one in enumerate(predictions) if one is best]
+    return table(f"Setups ({_source(predictions[0])})", columns, marked)
 
 
 def _trade_off(predictions: Sequence[AnswerDocument], differing: Sequence[str]) -> Plot | None:
@@ -199,7 +186,6 @@ def _trade_off(predictions: Sequence[AnswerDocument], differing: Sequence[str]) 
 
 
 def _limits(predictions: Iterable[AnswerDocument]) -> dict[int, str]:
-    """Return the usable memory of each kind of GPU in bytes, with the names of the GPUs."""
     found: dict[int, str] = {}
     for one in predictions:
         if one.server.gpu_memory_bytes:
@@ -209,15 +195,14 @@ def _limits(predictions: Iterable[AnswerDocument]) -> dict[int, str]:
 
 
 def _conditions(predictions: Sequence[AnswerDocument], differing: Sequence[str]) -> Facts:
-    """Return what the answers rest on; what differs between setups has a line for each."""
     found = list(dict.fromkeys(fact for one in predictions for fact in _facts(one, differing) if fact[1]))
     names = list(dict.fromkeys(name for name, _ in found))
     return Facts(tuple(sorted(found, key=lambda fact: names.index(fact[0]))))
 
 
 def _facts(one: AnswerDocument, differing: Sequence[str]) -> list[tuple[str, str]]:
-    numbers = one.model.num_parameters
-    size = "" if numbers is None else f", {format_count(numbers)} parameters"
+    count, kept, why = one.model.num_parameters, one.required_headroom_bytes, one.required_headroom_source or UNKNOWN
+    size = "" if count is None else f", {format_count(count)} parameters"
     whose = "" if one.model.code == "benchmark" else f", {one.model.code}"
     adapters = "" if one.model.lora is None else f" with {one.model.lora.title}"
     ran = one.source in _RAN
@@ -227,7 +212,10 @@ def _facts(one: AnswerDocument, differing: Sequence[str]) -> list[tuple[str, str
         ("setup", ", ".join(filter(None, (strategy, setup_text(_values(one), differing))))),
         ("hardware", _hardware(one)),
         *place_facts(one.server),
-        ("kept free", kept_free_text(one.required_headroom_bytes, one.required_headroom_source)),
+        (
+            "kept free",
+            "" if kept is None else f"{format_gib(kept)} of each GPU, {why}",
+        ),
         ("kernels", f"{one.kernels or UNKNOWN}{', expandable segments' * bool(one.expandable_segments)}"),
         ("PyTorch", f"{one.torch or UNKNOWN}{'' if ran else ', as modelled'}"),
         ("source", f"{_source(one)}: {_RAN.get(one.source, 'a simulation of the training step')}; no GPU was used"),
@@ -241,5 +229,4 @@ _RAN = {"dry-run": "a training step of PyTorch's own FSDP, on tensors without da
 
 
 def _source(one: AnswerDocument) -> str:
-    """Return the source as it stands beside a number."""
     return one.source.replace("-", " ")

@@ -7,11 +7,18 @@ from typing import Any
 
 from fsdp_bench.plan.document import HardwareDocument, ModelDocument
 from fsdp_bench.plan.table import Row as TableRow
-from fsdp_bench.report.html.blocks import Cell
-from fsdp_bench.report.text.common import UNKNOWN
-from fsdp_bench.report.text.prediction_table import cell_text, column_header, is_number
-from fsdp_bench.report.text.setups import FIELDS, PLACES, SELDOM, named_values, spaced, value_text
-from fsdp_bench.report.text.setups import NUMBERS as FIELDS_OF_NUMBERS
+from fsdp_bench.report.html.blocks import Cell, Column, words
+from fsdp_bench.report.text.prediction_table import cell_text, is_number
+from fsdp_bench.report.text.setups import (
+    FIELDS,
+    NUMBERS,
+    PLACES,
+    SELDOM,
+    named_values,
+    spaced,
+    strategy_name,
+    value_text,
+)
 from fsdp_bench.spec.codec import to_builtins
 from fsdp_bench.spec.setup import TrainSetup
 from fsdp_bench.spec.units import format_gib
@@ -37,48 +44,39 @@ def values_of(
     return values
 
 
-def title_of(field: str) -> str:
-    """Return the title of a field's column."""
-    return _TITLES.get(field, spaced(field))
+def setting_columns(
+    setups: Sequence[Mapping[str, Any]], varying: Sequence[str], without: str | None = None
+) -> dict[str, Column]:
+    """Return a column for each field that setups differ in and for each of ALWAYS, without one that is searched."""
+    fields = (field for field in (*PLACES, "strategy", *FIELDS) if field in varying or field in ALWAYS)
+    return {_TITLES.get(field, spaced(field)): _column(field, setups) for field in fields if field != without}
 
 
-NUMBERS = ("#", *map(title_of, FIELDS_OF_NUMBERS))
-"""Titles of columns of numbers, beside those of answers."""
-
-
-def answer_title(name: str) -> str:
-    """Return the title of a column of an answer."""
-    return column_header(name).replace("\n", " ")
-
-
-def answer_cell(name: str, row: TableRow) -> Cell:
-    """Return a number of an answer's row as the terminal prints it, as a cell."""
-    if name == "impossible":
-        return Cell(row[name] or "")
-    return Cell(cell_text(name, row), row[name] if is_number(name) else None, name == "fits" and row[name] is False)
-
-
-def fields_shown(varying: Sequence[str]) -> list[str]:
-    """Return the fields of a table: what setups differ in, and ALWAYS."""
-    return [field for field in (*PLACES, "strategy", *FIELDS) if field in varying or field in ALWAYS]
-
-
-def cell_of(field: str, values: Mapping[str, Any]) -> Cell:
-    """Return the value of a field as a cell."""
-    value = values.get(field)
+def _column(field: str, setups: Sequence[Mapping[str, Any]]) -> Column:
     if field == "strategy":
-        return Cell(strategy_of(values))
-    number = float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
-    return Cell("" if field not in values else value_text(field, value), number)
+        return words(map(strategy_of, setups))
+    texts = (value_text(field, one[field]) if field in one else "" for one in setups)
+    if field not in NUMBERS:
+        return words(texts)
+    values = (one.get(field) for one in setups)
+    known = (float(value) if isinstance(value, int | float) else None for value in values)
+    return Column(tuple(map(Cell, texts, known)), is_number=True)
+
+
+def answer_column(name: str, rows: Sequence[TableRow]) -> Column:
+    """Return a column of answers, with the texts of the terminal."""
+    if name == "impossible":
+        return words(row[name] or "" for row in rows)
+    cells = (
+        Cell(cell_text(name, row), row[name] if is_number(name) else None, name == "fits" and row[name] is False)
+        for row in rows
+    )
+    return Column(tuple(cells), is_number(name))
 
 
 def strategy_of(values: Mapping[str, Any]) -> str:
     """Return a setup's strategy, with the size of its shard groups and what runs instead, if that is another."""
-    name, runs = str(values.get("strategy")), values.get("effective_strategy")
-    shard, ranks = values.get("shard_size"), values.get("world_size")
-    if isinstance(shard, int) and isinstance(ranks, int) and 1 < shard < ranks:
-        name += f" ({shard})"
-    return name if runs in (None, values.get("strategy")) else f"{name} (runs {runs})"
+    return strategy_name(*(values.get(one) for one in ("strategy", "effective_strategy", "shard_size", "world_size")))
 
 
 def name_of(values: Mapping[str, Any], varying: Iterable[str]) -> str:
@@ -98,11 +96,6 @@ def place_facts(server: HardwareDocument) -> list[tuple[str, str]]:
     if source is None or usable is None:
         return []
     return [("usable memory", f"{format_gib(usable)} on {server.gpu}: {source.title} ({source.date})")]
-
-
-def kept_free_text(num_bytes: int | None, source: str | None) -> str:
-    """Return the memory of each GPU that is kept free, and why; empty where it is not known."""
-    return "" if num_bytes is None else f"{format_gib(num_bytes)} of each GPU, {source or UNKNOWN}"
 
 
 def hardware_of(server: HardwareDocument, num_gpus: Any = None) -> str:

@@ -3,20 +3,45 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
 
-from fsdp_bench.report.charts.description import Plot
+from fsdp_bench.report.charts.description import Bars, Plot
 from fsdp_bench.report.charts.frontier import frontier_slides
+from fsdp_bench.report.charts.trade_off import TradeOffPoint, trade_off_plot
+from fsdp_bench.report.charts.trial_bars import CHARTS, Chart, charts_of, meaning_of, trial_bars
 from fsdp_bench.report.charts.trial_facts import conditions
-from fsdp_bench.report.html.blocks import Block, Cell, Facts, Page, Row, Section, Text, table
+from fsdp_bench.report.charts.trial_slides import ChartTrials, group_by_chart
+from fsdp_bench.report.html.blocks import (
+    Block,
+    Cell,
+    Column,
+    Details,
+    Facts,
+    Page,
+    Section,
+    Table,
+    Text,
+    numbers,
+    table,
+    words,
+)
 from fsdp_bench.report.html.errors import error_section, step_sections
-from fsdp_bench.report.html.trials import bar_sections, reasons, trade_off, trial_table
-from fsdp_bench.report.measured.conclusion import comparable, findings, nothing_fits, what_is_shared
+from fsdp_bench.report.measured import conclusion
+from fsdp_bench.report.measured.conclusion import by_memory, by_speed, peak_of, speed_of, what_is_shared
 from fsdp_bench.report.measured.frontier_text import summary
-from fsdp_bench.report.measured.tables import disagrees
+from fsdp_bench.report.measured.tables import (
+    WORDS,
+    disagrees,
+    findings_of,
+    outcome_text,
+    setting_fields,
+    strategy_text,
+    world_text,
+)
 from fsdp_bench.report.text.common import UNKNOWN
 from fsdp_bench.spec.calibration_profile import Profile
 from fsdp_bench.spec.codec import from_json
@@ -56,7 +81,7 @@ class SweepFolder:
     @property
     def compared(self) -> list[TrialRecord]:
         """The trials that the answer is about."""
-        return comparable([record for _, record in self.ran])
+        return conclusion.comparable([record for _, record in self.ran])
 
 
 def sweep_page(folder: Path, profile: Profile | None) -> Page:
@@ -93,7 +118,6 @@ def sweep_page(folder: Path, profile: Profile | None) -> Page:
 
 
 def _read(folder: Path) -> tuple[list[SweepFolder], list[str]]:
-    """Read every sweep below a folder; also return what is broken."""
     found, notes = [], list[str]()
     for home in sweep_folders(folder):
         try:
@@ -107,20 +131,19 @@ def _read(folder: Path) -> tuple[list[SweepFolder], list[str]]:
 
 def _named(name: str, sections: list[Section]) -> list[Section]:
     """Return sections with the sweep's name in their titles, of which the first one is listed."""
-    links = [name, *[""] * (len(sections) - 1)]
     return [
-        Section(f"{name}: {section.title}", section.blocks, link) for section, link in zip(sections, links, strict=True)
+        Section(f"{name}: {section.title}", section.blocks, "" if place else name)
+        for place, section in enumerate(sections)
     ]
 
 
 def _answer(sweep: SweepFolder) -> list[str]:
-    """Return the answer, and what is to be said beside it."""
     if sweep.frontier is not None:
         return [summary(sweep.frontier)]
     compared = sweep.compared
     if not compared:
-        return [nothing_fits([record for _, record in sweep.ran])]
-    first, *rest = findings(compared) or ["nothing was measured"]
+        return [conclusion.nothing_fits([record for _, record in sweep.ran])]
+    first, *rest = conclusion.findings(compared) or ["nothing was measured"]
     return [f"{what_is_shared(compared)} ({compared[0].source}): {first}", *rest]
 
 
@@ -130,27 +153,35 @@ def _headline(sweep: SweepFolder) -> tuple[Block, ...]:
     chart = _trade_off(sweep)
     if chart is not None:
         return (chart,)
-    bars = bar_sections(sweep.records, sweep.machine)
+    bars = _bar_sections(sweep.records, sweep.machine)
     return bars[0].blocks[:1] if bars else ()
 
 
 def _without(sections: list[Section], blocks: tuple[Block, ...]) -> tuple[Section, ...]:
-    """Return sections without blocks that stand with the answer already."""
-    kept = [
-        Section(section.title, tuple(block for block in section.blocks if block not in blocks)) for section in sections
-    ]
+    kept = (replace(one, blocks=tuple(block for block in one.blocks if block not in blocks)) for one in sections)
     return tuple(section for section in kept if section.blocks)
 
 
 def _trade_off(sweep: SweepFolder) -> Plot | None:
+    """Return memory against speed of the comparable trials; None if fewer than two have both."""
     compared = sweep.compared
-    if len(compared) < 2:
+    points = [
+        TradeOffPoint(peak_of(record), speed_of(record), True, number, _name(record))
+        for number, record in sweep.ran
+        if any(record is one for one in compared) and peak_of(record) and speed_of(record)
+    ]
+    if len(points) < 2:
         return None
-    own = [(number, record) for number, record in sweep.ran if any(record is one for one in compared)]
     caption = (
         f"Memory against speed: {what_is_shared(compared)} (measured); the numbers are those of the table of trials"
     )
-    return trade_off(own, caption)
+    return trade_off_plot(points, caption, "peak allocated per rank", "tokens/s per rank", {})
+
+
+def _name(record: TrialRecord) -> str:
+    setup = record.setup
+    name = f"{strategy_text(record)} {setup.api.value} {setup.precision} checkpointing {setup.checkpointing.value}"
+    return f"{name}: {format_gib(peak_of(record))}, {speed_of(record):,.0f} tokens/s"
 
 
 def _sections(sweep: SweepFolder, profile: Profile | None) -> list[Section]:
@@ -161,10 +192,73 @@ def _sections(sweep: SweepFolder, profile: Profile | None) -> list[Section]:
     if sweep.frontier is not None:
         found.append(Section("The largest that fits", tuple(frontier_blocks(sweep.frontier))))
     marked = _named_by_the_answer(sweep)
-    found.append(Section("Trials", (trial_table(ran, marked), *reasons(ran), *_notes(sweep))))
-    found += [] if sweep.frontier is not None else bar_sections(sweep.records, sweep.machine)
+    found.append(Section("Trials", (_trial_table(ran, marked), *_reasons(ran), *_notes(sweep))))
+    found += [] if sweep.frontier is not None else _bar_sections(sweep.records, sweep.machine)
     found += step_sections(marked[-1], profile) if marked else []
     return [*found, error_section(ran, profile), _conditions(sweep)]
+
+
+def _trial_table(numbered: Sequence[tuple[int, TrialRecord]], marked: Sequence[TrialRecord]) -> Table:
+    records = [record for _, record in numbered]
+    sources = " and ".join(dict.fromkeys(record.source for record in records))
+    times = ", times are medians" if "measured" in sources else ""
+    columns = {
+        "#": numbers(number for number, _ in numbered),
+        "strategy": words(map(strategy_text, records)),
+        "model": words(record.model.name for record in records),
+        "world size": Column(tuple(Cell(world_text(one), one.setup.world_size) for one in records), is_number=True),
+    }
+    for one in setting_fields(records, lambda one: not one.seldom or one.name == "loss"):
+        values = [getattr(record.setup, one.name) for record in records]
+        columns[one.title] = (
+            numbers(values, one.text, one.text(None)) if one.kind is int else words(map(one.text, values))
+        )
+    found = sorted(findings_of(records).items(), key=lambda one: one[1].drop_priority)  # what matters most comes first
+    for header, finding in found:
+        is_number = header not in WORDS
+        cells = [
+            Cell(
+                finding.text(record),
+                finding.value(record) if is_number else None,
+                is_warning=header == "outcome" and not record.fits,
+            )
+            for record in records
+        ]
+        columns[header.replace("\n", " ")] = Column(tuple(cells), is_number)
+    rows = [place for place, record in enumerate(records) if any(record is one for one in marked)]
+    return table(f"{len(records)} trials ({sources}); memory of the worst rank{times}", columns, rows)
+
+
+def _reasons(numbered: Sequence[tuple[int, TrialRecord]]) -> list[Block]:
+    found = [
+        (number, record, reason)
+        for number, record in numbered
+        for reason in filter(None, (record.reason, *(f"suspect: {suspicion}" for suspicion in record.suspect)))
+    ]
+    columns = {
+        "#": numbers(number for number, _, _ in found),
+        "outcome": words(outcome_text(record) for _, record, _ in found),
+        "reason": words(reason for _, _, reason in found),
+    }
+    title = "Why trials failed, or are suspect"
+    return [Details(title, (table(title, columns),))] if found else []
+
+
+def _bar_sections(records: list[TrialRecord], machine: str) -> list[Section]:
+    grouped = [(trials, charts_of(trials)) for trials in group_by_chart(records, machine)]
+    found = []
+    for chart in CHARTS:
+        bars = [_bars(chart, trials) for trials, charts in grouped if chart in charts]
+        if bars:
+            folded = [Details(block.title, (block,)) for block in bars[1:]]
+            found.append(Section(chart.title, (bars[0], *folded)))
+    return found
+
+
+def _bars(chart: Chart, trials: ChartTrials) -> Bars:
+    first = trials.records[0]
+    remarks = (meaning_of(chart, first), f"{trials.place}; {'; '.join(trials.conditions)}", *trials.notes)
+    return replace(trial_bars(chart, trials), title=f"{trials.subtitle} ({first.source})", remarks=remarks)
 
 
 def _notes(sweep: SweepFolder) -> list[Block]:
@@ -176,21 +270,15 @@ def _notes(sweep: SweepFolder) -> list[Block]:
 
 
 def _named_by_the_answer(sweep: SweepFolder) -> list[TrialRecord]:
-    """Return the trial with the least memory and the fastest, of those that are compared."""
-    if sweep.frontier is not None:
-        return []
-
-    def peak(record: TrialRecord) -> int:
-        memory = record.worst_rank_memory
-        return (memory.peak_allocated_bytes if memory else None) or 0
-
-    known = sorted((one for one in sweep.compared if peak(one)), key=lambda one: (peak(one), one.step_seconds or 0.0))
-    timed = [one for one in sweep.compared if one.tokens_per_second_per_gpu]
-    return [*known[:1], *([max(timed, key=lambda one: one.tokens_per_second_per_gpu or 0.0)] if timed else [])]
+    return [] if sweep.frontier is not None else [*by_memory(sweep.compared)[:1], *by_speed(sweep.compared)[-1:]]
 
 
 def _conditions(sweep: SweepFolder) -> Section:
-    records, machine = sweep.records, _machine(sweep.home)
+    records = sweep.records
+    try:
+        machine = from_json((sweep.home / "machine.json").read_bytes(), Machine)
+    except (OSError, msgspec.DecodeError):
+        machine = None
     times = sorted(record.started_at for record in records)
     facts = [("sweep", sweep.name), *_machine_facts(machine)]
     facts += [("first trial", times[0]), ("last trial", times[-1])] if times else []
@@ -200,13 +288,6 @@ def _conditions(sweep: SweepFolder) -> Section:
     facts += [("peak FLOP/s", source) for source in flops]
     models = dict.fromkeys(f"{record.model.name}: {record.model.describe()}" for record in records)
     return Section("Conditions and versions", (Facts((*facts, *(("model", text) for text in models))),))
-
-
-def _machine(home: Path) -> Machine | None:
-    try:
-        return from_json((home / "machine.json").read_bytes(), Machine)
-    except (OSError, msgspec.DecodeError):
-        return None
 
 
 def _machine_facts(machine: Machine | None) -> list[tuple[str, str]]:
@@ -237,37 +318,32 @@ def frontier_blocks(record: FrontierRecord) -> list[Block]:
     return [*bars, _table(record, searched), *skipped] if searched else list(skipped)
 
 
-def _value(cell: FrontierCell, largest: LargestValues | None) -> str:
-    return UNKNOWN if largest is None else cell.quantity.print(largest.fits)
-
-
 def _table(record: FrontierRecord, cells: list[FrontierCell]) -> Block:
-    titles = (
-        "cell",
-        "strategy",
-        "api",
-        "world size",
-        "predicted",
-        record.source,
-        "steps apart",
-        "trials",
-        "runs out in",
-    )
-    rows = []
-    for cell in cells:
-        measured, predicted = cell.measured, cell.predicted
-        failure = measured.limited_by if measured else None
-        limit = (cell.reason or "") if measured is None else "nothing: no larger one was tried"
-        cells_of_row = (
-            Cell(cell.label),
-            Cell(cell.setup.strategy.value),
-            Cell(cell.setup.api.value),
-            Cell(str(cell.setup.world_size), cell.setup.world_size),
-            Cell(_value(cell, predicted), None if predicted is None else predicted.fits),
-            Cell(_value(cell, measured), None if measured is None else measured.fits),
-            Cell(UNKNOWN if cell.steps_apart is None else f"{cell.steps_apart:+d}", cell.steps_apart),
-            Cell(str(len(cell.trials)), len(cell.trials)),
-            Cell(limit if failure is None else f"{failure.phase} ({failure.place})"),
-        )
-        rows.append(Row(cells_of_row))
-    return table("Every search", titles, rows, titles[3:8])
+    setups = [cell.setup for cell in cells]
+    columns = {
+        "cell": words(cell.label for cell in cells),
+        "strategy": words(one.strategy.value for one in setups),
+        "api": words(one.api.value for one in setups),
+        "world size": numbers(one.world_size for one in setups),
+        "predicted": _values((cell, cell.predicted) for cell in cells),
+        record.source: _values((cell, cell.measured) for cell in cells),
+        "steps apart": numbers((cell.steps_apart for cell in cells), "{:+d}".format),
+        "trials": numbers(len(cell.trials) for cell in cells),
+        "runs out in": words(map(_runs_out_in, cells)),
+    }
+    return table("Every search", columns)
+
+
+def _values(pairs: Iterable[tuple[FrontierCell, LargestValues | None]]) -> Column:
+    known = [
+        Cell(UNKNOWN) if largest is None else Cell(cell.quantity.print(largest.fits), largest.fits)
+        for cell, largest in pairs
+    ]
+    return Column(tuple(known), is_number=True)
+
+
+def _runs_out_in(cell: FrontierCell) -> str:
+    if cell.measured is None:
+        return cell.reason or ""
+    failure = cell.measured.limited_by
+    return "nothing: no larger one was tried" if failure is None else f"{failure.phase} ({failure.place})"

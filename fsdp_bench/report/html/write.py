@@ -39,24 +39,15 @@ def write(source: str | Path, file: str | Path, profile: Profile | None = None) 
         SpecError: if the source cannot be read, or a newer fsdp-bench wrote it.
     """
     source, file = Path(source), Path(file)
-    check_file(file)
+    if file.is_dir():  # before anything is read
+        raise ResultsError(f"html: {str(file)!r} is a folder; name a file in it")
+    if not file.parent.is_dir():
+        raise ResultsError(f"html: {str(file.parent)!r} is no folder")
     page = page_of(source, profile)
     try:
         write_atomically(file, html(page, date.today()).encode())
     except OSError as error:
         raise ResultsError(f"{file}: cannot be written: {error.strerror}") from None
-
-
-def check_file(file: Path) -> None:
-    """Refuse a file that cannot be written, before anything is read.
-
-    Raises:
-        ResultsError: if it is a folder, or is in none.
-    """
-    if file.is_dir():
-        raise ResultsError(f"html: {str(file)!r} is a folder; name a file in it")
-    if not file.parent.is_dir():
-        raise ResultsError(f"html: {str(file.parent)!r} is no folder")
 
 
 def page_of(source: Path, profile: Profile | None = None) -> Page:
@@ -71,21 +62,17 @@ def page_of(source: Path, profile: Profile | None = None) -> Page:
         from fsdp_bench.report.html.sweep import sweep_page
 
         return sweep_page(source, profile)
-    return _page_of_document(read_document(source, "JSON"), source)
-
-
-def _page_of_document(raw: Any, path: Path) -> Page:
-    if not isinstance(raw, dict):
-        raise ResultsError(f"{path}: is no answer that {WRITERS} writes")
-    if "error" in raw:
-        raise ResultsError(f"{path}: holds an error, not an answer: {shown(raw['error'])}")
-    if {"winner", "pareto"} <= raw.keys():
-        return plan_page(_read(raw, PlanDocument, path))
-    if answers := _several(raw, ("predictions", "dry_runs"), {"setup", "memory", "fits"}):
-        return prediction_page([_read(one, AnswerDocument, path) for one in answers])
-    if servers := _several(raw, ("servers",), {"cells", "dial"}):
-        return max_size_page([_read(one, MaxSizeDocument, path) for one in servers])
-    raise ResultsError(f"{path}: is no answer that {WRITERS} writes")
+    raw: Any = read_document(source, "JSON")
+    if isinstance(raw, dict):
+        if "error" in raw:
+            raise ResultsError(f"{source}: holds an error, not an answer: {shown(raw['error'])}")
+        if {"winner", "pareto"} <= raw.keys():
+            return plan_page(_read(raw, PlanDocument, source))
+        if answers := _several(raw, ("predictions", "dry_runs"), {"setup", "memory", "fits"}):
+            return prediction_page([_read(one, AnswerDocument, source) for one in answers])
+        if servers := _several(raw, ("servers",), {"cells", "dial"}):
+            return max_size_page([_read(one, MaxSizeDocument, source) for one in servers])
+    raise ResultsError(f"{source}: is no answer that {WRITERS} writes")
 
 
 def _several(raw: dict[str, Any], names: tuple[str, ...], keys: set[str]) -> list[Any]:

@@ -22,13 +22,14 @@ def conclusion(records: Sequence[TrialRecord]) -> str:
     shared = what_is_shared(compared)
     if len(compared) == 1:
         return f"Found: one trial fits, {shared}: {_setting(compared[0], [])}."
-    parts = findings(compared)
-    return f"Found for {shared}: {'; '.join(parts)}." if parts else f"Found for {shared}: nothing was measured."
+    return f"Found for {shared}: {'; '.join(findings(compared)) or 'nothing was measured'}."
 
 
 def nothing_fits(records: Sequence[TrialRecord]) -> str:
     """Return how trials ended of which none fits."""
-    return f"no trial fits ({_outcomes(records)})"
+    counts = Counter("ok, with retries" if r.outcome is Outcome.OK else r.outcome.value for r in records)
+    outcomes = ", ".join(f"{count} {outcome}" for outcome, count in counts.items())
+    return f"no trial fits ({outcomes or 'none ran'})"
 
 
 def what_is_shared(compared: Sequence[TrialRecord]) -> str:
@@ -43,7 +44,20 @@ def findings(compared: list[TrialRecord]) -> list[str]:
     """
     if len(compared) == 1:
         return [f"one trial fits, {_setting(compared[0], [])}"]
-    return [part for part in (_least_memory(compared), _fastest(compared)) if part]
+    found = []
+    if known := by_memory(compared):
+        least, most = known[0], known[-1]
+        found.append(
+            f"{_setting(least, compared)} takes the least memory, {format_gib(peak_of(least))} per rank,"
+            f" {peak_of(least) / peak_of(most):.0%} of {_setting(most, compared)}"
+        )
+    if known := by_speed(compared):
+        fastest, slowest = known[-1], known[0]
+        found.append(
+            f"{_setting(fastest, compared)} is the fastest, {speed_of(fastest):,.0f} tokens/s per rank,"
+            f" {speed_of(fastest) / speed_of(slowest):.1f} times {_setting(slowest, compared)}"
+        )
+    return found
 
 
 def comparable(records: Sequence[TrialRecord]) -> list[TrialRecord]:
@@ -57,39 +71,25 @@ def comparable(records: Sequence[TrialRecord]) -> list[TrialRecord]:
     return [record for record in fitting if key(record) == counts.most_common(1)[0][0]]
 
 
-def _outcomes(records: Sequence[TrialRecord]) -> str:
-    counts = Counter("ok, with retries" if r.outcome is Outcome.OK else r.outcome.value for r in records)
-    return ", ".join(f"{count} {outcome}" for outcome, count in counts.items()) or "none ran"
+def by_memory(records: Sequence[TrialRecord]) -> list[TrialRecord]:
+    """Return the trials whose peak is known, the one with the least memory first."""
+    known = (record for record in records if peak_of(record))
+    return sorted(known, key=lambda record: (peak_of(record), record.step_seconds or 0.0))
 
 
-def _least_memory(compared: list[TrialRecord]) -> str | None:
-    known = sorted((r for r in compared if _peak(r)), key=lambda r: (_peak(r), r.step_seconds or 0.0))
-    if not known:
-        return None
-    least, most = known[0], known[-1]
-    return (
-        f"{_setting(least, compared)} takes the least memory, {format_gib(_peak(least))} per rank,"
-        f" {_peak(least) / _peak(most):.0%} of {_setting(most, compared)}"
-    )
-
-
-def _peak(record: TrialRecord) -> int:
+def peak_of(record: TrialRecord) -> int:
+    """Return the peak allocated bytes of the worst rank; 0 if unknown."""
     memory = record.worst_rank_memory
     return (memory.peak_allocated_bytes or 0) if memory else 0
 
 
-def _fastest(compared: list[TrialRecord]) -> str | None:
-    known = sorted((record for record in compared if _speed(record)), key=_speed)
-    if not known:
-        return None
-    fastest, slowest = known[-1], known[0]
-    return (
-        f"{_setting(fastest, compared)} is the fastest, {_speed(fastest):,.0f} tokens/s per rank,"
-        f" {_speed(fastest) / _speed(slowest):.1f} times {_setting(slowest, compared)}"
-    )
+def by_speed(records: Sequence[TrialRecord]) -> list[TrialRecord]:
+    """Return the trials whose speed is known, the slowest first."""
+    return sorted((record for record in records if speed_of(record)), key=speed_of)
 
 
-def _speed(record: TrialRecord) -> float:
+def speed_of(record: TrialRecord) -> float:
+    """Return the tokens per second of one rank; 0 if unknown."""
     return record.tokens_per_second_per_gpu or 0.0
 
 

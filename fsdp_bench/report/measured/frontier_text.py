@@ -19,11 +19,23 @@ MOST_REASONS = 8
 
 def print_frontier(record: FrontierRecord, console: Console) -> None:
     """Print a summary, one row per cell, and the reasons for skipped cells."""
-    rows = [_row(cell) for cell in record.cells if cell.status != "skipped"]
+    rows = [
+        [
+            cell.label,
+            _value(cell, cell.predicted),
+            _value(cell, cell.measured) if cell.status == "found" else cell.status,
+            "" if cell.steps_apart is None else f"{cell.steps_apart:+d}" if cell.steps_apart else "same",
+            str(len(cell.trials)),
+            _why(cell),
+        ]
+        for cell in record.cells
+        if cell.status != "skipped"
+    ]
     headers = ("cell", "predicted", record.source, "steps\napart", "trials", "out of memory in")
     table = table_columns(headers, rows, headers[1:5], ("out of memory in", "trials", "steps\napart"))
-    table_and_title = [_title(record), *table_lines(table, console.width)]
-    terminal.note_lines(console, [summary(record), "", *table_and_title, *_reasons(record)])
+    reasons = Counter(cell.reason for cell in record.cells if cell.status == "skipped").most_common(MOST_REASONS)
+    skipped = [f"skipped {count}: {reason}" for reason, count in reasons]
+    terminal.note_lines(console, [summary(record), "", _title(record), *table_lines(table, console.width), *skipped])
 
 
 def _title(record: FrontierRecord) -> str:
@@ -37,12 +49,6 @@ def _title(record: FrontierRecord) -> str:
     else:
         memory = f"the GPU limited to {format_gib(limit)}" + (" by --gpu-memory" if record.gpu_is_limited else "")
     return f"largest that fits ({record.source}) on {record.machine}: {memory}"
-
-
-def _row(cell: FrontierCell) -> list[str]:
-    measured = _value(cell, cell.measured) if cell.status == "found" else cell.status
-    apart = "" if cell.steps_apart is None else "same" if cell.steps_apart == 0 else f"{cell.steps_apart:+d}"
-    return [cell.label, _value(cell, cell.predicted), measured, apart, str(len(cell.trials)), _why(cell)]
 
 
 def _value(cell: FrontierCell, largest: LargestValues | None) -> str:
@@ -59,11 +65,6 @@ def _why(cell: FrontierCell) -> str:
     if failure is None:
         return "nothing: no larger one was tried"
     return f"{failure.phase} ({failure.place})" + ("" if failure.ran_out else ", with retries")
-
-
-def _reasons(record: FrontierRecord) -> list[str]:
-    reasons = Counter(cell.reason for cell in record.cells if cell.status == "skipped")
-    return [f"skipped {count}: {reason}" for reason, count in reasons.most_common(MOST_REASONS)]
 
 
 def at_an_end(cell: FrontierCell) -> bool:

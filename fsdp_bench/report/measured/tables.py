@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from fsdp_bench.report import terminal
 from fsdp_bench.report.measured.conclusion import conclusion
 from fsdp_bench.report.table import TableColumn, table_columns, table_lines
+from fsdp_bench.report.text.common import UNKNOWN
 from fsdp_bench.report.text.speed import step_text
 from fsdp_bench.spec.calibration_profile import Profile
 from fsdp_bench.spec.field import Field
-from fsdp_bench.spec.rank_report import CollectiveReading, Outcome
+from fsdp_bench.spec.rank_report import Outcome
 from fsdp_bench.spec.record import TrialRecord
 from fsdp_bench.spec.setup import FIELDS
 from fsdp_bench.spec.units import format_gib, format_seconds
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 
-UNKNOWN = "unknown"
 DISAGREEMENT = 0.1
 """Largest difference between the two measurements of exposed communication, as a fraction of the step.
 
@@ -41,14 +41,15 @@ def outcome_text(record: TrialRecord) -> str:
     return record.outcome.value if record.fits or record.outcome is not Outcome.OK else "ok, with retries"
 
 
-def _world(record: TrialRecord) -> str:
+def world_text(record: TrialRecord) -> str:
+    """Return the number of ranks, and whether rank 0 ran alone."""
     return f"{record.setup.world_size} {record.alone}".rstrip()
 
 
 _SETTINGS: dict[str, Callable[[TrialRecord], str]] = {
     "strategy": strategy_text,
     "model": lambda r: r.model.name,
-    "world\nsize": _world,
+    "world\nsize": world_text,
 }
 """The first columns: the header, and the function that returns the cell of a trial."""
 
@@ -103,14 +104,22 @@ _MEMORY = ("outcome", "peak\nallocated", "in phase", "reserved")
 def print_table(records: list[TrialRecord], console: Console) -> None:
     """Print the conclusion and one row per trial that ran, sorted by model, world size and memory."""
     ran = sorted((record for record in records if record.outcome is not Outcome.SKIPPED), key=_order)
+    counts = Counter(record.outcome.value for record in ran)
+    outcomes = ", ".join(f"{count} {outcome}" for outcome, count in counts.items())
+    kind = "live tensor bytes" if any(r.hardware == "cpu" for r in ran) else "torch.cuda.max_memory_allocated"
+    sources = dict.fromkeys(record.source for record in ran) or ("measured",)
+    times = ", times are medians" if "measured" in sources else ""
+    title = (
+        f"{' and '.join(sources)}: {len(ran)} trials ({outcomes}); peak allocated is {kind} of the worst rank{times}"
+    )
     beginning = [conclusion(ran), ""] if ran else []
-    terminal.note_lines(console, [*beginning, _title(ran), *_tables(ran, console.width), *_footnotes(records, ran)])
+    terminal.note_lines(console, [*beginning, title, *_tables(ran, console.width), *_footnotes(records, ran)])
 
 
 def _tables(ran: list[TrialRecord], width: int) -> list[str]:
     groups: dict[str, list[TrialRecord]] = {}
     for record in ran:
-        groups.setdefault(f"{record.model.name}, world size {_world(record)}", []).append(record)
+        groups.setdefault(f"{record.model.name}, world size {world_text(record)}", []).append(record)
     if len(groups) < 2:
         return table_lines(_columns(ran), width) if ran else []
     lines = []
@@ -140,25 +149,9 @@ def findings_of(records: Sequence[TrialRecord]) -> dict[str, Finding]:
 
 
 def _order(record: TrialRecord) -> tuple[object, ...]:
-    peak = most_of_any_rank(record, "peak_allocated_bytes")[0]
-    failed = record.outcome is not Outcome.OK
-    return (
-        record.num_parameters,
-        record.model.name,
-        record.setup.world_size,
-        failed,
-        peak or 0,
-        record.step_seconds or 0,
-    )
-
-
-def _title(ran: list[TrialRecord]) -> str:
-    counts = Counter(record.outcome.value for record in ran)
-    outcomes = ", ".join(f"{count} {outcome}" for outcome, count in counts.items())
-    kind = "live tensor bytes" if any(r.hardware == "cpu" for r in ran) else "torch.cuda.max_memory_allocated"
-    sources = dict.fromkeys(record.source for record in ran) or ("measured",)
-    times = ", times are medians" if "measured" in sources else ""
-    return f"{' and '.join(sources)}: {len(ran)} trials ({outcomes}); peak allocated is {kind} of the worst rank{times}"
+    peak = most_of_any_rank(record, "peak_allocated_bytes")[0] or 0
+    place = record.num_parameters, record.model.name, record.setup.world_size
+    return *place, record.outcome is not Outcome.OK, peak, record.step_seconds or 0
 
 
 def _footnotes(records: list[TrialRecord], ran: list[TrialRecord]) -> list[str]:
@@ -180,25 +173,19 @@ def _footnotes(records: list[TrialRecord], ran: list[TrialRecord]) -> list[str]:
             f" {gpu.product_name} with {format_gib(gpu.available_bytes)} for torch; kernels do nothing: no times"
         )
     lines += [f"suspect {record.id}: {suspicion}" for record in ran for suspicion in record.suspect]
-    lines += dict.fromkeys(_peak_flops(record) for record in ran if record.peak_flops_source)
-    return [*lines, *dict.fromkeys(f"{record.model.name}: {record.model.describe()}" for record in ran)]
-
-
-def _peak_flops(record: TrialRecord) -> str:
-    peak = (record.peak_flops_per_second or 0) / 1e12
-    return (
+    peaks = {(record.peak_flops_per_second or 0, record.peak_flops_source): None for record in ran}
+    lines += [
         "MFU = model FLOPs (3 x forward, attention causal, no recomputation) / seconds / dense peak"
-        f" {peak:.4g} TFLOP/s ({record.peak_flops_source})"
-    )
+        f" {peak / 1e12:.4g} TFLOP/s ({source})"
+        for peak, source in peaks
+        if source
+    ]
+    return [*lines, *dict.fromkeys(f"{record.model.name}: {record.model.describe()}" for record in ran)]
 
 
 def disagrees(record: TrialRecord) -> bool:
     """Whether the two measurements of exposed communication differ by more than DISAGREEMENT."""
     return (record.exposed_disagreement or 0.0) > DISAGREEMENT
-
-
-def _bytes(value: int | None) -> str:
-    return UNKNOWN if value is None else format_gib(value)
 
 
 def _seconds(value: float | None) -> str:
@@ -223,7 +210,17 @@ def print_communication(records: list[TrialRecord], console: Console) -> None:
     measured = [record for record in records if record.outcome is Outcome.OK]
     lines = []
     for record, label in zip(measured, trial_labels(measured), strict=True):
-        rows = [_kind_row(kind) for kind in kinds_of(record)]
+        rows = [
+            [
+                kind.kind,
+                str(kind.calls),
+                format_gib(kind.message_bytes),
+                UNKNOWN if kind.group_size is None else str(kind.group_size),
+                _seconds(kind.seconds),
+                UNKNOWN if (bandwidth := kind.bus_bandwidth) is None else f"{bandwidth / 1e9:.3g} GB/s",
+            ]
+            for kind in kinds_of(record)
+        ]
         lines += [f"{label}: {_trial_text(record)}"]
         lines += table_lines(table_columns(KIND_HEADERS, rows, KIND_HEADERS[1:]), console.width, 2) if rows else []
         lines += [""]
@@ -234,7 +231,6 @@ def print_communication(records: list[TrialRecord], console: Console) -> None:
 
 
 def _trial_text(record: TrialRecord) -> str:
-    """Return a trial's step times, and its exposed communication by the profiler and by difference."""
     fractions = record.exposed_fractions
     profiled, difference = (f" ({fraction:.0%})" for fraction in fractions) if fractions else ("", "")
     mark = " !" if disagrees(record) else ""
@@ -244,18 +240,6 @@ def _trial_text(record: TrialRecord) -> str:
         f" {_seconds(record.exposed_communication_seconds)}{profiled} by the profiler,"
         f" {_seconds(record.exposed_by_difference_seconds)}{difference} by difference{mark}"
     )
-
-
-def _kind_row(kind: CollectiveReading) -> list[str]:
-    bandwidth = kind.bus_bandwidth
-    return [
-        kind.kind,
-        str(kind.calls),
-        format_gib(kind.message_bytes),
-        UNKNOWN if kind.group_size is None else str(kind.group_size),
-        _seconds(kind.seconds),
-        UNKNOWN if bandwidth is None else f"{bandwidth / 1e9:.3g} GB/s",
-    ]
 
 
 def matrix_rate_line(rate: MatrixRate, profile: Profile) -> str:

@@ -7,7 +7,6 @@ Read in this order:
     setups.py            a setup as a line, several by what they differ in
     prediction_table.py  several predictions in one table; cells and headers of every column that it can have
     plan.py              which servers, how many, which setting: the winner and the offers beside it
-    offers.py            the offers of a plan, as the terminal and a page print them
     max_size.py          the largest model that fits, one row for each setting; what would help if nothing fits
     quantity_text.py     names of what max-size searches: model size, layers, batch, sequence, GPUs
     dry_run.py           dry runs: live bytes, and whether the setup fits

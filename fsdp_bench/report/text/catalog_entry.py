@@ -62,24 +62,16 @@ _UNKNOWN_LINKS = {
 
 def catalog_entry(gpu: Gpu, server: Server) -> str:
     """Return the text of a file that ``load_user_catalog`` reads."""
-    unknown = [text for link, text in _UNKNOWN_LINKS.items() if _is_asked(link, server) and not getattr(server, link)]
+    asked = [link for link in _UNKNOWN_LINKS if link != "intra_node" or server.gpus_per_node > 1]
+    unknown = [_UNKNOWN_LINKS[link] for link in asked if not getattr(server, link)]
     parts = [
         _BEGINNING.format(name=server.name),
-        "\n".join(_table("gpu", _facts(gpu), _UNKNOWN_OF_GPU)) + "\n",
-        "\n".join(_table("server", _facts(server), _UNKNOWN_OF_SERVER)) + "\n",
+        "\n".join(_table("gpu", _without_none(to_builtins(gpu)), _UNKNOWN_OF_GPU)) + "\n",
+        "\n".join(_table("server", _without_none(to_builtins(server)), _UNKNOWN_OF_SERVER)) + "\n",
         *unknown,
         _PRICE.format(name=server.name),
     ]
     return "\n".join(parts)
-
-
-def _is_asked(link: str, server: Server) -> bool:
-    return link != "intra_node" or server.gpus_per_node > 1
-
-
-def _facts(entry: Gpu | Server) -> dict[str, Any]:
-    facts: dict[str, Any] = to_builtins(entry)
-    return _without_none(facts)
 
 
 def _without_none(table: dict[str, Any]) -> dict[str, Any]:
@@ -91,7 +83,6 @@ def _without_none(table: dict[str, Any]) -> dict[str, Any]:
 
 
 def _table(path: str, facts: dict[str, Any], unknown: dict[str, tuple[str, str]]) -> Iterator[str]:
-    """Yield the lines of a table, of what is unknown in it, and of the tables in it."""
     yield f"[{path}]" if "." in path else f"[[{path}]]"
     plain = {key: value for key, value in facts.items() if not isinstance(value, dict)}
     yield from msgspec.toml.encode(plain).decode().splitlines()

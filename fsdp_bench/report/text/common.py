@@ -63,7 +63,8 @@ def communicators_fact(found: Communicators | None) -> list[str]:
     if found is None or not found.each:
         return []
     count = "1 communicator" if len(found.each) == 1 else f"{len(found.each)} communicators"
-    each = "; ".join(_times(count) + _described(one) for one, count in Counter(found.each).items())
+    several = Counter(found.each).items()
+    each = "; ".join(("" if number == 1 else f"{number} ") + _described(one) for one, number in several)
     total = found.num_bytes
     if total is None:
         why = each if any(one.num_bytes for one in found.each) else found.unknown
@@ -71,25 +72,15 @@ def communicators_fact(found: Communicators | None) -> list[str]:
     return [fact("NCCL", f"{bounds_text(total)} in {count} (predicted from NCCL's source; not measured): {each}")]
 
 
-def _times(count: int) -> str:
-    return "" if count == 1 else f"{count} "
-
-
 def _described(one: Communicator) -> str:
     start = f"{_PURPOSE_TEXTS[one.purpose]}, {one.num_ranks} ranks"
     if one.num_bytes is None or one.num_channels is None:
         return f"{start}, unknown: {one.unknown}"
-    return f"{start}, {_count_text(one.num_channels)} channels, {bounds_text(one.num_bytes)}"
+    low, high = one.num_channels.low, one.num_channels.high
+    return f"{start}, {high if low == high else f'{low} to {high}'} channels, {bounds_text(one.num_bytes)}"
 
 
 def bounds_text(size: Bounds) -> str:
     """Return bounds as text: ``1.2 GiB`` if they are equal, else ``1.1 to 1.2 GiB`` or ``800.0 MiB to 1.2 GiB``."""
     low, high = format_gib(size.low), format_gib(size.high)
-    if low == high:
-        return high
-    unit = high.rpartition(" ")[2]
-    return f"{low.removesuffix(f' {unit}')} to {high}"
-
-
-def _count_text(count: Bounds) -> str:
-    return str(count.high) if count.low == count.high else f"{count.low} to {count.high}"
+    return high if low == high else f"{low.removesuffix(' ' + high.rpartition(' ')[2])} to {high}"

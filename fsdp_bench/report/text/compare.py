@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from fsdp_bench.plan.compare.comparison import REST, Comparison, Difference
 from fsdp_bench.plan.compare.reasons import Reason, is_elsewhere, peak_moves, reasons, unexplained
-from fsdp_bench.plan.compare.side import KINDS, Side
+from fsdp_bench.plan.compare.side import KINDS
 from fsdp_bench.report.table import table_columns, table_lines
 from fsdp_bench.report.text.common import UNKNOWN, fact
 from fsdp_bench.report.text.setups import setup_line, spaced, value_text
@@ -42,13 +42,15 @@ def answer(found: Comparison) -> str:
 
 def _memory_answer(found: Comparison) -> str:
     peaks = {one.name: one for one in found.peaks}
-    kind = next((kind for kind in _ANSWERS if kind in peaks and _has_own_source(found, kind)), None)
+    # a dry run's reserved memory is predicted
+    has_own = all(one.reserved_source == one.source for one in (found.a, found.b))
+    kind = next((kind for kind in _ANSWERS if kind in peaks and (kind != "reserved" or has_own)), None)
     if kind is None:
         return "no peak of the same kind is known of both"
     peak = peaks[kind]
     word = "reserved" if kind == "needed" else kind
     if found.is_same_setup and found.a.source != found.b.source:
-        return _ratio(found, peak, f"{word}", format_gib)
+        return _ratio(found, peak, word, format_gib)
     if peak.difference == 0:
         return f"A and B need the same memory: {format_gib(peak.a)} {word} ({_sources(found)})"
     less, more = (("A", found.a), ("B", found.b)) if peak.difference > 0 else (("B", found.b), ("A", found.a))
@@ -64,7 +66,8 @@ def _time_answer(found: Comparison) -> str:
     if step is None:
         unknown = [name for name, one in (("A", found.a), ("B", found.b)) if "step_seconds" not in one.times]
         return f"times are unknown of {' and '.join(unknown)}"
-    is_rate, text = step is found.tokens, _rate if step is found.tokens else step_text
+    is_rate = step is found.tokens
+    text = "{:,.0f} tokens/s per GPU".format if is_rate else step_text
     if found.is_same_setup and found.a.time_source != found.b.time_source:
         return _ratio(found, step, "" if is_rate else "a step", text)
     if abs(step.difference) < _EQUALLY_FAST * step.a:
@@ -79,7 +82,6 @@ def _time_answer(found: Comparison) -> str:
 
 
 def _ratio(found: Comparison, one: Difference, word: str, text: Callable[[float], str]) -> str:
-    """Return how far one source is from the other, of one setup: the prediction against what was observed."""
     first, second = (found.a, one.a), (found.b, one.b)
     if found.b.source == "predicted":
         first, second = second, first
@@ -94,17 +96,8 @@ def _ratio(found: Comparison, one: Difference, word: str, text: Callable[[float]
     )
 
 
-def _has_own_source(found: Comparison, kind: str) -> bool:
-    """Whether a peak is from each side's own source: a dry run's reserved memory is predicted."""
-    return kind != "reserved" or all(one.reserved_source == one.source for one in (found.a, found.b))
-
-
 def _sources(found: Comparison) -> str:
     return " and ".join(dict.fromkeys((found.a.reached, found.b.reached)))
-
-
-def _rate(value: float) -> str:
-    return f"{value:,.0f} tokens/s per GPU"
 
 
 def comparison_text(found: Comparison) -> str:
@@ -113,7 +106,8 @@ def comparison_text(found: Comparison) -> str:
         return "\n".join([answer(found), "", *_sides(found)])
     lines = [answer(found), "", *_sides(found), *_fields(found), "", *_peaks(found)]
     if found.categories is not None and any(one.difference for one in found.categories):
-        lines += ["", f"at the peak, {_signed_size(_total(found.categories))}", *_bytes_table(found.categories)]
+        total = sum(one.difference for one in found.categories)
+        lines += ["", f"at the peak, {_signed_size(total)}", *_bytes_table(found.categories)]
     if found.phases:
         lines += ["", "peak allocated by phase", *_bytes_table(found.phases)]
     lines += _times(found)
@@ -121,36 +115,28 @@ def comparison_text(found: Comparison) -> str:
 
 
 def _sides(found: Comparison) -> list[str]:
-    return [line for name, side in (("A", found.a), ("B", found.b)) for line in _side_facts(name, side)]
-
-
-def _side_facts(name: str, side: Side) -> list[str]:
-    place = side.peak_phase or UNKNOWN
-    if side.peak_place is not None:
-        place += f", at {side.peak_place}"
-    stopped = f"; stopped as {side.stopped}, so that peaks are what it had reached" if side.stopped else ""
-    return [
-        fact(name, f"{side.name} ({side.reached}): {side.model}, {setup_line(side.setup)}{stopped}"),
-        fact("", f"peak in {place}"),
-    ]
+    lines = []
+    for name, side in (("A", found.a), ("B", found.b)):
+        place = (side.peak_phase or UNKNOWN) + ("" if side.peak_place is None else f", at {side.peak_place}")
+        stopped = f"; stopped as {side.stopped}, so that peaks are what it had reached" if side.stopped else ""
+        lines.append(fact(name, f"{side.name} ({side.reached}): {side.model}, {setup_line(side.setup)}{stopped}"))
+        lines.append(fact("", f"peak in {place}"))
+    return lines
 
 
 def _fields(found: Comparison) -> list[str]:
-    rows = [[spaced(one.name), _value(one.a), _value(one.b)] for one in found.known_fields]
-    if not rows:
-        return ["", "no field of the setup differs"]
-    return ["", *table_lines(table_columns(["differs", "A", "B"], rows))]
-
-
-def _value(value: object) -> str:
-    return value_text("", value)
+    rows = [[spaced(one.name), value_text("", one.a), value_text("", one.b)] for one in found.known_fields]
+    return [
+        "",
+        *(table_lines(table_columns(["differs", "A", "B"], rows)) if rows else ["no field of the setup differs"]),
+    ]
 
 
 def _peaks(found: Comparison) -> list[str]:
     """Return the peaks, each beside the other's of its kind; what only one has is named, and compared with nothing."""
     reserved = next(((one.a, one.b) for one in found.peaks if one.name == "reserved"), None)
     rows = [
-        [_name(one.name), format_gib(one.a), format_gib(one.b), _signed_size(one.difference), _percent(one)]
+        [*_row(one, format_gib, _signed_size), f"{one.difference / one.a:+.1%}" if one.a else ""]
         for one in found.peaks
         if (one.a or one.b) and not (one.name == "needed" and (one.a, one.b) == reserved)
     ]
@@ -171,56 +157,47 @@ def _name(name: str) -> str:
     return _NAMES.get(name, spaced(name))
 
 
-def _total(differences: Iterable[Difference]) -> float:
-    return sum(one.difference for one in differences)
-
-
-def _percent(one: Difference) -> str:
-    return f"{one.difference / one.a:+.1%}" if one.a else ""
-
-
 def _signed_size(size: float) -> str:
-    """Return a difference of bytes as text, with its sign."""
     return format_gib(size) if size <= 0 else f"+{format_gib(size)}"
 
 
 def _signed_time(seconds: float) -> str:
-    """Return a difference of seconds as text, with its sign."""
     text = step_text(abs(seconds))
     return text if text == step_text(0.0) else f"{'-' if seconds < 0 else '+'}{text}"
 
 
-def _bytes_table(differences: Sequence[Difference]) -> list[str]:
-    shown = [one for one in differences if one.a or one.b]
-    return _table([[_name(n.name), format_gib(n.a), format_gib(n.b), _signed_size(n.difference)] for n in shown])
+_Text = Callable[[float], str]
 
 
-def _times_table(differences: Sequence[Difference]) -> list[str]:
-    return _table([[_name(n.name), step_text(n.a), step_text(n.b), _signed_time(n.difference)] for n in differences])
+def _row(one: Difference, text: _Text, signed: _Text) -> list[str]:
+    return [_name(one.name), text(one.a), text(one.b), signed(one.difference)]
 
 
-def _table(rows: Sequence[Sequence[str]]) -> list[str]:
+def _table(differences: Iterable[Difference], text: _Text, signed: _Text) -> list[str]:
+    rows = [_row(one, text, signed) for one in differences]
     columns = table_columns(["", "A", "B", "B less A"], rows, {"A", "B", "B less A"})
     return table_lines(columns, indent=2) if rows else []
 
 
+def _bytes_table(differences: Iterable[Difference]) -> list[str]:
+    return _table((one for one in differences if one.a or one.b), format_gib, _signed_size)
+
+
 def _times(found: Comparison) -> list[str]:
-    if found.step is None:
+    step, (a, b) = found.step, (side.setup.tokens_per_step_per_rank for side in (found.a, found.b))
+    if step is None:
         return []
-    lines = [
-        "",
-        f"a step, {_signed_time(found.step.difference)}: {step_text(found.step.a)} and {step_text(found.step.b)}"
-        + _tokens(found),
-    ]
-    lines += _times_table(found.parts)
+    tokens = "" if a == b else f", of {a:,} and {b:,} tokens on each GPU"
+    lines = ["", f"a step, {_signed_time(step.difference)}: {step_text(step.a)} and {step_text(step.b)}{tokens}"]
+    lines += _table(found.parts, step_text, _signed_time)
     others = [one for one in found.other_times if one.difference]
-    return lines + (["", "beside these, or within them", *_times_table(others)] if others else [])
+    return lines + (["", "beside these, or within them", *_table(others, step_text, _signed_time)] if others else [])
 
 
 def _why(found: Comparison) -> list[str]:
     """Return the mechanisms that the numbers show; nothing between two sources of one setup, which have none."""
     named = [] if found.is_same_setup else reasons(found)
-    lines = [*_moved(found, named), *(f"- {_reason_text(reason)}" for reason in named)]
+    lines = [*_moved(found, named), *map(_reason_text, named)]
     if not found.is_same_setup and not is_elsewhere(found) and (rest := _unexplained(found, named)):
         lines.append(f"- not explained by one field: {rest}")
     counts = Counter(name for reason in named for name in (*reason.bytes_more, *reason.seconds_more))
@@ -247,16 +224,9 @@ def _unexplained(found: Comparison, named: Sequence[Reason]) -> str:
 
 
 def _reason_text(reason: Reason) -> str:
-    sizes = [f"{_name(name)} {_signed_size(size)}" for name, size in _ordered(reason.bytes_more)]
-    times = [f"{_name(name)} {_signed_time(seconds)}" for name, seconds in _ordered(reason.seconds_more)]
-    return f"{reason.side}: {reason.text}: {', '.join([*sizes, *times])}"
-
-
-def _ordered(numbers: dict[str, int] | dict[str, float]) -> list[tuple[str, float]]:
-    return sorted(numbers.items(), key=lambda item: -abs(item[1]))
-
-
-def _tokens(found: Comparison) -> str:
-    """Return the tokens of the two steps, where they differ."""
-    a, b = (side.setup.tokens_per_step_per_rank for side in (found.a, found.b))
-    return "" if a == b else f", of {a:,} and {b:,} tokens on each GPU"
+    numbers = [
+        f"{_name(name)} {signed(number)}"
+        for more, signed in ((reason.bytes_more, _signed_size), (reason.seconds_more, _signed_time))
+        for name, number in sorted(more.items(), key=lambda item: -abs(item[1]))
+    ]
+    return f"- {reason.side}: {reason.text}: {', '.join(numbers)}"

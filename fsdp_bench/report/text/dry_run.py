@@ -81,24 +81,19 @@ def side_by_side(runs: Sequence[DryRun]) -> str:
         ]
         for run, question in pairs
     ]
-    first = runs[0]
+    first, world_sizes = runs[0], {run.spec.setup.world_size for run in runs}
     return "\n".join([
         _conclusion([run for run, _ in pairs], [title(question, varying) for _, question in pairs]),
         "",
         f"{first.name}, {format_count(first.result.num_parameters)} parameters",
         f"dry runs with torch {first.result.torch}, {first.result.kernels} kernels, rank 0"
-        + ("" if _differ_in_ranks(runs) else f" of {first.spec.setup.world_size}"),
+        + ("" if len(world_sizes) > 1 else f" of {first.spec.setup.world_size}"),
         "",
         *table_lines(table_columns(header, rows, {"peak\nallocated", "reserved,\npredicted"}, ["in phase"])),
     ])  # fmt: skip
 
 
-def _differ_in_ranks(runs: Sequence[DryRun]) -> bool:
-    return len({run.spec.setup.world_size for run in runs}) > 1
-
-
 def _conclusion(runs: Sequence[DryRun], names: Sequence[str]) -> str:
-    """Return one sentence about the setup with the lowest peak; the setups are sorted."""
     peak = f"{format_gib(runs[0].result.peak_allocated_bytes)} allocated (dry run)"
     fitting = sum(run.verdict is Verdict.FITS for run in runs)
     if fitting:

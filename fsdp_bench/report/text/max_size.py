@@ -10,10 +10,10 @@ from fsdp_bench.plan.remedies import smaller_bases
 from fsdp_bench.plan.search.search import SearchResult
 from fsdp_bench.plan.table import Row, TableOptions
 from fsdp_bench.replay.host_memory import Build
-from fsdp_bench.report.table import TableColumn, column_of, table_columns, table_lines
+from fsdp_bench.report.table import table_columns, table_lines
 from fsdp_bench.report.text.common import assumed_lines, fact
 from fsdp_bench.report.text.prediction import modelled, remedy_line
-from fsdp_bench.report.text.prediction_table import cell_text, column_header, is_number, label_columns
+from fsdp_bench.report.text.prediction_table import answer_column, label_columns
 from fsdp_bench.report.text.quantity_text import model_line, quantity_text, value_text
 from fsdp_bench.report.text.setups import PLACES, common_line, hardware_facts, strategy_text, title, varying_fields
 from fsdp_bench.report.text.speed import SPEED_COLUMNS, rests_on, speed_cells, throughput_text
@@ -22,8 +22,7 @@ from fsdp_bench.spec.setup import Loss, Offload
 from fsdp_bench.spec.units import GIB, format_gib
 
 NONE = "none"
-COLUMN = "fits,\npredicted"
-SPEEDS = tuple(header.replace("tokens/s ", "tokens/s\n") for header in SPEED_COLUMNS)
+COLUMN, WHY = "fits,\npredicted", "limited by"
 DROPPABLE = (
     "exposed",
     "MFU",
@@ -50,14 +49,11 @@ def report(results: Sequence[HardwareResult], failure: NothingFits | None, optio
 
 
 def _answer(result: HardwareResult) -> str:
-    """Return the answer for one server or GPU, on one line."""
     if (found := result.on_fewest) is not None:
         return _fewest_line(result, found)
     if not result.answered:
         return f"{result.title}: unknown what fits (predicted)"
-    if result.nothing_fits:
-        return f"{result.title}: nothing fits (predicted)"
-    return best_line(result, _varying(result))
+    return f"{result.title}: nothing fits (predicted)" if result.nothing_fits else _best_line(result)
 
 
 def _fewest_line(result: HardwareResult, found: Prediction) -> str:
@@ -124,28 +120,19 @@ def all_rows(results: Sequence[HardwareResult], options: TableOptions) -> list[R
 
 
 def _rows(result: HardwareResult, varying: Sequence[str], shares_strategy: bool, options: TableOptions) -> list[str]:
-    """Return the table of the settings with an answer."""
     rows = settings_rows(result, options)
     if not rows:
         return ["nothing fits under any setting"]
     cells = [cell for cell, _ in rows]
     if options.columns:
-        chosen = options.columns
-        return table_lines(
-            [
-                column_of(column_header(name), [cell_text(name, row) for _, row in rows], is_number(name))
-                for name in chosen
-            ]
-        )
+        return table_lines([answer_column(name, [row for _, row in rows]) for name in options.columns])
     has_host = any(cell.setup.uses_host_memory for cell in result.answered)
-    header, numbers = _header(result, has_host)
-    answer = table_columns(header, [_row(cell, has_host, result.with_time) for cell in cells], numbers, DROPPABLE)
-    settings: list[TableColumn] = label_columns([cell.shown for cell in cells], varying, shares_strategy, 40)
-    return table_lines([*settings, *answer])
+    answer = [_row(cell, has_host, result.with_time) for cell in cells]
+    columns = table_columns(list(answer[0]), [list(row.values()) for row in answer], {*answer[0]} - {WHY}, DROPPABLE)
+    return table_lines([*label_columns([cell.shown for cell in cells], varying, shares_strategy, 40), *columns])
 
 
 def _unanswered(result: HardwareResult) -> list[str]:
-    """Return a line for each reason why settings have no answer."""
     reasons: dict[tuple[str, str], list[str]] = {}
     for cell in result.cells:
         if cell.impossible:
@@ -159,8 +146,7 @@ def _unanswered(result: HardwareResult) -> list[str]:
     return ["", *lines] if lines else []
 
 
-def best_line(result: HardwareResult, varying: Sequence[str]) -> str:
-    """Return the best result of all settings on one server or GPU: the largest value, or the fewest GPUs."""
+def _best_line(result: HardwareResult) -> str:
     fitting = [cell for cell in result.answered if cell.fits_value is not None]
     choose = min if fitting[0].quantity.name == "world_size" else max
     best = choose(fitting, key=lambda cell: cell.fits_value or 0)
@@ -173,7 +159,7 @@ def best_line(result: HardwareResult, varying: Sequence[str]) -> str:
         node = format_gib(best.at.host.peak_bytes)
         what += f" if a node has {node} of host memory, which is not known"
     speed = _offloaded_speed(best.at) if best.at is not None else ""
-    return f"{result.title}: {what} (predicted): {found}, {title(best.shown, varying)}{speed}"
+    return f"{result.title}: {what} (predicted): {found}, {title(best.shown, _varying(result))}{speed}"
 
 
 def meaning(result: HardwareResult) -> str:
@@ -206,32 +192,19 @@ def host_line(result: HardwareResult) -> str:
     return f"offloaded states within the {format_gib(has)} of a node"
 
 
-def _header(result: HardwareResult, has_host: bool) -> tuple[list[str], set[str]]:
-    """Return the headers of the answer's columns, and those of numeric columns."""
-    name = result.cells[0].quantity.name
-    header = [COLUMN, "without\nOOM"]
-    header += ["layers x\nhidden"] if name == "num_parameters" else []
-    header += ["reserved", *(["host\nmemory"] if has_host else []), *(SPEEDS if result.with_time else ())]
-    numbers = {COLUMN, "without\nOOM", "reserved", "host\nmemory", "layers x\nhidden", *SPEEDS}
-    return [*header, "limited by"], numbers
-
-
-def _row(cell: SearchResult, has_host: bool, with_time: bool) -> list[str]:
+def _row(cell: SearchResult, has_host: bool, with_time: bool) -> dict[str, str]:
+    """Return the cells of the answer by the headers of their columns, of which all but the last are of numbers."""
     name, at = cell.quantity.name, cell.at
-    row = [NONE if value is None else value_text(name, value) for value in (cell.fits_value, cell.runs_value)]
+    texts = [NONE if value is None else value_text(name, value) for value in (cell.fits_value, cell.runs_value)]
+    row = dict(zip((COLUMN, "without\nOOM"), texts, strict=True))
     if name == "num_parameters":
-        row.append(f"{at.model.num_hidden_layers} x {at.model.hidden_size}" if at else "")
-    row.append(_reserved_percent(at) if at else "")
+        row["layers x\nhidden"] = f"{at.model.num_hidden_layers} x {at.model.hidden_size}" if at else ""
+    row["reserved"] = f"{format_gib(at.reserved_bytes or 0)} of {(at.gpu_bytes or 0) / GIB:.1f}" if at else ""
     if has_host:
-        row.append(format_gib(at.host.peak_bytes) if at and at.host.peak_bytes else "")
+        row["host\nmemory"] = format_gib(at.host.peak_bytes) if at and at.host.peak_bytes else ""
     if with_time:
-        row += speed_cells(at.speed) if at else [""] * len(SPEED_COLUMNS)
-    return [*row, why(cell)]
-
-
-def _reserved_percent(at: Prediction) -> str:
-    """Return the peak reserved memory and the GPU's memory."""
-    return f"{format_gib(at.reserved_bytes or 0)} of {(at.gpu_bytes or 0) / GIB:.1f}"
+        row |= zip(SPEED_COLUMNS, speed_cells(at.speed) if at else [""] * len(SPEED_COLUMNS), strict=True)
+    return {**row, WHY: why(cell)}
 
 
 def why(cell: SearchResult) -> str:
@@ -290,5 +263,4 @@ def nothing_fits_sentence(found: NothingFits) -> str:
 
 def _where(found: NothingFits) -> str:
     question = found.prediction.question
-    name = question.hardware.name if question.hardware else ""
-    return f"nearest: {name}, " + title(question, [*varying_fields([question]), "checkpointing"])
+    return f"nearest: {question.hardware.name if question.hardware else ''}, {title(question, ['checkpointing'])}"

@@ -1,34 +1,210 @@
-"""A plan as text: the winner and why, then what it rests on, then the offers beside it, one line each."""
+"""A plan as text: the winner and why, then what it rests on, then the offers beside it, one line each.
+
+The terminal and the page print durations, prices, speed and code the same.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import date
+from typing import NamedTuple
 
-from fsdp_bench.plan.purchase.document import OfferDocument, PlanDocument
+from fsdp_bench.plan.purchase.document import OfferDocument, PlanDocument, ServerDocument
 from fsdp_bench.report.table import table_columns, table_lines
 from fsdp_bench.report.text.common import UNKNOWN, assumed_lines, fact
-from fsdp_bench.report.text.offers import (
-    answer_text,
-    code_text,
-    cost_span,
-    energy_text,
-    missed_limit,
-    named_offers,
-    never_compared,
-    peak_warning,
-    server_of,
-    short_setting,
-    speed_text,
-    stated_price,
-    time_span,
-    unit_of,
-)
+from fsdp_bench.spec.recording.model import whose_code
 from fsdp_bench.spec.setup import Checkpointing, Loss, Offload, Reentrant, TrainSetup
 from fsdp_bench.spec.units import format_count, format_gib
 
+_INTEGER_FROM = 10
+"""Longer durations are printed without tenths."""
 _SPEED = "tokens/s\nper GPU"
 _NEVER_COMPARED = " *"
+Ends = tuple[float | None, float | None]
+"""The fast and the slow end of a range; as predicted where there is none."""
+
+
+class DurationUnit(NamedTuple):
+    """A unit of durations."""
+
+    seconds: int
+    name: str
+
+    def text(self, seconds: float) -> str:
+        """Return a duration as a number."""
+        count = seconds / self.seconds
+        return f"{count:,.0f}" if count >= _INTEGER_FROM else f"{count:.1f}"
+
+
+_UNITS = (DurationUnit(86_400, "days"), DurationUnit(3600, "hours"), DurationUnit(60, "minutes"))
+
+
+def unit_of(offers: Iterable[OfferDocument]) -> DurationUnit:
+    """Return the unit of the offers' durations: the largest that is shorter than the longest of them."""
+    longest = max((times(offer)[1] or 0.0 for offer in offers), default=0.0)
+    return _unit(longest) if longest else _UNITS[0]
+
+
+def _unit(seconds: float) -> DurationUnit:
+    return next((unit for unit in _UNITS if seconds >= unit.seconds), _UNITS[-1])
+
+
+def duration_text(seconds: float) -> str:
+    """Return a duration in days, hours or minutes."""
+    unit = _unit(seconds)
+    return f"{unit.text(seconds)} {unit.name}"
+
+
+def times(offer: OfferDocument) -> Ends:
+    """Return the seconds of training."""
+    return offer.fast_seconds or offer.seconds, offer.slow_seconds or offer.seconds
+
+
+def costs(offer: OfferDocument) -> Ends:
+    """Return the price of training."""
+    return offer.fast_cost or offer.cost, offer.slow_cost or offer.cost
+
+
+def _span(text: Callable[[float], str], ends: Ends) -> str:
+    first, last = (text(end or 0.0) for end in ends)
+    return first if first == last else f"{first} to {last}"
+
+
+def training_time(offer: OfferDocument, beside: OfferDocument | None = None) -> str:
+    """Return the time of training, from the fast to the slow end of the range, in the unit of an offer beside it."""
+    unit = unit_of([beside or offer])
+    return f"{_span(unit.text, times(offer))} {unit.name}"
+
+
+def short_money(amount: float) -> str:
+    """Return a price in three digits: it is not known better. ``1.66M``, ``166k``."""
+    for unit, name in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if amount >= unit:
+            return f"{amount / unit:.3g}{name}" if amount < 999.5 * unit else f"{amount / unit:,.0f}{name}"
+    return f"{amount:,.0f}"
+
+
+def _price_span(plan: PlanDocument, offer: OfferDocument, money: Callable[[float], str]) -> str:
+    return f"price {UNKNOWN}" if offer.cost is None else f"{_span(money, costs(offer))}{currency_of(plan, offer)}"
+
+
+def server_of(plan: PlanDocument, offer: OfferDocument) -> ServerDocument | None:
+    """Return what the catalogue says of an offer's kind of server."""
+    return next((one for one in plan.servers if one.name == offer.server), None)
+
+
+def currency_of(plan: PlanDocument, offer: OfferDocument) -> str:
+    """Return the currency of an offer's price, after a blank; empty if it is not known."""
+    server = server_of(plan, offer)
+    price = server.price if server and plan.stated_price is None else plan.stated_price
+    return "" if price is None or price.currency is None else f" {price.currency}"
+
+
+def stated_price(plan: PlanDocument) -> str:
+    """Return the price that the user stated; empty if he stated none."""
+    price = plan.stated_price
+    if price is None:
+        return ""
+    currency = "" if price.currency is None else f" {price.currency}"
+    return f"{price.per_hour:,.2f}{currency} a {'GPU' if price.unit == 'gpu' else price.unit} and hour, stated"
+
+
+def _where(offer: OfferDocument) -> str:
+    return f"{offer.num_nodes} x {offer.server} ({offer.num_gpus} {offer.gpu})"
+
+
+def _speed_text(offer: OfferDocument) -> str:
+    return f"{offer.tokens_per_second_per_gpu:,.0f} tokens/s per GPU"
+
+
+def never_compared(offer: OfferDocument) -> str:
+    """Return that no published run checks an offer's speed."""
+    return f"never compared with such a run on {offer.gpu}"
+
+
+def answer_text(plan: PlanDocument, money: Callable[[float], str] = short_money) -> str:
+    """Return the answer of a plan in one line."""
+    winner = plan.winner
+    if winner is None:
+        return f"no plan ({plan.source}): {plan.reason}"
+    span = winner.tokens_per_second_per_gpu_range
+    if winner.seconds is None:
+        errors = f"{span[0]:,.0f} to {span[1]:,.0f} by the errors of earlier predictions" if span else ""
+        speed = f"{_speed_text(winner)}, {errors or never_compared(winner)}"
+        return f"{plan.model} trains on {_where(winner)} ({plan.source}): {speed}"
+    source = plan.source if span else f"{plan.source}, {never_compared(winner)}"
+    return f"{_where(winner)} ({source}): {training_time(winner)}, {_price_span(plan, winner, money)}"
+
+
+def code_text(plan: PlanDocument, money: Callable[[float], str] = short_money) -> str:
+    """Return whose code the answer is for, and what the same servers take with the other code."""
+    answered, other, winner = whose_code(plan.code or "benchmark"), plan.other_code, plan.winner
+    if other is None:
+        return answered
+    said = f"{answered}; with --code {other.code}, {whose_code(other.code)}"
+    if other.offer is None:
+        return f"{said}, nothing fits on these servers"
+    setting = "the same setting" if other.is_same_setting else _short_setting(other.offer.setup)
+    if winner is not None and other.offer.expandable_segments and not winner.expandable_segments:
+        setting += " with expandable segments"
+    misses = f" ({missed})" if (missed := _missed_limit(plan, other.offer)) else ""
+    if plan.tokens is None:
+        return f"{said}, {setting}: {_speed_text(other.offer)}"
+    return f"{said}, {setting}: {training_time(other.offer, winner)}{misses}, {_price_span(plan, other.offer, money)}"
+
+
+def _missed_limit(plan: PlanDocument, offer: OfferDocument) -> str:
+    """Return ``late`` or ``dear`` if an offer misses the deadline or the budget, at the slow end; else nothing."""
+    if plan.deadline_seconds is not None and (offer.slow_seconds or 0.0) > plan.deadline_seconds:
+        return "late"
+    is_dear = plan.budget is not None and (offer.slow_cost is None or offer.slow_cost > plan.budget)
+    return "dear" if is_dear else ""
+
+
+def peak_warning(plan: PlanDocument, offer: OfferDocument) -> str:
+    """Return how far published peaks were off, and whether the offer would not fit then; empty if none is known."""
+    memory, server = offer.memory, server_of(plan, offer)
+    if memory.peak_reserved_bytes_range is None or memory.range_because is None:
+        return ""
+    usable, kept = server and server.gpu_memory_bytes, memory.required_headroom_bytes
+    if not usable or kept is None or memory.peak_reserved_bytes_range[1] <= usable - kept:
+        return memory.range_because
+    safest = "" if plan.safest is None else " (the row safest would)"
+    return f"{memory.range_because}, with which it would not fit{safest}"
+
+
+def energy_text(offer: OfferDocument) -> str:
+    """Return the energy of training, at most."""
+    energy = offer.slow_energy_megawatt_hours or offer.energy_megawatt_hours
+    if energy is None:
+        return UNKNOWN
+    return f"at most {energy:,.1f} MWh: the servers' largest power for as long, without cooling and switches"
+
+
+def _short_setting(setup: TrainSetup) -> str:
+    parts = [setup.strategy.value, setup.api.value]
+    parts += [] if setup.checkpointing is Checkpointing.NONE else [f"checkpointing {setup.checkpointing.value}"]
+    parts += [] if setup.loss is Loss.PLAIN else [setup.loss.value]
+    parts.append(f"batch {setup.micro_batch_size}")
+    parts += [f"x {setup.gradient_accumulation_steps}"] if setup.gradient_accumulation_steps > 1 else []
+    return " ".join(parts)
+
+
+def named_offers(plan: PlanDocument) -> list[tuple[str, OfferDocument]]:
+    """Return every offer once, the winner first, with the names of what it is the best in."""
+    named = {"winner": plan.winner, "safest": plan.safest}
+    if plan.cheapest_allowed is not None and (plan.cheapest is None or plan.cheapest_allowed.key != plan.cheapest.key):
+        limit = "in time" if plan.deadline_seconds is not None else "within budget"
+        named[f"cheapest {limit}"] = plan.cheapest_allowed
+    named |= {"cheapest": plan.cheapest, "fastest": plan.fastest, "fewest nodes": plan.fewest_nodes}
+    found: dict[tuple[str, int, TrainSetup], tuple[list[str], OfferDocument]] = {}
+    for name, offer in named.items():
+        if offer is not None:
+            found.setdefault(offer.key, ([], offer))[0].append(name)
+    for name, several in (("nearest", plan.nearest), ("", plan.pareto)):
+        for offer in several:
+            found.setdefault(offer.key, ([name] if name else [], offer))
+    return [(", ".join(names), offer) for names, offer in found.values()]
 
 
 def plan_text(plan: PlanDocument) -> str:
@@ -49,26 +225,32 @@ def plan_text(plan: PlanDocument) -> str:
     if beaten := [name for name in plan.looked_at if name not in shown]:
         why = "none of their offers is the cheapest or the fastest, or their price is unknown"
         lines += ["", fact("not shown", f"{', '.join(beaten)}: {why}")]
-    if plan.left_out:
-        lines += ["", *_left_out(plan)]
-    return "\n".join(lines)
-
-
-def _left_out(plan: PlanDocument) -> list[str]:
-    names: dict[str, list[str]] = {}
+    left_out: dict[str, list[str]] = {}
     for left in plan.left_out:
-        names.setdefault(left.reason, []).append(left.server)
-    return [fact("left out", f"{', '.join(several)}: {reason}") for reason, several in names.items()]
+        left_out.setdefault(left.reason, []).append(left.server)
+    lines += [""] if left_out else []
+    return "\n".join(
+        [*lines, *(fact("left out", f"{', '.join(several)}: {reason}") for reason, several in left_out.items())]
+    )
 
 
 def _facts(plan: PlanDocument, offer: OfferDocument) -> list[str]:
+    setup, span, predicted = offer.setup, offer.tokens_per_second_per_gpu_range, offer.tokens_per_second_per_gpu
     tokens = f"{format_count(plan.tokens)} tokens, " if plan.tokens is not None else ""
+    batch = f"batch {setup.micro_batch_size} x {setup.sequence_length} tokens on each GPU"
+    steps = setup.gradient_accumulation_steps
+    batch += f", {steps} micro-batches a step" if steps > 1 else ""
+    each = format_count(setup.tokens_per_step_per_rank * setup.world_size)
+    speed = f"{_speed_text(offer)}; {never_compared(offer)}"
+    if span is not None:
+        speed = f"{span[0]:,.0f} to {span[1]:,.0f} tokens/s per GPU: predicted {predicted:,.0f}, and"
+        speed += f" {offer.range_because}"
     lines = [
         fact("model", f"{plan.model}: {plan.model_description}"),
-        fact("training", f"{tokens}{_batch(offer.setup)}"),
-        fact("setting", _setting(offer.setup, offer.expandable_segments)),
+        fact("training", f"{tokens}{batch}: {each} tokens a step"),
+        fact("setting", _setting(setup, offer.expandable_segments)),
         fact("memory", _memory(plan, offer)),
-        fact("speed", _speed(offer)),
+        fact("speed", speed),
         fact("price", _price(plan, offer)),
     ]
     return lines if plan.tokens is None else [*lines, fact("energy", energy_text(offer))]
@@ -81,13 +263,6 @@ def _memory(plan: PlanDocument, offer: OfferDocument) -> str:
     if left is not None and kept is not None:
         text += f", {format_gib(left)} left; {format_gib(kept)} of that kept free for the CUDA context and NCCL"
     return f"{text}; {warning}" if warning else text
-
-
-def _batch(setup: TrainSetup) -> str:
-    batch = f"batch {setup.micro_batch_size} x {setup.sequence_length} tokens on each GPU"
-    steps = setup.gradient_accumulation_steps
-    more = f", {steps} micro-batches a step" if steps > 1 else ""
-    return f"{batch}{more}: {format_count(setup.tokens_per_step_per_rank * setup.world_size)} tokens a step"
 
 
 _OF_STEPS = ("gradient_accumulation_steps", "sync_every_micro_batch")
@@ -106,14 +281,6 @@ def _setting(setup: TrainSetup, segments: bool) -> str:
     parts += [one.phrase(getattr(setup, one.name)) for one in others]
     parts += ["expandable segments"] if segments else []
     return ", ".join(parts)
-
-
-def _speed(offer: OfferDocument) -> str:
-    span = offer.tokens_per_second_per_gpu_range
-    if span is None:
-        return f"{speed_text(offer)}; {never_compared(offer)}"
-    predicted = f"{offer.tokens_per_second_per_gpu:,.0f}"
-    return f"{span[0]:,.0f} to {span[1]:,.0f} tokens/s per GPU: predicted {predicted}, and {offer.range_because}"
 
 
 def _price(plan: PlanDocument, offer: OfferDocument) -> str:
@@ -136,10 +303,11 @@ def _table(plan: PlanDocument, offers: Sequence[tuple[str, OfferDocument]]) -> l
     rows = []
     for label, offer in offers:
         star = _NEVER_COMPARED if offer.range_because is None else ""
-        missed = f" {word}" if (word := missed_limit(plan, offer)) else ""
+        missed = f" {word}" if (word := _missed_limit(plan, offer)) else ""
         speed = f"{offer.tokens_per_second_per_gpu:,.0f}{star if offer.seconds is None else ''}"
-        time = "" if offer.seconds is None else f"{time_span(offer, unit)}{star}{missed}"
-        rows.append((label, str(offer.num_nodes), offer.server, time, _cost(offer), speed, short_setting(offer.setup)))
+        time = "" if offer.seconds is None else f"{_span(unit.text, times(offer))}{star}{missed}"
+        setting = _short_setting(offer.setup)
+        rows.append((label, str(offer.num_nodes), offer.server, time, _cost(offer), speed, setting))
     numbers = ("nodes", unit.name, "price", _SPEED)
     return table_lines(table_columns(headers, rows, numbers, (_SPEED,) if plan.tokens is not None else ()))
 
@@ -147,7 +315,7 @@ def _table(plan: PlanDocument, offers: Sequence[tuple[str, OfferDocument]]) -> l
 def _cost(offer: OfferDocument) -> str:
     """Return the price of training; without tokens, of a billion of them."""
     if offer.seconds is not None:
-        return cost_span(offer)
+        return UNKNOWN if offer.cost is None else _span(short_money, costs(offer))
     if offer.price_per_hour is None:
         return UNKNOWN
     each = offer.price_per_hour / 3600 / (offer.tokens_per_second_per_gpu * offer.num_gpus) * 1e9

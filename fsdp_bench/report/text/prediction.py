@@ -11,12 +11,7 @@ from fsdp_bench.plan.remedies import Remedy, smaller_bases
 from fsdp_bench.report.text.common import assumed_lines, communicators_fact, fact
 from fsdp_bench.report.text.setups import hardware_facts, setup_line, spaced
 from fsdp_bench.report.text.speed import time_facts
-from fsdp_bench.report.text.verdict import (
-    place_text,
-    required_lines,
-    retries_text,
-    verdict,
-)
+from fsdp_bench.report.text.verdict import place_text, required_lines, retries_text, verdict
 from fsdp_bench.simulate import TORCH_VERSION
 from fsdp_bench.spec.units import format_gib
 
@@ -29,8 +24,15 @@ def report(prediction: Prediction, remedies: Sequence[Remedy] = ()) -> str:
     lines = [verdict(prediction), *assumed_lines(prediction.question.assumptions)]
     lines += [f"  {remedy_line(remedy)}" for remedy in remedies]
     lines += [*(f"  {words}" for words in smaller_bases(prediction)), ""]
-    lines += [*_asked(prediction), "", *_peak(prediction), ""]
-    lines += [*_phases(prediction), "", *_breakdown(prediction), ""]
+    lines += [
+        fact("model", f"{prediction.question.model.name}: {prediction.question.model.describe()}"),
+        fact("setup", setup_line(prediction.setup)),
+        *hardware_facts([prediction.question]),
+        fact("modelled", modelled(prediction.question, prediction.memory.peak_rank)),
+        "",
+        *_peak(prediction),
+        "",
+    ]
     lines += [fact("allocator", _allocator(prediction)), *required_facts([prediction])]
     lines += communicators_fact(prediction.communicators)
     lines += [fact("host memory", _host(prediction)), fact("communication", _sent(prediction))]
@@ -48,7 +50,6 @@ COST_OF_A_RETRY = "about 1 s each in the one published run"
 
 
 def _mode(prediction: Prediction) -> str:
-    """Return what the predicted time is for."""
     is_compiled = prediction.setup.compile and not prediction.for_eager
     kind = "compiled blocks" if is_compiled else "eager"
     if prediction.verdict is Verdict.RUNS_WITH_RETRIES and prediction.allocator.num_retries_later != 0:
@@ -68,25 +69,11 @@ def remedy_line(remedy: Remedy) -> str:
     """Return the predicted result of a change to the command line."""
     found, switch = remedy.prediction, f"{remedy.switch}:"
     if found.fits:
-        reserved = format_gib(found.allocator.peak_reserved_bytes)
-        return f"{switch} fits, reserved {reserved}{_speed(found)} (predicted)"
+        reserved, tokens = format_gib(found.allocator.peak_reserved_bytes), found.speed.tokens_per_second_per_gpu
+        speed = "" if tokens is None else f", {tokens:,.0f} tokens/s per GPU"
+        return f"{switch} fits, reserved {reserved}{speed} (predicted)"
     open_question = "does not fit yet" if found.fits is False else "GPU memory suffices, host memory is unknown"
     return f"{switch} reserved {format_gib(found.needed_bytes)} (predicted); {open_question}"
-
-
-def _speed(prediction: Prediction) -> str:
-    tokens = prediction.speed.tokens_per_second_per_gpu
-    return "" if tokens is None else f", {tokens:,.0f} tokens/s per GPU"
-
-
-def _asked(prediction: Prediction) -> list[str]:
-    question = prediction.question
-    return [
-        fact("model", f"{question.model.name}: {question.model.describe()}"),
-        fact("setup", setup_line(question.setup)),
-        *hardware_facts([question]),
-        fact("modelled", modelled(question, prediction.memory.peak_rank)),
-    ]
 
 
 def modelled(question: Question, rank: int = 0) -> str:
@@ -98,29 +85,16 @@ def modelled(question: Question, rank: int = 0) -> str:
 
 
 def _peak(prediction: Prediction) -> list[str]:
-    memory = prediction.memory
+    """Return the peak, that of each phase, and its breakdown: parts below a thousandth are one line."""
+    memory, top = prediction.memory, prediction.memory.peak_allocated_bytes
     place = place_text(memory.peak_phase, memory.peak_block)
-    peak = format_gib(memory.peak_allocated_bytes)
-    return [fact("peak allocated", f"{peak} (predicted) in {place}, at {memory.peak_operator}")]
-
-
-def _phases(prediction: Prediction) -> list[str]:
-    memory = prediction.memory
-    top = memory.peak_allocated_bytes
-    lines = ["predicted peak by phase"]
-    return lines + [_row(phase, size, top, "") for phase, size in memory.phases.items()]
-
-
-def _breakdown(prediction: Prediction) -> list[str]:
-    """Return the breakdown at the peak, the largest part first; parts below a thousandth are one line."""
-    breakdown, top = prediction.memory.breakdown_bytes, prediction.memory.peak_allocated_bytes
-    parts = sorted(breakdown.items(), key=lambda item: -item[1])
-    shown = [(name, size) for name, size in parts if size >= 0.001 * top]
+    lines = [fact("peak allocated", f"{format_gib(top)} (predicted) in {place}, at {memory.peak_operator}"), ""]
+    lines += ["predicted peak by phase", *(_row(phase, size, top, "") for phase, size in memory.phases.items()), ""]
+    parts = sorted(memory.breakdown_bytes.items(), key=lambda item: -item[1])
+    shown = [(spaced(name), size) for name, size in parts if size >= 0.001 * top]
     rest = top - sum(size for _, size in shown)
-    lines = [_row(spaced(name), size, top, f"{size / top:.1%}") for name, size in shown]
-    if rest >= 0.0005 * top:
-        lines.append(_row("others", rest, top, f"{rest / top:.1%}"))
-    return ["predicted breakdown at the peak", *lines]
+    shown += [("others", rest)] if rest >= 0.0005 * top else []
+    return [*lines, "predicted breakdown at the peak", *(_row(*one, top, f"{one[1] / top:.1%}") for one in shown)]
 
 
 def _row(name: str, size: int, top: int, percent: str) -> str:
@@ -134,15 +108,12 @@ def _allocator(prediction: Prediction) -> str:
         return "none on a CPU"
     if reading.out_of_memory is not None:
         reserved = format_gib(reading.peak_reserved_bytes)
-        return f"out of memory with {reserved} reserved (predicted), asked for {_more(reading.out_of_memory.num_bytes)}"
+        asked = format_gib(reading.out_of_memory.num_bytes)
+        return f"out of memory with {reserved} reserved (predicted), asked for {asked} more"
     return (
         f"reserved {format_gib(reading.peak_reserved_bytes)}, active {format_gib(reading.peak_active_bytes)}, "
         f"{retries_text(reading.num_alloc_retries, reading.num_retries_later)} (predicted)"
     )
-
-
-def _more(num_bytes: int) -> str:
-    return f"{format_gib(num_bytes)} more"
 
 
 def _host(prediction: Prediction) -> str:
@@ -167,17 +138,13 @@ def _host(prediction: Prediction) -> str:
 
 
 def _sent(prediction: Prediction) -> str:
-    """Return the communication of a rank by kind of collective, the most bytes first."""
     kinds = sorted(prediction.traffic, key=lambda one: -one.message_bytes)
     sent = [
-        f"{one.kind.replace('_', '-')} {format_gib(one.message_bytes)} in {_calls(one.calls)} among {one.group_size}"
+        f"{one.kind.replace('_', '-')} {format_gib(one.message_bytes)} in {one.calls} call{'s' * (one.calls != 1)}"
+        f" among {one.group_size}"
         for one in kinds
     ]
     return "; ".join(sent) + " a step (predicted)" if sent else "none: one rank"
-
-
-def _calls(count: int) -> str:
-    return "1 call" if count == 1 else f"{count} calls"
 
 
 def required_facts(predictions: Sequence[Prediction]) -> list[str]:

@@ -5,15 +5,14 @@ The fastest is the one that trains the most tokens a second per GPU: steps may b
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from math import inf
-from typing import Any
 
 from fsdp_bench.plan.estimate import Verdict
 from fsdp_bench.plan.prediction import Prediction
 from fsdp_bench.plan.question import Question
 from fsdp_bench.plan.table import SETUP_FIELDS, Row, TableOptions, answer_row
-from fsdp_bench.report.table import TableColumn, column_of, fits_width, table_lines
+from fsdp_bench.report.table import TableColumn, fits_width, table_lines
 from fsdp_bench.report.text.common import UNKNOWN, assumed_lines, fact
 from fsdp_bench.report.text.prediction import modelled, required_facts
 from fsdp_bench.report.text.setups import (
@@ -22,7 +21,6 @@ from fsdp_bench.report.text.setups import (
     hardware_facts,
     header_of,
     labels,
-    model_facts,
     names_of,
     spaced,
     strategy_text,
@@ -79,7 +77,7 @@ def side_by_side(
         *assumed_lines(one for prediction in predictions for one in prediction.question.assumptions),
         "",
         fact("predicted", f"{len(predictions):,} setups{shown}; peaks of rank 0 on one GPU"),
-        *model_facts(questions),
+        *(fact("model", text) for text in dict.fromkeys(f"{q.model.name}: {q.model.describe()}" for q in questions)),
         fact("setup", common_line(first.setup, varying, strategy=shares_strategy)),
         *hardware_facts(questions),
         fact("modelled", modelled(first)),
@@ -95,28 +93,25 @@ def side_by_side(
     return "\n".join(lines)
 
 
-def _fastest(fitting: Sequence[Prediction]) -> str:
-    """Return what the first row is: the fastest; per GPU, if setups train on different tokens or numbers of GPUs."""
-    setups = [found.setup for found in fitting]
-    differ = len({(setup.tokens_per_step_per_rank, setup.world_size) for setup in setups}) > 1
-    return "trains the most tokens per GPU" if differ else "is the fastest"
-
-
 def _columns(
     rows: Sequence[tuple[Question, Row]], varying: Sequence[str], shares_strategy: bool, options: TableOptions
 ) -> list[TableColumn]:
-    """Return the columns that the user names; by default what setups differ in, and the answer."""
     chosen = options.columns or _USUAL
     answer = [
-        column_of(
-            column_header(name),
-            [cell_text(name, row) for _, row in rows],
-            is_number(name),
+        answer_column(
+            name,
+            [row for _, row in rows],
             len(_DROPPED) - _DROPPED.index(name) if name in _DROPPED and not options.columns else 0,
         )
         for name in chosen
     ]
     return answer if options.columns else [*label_columns([q for q, _ in rows], varying, shares_strategy, 24), *answer]
+
+
+def answer_column(name: str, rows: Sequence[Row], drop_priority: int = 0) -> TableColumn:
+    """Return a column of the answer, or of a setup's field that the user names."""
+    cells = tuple(cell_text(name, row) for row in rows)
+    return TableColumn(column_header(name), cells, is_number(name), drop_priority)
 
 
 def label_columns(
@@ -133,17 +128,16 @@ def label_columns(
     cells = list(zip(*(labels(question, varying) for question in questions), strict=True))
     headers = ["strategy", *map(header_of, varying)]
     columns = [
-        column_of(header, own, field in NUMBERS)
+        TableColumn(header, own, field in NUMBERS)
         for header, field, own in zip(headers, ["", *varying], cells, strict=True)
     ][shares_strategy:]
     if fits_width(columns, others):
         return columns
     names = [[*([] if shares_strategy else [strategy_text(q)]), *names_of(q, varying)] for q in questions]
-    return [column_of("setup", [", ".join(words) for words in names], most_characters=_SETUP_WIDTH)]
+    return [TableColumn("setup", tuple(", ".join(words) for words in names), most_characters=_SETUP_WIDTH)]
 
 
 def _refused_lines(refused: Sequence[Question], varying: Sequence[str]) -> list[str]:
-    """Return a line for each reason why setups cannot run."""
     reasons: dict[str | None, list[Question]] = {}
     for question in refused:
         reasons.setdefault(question.impossible, []).append(question)
@@ -158,7 +152,6 @@ _RANK = {Verdict.FITS: 0, None: 1, Verdict.RUNS_WITH_RETRIES: 2, Verdict.DOES_NO
 
 
 def _order(prediction: Prediction) -> tuple[int, float, int]:
-    """Return the sort key of a row: whether the setup fits, then the time of a token on a GPU, then its memory."""
     seconds = prediction.speed.time.step_seconds if prediction.fits is not False else None
     work = prediction.setup.tokens_per_step_per_rank
     return _RANK[prediction.verdict], inf if seconds is None else seconds / work, prediction.needed_bytes
@@ -181,7 +174,8 @@ def conclusion(predictions: Sequence[Prediction], varying: Sequence[str]) -> str
         least = min(fitting, key=lambda one: one.needed_bytes)
         name, reserved = title(least.question, varying), f"{format_gib(least.needed_bytes)} reserved"
         return f"{of}, {name} needs the least memory (predicted): {reserved}; times are unknown"
-    fastest = _fastest(fitting) if len(fitting) > 1 else "trains"
+    differ = len({(one.setup.tokens_per_step_per_rank, one.setup.world_size) for one in fitting}) > 1
+    fastest = "trains" if len(fitting) == 1 else "trains the most tokens per GPU" if differ else "is the fastest"
     speed = f"{step_text(time)} a step, {tokens:,.0f} tokens/s per GPU"
     return f"{of}, {name} {fastest} (predicted): {speed}, {reserved}"
 
@@ -221,18 +215,17 @@ def is_number(name: str) -> bool:
 def cell_text(name: str, row: Row) -> str:
     """Return a cell as text."""
     value = row[name]
-    if name in _TEXTS:
-        return _TEXTS[name](row)
+    if name == "fits":
+        return _fits(row)
     if name in SETUP_FIELDS:
         return value_text(name, value)
+    if name == "largest_category" and value is not None:
+        return f"{spaced(value)} {row[f'{value}_at_peak_bytes'] / row['peak_allocated_bytes']:.0%}"
     if value is None:
-        return "-" if row["fits"] is not None or row["impossible"] else UNKNOWN
+        has_none = name == "largest_category" or row["fits"] is not None or row["impossible"]
+        return "-" if has_none else UNKNOWN
     if name in _OF_TIME and row["fits"] is False:
         return "-"
-    return _value_text(name, value)
-
-
-def _value_text(name: str, value: Any) -> str:
     if name.endswith("_bytes"):
         return format_gib(value)
     if name.endswith("_seconds"):
@@ -248,13 +241,3 @@ def _fits(row: Row) -> str:
     if row["verdict"] is None:
         return UNKNOWN if row["fits"] is None else "NO"
     return "NO: host memory" if row["exceeds"] == "host" else _FITS[row["verdict"]]
-
-
-def _mostly(row: Row) -> str:
-    largest = row["largest_category"]
-    if largest is None:
-        return "-"
-    return f"{spaced(largest)} {row[f'{largest}_at_peak_bytes'] / row['peak_allocated_bytes']:.0%}"
-
-
-_TEXTS: dict[str, Callable[[Row], str]] = {"fits": _fits, "largest_category": _mostly}

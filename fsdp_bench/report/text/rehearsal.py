@@ -13,7 +13,6 @@ from fsdp_bench.report.text.common import UNKNOWN, communicators_fact, fact
 from fsdp_bench.report.text.rehearsed_time import step_cell, time_lines
 from fsdp_bench.spec.subprocesses.rehearsal import (
     HeldLine,
-    PhasePeaks,
     RehearsalOutcome,
     RehearsalReport,
     ScriptFailure,
@@ -53,7 +52,6 @@ def verdict_line(found: Rehearsal) -> str:
 
 
 def _why(reason: WhyUnknown, report: RehearsalReport) -> str:
-    """Return why it is unknown whether a script fits."""
     match reason:
         case WhyUnknown.UNSUPPORTED:
             at = f", at {_at(report.failure)}" if report.failure else ""
@@ -124,14 +122,21 @@ def report_text(found: Rehearsal) -> str:
         ]
     if report.outcome is RehearsalOutcome.OUT_OF_MEMORY:
         lines += ["", *_what_would_help(found)]
-    if _would_go_on(report):
+    # all that was called are products and convolutions (unsupported.c)
+    called = [name.startswith(("cublas", "cudnn")) for name in report.unsupported]
+    if report.stops_at_unsupported and called and all(called):
         lines += ["", "try: --unsupported warn, which counts such calls and goes on; their memory is then not counted"]
-    lines += ["", *report.notes, *_ignored_calls(report), *_reads(report)]
+    lines += ["", *report.notes]
+    if not report.stops_at_unsupported:
+        lines += [
+            f"{name} was called {times} times and did nothing: memory that it would take is not counted."
+            for name, times in report.unsupported.items()
+        ]
+    lines += _reads(report)
     return "\n".join(lines).rstrip()
 
 
 def _ended(report: RehearsalReport) -> str:
-    """Return how the script ended, after how many optimizer steps."""
     words = {
         RehearsalOutcome.STOPPED: "stopped by rehearse after",
         RehearsalOutcome.ENDED: "ran to its end,",
@@ -186,7 +191,6 @@ def _steps_table(found: Rehearsal) -> list[str]:
 
 
 def _held_table(held: Sequence[HeldLine]) -> list[str]:
-    """Return what lines hold most at the peak, tensors that backward made among them."""
     rows = []
     for one in held[:MOST_LINES]:
         line = place(one.line) if one.line else "backward, by autograd"
@@ -197,7 +201,6 @@ def _held_table(held: Sequence[HeldLine]) -> list[str]:
 
 
 def _what_would_help(found: Rehearsal) -> list[str]:
-    """Return what PyTorch said, and what would help."""
     failure, report = found.report.failure, found.report
     assert failure is not None
     lines = [failure.message]
@@ -207,24 +210,7 @@ def _what_would_help(found: Rehearsal) -> list[str]:
     return lines
 
 
-def _would_go_on(report: RehearsalReport) -> bool:
-    """Whether --unsupported warn lets pass all that was called: products and convolutions (unsupported.c)."""
-    called = [name.startswith(("cublas", "cudnn")) for name in report.unsupported]
-    return report.stops_at_unsupported and bool(called) and all(called)
-
-
-def _ignored_calls(report: RehearsalReport) -> list[str]:
-    """Return which functions that the stand-in lacks were called, if the script went on (--unsupported warn)."""
-    if report.stops_at_unsupported:
-        return []
-    return [
-        f"{name} was called {times} times and did nothing: memory that it would take is not counted."
-        for name, times in report.unsupported.items()
-    ]
-
-
 def _reads(report: RehearsalReport) -> list[str]:
-    """Return which lines read values from the GPU, and whether they are those of training."""
     reads = report.reads
     if not report.num_steps and not reads:
         return []
@@ -251,7 +237,7 @@ def several(found: Sequence[Rehearsal]) -> str:
     rows = [
         [
             str(one.report.rank),
-            _gib(one.report.peak),
+            format_gib(one.report.peak.allocated_bytes) if one.report.peak else UNKNOWN,
             format_gib(one.report.peak_reserved_bytes),
             one.verdict.text if one.verdict else UNKNOWN,
             *([step_cell(one)] if one.asks_time else []),
@@ -261,7 +247,3 @@ def several(found: Sequence[Rehearsal]) -> str:
     header = ["rank", "allocated", "reserved", "fits", *(["step time"] if worst.asks_time else [])]
     table = table_lines(table_columns(header, rows, {*header[:3], "step time"}))
     return "\n".join([f"rank {worst.report.rank} decides: {verdict_line(worst)}", "", *table])
-
-
-def _gib(peak: PhasePeaks | None) -> str:
-    return format_gib(peak.allocated_bytes) if peak else UNKNOWN

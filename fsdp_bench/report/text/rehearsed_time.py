@@ -24,10 +24,35 @@ def time_lines(found: Rehearsal) -> list[str]:
     time = found.time
     if time is None:
         return [fact("step time", f"{UNKNOWN}: {found.why_no_time}")]
-    lines = [_step_line(time), *_retries_line(found), *_unknown_line(time, found), *_range_line(time, found)]
-    lines += [_parts_line(time), *_tokens_line(time)]
-    lines += [*_streams_line(time), _rates_line(time)]
-    return [*lines, "", *_table(time)]
+    lines = [_step_line(time)]
+    if count := found.report.num_retries_in_last_step:
+        retries = "an allocation retry" if count == 1 else f"{count} allocation retries"
+        lines.append(fact("", f"without the time of {retries} in the last step"))
+    if time.unknown:
+        lines += _unknown_lines(time, found)
+    if time.step_seconds is not None:
+        lines += [fact("range", range_text(time.range, time.step_seconds)), fact("of it", parts_text(time.time))]
+    lines.append(_parts_line(time))
+    if time.tokens_per_step is not None and not time.is_tokens_given:
+        lines.append(fact("", f"tokens: {time.tokens_per_step:,} in a step, which are what its embedding looks up"))
+    if (count := time.num_streams) > len(Stream):
+        as_one = f"all but {len(Stream) - 1} of them count as one, in the order of issue"
+        lines.append(fact("", f"streams: {count}; {as_one}"))
+    pcie = PCIE_IS_UNCERTAIN if time.is_over_pcie else ""
+    lines.append(
+        fact(
+            "",
+            f"rates: the GPU's datasheet and NCCL's model of its links{pcie}. The script never ran on a GPU; the time"
+            " of its Python is assumed",
+        )
+    )
+    # what takes the time; collectives and operators may run at the same time
+    rows = [
+        [_COPIES.get(part.name, part.name), part.kind, str(part.count), step_text(part.seconds)]
+        for part in time.parts[:MOST_PARTS]
+    ]
+    header = [f"in step {time.step}", "kind", "times", "takes"]
+    return [*lines, "", *table_lines(table_columns(header, rows, {"times", "takes"}))]
 
 
 def step_cell(found: Rehearsal) -> str:
@@ -49,16 +74,7 @@ def _step_line(time: RehearsedTime) -> str:
     )
 
 
-def _retries_line(found: Rehearsal) -> list[str]:
-    if not (count := found.report.num_retries_in_last_step):
-        return []
-    retries = "an allocation retry" if count == 1 else f"{count} allocation retries"
-    return [fact("", f"without the time of {retries} in the last step")]
-
-
-def _unknown_line(time: RehearsedTime, found: Rehearsal) -> list[str]:
-    if not time.unknown:
-        return []
+def _unknown_lines(time: RehearsedTime, found: Rehearsal) -> list[str]:
     names = [f"{name}, {count} {'time' if count == 1 else 'times'}" for name, count in time.unknown.items()]
     more = [f"and {len(names) - MOST_UNKNOWN} more (--json)"] if len(names) > MOST_UNKNOWN else []
     lines = [fact("", f"{UNKNOWN}: {'; '.join([*names[:MOST_UNKNOWN], *more])}")]
@@ -66,12 +82,6 @@ def _unknown_line(time: RehearsedTime, found: Rehearsal) -> list[str]:
     if needs_links and not found.hardware.has_server:
         lines.append(fact("", "--server NAME says which links collectives and copies have"))
     return lines
-
-
-def _range_line(time: RehearsedTime, found: Rehearsal) -> list[str]:
-    if time.step_seconds is None:
-        return []
-    return [fact("range", range_text(time.range, time.step_seconds)), fact("of it", parts_text(time.time))]
 
 
 def _parts_line(time: RehearsedTime) -> str:
@@ -88,36 +98,3 @@ def _parts_line(time: RehearsedTime) -> str:
         " GPU has nothing to do"
     )
     return fact("", "; ".join(parts))
-
-
-def _tokens_line(time: RehearsedTime) -> list[str]:
-    if time.tokens_per_step is None or time.is_tokens_given:
-        return []
-    return [fact("", f"tokens: {time.tokens_per_step:,} in a step, which are what its embedding looks up")]
-
-
-def _streams_line(time: RehearsedTime) -> list[str]:
-    if time.num_streams <= len(Stream):
-        return []
-    return [
-        fact("", f"streams: {time.num_streams}; all but {len(Stream) - 1} of them count as one, in the order of issue")
-    ]
-
-
-def _rates_line(time: RehearsedTime) -> str:
-    pcie = PCIE_IS_UNCERTAIN if time.is_over_pcie else ""
-    return fact(
-        "",
-        f"rates: the GPU's datasheet and NCCL's model of its links{pcie}. The script never ran on a GPU; the time of"
-        " its Python is assumed",
-    )
-
-
-def _table(time: RehearsedTime) -> list[str]:
-    """Return what takes the time; collectives and operators may run at the same time."""
-    rows = [
-        [_COPIES.get(part.name, part.name), part.kind, str(part.count), step_text(part.seconds)]
-        for part in time.parts[:MOST_PARTS]
-    ]
-    header = [f"in step {time.step}", "kind", "times", "takes"]
-    return table_lines(table_columns(header, rows, {"times", "takes"}))

@@ -117,12 +117,23 @@ def common_line(setup: TrainSetup, varying: Sequence[str], sought: str | None = 
 def strategy_text(question: Question) -> str:
     """Return a setup's strategy, with the size of its shard groups and what runs instead, if that is another."""
     setup = question.setup
-    name = setup.strategy.value
-    if not question.impossible and 1 < setup.shard_group_size < setup.world_size:
-        name += f" ({setup.shard_group_size})"
-    if setup.effective_strategy is not setup.strategy:
-        name += f" (runs {setup.effective_strategy.value})"
-    return name
+    shard = None if question.impossible else setup.shard_group_size
+    return strategy_name(setup.strategy, setup.effective_strategy, shard, setup.world_size)
+
+
+def strategy_name(strategy: Any, runs: Any, shard: Any, ranks: Any) -> str:
+    """Return a strategy as a table names it, from what may be values of a JSON document.
+
+    Args:
+        strategy: the strategy that is asked for.
+        runs: the strategy that runs; None: the same.
+        shard: the size of its shard groups; None if there are none.
+        ranks: the number of ranks.
+    """
+    name = str(strategy)
+    if isinstance(shard, int) and isinstance(ranks, int) and 1 < shard < ranks:
+        name += f" ({shard})"
+    return name if runs in (None, strategy) else f"{name} (runs {runs})"
 
 
 def labels(question: Question, varying: Sequence[str]) -> list[str]:
@@ -176,11 +187,6 @@ def spaced(name: str) -> str:
     return name.replace("_", " ")
 
 
-def model_facts(questions: Sequence[Question]) -> list[str]:
-    """Return each model of the questions."""
-    return [fact("model", text) for text in dict.fromkeys(f"{q.model.name}: {q.model.describe()}" for q in questions)]
-
-
 def hardware_facts(questions: Sequence[Question], prefix: str = "") -> list[str]:
     """Return the hardware of the questions, and the source of each GPU's usable memory."""
     counts: dict[tuple[str | None, ...], list[Question]] = {}
@@ -195,8 +201,9 @@ def _hardware_facts(questions: Sequence[Question], prefix: str) -> list[str]:
     hardware = questions[0].hardware
     if hardware is None:
         return [fact("hardware", "none named")]
-    counts = _numbers(q.hardware.count(q.setup.world_size) for q in questions if q.hardware)
-    name, gpu = f"{counts} x {hardware.name_with_gpus}", hardware.gpu
+    counts = sorted({q.hardware.count(q.setup.world_size) for q in questions if q.hardware})
+    numbers = ", ".join(map(str, counts)) if len(counts) <= 6 else f"{counts[0]} to {counts[-1]}"
+    name, gpu = f"{numbers} x {hardware.name_with_gpus}", hardware.gpu
     source = gpu.usable_memory_source
     if gpu.usable_memory_bytes is None or source is None:
         return [fact("hardware", f"{prefix}{name}; usable memory unknown")]
@@ -204,9 +211,3 @@ def _hardware_facts(questions: Sequence[Question], prefix: str) -> list[str]:
         fact("hardware", f"{prefix}{name}; {format_gib(gpu.usable_memory_bytes)} usable on each"),
         fact("", f"source: {source.title} ({source.date})"),
     ]
-
-
-def _numbers(counts: Any) -> str:
-    """Return different counts as text: ``1, 2, 4``; of many the least and the most."""
-    different = sorted(set(counts))
-    return ", ".join(map(str, different)) if len(different) <= 6 else f"{different[0]} to {different[-1]}"

@@ -9,7 +9,7 @@ from fsdp_bench.replay.step_parts import StepPart
 from fsdp_bench.report.text.common import UNKNOWN, fact
 from fsdp_bench.spec.calibration_profile import Profile
 
-SPEED_COLUMNS = ("step", "exposed", "tokens/s per GPU", "MFU")
+SPEED_COLUMNS = ("step", "exposed", "tokens/s\nper GPU", "MFU")
 
 
 def time_facts(found: Speed, profile: Profile | None, mode: str = "eager") -> list[str]:
@@ -17,7 +17,10 @@ def time_facts(found: Speed, profile: Profile | None, mode: str = "eager") -> li
     time = found.time
     if time.step_seconds is None:
         known = "" if time.compute_seconds is None else f"; operators take {step_text(time.compute_seconds)}"
-        return [fact("step time", f"{UNKNOWN}: {_why_unknown(found)}{known}")]
+        why = f"nobody documents what {', '.join(time.unknown)} would take here"
+        if found.source is None:
+            why = "no GPU is named, or no calibration of this CPU; --server NAME, --gpu NAME or --calibration FILE"
+        return [fact("step time", f"{UNKNOWN}: {why}{known}")]
     assert time.communication_seconds is not None
     assert time.exposed_communication_seconds is not None
     lines = [
@@ -29,11 +32,16 @@ def time_facts(found: Speed, profile: Profile | None, mode: str = "eager") -> li
         fact("range", range_text(found.range, time.step_seconds)),
         fact("of it", parts_text(time)),
     ]
-    beside = _collectives(time.communication_seconds, time.slowed_seconds) + _also(
-        "copies to and from the host run for", time.host_copy_seconds
-    )
-    if beside:
-        lines.append(fact("", "; ".join(beside)))
+    beside = []
+    if time.communication_seconds:
+        slowed = f", and slow the operators beside them down by {step_text(time.slowed_seconds)}"
+        beside.append(
+            f"collectives run for {step_text(time.communication_seconds)}"
+            + (slowed if time.slowed_seconds >= _PRINTED else "")
+        )
+    if time.host_copy_seconds:
+        beside.append(f"copies to and from the host run for {step_text(time.host_copy_seconds)}")
+    lines += [fact("", "; ".join(beside))] if beside else []
     return [*lines, fact("", f"rates: {rests_on(found, profile)}")]
 
 
@@ -66,21 +74,10 @@ def parts_text(time: StepTime) -> str:
     return ", ".join(f"{PART_LABELS[part]} {step_text(seconds)}" for part, seconds in parts if seconds >= _PRINTED)
 
 
-def _collectives(seconds: float, slowed: float) -> list[str]:
-    if not seconds:
-        return []
-    slow = f", and slow the operators beside them down by {step_text(slowed)}" if slowed >= _PRINTED else ""
-    return [f"collectives run for {step_text(seconds)}{slow}"]
-
-
 def throughput_text(found: Speed) -> str:
     """Return tokens per second, or steps where the model is not trained on tokens."""
     tokens = found.tokens_per_second_per_gpu
     return "not trained on tokens" if tokens is None else f"{tokens:,.0f} tokens/s per GPU"
-
-
-def _also(name: str, seconds: float | None) -> list[str]:
-    return [f"{name} {step_text(seconds)}"] if seconds else []
 
 
 PCIE_IS_UNCERTAIN = f", over PCIe perhaps far too fast: {LONGER_OVER_PCIE}"
@@ -101,12 +98,6 @@ def measured_rates(profile: Profile) -> str:
     """Return where and when the rates were measured, and which are missing."""
     missing = "".join(f"; without {name}, lost in the noise" for name in profile.lost_in_noise)
     return f"measured on {profile.machine}, {profile.measured_on} (fsdp-bench calibrate){missing}"
-
-
-def _why_unknown(found: Speed) -> str:
-    if found.source is None:
-        return "no GPU is named, or no calibration of this CPU; --server NAME, --gpu NAME or --calibration FILE"
-    return f"nobody documents what {', '.join(found.time.unknown)} would take here"
 
 
 def percent(value: float | None) -> str:

@@ -9,7 +9,6 @@ from fsdp_bench.plan.prediction import Prediction
 from fsdp_bench.rates.nccl_buffers import Bounds
 from fsdp_bench.report.text.common import UNKNOWN, bounds_text
 from fsdp_bench.simulate.step import STEPS
-from fsdp_bench.spec.hardware import Gpu
 from fsdp_bench.spec.units import format_gib
 
 
@@ -24,7 +23,10 @@ def _verdict(prediction: Prediction) -> str:
     if prediction.question.kernels != "cuda":
         return "unknown whether it fits (predicted): kernels of a CPU; --kernels cuda for a GPU"
     if prediction.gpu_bytes is None:
-        return f"unknown whether it fits (predicted): {_why_unknown(prediction.gpu)}"
+        why = "no GPU is named; --server NAME or --gpu NAME"
+        if prediction.gpu is not None:
+            why = f"nobody documents how much of a {prediction.gpu.name} a process can use"
+        return f"unknown whether it fits (predicted): {why}"
     if not prediction.knows_attention:
         lacks = (
             "torch has no FlashAttention for this GPU; peaks below assume it, because the model's code was not recorded"
@@ -36,7 +38,9 @@ def _verdict(prediction: Prediction) -> str:
         return f"does not fit (predicted): {least} or more of {_available(prediction)} with any attention; {lacks}"
     reserved = f"reserved {format_gib(reading.peak_reserved_bytes)} of {format_gib(prediction.gpu_bytes)} usable"
     if prediction.verdict is Verdict.FITS:
-        return f"fits (predicted): {reserved}, {format_gib(prediction.headroom_bytes or 0)} left{_required(prediction)}"
+        kept = prediction.required_headroom.num_bytes
+        required = f"; {format_gib(kept)} of that kept free" if kept else ""
+        return f"fits (predicted): {reserved}, {format_gib(prediction.headroom_bytes or 0)} left{required}"
     if prediction.verdict is None:
         return f"unknown whether it fits (predicted): the GPU's {reserved}; host memory of a node is not known"
     if reading.out_of_memory is not None:
@@ -82,19 +86,7 @@ def place_text(phase: str, block: int | None) -> str:
     return phase if block is None else f"{phase}, block {block}"
 
 
-def _required(prediction: Prediction) -> str:
-    kept = prediction.required_headroom.num_bytes
-    return f"; {format_gib(kept)} of that kept free" if kept else ""
-
-
-def _why_unknown(gpu: Gpu | None) -> str:
-    if gpu is None:
-        return "no GPU is named; --server NAME or --gpu NAME"
-    return f"nobody documents how much of a {gpu.name} a process can use"
-
-
 def _available(prediction: Prediction) -> str:
-    """Return the GPU memory that torch's allocator can use."""
     kept, usable = prediction.required_headroom.num_bytes, f"{format_gib(prediction.gpu_bytes or 0)} usable"
     return f"{usable} less {format_gib(kept)} kept free" if kept else usable
 
@@ -109,13 +101,11 @@ def _needed(prediction: Prediction) -> str:
 
 
 def _would_be_left(prediction: Prediction) -> str:
-    """Return the GPU memory that would be left if there were no headroom; empty if none."""
     left = prediction.headroom_bytes or 0
     return f"; {format_gib(left)} would be left" if left > 0 else ""
 
 
 def _shortage(prediction: Prediction) -> str:
-    """Return the memory needed, where memory runs out, and the largest part of the peak."""
     full = prediction.allocator.out_of_memory
     assert full is not None
     where = place_text(full.phase, full.block if full.block >= 0 else None)

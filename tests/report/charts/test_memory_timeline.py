@@ -23,7 +23,7 @@ from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.hardware import Hardware
 from fsdp_bench.spec.setup import Api, ShardingStrategy, TrainSetup
 from fsdp_bench.spec.units import GIB, MIB
-from tests.report.charts.pictures import assert_is_a_slide, assert_texts_are_inside_and_apart, text_of_quantity
+from tests.report.charts.pictures import assert_texts_are_inside_and_apart, text_of_quantity
 from tests.shapes import shape
 
 TINY = shape(
@@ -141,12 +141,6 @@ def test_a_chart_is_a_slide_with_every_category_that_is_there(tmp_path: Path) ->
         assert close > 500, category
 
 
-def test_a_chart_can_be_svg(tmp_path: Path) -> None:
-    path = tmp_path / "step.svg"
-    draw(timeline_chart.timeline_slide([answer(question())], []), path)
-    assert_is_a_slide(path, "forward", "backward")
-
-
 def test_several_setups_share_a_scale_and_say_what_could_not_run() -> None:
     answers = [answer(question(strategy)) for strategy in (ShardingStrategy.FULL_SHARD, ShardingStrategy.NO_SHARD)]
     refused = Question(TINY, TrainSetup(strategy=ShardingStrategy.HYBRID_SHARD, world_size=2), H100)
@@ -212,9 +206,8 @@ def test_conditions_are_printed_on_the_chart() -> None:
 
 
 def test_too_many_setups_are_refused() -> None:
-    answers: list[Prediction] = [answer(question())] * 7
     with pytest.raises(SpecError, match="7 setups are too many"):
-        figure_of_timeline(answers, [])
+        figure_of_timeline([answer(question())] * 7, [])
 
 
 def test_the_first_step_is_drawn_only_if_it_has_the_peak() -> None:

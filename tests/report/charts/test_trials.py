@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -24,7 +25,7 @@ from fsdp_bench.report.charts.trial_bars import (
     memory_bar,
     throughput_bar,
 )
-from fsdp_bench.report.charts.trial_slides import MAX_BARS, ChartTrials, group_by_chart
+from fsdp_bench.report.charts.trial_slides import MAX_BARS, group_by_chart
 from fsdp_bench.report.measured.tables import print_table
 from fsdp_bench.spec.codec import to_json
 from fsdp_bench.spec.model import Family
@@ -94,10 +95,6 @@ def out_of_memory(limit: str, device: str = "cuda", plan: RunPlan | None = None)
     return replace(made, ranks=ranks, run=plan or RunPlan())
 
 
-def drawn(trials: ChartTrials) -> list[TrialRecord]:
-    return [slot.record for group in trials.groups for slot in group.slots]
-
-
 def grid(**fields: list[object]) -> list[TrialRecord]:
     return [record(**dict(zip(fields, values, strict=True))) for values in itertools.product(*fields.values())]  # type: ignore[arg-type]
 
@@ -106,10 +103,24 @@ def parts(bar: Bar) -> tuple[tuple[str, float], ...]:
     return tuple((piece.name, piece.size) for piece in bar.pieces)
 
 
-def test_a_stack_adds_up_to_the_peak() -> None:
-    bar = memory_bar(record())
-    assert bar.total == 10 * GIB
-    assert parts(bar) == ((bars.STORED, 2 * GIB), (bars.OPTIMIZER, 4 * GIB), (bars.REST, 4 * GIB))
+def with_peak(gib: int) -> TrialRecord:
+    rank = record().ranks[0]
+    assert rank.memory is not None
+    memory = replace(rank.memory, peak_allocated_bytes=gib * GIB)
+    return replace(record(), ranks=(replace(rank, memory=memory),))
+
+
+@pytest.mark.parametrize(
+    ("trial", "expected"),
+    [
+        (record(), {bars.STORED: 2 * GIB, bars.OPTIMIZER: 4 * GIB, bars.REST: 4 * GIB}),
+        (record(offload=Offload.PARAMS), {bars.WHOLE: 10 * GIB}),
+        (with_peak(5), {bars.WHOLE: 5 * GIB}),
+    ],
+    ids=["on the GPU", "stored in host memory", "below what is stored"],
+)
+def test_a_stack_adds_up_to_the_peak_of_what_the_gpu_holds(trial: TrialRecord, expected: dict[str, int]) -> None:
+    assert dict(parts(memory_bar(trial))) == expected
 
 
 def test_the_worst_rank_is_drawn_and_its_phase_named() -> None:
@@ -119,18 +130,9 @@ def test_the_worst_rank_is_drawn_and_its_phase_named() -> None:
     assert (bar.total, bar.words) == (11 * GIB, ("optimizer",))
 
 
-def test_offloaded_memory_is_not_stacked_as_memory_of_the_gpu() -> None:
-    assert parts(memory_bar(record(offload=Offload.PARAMS))) == ((bars.WHOLE, 10 * GIB),)
+def test_on_a_cpu_offloaded_memory_is_stacked_too() -> None:
     on_cpu = memory_bar(record(device="cpu", offload=Offload.PARAMS, api=Api.FSDP2))
     assert len(on_cpu.pieces) == 3  # there both memories are one
-
-
-def test_a_peak_below_what_is_stored_is_not_taken_apart() -> None:
-    made = record()
-    assert made.ranks[0].memory is not None
-    small = replace(made.ranks[0].memory, peak_allocated_bytes=5 * GIB)
-    bar = memory_bar(replace(made, ranks=(replace(made.ranks[0], memory=small),)))
-    assert parts(bar) == ((bars.WHOLE, 5 * GIB),)
 
 
 @pytest.mark.parametrize("outcome", FAILED)
@@ -157,28 +159,29 @@ def test_running_out_of_host_memory_is_not_drawn_at_the_limit_of_the_device() ->
     assert (parts(bar), bar.words) == ((), ("OOM (host)",))
 
 
-def test_a_missing_value_is_labelled_unknown() -> None:
-    bare = replace(record(), ranks=())
-    assert [bar(bare).words for bar in (memory_bar, throughput_bar, communication_bar)] == [("unknown",)] * 3
+BARE, KNOWN = replace(record(), ranks=()), replace(record(), peak_flops_per_second=1e15)
 
 
-def test_retries_and_suspicion_are_named_on_the_bar() -> None:
-    doubtful = replace(record(retries=1), suspect=("another process",))
-    assert memory_bar(doubtful).words == ("backward", "retries", "suspect")
-    assert memory_bar(record()).words == ("backward",)
+@pytest.mark.parametrize(
+    ("bar", "trial", "words"),
+    [
+        (memory_bar, BARE, ("unknown",)),
+        (throughput_bar, BARE, ("unknown",)),
+        (communication_bar, BARE, ("unknown",)),
+        (memory_bar, record(), ("backward",)),
+        (memory_bar, replace(record(retries=1), suspect=("another process",)), ("backward", "retries", "suspect")),
+        (throughput_bar, record(), ()),
+        (throughput_bar, KNOWN, (f"MFU {KNOWN.mfu:.0%}",)),
+    ],
+)
+def test_a_bar_has_its_phase_warnings_and_mfu_or_unknown(bar: Any, trial: TrialRecord, words: tuple[str, ...]) -> None:
+    assert bar(trial).words == words
 
 
 def test_throughput_is_the_median_with_the_slowest_and_fastest_step() -> None:
     # Steps take max(1, 2), max(2, 2) and max(4, 4) seconds for 3 x 2048 tokens.
     bar = throughput_bar(record())
     assert (bar.total, bar.spread) == (3 * 2048 / 2, (3 * 2048 / 4, 3 * 2048 / 2))
-
-
-def test_mfu_is_named_where_the_peak_is_known() -> None:
-    known = replace(record(), peak_flops_per_second=1e15)
-    assert known.mfu is not None
-    assert throughput_bar(known).words == (f"MFU {known.mfu:.0%}",)
-    assert throughput_bar(record()).words == ()
 
 
 def test_exposed_and_overlapped_add_up_to_the_total() -> None:
@@ -241,7 +244,7 @@ def test_rehearsed_measured_and_emulated_trials_share_no_chart() -> None:
     measured = record(device="cuda")
     emulated = replace(measured, device="emulated", emulated_on="cuda")
     charts = group_by_chart([measured, emulated, rehearsed()], "m")
-    assert [[slot.record.device for group in chart.groups for slot in group.slots] for chart in charts] == [
+    assert [[record.device for record in chart.records] for chart in charts] == [
         ["cuda"],
         ["emulated"],
         ["rehearsed"],
@@ -261,27 +264,31 @@ def test_varying_fields_are_levels_of_labels_and_listed_in_the_conditions() -> N
         grid(precision=[Precision.parse("bf16-mixed"), Precision.parse("fp32")], api=list(Api)), "m"
     )
     assert trials.levels == ("precision", "api")
-    labels = [slot.labels for slot in trials.groups[0].slots]
+    labels = [labels for labels, _ in trials.groups[0].trials]
     assert labels == [("fp32", "fsdp1"), ("fp32", "fsdp2"), ("bf16-mixed", "fsdp1"), ("bf16-mixed", "fsdp2")]
     assert {"precision fp32 / bf16-mixed", "api fsdp1 / fsdp2"} <= set(trials.conditions)
 
 
-def test_strategies_stand_in_one_order() -> None:
-    (trials,) = group_by_chart(grid(strategy=list(ShardingStrategy), world_size=[4]), "m")
-    headers = [group.header for group in trials.groups]
-    assert headers == ["FULL_SHARD", "SHARD_GRAD_OP", "HYBRID_SHARD", "_HYBRID_SHARD_ZERO2", "NO_SHARD"]
+@pytest.mark.parametrize(
+    ("records", "headers"),
+    [
+        (
+            grid(strategy=list(ShardingStrategy), world_size=[4]),
+            ["FULL_SHARD", "SHARD_GRAD_OP", "HYBRID_SHARD", "_HYBRID_SHARD_ZERO2", "NO_SHARD"],
+        ),
+        ([replace(record(), effective_strategy="NO_SHARD"), record(api=Api.FSDP2)],
+         ["FULL_SHARD", "FULL_SHARD\n(ran NO_SHARD)"]),
+    ],
+)  # fmt: skip
+def test_strategies_stand_in_one_order_with_what_ran_instead(records: list[TrialRecord], headers: list[str]) -> None:
+    (trials,) = group_by_chart(records, "m")
+    assert [group.header for group in trials.groups] == headers
 
 
 def test_sizes_of_shard_groups_are_told_apart() -> None:
     (trials,) = group_by_chart(grid(strategy=[ShardingStrategy.HYBRID_SHARD], world_size=[8], shard_size=[4, 2]), "m")
     assert trials.levels == ("shard group",)
-    assert [slot.labels for slot in trials.groups[0].slots] == [("2",), ("4",)]
-
-
-def test_a_strategy_that_ran_as_another_says_so() -> None:
-    changed = replace(record(), effective_strategy="NO_SHARD")
-    (trials,) = group_by_chart([changed, record(api=Api.FSDP2)], "m")
-    assert [group.header for group in trials.groups] == ["FULL_SHARD", "FULL_SHARD\n(ran NO_SHARD)"]
+    assert [labels for labels, _ in trials.groups[0].trials] == [("2",), ("4",)]
 
 
 def test_skipped_trials_are_named_with_their_reason() -> None:
@@ -307,19 +314,15 @@ def test_skipped_trials_are_named_with_their_reason() -> None:
 )
 def test_trials_that_cannot_be_compared_never_share_a_chart(other: TrialRecord) -> None:
     made = group_by_chart([record(), other], "m")
-    assert [len(drawn(trials)) for trials in made] == [1, 1]
+    assert [len(trials.records) for trials in made] == [1, 1]
     assert len({trials.suffix for trials in made}) == 2
 
 
 def test_a_trial_that_could_not_say_where_it_ran_joins_its_kind() -> None:
     crashed = replace(record(Outcome.CRASHED, api=Api.FSDP2), ranks=())
     (trials,) = group_by_chart([crashed, record()], "m")
-    assert len(drawn(trials)) == 2
+    assert len(trials.records) == 2
     assert "torch 2.99" in trials.conditions
-
-
-def test_a_dry_run_is_not_drawn_as_measured(tmp_path: Path) -> None:
-    assert draw_all([record(device="fake")], tmp_path, "m") == []
 
 
 def test_too_many_bars_become_several_charts_and_none_is_lost() -> None:
@@ -332,15 +335,15 @@ def test_too_many_bars_become_several_charts_and_none_is_lost() -> None:
     )
     made = group_by_chart(many, "m")
     assert len({trials.suffix for trials in made}) == len(made) > 1
-    shown = [found for trials in made for found in drawn(trials)]
+    shown = [found for trials in made for found in trials.records]
     assert len(shown) == len(many) == len({id(found) for found in shown})
-    assert max(len(drawn(trials)) for trials in made) <= MAX_BARS
+    assert max(len(trials.records) for trials in made) <= MAX_BARS
     assert all("4 ranks" in trials.subtitle or "8 ranks" in trials.subtitle for trials in made)
 
 
 def test_trials_without_any_difference_are_all_drawn() -> None:
     made = group_by_chart([record() for _ in range(MAX_BARS + 1)], "m")
-    assert sorted(len(drawn(trials)) for trials in made) == [1, MAX_BARS]
+    assert sorted(len(trials.records) for trials in made) == [1, MAX_BARS]
     assert len({trials.suffix for trials in made}) == 2
 
 
@@ -395,24 +398,27 @@ def test_devices_land_in_different_files(tmp_path: Path) -> None:
     }
 
 
-def test_a_sweep_that_only_ran_out_of_memory_shows_that_and_nothing_else(tmp_path: Path) -> None:
-    assert [path.name for path in draw_all([out_of_memory("device")], tmp_path, "m")] == ["peak-memory.png"]
+SILENT = CommunicationReading(step_seconds=1.0, total_seconds=0.0, exposed_seconds=0.0)
+ALONE = replace(record(), ranks=(replace(record().ranks[0], communication=(SILENT,)),))
 
 
-def test_a_world_that_does_not_communicate_has_no_chart_of_it(tmp_path: Path) -> None:
-    silent = CommunicationReading(step_seconds=1.0, total_seconds=0.0, exposed_seconds=0.0)
-    alone = replace(record(), ranks=(replace(record().ranks[0], communication=(silent,)),))
-    assert [path.stem for path in draw_all([alone], tmp_path, "m")] == ["peak-memory", "throughput"]
-
-
-def test_nothing_to_draw_draws_nothing(tmp_path: Path) -> None:
-    assert draw_all([], tmp_path, "m") == []
-    assert draw_all([record(Outcome.SKIPPED), record(Outcome.CRASHED)], tmp_path, "m") == []
-    assert not list(tmp_path.iterdir())
+@pytest.mark.parametrize(
+    ("records", "names"),
+    [
+        ([], []),
+        ([record(device="fake")], []),  # a dry run
+        ([record(Outcome.SKIPPED), record(Outcome.CRASHED)], []),
+        ([out_of_memory("device")], ["peak-memory"]),
+        ([ALONE], ["peak-memory", "throughput"]),
+    ],
+    ids=["nothing", "dry run", "failed", "out of memory", "no communication"],
+)
+def test_only_what_was_measured_is_drawn(records: list[TrialRecord], names: list[str], tmp_path: Path) -> None:
+    assert [path.stem for path in draw_all(records, tmp_path, "m")] == names
+    assert sorted(path.stem for path in tmp_path.iterdir()) == names
 
 
 def test_the_table_tells_outcomes_reasons_and_shapes(capsys: pytest.CaptureFixture[str]) -> None:
-
     skipped = replace(record(Outcome.SKIPPED), reason="excluded: slow", ranks=())
     suspect = replace(record(retries=2), suspect=("another process (7) was on GPU 0 before the trial",))
     ran_other = replace(record(), effective_strategy="NO_SHARD")

@@ -132,16 +132,6 @@ def test_a_click_sorts_numbers_as_numbers_and_again_the_other_way(show: Show) ->
     assert header.get_attribute("aria-sort") == "descending"
 
 
-def test_times_of_a_step_have_one_unit_and_are_sorted_as_numbers(show: Show) -> None:
-    opened = show("hostile")
-    _table(opened).get_by_role("button", name="step").click()
-    shown = _column(opened, "step")
-    assert {text.split()[1] for text in shown} == {"ms"}
-    times = [float(text.split()[0].replace(",", "")) for text in shown]
-    assert times == sorted(times)
-    assert times[0] < 1000 < times[-1]
-
-
 def test_the_keyboard_sorts_words(show: Show) -> None:
     opened = show("sweep")
     button = _table(opened).get_by_role("button", name="strategy")

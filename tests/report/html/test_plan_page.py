@@ -12,9 +12,9 @@ from msgspec.structs import replace
 
 from fsdp_bench.plan.purchase.document import PlanDocument
 from fsdp_bench.report.html import write
-from fsdp_bench.report.html.offers import chart, money_text, offers_of
-from fsdp_bench.report.text.offers import training_time
+from fsdp_bench.report.html.plan import chart, money_text
 from fsdp_bench.report.text.plan import plan_text as terminal_text
+from fsdp_bench.report.text.plan import training_time
 from fsdp_bench.spec.codec import from_json, to_json
 from tests.report.html.parsed import ParsedPage
 from tests.report.html.samples import IMAGE, SCRIPT, STYLE, plan_file, plan_text
@@ -41,13 +41,9 @@ def test_the_table_has_the_numbers_of_the_document(tmp_path: Path) -> None:
     nodes = [text for text, _ in parsed.column("nodes")]
     assert sorted(nodes) == sorted(expected)
     assert nodes[0] == str(json.loads(plan_text())["winner"]["num_nodes"])
-    for title, key in (
-        ("hours, fast end", "fast_seconds"),
-        ("hours, slow end", "slow_seconds"),
-        ("price, fast end", "fast_cost"),
-        ("price, slow end", "slow_cost"),
-        ("tokens/s per GPU", "tokens_per_second_per_gpu"),
-    ):
+    ends = {f"{what}, {end} end": f"{end}_{key}" for what, key in (("hours", "seconds"), ("price", "cost"))
+            for end in ("fast", "slow")}  # fmt: skip
+    for title, key in {**ends, "tokens/s per GPU": "tokens_per_second_per_gpu"}.items():
         shown = [float(number or "nan") for _, number in parsed.column(title)]
         assert shown == [expected[count][key] for count in nodes], title
     hours = [float(text) for text, _ in parsed.column("hours, fast end")]
@@ -71,7 +67,7 @@ def test_a_plan_is_read_as_it_was_written(tmp_path: Path) -> None:
 
 def test_a_mark_stands_at_the_prediction_within_its_range(tmp_path: Path) -> None:
     plan = from_json(plan_text().encode(), PlanDocument)
-    drawn = chart(plan, offers_of(plan))
+    drawn = chart(plan)
     for point, line in zip(drawn.points, drawn.lines, strict=True):
         assert line.x[0] < point.x < line.x[1]
 

@@ -6,6 +6,7 @@ import json
 import random
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,7 +16,7 @@ from fsdp_bench.spec.calibration_profile import read_profile
 from fsdp_bench.spec.errors import ResultsError, SpecError, UserError
 from fsdp_bench.sweep.results.load import load_results
 from tests.attacks.hostile import mutated_json
-from tests.conftest import refused, run_command
+from tests.conftest import json_of, refused, run_command
 from tests.profiles import draws
 from tests.report.html.parsed import ParsedPage
 from tests.report.html.samples import IMAGE, RESULTS, SCRIPT, STYLE, hostile_sweep, plan_file, plan_text
@@ -24,6 +25,13 @@ from tests.report.html.samples import IMAGE, RESULTS, SCRIPT, STYLE, hostile_swe
 def page(source: Path, folder: Path) -> ParsedPage:
     write(source, folder / "report.html")
     return ParsedPage((folder / "report.html").read_text())
+
+
+def asked(folder: Path, *words: object) -> tuple[Any, ParsedPage]:
+    """Return what a command prints with --json, and its page."""
+    file = folder / "answer.json"
+    file.write_text(run_command(*words, "--json").stdout)
+    return json.loads(file.read_text()), page(file, folder)
 
 
 def test_a_sweep_has_the_numbers_of_its_records(tmp_path: Path) -> None:
@@ -35,6 +43,7 @@ def test_a_sweep_has_the_numbers_of_its_records(tmp_path: Path) -> None:
     ):
         shown = [float(number or "nan") for _, number in parsed.column(title)]
         assert shown == pytest.approx(list(expected[column]), rel=1e-12)
+    assert {text.split()[1] for text, _ in parsed.column("step")} == {"ms"}
     assert "measured" in parsed.text
     assert expected["torch"][0] in parsed.text
 
@@ -51,12 +60,9 @@ def test_a_frontier_has_both_values_of_every_cell(tmp_path: Path) -> None:
     cells = json.loads((RESULTS / "max-size-quick" / "frontier.json").read_text())["cells"]
     searched = [cell for cell in cells if cell["status"] != "skipped"]
     parsed = page(RESULTS / "max-size-quick", tmp_path)
-    assert [float(number or "nan") for _, number in parsed.column("measured")] == [
-        cell["measured"]["fits"] for cell in searched
-    ]
-    assert [float(number or "nan") for _, number in parsed.column("predicted")] == [
-        cell["predicted"]["fits"] for cell in searched
-    ]
+    for source in ("measured", "predicted"):
+        shown = [float(number or "nan") for _, number in parsed.column(source)]
+        assert shown == [cell[source]["fits"] for cell in searched]
 
 
 def test_a_folder_of_several_sweeps_names_each(tmp_path: Path) -> None:
@@ -85,55 +91,45 @@ def test_a_broken_record_is_named_and_the_others_are_shown(tmp_path: Path) -> No
 
 
 def test_one_prediction_and_several(tmp_path: Path) -> None:
-    asked = ["predict", "--params", "1B", "--server", "g5.48xlarge", "--json"]
-    done = run_command(*asked)
-    (tmp_path / "one.json").write_text(done.stdout)
-    one = json.loads(done.stdout)
-    text = page(tmp_path / "one.json", tmp_path).text
-    assert f"{one['memory']['needed_bytes'] / 2**30:.1f} GiB" in text
-    out = run_command(*asked, "--strategy", "all").stdout
-    (tmp_path / "several.json").write_text(out)
-    parsed = page(tmp_path / "several.json", tmp_path)
-    expected = [each["time"] and each["time"]["step_seconds"] for each in json.loads(out)["predictions"]]
+    words = ["predict", "--params", "1B", "--server", "g5.48xlarge"]
+    one, parsed = asked(tmp_path, *words)
+    assert f"{one['memory']['needed_bytes'] / 2**30:.1f} GiB" in parsed.text
+    several, parsed = asked(tmp_path, *words, "--strategy", "all")
+    expected = [each["time"] and each["time"]["step_seconds"] for each in several["predictions"]]
     assert [float(number) if number else None for _, number in parsed.column("step")] == expected
 
 
 def test_setups_of_several_models_are_told_apart_by_their_model(tmp_path: Path) -> None:
-    asked = ["--model", "Llama-3.1-8B,Llama-3.2-1B", "--server", "p4d.24xlarge", "--api", "fsdp2", "--json"]
-    (tmp_path / "models.json").write_text(run_command("predict", *asked).stdout)
-    parsed = page(tmp_path / "models.json", tmp_path)
+    words = ["--model", "Llama-3.1-8B,Llama-3.2-1B", "--server", "p4d.24xlarge", "--api", "fsdp2"]
+    _, parsed = asked(tmp_path, "predict", *words)
     assert [text for text, _ in parsed.column("model")] == ["Llama-3.1-8B", "Llama-3.2-1B"]
     assert "Llama-3.1-8B and Llama-3.2-1B on 1 x p4d.24xlarge" in parsed.text
     assert "1 of 2 setups fits (predicted): FULL_SHARD, Llama-3.2-1B" in parsed.text
 
 
 def test_every_option_of_several_values_is_a_column_of_its_page(tmp_path: Path) -> None:
-    asked = ("--params", "1B", "--server", "p4d.24xlarge,p5.48xlarge", "--nodes", "1,2", "--compile", "on,off")
-    (tmp_path / "lists.json").write_text(run_command("predict", *asked, "--json").stdout)
-    parsed = page(tmp_path / "lists.json", tmp_path)
+    words = ("--params", "1B", "--server", "p4d.24xlarge,p5.48xlarge", "--nodes", "1,2", "--compile", "on,off")
+    document, parsed = asked(tmp_path, "predict", *words)
     columns = [[text for text, _ in parsed.column(title)] for title in ("server", "nodes", "compile")]
     assert len(set(zip(*columns, strict=True))) == 8
-    usable = [json.loads((tmp_path / "lists.json").read_text())["predictions"][at]["server"] for at in (0, -1)]
-    for server in usable:
+    for server in (document["predictions"][at]["server"] for at in (0, -1)):
         assert f"{server['gpu_memory_bytes'] / 2**30:.1f} GiB on {server['gpu']}" in parsed.text
 
 
 def test_the_code_of_a_model_is_named_where_it_differs(tmp_path: Path) -> None:
-    asked = ["--model", "Llama-3.2-1B", "--code", "benchmark,huggingface", "--gpu", "H100-SXM"]
-    (tmp_path / "codes.json").write_text(run_command("predict", *asked, "--json").stdout)
-    parsed = page(tmp_path / "codes.json", tmp_path)
+    words = ["predict", "--model", "Llama-3.2-1B", "--code", "benchmark,huggingface", "--gpu", "H100-SXM"]
+    _, parsed = asked(tmp_path, *words)
     assert [text for text, _ in parsed.column("code")] == ["benchmark", "huggingface"]
-    printed = run_command("predict", *asked).stdout
+    printed = run_command(*words).stdout
     assert "code huggingface" in printed.splitlines()[0] or "code benchmark" in printed.splitlines()[0]
-    rows = run_command("predict", *asked, "--csv", "-").stdout.splitlines()
+    rows = run_command(*words, "--csv", "-").stdout.splitlines()
     place = rows[0].split(",").index("code")
     assert {row.split(",")[place] for row in rows[1:]} == {"benchmark", "huggingface"}
 
 
 def test_settings_of_max_size_are_told_apart_on_their_page(tmp_path: Path) -> None:
-    asked = ["--gpu", "H100-SXM", "--world-size", "2,4", "--strategy", "zero3", "--seq", "2048,4096", "--json"]
-    (tmp_path / "sizes.json").write_text(run_command("max-size", *asked, "--checkpointing", "full").stdout)
-    parsed = page(tmp_path / "sizes.json", tmp_path)
+    words = ["--gpu", "H100-SXM", "--world-size", "2,4", "--strategy", "zero3", "--seq", "2048,4096"]
+    _, parsed = asked(tmp_path, "max-size", *words, "--checkpointing", "full")
     assert [text for text, _ in parsed.column("sequence length")] == ["2048", "4096"]
     assert "2 x H100-SXM: what fits" in parsed.text
     assert "4 x H100-SXM: what fits" in parsed.text
@@ -141,18 +137,15 @@ def test_settings_of_max_size_are_told_apart_on_their_page(tmp_path: Path) -> No
 
 
 def test_the_largest_models(tmp_path: Path) -> None:
-    out = run_command("max-size", "--server", "g5.48xlarge", "--strategy", "zero3,zero2", "--json").stdout
-    (tmp_path / "largest.json").write_text(out)
-    parsed = page(tmp_path / "largest.json", tmp_path)
-    expected = [cell["fits_value"] for cell in json.loads(out)["cells"]]
+    document, parsed = asked(tmp_path, "max-size", "--server", "g5.48xlarge", "--strategy", "zero3,zero2")
+    expected = [cell["fits_value"] for cell in document["cells"]]
     assert [float(number or "nan") for _, number in parsed.column("fits")] == expected
 
 
 def test_the_fewest_gpus_are_those_of_any_setting_as_on_the_terminal(tmp_path: Path) -> None:
-    asked = ["--model", "Llama-3.2-1B", "--server", "g5.48xlarge", "--of", "gpus", "--strategy", "zero3"]
-    out = run_command("max-size", *asked, "--api", "fsdp1", "--json").stdout
-    document = json.loads(out)
-    document["on_fewest"] = json.loads(run_command("predict", *asked[:4], "--loss", "chunked", "--json").stdout)
+    words = ["--model", "Llama-3.2-1B", "--server", "g5.48xlarge", "--of", "gpus", "--strategy", "zero3"]
+    document = json_of("max-size", *words, "--api", "fsdp1")
+    document["on_fewest"] = json_of("predict", *words[:4], "--loss", "chunked")
     document["on_fewest"]["setup"]["world_size"] = 1
     (tmp_path / "fewest.json").write_text(json.dumps(document))
     text = page(tmp_path / "fewest.json", tmp_path).text
