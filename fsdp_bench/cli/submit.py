@@ -10,7 +10,6 @@ import click
 from fsdp_bench.cli.common.cluster import MOST_RANKS
 from fsdp_bench.cli.common.lists import Count
 from fsdp_bench.report.terminal import print_line
-from fsdp_bench.spec.errors import ExitCode
 from fsdp_bench.sweep.launchers.choose import MOST_NODES
 from fsdp_bench.sweep.start import RETRYABLE
 from fsdp_bench.sweep.submit import Submission, prepare, submit
@@ -37,7 +36,7 @@ from fsdp_bench.sweep.submit import Submission, prepare, submit
 @click.option("--only", multiple=True, metavar="ID|FIELD=VALUE", help="As of sweep: run only matching trials.")
 @click.option("--retry", multiple=True, type=click.Choice(RETRYABLE), help="As of sweep, in the job's first run.")
 @click.option("--print", "only_print", is_flag=True, help="Write the script and print it; submit nothing.")
-def command(shared: bool, only_print: bool, **options: Any) -> int:
+def command(shared: bool, only_print: bool, **options: Any) -> None:
     """Run a sweep FILE as a job of Slurm on several nodes.
 
     Writes a batch script beside the results and submits it. Before the job's time limit the running trial is ended, and
@@ -52,9 +51,8 @@ def command(shared: bool, only_print: bool, **options: Any) -> int:
         for line in prepared.script.read_text().splitlines():
             print_line(line)
         print_line(f"fsdp-bench: written, not submitted: {prepared.script}", error=True)
-        return ExitCode.DONE
+        return
     job_id = submit(prepared)
     trials = "" if prepared.num_trials is None else f" of {prepared.num_trials} trials"
     print_line(f"job {job_id}{trials} is submitted; results in {prepared.folder}")
     print_line(f"how far it is: fsdp-bench status {prepared.folder}")
-    return ExitCode.DONE

@@ -183,7 +183,6 @@ LISTS = ("strategy", "precision", "offload", "checkpointing")
 def test_a_command_that_asks_for_lists_crosses_them() -> None:
     words = parse(
         *("--server", "p5.48xlarge", "--nodes", "2", "--strategy", "zero3,hsdp,zero3", "--precision", "all"),
-        model=False,
         lists=LISTS,
         defaults={"checkpointing": "none,full"},
     )
@@ -197,18 +196,12 @@ def test_a_command_that_asks_for_lists_crosses_them() -> None:
 
 def test_all_of_everything_is_there_also_what_cannot_run() -> None:
     everything = dict.fromkeys(LISTS, "all")
-    words = parse("--world-size", "8", "--api", "fsdp2", model=False, lists=LISTS, defaults=everything)
+    words = parse("--world-size", "8", "--api", "fsdp2", lists=LISTS, defaults=everything)
     setups = [reading.setup for reading in read_setups(words)]
     assert len(setups) == 5 * 5 * 3 * 3  # strategies, precisions, offload, checkpointing modes
     reasons = {impossible(setup, "cuda") for setup in setups}
     assert None in reasons
     assert any(reason and "no CPU offload" in reason for reason in reasons)
-
-
-def test_a_command_without_a_model_has_only_the_family() -> None:
-    with pytest.raises(click.NoSuchOption):
-        parse("--params", "7B", model=False)
-    assert parse("--family", "gpt2", model=False).family == "gpt2"
 
 
 def test_the_help_is_in_groups_and_says_what_may_be_a_list() -> None:

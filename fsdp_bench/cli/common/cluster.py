@@ -21,26 +21,24 @@ MOST_RESTARTS = 20
 """Requeues of a job after which it is not requeued for a lost node again, if no trial has ended in it."""
 
 
-def node_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options that say on which nodes a sweep runs."""
-    options = (
-        click.option("--slurm", is_flag=True, help="Use all nodes of this Slurm job; submit writes its script."),
-        click.option(
-            "--rdzv-endpoint",
-            metavar="HOST:PORT",
-            help="Without Slurm: start the same command on --nodes nodes, which share --results; HOST is the first.",
-        ),
-        click.option("--nodes", type=Count(MOST_NODES), metavar="N", help="The number of nodes, with --rdzv-endpoint."),
-        click.option(
-            "--ranks-per-node",
-            type=Count(MOST_RANKS),
-            metavar="N",
-            help="Ranks of a trial on each of several nodes; by default one for each GPU.",
-        ),
-    )
-    for option in reversed(options):
-        command = option(command)
-    return command
+NODE_OPTIONS = {
+    "slurm": click.option("--slurm", is_flag=True, help="Use all nodes of this Slurm job; submit writes its script."),
+    "rdzv_endpoint": click.option(
+        "--rdzv-endpoint",
+        metavar="HOST:PORT",
+        help="Without Slurm: start the same command on --nodes nodes, which share --results; HOST is the first.",
+    ),
+    "nodes": click.option(
+        "--nodes", type=Count(MOST_NODES), metavar="N", help="The number of nodes, with --rdzv-endpoint."
+    ),
+    "ranks_per_node": click.option(
+        "--ranks-per-node",
+        type=Count(MOST_RANKS),
+        metavar="N",
+        help="Ranks of a trial on each of several nodes; by default one for each GPU.",
+    ),
+}
+"""The options that say on which nodes a sweep runs."""
 
 
 def on_nodes(session: Session[Any], run: Callable[[], int]) -> int:
