@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import subprocess
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from fsdp_bench.catalog import recorded
 from fsdp_bench.cli import main as command_line
 from tests.catalog.test_hf_config import LLAMA
 from tests.catalog.test_user_file import GPU, SERVER
@@ -59,19 +61,17 @@ def test_an_integer_of_too_many_digits_in_a_config_json_is_one_line(write: Calla
     assert "up to 9223372036854775807" in refused("predict", "--hf-config", path)
 
 
-@pytest.mark.parametrize(
-    ("words", "part"),
-    [
-        (("--params", "1" + "0" * 400), "params: '1000"),
-        (("--params", "9" * 400 + "B"), "is too large"),
-        (("--params", "10M", "--gpu", "RTX-4090", "--gpu-memory", "9" * 400 + "GiB"), "is too large"),
-        (("--params", "x" * 5100), "(5102 characters)"),
-        (("--params", ESCAPES), "\\x1b]0;title\\x07\\x1b[2J"),
-        (("--params", "10M", f"--{ESCAPES}\n"), "\\x1b]0;title\\x07"),
-    ],
-)
-def test_a_bad_word_on_the_command_line_is_one_line(words: tuple[str, ...], part: str) -> None:
-    assert part in refused("predict", *words)
+def test_a_packed_file_that_would_fill_the_memory_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recorded, "MOST_BYTES", 1 << 20)
+    (tmp_path / "x.json.gz").write_bytes(gzip.compress(bytes(2 << 20)))
+    expected = "is no recorded model: it has more than 1 MiB"
+    assert expected in refused("predict", "--recorded", "x.json.gz", "--gpu", "H100-SXM", cwd=tmp_path)
+
+
+def test_a_function_that_makes_its_own_batch_cannot_be_recorded(tmp_path: Path) -> None:
+    words = ("record", "--module", "tests.simulate.recorded.users:own_batch", "-o", tmp_path / "never.json")
+    assert "needs the parameters micro_batch_size and sequence_length" in refused(*words)
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_name_of_many_digits_is_refused_at_once() -> None:

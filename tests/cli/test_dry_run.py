@@ -101,23 +101,3 @@ def test_a_plain_module_under_ddp_holds_parameters_gradients_and_one_bucket(fold
     document = json_of("dry-run", *words, "--world-size", 2, cwd=folder, tells_progress=True)
     # 100 x 100 fp32 parameters, their gradients and DDP's bucket; SGD's foreach step needs nothing more.
     assert document["memory"]["phases"]["optimizer"] == 3 * 100 * 100 * 4
-
-
-@pytest.mark.parametrize(
-    ("words", "part"),
-    [
-        (("--module", "nowhere:make"), "cannot import nowhere"),
-        (("--module", "users:linear"), "--transformer-block"),
-        (("--module", "users:linear", "--params", "7B"), "each name a model"),
-        (("--params", "10M", "--compile"), "torch.compile falls back to eager"),
-        (("--params", "10M", "--transformer-block", "users:Block"), "requires --module"),
-        ((), "no model is named"),
-    ],
-)
-def test_a_mistake_is_one_line_and_exit_code_2(words: tuple[str, ...], part: str, folder: Path) -> None:
-    done = run_command("dry-run", *words, cwd=folder)
-    assert done.returncode == 2
-    assert done.stdout == ""
-    *_progress, line = done.stderr.strip().splitlines()
-    assert line.startswith("fsdp-bench: ")
-    assert part in line

@@ -12,7 +12,6 @@ from click.testing import CliRunner
 
 from fsdp_bench.cli.common.options import SetupCommand, SetupOptions, setup_options
 from fsdp_bench.cli.common.setups import read_model, read_setup, read_setups
-from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.impossible import impossible
 from fsdp_bench.spec.setup import (
     BackwardPrefetch,
@@ -93,8 +92,6 @@ def test_what_fully_shard_reshards_and_how_the_head_computes_are_options() -> No
     _, setup, _ = read_setup(words)
     assert (setup.wrap, setup.reshard_after_forward) == (Wrap.BLOCK_AND_ENDS, 4)
     assert (setup.reshard_last_block, setup.fp32_head) == (False, True)
-    with pytest.raises(SpecError, match="reshard_after_forward: 3 is not allowed with world_size 8; one of 2, 4"):
-        read_setup(parse("--params", "1B", "--world-size", "8", "--api", "fsdp2", "--reshard-after-forward", "3"))
 
 
 @pytest.mark.parametrize(
@@ -154,12 +151,6 @@ def test_a_users_catalogue_is_used(tmp_path: Path) -> None:
     path.write_text('[[server]]\nname = "basement"\nprovider = "ours"\ngpu = "RTX-4090"\ngpus_per_node = 2\n')
     _, setup, hardware = read_setup(parse("--params", "1B", "--catalog", str(path), "--server", "basement"))
     assert (setup.world_size, hardware and hardware.name) == (2, "basement")
-
-
-def test_numbers_are_checked_by_their_option() -> None:
-    for option, word in (("batch", "0"), ("seq", "8k"), ("nodes", "two"), ("gpus-per-node", "-1")):
-        with pytest.raises(SpecError, match=f"{option}: '{word}' is not allowed; a whole number, 1 or more"):
-            parse(f"--{option}", word)
 
 
 def test_the_help_tells_the_setups_defaults() -> None:
