@@ -7,10 +7,9 @@ from typing import Any
 
 import click
 
-from fsdp_bench.cli.common.cluster import MOST_RANKS
 from fsdp_bench.cli.common.lists import Count
 from fsdp_bench.report.terminal import print_line
-from fsdp_bench.sweep.launchers.choose import MOST_NODES
+from fsdp_bench.sweep.launchers.choose import MOST_NODES, MOST_RANKS_PER_NODE
 from fsdp_bench.sweep.start import RETRYABLE
 from fsdp_bench.sweep.submit import Submission, prepare, submit
 
@@ -18,9 +17,14 @@ from fsdp_bench.sweep.submit import Submission, prepare, submit
 @click.command("submit")
 @click.argument("file", type=click.Path(path_type=Path))
 @click.option("--nodes", type=Count(MOST_NODES), required=True, metavar="N", help="Nodes of the job.")
-@click.option("--gpus-per-node", type=Count(MOST_RANKS), metavar="N", help="GPUs of each node, and ranks there.")
 @click.option(
-    "--ranks-per-node", type=Count(MOST_RANKS), metavar="N", help="Ranks on each node, if not one for each GPU."
+    "--gpus-per-node", type=Count(MOST_RANKS_PER_NODE), metavar="N", help="GPUs of each node, and ranks there."
+)
+@click.option(
+    "--ranks-per-node",
+    type=Count(MOST_RANKS_PER_NODE),
+    metavar="N",
+    help="Ranks on each node, if not one for each GPU.",
 )
 @click.option("--time", required=True, metavar="LIMIT", help="The job's time limit: minutes, or 2:00:00, or 1-12.")
 @click.option("--partition", metavar="NAME", help="Slurm's partition.")

@@ -2,33 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import click
 from rich.progress import Progress
 
-from fsdp_bench.cli.common.cluster import NODE_OPTIONS, interrupted, on_nodes
-from fsdp_bench.cli.common.interrupts import prints_if_it_can
+from fsdp_bench.cli.common.interrupts import forgiving_streams, ignore, time_is_up, watch_time_limit
 from fsdp_bench.cli.common.lists import Count
-from fsdp_bench.cli.common.options import FILE, with_options
+from fsdp_bench.cli.common.options import FILE
 from fsdp_bench.cli.common.printing import progress_bar
 from fsdp_bench.report.charts.trial_bars import ChartsMeanwhile
 from fsdp_bench.report.measured.frontier_text import print_frontier
 from fsdp_bench.report.measured.progress_text import ending, needing_gpu_line, search_result, search_status
 from fsdp_bench.report.measured.tables import print_table
 from fsdp_bench.report.terminal import describe, new_console, note, print_line, print_lines
-from fsdp_bench.spec.errors import ExitCode
+from fsdp_bench.spec.errors import ExitCode, MachineError
 from fsdp_bench.spec.rank_report import Outcome
 from fsdp_bench.spec.record import TrialRecord
 from fsdp_bench.sweep.config.trial import Trial
 from fsdp_bench.sweep.frontier.cell import SearchedCell
 from fsdp_bench.sweep.frontier.search import cells_of
-from fsdp_bench.sweep.launchers.choose import choose_nodes
+from fsdp_bench.sweep.launchers.choose import MOST_NODES, MOST_RANKS_PER_NODE, choose_nodes
+from fsdp_bench.sweep.launchers.launcher import NodesLost
+from fsdp_bench.sweep.launchers.slurm import SlurmCluster
 from fsdp_bench.sweep.launchers.torchrun_nodes import Meeting, follow
-from fsdp_bench.sweep.session import SearchSession, SweepResults, TrialSession, Watcher
+from fsdp_bench.sweep.session import SearchSession, Session, SweepResults, TrialSession, Watcher
 from fsdp_bench.sweep.start import MOST_EMULATED_RANKS, RETRYABLE, open_session, outcomes
+
+_NODES = ("slurm", "rdzv_endpoint", "nodes", "ranks_per_node")
+"""Options that say on which nodes a sweep runs."""
+MOST_RESTARTS = 20
+"""Requeues of a job after which it is not requeued for a lost node again, if no trial has ended in it."""
 
 
 @click.command("sweep")
@@ -62,9 +68,21 @@ from fsdp_bench.sweep.start import MOST_EMULATED_RANKS, RETRYABLE, open_session,
     is_flag=True,
     help="Keep torch's memory snapshot of every rank, also where memory runs out.",
 )
-@with_options(list(NODE_OPTIONS.values()))
+@click.option("--slurm", is_flag=True, help="Use all nodes of this Slurm job; submit writes its script.")
+@click.option(
+    "--rdzv-endpoint",
+    metavar="HOST:PORT",
+    help="Without Slurm: start the same command on --nodes nodes, which share --results; HOST is the first.",
+)
+@click.option("--nodes", type=Count(MOST_NODES), metavar="N", help="The number of nodes, with --rdzv-endpoint.")
+@click.option(
+    "--ranks-per-node",
+    type=Count(MOST_RANKS_PER_NODE),
+    metavar="N",
+    help="Ranks of a trial on each of several nodes; by default one for each GPU.",
+)
 @click.option("--no-charts", is_flag=True, help="Do not draw the charts at the end.")
-@prints_if_it_can
+@forgiving_streams(OSError, ValueError)  # it goes on where nobody reads what it prints
 def command(
     file: Path,
     results: Path,
@@ -83,7 +101,7 @@ def command(
     fsdp-bench sweep sweeps/quick.toml
     fsdp-bench sweep sweeps/gpu.toml --only strategy=FULL_SHARD
     """
-    cluster = choose_nodes(file, results, _say, **{name: chosen.pop(name) for name in NODE_OPTIONS})
+    cluster = choose_nodes(file, results, _say, **{name: chosen.pop(name) for name in _NODES})
     if isinstance(cluster, Meeting):
         follow(cluster)
         return ExitCode.DONE
@@ -91,7 +109,7 @@ def command(
     again = outcomes(retry)
     if list_only:
         return _list_searches(session) if isinstance(session, SearchSession) else _list(session)
-    return on_nodes(session, lambda: _run(session, again, no_charts))
+    return _on_nodes(session, lambda: _run(session, again, no_charts))
 
 
 def _say(line: str) -> None:
@@ -141,7 +159,7 @@ def _run(session: TrialSession | SearchSession, retry: frozenset[Outcome], no_ch
                 results = session.run(retry, TrialProgress(session, progress, charts))
     except KeyboardInterrupt:
         ended = "cells are done" if isinstance(session, SearchSession) else "trials are recorded"
-        return interrupted(session, f"{session.num_done} of {session.num_total} {ended}")
+        return _interrupted(session, f"{session.num_done} of {session.num_total} {ended}")
     if results.frontier is not None:
         print_frontier(results.frontier, new_console())
     else:
@@ -227,3 +245,51 @@ class SearchProgress(SweepProgress[SearchSession]):
         if cell.next_index is None:
             self._progress.update(self._task, completed=self._session.num_done)
             self._say(f"{number} {cell.search.label}: {search_result(cell)}")
+
+
+def _on_nodes(session: Session[Any], run: Callable[[], int]) -> int:
+    """Run a session. In a job of Slurm, go on in a later one where the time limit is near or a node was lost."""
+    cluster = session.cluster
+    if not isinstance(cluster, SlurmCluster):
+        return run()
+    watch_time_limit()
+    try:
+        return run()
+    except NodesLost as lost:
+        names = ", ".join(lost.nodes)
+        if not session.num_new and (len(lost.nodes) == cluster.num_nodes or cluster.job.restarts >= MOST_RESTARTS):
+            raise MachineError(
+                f"srun starts no process on {names}, and no trial has ended in this job: it is not requeued;"
+                f" {lost.why or 'try srun --overlap --nodes=2 hostname in the job'}"
+            ) from None
+        return _requeue(cluster, f"the job has lost {names}; {session.num_done} of {session.num_total} are done")
+
+
+def _interrupted(session: Session[Any], done: str) -> int:
+    """Say how a sweep that was interrupted goes on; put a job whose time limit is near back into the queue.
+
+    ``done`` says how much is recorded.
+    """
+    if not time_is_up() or not isinstance(session.cluster, SlurmCluster):
+        print_line(f"fsdp-bench: interrupted; {done}, the same command resumes", error=True)
+        return ExitCode.INTERRUPTED
+    if not session.num_new:
+        print_line(
+            f"fsdp-bench: the job's time limit is near and no trial has ended in it; {done}; submit again with a longer"
+            " --time, or set a shorter [run] timeout_seconds",
+            error=True,
+        )
+        return ExitCode.CRASHED
+    return _requeue(session.cluster, f"the job's time limit is near; {done}")
+
+
+def _requeue(cluster: SlurmCluster, why: str) -> int:
+    """Put the job back into the queue, which ends this process."""
+    ignore()  # Slurm ends the job with SIGTERM
+    print_line(f"fsdp-bench: {why}; job {cluster.job.id} goes back into the queue and will go on", error=True)
+    try:
+        cluster.job.requeue()
+    except MachineError as error:
+        print_line(f"fsdp-bench: the job cannot be requeued: {error}; submit it again, which resumes", error=True)
+        return ExitCode.INTERRUPTED
+    return ExitCode.DONE

@@ -6,7 +6,6 @@ Read in this order:
     setups.py      from options to a model, a setup and hardware
     assumptions.py kernels, memory, rates; and a question for every combination of all options
     printing.py    what commands print: answers, documents, tables, progress, facts of the catalogue, charts in files
-    cluster.py     a sweep on several nodes
     exports.py     --export: the chosen setting as files
     interrupts.py  Ctrl-C, SIGTERM and a closed terminal; printing that may fail
 """

@@ -5,15 +5,14 @@ This module is imported before all others of a command, so it imports little its
 
 from __future__ import annotations
 
-import functools
 import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from types import FrameType
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 
 from fsdp_bench.spec.errors import ExitCode
 
@@ -125,10 +124,6 @@ def drop(stream: Any) -> None:
         os.close(null)
 
 
-P = ParamSpec("P")
-R = TypeVar("R")
-
-
 class ForgivingStream:
     """A text stream that drops text after errors of some kinds: once one of them came, all that follows."""
 
@@ -156,7 +151,7 @@ class ForgivingStream:
 
 @contextmanager
 def forgiving_streams(*forgiven: type[Exception]) -> Iterator[None]:
-    """Drop what is printed after errors of some kinds. A stream that was closed before Python started is /dev/null.
+    """Drop what is printed after errors of some kinds, also as a decorator. A stream that was closed is /dev/null.
 
     A command's exit code is its answer, also in ``fsdp-bench predict ... | head -1``: it goes on when ``head`` left.
     """
@@ -173,14 +168,3 @@ def forgiving_streams(*forgiven: type[Exception]) -> Iterator[None]:
             for stream in streams:
                 stream.flush()
             sys.stdout, sys.stderr = before
-
-
-def prints_if_it_can(function: Callable[P, R]) -> Callable[P, R]:
-    """Decorate a function so that it goes on if its output cannot be written."""
-
-    @functools.wraps(function)
-    def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
-        with forgiving_streams(OSError, ValueError):
-            return function(*args, **kwargs)
-
-    return wrapped
