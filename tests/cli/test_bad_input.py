@@ -18,7 +18,7 @@ from fsdp_bench.catalog import recorded
 from fsdp_bench.cli import main as command_line
 from tests.catalog.test_hf_config import LLAMA
 from tests.catalog.test_user_file import GPU, SERVER
-from tests.conftest import command, refused, run_command
+from tests.conftest import command, refused, run_command, stdout_of
 
 NESTED = "[" * 2000 + "]" * 2000
 DIGITS = "9" * 5000
@@ -82,8 +82,7 @@ def test_a_name_of_many_digits_is_refused_at_once() -> None:
 
 def test_options_that_may_be_given_several_times_still_may() -> None:
     words = ("--gpu", "RTX-4090", "--gpu", "A10", "--gpu-memory", "20GiB", "--world-size", 2, "--no-time", "--json")
-    done = run_command("max-size", *words, "--json", "--strategy", "FULL_SHARD", "--checkpointing", "full")
-    assert done.returncode == 0, done.stderr
+    stdout_of("max-size", *words, "--json", "--strategy", "FULL_SHARD", "--checkpointing", "full")
 
 
 @pytest.mark.parametrize(
@@ -113,10 +112,9 @@ def test_with_json_an_error_is_a_json_document_on_standard_output(words: tuple[s
 
 def test_a_name_in_a_downloaded_config_is_printed_without_its_escapes(write: Callable[[str], Path]) -> None:
     path = write(json.dumps({**LLAMA, "_name_or_path": f"{ESCAPES}\n[/red]x"}))
-    done = run_command("predict", "--hf-config", path)
-    assert done.returncode == 0
-    assert r"\x1b]0;title\x07\x1b[2J\n[/red]x" in done.stdout
-    assert "\x1b" not in done.stdout
+    printed = stdout_of("predict", "--hf-config", path)
+    assert r"\x1b]0;title\x07\x1b[2J\n[/red]x" in printed
+    assert "\x1b" not in printed
 
 
 def test_json_is_ascii_whatever_the_names_are(write: Callable[[str], Path]) -> None:
@@ -128,8 +126,7 @@ def test_json_is_ascii_whatever_the_names_are(write: Callable[[str], Path]) -> N
 
 def test_a_catalogue_may_replace_a_gpu_under_its_name_in_any_case(write: Callable[[str], Path]) -> None:
     path = write(GPU.replace('name = "RTX-4090"', 'name = "rtx-4090"') + SERVER)
-    done = run_command("predict", "--params", "10M", "--server", "basement", "--catalog", path)
-    assert done.returncode == 0, done.stderr
+    stdout_of("predict", "--params", "10M", "--server", "basement", "--catalog", path)
 
 
 @pytest.mark.parametrize(

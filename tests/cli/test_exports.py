@@ -9,7 +9,7 @@ import pytest
 
 from fsdp_bench.spec.units import format_gib
 from tests.cli.answered_once import answered_once
-from tests.conftest import json_of, run_command
+from tests.conftest import json_of, run_command, stdout_of
 
 PREDICT = ("predict", "--model", "Llama-3.1-8B", "--server", "p5.48xlarge")
 PLAN = ("plan", "--model", "Llama-3.2-1B", "--server", "p5.48xlarge", "--strategy", "FULL_SHARD", "--api", "fsdp1")
@@ -18,9 +18,8 @@ SETTING = ("--checkpointing", "full", "--loss", "plain", "--nodes", "2")
 
 def test_predict_says_behind_its_answer_what_was_written_and_how_it_starts(tmp_path: Path) -> None:
     words = (*PREDICT, "--code", "benchmark", "--export", "pytorch,slurm", "--export", "accelerate")
-    done = run_command(*words, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    answer, _, exported = done.stdout.partition("\nexported")
+    printed = stdout_of(*words, cwd=tmp_path)
+    answer, _, exported = printed.partition("\nexported")
     assert answer.startswith("fits (predicted)")
     for name in ("train_fsdp.py", "train.sbatch", "accelerate.yaml", "train_accelerate.py"):
         assert name in exported
@@ -77,9 +76,8 @@ def test_plan_exports_its_winner_with_all_of_its_micro_batches(tmp_path: Path) -
 def test_a_plan_is_not_lost_where_it_cannot_be_exported(tmp_path: Path) -> None:
     (tmp_path / "train_fsdp.py").write_text("mine")
     words = (*PLAN, *SETTING, "--tokens", "1B", "--export", "pytorch", "--json")
-    done = run_command(*words, cwd=tmp_path)
-    assert done.returncode == 2
-    document = json.loads(done.stdout)
+    printed = stdout_of(*words, cwd=tmp_path, code=2)
+    document = json.loads(printed)
     assert document["winner"]["num_nodes"] == 2
     assert document["exports"] == []
     assert "train_fsdp.py" in document["error"]

@@ -13,7 +13,7 @@ import pytest
 from fsdp_bench.cli.common.options import EVERY_OPTION, SetupOptions
 from fsdp_bench.cli.common.setups import read_models, read_setups
 from tests.cli.test_options import parse
-from tests.conftest import run_command
+from tests.conftest import run_command, stdout_of
 
 GPT2 = ("--model", "gpt2", "--server", "p5.48xlarge")
 LISTS: dict[str, tuple[str, int]] = {
@@ -88,9 +88,8 @@ def test_setups_that_an_option_does_not_concern_appear_once() -> None:
 
 def table(*words: object) -> list[dict[str, str]]:
     """Return the rows of ``--csv -``."""
-    done = run_command("predict", *words, "--csv", "-")
-    assert done.returncode == 0, done.stderr
-    return list(csv.DictReader(io.StringIO(done.stdout)))
+    printed = stdout_of("predict", *words, "--csv", "-")
+    return list(csv.DictReader(io.StringIO(printed)))
 
 
 def test_the_csv_file_has_what_json_has(tmp_path: Path) -> None:

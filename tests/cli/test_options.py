@@ -153,21 +153,6 @@ def test_a_users_catalogue_is_used(tmp_path: Path) -> None:
     assert (setup.world_size, hardware and hardware.name) == (2, "basement")
 
 
-def test_the_help_tells_the_setups_defaults() -> None:
-    @click.command(cls=SetupCommand)
-    @setup_options(defaults={"offload": "params"})
-    def command(options: SetupOptions) -> int:
-        return 0
-
-    text = " ".join(CliRunner().invoke(command, ["--help"], terminal_width=120).output.split()).replace("- ", "-")
-    setup = TrainSetup()
-    strategy = f"Default: {setup.strategy.value}."
-    sequence = "Default: 4096, or all positions of a model that has fewer."
-    others = ("Default: adamw-foreach.", "Default: bf16-mixed.", "Default: params.", "size. Default: 100M.")
-    for default in (strategy, sequence, *others):
-        assert text.count(default) == 1, default
-
-
 LISTS = ("strategy", "precision", "offload", "checkpointing")
 
 
@@ -195,19 +180,21 @@ def test_all_of_everything_is_there_also_what_cannot_run() -> None:
     assert any(reason and "no CPU offload" in reason for reason in reasons)
 
 
-def test_the_help_is_in_groups_and_says_what_may_be_a_list() -> None:
+def test_the_help_is_in_groups_and_says_defaults_and_what_may_be_a_list() -> None:
     @click.command(cls=SetupCommand)
-    @setup_options(lists=("strategy",), defaults={"strategy": "all"})
+    @setup_options(lists=("strategy",), defaults={"strategy": "all", "offload": "params"})
     def command(options: SetupOptions) -> int:
         return 0
 
     text = CliRunner().invoke(command, ["--help"], terminal_width=120).output
-    places = [
-        text.index(title) for title in ("Model:", "Hardware:", "Sharding:", "Training step:", "Wrapping:", "Options:")
-    ]
-    assert places == sorted(places)
-    assert " ".join(text.split()).count("Several by comma, or all. Default: all.") == 1
     assert max(map(len, text.splitlines())) <= 120
+    titles = ("Model:", "Hardware:", "Sharding:", "Training step:", "Wrapping:", "Options:")
+    assert (places := [text.index(title) for title in titles]) == sorted(places)
+    text = " ".join(text.split()).replace("- ", "-")
+    sequence = "Default: 4096, or all positions of a model that has fewer."
+    others = ("Default: adamw-foreach.", "Default: bf16-mixed.", "Default: params.", "size. Default: 100M.")
+    for said in ("Several by comma, or all. Default: all.", sequence, *others):
+        assert text.count(said) == 1, said
 
 
 def test_eight_gpus_a_node_are_assumed_and_said(capsys: pytest.CaptureFixture[str]) -> None:
