@@ -18,10 +18,11 @@ myst_heading_anchors = 4
 suppress_warnings = ["misc.highlighting_failure"]  # the outputs of commands are no language
 
 CONTENTS = {
-    "README": "questions guide validation catalog sweeps results clusters python troubleshooting"
+    "README": "questions guide reference/settings reference/adapters reference/compile reference/code"
+    " reference/rehearsals reference/words validation catalog sweeps results clusters python troubleshooting"
     " architecture recordings",
     "docs/guide": "guide/predict guide/max-size guide/plan guide/rehearse guide/compare guide/dry-run guide/sweep"
-    " guide/report guide/machine guide/catalogue guide/models guide/adapters guide/settings guide/compile guide/export",
+    " guide/report guide/machine guide/catalogue guide/models guide/export",
     "docs/validation": "validation/memory validation/recorded validation/allocator validation/published"
     " validation/rehearsed validation/time",
 }

@@ -76,52 +76,34 @@ if TYPE_CHECKING:
     from fsdp_bench.train.wrapping.wrap import fsdp as fsdp
 
 _HOMES = {
-    "catalog.loader": ("gpus", "models", "servers"),
-    "catalog.lookup": ("gpu", "model", "server"),
-    "plan.ask": ("estimate", "largest_model"),
-    "plan.prediction": ("Prediction",),
-    "plan.search.search": ("LargestModel",),
-    "plan.purchase.planner": ("Plan", "plan_training"),
-    "plan.compare.comparison": ("Comparison", "compare"),
-    "plan.rehearsal": ("Rehearsal",),
-    "plan.rehearse_command": ("rehearse_command",),
-    "rehearse.run": ("RehearsalError",),
-    "spec.errors": (
-        "FsdpBenchError",
-        "MachineError",
-        "ResultsError",
-        "SpecError",
-        "SweepFileError",
-        "UserError",
-        "WrapError",
-    ),
-    "spec.hardware": ("Hardware", "Gpu", "Server"),
-    "spec.model": ("Family", "ModelShape"),
-    "spec.calibration_profile": ("Profile", "read_profile"),
-    "spec.rank_report": ("Outcome",),
-    "spec.record": ("RunPlan", "TrialRecord"),
-    "spec.setup": (
-        "Api",
-        "BackwardPrefetch",
-        "Checkpointing",
-        "Loss",
-        "Offload",
-        "OptimizerKind",
-        "Precision",
-        "ShardingStrategy",
-        "TrainSetup",
-        "Wrap",
-    ),
-    "spec.subprocesses.dry_run": ("DryRunResult",),
-    "sweep.dry_run": ("DryRunError", "dry_run"),
-    "sweep.session": ("SweepResults",),
-    "sweep.start": ("sweep",),
-    "sweep.results.load": ("load_results",),
-    "train.wrapping.wrap": ("fsdp",),
+    "catalog.loader": "gpus models servers",
+    "catalog.lookup": "gpu model server",
+    "plan.ask": "estimate largest_model",
+    "plan.compare.comparison": "Comparison compare",
+    "plan.prediction": "Prediction",
+    "plan.purchase.planner": "Plan plan_training",
+    "plan.rehearsal": "Rehearsal",
+    "plan.rehearse_command": "rehearse_command",
+    "plan.search.search": "LargestModel",
+    "rehearse.run": "RehearsalError",
+    "spec.calibration_profile": "Profile read_profile",
+    "spec.errors": "FsdpBenchError MachineError ResultsError SpecError SweepFileError UserError WrapError",
+    "spec.hardware": "Gpu Hardware Server",
+    "spec.model": "Family ModelShape",
+    "spec.rank_report": "Outcome",
+    "spec.record": "RunPlan TrialRecord",
+    "spec.setup": "Api BackwardPrefetch Checkpointing Loss Offload OptimizerKind Precision ShardingStrategy TrainSetup"
+    " Wrap",
+    "spec.subprocesses.dry_run": "DryRunResult",
+    "sweep.dry_run": "DryRunError dry_run",
+    "sweep.results.load": "load_results",
+    "sweep.session": "SweepResults",
+    "sweep.start": "sweep",
+    "train.wrapping.wrap": "fsdp",
 }
 """The public names by the module that each comes from; the imports above say the same to type checkers."""
 
-_HOME_OF = {name: f"fsdp_bench.{home}" for home, names in _HOMES.items() for name in names}
+_HOME_OF = {name: f"fsdp_bench.{home}" for home, names in _HOMES.items() for name in names.split()}
 
 __all__ = ["__version__", *sorted(_HOME_OF)]  # pyright: ignore[reportUnsupportedDunderAll]
 

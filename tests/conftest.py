@@ -116,6 +116,13 @@ def run_command(
     return subprocess.CompletedProcess(arguments, code, output.getvalue(), errors.getvalue())
 
 
+def stdout_of(*words: object, code: int = 0, cwd: Path | None = None) -> str:
+    """Run fsdp-bench, which must end with an exit code; return what it printed."""
+    done = run_command(*words, cwd=cwd)
+    assert done.returncode == code, (done.stdout, done.stderr)
+    return done.stdout
+
+
 def json_of(*words: object, code: int = 0, cwd: Path | None = None, tells_progress: bool = False) -> Any:
     """Run fsdp-bench with --json; return its output, which must be one JSON document and nothing else."""
     done = run_command(*words, "--json", cwd=cwd)

@@ -142,46 +142,28 @@ def test_a_plan_has_the_fewest_nodes_that_fit(where: str, size: str, setting: di
 
 HUGGING_FACE: dict[str, Any] = {"model": "gpt2", "code": "huggingface", "gpu_memory": "6GiB"}
 """A question about Hugging Face's code."""
-TRAINER = [
-    pytest.param({"server": "g5.48xlarge"}, {}, {"api": "fsdp2", "strategy": "FULL_SHARD"}, "--api fsdp1", id="fsdp2"),
-    pytest.param(
-        {"server": "g5.48xlarge"}, {"api": "fsdp1"}, {"api": "fsdp1"}, None, id="fsdp1 stated", marks=pytest.mark.slow
-    ),
-    pytest.param(
-        {"server": "g5.48xlarge"},
-        {"accumulate": 4},
-        {"gradient_accumulation_steps": 4, "sync_every_micro_batch": False},
-        "--sync-every-micro-batch",
-        id="no synchronization before the last micro-batch",
-    ),
-    pytest.param(
-        {"server": "g5.48xlarge"},
-        {"accumulate": 4, "sync_every_micro_batch": "on", "api": "fsdp1"},
-        {"gradient_accumulation_steps": 4, "sync_every_micro_batch": True},
-        None,
-        id="synchronization stated",
-        marks=pytest.mark.slow,
-    ),
-    pytest.param(
-        {"server": "g5.48xlarge", "gpus_per_node": 1},
-        {},
-        {"api": "fsdp2", "strategy": "NO_SHARD"},
-        "--strategy FULL_SHARD",
-        id="one GPU without FSDP",
-    ),
-    pytest.param(
-        {"server": "g5.48xlarge", "gpus_per_node": 1},
-        {"strategy": "FULL_SHARD", "api": "fsdp1"},
-        {"api": "fsdp1", "strategy": "FULL_SHARD"},
-        None,
-        id="FSDP on one GPU stated",
-        marks=pytest.mark.slow,
-    ),
+NODE, ALONE = {"server": "g5.48xlarge"}, {"server": "g5.48xlarge", "gpus_per_node": 1}
+FSDP1 = {"api": "fsdp1"}
+LAST_ONLY, EVERY = (
+    {"gradient_accumulation_steps": 4, "sync_every_micro_batch": is_every} for is_every in (False, True)
+)
+TRAINER: list[Any] = [
+    (NODE, {}, {"api": "fsdp2", "strategy": "FULL_SHARD"}, "--api fsdp1"),
+    (NODE, {"accumulate": 4}, LAST_ONLY, "--sync-every-micro-batch"),
+    (ALONE, {}, {"api": "fsdp2", "strategy": "NO_SHARD"}, "--strategy FULL_SHARD"),
+]
+STATED: list[Any] = [
+    (NODE, FSDP1, FSDP1, None),
+    (NODE, {"accumulate": 4, "sync_every_micro_batch": "on", **FSDP1}, EVERY, None),
+    (ALONE, {"strategy": "FULL_SHARD", **FSDP1}, {"strategy": "FULL_SHARD", **FSDP1}, None),
 ]
 """Where, what the user states, the setup that is meant, and the option that the assumption names."""
 
 
-@pytest.mark.parametrize(("where", "stated", "meant", "opposite"), TRAINER)
+@pytest.mark.parametrize(
+    ("where", "stated", "meant", "opposite"),
+    [*TRAINER, *(pytest.param(*row, marks=pytest.mark.slow) for row in STATED)],
+)
 def test_hugging_faces_code_is_trained_as_the_trainer_trains_it_in_every_answer(
     where: dict[str, Any], stated: dict[str, Any], meant: dict[str, Any], opposite: str | None
 ) -> None:

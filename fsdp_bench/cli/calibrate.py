@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import sys
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 import click
 
+from fsdp_bench.cli.common.printing import print_json, progress_bar
 from fsdp_bench.report.terminal import describe, new_console, print_lines
 from fsdp_bench.spec.calibration_profile import Profile, write_profile
-from fsdp_bench.spec.codec import to_json
-from fsdp_bench.spec.errors import ExitCode, SpecError, shown
+from fsdp_bench.spec.errors import SpecError, shown
 
 
 @click.command("calibrate")
@@ -27,7 +27,7 @@ from fsdp_bench.spec.errors import ExitCode, SpecError, shown
     help="Numbers of ranks that measure at once; by default every GPU, or 2 and 4 on a CPU.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the calibration as one JSON document, too.")
-def command(out: Path | None, ranks: str | None, as_json: bool) -> int:
+def command(out: Path | None, ranks: str | None, as_json: bool) -> None:
     """Measure this machine: matrix products, attention, memory, copies, optimizers, collectives; 3 minutes at most.
 
     Nothing else should run meanwhile. Predictions then use the file instead of datasheets.
@@ -36,7 +36,6 @@ def command(out: Path | None, ranks: str | None, as_json: bool) -> int:
     fsdp-bench calibrate --out mine.toml
     fsdp-bench predict --params 8B --server p5.48xlarge --calibration mine.toml
     """
-    from fsdp_bench.cli.common.sweeping import progress_bar
     from fsdp_bench.sweep.calibration import PARTS, calibrate, rank_counts
     from fsdp_bench.sweep.machine import probe_machine
     from fsdp_bench.sweep.session import require_torch
@@ -56,10 +55,9 @@ def command(out: Path | None, ranks: str | None, as_json: bool) -> int:
         profile = calibrate(machine, counts, say)
     write_profile(profile, path)
     if as_json:
-        sys.stdout.write(to_json(profile).decode())
+        print_json(profile)
     else:
         print_lines(_summary(profile, path))
-    return ExitCode.DONE
 
 
 def _check_writable(path: Path) -> None:
@@ -73,14 +71,12 @@ def _check_writable(path: Path) -> None:
 
 
 def _counts(text: str, num_gpus: int) -> tuple[int, ...]:
-    allowed = f"numbers from 1 to {num_gpus or 64} with commas between them"
-    try:
-        counts = tuple(int(word) for word in text.split(","))
-    except ValueError:
-        raise SpecError(f"ranks: {shown(text)} is not allowed; {allowed}") from None
-    if any(not 1 <= count <= (num_gpus or 64) for count in counts):
-        raise SpecError(f"ranks: {shown(text)} is not allowed; {allowed}")
-    return counts
+    most = num_gpus or 64
+    with suppress(ValueError):
+        counts = tuple(map(int, text.split(",")))
+        if all(1 <= count <= most for count in counts):
+            return counts
+    raise SpecError(f"ranks: {shown(text)} is not allowed; numbers from 1 to {most} with commas between them")
 
 
 def _summary(profile: Profile, path: Path) -> str:

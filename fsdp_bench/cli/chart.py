@@ -6,16 +6,16 @@ from pathlib import Path
 
 import click
 
-from fsdp_bench.cli.common.sweeping import read_all_but_broken
+from fsdp_bench.cli.common.printing import read_all_but_broken
 from fsdp_bench.report.terminal import print_line
-from fsdp_bench.spec.errors import ExitCode, ResultsError
+from fsdp_bench.spec.errors import ResultsError
 from fsdp_bench.sweep.results.load import machine_description, read_frontier_of, sweep_folders
 
 
 @click.command("chart")
 @click.argument("results", type=click.Path(path_type=Path))
 @click.option("--out", type=click.Path(path_type=Path), help="Folder for the charts; by default the sweep's own.")
-def command(results: Path, out: Path | None) -> int:
+def command(results: Path, out: Path | None) -> None:
     """Draw the charts of the sweep in RESULTS: results/MACHINE/SWEEP, or a folder above it that holds no other sweep.
 
     \b
@@ -42,4 +42,3 @@ def command(results: Path, out: Path | None) -> int:
         print_line(path)
     if not paths:
         raise ResultsError(f"{results}: no trial here ended ok, so there is nothing to draw")
-    return ExitCode.DONE

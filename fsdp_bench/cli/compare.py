@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,28 +10,20 @@ import click
 
 from fsdp_bench.cli.common.assumptions import AssumptionOptions, assumption_options, read_questions
 from fsdp_bench.cli.common.options import SetupCommand, SetupOptions, setup_options
+from fsdp_bench.cli.common.printing import print_json, print_text
 from fsdp_bench.plan.compare.comparison import Comparison, document
 from fsdp_bench.plan.compare.reasons import reasons
 from fsdp_bench.plan.compare.side import Side, read_side
 from fsdp_bench.plan.prediction import answer
 from fsdp_bench.plan.question import Question
-from fsdp_bench.report.terminal import print_answer, print_lines
-from fsdp_bench.report.text.compare import answer as answer_text
-from fsdp_bench.report.text.compare import comparison_text
-from fsdp_bench.spec.codec import to_json
-from fsdp_bench.spec.errors import ExitCode, SpecError, shown
+from fsdp_bench.report.text import compare as text
+from fsdp_bench.spec.errors import SpecError, shown
 
 
-class _Command(click.Command):
-    """A command that takes the options of setups as words: each setup is read with them and its own."""
-
-    ignore_unknown_options = True
-
-
-@click.command("compare", cls=_Command)
+@click.command("compare", context_settings={"ignore_unknown_options": True})
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document: bytes and seconds, B less A.")
 @click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="A B [OPTIONS OF BOTH]")
-def command(words: Sequence[str], as_json: bool) -> int:
+def command(words: Sequence[str], as_json: bool) -> None:
     """Say which bytes and which milliseconds differ between A and B, and why.
 
     A and B are files or setups. A file is a JSON document of predict or dry-run (FILE#2: the second of several), or
@@ -57,17 +48,14 @@ def command(words: Sequence[str], as_json: bool) -> int:
     if all(are_files) and common:
         raise SpecError(f"compare: {shown(common[0])} goes with a setup, and A and B are files; leave it out")
     sides = [
-        _of_file(word) if is_file else _of_setup(word, common, name)
+        read_side(Path(word), word) if is_file else _of_setup(word, common, name)
         for name, word, is_file in zip(("A", "B"), (a, b), are_files, strict=True)
     ]
     found = Comparison(*sides)
     if as_json:
-        sys.stdout.write(to_json(document(found, answer_text(found), reasons(found))).decode())
-        return ExitCode.DONE
-    first, *lines = comparison_text(found).split("\n")
-    print_answer(first, None)
-    print_lines("\n".join(lines))
-    return ExitCode.DONE
+        print_json(document(found, text.answer(found), reasons(found)))
+    else:
+        print_text(text.comparison_text(found))
 
 
 def _is_file(word: str) -> bool:
@@ -75,25 +63,21 @@ def _is_file(word: str) -> bool:
     return bool(word.strip()) and not word.strip().startswith("-")
 
 
-def _of_file(word: str) -> Side:
-    return read_side(Path(word), word)
-
-
-def _of_setup(text: str, common: Sequence[str], name: str) -> Side:
+def _of_setup(quoted: str, common: Sequence[str], name: str) -> Side:
     """Predict the setup of options in quotes and the options of both; what is in quotes counts, where both say it."""
     try:
-        own = shlex.split(text)
+        own = shlex.split(quoted)
     except ValueError as error:
-        raise SpecError(f"{name}: {shown(text)} cannot be read as options: {error}") from None
+        raise SpecError(f"{name}: {shown(quoted)} cannot be read as options: {error}") from None
     question: Question = _setup.main([*common, *own], "fsdp-bench compare", standalone_mode=False)
     if question.impossible:
         raise SpecError(f"{name}: {question.impossible}")
-    return read_side(answer(question), text.strip() or "the options of both")
+    return read_side(answer(question), quoted.strip() or "the options of both")
 
 
 @click.command(cls=SetupCommand, add_help_option=False)
 @setup_options()
-@assumption_options
+@assumption_options()
 def _setup(options: SetupOptions, assumed: AssumptionOptions) -> Question:
     """Return the question of one setup."""
     (question,) = read_questions(options, assumed)

@@ -7,11 +7,12 @@ from pathlib import Path
 
 import click
 
+from fsdp_bench.cli.common.options import FILE
+from fsdp_bench.cli.common.printing import print_json
 from fsdp_bench.report.terminal import print_line
 from fsdp_bench.report.text.catalog_entry import catalog_entry
 from fsdp_bench.spec.calibration_profile import read_profile
-from fsdp_bench.spec.codec import to_json
-from fsdp_bench.spec.errors import ExitCode, SpecError
+from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.units import format_gib
 from fsdp_bench.sweep.diagnosis import Diagnosis, diagnose, own_server
 from fsdp_bench.sweep.gpu_links import probe_links
@@ -20,14 +21,9 @@ from fsdp_bench.sweep.machine import probe_machine
 
 @click.command("doctor")
 @click.option("--as-catalog", is_flag=True, help="Print this machine as entries of a file for --catalog (TOML).")
-@click.option(
-    "--calibration",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="With --as-catalog: add what `calibrate` measured here.",
-)
+@click.option("--calibration", type=FILE, metavar="FILE", help="With --as-catalog: add what `calibrate` measured here.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
-def command(as_catalog: bool, calibration: Path | None, as_json: bool) -> int:
+def command(as_catalog: bool, calibration: Path | None, as_json: bool) -> None:
     """Show this machine's hardware, and what a sweep will use of it.
 
     \b
@@ -42,17 +38,12 @@ def command(as_catalog: bool, calibration: Path | None, as_json: bool) -> int:
     diagnosis = diagnose(probe_machine())
     if as_catalog:
         sys.stdout.write(catalog_entry(*own_server(diagnosis, probe_links(), profile)))
-        return ExitCode.DONE
-    if as_json:
-        sys.stdout.write(to_json(diagnosis).decode())
-        return ExitCode.DONE
-    for name, value in _facts(diagnosis):
-        print_line(f"{name:<18}{value}")
-    for line in diagnosis.will:
-        print_line(f"{'a sweep will':<18}{line}")
-    for line in diagnosis.warnings:
-        print_line(f"{'warning':<18}{line}")
-    return ExitCode.DONE
+    elif as_json:
+        print_json(diagnosis)
+    else:
+        lines = [("a sweep will", line) for line in diagnosis.will] + [("warning", line) for line in diagnosis.warnings]
+        for name, value in _facts(diagnosis) + lines:
+            print_line(f"{name:<18}{value}")
 
 
 def _facts(diagnosis: Diagnosis) -> list[tuple[str, str]]:

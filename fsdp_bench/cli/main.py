@@ -15,7 +15,7 @@ from typing import Any, NoReturn, TextIO
 
 import click
 
-from fsdp_bench.cli.common.interrupts import INTERRUPTED, forgiving_streams, raised_once
+from fsdp_bench.cli.common.interrupts import INTERRUPTED, drop, forgiving_streams, raised_once
 from fsdp_bench.spec.errors import ExitCode, FsdpBenchError, nearest, shortened, shown
 from fsdp_bench.version import __version__
 
@@ -229,10 +229,7 @@ def _flush(stream: TextIO | Any) -> str | None:
         if stream is not None:
             stream.flush()
     except (OSError, ValueError) as error:
-        with suppress(OSError, ValueError):
-            null = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(null, stream.fileno())
-            os.close(null)
+        drop(stream)
         return None if isinstance(error, ValueError) else getattr(error, "strerror", str(error))
     return None
 

@@ -2,35 +2,33 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from math import inf
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 from msgspec.structs import replace as struct_replace
 
 from fsdp_bench.catalog.lookup import place_names
+from fsdp_bench.cli.common.assumptions import AssumptionOptions, assumption_options
 from fsdp_bench.cli.common.options import (
+    FILE,
     SETUP_LISTS,
     SetupCommand,
     SetupOptions,
-    calibration_option,
     given_options,
-    headroom_option,
     setup_options,
 )
 from fsdp_bench.cli.common.printing import (
+    Table,
     check_chart,
-    check_csv,
-    read_table,
+    print_json,
+    print_text,
     save_chart,
     show_progress,
     table_options,
-    write_csv,
 )
 from fsdp_bench.cli.common.setups import (
     Reading,
@@ -45,26 +43,16 @@ from fsdp_bench.plan.headroom import sized, stated_headroom
 from fsdp_bench.plan.max_size import HardwareResult, document_of, max_sizes, title_of
 from fsdp_bench.plan.search.fit import FitCheck
 from fsdp_bench.plan.search.quantity import LONGEST_SEQUENCE, OF_ONE_MODEL, Quantity, gpu_counts, size_ladder
-from fsdp_bench.plan.table import MAX_SIZE_COLUMNS, TableOptions
+from fsdp_bench.plan.table import MAX_SIZE_COLUMNS
 from fsdp_bench.replay.host_memory import Build
-from fsdp_bench.report.terminal import print_answer, print_line, print_lines
-from fsdp_bench.spec.calibration_profile import read_profile
-from fsdp_bench.spec.codec import to_json
+from fsdp_bench.report.terminal import print_line
 from fsdp_bench.spec.errors import ExitCode, SpecError
 from fsdp_bench.spec.hardware import Hardware
 from fsdp_bench.spec.model import Family
 from fsdp_bench.spec.setup import PLANNED, TrainSetup
 
-if TYPE_CHECKING:
-    from fsdp_bench.report.charts.max_size_rows import Arrangement
+DEFAULTS = {"strategy": "all", "offload": "none", "checkpointing": "none,full"}
 
-DEFAULTS = {
-    "strategy": "all",
-    "offload": "none",
-    "checkpointing": "none,full",
-}
-
-QUANTITIES = ("params", "num_hidden_layers", "micro_batch_size", "sequence_length", "gpus")
 _CONTRADICTED = {
     "params": ("model", "hf_config", "recorded", "params"),
     "num_hidden_layers": (),
@@ -72,7 +60,7 @@ _CONTRADICTED = {
     "sequence_length": ("seq",),
     "gpus": ("nodes", "gpus_per_node", "world_size"),
 }
-"""Options that contradict ``--of QUANTITY``, by quantity."""
+"""The quantities of ``--of``, each with the options that contradict it."""
 
 _COMPILED = "; the first time, the allocator's rules are compiled for some seconds"
 
@@ -93,41 +81,24 @@ Known = Callable[[Hardware | None], Hardware]
     "quantity",
     default="params",
     show_default=True,
-    type=click.Choice(QUANTITIES),
+    type=click.Choice(list(_CONTRADICTED)),
     help="What to look for: the largest model by parameters or layers, the largest batch, the longest sequence, or the"
     " fewest GPUs.",
 )
-@click.option("--gpu-memory", metavar="24GiB", help="GPU memory that a process can use, instead of the catalogue's.")
-@headroom_option
-@click.option(
-    "--load",
-    default=Build.META.value,
-    show_default=True,
-    type=click.Choice([build.value for build in Build]),
-    help="Where parameters are initialized before sharding: on meta, on rank 0's host memory, or on every rank's.",
-)
-@calibration_option
+@assumption_options(without=("kernels", "cuda"))
 @click.option("--time/--no-time", default=None, help="Also predict step time (default: up to 30 configurations).")
-@click.option("--expandable-segments", is_flag=True, help="PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True.")
-@click.option("--chart", type=click.Path(path_type=Path), metavar="FILE.png", help="Draw bars by strategy; .svg too.")
-@table_options
+@click.option("--chart", type=FILE, metavar="FILE.png", help="Draw bars by strategy; .svg too.")
+@table_options(MAX_SIZE_COLUMNS)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document: bytes and counts.")
 def command(
     options: SetupOptions,
     server: tuple[str, ...],
     gpu: tuple[str, ...],
     quantity: str,
-    gpu_memory: str | None,
-    headroom: str | None,
-    load: str,
-    calibration: Path | None,
+    assumed: AssumptionOptions,
     time: bool | None,
-    expandable_segments: bool,
     chart: Path | None,
-    sort: str | None,
-    only_fits: bool,
-    columns: str | None,
-    csv: Path | None,
+    table: Table,
     as_json: bool,
 ) -> int:
     """Find the largest model that fits a server, for each strategy, precision, offload and checkpointing mode.
@@ -143,36 +114,38 @@ def command(
 
     Exit codes: 0 something fits or that is unknown, 3 nothing fits under any setting, 2 bad input.
     """
-    table = read_table(MAX_SIZE_COLUMNS, sort, columns, only_fits, csv, as_json)
-    check_csv(csv)
     if chart is not None:
         check_chart(chart)
-    profile = read_profile(calibration) if calibration else None
-    targets = _targets(options, server, gpu, quantity, partial(sized, gpu_memory=gpu_memory, profile=profile))
-    arrangement = None
+    to_known = partial(sized, gpu_memory=assumed.gpu_memory, profile=assumed.profile)
+    targets = _targets(options, server, gpu, quantity, to_known)
     if chart is not None:
-        from fsdp_bench.report.charts.max_size_rows import arrange
+        from fsdp_bench.report.charts.max_size_rows import arrange, max_size_slide
 
         arrangement = arrange([(title_of(hardware, quantities[0]), quantities) for hardware, quantities in targets])
-    show = _show_progress if sys.stderr.isatty() else _show_nothing
-    show(0, sum(len(quantities) for _, quantities in targets))
-    kept = [stated_headroom(headroom, hardware) for hardware, _ in targets]
+    show_progress(0, sum(len(quantities) for _, quantities in targets), _COMPILED)
+    kept = [stated_headroom(assumed.headroom, hardware) for hardware, _ in targets]
     check = FitCheck(
-        build=Build(load), expandable_segments=expandable_segments, headroom_bytes=kept[0], profile=profile
+        build=Build(assumed.load),
+        expandable_segments=assumed.expandable_segments,
+        headroom_bytes=kept[0],
+        profile=assumed.profile,
     )
-    found = max_sizes(targets, check, show, time)
+    found = max_sizes(targets, check, show_progress, time)
     if quantity == "gpus" and server:
         found = [_with_fewest(one, options, kept[0]) for one in found]
     cells = [cell for one in found for cell in one.cells]
     if all(cell.impossible for cell in cells):
         raise SpecError(cells[0].impossible)
-    if chart is not None and arrangement is not None:
-        _draw(found, arrangement, chart)
-    if csv is not None:
+    if chart is not None:
+        if any(cell.fits_value is not None for cell in cells):
+            save_chart(max_size_slide(found, arrangement), chart)
+        else:
+            print_line("no picture: there is no bar to draw", error=True)
+    if table.csv is not None:
         from fsdp_bench.report.text.max_size import all_rows
 
-        write_csv(csv, MAX_SIZE_COLUMNS, all_rows(found, table))
-    return _print(found, table, as_json, is_silent=str(csv) == "-")
+        table.write(all_rows(found, table.options))
+    return _print(found, table, as_json)
 
 
 def _with_fewest(result: HardwareResult, options: SetupOptions, headroom_bytes: int | None) -> HardwareResult:
@@ -196,38 +169,16 @@ def _with_fewest(result: HardwareResult, options: SetupOptions, headroom_bytes: 
     return replace(result, on_fewest=found)
 
 
-def _show_progress(done: int, total: int) -> None:
-    """Show the progress of the search on one line of the terminal; erase the line at the end."""
-    show_progress(done, total, "settings", "" if done else _COMPILED)
-
-
-def _show_nothing(_done: int, _total: int) -> None:
-    """Show no progress, because standard error is not a terminal."""
-
-
-def _draw(results: Sequence[HardwareResult], arrangement: Arrangement, path: Path) -> None:
-    from fsdp_bench.report.charts.max_size_rows import max_size_slide
-
-    if any(cell.fits_value is not None for one in results for cell in one.cells):
-        save_chart(max_size_slide(results, arrangement), path)
-    else:
-        print_line("no picture: there is no bar to draw", error=True)
-
-
-def _print(results: Sequence[HardwareResult], table: TableOptions, as_json: bool, is_silent: bool) -> int:
+def _print(results: Sequence[HardwareResult], table: Table, as_json: bool) -> int:
     from fsdp_bench.plan.max_size import nothing_fits, nothing_fits_document
-    from fsdp_bench.report.text.max_size import nothing_fits_sentence
+    from fsdp_bench.report.text.max_size import nothing_fits_sentence, report
 
     failure = None if any(one.on_fewest for one in results) else nothing_fits(results)
     if as_json:
         failed = {"nothing_fits": nothing_fits_document(failure, nothing_fits_sentence(failure)) if failure else None}
-        sys.stdout.write(to_json({**document_of(results), **failed}).decode())
-    elif not is_silent:
-        from fsdp_bench.report.text.max_size import report
-
-        first, *rest = report(results, failure, table).split("\n")
-        print_answer(first, "red" if failure else None)
-        print_lines("\n".join(rest))
+        print_json({**document_of(results), **failed})
+    elif not table.is_all_output:
+        print_text(report(results, failure, table.options), "red" if failure else None)
     return ExitCode.DOES_NOT_FIT if failure else ExitCode.DONE
 
 
@@ -240,13 +191,9 @@ def _targets(
     if not servers and not gpus:
         raise SpecError("no GPU is named; --server NAME or --gpu NAME")
     _refuse_contradictions(options, quantity)
-    named = [replace(options, server=name) for name in _names(servers)]
-    named += [replace(options, gpu=name) for name in _names(gpus)]
+    names = dict.fromkeys(name.strip() for word in servers or gpus for name in word.split(","))
+    named = [options.with_values({"server" if servers else "gpu": name}) for name in names]
     return [target for one in named for target in _targets_on(one, quantity, to_known)]
-
-
-def _names(words: Sequence[str]) -> list[str]:
-    return list(dict.fromkeys(name.strip() for word in words for name in word.split(",")))
 
 
 def _refuse_contradictions(options: SetupOptions, quantity: str) -> None:
@@ -257,7 +204,7 @@ def _refuse_contradictions(options: SetupOptions, quantity: str) -> None:
             f"--{adapters[0]}: adapters go into one model; name it with --model, and what to look for: --of"
         )
     if given and quantity == "params":
-        allowed = ", ".join(QUANTITIES[1:])
+        allowed = ", ".join(list(_CONTRADICTED)[1:])
         raise SpecError(f"--{given[0].replace('_', '-')} names one model; say what to look for: --of {allowed}")
     if given:
         raise SpecError(f"--{given[0].replace('_', '-')} is what --of {quantity} looks for; leave one out")

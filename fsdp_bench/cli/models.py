@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +10,10 @@ import click
 from fsdp_bench.catalog.architectures import is_recorded
 from fsdp_bench.catalog.loader import load_user_catalog
 from fsdp_bench.catalog.model_entry import ModelEntry
-from fsdp_bench.cli.common.printing import Fact, known, print_facts, source_facts
+from fsdp_bench.cli.common.printing import Fact, known, print_facts, print_json, source_facts
 from fsdp_bench.report.terminal import print_lines
 from fsdp_bench.report.text.common import UNKNOWN
-from fsdp_bench.spec.codec import to_builtins, to_json
-from fsdp_bench.spec.errors import ExitCode
+from fsdp_bench.spec.codec import to_builtins
 from fsdp_bench.spec.units import format_count
 
 
@@ -23,7 +21,7 @@ from fsdp_bench.spec.units import format_count
 @click.argument("name", required=False)
 @click.option("--catalog", "file", type=click.Path(path_type=Path), help="A TOML file that adds entries or overrides.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
-def command(name: str | None, file: Path | None, as_json: bool) -> int:
+def command(name: str | None, file: Path | None, as_json: bool) -> None:
     """Print the catalogue's models, or with a NAME one of them with its source and exact parameter count.
 
     \b
@@ -34,7 +32,7 @@ def command(name: str | None, file: Path | None, as_json: bool) -> int:
     entries = catalog.models() if name is None else (catalog.model(name),)
     if as_json:
         document = [_document(entry) for entry in entries]
-        sys.stdout.write(to_json({"models": document} if name is None else document[0]).decode())
+        print_json({"models": document} if name is None else document[0])
     elif name is None:
         from fsdp_bench.report.table import table_columns, table_lines
 
@@ -44,7 +42,6 @@ def command(name: str | None, file: Path | None, as_json: bool) -> int:
         print_lines("\n".join(table_lines(table)))
     else:
         print_facts(_facts(entries[0]))
-    return ExitCode.DONE
 
 
 def _document(entry: ModelEntry) -> dict[str, Any]:

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import click
 
 from fsdp_bench.catalog.loader import load_user_catalog
-from fsdp_bench.cli.common.exports import Exporter, export_options, read_export_options
-from fsdp_bench.cli.common.options import SetupCommand, SetupOptions, headroom_option, setup_options
+from fsdp_bench.cli.common.assumptions import headroom_option
+from fsdp_bench.cli.common.exports import Export, export_options
+from fsdp_bench.cli.common.options import SetupCommand, SetupOptions, setup_options
+from fsdp_bench.cli.common.printing import print_json, print_text
 from fsdp_bench.cli.common.setups import read_choices, read_model, read_other_code
 from fsdp_bench.plan.purchase.beyond import MOST_NODES
 from fsdp_bench.plan.purchase.document import document
 from fsdp_bench.plan.purchase.goal import Goal, parse_duration, parse_money, parse_tokens
 from fsdp_bench.plan.purchase.planner import NODES, kinds_of, plan
-from fsdp_bench.report.terminal import new_console, print_answer, print_lines
-from fsdp_bench.spec.codec import to_builtins, to_json
+from fsdp_bench.report.terminal import new_console
+from fsdp_bench.spec.codec import to_builtins
 from fsdp_bench.spec.errors import ExitCode, SpecError, shown
 from fsdp_bench.spec.price import Tariff, parse_price
 from fsdp_bench.spec.setup import OPTIONS, PLANNED
@@ -58,8 +57,7 @@ def command(
     price: str | None,
     tariff: str | None,
     headroom: str | None,
-    export: tuple[str, ...],
-    export_dir: Path | None,
+    export: Export | None,
     as_json: bool,
 ) -> int:
     """Find which servers, how many and which setting train a model: how long it takes, and at what price.
@@ -74,8 +72,6 @@ def command(
 
     Exit codes: 0 there is a plan, 3 nothing fits or meets the deadline and the budget, 2 bad input.
     """
-    asked = read_export_options(export, export_dir)
-    exporter = Exporter(asked, options) if asked else None
     if price is not None and tariff is not None:
         raise SpecError("price: is stated for all servers; --tariff chooses among the catalogue's prices; keep one")
     catalog = load_user_catalog(options.catalog)
@@ -98,20 +94,19 @@ def command(
     kinds = kinds_of(catalog, [word for name in server for word in name.split(",")])
     with new_console(error=True).status("searching") as status:
         found = plan(goal, kinds, counts, lambda what: status.update(f"searching {what}"))
+    winner = found.picked.winner
     if as_json:
-        exports = {} if exporter is None else exporter.document(found.picked.winner)
-        sys.stdout.write(to_json({**to_builtins(document(found)), **exports}).decode())
+        exports = {} if export is None else export.document(winner, options)
+        print_json({**to_builtins(document(found)), **exports})
         if "error" in exports:
             return ExitCode.BAD_INPUT
     else:
         from fsdp_bench.report.text.plan import plan_text
 
-        first, *lines = plan_text(document(found, with_step=False)).split("\n")
-        print_answer(first, "green" if found.picked.winner is not None else "red")
-        print_lines("\n".join(lines))
-        if exporter is not None:
-            exporter.print(found.picked.winner)
-    return ExitCode.DONE if found.picked.winner is not None else ExitCode.DOES_NOT_FIT
+        print_text(plan_text(document(found, with_step=False)), "red" if winner is None else "green")
+        if export is not None:
+            export.print(winner, options)
+    return ExitCode.DOES_NOT_FIT if winner is None else ExitCode.DONE
 
 
 def parse_nodes(text: str) -> list[int]:

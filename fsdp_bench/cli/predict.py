@@ -2,71 +2,58 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from fsdp_bench.cli.common.assumptions import AssumptionOptions, assumption_options, read_questions
-from fsdp_bench.cli.common.exports import Exporter, export_options, read_export_options
-from fsdp_bench.cli.common.options import (
-    EVERY_OPTION,
-    SetupCommand,
-    SetupOptions,
-    setup_options,
-)
+from fsdp_bench.cli.common.exports import Export, export_options
+from fsdp_bench.cli.common.options import EVERY_OPTION, FILE, SetupCommand, SetupOptions, setup_options
 from fsdp_bench.cli.common.printing import (
+    COLOURS,
+    Table,
     check_chart,
-    check_csv,
-    progress_line,
-    read_table,
-    refuse_unlike,
+    print_json,
+    print_text,
     save_chart,
+    show_progress,
     table_options,
-    write_csv,
 )
 from fsdp_bench.plan.document import encoded
 from fsdp_bench.plan.prediction import Prediction, answers
 from fsdp_bench.plan.question import Question
-from fsdp_bench.plan.table import PREDICTION_COLUMNS, TableOptions
-from fsdp_bench.report.terminal import print_answer, print_lines
-from fsdp_bench.spec.codec import to_json
+from fsdp_bench.plan.table import PREDICTION_COLUMNS
 from fsdp_bench.spec.errors import ExitCode, SpecError
 
 if TYPE_CHECKING:
     from fsdp_bench.report.charts.description import Slide
 
-_FILE = click.Path(path_type=Path)
+
+_FEW = 20
+"""Up to so many predictions are shown without progress: they take a second or two."""
 
 
 @click.command("predict", cls=SetupCommand)
 @setup_options(lists=EVERY_OPTION)
-@assumption_options
-@click.option("--chart", type=_FILE, metavar="FILE.png", help="Draw memory over the step; .svg too.")
-@click.option("--step-chart", type=_FILE, metavar="FILE.png", help="Draw what runs when in the step, stream by stream.")
-@click.option("--trade-off", type=_FILE, metavar="FILE.png", help="Draw memory against speed, one point per setup.")
+@assumption_options()
+@click.option("--chart", type=FILE, metavar="FILE.png", help="Draw memory over the step; .svg too.")
+@click.option("--step-chart", type=FILE, metavar="FILE.png", help="Draw what runs when in the step, stream by stream.")
+@click.option("--trade-off", type=FILE, metavar="FILE.png", help="Draw memory against speed, one point per setup.")
 @click.option(
-    "--scaling", type=_FILE, metavar="FILE.png", help="Draw speed over the number of nodes, up to --nodes (64)."
+    "--scaling", type=FILE, metavar="FILE.png", help="Draw speed over the number of nodes, up to --nodes (64)."
 )
-@table_options
+@table_options(PREDICTION_COLUMNS)
 @export_options
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document: bytes and seconds.")
 def command(
     options: SetupOptions,
     assumed: AssumptionOptions,
-    chart: Path | None,
-    step_chart: Path | None,
-    trade_off: Path | None,
-    scaling: Path | None,
-    sort: str | None,
-    only_fits: bool,
-    columns: str | None,
-    csv: Path | None,
-    export: tuple[str, ...],
-    export_dir: Path | None,
+    table: Table,
+    export: Export | None,
     as_json: bool,
+    **charts: Path | None,
 ) -> int:
     """Predict memory, time and fit of a setup, with the breakdown at the peak.
 
@@ -81,66 +68,55 @@ def command(
 
     Exit codes: 0 it fits or that is unknown, 3 it does not fit (of several: none fits), 2 bad input.
     """
-    table = read_table(PREDICTION_COLUMNS, sort, columns, only_fits, csv, as_json)
-    asked = read_export_options(export, export_dir)
     questions = read_questions(options, assumed)
-    if asked is not None and len(questions) > 1:
-        raise SpecError(f"export: of one setup, not of {len(questions)}; give each option one value")
-    if len(questions) == 1 and table.is_given and csv is None:
-        raise SpecError("--sort, --only-fits and --columns are of a table of several setups; one was given")
-    if asked is not None and str(csv) == "-":
-        raise SpecError("csv: - prints nothing but the table; with --export name a file")
-    possible = [question for question in questions if not question.impossible]
-    if not possible:
-        raise SpecError(questions[0].impossible)
-    for path in (chart, step_chart, trade_off, scaling):
-        if path is not None:
-            check_chart(path)
-    check_csv(csv)
-    predictions = list(answers(possible, progress_line("setups", len(possible))))
-    refused = [question for question in questions if question.impossible]
-    for path, slide in _slides(predictions, refused, chart, step_chart, trade_off, scaling):
-        save_chart(slide, path)
-    if csv is not None:
+    _refuse_contradictions(questions, table, export)
+    possible, refused = [q for q in questions if not q.impossible], [q for q in questions if q.impossible]
+    files = {name: path for name, path in charts.items() if path is not None}
+    for path in files.values():
+        check_chart(path)
+    total = len(possible)
+    predictions = list(answers(possible, lambda done: show_progress(done, total) if total > _FEW else None))
+    for name, slide in _slides(predictions, refused, files).items():
+        save_chart(slide, files[name])
+    if table.csv is not None:
         from fsdp_bench.report.text.prediction_table import arranged
 
-        write_csv(csv, PREDICTION_COLUMNS, [row for _, row in arranged(predictions, refused, table)])
-    exporter = Exporter(asked, options) if asked else None
-    if str(csv) != "-" and not _print(predictions, questions, table, exporter, as_json):
+        table.write([row for _, row in arranged(predictions, refused, table.options)])
+    exported = {}
+    if as_json and not table.is_all_output:
+        exported = {} if export is None else export.document(predictions[0], options)
+        print_json({**_document(predictions, questions), **exported})
+    elif not table.is_all_output:
+        _print(predictions, refused, table)
+        if export is not None:
+            export.print(predictions[0], options)
+    if "error" in exported:
         return ExitCode.BAD_INPUT
     nothing_fits = all(prediction.fits is False for prediction in predictions)
     return ExitCode.DOES_NOT_FIT if nothing_fits else ExitCode.DONE
 
 
-def _print(
-    predictions: Sequence[Prediction],
-    questions: Sequence[Question],
-    table: TableOptions,
-    exporter: Exporter | None,
-    as_json: bool,
-) -> bool:
-    """Print the answers, and return whether all was exported that was to be."""
-    if as_json:
-        exports = {} if exporter is None else exporter.document(predictions[0])
-        sys.stdout.write(to_json({**_document(predictions, questions), **exports}).decode())
-        return "error" not in exports
+def _refuse_contradictions(questions: Sequence[Question], table: Table, export: Export | None) -> None:
+    if export is not None and len(questions) > 1:
+        raise SpecError(f"export: of one setup, not of {len(questions)}; give each option one value")
+    if len(questions) == 1 and table.options.is_given and table.csv is None:
+        raise SpecError("--sort, --only-fits and --columns are of a table of several setups; one was given")
+    if export is not None and table.is_all_output:
+        raise SpecError("csv: - prints nothing but the table; with --export name a file")
+    if all(question.impossible for question in questions):
+        raise SpecError(questions[0].impossible)
+
+
+def _print(predictions: Sequence[Prediction], refused: Sequence[Question], table: Table) -> None:
+    """Print the one answer with what would help, or the table of several."""
     from fsdp_bench.plan.remedies import remedies
     from fsdp_bench.report.text.prediction import report
     from fsdp_bench.report.text.prediction_table import side_by_side
 
-    if len(questions) == 1:
-        answer_line, *lines = report(predictions[0], remedies(predictions[0])).split("\n")
-        colour = {True: "green", False: "red", None: "yellow"}[predictions[0].fits]
-        print_answer(answer_line, colour)
-        print_lines("\n".join(lines))
-        if exporter is not None:
-            exporter.print(predictions[0])
+    if len(predictions) + len(refused) == 1:
+        print_text(report(predictions[0], remedies(predictions[0])), COLOURS[predictions[0].fits])
     else:
-        refused = [question for question in questions if question.impossible]
-        first, *lines = side_by_side(predictions, refused, table).split("\n")
-        print_answer(first, None)
-        print_lines("\n".join(lines))
-    return True
+        print_text(side_by_side(predictions, refused, table.options))
 
 
 def _document(predictions: Sequence[Prediction], questions: Sequence[Question]) -> dict[str, Any]:
@@ -153,33 +129,25 @@ def _document(predictions: Sequence[Prediction], questions: Sequence[Question]) 
 
 
 def _slides(
-    predictions: Sequence[Prediction],
-    refused: Sequence[Question],
-    chart: Path | None,
-    step_chart: Path | None,
-    trade_off: Path | None,
-    scaling: Path | None,
-) -> list[tuple[Path, Slide]]:
+    predictions: Sequence[Prediction], refused: Sequence[Question], files: Mapping[str, Path]
+) -> dict[str, Slide]:
     """Make every chart before any is written, so that an error in one leaves no file."""
-    made: list[tuple[Path, Slide]] = []
-    if not any((chart, step_chart, trade_off, scaling)):
-        return made
-    refuse_unlike([prediction.question for prediction in predictions])
+    if not files:
+        return {}
+    from fsdp_bench.report.charts.memory_timeline import timeline_slide
+    from fsdp_bench.report.charts.scaling import scaling_slide
+    from fsdp_bench.report.charts.step import step_slide
+    from fsdp_bench.report.charts.trade_off import trade_off_slide
+    from fsdp_bench.report.text.setups import PLACES, varying_fields
+
     questions = [prediction.question for prediction in predictions]
-    if chart is not None:
-        from fsdp_bench.report.charts.memory_timeline import timeline_slide
-
-        made.append((chart, timeline_slide(predictions, refused)))
-    if step_chart is not None:
-        from fsdp_bench.report.charts.step import step_slide
-
-        made.append((step_chart, step_slide(questions)))
-    if trade_off is not None:
-        from fsdp_bench.report.charts.trade_off import trade_off_slide
-
-        made.append((trade_off, trade_off_slide(predictions)))
-    if scaling is not None:
-        from fsdp_bench.report.charts.scaling import scaling_slide
-
-        made.append((scaling, scaling_slide(questions)))
-    return made
+    if several := [field for field in varying_fields(questions) if field in PLACES]:
+        what = several[0].replace("_", " ").replace("num ", "")
+        raise SpecError(f"chart: the setups differ in {what}; a picture is of one")
+    slides: dict[str, Callable[[], Slide]] = {
+        "chart": lambda: timeline_slide(predictions, refused),
+        "step_chart": lambda: step_slide(questions),
+        "trade_off": lambda: trade_off_slide(predictions),
+        "scaling": lambda: scaling_slide(questions),
+    }
+    return {name: slide() for name, slide in slides.items() if name in files}

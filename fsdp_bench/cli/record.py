@@ -3,34 +3,28 @@
 from __future__ import annotations
 
 import os
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import click
-import msgspec
 
 from fsdp_bench.catalog.recorded import recorded_model
-from fsdp_bench.cli.common.options import LORA_OPTIONS, SetupOptions
-from fsdp_bench.cli.common.printing import Fact, print_facts
+from fsdp_bench.cli.common.options import FILE, LORA_OPTIONS, SetupOptions
+from fsdp_bench.cli.common.printing import Fact, print_facts, print_json
 from fsdp_bench.cli.common.setups import read_lora
 from fsdp_bench.plan.recording import record, write
 from fsdp_bench.report.terminal import print_line
-from fsdp_bench.spec.codec import to_json
-from fsdp_bench.spec.errors import ExitCode, SpecError
+from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.files import read_document
-from fsdp_bench.spec.lora import LoRA
 from fsdp_bench.spec.recording.model import RecordedModel
 from fsdp_bench.spec.subprocesses.dry_run import UserModule
 from fsdp_bench.spec.subprocesses.model_code import RecordingSpec
 from fsdp_bench.sweep.module_names import check_names
 
-_FILE = click.Path(path_type=Path)
-
 
 @click.command("record")
-@click.option("--hf-config", type=_FILE, metavar="FILE", help="A Hugging Face config.json, of any architecture.")
+@click.option("--hf-config", type=FILE, metavar="FILE", help="A Hugging Face config.json, of any architecture.")
 @click.option(
     "--module",
     metavar="PKG.MOD:FUNCTION",
@@ -41,6 +35,7 @@ _FILE = click.Path(path_type=Path)
 @click.option("--transformer-block", "block", metavar="PKG.MOD:CLASS", help="Class of the model's blocks.")
 @click.option(
     "--seq",
+    "sequence_length",
     type=click.IntRange(1),
     default=4096,
     show_default=True,
@@ -52,20 +47,18 @@ _FILE = click.Path(path_type=Path)
     help="Record for sequences of --seq tokens alone: for code that loops over the sequence.",
 )
 @click.option("--activation-offload", is_flag=True, help="Record it for activation offload, too: twice the time.")
-@click.option("--output", "-o", type=_FILE, metavar="FILE", help="The file to write. Default: NAME.recorded.json.gz")
+@click.option("--output", "-o", type=FILE, metavar="FILE", help="The file to write. Default: NAME.recorded.json.gz")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def command(
     hf_config: Path | None,
     module: str | None,
+    block: str | None,
     lora: str | None,
     qlora: str | None,
-    block: str | None,
-    seq: int,
-    fixed_length: bool,
-    activation_offload: bool,
     output: Path | None,
     as_json: bool,
-) -> int:
+    **how: Any,
+) -> None:
     """Record a model's code once, without data and without a GPU, so that it can be predicted.
 
     Runs the code on tensors without data, unwrapped, and writes down what it allocates, saves for backward, frees and
@@ -77,24 +70,24 @@ def command(
     fsdp-bench predict --recorded qwen.recorded.json.gz --server p5.48xlarge
     """
     adapters = read_lora(SetupOptions(lora=lora, qlora=qlora))
-    spec = _spec(hf_config, module, block, seq, adapters)
-    name = _name(hf_config, module) if adapters is None else f"{_name(hf_config, module)} with {adapters.title}"
-    path = output or Path(f"{_name(hf_config, module)}.recorded.json.gz")
+    spec = RecordingSpec(**_subject(hf_config, module, block, adapters is not None), lora=adapters, **how)
+    name = _name(hf_config, module)
+    path = output or Path(f"{name}.recorded.json.gz")
     if not path.absolute().parent.is_dir():
         raise SpecError(f"output: {str(path.parent)!r} is no folder")
     begin = time.monotonic()
-    spec = msgspec.structs.replace(spec, activation_offload=activation_offload, fixed_length=fixed_length)
     code = record(spec, lambda what: print_line(f"recording: {what} ...", error=True))
     size = write(code, path)
-    model = recorded_model(code, name)
+    model = recorded_model(code, name if adapters is None else f"{name} with {adapters.title}")
+    seconds = time.monotonic() - begin
     if as_json:
-        sys.stdout.write(to_json(_document(model, path, time.monotonic() - begin)).decode())
+        print_json({**model.document(), "file": str(path), "missing": code.missing, "seconds": seconds})
     else:
-        print_facts(_facts(model, path, size, time.monotonic() - begin))
-    return ExitCode.DONE
+        print_facts([*_facts(model), ("file", f"{path} ({size // 1024} KiB), in {seconds:.0f} s")])
 
 
-def _spec(hf_config: Path | None, module: str | None, block: str | None, seq: int, lora: LoRA | None) -> RecordingSpec:
+def _subject(hf_config: Path | None, module: str | None, block: str | None, has_adapters: bool) -> dict[str, Any]:
+    """Return the code to record, as a field of RecordingSpec."""
     if (hf_config is None) == (module is None):
         raise SpecError("record: name the code, with --hf-config FILE or with --module PKG.MOD:FUNCTION")
     if hf_config is not None:
@@ -103,13 +96,12 @@ def _spec(hf_config: Path | None, module: str | None, block: str | None, seq: in
         config = read_document(hf_config, "JSON")
         if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
             raise SpecError(f"{hf_config}: is not a Hugging Face config.json: it has no model_type")
-        return RecordingSpec(config=config, sequence_length=seq, lora=lora)
-    if lora is not None:
+        return {"config": config}
+    if has_adapters:
         raise SpecError("lora: goes with --hf-config; the function of --module puts in its adapters itself")
-    assert module is not None
-    user = UserModule(function=module, block=block, folder=os.getcwd())
+    user = UserModule(function=str(module), block=block, folder=os.getcwd())
     check_names(user)
-    return RecordingSpec(module=user, sequence_length=seq)
+    return {"module": user}
 
 
 def _name(hf_config: Path | None, module: str | None) -> str:
@@ -118,12 +110,11 @@ def _name(hf_config: Path | None, module: str | None) -> str:
     return str(module).rpartition(":")[2]
 
 
-def _facts(model: RecordedModel, path: Path, size: int, seconds: float) -> list[Fact]:
+def _facts(model: RecordedModel) -> list[Fact]:
     code = model.code
-    blocks = ", ".join(f"{count} x {code.block} in {name}" for name, count in model.counts)
     facts = [
         ("recorded", f"{model.kind}, {model.num_parameters:,} parameters"),
-        ("blocks", blocks),
+        ("blocks", ", ".join(f"{count} x {code.block} in {name}" for name, count in model.counts)),
         ("versions", ", ".join(f"{name} {version}" for name, version in code.origin.versions.items())),
         ("variants", ", ".join(name for name in code.variants if "one sequence" not in name)),
     ]
@@ -134,8 +125,4 @@ def _facts(model: RecordedModel, path: Path, size: int, seconds: float) -> list[
         facts.append(("sequences", f"up to {code.longest} tokens, the sliding window; --seq records longer ones"))
     elif code.shortest > 1:
         facts.append(("sequences", f"longer than the sliding window of {code.shortest - 1} tokens"))
-    return [*facts, ("file", f"{path} ({size // 1024} KiB), in {seconds:.0f} s")]
-
-
-def _document(model: RecordedModel, path: Path, seconds: float) -> dict[str, Any]:
-    return {**model.document(), "file": str(path), "missing": model.code.missing, "seconds": seconds}
+    return facts

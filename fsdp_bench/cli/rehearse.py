@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
 from typing import Any
 
 import click
 
 from fsdp_bench.catalog.loader import load_user_catalog
+from fsdp_bench.cli.common.assumptions import gpu_memory_option, headroom_option
 from fsdp_bench.cli.common.interrupts import INTERRUPTED
 from fsdp_bench.cli.common.lists import Count
-from fsdp_bench.cli.common.options import headroom_option
-from fsdp_bench.cli.common.printing import check_chart, save_chart
+from fsdp_bench.cli.common.options import FILE
+from fsdp_bench.cli.common.printing import COLOURS, check_chart, print_json, print_text, save_chart
 from fsdp_bench.plan.rehearsal import Rehearsal, rehearsal_document, worst_of
 from fsdp_bench.plan.rehearse_command import CommandToRehearse, command_to_rehearse
-from fsdp_bench.report.terminal import print_answer, print_line, print_lines
+from fsdp_bench.report.terminal import print_line
 from fsdp_bench.report.text.rehearsal import report_text, several
-from fsdp_bench.spec.codec import to_json
 from fsdp_bench.spec.errors import ExitCode, SpecError
 from fsdp_bench.spec.subprocesses.rehearsal import RehearsalOutcome
-
-_COLOURS = {True: "green", False: "red", None: "yellow"}
 
 
 @click.command("rehearse", context_settings={"allow_interspersed_args": False})
@@ -35,8 +31,8 @@ _COLOURS = {True: "green", False: "red", None: "yellow"}
     metavar="N",
     help="GPUs in total. Default: all of the server's, or as torchrun says; 1 for plain python.",
 )
-@click.option("--catalog", type=click.Path(path_type=Path), metavar="FILE", help="A TOML file with further hardware.")
-@click.option("--gpu-memory", metavar="24GiB", help="GPU memory that a process can use, instead of the catalogue's.")
+@click.option("--catalog", type=FILE, metavar="FILE", help="A TOML file with further hardware.")
+@gpu_memory_option
 @headroom_option
 @click.option("--steps", default="4", metavar="N|all", help="End the script after so many optimizer steps. Default: 4.")
 @click.option("--rank", type=int, default=None, metavar="N", help="The rank to run. Default: 0.")
@@ -67,8 +63,8 @@ _COLOURS = {True: "green", False: "red", None: "yellow"}
     metavar="SECONDS",
     help="End the script if it takes longer, and say what was seen. Default: never.",
 )
-@click.option("--chart", type=click.Path(path_type=Path), metavar="FILE.png", help="Draw memory over time.")
-@click.option("--snapshot", type=click.Path(path_type=Path), metavar="FILE.pickle", help="For pytorch.org/memory_viz.")
+@click.option("--chart", type=FILE, metavar="FILE.png", help="Draw memory over time.")
+@click.option("--snapshot", type=FILE, metavar="FILE.pickle", help="For pytorch.org/memory_viz.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 @click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="-- COMMAND")
 def command(**given: Any) -> int:
@@ -91,16 +87,23 @@ def command(**given: Any) -> int:
     chart, as_json = given.pop("chart"), given.pop("as_json")
     if chart is not None:
         check_chart(chart)
-    asked = _read(given)
+    rank, ranks = given.pop("rank"), given.pop("ranks")
+    if rank is not None and ranks is not None:
+        raise SpecError("--rank and --ranks each say which ranks; keep one")
+    asked = command_to_rehearse(
+        given.pop("words"),
+        ranks=ranks if ranks is not None else rank or 0,
+        stops_at_unsupported=given.pop("unsupported") == "stop",
+        catalog=load_user_catalog(given.pop("catalog")),
+        **given,
+    )
     found = _run(asked)
     worst = worst_of(found)
     if as_json:
         documents = [rehearsal_document(one) for one in found]
-        sys.stdout.write(to_json({"ranks": documents} if len(asked.ranks) > 1 else documents[0]).decode())
+        print_json({"ranks": documents} if len(asked.ranks) > 1 else documents[0])
     else:
-        answer, *lines = (several(found) if len(found) > 1 else report_text(worst)).split("\n")
-        print_answer(answer, _COLOURS[worst.fits])
-        print_lines("\n".join(lines))
+        print_text(several(found) if len(found) > 1 else report_text(worst), COLOURS[worst.fits])
     if chart is not None:
         from fsdp_bench.report.charts.rehearsal import rehearsal_slide
 
@@ -112,16 +115,6 @@ def command(**given: Any) -> int:
     if outcomes & {RehearsalOutcome.FAILED, RehearsalOutcome.TIMED_OUT}:
         return ExitCode.CRASHED
     return ExitCode.DOES_NOT_FIT if worst.fits is False else ExitCode.DONE
-
-
-def _read(given: dict[str, Any]) -> CommandToRehearse:
-    """Check everything that can be checked before the script starts."""
-    rank, ranks = given.pop("rank"), given.pop("ranks")
-    if rank is not None and ranks is not None:
-        raise SpecError("--rank and --ranks each say which ranks; keep one")
-    given["stops_at_unsupported"] = given.pop("unsupported") == "stop"
-    given["catalog"] = load_user_catalog(given["catalog"])
-    return command_to_rehearse(given.pop("words"), ranks=ranks if ranks is not None else rank or 0, **given)
 
 
 def _run(asked: CommandToRehearse) -> list[Rehearsal]:

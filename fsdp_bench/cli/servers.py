@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import click
@@ -10,11 +9,10 @@ import click
 from fsdp_bench.catalog.loader import Catalog, load_user_catalog
 from fsdp_bench.catalog.names import OTHER_GPUS, misspelt
 from fsdp_bench.catalog.user_file import names_of
-from fsdp_bench.cli.common.printing import Fact, known, print_facts, rate, source_facts
+from fsdp_bench.cli.common.printing import Fact, known, print_facts, print_json, source_facts
 from fsdp_bench.report.terminal import print_lines
 from fsdp_bench.report.text.common import UNKNOWN
-from fsdp_bench.spec.codec import to_json
-from fsdp_bench.spec.errors import ExitCode, SpecError, nearest, shown
+from fsdp_bench.spec.errors import SpecError, nearest, shown
 from fsdp_bench.spec.hardware import Gpu, Interconnect, Network, Server
 from fsdp_bench.spec.units import format_gib
 
@@ -27,7 +25,7 @@ _GPU_HEADER = ("GPU", "usable\nmemory", "bf16 dense\npeak", "memory\nbandwidth",
 @click.argument("name", required=False)
 @click.option("--catalog", "file", type=click.Path(path_type=Path), help="A TOML file that adds entries or overrides.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document: bytes, bytes per second, FLOP/s.")
-def command(name: str | None, file: Path | None, as_json: bool) -> int:
+def command(name: str | None, file: Path | None, as_json: bool) -> None:
     """Print the catalogue's servers and GPUs, or with a NAME one of them with its sources.
 
     \b
@@ -37,27 +35,23 @@ def command(name: str | None, file: Path | None, as_json: bool) -> int:
     catalog = load_user_catalog(file)
     if name is None:
         _list(catalog, as_json)
-        return ExitCode.DONE
-    gpus = {known_as: entry for entry in catalog.gpus() for known_as in names_of(entry)}
-    servers = {known_as: entry for entry in catalog.servers() for known_as in names_of(entry)}
-    entry: Server | Gpu
-    if (server := servers.get(name.lower())) is not None:
-        entry, facts = server, _server_facts(server, catalog)
-    elif (gpu := gpus.get(name.lower())) is not None:
-        entry, facts = gpu, _gpu_facts(gpu)
-    else:
-        close = misspelt(name, catalog.gpus()) or nearest(name, servers, cutoff=0.75)
+        return
+    folded = name.lower()
+    server = next((one for one in catalog.servers() if folded in names_of(one)), None)
+    entry = server or next((one for one in catalog.gpus() if folded in names_of(one)), None)
+    if entry is None:
+        names = [known_as for one in catalog.servers() for known_as in names_of(one)]
+        close = misspelt(name, catalog.gpus()) or nearest(name, names, cutoff=0.75)
         raise SpecError(f"name: {shown(name)} is neither a server nor a GPU of the catalogue{close}; {OTHER_GPUS}")
     if as_json:
-        sys.stdout.write(to_json(entry).decode())
+        print_json(entry)
     else:
-        print_facts(facts)
-    return ExitCode.DONE
+        print_facts(_server_facts(entry, catalog) if isinstance(entry, Server) else _gpu_facts(entry))
 
 
 def _list(catalog: Catalog, as_json: bool) -> None:
     if as_json:
-        sys.stdout.write(to_json({"servers": catalog.servers(), "gpus": catalog.gpus()}).decode())
+        print_json({"servers": catalog.servers(), "gpus": catalog.gpus()})
         return
     from fsdp_bench.report.table import table_columns, table_lines
 
@@ -83,15 +77,20 @@ def _gpu_row(entry: Gpu) -> tuple[str, ...]:
         entry.name,
         known(entry.usable_memory_bytes, format_gib),
         _peak(entry, "bf16"),
-        rate(entry.memory_bandwidth_bytes_per_second),
+        _rate(entry.memory_bandwidth_bytes_per_second),
         "yes" if entry.native_bf16 else "no",
     )
+
+
+def _rate(bytes_per_second: float | None) -> str:
+    """Return a bandwidth in decimal GB/s, as vendors print it."""
+    return known(bytes_per_second, lambda value: f"{value / 1e9:g} GB/s")
 
 
 def _link(link: Interconnect | Network | None) -> str:
     if link is None:
         return UNKNOWN
-    return f"{link.generation or link.kind.value} {rate(link.bandwidth_bytes_per_second)}"
+    return f"{link.generation or link.kind.value} {_rate(link.bandwidth_bytes_per_second)}"
 
 
 def _cpus(entry: Server) -> str:
@@ -125,11 +124,11 @@ def _link_facts(name: str, unit: str, link: Interconnect | Network | None) -> li
     if link is None:
         return [(name, UNKNOWN)]
     more = f", interfaces: {known(link.num_nics, str)}" if isinstance(link, Network) else ""
-    text = f"{link.kind.value}, {link.generation or UNKNOWN}{more}, {rate(link.bandwidth_bytes_per_second)} {unit}"
+    text = f"{link.kind.value}, {link.generation or UNKNOWN}{more}, {_rate(link.bandwidth_bytes_per_second)} {unit}"
     if isinstance(link, Interconnect) and link.gpus_per_uplink is not None:
         text += f", GPUs on one uplink: {link.gpus_per_uplink}"
     if isinstance(link, Interconnect) and link.gpus_per_socket is not None:
-        between = rate(link.socket_bandwidth_bytes_per_second)
+        between = _rate(link.socket_bandwidth_bytes_per_second)
         text += f", GPUs on one processor: {link.gpus_per_socket}, {between} between processors"
     return [(name, text), *source_facts(link.source)]
 
@@ -140,7 +139,7 @@ def _gpu_facts(entry: Gpu) -> list[Fact]:
         ("reported as", ", ".join(entry.product_names) or UNKNOWN),
         ("memory, as sold", f"{entry.memory_gib:g} GB"),
         ("memory, NVML total", known(entry.nvml_total_bytes, format_gib)),
-        ("memory bandwidth", rate(entry.memory_bandwidth_bytes_per_second)),
+        ("memory bandwidth", _rate(entry.memory_bandwidth_bytes_per_second)),
         ("native bf16", "yes" if entry.native_bf16 else "no"),
         *((f"dense peak, {dtype}", _peak(entry, dtype)) for dtype in ("bf16", "fp16", "tf32", "fp32")),
         *source_facts(entry.source),

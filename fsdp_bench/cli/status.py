@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import click
 
+from fsdp_bench.cli.common.printing import print_json
 from fsdp_bench.report.measured.progress_text import status_lines
 from fsdp_bench.report.terminal import print_lines
-from fsdp_bench.spec.codec import to_json
-from fsdp_bench.spec.errors import ExitCode
 from fsdp_bench.sweep.progress import status_of
 
 
 @click.command("status")
 @click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document: counts and seconds.")
-def command(folder: Path, as_json: bool) -> int:
+def command(folder: Path, as_json: bool) -> None:
     """Say how far a sweep is: done, running, left, and the time left. DIR is a sweep's folder, or one above.
 
     Works while the sweep runs, on any node that sees the folder, and changes nothing.
@@ -28,8 +26,7 @@ def command(folder: Path, as_json: bool) -> int:
     """
     found = status_of(folder)
     if as_json:
-        sys.stdout.write(to_json({"sweeps": found}).decode())
+        print_json({"sweeps": found})
     else:
         for status in found:
             print_lines("\n".join(status_lines(status)))
-    return ExitCode.DONE

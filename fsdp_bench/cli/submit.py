@@ -7,11 +7,9 @@ from typing import Any
 
 import click
 
-from fsdp_bench.cli.common.cluster import MOST_RANKS
 from fsdp_bench.cli.common.lists import Count
 from fsdp_bench.report.terminal import print_line
-from fsdp_bench.spec.errors import ExitCode
-from fsdp_bench.sweep.launchers.choose import MOST_NODES
+from fsdp_bench.sweep.launchers.choose import MOST_NODES, MOST_RANKS_PER_NODE
 from fsdp_bench.sweep.start import RETRYABLE
 from fsdp_bench.sweep.submit import Submission, prepare, submit
 
@@ -19,9 +17,14 @@ from fsdp_bench.sweep.submit import Submission, prepare, submit
 @click.command("submit")
 @click.argument("file", type=click.Path(path_type=Path))
 @click.option("--nodes", type=Count(MOST_NODES), required=True, metavar="N", help="Nodes of the job.")
-@click.option("--gpus-per-node", type=Count(MOST_RANKS), metavar="N", help="GPUs of each node, and ranks there.")
 @click.option(
-    "--ranks-per-node", type=Count(MOST_RANKS), metavar="N", help="Ranks on each node, if not one for each GPU."
+    "--gpus-per-node", type=Count(MOST_RANKS_PER_NODE), metavar="N", help="GPUs of each node, and ranks there."
+)
+@click.option(
+    "--ranks-per-node",
+    type=Count(MOST_RANKS_PER_NODE),
+    metavar="N",
+    help="Ranks on each node, if not one for each GPU.",
 )
 @click.option("--time", required=True, metavar="LIMIT", help="The job's time limit: minutes, or 2:00:00, or 1-12.")
 @click.option("--partition", metavar="NAME", help="Slurm's partition.")
@@ -37,7 +40,7 @@ from fsdp_bench.sweep.submit import Submission, prepare, submit
 @click.option("--only", multiple=True, metavar="ID|FIELD=VALUE", help="As of sweep: run only matching trials.")
 @click.option("--retry", multiple=True, type=click.Choice(RETRYABLE), help="As of sweep, in the job's first run.")
 @click.option("--print", "only_print", is_flag=True, help="Write the script and print it; submit nothing.")
-def command(shared: bool, only_print: bool, **options: Any) -> int:
+def command(shared: bool, only_print: bool, **options: Any) -> None:
     """Run a sweep FILE as a job of Slurm on several nodes.
 
     Writes a batch script beside the results and submits it. Before the job's time limit the running trial is ended, and
@@ -52,9 +55,8 @@ def command(shared: bool, only_print: bool, **options: Any) -> int:
         for line in prepared.script.read_text().splitlines():
             print_line(line)
         print_line(f"fsdp-bench: written, not submitted: {prepared.script}", error=True)
-        return ExitCode.DONE
+        return
     job_id = submit(prepared)
     trials = "" if prepared.num_trials is None else f" of {prepared.num_trials} trials"
     print_line(f"job {job_id}{trials} is submitted; results in {prepared.folder}")
     print_line(f"how far it is: fsdp-bench status {prepared.folder}")
-    return ExitCode.DONE

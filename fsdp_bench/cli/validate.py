@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import click
 
-from fsdp_bench.cli.common.options import calibration_option
-from fsdp_bench.cli.common.sweeping import read_all_but_broken
-from fsdp_bench.report.terminal import print_line, print_lines
+from fsdp_bench.cli.common.assumptions import calibration_option
+from fsdp_bench.cli.common.options import FILE
+from fsdp_bench.cli.common.printing import print_json, read_all_but_broken, write_text
+from fsdp_bench.report.terminal import print_lines
 from fsdp_bench.spec.calibration_profile import read_profile
-from fsdp_bench.spec.codec import to_builtins, to_json
-from fsdp_bench.spec.errors import ExitCode, SpecError
-from fsdp_bench.spec.files import write_atomically
+from fsdp_bench.spec.codec import to_builtins
+from fsdp_bench.spec.errors import SpecError
 
 DEVELOPERS = ("dry-run", "rehearsal", "published")
 """References of the comparisons that only tools/ in the clone makes: with drawn setups, and with published ones."""
@@ -22,9 +21,9 @@ DEVELOPERS = ("dry-run", "rehearsal", "published")
 @click.command("validate")
 @click.option("--against", required=True, metavar="RESULTS", help="The folder of results that predictions are for.")
 @calibration_option
-@click.option("--page", type=click.Path(path_type=Path), help="Write the comparison as a page (.md).")
+@click.option("--page", type=FILE, help="Write the comparison as a page (.md).")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
-def command(against: str, calibration: Path | None, page: Path | None, as_json: bool) -> int:
+def command(against: str, calibration: Path | None, page: Path | None, as_json: bool) -> None:
     """Compare predictions with measured or rehearsed results: errors per phase and the largest.
 
     Measured results are also compared in time: with a calibration of the machine, or by their GPU's datasheet.
@@ -39,32 +38,19 @@ def command(against: str, calibration: Path | None, page: Path | None, as_json: 
             f"--against: {against!r} is no folder of results; in the clone of fsdp-bench,"
             f" python -m tools.validate --against {against} compares what developers compare"
         )
-    return _against_results(Path(against), calibration, page, as_json)
-
-
-def _against_results(folder: Path, calibration: Path | None, page: Path | None, as_json: bool) -> int:
     from fsdp_bench.report.validation import agreement_line, format_time, format_validation, rates_text, validation_page
     from fsdp_bench.validate.results import validate_results
 
     profile = read_profile(calibration) if calibration else None
-    found = validate_results(str(folder), read_all_but_broken(folder), profile)
+    found = validate_results(str(Path(against)), read_all_but_broken(Path(against)), profile)
     if page is not None:
-        _write_page(page, validation_page(found, calibration))
+        write_text(page, validation_page(found, calibration), "--page", "page")
     if as_json:
         time = {"summary": to_builtins(found.time_summary), "trials": to_builtins(found.times)}
         document = {"summary": to_builtins(found.summary), "cells": to_builtins(found.comparisons)}
-        sys.stdout.write(to_json({**document, "time": time, "agreements": to_builtins(found.agreements)}).decode())
-        return ExitCode.DONE
+        print_json({**document, "time": time, "agreements": to_builtins(found.agreements)})
+        return
     print_lines(format_validation(found.comparisons, found.summary))
     print_lines("\n" + format_time(found.times, found.time_summary, rates_text(found)))
     if (line := agreement_line(found.agreements)) is not None:
         print_lines(f"\n{line}")
-    return ExitCode.DONE
-
-
-def _write_page(page: Path, text: str) -> None:
-    try:
-        write_atomically(page, text.encode())
-    except OSError as error:
-        raise SpecError(f"--page: {str(page)!r} cannot be written: {error.strerror or error}") from error
-    print_line(f"page: {page}", error=True)

@@ -87,7 +87,7 @@ class TrainSetup(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True)
             seldom=False,
             labelled=True,
             planned=True,
-            docs="`optimizer` is torchao's (see [optimizers](guide/settings.md#optimizers-that-save-memory))",
+            docs="`optimizer` is torchao's (see [optimizers](reference/settings.md#optimizers-that-save-memory))",
         ),
     ] = Offload.NONE
     checkpointing: Annotated[
@@ -111,7 +111,7 @@ class TrainSetup(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True)
             column="policy",
             docs="what is saved instead of the default: with `selective`, `every-second-product` or operators such as"
             ' `"aten.mm,aten.silu"`; with `full`, `every-2-blocks` (see'
-            " [policies](guide/settings.md#policies-of-activation-checkpointing))",
+            " [policies](reference/settings.md#policies-of-activation-checkpointing))",
         ),
     ] = None
     """The outputs that checkpointing saves (spec/checkpointing_policy.py). By default those of matrix products and
@@ -124,7 +124,7 @@ class TrainSetup(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True)
             " older transformers.",
             since="2026-11-26",
             docs='with `checkpointing = "full"`: inside of FSDP\'s units or around them, as `use_reentrant=True`'
-            " ([guide](guide/settings.md#reentrant-checkpointing))",
+            " ([guide](reference/settings.md#reentrant-checkpointing))",
         ),
     ] = Reentrant.NO
     """Transformers' default before version 5 is reentrant."""
@@ -135,7 +135,7 @@ class TrainSetup(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True)
             "Keep what blocks save for backward in pinned host memory (torch's offload_wrapper).",
             since="2026-11-23",
             docs="true: what blocks save for backward is in pinned host memory meanwhile"
-            " ([guide](guide/settings.md#activation-offload)); needs a GPU",
+            " ([guide](reference/settings.md#activation-offload)); needs a GPU",
         ),
     ] = False
     """torch's offload_wrapper, which is save_on_cpu, moves the inputs of a checkpointed block, and of others all that
@@ -148,7 +148,7 @@ class TrainSetup(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True)
             before="activation_offload",
             seldom=False,
             is_plain=True,
-            docs="`adamw-8bit` is torchao's (see [optimizers](guide/settings.md#optimizers-that-save-memory))",
+            docs="`adamw-8bit` is torchao's (see [optimizers](reference/settings.md#optimizers-that-save-memory))",
         ),
     ] = OptimizerKind.ADAMW_FOREACH
     optimizer_in_backward: Annotated[
@@ -234,7 +234,7 @@ class TrainSetup(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True)
             "How the cross-entropy is computed.",
             planned=True,
             docs="`plain` is cross-entropy of the whole fp32 logits, `chunked` computes it in pieces, and the last four"
-            " are kernels of other packages ([guide](guide/settings.md#the-loss))",
+            " are kernels of other packages ([guide](reference/settings.md#the-loss))",
         ),
     ] = Loss.PLAIN
     compile: Annotated[bool, Field("--compile", "Compile the blocks with torch.compile.")] = False
@@ -247,7 +247,7 @@ class TrainSetup(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True)
             not_planned="no published run bounds its errors",
             not_exported="leave it out, and call torchao's convert_to_float8_training",
             docs="the blocks' linear layers compute in float8, by torchao's recipe of that name"
-            " ([guide](guide/compile.md#float8)); needs `compile`",
+            " ([guide](reference/compile.md#float8)); needs `compile`",
         ),
     ] = Float8.NONE
     """The head's linear layer stays in bf16, as with torchtitan's ``filter_fqns = ["output"]``. Weights are gathered in

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import subprocess
@@ -13,10 +14,11 @@ from pathlib import Path
 
 import pytest
 
+from fsdp_bench.catalog import recorded
 from fsdp_bench.cli import main as command_line
 from tests.catalog.test_hf_config import LLAMA
 from tests.catalog.test_user_file import GPU, SERVER
-from tests.conftest import command, refused, run_command
+from tests.conftest import command, refused, run_command, stdout_of
 
 NESTED = "[" * 2000 + "]" * 2000
 DIGITS = "9" * 5000
@@ -59,19 +61,17 @@ def test_an_integer_of_too_many_digits_in_a_config_json_is_one_line(write: Calla
     assert "up to 9223372036854775807" in refused("predict", "--hf-config", path)
 
 
-@pytest.mark.parametrize(
-    ("words", "part"),
-    [
-        (("--params", "1" + "0" * 400), "params: '1000"),
-        (("--params", "9" * 400 + "B"), "is too large"),
-        (("--params", "10M", "--gpu", "RTX-4090", "--gpu-memory", "9" * 400 + "GiB"), "is too large"),
-        (("--params", "x" * 5100), "(5102 characters)"),
-        (("--params", ESCAPES), "\\x1b]0;title\\x07\\x1b[2J"),
-        (("--params", "10M", f"--{ESCAPES}\n"), "\\x1b]0;title\\x07"),
-    ],
-)
-def test_a_bad_word_on_the_command_line_is_one_line(words: tuple[str, ...], part: str) -> None:
-    assert part in refused("predict", *words)
+def test_a_packed_file_that_would_fill_the_memory_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recorded, "MOST_BYTES", 1 << 20)
+    (tmp_path / "x.json.gz").write_bytes(gzip.compress(bytes(2 << 20)))
+    expected = "is no recorded model: it has more than 1 MiB"
+    assert expected in refused("predict", "--recorded", "x.json.gz", "--gpu", "H100-SXM", cwd=tmp_path)
+
+
+def test_a_function_that_makes_its_own_batch_cannot_be_recorded(tmp_path: Path) -> None:
+    words = ("record", "--module", "tests.simulate.recorded.users:own_batch", "-o", tmp_path / "never.json")
+    assert "needs the parameters micro_batch_size and sequence_length" in refused(*words)
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_name_of_many_digits_is_refused_at_once() -> None:
@@ -82,8 +82,7 @@ def test_a_name_of_many_digits_is_refused_at_once() -> None:
 
 def test_options_that_may_be_given_several_times_still_may() -> None:
     words = ("--gpu", "RTX-4090", "--gpu", "A10", "--gpu-memory", "20GiB", "--world-size", 2, "--no-time", "--json")
-    done = run_command("max-size", *words, "--json", "--strategy", "FULL_SHARD", "--checkpointing", "full")
-    assert done.returncode == 0, done.stderr
+    stdout_of("max-size", *words, "--json", "--strategy", "FULL_SHARD", "--checkpointing", "full")
 
 
 @pytest.mark.parametrize(
@@ -113,10 +112,9 @@ def test_with_json_an_error_is_a_json_document_on_standard_output(words: tuple[s
 
 def test_a_name_in_a_downloaded_config_is_printed_without_its_escapes(write: Callable[[str], Path]) -> None:
     path = write(json.dumps({**LLAMA, "_name_or_path": f"{ESCAPES}\n[/red]x"}))
-    done = run_command("predict", "--hf-config", path)
-    assert done.returncode == 0
-    assert r"\x1b]0;title\x07\x1b[2J\n[/red]x" in done.stdout
-    assert "\x1b" not in done.stdout
+    printed = stdout_of("predict", "--hf-config", path)
+    assert r"\x1b]0;title\x07\x1b[2J\n[/red]x" in printed
+    assert "\x1b" not in printed
 
 
 def test_json_is_ascii_whatever_the_names_are(write: Callable[[str], Path]) -> None:
@@ -128,8 +126,7 @@ def test_json_is_ascii_whatever_the_names_are(write: Callable[[str], Path]) -> N
 
 def test_a_catalogue_may_replace_a_gpu_under_its_name_in_any_case(write: Callable[[str], Path]) -> None:
     path = write(GPU.replace('name = "RTX-4090"', 'name = "rtx-4090"') + SERVER)
-    done = run_command("predict", "--params", "10M", "--server", "basement", "--catalog", path)
-    assert done.returncode == 0, done.stderr
+    stdout_of("predict", "--params", "10M", "--server", "basement", "--catalog", path)
 
 
 @pytest.mark.parametrize(

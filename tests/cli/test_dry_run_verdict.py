@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from fsdp_bench.catalog.ladder import nearest_size
 from fsdp_bench.catalog.loader import BUILT_IN
 from fsdp_bench.plan.dry_run import DryRun, dry_run_document
@@ -16,37 +14,11 @@ from fsdp_bench.spec.hardware import Hardware
 from fsdp_bench.spec.model import Family
 from fsdp_bench.spec.setup import Api, TrainSetup
 from fsdp_bench.spec.subprocesses.dry_run import CATEGORIES, DryRunResult, DryRunSpec, MemoryAtStart, UserModule
-from tests.conftest import json_of, refused
+from tests.conftest import json_of
 from tests.report.html.parsed import ParsedPage
 
 GIB = 2**30
 A100 = Hardware.of_gpu(BUILT_IN.gpu("A100-SXM-80GB"))
-
-
-@pytest.fixture
-def users(tmp_path: Path) -> Path:
-    (tmp_path / "mine.py").write_text("raise SystemExit('imported')\ndef build(): ...\nclass Block: ...\n")
-    return tmp_path
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (("--module", "mine:bild", "--transformer-block", "mine:Block"), "mine has no 'bild' (did you mean 'build'?)"),
-        (("--module", "mine:build", "--transformer-block", "mine:Blok"), "mine has no 'Blok' (did you mean 'Block'?)"),
-        (("--module", "mien:build", "--wrap", "none"), "module: cannot import mien"),
-        (("--module", "mine", "--wrap", "none"), "write it like 'package.module:name'"),
-        (("--module", "mine:build"), "which class are its blocks?"),
-        (("--module", "mine:build", "--wrap", "none", "--loss", "chunked"), "computes its own loss"),
-        (("--params", "10M", "--gpu", "H100-SXM", "--headroom", "90GiB"), "headroom: 90.0 GiB is not allowed"),
-        (("--params", "10M", "--strategy", "all", "--world-size", "4", "--trace", "t"), "--trace accepts one setup"),
-    ],
-)
-def test_wrong_options_are_refused_before_any_code_of_the_user_runs(
-    words: tuple[str, ...], message: str, users: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(users)
-    assert message in refused("dry-run", *words, cwd=users)
 
 
 def result(peak_bytes: int, **more: object) -> DryRunResult:

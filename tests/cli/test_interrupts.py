@@ -85,9 +85,9 @@ def test_an_interrupt_while_the_command_is_imported_is_one_line(delay: float) ->
 
 PRINTING = """
 import sys
-from fsdp_bench.cli.common.interrupts import prints_if_it_can
+from fsdp_bench.cli.common.interrupts import forgiving_streams
 
-@prints_if_it_can
+@forgiving_streams(OSError, ValueError)
 def work():
     for _ in range(3000):
         print("a line on standard output")

@@ -12,7 +12,7 @@ import pytest
 
 from fsdp_bench.cli.main import main
 from tests.cli.answered_once import answered_once
-from tests.conftest import run_command, run_process
+from tests.conftest import run_command, run_process, stdout_of
 
 RESULTS = Path(__file__).parents[2] / "results" / "xeon-2-cores"
 PREDICT = ["predict", "--model", "Llama-3.1-8B", "--server", "p5.48xlarge"]
@@ -34,18 +34,12 @@ MAX_SIZE = ["max-size", "--server", "g5.48xlarge", "--strategy", "full_shard", "
 def test_nothing_heavy_is_loaded_and_rich_only_for_a_table(words: list[str], table: list[str]) -> None:
     program = (
         "import sys, fsdp_bench, fsdp_bench.cli.main as main\n"
+        "fsdp_bench.estimate, fsdp_bench.largest_model\n"
         f"main.cli.main({words}, standalone_mode=False)\n"
         "print([m for m in ('torch', 'pandas', 'matplotlib', 'numpy', 'rich') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1].endswith(str(table))
-
-
-@pytest.mark.parametrize("command", ["sweep", "chart", "report", "predict", "doctor"])
-def test_every_verb_explains_itself_without_torch(command: str) -> None:
-    done = run_command(command, "--help")
-    assert done.returncode == 0
-    assert "Usage:" in done.stdout
 
 
 def test_no_arguments_at_all_print_the_help() -> None:
@@ -95,22 +89,13 @@ def test_doctor_tells_what_a_sweep_will_do() -> None:
     assert '"will"' in document.stdout
 
 
-def test_a_gpu_that_is_not_there_is_one_line_and_exit_code_2(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    done = run_process("sweep", "sweeps/gpu.toml", "--results", tmp_path)
-    assert done.returncode == 2
-    assert "this machine shows no GPU" in done.stderr
-    assert len(done.stderr.strip().splitlines()) == 1
-
-
 def test_status_of_results_that_were_copied_counts_their_records() -> None:
     """Committed results have no progress.json."""
     home = RESULTS
-    done = run_command("status", home)
-    assert done.returncode == 0
+    printed = stdout_of("status", home)
     count = len(list((home / "cpu" / "trials").glob("*.json")))
     assert f"{home / 'cpu'}: {count} records: {count} ok; how many trials the sweep has is unknown" in " ".join(
-        done.stdout.split()
+        printed.split()
     )
     sweeps = json.loads(run_command("status", home, "--json").stdout)["sweeps"]
     assert {sweep["state"] for sweep in sweeps} == {"unknown"}

@@ -86,6 +86,7 @@ def test_a_cards_memory_can_be_said_where_nobody_documents_it() -> None:
     words = ("--model", "gpt2", "--gpu", "A10", "--world-size", "2")
     unknown, said = (run_command("predict", *words, *more) for more in ((), ("--gpu-memory", "22GiB")))
     assert unknown.stdout.startswith("unknown whether it fits")
+    assert "nobody documents how much of a A10" in " ".join(unknown.stdout.split())
     assert said.stdout.startswith("fits (predicted)")
     assert "of 22.0 GiB usable" in " ".join(said.stdout.split())
     small = run_command("predict", *words, "--gpu-memory", "1GiB")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import shlex
 from pathlib import Path
@@ -20,6 +21,7 @@ LORA = "predict --hf-config config.json --lora"
 REHEARSE, PYTHON = "rehearse --gpu H100-SXM", "-- python -c pass"
 SWEEP = f"sweep {ROOT}/sweeps/"
 RESULTS = f"{ROOT}/results/xeon-2-cores"
+ESCAPES, ESCAPED = "\x1b]0;title\x07\x1b[2J", r"\x1b]0;title\x07\x1b[2J"
 
 THE_COMMAND = [
     ("swep", "did you mean 'sweep'"),
@@ -51,6 +53,11 @@ A_MODEL = [
     ("predict --model gpt2 --family gpt2", "family: goes with --params; --model has its own"),
     ("predict --model gpt2 --seq 2048", "seq: 2048 is not allowed; gpt2 has 1024 learned positions"),
     ("predict --params 7", "params: 7 is not on the size ladder"),
+    (f"predict --params 1{'0' * 400}", "params: '1000"),
+    (f"predict --params {'9' * 400}B", "is too large"),
+    (f"predict --params {'x' * 5100}", "(5102 characters)"),
+    (f"predict --params '{ESCAPES}'", ESCAPED),
+    (f"predict --params 10M '--{ESCAPES}\n'", "\\x1b]0;title\\x07"),
     ("predict --params 7B --family bert", "family: 'bert' is not allowed; one of llama, gpt2"),
     (f"{LORA} rank=0", "lora: rank: 0 is not allowed; 1 or more"),
     (f"{LORA} 16 --qlora 8", "--lora and --qlora: keep one"),
@@ -71,6 +78,53 @@ A_MODEL = [
     ("record --hf-config a.json --module a:b", "name the code"),
     ("record --module tests.simulate.recorded.users:llama -o nowhere/x.json", "no folder"),
 ]
+FILES = {
+    "config.json": json.dumps(llama_config()).encode(),
+    "x.json": b"{}",
+    "mine.py": b"raise SystemExit('imported')\ndef build(): ...\nclass Block: ...\n",
+    "train_fsdp.py": b"mine",
+    "half.json": b'{"model_type": "qwen2", "hidden_si',
+    "no-type.json": b'{"hidden_size": 64}',
+    "list.json": b"[]",
+    "empty.json": b"",
+    "newer.json": b'{"format_version": 999}',
+    "bare.json": b'{"format_version": 2}',
+    "name.json": b'{"name": "x"}',
+    "cut.json.gz": gzip.compress(b"{}", mtime=0)[:12],
+}
+"""What is in the folder that the commands run in: nothing there is changed, and no code of the user runs."""
+RECORDED = "predict --gpu H100-SXM --recorded"
+MODULE = "dry-run --module"
+A_FILE = [
+    ("record --hf-config half.json", "half.json"),
+    ("record --hf-config no-type.json", "it has no model_type"),
+    ("record --hf-config list.json", "is not a Hugging Face config.json"),
+    (f"{RECORDED} empty.json", "is not a recorded model"),
+    (f"{RECORDED} newer.json", "is a recorded model of version 999, and this fsdp-bench reads 2; record it again"),
+    (f"{RECORDED} bare.json", "is not a recorded model: "),
+    (f"{RECORDED} half.json", "is not a recorded model"),
+    (f"{RECORDED} cut.json.gz", "cannot be read"),
+    (f"{RECORDED} name.json", "`fsdp-bench record` writes one"),
+    (f"{MODULE} mine:bild --transformer-block mine:Block", "mine has no 'bild' (did you mean 'build'?)"),
+    (f"{MODULE} mine:build --transformer-block mine:Blok", "mine has no 'Blok' (did you mean 'Block'?)"),
+    (f"{MODULE} mien:build --wrap none", "module: cannot import mien"),
+    (f"{MODULE} mine --wrap none", "write it like 'package.module:name'"),
+    (f"{MODULE} mine:build", "which class are its blocks? --transformer-block"),
+    (f"{MODULE} mine:build --wrap none --loss chunked", "computes its own loss"),
+    (f"{MODULE} mine:build --params 7B", "each name a model"),
+    ("dry-run --params 10M --transformer-block mine:Block", "requires --module"),
+    ("dry-run --params 10M --gpu H100-SXM --headroom 90GiB", "headroom: 90.0 GiB is not allowed"),
+    ("dry-run --params 10M --strategy all --world-size 4 --trace t", "--trace accepts one setup"),
+]
+EXPORT = f"{LLAMA} {P5} --export"
+AN_EXPORT = [
+    (f"{EXPORT} vllm", "one of pytorch"),
+    (f"{LLAMA} {P5} --export-dir x", "goes with --export"),
+    (f"{EXPORT} pytorch --export-dir x.json", "no folder"),
+    (f"{EXPORT} pytorch --strategy all", "of one setup"),
+    (f"{EXPORT} pytorch --batch 1,2 --csv -", "of one setup"),
+    (f"{EXPORT} pytorch --csv -", "name a file"),
+]
 A_PLACE = [
     (
         "predict --model gpt2 --gpu A100",
@@ -83,6 +137,11 @@ A_PLACE = [
     ("predict --params 7B --world-size 8 --nodes 2", "world_size and nodes each say how many GPUs; keep one"),
     (f"predict --params 7B {P5} --world-size 12", "world_size: 12 is not allowed; a multiple of the 8 GPUs"),
     (f"predict --params 7B {P5} --gpus-per-node 9", "gpus-per-node: 9 is not allowed; p5.48xlarge has 8"),
+    (f"predict --params 10M --gpu RTX-4090 --gpu-memory {'9' * 400}GiB", "is too large"),
+    (
+        "max-size --gpu A10 --world-size 8",
+        "nobody documents how much memory a process can use on A10; say it with --gpu-m",
+    ),
     ("predict --params 7B --server nosuchthing", "is not in the catalogue; `fsdp-bench servers` lists what is there"),
 ]
 A_SETUP = [
@@ -96,6 +155,10 @@ A_SETUP = [
     ("predict --params 7B --max-grad-norm -1", "max_grad_norm: -1.0 is not allowed"),
     ("predict --params 7B --max-grad-norm nan", "max_grad_norm: nan is not allowed"),
     ("predict --params 7B --strategy hsdp", "HYBRID_SHARD needs at least 2 groups of at least 2 ranks"),
+    (
+        "predict --params 1B --world-size 8 --api fsdp2 --reshard-after-forward 3",
+        "reshard_after_forward: 3 is not allowed with world_size 8; one of 2, 4",
+    ),
     ("predict --params 7B --api fsdp2 --no-limit-all-gathers", "fsdp2 has no rate limiter to turn off"),
     ("predict --params 7B --api fsdp2 --strategy ddp --offload params", "has no CPU offload; api fsdp1 has"),
     (f"{GPT2} --kernels tpu", "'tpu' is not one of"),
@@ -108,7 +171,12 @@ A_SETUP = [
     ("predict --seq 16 --seq 32", "--seq is given 2 times; give it once"),
     ("predict --params 10M --no-sync --sync-every-micro-batch", "is given on and off"),
 ]
+NUMBERS = ",".join(map(str, range(1, 102)))
 LISTS = [
+    (
+        f"{GPT2} --batch {NUMBERS} --accumulate {NUMBERS}",
+        "10,201 setups are too many; up to 10,000: a shorter list of --b",
+    ),
     (f"{GPT2} --batch 1,two", "batch: 'two' is not allowed; a whole number, 1 or more"),
     (f"{GPT2} --compile on,maybe", "compile: 'maybe' is not allowed; on, off, or on,off for both"),
     ("predict --model gpt2 --server p5.48xlarge,p5.48xlrge", "did you mean 'p5.48xlarge'"),
@@ -193,13 +261,14 @@ A_SWEEP = [
 
 @pytest.mark.parametrize(
     ("words", "part"),
-    [*THE_COMMAND, *A_MODEL, *A_PLACE, *A_SETUP, *LISTS, *THE_LARGEST, *BOTH, *A_SCRIPT, *A_SWEEP],
+    [*THE_COMMAND, *A_MODEL, *A_FILE, *AN_EXPORT, *A_PLACE, *A_SETUP, *LISTS, *THE_LARGEST, *BOTH, *A_SCRIPT, *A_SWEEP],
     ids=lambda text: text.replace(str(ROOT), ""),
 )
 def test_a_mistake_is_one_line_that_says_what_would_be_right(
     words: str, part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    (tmp_path / "config.json").write_text(json.dumps(llama_config()))
-    (tmp_path / "x.json").write_text("{}")
+    for name, content in FILES.items():
+        (tmp_path / name).write_bytes(content)
     assert part in refused(*shlex.split(words), cwd=tmp_path)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == FILES

@@ -5,21 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 
 from fsdp_bench.catalog.loader import gpus, models, servers
-from tests.conftest import json_of, run_command
+from tests.conftest import json_of, run_command, stdout_of
 
 
 def test_servers_lists_every_server_and_every_gpu() -> None:
-    done = run_command("servers")
-    assert done.returncode == 0
+    printed = stdout_of("servers")
     for entry in (*servers(), *gpus()):
-        assert any(line.split("  ")[0] == entry.name for line in done.stdout.splitlines()), entry.name
-    assert "unknown" in done.stdout
+        assert any(line.split("  ")[0] == entry.name for line in printed.splitlines()), entry.name
+    assert "unknown" in printed
 
 
 def test_a_server_is_shown_with_its_links_its_gpu_and_their_sources() -> None:
-    done = run_command("servers", "DGX B200")
-    assert done.returncode == 0
-    text = " ".join(done.stdout.split())
+    text = " ".join(stdout_of("servers", "DGX B200").split())
     for part in (
         *("host memory unknown", "nvswitch, NVLink 5, 900 GB/s per GPU and direction", "GPU to host unknown"),
         *("infiniband, NDR, interfaces: 8, 400 GB/s per node and direction", "usable by a process"),
@@ -29,10 +26,9 @@ def test_a_server_is_shown_with_its_links_its_gpu_and_their_sources() -> None:
 
 
 def test_a_gpu_is_shown_by_its_own_name() -> None:
-    done = run_command("servers", "mi300x")
-    assert done.returncode == 0
-    assert "AMD Instinct MI300X" in done.stdout
-    assert "host memory" not in done.stdout
+    printed = stdout_of("servers", "mi300x")
+    assert "AMD Instinct MI300X" in printed
+    assert "host memory" not in printed
 
 
 def test_servers_as_json_is_one_document_with_units_in_its_names() -> None:
@@ -46,19 +42,17 @@ def test_servers_as_json_is_one_document_with_units_in_its_names() -> None:
 
 
 def test_models_lists_every_model_and_all_can_be_planned() -> None:
-    done = run_command("models")
-    assert done.returncode == 0
-    assert "in all rows: predicted yes" in done.stdout
-    assert {entry.name for entry in models()} <= {line.split()[0] for line in done.stdout.splitlines()}
+    printed = stdout_of("models")
+    assert "in all rows: predicted yes" in printed
+    assert {entry.name for entry in models()} <= {line.split()[0] for line in printed.splitlines()}
 
 
 def test_a_model_is_shown_with_its_exact_count() -> None:
-    done = run_command("models", "meta-llama/llama-3.1-8b")
-    assert done.returncode == 0
+    printed = stdout_of("models", "meta-llama/llama-3.1-8b")
     # Published: safetensors metadata of meta-llama/Llama-3.1-8B.
-    text = " ".join(done.stdout.split())
+    text = " ".join(printed.split())
     assert "8,030,261,248 (computed from the sizes); published 8,030,261,248" in text
-    assert "(2024-07-23)" in done.stdout
+    assert "(2024-07-23)" in printed
     other = " ".join(run_command("models", "qwen3-8b").stdout.split())
     assert "8,190,735,360 (published)" in other
     assert "with Hugging Face's code; Qwen 3 normalises queries and keys" in other
@@ -76,7 +70,6 @@ def test_models_as_json_holds_the_reason_too() -> None:
 def test_a_users_catalogue_is_printed_with_the_built_in_one(tmp_path: Path) -> None:
     path = tmp_path / "mine.toml"
     path.write_text('[[server]]\nname = "basement"\nprovider = "ours"\ngpu = "RTX-4090"\ngpus_per_node = 2\n')
-    done = run_command("servers", "basement", "--catalog", path)
-    assert done.returncode == 0
-    assert "2 x RTX-4090" in done.stdout
+    printed = stdout_of("servers", "basement", "--catalog", path)
+    assert "2 x RTX-4090" in printed
     assert "basement" in run_command("servers", "--catalog", path).stdout

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import TINY_MODEL, run_command
+from tests.conftest import TINY_MODEL, stdout_of
 
 ON_A_GPU = "[run]\ndevice = 'cuda'\nemulate = true\n"
 
@@ -17,9 +17,8 @@ def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def lines_of(*words: object) -> list[str]:
-    done = run_command("sweep", *words, "--list")
-    assert done.returncode == 0, done.stderr
-    return done.stdout.replace("\n  ", " ").splitlines()  # a long line goes on in the next
+    printed = stdout_of("sweep", *words, "--list")
+    return printed.replace("\n  ", " ").splitlines()  # a long line goes on in the next
 
 
 @pytest.mark.parametrize(

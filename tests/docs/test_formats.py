@@ -13,7 +13,6 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from fsdp_bench.spec.checked import CaseInsensitiveEnum
 from fsdp_bench.spec.codec import from_builtins
 from fsdp_bench.spec.frontier import FirstFailure, FrontierCell, FrontierRecord, LargestValues, QuantityRange
 from fsdp_bench.spec.model import ModelShape
@@ -37,6 +36,7 @@ from fsdp_bench.sweep.machine import GpuDevice, Machine, probe_machine
 from fsdp_bench.sweep.results.flat import flat_row
 from fsdp_bench.sweep.results.store import read_record
 from tests.docs.pages import ROOT, blocks
+from tests.docs.tables import TABLES, with_tables
 from tests.sweep.conftest import read_sweep
 
 STRUCTS: dict[str, type[msgspec.Struct]] = {
@@ -122,12 +122,11 @@ def test_every_key_of_a_sweep_file_is_described() -> None:
     assert headings == set(sweep_file._TOP_KEYS)
 
 
-def test_every_word_and_alias_of_a_setup_is_described() -> None:
-    text = section("sweeps.md", "[grid]: what is trained")
-    for kind in typing.get_type_hints(TrainSetup).values():
-        if isinstance(kind, type) and issubclass(kind, CaseInsensitiveEnum):
-            for word in [*(member.value for member in kind), *kind.aliases]:
-                assert f"`{word}`" in text, word
+@pytest.mark.parametrize("name", TABLES)
+def test_the_tables_of_a_setups_fields_are_made_of_the_fields(name: str) -> None:
+    """If a field changed on purpose, run ``python -m tests.docs.update``."""
+    text = (ROOT / name).read_text()
+    assert with_tables(name, text) == text
 
 
 def test_the_example_is_a_sweep_and_its_model_tables_are_models(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import tempfile
 from pathlib import Path
 
 from tests.docs.pages import CUDA_BUILD, PAGES, PICTURES, ROOT, run_page
+from tests.docs.tables import with_tables
 
 
 def main(names: list[str]) -> None:
@@ -23,7 +24,7 @@ def main(names: list[str]) -> None:
                 for there in (PICTURES / made.name, path.parent / made.name):
                     if there.exists() and there != path:
                         there.write_bytes(made.read_bytes())
-        path.write_text(result.updated(path.read_text()))
+        path.write_text(with_tables(name, result.updated(path.read_text())))
         print(f"{name}: {result.num_run} commands and examples, {len(result.replacements)} outputs changed")
         for failure in result.failures:
             if "exit code" in failure.split("\n")[0]:

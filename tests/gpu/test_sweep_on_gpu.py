@@ -13,7 +13,7 @@ from fsdp_bench.spec.frontier import read_frontier
 from fsdp_bench.spec.rank_report import Outcome
 from fsdp_bench.spec.record import read_record
 from fsdp_bench.sweep.machine import probe_machine
-from tests.conftest import run_command
+from tests.conftest import records_of_sweep, run_command
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not probe_machine().gpus, reason="no GPU here")]
 
@@ -31,13 +31,10 @@ checkpointing = ["none", "selective", "full"]
 @pytest.mark.skipif("libstand_in" in os.environ.get("LD_PRELOAD", ""), reason="the stand-in has no NCCL")
 @pytest.mark.parametrize("launcher", ["fork", "torchrun"])
 def test_every_trial_of_one_gpu_ends_ok_with_the_allocators_peaks(
-    launcher: str, write_sweep: Callable[..., Path], tmp_path: Path
+    launcher: str, write_sweep: Callable[..., Path]
 ) -> None:
     file = write_sweep(GRID, f"device = 'cuda'\nlauncher = '{launcher}'\ncommunication_steps = 1")
-    done = run_command("sweep", file, "--results", tmp_path, "--no-charts")
-    assert done.returncode == 0, done.stderr
-    for path in tmp_path.glob("*/tiny/trials/*.json"):
-        record = read_record(path.read_bytes(), path.name)
+    for record in records_of_sweep(file):
         assert record.outcome is Outcome.OK
         (rank,) = record.ranks
         assert rank.environment["launcher"] == launcher
@@ -48,13 +45,10 @@ def test_every_trial_of_one_gpu_ends_ok_with_the_allocators_peaks(
 
 
 def test_running_out_on_a_limited_gpu_is_an_outcome_and_the_next_trial_is_unaffected(
-    write_sweep: Callable[..., Path], tmp_path: Path
+    write_sweep: Callable[..., Path],
 ) -> None:
     file = write_sweep("micro_batch_size = [65536, 1]", f"device = 'cuda'\nmemory_limit = '256MiB'\n{ALONE}")
-    done = run_command("sweep", file, "--results", tmp_path, "--no-charts")
-    assert done.returncode == 0, done.stderr
-    records = [read_record(p.read_bytes(), p.name) for p in tmp_path.glob("*/tiny/trials/*.json")]
-    by_batch = {record.setup.micro_batch_size: record for record in records}
+    by_batch = {record.setup.micro_batch_size: record for record in records_of_sweep(file)}
     assert by_batch[1].outcome is Outcome.OK
     assert by_batch[65536].outcome is Outcome.OOM_GPU
     failure = by_batch[65536].ranks[0].failure

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 import fsdp_bench
-from fsdp_bench.cli.common.sweeping import progress_bar
+from fsdp_bench.cli.common.printing import progress_bar
 from fsdp_bench.report import terminal
 from fsdp_bench.report.table import TableColumn, table_lines
 from fsdp_bench.spec.errors import printable, shortened, shown

@@ -5,9 +5,7 @@ Read in this order:
     lists.py       options of several values
     setups.py      from options to a model, a setup and hardware
     assumptions.py kernels, memory, rates; and a question for every combination of all options
-    printing.py    what commands print: the options of tables, progress, facts of the catalogue, charts in files
-    sweeping.py    output of the commands that run or read trials
-    cluster.py     a sweep on several nodes
+    printing.py    what commands print: answers, documents, tables, progress, facts of the catalogue, charts in files
     exports.py     --export: the chosen setting as files
     interrupts.py  Ctrl-C, SIGTERM and a closed terminal; printing that may fail
 """

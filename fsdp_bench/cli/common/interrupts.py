@@ -5,16 +5,14 @@ This module is imported before all others of a command, so it imports little its
 
 from __future__ import annotations
 
-import contextlib
-import functools
 import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from types import FrameType
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 
 from fsdp_bench.spec.errors import ExitCode
 
@@ -118,8 +116,12 @@ def _raise(_number: int, _frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 
 
-P = ParamSpec("P")
-R = TypeVar("R")
+def drop(stream: Any) -> None:
+    """Redirect a stream to the null device; else its buffer would fail again when the process ends."""
+    with suppress(OSError, ValueError):
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, stream.fileno())
+        os.close(null)
 
 
 class ForgivingStream:
@@ -133,7 +135,7 @@ class ForgivingStream:
         try:
             return int(self._stream.write(text))
         except self._forgiven:
-            self._drop_the_rest()
+            drop(self._stream)
             return len(text)
 
     def flush(self) -> None:
@@ -141,27 +143,20 @@ class ForgivingStream:
         try:
             self._stream.flush()
         except self._forgiven:
-            self._drop_the_rest()
+            drop(self._stream)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
 
-    def _drop_the_rest(self) -> None:
-        """Redirect the stream to the null device; else its buffer would fail again when the process ends."""
-        with contextlib.suppress(OSError, ValueError):
-            null = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(null, self._stream.fileno())
-            os.close(null)
 
-
-@contextlib.contextmanager
+@contextmanager
 def forgiving_streams(*forgiven: type[Exception]) -> Iterator[None]:
-    """Drop what is printed after errors of some kinds. A stream that was closed before Python started is /dev/null.
+    """Drop what is printed after errors of some kinds, also as a decorator. A stream that was closed is /dev/null.
 
     A command's exit code is its answer, also in ``fsdp-bench predict ... | head -1``: it goes on when ``head`` left.
     """
     before = sys.stdout, sys.stderr
-    with contextlib.ExitStack() as opened:
+    with ExitStack() as opened:
         streams = [
             ForgivingStream(opened.enter_context(open(os.devnull, "w")) if stream is None else stream, forgiven)
             for stream in before
@@ -173,14 +168,3 @@ def forgiving_streams(*forgiven: type[Exception]) -> Iterator[None]:
             for stream in streams:
                 stream.flush()
             sys.stdout, sys.stderr = before
-
-
-def prints_if_it_can(function: Callable[P, R]) -> Callable[P, R]:
-    """Decorate a function so that it goes on if its output cannot be written."""
-
-    @functools.wraps(function)
-    def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
-        with forgiving_streams(OSError, ValueError):
-            return function(*args, **kwargs)
-
-    return wrapped

@@ -7,7 +7,7 @@ that has no other name. Values of some options contain commas themselves: severa
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from enum import StrEnum
 from typing import Any
 
@@ -75,19 +75,14 @@ class Values(click.ParamType[Any]):
             return value
         if ctx is not None:
             ctx.meta[self.option] = value
-        read = self._reader(param, ctx)
-        values = tuple(dict.fromkeys(map(read, _words(self.option, value))))
+        values = tuple(dict.fromkeys(_read(self.option, word, param, ctx) for word in _words(self.option, value)))
         return values if len(values) > 1 else values[0]
 
-    def _reader(self, param: click.Parameter | None, ctx: click.Context | None) -> Callable[[str], Any]:
-        name = self.option
-        if name in _WITH_DEFAULT:
-            return lambda word: None if _folded(word) == "default" else _plain(name, word, param, ctx)
-        return lambda word: _plain(name, word, param, ctx)
 
-
-def _plain(name: str, word: str, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+def _read(name: str, word: str, param: click.Parameter | None, ctx: click.Context | None) -> Any:
     """Read one word of an option."""
+    if name in _WITH_DEFAULT and _folded(word) == "default":
+        return None
     kind = _KINDS.get(name, str)
     if kind is bool:
         return _on_or_off(name, word)
@@ -109,10 +104,8 @@ def _on_or_off(name: str, word: str) -> bool:
 
 def _words(name: str, text: str) -> list[str]:
     """Return the words of a list; for ``all`` those of every known value."""
-    if _folded(text) == "all":
-        known = _known(name)
-        if known:
-            return known
+    if _folded(text) == "all" and (known := _known(name)):
+        return known
     if name == "checkpointing_policy":
         return [policy for part in text.split(";") for policy in _policies(part)]
     return text.split(";" if name in _WITH_COMMAS else ",")
@@ -120,10 +113,8 @@ def _words(name: str, text: str) -> list[str]:
 
 def _known(name: str) -> list[str]:
     kind = _KINDS.get(name, str)
-    if kind is Precision:
-        return list(NAMED_PRECISIONS)
-    if kind is bool:
-        return ["on", "off"]
+    if kind in (Precision, bool):
+        return list(NAMED_PRECISIONS) if kind is Precision else ["on", "off"]
     return list(CODES) if name == "code" else [str(member) for member in kind] if issubclass(kind, StrEnum) else []
 
 

@@ -11,9 +11,10 @@ def command(options: SetupOptions) -> int:
 from __future__ import annotations
 
 import functools
+import inspect
 import itertools
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -60,11 +61,6 @@ class SetupOptions:
     def is_given(self, name: str) -> bool:
         """Whether the user gave an option, with one value or several."""
         return self.value(name) is not None or name in self.several
-
-    @classmethod
-    def of(cls, values: Mapping[str, Any], several: Mapping[str, tuple[Any, ...]]) -> SetupOptions:
-        """Make options of their values by name."""
-        return cls(several=several).with_values(values)
 
     def with_values(self, values: Mapping[str, Any]) -> SetupOptions:
         """Return the options with other values for some of them, by name."""
@@ -143,7 +139,7 @@ def given_options() -> list[str]:
     return [name for name in context.params if context.get_parameter_source(name) is ParameterSource.COMMANDLINE]
 
 
-_FILE = click.Path(path_type=Path)
+FILE = click.Path(path_type=Path)
 
 LORA_OPTIONS = {
     "--lora RANK|FIELDS": "Train PEFT's adapters in Hugging Face's code: 16, or rank=16,targets=q_proj+v_proj.",
@@ -159,8 +155,8 @@ _MODEL = {
     " recorded once.",
     **LORA_OPTIONS,
     "--params 7B": "The nearest size on the ladder, 10M to 1T.",
+    "--family llama|gpt2": "Family of the ladder; llama by default.",
 }
-_FAMILY = {"--family llama|gpt2": "Family of the ladder; llama by default."}
 _HARDWARE = {
     "--server NAME": "A server of the catalogue (fsdp-bench servers).",
     "--gpu NAME": "Only a GPU; links and host memory are then unknown.",
@@ -177,7 +173,6 @@ _DEFAULTS = {
 
 _FILES = ("hf_config", "recorded", "catalog")
 
-
 MODEL_LISTS = ("model", "params", "family", "code", "attention", "lora", "qlora")
 """Options that name a model and take several values."""
 SETUP_LISTS = ("server", "gpu", "nodes", "gpus_per_node", "world_size", *OPTIONS)
@@ -186,19 +181,20 @@ EVERY_OPTION = (*MODEL_LISTS, *SETUP_LISTS)
 """All options that take several values."""
 
 
+Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+
 def setup_options(
     *,
-    model: bool = True,
     lists: Collection[str] = (),
     defaults: Mapping[str, str] | None = None,
     repeatable: Collection[str] = (),
     without: Collection[str] = (),
     searched: Collection[str] = (),
-) -> Callable[[Callable[..., int]], Callable[..., int]]:
+) -> Decorator:
     """Add the options that describe a setup; the command gets their values as its argument ``options``.
 
     Args:
-        model: whether the command takes a model; otherwise it takes only the ladder's ``--family``.
         lists: names of the options that take several values by comma (lists.py); the help of each says so, unless it
             is EVERY_OPTION, which the command's own help is to say.
         defaults: default values that differ from those of other commands, by option.
@@ -207,13 +203,13 @@ def setup_options(
         without: names of the options that the command does not take, or takes in another form.
         searched: names of the options for which the command tries several values, unless one is given.
     """
-    sections = {"Model": {**(_MODEL if model else {}), **_FAMILY}, "Hardware": _HARDWARE}
+    sections = {"Model": dict(_MODEL), "Hardware": _HARDWARE}
     for one in OPTIONS.values():
         sections.setdefault(one.group, {})[str(one.form)] = one.help
 
-    def decorate(function: Callable[..., int]) -> Callable[..., int]:
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)
-        def call(**values: Any) -> int:
+        def call(**values: Any) -> Any:
             names = [name for name in (*_OF_PLACES, *OPTIONS) if name not in (*repeatable, *without)]
             given = {name: _given(name, values) for name in names if name in values}
             several = {name: value for name, value in given.items() if isinstance(value, tuple)}
@@ -221,15 +217,15 @@ def setup_options(
                 written = shown(click.get_current_context().meta[name])
                 raise SpecError(f"{name.replace('_', '-')}: {written} is several values; one is allowed here")
             one_each = {name: value for name, value in given.items() if name not in several}
-            return function(options=SetupOptions.of(one_each, several), **values)
+            return function(options=SetupOptions(several=several).with_values(one_each), **values)
 
-        decorated: Callable[..., int] = call
-        for group, texts in reversed(sections.items()):
-            for form, text in reversed(texts.items()):
-                if option_of(form) in without:
-                    continue
-                decorated = _option(form, text, group, lists, defaults or {}, repeatable, searched)(decorated)
-        return decorated
+        made = [
+            _option(form, text, group, lists, defaults or {}, repeatable, searched)
+            for group, texts in sections.items()
+            for form, text in texts.items()
+            if option_of(form) not in without
+        ]
+        return with_options(made)(call)
 
     return decorate
 
@@ -251,21 +247,23 @@ def _off(name: str) -> str:
     return f"{name}_off"
 
 
-headroom_option = click.option(
-    "--headroom",
-    metavar="SIZE",
-    help="Memory of each GPU kept free for the CUDA context and NCCL. Default: their derived or measured sizes; 2GiB is"
-    " assumed for what is unknown.",
-)
-"""An option for the commands that say whether a setup fits."""
+def taken_together(argument: str, read: Callable[..., Any], options: Sequence[Decorator]) -> Decorator:
+    """Add options to a command, which gets as one argument what ``read`` makes of their values, by their names."""
 
-calibration_option = click.option(
-    "--calibration",
-    type=click.Path(path_type=Path),
-    metavar="FILE.toml",
-    help="Rates that fsdp-bench calibrate measured, instead of the datasheet's; a measured CUDA context is kept free.",
-)
-"""An option for the commands that predict time."""
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def call(**values: Any) -> Any:
+            own = {name: values.pop(name) for name in inspect.signature(read).parameters if name in values}
+            return function(**{argument: read(**own)}, **values)
+
+        return with_options(options)(call)
+
+    return decorate
+
+
+def with_options(options: Sequence[Decorator]) -> Decorator:
+    """Add options to a command, in the order in which its help lists them."""
+    return lambda function: functools.reduce(lambda decorated, option: option(decorated), reversed(options), function)
 
 
 def _option(
@@ -275,8 +273,8 @@ def _option(
     lists: Collection[str],
     defaults: Mapping[str, str],
     repeatable: Collection[str],
-    searched: Collection[str] = (),
-) -> Callable[[Callable[..., int]], Callable[..., int]]:
+    searched: Collection[str],
+) -> Decorator:
     """Build one option from its form on the command line: ``--seq N``, ``--compile`` or ``--this/--that``."""
     declaration, _, metavar = form.partition(" ")
     name = option_of(form)
@@ -290,7 +288,7 @@ def _option(
         text += f" Default: {default}."
     common: dict[str, Any] = {"cls": SetupOption, "group": group, "form": form, "is_list": name in lists}
     attributes: dict[str, Any] = {"help": text, "default": defaults.get(name), "multiple": name in repeatable}
-    attributes["type"] = _FILE if name in _FILES else str if name in repeatable else Values(name)
+    attributes["type"] = FILE if name in _FILES else str if name in repeatable else Values(name)
     if name not in OPTIONS or OPTIONS[name].kind is not bool:
         return click.option(declaration, name, metavar=metavar, **attributes, **common)
     on, _, off = declaration.partition("/")

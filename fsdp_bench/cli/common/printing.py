@@ -1,110 +1,173 @@
-"""Printing: tables with the options that sort, select and write them; progress; facts; charts in files."""
+"""Printing: answers, documents, tables with the options that arrange and write them, progress, charts in files."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 import click
 
+from fsdp_bench.cli.common.options import FILE, Decorator, taken_together
 from fsdp_bench.plan.table import Row, TableOptions, read_table_options
-from fsdp_bench.report.terminal import print_line, print_lines
+from fsdp_bench.report.terminal import print_answer, print_line, print_lines
 from fsdp_bench.report.text.common import UNKNOWN, fact
+from fsdp_bench.spec.codec import to_json
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.files import write_atomically
 from fsdp_bench.spec.hardware import Source
+from fsdp_bench.spec.record import TrialRecord
 
 if TYPE_CHECKING:
-    from fsdp_bench.plan.question import Question
+    from rich.console import Console
+    from rich.progress import Progress
+
     from fsdp_bench.report.charts.description import Slide
 
-
-_OPTIONS = (
-    click.option("--sort", metavar="COLUMN,..", help="Sort the table by columns; -COLUMN: the largest value first."),
-    click.option("--only-fits", is_flag=True, help="Leave out of the table what does not fit, or may not."),
-    click.option("--columns", metavar="a,b,c", help="The table's columns, in this order."),
-    click.option(
-        "--csv",
-        type=click.Path(path_type=Path),
-        metavar="FILE",
-        help="Write the table with all columns, bytes and seconds; - for standard output.",
-    ),
-)
+COLOURS = {True: "green", False: "red", None: "yellow"}
+"""The colour of an answer: whether it fits, None if that is unknown."""
 
 
-def table_options(function: Callable[..., int]) -> Callable[..., int]:
-    """Add the options of a table to a command, which gets them as ``sort``, ``only_fits``, ``columns`` and ``csv``."""
-    for option in reversed(_OPTIONS):
-        function = option(function)
-    return function
+def print_json(document: object) -> None:
+    """Print one JSON document, and nothing else."""
+    sys.stdout.write(to_json(document).decode())
 
 
-def read_table(
-    known: Sequence[str], sort: str | None, columns: str | None, only_fits: bool, csv: Path | None, as_json: bool
-) -> TableOptions:
-    """Read the options of a table.
-
-    Raises:
-        SpecError: for an unknown column, and for options that contradict --json.
-    """
-    table = read_table_options(known, sort, columns, only_fits)
-    if as_json and (str(csv) == "-" or (table.is_given and csv is None)):
-        raise SpecError("--json prints all setups in the order of the options; --sort and the like go with --csv FILE")
-    return table
+def print_text(text: str, colour: str | None = None) -> None:
+    """Print an answer: its first line is what was asked for."""
+    first, *lines = text.split("\n")
+    print_answer(first, colour)
+    print_lines("\n".join(lines))
 
 
-def check_csv(path: Path | None) -> None:
-    """Refuse a file that cannot be written, before anything is predicted.
+@dataclass(frozen=True)
+class Table:
+    """The table that a command was asked for, and the file that it is written into."""
 
-    Raises:
-        SpecError: if its folder does not exist, or if it is a folder.
-    """
-    if path is None or str(path) == "-":
-        return
+    columns: Sequence[str]
+    """All columns that the table has."""
+    options: TableOptions
+    csv: Path | None
+
+    @property
+    def is_all_output(self) -> bool:
+        """Whether the table goes to standard output, so that nothing else does."""
+        return str(self.csv) == "-"
+
+    def write(self, rows: Sequence[Row]) -> None:
+        """Write rows into the file, whole or not at all, and print its name on standard error; or to standard output.
+
+        Raises:
+            SpecError: if the file cannot be written.
+        """
+        from fsdp_bench.report.table import csv_text
+
+        text = csv_text(self.columns, rows)
+        if self.is_all_output:
+            sys.stdout.write(text)
+        elif self.csv is not None:
+            write_text(self.csv, text, "csv", "table")
+
+
+def table_options(known: Sequence[str]) -> Decorator:
+    """Add the options of a table with the columns ``known`` to a command, which gets them as ``table``."""
+
+    def read(sort: str | None, only_fits: bool, columns: str | None, csv: Path | None) -> Table:
+        table = Table(known, read_table_options(known, sort, columns, only_fits), csv)
+        is_json = click.get_current_context().params["as_json"]
+        if is_json and (table.is_all_output or (table.options.is_given and csv is None)):
+            raise SpecError(
+                "--json prints all setups in the order of the options; --sort and the like go with --csv FILE"
+            )
+        if csv is not None and not table.is_all_output:
+            _check_folder(csv, "csv")
+            if csv.is_dir():
+                raise SpecError(f"csv: {str(csv)!r} is a folder; name a file")
+        return table
+
+    options = (
+        click.option(
+            "--sort", metavar="COLUMN,..", help="Sort the table by columns; -COLUMN: the largest value first."
+        ),
+        click.option("--only-fits", is_flag=True, help="Leave out of the table what does not fit, or may not."),
+        click.option("--columns", metavar="a,b,c", help="The table's columns, in this order."),
+        click.option(
+            "--csv",
+            type=FILE,
+            metavar="FILE",
+            help="Write the table with all columns, bytes and seconds; - for standard output.",
+        ),
+    )
+    return taken_together("table", read, options)
+
+
+def _check_folder(path: Path, option: str) -> None:
+    """Refuse a file in a folder that does not exist, before anything is predicted."""
     if not path.parent.is_dir():
-        raise SpecError(f"csv: {str(path.parent)!r} is no folder")
-    if path.is_dir():
-        raise SpecError(f"csv: {str(path)!r} is a folder; name a file")
+        raise SpecError(f"{option}: {str(path.parent)!r} is no folder")
 
 
-def write_csv(path: Path, columns: Sequence[str], rows: Sequence[Row]) -> None:
-    """Write rows into a file, whole or not at all, and print its name on standard error; or to standard output.
+def write_text(path: Path, text: str, option: str, what: str) -> None:
+    """Write a file, whole or not at all, and print its name on standard error.
 
     Raises:
         SpecError: if the file cannot be written.
     """
-    from fsdp_bench.report.table import csv_text
-
-    text = csv_text(columns, rows)
-    if str(path) == "-":
-        sys.stdout.write(text)
-        return
-    try:
+    with _written(option, path, what):
         write_atomically(path, text.encode())
+
+
+@contextmanager
+def _written(option: str, path: Path, what: str) -> Iterator[None]:
+    """Print a file's name on standard error once it is written; turn the error of one that cannot be into a line."""
+    try:
+        yield
     except OSError as error:
-        raise SpecError(f"csv: {str(path)!r} cannot be written: {error.strerror or error}") from error
-    print_line(f"table: {path}", error=True)
+        raise SpecError(f"{option}: {str(path)!r} cannot be written: {error.strerror or error}") from error
+    print_line(f"{what}: {path}", error=True)
 
 
 _WIDTH = 90
 """Characters of the line."""
-_FEW = 20
-"""Up to so many predictions are shown without progress: they take a second or two."""
 
 
-def show_progress(done: int, total: int, what: str, note: str = "") -> None:
-    """Show how many of all are done on one line of standard error; erase the line at the end."""
-    text = f"{done:,} of {total:,} {what}{note}"
-    click.echo(f"\r{text:<{_WIDTH}}" if done < total else f"\r{'':<{_WIDTH}}\r", nl=False, err=True)
+def show_progress(done: int, total: int, note: str = "") -> None:
+    """Show how many of all are done on one line of standard error, if that is a terminal; erase the line at the end."""
+    if sys.stderr.isatty():
+        text = f"{done:,} of {total:,} settings{note}"
+        click.echo(f"\r{text:<{_WIDTH}}" if done < total else f"\r{'':<{_WIDTH}}\r", nl=False, err=True)
 
 
-def progress_line(what: str, total: int) -> Callable[[int], None]:
-    """Return a function that shows how many are done; it shows nothing for few, or without a terminal."""
-    if total <= _FEW or not sys.stderr.isatty():
-        return lambda _done: None
-    return lambda done: show_progress(done, total, what)
+def progress_bar(console: Console) -> Progress:
+    """Return a progress bar with the time left; without a terminal it prints nothing."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        TextColumn("left"),
+    )
+    return Progress(*columns, console=console, disable=not console.is_terminal)
+
+
+def read_all_but_broken(folder: Path) -> list[TrialRecord]:
+    """Read the records below a folder; leave out each broken record and print one line about it on standard error.
+
+    Raises:
+        ResultsError, SpecError: as ``read_records``.
+    """
+    from fsdp_bench.sweep.results.load import read_records
+
+    notes: list[str] = []
+    records = read_records(folder, notes)
+    for line in notes:
+        print_line(f"fsdp-bench: {line}", error=True)
+    return records
 
 
 T = TypeVar("T")
@@ -115,11 +178,6 @@ _INDENT = 26
 def known(value: T | None, text: Callable[[T], str]) -> str:
     """Return a value as text, or ``unknown`` if it is None."""
     return UNKNOWN if value is None else text(value)
-
-
-def rate(bytes_per_second: float | None) -> str:
-    """Return a bandwidth in decimal GB/s, as vendors print it."""
-    return known(bytes_per_second, lambda value: f"{value / 1e9:g} GB/s")
 
 
 def source_facts(source: Source) -> list[Fact]:
@@ -141,22 +199,7 @@ def check_chart(path: Path) -> None:
     """
     if path.suffix.lower() not in (".png", ".svg"):
         raise SpecError(f"chart: {str(path)!r} is not allowed; a file that ends in .png or .svg")
-    if not path.parent.is_dir():
-        raise SpecError(f"chart: {str(path.parent)!r} is no folder")
-
-
-def refuse_unlike(questions: Sequence[Question]) -> None:
-    """Refuse setups that one picture cannot show.
-
-    Raises:
-        SpecError: for several models, or several servers or numbers of GPUs.
-    """
-    from fsdp_bench.report.text.setups import PLACES, varying_fields
-
-    if several := [field for field in varying_fields(questions) if field in PLACES]:
-        raise SpecError(
-            f"chart: the setups differ in {several[0].replace('_', ' ').replace('num ', '')}; a picture is of one"
-        )
+    _check_folder(path, "chart")
 
 
 def save_chart(slide: Slide, path: Path) -> None:
@@ -167,8 +210,5 @@ def save_chart(slide: Slide, path: Path) -> None:
     """
     from fsdp_bench.report.charts.slide import draw
 
-    try:
+    with _written("chart", path, "picture"):
         draw(slide, path)
-    except OSError as error:
-        raise SpecError(f"chart: {str(path)!r} cannot be written: {error.strerror or error}") from error
-    print_line(f"picture: {path}", error=True)

@@ -14,6 +14,7 @@ from fsdp_bench.sweep.launchers.torchrun_nodes import Meeting, Say, TorchrunNode
 from fsdp_bench.sweep.machine import probe_machine
 
 MOST_NODES = 4096
+MOST_RANKS_PER_NODE = 4096
 
 
 def choose_nodes(
