@@ -24,7 +24,7 @@ from fsdp_bench.simulate.operators.kernel_workspaces import (
     split_arguments,
 )
 from fsdp_bench.simulate.operators.kernels import CPU, CUDA, CUDA_OBSERVED, cublas_workspace, kernels_on
-from fsdp_bench.simulate.step import SimulatedSteps, steady_step
+from fsdp_bench.simulate.step import SimulatedSteps
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.hardware import Hardware
 from fsdp_bench.spec.model import Family
@@ -150,7 +150,7 @@ def test_the_block_of_the_peak_is_that_of_a_simulation_of_every_block() -> None:
     cases = [(replace(LLAMA_8B, num_hidden_layers=9), *which) for which in product(strategies, Checkpointing)]
     for nine, strategy, checkpointing in (*cases, (small, ShardingStrategy.FULL_SHARD, Checkpointing.FULL)):
         setup = TrainSetup(world_size=8, sequence_length=256, strategy=strategy, checkpointing=checkpointing)
-        log = steady_step(nine, setup, CUDA, 0, nine.num_hidden_layers)
+        log = SimulatedSteps(nine, setup, CUDA).step(every_block=True)
         whole = log.events
         replayed = live_memory(log)
         peak = replayed.phases[replayed.peak_phase]

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from fsdp_bench.replay.host_memory import host_memory
 from fsdp_bench.simulate.events import Kind
 from fsdp_bench.simulate.operators.kernels import CUDA
-from fsdp_bench.simulate.step import SimulatedSteps, steady_step
+from fsdp_bench.simulate.step import SimulatedSteps
 from fsdp_bench.simulate.wrappers.impossible import why_impossible
 from fsdp_bench.spec.impossible import impossible
 from fsdp_bench.spec.model import ModelShape
@@ -37,7 +37,7 @@ def llama() -> RecordedModel:
 
 def _copied(model: ModelShape | RecordedModel, setup: TrainSetup, direction: str) -> list[int]:
     """Return the bytes of each copy in a direction."""
-    events = steady_step(model, setup, CUDA).last_step()
+    events = SimulatedSteps(model, setup, CUDA).step().last_step()
     return [e.work.num_bytes for e in events if e.kind is Kind.COPY and e.work and e.work.name == direction]
 
 
@@ -75,7 +75,7 @@ def test_attention_copies_its_output_when_it_comes_back_head_by_head(llama: Reco
     """_flash_attention_backward makes it contiguous token by token, as it was before it went to the host."""
     made = []
     for is_offloaded in (True, False):
-        events = steady_step(llama, _setup(activation_offload=is_offloaded), CUDA).last_step()
+        events = SimulatedSteps(llama, _setup(activation_offload=is_offloaded), CUDA).step().last_step()
         sizes = [event.num_bytes for event in events if event.label.endswith("flash_attention_backward")]
         made.append(sizes.count(TOKENS * HIDDEN * 2))
     assert made[0] == made[1] + LAYERS

@@ -15,7 +15,7 @@ from fsdp_bench.simulate.events import Category, Event, Kind, Queue
 from fsdp_bench.simulate.operators.kernels import CPU, CUDA, CUDA_OBSERVED, Kernels
 from fsdp_bench.simulate.repeat import Log
 from fsdp_bench.simulate.simulation import BETWEEN_STEPS
-from fsdp_bench.simulate.step import SimulatedSteps, first_steps, steady_step
+from fsdp_bench.simulate.step import SimulatedSteps
 from fsdp_bench.spec.model import Family
 from fsdp_bench.spec.setup import Api, Loss, Offload, OptimizerKind, Precision, ShardingStrategy, TrainSetup
 from tests.predicted import memory_of
@@ -47,7 +47,7 @@ def live_bytes(events: list[Event]) -> int:
 def test_the_rate_limiter_is_as_earlier_steps_leave_it(prefetch: bool, kernels: Kernels) -> None:
     """FSDP1's queue of freed units: with forward prefetching the first step leaves less than those after it."""
     setup = TrainSetup(world_size=8, forward_prefetch=prefetch, micro_batch_size=1, sequence_length=64)
-    log = steady_step(shape(), setup, kernels)
+    log = SimulatedSteps(shape(), setup, kernels).step()
     before, step = log.events[: log.steps[-1].start], log.events[log.steps[-1].start : log.steps[-1].stop]
     assert _freed_and_not_waited_for(before) == (5 if prefetch else 4)
     assert _freed_and_not_waited_for(step) == 0
@@ -63,7 +63,9 @@ def test_backward_of_a_layer_with_a_bias_computes_the_gradient_of_its_input_firs
     """AddmmBackward0 computes mat1's gradient, mat2's, and the bias's; MmBackward0 that of the weight first."""
     model = replace(shape(), family=family, name=family.value)
     setup = TrainSetup(world_size=8, micro_batch_size=1, sequence_length=64)
-    works = [event.work.name for event in steady_step(model, setup, CUDA).last_step() if event.work is not None]
+    works = [
+        event.work.name for event in SimulatedSteps(model, setup, CUDA).step().last_step() if event.work is not None
+    ]
     backward = [name[-2:] for name in works if name in ("aten::mm nn", "aten::mm tn")]
     assert backward[:2] == ["tn", "nn"]  # of the head, which has no bias
     assert backward[2:4] == (["nn", "tn"] if family is Family.GPT2 else ["tn", "nn"])
@@ -74,8 +76,8 @@ def test_backward_of_a_layer_with_a_bias_computes_the_gradient_of_its_input_firs
 def test_one_block_stands_for_all_that_are_left_out(case: tuple[Cell, Kernels]) -> None:
     """The shortened simulation and the whole one have the same peaks, breakdown and end."""
     cell, kernels = case
-    layers = cell.model.num_hidden_layers
-    short, whole = steady_step(cell.model, cell.setup, kernels), steady_step(cell.model, cell.setup, kernels, 0, layers)
+    steps = SimulatedSteps(cell.model, cell.setup, kernels)
+    short, whole = steps.step(), steps.step(every_block=True)
     assert whole.extra_blocks == 0
     a, b = live_memory(short), live_memory(whole)
     assert phases(short) == phases(whole)
@@ -99,9 +101,9 @@ def test_the_steady_step_is_what_the_first_steps_end_in(case: tuple[Cell, Kernel
     def is_done(event: Event) -> bool:
         return event.kind in (Kind.ALLOCATE, Kind.FREE) or event.work is not None
 
-    every = cell.model.num_hidden_layers  # of fewer, DistributedDataParallel's buckets end elsewhere
-    first = first_steps(cell.model, cell.setup, kernels, 0, every)
-    assert done(steady_step(cell.model, cell.setup, kernels)) == done(first)
+    steps = SimulatedSteps(cell.model, cell.setup, kernels)
+    # With fewer blocks DistributedDataParallel's buckets end elsewhere.
+    assert done(steps.step()) == done(steps.first_steps(every_block=True))
 
 
 @share_of_examples(5)
@@ -127,7 +129,7 @@ def test_memory_alone_is_that_of_the_whole_step(case: tuple[Cell, Kernels]) -> N
 @given(cases)
 def test_nothing_is_freed_that_is_not_alive_and_a_step_ends_where_it_began(case: tuple[Cell, Kernels]) -> None:
     cell, kernels = case
-    events = steady_step(cell.model, cell.setup, kernels, 0, cell.model.num_hidden_layers).events
+    events = SimulatedSteps(cell.model, cell.setup, kernels).step(every_block=True).events
     alive: dict[int, tuple[int, Category]] = {}
     begins = [i for i, event in enumerate(events) if event.kind is Kind.MARK and event.label == BETWEEN_STEPS]
     for event in events:
@@ -210,7 +212,7 @@ def test_resident_state_by_strategy(api: Api, world: int) -> None:
     kept = {}
     for strategy in (ShardingStrategy.FULL_SHARD, ShardingStrategy.SHARD_GRAD_OP, ShardingStrategy.NO_SHARD):
         setup = TrainSetup(strategy=strategy, api=api, world_size=world, sequence_length=32, use_orig_params=True)
-        kept[strategy] = live_memory(steady_step(model, setup, CPU)).end_bytes
+        kept[strategy] = live_memory(SimulatedSteps(model, setup, CPU).step()).end_bytes
     full, grad_op, none = kept.values()
     assert full <= grad_op <= none
     # Parameters and two Adam states in fp32; FSDP1 also keeps its flat gradient until the next forward (1 x).
@@ -252,5 +254,7 @@ def test_gradients_of_offloaded_parameters_are_made_in_host_memory(offload: Offl
     """torch's _use_unsharded_grad_views: ``empty_like(param)``, and "if CPU offloading is enabled, is on CPU"."""
     precision, accumulate = Precision.parse("bf16-mixed"), {"gradient_accumulation_steps": 2}
     setup = TrainSetup(world_size=2, offload=offload, precision=precision, sync_every_micro_batch=False, **accumulate)
-    labels = {event.label for event in steady_step(shape(), setup, CUDA).events if event.kind is Kind.ALLOCATE}
+    labels = {
+        event.label for event in SimulatedSteps(shape(), setup, CUDA).step().events if event.kind is Kind.ALLOCATE
+    }
     assert ("aten::empty_like" in labels) is count

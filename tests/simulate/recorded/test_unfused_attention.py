@@ -8,7 +8,7 @@ from functools import cache
 import pytest
 
 from fsdp_bench.simulate.events import Kind
-from fsdp_bench.simulate.step import first_steps
+from fsdp_bench.simulate.step import SimulatedSteps
 from fsdp_bench.spec.recording.model import RecordedModel
 from fsdp_bench.spec.setup import TrainSetup
 from fsdp_bench.spec.subprocesses.dry_run import DryRunSpec
@@ -53,7 +53,7 @@ def test_phases_equal_the_dry_run(checkpointing: dict[str, str]) -> None:
 def test_the_sum_with_the_mask_takes_memory_only_under_selective_checkpointing(
     model: Callable[[], RecordedModel], checkpointing: dict[str, str]
 ) -> None:
-    log = first_steps(model(), _setup(checkpointing), OBSERVED)
+    log = SimulatedSteps(model(), _setup(checkpointing), OBSERVED).first_steps()
     made = [(e.label, e.num_bytes) for e in log.events if e.kind is Kind.ALLOCATE]
     num_bytes = max(size for label, size in made if label == "aten::_safe_softmax")
     assert (("aten::add", num_bytes) in made) == (checkpointing.get("checkpointing") == "selective")
