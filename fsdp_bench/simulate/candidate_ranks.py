@@ -11,7 +11,7 @@ fully_shard rank 0 always has as much as any other rank, as torch.chunk gives it
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import lru_cache
 from itertools import count
 
@@ -19,7 +19,7 @@ from fsdp_bench.simulate.models.build import build, few_blocks, with_few_tokens
 from fsdp_bench.simulate.models.transformer import SimulatedModel, Weight
 from fsdp_bench.simulate.operators.core import Operators
 from fsdp_bench.simulate.operators.kernels import CPU, FP32, Kernels
-from fsdp_bench.simulate.optimizers.dispatch import states, temporary_bytes
+from fsdp_bench.simulate.optimizers.dispatch import state_sizes, temporary_bytes
 from fsdp_bench.simulate.optimizers.shards import Shard
 from fsdp_bench.simulate.tape import CUDA_BLOCK_BYTES, Tape
 from fsdp_bench.simulate.wrappers.units import FlatLayout, Unit, blocks_are_alike, choose_units, flat_layout
@@ -42,18 +42,9 @@ def _candidate_ranks(model: Model, setup: TrainSetup, kernels: Kernels) -> list[
     if setup.offload is Offload.PARAMS and kernels.is_cuda:  # the optimizer's work is on the host
         return [0]
     pieces = _Pieces(layouts, setup.shard_group_size)
-    scores = [_Score(setup, kernels, built, held) for held in pieces.of_ranks(built)]
-    wanted: tuple[Callable[[_Score], int], ...] = (
-        lambda score: score.states,
-        lambda score: score.states + score.temporary,
-        lambda score: score.states + score.norms,
-        lambda score: score.states + score.largest,
-    )
-    found = set()
-    for measure in wanted:
-        values = [measure(score) for score in scores]
-        found.add(pieces.ranks[values.index(max(values))])  # the lowest rank of equals
-    return sorted(found)
+    scores = [_scores(setup, kernels, built, held) for held in pieces.of_ranks(built)]
+    # The lowest rank of equals, for each of the sums.
+    return sorted({pieces.ranks[values.index(max(values))] for values in zip(*scores, strict=True)})
 
 
 def _layouts(model: Model, setup: TrainSetup) -> tuple[SimulatedModel, list[tuple[FlatLayout, list[Weight]]]]:
@@ -112,36 +103,30 @@ class _Pieces:
         return held
 
 
-class _Score:
-    """The memory terms that differ between ranks."""
+def _scores(
+    setup: TrainSetup, kernels: Kernels, model: SimulatedModel, held: list[tuple[Weight, int]]
+) -> tuple[int, int, int, int]:
+    """Return what ranks differ in, in bytes: the optimizer's states, and these with what is added for a moment.
 
-    def __init__(
-        self,
-        setup: TrainSetup,
-        kernels: Kernels,
-        model: SimulatedModel,
-        held: list[tuple[Weight, int]],
-    ) -> None:
-        store, kind = setup.precision.store_bytes, setup.optimizer
-        op = Operators(Tape(1 if kernels.observed else CUDA_BLOCK_BYTES), kernels)
+    By the optimizer's step; by clipping, a norm for each piece; and under no_sync by a gradient like its piece.
+    """
+    store, kind, rounding = setup.precision.store_bytes, setup.optimizer, 1 if kernels.observed else CUDA_BLOCK_BYTES
 
-        def rounded(num_bytes: int) -> int:
-            return num_bytes + -num_bytes % op.tape.rounding
+    def rounded(num_bytes: int) -> int:
+        return num_bytes + -num_bytes % rounding
 
-        def of_all_blocks(values: list[int]) -> int:
-            return sum(value * model.times(weight.block) for (weight, _), value in zip(held, values, strict=True))
+    def of_all_blocks(values: list[int]) -> int:
+        return sum(value * model.times(weight.block) for (weight, _), value in zip(held, values, strict=True))
 
-        def kept(numel: int) -> int:
-            return sum(one.num_bytes for one in states(op, kind, [Shard(numel, store, -1)]))
+    def kept(numel: int) -> int:
+        return sum(rounded(size) for _, size in state_sizes(kernels, kind, Shard(numel, store, -1)))
 
-        kept_of = {numel: kept(numel) for numel in {numel for _, numel in held}}
-        self.states = of_all_blocks([kept_of[numel] for _, numel in held])
-        sizes = [rounded(numel * store) for _, numel in held]
-        num_pieces = of_all_blocks([1] * len(held))
-        self.temporary = temporary_bytes(kind, sizes, of_all_blocks(sizes))
-        """In the optimizer's step: see optimizers/."""
-        if setup.optimizer_in_backward:  # one piece after another, each by an optimizer of its own
-            self.temporary = max(sizes, default=0)
-        self.norms = num_pieces * rounded(FP32) if setup.max_grad_norm is not None else 0
-        self.largest = max(sizes, default=0) if not setup.sync_every_micro_batch else 0
-        """Under no_sync each piece is given a gradient like itself for a moment."""
+    kept_of = {numel: kept(numel) for numel in {numel for _, numel in held}}
+    states = of_all_blocks([kept_of[numel] for _, numel in held])
+    sizes = [rounded(numel * store) for _, numel in held]
+    largest = max(sizes, default=0)
+    temporary = temporary_bytes(kind, sizes, of_all_blocks(sizes))
+    if setup.optimizer_in_backward:  # one piece after another, each by an optimizer of its own
+        temporary = largest
+    norms = of_all_blocks([rounded(FP32)] * len(held)) if setup.max_grad_norm is not None else 0
+    return states, states + temporary, states + norms, states + (0 if setup.sync_every_micro_batch else largest)

@@ -23,8 +23,8 @@ from fsdp_bench.simulate.operators.core import Operators
 from fsdp_bench.simulate.operators.kernels import FP32, INT64, Kernels, Sizes
 from fsdp_bench.simulate.optimizers import dispatch as optimizer
 from fsdp_bench.simulate.optimizers.dispatch import InBackward, offloaded_step, on_gpu
-from fsdp_bench.simulate.optimizers.muon import refuse_muon_of_dtensors
 from fsdp_bench.simulate.optimizers.shards import counts
+from fsdp_bench.simulate.optimizers.torch_optim import refuse_muon_of_dtensors
 from fsdp_bench.simulate.repeat import Log, first_forward_alone
 from fsdp_bench.simulate.tape import CUDA_BLOCK_BYTES, Storage, Tape, Tensor
 from fsdp_bench.simulate.wrappers.ddp import Bare, Ddp

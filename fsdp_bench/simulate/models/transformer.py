@@ -180,8 +180,7 @@ def rotary_tables(op: Operators, length: int, head_dim: int, itemsize: int) -> t
     exponents = op.tape.tensor(half, FP32, "aten::div")
     del negative
     frequencies = op.tape.tensor(half, FP32, "aten::pow")
-    if not op.kernels.observed:
-        op.temporary(1, INT64, "aten::pow")  # the base, moved to the device (scalar_to_tensor)
+    op.scratch([INT64], "aten::pow")  # the base, moved to the device (scalar_to_tensor)
     del exponents
     positions = op.tape.tensor(length, FP32, "aten::arange")
     outer = op.tape.tensor(length * half, FP32, "aten::mul")
@@ -195,7 +194,7 @@ def rotary_tables(op: Operators, length: int, head_dim: int, itemsize: int) -> t
 
 
 class SimulatedLlamaAttention(Module):
-    """train/models/transformer.py, SimulatedLlamaAttention."""
+    """train/models/transformer.py, LlamaAttention."""
 
     def __init__(self, op: Operators, shape: ModelShape) -> None:
         super().__init__(op)
@@ -218,7 +217,7 @@ class SimulatedLlamaAttention(Module):
 
 
 class SimulatedLlamaMLP(Module):
-    """train/models/transformer.py, SimulatedLlamaMLP."""
+    """train/models/transformer.py, LlamaMLP."""
 
     def __init__(self, op: Operators, shape: ModelShape) -> None:
         super().__init__(op)
@@ -228,11 +227,11 @@ class SimulatedLlamaMLP(Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Tokens x hidden_size to the same."""
-        return self.down_proj(self.op.mul(self.op.silu(self.gate_proj(x)), self.up_proj(x)))
+        return self.down_proj(self.op.mul(self.op.activation("aten::silu", self.gate_proj(x)), self.up_proj(x)))
 
 
 class SimulatedLlamaBlock(Module):
-    """train/models/transformer.py, SimulatedLlamaBlock."""
+    """train/models/transformer.py, LlamaBlock."""
 
     def __init__(self, op: Operators, shape: ModelShape) -> None:
         super().__init__(op)
@@ -248,7 +247,7 @@ class SimulatedLlamaBlock(Module):
 
 
 class SimulatedGPT2Block(Module):
-    """train/models/transformer.py, SimulatedGPT2Block."""
+    """train/models/transformer.py, GPT2Block."""
 
     def __init__(self, op: Operators, shape: ModelShape) -> None:
         super().__init__(op)
@@ -271,7 +270,7 @@ class SimulatedGPT2Block(Module):
         q, k, v = (split_heads(op, part, heads, is_query=True) for part in parts)
         del parts
         x = op.add(x, self.c_proj(merge_heads(op, attention(op, q, k, v, heads), heads)))
-        return op.add(x, self.mlp_proj(op.gelu(self.c_fc(self.ln_2(x)))))
+        return op.add(x, self.mlp_proj(op.activation("aten::gelu", self.c_fc(self.ln_2(x)))))
 
 
 class ModuleList(Module):

@@ -44,7 +44,7 @@ def clip_sharded_fsdp1(op: Operators, numels: Sequence[int], itemsize: int) -> N
         norms = []
         for numel in numels:
             norms.append(tape.storage(FP32, "norms", Category.TEMPORARY))
-            op.scratch(() if op.kernels.observed else reduce_all_workspace(numel, op.kernels), "Reduce.cuh")
+            op.scratch(reduce_all_workspace(numel, op.kernels), "Reduce.cuh")
         scratch.hold("aten::stack", FP32 * num_gradients)
         del norms
         scratch.hold("local_norm", FP32)
@@ -83,7 +83,7 @@ def clip_gradients(op: Operators, numels: Sequence[int], itemsize: int, is_distr
         is_distributed: whether they are DTensors over several ranks.
     """
     scratch, vector = Scratch(op.tape), itemsize * len(numels)
-    partial_norms = op.scratch(() if op.kernels.observed else foreach_norm_workspace(numels), "aten::_foreach_norm")
+    partial_norms = op.scratch(foreach_norm_workspace(numels), "aten::_foreach_norm")
     scratch.hold("norms", itemsize, len(numels))
     del partial_norms
     scratch.hold("aten::stack", vector)

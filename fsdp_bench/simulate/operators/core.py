@@ -60,9 +60,12 @@ class Operators:
         return self.tape.tensor(numel, itemsize, label, Category.TEMPORARY)
 
     def scratch(self, sizes: KernelScratch, label: str) -> list[Storage]:
-        """Allocate what a kernel needs for itself; return what lives until it has allocated everything."""
+        """Allocate what a kernel needs for itself; return what lives until it has allocated everything.
+
+        Nothing where a dispatch mode watches, which does not see it.
+        """
         held: list[Storage] = []
-        if not sizes:  # as of most operators
+        if not sizes or self.kernels.observed:
             return held
         passing: dict[int, list[Storage]] = {}
         for index, size in enumerate(sizes):
@@ -203,29 +206,16 @@ class Operators:
         out = self.elementwise("aten::_to_copy", x.numel, itemsize, x)
         return self.record(out, [x], [], backward)
 
-    def silu(self, x: Tensor) -> Tensor:
-        """aten::silu (SiluBackward0 saves the input)."""
+    def activation(self, name: str, x: Tensor) -> Tensor:
+        """aten::silu or aten::gelu (SiluBackward0 and GeluBackward0 save the input)."""
 
         def backward(saved: Saved, gradients: list[Tensor]) -> Gradients:
             opened = saved.copy()
-            dx = self.temporary(gradients[0].numel, gradients[0].itemsize, "aten::silu_backward")
-            self.run("aten::silu_backward", gradients[0], *opened, dx)
+            dx = self.temporary(gradients[0].numel, gradients[0].itemsize, f"{name}_backward")
+            self.run(f"{name}_backward", gradients[0], *opened, dx)
             return (dx,)
 
-        out = self.elementwise("aten::silu", x.numel, x.itemsize, x)
-        return self.record(out, [x], [x], backward)
-
-    def gelu(self, x: Tensor) -> Tensor:
-        """aten::gelu (GeluBackward0 saves the input)."""
-
-        def backward(saved: Saved, gradients: list[Tensor]) -> Gradients:
-            opened = saved.copy()
-            dx = self.temporary(gradients[0].numel, gradients[0].itemsize, "aten::gelu_backward")
-            self.run("aten::gelu_backward", gradients[0], *opened, dx)
-            return (dx,)
-
-        out = self.elementwise("aten::gelu", x.numel, x.itemsize, x)
-        return self.record(out, [x], [x], backward)
+        return self.record(self.elementwise(name, x.numel, x.itemsize, x), [x], [x], backward)
 
     # -- matrix products ---------------------------------------------------------------------------------------
 
@@ -292,8 +282,7 @@ class Operators:
     def _sum_over_rows(self, rows: int, columns: int, itemsize: int) -> Tensor:
         """aten::sum of a bias's gradient."""
         out = self.tape.tensor(columns, itemsize, "aten::sum", Category.GRADIENTS)
-        inside = [] if self.kernels.observed else sum_over_rows_workspace(rows, columns, self.kernels)
-        _workspace = [self.temporary(1, size, "Reduce.cuh") for size in inside]
+        _workspace = self.scratch(sum_over_rows_workspace(rows, columns, self.kernels), "Reduce.cuh")
         self.tape.kernel("aten::sum", (rows + 1) * columns * itemsize, itemsize)
         return out
 
@@ -354,10 +343,7 @@ class Operators:
         out = self.tape.tensor(out_numel, weight.itemsize, "aten::embedding")
         self.run("aten::embedding", out, out, indices)
         numel, itemsize, width = weight.numel, weight.itemsize, weight.in_features
-        before: KernelScratch = ()
-        after: KernelScratch = ()
-        if not self.kernels.observed:
-            before, after = embedding_backward_workspace(indices.numel, numel // width, width)
+        before, after = embedding_backward_workspace(indices.numel, numel // width, width)
 
         def backward(_saved: Saved, _gradients: list[Tensor]) -> Gradients:
             _workspace = self.scratch(before, "Embedding.cu")

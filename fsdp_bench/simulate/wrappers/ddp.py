@@ -212,10 +212,8 @@ class Ddp(Bare):
                 limit = _BUCKET_BYTES
         if not sizes[-1]:
             sizes.pop()
-        if not self.op.kernels.observed:  # sync_bucket_indices: rank 0's go to all
-            _indices = tape.storage(INT32 * (len(numels) + 1), "sync_bucket_indices", Category.TEMPORARY)
-            _lengths = tape.storage(INT32 * len(sizes), "sync_bucket_indices", Category.TEMPORARY)
-            del _indices, _lengths
+        # rank 0's indices and lengths go to all
+        self.op.scratch([INT32 * (len(numels) + 1), INT32 * len(sizes)], "sync_bucket_indices")
         self._buckets.clear()
         self._buckets = [tape.storage(size, "rebuild_buckets", Category.REDUCTION_BUFFERS) for size in sizes]
 

@@ -179,13 +179,10 @@ class ParamGroup:
 
     def _copy_out(self) -> None:
         """split_with_sizes_copy: of each rank's shard every parameter's part."""
-        itemsize, kernels = self.sizes.compute, self.wrapper.kernels
-        if not kernels.observed:
-            ranks = self._gathering_ranks
-            parts = [param.gathered_bytes // ranks for param in self.params]
-            num_bytes = split_arguments(parts, ranks, kernels)
-            _arguments = self.tape.storage(num_bytes, "pack_vecs", Category.TEMPORARY)
-        self.tape.kernel("fsdp::split_with_sizes_copy", 2 * self.gathered_bytes, itemsize)
+        op, ranks = self.wrapper.op, self._gathering_ranks
+        parts = [param.gathered_bytes // ranks for param in self.params]
+        _arguments = op.scratch([split_arguments(parts, ranks, op.kernels)], "pack_vecs")
+        self.tape.kernel("fsdp::split_with_sizes_copy", 2 * self.gathered_bytes, self.sizes.compute)
 
     def _input_alone(self, param: FSDPParam) -> Storage | None:
         """FSDPParam.all_gather_inputs in a world of one: the shard itself, or its cast, which is then copied."""
@@ -361,18 +358,15 @@ class ParamGroup:
 
     def _copy_in(self, gradients: list[Tensor], dtype: str) -> None:
         """chunk_cat: of every gradient each rank's part; one kernel, but for casts that it does not know."""
-        tape, sizes, to = self.tape, self.sizes, self.wrapper.setup.precision.reduce
-        itemsize = gradients[0].itemsize
-        inside: list[int] = []
-        if not self.wrapper.kernels.observed:
-            if dtype == to or (dtype, to) == ("bf16", "fp32"):
-                inside = [chunk_cat_arguments([param.padded_shard_numel * sizes.reduce for param in self.reduced])]
-            else:  # aten/native/TensorShape.cpp, _pad_chunk
-                inside = [p.padded_numel * itemsize for p in self.reduced if p.weight.dim0 % self.group_size]
-        _inside = [tape.storage(num_bytes, "chunk_cat", Category.TEMPORARY) for num_bytes in inside]
+        sizes, to, itemsize = self.sizes, self.wrapper.setup.precision.reduce, gradients[0].itemsize
+        if dtype == to or (dtype, to) == ("bf16", "fp32"):
+            inside = [chunk_cat_arguments([param.padded_shard_numel * sizes.reduce for param in self.reduced])]
+        else:  # aten/native/TensorShape.cpp, _pad_chunk
+            inside = [p.padded_numel * itemsize for p in self.reduced if p.weight.dim0 % self.group_size]
+        _inside = self.wrapper.op.scratch(inside, "chunk_cat")
         written = sum([param.padded_numel for param in self.reduced]) * sizes.reduce
         name = "fsdp::chunk_cat" if dtype == to else CASTING_CHUNK_CAT
-        tape.kernel(name, itemsize * sum([gradient.numel for gradient in gradients]) + written, itemsize)
+        self.tape.kernel(name, itemsize * sum([gradient.numel for gradient in gradients]) + written, itemsize)
 
     def _reduce(self, gradients: list[Tensor], dtype: str) -> None:
         """foreach_reduce: copy into one buffer, reduce-scatter, all-reduce between groups, cast, accumulate."""
@@ -449,7 +443,6 @@ class Fsdp2(Wrapper):
         self, op: Operators, engine: Engine, model: SimulatedModel, units: list[Unit], setup: TrainSetup
     ) -> None:
         super().__init__(op, engine, setup)
-        self.kernels = op.kernels
         self.moves_to_device = self.offload and not self.on_host
         self.all_reduces = setup.strategy.is_hybrid
         self.all_gather_state: Storage | None = None
