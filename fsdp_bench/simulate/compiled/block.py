@@ -12,18 +12,20 @@ from fsdp_bench.simulate.events import Category, Kind
 from fsdp_bench.simulate.models.transformer import Weight
 from fsdp_bench.simulate.operators.core import Operators
 from fsdp_bench.simulate.operators.kernels import Kernels
-from fsdp_bench.simulate.recorded.bind import work_of
-from fsdp_bench.simulate.recorded.instructions import Made, Outputs, Run, kernel_event
-from fsdp_bench.simulate.recorded.workspaces import workspace_of
+from fsdp_bench.simulate.recorded.bind import run_of
+from fsdp_bench.simulate.recorded.instructions import Made, Outputs, Run
 from fsdp_bench.simulate.tape import Storage, Tape, Tensor
 from fsdp_bench.spec.recording.compiled import CompiledCode, Step, Tuning
 from fsdp_bench.spec.recording.formula import evaluate
-from fsdp_bench.spec.recording.steps import Drop, Operator, operator_name
+from fsdp_bench.spec.recording.steps import Allocation, Drop
 
 # -- The memory that Inductor allocates while it tries a kernel's configurations, when the kernel first runs -----------
 
 _CONFIGURATIONS = 2
 """Configurations of a kernel without reductions; further ones would take the same memory again."""
+
+
+_TUNING = "Inductor's tuning"
 
 
 def tune(op: Operators, copies: Sequence[int], saves_memory: bool) -> None:
@@ -42,16 +44,10 @@ def tune(op: Operators, copies: Sequence[int], saves_memory: bool) -> None:
     tape.synchronize_device()
     for _ in range(_CONFIGURATIONS):
         held = _within(_room(tape), copies) if saves_memory else copies
-        _copy(op, held)
-        buffer = tape.storage(op.kernels.l2_bytes, "Inductor's tuning", Category.TEMPORARY)
-        _copy(op, held)
+        op.scratch(held, _TUNING)
+        buffer = op.scratch([op.kernels.l2_bytes], _TUNING)
+        op.scratch(held, _TUNING)
         del buffer
-
-
-def _copy(op: Operators, copies: Sequence[int]) -> None:
-    made: list[Storage] = []
-    for num_bytes in copies:
-        made.append(op.tape.storage(num_bytes, "Inductor's tuning", Category.TEMPORARY))
 
 
 def _room(tape: Tape) -> int:
@@ -84,9 +80,6 @@ def _within(room: int, copies: Sequence[int]) -> list[int]:
             room -= num_bytes
             found.append(num_bytes)
     return found
-
-
-_PRODUCTS = ("aten::mm", "aten::addmm", "aten::_scaled_mm")
 
 
 class Tune(msgspec.Struct):
@@ -140,44 +133,21 @@ def bind_code(code: CompiledCode, sizes: Mapping[str, int], kernels: Kernels) ->
     }
 
     def bound(one: Step, of_parameters: set[int]) -> Plan:
+        def made(each: Allocation) -> Made:
+            category = Category.GRADIENTS if each.number in of_parameters else Category.ACTIVATIONS
+            return Made(each.number, numbers[each.num_bytes], category)
+
         if isinstance(one, Drop):
             return int(one.storage)
         if isinstance(one, Tuning):
             return Tune(tuple(numbers[copy] for copy in one.copies))
-        return _run(one, code, numbers, kernels, of_parameters)
+        return run_of(one, code.names, numbers, kernels, made)
 
     return Buffers(
         code,
         tuple(bound(one, set()) for one in code.forward),
         tuple(bound(one, gradients) for one in code.backward),
         tuple(numbers[size] for size in code.backward_inputs),
-    )
-
-
-def _run(
-    operator: Operator, code: CompiledCode, numbers: Sequence[int], kernels: Kernels, of_parameters: set[int]
-) -> Run:
-    name, layout, _ = operator_name(code.names[operator.name])
-    dims = tuple(numbers[dim] for dim in operator.dims)
-    work = work_of(name, layout, dims, numbers[operator.num_bytes], operator.itemsize)
-    results = tuple(numbers[made.num_bytes] for made in operator.makes)
-    space = workspace_of(name, dims, operator.itemsize, kernels, numbers[operator.num_bytes], results)
-    return Run(
-        name=name,
-        event=None if work is None else kernel_event(work),
-        makes=tuple(
-            Made(
-                made.number,
-                numbers[made.num_bytes],
-                Category.GRADIENTS if made.number in of_parameters else Category.ACTIVATIONS,
-            )
-            for made in operator.makes
-        ),
-        may_be_kept=False,
-        uses_cublas=name in _PRODUCTS,
-        before=space.before,
-        after_second=space.after_second,
-        after=space.after,
     )
 
 

@@ -40,7 +40,7 @@ def workspace_of(
     results: tuple[int, ...] = (),
     num_keys: int = 1,
 ) -> Workspace:
-    """Return what the kernel of an operator allocates; nothing where a dispatch mode watches, which does not see it.
+    """Return what the kernel of an operator allocates for itself.
 
     Args:
         name: of the operator.
@@ -51,8 +51,6 @@ def workspace_of(
         results: bytes of what it returns.
         num_keys: the keys of unfused attention, for recordings that do not have its sizes.
     """
-    if kernels.observed:
-        return NONE
     result_bytes = results[0] if results else 0
     if name in ("aten::_safe_softmax", "aten::_softmax_backward_data"):
         return _of_softmax(name, dims, itemsize, num_bytes, result_bytes, num_keys)
