@@ -22,7 +22,7 @@ from fsdp_bench.simulate.operators.kernels import CPU, FP32, Kernels
 from fsdp_bench.simulate.optimizers.dispatch import state_sizes, temporary_bytes
 from fsdp_bench.simulate.optimizers.shards import Shard
 from fsdp_bench.simulate.tape import CUDA_BLOCK_BYTES, Tape
-from fsdp_bench.simulate.wrappers.units import FlatLayout, Unit, blocks_are_alike, choose_units, flat_layout
+from fsdp_bench.simulate.wrappers.units import FlatLayout, blocks_are_alike, choose_units, flattened
 from fsdp_bench.spec.recording.model import Model
 from fsdp_bench.spec.setup import Api, Offload, ShardingStrategy, TrainSetup
 
@@ -55,14 +55,8 @@ def _layouts(model: Model, setup: TrainSetup) -> tuple[SimulatedModel, list[tupl
     if not blocks_are_alike(built, units, setup):
         built = build(operators, model, setup, model.num_blocks)
         units = choose_units(built, setup)
-    taken: set[int] = set()
-    layouts = []
-    for unit in [*units, Unit((built,), setup.precision)]:
-        weights = [weight for weight in unit.all_weights if id(weight) not in taken]
-        taken.update(map(id, weights))
-        if weights:
-            layouts.append((flat_layout(weights, setup, unit.precision), weights))
-    return built, layouts
+    found = flattened(built, units, setup)
+    return built, [(FlatLayout(weights, setup, unit.precision), weights) for unit, weights in found if weights]
 
 
 def _padded_ranks(layouts: Iterable[tuple[FlatLayout, list[Weight]]], group_size: int) -> Iterable[int]:

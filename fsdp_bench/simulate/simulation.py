@@ -45,8 +45,6 @@ _MICRO_BATCHES = 3
 class Simulation:
     """A model, its wrapper and its optimizer on one tape."""
 
-    between_steps = BETWEEN_STEPS
-
     def __init__(
         self,
         model: Model,
@@ -222,13 +220,16 @@ class Simulation:
         tape.mark("loss")
         out = self.op.divide(loss(self.op, setup.loss, logits, targets))
         del logits
-        tape.mark("backward")
-        scaled = self.scaler.scale(out) if self.scaler is not None else out
-        ones = tape.tensor(1, FP32, "aten::ones_like", Category.TEMPORARY)  # held by torch.autograd.backward
-        self.engine.run(scaled, ones)
-        del ones
+        self._backward(out)
         self._log_metrics(targets)
         return out.detach()
+
+    def _backward(self, loss: Tensor) -> None:
+        self.tape.mark("backward")
+        scaled = self.scaler.scale(loss) if self.scaler is not None else loss
+        ones = self.op.temporary(1, scaled.itemsize, "aten::ones_like")  # held by torch.autograd.backward
+        self.engine.run(scaled, ones)
+        del ones
 
     def _log_metrics(self, targets: Tensor) -> None:
         """Compute what some training loops log, from logits that have no history: cross-entropies in fp32."""

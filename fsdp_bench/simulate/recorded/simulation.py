@@ -7,7 +7,7 @@ from fsdp_bench.simulate.losses.choose import loss
 from fsdp_bench.simulate.operators.kernels import Kernels
 from fsdp_bench.simulate.recorded.instructions import next_tokens
 from fsdp_bench.simulate.recorded.model import RecordedTransformer
-from fsdp_bench.simulate.simulation import Simulation
+from fsdp_bench.simulate.simulation import BETWEEN_STEPS, Simulation
 from fsdp_bench.simulate.tape import Storage, Tensor
 from fsdp_bench.spec.recording.model import Model, RecordedModel
 from fsdp_bench.spec.setup import Loss, TrainSetup
@@ -36,7 +36,7 @@ class RecordedSimulation(Simulation):
         batch = self._batch()
         self.tape.mark("forward")
         self.wrapper.lazy_init()
-        self.tape.mark(self.between_steps)
+        self.tape.mark(BETWEEN_STEPS)
         del batch
 
     def _batch(self) -> list[Storage]:
@@ -69,18 +69,14 @@ class RecordedSimulation(Simulation):
 
     def _forward_backward(self) -> Tensor:
         """Run forward, which computes the loss, and backward."""
-        tape = self.tape
-        tape.mark("forward")
+        self.tape.mark("forward")
         self.wrapper.lazy_init()  # _root_pre_forward does both before it casts the inputs
         self.wrapper.forget_gradients()
         given, output = self.model.forward_to_loss(self._cast_inputs())
         out = self.op.divide(self._loss(given))
         output.clear()
         del given, output
-        tape.mark("backward")
-        scaled = self.scaler.scale(out) if self.scaler is not None else out
-        ones = tape.tensor(1, scaled.itemsize, "aten::ones_like", Category.TEMPORARY)
-        self.engine.run(scaled, ones)
+        self._backward(out)
         return out.detach()
 
     def _loss(self, given: Tensor) -> Tensor:

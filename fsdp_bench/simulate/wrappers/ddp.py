@@ -5,7 +5,7 @@ Everything is on every rank. Gradients are copied into buckets, which stay, and 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from itertools import groupby
 from typing import Any
 
@@ -86,13 +86,6 @@ class Bare(Wrapper):
         for weight in self.by_block(self.weights):
             fill(tape, weight)
         return held
-
-    def by_block(self, weights: Sequence[Weight]) -> Iterator[Weight]:
-        """Yield weights, marking the block of each in the log."""
-        for weight in weights:
-            self.op.tape.mark_block(weight.block)
-            yield weight
-        self.op.tape.mark_block(-1)
 
     def zero_grad(self) -> None:
         """optimizer.zero_grad(set_to_none=True)."""
