@@ -41,10 +41,10 @@ def _candidate_ranks(model: Model, setup: TrainSetup, kernels: Kernels) -> list[
         return sorted({0, *_padded_ranks(layouts, setup.shard_group_size)})
     if setup.offload is Offload.PARAMS and kernels.is_cuda:  # the optimizer's work is on the host
         return [0]
-    pieces = _Pieces(layouts, setup.shard_group_size)
-    scores = [_scores(setup, kernels, built, held) for held in pieces.of_ranks(built)]
+    ranks = _ranks_with_ends(layouts, setup.shard_group_size)
+    scores = [_scores(setup, kernels, built, held) for held in _held(built, layouts, ranks)]
     # The lowest rank of equals, for each of the sums.
-    return sorted({pieces.ranks[values.index(max(values))] for values in zip(*scores, strict=True)})
+    return sorted({ranks[values.index(max(values))] for values in zip(*scores, strict=True)})
 
 
 def _layouts(model: Model, setup: TrainSetup) -> tuple[SimulatedModel, list[tuple[FlatLayout, list[Weight]]]]:
@@ -67,34 +67,33 @@ def _padded_ranks(layouts: Iterable[tuple[FlatLayout, list[Weight]]], group_size
             yield rank
 
 
-class _Pieces:
-    """The piece of each weight that a rank holds. One rank represents all that hold only the middle of a weight."""
+def _ranks_with_ends(layouts: list[tuple[FlatLayout, list[Weight]]], group_size: int) -> list[int]:
+    """Return the ranks that hold an end of a weight, and one for all that hold only the middle of a weight."""
+    ends = set()
+    for layout, weights in layouts:
+        for weight, offset in zip(weights, layout.offsets, strict=True):
+            if weight.is_trained:
+                ends |= {offset // layout.shard_numel, (offset + weight.numel - 1) // layout.shard_numel}
+    in_the_midst = next(rank for rank in count() if rank not in ends)
+    return sorted(rank for rank in {*ends, in_the_midst} if rank < group_size)
 
-    def __init__(self, layouts: list[tuple[FlatLayout, list[Weight]]], group_size: int) -> None:
-        self._place = {
-            id(weight): (layout, index) for layout, weights in layouts for index, weight in enumerate(weights)
-        }
-        ends = set()
-        for layout, weights in layouts:
-            for weight, offset in zip(weights, layout.offsets, strict=True):
-                if weight.is_trained:
-                    ends |= {offset // layout.shard_numel, (offset + weight.numel - 1) // layout.shard_numel}
-        in_the_midst = next(rank for rank in count() if rank not in ends)
-        self.ranks = sorted(rank for rank in {*ends, in_the_midst} if rank < group_size)
 
-    def of_ranks(self, model: SimulatedModel) -> list[list[tuple[Weight, int]]]:
-        """Return what each of the ranks holds, in the order of nn.Module.parameters: weights, and elements of them."""
-        held: list[list[tuple[Weight, int]]] = [[] for _ in self.ranks]
-        for weight in model.all_weights:
-            if not weight.is_trained:  # the optimizer has no state of it
-                continue
-            layout, index = self._place[id(weight)]
-            offset, shard_numel = layout.offsets[index], layout.shard_numel
-            first = bisect_left(self.ranks, offset // shard_numel)
-            last = bisect_right(self.ranks, (offset + weight.numel - 1) // shard_numel)
-            for place in range(first, last):
-                held[place].append((weight, layout.in_shard(index, weight, self.ranks[place])))
-        return held
+def _held(
+    model: SimulatedModel, layouts: list[tuple[FlatLayout, list[Weight]]], ranks: list[int]
+) -> list[list[tuple[Weight, int]]]:
+    """Return what each of the ranks holds, in the order of nn.Module.parameters: weights, and elements of them."""
+    place = {id(weight): (layout, index) for layout, weights in layouts for index, weight in enumerate(weights)}
+    held: list[list[tuple[Weight, int]]] = [[] for _ in ranks]
+    for weight in model.all_weights:
+        if not weight.is_trained:  # the optimizer has no state of it
+            continue
+        layout, index = place[id(weight)]
+        offset, shard_numel = layout.offsets[index], layout.shard_numel
+        first = bisect_left(ranks, offset // shard_numel)
+        last = bisect_right(ranks, (offset + weight.numel - 1) // shard_numel)
+        for number in range(first, last):
+            held[number].append((weight, layout.in_shard(index, weight, ranks[number])))
+    return held
 
 
 def _scores(

@@ -8,8 +8,7 @@ from typing import Any
 from fsdp_bench.simulate.autograd import Engine
 from fsdp_bench.simulate.compiled.choose import compile_blocks
 from fsdp_bench.simulate.events import IN_HOST_MEMORY, Category, Stream
-from fsdp_bench.simulate.losses.choose import loss
-from fsdp_bench.simulate.losses.cross_entropy import cross_entropy
+from fsdp_bench.simulate.losses.cross_entropy import cross_entropy, loss
 from fsdp_bench.simulate.models.activation_checkpointing import checkpoint_blocks, checkpointed_blocks
 from fsdp_bench.simulate.models.build import build
 from fsdp_bench.simulate.models.reentrant import reentrant
@@ -137,7 +136,8 @@ class Simulation:
             self.wrapper.after_a_first_step()
             return
         self._begin_first_forward()
-        self.op.make_workspaces()
+        self.op.make_workspace(in_backward=False)
+        self.op.make_workspace(in_backward=True)
         if self.wrapper.in_backward is not None:
             stream = Stream.ALL_REDUCE if self.setup.strategy.is_hybrid else Stream.REDUCE_SCATTER
             self.wrapper.in_backward.warm_up(self.shards, stream)
@@ -305,7 +305,7 @@ class Simulation:
             numels += [shard.numel for shard in group] * self.model.times(block)
         if self.steps_on_host:
             if is_sharded_fsdp1:
-                reduce_norm_of_host_gradients(self.tape, bool(numels))
+                reduce_norm_of_host_gradients(self.op, bool(numels))
             return
         if is_sharded_fsdp1:
             self.tape.collective("all_reduce", "shard", FP32)

@@ -15,7 +15,7 @@ from fsdp_bench.simulate.losses.liger import liger_fused_linear
 from fsdp_bench.simulate.operators.attention import Heads, attention, merge_heads, split_heads
 from fsdp_bench.simulate.operators.core import Operators, Parameter
 from fsdp_bench.simulate.operators.kernels import FP32, INT64
-from fsdp_bench.simulate.operators.norms import layer_norm, rms_norm
+from fsdp_bench.simulate.operators.norms import fused_norm, rms_norm
 from fsdp_bench.simulate.repeat import repeated_block
 from fsdp_bench.simulate.tape import Storage, Tape, Tensor
 from fsdp_bench.spec.model import Family, ModelShape
@@ -162,7 +162,7 @@ class LayerNorm(Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise rows."""
-        return layer_norm(self.op, x, self.weight.seen, self.bias.seen)
+        return fused_norm(self.op, x, self.weight.seen, self.bias.seen)
 
 
 def rotate(op: Operators, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -311,11 +311,6 @@ class SimulatedModel(Module):
     def times(self, block: int) -> int:
         """Return for how many blocks a block stands; 1 for what is outside of blocks (-1)."""
         return 1 + self.extra_blocks if self.extra_blocks and block == repeated_block(self.num_blocks) else 1
-
-    @property
-    def num_parameters(self) -> int:
-        """The parameters of the whole model."""
-        return sum(weight.numel * self.times(weight.block) for weight in self.all_weights)
 
     def kept_in_root(self) -> list[Module]:
         """Return the modules that cannot be units because their weights are read elsewhere, too."""

@@ -137,10 +137,10 @@ class Operators:
             self.run("aten::mul", gradients[0], factor, product)
         return dx, dy
 
-    def mul_broadcast(self, x: Tensor, y: Tensor) -> Tensor:
-        """aten::mul by a smaller factor that needs a gradient, which is summed to its shape (sum_to_size)."""
+    def mul_broadcast(self, x: Tensor, y: Tensor, gradient: Category = Category.TEMPORARY) -> Tensor:
+        """aten::mul by a smaller factor that needs a gradient, which is summed to its shape (sum_to_size) and cast."""
         out = self.elementwise("aten::mul", x.numel, x.itemsize, x, y)
-        small = y.numel
+        small, small_itemsize = y.numel, y.itemsize
 
         def backward(saved: Saved, gradients: list[Tensor]) -> Gradients:
             numel, itemsize = gradients[0].numel, gradients[0].itemsize
@@ -150,9 +150,11 @@ class Operators:
             self.run("aten::mul", gradients[0], opened[0], whole)
             self.run("aten::mul", gradients[0], opened[1], dx)
             del opened
-            dy = self.temporary(small, itemsize, "aten::sum")
+            dy = self.tape.tensor(small, itemsize, "aten::sum", gradient)
             self.run("aten::sum", whole, dy)
             del whole
+            if small_itemsize != itemsize:
+                dy = self.tape.tensor(small, small_itemsize, "aten::_to_copy", gradient)
             return dx, dy
 
         return self.record(out, [x, y], [x, y], backward)
@@ -285,11 +287,6 @@ class Operators:
         _workspace = self.scratch(sum_over_rows_workspace(rows, columns, self.kernels), "Reduce.cuh")
         self.tape.kernel("aten::sum", (rows + 1) * columns * itemsize, itemsize)
         return out
-
-    def make_workspaces(self) -> None:
-        """Allocate the cuBLAS workspaces that the first step creates."""
-        for in_backward in (False, True):
-            self.make_workspace(in_backward)
 
     def make_workspace(self, in_backward: bool, stream: Stream = Stream.COMPUTE) -> None:
         """getCurrentCUDABlasHandle: a thread's first product on a stream makes its workspace, which stays.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fsdp_bench.simulate.events import Category, Stream
-from fsdp_bench.simulate.losses.choose import loss
+from fsdp_bench.simulate.losses.cross_entropy import loss
 from fsdp_bench.simulate.operators.kernels import Kernels
 from fsdp_bench.simulate.recorded.instructions import next_tokens
 from fsdp_bench.simulate.recorded.model import RecordedTransformer

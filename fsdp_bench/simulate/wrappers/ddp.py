@@ -6,6 +6,7 @@ Everything is on every rank. Gradients are copied into buckets, which stay, and 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from itertools import groupby
 from typing import Any
 
@@ -26,24 +27,6 @@ from fsdp_bench.spec.setup import TrainSetup
 # in fp32, matrix products run on copies. DistributedDataParallel is this and its buckets.
 
 
-class _Gradient:
-    """One parameter's gradient: the first is taken, further ones are added in place."""
-
-    def __init__(self, op: Operators, weight: Weight, itemsize: int, when_ready: Callable[[Weight], None]) -> None:
-        self.value: Tensor | None = None
-        self._weight = weight
-        self._when_ready = when_ready
-        weight.seen = Parameter(
-            None, weight.numel, itemsize, name=weight.name, in_features=weight.rest, block=weight.block
-        )
-        weight.seen.node = accumulator(self._accumulate) if weight.is_trained else None
-
-    def _accumulate(self, gradient: Tensor) -> None:
-        if self.value is None:
-            self.value = gradient
-        self._when_ready(self._weight)
-
-
 class Bare(Wrapper):
     """The model as it is, with all parameters, gradients and optimizer states."""
 
@@ -57,8 +40,24 @@ class Bare(Wrapper):
         self.itemsizes = {
             id(weight): Sizes.of(precision_of(weight.dtype, setup.precision)).store for weight in self.weights
         }
-        self.gradients = [_Gradient(op, w, self.itemsizes[id(w)], self.ready) for w in self.weights]
+        self.gradients: dict[int, Tensor] = {}
+        """By the id of the weight."""
+        for weight in self.weights:
+            weight.seen = Parameter(
+                None,
+                weight.numel,
+                self.itemsizes[id(weight)],
+                accumulator(partial(self._accumulate, weight)) if weight.is_trained else None,
+                name=weight.name,
+                in_features=weight.rest,
+                block=weight.block,
+            )
         model.around = self.around
+
+    def _accumulate(self, weight: Weight, gradient: Tensor) -> None:
+        """AccumulateGrad: the first gradient is taken, further ones are added in place."""
+        self.gradients.setdefault(id(weight), gradient)
+        self.ready(weight)
 
     def ready(self, weight: Weight) -> None:
         """Do what follows a parameter's gradient; here nothing."""
@@ -89,8 +88,8 @@ class Bare(Wrapper):
 
     def zero_grad(self) -> None:
         """optimizer.zero_grad(set_to_none=True)."""
-        for _weight, gradient in zip(self.by_block(self.weights), self.gradients, strict=True):
-            gradient.value = None
+        for weight in self.by_block(self.weights):
+            self.gradients.pop(id(weight), None)
 
 
 _BROADCAST_BYTES = 250 * 1024**2
