@@ -182,7 +182,7 @@ class _Host(RatesWithoutCommunication):
 
     def __init__(self, rates: Rates, setup: TrainSetup, launch_seconds: float, hook_seconds: float) -> None:
         super().__init__(rates, setup)
-        self.launch_seconds, self.host = launch_seconds, lambda _work: hook_seconds
+        self.launch_seconds, self.host = launch_seconds, lambda work: hook_seconds
 
     def run(self, work: Work, beside: tuple[Work, ...] = ()) -> float:
         """Seconds of an operator."""

@@ -51,8 +51,7 @@ def states(op: Operators, kind: OptimizerKind, shards: list[Shard]) -> list[Stor
         return held
     is_muon = kind is OptimizerKind.MUON
     for of_muon in (True, False) if is_muon else (False,):
-        group = [one for one in shards if counts(one) and of_muon == (is_muon and takes_muon(one))]
-        for shard in marked(tape, tape.phase, group):
+        for shard in marked(tape, tape.phase, [one for one in shards if of_muon == (is_muon and takes_muon(one))]):
             sizes = state_sizes(op.kernels, kind, shard)
             held += [tape.storage(size, name, Category.OPTIMIZER_STATE) for name, size in sizes]
     return held
