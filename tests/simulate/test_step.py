@@ -17,7 +17,7 @@ from fsdp_bench.simulate.repeat import Log
 from fsdp_bench.simulate.simulation import BETWEEN_STEPS
 from fsdp_bench.simulate.step import SimulatedSteps
 from fsdp_bench.spec.model import Family
-from fsdp_bench.spec.setup import Api, Loss, Offload, OptimizerKind, Precision, ShardingStrategy, TrainSetup
+from fsdp_bench.spec.setup import Api, Offload, Precision, ShardingStrategy, TrainSetup
 from tests.predicted import memory_of
 from tests.profiles import share_of_examples
 from tests.shapes import shape
@@ -202,51 +202,6 @@ def test_memory_never_falls_when_parameters_are_stored_wider(case: tuple[Cell, K
         return memory_of(cell.model, setup, kernels).peak_allocated_bytes
 
     assert peak("bf16-true") <= peak("fp32")
-
-
-@pytest.mark.parametrize("api", list(Api))
-@pytest.mark.parametrize("world", [2, 3, 8, 64])
-def test_resident_state_by_strategy(api: Api, world: int) -> None:
-    """FULL_SHARD <= SHARD_GRAD_OP <= NO_SHARD; sharded state is 12 bytes a parameter over the world, and padding."""
-    model = shape()
-    kept = {}
-    for strategy in (ShardingStrategy.FULL_SHARD, ShardingStrategy.SHARD_GRAD_OP, ShardingStrategy.NO_SHARD):
-        setup = TrainSetup(strategy=strategy, api=api, world_size=world, sequence_length=32, use_orig_params=True)
-        kept[strategy] = live_memory(SimulatedSteps(model, setup, CPU).step()).end_bytes
-    full, grad_op, none = kept.values()
-    assert full <= grad_op <= none
-    # Parameters and two Adam states in fp32; FSDP1 also keeps its flat gradient until the next forward (1 x).
-    copies = 4 if api is Api.FSDP1 else 3
-    ideal = copies * 4 * model.num_parameters / world
-    padding = copies * 4 * 64 * 30 + 4 * 40  # at most a row a parameter; the optimizer's step counters
-    assert ideal <= full <= ideal + padding
-
-
-def test_the_logits_of_a_large_vocabulary_are_the_peak_of_a_small_model() -> None:
-    """Plain loss in bf16: fp32 logits, log-softmax and its gradient, 12 bytes a logit, in backward."""
-    model = shape(vocab_size=128256, num_hidden_layers=1)
-    setup = TrainSetup(world_size=64, sequence_length=512, precision=Precision.parse("bf16-mixed"))
-    memory = memory_of(model, setup, CPU)
-    assert memory.peak_phase == "backward"
-    tokens = setup.sequence_length
-    # log-softmax, its gradient and nll's: three fp32 tensors of tokens x vocabulary.
-    assert memory.breakdown_bytes["logits"] == pytest.approx(12 * tokens * model.vocab_size, abs=100)
-    chunked = memory_of(model, replace(setup, loss=Loss.CHUNKED), CPU)
-    assert chunked.peak_allocated_bytes < memory.peak_allocated_bytes
-
-
-def test_foreach_costs_one_more_shard_than_fused() -> None:
-    """AdamW foreach keeps sqrt(v) of every parameter at once; NO_SHARD shows it alone."""
-    model = shape(num_hidden_layers=6)
-    foreach, fused = (
-        memory_of(
-            model,
-            TrainSetup(strategy=ShardingStrategy.NO_SHARD, world_size=2, sequence_length=8, optimizer=kind),
-            CUDA_OBSERVED,
-        ).phases["optimizer"]
-        for kind in (OptimizerKind.ADAMW_FOREACH, OptimizerKind.ADAMW_FUSED)
-    )
-    assert foreach - fused == pytest.approx(4 * model.num_parameters, abs=4 * 200)
 
 
 @pytest.mark.parametrize(("offload", "count"), [(Offload.NONE, True), (Offload.PARAMS, False)])
