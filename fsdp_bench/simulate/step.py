@@ -16,9 +16,8 @@ from msgspec.structs import replace
 from fsdp_bench.simulate.candidate_ranks import candidate_ranks
 from fsdp_bench.simulate.models.build import num_few_blocks, with_few_tokens
 from fsdp_bench.simulate.operators.kernels import CUDA, Kernels
-from fsdp_bench.simulate.recorded.simulation import simulation_of
 from fsdp_bench.simulate.repeat import FEW_BLOCKS, MORE_BLOCKS, Log, replaced_tensors
-from fsdp_bench.simulate.simulation import Simulation
+from fsdp_bench.simulate.simulation import Simulation, simulation_of
 from fsdp_bench.simulate.wrappers.ddp import Ddp
 from fsdp_bench.simulate.wrappers.fsdp1 import Fsdp1
 from fsdp_bench.spec.model import ModelShape

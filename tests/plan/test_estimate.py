@@ -17,10 +17,11 @@ from fsdp_bench.plan.estimate import Verdict
 from fsdp_bench.replay.host_memory import Build, host_memory, pinned_bytes
 from fsdp_bench.replay.live_memory import live_memory
 from fsdp_bench.simulate.events import Kind
-from fsdp_bench.simulate.operators.attention_workspaces import flash_backward_workspace, flash_forward_workspace
 from fsdp_bench.simulate.operators.kernel_workspaces import (
     chunk_cat_arguments,
     embedding_backward_workspace,
+    flash_backward_workspace,
+    flash_forward_workspace,
     split_arguments,
 )
 from fsdp_bench.simulate.operators.kernels import CPU, CUDA, CUDA_OBSERVED, cublas_workspace, kernels_on
@@ -252,7 +253,7 @@ def test_fsdp2s_copies_pack_their_arguments() -> None:
 
 
 def test_workspaces_of_kernels_have_their_documented_sizes() -> None:
-    """By hand from the sources that attention_workspaces.py and kernel_workspaces.py name."""
+    """By hand from the sources that kernel_workspaces.py names."""
     # Two sequences, 4 heads of 64, 200 tokens, rounded to 256: softmax_d, and dq_accum with 64 columns, in fp32.
     assert flash_backward_workspace(2, 4, 200, 64, 1) == [2 * 4 * 256 * 4, 2 * 4 * 256 * 64 * 4]
     # Grouped keys: dk and dv expanded to 4 heads in 16 bits.

@@ -52,25 +52,17 @@ def tune(op: Operators, copies: Sequence[int], saves_memory: bool) -> None:
 
 def _room(tape: Tape) -> int:
     """Return by how much live memory is below the peak of this phase; trials reset peaks where a phase begins."""
-    level = highest = 0
-    for event in tape.events[_begin_of_phase(tape) :]:
+    events, level, highest = tape.events, 0, 0
+    others = (index for index in reversed(range(len(events))) if events[index].kind is Kind.MARK)
+    before = next((index for index in others if events[index].label != tape.phase), -1)
+    begin = next((index for index in range(before + 1, len(events)) if events[index].kind is Kind.MARK), 0)
+    for event in events[begin:]:
         if event.kind is Kind.ALLOCATE:
             level += event.num_bytes
             highest = max(highest, level)
         elif event.kind is Kind.FREE:
             level -= event.num_bytes
     return highest - level
-
-
-def _begin_of_phase(tape: Tape) -> int:
-    begin = 0
-    for index in reversed(range(len(tape.events))):
-        event = tape.events[index]
-        if event.kind is Kind.MARK:
-            if event.label != tape.phase:
-                break
-            begin = index
-    return begin
 
 
 def _within(room: int, copies: Sequence[int]) -> list[int]:
@@ -154,15 +146,11 @@ def bind_code(code: CompiledCode, sizes: Mapping[str, int], kernels: Kernels) ->
 class CompiledBlock:
     """The wrapper that runs instead of a block's forward."""
 
-    def __init__(self, op: Operators, buffers: Buffers, weights: Mapping[str, Weight]) -> None:
-        self._op, self._buffers, self._weights = op, buffers, weights
+    def __init__(self, op: Operators, buffers: Buffers, weights: Mapping[str, Weight], is_recorded: bool) -> None:
+        self._op, self._buffers, self._weights, self._is_recorded = op, buffers, weights, is_recorded
 
     def __call__(self, _forward: Any, *inputs: Tensor) -> Any:
-        """Run the compiled forward; return what the block does."""
-        return self._run(inputs)
-
-    def _run(self, inputs: Sequence[Tensor]) -> Tensor:
-        """Run AOTAutograd's CompiledFunction."""
+        """Run AOTAutograd's CompiledFunction; return what the block does."""
         code = self._buffers.code
         given = [inputs[int(name[2:])] if name.startswith("i:") else self._weights[name].seen for name in code.inputs]
         storages: dict[int | str, Storage] = {
@@ -174,7 +162,7 @@ class CompiledBlock:
         if self._op.tape.grad_enabled:
             saved = [_whole(storages.get(number)) for number in code.saved]
             out.node = operator_node(self._op.tape, self._backward, given, saved)
-        return out
+        return Outputs([out]) if self._is_recorded else out
 
     def _backward(self, saved: Any, gradients: list[Tensor]) -> Gradients:
         """Run the compiled backward, to which what was saved belongs: it frees each tensor after its last use."""
@@ -208,14 +196,6 @@ class CompiledBlock:
             if step.event is not None:
                 self._op.tape.events.append(step.event)
             step.allocate(storages, self._op, category)
-
-
-class CompiledRecordedBlock(CompiledBlock):
-    """The same for a block of a recorded model."""
-
-    def __call__(self, _forward: Any, *inputs: Tensor) -> Outputs:
-        """Run the compiled forward; return what the block does."""
-        return Outputs([self._run(inputs)])
 
 
 def _whole(storage: Storage | None) -> Tensor:

@@ -15,14 +15,14 @@ from functools import partial
 import msgspec
 
 from fsdp_bench.simulate.autograd import Gradients
-from fsdp_bench.simulate.operators.attention_workspaces import (
+from fsdp_bench.simulate.operators.core import Operators, Saved
+from fsdp_bench.simulate.operators.kernel_workspaces import (
     efficient_backward_workspace,
     efficient_forward_workspace,
     flash_backward_workspace,
     flash_forward_workspace,
     row_sums,
 )
-from fsdp_bench.simulate.operators.core import Operators, Saved
 from fsdp_bench.simulate.operators.kernels import FP32, KernelScratch
 from fsdp_bench.simulate.operators.unfused_attention import repeat_heads, unfused_attention
 from fsdp_bench.simulate.tape import Storage, Tensor

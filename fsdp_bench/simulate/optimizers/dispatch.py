@@ -87,23 +87,13 @@ def temporary_bytes(kind: OptimizerKind, sizes: list[int], num_bytes: int) -> in
     return 0
 
 
-def makes_states_one_by_one(kind: OptimizerKind) -> bool:
-    """Whether the first step makes a parameter's states when it gets to it, and not all before."""
-    return kind is OptimizerKind.ADAMW_8BIT
-
-
 def first_step(op: Operators, kind: OptimizerKind, shards: list[Shard]) -> list[Storage]:
-    """Step for the first time, one parameter after another; return the states."""
+    """Step for the first time, where a parameter's states are made when its turn comes; return the states."""
     held: list[Storage] = []
     for shard in shards:
         held += states(op, kind, [shard])
         step(op, kind, [shard])
     return held
-
-
-def multiplies_matrices(kind: OptimizerKind, shards: list[Shard]) -> bool:
-    """Whether a step needs cuBLAS."""
-    return kind in (OptimizerKind.ADAFACTOR, OptimizerKind.MUON) and any(shard.is_matrix for shard in shards)
 
 
 _PASSES = {
@@ -176,7 +166,8 @@ class InBackward:
     def warm_up(self, shards: list[Shard], stream: Stream) -> None:
         """Restore what a first step on such a stream leaves."""
         self._states, self._stepped = states(self._op, self._kind, shards), None
-        if multiplies_matrices(self._kind, shards):
+        multiplies_matrices = self._kind in (OptimizerKind.ADAFACTOR, OptimizerKind.MUON)
+        if multiplies_matrices and any(shard.is_matrix for shard in shards):
             self._op.make_workspace(True, stream)
 
     def step(self, shards: Iterable[tuple[int, Shard]], stream: Stream) -> None:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from fsdp_bench.simulate.operators.attention_workspaces import (
+from fsdp_bench.simulate.operators.kernel_workspaces import (
     efficient_backward_workspace,
     efficient_forward_workspace,
+    embedding_backward_workspace,
     flash_backward_workspace,
     flash_forward_workspace,
     row_sums,
+    sum_over_rows_workspace,
 )
-from fsdp_bench.simulate.operators.kernel_workspaces import embedding_backward_workspace, sum_over_rows_workspace
 from fsdp_bench.simulate.operators.kernels import Kernels, KernelScratch
 
 _ATTENTION = "aten::_scaled_dot_product_"
