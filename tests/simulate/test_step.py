@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from fsdp_bench.replay.live_memory import breakdown, live_memory
 from fsdp_bench.simulate.events import Category, Event, Kind, Queue
 from fsdp_bench.simulate.operators.kernels import CPU, CUDA, CUDA_OBSERVED, Kernels
-from fsdp_bench.simulate.repeat import Log
+from fsdp_bench.simulate.repeat import Log, replaced_tensors
 from fsdp_bench.simulate.simulation import BETWEEN_STEPS
 from fsdp_bench.simulate.step import SimulatedSteps
 from fsdp_bench.spec.model import Family
@@ -213,3 +213,27 @@ def test_gradients_of_offloaded_parameters_are_made_in_host_memory(offload: Offl
         event.label for event in SimulatedSteps(shape(), setup, CUDA).step().events if event.kind is Kind.ALLOCATE
     }
     assert ("aten::empty_like" in labels) is count
+
+
+BEFORE = [Event(Kind.ALLOCATE, 0), Event(Kind.RECORD_EVENT, Queue.FREE), Event(Kind.RECORD_EVENT, Queue.FREE)]
+
+
+def test_a_step_hands_on_one_tensor_for_each_that_it_uses_up() -> None:
+    """It frees the last one's tensor, and waits for the event before the last."""
+    waits, records = Event(Kind.HOST_WAIT, Queue.FREE), Event(Kind.RECORD_EVENT, Queue.FREE)
+    last = [waits, Event(Kind.ALLOCATE, 3), Event(Kind.FREE, 0), records]
+    assert replaced_tensors([*BEFORE, *last], len(BEFORE)) == [(0, 3)]
+
+
+@pytest.mark.parametrize(
+    "last",
+    [
+        [Event(Kind.ALLOCATE, 3)],
+        [Event(Kind.FREE, 0)],
+        [Event(Kind.ALLOCATE, 3, label="another"), Event(Kind.FREE, 0)],
+        [Event(Kind.HOST_WAIT, Queue.FREE)],
+    ],
+    ids=["more", "less", "something else", "fewer events"],
+)
+def test_a_step_that_leaves_something_else_than_it_found_is_not_repeated(last: list[Event]) -> None:
+    assert replaced_tensors([*BEFORE, *last], len(BEFORE)) is None
