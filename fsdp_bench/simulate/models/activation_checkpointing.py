@@ -34,10 +34,17 @@ ACTIVATIONS = "activations"
 
 
 class _SaveOnCpu:
-    """save_on_cpu: the hooks of saved tensors."""
+    """save_on_cpu: the hooks of saved tensors, and what goes around a block, outside of its checkpointing."""
 
     def __init__(self, op: Operators) -> None:
         self._op = op
+
+    def around(self, forward: Callable[..., Any], *inputs: Any) -> Any:
+        self._op.tape.hooks.append(self)
+        try:
+            return forward(*inputs)
+        finally:
+            self._op.tape.hooks.pop()
 
     def pack(self, saved: list[Tensor]) -> list[Tensor]:
         """Copy to the host. The GPU first makes a contiguous copy of other tensors (aten/native/cuda/Copy.cu)."""
@@ -65,20 +72,6 @@ class _SaveOnCpu:
                 tensor.node, tensor.output = one.node, one.output
             tensors.append(tensor)
         return tensors
-
-
-def offloaded(op: Operators) -> Callable[..., Any]:
-    """Return what goes around a block, outside of its checkpointing."""
-    hooks = _SaveOnCpu(op)
-
-    def around(forward: Callable[..., Any], *inputs: Any) -> Any:
-        op.tape.hooks.append(hooks)
-        try:
-            return forward(*inputs)
-        finally:
-            op.tape.hooks.pop()
-
-    return around
 
 
 if TYPE_CHECKING:
@@ -243,7 +236,7 @@ def checkpoint_blocks(op: Operators, engine: Engine, model: SimulatedModel, setu
             block.around = checkpointed(op, policy, block.num_positional)
     if setup.activation_offload:
         for block in model.blocks:
-            block.put_around(offloaded(op))
+            block.put_around(_SaveOnCpu(op).around)
 
 
 def checkpointed(

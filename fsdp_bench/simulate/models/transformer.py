@@ -140,28 +140,18 @@ class Embedding(Module):
         return self.op.embedding(indices, self.weight.seen, indices.numel * self.weight.rest)
 
 
-class RMSNorm(Module):
-    """nn.RMSNorm."""
+class Norm(Module):
+    """nn.RMSNorm, or nn.LayerNorm, which has a bias."""
 
-    def __init__(self, op: Operators, width: int) -> None:
+    def __init__(self, op: Operators, width: int, bias: bool = False) -> None:
         super().__init__(op)
         self.weight = self.own("weight", width)
+        self.bias = self.own("bias", width) if bias else None
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise rows."""
-        return rms_norm(self.op, x, self.weight.seen)
-
-
-class LayerNorm(Module):
-    """nn.LayerNorm."""
-
-    def __init__(self, op: Operators, width: int) -> None:
-        super().__init__(op)
-        self.weight = self.own("weight", width)
-        self.bias = self.own("bias", width)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Normalise rows."""
+        if self.bias is None:
+            return rms_norm(self.op, x, self.weight.seen)
         return fused_norm(self.op, x, self.weight.seen, self.bias.seen)
 
 
@@ -235,9 +225,9 @@ class SimulatedLlamaBlock(Module):
 
     def __init__(self, op: Operators, shape: ModelShape) -> None:
         super().__init__(op)
-        self.input_layernorm = self.child(RMSNorm(op, shape.hidden_size))
+        self.input_layernorm = self.child(Norm(op, shape.hidden_size))
         self.self_attn = self.child(SimulatedLlamaAttention(op, shape))
-        self.post_attention_layernorm = self.child(RMSNorm(op, shape.hidden_size))
+        self.post_attention_layernorm = self.child(Norm(op, shape.hidden_size))
         self.mlp = self.child(SimulatedLlamaMLP(op, shape))
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -255,10 +245,10 @@ class SimulatedGPT2Block(Module):
         self.heads = shape.num_attention_heads
         self.head_dim = shape.head_dim
         self.hidden_size = d
-        self.ln_1 = self.child(LayerNorm(op, d))
+        self.ln_1 = self.child(Norm(op, d, bias=True))
         self.c_attn = self.child(Linear(op, d, 3 * d, bias=True))
         self.c_proj = self.child(Linear(op, d, d, bias=True))
-        self.ln_2 = self.child(LayerNorm(op, d))
+        self.ln_2 = self.child(Norm(op, d, bias=True))
         self.c_fc = self.child(Linear(op, d, f, bias=True))
         self.mlp_proj = self.child(Linear(op, f, d, bias=True))
 
@@ -351,7 +341,7 @@ class SimulatedTransformer(SimulatedModel):
         for index, block in enumerate(self.blocks):
             for weight in block.all_weights:
                 weight.block = index
-        self.norm = self.child((RMSNorm if llama else LayerNorm)(op, shape.hidden_size))
+        self.norm = self.child(Norm(op, shape.hidden_size, bias=not llama))
 
     @property
     def ends(self) -> EndModules | None:

@@ -90,7 +90,12 @@ def _of_attention(
         widths = head_dim, numel // (batch * heads * length)
         return Workspace(after_second=tuple(efficient_forward_workspace(numel, widths, itemsize)))
     if name == f"{_ATTENTION}efficient_attention_backward":
-        return _efficient_backward(dims, itemsize, kernels, results)
+        # _efficient_attention_backward: each row's sum of grad_out * out, and what it adds up gradients in
+        batch, heads, _, length, keys, head_dim, _ = dims
+        values_dim = results[2] // (batch * heads * keys * itemsize) if len(results) > 2 else head_dim
+        size = batch, heads, length, keys, (head_dim, values_dim), itemsize
+        sums = row_sums(batch, heads, length, values_dim, itemsize)
+        return Workspace(after=(*sums, efficient_backward_workspace(*size, kernels.compute_capability)))
     return NONE
 
 
@@ -102,12 +107,3 @@ def _of_softmax(
     # _safe_softmax (SoftMax.cpp): masked = self.eq(-inf), masked_rows = all(masked), zero
     numel = result_bytes // itemsize
     return Workspace(after=(numel, dims[0] if dims else numel // num_keys, itemsize))
-
-
-def _efficient_backward(dims: tuple[int, ...], itemsize: int, kernels: Kernels, results: tuple[int, ...]) -> Workspace:
-    """_efficient_attention_backward: each row's sum of grad_out * out, and what it adds up gradients in."""
-    batch, heads, _, length, keys, head_dim, _ = dims
-    values_dim = results[2] // (batch * heads * keys * itemsize) if len(results) > 2 else head_dim
-    size = batch, heads, length, keys, (head_dim, values_dim), itemsize
-    sums = row_sums(batch, heads, length, values_dim, itemsize)
-    return Workspace(after=(*sums, efficient_backward_workspace(*size, kernels.compute_capability)))
