@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from itertools import product
 
@@ -54,19 +53,6 @@ ALIKE = {
 """Operators that a calibration does not time, each with a timed operator that reads and writes as many bytes."""
 
 
-@dataclass(frozen=True)
-class MeasuredGroups:
-    """Size of each of a setup's process groups, and whether its ranks are consecutive: the key of measured groups."""
-
-    sizes: Mapping[str, tuple[int, bool]]
-
-    @staticmethod
-    def of(setup: TrainSetup) -> MeasuredGroups:
-        """Return the groups that rank 0 belongs to."""
-        neighbours = {"replicate": setup.shard_group_size == 1}
-        return MeasuredGroups({name: (size, neighbours.get(name, True)) for name, size in setup.group_sizes.items()})
-
-
 class Calibrated:
     """The rates of one setup on a calibrated machine."""
 
@@ -75,7 +61,9 @@ class Calibrated:
     def __init__(self, profile: Profile, setup: TrainSetup, ranks_on_node: int) -> None:
         self._measured: RankProfile = profile.for_ranks(ranks_on_node)
         self._dtypes = {2: "bf16" if setup.precision.compute == "fp32" else setup.precision.compute, 4: "fp32"}
-        self._groups = MeasuredGroups.of(setup)
+        neighbours = {"replicate": setup.shard_group_size == 1}
+        self._groups = {name: (size, neighbours.get(name, True)) for name, size in setup.group_sizes.items()}
+        """The size of each group that rank 0 belongs to, and whether its ranks are consecutive."""
         self.blocks_host = profile.device == "cpu"
         self.launch_seconds = self._measured.launch_seconds
 
@@ -98,7 +86,7 @@ class Calibrated:
 
     def collective(self, work: Work) -> float | None:
         """Return the seconds of a collective; None if no group of this size was measured."""
-        size, neighbours = self._groups.sizes[work.group]
+        size, neighbours = self._groups[work.group]
         points = self._collectives.get((work.name, size, neighbours))
         return _between(points or self._collectives.get((work.name, size, not neighbours)), work.num_bytes)
 

@@ -218,18 +218,11 @@ class RatesWithoutCommunication:
         self._ranks = setup.group_sizes
         self._rates = rates
         self.source, self.blocks_host, self.launch_seconds = rates.source, rates.blocks_host, rates.launch_seconds
+        self.copy, self.host = rates.copy, rates.host
 
     def run(self, work: Work, beside: tuple[Work, ...] = ()) -> float | None:
         """Return the seconds of an operator, which collectives without time do not slow down."""
         return self._rates.run(work)
-
-    def copy(self, work: Work) -> float | None:
-        """Return the seconds of a copy to or from the host."""
-        return self._rates.copy(work)
-
-    def host(self, work: Work) -> float | None:
-        """Return the seconds of work that the host itself does."""
-        return self._rates.host(work)
 
     def collective(self, work: Work) -> float | None:
         """Return the seconds of the copies: all-gather repeats the own shard, reduce-scatter keeps the own part."""

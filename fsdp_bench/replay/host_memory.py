@@ -10,13 +10,11 @@ from enum import StrEnum
 
 from fsdp_bench.simulate.events import Kind
 from fsdp_bench.simulate.models.activation_checkpointing import ACTIVATIONS
-from fsdp_bench.simulate.operators.core import Operators
 from fsdp_bench.simulate.operators.kernels import CUDA
-from fsdp_bench.simulate.optimizers.dispatch import is_offloaded, states
+from fsdp_bench.simulate.optimizers.dispatch import is_offloaded, state_sizes
 from fsdp_bench.simulate.repeat import Log
 from fsdp_bench.simulate.simulation import Simulation
 from fsdp_bench.simulate.step import SimulatedSteps
-from fsdp_bench.simulate.tape import Tape
 from fsdp_bench.spec.setup import Offload, OptimizerKind
 
 
@@ -91,7 +89,7 @@ def _of_offloaded_parameters(simulation: Simulation, ranks_per_node: int, load: 
     pinned = ranks_per_node * sum(pinned_bytes(size) * times(block) for size, block in wrapper.host_tensors())
     shards, kept = wrapper.shards(simulation.model), 0
     for shard in shards:
-        kept += sum(one.num_bytes for one in states(Operators(Tape(), CUDA), kind, [shard])) * times(shard.block)
+        kept += sum(size for _, size in state_sizes(CUDA, kind, shard)) * times(shard.block)
     held = sum(shard.numel * shard.itemsize * times(shard.block) for shard in shards)
     return HostMemory(
         pinned_parameters_bytes=pinned,

@@ -11,7 +11,7 @@ fully_shard rank 0 always has as much as any other rank, as torch.chunk gives it
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import lru_cache
 from itertools import count
 
@@ -19,10 +19,10 @@ from fsdp_bench.simulate.models.build import build, few_blocks, with_few_tokens
 from fsdp_bench.simulate.models.transformer import SimulatedModel, Weight
 from fsdp_bench.simulate.operators.core import Operators
 from fsdp_bench.simulate.operators.kernels import CPU, FP32, Kernels
-from fsdp_bench.simulate.optimizers.dispatch import states, temporary_bytes
+from fsdp_bench.simulate.optimizers.dispatch import state_sizes, temporary_bytes
 from fsdp_bench.simulate.optimizers.shards import Shard
 from fsdp_bench.simulate.tape import CUDA_BLOCK_BYTES, Tape
-from fsdp_bench.simulate.wrappers.units import FlatLayout, Unit, blocks_are_alike, choose_units, flat_layout
+from fsdp_bench.simulate.wrappers.units import FlatLayout, blocks_are_alike, choose_units, flattened
 from fsdp_bench.spec.recording.model import Model
 from fsdp_bench.spec.setup import Api, Offload, ShardingStrategy, TrainSetup
 
@@ -41,19 +41,10 @@ def _candidate_ranks(model: Model, setup: TrainSetup, kernels: Kernels) -> list[
         return sorted({0, *_padded_ranks(layouts, setup.shard_group_size)})
     if setup.offload is Offload.PARAMS and kernels.is_cuda:  # the optimizer's work is on the host
         return [0]
-    pieces = _Pieces(layouts, setup.shard_group_size)
-    scores = [_Score(setup, kernels, built, held) for held in pieces.of_ranks(built)]
-    wanted: tuple[Callable[[_Score], int], ...] = (
-        lambda score: score.states,
-        lambda score: score.states + score.temporary,
-        lambda score: score.states + score.norms,
-        lambda score: score.states + score.largest,
-    )
-    found = set()
-    for measure in wanted:
-        values = [measure(score) for score in scores]
-        found.add(pieces.ranks[values.index(max(values))])  # the lowest rank of equals
-    return sorted(found)
+    ranks = _ranks_with_ends(layouts, setup.shard_group_size)
+    scores = [_scores(setup, kernels, built, held) for held in _held(built, layouts, ranks)]
+    # The lowest rank of equals, for each of the sums.
+    return sorted({ranks[values.index(max(values))] for values in zip(*scores, strict=True)})
 
 
 def _layouts(model: Model, setup: TrainSetup) -> tuple[SimulatedModel, list[tuple[FlatLayout, list[Weight]]]]:
@@ -64,14 +55,8 @@ def _layouts(model: Model, setup: TrainSetup) -> tuple[SimulatedModel, list[tupl
     if not blocks_are_alike(built, units, setup):
         built = build(operators, model, setup, model.num_blocks)
         units = choose_units(built, setup)
-    taken: set[int] = set()
-    layouts = []
-    for unit in [*units, Unit((built,), setup.precision)]:
-        weights = [weight for weight in unit.all_weights if id(weight) not in taken]
-        taken.update(map(id, weights))
-        if weights:
-            layouts.append((flat_layout(weights, setup, unit.precision), weights))
-    return built, layouts
+    found = flattened(built, units, setup)
+    return built, [(FlatLayout(weights, setup, unit.precision), weights) for unit, weights in found if weights]
 
 
 def _padded_ranks(layouts: Iterable[tuple[FlatLayout, list[Weight]]], group_size: int) -> Iterable[int]:
@@ -82,66 +67,59 @@ def _padded_ranks(layouts: Iterable[tuple[FlatLayout, list[Weight]]], group_size
             yield rank
 
 
-class _Pieces:
-    """The piece of each weight that a rank holds. One rank represents all that hold only the middle of a weight."""
-
-    def __init__(self, layouts: list[tuple[FlatLayout, list[Weight]]], group_size: int) -> None:
-        self._place = {
-            id(weight): (layout, index) for layout, weights in layouts for index, weight in enumerate(weights)
-        }
-        ends = set()
-        for layout, weights in layouts:
-            for weight, offset in zip(weights, layout.offsets, strict=True):
-                if weight.is_trained:
-                    ends |= {offset // layout.shard_numel, (offset + weight.numel - 1) // layout.shard_numel}
-        in_the_midst = next(rank for rank in count() if rank not in ends)
-        self.ranks = sorted(rank for rank in {*ends, in_the_midst} if rank < group_size)
-
-    def of_ranks(self, model: SimulatedModel) -> list[list[tuple[Weight, int]]]:
-        """Return what each of the ranks holds, in the order of nn.Module.parameters: weights, and elements of them."""
-        held: list[list[tuple[Weight, int]]] = [[] for _ in self.ranks]
-        for weight in model.all_weights:
-            if not weight.is_trained:  # the optimizer has no state of it
-                continue
-            layout, index = self._place[id(weight)]
-            offset, shard_numel = layout.offsets[index], layout.shard_numel
-            first = bisect_left(self.ranks, offset // shard_numel)
-            last = bisect_right(self.ranks, (offset + weight.numel - 1) // shard_numel)
-            for place in range(first, last):
-                held[place].append((weight, layout.in_shard(index, weight, self.ranks[place])))
-        return held
+def _ranks_with_ends(layouts: list[tuple[FlatLayout, list[Weight]]], group_size: int) -> list[int]:
+    """Return the ranks that hold an end of a weight, and one for all that hold only the middle of a weight."""
+    ends = set()
+    for layout, weights in layouts:
+        for weight, offset in zip(weights, layout.offsets, strict=True):
+            if weight.is_trained:
+                ends |= {offset // layout.shard_numel, (offset + weight.numel - 1) // layout.shard_numel}
+    in_the_midst = next(rank for rank in count() if rank not in ends)
+    return sorted(rank for rank in {*ends, in_the_midst} if rank < group_size)
 
 
-class _Score:
-    """The memory terms that differ between ranks."""
+def _held(
+    model: SimulatedModel, layouts: list[tuple[FlatLayout, list[Weight]]], ranks: list[int]
+) -> list[list[tuple[Weight, int]]]:
+    """Return what each of the ranks holds, in the order of nn.Module.parameters: weights, and elements of them."""
+    place = {id(weight): (layout, index) for layout, weights in layouts for index, weight in enumerate(weights)}
+    held: list[list[tuple[Weight, int]]] = [[] for _ in ranks]
+    for weight in model.all_weights:
+        if not weight.is_trained:  # the optimizer has no state of it
+            continue
+        layout, index = place[id(weight)]
+        offset, shard_numel = layout.offsets[index], layout.shard_numel
+        first = bisect_left(ranks, offset // shard_numel)
+        last = bisect_right(ranks, (offset + weight.numel - 1) // shard_numel)
+        for number in range(first, last):
+            held[number].append((weight, layout.in_shard(index, weight, ranks[number])))
+    return held
 
-    def __init__(
-        self,
-        setup: TrainSetup,
-        kernels: Kernels,
-        model: SimulatedModel,
-        held: list[tuple[Weight, int]],
-    ) -> None:
-        store, kind = setup.precision.store_bytes, setup.optimizer
-        op = Operators(Tape(1 if kernels.observed else CUDA_BLOCK_BYTES), kernels)
 
-        def rounded(num_bytes: int) -> int:
-            return num_bytes + -num_bytes % op.tape.rounding
+def _scores(
+    setup: TrainSetup, kernels: Kernels, model: SimulatedModel, held: list[tuple[Weight, int]]
+) -> tuple[int, int, int, int]:
+    """Return what ranks differ in, in bytes: the optimizer's states, and these with what is added for a moment.
 
-        def of_all_blocks(values: list[int]) -> int:
-            return sum(value * model.times(weight.block) for (weight, _), value in zip(held, values, strict=True))
+    By the optimizer's step; by clipping, a norm for each piece; and under no_sync by a gradient like its piece.
+    """
+    store, kind, rounding = setup.precision.store_bytes, setup.optimizer, 1 if kernels.observed else CUDA_BLOCK_BYTES
 
-        def kept(numel: int) -> int:
-            return sum(one.num_bytes for one in states(op, kind, [Shard(numel, store, -1)]))
+    def rounded(num_bytes: int) -> int:
+        return num_bytes + -num_bytes % rounding
 
-        kept_of = {numel: kept(numel) for numel in {numel for _, numel in held}}
-        self.states = of_all_blocks([kept_of[numel] for _, numel in held])
-        sizes = [rounded(numel * store) for _, numel in held]
-        num_pieces = of_all_blocks([1] * len(held))
-        self.temporary = temporary_bytes(kind, sizes, of_all_blocks(sizes))
-        """In the optimizer's step: see optimizers/."""
-        if setup.optimizer_in_backward:  # one piece after another, each by an optimizer of its own
-            self.temporary = max(sizes, default=0)
-        self.norms = num_pieces * rounded(FP32) if setup.max_grad_norm is not None else 0
-        self.largest = max(sizes, default=0) if not setup.sync_every_micro_batch else 0
-        """Under no_sync each piece is given a gradient like itself for a moment."""
+    def of_all_blocks(values: list[int]) -> int:
+        return sum(value * model.times(weight.block) for (weight, _), value in zip(held, values, strict=True))
+
+    def kept(numel: int) -> int:
+        return sum(rounded(size) for _, size in state_sizes(kernels, kind, Shard(numel, store, -1)))
+
+    kept_of = {numel: kept(numel) for numel in {numel for _, numel in held}}
+    states = of_all_blocks([kept_of[numel] for _, numel in held])
+    sizes = [rounded(numel * store) for _, numel in held]
+    largest = max(sizes, default=0)
+    temporary = temporary_bytes(kind, sizes, of_all_blocks(sizes))
+    if setup.optimizer_in_backward:  # one piece after another, each by an optimizer of its own
+        temporary = largest
+    norms = of_all_blocks([rounded(FP32)] * len(held)) if setup.max_grad_norm is not None else 0
+    return states, states + temporary, states + norms, states + (0 if setup.sync_every_micro_batch else largest)

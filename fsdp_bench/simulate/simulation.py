@@ -8,8 +8,7 @@ from typing import Any
 from fsdp_bench.simulate.autograd import Engine
 from fsdp_bench.simulate.compiled.choose import compile_blocks
 from fsdp_bench.simulate.events import IN_HOST_MEMORY, Category, Stream
-from fsdp_bench.simulate.losses.choose import loss
-from fsdp_bench.simulate.losses.cross_entropy import cross_entropy
+from fsdp_bench.simulate.losses.cross_entropy import cross_entropy, loss
 from fsdp_bench.simulate.models.activation_checkpointing import checkpoint_blocks, checkpointed_blocks
 from fsdp_bench.simulate.models.build import build
 from fsdp_bench.simulate.models.reentrant import reentrant
@@ -23,8 +22,10 @@ from fsdp_bench.simulate.operators.core import Operators
 from fsdp_bench.simulate.operators.kernels import FP32, INT64, Kernels, Sizes
 from fsdp_bench.simulate.optimizers import dispatch as optimizer
 from fsdp_bench.simulate.optimizers.dispatch import InBackward, offloaded_step, on_gpu
-from fsdp_bench.simulate.optimizers.muon import refuse_muon_of_dtensors
 from fsdp_bench.simulate.optimizers.shards import counts
+from fsdp_bench.simulate.optimizers.torch_optim import refuse_muon_of_dtensors
+from fsdp_bench.simulate.recorded.instructions import next_tokens
+from fsdp_bench.simulate.recorded.model import RecordedTransformer
 from fsdp_bench.simulate.repeat import Log, first_forward_alone
 from fsdp_bench.simulate.tape import CUDA_BLOCK_BYTES, Storage, Tape, Tensor
 from fsdp_bench.simulate.wrappers.ddp import Bare, Ddp
@@ -32,8 +33,8 @@ from fsdp_bench.simulate.wrappers.fsdp1 import Fsdp1
 from fsdp_bench.simulate.wrappers.fsdp2 import Fsdp2
 from fsdp_bench.simulate.wrappers.protocol import Wrapper
 from fsdp_bench.simulate.wrappers.units import Unit, blocks_are_alike, choose_units
-from fsdp_bench.spec.recording.model import Model
-from fsdp_bench.spec.setup import Api, Offload, OptimizerKind, Reentrant, ShardingStrategy, TrainSetup
+from fsdp_bench.spec.recording.model import Model, RecordedModel
+from fsdp_bench.spec.setup import Api, Loss, Offload, OptimizerKind, Reentrant, ShardingStrategy, TrainSetup
 
 BETWEEN_STEPS = "between steps"
 """The part of the log outside of the phases: what earlier steps leave."""
@@ -44,8 +45,6 @@ _MICRO_BATCHES = 3
 
 class Simulation:
     """A model, its wrapper and its optimizer on one tape."""
-
-    between_steps = BETWEEN_STEPS
 
     def __init__(
         self,
@@ -139,7 +138,8 @@ class Simulation:
             self.wrapper.after_a_first_step()
             return
         self._begin_first_forward()
-        self.op.make_workspaces()
+        self.op.make_workspace(in_backward=False)
+        self.op.make_workspace(in_backward=True)
         if self.wrapper.in_backward is not None:
             stream = Stream.ALL_REDUCE if self.setup.strategy.is_hybrid else Stream.REDUCE_SCATTER
             self.wrapper.in_backward.warm_up(self.shards, stream)
@@ -222,13 +222,16 @@ class Simulation:
         tape.mark("loss")
         out = self.op.divide(loss(self.op, setup.loss, logits, targets))
         del logits
-        tape.mark("backward")
-        scaled = self.scaler.scale(out) if self.scaler is not None else out
-        ones = tape.tensor(1, FP32, "aten::ones_like", Category.TEMPORARY)  # held by torch.autograd.backward
-        self.engine.run(scaled, ones)
-        del ones
+        self._backward(out)
         self._log_metrics(targets)
         return out.detach()
+
+    def _backward(self, loss: Tensor) -> None:
+        self.tape.mark("backward")
+        scaled = self.scaler.scale(loss) if self.scaler is not None else loss
+        ones = self.op.temporary(1, scaled.itemsize, "aten::ones_like")  # held by torch.autograd.backward
+        self.engine.run(scaled, ones)
+        del ones
 
     def _log_metrics(self, targets: Tensor) -> None:
         """Compute what some training loops log, from logits that have no history: cross-entropies in fp32."""
@@ -252,7 +255,7 @@ class Simulation:
             self._clip()
         if self.scaler is not None:
             self.tape.synchronize(Stream.COMPUTE)  # GradScaler.step asks whether there was an overflow
-        if self.states is None and not optimizer.makes_states_one_by_one(self.setup.optimizer):
+        if self.states is None and self.setup.optimizer is not OptimizerKind.ADAMW_8BIT:
             self.states = self._optimizer_states()
         if self.setup.offload is Offload.OPTIMIZER:
             offloaded_step(self.op, self.setup.optimizer, self.shards)
@@ -304,7 +307,7 @@ class Simulation:
             numels += [shard.numel for shard in group] * self.model.times(block)
         if self.steps_on_host:
             if is_sharded_fsdp1:
-                reduce_norm_of_host_gradients(self.tape, bool(numels))
+                reduce_norm_of_host_gradients(self.op, bool(numels))
             return
         if is_sharded_fsdp1:
             self.tape.collective("all_reduce", "shard", FP32)
@@ -319,3 +322,77 @@ class Simulation:
         """Return what was recorded until now; the frees at the end of the simulation are not part of it."""
         events, self.tape.events = self.tape.events, []
         return Log(events, self.steps, self.model.num_blocks, extra_blocks, self.rank, further_steps, replaces or ())
+
+
+class RecordedSimulation(Simulation):
+    """The same of a recorded model, as train/models/user_module.py runs it."""
+
+    model: RecordedTransformer
+
+    def load(self) -> None:
+        """Build and wrap the model; its buffers are on the device, too."""
+        super().load()
+        for size, block in self.model.program.buffers:
+            self.tape.mark_block(block)
+            self.resident.append(self.tape.storage(size, "buffer", Category.PARAMETERS))
+        self.tape.mark_block(-1)
+
+    def _begin_first_forward(self) -> None:
+        batch = self._batch()
+        self.tape.mark("forward")
+        self.wrapper.lazy_init()
+        self.tape.mark(BETWEEN_STEPS)
+        del batch
+
+    def _batch(self) -> list[Storage]:
+        """module_step: each tensor of a batch is moved to the device; the host waits for pageable memory."""
+        batch = [self.tape.storage(n * itemsize, "batch") for n, itemsize, _ in self.model.program.batch]
+        self.tape.synchronize(Stream.COMPUTE)
+        return batch
+
+    def _micro_batches(self, count: int) -> None:
+        for index in range(count):
+            self._begin_micro_batch(index, count)
+            batch = self._batch()
+            micro_batch_loss = self._forward_backward()
+            del batch, micro_batch_loss
+
+    def _cast_inputs(self) -> dict[int | str, Storage]:
+        """Cast what the wrapper of the root casts: FSDP1's cast_root_forward_inputs, FSDP2's cast_forward_inputs.
+
+        Without FSDP a model casts images itself, and under autocast each operator does.
+        """
+        precision = self.setup.precision
+        if self.setup.is_ddp and precision.compute != precision.store:
+            return {}
+        itemsize = self.sizes.compute
+        return {
+            f"i:{index}": self.tape.storage(numel * itemsize, "aten::_to_copy", Category.ACTIVATIONS)
+            for index, (numel, given, is_float) in enumerate(self.model.program.batch)
+            if is_float and given != itemsize
+        }
+
+    def _forward_backward(self) -> Tensor:
+        """Run forward, which computes the loss, and backward."""
+        self.tape.mark("forward")
+        self.wrapper.lazy_init()  # _root_pre_forward does both before it casts the inputs
+        self.wrapper.forget_gradients()
+        given, output = self.model.forward_to_loss(self._cast_inputs())
+        out = self.op.divide(self._loss(given))
+        output.clear()
+        del given, output
+        self._backward(out)
+        return out.detach()
+
+    def _loss(self, given: Tensor) -> Tensor:
+        """Return the loss of what forward returned: the loss itself, or logits."""
+        setup = self.setup
+        if setup.loss is Loss.PLAIN or setup.loss.includes_head:
+            return given
+        return loss(self.op, setup.loss, given, next_tokens(self.op, setup.micro_batch_size, setup.sequence_length))
+
+
+def simulation_of(model: Model, setup: TrainSetup, kernels: Kernels, num_blocks: int, rank: int = 0) -> Simulation:
+    """Return the simulation of a benchmark model, or of a recorded one."""
+    kind = RecordedSimulation if isinstance(model, RecordedModel) else Simulation
+    return kind(model, setup, kernels, num_blocks, rank)

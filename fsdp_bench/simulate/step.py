@@ -8,17 +8,16 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cached_property, lru_cache, partial
+from functools import cached_property, lru_cache
 from typing import Any, Self
 
 from msgspec.structs import replace
 
 from fsdp_bench.simulate.candidate_ranks import candidate_ranks
-from fsdp_bench.simulate.models.build import with_few_tokens
+from fsdp_bench.simulate.models.build import num_few_blocks, with_few_tokens
 from fsdp_bench.simulate.operators.kernels import CUDA, Kernels
-from fsdp_bench.simulate.recorded.simulation import simulation_of
 from fsdp_bench.simulate.repeat import FEW_BLOCKS, MORE_BLOCKS, Log, replaced_tensors
-from fsdp_bench.simulate.simulation import Simulation
+from fsdp_bench.simulate.simulation import Simulation, simulation_of
 from fsdp_bench.simulate.wrappers.ddp import Ddp
 from fsdp_bench.simulate.wrappers.fsdp1 import Fsdp1
 from fsdp_bench.spec.model import ModelShape
@@ -48,17 +47,16 @@ class SimulatedSteps:
         if key not in self._steps:
             shared = self._any_depth.step(rank) if self._any_depth and not every_block else None
             fewest = self.model.num_blocks if every_block else FEW_BLOCKS
-            log = self._of_this_depth(shared) or steady_step(self.model, self.setup, self.kernels, rank, fewest)
-            self._steps[key] = log
+            self._steps[key] = self._of_this_depth(shared) or self._simulated(self._steady_step, rank, fewest)
         return self._steps[key]
 
     def first_steps(self, rank: int = 0, every_block: bool = False) -> Log:
-        """Return the log of loading and of the first steps, for the caching allocator."""
+        """Return the log of loading and of the first STEPS steps, for the caching allocator."""
         key = rank, every_block
         if key not in self._first_steps:
             shared = self._any_depth.first_steps(rank) if self._any_depth and not every_block else None
             fewest = self.model.num_blocks if every_block else MORE_BLOCKS
-            log = self._of_this_depth(shared) or first_steps(self.model, self.setup, self.kernels, rank, fewest)
+            log = self._of_this_depth(shared) or self._simulated(_first_steps, rank, fewest, for_memory=True)
             self._first_steps[key] = log
         return self._first_steps[key]
 
@@ -83,17 +81,51 @@ class SimulatedSteps:
 
         The buckets change live memory only where a hook casts them.
         """
-        run = partial(_load_and_step, self.model, self.setup, self.kernels)
-        return _simulated(run, self.model, self.setup, self.kernels, 0, FEW_BLOCKS, for_memory=True)
+        return self._simulated(self._steady_step, 0, FEW_BLOCKS, for_memory=True)
 
     @property
     def wrapped(self) -> Simulation:
         """The wrapped model before it is loaded: few blocks, of which one stands for others; all if they differ."""
-        model = self.model
-        few = min(model.num_blocks, FEW_BLOCKS) if model.repeats else model.num_blocks
-        simulation = simulation_of(model, self.setup, self.kernels, few)
-        is_whole = simulation.blocks_are_alike
-        return simulation if is_whole else simulation_of(model, self.setup, self.kernels, model.num_blocks)
+        simulation = self._simulation(num_few_blocks(self.model))
+        return simulation if simulation.blocks_are_alike else self._simulation(self.model.num_blocks)
+
+    def _simulation(self, num_blocks: int, rank: int = 0) -> Simulation:
+        return simulation_of(self.model, self.setup, self.kernels, num_blocks, rank)
+
+    def _simulated(
+        self, run: Callable[[Simulation, int], Log], rank: int, num_blocks: int, for_memory: bool = False
+    ) -> Log:
+        """Simulate a few blocks, at least so many, where one of them may stand for the others, or all."""
+        model, fewest = self.model, MORE_BLOCKS if _leaves_more_behind(self.setup) else num_blocks
+        with without_collections():
+            for count in sorted({fewest, MORE_BLOCKS}):
+                if num_blocks <= count < model.num_blocks and model.repeats:
+                    simulation = self._simulation(count, rank)
+                    if not (simulation.blocks_are_alike or (for_memory and simulation.allocates_alike)):
+                        break
+                    log = run(simulation, model.num_blocks - count)
+                    if log.is_sound:
+                        return log
+            return run(self._simulation(model.num_blocks, rank), 0)
+
+    def _steady_step(self, simulation: Simulation, extra_blocks: int) -> Log:
+        model, setup = self.model, self.setup
+        if isinstance(simulation.wrapper, Fsdp1):
+            small = _as_small_as_units_allow(model, setup)
+            simulation.wrapper.events_left = _events_left(small, with_few_tokens(model, setup), self.kernels)
+        elif isinstance(simulation.wrapper, Ddp):
+            simulation.wrapper.numels_in_order = self._arrivals()
+        simulation.load()
+        simulation.warm_up()
+        simulation.step()
+        return simulation.log(extra_blocks)
+
+    def _arrivals(self) -> list[int]:
+        """Return the elements of DDP's gradients in the order in which they come; a model of few blocks shows it."""
+        simulation = self._simulation(num_few_blocks(self.model))
+        simulation.load()
+        simulation.step()
+        return simulation.wrapper.numels_of_all_blocks() if isinstance(simulation.wrapper, Ddp) else []
 
     def on(self, kernels: Kernels) -> SimulatedSteps:
         """Return the steps on other kernels; these where they are the same."""
@@ -129,23 +161,6 @@ def for_any_depth(model: Model, setup: TrainSetup) -> Model | None:
     return replace(model.with_blocks(MORE_BLOCKS + 1), name="any depth")
 
 
-def steady_step(model: Model, setup: TrainSetup, kernels: Kernels, rank: int = 0, num_blocks: int = FEW_BLOCKS) -> Log:
-    """Return the log of loading and of one step in the steady state, with so many blocks at least."""
-    return _simulated(partial(_load_and_step, model, setup, kernels), model, setup, kernels, rank, num_blocks)
-
-
-def _load_and_step(model: Model, setup: TrainSetup, kernels: Kernels, simulation: Simulation, extra_blocks: int) -> Log:
-    if isinstance(simulation.wrapper, Fsdp1):
-        small = _as_small_as_units_allow(model, setup)
-        simulation.wrapper.events_left = _events_left(small, with_few_tokens(model, setup), kernels)
-    elif isinstance(simulation.wrapper, Ddp):
-        simulation.wrapper.numels_in_order = _arrivals(model, setup, kernels)
-    simulation.load()
-    simulation.warm_up()
-    simulation.step()
-    return simulation.log(extra_blocks)
-
-
 _ENOUGH_BLOCKS = 3
 """Enough for a step to end as it does with all blocks: prefetching reaches two units ahead."""
 
@@ -153,7 +168,7 @@ _ENOUGH_BLOCKS = 3
 def _as_small_as_units_allow(model: Model, setup: TrainSetup) -> Model:
     """Return a small model with the same units: how events follow each other depends on nothing else."""
     if isinstance(model, RecordedModel):
-        return model.with_blocks(min(model.num_blocks, FEW_BLOCKS)) if model.repeats else model
+        return model.with_blocks(num_few_blocks(model)) if model.repeats else model
     layers = min(model.num_hidden_layers, _ENOUGH_BLOCKS)
     if setup.wrap is Wrap.SIZE:
         return replace(model, num_hidden_layers=layers)
@@ -183,61 +198,24 @@ def _events_left(model: Model, setup: TrainSetup, kernels: Kernels) -> int:
     return simulation.wrapper.num_free_events if isinstance(simulation.wrapper, Fsdp1) else 0
 
 
-def _arrivals(model: Model, setup: TrainSetup, kernels: Kernels) -> list[int]:
-    """Return the elements of DDP's gradients in the order in which they come; a model of few blocks shows it."""
-    few = min(model.num_blocks, FEW_BLOCKS) if model.repeats else model.num_blocks
-    simulation = simulation_of(model, setup, kernels, few)
+def _first_steps(simulation: Simulation, extra_blocks: int) -> Log:
+    """Simulate steps until one is as those that follow it, which is the second or the third.
+
+    The optimizer's states come to life at the end of the first step, in the gaps that its activations left.
+    """
     simulation.load()
     simulation.step()
-    return simulation.wrapper.numels_of_all_blocks() if isinstance(simulation.wrapper, Ddp) else []
-
-
-def first_steps(model: Model, setup: TrainSetup, kernels: Kernels, rank: int = 0, num_blocks: int = MORE_BLOCKS) -> Log:
-    """Return the log of loading and of the first STEPS steps, for the caching allocator.
-
-    The optimizer's states come to life at the end of the first step, in the gaps that its activations left. Steps are
-    simulated until one is as those that follow it, which is the second or the third.
-    """
-
-    def run(simulation: Simulation, extra_blocks: int) -> Log:
-        simulation.load()
+    pairs = None
+    while pairs is None and len(simulation.steps) < STEPS:
         simulation.step()
-        pairs = None
-        while pairs is None and len(simulation.steps) < STEPS:
-            simulation.step()
-            last = simulation.steps[-1]
-            pairs = replaced_tensors(simulation.tape.events[: last.stop], last.start)
-        del simulation.tape.events[simulation.steps[-1].stop :]
-        return simulation.log(extra_blocks, STEPS - len(simulation.steps), pairs)
-
-    return _simulated(run, model, setup, kernels, rank, num_blocks, for_memory=True)
+        last = simulation.steps[-1]
+        pairs = replaced_tensors(simulation.tape.events[: last.stop], last.start)
+    del simulation.tape.events[simulation.steps[-1].stop :]
+    return simulation.log(extra_blocks, STEPS - len(simulation.steps), pairs)
 
 
 STEPS = 4
 """The number of steps after which reserved memory is read: see repeat.py."""
-
-
-def _simulated(
-    run: Callable[[Simulation, int], Log],
-    model: Model,
-    setup: TrainSetup,
-    kernels: Kernels,
-    rank: int,
-    num_blocks: int,
-    for_memory: bool = False,
-) -> Log:
-    """Simulate a few blocks where one of them may stand for the others, or all."""
-    with without_collections():
-        fewest = MORE_BLOCKS if _leaves_more_behind(setup) else num_blocks
-        for count in sorted({fewest, MORE_BLOCKS}):
-            if num_blocks <= count < model.num_blocks and model.repeats:
-                simulation = simulation_of(model, setup, kernels, count, rank)
-                if not (simulation.blocks_are_alike or (for_memory and simulation.allocates_alike)):
-                    break
-                log = run(simulation, model.num_blocks - count)
-                if log.is_sound:
-                    return log
-        return run(simulation_of(model, setup, kernels, model.num_blocks, rank), 0)
 
 
 def _leaves_more_behind(setup: TrainSetup) -> bool:

@@ -184,12 +184,8 @@ class _Host(RatesWithoutCommunication):
 
     def __init__(self, rates: Rates, setup: TrainSetup, launch_seconds: float, hook_seconds: float) -> None:
         super().__init__(rates, setup)
-        self.launch_seconds, self._hook_seconds = launch_seconds, hook_seconds
+        self.launch_seconds, self.host = launch_seconds, lambda work: hook_seconds
 
     def run(self, work: Work, beside: tuple[Work, ...] = ()) -> float:
         """Seconds of an operator."""
         return self._rates.run(work, beside) or 0.0
-
-    def host(self, _work: Work) -> float:
-        """Seconds of a hook."""
-        return self._hook_seconds

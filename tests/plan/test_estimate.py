@@ -18,14 +18,15 @@ from fsdp_bench.plan.speed import speed, step_seconds
 from fsdp_bench.replay.host_memory import Build, host_memory, pinned_bytes
 from fsdp_bench.replay.live_memory import live_memory
 from fsdp_bench.simulate.events import Kind
-from fsdp_bench.simulate.operators.attention_workspaces import flash_backward_workspace, flash_forward_workspace
 from fsdp_bench.simulate.operators.kernel_workspaces import (
     chunk_cat_arguments,
     embedding_backward_workspace,
+    flash_backward_workspace,
+    flash_forward_workspace,
     split_arguments,
 )
 from fsdp_bench.simulate.operators.kernels import CPU, CUDA, cublas_workspace, kernels_on
-from fsdp_bench.simulate.step import SimulatedSteps, steady_step
+from fsdp_bench.simulate.step import SimulatedSteps
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.hardware import Hardware
 from fsdp_bench.spec.model import Family
@@ -119,7 +120,7 @@ def test_the_block_of_the_peak_is_that_of_a_simulation_of_every_block() -> None:
     cases = [(replace(LLAMA_8B, num_hidden_layers=9), *which) for which in product(strategies, Checkpointing)]
     for nine, strategy, checkpointing in (*cases, (small, ShardingStrategy.FULL_SHARD, Checkpointing.FULL)):
         setup = TrainSetup(world_size=8, sequence_length=256, strategy=strategy, checkpointing=checkpointing)
-        log = steady_step(nine, setup, CUDA, 0, nine.num_hidden_layers)
+        log = SimulatedSteps(nine, setup, CUDA).step(every_block=True)
         whole = log.events
         replayed = live_memory(log)
         peak = replayed.phases[replayed.peak_phase]
@@ -221,7 +222,7 @@ def test_fsdp2s_copies_pack_their_arguments() -> None:
 
 
 def test_workspaces_of_kernels_have_their_documented_sizes() -> None:
-    """By hand from the sources that attention_workspaces.py and kernel_workspaces.py name."""
+    """By hand from the sources that kernel_workspaces.py names."""
     # Two sequences, 4 heads of 64, 200 tokens, rounded to 256: softmax_d, and dq_accum with 64 columns, in fp32.
     assert flash_backward_workspace(2, 4, 200, 64, 1) == [2 * 4 * 256 * 4, 2 * 4 * 256 * 64 * 4]
     # Grouped keys: dk and dv expanded to 4 heads in 16 bits.

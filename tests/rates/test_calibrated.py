@@ -15,7 +15,7 @@ from fsdp_bench.rates.datasheet import RatesWithoutCommunication
 from fsdp_bench.replay.schedule import run
 from fsdp_bench.simulate.events import Work
 from fsdp_bench.simulate.operators.kernels import CPU, CPU_GLOO, CUDA
-from fsdp_bench.simulate.step import SimulatedSteps, steady_step
+from fsdp_bench.simulate.step import SimulatedSteps
 from fsdp_bench.spec.calibration_profile import (
     CALIBRATION_MODEL,
     CALIBRATION_SEQUENCE_LENGTH,
@@ -163,7 +163,9 @@ def test_what_is_reduced_is_read_in_the_dtype_that_gradients_have(api: Api, prec
     """Under bf16-mixed both wrappers cast gradients from bf16 and reduce them in fp32; otherwise neither does."""
     setup = TrainSetup(world_size=2, api=api, precision=Precision.parse(precision), sequence_length=128)
     works = {
-        event.work for event in steady_step(CALIBRATION_MODEL, setup, CPU_GLOO).last_step() if event.work is not None
+        event.work
+        for event in SimulatedSteps(CALIBRATION_MODEL, setup, CPU_GLOO).step().last_step()
+        if event.work is not None
     }
     largest = max(action.num_bytes for action in works if action.name == "reduce_scatter")
     casts = precision == "bf16-mixed"
@@ -234,7 +236,7 @@ def test_overheads_are_found_again_in_a_step_that_has_them(device: str, launch: 
             sequence_length=CALIBRATION_SEQUENCE_LENGTH,
         )
         kernels = CUDA if device == "cuda" else CPU_GLOO if world > 1 else CPU
-        events = list(steady_step(CALIBRATION_MODEL, setup, kernels).last_step())
+        events = list(SimulatedSteps(CALIBRATION_MODEL, setup, kernels).step().last_step())
         found_time = run(events, RatesWithoutCommunication(Calibrated(known, setup, 2), setup))
         assert found_time.step_seconds is not None, found_time.unknown
         steps[name] = found_time.step_seconds

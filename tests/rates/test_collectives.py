@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -32,39 +33,29 @@ def shard_group(where: Hardware) -> Topology:
     return found
 
 
-def test_a_large_gather_in_one_node_is_a_ring_of_large_slices() -> None:
-    expected = (8.4 + 7 * 3.4) * US + 1e9 * 7 / 8 / A100_BUS
-    assert collective_seconds("all_gather", 1e9, shard_group(cluster())) == pytest.approx(expected)
-    assert collective_seconds("reduce_scatter", 1e9, shard_group(cluster())) == pytest.approx(expected)
-
-
-def test_a_small_gather_is_latency() -> None:
-    expected = (6.6 + 7 * 0.6) * US + 1000 * 7 / 8 / 87.7e9
-    assert collective_seconds("all_gather", 1000, shard_group(cluster())) == pytest.approx(expected)
-
-
-def test_between_nodes_the_network_is_the_bus_and_some_steps_cross_it() -> None:
-    """16 ranks on two nodes: 15 steps, one of them between the nodes."""
-    expected = (8.4 + 14 * 3.4 + 14.0) * US + 1e9 * 15 / 16 / A100_NETWORK
-    assert collective_seconds("all_gather", 1e9, shard_group(cluster(nodes=2))) == pytest.approx(expected)
-
-
-def test_an_all_reduce_is_two_passes() -> None:
-    expected = (8.4 + 14 * 3.4) * US + 1e9 * 2 * 7 / 8 / A100_BUS
-    assert collective_seconds("all_reduce", 1e9, shard_group(cluster())) == pytest.approx(expected)
-
-
-def test_a_small_all_reduce_over_many_nodes_is_a_tree() -> None:
-    """LL on 16 nodes of 8: up and down the tree, 7 links and 4 crossings each way; 64 KiB is the tenth power."""
-    bandwidth = min(A100_NETWORK * 0.92 / 3.8, 19e9) / 2 * 0.6
-    expected = (6.8 + 2 * (7 * 0.6 + 4 * 5.0)) * US + 65536 / bandwidth
-    assert collective_seconds("all_reduce", 65536, shard_group(cluster(nodes=16))) == pytest.approx(expected)
-
-
-def test_pcie_has_no_ll128_and_its_own_steps() -> None:
-    topology = replace(shard_group(cluster()), link="pcie", link_bandwidth=12e9)
-    expected = (8.4 + 7 * 5.7) * US + 1e9 * 7 / 8 / 12e9
-    assert collective_seconds("all_gather", 1e9, topology) == pytest.approx(expected)
+@pytest.mark.parametrize(
+    ("kind", "size", "where", "expected"),
+    [
+        # a ring of large slices
+        ("all_gather", 1e9, {}, (8.4 + 7 * 3.4) * US + 1e9 * 7 / 8 / A100_BUS),
+        ("reduce_scatter", 1e9, {}, (8.4 + 7 * 3.4) * US + 1e9 * 7 / 8 / A100_BUS),
+        # a small one is latency
+        ("all_gather", 1000, {}, (6.6 + 7 * 0.6) * US + 1000 * 7 / 8 / 87.7e9),
+        # 16 ranks on two nodes: 15 steps, one of them between the nodes, whose network is the bus
+        ("all_gather", 1e9, {"nodes": 2}, (8.4 + 14 * 3.4 + 14.0) * US + 1e9 * 15 / 16 / A100_NETWORK),
+        # two passes
+        ("all_reduce", 1e9, {}, (8.4 + 14 * 3.4) * US + 1e9 * 2 * 7 / 8 / A100_BUS),
+        # LL on 16 nodes of 8: up and down the tree, 7 links and 4 crossings each way; 64 KiB is the tenth power
+        (
+            *("all_reduce", 65536, {"nodes": 16}),
+            (6.8 + 2 * (7 * 0.6 + 4 * 5.0)) * US + 65536 / (min(A100_NETWORK * 0.92 / 3.8, 19e9) / 2 * 0.6),
+        ),
+        # PCIe has no LL128 and its own steps
+        ("all_gather", 1e9, {"name": "g5.48xlarge"}, (8.4 + 7 * 5.7) * US + 1e9 * 7 / 8 / 16e9),
+    ],
+)
+def test_seconds_of_collectives_by_hand(kind: str, size: float, where: dict[str, Any], expected: float) -> None:
+    assert collective_seconds(kind, size, shard_group(cluster(**where))) == pytest.approx(expected)
 
 
 def hybrid(shard_size: int, nodes: int = 2) -> TrainSetup:
@@ -115,11 +106,6 @@ def test_over_pcie_groups_share_what_joins_the_sockets() -> None:
     assert four.replicate.link_bandwidth == 16e9 / 4  # ranks 0 and 4, 1 and 5, 2 and 6, 3 and 7 at once
     two = groups_of(cluster("g5.48xlarge"), TrainSetup(strategy=S.HYBRID_SHARD, world_size=8, shard_size=2))
     assert two.replicate.link_bandwidth == 16e9 / 2
-
-
-def test_a_gather_over_pcie_takes_nccls_steps_of_pcie() -> None:
-    expected = (8.4 + 7 * 5.7) * US + 1e9 * 7 / 8 / 16e9
-    assert collective_seconds("all_gather", 1e9, shard_group(cluster("g5.48xlarge"))) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("unknown", ["socket_bandwidth_bytes_per_second", "gpus_per_socket"])

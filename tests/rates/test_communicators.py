@@ -20,7 +20,7 @@ from msgspec.structs import replace
 
 from fsdp_bench.catalog.loader import BUILT_IN
 from fsdp_bench.catalog.lookup import server as cluster
-from fsdp_bench.rates.collectives import collective_seconds, groups_of
+from fsdp_bench.rates.collectives import _bandwidth, _latency, collective_seconds, groups_of
 from fsdp_bench.rates.communicators import Communicators, Purpose, communicators_of
 from fsdp_bench.rates.nccl_buffers import (
     SIMPLE_OF_AWS,
@@ -171,46 +171,22 @@ def test_replicas_in_a_node_may_use_nvlink_sharp(server: str, expected: tuple[in
     assert mib(only.num_bytes) == expected
 
 
-# src/graph/tuning.cc of NCCL 2.29.7, for LL, LL128 and Simple: baseLatencies, hwLatencies of NVLink (microseconds), and
-# llMaxBws, perChMaxRingLL128Bws, perChMaxTreeLL128Bws and perChMaxTreeBws of one node by major compute capability.
-BASE = {"tree": (6.8, 14.0, 8.4), "ring": (6.6, 14.0, 8.4)}
-NVLINK = {"tree": (0.6, 1.25, 4.0), "ring": (0.6, 1.9, 3.4)}
-MOST = {8: (87.7, 20.0, 20.0, 24.0), 9: (141.0, 36.7, 36.7, 38.7), 10: (282.0, 40.0, 55.6, 70.0)}
-TREE_FACTORS = (
-    (1, 1, 1, 1, 0.9, 0.8, 0.7, 0.7, 0.7, 0.7, 0.6, 0.5, 0.4, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1, 1, 1, 1),
-    (1, 1, 1, 1, 1, 0.9, 0.8, 0.8, 0.8, 0.7, 0.6, 0.6, 0.6, 0.6, 0.6, 0.6, 0.8, 0.9, 0.9, 0.9, 0.9, 1, 1),
-    (0.9,) * 7 + (0.8, 0.7, 0.6, 0.6, 0.5, 0.5, 0.5, 0.5, 0.6, 0.7, 0.8, 0.7, 0.7, 0.8, 0.9, 0.9),
-)  # fmt: skip
-"""treeCorrectionFactor, by the logarithm of a 64th of the bytes."""
-
-
-def all_reduce_microseconds(major: int, ranks: int, rings: int, speed: float, num_bytes: int) -> dict[str, float]:
-    """Return the least time of a tree and of a ring in one node by NCCL's model; ``speed`` of each ring in GB/s."""
-    low_latency, ring_128, tree_128, tree_most = MOST[major]
-    total, steps = rings * speed, 2 * (ranks - 1)
-    tree = min(0.92 * total, rings * tree_most)
-    ring_bandwidths = (min(low_latency, total / 2), min(0.92 * total, rings * ring_128), total)
-    tree_bandwidths = (min(tree / 3.8, low_latency), min(tree * 7 / 9, rings * tree_128), tree)
-    size = (num_bytes >> 6).bit_length() - 1
-    found: dict[str, list[float]] = {"ring": [], "tree": []}
-    for protocol in range(3):
-        factor = TREE_FACTORS[protocol][size] if 0 <= size < 23 else 1
-        bandwidths = {"ring": ring_bandwidths[protocol] * ranks / steps, "tree": tree_bandwidths[protocol] / 2 * factor}
-        for way, bandwidth in bandwidths.items():
-            latency = BASE[way][protocol] + steps * NVLINK[way][protocol]
-            found[way].append(latency + num_bytes / (1000 * bandwidth))
-    return {way: min(times) for way, times in found.items()}
-
-
-@pytest.mark.parametrize(
-    ("major", "rings", "speed"), [(8, 6, 40), (8, 12, 20), (9, 6, 60), (9, 12, 30), (10, 8, 90), (10, 16, 45)]
-)
+@pytest.mark.parametrize("server", ["DGX-A100", "DGX-H100", "DGX-B200"])
 @pytest.mark.parametrize("ranks", [3, 4, 6, 8])
-def test_all_reduces_within_a_node_are_never_trees(major: int, rings: int, speed: float, ranks: int) -> None:
-    """By a port of NCCL's model, from 8 bytes to 32 GiB. Rings as the search finds them, and split in two."""
+def test_all_reduces_within_a_node_are_never_trees(server: str, ranks: int) -> None:
+    """By NCCL's model (collectives.py), from 8 bytes to 32 GiB: a ring of some protocol takes less."""
+    group = groups_of(cluster(server, gpus_per_node=ranks), TrainSetup(world_size=ranks)).shard
     for eighth in range(3 * 8, 35 * 8):
-        times = all_reduce_microseconds(major, ranks, rings, speed, round(2 ** (eighth / 8)))
-        assert times["ring"] < times["tree"]
+        size = 2 ** (eighth / 8)
+        ring, tree = (
+            min(
+                _latency("all_reduce", way, protocol, group)
+                + size / _bandwidth("all_reduce", way, protocol, size, group)
+                for protocol in range(3)
+            )
+            for way in ("ring", "tree")
+        )
+        assert ring < tree
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from fsdp_bench.replay.step_parts import StepPart
 from fsdp_bench.replay.streams import Streams, without_single_operators
 from fsdp_bench.simulate.events import Event, Kind, Stream, Work
 from fsdp_bench.simulate.operators.kernels import CUDA
-from fsdp_bench.simulate.step import steady_step
+from fsdp_bench.simulate.step import SimulatedSteps
 from fsdp_bench.simulate.tape import Tape
 from fsdp_bench.spec.hardware import Hardware
 from fsdp_bench.spec.model import ModelShape
@@ -141,7 +141,7 @@ def test_the_parts_add_up_to_the_step(
     shape, setup = drawn
     rates = Halved(network=network, launch_seconds=launch, hook_seconds=launch, blocks_host=blocks_host)
     plain = Plain(network=network, launch_seconds=launch, hook_seconds=launch, blocks_host=blocks_host)
-    log = steady_step(shape, setup, CUDA)
+    log = SimulatedSteps(shape, setup, CUDA).step()
     slowed, alone = schedule(log, rates), schedule(log, plain)
     assert only_step_seconds(log, rates) == pytest.approx(slowed.step_seconds, rel=1e-9)
     assert slowed.step_seconds >= alone.step_seconds * (1 - 1e-9)

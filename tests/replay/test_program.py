@@ -17,7 +17,7 @@ from fsdp_bench.replay.caching_allocator.replay import Replay
 from fsdp_bench.simulate.events import Event, Kind
 from fsdp_bench.simulate.operators.kernels import CUDA
 from fsdp_bench.simulate.repeat import MORE_BLOCKS, Log
-from fsdp_bench.simulate.step import STEPS, SimulatedSteps, first_steps
+from fsdp_bench.simulate.step import STEPS, SimulatedSteps
 from fsdp_bench.spec.setup import Api, Precision, ShardingStrategy, TrainSetup
 from tests.profiles import share_of_examples
 from tests.replay.replaying import log_of, replay
@@ -54,7 +54,7 @@ def instructions(found: Program) -> Iterator[tuple[object, ...]]:
 def test_repeated_parts_are_what_every_block_does(cell: Cell, layers: int) -> None:
     model = replace(cell.model, num_hidden_layers=layers)
     short = program_of(SimulatedSteps(model, cell.setup, CUDA), 0)
-    whole = program(first_steps(model, cell.setup, CUDA, num_blocks=layers))
+    whole = program(SimulatedSteps(model, cell.setup, CUDA).first_steps(every_block=True))
     assume(short.log.extra_blocks > 0)
     assert whole.log.extra_blocks == 0
     assert list(instructions(short)) == list(instructions(whole))
@@ -69,7 +69,7 @@ def test_a_usual_setup_is_never_simulated_block_by_block(api: Api, strategy: Sha
     setup = TrainSetup(
         api=api, strategy=strategy, world_size=8, sequence_length=128, precision=Precision.parse("bf16-mixed")
     )
-    log = first_steps(shape(num_hidden_layers=12), setup, CUDA)
+    log = SimulatedSteps(shape(num_hidden_layers=12), setup, CUDA).first_steps()
     assert log.extra_blocks == 12 - MORE_BLOCKS
     assert program(log) is not None
 
@@ -120,7 +120,7 @@ def test_tensors_that_pass_between_distant_blocks_prevent_repetition() -> None:
 @share_of_examples(5)
 @given(st.sampled_from(CELLS), st.floats(0.7, 1.1))
 def test_a_replay_that_stops_in_between_ends_as_one_that_does_not(cell: Cell, share: float) -> None:
-    log = first_steps(cell.model, cell.setup, CUDA)
+    log = SimulatedSteps(cell.model, cell.setup, CUDA).first_steps()
     found = program(log)
     assume(found is not None)
     assert found is not None
@@ -137,7 +137,7 @@ def test_a_replay_that_stops_in_between_ends_as_one_that_does_not(cell: Cell, sh
 @share_of_examples(5)
 @given(st.sampled_from(CELLS), st.floats(0.8, 1.0), st.booleans())
 def test_a_step_that_leaves_what_it_found_is_not_replayed_again(cell: Cell, share: float, expandable: bool) -> None:
-    log = first_steps(cell.model, cell.setup, CUDA)
+    log = SimulatedSteps(cell.model, cell.setup, CUDA).first_steps()
     found = program(log)
     assume(found is not None)
     assert found is not None

@@ -16,7 +16,7 @@ from fsdp_bench.rates.datasheet import attention_flops, tile_fraction
 from fsdp_bench.replay.schedule import run, schedule
 from fsdp_bench.simulate.events import Event, Kind, Queue, Stream, Work
 from fsdp_bench.simulate.operators.kernels import CPU_GLOO, CUDA
-from fsdp_bench.simulate.step import first_steps, steady_step
+from fsdp_bench.simulate.step import SimulatedSteps
 from fsdp_bench.simulate.tape import Tape
 from fsdp_bench.spec.hardware import Hardware
 from fsdp_bench.spec.impossible import impossible
@@ -93,13 +93,13 @@ def test_time_is_conserved(
     """Exposed <= total, step >= compute and >= what is exposed; and twice the bandwidth is never slower."""
     shape, setup = drawn
     rates = Plain(network=network, launch_seconds=launch, hook_seconds=launch, blocks_host=blocks_host)
-    time = schedule(steady_step(shape, setup, CUDA), rates)
+    time = schedule(SimulatedSteps(shape, setup, CUDA).step(), rates)
     tiny = 1e-9
     assert -tiny <= time.exposed_communication_seconds <= time.communication_seconds + tiny
     assert time.step_seconds >= time.compute_seconds - tiny
     assert time.step_seconds >= time.communication_seconds - tiny
     assert time.step_seconds >= time.compute_seconds + time.exposed_communication_seconds - tiny
-    faster = schedule(steady_step(shape, setup, CUDA), replace(rates, network=2 * network))
+    faster = schedule(SimulatedSteps(shape, setup, CUDA).step(), replace(rates, network=2 * network))
     assert faster.step_seconds <= time.step_seconds + tiny
 
 
@@ -111,8 +111,9 @@ def test_the_steady_step_takes_as_long_as_the_last_of_the_first_steps(
     """warm_up() leaves the events that a real step leaves: the rate limiter waits for the same unit."""
     shape, setup = drawn
     rates = Plain(network=network, launch_seconds=1e-6)
-    first = first_steps(shape, setup, CUDA, 0, shape.num_hidden_layers)  # of fewer blocks DDP's buckets end elsewhere
-    steady, real = (schedule(log, rates) for log in (steady_step(shape, setup, CUDA), first))
+    steps = SimulatedSteps(shape, setup, CUDA)
+    logs = steps.step(), steps.first_steps(every_block=True)  # with fewer blocks DDP's buckets end elsewhere
+    steady, real = (schedule(log, rates) for log in logs)
     assert steady.step_seconds == pytest.approx(real.step_seconds, rel=1e-9)
 
 
@@ -120,7 +121,7 @@ def test_the_steady_step_takes_as_long_as_the_last_of_the_first_steps(
 @given(setups(), st.booleans())
 def test_infinite_bandwidth_exposes_nothing(drawn: tuple[ModelShape, TrainSetup], blocks_host: bool) -> None:
     shape, setup = drawn
-    time = schedule(steady_step(shape, setup, CUDA), Plain(network=float("inf"), blocks_host=blocks_host))
+    time = schedule(SimulatedSteps(shape, setup, CUDA).step(), Plain(network=float("inf"), blocks_host=blocks_host))
     assert time.communication_seconds == 0
     assert time.exposed_communication_seconds == 0
     if blocks_host:
@@ -128,7 +129,7 @@ def test_infinite_bandwidth_exposes_nothing(drawn: tuple[ModelShape, TrainSetup]
 
 
 def issued(shape: ModelShape, setup: TrainSetup) -> list[Event]:
-    return list(steady_step(shape, setup, CUDA).last_step())
+    return list(SimulatedSteps(shape, setup, CUDA).step().last_step())
 
 
 def flops_of_products(shape: ModelShape, setup: TrainSetup) -> float:
@@ -191,7 +192,7 @@ def test_host_bound_steps_take_what_the_host_needs() -> None:
     """A host that needs a millisecond for each operator decides the step's time."""
     model, setup = shape(family=Family.GPT2, num_hidden_layers=2), TrainSetup(world_size=1, sequence_length=16)
     operators = sum(event.kind is Kind.KERNEL for event in issued(model, setup))
-    time = schedule(steady_step(model, setup, CUDA), Plain(launch_seconds=1e-3))
+    time = schedule(SimulatedSteps(model, setup, CUDA).step(), Plain(launch_seconds=1e-3))
     assert time.step_seconds == pytest.approx(operators * 1e-3, rel=0.01)
 
 
@@ -199,7 +200,7 @@ def test_on_a_cpu_everything_is_one_after_another() -> None:
     """No stream runs beside the host; all communication of FSDP is exposed."""
     shape = loader.model("gpt2").shape()
     setup = TrainSetup(world_size=2, sequence_length=64)
-    time = schedule(steady_step(shape, setup, CPU_GLOO), Plain(blocks_host=True))
+    time = schedule(SimulatedSteps(shape, setup, CPU_GLOO).step(), Plain(blocks_host=True))
     assert time.exposed_communication_seconds == pytest.approx(time.communication_seconds)
     assert time.step_seconds == pytest.approx(time.compute_seconds + time.communication_seconds)
 

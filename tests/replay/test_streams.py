@@ -7,7 +7,7 @@ import pytest
 from fsdp_bench.simulate.autograd import is_last_reference
 from fsdp_bench.simulate.events import Category, Event, Kind, Stream
 from fsdp_bench.simulate.operators.kernels import CUDA
-from fsdp_bench.simulate.step import first_steps
+from fsdp_bench.simulate.step import SimulatedSteps
 from fsdp_bench.simulate.tape import Tape, Tensor
 from fsdp_bench.spec.setup import Api, Precision, ShardingStrategy, TrainSetup
 from tests.shapes import shape
@@ -17,7 +17,7 @@ def events_of(strategy: ShardingStrategy, api: Api = Api.FSDP1, **model: object)
     setup = TrainSetup(
         api=api, strategy=strategy, world_size=8, sequence_length=128, precision=Precision.parse("bf16-mixed")
     )
-    return list(first_steps(shape(num_hidden_layers=4, **model), setup, CUDA).events)
+    return list(SimulatedSteps(shape(num_hidden_layers=4, **model), setup, CUDA).first_steps().events)
 
 
 def allocated(events: list[Event], label: str) -> list[Event]:
@@ -58,7 +58,7 @@ def test_ddp_has_one_bucket_in_its_first_step() -> None:
 def test_a_model_without_fsdp_on_one_gpu_has_no_buckets() -> None:
     """DistributedDataParallel's are as large as the gradients."""
     setup = TrainSetup(api=Api.FSDP2, strategy=ShardingStrategy.NO_SHARD, sequence_length=128)
-    events = list(first_steps(shape(num_hidden_layers=4), setup, CUDA).events)
+    events = list(SimulatedSteps(shape(num_hidden_layers=4), setup, CUDA).first_steps().events)
     assert not [event for event in events if event.category is Category.REDUCTION_BUFFERS]
     assert not [event for event in events if event.kind is Kind.COLLECTIVE]
 

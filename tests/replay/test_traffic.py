@@ -15,7 +15,7 @@ from fsdp_bench.rates.datasheet import datasheet
 from fsdp_bench.replay.traffic import Traffic, collectives, traffic
 from fsdp_bench.simulate.events import Work
 from fsdp_bench.simulate.operators.kernels import CUDA, Kernels
-from fsdp_bench.simulate.step import steady_step
+from fsdp_bench.simulate.step import SimulatedSteps
 from fsdp_bench.spec.model import ModelShape
 from fsdp_bench.spec.record import TrialRecord
 from fsdp_bench.spec.setup import Api, Checkpointing, Precision, ShardingStrategy, TrainSetup, Wrap
@@ -39,7 +39,7 @@ MORE = [
 
 
 def collectives_of(model: ModelShape, setup: TrainSetup, kernels: Kernels = CUDA) -> list[Work]:
-    return collectives(steady_step(model, setup, kernels))
+    return collectives(SimulatedSteps(model, setup, kernels).step())
 
 
 def sent(model: ModelShape, setup: TrainSetup) -> dict[str, tuple[int, int, tuple[int, ...]]]:

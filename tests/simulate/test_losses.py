@@ -9,7 +9,7 @@ import pytest
 from fsdp_bench.simulate.events import Kind
 from fsdp_bench.simulate.losses.liger import rows_of_a_chunk
 from fsdp_bench.simulate.operators.kernels import CUDA
-from fsdp_bench.simulate.step import steady_step
+from fsdp_bench.simulate.step import SimulatedSteps
 from fsdp_bench.simulate.wrappers.impossible import why_impossible
 from fsdp_bench.spec.impossible import impossible
 from fsdp_bench.spec.model import ModelShape
@@ -59,7 +59,7 @@ def test_logits_take_the_bytes_that_a_loss_keeps_of_them(
 
 
 def test_the_fused_loss_reads_the_logits_twice_and_writes_their_gradient() -> None:
-    log = steady_step(WIDE, _setup(loss="flash-attn"), CUDA)
+    log = SimulatedSteps(WIDE, _setup(loss="flash-attn"), CUDA).step()
     sent = {event.work.name: event.work.num_bytes for event in log.last_step() if event.work is not None}
     # bf16 logits, targets in int64; losses, sums of rows and squares of these in fp32
     assert sent["cross_entropy_fwd_kernel"] == 2 * LOGITS + (8 + 3 * 4) * TOKENS
@@ -68,7 +68,7 @@ def test_the_fused_loss_reads_the_logits_twice_and_writes_their_gradient() -> No
 
 
 def test_with_the_head_in_the_loss_no_tensor_is_as_large_as_the_logits(model: ModelShape | RecordedModel) -> None:
-    log = steady_step(model, _setup(loss="liger-fused-linear"), CUDA)
+    log = SimulatedSteps(model, _setup(loss="liger-fused-linear"), CUDA).step()
     largest = max(event.num_bytes for event in log.last_step() if event.kind is Kind.ALLOCATE and event.label != "cat")
     assert largest < 2 * LOGITS
 

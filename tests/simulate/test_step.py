@@ -13,11 +13,11 @@ from msgspec.structs import replace
 from fsdp_bench.replay.live_memory import breakdown, live_memory
 from fsdp_bench.simulate.events import Category, Event, Kind, Queue
 from fsdp_bench.simulate.operators.kernels import CPU, CUDA, CUDA_OBSERVED, Kernels
-from fsdp_bench.simulate.repeat import Log
+from fsdp_bench.simulate.repeat import Log, replaced_tensors
 from fsdp_bench.simulate.simulation import BETWEEN_STEPS
-from fsdp_bench.simulate.step import SimulatedSteps, first_steps, steady_step
+from fsdp_bench.simulate.step import SimulatedSteps
 from fsdp_bench.spec.model import Family
-from fsdp_bench.spec.setup import Api, Loss, Offload, OptimizerKind, Precision, ShardingStrategy, TrainSetup
+from fsdp_bench.spec.setup import Api, Offload, Precision, ShardingStrategy, TrainSetup
 from tests.predicted import memory_of
 from tests.profiles import share_of_examples
 from tests.shapes import shape
@@ -47,7 +47,7 @@ def live_bytes(events: list[Event]) -> int:
 def test_the_rate_limiter_is_as_earlier_steps_leave_it(prefetch: bool, kernels: Kernels) -> None:
     """FSDP1's queue of freed units: with forward prefetching the first step leaves less than those after it."""
     setup = TrainSetup(world_size=8, forward_prefetch=prefetch, micro_batch_size=1, sequence_length=64)
-    log = steady_step(shape(), setup, kernels)
+    log = SimulatedSteps(shape(), setup, kernels).step()
     before, step = log.events[: log.steps[-1].start], log.events[log.steps[-1].start : log.steps[-1].stop]
     assert _freed_and_not_waited_for(before) == (5 if prefetch else 4)
     assert _freed_and_not_waited_for(step) == 0
@@ -63,7 +63,9 @@ def test_backward_of_a_layer_with_a_bias_computes_the_gradient_of_its_input_firs
     """AddmmBackward0 computes mat1's gradient, mat2's, and the bias's; MmBackward0 that of the weight first."""
     model = replace(shape(), family=family, name=family.value)
     setup = TrainSetup(world_size=8, micro_batch_size=1, sequence_length=64)
-    works = [event.work.name for event in steady_step(model, setup, CUDA).last_step() if event.work is not None]
+    works = [
+        event.work.name for event in SimulatedSteps(model, setup, CUDA).step().last_step() if event.work is not None
+    ]
     backward = [name[-2:] for name in works if name in ("aten::mm nn", "aten::mm tn")]
     assert backward[:2] == ["tn", "nn"]  # of the head, which has no bias
     assert backward[2:4] == (["nn", "tn"] if family is Family.GPT2 else ["tn", "nn"])
@@ -74,8 +76,8 @@ def test_backward_of_a_layer_with_a_bias_computes_the_gradient_of_its_input_firs
 def test_one_block_stands_for_all_that_are_left_out(case: tuple[Cell, Kernels]) -> None:
     """The shortened simulation and the whole one have the same peaks, breakdown and end."""
     cell, kernels = case
-    layers = cell.model.num_hidden_layers
-    short, whole = steady_step(cell.model, cell.setup, kernels), steady_step(cell.model, cell.setup, kernels, 0, layers)
+    steps = SimulatedSteps(cell.model, cell.setup, kernels)
+    short, whole = steps.step(), steps.step(every_block=True)
     assert whole.extra_blocks == 0
     a, b = live_memory(short), live_memory(whole)
     assert phases(short) == phases(whole)
@@ -99,9 +101,9 @@ def test_the_steady_step_is_what_the_first_steps_end_in(case: tuple[Cell, Kernel
     def is_done(event: Event) -> bool:
         return event.kind in (Kind.ALLOCATE, Kind.FREE) or event.work is not None
 
-    every = cell.model.num_hidden_layers  # of fewer, DistributedDataParallel's buckets end elsewhere
-    first = first_steps(cell.model, cell.setup, kernels, 0, every)
-    assert done(steady_step(cell.model, cell.setup, kernels)) == done(first)
+    steps = SimulatedSteps(cell.model, cell.setup, kernels)
+    # With fewer blocks DistributedDataParallel's buckets end elsewhere.
+    assert done(steps.step()) == done(steps.first_steps(every_block=True))
 
 
 @share_of_examples(5)
@@ -127,7 +129,7 @@ def test_memory_alone_is_that_of_the_whole_step(case: tuple[Cell, Kernels]) -> N
 @given(cases)
 def test_nothing_is_freed_that_is_not_alive_and_a_step_ends_where_it_began(case: tuple[Cell, Kernels]) -> None:
     cell, kernels = case
-    events = steady_step(cell.model, cell.setup, kernels, 0, cell.model.num_hidden_layers).events
+    events = SimulatedSteps(cell.model, cell.setup, kernels).step(every_block=True).events
     alive: dict[int, tuple[int, Category]] = {}
     begins = [i for i, event in enumerate(events) if event.kind is Kind.MARK and event.label == BETWEEN_STEPS]
     for event in events:
@@ -202,55 +204,36 @@ def test_memory_never_falls_when_parameters_are_stored_wider(case: tuple[Cell, K
     assert peak("bf16-true") <= peak("fp32")
 
 
-@pytest.mark.parametrize("api", list(Api))
-@pytest.mark.parametrize("world", [2, 3, 8, 64])
-def test_resident_state_by_strategy(api: Api, world: int) -> None:
-    """FULL_SHARD <= SHARD_GRAD_OP <= NO_SHARD; sharded state is 12 bytes a parameter over the world, and padding."""
-    model = shape()
-    kept = {}
-    for strategy in (ShardingStrategy.FULL_SHARD, ShardingStrategy.SHARD_GRAD_OP, ShardingStrategy.NO_SHARD):
-        setup = TrainSetup(strategy=strategy, api=api, world_size=world, sequence_length=32, use_orig_params=True)
-        kept[strategy] = live_memory(steady_step(model, setup, CPU)).end_bytes
-    full, grad_op, none = kept.values()
-    assert full <= grad_op <= none
-    # Parameters and two Adam states in fp32; FSDP1 also keeps its flat gradient until the next forward (1 x).
-    copies = 4 if api is Api.FSDP1 else 3
-    ideal = copies * 4 * model.num_parameters / world
-    padding = copies * 4 * 64 * 30 + 4 * 40  # at most a row a parameter; the optimizer's step counters
-    assert ideal <= full <= ideal + padding
-
-
-def test_the_logits_of_a_large_vocabulary_are_the_peak_of_a_small_model() -> None:
-    """Plain loss in bf16: fp32 logits, log-softmax and its gradient, 12 bytes a logit, in backward."""
-    model = shape(vocab_size=128256, num_hidden_layers=1)
-    setup = TrainSetup(world_size=64, sequence_length=512, precision=Precision.parse("bf16-mixed"))
-    memory = memory_of(model, setup, CPU)
-    assert memory.peak_phase == "backward"
-    tokens = setup.sequence_length
-    # log-softmax, its gradient and nll's: three fp32 tensors of tokens x vocabulary.
-    assert memory.breakdown_bytes["logits"] == pytest.approx(12 * tokens * model.vocab_size, abs=100)
-    chunked = memory_of(model, replace(setup, loss=Loss.CHUNKED), CPU)
-    assert chunked.peak_allocated_bytes < memory.peak_allocated_bytes
-
-
-def test_foreach_costs_one_more_shard_than_fused() -> None:
-    """AdamW foreach keeps sqrt(v) of every parameter at once; NO_SHARD shows it alone."""
-    model = shape(num_hidden_layers=6)
-    foreach, fused = (
-        memory_of(
-            model,
-            TrainSetup(strategy=ShardingStrategy.NO_SHARD, world_size=2, sequence_length=8, optimizer=kind),
-            CUDA_OBSERVED,
-        ).phases["optimizer"]
-        for kind in (OptimizerKind.ADAMW_FOREACH, OptimizerKind.ADAMW_FUSED)
-    )
-    assert foreach - fused == pytest.approx(4 * model.num_parameters, abs=4 * 200)
-
-
 @pytest.mark.parametrize(("offload", "count"), [(Offload.NONE, True), (Offload.PARAMS, False)])
 def test_gradients_of_offloaded_parameters_are_made_in_host_memory(offload: Offload, count: bool) -> None:
     """torch's _use_unsharded_grad_views: ``empty_like(param)``, and "if CPU offloading is enabled, is on CPU"."""
     precision, accumulate = Precision.parse("bf16-mixed"), {"gradient_accumulation_steps": 2}
     setup = TrainSetup(world_size=2, offload=offload, precision=precision, sync_every_micro_batch=False, **accumulate)
-    labels = {event.label for event in steady_step(shape(), setup, CUDA).events if event.kind is Kind.ALLOCATE}
+    labels = {
+        event.label for event in SimulatedSteps(shape(), setup, CUDA).step().events if event.kind is Kind.ALLOCATE
+    }
     assert ("aten::empty_like" in labels) is count
+
+
+BEFORE = [Event(Kind.ALLOCATE, 0), Event(Kind.RECORD_EVENT, Queue.FREE), Event(Kind.RECORD_EVENT, Queue.FREE)]
+
+
+def test_a_step_hands_on_one_tensor_for_each_that_it_uses_up() -> None:
+    """It frees the last one's tensor, and waits for the event before the last."""
+    waits, records = Event(Kind.HOST_WAIT, Queue.FREE), Event(Kind.RECORD_EVENT, Queue.FREE)
+    last = [waits, Event(Kind.ALLOCATE, 3), Event(Kind.FREE, 0), records]
+    assert replaced_tensors([*BEFORE, *last], len(BEFORE)) == [(0, 3)]
+
+
+@pytest.mark.parametrize(
+    "last",
+    [
+        [Event(Kind.ALLOCATE, 3)],
+        [Event(Kind.FREE, 0)],
+        [Event(Kind.ALLOCATE, 3, label="another"), Event(Kind.FREE, 0)],
+        [Event(Kind.HOST_WAIT, Queue.FREE)],
+    ],
+    ids=["more", "less", "something else", "fewer events"],
+)
+def test_a_step_that_leaves_something_else_than_it_found_is_not_repeated(last: list[Event]) -> None:
+    assert replaced_tensors([*BEFORE, *last], len(BEFORE)) is None

@@ -12,18 +12,20 @@ from fsdp_bench.simulate.events import Category, Kind
 from fsdp_bench.simulate.models.transformer import Weight
 from fsdp_bench.simulate.operators.core import Operators
 from fsdp_bench.simulate.operators.kernels import Kernels
-from fsdp_bench.simulate.recorded.bind import work_of
-from fsdp_bench.simulate.recorded.instructions import Made, Outputs, Run, kernel_event
-from fsdp_bench.simulate.recorded.workspaces import workspace_of
+from fsdp_bench.simulate.recorded.bind import run_of
+from fsdp_bench.simulate.recorded.instructions import Made, Outputs, Run
 from fsdp_bench.simulate.tape import Storage, Tape, Tensor
 from fsdp_bench.spec.recording.compiled import CompiledCode, Step, Tuning
 from fsdp_bench.spec.recording.formula import evaluate
-from fsdp_bench.spec.recording.steps import Drop, Operator, operator_name
+from fsdp_bench.spec.recording.steps import Allocation, Drop
 
 # -- The memory that Inductor allocates while it tries a kernel's configurations, when the kernel first runs -----------
 
 _CONFIGURATIONS = 2
 """Configurations of a kernel without reductions; further ones would take the same memory again."""
+
+
+_TUNING = "Inductor's tuning"
 
 
 def tune(op: Operators, copies: Sequence[int], saves_memory: bool) -> None:
@@ -42,39 +44,25 @@ def tune(op: Operators, copies: Sequence[int], saves_memory: bool) -> None:
     tape.synchronize_device()
     for _ in range(_CONFIGURATIONS):
         held = _within(_room(tape), copies) if saves_memory else copies
-        _copy(op, held)
-        buffer = tape.storage(op.kernels.l2_bytes, "Inductor's tuning", Category.TEMPORARY)
-        _copy(op, held)
+        op.scratch(held, _TUNING)
+        buffer = op.scratch([op.kernels.l2_bytes], _TUNING)
+        op.scratch(held, _TUNING)
         del buffer
-
-
-def _copy(op: Operators, copies: Sequence[int]) -> None:
-    made: list[Storage] = []
-    for num_bytes in copies:
-        made.append(op.tape.storage(num_bytes, "Inductor's tuning", Category.TEMPORARY))
 
 
 def _room(tape: Tape) -> int:
     """Return by how much live memory is below the peak of this phase; trials reset peaks where a phase begins."""
-    level = highest = 0
-    for event in tape.events[_begin_of_phase(tape) :]:
+    events, level, highest = tape.events, 0, 0
+    others = (index for index in reversed(range(len(events))) if events[index].kind is Kind.MARK)
+    before = next((index for index in others if events[index].label != tape.phase), -1)
+    begin = next((index for index in range(before + 1, len(events)) if events[index].kind is Kind.MARK), 0)
+    for event in events[begin:]:
         if event.kind is Kind.ALLOCATE:
             level += event.num_bytes
             highest = max(highest, level)
         elif event.kind is Kind.FREE:
             level -= event.num_bytes
     return highest - level
-
-
-def _begin_of_phase(tape: Tape) -> int:
-    begin = 0
-    for index in reversed(range(len(tape.events))):
-        event = tape.events[index]
-        if event.kind is Kind.MARK:
-            if event.label != tape.phase:
-                break
-            begin = index
-    return begin
 
 
 def _within(room: int, copies: Sequence[int]) -> list[int]:
@@ -84,9 +72,6 @@ def _within(room: int, copies: Sequence[int]) -> list[int]:
             room -= num_bytes
             found.append(num_bytes)
     return found
-
-
-_PRODUCTS = ("aten::mm", "aten::addmm", "aten::_scaled_mm")
 
 
 class Tune(msgspec.Struct):
@@ -140,11 +125,15 @@ def bind_code(code: CompiledCode, sizes: Mapping[str, int], kernels: Kernels) ->
     }
 
     def bound(one: Step, of_parameters: set[int]) -> Plan:
+        def made(each: Allocation) -> Made:
+            category = Category.GRADIENTS if each.number in of_parameters else Category.ACTIVATIONS
+            return Made(each.number, numbers[each.num_bytes], category)
+
         if isinstance(one, Drop):
             return int(one.storage)
         if isinstance(one, Tuning):
             return Tune(tuple(numbers[copy] for copy in one.copies))
-        return _run(one, code, numbers, kernels, of_parameters)
+        return run_of(one, code.names, numbers, kernels, made)
 
     return Buffers(
         code,
@@ -154,45 +143,14 @@ def bind_code(code: CompiledCode, sizes: Mapping[str, int], kernels: Kernels) ->
     )
 
 
-def _run(
-    operator: Operator, code: CompiledCode, numbers: Sequence[int], kernels: Kernels, of_parameters: set[int]
-) -> Run:
-    name, layout, _ = operator_name(code.names[operator.name])
-    dims = tuple(numbers[dim] for dim in operator.dims)
-    work = work_of(name, layout, dims, numbers[operator.num_bytes], operator.itemsize)
-    results = tuple(numbers[made.num_bytes] for made in operator.makes)
-    space = workspace_of(name, dims, operator.itemsize, kernels, numbers[operator.num_bytes], results)
-    return Run(
-        name=name,
-        event=None if work is None else kernel_event(work),
-        makes=tuple(
-            Made(
-                made.number,
-                numbers[made.num_bytes],
-                Category.GRADIENTS if made.number in of_parameters else Category.ACTIVATIONS,
-            )
-            for made in operator.makes
-        ),
-        may_be_kept=False,
-        uses_cublas=name in _PRODUCTS,
-        before=space.before,
-        after_second=space.after_second,
-        after=space.after,
-    )
-
-
 class CompiledBlock:
     """The wrapper that runs instead of a block's forward."""
 
-    def __init__(self, op: Operators, buffers: Buffers, weights: Mapping[str, Weight]) -> None:
-        self._op, self._buffers, self._weights = op, buffers, weights
+    def __init__(self, op: Operators, buffers: Buffers, weights: Mapping[str, Weight], is_recorded: bool) -> None:
+        self._op, self._buffers, self._weights, self._is_recorded = op, buffers, weights, is_recorded
 
     def __call__(self, _forward: Any, *inputs: Tensor) -> Any:
-        """Run the compiled forward; return what the block does."""
-        return self._run(inputs)
-
-    def _run(self, inputs: Sequence[Tensor]) -> Tensor:
-        """Run AOTAutograd's CompiledFunction."""
+        """Run AOTAutograd's CompiledFunction; return what the block does."""
         code = self._buffers.code
         given = [inputs[int(name[2:])] if name.startswith("i:") else self._weights[name].seen for name in code.inputs]
         storages: dict[int | str, Storage] = {
@@ -204,7 +162,7 @@ class CompiledBlock:
         if self._op.tape.grad_enabled:
             saved = [_whole(storages.get(number)) for number in code.saved]
             out.node = operator_node(self._op.tape, self._backward, given, saved)
-        return out
+        return Outputs([out]) if self._is_recorded else out
 
     def _backward(self, saved: Any, gradients: list[Tensor]) -> Gradients:
         """Run the compiled backward, to which what was saved belongs: it frees each tensor after its last use."""
@@ -238,14 +196,6 @@ class CompiledBlock:
             if step.event is not None:
                 self._op.tape.events.append(step.event)
             step.allocate(storages, self._op, category)
-
-
-class CompiledRecordedBlock(CompiledBlock):
-    """The same for a block of a recorded model."""
-
-    def __call__(self, _forward: Any, *inputs: Tensor) -> Outputs:
-        """Run the compiled forward; return what the block does."""
-        return Outputs([self._run(inputs)])
 
 
 def _whole(storage: Storage | None) -> Tensor:

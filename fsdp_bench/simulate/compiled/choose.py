@@ -7,7 +7,7 @@ from functools import reduce
 from typing import Any, NamedTuple
 
 from fsdp_bench.catalog.recorded import BENCHMARK, FLOAT8, compiled_catalog
-from fsdp_bench.simulate.compiled.block import Buffers, CompiledBlock, CompiledRecordedBlock, bind_code
+from fsdp_bench.simulate.compiled.block import Buffers, CompiledBlock, bind_code
 from fsdp_bench.simulate.models.transformer import Module, SimulatedModel, Weight
 from fsdp_bench.simulate.operators.core import Operators
 from fsdp_bench.simulate.operators.kernels import Kernels, Sizes
@@ -94,8 +94,8 @@ def compile_blocks(op: Operators, built: SimulatedModel, model: Model, setup: Tr
     for index, block in enumerate(built.blocks):
         is_checkpointed = index % setup.policy.every_blocks == 0
         code = bound[0 if is_checkpointed else -1]
-        kind = CompiledRecordedBlock if isinstance(built, RecordedTransformer) else CompiledBlock
-        block.put_around(kind(op, code, _weights(built, block, code.code.inputs)))
+        weights = _weights(built, block, code.code.inputs)
+        block.put_around(CompiledBlock(op, code, weights, isinstance(built, RecordedTransformer)))
     return True
 
 

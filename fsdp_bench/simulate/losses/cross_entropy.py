@@ -1,4 +1,4 @@
-"""torch.nn.functional.cross_entropy on the whole logits, or on chunks of them."""
+"""The loss of a setup; torch.nn.functional.cross_entropy on the whole logits, or on chunks of them."""
 
 from __future__ import annotations
 
@@ -6,10 +6,13 @@ from functools import partial
 
 from fsdp_bench.simulate.autograd import Gradients
 from fsdp_bench.simulate.events import Category
+from fsdp_bench.simulate.losses.fused import compiled, flash_attn, unsloth_fp32
+from fsdp_bench.simulate.losses.liger import liger
 from fsdp_bench.simulate.models.activation_checkpointing import checkpointed
 from fsdp_bench.simulate.operators.core import Operators, Saved
 from fsdp_bench.simulate.operators.kernels import FP32, CrossEntropy
 from fsdp_bench.simulate.tape import Tensor
+from fsdp_bench.spec.setup import Loss
 
 NUM_CHUNKS = 8
 """train/models/loss.py, NUM_CHUNKS."""
@@ -40,10 +43,10 @@ def _chunk_sum(op: Operators, logits: Tensor, targets: Tensor) -> Tensor:
 
 def cross_entropy(op: Operators, logits: Tensor, targets: Tensor) -> Tensor:
     """torch.nn.functional.cross_entropy: aten::_log_softmax, aten::nll_loss_forward."""
-    return nll_loss(op, log_softmax(op, logits), targets)
+    return _nll_loss(op, _log_softmax(op, logits), targets)
 
 
-def log_softmax(op: Operators, x: Tensor) -> Tensor:
+def _log_softmax(op: Operators, x: Tensor) -> Tensor:
     """aten::_log_softmax: saves its result."""
     out = op.like(x, "aten::_log_softmax")
     op.run("aten::_log_softmax", x, out)
@@ -57,7 +60,7 @@ def log_softmax(op: Operators, x: Tensor) -> Tensor:
     return op.record(out, [x], [out.detach()], backward)
 
 
-def nll_loss(op: Operators, x: Tensor, targets: Tensor) -> Tensor:
+def _nll_loss(op: Operators, x: Tensor, targets: Tensor) -> Tensor:
     """aten::nll_loss_forward: a scalar and the total weight, which is saved."""
     out = op.tape.tensor(1, x.itemsize, "aten::nll_loss_forward")
     total_weight = op.tape.tensor(1, x.itemsize, "aten::nll_loss_forward")
@@ -71,3 +74,25 @@ def nll_loss(op: Operators, x: Tensor, targets: Tensor) -> Tensor:
         return (op.tape.tensor(numel, itemsize, "aten::nll_loss_backward", Category.LOGITS),)
 
     return op.record(out, [x], [x, targets, total_weight], backward)
+
+
+_ON_LOGITS = {
+    Loss.PLAIN: plain,
+    Loss.CHUNKED: chunked,
+    Loss.COMPILED: compiled,
+    Loss.FLASH_ATTN: flash_attn,
+    Loss.LIGER: liger,
+    Loss.UNSLOTH_FP32: unsloth_fp32,
+}
+
+
+def loss(op: Operators, kind: Loss, logits: Tensor, targets: Tensor) -> Tensor:
+    """Logits and targets to the mean loss, a scalar; of a kind that includes the head, the loss is given."""
+    if kind.includes_head:
+        return logits
+    op.tape.category = Category.LOGITS
+    if kind is Loss.COMPILED and not op.kernels.is_cuda:
+        kind = Loss.PLAIN  # the compiled code of a CPU is another, and is not predicted
+    out = _ON_LOGITS[kind](op, logits, targets)
+    op.tape.category = Category.ACTIVATIONS
+    return out

@@ -18,8 +18,7 @@ def sum_of_all(op: Operators, x: Tensor, itemsize: int, name: str = "aten::sum")
     out = op.tape.tensor(1, itemsize, name)
     if x.itemsize == BOOL:
         x = op.to(x, itemsize)
-    inside = [] if op.kernels.observed else reduce_all_workspace(x.numel, op.kernels, max(itemsize, FP32))
-    _workspace = [op.temporary(1, size, "Reduce.cuh") for size in inside]
+    _workspace = op.scratch(reduce_all_workspace(x.numel, op.kernels, max(itemsize, FP32)), "Reduce.cuh")
     op.run(name, x, out)
     return out
 

@@ -33,65 +33,45 @@ ACTIVATIONS = "activations"
 """``Work.group`` of these copies, by which the host's memory is added up."""
 
 
-class _OnHost(msgspec.Struct, frozen=True):
-    """A tensor in host memory, with its place in the graph."""
-
-    numel: int
-    itemsize: int
-    node: Any
-    output: int
-
-
 class _SaveOnCpu:
-    """save_on_cpu: the hooks of saved tensors."""
+    """save_on_cpu: the hooks of saved tensors, and what goes around a block, outside of its checkpointing."""
 
     def __init__(self, op: Operators) -> None:
         self._op = op
 
-    def pack(self, saved: list[Tensor]) -> list[_OnHost | Tensor]:
+    def around(self, forward: Callable[..., Any], *inputs: Any) -> Any:
+        self._op.tape.hooks.append(self)
+        try:
+            return forward(*inputs)
+        finally:
+            self._op.tape.hooks.pop()
+
+    def pack(self, saved: list[Tensor]) -> list[Tensor]:
         """Copy to the host. The GPU first makes a contiguous copy of other tensors (aten/native/cuda/Copy.cu)."""
-        op = self._op
-        packed: list[_OnHost | Tensor] = []
+        op, packed = self._op, list[Tensor]()
         for tensor in saved:
             if tensor.is_on_host:
                 packed.append(tensor)
                 continue
-            num_bytes = tensor.numel * tensor.itemsize
             if tensor.is_strided and not op.kernels.observed:
                 contiguous = op.temporary(tensor.numel, tensor.itemsize, "aten::contiguous")
                 op.run("aten::clone", contiguous, contiguous)
                 del contiguous
-            op.tape.copy("to_host", num_bytes, Stream.COMPUTE, ACTIVATIONS)
-            packed.append(_OnHost(tensor.numel, tensor.itemsize, tensor.node, tensor.output))
+            op.tape.copy("to_host", tensor.numel * tensor.itemsize, Stream.COMPUTE, ACTIVATIONS)
+            packed.append(Tensor(None, tensor.numel, tensor.itemsize, tensor.node, tensor.output))
         return packed
 
-    def unpack(self, packed: list[_OnHost | Tensor]) -> list[Tensor]:
+    def unpack(self, packed: list[Tensor]) -> list[Tensor]:
         """Copy back to the GPU."""
-        op = self._op
-        tensors = []
+        op, tensors = self._op, list[Tensor]()
         for one in packed:
-            if isinstance(one, Tensor):
-                tensors.append(one)
-                continue
-            tensor = op.temporary(one.numel, one.itemsize, "aten::_to_copy")
-            op.tape.copy("to_device", one.numel * one.itemsize, Stream.COMPUTE, ACTIVATIONS)
-            tensor.node, tensor.output = one.node, one.output
+            tensor = one
+            if not one.is_on_host:
+                tensor = op.temporary(one.numel, one.itemsize, "aten::_to_copy")
+                op.tape.copy("to_device", one.numel * one.itemsize, Stream.COMPUTE, ACTIVATIONS)
+                tensor.node, tensor.output = one.node, one.output
             tensors.append(tensor)
         return tensors
-
-
-def offloaded(op: Operators) -> Callable[..., Any]:
-    """Return what goes around a block, outside of its checkpointing."""
-    hooks = _SaveOnCpu(op)
-
-    def around(forward: Callable[..., Any], *inputs: Any) -> Any:
-        op.tape.hooks.append(hooks)
-        try:
-            return forward(*inputs)
-        finally:
-            op.tape.hooks.pop()
-
-    return around
 
 
 if TYPE_CHECKING:
@@ -219,7 +199,7 @@ class _CheckpointFrame:
 
 
 class _Recomputation:
-    """_recomputation_hook: give each tensor that is saved again to its holder."""
+    """_recomputation_hook: give each tensor that is saved again to its holder. The second graph is thrown away."""
 
     def __init__(self, frame: _CheckpointFrame) -> None:
         self._holders = frame.holders
@@ -235,10 +215,6 @@ class _Recomputation:
                 holder.recomputed = tensor
             if self._count == len(self._holders):
                 raise _StopRecomputation
-        return tensors
-
-    def unpack(self, tensors: list[Tensor]) -> list[Tensor]:
-        """Never called: the second forward's graph is thrown away."""
         return tensors
 
 
@@ -260,7 +236,7 @@ def checkpoint_blocks(op: Operators, engine: Engine, model: SimulatedModel, setu
             block.around = checkpointed(op, policy, block.num_positional)
     if setup.activation_offload:
         for block in model.blocks:
-            block.put_around(offloaded(op))
+            block.put_around(_SaveOnCpu(op).around)
 
 
 def checkpointed(

@@ -48,9 +48,14 @@ def with_few_tokens(model: Model, setup: TrainSetup) -> TrainSetup:
     return replace(setup, sequence_length=model.shortest_sequence, micro_batch_size=1)
 
 
+def num_few_blocks(model: Model) -> int:
+    """Return how many blocks are simulated where one may stand for the others: all if they differ."""
+    return min(model.num_blocks, FEW_BLOCKS) if model.repeats else model.num_blocks
+
+
 def few_blocks(op: Operators, model: Model, setup: TrainSetup) -> SimulatedModel:
     """Return a model with few of its blocks, where one may stand for the others."""
-    return build(op, model, setup, min(model.num_blocks, FEW_BLOCKS) if model.repeats else model.num_blocks)
+    return build(op, model, setup, num_few_blocks(model))
 
 
 @lru_cache(maxsize=16)

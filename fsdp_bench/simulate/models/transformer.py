@@ -15,7 +15,7 @@ from fsdp_bench.simulate.losses.liger import liger_fused_linear
 from fsdp_bench.simulate.operators.attention import Heads, attention, merge_heads, split_heads
 from fsdp_bench.simulate.operators.core import Operators, Parameter
 from fsdp_bench.simulate.operators.kernels import FP32, INT64
-from fsdp_bench.simulate.operators.norms import layer_norm, rms_norm
+from fsdp_bench.simulate.operators.norms import fused_norm, rms_norm
 from fsdp_bench.simulate.repeat import repeated_block
 from fsdp_bench.simulate.tape import Storage, Tape, Tensor
 from fsdp_bench.spec.model import Family, ModelShape
@@ -140,29 +140,19 @@ class Embedding(Module):
         return self.op.embedding(indices, self.weight.seen, indices.numel * self.weight.rest)
 
 
-class RMSNorm(Module):
-    """nn.RMSNorm."""
+class Norm(Module):
+    """nn.RMSNorm, or nn.LayerNorm, which has a bias."""
 
-    def __init__(self, op: Operators, width: int) -> None:
+    def __init__(self, op: Operators, width: int, bias: bool = False) -> None:
         super().__init__(op)
         self.weight = self.own("weight", width)
+        self.bias = self.own("bias", width) if bias else None
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise rows."""
-        return rms_norm(self.op, x, self.weight.seen)
-
-
-class LayerNorm(Module):
-    """nn.LayerNorm."""
-
-    def __init__(self, op: Operators, width: int) -> None:
-        super().__init__(op)
-        self.weight = self.own("weight", width)
-        self.bias = self.own("bias", width)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Normalise rows."""
-        return layer_norm(self.op, x, self.weight.seen, self.bias.seen)
+        if self.bias is None:
+            return rms_norm(self.op, x, self.weight.seen)
+        return fused_norm(self.op, x, self.weight.seen, self.bias.seen)
 
 
 def rotate(op: Operators, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -180,8 +170,7 @@ def rotary_tables(op: Operators, length: int, head_dim: int, itemsize: int) -> t
     exponents = op.tape.tensor(half, FP32, "aten::div")
     del negative
     frequencies = op.tape.tensor(half, FP32, "aten::pow")
-    if not op.kernels.observed:
-        op.temporary(1, INT64, "aten::pow")  # the base, moved to the device (scalar_to_tensor)
+    op.scratch([INT64], "aten::pow")  # the base, moved to the device (scalar_to_tensor)
     del exponents
     positions = op.tape.tensor(length, FP32, "aten::arange")
     outer = op.tape.tensor(length * half, FP32, "aten::mul")
@@ -195,7 +184,7 @@ def rotary_tables(op: Operators, length: int, head_dim: int, itemsize: int) -> t
 
 
 class SimulatedLlamaAttention(Module):
-    """train/models/transformer.py, SimulatedLlamaAttention."""
+    """train/models/transformer.py, LlamaAttention."""
 
     def __init__(self, op: Operators, shape: ModelShape) -> None:
         super().__init__(op)
@@ -218,7 +207,7 @@ class SimulatedLlamaAttention(Module):
 
 
 class SimulatedLlamaMLP(Module):
-    """train/models/transformer.py, SimulatedLlamaMLP."""
+    """train/models/transformer.py, LlamaMLP."""
 
     def __init__(self, op: Operators, shape: ModelShape) -> None:
         super().__init__(op)
@@ -228,17 +217,17 @@ class SimulatedLlamaMLP(Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Tokens x hidden_size to the same."""
-        return self.down_proj(self.op.mul(self.op.silu(self.gate_proj(x)), self.up_proj(x)))
+        return self.down_proj(self.op.mul(self.op.activation("aten::silu", self.gate_proj(x)), self.up_proj(x)))
 
 
 class SimulatedLlamaBlock(Module):
-    """train/models/transformer.py, SimulatedLlamaBlock."""
+    """train/models/transformer.py, LlamaBlock."""
 
     def __init__(self, op: Operators, shape: ModelShape) -> None:
         super().__init__(op)
-        self.input_layernorm = self.child(RMSNorm(op, shape.hidden_size))
+        self.input_layernorm = self.child(Norm(op, shape.hidden_size))
         self.self_attn = self.child(SimulatedLlamaAttention(op, shape))
-        self.post_attention_layernorm = self.child(RMSNorm(op, shape.hidden_size))
+        self.post_attention_layernorm = self.child(Norm(op, shape.hidden_size))
         self.mlp = self.child(SimulatedLlamaMLP(op, shape))
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -248,7 +237,7 @@ class SimulatedLlamaBlock(Module):
 
 
 class SimulatedGPT2Block(Module):
-    """train/models/transformer.py, SimulatedGPT2Block."""
+    """train/models/transformer.py, GPT2Block."""
 
     def __init__(self, op: Operators, shape: ModelShape) -> None:
         super().__init__(op)
@@ -256,10 +245,10 @@ class SimulatedGPT2Block(Module):
         self.heads = shape.num_attention_heads
         self.head_dim = shape.head_dim
         self.hidden_size = d
-        self.ln_1 = self.child(LayerNorm(op, d))
+        self.ln_1 = self.child(Norm(op, d, bias=True))
         self.c_attn = self.child(Linear(op, d, 3 * d, bias=True))
         self.c_proj = self.child(Linear(op, d, d, bias=True))
-        self.ln_2 = self.child(LayerNorm(op, d))
+        self.ln_2 = self.child(Norm(op, d, bias=True))
         self.c_fc = self.child(Linear(op, d, f, bias=True))
         self.mlp_proj = self.child(Linear(op, f, d, bias=True))
 
@@ -271,7 +260,7 @@ class SimulatedGPT2Block(Module):
         q, k, v = (split_heads(op, part, heads, is_query=True) for part in parts)
         del parts
         x = op.add(x, self.c_proj(merge_heads(op, attention(op, q, k, v, heads), heads)))
-        return op.add(x, self.mlp_proj(op.gelu(self.c_fc(self.ln_2(x)))))
+        return op.add(x, self.mlp_proj(op.activation("aten::gelu", self.c_fc(self.ln_2(x)))))
 
 
 class ModuleList(Module):
@@ -313,11 +302,6 @@ class SimulatedModel(Module):
         """Return for how many blocks a block stands; 1 for what is outside of blocks (-1)."""
         return 1 + self.extra_blocks if self.extra_blocks and block == repeated_block(self.num_blocks) else 1
 
-    @property
-    def num_parameters(self) -> int:
-        """The parameters of the whole model."""
-        return sum(weight.numel * self.times(weight.block) for weight in self.all_weights)
-
     def kept_in_root(self) -> list[Module]:
         """Return the modules that cannot be units because their weights are read elsewhere, too."""
         return []
@@ -357,7 +341,7 @@ class SimulatedTransformer(SimulatedModel):
         for index, block in enumerate(self.blocks):
             for weight in block.all_weights:
                 weight.block = index
-        self.norm = self.child((RMSNorm if llama else LayerNorm)(op, shape.hidden_size))
+        self.norm = self.child(Norm(op, shape.hidden_size, bias=not llama))
 
     @property
     def ends(self) -> EndModules | None:

@@ -15,17 +15,17 @@ from functools import partial
 import msgspec
 
 from fsdp_bench.simulate.autograd import Gradients
-from fsdp_bench.simulate.operators.attention_workspaces import (
+from fsdp_bench.simulate.operators.core import Operators, Saved
+from fsdp_bench.simulate.operators.kernel_workspaces import (
     efficient_backward_workspace,
     efficient_forward_workspace,
     flash_backward_workspace,
     flash_forward_workspace,
     row_sums,
 )
-from fsdp_bench.simulate.operators.core import Operators, Saved
 from fsdp_bench.simulate.operators.kernels import FP32, KernelScratch
 from fsdp_bench.simulate.operators.unfused_attention import repeat_heads, unfused_attention
-from fsdp_bench.simulate.tape import Tensor
+from fsdp_bench.simulate.tape import Storage, Tensor
 from fsdp_bench.spec.errors import SpecError
 
 _NAME = "aten::scaled_dot_product_attention"
@@ -124,8 +124,6 @@ def attention(op: Operators, q: Tensor, k: Tensor, v: Tensor, heads: Heads) -> T
         if heads.groups > 1:
             k, v = repeat_heads(op, k, heads.groups), repeat_heads(op, v, heads.groups)
         rows = op.batch * heads.count * -(-heads.length // 32) * 32
-        if op.kernels.observed:
-            return _kernel(op, _EFFICIENT, (q, k, v), heads, rows)
         size = op.batch, heads.count, heads.length, heads.length, (heads.dim, heads.dim), q.itemsize
         in_forward = efficient_forward_workspace(q.numel, (heads.dim, heads.dim), q.itemsize)
         sums = row_sums(op.batch, heads.count, heads.length, heads.dim, q.itemsize)
@@ -139,14 +137,12 @@ def _flash(op: Operators, q: Tensor, k: Tensor, v: Tensor, heads: Heads) -> Tens
     if padded_dim != heads.dim:
         q, k, v = (_pad(op, x, x.numel // heads.dim * padded_dim) for x in (q, k, v))
     rows = op.batch * heads.count * heads.length
-    if op.kernels.observed:
-        return _kernel(op, _FLASH, (q, k, v), heads, rows, _FLASH_STATE)
     size = op.batch, heads.count, heads.length, padded_dim
     in_forward = flash_forward_workspace(*size, op.kernels.num_multiprocessors)
     in_backward = flash_backward_workspace(*size, heads.groups)
     # _flash_attention_backward makes output and gradient contiguous, which follow the padded queries head by head.
-    num_copies = 2 if padded_dim != heads.dim and heads.count > 1 and heads.length > 1 else 0
-    return _kernel(op, _FLASH, (q, k, v), heads, rows, _FLASH_STATE, in_forward, in_backward, num_copies)
+    copies = padded_dim != heads.dim and heads.count > 1 and heads.length > 1 and not op.kernels.observed
+    return _kernel(op, _FLASH, (q, k, v), heads, rows, _FLASH_STATE, in_forward, in_backward, 2 * copies)
 
 
 def _kernel(
@@ -177,11 +173,11 @@ def _kernel(
         issue(_NAME, 1)
         return tape.tensor(numels[0], itemsize, _NAME)
 
-    scratch: list[Tensor] = []
+    scratch: list[Storage] = []
 
     def log_sums() -> Tensor:
         sums = tape.tensor(rows, FP32, _NAME)
-        scratch.extend([op.temporary(1, size, _NAME) for size in in_forward])
+        scratch.extend(op.scratch(in_forward, _NAME))
         return sums
 
     out = op.saved_output(operator, kernel)
@@ -202,7 +198,7 @@ def _kernel(
     saved = [one.detach() for one in (q, k, v, out)]
     for tensor, count in zip(saved, _heads_of(op, heads, itemsize), strict=True):
         tensor.is_strided = count > 1 and heads.length > 1
-    saved_strided, is_flash = saved[3].is_strided, bool(in_backward) and operator == _FLASH
+    saved_strided, is_flash = saved[3].is_strided, operator == _FLASH and not op.kernels.observed
     for tensor in saved[:3]:
         tensor.is_strided |= heads.are_slices and op.batch * heads.length > 1 and not heads.are_padded(op, itemsize)
     return op.record(out, [q, k, v], [*saved, *extra], backward)

@@ -8,24 +8,7 @@ from fsdp_bench.simulate.events import Category
 from fsdp_bench.simulate.operators.core import Operators
 from fsdp_bench.simulate.operators.kernel_workspaces import foreach_norm_workspace, reduce_all_workspace
 from fsdp_bench.simulate.operators.kernels import FP32
-from fsdp_bench.simulate.tape import Storage, Tape, Tensor
-
-
-class Scratch:
-    """Small temporaries by name."""
-
-    def __init__(self, tape: Tape) -> None:
-        self._tape = tape
-        self._held: dict[str, list[Storage]] = {}
-
-    def hold(self, name: str, num_bytes: int, count: int = 1) -> None:
-        """Allocate one tensor, or several of one size."""
-        self._held[name] = [self._tape.storage(num_bytes, name, Category.TEMPORARY) for _ in range(count)]
-
-    def drop(self, *names: str) -> None:
-        """Free."""
-        for name in names:
-            del self._held[name]
+from fsdp_bench.simulate.tape import Storage, Tensor
 
 
 def clip_sharded_fsdp1(op: Operators, numels: Sequence[int], itemsize: int) -> None:
@@ -38,36 +21,30 @@ def clip_sharded_fsdp1(op: Operators, numels: Sequence[int], itemsize: int) -> N
         numels: elements of the gradients, in the order of the parameters.
         itemsize: bytes of an element.
     """
-    tape, num_gradients = op.tape, len(numels)
-    scratch = Scratch(tape)
-    if num_gradients:
+    local_norm = None
+    if numels:
         norms = []
         for numel in numels:
-            norms.append(tape.storage(FP32, "norms", Category.TEMPORARY))
-            op.scratch(() if op.kernels.observed else reduce_all_workspace(numel, op.kernels), "Reduce.cuh")
-        scratch.hold("aten::stack", FP32 * num_gradients)
+            norms.append(op.temporary(1, FP32, "norms"))
+            op.scratch(reduce_all_workspace(numel, op.kernels), "Reduce.cuh")
+        stack = op.temporary(len(numels), FP32, "aten::stack")
         del norms
-        scratch.hold("local_norm", FP32)
-        scratch.drop("aten::stack")
-    scratch.hold("squared", FP32)
-    scratch.hold("total_norm", FP32)
-    scratch.drop("squared")
-    _coefficient(scratch, FP32)
+        local_norm = op.temporary(1, FP32, "local_norm")
+        del stack
+    squared = op.temporary(1, FP32, "squared")
+    total_norm = op.temporary(1, FP32, "total_norm")
+    del squared
+    product, clamped = _coefficient(op, FP32)
     if itemsize != FP32:
-        for _ in range(num_gradients):  # grad.mul_(coefficient.to(grad.dtype))
-            tape.storage(itemsize, "aten::_to_copy", Category.TEMPORARY)
-    scratch.drop("aten::mul", "aten::clamp", "total_norm")
-    if num_gradients:
-        scratch.drop("local_norm")
+        for _ in numels:  # grad.mul_(coefficient.to(grad.dtype))
+            op.temporary(1, itemsize, "aten::_to_copy")
+    del product, clamped, total_norm, local_norm
 
 
-def reduce_norm_of_host_gradients(tape: Tape, has_gradients: bool) -> None:
+def reduce_norm_of_host_gradients(op: Operators, has_gradients: bool) -> None:
     """FullyShardedDataParallel.clip_grad_norm_ with offload: only the norm comes to the device, to be reduced."""
-    scratch = Scratch(tape)
-    held = ("local_norm", "squared", "total_norm") if has_gradients else ("squared", "total_norm")
-    for name in held:
-        scratch.hold(name, FP32)
-    scratch.drop(*held)
+    names = ("local_norm", "squared", "total_norm") if has_gradients else ("squared", "total_norm")
+    _held = [op.temporary(1, FP32, name) for name in names]
 
 
 def clip_gradients(op: Operators, numels: Sequence[int], itemsize: int, is_distributed: bool) -> None:
@@ -82,31 +59,29 @@ def clip_gradients(op: Operators, numels: Sequence[int], itemsize: int, is_distr
         itemsize: bytes of an element.
         is_distributed: whether they are DTensors over several ranks.
     """
-    scratch, vector = Scratch(op.tape), itemsize * len(numels)
-    partial_norms = op.scratch(() if op.kernels.observed else foreach_norm_workspace(numels), "aten::_foreach_norm")
-    scratch.hold("norms", itemsize, len(numels))
+    partial_norms = op.scratch(foreach_norm_workspace(numels), "aten::_foreach_norm")
+    norms = [op.temporary(1, itemsize, "norms") for _ in numels]
     del partial_norms
-    scratch.hold("aten::stack", vector)
+    stack, roots = op.temporary(len(numels), itemsize, "aten::stack"), None
     if is_distributed:
-        scratch.hold("squares", vector)
-        scratch.hold("all_reduce", vector)  # wait_tensor returns it as it is
-        scratch.hold("roots", vector)
-        scratch.drop("squares", "all_reduce")
-    scratch.hold("total_norm", itemsize)
-    scratch.drop("aten::stack", "norms")
-    if is_distributed:
-        scratch.drop("roots")
-    _coefficient(scratch, itemsize)
-    scratch.drop("aten::mul", "aten::clamp", "total_norm")
+        # wait_tensor returns what was reduced as it is
+        squares, reduced, roots = (
+            op.temporary(len(numels), itemsize, each) for each in ("squares", "all_reduce", "roots")
+        )
+        del squares, reduced
+    total_norm = op.temporary(1, itemsize, "total_norm")
+    del stack, norms, roots
+    product, clamped = _coefficient(op, itemsize)
+    del product, clamped, total_norm
 
 
-def _coefficient(scratch: Scratch, itemsize: int) -> None:
-    """max_norm / (total_norm + 1e-6), clamped to one."""
-    scratch.hold("aten::add", itemsize)
-    scratch.hold("aten::reciprocal", itemsize)
-    scratch.hold("aten::mul", itemsize)
-    scratch.drop("aten::reciprocal", "aten::add")
-    scratch.hold("aten::clamp", itemsize)
+def _coefficient(op: Operators, itemsize: int) -> tuple[Tensor, Tensor]:
+    """max_norm / (total_norm + 1e-6), clamped to one: return the product and what it is clamped to."""
+    total = op.temporary(1, itemsize, "aten::add")
+    reciprocal = op.temporary(1, itemsize, "aten::reciprocal")
+    product = op.temporary(1, itemsize, "aten::mul")
+    del reciprocal, total
+    return product, op.temporary(1, itemsize, "aten::clamp")
 
 
 # -- The gradient scaler of fp16: torch/amp/grad_scaler.py and torch/distributed/fsdp/sharded_grad_scaler.py -----------
@@ -143,24 +118,21 @@ class Scaler:
         tape = self._op.tape
         if self._is_sharded_grad_scaler or self._has_dtensors:  # whether any rank found an overflow
             tape.collective("all_reduce", "world" if self._is_sharded_grad_scaler else "shard", FP32)
-        scratch = Scratch(tape)
-        scratch.hold("aten::double", _FP64)
-        scratch.hold("aten::reciprocal", _FP64)
-        scratch.drop("aten::double")
-        scratch.hold("aten::float", FP32)
-        scratch.drop("aten::reciprocal")
-        scratch.hold("aten::full", FP32)
+        double = self._op.temporary(1, _FP64, "aten::double")
+        reciprocal = self._op.temporary(1, _FP64, "aten::reciprocal")
+        del double
+        inverse = self._op.temporary(1, FP32, "aten::float")
+        del reciprocal
+        full = self._op.temporary(1, FP32, "aten::full")
         if self._gradients_on_host:  # the flag goes there and back; gradients are unscaled there
-            scratch.drop("aten::full", "aten::float")
-            scratch.hold("found_inf", FP32)
-            scratch.drop("found_inf")
+            del full, inverse
+            self._op.temporary(1, FP32, "found_inf")
             return
         self._found_inf = tape.storage(FP32, "found_inf", Category.TEMPORARY)
-        scratch.hold("found_inf copy", FP32)
+        copy = self._op.temporary(1, FP32, "found_inf copy")
         if self._has_dtensors:  # found_inf_reduce_handler
-            scratch.hold("all_reduce", FP32)
-            scratch.drop("all_reduce")
-        scratch.drop("found_inf copy", "aten::full", "aten::float")
+            self._op.temporary(1, FP32, "all_reduce")
+        del copy, full, inverse
 
     def update(self) -> None:
         """GradScaler.update."""

@@ -60,9 +60,12 @@ class Operators:
         return self.tape.tensor(numel, itemsize, label, Category.TEMPORARY)
 
     def scratch(self, sizes: KernelScratch, label: str) -> list[Storage]:
-        """Allocate what a kernel needs for itself; return what lives until it has allocated everything."""
+        """Allocate what a kernel needs for itself; return what lives until it has allocated everything.
+
+        Nothing where a dispatch mode watches, which does not see it.
+        """
         held: list[Storage] = []
-        if not sizes:  # as of most operators
+        if not sizes or self.kernels.observed:
             return held
         passing: dict[int, list[Storage]] = {}
         for index, size in enumerate(sizes):
@@ -134,10 +137,10 @@ class Operators:
             self.run("aten::mul", gradients[0], factor, product)
         return dx, dy
 
-    def mul_broadcast(self, x: Tensor, y: Tensor) -> Tensor:
-        """aten::mul by a smaller factor that needs a gradient, which is summed to its shape (sum_to_size)."""
+    def mul_broadcast(self, x: Tensor, y: Tensor, gradient: Category = Category.TEMPORARY) -> Tensor:
+        """aten::mul by a smaller factor that needs a gradient, which is summed to its shape (sum_to_size) and cast."""
         out = self.elementwise("aten::mul", x.numel, x.itemsize, x, y)
-        small = y.numel
+        small, small_itemsize = y.numel, y.itemsize
 
         def backward(saved: Saved, gradients: list[Tensor]) -> Gradients:
             numel, itemsize = gradients[0].numel, gradients[0].itemsize
@@ -147,9 +150,11 @@ class Operators:
             self.run("aten::mul", gradients[0], opened[0], whole)
             self.run("aten::mul", gradients[0], opened[1], dx)
             del opened
-            dy = self.temporary(small, itemsize, "aten::sum")
+            dy = self.tape.tensor(small, itemsize, "aten::sum", gradient)
             self.run("aten::sum", whole, dy)
             del whole
+            if small_itemsize != itemsize:
+                dy = self.tape.tensor(small, small_itemsize, "aten::_to_copy", gradient)
             return dx, dy
 
         return self.record(out, [x, y], [x, y], backward)
@@ -203,29 +208,16 @@ class Operators:
         out = self.elementwise("aten::_to_copy", x.numel, itemsize, x)
         return self.record(out, [x], [], backward)
 
-    def silu(self, x: Tensor) -> Tensor:
-        """aten::silu (SiluBackward0 saves the input)."""
+    def activation(self, name: str, x: Tensor) -> Tensor:
+        """aten::silu or aten::gelu (SiluBackward0 and GeluBackward0 save the input)."""
 
         def backward(saved: Saved, gradients: list[Tensor]) -> Gradients:
             opened = saved.copy()
-            dx = self.temporary(gradients[0].numel, gradients[0].itemsize, "aten::silu_backward")
-            self.run("aten::silu_backward", gradients[0], *opened, dx)
+            dx = self.temporary(gradients[0].numel, gradients[0].itemsize, f"{name}_backward")
+            self.run(f"{name}_backward", gradients[0], *opened, dx)
             return (dx,)
 
-        out = self.elementwise("aten::silu", x.numel, x.itemsize, x)
-        return self.record(out, [x], [x], backward)
-
-    def gelu(self, x: Tensor) -> Tensor:
-        """aten::gelu (GeluBackward0 saves the input)."""
-
-        def backward(saved: Saved, gradients: list[Tensor]) -> Gradients:
-            opened = saved.copy()
-            dx = self.temporary(gradients[0].numel, gradients[0].itemsize, "aten::gelu_backward")
-            self.run("aten::gelu_backward", gradients[0], *opened, dx)
-            return (dx,)
-
-        out = self.elementwise("aten::gelu", x.numel, x.itemsize, x)
-        return self.record(out, [x], [x], backward)
+        return self.record(self.elementwise(name, x.numel, x.itemsize, x), [x], [x], backward)
 
     # -- matrix products ---------------------------------------------------------------------------------------
 
@@ -292,15 +284,9 @@ class Operators:
     def _sum_over_rows(self, rows: int, columns: int, itemsize: int) -> Tensor:
         """aten::sum of a bias's gradient."""
         out = self.tape.tensor(columns, itemsize, "aten::sum", Category.GRADIENTS)
-        inside = [] if self.kernels.observed else sum_over_rows_workspace(rows, columns, self.kernels)
-        _workspace = [self.temporary(1, size, "Reduce.cuh") for size in inside]
+        _workspace = self.scratch(sum_over_rows_workspace(rows, columns, self.kernels), "Reduce.cuh")
         self.tape.kernel("aten::sum", (rows + 1) * columns * itemsize, itemsize)
         return out
-
-    def make_workspaces(self) -> None:
-        """Allocate the cuBLAS workspaces that the first step creates."""
-        for in_backward in (False, True):
-            self.make_workspace(in_backward)
 
     def make_workspace(self, in_backward: bool, stream: Stream = Stream.COMPUTE) -> None:
         """getCurrentCUDABlasHandle: a thread's first product on a stream makes its workspace, which stays.
@@ -354,10 +340,7 @@ class Operators:
         out = self.tape.tensor(out_numel, weight.itemsize, "aten::embedding")
         self.run("aten::embedding", out, out, indices)
         numel, itemsize, width = weight.numel, weight.itemsize, weight.in_features
-        before: KernelScratch = ()
-        after: KernelScratch = ()
-        if not self.kernels.observed:
-            before, after = embedding_backward_workspace(indices.numel, numel // width, width)
+        before, after = embedding_backward_workspace(indices.numel, numel // width, width)
 
         def backward(_saved: Saved, _gradients: list[Tensor]) -> Gradients:
             _workspace = self.scratch(before, "Embedding.cu")

@@ -1,7 +1,7 @@
 """The implementations of operators that run: on a CPU or CUDA, seen by a dry run or not, on which GPU.
 
-Memory that CUDA's kernels allocate beside their results is in attention_workspaces.py and kernel_workspaces.py. None of
-it was measured on a GPU of ours.
+Memory that CUDA's kernels allocate beside their results is in kernel_workspaces.py. None of it was measured on a GPU of
+ours.
 """
 
 from __future__ import annotations

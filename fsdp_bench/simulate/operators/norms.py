@@ -14,12 +14,12 @@ from fsdp_bench.simulate.tape import Tensor
 def rms_norm(op: Operators, x: Tensor, weight: Parameter) -> Tensor:
     """aten::_fused_rms_norm, or rms_norm_composite (aten/native/layer_norm.cpp) from elementary operators."""
     if op.kernels.is_cuda and not op.kernels.composite_norms:
-        return _fused_norm(op, x, weight, None)
+        return fused_norm(op, x, weight, None)
     rows = x.numel // weight.numel
     upcast = op.to(x, FP32)
     scale = _reciprocal_root(op, upcast, rows)
     normalized = op.mul_broadcast(upcast, scale)
-    out = _scale_columns(op, normalized, weight)
+    out = op.mul_broadcast(normalized, weight, Category.GRADIENTS)
     del normalized, upcast
     return op.to(out, x.itemsize)
 
@@ -62,36 +62,11 @@ def _reciprocal_root(op: Operators, x: Tensor, rows: int) -> Tensor:
     return op.record(out, [x], [x, out.detach()], backward)
 
 
-def _scale_columns(op: Operators, x: Tensor, weight: Parameter) -> Tensor:
-    """aten::mul by the weight; its gradient is summed, then cast to the weight's dtype."""
-    out = op.elementwise("aten::mul", x.numel, x.itemsize, x, weight)
-    columns, itemsize = weight.numel, weight.itemsize
+def fused_norm(op: Operators, x: Tensor, weight: Parameter, bias: Parameter | None) -> Tensor:
+    """aten::_fused_rms_norm or, with a bias, aten::native_layer_norm: one kernel.
 
-    def backward(saved: Saved, gradients: list[Tensor]) -> Gradients:
-        numel = gradients[0].numel
-        opened = saved.copy()
-        whole = op.temporary(numel, FP32, "aten::mul")
-        dx = op.temporary(numel, FP32, "aten::mul")
-        op.run("aten::mul", gradients[0], opened[0], whole)
-        op.run("aten::mul", gradients[0], opened[1], dx)
-        del opened
-        dw = op.tape.tensor(columns, FP32, "aten::sum", Category.GRADIENTS)
-        op.run("aten::sum", whole, dw)
-        del whole
-        if itemsize != FP32:
-            dw = op.tape.tensor(columns, itemsize, "aten::_to_copy", Category.GRADIENTS)
-        return dx, dw
-
-    return op.record(out, [x, weight], [x, weight], backward)
-
-
-def layer_norm(op: Operators, x: Tensor, weight: Parameter, bias: Parameter) -> Tensor:
-    """aten::native_layer_norm: saves the input, mean and rstd."""
-    return _fused_norm(op, x, weight, bias)
-
-
-def _fused_norm(op: Operators, x: Tensor, weight: Parameter, bias: Parameter | None) -> Tensor:
-    """One kernel: the output, and one (RMSNorm) or two statistics a row in fp32."""
+    Returns the output; saves the inputs, and of each row one statistic (RMSNorm) or two (mean and rstd) in fp32.
+    """
     rows, columns = x.numel // weight.numel, weight.numel
     name = "aten::native_layer_norm" if bias else "aten::_fused_rms_norm"
     out = op.elementwise(name, x.numel, x.itemsize, x)

@@ -158,17 +158,15 @@ def _softmax(op: Operators, scores: Tensor, sizes: _Sizes) -> Tensor:
         opened = saved.copy()
         op.run("aten::_softmax_backward_data", gradients[0], *opened, gradients[0])
         result = op.temporary(numel, FP32, "aten::_softmax_backward_data")
-        if not op.kernels.observed:  # softmax_backward_cuda_out (SoftMax.cu): tmp = grad * output
-            _product = op.temporary(numel, FP32, "aten::_softmax_backward_data")
+        # softmax_backward_cuda_out (SoftMax.cu): tmp = grad * output
+        _product = op.scratch([numel * FP32], "aten::_softmax_backward_data")
         del opened
         return (result,)
 
     def softmax() -> Tensor:
         out = op.like(scores, "aten::_safe_softmax")
         op.run("aten::_safe_softmax", scores, out)
-        if not op.kernels.observed:
-            counts = numel, sizes.rows * sizes.length, FP32
-            _inside = [op.temporary(count, BOOL, "aten::_safe_softmax") for count in counts]
+        _inside = op.scratch((numel * BOOL, sizes.rows * sizes.length * BOOL, FP32), "aten::_safe_softmax")
         return out
 
     out = op.saved_output("aten::_safe_softmax", softmax)

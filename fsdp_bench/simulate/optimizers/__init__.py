@@ -3,8 +3,6 @@
 Read in this order:
     shards.py        the shards that an optimizer updates
     dispatch.py      the optimizer of a setup: its states, its step, its time; in backward; on the CPU
-    adamw.py         AdamW and SGD of torch.optim
-    adafactor.py     Adafactor of torch.optim
+    torch_optim.py   AdamW, Adafactor and Muon of torch.optim
     adamw_8bit.py    AdamW8bit of torchao
-    muon.py          Muon of torch.optim, and AdamW for parameters that are no matrix
 """

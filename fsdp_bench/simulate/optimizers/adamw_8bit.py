@@ -8,11 +8,9 @@ kernels that are elementwise and not tiny (compiled/block.py).
 from __future__ import annotations
 
 from fsdp_bench.simulate.compiled.block import tune
-from fsdp_bench.simulate.events import Category
 from fsdp_bench.simulate.operators.core import Operators
 from fsdp_bench.simulate.operators.kernels import FP32
-from fsdp_bench.simulate.optimizers.shards import STEP_BYTES, Shard, counts, marked
-from fsdp_bench.simulate.tape import Storage, Tape
+from fsdp_bench.simulate.optimizers.shards import Shard, counts, marked
 
 _BLOCK_SIZE = 256
 """Values that share one scale (AdamW8bit's ``block_size``)."""
@@ -49,29 +47,17 @@ def bytes_of_moment(numel: int, itemsize: int) -> list[int]:
     return [numel * itemsize]
 
 
-def adamw_8bit_states(tape: Tape, shards: list[Shard], has_step: bool) -> list[Storage]:
-    """_AdamBase._new_buffer, twice: OptimState8bit.zeros, or zeros_like."""
-    held, category = [], Category.OPTIMIZER_STATE
-    for shard in marked(tape, tape.phase, [shard for shard in shards if counts(shard)]):
-        if has_step:
-            held.append(tape.storage(STEP_BYTES, "step", category))
-        for name in ("exp_avg", "exp_avg_sq"):
-            held += [tape.storage(size, name, category) for size in bytes_of_moment(shard.numel, shard.itemsize)]
-    return held
-
-
 def adamw_8bit_step(op: Operators, shards: list[Shard]) -> None:
     """single_param_adam, compiled: both moments in fp32 over their scales, before they are quantized."""
-    tape = op.tape
-    for shard in marked(tape, "optimizer", [shard for shard in shards if counts(shard)]):
+    for shard in marked(op.tape, "optimizer", filter(counts, shards)):
         graph = ("single_param_adam", shard.shape, shard.numel, shard.itemsize)
         kernels = [] if graph in op.compiled or not op.kernels.tunes else _tuned(shard)
         is_aligned = shard.offset * shard.itemsize % _ALIGNED_BYTES == 0
         copies = op.compiled.setdefault(graph, is_aligned) and not is_aligned
-        gradient = _temporary(tape, shard.numel * shard.itemsize, "copy_if_misaligned") if copies else None
+        gradient = op.temporary(shard.numel, shard.itemsize, "copy_if_misaligned") if copies else None
         if is_quantized(shard.numel) and not is_one_kernel(shard):
-            _scales = [_temporary(tape, shard.numel // _BLOCK_SIZE * FP32, "amax") for _ in range(2)]
-            scaled = [_temporary(tape, shard.numel * FP32, "scale_tensor") for _ in range(2)]
+            _scales = [op.temporary(shard.numel // _BLOCK_SIZE, FP32, "amax") for _ in range(2)]
+            scaled = [op.temporary(shard.numel, FP32, "scale_tensor") for _ in range(2)]
             gradient = None
             if kernels:
                 tune(op, kernels.pop(0), saves_memory=True)
@@ -98,7 +84,3 @@ def _tuned(shard: Shard) -> list[list[int]]:
     if _BLOCK_SIZE % shard.shape[-1] == 0:  # whole rows share a scale
         return [*scale, [codes]]
     return [[codes, codes, parameter, parameter, codes, codes], *scale]
-
-
-def _temporary(tape: Tape, num_bytes: int, name: str) -> Storage:
-    return tape.storage(num_bytes, name, Category.TEMPORARY)

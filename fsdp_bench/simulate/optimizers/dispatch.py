@@ -6,42 +6,70 @@ from collections.abc import Iterable
 from itertools import groupby
 from math import prod
 
-from fsdp_bench.simulate.events import Stream
+from fsdp_bench.simulate.events import Category, Stream
 from fsdp_bench.simulate.operators.core import Operators
-from fsdp_bench.simulate.operators.kernels import FP32
-from fsdp_bench.simulate.optimizers.adafactor import adafactor_states, adafactor_step
-from fsdp_bench.simulate.optimizers.adamw import adamw_states, adamw_step
-from fsdp_bench.simulate.optimizers.adamw_8bit import adamw_8bit_states, adamw_8bit_step, is_one_kernel, is_quantized
-from fsdp_bench.simulate.optimizers.muon import MUON_PASSES, issue_newton_schulz, muon_states, muon_step, takes_muon
-from fsdp_bench.simulate.optimizers.shards import Shard, counts
+from fsdp_bench.simulate.operators.kernels import FP32, Kernels
+from fsdp_bench.simulate.optimizers.adamw_8bit import adamw_8bit_step, bytes_of_moment, is_one_kernel, is_quantized
+from fsdp_bench.simulate.optimizers.shards import STEP_BYTES, Shard, counts, marked
+from fsdp_bench.simulate.optimizers.torch_optim import (
+    MUON_PASSES,
+    adafactor_step,
+    for_loop_step,
+    foreach_step,
+    issue_newton_schulz,
+    muon_step,
+    takes_muon,
+)
 from fsdp_bench.simulate.tape import Storage, Tape
 from fsdp_bench.spec.setup import OptimizerKind
 
 
-def states(op: Operators, kind: OptimizerKind, shards: list[Shard]) -> list[Storage]:
-    """Allocate what an optimizer keeps between steps, as its first step does."""
-    tape, steps_on_device = op.tape, not op.kernels.is_cuda
-    if kind is OptimizerKind.SGD:
+def state_sizes(kernels: Kernels, kind: OptimizerKind, shard: Shard) -> list[tuple[str, int]]:
+    """Return what an optimizer keeps of a shard between steps: the name and the bytes of each tensor on the device.
+
+    torch/optim/adamw.py, _adafactor.py (_init_group), _muon.py; torchao/optim/adam.py (_AdamBase._new_buffer).
+    """
+    if kind is OptimizerKind.SGD or not counts(shard):
         return []
+    num_bytes = shard.numel * shard.itemsize
+    if kind is OptimizerKind.MUON and takes_muon(shard):
+        return [("momentum_buffer", num_bytes)]
+    has_step = not kernels.is_cuda or kind is OptimizerKind.ADAMW_FUSED
+    step = [("step", STEP_BYTES)] if has_step else []
+    if kind is OptimizerKind.ADAFACTOR and shard.is_matrix:
+        return [*step, ("row_var", num_bytes // shard.shape[-1]), ("col_var", num_bytes // shard.shape[-2])]
     if kind is OptimizerKind.ADAFACTOR:
-        return adafactor_states(tape, shards, steps_on_device)
-    if kind is OptimizerKind.ADAMW_8BIT:
-        return adamw_8bit_states(tape, shards, steps_on_device)
-    if kind is OptimizerKind.MUON:
-        return muon_states(tape, shards, steps_on_device)
-    return adamw_states(tape, shards, steps_on_device or kind is OptimizerKind.ADAMW_FUSED)
+        return [*step, ("variance", num_bytes)]
+    moment = bytes_of_moment(shard.numel, shard.itemsize) if kind is OptimizerKind.ADAMW_8BIT else [num_bytes]
+    return [*step, *((name, size) for name in ("exp_avg", "exp_avg_sq") for size in moment)]
+
+
+def states(op: Operators, kind: OptimizerKind, shards: list[Shard]) -> list[Storage]:
+    """Allocate what an optimizer keeps between steps, as its first step does: Muon's own first, then its AdamW's."""
+    tape, held = op.tape, list[Storage]()
+    if kind is OptimizerKind.SGD:
+        return held
+    is_muon = kind is OptimizerKind.MUON
+    for of_muon in (True, False) if is_muon else (False,):
+        for shard in marked(tape, tape.phase, [one for one in shards if of_muon == (is_muon and takes_muon(one))]):
+            sizes = state_sizes(op.kernels, kind, shard)
+            held += [tape.storage(size, name, Category.OPTIMIZER_STATE) for name, size in sizes]
+    return held
+
+
+_STEPS = {
+    OptimizerKind.ADAMW_FOREACH: foreach_step,
+    OptimizerKind.ADAMW_FOR_LOOP: for_loop_step,
+    OptimizerKind.ADAFACTOR: adafactor_step,
+    OptimizerKind.ADAMW_8BIT: adamw_8bit_step,
+    OptimizerKind.MUON: muon_step,
+}
 
 
 def step(op: Operators, kind: OptimizerKind, shards: list[Shard]) -> None:
     """Allocate and free what one step needs for a moment."""
-    if kind is OptimizerKind.ADAFACTOR:
-        adafactor_step(op, shards)
-    elif kind is OptimizerKind.ADAMW_8BIT:
-        adamw_8bit_step(op, shards)
-    elif kind is OptimizerKind.MUON:
-        muon_step(op, shards)
-    else:
-        adamw_step(op.tape, kind, shards, steps_on_device=not op.kernels.is_cuda)
+    if kind in _STEPS:
+        _STEPS[kind](op, shards)
 
 
 def temporary_bytes(kind: OptimizerKind, sizes: list[int], num_bytes: int) -> int:
@@ -59,23 +87,13 @@ def temporary_bytes(kind: OptimizerKind, sizes: list[int], num_bytes: int) -> in
     return 0
 
 
-def makes_states_one_by_one(kind: OptimizerKind) -> bool:
-    """Whether the first step makes a parameter's states when it gets to it, and not all before."""
-    return kind is OptimizerKind.ADAMW_8BIT
-
-
 def first_step(op: Operators, kind: OptimizerKind, shards: list[Shard]) -> list[Storage]:
-    """Step for the first time, one parameter after another; return the states."""
+    """Step for the first time, where a parameter's states are made when its turn comes; return the states."""
     held: list[Storage] = []
     for shard in shards:
         held += states(op, kind, [shard])
         step(op, kind, [shard])
     return held
-
-
-def multiplies_matrices(kind: OptimizerKind, shards: list[Shard]) -> bool:
-    """Whether a step needs cuBLAS."""
-    return kind in (OptimizerKind.ADAFACTOR, OptimizerKind.MUON) and any(shard.is_matrix for shard in shards)
 
 
 _PASSES = {
@@ -148,7 +166,8 @@ class InBackward:
     def warm_up(self, shards: list[Shard], stream: Stream) -> None:
         """Restore what a first step on such a stream leaves."""
         self._states, self._stepped = states(self._op, self._kind, shards), None
-        if multiplies_matrices(self._kind, shards):
+        multiplies_matrices = self._kind in (OptimizerKind.ADAFACTOR, OptimizerKind.MUON)
+        if multiplies_matrices and any(shard.is_matrix for shard in shards):
             self._op.make_workspace(True, stream)
 
     def step(self, shards: Iterable[tuple[int, Shard]], stream: Stream) -> None:

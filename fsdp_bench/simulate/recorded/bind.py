@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
-from fsdp_bench.simulate.events import Category, Work
+from fsdp_bench.simulate.events import Category, Event, Kind, Work
 from fsdp_bench.simulate.operators.kernels import Kernels
 from fsdp_bench.simulate.recorded.instructions import (
     AddMask,
@@ -19,13 +19,11 @@ from fsdp_bench.simulate.recorded.instructions import (
     ForgetInEachBlock,
     Keep,
     Made,
-    NodePlan,
     ReadToHost,
     RequireGrad,
     Run,
     RunHeadWithLoss,
     TensorPlan,
-    kernel_event,
 )
 from fsdp_bench.simulate.recorded.references import Scope, StandIn, Unrolled
 from fsdp_bench.simulate.recorded.workspaces import workspace_of
@@ -33,7 +31,7 @@ from fsdp_bench.spec.checkpointing_policy import OPERATORS
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.recording.formula import evaluate
 from fsdp_bench.spec.recording.own_loss import LOSS, with_loss
-from fsdp_bench.spec.recording.recorded import Ends, RecordedCode, Variant
+from fsdp_bench.spec.recording.recorded import Ends, ModuleRecord, RecordedCode, Variant
 from fsdp_bench.spec.recording.steps import (
     Allocation,
     Call,
@@ -55,7 +53,7 @@ _NAMEABLE = frozenset(name.replace(".", "::", 1) for name in OPERATORS)
 _ATTENTION = "aten::_scaled_dot_product_"
 _FLASH_ATTN = "flash_attn::"
 _EFFICIENT_ATTENTION = f"{_ATTENTION}efficient_attention"
-_PRODUCTS = ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm")
+_PRODUCTS = ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::_scaled_mm")
 _CATEGORIES = {"": Category.ACTIVATIONS, "l": Category.LOGITS, "g": Category.GRADIENTS}
 
 Shape = tuple[int, ...]
@@ -64,8 +62,7 @@ Shape = tuple[int, ...]
 class BoundStep(msgspec.Struct, frozen=True):
     """A recorded step in plain numbers."""
 
-    modules: list[tuple[str, str, tuple[str, ...]]]
-    """Name, class, names of the own parameters, as nn.Module.named_modules."""
+    modules: list[ModuleRecord]
     parameters: dict[str, tuple[Shape, bool, str]]
     """Shape, whether it is trained, and the dtype that it is stored in, where it is not the setup's."""
     groups: dict[str, int]
@@ -156,19 +153,18 @@ class _Binding:
         self._counts = counts
         self._outside = Scope(self._loops)
         self._group_of = self._groups()
-        self._products: dict[int, NodePlan] = {}
+        self._products: dict[int, Begin] = {}
         self._first_blocks: dict[int, StandIn] = {}
 
     def program(self) -> BoundStep:
         """Return everything bound."""
         variant = self._variant
-        modules = list(self._modules())
-        top = self._call(variant.top, self._outside)
+        sources = dict(self._modules())
         return BoundStep(
-            modules=modules,
-            parameters=self._parameters(modules),
+            modules=list(sources),
+            parameters=self._parameters(sources),
             groups=self._group_of,
-            top=top,
+            top=self._call(variant.top, self._outside),
             loss=self._tensor(variant.loss, self._outside),
             buffers=tuple(self._buffers()),
             ends=self._code.ends,
@@ -177,31 +173,32 @@ class _Binding:
 
     # -- modules and parameters ----------------------------------------------------------------------------------
 
-    def _modules(self) -> Iterator[tuple[str, str, tuple[str, ...]]]:
-        """Yield the modules; those of blocks as often as there are blocks, named after them."""
-        lists = {f"{path}.": path for path in self._code.num_blocks}
-        inside: dict[str, dict[int, list[Any]]] = {path: {} for path in lists.values()}
+    def _block_of(self, name: str) -> tuple[str, int] | None:
+        """Return the list of blocks that a module or parameter is in, and its block's number; None outside of them."""
+        path = next((path for path in self._code.num_blocks if name.startswith(f"{path}.")), None)
+        return None if path is None else (path, int(name[len(path) + 1 :].partition(".")[0]))
+
+    def _modules(self) -> Iterator[tuple[ModuleRecord, ModuleRecord]]:
+        """Yield the modules, each with its record; those of blocks as often as there are blocks, named after them."""
+        inside: defaultdict[tuple[str, int] | None, list[ModuleRecord]] = defaultdict(list)
         for module in self._code.modules:
-            path = next((path for prefix, path in lists.items() if module.name.startswith(prefix)), None)
-            if path is not None:
-                number = int(module.name[len(path) + 1 :].partition(".")[0])
-                inside[path].setdefault(number, []).append(module)
-        for module in self._code.modules:
-            if any(module.name.startswith(prefix) for prefix in lists):
-                continue
-            yield module.name, module.kind, module.parameters
-            if module.name in inside:
-                path = module.name
-                for block in range(self._counts[path]):
-                    source = self._source(path, block)
-                    for each in inside[path][source]:
-                        names = tuple(_renamed(name, path, source, block) for name in each.parameters)
-                        yield _renamed(each.name, path, source, block), each.kind, names
+            inside[self._block_of(module.name)].append(module)
+        for module in inside[None]:
+            yield module, module
+            path = module.name
+            for block in range(self._counts.get(path, 0)):
+                source = self._source(path, block)
+                for each in inside[path, source]:
+                    name, *names = (
+                        f"{path}.{block}{name.removeprefix(f'{path}.{source}')}"
+                        for name in (each.name, *each.parameters)
+                    )
+                    yield ModuleRecord(name, each.kind, tuple(names)), each
 
     def _source(self, path: str, block: int) -> int:
         """Return the recorded block that is like a block."""
         recorded = self._code.num_blocks[path]
-        loop = next((one for one in self._loops if one.record.path == path), None)
+        loop = self._loop_of(path)
         if loop is None or block < loop.record.first:
             return block
         behind = self._counts[path] - block
@@ -209,44 +206,36 @@ class _Binding:
             return recorded - behind
         return loop.record.first + (block - loop.record.first) % loop.record.period
 
-    def _parameters(self, modules: Sequence[tuple[str, str, tuple[str, ...]]]) -> dict[str, tuple[Shape, bool, str]]:
+    def _parameters(self, sources: Mapping[ModuleRecord, ModuleRecord]) -> dict[str, tuple[Shape, bool, str]]:
         recorded = {parameter.name: parameter for parameter in self._code.parameters}
         found = {}
-        for _, _, names in modules:
-            for name in names:
-                parameter = recorded[self._recorded_name(name)]
+        for module, source in sources.items():
+            for name, recorded_name in zip(module.parameters, source.parameters, strict=True):
+                parameter = recorded[recorded_name]
                 shape = tuple(evaluate(size, self._values) for size in parameter.shape)
                 found[name] = shape, parameter.is_trained, parameter.dtype
         return found
 
     def _buffers(self) -> Iterator[tuple[int, int]]:
         """Yield the buffers; those of blocks as often as there are blocks."""
-        inside: dict[tuple[str, int], list[int]] = {}
+        inside: defaultdict[tuple[str, int] | None, list[int]] = defaultdict(list)
         modules = self._variant.buffer_modules or ("",) * len(self._variant.buffers)
         for size, module in zip(self._variant.buffers, modules, strict=True):
-            path = next((path for path in self._code.num_blocks if module.startswith(f"{path}.")), None)
-            if path is None:
-                yield self._numbers[size], -1
-            else:
-                number = int(module[len(path) + 1 :].partition(".")[0])
-                inside.setdefault((path, number), []).append(self._numbers[size])
+            inside[self._block_of(module)].append(self._numbers[size])
+        yield from ((num_bytes, -1) for num_bytes in inside[None])
         for path, count in self._counts.items():
             for block in range(count):
-                for num_bytes in inside.get((path, self._source(path, block)), ()):
+                for num_bytes in inside[path, self._source(path, block)]:
                     yield num_bytes, self._group_of[f"{path}.{block}"]
 
-    def _recorded_name(self, name: str) -> str:
-        for path in self._code.num_blocks:
-            found = re.match(rf"{re.escape(path)}\.(\d+)\.", name)
-            if found:
-                return _renamed(name, path, int(found[1]), self._source(path, int(found[1])))
-        return name
+    def _loop_of(self, path: str) -> Unrolled | None:
+        return next((one for one in self._loops if one.record.path == path), None)
 
     def _groups(self) -> dict[str, int]:
         groups: dict[str, int] = {}
         number = 0
         for path, count in self._counts.items():
-            loop = next((one for one in self._loops if one.record.path == path), None)
+            loop = self._loop_of(path)
             for block in range(count):
                 groups[f"{path}.{block}"] = number
                 if loop is None or self._ends_group(loop, block):
@@ -293,7 +282,7 @@ class _Binding:
     def _first_block(self, block: Call) -> tuple[RequireGrad, CallModule] | None:
         """Return a block whose inputs needed no gradient with the code of a later one; None for other blocks."""
         path, _, number = block.module.rpartition(".")
-        loop = next((one for one in self._loops if one.record.path == path), None)
+        loop = self._loop_of(path)
         if loop is None or block.inputs[0].edge:
             return None
         iteration, offset = divmod(int(number) - loop.record.first, loop.record.period)
@@ -326,50 +315,28 @@ class _Binding:
         return ForgetInEachBlock(first, tuple(numbers))
 
     def _instruction(self, instruction: Instruction, scope: Scope) -> Any:
-        kind = type(instruction)
-        if kind is Drop:
-            return self._drop(instruction.storage, scope)  # type: ignore[union-attr]
-        if kind is Operator:
-            return self._run(instruction, scope)  # type: ignore[arg-type]
-        if kind is Save:
-            assert type(instruction) is Save
-            node = scope.refer(instruction.node, is_node=True)
-            assert isinstance(node, int)
-            return self._keep(node, self._tensor(instruction.tensor, scope), instruction.is_strided)
-        if kind is HeadWithLoss:
-            assert type(instruction) is HeadWithLoss
-            hidden_states = self._tensor(instruction.hidden_states, scope)
-            return RunHeadWithLoss(hidden_states, instruction.weight, self._values["B"], self._values["S"])
-        if kind is MakeNode:
-            assert type(instruction) is MakeNode
-            return self._begin(instruction.number, scope)
-        assert type(instruction) is Call
-        return self._call(instruction, scope)
+        match instruction:
+            case Drop():
+                return self._drop(instruction.storage, scope)
+            case Operator():
+                return self._run(instruction, scope)
+            case Save():
+                return self._keep(instruction, scope)
+            case HeadWithLoss():
+                hidden_states = self._tensor(instruction.hidden_states, scope)
+                return RunHeadWithLoss(hidden_states, instruction.weight, self._values["B"], self._values["S"])
+            case MakeNode():
+                return self._begin(instruction.number, scope)
+            case Call():
+                return self._call(instruction, scope)
+        raise AssertionError("a loop is unrolled by its caller")
 
     def _run(self, operator: Operator, scope: Scope | None) -> Run:
-        n, (name, layout, outer) = self._numbers, operator_name(self._variant.names[operator.name])
-        dims = tuple(n[dim] for dim in operator.dims)
-        results = tuple(n[each.num_bytes] for each in operator.makes)
-        given = n[operator.num_bytes], results, self._values["S"]
-        space = workspace_of(name, dims, operator.itemsize, self._kernels, *given)
-        work = work_of(name, layout, dims, n[operator.num_bytes], operator.itemsize)
-        return Run(
-            name=name,
-            event=None if work is None else kernel_event(work),
-            makes=tuple(
-                Made(
-                    each.number if scope is None else scope.own(each.number),
-                    n[each.num_bytes],
-                    _CATEGORIES[each.category],
-                )
-                for each in operator.makes
-            ),
-            may_be_kept=name in _NAMEABLE and not outer and bool(operator.makes),
-            uses_cublas=name in _PRODUCTS,
-            before=space.before,
-            after_second=space.after_second,
-            after=space.after,
-        )
+        def made(each: Allocation) -> Made:
+            number = each.number if scope is None else scope.own(each.number)
+            return Made(number, self._numbers[each.num_bytes], _CATEGORIES[each.category])
+
+        return run_of(operator, self._variant.names, self._numbers, self._kernels, made, self._values["S"])
 
     def _add_mask(self, addition: Run, product: Allocation, scope: Scope) -> AddMask:
         number = scope.own(product.number)
@@ -378,31 +345,11 @@ class _Binding:
         return AddMask(number, out_of_place)
 
     def _begin(self, number: int, scope: Scope) -> Begin:
-        record, node = self._node_record(number, scope), scope.own(number, is_node=True)
-        plan = self._node(record, scope)
-        if record.name in _LINEAR:
-            self._products[node] = plan
-        return Begin(node, plan)
-
-    def _keep(self, node: int, tensor: TensorPlan, is_strided: bool) -> Keep:
-        """Return where a node saves a tensor.
-
-        F.linear multiplies by a weight's t(), which is a view, and saves that; transformers' Conv1D multiplies by the
-        weight itself, so that its gradient goes from the product to the weight at once.
-        """
-        product, weight = self._products.get(node), str(tensor.storage).removeprefix("p:")
-        return Keep(node, tensor, product is not None and (weight, 0) not in product.edges, is_strided)
-
-    def _node_record(self, number: int, scope: Scope) -> NodeRecord:
-        loop = scope.loop
-        return self._variant.nodes[number] if loop is None else loop.record.nodes[number]
-
-    def _node(self, record: NodeRecord, scope: Scope) -> NodePlan:
-        n = self._numbers
+        n, loop = self._numbers, scope.loop
+        record: NodeRecord = self._variant.nodes[number] if loop is None else loop.record.nodes[number]
         adapts = tuple(tuple(self._local(each) for each in code) for code in record.adapts)
-        made = frozenset(m.number for code in adapts for each in code if type(each) is Run for m in each.makes)
-        return NodePlan(
-            name=record.name,
+        begin = Begin(
+            number=scope.own(number, is_node=True),
             edges=tuple(self._edge(edge, scope) for edge in record.edges),
             num_outputs=record.num_outputs,
             code=tuple(self._local(each) for each in record.code),
@@ -410,8 +357,22 @@ class _Binding:
                 None if g is None else (g.source, g.index, n[g.numel], g.itemsize, g.is_view) for g in record.gradients
             ),
             adapts=adapts,
-            adapted=made,
+            adapted=frozenset(m.number for code in adapts for each in code if type(each) is Run for m in each.makes),
         )
+        if record.name in _LINEAR:
+            self._products[begin.number] = begin
+        return begin
+
+    def _keep(self, save: Save, scope: Scope) -> Keep:
+        """Return where a node saves a tensor.
+
+        F.linear multiplies by a weight's t(), which is a view, and saves that; transformers' Conv1D multiplies by the
+        weight itself, so that its gradient goes from the product to the weight at once.
+        """
+        node, tensor = scope.refer(save.node, is_node=True), self._tensor(save.tensor, scope)
+        assert isinstance(node, int)
+        product, weight = self._products.get(node), str(tensor.storage).removeprefix("p:")
+        return Keep(node, tensor, product is not None and (weight, 0) not in product.edges, save.is_strided)
 
     def _local(self, instruction: Instruction) -> Run | Forget:
         if type(instruction) is Drop:
@@ -473,9 +434,36 @@ def reads(code: Sequence[Instruction], names: Sequence[str]) -> set[int]:
     return found
 
 
-def _renamed(name: str, path: str, source: int, block: int) -> str:
-    prefix = f"{path}.{source}"
-    return f"{path}.{block}{name[len(prefix) :]}"
+def run_of(
+    operator: Operator,
+    names: Sequence[str],
+    numbers: Sequence[int],
+    kernels: Kernels,
+    made: Callable[[Allocation], Made],
+    num_keys: int = 1,
+) -> Run:
+    """Return a recorded operator in plain numbers.
+
+    Args:
+        operator: the operator.
+        names: the recording's names of operators.
+        numbers: the values of its formulas.
+        kernels: which kernels run.
+        made: binds what it makes.
+        num_keys: the keys of unfused attention, for recordings that do not have its sizes.
+    """
+    name, layout, outer = operator_name(names[operator.name])
+    dims, num_bytes = tuple(numbers[dim] for dim in operator.dims), numbers[operator.num_bytes]
+    results = tuple(numbers[each.num_bytes] for each in operator.makes)
+    work = work_of(name, layout, dims, num_bytes, operator.itemsize)
+    return Run(
+        name=name,
+        event=None if work is None else Event(Kind.KERNEL, -1, label=work.name, work=work),
+        makes=tuple(map(made, operator.makes)),
+        may_be_kept=name in _NAMEABLE and not outer and bool(operator.makes),
+        uses_cublas=name in _PRODUCTS,
+        space=workspace_of(name, dims, operator.itemsize, kernels, num_bytes, results, num_keys),
+    )
 
 
 def work_of(name: str, layout: str, dims: tuple[int, ...], num_bytes: int, itemsize: int) -> Work | None:

@@ -6,18 +6,20 @@ when neither a frame nor the graph holds it, as in torch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 import msgspec
 
 from fsdp_bench.simulate.autograd import Gradients, Node, Packed
-from fsdp_bench.simulate.events import Category, Event, Kind, Stream, Work
+from fsdp_bench.simulate.events import Category, Event, Stream
 from fsdp_bench.simulate.losses.liger import liger_fused_linear
 from fsdp_bench.simulate.models.reentrant import requiring_grad
 from fsdp_bench.simulate.models.transformer import Weight
 from fsdp_bench.simulate.operators.core import Operators, Saved
-from fsdp_bench.simulate.operators.kernels import INT64, KernelScratch
+from fsdp_bench.simulate.operators.kernels import INT64
+from fsdp_bench.simulate.recorded.workspaces import Workspace
 from fsdp_bench.simulate.tape import Storage, Tensor
 from fsdp_bench.spec.recording.own_loss import LOSS
 
@@ -29,14 +31,10 @@ class RunningModel(Protocol):
     """The part of a recorded model that its instructions use."""
 
     op: Operators
-
-    @property
-    def by_name(self) -> Mapping[str, Any]:
-        """The modules."""
-
-    @property
-    def by_parameter(self) -> Mapping[str, Weight]:
-        """The parameters, by their full names."""
+    by_name: dict[str, Any]
+    """The modules."""
+    by_parameter: dict[str, Weight]
+    """The parameters, by their full names."""
 
     def mark_block(self, module: Any) -> None:
         """Mark where a block's part of forward begins."""
@@ -50,8 +48,9 @@ class Frame:
 
     __slots__ = ("edges", "nodes", "outer", "storages")
 
-    def __init__(self, outer: Frame | None) -> None:
-        self.outer = outer
+    def __init__(self, outer: Frame | None = None) -> None:
+        self.outer: tuple[Frame, ...] = () if outer is None else (outer, *outer.outer)
+        """Those of the modules around it, from the inside out."""
         self.storages: dict[int | str, Storage] = {}
         self.nodes: dict[int, Node] = {}
         self.edges: dict[tuple[int, int], tuple[Node | None, int]] = {}
@@ -59,18 +58,14 @@ class Frame:
 
     def drop(self, number: int | str) -> None:
         """Hold a storage no longer."""
-        frame: Frame | None = self
-        while frame is not None:
+        for frame in (self, *self.outer):
             frame.storages.pop(number, None)
-            frame = frame.outer
 
     def storage(self, number: int | str) -> Storage | None:
         """Return a storage; None for one that this step does not own."""
-        frame: Frame | None = self
-        while frame is not None:
+        for frame in (self, *self.outer):
             if number in frame.storages:
                 return frame.storages[number]
-            frame = frame.outer
         return None
 
     def target(self, model: RunningModel, edge: Edge) -> tuple[Node | None, int]:
@@ -81,13 +76,11 @@ class Frame:
         if isinstance(number, str):
             seen = model.by_parameter[number].seen
             return seen.node, seen.output
-        frame: Frame | None = self
-        while frame is not None:
+        for frame in (self, *self.outer):
             if edge in frame.edges:
                 return frame.edges[edge]
             if number in frame.nodes:
                 return frame.nodes[number], output
-            frame = frame.outer
         return None, 0
 
     def clear(self) -> None:
@@ -123,10 +116,8 @@ class Run(msgspec.Struct, frozen=True):
     may_be_kept: bool
     """Whether selective checkpointing keeps its outputs where its policy names it."""
     uses_cublas: bool
-    before: KernelScratch = ()
-    """Memory that its kernel allocates for itself: before its results, after the second one, or after all of them."""
-    after_second: KernelScratch = ()
-    after: KernelScratch = ()
+    space: Workspace
+    """Memory that its kernel allocates for itself."""
 
     def run(self, frame: Frame, model: RunningModel) -> None:
         """Run it in forward."""
@@ -141,13 +132,13 @@ class Run(msgspec.Struct, frozen=True):
     def allocate(self, storages: dict[int | str, Storage], op: Operators, default: Category | None = None) -> None:
         """Make the storages, and what the kernel needs for itself."""
         tape = op.tape
-        held = op.scratch(self.before, self.name)
+        held = op.scratch(self.space.before, self.name)
         for index, made in enumerate(self.makes):
             category = default if made.category is Category.ACTIVATIONS and default is not None else made.category
             storages[made.number] = tape.storage(made.num_bytes, self.name, category)
             if index == 1:
-                held += op.scratch(self.after_second, self.name)
-        held += op.scratch(self.after, self.name)
+                held += op.scratch(self.space.after_second, self.name)
+        held += op.scratch(self.space.after, self.name)
         if self.uses_cublas:
             op.make_workspace(tape.in_backward)
 
@@ -159,9 +150,9 @@ class Run(msgspec.Struct, frozen=True):
                 if index == 0:
                     if self.event is not None:
                         tape.events.append(self.event)
-                    held.extend(op.scratch(self.before, self.name))
+                    held.extend(op.scratch(self.space.before, self.name))
                 storage = tape.storage(made.num_bytes, self.name, made.category)
-                for sizes, place in ((self.after_second, 1), (self.after, last)):
+                for sizes, place in ((self.space.after_second, 1), (self.space.after, last)):
                     held.extend(op.scratch(sizes, self.name) if index == place else ())
                 if index == 0 and self.uses_cublas:
                     op.make_workspace(tape.in_backward)
@@ -241,41 +232,52 @@ class ForgetInEachBlock(msgspec.Struct, frozen=True, gc=False):
         tape.mark_block(-1)
 
 
-class NodePlan(msgspec.Struct, frozen=True):
-    """The instructions of a node in backward."""
+class Begin(msgspec.Struct, frozen=True):
+    """Autograd makes a node."""
 
-    name: str
+    number: int
     edges: tuple[Edge, ...]
     num_outputs: int
     code: tuple[Run | Forget, ...]
+    """What runs in backward."""
     gradients: tuple[tuple[str, int, int, int, bool] | None, ...]
     adapts: tuple[tuple[Run | Forget, ...], ...]
     adapted: frozenset[int]
     """Storages that ``adapts`` makes."""
 
-
-class Begin(msgspec.Struct, frozen=True):
-    """Autograd makes a node."""
-
-    number: int
-    plan: NodePlan
-
     def run(self, frame: Frame, model: RunningModel) -> None:
-        """Make it."""
-        op = model.op
-        if not op.tape.grad_enabled:
+        """Make the node."""
+        tape = model.op.tape
+        if not tape.grad_enabled:
             return
-        plan = self.plan
-        tape = op.tape
         tape.next_sequence += 1
         frame.nodes[self.number] = Node(
             tape.next_sequence,
             tape.stream,
-            [frame.target(model, edge) for edge in plan.edges],
-            [None] * plan.num_outputs,
-            backward_of(plan, op),
+            [frame.target(model, edge) for edge in self.edges],
+            [None] * self.num_outputs,
+            partial(self._backward, model.op),
             [],
         )
+
+    def _backward(self, op: Operators, saved: Saved, gradients: list[Tensor]) -> Gradients:
+        opened = saved.copy()
+        local: dict[int | str, Storage] = {}
+        _run_locally(self.code, local, op)
+        found: list[Tensor | None] = []
+        for each in self.gradients:
+            if each is None or (each[0] == "n" and each[1] in self.adapted):
+                found.append(None)
+            else:
+                found.append(_gradient(each, local, gradients, opened))
+        del opened
+        for index, code in enumerate(self.adapts):
+            _run_locally(code, local, op)
+            each = self.gradients[index]
+            if found[index] is None and each is not None:
+                found[index] = _gradient(each, local, gradients, [])
+        local.clear()
+        return found
 
 
 class Keep(msgspec.Struct, frozen=True):
@@ -309,31 +311,6 @@ class Keep(msgspec.Struct, frozen=True):
             # a parameter itself follows when a wrapper gives it other memory (.data)
             return parameter.view(plan.numel) if self.as_view or self.is_strided else parameter
         return Tensor(frame.storage(plan.storage), plan.numel, plan.itemsize, is_on_host=plan.storage == "?")
-
-
-def backward_of(plan: NodePlan, op: Operators) -> Callable[[Saved, list[Tensor]], Gradients]:
-    """Return what a node does when its gradients are there."""
-
-    def backward(saved: Saved, gradients: list[Tensor]) -> Gradients:
-        opened = saved.copy()
-        local: dict[int | str, Storage] = {}
-        _run_locally(plan.code, local, op)
-        found: list[Tensor | None] = []
-        for each in plan.gradients:
-            if each is None or (each[0] == "n" and each[1] in plan.adapted):
-                found.append(None)
-            else:
-                found.append(_gradient(each, local, gradients, opened))
-        del opened
-        for index, code in enumerate(plan.adapts):
-            _run_locally(code, local, op)
-            each = plan.gradients[index]
-            if found[index] is None and each is not None:
-                found[index] = _gradient(each, local, gradients, [])
-        local.clear()
-        return found
-
-    return backward
 
 
 def _run_locally(code: Sequence[Run | Forget], local: dict[int | str, Storage], op: Operators) -> None:
@@ -397,8 +374,8 @@ class CallModule(msgspec.Struct, frozen=True):
 
     def parameters(self) -> Iterator[str]:
         """Yield the names of the trained parameters that the module reads itself, not in a call of another one."""
-        plans = (instruction.plan for instruction in self.code if type(instruction) is Begin)
-        for node, _ in (edge for plan in plans for edge in plan.edges if edge is not None):
+        begins = (instruction for instruction in self.code if type(instruction) is Begin)
+        for node, _ in (edge for begin in begins for edge in begin.edges if edge is not None):
             if isinstance(node, str):
                 yield node
 
@@ -485,8 +462,3 @@ class RunHeadWithLoss(msgspec.Struct, frozen=True):
         assert out.node is not None
         frame.storages[LOSS] = out.storage
         frame.nodes[LOSS] = out.node
-
-
-def kernel_event(work: Work) -> Event:
-    """Return the event of an operator on the compute stream."""
-    return Event(Kind.KERNEL, -1, 0, Category.TEMPORARY, Stream.COMPUTE, work.name, work)

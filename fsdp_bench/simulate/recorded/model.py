@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import prod
 
 from fsdp_bench.simulate.models.transformer import EndModules, Module, ModuleList, SimulatedModel, Weight
 from fsdp_bench.simulate.operators.core import Operators
@@ -38,14 +39,13 @@ class RecordedTransformer(SimulatedModel):
         _root, *rest = program.modules
         self.program = program
         self.by_name: dict[str, RecordedModule | RecordedTransformer] = {"": self}
-        for name, kind, _ in rest:
-            module = (RecordedList if kind == "ModuleList" else RecordedModule)(op, name, kind)
-            self.by_name[name] = module
-            self.by_name[name.rpartition(".")[0]].child(module)
-        self.by_parameter: dict[str, Weight] = {}
-        for name, _, own in program.modules:
-            for full in own:
-                self.by_parameter[full] = self._weight(self.by_name[name], full)
+        for each in rest:
+            module = (RecordedList if each.kind == "ModuleList" else RecordedModule)(op, each.name, each.kind)
+            self.by_name[each.name] = module
+            self.by_name[each.name.rpartition(".")[0]].child(module)
+        self.by_parameter = {
+            full: self._weight(self.by_name[each.name], full) for each in program.modules for full in each.parameters
+        }
         self.blocks = [self.by_name[name] for name in program.groups]
         for name, group in program.groups.items():
             block = self.by_name[name]
@@ -67,10 +67,7 @@ class RecordedTransformer(SimulatedModel):
 
     def _weight(self, module: Module, full: str) -> Weight:
         shape, is_trained, dtype = self.program.parameters[full]
-        rest = 1
-        for size in shape[1:]:
-            rest *= size
-        weight = module.own(full, shape[0] if shape else 1, rest if len(shape) > 1 else None)
+        weight = module.own(full, shape[0] if shape else 1, prod(shape[1:]) if len(shape) > 1 else None)
         weight.shape = shape
         weight.is_trained = is_trained
         weight.is_copied = False  # filled in place (PreTrainedModel._init_weights), or moved from host memory
@@ -101,16 +98,15 @@ class RecordedTransformer(SimulatedModel):
         Returns the loss or the logits, and the frame that holds the model's output; whoever drops that clears the
         frame.
         """
-        frame, plan = Frame(None), self.program.loss
+        frame, plan = Frame(), self.program.loss
         frame.storages.update(inputs)
-        computes_loss = False
-        for instruction in self.program.top.code:
-            if type(instruction) not in _OF_FORWARD and not computes_loss:
-                computes_loss = True
-                self.op.tape.mark("loss")
+        code = self.program.top.code
+        first = next((index for index, each in enumerate(code) if type(each) not in _OF_FORWARD), len(code))
+        for instruction in code[:first]:
             instruction.run(frame, self)
-        if not computes_loss:
-            self.op.tape.mark("loss")
+        self.op.tape.mark("loss")
+        for instruction in code[first:]:
+            instruction.run(frame, self)
         node, output = frame.target(self, plan.edge)
         return Tensor(frame.storage(plan.storage), plan.numel, plan.itemsize, node, output), frame
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from fsdp_bench.simulate.operators.attention_workspaces import (
+from fsdp_bench.simulate.operators.kernel_workspaces import (
     efficient_backward_workspace,
     efficient_forward_workspace,
+    embedding_backward_workspace,
     flash_backward_workspace,
     flash_forward_workspace,
     row_sums,
+    sum_over_rows_workspace,
 )
-from fsdp_bench.simulate.operators.kernel_workspaces import embedding_backward_workspace, sum_over_rows_workspace
 from fsdp_bench.simulate.operators.kernels import Kernels, KernelScratch
 
 _ATTENTION = "aten::_scaled_dot_product_"
@@ -40,7 +41,7 @@ def workspace_of(
     results: tuple[int, ...] = (),
     num_keys: int = 1,
 ) -> Workspace:
-    """Return what the kernel of an operator allocates; nothing where a dispatch mode watches, which does not see it.
+    """Return what the kernel of an operator allocates for itself.
 
     Args:
         name: of the operator.
@@ -51,8 +52,6 @@ def workspace_of(
         results: bytes of what it returns.
         num_keys: the keys of unfused attention, for recordings that do not have its sizes.
     """
-    if kernels.observed:
-        return NONE
     result_bytes = results[0] if results else 0
     if name in ("aten::_safe_softmax", "aten::_softmax_backward_data"):
         return _of_softmax(name, dims, itemsize, num_bytes, result_bytes, num_keys)
@@ -91,7 +90,12 @@ def _of_attention(
         widths = head_dim, numel // (batch * heads * length)
         return Workspace(after_second=tuple(efficient_forward_workspace(numel, widths, itemsize)))
     if name == f"{_ATTENTION}efficient_attention_backward":
-        return _efficient_backward(dims, itemsize, kernels, results)
+        # _efficient_attention_backward: each row's sum of grad_out * out, and what it adds up gradients in
+        batch, heads, _, length, keys, head_dim, _ = dims
+        values_dim = results[2] // (batch * heads * keys * itemsize) if len(results) > 2 else head_dim
+        size = batch, heads, length, keys, (head_dim, values_dim), itemsize
+        sums = row_sums(batch, heads, length, values_dim, itemsize)
+        return Workspace(after=(*sums, efficient_backward_workspace(*size, kernels.compute_capability)))
     return NONE
 
 
@@ -103,12 +107,3 @@ def _of_softmax(
     # _safe_softmax (SoftMax.cpp): masked = self.eq(-inf), masked_rows = all(masked), zero
     numel = result_bytes // itemsize
     return Workspace(after=(numel, dims[0] if dims else numel // num_keys, itemsize))
-
-
-def _efficient_backward(dims: tuple[int, ...], itemsize: int, kernels: Kernels, results: tuple[int, ...]) -> Workspace:
-    """_efficient_attention_backward: each row's sum of grad_out * out, and what it adds up gradients in."""
-    batch, heads, _, length, keys, head_dim, _ = dims
-    values_dim = results[2] // (batch * heads * keys * itemsize) if len(results) > 2 else head_dim
-    size = batch, heads, length, keys, (head_dim, values_dim), itemsize
-    sums = row_sums(batch, heads, length, values_dim, itemsize)
-    return Workspace(after=(*sums, efficient_backward_workspace(*size, kernels.compute_capability)))

@@ -5,7 +5,8 @@ Everything is on every rank. Gradients are copied into buckets, which stay, and 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
+from functools import partial
 from itertools import groupby
 from typing import Any
 
@@ -26,24 +27,6 @@ from fsdp_bench.spec.setup import TrainSetup
 # residual stream stay in fp32, matrix products run on copies. DistributedDataParallel is this and its buckets.
 
 
-class _Gradient:
-    """One parameter's gradient: the first is taken, further ones are added in place."""
-
-    def __init__(self, op: Operators, weight: Weight, itemsize: int, when_ready: Callable[[Weight], None]) -> None:
-        self.value: Tensor | None = None
-        self._weight = weight
-        self._when_ready = when_ready
-        weight.seen = Parameter(
-            None, weight.numel, itemsize, name=weight.name, in_features=weight.rest, block=weight.block
-        )
-        weight.seen.node = accumulator(self._accumulate) if weight.is_trained else None
-
-    def _accumulate(self, gradient: Tensor) -> None:
-        if self.value is None:
-            self.value = gradient
-        self._when_ready(self._weight)
-
-
 class Bare(Wrapper):
     """The model as it is, with all parameters, gradients and optimizer states."""
 
@@ -57,8 +40,24 @@ class Bare(Wrapper):
         self.itemsizes = {
             id(weight): Sizes.of(precision_of(weight.dtype, setup.precision)).store for weight in self.weights
         }
-        self.gradients = [_Gradient(op, w, self.itemsizes[id(w)], self.ready) for w in self.weights]
+        self.gradients: dict[int, Tensor] = {}
+        """By the id of the weight."""
+        for weight in self.weights:
+            weight.seen = Parameter(
+                None,
+                weight.numel,
+                self.itemsizes[id(weight)],
+                accumulator(partial(self._accumulate, weight)) if weight.is_trained else None,
+                name=weight.name,
+                in_features=weight.rest,
+                block=weight.block,
+            )
         model.around = self.around
+
+    def _accumulate(self, weight: Weight, gradient: Tensor) -> None:
+        """AccumulateGrad: the first gradient is taken, further ones are added in place."""
+        self.gradients.setdefault(id(weight), gradient)
+        self.ready(weight)
 
     def ready(self, weight: Weight) -> None:
         """Do what follows a parameter's gradient; here nothing."""
@@ -87,17 +86,10 @@ class Bare(Wrapper):
             fill(tape, weight)
         return held
 
-    def by_block(self, weights: Sequence[Weight]) -> Iterator[Weight]:
-        """Yield weights, marking the block of each in the log."""
-        for weight in weights:
-            self.op.tape.mark_block(weight.block)
-            yield weight
-        self.op.tape.mark_block(-1)
-
     def zero_grad(self) -> None:
         """optimizer.zero_grad(set_to_none=True)."""
-        for _weight, gradient in zip(self.by_block(self.weights), self.gradients, strict=True):
-            gradient.value = None
+        for weight in self.by_block(self.weights):
+            self.gradients.pop(id(weight), None)
 
 
 _BROADCAST_BYTES = 250 * 1024**2
@@ -212,10 +204,8 @@ class Ddp(Bare):
                 limit = _BUCKET_BYTES
         if not sizes[-1]:
             sizes.pop()
-        if not self.op.kernels.observed:  # sync_bucket_indices: rank 0's go to all
-            _indices = tape.storage(INT32 * (len(numels) + 1), "sync_bucket_indices", Category.TEMPORARY)
-            _lengths = tape.storage(INT32 * len(sizes), "sync_bucket_indices", Category.TEMPORARY)
-            del _indices, _lengths
+        # rank 0's indices and lengths go to all
+        self.op.scratch([INT32 * (len(numels) + 1), INT32 * len(sizes)], "sync_bucket_indices")
         self._buckets.clear()
         self._buckets = [tape.storage(size, "rebuild_buckets", Category.REDUCTION_BUFFERS) for size in sizes]
 

@@ -19,7 +19,7 @@ from fsdp_bench.simulate.operators.kernels import Sizes, precision_of
 from fsdp_bench.simulate.optimizers.shards import Shard
 from fsdp_bench.simulate.tape import Storage, Tensor
 from fsdp_bench.simulate.wrappers.protocol import Wrapper
-from fsdp_bench.simulate.wrappers.units import flat_layout
+from fsdp_bench.simulate.wrappers.units import FlatLayout
 from fsdp_bench.spec.setup import BackwardPrefetch, Precision, ShardingStrategy, TrainSetup
 
 
@@ -32,7 +32,8 @@ class Fsdp1State(Wrapper):
         """Within its shard group."""
         self.is_sharded = setup.effective_strategy is not ShardingStrategy.NO_SHARD
         self.post_forward_order: list[FlatParamHandle] = []
-        self._num_free_events = 0
+        self.num_free_events = 0
+        """Recorded frees that nobody has waited for."""
 
     @abstractmethod
     def let_go_of_loaded(self) -> None:
@@ -46,10 +47,6 @@ class Fsdp1State(Wrapper):
     def prefetch_forward(self, current: FlatParamHandle) -> None:
         """_prefetch_handle in forward."""
 
-    @abstractmethod
-    def queue_final_callback(self) -> None:
-        """_register_post_backward_final_callback."""
-
     def prefetch_backward(self, current: FlatParamHandle) -> None:
         """_prefetch_handle in backward: the unit whose forward ended before this one's."""
         if current.post_forward_index > 0:
@@ -58,26 +55,17 @@ class Fsdp1State(Wrapper):
                 target.unshard(in_forward=False)
                 target.prefetched = True
 
-    @property
-    def num_free_events(self) -> int:
-        """Recorded frees that nobody has waited for."""
-        return self._num_free_events
-
     def limit(self) -> None:
         """_unshard with limit_all_gathers: wait until all but one of the last frees have happened."""
-        if self.setup.limit_all_gathers and self._num_free_events >= 2:
-            self._num_free_events -= 1
+        if self.setup.limit_all_gathers and self.num_free_events >= 2:
+            self.num_free_events -= 1
             self.tape.host_wait(Queue.FREE)
 
     def enqueue_free(self) -> None:
         """_reshard with limit_all_gathers: an event after the last use of what was freed."""
         if self.setup.limit_all_gathers:
             self.tape.record_event(self.tape.stream, Queue.FREE)
-            self._num_free_events += 1
-
-    def hook(self, name: str) -> None:
-        """Let the host run a hook: Python, between the operators that it issues."""
-        self.tape.host_work(f"fsdp1 {name}")
+            self.num_free_events += 1
 
     def copy(self, name: str, num_bytes: int, stream: Stream) -> None:
         """Copy between host and device, where these are two."""
@@ -89,13 +77,9 @@ class Fsdp1State(Wrapper):
         if self.offload:
             self.copy("to_host", gradient.numel * self.sizes.store, stream)
             if gradient.storage is not None:
-                self.record_stream(gradient.storage, Stream.REDUCE_SCATTER)
+                self.tape.record_stream(gradient.storage, Stream.REDUCE_SCATTER)
             if not self.is_sharded:
                 self.tape.synchronize(stream)
-
-    def record_stream(self, storage: Storage, stream: Stream) -> None:
-        """_no_dispatch_record_stream."""
-        self.tape.record_stream(storage, stream)
 
 
 class FlatParamHandle:
@@ -118,7 +102,7 @@ class FlatParamHandle:
         self.block = weights[0].block if weights else -1
         self.is_trained = any(weight.is_trained for weight in weights)
         """FlatParameter.requires_grad: a unit of frozen parameters alone is gathered, and has nothing to reduce."""
-        self.layout = flat_layout(weights, wrapper.setup, self.precision)
+        self.layout = FlatLayout(weights, wrapper.setup, self.precision)
         self.padded_numel = self.layout.shard_numel * wrapper.group_size
         self.local_shard: Storage | None = None
         self.full_param: Storage | None = None
@@ -307,14 +291,14 @@ class FlatParamHandle:
                 wrapper.copy("to_device", numel * sizes.store, stream)
             tape.kernel("aten::_to_copy", numel * (sizes.store + sizes.compute), sizes.store, stream)
             if wrapper.is_sharded:
-                wrapper.record_stream(shard, Stream.ALL_GATHER)
+                self.tape.record_stream(shard, Stream.ALL_GATHER)
             return shard
         if not wrapper.offload:
             return None
         shard = tape.storage(numel * sizes.store, "flat_param_to", category, stream)
         wrapper.copy("to_device", numel * sizes.store, stream)
         if wrapper.is_sharded:
-            wrapper.record_stream(shard, Stream.ALL_GATHER)
+            self.tape.record_stream(shard, Stream.ALL_GATHER)
             if wrapper.setup.use_orig_params:
                 self.moved_shard = shard
         return shard
@@ -338,12 +322,12 @@ class FlatParamHandle:
         wrapper = self.wrapper
         if not wrapper.is_sharded:
             if self.full_param is not None:  # _free_low_precision_sharded_param
-                wrapper.record_stream(self.full_param, self.tape.stream)
+                self.tape.record_stream(self.full_param, self.tape.stream)
             self.full_param = None
             if wrapper.engine.is_running and not wrapper.setup.use_orig_params:
                 self.backward_copy = None
         elif free and self.full_param is not None:
-            wrapper.record_stream(self.full_param, self.tape.stream)
+            self.tape.record_stream(self.full_param, self.tape.stream)
             self.full_param = None
             wrapper.enqueue_free()
         stays = not wrapper.setup.strategy.reshards_after_forward
@@ -415,10 +399,9 @@ class FlatParamHandle:
         """_pre_forward with cast_forward_inputs: activations to the unit's dtype, where it is not the model's."""
         if not self.casts_inputs:
             return inputs
-        tape, wanted, to = self.tape, self.sizes.compute, self.wrapper.op.to
-        category, tape.category = tape.category, Category.ACTIVATIONS
-        cast = tuple(to(x, wanted) if isinstance(x, Tensor) and x.itemsize != wanted else x for x in inputs)
-        tape.category = category
+        category, self.tape.category = self.tape.category, Category.ACTIVATIONS
+        cast = self.wrapper.cast_forward_inputs(inputs, self.sizes.compute)
+        self.tape.category = category
         return cast
 
     def _use_unsharded_views(self) -> None:
@@ -491,7 +474,7 @@ class FlatParamHandle:
         computed, precision = self.grad, self.precision
         self.tape.wait_stream(Stream.REDUCE_SCATTER, self.tape.stream)
         if computed is not None and computed.storage is not None:
-            wrapper.record_stream(computed.storage, Stream.REDUCE_SCATTER)
+            self.tape.record_stream(computed.storage, Stream.REDUCE_SCATTER)
         if self.grad_dtype != precision.reduce:
             stays = not wrapper.is_sharded and not self.sizes.casts_back
             category = Category.GRADIENTS if stays else Category.REDUCTION_BUFFERS
@@ -585,7 +568,7 @@ class FlatParamHandle:
             stream = Stream.ALL_REDUCE
             self.tape.wait_stream(stream, Stream.REDUCE_SCATTER)
             if shard.storage is not None:
-                self.wrapper.record_stream(shard.storage, stream)
+                self.tape.record_stream(shard.storage, stream)
             self.tape.collective("all_reduce", "replicate", numel * self.sizes.reduce, stream)
         self._divide_after(numel, stream)
         if self.wrapper.copies_messages:

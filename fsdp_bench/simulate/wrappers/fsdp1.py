@@ -5,7 +5,7 @@ It has a FlatParamHandle for each unit, and says in which order they gather, pre
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 from fsdp_bench.simulate.autograd import Engine
 from fsdp_bench.simulate.events import Category, Stream
@@ -14,7 +14,7 @@ from fsdp_bench.simulate.operators.core import Operators
 from fsdp_bench.simulate.optimizers.shards import Shard
 from fsdp_bench.simulate.tape import Storage
 from fsdp_bench.simulate.wrappers.flat_param_handle import FlatParamHandle, Fsdp1State
-from fsdp_bench.simulate.wrappers.units import Unit
+from fsdp_bench.simulate.wrappers.units import Unit, flattened
 from fsdp_bench.spec.setup import TrainSetup
 
 
@@ -25,14 +25,10 @@ class Fsdp1(Fsdp1State):
         self, op: Operators, engine: Engine, model: SimulatedModel, units: list[Unit], setup: TrainSetup, rank: int = 0
     ) -> None:
         super().__init__(op, engine, setup, rank)
-        self._callback_queued = False
         self._waits_for_loaded: Callable[[], object] | None = None
-        taken: set[int] = set()
         handles: dict[int, FlatParamHandle] = {}
-        for unit in [*units, Unit((model,), setup.precision)]:
+        for unit, weights in flattened(model, units, setup):
             (module,) = unit.modules
-            weights = [weight for weight in unit.all_weights if id(weight) not in taken]
-            taken.update(map(id, weights))
             handles[id(module)] = FlatParamHandle(self, module, weights, unit.precision, module is model)
             module.put_around(handles[id(module)].around)
         # A root without parameters of its own has hooks, but no flat parameter.
@@ -54,7 +50,7 @@ class Fsdp1(Fsdp1State):
     def load(self) -> list[Storage]:
         """Materialise, flatten and shard unit after unit; return what stays: a flat shard a unit."""
         held = []
-        for handle in self._by_block(self.wrapping_order):
+        for handle in self.by_block(self.wrapping_order):
             held += handle.load()
         return held
 
@@ -66,7 +62,7 @@ class Fsdp1(Fsdp1State):
         """_share_state_and_init_handle_attrs, before the first forward: the root, then the units below."""
         if self.is_initialized:
             return
-        for handle in self._by_block():
+        for handle in self.by_block(self.handles):
             handle.init_attributes()
         self.is_initialized = True
 
@@ -93,7 +89,7 @@ class Fsdp1(Fsdp1State):
         """Restore what a step leaves: events of its last frees, and with use_orig_params the flat gradients."""
         for _ in range(self.events_left):
             self.enqueue_free()
-        for handle in self._by_block():
+        for handle in self.by_block(self.handles):
             if handle.keeps_copies:
                 copy, handle.loaded = handle._pre_unshard(), None
                 if self.setup.use_orig_params:
@@ -101,7 +97,7 @@ class Fsdp1(Fsdp1State):
                 else:
                     handle.forward_copy = copy
         if self.setup.use_orig_params and not self.offload and self.in_backward is None:
-            for handle in self._by_block():
+            for handle in self.by_block(self.handles):
                 if not handle.is_trained:
                     continue
                 numel = handle.layout.shard_numel
@@ -111,25 +107,18 @@ class Fsdp1(Fsdp1State):
 
     def after_a_first_step(self) -> None:
         """Fill _FreeEventQueue as later steps do: with forward_prefetch a first step leaves one event fewer."""
-        while self._num_free_events < self.events_left:
+        while self.num_free_events < self.events_left:
             self.enqueue_free()
 
     def zero_grad(self) -> None:
         """optimizer.zero_grad: with use_orig_params the flat gradient stays until the next forward."""
         self.zeroed = True
         if not self.setup.use_orig_params:
-            for handle in self._by_block():
+            for handle in self.by_block(self.handles):
                 handle.grad = None
 
     events_left = 0
     """Events that a step leaves in _FreeEventQueue; set by step.py, which restores that state."""
-
-    def _by_block(self, handles: list[FlatParamHandle] | None = None) -> Iterator[FlatParamHandle]:
-        """Yield the units, each after a mark of its block."""
-        for handle in handles or self.handles:
-            self.tape.mark_block(handle.block)
-            yield handle
-        self.tape.mark_block(-1)
 
     # -- order -------------------------------------------------------------------------------------------------
 
@@ -150,7 +139,7 @@ class Fsdp1(Fsdp1State):
         Where no parameter has a gradient: after zero_grad, and in each micro-batch of a unit that it has none of.
         """
         if self.zeroed or any(handle.holds_no_trained_piece for handle in self.handles):
-            for handle in self._by_block():
+            for handle in self.by_block(self.handles):
                 if self.zeroed or (handle.holds_no_trained_piece and not handle.shows_gradients):
                     handle.grad = None
                 if self.zeroed:
@@ -176,20 +165,14 @@ class Fsdp1(Fsdp1State):
                     target.unshard(in_forward=True)
                     target.prefetched = True
 
-    def queue_final_callback(self) -> None:
-        """_register_post_backward_final_callback."""
-        if not self._callback_queued:
-            self._callback_queued = True
-            self.engine.callbacks.append(self._final_callback)
-
-    def _final_callback(self) -> None:
+    def final_callback(self) -> None:
+        """_post_backward_final_callback."""
         if self.reduces_gradients:
             for stream in (Stream.REDUCE_SCATTER, Stream.ALL_REDUCE):
                 self.tape.wait_stream(Stream.COMPUTE, stream)
             if self.offload:
                 self.tape.synchronize(Stream.COMPUTE)
-        for handle in self._by_block():
+        for handle in self.by_block(self.handles):
             handle.finalize()
         self.post_forward_order.clear()
         self.knows_order = True  # _ExecOrderData.next_iter
-        self._callback_queued = False

@@ -179,13 +179,10 @@ class ParamGroup:
 
     def _copy_out(self) -> None:
         """split_with_sizes_copy: of each rank's shard every parameter's part."""
-        itemsize, kernels = self.sizes.compute, self.wrapper.kernels
-        if not kernels.observed:
-            ranks = self._gathering_ranks
-            parts = [param.gathered_bytes // ranks for param in self.params]
-            num_bytes = split_arguments(parts, ranks, kernels)
-            _arguments = self.tape.storage(num_bytes, "pack_vecs", Category.TEMPORARY)
-        self.tape.kernel("fsdp::split_with_sizes_copy", 2 * self.gathered_bytes, itemsize)
+        op, ranks = self.wrapper.op, self._gathering_ranks
+        parts = [param.gathered_bytes // ranks for param in self.params]
+        _arguments = op.scratch([split_arguments(parts, ranks, op.kernels)], "pack_vecs")
+        self.tape.kernel("fsdp::split_with_sizes_copy", 2 * self.gathered_bytes, self.sizes.compute)
 
     def _input_alone(self, param: FSDPParam) -> Storage | None:
         """FSDPParam.all_gather_inputs in a world of one: the shard itself, or its cast, which is then copied."""
@@ -249,7 +246,8 @@ class ParamGroup:
         is_first = self.modules_to_run == 0  # _register_group_forward_hooks
         if is_first:
             self.modules_to_run = self.num_modules
-        inputs = self._cast_forward_inputs(inputs)
+        if self.precision != wrapper.setup.precision:
+            inputs = wrapper.cast_forward_inputs(inputs, self.sizes.compute)
         self.unshard()
         self.wait_for_unshard(in_forward=True)
         if is_first:
@@ -274,13 +272,6 @@ class ParamGroup:
             out.node.before(self.pre_backward)
         if self is wrapper.root or recomputes:  # a recomputed unit is its own iter_forward_root
             wrapper.forget_all_gather()
-
-    def _cast_forward_inputs(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-        """FSDPState._cast_forward_inputs: activations to the unit's compute dtype, where it is not the model's."""
-        if self.precision == self.wrapper.setup.precision:
-            return inputs
-        wanted, op = self.sizes.compute, self.wrapper.op
-        return tuple(op.to(x, wanted) if isinstance(x, Tensor) and x.itemsize != wanted else x for x in inputs)
 
     def _register_post_backward(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         """RegisterPostBackwardFunction on the inputs that need gradients."""
@@ -361,18 +352,15 @@ class ParamGroup:
 
     def _copy_in(self, gradients: list[Tensor], dtype: str) -> None:
         """chunk_cat: of every gradient each rank's part; one kernel, but for casts that it does not know."""
-        tape, sizes, to = self.tape, self.sizes, self.wrapper.setup.precision.reduce
-        itemsize = gradients[0].itemsize
-        inside: list[int] = []
-        if not self.wrapper.kernels.observed:
-            if dtype == to or (dtype, to) == ("bf16", "fp32"):
-                inside = [chunk_cat_arguments([param.padded_shard_numel * sizes.reduce for param in self.reduced])]
-            else:  # aten/native/TensorShape.cpp, _pad_chunk
-                inside = [p.padded_numel * itemsize for p in self.reduced if p.weight.dim0 % self.group_size]
-        _inside = [tape.storage(num_bytes, "chunk_cat", Category.TEMPORARY) for num_bytes in inside]
+        sizes, to, itemsize = self.sizes, self.wrapper.setup.precision.reduce, gradients[0].itemsize
+        if dtype == to or (dtype, to) == ("bf16", "fp32"):
+            inside = [chunk_cat_arguments([param.padded_shard_numel * sizes.reduce for param in self.reduced])]
+        else:  # aten/native/TensorShape.cpp, _pad_chunk
+            inside = [p.padded_numel * itemsize for p in self.reduced if p.weight.dim0 % self.group_size]
+        _inside = self.wrapper.op.scratch(inside, "chunk_cat")
         written = sum([param.padded_numel for param in self.reduced]) * sizes.reduce
         name = "fsdp::chunk_cat" if dtype == to else CASTING_CHUNK_CAT
-        tape.kernel(name, itemsize * sum([gradient.numel for gradient in gradients]) + written, itemsize)
+        self.tape.kernel(name, itemsize * sum([gradient.numel for gradient in gradients]) + written, itemsize)
 
     def _reduce(self, gradients: list[Tensor], dtype: str) -> None:
         """foreach_reduce: copy into one buffer, reduce-scatter, all-reduce between groups, cast, accumulate."""
@@ -449,14 +437,12 @@ class Fsdp2(Wrapper):
         self, op: Operators, engine: Engine, model: SimulatedModel, units: list[Unit], setup: TrainSetup
     ) -> None:
         super().__init__(op, engine, setup)
-        self.kernels = op.kernels
         self.moves_to_device = self.offload and not self.on_host
         self.all_reduces = setup.strategy.is_hybrid
         self.all_gather_state: Storage | None = None
         self.reduce_scatter_states: list[Storage] = []
         self.post_forward_order: list[ParamGroup] = []
         self.forward_prefetch: dict[ParamGroup, tuple[ParamGroup, ...]] = {}
-        self._callback_queued = False
         taken: set[int] = set()
         groups: dict[int, ParamGroup] = {}
         for unit in [*units, Unit((model,), setup.precision, stays_gathered=True)]:
@@ -502,8 +488,7 @@ class Fsdp2(Wrapper):
         _move_states_to_device in _fsdp_init.py; FSDPParam._init_sharded_param, which with offload moves each back.
         """
         tape, held = self.tape, list[Storage]()
-        for group in self.wrapping_order:
-            tape.mark_block(group.block)
+        for group in self.by_block(self.wrapping_order):
             whole = [storage for p in group.params for storage in whole_weights(tape, [p.weight], p.sizes.store)]
             for param in group.params:
                 num_bytes = param.padded_shard_numel * param.sizes.store
@@ -511,14 +496,13 @@ class Fsdp2(Wrapper):
                 held += [] if self.moves_to_device else [shard]
                 del shard
             del whole
-        tape.mark_block(-1)
         return held
 
     def _fill(self) -> list[Storage]:
         """Allocate every shard, and fill those of the benchmark's models (train/wrapping/wrappers.py)."""
         tape = self.tape
         held = []
-        for group in self._by_block():
+        for group in self.by_block(self.groups):
             for param in group.params:
                 if not self.moves_to_device:
                     num_bytes = param.padded_shard_numel * param.sizes.store
@@ -526,16 +510,13 @@ class Fsdp2(Wrapper):
         if self.loading is Loading.IN_PLACE:
             tape.mark_block(-1)
             return held
-        whole = shard = None
+        _whole = _shard = None
         param_of = {id(param.weight): param for group in self.groups for param in group.params}
-        for weight in self.weights:
-            tape.mark_block(weight.block)
+        for weight in self.by_block(self.weights):
             param = param_of[id(weight)]
-            whole = tape.storage(weight.numel * param.sizes.store, "aten::empty", Category.TEMPORARY)
+            _whole = tape.storage(weight.numel * param.sizes.store, "aten::empty", Category.TEMPORARY)
             fill(tape, weight)
-            shard = tape.storage(param.shard_numel * param.sizes.store, "distribute_tensor", Category.TEMPORARY)
-        tape.mark_block(-1)
-        del whole, shard
+            _shard = tape.storage(param.shard_numel * param.sizes.store, "distribute_tensor", Category.TEMPORARY)
         return held
 
     def host_tensors(self) -> list[tuple[int, int]]:
@@ -544,19 +525,8 @@ class Fsdp2(Wrapper):
 
     def zero_grad(self) -> None:
         """optimizer.zero_grad(set_to_none=True)."""
-        for group in self._by_block():
+        for group in self.by_block(self.groups):
             group.gradient = None
-
-    def _by_block(self) -> Iterator[ParamGroup]:
-        """Yield the units, each after a mark of its block."""
-        for group in self.groups:
-            self.tape.mark_block(group.block)
-            yield group
-        self.tape.mark_block(-1)
-
-    def hook(self, name: str) -> None:
-        """Let the host run a hook: Python, between the operators that it issues."""
-        self.tape.host_work(f"fsdp2 {name}")
 
     def divide(self, numel: int, stream: Stream) -> None:
         """_get_gradient_divide_factors: NCCL averages fp32 and bf16 itself; fp16 and gloo are divided before."""
@@ -569,14 +539,9 @@ class Fsdp2(Wrapper):
             self.tape.wait_event(Stream.ALL_GATHER_COPY_IN, Queue.COPY_OUT)
             self.all_gather_state = None
 
-    def queue_final_callback(self) -> None:
-        """_register_root_post_backward_final_callback."""
-        if not self._callback_queued:
-            self._callback_queued = True
-            self.engine.callbacks.append(self._final_callback)
-
-    def _final_callback(self) -> None:
-        for group in self._by_block():
+    def final_callback(self) -> None:
+        """_root_post_backward_final_callback."""
+        for group in self.by_block(self.groups):
             if group.params and not group.post_backward_ran:
                 group.post_backward()
             group.post_backward_ran = group.in_pre_backward = False
@@ -593,4 +558,3 @@ class Fsdp2(Wrapper):
         if self.reduce_scatter_states:
             self.tape.wait_event(Stream.COMPUTE, Queue.REDUCE_SCATTER)
         self.reduce_scatter_states.clear()
-        self._callback_queued = False

@@ -10,7 +10,7 @@ from fsdp_bench.simulate.operators.core import Operators
 from fsdp_bench.simulate.operators.kernels import CPU, CUDA, FP32
 from fsdp_bench.simulate.recorded.model import RecordedTransformer
 from fsdp_bench.simulate.tape import Tape
-from fsdp_bench.simulate.wrappers.units import Unit, choose_units
+from fsdp_bench.simulate.wrappers.units import choose_units, flattened
 from fsdp_bench.spec.impossible import (
     ADAPTERS_ARE_FSDP1,
     FLOAT8_MULTIPLE,
@@ -243,10 +243,7 @@ def _parameters_mixed(model: RecordedModel, setup: TrainSetup) -> str | None:
         return None
     as_modules = replace(setup, use_orig_params=False)  # what flat parameters compute is not recorded where none are
     built = build(Operators(Tape(), CPU), model, as_modules, model.num_blocks)
-    taken: set[int] = set()
-    for unit in [*choose_units(built, setup), Unit((built,), setup.precision)]:
-        weights = [weight for weight in unit.all_weights if id(weight) not in taken]
-        taken.update(map(id, weights))
+    for _, weights in flattened(built, choose_units(built, setup), setup):
         if len({weight.dtype or setup.precision.store for weight in weights}) > 1:
             return DTYPES_MIXED
         is_mixed = len({weight.is_trained for weight in weights}) > 1

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Protocol, TypeVar
 
 from fsdp_bench.simulate.autograd import Engine
 from fsdp_bench.simulate.models.transformer import Module
@@ -11,8 +12,15 @@ from fsdp_bench.simulate.operators.core import Operators
 from fsdp_bench.simulate.operators.kernels import Sizes
 from fsdp_bench.simulate.optimizers.dispatch import InBackward
 from fsdp_bench.simulate.optimizers.shards import Shard
-from fsdp_bench.simulate.tape import Storage
+from fsdp_bench.simulate.tape import Storage, Tensor
 from fsdp_bench.spec.setup import Offload, TrainSetup
+
+
+class _PartOfABlock(Protocol):
+    block: int
+
+
+P = TypeVar("P", bound=_PartOfABlock)
 
 
 class Wrapper(ABC):
@@ -25,6 +33,8 @@ class Wrapper(ABC):
         self.copies_messages = op.kernels.gloo
         self.group_size = setup.shard_group_size
         self.offload = setup.offload is Offload.PARAMS
+
+    _callback_is_queued = False
 
     reduces_gradients = True
     """Whether this micro-batch's gradients are reduced (no_sync, set_requires_gradient_sync)."""
@@ -43,6 +53,34 @@ class Wrapper(ABC):
     @abstractmethod
     def zero_grad(self) -> None:
         """optimizer.zero_grad(set_to_none=True)."""
+
+    def by_block(self, parts: Iterable[P]) -> Iterator[P]:
+        """Yield units or weights, marking the block of each in the log."""
+        for part in parts:
+            self.tape.mark_block(part.block)
+            yield part
+        self.tape.mark_block(-1)
+
+    def hook(self, name: str) -> None:
+        """Let the host run a hook: Python, between the operators that it issues."""
+        self.tape.host_work(f"{self.setup.api.value} {name}")
+
+    def cast_forward_inputs(self, inputs: tuple[Any, ...], itemsize: int) -> tuple[Any, ...]:
+        """_pre_forward with cast_forward_inputs: activations to the dtype of a unit."""
+        return tuple(self.op.to(x, itemsize) if isinstance(x, Tensor) and x.itemsize != itemsize else x for x in inputs)
+
+    def queue_final_callback(self) -> None:
+        """_register_post_backward_final_callback, _register_root_post_backward_final_callback."""
+        if not self._callback_is_queued:
+            self._callback_is_queued = True
+            self.engine.callbacks.append(self._run_final_callback)
+
+    def _run_final_callback(self) -> None:
+        self.final_callback()
+        self._callback_is_queued = False
+
+    def final_callback(self) -> None:  # noqa: B027
+        """Do what is left when backward has computed all gradients."""
 
     def lazy_init(self) -> None:  # noqa: B027
         """Do what is done once, before the first forward's first operator; later calls do nothing."""

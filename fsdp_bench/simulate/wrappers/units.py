@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from fsdp_bench.simulate.models.build import few_blocks
@@ -124,20 +125,25 @@ ALIGNMENT_BYTES = 16
 """_flat_param.py, _get_aligned_numel: with use_orig_params every parameter starts at a multiple of this."""
 
 
-def flat_layout(weights: list[Weight], setup: TrainSetup, precision: Precision) -> FlatLayout:
-    """Return where the weights of one unit lie, which computes in this precision."""
-    compute_bytes = Sizes.of(precision).compute
-    aligned = ALIGNMENT_BYTES // compute_bytes if setup.use_orig_params else 0
-    # Without sharding the process group is the whole world, and the flat parameter is padded to its size.
-    is_sharded = setup.effective_strategy is not ShardingStrategy.NO_SHARD
-    padded_to = setup.shard_group_size if is_sharded else setup.world_size
-    return FlatLayout(weights, setup.shard_group_size, aligned, padded_to)
+def flattened(model: SimulatedModel, units: list[Unit], setup: TrainSetup) -> Iterator[tuple[Unit, list[Weight]]]:
+    """Yield the units and the root, each with the weights of its flat parameter: those that no unit before it has."""
+    taken: set[int] = set()
+    for unit in [*units, Unit((model,), setup.precision)]:
+        weights = [weight for weight in unit.all_weights if id(weight) not in taken]
+        taken.update(map(id, weights))
+        yield unit, weights
 
 
 class FlatLayout:
-    """FlatParamHandle._init_flat_param_and_metadata: where each weight lies in the flat parameter."""
+    """FlatParamHandle._init_flat_param_and_metadata: where each weight of a unit lies.
 
-    def __init__(self, weights: list[Weight], group_size: int, aligned_numel: int, padded_to: int) -> None:
+    ``precision`` is what the unit computes in.
+    """
+
+    def __init__(self, weights: list[Weight], setup: TrainSetup, precision: Precision) -> None:
+        aligned_numel = ALIGNMENT_BYTES // Sizes.of(precision).compute if setup.use_orig_params else 0
+        # Without sharding the process group is the whole world, and the flat parameter is padded to its size.
+        is_sharded = setup.effective_strategy is not ShardingStrategy.NO_SHARD
         self.offsets: list[int] = []
         self.paddings: list[int] = []
         total = 0
@@ -147,9 +153,9 @@ class FlatLayout:
             self.offsets.append(total)
             total += weight.numel
         if aligned_numel:
-            total = self._pad(total, padded_to)
+            total = self._pad(total, setup.shard_group_size if is_sharded else setup.world_size)
         self.numel = total
-        self.shard_numel = -(-total // group_size)
+        self.shard_numel = -(-total // setup.shard_group_size)
 
     def _pad(self, total: int, multiple: int) -> int:
         padding = -total % multiple

@@ -8,9 +8,9 @@ import pytest
 
 from fsdp_bench.catalog.loader import gpu_by_product_name
 from fsdp_bench.simulate.events import Kind
-from fsdp_bench.simulate.operators.attention_workspaces import efficient_forward_workspace
 from fsdp_bench.simulate.operators.core import Operators
 from fsdp_bench.simulate.operators.kernel_workspaces import (
+    efficient_forward_workspace,
     embedding_backward_workspace,
     foreach_norm_workspace,
     reduce_all_workspace,

@@ -20,7 +20,7 @@ from fsdp_bench.simulate.compiled.block import bind_code
 from fsdp_bench.simulate.compiled.choose import _bound, _kinds, why_eager
 from fsdp_bench.simulate.events import Kind, Work
 from fsdp_bench.simulate.operators.kernels import CUDA, kernels_on
-from fsdp_bench.simulate.step import steady_step
+from fsdp_bench.simulate.step import SimulatedSteps
 from fsdp_bench.simulate.wrappers.impossible import why_impossible
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.hardware import Hardware
@@ -134,7 +134,7 @@ def test_a_product_in_float8_takes_no_longer_than_the_same_in_bf16(m: int, n: in
 def test_a_block_has_as_many_flops_in_float8_as_in_bf16_and_the_head_stays_in_bf16(recipe: Float8) -> None:
     def flops(setup: TrainSetup) -> dict[int, int]:
         found: dict[int, int] = {}
-        for event in steady_step(replace(LLAMA, num_hidden_layers=2), setup, H100).last_step():
+        for event in SimulatedSteps(replace(LLAMA, num_hidden_layers=2), setup, H100).step().last_step():
             if event.kind is Kind.KERNEL and event.work is not None and event.work.is_product:
                 m, n, k = event.work.dims
                 found[event.work.itemsize] = found.get(event.work.itemsize, 0) + m * n * k

@@ -10,7 +10,7 @@ from fsdp_bench.simulate.compiled.block import tune
 from fsdp_bench.simulate.events import Kind
 from fsdp_bench.simulate.operators.core import Operators
 from fsdp_bench.simulate.operators.kernels import CUDA, kernels_on
-from fsdp_bench.simulate.step import steady_step
+from fsdp_bench.simulate.step import SimulatedSteps
 from fsdp_bench.simulate.tape import Tape
 from fsdp_bench.spec.setup import Api, Precision, TrainSetup
 
@@ -55,7 +55,7 @@ def test_backward_copies_what_does_not_raise_the_peak(peak_before: int, copy: in
 
 
 def test_kernels_are_tuned_in_the_first_step_alone() -> None:
-    log = steady_step(LLAMA, SETUP, kernels_on(CUDA, gpu("H100-SXM")))
+    log = SimulatedSteps(LLAMA, SETUP, kernels_on(CUDA, gpu("H100-SXM"))).step()
     buffers = [index for index, event in enumerate(log.events) if event.num_bytes == 50 * MIB]
     assert buffers
     assert max(buffers) < log.steps[-1].start

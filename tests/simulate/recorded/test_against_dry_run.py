@@ -1,7 +1,12 @@
-"""A recorded model: its predicted peaks against dry runs of its code, its parameters, its FLOPs, and refusals."""
+"""Recorded models: their predicted peaks against dry runs of their code, their parameters, their FLOPs, and refusals.
+
+Code that loops over the sequence is recorded for one length. Unfused attention adds its mask in place, but under
+selective checkpointing, whose dispatch mode watches.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 
 import pytest
@@ -9,6 +14,8 @@ import pytest
 from fsdp_bench.catalog.recorded import recorded_model
 from fsdp_bench.plan.recording import record
 from fsdp_bench.simulate.candidate_ranks import candidate_ranks
+from fsdp_bench.simulate.events import Kind
+from fsdp_bench.simulate.step import SimulatedSteps
 from fsdp_bench.simulate.wrappers.impossible import why_impossible
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.recording.model import RecordedModel
@@ -16,6 +23,7 @@ from fsdp_bench.spec.setup import TrainSetup
 from fsdp_bench.spec.subprocesses.dry_run import DryRunSpec
 from fsdp_bench.spec.subprocesses.model_code import RecordingSpec
 from fsdp_bench.train.recording.main import of_module
+from tests import shapes
 from tests.predicted import memory_of
 from tests.simulate.comparing import OBSERVED, assert_recorded_equals_dry_runs
 from tests.simulate.recorded.recording import record_here
@@ -50,17 +58,30 @@ VARIANTS = ("bf16", "bf16 autocast", "bf16 cast at blocks")
 """The variants of a recording that these setups use."""
 
 
+LENGTH = 96
+"""Three parts of the sequence in the code that loops over it: the first, one in between, the last."""
+LOOP = user_module("loops_over_sequence", "tests.simulate.recorded.users:_Chunked")
+GROUPED = user_module("grouped_heads", "tests.simulate.recorded.users:_Grouped")
+
+
 @cache
-def _recorded(function: str, variants: tuple[str, ...] | None) -> RecordedModel:
-    return record_here(of_module, user_module(function, BLOCK), variants=variants)
-
-
 def recorded(every_variant: bool = False) -> RecordedModel:
-    return _recorded("llama", None) if every_variant else _recorded("llama_of_4_layers", VARIANTS)
+    name, variants = ("llama", None) if every_variant else ("llama_of_4_layers", VARIANTS)
+    return record_here(of_module, user_module(name, BLOCK), variants=variants)
+
+
+@cache
+def looping() -> RecordedModel:
+    return record_here(of_module, LOOP, LENGTH, variants=("fp32",))
+
+
+@cache
+def grouped() -> RecordedModel:
+    return record_here(of_module, GROUPED, variants=("fp32",))
 
 
 def _setup(fields: dict[str, object]) -> TrainSetup:
-    return TrainSetup(**{"precision": "bf16-mixed", "sequence_length": 96, **fields})  # type: ignore[arg-type]
+    return TrainSetup(**{"precision": "bf16-mixed", "sequence_length": LENGTH, **fields})  # type: ignore[arg-type]
 
 
 CASES = [
@@ -114,3 +135,61 @@ def test_a_model_that_returns_a_bare_loss_is_recorded() -> None:
 def test_code_whose_shapes_depend_on_data_is_refused() -> None:
     with pytest.raises(SpecError, match="depend on data"):
         record_here(of_module, user_module("depends_on_data"))
+
+
+def test_a_loop_over_the_sequence_is_refused_with_the_option_that_helps() -> None:
+    with pytest.raises(SpecError, match="--fixed-length records it for one length"):
+        record_here(of_module, LOOP)
+
+
+def test_a_length_that_is_not_the_recorded_one_is_refused() -> None:
+    with pytest.raises(SpecError, match=f"recorded for {LENGTH} tokens; record it with --seq 192 --fixed-length"):
+        memory_of(looping(), TrainSetup(world_size=4, sequence_length=192))
+    assert (looping().shortest_sequence, looping().longest_sequence) == (LENGTH, LENGTH)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        pytest.param({"api": "fsdp2"}, marks=pytest.mark.slow),
+        {"api": "fsdp1", "micro_batch_size": 4, "checkpointing": "full"},
+        {"api": "fsdp2", "micro_batch_size": 7, "checkpointing": "selective"},
+    ],
+)
+def test_phases_at_the_recorded_length_equal_the_dry_run(fields: dict[str, object]) -> None:
+    setup = _setup({"world_size": 4, "precision": "fp32", **fields})
+    assert_recorded_equals_dry_runs(looping(), DryRunSpec(setup=setup, module=LOOP))
+
+
+CHECKPOINTING: list[dict[str, object]] = [
+    {},
+    {"checkpointing": "full"},
+    {"checkpointing": "selective"},
+    {"checkpointing": "selective", "checkpointing_policy": "aten.bmm"},
+    {"checkpointing": "selective", "checkpointing_policy": "aten.add"},
+]
+
+
+def _unfused(checkpointing: dict[str, object]) -> TrainSetup:
+    return _setup({"world_size": 8, "sequence_length": 192, "precision": "fp32", **checkpointing})
+
+
+@pytest.mark.parametrize("checkpointing", CHECKPOINTING)
+def test_phases_with_unfused_attention_equal_the_dry_run(checkpointing: dict[str, object]) -> None:
+    assert_recorded_equals_dry_runs(grouped(), DryRunSpec(setup=_unfused(checkpointing), module=GROUPED))
+
+
+def from_the_catalog() -> RecordedModel:
+    """Return a model whose recording has an addition that makes a tensor."""
+    return shapes.recorded("OLMo-3-32B", 192, num_hidden_layers=8)
+
+
+@pytest.mark.parametrize("model", [grouped, from_the_catalog])
+@pytest.mark.parametrize("checkpointing", CHECKPOINTING[:3])
+def test_the_sum_with_the_mask_takes_memory_only_under_selective_checkpointing(
+    model: Callable[[], RecordedModel], checkpointing: dict[str, object]
+) -> None:
+    log = SimulatedSteps(model(), _unfused(checkpointing), OBSERVED).first_steps()
+    made = [(e.label, e.num_bytes) for e in log.events if e.kind is Kind.ALLOCATE]
+    num_bytes = max(size for label, size in made if label == "aten::_safe_softmax")
+    assert (("aten::add", num_bytes) in made) == (checkpointing.get("checkpointing") == "selective")

@@ -12,7 +12,7 @@ from fsdp_bench.replay.live_memory import live_memory
 from fsdp_bench.simulate.events import Kind
 from fsdp_bench.simulate.operators.kernels import CUDA, Kernels, kernels_on
 from fsdp_bench.simulate.repeat import Log
-from fsdp_bench.simulate.step import steady_step
+from fsdp_bench.simulate.step import SimulatedSteps
 from fsdp_bench.spec.setup import TrainSetup
 from tests.predicted import memory_of
 from tests.shapes import llama_config
@@ -54,7 +54,7 @@ LOADED = {
 def _loaded(api: str, kernels: Kernels) -> Log:
     model = recorded_architecture(CONFIG, 64, "llama")
     setup = TrainSetup(api=api, strategy="FULL_SHARD", world_size=2, precision="fp32", sequence_length=64)  # type: ignore[arg-type]
-    return steady_step(model, setup, kernels, num_blocks=model.num_blocks)
+    return SimulatedSteps(model, setup, kernels).step(every_block=True)
 
 
 @pytest.mark.parametrize("api", LOADED)

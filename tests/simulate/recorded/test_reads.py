@@ -8,7 +8,7 @@ from fsdp_bench.catalog.lookup import model
 from fsdp_bench.simulate.events import Kind
 from fsdp_bench.simulate.operators.kernels import CUDA
 from fsdp_bench.simulate.recorded.bind import reads
-from fsdp_bench.simulate.step import steady_step
+from fsdp_bench.simulate.step import SimulatedSteps
 from fsdp_bench.spec.recording.steps import Operator
 from fsdp_bench.spec.setup import TrainSetup
 
@@ -20,7 +20,7 @@ MASKS = {"Llama-3.2-1B": 1, "Gemma-2-9B": 2, "bert-base-uncased": 0}
 def test_the_host_waits_in_forward_once_for_each_mask_and_never_between_blocks(name: str, num_masks: int) -> None:
     setup = TrainSetup(api="fsdp2", world_size=8, sequence_length=512)
     forward, before_blocks, phase, block = 0, 0, "", -1
-    for event in steady_step(model(name, code="huggingface"), setup, CUDA).events:
+    for event in SimulatedSteps(model(name, code="huggingface"), setup, CUDA).step().events:
         if event.kind is Kind.MARK:
             phase, block = event.label, event.number
         elif event.kind is Kind.SYNCHRONIZE and phase == "forward":

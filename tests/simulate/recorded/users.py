@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,36 +32,22 @@ class WithLoss(Llama):
         return {"loss": plain(logits, labels), "logits": logits}
 
 
-def _batch(micro_batch_size: int, sequence_length: int) -> dict[str, Tensor]:
-    ids = torch.zeros(micro_batch_size, sequence_length, dtype=torch.int64)
-    return {"input_ids": ids, "labels": ids.clone()}
-
-
-def _llama(num_hidden_layers: int) -> nn.Module:
+def _llama(num_hidden_layers: int, micro_batch_size: int, sequence_length: int) -> tuple[nn.Module, Any]:
     sizes = {"hidden_size": 128, "num_key_value_heads": 2, "intermediate_size": 256, "vocab_size": 500}
-    return WithLoss(shape(name="own", num_hidden_layers=num_hidden_layers, **sizes))
+    ids = torch.zeros(micro_batch_size, sequence_length, dtype=torch.int64)
+    model = WithLoss(shape(name="own", num_hidden_layers=num_hidden_layers, **sizes))
+    return model, {"input_ids": ids, "labels": ids.clone()}
 
 
-def llama(micro_batch_size: int, sequence_length: int) -> tuple[nn.Module, Any]:
-    return _llama(6), _batch(micro_batch_size, sequence_length)
-
-
-def llama_of_4_layers(micro_batch_size: int, sequence_length: int) -> tuple[nn.Module, Any]:
-    return _llama(4), _batch(micro_batch_size, sequence_length)
-
-
-def llama_of_5_layers(micro_batch_size: int, sequence_length: int) -> tuple[nn.Module, Any]:
-    return _llama(5), _batch(micro_batch_size, sequence_length)
-
-
-def llama_of_9_layers(micro_batch_size: int, sequence_length: int) -> tuple[nn.Module, Any]:
-    return _llama(9), _batch(micro_batch_size, sequence_length)
+llama, llama_of_4_layers, llama_of_5_layers, llama_of_9_layers = (partial(_llama, layers) for layers in (6, 4, 5, 9))
 
 
 class _Bare(nn.Module):
-    def __init__(self) -> None:
+    """Six blocks, and a loss that is returned alone."""
+
+    def __init__(self, block: Callable[[], nn.Module] = lambda: nn.Linear(32, 32)) -> None:
         super().__init__()
-        self.blocks = nn.ModuleList(nn.Linear(32, 32) for _ in range(6))
+        self.blocks = nn.ModuleList(block() for _ in range(6))
 
     def forward(self, x: Tensor) -> Tensor:
         for block in self.blocks:
@@ -67,17 +55,9 @@ class _Bare(nn.Module):
         return x.square().mean()
 
 
-def bare_loss(micro_batch_size: int, sequence_length: int) -> tuple[nn.Module, Any]:
-    return _Bare(), (torch.zeros(micro_batch_size, sequence_length, 32),)
-
-
 class _DependsOnData(_Bare):
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x[x.sum(-1) > 0])
-
-
-def depends_on_data(micro_batch_size: int, sequence_length: int) -> tuple[nn.Module, Any]:
-    return _DependsOnData(), (torch.zeros(micro_batch_size, sequence_length, 32),)
 
 
 class _Chunked(nn.Module):
@@ -95,16 +75,6 @@ class _Chunked(nn.Module):
         return x + self.out(torch.cat(parts, dim=1))
 
 
-class _LoopsOverSequence(_Bare):
-    def __init__(self) -> None:
-        super().__init__()
-        self.blocks = nn.ModuleList(_Chunked() for _ in range(6))
-
-
-def loops_over_sequence(micro_batch_size: int, sequence_length: int) -> tuple[nn.Module, Any]:
-    return _LoopsOverSequence(), (torch.zeros(micro_batch_size, sequence_length, 32),)
-
-
 class _Grouped(nn.Module):
     """Attention of four heads with two of keys and values, which no fused kernel takes in fp32."""
 
@@ -118,14 +88,15 @@ class _Grouped(nn.Module):
         return x + self.out(heads.transpose(1, 2).flatten(2))
 
 
-class _WithGroupedHeads(_Bare):
-    def __init__(self) -> None:
-        super().__init__()
-        self.blocks = nn.ModuleList(_Grouped() for _ in range(6))
+def _with_batch(
+    model: Callable[[], nn.Module], micro_batch_size: int, sequence_length: int
+) -> tuple[nn.Module, tuple[Tensor]]:
+    return model(), (torch.zeros(micro_batch_size, sequence_length, 32),)
 
 
-def grouped_heads(micro_batch_size: int, sequence_length: int) -> tuple[nn.Module, Any]:
-    return _WithGroupedHeads(), (torch.zeros(micro_batch_size, sequence_length, 32),)
+bare_loss, depends_on_data = partial(_with_batch, _Bare), partial(_with_batch, _DependsOnData)
+loops_over_sequence = partial(_with_batch, partial(_Bare, _Chunked))
+grouped_heads = partial(_with_batch, partial(_Bare, _Grouped))
 
 
 def own_batch() -> tuple[nn.Module, Any]:
