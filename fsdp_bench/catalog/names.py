@@ -11,11 +11,11 @@ from collections.abc import Iterable
 from typing import TypeVar
 
 from fsdp_bench.catalog.model_entry import ModelEntry
-from fsdp_bench.catalog.user_file import Entry, names_of, own_names
+from fsdp_bench.catalog.user_file import NamedEntry, names_of, own_names
 from fsdp_bench.spec.errors import SpecError, nearest, shown
 from fsdp_bench.spec.hardware import Gpu, Server
 
-T = TypeVar("T", bound=Entry)
+T = TypeVar("T", bound=NamedEntry)
 
 _LISTED = "`fsdp-bench {}` lists what is there"
 
@@ -88,7 +88,7 @@ def find_gpu(name: str, entries: tuple[Gpu, ...]) -> Gpu:
     raise SpecError(f"gpu: {shown(name)} is not in the catalogue{misspelt(name, entries)}; {OTHER_GPUS}")
 
 
-def misspelt(name: str, entries: Iterable[Entry]) -> str:
+def misspelt(name: str, entries: Iterable[NamedEntry]) -> str:
     """Return ``" (did you mean 'x'?)"`` for the entry from which a name differs by slips in its words, or nothing."""
     written = _words(name)
     for entry in entries:
@@ -108,7 +108,7 @@ def _named(name: str, entries: tuple[T, ...]) -> T | None:
     return spelt[0] if folded and len(spelt) == 1 else None
 
 
-def _suggested(kind: str, written: str, meant: str, entries: Iterable[Entry]) -> str:
+def _suggested(kind: str, written: str, meant: str, entries: Iterable[NamedEntry]) -> str:
     """Return ``" (did you mean 'x'?)"`` for the only entry that has all words of ``meant`` in its name, or nothing.
 
     Raises:

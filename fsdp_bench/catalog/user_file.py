@@ -30,7 +30,7 @@ _LINKS: dict[str, type[msgspec.Struct]] = {
 _NESTED: dict[str, type[msgspec.Struct]] = {**_LINKS, "source": Source, "usable_memory_source": Source}
 
 
-class Entry(Protocol):
+class NamedEntry(Protocol):
     """An entry of the catalogue. It may have ``aliases``, and ``same_architecture``."""
 
     @property
@@ -38,7 +38,7 @@ class Entry(Protocol):
         """Its name, by which it is found in any case."""
 
 
-T = TypeVar("T", bound=Entry)
+T = TypeVar("T", bound=NamedEntry)
 
 
 def read_user_file(path: Path) -> dict[str, list[dict[str, Any]]]:
@@ -83,12 +83,12 @@ def read_entries(entries: list[dict[str, Any]], kind: type[T], where: str) -> tu
     return read
 
 
-def own_names(entry: Entry) -> tuple[str, ...]:
+def own_names(entry: NamedEntry) -> tuple[str, ...]:
     """Return the name and the aliases of an entry in lower case."""
     return tuple(name.lower() for name in (entry.name, *getattr(entry, "aliases", ())))
 
 
-def names_of(entry: Entry) -> tuple[str, ...]:
+def names_of(entry: NamedEntry) -> tuple[str, ...]:
     """Return the names by which an entry is found: its own, and those of models with the same architecture."""
     others = [other.lower() for other in getattr(entry, "same_architecture", ())]
     return (*own_names(entry), *others, *(other.rpartition("/")[2] for other in others if "/" in other))

@@ -22,7 +22,7 @@ from fsdp_bench.cli.common.options import (
     setup_options,
 )
 from fsdp_bench.cli.common.printing import (
-    Table,
+    AnswerTable,
     check_chart,
     print_json,
     print_text,
@@ -98,7 +98,7 @@ def command(
     assumed: AssumptionOptions,
     time: bool | None,
     chart: Path | None,
-    table: Table,
+    table: AnswerTable,
     as_json: bool,
 ) -> int:
     """Find the largest model that fits a server, for each strategy, precision, offload and checkpointing mode.
@@ -169,7 +169,7 @@ def _with_fewest(result: HardwareResult, options: SetupOptions, headroom_bytes: 
     return replace(result, on_fewest=found)
 
 
-def _print(results: Sequence[HardwareResult], table: Table, as_json: bool) -> int:
+def _print(results: Sequence[HardwareResult], table: AnswerTable, as_json: bool) -> int:
     from fsdp_bench.plan.max_size import nothing_fits, nothing_fits_document
     from fsdp_bench.report.text.max_size import nothing_fits_sentence, report
 

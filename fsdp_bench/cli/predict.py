@@ -13,7 +13,7 @@ from fsdp_bench.cli.common.exports import Export, export_options
 from fsdp_bench.cli.common.options import EVERY_OPTION, FILE, SetupCommand, SetupOptions, setup_options
 from fsdp_bench.cli.common.printing import (
     COLOURS,
-    Table,
+    AnswerTable,
     check_chart,
     print_json,
     print_text,
@@ -50,7 +50,7 @@ _FEW = 20
 def command(
     options: SetupOptions,
     assumed: AssumptionOptions,
-    table: Table,
+    table: AnswerTable,
     export: Export | None,
     as_json: bool,
     **charts: Path | None,
@@ -96,7 +96,7 @@ def command(
     return ExitCode.DOES_NOT_FIT if nothing_fits else ExitCode.DONE
 
 
-def _refuse_contradictions(questions: Sequence[Question], table: Table, export: Export | None) -> None:
+def _refuse_contradictions(questions: Sequence[Question], table: AnswerTable, export: Export | None) -> None:
     if export is not None and len(questions) > 1:
         raise SpecError(f"export: of one setup, not of {len(questions)}; give each option one value")
     if len(questions) == 1 and table.options.is_given and table.csv is None:
@@ -107,7 +107,7 @@ def _refuse_contradictions(questions: Sequence[Question], table: Table, export: 
         raise SpecError(questions[0].impossible)
 
 
-def _print(predictions: Sequence[Prediction], refused: Sequence[Question], table: Table) -> None:
+def _print(predictions: Sequence[Prediction], refused: Sequence[Question], table: AnswerTable) -> None:
     """Print the one answer with what would help, or the table of several."""
     from fsdp_bench.plan.remedies import remedies
     from fsdp_bench.report.text.prediction import report

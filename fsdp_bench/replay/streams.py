@@ -32,7 +32,7 @@ class EventMark:
         self.time: float | None = None
 
 
-class Operators:
+class OperatorRun:
     """Consecutive operators of the compute stream, which are timed together where only their end matters."""
 
     __slots__ = ("works",)
@@ -41,13 +41,13 @@ class Operators:
         self.works = works
 
 
-def without_single_operators(events: Iterable[Event]) -> list[Event | Operators]:
+def without_single_operators(events: Iterable[Event]) -> list[Event | OperatorRun]:
     """Return the events that streams follow, with consecutive operators of the compute stream as one."""
-    found: list[Event | Operators] = []
+    found: list[Event | OperatorRun] = []
     for event in events:
         if event.kind is Kind.KERNEL and event.stream is _COMPUTE and event.work is not None:
-            if not found or not isinstance(last := found[-1], Operators):
-                found.append(last := Operators([]))
+            if not found or not isinstance(last := found[-1], OperatorRun):
+                found.append(last := OperatorRun([]))
             last.works.append(event.work)
         elif event.kind > Kind.RECORD_STREAM and event.kind is not Kind.MARK:
             found.append(event)
@@ -88,7 +88,7 @@ class Item:
     """A collective's number in its process group; for WAIT_FOR_STARTED, how many were started."""
     number: int = 0
     """A START's number among all of them."""
-    operators: Operators | None = None
+    operators: OperatorRun | None = None
 
 
 @dataclass(slots=True)
@@ -112,7 +112,7 @@ class Streams:
         self._alone: dict[tuple[Kind, Work], float | None] = {}
         """The seconds of work, for which the rates are asked once."""
         self._with_collectives: dict[tuple[Work, tuple[Work, ...]], float] = {}
-        self._rests: dict[tuple[Operators, tuple[Work, ...]], list[tuple[float, float]]] = {}
+        self._rests: dict[tuple[OperatorRun, tuple[Work, ...]], list[tuple[float, float]]] = {}
         self._host = 0.0
         self._host_waits: EventMark | None = None
         self._queues: list[deque[Item]] = [deque() for _ in Stream]
@@ -130,7 +130,7 @@ class Streams:
         self._beside: list[Ran] = []
         """Collectives that end after the compute stream's last operator."""
 
-    def run(self, events: Iterable[Event | Operators]) -> float:
+    def run(self, events: Iterable[Event | OperatorRun]) -> float:
         """Run a log; return when all is done."""
         log = iter(events)
         going = True
@@ -165,7 +165,7 @@ class Streams:
 
     # -- the host ------------------------------------------------------------------------------------------------------
 
-    def _issue(self, log: Iterable[Event | Operators]) -> bool:
+    def _issue(self, log: Iterable[Event | OperatorRun]) -> bool:
         """Issue events until the host waits; return whether it issued or stopped waiting."""
         if self._host_waits is not None:
             if self._host_waits.time is None:
@@ -174,7 +174,7 @@ class Streams:
             self._host_waits = None
         issued = False
         for event in log:
-            if isinstance(event, Operators):
+            if isinstance(event, OperatorRun):
                 self._rests_of(event, ())
                 self._queues[_COMPUTE].append(Item(Step.OPERATORS, self._host, operators=event))
                 self._host += len(event.works) * self.rates.launch_seconds
@@ -318,7 +318,7 @@ class Streams:
             moved = True
         return moved
 
-    def _end_of(self, operators: Operators, issued: float) -> float:
+    def _end_of(self, operators: OperatorRun, issued: float) -> float:
         """Return when the last of consecutive operators ends. The host begins to issue the first at ``issued``."""
         end, launch = self._free[_COMPUTE], self.rates.launch_seconds
         all_issued, index = issued + len(operators.works) * launch, 0
@@ -338,7 +338,7 @@ class Streams:
             index += 1
         return end
 
-    def _rests_of(self, operators: Operators, beside: tuple[Work, ...]) -> list[tuple[float, float]]:
+    def _rests_of(self, operators: OperatorRun, beside: tuple[Work, ...]) -> list[tuple[float, float]]:
         """Return, from each operator on, how long the rest takes while the same collectives run.
 
         Once when the operator before has ended, and once from the time when the host begins to issue the first one: an

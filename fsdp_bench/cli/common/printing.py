@@ -44,7 +44,7 @@ def print_text(text: str, colour: str | None = None) -> None:
 
 
 @dataclass(frozen=True)
-class Table:
+class AnswerTable:
     """The table that a command was asked for, and the file that it is written into."""
 
     columns: Sequence[str]
@@ -75,8 +75,8 @@ class Table:
 def table_options(known: Sequence[str]) -> Decorator:
     """Add the options of a table with the columns ``known`` to a command, which gets them as ``table``."""
 
-    def read(sort: str | None, only_fits: bool, columns: str | None, csv: Path | None) -> Table:
-        table = Table(known, read_table_options(known, sort, columns, only_fits), csv)
+    def read(sort: str | None, only_fits: bool, columns: str | None, csv: Path | None) -> AnswerTable:
+        table = AnswerTable(known, read_table_options(known, sort, columns, only_fits), csv)
         is_json = click.get_current_context().params["as_json"]
         if is_json and (table.is_all_output or (table.options.is_given and csv is None)):
             raise SpecError(

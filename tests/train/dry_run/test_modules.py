@@ -6,7 +6,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from msgspec.structs import replace
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -16,7 +15,7 @@ from fsdp_bench.spec.setup import Checkpointing, Reentrant
 from fsdp_bench.train.models.transformer import build, initialize
 from fsdp_bench.train.wrapping.activation_checkpointing import checkpoint_blocks
 from tests.profiles import share_of_examples
-from tests.spec.test_model import gpt2, llama
+from tests.shapes import shape as small
 
 
 @st.composite
@@ -61,7 +60,11 @@ def test_forward_flops_equal_torchs_own_count(shape: ModelShape, sequence: int, 
     )
 
 
-SMALL = {Family.LLAMA: llama(2, 32, 4, 2, 48, 50), Family.GPT2: replace(gpt2(2, 32, 4), vocab_size=50)}
+_SIZES = {"num_hidden_layers": 2, "hidden_size": 32, "vocab_size": 50}
+SMALL = {
+    Family.LLAMA: small(**_SIZES, num_key_value_heads=2, intermediate_size=48),
+    Family.GPT2: small(**_SIZES, family=Family.GPT2, tie_word_embeddings=True),
+}
 
 
 def flops_of_a_step(
