@@ -200,7 +200,7 @@ class _Choice:
         while True:
             offers = [offer for each in self._searched.values() for offer in each.offers()]
             picked = pick(self._goal, offers)
-            if not (wanted := self._wanted(picked.all())):
+            if not (wanted := self._wanted(picked)):
                 break
             self._search(wanted)
         reason = reason_of(self._goal, picked, len(offers))
@@ -211,12 +211,19 @@ class _Choice:
         names = dict.fromkeys(offer.cluster.server.name for offer in offers)
         return Plan(self._goal, picked, reason, tuple(self._left), len(offers), tuple(names), useful)
 
-    def _wanted(self, picked: Sequence[Offer]) -> list[tuple[Searched, int]]:
-        """Return the kinds of servers and numbers of nodes to search next, so that all that is picked was searched."""
-        kinds = dict.fromkeys(self._kind_of(offer) for offer in picked)
+    def _wanted(self, picked: Picked) -> list[tuple[Searched, int]]:
+        """Return the kinds of servers and numbers of nodes to search next, so that all that is picked was searched.
+
+        One node fewer than those of the cheapest offers, too: less communication may make them cheaper still.
+        """
+        kinds = dict.fromkeys(self._kind_of(offer) for offer in picked.all())
         if wanted := [(kind, count) for kind in kinds for count in kind.wanted()]:
             return wanted
-        each = dict.fromkeys((self._kind_of(offer), offer.cluster.num_nodes) for offer in picked)
+        each = {(self._kind_of(offer), offer.cluster.num_nodes): None for offer in picked.all()}
+        for offer in filter(None, (picked.cheapest, picked.cheapest_allowed)):
+            kind = self._kind_of(offer)
+            fewer = [count for count in kind.nodes if count < offer.cluster.num_nodes]
+            each |= {(kind, count): None for count in fewer[-1:]}
         return [(kind, count) for kind, count in each if not kind.has_made(count)]
 
     def _search(self, wanted: Sequence[tuple[Searched, int]]) -> None:
