@@ -21,6 +21,7 @@ from fsdp_bench.plan.defaults import (
     trained_code,
     trainer_defaults,
 )
+from fsdp_bench.plan.estimate import KERNELS
 from fsdp_bench.plan.headroom import as_stated, sized, stated_headroom
 from fsdp_bench.plan.prediction import Prediction, answer
 from fsdp_bench.plan.question import Question
@@ -43,7 +44,7 @@ def estimate(
     model: str | Path | Model | None = None,
     setup: TrainSetup | None = None,
     hardware: Hardware | None = None,
-    kernels: Literal["cuda", "cpu"] = "cuda",
+    kernels: Literal["cuda", "cpu", "cpu-gloo"] = "cuda",
     build: Build | str = Build.META,
     expandable_segments: bool = False,
     *,
@@ -83,7 +84,7 @@ def estimate(
             which says how they are connected; name a ``server`` for another.
         setup: the training setup; by default bf16-mixed, and 4096 tokens or all positions of a model with fewer.
         hardware: instead of the names below.
-        kernels: the device whose kernels run: ``cuda`` or ``cpu``.
+        kernels: the device whose kernels run: ``cuda``, ``cpu``, or ``cpu-gloo`` with gloo's own buffers.
         build: which ranks build the whole model in host memory before it is sharded: none (``meta``), ``rank-0``
             or ``every-rank``.
         expandable_segments: PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True.
@@ -123,8 +124,8 @@ def estimate(
     shape = _model(
         which, found, where, code, adapters, setup_fields, None if attention is None else parse_attention(attention)
     )
-    if kernels not in ("cuda", "cpu"):
-        raise not_allowed("kernels", kernels, ("cuda", "cpu"))
+    if kernels not in KERNELS:
+        raise not_allowed("kernels", kernels, tuple(KERNELS))
     if isinstance(calibration, str | Path):
         calibration = read_profile(Path(calibration))
     profile = read(Profile | None, calibration, "calibration")

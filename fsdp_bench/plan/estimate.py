@@ -15,7 +15,7 @@ from fsdp_bench.replay.caching_allocator.expandable_segments import UNLIMITED
 from fsdp_bench.replay.caching_allocator.program import Program, program
 from fsdp_bench.replay.caching_allocator.replay import AllocatorReading, Replay
 from fsdp_bench.replay.live_memory import Peak, breakdown, worst_rank
-from fsdp_bench.simulate.operators.kernels import CPU, CPU_GLOO, CUDA, CUDA_OBSERVED, Kernels
+from fsdp_bench.simulate.operators.kernels import CPU, CPU_GLOO, CUDA, Kernels
 from fsdp_bench.simulate.repeat import Log
 from fsdp_bench.simulate.simulation import BETWEEN_STEPS
 from fsdp_bench.simulate.step import SimulatedSteps
@@ -35,7 +35,7 @@ MOST_MICRO_BATCHES = 1024
 LARGEST_PEAK = UNLIMITED // 8
 """The largest peak that is predicted, 32 PiB. A larger one would overflow the replay on a GPU of unlimited memory."""
 
-KERNELS: dict[str, Kernels] = {"cuda": CUDA, "cpu": CPU, "cpu-gloo": CPU_GLOO, "cuda-observed": CUDA_OBSERVED}
+KERNELS: dict[str, Kernels] = {"cuda": CUDA, "cpu": CPU, "cpu-gloo": CPU_GLOO}
 """Kernel sets by name."""
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from fsdp_bench.plan.estimate import KERNELS
+from fsdp_bench.simulate.operators.kernels import CUDA_OBSERVED
 from fsdp_bench.simulate.wrappers.impossible import why_impossible
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.recording.model import RecordedModel
@@ -16,7 +16,7 @@ from tests.predicted import memory_of
 from tools.validate.dry_run import compare_with_dry_run
 from tools.validate.random_setups import Cell, draw_cells
 
-OBSERVED = KERNELS["cuda-observed"]
+OBSERVED = CUDA_OBSERVED
 """The kernels that a dry run on the fake accelerator runs, with which recorded models are compared."""
 
 
