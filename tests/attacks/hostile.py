@@ -1,48 +1,32 @@
-"""Values that nobody means to write, and small random edits: what mutations.py puts into otherwise good input."""
+"""Values that nobody means to write, and small random edits of otherwise good input."""
 
 from __future__ import annotations
 
 import json
 import random
 import re
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from fsdp_bench.spec.record import RunPlan
 from fsdp_bench.spec.setup import FIELDS
 
-LONG = "x" * 5100
 DIGITS = "9" * 5000
-ESCAPES = "\x1b]0;title\x07\x1b[2J\x9b31m"
 
 TEXTS = (
-    *("", " ", "-", "--", "=", "=1+cmd|' /C calc'!A0", "@SUM(A1)", "[/red]x", "[link=file:///etc]x", ":smile:"),
-    *(
-        "$\\frac{1$",
-        "a_$_b$",
-        "a/b",
-        "../../x",
-        "a\nb",
-        "a\tb",
-        ESCAPES,
-        "\u202eabc",
-        "\u2028",
-        "\x7f",
-        "é中文😀",
-        "\xa0",
-    ),
-    *("nan", "inf", "-1", "0", "1e400", "1.5", "7B", "0B", "1000000T", DIGITS, f"{DIGITS}GiB", f"{DIGITS}B", "24GiB"),
-    *("0GiB", "-1GiB", "1e3GiB", "25% of card", f"{DIGITS}% of card", "gpus", "all", "none", "true", "a,b", ",", LONG),
-    *("trials", "bf16/bf16", "bf16/bf16/fp8", "[" * 3000, "%s%n{}"),
-)
+    "", " ", "-", "--", "=", "=1+cmd|' /C calc'!A0", "@SUM(A1)", "[/red]x", "[link=file:///etc]x", ":smile:",
+    "$\\frac{1$", "a_$_b$", "a/b", "../../x", "a\nb", "a\tb", "\x1b]0;title\x07\x1b[2J\x9b31m", "\u202eabc", "\u2028",
+    "\x7f", "é中文😀", "\xa0", "nan", "inf", "-1", "0", "1e400", "1.5", "7B", "0B", "1000000T", DIGITS, f"{DIGITS}GiB",
+    f"{DIGITS}B", "24GiB", "0GiB", "-1GiB", "1e3GiB", "25% of card", f"{DIGITS}% of card", "gpus", "all", "none",
+    "true", "a,b", ",", "x" * 5100, "trials", "bf16/bf16", "bf16/bf16/fp8", "[" * 3000, "%s%n{}",
+)  # fmt: skip
 """As words of a command line, names and strings; a command line can also hold bytes that are not UTF-8."""
 
-SURROGATE = "\udcff"
-
 NUMBERS = (
-    *("nan", "inf", "-inf", "-1", "0", "1", "2", "3", "-0.0", "0.5", "1e308", "1e400", "5e-324", "128", "4096"),
-    *("4611686018427387904", "9223372036854775807", "9223372036854775808", "18446744073709551616", "1_000_000"),
-    *(DIGITS, "0x" + "f" * 5000),
-)
+    "nan", "inf", "-inf", "-1", "0", "1", "2", "3", "-0.0", "0.5", "1e308", "1e400", "5e-324", "128", "4096",
+    "4611686018427387904", "9223372036854775807", "9223372036854775808", "18446744073709551616", "1_000_000", DIGITS,
+    "0x" + "f" * 5000,
+)  # fmt: skip
 """As TOML writes them."""
 
 OTHERS = (
@@ -50,42 +34,45 @@ OTHERS = (
     "['FULL_SHARD', 'NO_SHARD']", "[" * 2000 + "]" * 2000, "[nan]", "[" + "1, " * 3000 + "1]",
 )  # fmt: skip
 
-_FIELDS = {
+_GOOD = """
+strategy: FULL_SHARD, zero2, NO_SHARD, HYBRID_SHARD, _HYBRID_SHARD_ZERO2
+precision: fp32, bf16-mixed, bf16-true, fp16-mixed, fp32/bf16/bf16, bf16
+reshard_after_forward: 2, 4, 'none'
+family: llama, gpt2
+params: 10M, 50M, 124M, 1B, 25% of card
+launcher: fork, torchrun
+device: cpu, cuda, auto
+backend: gloo
+attention: flash
+dial: params, num_hidden_layers, micro_batch_size, sequence_length
+gpu_memory: 16GiB, 20GiB
+memory_limit: 200MiB, 2GiB
+min_num_params: 10M, 1000000
+world_size: 1, 2, 3, 4, 8, 12, 16, 64
+shard_size, gpus_per_node, nodes: 1, 2, 4, 8
+micro_batch_size, batch: 1, 2, 3, 16
+sequence_length, seq: 1, 16, 63, 512, 2048
+gradient_accumulation_steps, accumulate, num_hidden_layers: 1, 2, 3
+max_grad_norm: 0.5, 1
+vocab_size: 2, 100, 50257
+hidden_size: 64, 96, 128
+num_attention_heads: 1, 2, 4
+intermediate_size: 1, 100
+tie_word_embeddings, emulate: true, false
+steps: 1, 5
+warmup_steps: 2, 3
+communication_steps: 0, 1
+threads_per_rank: 1, 2
+seed: 0, 7
+"""
+GOOD: dict[str, Sequence[str]] = {
     name: ("true", "false") if one.kind is bool else (*one.words, *(["none"] if one.is_optional else []))
     for name, one in FIELDS.items()
     if one.kind is bool or one.words
-}
-GOOD: dict[str, tuple[str, ...]] = {
-    **_FIELDS,
-    "strategy": ("FULL_SHARD", "zero2", "NO_SHARD", "HYBRID_SHARD", "_HYBRID_SHARD_ZERO2"),
-    "precision": ("fp32", "bf16-mixed", "bf16-true", "fp16-mixed", "fp32/bf16/bf16", "bf16"),
-    "reshard_after_forward": ("2", "4", "'none'"),
-    "family": ("llama", "gpt2"),
-    "params": ("10M", "50M", "124M", "1B", "25% of card"),
-    "launcher": ("fork", "torchrun"),
-    "device": ("cpu", "cuda", "auto"),
-    "backend": ("gloo",),
-    "attention": ("flash",),
-    "dial": ("params", "num_hidden_layers", "micro_batch_size", "sequence_length"),
-    "gpu_memory": ("16GiB", "20GiB"),
-    "memory_limit": ("200MiB", "2GiB"),
-    "min_num_params": ("10M", "1000000"),
-    "world_size": ("1", "2", "3", "4", "8", "12", "16", "64"),
-    **dict.fromkeys(("shard_size", "gpus_per_node", "nodes"), ("1", "2", "4", "8")),
-    **dict.fromkeys(("micro_batch_size", "batch"), ("1", "2", "3", "16")),
-    **dict.fromkeys(("sequence_length", "seq"), ("1", "16", "63", "512", "2048")),
-    **dict.fromkeys(("gradient_accumulation_steps", "accumulate", "num_hidden_layers"), ("1", "2", "3")),
-    "max_grad_norm": ("0.5", "1"),
-    "vocab_size": ("2", "100", "50257"),
-    "hidden_size": ("64", "96", "128"),
-    "num_attention_heads": ("1", "2", "4"),
-    "intermediate_size": ("1", "100"),
-    **dict.fromkeys(("tie_word_embeddings", "emulate"), ("true", "false")),
-    "steps": ("1", "5"),
-    "warmup_steps": ("2", "3"),
-    "communication_steps": ("0", "1"),
-    "threads_per_rank": ("1", "2"),
-    "seed": ("0", "7"),
+} | {
+    name: values.split(", ")
+    for names, _, values in (line.partition(": ") for line in _GOOD.strip().splitlines())
+    for name in names.split(", ")
 }
 """Valid values, so that many calls get beyond parsing."""
 
@@ -94,13 +81,9 @@ RUN_KEYS = ("launcher", "device", "memory_limit", *(name for name in RunPlan.__s
 
 
 def good_toml(rng: random.Random, key: str) -> str:
-    """Return a value, or a list of them, that a key may have."""
-
-    def one() -> str:
-        word = rng.choice(GOOD[key])
-        return word if re.fullmatch(r"[0-9.]+|true|false", word) else f'"{word}"'
-
-    return one() if rng.random() < 0.7 else f"[{one()}, {one()}]"
+    """Return a value, or a list of two, that a key may have."""
+    words = (word if re.fullmatch(r"[0-9.]+|true|false", word) else f'"{word}"' for word in rng.choices(GOOD[key], k=2))
+    return next(words) if rng.random() < 0.7 else f"[{', '.join(words)}]"
 
 
 def varied_toml(rng: random.Random, text: str) -> str:
@@ -118,36 +101,21 @@ def varied_toml(rng: random.Random, text: str) -> str:
     return "\n".join(lines)
 
 
-ALPHABET = "abcXYZ_019-.=[]{}\"'#,: \n\t\x1b\u202e中"
-
-
 def typo(rng: random.Random, text: str) -> str:
     """Change, drop, double or add a character."""
-    if not text:
-        return rng.choice(ALPHABET)
-    at = rng.randrange(len(text))
-    other = rng.choice(ALPHABET)
+    other = rng.choice("abcXYZ_019-.=[]{}\"'#,: \n\t\x1b\u202e中")
+    at = rng.randrange(len(text) or 1)
+    doubled = text + text[at : at + 1]
     return rng.choice(
-        (text[:at] + text[at + 1 :], text[:at] + other + text[at + 1 :], text[:at] + other + text[at:], text + text[at])
+        (text[:at] + text[at + 1 :], text[:at] + other + text[at + 1 :], text[:at] + other + text[at:], doubled)
     )
-
-
-def toml_text(text: str) -> str:
-    """Write a string as TOML does."""
-    return json.dumps(text).replace("\x7f", "\\u007f")
 
 
 def toml_value(rng: random.Random) -> str:
     """Return a value as TOML writes it."""
-    return rng.choice(
-        (
-            lambda: good_toml(rng, rng.choice([*GOOD])),
-            lambda: rng.choice(NUMBERS),
-            lambda: toml_text(rng.choice(TEXTS)),
-            lambda: rng.choice(OTHERS),
-            lambda: f"[{toml_text(rng.choice(TEXTS))}, {rng.choice(NUMBERS)}]",
-        )
-    )()
+    text, number = json.dumps(rng.choice(TEXTS)).replace("\x7f", "\\u007f"), rng.choice(NUMBERS)
+    good = good_toml(rng, rng.choice([*GOOD]))
+    return rng.choice((good, number, text, rng.choice(OTHERS), f"[{text}, {number}]"))
 
 
 def json_value(rng: random.Random) -> Any:
@@ -161,44 +129,36 @@ def json_value(rng: random.Random) -> Any:
     return rng.choice((*numbers, *TEXTS, None, True, False, nested, {}, {"a": 1}, [1, "a"]))
 
 
-def _nudged(rng: random.Random, value: str) -> str:
-    """Return a number as TOML writes it, changed by a little or a lot."""
+def nudged(rng: random.Random, value: str) -> str:
+    """Return a number as TOML writes it, changed by a little or a lot; 1 for what is no number."""
     factor = rng.choice((0, 0.5, 0.9, 1.1, 2, 3, 10, 1000))
     try:
-        return str(int(int(value) * factor)) if "." not in value and "e" not in value else repr(float(value) * factor)
+        return str(int(int(value) * factor)) if value.isdecimal() else repr(float(value) * factor)
     except (ValueError, OverflowError):
         return "1"
 
 
-def mutated_toml(rng: random.Random, text: str, keys: tuple[str, ...]) -> str:
+def mutated_toml(rng: random.Random, text: str, keys: Sequence[str]) -> str:
     """Return a TOML text with one to four edits: of values mostly, of keys, lines and characters."""
     lines = text.split("\n")
     for _ in range(rng.choice((1, 1, 1, 2, 4))):
-        at = rng.randrange(len(lines))
+        at, kind = rng.randrange(len(lines)), rng.random()
         valued = [number for number, line in enumerate(lines) if " = " in line and not line.startswith("#")]
-        kind = rng.random()
-        nudged = [number for number in valued if re.search(r"= [0-9.e+-]+$", lines[number])]
-        if kind < 0.2 and nudged:
-            at = rng.choice(nudged)
-            key, _, value = lines[at].partition(" = ")
-            lines[at] = f"{key} = {_nudged(rng, value)}"
-        elif kind < 0.45 and valued:
+        if kind < 0.55 and valued:
             at = rng.choice(valued)
-            lines[at] = f"{lines[at].partition(' = ')[0]} = {toml_value(rng)}"
-        elif kind < 0.65:
+            key, _, value = lines[at].partition(" = ")
+            edits = (key, nudged(rng, value)), (key, toml_value(rng)), (key, toml_value(rng)), (typo(rng, key), value)
+            lines[at] = " = ".join(rng.choice(edits))
+        elif kind < 0.75:
             lines.insert(at, f"{rng.choice(keys)} = {toml_value(rng)}")
-        elif kind < 0.75 and valued:
-            at = rng.choice(valued)
-            key, _, value = lines[at].partition(" = ")
-            lines[at] = f"{typo(rng, key)} = {value}"
         elif kind < 0.83:
             lines[at] = typo(rng, lines[at])
-        elif kind < 0.9:
-            lines[at : at + 1] = rng.choice(
-                ([], [lines[at]] * 2, ["[[include]]", lines[at]], [f"[{rng.choice(keys)}]"])
-            )
         elif kind < 0.96:
-            lines[at] = f"[[{rng.choice(('grid', 'run', 'include', 'exclude', 'models', 'gpu', 'model', 'x'))}]]"
+            table = f"[[{rng.choice(('grid', 'run', 'include', 'exclude', 'models', 'gpu', 'model', 'x'))}]]"
+            line = lines[at]
+            lines[at : at + 1] = rng.choice(
+                ([], [line, line], ["[[include]]", line], [f"[{rng.choice(keys)}]"], [table])
+            )
         else:
             lines = lines[:at] or [""]
     return "\n".join(lines)
@@ -208,8 +168,7 @@ def mutated_json(rng: random.Random, document: Any) -> str:
     """Return a document as JSON with one to three of its values replaced, dropped or wrapped."""
     document = json.loads(json.dumps(document))
     for _ in range(rng.choice((1, 1, 2, 3))):
-        places = [*_places(document)]
-        if places:
+        if places := [*_places(document)]:
             holder, key = rng.choice(places)
             kind = rng.random()
             if kind < 0.7:
@@ -218,25 +177,16 @@ def mutated_json(rng: random.Random, document: Any) -> str:
                 del holder[key]
             else:
                 holder[key] = [holder[key]]
-    text = _dumped(document)
+    try:
+        text = json.dumps(document)
+    except ValueError:  # an integer of too many digits
+        text = '{"model_type": ' + DIGITS + "}"
     return typo(rng, text) if rng.random() < 0.1 else text
 
 
-def _dumped(document: Any) -> str:
-    try:
-        return json.dumps(document)
-    except ValueError:  # an integer of too many digits
-        return '{"model_type": ' + DIGITS + "}"
-
-
-def _places(document: Any) -> Any:
+def _places(document: Any) -> Iterator[tuple[Any, Any]]:
     """Yield every container with each of its keys."""
-    if isinstance(document, dict):
-        keys: list[Any] = list(document)
-    elif isinstance(document, list):
-        keys = list(range(len(document)))
-    else:
-        return
-    for key in keys:
-        yield document, key
-        yield from _places(document[key])
+    if isinstance(document, dict | list):
+        for key in list(document) if isinstance(document, dict) else range(len(document)):
+            yield document, key
+            yield from _places(document[key])

@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable
 from datetime import date
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -89,27 +90,19 @@ def nested(data: bytes, draw: random.Random) -> bytes:
     return _replaced(_VALUE, data, opened * depth + b"0" + closing, draw)
 
 
-_NOT_FINITE = b'NaN Infinity -Infinity "nan" "inf" "-inf" 1e999 -1e999 null'.split()
-_HUGE_OR_TINY = b"0 -1 0.0 -0.0 1e308 -1e308 5e-324 1".split()
-_HUGE_OR_TINY += [b"9" * digits for digits in (10, 15, 18, 19, 25, 310, 4299, 4301, 20_000)]
-_HUGE_OR_TINY += [b"-" + b"9" * digits for digits in (10, 19, 4301)] + [b"9" * digits + b".0" for digits in (19, 310)]
-_OTHER_TYPES = [*b'null true "" "x" [] {} 0 1.5 [[]]'.split(), b'{"a": 1}']
-_OTHER_TEXTS = [
-    b"nan",
-    b"\\ud800",
-    b"\\u0000",
-    b"\xff\xfe",
-    b"\\n\\n",
-    "é漢".encode(),
-    b"x" * 5000,
-    b"%s{}$_\\\\",
-    b"../x",
-]
+_NINES = [b"9" * digits for digits in (10, 15, 18, 19, 25, 310, 4299, 4301, 20_000)]
+_NINES += [b"-" + nines for nines in _NINES] + [nines + b".0" for nines in _NINES[3:6]]
+_OTHERS = (
+    (_NUMBER, b'NaN Infinity -Infinity "nan" "inf" "-inf" 1e999 -1e999 null'.split()),
+    (_NUMBER, [*b"0 -1 0.0 -0.0 1e308 -1e308 5e-324 1".split(), *_NINES]),
+    (_VALUE, [*b'null true "" "x" [] {} 0 1.5 [[]]'.split(), b'{"a": 1}']),
+    (_TEXT, [*rb"nan \ud800 \u0000 \n\n %s{}$_\\ ../x".split(), b"\xff\xfe", "é漢".encode(), b"x" * 5000]),
+)
+"""What is replaced by what: numbers that are not finite, huge or tiny, other types, and texts."""
 
 
 def other_value(data: bytes, draw: random.Random) -> bytes:
-    kinds = ((_NUMBER, _NOT_FINITE), (_NUMBER, _HUGE_OR_TINY), (_VALUE, _OTHER_TYPES), (_TEXT, _OTHER_TEXTS))
-    pattern, words = draw.choice(kinds)
+    pattern, words = draw.choice(_OTHERS)
     return _replaced(pattern, data, draw.choice(words), draw)
 
 
@@ -170,29 +163,28 @@ class Attacked:
             path.write_bytes(self.files[path])
 
     def _read(self, damaged: Path, data: bytes, with_charts: bool) -> str:
-        answers = [self._report(damaged), self._frontier(damaged, with_charts)]
+        reports, frontier = self._report(damaged), said(lambda: read_frontier_of(self.folder))
+        if frontier is not REFUSED and frontier is not None:
+            if damaged.name == "frontier.json":
+                print_frontier(frontier, quiet())
+            if with_charts:
+                draw_frontier(frontier, self.folder)
         assert damaged.read_bytes() == data, "a reader changed a file"
-        self._html()
-        if with_charts:
-            self._charts()
-        answers.append(self._sweep(damaged, data))
-        return "refused" if "refused" in answers else "set aside" if "set aside" in answers else "read"
+        page = said(lambda: page_of(self.folder))
+        assert page is REFUSED or html(page, date(2026, 1, 1)).count("<script>") == 1
+        if with_charts and reports is not REFUSED:
+            draw_all(read_records(self.folder, []), self.folder, machine_description(self.folder))
+        swept = self._sweep(damaged, data)
+        return "refused" if REFUSED in (reports, frontier, swept) else str(swept)
 
-    def _report(self, damaged: Path) -> str:
-        """Read as report, load_results and trials.csv do."""
+    def _report(self, damaged: Path) -> object:
+        """Read as report, load_results and trials.csv do; a newer version's records are refused."""
         notes: list[str] = []
-        try:
-            records = read_records(self.folder, notes)
-        except FsdpBenchError as error:  # written by a newer version, as far as can be told
-            check_line(str(error))
-            return "refused"
-        for note in notes:
-            check_line(note)
-            assert str(damaged) in note
-        assert len(records) + len(notes) == len(self.records)
-        for path, whole in self.records.items():
-            assert path == damaged or whole in records, "a neighbour was lost"
-        changed = [record for record in records if record not in self.records.values()]
+        records = said(lambda: read_records(self.folder, notes))
+        if records is REFUSED:
+            return REFUSED
+        assert all(str(damaged) in note for note in notes)
+        changed = self._check(damaged, records, notes)
         if changed:  # what is printed of the others does not change
             print_table(changed, quiet())
             print_communication(changed, quiet())
@@ -202,54 +194,41 @@ class Attacked:
         machine_description(self.folder)
         return "read"
 
-    def _frontier(self, damaged: Path, with_charts: bool) -> str:
-        try:
-            found = read_frontier_of(self.folder)
-        except FsdpBenchError as error:
-            check_line(str(error))
-            return "refused"
-        if found is not None and damaged.name == "frontier.json":
-            print_frontier(found, quiet())
-        if found is not None and with_charts:
-            draw_frontier(found, self.folder)
-        return "read"
-
-    def _html(self) -> None:
-        try:
-            page = page_of(self.folder)
-        except FsdpBenchError as error:
-            check_line(str(error))
-            return
-        assert html(page, date(2026, 1, 1)).count("<script>") == 1
-
-    def _charts(self) -> None:
-        try:
-            records = read_records(self.folder, [])
-        except FsdpBenchError:
-            return
-        draw_all(records, self.folder, machine_description(self.folder))
-
-    def _sweep(self, damaged: Path, data: bytes) -> str:
-        """Read as a sweep does that goes on."""
-        store = Store(self.folder)
-        try:
-            records, notes = store.read_all()
-        except FsdpBenchError as error:
-            check_line(str(error))
-            assert damaged.read_bytes() == data
-            return "refused"
-        if any(record not in self.records.values() for record in records):
-            store.write_table(records)
+    def _check(self, damaged: Path, records: list[TrialRecord], notes: list[str]) -> list[TrialRecord]:
+        """Every record is read or noted, and the damaged one's neighbours are whole; return those that changed."""
         for note in notes:
             check_line(note)
         assert len(records) + len(notes) == len(self.records)
-        if not notes:
-            assert damaged.read_bytes() == data
-            return "read"
-        (aside,) = (self.folder / "set-aside").iterdir()
-        assert aside.read_bytes() == data, "what was set aside is not what was there"
-        assert not damaged.exists()
-        return "set aside"
+        assert all(path == damaged or whole in records for path, whole in self.records.items()), "a neighbour was lost"
+        return [record for record in records if record not in self.records.values()]
+
+    def _sweep(self, damaged: Path, data: bytes) -> object:
+        """Read as a sweep does that goes on."""
+        store = Store(self.folder)
+        read = said(store.read_all)
+        if read is not REFUSED:
+            records, notes = read
+            if self._check(damaged, records, notes):
+                store.write_table(records)
+            if notes:
+                (aside,) = (self.folder / "set-aside").iterdir()
+                assert aside.read_bytes() == data, "what was set aside is not what was there"
+                assert not damaged.exists()
+                return "set aside"
+        assert damaged.read_bytes() == data
+        return REFUSED if read is REFUSED else "read"
+
+
+REFUSED = object()
+
+
+def said(read: Callable[[], Any]) -> Any:
+    """Return what a reader returns, or REFUSED where it ends with one of the package's errors, in one line."""
+    try:
+        return read()
+    except FsdpBenchError as error:
+        check_line(str(error))
+        return REFUSED
 
 
 def same(one: TrialRecord, other: TrialRecord) -> bool:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from fsdp_bench.cli.common.interrupts import INTERRUPTED, raised_once
-from tests.attacks.signals import listens_for_interrupts
+from tests.processes import listens_for_interrupts
 
 
 @pytest.fixture(autouse=True)

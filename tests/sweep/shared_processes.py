@@ -21,8 +21,8 @@ from fsdp_bench.spec.subprocesses.model_code import DescriptionAnswer
 from fsdp_bench.sweep.config import models
 from fsdp_bench.sweep.launchers.one_node import ForkedTrial, ForkServer
 from fsdp_bench.sweep.run import runner
-from tests.attacks.signals import children_of
 from tests.conftest import TERMINAL
+from tests.processes import children_of
 from tests.train.ranks import FORK_SERVER
 
 
@@ -97,7 +97,7 @@ class SharedForkServer(ForkServer):
     def ranks(cls) -> list[psutil.Process]:
         """Return the ranks of the running trial."""
         process = None if cls._shared is None else cls._shared._process
-        return [] if process is None else children_of(psutil.Process(process.pid))
+        return [] if process is None else children_of(process)
 
     @classmethod
     def end(cls) -> None:

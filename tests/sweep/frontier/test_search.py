@@ -9,48 +9,25 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import psutil
 import pytest
 
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.frontier import FrontierRecord, read_frontier
 from fsdp_bench.spec.rank_report import Outcome
 from fsdp_bench.spec.record import read_record
-from tests.attacks.signals import children_of
-from tests.conftest import command, run_command
+from tests.conftest import command, run_command, write_tiny_sweep
+from tests.processes import children_of
 from tests.sweep.shared_processes import SharedForkServer
 
-TINY = """
-[run]
-device = "cpu"
-threads_per_rank = 1
-memory_limit = "{limit}"
-steps = 1
-communication_steps = 0
-[frontier]
-of = "num_hidden_layers"
-largest = 32
-[grid]
-model = "small"
-sequence_length = 16
-{grid}
-[models.small]
-family = "llama"
-num_hidden_layers = 2
-hidden_size = 128
-num_attention_heads = 2
-intermediate_size = 256
-vocab_size = 128
-"""
+FRONTIER = "[frontier]\nof = 'num_hidden_layers'\nlargest = 32"
 
 
 @pytest.fixture
 def sweep(tmp_path: Path) -> Callable[..., list[str]]:
     """Return a function that writes a frontier sweep and returns the words that run it."""
 
-    def write(grid: str, limit: str = "6MiB") -> list[str]:
-        path = tmp_path / "tiny.toml"
-        path.write_text(TINY.format(grid=grid, limit=limit))
+    def write(grid: str) -> list[str]:
+        path = write_tiny_sweep(tmp_path, f"{grid}\n{FRONTIER}", "memory_limit = '600KiB'")
         return ["sweep", str(path), "--results", str(tmp_path / "results"), "--machine", "m"]
 
     return write
@@ -143,7 +120,7 @@ def test_an_interrupt_ends_with_130_and_says_that_the_same_command_resumes(
 ) -> None:
     words = sweep("api = 'fsdp2'")
     manager = subprocess.Popen(command(*words), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-    wait_for(lambda: children_of(psutil.Process(manager.pid)))
+    wait_for(lambda: children_of(manager))
     manager.terminate()  # SIGTERM is taken as an interrupt
     _, text = manager.communicate(timeout=200)
     assert manager.returncode == 130

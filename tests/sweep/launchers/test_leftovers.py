@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import threading
 import time
@@ -16,6 +17,7 @@ from fsdp_bench.spec.record import RunPlan, TrialSpec
 from fsdp_bench.sweep.launchers.launcher import RankExit
 from fsdp_bench.sweep.launchers.one_node import ForkServer
 from fsdp_bench.sweep.launchers.processes import MARK, end_marked, environment_of, mark_of, worker_environment
+from tests.processes import processes_with
 from tests.sweep.run.test_survival import Sweep, wait_for_ranks, wait_until_gone
 from tests.train.training import LLAMA, S, setup_of
 
@@ -71,13 +73,10 @@ def test_a_process_without_a_program_is_not_waited_for(tmp_path: Path) -> None:
 def listening(mark: str) -> set[str]:
     """Return the addresses at which the processes of a sweep listen."""
     found = set()
-    for process in psutil.process_iter():
-        try:
-            if process.environ().get(MARK) == mark:
-                listens = [c for c in process.net_connections() if c.status == psutil.CONN_LISTEN]
-                found |= {connection.laddr.ip for connection in listens}
-        except psutil.Error:
-            continue
+    for process in processes_with(MARK, mark):
+        with contextlib.suppress(psutil.Error):
+            listens = [one for one in process.net_connections() if one.status == psutil.CONN_LISTEN]
+            found |= {connection.laddr.ip for connection in listens}
     return found
 
 

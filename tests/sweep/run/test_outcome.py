@@ -3,83 +3,101 @@
 from __future__ import annotations
 
 import math
+import re
 import signal
 from pathlib import Path
+from typing import Any
 
-import msgspec
 import pytest
 
 from fsdp_bench.spec.rank_report import Failure, Outcome, RankReport
 from fsdp_bench.sweep.launchers.launcher import signal_name
 from fsdp_bench.sweep.machine import OutOfMemoryKills
-from fsdp_bench.sweep.run.outcome import OutOfMemoryKill, RankEnd, TrialEnd, decide_outcome
+from fsdp_bench.sweep.run.outcome import RankEnd, decide_outcome
 from fsdp_bench.sweep.session import SweepResults
 from tests.trial_records import record_with
 
 
-def decide(ends: list[RankEnd], timed_out: bool = False, oom_killed: OutOfMemoryKill = "no") -> TrialEnd:
-    return decide_outcome(ends, timed_out=timed_out, oom_killed=oom_killed, timeout_seconds=60)
+def ok(rank: int, exit_code: int | None = 0, losses: tuple[float, ...] = (), **end: Any) -> RankEnd:
+    report = RankReport(rank=rank, outcome=Outcome.OK, losses=losses)
+    return RankEnd(rank=rank, report=report, exit_code=exit_code, **end)
 
 
-def ok(rank: int) -> RankEnd:
-    return RankEnd(rank=rank, report=RankReport(rank=rank, outcome=Outcome.OK), exit_code=0)
-
-
-def failed(rank: int, at: float, outcome: Outcome = Outcome.CRASHED, limit: str | None = None) -> RankEnd:
+def failed(rank: int, at: float, outcome: Outcome = Outcome.CRASHED, limit: str | None = None, **end: Any) -> RankEnd:
     failure = Failure(message=f"message of {rank}", phase="backward", at=at, limit=limit)
-    return RankEnd(rank=rank, report=RankReport(rank=rank, outcome=outcome, failure=failure), exit_code=1)
+    return RankEnd(rank=rank, report=RankReport(rank=rank, outcome=outcome, failure=failure), exit_code=1, **end)
 
 
-def test_all_ranks_ok_is_ok() -> None:
-    assert decide([ok(0), ok(1)]).outcome is Outcome.OK
+def silent(rank: int, **end: Any) -> RankEnd:
+    return RankEnd(rank=rank, **end)
 
 
-def test_memory_that_ran_out_on_one_rank_wins_over_its_echo_on_the_others() -> None:
-    verdict = decide([failed(0, at=1.0), failed(1, at=2.0, outcome=Outcome.OOM_GPU, limit="device")])
-    assert (verdict.outcome, verdict.rank) == (Outcome.OOM_GPU, 1)
+FULL = failed(1, 2.0, Outcome.OOM_GPU, "device")
+KILLED = silent(1, signal=signal.SIGKILL, stage="load")
+TIMED_OUT, KERNEL_KILLED, PERHAPS = {"timed_out": True}, {"oom_killed": "yes"}, {"oom_killed": "possibly"}
+CRASHED, OOM_HOST, TIMEOUT = Outcome.CRASHED, Outcome.OOM_HOST, Outcome.TIMEOUT
+UNTIMED = {"exit_code": None, "stage": "without communication"}
+ENDS: dict[str, tuple[tuple[RankEnd, ...], dict[str, Any], Outcome, int | None, str]] = {
+    "all ranks are ok": ((ok(0), ok(1)), {}, Outcome.OK, None, ".*"),
+    "memory ran out on one rank, and the others saw its echo": ((failed(0, 1.0), FULL), {}, Outcome.OOM_GPU, 1, ".*"),
+    # NCCL's watchdog aborts the peers of a rank that has left, before they can report it.
+    "memory ran out; a peer was aborted": (
+        (silent(0, stage="steps", signal=signal.SIGABRT), FULL), {}, Outcome.OOM_GPU, 1, ".*",
+    ),
+    "memory ran out; a peer ended": ((silent(0, stage="steps", exit_code=1), FULL), {}, Outcome.OOM_GPU, 1, ".*"),
+    "only untimed steps lack": ((ok(0, **UNTIMED), ok(1, **UNTIMED)), TIMED_OUT, Outcome.OK, None, ".*"),
+    "killed after its report": ((ok(0), ok(1, None, signal=signal.SIGKILL)), {}, Outcome.OK, None, ".*"),
+    "the steps of one lack": ((ok(0, **UNTIMED), silent(1, stage="steps")), TIMED_OUT, TIMEOUT, 1, ".*"),
+    "a budget": ((failed(0, 1.0, OOM_HOST, "budget"),), {}, OOM_HOST, 0, ".*a budget, not a GPU.*"),
+    "the earliest failure": ((failed(0, 2.0), failed(1, 1.0)), {}, CRASHED, 1, ".*"),
+    "a killed rank broke its peers' connections": (
+        (failed(0, 1.0), KILLED), {}, CRASHED, 1, "rank 1 was ended by SIGKILL in load",
+    ),
+    "the kernel killed it": (
+        (failed(0, 1.0), KILLED), KERNEL_KILLED, OOM_HOST, 1,
+        "rank 1 was killed by the kernel in load: host memory ran out",
+    ),
+    "the kernel killed some process": ((failed(0, 1.0), KILLED), PERHAPS, OOM_HOST, 1, ".*possibly by the kernel.*"),
+    "the kernel killed another": ((silent(0, signal=signal.SIGSEGV),), KERNEL_KILLED, CRASHED, 0, ".*SIGSEGV.*"),
+    "still running at the limit": (
+        (ok(0), silent(1, stage="warmup")), TIMED_OUT, TIMEOUT, 1, "not done after 60 s; rank 1 was in warmup",
+    ),
+    "failed before the limit": ((failed(0, 1.0), silent(1)), TIMED_OUT, CRASHED, 0, ".*"),
+    # torchrun ends the peers of the rank that failed, which then have no report.
+    "torchrun's exit code for all": (
+        (silent(0, exit_code=1, is_of_torchrun=True), failed(1, 1.0, is_of_torchrun=True)), {}, CRASHED, 1, ".*",
+    ),
+    "diverged": ((ok(0, losses=(1.0, math.nan)),), {}, Outcome.OK, None, "loss became nan at step 2 on rank 0"),
+    **{
+        f"exit code {code}, {name}": (
+            (silent(0, exit_code=code, stage="steps"), peer), {}, CRASHED, 0,
+            f".*exit code {code} in steps and left no report.*",
+        )
+        for code in (0, 3, 5) for name, peer in (("peer ok", ok(1)), ("broken connection", failed(1, 1.0)))
+    },
+    **{
+        f"signal {number}": (
+            (silent(0, signal=number, stage="load"), ok(1)), {}, CRASHED, 0,
+            re.escape(f"rank 0 was ended by {signal_name(number)} in load"),
+        )
+        for number in (40, 64, int(signal.SIGRTMIN), 32, 9)
+    },
+}  # fmt: skip
+"""What the ranks left, what else is known; the outcome, the rank that is its cause, and the reason."""
 
 
-@pytest.mark.parametrize("end", [{"signal": signal.SIGABRT}, {"exit_code": 1}], ids=str)
-def test_memory_that_ran_out_on_one_rank_wins_over_the_end_of_another_without_a_report(end: dict[str, int]) -> None:
-    """NCCL's watchdog aborts the peers of a rank that has left, before they can report it."""
-    verdict = decide(
-        [RankEnd(rank=0, stage="steps", **end), failed(1, at=2.0, outcome=Outcome.OOM_GPU, limit="device")]
-    )
-    assert (verdict.outcome, verdict.rank) == (Outcome.OOM_GPU, 1)
+@pytest.mark.parametrize("name", ENDS)
+def test_the_first_cause_of_an_end_is_its_outcome(name: str) -> None:
+    ends, known, outcome, rank, reason = ENDS[name]
+    verdict = decide_outcome([*ends], **{"timed_out": False, "oom_killed": "no", **known}, timeout_seconds=60)
+    assert verdict.outcome is outcome
+    assert rank is None or verdict.rank == rank
+    assert re.fullmatch(reason, verdict.reason or "")
 
 
-def test_a_trial_that_only_lacked_its_steps_without_communication_was_measured() -> None:
-    def silent(rank: int) -> RankEnd:
-        return RankEnd(rank=rank, report=ok(rank).report, stage="without communication")
-
-    assert decide([silent(0), silent(1)], timed_out=True).outcome is Outcome.OK
-    assert decide([ok(0), RankEnd(rank=1, report=ok(1).report, signal=signal.SIGKILL)]).outcome is Outcome.OK
-    assert decide([silent(0), RankEnd(rank=1, stage="steps")], timed_out=True).outcome is Outcome.TIMEOUT
-
-
-def test_a_budget_is_labelled_as_one() -> None:
-    verdict = decide([failed(0, at=1.0, outcome=Outcome.OOM_HOST, limit="budget")])
-    assert verdict.outcome is Outcome.OOM_HOST
-    assert "a budget, not a GPU" in (verdict.reason or "")
-
-
-def test_the_earliest_failure_is_the_cause() -> None:
-    assert decide([failed(0, at=2.0), failed(1, at=1.0)]).rank == 1
-
-
-def test_a_killed_rank_is_the_cause_of_its_peers_broken_connections() -> None:
-    verdict = decide([failed(0, at=1.0), RankEnd(rank=1, signal=signal.SIGKILL, stage="steps")])
-    assert (verdict.outcome, verdict.rank) == (Outcome.CRASHED, 1)
-    assert verdict.reason == "rank 1 was ended by SIGKILL in steps"
-
-
-def test_a_rank_that_the_kernel_killed_for_memory_is_out_of_host_memory() -> None:
-    """Where it only killed some process on the machine, this is only possible."""
-    ends = [failed(0, at=1.0), RankEnd(rank=1, signal=signal.SIGKILL, stage="load")]
-    certain, possible = decide(ends, oom_killed="yes"), decide(ends, oom_killed="possibly")
-    assert certain.outcome is possible.outcome is Outcome.OOM_HOST
-    assert certain.reason == "rank 1 was killed by the kernel in load: host memory ran out"
-    assert "possibly by the kernel" in (possible.reason or "")
+def test_signals_have_names() -> None:
+    assert signal_name(signal.SIGKILL) == "SIGKILL"
+    assert signal_name(signal.SIGRTMIN + 6) == "SIGRTMIN+6"
 
 
 def test_kills_of_other_cgroups_are_not_ours() -> None:
@@ -90,48 +108,6 @@ def test_kills_of_other_cgroups_are_not_ours() -> None:
     assert kills(4, 9).since(kills(3, 8)) == "yes"
     assert kills(None, 9).since(kills(None, 8)) == "possibly"
     assert kills(None, 9).since(kills(None, 9)) == "no"
-
-
-def test_another_signal_is_no_lack_of_memory_even_when_something_was_killed_for_it() -> None:
-    assert decide([RankEnd(rank=0, signal=signal.SIGSEGV)], oom_killed="yes").outcome is Outcome.CRASHED
-
-
-def test_ranks_that_are_still_running_at_the_limit_are_a_timeout_that_names_where_one_was() -> None:
-    verdict = decide([ok(0), RankEnd(rank=1, stage="warmup")], timed_out=True)
-    assert verdict.outcome is Outcome.TIMEOUT
-    assert verdict.reason == "not done after 60 s; rank 1 was in warmup"
-
-
-def test_a_failure_that_was_reported_before_the_limit_is_no_timeout() -> None:
-    assert decide([failed(0, at=1.0), RankEnd(rank=1)], timed_out=True).outcome is Outcome.CRASHED
-
-
-@pytest.mark.parametrize("code", [0, 3, 5])
-@pytest.mark.parametrize("peer", [ok(1), failed(1, at=1.0)], ids=["ok", "broken connection"])
-def test_a_rank_that_ended_without_a_report_is_the_cause_whatever_its_peer_says(code: int, peer: RankEnd) -> None:
-    verdict = decide([RankEnd(rank=0, exit_code=code, stage="steps"), peer])
-    assert (verdict.outcome, verdict.rank) == (Outcome.CRASHED, 0)
-    assert f"exit code {code} in steps and left no report" in (verdict.reason or "")
-
-
-def test_an_exit_code_that_torchrun_gives_for_all_ranks_is_no_ranks_own() -> None:
-    """It ends the peers of the rank that failed, which then have no report."""
-    ended = RankEnd(rank=0, exit_code=1, is_of_torchrun=True)
-    assert decide([ended, msgspec.structs.replace(failed(1, at=1.0), is_of_torchrun=True)]).rank == 1
-
-
-@pytest.mark.parametrize("number", [40, 64, int(signal.SIGRTMIN), 32, 9])
-def test_every_signal_has_a_name(number: int) -> None:
-    verdict = decide([RankEnd(rank=0, signal=number, stage="load"), ok(1)])
-    assert verdict.outcome is Outcome.CRASHED
-    assert verdict.reason == f"rank 0 was ended by {signal_name(number)} in load"
-    assert signal_name(signal.SIGRTMIN + 6) == "SIGRTMIN+6"
-
-
-def test_a_trial_that_diverged_is_ok_and_says_so() -> None:
-    end = RankEnd(rank=0, report=RankReport(rank=0, outcome=Outcome.OK, losses=(1.0, math.nan)), exit_code=0)
-    verdict = decide([end])
-    assert (verdict.outcome, verdict.reason) == (Outcome.OK, "loss became nan at step 2 on rank 0")
 
 
 @pytest.mark.parametrize("outcome", Outcome)

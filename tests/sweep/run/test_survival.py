@@ -14,13 +14,8 @@ import psutil
 
 from fsdp_bench.spec.rank_report import Outcome
 from fsdp_bench.spec.record import TrialRecord, read_record
-from tests.attacks.signals import children_of
 from tests.conftest import command, run_command
-
-
-def _hear_interrupts() -> None:
-    """A shell's background jobs, and so their tests, start with SIGINT ignored."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+from tests.processes import ranks_of, start_as_a_terminal_does
 
 
 class Sweep:
@@ -37,7 +32,7 @@ class Sweep:
             stderr=subprocess.PIPE,
             text=True,
             start_new_session=True,
-            preexec_fn=_hear_interrupts,
+            preexec_fn=start_as_a_terminal_does,
         )
 
     def end(self, process: subprocess.Popen[str]) -> int:
@@ -62,13 +57,6 @@ def record_of(folder: Path, seed: int) -> TrialRecord:
     records = [read_record(path.read_bytes(), path.name) for path in (folder / "trials").glob("*.json")]
     (found,) = [record for record in records if record.setup.seed == seed]
     return found
-
-
-def ranks_of(manager: subprocess.Popen[Any]) -> list[psutil.Process]:
-    """Return the ranks of the trial that a manager runs: its children start them."""
-    with contextlib.suppress(psutil.NoSuchProcess):
-        return [rank for child in children_of(psutil.Process(manager.pid)) for rank in children_of(child)]
-    return []
 
 
 def wait_for_ranks(manager: subprocess.Popen[Any], count: int) -> list[psutil.Process]:
