@@ -19,8 +19,10 @@ import psutil
 import pytest
 
 from fsdp_bench.spec.record import TrialRecord
+from fsdp_bench.sweep.launchers.processes import free_port
 from fsdp_bench.sweep.results.load import read_records
 from tests.conftest import run_command, write_tiny_sweep
+from tests.processes import processes_with
 
 PACKAGES = "slurm-wlm and munge"
 REQUIRED = "FSDP_BENCH_TEST_SLURM"
@@ -79,49 +81,35 @@ class SlurmCluster:
 
     def kill_node(self, name: str, whole: bool = False) -> None:
         """Kill a node's daemon; with ``whole`` everything that runs on the node, as if its power had failed."""
-        daemon = int((self.folder / f"{name}.pid").read_text())
-        victims = [daemon]
-        if whole:
-            victims += [one.pid for one in psutil.process_iter() if _is_on(one, name) and one.pid != daemon]
-        for victim in victims:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(victim, signal.SIGKILL)
+        daemon = psutil.Process(int((self.folder / f"{name}.pid").read_text()))
+        steps = [one for one in processes_with("SLURMD_NODENAME", name) if _is_step(one) and one != daemon]
+        parents = [parent for one in steps if (parent := one.parent()) and parent.name() == "slurmstepd"]
+        for victim in [daemon, *(steps + parents if whole else [])]:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                victim.kill()
 
-    def wait_for_nodes(self, seconds: float = 30.0) -> None:
+    def wait_for_nodes(self, seconds: float = 120.0) -> None:
         """Wait until both nodes are idle."""
-        self.wait_for(lambda: self.ask("sinfo", "--noheader", "--format=%T %D") == "idle 2", seconds)
+        wait_for(lambda: self.ask("sinfo", "--noheader", "--format=%T %D") == "idle 2", seconds)
 
-    @staticmethod
-    def wait_for(condition, seconds: float) -> None:  # type: ignore[no-untyped-def]
-        """Wait until something is so."""
-        deadline = time.monotonic() + seconds
-        while not condition():
-            assert time.monotonic() < deadline, f"did not happen within {seconds:g} s"
-            time.sleep(0.2)
+
+def wait_for(condition: Callable[[], object], seconds: float) -> None:
+    """Wait until something is so."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"did not happen within {seconds:g} s"
+        time.sleep(0.2)
 
 
 def _path() -> str:
     return os.pathsep.join((os.environ.get("PATH", ""), "/usr/sbin", "/sbin"))
 
 
-def _is_on(process: psutil.Process, name: str) -> bool:
-    """Whether a process belongs to a job step on a node, or is the step's daemon."""
+def _is_step(process: psutil.Process) -> bool:
+    """Whether a process belongs to a job step on a node."""
     with contextlib.suppress(psutil.Error, OSError):
-        variables = process.environ()
-        if process.name() == "slurmstepd":
-            return any(_is_on(child, name) for child in process.children())
-        return variables.get("SLURMD_NODENAME") == name and "SLURM_STEP_ID" in variables
+        return "SLURM_STEP_ID" in process.environ()
     return False
-
-
-def _free_ports(count: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(count)]
-    for one in sockets:
-        one.bind(("127.0.0.1", 0))
-    ports = [one.getsockname()[1] for one in sockets]
-    for one in sockets:
-        one.close()
-    return ports
 
 
 def why_none() -> str | None:
@@ -146,7 +134,8 @@ def running_cluster(folder: Path) -> Iterator[SlurmCluster]:
     host = socket.gethostname().partition(".")[0]
     for name in ("state", "n1", "n2"):
         (folder / name).mkdir()
-    (folder / "slurm.conf").write_text(_CONFIGURATION.format(host=host, folder=folder, ports=_free_ports(3)).lstrip())
+    ports = [free_port() for _ in range(3)]
+    (folder / "slurm.conf").write_text(_CONFIGURATION.format(host=host, folder=folder, ports=ports).lstrip())
     with _munge(cluster):
         try:
             cluster.ask("slurmctld", "-f", str(folder / "slurm.conf"))
@@ -173,7 +162,7 @@ def _munge(cluster: SlurmCluster) -> Iterator[None]:
     daemon = subprocess.Popen(words, env=cluster.environment, stderr=subprocess.DEVNULL)
     try:
         answers = ["munge", "--no-input"]
-        cluster.wait_for(lambda: subprocess.run(answers, capture_output=True, check=False).returncode == 0, 10)
+        wait_for(lambda: subprocess.run(answers, capture_output=True, check=False).returncode == 0, 10)
         yield
     finally:
         daemon.terminate()
@@ -183,17 +172,11 @@ def _munge(cluster: SlurmCluster) -> Iterator[None]:
 def _end(cluster: SlurmCluster) -> None:
     with contextlib.suppress(AssertionError):
         cluster.ask("scancel", "--user=root")
-    pids = [int(path.read_text()) for path in cluster.folder.glob("*.pid")]
-    steps = [one.pid for one in psutil.process_iter() if _has_configuration(one, cluster) and one.pid not in pids]
-    for pid in (*pids, *steps):
+    pids = {int(path.read_text()) for path in cluster.folder.glob("*.pid")}
+    pids |= {one.pid for one in processes_with("SLURM_CONF", cluster.environment["SLURM_CONF"])}
+    for pid in pids:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-
-
-def _has_configuration(process: psutil.Process, cluster: SlurmCluster) -> bool:
-    with contextlib.suppress(psutil.Error, OSError):
-        return process.pid != os.getpid() and process.environ().get("SLURM_CONF") == cluster.environment["SLURM_CONF"]
-    return False
 
 
 pytestmark = pytest.mark.timeout(900)
@@ -256,11 +239,11 @@ class Job:
         (found,) = json.loads(self._run("status", self.results, "--json"))["sweeps"]
         return dict(found)
 
-    def wait_for(self, condition: Callable[[dict[str, Any]], bool], seconds: float) -> None:
-        deadline = time.monotonic() + seconds
-        while not condition(self.status()):
-            assert time.monotonic() < deadline, f"not within {seconds:g} s: {self.status()}\n{self.log}"
-            time.sleep(0.5)
+    def wait_for(self, condition: Callable[[dict[str, Any]], object], seconds: float) -> None:
+        try:
+            wait_for(lambda: condition(self.status()), seconds)
+        finally:
+            print(self.log)
 
     def records(self) -> dict[str, TrialRecord]:
         return {record.id: record for record in read_records(self.results)}
@@ -307,7 +290,7 @@ def test_a_sweep_that_reaches_its_time_limit_is_requeued_and_ends_with_the_recor
 def test_a_node_that_dies_costs_the_trial_that_runs_and_no_other(
     whole: bool, cluster: SlurmCluster, tmp_path: Path
 ) -> None:
-    cluster.wait_for_nodes(120)
+    cluster.wait_for_nodes()
     minutes_then_milliseconds = "world_size = 4\ngradient_accumulation_steps = [5000, 1]"
     file = write_tiny_sweep(tmp_path, minutes_then_milliseconds, "timeout_seconds = 300")
     job = Job(cluster, file, "--time", "20")
@@ -325,7 +308,7 @@ def test_a_node_that_dies_costs_the_trial_that_runs_and_no_other(
 
 
 def test_two_jobs_on_two_nodes_do_not_run_the_same_sweep(cluster: SlurmCluster, tmp_path: Path) -> None:
-    cluster.wait_for_nodes(120)
+    cluster.wait_for_nodes()
     file = write_tiny_sweep(tmp_path, "world_size = 2\nseed = [0, 1, 2, 3, 4, 5]", "timeout_seconds = 200")
     job = Job(cluster, file, "--time", "10", nodes=1)
     refused = run_in(cluster, *job.words)
@@ -333,6 +316,6 @@ def test_two_jobs_on_two_nodes_do_not_run_the_same_sweep(cluster: SlurmCluster, 
     assert f"job {job.id} runs this sweep already" in refused.stderr
     cluster.ask("sbatch", str(job.folder / "submit.sbatch"))  # by hand
     job.wait_for(lambda status: status["state"] == "done", 400)
-    cluster.wait_for_nodes(120)
+    cluster.wait_for_nodes()
     assert [record.outcome.value for record in job.records().values()] == ["ok"] * 6
     assert len(re.findall(r"^\[\d/6\] ", job.log, re.MULTILINE)) == 6

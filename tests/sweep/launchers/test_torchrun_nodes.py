@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -13,7 +12,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
-import psutil
 import pytest
 
 from fsdp_bench.spec.errors import ExitCode
@@ -24,6 +22,7 @@ from fsdp_bench.sweep.launchers.torchrun_nodes import Meeting, NodeTask, OtherNo
 from fsdp_bench.sweep.results import lock
 from fsdp_bench.sweep.results.load import read_records
 from tests.conftest import command, refused, run_command, run_process, write_tiny_sweep
+from tests.processes import processes_with
 
 
 class Nodes:
@@ -221,15 +220,6 @@ def test_two_hosts_with_their_own_addresses_train_one_trial_after_another(
         assert sorted(rank.environment["node"] for rank in found.ranks) == ["host-a"] * 2 + ["host-b"] * 2
 
 
-def processes_of(mark: str) -> list[psutil.Process]:
-    found = []
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error, OSError):
-            if mark in process.environ().get(MARK, "") and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
-    return found
-
-
 LONG = "world_size = 2\ngradient_accumulation_steps = [100000, 1]"
 
 
@@ -244,32 +234,25 @@ def wait_for_steps(nodes: Nodes, num_ranks: int = 2) -> None:
         time.sleep(0.1)
 
 
-def test_a_node_that_is_killed_costs_its_trial_which_names_it(start_nodes: StartNodes, tmp_path: Path) -> None:
+@pytest.mark.parametrize("killed", [0, 1], ids=["the first", "the second"])
+def test_a_node_that_is_killed_costs_its_trial_and_leaves_nothing(
+    killed: int, start_nodes: StartNodes, tmp_path: Path
+) -> None:
     nodes = start_nodes(LONG, num_nodes=2, ranks_per_node=1)
     nodes.start()
     nodes.start()
     wait_for_steps(nodes)
-    nodes.processes[1].kill()
-    assert nodes.processes[0].wait(200) == ExitCode.INTERRUPTED
-    (record,) = nodes.records()
-    name = re.findall(r"node (\S+) has joined", nodes.log(0))[0]
-    assert record.outcome.value == "crashed"
-    assert record.reason is not None
-    assert f"node {name} does not answer any more; run the same command" in nodes.log(0)
-    assert name in record.reason
-    assert processes_of(str(tmp_path)) == []
-
-
-def test_without_the_first_node_the_others_end_and_leave_nothing(start_nodes: StartNodes, tmp_path: Path) -> None:
-    nodes = start_nodes(LONG, num_nodes=2, ranks_per_node=1)
-    nodes.start()
-    nodes.start()
-    wait_for_steps(nodes)
-    nodes.processes[0].send_signal(signal.SIGKILL)
-    assert nodes.processes[1].wait(200) == ExitCode.INTERRUPTED
-    assert "does not answer any more; run the same command" in nodes.log(1)
-    deadline = time.monotonic() + 30
-    while processes_of(str(tmp_path)):
+    nodes.processes[killed].kill()
+    assert nodes.processes[1 - killed].wait(200) == ExitCode.INTERRUPTED
+    assert "does not answer any more; run the same command" in nodes.log(1 - killed)
+    if killed == 1:
+        (record,) = nodes.records()
+        name = re.findall(r"node (\S+) has joined", nodes.log(0))[0]
+        assert record.outcome.value == "crashed"
+        assert f"node {name} does not answer" in nodes.log(0)
+        assert name in (record.reason or "")
+    deadline = time.monotonic() + 30 * (killed == 0)  # the first node ends all that it started before it ends
+    while processes_with(MARK, str(tmp_path)):
         assert time.monotonic() < deadline
         time.sleep(0.1)
 
