@@ -1,19 +1,25 @@
-"""Trials of models that a user's function returns: real steps on gloo ranks, and what cannot be meant."""
+"""Models that a user's function returns: trials on gloo ranks, dry runs, and what cannot be meant."""
 
 from __future__ import annotations
 
 import json
+from collections import namedtuple
 from pathlib import Path
 
 import pytest
+import torch
 
 from fsdp_bench.spec.codec import to_json
-from fsdp_bench.spec.errors import SweepFileError
+from fsdp_bench.spec.errors import MachineError, SpecError, SweepFileError
 from fsdp_bench.spec.model_code import ModelCode
 from fsdp_bench.spec.rank_report import Outcome
 from fsdp_bench.spec.record import TrialRecord, read_record
+from fsdp_bench.spec.setup import TrainSetup
+from fsdp_bench.spec.subprocesses.dry_run import DryRunSpec, UserModule
 from fsdp_bench.sweep.config.sweep_file import read_file
 from fsdp_bench.sweep.config.trial import Trial
+from fsdp_bench.sweep.dry_run import dry_runs, result_of
+from fsdp_bench.train.models.user_module import loss_of
 from fsdp_bench.validate.memory import compare_with_record
 from tests.conftest import RUN_ON_CPU, message_of, records_of_sweep, run_command
 from tests.sweep.config.test_grid import machine
@@ -45,6 +51,24 @@ def build(micro_batch_size, sequence_length):
 
 def bare():
     return Model(lambda x: x.square().mean()), torch.randn(4, 32)
+
+def in_tuple():
+    return Model(lambda x: (x.square().mean(), x)), (torch.zeros(8, 32),)
+
+def in_dict():
+    return Model(lambda x: {"loss": x.square().mean(), "logits": x}), {"x": torch.zeros(8, 32)}
+
+def tensor():
+    return Model(lambda x: x), torch.zeros(8, 32)
+
+def per_sample():
+    return Model(lambda x: {"loss": x.square().mean(1)}), torch.zeros(8, 32)
+
+def nothing():
+    return Model(lambda x: None), torch.zeros(8, 32)
+
+def sized(micro_batch_size, sequence_length=5):
+    return Model(lambda x: x.square().mean()), torch.zeros(micro_batch_size, sequence_length, 32)
 
 def reads_values():
     return Model(lambda x: x.square().mean() * float(torch.ones(1))), torch.randn(4, 32)
@@ -289,3 +313,42 @@ def test_a_search_is_for_the_benchmarks_own_models(tmp_path: Path) -> None:
     done = run_command("sweep", path, "--list")
     assert done.returncode == 2
     assert "m is given by its code; [frontier] searches with the benchmark's own models" in done.stderr
+
+
+def spec(folder: Path, function: str, **arguments: int) -> DryRunSpec:
+    user = UserModule(function=f"mine:{function}", block="mine:Block", folder=str(folder), arguments=arguments)
+    return DryRunSpec(module=user, setup=TrainSetup(world_size=4, micro_batch_size=3))
+
+
+def test_a_model_may_answer_with_any_of_the_promised_forms(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(MODULE)
+    forms = ("bare", "in_tuple", "in_dict", "tensor", "per_sample")
+    wrong = [spec(tmp_path, "nothing"), spec(tmp_path, "bare", sequence_length=99)]
+    asked = [*(spec(tmp_path, form) for form in forms), spec(tmp_path, "sized", sequence_length=7), *wrong]
+    answers = dict(dry_runs(asked))
+    for index, form in enumerate(forms):
+        result = result_of(answers[index])
+        assert result.num_parameters == 2 * (32 * 32 + 32)
+        assert sum(result.breakdown_bytes.values()) == result.peak_allocated_bytes
+        has_logits = result.breakdown_bytes["logits"] > 0
+        assert has_logits == (form == "in_dict"), form
+        assert result.arguments == {}
+    # --seq was asked for; the batch has no default of its own, so the setup's is passed.
+    assert result_of(answers[5]).arguments == {"micro_batch_size": 3, "sequence_length": 7}
+    with pytest.raises(MachineError, match=r"returned NoneType, which has no loss.*model\(\*\*batch\) for a dict"):
+        result_of(answers[6])
+    with pytest.raises(MachineError, match=r"seq: mine:bare\(\) makes its own batch; .* sequence_length"):
+        result_of(answers[7])
+
+
+def test_the_loss_is_found_by_name_before_other_tensors() -> None:
+    hidden, loss = torch.ones(2, 3), torch.tensor(7.0)
+    answer = namedtuple("answer", "hidden loss")
+    assert loss_of(answer(hidden, loss)) == 7
+    assert loss_of({"hidden": hidden, "loss": loss}) == 7
+    assert loss_of((loss, hidden)) == 7
+    assert loss_of(loss) == 7
+    assert loss_of([torch.ones(2, dtype=torch.int64), 2 * hidden]) == 2
+    assert loss_of({"loss": torch.tensor([1.0, 3.0])}) == 2
+    with pytest.raises(SpecError):
+        loss_of({"tokens": torch.ones(2, dtype=torch.int64)})

@@ -1,4 +1,4 @@
-"""The flash-attn package on tensors without data: what it allocates and saves, as its source says."""
+"""Attention: the kernel that torch chooses on a CPU, and what the flash-attn package allocates and saves."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import torch
 
 from fsdp_bench.train.dry_run.fake_world import fake_device
 from fsdp_bench.train.models.flash_attn_package import flash_attn_func
+from fsdp_bench.train.models.transformer import attention_kernel
 from tests.on_stand_in.scripts.replaced_operators import storages
 
 BATCH, LENGTH, HEADS, KEY_HEADS, WIDTH = 2, 200, 6, 2, 32
@@ -49,3 +50,13 @@ def test_what_the_package_refuses_is_refused(dtype: torch.dtype, width: int, rea
     x = torch.empty(1, 8, 2, width, dtype=dtype, device="meta")
     with pytest.raises(RuntimeError, match=reason):
         flash_attn_func(x, x, x)
+
+
+@pytest.mark.parametrize("num_key_value_heads", [8, 2])
+def test_half_precision_runs_flash_attention(num_key_value_heads: int) -> None:
+    assert attention_kernel(8, num_key_value_heads, 4096, 64, torch.bfloat16, torch.device("cpu")) == "flash_attention"
+
+
+def test_what_is_switched_off_is_not_named() -> None:
+    with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+        assert attention_kernel(8, 8, 128, 64, torch.bfloat16, torch.device("cpu")) == "math"
