@@ -127,15 +127,16 @@ def test_a_budget_holds_in_backward() -> None:
 @pytest.mark.parametrize(
     ("error", "outcome", "limit"),
     [
-        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"), Outcome.OOM_GPU, "device"),
-        (RuntimeError("CUDA error: out of memory"), Outcome.OOM_GPU, "device"),
-        (
-            RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
-            Outcome.OOM_GPU,
-            "device",
+        *(
+            (error, Outcome.OOM_GPU, "device")
+            for error in (
+                torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"),
+                RuntimeError("CUDA error: out of memory"),
+                RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+                RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"),
+                RuntimeError("NCCL error: Cuda failure 2 'out of memory'"),
+            )
         ),
-        (RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"), Outcome.OOM_GPU, "device"),
-        (RuntimeError("NCCL error: Cuda failure 2 'out of memory'"), Outcome.OOM_GPU, "device"),
         (MemoryError(), Outcome.OOM_HOST, "host"),
         (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory"), Outcome.OOM_HOST, "host"),
         (RuntimeError("Connection closed by peer"), Outcome.CRASHED, None),
@@ -150,8 +151,8 @@ def test_errors_are_told_apart_by_which_memory_ran_out(
     assert "\n" not in failure.message
 
 
-def live_after_steps(cases: dict[str, TrainSetup], is_released: bool) -> dict[str, tuple[int, float]]:
-    """Return what is live after each case's last step, or of a trial that is over; and that step's loss."""
+def live_after_steps(cases: dict[str, TrainSetup]) -> dict[str, tuple[int, int, float]]:
+    """Return what is live after each case's last step, and when the trial is over; and that step's loss."""
     found = {}
     for name, setup in cases.items():
         with StorageTracker() as tracker:
@@ -161,11 +162,10 @@ def live_after_steps(cases: dict[str, TrainSetup], is_released: bool) -> dict[st
             del tokens
             time.sleep(0.2)  # gloo's threads hold the last collective's tensors for a moment
             live_bytes = tracker.live_bytes
-            if is_released:
-                release(training.model)
+            release(training.model)
             del training
             gc.collect()
-            found[name] = (tracker.live_bytes if is_released else live_bytes, loss)
+            found[name] = (live_bytes, tracker.live_bytes, loss)
     return found
 
 
@@ -176,12 +176,13 @@ MESH = 2 * 4
 CASES = {f"{api.value} {strategy.value}": setup_of(2, api=api, strategy=strategy) for api, strategy in TWO}
 
 
-def test_what_fsdp_frees_by_resizing_is_seen_on_real_ranks(tmp_path: Path) -> None:
+def test_what_fsdp_frees_by_resizing_is_seen_and_a_trial_leaves_nothing_in_its_process(tmp_path: Path) -> None:
     """Between steps, under SGD, a rank keeps its parameters: half of them where they are sharded on two.
 
     FSDP1 keeps the gradients of its flat parameters too, although zero_grad took them from the original ones, until
     the next forward (_runtime_utils._root_pre_forward, _reset_flat_param_grad_info_if_needed). FSDP2 pads 67 rows of
-    embedding and head to 68. DDP keeps its buckets, in which gradients are reduced.
+    embedding and head to 68. DDP keeps its buckets, in which gradients are reduced. After its trial FSDP1's NO_SHARD
+    would keep everything: its views and the graph that accumulates into them hold each other.
     """
     expected = {
         "fsdp1 FULL_SHARD": HALF + HALF,
@@ -191,17 +192,11 @@ def test_what_fsdp_frees_by_resizing_is_seen_on_real_ranks(tmp_path: Path) -> No
         "fsdp2 SHARD_GRAD_OP": HALF_PADDED + MESH,
         "fsdp2 NO_SHARD": WHOLE + WHOLE,
     }
-    ranks = run_ranks(2, tmp_path, live_after_steps, CASES, False)
+    ranks = run_ranks(2, tmp_path, live_after_steps, CASES)
     for rank in ranks:
-        assert {name: live for name, (live, _) in rank.items()} == expected
+        assert {name: live for name, (live, _, _) in rank.items()} == expected
+        assert [left for _, left, _ in rank.values()] == [0, 0, 0, MESH, 0, 0]
     # Following storages does not change what is trained.
     (*_, last_loss), _ = train_alone(Family.LLAMA, setup_of(2))
     for name in CASES:
-        assert (ranks[0][name][1] + ranks[1][name][1]) / 2 == pytest.approx(last_loss, abs=1e-5)
-
-
-def test_a_trial_leaves_nothing_in_its_process(tmp_path: Path) -> None:
-    """FSDP1's NO_SHARD would: its views and the graph that accumulates into them hold each other."""
-    cases = {name: setup for name, setup in CASES.items() if "SHARD_GRAD_OP" not in name}
-    for rank in run_ranks(2, tmp_path, live_after_steps, cases, True):
-        assert [left for left, _ in rank.values()] == [0, 0, MESH, 0]
+        assert (ranks[0][name][2] + ranks[1][name][2]) / 2 == pytest.approx(last_loss, abs=1e-5)

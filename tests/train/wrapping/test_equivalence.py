@@ -6,8 +6,8 @@ torch's optimizer. Expected values come from it alone.
 
 from __future__ import annotations
 
-import re
-from typing import Any
+from itertools import product
+from typing import Any, NamedTuple
 
 import msgspec
 import pytest
@@ -27,7 +27,6 @@ from tests.train.training import (
     SGD,
     STEPS,
     TWO,
-    Cases,
     Parameters,
     S,
     plain_model,
@@ -80,92 +79,80 @@ FSDP2_ONLY: dict[str, dict[str, Any]] = {
 }
 
 
-def every_strategy(world_size: int, pairs: list[tuple[Api, S]]) -> Cases:
+class Case(NamedTuple):
+    family: Family
+    setup: TrainSetup
+    is_quick: bool
+    """Whether ``make test`` runs it: every strategy, variant and wrapper at least once; the others vary these."""
+
+
+def every_strategy(world_size: int, pairs: list[tuple[Api, S]]) -> dict[str, Case]:
     """Both families and optimizers under every strategy, and what depends on how gradients are reduced."""
-    cases: Cases = {}
+    cases = {}
     for api, strategy in pairs:
-        for family in Family:
-            for optimizer in (SGD, ADAMW):
-                name = f"{family.value} {api.value} {strategy.value} {optimizer['optimizer'].value}"
-                cases[name] = (family, setup_of(world_size, api=api, strategy=strategy, **optimizer))
+        for family, optimizer in product(Family, (SGD, ADAMW)):
+            other = family is Family.GPT2 and optimizer is ADAMW and strategy in (S.FULL_SHARD, S.NO_SHARD)
+            name = f"{family.value} {api.value} {strategy.value} {optimizer['optimizer'].value}"
+            setup = setup_of(world_size, api=api, strategy=strategy, **optimizer)
+            cases[name] = Case(family, setup, other or (family is Family.LLAMA and optimizer is SGD))
         for name, fields in (("no_sync", NO_SYNC), ("clipped", CLIPPED), ("full checkpointing", FULL)):
             setup = setup_of(world_size, api=api, strategy=strategy, **fields)
-            cases[f"llama {api.value} {strategy.value} {name}"] = (Family.LLAMA, setup)
+            clipped = fields is CLIPPED and api is Api.FSDP1 and strategy in (S.NO_SHARD, S.HYBRID_SHARD)
+            cases[f"llama {api.value} {strategy.value} {name}"] = Case(
+                Family.LLAMA, setup, fields is NO_SYNC or clipped
+            )
     return cases
 
 
-def variants() -> Cases:
-    cases: Cases = {}
+def variants() -> dict[str, Case]:
+    """Each variant quick under one of both apis, what is combined under all wrappers."""
+    cases = {}
     for api, extra in ((Api.FSDP1, FSDP1_ONLY), (Api.FSDP2, FSDP2_ONLY)):
-        for name, fields in (VARIANTS | SHARDED_ONLY | extra).items():
-            cases[f"llama {api.value} {name}"] = (Family.LLAMA, setup_of(2, api=api, **fields))
+        for number, (name, fields) in enumerate((VARIANTS | SHARDED_ONLY | extra).items()):
+            is_quick = name in extra or "AdamW, clipped" in name or number % 2 == (api is Api.FSDP2)
+            cases[f"llama {api.value} {name}"] = Case(Family.LLAMA, setup_of(2, api=api, **fields), is_quick)
         for name in ("full checkpointing", "selective checkpointing", "one unit"):
-            cases[f"gpt2 {api.value} {name}"] = (Family.GPT2, setup_of(2, api=api, **VARIANTS[name]))
+            cases[f"gpt2 {api.value} {name}"] = Case(Family.GPT2, setup_of(2, api=api, **VARIANTS[name]), False)
         by_size = setup_of(2, api=api, **SHARDED_ONLY["units by size"])
-        cases[f"gpt2 {api.value} tied head, units by size"] = (Family.GPT2, by_size)
+        cases[f"gpt2 {api.value} tied head, units by size"] = Case(Family.GPT2, by_size, api is Api.FSDP2)
     adafactor = {**ADAMW, "optimizer": OptimizerKind.ADAFACTOR}  # of whole matrices: a shard of one has no columns
     for name, api in (("FSDP1", Api.FSDP1), ("DDP", Api.FSDP2)):
         setup = setup_of(2, api=api, strategy=S.NO_SHARD, **adafactor)
-        cases[f"llama {name} Adafactor unsharded"] = (Family.LLAMA, setup)
+        cases[f"llama {name} Adafactor unsharded"] = Case(Family.LLAMA, setup, True)
     for name, fields in VARIANTS.items():
-        cases[f"llama DDP {name}"] = (Family.LLAMA, setup_of(2, api=Api.FSDP2, strategy=S.NO_SHARD, **fields))
+        setup, is_quick = setup_of(2, api=Api.FSDP2, strategy=S.NO_SHARD, **fields), fields is FULL or "clipped" in name
+        cases[f"llama DDP {name}"] = Case(Family.LLAMA, setup, is_quick)
     return cases
 
 
-def resharded_to_two_of_four() -> Cases:
+def on_four() -> dict[str, Case]:
     fields: dict[str, Any] = {"api": Api.FSDP2, "reshard_after_forward": 2}
+    resharded = {
+        "": {},
+        ", AdamW, clipped, no_sync": ADAMW | CLIPPED | NO_SYNC,
+        ", checkpointed, ends, last block stays gathered": FULL | ENDS | LAST_BLOCK_STAYS,
+        ", by size": SHARDED_ONLY["units by size"],
+    }
     return {
-        f"llama resharded to two of four ranks{name}": (Family.LLAMA, setup_of(4, **fields, **more))
-        for name, more in (
-            ("", {}),
-            (", AdamW, clipped, no_sync", ADAMW | CLIPPED | NO_SYNC),
-            (", checkpointed, ends, last block stays gathered", FULL | ENDS | LAST_BLOCK_STAYS),
-            (", by size", SHARDED_ONLY["units by size"]),
+        f"{family.value} resharded to two of four ranks{name}": Case(
+            family, setup_of(4, **fields, **more), "AdamW" in name or "checkpointed" in name
         )
-    } | {"gpt2 resharded to two of four ranks": (Family.GPT2, setup_of(4, **fields))}
+        for name, more in resharded.items()
+        for family in (Family if not name else [Family.LLAMA])
+    } | {
+        f"llama {api.value} {strategy.value} on four": Case(
+            Family.LLAMA, setup_of(4, api=api, strategy=strategy), (api, strategy) == (Api.FSDP1, S.FULL_SHARD)
+        )
+        for api, strategy in TWO
+    }
 
 
-CASES: dict[int, Cases] = {
-    2: every_strategy(2, TWO) | variants(),
-    4: every_strategy(4, FOUR)
-    | resharded_to_two_of_four()
-    | {f"llama {api.value} {s.value} on four": (Family.LLAMA, setup_of(4, api=api, strategy=s)) for api, s in TWO},
-}
-QUICK = re.compile(
-    r"""
-    llama\ fsdp[12]\ \S+\ (sgd|no_sync)         # every strategy: its gradients, and where they are reduced
-    | gpt2\ fsdp[12]\ (FULL|NO)_SHARD\ adamw.*   # the other family and optimizer
-    | llama\ fsdp1\ (NO_SHARD|HYBRID_SHARD)\ clipped
-    | .*AdamW,\ clipped.*                        # what is combined, under all wrappers
-    | llama\ fsdp1\ (full\ checkpointing|every\ second\ product|every\ second\ block|one\ unit|fused\ AdamW)
-    | llama\ fsdp1\ (units\ by\ size|no\ prefetch|optimizer\ in\ backward)
-    | llama\ fsdp2\ (selective\ checkpointing|named\ operators|accumulation|chunked\ loss|AdamW\ in\ a\ loop)
-    | llama\ fsdp2\ (units\ of\ the\ ends|forward\ prefetch|AdamW\ in\ backward|prefetching\ forward,.*)
-    | gpt2\ fsdp2\ tied\ head,\ units\ by\ size
-    | llama\ fsdp1\ (flat\ parameters.*|BACKWARD_POST|no\ limiter)
-    | llama\ fsdp2\ (.*last\ block\ stays.*|offload.*)
-    | llama\ (FSDP1|DDP)\ (Adafactor.*|full\ checkpointing)
-    | .*\ four\ ranks,\ checkpointed.*
-    | llama\ fsdp1\ FULL_SHARD\ on\ four
-    """,
-    re.VERBOSE,
-)
-"""Every strategy, variant and wrapper at least once; the others vary what these show."""
+CASES = {2: every_strategy(2, TWO) | variants(), 4: every_strategy(4, FOUR) | on_four()}
 NAMES = [
-    pytest.param(world, name, id=name, marks=() if QUICK.fullmatch(name) else pytest.mark.slow)
+    pytest.param(world, name, id=name, marks=[pytest.mark.slow] * (not case.is_quick))
     for world, cases in CASES.items()
-    for name in cases
+    for name, case in cases.items()
 ]
-
-
-def test_the_quick_cases_have_every_strategy_and_every_variant() -> None:
-    quick = {name for cases in CASES.values() for name in cases if QUICK.fullmatch(name)}
-    for api, strategy in TWO + FOUR:
-        assert {f"llama {api.value} {strategy.value} {what}" for what in ("sgd", "no_sync")} <= quick
-    for variant in VARIANTS | SHARDED_ONLY:
-        assert {f"llama {api.value} {variant}" for api in Api} & quick, variant
-    assert {f"llama fsdp1 {variant}" for variant in FSDP1_ONLY} <= quick
-    assert {f"llama fsdp2 {variant}" for variant in FSDP2_ONLY} <= quick
 
 
 def without_the_bias_of_keys(parameters: Parameters) -> Parameters:
@@ -202,7 +189,7 @@ def test_the_bias_of_gpt2s_keys_has_no_gradient_but_rounding() -> None:
 
 @pytest.mark.parametrize(("world", "name"), NAMES)
 def test_three_steps_are_those_of_one_process_with_the_global_batch(world: int, name: str) -> None:
-    family, setup = CASES[world][name]
+    family, setup, _ = CASES[world][name]
     expected_losses, expected = train_alone(family, setup)
     if setup.optimizer is not OptimizerKind.SGD:
         expected = without_the_bias_of_keys(expected)

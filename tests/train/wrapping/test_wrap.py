@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -120,7 +121,23 @@ DIRECT: dict[str, tuple[dict[str, Any], Facts]] = {
     "mesh fsdp2": ({**FULL, **BLOCKS, **TWO, "device_mesh": "all"}, {"units": 3, "group": 2}),
     "offload fsdp2": ({**FULL, **BLOCKS, **TWO, "cpu_offload": True}, {"strategy": "FULL_SHARD", "units": 3}),
 }
-"""By name, arguments, where ``all`` is the group or mesh of all ranks; and what the wrapped model says of itself."""
+NAMES = {"FULL_SHARD": "FULL_SHARD", "SHARD_GRAD": "SHARD_GRAD_OP", "NO_SHARD": "NO_SHARD"}
+DTYPES = {"fp32": "torch.float32", "bf16": "torch.bfloat16", "fp16": "torch.float16"}
+for api, mp, strategy in product(("fsdp1", "fsdp2"), DTYPES, NAMES):  # every documented word with every other
+    is_ddp = (api, strategy) == ("fsdp2", "NO_SHARD")
+    DIRECT[f"{api} {mp} {strategy}"] = (
+        {**BLOCKS, "mp": mp, "shard_strat": strategy, "api": api},
+        {
+            "strategy": NAMES[strategy],
+            "parameters": ("fp32",),  # they and the optimizer's states stay in fp32, whatever is computed in
+            "states": ("fp32",),
+            "compute": "torch.float32" if is_ddp else DTYPES[mp],  # of the weights, which DDP's autocast keeps
+            "output": DTYPES[mp],
+            "group": 1 if strategy == "NO_SHARD" else 2,
+            "units": 1 if is_ddp else 3,
+        },
+    )
+"""By name: arguments, where ``all`` is the group or mesh of all ranks; and what the wrapped model says of itself."""
 
 
 def direct_calls() -> dict[str, tuple[Facts, list[str]]]:
@@ -261,30 +278,6 @@ def alone() -> list[str]:
 
 def test_in_a_world_of_one_fsdp1_runs_no_shard_and_says_so(tmp_path: Path) -> None:
     assert run_ranks(1, tmp_path, alone)[0] == ["NO_SHARD", "FULL_SHARD"]
-
-
-def grid_of_calls() -> dict[tuple[str, str, str], Facts]:
-    """The documented words, every one with every other, on two ranks."""
-    return {
-        (api, mp, strategy): call(True, mp, strategy, Block, api=api)[0]
-        for api in ("fsdp1", "fsdp2")
-        for mp in ("fp32", "bf16", "fp16")
-        for strategy in ("FULL_SHARD", "SHARD_GRAD", "NO_SHARD")
-    }
-
-
-def test_every_documented_word_is_what_runs() -> None:
-    """Parameters and the optimizer's states stay in fp32, whatever is computed in; DDP computes under autocast."""
-    names = {"FULL_SHARD": "FULL_SHARD", "SHARD_GRAD": "SHARD_GRAD_OP", "NO_SHARD": "NO_SHARD"}
-    compute = {"fp32": "torch.float32", "bf16": "torch.bfloat16", "fp16": "torch.float16"}
-    for (api, mp, strategy), got in call_standing_ranks(2, grid_of_calls)[0].items():
-        is_ddp = (api, strategy) == ("fsdp2", "NO_SHARD")
-        assert got["strategy"] == names[strategy]
-        assert got["parameters"] == got["states"] == ("fp32",)
-        assert got["compute"] == ("torch.float32" if is_ddp else compute[mp])  # of the weights, which autocast keeps
-        assert got["output"] == compute[mp]
-        assert got["group"] == (1 if strategy == "NO_SHARD" else 2)
-        assert got["units"] == (1 if is_ddp else 3)
 
 
 def hybrid_strategies() -> list[tuple[str, Facts]]:
