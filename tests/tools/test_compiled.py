@@ -9,10 +9,14 @@ pytest.importorskip("torch")
 from fractions import Fraction
 from math import prod
 
-import pytest
 from msgspec.structs import replace
 
+from fsdp_bench.spec.recording.compiled import symbols_of_block
+from fsdp_bench.spec.recording.formula import parse, to_text
+from fsdp_bench.spec.recording.steps import Operator
+from tools.compiled.formulas import merge, most_common
 from tools.compiled.wrapper_code import (
+    Compiled,
     Dropped,
     Function,
     Made,
@@ -21,14 +25,6 @@ from tools.compiled.wrapper_code import (
     UnknownCode,
     read_function,
 )
-
-pytest.importorskip("torch")
-
-from fsdp_bench.spec.recording.compiled import symbols_of_block
-from fsdp_bench.spec.recording.formula import parse, to_text
-from fsdp_bench.spec.recording.steps import Operator
-from tools.compiled.formulas import merge, most_common
-from tools.compiled.wrapper_code import Compiled
 
 MODULE = """
 def call(self, args):

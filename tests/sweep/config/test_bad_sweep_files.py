@@ -18,7 +18,7 @@ from fsdp_bench.spec.record import RunPlan, TrialRecord
 from fsdp_bench.sweep.config.sweep_file import read_file
 from fsdp_bench.sweep.results.load import load_results, read_frontier_of, read_records
 from fsdp_bench.sweep.results.store import Store
-from tests.conftest import refused, run_command
+from tests.conftest import TINY_MODEL, refused, run_command
 from tests.sweep.config.test_grid import machine
 
 RESULTS = Path(__file__).parents[3] / "results" / "xeon-2-cores" / "max-size-quick"
@@ -29,51 +29,69 @@ def record() -> TrialRecord:
     return read_records(RESULTS)[0]
 
 
-@pytest.mark.parametrize(
-    ("run", "part"),
-    [
-        ("timeout_seconds = nan", "run.timeout_seconds: nan is not allowed; a finite number"),
-        ("timeout_seconds = inf", "run.timeout_seconds: inf is not allowed; a finite number"),
-        ("timeout_seconds = -1.0", "timeout_seconds: -1.0 is not allowed; a positive number"),
-        ("timeout_seconds = 1e300", "timeout_seconds: 1e+300 is not allowed; up to 1000000"),
-        ("steps = 9000000000", "steps: 9000000000 is not allowed; up to 1000000"),
-        ("warmup_steps = 9000000000", "up to 1000000"),
-        ("communication_steps = 9000000000", "up to 1000000"),
-        ("steps_without_communication = 9000000000", "up to 1000000"),
-        ("threads_per_rank = 100000", "up to 4096"),
-        ("memory_limit = nan", "a finite number"),
-        ("memory_limit = -5", "memory_limit: -5 is not a positive size"),
-        (f"memory_limit = '{'9' * 400}GiB'", "is too large"),
-        ("name = 'trials'", "[run] name: 'trials' is not allowed"),
-        ("name = 'Trials'", "[run] name: 'Trials' is not allowed"),
-    ],
-)
-def test_a_run_that_cannot_be_meant_is_one_line(write_sweep: Callable[..., Path], run: str, part: str) -> None:
-    assert part in refused("sweep", write_sweep("world_size = 1", run), "--list")
+RUNS = [
+    ("timeout_seconds = nan", "run.timeout_seconds: nan is not allowed; a finite number"),
+    ("timeout_seconds = inf", "run.timeout_seconds: inf is not allowed; a finite number"),
+    ("timeout_seconds = -1.0", "timeout_seconds: -1.0 is not allowed; a positive number"),
+    ("timeout_seconds = 1e300", "timeout_seconds: 1e+300 is not allowed; up to 1000000"),
+    ("steps = 9000000000", "steps: 9000000000 is not allowed; up to 1000000"),
+    ("warmup_steps = 9000000000", "up to 1000000"),
+    ("communication_steps = 9000000000", "up to 1000000"),
+    ("steps_without_communication = 9000000000", "up to 1000000"),
+    ("threads_per_rank = 100000", "up to 4096"),
+    ("memory_limit = nan", "a finite number"),
+    ("memory_limit = -5", "memory_limit: -5 is not a positive size"),
+    (f"memory_limit = '{'9' * 400}GiB'", "is too large"),
+    ("name = 'trials'", "[run] name: 'trials' is not allowed"),
+    ("name = 'Trials'", "[run] name: 'Trials' is not allowed"),
+]
+GRIDS = [
+    ("learning_rate = nan", "grid.learning_rate: nan is not allowed; a finite number"),
+    ("learning_rate = [0.1, inf]", "grid.learning_rate: inf is not allowed; a finite number"),
+    ("learning_rate = -0.1", "learning_rate: -0.1 is not allowed"),
+    ("max_grad_norm = inf", "grid.max_grad_norm: inf is not allowed; a finite number"),
+    ("max_grad_norm = -1.0", "max_grad_norm: -1.0 is not allowed"),
+    (f"seed = {list(range(400))}\nmicro_batch_size = {list(range(1, 400))}", "crosses to 159600 cells; up to"),
+    ("strategy = [{a = 1}]", "strategy: {'a': 1} is not allowed"),
+    ("strategy = [[]]", "strategy: [] is not allowed"),
+]
+FILES: list[tuple[str, list[str]]] = [
+    ("[grid]\nmodel='tiny'\nstrategy='FULL_SHRD'", ["[grid]", "strategy", "FULL_SHRD", "did you mean 'FULL_SHARD'"]),
+    ("[grid]\nmodel='tiny'\nstratgy='zero3'", ["[grid]", "'stratgy'", "did you mean 'strategy'"]),
+    ("[run]\nstep=3\n[grid]\nmodel='tiny'", ["[run]", "'step'", "did you mean 'steps'"]),
+    ("[gird]\nmodel='tiny'", ["'gird'", "did you mean 'grid'"]),
+    ("[grid]\nmodel='tiny'\nprecision='bf17'", ["precision", "'bf17'", "bf16-mixed"]),
+    ("[grid]\nmodel='tiny'\nworld_size='two'", ["world_size", "two"]),
+    ("[grid]\nmodel='tiny'\nworld_size=0", ["world_size", "0", "1 or more"]),
+    ("[grid]\nmodel='tiny'\nworld_size=[]", ["world_size", "empty list"]),
+    ("[grid]\nmodel='tin'", ["model", "'tin'", "tiny"]),
+    ("[grid]\nparams='7Q'", ["params", "'7Q'", "K, M, B, T"]),
+    ("[grid]\nparams='7'", ["params", "10M to 1T"]),
+    ("[grid]\nworld_size=2", ["names no model"]),
+    ("[grid]\nmodel='tiny'\nbatch=1\nmicro_batch_size=2", ["same thing"]),
+    ("[grid]\nmodel='tiny'\nshard_size=2", ["shard_size", "HYBRID_SHARD"]),
+    ("[run]\nwarmup_steps=1\n[grid]\nmodel='tiny'", ["warmup_steps", "2 or more"]),
+    ("[run]\nmemory_limit='2 parsecs'\n[grid]\nmodel='tiny'", ["memory_limit", "GiB"]),
+    ("[run]\ndevice='tpu'\n[grid]\nmodel='tiny'", ["device", "'tpu'", "auto, cpu, cuda"]),
+    ("[run]\nname='../x'\n[grid]\nmodel='tiny'", ["name", "'../x'"]),
+    ("[grid]\nmodel='tiny'\nmodel='tiny'", ["is not TOML", "line"]),
+    ("grid = 3", ["grid", "must be a table"]),
+    ("", ["grid is empty"]),
+    *((f"[run]\n{run}\n[grid]\nmodel='tiny'", [part]) for run, part in RUNS),
+    *((f"[grid]\nmodel='tiny'\n{grid}", [part]) for grid, part in GRIDS),
+    *(
+        (f"[grid]\nmodel={model}", ["is not defined; [models.*] of this file: tiny"])
+        for model in ("[[]]", "[{a=1}]", "7")
+    ),
+]
 
 
-@pytest.mark.parametrize(
-    ("grid", "part"),
-    [
-        ("learning_rate = nan", "grid.learning_rate: nan is not allowed; a finite number"),
-        ("learning_rate = [0.1, inf]", "grid.learning_rate: inf is not allowed; a finite number"),
-        ("learning_rate = -0.1", "learning_rate: -0.1 is not allowed"),
-        ("max_grad_norm = inf", "grid.max_grad_norm: inf is not allowed; a finite number"),
-        ("max_grad_norm = -1.0", "max_grad_norm: -1.0 is not allowed"),
-        (f"seed = {list(range(400))}\nmicro_batch_size = {list(range(1, 400))}", "crosses to 159600 cells; up to"),
-        ("strategy = [{a = 1}]", "strategy: {'a': 1} is not allowed"),
-        ("strategy = [[]]", "strategy: [] is not allowed"),
-    ],
-)
-def test_a_grid_that_cannot_be_meant_is_one_line(write_sweep: Callable[..., Path], grid: str, part: str) -> None:
-    assert part in refused("sweep", write_sweep(grid), "--list")
-
-
-@pytest.mark.parametrize("model", ["[[]]", "[{a = 1}]", "7"])
-def test_a_model_that_is_no_name_is_one_line(write_sweep: Callable[..., Path], model: str) -> None:
-    path = write_sweep("world_size = 1")
-    path.write_text(path.read_text().replace("model = 'tiny'", f"model = {model}"))
-    assert "is not defined; [models.*] of this file: tiny" in refused("sweep", path, "--list")
+@pytest.mark.parametrize(("text", "parts"), FILES)
+def test_a_mistake_in_a_sweep_file_is_one_line_with_its_place(tmp_path: Path, text: str, parts: list[str]) -> None:
+    path = tmp_path / "file.toml"
+    path.write_text(text + TINY_MODEL)
+    message = refused("sweep", path, "--list")
+    assert [part for part in ["file.toml", *parts] if part not in message] == []
 
 
 def test_include_that_is_no_list_is_one_line_where_ranks_are_emulated_too(write_sweep: Callable[..., Path]) -> None:

@@ -165,14 +165,15 @@ def test_a_prediction_that_is_right_or_one_step_off_takes_at_most_4_trials(predi
         assert len(search(29, predicted, truth)) <= 4
 
 
-def test_a_right_prediction_takes_two_trials_itself_and_the_step_above() -> None:
-    assert search(30, 12, 12) == [12, 13]
-    assert search(30, 29, 29) == [29]  # there is no step above
-    assert search(30, -1, -1) == [0]
-
-
-def test_one_step_too_high_takes_two_trials() -> None:
-    assert search(30, 12, 11) == [12, 11]
+@pytest.mark.parametrize(
+    ("predicted", "truth", "tried"),
+    [(12, 12, [12, 13]), (29, 29, [29]), (-1, -1, [0]), (12, 11, [12, 11])],
+    ids=["it and the step above", "no step above", "nothing fits", "one step too high"],
+)
+def test_a_prediction_that_is_right_or_one_too_high_takes_at_most_two_trials(
+    predicted: int, truth: int, tried: list[int]
+) -> None:
+    assert search(30, predicted, truth) == tried
 
 
 def test_without_a_prediction_it_begins_in_the_middle() -> None:

@@ -69,8 +69,12 @@ def test_a_second_writer_on_the_node_is_refused_at_once_and_names_the_first(tmp_
 
 
 @pytest.mark.usefixtures("without_flock")
-def test_a_living_writer_on_another_node_is_not_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first, second = (on_node(tmp_path, name, monkeypatch) for name in ("n1", "n2"))
+@pytest.mark.parametrize("nodes", [("n1", "n2"), ("n1", "n1")])
+def test_without_flock_a_living_writer_is_not_replaced(
+    nodes: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With flock, who gets it knows that the last writer of this node has ended; without, signs of life tell."""
+    first, second = (on_node(tmp_path, name, monkeypatch) for name in nodes)
     first.take()
     with pytest.raises(ResultsError, match=r"is writing here \(process \d+ on n1\); wait for it to end"):
         second.take()
@@ -78,17 +82,6 @@ def test_a_living_writer_on_another_node_is_not_replaced(tmp_path: Path, monkeyp
     first.give_back()
     second.take()
     second.give_back()
-
-
-@pytest.mark.usefixtures("without_flock")
-def test_without_flock_a_living_writer_on_the_same_node_is_not_replaced_either(tmp_path: Path) -> None:
-    """With flock, who gets it knows that the last writer of this node has ended; without, signs of life tell."""
-    first = FolderLock(tmp_path)
-    first.take()
-    with pytest.raises(ResultsError, match="is writing here"):
-        FolderLock(tmp_path).take()
-    assert first.lost() is None
-    first.give_back()
 
 
 @pytest.mark.usefixtures("without_flock")

@@ -13,6 +13,7 @@ import pytest
 from fsdp_bench.plan.estimate import Verdict
 from fsdp_bench.replay.caching_allocator.replay import AllocatorReading
 from fsdp_bench.spec.units import GIB
+from tests.tools.published.conftest import plan_of
 from tools.validate.published import peaks as published
 from tools.validate.published.cases import CaseInputs, PublishedCase, packaged_rows, read_cases
 from tools.validate.published.fits import FitRow, compare_fits, format_fits
@@ -25,7 +26,6 @@ from tools.validate.published.peaks import (
     format_published,
     predict_case,
 )
-from tools.validate.published.setups import Plan, plan_case
 from tools.validate.published.terms import Term
 
 MEASURED_COLUMNS = (
@@ -50,12 +50,6 @@ def rows() -> list[PublishedRow]:
     return compare_published()
 
 
-def _plan(case: PublishedCase) -> Plan:
-    plan = plan_case(case.inputs)
-    assert isinstance(plan, Plan)
-    return plan
-
-
 def test_every_row_and_peak_of_the_file_is_predicted_or_has_a_reason(rows: list[PublishedRow]) -> None:
     assert len(packaged_rows()) == 97
     assert {row.case for row in rows} == {row["id"] for row in packaged_rows()}
@@ -78,26 +72,27 @@ READING = AllocatorReading(
 )
 
 
+@pytest.mark.parametrize(
+    ("case", "num_retries", "expected"),
+    [  # a run of PR 165 prints active and reserved memory
+        ("pr165_FSDP1_full_eager", 0, [("max_active", 2), ("max_reserved", 3)]),
+        ("litgpt_tinyllama_ddp_eager", 0, [("max_allocated", 1)]),
+        # Reserved memory that retries keep within the GPU is compared with nothing.
+        ("pr165_FSDP1_full_eager", 4, [("max_active", 2), ("max_reserved", None)]),
+    ],
+)
 def test_each_peak_is_compared_with_its_own_kind(
-    cases: dict[str, PublishedCase], monkeypatch: pytest.MonkeyPatch
+    case: str,
+    num_retries: int,
+    expected: list[tuple[str, int | None]],
+    cases: dict[str, PublishedCase],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A run of PR 165 prints active and reserved memory."""
-    monkeypatch.setattr(published, "predict_case", lambda _plan: PredictedPeaks(READING, "forward", "aten::mm"))
-    compared = compare_case(cases["pr165_FSDP1_full_eager"])
-    assert [(row.kind, row.predicted_bytes) for row in compared] == [("max_active", 2), ("max_reserved", 3)]
-    (allocated,) = compare_case(cases["litgpt_tinyllama_ddp_eager"])
-    assert (allocated.kind, allocated.predicted_bytes) == ("max_allocated", 1)
-
-
-def test_reserved_memory_that_retries_keep_within_the_gpu_is_compared_with_nothing(
-    cases: dict[str, PublishedCase], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    reading = dataclasses.replace(READING, num_alloc_retries=4, full_in_phase="forward")
+    reading = dataclasses.replace(READING, num_alloc_retries=num_retries)
     monkeypatch.setattr(published, "predict_case", lambda _plan: PredictedPeaks(reading, "forward", "aten::mm"))
-    active, reserved = compare_case(cases["pr165_FSDP1_full_eager"])
-    assert active.predicted_bytes == 2
-    assert reserved.predicted_bytes is None
-    assert "retries" in (reserved.reason or "")
+    compared = compare_case(cases[case])
+    assert [(row.kind, row.predicted_bytes) for row in compared] == expected
+    assert num_retries == 0 or "retries" in (compared[-1].reason or "")
 
 
 def test_blanking_the_measured_columns_changes_no_prediction(rows: list[PublishedRow]) -> None:
@@ -149,8 +144,8 @@ def test_selective_checkpointing_is_predicted_as_the_framework_does_it(rows: lis
 
 def test_ddp_needs_its_buckets_more_than_the_bare_model(cases: dict[str, PublishedCase]) -> None:
     # litgpt prints 32.04 GB with DDP and 29.84 GB on one GPU: 2.2 GB, 2 bytes for each of 1,100,048,384 parameters.
-    ddp = predict_case(_plan(cases["litgpt_tinyllama_ddp_eager"])).reading.peak_allocated_bytes
-    bare = predict_case(_plan(cases["litgpt_tinyllama_1gpu_eager"])).reading.peak_allocated_bytes
+    ddp = predict_case(plan_of(cases["litgpt_tinyllama_ddp_eager"].inputs)).reading.peak_allocated_bytes
+    bare = predict_case(plan_of(cases["litgpt_tinyllama_1gpu_eager"].inputs)).reading.peak_allocated_bytes
     assert ddp - bare == pytest.approx(2 * 1100048384, rel=1e-3)
 
 
