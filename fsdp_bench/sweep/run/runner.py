@@ -53,7 +53,7 @@ class TrialRunner:
 
         Args:
             sweep: the sweep's name.
-            launcher: how ranks are started on this node (LAUNCHERS in config/run_table.py).
+            launcher: how ranks are started on this node (LAUNCHERS in config/sweep_file.py).
             store: where records go.
             environment: what the ranks' environment has beside this process's.
             cluster: the nodes over which ranks are spread; without it all are on this node.
