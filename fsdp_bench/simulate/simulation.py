@@ -9,8 +9,8 @@ from fsdp_bench.simulate.autograd import Engine
 from fsdp_bench.simulate.compiled.choose import compile_blocks
 from fsdp_bench.simulate.events import IN_HOST_MEMORY, Category, Stream
 from fsdp_bench.simulate.losses import cross_entropy, loss
-from fsdp_bench.simulate.models.activation_checkpointing import checkpoint_blocks, checkpointed_blocks, reentrant
-from fsdp_bench.simulate.models.build import build
+from fsdp_bench.simulate.models.activation_checkpointing import reentrant
+from fsdp_bench.simulate.models.build import build, checkpoint_blocks, checkpointed_blocks
 from fsdp_bench.simulate.operators.clipping import (
     Scaler,
     clip_gradients,

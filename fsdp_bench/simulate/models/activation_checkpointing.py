@@ -12,7 +12,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
@@ -21,7 +21,6 @@ from fsdp_bench.simulate.events import Stream
 from fsdp_bench.simulate.operators.core import Operators, Saved
 from fsdp_bench.simulate.tape import Storage, Tensor
 from fsdp_bench.spec.checkpointing_policy import CheckpointingPolicy
-from fsdp_bench.spec.setup import Checkpointing, Reentrant, TrainSetup
 
 # -- Activation offload of blocks: torch.autograd.graph.save_on_cpu(pin_memory=True), which offload_wrapper is ---------
 #
@@ -33,13 +32,14 @@ ACTIVATIONS = "activations"
 """``Work.group`` of these copies, by which the host's memory is added up."""
 
 
-class _SaveOnCpu:
+class SaveOnCpu:
     """save_on_cpu: the hooks of saved tensors, and what goes around a block, outside of its checkpointing."""
 
     def __init__(self, op: Operators) -> None:
         self._op = op
 
     def around(self, forward: Callable[..., Any], *inputs: Any) -> Any:
+        """Run a block whose saved tensors go to the host."""
         self._op.tape.hooks.append(self)
         try:
             return forward(*inputs)
@@ -72,10 +72,6 @@ class _SaveOnCpu:
                 tensor.node, tensor.output = one.node, one.output
             tensors.append(tensor)
         return tensors
-
-
-if TYPE_CHECKING:
-    from fsdp_bench.simulate.models.transformer import Module, SimulatedModel
 
 
 class _StopRecomputation(Exception):
@@ -216,27 +212,6 @@ class _Recomputation:
             if self._count == len(self._holders):
                 raise _StopRecomputation
         return tensors
-
-
-def checkpointed_blocks(model: SimulatedModel, setup: TrainSetup) -> list[Module]:
-    """Return the blocks that the policy chooses, in the order in which the model registers them."""
-    if setup.checkpointing is Checkpointing.NONE:
-        return []
-    blocks = set(map(id, model.blocks))
-    return [module for module in model.all_modules() if id(module) in blocks][:: setup.policy.every_blocks]
-
-
-def checkpoint_blocks(op: Operators, engine: Engine, model: SimulatedModel, setup: TrainSetup) -> None:
-    """Checkpoint the chosen blocks, but those around units, and offload all (train/wrapping)."""
-    for block in checkpointed_blocks(model, setup):
-        if setup.reentrant is Reentrant.INSIDE:
-            block.around = reentrant(op, engine)
-        elif setup.reentrant is Reentrant.NO:
-            policy = setup.policy if setup.checkpointing is Checkpointing.SELECTIVE else None
-            block.around = checkpointed(op, policy, block.num_positional)
-    if setup.activation_offload:
-        for block in model.blocks:
-            block.put_around(_SaveOnCpu(op).around)
 
 
 def checkpointed(
