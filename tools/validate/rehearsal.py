@@ -20,9 +20,16 @@ from fsdp_bench.sweep.results.store import Store
 from fsdp_bench.sweep.run.rehearsed import rehearsed_gpu, stand_in_environment
 from fsdp_bench.sweep.run.runner import TrialRunner
 from fsdp_bench.validate.memory import MemoryComparison, Summary, compare_with_allocator, summarize
-from tools.validate.compiled_setups import draw_compiled_architectures, draw_compiled_cells
 from tools.validate.random_architectures import draw_architectures
-from tools.validate.random_setups import Cell, Code, Progress, draw_cells, no_progress
+from tools.validate.random_setups import (
+    Cell,
+    Code,
+    Progress,
+    draw_cells,
+    draw_compiled_architectures,
+    draw_compiled_cells,
+    no_progress,
+)
 
 GPU = "H200"
 """The GPU that is rehearsed on: with enough memory for nearly all that is drawn."""

@@ -20,8 +20,7 @@ from fsdp_bench.simulate.operators.kernels import kernels_on
 from fsdp_bench.simulate.step import SimulatedSteps
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.units import format_gib
-from tools.validate.published.cases import PublishedCase, read_cases
-from tools.validate.published.hardware import cluster_of
+from tools.validate.published.cases import PublishedCase, cluster_of, read_cases
 from tools.validate.published.left_out import left_out, wrapped
 from tools.validate.published.setups import Unpredictable, plan_case
 
