@@ -49,10 +49,8 @@ def folders_of(lora: LoRA, root: Path = ADAPTERS) -> list[Path]:
 def differences(code: RecordedCode, lora: LoRA, values: dict[str, int]) -> list[str]:
     """Return for what a recording does not hold for some adapters; empty if it does.
 
-    Args:
-        code: a recording of one of the folders of these adapters.
-        lora: the adapters.
-        values: the symbols of formulas, for the model.
+    ``code`` is a recording of one of the folders of these adapters; ``values`` are the symbols of formulas, for the
+    model.
     """
     found = []
     if lora.rank == 1:
@@ -128,12 +126,8 @@ def recorded_architecture(
 ) -> RecordedModel:
     """Return the model of a config.json, by the recording of its architecture.
 
-    Args:
-        config: the fields of the config.json.
-        sequence_length: for which side of a sliding window.
-        name: the model's.
-        folder: one of FOLDERS; with adapters the one that holds the folders of ``folder_of``.
-        lora: PEFT's adapters in it.
+    ``sequence_length`` says on which side of a sliding window it is. ``folder`` is one of FOLDERS; with adapters the
+    one that holds the folders of ``folder_of``.
 
     Raises:
         NotRecorded: if there is none, with what differs from the nearest.

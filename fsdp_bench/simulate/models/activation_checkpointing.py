@@ -219,10 +219,8 @@ def checkpointed(
 ) -> Callable[..., Any]:
     """Return what goes around a block: checkpoint_wrapper with CheckpointImpl.NO_REENTRANT.
 
-    Args:
-        op: the operators.
-        policy: what selective checkpointing saves; without one it is full.
-        num_positional: how many of the inputs are positional arguments; None for all.
+    ``policy`` is what selective checkpointing saves; without one it is full. So many of the inputs as
+    ``num_positional`` says are positional arguments; None for all.
     """
 
     def around(forward: Callable[..., Any], *inputs: Any) -> Any:

@@ -81,11 +81,7 @@ class RunTable:
 def read_run_table(written: dict[str, Any], stem: str, has_frontier: bool, machine: Machine) -> RunTable:
     """Read [run] and resolve it for a machine.
 
-    Args:
-        written: the table as it was written.
-        stem: the sweep file's name without its ending.
-        has_frontier: whether the file has [frontier].
-        machine: where the trials will run.
+    ``stem`` is the sweep file's name without its ending.
     """
     check_keys("[run] ", written, RUN_KEYS)
     name, device = _name(written, stem), _device(written, machine)

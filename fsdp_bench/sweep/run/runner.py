@@ -51,12 +51,8 @@ class TrialRunner:
     ) -> None:
         """Prepare to start trials.
 
-        Args:
-            sweep: the sweep's name.
-            launcher: how ranks are started on this node (LAUNCHERS in config/sweep_file.py).
-            store: where records go.
-            environment: what the ranks' environment has beside this process's.
-            cluster: the nodes over which ranks are spread; without it all are on this node.
+        ``launcher`` is one of LAUNCHERS (config/sweep_file.py); ``environment`` is what the ranks' environment has
+        beside this process's. Without a cluster all ranks are on this node.
 
         Raises:
             MachineError: if a node is not there.
