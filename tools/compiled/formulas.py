@@ -62,11 +62,9 @@ def merge(
 ) -> CompiledCode:
     """Return one recording of the same code at several sizes.
 
-    Args:
-        points: the sizes, and what Inductor wrote at each.
-        others: recordings of the same block, whose formulas are taken where there is one size.
-        products: what numbers are multiples of; by default of any product of symbols. So few that one size is enough.
-            The sizes of what backward takes are then recorded, too.
+    ``points`` are the sizes, and what Inductor wrote at each; ``others`` are recordings of the same block, whose
+    formulas are taken where there is one size. ``products`` say what numbers are multiples of, by default of any
+    product of symbols: so few that one size is enough. The sizes of what backward takes are then recorded, too.
 
     Raises:
         UnknownCode: for a number that is no product of the symbols.

@@ -49,14 +49,8 @@ def validate_rehearsals(
     Setups with a gradient scaler are not drawn:
     gradients decide whether it skips a step, and the stand-in computes none.
 
-    Args:
-        count: number of setups to draw.
-        seed: seed of the random setups.
-        compiled: draw setups whose blocks are compiled.
-        progress: called with the number of rehearsals that are done, the number of all, and what is done.
-        code: whose models are drawn.
-        model_type: of Hugging Face's models; None for all of the catalogue in turn.
-        float8: draw setups whose linear layers compute in float8, of benchmark models.
+    With ``compiled`` setups are drawn whose blocks are compiled, with ``float8`` those whose linear layers compute in
+    float8, of benchmark models. ``model_type`` is for Hugging Face's models; None for all of the catalogue in turn.
 
     Raises:
         MachineError: if this machine cannot rehearse.
