@@ -372,7 +372,6 @@ class RecordedSimulation(Simulation):
         }
 
     def _forward_backward(self) -> Tensor:
-        """Run forward, which computes the loss, and backward."""
         self.tape.mark("forward")
         self.wrapper.lazy_init()  # _root_pre_forward does both before it casts the inputs
         self.wrapper.forget_gradients()

@@ -107,7 +107,6 @@ class _Merged:
         self._find = cache(self._search)
 
     def code(self) -> CompiledCode:
-        """Return the recording."""
         first = self._compiled[0]
         forward = self._steps([one.forward for one in self._compiled])
         backward = self._steps([one.backward for one in self._compiled])

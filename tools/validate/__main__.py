@@ -133,7 +133,6 @@ def command(
 
 
 def _refuse_unused(against: str) -> None:
-    """Refuse options that would be ignored."""
     for name in (given.replace("_", "-") for given in given_options()):
         owners = [owner for owner, options in _OPTIONS.items() if name in options]
         if owners and against not in owners:
@@ -164,7 +163,6 @@ def _refuse_unlike(code: Code, model_type: str | None, kernels: KernelSet, real_
 
 @contextmanager
 def _progress(what: str) -> Iterator[ShowProgress]:
-    """Show a bar; yield what updates it."""
     with Progress(console=new_console(error=True)) as bar:
         task = bar.add_task(what, total=None)
 

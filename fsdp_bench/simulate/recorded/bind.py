@@ -152,7 +152,6 @@ class _Binding:
         self._first_blocks: dict[int, StandIn] = {}
 
     def program(self) -> BoundStep:
-        """Return everything bound."""
         variant = self._variant
         sources = dict(self._modules())
         return BoundStep(

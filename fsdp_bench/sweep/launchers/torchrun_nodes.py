@@ -186,7 +186,6 @@ class TorchrunNodes(Cluster):
                     self._meet(node_id, node)
 
     def _meet(self, node_id: str, node: OtherNode) -> None:
-        """Let a node take part if it is the right one."""
         meeting, names = self._meeting, self._nodes.values()
         if node.sweep != meeting.sweep:
             meeting.say(f"node {node.name} was refused: it runs another sweep file or version")
