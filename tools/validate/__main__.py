@@ -25,8 +25,7 @@ from fsdp_bench.spec.errors import ExitCode, FsdpBenchError, SpecError, printabl
 from fsdp_bench.spec.subprocesses.dry_run import KernelSet
 from fsdp_bench.validate.memory import MemoryComparison, Summary
 from tools.validate.dry_run import validate_dry_runs
-from tools.validate.published.fits import compare_fits, format_fits
-from tools.validate.published.peaks import compare_published, format_published
+from tools.validate.published.peaks import compare_fits, compare_published, format_fits, format_published
 from tools.validate.published.rehearsed import (
     compare_rehearsed,
     compare_rehearsed_outcomes,
