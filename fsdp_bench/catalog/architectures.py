@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from fsdp_bench.catalog.config_names import ARCHITECTURES
+from fsdp_bench.catalog.model_entry import ARCHITECTURES
 from fsdp_bench.catalog.recorded import read_recorded
 from fsdp_bench.spec.errors import SpecError, shown
 from fsdp_bench.spec.lora import ALL_LINEAR, RANK, SCALED_TOGETHER, LoRA

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fsdp_bench.catalog.config_names import config_names
-from fsdp_bench.catalog.model_entry import FAMILIES, ModelEntry
+from fsdp_bench.catalog.model_entry import FAMILIES, ModelEntry, config_names
 from fsdp_bench.catalog.user_file import explain
 from fsdp_bench.spec.codec import from_builtins
 from fsdp_bench.spec.errors import LONGEST_VALUE, SpecError, shortened, shown

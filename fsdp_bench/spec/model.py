@@ -166,10 +166,7 @@ class ModelShape(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True)
         causal token sees (sequence_length + 1) / 2 keys on average. Norms, activations and the softmax are not
         counted (Chowdhery et al. 2022, PaLM, appendix B).
         """
-        d, kv, f = self.hidden_size, self.kv_size, self.intermediate_size
-        matrices = 2 * d * d + 2 * d * kv + (3 if self.family is Family.LLAMA else 2) * d * f
-        keys = (sequence_length + 1) / 2 if causal else sequence_length
-        return 2 * matrices + 4 * keys * d
+        return sum(flops for _, flops in self._operators_of_a_block(sequence_length, causal))
 
     def forward_flops_per_token(self, sequence_length: int, causal: bool = True) -> float:
         """Return the FLOPs of the forward pass for one token: blocks and head. Embedding look-ups count as 0."""
