@@ -87,8 +87,7 @@ def parse_document(text: str, form: str, path: Path) -> Any:
 def _check_numbers(value: Any, place: str, depth: int) -> None:
     """Refuse deep nesting, and numbers that are not finite or exceed 64 bits.
 
-    Raises:
-        SpecError: naming the place in the file: ``run.timeout_seconds``.
+    Raises SpecError, naming the place in the file: ``run.timeout_seconds``.
     """
     if depth > DEEPEST:
         raise SpecError(f"is nested too deeply; up to {DEEPEST} levels")

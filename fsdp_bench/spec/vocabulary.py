@@ -219,11 +219,7 @@ class Precision:
     reduce: str
 
     def __init__(self, store: str, compute: str, reduce: str) -> None:
-        """Build from three dtype names, each ``fp32``, ``bf16`` or ``fp16``.
-
-        Raises:
-            SpecError: for any other dtype.
-        """
+        """Build from three dtype names, each ``fp32``, ``bf16`` or ``fp16``. Raises SpecError for any other dtype."""
         for part, name, dtype in (
             ("stored", "store", store),
             ("compute", "compute", compute),

@@ -76,11 +76,7 @@ class Meeting:
     """The folder in which the nodes of a sweep meet."""
 
     def __init__(self, results: Path, endpoint: str, sweep_file: Path, say: Say) -> None:
-        """``say`` prints a line.
-
-        Raises:
-            MachineError: if the sweep file cannot be read.
-        """
+        """``say`` prints a line. Raises MachineError if the sweep file cannot be read."""
         self.results, self.endpoint, self.say = results.absolute(), endpoint, say
         self.folder = self.results / f".nodes-{endpoint}"
         self._owner: int | None = None

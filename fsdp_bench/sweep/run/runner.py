@@ -52,10 +52,7 @@ class TrialRunner:
         """Prepare to start trials.
 
         ``launcher`` is one of LAUNCHERS (config/sweep_file.py); ``environment`` is what the ranks' environment has
-        beside this process's. Without a cluster all ranks are on this node.
-
-        Raises:
-            MachineError: if a node is not there.
+        beside this process's. Without a cluster all ranks are on this node. Raises MachineError if a node is not there.
         """
         self._lost_nodes: tuple[str, ...] = ()
         self._sweep = sweep
@@ -221,8 +218,7 @@ class TrialRun:
     def _after_lost_nodes(self, lost: tuple[str, ...], verdict: TrialEnd) -> TrialEnd:
         """Return the outcome of a trial that ended as ``verdict`` says, and lost these nodes.
 
-        Raises:
-            NodesLost: if no rank had begun on them.
+        Raises NodesLost if no rank had begun on them.
         """
         self.lost_nodes = lost
         ranks = [rank for rank in self._ranks() if self._node(rank) in lost]

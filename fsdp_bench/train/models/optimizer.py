@@ -58,11 +58,7 @@ def _offloaded(model: nn.Module, setup: TrainSetup) -> torch.optim.Optimizer:
 
 
 def _torchao(setting: str) -> Any:
-    """Return torchao.optim.
-
-    Raises:
-        MachineError: if torchao is not installed.
-    """
+    """Return torchao.optim. Raises MachineError if torchao is not installed."""
     try:
         return importlib.import_module("torchao.optim")
     except ImportError:

@@ -128,8 +128,7 @@ def _call(function: Any, arguments: dict[str, int]) -> Any:
 def _arguments(function: Any, spec: UserModule, setup: TrainSetup) -> dict[str, int]:
     """Return the sizes to pass to a function: those that the user gave; else the setup's, if it has no default.
 
-    Raises:
-        SpecError: if the user gave a size that the function does not accept.
+    Raises SpecError if the user gave a size that the function does not accept.
     """
     known = _parameters(function)
     for name in spec.arguments:

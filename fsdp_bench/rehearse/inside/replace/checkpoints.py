@@ -253,8 +253,7 @@ def use_random_weights() -> None:
 def _device(device_map: Any) -> Any:
     """Return where ``from_pretrained`` puts the whole model.
 
-    Raises:
-        ValueError: if it would be put on several devices.
+    Raises ValueError if it would be put on several devices.
     """
     if isinstance(device_map, dict) and list(device_map) == [""]:
         device_map = device_map[""]
