@@ -96,11 +96,7 @@ ATTENTIONS = (DEFAULT_ATTENTION, "eager", FLASH_ATTN_PACKAGE)
 
 
 def parse_attention(text: str) -> str | None:
-    """Read transformers' attn_implementation; None for its default.
-
-    Raises:
-        SpecError: for one that is not predicted.
-    """
+    """Read transformers' attn_implementation; None for its default. Raises SpecError for one that is not predicted."""
     attention = text.strip().lower() if isinstance(text, str) else ""
     if attention not in ATTENTIONS:
         raise SpecError(f"attention: {shown(text)} is not predicted; one of {', '.join(ATTENTIONS)}")

@@ -73,11 +73,7 @@ def read_hf_config(path: Path) -> ModelShape:
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """Return the fields of a Hugging Face config.json.
-
-    Raises:
-        SpecError: naming the file, if it is none.
-    """
+    """Return the fields of a Hugging Face config.json. Raises SpecError, naming the file, if it is none."""
     config = _load(path)
     if not isinstance(config.get("model_type"), str):
         raise SpecError(f"{path}: is not a Hugging Face config.json: it has no model_type")

@@ -178,11 +178,7 @@ else:
 
         @staticmethod
         def parse(value: object) -> ModelShape | ModelCode:
-            """Read the table of a model: that of a ModelCode has ``code``.
-
-            Raises:
-                SpecError: for anything else.
-            """
+            """Read the table of a model: that of a ModelCode has ``code``. Raises SpecError for anything else."""
             if not isinstance(value, Mapping):
                 raise SpecError(f"model: {shown(value)} is not allowed; a table")
             kind = ModelCode if "code" in value else ModelShape

@@ -235,11 +235,7 @@ class Precision:
 
     @classmethod
     def parse(cls, text: str) -> Precision:
-        """Read a name or STORED/COMPUTE/REDUCE.
-
-        Raises:
-            SpecError: naming the precisions that exist.
-        """
+        """Read a name or STORED/COMPUTE/REDUCE. Raises SpecError, naming the precisions that exist."""
         folded = text.strip().lower().replace("_", "-") if isinstance(text, str) else ""
         folded = _PRECISION_ALIASES.get(folded, folded)
         if folded in NAMED_PRECISIONS:

@@ -183,11 +183,7 @@ class RecordedCode(msgspec.Struct, frozen=True, forbid_unknown_fields=True, eq=F
     format_version: int = FORMAT_VERSION
 
     def read(self, name: str) -> Variant:
-        """Return a variant, or the one that it is like.
-
-        Raises:
-            SpecError: if what is written down is no variant.
-        """
+        """Return a variant, or the one that it is like. Raises SpecError if what is written down is no variant."""
         name = self.same.get(name, name)
         if name not in self._read:
             try:

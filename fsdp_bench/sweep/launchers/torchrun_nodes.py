@@ -114,11 +114,7 @@ class Meeting:
         return (writer := self.writer(node_id)) is not None and seems_to_live(self.folder / node_id, writer)
 
     def write(self, content: NodeTask | OtherNode, node_id: str = "") -> None:
-        """Write the order, or what a node with an ID says.
-
-        Raises:
-            OSError: if it cannot be written.
-        """
+        """Write the order, or what a node with an ID says. Raises OSError if it cannot be written."""
         write_atomically(self._path(node_id), msgspec.json.encode(content))
 
     def read(self, kind: type[T], node_id: str = "") -> T | None:
@@ -156,11 +152,7 @@ class TorchrunNodes(Cluster):
         atexit.register(self._leave)
 
     def begin(self, local: Launcher, mark: str, environment: Mapping[str, str]) -> None:
-        """Prepare for a sweep's trials: wait for the other nodes.
-
-        Raises:
-            MachineError: if they do not come.
-        """
+        """Prepare for a sweep's trials: wait for the other nodes. Raises MachineError if they do not come."""
         super().begin(local, mark, environment)
         meeting, begin, known = self._meeting, time.monotonic(), {"order"}
         left_before = {path.stem: meeting.writer(path.stem) for path in meeting.folder.glob("*.json")}
