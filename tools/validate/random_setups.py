@@ -124,11 +124,7 @@ def _shape(source: random.Random, small: bool) -> ModelShape:
 
 
 def draw_setup(source: random.Random, device: str, small: bool) -> TrainSetup:
-    """Return a random setup.
-
-    Raises:
-        SpecError: if two drawn values contradict each other.
-    """
+    """Return a random setup. Raises SpecError if two drawn values contradict each other."""
     api = source.choice(list(Api))
     fsdp1: dict[str, Any] = {}
     if api is Api.FSDP1:
