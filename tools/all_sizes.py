@@ -54,11 +54,8 @@ def architecture(
 ) -> Subject:
     """Return the code of a config.json, for all sizes: of small models, as many as its formulas need.
 
-    Args:
-        config: the fields of the config.json.
-        sequence_length: says on which side of a sliding window sequences are.
-        only: the sequence length, if the recording is for one alone.
-        lora: PEFT's adapters to put in; the recording is for all ranks but 1.
+    ``sequence_length`` says on which side of a sliding window sequences are; ``only`` is the length, if the recording
+    is for one alone. A recording with PEFT's adapters is for all ranks but 1.
 
     Raises:
         SpecError: for a config that transformers does not know or refuses.

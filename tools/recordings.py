@@ -71,12 +71,9 @@ def record_missing(
 ) -> list[Path]:
     """Record what a model runs within and beyond its sliding window, where no recording holds; return the new files.
 
-    Args:
-        entry: a model of the catalogue.
-        code_of: whose code.
-        folder: where to look and write; by default what comes with fsdp-bench.
-        lora: PEFT's adapters in it, of any rank; without what offloaded activations need.
-        before_sm80: whether to record what runs on GPUs without FlashAttention (Gpu.is_before_sm80).
+    ``folder`` is where to look and write, by default what comes with fsdp-bench. With ``lora``, PEFT's adapters of any
+    rank, nothing is recorded that offloaded activations need; with ``before_sm80``, what runs on GPUs without
+    FlashAttention (Gpu.is_before_sm80).
 
     Raises:
         MachineError: if torch, transformers or torchtitan is missing, or the code cannot be recorded; with the reason.

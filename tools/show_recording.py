@@ -67,7 +67,6 @@ class _Writer:
                     pass
 
     def call(self, call: Call, depth: int) -> Iterator[str]:
-        """Yield the lines of a module's call."""
         yield f"{'  ' * depth}{call.module or 'the model'}({', '.join(map(self._tensor, call.inputs))})"
         yield from self.lines(call.code, depth + 1)
 

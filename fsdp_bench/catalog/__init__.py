@@ -9,8 +9,8 @@ Read in this order:
     loader.py        the catalogue: the built-in files, and a user's file whose entries replace or add
     names.py         finds an entry by what people call it, and says which was meant where there is none
     lookup.py        gpu(), server() and model() by name, size or file; the GPUs that a run uses
-    model_entry.py   one model of models.toml, its config.json, and whether predictions can express it exactly
-    config_names.py  what a model's common fields are called in the config.json of each family
+    model_entry.py   one model of models.toml, its config.json with each family's names of fields, and whether
+                     predictions can express it exactly
     hf_config.py     reads a Hugging Face config.json
     recorded.py      reads a recorded model, and blocks as torch.compile compiled them (recordings/compiled/)
     architectures.py finds the recording that holds for a config.json, and for which of PEFT's adapters

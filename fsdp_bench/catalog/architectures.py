@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from fsdp_bench.catalog.config_names import ARCHITECTURES
+from fsdp_bench.catalog.model_entry import ARCHITECTURES
 from fsdp_bench.catalog.recorded import read_recorded
 from fsdp_bench.spec.errors import SpecError, shown
 from fsdp_bench.spec.lora import ALL_LINEAR, RANK, SCALED_TOGETHER, LoRA
@@ -49,10 +49,8 @@ def folders_of(lora: LoRA, root: Path = ADAPTERS) -> list[Path]:
 def differences(code: RecordedCode, lora: LoRA, values: dict[str, int]) -> list[str]:
     """Return for what a recording does not hold for some adapters; empty if it does.
 
-    Args:
-        code: a recording of one of the folders of these adapters.
-        lora: the adapters.
-        values: the symbols of formulas, for the model.
+    ``code`` is a recording of one of the folders of these adapters; ``values`` are the symbols of formulas, for the
+    model.
     """
     found = []
     if lora.rank == 1:
@@ -98,11 +96,7 @@ ATTENTIONS = (DEFAULT_ATTENTION, "eager", FLASH_ATTN_PACKAGE)
 
 
 def parse_attention(text: str) -> str | None:
-    """Read transformers' attn_implementation; None for its default.
-
-    Raises:
-        SpecError: for one that is not predicted.
-    """
+    """Read transformers' attn_implementation; None for its default. Raises SpecError for one that is not predicted."""
     attention = text.strip().lower() if isinstance(text, str) else ""
     if attention not in ATTENTIONS:
         raise SpecError(f"attention: {shown(text)} is not predicted; one of {', '.join(ATTENTIONS)}")
@@ -128,12 +122,8 @@ def recorded_architecture(
 ) -> RecordedModel:
     """Return the model of a config.json, by the recording of its architecture.
 
-    Args:
-        config: the fields of the config.json.
-        sequence_length: for which side of a sliding window.
-        name: the model's.
-        folder: one of FOLDERS; with adapters the one that holds the folders of ``folder_of``.
-        lora: PEFT's adapters in it.
+    ``sequence_length`` says on which side of a sliding window it is. ``folder`` is one of FOLDERS; with adapters the
+    one that holds the folders of ``folder_of``.
 
     Raises:
         NotRecorded: if there is none, with what differs from the nearest.

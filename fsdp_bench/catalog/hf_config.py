@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fsdp_bench.catalog.config_names import config_names
-from fsdp_bench.catalog.model_entry import FAMILIES, ModelEntry
+from fsdp_bench.catalog.model_entry import FAMILIES, ModelEntry, config_names
 from fsdp_bench.catalog.user_file import explain
 from fsdp_bench.spec.codec import from_builtins
 from fsdp_bench.spec.errors import LONGEST_VALUE, SpecError, shortened, shown
@@ -74,11 +73,7 @@ def read_hf_config(path: Path) -> ModelShape:
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """Return the fields of a Hugging Face config.json.
-
-    Raises:
-        SpecError: naming the file, if it is none.
-    """
+    """Return the fields of a Hugging Face config.json. Raises SpecError, naming the file, if it is none."""
     config = _load(path)
     if not isinstance(config.get("model_type"), str):
         raise SpecError(f"{path}: is not a Hugging Face config.json: it has no model_type")

@@ -25,7 +25,6 @@ _MAX_POSITIONS = {Family.LLAMA: 4096, Family.GPT2: 1024}
 
 
 def _shape(family: Family, width: int, depth: int, vocab_size: int, positions: int) -> ModelShape:
-    """Build the shape with ``width`` heads and ``depth`` layers."""
     hidden_size = width * _HEAD_DIM[family]
     # Llama 2's rule (facebookresearch/llama, model.py, FeedForward): 2/3 of 4h, up to a multiple of 256.
     swiglu_size = -(-(8 * hidden_size // 3) // 256) * 256

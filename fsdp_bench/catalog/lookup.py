@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fsdp_bench.catalog.architectures import ADAPTERS, ATTENTION, FOLDERS, NotRecorded, recorded_architecture
-from fsdp_bench.catalog.config_names import config_names
 from fsdp_bench.catalog.hf_config import config_name, read_config, read_hf_config
 from fsdp_bench.catalog.ladder import nearest_size
 from fsdp_bench.catalog.loader import BUILT_IN, Catalog
+from fsdp_bench.catalog.model_entry import config_names
 from fsdp_bench.catalog.recorded import read_recorded, recorded_model
 from fsdp_bench.spec.checked import Count, read
 from fsdp_bench.spec.errors import SpecError, shown

@@ -111,8 +111,7 @@ def _named(name: str, entries: tuple[T, ...]) -> T | None:
 def _suggested(kind: str, written: str, meant: str, entries: Iterable[NamedEntry]) -> str:
     """Return ``" (did you mean 'x'?)"`` for the only entry that has all words of ``meant`` in its name, or nothing.
 
-    Raises:
-        SpecError: if several have, naming them.
+    Raises SpecError if several have, naming them.
     """
     words = _words(meant)
     found = [entry.name for entry in entries if words and any(_has(_words(known), words) for known in own_names(entry))]

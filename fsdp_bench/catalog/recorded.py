@@ -19,11 +19,7 @@ from fsdp_bench.spec.recording.recorded import FORMAT_VERSION, RecordedCode
 
 @lru_cache(maxsize=16)
 def read_recorded(path: Path) -> RecordedCode:
-    """Read a recording.
-
-    Raises:
-        SpecError: if the file is missing, damaged or of a newer version; naming it.
-    """
+    """Read a recording. Raises SpecError if the file is missing, damaged or of a newer version; naming it."""
     try:
         data = _unpacked(path)
     except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:

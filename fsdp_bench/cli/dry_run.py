@@ -33,8 +33,8 @@ from fsdp_bench.spec.hardware import Hardware
 from fsdp_bench.spec.impossible import impossible
 from fsdp_bench.spec.recording.model import RecordedModel
 from fsdp_bench.spec.subprocesses.dry_run import SIZES, DryRunAnswer, DryRunSpec, KernelSet, UserModule
+from fsdp_bench.sweep.config.models import check_names
 from fsdp_bench.sweep.dry_run import NEEDS_CODE, DryRunError, dry_runs, result_of
-from fsdp_bench.sweep.module_names import check_names
 
 ANNOUNCED_AFTER_SECONDS = 2.0
 """Seconds after which a progress line says on standard error that the dry run is running."""

@@ -20,7 +20,7 @@ from fsdp_bench.spec.files import read_document
 from fsdp_bench.spec.recording.model import RecordedModel
 from fsdp_bench.spec.subprocesses.dry_run import UserModule
 from fsdp_bench.spec.subprocesses.model_code import RecordingSpec
-from fsdp_bench.sweep.module_names import check_names
+from fsdp_bench.sweep.config.models import check_names
 
 
 @click.command("record")

@@ -20,10 +20,9 @@ from fsdp_bench.catalog.loader import BUILT_IN, Catalog
 from fsdp_bench.catalog.lookup import adapted_model, name_with, named_config
 from fsdp_bench.catalog.lookup import model as find_model
 from fsdp_bench.catalog.recorded import read_recorded, recorded_model
-from fsdp_bench.spec.cache import cache_folder
 from fsdp_bench.spec.codec import to_builtins
 from fsdp_bench.spec.errors import ExitCode, FsdpBenchError, MachineError, SpecError, install_hint
-from fsdp_bench.spec.files import write_atomically
+from fsdp_bench.spec.files import cache_folder, write_atomically
 from fsdp_bench.spec.lora import LoRA
 from fsdp_bench.spec.recording.config import loops_over_sequence
 from fsdp_bench.spec.recording.model import Model, code_of

@@ -13,7 +13,7 @@ from fsdp_bench.simulate.step import SimulatedSteps
 from fsdp_bench.spec.calibration_profile import Profile
 from fsdp_bench.spec.hardware import Hardware
 from fsdp_bench.spec.recording.model import Model
-from fsdp_bench.spec.setup import Reentrant, TrainSetup
+from fsdp_bench.spec.setup import TrainSetup
 
 
 @dataclass(frozen=True)
@@ -47,15 +47,7 @@ class Speed:
     @property
     def hfu(self) -> float | None:
         """FLOP/s including recomputation, over the GPU's dense peak."""
-        setup = self.setup
-        return self._fraction_of_peak(
-            self.model.hardware_flops_per_token(
-                setup.sequence_length,
-                setup.checkpointing,
-                policy=setup.checkpointing_policy,
-                stops_early=setup.reentrant is Reentrant.NO,
-            )
-        )
+        return self._fraction_of_peak(self.model.hardware_flops_per_token(self.setup))
 
     @property
     def _tokens(self) -> int:

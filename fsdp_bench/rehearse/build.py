@@ -26,9 +26,9 @@ from functools import cache
 from pathlib import Path
 
 from fsdp_bench.rehearse.find_torch import Torch, find_torch
-from fsdp_bench.spec.cache import private_folder
 from fsdp_bench.spec.codec import from_json
 from fsdp_bench.spec.errors import FsdpBenchError, MachineError, printable, shortened
+from fsdp_bench.spec.files import private_folder
 from fsdp_bench.spec.subprocesses.rehearsal import RehearsedGpu
 
 SOURCES = Path(__file__).parent / "stand_in"

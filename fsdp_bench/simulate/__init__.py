@@ -5,7 +5,7 @@ Read in this order:
     tape.py            the recorder of events; storages and tensors without data
     autograd.py        the autograd graph and its engine
     operators/         what each operator allocates, saves for backward and computes
-    losses/            what each loss allocates, saves for backward and computes
+    losses.py          what each loss allocates, saves for backward and computes
     optimizers/        what each optimizer keeps, and what its step allocates
     models/            the benchmark models, and activation checkpointing
     recorded/          recorded models: any code, as it was recorded

@@ -8,10 +8,9 @@ from typing import Any
 from fsdp_bench.simulate.autograd import Engine
 from fsdp_bench.simulate.compiled.choose import compile_blocks
 from fsdp_bench.simulate.events import IN_HOST_MEMORY, Category, Stream
-from fsdp_bench.simulate.losses.cross_entropy import cross_entropy, loss
-from fsdp_bench.simulate.models.activation_checkpointing import checkpoint_blocks, checkpointed_blocks
-from fsdp_bench.simulate.models.build import build
-from fsdp_bench.simulate.models.reentrant import reentrant
+from fsdp_bench.simulate.losses import cross_entropy, loss
+from fsdp_bench.simulate.models.activation_checkpointing import reentrant
+from fsdp_bench.simulate.models.build import build, checkpoint_blocks, checkpointed_blocks
 from fsdp_bench.simulate.operators.clipping import (
     Scaler,
     clip_gradients,
@@ -373,7 +372,6 @@ class RecordedSimulation(Simulation):
         }
 
     def _forward_backward(self) -> Tensor:
-        """Run forward, which computes the loss, and backward."""
         self.tape.mark("forward")
         self.wrapper.lazy_init()  # _root_pre_forward does both before it casts the inputs
         self.wrapper.forget_gradients()

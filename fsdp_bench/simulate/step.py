@@ -28,11 +28,7 @@ from fsdp_bench.spec.setup import Api, ShardingStrategy, TrainSetup, Wrap
 class SimulatedSteps:
     """The training steps of one model under one setup. Each is simulated when it is first asked for, and kept.
 
-    Args:
-        model: the model.
-        setup: the training setup.
-        kernels: the kernels that run.
-        any_depth: the steps of ``for_any_depth(model, setup)``, whose logs are this model's, too.
+    ``any_depth`` are the steps of ``for_any_depth(model, setup)``, whose logs are this model's, too.
     """
 
     def __init__(self, model: Model, setup: TrainSetup, kernels: Kernels = CUDA, any_depth: Self | None = None) -> None:

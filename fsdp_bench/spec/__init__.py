@@ -23,6 +23,5 @@ Read in this order:
     errors.py       the tree of errors, the exit codes; text from outside made safe to print
     checked.py      Checked: structs that check their fields by type hints
     codec.py        JSON in and out
-    files.py        reading TOML and JSON files, writing files whole or not at all
-    cache.py        the folder of what can be made again, and what of it may run
+    files.py        reading TOML and JSON files, writing files whole or not at all; the folder of what can be made again
 """

@@ -205,11 +205,7 @@ def read_profile(path: Path) -> Profile:
 
 
 def write_profile(profile: Profile, path: Path) -> None:
-    """Write a calibration, whole or not at all.
-
-    Raises:
-        SpecError: if it cannot be written.
-    """
+    """Write a calibration, whole or not at all. Raises SpecError if it cannot be written."""
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
         write_atomically(path, msgspec.toml.encode(to_builtins(profile)))

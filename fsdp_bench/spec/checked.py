@@ -81,7 +81,6 @@ class Checked(msgspec.Struct, frozen=True, kw_only=True):
 
 @cache
 def _readers(kind: type[Checked]) -> tuple[tuple[str, Reader], ...]:
-    """Return the fields of a type, each with its Reader."""
     hints = typing.get_type_hints(kind, include_extras=True)
     return tuple((name, _reader(hints[name])) for name in kind.__struct_fields__)
 

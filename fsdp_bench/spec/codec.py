@@ -121,12 +121,8 @@ def _read_otherwise(value: object, kind: type[T], error: msgspec.ValidationError
 def from_versioned(data: bytes, kind: type[T], name: str, newest: int, instead: str = "") -> T:
     """Decode a stored document that has a ``schema_version``.
 
-    Args:
-        data: the content of the file.
-        kind: its type.
-        name: the file's, for messages.
-        newest: the highest version that is read.
-        instead: a way out for a newer one, beside the upgrade.
+    ``name`` is the file's, for messages; ``newest`` is the highest version that is read; ``instead`` is a way out for a
+    newer one, beside the upgrade.
 
     Raises:
         msgspec.DecodeError: if the bytes are not a whole document.

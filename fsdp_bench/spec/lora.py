@@ -115,11 +115,8 @@ class LoRA(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
 def parse_lora(text: object, option: str, base: str | None = None, default_base: str | None = None) -> LoRA:
     """Read ``16`` or ``rank=16,targets=q_proj+v_proj``.
 
-    Args:
-        text: what is written.
-        option: the name of the option, for messages.
-        base: how the frozen weights are stored; ``nf4`` is what --qlora means.
-        default_base: how they are stored if neither the option nor the text says it.
+    ``option`` is the option's name, for messages. ``base`` is how the frozen weights are stored (``nf4`` is what
+    --qlora means), ``default_base`` how they are if neither the option nor the text says it.
 
     Raises:
         SpecError: naming the field, the value and what is allowed.

@@ -16,10 +16,10 @@ from msgspec import Meta
 from msgspec.structs import asdict, replace
 
 from fsdp_bench.spec.checked import CaseInsensitiveEnum, Checked, Count
-from fsdp_bench.spec.checkpointing_policy import ATTENTION, read_policy
+from fsdp_bench.spec.checkpointing_policy import ATTENTION
 from fsdp_bench.spec.errors import SpecError, shown
 from fsdp_bench.spec.hardware import Gpu
-from fsdp_bench.spec.setup import Checkpointing
+from fsdp_bench.spec.setup import Checkpointing, Reentrant, TrainSetup
 from fsdp_bench.spec.units import format_count
 
 
@@ -166,10 +166,7 @@ class ModelShape(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True)
         causal token sees (sequence_length + 1) / 2 keys on average. Norms, activations and the softmax are not
         counted (Chowdhery et al. 2022, PaLM, appendix B).
         """
-        d, kv, f = self.hidden_size, self.kv_size, self.intermediate_size
-        matrices = 2 * d * d + 2 * d * kv + (3 if self.family is Family.LLAMA else 2) * d * f
-        keys = (sequence_length + 1) / 2 if causal else sequence_length
-        return 2 * matrices + 4 * keys * d
+        return sum(flops for _, flops in self._operators_of_a_block(sequence_length, causal))
 
     def forward_flops_per_token(self, sequence_length: int, causal: bool = True) -> float:
         """Return the FLOPs of the forward pass for one token: blocks and head. Embedding look-ups count as 0."""
@@ -180,14 +177,7 @@ class ModelShape(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True)
         """Return the FLOPs of one training step for one token, without recomputation: three forward passes."""
         return 3 * self.forward_flops_per_token(sequence_length, causal)
 
-    def hardware_flops_per_token(
-        self,
-        sequence_length: int,
-        checkpointing: Checkpointing,
-        causal: bool = True,
-        policy: str | None = None,
-        stops_early: bool = True,
-    ) -> float:
+    def hardware_flops_per_token(self, setup: TrainSetup, causal: bool = True) -> float:
         """Return the FLOPs of one training step for one token, including recomputation by checkpointing.
 
         ``full`` runs every block's forward pass again, up to its last matrix product, whose output no gradient needs
@@ -197,14 +187,14 @@ class ModelShape(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True)
         (TrainSetup.checkpointing_policy) what that does not save. Attention counts as saved if any of its kernels is
         named. Recomputation inside fused attention kernels is not counted.
         """
-        flops = self.model_flops_per_token(sequence_length, causal)
-        if checkpointing is Checkpointing.NONE:
+        flops = self.model_flops_per_token(setup.sequence_length, causal)
+        if setup.checkpointing is Checkpointing.NONE:
             return flops
-        read = read_policy(policy)
-        *earlier, last = self._operators_of_a_block(sequence_length, causal)
-        if checkpointing is Checkpointing.FULL:
+        read = setup.policy
+        *earlier, last = self._operators_of_a_block(setup.sequence_length, causal)
+        if setup.checkpointing is Checkpointing.FULL:
             num_blocks = -(-self.num_hidden_layers // read.every_blocks)
-            again = earlier if stops_early else [*earlier, last]
+            again = earlier if setup.reentrant is Reentrant.NO else [*earlier, last]
             return flops + num_blocks * sum(each for _, each in again)
         recomputed, num_products = 0.0, 0
         for name, each in earlier:

@@ -127,13 +127,7 @@ class ModelCode(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
         """Return None: FLOPs of other code are not counted in trials."""
         return
 
-    def hardware_flops_per_token(
-        self,
-        _sequence_length: int,
-        _checkpointing: Checkpointing,
-        policy: str | None = None,
-        stops_early: bool = True,
-    ) -> None:
+    def hardware_flops_per_token(self, _setup: TrainSetup) -> None:
         """Return None: FLOPs of other code are not counted in trials."""
         return
 
@@ -184,11 +178,7 @@ else:
 
         @staticmethod
         def parse(value: object) -> ModelShape | ModelCode:
-            """Read the table of a model: that of a ModelCode has ``code``.
-
-            Raises:
-                SpecError: for anything else.
-            """
+            """Read the table of a model: that of a ModelCode has ``code``. Raises SpecError for anything else."""
             if not isinstance(value, Mapping):
                 raise SpecError(f"model: {shown(value)} is not allowed; a table")
             kind = ModelCode if "code" in value else ModelShape

@@ -18,7 +18,7 @@ from fsdp_bench.spec.codec import from_versioned
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.model_code import TrainedModel
 from fsdp_bench.spec.rank_report import MemoryReading, Outcome, RankReport
-from fsdp_bench.spec.setup import Reentrant, TrainSetup
+from fsdp_bench.spec.setup import TrainSetup
 from fsdp_bench.spec.subprocesses.rehearsal import RehearsedGpu
 
 SCHEMA_VERSION = 1
@@ -242,13 +242,7 @@ class TrialRecord(msgspec.Struct, frozen=True, kw_only=True):
         tokens, peak = self.tokens_per_second_per_gpu, self.peak_flops_per_second
         if not tokens or not peak:
             return None
-        setup = self.setup
-        flops = self.model.hardware_flops_per_token(
-            setup.sequence_length,
-            setup.checkpointing,
-            policy=setup.checkpointing_policy,
-            stops_early=setup.reentrant is Reentrant.NO,
-        )
+        flops = self.model.hardware_flops_per_token(self.setup)
         return None if flops is None else tokens * flops / peak
 
     @property

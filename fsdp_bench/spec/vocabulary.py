@@ -219,11 +219,7 @@ class Precision:
     reduce: str
 
     def __init__(self, store: str, compute: str, reduce: str) -> None:
-        """Build from three dtype names, each ``fp32``, ``bf16`` or ``fp16``.
-
-        Raises:
-            SpecError: for any other dtype.
-        """
+        """Build from three dtype names, each ``fp32``, ``bf16`` or ``fp16``. Raises SpecError for any other dtype."""
         for part, name, dtype in (
             ("stored", "store", store),
             ("compute", "compute", compute),
@@ -239,11 +235,7 @@ class Precision:
 
     @classmethod
     def parse(cls, text: str) -> Precision:
-        """Read a name or STORED/COMPUTE/REDUCE.
-
-        Raises:
-            SpecError: naming the precisions that exist.
-        """
+        """Read a name or STORED/COMPUTE/REDUCE. Raises SpecError, naming the precisions that exist."""
         folded = text.strip().lower().replace("_", "-") if isinstance(text, str) else ""
         folded = _PRECISION_ALIASES.get(folded, folded)
         if folded in NAMED_PRECISIONS:

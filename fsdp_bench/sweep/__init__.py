@@ -2,7 +2,7 @@
 
 Read in this order:
     config/          from a sweep file to its trials and their IDs
-    start.py         sweep(), and open_session(): reads a sweep file
+    start.py         sweep(), and open_session(): reads a sweep file; --only and --part
     session.py       runs the trials or searches of one sweep file
     launchers/       starts a trial's ranks, on one node or several
     run/             runs trials, applies the time limit, decides the outcome
@@ -15,7 +15,6 @@ Read in this order:
     calibration.py   fsdp-bench calibrate: measures this machine
     diagnosis.py     fsdp-bench doctor: what a sweep would use; this machine as entries of the catalogue
     dry_run.py       starts dry runs in subprocesses
-    module_names.py  finds a user's function and class by name, without importing them
 
 The function ``fsdp_bench.sweep()`` has this package's name, so the package itself can be called.
 """

@@ -50,11 +50,7 @@ def rank_counts(machine: Machine) -> tuple[int, ...]:
 
 
 def calibrate(machine: Machine, counts: Sequence[int], progress: Progress) -> Profile:
-    """Measure with each number of ranks.
-
-    Raises:
-        SpecError: if a rank fails, with the last line of its log.
-    """
+    """Measure with each number of ranks. Raises SpecError if a rank fails, with the last line of its log."""
     device: DeviceType = "cuda" if machine.gpus else "cpu"
     found = [_measure(count, device, partial(progress, count)) for count in counts]
     return Profile(

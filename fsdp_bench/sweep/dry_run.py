@@ -155,7 +155,6 @@ class _Worker:
             self._process.kill()
 
     def close(self) -> None:
-        """End the process and close its pipes."""
         if self._process is not None:
             self._process.kill()
             self._process.communicate()

@@ -317,7 +317,6 @@ def require_torch() -> None:
 def _look_up(
     plan: SweepPlan[Trial], store: Store, retry: frozenset[Outcome], notes: list[str]
 ) -> dict[str, TrialRecord]:
-    """Return the records of trials that are done, by ID."""
     found = {trial.spec.id: store.look_up(trial, retry, notes) for trial in plan.cells}
     return {trial_id: record for trial_id, record in found.items() if record is not None}
 

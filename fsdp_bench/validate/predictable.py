@@ -15,8 +15,8 @@ from fsdp_bench.spec.recording.model import Model, RecordedModel
 from fsdp_bench.spec.setup import Offload, TrainSetup
 from fsdp_bench.spec.subprocesses.dry_run import UserModule
 from fsdp_bench.spec.subprocesses.model_code import RecordingSpec
+from fsdp_bench.sweep.config.models import source_of
 from fsdp_bench.sweep.machine import package_version
-from fsdp_bench.sweep.module_names import source_of
 
 ON_A_CPU = "a model's code is recorded as CUDA's operators run it; trials on a CPU are not predicted"
 

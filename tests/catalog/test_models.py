@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from fsdp_bench.catalog.config_names import config_names
 from fsdp_bench.catalog.loader import model, models
-from fsdp_bench.catalog.model_entry import ModelEntry
+from fsdp_bench.catalog.model_entry import ModelEntry, config_names
 from fsdp_bench.catalog.names import is_other_weights
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.hardware import Source

@@ -29,7 +29,7 @@ from fsdp_bench.spec.rank_report import (
 from fsdp_bench.spec.record import RunPlan, TrialRecord
 from fsdp_bench.spec.setup import TrainSetup
 from fsdp_bench.spec.subprocesses.rehearsal import RehearsedGpu
-from fsdp_bench.sweep.config import run_table, sweep_file
+from fsdp_bench.sweep.config import sweep_file
 from fsdp_bench.sweep.config.models import CODE_KEYS, MODEL_KEYS, MORE_KEYS
 from fsdp_bench.sweep.config.reading import FIELD_ALIASES
 from fsdp_bench.sweep.machine import GpuDevice, Machine, probe_machine
@@ -114,7 +114,7 @@ def test_the_versions_are_those_that_are_written() -> None:
 
 def test_every_key_of_a_sweep_file_is_described() -> None:
     run = {row[0].strip("`") for row in rows(section("sweeps.md", "[run]: how each trial is run"))}
-    assert run == set(run_table.RUN_KEYS)
+    assert run == set(sweep_file.RUN_KEYS)
     found = [row[0] for row in rows(section("sweeps.md", "[grid]: what is trained"))]
     grid = {key for cell in found for key in re.findall(r"`(\w+)`", cell)}
     assert grid == {*MODEL_KEYS, *TrainSetup.__struct_fields__, *FIELD_ALIASES}

@@ -223,7 +223,7 @@ def test_full_checkpointing_runs_forward_again() -> None:
         setup = TrainSetup(world_size=1, sequence_length=1024, checkpointing=checkpointing)
         flops[checkpointing] = flops_of_products(shape, setup)
     assert flops[Checkpointing.SELECTIVE] == flops[Checkpointing.NONE]
-    more = 1024 * (shape.hardware_flops_per_token(1024, Checkpointing.FULL) - shape.model_flops_per_token(1024))
+    more = 1024 * (shape.hardware_flops_per_token(setup) - shape.model_flops_per_token(1024))
     attention = 4 * (1025 / 2) * shape.hidden_size * shape.num_hidden_layers * 1024
     assert flops[Checkpointing.FULL] - flops[Checkpointing.NONE] == pytest.approx(more - attention, rel=1e-12)
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from fsdp_bench.simulate.events import Kind
-from fsdp_bench.simulate.losses.liger import rows_of_a_chunk
+from fsdp_bench.simulate.losses import rows_of_a_chunk
 from fsdp_bench.simulate.operators.kernels import CUDA
 from fsdp_bench.simulate.step import SimulatedSteps
 from fsdp_bench.simulate.wrappers.impossible import why_impossible

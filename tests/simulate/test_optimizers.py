@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from fsdp_bench.replay.host_memory import host_memory
-from fsdp_bench.simulate.optimizers.adamw_8bit import bytes_of_moment
-from fsdp_bench.simulate.optimizers.dispatch import is_offloaded
+from fsdp_bench.simulate.optimizers.dispatch import bytes_of_moment, is_offloaded
 from fsdp_bench.simulate.optimizers.shards import Shard
 from fsdp_bench.simulate.step import SimulatedSteps
 from fsdp_bench.spec.errors import SpecError

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fsdp_bench.spec.cache import cache_folder, private_folder
+from fsdp_bench.spec.files import cache_folder, private_folder
 
 
 @pytest.fixture(autouse=True)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from fsdp_bench.catalog.ladder import LARGEST, SMALLEST, all_sizes, nearest_size
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.model import Family, ModelShape
-from fsdp_bench.spec.setup import Checkpointing
+from fsdp_bench.spec.setup import TrainSetup
 from tests.conftest import message_of
 from tests.shapes import shape
 
@@ -33,8 +33,9 @@ def test_flops_of_a_model_small_enough_to_count_by_hand() -> None:
     not_causal = 2 * (matrices + 2 * 3 * 4 + 4 * 10)
     assert shape.forward_flops_per_token(3, causal=False) == pytest.approx(not_causal)
     recomputed = 2 * (matrices - 4 * 8 + scores_and_values)  # all but the down projection
-    assert shape.hardware_flops_per_token(3, Checkpointing.FULL) == pytest.approx(3 * forward + recomputed)
-    assert shape.hardware_flops_per_token(3, Checkpointing.SELECTIVE) == shape.model_flops_per_token(3)
+    full, selective = (TrainSetup(sequence_length=3, checkpointing=each) for each in ("full", "selective"))
+    assert shape.hardware_flops_per_token(full) == pytest.approx(3 * forward + recomputed)
+    assert shape.hardware_flops_per_token(selective) == shape.model_flops_per_token(3)
 
 
 def test_of_five_blocks_every_second_one_is_checkpointed_and_three_run_their_forward_pass_again() -> None:
@@ -43,7 +44,8 @@ def test_of_five_blocks_every_second_one_is_checkpointed_and_three_run_their_for
     Two FLOPs for each of these 112 weights, and for two products of width 4 with (1 + 2 + 3) / 3 keys: 256 a block.
     """
     shape = llama(5, 4, 2, 1, 8, vocab=10)
-    checkpointed = shape.hardware_flops_per_token(3, Checkpointing.FULL, policy="every-2-blocks")
+    setup = TrainSetup(sequence_length=3, checkpointing="full", checkpointing_policy="every-2-blocks")
+    checkpointed = shape.hardware_flops_per_token(setup)
     assert checkpointed - shape.model_flops_per_token(3) == pytest.approx(3 * 256)
 
 

@@ -151,9 +151,7 @@ def read_kernel(name: str, source: str) -> TritonKernel:
 
     Those with several configurations are tuned: CachingAutotuner.run in torch/_inductor/runtime/triton_heuristics.py.
 
-    Args:
-        name: of the kernel.
-        source: the module in which Inductor wrote it.
+    ``source`` is the module in which Inductor wrote it.
     """
     kernel = getattr(PyCodeCache.load(source), name)
     arguments = enumerate(kernel.fn.arg_names)

@@ -62,11 +62,9 @@ def merge(
 ) -> CompiledCode:
     """Return one recording of the same code at several sizes.
 
-    Args:
-        points: the sizes, and what Inductor wrote at each.
-        others: recordings of the same block, whose formulas are taken where there is one size.
-        products: what numbers are multiples of; by default of any product of symbols. So few that one size is enough.
-            The sizes of what backward takes are then recorded, too.
+    ``points`` are the sizes, and what Inductor wrote at each; ``others`` are recordings of the same block, whose
+    formulas are taken where there is one size. ``products`` say what numbers are multiples of, by default of any
+    product of symbols: so few that one size is enough. The sizes of what backward takes are then recorded, too.
 
     Raises:
         UnknownCode: for a number that is no product of the symbols.
@@ -109,7 +107,6 @@ class _Merged:
         self._find = cache(self._search)
 
     def code(self) -> CompiledCode:
-        """Return the recording."""
         first = self._compiled[0]
         forward = self._steps([one.forward for one in self._compiled])
         backward = self._steps([one.backward for one in self._compiled])

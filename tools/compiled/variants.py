@@ -154,9 +154,7 @@ def float8_variants() -> Iterator[Variant]:
 def huggingface_variants(block: str, config: Mapping[str, Any]) -> Iterator[Variant]:
     """Yield all that is recorded of a block in transformers' code.
 
-    Args:
-        block: its name, ``huggingface_block``.
-        config: a config.json with the block's settings.
+    ``block`` is its name, ``huggingface_block``; ``config`` a config.json with the block's settings.
     """
     for itemsize, regime in product(DTYPES, REGIMES):
         points = [_huggingface_point(config, SHARED in block.split(), given) for given in _POINTS[regime]]

@@ -156,7 +156,6 @@ class _Reader:
                 tensors[name] = View(-1, ast.literal_eval(shape), itemsize, ast.literal_eval(strides))
 
     def read(self) -> Function:
-        """Return what the function does."""
         returns: list[int | None] = []
         for statement in self._statements(self._call.body):
             if isinstance(statement, ast.Return):

@@ -25,8 +25,7 @@ from fsdp_bench.spec.errors import ExitCode, FsdpBenchError, SpecError, printabl
 from fsdp_bench.spec.subprocesses.dry_run import KernelSet
 from fsdp_bench.validate.memory import MemoryComparison, Summary
 from tools.validate.dry_run import validate_dry_runs
-from tools.validate.published.fits import compare_fits, format_fits
-from tools.validate.published.peaks import compare_published, format_published
+from tools.validate.published.peaks import compare_fits, compare_published, format_fits, format_published
 from tools.validate.published.rehearsed import (
     compare_rehearsed,
     compare_rehearsed_outcomes,
@@ -133,7 +132,6 @@ def command(
 
 
 def _refuse_unused(against: str) -> None:
-    """Refuse options that would be ignored."""
     for name in (given.replace("_", "-") for given in given_options()):
         owners = [owner for owner, options in _OPTIONS.items() if name in options]
         if owners and against not in owners:
@@ -164,7 +162,6 @@ def _refuse_unlike(code: Code, model_type: str | None, kernels: KernelSet, real_
 
 @contextmanager
 def _progress(what: str) -> Iterator[ShowProgress]:
-    """Show a bar; yield what updates it."""
     with Progress(console=new_console(error=True)) as bar:
         task = bar.add_task(what, total=None)
 

@@ -55,15 +55,10 @@ def validate_dry_runs(
 ) -> tuple[list[MemoryComparison], Summary]:
     """Compare predictions with dry runs, and optionally with real tensors.
 
-    Args:
-        count: number of setups to draw.
-        seed: seed of the random models and setups.
-        kernels: the device whose kernels are assumed for benchmark models; other code is run on CUDA's.
-        real_tensors: draw small benchmark models, and run each with real tensors on the CPU too.
-        progress: called with the number of runs that are done, the number of all runs, and what is done: before, each
-            model with adapters is recorded.
-        code: whose code.
-        model_type: of other code's models; None for all of the catalogue in turn.
+    ``kernels`` is the device whose kernels are assumed for benchmark models; other code is run on CUDA's. With
+    ``real_tensors`` small benchmark models are drawn, and each runs with real tensors on the CPU too. ``progress`` is
+    also told, before, of each model with adapters that is recorded. ``model_type`` is for other code's models; None for
+    all of the catalogue in turn.
 
     Raises:
         SpecError: for a model_type that the catalogue does not have.

@@ -61,12 +61,8 @@ def draw_architectures(
     Every fifth of Hugging Face's has adapters, of LoRA and of QLoRA in turn. A model with adapters is recorded,
     which takes a minute; of a model_type all cells with LoRA have the same, and all with QLoRA.
 
-    Args:
-        count: how many cells.
-        seed: of the draw.
-        model_type: of the models; None for all but those that loop over the sequence, whose dry runs take a minute.
-        progress: called with what is recorded.
-        code: whose code.
+    Without a model_type those are left out that loop over the sequence, whose dry runs take a minute. ``progress`` is
+    called with what is recorded.
 
     Raises:
         SpecError: for a model_type that was not recorded.

@@ -20,9 +20,16 @@ from fsdp_bench.sweep.results.store import Store
 from fsdp_bench.sweep.run.rehearsed import rehearsed_gpu, stand_in_environment
 from fsdp_bench.sweep.run.runner import TrialRunner
 from fsdp_bench.validate.memory import MemoryComparison, Summary, compare_with_allocator, summarize
-from tools.validate.compiled_setups import draw_compiled_architectures, draw_compiled_cells
 from tools.validate.random_architectures import draw_architectures
-from tools.validate.random_setups import Cell, Code, Progress, draw_cells, no_progress
+from tools.validate.random_setups import (
+    Cell,
+    Code,
+    Progress,
+    draw_cells,
+    draw_compiled_architectures,
+    draw_compiled_cells,
+    no_progress,
+)
 
 GPU = "H200"
 """The GPU that is rehearsed on: with enough memory for nearly all that is drawn."""
@@ -42,14 +49,8 @@ def validate_rehearsals(
     Setups with a gradient scaler are not drawn:
     gradients decide whether it skips a step, and the stand-in computes none.
 
-    Args:
-        count: number of setups to draw.
-        seed: seed of the random setups.
-        compiled: draw setups whose blocks are compiled.
-        progress: called with the number of rehearsals that are done, the number of all, and what is done.
-        code: whose models are drawn.
-        model_type: of Hugging Face's models; None for all of the catalogue in turn.
-        float8: draw setups whose linear layers compute in float8, of benchmark models.
+    With ``compiled`` setups are drawn whose blocks are compiled, with ``float8`` those whose linear layers compute in
+    float8, of benchmark models. ``model_type`` is for Hugging Face's models; None for all of the catalogue in turn.
 
     Raises:
         MachineError: if this machine cannot rehearse.

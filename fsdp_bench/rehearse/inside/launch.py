@@ -279,12 +279,8 @@ def _refused(error: Exception) -> ValueError:
 def understand(launcher: str, words: Sequence[str], rank: int, world_size: int, gpus_per_node: int) -> Launch:
     """Return what a launcher followed by these words would start as this rank.
 
-    Args:
-        launcher: A value of ``fsdp_bench.rehearse.command.RankStarter``.
-        words: The words that follow the launcher.
-        rank: The rank that replaces all of the launcher's processes.
-        world_size: The ranks of the world that is asked for, whatever the launcher's arguments say.
-        gpus_per_node: The GPUs of a node of that world.
+    ``launcher`` is a value of ``fsdp_bench.rehearse.command.RankStarter``; ``rank`` replaces all of the launcher's
+    processes; the world has ``world_size`` ranks, whatever the launcher's arguments say.
 
     Raises:
         ValueError: The launcher refuses its arguments, or starts what cannot be rehearsed. One line.

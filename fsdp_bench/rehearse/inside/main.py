@@ -70,7 +70,7 @@ class _Rehearsal:
         self.host = SkippedWrites()
 
     def prepare(self) -> None:
-        from .observe import history
+        from .observe.memory import record_history
         from .replace import checkpoints, integers, process_group
 
         self.counters.install()
@@ -86,7 +86,7 @@ class _Rehearsal:
         process_group.run_one_process(self.rank % self.gpus_per_node)
         if self.plan["random_weights"]:
             checkpoints.use_random_weights()
-        history.record()
+        record_history()
         threading.Thread(target=_print_progress, args=(self.steps,), daemon=True).start()
         if self.issued is not None:
             self.issued.install()
@@ -123,10 +123,11 @@ class _Rehearsal:
 
     def report(self, outcome: str, failure: dict[str, Any] | None) -> None:
         """Write the report, under a temporary name first."""
-        from .observe import history, reads
+        from .observe.memory import History
+        from .observe.reads import unsupported
         from .replace.collectives import calls, sizes
 
-        torch, seen = self.torch, history.History()
+        torch, seen = self.torch, History()
         is_whole = seen.reaches(self.counters.peak_requested_bytes)
         document = {
             "outcome": outcome,
@@ -142,7 +143,7 @@ class _Rehearsal:
             "step_ends_us": [[span.step, span.phase, span.ended_us] for span in self.steps.spans],
             "reads": self.reads.document(),
             "num_known_reads": self.reads.num_known,
-            "unsupported": reads.unsupported(),
+            "unsupported": unsupported(),
             "stops_at_unsupported": self.plan["stops_at_unsupported"],
             "process_groups": sizes,
             "collectives": [[group, name, count] for (group, name), count in calls.items()],

@@ -35,10 +35,7 @@ def tune(op: Operators, copies: Sequence[int], saves_memory: bool) -> None:
     copies are on the device only if they do not raise the peak, which the first configuration's buffer may have raised
     (CachingAutotuner.copy_args_to_cpu_if_needed; ``optimize_mem`` is set where no graph is made).
 
-    Args:
-        op: of the simulation.
-        copies: bytes of what the kernel changes in place.
-        saves_memory: whether it runs where no graph is made.
+    ``copies`` are the bytes of what the kernel changes in place; ``saves_memory`` is set where no graph is made.
     """
     tape = op.tape
     tape.synchronize_device()
@@ -110,13 +107,7 @@ class Buffers(msgspec.Struct, frozen=True):
 
 
 def bind_code(code: CompiledCode, sizes: Mapping[str, int], kernels: Kernels) -> Buffers:
-    """Return a recording for one model, batch and GPU.
-
-    Args:
-        code: the recording.
-        sizes: values of the symbols in its formulas.
-        kernels: which kernels run.
-    """
+    """Return a recording for one model, batch and GPU."""
     numbers = [evaluate(text, sizes) for text in code.formulas]
     gradients = {
         number

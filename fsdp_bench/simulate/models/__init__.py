@@ -2,7 +2,6 @@
 
 Read in this order:
     transformer.py                Llama and GPT-2
-    activation_checkpointing.py   full and selective checkpointing of their blocks, and activation offload
-    reentrant.py                  reentrant checkpointing
-    build.py                      builds a benchmark model or a recorded one
+    activation_checkpointing.py   full, selective and reentrant checkpointing of their blocks, and activation offload
+    build.py                      builds a benchmark model or a recorded one, and checkpoints its blocks
 """

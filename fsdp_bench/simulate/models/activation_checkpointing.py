@@ -1,9 +1,10 @@
-"""Activation checkpointing as torch/utils/checkpoint.py does it without reentrant autograd: symbol by symbol.
+"""Activation checkpointing as torch/utils/checkpoint.py does it, symbol by symbol; activation offload.
 
-In forward every saved tensor is replaced by a holder. The first holder that backward opens runs the block's forward
-again, up to the last tensor that is needed (early stop). Selective checkpointing also keeps the outputs of some
-operators, by default of matrix products and of attention, which the second forward then takes instead of computing
-them. Every operator that a policy can name (spec/checkpointing_policy.py) calls ``Operators.saved_output``.
+Without reentrant autograd, forward replaces every saved tensor by a holder. The first holder that backward opens runs
+the block's forward again, up to the last tensor that is needed (early stop). Selective checkpointing also keeps the
+outputs of some operators, by default of matrix products and of attention, which the second forward then takes instead
+of computing them. Every operator that a policy can name (spec/checkpointing_policy.py) calls
+``Operators.saved_output``.
 """
 
 from __future__ import annotations
@@ -11,17 +12,15 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
-from fsdp_bench.simulate.autograd import Engine
+from fsdp_bench.simulate.autograd import Engine, Gradients, accumulator, operator_node
 from fsdp_bench.simulate.events import Stream
-from fsdp_bench.simulate.models.reentrant import reentrant
-from fsdp_bench.simulate.operators.core import Operators
-from fsdp_bench.simulate.tape import Tensor
+from fsdp_bench.simulate.operators.core import Operators, Saved
+from fsdp_bench.simulate.tape import Storage, Tensor
 from fsdp_bench.spec.checkpointing_policy import CheckpointingPolicy
-from fsdp_bench.spec.setup import Checkpointing, Reentrant, TrainSetup
 
 # -- Activation offload of blocks: torch.autograd.graph.save_on_cpu(pin_memory=True), which offload_wrapper is ---------
 #
@@ -33,13 +32,14 @@ ACTIVATIONS = "activations"
 """``Work.group`` of these copies, by which the host's memory is added up."""
 
 
-class _SaveOnCpu:
+class SaveOnCpu:
     """save_on_cpu: the hooks of saved tensors, and what goes around a block, outside of its checkpointing."""
 
     def __init__(self, op: Operators) -> None:
         self._op = op
 
     def around(self, forward: Callable[..., Any], *inputs: Any) -> Any:
+        """Run a block whose saved tensors go to the host."""
         self._op.tape.hooks.append(self)
         try:
             return forward(*inputs)
@@ -72,10 +72,6 @@ class _SaveOnCpu:
                 tensor.node, tensor.output = one.node, one.output
             tensors.append(tensor)
         return tensors
-
-
-if TYPE_CHECKING:
-    from fsdp_bench.simulate.models.transformer import Module, SimulatedModel
 
 
 class _StopRecomputation(Exception):
@@ -218,36 +214,13 @@ class _Recomputation:
         return tensors
 
 
-def checkpointed_blocks(model: SimulatedModel, setup: TrainSetup) -> list[Module]:
-    """Return the blocks that the policy chooses, in the order in which the model registers them."""
-    if setup.checkpointing is Checkpointing.NONE:
-        return []
-    blocks = set(map(id, model.blocks))
-    return [module for module in model.all_modules() if id(module) in blocks][:: setup.policy.every_blocks]
-
-
-def checkpoint_blocks(op: Operators, engine: Engine, model: SimulatedModel, setup: TrainSetup) -> None:
-    """Checkpoint the chosen blocks, but those around units, and offload all (train/wrapping)."""
-    for block in checkpointed_blocks(model, setup):
-        if setup.reentrant is Reentrant.INSIDE:
-            block.around = reentrant(op, engine)
-        elif setup.reentrant is Reentrant.NO:
-            policy = setup.policy if setup.checkpointing is Checkpointing.SELECTIVE else None
-            block.around = checkpointed(op, policy, block.num_positional)
-    if setup.activation_offload:
-        for block in model.blocks:
-            block.put_around(_SaveOnCpu(op).around)
-
-
 def checkpointed(
     op: Operators, policy: CheckpointingPolicy | None = None, num_positional: int | None = None
 ) -> Callable[..., Any]:
     """Return what goes around a block: checkpoint_wrapper with CheckpointImpl.NO_REENTRANT.
 
-    Args:
-        op: the operators.
-        policy: what selective checkpointing saves; without one it is full.
-        num_positional: how many of the inputs are positional arguments; None for all.
+    ``policy`` is what selective checkpointing saves; without one it is full. So many of the inputs as
+    ``num_positional`` says are positional arguments; None for all.
     """
 
     def around(forward: Callable[..., Any], *inputs: Any) -> Any:
@@ -265,3 +238,78 @@ def checkpointed(
             tape.kept = outer
 
     return around
+
+
+# -- Reentrant activation checkpointing: torch/utils/checkpoint.py, CheckpointFunction ---------------------------------
+#
+# Forward runs a block without a graph, and saves its inputs. Backward runs all of it again, on inputs without history,
+# and then its backward, as a pass of its own. The block's output and its gradient live until that has ended.
+
+
+class Leaf(msgspec.Struct, eq=False):
+    """A tensor that no operator made and that needs a gradient: its bytes, and ``.grad``; AccumulateGrad holds it."""
+
+    storage: Storage | None
+    grad: Tensor | None = None
+
+    def accumulate(self, gradient: Tensor) -> None:
+        """Take the gradient: the engine has added up all of them."""
+        assert self.grad is None, "a leaf has one consumer's sum"
+        self.grad = gradient
+
+
+def requiring_grad(tensor: Tensor) -> tuple[Tensor, Leaf]:
+    """Return a tensor as a leaf that needs a gradient (``requires_grad_``), and where the gradient will be."""
+    leaf, found = Leaf(tensor.storage), tensor.detach()
+    found.node = accumulator(leaf.accumulate)
+    return found, leaf
+
+
+def reentrant(op: Operators, engine: Engine) -> Callable[..., Any]:
+    """Return what goes around a block, whose inputs are tensors; it returns one, or Outputs."""
+    tape = op.tape
+
+    def around(forward: Callable[..., Any], *inputs: Tensor) -> Any:
+        if not tape.grad_enabled:
+            return forward(*inputs)
+        autocast = op.autocast
+        tape.grad_enabled = False
+        out = forward(*inputs)
+        tape.grad_enabled = True
+        if all(one.node is None for one in inputs):
+            return out
+
+        def backward(saved: Saved, gradients: list[Tensor]) -> Gradients:
+            given, leaves = _detached(saved.copy())
+            op.autocast, tape.grad_enabled = autocast, True
+            again = forward(*given)
+            tape.grad_enabled = False
+            if autocast is not None:
+                op.end_autocast(in_one_block=True)
+            pairs = zip(_tensors(again), gradients, strict=True)
+            engine.run_inside([(one, each) for one, each in pairs if one.node is not None and each is not None])
+            return [None if leaf is None else leaf.grad for leaf in leaves]
+
+        outputs = _tensors(out)
+        node = operator_node(tape, backward, inputs, list(inputs), len(outputs))
+        for number, one in enumerate(outputs):
+            one.node, one.output = node, number
+        return out
+
+    return around
+
+
+def _detached(inputs: list[Tensor]) -> tuple[list[Tensor], list[Leaf | None]]:
+    """detach_variable: return the inputs without history, and those that need a gradient as leaves."""
+    given: list[Tensor] = []
+    leaves: list[Leaf | None] = []
+    for one in inputs:
+        detached, leaf = (one.detach(), None) if one.node is None else requiring_grad(one)
+        given.append(detached)
+        leaves.append(leaf)
+    return given, leaves
+
+
+def _tensors(out: Any) -> list[Tensor]:
+    """Return the tensors that a block returns: one, or those of recorded/instructions.py, Outputs."""
+    return [out] if isinstance(out, Tensor) else list(out.tensors)

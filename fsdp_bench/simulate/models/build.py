@@ -1,4 +1,4 @@
-"""Builds the simulated form of a model: a benchmark model, or a recorded one."""
+"""Builds the simulated form of a model: a benchmark model, or a recorded one; checkpoints its blocks."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ from functools import lru_cache
 
 from msgspec.structs import replace
 
-from fsdp_bench.simulate.models.transformer import Loading, SimulatedModel, SimulatedTransformer
+from fsdp_bench.simulate.autograd import Engine
+from fsdp_bench.simulate.models.activation_checkpointing import SaveOnCpu, checkpointed, reentrant
+from fsdp_bench.simulate.models.transformer import Loading, Module, SimulatedModel, SimulatedTransformer
 from fsdp_bench.simulate.operators.core import Operators
 from fsdp_bench.simulate.operators.kernels import Kernels
 from fsdp_bench.simulate.recorded.bind import BoundStep, bind
@@ -16,7 +18,7 @@ from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.recording.model import Model, RecordedModel
 from fsdp_bench.spec.recording.recorded import length_not_recorded
 from fsdp_bench.spec.recording.variants import VariantKind, kind_of
-from fsdp_bench.spec.setup import Loss, Reentrant, TrainSetup
+from fsdp_bench.spec.setup import Checkpointing, Loss, Reentrant, TrainSetup
 
 
 def build(op: Operators, model: Model, setup: TrainSetup, num_blocks: int) -> SimulatedModel:
@@ -91,3 +93,24 @@ def _program(
 def _loss_to_bind(loss: Loss) -> Loss:
     """Return one kind for all that are computed on logits, as they have one program."""
     return loss if loss is Loss.PLAIN or loss.includes_head else Loss.CHUNKED
+
+
+def checkpointed_blocks(model: SimulatedModel, setup: TrainSetup) -> list[Module]:
+    """Return the blocks that the policy chooses, in the order in which the model registers them."""
+    if setup.checkpointing is Checkpointing.NONE:
+        return []
+    blocks = set(map(id, model.blocks))
+    return [module for module in model.all_modules() if id(module) in blocks][:: setup.policy.every_blocks]
+
+
+def checkpoint_blocks(op: Operators, engine: Engine, model: SimulatedModel, setup: TrainSetup) -> None:
+    """Checkpoint the chosen blocks, but those around units, and offload all (train/wrapping)."""
+    for block in checkpointed_blocks(model, setup):
+        if setup.reentrant is Reentrant.INSIDE:
+            block.around = reentrant(op, engine)
+        elif setup.reentrant is Reentrant.NO:
+            policy = setup.policy if setup.checkpointing is Checkpointing.SELECTIVE else None
+            block.around = checkpointed(op, policy, block.num_positional)
+    if setup.activation_offload:
+        for block in model.blocks:
+            block.put_around(SaveOnCpu(op).around)

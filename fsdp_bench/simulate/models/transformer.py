@@ -11,7 +11,7 @@ from itertools import chain
 from typing import Any, NamedTuple, TypeVar
 
 from fsdp_bench.simulate.events import Category
-from fsdp_bench.simulate.losses.liger import liger_fused_linear
+from fsdp_bench.simulate.losses import liger_fused_linear
 from fsdp_bench.simulate.operators.attention import Heads, attention, merge_heads, split_heads
 from fsdp_bench.simulate.operators.core import Operators, Parameter
 from fsdp_bench.simulate.operators.kernels import FP32, INT64

@@ -16,10 +16,7 @@ def clip_sharded_fsdp1(op: Operators, numels: Sequence[int], itemsize: int) -> N
 
     A rank without gradients, as of a shard of frozen parameters alone, takes a zero that it keeps (_get_grad_norm).
 
-    Args:
-        op: the operators.
-        numels: elements of the gradients, in the order of the parameters.
-        itemsize: bytes of an element.
+    ``numels`` are the elements of the gradients, in the order of the parameters.
     """
     local_norm = None
     if numels:
@@ -53,11 +50,7 @@ def clip_gradients(op: Operators, numels: Sequence[int], itemsize: int, is_distr
     DTensors' norms are partial over the ranks: the second norm goes through squares and an all-reduce of them
     (torch/distributed/tensor/_ops/_math_ops.py, _NormPartial).
 
-    Args:
-        op: the operators.
-        numels: elements of the gradients; of DTensors, of this rank's.
-        itemsize: bytes of an element.
-        is_distributed: whether they are DTensors over several ranks.
+    ``numels`` are the elements of the gradients; of DTensors over several ranks (``is_distributed``), of this rank's.
     """
     partial_norms = op.scratch(foreach_norm_workspace(numels), "aten::_foreach_norm")
     norms = [op.temporary(1, itemsize, "norms") for _ in numels]

@@ -108,10 +108,8 @@ _TILE_BYTES = 16 * _THREADS
 def split_arguments(parts: Sequence[int], num_chunks: int, kernels: Kernels) -> int:
     """Return the bytes for aten::split_with_sizes_copy of a gathered buffer.
 
-    Args:
-        parts: Bytes of each parameter in one rank's chunk.
-        num_chunks: Ranks that were gathered from.
-        kernels: The GPU's multiprocessors; large copies give each block of threads several iterations.
+    ``parts`` are the bytes of each parameter in one rank's chunk; ``num_chunks`` ranks were gathered from. Large copies
+    give each block of threads several iterations, depending on the GPU's multiprocessors.
     """
     most_blocks = kernels.num_multiprocessors * kernels.threads_per_multiprocessor // _THREADS * 2
     iterations = -(-_tiles(parts, 1) * num_chunks // most_blocks)
@@ -124,8 +122,7 @@ def split_arguments(parts: Sequence[int], num_chunks: int, kernels: Kernels) -> 
 def chunk_cat_arguments(parts: Sequence[int]) -> int:
     """Return the bytes for aten::_chunk_cat of gradients.
 
-    Args:
-        parts: Bytes of each gradient in one rank's chunk, padded, in the dtype of the result.
+    ``parts`` are the bytes of each gradient in one rank's chunk, padded, in the dtype of the result.
     """
     return INT64 * (6 * len(parts) + 2 + _tiles(parts, 1))
 
@@ -155,14 +152,8 @@ def efficient_backward_workspace(
     AttentionBackwardKernel::Params::workspace_size (mem_eff_attention/kernel_backward.h): the queries' gradient in
     tiles of fp32 with a lock and a counter each; and, where the kernel does not keep them, those of keys and values.
 
-    Args:
-        batch: sequences.
-        heads: of the queries.
-        length: of the queries.
-        keys: how many.
-        dims: the sizes of a head of queries and keys, and of values.
-        itemsize: bytes of an element of the inputs.
-        compute_capability: of the GPU, 7.0 or newer.
+    ``dims`` are the sizes of a head of queries and keys, and of values; ``heads`` and ``length`` are those of the
+    queries. The GPU's compute capability is 7.0 or newer.
     """
     tiles = _efficient_tiles(max(dims), itemsize == FP32, compute_capability)
     tile_bytes = tiles.rows * tiles.columns * FP32 + 16
@@ -180,12 +171,7 @@ def row_sums(batch: int, heads: int, length: int, dim: int, itemsize: int) -> li
     (kKernelComputesDelta). In fp32 the product and its sums, token by token, are freed once there is a copy, head by
     head; of one head or token none is made.
 
-    Args:
-        batch: sequences.
-        heads: of the queries.
-        length: of the queries.
-        dim: the size of a head of the values.
-        itemsize: bytes of an element of the inputs.
+    ``dim`` is the size of a head of the values; ``heads`` and ``length`` are those of the queries.
     """
     sums = batch * heads * length * FP32
     if itemsize != FP32:
@@ -200,10 +186,7 @@ def efficient_forward_workspace(out_numel: int, dims: tuple[int, int], itemsize:
     kNeedsOutputAccumulatorBuffer (mem_eff_attention/kernel_forward.h): a copy of the output in fp32, where that is in
     16 bits and does not stay in registers (kKeepOutputInRF): of heads wider than 128.
 
-    Args:
-        out_numel: elements of the output.
-        dims: the sizes of a head of queries and keys, and of values.
-        itemsize: bytes of an element of the inputs.
+    ``dims`` are the sizes of a head of queries and keys, and of values.
     """
     return [out_numel * FP32] if itemsize != FP32 and max(dims) > 128 else []
 

@@ -2,7 +2,6 @@
 
 Read in this order:
     shards.py        the shards that an optimizer updates
-    dispatch.py      the optimizer of a setup: its states, its step, its time; in backward; on the CPU
     torch_optim.py   AdamW, Adafactor and Muon of torch.optim
-    adamw_8bit.py    AdamW8bit of torchao
+    dispatch.py      AdamW8bit of torchao; the optimizer of a setup: its states, step and time; in backward; on the CPU
 """

@@ -80,11 +80,7 @@ def _norm_on_host(op: Operators, shard: Shard) -> None:
 
 
 def refuse_muon_of_dtensors(setup: TrainSetup) -> None:
-    """Refuse to predict Muon of fully_shard's DTensors.
-
-    Raises:
-        SpecError: naming what answers instead.
-    """
+    """Refuse to predict Muon of fully_shard's DTensors. Raises SpecError, naming what answers instead."""
     if setup.optimizer is OptimizerKind.MUON and setup.uses_fully_shard:
         raise SpecError(
             "optimizer muon under fully_shard is not predicted: DTensor chooses what each product of Newton-Schulz"

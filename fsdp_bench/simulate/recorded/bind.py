@@ -89,15 +89,10 @@ def bind(
 ) -> BoundStep:
     """Return a recorded step in plain numbers.
 
-    Args:
-        code: the recording.
-        variant: the name of one of its variants.
-        sizes: values of all symbols, ``B`` and ``S`` among them.
-        counts: how many blocks each list of them has.
-        kernels: which kernels run.
-        loss: the kind of loss; ``plain`` is the one that was recorded.
-        inputs_need_grad: whether a block whose inputs needed no gradient when it was recorded, as behind a frozen
-            embedding, has one that does (PreTrainedModel.enable_input_require_grads): it then does as later ones.
+    ``sizes`` has values of all symbols, ``B`` and ``S`` among them; ``counts`` says how many blocks each list of them
+    has; the loss ``plain`` is the one that was recorded. With ``inputs_need_grad`` a block whose inputs needed no
+    gradient when it was recorded, as behind a frozen embedding, has one that does
+    (PreTrainedModel.enable_input_require_grads): it then does as later ones.
 
     Raises:
         SpecError: for numbers of blocks that the recording does not hold for, and a loss that cannot be replaced.
@@ -157,7 +152,6 @@ class _Binding:
         self._first_blocks: dict[int, StandIn] = {}
 
     def program(self) -> BoundStep:
-        """Return everything bound."""
         variant = self._variant
         sources = dict(self._modules())
         return BoundStep(
@@ -444,13 +438,8 @@ def run_of(
 ) -> Run:
     """Return a recorded operator in plain numbers.
 
-    Args:
-        operator: the operator.
-        names: the recording's names of operators.
-        numbers: the values of its formulas.
-        kernels: which kernels run.
-        made: binds what it makes.
-        num_keys: the keys of unfused attention, for recordings that do not have its sizes.
+    ``names`` are the recording's of operators, ``numbers`` the values of its formulas; ``made`` binds what the operator
+    makes. ``num_keys`` are the keys of unfused attention, for recordings that do not have its sizes.
     """
     name, layout, outer = operator_name(names[operator.name])
     dims, num_bytes = tuple(numbers[dim] for dim in operator.dims), numbers[operator.num_bytes]

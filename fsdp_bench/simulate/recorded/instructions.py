@@ -14,8 +14,8 @@ import msgspec
 
 from fsdp_bench.simulate.autograd import Gradients, Node, Packed
 from fsdp_bench.simulate.events import Category, Event, Stream
-from fsdp_bench.simulate.losses.liger import liger_fused_linear
-from fsdp_bench.simulate.models.reentrant import requiring_grad
+from fsdp_bench.simulate.losses import liger_fused_linear
+from fsdp_bench.simulate.models.activation_checkpointing import requiring_grad
 from fsdp_bench.simulate.models.transformer import Weight
 from fsdp_bench.simulate.operators.core import Operators, Saved
 from fsdp_bench.simulate.operators.kernels import INT64

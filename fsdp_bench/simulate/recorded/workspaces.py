@@ -43,14 +43,8 @@ def workspace_of(
 ) -> Workspace:
     """Return what the kernel of an operator allocates for itself.
 
-    Args:
-        name: of the operator.
-        dims: its sizes; () where none were recorded.
-        itemsize: bytes of an element.
-        kernels: which kernels run.
-        num_bytes: what it reads and writes.
-        results: bytes of what it returns.
-        num_keys: the keys of unfused attention, for recordings that do not have its sizes.
+    ``dims`` are its sizes, () where none were recorded; ``num_bytes`` is what it reads and writes, ``results`` are the
+    bytes of what it returns. ``num_keys`` are the keys of unfused attention, for recordings that do not have its sizes.
     """
     result_bytes = results[0] if results else 0
     if name in ("aten::_safe_softmax", "aten::_softmax_backward_data"):

@@ -139,11 +139,7 @@ def splits_of_sum(rows: int, columns: int, num_multiprocessors: int, threads_per
     InductorChoices.reduction_split_factor, for sums that are not along the contiguous dimension
     (torch/_inductor/choices.py, torch 2.13).
 
-    Args:
-        rows: numbers to sum.
-        columns: sums.
-        num_multiprocessors: of the GPU.
-        threads_per_multiprocessor: of the GPU.
+    Each column has so many rows.
     """
     most, values_per_thread, warp = 512, 4, 32
     slots = num_multiprocessors * threads_per_multiprocessor
@@ -195,10 +191,7 @@ def is_split(columns: int, num_multiprocessors: int) -> bool:
 def float8_regime_of(sizes: Mapping[str, int], recipe: Float8, num_multiprocessors: int) -> str:
     """Return in which of its ways Inductor fuses the kernels of a block in float8.
 
-    Args:
-        sizes: B, S and the sizes of the block.
-        recipe: the scales; one a tensor need no maxima of columns.
-        num_multiprocessors: of the GPU.
+    ``sizes`` has B, S and the sizes of the block. Scales of whole tensors need no maxima of columns.
     """
     sums = BOTH_WAYS if sums_both_ways(sizes["B"] * sizes["S"], sizes["hidden_size"]) else "one way"
     batch = "one sequence" if sizes["B"] == 1 else "sequences"
@@ -266,11 +259,6 @@ def splits_of_maximum(numel: int, num_multiprocessors: int, threads_per_multipro
 
     InductorChoices.reduction_split_factor, for one reduction along the contiguous dimension (torch 2.13), on GPUs
     before compute capability 10, where up to 8192 numbers are one part.
-
-    Args:
-        numel: numbers to reduce.
-        num_multiprocessors: of the GPU.
-        threads_per_multiprocessor: of the GPU.
     """
     most, threads, not_split = 512, 256, 8192
     slots = num_multiprocessors * threads_per_multiprocessor

@@ -24,11 +24,7 @@ _SYMBOL = re.compile(r"[A-Za-z_]\w*")
 
 @lru_cache(maxsize=65536)
 def parse(text: str) -> tuple[Product, ...]:
-    """Return the products of a formula.
-
-    Raises:
-        SpecError: if it is no formula.
-    """
+    """Return the products of a formula. Raises SpecError if it is no formula."""
     products = []
     for term in text.split(" + "):
         coefficient, factors = Fraction(1), []
@@ -66,11 +62,7 @@ def evaluate(text: str, values: Mapping[str, int]) -> int:
 
 
 def factor_value(factor: str, values: Mapping[str, int]) -> int:
-    """Return the value of a symbol or of ``up(symbol,k)``.
-
-    Raises:
-        SpecError: for a symbol without a value.
-    """
+    """Return the value of a symbol or of ``up(symbol,k)``. Raises SpecError for a symbol without a value."""
     symbol, multiple = _up(factor)
     if symbol not in values:
         raise SpecError(f"formula: {symbol} has no value")

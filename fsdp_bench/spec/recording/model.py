@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from fsdp_bench.spec.checkpointing_policy import CheckpointingPolicy, read_policy
+from fsdp_bench.spec.checkpointing_policy import CheckpointingPolicy
 from fsdp_bench.spec.codec import to_builtins
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.hardware import Gpu
@@ -19,7 +19,7 @@ from fsdp_bench.spec.recording.config import HIDDEN
 from fsdp_bench.spec.recording.formula import evaluate, symbols_of
 from fsdp_bench.spec.recording.recorded import RecordedCode, Variant
 from fsdp_bench.spec.recording.steps import Call, Instruction, Loop, Operator, operator_name
-from fsdp_bench.spec.setup import Checkpointing
+from fsdp_bench.spec.setup import Checkpointing, TrainSetup
 from fsdp_bench.spec.units import format_count
 
 
@@ -290,22 +290,17 @@ class RecordedModel(msgspec.Struct, frozen=True, kw_only=True, dict=True):
             return None
         return 3 * forward_flops(self, sequence_length) / sequence_length
 
-    def hardware_flops_per_token(
-        self,
-        sequence_length: int,
-        checkpointing: Checkpointing,
-        policy: str | None = None,
-        stops_early: bool = True,
-    ) -> float | None:
+    def hardware_flops_per_token(self, setup: TrainSetup) -> float | None:
         """Return the FLOPs of one training step for one token, with what selective checkpointing computes again.
 
         None for full checkpointing: where a block's recomputation stops is not recorded.
         """
-        flops = self.model_flops_per_token(sequence_length)
-        if flops is None or checkpointing is Checkpointing.FULL:
+        length = setup.sequence_length
+        flops = self.model_flops_per_token(length)
+        if flops is None or setup.checkpointing is Checkpointing.FULL:
             return None
-        if checkpointing is Checkpointing.SELECTIVE and policy is not None:
-            flops += forward_flops(self, sequence_length, recomputed_by=read_policy(policy)) / sequence_length
+        if setup.checkpointing is Checkpointing.SELECTIVE and setup.checkpointing_policy is not None:
+            flops += forward_flops(self, length, recomputed_by=setup.policy) / length
         return flops
 
     def document(self) -> dict[str, Any]:

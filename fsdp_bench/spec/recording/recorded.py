@@ -38,9 +38,8 @@ class Ends(NamedTuple):
 def find_ends(modules: Iterable[OwnParameters], block_lists: Collection[str]) -> Ends | None:
     """Return the ends of a decoder; None for another model, and where the head is the table of tokens.
 
-    Args:
-        modules: in the order of nn.Module.named_modules, in which decoders register them as they run.
-        block_lists: the names of the lists that hold blocks.
+    ``modules`` are in the order of nn.Module.named_modules, in which decoders register them as they run;
+    ``block_lists`` are the names of the lists that hold blocks.
     """
     if len(block_lists) != 1:
         return None
@@ -184,11 +183,7 @@ class RecordedCode(msgspec.Struct, frozen=True, forbid_unknown_fields=True, eq=F
     format_version: int = FORMAT_VERSION
 
     def read(self, name: str) -> Variant:
-        """Return a variant, or the one that it is like.
-
-        Raises:
-            SpecError: if what is written down is no variant.
-        """
+        """Return a variant, or the one that it is like. Raises SpecError if what is written down is no variant."""
         name = self.same.get(name, name)
         if name not in self._read:
             try:

@@ -32,7 +32,7 @@ CATEGORIES = (
     "logits",
     "temporary",
 )
-"""Categories of storages, as in ``predict --json``. train/dry_run/breakdown.py has the rules that sort storages."""
+"""Categories of storages, as in ``predict --json``. train/dry_run/fake_tracker.py has the rules that sort storages."""
 
 
 SIZES = {"micro_batch_size": "batch", "sequence_length": "seq"}

@@ -70,11 +70,8 @@ def _check_sizes(shape: TrainedModel, cell: Cell) -> None:
 def plan_of(file: SweepFile, what: str, resolve: Callable[[str, Cell], tuple[str, T, str | None]]) -> SweepPlan[T]:
     """Resolve each cell whose sizes are known on this machine.
 
-    Args:
-        file: the sweep file.
-        what: what a cell becomes.
-        resolve: takes a cell's place and the cell. Returns an ID, what the cell becomes, and why it is skipped; of
-            several with the same ID the first counts.
+    ``resolve`` takes a cell's place and the cell. It returns an ID, what the cell becomes, and why it is skipped; of
+    several with the same ID the first counts.
 
     Raises:
         SpecError: naming the place; if all cells are skipped, with the first reason.

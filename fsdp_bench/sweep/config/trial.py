@@ -66,8 +66,7 @@ def label_of(shape: TrainedModel, setup: TrainSetup, *, alone: str = "") -> str:
 def distinct_labels(cells: Sequence[tuple[TrainedModel, TrainSetup, str]]) -> list[str]:
     """Return the labels of trials, with all fields in which these trials differ.
 
-    Args:
-        cells: the model of each trial, its setup, and how rank 0 runs alone (RunPlan.alone).
+    A cell is a trial's model, its setup, and how rank 0 runs alone (RunPlan.alone).
     """
     setups = [setup for _, setup, _ in cells]
     unlabelled = (one for one in FIELDS.values() if not one.labelled)

@@ -139,7 +139,6 @@ def _quantity(searched: str, cell: Cell, file: SweepFile) -> tuple[Quantity, Tra
 
 
 def _own_model(cell: Cell, file: SweepFile) -> ModelShape:
-    """Return a cell's model."""
     shape = shape_of(cell, file.models, file.machine)
     if isinstance(shape, ModelCode):
         raise SpecError(

@@ -96,10 +96,8 @@ class Cluster(Launcher):
     def begin(self, local: Launcher, mark: str, environment: Mapping[str, str]) -> None:
         """Prepare for a sweep's trials.
 
-        Args:
-            local: starts trials that one node is enough for.
-            mark: the mark of the sweep (processes.py).
-            environment: what the ranks' environment has beside this process's.
+        ``local`` starts trials that one node is enough for; ``mark`` is the sweep's (processes.py); ``environment`` is
+        what the ranks' environment has beside this process's.
 
         Raises:
             MachineError: if a node is not there.

@@ -76,11 +76,7 @@ class ForkServer(Launcher):
             self.close()
 
     def expect(self, event: str, seconds: float) -> dict[str, object]:
-        """Return the next event, which must be ``event``.
-
-        Raises:
-            LauncherError: if it does not come.
-        """
+        """Return the next event, which must be ``event``. Raises LauncherError if it does not come."""
         for message in self.events(seconds):
             if message["event"] == event:
                 return message
@@ -88,11 +84,7 @@ class ForkServer(Launcher):
         raise LauncherError(f"the fork server did not say {event!r} within {seconds:g} s")
 
     def events(self, seconds: float) -> Iterator[dict[str, object]]:
-        """Yield the server's events until none comes for ``seconds``.
-
-        Raises:
-            LauncherError: if the server has ended.
-        """
+        """Yield the server's events until none comes for ``seconds``. Raises LauncherError if the server has ended."""
         deadline = time.monotonic() + seconds
         while True:
             line, newline, rest = self._buffer.partition(b"\n")

@@ -95,9 +95,8 @@ NODE = "fsdp_bench.train.processes.node"
 def worker_environment(mark: str | None = None, beside: Mapping[str, str] = {}) -> dict[str, str]:
     """Return the environment of ranks that are all on this machine: they listen on the loopback interface only.
 
-    Args:
-        mark: the mark of the sweep (processes.py), if the process belongs to one.
-        beside: further variables, over those of this process.
+    ``mark`` is the sweep's, if the process belongs to one; ``beside`` are further variables, over those of this
+    process.
     """
     environment = node_environment(mark, beside)
     for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):

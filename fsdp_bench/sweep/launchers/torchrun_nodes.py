@@ -76,11 +76,7 @@ class Meeting:
     """The folder in which the nodes of a sweep meet."""
 
     def __init__(self, results: Path, endpoint: str, sweep_file: Path, say: Say) -> None:
-        """``say`` prints a line.
-
-        Raises:
-            MachineError: if the sweep file cannot be read.
-        """
+        """``say`` prints a line. Raises MachineError if the sweep file cannot be read."""
         self.results, self.endpoint, self.say = results.absolute(), endpoint, say
         self.folder = self.results / f".nodes-{endpoint}"
         self._owner: int | None = None
@@ -118,11 +114,7 @@ class Meeting:
         return (writer := self.writer(node_id)) is not None and seems_to_live(self.folder / node_id, writer)
 
     def write(self, content: NodeTask | OtherNode, node_id: str = "") -> None:
-        """Write the order, or what a node with an ID says.
-
-        Raises:
-            OSError: if it cannot be written.
-        """
+        """Write the order, or what a node with an ID says. Raises OSError if it cannot be written."""
         write_atomically(self._path(node_id), msgspec.json.encode(content))
 
     def read(self, kind: type[T], node_id: str = "") -> T | None:
@@ -160,11 +152,7 @@ class TorchrunNodes(Cluster):
         atexit.register(self._leave)
 
     def begin(self, local: Launcher, mark: str, environment: Mapping[str, str]) -> None:
-        """Prepare for a sweep's trials: wait for the other nodes.
-
-        Raises:
-            MachineError: if they do not come.
-        """
+        """Prepare for a sweep's trials: wait for the other nodes. Raises MachineError if they do not come."""
         super().begin(local, mark, environment)
         meeting, begin, known = self._meeting, time.monotonic(), {"order"}
         left_before = {path.stem: meeting.writer(path.stem) for path in meeting.folder.glob("*.json")}
@@ -186,7 +174,6 @@ class TorchrunNodes(Cluster):
                     self._meet(node_id, node)
 
     def _meet(self, node_id: str, node: OtherNode) -> None:
-        """Let a node take part if it is the right one."""
         meeting, names = self._meeting, self._nodes.values()
         if node.sweep != meeting.sweep:
             meeting.say(f"node {node.name} was refused: it runs another sweep file or version")

@@ -29,9 +29,7 @@ _BESIDE_TRIALS = ("machine.json", "frontier.json", PROGRESS, JOB)
 def read_records(folder: Path, notes: list[str] | None = None) -> list[TrialRecord]:
     """Read every record in a folder and its subfolders, in the order of their trials.
 
-    Args:
-        folder: the folder of a sweep, of a machine, or of all results.
-        notes: a list to which one line is added for each broken record, which is then skipped.
+    A line is added to ``notes`` for each broken record, which is then skipped.
 
     Raises:
         ResultsError: if there is no record, or all are broken; without ``notes``, if one is broken.

@@ -114,11 +114,7 @@ class FolderLock:
         return _path(self._folder, number)
 
     def _take_flock(self) -> bool:
-        """Return whether the folder has flock.
-
-        Raises:
-            ResultsError: if another process has it.
-        """
+        """Return whether the folder has flock. Raises ResultsError if another process has it."""
         self._lock = open(self._flock_path, "w")  # noqa: SIM115 - held until give_back()
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -157,8 +153,7 @@ class FolderLock:
     def _is_over(self, number: int, has_flock: bool) -> bool:
         """Return whether a writer has ended or gives no sign of life. False if its file is gone.
 
-        Raises:
-            ResultsError: if it lives.
+        Raises ResultsError if it lives.
         """
         path = self._path(number)
         first = _read(path)

@@ -200,10 +200,7 @@ class Store:
         A trial with a record is done. But it runs again if its outcome is in ``retry``, if it timed out under a shorter
         time limit, or if it was skipped and the reason no longer holds; its record is then moved to set-aside/.
 
-        Args:
-            trial: the trial.
-            retry: outcomes whose trials run again.
-            notes: a list to which a line is added if a record is moved to set-aside/.
+        A line is added to ``notes`` if a record is moved to set-aside/.
         """
         record, note = self.read(trial.spec.id)
         if note:

@@ -48,11 +48,7 @@ def decide_outcome(
 ) -> TrialEnd:
     """Decide a trial's outcome: the first cause.
 
-    Args:
-        ends: how each rank ended.
-        timed_out: whether the time limit passed before all ranks had ended.
-        oom_killed: whether the kernel killed a process during the trial because host memory ran out.
-        timeout_seconds: the time limit, which the reason names.
+    ``oom_killed`` says whether the kernel killed a process during the trial because host memory ran out.
 
     The outcome is the first of these that is true:
 
@@ -81,9 +77,7 @@ def decide_outcome(
 def lost_nodes_end(nodes: Sequence[str], ends: Sequence[RankEnd]) -> TrialEnd:
     """Return the outcome of a trial that lost nodes while it ran.
 
-    Args:
-        nodes: their names.
-        ends: how the ranks ended that ran there; at least one.
+    ``ends`` are those of the ranks that ran there; at least one.
     """
     where = f"node {nodes[0]}" if len(nodes) == 1 else f"nodes {', '.join(nodes)}"
     silent = [end for end in ends if end.report is None] or list(ends)

@@ -51,15 +51,8 @@ class TrialRunner:
     ) -> None:
         """Prepare to start trials.
 
-        Args:
-            sweep: the sweep's name.
-            launcher: how ranks are started on this node (LAUNCHERS in config/run_table.py).
-            store: where records go.
-            environment: what the ranks' environment has beside this process's.
-            cluster: the nodes over which ranks are spread; without it all are on this node.
-
-        Raises:
-            MachineError: if a node is not there.
+        ``launcher`` is one of LAUNCHERS (config/sweep_file.py); ``environment`` is what the ranks' environment has
+        beside this process's. Without a cluster all ranks are on this node. Raises MachineError if a node is not there.
         """
         self._lost_nodes: tuple[str, ...] = ()
         self._sweep = sweep
@@ -225,8 +218,7 @@ class TrialRun:
     def _after_lost_nodes(self, lost: tuple[str, ...], verdict: TrialEnd) -> TrialEnd:
         """Return the outcome of a trial that ended as ``verdict`` says, and lost these nodes.
 
-        Raises:
-            NodesLost: if no rank had begun on them.
+        Raises NodesLost if no rank had begun on them.
         """
         self.lost_nodes = lost
         ranks = [rank for rank in self._ranks() if self._node(rank) in lost]

@@ -42,8 +42,7 @@ from fsdp_bench.train.calibrating.operator_times import (
     optimizer_times,
 )
 from fsdp_bench.train.measuring.fake_group import replace_group_by_fake
-from fsdp_bench.train.measuring.meters import Unmetered
-from fsdp_bench.train.measuring.nvml import Nvml
+from fsdp_bench.train.measuring.meters import Nvml, Unmetered
 from fsdp_bench.train.models.loss import loss_function
 from fsdp_bench.train.models.transformer import BLOCKS, attention_kernel, build, initialize
 from fsdp_bench.train.processes.backends import versions

@@ -72,9 +72,7 @@ class Stopwatch:
     def seconds(self, call: Callable[[], object], together: bool = False) -> float:
         """Return the seconds of one call, as the mean over ranks.
 
-        Args:
-            call: the function to time. Its result is dropped.
-            together: whether the call is a collective, so that every rank must make the same number of calls.
+        A call is ``together`` if it is a collective, so that every rank must make the same number of calls.
         """
         call()
         once = self._round(call, 1)

@@ -27,8 +27,7 @@ from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.impossible import impossible
 from fsdp_bench.spec.setup import Api, Loss, Offload, TrainSetup
 from fsdp_bench.spec.subprocesses.dry_run import DryRunAnswer, DryRunResult, DryRunSpec
-from fsdp_bench.train.dry_run.breakdown import Owners
-from fsdp_bench.train.dry_run.fake_tracker import RecordedStep
+from fsdp_bench.train.dry_run.fake_tracker import Owners, RecordedStep
 from fsdp_bench.train.dry_run.fake_world import FakeWorld, fake_world, real_world
 from fsdp_bench.train.measuring.fake_group import add_finished_hook
 from fsdp_bench.train.models import torchtitan

@@ -5,5 +5,4 @@ Read in this order:
     storage_tracker.py       live tensor bytes on a CPU
     communication.py         profiled steps: total and exposed communication time
     fake_group.py            steps without communication, with a process group that sends nothing
-    nvml.py                  power, utilization and memory of the GPU
 """

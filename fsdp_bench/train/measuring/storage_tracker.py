@@ -66,7 +66,6 @@ class StorageTracker(TorchDispatchMode):
         torch.UntypedStorage.resize_ = self._resize  # type: ignore[method-assign]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run the operator, then count the storages that it returned."""
         if any(issubclass(kind, DTensor) for kind in types):
             return NotImplemented  # DTensor unwraps itself first; its local operators come back here
         self._settle()

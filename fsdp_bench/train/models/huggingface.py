@@ -53,7 +53,6 @@ def build(config: Mapping[str, Any]) -> tuple[nn.Module, str]:
 
 
 def _causal_lm(transformers: Any, config: Any) -> str:
-    """Return the class that AutoModelForCausalLM would take."""
     try:
         kind = transformers.models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
     except KeyError:

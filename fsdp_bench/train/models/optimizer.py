@@ -58,11 +58,7 @@ def _offloaded(model: nn.Module, setup: TrainSetup) -> torch.optim.Optimizer:
 
 
 def _torchao(setting: str) -> Any:
-    """Return torchao.optim.
-
-    Raises:
-        MachineError: if torchao is not installed.
-    """
+    """Return torchao.optim. Raises MachineError if torchao is not installed."""
     try:
         return importlib.import_module("torchao.optim")
     except ImportError:
@@ -93,7 +89,6 @@ class _Several(torch.optim.Optimizer):
 
 
 def _muon(parameters: Iterable[nn.Parameter], learning_rate: float) -> torch.optim.Optimizer:
-    """Build Muon for all matrices, and AdamW for the rest."""
     every = list(parameters)
     matrices, others = ([each for each in every if (each.ndim == 2) is of_matrices] for of_matrices in (True, False))
     muon = [torch.optim.Muon(matrices, lr=learning_rate)] if matrices else []

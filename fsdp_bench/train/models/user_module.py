@@ -102,11 +102,7 @@ def default_dtype(dtype: torch.dtype) -> Iterator[None]:
 
 
 def sizes_of(spec: UserModule) -> tuple[str, ...]:
-    """Return which of SIZES the user's function takes.
-
-    Raises:
-        SpecError: if it cannot be found.
-    """
+    """Return which of SIZES the user's function takes. Raises SpecError if it cannot be found."""
     return tuple(size for size in SIZES if size in _parameters(_find(spec, spec.function, "module")))
 
 
@@ -128,8 +124,7 @@ def _call(function: Any, arguments: dict[str, int]) -> Any:
 def _arguments(function: Any, spec: UserModule, setup: TrainSetup) -> dict[str, int]:
     """Return the sizes to pass to a function: those that the user gave; else the setup's, if it has no default.
 
-    Raises:
-        SpecError: if the user gave a size that the function does not accept.
+    Raises SpecError if the user gave a size that the function does not accept.
     """
     known = _parameters(function)
     for name in spec.arguments:
@@ -283,11 +278,7 @@ def block_class(model: nn.Module) -> type[nn.Module]:
 
 
 def named_class(model: nn.Module, path: str) -> type[nn.Module]:
-    """Return the class ``pkg.mod:Class`` of a model's blocks.
-
-    Raises:
-        SpecError: if the model has no such module.
-    """
+    """Return the class ``pkg.mod:Class`` of a model's blocks. Raises SpecError if the model has no such module."""
     name = path.rpartition(":")[2].rpartition(".")[2]
     found = next((type(module) for module in model.modules() if type(module).__name__ == name), None)
     if found is None:

@@ -26,8 +26,7 @@ from fsdp_bench.train.measuring.fake_group import (
     add_finished_hook,
     replace_group_by_fake,
 )
-from fsdp_bench.train.measuring.meters import MemoryMeter, Unmetered, build_meter
-from fsdp_bench.train.measuring.nvml import Nvml, TelemetrySampler
+from fsdp_bench.train.measuring.meters import MemoryMeter, Nvml, TelemetrySampler, Unmetered, build_meter
 from fsdp_bench.train.models.data import batches
 from fsdp_bench.train.models.dtypes import DTYPES
 from fsdp_bench.train.models.huggingface import unpacked_sequences

@@ -90,9 +90,7 @@ def classify(error: BaseException, phase: str) -> tuple[Outcome, Failure]:
     ``oom_gpu`` where the device's memory ran out, ``oom_host`` where the host's memory or a CPU's memory_limit ran out,
     else ``crashed``. sweep/run/outcome.py decides a trial's outcome from those of all its ranks.
 
-    Args:
-        error: the exception.
-        phase: the phase of the step, or the stage of the trial, in which it was raised.
+    ``phase`` is that of the step, or the stage of the trial, in which the exception was raised.
     """
     text = " ".join(str(error).split()) or type(error).__name__
     message, summary = f"{type(error).__name__}: {text[:400]}", None

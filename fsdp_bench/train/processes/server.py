@@ -67,7 +67,6 @@ def _run_rank(command: dict[str, Any], rank: int) -> int:
 
 
 def _run_trial(command: dict[str, Any]) -> None:
-    """Fork the ranks of a trial; report the end of each."""
     server, pgid, ranks = os.getpid(), 0, {}
     for rank in range(command["world_size"]):
         pid = os.fork()

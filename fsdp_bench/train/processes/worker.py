@@ -55,7 +55,6 @@ def run_rank(
 
 
 def _start(this: Rank, launcher: str, num_local: int) -> None:
-    """Set threads and seeds, join the process group."""
     spec = this.spec
     warnings.filterwarnings("ignore", category=ShardsNothingWarning)  # a sweep compares with it on purpose
     threads = spec.run.threads_per_rank or max(_num_cores() // num_local, 1)

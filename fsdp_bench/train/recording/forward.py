@@ -54,7 +54,6 @@ class Recorder(TorchDispatchMode):
         """Tensors that stand for what was saved, until the node has run."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run an operator; log it with the storages that it made."""
         if not self.on:
             return func(*args, **(kwargs or {}))
         self.nodes_until_now()

@@ -69,10 +69,8 @@ def record(
 ) -> RecordedCode:
     """Record every variant of a model's code.
 
-    Args:
-        subject: the code.
-        progress: called with each variant that is begun.
-        activation_offload: whether to record, too, what runs when blocks' saved tensors are offloaded.
+    ``progress`` is called with each variant that is begun. With ``activation_offload`` it records, too, what runs when
+    blocks' saved tensors are offloaded.
 
     Raises:
         SpecError: for code that cannot be recorded, with the reason.

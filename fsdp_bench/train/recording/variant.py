@@ -42,14 +42,8 @@ def record_step(
 ) -> tuple[RawStep, list[str]]:
     """Run forward and backward of a bare model once; return the step, and what is not known of it.
 
-    Args:
-        model: on ``device``, without data, with parameters in fp32.
-        batch: on ``device``.
-        dtype: the compute dtype.
-        kind: what wrappers let the model do.
-        device: the fake accelerator.
-        block: the class of the blocks.
-        compute_loss: returns the loss, given the model's output and the batch.
+    The model and the batch are on ``device``, the fake accelerator, without data, with parameters in fp32; ``dtype`` is
+    the compute dtype.
 
     Raises:
         SpecError: if the step cannot be recorded.

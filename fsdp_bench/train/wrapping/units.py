@@ -51,11 +51,8 @@ def units_by_policy(model: nn.Module, policy: Policy) -> list[nn.Module]:
 def units_by_size(model: nn.Module, min_num_params: int, kept_in_root: Iterable[nn.Module] = ()) -> list[nn.Module]:
     """Return the subtrees with at least ``min_num_params`` parameters, not counting units below them.
 
-    Args:
-        model: the model.
-        min_num_params: the threshold (torch's default is 100M).
-        kept_in_root: modules whose parameters are also read elsewhere, such as a tied embedding. If they were units,
-            their parameters would be freed before the second use.
+    ``kept_in_root`` are modules whose parameters are also read elsewhere, such as a tied embedding. If they were units,
+    their parameters would be freed before the second use. torch's default threshold is 100M.
     """
     kept = set(kept_in_root)
     by_size = partial(size_based_auto_wrap_policy, min_num_params=min_num_params)

@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from fsdp_bench.catalog.config_names import ARCHITECTURES, COMMON_FIELDS, config_names
 from fsdp_bench.catalog.loader import models
-from fsdp_bench.catalog.model_entry import ModelEntry
+from fsdp_bench.catalog.model_entry import ARCHITECTURES, COMMON_FIELDS, ModelEntry, config_names
 
 torch = pytest.importorskip("torch", reason="models are built with torch")
 transformers = pytest.importorskip("transformers", reason="models are built with Hugging Face's transformers")

@@ -7,7 +7,7 @@ from typing import Any
 
 from fsdp_bench.simulate.autograd import Node, operator_node
 from fsdp_bench.simulate.events import Kind
-from fsdp_bench.simulate.models.reentrant import requiring_grad
+from fsdp_bench.simulate.models.activation_checkpointing import requiring_grad
 from fsdp_bench.simulate.tape import Tape, Tensor
 from fsdp_bench.simulate.wrappers.flat_param_handle import FlatParamHandle
 

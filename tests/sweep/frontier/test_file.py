@@ -11,13 +11,13 @@ from fsdp_bench.simulate.operators.kernels import CPU_GLOO
 from fsdp_bench.spec.errors import UserError
 from fsdp_bench.spec.frontier import FrontierRecord, read_frontier
 from fsdp_bench.spec.rank_report import Outcome
-from fsdp_bench.sweep.config.selection import select
 from fsdp_bench.sweep.config.sweep_file import read_file
 from fsdp_bench.sweep.config.trial import SweepPlan
 from fsdp_bench.sweep.frontier.cell import forecast
 from fsdp_bench.sweep.frontier.file import RESOLUTION, Search, gpu_of, searches_of
 from fsdp_bench.sweep.machine import GpuDevice
 from fsdp_bench.sweep.results.load import read_records
+from fsdp_bench.sweep.start import select
 from tests.conftest import TINY_MODEL, message_of
 from tests.predicted import memory_of
 from tests.sweep.config.test_grid import GPUS, machine

@@ -16,13 +16,15 @@ from fsdp_bench.spec.units import GIB
 from tests.tools.published.conftest import plan_of
 from tools.validate.published import peaks as published
 from tools.validate.published.cases import CaseInputs, PublishedCase, packaged_rows, read_cases
-from tools.validate.published.fits import FitRow, compare_fits, format_fits
 from tools.validate.published.peaks import (
     PREDICTED_KINDS,
+    FitRow,
     PredictedPeaks,
     PublishedRow,
     compare_case,
+    compare_fits,
     compare_published,
+    format_fits,
     format_published,
     predict_case,
 )

@@ -11,8 +11,7 @@ from fsdp_bench.spec.hardware import LinkKind
 from fsdp_bench.spec.setup import Api, BackwardPrefetch, Checkpointing, Loss, OptimizerKind, ShardingStrategy
 from fsdp_bench.spec.units import GIB
 from tests.tools.published.conftest import plan_of
-from tools.validate.published.cases import CaseInputs, PublishedCase
-from tools.validate.published.hardware import cluster_of, read_network
+from tools.validate.published.cases import CaseInputs, PublishedCase, cluster_of, read_network
 from tools.validate.published.setups import Unpredictable, plan_case
 
 

@@ -11,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from fsdp_bench.spec.checkpointing_policy import read_policy
 from fsdp_bench.spec.model import Family, ModelShape
-from fsdp_bench.spec.setup import Checkpointing, Reentrant
+from fsdp_bench.spec.setup import Checkpointing, Reentrant, TrainSetup
 from fsdp_bench.train.models.transformer import build, initialize
 from fsdp_bench.train.wrapping.activation_checkpointing import checkpoint_blocks
 from tests.profiles import share_of_examples
@@ -103,15 +103,17 @@ def test_flops_of_a_whole_step_equal_torchs_own_count(
 ) -> None:
     """Forward, backward, and what checkpointing recomputes: full, all of a block but its last product."""
     shape = SMALL[family]
-    expected = shape.hardware_flops_per_token(10, checkpointing, causal=False, policy=policy)
+    setup = TrainSetup(sequence_length=10, checkpointing=checkpointing, checkpointing_policy=policy)
+    expected = shape.hardware_flops_per_token(setup, causal=False)
     assert flops_of_a_step(shape, checkpointing, policy) == 3 * 10 * expected
     if checkpointing is not Checkpointing.FULL and policy is None:
-        assert shape.hardware_flops_per_token(10, checkpointing) == shape.model_flops_per_token(10)
+        assert shape.hardware_flops_per_token(setup) == shape.model_flops_per_token(10)
 
 
 def test_reentrant_checkpointing_computes_whole_blocks_again() -> None:
     shape = SMALL[Family.LLAMA]
-    expected = shape.hardware_flops_per_token(10, Checkpointing.FULL, causal=False, stops_early=False)
+    setup = TrainSetup(sequence_length=10, checkpointing=Checkpointing.FULL, reentrant=Reentrant.INSIDE)
+    expected = shape.hardware_flops_per_token(setup, causal=False)
     assert flops_of_a_step(shape, Checkpointing.FULL, reentrant=Reentrant.INSIDE) == 3 * 10 * expected
 
 

@@ -2,12 +2,10 @@
 
 Read in this order:
     published.csv  peak memory, throughput, fits or not
-    cases.py       reads the rows
+    cases.py       reads the rows; GPUs and networks under the names that publications use
     setups.py      a row as a model, a setup and hardware, or the reason why it cannot be one
-    hardware.py    GPUs and networks under the names that publications use
-    peaks.py       compares peaks of memory; as text
+    peaks.py       compares peaks of memory, and outcomes: fits, or out of memory; as text
     terms.py       tensors that other frameworks keep alive and our models do not
-    fits.py        compares outcomes: fits, or out of memory; as text
     speed.py       compares throughput
     speed_text.py  that comparison as text
     ranges.py      the errors of speed by GPU generation, for plans

@@ -27,8 +27,7 @@ from fsdp_bench.spec.setup import (
     ShardingStrategy,
     TrainSetup,
 )
-from tools.validate.published.cases import CaseInputs, has_step
-from tools.validate.published.hardware import gpu_of
+from tools.validate.published.cases import CaseInputs, gpu_of, has_step
 
 
 @dataclass(frozen=True)

@@ -22,8 +22,7 @@ from fsdp_bench.simulate.step import SimulatedSteps
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.hardware import Hardware
 from fsdp_bench.spec.setup import Checkpointing
-from tools.validate.published.cases import CaseInputs, PublishedCase, describe, read_cases
-from tools.validate.published.hardware import cluster_of
+from tools.validate.published.cases import CaseInputs, PublishedCase, cluster_of, describe, read_cases
 from tools.validate.published.setups import FRAMEWORKS, LLM_FOUNDRY, Plan, Unpredictable, is_large_mpt, plan_case
 
 _WRITES_NORMS_IN_PYTHON = {

@@ -23,9 +23,8 @@ class Protection:
 
         Must be called while the process has one thread.
 
-        Args:
-            scratch: the folder of the plan.
-            words: the command, whose files are protected even in a temporary folder.
+        ``scratch`` is the folder of the plan; files that ``words``, the command, names are protected even in a
+        temporary folder.
         """
         entered = scratch / ENTERED
         said = json.loads(entered.read_text()) if entered.exists() else {"overlays": []}  # a test's plan has no scratch

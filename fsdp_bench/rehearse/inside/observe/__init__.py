@@ -2,8 +2,7 @@
 
 Read in this order:
     steps.py       the step and the phase that run; ends the script after enough steps
-    memory.py      peaks of the caching allocator between two moments
-    history.py     the lines that hold memory at the peak, and memory over time
+    memory.py      peaks of the caching allocator between two moments; the lines that hold memory; memory over time
     reads.py       values that the script reads from the GPU
     issued.py      what one step issues, where somebody asked for its time: operators, kernels, collectives, copies
     trace.py       what the stand-in notes of that: streams, events, what the host waits for; both in one order

@@ -1,4 +1,4 @@
-"""Peaks of PyTorch's caching allocator between two moments, without changing what the script reads.
+"""Peaks of PyTorch's caching allocator between two moments, without changing what the script reads; its history.
 
 To read a peak between two moments, the counters must be reset in between. A script that prints
 torch.cuda.max_memory_allocated would see that. So its view is kept apart: the peak since its own last reset.
@@ -6,11 +6,15 @@ torch.cuda.max_memory_allocated would see that. So its view is kept apart: the p
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+
+from .user_lines import Frame, as_document, cause
 
 _STATISTICS = ("_cuda_memoryStats", "_accelerator_getDeviceStats")
 _RESETS = ("_cuda_resetPeakMemoryStats", "_accelerator_resetPeakStats")
@@ -94,3 +98,97 @@ def _with_peaks(device: int, found: dict[str, Any]) -> Iterator[tuple[tuple[int,
             for pool, values in pools.items():
                 if isinstance(values, dict) and "peak" in values:
                     yield (device, counter, pool), values
+
+
+# -- PyTorch's own memory history: which lines hold what is allocated at the peak, and the curve over time -------------
+#
+# torch.cuda.memory._record_memory_history keeps every allocation and free with its Python stack. Autograd's thread has
+# no Python stack: what backward allocates is attributed to the backward pass.
+
+MOST_ENTRIES = 2_000_000
+"""Allocations and frees that are kept: an hour of steps. The oldest are dropped beyond."""
+
+MOST_POINTS = 2_000
+"""Points of the curve that is drawn."""
+
+MOST_LINES = 20
+
+
+def record_history() -> None:
+    """Begin to record when CUDA is initialized, which is the script's own decision."""
+    record_all = torch.cuda.memory._record_memory_history
+    torch.cuda._lazy_call(functools.partial(record_all, "all", stacks="python", max_entries=MOST_ENTRIES))
+
+
+class History:
+    """The recorded entries of this process's GPU."""
+
+    def __init__(self) -> None:
+        self._entries: Sequence[dict[str, Any]] = ()
+        if torch.cuda.is_initialized():
+            traces = torch.cuda.memory._snapshot()["device_traces"]
+            device = torch.cuda.current_device()
+            self._entries = traces[device] if device < len(traces) else ()
+
+    def reaches(self, peak_requested_bytes: int) -> bool:
+        """Whether it leads to this peak. It does not if entries were dropped, or the script keeps fewer or none.
+
+        The allocator's ``requested_bytes`` fall when a free completes (CUDACachingAllocator.cpp, free_block): for a
+        tensor that another stream uses (record_stream, as FSDP1 calls it), later than when the free is requested.
+        """
+        levels = (level for _entry, level in self._changes("free_completed"))
+        return max(levels, default=0) == peak_requested_bytes
+
+    def _changes(self, freed: str = "free_requested") -> Iterator[tuple[dict[str, Any], int]]:
+        """Yield each allocation and free, with the bytes that are allocated after it."""
+        level = 0
+        for entry in self._entries:
+            if entry["action"] == "alloc":
+                level += entry["size"]
+            elif entry["action"] == freed:
+                level -= entry["size"]
+            else:
+                continue
+            yield entry, level
+
+    def lines_at_peak(self) -> list[dict[str, Any]]:
+        """Return the lines that hold most at the first moment of the highest allocation, the largest first."""
+        peak, highest = -1, -1
+        for index, (_entry, level) in enumerate(self._changes()):
+            if level > highest:
+                peak, highest = index, level
+        alive: dict[int, dict[str, Any]] = {}
+        for index, (entry, _level) in enumerate(self._changes()):
+            if entry["action"] == "alloc":
+                alive[entry["addr"]] = entry
+            else:
+                alive.pop(entry["addr"], None)
+            if index == peak:
+                break
+        totals: dict[tuple[Frame | None, Frame | None], list[int]] = defaultdict(lambda: [0, 0])
+        for entry in alive.values():
+            total = totals[cause(_frames(entry))]
+            total[0] += entry["size"]
+            total[1] += 1
+        ordered = sorted(totals.items(), key=lambda item: -item[1][0])
+        return [
+            {"line": as_document(inner), "user_line": as_document(own), "num_bytes": num_bytes, "num_tensors": count}
+            for (inner, own), (num_bytes, count) in ordered[:MOST_LINES]
+        ]
+
+    def curve(self) -> list[tuple[int, int, int]]:
+        """Return time in microseconds, allocated and reserved bytes; of many points the highest of each stretch."""
+        points: list[tuple[int, int, int]] = []
+        allocated = reserved = 0
+        for entry in self._entries:
+            action, size = entry["action"], entry["size"]
+            allocated += {"alloc": size, "free_requested": -size}.get(action, 0)
+            reserved += {"segment_alloc": size, "segment_map": size, "segment_free": -size,
+                         "segment_unmap": -size}.get(action, 0)  # fmt: skip
+            points.append((entry.get("time_us", 0), allocated, reserved))
+        stretch = max(1, len(points) // MOST_POINTS)
+        return [max(points[i : i + stretch], key=lambda point: point[1]) for i in range(0, len(points), stretch)]
+
+
+def _frames(entry: dict[str, Any]) -> list[Frame]:
+    return [(frame["filename"], frame["line"], frame["name"]) for frame in entry.get("frames", ())]

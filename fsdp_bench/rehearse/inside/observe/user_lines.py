@@ -35,8 +35,7 @@ def is_library(file: str) -> bool:
 def cause(frames: Iterable[Frame]) -> tuple[Frame | None, Frame | None]:
     """Return the innermost line outside of torch and Python, and the innermost line of the user's own files.
 
-    Args:
-        frames: a stack, the innermost frame first.
+    ``frames`` is a stack, the innermost frame first.
     """
     innermost = None
     for frame in frames:

@@ -37,8 +37,7 @@ _unwritten: set[str] = set()
 def write_no_tensors(seen: Callable[[Any], Any]) -> None:
     """Let torch.save, safetensors and torch.distributed.checkpoint write no large tensors.
 
-    Args:
-        seen: returns where a file is read that Python's functions have written.
+    ``seen`` returns where a file is read that Python's functions have written.
     """
     torch.save, torch.jit.save = _torch_save(torch.save), _jit_save(torch.jit.save)
     torch.load, torch.jit.load = _reading(torch.load, "f", seen), _reading(torch.jit.load, "f", seen)
@@ -254,8 +253,7 @@ def use_random_weights() -> None:
 def _device(device_map: Any) -> Any:
     """Return where ``from_pretrained`` puts the whole model.
 
-    Raises:
-        ValueError: if it would be put on several devices.
+    Raises ValueError if it would be put on several devices.
     """
     if isinstance(device_map, dict) and list(device_map) == [""]:
         device_map = device_map[""]

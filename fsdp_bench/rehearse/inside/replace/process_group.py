@@ -64,11 +64,7 @@ class SingleRankStore(c10d.Store):
         return all(key in self._values for key in keys)
 
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
-        """Return if this rank set all of these keys.
-
-        Raises:
-            RuntimeError: if another rank would have to set one.
-        """
+        """Return if this rank set all of these keys. Raises RuntimeError if another rank would have to set one."""
         self._check(keys)
 
     def delete_key(self, key: str) -> bool:
