@@ -33,6 +33,7 @@ def _with_and_without_time(torch: Torch, command: str, script: Path, *options: s
         rehearse(*time, *options, "--steps", "4", "--", str(script), folder=script.parent, command=program)
         for time in (("--time",), ())
     )
+    assert (plain.document["time"], plain.document["why_no_time"]) == (None, None)
     assert noted.document["memory"] == plain.document["memory"]
     assert noted.document["spans"] == plain.document["spans"]
     return noted, plain
