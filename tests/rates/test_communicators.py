@@ -258,14 +258,6 @@ def test_bounds_are_in_order_and_unknown_comes_with_a_reason(data: st.DataObject
         assert found.num_bytes == Bounds(0, 0)
 
 
-@given(st.data(), st.sampled_from(SERVERS), st.integers(2, 16))
-def test_a_hybrid_has_no_fewer_communicators_than_a_full_shard(data: st.DataObject, server: str, nodes: int) -> None:
-    where = cluster(server, nodes, BUILT_IN.server(server).gpus_per_node)
-    setup = data.draw(setups(where.world_size))
-    full = communicators_of(TrainSetup(world_size=where.world_size), where)
-    assert len(communicators_of(setup, where).each) >= len(full.each) == 1
-
-
 @given(st.integers(2, 5000), st.integers(1, 8), st.integers(1, 63), st.sampled_from([0, 16, 32]))
 def test_more_channels_or_ranks_never_take_less(ranks: int, local: int, channels: int, multicast: int) -> None:
     before = at_start(ranks, local, channels, multicast)

@@ -15,16 +15,25 @@ from msgspec.structs import replace
 from fsdp_bench.rehearse import run
 from fsdp_bench.rehearse.command import Command, RankStarter
 from fsdp_bench.spec.codec import from_json, to_json
-from fsdp_bench.spec.subprocesses.rehearsal import RehearsalOptions, RehearsalOutcome, RehearsalPlan
+from fsdp_bench.spec.subprocesses.rehearsal import RehearsalOptions, RehearsalOutcome, RehearsalPlan, RehearsalReport
 from tests.rehearse.conftest import gpu_of
 from tests.report.test_rehearsal_text import REPORT
 
 GPU = gpu_of(8.9)
 
 
-def started(
-    monkeypatch: pytest.MonkeyPatch, folder: Path, environment: dict[str, str], code: int
-) -> tuple[dict[str, str], str]:
+@pytest.fixture(autouse=True)
+def _a_stand_in_in_the_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(run, "find_torch", lambda python: None)
+    monkeypatch.setattr(run, "build_stand_in", lambda torch, otherwise: tmp_path)
+
+
+def rehearsed(environment: dict[str, str], timeout_seconds: float | None = None) -> RehearsalReport:
+    command = Command(Path(sys.executable), (), RankStarter.NONE, ("-c", "pass"), environment)
+    return run.rehearse(command, GPU, 0, RehearsalOptions(world_size=1, gpus_per_node=1), timeout_seconds)
+
+
+def started(monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], code: int) -> tuple[dict[str, str], str]:
     """Return the environment of a command's process that ends with a code, and the error."""
     seen: list[dict[str, str]] = []
 
@@ -33,11 +42,8 @@ def started(
         return code, None
 
     monkeypatch.setattr(run, "_run", instead)
-    monkeypatch.setattr(run, "find_torch", lambda python: None)
-    monkeypatch.setattr(run, "build_stand_in", lambda torch, otherwise: folder)
-    command = Command(Path(sys.executable), (), RankStarter.NONE, ("-c", "pass"), environment)
     with pytest.raises(run.RehearsalError) as failed:
-        run.rehearse(command, GPU, 0, RehearsalOptions(world_size=1, gpus_per_node=1))
+        rehearsed(environment)
     return seen[0], str(failed.value)
 
 
@@ -46,18 +52,16 @@ def test_libraries_that_the_command_itself_names_are_kept(
     name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """``LD_PRELOAD=libjemalloc.so python train.py``: the stand-in goes before it."""
-    found, _ = started(monkeypatch, tmp_path, {name: "theirs"}, 1)
+    found, _ = started(monkeypatch, {name: "theirs"}, 1)
     assert found[name].startswith(str(tmp_path))
     assert found[name].endswith(":theirs")
 
 
-def test_a_process_that_linux_killed_says_what_may_have_run_out(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    _, killed = started(monkeypatch, tmp_path, {}, -signal.SIGKILL)
+def test_a_process_that_linux_killed_says_what_may_have_run_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, killed = started(monkeypatch, {}, -signal.SIGKILL)
     assert "by signal 9" in killed
     assert "host memory" in killed
-    _, ended = started(monkeypatch, tmp_path, {}, 1)
+    _, ended = started(monkeypatch, {}, 1)
     assert "host memory" not in ended
 
 
@@ -75,7 +79,7 @@ def test_a_script_that_takes_longer_than_its_timeout_is_ended() -> None:
 
 @pytest.mark.parametrize("cut", [RehearsalOutcome.TIMED_OUT, RehearsalOutcome.INTERRUPTED])
 def test_what_was_seen_is_kept_of_a_script_that_is_ended(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cut: RehearsalOutcome
+    monkeypatch: pytest.MonkeyPatch, cut: RehearsalOutcome
 ) -> None:
     def instead(words: list[str], *_others: object) -> tuple[int, RehearsalOutcome]:
         report = from_json(Path(words[-1]).read_bytes(), RehearsalPlan).report
@@ -83,8 +87,5 @@ def test_what_was_seen_is_kept_of_a_script_that_is_ended(
         return 0, cut
 
     monkeypatch.setattr(run, "_run", instead)
-    monkeypatch.setattr(run, "find_torch", lambda python: None)
-    monkeypatch.setattr(run, "build_stand_in", lambda torch, otherwise: tmp_path)
-    command = Command(Path(sys.executable), (), RankStarter.NONE, ("-c", "pass"), {})
-    report = run.rehearse(command, GPU, 0, RehearsalOptions(world_size=1, gpus_per_node=1), 1.0)
+    report = rehearsed({}, 1.0)
     assert (report.outcome, report.spans) == (cut, REPORT.spans)

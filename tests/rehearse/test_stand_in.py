@@ -72,8 +72,9 @@ def run(folder: Path) -> Run:
     return run_script
 
 
-def test_memory_is_counted_per_device_and_ends(run: Run) -> None:
-    run("""
+CALLS = {
+    "the version names the build": "assert lib.stand_in_version().startswith(b'cuda-1')",
+    "memory is counted per device and ends": """
 assert lib.cudaSetDevice(2) == 0
 error, address = malloc(10 * GIB + 1)
 assert error == 0
@@ -89,7 +90,193 @@ free, total = c_size_t(), c_size_t()
 lib.cudaMemGetInfo(byref(free), byref(total))
 assert (free.value, total.value) == (79 * GIB + GIB // 2, 80 * GIB)
 assert lib.cudaFree(c_void_p(4096)) == 1
-""")
+""",
+    "the current device is the thread's own": """
+import threading
+def current():
+    device = c_int()
+    lib.cudaGetDevice(byref(device))
+    return device.value
+lib.cudaSetDevice(3)
+seen = []
+thread = threading.Thread(target=lambda: seen.append(current()))
+thread.start(); thread.join()
+assert (current(), seen) == (3, [0])
+""",
+    "capture spreads to streams that wait": """
+def capturing(stream):
+    status = c_int()
+    lib.cudaStreamIsCapturing(stream, byref(status))
+    return status.value
+first, second, event = created(lib.cudaStreamCreate), created(lib.cudaStreamCreate), created(lib.cudaEventCreate)
+assert lib.cudaStreamBeginCapture(None, 0) == 900  # the default stream
+assert lib.cudaStreamBeginCapture(first, 0) == 0
+assert (capturing(first), capturing(second)) == (1, 0)
+lib.cudaEventRecord(event, first)
+assert lib.cudaStreamWaitEvent(second, event, 0) == 0
+assert capturing(second) == 1
+error, memory = malloc(1024)
+assert error == 0
+for stream in (first, second):
+    assert lib.cudaMemsetAsync(memory, 0, c_size_t(1024), stream) == 0
+assert lib.cudaStreamSynchronize(second) == 900 and lib.cudaDeviceSynchronize() == 900
+assert lib.cudaEventQuery(event) == 907
+graph = c_void_p()
+assert lib.cudaStreamEndCapture(second, byref(graph)) == 903
+assert lib.cudaStreamEndCapture(first, byref(graph)) == 0
+assert (capturing(first), capturing(second)) == (0, 0)
+count = c_size_t()
+assert lib.cudaGraphGetNodes(graph, None, byref(count)) == 0 and count.value == 2
+executable = created(lib.cudaGraphInstantiate, graph, c_ulonglong(0))
+assert lib.cudaGraphLaunch(executable, first) == 0 and lib.cudaDeviceSynchronize() == 0
+""",
+    "reads of the host are told": """
+reads = []
+callback = ctypes.CFUNCTYPE(None, c_size_t, c_char_p)(lambda size, operator: reads.append((size, operator)))
+lib.stand_in_on_read(callback)
+device, host, pinned = malloc(1 << 22)[1], create_string_buffer(b"\\1" * (1 << 22)), c_void_p()
+assert lib.cudaHostAlloc(byref(pinned), c_size_t(1 << 22), 0) == 0
+lib.cudaMemcpyAsync(device, host, c_size_t(100), 1, None)
+lib.cudaMemcpyAsync(device, device, c_size_t(100), 3, None)
+assert reads == []
+lib.cudaMemcpyAsync(host, device, c_size_t(8), 2, None)
+lib.cudaMemcpyAsync(pinned, device, c_size_t(100), 2, None)
+lib.cudaMemcpy(host, device, c_size_t(1 << 22), 2)
+assert reads == [(8, b"copy"), (100, b"copy"), (1 << 22, b"copy")]
+assert host.raw == bytes((1 << 22) + 1)  # what no kernel wrote is zeros
+assert ctypes.string_at(pinned, 100) == b"\\1" * 100  # small copies are real
+""",
+    "driver functions are found in their newest version": """
+for name, defined in {"cuMemAlloc": "cuMemAlloc_v2", "cuMemCreate": "cuMemCreate", "cuInit": "cuInit"}.items():
+    for find in (lib.cuGetProcAddress_v2, lib.cudaGetDriverEntryPointByVersion):
+        function, status = c_void_p(), c_int(7)
+        if find is lib.cuGetProcAddress_v2:
+            find(name.encode(), byref(function), 13000, c_ulonglong(0), byref(status))
+        else:
+            find(name.encode(), byref(function), c_uint(13000), c_ulonglong(0), byref(status))
+        assert function.value == ctypes.cast(getattr(lib, defined), c_void_p).value and status.value == 0, name
+""",
+    "virtual memory takes pages, not addresses": """
+address, pages = c_void_p(), c_void_p()
+assert lib.cuMemAddressReserve(byref(address), c_size_t(200 * GIB), c_size_t(0), None, c_ulonglong(0)) == 0
+assert lib.stand_in_used_bytes(1) == 0
+properties = Properties(1, 0, 1, 1)
+assert lib.cuMemCreate(byref(pages), c_size_t(20 * GIB), byref(properties), c_ulonglong(0)) == 0
+assert lib.cuMemMap(address, c_size_t(20 * GIB), c_size_t(0), pages, c_ulonglong(0)) == 0
+assert lib.stand_in_used_bytes(1) == 20 * GIB + GIB // 2
+assert lib.cuMemCreate(byref(c_void_p()), c_size_t(60 * GIB), byref(properties), c_ulonglong(0)) == 2
+assert lib.cuMemUnmap(address, c_size_t(20 * GIB)) == 0 and lib.cuMemRelease(pages) == 0
+assert lib.stand_in_used_bytes(1) == GIB // 2
+""",
+    "pages stay taken while they are mapped": """
+address, pages, properties, none = c_void_p(), c_void_p(), Properties(1, 0, 1, 0), c_ulonglong(0)
+assert lib.cuMemAddressReserve(byref(address), c_size_t(8 * GIB), c_size_t(0), None, none) == 0
+for number in range(2):
+    assert lib.cuMemCreate(byref(pages), c_size_t(GIB), byref(properties), none) == 0
+    assert lib.cuMemMap(c_void_p(address.value + number * GIB), c_size_t(GIB), c_size_t(0), pages, none) == 0
+    assert lib.cuMemRelease(pages) == 0
+assert lib.stand_in_used_bytes(0) == 2 * GIB + GIB // 2
+ctypes.memset(address, 1, 100)
+assert lib.cuMemUnmap(address, c_size_t(2 * GIB)) == 0  # both
+assert lib.stand_in_used_bytes(0) == GIB // 2
+assert ctypes.string_at(address, 100) == bytes(100)  # and what was in them is gone
+assert lib.cuMemUnmap(address, c_size_t(GIB)) == 1
+assert lib.cuMemCreate(byref(pages), c_size_t(4096), byref(properties), none) == 1  # not whole pages
+""",
+    # 64 TiB of addresses hold 79 GiB some 830 times
+    "addresses are used again when all have been": """
+kept = malloc(1)[1]
+for _ in range(2000):
+    error, address = malloc(79 * GIB)
+    assert error == 0 and lib.cudaFree(address) == 0
+    assert lib.cuMemAddressReserve(byref(address), c_size_t(90 * GIB), c_size_t(0), None, c_ulonglong(0)) == 0
+    assert lib.cuMemAddressFree(address, c_size_t(90 * GIB)) == 0
+assert lib.cudaFree(kept) == 0
+""",
+    "polling between launches is not waiting": """
+event, memory = created(lib.cudaEventCreate), malloc(1024)[1]
+lib.cudaEventRecord(event, None)
+for _ in range(3000):  # as the allocator asks at each allocation
+    assert lib.cudaEventQuery(event) == 600
+    lib.cudaMemsetAsync(memory, 0, c_size_t(1024), None)
+""",
+    "streams end with a name": """
+streams = [created(lib.cudaStreamCreate) for _ in range(4032)]
+assert len({stream.value for stream in streams}) == 4032
+assert lib.cudaStreamCreate(byref(c_void_p())) == 801 and "cudaStreamCreate" in unsupported()
+assert lib.cudaStreamDestroy(streams[7]) == 0 and lib.cudaStreamCreate(byref(c_void_p())) == 0
+""",
+    "time between events needs both recorded": """
+first, second, milliseconds = created(lib.cudaEventCreate), created(lib.cudaEventCreate), ctypes.c_float()
+lib.cudaEventRecord(first, None)
+assert lib.cudaEventElapsedTime(byref(milliseconds), first, second) == 400
+lib.cudaEventRecord(second, None)
+assert lib.cudaEventElapsedTime(byref(milliseconds), first, second) == 0 and milliseconds.value > 0
+""",
+    "contexts are pushed and popped": """
+context, device = c_void_p(), c_int(-1)
+assert lib.cuDevicePrimaryCtxRetain(byref(context), 2) == 0
+assert lib.cuCtxPushCurrent_v2(context) == 0 and lib.cuCtxGetDevice(byref(device)) == 0 and device.value == 2
+assert lib.cuCtxPopCurrent_v2(None) == 0 and lib.cuCtxGetDevice(byref(device)) == 0 and device.value == 0
+""",
+    "a kernel gets no more shared memory than a block may have": """
+for function in (lib.cudaFuncSetAttribute, lib.cuFuncSetAttribute):
+    assert function(c_void_p(4096), 8, 163 << 10) == 0 and function(c_void_p(4096), 8, (163 << 10) + 1) == 1
+""",
+    "running processes fit the caller's version": """
+malloc(GIB)
+device, count = c_void_p(), c_uint(1)
+lib.nvmlDeviceGetHandleByIndex_v2(0, byref(device))
+entries = (c_ulonglong * 3)(7, 7, 7)
+assert lib.nvmlDeviceGetComputeRunningProcesses(device, byref(count), entries) == 0
+assert list(entries)[1:] == [GIB + GIB // 2, 7]  # 16 bytes in the first version
+assert lib.nvmlDeviceGetComputeRunningProcesses_v3(device, byref(count), (c_ulonglong * 3)()) == 0
+""",
+    "what is issued is noted in order, when somebody asks": """
+class Entry(ctypes.Structure):
+    _fields_ = [("kind", c_int), ("stream", c_int), ("value", c_ulonglong), ("name", c_char_p)]
+LAUNCH, TO_DEVICE, TO_HOST, RECORD, STREAM_WAIT, HOST_EVENT, HOST_STREAM, HOST_DEVICE = range(8)
+lib.stand_in_traced.restype, lib.stand_in_trace_entries.restype = c_size_t, c_void_p
+status, address = malloc(GIB)
+stream, event = created(lib.cudaStreamCreate), created(lib.cudaEventCreate)
+host = create_string_buffer(64)
+lib.cudaMemsetAsync(address, 0, c_size_t(64), stream)
+assert lib.stand_in_traced() == 0  # nobody has asked
+lib.stand_in_trace(1)
+function = c_void_p()
+lib.cuModuleGetFunction(byref(function), None, b"triton_poi_fused_add_0")
+lib.cuLaunchKernel(function, 1, 1, 1, 1, 1, 1, 0, stream)
+lib.cudaEventRecord(event, stream)
+lib.cudaStreamWaitEvent(None, event, 0)
+lib.cudaMemcpyAsync(address, host, c_size_t(64), 1, None)
+lib.cudaEventSynchronize(event)
+lib.cudaMemcpyAsync(host, address, c_size_t(32), 2, None)
+lib.cudaDeviceSynchronize()
+lib.stand_in_trace(0)
+lib.cudaMemsetAsync(address, 0, c_size_t(64), stream)
+index = lib.stand_in_stream_index(stream)
+found = (Entry * lib.stand_in_traced()).from_address(lib.stand_in_trace_entries())
+assert [(one.kind, one.stream, one.value, one.name) for one in found] == [
+    (LAUNCH, index, 0, b"triton_poi_fused_add_0"),
+    (RECORD, index, event.value, None),
+    (STREAM_WAIT, 0, event.value, None),
+    (TO_DEVICE, 0, 64, None),
+    (HOST_STREAM, 0, 0, None),  # a copy from pageable memory
+    (HOST_EVENT, -1, event.value, None),
+    (TO_HOST, 0, 32, None),
+    (HOST_STREAM, 0, 0, None),
+    (HOST_DEVICE, -1, 0, None),
+]
+lib.stand_in_trace(1)
+assert lib.stand_in_traced() == 0
+""",
+}
+"""Scripts, by what they show."""
+
+
+@pytest.mark.parametrize("script", CALLS.values(), ids=CALLS)
+def test_calls_return_and_do_what_cudas_do(run: Run, script: str) -> None:
+    run(script)
 
 
 def test_devices_that_are_not_there(run: Run) -> None:
@@ -104,21 +291,6 @@ assert lib.nvmlInit_v2() == 0 and lib.nvmlDeviceGetCount_v2(byref(count)) == 0 a
     run(script.format(count=2), CUDA_VISIBLE_DEVICES="3,1")
     none = "count = c_int()\nassert lib.cudaGetDeviceCount(byref(count)) == 100 and malloc(1)[0] == 100"
     run(none, CUDA_VISIBLE_DEVICES="")
-
-
-def test_the_current_device_is_the_threads_own(run: Run) -> None:
-    run("""
-import threading
-def current():
-    device = c_int()
-    lib.cudaGetDevice(byref(device))
-    return device.value
-lib.cudaSetDevice(3)
-seen = []
-thread = threading.Thread(target=lambda: seen.append(current()))
-thread.start(); thread.join()
-assert (current(), seen) == (3, [0])
-""")
 
 
 # CUDA C++ Programming Guide, "Technical Specifications per Compute Capability": shared memory of a multiprocessor and
@@ -189,55 +361,6 @@ def test_how_far_the_gpu_is(run: Run, progress: str, before: int, after: int) ->
     run(script, STAND_IN_PROGRESS=progress)
 
 
-def test_capture_spreads_to_streams_that_wait(run: Run) -> None:
-    run("""
-def capturing(stream):
-    status = c_int()
-    lib.cudaStreamIsCapturing(stream, byref(status))
-    return status.value
-first, second, event = created(lib.cudaStreamCreate), created(lib.cudaStreamCreate), created(lib.cudaEventCreate)
-assert lib.cudaStreamBeginCapture(None, 0) == 900  # the default stream
-assert lib.cudaStreamBeginCapture(first, 0) == 0
-assert (capturing(first), capturing(second)) == (1, 0)
-lib.cudaEventRecord(event, first)
-assert lib.cudaStreamWaitEvent(second, event, 0) == 0
-assert capturing(second) == 1
-error, memory = malloc(1024)
-assert error == 0
-for stream in (first, second):
-    assert lib.cudaMemsetAsync(memory, 0, c_size_t(1024), stream) == 0
-assert lib.cudaStreamSynchronize(second) == 900 and lib.cudaDeviceSynchronize() == 900
-assert lib.cudaEventQuery(event) == 907
-graph = c_void_p()
-assert lib.cudaStreamEndCapture(second, byref(graph)) == 903
-assert lib.cudaStreamEndCapture(first, byref(graph)) == 0
-assert (capturing(first), capturing(second)) == (0, 0)
-count = c_size_t()
-assert lib.cudaGraphGetNodes(graph, None, byref(count)) == 0 and count.value == 2
-executable = created(lib.cudaGraphInstantiate, graph, c_ulonglong(0))
-assert lib.cudaGraphLaunch(executable, first) == 0 and lib.cudaDeviceSynchronize() == 0
-""")
-
-
-def test_reads_of_the_host_are_told(run: Run) -> None:
-    run("""
-reads = []
-callback = ctypes.CFUNCTYPE(None, c_size_t, c_char_p)(lambda size, operator: reads.append((size, operator)))
-lib.stand_in_on_read(callback)
-device, host, pinned = malloc(1 << 22)[1], create_string_buffer(b"\\1" * (1 << 22)), c_void_p()
-assert lib.cudaHostAlloc(byref(pinned), c_size_t(1 << 22), 0) == 0
-lib.cudaMemcpyAsync(device, host, c_size_t(100), 1, None)
-lib.cudaMemcpyAsync(device, device, c_size_t(100), 3, None)
-assert reads == []
-lib.cudaMemcpyAsync(host, device, c_size_t(8), 2, None)
-lib.cudaMemcpyAsync(pinned, device, c_size_t(100), 2, None)
-lib.cudaMemcpy(host, device, c_size_t(1 << 22), 2)
-assert reads == [(8, b"copy"), (100, b"copy"), (1 << 22, b"copy")]
-assert host.raw == bytes((1 << 22) + 1)  # what no kernel wrote is zeros
-assert ctypes.string_at(pinned, 100) == b"\\1" * 100  # small copies are real
-""")
-
-
 def test_what_is_lacking_is_recorded_and_fails(run: Run) -> None:
     script = """
 assert unsupported() == ""
@@ -270,65 +393,6 @@ assert unsupported() == "cublasNewestFunction 1\\ncudaNewestFunction 1\\nncclGet
     assert "it does nothing" in run(script, STAND_IN_UNSUPPORTED="warn").stderr
 
 
-def test_driver_functions_are_found_in_their_newest_version(run: Run) -> None:
-    run("""
-for name, defined in {"cuMemAlloc": "cuMemAlloc_v2", "cuMemCreate": "cuMemCreate", "cuInit": "cuInit"}.items():
-    for find in (lib.cuGetProcAddress_v2, lib.cudaGetDriverEntryPointByVersion):
-        function, status = c_void_p(), c_int(7)
-        if find is lib.cuGetProcAddress_v2:
-            find(name.encode(), byref(function), 13000, c_ulonglong(0), byref(status))
-        else:
-            find(name.encode(), byref(function), c_uint(13000), c_ulonglong(0), byref(status))
-        assert function.value == ctypes.cast(getattr(lib, defined), c_void_p).value and status.value == 0, name
-""")
-
-
-def test_virtual_memory_takes_pages_not_addresses(run: Run) -> None:
-    run("""
-address, pages = c_void_p(), c_void_p()
-assert lib.cuMemAddressReserve(byref(address), c_size_t(200 * GIB), c_size_t(0), None, c_ulonglong(0)) == 0
-assert lib.stand_in_used_bytes(1) == 0
-properties = Properties(1, 0, 1, 1)
-assert lib.cuMemCreate(byref(pages), c_size_t(20 * GIB), byref(properties), c_ulonglong(0)) == 0
-assert lib.cuMemMap(address, c_size_t(20 * GIB), c_size_t(0), pages, c_ulonglong(0)) == 0
-assert lib.stand_in_used_bytes(1) == 20 * GIB + GIB // 2
-assert lib.cuMemCreate(byref(c_void_p()), c_size_t(60 * GIB), byref(properties), c_ulonglong(0)) == 2
-assert lib.cuMemUnmap(address, c_size_t(20 * GIB)) == 0 and lib.cuMemRelease(pages) == 0
-assert lib.stand_in_used_bytes(1) == GIB // 2
-""")
-
-
-def test_pages_stay_taken_while_they_are_mapped(run: Run) -> None:
-    run("""
-address, pages, properties, none = c_void_p(), c_void_p(), Properties(1, 0, 1, 0), c_ulonglong(0)
-assert lib.cuMemAddressReserve(byref(address), c_size_t(8 * GIB), c_size_t(0), None, none) == 0
-for number in range(2):
-    assert lib.cuMemCreate(byref(pages), c_size_t(GIB), byref(properties), none) == 0
-    assert lib.cuMemMap(c_void_p(address.value + number * GIB), c_size_t(GIB), c_size_t(0), pages, none) == 0
-    assert lib.cuMemRelease(pages) == 0
-assert lib.stand_in_used_bytes(0) == 2 * GIB + GIB // 2
-ctypes.memset(address, 1, 100)
-assert lib.cuMemUnmap(address, c_size_t(2 * GIB)) == 0  # both
-assert lib.stand_in_used_bytes(0) == GIB // 2
-assert ctypes.string_at(address, 100) == bytes(100)  # and what was in them is gone
-assert lib.cuMemUnmap(address, c_size_t(GIB)) == 1
-assert lib.cuMemCreate(byref(pages), c_size_t(4096), byref(properties), none) == 1  # not whole pages
-""")
-
-
-def test_addresses_are_used_again_when_all_were(run: Run) -> None:
-    # 64 TiB of addresses hold 79 GiB some 830 times
-    run("""
-kept = malloc(1)[1]
-for _ in range(2000):
-    error, address = malloc(79 * GIB)
-    assert error == 0 and lib.cudaFree(address) == 0
-    assert lib.cuMemAddressReserve(byref(address), c_size_t(90 * GIB), c_size_t(0), None, c_ulonglong(0)) == 0
-    assert lib.cuMemAddressFree(address, c_size_t(90 * GIB)) == 0
-assert lib.cudaFree(kept) == 0
-""")
-
-
 def test_a_machine_without_addresses_is_not_a_full_gpu(run: Run) -> None:
     script = """
 import resource
@@ -356,35 +420,6 @@ assert lib.cudaStreamQuery(stream) == 0
     run(script, STAND_IN_PROGRESS=progress)
 
 
-def test_polling_between_launches_is_not_waiting(run: Run) -> None:
-    run("""
-event, memory = created(lib.cudaEventCreate), malloc(1024)[1]
-lib.cudaEventRecord(event, None)
-for _ in range(3000):  # as the allocator asks at each allocation
-    assert lib.cudaEventQuery(event) == 600
-    lib.cudaMemsetAsync(memory, 0, c_size_t(1024), None)
-""")
-
-
-def test_streams_end_with_a_name(run: Run) -> None:
-    run("""
-streams = [created(lib.cudaStreamCreate) for _ in range(4032)]
-assert len({stream.value for stream in streams}) == 4032
-assert lib.cudaStreamCreate(byref(c_void_p())) == 801 and "cudaStreamCreate" in unsupported()
-assert lib.cudaStreamDestroy(streams[7]) == 0 and lib.cudaStreamCreate(byref(c_void_p())) == 0
-""")
-
-
-def test_time_between_events_needs_both_recorded(run: Run) -> None:
-    run("""
-first, second, milliseconds = created(lib.cudaEventCreate), created(lib.cudaEventCreate), ctypes.c_float()
-lib.cudaEventRecord(first, None)
-assert lib.cudaEventElapsedTime(byref(milliseconds), first, second) == 400
-lib.cudaEventRecord(second, None)
-assert lib.cudaEventElapsedTime(byref(milliseconds), first, second) == 0 and milliseconds.value > 0
-""")
-
-
 def test_a_forked_process_cannot_use_the_parents_gpus(run: Run) -> None:
     script = """
 {before}
@@ -395,15 +430,6 @@ assert os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == {error}  # cudaEr
 """
     run(script.format(before="malloc(1)", error=3))
     run(script.format(before="", error=0))
-
-
-def test_contexts_are_pushed_and_popped(run: Run) -> None:
-    run("""
-context, device = c_void_p(), c_int(-1)
-assert lib.cuDevicePrimaryCtxRetain(byref(context), 2) == 0
-assert lib.cuCtxPushCurrent_v2(context) == 0 and lib.cuCtxGetDevice(byref(device)) == 0 and device.value == 2
-assert lib.cuCtxPopCurrent_v2(None) == 0 and lib.cuCtxGetDevice(byref(device)) == 0 and device.value == 0
-""")
 
 
 KERNEL_FOR = """
@@ -460,65 +486,5 @@ assert version([50, 75, 90], 1) == version([90, 75, 50], 1) == 75
     )
 
 
-def test_a_kernel_gets_no_more_shared_memory_than_a_block_may_have(run: Run) -> None:
-    run("""
-for function in (lib.cudaFuncSetAttribute, lib.cuFuncSetAttribute):
-    assert function(c_void_p(4096), 8, 163 << 10) == 0 and function(c_void_p(4096), 8, (163 << 10) + 1) == 1
-""")
-
-
-def test_running_processes_fit_the_callers_version(run: Run) -> None:
-    run("""
-malloc(GIB)
-device, count = c_void_p(), c_uint(1)
-lib.nvmlDeviceGetHandleByIndex_v2(0, byref(device))
-entries = (c_ulonglong * 3)(7, 7, 7)
-assert lib.nvmlDeviceGetComputeRunningProcesses(device, byref(count), entries) == 0
-assert list(entries)[1:] == [GIB + GIB // 2, 7]  # 16 bytes in the first version
-assert lib.nvmlDeviceGetComputeRunningProcesses_v3(device, byref(count), (c_ulonglong * 3)()) == 0
-""")
-
-
 def test_the_version_names_the_build(run: Run) -> None:
     run("assert lib.stand_in_version().startswith(b'cuda-1')")
-
-
-def test_what_is_issued_is_noted_in_order_when_somebody_asks(run: Run) -> None:
-    run("""
-class Entry(ctypes.Structure):
-    _fields_ = [("kind", c_int), ("stream", c_int), ("value", c_ulonglong), ("name", c_char_p)]
-LAUNCH, TO_DEVICE, TO_HOST, RECORD, STREAM_WAIT, HOST_EVENT, HOST_STREAM, HOST_DEVICE = range(8)
-lib.stand_in_traced.restype, lib.stand_in_trace_entries.restype = c_size_t, c_void_p
-status, address = malloc(GIB)
-stream, event = created(lib.cudaStreamCreate), created(lib.cudaEventCreate)
-host = create_string_buffer(64)
-lib.cudaMemsetAsync(address, 0, c_size_t(64), stream)
-assert lib.stand_in_traced() == 0  # nobody has asked
-lib.stand_in_trace(1)
-function = c_void_p()
-lib.cuModuleGetFunction(byref(function), None, b"triton_poi_fused_add_0")
-lib.cuLaunchKernel(function, 1, 1, 1, 1, 1, 1, 0, stream)
-lib.cudaEventRecord(event, stream)
-lib.cudaStreamWaitEvent(None, event, 0)
-lib.cudaMemcpyAsync(address, host, c_size_t(64), 1, None)
-lib.cudaEventSynchronize(event)
-lib.cudaMemcpyAsync(host, address, c_size_t(32), 2, None)
-lib.cudaDeviceSynchronize()
-lib.stand_in_trace(0)
-lib.cudaMemsetAsync(address, 0, c_size_t(64), stream)
-index = lib.stand_in_stream_index(stream)
-found = (Entry * lib.stand_in_traced()).from_address(lib.stand_in_trace_entries())
-assert [(one.kind, one.stream, one.value, one.name) for one in found] == [
-    (LAUNCH, index, 0, b"triton_poi_fused_add_0"),
-    (RECORD, index, event.value, None),
-    (STREAM_WAIT, 0, event.value, None),
-    (TO_DEVICE, 0, 64, None),
-    (HOST_STREAM, 0, 0, None),  # a copy from pageable memory
-    (HOST_EVENT, -1, event.value, None),
-    (TO_HOST, 0, 32, None),
-    (HOST_STREAM, 0, 0, None),
-    (HOST_DEVICE, -1, 0, None),
-]
-lib.stand_in_trace(1)
-assert lib.stand_in_traced() == 0
-""")

@@ -84,32 +84,8 @@ def test_committed_trials_were_found() -> None:
     assert len(MEASURED) == 54  # trials of results/xeon-2-cores/cpu whose communication was profiled
 
 
-def bus_bytes(model: ModelShape, setup: TrainSetup, group: str | None = None) -> float:
-    """Return the bytes that each rank's link carries in a step."""
-    return sum(
-        one.message_bytes * (one.group_size - 1) / one.group_size * (2 if one.kind == "all_reduce" else 1)
-        for one in traffic(collectives_of(model, setup), setup)
-        if group is None or one.group == group
-    )
-
-
 def of(strategy: ShardingStrategy, world_size: int = 8, **fields: object) -> TrainSetup:
     return TrainSetup(strategy=strategy, world_size=world_size, sequence_length=128, **fields)  # type: ignore[arg-type]
-
-
-@given(st.integers(1, 24))
-def test_full_shard_moves_its_blocks_three_times_and_its_root_twice(layers: int) -> None:
-    """In fp32: a gather in forward, one in backward, a scatter. SHARD_GRAD_OP and NO_SHARD move everything twice.
-
-    The ratio is 3/2 of the blocks' part, so it goes to 3/2 with the depth; the root stays gathered through the step.
-    """
-    model = shape(num_hidden_layers=layers)
-    blocks = 4 * 7 / 8 * layers * model.num_block_parameters
-    root = 4 * 7 / 8 * model.num_root_parameters
-    moved = {strategy: bus_bytes(model, of(strategy)) for strategy in (S.FULL_SHARD, S.SHARD_GRAD_OP, S.NO_SHARD)}
-    assert moved[S.FULL_SHARD] == pytest.approx(3 * blocks + 2 * root, rel=1e-3)  # padding
-    assert moved[S.SHARD_GRAD_OP] == pytest.approx(2 * (blocks + root), rel=1e-3)
-    assert moved[S.NO_SHARD] == pytest.approx(2 * (blocks + root), rel=1e-3)
 
 
 @pytest.mark.parametrize("api", list(Api))

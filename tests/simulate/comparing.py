@@ -1,7 +1,8 @@
-"""Drawn setups with some fields fixed, and comparisons of predictions with dry runs."""
+"""Drawn setups with some fields fixed, and comparisons of predictions with dry runs and rehearsals."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from msgspec.structs import replace
@@ -12,7 +13,10 @@ from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.recording.model import RecordedModel
 from fsdp_bench.spec.subprocesses.dry_run import DryRunSpec, KernelSet, TensorKind
 from fsdp_bench.sweep.dry_run import dry_runs
+from fsdp_bench.sweep.run.rehearsed import rehearsed_gpu
+from fsdp_bench.validate.memory import MemoryComparison
 from tests.predicted import memory_of
+from tools.validate import rehearsal
 from tools.validate.dry_run import compare_with_dry_run
 from tools.validate.random_setups import Cell, draw_cells
 
@@ -52,3 +56,18 @@ def assert_recorded_equals_dry_runs(model: RecordedModel, *specs: DryRunSpec) ->
         assert answer.result is not None, answer.error
         phases = memory_of(model, specs[index].setup, OBSERVED, answer.result.rank).phases
         assert {phase: phases[phase] for phase in answer.result.phases} == answer.result.phases, specs[index].setup
+
+
+def against_rehearsals(cells: Sequence[Cell], name: str = "H200") -> list[MemoryComparison]:
+    """Compare predictions with rehearsals of rank 0 on a GPU; leave out setups with a gradient scaler."""
+    cells = [replace(cell, rank=0) for cell in cells if not cell.setup.precision.needs_grad_scaler]
+    return list(rehearsal.against_rehearsals(cells, rehearsed_gpu(name)))
+
+
+def assert_near(comparisons: list[MemoryComparison], equal: float = 0.9) -> None:
+    """Check that a share of the peaks is equal to the byte and all are within 1 %: of many drawn a few may differ."""
+    assert comparisons
+    for one in comparisons:
+        assert one.error is None, (one.label, one.error)
+        assert abs(one.peak.relative) <= 0.01, (one.label, one.peak)
+    assert sum(one.peak.relative == 0 for one in comparisons) >= equal * len(comparisons)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -13,9 +14,10 @@ from fsdp_bench.spec.setup import Api, Checkpointing, Offload, Precision, Shardi
 from fsdp_bench.spec.subprocesses.dry_run import DryRunSpec, KernelSet
 from fsdp_bench.sweep.dry_run import dry_runs
 from fsdp_bench.validate.memory import summarize, worst_first
+from tests.predicted import memory_of
 from tests.profiles import draws
 from tests.shapes import shape
-from tests.simulate.comparing import assert_equals_dry_runs, cells_with
+from tests.simulate.comparing import OBSERVED, assert_equals_dry_runs, cells_with
 from tests.simulate.test_optimizers import IN_BACKWARD, UNSHARDED
 from tools.validate.dry_run import compare_with_dry_run
 from tools.validate.random_setups import WORLDS, Cell, draw_cells
@@ -146,6 +148,31 @@ def _cases() -> Iterator[Any]:
 @pytest.mark.parametrize(("kernels", "cell"), list(_cases()))
 def test_every_phase_equals_the_dry_run(kernels: KernelSet, cell: Callable[[], Cell]) -> None:
     assert_equals_dry_runs(cell(), kernels)
+
+
+@pytest.mark.parametrize(
+    ("fields", "count"),
+    [
+        *(({"precision": each}, 1) for each in ("bf16-mixed", "fp16-mixed")),
+        *(pytest.param({"precision": each}, 20, marks=pytest.mark.slow) for each in ("bf16-mixed", "fp16-mixed")),
+        # selective checkpointing keeps products of single operators
+        ({"precision": "bf16-mixed", "checkpointing": "selective", "checkpointing_policy": "aten.bmm,aten.add"}, 1),
+    ],
+    ids=str,
+)
+def test_every_phase_on_a_t4_equals_the_dry_run(fields: dict[str, str], count: int) -> None:
+    """torch has no FlashAttention there. fp16 takes memory-efficient attention.
+
+    bf16, grouped keys and heads of odd sizes take single operators.
+    """
+    cells = cells_with(count, 75, "cuda", small=True, gradient_accumulation_steps=1, compile=False, **fields)
+    specs = [DryRunSpec(model=cell.model, setup=cell.setup, rank=cell.rank, before_sm80=True) for cell in cells]
+    t4 = dataclasses.replace(OBSERVED, compute_capability=7.5)
+    for index, answer in dry_runs(specs):
+        assert answer.result is not None, answer.error
+        cell = cells[index]
+        found = memory_of(cell.model, cell.setup, t4, cell.rank).phases
+        assert found == {"load": answer.result.load_bytes, **answer.result.phases}, cell.label
 
 
 @pytest.mark.slow

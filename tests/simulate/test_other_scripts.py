@@ -15,7 +15,7 @@ from fsdp_bench.simulate.events import Event, Kind, Work
 from fsdp_bench.simulate.operators.kernels import CUDA, CrossEntropy
 from fsdp_bench.simulate.repeat import Log
 from fsdp_bench.simulate.step import SimulatedSteps
-from fsdp_bench.spec.setup import Checkpointing, Loss, Precision, ShardingStrategy, TrainSetup
+from fsdp_bench.spec.setup import Loss, TrainSetup
 from tests.predicted import memory_of
 from tests.shapes import shape
 
@@ -27,16 +27,9 @@ TOKENS = 2 * 1024
 LOGITS = TOKENS * 32000
 
 
-def _setup(checkpointing: Checkpointing = Checkpointing.NONE, policy: str | None = None) -> TrainSetup:
-    return TrainSetup(
-        strategy=ShardingStrategy.FULL_SHARD,
-        precision=Precision.parse("bf16-mixed"),
-        checkpointing=checkpointing,
-        checkpointing_policy=policy,
-        world_size=8,
-        micro_batch_size=2,
-        sequence_length=1024,
-    )
+def _setup(checkpointing: str = "none", policy: str | None = None) -> TrainSetup:
+    given = {"precision": "bf16-mixed", "checkpointing": checkpointing, "checkpointing_policy": policy}
+    return TrainSetup(world_size=8, micro_batch_size=2, sequence_length=1024, **given)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -65,7 +58,7 @@ def test_metrics_on_logits_are_further_cross_entropies_in_fp32_and_keep_the_logi
 
 def test_metrics_on_logits_are_the_peak_where_logits_outweigh_activations() -> None:
     """Kept logits in bf16, the same in fp32, and their logarithms: more than blocks that are computed again."""
-    setup = msgspec.structs.replace(_setup(Checkpointing.FULL), loss=Loss.FLASH_ATTN)
+    setup = msgspec.structs.replace(_setup("full"), loss=Loss.FLASH_ATTN)
     logged = memory_of(SHAPE, setup, replace(CUDA, metrics_on_logits=1))
     assert (logged.peak_phase, logged.peak_operator) == ("loss", "aten::nll_loss_forward")
     assert logged.breakdown_bytes["logits"] >= (2 + 4 + 4) * LOGITS
@@ -102,8 +95,8 @@ def _again(setup: TrainSetup) -> list[tuple[int, ...]]:
     return sorted(found)
 
 
-SELECTIVE = _setup(Checkpointing.SELECTIVE)
-EVERY_SECOND = _setup(Checkpointing.SELECTIVE, "every-second-product")
+SELECTIVE = _setup("selective")
+EVERY_SECOND = _setup("selective", "every-second-product")
 
 
 def test_every_second_product_is_computed_again() -> None:
@@ -115,12 +108,12 @@ def test_every_second_product_is_computed_again() -> None:
 
 def test_an_operator_that_is_saved_costs_its_output() -> None:
     # silu's is 2 F bytes a token and block.
-    silu = _setup(Checkpointing.SELECTIVE, f"aten.silu,{','.join(SELECTIVE.policy.saved)}")
+    silu = _setup("selective", f"aten.silu,{','.join(SELECTIVE.policy.saved)}")
     kept, more = (memory_of(SHAPE, setup, CUDA) for setup in (SELECTIVE, silu))
     assert more.peak_allocated_bytes - kept.peak_allocated_bytes == 2 * TOKENS * 512 * 2
 
 
 def test_every_second_block_recomputes_all_products_but_its_last() -> None:
-    full, second = _again(_setup(Checkpointing.FULL)), _again(_setup(Checkpointing.FULL, "every-2-blocks"))
+    full, second = _again(_setup("full")), _again(_setup("full", "every-2-blocks"))
     assert len(full) == 2 * 6
     assert sorted(second * 2) == full

@@ -22,18 +22,12 @@ from tests.on_stand_in.plan.exporting import predicted, rehearsed
 from tests.on_stand_in.rehearsing import rehearse
 from tests.plan.export.settings import export
 from tests.predicted import memory_of
+from tests.shapes import llama_config
 
-CONFIG = {
-    "model_type": "llama",
-    "architectures": ["LlamaForCausalLM"],
-    "hidden_size": 1024,
-    "intermediate_size": 3584,
-    "num_hidden_layers": 8,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 4,
-    "vocab_size": 2000,
-}
-
+CONFIG = llama_config(
+    **{"hidden_size": 1024, "intermediate_size": 3584, "num_hidden_layers": 8, "vocab_size": 2000},
+    **{"num_attention_heads": 16, "num_key_value_heads": 4},
+)
 SETUPS = {
     "fsdp1": TrainSetup(api="fsdp1", wrap="block-and-adapters", world_size=8, sequence_length=2048, precision="bf16"),
     "fsdp2": TrainSetup(api="fsdp2", world_size=8, sequence_length=2048, precision="bf16", checkpointing="full"),

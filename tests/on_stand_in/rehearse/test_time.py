@@ -95,16 +95,6 @@ def test_an_operator_that_keeps_the_state_of_random_numbers_is_named_for_what_it
     assert attention == [6]  # of three blocks, each once more in backward
 
 
-def test_noting_what_is_issued_changes_no_byte(tmp_path: Path) -> None:
-    setup = setup_of(api="fsdp2", checkpointing="full")
-    noted = rehearsed(tmp_path, "llama", 1, setup).document
-    script = str(SCRIPTS / "benchmark_model.py")
-    plain = rehearse(*SERVER[1:], "--", script, "spec.json", folder=tmp_path).document
-    assert (plain["time"], plain["why_no_time"]) == (None, None)
-    assert noted["memory"] == plain["memory"]
-    assert noted["spans"] == plain["spans"]
-
-
 TOKENS = {"trainer": 2048, "lora": 2048, "fsdp2": 4096}
 """Those of a step, where a rehearsal can tell."""
 

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from tests.on_stand_in.rehearsing import rehearse_in_own_process
-from tests.rehearse.inside.test_user_files import contents, notes_of, protection, user
+from tests.rehearse.inside.test_user_files import Protection, contents, functions_of_python, notes_of, protection, user
 
 __all__ = ["protection", "user"]  # fixtures
 
 
-def test_safetensors_and_distributed_checkpoints_are_loaded_again(user: Path, protection: str) -> None:
+def test_safetensors_and_distributed_checkpoints_are_loaded_again(user: Path, protection: Protection) -> None:
     notes = notes_of(
         """
         import os, torch
@@ -78,7 +78,7 @@ def test_trainer_removes_old_checkpoints_for_the_script_alone_without_overlays_t
     """Without a GPU: a rehearsal as root has overlays on the stand-in."""
     _write_old_checkpoints(user)
     script = TRAINER.replace("bf16=True", "use_cpu=True")
-    notes = notes_of(script, user, "Python's functions", steps=4)
+    notes = notes_of(script, user, functions_of_python, steps=4)
     assert "which the disk does not show" in notes
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from math import prod
 
 import pytest
@@ -14,31 +13,24 @@ from fsdp_bench.simulate.optimizers.dispatch import states, step
 from fsdp_bench.simulate.optimizers.shards import Shard
 from fsdp_bench.simulate.tape import Tape
 from fsdp_bench.spec.setup import OptimizerKind
-from tests.on_stand_in.interpreters import run_on_gpu
+from tests.on_stand_in.interpreters import allocations_on_gpu
 
 STEPS = """
-import json, sys
-import torch
 from torchao.optim import AdamW8bit
 
-def allocated(before):
-    trace = torch.cuda.memory._snapshot()["device_traces"][0][before:]
-    return [entry["size"] for entry in trace if entry["action"] == "alloc"]
-
-torch.cuda.memory._record_memory_history(max_entries=100_000, stacks="python")
 for dtype, shape in json.load(sys.stdin):
     parameter = torch.zeros(*shape, dtype=getattr(torch, dtype), device="cuda", requires_grad=True)
     optimizer = AdamW8bit([parameter])
-    for _ in range(2):
-        parameter.grad = torch.zeros_like(parameter)
-        before = len(torch.cuda.memory._snapshot()["device_traces"][0])
-        optimizer.step()
+    parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    parameter.grad = torch.zeros_like(parameter)
+    allocated(optimizer.step)
     kept = [
         [part.numel() * part.element_size() for part in (state.codes, state.scale, state.qmap)]
         if hasattr(state, "codes") else [state.numel() * state.element_size()]
         for state in (optimizer.state[parameter][name] for name in ("exp_avg", "exp_avg_sq"))
     ]
-    print(json.dumps([sum(kept, []), allocated(before)]), flush=True)
+    print(json.dumps(sum(kept, [])), flush=True)
 """
 
 
@@ -50,9 +42,8 @@ def _rounded(sizes: list[int]) -> list[int]:
 def test_states_and_allocations_of_a_compiled_step_are_as_predicted() -> None:
     shapes = ((65536,), (64, 256), (256, 64), (1000, 1024), (65, 63), (4095,), (1, 4096))
     cases = [("float32" if len(shape) > 1 else "bfloat16", shape) for shape in shapes]
-    printed = run_on_gpu("H200", STEPS, json.dumps(cases))
-    for (dtype, shape), line in zip(cases, printed.splitlines(), strict=True):
-        kept, allocated = json.loads(line)
+    printed = allocations_on_gpu("H200", STEPS, cases)
+    for (dtype, shape), allocated, kept in zip(cases, printed[::2], printed[1::2], strict=True):
         op = Operators(Tape(512), CUDA)
         shards = [Shard(prod(shape), 4 if dtype == "float32" else 2, -1, shape=shape)]
         held = states(op, OptimizerKind.ADAMW_8BIT, shards)

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from tests.on_stand_in.rehearsing import STUBS
-from tests.on_stand_in.simulate.comparing import against_rehearsals, assert_near
-from tests.simulate.comparing import cells_with
+from tests.simulate.comparing import against_rehearsals, assert_near, cells_with
 from tests.simulate.test_optimizers import IN_BACKWARD, OFFLOADED, UNSHARDED
 
 ACTIVATIONS: dict[str, Any] = {"activation_offload": True, "checkpointing_policy": None}

@@ -25,7 +25,7 @@ pytestmark = [  # each recording takes a minute
 
 CONFIG = LLAMA | {"num_hidden_layers": 7}
 VARIANTS = (
-    *("bf16", "bf16 autocast", "bf16 cast at blocks", "bf16 flat units", "bf16-true flat units"),
+    *("bf16", "bf16 autocast", "bf16 cast at blocks", "bf16 flat units", "bf16-true", "bf16-true flat units"),
     *("bf16 adapters apart", "bf16 adapters apart as gathered"),
 )
 """The variants of a recording that the setups below use. All variants take a minute more."""

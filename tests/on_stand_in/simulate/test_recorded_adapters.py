@@ -13,18 +13,10 @@ from fsdp_bench.spec.lora import LoRA
 from fsdp_bench.spec.setup import TrainSetup
 from fsdp_bench.train.recording.main import huggingface
 from tests.predicted import memory_of
+from tests.shapes import llama_config
 from tests.simulate.recorded.recording import record_here
 
-CONFIG = {
-    "model_type": "llama",
-    "architectures": ["LlamaForCausalLM"],
-    "hidden_size": 256,
-    "intermediate_size": 640,
-    "num_hidden_layers": 7,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "vocab_size": 1000,
-}
+CONFIG = llama_config(hidden_size=256, intermediate_size=640, num_hidden_layers=7, vocab_size=1000)
 ONE_GPU: list[dict[str, Any]] = [{"world_size": 1, "api": "fsdp2", "strategy": "NO_SHARD"}]
 SHARDED: list[dict[str, Any]] = [
     {"world_size": 1, "api": "fsdp2", "strategy": "FULL_SHARD"},

@@ -20,7 +20,7 @@ from fsdp_bench.spec.recording.config import HEADS, HIDDEN, WINDOWS
 from fsdp_bench.spec.recording.variants import kind_of
 from fsdp_bench.spec.setup import Api, Checkpointing, Precision, ShardingStrategy, TrainSetup
 from fsdp_bench.train.recording.main import huggingface
-from tests.on_stand_in.simulate.comparing import against_rehearsals, assert_near
+from tests.simulate.comparing import against_rehearsals, assert_near
 from tests.simulate.recorded.recording import record_here
 from tools.validate.random_architectures import _small
 from tools.validate.random_setups import Cell

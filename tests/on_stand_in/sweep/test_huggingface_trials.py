@@ -1,8 +1,9 @@
-"""Trials of Hugging Face's models: on gloo ranks, and rehearsed. ``make test-rehearsal`` installs transformers."""
+"""Trials of Hugging Face's models, with their own loss and with others: on gloo ranks, and rehearsed."""
 
 from __future__ import annotations
 
 import json
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,8 @@ from fsdp_bench.spec.record import TrialRecord
 from fsdp_bench.sweep.config.sweep_file import read_file
 from fsdp_bench.validate.memory import compare_with_record
 from tests.conftest import records_of_sweep
+from tests.on_stand_in.rehearsing import STUBS
+from tests.shapes import llama_config
 from tests.sweep.config.test_grid import machine
 
 T5 = {
@@ -30,19 +33,10 @@ T5 = {
     "decoder_start_token_id": 0,
     "tie_word_embeddings": True,
 }
-QWEN = {
-    "architectures": ["Qwen2ForCausalLM"],
-    "model_type": "qwen2",
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 6,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "vocab_size": 256,
-    "max_position_embeddings": 256,
-    "tie_word_embeddings": True,
-}
-
+QWEN = llama_config(
+    **{"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"], "num_hidden_layers": 6, "intermediate_size": 128},
+    **{"vocab_size": 256, "max_position_embeddings": 256, "tie_word_embeddings": True},
+)
 ON_GLOO = """
 [run]
 device = "cpu"
@@ -115,6 +109,30 @@ model = ["qwen", "t5"]
 precision = ["bf16-mixed", "fp32"]
 strategy = ["FULL_SHARD", "NO_SHARD"]
 """
+LOSSES_ON_GLOO = f"""{ON_GLOO}
+[models.qwen]
+hf_config = "qwen.json"
+[grid]
+world_size = 2
+sequence_length = 32
+micro_batch_size = 2
+precision = "fp32"
+model = "qwen"
+api = "fsdp2"
+loss = ["plain", "chunked"]
+"""
+LOSSES_REHEARSED = f"""{ON_THE_STAND_IN}
+[grid]
+model = "qwen"
+world_size = 8
+sequence_length = 512
+micro_batch_size = 2
+precision = [PRECISIONS]
+api = [APIS]
+loss = ["plain", LOSSES]
+"""
+EVERY = ('"bf16-mixed", "fp32"', '"fsdp1", "fsdp2"')
+FEWEST = ('"fp32"', '"fsdp2"')
 
 
 def sweep(folder: Path, text: str) -> list[TrialRecord]:
@@ -161,6 +179,12 @@ class TestOnGlooRanks:
         assert list(model.versions) == ["transformers"]
         assert swept[0].tokens_per_second_per_gpu is not None
 
+    def test_the_chunked_loss_is_the_models_own(self, tmp_path: Path) -> None:
+        plain, chunked = sweep(tmp_path, LOSSES_ON_GLOO)
+        assert {plain.outcome, chunked.outcome} == {Outcome.OK}
+        for own, other in zip(plain.ranks, chunked.ranks, strict=True):
+            assert own.losses == pytest.approx(other.losses, rel=1e-5)
+
 
 class TestOnTheStandIn:
     def test_every_strategy_allocates_what_is_predicted(self, tmp_path: Path) -> None:
@@ -184,6 +208,42 @@ class TestOnTheStandIn:
             assert found.error is None
             for phase in found.phases.values():
                 assert abs(phase.predicted_bytes - phase.reference_bytes) <= 2048, (record.setup, found)
+
+    @pytest.mark.parametrize(
+        ("losses", "needs", "precisions_and_apis"),
+        [
+            ('"chunked", "compiled", "liger-fused-linear"', "liger_kernel", FEWEST),
+            pytest.param('"chunked", "compiled"', "torch", EVERY, marks=pytest.mark.slow),
+            pytest.param('"liger", "liger-fused-linear"', "liger_kernel", EVERY, marks=pytest.mark.slow),
+            pytest.param('"flash-attn"', "flash_attn", EVERY, marks=pytest.mark.slow),
+            pytest.param('"unsloth-fp32"', "torch", EVERY, marks=pytest.mark.slow),
+        ],
+    )
+    def test_peaks_with_another_loss_are_as_predicted(
+        self,
+        losses: str,
+        needs: str,
+        precisions_and_apis: tuple[str, str],
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        """Attention in fp32 is unfused: its softmax needs room in backward, which a smaller loss makes the peak."""
+        if find_spec(needs) is None:
+            pytest.skip(f"needs {needs}")
+        monkeypatch.setitem(QWEN, "vocab_size", 32000)  # so that the logits are the peak
+        monkeypatch.setenv("PYTHONPATH", str(STUBS), prepend=":")
+        precisions, apis = precisions_and_apis
+        grid = LOSSES_REHEARSED.replace("PRECISIONS", precisions).replace("APIS", apis)
+        records = sweep(tmp_path, grid.replace("LOSSES", losses))
+        peaks = {}
+        for record in records:
+            found = compare_with_record(record)
+            assert found.error is None
+            assert abs(found.peak.relative) <= 0.005, found
+            setup = record.setup
+            peaks[setup.api, setup.precision, setup.loss.value] = found.peak.reference_bytes
+        for (api, precision, loss), peak in peaks.items():
+            assert loss == "plain" or peak < peaks[api, precision, "plain"]
 
 
 class TestBadInput:

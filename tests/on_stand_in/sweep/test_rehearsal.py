@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from fsdp_bench.spec.frontier import read_frontier
 from fsdp_bench.spec.rank_report import Outcome
 from fsdp_bench.spec.record import TrialRecord
-from fsdp_bench.sweep.results.load import read_records
 from fsdp_bench.validate.memory import compare_with_record
 from tests.conftest import records_of_sweep, run_command, write_tiny_sweep
 from tests.sweep.test_rehearsal import RUN
@@ -76,13 +74,3 @@ def test_the_largest_batch_is_found(write_sweep: Callable[..., Path], tmp_path: 
     assert (folder / "max-size.png").exists()
     assert "rehearsed" in done.stdout
     assert "measured" not in done.stdout
-
-
-def test_a_resumed_sweep_repeats_nothing(write_sweep: Callable[..., Path], tmp_path: Path) -> None:
-    file = write_sweep("world_size = 8", RUN)
-    for _ in range(2):
-        done = run_command("sweep", file, "--results", tmp_path)
-        assert done.returncode == 0, done.stderr
-    assert "1 trials on NVIDIA A10G (rehearsed), 1 already recorded" in done.stderr
-    (record,) = read_records(tmp_path)
-    assert msgspec.structs.replace(record).outcome is Outcome.OK

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import runpy
-import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -30,18 +29,13 @@ def run_inside(
     *arguments: str,
     rank: int = 0,
     world_size: int | None = 8,
-    forked: bool = True,
     **changes: Any,
 ) -> Ran:
-    """Run a script in a fork of a process that has imported torch, or without ``forked`` in a new Python.
-
-    Returns:
-        The script's report, its output and its exit code.
-    """
+    """Run a script in a fork of a process that has imported torch; return its report, its output and its exit code."""
     (folder / "script.py").write_text(dedent(script))
     plan = plan_of(folder, "script.py", *arguments, rank=rank, world_size=world_size, **changes)
     (folder / "plan.json").write_text(json.dumps(plan))
-    code = _run_fork(folder) if forked else _run_new(folder)
+    code = run_fork(become_a_rehearsal, folder, folder)
     report = folder / "report.json"
     output = (folder / "output.txt").read_text()
     return Ran(json.loads(report.read_text()) if report.exists() else {}, output, code)
@@ -64,16 +58,6 @@ def plan_of(scratch: Path, *words: str, **changes: Any) -> dict[str, Any]:
         "notes_work": False,
         **changes,
     }
-
-
-def _run_new(folder: Path) -> int:
-    with (folder / "output.txt").open("w") as output:
-        words = [sys.executable, str(INSIDE), str(folder / "plan.json")]
-        return subprocess.run(words, cwd=folder, stdout=output, stderr=output, check=False).returncode
-
-
-def _run_fork(folder: Path) -> int:
-    return run_fork(become_a_rehearsal, folder, folder)
 
 
 def run_fork(target: Callable[..., None], *arguments: object) -> int:

@@ -27,8 +27,8 @@ NOT_ALLOWED = "no overlay here"
 NOTICE = "fsdp-bench: This machine allows no overlay"
 
 
-def _mount(scratch: Path) -> None:
-    """Do as rehearse/enter.py does."""
+def overlay_of(scratch: Path) -> None:
+    """Mount one, as rehearse/enter.py does."""
     words = json.loads((scratch / "plan.json").read_text())["words"]
     try:
         mounted = Overlay(str(scratch), protected_folders(words))
@@ -40,18 +40,18 @@ def _mount(scratch: Path) -> None:
     (scratch / ENTERED).write_text(json.dumps(said))
 
 
-def _mount_nothing(scratch: Path) -> None:
-    """Say what unshare(2) says in most containers."""
+def functions_of_python(scratch: Path) -> None:
+    """Say what unshare(2) says in most containers, so that these are replaced."""
     (scratch / ENTERED).write_text(json.dumps({"error": "Operation not permitted"}))
 
 
-PROTECTIONS = {"overlay": _mount, "Python's functions": _mount_nothing}
+Protection = Callable[[Path], None]
 
 
-@pytest.fixture(params=PROTECTIONS)
-def protection(request: pytest.FixtureRequest) -> str:
-    """The name of a protection."""
-    return str(request.param)
+@pytest.fixture(params=[overlay_of, functions_of_python])
+def protection(request: pytest.FixtureRequest) -> Protection:
+    """What a rehearsal does before the script."""
+    return request.param
 
 
 @pytest.fixture
@@ -78,7 +78,12 @@ def contents(folder: Path) -> dict[str, tuple[object, ...]]:
 
 
 def notes_of(
-    script: str, user: Path, protection: str, needs_landlock: bool = False, name: str = "script.py", **plan: object
+    script: str,
+    user: Path,
+    protection: Protection,
+    needs_landlock: bool = False,
+    name: str = "script.py",
+    **plan: object,
 ) -> str:
     """Rehearse a script in the user's folder, which must be as before; return the notes of its answer."""
     scratch = user.parent / "scratch"
@@ -87,7 +92,7 @@ def notes_of(
     (user / name).write_text(dedent(script))
     before = contents(user)
     (scratch / "plan.json").write_text(json.dumps(plan_of(scratch, name, **plan)))
-    run_fork(become_a_rehearsal, user, scratch, PROTECTIONS[protection])
+    run_fork(become_a_rehearsal, user, scratch, protection)
     output = (scratch / "output.txt").read_text()
     if NOT_ALLOWED in output or (needs_landlock and "REACH THE DISK" in output):
         pytest.skip(output)
@@ -101,7 +106,7 @@ Notes = Callable[[str], str]
 
 
 @pytest.fixture
-def notes(user: Path, protection: str) -> Notes:
+def notes(user: Path, protection: Protection) -> Notes:
     """Rehearses a script under each protection; returns the notes of its answer."""
     return lambda script: notes_of(script, user, protection)
 
@@ -424,7 +429,7 @@ def test_without_an_overlay_a_child_process_is_refused(user: Path) -> None:
             print(subprocess.run(command, shell=True).returncode)
         """,
         user,
-        "Python's functions",
+        functions_of_python,
         needs_landlock=True,
     )
     assert "those that C++, Rust or another program writes by itself are refused" in notes
@@ -438,34 +443,34 @@ def test_a_child_process_changes_no_file_in_an_overlay(user: Path) -> None:
         assert open("child").read() == "hello\\n"
         """,
         user,
-        "overlay",
+        overlay_of,
     )
     assert "wrote 3 files and removed 4" in notes
 
 
 @pytest.mark.parametrize("script", ["open('new', 'w').write('1')", "print(1)"])
 def test_a_machine_without_overlays_is_named_whatever_the_script_writes(script: str, user: Path) -> None:
-    notes = notes_of(script, user, "Python's functions")
+    notes = notes_of(script, user, functions_of_python)
     assert "This machine allows no overlay (Operation not permitted)" in notes
     assert "those that C++, Rust or another program writes by itself" in notes
     assert NOTICE in (user.parent / "scratch" / "output.txt").read_text()  # before the script starts
 
 
 def test_an_overlay_and_a_script_that_writes_nothing_have_no_note(user: Path) -> None:
-    assert notes_of("print(open('script.py').read())", user, "overlay") == ""
+    assert notes_of("print(open('script.py').read())", user, overlay_of) == ""
 
 
 def test_a_script_in_another_folder_runs_in_the_working_directory(user: Path) -> None:
     """As ``torchrun jobs/script.py``: both folders are protected."""
     script = "open('new', 'w'); open('jobs/new', 'w'); assert open('checkpoint-400/model.safetensors', 'rb').read()"
-    assert "wrote 2 files and removed 0" in notes_of(script, user, "overlay", name="jobs/script.py")
+    assert "wrote 2 files and removed 0" in notes_of(script, user, overlay_of, name="jobs/script.py")
 
 
 def test_a_file_in_the_root_is_written_for_the_script_alone(user: Path) -> None:
     """As root in a container, where ``--output_dir /output`` is usual."""
     path = f"/fsdp-bench-test-{os.getpid()}"
     notes = notes_of(
-        f"import os; os.mkdir('{path}'); open('{path}/a', 'w').write('1'); open('{path}.txt', 'w')", user, "overlay"
+        f"import os; os.mkdir('{path}'); open('{path}/a', 'w').write('1'); open('{path}.txt', 'w')", user, overlay_of
     )
     assert "The script wrote 2 files" in notes
     assert not os.path.exists(path)
@@ -485,7 +490,7 @@ def _mount_beside_a_silent_one(scratch: Path) -> None:
         patch.setattr(os, "stat", slow_stat)
         patch.setattr(overlay, "mounts", lambda: listed)
         patch.setattr(overlay, "silent", partial(overlay.silent, seconds=0.1))
-        _mount(scratch)
+        overlay_of(scratch)
 
 
 SILENT = "/usr/share"
@@ -501,11 +506,10 @@ def _mount_beside_two_that_can_have_none(scratch: Path) -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Overlay, "_mount", some_mount)
-        _mount(scratch)
+        overlay_of(scratch)
 
 
-def test_folders_that_can_have_no_overlay_are_read_only_and_named(user: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(PROTECTIONS, "beside two", _mount_beside_two_that_can_have_none)
+def test_folders_that_can_have_no_overlay_are_read_only_and_named(user: Path) -> None:
     script = """
         open("new", "w").write("1")
         try:
@@ -513,17 +517,14 @@ def test_folders_that_can_have_no_overlay_are_read_only_and_named(user: Path, mo
         except OSError as error:
             print(error)
         """
-    notes = notes_of(script, user, "beside two")
+    notes = notes_of(script, user, _mount_beside_two_that_can_have_none)
     assert "wrote 1 file and removed 0" in notes
     for place in ("/etc", "/usr"):
         assert f"{place} is read-only: its file system can have no overlay." in notes
 
 
-def test_a_file_system_that_does_not_answer_is_named_and_not_waited_for(
-    user: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(PROTECTIONS, "beside a silent one", _mount_beside_a_silent_one)
-    notes = notes_of("open('new', 'w').write('1')", user, "beside a silent one")
+def test_a_file_system_that_does_not_answer_is_named_and_not_waited_for(user: Path) -> None:
+    notes = notes_of("open('new', 'w').write('1')", user, _mount_beside_a_silent_one)
     assert "wrote 1 file and removed 0" in notes
     assert f"{SILENT} does not answer, and has no overlay." in notes
     assert f"fsdp-bench: {SILENT} does not answer" in (user.parent / "scratch" / "output.txt").read_text()

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from fsdp_bench.catalog.loader import gpu, gpus, model
+from fsdp_bench.catalog.loader import gpu, gpus
 from fsdp_bench.catalog.lookup import cluster_of
 from fsdp_bench.catalog.recorded import FLOAT8, compiled_catalog
 from fsdp_bench.plan.ask import estimate
@@ -28,17 +28,10 @@ from fsdp_bench.spec.model import ModelShape
 from fsdp_bench.spec.recording.compiled import Order, float8_regime_of, splits_of_maximum, symbols_of_float8
 from fsdp_bench.spec.setup import Api, Checkpointing, Float8, Precision, ShardingStrategy, TrainSetup, Wrap
 from tests.predicted import memory_of
+from tests.simulate.compiled.test_choose import LLAMA
+from tests.simulate.compiled.test_choose import SETUP as COMPILED
 
-LLAMA = model("Llama-3.1-8B").shape()
-SETUP = TrainSetup(
-    api=Api.FSDP2,
-    world_size=8,
-    sequence_length=4096,
-    micro_batch_size=2,
-    compile=True,
-    precision=Precision.parse("bf16-mixed"),
-    float8=Float8.ROWWISE,
-)
+SETUP = replace(COMPILED, api=Api.FSDP2, float8=Float8.ROWWISE)
 RECIPES = (Float8.TENSORWISE, Float8.ROWWISE)
 H100 = kernels_on(CUDA, gpu("H100-SXM"))
 

@@ -5,20 +5,16 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from fsdp_bench.catalog.loader import gpu, model
+from fsdp_bench.catalog.loader import gpu
 from fsdp_bench.simulate.compiled.block import tune
 from fsdp_bench.simulate.events import Kind
 from fsdp_bench.simulate.operators.core import Operators
 from fsdp_bench.simulate.operators.kernels import CUDA, kernels_on
 from fsdp_bench.simulate.step import SimulatedSteps
 from fsdp_bench.simulate.tape import Tape
-from fsdp_bench.spec.setup import Api, Precision, TrainSetup
+from tests.simulate.compiled.test_choose import LLAMA, SETUP
 
 MIB = 2**20
-LLAMA = replace(model("Llama-3.1-8B").shape(), num_hidden_layers=2)
-SETUP = TrainSetup(
-    world_size=8, sequence_length=4096, compile=True, precision=Precision.parse("bf16-mixed"), api=Api.FSDP2
-)
 
 
 def peak_of_tuning(alive: int, peak_before: int, copies: list[int], is_backward: bool) -> int:
@@ -55,7 +51,9 @@ def test_backward_copies_what_does_not_raise_the_peak(peak_before: int, copy: in
 
 
 def test_kernels_are_tuned_in_the_first_step_alone() -> None:
-    log = SimulatedSteps(LLAMA, SETUP, kernels_on(CUDA, gpu("H100-SXM"))).step()
+    log = SimulatedSteps(
+        replace(LLAMA, num_hidden_layers=2), replace(SETUP, api="fsdp2"), kernels_on(CUDA, gpu("H100-SXM"))
+    ).step()
     buffers = [index for index, event in enumerate(log.events) if event.num_bytes == 50 * MIB]
     assert buffers
     assert max(buffers) < log.steps[-1].start

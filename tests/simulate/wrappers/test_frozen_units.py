@@ -7,7 +7,6 @@ from typing import Any
 
 from fsdp_bench.simulate.autograd import Node, operator_node
 from fsdp_bench.simulate.events import Kind
-from fsdp_bench.simulate.models.activation_checkpointing import requiring_grad
 from fsdp_bench.simulate.tape import Tape, Tensor
 from fsdp_bench.simulate.wrappers.flat_param_handle import FlatParamHandle
 
@@ -25,24 +24,6 @@ def _unit(tape: Tape, reshards: list[bool]) -> Any:
         _post_backward_reshard=lambda: reshards.append(True),
         hooked_leaves=[],
     )
-
-
-def test_an_input_without_history_lives_with_its_gradient_until_the_hook_is_removed() -> None:
-    """Each input of the second forward of a reentrant checkpoint is one: leaf -> hook -> AccumulateGrad -> leaf."""
-    tape, reshards = Tape(), list[bool]()
-    unit = _unit(tape, reshards)
-    hidden, leaf = requiring_grad(Tensor(tape.storage(64, "input"), 16, 4))
-    FlatParamHandle._register_post_backward_reshard_only_hook(unit, (hidden,))
-    hooks, hidden.node.pre_hooks = hidden.node.pre_hooks, None
-    hidden.node.buffer[0] = tape.tensor(16, 4, "gradient")
-    for hook in hooks:
-        hook()
-    leaf.accumulate(hidden.node.buffer.pop())
-    assert reshards == [True]
-    del hidden, leaf, hooks, hook
-    assert not [event for event in tape.events if event.kind is Kind.FREE]
-    unit.hooked_leaves.clear()  # as finalize does
-    assert sum(event.kind is Kind.FREE for event in tape.events) == 2
 
 
 def test_gradients_of_inputs_are_held_until_all_are_known() -> None:

@@ -150,7 +150,6 @@ def test_the_script_is_main_and_has_its_arguments(tmp_path: Path) -> None:
         *("--lr", "3"),
         rank=5,
         world_size=16,
-        forked=False,
     )
     assert "__main__ ['script.py', '--lr', '3'] 16 5" in ran.output
 
