@@ -119,7 +119,7 @@ def command(
     to_known = partial(sized, gpu_memory=assumed.gpu_memory, profile=assumed.profile)
     targets = _targets(options, server, gpu, quantity, to_known)
     if chart is not None:
-        from fsdp_bench.report.charts.max_size_rows import arrange, max_size_slide
+        from fsdp_bench.report.charts.max_size import arrange, max_size_slide
 
         arrangement = arrange([(title_of(hardware, quantities[0]), quantities) for hardware, quantities in targets])
     show_progress(0, sum(len(quantities) for _, quantities in targets), _COMPILED)

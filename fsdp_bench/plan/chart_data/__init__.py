@@ -3,5 +3,4 @@
 Read in this order:
     memory_timeline.py  live memory over one step
     step_streams.py     what runs when on which stream
-    scaling.py          speed over the number of nodes
 """

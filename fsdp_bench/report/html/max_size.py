@@ -23,7 +23,7 @@ from fsdp_bench.report.html.settings import (
     values_of,
 )
 from fsdp_bench.report.text.common import UNKNOWN, bounds_text
-from fsdp_bench.report.text.quantity_text import QUANTITY_TEXTS, value_text
+from fsdp_bench.report.text.max_size import QUANTITY_TEXTS, value_text
 from fsdp_bench.report.text.setups import PLACES, named_values, spaced, varying
 from fsdp_bench.spec.units import format_gib
 
