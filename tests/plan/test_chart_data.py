@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fsdp_bench.catalog.lookup import model, server
-from fsdp_bench.plan.chart_data.memory_timeline import drawn_memory, memory_timeline
+from fsdp_bench.plan.chart_data.memory_timeline import drawn_memory
 from fsdp_bench.plan.chart_data.step_streams import PIXELS, DrawnStep, drawn_streams, step_streams
 from fsdp_bench.plan.prediction import answer
 from fsdp_bench.plan.question import Question
@@ -28,7 +28,7 @@ def question(strategy: ShardingStrategy, steps: int = 1) -> Question:
 @pytest.mark.parametrize("steps", [1, 2])
 def test_the_highest_moment_is_the_predicted_peak(strategy: ShardingStrategy, steps: int) -> None:
     asked = question(strategy, steps)
-    drawn = drawn_memory(memory_timeline(asked))
+    drawn = drawn_memory(asked.simulated)
     assert drawn.peak_bytes == answer(asked).memory.peak_allocated_bytes
     tops = [sum(moment) for phase in drawn.phases for moment in zip(*phase.live_bytes.values(), strict=True)]
     assert max(tops) == drawn.peak_bytes
@@ -52,5 +52,5 @@ def test_spans_and_exposed_time_are_kept_to_a_pixel() -> None:
 def test_a_document_is_read_back() -> None:
     asked = question(ShardingStrategy.FULL_SHARD)
     (streams,) = step_streams([asked])
-    step = DrawnStep(num_micro_batches=1, memory=drawn_memory(memory_timeline(asked)), streams=drawn_streams(streams))
+    step = DrawnStep(num_micro_batches=1, memory=drawn_memory(asked.simulated), streams=drawn_streams(streams))
     assert from_json(to_json(step), DrawnStep) == step

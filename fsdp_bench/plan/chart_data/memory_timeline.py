@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from operator import attrgetter
 
 import msgspec
 
-from fsdp_bench.plan.question import Question
 from fsdp_bench.replay.live_memory import worst_rank
 from fsdp_bench.simulate.events import Category, Event, Kind
 from fsdp_bench.simulate.simulation import BETWEEN_STEPS
@@ -30,6 +30,8 @@ _PLACE = {category: index for index, category in enumerate(CATEGORIES)}
 _SKIPPED = ("load", BETWEEN_STEPS)
 FIRST_FORWARD = "first forward"
 """The phase of a wrapper's one-time work, before the first operator of the first forward."""
+NARROWEST = 0.05
+"""Least fraction of a chart's axis for a phase, so that its name is legible."""
 
 
 @dataclass(frozen=True)
@@ -48,68 +50,8 @@ class Moment:
         return sum(self.live)
 
 
-@dataclass(frozen=True)
-class PhaseMemory:
-    """Live memory over one phase of one micro-batch, or over the optimizer's step."""
-
-    name: str
-    moments: tuple[Moment, ...]
-
-    @property
-    def peak(self) -> Moment:
-        """The first moment with the most live bytes."""
-        return max(self.moments, key=lambda moment: moment.total)
-
-
-@dataclass(frozen=True)
-class MemoryTimeline:
-    """Live memory over one step of one setup."""
-
-    phases: tuple[PhaseMemory, ...]
-
-    @property
-    def peak_phase(self) -> PhaseMemory:
-        """The first phase that reaches the peak."""
-        return max(self.phases, key=lambda phase: phase.peak.total)
-
-    @property
-    def peak(self) -> Moment:
-        """The moment with the most live bytes."""
-        return self.peak_phase.peak
-
-
-def memory_timeline(question: Question) -> MemoryTimeline:
-    """Simulate a step with every block, and return its live memory."""
-    return rank_timeline(question.simulated, worst_rank(question.simulated.for_memory)[0].rank)
-
-
-def rank_timeline(simulated: SimulatedSteps, rank: int) -> MemoryTimeline:
-    """Return the live memory of one rank over a step with every block."""
-    return MemoryTimeline(tuple(_shown(phases(simulated.step(rank, every_block=True).events))))
-
-
-NARROWEST = 0.05
-"""Least fraction of a chart's axis for a phase, so that its name is legible."""
-
-
-def widths(timeline: MemoryTimeline) -> list[float]:
-    """Return each phase's fraction of the axis, by its number of allocations and frees but wide enough for its name."""
-    total = sum(len(phase.moments) for phase in timeline.phases)
-    least = min(NARROWEST, 0.5 / len(timeline.phases))
-    found = [max(len(phase.moments) / total, least) for phase in timeline.phases]
-    return [width / sum(found) for width in found]
-
-
-def thinned(phase: PhaseMemory, most: int) -> list[Moment]:
-    """Return at most so many of a phase's moments: the highest of those that fall together, so that no peak is lost."""
-    count = len(phase.moments)
-    kept = min(max(1, most), count)
-    bounds = [index * count // kept for index in range(kept + 1)]
-    return [max(phase.moments[first:last], key=lambda moment: moment.total) for first, last in pairwise(bounds)]
-
-
-def phases(events: Sequence[Event]) -> list[PhaseMemory]:
-    """Return the phases of the step in order. Loading and the time between steps are not among them."""
+def phases(events: Sequence[Event]) -> list[tuple[str, list[Moment]]]:
+    """Return the names and moments of the phases in order, each micro-batch's; without what lies between steps."""
     live = [0] * len(CATEGORIES)
     found: list[tuple[str, list[Moment]]] = []
     name, block, operator = "load", -1, ""
@@ -127,13 +69,7 @@ def phases(events: Sequence[Event]) -> list[PhaseMemory]:
             operator = event.label if sign > 0 else operator
             if name not in _SKIPPED:
                 found[-1][1].append(_moment(live, block, operator))
-    return [PhaseMemory(name, tuple(moments)) for name, moments in found]
-
-
-def _shown(found: list[PhaseMemory]) -> list[PhaseMemory]:
-    """Drop the phase that only the first step has, unless the peak is in it."""
-    highest = max(found, key=lambda phase: phase.peak.total)
-    return [phase for phase in found if phase.name != FIRST_FORWARD or phase is highest]
+    return found
 
 
 def _moment(live: list[int], block: int, operator: str) -> Moment:
@@ -155,6 +91,11 @@ class DrawnPhase(msgspec.Struct, frozen=True, kw_only=True):
     live_bytes: dict[str, tuple[int, ...]]
     """By category, from the bottom of a stacked chart to its top: one number for each moment, equally far apart."""
 
+    @property
+    def peak_bytes(self) -> int:
+        """The most live bytes of all categories together."""
+        return max(map(sum, zip(*self.live_bytes.values(), strict=True)), default=0)
+
 
 class DrawnMemory(msgspec.Struct, frozen=True, kw_only=True):
     """Live memory over one step. No peak is lost: of moments at the same place the highest is kept."""
@@ -166,20 +107,43 @@ class DrawnMemory(msgspec.Struct, frozen=True, kw_only=True):
     peak_operator: str
 
 
-def drawn_memory(timeline: MemoryTimeline, most: int = MOMENTS) -> DrawnMemory:
-    """Return the data of the chart of live memory, of at most so many moments."""
-    phases = []
-    for phase, width in zip(timeline.phases, widths(timeline), strict=True):
-        moments = thinned(phase, round(width * most))
-        live = {
-            category.value: tuple(moment.live[place] for moment in moments) for place, category in enumerate(CATEGORIES)
-        }
-        phases.append(DrawnPhase(name=phase.name, width=width, live_bytes={k: v for k, v in live.items() if any(v)}))
-    peak = timeline.peak
+def drawn_memory(simulated: SimulatedSteps, rank: int | None = None, most: int = MOMENTS) -> DrawnMemory:
+    """Simulate a step with every block, and return its live memory.
+
+    The phase that only the first step has is left out, unless the peak is in it. The width of a phase is by its number
+    of allocations and frees, but enough for its name.
+
+    Args:
+        simulated: the steps of the setup.
+        rank: the rank; by default the one with the highest peak.
+        most: the most moments; of those that fall together the highest is kept.
+    """
+    rank = worst_rank(simulated.for_memory)[0].rank if rank is None else rank
+    found = phases(simulated.step(rank, every_block=True).events)
+    peaks = [max(moments, key=_total) for _, moments in found]
+    peak = max(peaks, key=_total)
+    highest = peaks.index(peak)
+    shown = [one for place, one in enumerate(found) if one[0] != FIRST_FORWARD or place == highest]
+    count, least = sum(len(moments) for _, moments in shown), min(NARROWEST, 0.5 / len(shown))
+    widths = [max(len(moments) / count, least) for _, moments in shown]
     return DrawnMemory(
-        phases=tuple(phases),
+        phases=tuple(
+            _drawn_phase(name, moments, width / sum(widths), most)
+            for (name, moments), width in zip(shown, widths, strict=True)
+        ),
         peak_bytes=peak.total,
-        peak_phase=timeline.peak_phase.name,
+        peak_phase=found[highest][0],
         peak_block=peak.block,
         peak_operator=peak.operator,
     )
+
+
+def _drawn_phase(name: str, moments: Sequence[Moment], width: float, most: int) -> DrawnPhase:
+    kept = min(max(1, round(width * most)), len(moments))
+    bounds = [index * len(moments) // kept for index in range(kept + 1)]
+    thinned = [max(moments[first:last], key=_total) for first, last in pairwise(bounds)]
+    live = {category.value: tuple(one.live[place] for one in thinned) for place, category in enumerate(CATEGORIES)}
+    return DrawnPhase(name=name, width=width, live_bytes={k: v for k, v in live.items() if any(v)})
+
+
+_total = attrgetter("total")

@@ -6,7 +6,7 @@ from datetime import date
 
 import msgspec
 
-from fsdp_bench.plan.chart_data.memory_timeline import drawn_memory, memory_timeline
+from fsdp_bench.plan.chart_data.memory_timeline import drawn_memory
 from fsdp_bench.plan.chart_data.step_streams import DrawnStep, StepStreams, drawn_streams
 from fsdp_bench.plan.defaults import assumptions
 from fsdp_bench.plan.document import Bytes, Count, Positive
@@ -224,7 +224,7 @@ def _step(offer: Offer) -> DrawnStep:
     found = speed(asked.simulated, asked.hardware, asked.profile, with_spans=True)
     return DrawnStep(
         num_micro_batches=asked.setup.gradient_accumulation_steps,
-        memory=drawn_memory(memory_timeline(asked)),
+        memory=drawn_memory(asked.simulated),
         streams=drawn_streams(StepStreams(asked, found)),
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from fsdp_bench.plan.chart_data.memory_timeline import DrawnMemory, drawn_memory, memory_timeline
+from fsdp_bench.plan.chart_data.memory_timeline import DrawnMemory, drawn_memory
 from fsdp_bench.plan.prediction import Prediction
 from fsdp_bench.plan.question import Question
 from fsdp_bench.report.charts.axis import Axis, Tick, memory_unit
@@ -199,7 +199,7 @@ def timeline_slide(predictions: Sequence[Prediction], refused: Sequence[Question
     varying = varying_fields([prediction.question for prediction in predictions])
     columns = COLUMNS[len(predictions)]
     panels = [
-        _Panel(one, drawn_memory(memory_timeline(one.question), MOMENTS // columns), title(one.question, varying))
+        _Panel(one, drawn_memory(one.question.simulated, most=MOMENTS // columns), title(one.question, varying))
         for one in predictions
     ]
     first, is_alone = predictions[0].question, len(panels) == 1
