@@ -19,7 +19,7 @@ Read in this order:
     purchase/             which servers, how many, which setting: days, price, energy
     export/               one setting as files that train it
     remedies.py           settings, or more GPUs, that fit if the given setup does not
-    chart_data/           the data of predicted charts
+    chart_data.py         the data of predicted charts
     dry_run.py            whether a setup fits, from its dry run
     rehearse_command.py   rehearse_command(): a real training command as one rank
     rehearsal.py          whether a rehearsed script fits

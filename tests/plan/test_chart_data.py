@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fsdp_bench.catalog.lookup import model, server
-from fsdp_bench.plan.chart_data.memory_timeline import drawn_memory
-from fsdp_bench.plan.chart_data.step_streams import PIXELS, DrawnStep, drawn_streams, step_streams
+from fsdp_bench.plan.chart_data import PIXELS, DrawnStep, drawn_memory, drawn_streams, step_streams
 from fsdp_bench.plan.prediction import answer
 from fsdp_bench.plan.question import Question
 from fsdp_bench.spec.codec import from_json, to_json

@@ -6,8 +6,7 @@ from datetime import date
 
 import msgspec
 
-from fsdp_bench.plan.chart_data.memory_timeline import drawn_memory
-from fsdp_bench.plan.chart_data.step_streams import DrawnStep, StepStreams, drawn_streams
+from fsdp_bench.plan.chart_data import DrawnStep, StepStreams, drawn_memory, drawn_streams
 from fsdp_bench.plan.defaults import assumptions
 from fsdp_bench.plan.document import Bytes, Count, Positive
 from fsdp_bench.plan.purchase.goal import Goal

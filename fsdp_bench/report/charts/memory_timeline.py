@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from fsdp_bench.plan.chart_data.memory_timeline import DrawnMemory, drawn_memory
+from fsdp_bench.plan.chart_data import DrawnMemory, drawn_memory
 from fsdp_bench.plan.prediction import Prediction
 from fsdp_bench.plan.question import Question
 from fsdp_bench.report.charts.axis import Axis, Tick, memory_unit
@@ -25,8 +25,8 @@ from fsdp_bench.report.charts.description import (
     stacked,
 )
 from fsdp_bench.report.text.common import hardware_text
+from fsdp_bench.report.text.prediction import required_lines, verdict
 from fsdp_bench.report.text.setups import common_line, setup_line, spaced, title, varying_fields
-from fsdp_bench.report.text.verdict import required_lines, verdict
 from fsdp_bench.simulate import TORCH_VERSION
 from fsdp_bench.simulate.events import Category
 from fsdp_bench.spec.units import format_gib

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fsdp_bench.plan.chart_data.step_streams import DrawnStreams, DrawnView, StepStreams, drawn_streams, step_streams
+from fsdp_bench.plan.chart_data import DrawnStreams, DrawnView, StepStreams, drawn_streams, step_streams
 from fsdp_bench.plan.question import Question
 from fsdp_bench.replay.step_parts import StepPart
 from fsdp_bench.report.charts.axis import Axis

@@ -6,8 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from fsdp_bench.catalog.loader import gpu_by_product_name
-from fsdp_bench.plan.chart_data.memory_timeline import drawn_memory
-from fsdp_bench.plan.chart_data.step_streams import StepStreams, drawn_streams
+from fsdp_bench.plan.chart_data import StepStreams, drawn_memory, drawn_streams
 from fsdp_bench.plan.question import Question
 from fsdp_bench.plan.speed import speed
 from fsdp_bench.report.charts.axis import from_zero, memory_unit

@@ -30,16 +30,22 @@ from fsdp_bench.report.html.blocks import (
     words,
 )
 from fsdp_bench.report.html.errors import error_section, step_sections
-from fsdp_bench.report.measured import conclusion
-from fsdp_bench.report.measured.conclusion import by_memory, by_speed, peak_of, speed_of, what_is_shared
 from fsdp_bench.report.measured.frontier_text import summary
 from fsdp_bench.report.measured.tables import (
     WORDS,
+    by_memory,
+    by_speed,
+    comparable,
     disagrees,
+    findings,
     findings_of,
+    nothing_fits,
     outcome_text,
+    peak_of,
     setting_fields,
+    speed_of,
     strategy_text,
+    what_is_shared,
     world_text,
 )
 from fsdp_bench.report.text.common import UNKNOWN
@@ -81,7 +87,7 @@ class SweepFolder:
     @property
     def compared(self) -> list[TrialRecord]:
         """The trials that the answer is about."""
-        return conclusion.comparable([record for _, record in self.ran])
+        return comparable([record for _, record in self.ran])
 
 
 def sweep_page(folder: Path, profile: Profile | None) -> Page:
@@ -142,8 +148,8 @@ def _answer(sweep: SweepFolder) -> list[str]:
         return [summary(sweep.frontier)]
     compared = sweep.compared
     if not compared:
-        return [conclusion.nothing_fits([record for _, record in sweep.ran])]
-    first, *rest = conclusion.findings(compared) or ["nothing was measured"]
+        return [nothing_fits([record for _, record in sweep.ran])]
+    first, *rest = findings(compared) or ["nothing was measured"]
     return [f"{what_is_shared(compared)} ({compared[0].source}): {first}", *rest]
 
 

@@ -1,8 +1,7 @@
 """Predictions, dry runs and searches as text on the terminal: the answer first, then its reasons.
 
 Read in this order:
-    prediction.py        one prediction: peak, breakdown, time
-    verdict.py           whether a setup fits, in one line
+    prediction.py        one prediction: whether it fits, in one line; peak, breakdown, time
     speed.py             step time, exposed communication, tokens per second
     setups.py            a setup as a line, several by what they differ in
     prediction_table.py  several predictions in one table; cells and headers of every column that it can have

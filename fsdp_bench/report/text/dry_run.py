@@ -9,8 +9,8 @@ from fsdp_bench.plan.estimate import Verdict
 from fsdp_bench.plan.question import Question
 from fsdp_bench.report.table import table_columns, table_lines
 from fsdp_bench.report.text.common import UNKNOWN
+from fsdp_bench.report.text.prediction import fits_text, verdict
 from fsdp_bench.report.text.setups import header_of, labels, title, varying_fields
-from fsdp_bench.report.text.verdict import fits_text, verdict
 from fsdp_bench.spec.units import format_count, format_gib, format_seconds
 
 

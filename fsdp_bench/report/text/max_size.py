@@ -13,11 +13,10 @@ from fsdp_bench.plan.table import Row, TableOptions
 from fsdp_bench.replay.host_memory import Build
 from fsdp_bench.report.table import table_columns, table_lines
 from fsdp_bench.report.text.common import assumed_lines, fact
-from fsdp_bench.report.text.prediction import modelled, remedy_line
+from fsdp_bench.report.text.prediction import modelled, remedy_line, required_lines
 from fsdp_bench.report.text.prediction_table import answer_column, label_columns
 from fsdp_bench.report.text.setups import PLACES, common_line, hardware_facts, strategy_text, title, varying_fields
 from fsdp_bench.report.text.speed import SPEED_COLUMNS, rests_on, speed_cells, throughput_text
-from fsdp_bench.report.text.verdict import required_lines
 from fsdp_bench.spec.model import ModelShape
 from fsdp_bench.spec.setup import Loss, Offload
 from fsdp_bench.spec.units import GIB, format_count, format_gib

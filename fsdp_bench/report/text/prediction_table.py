@@ -14,7 +14,7 @@ from fsdp_bench.plan.question import Question
 from fsdp_bench.plan.table import SETUP_FIELDS, Row, TableOptions, answer_row
 from fsdp_bench.report.table import TableColumn, fits_width, table_lines
 from fsdp_bench.report.text.common import UNKNOWN, assumed_lines, fact
-from fsdp_bench.report.text.prediction import modelled, required_facts
+from fsdp_bench.report.text.prediction import modelled, required_facts, verdict
 from fsdp_bench.report.text.setups import (
     NUMBERS,
     common_line,
@@ -29,7 +29,6 @@ from fsdp_bench.report.text.setups import (
     varying_fields,
 )
 from fsdp_bench.report.text.speed import percent, rests_on, step_text
-from fsdp_bench.report.text.verdict import verdict
 from fsdp_bench.spec.units import format_gib
 
 _USUAL = (

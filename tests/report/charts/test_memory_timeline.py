@@ -10,7 +10,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from fsdp_bench.catalog import loader
-from fsdp_bench.plan.chart_data.memory_timeline import CATEGORIES, DrawnMemory, drawn_memory, phases
+from fsdp_bench.plan.chart_data import CATEGORIES, DrawnMemory, drawn_memory, phases
 from fsdp_bench.plan.prediction import Prediction, answer
 from fsdp_bench.plan.question import Question
 from fsdp_bench.report.charts import memory_timeline as timeline_chart

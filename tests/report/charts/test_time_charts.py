@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from fsdp_bench.catalog import loader
 from fsdp_bench.catalog.lookup import server
-from fsdp_bench.plan.chart_data.step_streams import exposed_spans
+from fsdp_bench.plan.chart_data import exposed_spans
 from fsdp_bench.plan.prediction import answer
 from fsdp_bench.plan.question import Question, speed_of
 from fsdp_bench.plan.speed import speed
