@@ -116,7 +116,6 @@ def _say(line: str) -> None:
 
 
 def _list(session: TrialSession) -> int:
-    """Print the trials in order, each with its status; write no file."""
     plan = session.plan
     for number, (trial, label) in enumerate(zip(plan.cells, labels_of(plan.cells), strict=True), 1):
         status = "recorded" if (session.store.trials / f"{trial.spec.id}.json").exists() else "to run"
@@ -205,7 +204,6 @@ class SweepProgress(Watcher, Generic[S]):
         self._progress.update(self._task, completed=session.num_done, visible=True)
 
     def _say(self, line: str) -> None:
-        """Print a line above the progress bar."""
         note(self._progress.console, line)
 
 
@@ -283,7 +281,6 @@ def _interrupted(session: Session[Any], done: str) -> int:
 
 
 def _requeue(cluster: SlurmNodes, why: str) -> int:
-    """Put the job back into the queue, which ends this process."""
     ignore()  # Slurm ends the job with SIGTERM
     print_line(f"fsdp-bench: {why}; job {cluster.job.id} goes back into the queue and will go on", error=True)
     try:

@@ -339,7 +339,6 @@ def lacks_host_memory(cell: SearchResult) -> bool:
 
 
 def _shortage(cell: SearchResult) -> float:
-    """Return required memory / available memory."""
     assert cell.beyond is not None
     beyond = cell.beyond
     if lacks_host_memory(cell):

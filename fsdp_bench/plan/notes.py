@@ -106,7 +106,6 @@ def _note_before_sm80(gpu: Gpu) -> str:
 
 
 def _cuda_note(gpu: Gpu) -> str:
-    """Return what a version of CUDA decides on a GPU."""
     products = f"matrix products with the older cuBLAS of {gpu.name}'s entry" if gpu.has_older_cublas else ""
     attention = "attention by FlashAttention-2" if prefers_cudnn(gpu) and kernel_of(gpu) != CUDNN else ""
     decided = ", ".join(filter(None, (products, attention))) or "no rate that is known to depend on it"

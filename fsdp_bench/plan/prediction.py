@@ -316,7 +316,6 @@ class Prediction:
         return "\n".join([f"{self.model.name}: {setup_text(self.setup)}", *lines])
 
     def _repr_html_(self) -> str:
-        """Return the answer as a table, for notebooks."""
         rows = "".join(f"<tr><th>{escape(label)}</th><td>{escape(text)}</td></tr>" for label, text in self._lines())
         return f"<table><caption>{escape(f'{self.model.name}: {setup_text(self.setup)}')}</caption>{rows}</table>"
 

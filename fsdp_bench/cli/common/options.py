@@ -243,7 +243,6 @@ def _given(name: str, values: dict[str, Any]) -> Any:
 
 
 def _off(name: str) -> str:
-    """Return the name under which click passes ``--no-that`` of ``--this/--no-that``."""
     return f"{name}_off"
 
 

@@ -357,7 +357,6 @@ def read_lora(options: SetupOptions) -> LoRA | None:
 
 
 def _refuse_other_code(options: SetupOptions, what_goes_with: str) -> None:
-    """Raise for another model than one of Hugging Face's code, saying how to ask for that."""
     is_other = read_code(options) not in (None, "huggingface")
     if is_other or options.params is not None or options.recorded is not None:
         how = f"leave --code {options.code} out" if is_other else "--model or --hf-config; a recorded model has its own"
@@ -451,7 +450,6 @@ def _reading(options: SetupOptions, place: Placement, code: Code) -> Reading:
 
 
 def _assume_gpus_per_node(options: SetupOptions) -> None:
-    """Print a note on standard error if the number of GPUs on a node is assumed."""
     if _assumes_gpus(options) and max((*options.several.get("nodes", ()), options.nodes or 1)) > 1:
         print_line(
             f"note: {USUAL_GPUS_PER_NODE} GPUs on each node are assumed; --gpus-per-node says how many", error=True

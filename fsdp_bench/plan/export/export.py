@@ -156,7 +156,6 @@ _STARTS = {
 
 
 def _started_kind(kinds: Sequence[str]) -> str:
-    """Return the kind whose file the job starts."""
     return next((one for one in _STARTS if one in kinds), pytorch.KIND)
 
 

@@ -39,7 +39,6 @@ def as_accelerate_shards(chosen: Chosen, kind: str) -> tuple[Chosen, tuple[str, 
 
 
 def _why_not(chosen: Chosen) -> str | None:
-    """Return why accelerate cannot train a setting; None if it can."""
     setup = chosen.setup
     if setup.is_bare:
         return f"one GPU needs no fsdp_config; --export huggingface trains without one, and {_PYTORCH}"

@@ -118,19 +118,13 @@ def size_bars(
     made = []
     for title, bars in rows.items():
         groups = []
-        for name, own in _by_group(bars).items():
+        for name in dict.fromkeys(bar.group for bar in bars):
+            own = [bar for bar in bars if bar.group == name]
             # one bar without labels stands for a strategy that cannot run at all
             shown = own if name in runs else [replace(own[0], labels=())]
             groups.append(BarGroup(name, tuple(_bar(bar, styles, number) for bar in shown)))
         made.append(Bars(title, tuple(groups), axis, scale, unit, tuple(levels), legend))
     return tuple(made)
-
-
-def _by_group(bars: Sequence[MaxSizeBar]) -> dict[str, list[MaxSizeBar]]:
-    found: dict[str, list[MaxSizeBar]] = {}
-    for bar in bars:
-        found.setdefault(bar.group, []).append(bar)
-    return found
 
 
 def _bar(bar: MaxSizeBar, styles: dict[tuple[str, tuple[str, ...]], Style], number: Callable[[int], str]) -> Bar:

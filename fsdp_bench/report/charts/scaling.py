@@ -171,7 +171,6 @@ def _plot(found: Sequence[ScalingCurve], varying: Sequence[str]) -> Plot:
 
 
 def _label(curve: ScalingCurve, varying: Sequence[str]) -> str:
-    """Return a setup's name, its efficiency on the most nodes, and the number of nodes from which it fits."""
     known = [nodes for nodes, value in zip(curve.nodes, curve.tokens, strict=True) if value is not None]
     lines = [re.sub(r" \(\d+\)", "", title(curve.question, varying)).replace(", ", ",\n")]
     if curve.efficiency is not None:

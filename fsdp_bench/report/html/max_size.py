@@ -92,7 +92,6 @@ def _conditions(servers: Sequence[MaxSizeDocument]) -> Facts:
 
 
 def _kept_free(cells: Sequence[SettingDocument]) -> list[str]:
-    """Return the memory that is kept free on each GPU, from the least to the most of the settings, by source."""
     by_source: dict[str | None, list[int]] = {}
     for cell in cells:
         if cell.required_headroom_bytes is not None:

@@ -141,7 +141,6 @@ def _answer(result: HardwareResult) -> str:
 
 
 def _fewest_line(result: HardwareResult, found: Prediction) -> str:
-    """Return the fewest GPUs under any setting that a plan tries, and the fewest in the table."""
     setup = found.setup
     listed = [cell.fits_value for cell in result.answered if cell.fits_value is not None]
     here = f"{min(listed)}" if listed else "none"

@@ -187,7 +187,6 @@ def modelled(question: Question, rank: int = 0) -> str:
 
 
 def _peak(prediction: Prediction) -> list[str]:
-    """Return the peak, that of each phase, and its breakdown: parts below a thousandth are one line."""
     memory, top = prediction.memory, prediction.memory.peak_allocated_bytes
     place = place_text(memory.peak_phase, memory.peak_block)
     lines = [fact("peak allocated", f"{format_gib(top)} (predicted) in {place}, at {memory.peak_operator}"), ""]
