@@ -173,11 +173,6 @@ class StepStreams:
         return self.speed.time.spans
 
     @property
-    def exposed(self) -> Intervals:
-        """Times at which a collective runs and no operator does."""
-        return exposed_spans(self.spans)
-
-    @property
     def middle_of_backward(self) -> tuple[float, float]:
         """The time span of about three blocks in the middle of backward."""
         spans = [span for span in self.spans if span.phase == "backward" and span.kind == "compute"]
@@ -320,4 +315,4 @@ def _view(streams: StepStreams, begin: float, end: float) -> DrawnView:
         DrawnRow(stream=stream.name.lower(), role=role, spans=kept(union([(span.begin, span.end) for span in own])))
         for (stream, role), own in by_row.items()
     ]
-    return DrawnView(begin=begin, end=end, rows=tuple(rows), exposed=kept(streams.exposed))
+    return DrawnView(begin=begin, end=end, rows=tuple(rows), exposed=kept(exposed_spans(streams.spans)))

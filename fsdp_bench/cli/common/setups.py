@@ -293,8 +293,11 @@ def _model(
         return find_model(named, sequence_length, catalog=catalog, code=code)
     from fsdp_bench.plan.recording import found_or_recorded  # what starts processes
 
+    def tell(what: str) -> None:
+        print_line(f"recording the model's code, once: {what} ...", error=True)
+
     is_offloaded = bool(options.value("activation_offload"))
-    asked = named, sequence_length, catalog, code, lora, is_offloaded, attention, _tell_recording
+    asked = named, sequence_length, catalog, code, lora, is_offloaded, attention, tell
     return found_or_recorded(*asked, before_sm80=before_sm80)
 
 
@@ -413,10 +416,6 @@ def read_code(options: SetupOptions) -> str | None:
     if code not in (None, *CODES):
         raise SpecError(f"code: {shown(options.code)} is not allowed; {', '.join(CODES)}")
     return code
-
-
-def _tell_recording(what: str) -> None:
-    print_line(f"recording the model's code, once: {what} ...", error=True)
 
 
 def _readings(options: SetupOptions, catalog: Catalog) -> list[Reading]:

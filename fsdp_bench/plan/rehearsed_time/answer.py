@@ -232,9 +232,7 @@ _OF_SCHEDULE = (
     *("compute_seconds", "communication_seconds", "exposed_communication_seconds", "host_copy_seconds"),
     "cpu_optimizer_seconds",
 )
-_OF_STEP = (
-    *("host_seconds", "waiting_for_host_seconds", "num_streams", "tokens_per_step", "tokens_per_second_per_gpu"),
-)
+_OF_STEP = ("host_seconds", "waiting_for_host_seconds", "num_streams", "tokens_per_step", "tokens_per_second_per_gpu")
 
 
 # -- FLOPs and tokens of a rehearsed step: of its matrix products and attention, and of its embeddings -----------------

@@ -194,10 +194,10 @@ def _sections(sweep: SweepFolder, profile: Profile | None) -> list[Section]:
     ran = sweep.ran
     if not ran:
         return [_conditions(sweep)]
-    found = []
+    found, marked = [], [*by_memory(sweep.compared)[:1], *by_speed(sweep.compared)[-1:]]  # named by the answer
     if sweep.frontier is not None:
         found.append(Section("The largest that fits", tuple(frontier_blocks(sweep.frontier))))
-    marked = _named_by_the_answer(sweep)
+        marked = []
     found.append(Section("Trials", (_trial_table(ran, marked), *_reasons(ran), *_notes(sweep))))
     found += [] if sweep.frontier is not None else _bar_sections(sweep.records, sweep.machine)
     found += step_sections(marked[-1], profile) if marked else []
@@ -273,10 +273,6 @@ def _notes(sweep: SweepFolder) -> list[Block]:
     if any(disagrees(record) for record in sweep.records):
         notes.append("* by the profiler; steps without communication save another part of the step, by over 10 points.")
     return list(map(Text, notes))
-
-
-def _named_by_the_answer(sweep: SweepFolder) -> list[TrialRecord]:
-    return [] if sweep.frontier is not None else [*by_memory(sweep.compared)[:1], *by_speed(sweep.compared)[-1:]]
 
 
 def _conditions(sweep: SweepFolder) -> Section:

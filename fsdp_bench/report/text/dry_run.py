@@ -77,7 +77,7 @@ def side_by_side(runs: Sequence[DryRun]) -> str:
             format_gib(run.result.peak_allocated_bytes),
             run.result.peak_phase,
             _reserved(run),
-            "NO" if run.exceeds else fits_text(run.prediction) if run.prediction else UNKNOWN,
+            _fits_word(run),
         ]
         for run, question in pairs
     ]
@@ -102,6 +102,13 @@ def _conclusion(runs: Sequence[DryRun], names: Sequence[str]) -> str:
     if all(run.fits is False for run in runs):
         return f"none of {len(runs)} fits; {names[0]} is nearest: {peak}"
     return f"whether any fits is unknown; {names[0]} has the lowest peak of {len(runs)}: {peak}"
+
+
+def _fits_word(run: DryRun) -> str:
+    found = run.prediction
+    if run.exceeds or found is None:
+        return "NO" if run.exceeds else UNKNOWN
+    return fits_text(found.verdict, found.verdict is Verdict.DOES_NOT_FIT and found.allocator.out_of_memory is None)
 
 
 def _reserved(run: DryRun) -> str:

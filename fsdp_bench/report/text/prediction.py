@@ -68,13 +68,12 @@ def required_lines(predictions: Iterable[Prediction]) -> list[str]:
     ]
 
 
-def fits_text(prediction: Prediction) -> str:
+def fits_text(verdict: Verdict | None, lacks_host_memory: bool) -> str:
     """Return whether a setup fits, in one to three words."""
-    reading = prediction.allocator
-    if prediction.verdict is Verdict.DOES_NOT_FIT and reading.out_of_memory is None:
+    if lacks_host_memory:
         return "NO: host memory"
     texts = {Verdict.FITS: "yes", Verdict.RUNS_WITH_RETRIES: "NO: retries", Verdict.DOES_NOT_FIT: "NO"}
-    return UNKNOWN if prediction.verdict is None else texts[prediction.verdict]
+    return UNKNOWN if verdict is None else texts[verdict]
 
 
 def retries_text(count: int, later: int | None) -> str:
