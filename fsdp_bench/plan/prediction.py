@@ -184,14 +184,6 @@ class Prediction:
         return self.gpu.context_bytes if self.gpu else None
 
     @property
-    def device_bytes(self) -> int | None:
-        """The most GPU memory of the process: reserved, CUDA context, NCCL. None if one of them is not known."""
-        nccl, reserved, context = self.question.communicators.num_bytes, self.reserved_bytes, self.context_bytes
-        if nccl is None or reserved is None or context is None:
-            return None
-        return reserved + context + nccl.high
-
-    @property
     def reserved_bytes(self) -> int | None:
         """Peak reserved memory. None if memory ran out before, and for CPU kernels, which have no caching allocator."""
         known = self.question.is_on_gpu and self.allocator.out_of_memory is None
@@ -265,6 +257,7 @@ class Prediction:
         reading, communicators = self.allocator, self.communicators
         full, nccl = reading.out_of_memory, communicators.num_bytes if communicators else None
         known = self.reserved_bytes is not None
+        parts = self.reserved_bytes, self.context_bytes, nccl.high if nccl else None
         return MemoryDocument(
             **vars(self.memory),
             peak_reserved_bytes=self.reserved_bytes,
@@ -273,7 +266,7 @@ class Prediction:
             peak_active_bytes=reading.peak_active_bytes if known else None,
             communicators_bytes=asdict(nccl) if nccl else None,
             communicators=tuple(map(asdict, communicators.each)) if communicators else None,
-            peak_device_bytes=self.device_bytes,
+            peak_device_bytes=None if None in parts else sum(filter(None, parts)),
             peak_host_bytes_per_node=self.peak_host_bytes_per_node,
             load_bytes=ABSENT,
             resident=ABSENT,

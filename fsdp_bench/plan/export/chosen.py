@@ -72,11 +72,6 @@ class Chosen:
         return min(USUAL_GPUS_PER_NODE, world)
 
     @property
-    def host_bytes_of_whole_models(self) -> int:
-        """Host memory of a node on which every rank builds the whole model."""
-        return self.question.model.num_parameters * self.setup.precision.store_bytes * self.gpus_per_node
-
-    @property
     def code(self) -> str:
         """Whose code the prediction is for: ``huggingface``, ``torchtitan`` or ``benchmark``."""
         return code_of(self.question.model)

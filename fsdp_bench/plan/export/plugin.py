@@ -125,7 +125,7 @@ def host_note(chosen: Chosen, kind: str) -> str:
     Raises:
         SpecError: if a node has less.
     """
-    needed = chosen.host_bytes_of_whole_models
+    needed = chosen.question.model.num_parameters * chosen.setup.precision.store_bytes * chosen.gpus_per_node
     hardware = chosen.question.hardware
     there = hardware.server.host_memory_bytes if hardware else None
     text = f"every rank builds the whole model in host memory, {format_gib(needed)} on a node"

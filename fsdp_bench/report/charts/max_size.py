@@ -311,7 +311,7 @@ def _conditions(results: Sequence[HardwareResult]) -> list[str]:
 
 
 def _hardware(result: HardwareResult) -> str:
-    gpu, first = result.gpu, result.cells[0]
+    gpu, first = result.hardware.gpu, result.cells[0]
     hardware = first.quantity[0].hardware or result.hardware
     name = f"{hardware.count(first.setup.world_size)} x {hardware.name_with_gpus}"
     up_to = "up to " if first.quantity.name == "world_size" else ""
