@@ -5,7 +5,7 @@ A command uses them like this:
 @click.command("predict", cls=SetupCommand)
 @setup_options()
 def command(options: SetupOptions) -> int:
-    model, setup, hardware = read_setup(options)
+    readings = read_setups(options)
 """
 
 from __future__ import annotations

@@ -41,7 +41,6 @@ from fsdp_bench.plan.defaults import (
 )
 from fsdp_bench.plan.estimate import refuse_flash_attn_package
 from fsdp_bench.report.terminal import print_line
-from fsdp_bench.simulate.wrappers.impossible import why_impossible
 from fsdp_bench.spec.checked import build
 from fsdp_bench.spec.errors import MachineError, SpecError, shown
 from fsdp_bench.spec.hardware import Hardware
@@ -70,21 +69,6 @@ class Reading(NamedTuple):
     hardware: Hardware | None
 
 
-def read_setup(options: SetupOptions) -> tuple[Model, TrainSetup, Hardware | None]:
-    """Read the options of one setup.
-
-    Raises:
-        SpecError: if an option is not allowed, or if the setup cannot run on GPUs.
-    """
-    catalog = load_user_catalog(options.catalog)
-    (reading,) = _readings(options, catalog)
-    model = _model(reading.options, catalog, reading.setup.sequence_length, before_sm80=_is_before_sm80(reading))
-    if (reason := why_impossible(model, reading.setup, "cuda")) is not None:
-        raise SpecError(reason)
-    warn_of_sliding_window(options, reading.setup.sequence_length)
-    return model, reading.setup, reading.hardware
-
-
 def read_setups(options: SetupOptions) -> list[Reading]:
     """Return a setup and its hardware for every combination of the options that have several values; read no model.
 
@@ -94,7 +78,22 @@ def read_setups(options: SetupOptions) -> list[Reading]:
     Raises:
         SpecError: if an option is not allowed, or for too many combinations.
     """
-    return _readings(options, load_user_catalog(options.catalog))
+    catalog = load_user_catalog(options.catalog)
+    _assume_gpus_per_node(options)
+    found: dict[tuple[Any, ...], Reading] = {}
+    for named in each_of(options, MODEL_LISTS):
+        code = _code_meant(named, catalog)
+        for one in each_of(_with_defaults(named, catalog)):
+            reading = _reading(one, _place(one, catalog), code)
+            model = tuple(map(one.value, _OF_THE_MODEL))
+            found.setdefault((model, reading.setup, place_names(reading.hardware)), reading)
+    setups = [reading.setup for reading in found.values()]
+    if options.is_given("shard_size") and not any(setup.strategy.is_hybrid for setup in setups):
+        raise SpecError("shard-size: only HYBRID_SHARD and _HYBRID_SHARD_ZERO2 have one")
+    if options.is_given("min_num_params") and not any(setup.wrap is Wrap.SIZE for setup in setups):
+        raise SpecError("min-num-params: only --wrap size has one, the smallest FSDP unit")
+    _tell_architecture((reading.options.model for reading in found.values()), catalog)
+    return list(found.values())
 
 
 def read_models(readings: Sequence[Reading]) -> list[Model]:
@@ -416,24 +415,6 @@ def read_code(options: SetupOptions) -> str | None:
     if code not in (None, *CODES):
         raise SpecError(f"code: {shown(options.code)} is not allowed; {', '.join(CODES)}")
     return code
-
-
-def _readings(options: SetupOptions, catalog: Catalog) -> list[Reading]:
-    _assume_gpus_per_node(options)
-    found: dict[tuple[Any, ...], Reading] = {}
-    for named in each_of(options, MODEL_LISTS):
-        code = _code_meant(named, catalog)
-        for one in each_of(_with_defaults(named, catalog)):
-            reading = _reading(one, _place(one, catalog), code)
-            model = tuple(map(one.value, _OF_THE_MODEL))
-            found.setdefault((model, reading.setup, place_names(reading.hardware)), reading)
-    setups = [reading.setup for reading in found.values()]
-    if options.is_given("shard_size") and not any(setup.strategy.is_hybrid for setup in setups):
-        raise SpecError("shard-size: only HYBRID_SHARD and _HYBRID_SHARD_ZERO2 have one")
-    if options.is_given("min_num_params") and not any(setup.wrap is Wrap.SIZE for setup in setups):
-        raise SpecError("min-num-params: only --wrap size has one, the smallest FSDP unit")
-    _tell_architecture((reading.options.model for reading in found.values()), catalog)
-    return list(found.values())
 
 
 def _reading(options: SetupOptions, place: Placement, code: Code) -> Reading:
