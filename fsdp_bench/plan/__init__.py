@@ -4,7 +4,6 @@ Read in this order:
     ask.py                estimate() and largest_model(), the functions for Python users
     question.py           Question: a setup and its hardware
     prediction.py         Prediction: the answer, predicted
-    notes.py              warnings about its assumptions
     parallel.py           a function of several items at once, on all cores
     estimate.py           predicts memory, live and reserved
     speed.py              predicts step time, tokens per second, MFU

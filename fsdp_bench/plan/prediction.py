@@ -31,8 +31,7 @@ from fsdp_bench.plan.estimate import (
     start_replay,
 )
 from fsdp_bench.plan.headroom import Headroom
-from fsdp_bench.plan.notes import notes_of
-from fsdp_bench.plan.question import Question, speed_of
+from fsdp_bench.plan.question import Question, notes_of, speed_of
 from fsdp_bench.plan.speed import Speed
 from fsdp_bench.plan.table import Row, answer_row
 from fsdp_bench.rates.calibrated import rates_of
