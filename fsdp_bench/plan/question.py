@@ -1,4 +1,4 @@
-"""Question: a setup to predict, its hardware and assumptions, and warnings about these. prediction.py has the answer."""
+"""Question: a setup to predict, its hardware and assumptions, and warnings about them; prediction.py answers it."""
 
 from __future__ import annotations
 
