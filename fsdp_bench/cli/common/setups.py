@@ -1,4 +1,8 @@
-"""Functions that turn the options of cli/common/options.py into a model, a setup and hardware."""
+"""Functions that turn the options of cli/common/options.py into a model, a setup and hardware.
+
+Each raises SpecError for an option that is not allowed; those that read a model also if the options name none or
+several, or one that is unknown or not supported.
+"""
 
 from __future__ import annotations
 
@@ -74,9 +78,6 @@ def read_setups(options: SetupOptions) -> list[Reading]:
 
     Combinations that cannot run are included; spec.impossible returns the reason for each. Combinations that differ
     only in options without a meaning for them, such as the shard size for FULL_SHARD, are included once.
-
-    Raises:
-        SpecError: if an option is not allowed, or for too many combinations.
     """
     catalog = load_user_catalog(options.catalog)
     _assume_gpus_per_node(options)
@@ -97,11 +98,7 @@ def read_setups(options: SetupOptions) -> list[Reading]:
 
 
 def read_models(readings: Sequence[Reading]) -> list[Model]:
-    """Read the model of every combination; each that the options name is read once.
-
-    Raises:
-        SpecError: as read_model.
-    """
+    """Read the model of every combination; each that the options name is read once."""
     models = []
     for _, found in _models(readings):
         if isinstance(found, Exception):
@@ -162,11 +159,7 @@ def _is_before_sm80(reading: Reading) -> bool:
 
 
 def read_model(options: SetupOptions) -> Model:
-    """Read the model that the options name.
-
-    Raises:
-        SpecError: if the options name no model, several models, or a model that is unknown or not supported.
-    """
+    """Read the model that the options name."""
     catalog = load_user_catalog(options.catalog)
     model = _model(options, catalog, _with_defaults(options, catalog).step.get("seq") or DEFAULT_SEQUENCE_LENGTH)
     _tell_architecture([options.model], catalog)
@@ -174,11 +167,7 @@ def read_model(options: SetupOptions) -> Model:
 
 
 def read_other_code(options: SetupOptions, found: Model) -> Model | None:
-    """Return the model that ``read_model`` has found in other code; None where there is none.
-
-    Raises:
-        SpecError: as read_model.
-    """
+    """Return the model that ``read_model`` has found in other code; None where there is none."""
     name = options.hf_config or options.model or options.params
     if name is None:
         return None
@@ -193,9 +182,6 @@ def read_choices(options: SetupOptions) -> tuple[dict[str, Any], dict[str, tuple
     """Return the fields of TrainSetup that the options state with one value, and those with several.
 
     Precision and sequence length are always stated, and what the code's defaults decide on every number of GPUs.
-
-    Raises:
-        SpecError: if an option is not allowed.
     """
     catalog = load_user_catalog(options.catalog)
     code = _code_meant(options, catalog)
@@ -248,11 +234,7 @@ def _code_meant(options: SetupOptions, catalog: Catalog) -> Code:
 
 
 def sliding_window_of(options: SetupOptions) -> int | None:
-    """Return the sliding window of the model in ``--hf-config``; None for every other model.
-
-    Raises:
-        SpecError: as read_model.
-    """
+    """Return the sliding window of the model in ``--hf-config``; None for every other model."""
     if options.hf_config is None or options.code is None or options.code.strip().lower() != "benchmark":
         return None
     return read_sliding_window(options.hf_config)
@@ -327,11 +309,7 @@ def _of_the_ladder(options: SetupOptions, sequence_length: int) -> Model:
 
 
 def config_meant(options: SetupOptions) -> dict[str, Any] | None:
-    """Return the config.json of the model that the options name, to run the code that it is of; None for others.
-
-    Raises:
-        SpecError: as read_model.
-    """
+    """Return the config.json of the model that the options name, to run the code that it is of; None for others."""
     code = read_code(options)
     named = [options.model, options.hf_config, options.params, options.recorded]
     if code == "benchmark" or named.count(None) != 3 or options.params is not None or options.recorded is not None:
@@ -378,11 +356,7 @@ def read_attention(options: SetupOptions) -> str | None:
 
 
 def config_of(options: SetupOptions, catalog: Catalog) -> tuple[dict[str, Any], str]:
-    """Return the config.json of the Hugging Face model that the options name, and its name with what is not in it.
-
-    Raises:
-        SpecError: for a file that is none, and an unknown name.
-    """
+    """Return the config.json of the Hugging Face model that the options name, and its name with what is not in it."""
     lora, attention = read_lora(options), read_attention(options)
     config, name = named_config(options.hf_config or str(options.model), catalog, attention)
     return config, name_with(name, lora)
@@ -406,11 +380,7 @@ def config_to_export(options: SetupOptions, model: Model) -> dict[str, Any]:
 
 
 def read_code(options: SetupOptions) -> str | None:
-    """Return whose code is meant; None for the default.
-
-    Raises:
-        SpecError: for a word that is no code.
-    """
+    """Return whose code is meant; None for the default."""
     code = options.code.strip().lower() if options.code is not None else None
     if code not in (None, *CODES):
         raise SpecError(f"code: {shown(options.code)} is not allowed; {', '.join(CODES)}")
