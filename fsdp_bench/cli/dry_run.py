@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -177,13 +176,7 @@ def _place(hardware: Hardware | None, assumed: AssumptionOptions) -> tuple[Hardw
 
 
 def _answers(specs: Sequence[DryRunSpec]) -> list[DryRunAnswer]:
-    with _announced(specs):
-        answers = dict(dry_runs(specs, min(-(-len(specs) // 3), os.cpu_count() or 1)))
-    return [answers[index] for index in range(len(specs))]
-
-
-@contextmanager
-def _announced(specs: Sequence[DryRunSpec]) -> Iterator[None]:
+    """Run every spec in one of a few processes; return the answers in their order."""
     spec = specs[0]
     several = f", {len(specs)} setups" if len(specs) > 1 else ""
     line = f"running some steps of {spec.name} as rank 0 of {spec.setup.world_size}{several} ..."
@@ -191,6 +184,7 @@ def _announced(specs: Sequence[DryRunSpec]) -> Iterator[None]:
     timer.daemon = True
     timer.start()
     try:
-        yield
+        answers = dict(dry_runs(specs, min(-(-len(specs) // 3), os.cpu_count() or 1)))
     finally:
         timer.cancel()
+    return [answers[index] for index in range(len(specs))]
