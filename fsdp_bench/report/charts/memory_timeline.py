@@ -265,8 +265,7 @@ def _conditions(predictions: Sequence[Prediction], varying: Sequence[str]) -> li
     if gpu is not None and gpu.usable_memory_source is not None:
         source = gpu.usable_memory_source
         facts.append(f"{gpu.name}'s usable memory: {source.title} ({source.date})")
-    known = [one for one in predictions if one.required_headroom_bytes is not None]
-    facts += [f"fits: ends without allocation retries; {line}" for line in required_lines(known)]
+    facts += [f"fits: ends without allocation retries; {line}" for line in required_lines(predictions)]
     return [
         *facts,
         f"torch {TORCH_VERSION} as modelled, {first.kernels.upper()} kernels, rank 0, a step in the steady state",

@@ -120,7 +120,7 @@ def trade_off_slide(predictions: Sequence[Prediction]) -> Slide:
         (
             common_line(question.setup, varying),
             "predicted for eager, rank 0",
-            *required_lines(one for one in predictions if one.required_headroom_bytes is not None),
+            *required_lines(predictions),
             f"rates: {rests_on(first.speed, question.profile)}",
         ),
         (plot,),

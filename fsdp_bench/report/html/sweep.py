@@ -30,7 +30,7 @@ from fsdp_bench.report.html.blocks import (
     words,
 )
 from fsdp_bench.report.html.errors import error_section, step_sections
-from fsdp_bench.report.measured.frontier_text import summary
+from fsdp_bench.report.measured.frontier_text import runs_out_in, summary
 from fsdp_bench.report.measured.tables import (
     WORDS,
     by_memory,
@@ -331,7 +331,7 @@ def _table(record: FrontierRecord, cells: list[FrontierCell]) -> Block:
         record.source: _values((cell, cell.measured) for cell in cells),
         "steps apart": numbers((cell.steps_apart for cell in cells), "{:+d}".format),
         "trials": numbers(len(cell.trials) for cell in cells),
-        "runs out in": words(map(_runs_out_in, cells)),
+        "runs out in": words(map(runs_out_in, cells)),
     }
     return table("Every search", columns)
 
@@ -342,10 +342,3 @@ def _values(pairs: Iterable[tuple[FrontierCell, LargestValues | None]]) -> Colum
         for cell, largest in pairs
     ]
     return Column(tuple(known), is_number=True)
-
-
-def _runs_out_in(cell: FrontierCell) -> str:
-    if cell.measured is None:
-        return cell.reason or ""
-    failure = cell.measured.limited_by
-    return "nothing: no larger one was tried" if failure is None else f"{failure.phase} ({failure.place})"

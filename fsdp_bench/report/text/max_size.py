@@ -255,8 +255,7 @@ def meaning(result: HardwareResult) -> str:
 
 def kept_free(result: HardwareResult) -> str:
     """Return the headroom on each GPU for the CUDA context and NCCL, with its source."""
-    answers = [answer for cell in result.answered if (answer := cell.at or cell.beyond) is not None]
-    return "; ".join(required_lines(one for one in answers))
+    return "; ".join(required_lines(answer for cell in result.answered if (answer := cell.at or cell.beyond)))
 
 
 def load_lines(cell: SearchResult) -> list[str]:

@@ -58,10 +58,11 @@ def _verdict(prediction: Prediction) -> str:
 
 
 def required_lines(predictions: Iterable[Prediction]) -> list[str]:
-    """Return the required headroom on each GPU and the option that changes it, one line per source."""
+    """Return the required headroom on each GPU where it is known, and the option that changes it; a line per source."""
     by_source: dict[str, list[int]] = {}
-    for kept in (one.required_headroom for one in predictions):
-        by_source.setdefault(kept.source, []).append(kept.num_bytes)
+    for one in predictions:
+        if one.required_headroom_bytes is not None:
+            by_source.setdefault(one.required_headroom.source, []).append(one.required_headroom_bytes)
     return [
         f"{bounds_text(Bounds(min(sizes), max(sizes)))} of each GPU kept free, {source}; --headroom SIZE changes it"
         for source, sizes in by_source.items()
@@ -249,5 +250,4 @@ def _sent(prediction: Prediction) -> str:
 
 def required_facts(predictions: Sequence[Prediction]) -> list[str]:
     """Return the required headroom on each GPU, with its source."""
-    known = [one for one in predictions if one.required_headroom_bytes is not None]
-    return [fact("headroom", line) for line in required_lines(known)]
+    return [fact("headroom", line) for line in required_lines(predictions)]
