@@ -160,35 +160,14 @@ _total = attrgetter("total")
 # -- what runs when ----------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class StepStreams:
-    """The streams of one training step of a setup."""
-
-    question: Question
-    speed: Speed
-
-    @property
-    def spans(self) -> Sequence[Span]:
-        """Operators, copies and collectives with their stream, begin and end in seconds."""
-        return self.speed.time.spans
-
-    @property
-    def middle_of_backward(self) -> tuple[float, float]:
-        """The time span of about three blocks in the middle of backward."""
-        spans = [span for span in self.spans if span.phase == "backward" and span.kind == "compute"]
-        begin, end = spans[0].begin, max(span.end for span in spans)
-        middle, each = (begin + end) / 2, (end - begin) / self.question.model.num_hidden_layers
-        return max(middle - 1.5 * each, begin), min(middle + 1.5 * each, end)
-
-
-def step_streams(questions: Sequence[Question]) -> list[StepStreams]:
-    """Predict the streams of a training step for each setup.
+def step_speeds(questions: Sequence[Question]) -> list[Speed]:
+    """Predict a training step of each setup, with the time spans of its operators, copies and collectives.
 
     Raises:
         SpecError: if a setup's step time is not known.
     """
-    found = [StepStreams(q, speed(q.simulated, q.hardware, q.profile, with_spans=True)) for q in questions]
-    unknown = next((one.speed.time for one in found if one.speed.time.step_seconds is None), None)
+    found = [speed(q.simulated, q.hardware, q.profile, with_spans=True) for q in questions]
+    unknown = next((one.time for one in found if one.time.step_seconds is None), None)
     if unknown is not None:
         raise SpecError(f"step-chart: the step's time is unknown: {', '.join(unknown.unknown)}")
     return found
@@ -286,24 +265,32 @@ class DrawnStep(msgspec.Struct, frozen=True, kw_only=True):
     """None if the step's time is not known."""
 
 
-def drawn_streams(streams: StepStreams) -> DrawnStreams | None:
+def drawn_streams(found: Speed) -> DrawnStreams | None:
     """Return the data of the chart of streams; None if the step's time is not known."""
-    time = streams.speed.time
-    if time.step_seconds is None or not streams.spans:
+    time = found.time
+    if time.step_seconds is None or not time.spans:
         return None
     return DrawnStreams(
         step_seconds=time.step_seconds,
         compute_seconds=time.compute_seconds or 0.0,
         communication_seconds=time.communication_seconds or 0.0,
         exposed_communication_seconds=time.exposed_communication_seconds or 0.0,
-        whole=_view(streams, 0.0, time.step_seconds),
-        middle_of_backward=_view(streams, *streams.middle_of_backward),
+        whole=_view(time.spans, 0.0, time.step_seconds),
+        middle_of_backward=_view(time.spans, *_middle_of_backward(time.spans, found.model.num_hidden_layers)),
     )
 
 
-def _view(streams: StepStreams, begin: float, end: float) -> DrawnView:
+def _middle_of_backward(spans: Sequence[Span], num_blocks: int) -> tuple[float, float]:
+    """Return the time span of about three blocks."""
+    operators = [span for span in spans if span.phase == "backward" and span.kind == "compute"]
+    begin, end = operators[0].begin, max(span.end for span in operators)
+    middle, each = (begin + end) / 2, (end - begin) / num_blocks
+    return max(middle - 1.5 * each, begin), min(middle + 1.5 * each, end)
+
+
+def _view(spans: Sequence[Span], begin: float, end: float) -> DrawnView:
     by_row: dict[tuple[Stream, str], list[Span]] = {}
-    for span in streams.spans:
+    for span in spans:
         if span.kind != "host" and span.end > begin and span.begin < end:
             by_row.setdefault((span.stream, role_of(span)), []).append(span)
 
@@ -315,4 +302,4 @@ def _view(streams: StepStreams, begin: float, end: float) -> DrawnView:
         DrawnRow(stream=stream.name.lower(), role=role, spans=kept(union([(span.begin, span.end) for span in own])))
         for (stream, role), own in by_row.items()
     ]
-    return DrawnView(begin=begin, end=end, rows=tuple(rows), exposed=kept(exposed_spans(streams.spans)))
+    return DrawnView(begin=begin, end=end, rows=tuple(rows), exposed=kept(exposed_spans(spans)))

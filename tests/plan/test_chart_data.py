@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fsdp_bench.catalog.lookup import model, server
-from fsdp_bench.plan.chart_data import PIXELS, DrawnStep, drawn_memory, drawn_streams, step_streams
+from fsdp_bench.plan.chart_data import PIXELS, DrawnStep, drawn_memory, drawn_streams, step_speeds
 from fsdp_bench.plan.prediction import answer
 from fsdp_bench.plan.question import Question
 from fsdp_bench.spec.codec import from_json, to_json
@@ -35,8 +35,8 @@ def test_the_highest_moment_is_the_predicted_peak(strategy: ShardingStrategy, st
 
 
 def test_spans_and_exposed_time_are_kept_to_a_pixel() -> None:
-    (streams,) = step_streams([question(ShardingStrategy.FULL_SHARD)])
-    drawn, time = drawn_streams(streams), streams.speed.time
+    (found,) = step_speeds([question(ShardingStrategy.FULL_SHARD)])
+    drawn, time = drawn_streams(found), found.time
     assert drawn.step_seconds == time.step_seconds
     shown = sum(end - begin for begin, end in drawn.whole.exposed)
     pixel = time.step_seconds / PIXELS
@@ -50,6 +50,6 @@ def test_spans_and_exposed_time_are_kept_to_a_pixel() -> None:
 
 def test_a_document_is_read_back() -> None:
     asked = question(ShardingStrategy.FULL_SHARD)
-    (streams,) = step_streams([asked])
-    step = DrawnStep(num_micro_batches=1, memory=drawn_memory(asked.simulated), streams=drawn_streams(streams))
+    (found,) = step_speeds([asked])
+    step = DrawnStep(num_micro_batches=1, memory=drawn_memory(asked.simulated), streams=drawn_streams(found))
     assert from_json(to_json(step), DrawnStep) == step

@@ -6,7 +6,7 @@ from datetime import date
 
 import msgspec
 
-from fsdp_bench.plan.chart_data import DrawnStep, StepStreams, drawn_memory, drawn_streams
+from fsdp_bench.plan.chart_data import DrawnStep, drawn_memory, drawn_streams
 from fsdp_bench.plan.defaults import assumptions
 from fsdp_bench.plan.document import Bytes, Count, Positive
 from fsdp_bench.plan.purchase.goal import Goal
@@ -224,7 +224,7 @@ def _step(offer: Offer) -> DrawnStep:
     return DrawnStep(
         num_micro_batches=asked.setup.gradient_accumulation_steps,
         memory=drawn_memory(asked.simulated),
-        streams=drawn_streams(StepStreams(asked, found)),
+        streams=drawn_streams(found),
     )
 
 

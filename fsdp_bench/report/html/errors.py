@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from fsdp_bench.catalog.loader import gpu_by_product_name
-from fsdp_bench.plan.chart_data import StepStreams, drawn_memory, drawn_streams
+from fsdp_bench.plan.chart_data import drawn_memory, drawn_streams
 from fsdp_bench.plan.question import Question
 from fsdp_bench.plan.speed import speed
 from fsdp_bench.report.charts.axis import from_zero, memory_unit
@@ -207,7 +207,7 @@ def _stream_blocks(trial: TrialRecord, gpu: Gpu | None, profile: Profile | None)
     asked = Question(trial.model, trial.setup, hardware, kernels, profile=profile)  # type: ignore[arg-type]
     alone = trial.device == "emulated"
     found = speed(asked.simulated, hardware, profile, with_spans=True, without_communication=alone)
-    drawn = drawn_streams(StepStreams(asked, found))
+    drawn = drawn_streams(found)
     if drawn is None:
         return [Text("Unknown.")]
     steps = trial.setup.gradient_accumulation_steps
