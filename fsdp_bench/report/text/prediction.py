@@ -8,8 +8,7 @@ from fsdp_bench.plan.estimate import Verdict
 from fsdp_bench.plan.prediction import Prediction
 from fsdp_bench.plan.question import Question
 from fsdp_bench.plan.remedies import Remedy, smaller_bases
-from fsdp_bench.rates.nccl_buffers import Bounds
-from fsdp_bench.report.text.common import UNKNOWN, assumed_lines, bounds_text, communicators_fact, fact
+from fsdp_bench.report.text.common import UNKNOWN, assumed_lines, communicators_fact, fact, sizes_by_source
 from fsdp_bench.report.text.setups import hardware_facts, setup_line, spaced
 from fsdp_bench.report.text.speed import time_facts
 from fsdp_bench.simulate import TORCH_VERSION
@@ -59,14 +58,8 @@ def _verdict(prediction: Prediction) -> str:
 
 def required_lines(predictions: Iterable[Prediction]) -> list[str]:
     """Return the required headroom on each GPU where it is known, and the option that changes it; a line per source."""
-    by_source: dict[str, list[int]] = {}
-    for one in predictions:
-        if one.required_headroom_bytes is not None:
-            by_source.setdefault(one.required_headroom.source, []).append(one.required_headroom_bytes)
-    return [
-        f"{bounds_text(Bounds(min(sizes), max(sizes)))} of each GPU kept free, {source}; --headroom SIZE changes it"
-        for source, sizes in by_source.items()
-    ]
+    found = sizes_by_source((one.required_headroom_bytes, one.required_headroom.source) for one in predictions)
+    return [f"{sizes} of each GPU kept free, {source}; --headroom SIZE changes it" for sizes, source in found]
 
 
 def fits_text(verdict: Verdict | None, lacks_host_memory: bool) -> str:
