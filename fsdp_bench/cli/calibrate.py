@@ -61,7 +61,6 @@ def command(out: Path | None, ranks: str | None, as_json: bool) -> None:
 
 
 def _check_writable(path: Path) -> None:
-    """Refuse an output file that cannot be written, before minutes of measuring."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=path.parent):

@@ -59,7 +59,6 @@ def command(words: Sequence[str], as_json: bool) -> None:
 
 
 def _is_file(word: str) -> bool:
-    """Whether a word names a file rather than options."""
     return bool(word.strip()) and not word.strip().startswith("-")
 
 
@@ -79,6 +78,5 @@ def _of_setup(quoted: str, common: Sequence[str], name: str) -> Side:
 @setup_options()
 @assumption_options()
 def _setup(options: SetupOptions, assumed: AssumptionOptions) -> Question:
-    """Return the question of one setup."""
     (question,) = read_questions(options, assumed)
     return question

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -162,7 +161,6 @@ def _module(one: SetupOptions, given: SetupOptions, function: str, block: str | 
 
 
 def _refuse_model(options: SetupOptions) -> None:
-    """Refuse options that --module would ignore, naming the first."""
     given = [name for name in NOT_OF_A_MODULE if options.is_given(name)]
     if given == ["loss"]:
         raise SpecError("loss: --module's model computes its own loss; leave --loss out")
@@ -179,14 +177,6 @@ def _place(hardware: Hardware | None, assumed: AssumptionOptions) -> tuple[Hardw
 
 def _answers(specs: Sequence[DryRunSpec]) -> list[DryRunAnswer]:
     """Run every spec in one of a few processes; return the answers in their order."""
-    with _announced(specs):
-        answers = dict(dry_runs(specs, min(-(-len(specs) // 3), os.cpu_count() or 1)))
-    return [answers[index] for index in range(len(specs))]
-
-
-@contextmanager
-def _announced(specs: Sequence[DryRunSpec]) -> Iterator[None]:
-    """Print a progress line if the run takes over two seconds."""
     spec = specs[0]
     several = f", {len(specs)} setups" if len(specs) > 1 else ""
     line = f"running some steps of {spec.name} as rank 0 of {spec.setup.world_size}{several} ..."
@@ -194,6 +184,7 @@ def _announced(specs: Sequence[DryRunSpec]) -> Iterator[None]:
     timer.daemon = True
     timer.start()
     try:
-        yield
+        answers = dict(dry_runs(specs, min(-(-len(specs) // 3), os.cpu_count() or 1)))
     finally:
         timer.cancel()
+    return [answers[index] for index in range(len(specs))]

@@ -157,7 +157,6 @@ def _run(arguments: Sequence[str]) -> tuple[int, str | None]:
 
 
 def _missing(error: click.MissingParameter) -> str:
-    """Return which option is missing, and what to give it."""
     option = error.param
     if not isinstance(option, click.Option) or not option.help:
         return error.format_message()
@@ -211,7 +210,6 @@ def _unexpected(error: Exception) -> str:
 
 
 def _print_error(line: str, arguments: Sequence[str]) -> None:
-    """Print an error message on standard error, or as a JSON document if ``--json`` was given."""
     if "--json" in arguments:
         from fsdp_bench.spec.codec import to_json
 

@@ -119,7 +119,7 @@ def command(
     to_known = partial(sized, gpu_memory=assumed.gpu_memory, profile=assumed.profile)
     targets = _targets(options, server, gpu, quantity, to_known)
     if chart is not None:
-        from fsdp_bench.report.charts.max_size_rows import arrange, max_size_slide
+        from fsdp_bench.report.charts.max_size import arrange, max_size_slide
 
         arrangement = arrange([(title_of(hardware, quantities[0]), quantities) for hardware, quantities in targets])
     show_progress(0, sum(len(quantities) for _, quantities in targets), _COMPILED)
@@ -185,7 +185,6 @@ def _print(results: Sequence[HardwareResult], table: AnswerTable, as_json: bool)
 def _targets(
     options: SetupOptions, servers: Sequence[str], gpus: Sequence[str], quantity: str, to_known: Known
 ) -> list[Target]:
-    """Return every named server or GPU with the quantities to search on it."""
     if servers and gpus:
         raise SpecError("--server and --gpu each name the GPU; keep one")
     if not servers and not gpus:
@@ -213,7 +212,6 @@ def _refuse_contradictions(options: SetupOptions, quantity: str) -> None:
 
 
 def _targets_on(options: SetupOptions, quantity: str, to_known: Known) -> Iterator[Target]:
-    """Yield a target for each number of nodes or GPUs of one server or GPU."""
     if quantity == "gpus":  # the search has its own counts; these only let hybrid strategies be read
         shard = options.value("shard_size")
         counts = {"world_size": 2 * (shard or 2)} if options.gpu is not None else {"nodes": shard}
@@ -240,7 +238,6 @@ def _searched(options: SetupOptions) -> list[Reading]:
 
 
 def _quantities(readings: Sequence[Reading], quantity: str, hardware: Hardware) -> list[Quantity]:
-    """Return what to search under each setting on one kind of hardware."""
     setups = [reading.setup for reading in readings]
     options = readings[0].options
     if quantity == "params":

@@ -108,7 +108,6 @@ def _refuse_contradictions(questions: Sequence[Question], table: AnswerTable, ex
 
 
 def _print(predictions: Sequence[Prediction], refused: Sequence[Question], table: AnswerTable) -> None:
-    """Print the one answer with what would help, or the table of several."""
     from fsdp_bench.plan.remedies import remedies
     from fsdp_bench.report.text.prediction import report
     from fsdp_bench.report.text.prediction_table import side_by_side
@@ -120,7 +119,6 @@ def _print(predictions: Sequence[Prediction], refused: Sequence[Question], table
 
 
 def _document(predictions: Sequence[Prediction], questions: Sequence[Question]) -> dict[str, Any]:
-    """Return the JSON document of one setup, or of several in the order of the options."""
     if len(questions) == 1:
         return encoded(predictions[0].document(), predictions[0].model)
     found = iter(predictions)

@@ -87,7 +87,6 @@ def command(
 
 
 def _subject(hf_config: Path | None, module: str | None, block: str | None, has_adapters: bool) -> dict[str, Any]:
-    """Return the code to record, as a field of RecordingSpec."""
     if (hf_config is None) == (module is None):
         raise SpecError("record: name the code, with --hf-config FILE or with --module PKG.MOD:FUNCTION")
     if hf_config is not None:

@@ -83,7 +83,6 @@ def _gpu_row(entry: Gpu) -> tuple[str, ...]:
 
 
 def _rate(bytes_per_second: float | None) -> str:
-    """Return a bandwidth in decimal GB/s, as vendors print it."""
     return known(bytes_per_second, lambda value: f"{value / 1e9:g} GB/s")
 
 

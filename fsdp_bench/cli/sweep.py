@@ -107,7 +107,10 @@ def command(
     session = open_session(file, results, cluster=cluster, **chosen)
     again = outcomes(retry)
     if list_only:
-        return _list_searches(session) if isinstance(session, SearchSession) else _list(session)
+        _list_searches(session) if isinstance(session, SearchSession) else _list(session)
+        if session.plan.needing_gpu:
+            print_lines(needing_gpu_line(session.plan.needing_gpu))
+        return ExitCode.DONE
     return _on_nodes(session, lambda: _run(session, again, no_charts))
 
 
@@ -115,8 +118,7 @@ def _say(line: str) -> None:
     print_line(f"fsdp-bench: {line}", error=True)
 
 
-def _list(session: TrialSession) -> int:
-    """Print the trials in order, each with its status; write no file."""
+def _list(session: TrialSession) -> None:
     plan = session.plan
     for number, (trial, label) in enumerate(zip(plan.cells, labels_of(plan.cells), strict=True), 1):
         status = "recorded" if (session.store.trials / f"{trial.spec.id}.json").exists() else "to run"
@@ -125,12 +127,9 @@ def _list(session: TrialSession) -> int:
         print_lines(f"{number:<4d}  {trial.spec.id}  {label}  {status}")
     runnable = sum(trial.skip_reason is None for trial in plan.cells)
     print_lines(f"{len(plan.cells)} trials, {runnable} to run or recorded, {len(plan.cells) - runnable} skipped")
-    if plan.needing_gpu:
-        print_lines(needing_gpu_line(plan.needing_gpu))
-    return ExitCode.DONE
 
 
-def _list_searches(session: SearchSession) -> int:
+def _list_searches(session: SearchSession) -> None:
     """Print each cell, where its search begins and what is already known of it; write no file."""
     plan = session.plan
     cells = cells_of(plan, session.store.peek_all())
@@ -142,9 +141,6 @@ def _list_searches(session: SearchSession) -> int:
     print_lines(
         f"{len(cells)} cells, {len(searched)} to search, {found} of them found, {len(cells) - len(searched)} skipped"
     )
-    if plan.needing_gpu:
-        print_lines(needing_gpu_line(plan.needing_gpu))
-    return ExitCode.DONE
 
 
 def _run(session: TrialSession | SearchSession, retry: frozenset[Outcome], no_charts: bool) -> int:
@@ -205,7 +201,6 @@ class SweepProgress(Watcher, Generic[S]):
         self._progress.update(self._task, completed=session.num_done, visible=True)
 
     def _say(self, line: str) -> None:
-        """Print a line above the progress bar."""
         note(self._progress.console, line)
 
 
@@ -283,7 +278,6 @@ def _interrupted(session: Session[Any], done: str) -> int:
 
 
 def _requeue(cluster: SlurmNodes, why: str) -> int:
-    """Put the job back into the queue, which ends this process."""
     ignore()  # Slurm ends the job with SIGTERM
     print_line(f"fsdp-bench: {why}; job {cluster.job.id} goes back into the queue and will go on", error=True)
     try:

@@ -4,7 +4,6 @@ Read in this order:
     ask.py                estimate() and largest_model(), the functions for Python users
     question.py           Question: a setup and its hardware
     prediction.py         Prediction: the answer, predicted
-    notes.py              warnings about its assumptions
     parallel.py           a function of several items at once, on all cores
     estimate.py           predicts memory, live and reserved
     speed.py              predicts step time, tokens per second, MFU
@@ -19,7 +18,7 @@ Read in this order:
     purchase/             which servers, how many, which setting: days, price, energy
     export/               one setting as files that train it
     remedies.py           settings, or more GPUs, that fit if the given setup does not
-    chart_data/           the data of predicted charts
+    chart_data.py         the data of predicted charts
     dry_run.py            whether a setup fits, from its dry run
     rehearse_command.py   rehearse_command(): a real training command as one rank
     rehearsal.py          whether a rehearsed script fits

@@ -157,7 +157,6 @@ def _model(
     fields: SetupFields,
     attention: str | None,
 ) -> Model:
-    """Return the model that is meant; what is not recorded is recorded."""
     sequence_length = setup.sequence_length
     is_file_of_code = str(which).endswith((".recorded.json", ".recorded.json.gz", ".recorded.json.xz"))
     is_size = isinstance(which, str) and SIZE.fullmatch(which) is not None

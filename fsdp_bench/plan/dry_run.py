@@ -11,11 +11,9 @@ from functools import cached_property
 from typing import Any
 
 from fsdp_bench.plan.document import AnswerDocument, MemoryDocument, gpu_document, partly, setup_document
-from fsdp_bench.plan.estimate import Verdict, available_bytes, communicators_for
-from fsdp_bench.plan.headroom import Headroom, headroom_of
+from fsdp_bench.plan.estimate import Verdict
 from fsdp_bench.plan.prediction import Prediction, answer
 from fsdp_bench.plan.question import Question
-from fsdp_bench.rates.communicators import Communicators
 from fsdp_bench.spec.codec import to_builtins
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.hardware import Gpu, Hardware
@@ -39,29 +37,25 @@ class DryRun:
         return self.hardware.gpu if self.hardware else None
 
     @cached_property
+    def question(self) -> Question:
+        """The question of the same setup. Its model is None for a user's own module."""
+        setup, headroom = self.spec.setup, self.stated_headroom_bytes
+        return Question(self.spec.model, setup, self.hardware, headroom_bytes=headroom)  # type: ignore[arg-type]
+
+    @cached_property
     def prediction(self) -> Prediction | None:
         """The prediction of the same setup, for its reserved memory. None for a user's own module."""
         if self.spec.model is None or self.gpu is None:
             return None
         try:
-            asked = Question(self.spec.model, self.spec.setup, self.hardware, headroom_bytes=self.stated_headroom_bytes)
-            return answer(asked)
+            return answer(self.question)
         except SpecError:  # torch runs it, and it cannot be predicted
             return None
 
     @property
-    def required_headroom(self) -> Headroom:
-        """The GPU memory that is kept free."""
-        return headroom_of(self.gpu, self._communicators, self.stated_headroom_bytes)
-
-    @property
     def available_bytes(self) -> int | None:
         """GPU memory that torch's allocator can reserve: all but the headroom. None if that is not known."""
-        return available_bytes(self.gpu, self._communicators, self.stated_headroom_bytes)
-
-    @property
-    def _communicators(self) -> Communicators:
-        return communicators_for(self.spec.model, self.spec.setup, self.hardware)
+        return None if self.gpu is None else self.question.available_bytes
 
     @property
     def exceeds(self) -> bool:
@@ -80,11 +74,6 @@ class DryRun:
         """Whether the setup fits without allocation retries. None if that is not known."""
         return None if self.verdict is None else self.verdict is Verdict.FITS
 
-    @property
-    def name(self) -> str:
-        """The description of the model, or the name of the user's function."""
-        return self.spec.name
-
 
 def dry_run_document(run: DryRun) -> dict[str, Any]:
     """Return the JSON form, with the keys of ``predict --json``. Unknown values are null.
@@ -92,6 +81,7 @@ def dry_run_document(run: DryRun) -> dict[str, Any]:
     ``memory`` comes from the dry run, except ``peak_reserved_bytes``, whose source is a key of its own.
     """
     spec, result, predicted = run.spec, run.result, run.prediction
+    kept = run.question.required_headroom if run.available_bytes is not None else None
     model: dict[str, Any] = {"name": spec.name} if spec.model is None else to_builtins(spec.model)
     model |= {"lora": to_builtins(spec.lora)} if spec.config is not None else {}
     is_module = spec.module is not None
@@ -120,8 +110,8 @@ def dry_run_document(run: DryRun) -> dict[str, Any]:
         fits=run.fits,
         verdict=run.verdict,
         headroom_bytes=predicted.headroom_bytes if predicted else None,
-        required_headroom_bytes=run.required_headroom.num_bytes if run.available_bytes is not None else None,
-        required_headroom_source=run.required_headroom.source if run.available_bytes is not None else None,
+        required_headroom_bytes=kept.num_bytes if kept else None,
+        required_headroom_source=kept.source if kept else None,
         seconds=result.seconds,
     )
     return {**to_builtins(made), "model": {**model, "num_parameters": result.num_parameters}}

@@ -32,7 +32,7 @@ from fsdp_bench.plan.search.search import SearchResult, find_all
 from fsdp_bench.plan.table import MAX_SIZE_COLUMNS, Row, answer_row
 from fsdp_bench.simulate import TORCH_VERSION
 from fsdp_bench.spec.codec import to_builtins
-from fsdp_bench.spec.hardware import Gpu, Hardware
+from fsdp_bench.spec.hardware import Hardware
 from fsdp_bench.spec.setup import FIELDS
 
 TIMED = 30
@@ -54,11 +54,6 @@ class HardwareResult:
     def title(self) -> str:
         """Name and number: ``2 x g5.48xlarge``. Only the name if the number of GPUs is searched."""
         return title_of(self.hardware, self.cells[0].quantity)
-
-    @property
-    def gpu(self) -> Gpu:
-        """The GPU."""
-        return self.hardware.gpu
 
     @property
     def answered(self) -> tuple[SearchResult, ...]:
@@ -339,7 +334,6 @@ def lacks_host_memory(cell: SearchResult) -> bool:
 
 
 def _shortage(cell: SearchResult) -> float:
-    """Return required memory / available memory."""
     assert cell.beyond is not None
     beyond = cell.beyond
     if lacks_host_memory(cell):

@@ -31,8 +31,7 @@ from fsdp_bench.plan.estimate import (
     start_replay,
 )
 from fsdp_bench.plan.headroom import Headroom
-from fsdp_bench.plan.notes import notes_of
-from fsdp_bench.plan.question import Question, speed_of
+from fsdp_bench.plan.question import Question, notes_of, speed_of
 from fsdp_bench.plan.speed import Speed
 from fsdp_bench.plan.table import Row, answer_row
 from fsdp_bench.rates.calibrated import rates_of
@@ -184,14 +183,6 @@ class Prediction:
         return self.gpu.context_bytes if self.gpu else None
 
     @property
-    def device_bytes(self) -> int | None:
-        """The most GPU memory of the process: reserved, CUDA context, NCCL. None if one of them is not known."""
-        nccl, reserved, context = self.question.communicators.num_bytes, self.reserved_bytes, self.context_bytes
-        if nccl is None or reserved is None or context is None:
-            return None
-        return reserved + context + nccl.high
-
-    @property
     def reserved_bytes(self) -> int | None:
         """Peak reserved memory. None if memory ran out before, and for CPU kernels, which have no caching allocator."""
         known = self.question.is_on_gpu and self.allocator.out_of_memory is None
@@ -265,6 +256,7 @@ class Prediction:
         reading, communicators = self.allocator, self.communicators
         full, nccl = reading.out_of_memory, communicators.num_bytes if communicators else None
         known = self.reserved_bytes is not None
+        parts = self.reserved_bytes, self.context_bytes, nccl.high if nccl else None
         return MemoryDocument(
             **vars(self.memory),
             peak_reserved_bytes=self.reserved_bytes,
@@ -273,7 +265,7 @@ class Prediction:
             peak_active_bytes=reading.peak_active_bytes if known else None,
             communicators_bytes=asdict(nccl) if nccl else None,
             communicators=tuple(map(asdict, communicators.each)) if communicators else None,
-            peak_device_bytes=self.device_bytes,
+            peak_device_bytes=None if None in parts else sum(filter(None, parts)),
             peak_host_bytes_per_node=self.peak_host_bytes_per_node,
             load_bytes=ABSENT,
             resident=ABSENT,
@@ -316,7 +308,6 @@ class Prediction:
         return "\n".join([f"{self.model.name}: {setup_text(self.setup)}", *lines])
 
     def _repr_html_(self) -> str:
-        """Return the answer as a table, for notebooks."""
         rows = "".join(f"<tr><th>{escape(label)}</th><td>{escape(text)}</td></tr>" for label, text in self._lines())
         return f"<table><caption>{escape(f'{self.model.name}: {setup_text(self.setup)}')}</caption>{rows}</table>"
 

@@ -234,7 +234,6 @@ def _before_sm80(
 
 
 def _version(package: str) -> str | None:
-    """Return the version of an installed package; None if it is not installed."""
     from importlib.metadata import PackageNotFoundError, version
 
     try:

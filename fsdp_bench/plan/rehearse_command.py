@@ -163,7 +163,6 @@ def _steps(steps: int | str, least: int) -> int | None:
 
 
 def _ranks(ranks: str | int | Sequence[int], world_size: int | None) -> tuple[int, ...]:
-    """Return the ranks to run, each once."""
     if isinstance(ranks, str) and ranks.strip().lower() == "all":
         if world_size is None:
             raise SpecError("ranks: all needs --world-size or --server")

@@ -306,7 +306,6 @@ def larger_worlds(question: Question) -> list[int]:
 
 
 def _hardware(hardware: Hardware | None, world: int) -> tuple[str, Hardware | None]:
-    """Return the CLI option for ``world`` GPUs, and hardware with as many."""
     if hardware is None or not hardware.has_server:
         return f"--world-size {world}", hardware
     each = _gpus_per_node(hardware)

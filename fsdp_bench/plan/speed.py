@@ -37,7 +37,7 @@ class Speed:
     @property
     def tokens_per_second_per_gpu(self) -> float | None:
         """Tokens per second of one rank. None also for a model that is not trained on tokens."""
-        return self._per_second(self._tokens) if self.model.has_tokens else None
+        return self._per_second(1) if self.model.has_tokens else None
 
     @property
     def mfu(self) -> float | None:
@@ -49,18 +49,13 @@ class Speed:
         """FLOP/s including recomputation, over the GPU's dense peak."""
         return self._fraction_of_peak(self.model.hardware_flops_per_token(self.setup))
 
-    @property
-    def _tokens(self) -> int:
-        setup = self.setup
-        return setup.micro_batch_size * setup.sequence_length * setup.gradient_accumulation_steps
-
-    def _per_second(self, amount: float) -> float | None:
-        return None if self.time.step_seconds is None else amount / self.time.step_seconds
+    def _per_second(self, per_token: float | None) -> float | None:
+        if per_token is None or self.time.step_seconds is None:
+            return None
+        return per_token * self.setup.tokens_per_step_per_rank / self.time.step_seconds
 
     def _fraction_of_peak(self, flops_per_token: float | None) -> float | None:
-        if flops_per_token is None:
-            return None
-        achieved, peak = self._per_second(flops_per_token * self._tokens), self.peak_flops_per_second
+        achieved, peak = self._per_second(flops_per_token), self.peak_flops_per_second
         return None if achieved is None or peak is None else achieved / peak
 
 

@@ -41,8 +41,6 @@ _AT_PEAK = re.compile(r"\w+(?=_at_peak)")
 """The category in the name of a column of bytes at the peak."""
 _REASONS = ("impossible", "unknown", "exceeds", "rates", "for_eager")
 """Columns that an error message leaves out, to be short."""
-_UNITS = ("_bytes", "_seconds")
-
 _RANKS = {
     "verdict": ("fits", None, "runs_with_retries", "does_not_fit"),
     "fits": (True, None, False),
@@ -63,7 +61,7 @@ def find_column(word: str, known: Sequence[str], option: str) -> str:
         return folded
     if folded in by_word:
         return by_word[folded]
-    hidden = {*_setup_columns(known), *_REASONS}
+    hidden = {*known[: known.index("impossible")], *_REASONS}  # model, hardware and setup stand before the answer
     results = dict.fromkeys(_AT_PEAK.sub("CATEGORY", name) for name in short if short[name] not in hidden)
     raise SpecError(
         f"{option}: {shown(word.strip())} is no column{nearest(folded, (*by_word, *known))};"
@@ -73,16 +71,7 @@ def find_column(word: str, known: Sequence[str], option: str) -> str:
 
 def short_names(known: Sequence[str]) -> dict[str, str]:
     """Return the columns by their short names: the option that sets it, or the name without its unit."""
-    return {FIELDS[name].word if name in FIELDS else _without_unit(name): name for name in known}
-
-
-def _without_unit(name: str) -> str:
-    return next((name.removesuffix(unit) for unit in _UNITS if name.endswith(unit)), name)
-
-
-def _setup_columns(known: Sequence[str]) -> Sequence[str]:
-    """Return the columns before the answer: model, hardware and setup."""
-    return known[: known.index("impossible")] if "impossible" in known else ()
+    return {FIELDS[name].word if name in FIELDS else re.sub("_(bytes|seconds)$", "", name): name for name in known}
 
 
 @dataclass(frozen=True)

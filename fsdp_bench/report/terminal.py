@@ -48,10 +48,9 @@ def print_answer(text: str, colour: str | None) -> None:
         _print(click.style(line, fg=colour, bold=True) if is_terminal else line, sys.stdout)
 
 
-def print_lines(text: str, error: bool = False) -> None:
+def print_lines(text: str) -> None:
     """Print several lines; break lines that are too long for the terminal at blanks."""
-    lines = [part for line in printable_lines(text).split("\n") for part in wrapped(line)]
-    _print("\n".join(lines), sys.stderr if error else sys.stdout)
+    _print("\n".join(part for line in printable_lines(text).split("\n") for part in wrapped(line)), sys.stdout)
 
 
 def _print(text: str, stream: TextIO | None) -> None:

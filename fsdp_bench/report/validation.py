@@ -85,7 +85,6 @@ def _wrong_fits(comparisons: Sequence[MemoryComparison]) -> list[str]:
 
 
 def _outside_line(comparisons: Sequence[MemoryComparison]) -> str | None:
-    """Return the memory outside the caching allocator that NVML measured; None if no trial measured it."""
     found = sorted(one.outside_bytes for one in comparisons if one.outside_bytes is not None)
     if not found:
         return None

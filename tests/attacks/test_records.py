@@ -22,8 +22,7 @@ from rich.console import Console
 
 from fsdp_bench.report.charts.frontier import draw_frontier
 from fsdp_bench.report.charts.trial_bars import draw_all
-from fsdp_bench.report.html.render import html
-from fsdp_bench.report.html.write import page_of
+from fsdp_bench.report.html.write import html, page_of
 from fsdp_bench.report.measured.frontier_text import print_frontier
 from fsdp_bench.report.measured.tables import print_communication, print_table
 from fsdp_bench.spec.codec import to_json

@@ -11,10 +11,11 @@ import pytest
 from fsdp_bench.catalog.architectures import NotRecorded, recorded_architecture
 from fsdp_bench.catalog.lookup import model
 from fsdp_bench.cli.common.options import SetupOptions
-from fsdp_bench.cli.common.setups import read_model, read_setup
+from fsdp_bench.cli.common.setups import read_model
 from fsdp_bench.plan import recording
 from fsdp_bench.spec.errors import MachineError
 from fsdp_bench.spec.recording.model import RecordedModel
+from tests.cli.setups import read_setup
 from tests.shapes import llama_config
 
 CONFIG = llama_config()

@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from fsdp_bench.cli.common.options import SetupCommand, SetupOptions, setup_options
-from fsdp_bench.cli.common.setups import read_model, read_setup, read_setups
+from fsdp_bench.cli.common.setups import read_model, read_setups
 from fsdp_bench.spec.impossible import impossible
 from fsdp_bench.spec.setup import (
     BackwardPrefetch,
@@ -25,6 +25,7 @@ from fsdp_bench.spec.setup import (
     Wrap,
 )
 from fsdp_bench.spec.vocabulary import NAMED_PRECISIONS
+from tests.cli.setups import read_setup
 
 
 def parse(*arguments: str, **options: Any) -> SetupOptions:

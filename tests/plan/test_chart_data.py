@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fsdp_bench.catalog.lookup import model, server
-from fsdp_bench.plan.chart_data.memory_timeline import drawn_memory, memory_timeline
-from fsdp_bench.plan.chart_data.step_streams import PIXELS, DrawnStep, drawn_streams, step_streams
+from fsdp_bench.plan.chart_data import PIXELS, DrawnStep, drawn_memory, drawn_streams, step_speeds
 from fsdp_bench.plan.prediction import answer
 from fsdp_bench.plan.question import Question
 from fsdp_bench.spec.codec import from_json, to_json
@@ -28,7 +27,7 @@ def question(strategy: ShardingStrategy, steps: int = 1) -> Question:
 @pytest.mark.parametrize("steps", [1, 2])
 def test_the_highest_moment_is_the_predicted_peak(strategy: ShardingStrategy, steps: int) -> None:
     asked = question(strategy, steps)
-    drawn = drawn_memory(memory_timeline(asked))
+    drawn = drawn_memory(asked.simulated)
     assert drawn.peak_bytes == answer(asked).memory.peak_allocated_bytes
     tops = [sum(moment) for phase in drawn.phases for moment in zip(*phase.live_bytes.values(), strict=True)]
     assert max(tops) == drawn.peak_bytes
@@ -36,8 +35,8 @@ def test_the_highest_moment_is_the_predicted_peak(strategy: ShardingStrategy, st
 
 
 def test_spans_and_exposed_time_are_kept_to_a_pixel() -> None:
-    (streams,) = step_streams([question(ShardingStrategy.FULL_SHARD)])
-    drawn, time = drawn_streams(streams), streams.speed.time
+    (found,) = step_speeds([question(ShardingStrategy.FULL_SHARD)])
+    drawn, time = drawn_streams(found), found.time
     assert drawn.step_seconds == time.step_seconds
     shown = sum(end - begin for begin, end in drawn.whole.exposed)
     pixel = time.step_seconds / PIXELS
@@ -51,6 +50,6 @@ def test_spans_and_exposed_time_are_kept_to_a_pixel() -> None:
 
 def test_a_document_is_read_back() -> None:
     asked = question(ShardingStrategy.FULL_SHARD)
-    (streams,) = step_streams([asked])
-    step = DrawnStep(num_micro_batches=1, memory=drawn_memory(memory_timeline(asked)), streams=drawn_streams(streams))
+    (found,) = step_speeds([asked])
+    step = DrawnStep(num_micro_batches=1, memory=drawn_memory(asked.simulated), streams=drawn_streams(found))
     assert from_json(to_json(step), DrawnStep) == step

@@ -15,8 +15,8 @@ from fsdp_bench.plan.headroom import Headroom
 from fsdp_bench.plan.rehearsal import Rehearsal, rehearsal_document, worst_of
 from fsdp_bench.report.charts.rehearsal import rehearsal_slide
 from fsdp_bench.report.charts.slide import draw
+from fsdp_bench.report.text.prediction import retries_text
 from fsdp_bench.report.text.rehearsal import place, report_text, several, verdict_line
-from fsdp_bench.report.text.verdict import retries_text
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.subprocesses.rehearsal import (
     GpuRead,

@@ -88,11 +88,7 @@ def assumption_options(without: Collection[str] = ()) -> Decorator:
 
 
 def read_questions(options: SetupOptions, assumed: AssumptionOptions) -> list[Question]:
-    """Return a question for every combination of the options.
-
-    Raises:
-        SpecError: if an option is not allowed.
-    """
+    """Return a question for every combination of the options."""
     profile = assumed.profile
     found = with_models(options)
     windows = {code: sliding_window_of(replace(options, code=code)) for code in {one.options.code for one, _ in found}}

@@ -85,7 +85,6 @@ def _joined(refused: Sequence[SpecError]) -> str:
 
 
 def _read(export: Sequence[str], export_dir: Path | None) -> Export | None:
-    """Read the options; None if nothing is to be exported."""
     if not export:
         if export_dir is not None:
             raise SpecError("export-dir: goes with --export, which says what is written there")

@@ -80,7 +80,6 @@ class Values(click.ParamType[Any]):
 
 
 def _read(name: str, word: str, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-    """Read one word of an option."""
     if name in _WITH_DEFAULT and _folded(word) == "default":
         return None
     kind = _KINDS.get(name, str)

@@ -5,7 +5,7 @@ A command uses them like this:
 @click.command("predict", cls=SetupCommand)
 @setup_options()
 def command(options: SetupOptions) -> int:
-    model, setup, hardware = read_setup(options)
+    readings = read_setups(options)
 """
 
 from __future__ import annotations
@@ -243,7 +243,6 @@ def _given(name: str, values: dict[str, Any]) -> Any:
 
 
 def _off(name: str) -> str:
-    """Return the name under which click passes ``--no-that`` of ``--this/--no-that``."""
     return f"{name}_off"
 
 

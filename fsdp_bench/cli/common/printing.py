@@ -105,7 +105,6 @@ def table_options(known: Sequence[str]) -> Decorator:
 
 
 def _check_folder(path: Path, option: str) -> None:
-    """Refuse a file in a folder that does not exist, before anything is predicted."""
     if not path.parent.is_dir():
         raise SpecError(f"{option}: {str(path.parent)!r} is no folder")
 

@@ -1,4 +1,8 @@
-"""Functions that turn the options of cli/common/options.py into a model, a setup and hardware."""
+"""Functions that turn the options of cli/common/options.py into a model, a setup and hardware.
+
+Each raises SpecError for an option that is not allowed; those that read a model also if the options name none or
+several, or one that is unknown or not supported.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +45,6 @@ from fsdp_bench.plan.defaults import (
 )
 from fsdp_bench.plan.estimate import refuse_flash_attn_package
 from fsdp_bench.report.terminal import print_line
-from fsdp_bench.simulate.wrappers.impossible import why_impossible
 from fsdp_bench.spec.checked import build
 from fsdp_bench.spec.errors import MachineError, SpecError, shown
 from fsdp_bench.spec.hardware import Hardware
@@ -70,39 +73,32 @@ class Reading(NamedTuple):
     hardware: Hardware | None
 
 
-def read_setup(options: SetupOptions) -> tuple[Model, TrainSetup, Hardware | None]:
-    """Read the options of one setup.
-
-    Raises:
-        SpecError: if an option is not allowed, or if the setup cannot run on GPUs.
-    """
-    catalog = load_user_catalog(options.catalog)
-    (reading,) = _readings(options, catalog)
-    model = _model(reading.options, catalog, reading.setup.sequence_length, before_sm80=_is_before_sm80(reading))
-    if (reason := why_impossible(model, reading.setup, "cuda")) is not None:
-        raise SpecError(reason)
-    warn_of_sliding_window(options, reading.setup.sequence_length)
-    return model, reading.setup, reading.hardware
-
-
 def read_setups(options: SetupOptions) -> list[Reading]:
     """Return a setup and its hardware for every combination of the options that have several values; read no model.
 
     Combinations that cannot run are included; spec.impossible returns the reason for each. Combinations that differ
     only in options without a meaning for them, such as the shard size for FULL_SHARD, are included once.
-
-    Raises:
-        SpecError: if an option is not allowed, or for too many combinations.
     """
-    return _readings(options, load_user_catalog(options.catalog))
+    catalog = load_user_catalog(options.catalog)
+    _assume_gpus_per_node(options)
+    found: dict[tuple[Any, ...], Reading] = {}
+    for named in each_of(options, MODEL_LISTS):
+        code = _code_meant(named, catalog)
+        for one in each_of(_with_defaults(named, catalog)):
+            reading = _reading(one, _place(one, catalog), code)
+            model = tuple(map(one.value, _OF_THE_MODEL))
+            found.setdefault((model, reading.setup, place_names(reading.hardware)), reading)
+    setups = [reading.setup for reading in found.values()]
+    if options.is_given("shard_size") and not any(setup.strategy.is_hybrid for setup in setups):
+        raise SpecError("shard-size: only HYBRID_SHARD and _HYBRID_SHARD_ZERO2 have one")
+    if options.is_given("min_num_params") and not any(setup.wrap is Wrap.SIZE for setup in setups):
+        raise SpecError("min-num-params: only --wrap size has one, the smallest FSDP unit")
+    _tell_architecture((reading.options.model for reading in found.values()), catalog)
+    return list(found.values())
 
 
 def read_models(readings: Sequence[Reading]) -> list[Model]:
-    """Read the model of every combination; each that the options name is read once.
-
-    Raises:
-        SpecError: as read_model.
-    """
+    """Read the model of every combination; each that the options name is read once."""
     models = []
     for _, found in _models(readings):
         if isinstance(found, Exception):
@@ -163,11 +159,7 @@ def _is_before_sm80(reading: Reading) -> bool:
 
 
 def read_model(options: SetupOptions) -> Model:
-    """Read the model that the options name.
-
-    Raises:
-        SpecError: if the options name no model, several models, or a model that is unknown or not supported.
-    """
+    """Read the model that the options name."""
     catalog = load_user_catalog(options.catalog)
     model = _model(options, catalog, _with_defaults(options, catalog).step.get("seq") or DEFAULT_SEQUENCE_LENGTH)
     _tell_architecture([options.model], catalog)
@@ -175,11 +167,7 @@ def read_model(options: SetupOptions) -> Model:
 
 
 def read_other_code(options: SetupOptions, found: Model) -> Model | None:
-    """Return the model that ``read_model`` has found in other code; None where there is none.
-
-    Raises:
-        SpecError: as read_model.
-    """
+    """Return the model that ``read_model`` has found in other code; None where there is none."""
     name = options.hf_config or options.model or options.params
     if name is None:
         return None
@@ -194,9 +182,6 @@ def read_choices(options: SetupOptions) -> tuple[dict[str, Any], dict[str, tuple
     """Return the fields of TrainSetup that the options state with one value, and those with several.
 
     Precision and sequence length are always stated, and what the code's defaults decide on every number of GPUs.
-
-    Raises:
-        SpecError: if an option is not allowed.
     """
     catalog = load_user_catalog(options.catalog)
     code = _code_meant(options, catalog)
@@ -249,11 +234,7 @@ def _code_meant(options: SetupOptions, catalog: Catalog) -> Code:
 
 
 def sliding_window_of(options: SetupOptions) -> int | None:
-    """Return the sliding window of the model in ``--hf-config``; None for every other model.
-
-    Raises:
-        SpecError: as read_model.
-    """
+    """Return the sliding window of the model in ``--hf-config``; None for every other model."""
     if options.hf_config is None or options.code is None or options.code.strip().lower() != "benchmark":
         return None
     return read_sliding_window(options.hf_config)
@@ -293,8 +274,11 @@ def _model(
         return find_model(named, sequence_length, catalog=catalog, code=code)
     from fsdp_bench.plan.recording import found_or_recorded  # what starts processes
 
+    def tell(what: str) -> None:
+        print_line(f"recording the model's code, once: {what} ...", error=True)
+
     is_offloaded = bool(options.value("activation_offload"))
-    asked = named, sequence_length, catalog, code, lora, is_offloaded, attention, _tell_recording
+    asked = named, sequence_length, catalog, code, lora, is_offloaded, attention, tell
     return found_or_recorded(*asked, before_sm80=before_sm80)
 
 
@@ -325,11 +309,7 @@ def _of_the_ladder(options: SetupOptions, sequence_length: int) -> Model:
 
 
 def config_meant(options: SetupOptions) -> dict[str, Any] | None:
-    """Return the config.json of the model that the options name, to run the code that it is of; None for others.
-
-    Raises:
-        SpecError: as read_model.
-    """
+    """Return the config.json of the model that the options name, to run the code that it is of; None for others."""
     code = read_code(options)
     named = [options.model, options.hf_config, options.params, options.recorded]
     if code == "benchmark" or named.count(None) != 3 or options.params is not None or options.recorded is not None:
@@ -357,7 +337,6 @@ def read_lora(options: SetupOptions) -> LoRA | None:
 
 
 def _refuse_other_code(options: SetupOptions, what_goes_with: str) -> None:
-    """Raise for another model than one of Hugging Face's code, saying how to ask for that."""
     is_other = read_code(options) not in (None, "huggingface")
     if is_other or options.params is not None or options.recorded is not None:
         how = f"leave --code {options.code} out" if is_other else "--model or --hf-config; a recorded model has its own"
@@ -377,11 +356,7 @@ def read_attention(options: SetupOptions) -> str | None:
 
 
 def config_of(options: SetupOptions, catalog: Catalog) -> tuple[dict[str, Any], str]:
-    """Return the config.json of the Hugging Face model that the options name, and its name with what is not in it.
-
-    Raises:
-        SpecError: for a file that is none, and an unknown name.
-    """
+    """Return the config.json of the Hugging Face model that the options name, and its name with what is not in it."""
     lora, attention = read_lora(options), read_attention(options)
     config, name = named_config(options.hf_config or str(options.model), catalog, attention)
     return config, name_with(name, lora)
@@ -405,37 +380,11 @@ def config_to_export(options: SetupOptions, model: Model) -> dict[str, Any]:
 
 
 def read_code(options: SetupOptions) -> str | None:
-    """Return whose code is meant; None for the default.
-
-    Raises:
-        SpecError: for a word that is no code.
-    """
+    """Return whose code is meant; None for the default."""
     code = options.code.strip().lower() if options.code is not None else None
     if code not in (None, *CODES):
         raise SpecError(f"code: {shown(options.code)} is not allowed; {', '.join(CODES)}")
     return code
-
-
-def _tell_recording(what: str) -> None:
-    print_line(f"recording the model's code, once: {what} ...", error=True)
-
-
-def _readings(options: SetupOptions, catalog: Catalog) -> list[Reading]:
-    _assume_gpus_per_node(options)
-    found: dict[tuple[Any, ...], Reading] = {}
-    for named in each_of(options, MODEL_LISTS):
-        code = _code_meant(named, catalog)
-        for one in each_of(_with_defaults(named, catalog)):
-            reading = _reading(one, _place(one, catalog), code)
-            model = tuple(map(one.value, _OF_THE_MODEL))
-            found.setdefault((model, reading.setup, place_names(reading.hardware)), reading)
-    setups = [reading.setup for reading in found.values()]
-    if options.is_given("shard_size") and not any(setup.strategy.is_hybrid for setup in setups):
-        raise SpecError("shard-size: only HYBRID_SHARD and _HYBRID_SHARD_ZERO2 have one")
-    if options.is_given("min_num_params") and not any(setup.wrap is Wrap.SIZE for setup in setups):
-        raise SpecError("min-num-params: only --wrap size has one, the smallest FSDP unit")
-    _tell_architecture((reading.options.model for reading in found.values()), catalog)
-    return list(found.values())
 
 
 def _reading(options: SetupOptions, place: Placement, code: Code) -> Reading:
@@ -451,7 +400,6 @@ def _reading(options: SetupOptions, place: Placement, code: Code) -> Reading:
 
 
 def _assume_gpus_per_node(options: SetupOptions) -> None:
-    """Print a note on standard error if the number of GPUs on a node is assumed."""
     if _assumes_gpus(options) and max((*options.several.get("nodes", ()), options.nodes or 1)) > 1:
         print_line(
             f"note: {USUAL_GPUS_PER_NODE} GPUs on each node are assumed; --gpus-per-node says how many", error=True

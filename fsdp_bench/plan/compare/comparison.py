@@ -146,7 +146,6 @@ SETUP = tuple(name for name, one in FIELDS.items() if one.of_step and name != "s
 
 
 def _conditions(side: Side) -> Mapping[str, Any]:
-    """Return everything that numbers depend on, by name."""
     fields = to_builtins(side.setup)
     setup = {name: fields[name] for name in SETUP}
     return {"model": side.model, **side.facts, **setup, SHARD_GROUP_SIZE: side.setup.shard_group_size}
@@ -194,15 +193,9 @@ def document(found: Comparison, answer: str, why: Sequence[Any]) -> dict[str, An
 
 def _side(side: Side) -> dict[str, Any]:
     return {
-        "name": side.name,
-        "source": side.source,
-        "reserved_source": side.reserved_source,
-        "model": side.model,
-        "peak_phase": side.peak_phase,
+        **{name: getattr(side, name) for name in ("name", "source", "reserved_source", "model", "peak_phase")},
         "peak_operator": side.peak_place,
-        "verdict": side.verdict,
-        "stopped": side.stopped,
-        "collectives": side.collectives,
+        **{name: getattr(side, name) for name in ("verdict", "stopped", "collectives")},
     }
 
 

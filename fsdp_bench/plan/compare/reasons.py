@@ -243,7 +243,6 @@ def is_elsewhere(found: Comparison) -> bool:
 
 
 def _weight(reason: Reason) -> tuple[float, float]:
-    """Return the sort key of a reason: its bytes, then its seconds, the most first."""
     return -sum(map(abs, reason.bytes_more.values())), -sum(map(abs, reason.seconds_more.values()))
 
 

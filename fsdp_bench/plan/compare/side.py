@@ -166,7 +166,6 @@ def _side(found: AnswerDocument, name: str) -> Side:
 
 
 def _known(numbers: object, keys: Mapping[str, str]) -> dict[str, Any]:
-    """Return the numbers that are known, by other names."""
     return {name: value for name, key in keys.items() if (value := getattr(numbers, key, None)) is not None}
 
 

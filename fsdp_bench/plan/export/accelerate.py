@@ -44,17 +44,12 @@ def config_and_script(chosen: Chosen, notes: tuple[str, ...]) -> list[File]:
     own = own if policy_text(chosen.setup) else []
     if not chosen.setup.limit_all_gathers:
         own.append(f"limit_all_gathers is no option of the config; {NAME} turns it off")
-    start = f"{prefix(chosen)}accelerate launch --config_file {CONFIG_NAME}{_machines(chosen)} {NAME}"
+    machines = " --machine_rank NODE --main_process_ip HEAD_NODE --main_process_port 29500" * (chosen.num_nodes > 1)
+    start = f"{prefix(chosen)}accelerate launch --config_file {CONFIG_NAME}{machines} {NAME}"
     return [
         File(KIND, CONFIG_NAME, _config(chosen, (*notes, *own)), None, (*notes, *own)),
         File(KIND, NAME, _script(chosen, notes), start, ()),
     ]
-
-
-def _machines(chosen: Chosen) -> str:
-    if chosen.num_nodes == 1:
-        return ""
-    return " --machine_rank NODE --main_process_ip HEAD_NODE --main_process_port 29500"
 
 
 def _config(chosen: Chosen, notes: tuple[str, ...]) -> str:

@@ -72,11 +72,6 @@ class Chosen:
         return min(USUAL_GPUS_PER_NODE, world)
 
     @property
-    def host_bytes_of_whole_models(self) -> int:
-        """Host memory of a node on which every rank builds the whole model."""
-        return self.question.model.num_parameters * self.setup.precision.store_bytes * self.gpus_per_node
-
-    @property
     def code(self) -> str:
         """Whose code the prediction is for: ``huggingface``, ``torchtitan`` or ``benchmark``."""
         return code_of(self.question.model)
@@ -148,15 +143,12 @@ class Chosen:
         return None if question.impossible else self._anew(question)
 
     def _anew(self, question: Question) -> Chosen:
-        found = answer(replace(question, setup=_few_micro_batches(question.setup)))
+        # as many micro-batches as need the memory of a step with all of them
+        steps = min(question.setup.gradient_accumulation_steps, MICRO_BATCHES)
+        few = msgspec.structs.replace(question.setup, gradient_accumulation_steps=steps)
+        found = answer(replace(question, setup=few))
         speed = found.speed.tokens_per_second_per_gpu
         return replace(self, question=question, prediction=found, tokens_per_second_per_gpu=speed)
-
-
-def _few_micro_batches(setup: TrainSetup) -> TrainSetup:
-    """Return a setup that needs the memory of a step with all of its micro-batches."""
-    steps = min(setup.gradient_accumulation_steps, MICRO_BATCHES)
-    return msgspec.structs.replace(setup, gradient_accumulation_steps=steps)
 
 
 def chosen_by_prediction(prediction: Prediction, config: Mapping[str, Any], command: str) -> Chosen:

@@ -156,7 +156,6 @@ _STARTS = {
 
 
 def _started_kind(kinds: Sequence[str]) -> str:
-    """Return the kind whose file the job starts."""
     return next((one for one in _STARTS if one in kinds), pytorch.KIND)
 
 
@@ -172,6 +171,8 @@ def _job(chosen: Chosen, kinds: Sequence[str], notes: tuple[str, ...]) -> list[F
     if kind not in kinds:
         notes = (*notes, f"the job starts {pytorch.NAME}, which --export pytorch writes")
     comment = header(f"Slurm job that starts {_STARTS[kind]}", chosen, notes)
+    segments = f"export {SEGMENTS}\n" if chosen.question.expandable_segments else ""
+    start = _ACCELERATE if kind == accelerate.KIND else _TORCHRUN
     text = f"""#!/bin/bash
 {comment}
 #SBATCH --job-name=fsdp
@@ -185,17 +186,7 @@ def _job(chosen: Chosen, kinds: Sequence[str], notes: tuple[str, ...]) -> list[F
 set -euo pipefail
 export HEAD_NODE=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 export PORT=29500
-{_segments(chosen)}cd "$SLURM_SUBMIT_DIR"
+{segments}cd "$SLURM_SUBMIT_DIR"
 
-{_start(chosen, kind)}"""
+{start.format(each=chosen.gpus_per_node, config=accelerate.CONFIG_NAME, what=_STARTS[kind])}"""
     return [File(SLURM, JOB_NAME, text, f"sbatch {JOB_NAME}", notes)]
-
-
-def _segments(chosen: Chosen) -> str:
-    return f"export {SEGMENTS}\n" if chosen.question.expandable_segments else ""
-
-
-def _start(chosen: Chosen, kind: str) -> str:
-    if kind == accelerate.KIND:
-        return _ACCELERATE.format(config=accelerate.CONFIG_NAME, what=_STARTS[kind])
-    return _TORCHRUN.format(each=chosen.gpus_per_node, what=_STARTS[kind])

@@ -89,7 +89,6 @@ def _why_not(setup: TrainSetup, lora: LoRA | None) -> str | None:
 
 
 def _why_not_bare(setup: TrainSetup) -> str | None:
-    """Return why the Trainer cannot train a setting on one GPU without FSDP."""
     if setup.compile:
         return "the Trainer does not compile blocks alone as --compile does"
     if setup.checkpointing is Checkpointing.SELECTIVE:

@@ -39,7 +39,6 @@ def as_accelerate_shards(chosen: Chosen, kind: str) -> tuple[Chosen, tuple[str, 
 
 
 def _why_not(chosen: Chosen) -> str | None:
-    """Return why accelerate cannot train a setting; None if it can."""
     setup = chosen.setup
     if setup.is_bare:
         return f"one GPU needs no fsdp_config; --export huggingface trains without one, and {_PYTORCH}"
@@ -126,7 +125,7 @@ def host_note(chosen: Chosen, kind: str) -> str:
     Raises:
         SpecError: if a node has less.
     """
-    needed = chosen.host_bytes_of_whole_models
+    needed = chosen.question.model.num_parameters * chosen.setup.precision.store_bytes * chosen.gpus_per_node
     hardware = chosen.question.hardware
     there = hardware.server.host_memory_bytes if hardware else None
     text = f"every rank builds the whole model in host memory, {format_gib(needed)} on a node"

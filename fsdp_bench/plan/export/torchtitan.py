@@ -63,7 +63,6 @@ def config(chosen: Chosen, notes: tuple[str, ...]) -> list[File]:
 
 
 def _why_not(chosen: Chosen) -> str | None:
-    """Return why torchtitan cannot train a setting; None if it can."""
     setup, precision = chosen.setup, chosen.setup.precision
     if chosen.config.get("model_type") not in _FAMILIES:
         return f"only {' and '.join(_FAMILIES)} have torchtitan's code here, not {chosen.config.get('model_type')}"

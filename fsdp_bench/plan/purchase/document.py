@@ -6,8 +6,7 @@ from datetime import date
 
 import msgspec
 
-from fsdp_bench.plan.chart_data.memory_timeline import drawn_memory, memory_timeline
-from fsdp_bench.plan.chart_data.step_streams import DrawnStep, StepStreams, drawn_streams
+from fsdp_bench.plan.chart_data import DrawnStep, drawn_memory, drawn_streams
 from fsdp_bench.plan.defaults import assumptions
 from fsdp_bench.plan.document import Bytes, Count, Positive
 from fsdp_bench.plan.purchase.goal import Goal
@@ -224,8 +223,8 @@ def _step(offer: Offer) -> DrawnStep:
     found = speed(asked.simulated, asked.hardware, asked.profile, with_spans=True)
     return DrawnStep(
         num_micro_batches=asked.setup.gradient_accumulation_steps,
-        memory=drawn_memory(memory_timeline(asked)),
-        streams=drawn_streams(StepStreams(asked, found)),
+        memory=drawn_memory(asked.simulated),
+        streams=drawn_streams(found),
     )
 
 

@@ -211,35 +211,28 @@ def time_document(found: RehearsedTime | None) -> dict[str, Any] | None:
     """Return the JSON form, with the keys of ``predict --json`` where they mean the same. Unknown values are null."""
     if found is None:
         return None
-    time = found.time
+    time, span, seconds = found.time, found.range, found.step_seconds
     return {
         "issued": "rehearsed",
         "durations": "predicted",
-        "rates": found.rates,
-        "step": found.step,
-        "step_seconds": found.step_seconds,
-        "step_seconds_range": found.range.step_seconds(found.step_seconds)
-        if found.range and found.step_seconds
-        else None,
+        **{name: getattr(found, name) for name in ("rates", "step", "step_seconds")},
+        "step_seconds_range": span.step_seconds(seconds) if span and seconds else None,
         "parts_seconds": {part.value: seconds for part, seconds in time.parts.items()} or None,
         "at_least_seconds": found.at_least_seconds,
-        "compute_seconds": time.compute_seconds,
-        "communication_seconds": time.communication_seconds,
-        "exposed_communication_seconds": time.exposed_communication_seconds,
-        "host_copy_seconds": time.host_copy_seconds,
-        "cpu_optimizer_seconds": time.cpu_optimizer_seconds,
-        "host_seconds": found.host_seconds,
-        "waiting_for_host_seconds": found.waiting_for_host_seconds,
-        "num_streams": found.num_streams,
-        "tokens_per_step": found.tokens_per_step,
-        "tokens_per_second_per_gpu": found.tokens_per_second_per_gpu,
+        **{name: getattr(time, name) for name in _OF_SCHEDULE},
+        **{name: getattr(found, name) for name in _OF_STEP},
         "model_flops": found.flops.model,
         "hardware_flops": found.flops.hardware,
-        "mfu": found.mfu,
-        "hfu": found.hfu,
-        "unknown": found.unknown,
+        **{name: getattr(found, name) for name in ("mfu", "hfu", "unknown")},
         "parts": [asdict(part) for part in found.parts],
     }
+
+
+_OF_SCHEDULE = (
+    *("compute_seconds", "communication_seconds", "exposed_communication_seconds", "host_copy_seconds"),
+    "cpu_optimizer_seconds",
+)
+_OF_STEP = ("host_seconds", "waiting_for_host_seconds", "num_streams", "tokens_per_step", "tokens_per_second_per_gpu")
 
 
 # -- FLOPs and tokens of a rehearsed step: of its matrix products and attention, and of its embeddings -----------------
@@ -305,7 +298,6 @@ _Kind = tuple[str, frozenset[tuple[str, Argument]]]
 
 
 def _kind(event: IssuedOperator) -> _Kind:
-    """Return an operator's name and what it reads."""
     return event.name, frozenset(pair for pair in event.arguments.items() if pair[0] not in event.outputs)
 
 

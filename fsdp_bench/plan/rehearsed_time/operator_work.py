@@ -163,7 +163,6 @@ _WRITTEN_IN_PART = {
 
 
 def _moved_bytes(operator: Operator, tensors: Tensors) -> int:
-    """Return the bytes that an operator reads and writes on the GPU."""
     special = _MOVED.get(operator.name)
     if special is not None:
         return special(operator, tensors)
@@ -191,7 +190,6 @@ def _result_bytes(operator: Operator, tensors: Tensors) -> int:
 
 
 def _bytes_of(operator: Operator, tensors: Tensors, *names: str) -> int:
-    """Return the bytes of some arguments."""
     return sum(_num_bytes(one) for name in names for one in _of(operator, name, tensors))
 
 
@@ -225,7 +223,6 @@ _MOVED: dict[str, Callable[[Operator, Tensors], int]] = {
 
 
 def _of(operator: Operator, name: str, tensors: Tensors) -> list[IssuedTensor]:
-    """Return the tensors of an argument."""
     argument = operator.arguments.get(name)
     return [tensors[number] for number in argument.tensors] if isinstance(argument, TensorNumbers) else []
 

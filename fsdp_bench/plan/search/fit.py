@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from math import inf
 
+from fsdp_bench.plan.document import host_document
 from fsdp_bench.plan.estimate import refuse_too_slow, start_replay
 from fsdp_bench.plan.prediction import Prediction, answer
 from fsdp_bench.plan.question import Question
@@ -161,11 +162,5 @@ class CheckedCandidate:
 def _host_limit(host: HostMemory, available: int) -> Limit:
     if host.load_bytes > available:
         return Limit("host", "load", "parameters")
-    parts = {
-        "pinned parameters": host.pinned_parameters_bytes,
-        "pinned gradients": host.pinned_gradients_bytes,
-        "pinned activations": host.pinned_activations_bytes,
-        "optimizer state": host.optimizer_state_bytes,
-        "temporary": host.temporary_bytes,
-    }
-    return Limit("host", "training", max(parts, key=lambda name: parts[name]))
+    parts = {name: size for name, size in host_document(host).items() if name != "load"}
+    return Limit("host", "training", max(parts, key=lambda name: parts[name]).replace("_", " "))

@@ -9,12 +9,10 @@ Read in this order:
     trade_off.py        memory against speed, one point for each setup or trial
     scaling.py          predicted tokens per second over the number of nodes
     rehearsal.py        allocated and reserved memory of a rehearsed script
-    max_size.py         bars of the largest value that fits
-    max_size_rows.py    max-size's answers as such bars
+    max_size.py         bars of the largest value that fits; max-size's answers as such bars
     frontier.py         a frontier sweep as such bars: measured sizes beside predicted ones
     trial_facts.py      a trial's settings and conditions, as charts name them
     trial_slides.py     measured and rehearsed trials: which are in one chart, their order, labels and conditions
     trial_bars.py       draws them as bars: peak memory, throughput, communication
-    slide.py            draws a slide with matplotlib: title, conditions, legend
-    draw_charts.py      draws its plots, lanes and bars
+    slide.py            draws a slide with matplotlib: title, conditions, legend; plots, lanes and bars
 """

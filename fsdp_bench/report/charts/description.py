@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate, groupby
+from itertools import combinations, groupby
 
 from fsdp_bench.report.charts.axis import Axis
 from fsdp_bench.report.charts.colors import Style
@@ -48,16 +48,14 @@ class Area:
 
 def stacked(x: Sequence[float], layers: Sequence[tuple[Style, Sequence[float]]]) -> tuple[list[Area], Line]:
     """Return step-shaped areas on top of each other, and the outline of all."""
-    tops = [*accumulate((sizes for _, sizes in layers), _sums, initial=[0.0] * len(x))]
+    tops = [[0.0] * len(x)]
+    for _, sizes in layers:
+        tops.append([low + size for low, size in zip(tops[-1], sizes, strict=True)])
     areas = [
         Area(style, tuple(x), tuple(low), tuple(high), is_step=True, has_edge=True)
         for (style, _), low, high in zip(layers, tops, tops[1:], strict=False)
     ]
     return areas, Line(Style("ink", is_line=True, width=1.3), tuple(x), tuple(tops[-1]), is_step=True)
-
-
-def _sums(one: Sequence[float], other: Sequence[float]) -> list[float]:
-    return [low + size for low, size in zip(one, other, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -137,18 +135,12 @@ BOX_HEIGHT, BOX_WIDTH, DIGIT = 0.05, 0.02, 0.012
 def boxes_apart(places: Sequence[tuple[float, float]]) -> list[Box]:
     """Return a numbered box for each place; merge boxes that would overlap into one with all their numbers."""
     boxes: list[Box] = [(x, y, [number]) for number, (x, y) in enumerate(places, start=1)]
-    merged = True
-    while merged:
-        merged = False
-        for index, one in enumerate(boxes):
-            other = next((box for box in boxes[index + 1 :] if _overlap(one, box)), None)
-            if other is not None:
-                numbers = sorted([*one[2], *other[2]])
-                weight = len(one[2]) / len(numbers)
-                middle = (weight * one[0] + (1 - weight) * other[0], weight * one[1] + (1 - weight) * other[1])
-                boxes = [box for box in boxes if box not in (one, other)] + [(*middle, numbers)]
-                merged = True
-                break
+    while pair := next((pair for pair in combinations(boxes, 2) if _overlap(*pair)), None):
+        one, other = pair
+        numbers = sorted([*one[2], *other[2]])
+        weight = len(one[2]) / len(numbers)
+        middle = (weight * one[0] + (1 - weight) * other[0], weight * one[1] + (1 - weight) * other[1])
+        boxes = [box for box in boxes if box not in pair] + [(*middle, numbers)]
     return boxes
 
 

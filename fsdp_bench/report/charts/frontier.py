@@ -15,7 +15,7 @@ from fsdp_bench.report.charts.max_size import MOST_BARS, NONE_FITS, UNKNOWN, Max
 from fsdp_bench.report.charts.slide import draw, in_file_name
 from fsdp_bench.report.charts.trial_facts import NESTING, kept_free
 from fsdp_bench.report.measured.frontier_text import at_an_end
-from fsdp_bench.report.text.quantity_text import QUANTITY_TEXTS
+from fsdp_bench.report.text.max_size import QUANTITY_TEXTS
 from fsdp_bench.report.text.setups import common_line
 from fsdp_bench.spec.frontier import FrontierCell, FrontierRecord
 from fsdp_bench.spec.setup import FIELDS

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from fsdp_bench.plan.chart_data.memory_timeline import DrawnMemory, drawn_memory, memory_timeline
+from fsdp_bench.plan.chart_data import DrawnMemory, drawn_memory
 from fsdp_bench.plan.prediction import Prediction
 from fsdp_bench.plan.question import Question
 from fsdp_bench.report.charts.axis import Axis, Tick, memory_unit
@@ -25,8 +25,8 @@ from fsdp_bench.report.charts.description import (
     stacked,
 )
 from fsdp_bench.report.text.common import hardware_text
+from fsdp_bench.report.text.prediction import required_lines, verdict
 from fsdp_bench.report.text.setups import common_line, setup_line, spaced, title, varying_fields
-from fsdp_bench.report.text.verdict import required_lines, verdict
 from fsdp_bench.simulate import TORCH_VERSION
 from fsdp_bench.simulate.events import Category
 from fsdp_bench.spec.units import format_gib
@@ -199,7 +199,7 @@ def timeline_slide(predictions: Sequence[Prediction], refused: Sequence[Question
     varying = varying_fields([prediction.question for prediction in predictions])
     columns = COLUMNS[len(predictions)]
     panels = [
-        _Panel(one, drawn_memory(memory_timeline(one.question), MOMENTS // columns), title(one.question, varying))
+        _Panel(one, drawn_memory(one.question.simulated, most=MOMENTS // columns), title(one.question, varying))
         for one in predictions
     ]
     first, is_alone = predictions[0].question, len(panels) == 1
@@ -265,8 +265,7 @@ def _conditions(predictions: Sequence[Prediction], varying: Sequence[str]) -> li
     if gpu is not None and gpu.usable_memory_source is not None:
         source = gpu.usable_memory_source
         facts.append(f"{gpu.name}'s usable memory: {source.title} ({source.date})")
-    known = [one for one in predictions if one.required_headroom_bytes is not None]
-    facts += [f"fits: ends without allocation retries; {line}" for line in required_lines(known)]
+    facts += [f"fits: ends without allocation retries; {line}" for line in required_lines(predictions)]
     return [
         *facts,
         f"torch {TORCH_VERSION} as modelled, {first.kernels.upper()} kernels, rank 0, a step in the steady state",

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fsdp_bench.plan.chart_data.step_streams import DrawnStreams, DrawnView, StepStreams, drawn_streams, step_streams
+from fsdp_bench.plan.chart_data import DrawnStreams, DrawnView, drawn_streams, step_speeds
 from fsdp_bench.plan.question import Question
+from fsdp_bench.plan.speed import Speed
 from fsdp_bench.replay.step_parts import StepPart
 from fsdp_bench.report.charts.axis import Axis
 from fsdp_bench.report.charts.colors import Style
@@ -117,7 +118,7 @@ def step_slide(questions: Sequence[Question]) -> Slide:
         SpecError: for more setups than one picture shows legibly, or if no step's time is known.
     """
     check_number("step-chart", len(questions), MOST)
-    found, first, varying = step_streams(questions), questions[0], varying_fields(questions)
+    found, first, varying = step_speeds(questions), questions[0], varying_fields(questions)
     names = [title(question, varying) if len(questions) > 1 else "" for question in questions]
     drawn = [streams for one in found if (streams := drawn_streams(one)) is not None]
     charts = [stream_lanes(one.whole, name or "the whole step", end=_longest(found))
@@ -131,34 +132,34 @@ def step_slide(questions: Sequence[Question]) -> Slide:
             first.model.describe(),
             common_line(first.setup, varying) if len(questions) > 1 else setup_line(first.setup),
             "predicted for eager, rank 0",
-            f"rates: {rests_on(found[0].speed, first.profile)}",
+            f"rates: {rests_on(found[0], first.profile)}",
             "casts: also copies and divisions of what is sent, beside the other operators",
         ),
         (_parts(found, names), *charts),
     )
 
 
-def _longest(found: Sequence[StepStreams]) -> float:
-    return max(one.speed.time.step_seconds or 0.0 for one in found)
+def _longest(found: Sequence[Speed]) -> float:
+    return max(one.time.step_seconds or 0.0 for one in found)
 
 
-def _parts(found: Sequence[StepStreams], names: Sequence[str]) -> Lanes:
+def _parts(found: Sequence[Speed], names: Sequence[str]) -> Lanes:
     lanes = []
     for one, name in zip(found, names, strict=True):
         begin, spans = 0.0, []
         for key, label in PART_LABELS.items():
             part = StepPart(key)
-            seconds = one.speed.time.parts.get(part, 0.0)
+            seconds = one.time.parts.get(part, 0.0)
             if seconds > 0:
-                text = f"{label} {seconds / (one.speed.time.step_seconds or 1.0):.0%}"
+                text = f"{label} {seconds / (one.time.step_seconds or 1.0):.0%}"
                 spans.append(Spans(PART_STYLES[part], ((begin, begin + seconds),), text))
                 begin += seconds
         lanes.append(Lane(name, tuple(spans)))
     return Lanes("what the step consists of", Axis("", 0.0, _longest(found), names=()), tuple(lanes))
 
 
-def _subtitle(found: Sequence[StepStreams]) -> str:
-    first = found[0].speed
+def _subtitle(found: Sequence[Speed]) -> str:
+    first = found[0]
     if len(found) > 1:
         return f"{first.model.name}: {first.model.describe()}"
     time = first.time

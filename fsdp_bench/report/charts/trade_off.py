@@ -10,9 +10,9 @@ from fsdp_bench.report.charts.axis import Axis, around, memory_unit
 from fsdp_bench.report.charts.colors import Style
 from fsdp_bench.report.charts.description import Key, Line, Plot, Point, Slide, check_number
 from fsdp_bench.report.text.common import hardware_text
+from fsdp_bench.report.text.prediction import required_lines
 from fsdp_bench.report.text.setups import common_line, title, varying_fields
 from fsdp_bench.report.text.speed import rests_on
-from fsdp_bench.report.text.verdict import required_lines
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.units import format_gib
 
@@ -120,7 +120,7 @@ def trade_off_slide(predictions: Sequence[Prediction]) -> Slide:
         (
             common_line(question.setup, varying),
             "predicted for eager, rank 0",
-            *required_lines(one for one in predictions if one.required_headroom_bytes is not None),
+            *required_lines(predictions),
             f"rates: {rests_on(first.speed, question.profile)}",
         ),
         (plot,),

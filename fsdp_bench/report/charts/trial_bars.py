@@ -285,7 +285,6 @@ def trial_bars(chart: Chart, trials: ChartTrials) -> Bars:
 
 
 def _numbered(bar: Bar, scale: float) -> Bar:
-    """Return a trial's bar with its number in the axis's unit, if it is a result."""
     scaled = bar.total / scale
     number = f"{scaled:,.1f}" if scaled < 100 or scale == GIB else f"{scaled:,.0f}"
     return replace(bar, words=(number, *bar.words)) if bar.is_result else bar

@@ -1,7 +1,7 @@
 """A report as one HTML file: no network, readable without JavaScript, everything that comes from a file is escaped.
 
 Read in this order:
-    write.py       write(): from what a file or folder holds to a page on the disk
+    write.py       write(): from what a file or folder holds to a page on the disk; charts as SVG paths
     blocks.py      what a page is made of: sections of facts, tables and the charts of report/charts
     prediction.py  the page of predicted or dry-run setups
     max_size.py    the page of the largest that fits
@@ -9,7 +9,6 @@ Read in this order:
     plan.py        the page of a plan
     sweep.py       the page of measured or rehearsed trials, and of a sweep's searches
     errors.py      predictions of trials beside what was measured; one predicted step
-    render.py      from blocks to HTML, by the templates; from charts to SVG paths
     templates/     HTML, CSS and JavaScript
 """
 

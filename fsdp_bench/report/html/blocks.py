@@ -18,7 +18,6 @@ class Text:
     """A paragraph."""
 
     text: str
-    is_warning: bool = False
     kind: str = "text"
 
 

@@ -6,8 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from fsdp_bench.catalog.loader import gpu_by_product_name
-from fsdp_bench.plan.chart_data.memory_timeline import drawn_memory, rank_timeline
-from fsdp_bench.plan.chart_data.step_streams import StepStreams, drawn_streams
+from fsdp_bench.plan.chart_data import drawn_memory, drawn_streams
 from fsdp_bench.plan.question import Question
 from fsdp_bench.plan.speed import speed
 from fsdp_bench.report.charts.axis import from_zero, memory_unit
@@ -183,14 +182,14 @@ def step_sections(trial: TrialRecord, profile: Profile | None) -> list[Section]:
 
 def _memory_blocks(trial: TrialRecord, gpu: Gpu | None) -> list[Block]:
     steps = SimulatedSteps(trial.model, trial.setup, kernels_of(trial))  # type: ignore[arg-type]
-    timeline = rank_timeline(steps, rank=0)
+    drawn = drawn_memory(steps, rank=0)
     memory = trial.ranks[0].memory if trial.ranks else None
     usable = trial.run.gpu_limit_bytes or (gpu.usable_memory_bytes if gpu else None)
     highest: dict[str, int] = {}
-    for phase in timeline.phases:
-        highest[phase.name] = max(phase.peak.total, highest.get(phase.name, 0))
+    for phase in drawn.phases:
+        highest[phase.name] = max(phase.peak_bytes, highest.get(phase.name, 0))
     return [
-        memory_plot(drawn_memory(timeline), "Memory of rank 0 over one training step (predicted)", usable=usable),
+        memory_plot(drawn, "Memory of rank 0 over one training step (predicted)", usable=usable),
         phase_bars(
             highest,
             f"Peak of each phase of rank 0, predicted and {trial.source}",
@@ -208,7 +207,7 @@ def _stream_blocks(trial: TrialRecord, gpu: Gpu | None, profile: Profile | None)
     asked = Question(trial.model, trial.setup, hardware, kernels, profile=profile)  # type: ignore[arg-type]
     alone = trial.device == "emulated"
     found = speed(asked.simulated, hardware, profile, with_spans=True, without_communication=alone)
-    drawn = drawn_streams(StepStreams(asked, found))
+    drawn = drawn_streams(found)
     if drawn is None:
         return [Text("Unknown.")]
     steps = trial.setup.gradient_accumulation_steps

@@ -8,7 +8,6 @@ from dataclasses import replace
 from functools import partial
 
 from fsdp_bench.plan.max_size import MaxSizeDocument, SettingDocument
-from fsdp_bench.rates.nccl_buffers import Bounds
 from fsdp_bench.report.charts.description import Bars
 from fsdp_bench.report.charts.max_size import CANNOT_RUN, NONE_FITS, MaxSizeBar, size_bars
 from fsdp_bench.report.html.blocks import Cell, Column, Facts, Page, Section, Table, table, words
@@ -22,8 +21,8 @@ from fsdp_bench.report.html.settings import (
     strategy_of,
     values_of,
 )
-from fsdp_bench.report.text.common import UNKNOWN, bounds_text
-from fsdp_bench.report.text.quantity_text import QUANTITY_TEXTS, value_text
+from fsdp_bench.report.text.common import UNKNOWN, sizes_by_source
+from fsdp_bench.report.text.max_size import QUANTITY_TEXTS, value_text
 from fsdp_bench.report.text.setups import PLACES, named_values, spaced, varying
 from fsdp_bench.spec.units import format_gib
 
@@ -74,12 +73,13 @@ def _conditions(servers: Sequence[MaxSizeDocument]) -> Facts:
     first, cells = servers[0], [(one, cell) for one in servers for cell in one.cells]
     models = [cell.model for _, cell in cells if cell.model and cell.fits_value is not None]
     notes = [note for _, cell in cells for note in cell.notes or ()]
+    kept = sizes_by_source((cell.required_headroom_bytes, cell.required_headroom_source) for _, cell in cells)
     facts = [
         ("model", listed(models, "models") if models and first.dial != "num_parameters" else ""),
         *(("setup", setup_text(values_of(cell.setup), (*_varying(one), one.dial))) for one, cell in cells),
         *(fact for one in servers for fact in (("hardware", _hardware(one)), *place_facts(one.server))),
         ("fits", "no allocation retries, with what is kept free, and within the host's memory where that is known"),
-        *(("kept free", kept) for kept in _kept_free([cell for _, cell in cells])),
+        *(("kept free", f"{sizes} of each GPU, {source or UNKNOWN}") for sizes, source in kept),
         ("load", "" if first.load in (None, "meta") else f"the model is built in host memory first, by {first.load}"),
         ("allocator", "expandable segments" if first.expandable_segments else ""),
         *(("rates", cell.time.rates or "") for _, cell in cells if cell.time is not None),
@@ -89,18 +89,6 @@ def _conditions(servers: Sequence[MaxSizeDocument]) -> Facts:
         *(("note", note) for note in notes),
     ]
     return Facts(tuple(dict.fromkeys(fact for fact in facts if fact[1])))
-
-
-def _kept_free(cells: Sequence[SettingDocument]) -> list[str]:
-    """Return the memory that is kept free on each GPU, from the least to the most of the settings, by source."""
-    by_source: dict[str | None, list[int]] = {}
-    for cell in cells:
-        if cell.required_headroom_bytes is not None:
-            by_source.setdefault(cell.required_headroom_source, []).append(cell.required_headroom_bytes)
-    return [
-        f"{bounds_text(Bounds(min(sizes), max(sizes)))} of each GPU, {source or UNKNOWN}"
-        for source, sizes in by_source.items()
-    ]
 
 
 def _hardware(one: MaxSizeDocument) -> str:

@@ -30,16 +30,22 @@ from fsdp_bench.report.html.blocks import (
     words,
 )
 from fsdp_bench.report.html.errors import error_section, step_sections
-from fsdp_bench.report.measured import conclusion
-from fsdp_bench.report.measured.conclusion import by_memory, by_speed, peak_of, speed_of, what_is_shared
-from fsdp_bench.report.measured.frontier_text import summary
+from fsdp_bench.report.measured.frontier_text import runs_out_in, summary
 from fsdp_bench.report.measured.tables import (
     WORDS,
+    by_memory,
+    by_speed,
+    comparable,
     disagrees,
+    findings,
     findings_of,
+    nothing_fits,
     outcome_text,
+    peak_of,
     setting_fields,
+    speed_of,
     strategy_text,
+    what_is_shared,
     world_text,
 )
 from fsdp_bench.report.text.common import UNKNOWN
@@ -81,7 +87,7 @@ class SweepFolder:
     @property
     def compared(self) -> list[TrialRecord]:
         """The trials that the answer is about."""
-        return conclusion.comparable([record for _, record in self.ran])
+        return comparable([record for _, record in self.ran])
 
 
 def sweep_page(folder: Path, profile: Profile | None) -> Page:
@@ -142,8 +148,8 @@ def _answer(sweep: SweepFolder) -> list[str]:
         return [summary(sweep.frontier)]
     compared = sweep.compared
     if not compared:
-        return [conclusion.nothing_fits([record for _, record in sweep.ran])]
-    first, *rest = conclusion.findings(compared) or ["nothing was measured"]
+        return [nothing_fits([record for _, record in sweep.ran])]
+    first, *rest = findings(compared) or ["nothing was measured"]
     return [f"{what_is_shared(compared)} ({compared[0].source}): {first}", *rest]
 
 
@@ -188,10 +194,10 @@ def _sections(sweep: SweepFolder, profile: Profile | None) -> list[Section]:
     ran = sweep.ran
     if not ran:
         return [_conditions(sweep)]
-    found = []
+    found, marked = [], [*by_memory(sweep.compared)[:1], *by_speed(sweep.compared)[-1:]]  # named by the answer
     if sweep.frontier is not None:
         found.append(Section("The largest that fits", tuple(frontier_blocks(sweep.frontier))))
-    marked = _named_by_the_answer(sweep)
+        marked = []
     found.append(Section("Trials", (_trial_table(ran, marked), *_reasons(ran), *_notes(sweep))))
     found += [] if sweep.frontier is not None else _bar_sections(sweep.records, sweep.machine)
     found += step_sections(marked[-1], profile) if marked else []
@@ -269,10 +275,6 @@ def _notes(sweep: SweepFolder) -> list[Block]:
     return list(map(Text, notes))
 
 
-def _named_by_the_answer(sweep: SweepFolder) -> list[TrialRecord]:
-    return [] if sweep.frontier is not None else [*by_memory(sweep.compared)[:1], *by_speed(sweep.compared)[-1:]]
-
-
 def _conditions(sweep: SweepFolder) -> Section:
     records = sweep.records
     try:
@@ -329,7 +331,7 @@ def _table(record: FrontierRecord, cells: list[FrontierCell]) -> Block:
         record.source: _values((cell, cell.measured) for cell in cells),
         "steps apart": numbers((cell.steps_apart for cell in cells), "{:+d}".format),
         "trials": numbers(len(cell.trials) for cell in cells),
-        "runs out in": words(map(_runs_out_in, cells)),
+        "runs out in": words(map(runs_out_in, cells)),
     }
     return table("Every search", columns)
 
@@ -340,10 +342,3 @@ def _values(pairs: Iterable[tuple[FrontierCell, LargestValues | None]]) -> Colum
         for cell, largest in pairs
     ]
     return Column(tuple(known), is_number=True)
-
-
-def _runs_out_in(cell: FrontierCell) -> str:
-    if cell.measured is None:
-        return cell.reason or ""
-    failure = cell.measured.limited_by
-    return "nothing: no larger one was tried" if failure is None else f"{failure.phase} ({failure.place})"

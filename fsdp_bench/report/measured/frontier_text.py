@@ -26,7 +26,7 @@ def print_frontier(record: FrontierRecord, console: Console) -> None:
             _value(cell, cell.measured) if cell.status == "found" else cell.status,
             "" if cell.steps_apart is None else f"{cell.steps_apart:+d}" if cell.steps_apart else "same",
             str(len(cell.trials)),
-            _why(cell),
+            runs_out_in(cell, says_retries=True),
         ]
         for cell in record.cells
         if cell.status != "skipped"
@@ -58,13 +58,14 @@ def _value(cell: FrontierCell, largest: LargestValues | None) -> str:
     return text if largest.runs == largest.fits else f"{text} (with retries {cell.quantity.print(largest.runs)})"
 
 
-def _why(cell: FrontierCell) -> str:
+def runs_out_in(cell: FrontierCell, says_retries: bool = False) -> str:
+    """Return the phase in which the next larger value fails, and the memory; or why there is none."""
     if cell.measured is None:
         return cell.reason or ""
     failure = cell.measured.limited_by
     if failure is None:
         return "nothing: no larger one was tried"
-    return f"{failure.phase} ({failure.place})" + ("" if failure.ran_out else ", with retries")
+    return f"{failure.phase} ({failure.place})" + ", with retries" * (says_retries and not failure.ran_out)
 
 
 def at_an_end(cell: FrontierCell) -> bool:

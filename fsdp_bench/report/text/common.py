@@ -84,3 +84,12 @@ def bounds_text(size: Bounds) -> str:
     """Return bounds as text: ``1.2 GiB`` if they are equal, else ``1.1 to 1.2 GiB`` or ``800.0 MiB to 1.2 GiB``."""
     low, high = format_gib(size.low), format_gib(size.high)
     return high if low == high else f"{low.removesuffix(' ' + high.rpartition(' ')[2])} to {high}"
+
+
+def sizes_by_source(sizes: Iterable[tuple[int | None, str | None]]) -> list[tuple[str, str | None]]:
+    """Return the least to the most of the sizes that each source has, as text, with the source; None is left out."""
+    found: dict[str | None, list[int]] = {}
+    for size, source in sizes:
+        if size is not None:
+            found.setdefault(source, []).append(size)
+    return [(bounds_text(Bounds(min(own), max(own))), source) for source, own in found.items()]

@@ -133,7 +133,6 @@ def _fields(found: Comparison) -> list[str]:
 
 
 def _peaks(found: Comparison) -> list[str]:
-    """Return the peaks, each beside the other's of its kind; what only one has is named, and compared with nothing."""
     reserved = next(((one.a, one.b) for one in found.peaks if one.name == "reserved"), None)
     rows = [
         [*_row(one, format_gib, _signed_size), f"{one.difference / one.a:+.1%}" if one.a else ""]

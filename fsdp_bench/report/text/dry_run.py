@@ -6,11 +6,10 @@ from collections.abc import Sequence
 
 from fsdp_bench.plan.dry_run import DryRun
 from fsdp_bench.plan.estimate import Verdict
-from fsdp_bench.plan.question import Question
 from fsdp_bench.report.table import table_columns, table_lines
 from fsdp_bench.report.text.common import UNKNOWN
+from fsdp_bench.report.text.prediction import fits_text, verdict
 from fsdp_bench.report.text.setups import header_of, labels, title, varying_fields
-from fsdp_bench.report.text.verdict import fits_text, verdict
 from fsdp_bench.spec.units import format_count, format_gib, format_seconds
 
 
@@ -24,7 +23,7 @@ def verdict_line(run: DryRun) -> str:
     if usable is None:
         return f"unknown whether it fits: nobody documents how much of a {run.gpu.name} a process can use; --gpu-memory"
     live = format_gib(run.result.peak_allocated_bytes)
-    available = f"{format_gib(usable)} usable less {format_gib(run.required_headroom.num_bytes)} kept free"
+    available = f"{format_gib(usable)} usable less {format_gib(run.question.required_headroom.num_bytes)} kept free"
     if run.exceeds:
         return f"does not fit (dry run): live bytes alone peak at {live} of {available}"
     if run.prediction is not None:
@@ -45,7 +44,7 @@ def report(run: DryRun) -> str:
     lines = [
         verdict_line(run),
         "",
-        f"{run.name}, {format_count(result.num_parameters)} parameters",
+        f"{run.spec.name}, {format_count(result.num_parameters)} parameters",
         f"{setup.api.value} {setup.effective_strategy.value}, {setup.precision}, rank 0 of {setup.world_size}; dry run "
         f"with torch {result.torch}, {result.kernels} kernels, in {format_seconds(result.seconds)}",
         f"peak allocated  {format_gib(result.peak_allocated_bytes)}, in {result.peak_phase}",
@@ -63,29 +62,25 @@ def report(run: DryRun) -> str:
 
 def side_by_side(runs: Sequence[DryRun]) -> str:
     """Return the conclusion and one row per setup; setups that fit come first, then those with the lowest peak."""
-    questions = [Question(run.spec.model, run.spec.setup, run.hardware) for run in runs]  # type: ignore[arg-type]
-    varying = varying_fields(questions)
+    varying = varying_fields([run.question for run in runs])
     header = ["strategy", *map(header_of, varying), "peak\nallocated", "in phase", "reserved,\npredicted", "fits"]
     rank = {Verdict.FITS: 0, None: 1, Verdict.RUNS_WITH_RETRIES: 2, Verdict.DOES_NOT_FIT: 3}
-    pairs = sorted(
-        zip(runs, questions, strict=True),
-        key=lambda pair: (rank[pair[0].verdict], pair[0].result.peak_allocated_bytes),
-    )
+    ordered = sorted(runs, key=lambda run: (rank[run.verdict], run.result.peak_allocated_bytes))
     rows = [
         [
-            *labels(question, varying),
+            *labels(run.question, varying),
             format_gib(run.result.peak_allocated_bytes),
             run.result.peak_phase,
             _reserved(run),
-            "NO" if run.exceeds else fits_text(run.prediction) if run.prediction else UNKNOWN,
+            _fits_word(run),
         ]
-        for run, question in pairs
+        for run in ordered
     ]
     first, world_sizes = runs[0], {run.spec.setup.world_size for run in runs}
     return "\n".join([
-        _conclusion([run for run, _ in pairs], [title(question, varying) for _, question in pairs]),
+        _conclusion(ordered, [title(run.question, varying) for run in ordered]),
         "",
-        f"{first.name}, {format_count(first.result.num_parameters)} parameters",
+        f"{first.spec.name}, {format_count(first.result.num_parameters)} parameters",
         f"dry runs with torch {first.result.torch}, {first.result.kernels} kernels, rank 0"
         + ("" if len(world_sizes) > 1 else f" of {first.spec.setup.world_size}"),
         "",
@@ -102,6 +97,13 @@ def _conclusion(runs: Sequence[DryRun], names: Sequence[str]) -> str:
     if all(run.fits is False for run in runs):
         return f"none of {len(runs)} fits; {names[0]} is nearest: {peak}"
     return f"whether any fits is unknown; {names[0]} has the lowest peak of {len(runs)}: {peak}"
+
+
+def _fits_word(run: DryRun) -> str:
+    found = run.prediction
+    if run.exceeds or found is None:
+        return "NO" if run.exceeds else UNKNOWN
+    return fits_text(found.verdict, found.verdict is Verdict.DOES_NOT_FIT and found.allocator.out_of_memory is None)
 
 
 def _reserved(run: DryRun) -> str:

@@ -313,7 +313,6 @@ def _table(plan: PlanDocument, offers: Sequence[tuple[str, OfferDocument]]) -> l
 
 
 def _cost(offer: OfferDocument) -> str:
-    """Return the price of training; without tokens, of a billion of them."""
     if offer.seconds is not None:
         return UNKNOWN if offer.cost is None else _span(short_money, costs(offer))
     if offer.price_per_hour is None:

@@ -14,7 +14,7 @@ from fsdp_bench.plan.question import Question
 from fsdp_bench.plan.table import SETUP_FIELDS, Row, TableOptions, answer_row
 from fsdp_bench.report.table import TableColumn, fits_width, table_lines
 from fsdp_bench.report.text.common import UNKNOWN, assumed_lines, fact
-from fsdp_bench.report.text.prediction import modelled, required_facts
+from fsdp_bench.report.text.prediction import fits_text, modelled, required_facts, verdict
 from fsdp_bench.report.text.setups import (
     NUMBERS,
     common_line,
@@ -29,7 +29,6 @@ from fsdp_bench.report.text.setups import (
     varying_fields,
 )
 from fsdp_bench.report.text.speed import percent, rests_on, step_text
-from fsdp_bench.report.text.verdict import verdict
 from fsdp_bench.spec.units import format_gib
 
 _USUAL = (
@@ -192,7 +191,6 @@ _HEADERS = {
     "mfu": "MFU",
     "hfu": "HFU",
 }
-_FITS = {"fits": "yes", "runs_with_retries": "NO: retries", "does_not_fit": "NO"}
 _OF_TIME = ("step_seconds", "exposed_fraction", "tokens_per_second_per_gpu", "mfu", "hfu")
 """Columns that are left empty where a setup does not fit."""
 
@@ -215,8 +213,10 @@ def is_number(name: str) -> bool:
 def cell_text(name: str, row: Row) -> str:
     """Return a cell as text."""
     value = row[name]
-    if name == "fits":
-        return _fits(row)
+    if name == "fits":  # a setting of max-size under which nothing fits has no verdict
+        return (
+            "NO" if row["verdict"] is None and value is False else fits_text(row["verdict"], row["exceeds"] == "host")
+        )
     if name in SETUP_FIELDS:
         return value_text(name, value)
     if name == "largest_category" and value is not None:
@@ -235,9 +235,3 @@ def cell_text(name: str, row: Row) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     return f"{value:,.0f}" if isinstance(value, int | float) else spaced(value) if name == "verdict" else str(value)
-
-
-def _fits(row: Row) -> str:
-    if row["verdict"] is None:
-        return UNKNOWN if row["fits"] is None else "NO"
-    return "NO: host memory" if row["exceeds"] == "host" else _FITS[row["verdict"]]

@@ -15,8 +15,16 @@ from fsdp_bench.catalog import loader
 from fsdp_bench.plan.search.quantity import size_ladder
 from fsdp_bench.report.charts.colors import PALETTE
 from fsdp_bench.report.charts.description import Slide
-from fsdp_bench.report.charts.max_size import CANNOT_RUN, MEASURED, NONE_FITS, PUBLISHED, STYLES, MaxSizeBar, size_bars
-from fsdp_bench.report.charts.max_size_rows import arrange
+from fsdp_bench.report.charts.max_size import (
+    CANNOT_RUN,
+    MEASURED,
+    NONE_FITS,
+    PUBLISHED,
+    STYLES,
+    MaxSizeBar,
+    arrange,
+    size_bars,
+)
 from fsdp_bench.report.charts.slide import draw, figure_of
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.hardware import Hardware

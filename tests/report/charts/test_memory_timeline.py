@@ -10,8 +10,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from fsdp_bench.catalog import loader
-from fsdp_bench.plan.chart_data import memory_timeline as timeline_module
-from fsdp_bench.plan.chart_data.memory_timeline import CATEGORIES, memory_timeline, phases
+from fsdp_bench.plan.chart_data import CATEGORIES, DrawnMemory, drawn_memory, phases
 from fsdp_bench.plan.prediction import Prediction, answer
 from fsdp_bench.plan.question import Question
 from fsdp_bench.report.charts import memory_timeline as timeline_chart
@@ -53,6 +52,11 @@ def free(number: int, num_bytes: int, category: Category) -> Event:
     return Event(Kind.FREE, number, num_bytes, category)
 
 
+def drawn_by_hand(events: list[Event], **more: int) -> DrawnMemory:
+    simulated = SimpleNamespace(step=lambda *_, **__: SimpleNamespace(events=events))
+    return drawn_memory(simulated, 0, **more)  # type: ignore[arg-type]
+
+
 STEP = [
     mark("load"),
     allocate(1, 100, Category.PARAMETERS),
@@ -74,14 +78,14 @@ STEP = [
 
 def test_a_step_is_its_phases_and_begins_with_what_lies_between_steps() -> None:
     found = phases(STEP)
-    assert [phase.name for phase in found] == ["forward", "loss", "backward", "optimizer"]
-    assert [[moment.total for moment in phase.moments] for phase in found] == [
+    assert [name for name, _ in found] == ["forward", "loss", "backward", "optimizer"]
+    assert [[moment.total for moment in moments] for _, moments in found] == [
         [300, 310],  # parameters and states were there before
         [310, 315],
         [315, 310, 300],
         [300],
     ]
-    forward = found[0].moments[1]
+    forward = found[0][1][1]
     assert dict(zip(CATEGORIES, forward.live, strict=True)) == {
         **dict.fromkeys(CATEGORIES, 0),
         Category.PARAMETERS: 100,
@@ -92,7 +96,7 @@ def test_a_step_is_its_phases_and_begins_with_what_lies_between_steps() -> None:
 
 
 def test_micro_batches_are_phases_of_their_own() -> None:
-    names = [phase.name for phase in memory_timeline(question(gradient_accumulation_steps=2)).phases]
+    names = [phase.name for phase in drawn_memory(question(gradient_accumulation_steps=2).simulated).phases]
     assert names == ["forward", "loss", "backward"] * 2 + ["optimizer"]
 
 
@@ -101,18 +105,15 @@ def test_thinning_keeps_a_peak_of_one_event() -> None:
         allocate(number, 1, Category.TEMPORARY), free(number, 1, Category.TEMPORARY))]  # fmt: skip
     spike = [allocate(9, 1000, Category.LOGITS), free(9, 1000, Category.LOGITS)]
     events = [mark("forward"), *flat[:4444], *spike, *flat[4444:], mark("optimizer"), *flat[:2]]
-    simulated = SimpleNamespace(step=lambda *_, **__: SimpleNamespace(events=events))
-    found = timeline_module.rank_timeline(simulated, 0)  # type: ignore[arg-type]
-    assert found.peak.total == 1000
-    assert (found.peak_phase.name, found.peak.operator) == ("forward", "op9")
-    assert sum(len(phase.moments) for phase in found.phases) > 9000
-    drawn = timeline_module.thinned(found.phases[0], 100)
-    assert len(drawn) <= 100
-    assert max(moment.total for moment in drawn) == 1000
+    assert sum(len(moments) for _, moments in phases(events)) > 9000
+    found = drawn_by_hand(events, most=100)
+    assert (found.peak_bytes, found.peak_phase, found.peak_operator) == (1000, "forward", "op9")
+    assert max(map(len, found.phases[0].live_bytes.values())) <= 100
+    assert found.phases[0].peak_bytes == 1000
 
 
 def test_every_phase_is_wide_enough_for_its_name() -> None:
-    found = timeline_module.widths(memory_timeline(question()))
+    found = [phase.width for phase in drawn_memory(question().simulated).phases]
     assert sum(found) == pytest.approx(1)
     assert min(found) > 0.05 / 1.4
 
@@ -124,7 +125,7 @@ def test_the_chart_and_the_prediction_agree_on_the_peak(api: Api, strategy: Shar
     asked = question(strategy, api=api)
     memory = answer(asked).memory
     highest = max((phase for phase in memory.phases if phase != "load"), key=memory.phases.__getitem__)
-    assert memory_timeline(asked).peak.total == memory.phases[highest]
+    assert drawn_memory(asked.simulated).peak_bytes == memory.phases[highest]
 
 
 def test_a_chart_is_a_slide_with_every_category_that_is_there(tmp_path: Path) -> None:
@@ -218,7 +219,7 @@ def test_the_first_step_is_drawn_only_if_it_has_the_peak() -> None:
         for name, size in (("forward", first), (BETWEEN_STEPS, 1), ("forward", 10), ("backward", 20)):
             events.append(mark(name))
             events += [Event(Kind.ALLOCATE, len(events), size), Event(Kind.FREE, len(events), size)]
-        return [phase.name for phase in timeline_module._shown(phases(events))]
+        return [phase.name for phase in drawn_by_hand(events).phases]
 
     assert shown(5) == ["forward", "backward"]
     assert shown(30) == ["first forward", "forward", "backward"]

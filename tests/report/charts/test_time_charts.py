@@ -12,13 +12,12 @@ from hypothesis import strategies as st
 
 from fsdp_bench.catalog import loader
 from fsdp_bench.catalog.lookup import server
-from fsdp_bench.plan.chart_data.scaling import node_counts, scaling_curves
-from fsdp_bench.plan.chart_data.step_streams import exposed_spans
+from fsdp_bench.plan.chart_data import exposed_spans
 from fsdp_bench.plan.prediction import answer
 from fsdp_bench.plan.question import Question, speed_of
 from fsdp_bench.plan.speed import speed
 from fsdp_bench.report.charts.description import boxes_apart
-from fsdp_bench.report.charts.scaling import scaling_slide
+from fsdp_bench.report.charts.scaling import node_counts, scaling_curves, scaling_slide
 from fsdp_bench.report.charts.slide import figure_of
 from fsdp_bench.report.charts.step import step_slide
 from fsdp_bench.report.charts.trade_off import (

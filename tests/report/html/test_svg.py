@@ -8,7 +8,7 @@ from fsdp_bench.report.charts.axis import Axis
 from fsdp_bench.report.charts.colors import PALETTE, Style
 from fsdp_bench.report.charts.description import Key, Line, Plot, Point, stacked
 from fsdp_bench.report.html.errors import against
-from fsdp_bench.report.html.render import area_path, boxes, line_path, palette
+from fsdp_bench.report.html.write import area_path, boxes, line_path, palette
 from fsdp_bench.spec.units import format_seconds
 
 BLUE, RED = Style("blue"), Style("red")

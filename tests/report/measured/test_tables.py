@@ -10,8 +10,7 @@ import pytest
 from msgspec.structs import replace
 from rich.console import Console
 
-from fsdp_bench.report.measured.conclusion import conclusion
-from fsdp_bench.report.measured.tables import matrix_rate_line, print_communication, print_table
+from fsdp_bench.report.measured.tables import conclusion, matrix_rate_line, print_communication, print_table
 from fsdp_bench.spec.calibration_profile import MatmulTime, Profile, RankProfile, write_profile
 from fsdp_bench.spec.codec import to_json
 from fsdp_bench.spec.errors import SpecError

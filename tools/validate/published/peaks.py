@@ -18,7 +18,7 @@ from fsdp_bench.plan.question import Question
 from fsdp_bench.rates.communicators import communicators_of
 from fsdp_bench.replay.caching_allocator.replay import AllocatorReading
 from fsdp_bench.report.table import table_columns, table_lines
-from fsdp_bench.report.text.verdict import retries_text
+from fsdp_bench.report.text.prediction import retries_text
 from fsdp_bench.simulate.operators.kernels import kernels_on
 from fsdp_bench.simulate.step import SimulatedSteps
 from fsdp_bench.spec.errors import SpecError

@@ -23,7 +23,7 @@ from fsdp_bench.report.charts.max_size import NONE_FITS, PUBLISHED, MaxSizeBar, 
 from fsdp_bench.report.charts.slide import CHARACTERS
 from fsdp_bench.report.table import table_columns, table_lines
 from fsdp_bench.report.text.common import fact
-from fsdp_bench.report.text.quantity_text import QUANTITY_TEXTS
+from fsdp_bench.report.text.max_size import QUANTITY_TEXTS
 from fsdp_bench.simulate import TORCH_VERSION
 from fsdp_bench.spec.hardware import Hardware, Source
 from fsdp_bench.spec.model import Family, ModelShape
