@@ -79,14 +79,6 @@ def test_names_that_are_needed_to_act_are_whole_at_80_columns() -> None:
     assert "c7i" in (listed := run_command("servers").stdout) or "DGX-H100" in listed
 
 
-def test_columns_that_are_equal_in_all_rows_stand_once_above_the_table() -> None:
-    shown = run_command("report", RESULTS / "emulation-check").stdout
-    above, _, table = shown.partition("strategy")
-    assert "in all rows: " in above
-    assert "batch" in above
-    assert "batch" not in table.split("\n\n")[0].splitlines()[0]
-
-
 @pytest.mark.parametrize("command", NAMES)
 def test_help_fits_80_columns_and_has_an_example(command: str) -> None:
     shown = run_command(command, "--help").stdout
