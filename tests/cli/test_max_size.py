@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import struct
 from functools import partial
 from pathlib import Path
 
@@ -160,13 +159,6 @@ def test_a_setting_that_cannot_run_has_its_reason() -> None:
     assert "impossible 2 settings with HYBRID_SHARD: HYBRID_SHARD needs at least 2 groups" in text
 
 
-def test_gpu_memory_stands_in_for_what_nobody_documents() -> None:
-    words = ("--gpu", "A10", "--world-size", "8", *ONE_CELL)
-    server = document(*words, "--gpu-memory", "22GiB")["server"]
-    assert server["gpu_memory_bytes"] == 22 * 1024**3
-    assert "command line" in server["gpu_memory_source"]["title"]
-
-
 def test_the_host_memory_that_limits_offload_is_printed() -> None:
     offloaded = (*ONE_CELL, "--offload", "params")
     alone = run_command("max-size", "--gpu", "H100-SXM", "--world-size", "8", *offloaded)
@@ -176,9 +168,3 @@ def test_the_host_memory_that_limits_offload_is_printed() -> None:
     # A node of 2048 GiB; fp32 parameters, gradients and two moments are 16 bytes a parameter, pinned ones more.
     assert cell["memory"]["peak_host_bytes_per_node"] <= 2048 * 1024**3
     assert cell["max_parameters"] < 2048 * 1024**3 / 16
-
-
-def test_the_picture_is_of_slide_size(tmp_path: Path) -> None:
-    path = tmp_path / "size.png"
-    stdout_of("max-size", *G5, "--strategy", "full_shard,ddp", "--checkpointing", "full", "--chart", path)
-    assert struct.unpack(">II", path.read_bytes()[16:24]) == (1600, 900)

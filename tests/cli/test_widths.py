@@ -52,7 +52,6 @@ COMMANDS = {
 
 @cache
 def _printed(name: str) -> dict[int, str]:
-    """Return what a command prints, by the width of the terminal."""
     found = {}
     for columns, done in printed_at((80, 120), *COMMANDS[name]):
         assert done.returncode in (0, 3), done.stderr
@@ -76,7 +75,6 @@ def test_names_that_are_needed_to_act_are_whole_at_80_columns() -> None:
     assert "_HYBRID_SHARD_ZERO2 (8)" in predicted
     assert "bf16-mixed-bf16-reduce" in predicted
     assert "left out at 80 columns: " in predicted
-    assert "c7i" in (listed := run_command("servers").stdout) or "DGX-H100" in listed
 
 
 @pytest.mark.parametrize("command", NAMES)

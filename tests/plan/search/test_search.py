@@ -202,11 +202,6 @@ def test_a_card_too_small_for_every_step_or_for_what_is_kept_free_has_no_answer(
     assert found.beyond.model.num_parameters == size_ladder(Family.LLAMA, setup_of(CELLS[0]), None).values[0]
 
 
-def test_a_gpu_of_unknown_memory_is_refused() -> None:
-    with pytest.raises(SpecError, match="nobody documents how much of a A100-SXM-80GB"):
-        find_largest(size_ladder(Family.LLAMA, setup_of(CELLS[0]), card(None)), CARD)
-
-
 class Curve:
     """Checks a made-up ladder of four depths a width, of which each candidate's reserved bytes are given."""
 
