@@ -126,7 +126,7 @@ def result(peak_bytes: int, **more: object) -> DryRunResult:
         kernels="cuda",
         torch="2.13.0",
         seconds=1.0,
-        **more,  # type: ignore[arg-type]
+        **more,
     )
 
 

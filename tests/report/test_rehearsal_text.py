@@ -189,10 +189,10 @@ def test_unknown_values_that_were_read_are_said_and_known_ones_too() -> None:
 
 
 def test_nccls_memory_is_of_the_groups_that_the_script_made() -> None:
-    assert [one.num_ranks for one in rehearsal().communicators.each] == [8]  # type: ignore[union-attr]
+    assert [one.num_ranks for one in rehearsal().communicators.each] == [8]
     gathers = (("1", "allgather_base", 4), ("2", "allreduce", 4))
     hybrid = rehearsal(process_groups={"0": 8, "1": 4, "2": 2}, collectives=gathers).communicators
-    assert [one.num_ranks for one in hybrid.each] == [4, 2, 8]  # type: ignore[union-attr]
+    assert [one.num_ranks for one in hybrid.each] == [4, 2, 8]
     assert rehearsal(process_groups={"0": 8, "1": 3}).communicators is None
 
 

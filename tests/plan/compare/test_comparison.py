@@ -138,7 +138,7 @@ def test_a_prediction_is_compared_with_the_trial_of_the_same_setup_by_a_ratio() 
         and (setup["api"], setup["checkpointing"]) == ("fsdp2", "full")
     )
     model = {"strategy": "SHARD_GRAD_OP", "api": "fsdp2", "checkpointing": "full"}
-    mine = estimate("Llama-3.1-8B", server=SERVER, **model)  # type: ignore[arg-type]
+    mine = estimate("Llama-3.1-8B", server=SERVER, **model)
     for found in (compare(mine, path), compare(path, mine)):
         assert found.is_same_setup
         assert answer(found).startswith("predicted ")

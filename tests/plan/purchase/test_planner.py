@@ -161,7 +161,7 @@ def test_no_setting_trains_adapters_faster_than_the_bound_by_which_settings_are_
     base: str, server: str
 ) -> None:
     """On fast GPUs the host's time for each unit decides, on slow ones what the GPU copies."""
-    adapted = adapted_model("Llama-3.2-1B", 2048, LoRA(rank=16, base=base))  # type: ignore[arg-type]
+    adapted = adapted_model("Llama-3.2-1B", 2048, LoRA(rank=16, base=base))
     fixed = {**FIXED, "checkpointing": Checkpointing.NONE, "loss": Loss.PLAIN, "micro_batch_size": 1}
     given, where = Goal(model=adapted, fixed=fixed, tokens=10**10), kind(server)
     most, simulated = nodes_of(where), Simulated(given, 1)

@@ -38,9 +38,9 @@ def texts_of(figure: Figure) -> list[Text]:
     found = [text for part in parts for text in part.texts]
     found += [text for part in parts for legend in part.legends for text in legend.get_texts()]
     for axes in figure.axes:
-        found += [*axes.texts, axes.title, axes._left_title, axes.xaxis.label, axes.yaxis.label]  # type: ignore[attr-defined]
+        found += [*axes.texts, axes.title, axes._left_title, axes.xaxis.label, axes.yaxis.label]
         if axes.axison:
-            found += [tick.label1 for axis in (axes.xaxis, axes.yaxis) for tick in axis._update_ticks()]  # type: ignore[attr-defined]
+            found += [tick.label1 for axis in (axes.xaxis, axes.yaxis) for tick in axis._update_ticks()]
     return [text for text in found if text.get_text().strip() and text.get_visible()]
 
 

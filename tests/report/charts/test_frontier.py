@@ -36,7 +36,7 @@ def bars_of(cells: list[FrontierCell]) -> list[tuple[str, Bar]]:
     """Return every bar with the heading above it."""
     (chart,) = frontier_slide(record(), cells).charts
     assert chart.kind == "bars"
-    return [(group.title, bar) for group in chart.groups for bar in group.bars]  # type: ignore[union-attr]
+    return [(group.title, bar) for group in chart.groups for bar in group.bars]
 
 
 def test_every_bar_is_what_was_measured_and_its_mark_what_was_predicted() -> None:

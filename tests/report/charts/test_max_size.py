@@ -134,7 +134,7 @@ def test_the_chart_has_the_size_of_a_slide(tmp_path: Path) -> None:
         assert_is_a_slide(tmp_path / name, *words)
 
 
-def ladders(precisions: int = 1, modes: int = 2) -> list:  # type: ignore[type-arg]
+def ladders(precisions: int = 1, modes: int = 2) -> list:
     names = ("fp32", "bf16-mixed", "bf16-true", "fp16-mixed")[:precisions]
     gpu = Hardware.of_gpu(loader.gpu("A10G"))
     return [

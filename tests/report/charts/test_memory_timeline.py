@@ -37,7 +37,7 @@ def figure_of_timeline(answers: list[Prediction], refused: list[Question]) -> Fi
 
 
 def question(strategy: ShardingStrategy = ShardingStrategy.FULL_SHARD, **fields: object) -> Question:
-    return Question(TINY, TrainSetup(strategy=strategy, world_size=8, **fields), H100)  # type: ignore[arg-type]
+    return Question(TINY, TrainSetup(strategy=strategy, world_size=8, **fields), H100)
 
 
 def mark(phase: str, block: int = -1) -> Event:
@@ -96,7 +96,7 @@ def test_thinning_keeps_a_peak_of_one_event() -> None:
     spike = [allocate(9, 1000, Category.LOGITS), free(9, 1000, Category.LOGITS)]
     events = [mark("forward"), *flat[:4444], *spike, *flat[4444:], mark("optimizer"), *flat[:2]]
     simulated = SimpleNamespace(step=lambda *_, **__: SimpleNamespace(events=events))
-    found = timeline_module.rank_timeline(simulated, 0)  # type: ignore[arg-type]
+    found = timeline_module.rank_timeline(simulated, 0)
     assert found.peak.total == 1000
     assert (found.peak_phase.name, found.peak.operator) == ("forward", "op9")
     assert sum(len(phase.moments) for phase in found.phases) > 9000

@@ -43,7 +43,7 @@ NAMES = {"cuda": "NVIDIA H100 80GB HBM3", "cpu": "x86_64"}
 
 
 def record(outcome: Outcome = Outcome.OK, device: str = "cuda", retries: int = 0, **setup: object) -> TrialRecord:
-    made = TrainSetup(**({"world_size": 2, "sequence_length": 2048, "micro_batch_size": 3} | setup))  # type: ignore[arg-type]
+    made = TrainSetup(**({"world_size": 2, "sequence_length": 2048, "micro_batch_size": 3} | setup))
     memory = MemoryReading(
         peak_allocated_bytes=10 * GIB,
         peak_phase="backward",
@@ -82,7 +82,7 @@ def out_of_memory(limit: str, device: str = "cuda", plan: RunPlan | None = None)
 
 
 def grid(**fields: list[object]) -> list[TrialRecord]:
-    return [record(**dict(zip(fields, values, strict=True))) for values in itertools.product(*fields.values())]  # type: ignore[arg-type]
+    return [record(**dict(zip(fields, values, strict=True))) for values in itertools.product(*fields.values())]
 
 
 def parts(bar: Bar) -> tuple[tuple[str, float], ...]:
@@ -363,7 +363,7 @@ def test_small_models_share_a_chart_and_large_sweeps_do_not() -> None:
 )  # fmt: skip
 def test_texts_lie_on_the_chart_and_apart(chart: object, fields: dict[str, list[object]]) -> None:
     for trials in group_by_chart(grid(**fields), "a machine"):
-        assert_texts_are_inside_and_apart(figure_of(measured_slide(chart, trials)))  # type: ignore[arg-type]
+        assert_texts_are_inside_and_apart(figure_of(measured_slide(chart, trials)))
 
 
 def test_every_bar_carries_its_number_and_the_title_says_on_how_many_ranks() -> None:
