@@ -9,6 +9,7 @@ The setup of a session's fixture is counted apart: the test that asks for it fir
 
 from __future__ import annotations
 
+import contextlib
 import os
 import statistics
 import time
@@ -19,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 BUDGETS = "tests/budgets.toml"
@@ -30,40 +32,17 @@ COLLECTION, FIXTURES = "collection", "session fixtures"
 HEAVIEST = 10
 LOOP_EVERY_SECONDS = 20.0
 
-_CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
-
 
 def tree_cpu_seconds() -> float:
-    """Return the CPU time of this process, of its ended children and of all living processes below it, in seconds.
-
-    Processes below are found through /proc; elsewhere than on Linux they count once they have ended.
-    """
-    own = os.times()
-    return own.user + own.system + own.children_user + own.children_system + sum(map(_cpu_seconds, _children("self")))
-
-
-def _children(process: str) -> Iterator[str]:
-    try:
-        for thread in os.listdir(f"/proc/{process}/task"):
-            with open(f"/proc/{process}/task/{thread}/children") as children:
-                yield from children.read().split()
-    except OSError:
-        return  # the process has ended, or this is not Linux
-
-
-def _cpu_seconds(process: str) -> float:
-    """Return the CPU time of a process, its ended children and the living processes below it, in seconds."""
-    try:
-        with open(f"/proc/{process}/stat") as stat:
-            fields = stat.read().rpartition(")")[2].split()
-    except OSError:
-        return 0.0
-    utime_stime_cutime_cstime = sum(map(int, fields[11:15]))  # man 5 proc
-    return utime_stime_cutime_cstime / _CLOCK_TICKS + sum(map(_cpu_seconds, _children(process)))
+    """Return the CPU time of this process, of its ended children and of all living processes below it, in seconds."""
+    own, seconds = psutil.Process(), 0.0
+    for process in (own, *own.children(recursive=True)):
+        with contextlib.suppress(psutil.Error):  # it has ended
+            seconds += sum(process.cpu_times()[:4])  # user, system, and both of its ended children
+    return seconds
 
 
 def loop_seconds() -> float:
-    """Return the CPU seconds of a small loop of Python."""
     begin = time.thread_time()
     counts: dict[int, int] = {}
     for number in range(200_000):
@@ -98,7 +77,6 @@ class Budget:
 
 
 def read_budget(file: Path, name: str) -> Budget:
-    """Return a table of budgets.toml."""
     document = tomllib.loads(file.read_text())
     return Budget(document["loop_seconds"], **document[name])
 
@@ -110,7 +88,6 @@ def folder_of(test: str) -> str:
 
 
 def by_folder(tests: Mapping[str, float]) -> dict[str, float]:
-    """Return the CPU seconds of each folder."""
     folders: dict[str, float] = defaultdict(float)
     for test, seconds in tests.items():
         folders[folder_of(test)] += seconds
@@ -231,7 +208,6 @@ class Total:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the plugin's options."""
     parser.addoption("--budget", metavar="TABLE", help="fail if a folder takes more than a table of tests/budgets.toml")
     parser.addoption("--cpu-times", metavar="FILE", type=Path, help="write the CPU seconds of each test, with tabs")
 

@@ -49,7 +49,6 @@ class Row:
 
     @property
     def words(self) -> list[str]:
-        """The options that all commands are given."""
         model = ["--model", self.model, "--server", self.server, "--loss", "plain"]
         code = ["--code", "huggingface"] if self.trained == "whole" else []
         return [*model, *code, *(word for name, value in self.options.items() for word in (f"--{name}", value))]
@@ -58,7 +57,6 @@ class Row:
         return f"{self.model} {self.trained} on {self.server}"
 
     def cells(self, batch: int) -> list[str]:
-        """Return the cells of the table that say what the setting is."""
         gpu = self.server.removeprefix("one-")
         options = {name: value for name, value in self.options.items() if name != "seq"}
         lora = [f"{self.trained} {options.pop(name)}" for name in ("lora", "qlora") if name in options]
@@ -103,7 +101,6 @@ class Answers:
     peaks: dict[str, Peak]
 
     def line(self, row: Row) -> str:
-        """Return the row of the table."""
         return f"| {' | '.join([*row.cells(self.batch), *map(str, self.peaks.values())])} |"
 
     @property
@@ -156,7 +153,6 @@ def table() -> list[str]:
 
 
 def write(number: int, line: str) -> None:
-    """Replace one row of the table."""
     before, head, after = PAGE.read_text().partition(_HEAD)
     PAGE.write_text(before + head + after.replace(table()[number], line, 1))
 

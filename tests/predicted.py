@@ -20,5 +20,4 @@ def memory_of(model: Model, setup: TrainSetup, kernels: Kernels = CUDA, rank: in
 
 
 def estimate_of(model: Model, setup: TrainSetup, hardware: Hardware | None = None, **given: Any) -> Prediction:
-    """Return the answer to a question."""
     return answer(Question(model, setup, hardware, **given))

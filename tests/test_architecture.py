@@ -1,10 +1,11 @@
-"""Imports go in one direction, and every package lists its files."""
+"""Imports go in one direction, every package lists its files, and the wheel has all of them."""
 
 from __future__ import annotations
 
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import grimp
@@ -59,3 +60,11 @@ def test_nobody_is_told_to_install_a_package_of_our_name_from_a_registry() -> No
         "pip install 'accelerate>=1.0' 'peft>=0.14' 'transformers>=4.50'",
         "pip install '.[hf]' in the clone of fsdp-bench",  # where only the sources are on Python's path
     )
+
+
+def test_every_file_that_is_not_python_is_in_the_wheel() -> None:
+    """``make wheel`` installs one and tries its commands."""
+    settings = tomllib.loads((PACKAGE.parent / "pyproject.toml").read_text())["tool"]["setuptools"]
+    packed = {path for pattern in settings["package-data"]["fsdp_bench"] for path in PACKAGE.glob(pattern)}
+    files = {path for path in PACKAGE.rglob("*") if path.is_file() and path.suffix not in (".py", ".pyc")}
+    assert files == packed

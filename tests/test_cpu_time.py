@@ -61,21 +61,25 @@ def test_a_run_within_its_budget_passes_and_prints_the_seconds_of_each_folder(
     assert done.ret == 0
 
 
-@pytest.mark.parametrize("slower", [pytest.param("loops", marks=pytest.mark.slow), "in_process"])
-def test_a_folder_that_exceeds_its_budget_fails_the_run_and_is_named(
-    slower: str, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """By its own work or by that of a process that it starts: 45 loops and the other test's 5, where 30 are allowed."""
-    done = run(pytester, monkeypatch, **{slower: 45})
-    done.stdout.fnmatch_lines(["busy: * CPU seconds, at most * allowed"])
-    assert done.ret == 1
+FOLDER = "busy: * CPU seconds, at most * allowed"
+TEST = "busy: tests/busy/test_work.py::test_it_works took * CPU seconds, at most * allowed"
 
 
-def test_a_test_that_exceeds_its_own_budget_fails_a_run_within_the_folders(
-    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("work", "line"),
+    [
+        pytest.param({"loops": 45}, FOLDER, marks=pytest.mark.slow),
+        ({"in_process": 45}, FOLDER),
+        ({"loops": 15, "in_process": 0, "each_test": 5}, TEST),
+    ],
+    ids=["a folder's own work", "a process that it starts", "a test within its folder's budget"],
+)
+def test_what_exceeds_its_budget_fails_the_run_and_is_named(
+    work: dict[str, int], line: str, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    done = run(pytester, monkeypatch, loops=15, in_process=0, each_test=5)
-    done.stdout.fnmatch_lines(["busy: tests/busy/test_work.py::test_it_works took * CPU seconds, at most * allowed"])
+    """45 loops and the other test's 5, where 30 are allowed; 15 in one test, where 7.5 are."""
+    done = run(pytester, monkeypatch, **work)
+    done.stdout.fnmatch_lines([line])
     assert done.ret == 1
 
 

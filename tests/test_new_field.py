@@ -56,10 +56,8 @@ num_chunks = {}
 
 
 def with_field() -> None:
-    """Import spec/setup.py with the field."""
     name = "fsdp_bench.spec.setup"
     spec = importlib.util.spec_from_file_location(name, SOURCE)
-    assert spec is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     place = "\n    def _check(self)"
@@ -79,7 +77,6 @@ def printed(command: str) -> str:
 
 
 def answers() -> dict[str, Any]:
-    """Ask for the field everywhere."""
     found = {name: printed(command) for name, command in COMMANDS.items()}
     Path("several.json").write_text(found["json"])
     printed("report several.json --html several.html")

@@ -51,7 +51,6 @@ def ran(committed: Any) -> Any:
 
 
 def run(notebook: Any) -> Any:
-    """Run a notebook in its folder."""
     resources = {"metadata": {"path": str(ROOT / "notebooks")}}
     return NotebookClient(notebook, timeout=120, kernel_name="python3", resources=resources).execute()
 
@@ -59,11 +58,8 @@ def run(notebook: Any) -> Any:
 pytestmark = pytest.mark.filterwarnings("default")  # of jupyter's own packages
 
 
-@pytest.mark.parametrize("version", ["committed", "ran"])
-def test_the_printed_search_is_the_recorded_one(
-    version: str, measured: list[FrontierCell], request: pytest.FixtureRequest
-) -> None:
-    table, sentence, phases, *_ = printed(request.getfixturevalue(version))
+def test_the_printed_search_is_the_recorded_one(committed: Any, measured: list[FrontierCell]) -> None:
+    table, sentence, phases, *_ = printed(committed)
     same = sum(cell.steps_apart == 0 for cell in measured)
     trials = max(len(cell.trials) for cell in measured)
     expected = f"the same step in {same} of {len(measured)} cells; {trials} trials a cell at most"

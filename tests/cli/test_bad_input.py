@@ -37,28 +37,25 @@ def write(tmp_path: Path) -> Callable[[str], Path]:
     return write_text
 
 
-@pytest.mark.parametrize("content", [f"x = {NESTED}", f"x = {'{a = ' * 2000}1{'}' * 2000}", f"{'a.' * 500}a = 1"])
-def test_a_toml_file_that_is_nested_too_deeply_is_one_line(write: Callable[[str], Path], content: str) -> None:
+DEEP, LARGE = "is nested too deeply", "up to 9223372036854775807"
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (f"x = {NESTED}", f"{DEEP}; up to 32 levels"),
+        (f"x = {'{a = ' * 2000}1{'}' * 2000}", f"{DEEP}; up to 32 levels"),
+        (f"{'a.' * 500}a = 1", f"{DEEP}; up to 32 levels"),
+        *((f"[run]\nsteps = {number}\n", LARGE) for number in (DIGITS, "0x" + "f" * 5000, "18446744073709551616")),
+        (f'{{"model_type": {"[" * 200_000}', DEEP),
+        (json.dumps(LLAMA).replace("4096", DIGITS, 1), LARGE),
+    ],
+    ids=lambda text: text[:20],
+)
+def test_deep_nesting_and_many_digits_are_one_line(write: Callable[[str], Path], content: str, said: str) -> None:
     path = write(content)
-    for words in ALL_TOML:
-        assert "is nested too deeply; up to 32 levels" in refused(*words, path)
-
-
-def test_a_config_json_that_is_nested_too_deeply_is_one_line(write: Callable[[str], Path]) -> None:
-    path = write(f'{{"model_type": {"[" * 200_000}')
-    assert "is nested too deeply" in refused("predict", "--hf-config", path)
-
-
-@pytest.mark.parametrize("number", [DIGITS, "0x" + "f" * 5000, "18446744073709551616"])
-def test_an_integer_of_too_many_digits_is_one_line(write: Callable[[str], Path], number: str) -> None:
-    path = write(f"[run]\nsteps = {number}\n")
-    for words in ALL_TOML:
-        assert "up to 9223372036854775807" in refused(*words, path)
-
-
-def test_an_integer_of_too_many_digits_in_a_config_json_is_one_line(write: Callable[[str], Path]) -> None:
-    path = write(json.dumps(LLAMA).replace("4096", DIGITS, 1))
-    assert "up to 9223372036854775807" in refused("predict", "--hf-config", path)
+    for words in (("predict", "--hf-config"),) if content.startswith("{") else ALL_TOML:
+        assert said in refused(*words, path)
 
 
 def test_a_packed_file_that_would_fill_the_memory_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,7 +158,6 @@ def test_an_unexpected_error_is_one_line_and_its_traceback_is_kept(
 
 
 def raise_in_models(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
-    """Make the command ``models`` raise an error."""
     from fsdp_bench.cli import models
 
     def raise_error(*_: object) -> None:

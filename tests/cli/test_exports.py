@@ -51,17 +51,6 @@ def test_an_exported_file_says_what_the_code_that_it_trains_takes(tmp_path: Path
         assert text.format(needed) in said or text.replace("# ", "").format(needed) in said
 
 
-def test_a_setting_that_does_not_fit_in_the_code_that_is_trained_is_not_exported(tmp_path: Path) -> None:
-    words = (*PREDICT, "--nodes", "6", "--strategy", "zero2", "--loss", "chunked", "--batch", "2")
-    done = run_command(*words, "--export", "pytorch", cwd=tmp_path)
-    assert done.stdout.startswith("fits (predicted)")
-    assert done.returncode == 2
-    (line,) = done.stderr.splitlines()
-    assert "does not fit" in line
-    assert "--code huggingface answers for it" in line
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_plan_exports_its_winner_with_all_of_its_micro_batches(tmp_path: Path) -> None:
     words = (*PLAN, *SETTING, "--batch", "1", "--global-batch", "1M", "--tokens", "1B", "--export", "pytorch")
     found = json_of(*words, "--export-dir", "job", cwd=tmp_path)
@@ -121,6 +110,11 @@ def test_a_setting_that_does_not_fit_is_not_exported(tmp_path: Path) -> None:
         (("pytorch", "--code", "benchmark", "--kernels", "cpu"), "--kernels cpu"),
         (("accelerate", "--checkpointing", "selective"), "--checkpointing full"),
         (("pytorch",), "exists and differs"),
+        # fits in the benchmark's code, which is asked for, and not in the code that is trained
+        (
+            ("pytorch", "--nodes", "6", "--strategy", "zero2", "--loss", "chunked", "--batch", "2"),
+            "does not fit",
+        ),
     ],
 )
 def test_an_export_that_cannot_be_written_is_one_line_behind_the_answer(
@@ -129,6 +123,7 @@ def test_an_export_that_cannot_be_written_is_one_line_behind_the_answer(
     (tmp_path / "train_fsdp.py").write_text("mine")
     done = run_command(*PREDICT, "--export", *words, cwd=tmp_path)
     assert done.returncode == 2, done.stdout
+    assert done.stdout.startswith("fits (predicted)") or "--kernels" in words
     (line,) = done.stderr.splitlines()
     assert says in line
     assert [path.read_text() for path in tmp_path.iterdir()] == ["mine"]

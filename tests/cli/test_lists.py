@@ -56,19 +56,17 @@ def test_every_option_of_a_setup_takes_a_list(option: str, text: str, count: int
         (("--batch", "2,1,2"), (2, 1)),
         (("--checkpointing-policy", "default,every-2-blocks"), (None, "every-2-blocks")),
         (("--checkpointing-policy", "default,aten.mm,aten.silu"), (None, "aten.mm,aten.silu")),
+        (("--checkpointing-policy", "aten.mm,aten.silu;aten.mm"), ("aten.mm,aten.silu", "aten.mm")),
         (("--lora", "rank=4,targets=q_proj+v_proj;8"), ("rank=4,targets=q_proj+v_proj", "8")),
     ],
-    ids=["a value given twice counts once", "default ends a policy", "operators follow it", "commas inside a value"],
+    ids=["a value given twice", "default ends a policy", "operators follow it", "semicolon", "commas inside"],
 )
 def test_a_list_is_split_where_its_values_end(words: tuple[str, str], values: tuple[object, ...]) -> None:
     (found,) = several(*words).several.values()
     assert found == values
 
 
-def test_operators_that_follow_each_other_are_one_policy_and_a_semicolon_begins_another() -> None:
-    text = "aten.mm,aten.silu;aten.mm;every-2-blocks"
-    found = several("--checkpointing-policy", text).several["checkpointing_policy"]
-    assert found == ("aten.mm,aten.silu", "aten.mm", "every-2-blocks")
+def test_operators_that_follow_each_other_are_one_policy() -> None:
     alone = several("--checkpointing-policy", "aten.silu,aten.mm")
     assert (alone.value("checkpointing_policy"), alone.several) == ("aten.silu,aten.mm", {})
 

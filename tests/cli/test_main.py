@@ -7,10 +7,14 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from fsdp_bench.cli.main import main
+from fsdp_bench.plan import rehearse_command
+from fsdp_bench.spec.errors import SpecError
+from fsdp_bench.spec.subprocesses.rehearsal import RehearsedGpu
 from tests.cli.answered_once import answered_once
 from tests.conftest import run_command, run_process, stdout_of
 
@@ -54,22 +58,15 @@ def test_no_arguments_at_all_print_the_help() -> None:
 def test_the_exit_code_holds_where_nobody_reads_the_output(
     monkeypatch: pytest.MonkeyPatch, gpu: str, code: int, form: tuple[str, ...]
 ) -> None:
-    """As in ``fsdp-bench predict ... | head -1``, whose pipe is closed before all is written."""
+    """As in ``fsdp-bench predict ... | head -1``, whose pipe is closed before all is written, and in ``>&-``."""
     reader, output = os.pipe()
     os.close(reader)
     with open(output, "w", buffering=1) as closed:
-        monkeypatch.setattr(sys, "stdout", closed)
-        with pytest.raises(SystemExit) as ended:
-            main(["predict", "--model", "Llama-3.2-1B", "--gpu", gpu, "--batch", "4", *form])
-    assert ended.value.code == code
-
-
-@pytest.mark.parametrize("form", [(), ("--json",)])
-def test_the_exit_code_holds_where_the_output_is_closed(monkeypatch: pytest.MonkeyPatch, form: tuple[str, ...]) -> None:
-    monkeypatch.setattr(sys, "stdout", None)
-    with pytest.raises(SystemExit) as ended:
-        main(["predict", "--model", "Llama-3.2-1B", "--gpu", "L4", "--batch", "4", *form])
-    assert ended.value.code == 3
+        for stdout in (closed, None):
+            monkeypatch.setattr(sys, "stdout", stdout)
+            with pytest.raises(SystemExit) as ended:
+                main(["predict", "--model", "Llama-3.2-1B", "--gpu", gpu, "--batch", "4", *form])
+            assert ended.value.code == code
 
 
 def test_a_process_prints_what_a_call_prints_and_ends_with_its_code() -> None:
@@ -104,3 +101,19 @@ def test_status_of_results_that_were_copied_counts_their_records() -> None:
 def test_without_a_calibration_validates_line_on_time_says_what_to_give() -> None:
     done = run_command("validate", "--against", RESULTS / "cpu")
     assert "time is not compared: no datasheet has a CPU's rates; give --calibration FILE" in done.stdout
+
+
+@pytest.mark.parametrize(("gpu", "name"), [("H100-SXM", "NVIDIA H100 80GB HBM3"), ("H100-SXM-96GB", "H100-SXM-96GB")])
+def test_a_rehearsed_gpu_without_a_product_name_has_the_catalogue_s(
+    gpu: str, name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    seen: list[RehearsedGpu] = []
+
+    def instead(_command: Any, stand_in: RehearsedGpu, *_others: Any) -> Any:
+        seen.append(stand_in)
+        raise SpecError("enough")
+
+    monkeypatch.setattr(rehearse_command, "rehearse", instead)
+    (tmp_path / "train.py").touch()
+    assert "enough" in run_command("rehearse", "--gpu", gpu, "--", sys.executable, tmp_path / "train.py").stderr
+    assert [one.product_name for one in seen] == [name]

@@ -57,16 +57,15 @@ def test_a_card_that_the_context_fills_is_refused_in_one_line(calibration: Path)
     )
 
 
-def test_where_nccl_is_unknown_so_is_what_the_process_takes(calibration: Path) -> None:
+def test_where_nccl_is_unknown_so_is_what_the_process_takes_and_another_cards_context_is_not_taken(
+    calibration: Path,
+) -> None:
     found = answer("--gpu", "H100-SXM", "--world-size", "64", "--calibration", calibration)
     assert found["server"]["context_bytes"] == CONTEXT
     assert found["memory"]["peak_device_bytes"] is None
-
-
-def test_another_cards_context_is_not_taken(calibration: Path) -> None:
-    found = answer("--server", "p4d.24xlarge", "--headroom", "1MiB", "--calibration", calibration)
-    assert found["server"]["context_bytes"] is None
-    assert found["server"]["gpu_memory_bytes"] == loader.gpu("A100-SXM-40GB").usable_memory_bytes
+    other = answer("--server", "p4d.24xlarge", "--headroom", "1MiB", "--calibration", calibration)["server"]
+    usable = loader.gpu("A100-SXM-40GB").usable_memory_bytes
+    assert (other["context_bytes"], other["gpu_memory_bytes"]) == (None, usable)
 
 
 def test_the_text_no_longer_says_that_the_context_is_not_predicted(calibration: Path) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Any
 
 import click
@@ -11,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from fsdp_bench.cli.common.options import SetupCommand, SetupOptions, setup_options
-from fsdp_bench.cli.common.setups import read_model, read_setups
+from fsdp_bench.cli.common.setups import read_setups
 from fsdp_bench.spec.impossible import impossible
 from fsdp_bench.spec.setup import (
     BackwardPrefetch,
@@ -24,7 +22,6 @@ from fsdp_bench.spec.setup import (
     TrainSetup,
     Wrap,
 )
-from fsdp_bench.spec.vocabulary import NAMED_PRECISIONS
 from tests.cli.setups import read_setup
 
 
@@ -86,11 +83,8 @@ def test_every_option_reaches_its_field() -> None:
 
 
 def test_what_fully_shard_reshards_and_how_the_head_computes_are_options() -> None:
-    words = parse(
-        *("--params", "1B", "--world-size", "8", "--api", "fsdp2", "--wrap", "block-and-ends"),
-        *("--reshard-after-forward", "4", "--no-reshard-last-block", "--fp32-head"),
-    )
-    _, setup, _ = read_setup(words)
+    words = "--params 1B --world-size 8 --api fsdp2 --wrap block-and-ends --reshard-after-forward 4"
+    _, setup, _ = read_setup(parse(*words.split(), "--no-reshard-last-block", "--fp32-head"))
     assert (setup.wrap, setup.reshard_after_forward) == (Wrap.BLOCK_AND_ENDS, 4)
     assert (setup.reshard_last_block, setup.fp32_head) == (False, True)
 
@@ -113,12 +107,6 @@ def test_servers_and_nodes_make_a_world(arguments: str, world_size: int, nodes: 
     assert (hardware.num_nodes, hardware.gpus_per_node) == (nodes, gpus_per_node)
 
 
-def test_a_gpu_alone_has_a_world_too() -> None:
-    _, setup, hardware = read_setup(parse("--params", "1B", "--gpu", "b200", "--nodes", "2", "--gpus-per-node", "8"))
-    assert (hardware.name, hardware.has_server) == ("B200", False)
-    assert setup.world_size == 16
-
-
 @pytest.mark.parametrize(
     ("arguments", "shard_size"),
     [
@@ -136,39 +124,12 @@ def test_a_hybrid_strategy_shards_inside_a_node_when_there_are_several(arguments
     assert setup.shard_size == shard_size
 
 
-def test_a_model_comes_from_the_catalogue_a_config_file_or_the_ladder(tmp_path: Path) -> None:
-    path = tmp_path / "config.json"
-    sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 128}
-    path.write_text(json.dumps({"model_type": "llama", "vocab_size": 100, "max_position_embeddings": 64, **sizes}))
-    assert read_model(parse("--hf-config", str(path))).num_hidden_layers == 2
-    assert read_model(parse("--model", "GPT2-XL")).num_parameters == 1_557_611_200
-    # gpt2 on the ladder has as many learned positions as a longer sequence needs.
-    ladder = read_model(parse("--params", "124M", "--family", "gpt2", "--seq", "2048"))
-    assert ladder.max_position_embeddings == 2048
-
-
-def test_a_users_catalogue_is_used(tmp_path: Path) -> None:
-    path = tmp_path / "mine.toml"
-    path.write_text('[[server]]\nname = "basement"\nprovider = "ours"\ngpu = "RTX-4090"\ngpus_per_node = 2\n')
-    _, setup, hardware = read_setup(parse("--params", "1B", "--catalog", str(path), "--server", "basement"))
-    assert (setup.world_size, hardware and hardware.name) == (2, "basement")
+def test_a_gpu_alone_has_a_world_too() -> None:
+    _, setup, hardware = read_setup(parse("--params", "1B", "--gpu", "b200", "--nodes", "2", "--gpus-per-node", "8"))
+    assert (setup.world_size, hardware.name, hardware.has_server) == (16, "B200", False)
 
 
 LISTS = ("strategy", "precision", "offload", "checkpointing")
-
-
-def test_a_command_that_asks_for_lists_crosses_them() -> None:
-    words = parse(
-        *("--server", "p5.48xlarge", "--nodes", "2", "--strategy", "zero3,hsdp,zero3", "--precision", "all"),
-        lists=LISTS,
-        defaults={"checkpointing": "none,full"},
-    )
-    readings = read_setups(words)
-    assert all(reading.hardware and reading.hardware.has_server for reading in readings)
-    setups = [reading.setup for reading in readings]
-    assert len(setups) == 2 * 5 * 2  # a strategy given twice counts once
-    assert {(setup.strategy.value, setup.shard_size) for setup in setups} == {("FULL_SHARD", None), ("HYBRID_SHARD", 8)}
-    assert {setup.precision.name for setup in setups} == set(NAMED_PRECISIONS)
 
 
 def test_all_of_everything_is_there_also_what_cannot_run() -> None:
@@ -198,18 +159,21 @@ def test_the_help_is_in_groups_and_says_defaults_and_what_may_be_a_list() -> Non
         assert text.count(said) == 1, said
 
 
-def test_eight_gpus_a_node_are_assumed_and_said(capsys: pytest.CaptureFixture[str]) -> None:
-    ((_, setup, _),) = read_setups(SetupOptions(gpu="H100-SXM", nodes=4))
-    assert setup.world_size == 32
-    assert capsys.readouterr().err == "note: 8 GPUs on each node are assumed; --gpus-per-node says how many\n"
+ASSUMED = "note: 8 GPUs on each node are assumed; --gpus-per-node says how many\n"
 
 
-def test_nothing_is_assumed_that_is_said(capsys: pytest.CaptureFixture[str]) -> None:
-    for words, world in (
-        (SetupOptions(gpu="H100-SXM", nodes=4, gpus_per_node=2), 8),
-        (SetupOptions(gpu="H100-SXM"), 1),
-        (SetupOptions(server="p5.48xlarge", nodes=2), 16),
-    ):
-        ((_, setup, _),) = read_setups(words)
-        assert setup.world_size == world
-    assert capsys.readouterr().err == ""
+@pytest.mark.parametrize(
+    ("words", "world", "note"),
+    [
+        ({"gpu": "H100-SXM", "nodes": 4}, 32, ASSUMED),
+        ({"gpu": "H100-SXM", "nodes": 4, "gpus_per_node": 2}, 8, ""),
+        ({"gpu": "H100-SXM"}, 1, ""),
+        ({"server": "p5.48xlarge", "nodes": 2}, 16, ""),
+    ],
+)
+def test_eight_gpus_a_node_are_assumed_and_said_where_the_user_does_not(
+    words: dict[str, Any], world: int, note: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ((_, setup, _),) = read_setups(SetupOptions(**words))
+    assert setup.world_size == world
+    assert capsys.readouterr().err == note

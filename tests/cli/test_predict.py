@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.cli.answered_once import answered_once
 from tests.conftest import json_of, run_command, stdout_of
 from tests.report.charts.pictures import assert_is_a_slide
 
@@ -77,14 +78,6 @@ def test_traffic_is_printed_by_kind_with_its_time_on_the_servers_links() -> None
     assert "the GPU's datasheet and NCCL's model of its links" in printed
 
 
-def test_full_shard_stores_twelve_bytes_a_parameter_over_the_world() -> None:
-    """fp32: a parameter is 4 bytes, AdamW's two moments 8. Units are padded to the world, storages to 512 bytes."""
-    breakdown = document(*GPT2)["memory"]["breakdown_bytes"]
-    exact = 12 * NUM_PARAMETERS / 8
-    padding = (12 + 1) * 3 * (512 + 4 * 8)  # 12 blocks and the root; the parameter and two moments each
-    assert exact <= breakdown["parameters"] + breakdown["optimizer_state"] <= exact + padding
-
-
 def test_other_weights_of_an_architecture_are_predicted_as_it_and_the_answer_says_so() -> None:
     done = run_command("predict", "--model", "meta-llama/Llama-3.1-8B-Instruct,Llama-3.1-8B", "--json")
     assert done.stderr == (
@@ -116,15 +109,15 @@ def test_unknown_values_are_null() -> None:
 
 def test_exit_code_3_says_that_it_does_not_fit() -> None:
     """Parameters, gradients and two moments, all in fp32: 16 x 8.03e9 = 128e9 bytes, more than the card's 85e9."""
-    found = document(*LLAMA, *FP32, "--strategy", "ddp", code=3)
+    words = ("predict", *LLAMA, *FP32, "--strategy", "ddp")
+    with answered_once():
+        found, printed = json_of(*words, code=3), stdout_of(*words, code=3)
     assert found["fits"] is False
     assert found["headroom_bytes"] < 85e9 - 16 * 8.03e9
     assert found["memory"]["peak_reserved_bytes"] is None  # it never got so far
     assert found["memory"]["out_of_memory"]["reserved_bytes"] <= found["server"]["gpu_memory_bytes"]
-    text = run_command("predict", *LLAMA, *FP32, "--strategy", "ddp")
-    assert text.returncode == 3
-    assert text.stdout.startswith("does not fit (predicted): ")
-    assert "mostly optimizer state" in " ".join(text.stdout.split("\n\n")[0].split())  # 8 of the 16 bytes a parameter
+    assert printed.startswith("does not fit (predicted): ")
+    assert "mostly optimizer state" in " ".join(printed.split("\n\n")[0].split())  # 8 of the 16 bytes a parameter
 
 
 def test_host_memory_counts_who_builds_the_model() -> None:
@@ -146,21 +139,18 @@ def test_the_setup_tells_what_really_runs() -> None:
     assert document("--model", "gpt2", "--server", "p5.48xlarge", "--compile")["for_eager"] is False
 
 
-def test_several_setups_are_one_document_and_what_cannot_run_has_its_reason() -> None:
-    predictions = document("--model", "gpt2", "--world-size", "2", "--strategy", "all")["predictions"]
-    assert [found["setup"]["strategy"] for found in predictions] == [
-        *("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "_HYBRID_SHARD_ZERO2")
-    ]
+def test_several_setups_are_one_document_and_one_table_where_what_cannot_run_has_its_reason() -> None:
+    words = ("predict", "--model", "gpt2", "--gpu", "h100-sxm", "--world-size", 2, "--strategy", "all")
+    with answered_once():
+        predictions, printed = json_of(*words)["predictions"], stdout_of(*words)
+    names = ["FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "_HYBRID_SHARD_ZERO2"]
+    assert [found["setup"]["strategy"] for found in predictions] == names
     assert [found["impossible"] is None for found in predictions] == [True, True, True, False, False]
     assert "needs at least 2 groups of at least 2 ranks" in predictions[3]["impossible"]
     assert (predictions[3]["memory"], predictions[3]["fits"]) == (None, None)
     assert predictions[3].keys() == predictions[0].keys()
-
-
-def test_several_setups_are_rows_side_by_side() -> None:
-    printed = stdout_of("predict", "--model", "gpt2", "--gpu", "h100-sxm", "--world-size", "2", "--strategy", "all")
     rows = [line.split()[0] for line in printed.splitlines() if line.startswith(("FULL_", "SHARD_", "NO_"))]
-    assert rows == ["FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD"]
+    assert rows == names[:3]
     assert "in all rows: " in printed
     assert "fits yes" in " ".join(printed.split())
     assert printed.count("impossible: ") == 2
@@ -193,20 +183,6 @@ def replaced(words: tuple[str, ...], switches: list[str]) -> list[str]:
     """Return the words with other options, each with its value, in place of those of the same name."""
     options = dict(zip(words[::2], words[1::2], strict=True)) | dict(zip(switches[::2], switches[1::2], strict=True))
     return [word for option in options.items() for word in option]
-
-
-def test_nccls_part_is_told_where_its_source_tells_it_and_otherwise_why_not() -> None:
-    """p5: 24 channels of 6 + 12 MiB or more, and the memory of its creation. PCIe servers are not documented."""
-    known = document(*GPT2)["memory"]
-    assert known["communicators_bytes"] == {"low": 518 * 1024**2, "high": 614 * 1024**2}
-    (only,) = known["communicators"]
-    assert (only["purpose"], only["num_ranks"], only["num_channels"]) == ("shard", 8, {"low": 24, "high": 24})
-    unknown = document("--model", "gpt2", "--server", "g5.48xlarge")["memory"]
-    assert unknown["communicators_bytes"] is None
-    assert "NVSwitch" in unknown["communicators"][0]["unknown"]
-    assert document(*GPT2, "--kernels", "cpu")["memory"]["communicators"] is None
-    text = " ".join(run_command("predict", "--model", "gpt2", "--server", "g5.48xlarge").stdout.split())
-    assert "2.0 GiB of each GPU kept free, for CUDA and NCCL (an assumption" in text
 
 
 def test_assumptions_are_notes_of_the_document() -> None:

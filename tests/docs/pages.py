@@ -86,22 +86,18 @@ class Block:
 
 @dataclass
 class PageResult:
-    """The result of running a page."""
-
     failures: list[str] = field(default_factory=list)
     replacements: list[tuple[int, int, str]] = field(default_factory=list)
     """Outputs to replace: begin and end in the page, and the new text."""
     num_run: int = 0
 
     def updated(self, page: str) -> str:
-        """Return the page with the outputs of this run."""
         for start, end, text in sorted(self.replacements, reverse=True):
             page = page[:start] + text + page[end:]
         return page
 
 
 def blocks(page: str) -> Iterator[Block]:
-    """Yield the fenced blocks of a page."""
     for found in _BLOCK.finditer(page):
         note = _NOTE.search(page, 0, found.start())
         kind, words = note.groups() if note else (None, "")
@@ -197,7 +193,6 @@ def _run_console(block: Block, folder: Path, beside: Path, result: PageResult) -
 
 
 def _commands(text: str) -> Iterator[tuple[str, int, int]]:
-    """Yield each command with the begin and end of its output."""
     found = list(re.finditer(r"^\$ ((?:.*\\\n)*.*)\n", text, re.MULTILINE))
     ends = [following.start() for following in found[1:]] + [len(text)]
     for one, end in zip(found, ends, strict=True):
@@ -268,8 +263,6 @@ def _num_lines(old: list[str], new: list[str]) -> int:
 
 
 class _Runner(doctest.DocTestRunner):
-    """Collects the examples whose output differs."""
-
     def __init__(self) -> None:
         super().__init__(optionflags=_DOCTEST_OPTIONS)
         self.others: list[tuple[doctest.Example, str]] = []

@@ -64,7 +64,6 @@ def _meaning(one: Field) -> str:
 
 
 def _words(one: Field) -> str:
-    """Return the words of an enum, each with its aliases."""
     assert issubclass(one.kind, CaseInsensitiveEnum)
     aliases = one.kind.aliases.items()
     texts = []

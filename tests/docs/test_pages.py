@@ -43,7 +43,6 @@ def _cases() -> Iterator[object]:
             text = "".join(block.text for block in part)
             is_slow = any(f"$ {command}\n" in text and name == page for command, page in SLOW.items())
             first = re.search(r"^(?:\$ fsdp-bench|\$ python -m|>>>) (\S+)", text, re.MULTILINE)
-            assert first is not None
             yield pytest.param(
                 *(name, number),
                 id=f"{name} {number} {first[1]}",

@@ -11,7 +11,6 @@ import pytest
 
 from fsdp_bench.spec.frontier import read_frontier
 from fsdp_bench.spec.rank_report import Outcome
-from fsdp_bench.spec.record import read_record
 from fsdp_bench.sweep.machine import probe_machine
 from tests.conftest import records_of_sweep, run_command
 
@@ -44,17 +43,6 @@ def test_every_trial_of_one_gpu_ends_ok_with_the_allocators_peaks(
         assert memory.num_alloc_retries == 0
 
 
-def test_running_out_on_a_limited_gpu_is_an_outcome_and_the_next_trial_is_unaffected(
-    write_sweep: Callable[..., Path],
-) -> None:
-    file = write_sweep("micro_batch_size = [65536, 1]", f"device = 'cuda'\nmemory_limit = '256MiB'\n{ALONE}")
-    by_batch = {record.setup.micro_batch_size: record for record in records_of_sweep(file)}
-    assert by_batch[1].outcome is Outcome.OK
-    assert by_batch[65536].outcome is Outcome.OOM_GPU
-    failure = by_batch[65536].ranks[0].failure
-    assert "memory" in (failure.allocator_summary or "").lower()
-
-
 def test_the_largest_batch_is_found_on_a_gpu_that_is_limited_to_a_small_ones_memory(
     write_sweep: Callable[..., Path], tmp_path: Path
 ) -> None:
@@ -71,21 +59,19 @@ def test_the_largest_batch_is_found_on_a_gpu_that_is_limited_to_a_small_ones_mem
     assert cell.measured.limited_by.place == "gpu"
 
 
-def test_a_snapshot_shows_what_was_allocated_when_memory_ran_out(
-    write_sweep: Callable[..., Path], tmp_path: Path
+def test_running_out_on_a_limited_gpu_is_an_outcome_whose_snapshot_shows_what_was_allocated(
+    write_sweep: Callable[..., Path],
 ) -> None:
-    """Recording begins with the process: the snapshot has the parameters' allocations, and where they came from."""
+    """The next trial is unaffected. Recording begins with the process: the snapshot has the parameters' allocations."""
     file = write_sweep("micro_batch_size = [65536, 1]", f"device = 'cuda'\nmemory_limit = '256MiB'\n{ALONE}")
-    words = ("sweep", file, "--results", tmp_path, "--no-charts", "--memory-snapshot")
-    assert run_command(*words).returncode == 0
-    outcomes = {}
-    for path in tmp_path.glob("*/tiny/trials/*.json"):
-        record = read_record(path.read_bytes(), path.name)
-        outcomes[record.setup.micro_batch_size] = record.outcome
-        (found,) = (path.parent.parent / "snapshots" / record.id).glob("*.pickle")
+    by_batch = {record.setup.micro_batch_size: record for record in records_of_sweep(file, "--memory-snapshot")}
+    assert {batch: record.outcome for batch, record in by_batch.items()} == {1: Outcome.OK, 65536: Outcome.OOM_GPU}
+    failure = by_batch[65536].ranks[0].failure
+    assert "memory" in (failure.allocator_summary or "").lower()
+    for record in by_batch.values():
+        (found,) = file.parent.glob(f"results/*/tiny/snapshots/{record.id}/*.pickle")
         snapshot = pickle.loads(found.read_bytes())
         assert any(block["state"] == "active_allocated" for s in snapshot["segments"] for block in s["blocks"])
         actions = [entry["action"] for entry in snapshot["device_traces"][0]]
         assert ("oom" in actions) == (record.outcome is Outcome.OOM_GPU)
         assert record.suspect == ("allocations were recorded, which slows the host down",)
-    assert outcomes == {1: Outcome.OK, 65536: Outcome.OOM_GPU}

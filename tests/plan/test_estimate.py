@@ -15,7 +15,7 @@ from fsdp_bench.catalog.lookup import model as find_model
 from fsdp_bench.catalog.lookup import server
 from fsdp_bench.plan.estimate import Verdict
 from fsdp_bench.plan.speed import speed, step_seconds
-from fsdp_bench.replay.host_memory import Build, host_memory, pinned_bytes
+from fsdp_bench.replay.host_memory import host_memory, pinned_bytes
 from fsdp_bench.replay.live_memory import live_memory
 from fsdp_bench.simulate.events import Kind
 from fsdp_bench.simulate.operators.kernel_workspaces import (
@@ -30,49 +30,13 @@ from fsdp_bench.simulate.step import SimulatedSteps
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.hardware import Hardware
 from fsdp_bench.spec.model import Family
-from fsdp_bench.spec.setup import Api, Checkpointing, Loss, Offload, Precision, ShardingStrategy, TrainSetup, Wrap
+from fsdp_bench.spec.setup import Api, Checkpointing, Offload, Precision, ShardingStrategy, TrainSetup, Wrap
 from tests.predicted import estimate_of, memory_of
 from tests.shapes import shape
 
 LLAMA_8B = model("Llama-3.1-8B").shape()
 BF16 = Precision.parse("bf16-mixed")
 GIB = 2**30
-
-
-def test_a_setup_with_allocation_retries_does_not_fit() -> None:
-    setup = TrainSetup(world_size=8, sequence_length=2048, precision=BF16)
-    large = estimate_of(LLAMA_8B, setup, server("p5.48xlarge"))
-    assert large.fits is True
-    assert large.allocator.num_alloc_retries == 0
-    assert large.headroom_bytes > 0
-    small = estimate_of(LLAMA_8B, setup, server("g5.48xlarge"))
-    assert small.fits is False
-    assert small.headroom_bytes < 0
-
-
-def test_without_a_card_it_is_not_known_whether_it_fits() -> None:
-    setup = TrainSetup(world_size=8, sequence_length=512, precision=BF16)
-    found = estimate_of(LLAMA_8B, setup)
-    assert found.fits is None
-    assert found.headroom_bytes is None
-    assert found.allocator.peak_reserved_bytes >= found.memory.peak_allocated_bytes
-
-
-def test_compiled_code_is_predicted_for_eager_and_says_so() -> None:
-    setup = TrainSetup(world_size=8, sequence_length=512, compile=True, wrap=Wrap.SIZE)
-    assert estimate_of(LLAMA_8B, setup).for_eager
-    assert not estimate_of(LLAMA_8B, replace(setup, compile=False, loss=Loss.COMPILED)).for_eager
-
-
-def test_loading_the_model_on_every_rank_needs_it_as_often_as_a_node_has_gpus() -> None:
-    """transformers#25107: eight times a 40B model in fp32."""
-    shape = model("Llama-2-7B").shape()
-    setup = TrainSetup(world_size=16, sequence_length=512)
-    builds = (Build.EVERY_RANK, Build.RANK_0, Build.META)
-    every, first, meta = (host_memory(SimulatedSteps(shape, setup), 8, build).peak_bytes for build in builds)
-    assert every == 8 * 4 * shape.num_parameters
-    assert first == 4 * shape.num_parameters
-    assert meta == 0
 
 
 def test_offload_moves_the_state_to_the_host() -> None:

@@ -21,12 +21,8 @@ def asked(nodes: int = 1, host_memory_bytes: int | None = None, **fields: object
     server = BUILT_IN.server("p4de.24xlarge")
     server = replace(server, host_memory_bytes=host_memory_bytes or server.host_memory_bytes)
     where = Hardware(server=server, gpu=BUILT_IN.gpu(server.gpu), num_nodes=nodes, gpus_per_node=8)
-    setup = TrainSetup(
-        world_size=8 * nodes,
-        precision=Precision.parse("bf16-mixed"),
-        sequence_length=4096,
-        **fields,  # type: ignore[arg-type]
-    )
+    step = {"precision": Precision.parse("bf16-mixed"), "sequence_length": 4096}
+    setup = TrainSetup(world_size=8 * nodes, **step, **fields)
     return Question(LLAMA_70B, setup, where)
 
 

@@ -12,7 +12,6 @@ from fsdp_bench.plan.table import (
     MAX_SIZE_COLUMNS,
     PREDICTION_COLUMNS,
     Row,
-    TableOptions,
     find_column,
     read_table_options,
 )
@@ -83,8 +82,3 @@ def test_names_of_columns_are_unique_and_have_their_unit() -> None:
     for known in (PREDICTION_COLUMNS, MAX_SIZE_COLUMNS):
         assert len(set(known)) == len(known)
         assert {find_column(name, known, "sort") for name in known} == set(known)
-
-
-def test_nothing_is_given_by_default() -> None:
-    assert not TableOptions().is_given
-    assert read_table_options(KNOWN, columns="step,strategy").columns == ("step_seconds", "strategy")

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from fsdp_bench.catalog.lookup import server
+from fsdp_bench.catalog.lookup import find_placement, server
 from fsdp_bench.plan.estimate import Verdict
 from fsdp_bench.plan.headroom import Headroom
 from fsdp_bench.plan.rehearsal import Rehearsal, rehearsal_document, worst_of
@@ -28,6 +28,7 @@ from fsdp_bench.spec.subprocesses.rehearsal import (
     SourceLine,
 )
 from fsdp_bench.spec.units import GIB
+from tests.plan.rehearsed_time.conftest import INT64, StepWriter
 
 OWN, INNER = SourceLine("train.py", 17, "<module>"), SourceLine("/env/site-packages/transformers/loss.py", 42, "loss")
 
@@ -188,10 +189,10 @@ def test_unknown_values_that_were_read_are_said_and_known_ones_too() -> None:
 
 
 def test_nccls_memory_is_of_the_groups_that_the_script_made() -> None:
-    assert [one.num_ranks for one in rehearsal().communicators.each] == [8]  # type: ignore[union-attr]
+    assert [one.num_ranks for one in rehearsal().communicators.each] == [8]
     gathers = (("1", "allgather_base", 4), ("2", "allreduce", 4))
     hybrid = rehearsal(process_groups={"0": 8, "1": 4, "2": 2}, collectives=gathers).communicators
-    assert [one.num_ranks for one in hybrid.each] == [4, 2, 8]  # type: ignore[union-attr]
+    assert [one.num_ranks for one in hybrid.each] == [4, 2, 8]
     assert rehearsal(process_groups={"0": 8, "1": 3}).communicators is None
 
 
@@ -208,3 +209,81 @@ def test_the_chart_is_drawn_and_needs_the_memory_history(tmp_path: Path) -> None
     assert (tmp_path / "memory.png").stat().st_size > 10_000
     with pytest.raises(SpecError, match="no memory history"):
         rehearsal_slide(rehearsal(curve=None))
+
+
+# -- the time of a step: ``rehearse --time`` --------------------------------------------------------------------------
+
+
+EIGHT = tuple(range(8))
+
+
+def of_step(step: StepWriter | None, **changes: Any) -> Rehearsal:
+    timed = replaced(rehearsal(issued=None if step is None else step.read()), asks_time=True)
+    return replaced(timed, **changes)
+
+
+def step_of(*more: str) -> StepWriter:
+    step = StepWriter()
+    step.product(4096, 4096, 4096)
+    weight, indices = step.tensor(1000, 16), step.tensor(512, dtype=INT64)
+    step.operator("aten::embedding", (step.tensor(512, 16),), weight=(weight,), indices=(indices,))
+    step.collective("allgather_base", 10**9, EIGHT)
+    for name in more:
+        step.operator(name, (step.tensor(8),), self=(step.tensor(8),))
+    return step
+
+
+def joined_text(found: Rehearsal) -> str:
+    """Return the text with its wrapped lines joined."""
+    return " ".join(report_text(found).split())
+
+
+def test_the_step_says_which_of_its_numbers_are_rehearsed_and_which_predicted() -> None:
+    found = joined_text(of_step(step_of()))
+    assert "step time" in found
+    assert "tokens/s per GPU, MFU" in found
+    assert "(rehearsed: what step 4 issued; predicted: how long that takes)" in found
+    assert "The script never ran on a GPU" in found
+    assert "the GPU's datasheet and NCCL's model of its links" in found
+    assert "512 in a step, which are what its embedding looks up" in found
+    assert "aten::mm nn compute 1" in found
+    assert "published runs were predicted" in found  # the range
+
+
+def test_operators_of_unknown_time_are_named_and_counted() -> None:
+    found = joined_text(of_step(step_of("mylib::attention", "mylib::attention", "aten::linalg_qr")))
+    assert "step time unknown, as nobody documents how long some of it takes; all else takes" in found
+    assert "unknown: mylib::attention, 2 times; aten::linalg_qr, 1 time" in found
+
+
+def test_without_a_server_it_says_what_tells_the_links() -> None:
+    gpu = find_placement("H100-SXM", None, None, None, 8).hardware
+    found = joined_text(of_step(step_of(), hardware=gpu))
+    assert "unknown: all_gather of 8 ranks, 1 time --server NAME says which links collectives and copies have" in found
+
+
+def test_without_a_step_it_says_why() -> None:
+    found = of_step(None)
+    assert "step time unknown: a step after the first is needed" in joined_text(found)
+    document = rehearsal_document(found)
+    assert document["time"] is None
+    assert document["why_no_time"].startswith("a step after the first is needed")
+
+
+def test_tokens_that_are_unknown_can_be_given() -> None:
+    step = StepWriter()
+    step.product(4096, 4096, 4096)
+    assert "tokens/s unknown (--tokens-per-step N)" in joined_text(of_step(step))
+    assert "tokens/s per GPU" in joined_text(of_step(step, tokens_per_step=4096))
+
+
+def test_several_ranks_have_a_column_of_step_times() -> None:
+    header, first, second = several([of_step(step_of()), of_step(step_of("mylib::attention"))]).splitlines()[-3:]
+    assert "step time" in header
+    assert " ms" in first
+    assert "unknown" in second
+
+
+def test_without_time_nothing_of_it_is_printed() -> None:
+    assert "step time" not in report_text(rehearsal())
+    assert rehearsal_document(rehearsal())["time"] is None

@@ -17,6 +17,7 @@ from fsdp_bench.plan.compare.comparison import Comparison
 from fsdp_bench.plan.compare.reasons import reasons
 from fsdp_bench.plan.prediction import Prediction
 from fsdp_bench.report.text.compare import answer, comparison_text
+from tests.conftest import json_of, run_command, stdout_of
 from tests.profiles import share_of_examples
 
 ROOT = Path(__file__).parents[3]
@@ -47,7 +48,6 @@ def predicted(**fields: Any) -> Prediction:
 def test_differences_add_up_and_are_the_negative_the_other_way_round(a: dict[str, Any], b: dict[str, Any]) -> None:
     found, back = compare(predicted(**a), predicted(**b)), compare(predicted(**b), predicted(**a))
     peak = next(one for one in found.peaks if one.name == "allocated")
-    assert back.categories is not None
     assert sum(one.difference for one in found.categories) == peak.difference
     assert peak.a == predicted(**a).memory.peak_allocated_bytes
     assert sum(one.difference for one in found.parts) == pytest.approx(found.step.difference)
@@ -138,7 +138,7 @@ def test_a_prediction_is_compared_with_the_trial_of_the_same_setup_by_a_ratio() 
         and (setup["api"], setup["checkpointing"]) == ("fsdp2", "full")
     )
     model = {"strategy": "SHARD_GRAD_OP", "api": "fsdp2", "checkpointing": "full"}
-    mine = estimate("Llama-3.1-8B", server=SERVER, **model)  # type: ignore[arg-type]
+    mine = estimate("Llama-3.1-8B", server=SERVER, **model)
     for found in (compare(mine, path), compare(path, mine)):
         assert found.is_same_setup
         assert answer(found).startswith("predicted ")
@@ -175,8 +175,6 @@ def test_a_file_of_something_else_is_named_in_one_line(content: str, said: str, 
 
 
 def test_of_several_predictions_one_is_named_by_its_number(tmp_path: Path) -> None:
-    from tests.conftest import run_command
-
     words = ("predict", "--model", "gpt2", "--server", SERVER, "--batch", "1,2", "--json")
     path = tmp_path / "several.json"
     path.write_text(run_command(*words).stdout)
@@ -184,3 +182,26 @@ def test_of_several_predictions_one_is_named_by_its_number(tmp_path: Path) -> No
     assert [(one.name, one.a, one.b) for one in found.fields] == [("micro_batch_size", 1, 2)]
     with pytest.raises(SpecError, match=r"holds 2 setups; name one"):
         compare(f"{path}#3", f"{path}#1")
+
+
+BOTH = ("--model", "gpt2", "--server", SERVER)
+
+
+def test_options_in_quotes_add_to_those_of_both_and_count_first() -> None:
+    found = json_of("compare", "--api fsdp2 --batch 2", "--strategy zero2", *BOTH, "--batch", 4)
+    differ = {one["name"]: (one["a"], one["b"]) for one in found["fields"]}
+    assert differ == {
+        "api": ("fsdp2", "fsdp1"),
+        "micro_batch_size": (2, 4),
+        "strategy": ("FULL_SHARD", "SHARD_GRAD_OP"),
+    }
+    allocated = next(one for one in found["memory"]["peaks"] if one["name"] == "allocated")
+    assert sum(one["difference_bytes"] for one in found["memory"]["categories"]) == allocated["difference_bytes"]
+    assert found["why"]
+
+
+def test_options_and_the_file_that_predict_prints_are_the_same_setup(tmp_path: Path) -> None:
+    path = tmp_path / "predicted.json"
+    path.write_text(run_command("predict", *BOTH, "--checkpointing", "full", "--json").stdout)
+    printed = stdout_of("compare", path, "--checkpointing full", *BOTH)
+    assert printed.startswith("nothing differs between A and B (predicted)\n")

@@ -18,12 +18,10 @@ from tests.conftest import message_of
 SOURCE = Source(title="a bill", date="2026-01-01")
 
 
-@pytest.mark.parametrize(("text", "seconds"), [("30d", 2_592_000), ("12h", 43_200), ("1.5 weeks", 907_200)])
-def test_durations(text: str, seconds: float) -> None:
-    assert parse_duration(text) == seconds
-
-
-def test_money_tokens_and_prices() -> None:
+def test_durations_money_tokens_prices_and_nodes() -> None:
+    for text, seconds in (("30d", 2_592_000), ("12h", 43_200), ("1.5 weeks", 907_200)):
+        assert parse_duration(text) == seconds
+    assert parse_nodes("1,2,8-10") == [1, 2, 8, 9, 10]
     assert parse_money("$200k") == 200_000
     assert (parse_tokens("4M-tokens", "global-batch"), parse_tokens("1T", "tokens")) == (4 * 10**6, 10**12)
     assert parse_price("2.10/gpu-hour") == StatedPrice(2.1, True)
@@ -31,10 +29,6 @@ def test_money_tokens_and_prices() -> None:
     assert parse_price("98 EUR/node-hour") == StatedPrice(98.0, False, "EUR")
     assert parse_price("98/node-hour").of_node(8) == 98
     assert parse_price("2/gpu-h").of_node(8) == 16
-
-
-def test_numbers_of_nodes() -> None:
-    assert parse_nodes("1,2,8-10") == [1, 2, 8, 9, 10]
 
 
 @pytest.mark.parametrize(

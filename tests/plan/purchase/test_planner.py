@@ -27,7 +27,6 @@ from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.hardware import Hardware
 from fsdp_bench.spec.lora import LoRA
 from fsdp_bench.spec.price import StatedPrice
-from fsdp_bench.spec.recording.model import RecordedModel
 from fsdp_bench.spec.setup import Api, Checkpointing, Loss, Offload, Precision, ShardingStrategy, TrainSetup
 
 FIXED: dict[str, Any] = {"precision": Precision.parse("bf16-mixed"), "sequence_length": 2048}
@@ -63,7 +62,6 @@ def _brute_force(given: Goal, server: str, counts: Sequence[int] = NODES) -> lis
                     prediction = answer(Question(given.model, setup, cluster, expandable_segments=segments))
                     if prediction.fits:
                         speed = prediction.speed.tokens_per_second_per_gpu
-                        assert speed is not None
                         found.append(Offer(given, Timed(cluster, setup, speed), where.price, segments))
                         break
                 else:
@@ -76,7 +74,6 @@ def test_a_model_whose_loss_is_its_own_is_planned_without_another(name: str) -> 
     """A plan tries the chunked loss; of these models it is refused, and was, for the whole plan."""
     found = model("bert-base-uncased" if name == "bert-base-uncased" else "Qwen2.5-0.5B", 512, code="huggingface")
     if name == "a user's own model":  # as `record --module` writes it
-        assert isinstance(found, RecordedModel)
         code = msgspec.structs.replace(found.code, origin=msgspec.structs.replace(found.code.origin, code="module"))
         found = msgspec.structs.replace(found, code=code)
     asked = Goal(model=found, fixed={**ONE_STRATEGY, "sequence_length": 512}, tokens=10**9)
@@ -164,7 +161,7 @@ def test_no_setting_trains_adapters_faster_than_the_bound_by_which_settings_are_
     base: str, server: str
 ) -> None:
     """On fast GPUs the host's time for each unit decides, on slow ones what the GPU copies."""
-    adapted = adapted_model("Llama-3.2-1B", 2048, LoRA(rank=16, base=base))  # type: ignore[arg-type]
+    adapted = adapted_model("Llama-3.2-1B", 2048, LoRA(rank=16, base=base))
     fixed = {**FIXED, "checkpointing": Checkpointing.NONE, "loss": Loss.PLAIN, "micro_batch_size": 1}
     given, where = Goal(model=adapted, fixed=fixed, tokens=10**10), kind(server)
     most, simulated = nodes_of(where), Simulated(given, 1)
@@ -220,9 +217,9 @@ def test_winner_cheapest_and_fewest_nodes_are_those_of_brute_force(
     assert picked.winner.timed.tokens_per_second == pytest.approx(winner.timed.tokens_per_second, rel=0.003)
 
 
-def _plan(**fields: Any) -> Plan:
+def _plan(server: str = "p4d.24xlarge", **fields: Any) -> Plan:
     asked = goal("1B", {**ONE_STRATEGY, "checkpointing": Checkpointing.FULL}, **fields)
-    return plan(asked, [kind("p4d.24xlarge")], (1, 2, 4))
+    return plan(asked, [kind(server)], (1, 2, 4))
 
 
 def test_an_offer_fits_with_its_headroom_and_has_the_time_of_predict() -> None:
@@ -245,24 +242,26 @@ def test_a_deadline_is_met_at_the_slow_end_by_the_cheapest() -> None:
     assert found.winner.cluster.num_nodes > 1
 
 
-def test_an_impossible_goal_gets_the_nearest_offer_and_the_needed_change() -> None:
-    late = _plan(deadline_seconds=60.0)
-    assert late.picked.winner is None
-    assert late.picked.nearest
-    assert "--deadline" in late.reason
-    poor = _plan(budget=1.0)
-    assert poor.picked.winner is None
-    assert "--budget" in poor.reason
-    unpriced = plan(goal("1B", budget=1e9), [kind("DGX-H100")], (1,))
-    assert unpriced.picked.winner is None
-    assert "--price" in unpriced.reason
-
-
-def test_an_offer_that_is_late_and_too_expensive_has_both_reasons() -> None:
-    reason = _plan(deadline_seconds=60.0, budget=1.0).reason
-    assert re.search(
-        r"--deadline \d+d, or more nodes; the cheapest costs [\d,]+ at the slow end: --budget \d+k$", reason
-    )
+@pytest.mark.parametrize(
+    ("asked", "server", "change"),
+    [
+        ({"deadline_seconds": 60.0}, "p4d.24xlarge", "--deadline"),
+        ({"budget": 1.0}, "p4d.24xlarge", "--budget"),
+        ({"budget": 1e9}, "DGX-H100", "--price"),
+        (
+            {"deadline_seconds": 60.0, "budget": 1.0},
+            "p4d.24xlarge",
+            r"--deadline \d+d, or more nodes; the cheapest costs [\d,]+ at the slow end: --budget \d+k$",
+        ),
+    ],
+)
+def test_an_impossible_goal_gets_the_nearest_offer_and_the_needed_change(
+    asked: dict[str, float], server: str, change: str
+) -> None:
+    found = _plan(server, **asked)
+    assert found.picked.winner is None
+    assert found.picked.nearest
+    assert re.search(change, found.reason)
 
 
 def test_if_nothing_fits_the_nearest_that_does_is_offered() -> None:
@@ -295,11 +294,6 @@ def test_servers_without_an_answer_are_named_with_the_reason() -> None:
         "g5.48xlarge": "nothing fits on up to 1 node",
         "p3dn.24xlarge": "plans train in bf16, which its GPU has not; max-size --precision fp16-mixed says what fits",
     }
-
-
-def test_a_goal_that_contradicts_itself_is_refused() -> None:
-    with pytest.raises(Exception, match="deadline and budget need --tokens"):
-        Goal(model=model("1B"), budget=5.0)
 
 
 def test_servers_that_are_never_searched_could_not_have_been_picked() -> None:
@@ -337,11 +331,10 @@ def test_where_only_the_speed_is_unknown_it_says_on_how_many_nodes_it_may_fit() 
     assert "do not help" not in found.reason
 
 
-def test_gpus_on_pcie_have_a_plan_with_a_wide_range_whether_or_not_processors_are_documented() -> None:
-    asked = goal("1B", fixed={**ONE_STRATEGY, "checkpointing": Checkpointing.FULL})
-    for name in ("g5.48xlarge", "g6e.48xlarge"):
-        found = plan(asked, [kind(name)], (1, 2)).winner
-        assert found.slow_seconds == pytest.approx(8.7 * (found.seconds or 0.0))
+@pytest.mark.parametrize("server", ["g5.48xlarge", "g6e.48xlarge"])  # processors of the second are not documented
+def test_gpus_on_pcie_have_a_plan_with_a_wide_range(server: str) -> None:
+    found = _plan(server).winner
+    assert found.slow_seconds == pytest.approx(8.7 * (found.seconds or 0.0))
 
 
 @pytest.mark.parametrize(("missing", "nodes", "what"), [("intra_node", 1, "GPUs"), ("inter_node", 2, "nodes")])
@@ -357,7 +350,6 @@ def test_links_without_a_bandwidth_are_named_with_what_measures_them(missing: st
 
 def test_gpus_on_pcie_do_not_win_before_hardware_that_was_compared_with_runs() -> None:
     cheap = kind("g6e.48xlarge")
-    assert cheap.price is not None
     cheap = replace(cheap, price=struct_replace(cheap.price, on_demand_per_hour=0.1))
     asked = goal("1B", fixed={**ONE_STRATEGY, "checkpointing": Checkpointing.FULL})
     found = plan(asked, [cheap, kind("p4d.24xlarge")], (1,)).picked
@@ -376,7 +368,6 @@ def test_hardware_that_was_compared_with_runs_wins_before_other_hardware() -> No
 
 def test_energy_is_that_of_the_slow_end() -> None:
     found = plan(goal("1B", stated_price=StatedPrice(2.0, True)), [kind("DGX-H100")], (1,)).winner
-    assert found.slow_megawatt_hours is not None
     watts = found.cluster.server.power_watts
     assert found.slow_megawatt_hours == pytest.approx(watts * found.slow_seconds / 3.6e9)  # joules of a MWh
 
@@ -408,7 +399,6 @@ def test_the_safest_offer_fits_with_the_highest_peak_that_other_code_took_and_me
     span = peak_range(compiled=False)
     assert not free.winner.fits_if_higher(span.highest)
     usable = free.safest.prediction.available_bytes
-    assert usable is not None
     assert free.safest.prediction.needed_bytes * span.highest <= usable
     assert (free.safest.cost or 0.0) >= (free.winner.cost or 0.0)
     days = (free.winner.slow_seconds or 0.0) * 1.01  # in which the winner alone ends on one node
@@ -421,5 +411,4 @@ def test_the_safest_offer_fits_with_the_highest_peak_that_other_code_took_and_me
 def test_a_winner_that_leaves_enough_is_the_safest() -> None:
     fixed = {**ONE_STRATEGY, "checkpointing": Checkpointing.FULL, "micro_batch_size": 1}
     picked = plan(goal("1B", fixed=fixed), [kind("p4d.24xlarge")], (1,)).picked
-    assert picked.winner is not None
-    assert picked.safest is picked.winner
+    assert picked.safest is picked.winner is not None

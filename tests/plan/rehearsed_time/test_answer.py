@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
 import pytest
+from msgspec.structs import replace
 
 from fsdp_bench.catalog.loader import BUILT_IN
 from fsdp_bench.catalog.lookup import find_placement
@@ -13,38 +13,23 @@ from fsdp_bench.plan.rehearsed_time.answer import RehearsedTime, rehearsed_time,
 from fsdp_bench.rates.collectives import collective_seconds, topology_of_ranks
 from fsdp_bench.rates.datasheet import LAUNCH_SECONDS, MEMORY_EFFICIENCY
 from fsdp_bench.replay.step_parts import StepPart
-from fsdp_bench.spec.codec import from_builtins
 from fsdp_bench.spec.hardware import Hardware
 from fsdp_bench.spec.subprocesses.rehearsal import RehearsalReport
-from tests.plan.rehearsed_time.steps import INT64, StepWriter
+from tests.plan.rehearsed_time.conftest import INT64, StepWriter
+from tests.report.test_rehearsal_text import REPORT
 
 EIGHT = tuple(range(8))
 
 
 def report(step: StepWriter | None, num_steps: int = 4, **more: Any) -> RehearsalReport:
-    span = {"allocated_bytes": 1, "reserved_bytes": 1, "active_bytes": 1, "num_alloc_retries": 0, "num_ooms": 0}
-    fields = {
-        "outcome": "stopped", "failure": None, "sentence": "python train.py", "rank": 0, "world_size": 8,
-        "gpus_per_node": 8, "num_steps": num_steps, "spans": [{"step": 1, "phase": "forward", **span}],
-        "lines_at_peak": None, "curve": None, "step_ends_us": [], "reads": [], "num_known_reads": 0, "unsupported": {},
-        "stops_at_unsupported": True, "process_groups": {}, "collectives": [], "peak_host_bytes": 0,
-        "peak_unwritten_host_bytes": 0, "notes": [], "torch": "2.13", "cuda": "13.0", "device_name": "H100",
-        "allocator_settings": None,
-    }  # fmt: skip
-    found = from_builtins(fields | more, RehearsalReport)
-    if step is None:
-        return found
-    return msgspec.structs.replace(found, issued=step.read())
+    return replace(REPORT, num_steps=num_steps, issued=None if step is None else step.read(), **more)
 
 
 def answer(
     step: StepWriter, server: str | None = "p5.48xlarge", tokens: int | None = None, **more: Any
 ) -> RehearsedTime:
     place = find_placement(None if server else "H100-SXM", server, None, None, None if server else 8, BUILT_IN)
-    assert place.hardware is not None
-    found = rehearsed_time(report(step, **more), place.hardware, tokens)
-    assert found is not None
-    return found
+    return rehearsed_time(report(step, **more), place.hardware, tokens)
 
 
 def test_an_operator_takes_its_bytes_over_the_memorys_bandwidth(step: StepWriter) -> None:
@@ -75,9 +60,7 @@ def test_what_runs_in_the_optimizers_step_is_the_optimizers_part(step: StepWrite
 def test_a_collective_takes_what_nccls_model_says_for_its_group(step: StepWriter) -> None:
     step.collective("allgather_base", 10**9, EIGHT)
     cluster = find_placement(None, "p5.48xlarge", None, None, None, BUILT_IN).hardware
-    assert cluster is not None
     topology = topology_of_ranks(cluster, EIGHT)
-    assert topology is not None
     expected = collective_seconds("all_gather", 10**9, topology)
     assert answer(step).step_seconds == pytest.approx(expected + LAUNCH_SECONDS)
 
@@ -106,7 +89,6 @@ def test_mfu_leaves_out_what_was_recomputed_and_the_optimizer(step: StepWriter) 
     phases(step)
     found = answer(step)
     assert (found.flops.model, found.flops.hardware, found.flops.dtype) == (3e9, 4e9, "bf16")
-    assert found.hfu is not None
     peak = 989.4e12  # an H100's dense peak in bf16
     assert found.mfu == pytest.approx(3e9 / found.step_seconds / peak, rel=1e-3)
     assert found.hfu == pytest.approx(found.mfu * 4 / 3)
@@ -169,7 +151,7 @@ def test_the_document_has_predicts_keys_and_adds_nothing_up_wrongly(step: StepWr
 def test_a_time_needs_a_whole_step_after_the_first() -> None:
     assert rehearsed_time(report(None), Hardware.of_gpu(BUILT_IN.gpu("H100-SXM"))) is None
     assert "made 1" in why_no_time(report(None, num_steps=1))
-    assert why_no_time(report(None, spans=[])) == "the script never used the GPU"
+    assert why_no_time(report(None, spans=())) == "the script never used the GPU"
     assert why_no_time(report(None, why_nothing_issued="because")) == "because"
 
 

@@ -75,7 +75,7 @@ def drawn_cell(number: int) -> Cell:
     draw = random.Random(number)
     kinds = (ShardingStrategy, Api, PRECISIONS, Checkpointing, Offload)
     while True:
-        cell = tuple(draw.choice(list(kind)) for kind in kinds)  # type: ignore[call-overload]
+        cell = tuple(draw.choice(list(kind)) for kind in kinds)
         with suppress(SpecError):
             if impossible(setup_of(cell), "cuda") is None:
                 return cell
@@ -114,7 +114,7 @@ def test_the_largest_model_is_what_a_scan_of_the_ladder_finds(
 @pytest.mark.parametrize("make", [layer_counts, batch_sizes, sequence_lengths])
 def test_other_quantities_end_below_the_first_that_does_not_fit(make: object) -> None:
     setup = setup_of(CELLS[0])
-    quantity = make(replace(GPT2, max_position_embeddings=8192), setup, card(3000))  # type: ignore[operator]
+    quantity = make(replace(GPT2, max_position_embeddings=8192), setup, card(3000))
     found = find_largest(quantity, CARD)
     assert 0 <= found.fits < len(quantity) - 1
     assert found.fits == next(index for index in itertools.count() if not fits(quantity, index)) - 1
@@ -202,11 +202,6 @@ def test_a_card_too_small_for_every_step_or_for_what_is_kept_free_has_no_answer(
     assert found.beyond.model.num_parameters == size_ladder(Family.LLAMA, setup_of(CELLS[0]), None).values[0]
 
 
-def test_a_gpu_of_unknown_memory_is_refused() -> None:
-    with pytest.raises(SpecError, match="nobody documents how much of a A100-SXM-80GB"):
-        find_largest(size_ladder(Family.LLAMA, setup_of(CELLS[0]), card(None)), CARD)
-
-
 class Curve:
     """Checks a made-up ladder of four depths a width, of which each candidate's reserved bytes are given."""
 
@@ -260,5 +255,5 @@ def test_the_answer_is_defined_by_widths_wherever_what_is_reserved_jumps(
     curve = Curve(reserved, size)
     last = max((index for index in range(0, len(reserved), 4) if reserved[index] <= size), default=-4)
     expected = max((index for index in range(last, last + 4) if index >= 0 and reserved[index] <= size), default=-1)
-    assert find_largest(curve.quantity, curve).fits == expected  # type: ignore[arg-type]
+    assert find_largest(curve.quantity, curve).fits == expected
     assert curve.num_replays <= len(reserved)  # each at most once

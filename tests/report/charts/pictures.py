@@ -34,14 +34,13 @@ def assert_is_a_slide(path: Path, *words: str) -> None:
 
 
 def texts_of(figure: Figure) -> list[Text]:
-    """Return every text in every part of the chart."""
     parts = [figure, *figure.subfigs]
     found = [text for part in parts for text in part.texts]
     found += [text for part in parts for legend in part.legends for text in legend.get_texts()]
     for axes in figure.axes:
-        found += [*axes.texts, axes.title, axes._left_title, axes.xaxis.label, axes.yaxis.label]  # type: ignore[attr-defined]
+        found += [*axes.texts, axes.title, axes._left_title, axes.xaxis.label, axes.yaxis.label]
         if axes.axison:
-            found += [tick.label1 for axis in (axes.xaxis, axes.yaxis) for tick in axis._update_ticks()]  # type: ignore[attr-defined]
+            found += [tick.label1 for axis in (axes.xaxis, axes.yaxis) for tick in axis._update_ticks()]
     return [text for text in found if text.get_text().strip() and text.get_visible()]
 
 
@@ -51,7 +50,6 @@ def text_of_quantity(figure: Figure) -> str:
 
 
 def assert_texts_are_inside_and_apart(figure: Figure) -> None:
-    """Check that every text is inside the chart and that no two texts overlap."""
     figure.draw_without_rendering()
     boxes = [(text.get_text(), text.get_window_extent()) for text in texts_of(figure)]
     for text, box in boxes:

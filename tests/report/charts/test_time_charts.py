@@ -28,7 +28,6 @@ from fsdp_bench.report.charts.trade_off import (
     trade_off_slide,
 )
 from fsdp_bench.simulate.step import SimulatedSteps
-from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.hardware import Hardware
 from fsdp_bench.spec.setup import Precision, ShardingStrategy, TrainSetup
 from fsdp_bench.spec.units import GIB
@@ -39,7 +38,6 @@ MIXED = Precision("fp32", "bf16", "fp32")
 
 
 def cluster(nodes: int = 2) -> Hardware:
-    """Return nodes of eight A100."""
     return server("p4d.24xlarge", nodes)
 
 
@@ -162,12 +160,6 @@ def test_operators_on_the_streams_of_collectives_are_in_the_legend() -> None:
     assert "casts, divisions" in text_of_quantity(figure)
     assert "2 x p4d.24xlarge (16 x A100-SXM-40GB)" in text_of_quantity(figure)
     assert_texts_are_inside_and_apart(figure)
-
-
-def test_scaling_wants_a_server() -> None:
-    question = Question(loader.model("gpt2").shape(), TrainSetup(world_size=8), Hardware.of_gpu(loader.gpu("H100-SXM")))
-    with pytest.raises(SpecError, match="no server is named"):
-        scaling_curves([question])
 
 
 def test_all_three_are_drawn(tmp_path: Path) -> None:

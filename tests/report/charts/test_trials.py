@@ -6,8 +6,8 @@ import itertools
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
+from msgspec.structs import replace
 from rich.console import Console
 
 from fsdp_bench.catalog.ladder import nearest_size
@@ -20,7 +20,6 @@ from fsdp_bench.report.charts.trial_bars import (
     communication_bar,
     draw_all,
     ended,
-    exceeded_limit,
     measured_slide,
     memory_bar,
     throughput_bar,
@@ -30,21 +29,21 @@ from fsdp_bench.report.measured.tables import print_table
 from fsdp_bench.spec.codec import to_json
 from fsdp_bench.spec.model import Family
 from fsdp_bench.spec.rank_report import CommunicationReading, Failure, MemoryReading, Outcome, RankReport
-from fsdp_bench.spec.record import SCHEMA_VERSION, RunPlan, TrialRecord
+from fsdp_bench.spec.record import RunPlan, TrialRecord
 from fsdp_bench.spec.setup import Api, Checkpointing, Offload, Precision, ShardingStrategy, TrainSetup
 from fsdp_bench.sweep.results.load import machine_description, sweep_folders
 from fsdp_bench.sweep.run.rehearsed import rehearsed_gpu
 from tests.conftest import refused, run_command
-from tests.report.charts.pictures import assert_texts_are_inside_and_apart, text_of_quantity
+from tests.report.charts.pictures import assert_is_a_slide, assert_texts_are_inside_and_apart, text_of_quantity
+from tests.trial_records import record_with
 
 MODEL = nearest_size(Family.LLAMA, 10**9)
 GIB = 1024**3
 NAMES = {"cuda": "NVIDIA H100 80GB HBM3", "cpu": "x86_64"}
-replace = msgspec.structs.replace
 
 
 def record(outcome: Outcome = Outcome.OK, device: str = "cuda", retries: int = 0, **setup: object) -> TrialRecord:
-    made = TrainSetup(**({"world_size": 2, "sequence_length": 2048, "micro_batch_size": 3} | setup))  # type: ignore[arg-type]
+    made = TrainSetup(**({"world_size": 2, "sequence_length": 2048, "micro_batch_size": 3} | setup))
     memory = MemoryReading(
         peak_allocated_bytes=10 * GIB,
         peak_phase="backward",
@@ -65,22 +64,9 @@ def record(outcome: Outcome = Outcome.OK, device: str = "cuda", retries: int = 0
         )
         for rank in range(2)
     )
-    return TrialRecord(
-        schema_version=SCHEMA_VERSION,
-        id="0" * 12,
-        sweep="s",
-        source="measured",
-        device=device,  # type: ignore[arg-type]
-        model=MODEL,
-        num_parameters=MODEL.num_parameters,
-        setup=made,
-        effective_strategy=made.strategy.value,
-        run=RunPlan(),
-        outcome=outcome,
-        ranks=ranks,
-        started_at="2026-01-01T00:00:00+00:00",
-        wall_seconds=1.0,
-    )
+    model = {"model": MODEL, "num_parameters": MODEL.num_parameters}
+    setup = {"setup": made, "effective_strategy": made.strategy.value, "run": RunPlan()}
+    return record_with(device=device, outcome=outcome, ranks=ranks, **model, **setup)
 
 
 FAILED = [Outcome.OOM_GPU, Outcome.OOM_HOST, Outcome.TIMEOUT, Outcome.CRASHED, Outcome.SKIPPED]
@@ -96,43 +82,42 @@ def out_of_memory(limit: str, device: str = "cuda", plan: RunPlan | None = None)
 
 
 def grid(**fields: list[object]) -> list[TrialRecord]:
-    return [record(**dict(zip(fields, values, strict=True))) for values in itertools.product(*fields.values())]  # type: ignore[arg-type]
+    return [record(**dict(zip(fields, values, strict=True))) for values in itertools.product(*fields.values())]
 
 
 def parts(bar: Bar) -> tuple[tuple[str, float], ...]:
     return tuple((piece.name, piece.size) for piece in bar.pieces)
 
 
-def with_peak(gib: int) -> TrialRecord:
-    rank = record().ranks[0]
-    assert rank.memory is not None
-    memory = replace(rank.memory, peak_allocated_bytes=gib * GIB)
-    return replace(record(), ranks=(replace(rank, memory=memory),))
+def with_peaks(*peaks: tuple[int, str]) -> TrialRecord:
+    """Return the record with other peaks of its two ranks, in GiB, and their phases."""
+    ranks = []
+    for rank, (gib, phase) in zip(record().ranks, peaks, strict=True):
+        memory = replace(rank.memory, peak_allocated_bytes=gib * GIB, peak_phase=phase)
+        ranks.append(replace(rank, memory=memory))
+    return replace(record(), ranks=tuple(ranks))
+
+
+STACK = {bars.STORED: 2 * GIB, bars.OPTIMIZER: 4 * GIB, bars.REST: 4 * GIB}
+ON_CPU = {"device": "cpu", "offload": Offload.PARAMS, "api": Api.FSDP2}
 
 
 @pytest.mark.parametrize(
-    ("trial", "expected"),
+    ("trial", "expected", "phase"),
     [
-        (record(), {bars.STORED: 2 * GIB, bars.OPTIMIZER: 4 * GIB, bars.REST: 4 * GIB}),
-        (record(offload=Offload.PARAMS), {bars.WHOLE: 10 * GIB}),
-        (with_peak(5), {bars.WHOLE: 5 * GIB}),
+        (record(), STACK, "backward"),
+        (record(offload=Offload.PARAMS), {bars.WHOLE: 10 * GIB}, "backward"),
+        (with_peaks((5, "backward"), (5, "backward")), {bars.WHOLE: 5 * GIB}, "backward"),
+        (with_peaks((9, "backward"), (11, "optimizer")), {**STACK, bars.REST: 5 * GIB}, "optimizer"),
+        (record(**ON_CPU), STACK, "backward"),  # there both memories are one
     ],
-    ids=["on the GPU", "stored in host memory", "below what is stored"],
+    ids=["on the GPU", "stored in host memory", "below what is stored", "the worst rank", "offloaded on a CPU"],
 )
-def test_a_stack_adds_up_to_the_peak_of_what_the_gpu_holds(trial: TrialRecord, expected: dict[str, int]) -> None:
-    assert dict(parts(memory_bar(trial))) == expected
-
-
-def test_the_worst_rank_is_drawn_and_its_phase_named() -> None:
-    made = record()
-    worse = MemoryReading(peak_allocated_bytes=11 * GIB, peak_phase="optimizer", phases={})
-    bar = memory_bar(replace(made, ranks=(made.ranks[0], replace(made.ranks[1], memory=worse))))
-    assert (bar.total, bar.words) == (11 * GIB, ("optimizer",))
-
-
-def test_on_a_cpu_offloaded_memory_is_stacked_too() -> None:
-    on_cpu = memory_bar(record(device="cpu", offload=Offload.PARAMS, api=Api.FSDP2))
-    assert len(on_cpu.pieces) == 3  # there both memories are one
+def test_a_stack_adds_up_to_the_peak_of_the_worst_rank(
+    trial: TrialRecord, expected: dict[str, int], phase: str
+) -> None:
+    bar = memory_bar(trial)
+    assert (dict(parts(bar)), bar.words) == (expected, (phase,))
 
 
 @pytest.mark.parametrize("outcome", FAILED)
@@ -145,18 +130,24 @@ def test_a_trial_that_did_not_end_ok_is_a_word_and_never_a_success(outcome: Outc
         assert bar.spread is None
 
 
-def test_running_out_is_drawn_up_to_the_limit_that_was_not_enough() -> None:
-    card = gpu_by_product_name(NAMES["cuda"])
-    assert exceeded_limit(out_of_memory("device")) == card.nvml_total_bytes
-    limited = out_of_memory("budget", "cpu", RunPlan(memory_limit_bytes=24 * GIB))
-    bar = memory_bar(limited)
-    assert (bar.is_result, parts(bar), bar.words) == (False, ((bars.OUT_OF_MEMORY, 24 * GIB),), ("OOM (budget)",))
-    assert throughput_bar(limited).pieces == ()
+LIMITED = RunPlan(memory_limit_bytes=24 * GIB)
 
 
-def test_running_out_of_host_memory_is_not_drawn_at_the_limit_of_the_device() -> None:
-    bar = memory_bar(out_of_memory("host", plan=RunPlan(memory_limit_bytes=24 * GIB)))
-    assert (parts(bar), bar.words) == ((), ("OOM (host)",))
+@pytest.mark.parametrize(
+    ("trial", "limit_bytes", "word"),
+    [
+        (out_of_memory("device"), gpu_by_product_name(NAMES["cuda"]).nvml_total_bytes, "OOM"),
+        (out_of_memory("budget", "cpu", LIMITED), 24 * GIB, "OOM (budget)"),
+        (out_of_memory("host", plan=LIMITED), None, "OOM (host)"),  # the limit is the device's
+    ],
+)
+def test_running_out_is_drawn_up_to_the_limit_that_was_not_enough(
+    trial: TrialRecord, limit_bytes: int | None, word: str
+) -> None:
+    bar = memory_bar(trial)
+    assert (bar.is_result, bar.words) == (False, (word,))
+    assert parts(bar) == (() if limit_bytes is None else ((bars.OUT_OF_MEMORY, limit_bytes),))
+    assert throughput_bar(trial).pieces == ()
 
 
 BARE, KNOWN = replace(record(), ranks=()), replace(record(), peak_flops_per_second=1e15)
@@ -252,21 +243,33 @@ def test_rehearsed_measured_and_emulated_trials_share_no_chart() -> None:
     assert len({chart.suffix for chart in charts}) == 3
 
 
-def test_an_option_that_is_not_the_default_is_a_condition() -> None:
-    (trials,) = group_by_chart([record(gradient_accumulation_steps=4, forward_prefetch=True)], "m")
-    assert {"accumulate 4", "forward prefetch yes"} <= set(trials.conditions)
-    (trials,) = group_by_chart([record()], "m")
-    assert not any("prefetch" in condition for condition in trials.conditions)
-
-
-def test_varying_fields_are_levels_of_labels_and_listed_in_the_conditions() -> None:
-    (trials,) = group_by_chart(
-        grid(precision=[Precision.parse("bf16-mixed"), Precision.parse("fp32")], api=list(Api)), "m"
-    )
-    assert trials.levels == ("precision", "api")
-    labels = [labels for labels, _ in trials.groups[0].trials]
-    assert labels == [("fp32", "fsdp1"), ("fp32", "fsdp2"), ("bf16-mixed", "fsdp1"), ("bf16-mixed", "fsdp2")]
-    assert {"precision fp32 / bf16-mixed", "api fsdp1 / fsdp2"} <= set(trials.conditions)
+@pytest.mark.parametrize(
+    ("fields", "levels", "labels", "conditions"),
+    [
+        (
+            {"precision": [Precision.parse("bf16-mixed"), Precision.parse("fp32")], "api": list(Api)},
+            ("precision", "api"),
+            [("fp32", "fsdp1"), ("fp32", "fsdp2"), ("bf16-mixed", "fsdp1"), ("bf16-mixed", "fsdp2")],
+            {"precision fp32 / bf16-mixed", "api fsdp1 / fsdp2"},
+        ),
+        (
+            {"strategy": [ShardingStrategy.HYBRID_SHARD], "world_size": [8], "shard_size": [4, 2]},
+            *(("shard group",), [("2",), ("4",)], set()),
+        ),
+        # options that are not the defaults are conditions
+        (
+            {"gradient_accumulation_steps": [4], "forward_prefetch": [True]},
+            *((), [()], {"accumulate 4", "forward prefetch yes"}),
+        ),
+    ],
+)
+def test_varying_fields_are_levels_of_labels_and_listed_in_the_conditions(
+    fields: dict[str, list[object]], levels: tuple[str, ...], labels: list[tuple[str, ...]], conditions: set[str]
+) -> None:
+    (trials,) = group_by_chart(grid(**fields), "m")
+    assert (trials.levels, [found for found, _ in trials.groups[0].trials]) == (levels, labels)
+    assert conditions <= set(trials.conditions)
+    assert any("prefetch" in condition for condition in trials.conditions) == ("forward_prefetch" in fields)
 
 
 @pytest.mark.parametrize(
@@ -283,12 +286,6 @@ def test_varying_fields_are_levels_of_labels_and_listed_in_the_conditions() -> N
 def test_strategies_stand_in_one_order_with_what_ran_instead(records: list[TrialRecord], headers: list[str]) -> None:
     (trials,) = group_by_chart(records, "m")
     assert [group.header for group in trials.groups] == headers
-
-
-def test_sizes_of_shard_groups_are_told_apart() -> None:
-    (trials,) = group_by_chart(grid(strategy=[ShardingStrategy.HYBRID_SHARD], world_size=[8], shard_size=[4, 2]), "m")
-    assert trials.levels == ("shard group",)
-    assert [labels for labels, _ in trials.groups[0].trials] == [("2",), ("4",)]
 
 
 def test_skipped_trials_are_named_with_their_reason() -> None:
@@ -339,12 +336,9 @@ def test_too_many_bars_become_several_charts_and_none_is_lost() -> None:
     assert len(shown) == len(many) == len({id(found) for found in shown})
     assert max(len(trials.records) for trials in made) <= MAX_BARS
     assert all("4 ranks" in trials.subtitle or "8 ranks" in trials.subtitle for trials in made)
-
-
-def test_trials_without_any_difference_are_all_drawn() -> None:
-    made = group_by_chart([record() for _ in range(MAX_BARS + 1)], "m")
-    assert sorted(len(trials.records) for trials in made) == [1, MAX_BARS]
-    assert len({trials.suffix for trials in made}) == 2
+    alike = group_by_chart([record() for _ in range(MAX_BARS + 1)], "m")
+    assert sorted(len(trials.records) for trials in alike) == [1, MAX_BARS]
+    assert len({trials.suffix for trials in alike}) == 2
 
 
 def test_small_models_share_a_chart_and_large_sweeps_do_not() -> None:
@@ -369,7 +363,7 @@ def test_small_models_share_a_chart_and_large_sweeps_do_not() -> None:
 )  # fmt: skip
 def test_texts_lie_on_the_chart_and_apart(chart: object, fields: dict[str, list[object]]) -> None:
     for trials in group_by_chart(grid(**fields), "a machine"):
-        assert_texts_are_inside_and_apart(figure_of(measured_slide(chart, trials)))  # type: ignore[arg-type]
+        assert_texts_are_inside_and_apart(figure_of(measured_slide(chart, trials)))
 
 
 def test_every_bar_carries_its_number_and_the_title_says_on_how_many_ranks() -> None:
@@ -381,25 +375,10 @@ def test_every_bar_carries_its_number_and_the_title_says_on_how_many_ranks() -> 
         assert words in written
 
 
-def test_charts_are_pngs_of_slide_size(tmp_path: Path) -> None:
-    doubtful = replace(record(api=Api.FSDP2, retries=1), suspect=("x " * 400,))
-    paths = draw_all([doubtful, record(), out_of_memory("device")], tmp_path, "m")
-    assert [path.name for path in paths] == ["peak-memory.png", "throughput.png", "communication.png"]
-    for path in paths:
-        data = path.read_bytes()
-        assert data[:8] == b"\x89PNG\r\n\x1a\n"
-        assert (int.from_bytes(data[16:20]), int.from_bytes(data[20:24])) == (1600, 900)
-
-
-def test_devices_land_in_different_files(tmp_path: Path) -> None:
-    paths = draw_all([record(), record(device="cpu")], tmp_path, "m")
-    assert {path.name for path in paths} == {
-        f"{chart}-{device}.png" for chart in ("peak-memory", "throughput", "communication") for device in NAMES
-    }
-
-
 SILENT = CommunicationReading(step_seconds=1.0, total_seconds=0.0, exposed_seconds=0.0)
 ALONE = replace(record(), ranks=(replace(record().ranks[0], communication=(SILENT,)),))
+DOUBTFUL = replace(record(api=Api.FSDP2, retries=1), suspect=("x " * 400,))
+KINDS = ["peak-memory", "throughput", "communication"]
 
 
 @pytest.mark.parametrize(
@@ -410,12 +389,17 @@ ALONE = replace(record(), ranks=(replace(record().ranks[0], communication=(SILEN
         ([record(Outcome.SKIPPED), record(Outcome.CRASHED)], []),
         ([out_of_memory("device")], ["peak-memory"]),
         ([ALONE], ["peak-memory", "throughput"]),
+        ([DOUBTFUL, record(), out_of_memory("device")], KINDS),
+        ([record(), record(device="cpu")], [f"{chart}-{device}" for chart in KINDS for device in NAMES]),
     ],
-    ids=["nothing", "dry run", "failed", "out of memory", "no communication"],
+    ids=["nothing", "dry run", "failed", "out of memory", "no communication", "all", "two devices"],
 )
 def test_only_what_was_measured_is_drawn(records: list[TrialRecord], names: list[str], tmp_path: Path) -> None:
-    assert [path.stem for path in draw_all(records, tmp_path, "m")] == names
-    assert sorted(path.stem for path in tmp_path.iterdir()) == names
+    paths = draw_all(records, tmp_path, "m")
+    assert sorted(path.name for path in paths) == sorted(f"{name}.png" for name in names)
+    assert set(tmp_path.iterdir()) == set(paths)
+    for path in paths:
+        assert_is_a_slide(path)
 
 
 def test_the_table_tells_outcomes_reasons_and_shapes(capsys: pytest.CaptureFixture[str]) -> None:

@@ -41,11 +41,9 @@ class ParsedPage(HTMLParser):
             self.tables[-1][-1][-1] = (text + data, attributes)
 
     def attributes(self, name: str) -> list[str]:
-        """Return the values that an attribute has anywhere."""
         return [value or "" for _, attributes in self.elements for key, value in attributes.items() if key == name]
 
     def count(self, tag: str) -> int:
-        """Return how many elements there are of a kind."""
         return sum(name == tag for name, _ in self.elements)
 
     def column(self, title: str, table: int = 0) -> list[tuple[str, str | None]]:

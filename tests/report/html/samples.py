@@ -42,7 +42,6 @@ def plan_text() -> str:
 
 
 def plan_file(folder: Path, **changes: Any) -> Path:
-    """Write the plan with some of its values replaced."""
     path = folder / "plan.json"
     path.write_text(json.dumps({**json.loads(plan_text()), **changes}))
     return path

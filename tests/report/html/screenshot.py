@@ -15,7 +15,6 @@ PICTURE = Path(__file__).parents[3] / "docs" / "pictures" / "report.png"
 
 
 def main() -> None:
-    """Write the beginning of the report of a committed sweep."""
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
         html = Path(folder) / "report.html"
         write(RESULTS / "cpu", html)

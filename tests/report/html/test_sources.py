@@ -74,29 +74,26 @@ def test_a_folder_of_several_sweeps_names_each(tmp_path: Path) -> None:
     assert "emulation-check: Trials" in text
 
 
-def test_names_in_records_are_text(tmp_path: Path) -> None:
-    parsed = page(hostile_sweep(tmp_path), tmp_path)
-    assert (parsed.count("script"), parsed.count("img"), parsed.count("style")) == (1, 0, 1)
-    for name in (SCRIPT, IMAGE, STYLE):
-        assert name in parsed.text
-
-
-def test_a_broken_record_is_named_and_the_others_are_shown(tmp_path: Path) -> None:
+def test_names_in_records_are_text_and_a_broken_record_is_named(tmp_path: Path) -> None:
     home = hostile_sweep(tmp_path)
     broken = next((home / "trials").glob("*.json"))
     broken.write_text("{")
     parsed = page(home, tmp_path)
-    assert broken.name in parsed.text
-    assert len(parsed.column("strategy")) == 15
+    assert (parsed.count("script"), parsed.count("img"), parsed.count("style")) == (1, 0, 1)
+    for name in (SCRIPT, IMAGE, STYLE, broken.name):
+        assert name in parsed.text
+    assert len(parsed.column("strategy")) == 15  # the others are shown
 
 
-def test_one_prediction_and_several(tmp_path: Path) -> None:
+def test_pages_of_predictions_and_of_the_largest_models_have_the_numbers_of_their_documents(tmp_path: Path) -> None:
     words = ["predict", "--params", "1B", "--server", "g5.48xlarge"]
     one, parsed = asked(tmp_path, *words)
     assert f"{one['memory']['needed_bytes'] / 2**30:.1f} GiB" in parsed.text
     several, parsed = asked(tmp_path, *words, "--strategy", "all")
     expected = [each["time"] and each["time"]["step_seconds"] for each in several["predictions"]]
     assert [float(number) if number else None for _, number in parsed.column("step")] == expected
+    largest, parsed = asked(tmp_path, "max-size", *words[3:], "--strategy", "zero3,zero2")
+    assert [float(number) for _, number in parsed.column("fits")] == [cell["fits_value"] for cell in largest["cells"]]
 
 
 def test_setups_of_several_models_are_told_apart_by_their_model(tmp_path: Path) -> None:
@@ -134,12 +131,6 @@ def test_settings_of_max_size_are_told_apart_on_their_page(tmp_path: Path) -> No
     assert "2 x H100-SXM: what fits" in parsed.text
     assert "4 x H100-SXM: what fits" in parsed.text
     assert "FULL_SHARD, seq 2048" in parsed.text
-
-
-def test_the_largest_models(tmp_path: Path) -> None:
-    document, parsed = asked(tmp_path, "max-size", "--server", "g5.48xlarge", "--strategy", "zero3,zero2")
-    expected = [cell["fits_value"] for cell in document["cells"]]
-    assert [float(number or "nan") for _, number in parsed.column("fits")] == expected
 
 
 def test_the_fewest_gpus_are_those_of_any_setting_as_on_the_terminal(tmp_path: Path) -> None:
@@ -191,15 +182,12 @@ def test_a_place_that_cannot_be_written_is_refused_before_anything_is_read(tmp_p
 
 
 def test_the_command_writes_the_file_and_prints_its_name(tmp_path: Path) -> None:
-    html = tmp_path / "plan.html"
-    done = run_command("report", plan_file(tmp_path), "--html", html)
+    html, plan = tmp_path / "plan.html", plan_file(tmp_path)
+    assert "--html FILE.html" in refused("report", plan)
+    done = run_command("report", plan, "--html", html)
     assert (done.returncode, done.stdout) == (0, f"{html}\n")
     assert html.read_text().startswith("<!DOCTYPE html>")
     assert [path.name for path in tmp_path.iterdir() if path.name.endswith(".tmp")] == []
-
-
-def test_a_file_without_html_is_refused_with_the_option_that_helps(tmp_path: Path) -> None:
-    assert "--html FILE.html" in refused("report", plan_file(tmp_path))
 
 
 DAMAGED = {

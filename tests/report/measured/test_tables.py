@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import msgspec
 import pytest
 from msgspec.structs import replace
 from rich.console import Console
@@ -18,7 +17,7 @@ from fsdp_bench.spec.rank_report import CollectiveReading, CommunicationReading,
 from fsdp_bench.spec.record import TrialRecord
 from fsdp_bench.sweep.results.load import read_records
 from fsdp_bench.validate.matrix_rate import matrix_rates
-from tests.conftest import run_command
+from tests.conftest import stdout_of
 from tests.report.charts.test_trials import GIB, record
 from tests.spec.test_record import golden
 from tests.validate.test_memory import MODEL, reading, record_of
@@ -29,8 +28,7 @@ RESULTS = Path(__file__).parents[3] / "results" / "xeon-2-cores"
 def trial(strategy: str, peak_gib: int, seconds: float, **setup: object) -> TrialRecord:
     made = record(strategy=strategy, **setup)
     memory = MemoryReading(peak_allocated_bytes=peak_gib * GIB, peak_phase="backward", phases={})
-    ranks = [msgspec.structs.replace(rank, memory=memory, step_seconds=(seconds,)) for rank in made.ranks]
-    return msgspec.structs.replace(made, ranks=tuple(ranks))
+    return replace(made, ranks=tuple(replace(rank, memory=memory, step_seconds=(seconds,)) for rank in made.ranks))
 
 
 FULL, GRAD, NONE = trial("FULL_SHARD", 10, 3.0), trial("SHARD_GRAD_OP", 12, 2.0), trial("NO_SHARD", 40, 4.0)
@@ -103,7 +101,6 @@ PROFILE = Profile(
 
 
 def trained(seconds: float) -> TrialRecord:
-    """Return a trial in fp32 with steps of the given seconds."""
     record = record_of(reading({"forward": 1}))
     return replace(record, ranks=(replace(record.ranks[0], step_seconds=(seconds,)),))
 
@@ -141,18 +138,22 @@ def test_emulated_trials_stand_apart_and_say_so() -> None:
     assert ("emulated" in real.trial, "emulated" in emulated.trial) == (False, True)
 
 
+def report_on(record: TrialRecord, folder: Path, *words: object) -> str:
+    """Return what the command prints about one trial."""
+    trials = folder / "m" / "s" / "trials"
+    trials.mkdir(parents=True, exist_ok=True)
+    (trials / f"{record.id}.json").write_bytes(to_json(record))
+    return stdout_of("report", folder / "m", *words)
+
+
 def test_the_report_prints_it(tmp_path: Path) -> None:
     write_profile(PROFILE, tmp_path / "here.toml")
-    folder = tmp_path / "results" / "trials"
-    folder.mkdir(parents=True)
-    record = trained(2.0)
-    (folder / f"{record.id}.json").write_bytes(to_json(record))
-    words = ("report", tmp_path / "results", "--calibration", tmp_path / "here.toml")
-    assert "fp32 matrix products reach 2e-06 TFLOP/s" in run_command(*words).stdout
-    document = json.loads(run_command(*words, "--json").stdout)
-    assert [rate["dtype"] for rate in document["matrix_rates"]] == ["fp32"]
-    assert document["matrix_rates"][0]["share"] == pytest.approx(record.model_flops_per_second / 2e6)
-    assert "matrix_rates" not in json.loads(run_command(*words[:2], "--json").stdout)
+    record, words = trained(2.0), ("--calibration", tmp_path / "here.toml")
+    assert "fp32 matrix products reach 2e-06 TFLOP/s" in report_on(record, tmp_path, *words)
+    (rate,) = json.loads(report_on(record, tmp_path, *words, "--json"))["matrix_rates"]
+    assert rate["dtype"] == "fp32"
+    assert rate["share"] == pytest.approx(record.model_flops_per_second / 2e6)
+    assert "matrix_rates" not in json.loads(report_on(record, tmp_path, "--json"))
 
 
 def rank(number: int, gather_seconds: tuple[float, ...], exposed: float, silent: float) -> RankReport:
@@ -216,12 +217,8 @@ def test_a_failure_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_the_same_is_printed_as_json(tmp_path: Path) -> None:
-    (tmp_path / "m" / "s" / "trials").mkdir(parents=True)
-    made = communicating(exposed=1.0, silent=2.0)
-    (tmp_path / "m" / "s" / "trials" / f"{made.id}.json").write_bytes(to_json(made))
-    done = run_command("report", tmp_path, "--communication", "--json")
-    assert done.returncode == 0, done.stderr
-    (trial,) = json.loads(done.stdout)["trials"]
+    printed = report_on(communicating(exposed=1.0, silent=2.0), tmp_path, "--communication", "--json")
+    (trial,) = json.loads(printed)["trials"]
     assert trial["exposed_communication_seconds"] == 1.0
     assert trial["exposed_by_difference_seconds"] == 2.0
     gather = trial["collectives"][0]
