@@ -22,6 +22,7 @@ from fsdp_bench.rates.communicators import Communicators
 from fsdp_bench.replay.host_memory import Build, host_memory
 from fsdp_bench.simulate import TORCH_VERSION
 from fsdp_bench.simulate.operators.kernels import Kernels, kernels_on, prefers_cudnn
+from fsdp_bench.simulate.optimizers.torch_optim import why_optimizer_is_not_predicted
 from fsdp_bench.simulate.step import SimulatedSteps
 from fsdp_bench.simulate.wrappers.impossible import why_impossible
 from fsdp_bench.spec.calibration_profile import Profile
@@ -116,8 +117,8 @@ class Question:
 
     @property
     def impossible(self) -> str | None:
-        """Why the setup cannot run; None if it can."""
-        return why_impossible(self.model, self.setup, self.kernels)
+        """Why the setup cannot run, or is not predicted; None if it is."""
+        return why_impossible(self.model, self.setup, self.kernels) or why_optimizer_is_not_predicted(self.setup)
 
     def document(self, **answered: Any) -> AnswerDocument:
         """Return the document of an answer. Without one it is that of a setup that cannot run: it has the reason."""

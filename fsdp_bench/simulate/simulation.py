@@ -22,7 +22,7 @@ from fsdp_bench.simulate.operators.kernels import FP32, INT64, Kernels, Sizes
 from fsdp_bench.simulate.optimizers import dispatch as optimizer
 from fsdp_bench.simulate.optimizers.dispatch import InBackward, offloaded_step, on_gpu
 from fsdp_bench.simulate.optimizers.shards import counts
-from fsdp_bench.simulate.optimizers.torch_optim import refuse_muon_of_dtensors
+from fsdp_bench.simulate.optimizers.torch_optim import why_optimizer_is_not_predicted
 from fsdp_bench.simulate.recorded.instructions import next_tokens
 from fsdp_bench.simulate.recorded.model import RecordedTransformer
 from fsdp_bench.simulate.repeat import Log, first_forward_alone
@@ -32,6 +32,7 @@ from fsdp_bench.simulate.wrappers.fsdp1 import Fsdp1
 from fsdp_bench.simulate.wrappers.fsdp2 import Fsdp2
 from fsdp_bench.simulate.wrappers.protocol import Wrapper
 from fsdp_bench.simulate.wrappers.units import Unit, blocks_are_alike, choose_units
+from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.recording.model import Model, RecordedModel
 from fsdp_bench.spec.setup import Api, Loss, Offload, OptimizerKind, Reentrant, ShardingStrategy, TrainSetup
 
@@ -53,7 +54,8 @@ class Simulation:
         num_blocks: int,
         rank: int = 0,
     ) -> None:
-        refuse_muon_of_dtensors(setup)
+        if (reason := why_optimizer_is_not_predicted(setup)) is not None:
+            raise SpecError(reason)
         self.setup = setup
         self.rank = rank
         self.tape = Tape(1 if kernels.observed else CUDA_BLOCK_BYTES, has_peers=setup.world_size > 1)

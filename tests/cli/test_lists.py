@@ -12,6 +12,7 @@ import pytest
 
 from fsdp_bench.cli.common.options import EVERY_OPTION, SetupOptions
 from fsdp_bench.cli.common.setups import read_models, read_setups
+from fsdp_bench.spec.setup import OptimizerKind
 from tests.cli.test_options import parse
 from tests.conftest import run_command, stdout_of
 
@@ -115,6 +116,14 @@ def test_the_csv_file_has_what_json_has(tmp_path: Path) -> None:
             )
             assert float(row["step_seconds"]) == one["time"]["step_seconds"]
             assert row["fits"] == str(one["fits"])
+
+
+def test_all_optimizers_are_answered_beside_those_that_cannot_run_or_are_not_predicted() -> None:
+    rows = table("--model", "gpt2", "--server", "p5.48xlarge", "--api", "fsdp2", "--optimizer", "all")
+    refused = {row["optimizer"]: row["impossible"] for row in rows if row["impossible"]}
+    assert refused.keys() == {"adafactor", "muon"}
+    assert "is not predicted" in refused["muon"]
+    assert {row["optimizer"] for row in rows} == {kind.value for kind in OptimizerKind}
 
 
 def test_rows_are_sorted_and_only_those_that_fit_are_left() -> None:

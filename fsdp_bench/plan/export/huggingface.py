@@ -9,7 +9,7 @@ from typing import Any
 
 from fsdp_bench.plan.export.chosen import Chosen
 from fsdp_bench.plan.export.files import File, environment, prefix, text_of, torchrun
-from fsdp_bench.plan.export.pieces import base_dtype, with_adapters
+from fsdp_bench.plan.export.pieces import base_dtype, optimizer_text, with_adapters
 from fsdp_bench.plan.export.plugin import (
     PRECISION_NOTE,
     as_accelerate_shards,
@@ -48,6 +48,7 @@ def arguments_and_script(chosen: Chosen, notes: tuple[str, ...]) -> list[File]:
     Raises:
         SpecError: for what the Trainer does not have.
     """
+    optimizer_text(chosen.setup)  # what no script has
     if (reason := _why_not(chosen.setup, chosen.lora)) is not None:
         raise SpecError(f"export {KIND}: {reason}; --export pytorch has it")
     changes: tuple[str, ...] = ()

@@ -12,6 +12,7 @@ from itertools import product
 from typing import Any, NamedTuple
 
 from fsdp_bench.plan.defaults import trained_code, trainer_defaults
+from fsdp_bench.simulate.optimizers.torch_optim import why_optimizer_is_not_predicted
 from fsdp_bench.simulate.wrappers.impossible import why_impossible
 from fsdp_bench.spec.checkpointing_policy import EVERY_SECOND_PRODUCT
 from fsdp_bench.spec.errors import SpecError, shown
@@ -206,5 +207,5 @@ def _is_the_trainers(goal: Goal, setting: Setting, world_size: int) -> bool:
 
 
 def can_run(goal: Goal, setup: TrainSetup) -> bool:
-    """Return whether a setup can run on GPUs."""
-    return why_impossible(goal.model, setup, "cuda") is None
+    """Return whether a setup can run on GPUs, and is predicted."""
+    return why_impossible(goal.model, setup, "cuda") is None and why_optimizer_is_not_predicted(setup) is None

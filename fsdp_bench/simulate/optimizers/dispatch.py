@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from itertools import groupby
 from math import prod
 
@@ -122,6 +122,7 @@ def state_sizes(kernels: Kernels, kind: OptimizerKind, shard: Shard) -> list[tup
         return [*step, ("row_var", num_bytes // shard.shape[-1]), ("col_var", num_bytes // shard.shape[-2])]
     if kind is OptimizerKind.ADAFACTOR:
         return [*step, ("variance", num_bytes)]
+    assert kind.is_adamw_of_torch or kind in (OptimizerKind.ADAMW_8BIT, OptimizerKind.MUON), kind
     moment = bytes_of_moment(shard.numel, shard.itemsize) if kind is OptimizerKind.ADAMW_8BIT else [num_bytes]
     return [*step, *((name, size) for name in ("exp_avg", "exp_avg_sq") for size in moment)]
 
@@ -139,7 +140,9 @@ def states(op: Operators, kind: OptimizerKind, shards: list[Shard]) -> list[Stor
     return held
 
 
-_STEPS = {
+_STEPS: dict[OptimizerKind, Callable[[Operators, list[Shard]], None] | None] = {
+    OptimizerKind.SGD: None,
+    OptimizerKind.ADAMW_FUSED: None,
     OptimizerKind.ADAMW_FOREACH: foreach_step,
     OptimizerKind.ADAMW_FOR_LOOP: for_loop_step,
     OptimizerKind.ADAFACTOR: adafactor_step,
@@ -150,8 +153,8 @@ _STEPS = {
 
 def step(op: Operators, kind: OptimizerKind, shards: list[Shard]) -> None:
     """Allocate and free what one step needs for a moment."""
-    if kind in _STEPS:
-        _STEPS[kind](op, shards)
+    if (one := _STEPS[kind]) is not None:
+        one(op, shards)
 
 
 def temporary_bytes(kind: OptimizerKind, sizes: list[int], num_bytes: int) -> int:

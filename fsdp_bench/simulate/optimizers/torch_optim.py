@@ -14,7 +14,6 @@ from fsdp_bench.simulate.operators.core import Operators
 from fsdp_bench.simulate.operators.kernel_workspaces import reduce_all_workspace, sum_over_rows_workspace
 from fsdp_bench.simulate.optimizers.shards import STEP_BYTES, Shard, counts, marked
 from fsdp_bench.simulate.tape import Tape
-from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.setup import OptimizerKind, TrainSetup
 
 _BF16 = 2
@@ -79,13 +78,14 @@ def _norm_on_host(op: Operators, shard: Shard) -> None:
         op.tape.synchronize(op.tape.stream)
 
 
-def refuse_muon_of_dtensors(setup: TrainSetup) -> None:
-    """Refuse to predict Muon of fully_shard's DTensors. Raises SpecError, naming what answers instead."""
+def why_optimizer_is_not_predicted(setup: TrainSetup) -> str | None:
+    """Return why the optimizer's step is not predicted, although it runs; None if it is."""
     if setup.optimizer is OptimizerKind.MUON and setup.uses_fully_shard:
-        raise SpecError(
+        return (
             "optimizer muon under fully_shard is not predicted: DTensor chooses what each product of Newton-Schulz"
             " gathers; dry-run or rehearse it, or use NO_SHARD"
         )
+    return None
 
 
 def takes_muon(shard: Shard) -> bool:

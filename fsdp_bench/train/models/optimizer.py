@@ -36,6 +36,7 @@ def build_optimizer(
         return _torchao("adamw-8bit").AdamW8bit(parameters, lr=learning_rate)
     if kind is OptimizerKind.MUON:
         return _muon(parameters, learning_rate)
+    assert kind.is_adamw_of_torch, kind
     return torch.optim.AdamW(parameters, lr=learning_rate, **_implementation(kind))
 
 
