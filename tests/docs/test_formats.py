@@ -100,9 +100,8 @@ def test_every_column_is_described(title: str, file: str) -> None:
         with open(FOLDER / file / title) as lines:
             columns = set(csv.DictReader(lines).fieldnames or ())
     named = set(re.findall(r"`(\w+)`", section("results.md", f"The columns of {title}"))) - {"ok", "memory_limit"}
-    setup = set(TrainSetup.__struct_fields__) if title == "frontier.csv" else set()
     assert named <= columns
-    assert columns - named <= setup
+    assert columns - named <= set(TrainSetup.__struct_fields__)
 
 
 def test_every_key_of_a_sweep_file_is_described() -> None:
