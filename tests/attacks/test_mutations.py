@@ -322,7 +322,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     with pytest.MonkeyPatch.context() as patch:
         for name in work:
             patch.setattr(f"fsdp_bench.{name}", begin)
-        for module in ("plan.recording", "cli.record", "validate.predictable"):
+        for module in ("cli.record", "validate.predictable", "plan.recording"):  # those that import it first
             patch.setattr(f"fsdp_bench.{module}.record", record_few)
         yield tmp_path_factory.mktemp("mutations") / "a" / "b" / "c"
 
