@@ -147,7 +147,7 @@ class Searched:
     @property
     def has_offers(self) -> bool:
         """Whether something fits that has a speed, as far as is known."""
-        return any(self._made.values()) or any(count not in self._made for count in self.nodes)
+        return any(self._made.values()) or bool(self.wanted())
 
     def offer(self, count: int) -> Offer | None:
         """Return the offer on so many nodes, which fits by the allocator's simulation; None if nothing does."""

@@ -316,6 +316,20 @@ def test_every_server_of_the_catalogue_has_offers_or_is_left_out_with_a_reason()
     assert left.keys() | set(found.looked_at) == {server.name for server in BUILT_IN.servers()}
 
 
+def test_a_server_whose_memory_the_allocator_alone_exceeds_is_left_out_with_the_reason() -> None:
+    """Live bytes fit on all numbers of nodes, what the allocator reserves on none; NO_SHARD takes as much on each."""
+    fixed = {"strategy": ShardingStrategy.NO_SHARD, "api": Api.FSDP2, "loss": Loss.PLAIN, "offload": Offload.NONE}
+    given = goal("1B", {**FIXED, **fixed, "checkpointing": Checkpointing.NONE, "micro_batch_size": 1})
+    where = kind("p4d.24xlarge")
+    asked = Question(given.model, TrainSetup(**given.fixed, world_size=32), nodes_of(where, 4))
+    each = [answer(replace(asked, expandable_segments=segments)) for segments in (False, True)]
+    between = (each[0].memory.peak_allocated_bytes + min(one.needed_bytes for one in each)) // 2
+    found = plan(replace(given, headroom_bytes=where.gpu.usable_memory_bytes - between), [where], range(1, 20))
+    assert [(left.server.name, left.reason) for left in found.left_out] == [
+        ("p4d.24xlarge", "nothing fits on up to 19 nodes")
+    ]
+
+
 def test_a_global_batch_that_the_most_nodes_cannot_make_is_planned_on_fewer() -> None:
     asked = goal("1B", global_batch_tokens=2**17, fixed=ONE_STRATEGY)
     found = plan(asked, [kind("p4d.24xlarge")], (1, 2, 16))

@@ -168,6 +168,12 @@ def test_a_process_dies_with_its_manager_from_its_first_moment(tmp_path: Path) -
         time.sleep(0.02)
 
 
+def test_a_child_never_imports_from_the_current_folder(tmp_path: Path) -> None:
+    (tmp_path / "datetime.py").write_text("open('imported', 'w')")
+    subprocess.run([sys.executable, "-m", "calendar"], env=worker_environment(), cwd=tmp_path, check=True, stdout=-3)
+    assert not (tmp_path / "imported").exists()
+
+
 class TwoRanks(Program):
     """The first of two ranks ends without a report; its peer waits for it."""
 
