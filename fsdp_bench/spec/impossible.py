@@ -1,4 +1,4 @@
-"""Which setups cannot run, and why: rules that need neither a model nor hardware."""
+"""The setups that cannot run, and why: rules that need neither a model nor hardware."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which servers, how many, which setting, how long, at what price.
+"""Finds servers, their number and a setting, and says how long training takes and what it costs.
 
 Read in this order:
     goal.py      Goal: the model, the tokens, the deadline, the budget; and the settings that it leaves open

@@ -1,4 +1,4 @@
-"""What a plan says beside the winner: other code on its servers, and an offer that fits even with a higher peak.
+"""Answers that a plan has beside the winner: other code on its servers, and an offer that fits even with a higher peak.
 
 Other code is the same model's: transformers' or the benchmark's. The higher peak is the highest that other frameworks'
 code took.

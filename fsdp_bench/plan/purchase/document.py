@@ -97,7 +97,7 @@ class ServerPrice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ServerDocument(msgspec.Struct, frozen=True, kw_only=True):
-    """What the catalogue says of a kind of server."""
+    """The catalogue's facts about a kind of server."""
 
     name: str
     provider: str
@@ -110,7 +110,7 @@ class ServerDocument(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PlanDocument(msgspec.Struct, frozen=True, kw_only=True):
-    """What ``plan --json`` prints, and a page reads. What earlier versions did not write has a default."""
+    """The document that ``plan --json`` prints and a page reads. Fields that are younger than it have a default."""
 
     source: str
     model: str

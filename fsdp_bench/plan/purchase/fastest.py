@@ -42,7 +42,7 @@ class Timed:
 
 
 class Reached(NamedTuple):
-    """What a setup reached on some nodes, from which a bound for other numbers of nodes follows."""
+    """The speed of a setup on some nodes, from which a bound for other numbers of nodes follows."""
 
     num_nodes: int
     tokens_per_second_per_gpu: float
@@ -58,7 +58,7 @@ class _Collectives(NamedTuple):
     seconds: list[float | None]
     """The time of each different one; None where a rate is unknown."""
     counts: list[int]
-    """How many there are of each."""
+    """The number of each in a step."""
 
 
 _CERTAIN = 0.99

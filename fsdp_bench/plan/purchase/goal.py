@@ -100,7 +100,7 @@ TOLERANCE = 0.1
 
 
 class Setting(NamedTuple):
-    """What is the same on every number of GPUs, but for the micro-batch."""
+    """The fields of a setup that are the same on every number of GPUs, but for the micro-batch."""
 
     strategy: ShardingStrategy
     api: Api

@@ -37,7 +37,7 @@ class ServerType:
 
 
 class Learned(NamedTuple):
-    """What was simulated for one kind of server."""
+    """The results of simulations for one kind of server."""
 
     live: dict[LiveKey, dict[int, int]]
     """Live bytes by the number of ranks."""

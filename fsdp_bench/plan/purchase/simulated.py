@@ -43,7 +43,7 @@ class LiveBytes:
         self._simulate = simulate
         self._smallest, self._largest = smallest, largest
         self.known: dict[int, int] = {}
-        """What was simulated, by the number of ranks."""
+        """The live bytes that were simulated, by the number of ranks."""
 
     def at(self, ranks: int) -> int:
         """Return the live bytes on so many ranks."""

@@ -70,7 +70,7 @@ ADDRESS_MASK = (1 << SIZE_SHIFT) - 1
 NEVER = 1 << 62
 
 SEGMENT, FREE, DEFERRED, UNMAPPED = -1, -2, -3, -4
-"""What a piece of memory is that is not a tensor's block."""
+"""Owners of pieces of memory that are no tensor's block."""
 
 
 Block = tuple[int, int, int]
@@ -109,7 +109,7 @@ class CachingAllocator:
         self.reserved = self.peak_reserved = 0
         self.num_retries = 0
         self.smallest_rest = [SMALL_BYTES + 1, MIN_BLOCK_BYTES] * NUM_STREAMS
-        """Of each pool: the size from which on the rest of a block stays free (should_split)."""
+        """The size, in each pool, from which on the rest of a block stays free (should_split)."""
         self.num_recorded = 0
         """The number of the last event."""
         self.num_completed = 0
@@ -117,7 +117,7 @@ class CachingAllocator:
         self.used_by: dict[int, set[int]] = {}
         """Other streams that use a block (stream_uses), by its address."""
         self.deferred: list[deque[tuple[int, Deferred]]] = [deque() for _ in range(NUM_STREAMS)]
-        """Of each stream: freed blocks, each with the number of its event."""
+        """Freed blocks of each stream, each with the number of its event."""
         self.next_deferred = NEVER
         """The event that the next deferred free waits for."""
         self.events: list[deque[int]] = [deque() for _ in range(len(Queue))]

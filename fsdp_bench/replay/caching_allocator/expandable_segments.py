@@ -30,7 +30,7 @@ class ExpandableAllocator(CachingAllocator):
         super().__init__(gpu_bytes)
         self.smallest_rest = [MIN_BLOCK_BYTES] * NUM_POOLS
         self.unmapped: list[list[int]] = [[] for _ in range(NUM_POOLS)]
-        """Of each pool: the first addresses of its unmapped blocks, sorted."""
+        """The first addresses of each pool's unmapped blocks, sorted."""
         self.unmapped_size: dict[int, int] = {}
         """By address."""
 

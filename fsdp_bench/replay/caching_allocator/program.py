@@ -22,7 +22,7 @@ from fsdp_bench.simulate.events import Event, Kind
 from fsdp_bench.simulate.repeat import Log, Part
 
 FURTHEST_BLOCK = 2
-"""How many blocks away a block's part may name something."""
+"""The largest distance, in blocks, between a block's part and a tensor that it names."""
 
 BLOCK = 1 << 24
 """The difference of names from one block to the next, and, in a block, from one pass to the next."""
@@ -69,7 +69,7 @@ class Program:
     sections: list[Part]
     """The log's parts, by the instructions that they became."""
     instructions: list[list[Instruction]]
-    """What the allocator executes in each section."""
+    """The instructions of each section."""
     num_each: int
     """Numbers for the tensors of each block; those that are made outside of blocks have the first numbers."""
     replaces: list[_Replaced]

@@ -239,7 +239,7 @@ class Begin(msgspec.Struct, frozen=True):
     edges: tuple[Edge, ...]
     num_outputs: int
     code: tuple[Run | Forget, ...]
-    """What runs in backward."""
+    """The instructions that run in backward."""
     gradients: tuple[tuple[str, int, int, int, bool] | None, ...]
     adapts: tuple[tuple[Run | Forget, ...], ...]
     adapted: frozenset[int]

@@ -69,10 +69,10 @@ BOTH_WAYS, FEW_TOKENS, MORE_TOKENS = REGIMES = "both ways", "few tokens", "more 
 
 
 class CompiledKind(NamedTuple):
-    """Which block was compiled, and for what."""
+    """The block that was compiled, and for what."""
 
     block: str
-    """Which code: see ``benchmark_block`` and ``huggingface_block``."""
+    """The code that was compiled: see ``benchmark_block`` and ``huggingface_block``."""
     itemsize: int
     """Bytes of an element of its parameters and inputs."""
     checkpointing: Checkpointing
@@ -88,7 +88,7 @@ class CompiledKind(NamedTuple):
 
     @property
     def dtypes(self) -> str:
-        """Which block it is, and in what it computes: the beginning of the name."""
+        """The beginning of the name: the block, and the dtypes in which it computes."""
         recipe = "" if self.float8 is Float8.NONE else f" float8 {self.float8.value}"
         return f"{self.block} {8 * self.itemsize} bits{recipe}"
 

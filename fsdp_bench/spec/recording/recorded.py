@@ -169,7 +169,7 @@ class RecordedCode(msgspec.Struct, frozen=True, forbid_unknown_fields=True, eq=F
     missing: dict[str, str] = {}
     """Variants that cannot run, by name, with torch's reason."""
     architecture: Architecture | None = None
-    """Which config.json files the recording holds for; None: for one model alone."""
+    """The config.json files that the recording holds for; None: for one model alone."""
     notes: tuple[str, ...] = ()
     """The assumptions, in sentences for the user."""
     shortest: int = 1

@@ -20,8 +20,8 @@ class VariantKind(NamedTuple):
     casts_at_blocks: bool = False
     """fully_shard casts the floating inputs of each block (MixedPrecisionPolicy.cast_forward_inputs)."""
     trains: str = ""
-    """Which frozen parameters autograd computes gradients of all the same, as FSDP1 with use_orig_params shows them as
-    views of a flat parameter that is trained: none, those of ``units`` with a trained parameter where blocks are
+    """The frozen parameters of which autograd computes gradients all the same, as FSDP1 with use_orig_params shows them
+    as views of a flat parameter that is trained: none, those of ``units`` with a trained parameter where blocks are
     units, or ``all``, where the model is one unit."""
 
     is_apart: bool = False

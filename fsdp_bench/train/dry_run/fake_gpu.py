@@ -18,7 +18,7 @@ NAME = "fakegpu"
 
 
 class _WithoutWork:
-    """What streams, events and the device have in common: nothing runs, so there is nothing to wait for."""
+    """The common part of streams, events and the device: nothing runs, so there is nothing to wait for."""
 
     def _nothing(self, *_given: Any, **_named: Any) -> None:
         pass

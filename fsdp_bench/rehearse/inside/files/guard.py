@@ -393,7 +393,7 @@ class _Entry:
 
 
 class _Entries(nullcontext[Any]):
-    """What os.scandir returns; there is nothing to close."""
+    """The result of os.scandir; there is nothing to close."""
 
     def __init__(self, entries: Iterator[_Entry]) -> None:
         super().__init__(self)
