@@ -5,6 +5,10 @@
  * that was issued before it, on any of its streams, has happened. `behind`: streams have clocks of their own, and are as
  * far behind as they may be. `idle`: every event has happened when the host asks, as on a GPU that is never behind. In
  * all of them a program that does nothing but ask (`while not event.query(): pass`) is told yes after POLLS questions.
+ *
+ * The host is never more than QUEUED kernels and copies ahead on one stream: the next launch waits until the oldest has
+ * begun. Without this, memory that a script frees with Tensor.record_stream would be kept for as long as it waits for
+ * nothing: over all steps of a loop that prints nothing.
  */
 #include "stand_in.h"
 
@@ -13,6 +17,7 @@
 #include <string.h>
 
 #define MAX_STREAMS 4096 /* PyTorch makes up to 128 a device: c10/cuda/CUDAStream.cpp, kStreamsPerPool */
+#define QUEUED 1024 /* about 1,000 for each stream: measured, forums.developer.nvidia.com/t/68937; not documented */
 #define POLLS 1000       /* so often a program asks in vain, and launches nothing meanwhile, before the answer is yes */
 
 struct clock {
@@ -27,6 +32,8 @@ struct stream {
     struct capture *capture;
     uint64_t last; /* time of this stream's last work, by the clock of clocked() */
     struct polls polls;
+    uint64_t num_queued;     /* kernels and copies so far */
+    uint64_t queued[QUEUED]; /* times of the latest, by the clock of clocked() */
     struct clock clock;
 };
 struct event {
@@ -114,9 +121,12 @@ static int polled(struct polls *polls) {
     return ++polls->count >= POLLS;
 }
 
+/* Add a kernel or a copy. Where the stream's queue is full, the host waits for the oldest. */
 void stream_issue(struct stream *stream) {
     pthread_mutex_lock(&lock);
-    issue(stream);
+    uint64_t *oldest = &stream->queued[stream->num_queued++ % QUEUED], *known = &done.at[clocked(stream)->index];
+    if (*known < *oldest) *known = *oldest;
+    *oldest = issue(stream);
     pthread_mutex_unlock(&lock);
 }
 
