@@ -58,6 +58,7 @@ class Steps:
     -3                   frees tensor 3
     use3@1               notes that stream 1 uses tensor 3
     record0  wait0       records an event in a queue; lets the host wait for it
+    launch32             launches operators
     complete             the next event has happened
     empty                empties the cache
     reserved=20          is a check in MiB (of retries: their number)
@@ -82,13 +83,15 @@ class Steps:
                 self._call(word)
 
     def _call(self, word: str) -> None:
-        name, number, stream = re.fullmatch(r"(-|use|record|wait|complete|empty|)([\d.+-]*!?)(?:@(\d))?", word).groups()
+        name, number, stream = re.fullmatch(r"(-|use|record|wait|complete|empty|launch|)([\d.+-]*!?)(?:@(\d))?", word).groups()
         if name == "-":
             self.allocator.free(int(number))
         elif name == "use":
             self.allocator.record_stream(int(number), int(stream))
         elif name in ("record", "wait"):
             wait(self.allocator, Kind.RECORD_EVENT if name == "record" else Kind.HOST_WAIT, int(number))
+        elif name == "launch":
+            wait(self.allocator, Kind.KERNEL, int(number))
         elif name == "complete":
             self.allocator.num_completed += 1
         elif name == "empty":
@@ -152,6 +155,7 @@ FIXED = {
     "waiting for a later event frees it": "20 use0@1 -0 record0 wait0 20 reserved=20",
     "waiting for an event recorded before the free does not": "20 use0@1 record0 -0 wait0 20 reserved=40",
     "an older event takes nothing back": "20 20 use0@1 -0 record0 use1@1 -1 record1 wait1 wait0 20 20 reserved=40",
+    "1,024 launches later it has happened": "20 use0@1 launch40 -0 launch1023 20 reserved=40 launch1 20 reserved=40",
     "two uses of one block are two events": "20 use0@1 use0@2 -0 complete 20 reserved=40 complete 20 reserved=40",
     # try_merge_blocks leaves a neighbour with event_count > 0: of 6+6+8 in a segment 14 merge, too few for 15
     "a deferred block does not merge": "6 6 use0@1 -0 -1 15 reserved=36",

@@ -86,6 +86,10 @@ class Deferred:
         self.block, self.num_events = block, num_events
 
 
+QUEUED = 1024
+"""So many launches the host is ahead of a stream at most: measured (forums.developer.nvidia.com/t/68937), undocumented."""
+
+
 class CachingAllocator:
     """One device's allocator. CUDA events are numbered in the order in which they are recorded.
 
@@ -114,6 +118,10 @@ class CachingAllocator:
         """The number of the last event."""
         self.num_completed = 0
         """The last event of which the host knows that the device has done all before it."""
+        self.num_launched = 0
+        """Operators and copies so far."""
+        self.launched: deque[tuple[int, int]] = deque()
+        """After how many launches which events were recorded, for those that may be in the stream's queue yet."""
         self.used_by: dict[int, set[int]] = {}
         """Other streams that use a block (stream_uses), by its address."""
         self.deferred: list[deque[tuple[int, Deferred]]] = [deque() for _ in range(NUM_STREAMS)]
@@ -163,6 +171,13 @@ class CachingAllocator:
         address, size, pool = self.blocks[tensor]
         if size and stream != pool // 2:
             self.used_by.setdefault(address, set()).add(stream)
+
+    def launch(self, count: int) -> None:
+        """Issue operators. Where the stream's queue is full, the host waits until the oldest of them begin."""
+        self.launched.append((self.num_launched, self.num_recorded))
+        self.num_launched += count
+        while self.launched[0][0] <= self.num_launched - QUEUED:
+            self.num_completed = max(self.num_completed, self.launched.popleft()[1])
 
     def record_event(self) -> int:
         """Return the number of an event that is recorded now."""
@@ -233,6 +248,7 @@ class CachingAllocator:
             [[(event - done, places[freed.block[0]]) for event, freed in queue] for queue in self.deferred],
             [[max(event - done, 0) for event in queue] for queue in self.events],
             self.num_recorded - done,
+            [(before - self.num_launched, max(event - done, 0)) for before, event in self.launched],
         )
 
     def pieces(self) -> Iterator[tuple[int, int, int, int]]:

@@ -18,7 +18,7 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from fsdp_bench.replay.caching_allocator.allocator import pool_of, rounded
-from fsdp_bench.simulate.events import Event, Kind
+from fsdp_bench.simulate.events import Event, Kind, Stream
 from fsdp_bench.simulate.repeat import Log, Part
 
 FURTHEST_BLOCK = 2
@@ -38,12 +38,16 @@ _READ = {
 }
 """The kinds that the allocator reads. Each simulated micro-batch runs once here."""
 
+LAUNCHES = 32
+"""Operators that are launched together, in one instruction."""
+
 Instruction = tuple[Kind, int, int, int, int, int]
 """The kind of an event, four numbers, and the index of the event:
 
     ALLOCATE         tensor, stride, rounded bytes, pool
     FREE             tensor, stride
     RECORD_STREAM    tensor, stride, 0, stream
+    KERNEL           how many were launched
     (others)         queue
 
 A stride is added to the tensor's number for each block that was not simulated.
@@ -129,9 +133,13 @@ class _Names:
         for part in log.parts:
             is_of_a_block = part.block >= 0 and log.extra_blocks
             place = (part.block + 1) * BLOCK + part.pass_number * PASS if is_of_a_block else 0
-            name, begin = self._end.get(place, place), len(self.events)
+            name, begin, launches = self._end.get(place, place), len(self.events), 0
             for event in log.events[part.begin : part.end]:
                 kind = event.kind
+                if kind is Kind.KERNEL and has_deferred and event.stream is Stream.COMPUTE:
+                    launches += 1
+                    if launches % LAUNCHES == 0:
+                        self._launch(LAUNCHES)
                 if kind not in read:
                     continue
                 if kind is _ALLOCATE:
@@ -141,6 +149,8 @@ class _Names:
                 else:
                     self.names.append(known[event.number] if kind in _OF_A_TENSOR else -1)
                 self.events.append(event)
+            if launches % LAUNCHES:
+                self._launch(launches % LAUNCHES)
             assert name - place < (PASS if place else BLOCK) or not log.extra_blocks  # else two would have one name
             self._end[place] = name
             self.sections.append(replace(part, begin=begin, end=len(self.events)))
@@ -148,6 +158,10 @@ class _Names:
             _Replaced(known[found] // BLOCK - 1 if log.extra_blocks else -1, known[found], known[left])
             for found, left in log.replaces
         ]
+
+    def _launch(self, count: int) -> None:
+        self.events.append(Event(Kind.KERNEL, count))
+        self.names.append(-1)
 
     def repeat(self) -> bool:
         """Whether the repeated block and the next one do the same, and only their neighbours name what is theirs."""
