@@ -83,7 +83,9 @@ class Steps:
                 self._call(word)
 
     def _call(self, word: str) -> None:
-        name, number, stream = re.fullmatch(r"(-|use|record|wait|complete|empty|launch|)([\d.+-]*!?)(?:@(\d))?", word).groups()
+        name, number, stream = re.fullmatch(
+            r"(-|use|record|wait|complete|empty|launch|)([\d.+-]*!?)(?:@(\d))?", word
+        ).groups()
         if name == "-":
             self.allocator.free(int(number))
         elif name == "use":
