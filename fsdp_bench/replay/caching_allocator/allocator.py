@@ -87,7 +87,7 @@ class Deferred:
 
 
 QUEUED = 1024
-"""The most launches that the host is ahead of a stream: measured (forums.developer.nvidia.com/t/68937), undocumented."""
+"""The most launches the host is ahead of a stream: measured (forums.developer.nvidia.com/t/68937), undocumented."""
 
 
 class CachingAllocator:
