@@ -87,7 +87,7 @@ def _program(
     if (reason := length_not_recorded(model.name, length, model.code.multiple)) is not None:
         raise SpecError(reason)
     variant = model.code.variant(kind, batch == 1)
-    return bind(model.code, variant, model.values(batch, length), dict(model.counts), kernels, loss, inputs_need_grad)
+    return bind(model, variant, batch, length, kernels, loss, inputs_need_grad)
 
 
 def _loss_to_bind(loss: Loss) -> Loss:
