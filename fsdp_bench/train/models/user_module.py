@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from fsdp_bench.spec.errors import SpecError
+from fsdp_bench.spec.errors import SpecError, nearest
 from fsdp_bench.spec.setup import TrainSetup
 from fsdp_bench.spec.subprocesses.dry_run import SIZES, UserModule
 from fsdp_bench.train.step import Training, forward_backward, gradient_sync, optimizer_step
@@ -157,7 +157,7 @@ def _find(spec: UserModule, path: str, option: str) -> Any:
         raise SpecError(f"{option}: cannot import {module}: {' '.join(str(error).split())[:300]}") from error
     for part in name.split("."):
         if not hasattr(found, part):
-            raise SpecError(f"{option}: {module} has no {name!r}")
+            raise SpecError(f"{option}: {module} has no {name!r}{nearest(part, dir(found))}")
         found = getattr(found, part)
     return found
 

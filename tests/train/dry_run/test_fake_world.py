@@ -190,12 +190,17 @@ def test_a_users_mistake_is_one_line_and_a_death_does_not_take_the_next_spec_wit
         "def fatal():\n    os._exit(7)\n"
     )
     setup = TrainSetup(world_size=2, sequence_length=16, wrap=Wrap.NONE)
-    functions = ("users", "users:nope", "users:number", "users:broken", "users:fatal")
+    functions = ("users", "users:nummer", "users:number", "users:broken", "users:fatal")
     modules = [UserModule(function=function, folder=str(tmp_path)) for function in functions]
     *mistakes, dead, alive = _answers(
         *(DryRunSpec(module=module, setup=setup) for module in modules), DryRunSpec(model=LLAMA, setup=setup)
     )
-    expected = ("write it like 'package.module:name'", "users has no 'nope'", "not int", "ValueError: no weights here")
+    expected = (
+        "write it like 'package.module:name'",
+        "users has no 'nummer' (did you mean 'number'",
+        "not int",
+        "ValueError: no weights here",
+    )
     for mistake, part in zip(mistakes, expected, strict=True):
         assert part in str(mistake.error)
         assert mistake.users_mistake
