@@ -24,7 +24,7 @@ from fsdp_bench.spec.subprocesses.own_python import own_python
 from fsdp_bench.sweep.launchers.launcher import Cluster, Launcher, NodesLost, RankExit
 from fsdp_bench.sweep.launchers.one_node import TorchrunTrial
 from fsdp_bench.sweep.launchers.processes import (
-    NODE,
+    TORCHRUN,
     dying_with_this_process,
     free_port,
     node_options,
@@ -61,7 +61,7 @@ class SlurmNodes(Cluster):
         self._address = self._address or self.job.head_address()
         command = [
             *srun(nodes),
-            *own_python(NODE, "0", str(trial), str(scratch)),
+            *own_python(TORCHRUN, "0", str(trial), str(scratch)),
             *node_options(f"{self._address}:{free_port()}", num_nodes, self.ranks_per_node, scratch.name),
         ]
         self._is_checked = False  # until the trial has ended well

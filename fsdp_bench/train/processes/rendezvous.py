@@ -1,7 +1,7 @@
 """The way the ranks of a trial find each other, and which node they are on.
 
 On one machine a file in the trial's scratch folder is the rendezvous, and nothing listens on a network. On several
-nodes it is the store of torchrun's rendezvous (node.py): a TCPStore on the first node.
+nodes it is the store of torchrun's rendezvous (torchrun.py): a TCPStore on the first node.
 """
 
 from __future__ import annotations

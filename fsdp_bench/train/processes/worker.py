@@ -1,6 +1,6 @@
 """Runs one rank of one trial: joins the process group, measures, writes one report, leaves the process group.
 
-The fork server calls run_rank; under torchrun, torchrun_rank.py calls it.
+The fork server calls run_rank; under torchrun, torchrun.py calls it.
 """
 
 from __future__ import annotations
