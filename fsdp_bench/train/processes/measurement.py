@@ -27,7 +27,7 @@ from fsdp_bench.train.measuring.meters import MemoryMeter, Nvml, TelemetrySample
 from fsdp_bench.train.models.data import batches
 from fsdp_bench.train.models.dtypes import DTYPES
 from fsdp_bench.train.models.huggingface import unpacked_sequences
-from fsdp_bench.train.models.loss import LossFunction, head_loss, loss_function
+from fsdp_bench.train.models.loss import head_loss, loss_function
 from fsdp_bench.train.models.model_code import build_code, replace_loss
 from fsdp_bench.train.models.transformer import BLOCKS, attention_kernel, build, initialize
 from fsdp_bench.train.models.user_module import loss_of, module_step
@@ -158,7 +158,7 @@ class RankModel:
     block: type[nn.Module] | None
     batches: Iterator[list[Any]]
     """For each step the micro-batches, in host memory."""
-    loss_function: LossFunction
+    loss_function: Callable[[Any, Any], Tensor]
     step: Callable[[Training, list[Any]], Any]
     """Runs one step; returns parts of this rank's mean loss, which add up when the device has done its work."""
     initialize: Initializer | None = None

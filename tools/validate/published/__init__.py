@@ -11,5 +11,4 @@ Read in this order:
     ranges.py      the errors of speed by GPU generation, for plans
     rehearsed.py   compares peaks of memory with rehearsals of the very code that was run; as text
     sizes.py       compares the one published chart of largest models; as text and as a chart
-    left_out.py    assumptions and rows that are left out, as text
 """

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fsdp_bench.report.table import table_columns, table_lines
-from tools.validate.published.left_out import left_out, taken
+from tools.validate.published.peaks import left_out, taken
 from tools.validate.published.ranges import CENTRAL, fraction_inside, speed_errors
 from tools.validate.published.speed import SpeedRow, SpeedSummary, kind_of
 
