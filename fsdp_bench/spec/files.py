@@ -7,7 +7,7 @@ import math
 import os
 import stat
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -144,3 +144,24 @@ def _is_private(folder: Path) -> bool:
     except OSError:
         return False
     return found.st_uid in (os.geteuid(), 0) and not found.st_mode & _WRITABLE_BY_OTHERS
+
+
+def cgroup_files(name: str, older_name: str) -> Iterator[Path]:
+    """Yield the files of the memory of this process's cgroup, version 2 or 1; in a container the root is its own."""
+    for line in lines_of(Path("/proc/self/cgroup")):
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            folder, file = Path("/sys/fs/cgroup"), name
+        elif "memory" in controllers.split(","):
+            folder, file = Path("/sys/fs/cgroup/memory"), older_name
+        else:
+            continue
+        yield from (folder / path.lstrip("/") / file, folder / file)
+
+
+def lines_of(path: Path) -> list[str]:
+    """Return the lines of a file; none if it cannot be read."""
+    try:
+        return path.read_text().splitlines()
+    except OSError:
+        return []
