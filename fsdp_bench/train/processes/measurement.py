@@ -24,12 +24,11 @@ from fsdp_bench.spec.setup import Loss, TrainSetup
 from fsdp_bench.train.measuring.communication import measure_communication
 from fsdp_bench.train.measuring.fake_group import WARMUP_STEPS, add_finished_hook, replace_group_by_fake
 from fsdp_bench.train.measuring.meters import MemoryMeter, Nvml, TelemetrySampler, Unmetered, build_meter
-from fsdp_bench.train.models.data import batches
 from fsdp_bench.train.models.dtypes import DTYPES
 from fsdp_bench.train.models.huggingface import unpacked_sequences
 from fsdp_bench.train.models.loss import head_loss, loss_function
 from fsdp_bench.train.models.model_code import build_code, replace_loss
-from fsdp_bench.train.models.transformer import BLOCKS, attention_kernel, build, initialize
+from fsdp_bench.train.models.transformer import BLOCKS, attention_kernel, batches, build, initialize
 from fsdp_bench.train.models.user_module import loss_of, module_step
 from fsdp_bench.train.processes.rank import Rank, classify, dump_snapshot
 from fsdp_bench.train.step import Training, prepared, train_step

@@ -60,7 +60,7 @@ def _parse() -> argparse.Namespace:
 
 
 def _on_this_machine(given: argparse.Namespace) -> list[str]:
-    from fsdp_bench.train.processes.rendezvous import plain_path
+    from fsdp_bench.train.processes.rank import plain_path
 
     os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     endpoint = f"{plain_path(Path(given.scratch))}/agent"
@@ -70,7 +70,7 @@ def _on_this_machine(given: argparse.Namespace) -> list[str]:
 def _on_several_nodes(given: argparse.Namespace) -> list[str]:
     import psutil
 
-    from fsdp_bench.train.processes.rendezvous import NODE, STORE
+    from fsdp_bench.train.processes.rank import NODE, STORE
 
     address = _own_address(given.endpoint)
     os.environ[STORE] = "env://"

@@ -20,8 +20,15 @@ from fsdp_bench.spec.setup import Offload
 from fsdp_bench.train.measuring.fake_group import join_fake_group, reduce_on_host
 from fsdp_bench.train.processes.backends import versions
 from fsdp_bench.train.processes.measurement import measure
-from fsdp_bench.train.processes.rank import Rank, classify, dump_snapshot, partial_memory
-from fsdp_bench.train.processes.rendezvous import is_on_several_nodes, meet, node_name
+from fsdp_bench.train.processes.rank import (
+    Rank,
+    classify,
+    dump_snapshot,
+    is_on_several_nodes,
+    meet,
+    node_name,
+    partial_memory,
+)
 from fsdp_bench.train.wrapping.wrap import ShardsNothingWarning
 
 SNAPSHOT_ENTRIES = 100_000

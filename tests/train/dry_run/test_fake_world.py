@@ -36,7 +36,7 @@ from fsdp_bench.train.dry_run.fake_world import fake_device
 from fsdp_bench.train.dry_run.workarounds import applied
 from fsdp_bench.train.measuring.fake_group import futures_of_all_reduces
 from fsdp_bench.train.measuring.meters import CpuMeter
-from fsdp_bench.train.models.data import batches
+from fsdp_bench.train.models.transformer import batches
 from fsdp_bench.train.step import train_step
 from tests.on_stand_in.scripts.replaced_operators import softmax, storages
 from tests.train.ranks import call_standing_ranks
