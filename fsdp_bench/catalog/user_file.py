@@ -44,8 +44,7 @@ T = TypeVar("T", bound=NamedEntry)
 def read_user_file(path: Path) -> dict[str, list[dict[str, Any]]]:
     """Read the tables of a user's file. An entry without a source gets the file's name and date as its source.
 
-    Raises:
-        SpecError: naming the file, what is wrong and what is allowed.
+    Raises SpecError, naming the file, what is wrong and what is allowed.
     """
     tables: dict[str, list[dict[str, Any]]] = read_document(path, "TOML")
     day = date.fromtimestamp(path.stat().st_mtime).isoformat()
@@ -68,8 +67,7 @@ def read_user_file(path: Path) -> dict[str, list[dict[str, Any]]]:
 def read_entries(entries: list[dict[str, Any]], kind: type[T], where: str) -> tuple[T, ...]:
     """Turn tables into entries. Unknown keys are refused, and a name must be unique among names and aliases.
 
-    Raises:
-        SpecError: naming the file, the entry, what is wrong and what is allowed.
+    Raises SpecError, naming the file, the entry, what is wrong and what is allowed.
     """
     read = tuple(_read_entry(entry, kind, f"{where} number {i}") for i, entry in enumerate(entries, 1))
     seen: set[str] = set()

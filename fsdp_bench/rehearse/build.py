@@ -172,8 +172,7 @@ def stand_in_environment(
 def environment_of(gpu: RehearsedGpu, otherwise: Path | None = None) -> dict[str, str]:
     """Return the variables for this interpreter and one GPU. The stand-in is compiled if it is not there yet.
 
-    Raises:
-        MachineError: if the interpreter has no CUDA build of torch, or there is no C compiler.
+    Raises MachineError if the interpreter has no CUDA build of torch, or there is no C compiler.
     """
     variables = stand_in_environment(build_stand_in(find_torch(sys.executable), otherwise), gpu)
     return {**variables, "CUDA_VISIBLE_DEVICES": "0"}  # a job's own choice is of GPUs of this machine

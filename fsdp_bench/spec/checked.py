@@ -63,8 +63,7 @@ class CaseInsensitiveEnum(StrEnum):
 class Checked(msgspec.Struct, frozen=True, kw_only=True):
     """A struct whose fields are read and checked by their type hints, whichever way it is made.
 
-    Raises:
-        SpecError: naming the field, the value and what is allowed.
+    Raises SpecError, naming the field, the value and what is allowed.
     """
 
     def __post_init__(self) -> None:
@@ -88,8 +87,7 @@ def _readers(kind: type[Checked]) -> tuple[tuple[str, Reader], ...]:
 def build(kind: type[C], fields: Mapping[str, Any], place: str = "") -> C:
     """Make a Checked struct from a mapping, such as a table of a file. ``place`` is a prefix of field names in errors.
 
-    Raises:
-        SpecError: for values that the struct refuses, and for a field that does not exist or is missing.
+    Raises SpecError for values that the struct refuses, and for a field that does not exist or is missing.
     """
     known = kind.__struct_fields__
     for name in fields:
@@ -108,8 +106,7 @@ def build(kind: type[C], fields: Mapping[str, Any], place: str = "") -> C:
 def read(hint: Any, value: Any, field: str) -> Any:
     """Read one value as a field with this type hint would be read: ``read(Count, 8.0, "nodes")`` is 8.
 
-    Raises:
-        SpecError: naming the field, the value and what is allowed.
+    Raises SpecError, naming the field, the value and what is allowed.
     """
     return _reader(hint)(value, field)
 

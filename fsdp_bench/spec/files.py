@@ -19,8 +19,7 @@ from fsdp_bench.spec.units import LARGEST
 def write_atomically(path: Path, data: bytes) -> None:
     """Write to a temporary file beside ``path``, flush it to the disk, and rename it: readers see all or nothing.
 
-    Raises:
-        OSError: if the folder cannot be written or is full. The temporary file is removed.
+    Raises OSError if the folder cannot be written or is full. The temporary file is removed.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
@@ -41,19 +40,14 @@ _PARSERS: dict[str, Callable[[str], Any]] = {"TOML": tomllib.loads, "JSON": json
 
 
 def read_document(path: Path, form: str) -> Any:
-    """Read a file of ``TOML`` or ``JSON``.
-
-    Raises:
-        SpecError: as ``read_text`` and ``parse_document``.
-    """
+    """Read a file of ``TOML`` or ``JSON``. Raises SpecError, as ``read_text`` and ``parse_document``."""
     return parse_document(read_text(path, form), form, path)
 
 
 def read_text(path: Path, form: str) -> str:
     """Read the text of a file that should be ``form``: TOML or JSON.
 
-    Raises:
-        SpecError: naming the file, if it cannot be read or is not UTF-8.
+    Raises SpecError, naming the file, if it cannot be read or is not UTF-8.
     """
     try:
         return path.read_text(encoding="utf-8")

@@ -35,8 +35,7 @@ _NAMES = ("partition", "account", "qos")
 class Submission(msgspec.Struct, frozen=True, kw_only=True):
     """A job to submit: ``fsdp-bench submit``'s options, by their names.
 
-    Raises:
-        SpecError: for a value that is not allowed.
+    Raises SpecError for a value that is not allowed.
     """
 
     file: Path
@@ -151,8 +150,7 @@ def _num_trials(job: Submission) -> int | None:
 def submit(prepared: Prepared) -> str:
     """Submit a script; return the job's ID.
 
-    Raises:
-        MachineError: if Slurm is not here, or refuses, or a job of this sweep is not done.
+    Raises MachineError if Slurm is not here, or refuses, or a job of this sweep is not done.
     """
     earlier = submitted_job(prepared.folder)
     state = job_state(earlier) if earlier is not None else None

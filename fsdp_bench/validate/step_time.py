@@ -286,8 +286,7 @@ class MatrixRate(msgspec.Struct, frozen=True, kw_only=True):
 def matrix_rates(records: Sequence[TrialRecord], profile: Profile) -> list[MatrixRate]:
     """Return a rate for each compute dtype that is in trials and calibration, separately for emulated trials.
 
-    Raises:
-        SpecError: if the calibration applies to none of the trials.
+    Raises SpecError if the calibration applies to none of the trials.
     """
     reasons = {record.id: calibration_mismatch(profile, record) for record in records}
     measured = [record for record in records if record.model_flops_per_second]

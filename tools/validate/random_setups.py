@@ -215,8 +215,7 @@ def draw_compiled_cells(count: int, seed: int, float8: bool = False) -> tuple[Ce
 def draw_compiled_architectures(count: int, seed: int, model_type: str | None) -> tuple[Cell, ...]:
     """Return ``count`` cells with Hugging Face's code whose compiled blocks are predicted, of one model_type or of all.
 
-    Raises:
-        SpecError: for a model_type whose compiled blocks are not recorded.
+    Raises SpecError for a model_type whose compiled blocks are not recorded.
     """
     files = {path.name.partition(".")[0] for path in FOLDER.glob("*.json.xz")}
     types = sorted(files - {BENCHMARK, FLOAT8})

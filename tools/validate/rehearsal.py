@@ -76,8 +76,7 @@ def _cells(count: int, seed: int, compiled: bool, code: Code, model_type: str | 
 def against_rehearsals(cells: Sequence[Cell], gpu: RehearsedGpu) -> Iterator[MemoryComparison]:
     """Rehearse rank 0 of each cell on a GPU; yield the comparison with its prediction.
 
-    Raises:
-        MachineError: if this machine cannot rehearse.
+    Raises MachineError if this machine cannot rehearse.
     """
     run = RunPlan(
         communication_steps=0,

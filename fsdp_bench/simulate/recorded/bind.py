@@ -93,8 +93,7 @@ def bind(
     when it was recorded, as behind a frozen embedding, has one that does
     (PreTrainedModel.enable_input_require_grads): it then does as later ones.
 
-    Raises:
-        SpecError: for a loss that cannot be replaced.
+    Raises SpecError for a loss that cannot be replaced.
     """
     step = with_loss(model.code, model.code.read(variant), loss)
     return _Binding(model, step, model.values(batch, length), kernels, inputs_need_grad).program()

@@ -89,8 +89,7 @@ class _Counting:
 class RecordedModel(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """One model whose code was recorded. It answers what a ModelShape answers.
 
-    Raises:
-        SpecError: for numbers of blocks that the recording does not hold for, and sizes without a value.
+    Raises SpecError for numbers of blocks that the recording does not hold for, and sizes without a value.
     """
 
     name: str
@@ -172,8 +171,7 @@ class RecordedModel(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     def iterations(self) -> list[int]:
         """Return how often each loop of blocks runs.
 
-        Raises:
-            SpecError: for numbers of blocks that the recording does not hold for.
+        Raises SpecError for numbers of blocks that the recording does not hold for.
         """
         found, counts = [], dict(self.counts)
         for loop in self.some_variant.loops:

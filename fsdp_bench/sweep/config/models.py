@@ -189,8 +189,7 @@ def _adapters(table: dict[str, Any]) -> LoRA | None:
 def describe(specs: Sequence[CodeToBuild]) -> list[DescriptionAnswer]:
     """Return what each model's code builds, or why it builds nothing. They are built without data, which takes seconds.
 
-    Raises:
-        MachineError: if torch is missing, or the code ends the process.
+    Raises MachineError if torch is missing, or the code ends the process.
     """
     if specs and torch_version() is None:
         raise MachineError(f"a model that is given by its code needs torch: {install_hint('train')}")

@@ -185,8 +185,7 @@ class SweepFile:
 def require_gpu(file: SweepFile) -> SweepFile:
     """Return the file, if this machine has the GPU that it asks for.
 
-    Raises:
-        MachineError: if the file asks for a GPU and there is none.
+    Raises MachineError if the file asks for a GPU and there is none.
     """
     if file.lacks_gpu:
         raise MachineError(

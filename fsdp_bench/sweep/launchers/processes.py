@@ -51,8 +51,7 @@ def environment_of(process: Path) -> bytes:
     They read as empty while the process starts a program: Linux sets `env_end` last in execve (fs/binfmt_elf.c). Kernel
     threads and ended processes have none either, but they have no program; so what has one is read again for a while.
 
-    Raises:
-        OSError: it has ended, or belongs to another user, or is a kernel thread.
+    Raises OSError: it has ended, or belongs to another user, or is a kernel thread.
     """
     deadline = time.monotonic() + _SECONDS_TO_START
     while not (variables := (process / "environ").read_bytes()) and time.monotonic() < deadline:

@@ -77,8 +77,7 @@ class SlurmNodes(Cluster):
     def check(self) -> None:
         """Check that processes can be started on every node.
 
-        Raises:
-            NodesLost: naming the nodes on which they cannot.
+        Raises NodesLost, naming the nodes on which they cannot.
         """
         lost = self.job.lost()
         if lost:
@@ -194,8 +193,7 @@ class SlurmJob:
 def current_job() -> SlurmJob:
     """Return the job that this process runs in.
 
-    Raises:
-        MachineError: if there is none, or Slurm's commands do not answer.
+    Raises MachineError if there is none, or Slurm's commands do not answer.
     """
     job_id, listed = os.environ.get("SLURM_JOB_ID"), os.environ.get("SLURM_JOB_NODELIST")
     if not job_id or not listed:

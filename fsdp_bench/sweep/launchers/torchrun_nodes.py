@@ -90,8 +90,7 @@ class Meeting:
     def join(self, node_id: str) -> FolderLock:
         """Begin to give signs of life: as the node with an ID, or without one as the first node.
 
-        Raises:
-            ResultsError: if the folder cannot be written, or another process is the first node.
+        Raises ResultsError if the folder cannot be written, or another process is the first node.
         """
         lock = FolderLock(self.folder / node_id)
         try:

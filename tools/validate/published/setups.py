@@ -141,8 +141,7 @@ def plan_case(inputs: CaseInputs, checkpointing: Checkpointing | None = None) ->
 
     ``checkpointing`` replaces that of the row, to predict blocks with and without it separately.
 
-    Raises:
-        SpecError: for a case that cannot be predicted, with the reason.
+    Raises SpecError for a case that cannot be predicted, with the reason.
     """
     inputs, assumed = _filled_in(inputs)
     if (reason := _ruled_out(inputs, checkpointing)) is not None:

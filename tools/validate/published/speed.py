@@ -197,8 +197,7 @@ def _compare(case: PublishedCase, recomputed: dict[tuple[str, str], float]) -> t
 def _parts(inputs: CaseInputs, recomputed: float | None) -> list[tuple[float, Plan]]:
     """Return the plans whose step times add up to the row's, each with its weight.
 
-    Raises:
-        SpecError: for a row that cannot be predicted.
+    Raises SpecError for a row that cannot be predicted.
     """
     kinds: list[tuple[float, Checkpointing | None]] = [(1.0, None)]
     if inputs.checkpointing == "selective_block" and recomputed is not None:
