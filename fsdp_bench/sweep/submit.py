@@ -17,7 +17,7 @@ from fsdp_bench.sweep.config.reading import check_folder_name
 from fsdp_bench.sweep.config.sweep_file import read_file
 from fsdp_bench.sweep.launchers.slurm import ask, job_state, seconds_of
 from fsdp_bench.sweep.machine import probe_machine
-from fsdp_bench.sweep.progress import JOB, SubmittedJob, submitted_job
+from fsdp_bench.sweep.progress import JOB, submitted_job
 from fsdp_bench.sweep.session import TrialSession
 from fsdp_bench.sweep.start import open_session
 
@@ -162,7 +162,7 @@ def submit(prepared: Prepared) -> str:
     job_id = ask("sbatch", "--parsable", str(prepared.script)).strip().partition(";")[0]
     if not job_id.isdigit():
         raise MachineError(f"sbatch: printed {shown(job_id)} instead of a job's ID")
-    write_atomically(prepared.folder / JOB, to_json(SubmittedJob(id=job_id)))
+    write_atomically(prepared.folder / JOB, to_json({"id": job_id}))
     return job_id
 
 

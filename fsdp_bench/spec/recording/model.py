@@ -23,17 +23,14 @@ from fsdp_bench.spec.setup import Checkpointing, TrainSetup
 from fsdp_bench.spec.units import format_count
 
 
-def forward_flops(
-    model: RecordedModel, length: int, only_blocks: bool = False, recomputed_by: CheckpointingPolicy | None = None
-) -> float:
+def forward_flops(model: RecordedModel, length: int, recomputed_by: CheckpointingPolicy | None = None) -> float:
     """Return the FLOPs of forward for one sequence. A causal token sees (length + 1) / 2 keys on average.
 
-    ``only_blocks`` leaves out what is outside of blocks; ``recomputed_by`` also what selective checkpointing saves.
+    ``recomputed_by`` leaves out what is outside of blocks, and what selective checkpointing saves.
     """
-    only_blocks = only_blocks or recomputed_by is not None
     variant = model.some_variant
     numbers = [evaluate(text, model.values(2, length)) for text in variant.formulas]
-    return _Counting(model, variant, numbers, recomputed_by).of(variant.top.code, not only_blocks) / 2
+    return _Counting(model, variant, numbers, recomputed_by).of(variant.top.code, recomputed_by is None) / 2
 
 
 class _Counting:

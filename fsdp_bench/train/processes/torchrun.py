@@ -114,16 +114,12 @@ def _run_rank(trial: Path, scratch: Path) -> NoReturn:
     """Run the rank that torchrun names in RANK and LOCAL_RANK, and end this process."""
     die_with_parent(int(os.environ[PARENT_PID]))  # before torch is imported, which takes seconds
 
-    from fsdp_bench.spec.codec import from_json
-    from fsdp_bench.spec.record import TrialSpec
     from fsdp_bench.train.processes.worker import run_rank
 
-    spec = from_json(trial.read_bytes(), TrialSpec)
     rank, local_rank, num_local = (int(os.environ[name]) for name in ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE"))
-    code = run_rank(spec, rank, local_rank, scratch, "torchrun", num_local)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)  # no destructors: they would wait for peers that may be gone
+    os._exit(
+        run_rank(trial, rank, local_rank, scratch, "torchrun", num_local)
+    )  # no destructors: they would wait for peers that may be gone
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import platform
+import sys
 import traceback
 import warnings
 from pathlib import Path
@@ -14,6 +15,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from fsdp_bench.spec.codec import from_json
 from fsdp_bench.spec.rank_report import Outcome
 from fsdp_bench.spec.record import TrialSpec
 from fsdp_bench.spec.setup import Offload
@@ -36,16 +38,22 @@ SNAPSHOT_ENTRIES = 100_000
 
 
 def run_rank(
-    spec: TrialSpec, rank: int, local_rank: int, scratch: Path, launcher: str, num_local: int | None = None
+    trial: Path, rank: int, local_rank: int, scratch: Path, launcher: str, num_local: int | None = None
 ) -> int:
-    """Run one rank; return the exit code of the process. The report is on disk before this returns.
+    """Run one rank of the TrialSpec in a file; return the exit code of the process, which has nothing left to write.
 
     ``num_local`` is the number of ranks on this node, by default all.
     """
-    this = Rank(spec, rank, local_rank, scratch)
+    code = _run(Rank(from_json(trial.read_bytes(), TrialSpec), rank, local_rank, scratch), launcher, num_local)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    return code
+
+
+def _run(this: Rank, launcher: str, num_local: int | None) -> int:
     try:
         this.enter("start")
-        _start(this, launcher, num_local or spec.num_processes)
+        _start(this, launcher, num_local or this.spec.num_processes)
         measure(this)
         this.update(outcome=Outcome.OK)
         this.write()
