@@ -94,13 +94,18 @@ def build(kind: type[C], fields: Mapping[str, Any], place: str = "") -> C:
         if name not in known:
             hint = nearest(str(name), known) or f"; one of {', '.join(known)}"
             raise SpecError(f"unknown field {shown(f'{place}{name}')}{hint}")
-    for field in msgspec.structs.fields(kind):
-        if field.required and field.name not in fields:
-            raise SpecError(f"has no `{place}{field.name}`")
+    for name in _required(kind):
+        if name not in fields:
+            raise SpecError(f"has no `{place}{name}`")
     try:
         return kind(**fields)
     except SpecError as error:
         raise SpecError(f"{place}{error}") from None
+
+
+@cache
+def _required(kind: type[Checked]) -> tuple[str, ...]:
+    return tuple(field.name for field in msgspec.structs.fields(kind) if field.required)
 
 
 def read(hint: Any, value: Any, field: str) -> Any:
