@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from fsdp_bench.simulate.events import Category, Event, Kind, Work
+from fsdp_bench.simulate.operators.kernel_workspaces import workspace_of
 from fsdp_bench.simulate.operators.kernels import Kernels
 from fsdp_bench.simulate.recorded.instructions import (
     AddMask,
@@ -26,7 +27,6 @@ from fsdp_bench.simulate.recorded.instructions import (
     TensorPlan,
 )
 from fsdp_bench.simulate.recorded.references import Scope, StandIn, Unrolled
-from fsdp_bench.simulate.recorded.workspaces import workspace_of
 from fsdp_bench.spec.checkpointing_policy import OPERATORS
 from fsdp_bench.spec.recording.formula import evaluate
 from fsdp_bench.spec.recording.model import RecordedModel
