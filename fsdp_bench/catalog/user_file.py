@@ -85,7 +85,7 @@ def names_of(entry: NamedEntry) -> tuple[str, ...]:
     return (*own_names(entry), *others, *(other.rpartition("/")[2] for other in others if "/" in other))
 
 
-def _read_entry(entry: dict[str, Any], kind: type[T], where: str) -> T:
+def _read_entry(entry: dict[str, Any], kind: type[Any], where: str) -> Any:
     name = entry.get("server" if kind is Price else "name")
     if isinstance(name, str):
         where = f"{where.rsplit(' number', 1)[0]} {shown(name)}"
