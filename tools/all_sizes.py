@@ -57,8 +57,7 @@ def architecture(
     ``sequence_length`` says on which side of a sliding window sequences are; ``only`` is the length, if the recording
     is for one alone. A recording with PEFT's adapters is for all ranks but 1.
 
-    Raises:
-        SpecError: for a config that transformers does not know or refuses.
+    Raises SpecError for a config that transformers does not know or refuses.
     """
     kind = config_class(str(config.get("model_type")))
     full = complete(config, kind)

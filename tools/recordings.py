@@ -122,8 +122,7 @@ def record_compiled(entry: ModelEntry | None, float8: bool = False) -> list[Path
 
     Returns the file; nothing for a model whose blocks are not recorded.
 
-    Raises:
-        MachineError: if this machine cannot rehearse, or torch cannot compile the blocks; with the reason.
+    Raises MachineError if this machine cannot rehearse, or torch cannot compile the blocks; with the reason.
     """
     of_benchmark = FLOAT8 if float8 else BENCHMARK
     path = COMPILED / f"{of_benchmark if entry is None else entry.family}.json.xz"

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fsdp_bench.catalog.model_entry import FAMILIES, ModelEntry, config_names
-from fsdp_bench.catalog.user_file import explain
-from fsdp_bench.spec.codec import from_builtins
+from fsdp_bench.spec.checked import build
 from fsdp_bench.spec.errors import LONGEST_VALUE, SpecError, shortened, shown
 from fsdp_bench.spec.files import read_document
 from fsdp_bench.spec.model import ModelShape
@@ -49,8 +48,7 @@ _MISTRAL_KEY_VALUE_HEADS = 8
 def read_hf_config(path: Path) -> ModelShape:
     """Read the dimensions in a config.json. ``read_sliding_window`` reads the sliding window, which has no parameters.
 
-    Raises:
-        SpecError: naming the file, what is wrong and what is allowed.
+    Raises SpecError, naming the file, what is wrong and what is allowed.
     """
     config = _load(path)
     model_type = config.get("model_type")
@@ -64,12 +62,12 @@ def read_hf_config(path: Path) -> ModelShape:
         name = config.get("_name_or_path") or path.absolute().parent.name
         name = shortened(name, LONGEST_VALUE) if isinstance(name, str) else name
         entry = {"name": name, "family": model_type, "source": {"title": str(path), "date": ""}, **fields}
-        read = from_builtins(entry, ModelEntry)
+        read = build(ModelEntry, entry)
         if (reason := read.unsupported_because) is not None:
             raise SpecError(f"cannot be predicted or trained here: {reason}")
         return read.shape()
-    except ValueError as error:  # SpecError and msgspec.ValidationError
-        raise SpecError(f"{path}: {explain(error)}") from None
+    except SpecError as error:
+        raise SpecError(f"{path}: {error}") from None
 
 
 def read_config(path: Path) -> dict[str, Any]:
@@ -89,8 +87,7 @@ def config_name(config: Mapping[str, Any], path: Path) -> str:
 def read_sliding_window(path: Path) -> int | None:
     """Return the sliding window of a config.json in tokens. None if attention sees all tokens.
 
-    Raises:
-        SpecError: if the file cannot be read, or the window is not a number.
+    Raises SpecError if the file cannot be read, or the window is not a number.
     """
     config = _load(path)
     if config.get("model_type") != "mistral":

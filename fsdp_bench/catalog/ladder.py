@@ -66,8 +66,7 @@ def nearest_size(
 ) -> ModelShape:
     """Return the ladder's shape whose parameter count is nearest to ``num_parameters``.
 
-    Raises:
-        SpecError: below 10M or above 1T parameters; the ladder has no such shapes.
+    Raises SpecError: below 10M or above 1T parameters; the ladder has no such shapes.
     """
     if not SMALLEST <= num_parameters <= LARGEST:
         raise SpecError(f"params: {format_count(num_parameters)} is not on the size ladder; 10M to 1T")

@@ -92,8 +92,7 @@ gpu, server, model = BUILT_IN.gpu, BUILT_IN.server, BUILT_IN.model
 def load_user_catalog(path: Path | None) -> Catalog:
     """Return the catalogue with the entries of a user's TOML file. Without a file, return the built-in catalogue.
 
-    Raises:
-        SpecError: naming the file, what is wrong and what is allowed.
+    Raises SpecError, naming the file, what is wrong and what is allowed.
     """
     if path is None:
         return BUILT_IN

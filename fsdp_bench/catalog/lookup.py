@@ -75,8 +75,7 @@ def _server(name: str | Server, catalog: Catalog) -> Server:
 def cluster_of(text: str, catalog: Catalog = BUILT_IN) -> Hardware:
     """Return so many of a GPU, ``8 x H100-SXM``, in the first server of the catalogue that has them.
 
-    Raises:
-        SpecError: for an unknown GPU, for one that no server has, and for a number that fills no whole servers.
+    Raises SpecError for an unknown GPU, for one that no server has, and for a number that fills no whole servers.
     """
     found = _GPUS.fullmatch(_text("gpus", text))
     if found is None:
@@ -149,8 +148,7 @@ def named_config(
 
     ``attention`` is transformers' attn_implementation; None leaves it as it is there.
 
-    Raises:
-        SpecError: for a file that is none, and an unknown name.
+    Raises SpecError for a file that is none, and an unknown name.
     """
     if isinstance(named, Path) or named.endswith(".json"):
         config = read_config(Path(named))
@@ -182,8 +180,7 @@ def name_with(name: str, lora: LoRA | None) -> str:
 def with_code(shape: ModelShape, sequence_length: int, code: str | None) -> RecordedModel:
     """Return a model of the benchmark's dimensions with Hugging Face's code, or with torchtitan's.
 
-    Raises:
-        NotRecorded: if no recording holds for them.
+    Raises NotRecorded if no recording holds for them.
     """
     return recorded_architecture(config_of_shape(shape), sequence_length, shape.name, FOLDERS[code or "huggingface"])
 
@@ -255,8 +252,7 @@ def find_placement(
 ) -> Placement:
     """Return the hardware of a run, from the name of a server or a GPU and the number of nodes, GPUs or ranks.
 
-    Raises:
-        SpecError: for unknown names, if both names or both counts are given, and for counts that do not divide.
+    Raises SpecError for unknown names, if both names or both counts are given, and for counts that do not divide.
     """
     nodes = read(Count | None, nodes, "nodes")
     gpus_per_node = read(Count | None, gpus_per_node, "gpus_per_node")

@@ -119,8 +119,7 @@ _KNOWN_CONFIG = ("sliding_window", "rope_theta", "rope_scaling", "rope_parameter
 class ModelEntry(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One published model. All sizes are numbers of elements, named as in Hugging Face's config.json.
 
-    Raises:
-        SpecError: if a size is not positive, or the sizes do not divide as attention needs.
+    Raises SpecError if a size is not positive, or the sizes do not divide as attention needs.
     """
 
     name: str
@@ -213,8 +212,7 @@ class ModelEntry(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True)
     def shape(self) -> ModelShape:
         """Return the model as a ModelShape, which predictions and measurements take.
 
-        Raises:
-            SpecError: if ModelShape cannot express the model, with the reason.
+        Raises SpecError if ModelShape cannot express the model, with the reason.
         """
         if (reason := self.unsupported_because) is not None:
             raise SpecError(f"model: {self.name} can be listed, not predicted or trained: {reason}")

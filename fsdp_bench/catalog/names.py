@@ -37,8 +37,7 @@ _FORM_FACTOR = re.compile(r"\b(sxm|hbm)[0-9]\b")
 def find_server(name: str, entries: tuple[Server, ...]) -> Server:
     """Return the server with this name or alias, in any case and with any separators.
 
-    Raises:
-        SpecError: if there is none, naming the nearest name.
+    Raises SpecError if there is none, naming the nearest name.
     """
     if (found := _named(name, entries)) is not None:
         return found
@@ -50,8 +49,7 @@ def find_server(name: str, entries: tuple[Server, ...]) -> Server:
 def find_model(name: str, entries: tuple[ModelEntry, ...]) -> ModelEntry:
     """Return the model with this name or alias, or the one of which it names other weights: Llama-3.1-8B-Instruct.
 
-    Raises:
-        SpecError: if there is none, naming a misspelt one, and what else names a model.
+    Raises SpecError if there is none, naming a misspelt one, and what else names a model.
     """
     if (found := _named(name, entries) or _named(_without_tuning(name), entries)) is not None:
         return found
@@ -68,8 +66,7 @@ def is_other_weights(name: str, entry: ModelEntry) -> bool:
 def find_gpu(name: str, entries: tuple[Gpu, ...]) -> Gpu:
     """Return the GPU with exactly this name, or the only GPU that matches all its words.
 
-    Raises:
-        SpecError: if no GPU or several GPUs match, naming these or a misspelt one.
+    Raises SpecError if no GPU or several GPUs match, naming these or a misspelt one.
     """
     folded = " ".join(name.lower().split())
     exact = [entry for entry in entries if folded and folded in _spellings(entry)]

@@ -6,13 +6,11 @@ from datetime import date
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-import msgspec
-
 from fsdp_bench.catalog.model_entry import ModelEntry
-from fsdp_bench.spec.codec import from_builtins
+from fsdp_bench.spec.checked import build
 from fsdp_bench.spec.errors import SpecError, nearest, shown
 from fsdp_bench.spec.files import read_document
-from fsdp_bench.spec.hardware import Gpu, Interconnect, Network, Server, Source
+from fsdp_bench.spec.hardware import Gpu, Server
 from fsdp_bench.spec.price import Price
 
 TABLES: dict[str, type[Gpu | Server | ModelEntry | Price]] = {
@@ -22,12 +20,7 @@ TABLES: dict[str, type[Gpu | Server | ModelEntry | Price]] = {
     "price": Price,
 }
 
-_LINKS: dict[str, type[msgspec.Struct]] = {
-    "intra_node": Interconnect,
-    "host_link": Interconnect,
-    "inter_node": Network,
-}
-_NESTED: dict[str, type[msgspec.Struct]] = {**_LINKS, "source": Source, "usable_memory_source": Source}
+_LINKS = ("intra_node", "host_link", "inter_node")
 
 
 class NamedEntry(Protocol):
@@ -44,8 +37,7 @@ T = TypeVar("T", bound=NamedEntry)
 def read_user_file(path: Path) -> dict[str, list[dict[str, Any]]]:
     """Read the tables of a user's file. An entry without a source gets the file's name and date as its source.
 
-    Raises:
-        SpecError: naming the file, what is wrong and what is allowed.
+    Raises SpecError, naming the file, what is wrong and what is allowed.
     """
     tables: dict[str, list[dict[str, Any]]] = read_document(path, "TOML")
     day = date.fromtimestamp(path.stat().st_mtime).isoformat()
@@ -68,8 +60,7 @@ def read_user_file(path: Path) -> dict[str, list[dict[str, Any]]]:
 def read_entries(entries: list[dict[str, Any]], kind: type[T], where: str) -> tuple[T, ...]:
     """Turn tables into entries. Unknown keys are refused, and a name must be unique among names and aliases.
 
-    Raises:
-        SpecError: naming the file, the entry, what is wrong and what is allowed.
+    Raises SpecError, naming the file, the entry, what is wrong and what is allowed.
     """
     read = tuple(_read_entry(entry, kind, f"{where} number {i}") for i, entry in enumerate(entries, 1))
     seen: set[str] = set()
@@ -94,31 +85,11 @@ def names_of(entry: NamedEntry) -> tuple[str, ...]:
     return (*own_names(entry), *others, *(other.rpartition("/")[2] for other in others if "/" in other))
 
 
-def explain(error: ValueError) -> str:
-    """Return an error's message for the author of the file: msgspec's, or that of our own check that msgspec wraps."""
-    if isinstance(error.__cause__, SpecError):
-        return str(error.__cause__)
-    message = str(error).replace("Object missing required field", "has no", 1)
-    return message.replace(" - at `$.", " - at `", 1).replace(" - at `$`", "", 1)
-
-
-def _read_entry(entry: dict[str, Any], kind: type[T], where: str) -> T:
+def _read_entry(entry: dict[str, Any], kind: type[Any], where: str) -> Any:
     name = entry.get("server" if kind is Price else "name")
     if isinstance(name, str):
         where = f"{where.rsplit(' number', 1)[0]} {shown(name)}"
     try:
-        _check_keys(entry, kind, "")
-        return from_builtins(entry, kind)
-    except ValueError as error:  # SpecError and msgspec.ValidationError
-        raise SpecError(f"{where}: {explain(error)}") from None
-
-
-def _check_keys(table: dict[str, Any], kind: type[Any], path: str) -> None:
-    """Check keys before msgspec does, to name the nearest."""
-    fields = kind.__struct_fields__
-    for key, value in table.items():
-        if key not in fields:
-            allowed = f"one of {', '.join(fields)}{nearest(key, fields)}"
-            raise SpecError(f"the key {shown(path + key)} is not allowed; {allowed}")
-        if key in _NESTED and isinstance(value, dict):
-            _check_keys(value, _NESTED[key], f"{path}{key}.")
+        return build(kind, entry)
+    except SpecError as error:
+        raise SpecError(f"{where}: {error}") from None

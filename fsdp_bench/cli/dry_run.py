@@ -32,7 +32,6 @@ from fsdp_bench.spec.hardware import Hardware
 from fsdp_bench.spec.impossible import impossible
 from fsdp_bench.spec.recording.model import RecordedModel
 from fsdp_bench.spec.subprocesses.dry_run import SIZES, DryRunAnswer, DryRunSpec, KernelSet, UserModule
-from fsdp_bench.sweep.config.models import check_names
 from fsdp_bench.sweep.dry_run import NEEDS_CODE, DryRunError, dry_runs, result_of
 
 ANNOUNCED_AFTER_SECONDS = 2.0
@@ -155,9 +154,7 @@ def _subjects(
 def _module(one: SetupOptions, given: SetupOptions, function: str, block: str | None) -> UserModule:
     """Read --module, and the sizes that the user gave, with the values of one combination of options."""
     arguments = {field: one.value(option) for field, option in SIZES.items() if given.is_given(option)}
-    user = UserModule(function=function, block=block, folder=os.getcwd(), arguments=arguments)
-    check_names(user)
-    return user
+    return UserModule(function=function, block=block, folder=os.getcwd(), arguments=arguments)
 
 
 def _refuse_model(options: SetupOptions) -> None:

@@ -20,7 +20,6 @@ from fsdp_bench.spec.files import read_document
 from fsdp_bench.spec.recording.model import RecordedModel
 from fsdp_bench.spec.subprocesses.dry_run import UserModule
 from fsdp_bench.spec.subprocesses.model_code import RecordingSpec
-from fsdp_bench.sweep.config.models import check_names
 
 
 @click.command("record")
@@ -98,9 +97,7 @@ def _subject(hf_config: Path | None, module: str | None, block: str | None, has_
         return {"config": config}
     if has_adapters:
         raise SpecError("lora: goes with --hf-config; the function of --module puts in its adapters itself")
-    user = UserModule(function=str(module), block=block, folder=os.getcwd())
-    check_names(user)
-    return {"module": user}
+    return {"module": UserModule(function=str(module), block=block, folder=os.getcwd())}
 
 
 def _name(hf_config: Path | None, module: str | None) -> str:

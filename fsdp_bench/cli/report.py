@@ -15,7 +15,7 @@ from fsdp_bench.spec.codec import to_builtins
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.record import TrialRecord
 from fsdp_bench.sweep.results.flat import communication_rows, flat_row
-from fsdp_bench.validate.matrix_rate import matrix_rates
+from fsdp_bench.validate.step_time import matrix_rates
 
 
 @click.command("report")

@@ -17,8 +17,7 @@ from fsdp_bench.spec.hardware import Gpu, Source, cuda_version
 class AttentionKernel(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """TFLOP/s of one attention kernel on one GPU, by sequence length.
 
-    Raises:
-        SpecError: for lists of different lengths, and where the backward's rate does not follow.
+    Raises SpecError for lists of different lengths, and where the backward's rate does not follow.
     """
 
     name: str

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
-from functools import cached_property
 from itertools import product
 
 from fsdp_bench.rates.datasheet import HOST_ADAM_BYTES_PER_SECOND, Rates, attention_flops, datasheet
@@ -59,13 +58,34 @@ class Calibrated:
     source = "calibrated"
 
     def __init__(self, profile: Profile, setup: TrainSetup, ranks_on_node: int) -> None:
-        self._measured: RankProfile = profile.for_ranks(ranks_on_node)
+        measured: RankProfile = profile.for_ranks(ranks_on_node)
         self._dtypes = {2: "bf16" if setup.precision.compute == "fp32" else setup.precision.compute, 4: "fp32"}
         neighbours = {"replicate": setup.shard_group_size == 1}
         self._groups = {name: (size, neighbours.get(name, True)) for name, size in setup.group_sizes.items()}
         """The size of each group that rank 0 belongs to, and whether its ranks are consecutive."""
         self.blocks_host = profile.device == "cpu"
-        self.launch_seconds = self._measured.launch_seconds
+        self.launch_seconds, self._hook_seconds = measured.launch_seconds, measured.hook_seconds
+        self._products = _grids(
+            ((one.layout, one.dtype), (one.m, one.n, one.k), 2.0 * one.m * one.n * one.k / one.seconds)
+            for one in measured.matmul
+        )
+        self._attention = _grids(
+            (
+                (one.backward, one.dtype),
+                (one.length, one.head_dim),
+                attention_flops((1, one.heads, one.heads, one.length, one.head_dim), one.backward) / one.seconds,
+            )
+            for one in measured.attention
+        )
+        self._operators = _lines(((one.operator, one.dtype), one.num_bytes, one.seconds) for one in measured.operator)
+        self._copies = _lines(((one.direction,), one.num_bytes, one.seconds) for one in measured.copy)
+        self._collectives = _lines(
+            ((one.kind, one.group_size, one.neighbours), one.message_bytes, one.seconds) for one in measured.collective
+        )
+        self._optimizers = _lines(
+            ((one.kind,), one.num_elements / one.num_tensors, one.seconds / one.num_tensors)
+            for one in measured.optimizer
+        )
 
     def run(self, work: Work, beside: tuple[Work, ...] = ()) -> float | None:
         """Return the seconds of an operator; None if no size of it was measured."""
@@ -103,53 +123,13 @@ class Calibrated:
             return work.num_bytes / HOST_ADAM_BYTES_PER_SECOND
         if work.name.startswith(IN_HOST_MEMORY):
             return self._update("host " + work.name.removeprefix(IN_HOST_MEMORY), work.dims)
-        return self._measured.hook_seconds.get(work.name.split()[0])
+        return self._hook_seconds.get(work.name.split()[0])
 
     def _update(self, kind: str, dims: tuple[int, ...]) -> float | None:
         """Return the seconds of an optimizer step: those of a tensor of the mean size, times the number of tensors."""
         num_tensors, num_elements = dims
         each = _between(self._optimizers.get((kind,)), num_elements / num_tensors)
         return None if each is None else num_tensors * each
-
-    @cached_property
-    def _products(self) -> dict[tuple[object, ...], _Grid]:
-        return _grids(
-            ((one.layout, one.dtype), (one.m, one.n, one.k), 2.0 * one.m * one.n * one.k / one.seconds)
-            for one in self._measured.matmul
-        )
-
-    @cached_property
-    def _attention(self) -> dict[tuple[object, ...], _Grid]:
-        return _grids(
-            (
-                (one.backward, one.dtype),
-                (one.length, one.head_dim),
-                attention_flops((1, one.heads, one.heads, one.length, one.head_dim), one.backward) / one.seconds,
-            )
-            for one in self._measured.attention
-        )
-
-    @cached_property
-    def _operators(self) -> dict[tuple[object, ...], Points]:
-        return _lines(((one.operator, one.dtype), one.num_bytes, one.seconds) for one in self._measured.operator)
-
-    @cached_property
-    def _copies(self) -> dict[tuple[object, ...], Points]:
-        return _lines(((one.direction,), one.num_bytes, one.seconds) for one in self._measured.copy)
-
-    @cached_property
-    def _collectives(self) -> dict[tuple[object, ...], Points]:
-        return _lines(
-            ((one.kind, one.group_size, one.neighbours), one.message_bytes, one.seconds)
-            for one in self._measured.collective
-        )
-
-    @cached_property
-    def _optimizers(self) -> dict[tuple[object, ...], Points]:
-        return _lines(
-            ((one.kind,), one.num_elements / one.num_tensors, one.seconds / one.num_tensors)
-            for one in self._measured.optimizer
-        )
 
 
 _Grid = dict[tuple[float, ...], float]

@@ -11,15 +11,13 @@ from __future__ import annotations
 import atexit
 import hashlib
 import json
-import mmap
 import os
 import re
 import shutil
-import struct
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
@@ -174,8 +172,7 @@ def stand_in_environment(
 def environment_of(gpu: RehearsedGpu, otherwise: Path | None = None) -> dict[str, str]:
     """Return the variables for this interpreter and one GPU. The stand-in is compiled if it is not there yet.
 
-    Raises:
-        MachineError: if the interpreter has no CUDA build of torch, or there is no C compiler.
+    Raises MachineError if the interpreter has no CUDA build of torch, or there is no C compiler.
     """
     variables = stand_in_environment(build_stand_in(find_torch(sys.executable), otherwise), gpu)
     return {**variables, "CUDA_VISIBLE_DEVICES": "0"}  # a job's own choice is of GPUs of this machine
@@ -250,12 +247,6 @@ def _joined(first: str, rest: str | None) -> str:
     return f"{first}:{rest}" if rest else first
 
 
-SECTION_OF_DYNAMIC_SYMBOLS = 11
-"""SHT_DYNSYM of the ELF specification."""
-WEAK = 2
-"""STB_WEAK of the ELF specification."""
-
-
 @dataclass(frozen=True)
 class Symbols:
     """The names in a library's dynamic symbol table, without versions."""
@@ -268,38 +259,27 @@ class Symbols:
 
 
 def symbols_of(library: Path) -> Symbols:
-    """Read a library's dynamic symbols; none of a file that is not a 64-bit little-endian ELF library."""
+    """Read a library's dynamic symbols by the compiler's nm; none of a file that is no library.
+
+    Raises MachineError if there is no nm.
+    """
+    asked = subprocess.run([*_compiler(), "-print-prog-name=nm"], capture_output=True, text=True, check=False)
+    try:
+        words = [asked.stdout.strip() or "nm", "-D", str(library)]
+        listed = subprocess.run(words, capture_output=True, text=True, check=False).stdout
+    except OSError as error:
+        raise MachineError(f"nm cannot be run: {error.strerror}; install binutils beside the C compiler") from None
     symbols = Symbols()
-    with library.open("rb") as file:
-        if file.read(6) != b"\x7fELF\x02\x01":
-            return symbols
-        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-            for name, binding, section in _dynamic_symbols(content):
-                if section == 0:
-                    symbols.undefined.add(name)
-                    continue
-                symbols.defined.add(name)
-                if binding == WEAK:
-                    symbols.weak.add(name)
-    return symbols
-
-
-def _dynamic_symbols(content: mmap.mmap) -> Iterator[tuple[str, int, int]]:
-    """Yield name, binding and section of each symbol; section 0 is: not defined here."""
-    (sections_at,) = struct.unpack_from("<Q", content, 0x28)
-    entry_size, num_sections = struct.unpack_from("<HH", content, 0x3A)
-    # of a section: name, type, flags, address, offset, size, link, info, alignment, entry size
-    sections = [struct.unpack_from("<IIQQQQIIQQ", content, sections_at + i * entry_size) for i in range(num_sections)]
-    for section in sections:
-        if section[1] != SECTION_OF_DYNAMIC_SYMBOLS:
+    for line in listed.splitlines():
+        *_address, kind, name = line.split()
+        name = name.partition("@")[0]
+        if kind in "Uvw":
+            symbols.undefined.add(name)
             continue
-        offset, size, strings = section[4], section[5], sections[section[6]]
-        names = content[strings[4] : strings[4] + strings[5]]
-        for name_at, info, _other, index, _value, _size in struct.iter_unpack(
-            "<IBBHQQ", content[offset : offset + size]
-        ):
-            if name_at:
-                yield names[name_at : names.index(b"\0", name_at)].decode("ascii", "replace"), info >> 4, index
+        symbols.defined.add(name)
+        if kind in "VW":
+            symbols.weak.add(name)
+    return symbols
 
 
 def main() -> None:

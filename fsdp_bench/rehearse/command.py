@@ -61,8 +61,7 @@ class Command:
 def read_command(words: Sequence[str], environment: Mapping[str, str], folder: Path) -> Command:
     """Return what a command runs. ``folder`` is where it runs: relative paths start there.
 
-    Raises:
-        SpecError: The command is empty, is not found, or starts something other than Python.
+    Raises SpecError: The command is empty, is not found, or starts something other than Python.
     """
     assigned, words = _assignments(words)
     if words[:2] == ["uv", "run"]:

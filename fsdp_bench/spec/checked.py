@@ -63,8 +63,7 @@ class CaseInsensitiveEnum(StrEnum):
 class Checked(msgspec.Struct, frozen=True, kw_only=True):
     """A struct whose fields are read and checked by their type hints, whichever way it is made.
 
-    Raises:
-        SpecError: naming the field, the value and what is allowed.
+    Raises SpecError, naming the field, the value and what is allowed.
     """
 
     def __post_init__(self) -> None:
@@ -88,28 +87,31 @@ def _readers(kind: type[Checked]) -> tuple[tuple[str, Reader], ...]:
 def build(kind: type[C], fields: Mapping[str, Any], place: str = "") -> C:
     """Make a Checked struct from a mapping, such as a table of a file. ``place`` is a prefix of field names in errors.
 
-    Raises:
-        SpecError: for values that the struct refuses, and for a field that does not exist or is missing.
+    Raises SpecError for values that the struct refuses, and for a field that does not exist or is missing.
     """
     known = kind.__struct_fields__
     for name in fields:
         if name not in known:
             hint = nearest(str(name), known) or f"; one of {', '.join(known)}"
             raise SpecError(f"unknown field {shown(f'{place}{name}')}{hint}")
-    for field in msgspec.structs.fields(kind):
-        if field.required and field.name not in fields:
-            raise SpecError(f"has no `{place}{field.name}`")
+    for name in _required(kind):
+        if name not in fields:
+            raise SpecError(f"has no `{place}{name}`")
     try:
         return kind(**fields)
     except SpecError as error:
         raise SpecError(f"{place}{error}") from None
 
 
+@cache
+def _required(kind: type[Checked]) -> tuple[str, ...]:
+    return tuple(field.name for field in msgspec.structs.fields(kind) if field.required)
+
+
 def read(hint: Any, value: Any, field: str) -> Any:
     """Read one value as a field with this type hint would be read: ``read(Count, 8.0, "nodes")`` is 8.
 
-    Raises:
-        SpecError: naming the field, the value and what is allowed.
+    Raises SpecError, naming the field, the value and what is allowed.
     """
     return _reader(hint)(value, field)
 

@@ -62,8 +62,7 @@ class CheckpointingPolicy(msgspec.Struct, frozen=True):
 def read_policy(text: str | None) -> CheckpointingPolicy:
     """Read a policy; None is the default.
 
-    Raises:
-        SpecError: naming the policies, or the nearest operator that can be named.
+    Raises SpecError, naming the policies, or the nearest operator that can be named.
     """
     if text is None:
         return CheckpointingPolicy()

@@ -7,7 +7,7 @@ import math
 import os
 import stat
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -19,8 +19,7 @@ from fsdp_bench.spec.units import LARGEST
 def write_atomically(path: Path, data: bytes) -> None:
     """Write to a temporary file beside ``path``, flush it to the disk, and rename it: readers see all or nothing.
 
-    Raises:
-        OSError: if the folder cannot be written or is full. The temporary file is removed.
+    Raises OSError if the folder cannot be written or is full. The temporary file is removed.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
@@ -41,19 +40,14 @@ _PARSERS: dict[str, Callable[[str], Any]] = {"TOML": tomllib.loads, "JSON": json
 
 
 def read_document(path: Path, form: str) -> Any:
-    """Read a file of ``TOML`` or ``JSON``.
-
-    Raises:
-        SpecError: as ``read_text`` and ``parse_document``.
-    """
+    """Read a file of ``TOML`` or ``JSON``. Raises SpecError, as ``read_text`` and ``parse_document``."""
     return parse_document(read_text(path, form), form, path)
 
 
 def read_text(path: Path, form: str) -> str:
     """Read the text of a file that should be ``form``: TOML or JSON.
 
-    Raises:
-        SpecError: naming the file, if it cannot be read or is not UTF-8.
+    Raises SpecError, naming the file, if it cannot be read or is not UTF-8.
     """
     try:
         return path.read_text(encoding="utf-8")
@@ -144,3 +138,24 @@ def _is_private(folder: Path) -> bool:
     except OSError:
         return False
     return found.st_uid in (os.geteuid(), 0) and not found.st_mode & _WRITABLE_BY_OTHERS
+
+
+def cgroup_files(name: str, older_name: str) -> Iterator[Path]:
+    """Yield the files of the memory of this process's cgroup, version 2 or 1; in a container the root is its own."""
+    for line in lines_of(Path("/proc/self/cgroup")):
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            folder, file = Path("/sys/fs/cgroup"), name
+        elif "memory" in controllers.split(","):
+            folder, file = Path("/sys/fs/cgroup/memory"), older_name
+        else:
+            continue
+        yield from (folder / path.lstrip("/") / file, folder / file)
+
+
+def lines_of(path: Path) -> list[str]:
+    """Return the lines of a file; none if it cannot be read."""
+    try:
+        return path.read_text().splitlines()
+    except OSError:
+        return []

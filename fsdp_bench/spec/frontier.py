@@ -25,11 +25,7 @@ _UNITS = {"num_hidden_layers": "layer", "micro_batch_size": "sequence", "sequenc
 
 
 class QuantityRange(msgspec.Struct, frozen=True, kw_only=True):
-    """The searched quantity and its range.
-
-    Raises:
-        SpecError: for a name that is not a quantity.
-    """
+    """The searched quantity and its range. Raises SpecError for a name that is not a quantity."""
 
     name: str
     """num_parameters (the size ladder), num_hidden_layers, micro_batch_size or sequence_length."""

@@ -43,8 +43,7 @@ class Source(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
 def cuda_version(text: str) -> tuple[int, int]:
     """Return major and minor number of a version of CUDA.
 
-    Raises:
-        SpecError: for anything else than two numbers, as in ``12.1``.
+    Raises SpecError for anything else than two numbers, as in ``12.1``.
     """
     found = re.fullmatch(r"(\d{1,2})\.(\d{1,2})", text.strip())
     if found is None:
@@ -116,8 +115,7 @@ class Gpu(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
     def with_cuda(self, version: str) -> Gpu:
         """Return the GPU with the cuBLAS and the cuDNN of torch's wheel for a version of CUDA, such as ``12.1``.
 
-        Raises:
-            SpecError: if that is no version.
+        Raises SpecError if that is no version.
         """
         cuda, older = cuda_version(version), self.older_cublas
         found = msgspec.structs.replace(self, cuda=version.strip())
@@ -151,8 +149,7 @@ class Gpu(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
         torch computes float32 matrix products in float32 by default (torch.backends.cuda.matmul.allow_tf32 is
         False), so fp32 means the plain fp32 rate, not tf32.
 
-        Raises:
-            SpecError: for any other dtype.
+        Raises SpecError for any other dtype.
         """
         if dtype not in _PEAK_DTYPES:
             raise not_allowed("dtype", dtype, _PEAK_DTYPES)

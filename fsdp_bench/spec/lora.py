@@ -50,8 +50,7 @@ _FORM = "a rank, or fields like rank=16,targets=q_proj+v_proj"
 class LoRA(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A peft.LoraConfig, and the dtype of the frozen weights.
 
-    Raises:
-        SpecError: naming the field, the value and what is allowed.
+    Raises SpecError, naming the field, the value and what is allowed.
     """
 
     rank: Count = 8
@@ -106,8 +105,7 @@ class LoRA(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
     def parse(cls, text: object) -> LoRA:
         """Read what a command line or a file says.
 
-        Raises:
-            SpecError: naming the field, the value and what is allowed.
+        Raises SpecError, naming the field, the value and what is allowed.
         """
         return parse_lora(text, "lora")
 
@@ -118,8 +116,7 @@ def parse_lora(text: object, option: str, base: str | None = None, default_base:
     ``option`` is the option's name, for messages. ``base`` is how the frozen weights are stored (``nf4`` is what
     --qlora means), ``default_base`` how they are if neither the option nor the text says it.
 
-    Raises:
-        SpecError: naming the field, the value and what is allowed.
+    Raises SpecError, naming the field, the value and what is allowed.
     """
     if isinstance(text, int) and not isinstance(text, bool):
         text = str(text)

@@ -19,8 +19,7 @@ from fsdp_bench.spec.units import format_count
 class ModelCode(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One model that is given by its code. Sizes are what the code built with the versions that are named.
 
-    Raises:
-        SpecError: if it names no code, or two.
+    Raises SpecError if it names no code, or two.
     """
 
     name: str

@@ -32,8 +32,7 @@ class Tariff(CaseInsensitiveEnum):
 class Price(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The price of one server, in one currency and one region. Rates are for the whole server and one hour.
 
-    Raises:
-        SpecError: for a date that is none, and for an entry without any price.
+    Raises SpecError for a date that is none, and for an entry without any price.
     """
 
     server: str
@@ -100,8 +99,7 @@ _STATED = re.compile(
 def parse_price(text: str) -> StatedPrice:
     """Read ``2.10/gpu-hour``, ``98/node-hour``, ``$2.10/gpu-hour`` or ``2.10 EUR/gpu-hour``.
 
-    Raises:
-        SpecError: for anything else, and for a price that is not positive.
+    Raises SpecError for anything else, and for a price that is not positive.
     """
     match = _STATED.match(text)
     if match is None or not 0 < float(match[2]) <= MOST_PER_HOUR or (match[1] and match[3]):

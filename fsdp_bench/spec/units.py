@@ -29,8 +29,7 @@ _NUMBER = re.compile(r"^\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*$")
 def parse_bytes(value: str | int, field: str = "size") -> int:
     """Read ``"24GiB"``, ``"512 MiB"``, ``"80GB"`` (decimal) or a number of bytes; return bytes.
 
-    Raises:
-        SpecError: for anything else, and for sizes that are not positive.
+    Raises SpecError for anything else, and for sizes that are not positive.
     """
     no_unit = "has no unit of bytes; one of B, KiB, MiB, GiB, TiB, kB, MB, GB, TB"
     return _parse(value, field, "size", "'24GiB'", _BYTE_UNITS, no_unit)
@@ -39,8 +38,7 @@ def parse_bytes(value: str | int, field: str = "size") -> int:
 def parse_count(value: str | int, field: str = "count") -> int:
     """Read ``"7B"``, ``"124M"``, ``"1.5T"`` or a plain number; return the count.
 
-    Raises:
-        SpecError: for anything else, and for counts that are not positive.
+    Raises SpecError for anything else, and for counts that are not positive.
     """
     no_unit = "has an unknown suffix; one of K, M, B, T"
     return _parse(value, field, "count", "'7B' or '124M'", _COUNT_UNITS, no_unit)

@@ -89,8 +89,7 @@ def own_server(diagnosis: Diagnosis, links: GpuLinks, profile: Profile | None = 
 
     A GPU of the built-in catalogue keeps its name and its datasheet's facts. A calibration adds what it measured.
 
-    Raises:
-        SpecError: if there is no GPU, there are several kinds, or the calibration is of another GPU.
+    Raises SpecError if there is no GPU, there are several kinds, or the calibration is of another GPU.
     """
     gpus = diagnosis.machine.gpus
     if not gpus:

@@ -88,8 +88,7 @@ def dry_runs(specs: Sequence[DryRunSpec], num_processes: int = 1) -> Iterator[tu
     Every process imports torch once and runs one spec after another. If a spec ends its process, its answer is an
     error, and the other specs run in a new process.
 
-    Raises:
-        MachineError: if torch is not installed.
+    Raises MachineError if torch is not installed.
     """
     if torch_version() is None:
         raise MachineError(f"a dry run needs torch: {install_hint('train')}")

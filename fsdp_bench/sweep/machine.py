@@ -6,7 +6,6 @@ import contextlib
 import os
 import platform
 import re
-from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from typing import Any
 import msgspec
 import psutil
 
+from fsdp_bench.spec.files import cgroup_files, lines_of
 from fsdp_bench.sweep.gpu_links import describe_links, visible_gpus, with_nvml
 from fsdp_bench.sweep.run.outcome import OutOfMemoryKill
 from fsdp_bench.version import __version__
@@ -146,31 +146,11 @@ def _cpu_name() -> str:
 
 def _cgroup_limit() -> int | None:
     """Return the memory limit of this process's cgroup. None if there is no limit."""
-    for file in _cgroup_files("memory.max", "memory.limit_in_bytes"):
+    for file in cgroup_files("memory.max", "memory.limit_in_bytes"):
         with contextlib.suppress(OSError, ValueError):
             limit = int(file.read_text())
             return limit if limit < 1 << 60 else None  # version 1 writes "no limit" as a huge number
     return None
-
-
-def _cgroup_files(name: str, older_name: str) -> Iterator[Path]:
-    """Yield the files of the memory of this process's cgroup, version 2 or 1; in a container the root is its own."""
-    for line in _lines("/proc/self/cgroup"):
-        _, controllers, path = line.split(":", 2)
-        if controllers == "":
-            folder, file = Path("/sys/fs/cgroup"), name
-        elif "memory" in controllers.split(","):
-            folder, file = Path("/sys/fs/cgroup/memory"), older_name
-        else:
-            continue
-        yield from (folder / path.lstrip("/") / file, folder / file)
-
-
-def _lines(path: str) -> list[str]:
-    try:
-        return Path(path).read_text().splitlines()
-    except OSError:
-        return []
 
 
 class OutOfMemoryKills(msgspec.Struct, frozen=True, kw_only=True):
@@ -190,13 +170,13 @@ class OutOfMemoryKills(msgspec.Struct, frozen=True, kw_only=True):
 
 def oom_kills() -> OutOfMemoryKills:
     """Read how many processes the kernel has killed so far because memory ran out."""
-    counts = (_count("oom_kill", file) for file in _cgroup_files("memory.events", "memory.oom_control"))
+    counts = (_count("oom_kill", file) for file in cgroup_files("memory.events", "memory.oom_control"))
     own = next((count for count in counts if count is not None), None)
     return OutOfMemoryKills(own=own, machine=_count("oom_kill", Path("/proc/vmstat")) or 0)
 
 
 def _count(word: str, file: Path) -> int | None:
-    for line in _lines(str(file)):
+    for line in lines_of(file):
         name, _, value = line.partition(" ")
         if name == word and value.isdigit():
             return int(value)

@@ -48,12 +48,6 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
     """Whether all that was asked for is done; of a cell, also that its search has found no answer."""
 
 
-class SubmittedJob(msgspec.Struct, frozen=True, kw_only=True):
-    """A job that was submitted, and has perhaps not started yet."""
-
-    id: str
-
-
 State = Literal["running", "done", "interrupted", "queued", "not started", "unknown"]
 """``unknown``: there are records, and no PROGRESS, which is not copied or committed with them."""
 
@@ -85,8 +79,8 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
 
 def submitted_job(folder: Path) -> str | None:
     """Return the ID of the job that was submitted last for a sweep's folder."""
-    found = _read(folder / JOB, SubmittedJob)
-    return found.id if found is not None else None
+    found = _read(folder / JOB, dict[str, str])
+    return found.get("id") if found is not None else None
 
 
 def status_of(folder: Path) -> list[Status]:

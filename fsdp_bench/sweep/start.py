@@ -84,11 +84,7 @@ def sweep(
 
 
 def outcomes(retry: str | Sequence[str]) -> frozenset[Outcome]:
-    """Return the outcomes whose trials run again.
-
-    Raises:
-        SpecError: for an outcome that is not in RETRYABLE.
-    """
+    """Return the outcomes whose trials run again. Raises SpecError for an outcome that is not in RETRYABLE."""
     names = _texts("retry", retry)
     for name in names:
         if name not in RETRYABLE:

@@ -17,7 +17,7 @@ from fsdp_bench.sweep.config.reading import check_folder_name
 from fsdp_bench.sweep.config.sweep_file import read_file
 from fsdp_bench.sweep.launchers.slurm import ask, job_state, seconds_of
 from fsdp_bench.sweep.machine import probe_machine
-from fsdp_bench.sweep.progress import JOB, SubmittedJob, submitted_job
+from fsdp_bench.sweep.progress import JOB, submitted_job
 from fsdp_bench.sweep.session import TrialSession
 from fsdp_bench.sweep.start import open_session
 
@@ -35,8 +35,7 @@ _NAMES = ("partition", "account", "qos")
 class Submission(msgspec.Struct, frozen=True, kw_only=True):
     """A job to submit: ``fsdp-bench submit``'s options, by their names.
 
-    Raises:
-        SpecError: for a value that is not allowed.
+    Raises SpecError for a value that is not allowed.
     """
 
     file: Path
@@ -151,8 +150,7 @@ def _num_trials(job: Submission) -> int | None:
 def submit(prepared: Prepared) -> str:
     """Submit a script; return the job's ID.
 
-    Raises:
-        MachineError: if Slurm is not here, or refuses, or a job of this sweep is not done.
+    Raises MachineError if Slurm is not here, or refuses, or a job of this sweep is not done.
     """
     earlier = submitted_job(prepared.folder)
     state = job_state(earlier) if earlier is not None else None
@@ -164,7 +162,7 @@ def submit(prepared: Prepared) -> str:
     job_id = ask("sbatch", "--parsable", str(prepared.script)).strip().partition(";")[0]
     if not job_id.isdigit():
         raise MachineError(f"sbatch: printed {shown(job_id)} instead of a job's ID")
-    write_atomically(prepared.folder / JOB, to_json(SubmittedJob(id=job_id)))
+    write_atomically(prepared.folder / JOB, to_json({"id": job_id}))
     return job_id
 
 

@@ -5,5 +5,4 @@ Read in this order:
     memory.py       predicted memory against that of trials; emulated trials against trials with all ranks
     step_time.py    predicted against measured step time
     predictable.py  the model that predicts a trial: for Hugging Face's or a user's code a recording
-    matrix_rate.py  model FLOP/s of a trial against the machine's fastest matrix product
 """

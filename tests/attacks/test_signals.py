@@ -46,7 +46,7 @@ DEADLY = [
     *(signal.SIGKILL, signal.SIGABRT, signal.SIGSEGV, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1, signal.SIGALRM),
     *(signal.SIGBUS, signal.SIGHUP, signal.SIGRTMIN + 6),
 ]
-KEPT = {"trials", "machine.json", "sweep.toml", "trials.csv", "progress.json", ".lock", "frontier.json", "frontier.csv"}
+KEPT = {"trials", "machine.json", "sweep.toml", "trials.csv", "progress.json", "frontier.json", "frontier.csv"}
 
 
 class Run:

@@ -10,8 +10,8 @@ from fsdp_bench.simulate.operators.kernels import CPU_GLOO
 from fsdp_bench.spec.model import Family
 from fsdp_bench.spec.setup import Api, Checkpointing, Loss, Precision, TrainSetup, Wrap
 from fsdp_bench.train.measuring.meters import build_meter
-from fsdp_bench.train.models.data import batches
 from fsdp_bench.train.models.loss import loss_function
+from fsdp_bench.train.models.transformer import batches
 from fsdp_bench.train.step import prepared, train_step
 from tests.predicted import memory_of
 from tests.profiles import validating

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from functools import partial
+from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -13,10 +14,9 @@ from fsdp_bench.sweep.run.rehearsed import rehearsed_gpu
 from fsdp_bench.validate.memory import MemoryComparison
 from tests.conftest import run_command
 from tests.trial_records import record_with
-from tools.validate import rehearsal
 from tools.validate.__main__ import main
 from tools.validate.published import cases as published_cases
-from tools.validate.rehearsal import compare_with_rehearsal
+from tools.validate.rehearsal import compare_with_rehearsal, endless_rehearsable_cells
 
 RECORDS = Path(__file__).parents[2] / "results" / "rehearsed" / "published" / "records"
 run_validate = partial(run_command, program=main)
@@ -120,7 +120,7 @@ def test_the_published_chart_stands_beside_predictions_without_a_claim(tmp_path:
 
 def compared(outcome: Outcome, memory: MemoryReading | None = None) -> MemoryComparison:
     """Compare a drawn setup with a rehearsal that ended like this."""
-    (cell,) = rehearsal._draw(1, 3)
+    cell = next(endless_rehearsable_cells(3))
     rank = RankReport(rank=0, outcome=outcome, memory=memory)
     return compare_with_rehearsal(
         cell, record_with(outcome=outcome, reason="a reason", ranks=(rank,)), rehearsed_gpu("H200")
@@ -128,7 +128,7 @@ def compared(outcome: Outcome, memory: MemoryReading | None = None) -> MemoryCom
 
 
 def test_drawn_cells_have_no_gradient_scaler_and_are_rank_0() -> None:
-    cells = rehearsal._draw(40, 3)
+    cells = list(islice(endless_rehearsable_cells(3), 40))
     assert len(set(cells)) == 40
     assert not any(cell.setup.precision.needs_grad_scaler or cell.rank for cell in cells)
 

@@ -11,8 +11,8 @@ import torch.distributed as dist
 
 from fsdp_bench.spec.model import Family
 from fsdp_bench.spec.setup import Api, Checkpointing, Precision, TrainSetup, Wrap
-from fsdp_bench.train.models.data import batches
 from fsdp_bench.train.models.loss import plain
+from fsdp_bench.train.models.transformer import batches
 from fsdp_bench.train.step import train_step
 from tests.train.ranks import call_standing_ranks
 from tests.train.training import (

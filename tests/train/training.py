@@ -18,10 +18,9 @@ from torch.nn.parallel import DistributedDataParallel
 from fsdp_bench.spec.model import Family, ModelShape
 from fsdp_bench.spec.setup import Api, OptimizerKind, ShardingStrategy, TrainSetup
 from fsdp_bench.train.measuring.meters import build_meter
-from fsdp_bench.train.models.data import batches
 from fsdp_bench.train.models.dtypes import DTYPES
 from fsdp_bench.train.models.loss import LossFunction, loss_function
-from fsdp_bench.train.models.transformer import BLOCKS, build, initialize
+from fsdp_bench.train.models.transformer import BLOCKS, batches, build, initialize
 from fsdp_bench.train.step import Training, prepared, train_step
 from fsdp_bench.train.wrapping.wrap import ShardsNothingWarning, fsdp
 

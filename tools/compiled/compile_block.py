@@ -43,8 +43,7 @@ class Subject(NamedTuple):
 def compile_block(subject: Subject, kind: CompiledKind) -> Compiled:
     """Compile a block for the sizes of its inputs.
 
-    Raises:
-        UnknownCode: if it is not compiled whole, or Inductor wrote what is not known here.
+    Raises UnknownCode if it is not compiled whole, or Inductor wrote what is not known here.
     """
     torch._dynamo.reset()
     gc.collect()  # models that were compiled before

@@ -66,8 +66,7 @@ def merge(
     formulas are taken where there is one size. ``products`` say what numbers are multiples of, by default of any
     product of symbols: so few that one size is enough. The sizes of what backward takes are then recorded, too.
 
-    Raises:
-        UnknownCode: for a number that is no product of the symbols.
+    Raises UnknownCode for a number that is no product of the symbols.
     """
     return _Merged(points, others, products).code()
 

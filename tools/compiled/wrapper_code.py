@@ -101,8 +101,7 @@ class Compiled(NamedTuple):
 def read_function(source: str, read_kernel: ReadKernel) -> Function:
     """Read the function ``call`` of a module that Inductor wrote.
 
-    Raises:
-        UnknownCode: for a statement that is not known.
+    Raises UnknownCode for a statement that is not known.
     """
     tree = ast.parse(source)
     functions = {node.name: node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}

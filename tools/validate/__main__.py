@@ -26,6 +26,7 @@ from fsdp_bench.spec.subprocesses.dry_run import KernelSet
 from fsdp_bench.validate.memory import MemoryComparison, Summary
 from tools.validate.dry_run import validate_dry_runs
 from tools.validate.published.peaks import compare_fits, compare_published, format_fits, format_published
+from tools.validate.published.ranges import format_speed
 from tools.validate.published.rehearsed import (
     compare_rehearsed,
     compare_rehearsed_outcomes,
@@ -36,7 +37,6 @@ from tools.validate.published.rehearsed import (
 )
 from tools.validate.published.sizes import compare_published_sizes, published_document, published_slide, published_text
 from tools.validate.published.speed import compare_speed
-from tools.validate.published.speed_text import format_speed
 from tools.validate.random_setups import Code
 from tools.validate.random_setups import Progress as ShowProgress
 from tools.validate.rehearsal import validate_rehearsals

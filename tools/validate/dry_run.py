@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from itertools import islice
 
 from fsdp_bench.plan.estimate import predict_memory
 from fsdp_bench.simulate.operators.kernels import CPU, CUDA_OBSERVED, Kernels
@@ -11,7 +12,7 @@ from fsdp_bench.spec.model import ModelShape
 from fsdp_bench.spec.subprocesses.dry_run import DryRunAnswer, DryRunSpec, KernelSet, TensorKind
 from fsdp_bench.sweep.dry_run import dry_runs
 from fsdp_bench.validate.memory import Bytes, MemoryComparison, Summary, compare_phases, summarize
-from tools.validate.random_architectures import draw_architectures
+from tools.validate.random_architectures import endless_architectures
 from tools.validate.random_setups import Cell, Code, Progress, draw_cells, no_progress
 
 DRY_RUN_KERNELS: dict[KernelSet, Kernels] = {"cpu": CPU, "cuda": CUDA_OBSERVED}
@@ -68,7 +69,7 @@ def validate_dry_runs(
         cells = draw_cells(count, seed, kernels, small=real_tensors)
         against = f"dry run{' and real tensors' if real_tensors else ''}, kernels {kernels}, seed {seed}"
     else:
-        cells = draw_architectures(count, seed, model_type, lambda what: progress(0, 0, what), code)
+        cells = tuple(islice(endless_architectures(seed, model_type, lambda what: progress(0, 0, what), code), count))
         whose, kernels = "torchtitan's" if code == "torchtitan" else "Hugging Face's", "cuda"
         against = f"dry run of {whose} code, seed {seed}"
     kinds: list[TensorKind] = ["fake", "real"] if real_tensors else ["fake"]

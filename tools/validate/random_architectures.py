@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import cycle
 from typing import Any, Literal
 
 import msgspec
@@ -30,7 +31,7 @@ from fsdp_bench.spec.recording.model import RecordedModel
 from fsdp_bench.spec.recording.variants import kind_of
 from fsdp_bench.spec.setup import Loss, Offload, OptimizerKind, TrainSetup, Wrap
 from fsdp_bench.spec.subprocesses.dry_run import ModelCode
-from tools.validate.random_setups import Cell, draw_setup
+from tools.validate.random_setups import Cell, draw_setup, drawn_entry
 
 _LENGTHS = (64, 128, 192, 320, 512)
 _OF_LOOPS = (4096,)
@@ -49,14 +50,13 @@ Adapted = tuple[dict[str, Any], LoRA, RecordedModel]
 """A config.json, the adapters in the model, and its recording."""
 
 
-def draw_architectures(
-    count: int,
+def endless_architectures(
     seed: int,
     model_type: str | None = None,
     progress: Callable[[str], None] = lambda what: None,
     code: ModelCode = "huggingface",
-) -> tuple[Cell, ...]:
-    """Return so many cells that can run, of one model_type or of all recorded ones in turn.
+) -> Iterator[Cell]:
+    """Yield cells that can run, of one model_type or of all recorded ones in turn.
 
     Every fifth of Hugging Face's has adapters, of LoRA and of QLoRA in turn. A model with adapters is recorded,
     which takes a minute; of a model_type all cells with LoRA have the same, and all with QLoRA.
@@ -73,19 +73,17 @@ def draw_architectures(
     if model_type is not None and model_type not in types:
         raise SpecError(f"model_type: {model_type!r} is not allowed; one of {', '.join(types)}")
     chosen = [model_type] if model_type is not None else [one for one in types if one not in LOOPING_TYPES]
-    cells: list[Cell] = []
     adapted: dict[tuple[str, bool], Adapted] = {}
-    while len(cells) < count:
-        kind = chosen[len(cells) % len(chosen)]
-        entry = source.choice([entry for entry in models() if entry.family == kind])
-        has_adapters = code == "huggingface" and kind not in LOOPING_TYPES and len(cells) % _ADAPTED == _ADAPTED - 1
-        key = kind, bool(len(cells) // _ADAPTED % len(_BASES))
-        if has_adapters and key not in adapted:
-            adapted[key] = _adapted(source, entry, _BASES[key[1]], progress)
-        cell = _drawn(source, entry, adapted[key] if has_adapters else None, code)
-        if cell is not None:
-            cells.append(cell)
-    return tuple(cells)
+    for number, kind in enumerate(cycle(chosen)):
+        has_adapters = code == "huggingface" and kind not in LOOPING_TYPES and number % _ADAPTED == _ADAPTED - 1
+        key = kind, bool(number // _ADAPTED % len(_BASES))
+        cell = None
+        while cell is None:
+            entry = drawn_entry(source, kind)
+            if has_adapters and key not in adapted:
+                adapted[key] = _adapted(source, entry, _BASES[key[1]], progress)
+            cell = _drawn(source, entry, adapted[key] if has_adapters else None, code)
+        yield cell
 
 
 def _adapted(

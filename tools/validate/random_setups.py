@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import cycle, islice
 from typing import Any, Literal
 
 import msgspec
@@ -70,20 +71,23 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def draw_cells(count: int, seed: int, device: str = "cpu", small: bool = False) -> tuple[Cell, ...]:
-    """Return ``count`` different cells that can run on ``device`` (``cpu`` or ``cuda``).
+    """Return the first ``count`` of ``endless_cells``."""
+    return tuple(islice(endless_cells(seed, device, small), count))
+
+
+def endless_cells(seed: int, device: str, small: bool = False) -> Iterator[Cell]:
+    """Yield cells that can run on ``device`` (``cpu`` or ``cuda``).
 
     ``small`` draws models and batches that run on real CPU tensors in seconds.
     """
     source = random.Random(seed)
-    cells: dict[Cell, None] = {}
-    while len(cells) < count:
+    while True:
         try:
             shape, setup = _shape(source, small), draw_setup(source, device, small)
         except SpecError:
             continue  # two drawn values contradict each other
         if why_impossible(shape, setup, device) is None and not _is_left_out(shape, setup, device):
-            cells[Cell(model=shape, setup=setup, rank=_rank(source, setup))] = None
-    return tuple(cells)
+            yield Cell(model=shape, setup=setup, rank=_rank(source, setup))
 
 
 def _is_left_out(shape: ModelShape, setup: TrainSetup, device: str) -> bool:
@@ -196,11 +200,10 @@ _COMPILED_CHECKPOINTING = (
 )
 
 
-def draw_compiled_cells(count: int, seed: int, float8: bool = False) -> tuple[Cell, ...]:
-    """Return ``count`` different cells that compile and whose compiled blocks are predicted, in float8 or not."""
+def endless_compiled_cells(seed: int, float8: bool = False) -> Iterator[Cell]:
+    """Yield cells that compile and whose compiled blocks are predicted, in float8 or not."""
     source = random.Random(seed)
-    cells: dict[Cell, None] = {}
-    while len(cells) < count:
+    while True:
         try:
             shape, setup = _compiled_shape(source), _compiled_setup(source)
             if float8:
@@ -208,15 +211,13 @@ def draw_compiled_cells(count: int, seed: int, float8: bool = False) -> tuple[Ce
         except SpecError:
             continue  # two drawn values contradict each other
         if why_impossible(shape, setup, "cuda") is None and why_eager(shape, setup, CUDA) is None:
-            cells[Cell(model=shape, setup=setup)] = None
-    return tuple(cells)
+            yield Cell(model=shape, setup=setup)
 
 
-def draw_compiled_architectures(count: int, seed: int, model_type: str | None) -> tuple[Cell, ...]:
-    """Return ``count`` cells with Hugging Face's code whose compiled blocks are predicted, of one model_type or of all.
+def endless_compiled_architectures(seed: int, model_type: str | None) -> Iterator[Cell]:
+    """Yield cells with Hugging Face's code whose compiled blocks are predicted, of one model_type or of all in turn.
 
-    Raises:
-        SpecError: for a model_type whose compiled blocks are not recorded.
+    Raises SpecError for a model_type whose compiled blocks are not recorded.
     """
     files = {path.name.partition(".")[0] for path in FOLDER.glob("*.json.xz")}
     types = sorted(files - {BENCHMARK, FLOAT8})
@@ -225,15 +226,16 @@ def draw_compiled_architectures(count: int, seed: int, model_type: str | None) -
             f"model_type: {model_type!r} is not allowed; compiled blocks are recorded of {', '.join(types)}"
         )
     source = random.Random(seed)
-    chosen = [model_type] if model_type is not None else types
-    cells: list[Cell] = []
-    while len(cells) < count:
-        kind = chosen[len(cells) % len(chosen)]
-        entry = source.choice([entry for entry in models() if entry.family == kind])
-        cell = _architecture_cell(source, entry)
-        if cell is not None:
-            cells.append(cell)
-    return tuple(cells)
+    for kind in cycle([model_type] if model_type is not None else types):
+        cell = None
+        while cell is None:
+            cell = _architecture_cell(source, drawn_entry(source, kind))
+        yield cell
+
+
+def drawn_entry(source: random.Random, model_type: str) -> ModelEntry:
+    """Return one of the catalogue's models of a model_type."""
+    return source.choice([entry for entry in models() if entry.family == model_type])
 
 
 def _architecture_cell(source: random.Random, entry: ModelEntry) -> Cell | None:

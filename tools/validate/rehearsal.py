@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing
+from itertools import islice
 from pathlib import Path
 
-import msgspec
+from msgspec.structs import replace
 
 from fsdp_bench.catalog.loader import gpu_by_product_name
 from fsdp_bench.spec.model_code import ModelCode, TrainedModel
@@ -20,14 +21,14 @@ from fsdp_bench.sweep.results.store import Store
 from fsdp_bench.sweep.run.rehearsed import rehearsed_gpu, stand_in_environment
 from fsdp_bench.sweep.run.runner import TrialRunner
 from fsdp_bench.validate.memory import MemoryComparison, Summary, compare_with_allocator, summarize
-from tools.validate.random_architectures import draw_architectures
+from tools.validate.random_architectures import endless_architectures
 from tools.validate.random_setups import (
     Cell,
     Code,
     Progress,
-    draw_cells,
-    draw_compiled_architectures,
-    draw_compiled_cells,
+    endless_cells,
+    endless_compiled_architectures,
+    endless_compiled_cells,
     no_progress,
 )
 
@@ -56,7 +57,8 @@ def validate_rehearsals(
         MachineError: if this machine cannot rehearse.
         SpecError: for a model_type that the catalogue does not have.
     """
-    cells = draw_compiled_cells(count, seed, float8=True) if float8 else _cells(count, seed, compiled, code, model_type)
+    drawn = endless_rehearsable_cells(seed, compiled, code, model_type, float8)
+    cells = list(islice(drawn, count))
     comparisons, gpu = list[MemoryComparison](), rehearsed_gpu(GPU)
     for one in against_rehearsals(cells, gpu):
         comparisons.append(one)
@@ -65,19 +67,29 @@ def validate_rehearsals(
     return comparisons, summarize(comparisons, f"rehearsals{whose} on {gpu.product_name}, seed {seed}")
 
 
-def _cells(count: int, seed: int, compiled: bool, code: Code, model_type: str | None) -> Sequence[Cell]:
-    if code == "benchmark":
-        return draw_compiled_cells(count, seed) if compiled else _draw(count, seed)
-    if compiled:
-        return draw_compiled_architectures(count, seed, model_type)
-    return _draw_architectures(count, seed, model_type)
+def endless_rehearsable_cells(
+    seed: int,
+    compiled: bool = False,
+    code: Code = "benchmark",
+    model_type: str | None = None,
+    float8: bool = False,
+) -> Iterator[Cell]:
+    """Yield cells of rank 0 that trials can train, without a gradient scaler."""
+    if code == "huggingface" and compiled:
+        drawn = endless_compiled_architectures(seed, model_type)
+    elif code == "huggingface":
+        drawn = endless_architectures(seed, model_type)
+    elif compiled or float8:
+        drawn = endless_compiled_cells(seed, float8)
+    else:
+        drawn = endless_cells(seed, "cuda")
+    return (replace(cell, rank=0) for cell in drawn if _can_be_rehearsed(cell))
 
 
 def against_rehearsals(cells: Sequence[Cell], gpu: RehearsedGpu) -> Iterator[MemoryComparison]:
     """Rehearse rank 0 of each cell on a GPU; yield the comparison with its prediction.
 
-    Raises:
-        MachineError: if this machine cannot rehearse.
+    Raises MachineError if this machine cannot rehearse.
     """
     run = RunPlan(
         communication_steps=0,
@@ -121,24 +133,6 @@ def trained_model(cell: Cell) -> TrainedModel:
         config=cell.config,
         lora=cell.lora,
     )
-
-
-def _draw_architectures(count: int, seed: int, model_type: str | None) -> list[Cell]:
-    return _first(count, lambda drawn: draw_architectures(drawn, seed, model_type))
-
-
-def _draw(count: int, seed: int) -> list[Cell]:
-    cells = _first(count, lambda drawn: draw_cells(drawn, seed, device="cuda"))
-    return [msgspec.structs.replace(cell, rank=0) for cell in cells]
-
-
-def _first(count: int, draw: Callable[[int], Sequence[Cell]]) -> list[Cell]:
-    """Return the first drawn cells without a gradient scaler that trials can train."""
-    drawn, found = count, list[Cell]()
-    while len(found) < count:
-        drawn *= 2
-        found = [cell for cell in draw(drawn) if _can_be_rehearsed(cell)]
-    return found[:count]
 
 
 def _can_be_rehearsed(cell: Cell) -> bool:

@@ -282,8 +282,7 @@ def understand(launcher: str, words: Sequence[str], rank: int, world_size: int, 
     ``launcher`` is a value of ``fsdp_bench.rehearse.command.RankStarter``; ``rank`` replaces all of the launcher's
     processes; the world has ``world_size`` ranks, whatever the launcher's arguments say.
 
-    Raises:
-        ValueError: The launcher refuses its arguments, or starts what cannot be rehearsed. One line.
+    Raises ValueError: The launcher refuses its arguments, or starts what cannot be rehearsed. One line.
     """
     one = LaunchedRank(rank, world_size, gpus_per_node)
     if launcher in ("torchrun", "torch.distributed.launch"):

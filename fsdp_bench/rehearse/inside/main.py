@@ -260,8 +260,7 @@ def _understood(plan: dict[str, Any]) -> tuple[Any, int, int, int]:
 
     A plan without a world size has the one that the launcher's arguments say, or one GPU.
 
-    Raises:
-        ValueError: the launcher's arguments cannot be rehearsed, or there is no such rank. One line.
+    Raises ValueError: the launcher's arguments cannot be rehearsed, or there is no such rank. One line.
     """
     from .launch import understand
 

@@ -18,7 +18,7 @@ from fsdp_bench.spec.record import TrialRecord
 from fsdp_bench.spec.setup import FIELDS
 from fsdp_bench.spec.units import format_gib, format_seconds
 from fsdp_bench.sweep.results.flat import kinds_of, most_of_any_rank, trial_labels
-from fsdp_bench.validate.matrix_rate import MatrixRate
+from fsdp_bench.validate.step_time import MatrixRate
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -24,8 +24,7 @@ from fsdp_bench.spec.setup import Checkpointing, Loss, Reentrant, TrainSetup
 def build(op: Operators, model: Model, setup: TrainSetup, num_blocks: int) -> SimulatedModel:
     """Return a model with so many of its blocks.
 
-    Raises:
-        SpecError: for a recorded model, whose code was not recorded for this sequence length.
+    Raises SpecError for a recorded model, whose code was not recorded for this sequence length.
     """
     if isinstance(model, RecordedModel):
         simulated = model if num_blocks == model.num_blocks else model.with_blocks(num_blocks)
@@ -87,7 +86,7 @@ def _program(
     if (reason := length_not_recorded(model.name, length, model.code.multiple)) is not None:
         raise SpecError(reason)
     variant = model.code.variant(kind, batch == 1)
-    return bind(model.code, variant, model.values(batch, length), dict(model.counts), kernels, loss, inputs_need_grad)
+    return bind(model, variant, batch, length, kernels, loss, inputs_need_grad)
 
 
 def _loss_to_bind(loss: Loss) -> Loss:

@@ -16,14 +16,8 @@ import msgspec
 
 from fsdp_bench.simulate.autograd import Gradients
 from fsdp_bench.simulate.operators.core import Operators, Saved
-from fsdp_bench.simulate.operators.kernel_workspaces import (
-    efficient_backward_workspace,
-    efficient_forward_workspace,
-    flash_backward_workspace,
-    flash_forward_workspace,
-    row_sums,
-)
-from fsdp_bench.simulate.operators.kernels import FP32, KernelScratch
+from fsdp_bench.simulate.operators.kernel_workspaces import workspace_of
+from fsdp_bench.simulate.operators.kernels import FP32
 from fsdp_bench.simulate.operators.unfused_attention import repeat_heads, unfused_attention
 from fsdp_bench.simulate.tape import Storage, Tensor
 from fsdp_bench.spec.errors import SpecError
@@ -123,12 +117,7 @@ def attention(op: Operators, q: Tensor, k: Tensor, v: Tensor, heads: Heads) -> T
             )
         if heads.groups > 1:
             k, v = repeat_heads(op, k, heads.groups), repeat_heads(op, v, heads.groups)
-        rows = op.batch * heads.count * -(-heads.length // 32) * 32
-        size = op.batch, heads.count, heads.length, heads.length, (heads.dim, heads.dim), q.itemsize
-        in_forward = efficient_forward_workspace(q.numel, (heads.dim, heads.dim), q.itemsize)
-        sums = row_sums(op.batch, heads.count, heads.length, heads.dim, q.itemsize)
-        in_backward = [*sums, efficient_backward_workspace(*size, op.kernels.compute_capability)]
-        return _kernel(op, _EFFICIENT, (q, k, v), heads, rows, (), in_forward, in_backward)
+        return _kernel(op, _EFFICIENT, (q, k, v), heads, op.batch * heads.count * -(-heads.length // 32) * 32)
     return _flash(op, q, k, v, heads)
 
 
@@ -137,12 +126,9 @@ def _flash(op: Operators, q: Tensor, k: Tensor, v: Tensor, heads: Heads) -> Tens
     if padded_dim != heads.dim:
         q, k, v = (_pad(op, x, x.numel // heads.dim * padded_dim) for x in (q, k, v))
     rows = op.batch * heads.count * heads.length
-    size = op.batch, heads.count, heads.length, padded_dim
-    in_forward = flash_forward_workspace(*size, op.kernels.num_multiprocessors)
-    in_backward = flash_backward_workspace(*size, heads.groups)
     # _flash_attention_backward makes output and gradient contiguous, which follow the padded queries head by head.
     copies = padded_dim != heads.dim and heads.count > 1 and heads.length > 1 and not op.kernels.observed
-    return _kernel(op, _FLASH, (q, k, v), heads, rows, _FLASH_STATE, in_forward, in_backward, 2 * copies)
+    return _kernel(op, _FLASH, (q, k, v), heads, rows, _FLASH_STATE, 2 * copies)
 
 
 def _kernel(
@@ -152,22 +138,25 @@ def _kernel(
     heads: Heads,
     rows: int,
     state: Sequence[int] = (),
-    in_forward: Sequence[int] = (),
-    in_backward: KernelScratch = (),
     num_copies: int = 0,
 ) -> Tensor:
     """Run the kernel: the output, the logarithm of each row's sum, the random state; saves them and its inputs.
 
-    Its other allocations, ``in_forward`` and ``in_backward`` in bytes, live until it has allocated everything; so do
-    ``num_copies`` copies of tensors like the output, with which its backward begins. An output that was token by token
-    and has been in host memory is back head by head, and flash attention makes it contiguous token by token.
+    Its other allocations live until it has allocated everything; so do ``num_copies`` copies of tensors like the
+    output, with which its backward begins. An output that was token by token and has been in host memory is back head
+    by head, and flash attention makes it contiguous token by token.
     """
     (q, k, v), tape = inputs, op.tape
     numels, itemsize = (q.numel, k.numel, v.numel), q.itemsize
+    size = op.batch, heads.count, heads.count // heads.groups, heads.length
+    dims = (*size, heads.length, q.numel // (op.batch * heads.count * heads.length), 1)
+    in_forward, in_backward = (
+        workspace_of(operator + which, dims, itemsize, op.kernels, results=(q.numel * itemsize,))
+        for which in ("", "_backward")
+    )
 
     def issue(name: str, passes: int) -> None:
-        dims = (op.batch, heads.count, heads.count // heads.groups, heads.length, heads.dim)
-        tape.attention(name, dims, passes * (sum(numels) + numels[0]) * itemsize, itemsize)
+        tape.attention(name, (*size, heads.dim), passes * (sum(numels) + numels[0]) * itemsize, itemsize)
 
     def kernel() -> Tensor:
         issue(_NAME, 1)
@@ -177,7 +166,7 @@ def _kernel(
 
     def log_sums() -> Tensor:
         sums = tape.tensor(rows, FP32, _NAME)
-        scratch.extend(op.scratch(in_forward, _NAME))
+        scratch.extend(op.scratch(in_forward.after_second, _NAME))
         return sums
 
     out = op.saved_output(operator, kernel)
@@ -192,7 +181,7 @@ def _kernel(
         came_from_host = is_flash and saved_strided and not opened[3].is_strided
         _copies = [op.temporary(numels[0], itemsize, "aten::clone") for _ in range(num_copies + came_from_host)]
         results = [op.temporary(numel, itemsize, _NAME + "_backward") for numel in numels]
-        _workspace = op.scratch(in_backward, _NAME + "_backward")
+        _workspace = op.scratch(in_backward.after, _NAME + "_backward")
         return results
 
     saved = [one.detach() for one in (q, k, v, out)]

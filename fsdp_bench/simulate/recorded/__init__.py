@@ -5,5 +5,4 @@ Read in this order:
     references.py     which storage or node a reference of the recording means
     instructions.py   what runs: operators, modules, nodes of the graph
     model.py          the module tree and the forward pass
-    workspaces.py     what CUDA's kernels allocate beside their results, by operator
 """

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from fsdp_bench.simulate.events import Category, Event, Kind, Work
+from fsdp_bench.simulate.operators.kernel_workspaces import workspace_of
 from fsdp_bench.simulate.operators.kernels import Kernels
 from fsdp_bench.simulate.recorded.instructions import (
     AddMask,
@@ -26,12 +27,11 @@ from fsdp_bench.simulate.recorded.instructions import (
     TensorPlan,
 )
 from fsdp_bench.simulate.recorded.references import Scope, StandIn, Unrolled
-from fsdp_bench.simulate.recorded.workspaces import workspace_of
 from fsdp_bench.spec.checkpointing_policy import OPERATORS
-from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.recording.formula import evaluate
+from fsdp_bench.spec.recording.model import RecordedModel
 from fsdp_bench.spec.recording.own_loss import LOSS, with_loss
-from fsdp_bench.spec.recording.recorded import Ends, ModuleRecord, RecordedCode, Variant
+from fsdp_bench.spec.recording.recorded import Ends, ModuleRecord, Variant
 from fsdp_bench.spec.recording.steps import (
     Allocation,
     Call,
@@ -79,49 +79,24 @@ class BoundStep(msgspec.Struct, frozen=True):
 
 
 def bind(
-    code: RecordedCode,
+    model: RecordedModel,
     variant: str,
-    sizes: Mapping[str, int],
-    counts: Mapping[str, int],
+    batch: int,
+    length: int,
     kernels: Kernels,
     loss: Loss = Loss.PLAIN,
     inputs_need_grad: bool = False,
 ) -> BoundStep:
     """Return a recorded step in plain numbers.
 
-    ``sizes`` has values of all symbols, ``B`` and ``S`` among them; ``counts`` says how many blocks each list of them
-    has; the loss ``plain`` is the one that was recorded. With ``inputs_need_grad`` a block whose inputs needed no
-    gradient when it was recorded, as behind a frozen embedding, has one that does
+    The loss ``plain`` is the one that was recorded. With ``inputs_need_grad`` a block whose inputs needed no gradient
+    when it was recorded, as behind a frozen embedding, has one that does
     (PreTrainedModel.enable_input_require_grads): it then does as later ones.
 
-    Raises:
-        SpecError: for numbers of blocks that the recording does not hold for, and a loss that cannot be replaced.
+    Raises SpecError for a loss that cannot be replaced.
     """
-    step = with_loss(code, code.read(variant), loss)
-    return _Binding(code, step, sizes, counts, kernels, inputs_need_grad).program()
-
-
-def iterations(code: RecordedCode, variant: Variant, counts: Mapping[str, int]) -> list[int]:
-    """Return the iterations of each loop for some numbers of blocks.
-
-    Raises:
-        SpecError: for numbers of blocks that the recording does not hold for.
-    """
-    found = []
-    for loop in variant.loops:
-        around = code.num_blocks[loop.path] - loop.iterations * loop.period
-        times, rest = divmod(counts[loop.path] - around, loop.period)
-        if rest or times < 0:
-            allowed = f"{around} or more" if loop.period == 1 else f"{around} and multiples of {loop.period} more"
-            raise SpecError(f"num_hidden_layers: {counts[loop.path]} is not allowed for this recorded model; {allowed}")
-        found.append(times)
-    looped = {loop.path for loop in variant.loops}
-    for path, count in counts.items():
-        if path not in looped and count != code.num_blocks[path]:
-            raise SpecError(
-                f"{path}: only {code.num_blocks[path]} blocks were recorded, and they are unlike each other"
-            )
-    return found
+    step = with_loss(model.code, model.code.read(variant), loss)
+    return _Binding(model, step, model.values(batch, length), kernels, inputs_need_grad).program()
 
 
 _LINEAR = ("AddmmBackward0", "MmBackward0")
@@ -131,21 +106,13 @@ class _Binding:
     """The recording's own numbers, and what they are bound to."""
 
     def __init__(
-        self,
-        code: RecordedCode,
-        variant: Variant,
-        sizes: Mapping[str, int],
-        counts: Mapping[str, int],
-        kernels: Kernels,
-        inputs_need_grad: bool,
+        self, model: RecordedModel, variant: Variant, values: dict[str, int], kernels: Kernels, inputs_need_grad: bool
     ) -> None:
-        self._code, self._variant, self._kernels = code, variant, kernels
-        self._inputs_need_grad = inputs_need_grad
-        self._values = dict(sizes)
-        self._numbers = [evaluate(text, sizes) for text in variant.formulas]
-        times = iterations(code, variant, counts)
+        self._code, self._counts, self._values = model.code, dict(model.counts), values
+        self._variant, self._kernels, self._inputs_need_grad = variant, kernels, inputs_need_grad
+        self._numbers = [evaluate(text, values) for text in variant.formulas]
+        times = model.iterations()
         self._loops = [Unrolled(loop, index, times[index]) for index, loop in enumerate(variant.loops)]
-        self._counts = counts
         self._outside = Scope(self._loops)
         self._group_of = self._groups()
         self._products: dict[int, Begin] = {}

@@ -18,8 +18,8 @@ from fsdp_bench.simulate.losses import liger_fused_linear
 from fsdp_bench.simulate.models.activation_checkpointing import requiring_grad
 from fsdp_bench.simulate.models.transformer import Weight
 from fsdp_bench.simulate.operators.core import Operators, Saved
+from fsdp_bench.simulate.operators.kernel_workspaces import Workspace
 from fsdp_bench.simulate.operators.kernels import INT64
-from fsdp_bench.simulate.recorded.workspaces import Workspace
 from fsdp_bench.simulate.tape import Storage, Tensor
 from fsdp_bench.spec.recording.own_loss import LOSS
 

@@ -122,8 +122,7 @@ class ConfigClass(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 def complete(config: Mapping[str, Any], kind: ConfigClass) -> dict[str, Any]:
     """Return a config with the defaults of its class for what it leaves out, and what its code derives from others.
 
-    Raises:
-        SpecError: for sizes that are no positive numbers, or do not divide, and for what is no list of layers.
+    Raises SpecError for sizes that are no positive numbers, or do not divide, and for what is no list of layers.
     """
     own = kind.defaults.keys()
     given = {name if name in own else kind.other_names.get(name, name): value for name, value in config.items()}
@@ -172,8 +171,7 @@ def _add_lists(full: dict[str, Any], config: Mapping[str, Any], kind: ConfigClas
 def layer_kinds(full: Mapping[str, Any]) -> list[str]:
     """Return the kind of each layer of a complete config; empty if its code knows one kind.
 
-    Raises:
-        SpecError: for what is no list, or one of another length than there are layers.
+    Raises SpecError for what is no list, or one of another length than there are layers.
     """
     lists = [_listed(full, name) for name in PER_LAYER if full.get(name)]
     layers = _number(full, *LAYERS)
@@ -210,8 +208,7 @@ def period(kinds: Sequence[Any]) -> int:
 def symbols(full: Mapping[str, Any]) -> dict[str, int]:
     """Return the values of the symbols for a complete config: its sizes, and what code computes from several.
 
-    Raises:
-        SpecError: for a size that is no positive number.
+    Raises SpecError for a size that is no positive number.
     """
     found = {name: _number(full, name) for name in SIZES if full.get(name) is not None}
     heads, kv_heads = _number(full, *HEADS), full["num_key_value_heads"]
@@ -346,8 +343,7 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     def differences(self, config: Mapping[str, Any], sequence_length: int) -> list[str]:
         """Return for what a recording does not hold for a config.json; empty if it does.
 
-        Raises:
-            SpecError: for a config.json that no model can have.
+        Raises SpecError for a config.json that no model can have.
         """
         full = complete(config, self.config_class)
         theirs = settings(full)

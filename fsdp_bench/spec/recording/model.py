@@ -23,17 +23,14 @@ from fsdp_bench.spec.setup import Checkpointing, TrainSetup
 from fsdp_bench.spec.units import format_count
 
 
-def forward_flops(
-    model: RecordedModel, length: int, only_blocks: bool = False, recomputed_by: CheckpointingPolicy | None = None
-) -> float:
+def forward_flops(model: RecordedModel, length: int, recomputed_by: CheckpointingPolicy | None = None) -> float:
     """Return the FLOPs of forward for one sequence. A causal token sees (length + 1) / 2 keys on average.
 
-    ``only_blocks`` leaves out what is outside of blocks; ``recomputed_by`` also what selective checkpointing saves.
+    ``recomputed_by`` leaves out what is outside of blocks, and what selective checkpointing saves.
     """
-    only_blocks = only_blocks or recomputed_by is not None
     variant = model.some_variant
     numbers = [evaluate(text, model.values(2, length)) for text in variant.formulas]
-    return _Counting(model, variant, numbers, recomputed_by).of(variant.top.code, not only_blocks) / 2
+    return _Counting(model, variant, numbers, recomputed_by).of(variant.top.code, recomputed_by is None) / 2
 
 
 class _Counting:
@@ -89,8 +86,7 @@ class _Counting:
 class RecordedModel(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """One model whose code was recorded. It answers what a ModelShape answers.
 
-    Raises:
-        SpecError: for numbers of blocks that the recording does not hold for, and sizes without a value.
+    Raises SpecError for numbers of blocks that the recording does not hold for, and sizes without a value.
     """
 
     name: str
@@ -172,8 +168,7 @@ class RecordedModel(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     def iterations(self) -> list[int]:
         """Return how often each loop of blocks runs.
 
-        Raises:
-            SpecError: for numbers of blocks that the recording does not hold for.
+        Raises SpecError for numbers of blocks that the recording does not hold for.
         """
         found, counts = [], dict(self.counts)
         for loop in self.some_variant.loops:

@@ -53,8 +53,7 @@ class _OwnLoss(NamedTuple):
 def with_loss(code: RecordedCode, variant: Variant, kind: Loss) -> Variant:
     """Return a step that ends with the logits, or, for a kind that includes the head, with that loss.
 
-    Raises:
-        SpecError: if the recorded model computes more or less than the cross-entropy of the next token.
+    Raises SpecError if the recorded model computes more or less than the cross-entropy of the next token.
     """
     if kind is Loss.PLAIN:
         return variant

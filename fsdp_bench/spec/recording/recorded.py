@@ -211,8 +211,7 @@ class RecordedCode(msgspec.Struct, frozen=True, forbid_unknown_fields=True, eq=F
     def variant(self, kind: VariantKind, is_single: bool) -> str:
         """Return the name of the variant to replay.
 
-        Raises:
-            SpecError: for one that cannot run, with torch's reason, and for one that was not recorded.
+        Raises SpecError for one that cannot run, with torch's reason, and for one that was not recorded.
         """
         name = f"{kind.name}, one sequence" if is_single else kind.name
         if name in self.variants or name in self.same:

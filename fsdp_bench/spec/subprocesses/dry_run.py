@@ -55,8 +55,7 @@ class UserModule(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True)
 class CodeToBuild(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A model's code: that of a config.json, or a user's function.
 
-    Raises:
-        SpecError: for none of them, for both, and for adapters in a user's function.
+    Raises SpecError for none of them, for both, and for adapters in a user's function.
     """
 
     config: dict[str, Any] | None = None
@@ -78,8 +77,7 @@ class CodeToBuild(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True
 class DryRunSpec(CodeToBuild, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The input of one dry run: a benchmark model, a config.json or a user's own module, a setup, and the kernels.
 
-    Raises:
-        SpecError: if it names no model, or several, or a module to wrap by blocks without the class of its blocks.
+    Raises SpecError if it names no model, or several, or a module to wrap by blocks without the class of its blocks.
     """
 
     setup: TrainSetup

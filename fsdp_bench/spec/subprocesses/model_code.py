@@ -2,30 +2,15 @@
 
 from __future__ import annotations
 
-import msgspec
-
+from fsdp_bench.spec.model_code import ModelCode
 from fsdp_bench.spec.recording.recorded import RecordedCode
 from fsdp_bench.spec.subprocesses.dry_run import Answer, CodeToBuild
 
 
-class Description(msgspec.Struct, frozen=True, kw_only=True):
-    """The model that the code builds: fields of ModelCode."""
-
-    architecture: str
-    num_parameters: int
-    num_hidden_layers: int | None
-    hidden_size: int | None
-    vocab_size: int | None
-    max_position_embeddings: int | None
-    has_tokens: bool
-    arguments: tuple[str, ...] = ()
-    versions: dict[str, str] = {}
-
-
 class DescriptionAnswer(Answer, frozen=True, kw_only=True):
-    """A description, or an error."""
+    """The model that the code builds, named for its class, or an error."""
 
-    description: Description | None = None
+    described: ModelCode | None = None
 
 
 class RecordingSpec(CodeToBuild, frozen=True, kw_only=True, forbid_unknown_fields=True):

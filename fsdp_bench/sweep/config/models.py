@@ -6,13 +6,12 @@ subprocess, which imports torch, says what the code builds; answers about Huggin
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import hashlib
 import os
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from typing import Any
@@ -22,14 +21,14 @@ import msgspec
 from fsdp_bench.catalog.ladder import all_sizes, nearest_size
 from fsdp_bench.catalog.loader import BUILT_IN
 from fsdp_bench.plan.recording import kept_folder
-from fsdp_bench.spec.codec import to_builtins
+from fsdp_bench.spec.codec import from_json, to_builtins, to_json
 from fsdp_bench.spec.errors import MachineError, SpecError, install_hint, nearest, shown
 from fsdp_bench.spec.files import read_document, write_atomically
 from fsdp_bench.spec.lora import QUANTIZED, LoRA, parse_lora
 from fsdp_bench.spec.model import Family, ModelShape
 from fsdp_bench.spec.model_code import ModelCode, TrainedModel
 from fsdp_bench.spec.subprocesses.dry_run import CodeToBuild, UserModule
-from fsdp_bench.spec.subprocesses.model_code import Description, DescriptionAnswer
+from fsdp_bench.spec.subprocesses.model_code import DescriptionAnswer
 from fsdp_bench.spec.subprocesses.own_python import NoAnswer, ask
 from fsdp_bench.spec.units import format_count, parse_count
 from fsdp_bench.sweep.config.reading import check_keys, convert
@@ -136,18 +135,17 @@ def read_model_codes(tables: dict[str, dict[str, Any]], folder: Path) -> dict[st
         SpecError: naming the table and the key; also if transformers is missing, or the code fails.
         MachineError: if torch is missing.
     """
-    named = {name: _fields(f"[models.{name}]", table, folder) for name, table in tables.items()}
+    specs = {name: _code_of(f"[models.{name}]", table, folder) for name, table in tables.items()}
     found: dict[str, ModelCode] = {}
-    for (name, (fields, _)), answer in zip(named.items(), describe([spec for _, spec in named.values()]), strict=True):
-        if answer.description is None:
+    for (name, spec), answer in zip(specs.items(), describe(list(specs.values())), strict=True):
+        if answer.described is None:
             raise SpecError(f"[models.{name}] {answer.error}")
-        built = msgspec.structs.asdict(answer.description)
-        found[name] = convert({"name": name, **fields, **built}, ModelCode, f"[models.{name}]")
+        source = spec.module and hashlib.sha256(source_of(spec.module).encode()).hexdigest()[:16]
+        found[name] = msgspec.structs.replace(answer.described, name=name, source=source)
     return found
 
 
-def _fields(place: str, table: dict[str, Any], folder: Path) -> tuple[dict[str, Any], CodeToBuild]:
-    """Return the fields of ModelCode that a table gives, and the code to describe."""
+def _code_of(place: str, table: dict[str, Any], folder: Path) -> CodeToBuild:
     given = [key for key in CODE_KEYS if key in table]
     if len(given) > 1:
         raise SpecError(f"{place} {' and '.join(given)} each name the code; keep one")
@@ -162,12 +160,8 @@ def _fields(place: str, table: dict[str, Any], folder: Path) -> tuple[dict[str, 
         if key == "module":
             where = str(folder / table.get("folder", "."))
             module = UserModule(function=table["module"], block=table.get("transformer_block"), folder=where)
-            check_names(module)
-            source = hashlib.sha256(source_of(module).encode()).hexdigest()[:16]
-            own = {"function": module.function, "transformer_block": module.block, "folder": where, "source": source}
-            return {"code": "module", **own}, CodeToBuild(module=module)
-        config, lora = _config(key, table[key], folder), _adapters(table)
-        return {"code": "huggingface", "config": config, "lora": lora}, CodeToBuild(config=config, lora=lora)
+            return CodeToBuild(module=module)
+        return CodeToBuild(config=_config(key, table[key], folder), lora=_adapters(table))
     except SpecError as error:
         raise SpecError(f"{place} {error}") from None
 
@@ -191,8 +185,7 @@ def _adapters(table: dict[str, Any]) -> LoRA | None:
 def describe(specs: Sequence[CodeToBuild]) -> list[DescriptionAnswer]:
     """Return what each model's code builds, or why it builds nothing. They are built without data, which takes seconds.
 
-    Raises:
-        MachineError: if torch is missing, or the code ends the process.
+    Raises MachineError if torch is missing, or the code ends the process.
     """
     if specs and torch_version() is None:
         raise MachineError(f"a model that is given by its code needs torch: {install_hint('train')}")
@@ -200,15 +193,14 @@ def describe(specs: Sequence[CodeToBuild]) -> list[DescriptionAnswer]:
     for index, spec in enumerate(specs):
         if (path := _kept(spec)) is not None:
             with contextlib.suppress(OSError, msgspec.DecodeError):
-                description = msgspec.json.decode(path.read_bytes(), type=Description)
-                found[index] = DescriptionAnswer(description=description)
+                found[index] = DescriptionAnswer(described=from_json(path.read_bytes(), ModelCode))
     missing = [index for index in range(len(specs)) if index not in found]
     for index, answer in zip(missing, _ask([specs[index] for index in missing]) if missing else (), strict=True):
         found[index] = answer
-        if (path := _kept(specs[index])) is not None and answer.description is not None:
+        if (path := _kept(specs[index])) is not None and answer.described is not None:
             with contextlib.suppress(OSError):
                 path.parent.mkdir(parents=True, exist_ok=True)
-                write_atomically(path, msgspec.json.encode(answer.description))
+                write_atomically(path, to_json(answer.described))
     return [found[index] for index in range(len(specs))]
 
 
@@ -229,16 +221,6 @@ def _kept(spec: CodeToBuild) -> Path | None:
     return folder / f"{digest}.description.json"
 
 
-# -- A user's function and class, looked up without running their code: a misspelt name is a SpecError at once ---------
-
-
-def check_names(module: UserModule) -> None:
-    """Refuse names that certainly do not exist. Names that the source alone does not show are found on import."""
-    _check(module.function, "module", module.folder)
-    if module.block is not None:
-        _check(module.block, "transformer-block", module.folder)
-
-
 def source_of(module: UserModule) -> str:
     """Return the text of the file with the user's function; nothing if it is no file of Python's."""
     name = module.function.partition(":")[0]
@@ -253,19 +235,6 @@ def source_of(module: UserModule) -> str:
         raise SpecError(f"module: {found.origin}: cannot be read: {error.strerror}") from None
 
 
-def _check(path: str, option: str, folder: str) -> None:
-    module, colon, name = path.partition(":")
-    if not colon or not module or not name:
-        raise SpecError(f"{option}: {path!r} is not allowed; write it like 'package.module:name'")
-    found = _find(module, [folder, *sys.path])
-    if found is None:
-        raise SpecError(f"{option}: cannot import {module}: no module of that name in {folder} or where Python looks")
-    names = _names(found)
-    first = name.partition(".")[0]
-    if names is not None and first not in names:
-        raise SpecError(f"{option}: {module} has no {first!r}{nearest(first, names)}")
-
-
 def _find(module: str, folders: list[str]) -> ModuleSpec | None:
     """Return the spec of a module without importing its packages."""
     found, where = None, list(folders)
@@ -276,26 +245,3 @@ def _find(module: str, folders: list[str]) -> ModuleSpec | None:
             return None
         where = list(found.submodule_search_locations or [])
     return found
-
-
-def _names(found: ModuleSpec) -> set[str] | None:
-    """Return every name that a module's source binds anywhere. None if the module may have others."""
-    if found.origin is None or not found.origin.endswith(".py"):
-        return None
-    try:
-        tree = ast.parse(Path(found.origin).read_bytes())
-    except (OSError, SyntaxError, ValueError):
-        return None  # the import says what is wrong
-    names = set(_bound(tree))
-    return None if names & {"*", "__getattr__", "globals", "exec", "setattr"} else names
-
-
-def _bound(tree: ast.AST) -> Iterator[str]:
-    """Yield the names that are bound, and the names that are used, because calls of these may bind others."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            yield node.name
-        elif isinstance(node, ast.Name):
-            yield node.id
-        elif isinstance(node, ast.alias):
-            yield (node.asname or node.name).partition(".")[0]

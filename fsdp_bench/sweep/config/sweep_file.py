@@ -37,7 +37,17 @@ from fsdp_bench.sweep.run.rehearsed import machine_with, rehearsed_gpu
 
 _PLAN_KEYS = tuple(field for field in RunPlan.__struct_fields__ if field != "rehearsed_on")
 RUN_KEYS = ("name", "device", "gpu", "headroom", "launcher", "memory_limit", *_PLAN_KEYS)
-"""All keys that [run] may have."""
+"""All keys that [run] may have. Beside the fields of RunPlan (spec/record.py)::
+
+    name          the folder of the results; by default the file's name
+    device        "cuda", "cpu", or "auto" (the default): GPUs if there are any; "rehearsed": rank 0 of the world in
+                  torch's CUDA build, on a stand-in for NVIDIA's libraries; memory, no times
+    gpu           the GPU of the catalogue that is rehearsed: "H100-SXM"
+    headroom      memory of it that is kept free for the CUDA context and NCCL: "2GiB", by default as
+                  fsdp-bench rehearse --gpu does
+    launcher      how ranks are started: "fork" or "torchrun" (LAUNCHERS)
+    memory_limit  memory that one rank may allocate, as text: "24GiB"
+"""
 
 LAUNCHERS = ("fork", "torchrun")
 """``fork`` (the default): each rank is forked from a process that has imported torch. ``torchrun``: each trial starts
@@ -54,40 +64,6 @@ _STEPS_WITH_PEERS = ("communication_steps", "steps_without_communication")
 
 _GPU_CHOICES = (("backend", "gloo"), ("attention", "flash"))
 """Keys with values that change something on GPUs only; on a CPU they are ignored."""
-
-
-@dataclass(frozen=True)
-class RunTable:
-    """The [run] table, resolved for a machine.
-
-    Its keys, beside the fields of RunPlan (spec/record.py)::
-
-    name          the folder of the results; by default the file's name
-    device        "cuda", "cpu", or "auto" (the default): GPUs if there are any; "rehearsed": rank 0 of the world in
-                  torch's CUDA build, on a stand-in for NVIDIA's libraries; memory, no times
-    gpu           the GPU of the catalogue that is rehearsed: "H100-SXM"
-    headroom      memory of it that is kept free for the CUDA context and NCCL: "2GiB", by default as
-                  fsdp-bench rehearse --gpu does
-    launcher      how ranks are started: "fork" or "torchrun" (LAUNCHERS)
-    memory_limit  memory that one rank may allocate, as text: "24GiB"
-    """
-
-    name: str
-    device: Device
-    launcher: str
-    plan: RunPlan
-
-
-def read_run_table(written: dict[str, Any], stem: str, has_frontier: bool, machine: Machine) -> RunTable:
-    """Read [run] and resolve it for a machine.
-
-    ``stem`` is the sweep file's name without its ending.
-    """
-    check_keys("[run] ", written, RUN_KEYS)
-    name, device = _name(written, stem), _device(written, machine)
-    plan = _run_plan(written, has_frontier, device, _rehearsed_on(written))
-    launcher = one_of("[run] launcher", written.get("launcher", "fork"), LAUNCHERS)
-    return RunTable(name, device, launcher, plan)
 
 
 def of_rank_0(written: dict[str, Any], stem: str, of: str, **keys: Any) -> dict[str, Any]:
@@ -185,8 +161,7 @@ class SweepFile:
 def require_gpu(file: SweepFile) -> SweepFile:
     """Return the file, if this machine has the GPU that it asks for.
 
-    Raises:
-        MachineError: if the file asks for a GPU and there is none.
+    Raises MachineError if the file asks for a GPU and there is none.
     """
     if file.lacks_gpu:
         raise MachineError(
@@ -246,13 +221,15 @@ def _resolve(
     path: Path, text: str, document: dict[str, Any], machine: Machine, gpu_memory_bytes: int | None
 ) -> SweepFile:
     check_keys("", document, _TOP_KEYS)
-    run = read_run_table(table(document, "run"), path.stem, "frontier" in document, machine)
-    name, plan = run.name, run.plan
+    run = table(document, "run")
+    check_keys("[run] ", run, RUN_KEYS)
+    name, device = _name(run, path.stem), _device(run, machine)
+    plan = _run_plan(run, "frontier" in document, device, _rehearsed_on(run))
     if plan.rehearsed_on is not None:
         machine = machine_with(machine, plan.rehearsed_on)
-    lacks_gpu = run.device == "cuda" and not machine.gpus
+    lacks_gpu = device == "cuda" and not machine.gpus
     if gpu_memory_bytes is not None:
-        machine = _limited(machine, run.device, gpu_memory_bytes)
+        machine = _limited(machine, device, gpu_memory_bytes)
         name = f"{name}-on-{format_gib(gpu_memory_bytes).replace(' ', '').replace('.0', '')}"
         plan = msgspec.structs.replace(plan, memory_limit_bytes=gpu_memory_bytes)
     return SweepFile(
@@ -261,8 +238,8 @@ def _resolve(
         document=document,
         machine=machine,
         name=name,
-        launcher=run.launcher,
-        device=run.device,
+        launcher=one_of("[run] launcher", run.get("launcher", "fork"), LAUNCHERS),
+        device=device,
         run=plan,
         models=read_models(table(document, "models"), path.parent),
         gpu_is_limited=gpu_memory_bytes is not None,

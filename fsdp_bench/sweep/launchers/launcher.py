@@ -99,8 +99,7 @@ class Cluster(Launcher):
         ``local`` starts trials that one node is enough for; ``mark`` is the sweep's (processes.py); ``environment`` is
         what the ranks' environment has beside this process's.
 
-        Raises:
-            MachineError: if a node is not there.
+        Raises MachineError if a node is not there.
         """
         self._local, self._environment = local, node_environment(mark, environment)
 

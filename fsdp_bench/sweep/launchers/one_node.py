@@ -15,7 +15,14 @@ import psutil
 
 from fsdp_bench.spec.errors import MachineError
 from fsdp_bench.sweep.launchers.launcher import Launched, Launcher, LauncherError, RankExit, exit_of, signal_name
-from fsdp_bench.sweep.launchers.processes import end_marked, kill_group, last_lines, start_process, worker_environment
+from fsdp_bench.sweep.launchers.processes import (
+    TORCHRUN,
+    end_marked,
+    kill_group,
+    last_lines,
+    start_process,
+    worker_environment,
+)
 
 SERVER_START_SECONDS = 120.0
 """The time that the server may take to start: importing torch from a cold network file system can take a minute."""
@@ -163,8 +170,7 @@ class Torchrun(Launcher):
 
     def start(self, trial: Path, scratch: Path, world_size: int) -> TorchrunTrial:
         """Start torchrun in a session of its own."""
-        command = ["fsdp_bench.train.processes.torchrun", str(scratch), f"--nproc-per-node={world_size}", "--log-dir"]
-        command += [str(scratch), "-m", "fsdp_bench.train.processes.torchrun_rank", str(trial), str(scratch)]
+        command = [TORCHRUN, str(trial), str(scratch), f"--ranks-per-node={world_size}"]
         with open(scratch / "rank-0.log", "ab") as log:
             variables = worker_environment(self._mark, self._environment)
             return TorchrunTrial(start_process(command, subprocess.DEVNULL, log, variables))

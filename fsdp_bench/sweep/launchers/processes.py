@@ -51,8 +51,7 @@ def environment_of(process: Path) -> bytes:
     They read as empty while the process starts a program: Linux sets `env_end` last in execve (fs/binfmt_elf.c). Kernel
     threads and ended processes have none either, but they have no program; so what has one is read again for a while.
 
-    Raises:
-        OSError: it has ended, or belongs to another user, or is a kernel thread.
+    Raises OSError: it has ended, or belongs to another user, or is a kernel thread.
     """
     deadline = time.monotonic() + _SECONDS_TO_START
     while not (variables := (process / "environ").read_bytes()) and time.monotonic() < deadline:
@@ -88,8 +87,8 @@ def dying_with_this_process(by: signal.Signals = signal.SIGKILL) -> Callable[[],
     return lambda: prctl(_PR_SET_PDEATHSIG, by)
 
 
-NODE = "fsdp_bench.train.processes.node"
-"""The module that runs a trial's ranks on one of several nodes."""
+TORCHRUN = "fsdp_bench.train.processes.torchrun"
+"""The module that runs a trial's ranks under torchrun, on one node or on each of several."""
 
 
 def worker_environment(mark: str | None = None, beside: Mapping[str, str] = {}) -> dict[str, str]:
@@ -113,7 +112,7 @@ def node_environment(mark: str | None = None, beside: Mapping[str, str] = {}) ->
 
 
 def node_options(endpoint: str, num_nodes: int, ranks_per_node: int, run_id: str) -> tuple[str, ...]:
-    """Return the options of NODE that all nodes of a trial have alike."""
+    """Return the options of TORCHRUN that all nodes of a trial have alike."""
     counts = (f"--num-nodes={num_nodes}", f"--ranks-per-node={ranks_per_node}")
     return (f"--endpoint={endpoint}", *counts, f"--run-id={run_id}")
 

@@ -10,7 +10,6 @@ import contextlib
 import os
 import re
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
@@ -23,12 +22,7 @@ from fsdp_bench.spec.errors import MachineError
 from fsdp_bench.spec.subprocesses.own_python import own_python
 from fsdp_bench.sweep.launchers.launcher import Cluster, Launcher, NodesLost, RankExit
 from fsdp_bench.sweep.launchers.one_node import TorchrunTrial
-from fsdp_bench.sweep.launchers.processes import (
-    NODE,
-    dying_with_this_process,
-    free_port,
-    node_options,
-)
+from fsdp_bench.sweep.launchers.processes import TORCHRUN, dying_with_this_process, free_port, node_options
 
 _SECONDS_TO_END = 30.0
 """The time that srun may take to end the processes on all nodes."""
@@ -61,7 +55,7 @@ class SlurmNodes(Cluster):
         self._address = self._address or self.job.head_address()
         command = [
             *srun(nodes),
-            *own_python(NODE, "0", str(trial), str(scratch)),
+            *own_python(TORCHRUN, "0", str(trial), str(scratch)),
             *node_options(f"{self._address}:{free_port()}", num_nodes, self.ranks_per_node, scratch.name),
         ]
         self._is_checked = False  # until the trial has ended well
@@ -83,8 +77,7 @@ class SlurmNodes(Cluster):
     def check(self) -> None:
         """Check that processes can be started on every node.
 
-        Raises:
-            NodesLost: naming the nodes on which they cannot.
+        Raises NodesLost, naming the nodes on which they cannot.
         """
         lost = self.job.lost()
         if lost:
@@ -188,13 +181,9 @@ class SlurmJob:
         return done.returncode == 0
 
     def head_address(self) -> str:
-        """Return the address at which the other nodes reach the head node (NodeAddr in slurm.conf)."""
-        address = _node_address(self.nodes[0])
-        if len(self.nodes) > 1 and _is_loopback(address):  # as /etc/hosts of Debian says of a host's own name
-            other = _node_address(self.nodes[1])
-            if not _is_loopback(other):
-                return own_address_towards(other)
-        return address
+        """Return the name or address by which the other nodes reach the head node (NodeAddr in slurm.conf)."""
+        found = re.search(r"\bNodeAddr=(\S+)", ask("scontrol", "show", "node", self.nodes[0], "--oneliner"))
+        return found[1] if found else self.nodes[0]
 
     def requeue(self) -> None:
         """Put the job back into the queue, which ends this process's job step."""
@@ -204,8 +193,7 @@ class SlurmJob:
 def current_job() -> SlurmJob:
     """Return the job that this process runs in.
 
-    Raises:
-        MachineError: if there is none, or Slurm's commands do not answer.
+    Raises MachineError if there is none, or Slurm's commands do not answer.
     """
     job_id, listed = os.environ.get("SLURM_JOB_ID"), os.environ.get("SLURM_JOB_NODELIST")
     if not job_id or not listed:
@@ -317,22 +305,3 @@ def srun(nodes: Sequence[str]) -> list[str]:
 def srun_environment(variables: Mapping[str, str]) -> dict[str, str]:
     """Return an environment for srun without the job's options, which would hold for one process on a node too."""
     return {name: value for name, value in variables.items() if name not in _OPTIONS_OF_THE_JOB}
-
-
-def _node_address(node: str) -> str:
-    found = re.search(r"\bNodeAddr=(\S+)", ask("scontrol", "show", "node", node, "--oneliner"))
-    return found[1] if found else node
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return socket.gethostbyname(host).startswith("127.")
-    except OSError:
-        return False
-
-
-def own_address_towards(host: str) -> str:
-    """Return the address of this node's that another one sees. Connecting a UDP socket sends nothing."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((socket.gethostbyname(host), 9))
-        return str(probe.getsockname()[0])

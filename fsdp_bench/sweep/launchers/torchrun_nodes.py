@@ -31,7 +31,7 @@ from fsdp_bench.spec.errors import MachineError, ResultsError
 from fsdp_bench.spec.files import write_atomically
 from fsdp_bench.sweep.launchers.launcher import Cluster, Launched, Launcher, NodesLost, RankExit, exit_of
 from fsdp_bench.sweep.launchers.one_node import TorchrunTrial
-from fsdp_bench.sweep.launchers.processes import NODE, end_marked, node_environment, node_options, start_process
+from fsdp_bench.sweep.launchers.processes import TORCHRUN, end_marked, node_environment, node_options, start_process
 from fsdp_bench.sweep.results.lock import FolderLock, LockHolder, last_writer, node_name, seems_to_live
 from fsdp_bench.version import __version__
 
@@ -55,7 +55,7 @@ class NodeTask(msgspec.Struct, frozen=True, kw_only=True):
     trial: str = ""
     """The path of its trial.json in its scratch folder, from the results folder. Empty: end it."""
     options: tuple[str, ...] = ()
-    """The options of train/processes/node.py that are the same on all nodes."""
+    """The options of train/processes/torchrun.py that are the same on all nodes."""
     nodes: dict[str, str] = {}
     """The IDs of its nodes in the order of their ranks, and their names. The first node's ID is empty."""
 
@@ -90,8 +90,7 @@ class Meeting:
     def join(self, node_id: str) -> FolderLock:
         """Begin to give signs of life: as the node with an ID, or without one as the first node.
 
-        Raises:
-            ResultsError: if the folder cannot be written, or another process is the first node.
+        Raises ResultsError if the folder cannot be written, or another process is the first node.
         """
         lock = FolderLock(self.folder / node_id)
         try:
@@ -130,7 +129,7 @@ class Meeting:
     def run(self, order: NodeTask, node_id: str, environment: Mapping[str, str]) -> TorchrunTrial:
         """Start the torchrun of a node."""
         trial, rank, name = self.results / order.trial, list(order.nodes).index(node_id), order.nodes[node_id]
-        words = [NODE, str(trial), str(trial.parent), *order.options, f"--node-rank={rank}", f"--node-name={name}"]
+        words = [TORCHRUN, str(trial), str(trial.parent), *order.options, f"--node-rank={rank}", f"--node-name={name}"]
         with open(trial.parent / (f"{name}.log" if node_id else "rank-0.log"), "ab") as log:
             return TorchrunTrial(start_process(words, subprocess.DEVNULL, log, environment))
 

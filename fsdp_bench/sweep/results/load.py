@@ -53,8 +53,7 @@ def read_records(folder: Path, notes: list[str] | None = None) -> list[TrialReco
 def sweep_folders(folder: Path) -> list[Path]:
     """Return the folders MACHINE/SWEEP with records: ``folder`` itself, or its subfolders.
 
-    Raises:
-        ResultsError: if there is none.
+    Raises ResultsError if there is none.
     """
     return list(dict.fromkeys(path.parent.parent for path in _record_paths(folder)))
 

@@ -1,10 +1,9 @@
 """One process at a time writes to a sweep's folder, on whichever node of a cluster it runs.
 
-Two locks, because neither is enough. ``.lock`` is locked with flock, which the kernel gives back however a process
-ends; but some shared file systems have it for each node alone, or not at all (Lustre without ``-o flock``).
 ``.writer.N``, made with O_EXCL, names the N-th writer of the folder, who writes a sign of life into it every few
 seconds. A process that finds the last writer dead creates the next file and deletes the old one. A writer whose file is
-gone stops.
+gone stops. On one node its process tells whether a writer lives, on another one its signs of life. flock would do
+neither on some shared file systems: they have it for each node alone, or not at all (Lustre without ``-o flock``).
 
 Signs of life are contents, not times: the clocks of nodes differ, and NFS shows the contents of a file as they were
 when it was last closed, to whoever opens it.
@@ -13,14 +12,11 @@ when it was last closed, to whoever opens it.
 from __future__ import annotations
 
 import contextlib
-import errno
-import fcntl
 import os
 import platform
 import threading
 import time
 from pathlib import Path
-from typing import IO
 
 import msgspec
 import psutil
@@ -30,8 +26,8 @@ from fsdp_bench.spec.errors import ResultsError
 BEAT_SECONDS = 5.0
 DEAD_AFTER_SECONDS = 45.0
 """The time to watch a writer on another node that gives no sign of life before its place is taken."""
-
-_NO_FLOCK = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
+_CLOCK_SECONDS = 5.0
+"""The start of a process is known to this: when the clock is set, that of all processes moves."""
 
 
 class LockHolder(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,6 +39,8 @@ class LockHolder(msgspec.Struct, frozen=True, kw_only=True):
     """The boot of the node's kernel."""
     namespace: str = ""
     """The namespace of the process's number, which a container has of its own."""
+    started: float = 0.0
+    """When the process started, in seconds since the epoch: a later one may have its number."""
     beat: int = 0
     """The number of signs of life so far."""
     has_ended: bool = False
@@ -53,32 +51,32 @@ class FolderLock:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._lock: IO[str] | None = None
-        self._writer = LockHolder(node=node_name(), process=os.getpid(), boot=_boot(), namespace=_namespace())
+        self._writer = LockHolder(
+            node=node_name(),
+            process=os.getpid(),
+            boot=_boot(),
+            namespace=_namespace(),
+            started=psutil.Process().create_time(),
+        )
         self._number = 0
         self._ends = threading.Event()
         self._beating: threading.Thread | None = None
 
     def take(self) -> None:
-        """Take both locks. The folder must exist.
+        """Become the folder's writer. The folder must exist.
 
         Raises:
             ResultsError: if another process writes to the folder.
             OSError: if the folder cannot be written.
         """
-        has_flock = self._take_flock()
-        try:
-            while not self._take_next(has_flock):
-                time.sleep(0.1)
-        except BaseException:
-            self.give_back()
-            raise
+        while not self._take_next():
+            time.sleep(0.1)
         self._ends.clear()
         self._beating = threading.Thread(target=self._beat, daemon=True)
         self._beating.start()
 
     def give_back(self) -> None:
-        """Release both locks. Nothing happens without them."""
+        """Say that this writer has ended. Nothing happens if it is none."""
         if self._beating is not None:
             self._ends.set()
             self._beating.join()
@@ -87,55 +85,25 @@ class FolderLock:
             with contextlib.suppress(OSError):
                 self._say(has_ended=True)
             self._number = 0
-        if self._lock is not None:
-            self._lock.close()
-            self._lock = None
 
     @property
     def is_taken(self) -> bool:
-        """Whether this process has taken the locks."""
-        return self._lock is not None
+        """Whether this process is the writer."""
+        return self._number > 0
 
     def lost(self) -> Path | None:
-        """Return the lock file that was removed or replaced, so that another process may write here; else None."""
-        if self._lock is None:
-            return None
-        with contextlib.suppress(OSError):
-            if os.path.samestat(os.fstat(self._lock.fileno()), os.stat(self._flock_path)):
-                path = self._path(self._number)
-                return None if _read(path) is not None else path
-        return self._flock_path
-
-    @property
-    def _flock_path(self) -> Path:
-        return self._folder / ".lock"
+        """Return the writer's file if it was removed, so that another process may write here; else None."""
+        path = self._path(self._number)
+        return path if self.is_taken and _read(path) is None else None
 
     def _path(self, number: int) -> Path:
         return _path(self._folder, number)
 
-    def _take_flock(self) -> bool:
-        """Return whether the folder has flock. Raises ResultsError if another process has it."""
-        self._lock = open(self._flock_path, "w")  # noqa: SIM115 - held until give_back()
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            last = last_writer(self._folder)
-            if last is not None and not last.has_ended and not self._is_of_this_node(last):
-                return False  # NFS keeps the lock of a node that died for some time: its signs of life decide
-            self.give_back()
-            raise self._is_taken(last_writer(self._folder)) from None
-        except OSError as error:
-            if error.errno not in _NO_FLOCK:
-                self.give_back()
-                raise
-            return False
-        return True
-
-    def _take_next(self, has_flock: bool) -> bool:
+    def _take_next(self) -> bool:
         """Become the next writer. Return whether that went well; another process may have become it meanwhile."""
         numbers = _numbers(self._folder)
         last = numbers[-1] if numbers else 0
-        while last and not self._is_over(last, has_flock):
+        while last and not self._is_over(last):
             last += 1  # only if it exists: what was listed may be old
             if _read(self._path(last)) is None:
                 return False
@@ -150,7 +118,7 @@ class FolderLock:
             self._path(number).unlink(missing_ok=True)
         return True
 
-    def _is_over(self, number: int, has_flock: bool) -> bool:
+    def _is_over(self, number: int) -> bool:
         """Return whether a writer has ended or gives no sign of life. False if its file is gone.
 
         Raises ResultsError if it lives.
@@ -162,16 +130,13 @@ class FolderLock:
             seen = _read(path)
             if seen is None:
                 return False
-            if seen.has_ended or (has_flock and self._is_of_this_node(seen)):
-                return True  # on this node it would have the flock
-            if seen != first:
+            if seen.has_ended or _lives_here(seen) is False:
+                return True
+            if seen != first or _lives_here(seen):
                 raise self._is_taken(seen)
             if time.monotonic() - begin > DEAD_AFTER_SECONDS:
                 return True
             time.sleep(BEAT_SECONDS / 5)
-
-    def _is_of_this_node(self, writer: LockHolder) -> bool:
-        return (writer.node, writer.boot) == (self._writer.node, self._writer.boot)
 
     def _is_taken(self, writer: LockHolder | None) -> ResultsError:
         who = f" (process {writer.process} on {writer.node})" if writer is not None and writer.process else ""
@@ -205,12 +170,21 @@ def seems_to_live(folder: Path, writer: LockHolder) -> bool:
     """
     if writer.has_ended:
         return False
-    if (writer.node, writer.boot, writer.namespace) == (node_name(), _boot(), _namespace()):
-        with contextlib.suppress(psutil.Error):
-            return psutil.Process(writer.process).status() != psutil.STATUS_ZOMBIE
-        return False
+    if (lives := _lives_here(writer)) is not None:
+        return lives
     with contextlib.suppress(OSError, IndexError):
         return time.time() - _path(folder, _numbers(folder)[-1]).stat().st_mtime < 2 * DEAD_AFTER_SECONDS
+    return False
+
+
+def _lives_here(writer: LockHolder) -> bool | None:
+    """Return whether a writer's process runs on this node; None for one on another node, or in another container."""
+    if (writer.node, writer.boot, writer.namespace) != (node_name(), _boot(), _namespace()):
+        return None
+    with contextlib.suppress(psutil.Error):
+        process = psutil.Process(writer.process)
+        is_same = abs(process.create_time() - writer.started) < _CLOCK_SECONDS
+        return is_same and process.status() != psutil.STATUS_ZOMBIE
     return False
 
 

@@ -62,8 +62,7 @@ class Store:
     def open(self) -> None:
         """Create the folders, take the lock, remove unfinished files of a killed run.
 
-        Raises:
-            ResultsError: if the folder cannot be written, or another process has the lock.
+        Raises ResultsError if the folder cannot be written, or another process has the lock.
         """
         try:
             self.trials.mkdir(parents=True, exist_ok=True)
@@ -93,8 +92,7 @@ class Store:
     def check_lock(self) -> None:
         """Check that this process still has the locks that it took.
 
-        Raises:
-            ResultsError: if one was removed or replaced, so that another sweep may write here.
+        Raises ResultsError if one was removed or replaced, so that another sweep may write here.
         """
         if (path := self.lock.lost()) is not None:
             raise ResultsError(
@@ -161,8 +159,7 @@ class Store:
     def write_record(self, record: TrialRecord) -> None:
         """Write a trial's record. The trial must not have one yet.
 
-        Raises:
-            ResultsError: if the folder cannot be written, or another sweep has written the record.
+        Raises ResultsError if the folder cannot be written, or another sweep has written the record.
         """
         self.check_lock()
         if self._path(record.id).exists():

@@ -53,8 +53,7 @@ def machine_with(machine: Machine, gpu: RehearsedGpu) -> Machine:
 def stand_in_environment(gpu: RehearsedGpu) -> Mapping[str, str]:
     """Return the environment variables with which processes run on the stand-in. Takes seconds the first time.
 
-    Raises:
-        MachineError: in one line, if torch is not a CUDA build, or there is no C compiler.
+    Raises MachineError in one line, if torch is not a CUDA build, or there is no C compiler.
     """
     arguments = to_json(gpu).decode(), _temporary_folder().name
     try:

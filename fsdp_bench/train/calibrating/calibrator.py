@@ -47,7 +47,7 @@ from fsdp_bench.train.models.loss import loss_function
 from fsdp_bench.train.models.transformer import BLOCKS, attention_kernel, build, initialize
 from fsdp_bench.train.processes.backends import versions
 from fsdp_bench.train.processes.child import die_with_parent
-from fsdp_bench.train.processes.rendezvous import meet
+from fsdp_bench.train.processes.rank import meet
 from fsdp_bench.train.step import prepared, train_step
 from fsdp_bench.train.wrapping.wrap import fsdp
 

@@ -58,8 +58,7 @@ class _AcceleratorMode(FakeTensorMode):
 def fake_world(setup: TrainSetup, kernels: KernelSet, rank: int = 0, before_sm80: bool = False) -> Iterator[FakeWorld]:
     """Make this process one rank of the setup's world inside the context; ``before_sm80``: on a V100 or T4.
 
-    Raises:
-        MachineError: if this version of torch is not supported (workarounds.py).
+    Raises MachineError if this version of torch is not supported (workarounds.py).
     """
     with (
         fake_device(kernels, before_sm80) as device,
@@ -74,8 +73,7 @@ def fake_world(setup: TrainSetup, kernels: KernelSet, rank: int = 0, before_sm80
 def fake_device(kernels: KernelSet, before_sm80: bool = False) -> Iterator[torch.device]:
     """Give this process a device without data, and no world; ``before_sm80``: a V100 or T4.
 
-    Raises:
-        MachineError: if this version of torch is not supported (workarounds.py).
+    Raises MachineError if this version of torch is not supported (workarounds.py).
     """
     is_accelerator = kernels == "cuda"
     # Before anything is replaced, for it imports torch._dynamo, which compares symbols with its own.

@@ -12,14 +12,13 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
+from itertools import repeat
 from pathlib import Path
 from typing import Any, TextIO
 
 import msgspec
 import torch
-from torch import nn
 from torch.utils._python_dispatch import _disable_current_modes
 
 from fsdp_bench.spec.codec import from_json, to_builtins
@@ -29,7 +28,6 @@ from fsdp_bench.spec.setup import Api, Loss, Offload, TrainSetup
 from fsdp_bench.spec.subprocesses.dry_run import DryRunAnswer, DryRunResult, DryRunSpec
 from fsdp_bench.train.dry_run.fake_tracker import Owners, RecordedStep
 from fsdp_bench.train.dry_run.fake_world import FakeWorld, fake_world, real_world
-from fsdp_bench.train.measuring.fake_group import add_finished_hook
 from fsdp_bench.train.models import torchtitan
 from fsdp_bench.train.models.dtypes import DTYPES
 from fsdp_bench.train.models.huggingface import batch_of, unpacked_sequences
@@ -48,9 +46,8 @@ from fsdp_bench.train.models.user_module import (
     named_class,
 )
 from fsdp_bench.train.processes.child import answered, answers_only
-from fsdp_bench.train.step import Training, prepared, train_step
-from fsdp_bench.train.wrapping.units import Initializer
-from fsdp_bench.train.wrapping.wrap import fsdp
+from fsdp_bench.train.processes.measurement import RankModel
+from fsdp_bench.train.step import Training, train_step
 
 
 def dry_run(spec: DryRunSpec) -> DryRunResult:
@@ -69,19 +66,27 @@ def dry_run(spec: DryRunSpec) -> DryRunResult:
         if is_real
         else fake_world(setup, spec.kernels, spec.rank, spec.before_sm80) as world,
     ):
-        subject = _subject(spec, world)
+        subject, arguments = _subject(spec, world)
         num_parameters = sum(parameter.numel() for parameter in subject.model.parameters())
-        training = _prepare(subject, setup, world)
+        training = subject.wrapped(setup, world.device, world.tracker, world.mesh)
+        if training.scaler is not None:
+            # With real tensors a larger scale overflows in the first steps, which the optimizer then skips.
+            training.scaler._init_scale = 1.0
         load_bytes = world.tracker.peak_bytes
         owners = Owners(world.tracker, training, loss_makes_logits=spec.model is not None)
-        _watch_logits(training, owners, subject.logits_of)
+        returns_logits = spec.model is not None or spec.code == "torchtitan"
+        _watch_logits(training, owners, (lambda output: output) if returns_logits else logits_of)
+
+        def run_step() -> None:
+            subject.step(training, next(subject.batches))
+
         # The first step creates Adam's states and, in FSDP2, counts DTensor's sharding propagation.
-        first = world.tracker.record(lambda: subject.step(training))
+        first = world.tracker.record(run_step)
         if setup.is_ddp or spec.model is None:
             # DDP rebuilds its buckets before the second step, and a user's module may do anything once.
-            subject.step(training)
+            run_step()
         gc.collect()
-        step = world.tracker.record(lambda: subject.step(training))
+        step = world.tracker.record(run_step)
         if spec.trace is not None:
             _write_trace(Path(spec.trace), step)
         phases = dict(step.peaks)
@@ -101,27 +106,12 @@ def dry_run(spec: DryRunSpec) -> DryRunResult:
             seconds=time.perf_counter() - begin,
             rank=spec.rank,
             device="cpu" if is_real else "fake",
-            arguments=subject.arguments,
+            arguments=arguments,
         )
 
 
-@dataclass(frozen=True)
-class _Subject:
-    """The model that is trained: a benchmark model or a user's own."""
-
-    model: nn.Module
-    block: type[nn.Module] | None
-    loss_function: Callable[[Any, Any], torch.Tensor]
-    step: Callable[[Training], object]
-    logits_of: Callable[[Any], Any]
-    """Returns the logits, given the argument of the loss function."""
-    arguments: dict[str, int]
-    """Sizes with which a user's function was called."""
-    initialize: Initializer | None = None
-    """Fills the parameters of a model that is on the meta device."""
-
-
-def _subject(spec: DryRunSpec, world: FakeWorld) -> _Subject:
+def _subject(spec: DryRunSpec, world: FakeWorld) -> tuple[RankModel, dict[str, int]]:
+    """Return a benchmark model or a user's own, and the sizes with which the user's function was called."""
     setup, arguments = spec.setup, {}
     loss: Callable[[Any, Any], torch.Tensor]
     dtype, home = DTYPES[setup.precision.store], world.build_device(setup)
@@ -130,7 +120,7 @@ def _subject(spec: DryRunSpec, world: FakeWorld) -> _Subject:
             bare = build(spec.model, dtype)
         fill = partial(initialize, seed=setup.seed) if world.device.type == "cpu" else _fill_without_generator
         block, loss = BLOCKS[spec.model.family], loss_function(setup.loss)
-        return _Subject(bare, block, loss, _token_step, lambda given: given, {}, fill)
+        return RankModel(bare, block, _zeros(setup), loss, train_step, fill), {}
     with torch.device(home):
         if spec.module is not None:
             user = load_user_module(spec.module, setup, dtype, home)
@@ -146,9 +136,15 @@ def _subject(spec: DryRunSpec, world: FakeWorld) -> _Subject:
             model = load(spec.config, spec.lora, dtype, world.device)
             kind, batch = block_class(model), batch_of(model, setup.micro_batch_size, setup.sequence_length, "cpu")
             loss = loss_of if setup.loss is Loss.PLAIN else replace_loss(model, setup.loss)
-    step = partial(module_step, batches=[batch] * setup.gradient_accumulation_steps)
-    find = (lambda output: output) if spec.code == "torchtitan" else logits_of
-    return _Subject(model, kind, loss, step, find, arguments)
+    batches = repeat([batch] * setup.gradient_accumulation_steps)
+    return RankModel(model, kind, batches, loss, module_step), arguments
+
+
+def _zeros(setup: TrainSetup) -> Iterator[list[torch.Tensor]]:
+    """Yield tokens without values for one step after another, each made when it is asked for."""
+    size = (setup.micro_batch_size, setup.sequence_length + 1)
+    while True:
+        yield [torch.zeros(size, dtype=torch.int64) for _ in range(setup.gradient_accumulation_steps)]
 
 
 @contextmanager
@@ -190,24 +186,6 @@ def _refuse(spec: DryRunSpec) -> None:
         raise SpecError(reason)
 
 
-def _prepare(subject: _Subject, setup: TrainSetup, world: FakeWorld) -> Training:
-    """Wrap the model and build the optimizer, as train/processes/measurement.py does."""
-    model = fsdp(
-        subject.model,
-        setup=setup,
-        TransformerBlock=subject.block,
-        device=world.device,
-        device_mesh=world.mesh,
-        initialize=subject.initialize,
-    )
-    add_finished_hook(model, setup)
-    training = prepared(model, subject.loss_function, setup, world.device, world.tracker)
-    if training.scaler is not None:
-        # With real tensors a larger scale overflows in the first steps, which the optimizer then skips.
-        training.scaler._init_scale = 1.0
-    return training
-
-
 def _watch_logits(training: Training, owners: Owners, find: Callable[[Any], Any]) -> None:
     compute_loss = training.loss_function
 
@@ -218,12 +196,6 @@ def _watch_logits(training: Training, owners: Owners, find: Callable[[Any], Any]
         return compute_loss(logits, targets)
 
     training.loss_function = watched
-
-
-def _token_step(training: Training) -> None:
-    setup = training.setup
-    size = (setup.micro_batch_size, setup.sequence_length + 1)
-    train_step(training, [torch.zeros(size, dtype=torch.int64) for _ in range(setup.gradient_accumulation_steps)])
 
 
 def _write_trace(path: Path, step: RecordedStep) -> None:

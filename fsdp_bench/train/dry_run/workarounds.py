@@ -44,8 +44,7 @@ class Workaround:
     def find(self) -> tuple[Any, str, Any]:
         """Return the object that has the symbol, its attribute name, and the symbol.
 
-        Raises:
-            MachineError: if the installed torch has no such symbol, or a changed one.
+        Raises MachineError if the installed torch has no such symbol, or a changed one.
         """
         module, _, path = self.symbol.partition(":")
         *parents, name = path.split(".")
@@ -82,8 +81,7 @@ def _text(symbol: Any) -> str:
 def applied(accelerator: bool) -> Iterator[None]:
     """Replace every symbol inside a ``with`` block. If one cannot be replaced, replace none.
 
-    Raises:
-        MachineError: naming the first symbol that the installed torch lacks or has changed.
+    Raises MachineError, naming the first symbol that the installed torch lacks or has changed.
     """
     chosen = [entry for entry in WORKAROUNDS if accelerator or not entry.only_accelerator]
     places = [(entry, *entry.find()) for entry in chosen]

@@ -16,8 +16,9 @@ import gc
 import inspect
 import traceback
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -116,14 +117,8 @@ def futures_of_all_reduces() -> Iterator[None]:
         yield
 
 
-@contextmanager
-def _restored(names: Iterable[str]) -> Iterator[None]:
-    before = {name: getattr(dist, name) for name in names if hasattr(dist, name)}
-    try:
-        yield
-    finally:
-        for name, found in before.items():
-            setattr(dist, name, found)
+def _restored(names: Iterable[str]) -> AbstractContextManager[object]:
+    return mock.patch.multiple(dist, **{name: getattr(dist, name) for name in names if hasattr(dist, name)})
 
 
 def reduce_on_host(device_type: str = "cuda") -> None:

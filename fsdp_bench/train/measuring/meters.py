@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 import torch
 
+from fsdp_bench.spec.files import cgroup_files
 from fsdp_bench.spec.rank_report import MemoryReading, Telemetry
 from fsdp_bench.spec.record import WITHOUT_COMMUNICATION
 from fsdp_bench.train.measuring.storage_tracker import StorageTracker
@@ -138,7 +139,8 @@ class _PhasesMeter:
     def __init__(self) -> None:
         self.peaks: dict[str, int] = {}
         self.current_phase = "load"
-        self._cgroup = _cgroup_peak_file()
+        peaks = cgroup_files("memory.peak", "memory.max_usage_in_bytes")
+        self._cgroup = next((file for file in peaks if file.exists()), None)
         self._cgroup_before = _number_in(self._cgroup)
 
     def _close_window(self, peak_bytes: int) -> None:
@@ -265,25 +267,6 @@ def _number_in(file: Path | None) -> int | None:
         return int(file.read_text()) if file else None
     except (OSError, ValueError):
         return None
-
-
-def _cgroup_peak_file() -> Path | None:
-    """Return the file with the cgroup's peak: memory.peak in version 2, or its counterpart in version 1."""
-    try:
-        lines = Path("/proc/self/cgroup").read_text().splitlines()
-    except OSError:
-        return None
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        if controllers == "":
-            file = Path("/sys/fs/cgroup") / path.lstrip("/") / "memory.peak"
-        elif "memory" in controllers.split(","):
-            file = Path("/sys/fs/cgroup/memory") / path.lstrip("/") / "memory.max_usage_in_bytes"
-        else:
-            continue
-        if file.exists():
-            return file
-    return None
 
 
 def build_meter(device: torch.device, limit_bytes: int | None, compiled: bool) -> MemoryMeter:

@@ -2,7 +2,6 @@
 
 Read in this order:
     transformer.py         llama and gpt2
-    data.py                random token batches
     loss.py                cross-entropy: plain, chunked, compiled, other packages'
     optimizer.py           AdamW and SGD
     dtypes.py              torch's dtypes by name

@@ -15,9 +15,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from fsdp_bench.spec.codec import from_json
 from fsdp_bench.spec.errors import SpecError
+from fsdp_bench.spec.model_code import ModelCode
 from fsdp_bench.spec.setup import TrainSetup
 from fsdp_bench.spec.subprocesses.dry_run import CodeToBuild, UserModule
-from fsdp_bench.spec.subprocesses.model_code import Description, DescriptionAnswer
+from fsdp_bench.spec.subprocesses.model_code import DescriptionAnswer
 from fsdp_bench.train.models.huggingface import batch_of, build, learned_positions
 from fsdp_bench.train.models.lora import adapted, stored_apart
 from fsdp_bench.train.models.model_code import block_of
@@ -28,16 +29,13 @@ _LENGTH = 16
 """The sequence length for which a user's function is called."""
 
 
-def describe(spec: CodeToBuild) -> Description:
-    """Build the model without data; return what it is.
+def describe(spec: CodeToBuild) -> ModelCode:
+    """Build the model without data; return what it is, named for its class.
 
     Raises:
         MachineError: if transformers is missing.
         SpecError: if the code fails; one line.
     """
-    arguments: tuple[str, ...] = ()
-    packages: tuple[str, ...] = ()
-    text: Any = None
     if spec.config is not None:
         with torch.device("meta"):
             model, name = build(spec.config) if spec.lora is None else adapted(spec.config, spec.lora)
@@ -45,21 +43,25 @@ def describe(spec: CodeToBuild) -> Description:
         config: Any = model.config
         text, block = config.get_text_config(), block_of(model)
         packages = ("transformers", *(spec.lora.packages if spec.lora is not None else ()))
+        code: dict[str, Any] = {"code": "huggingface", "config": spec.config, "lora": spec.lora}
+        code["versions"] = {package: version(package) for package in packages}
     else:
         assert spec.module is not None
-        arguments, user = sizes_of(spec.module), _users_model(spec.module)
+        arguments, user, text = sizes_of(spec.module), _users_model(spec.module), None
         model, name = user.model, type(user.model).__name__
         has_tokens, block = "sequence_length" in arguments, user.block or block_of(model)
-    sizes = {size: getattr(text, size, None) for size in ("hidden_size", "vocab_size")}
-    return Description(
+        code = {"code": "module", "function": spec.module.function, "transformer_block": spec.module.block}
+        code |= {"folder": spec.module.folder, "arguments": arguments}
+    sizes = ((size, getattr(text, size, None)) for size in ("hidden_size", "vocab_size"))
+    code |= {size: value for size, value in sizes if isinstance(value, int)}
+    return ModelCode(
+        name=name,
         architecture=name,
         num_parameters=sum(parameter.numel() * stored_apart(parameter)[1] for parameter in model.parameters()),
         num_hidden_layers=None if block is None else max(block_lists(model, block).values(), default=None),
         max_position_embeddings=learned_positions(model) if has_tokens else None,
         has_tokens=has_tokens,
-        arguments=arguments,
-        versions={package: version(package) for package in packages},
-        **{size: value if isinstance(value, int) else None for size, value in sizes.items()},
+        **code,
     )
 
 
@@ -75,7 +77,7 @@ def _users_model(module: UserModule) -> UserModel:
 
 def answer(spec: CodeToBuild) -> DescriptionAnswer:
     """Describe; return the description or the error."""
-    return answered(DescriptionAnswer, lambda: DescriptionAnswer(description=describe(spec)))
+    return answered(DescriptionAnswer, lambda: DescriptionAnswer(described=describe(spec)))
 
 
 def main() -> None:

@@ -77,8 +77,7 @@ def flash_attn_func(
 ) -> Tensor:
     """Attention of B, S, H, D queries and B, S, K, D keys and values; returns B, S, H, D.
 
-    Raises:
-        RuntimeError: for what the package refuses, and for what is not covered.
+    Raises RuntimeError for what the package refuses, and for what is not covered.
     """
     if q.dtype not in (torch.float16, torch.bfloat16):
         raise RuntimeError("flash_attn: FlashAttention only support fp16 and bf16 data type")
@@ -138,8 +137,7 @@ def is_replaced() -> bool:
 def use_package(model: nn.Module, name: str) -> None:
     """Let a model of transformers call the package, without its checks for a GPU.
 
-    Raises:
-        SpecError: if transformers does not call the package in that model.
+    Raises SpecError if transformers does not call the package in that model.
     """
     if not getattr(model, "_supports_flash_attn", False):
         raise SpecError(f"attention: {name} has no {NAME} in transformers")

@@ -88,8 +88,7 @@ def layers_of(config: Mapping[str, Any]) -> tuple[dict[str, int], int]:
 
     The numbers are by what the name of their list contains: ``decoder`` for an encoder-decoder's, nothing for others.
 
-    Raises:
-        SpecError: for a config that transformers does not know or refuses.
+    Raises SpecError for a config that transformers does not know or refuses.
     """
     made = _config(config)
     count = made.num_hidden_layers

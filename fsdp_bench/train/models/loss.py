@@ -93,8 +93,7 @@ def loss_function(kind: Loss) -> LossFunction:
 
     That of a kind that includes the head takes the model's output, which is the loss.
 
-    Raises:
-        MachineError: if the package that has the kind is not installed.
+    Raises MachineError if the package that has the kind is not installed.
     """
     if kind is Loss.CHUNKED:
         return chunked
@@ -112,8 +111,7 @@ def loss_function(kind: Loss) -> LossFunction:
 def head_loss(kind: Loss) -> HeadLoss | None:
     """Return the loss of a kind that includes the head; None for other kinds.
 
-    Raises:
-        MachineError: if the package that has the kind is not installed.
+    Raises MachineError if the package that has the kind is not installed.
     """
     if not kind.includes_head:
         return None

@@ -29,8 +29,7 @@ _running: list[str] = []
 def quantize(model: Any) -> None:
     """Replace the linear layers of a Hugging Face model on the meta device, all but its head, as transformers does.
 
-    Raises:
-        MachineError: if bitsandbytes is not installed.
+    Raises MachineError if bitsandbytes is not installed.
     """
     try:
         import bitsandbytes as bnb

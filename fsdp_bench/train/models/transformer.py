@@ -10,13 +10,17 @@ V vocab_size.
 from __future__ import annotations
 
 import zlib
+from collections.abc import Iterator
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend
+from torch.utils.data import DistributedSampler
 
 from fsdp_bench.spec.model import Family, ModelShape
+from fsdp_bench.spec.setup import TrainSetup
 from fsdp_bench.train.models.loss import HeadLoss
 
 ROPE_THETA = 10000.0
@@ -261,3 +265,27 @@ def attention_kernel(
     )
     chosen = torch._fused_sdp_choice(q, k, k, is_causal=True, enable_gqa=num_heads > key_heads)
     return SDPBackend(chosen).name.lower()
+
+
+# -- Random token batches: different on every rank, determined by the seed ---------------------------------------------
+
+
+def batches(setup: TrainSetup, vocab_size: int, num_steps: int, rank: int, world_size: int) -> Iterator[list[Tensor]]:
+    """Yield, for each step, this rank's micro-batches as token tensors B, S + 1 on the CPU.
+
+    The sequences of a step on all ranks together are the same for every world size with the same global batch.
+    """
+
+    def sequence(index: int) -> Tensor:
+        """Return random tokens, one more than the model's input, for the shifted targets."""
+        generator = torch.Generator().manual_seed(setup.seed * 1_000_003 + index)
+        return torch.randint(vocab_size, (setup.sequence_length + 1,), generator=generator)
+
+    numbers: Any = range(setup.global_batch_size * num_steps)
+    indices = iter(DistributedSampler[int](numbers, world_size, rank, shuffle=True, seed=setup.seed))
+    per_micro_batch = setup.global_batch_size // (world_size * setup.gradient_accumulation_steps)
+    for _ in range(num_steps):
+        yield [
+            torch.stack([sequence(next(indices)) for _ in range(per_micro_batch)])
+            for _ in range(setup.gradient_accumulation_steps)
+        ]

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from fsdp_bench.spec.errors import SpecError
+from fsdp_bench.spec.errors import SpecError, nearest
 from fsdp_bench.spec.setup import TrainSetup
 from fsdp_bench.spec.subprocesses.dry_run import SIZES, UserModule
 from fsdp_bench.train.step import Training, forward_backward, gradient_sync, optimizer_step
@@ -53,8 +53,7 @@ CONTRACT = (
 def load_user_module(spec: UserModule, setup: TrainSetup, dtype: torch.dtype, home: torch.device) -> UserModel:
     """Call the user's function; put its model, without data, on ``home`` and its batch on the host.
 
-    Raises:
-        SpecError: as ``call_users_function``.
+    Raises SpecError, as ``call_users_function``.
     """
     user = call_users_function(spec, setup, dtype)
     allocate(user.model, dtype, home)
@@ -157,7 +156,7 @@ def _find(spec: UserModule, path: str, option: str) -> Any:
         raise SpecError(f"{option}: cannot import {module}: {' '.join(str(error).split())[:300]}") from error
     for part in name.split("."):
         if not hasattr(found, part):
-            raise SpecError(f"{option}: {module} has no {name!r}")
+            raise SpecError(f"{option}: {module} has no {name!r}{nearest(part, dir(found))}")
         found = getattr(found, part)
     return found
 
@@ -238,8 +237,7 @@ def call_model(model: nn.Module, batch: Any) -> Any:
 def loss_of(output: Any, _batch: Any = None) -> Tensor:
     """Return the loss of a model's output.
 
-    Raises:
-        SpecError: if there is no loss, and no floating tensor to take the mean of.
+    Raises SpecError if there is no loss, and no floating tensor to take the mean of.
     """
     for leaf in (_named(output, "loss"), *tree_leaves(output)):
         if isinstance(leaf, Tensor) and leaf.is_floating_point():
@@ -262,8 +260,7 @@ def _named(output: Any, name: str) -> Any:
 def block_class(model: nn.Module) -> type[nn.Module]:
     """Return the class of a model's blocks: as transformers names it, else that of the largest list of modules.
 
-    Raises:
-        SpecError: if the model holds no list of modules of one class.
+    Raises SpecError if the model holds no list of modules of one class.
     """
     named = set(getattr(model, "_no_split_modules", None) or ())
     sizes: dict[type[nn.Module], int] = defaultdict(int)

@@ -14,25 +14,21 @@ import msgspec
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 
 from fsdp_bench.rehearse.inside.replace.integers import compute_small_integers
 from fsdp_bench.spec.model_code import ModelCode
 from fsdp_bench.spec.rank_report import MemoryReading, Outcome
 from fsdp_bench.spec.record import WITHOUT_COMMUNICATION, TrialSpec
-from fsdp_bench.spec.setup import Loss
+from fsdp_bench.spec.setup import Loss, TrainSetup
 from fsdp_bench.train.measuring.communication import measure_communication
-from fsdp_bench.train.measuring.fake_group import (
-    WARMUP_STEPS,
-    add_finished_hook,
-    replace_group_by_fake,
-)
+from fsdp_bench.train.measuring.fake_group import WARMUP_STEPS, add_finished_hook, replace_group_by_fake
 from fsdp_bench.train.measuring.meters import MemoryMeter, Nvml, TelemetrySampler, Unmetered, build_meter
-from fsdp_bench.train.models.data import batches
 from fsdp_bench.train.models.dtypes import DTYPES
 from fsdp_bench.train.models.huggingface import unpacked_sequences
-from fsdp_bench.train.models.loss import LossFunction, head_loss, loss_function
+from fsdp_bench.train.models.loss import head_loss, loss_function
 from fsdp_bench.train.models.model_code import build_code, replace_loss
-from fsdp_bench.train.models.transformer import BLOCKS, attention_kernel, build, initialize
+from fsdp_bench.train.models.transformer import BLOCKS, attention_kernel, batches, build, initialize
 from fsdp_bench.train.models.user_module import loss_of, module_step
 from fsdp_bench.train.processes.rank import Rank, classify, dump_snapshot
 from fsdp_bench.train.step import Training, prepared, train_step
@@ -108,18 +104,8 @@ def _measure_without_communication(this: Rank) -> None:
 
 
 def _prepare(this: Rank, meter: MemoryMeter, num_steps: int) -> tuple[RankModel, Training]:
-    setup = this.spec.setup
     subject = subject_of(this.spec, this.rank, this.device, num_steps)
-    model = fsdp(
-        subject.model,
-        setup=setup,
-        TransformerBlock=subject.block,
-        device=this.device,
-        initialize=subject.initialize,
-    )
-    if dist.get_backend() == "fake":
-        add_finished_hook(model, setup)
-    return subject, prepared(model, subject.loss_function, setup, this.device, meter)
+    return subject, subject.wrapped(this.spec.setup, this.device, meter)
 
 
 def _timed_step(training: Training, subject: RankModel) -> float:
@@ -171,10 +157,27 @@ class RankModel:
     block: type[nn.Module] | None
     batches: Iterator[list[Any]]
     """For each step the micro-batches, in host memory."""
-    loss_function: LossFunction
-    step: Callable[[Training, list[Any]], Tensor]
+    loss_function: Callable[[Any, Any], Tensor]
+    step: Callable[[Training, list[Any]], Any]
     """Runs one step; returns parts of this rank's mean loss, which add up when the device has done its work."""
     initialize: Initializer | None = None
+    """Fills the parameters of a model that is on the meta device."""
+
+    def wrapped(
+        self, setup: TrainSetup, device: torch.device, meter: MemoryMeter, device_mesh: DeviceMesh | None = None
+    ) -> Training:
+        """Wrap the model, and build what trains it."""
+        model = fsdp(
+            self.model,
+            setup=setup,
+            TransformerBlock=self.block,
+            device=device,
+            device_mesh=device_mesh,
+            initialize=self.initialize,
+        )
+        if dist.get_backend() == "fake":
+            add_finished_hook(model, setup)
+        return prepared(model, self.loss_function, setup, device, meter)
 
 
 def subject_of(spec: TrialSpec, rank: int, device: torch.device, num_steps: int) -> RankModel:

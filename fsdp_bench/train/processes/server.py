@@ -46,8 +46,6 @@ def _say(event: str, **fields: object) -> None:
 
 def _run_rank(command: dict[str, Any], rank: int) -> int:
     """Run one rank in this process, with its own log; return its exit status."""
-    from fsdp_bench.spec.codec import from_json
-    from fsdp_bench.spec.record import TrialSpec
     from fsdp_bench.train.processes.worker import run_rank
 
     scratch = Path(command["scratch"])
@@ -59,11 +57,7 @@ def _run_rank(command: dict[str, Any], rank: int) -> int:
         for descriptor in descriptors:
             os.dup2(opened, descriptor)
         os.close(opened)
-    spec = from_json(Path(command["trial"]).read_bytes(), TrialSpec)
-    code = run_rank(spec, rank, rank, scratch, "fork")
-    sys.stdout.flush()
-    sys.stderr.flush()
-    return code
+    return run_rank(Path(command["trial"]), rank, rank, scratch, "fork")
 
 
 def _run_trial(command: dict[str, Any]) -> None:

@@ -1,12 +1,13 @@
 """Runs one rank of one trial: joins the process group, measures, writes one report, leaves the process group.
 
-The fork server calls run_rank; under torchrun, torchrun_rank.py calls it.
+The fork server calls run_rank; under torchrun, torchrun.py calls it.
 """
 
 from __future__ import annotations
 
 import os
 import platform
+import sys
 import traceback
 import warnings
 from pathlib import Path
@@ -14,14 +15,22 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from fsdp_bench.spec.codec import from_json
 from fsdp_bench.spec.rank_report import Outcome
 from fsdp_bench.spec.record import TrialSpec
 from fsdp_bench.spec.setup import Offload
 from fsdp_bench.train.measuring.fake_group import join_fake_group, reduce_on_host
 from fsdp_bench.train.processes.backends import versions
 from fsdp_bench.train.processes.measurement import measure
-from fsdp_bench.train.processes.rank import Rank, classify, dump_snapshot, partial_memory
-from fsdp_bench.train.processes.rendezvous import is_on_several_nodes, meet, node_name
+from fsdp_bench.train.processes.rank import (
+    Rank,
+    classify,
+    dump_snapshot,
+    is_on_several_nodes,
+    meet,
+    node_name,
+    partial_memory,
+)
 from fsdp_bench.train.wrapping.wrap import ShardsNothingWarning
 
 SNAPSHOT_ENTRIES = 100_000
@@ -29,16 +38,22 @@ SNAPSHOT_ENTRIES = 100_000
 
 
 def run_rank(
-    spec: TrialSpec, rank: int, local_rank: int, scratch: Path, launcher: str, num_local: int | None = None
+    trial: Path, rank: int, local_rank: int, scratch: Path, launcher: str, num_local: int | None = None
 ) -> int:
-    """Run one rank; return the exit code of the process. The report is on disk before this returns.
+    """Run one rank of the TrialSpec in a file; return the exit code of the process, which has nothing left to write.
 
     ``num_local`` is the number of ranks on this node, by default all.
     """
-    this = Rank(spec, rank, local_rank, scratch)
+    code = _run(Rank(from_json(trial.read_bytes(), TrialSpec), rank, local_rank, scratch), launcher, num_local)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    return code
+
+
+def _run(this: Rank, launcher: str, num_local: int | None) -> int:
     try:
         this.enter("start")
-        _start(this, launcher, num_local or spec.num_processes)
+        _start(this, launcher, num_local or this.spec.num_processes)
         measure(this)
         this.update(outcome=Outcome.OK)
         this.write()

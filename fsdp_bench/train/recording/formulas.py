@@ -126,8 +126,7 @@ def _is_simple(number: Fraction) -> bool:
 def merged(recordings: list[Any], formulas: Formulas, where: str = "") -> Any:
     """Return one recording: what is equal at all points, and the number of a formula for each size.
 
-    Raises:
-        SpecError: where the recordings differ in more than sizes: the code depends on data or on the sizes.
+    Raises SpecError where the recordings differ in more than sizes: the code depends on data or on the sizes.
     """
     first = recordings[0]
     if isinstance(first, Size):

@@ -58,8 +58,7 @@ def huggingface(
 ) -> Subject:
     """Return the code of a config.json, with as few blocks as show which of them are alike; ``only``: for one length.
 
-    Raises:
-        SpecError: for a config that transformers does not know or refuses.
+    Raises SpecError for a config that transformers does not know or refuses.
     """
     counts, to_record = layers_of(config)
     window = sliding_window_of(config)
@@ -92,8 +91,7 @@ def of_module(module: UserModule, only: int | None = None) -> Subject:
 
     ``only``: for one sequence length.
 
-    Raises:
-        SpecError: if it does not.
+    Raises SpecError if it does not.
     """
 
     def make(point: Point) -> tuple[nn.Module, Any]:

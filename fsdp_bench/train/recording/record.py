@@ -184,8 +184,7 @@ def train_flat_parameters(model: nn.Module, block: type[nn.Module] | None) -> No
 def refuse_unlike_loops(variants: Mapping[str, Variant]) -> None:
     """Refuse a recording whose variants do not repeat the same blocks: of one depth they would mean different models.
 
-    Raises:
-        SpecError: naming two such variants.
+    Raises SpecError, naming two such variants.
     """
     loops = {name: [(loop.path, loop.first, loop.period) for loop in found.loops] for name, found in variants.items()}
     (first, expected), *others = loops.items() or [("", [])]

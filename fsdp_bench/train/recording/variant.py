@@ -45,8 +45,7 @@ def record_step(
     The model and the batch are on ``device``, the fake accelerator, without data, with parameters in fp32; ``dtype`` is
     the compute dtype.
 
-    Raises:
-        SpecError: if the step cannot be recorded.
+    Raises SpecError if the step cannot be recorded.
     """
     if not kind.autocast:
         compute_in(model, dtype, device)

@@ -78,8 +78,7 @@ def ends(
 
     A model says which these are, or they are found as those of a decoder (spec/recording/recorded.py).
 
-    Raises:
-        WrapError: for a model of which neither is so, or whose head is the embedding.
+    Raises WrapError for a model of which neither is so, or whose head is the embedding.
     """
     before, after = getattr(model, "modules_before_blocks", ()), getattr(model, "modules_after_blocks", ())
     if not before or not after:

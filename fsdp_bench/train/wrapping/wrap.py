@@ -350,8 +350,7 @@ def convert_to_float8(blocks: Iterable[nn.Module], recipe: Float8) -> None:
 
     The parameters stay the same. Nothing happens for ``Float8.NONE``.
 
-    Raises:
-        MachineError: if torchao is not installed.
+    Raises MachineError if torchao is not installed.
     """
     if recipe is Float8.NONE:
         return

@@ -15,9 +15,9 @@ from fsdp_bench.simulate.operators.kernel_workspaces import (
     foreach_norm_workspace,
     reduce_all_workspace,
     sum_over_rows_workspace,
+    workspace_of,
 )
 from fsdp_bench.simulate.operators.kernels import CUDA, Kernels, kernels_on
-from fsdp_bench.simulate.recorded.workspaces import workspace_of
 from fsdp_bench.simulate.tape import Tape
 from fsdp_bench.sweep.run.rehearsed import rehearsed_gpu
 from tests.on_stand_in.interpreters import allocations_on_gpu

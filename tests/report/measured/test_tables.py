@@ -16,7 +16,7 @@ from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.rank_report import CollectiveReading, CommunicationReading, MemoryReading, Outcome, RankReport
 from fsdp_bench.spec.record import TrialRecord
 from fsdp_bench.sweep.results.load import read_records
-from fsdp_bench.validate.matrix_rate import matrix_rates
+from fsdp_bench.validate.step_time import matrix_rates
 from tests.conftest import stdout_of
 from tests.report.charts.test_trials import GIB, record
 from tests.spec.test_record import golden

@@ -1,8 +1,7 @@
-"""Two writers of one results folder, on one node or on two, with and without a flock that spans nodes."""
+"""Two writers of one results folder, on one node or on two."""
 
 from __future__ import annotations
 
-import errno
 import os
 import random
 import re
@@ -14,6 +13,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from fsdp_bench.spec.errors import ResultsError
@@ -28,16 +28,6 @@ from tests.sweep.run.test_survival import stop_ranks
 def fast(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lock, "BEAT_SECONDS", 0.05)
     monkeypatch.setattr(lock, "DEAD_AFTER_SECONDS", 0.6)
-
-
-@pytest.fixture
-def without_flock(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file system as Lustre is when it is mounted without -o flock."""
-
-    def refuse(*_arguments: object) -> None:
-        raise OSError(errno.ENOSYS, "Function not implemented")
-
-    monkeypatch.setattr("fcntl.flock", refuse)
 
 
 def on_node(folder: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> FolderLock:
@@ -68,12 +58,19 @@ def test_a_second_writer_on_the_node_is_refused_at_once_and_names_the_first(tmp_
     second.give_back()
 
 
-@pytest.mark.usefixtures("without_flock")
+def test_a_later_process_with_the_number_of_a_dead_writer_is_not_that_writer(tmp_path: Path) -> None:
+    first, second = FolderLock(tmp_path), FolderLock(tmp_path)
+    first._writer = msgspec.structs.replace(first._writer, started=1.0)
+    first.take()
+    assert second.take() is None
+    for one in (first, second):
+        one.give_back()
+
+
 @pytest.mark.parametrize("nodes", [("n1", "n2"), ("n1", "n1")])
-def test_without_flock_a_living_writer_is_not_replaced(
+def test_a_living_writer_is_not_replaced(
     nodes: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With flock, who gets it knows that the last writer of this node has ended; without, signs of life tell."""
     first, second = (on_node(tmp_path, name, monkeypatch) for name in nodes)
     first.take()
     with pytest.raises(ResultsError, match=r"is writing here \(process \d+ on n1\); wait for it to end"):
@@ -84,7 +81,6 @@ def test_without_flock_a_living_writer_is_not_replaced(
     second.give_back()
 
 
-@pytest.mark.usefixtures("without_flock")
 def test_a_writer_that_listed_the_folder_too_early_does_not_overwrite_the_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -100,7 +96,6 @@ def test_a_writer_that_listed_the_folder_too_early_does_not_overwrite_the_first(
     first.give_back()
 
 
-@pytest.mark.usefixtures("without_flock")
 def test_a_dead_writer_on_another_node_is_replaced_and_may_not_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -118,17 +113,11 @@ def test_a_dead_writer_on_another_node_is_replaced_and_may_not_go_on(
 
 
 @pytest.mark.parametrize("leaves", ["nothing", "a dead writer", "a file that was just made"])
-@pytest.mark.parametrize("flock", ["with flock", "without flock"])
-def test_of_many_that_start_together_one_writes(
-    leaves: str, flock: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
-) -> None:
-    if flock == "without flock":
-        request.getfixturevalue("without_flock")
+def test_of_many_that_start_together_one_writes(leaves: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     dead = on_node(tmp_path, "n0", monkeypatch)
     if leaves == "a dead writer":
         dead.take()
         stop_beating(dead)
-        dead._lock.close()  # as the kernel does
     elif leaves != "nothing":
         (tmp_path / ".writer.7").write_bytes(b"")
     locks = [on_node(tmp_path, f"n{number}", monkeypatch) for number in range(1, 9)]
@@ -150,29 +139,17 @@ def test_of_many_that_start_together_one_writes(
 
 pytestmark = pytest.mark.timeout(600)
 
-WITHOUT_FLOCK = """
-import errno, fcntl, os
-
-def flock(*arguments):
-    raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
-
-fcntl.flock = flock
-"""
-"""A sitecustomize.py with which a process sees a file system as Lustre is without -o flock."""
-
 FAST = "from fsdp_bench.sweep.results import lock\nlock.BEAT_SECONDS, lock.DEAD_AFTER_SECONDS = 0.2, 2.0\n"
-
-FLOCK = ["with flock", "without flock"]
 
 
 class Managers:
     """Processes of the same command, of two nodes."""
 
-    def __init__(self, folder: Path, has_flock: bool, num_trials: int) -> None:
+    def __init__(self, folder: Path, num_trials: int) -> None:
         self._folder = folder
         self._num_trials = num_trials
         (folder / "site").mkdir()
-        (folder / "site" / "sitecustomize.py").write_text(("" if has_flock else WITHOUT_FLOCK) + FAST)
+        (folder / "site" / "sitecustomize.py").write_text(FAST)
         self._path = os.pathsep.join([str(folder / "site"), os.environ.get("PYTHONPATH", "")])
         self._file = write_tiny_sweep(folder, f"world_size = 1\nseed = {list(range(num_trials))}")
         self.results = folder / "results"
@@ -216,15 +193,12 @@ class Managers:
 
 @pytest.fixture
 def managers(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Managers]:
-    has_flock, num_trials = request.param
-    managers = Managers(tmp_path, has_flock, num_trials)
+    managers = Managers(tmp_path, request.param)
     yield managers
     managers.end()
 
 
-@pytest.mark.parametrize(
-    "managers", [(True, 2), pytest.param((False, 2), marks=pytest.mark.slow)], ids=FLOCK, indirect=True
-)
+@pytest.mark.parametrize("managers", [2], indirect=True)
 def test_the_second_is_refused_while_the_first_runs(managers: Managers) -> None:
     first = managers.start("n1")
     (rank,) = stop_ranks(first, 1)  # so that the first one is still there, however slow the second one's start is
@@ -241,7 +215,7 @@ def test_the_second_is_refused_while_the_first_runs(managers: Managers) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("managers", [(True, 8), (False, 8)], ids=FLOCK, indirect=True)
+@pytest.mark.parametrize("managers", [8], indirect=True)
 def test_managers_that_are_killed_and_replaced_at_any_time_lose_nothing(managers: Managers) -> None:
     """As nodes do that lose their power: the next manager is on another one."""
     source = random.Random(managers.results.name)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tools.validate.published.cases import CaseInputs, PublishedCase, read_cases
-from tools.validate.published.setups import Plan, plan_case
+from tools.validate.published.cases import PublishedCase, read_cases
 from tools.validate.published.speed import SpeedRow, SpeedSummary, compare_speed
 
 
@@ -19,10 +18,3 @@ def cases() -> dict[str, PublishedCase]:
 def compared() -> tuple[list[SpeedRow], SpeedSummary]:
     """Every published throughput with its prediction, and the summary."""
     return compare_speed()
-
-
-def plan_of(inputs: CaseInputs) -> Plan:
-    """Return the plan of a row that can be predicted."""
-    plan = plan_case(inputs)
-    assert isinstance(plan, Plan), plan.reason
-    return plan

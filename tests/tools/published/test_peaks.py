@@ -13,7 +13,6 @@ import pytest
 from fsdp_bench.plan.estimate import Verdict
 from fsdp_bench.replay.caching_allocator.replay import AllocatorReading
 from fsdp_bench.spec.units import GIB
-from tests.tools.published.conftest import plan_of
 from tools.validate.published import peaks as published
 from tools.validate.published.cases import CaseInputs, PublishedCase, packaged_rows, read_cases
 from tools.validate.published.peaks import (
@@ -28,6 +27,7 @@ from tools.validate.published.peaks import (
     format_published,
     predict_case,
 )
+from tools.validate.published.setups import plan_case
 from tools.validate.published.terms import Term
 
 MEASURED_COLUMNS = (
@@ -146,8 +146,8 @@ def test_selective_checkpointing_is_predicted_as_the_framework_does_it(rows: lis
 
 def test_ddp_needs_its_buckets_more_than_the_bare_model(cases: dict[str, PublishedCase]) -> None:
     # litgpt prints 32.04 GB with DDP and 29.84 GB on one GPU: 2.2 GB, 2 bytes for each of 1,100,048,384 parameters.
-    ddp = predict_case(plan_of(cases["litgpt_tinyllama_ddp_eager"].inputs)).reading.peak_allocated_bytes
-    bare = predict_case(plan_of(cases["litgpt_tinyllama_1gpu_eager"].inputs)).reading.peak_allocated_bytes
+    ddp = predict_case(plan_case(cases["litgpt_tinyllama_ddp_eager"].inputs)).reading.peak_allocated_bytes
+    bare = predict_case(plan_case(cases["litgpt_tinyllama_1gpu_eager"].inputs)).reading.peak_allocated_bytes
     assert ddp - bare == pytest.approx(2 * 1100048384, rel=1e-3)
 
 

@@ -17,7 +17,13 @@ from fsdp_bench.spec.setup import FP32, Float8, Offload, Precision, TrainSetup
 from tools.validate.published import cases as published_cases
 from tools.validate.published import ranges
 from tools.validate.published.cases import PublishedCase, read_cases
-from tools.validate.published.ranges import central_errors, errors_of_predictions, fraction_inside, speed_errors
+from tools.validate.published.ranges import (
+    central_errors,
+    errors_of_predictions,
+    format_speed,
+    fraction_inside,
+    speed_errors,
+)
 from tools.validate.published.setups import FRAMEWORKS
 from tools.validate.published.speed import (
     COMPARED,
@@ -26,7 +32,6 @@ from tools.validate.published.speed import (
     attention_kernel,
     compare_speed,
 )
-from tools.validate.published.speed_text import format_speed
 
 Compared = tuple[list[SpeedRow], SpeedSummary]
 

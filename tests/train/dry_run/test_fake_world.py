@@ -36,7 +36,7 @@ from fsdp_bench.train.dry_run.fake_world import fake_device
 from fsdp_bench.train.dry_run.workarounds import applied
 from fsdp_bench.train.measuring.fake_group import futures_of_all_reduces
 from fsdp_bench.train.measuring.meters import CpuMeter
-from fsdp_bench.train.models.data import batches
+from fsdp_bench.train.models.transformer import batches
 from fsdp_bench.train.step import train_step
 from tests.on_stand_in.scripts.replaced_operators import softmax, storages
 from tests.train.ranks import call_standing_ranks
@@ -190,12 +190,17 @@ def test_a_users_mistake_is_one_line_and_a_death_does_not_take_the_next_spec_wit
         "def fatal():\n    os._exit(7)\n"
     )
     setup = TrainSetup(world_size=2, sequence_length=16, wrap=Wrap.NONE)
-    functions = ("users", "users:nope", "users:number", "users:broken", "users:fatal")
+    functions = ("users", "users:nummer", "users:number", "users:broken", "users:fatal")
     modules = [UserModule(function=function, folder=str(tmp_path)) for function in functions]
     *mistakes, dead, alive = _answers(
         *(DryRunSpec(module=module, setup=setup) for module in modules), DryRunSpec(model=LLAMA, setup=setup)
     )
-    expected = ("write it like 'package.module:name'", "users has no 'nope'", "not int", "ValueError: no weights here")
+    expected = (
+        "write it like 'package.module:name'",
+        "users has no 'nummer' (did you mean 'number'",
+        "not int",
+        "ValueError: no weights here",
+    )
     for mistake, part in zip(mistakes, expected, strict=True):
         assert part in str(mistake.error)
         assert mistake.users_mistake

@@ -22,7 +22,7 @@ from fsdp_bench.train.measuring.communication import (
     split_kernels,
     union,
 )
-from fsdp_bench.train.models.data import batches
+from fsdp_bench.train.models.transformer import batches
 from fsdp_bench.train.step import train_step
 from tests.train.ranks import call_standing_ranks
 from tests.train.training import CPU, LLAMA, S, setup_of, training_of

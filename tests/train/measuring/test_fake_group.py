@@ -20,7 +20,7 @@ from fsdp_bench.train.measuring.fake_group import (
     replace_collectives,
     replace_group_by_fake,
 )
-from fsdp_bench.train.models.data import batches
+from fsdp_bench.train.models.transformer import batches
 from fsdp_bench.train.step import train_step
 from tests.profiles import validating
 from tests.train.ranks import call_standing_ranks, run_ranks

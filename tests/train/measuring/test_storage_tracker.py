@@ -16,7 +16,7 @@ from fsdp_bench.spec.model import Family
 from fsdp_bench.spec.rank_report import Outcome
 from fsdp_bench.spec.setup import TrainSetup
 from fsdp_bench.train.measuring.storage_tracker import BudgetExceeded, StorageTracker
-from fsdp_bench.train.models.data import batches
+from fsdp_bench.train.models.transformer import batches
 from fsdp_bench.train.processes.rank import classify
 from fsdp_bench.train.step import train_step
 from fsdp_bench.train.wrapping.wrappers import release

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 
 from fsdp_bench.spec.model import Family
 from fsdp_bench.spec.setup import Api, BackwardPrefetch, Checkpointing, Loss, Offload, OptimizerKind, TrainSetup, Wrap
-from fsdp_bench.train.models.data import batches
+from fsdp_bench.train.models.transformer import batches
 from tests.train.ranks import call_standing_ranks
 from tests.train.training import (
     ADAMW,

@@ -7,9 +7,7 @@ Read in this order:
     peaks.py       compares peaks of memory, and outcomes: fits, or out of memory; as text
     terms.py       tensors that other frameworks keep alive and our models do not
     speed.py       compares throughput
-    speed_text.py  that comparison as text
-    ranges.py      the errors of speed by GPU generation, for plans
+    ranges.py      the errors of speed and memory, for plans; the comparison of throughput as text
     rehearsed.py   compares peaks of memory with rehearsals of the very code that was run; as text
     sizes.py       compares the one published chart of largest models; as text and as a chart
-    left_out.py    assumptions and rows that are left out, as text
 """

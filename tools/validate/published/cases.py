@@ -205,8 +205,7 @@ def gpu_of(inputs: CaseInputs) -> Gpu | None:
 def cluster_of(inputs: CaseInputs) -> Hardware:
     """Return the nodes: GPUs connected by NVSwitch, and between nodes the network that the source states, if any.
 
-    Raises:
-        SpecError: if the source does not state the GPU, the number of GPUs, or the network's bandwidth.
+    Raises SpecError if the source does not state the GPU, the number of GPUs, or the network's bandwidth.
     """
     names = _GPUS.get((inputs.gpu, inputs.gpu_memory_gb or 0))
     if names is None or not inputs.num_gpus or not inputs.num_nodes:
@@ -232,8 +231,7 @@ def read_network(stated: str, source: str) -> Network:
 
     Without a named kind it is InfiniBand; without a number of interfaces there are eight, one for each GPU.
 
-    Raises:
-        SpecError: for text without the bandwidth of a node.
+    Raises SpecError for text without the bandwidth of a node.
     """
     found = _NETWORK.search(stated)
     if found is None or re.search(r"(per |/)node", stated) is None:

@@ -18,6 +18,7 @@ from fsdp_bench.plan.question import Question
 from fsdp_bench.rates.communicators import communicators_of
 from fsdp_bench.replay.caching_allocator.replay import AllocatorReading
 from fsdp_bench.report.table import table_columns, table_lines
+from fsdp_bench.report.terminal import wrapped
 from fsdp_bench.report.text.prediction import retries_text
 from fsdp_bench.simulate.operators.kernels import kernels_on
 from fsdp_bench.simulate.step import SimulatedSteps
@@ -25,8 +26,7 @@ from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.hardware import Hardware
 from fsdp_bench.spec.units import GIB, format_gib
 from tools.validate.published.cases import PublishedCase, cluster_of, describe, read_cases
-from tools.validate.published.left_out import left_out, taken, wrapped
-from tools.validate.published.setups import Plan, Unpredictable, plan_case
+from tools.validate.published.setups import Plan, plan_case
 from tools.validate.published.terms import ADAMW_NOT_STATED, Term, terms_of
 
 PREDICTED_KINDS = {
@@ -110,10 +110,11 @@ def compare_case(case: PublishedCase) -> list[PublishedRow]:
     )
     if not case.measured:
         return [msgspec.structs.replace(about, reason="the source prints no memory")]
-    plan = plan_case(inputs)
     blank = [msgspec.structs.replace(about, kind=peak.kind, measured_bytes=peak.num_bytes) for peak in case.measured]
-    if isinstance(plan, Unpredictable):
-        return [msgspec.structs.replace(row, reason=plan.reason) for row in blank]
+    try:
+        plan = plan_case(inputs)
+    except SpecError as error:
+        return [msgspec.structs.replace(row, reason=str(error)) for row in blank]
     prediction = predict_case(plan)
     terms = terms_of(inputs.family, plan.model, plan.setup, plan.packed)
     return [_compare_peak(row, plan, prediction, terms) for row in blank]
@@ -209,18 +210,18 @@ def _cells(row: PublishedRow) -> list[str]:
 
 def _details(rows: Sequence[PublishedRow]) -> list[str]:
     row = rows[0]
-    lines = wrapped(f"{row.case}: {row.setup}", 2)
-    lines += wrapped(f"source: {row.source}; predicted peak in {row.peak_at}", 6)
+    lines = wrapped(f"  {row.case}: {row.setup}")
+    lines += wrapped(f"      source: {row.source}; predicted peak in {row.peak_at}")
     for term in dict.fromkeys(term for peak in rows for term in peak.terms):
         size = "size unknown" if term.num_bytes is None else f"{term.num_bytes / GIB:+.3f} GiB"
         where = f" for {term.only} alone" if term.only else ""
-        lines += wrapped(f"term {size}{where}: {term.name} ({term.formula})", 6)
+        lines += wrapped(f"      term {size}{where}: {term.name} ({term.formula})")
     return lines
 
 
 def _sources(rows: Sequence[PublishedRow]) -> list[str]:
     terms = dict.fromkeys((term.name, term.source) for row in rows for term in row.terms)
-    return [line for name, source in terms for line in wrapped(f"{name}: {source}", 2)]
+    return [line for name, source in terms for line in wrapped(f"  {name}: {source}")]
 
 
 def _summary(kind: str, predicted: Sequence[PublishedRow]) -> list[str]:
@@ -263,6 +264,31 @@ def _percent(error: float | None) -> str:
     return "" if error is None else f"{error:+.1%}"
 
 
+def taken(rows: Iterable[tuple[str, Sequence[str]]]) -> list[str]:
+    """Return each assumption with the names of its rows, from pairs of a row's name and its assumptions."""
+    found: dict[str, dict[str, None]] = {}
+    for name, assumptions in rows:
+        for fact in assumptions:
+            found.setdefault(fact, {})[name] = None
+    return ["taken:", *(line for fact, names in found.items() for line in wrapped(f"  {', '.join(names)}: {fact}"))]
+
+
+def left_out(reasons: Iterable[tuple[str, str | None]]) -> list[str]:
+    """Return the number of rows left out per reason, the most frequent first, from pairs of case and reason."""
+    grouped: dict[str, list[str]] = {}
+    for case, reason in reasons:
+        if reason is not None:
+            grouped.setdefault(reason, []).append(case)
+    if not grouped:
+        return ["left out: none"]
+    total = sum(len(cases) for cases in grouped.values())
+    lines = [f"left out: {total} (which ones: --json)"]
+    for reason, cases in sorted(grouped.items(), key=lambda pair: -len(pair[1])):
+        named = f": {cases[0]}" if len(cases) == 1 else ""
+        lines += wrapped(f"  {len(cases):>3}  {reason}{named}")
+    return lines
+
+
 # -- Outcomes: fits, or out of memory ----------------------------------------------------------------------------------
 #
 # The caching allocator is replayed on the GPU that the source names. A run with allocation retries (cudaMalloc fails,
@@ -297,12 +323,10 @@ def compare_fits(cases: Iterable[PublishedCase] | None = None) -> list[FitRow]:
 def _compare(case: PublishedCase) -> FitRow:
     inputs = case.inputs
     row = FitRow(case=inputs.case, source=inputs.source, compiled=inputs.compiled == "yes", ran=case.outcome == "fits")
-    plan = plan_case(inputs)
-    if isinstance(plan, Unpredictable):
-        return msgspec.structs.replace(row, reason=plan.reason)
-    if plan.gpu is None or plan.gpu.usable_memory_bytes is None:
-        return msgspec.structs.replace(row, reason=f"{inputs.gpu}: the source does not state the GPU's memory")
     try:
+        plan = plan_case(inputs)
+        if plan.gpu is None or plan.gpu.usable_memory_bytes is None:
+            raise SpecError(f"{inputs.gpu}: the source does not state the GPU's memory")
         cluster = cluster_of(inputs)
         communicators = communicators_of(plan.setup, cluster).num_bytes
         steps = SimulatedSteps(plan.model, plan.setup, kernels_on(plan.kernels, cluster.gpu))
@@ -351,4 +375,4 @@ def _named(row: FitRow) -> list[str]:
         text += f": {retries_text(row.num_alloc_retries or 0, row.num_retries_later)}"
     if row.reserved_bytes is not None and row.gpu_bytes is not None:
         text += f"; {format_gib(row.reserved_bytes)} of {format_gib(row.gpu_bytes)} reserved at most"
-    return wrapped(text, 2)
+    return wrapped(f"  {text}")

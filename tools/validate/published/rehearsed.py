@@ -13,10 +13,10 @@ import msgspec
 
 from fsdp_bench.plan.estimate import Verdict
 from fsdp_bench.report.table import table_columns, table_lines
+from fsdp_bench.report.terminal import wrapped
 from fsdp_bench.spec.codec import from_json
 from fsdp_bench.spec.errors import SpecError, shown
 from fsdp_bench.spec.units import GIB
-from tools.validate.published.left_out import wrapped
 
 KINDS = ("max_allocated", "max_active", "max_reserved")
 """The peaks of ``torch.cuda.memory_stats`` that are compared, each with its own kind."""
@@ -226,9 +226,9 @@ def format_rehearsed(
         of_cases.setdefault(record.case, record)
     for record in of_cases.values():
         repository = record.code.repository.removeprefix("https://github.com/")
-        lines += wrapped(f"{record.case}: {repository} at {record.code.commit[:9]}, {record.code.note}", 2)
-        lines += wrapped(f"replaced: {record.changes}", 6)
-        lines += wrapped(f"left open: {record.left_open}", 6)
+        lines += wrapped(f"  {record.case}: {repository} at {record.code.commit[:9]}, {record.code.note}")
+        lines += wrapped(f"      replaced: {record.changes}")
+        lines += wrapped(f"      left open: {record.left_open}")
     return "\n".join(lines)
 
 
@@ -264,7 +264,6 @@ def _speeds(speeds: Sequence[RehearsedSpeed]) -> list[str]:
         *wrapped(
             f"speeds that people published, and their code rehearsed: {_num_cases(speeds)} runs; tokens/s per GPU; what"
             " a step issues is rehearsed, how long that takes predicted",
-            0,
         ),
         "",
         *table_lines(table_columns(SPEED_HEADERS, cells, SPEED_HEADERS[2:])),
@@ -272,7 +271,6 @@ def _speeds(speeds: Sequence[RehearsedSpeed]) -> list[str]:
         *wrapped(
             f"median |error| {median(abs(row.error) for row in speeds):.1%}, worst {worst.error:+.1%}, {worst.case};"
             f" too fast in {sum(row.error > 0 for row in speeds)} of {len(speeds)}",
-            0,
         ),
         "",
     ]
@@ -296,5 +294,4 @@ def _summary(name: str, found: RehearsedSummary) -> list[str]:
         f"{name}: {found.num_within} of {found.num_peaks} within {WITHIN:.0%}, {found.num_within_bytes} within"
         f" {WITHIN_BYTES / GIB:.2f} GiB; worst {found.worst.error:+.1%},"
         f" {found.worst.difference_bytes / GIB:+.2f} GiB, {found.worst.case}",
-        0,
     )

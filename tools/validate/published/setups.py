@@ -136,29 +136,17 @@ class Plan:
     assumptions: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class Unpredictable:
-    """A case that cannot be predicted, and why."""
-
-    reason: str
-
-
-def plan_case(inputs: CaseInputs, checkpointing: Checkpointing | None = None) -> Plan | Unpredictable:
+def plan_case(inputs: CaseInputs, checkpointing: Checkpointing | None = None) -> Plan:
     """Return a case as a model, a setup and hardware, with all assumptions.
 
     ``checkpointing`` replaces that of the row, to predict blocks with and without it separately.
+
+    Raises SpecError for a case that cannot be predicted, with the reason.
     """
     inputs, assumed = _filled_in(inputs)
-    reason = _ruled_out(inputs, checkpointing)
-    if reason is not None:
-        return Unpredictable(reason)
-    try:
-        model = _model(inputs)
-        if model is None:
-            return Unpredictable(f"the dimensions do not give the stated {inputs.num_parameters:,} parameters")
-        return _plan(inputs, model, checkpointing or _CHECKPOINTING[inputs.checkpointing or ""], assumed)
-    except SpecError as error:
-        return Unpredictable(str(error))
+    if (reason := _ruled_out(inputs, checkpointing)) is not None:
+        raise SpecError(reason)
+    return _plan(inputs, _model(inputs), checkpointing or _CHECKPOINTING[inputs.checkpointing or ""], assumed)
 
 
 _SINGLE_GPU = "single GPU"
@@ -240,7 +228,7 @@ def _ruled_out(inputs: CaseInputs, checkpointing: Checkpointing | None) -> str |
     return f"the source does not state {', '.join(blank)}" if blank else None
 
 
-def _model(inputs: CaseInputs) -> ModelShape | None:
+def _model(inputs: CaseInputs) -> ModelShape:
     """Return the shape. The stated number of parameters shows whether the head is tied to the embedding."""
     for tied in (False, True):
         shape = ModelShape(
@@ -257,7 +245,7 @@ def _model(inputs: CaseInputs) -> ModelShape | None:
         )
         if inputs.num_parameters in (None, shape.num_parameters):
             return shape
-    return None
+    raise SpecError(f"the dimensions do not give the stated {inputs.num_parameters:,} parameters")
 
 
 def _plan(inputs: CaseInputs, model: ModelShape, checkpointing: Checkpointing, assumed: tuple[str, ...]) -> Plan:

@@ -46,8 +46,7 @@ class Overlay:
 
         Must be called while the process has one thread. The script's changes go below ``scratch``.
 
-        Raises:
-            OSError: The kernel does not allow it.
+        Raises OSError: The kernel does not allow it.
         """
         self._scratch, self._folders = os.path.realpath(scratch), folders
         self._libc = ctypes.CDLL(None, use_errno=True)

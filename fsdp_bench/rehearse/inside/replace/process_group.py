@@ -40,8 +40,7 @@ class SingleRankStore(c10d.Store):
     def get(self, key: str) -> bytes:
         """Return a key that this rank set.
 
-        Raises:
-            RuntimeError: for a key of another rank. A real store would wait for it.
+        Raises RuntimeError for a key of another rank. A real store would wait for it.
         """
         self._check([key])
         return self._values[key]
