@@ -62,8 +62,6 @@ _CONTRADICTED = {
 }
 """The quantities of ``--of``, each with the options that contradict it."""
 
-_COMPILED = "; the first time, the allocator's rules are compiled for some seconds"
-
 Target = tuple[Hardware, list[Quantity]]
 """Hardware, and one quantity to search for each setting."""
 Known = Callable[[Hardware | None], Hardware]
@@ -122,7 +120,7 @@ def command(
         from fsdp_bench.report.charts.max_size import arrange, max_size_slide
 
         arrangement = arrange([(title_of(hardware, quantities[0]), quantities) for hardware, quantities in targets])
-    show_progress(0, sum(len(quantities) for _, quantities in targets), _COMPILED)
+    show_progress(0, sum(len(quantities) for _, quantities in targets))
     kept = [stated_headroom(assumed.headroom, hardware) for hardware, _ in targets]
     check = FitCheck(
         build=Build(assumed.load),
@@ -130,7 +128,8 @@ def command(
         headroom_bytes=kept[0],
         profile=assumed.profile,
     )
-    found = max_sizes(targets, check, show_progress, time)
+    with_next = as_json or table.options.is_given or table.csv is not None
+    found = max_sizes(targets, check, show_progress, time, with_next)
     if quantity == "gpus" and server:
         found = [_with_fewest(one, options, kept[0]) for one in found]
     cells = [cell for one in found for cell in one.cells]

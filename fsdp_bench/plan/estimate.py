@@ -6,8 +6,9 @@ reserved memory decides whether a setup fits. Whatever would take minutes or can
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import lru_cache
 
 from fsdp_bench.plan.headroom import headroom_of
 from fsdp_bench.rates.communicators import Communicators, communicators_of
@@ -178,8 +179,18 @@ def start_replay(
 
 def program_of(simulated: SimulatedSteps, rank: int) -> Program:
     """Return the first steps of a rank as a program for the allocator's replay."""
-    found = program(simulated.first_steps(rank))
+    log, shared = simulated.first_steps(rank), simulated.any_depth
+    if shared and log.events is shared.first_steps(rank).events:  # the instructions are the same at every depth
+        known = _program_of_any_depth(shared, rank)
+        found = known and replace(known, log=log)
+    else:
+        found = program(log)
     if found is None:  # a block uses what was made several blocks before: simulate them all
         found = program(simulated.first_steps(rank, every_block=True))
         assert found is not None
     return found
+
+
+@lru_cache(maxsize=8)
+def _program_of_any_depth(simulated: SimulatedSteps, rank: int) -> Program | None:
+    return program(simulated.first_steps(rank))

@@ -78,17 +78,19 @@ def max_sizes(
     check: FitCheck,
     progress: Callable[[int, int], None] = lambda done, of: None,
     with_time: bool | None = None,
+    with_next: bool = False,
 ) -> list[HardwareResult]:
     """Find the largest candidate of each quantity on each kind of hardware.
 
     Settings that cannot run are answered with the reason. ``progress`` is called with the number of settings answered
     so far and the number of all settings. ``with_time``: whether step time is predicted for the candidates that fit;
-    None: if there are at most TIMED settings.
+    None: if there are at most TIMED settings. ``with_next``: whether the reserved memory of the next candidates, which
+    documents have, is predicted as well.
     """
     asked = [(hardware, [_unanswered(quantity, check) for quantity in all_of]) for hardware, all_of in places]
     open_ones = [cell.quantity for _, cells in asked for cell in cells if cell.is_answered]
     with_time = len(open_ones) <= TIMED if with_time is None else with_time
-    found = iter(find_all(open_ones, check, lambda done: progress(done, len(open_ones)), with_time))
+    found = iter(find_all(open_ones, check, lambda done: progress(done, len(open_ones)), with_time, with_next))
     return [
         HardwareResult(hardware, tuple(next(found) if cell.is_answered else cell for cell in cells), with_time)
         for hardware, cells in asked

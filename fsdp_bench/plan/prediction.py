@@ -1,7 +1,7 @@
 """Prediction: the answer to a question, which ``predict``, ``max-size``, ``plan`` and Python's ``estimate()`` have.
 
 Live bytes are added up, in milliseconds. A replay of PyTorch's caching allocator tells the reserved memory, which
-decides whether a setup fits. Speed and traffic are predicted when they are asked for.
+decides whether a setup fits. It, speed and traffic are predicted when they are asked for.
 """
 
 from __future__ import annotations
@@ -54,9 +54,14 @@ class Prediction:
 
     question: Question
     memory: MemoryPrediction
-    allocator: AllocatorReading
-    """Statistics of the caching allocator on this GPU. If its memory is not known: on a GPU of unlimited memory."""
     host: HostMemory
+
+    @cached_property
+    def allocator(self) -> AllocatorReading:
+        """Statistics of the caching allocator on this GPU. If its memory is not known: on a GPU of unlimited memory."""
+        asked = self.question
+        rank = self.memory.peak_rank
+        return read_allocator(asked.simulated, asked.available_bytes, asked.expandable_segments, rank)
 
     @property
     def model(self) -> Model:
@@ -361,11 +366,12 @@ def answer(question: Question, reading: AllocatorReading | None = None) -> Predi
             f"{model.name}: a peak of {memory.peak_allocated_bytes / GIB:.2g} GiB on one GPU is not predicted;"
             f" up to {LARGEST_PEAK / GIB:.2g} GiB: fewer dimensions, layers or tokens"
         )
-    if reading is None:
-        reading = read_allocator(simulated, question.available_bytes, question.expandable_segments, memory.peak_rank)
     ranks = hardware.ranks_per_node(setup.world_size) if hardware else setup.world_size
     on_cuda = simulated if simulated.kernels.is_cuda else simulated.on(CUDA)
-    return Prediction(question, memory, reading, host_memory(on_cuda, ranks, question.build))
+    found = Prediction(question, memory, host_memory(on_cuda, ranks, question.build))
+    if reading is not None:
+        vars(found)["allocator"] = reading  # what cached_property would find again
+    return found
 
 
 def answer_if_it_fits(question: Question) -> Prediction | None:

@@ -33,7 +33,7 @@ class SimulatedSteps:
 
     def __init__(self, model: Model, setup: TrainSetup, kernels: Kernels = CUDA, any_depth: Self | None = None) -> None:
         self.model, self.setup, self.kernels = model, setup, kernels
-        self._any_depth = any_depth
+        self.any_depth = any_depth
         self._steps: dict[tuple[int, bool], Log] = {}
         self._first_steps: dict[tuple[int, bool], Log] = {}
 
@@ -41,7 +41,7 @@ class SimulatedSteps:
         """Return the log of loading and of one step in the steady state; of every block, or of few where one counts."""
         key = rank, every_block
         if key not in self._steps:
-            shared = self._any_depth.step(rank) if self._any_depth and not every_block else None
+            shared = self.any_depth.step(rank) if self.any_depth and not every_block else None
             fewest = self.model.num_blocks if every_block else FEW_BLOCKS
             self._steps[key] = self._of_this_depth(shared) or self._simulated(self._steady_step, rank, fewest)
         return self._steps[key]
@@ -50,7 +50,7 @@ class SimulatedSteps:
         """Return the log of loading and of the first STEPS steps, for the caching allocator."""
         key = rank, every_block
         if key not in self._first_steps:
-            shared = self._any_depth.first_steps(rank) if self._any_depth and not every_block else None
+            shared = self.any_depth.first_steps(rank) if self.any_depth and not every_block else None
             fewest = self.model.num_blocks if every_block else MORE_BLOCKS
             log = self._of_this_depth(shared) or self._simulated(_first_steps, rank, fewest, for_memory=True)
             self._first_steps[key] = log

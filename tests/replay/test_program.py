@@ -124,7 +124,9 @@ def test_a_replay_that_stops_in_between_ends_as_one_that_does_not(cell: Cell, sh
     found = program(log)
     assume(found is not None)
     assert found is not None
-    gpu_bytes = int(share * replay(log).peak_reserved_bytes)
+    needed = replay(log).peak_reserved_bytes
+    assert found.least_bytes <= needed
+    gpu_bytes = int(share * needed)
     stopping = Replay(found, gpu_bytes)
     is_full = stopping.is_full()
     peaks = [stopping.until(number).peak_reserved_bytes for number in range(1, STEPS + 1)]

@@ -133,10 +133,10 @@ _WIDTH = 90
 """Characters of the line."""
 
 
-def show_progress(done: int, total: int, note: str = "") -> None:
+def show_progress(done: int, total: int) -> None:
     """Show how many of all are done on one line of standard error, if that is a terminal; erase the line at the end."""
     if sys.stderr.isatty():
-        text = f"{done:,} of {total:,} settings{note}"
+        text = f"{done:,} of {total:,} settings"
         click.echo(f"\r{text:<{_WIDTH}}" if done < total else f"\r{'':<{_WIDTH}}\r", nl=False, err=True)
 
 

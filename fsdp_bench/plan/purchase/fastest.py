@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from fsdp_bench.plan.estimate import available_bytes, communicators_for
 from fsdp_bench.plan.prediction import Prediction, answer_if_it_fits
-from fsdp_bench.plan.purchase.goal import Setting, can_run, micro_batches, setting_of, settings, setup_of
+from fsdp_bench.plan.purchase.goal import Setting, can_run, micro_batches, setting_of, settings
 from fsdp_bench.plan.purchase.simulated import Simulated, computation_of, for_all_micro_batches
 from fsdp_bench.plan.question import Question
 from fsdp_bench.plan.speed import speed
@@ -291,7 +291,7 @@ class Fastest:
         return max(by_group.values(), default=0.0)
 
     def _setup(self, setting: Setting, batch: int, num_nodes: int) -> TrainSetup | None:
-        return setup_of(self.goal, setting, batch, num_nodes, self.gpus_per_node)
+        return self._simulated.setup(setting, batch, num_nodes, self.gpus_per_node)
 
     def _may_fit(self, setting: Setting, batch: int, cluster: Hardware) -> bool:
         key = setting, batch, cluster.num_nodes

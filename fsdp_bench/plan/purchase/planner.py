@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -116,12 +117,7 @@ def plan(
     if not goal.model.has_tokens:
         raise SpecError(f"model: {goal.model.name} is not trained on tokens; fsdp-bench predict says how fast it is")
     with without_collections():
-        found = _or_nearest(goal, kinds, nodes, progress)
-        if found.winner is None or goal.other is None:
-            return found
-        kind = next(one for one in kinds if one.server == found.winner.cluster.server)
-        progress(f"{whose_code(code_of(goal.other))} on {found.winner.cluster.num_nodes} x {kind.server.name}")
-        return replace(found, other_code=with_other_code(found.winner, goal.other, kind))
+        return _or_nearest(goal, kinds, nodes, progress)
 
 
 def _or_nearest(goal: Goal, kinds: Sequence[ServerType], nodes: Sequence[int], progress: Callable[[str], None]) -> Plan:
@@ -204,12 +200,27 @@ class _Choice:
                 break
             self._search(wanted)
         reason = reason_of(self._goal, picked, len(offers))
-        useful = None if picked.winner is None else self._most_useful(picked.winner, offers)
-        if picked.winner is not None:
-            self._progress(f"a safer setting on {picked.winner.cluster.server.name}")
-            picked = replace(picked, safest=safest(picked.winner, self._kind_of(picked.winner)))
+        useful, other_code = None, None
+        if (winner := picked.winner) is not None:
+            useful = self._most_useful(winner, offers)
+            safer, other_code = self._beside(winner)
+            picked = replace(picked, safest=safer)
         names = dict.fromkeys(offer.cluster.server.name for offer in offers)
-        return Plan(self._goal, picked, reason, tuple(self._left), len(offers), tuple(names), useful)
+        return Plan(self._goal, picked, reason, tuple(self._left), len(offers), tuple(names), useful, other_code)
+
+    def _beside(self, winner: Offer) -> tuple[Offer | None, OtherCode | None]:
+        """Return a safer offer than the winner, and its servers with other code."""
+        kind, other = self._kind_of(winner), self._goal.other
+        self._progress(f"a safer setting on {kind.kind.server.name}")
+        if other is None:
+            return safest(winner, kind), None
+        self._progress(f"{whose_code(code_of(other))} on {winner.cluster.num_nodes} x {kind.kind.server.name}")
+        asked: list[Callable[[], Any]] = [
+            partial(safest, winner, kind),
+            partial(with_other_code, winner, other, kind.kind),
+        ]
+        safer, other_code = map_forked(lambda ask: ask(), asked)
+        return safer, other_code
 
     def _wanted(self, picked: Picked) -> list[tuple[Searched, int]]:
         """Return the kinds of servers and numbers of nodes to search next, so that all that is picked was searched.

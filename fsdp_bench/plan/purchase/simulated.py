@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import lru_cache
+from functools import cache, lru_cache, partial
 from typing import Any
 
 import msgspec
@@ -83,6 +83,8 @@ class Simulated:
         self._collectives: dict[tuple[Kernels, TrainSetup], list[Work]] = {}
         self.steps = lru_cache(maxsize=512)(lambda setup, kernels: SimulatedSteps(goal.model, setup, kernels))
         """The steps of a setup on some kernels. One setup is asked for on many servers."""
+        self.setup = cache(partial(setup_of, goal))
+        """A setting, micro-batch, number of nodes and GPUs of each as a setup (``setup_of``)."""
 
     def live_bytes(self, kernels: Kernels, gpus_per_node: int, setting: Setting, batch: int) -> LiveBytes:
         """Return the live bytes of a setting and micro-batch, by the number of ranks."""

@@ -141,9 +141,12 @@ class CheckedCandidate:
 
     @cached_property
     def prediction(self) -> Prediction:
-        """The prediction of its memory. A replay that has begun is finished, and not repeated."""
-        begun = self.__dict__.get("replay")
-        return answer(self.question, begun.until() if begun else None)
+        """The prediction of its memory. Reserved memory is predicted when it is asked for."""
+        return answer(self.question)
+
+    def replayed(self) -> Prediction:
+        """Return the prediction with its reserved memory. A replay that has begun is finished, and not repeated."""
+        return answer(self.question, self.replay.until() if self.replay else None)
 
     @property
     def limit(self) -> Limit:
@@ -151,7 +154,7 @@ class CheckedCandidate:
         found, has_budget = self.prediction, self.check.budget_bytes is not None
         if not has_budget and self.question.host_memory_fraction > 1:
             return _host_limit(found.host, found.host_memory_bytes or 0)
-        first = None if has_budget else found.allocator.full_in_phase
+        first = None if has_budget or self.replay is None else self.replay.full_in_phase
         phase, held = first or found.memory.peak_phase, found.memory.breakdown_bytes
         if phase != found.memory.peak_phase:
             log, live = worst_rank(self.simulated.for_memory)

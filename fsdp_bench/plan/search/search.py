@@ -24,7 +24,7 @@ from fsdp_bench.plan.prediction import Prediction, setup_text
 from fsdp_bench.plan.question import Question
 from fsdp_bench.plan.search.fit import CheckedCandidate, FitCheck, Limit
 from fsdp_bench.plan.search.quantity import Quantity
-from fsdp_bench.simulate.step import SimulatedSteps, for_any_depth
+from fsdp_bench.simulate.step import SimulatedSteps, for_any_depth, without_collections
 from fsdp_bench.spec.recording.model import Model
 from fsdp_bench.spec.setup import TrainSetup
 
@@ -44,7 +44,7 @@ class SearchResult:
     at: Prediction | None = None
     """The prediction of the candidate ``fits``."""
     beyond: Prediction | None = None
-    """The prediction of the next candidate."""
+    """The prediction of the next candidate. Its reserved memory is predicted when it is asked for."""
     impossible: str | None = None
     """Why the setting cannot run."""
     unknown: str | None = None
@@ -116,10 +116,12 @@ def find_all(
     check: FitCheck,
     progress: Callable[[int], None] = lambda done: None,
     with_time: bool = False,
+    with_next: bool = False,
 ) -> list[SearchResult]:
     """Find the largest candidate of each quantity, on all processors: forked processes have what this one has imported.
 
     ``progress`` is called with the number of answers so far. ``with_time``: predict the speed of what fits, too.
+    ``with_next``: predict the reserved memory of the next candidate, too.
 
     Raises:
         SpecError: as ``find_largest``.
@@ -127,7 +129,7 @@ def find_all(
     found: list[SearchResult] = []
     gc.freeze()  # what is there already need not be looked through after every simulation
     try:
-        for answer in map_forked(lambda quantity: _find(quantity, check, with_time), quantities):
+        for answer in map_forked(lambda quantity: _find(quantity, check, with_time, with_next), quantities):
             found.append(SearchResult(quantities[len(found)], check, *answer))
             progress(len(found))
     finally:
@@ -139,7 +141,8 @@ _Answer = tuple[int, int, Limit | None, Prediction | None, Prediction | None]
 """The fields of a SearchResult after its quantity, which holds functions that cannot be sent between processes."""
 
 
-def _find(quantity: Quantity, check: FitCheck, with_time: bool = False) -> _Answer:
+@without_collections()
+def _find(quantity: Quantity, check: FitCheck, with_time: bool = False, with_next: bool = False) -> _Answer:
     for index in {0, len(quantity) - 1}:  # a larger model can have units inside its blocks where a small one has none
         check.refuse(quantity[index])
     candidates = _Candidates(quantity, check)
@@ -149,13 +152,17 @@ def _find(quantity: Quantity, check: FitCheck, with_time: bool = False) -> _Answ
     else:
         fits = _largest(widths, lambda index: candidates[index].fits())
         runs = _largest(widths, lambda index: candidates[index].runs())
-    at = candidates[fits].prediction if fits >= 0 else None
-    following = candidates[fits + 1] if fits + 1 < len(quantity) else None
-    limit, beyond = (following.limit, following.prediction) if following else (None, None)
+    at = candidates[fits].replayed() if fits >= 0 else None
     if at and with_time:
         at.speed  # noqa: B018 - predicted here, and kept
-    if beyond and limit and limit.place == "gpu" and check.budget_bytes is None:
-        beyond.needed_bytes  # noqa: B018 - predicted here, and kept
+    limit = beyond = None
+    if fits + 1 < len(quantity):
+        following = candidates[fits + 1]
+        limit, beyond = following.limit, following.prediction
+        if (with_next or at is None) and check.budget_bytes is None:  # where nothing fits, it is the answer
+            beyond = following.replayed()
+            if limit.place == "gpu":
+                beyond.needed_bytes  # noqa: B018 - predicted here, and kept
     candidates.forget()
     return fits, runs, limit, at, beyond
 

@@ -12,12 +12,13 @@ blocks may name what those two make. Where it is not so there is no program, and
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from fsdp_bench.replay.caching_allocator.allocator import pool_of, rounded
+from fsdp_bench.replay.caching_allocator.allocator import NUM_POOLS, pool_of, rounded
 from fsdp_bench.simulate.events import Event, Kind, Stream
 from fsdp_bench.simulate.repeat import Log, Part
 
@@ -28,7 +29,7 @@ BLOCK = 1 << 24
 """The difference of names from one block to the next, and, in a block, from one pass to the next."""
 PASS = 1 << 14
 
-_ALLOCATE = Kind.ALLOCATE
+_ALLOCATE, _FREE = Kind.ALLOCATE, Kind.FREE
 _OF_A_TENSOR = (Kind.FREE, Kind.RECORD_STREAM)
 
 
@@ -94,6 +95,33 @@ class Program:
         if block == repeated:
             return range(extra + 1)
         return range(1) if 0 <= block < repeated else range(extra, extra + 1)
+
+    @cached_property
+    def least_bytes(self) -> int:
+        """What segments hold at least by the end of the simulated steps, if the cache is never flushed.
+
+        No pool uses another one's segments, so the peaks of all pools add up. Blocks whose free is deferred are not
+        counted. All runs of a part allocate and free as much as the first one.
+        """
+        blocks: dict[int, tuple[int, int]] = {}
+        live, peaks = [0] * NUM_POOLS, [0] * NUM_POOLS
+        for section, instructions in zip(self.sections, self.instructions, strict=True):
+            before, highest = live.copy(), live.copy()
+            for kind, number, _, size, pool, _ in instructions:
+                if kind is _ALLOCATE:
+                    blocks[number] = size, pool
+                    live[pool] += size
+                    if live[pool] > highest[pool]:
+                        highest[pool] = live[pool]
+                elif kind is _FREE:
+                    size, pool = blocks[number]
+                    live[pool] -= size
+            further = len(self.runs(section.block)) - 1
+            for pool in range(NUM_POOLS):
+                more = further * (live[pool] - before[pool])
+                peaks[pool] = max(peaks[pool], highest[pool] + max(more, 0))
+                live[pool] += more
+        return sum(peaks)
 
     def replaced_tensors(self) -> list[tuple[int, int]]:
         """Return the numbers of what the last step uses up, each with that of what it leaves, in all blocks."""

@@ -107,9 +107,16 @@ class Replay:
         return reading
 
     def is_full(self) -> bool:
-        """Whether there are allocation retries; replay no further than to the first one."""
+        """Whether there are allocation retries; replay no further than to the first one, and not what shows without."""
+        gpu_bytes = self._allocator.gpu_bytes
+        is_sure = gpu_bytes is not None and self._program.least_bytes > gpu_bytes
+        return is_sure or self.full_in_phase is not None
+
+    @property
+    def full_in_phase(self) -> str | None:
+        """The phase of the first allocation retry, up to which it replays; None if there is none."""
         self._go_on(len(self._program.steps), to_first_retry=True)
-        return self._allocator.num_retries > 0
+        return self._full_in_phase
 
     def _go_on(self, end: int, to_first_retry: bool = False) -> None:
         """Replay up to the end of a step; stop where memory runs out."""

@@ -191,8 +191,11 @@ def _table(result: HardwareResult, options: TableOptions) -> list[str]:
 
 def settings_rows(result: HardwareResult, options: TableOptions) -> list[tuple[SearchResult, Row]]:
     """Return the settings with an answer, each with its row: those under which something fits first, or as sorted."""
-    fitting_first = sorted(result.answered, key=lambda cell: cell.fits_value is None)
-    return options.arranged((cell, setting_row(cell, result.with_time)) for cell in fitting_first)
+    return options.arranged((cell, setting_row(cell, result.with_time)) for cell in _fitting_first(result))
+
+
+def _fitting_first(result: HardwareResult) -> list[SearchResult]:
+    return sorted(result.answered, key=lambda cell: cell.fits_value is None)
 
 
 def all_rows(results: Sequence[HardwareResult], options: TableOptions) -> list[Row]:
@@ -203,12 +206,14 @@ def all_rows(results: Sequence[HardwareResult], options: TableOptions) -> list[R
 
 
 def _rows(result: HardwareResult, varying: Sequence[str], shares_strategy: bool, options: TableOptions) -> list[str]:
-    rows = settings_rows(result, options)
-    if not rows:
+    cells = _fitting_first(result)
+    if options.is_given:
+        rows = settings_rows(result, options)
+        cells = [cell for cell, _ in rows]
+        if cells and options.columns:
+            return table_lines([answer_column(name, [row for _, row in rows]) for name in options.columns])
+    if not cells:
         return ["nothing fits under any setting"]
-    cells = [cell for cell, _ in rows]
-    if options.columns:
-        return table_lines([answer_column(name, [row for _, row in rows]) for name in options.columns])
     has_host = any(cell.setup.uses_host_memory for cell in result.answered)
     answer = [_row(cell, has_host, result.with_time) for cell in cells]
     columns = table_columns(list(answer[0]), [list(row.values()) for row in answer], {*answer[0]} - {WHY}, DROPPABLE)

@@ -237,6 +237,7 @@ class Curve:
             fits=fits,
             runs=lambda: True,
             prediction=None,
+            replayed=lambda: None,
             limit=SimpleNamespace(place="host"),
         )
 
