@@ -160,6 +160,14 @@ class AnswerDocument(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float | None = None
 
     @property
+    def values(self) -> dict[str, Any]:
+        """What the setup may differ in from others, by field: its own fields, what it runs on, its model."""
+        places = {name: getattr(self.server, name) for name in ("gpu", "num_nodes", "gpus_per_node")}
+        lora = self.model.lora and self.model.lora.text()
+        model = {"model": self.model.name, "code": self.model.code, "lora": lora}
+        return {**self.setup, "server": self.server.name, **places, **model}
+
+    @property
     def exceeds(self) -> str | None:
         """The memory that a setup exceeds: ``gpu`` or ``host``; None if neither, or if that is not known."""
         if self.memory is None or self.verdict in (None, Verdict.FITS):

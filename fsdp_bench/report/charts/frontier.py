@@ -10,13 +10,13 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
+from fsdp_bench.plan.setup_text import setup_line
 from fsdp_bench.report.charts.description import Slide
 from fsdp_bench.report.charts.max_size import MOST_BARS, NONE_FITS, UNKNOWN, MaxSizeBar, nested, size_bars
 from fsdp_bench.report.charts.slide import draw, in_file_name
 from fsdp_bench.report.charts.trial_facts import NESTING, kept_free
 from fsdp_bench.report.measured.frontier_text import at_an_end
 from fsdp_bench.report.text.max_size import QUANTITY_TEXTS
-from fsdp_bench.report.text.setups import common_line
 from fsdp_bench.spec.frontier import FrontierCell, FrontierRecord
 from fsdp_bench.spec.setup import FIELDS
 from fsdp_bench.spec.units import format_count, format_gib
@@ -140,7 +140,7 @@ def _conditions(record: FrontierRecord, cells: Sequence[FrontierCell], levels: S
     model = f"ladder of {first.family.value} models" if first.model is None else first.model.describe()
     steps = f"{quantity.print(quantity.smallest)} to {quantity.print(quantity.largest)} in {quantity.num_steps} steps"
     lines.append(f"{model}, vocabulary {first.vocab_size}; {quantity.name} {steps}")
-    lines.append(f"setup: {common_line(first.setup, levels, first.quantity.name)}")
+    lines.append(f"setup: {setup_line(first.setup, ('strategy', *levels), first.quantity.name)}")
     if record.device == "cpu":
         lines.append(f"a budget of {format_gib(limit or 0)} of live tensors per rank stands for GPU memory; gloo")
     else:

@@ -16,12 +16,13 @@ from typing import TypeVar
 from fsdp_bench.plan.max_size import HardwareResult
 from fsdp_bench.plan.search.quantity import Quantity
 from fsdp_bench.plan.search.search import SearchResult
+from fsdp_bench.plan.setup_text import SELDOM, SIZES, named, setup_line, spaced
+from fsdp_bench.plan.setup_text import value_text as field_text
 from fsdp_bench.report.charts.colors import Style
 from fsdp_bench.report.charts.description import Bar, BarGroup, Bars, Key, Piece, Slide
 from fsdp_bench.report.charts.trial_facts import NESTING, ORDER
 from fsdp_bench.report.text.common import hardware_text
 from fsdp_bench.report.text.max_size import QUANTITY_TEXTS, host_line, kept_free, load_lines, model_line, value_text
-from fsdp_bench.report.text.setups import SELDOM, SIZES, common_line, named, spaced, value_of
 from fsdp_bench.simulate import TORCH_VERSION
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.setup import Offload, TrainSetup
@@ -226,7 +227,7 @@ def arrange(places: Sequence[tuple[str, Sequence[Quantity]]]) -> Arrangement:
 def _label(field: str, name: str, setup: TrainSetup) -> str:
     if field == SERVER:
         return name
-    text = value_of(setup, field)
+    text = field_text(field, getattr(setup, field))
     return named(field, text) if field in (*SELDOM, *SIZES) else text
 
 
@@ -279,7 +280,7 @@ def _subtitle(results: Sequence[HardwareResult]) -> str:
 
 
 def _values(results: Sequence[HardwareResult], field: str) -> set[str]:
-    return {value_of(cell.setup, field) for one in results for cell in one.cells}
+    return {field_text(field, getattr(cell.setup, field)) for one in results for cell in one.cells}
 
 
 def _servers(results: Sequence[HardwareResult]) -> str:
@@ -293,9 +294,9 @@ def _servers(results: Sequence[HardwareResult]) -> str:
 def _conditions(results: Sequence[HardwareResult]) -> list[str]:
     first = results[0].cells[0]
     setups = [cell.setup for one in results for cell in one.cells]
-    varying = [level for level in (*LEVELS[1:], "world_size") if len(_values(results, level)) > 1]
+    differing = [level for level in (*LEVELS[1:], "world_size") if len(_values(results, level)) > 1]
     lines = ["source: predicted, not measured", f"model: {model_line(first)}"]
-    lines.append(f"setup: {common_line(first.setup, varying, first.quantity.name)}")
+    lines.append(f"setup: {setup_line(first.setup, ('strategy', *differing), first.quantity.name)}")
     lines += [_hardware(one) for one in results]
     shown = [cell.shown.setup for one in results for cell in one.cells if cell.is_answered]
     groups = {str(setup.shard_group_size) for setup in shown if setup.strategy.is_hybrid}

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from fsdp_bench.plan.chart_data import DrawnMemory, drawn_memory
 from fsdp_bench.plan.prediction import Prediction
 from fsdp_bench.plan.question import Question
+from fsdp_bench.plan.setup_text import setup_line, spaced, title, varying
 from fsdp_bench.report.charts.axis import Axis, Tick, memory_unit
 from fsdp_bench.report.charts.colors import Style
 from fsdp_bench.report.charts.description import (
@@ -26,7 +27,6 @@ from fsdp_bench.report.charts.description import (
 )
 from fsdp_bench.report.text.common import hardware_text
 from fsdp_bench.report.text.prediction import required_lines, verdict
-from fsdp_bench.report.text.setups import common_line, setup_line, spaced, title, varying_fields
 from fsdp_bench.simulate import TORCH_VERSION
 from fsdp_bench.simulate.events import Category
 from fsdp_bench.spec.units import format_gib
@@ -196,10 +196,12 @@ def timeline_slide(predictions: Sequence[Prediction], refused: Sequence[Question
         SpecError: for more setups than one picture shows legibly.
     """
     check_number("chart", len(predictions), MOST)
-    varying = varying_fields([prediction.question for prediction in predictions])
+    differing = varying([prediction.values for prediction in predictions])
     columns = COLUMNS[len(predictions)]
     panels = [
-        _Panel(one, drawn_memory(one.question.simulated, most=MOMENTS // columns), title(one.question, varying))
+        _Panel(
+            one, drawn_memory(one.question.simulated, most=MOMENTS // columns), title(one.question.values, differing)
+        )
         for one in predictions
     ]
     first, is_alone = predictions[0].question, len(panels) == 1
@@ -208,7 +210,7 @@ def timeline_slide(predictions: Sequence[Prediction], refused: Sequence[Question
     return Slide(
         f"Memory over one training step (predicted): {hardware_text(first.hardware, first.setup.world_size)}",
         answer if is_alone else f"{name}, {len(panels)} setups on one scale",
-        tuple(_conditions(predictions, varying)),
+        tuple(_conditions(predictions, differing)),
         tuple(
             memory_plot(
                 panel.memory,
@@ -257,9 +259,9 @@ def _hidden_reason(prediction: Prediction) -> str:
     return "; host memory is too small"
 
 
-def _conditions(predictions: Sequence[Prediction], varying: Sequence[str]) -> list[str]:
+def _conditions(predictions: Sequence[Prediction], differing: Sequence[str]) -> list[str]:
     first = predictions[0].question
-    setup = setup_line(first.setup) if len(predictions) == 1 else common_line(first.setup, varying)
+    setup = setup_line(first.values, differing if len(predictions) > 1 else ())
     gpu = predictions[0].gpu
     facts = ["source: predicted, not measured", f"model: {first.model.describe()}", f"setup: {setup}"]
     if gpu is not None and gpu.usable_memory_source is not None:
@@ -285,5 +287,5 @@ def _notes(panels: Sequence[_Panel], refused: Sequence[Question]) -> list[str]:
         memory = panel.prediction.memory
         if memory.peak_phase == "load":
             lines.append(f"{panel.title}: loading, not drawn, is higher: {format_gib(memory.peak_allocated_bytes)}")
-    reasons = dict.fromkeys(f"impossible: {title(question, ())}: {question.impossible}" for question in refused)
+    reasons = dict.fromkeys(f"impossible: {title(question.values, ())}: {question.impossible}" for question in refused)
     return lines + list(reasons)[:3]

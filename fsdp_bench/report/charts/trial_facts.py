@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Hashable
 from enum import StrEnum
 
-from fsdp_bench.report.text.setups import FIELDS as COLUMNS
+from fsdp_bench.plan.setup_text import FIELDS as COLUMNS
 from fsdp_bench.spec.model_code import TrainedModel
 from fsdp_bench.spec.rank_report import Outcome
 from fsdp_bench.spec.record import TrialRecord

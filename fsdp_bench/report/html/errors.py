@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from fsdp_bench.catalog.loader import gpu_by_product_name
 from fsdp_bench.plan.chart_data import drawn_memory, drawn_streams
 from fsdp_bench.plan.question import Question
+from fsdp_bench.plan.setup_text import setup_line
 from fsdp_bench.plan.speed import speed
 from fsdp_bench.report.charts.axis import from_zero, memory_unit
 from fsdp_bench.report.charts.colors import Style
@@ -16,7 +17,6 @@ from fsdp_bench.report.charts.memory_timeline import memory_plot, phase_bars
 from fsdp_bench.report.charts.step import both_views
 from fsdp_bench.report.html.blocks import Block, Column, Details, Facts, Section, Text, numbers, table, words
 from fsdp_bench.report.text.common import UNKNOWN
-from fsdp_bench.report.text.setups import setup_line
 from fsdp_bench.report.text.speed import step_text
 from fsdp_bench.simulate.step import SimulatedSteps
 from fsdp_bench.spec.calibration_profile import Profile

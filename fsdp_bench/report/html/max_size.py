@@ -8,22 +8,18 @@ from dataclasses import replace
 from functools import partial
 
 from fsdp_bench.plan.max_size import MaxSizeDocument, SettingDocument
+from fsdp_bench.plan.setup_text import PLACES, named_values, setup_line, spaced, strategy_text, title, varying
 from fsdp_bench.report.charts.description import Bars
 from fsdp_bench.report.charts.max_size import CANNOT_RUN, NONE_FITS, MaxSizeBar, size_bars
 from fsdp_bench.report.html.blocks import Cell, Column, Facts, Page, Section, Table, table, words
 from fsdp_bench.report.html.settings import (
     hardware_of,
     listed,
-    name_of,
     place_facts,
     setting_columns,
-    setup_text,
-    strategy_of,
-    values_of,
 )
 from fsdp_bench.report.text.common import UNKNOWN, sizes_by_source
 from fsdp_bench.report.text.max_size import QUANTITY_TEXTS, value_text
-from fsdp_bench.report.text.setups import PLACES, named_values, spaced, varying
 from fsdp_bench.spec.units import format_gib
 
 
@@ -47,7 +43,7 @@ def _answer(servers: Sequence[MaxSizeDocument]) -> str:
     """Return the largest value, or the fewest GPUs: those of a plan, where it needs fewer than any setting here."""
     first = servers[0]
     found = [
-        (one, cell.fits_value, name_of(values_of(cell.setup), _varying(one)))
+        (one, cell.fits_value, title(cell.setup, _varying(one)))
         for one in servers
         for cell in one.cells
         if cell.fits_value is not None
@@ -55,9 +51,9 @@ def _answer(servers: Sequence[MaxSizeDocument]) -> str:
     fewest = ((one, one.on_fewest) for one in servers if one.on_fewest is not None)
     named = ("api", "checkpointing", "loss", "offload")
     for one, answer in fewest:
-        values, gpus = values_of(answer.setup), answer.setup.get("world_size")
+        gpus = answer.setup.get("world_size")
         segments = ", expandable segments" * bool(answer.expandable_segments)
-        found.append((one, gpus if isinstance(gpus, int) else 0, name_of(values, named) + segments))
+        found.append((one, gpus if isinstance(gpus, int) else 0, title(answer.setup, named) + segments))
     if found:
         one, value, setting = (min if first.dial == "world_size" else max)(found, key=lambda each: each[1])
         if first.dial != "world_size":
@@ -76,7 +72,7 @@ def _conditions(servers: Sequence[MaxSizeDocument]) -> Facts:
     kept = sizes_by_source((cell.required_headroom_bytes, cell.required_headroom_source) for _, cell in cells)
     facts = [
         ("model", listed(models, "models") if models and first.dial != "num_parameters" else ""),
-        *(("setup", setup_text(values_of(cell.setup), (*_varying(one), one.dial))) for one, cell in cells),
+        *(("setup", setup_line(cell.setup, _varying(one), one.dial)) for one, cell in cells),
         *(fact for one in servers for fact in (("hardware", _hardware(one)), *place_facts(one.server))),
         ("fits", "no allocation retries, with what is kept free, and within the host's memory where that is known"),
         *(("kept free", f"{sizes} of each GPU, {source or UNKNOWN}") for sizes, source in kept),
@@ -109,19 +105,20 @@ def _unit(one: MaxSizeDocument) -> str:
 
 
 def _varying(one: MaxSizeDocument) -> list[str]:
-    """Return what the settings differ in, without the strategy and what is searched."""
-    found = varying([values_of(cell.setup) for cell in one.cells])
+    """Return what the settings differ in, without what is searched."""
+    found = varying([cell.setup for cell in one.cells])
     return [field for field in found if field not in (*PLACES, one.dial)]
 
 
 def _largest_bars(one: MaxSizeDocument, highest: int) -> Bars:
-    fields, text = _varying(one), QUANTITY_TEXTS.get(one.dial)
+    fields, text = [one for one in _varying(one) if one != "strategy"], QUANTITY_TEXTS.get(one.dial)
     bars = []
     for cell in one.cells:
-        values = values_of(cell.setup)
         note = CANNOT_RUN if cell.impossible else UNKNOWN if cell.unknown else NONE_FITS
-        labels = tuple(named_values(values, fields))
-        bars.append(MaxSizeBar(strategy_of(values), labels, cell.fits_value, with_retries=cell.runs_value, note=note))
+        labels = tuple(named_values(cell.setup, fields))
+        bars.append(
+            MaxSizeBar(strategy_text(cell.setup), labels, cell.fits_value, with_retries=cell.runs_value, note=note)
+        )
     heading = f"{_hardware(one)}: what fits (predicted)"
     (found,) = size_bars(
         {heading: bars}, text.axes if text else ((1.0, ""),), (), partial(value_text, one.dial), _unit(one)
@@ -135,7 +132,7 @@ def _largest_table(one: MaxSizeDocument) -> Table:
     tokens = [cell.time and cell.time.tokens_per_second_per_gpu for cell in cells]
     next_one = (cell.impossible or cell.unknown or (cell.limited_by.words if cell.limited_by else "") for cell in cells)
     columns = {
-        **setting_columns([values_of(cell.setup) for cell in cells], _varying(one), one.dial),
+        **setting_columns([cell.setup for cell in cells], _varying(one), one.dial),
         "fits": Column(tuple(fits), is_number=True),
         "model": words(cell.model or "" for cell in cells),
         "peak allocated": _known(cells, [one.peak_allocated_bytes if one else None for one in memories], format_gib),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from fsdp_bench.plan.purchase.document import OfferDocument, PlanDocument
+from fsdp_bench.plan.setup_text import setup_line
 from fsdp_bench.report.charts.axis import around
 from fsdp_bench.report.charts.colors import Style
 from fsdp_bench.report.charts.description import Key, Line, Plot, Point
@@ -13,7 +14,6 @@ from fsdp_bench.report.charts.step import both_views
 from fsdp_bench.report.html.blocks import Block, Facts, Page, Section, Table, Text, Tile, Tiles, numbers, table, words
 from fsdp_bench.report.text import plan as text
 from fsdp_bench.report.text.common import UNKNOWN
-from fsdp_bench.report.text.setups import setup_line
 from fsdp_bench.spec.hardware import Source
 from fsdp_bench.spec.units import GIB, format_count, format_gib
 

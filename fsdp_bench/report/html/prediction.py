@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 from fsdp_bench.plan.document import AnswerDocument
+from fsdp_bench.plan.setup_text import setup_line, spaced, title, varying
 from fsdp_bench.plan.table import answer_row
 from fsdp_bench.report.charts.colors import Style
 from fsdp_bench.report.charts.description import Bar, BarGroup, Bars, Piece, Plot
@@ -17,16 +17,11 @@ from fsdp_bench.report.html.settings import (
     answer_column,
     hardware_of,
     listed,
-    name_of,
     place_facts,
     setting_columns,
-    setup_text,
-    strategy_of,
-    values_of,
 )
 from fsdp_bench.report.text.common import UNKNOWN
 from fsdp_bench.report.text.prediction_table import column_header
-from fsdp_bench.report.text.setups import spaced, varying
 from fsdp_bench.report.text.speed import PART_LABELS, step_text
 from fsdp_bench.spec.units import format_count, format_gib
 
@@ -43,27 +38,23 @@ def _verdict(one: AnswerDocument) -> str:
 def prediction_page(predictions: Sequence[AnswerDocument]) -> Page:
     """Return the page of one predicted setup, or of several side by side."""
     first = predictions[0]
-    differing = varying([_values(one) for one in predictions])
+    differing = varying([one.values for one in predictions])
     sections = [Section("Conditions and versions", (_conditions(predictions, differing),))]
     models = listed((one.model.name for one in predictions), "models")
-    title = f"{models} on {listed(map(_hardware, predictions), 'kinds of hardware')}"
+    heading = f"{models} on {listed(map(_hardware, predictions), 'kinds of hardware')}"
     if len(predictions) == 1:
         lead = [] if first.memory is None else [_tiles(first)]
-        return Page(title, first.source, _answer(first), lead=tuple(lead), sections=(*_alone(first), *sections))
+        return Page(heading, first.source, _answer(first), lead=tuple(lead), sections=(*_alone(first), *sections))
     best = max((one for one in predictions if one.fits), key=_tokens, default=None)
     chart = _trade_off(predictions, differing)
     compared = Section("All setups", (_setups(predictions, differing, best),))
     return Page(
-        title,
+        heading,
         first.source,
         _answer_of_several(predictions, differing, best),
         lead=(chart,) if chart else (),
         sections=(compared, *sections),
     )
-
-
-def _values(one: AnswerDocument) -> dict[str, Any]:
-    return values_of(one.setup, one.server, one.model)
 
 
 def _hardware(one: AnswerDocument) -> str:
@@ -79,7 +70,7 @@ def _answer_of_several(
     answer = f"{len(fitting)} of {len(predictions)} setups fit{'s' * (len(fitting) == 1)} ({_source(predictions[0])})"
     if best is None:
         return answer
-    name, speed = name_of(_values(best), differing), f"{_tokens(best):,.0f} tokens/s per GPU"
+    name, speed = title(best.values, differing), f"{_tokens(best):,.0f} tokens/s per GPU"
     if len(fitting) == 1:
         return f"{answer}: {name}" + (f", {speed}" if _tokens(best) else "")
     return f"{answer}; {name} trains the most, {speed}" if _tokens(best) else answer
@@ -104,7 +95,7 @@ def _tiles(one: AnswerDocument) -> Tiles:
     memory, time = one.memory, one.time
     assert memory is not None
     tiles = [
-        Tile("setting", name_of(_values(one), ("api", "precision", "checkpointing"))),
+        Tile("setting", title(one.values, ("api", "precision", "checkpointing"))),
         Tile("peak allocated", format_gib(memory.peak_allocated_bytes)),
     ]
     if one.headroom_bytes is not None:
@@ -166,7 +157,7 @@ def _setups(predictions: Sequence[AnswerDocument], differing: Sequence[str], bes
     rows = list(map(answer_row, predictions))
     columns = {
         "#": numbers(range(1, len(rows) + 1)),
-        **setting_columns(list(map(_values, predictions)), differing),
+        **setting_columns([one.values for one in predictions], differing),
         **{column_header(name).replace("\n", " "): answer_column(name, rows) for name in _ANSWER},
     }
     marked = [place for place, one in enumerate(predictions) if one is best]
@@ -175,7 +166,7 @@ def _setups(predictions: Sequence[AnswerDocument], differing: Sequence[str], bes
 
 def _trade_off(predictions: Sequence[AnswerDocument], differing: Sequence[str]) -> Plot | None:
     points = [
-        TradeOffPoint(one.memory.needed_bytes, _tokens(one), one.fits, number, name_of(_values(one), differing))
+        TradeOffPoint(one.memory.needed_bytes, _tokens(one), one.fits, number, title(one.values, differing))
         for number, one in enumerate(predictions, start=1)
         if one.memory is not None and one.memory.needed_bytes and _tokens(one)
     ]
@@ -206,10 +197,9 @@ def _facts(one: AnswerDocument, differing: Sequence[str]) -> list[tuple[str, str
     whose = "" if one.model.code == "benchmark" else f", {one.model.code}"
     adapters = "" if one.model.lora is None else f" with {one.model.lora.title}"
     ran = one.source in _RAN
-    strategy = "" if "strategy" in differing else strategy_of(one.setup)
     return [
         ("model", f"{one.model.name}{size}{whose}{adapters}"),
-        ("setup", ", ".join(filter(None, (strategy, setup_text(_values(one), differing))))),
+        ("setup", setup_line(one.values, differing)),
         ("hardware", _hardware(one)),
         *place_facts(one.server),
         (

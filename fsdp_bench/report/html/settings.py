@@ -2,46 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from fsdp_bench.plan.document import HardwareDocument, ModelDocument
-from fsdp_bench.plan.table import Row as TableRow
-from fsdp_bench.report.html.blocks import Cell, Column, words
-from fsdp_bench.report.text.prediction_table import cell_text, is_number
-from fsdp_bench.report.text.setups import (
+from fsdp_bench.plan.document import HardwareDocument
+from fsdp_bench.plan.setup_text import (
     FIELDS,
     NUMBERS,
     PLACES,
     SELDOM,
-    named_values,
     spaced,
-    strategy_name,
+    strategy_text,
     value_text,
 )
-from fsdp_bench.spec.codec import to_builtins
-from fsdp_bench.spec.setup import TrainSetup
+from fsdp_bench.plan.table import Row as TableRow
+from fsdp_bench.report.html.blocks import Cell, Column, words
+from fsdp_bench.report.text.prediction_table import cell_text, is_number
 from fsdp_bench.spec.units import format_gib
 
 ALWAYS = ("strategy", *(field for field in FIELDS if field not in SELDOM), "loss")
 """Fields that a table has in any case: a column, or a line above it where all rows have the same value."""
 _TITLES = {"num_nodes": "nodes", "gpus_per_node": "GPUs per node", "world_size": "GPUs", "lora": "LoRA"}
-_DEFAULTS: dict[str, Any] = to_builtins(TrainSetup())
 _MOST_NAMED = 3
 """If there are more models or servers, their number is named."""
-
-
-def values_of(
-    setup: Mapping[str, Any], server: HardwareDocument | None = None, model: ModelDocument | None = None
-) -> dict[str, Any]:
-    """Return what a setup may differ in from others, by field; what it runs on and its model where they are given."""
-    values = dict(setup)
-    if server is not None:
-        values |= {"server": server.name, "gpu": server.gpu}
-        values |= {"num_nodes": server.num_nodes, "gpus_per_node": server.gpus_per_node}
-    if model is not None:
-        values |= {"model": model.name, "code": model.code, "lora": model.lora and model.lora.text()}
-    return values
 
 
 def setting_columns(
@@ -54,7 +37,7 @@ def setting_columns(
 
 def _column(field: str, setups: Sequence[Mapping[str, Any]]) -> Column:
     if field == "strategy":
-        return words(map(strategy_of, setups))
+        return words(map(strategy_text, setups))
     texts = (value_text(field, one[field]) if field in one else "" for one in setups)
     if field not in NUMBERS:
         return words(texts)
@@ -72,22 +55,6 @@ def answer_column(name: str, rows: Sequence[TableRow]) -> Column:
         for row in rows
     )
     return Column(tuple(cells), is_number(name))
-
-
-def strategy_of(values: Mapping[str, Any]) -> str:
-    """Return a setup's strategy, with the size of its shard groups and what runs instead, if that is another."""
-    return strategy_name(*(values.get(one) for one in ("strategy", "effective_strategy", "shard_size", "world_size")))
-
-
-def name_of(values: Mapping[str, Any], varying: Iterable[str]) -> str:
-    """Return the name of a setup in a sentence: its strategy, and what it differs in from others."""
-    return ", ".join([strategy_of(values), *named_values(values, varying)])
-
-
-def setup_text(values: Mapping[str, Any], varying: Collection[str] = ()) -> str:
-    """Return the fields of a setup that several share, seldom ones only if they differ from their default."""
-    usual = (one for one in FIELDS if one not in SELDOM or values.get(one) not in (None, _DEFAULTS[one]))
-    return ", ".join(named_values(values, [field for field in usual if field in values and field not in varying]))
 
 
 def place_facts(server: HardwareDocument) -> list[tuple[str, str]]:

@@ -3,7 +3,6 @@
 Read in this order:
     prediction.py        one prediction: whether it fits, in one line; peak, breakdown, time
     speed.py             step time, exposed communication, tokens per second
-    setups.py            a setup as a line, several by what they differ in
     prediction_table.py  several predictions in one table; cells and headers of every column that it can have
     plan.py              which servers, how many, which setting: the winner and the offers beside it
     max_size.py          the largest model that fits, one row for each setting; what would help if nothing fits

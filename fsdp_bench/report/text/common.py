@@ -8,6 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from fsdp_bench.catalog.lookup import place_names
+from fsdp_bench.plan.question import Question
 from fsdp_bench.rates.communicators import Communicator, Communicators, Purpose
 from fsdp_bench.rates.nccl_buffers import Bounds
 from fsdp_bench.report.terminal import terminal_width
@@ -24,6 +26,32 @@ def hardware_text(hardware: Hardware | None, world_size: int) -> str:
         return f"{world_size} x CPU"
     gpus = f" ({hardware.world_size} x {hardware.gpu.name})" if hardware.has_server else ""
     return f"{hardware.count(world_size)} x {hardware.name}{gpus}"
+
+
+def hardware_facts(questions: Sequence[Question], prefix: str = "") -> list[str]:
+    """Return the hardware of the questions, and the source of each GPU's usable memory."""
+    counts: dict[tuple[str | None, ...], list[Question]] = {}
+    for question in questions:
+        server, gpu, _, each = place_names(question.hardware)
+        counts.setdefault((server, gpu, str(each)), []).append(question)
+    return [line for alike in counts.values() for line in _hardware_facts(alike, prefix)]
+
+
+def _hardware_facts(questions: Sequence[Question], prefix: str) -> list[str]:
+    """Return the hardware of questions that differ in the number of nodes or GPUs alone."""
+    hardware = questions[0].hardware
+    if hardware is None:
+        return [fact("hardware", "none named")]
+    counts = sorted({q.hardware.count(q.setup.world_size) for q in questions if q.hardware})
+    numbers = ", ".join(map(str, counts)) if len(counts) <= 6 else f"{counts[0]} to {counts[-1]}"
+    name, gpu = f"{numbers} x {hardware.name_with_gpus}", hardware.gpu
+    source = gpu.usable_memory_source
+    if gpu.usable_memory_bytes is None or source is None:
+        return [fact("hardware", f"{prefix}{name}; usable memory unknown")]
+    return [
+        fact("hardware", f"{prefix}{name}; {format_gib(gpu.usable_memory_bytes)} usable on each"),
+        fact("", f"source: {source.title} ({source.date})"),
+    ]
 
 
 def assumed_lines(assumed: Iterable[str]) -> list[str]:

@@ -9,13 +9,13 @@ from fsdp_bench.plan.max_size import HardwareResult, NothingFits, lacks_host_mem
 from fsdp_bench.plan.prediction import Prediction
 from fsdp_bench.plan.remedies import smaller_bases
 from fsdp_bench.plan.search.search import SearchResult
+from fsdp_bench.plan.setup_text import PLACES, setup_line, title, varying
 from fsdp_bench.plan.table import Row, TableOptions
 from fsdp_bench.replay.host_memory import Build
 from fsdp_bench.report.table import table_columns, table_lines
-from fsdp_bench.report.text.common import assumed_lines, fact
+from fsdp_bench.report.text.common import assumed_lines, fact, hardware_facts
 from fsdp_bench.report.text.prediction import modelled, remedy_line, required_lines
 from fsdp_bench.report.text.prediction_table import answer_column, label_columns
-from fsdp_bench.report.text.setups import PLACES, common_line, hardware_facts, strategy_text, title, varying_fields
 from fsdp_bench.report.text.speed import SPEED_COLUMNS, rests_on, speed_cells, throughput_text
 from fsdp_bench.spec.model import ModelShape
 from fsdp_bench.spec.setup import Loss, Offload
@@ -163,17 +163,16 @@ def _offloaded_speed(found: Prediction) -> str:
 
 
 def _varying(result: HardwareResult) -> list[str]:
-    """Return what the settings differ in, without the strategy. The first candidates' model or GPUs are no setting."""
-    return [field for field in varying_fields([cell.question for cell in result.cells]) if field not in PLACES]
+    """Return what the settings differ in. The first candidates' model or GPUs are no setting."""
+    found = [field for field in varying([cell.question.values for cell in result.cells]) if field not in PLACES]
+    return found or ["strategy"]
 
 
 def _table(result: HardwareResult, options: TableOptions) -> list[str]:
-    first, varying = result.cells[0], _varying(result)
-    strategies = {strategy_text(cell.question) for cell in result.cells}
-    shares_strategy = bool(varying) and len(strategies) == 1
+    first, differing = result.cells[0], _varying(result)
     lines = [
         fact("model", model_line(first)),
-        fact("setup", common_line(first.setup, varying, first.quantity.name, shares_strategy)),
+        fact("setup", setup_line(first.question.values, differing, first.quantity.name)),
         *hardware_facts([first.question], "up to " if first.quantity.name == "world_size" else ""),
         fact("modelled", modelled(first.question)),
         fact("fits", meaning(result)),
@@ -183,7 +182,7 @@ def _table(result: HardwareResult, options: TableOptions) -> list[str]:
     if result.with_time and timed is not None:
         lines.append(fact("rates", f"{rests_on(timed.speed, first.check.profile)}; time of what fits, in eager"))
     if result.answered:
-        lines += ["", *_rows(result, varying, shares_strategy, options)]
+        lines += ["", *_rows(result, differing, options)]
     notes = dict.fromkeys(note for cell in result.answered if cell.at for note in cell.at.notes)
     lines += ["", *(fact("note", note) for note in notes)] if notes else []
     return [*lines, *_unanswered(result)]
@@ -202,7 +201,7 @@ def all_rows(results: Sequence[HardwareResult], options: TableOptions) -> list[R
     return [*rows, *([] if options.only_fits else [setting_row(cell, with_time=False) for cell in others])]
 
 
-def _rows(result: HardwareResult, varying: Sequence[str], shares_strategy: bool, options: TableOptions) -> list[str]:
+def _rows(result: HardwareResult, differing: Sequence[str], options: TableOptions) -> list[str]:
     rows = settings_rows(result, options)
     if not rows:
         return ["nothing fits under any setting"]
@@ -212,7 +211,7 @@ def _rows(result: HardwareResult, varying: Sequence[str], shares_strategy: bool,
     has_host = any(cell.setup.uses_host_memory for cell in result.answered)
     answer = [_row(cell, has_host, result.with_time) for cell in cells]
     columns = table_columns(list(answer[0]), [list(row.values()) for row in answer], {*answer[0]} - {WHY}, DROPPABLE)
-    return table_lines([*label_columns([cell.shown for cell in cells], varying, shares_strategy, 40), *columns])
+    return table_lines([*label_columns([cell.shown for cell in cells], differing, 40), *columns])
 
 
 def _unanswered(result: HardwareResult) -> list[str]:
@@ -242,7 +241,7 @@ def _best_line(result: HardwareResult) -> str:
         node = format_gib(best.at.host.peak_bytes)
         what += f" if a node has {node} of host memory, which is not known"
     speed = _offloaded_speed(best.at) if best.at is not None else ""
-    return f"{result.title}: {what} (predicted): {found}, {title(best.shown, _varying(result))}{speed}"
+    return f"{result.title}: {what} (predicted): {found}, {title(best.shown.values, _varying(result))}{speed}"
 
 
 def meaning(result: HardwareResult) -> str:
@@ -345,4 +344,6 @@ def nothing_fits_sentence(found: NothingFits) -> str:
 
 def _where(found: NothingFits) -> str:
     question = found.prediction.question
-    return f"nearest: {question.hardware.name if question.hardware else ''}, {title(question, ['checkpointing'])}"
+    return (
+        f"nearest: {question.hardware.name if question.hardware else ''}, {title(question.values, ['checkpointing'])}"
+    )

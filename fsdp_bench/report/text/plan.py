@@ -10,10 +10,11 @@ from datetime import date
 from typing import NamedTuple
 
 from fsdp_bench.plan.purchase.document import OfferDocument, PlanDocument, ServerDocument
+from fsdp_bench.plan.setup_text import SIZES, setup_line
 from fsdp_bench.report.table import table_columns, table_lines
 from fsdp_bench.report.text.common import UNKNOWN, assumed_lines, fact
 from fsdp_bench.spec.recording.model import whose_code
-from fsdp_bench.spec.setup import Checkpointing, Loss, Offload, Reentrant, TrainSetup
+from fsdp_bench.spec.setup import Checkpointing, Loss, TrainSetup
 from fsdp_bench.spec.units import format_count, format_gib
 
 _INTEGER_FROM = 10
@@ -248,7 +249,7 @@ def _facts(plan: PlanDocument, offer: OfferDocument) -> list[str]:
     lines = [
         fact("model", f"{plan.model}: {plan.model_description}"),
         fact("training", f"{tokens}{batch}: {each} tokens a step"),
-        fact("setting", _setting(setup, offer.expandable_segments)),
+        fact("setting", setup_line(setup, _BESIDE) + ", expandable segments" * offer.expandable_segments),
         fact("memory", _memory(plan, offer)),
         fact("speed", speed),
         fact("price", _price(plan, offer)),
@@ -265,22 +266,8 @@ def _memory(plan: PlanDocument, offer: OfferDocument) -> str:
     return f"{text}; {warning}" if warning else text
 
 
-_OF_STEPS = ("gradient_accumulation_steps", "sync_every_micro_batch")
-"""Fields that are said beside the batch, or assumed."""
-
-
-def _setting(setup: TrainSetup, segments: bool) -> str:
-    parts = [setup.strategy.value, setup.api.value, str(setup.precision)]
-    parts.append(f"checkpointing {setup.checkpointing.value}")
-    if setup.checkpointing is Checkpointing.SELECTIVE and setup.checkpointing_policy is not None:
-        parts[-1] += f" {setup.checkpointing_policy}"
-    parts[-1] += "" if setup.reentrant is Reentrant.NO else f" reentrant {setup.reentrant.value}"
-    parts += [] if setup.loss is Loss.PLAIN else [f"loss {setup.loss.value}"]
-    parts += [] if setup.offload is Offload.NONE else [f"offload {setup.offload.value}"]
-    others = setup.changed("checkpointing_policy", "reentrant", "loss", *_OF_STEPS)
-    parts += [one.phrase(getattr(setup, one.name)) for one in others]
-    parts += ["expandable segments"] if segments else []
-    return ", ".join(parts)
+_BESIDE = ("world_size", *SIZES, "gradient_accumulation_steps", "sync_every_micro_batch")
+"""Fields that are said beside the setting, or assumed."""
 
 
 def _price(plan: PlanDocument, offer: OfferDocument) -> str:

@@ -8,8 +8,15 @@ from fsdp_bench.plan.estimate import Verdict
 from fsdp_bench.plan.prediction import Prediction
 from fsdp_bench.plan.question import Question
 from fsdp_bench.plan.remedies import Remedy, smaller_bases
-from fsdp_bench.report.text.common import UNKNOWN, assumed_lines, communicators_fact, fact, sizes_by_source
-from fsdp_bench.report.text.setups import hardware_facts, setup_line, spaced
+from fsdp_bench.plan.setup_text import setup_line, spaced
+from fsdp_bench.report.text.common import (
+    UNKNOWN,
+    assumed_lines,
+    communicators_fact,
+    fact,
+    hardware_facts,
+    sizes_by_source,
+)
 from fsdp_bench.report.text.speed import time_facts
 from fsdp_bench.simulate import TORCH_VERSION
 from fsdp_bench.simulate.step import STEPS

@@ -11,23 +11,21 @@ from math import inf
 from fsdp_bench.plan.estimate import Verdict
 from fsdp_bench.plan.prediction import Prediction
 from fsdp_bench.plan.question import Question
-from fsdp_bench.plan.table import SETUP_FIELDS, Row, TableOptions, answer_row
-from fsdp_bench.report.table import TableColumn, fits_width, table_lines
-from fsdp_bench.report.text.common import UNKNOWN, assumed_lines, fact
-from fsdp_bench.report.text.prediction import fits_text, modelled, required_facts, verdict
-from fsdp_bench.report.text.setups import (
+from fsdp_bench.plan.setup_text import (
     NUMBERS,
-    common_line,
-    hardware_facts,
     header_of,
-    labels,
-    names_of,
+    named_values,
+    setup_line,
     spaced,
-    strategy_text,
+    text_of,
     title,
     value_text,
-    varying_fields,
+    varying,
 )
+from fsdp_bench.plan.table import SETUP_FIELDS, Row, TableOptions, answer_row
+from fsdp_bench.report.table import TableColumn, fits_width, table_lines
+from fsdp_bench.report.text.common import UNKNOWN, assumed_lines, fact, hardware_facts
+from fsdp_bench.report.text.prediction import fits_text, modelled, required_facts, verdict
 from fsdp_bench.report.text.speed import percent, rests_on, step_text
 from fsdp_bench.spec.units import format_gib
 
@@ -66,26 +64,25 @@ def side_by_side(
     """Return the conclusion and one row per setup. Setups that fit come first, sorted by speed."""
     options = options or TableOptions()
     questions = [*(prediction.question for prediction in predictions), *refused]
-    varying, first = varying_fields(questions), questions[0]
-    shares_strategy = bool(varying) and len(set(map(strategy_text, questions))) == 1
+    differing, first = varying([one.values for one in questions]) or ["strategy"], questions[0]
     rows = [(question, row) for question, row in arranged(predictions, refused, options) if not row["impossible"]]
     shown = "" if len(rows) == len(predictions) else f", of which {len(rows)} are shown"
     rates = dict.fromkeys(rests_on(found.speed, found.question.profile) for found in predictions)
     lines = [
-        conclusion(predictions, varying),
+        conclusion(predictions, differing),
         *assumed_lines(one for prediction in predictions for one in prediction.question.assumptions),
         "",
         fact("predicted", f"{len(predictions):,} setups{shown}; peaks of rank 0 on one GPU"),
         *(fact("model", text) for text in dict.fromkeys(f"{q.model.name}: {q.model.describe()}" for q in questions)),
-        fact("setup", common_line(first.setup, varying, strategy=shares_strategy)),
+        fact("setup", setup_line(first.values, differing)),
         *hardware_facts(questions),
         fact("modelled", modelled(first)),
         *(fact("rates", text) for text in rates),
         fact("needs", "what the allocator reserves without retries; left: what the GPU has beyond that"),
         *required_facts(predictions),
         "",
-        *(table_lines(_columns(rows, varying, shares_strategy, options)) if rows else ["no setup fits"]),
-        *_refused_lines(refused, varying),
+        *(table_lines(_columns(rows, differing, options)) if rows else ["no setup fits"]),
+        *_refused_lines(refused, differing),
     ]
     notes = dict.fromkeys(note for prediction in predictions for note in prediction.notes)
     lines += ["", *(fact("note", note) for note in notes)] if notes else []
@@ -93,7 +90,7 @@ def side_by_side(
 
 
 def _columns(
-    rows: Sequence[tuple[Question, Row]], varying: Sequence[str], shares_strategy: bool, options: TableOptions
+    rows: Sequence[tuple[Question, Row]], differing: Sequence[str], options: TableOptions
 ) -> list[TableColumn]:
     chosen = options.columns or _USUAL
     answer = [
@@ -104,7 +101,7 @@ def _columns(
         )
         for name in chosen
     ]
-    return answer if options.columns else [*label_columns([q for q, _ in rows], varying, shares_strategy, 24), *answer]
+    return answer if options.columns else [*label_columns([q for q, _ in rows], differing, 24), *answer]
 
 
 def answer_column(name: str, rows: Sequence[Row], drop_priority: int = 0) -> TableColumn:
@@ -113,65 +110,61 @@ def answer_column(name: str, rows: Sequence[Row], drop_priority: int = 0) -> Tab
     return TableColumn(column_header(name), cells, is_number(name), drop_priority)
 
 
-def label_columns(
-    questions: Sequence[Question], varying: Sequence[str], shares_strategy: bool, others: int
-) -> list[TableColumn]:
+def label_columns(questions: Sequence[Question], differing: Sequence[str], others: int) -> list[TableColumn]:
     """Return the columns that say which setup a row is of, or one column of all where they would be too wide.
 
     Args:
         questions: one for each row.
-        varying: what the setups differ in, without the strategy.
-        shares_strategy: whether all have the same strategy, which then has no column.
+        differing: what the setups differ in.
         others: characters that the table's other columns need.
     """
-    cells = list(zip(*(labels(question, varying) for question in questions), strict=True))
-    headers = ["strategy", *map(header_of, varying)]
+    setups = [question.values for question in questions]
     columns = [
-        TableColumn(header, own, field in NUMBERS)
-        for header, field, own in zip(headers, ["", *varying], cells, strict=True)
-    ][shares_strategy:]
+        TableColumn(header_of(field), tuple(text_of(field, one) for one in setups), field in NUMBERS)
+        for field in differing
+    ]
     if fits_width(columns, others):
         return columns
-    names = [[*([] if shares_strategy else [strategy_text(q)]), *names_of(q, varying)] for q in questions]
-    return [TableColumn("setup", tuple(", ".join(words) for words in names), most_characters=_SETUP_WIDTH)]
+    names = (", ".join(named_values(one, differing)) for one in setups)
+    return [TableColumn("setup", tuple(names), most_characters=_SETUP_WIDTH)]
 
 
-def _refused_lines(refused: Sequence[Question], varying: Sequence[str]) -> list[str]:
+def _refused_lines(refused: Sequence[Question], differing: Sequence[str]) -> list[str]:
     reasons: dict[str | None, list[Question]] = {}
     for question in refused:
         reasons.setdefault(question.impossible, []).append(question)
     lines = [
-        f"impossible: {title(alike[0], varying)}{f' and {len(alike) - 1} more' if alike[1:] else ''}: {reason}"
+        f"impossible: {title(alike[0].values, differing)}{f' and {len(alike) - 1} more' if alike[1:] else ''}: {reason}"
         for reason, alike in reasons.items()
     ]
     return ["", *lines] if lines else []
 
 
-_RANK = {Verdict.FITS: 0, None: 1, Verdict.RUNS_WITH_RETRIES: 2, Verdict.DOES_NOT_FIT: 3}
+RANK = {Verdict.FITS: 0, None: 1, Verdict.RUNS_WITH_RETRIES: 2, Verdict.DOES_NOT_FIT: 3}
 
 
 def _order(prediction: Prediction) -> tuple[int, float, int]:
     seconds = prediction.speed.time.step_seconds if prediction.fits is not False else None
     work = prediction.setup.tokens_per_step_per_rank
-    return _RANK[prediction.verdict], inf if seconds is None else seconds / work, prediction.needed_bytes
+    return RANK[prediction.verdict], inf if seconds is None else seconds / work, prediction.needed_bytes
 
 
-def conclusion(predictions: Sequence[Prediction], varying: Sequence[str]) -> str:
+def conclusion(predictions: Sequence[Prediction], differing: Sequence[str]) -> str:
     """Return one sentence about the fastest setup that fits, or about the nearest one if none fits."""
     best = min(predictions, key=_order)
-    name, fitting = title(best.question, varying), [one for one in predictions if one.fits]
+    name, fitting = title(best.question.values, differing), [one for one in predictions if one.fits]
     if not fitting and best.fits is None:
         return f"whether any fits is unknown (predicted): {verdict(best).partition(': ')[2]}"
     if not fitting:
         least = min(predictions, key=lambda one: one.needed_bytes)
-        name, needs = title(least.question, varying), format_gib(least.needed_bytes)
+        name, needs = title(least.question.values, differing), format_gib(least.needed_bytes)
         return f"none of {len(predictions)} fits (predicted); {name} is nearest and needs {needs}"
     of = f"of the {len(fitting)} that fit" if len(fitting) > 1 else "the only one that fits"
     reserved = f"{format_gib(best.needed_bytes)} reserved"
     time, tokens = best.speed.time.step_seconds, best.speed.tokens_per_second_per_gpu
     if time is None or tokens is None:
         least = min(fitting, key=lambda one: one.needed_bytes)
-        name, reserved = title(least.question, varying), f"{format_gib(least.needed_bytes)} reserved"
+        name, reserved = title(least.question.values, differing), f"{format_gib(least.needed_bytes)} reserved"
         return f"{of}, {name} needs the least memory (predicted): {reserved}; times are unknown"
     differ = len({(one.setup.tokens_per_step_per_rank, one.setup.world_size) for one in fitting}) > 1
     fastest = "trains" if len(fitting) == 1 else "trains the most tokens per GPU" if differ else "is the fastest"
