@@ -39,6 +39,8 @@ class ModelDocument(msgspec.Struct, frozen=True, kw_only=True):
     family: str | None = None
     code: str = "benchmark"
     lora: LoRA | None = None
+    description: str | None = None
+    """The model in words, which the JSON form does not have."""
     num_hidden_layers: int | None = None
     hidden_size: int | None = None
     num_parameters: Count | None = None

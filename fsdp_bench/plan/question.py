@@ -142,7 +142,7 @@ class Question:
             device=ABSENT,
             expandable_segments=self.expandable_segments,
             load=self.build.value,
-            model=msgspec.convert(self.model.document(), ModelDocument),
+            model=msgspec.convert({**self.model.document(), "description": self.model.describe()}, ModelDocument),
             setup=setup_document(self.setup, reason is None),
             assumptions=self.assumptions,
             server=hardware_document(self.hardware),

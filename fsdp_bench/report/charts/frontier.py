@@ -10,9 +10,9 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from fsdp_bench.plan.setup_text import setup_line
+from fsdp_bench.plan.setup_text import setup_line, values_of
 from fsdp_bench.report.charts.description import Slide
-from fsdp_bench.report.charts.max_size import MOST_BARS, NONE_FITS, UNKNOWN, MaxSizeBar, nested, size_bars
+from fsdp_bench.report.charts.max_size import MOST_BARS, NONE_FITS, UNKNOWN, MaxSizeBar, label_of, nested, size_bars
 from fsdp_bench.report.charts.slide import draw, in_file_name
 from fsdp_bench.report.charts.trial_facts import NESTING, kept_free
 from fsdp_bench.report.measured.frontier_text import at_an_end
@@ -82,10 +82,9 @@ def _split(name: str, cells: list[FrontierCell], fields: Sequence[str]) -> list[
 
 def frontier_slide(record: FrontierRecord, cells: Sequence[FrontierCell]) -> Slide:
     """Return the chart of cells that share a model, a number of ranks and their work."""
-    levels = tuple(level for level in LEVELS if len({_label(level, cell) for cell in cells}) > 1)
-    ordered = nested(cells, levels, _label, lambda cell: cell.setup)
+    levels = tuple(level for level in LEVELS if len({label_of(level, values_of(cell.setup)) for cell in cells}) > 1)
     first, text = cells[0], QUANTITY_TEXTS[cells[0].quantity.name]
-    rows = {"": [_bar(record, cell, levels) for cell in ordered]}
+    rows = {"": nested(_bar(record, cell, levels) for cell in cells)}
     number = format_count if first.quantity.name == "num_parameters" else str
     return Slide(
         f"{text.title} ({record.source}, and predicted): {first.setup.world_size} ranks",
@@ -96,17 +95,12 @@ def frontier_slide(record: FrontierRecord, cells: Sequence[FrontierCell]) -> Sli
     )
 
 
-def _label(level: str, cell: FrontierCell) -> str:
-    value = getattr(cell.setup, level)
-    return FIELDS[level].phrase(value) if FIELDS[level].seldom else str(value)
-
-
 def _bar(record: FrontierRecord, cell: FrontierCell, levels: Sequence[str]) -> MaxSizeBar:
     measured, predicted = cell.measured, cell.predicted
     value = measured.fits if measured is not None and measured.fits else None
     return MaxSizeBar(
         group=cell.setup.strategy.value,
-        labels=tuple(_label(level, cell) for level in levels),
+        labels=tuple(label_of(level, values_of(cell.setup)) for level in levels),
         value=value,
         source=record.source,
         predicted=predicted.fits if value is not None and predicted is not None and predicted.fits else None,

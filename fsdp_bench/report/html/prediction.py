@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from fsdp_bench.plan.document import AnswerDocument
-from fsdp_bench.plan.setup_text import setup_line, spaced, title, varying
+from fsdp_bench.plan.setup_text import spaced, title, varying
 from fsdp_bench.plan.table import answer_row
 from fsdp_bench.report.charts.colors import Style
 from fsdp_bench.report.charts.description import Bar, BarGroup, Bars, Piece, Plot
@@ -15,15 +15,14 @@ from fsdp_bench.report.charts.trade_off import TradeOffPoint, trade_off_plot
 from fsdp_bench.report.html.blocks import Block, Facts, Page, Section, Table, Text, Tile, Tiles, numbers, table
 from fsdp_bench.report.html.settings import (
     answer_column,
-    hardware_of,
     listed,
-    place_facts,
     setting_columns,
 )
 from fsdp_bench.report.text.common import UNKNOWN
+from fsdp_bench.report.text.conditions import assumed_facts, conditions, hardware_text, note_facts
 from fsdp_bench.report.text.prediction_table import column_header
 from fsdp_bench.report.text.speed import PART_LABELS, step_text
-from fsdp_bench.spec.units import format_count, format_gib
+from fsdp_bench.spec.units import format_gib
 
 OTHER = Style("dark-grey")
 """The style of a part that this version does not know."""
@@ -58,7 +57,7 @@ def prediction_page(predictions: Sequence[AnswerDocument]) -> Page:
 
 
 def _hardware(one: AnswerDocument) -> str:
-    return hardware_of(one.server, one.setup.get("world_size"))
+    return hardware_text(one.server, one.setup.get("world_size"))
 
 
 def _answer_of_several(
@@ -186,32 +185,14 @@ def _limits(predictions: Iterable[AnswerDocument]) -> dict[int, str]:
 
 
 def _conditions(predictions: Sequence[AnswerDocument], differing: Sequence[str]) -> Facts:
-    found = list(dict.fromkeys(fact for one in predictions for fact in _facts(one, differing) if fact[1]))
-    names = list(dict.fromkeys(name for name, _ in found))
-    return Facts(tuple(sorted(found, key=lambda fact: names.index(fact[0]))))
-
-
-def _facts(one: AnswerDocument, differing: Sequence[str]) -> list[tuple[str, str]]:
-    count, kept, why = one.model.num_parameters, one.required_headroom_bytes, one.required_headroom_source or UNKNOWN
-    size = "" if count is None else f", {format_count(count)} parameters"
-    whose = "" if one.model.code == "benchmark" else f", {one.model.code}"
-    adapters = "" if one.model.lora is None else f" with {one.model.lora.title}"
-    ran = one.source in _RAN
-    return [
-        ("model", f"{one.model.name}{size}{whose}{adapters}"),
-        ("setup", setup_line(one.values, differing)),
-        ("hardware", _hardware(one)),
-        *place_facts(one.server),
-        (
-            "kept free",
-            "" if kept is None else f"{format_gib(kept)} of each GPU, {why}",
-        ),
-        ("kernels", f"{one.kernels or UNKNOWN}{', expandable segments' * bool(one.expandable_segments)}"),
-        ("PyTorch", f"{one.torch or UNKNOWN}{'' if ran else ', as modelled'}"),
-        ("source", f"{_source(one)}: {_RAN.get(one.source, 'a simulation of the training step')}; no GPU was used"),
-        ("as the Trainer", "; ".join(one.assumptions)),
-        *(("note", note) for note in one.notes or ()),
-    ]
+    first = predictions[0]
+    ran = _RAN.get(first.source, "a simulation of the training step")
+    return Facts((
+        *conditions(predictions, differing),
+        ("source", f"{_source(first)}: {ran}; no GPU was used"),
+        *assumed_facts(predictions),
+        *note_facts(predictions),
+    ))  # fmt: skip
 
 
 _RAN = {"dry-run": "a training step of PyTorch's own FSDP, on tensors without data"}

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from fsdp_bench.plan.document import HardwareDocument
 from fsdp_bench.plan.setup_text import (
     FIELDS,
     NUMBERS,
@@ -18,7 +17,6 @@ from fsdp_bench.plan.setup_text import (
 from fsdp_bench.plan.table import Row as TableRow
 from fsdp_bench.report.html.blocks import Cell, Column, words
 from fsdp_bench.report.text.prediction_table import cell_text, is_number
-from fsdp_bench.spec.units import format_gib
 
 ALWAYS = ("strategy", *(field for field in FIELDS if field not in SELDOM), "loss")
 """Fields that a table has in any case: a column, or a line above it where all rows have the same value."""
@@ -48,33 +46,13 @@ def _column(field: str, setups: Sequence[Mapping[str, Any]]) -> Column:
 
 def answer_column(name: str, rows: Sequence[TableRow]) -> Column:
     """Return a column of answers, with the texts of the terminal."""
-    if name == "impossible":
+    if name in ("impossible", "unknown"):
         return words(row[name] or "" for row in rows)
     cells = (
         Cell(cell_text(name, row), row[name] if is_number(name) else None, name == "fits" and row[name] is False)
         for row in rows
     )
     return Column(tuple(cells), is_number(name))
-
-
-def place_facts(server: HardwareDocument) -> list[tuple[str, str]]:
-    """Return how much of a GPU can be used, and the source; nothing where it is not known."""
-    source, usable = server.gpu_memory_source, server.gpu_memory_bytes
-    if source is None or usable is None:
-        return []
-    return [("usable memory", f"{format_gib(usable)} on {server.gpu}: {source.title} ({source.date})")]
-
-
-def hardware_of(server: HardwareDocument, num_gpus: Any = None) -> str:
-    """Return the hardware as text, with how many GPUs there are where that is given or follows from the nodes."""
-    if server.name is not None and server.num_nodes is None:
-        return f"{server.name} ({num_gpus} {server.gpu})" if isinstance(num_gpus, int) else server.name
-    if server.name is not None:
-        nodes = f"{server.num_nodes} x {server.name}"
-        return f"{nodes} ({(server.num_nodes or 1) * (server.gpus_per_node or 1)} {server.gpu})"
-    if server.gpu is None:
-        return "no hardware named"
-    return f"{num_gpus} x {server.gpu}" if isinstance(num_gpus, int) else server.gpu
 
 
 def listed(names: Iterable[str], what: str) -> str:

@@ -1,6 +1,7 @@
 """Predictions, dry runs and searches as text on the terminal: the answer first, then its reasons.
 
 Read in this order:
+    conditions.py        what answers hold for: model, setup, hardware, memory kept free; also on pages and in pictures
     prediction.py        one prediction: whether it fits, in one line; peak, breakdown, time
     speed.py             step time, exposed communication, tokens per second
     prediction_table.py  several predictions in one table; cells and headers of every column that it can have
@@ -10,5 +11,5 @@ Read in this order:
     compare.py           which bytes and milliseconds differ between two setups or results, and why
     rehearsal.py         a rehearsed script: where it peaks, what holds memory, how long a step takes
     catalog_entry.py     a GPU and a server as TOML, what is unknown of them as comments
-    common.py            text for unknown values, hardware, NCCL's memory, exported files; lines of a name and a value
+    common.py            text for unknown values, NCCL's memory, exported files; lines of a name and a value
 """

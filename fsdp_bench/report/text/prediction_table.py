@@ -5,8 +5,9 @@ The fastest is the one that trains the most tokens a second per GPU: steps may b
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import inf
+from typing import Any
 
 from fsdp_bench.plan.estimate import Verdict
 from fsdp_bench.plan.prediction import Prediction
@@ -15,7 +16,6 @@ from fsdp_bench.plan.setup_text import (
     NUMBERS,
     header_of,
     named_values,
-    setup_line,
     spaced,
     text_of,
     title,
@@ -24,10 +24,11 @@ from fsdp_bench.plan.setup_text import (
 )
 from fsdp_bench.plan.table import SETUP_FIELDS, Row, TableOptions, answer_row
 from fsdp_bench.report.table import TableColumn, fits_width, table_lines
-from fsdp_bench.report.text.common import UNKNOWN, assumed_lines, fact, hardware_facts
-from fsdp_bench.report.text.prediction import fits_text, modelled, required_facts, verdict
+from fsdp_bench.report.text.common import UNKNOWN, assumed_lines, fact
+from fsdp_bench.report.text.conditions import conditions, note_facts
+from fsdp_bench.report.text.prediction import fits_text, verdict
 from fsdp_bench.report.text.speed import percent, rests_on, step_text
-from fsdp_bench.spec.units import format_gib
+from fsdp_bench.spec.units import format_count, format_gib
 
 _USUAL = (
     *("peak_allocated_bytes", "peak_phase", "needed_bytes", "fits", "headroom_bytes", "largest_category"),
@@ -63,8 +64,9 @@ def side_by_side(
 ) -> str:
     """Return the conclusion and one row per setup. Setups that fit come first, sorted by speed."""
     options = options or TableOptions()
-    questions = [*(prediction.question for prediction in predictions), *refused]
-    differing, first = varying([one.values for one in questions]) or ["strategy"], questions[0]
+    documents = [*(one.document(with_time=False, with_communication=False) for one in predictions),
+                 *(question.document() for question in refused)]  # fmt: skip
+    differing = varying([one.values for one in documents]) or ["strategy"]
     rows = [(question, row) for question, row in arranged(predictions, refused, options) if not row["impossible"]]
     shown = "" if len(rows) == len(predictions) else f", of which {len(rows)} are shown"
     rates = dict.fromkeys(rests_on(found.speed, found.question.profile) for found in predictions)
@@ -73,19 +75,15 @@ def side_by_side(
         *assumed_lines(one for prediction in predictions for one in prediction.question.assumptions),
         "",
         fact("predicted", f"{len(predictions):,} setups{shown}; peaks of rank 0 on one GPU"),
-        *(fact("model", text) for text in dict.fromkeys(f"{q.model.name}: {q.model.describe()}" for q in questions)),
-        fact("setup", setup_line(first.values, differing)),
-        *hardware_facts(questions),
-        fact("modelled", modelled(first)),
+        *(fact(*one) for one in conditions(documents, differing)),
         *(fact("rates", text) for text in rates),
         fact("needs", "what the allocator reserves without retries; left: what the GPU has beyond that"),
-        *required_facts(predictions),
         "",
         *(table_lines(_columns(rows, differing, options)) if rows else ["no setup fits"]),
         *_refused_lines(refused, differing),
     ]
-    notes = dict.fromkeys(note for prediction in predictions for note in prediction.notes)
-    lines += ["", *(fact("note", note) for note in notes)] if notes else []
+    notes = [fact(*one) for one in note_facts(documents)]
+    lines += ["", *notes] if notes else []
     return "\n".join(lines)
 
 
@@ -93,21 +91,16 @@ def _columns(
     rows: Sequence[tuple[Question, Row]], differing: Sequence[str], options: TableOptions
 ) -> list[TableColumn]:
     chosen = options.columns or _USUAL
-    answer = [
-        answer_column(
-            name,
-            [row for _, row in rows],
-            len(_DROPPED) - _DROPPED.index(name) if name in _DROPPED and not options.columns else 0,
-        )
-        for name in chosen
-    ]
+    dropped = () if options.columns else _DROPPED
+    answer = [answer_column(name, [row for _, row in rows], dropped) for name in chosen]
     return answer if options.columns else [*label_columns([q for q, _ in rows], differing, 24), *answer]
 
 
-def answer_column(name: str, rows: Sequence[Row], drop_priority: int = 0) -> TableColumn:
-    """Return a column of the answer, or of a setup's field that the user names."""
+def answer_column(name: str, rows: Sequence[Row], dropped: Sequence[str] = ()) -> TableColumn:
+    """Return a column of the answer, or of a setup's field; ``dropped`` are left out first where there is no room."""
     cells = tuple(cell_text(name, row) for row in rows)
-    return TableColumn(column_header(name), cells, is_number(name), drop_priority)
+    priority = len(dropped) - dropped.index(name) if name in dropped else 0
+    return TableColumn(column_header(name), cells, is_number(name), priority)
 
 
 def label_columns(questions: Sequence[Question], differing: Sequence[str], others: int) -> list[TableColumn]:
@@ -183,6 +176,12 @@ _HEADERS = {
     "tokens_per_second_per_gpu": "tokens/s\nper GPU",
     "mfu": "MFU",
     "hfu": "HFU",
+    "fits_value": "fits,\npredicted",
+    "runs_value": "without\nOOM",
+    "num_hidden_layers": "layers",
+    "limited_by": "limited by",
+    "next_needed_bytes": "the next\nneeds",
+    "peak_host_bytes_per_node": "host\nmemory",
 }
 _OF_TIME = ("step_seconds", "exposed_fraction", "tokens_per_second_per_gpu", "mfu", "hfu")
 """Columns that are left empty where a setup does not fit."""
@@ -203,28 +202,33 @@ def is_number(name: str) -> bool:
     return name.endswith(ends) or name in (*_OF_TIME, *NUMBERS, "num_parameters", "num_hidden_layers", "hidden_size")
 
 
+def _plain(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:,.0f}" if isinstance(value, int | float) else str(value)
+
+
+_FORMS: dict[str, Callable[[Any], str]] = {
+    **dict.fromkeys(("mfu", "hfu", "exposed_fraction"), percent),
+    "verdict": spaced,
+    "limited_by": lambda words: words.removesuffix(" on the GPU"),
+}
+_FORMS_OF_UNITS: dict[str, Callable[[Any], str]] = {"bytes": format_gib, "seconds": step_text}
+
+
 def cell_text(name: str, row: Row) -> str:
     """Return a cell as text."""
-    value = row[name]
+    value, form = row[name], _FORMS.get(name) or _FORMS_OF_UNITS.get(name.rpartition("_")[2], _plain)
     if name == "fits":  # a setting of max-size under which nothing fits has no verdict
         return (
             "NO" if row["verdict"] is None and value is False else fits_text(row["verdict"], row["exceeds"] == "host")
         )
     if name in SETUP_FIELDS:
         return value_text(name, value)
-    if name == "largest_category" and value is not None:
-        return f"{spaced(value)} {row[f'{value}_at_peak_bytes'] / row['peak_allocated_bytes']:.0%}"
-    if value is None:
+    if value is None or (name in _OF_TIME and row["fits"] is False):
         has_none = name == "largest_category" or row["fits"] is not None or row["impossible"]
         return "-" if has_none else UNKNOWN
-    if name in _OF_TIME and row["fits"] is False:
-        return "-"
-    if name.endswith("_bytes"):
-        return format_gib(value)
-    if name.endswith("_seconds"):
-        return step_text(value)
-    if name in ("mfu", "hfu", "exposed_fraction"):
-        return percent(value)
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    return f"{value:,.0f}" if isinstance(value, int | float) else spaced(value) if name == "verdict" else str(value)
+    if name == "largest_category":
+        return f"{spaced(value)} {row[f'{value}_at_peak_bytes'] / row['peak_allocated_bytes']:.0%}"
+    is_size = name.endswith("_value") and row["quantity"] == "num_parameters"
+    return format_count(value) if is_size else form(value)

@@ -93,7 +93,9 @@ def test_pages_of_predictions_and_of_the_largest_models_have_the_numbers_of_thei
     expected = [each["time"] and each["time"]["step_seconds"] for each in several["predictions"]]
     assert [float(number) if number else None for _, number in parsed.column("step")] == expected
     largest, parsed = asked(tmp_path, "max-size", *words[3:], "--strategy", "zero3,zero2")
-    assert [float(number) for _, number in parsed.column("fits")] == [cell["fits_value"] for cell in largest["cells"]]
+    assert [float(number) for _, number in parsed.column("fits, predicted")] == [
+        cell["fits_value"] for cell in largest["cells"]
+    ]
 
 
 def test_setups_of_several_models_are_told_apart_by_their_model(tmp_path: Path) -> None:
@@ -140,7 +142,7 @@ def test_the_fewest_gpus_are_those_of_any_setting_as_on_the_terminal(tmp_path: P
     document["on_fewest"]["setup"]["world_size"] = 1
     (tmp_path / "fewest.json").write_text(json.dumps(document))
     text = page(tmp_path / "fewest.json", tmp_path).text
-    assert "1 GPU of g5.48xlarge with FULL_SHARD" in text
+    assert "g5.48xlarge: fewest GPUs on which it fits (predicted): 1, FULL_SHARD" in text
     assert "loss chunked" in text
     assert "in the settings below" in text
 
