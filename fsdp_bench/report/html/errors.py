@@ -15,7 +15,8 @@ from fsdp_bench.report.charts.colors import Style
 from fsdp_bench.report.charts.description import Key, Line, Plot, Point
 from fsdp_bench.report.charts.memory_timeline import memory_plot, phase_bars
 from fsdp_bench.report.charts.step import both_views
-from fsdp_bench.report.html.blocks import Block, Column, Details, Facts, Section, Text, numbers, table, words
+from fsdp_bench.report.html.blocks import Block, Details, Facts, Section, Text, table
+from fsdp_bench.report.table import Column, numbers, words
 from fsdp_bench.report.text.common import UNKNOWN
 from fsdp_bench.report.text.speed import step_text
 from fsdp_bench.simulate.step import SimulatedSteps

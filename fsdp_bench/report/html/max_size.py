@@ -11,7 +11,6 @@ from fsdp_bench.plan.setup_text import spaced
 from fsdp_bench.report.charts.description import Bars
 from fsdp_bench.report.charts.max_size import setting_bar, size_bars
 from fsdp_bench.report.html.blocks import Facts, Page, Section, Table, table
-from fsdp_bench.report.html.settings import answer_column, setting_columns
 from fsdp_bench.report.text.conditions import assumed_facts, note_facts
 from fsdp_bench.report.text.max_size import (
     QUANTITY_TEXTS,
@@ -22,7 +21,7 @@ from fsdp_bench.report.text.max_size import (
     usual_columns,
     value_text,
 )
-from fsdp_bench.report.text.prediction_table import column_header
+from fsdp_bench.report.text.prediction_table import ALWAYS, answer_column, setup_columns
 
 
 def max_size_page(servers: Sequence[MaxSizeDocument]) -> Page:
@@ -63,11 +62,7 @@ def _largest_bars(one: MaxSizeDocument, highest: int) -> Bars:
 
 def _largest_table(one: MaxSizeDocument) -> Table:
     rows = setting_rows(one)
-    columns = {
-        **setting_columns([cell.setup for cell in one.cells], differing(one), one.dial),
-        **{
-            column_header(name).replace("\n", " "): answer_column(name, rows)
-            for name in ("model", *usual_columns(one), "impossible", "unknown")
-        },
-    }
-    return table(f"{place_of(one)} (predicted)", columns)
+    setups = [cell.setup for cell in one.cells]
+    columns = setup_columns(setups, {*differing(one), *ALWAYS}, one.dial)
+    columns += [answer_column(name, rows) for name in ("model", *usual_columns(one), "impossible", "unknown")]
+    return table(f"{place_of(one)} (predicted)", {column.name: column for column in columns})

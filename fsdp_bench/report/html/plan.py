@@ -11,7 +11,8 @@ from fsdp_bench.report.charts.colors import Style
 from fsdp_bench.report.charts.description import Key, Line, Plot, Point
 from fsdp_bench.report.charts.memory_timeline import breakdown_bars, memory_plot
 from fsdp_bench.report.charts.step import both_views
-from fsdp_bench.report.html.blocks import Block, Facts, Page, Section, Table, Text, Tile, Tiles, numbers, table, words
+from fsdp_bench.report.html.blocks import Block, Facts, Page, Section, Table, Text, Tile, Tiles, table
+from fsdp_bench.report.table import numbers, words
 from fsdp_bench.report.text import plan as text
 from fsdp_bench.report.text.common import UNKNOWN
 from fsdp_bench.spec.hardware import Source

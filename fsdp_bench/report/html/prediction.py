@@ -12,15 +12,11 @@ from fsdp_bench.report.charts.description import Bar, BarGroup, Bars, Piece, Plo
 from fsdp_bench.report.charts.memory_timeline import breakdown_bars, phase_bars
 from fsdp_bench.report.charts.step import PART_STYLES
 from fsdp_bench.report.charts.trade_off import TradeOffPoint, trade_off_plot
-from fsdp_bench.report.html.blocks import Block, Facts, Page, Section, Table, Text, Tile, Tiles, numbers, table
-from fsdp_bench.report.html.settings import (
-    answer_column,
-    listed,
-    setting_columns,
-)
+from fsdp_bench.report.html.blocks import Block, Facts, Page, Section, Table, Text, Tile, Tiles, table
+from fsdp_bench.report.table import numbers
 from fsdp_bench.report.text.common import UNKNOWN
 from fsdp_bench.report.text.conditions import assumed_facts, conditions, hardware_text, note_facts
-from fsdp_bench.report.text.prediction_table import column_header
+from fsdp_bench.report.text.prediction_table import ALWAYS, answer_column, setup_columns
 from fsdp_bench.report.text.speed import PART_LABELS, step_text
 from fsdp_bench.spec.units import format_gib
 
@@ -39,8 +35,8 @@ def prediction_page(predictions: Sequence[AnswerDocument]) -> Page:
     first = predictions[0]
     differing = varying([one.values for one in predictions])
     sections = [Section("Conditions and versions", (_conditions(predictions, differing),))]
-    models = listed((one.model.name for one in predictions), "models")
-    heading = f"{models} on {listed(map(_hardware, predictions), 'kinds of hardware')}"
+    models = _listed((one.model.name for one in predictions), "models")
+    heading = f"{models} on {_listed(map(_hardware, predictions), 'kinds of hardware')}"
     if len(predictions) == 1:
         lead = [] if first.memory is None else [_tiles(first)]
         return Page(heading, first.source, _answer(first), lead=tuple(lead), sections=(*_alone(first), *sections))
@@ -54,6 +50,19 @@ def prediction_page(predictions: Sequence[AnswerDocument]) -> Page:
         lead=(chart,) if chart else (),
         sections=(compared, *sections),
     )
+
+
+_MOST_NAMED = 3
+"""If there are more models or servers, their number is named."""
+
+
+def _listed(names: Iterable[str], what: str) -> str:
+    """Return different names as text: ``a and b``; of many how many there are."""
+    different = list(dict.fromkeys(names))
+    if len(different) > _MOST_NAMED:
+        return f"{len(different)} {what}"
+    *others, last = different
+    return f"{', '.join(others)} and {last}" if others else last
 
 
 def _hardware(one: AnswerDocument) -> str:
@@ -154,11 +163,9 @@ _ANSWER = (
 
 def _setups(predictions: Sequence[AnswerDocument], differing: Sequence[str], best: AnswerDocument | None) -> Table:
     rows = list(map(answer_row, predictions))
-    columns = {
-        "#": numbers(range(1, len(rows) + 1)),
-        **setting_columns([one.values for one in predictions], differing),
-        **{column_header(name).replace("\n", " "): answer_column(name, rows) for name in _ANSWER},
-    }
+    found = setup_columns([one.values for one in predictions], {*differing, *ALWAYS})
+    found += [answer_column(name, rows) for name in _ANSWER]
+    columns = {"#": numbers(range(1, len(rows) + 1)), **{column.name: column for column in found}}
     marked = [place for place, one in enumerate(predictions) if one is best]
     return table(f"Setups ({_source(predictions[0])})", columns, marked)
 

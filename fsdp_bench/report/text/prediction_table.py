@@ -5,7 +5,7 @@ The fastest is the one that trains the most tokens a second per GPU: steps may b
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from math import inf
 from typing import Any
 
@@ -13,7 +13,11 @@ from fsdp_bench.plan.estimate import Verdict
 from fsdp_bench.plan.prediction import Prediction
 from fsdp_bench.plan.question import Question
 from fsdp_bench.plan.setup_text import (
+    FIELDS,
     NUMBERS,
+    PLACES,
+    SELDOM,
+    Values,
     header_of,
     named_values,
     spaced,
@@ -23,7 +27,7 @@ from fsdp_bench.plan.setup_text import (
     varying,
 )
 from fsdp_bench.plan.table import SETUP_FIELDS, Row, TableOptions, answer_row
-from fsdp_bench.report.table import TableColumn, fits_width, table_lines
+from fsdp_bench.report.table import Column, fits_width, table_lines
 from fsdp_bench.report.text.common import UNKNOWN, assumed_lines, fact
 from fsdp_bench.report.text.conditions import conditions, note_facts
 from fsdp_bench.report.text.prediction import fits_text, verdict
@@ -87,23 +91,41 @@ def side_by_side(
     return "\n".join(lines)
 
 
-def _columns(
-    rows: Sequence[tuple[Question, Row]], differing: Sequence[str], options: TableOptions
-) -> list[TableColumn]:
+def _columns(rows: Sequence[tuple[Question, Row]], differing: Sequence[str], options: TableOptions) -> list[Column]:
     chosen = options.columns or _USUAL
     dropped = () if options.columns else _DROPPED
     answer = [answer_column(name, [row for _, row in rows], dropped) for name in chosen]
     return answer if options.columns else [*label_columns([q for q, _ in rows], differing, 24), *answer]
 
 
-def answer_column(name: str, rows: Sequence[Row], dropped: Sequence[str] = ()) -> TableColumn:
+def answer_column(name: str, rows: Sequence[Row], dropped: Sequence[str] = ()) -> Column:
     """Return a column of the answer, or of a setup's field; ``dropped`` are left out first where there is no room."""
     cells = tuple(cell_text(name, row) for row in rows)
     priority = len(dropped) - dropped.index(name) if name in dropped else 0
-    return TableColumn(column_header(name), cells, is_number(name), priority)
+    values = tuple(row[name] for row in rows)
+    warnings = tuple(value is False for value in values) if name == "fits" else ()
+    return Column(column_header(name), cells, is_number(name), priority, values=values, warnings=warnings)
 
 
-def label_columns(questions: Sequence[Question], differing: Sequence[str], others: int) -> list[TableColumn]:
+ALWAYS = ("strategy", *(field for field in FIELDS if field not in SELDOM), "loss")
+"""Fields of which a page has a column in any case, or a line above the table where all rows have the same value."""
+
+
+def setup_columns(setups: Sequence[Values], fields: Collection[str], without: str | None = None) -> list[Column]:
+    """Return a column for each of the fields that setups differ in, without one that is searched."""
+    order = (field for field in ("strategy", *PLACES, *FIELDS) if field in fields and field != without)
+    return [
+        Column(
+            header_of(field),
+            tuple(text_of(field, one) for one in setups),
+            field in NUMBERS,
+            values=tuple(float(value) if isinstance(value := one.get(field), int) else None for one in setups),
+        )
+        for field in order
+    ]
+
+
+def label_columns(questions: Sequence[Question], differing: Sequence[str], others: int) -> list[Column]:
     """Return the columns that say which setup a row is of, or one column of all where they would be too wide.
 
     Args:
@@ -112,14 +134,11 @@ def label_columns(questions: Sequence[Question], differing: Sequence[str], other
         others: characters that the table's other columns need.
     """
     setups = [question.values for question in questions]
-    columns = [
-        TableColumn(header_of(field), tuple(text_of(field, one) for one in setups), field in NUMBERS)
-        for field in differing
-    ]
+    columns = setup_columns(setups, differing)
     if fits_width(columns, others):
         return columns
     names = (", ".join(named_values(one, differing)) for one in setups)
-    return [TableColumn("setup", tuple(names), most_characters=_SETUP_WIDTH)]
+    return [Column("setup", tuple(names), most_characters=_SETUP_WIDTH)]
 
 
 def _refused_lines(refused: Sequence[Question], differing: Sequence[str]) -> list[str]:
@@ -223,6 +242,8 @@ def cell_text(name: str, row: Row) -> str:
         return (
             "NO" if row["verdict"] is None and value is False else fits_text(row["verdict"], row["exceeds"] == "host")
         )
+    if name in ("impossible", "unknown"):
+        return value or ""
     if name in SETUP_FIELDS:
         return value_text(name, value)
     if value is None or (name in _OF_TIME and row["fits"] is False):

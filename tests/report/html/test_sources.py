@@ -129,7 +129,7 @@ def test_the_code_of_a_model_is_named_where_it_differs(tmp_path: Path) -> None:
 def test_settings_of_max_size_are_told_apart_on_their_page(tmp_path: Path) -> None:
     words = ["--gpu", "H100-SXM", "--world-size", "2,4", "--strategy", "zero3", "--seq", "2048,4096"]
     _, parsed = asked(tmp_path, "max-size", *words, "--checkpointing", "full")
-    assert [text for text, _ in parsed.column("sequence length")] == ["2048", "4096"]
+    assert [text for text, _ in parsed.column("seq")] == ["2048", "4096"]
     assert "2 x H100-SXM: what fits" in parsed.text
     assert "4 x H100-SXM: what fits" in parsed.text
     assert "FULL_SHARD, seq 2048" in parsed.text
