@@ -30,23 +30,6 @@ class Facts:
 
 
 @dataclass(frozen=True)
-class Tile:
-    """One number of the headline."""
-
-    name: str
-    value: str
-    note: str = ""
-
-
-@dataclass(frozen=True)
-class Tiles:
-    """The numbers of the headline."""
-
-    tiles: tuple[Tile, ...]
-    kind: str = "tiles"
-
-
-@dataclass(frozen=True)
 class Table:
     """A table that sorts and filters."""
 
@@ -113,7 +96,7 @@ class Details:
     kind: str = "details"
 
 
-Block: TypeAlias = Text | Facts | Tiles | Table | Details | Chart
+Block: TypeAlias = Text | Facts | Table | Details | Chart
 """A part of a section; templates/blocks.html has a macro of the name ``kind``."""
 
 

@@ -12,12 +12,12 @@ from fsdp_bench.report.charts.description import Bar, BarGroup, Bars, Piece, Plo
 from fsdp_bench.report.charts.memory_timeline import breakdown_bars, phase_bars
 from fsdp_bench.report.charts.step import PART_STYLES
 from fsdp_bench.report.charts.trade_off import TradeOffPoint, trade_off_plot
-from fsdp_bench.report.html.blocks import Block, Facts, Page, Section, Table, Text, Tile, Tiles, table
+from fsdp_bench.report.html.blocks import Block, Facts, Page, Section, Table, Text, table
 from fsdp_bench.report.table import numbers
 from fsdp_bench.report.text.common import UNKNOWN
 from fsdp_bench.report.text.conditions import assumed_facts, conditions, hardware_text, note_facts
 from fsdp_bench.report.text.prediction_table import ALWAYS, answer_column, setup_columns
-from fsdp_bench.report.text.speed import PART_LABELS, step_text
+from fsdp_bench.report.text.speed import PART_LABELS, percent, step_text
 from fsdp_bench.spec.units import format_gib
 
 OTHER = Style("dark-grey")
@@ -38,7 +38,7 @@ def prediction_page(predictions: Sequence[AnswerDocument]) -> Page:
     models = _listed((one.model.name for one in predictions), "models")
     heading = f"{models} on {_listed(map(_hardware, predictions), 'kinds of hardware')}"
     if len(predictions) == 1:
-        lead = [] if first.memory is None else [_tiles(first)]
+        lead = [] if first.memory is None else [_headline(first)]
         return Page(heading, first.source, _answer(first), lead=tuple(lead), sections=(*_alone(first), *sections))
     best = max((one for one in predictions if one.fits), key=_tokens, default=None)
     chart = _trade_off(predictions, differing)
@@ -99,22 +99,19 @@ def _tokens(one: AnswerDocument) -> float:
     return (one.time.tokens_per_second_per_gpu if one.time else None) or 0.0
 
 
-def _tiles(one: AnswerDocument) -> Tiles:
+def _headline(one: AnswerDocument) -> Facts:
     memory, time = one.memory, one.time
     assert memory is not None
-    tiles = [
-        Tile("setting", title(one.values, ("api", "precision", "checkpointing"))),
-        Tile("peak allocated", format_gib(memory.peak_allocated_bytes)),
-    ]
-    if one.headroom_bytes is not None:
-        kept = one.required_headroom_bytes
-        note = "" if kept is None else f"{format_gib(kept)} are to be kept free"
-        tiles.append(Tile("left on the GPU", format_gib(one.headroom_bytes), note))
+    kept = (
+        "" if one.required_headroom_bytes is None else f", of which {format_gib(one.required_headroom_bytes)} kept free"
+    )
+    found = [("setting", title(one.values, ("api", "precision", "checkpointing")))]
+    found.append(("peak allocated", format_gib(memory.peak_allocated_bytes)))
+    found += [] if one.headroom_bytes is None else [("left on the GPU", f"{format_gib(one.headroom_bytes)}{kept}")]
     if time is not None and time.step_seconds is not None:
-        tiles.append(Tile("step", step_text(time.step_seconds)))
-        tiles.append(Tile("speed", f"{_tokens(one):,.0f} tokens/s" if _tokens(one) else UNKNOWN, "per GPU"))
-        tiles.append(Tile("MFU", UNKNOWN if time.mfu is None else f"{time.mfu:.0%}"))
-    return Tiles(tuple(tiles))
+        speed = f"{_tokens(one):,.0f} tokens/s per GPU" if _tokens(one) else f"tokens/s {UNKNOWN}"
+        found.append(("step", f"{step_text(time.step_seconds)}, {speed}, MFU {percent(time.mfu)}"))
+    return Facts(tuple(found))
 
 
 def _alone(one: AnswerDocument) -> list[Section]:

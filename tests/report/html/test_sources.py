@@ -51,7 +51,7 @@ def test_a_sweep_has_the_numbers_of_its_records(tmp_path: Path) -> None:
 def test_a_sweep_of_benchmark_models_has_its_predictions_beside_it(tmp_path: Path) -> None:
     write(RESULTS / "cpu", tmp_path / "cpu.html", read_profile(RESULTS / "calibration.toml"))
     text = ParsedPage((tmp_path / "cpu.html").read_text()).text
-    assert "equal to the byte in 54 of 54 trials" in text  # as results/xeon-2-cores/cpu/validation.md says
+    assert "54 of 54" in text  # as results/xeon-2-cores/cpu/validation.md says
     assert "Blocks in the middle of backward (predicted)" in text
     assert "Step time, predicted and measured" in text
 
