@@ -9,12 +9,12 @@ from pathlib import Path
 
 import msgspec
 
-from fsdp_bench.report.charts.description import Bars, Plot
+from fsdp_bench.report.charts.description import Bars, Plot, Slide
 from fsdp_bench.report.charts.frontier import frontier_slides
 from fsdp_bench.report.charts.trade_off import TradeOffPoint, trade_off_plot
-from fsdp_bench.report.charts.trial_bars import CHARTS, Chart, charts_of, meaning_of, trial_bars
+from fsdp_bench.report.charts.trial_bars import CHARTS, charts_of, measured_slide
 from fsdp_bench.report.charts.trial_facts import conditions
-from fsdp_bench.report.charts.trial_slides import ChartTrials, group_by_chart
+from fsdp_bench.report.charts.trial_slides import group_by_chart
 from fsdp_bench.report.html.blocks import Block, Details, Facts, Page, Section, Table, Text, table
 from fsdp_bench.report.html.errors import error_section, step_sections
 from fsdp_bench.report.measured.frontier_text import frontier_columns, summary
@@ -217,17 +217,20 @@ def _bar_sections(records: list[TrialRecord], machine: str) -> list[Section]:
     grouped = [(trials, charts_of(trials)) for trials in group_by_chart(records, machine)]
     found = []
     for chart in CHARTS:
-        bars = [_bars(chart, trials) for trials, charts in grouped if chart in charts]
+        bars = [
+            bars for trials, charts in grouped if chart in charts for bars in _of_slide(measured_slide(chart, trials))
+        ]
         if bars:
             folded = [Details(block.title, (block,)) for block in bars[1:]]
             found.append(Section(chart.title, (bars[0], *folded)))
     return found
 
 
-def _bars(chart: Chart, trials: ChartTrials) -> Bars:
-    first = trials.records[0]
-    remarks = (meaning_of(chart, first), f"{trials.place}; {'; '.join(trials.conditions)}", *trials.notes)
-    return replace(trial_bars(chart, trials), title=f"{trials.subtitle} ({first.source})", remarks=remarks)
+def _of_slide(slide: Slide) -> list[Bars]:
+    """Return the bars of a slide, with its conditions below them."""
+    remarks = ("; ".join(slide.conditions), *slide.notes)
+    title = f"{slide.title}; {slide.subtitle}"
+    return [replace(bars, title=title, remarks=remarks) for bars in slide.charts if isinstance(bars, Bars)]
 
 
 def _notes(sweep: SweepFolder) -> list[Block]:
@@ -275,9 +278,5 @@ def frontier_blocks(record: FrontierRecord) -> list[Block]:
     searched = [cell for cell in record.cells if cell.status != "skipped"]
     reasons = Counter(cell.reason for cell in record.cells if cell.status == "skipped")
     skipped = [Text(f"Skipped {count}: {reason}") for reason, count in reasons.items()]
-    bars = [
-        replace(bars, title=slide.title, remarks=(f"{slide.subtitle}; {'; '.join(slide.conditions)}", *slide.notes))
-        for _, slide in frontier_slides(record)
-        for bars in slide.charts
-    ]
+    bars = [bars for _, slide in frontier_slides(record) for bars in _of_slide(slide)]
     return [*bars, table("Every search", frontier_columns(record)), *skipped] if searched else list(skipped)
