@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -182,7 +182,7 @@ class MaxSizeDocument(msgspec.Struct, frozen=True, kw_only=True):
     kernels: str | None = None
     expandable_segments: bool | None = None
     load: str | None = None
-    dial: str
+    dial: Literal["num_parameters", "num_hidden_layers", "micro_batch_size", "sequence_length", "world_size"]
     fits_means: str = ""
     server: HardwareDocument
     cells: tuple[SettingDocument, ...]
@@ -217,7 +217,7 @@ def _document(result: HardwareResult) -> MaxSizeDocument:
         kernels="cuda",
         expandable_segments=first.check.expandable_segments,
         load=first.check.build.value,
-        dial=first.quantity.name,
+        dial=first.quantity.name,  # type: ignore[arg-type]
         fits_means="no allocation retries, required_headroom_bytes of each GPU left for the CUDA context and NCCL,"
         " and within the host's memory where that is known",
         server=hardware_document(first.question.hardware),

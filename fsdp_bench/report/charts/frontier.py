@@ -14,12 +14,12 @@ from fsdp_bench.plan.setup_text import setup_line, values_of
 from fsdp_bench.report.charts.description import Slide
 from fsdp_bench.report.charts.max_size import MOST_BARS, NONE_FITS, UNKNOWN, MaxSizeBar, label_of, nested, size_bars
 from fsdp_bench.report.charts.slide import draw, in_file_name
-from fsdp_bench.report.charts.trial_facts import NESTING, kept_free
-from fsdp_bench.report.measured.frontier_text import at_an_end
+from fsdp_bench.report.charts.trial_facts import NESTING
+from fsdp_bench.report.measured.frontier_text import at_an_end, memory_text
 from fsdp_bench.report.text.max_size import QUANTITY_TEXTS
 from fsdp_bench.spec.frontier import FrontierCell, FrontierRecord
 from fsdp_bench.spec.setup import FIELDS
-from fsdp_bench.spec.units import format_count, format_gib
+from fsdp_bench.spec.units import format_count
 
 LEVELS = tuple(name for name in NESTING if not FIELDS[name].is_size)
 """Fields that label the bars within a strategy, outermost first."""
@@ -120,7 +120,7 @@ def _subtitle(record: FrontierRecord, cell: FrontierCell) -> str:
 
 
 def _conditions(record: FrontierRecord, cells: Sequence[FrontierCell], levels: Sequence[str]) -> list[str]:
-    first, limit, rehearsed_on = cells[0], record.run.memory_limit_bytes, record.run.rehearsed_on
+    first, rehearsed_on = cells[0], record.run.rehearsed_on
     quantity = first.quantity
     place: str = record.device
     if rehearsed_on is not None:
@@ -135,12 +135,8 @@ def _conditions(record: FrontierRecord, cells: Sequence[FrontierCell], levels: S
     steps = f"{quantity.print(quantity.smallest)} to {quantity.print(quantity.largest)} in {quantity.num_steps} steps"
     lines.append(f"{model}, vocabulary {first.vocab_size}; {quantity.name} {steps}")
     lines.append(f"setup: {setup_line(first.setup, ('strategy', *levels), first.quantity.name)}")
-    if record.device == "cpu":
-        lines.append(f"a budget of {format_gib(limit or 0)} of live tensors per rank stands for GPU memory; gloo")
-    else:
-        size = "all of the GPU" if limit is None else f"the GPU limited to {format_gib(limit)}"
-        size = kept_free(rehearsed_on) if rehearsed_on else size
-        lines.append(f"memory: {size}; fits: ends without allocation retries")
+    lines.append(f"memory: {memory_text(record)}")
+    lines.append("gloo" if record.device == "cpu" else "fits: ends without allocation retries")
     hybrid = {cell.setup.shard_group_size for cell in cells if cell.setup.strategy.is_hybrid}
     lines += [f"hybrid strategies in shard groups of {size}" for size in sorted(hybrid)]
     apart = [abs(cell.steps_apart) for cell in cells if cell.steps_apart is not None and not at_an_end(cell)]

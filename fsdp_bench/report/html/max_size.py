@@ -7,7 +7,6 @@ from dataclasses import replace
 from functools import partial
 
 from fsdp_bench.plan.max_size import MaxSizeDocument, answers_of, setting_rows
-from fsdp_bench.plan.setup_text import spaced
 from fsdp_bench.report.charts.description import Bars
 from fsdp_bench.report.charts.max_size import setting_bar, size_bars
 from fsdp_bench.report.html.blocks import Facts, Page, Section, Table, table
@@ -29,7 +28,7 @@ def max_size_page(servers: Sequence[MaxSizeDocument]) -> Page:
     first = servers[0]
     highest = max((cell.fits_value or 0 for one in servers for cell in one.cells), default=0) or 1
     return Page(
-        QUANTITY_TEXTS[first.dial].title if first.dial in QUANTITY_TEXTS else spaced(first.dial),
+        QUANTITY_TEXTS[first.dial].title,
         first.source,
         "; ".join(map(answer, servers)),
         lead=tuple(_largest_bars(one, highest) for one in servers),
@@ -52,11 +51,10 @@ def _conditions(servers: Sequence[MaxSizeDocument]) -> Facts:
 
 
 def _largest_bars(one: MaxSizeDocument, highest: int) -> Bars:
-    fields, text = [field for field in differing(one) if field != "strategy"], QUANTITY_TEXTS.get(one.dial)
+    fields, text = [field for field in differing(one) if field != "strategy"], QUANTITY_TEXTS[one.dial]
     bars = [setting_bar(cell, cell.setup, fields) for cell in one.cells]
-    heading, unit = f"{place_of(one)}: what fits (predicted)", text.unit if text else spaced(one.dial)
-    axes = text.axes if text else ((1.0, ""),)
-    (found,) = size_bars({heading: bars}, axes, fields, partial(value_text, one.dial), unit)
+    heading = f"{place_of(one)}: what fits (predicted)"
+    (found,) = size_bars({heading: bars}, text.axes, fields, partial(value_text, one.dial), text.unit)
     return replace(found, whole=highest)
 
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from fsdp_bench.report import terminal
+from fsdp_bench.report.charts.trial_facts import kept_free
 from fsdp_bench.report.table import Column, numbers, table_lines, words
 from fsdp_bench.spec.frontier import FrontierCell, FrontierRecord, LargestValues
 from fsdp_bench.spec.units import format_gib
@@ -57,16 +58,19 @@ def _values(cells: Sequence[FrontierCell], name: str) -> Column:
 
 
 def _title(record: FrontierRecord) -> str:
-    limit = record.run.memory_limit_bytes
+    return f"largest that fits ({record.source}) on {record.machine}: {memory_text(record)}"
+
+
+def memory_text(record: FrontierRecord) -> str:
+    """Return the memory within which the largest was searched."""
+    limit, gpu = record.run.memory_limit_bytes, record.run.rehearsed_on
     if record.device == "cpu":
-        memory = f"a budget of {format_gib(limit or 0)} of live tensors per rank stands for GPU memory"
-    elif (gpu := record.run.rehearsed_on) is not None:
-        memory = f"{format_gib(record.run.gpu_limit_bytes or 0)} for torch, {format_gib(gpu.kept_free_bytes)} kept free"
-    elif limit is None:
-        memory = "the whole GPU"
-    else:
-        memory = f"the GPU limited to {format_gib(limit)}" + (" by --gpu-memory" if record.gpu_is_limited else "")
-    return f"largest that fits ({record.source}) on {record.machine}: {memory}"
+        return f"a budget of {format_gib(limit or 0)} of live tensors per rank stands for GPU memory"
+    if gpu is not None:
+        return kept_free(gpu)
+    if limit is None:
+        return "the whole GPU"
+    return f"the GPU limited to {format_gib(limit)}" + (" by --gpu-memory" if record.gpu_is_limited else "")
 
 
 def _value(cell: FrontierCell, largest: LargestValues | None) -> str:

@@ -16,7 +16,7 @@ from fsdp_bench.plan.max_size import (
 )
 from fsdp_bench.plan.remedies import smaller_bases
 from fsdp_bench.plan.search.search import SearchResult
-from fsdp_bench.plan.setup_text import PLACES, spaced, title, varying
+from fsdp_bench.plan.setup_text import PLACES, title, varying
 from fsdp_bench.plan.table import Row, TableOptions
 from fsdp_bench.report.table import table_lines
 from fsdp_bench.report.text.common import UNKNOWN, assumed_lines, fact
@@ -107,9 +107,9 @@ def model_line(cell: SearchResult) -> str:
     return f"{first.name}: {first.describe()}"
 
 
-def place_of(one: MaxSizeDocument) -> str:
-    """Return the hardware of an answer; only its name if the number of GPUs is searched."""
-    if one.dial == "world_size":
+def place_of(one: MaxSizeDocument, is_short: bool = False) -> str:
+    """Return the hardware of an answer; only its name if the number of GPUs is searched, and in short of one server."""
+    if one.dial == "world_size" or (is_short and one.server.num_nodes == 1):
         return one.server.name or one.server.gpu or UNKNOWN
     return hardware_text(one.server, one.cells[0].setup.get("world_size") if one.cells else None)
 
@@ -121,8 +121,8 @@ def answer(one: MaxSizeDocument) -> str:
         [cell for cell in one.cells if cell.fits_value is not None],
     )
     best = choose(found, key=lambda cell: cell.fits_value or 0, default=None)
-    what = QUANTITY_TEXTS[one.dial].title if one.dial in QUANTITY_TEXTS else spaced(one.dial)
-    what = f"{place_of(one)}: {what[0].lower()}{what[1:]}"
+    what = QUANTITY_TEXTS[one.dial].title
+    what = f"{place_of(one, is_short=True)}: {what[0].lower()}{what[1:]}"
     if fewest := one.on_fewest:
         fields = [name for name in _OF_PLAN if fewest.setup.get(name) not in (Loss.PLAIN, Offload.NONE)]
         setting = title(fewest.setup, fields) + ", expandable segments" * bool(fewest.expandable_segments)
@@ -131,7 +131,7 @@ def answer(one: MaxSizeDocument) -> str:
         return f"{what} ({one.source}): {gpus}; in the settings below {here}"
     if best is None:
         is_open = any(cell.unknown for cell in one.cells)
-        return f"{place_of(one)}: {f'{UNKNOWN} what' if is_open else 'nothing'} fits ({one.source})"
+        return f"{place_of(one, is_short=True)}: {f'{UNKNOWN} what' if is_open else 'nothing'} fits ({one.source})"
     if best.memory is not None and best.fits is None and best.memory.peak_host_bytes_per_node:
         node = format_gib(best.memory.peak_host_bytes_per_node)
         what += f" if a node has {node} of host memory, which is not known"
