@@ -83,7 +83,7 @@ def test_a_gpu_alone_is_one_node_of_one_whose_links_and_host_are_unknown() -> No
     alone = Hardware.of_gpu(gpu("H100-SXM"))
     assert (alone.has_server, alone.num_nodes, alone.gpus_per_node) == (False, 1, 1)
     assert (alone.ranks_per_node(16), alone.count(16), alone.holds(16)) == (16, 16, True)
-    assert alone.name == alone.name_with_gpus == "H100-SXM"
+    assert alone.name == "H100-SXM"
     node = alone.server
     assert {node.intra_node, node.inter_node, node.host_link, node.host_memory_bytes} == {None}
 
