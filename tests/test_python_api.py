@@ -146,7 +146,7 @@ def test_the_largest_model_is_one_call() -> None:
     assert found.at.setup.world_size == 8
     assert largest_model(found.at.setup, server("g5.48xlarge")).model == found.model
     assert find_largest(found.quantity, FitCheck()).at == found.at
-    assert repr(found).startswith(f"largest model that fits: {found.model.name}: FULL_SHARD, fsdp1, bf16-mixed, 8 GPUs")
+    assert repr(found).startswith(f"largest model that fits: {found.model.name}: FULL_SHARD under fsdp1, 8 ranks")
     assert largest_model(found.at.setup, server("g5.48xlarge"), headroom="9GiB").fits < found.fits
     smaller = largest_model(gpu="H100-SXM", gpu_memory="8GiB", family=Family.GPT2)
     assert smaller.model.num_parameters < found.model.num_parameters

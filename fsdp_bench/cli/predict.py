@@ -132,14 +132,14 @@ def _slides(
     """Make every chart before any is written, so that an error in one leaves no file."""
     if not files:
         return {}
+    from fsdp_bench.plan.setup_text import PLACES, varying
     from fsdp_bench.report.charts.memory_timeline import timeline_slide
     from fsdp_bench.report.charts.scaling import scaling_slide
     from fsdp_bench.report.charts.step import step_slide
     from fsdp_bench.report.charts.trade_off import trade_off_slide
-    from fsdp_bench.report.text.setups import PLACES, varying_fields
 
     questions = [prediction.question for prediction in predictions]
-    if several := [field for field in varying_fields(questions) if field in PLACES]:
+    if several := [field for field in varying([one.values for one in questions]) if field in PLACES]:
         what = several[0].replace("_", " ").replace("num ", "")
         raise SpecError(f"chart: the setups differ in {what}; a picture is of one")
     slides: dict[str, Callable[[], Slide]] = {

@@ -14,6 +14,7 @@ Read in this order:
     search/               the largest candidate that fits
     max_size.py           the answers of max-size: a search for each setting, and what would help if nothing fits
     compare/              two setups or results side by side, and why they differ
+    setup_text.py         setups as text: one as a line, several by what differs between them
     table.py              several answers as rows, and their columns by name
     purchase/             which servers, how many, which setting: days, price, energy
     export/               one setting as files that train it

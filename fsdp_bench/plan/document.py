@@ -39,6 +39,8 @@ class ModelDocument(msgspec.Struct, frozen=True, kw_only=True):
     family: str | None = None
     code: str = "benchmark"
     lora: LoRA | None = None
+    description: str | None = None
+    """The model in words, which the JSON form does not have."""
     num_hidden_layers: int | None = None
     hidden_size: int | None = None
     num_parameters: Count | None = None
@@ -158,6 +160,14 @@ class AnswerDocument(msgspec.Struct, frozen=True, kw_only=True):
     required_headroom_bytes: Bytes | None = None
     required_headroom_source: str | None = None
     seconds: float | None = None
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """What the setup may differ in from others, by field: its own fields, what it runs on, its model."""
+        places = {name: getattr(self.server, name) for name in ("gpu", "num_nodes", "gpus_per_node")}
+        lora = self.model.lora and self.model.lora.text()
+        model = {"model": self.model.name, "code": self.model.code, "lora": lora}
+        return {**self.setup, "server": self.server.name, **places, **model}
 
     @property
     def exceeds(self) -> str | None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from fsdp_bench.plan.document import AnswerDocument, MemoryDocument, gpu_document, partly, setup_document
+from fsdp_bench.plan.document import AnswerDocument, MemoryDocument, ModelDocument, gpu_document, partly, setup_document
 from fsdp_bench.plan.estimate import Verdict
 from fsdp_bench.plan.prediction import Prediction, answer
 from fsdp_bench.plan.question import Question
@@ -74,44 +74,49 @@ class DryRun:
         """Whether the setup fits without allocation retries. None if that is not known."""
         return None if self.verdict is None else self.verdict is Verdict.FITS
 
+    def document(self) -> AnswerDocument:
+        """Return the answer as a document. Unknown values are None.
+
+        ``memory`` comes from the dry run, except ``peak_reserved_bytes``, whose source is a key of its own.
+        """
+        spec, result, predicted = self.spec, self.result, self.prediction
+        kept = self.question.required_headroom if self.available_bytes is not None else None
+        own_sizes = {**dict.fromkeys(SIZES), **result.arguments, "loss": None} if spec.module is not None else {}
+        return partly(
+            AnswerDocument,
+            source="dry-run",
+            model=ModelDocument(name=spec.name, num_parameters=result.num_parameters),
+            torch=result.torch,
+            kernels=result.kernels,
+            device=result.device,
+            setup={**setup_document(spec.setup), **own_sizes},
+            server=gpu_document(self.hardware, self.gpu),
+            memory=partly(
+                MemoryDocument,
+                peak_allocated_bytes=result.peak_allocated_bytes,
+                peak_reserved_bytes=predicted.reserved_bytes if predicted else None,
+                peak_reserved_source="predicted" if predicted and predicted.reserved_bytes is not None else None,
+                peak_phase=result.peak_phase,
+                phases=result.phases,
+                load_bytes=result.load_bytes,
+                resident=result.resident,
+                breakdown_bytes=result.breakdown_bytes,
+                peak_device_bytes=None,
+                peak_host_bytes_per_node=None,
+            ),
+            fits=self.fits,
+            verdict=self.verdict,
+            headroom_bytes=predicted.headroom_bytes if predicted else None,
+            required_headroom_bytes=kept.num_bytes if kept else None,
+            required_headroom_source=kept.source if kept else None,
+            seconds=result.seconds,
+        )
+
 
 def dry_run_document(run: DryRun) -> dict[str, Any]:
-    """Return the JSON form, with the keys of ``predict --json``. Unknown values are null.
-
-    ``memory`` comes from the dry run, except ``peak_reserved_bytes``, whose source is a key of its own.
-    """
-    spec, result, predicted = run.spec, run.result, run.prediction
-    kept = run.question.required_headroom if run.available_bytes is not None else None
+    """Return the JSON form, with the keys of ``predict --json``."""
+    spec = run.spec
     model: dict[str, Any] = {"name": spec.name} if spec.model is None else to_builtins(spec.model)
     model |= {"lora": to_builtins(spec.lora)} if spec.config is not None else {}
-    is_module = spec.module is not None
-    own_sizes = {**dict.fromkeys(SIZES), **result.arguments, "loss": None} if is_module else {}
-    made = partly(
-        AnswerDocument,
-        source="dry-run",
-        torch=result.torch,
-        kernels=result.kernels,
-        device=result.device,
-        setup={**setup_document(spec.setup), **own_sizes},
-        server=gpu_document(run.hardware, run.gpu),
-        memory=partly(
-            MemoryDocument,
-            peak_allocated_bytes=result.peak_allocated_bytes,
-            peak_reserved_bytes=predicted.reserved_bytes if predicted else None,
-            peak_reserved_source="predicted" if predicted and predicted.reserved_bytes is not None else None,
-            peak_phase=result.peak_phase,
-            phases=result.phases,
-            load_bytes=result.load_bytes,
-            resident=result.resident,
-            breakdown_bytes=result.breakdown_bytes,
-            peak_device_bytes=None,
-            peak_host_bytes_per_node=None,
-        ),
-        fits=run.fits,
-        verdict=run.verdict,
-        headroom_bytes=predicted.headroom_bytes if predicted else None,
-        required_headroom_bytes=kept.num_bytes if kept else None,
-        required_headroom_source=kept.source if kept else None,
-        seconds=result.seconds,
-    )
-    return {**to_builtins(made), "model": {**model, "num_parameters": result.num_parameters}}
+    model |= {"num_parameters": run.result.num_parameters}
+    return {**to_builtins(run.document()), "model": model}

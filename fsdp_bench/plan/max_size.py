@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
+from typing import Any, Literal
 
 import msgspec
 
@@ -18,6 +19,7 @@ from fsdp_bench.plan.document import (
     Count,
     HardwareDocument,
     MemoryDocument,
+    ModelDocument,
     Setting,
     TimeDocument,
     encoded,
@@ -49,6 +51,16 @@ class HardwareResult:
     """Whether step time is predicted for the candidates that fit."""
     on_fewest: Prediction | None = None
     """Where the fewest GPUs are searched: a setting that fits fewer than any cell's, of all that a plan tries."""
+
+    @cached_property
+    def document(self) -> MaxSizeDocument:
+        """The answers as a document."""
+        return _document(self)
+
+    @cached_property
+    def answers(self) -> list[AnswerDocument]:
+        """The answer to each setting: for the largest candidate, or that of a setting under which nothing fits."""
+        return [_answer(cell, self.with_time) for cell in self.cells]
 
     @property
     def title(self) -> str:
@@ -172,7 +184,7 @@ class MaxSizeDocument(msgspec.Struct, frozen=True, kw_only=True):
     kernels: str | None = None
     expandable_segments: bool | None = None
     load: str | None = None
-    dial: str
+    dial: Literal["num_parameters", "num_hidden_layers", "micro_batch_size", "sequence_length", "world_size"]
     fits_means: str = ""
     server: HardwareDocument
     cells: tuple[SettingDocument, ...]
@@ -192,10 +204,11 @@ def document_of(results: Sequence[HardwareResult]) -> dict[str, Any]:
 
 
 def _encoded(result: HardwareResult) -> dict[str, Any]:
-    made = to_builtins(_document(result))
+    made = to_builtins(result.document)
     cells = [{**{key: cell["setup"][key] for key in _WORDS}, **cell} for cell in made["cells"]]
-    fewest = {"on_fewest": encoded(result.on_fewest.document(), result.on_fewest.model)} if result.on_fewest else {}
-    return {**made, "cells": cells, **fewest}
+    if result.on_fewest is not None:
+        made["on_fewest"] = encoded(result.on_fewest.document(), result.on_fewest.model)
+    return {**made, "cells": cells}
 
 
 def _document(result: HardwareResult) -> MaxSizeDocument:
@@ -206,18 +219,17 @@ def _document(result: HardwareResult) -> MaxSizeDocument:
         kernels="cuda",
         expandable_segments=first.check.expandable_segments,
         load=first.check.build.value,
-        dial=first.quantity.name,
+        dial=first.quantity.name,  # type: ignore[arg-type]
         fits_means="no allocation retries, required_headroom_bytes of each GPU left for the CUDA context and NCCL,"
         " and within the host's memory where that is known",
         server=hardware_document(first.question.hardware),
-        cells=tuple(_setting(cell, result.with_time) for cell in result.cells),
-        on_fewest=ABSENT,
+        cells=tuple(map(_setting, result.cells, result.answers)),
+        on_fewest=result.on_fewest.document() if result.on_fewest else ABSENT,
     )
 
 
-def _setting(cell: SearchResult, with_time: bool) -> SettingDocument:
-    at, limit = cell.at, cell.limited_by
-    found, model = _answer(cell, with_time), at.model if at else None
+def _setting(cell: SearchResult, found: AnswerDocument) -> SettingDocument:
+    model = cell.at.model if cell.at else None
     return SettingDocument(
         impossible=cell.impossible,
         unknown=cell.unknown,
@@ -229,11 +241,17 @@ def _setting(cell: SearchResult, with_time: bool) -> SettingDocument:
         hidden_size=model.hidden_size if model else None,
         runs_parameters=cell.quantity[cell.runs].model.num_parameters if cell.runs >= 0 else None,
         **{key: getattr(found, key) for key in _ANSWER},
-        limited_by=None
-        if limit is None
-        else LimitDocument(place=limit.place, phase=limit.phase, category=limit.category, words=limit_text(limit)),
+        limited_by=_limit(cell),
         next=_next(cell),
     )
+
+
+def _limit(cell: SearchResult) -> LimitDocument | None:
+    limit, positions = cell.limited_by, cell.quantity[0].model.learned_positions
+    if limit is not None:
+        return LimitDocument(place=limit.place, phase=limit.phase, category=limit.category, words=limit_text(limit))
+    is_end = cell.is_answered and cell.quantity.name == "sequence_length" and positions is not None
+    return LimitDocument(words=f"its {positions:,} learned positions") if is_end else None
 
 
 def _answer(cell: SearchResult, with_time: bool) -> AnswerDocument:
@@ -257,23 +275,44 @@ def _next(cell: SearchResult) -> NextDocument | None:
     )
 
 
-def setting_row(cell: SearchResult, with_time: bool) -> Row:
-    """Return a setting of max-size as a row of MAX_SIZE_COLUMNS: the largest value that fits, and its prediction."""
-    at, beyond, limit = cell.at, cell.beyond, cell.limited_by
-    row = dict.fromkeys(MAX_SIZE_COLUMNS) | answer_row(_answer(cell, with_time))
-    if at is None:
-        row |= {"model": None, "num_parameters": None, "fits": False if cell.is_answered else None}
+def setting_rows(one: MaxSizeDocument, answers: Sequence[AnswerDocument] | None = None) -> list[Row]:
+    """Return settings as rows of MAX_SIZE_COLUMNS: the largest value that fits, and its prediction.
+
+    ``answers`` have the answer to each setting; without them a row lacks what only these have of the model.
+    """
+    answers = answers_of(one) if answers is None else answers
+    return [_row(one.dial, cell, found) for cell, found in zip(one.cells, answers, strict=True)]
+
+
+def answers_of(one: MaxSizeDocument) -> list[AnswerDocument]:
+    """Return the answers to settings, with what the document has of them."""
+    shared: dict[str, Any] = {
+        name: getattr(one, name) for name in ("torch", "kernels", "expandable_segments", "server")
+    }
+    return [
+        AnswerDocument(
+            source=cell.source,
+            model=ModelDocument(name=cell.model or "unknown", num_parameters=cell.max_parameters),
+            impossible=cell.impossible,
+            **shared,
+            **{key: getattr(cell, key) for key in _ANSWER},
+        )
+        for cell in one.cells
+    ]
+
+
+def _row(dial: str, cell: SettingDocument, found: AnswerDocument) -> Row:
+    row = dict.fromkeys(MAX_SIZE_COLUMNS) | answer_row(found)
+    if cell.fits_value is None:
+        is_answered = cell.impossible is None and cell.unknown is None
+        row |= {"model": None, "num_parameters": None, "fits": False if is_answered else None}
+    names = ("impossible", "unknown", "fits_value", "runs_value", "num_hidden_layers", "hidden_size")
     return row | {
-        "impossible": cell.impossible,
-        "unknown": cell.unknown,
-        "quantity": cell.quantity.name,
-        "fits_value": cell.fits_value,
-        "runs_value": cell.runs_value,
-        "num_hidden_layers": at.model.num_hidden_layers if at else None,
-        "hidden_size": at.model.hidden_size if at else None,
-        "limited_by": limit and limit_text(limit),
-        "next_value": cell.quantity.values[cell.fits + 1] if beyond else None,
-        "next_needed_bytes": beyond.needed_bytes if beyond else None,
+        **{name: getattr(cell, name) for name in names},
+        "quantity": dial,
+        "limited_by": cell.limited_by and cell.limited_by.words,
+        "next_value": cell.next and cell.next.value,
+        "next_needed_bytes": cell.next and cell.next.needed_bytes,
     }
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from html import escape
+from typing import Any
 
 from fsdp_bench.plan.document import (
     ABSENT,
@@ -32,6 +33,7 @@ from fsdp_bench.plan.estimate import (
 )
 from fsdp_bench.plan.headroom import Headroom
 from fsdp_bench.plan.question import Question, notes_of, speed_of
+from fsdp_bench.plan.setup_text import setup_line
 from fsdp_bench.plan.speed import Speed
 from fsdp_bench.plan.table import Row, answer_row
 from fsdp_bench.rates.calibrated import rates_of
@@ -44,7 +46,7 @@ from fsdp_bench.simulate.operators.kernels import CUDA
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.hardware import Gpu, Hardware
 from fsdp_bench.spec.recording.model import Model, code_of
-from fsdp_bench.spec.setup import Checkpointing, Offload, TrainSetup
+from fsdp_bench.spec.setup import Checkpointing, TrainSetup
 from fsdp_bench.spec.units import GIB, format_count, format_gib, format_seconds
 
 
@@ -77,6 +79,11 @@ class Prediction:
     def hardware(self) -> Hardware | None:
         """The servers, or a GPU. None if none is named."""
         return self.question.hardware
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """What the setup may differ in from others, by field."""
+        return self.question.values
 
     @property
     def gpu(self) -> Gpu | None:
@@ -310,23 +317,11 @@ class Prediction:
 
     def __repr__(self) -> str:
         lines = [f"  {label:<14}  {text}" for label, text in self._lines()]
-        return "\n".join([f"{self.model.name}: {setup_text(self.setup)}", *lines])
+        return "\n".join([f"{self.model.name}: {setup_line(self.setup)}", *lines])
 
     def _repr_html_(self) -> str:
         rows = "".join(f"<tr><th>{escape(label)}</th><td>{escape(text)}</td></tr>" for label, text in self._lines())
-        return f"<table><caption>{escape(f'{self.model.name}: {setup_text(self.setup)}')}</caption>{rows}</table>"
-
-
-def setup_text(setup: TrainSetup) -> str:
-    """Return a setup as one line."""
-    gpus = "1 GPU" if setup.world_size == 1 else f"{setup.world_size} GPUs"
-    parts = [setup.strategy.value, setup.api.value, str(setup.precision), gpus]
-    if setup.checkpointing is not Checkpointing.NONE:
-        parts.append(f"{setup.checkpointing.value} checkpointing")
-    if setup.offload is not Offload.NONE:
-        parts.append("offload" if setup.offload is Offload.PARAMS else "offload optimizer")
-    parts += [one.phrase(getattr(setup, one.name)) for one in setup.changed()]
-    return ", ".join([*parts, f"batch {setup.micro_batch_size} x {setup.sequence_length}"])
+        return f"<table><caption>{escape(f'{self.model.name}: {setup_line(self.setup)}')}</caption>{rows}</table>"
 
 
 def _fits_text(found: Prediction) -> str:

@@ -10,11 +10,13 @@ from typing import Any
 import msgspec
 
 from fsdp_bench.catalog.hf_config import sliding_window_note
+from fsdp_bench.catalog.lookup import place_names
 from fsdp_bench.catalog.recorded import compiled_catalog
 from fsdp_bench.plan.defaults import assumptions
 from fsdp_bench.plan.document import ABSENT, AnswerDocument, ModelDocument, hardware_document, setup_document
 from fsdp_bench.plan.estimate import KERNELS, available_bytes, communicators_for
 from fsdp_bench.plan.headroom import Headroom, headroom_of
+from fsdp_bench.plan.setup_text import HARDWARE, values_of
 from fsdp_bench.plan.speed import Speed, speed
 from fsdp_bench.rates.attention_time import CUDNN, kernel_of
 from fsdp_bench.rates.collectives import socket_is_assumed
@@ -28,7 +30,7 @@ from fsdp_bench.simulate.wrappers.impossible import why_impossible
 from fsdp_bench.spec.calibration_profile import Profile
 from fsdp_bench.spec.hardware import Gpu, Hardware
 from fsdp_bench.spec.lora import LARGEST_FUSED_PRODUCT
-from fsdp_bench.spec.recording.model import Model, RecordedModel
+from fsdp_bench.spec.recording.model import Model, RecordedModel, code_of, lora_of
 from fsdp_bench.spec.setup import TrainSetup
 
 
@@ -110,6 +112,16 @@ class Question:
             return 0.0
         return host_memory(self.simulated, where.gpus_per_node, self.build).peak_bytes / where.server.host_memory_bytes
 
+    @cached_property
+    def values(self) -> dict[str, Any]:
+        """What the setup may differ in from others, by field: its own fields, what it runs on, its model."""
+        values = values_of(self.setup) | dict(zip(HARDWARE, place_names(self.hardware), strict=False))
+        values |= {"shard_size": None} if self.impossible else {}
+        if self.model is None:  # a dry run of a user's own module
+            return values
+        lora = lora_of(self.model)
+        return {**values, "model": self.model.name, "code": code_of(self.model), "lora": lora and lora.text()}
+
     @property
     def assumptions(self) -> tuple[str, ...]:
         """The assumptions that follow transformers' Trainer, each with the option that says otherwise."""
@@ -130,7 +142,7 @@ class Question:
             device=ABSENT,
             expandable_segments=self.expandable_segments,
             load=self.build.value,
-            model=msgspec.convert(self.model.document(), ModelDocument),
+            model=msgspec.convert({**self.model.document(), "description": self.model.describe()}, ModelDocument),
             setup=setup_document(self.setup, reason is None),
             assumptions=self.assumptions,
             server=hardware_document(self.hardware),

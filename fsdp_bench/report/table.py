@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from io import StringIO
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fsdp_bench.report.terminal import terminal_width, wrapped
+from fsdp_bench.report.text.common import UNKNOWN
 from fsdp_bench.spec.errors import printable
 
 if TYPE_CHECKING:
@@ -24,8 +25,8 @@ _UNLIMITED = 1000
 
 
 @dataclass(frozen=True)
-class TableColumn:
-    """One column of a table: its header, and the cell of every row."""
+class Column:
+    """One column of a table, on the terminal or a page: its header, and the cell of every row."""
 
     header: str
     """The header; it may contain a line break to be as narrow as the cells."""
@@ -36,6 +37,10 @@ class TableColumn:
     """If the table is too wide, the column with the highest priority is left out first; 0 is wrapped instead."""
     most_characters: int | None = None
     """Characters of a line above which a cell is wrapped, however wide the table may be."""
+    values: tuple[float | None, ...] = ()
+    """The numbers by which a page sorts its rows; None is sorted last."""
+    warnings: tuple[bool, ...] = ()
+    """Whether each cell is a warning."""
 
     @property
     def name(self) -> str:
@@ -49,12 +54,29 @@ class TableColumn:
         return is_constant and not (self.is_number and self.cells[0].lstrip("+-")[:1].isdigit())
 
 
+def words(texts: Iterable[str]) -> Column:
+    """Return a column of words, without its header."""
+    return Column("", tuple(texts))
+
+
+def numbers(values: Iterable[float | None], form: Callable[[Any], str] = str, without: str = UNKNOWN) -> Column:
+    """Return a column of numbers, without its header.
+
+    Args:
+        values: the values.
+        form: the function that formats one.
+        without: what stands in the place of None.
+    """
+    found = tuple(values)
+    return Column("", tuple(without if one is None else form(one) for one in found), is_number=True, values=found)
+
+
 def table_columns(
     headers: Sequence[str],
     rows: Iterable[Sequence[str]],
     numbers: Iterable[str] = (),
     droppable: Sequence[str] = (),
-) -> list[TableColumn]:
+) -> list[Column]:
     """Return the columns of rows.
 
     Args:
@@ -67,17 +89,17 @@ def table_columns(
     cells = list(zip(*rows, strict=True)) or [()] * len(headers)
     right = set(numbers)
     return [
-        TableColumn(header, tuple(own), header in right, places.get(header, 0))
+        Column(header, tuple(own), header in right, places.get(header, 0))
         for header, own in zip(headers, cells, strict=True)
     ]
 
 
-def fits_width(columns: Sequence[TableColumn], others: int) -> bool:
+def fits_width(columns: Sequence[Column], others: int) -> bool:
     """Whether columns fit the terminal beside others of so many characters, without text of theirs on two lines."""
     return _needed(columns).maximum + others <= terminal_width()
 
 
-def table_lines(columns: Sequence[TableColumn], width: int | None = None, indent: int = 0) -> list[str]:
+def table_lines(columns: Sequence[Column], width: int | None = None, indent: int = 0) -> list[str]:
     """Return a table's lines, none longer than the width.
 
     Args:
@@ -92,7 +114,7 @@ def table_lines(columns: Sequence[TableColumn], width: int | None = None, indent
     first, *others = columns
     shared = [column for column in others if column.is_shared]
     shown = [first, *(column for column in others if column not in shared and any(column.cells))]
-    left_out: list[TableColumn] = []
+    left_out: list[Column] = []
     while (
         _needed(shown).maximum > inner and (least := max(shown, key=lambda column: column.drop_priority)).drop_priority
     ):
@@ -122,7 +144,7 @@ def csv_text(columns: Sequence[str], rows: Sequence[Row]) -> str:
     return output.getvalue()
 
 
-def _needed(columns: Sequence[TableColumn]) -> Measurement:
+def _needed(columns: Sequence[Column]) -> Measurement:
     """Return the width of a table with its text columns wrapped (minimum), and without (maximum)."""
     from rich.console import Console
     from rich.measure import Measurement
@@ -131,7 +153,7 @@ def _needed(columns: Sequence[TableColumn]) -> Measurement:
     return Measurement.get(console, console.options, _table(columns))
 
 
-def _table(columns: Sequence[TableColumn]) -> Table:
+def _table(columns: Sequence[Column]) -> Table:
     from rich.table import Table
     from rich.text import Text
 

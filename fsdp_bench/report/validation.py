@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 
-from fsdp_bench.report.table import table_columns, table_lines
+from fsdp_bench.report.table import Column, table_columns, table_lines
 from fsdp_bench.report.text.common import UNKNOWN
+from fsdp_bench.report.text.conditions import Fact
 from fsdp_bench.report.text.speed import measured_rates
 from fsdp_bench.spec.record import TrialRecord
 from fsdp_bench.spec.units import format_gib, format_seconds
-from fsdp_bench.validate.memory import Agreement, Bytes, MemoryComparison, Spread, Summary, worst_first
+from fsdp_bench.validate.memory import Agreement, Bytes, MemoryComparison, Summary, worst_first
 from fsdp_bench.validate.results import ResultsValidation
 from fsdp_bench.validate.step_time import SpeedOrder, TimeComparison, TimeSummary
 
@@ -19,7 +20,7 @@ WORST_SHOWN, WORST_ON_PAGE = 10, 20
 HEADERS = ("", "equal to the byte", "median |error|", "largest")
 
 
-def format_validation(comparisons: Sequence[MemoryComparison], summary: Summary) -> str:
+def format_validation(comparisons: Sequence[MemoryComparison], summary: Summary, most: int = WORST_SHOWN) -> str:
     """Return the summary, the errors by phase and the worst cells."""
     num_oom = summary.num_cells - summary.num_compared - summary.num_failed
     lines = [
@@ -30,14 +31,10 @@ def format_validation(comparisons: Sequence[MemoryComparison], summary: Summary)
     ]
     if summary.num_fits:
         lines.append(f"  fits or not, predicted correctly   {_count_of(summary.num_fits_right, summary.num_fits)}")
-    rows = [
-        (name, f"{spread.num_equal} of {spread.num_cells}", f"{spread.median:.3%}", f"{spread.worst:.3%}")
-        for name, spread in _terms(summary)
-    ]
-    lines += ["", *table_lines(table_columns(HEADERS, rows, HEADERS[1:]), indent=2)]
+    lines += ["", *table_lines(error_columns(summary), indent=2)]
     if (outside := _outside_line(comparisons)) is not None:
         lines += ["", f"  {outside}"]
-    unequal = worst_first(comparisons, WORST_SHOWN)
+    unequal = worst_first(comparisons, most)
     if unequal:
         lines += ["", f"the {len(unequal)} worst cells:"]
     lines += [f"  {_cell_line(comparison)}" for comparison in unequal]
@@ -57,10 +54,16 @@ def format_validation(comparisons: Sequence[MemoryComparison], summary: Summary)
     return "\n".join(lines)
 
 
-def _terms(summary: Summary) -> list[tuple[str, Spread]]:
-    found = [("peak allocated", summary.peak), ("peak reserved", summary.reserved)]
-    phases = [(f"in {phase}", spread) for phase, spread in summary.phases.items()]
-    return [(name, spread) for name, spread in found if spread is not None] + phases
+def error_columns(summary: Summary) -> list[Column]:
+    """Return the errors of peaks and of each phase as a table."""
+    found = {"peak allocated": summary.peak, "peak reserved": summary.reserved}
+    found |= {f"in {phase}": spread for phase, spread in summary.phases.items()}
+    rows = [
+        (name, f"{spread.num_equal} of {spread.num_cells}", f"{spread.median:.3%}", f"{spread.worst:.3%}")
+        for name, spread in found.items()
+        if spread is not None
+    ]
+    return table_columns(HEADERS, rows, HEADERS[1:])
 
 
 def _cell_line(comparison: MemoryComparison) -> str:
@@ -112,18 +115,21 @@ def _count_of(count: int, whole: int) -> str:
     return f"{count} of {whole} ({count / whole:.1%})" if whole else "none compared"
 
 
-def format_time(comparisons: Sequence[TimeComparison], summary: TimeSummary, source: str) -> str:
+def format_time(
+    comparisons: Sequence[TimeComparison], summary: TimeSummary, source: str, most: int = WORST_SHOWN
+) -> str:
     """Return the summary and the worst trials."""
     if not summary.num_trials:
         return f"time is not compared: {'; '.join(summary.not_compared) or 'no trials'}"
     lines = [f"predicted against measured time: {summary.num_trials} trials; rates {source}"]
-    lines += [f"  {name:<46}{value}" for name, value in _time_terms(summary)]
-    worst = _worst_steps(comparisons, WORST_SHOWN)
+    lines += [f"  {name:<46}{value}" for name, value in time_facts(summary)]
+    worst = _worst_steps(comparisons, most)
     lines += ["", f"the {len(worst)} worst steps:", *(f"  {line}" for line in worst)]
     return "\n".join(lines)
 
 
-def _time_terms(found: TimeSummary) -> list[tuple[str, str]]:
+def time_facts(found: TimeSummary) -> list[Fact]:
+    """Return how far predicted times are off."""
     within = f"{found.num_within} of {found.num_trials}"
     by_difference = found.median_exposed_error_by_difference, found.num_with_exposed_by_difference
     by_profiler = found.median_exposed_error_by_profiler, found.num_with_exposed_by_profiler
@@ -167,25 +173,17 @@ def rates_text(found: ResultsValidation) -> str:
 def validation_page(found: ResultsValidation, calibration: Path | None = None) -> str:
     """Return the page, in Markdown. The file of the calibration that predicted times stands in its last line."""
     calibrated = "" if calibration is None else f" --calibration {calibration}"
-    memory = [f"- {_cell_line(one)}" for one in worst_first(found.comparisons, WORST_ON_PAGE)]
-    memory += [f"- {line}" for line in _wrong_fits(found.comparisons)]
-    times = [f"- {line}" for line in _worst_steps(found.times, WORST_ON_PAGE)]
+    memory = format_validation(found.comparisons, found.summary, WORST_ON_PAGE)
+    times = format_time(found.times, found.time_summary, rates_text(found), WORST_ON_PAGE)
     blocks = [
-        [f"# Predicted against {found.summary.against.split(' in ')[0]}"],
-        _markdown_table(("", ""), _conditions(found.records)),
-        ["## Memory", "", *_memory(found)],
-        ["## Step time", "", *_time(found)],
-        ["## The worst cells", "", "Memory:", ""],
-        ["Step time:", "", *(times or ["- not compared"])],
-        [f"Written by `fsdp-bench validate --against {found.folder}{calibrated} --page FILE`."],
+        f"# Predicted against {found.summary.against.split(' in ')[0]}",
+        "\n".join(f"- {name}: {value}" for name, value in _conditions(found.records)),
+        f"## Memory\n\n```\n{memory}\n```",
+        *([line] if (line := agreement_line(found.agreements)) else []),
+        f"## Step time\n\n```\n{times}\n```",
+        f"Written by `fsdp-bench validate --against {found.folder}{calibrated} --page FILE`.",
     ]
-    blocks[4] += memory or ["- none: every phase of every cell is equal to the byte"]
-    return "\n\n".join("\n".join(block) for block in blocks) + "\n"
-
-
-def _markdown_table(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    head = "|".join(f" {header} " if header else " " for header in headers)
-    return [f"|{head}|", "|---" * len(headers) + "|", *(f"| {' | '.join(row)} |" for row in rows)]
+    return "\n\n".join(blocks) + "\n"
 
 
 def _conditions(records: Sequence[TrialRecord]) -> list[tuple[str, str]]:
@@ -203,21 +201,3 @@ def _conditions(records: Sequence[TrialRecord]) -> list[tuple[str, str]]:
     shown = [(name, ", ".join(dict.fromkeys(values))) for name, values in facts.items()]
     measured = ("measured", " to ".join(dict.fromkeys((days[0], days[-1]))))
     return [(name, value) for name, value in (*shown, measured) if value]
-
-
-def _memory(found: ResultsValidation) -> list[str]:
-    summary = found.summary
-    rows = [
-        (name, _count_of(one.num_equal, one.num_cells), f"{one.median:.3%}", f"{one.worst:.3%}")
-        for name, one in _terms(summary)
-    ]
-    fits = _count_of(summary.num_fits_right, summary.num_fits)
-    after = [f"{line}." for line in (_outside_line(found.comparisons), agreement_line(found.agreements)) if line]
-    table = _markdown_table(("term", "equal to the byte", "median error", "largest error"), rows)
-    return [*table, "", f"Whether it fits is predicted correctly in {fits}.", *after]
-
-
-def _time(found: ResultsValidation) -> list[str]:
-    if not found.time_summary.num_trials:
-        return [f"Not compared: {'; '.join(found.time_summary.not_compared)}."]
-    return [f"Rates {rates_text(found)}.", "", *_markdown_table(("term", ""), _time_terms(found.time_summary))]

@@ -270,11 +270,6 @@ class Hardware(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return self.server.name or self.gpu.name
 
     @property
-    def name_with_gpus(self) -> str:
-        """The name with the GPUs that are used: ``p5.48xlarge with 8 x H100-SXM``, or ``H100-SXM``."""
-        return f"{self.name} with {self.gpus_per_node} x {self.gpu.name}" if self.has_server else self.name
-
-    @property
     def world_size(self) -> int:
         """Number of GPUs of all nodes, one rank each."""
         return self.num_nodes * self.gpus_per_node

@@ -76,14 +76,14 @@ def test_servers_say_how_many_ranks_there_are() -> None:
     four = Hardware(server=node, gpu=gpu(node.gpu), num_nodes=4, gpus_per_node=8)
     assert (four.world_size, four.ranks_per_node(32), four.count(32)) == (32, 8, 4)
     assert (four.holds(32), four.holds(16)) == (True, False)
-    assert (four.name, four.name_with_gpus) == ("p5.48xlarge", "p5.48xlarge with 8 x H100-SXM")
+    assert four.name == "p5.48xlarge"
 
 
 def test_a_gpu_alone_is_one_node_of_one_whose_links_and_host_are_unknown() -> None:
     alone = Hardware.of_gpu(gpu("H100-SXM"))
     assert (alone.has_server, alone.num_nodes, alone.gpus_per_node) == (False, 1, 1)
     assert (alone.ranks_per_node(16), alone.count(16), alone.holds(16)) == (16, 16, True)
-    assert alone.name == alone.name_with_gpus == "H100-SXM"
+    assert alone.name == "H100-SXM"
     node = alone.server
     assert {node.intra_node, node.inter_node, node.host_link, node.host_memory_bytes} == {None}
 

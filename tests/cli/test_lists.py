@@ -148,7 +148,7 @@ def test_the_table_names_what_differs_alone() -> None:
     text = run_command("predict", *GPT2, "--batch", "1,2", "--compile", "on,off").stdout
     header = next(line for line in text.splitlines() if line.startswith("batch "))
     assert header.split()[:2] == ["batch", "compile"]
-    assert "setup             FULL_SHARD, 8 ranks, fsdp1, 1024 tokens," in text
+    assert "setup             FULL_SHARD under fsdp1, 8 ranks, 1024 tokens," in text
 
 
 def test_one_setup_is_one_row_of_csv() -> None:

@@ -43,7 +43,7 @@ def test_by_default_it_compares_all_strategies_with_and_without_checkpointing() 
     assert "limited by" in table
     assert "activations in backward" in table
     assert "batch 1 x 4096 tokens" in table
-    assert "22.1 GiB usable" in table
+    assert "22.1 GiB on A10G" in table
 
 
 def test_the_named_need_with_the_headroom_is_enough_gpu_memory() -> None:

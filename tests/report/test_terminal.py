@@ -13,7 +13,7 @@ from rich.progress import Progress
 import fsdp_bench
 from fsdp_bench.cli.common.printing import progress_bar
 from fsdp_bench.report import terminal
-from fsdp_bench.report.table import TableColumn, table_lines
+from fsdp_bench.report.table import Column, table_lines
 from fsdp_bench.spec.errors import printable, shortened, shown
 
 HOSTILE = "[/red][link=file:///etc]x[/link] :smile: \x1b]0;t\x07\x1b[2J\x9b31m\u202e\n\udcff"
@@ -33,7 +33,7 @@ def test_control_characters_are_shown_as_escapes_and_all_else_stays() -> None:
 def test_a_note_a_table_and_a_progress_bar_print_markup_and_escapes_as_they_are_written() -> None:
     console, output = on_a_terminal()
     terminal.note(console, f"note: {HOSTILE}", "yellow")
-    terminal.note_lines(console, table_lines([TableColumn("name", (HOSTILE,))], 200))
+    terminal.note_lines(console, table_lines([Column("name", (HOSTILE,))], 200))
     with Progress(*progress_bar(console).columns, console=console, auto_refresh=False) as progress:
         terminal.describe(progress, progress.add_task("", total=1), HOSTILE)
     assert output.getvalue().count(SHOWN) >= 3

@@ -15,13 +15,13 @@ from fsdp_bench.plan.export.pieces import forward_text, optimizer_text, refuse_l
 from fsdp_bench.plan.export.plugin import (
     PRECISION_NOTE,
     as_accelerate_shards,
+    fsdp_fields,
     hybrid_sizes,
     policy_text,
-    reshards,
     strategy_name,
 )
 from fsdp_bench.spec.errors import SpecError
-from fsdp_bench.spec.setup import Api, BackwardPrefetch, Checkpointing, Offload, Reentrant
+from fsdp_bench.spec.setup import Api, Offload, Reentrant
 
 KIND = "accelerate"
 CONFIG_NAME = "accelerate.yaml"
@@ -72,25 +72,11 @@ def _config(chosen: Chosen, notes: tuple[str, ...]) -> str:
 
 def _fsdp_config(chosen: Chosen) -> dict[str, Any]:
     setup = chosen.setup
-    fields: dict[str, Any] = {"fsdp_version": 1 if setup.api is Api.FSDP1 else 2}
-    fields["fsdp_auto_wrap_policy"] = "TRANSFORMER_BASED_WRAP"
-    fields["fsdp_transformer_layer_cls_to_wrap"] = chosen.modules.block_class
-    fields["fsdp_offload_params"] = setup.offload is Offload.PARAMS
-    fields["fsdp_activation_checkpointing"] = setup.checkpointing is Checkpointing.FULL
-    if setup.activation_offload:
-        fields["fsdp_activation_checkpointing_offload"] = True
-    if setup.api is Api.FSDP2:
-        return fields | {"fsdp_reshard_after_forward": reshards(setup), "fsdp_state_dict_type": "SHARDED_STATE_DICT"}
-    prefetch = setup.backward_prefetch
-    return fields | {
-        "fsdp_sharding_strategy": strategy_name(setup),
-        "fsdp_backward_prefetch": "NO_PREFETCH" if prefetch is BackwardPrefetch.NONE else prefetch.value,
-        "fsdp_forward_prefetch": setup.forward_prefetch,
-        "fsdp_use_orig_params": setup.use_orig_params,
-        "fsdp_cpu_ram_efficient_loading": False,
-        "fsdp_sync_module_states": False,
-        "fsdp_state_dict_type": "SHARDED_STATE_DICT",
-    }
+    fields = {**fsdp_fields(chosen), "offload_params": setup.offload is Offload.PARAMS}
+    fields |= {"activation_checkpointing_offload": True} if setup.activation_offload else {}
+    if setup.api is Api.FSDP1:
+        fields |= {"sharding_strategy": strategy_name(setup), "cpu_ram_efficient_loading": False}
+    return {f"fsdp_{name}": value for name, value in fields.items()}
 
 
 def _yaml(fields: dict[str, Any], indent: str = "") -> str:

@@ -14,9 +14,9 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from fsdp_bench.plan.export.chosen import Chosen
 from fsdp_bench.plan.export.pieces import DTYPES, adapters, literal
+from fsdp_bench.plan.setup_text import setup_line
 from fsdp_bench.spec.errors import SpecError, printable
 from fsdp_bench.spec.recording.model import whose_code
-from fsdp_bench.spec.setup import Loss, Offload, Reentrant, TrainSetup
 from fsdp_bench.spec.units import format_gib
 from fsdp_bench.version import __version__
 
@@ -150,7 +150,7 @@ def header(what: str, chosen: Chosen, notes: Iterable[str] = ()) -> str:
     facts = {
         "model": f"{model.name}: {model.describe()}",
         "server": _hardware(chosen),
-        "setting": _setting(chosen.setup),
+        "setting": setup_line(chosen.setup),
         "assumed": "; ".join(chosen.question.assumptions),
         "predicted": _predicted(chosen),
     }
@@ -168,20 +168,6 @@ def _hardware(chosen: Chosen) -> str:
     where, world = chosen.question.hardware, chosen.setup.world_size
     servers = f"{where.num_nodes} x {where.name}, " if where and where.has_server else ""
     return f"{servers}{world} {where.gpu.name if where else 'GPUs'}"
-
-
-def _setting(setup: TrainSetup) -> str:
-    steps = setup.gradient_accumulation_steps
-    batch = f"batch {setup.micro_batch_size} x {setup.sequence_length} tokens on each GPU"
-    policy = f" {setup.checkpointing_policy}" if setup.checkpointing_policy else ""
-    parts = [f"{setup.strategy.value} under {setup.api.value}", str(setup.precision), f"wrap {setup.wrap.value}"]
-    reentrant = f", reentrant {setup.reentrant.value}" if setup.reentrant is not Reentrant.NO else ""
-    parts += [f"checkpointing {setup.checkpointing.value}{policy}{reentrant}"]
-    parts += [] if setup.offload is Offload.NONE else [f"offload {setup.offload.value}"]
-    parts += [] if setup.loss is Loss.PLAIN else [f"loss {setup.loss.value}"]
-    parts += ["compile"] if setup.compile else []
-    parts += [setup.optimizer.value, batch + (f", {steps} micro-batches a step" if steps > 1 else "")]
-    return ", ".join(parts)
 
 
 def _predicted(chosen: Chosen) -> str:

@@ -13,16 +13,15 @@ from fsdp_bench.plan.export.pieces import base_dtype, optimizer_text, with_adapt
 from fsdp_bench.plan.export.plugin import (
     PRECISION_NOTE,
     as_accelerate_shards,
+    fsdp_fields,
     hybrid_sizes,
     policy_text,
-    reshards,
     strategy_name,
 )
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.lora import LoRA
 from fsdp_bench.spec.setup import (
     Api,
-    BackwardPrefetch,
     Checkpointing,
     Loss,
     Offload,
@@ -131,22 +130,8 @@ def arguments(chosen: Chosen) -> dict[str, Any]:
 
 def _fsdp_config(chosen: Chosen) -> dict[str, Any]:
     setup = chosen.setup
-    found: dict[str, Any] = {
-        "version": 1 if setup.api is Api.FSDP1 else 2,
-        "auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
-        "transformer_layer_cls_to_wrap": [chosen.modules.block_class],
-        "activation_checkpointing": setup.checkpointing is Checkpointing.FULL and setup.reentrant is Reentrant.NO,
-        "cpu_offload": setup.offload is Offload.PARAMS,
-        "state_dict_type": "SHARDED_STATE_DICT",
-    }
-    if setup.api is Api.FSDP2:
-        return found | {"reshard_after_forward": reshards(setup)}
-    prefetch = setup.backward_prefetch
-    return found | {
-        "reshard_after_forward": strategy_name(setup).lower(),
-        "backward_prefetch": "NO_PREFETCH" if prefetch is BackwardPrefetch.NONE else prefetch.value,
-        "forward_prefetch": setup.forward_prefetch,
-        "limit_all_gathers": setup.limit_all_gathers,
-        "use_orig_params": setup.use_orig_params,
-        "sync_module_states": False,
-    }
+    found = {**fsdp_fields(chosen), "cpu_offload": setup.offload is Offload.PARAMS}
+    found["transformer_layer_cls_to_wrap"] = [chosen.modules.block_class]
+    if setup.api is Api.FSDP1:
+        found |= {"reshard_after_forward": strategy_name(setup).lower(), "limit_all_gathers": setup.limit_all_gathers}
+    return found

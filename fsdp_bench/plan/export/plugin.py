@@ -6,12 +6,14 @@ and fsdp2_apply_ac; accelerator.py, prepare_model.
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
 from fsdp_bench.plan.export.chosen import Chosen
 from fsdp_bench.plan.export.pieces import DTYPES, is_mixed, of_fully_shard_alone, refusal
 from fsdp_bench.spec.errors import SpecError
-from fsdp_bench.spec.setup import Api, Checkpointing, Offload, TrainSetup, Wrap
+from fsdp_bench.spec.setup import Api, BackwardPrefetch, Checkpointing, Offload, Reentrant, TrainSetup, Wrap
 from fsdp_bench.spec.units import format_gib
 
 _PYTORCH = "--export pytorch has it"
@@ -114,9 +116,27 @@ def hybrid_sizes(setup: TrainSetup) -> tuple[int, int] | None:
     return setup.world_size // setup.shard_group_size, setup.shard_group_size
 
 
-def reshards(setup: TrainSetup) -> bool:
-    """Whether fully_shard reshards units after forward."""
-    return setup.strategy.reshards_after_forward
+def fsdp_fields(chosen: Chosen) -> dict[str, Any]:
+    """Return a setting as fields of fsdp_config; accelerate's config has each with ``fsdp_`` before.
+
+    Offload, and the strategy of FSDP1, have other names in both.
+    """
+    setup, prefetch = chosen.setup, chosen.setup.backward_prefetch
+    found: dict[str, Any] = {
+        "version": 1 if setup.api is Api.FSDP1 else 2,
+        "auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+        "transformer_layer_cls_to_wrap": chosen.modules.block_class,
+        "activation_checkpointing": setup.checkpointing is Checkpointing.FULL and setup.reentrant is Reentrant.NO,
+        "state_dict_type": "SHARDED_STATE_DICT",
+    }
+    if setup.api is Api.FSDP2:
+        return found | {"reshard_after_forward": setup.strategy.reshards_after_forward}
+    return found | {
+        "backward_prefetch": "NO_PREFETCH" if prefetch is BackwardPrefetch.NONE else prefetch.value,
+        "forward_prefetch": setup.forward_prefetch,
+        "use_orig_params": setup.use_orig_params,
+        "sync_module_states": False,
+    }
 
 
 def host_note(chosen: Chosen, kind: str) -> str:

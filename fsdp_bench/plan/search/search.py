@@ -20,10 +20,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from fsdp_bench.plan.parallel import map_forked
-from fsdp_bench.plan.prediction import Prediction, setup_text
+from fsdp_bench.plan.prediction import Prediction
 from fsdp_bench.plan.question import Question
 from fsdp_bench.plan.search.fit import CheckedCandidate, FitCheck, Limit
 from fsdp_bench.plan.search.quantity import Quantity
+from fsdp_bench.plan.setup_text import setup_line
 from fsdp_bench.simulate.step import SimulatedSteps, for_any_depth, without_collections
 from fsdp_bench.spec.recording.model import Model
 from fsdp_bench.spec.setup import TrainSetup
@@ -92,7 +93,7 @@ class LargestModel(SearchResult):
 
     def __repr__(self) -> str:
         largest = "nothing fits" if self.model is None else f"largest model that fits: {self.model.name}"
-        lines = [f"{largest}: {setup_text(self.quantity[0].setup)}"]
+        lines = [f"{largest}: {setup_line(self.quantity[0].setup)}"]
         if self.beyond is None or self.limited_by is None:
             return "\n".join([*lines, "  the size ladder ends there"])
         limit = self.limited_by

@@ -10,16 +10,16 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
+from fsdp_bench.plan.setup_text import setup_line, values_of
 from fsdp_bench.report.charts.description import Slide
-from fsdp_bench.report.charts.max_size import MOST_BARS, NONE_FITS, UNKNOWN, MaxSizeBar, nested, size_bars
+from fsdp_bench.report.charts.max_size import MOST_BARS, NONE_FITS, UNKNOWN, MaxSizeBar, label_of, nested, size_bars
 from fsdp_bench.report.charts.slide import draw, in_file_name
-from fsdp_bench.report.charts.trial_facts import NESTING, kept_free
-from fsdp_bench.report.measured.frontier_text import at_an_end
+from fsdp_bench.report.charts.trial_facts import NESTING
+from fsdp_bench.report.measured.frontier_text import at_an_end, memory_text
 from fsdp_bench.report.text.max_size import QUANTITY_TEXTS
-from fsdp_bench.report.text.setups import common_line
 from fsdp_bench.spec.frontier import FrontierCell, FrontierRecord
 from fsdp_bench.spec.setup import FIELDS
-from fsdp_bench.spec.units import format_count, format_gib
+from fsdp_bench.spec.units import format_count
 
 LEVELS = tuple(name for name in NESTING if not FIELDS[name].is_size)
 """Fields that label the bars within a strategy, outermost first."""
@@ -82,10 +82,9 @@ def _split(name: str, cells: list[FrontierCell], fields: Sequence[str]) -> list[
 
 def frontier_slide(record: FrontierRecord, cells: Sequence[FrontierCell]) -> Slide:
     """Return the chart of cells that share a model, a number of ranks and their work."""
-    levels = tuple(level for level in LEVELS if len({_label(level, cell) for cell in cells}) > 1)
-    ordered = nested(cells, levels, _label, lambda cell: cell.setup)
+    levels = tuple(level for level in LEVELS if len({label_of(level, values_of(cell.setup)) for cell in cells}) > 1)
     first, text = cells[0], QUANTITY_TEXTS[cells[0].quantity.name]
-    rows = {"": [_bar(record, cell, levels) for cell in ordered]}
+    rows = {"": nested(_bar(record, cell, levels) for cell in cells)}
     number = format_count if first.quantity.name == "num_parameters" else str
     return Slide(
         f"{text.title} ({record.source}, and predicted): {first.setup.world_size} ranks",
@@ -96,17 +95,12 @@ def frontier_slide(record: FrontierRecord, cells: Sequence[FrontierCell]) -> Sli
     )
 
 
-def _label(level: str, cell: FrontierCell) -> str:
-    value = getattr(cell.setup, level)
-    return FIELDS[level].phrase(value) if FIELDS[level].seldom else str(value)
-
-
 def _bar(record: FrontierRecord, cell: FrontierCell, levels: Sequence[str]) -> MaxSizeBar:
     measured, predicted = cell.measured, cell.predicted
     value = measured.fits if measured is not None and measured.fits else None
     return MaxSizeBar(
         group=cell.setup.strategy.value,
-        labels=tuple(_label(level, cell) for level in levels),
+        labels=tuple(label_of(level, values_of(cell.setup)) for level in levels),
         value=value,
         source=record.source,
         predicted=predicted.fits if value is not None and predicted is not None and predicted.fits else None,
@@ -126,7 +120,7 @@ def _subtitle(record: FrontierRecord, cell: FrontierCell) -> str:
 
 
 def _conditions(record: FrontierRecord, cells: Sequence[FrontierCell], levels: Sequence[str]) -> list[str]:
-    first, limit, rehearsed_on = cells[0], record.run.memory_limit_bytes, record.run.rehearsed_on
+    first, rehearsed_on = cells[0], record.run.rehearsed_on
     quantity = first.quantity
     place: str = record.device
     if rehearsed_on is not None:
@@ -140,13 +134,9 @@ def _conditions(record: FrontierRecord, cells: Sequence[FrontierCell], levels: S
     model = f"ladder of {first.family.value} models" if first.model is None else first.model.describe()
     steps = f"{quantity.print(quantity.smallest)} to {quantity.print(quantity.largest)} in {quantity.num_steps} steps"
     lines.append(f"{model}, vocabulary {first.vocab_size}; {quantity.name} {steps}")
-    lines.append(f"setup: {common_line(first.setup, levels, first.quantity.name)}")
-    if record.device == "cpu":
-        lines.append(f"a budget of {format_gib(limit or 0)} of live tensors per rank stands for GPU memory; gloo")
-    else:
-        size = "all of the GPU" if limit is None else f"the GPU limited to {format_gib(limit)}"
-        size = kept_free(rehearsed_on) if rehearsed_on else size
-        lines.append(f"memory: {size}; fits: ends without allocation retries")
+    lines.append(f"setup: {setup_line(first.setup, ('strategy', *levels), first.quantity.name)}")
+    lines.append(f"memory: {memory_text(record)}")
+    lines.append("gloo" if record.device == "cpu" else "fits: ends without allocation retries")
     hybrid = {cell.setup.shard_group_size for cell in cells if cell.setup.strategy.is_hybrid}
     lines += [f"hybrid strategies in shard groups of {size}" for size in sorted(hybrid)]
     apart = [abs(cell.steps_apart) for cell in cells if cell.steps_apart is not None and not at_an_end(cell)]

@@ -8,26 +8,22 @@ has max-size's answers, frontier.py those of a sweep.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
-from typing import TypeVar
+from functools import partial
+from typing import Any
 
-from fsdp_bench.plan.max_size import HardwareResult
+from fsdp_bench.plan.max_size import HardwareResult, SettingDocument
 from fsdp_bench.plan.search.quantity import Quantity
-from fsdp_bench.plan.search.search import SearchResult
+from fsdp_bench.plan.setup_text import SELDOM, SIZES, named, spaced, text_of, values_of
 from fsdp_bench.report.charts.colors import Style
 from fsdp_bench.report.charts.description import Bar, BarGroup, Bars, Key, Piece, Slide
 from fsdp_bench.report.charts.trial_facts import NESTING, ORDER
-from fsdp_bench.report.text.common import hardware_text
-from fsdp_bench.report.text.max_size import QUANTITY_TEXTS, host_line, kept_free, load_lines, model_line, value_text
-from fsdp_bench.report.text.setups import SELDOM, SIZES, common_line, named, spaced, value_of
-from fsdp_bench.simulate import TORCH_VERSION
+from fsdp_bench.report.text.conditions import assumed_facts, note_facts, sentences
+from fsdp_bench.report.text.max_size import QUANTITY_TEXTS, live_facts, place_of, value_text
 from fsdp_bench.spec.errors import SpecError
-from fsdp_bench.spec.setup import Offload, TrainSetup
-from fsdp_bench.spec.units import format_count, format_gib
-
-T = TypeVar("T")
+from fsdp_bench.spec.setup import ShardingStrategy
+from fsdp_bench.spec.units import format_count
 
 PREDICTED, MEASURED, REHEARSED, PUBLISHED = "predicted", "measured", "rehearsed", "published"
 NONE_FITS, CANNOT_RUN, UNKNOWN = "none fits", "cannot run", "unknown"
@@ -81,17 +77,16 @@ class MaxSizeBar:
         return ("0%" if self.predicted == self.value else f"{self.predicted / self.value - 1:+.1%}",)
 
 
-def nested(
-    cells: Sequence[T], levels: Sequence[str], label: Callable[[str, T], str], setup: Callable[[T], TrainSetup]
-) -> list[T]:
-    """Return cells by strategy, and within one by their labels, each level in the order in which these first occur."""
-    orders = {level: list(dict.fromkeys(label(level, cell) for cell in cells)) for level in levels}
+def nested(bars: Iterable[MaxSizeBar]) -> list[MaxSizeBar]:
+    """Return bars by strategy, and within one by their labels, each level in the order in which these first occur."""
+    bars = list(bars)
+    orders = [list(dict.fromkeys(words)) for words in zip(*(bar.labels for bar in bars), strict=True)]
 
-    def place(cell: T) -> tuple[int, ...]:
-        within = (words.index(label(level, cell)) for level, words in orders.items())
-        return ORDER.index(setup(cell).strategy), *within
+    def place(bar: MaxSizeBar) -> tuple[int, ...]:
+        labels = (words.index(label) for words, label in zip(orders, bar.labels, strict=True))
+        return ORDER.index(ShardingStrategy(bar.group.partition("\n")[0])), *labels
 
-    return sorted(cells, key=place)
+    return sorted(bars, key=place)
 
 
 def size_bars(
@@ -208,13 +203,13 @@ def arrange(places: Sequence[tuple[str, Sequence[Quantity]]]) -> Arrangement:
     Raises:
         SpecError: for more settings than a chart shows legibly.
     """
-    settings = [(name, quantity[0].setup) for name, quantities in places for quantity in quantities]
-    values = {field: {_label(field, *setting) for setting in settings} for field in LEVELS}
+    settings = [{**values_of(one[0].setup), SERVER: name} for name, quantities in places for one in quantities]
+    values = {field: {label_of(field, one) for one in settings} for field in LEVELS}
     levels = tuple(field for field in LEVELS if len(values[field]) > 1)
     if len(settings) <= MOST_BARS:
         return Arrangement(levels, None)
     for field in levels:
-        most = max(sum(_label(field, *setting) == word for setting in settings) for word in values[field])
+        most = max(sum(label_of(field, one) == word for one in settings) for word in values[field])
         if len(values[field]) <= MOST_ROWS and most <= MOST_BARS:
             return Arrangement(tuple(level for level in levels if level != field), field)
     raise SpecError(
@@ -223,114 +218,51 @@ def arrange(places: Sequence[tuple[str, Sequence[Quantity]]]) -> Arrangement:
     )
 
 
-def _label(field: str, name: str, setup: TrainSetup) -> str:
-    if field == SERVER:
-        return name
-    text = value_of(setup, field)
+def label_of(field: str, values: Mapping[str, Any]) -> str:
+    """Return the value of a field as a label; a number, or one that is seldom changed, with its name."""
+    text = text_of(field, values)
     return named(field, text) if field in (*SELDOM, *SIZES) else text
 
 
 def max_size_slide(results: Sequence[HardwareResult], arrangement: Arrangement) -> Slide:
     """Return the chart of predicted results."""
-    first = results[0].cells[0]
-    text = QUANTITY_TEXTS[first.quantity.name]
-    cells = [(one.title, cell) for one in results for cell in one.cells]
-    cells = nested(
-        cells, arrangement.levels, lambda level, one: _label(level, one[0], one[1].setup), lambda c: c[1].setup
-    )
-    field, rows = arrangement.rows, dict[str, list[MaxSizeBar]]()
-    for word in dict.fromkeys(_label(field, name, cell.setup) if field else "" for name, cell in cells):
-        chosen = [(n, c) for n, c in cells if not field or _label(field, n, c.setup) == word]
-        title = word if field in (None, SERVER, *SELDOM, *SIZES) else f"{field} {word}"
-        rows[title] = [_bar_of(n, c, arrangement.levels) for n, c in chosen]
-    name = first.quantity.name
+    one = results[0].document
+    text, field, rows = QUANTITY_TEXTS[one.dial], arrangement.rows, dict[str, list[MaxSizeBar]]()
+    for result in results:
+        for cell in result.document.cells:
+            values = {**cell.setup, SERVER: result.title}
+            word = label_of(field, values) if field else ""
+            name = word if field in (None, SERVER, *SELDOM, *SIZES) else f"{field} {word}"
+            rows.setdefault(name, []).append(setting_bar(cell, values, arrangement.levels))
+    number, model = partial(value_text, one.dial), results[0].cells[0].quantity[0].model
+    what = f"{model.kind} models" if one.dial == "num_parameters" else model.name
+    groups = {("shard groups", str(cell.setup["shard_size"])) for result in results for cell in result.document.cells
+              if "HYBRID" in str(cell.setup["strategy"]) and cell.setup["shard_size"]}  # fmt: skip
+    facts = [("source", "predicted, not measured"), *(each for result in results for each in live_facts(result))]
     return Slide(
-        f"{text.title} (predicted): {_servers(results)}",
-        _subtitle(results),
-        tuple(_conditions(results)),
-        size_bars(rows, text.axes, arrangement.levels, lambda value: value_text(name, value), text.unit),
+        f"{text.title} (predicted): {' and '.join(place_of(each.document) for each in results)}",
+        f"{what} by sharding strategy",
+        sentences(dict.fromkeys([*facts, *sorted(groups)])),
+        size_bars(
+            {name: nested(bars) for name, bars in rows.items()}, text.axes, arrangement.levels, number, text.unit
+        ),
         notes=tuple(_notes(results)),
     )
 
 
-def _bar_of(name: str, cell: SearchResult, levels: Sequence[str]) -> MaxSizeBar:
-    setup = cell.setup
-    group = setup.strategy.value
-    if setup.effective_strategy is not setup.strategy:
-        group += f"\n(runs {setup.effective_strategy.value})"
+def setting_bar(cell: SettingDocument, values: Mapping[str, Any], levels: Sequence[str]) -> MaxSizeBar:
+    """Return the bar of a setting, labelled by some of its values."""
+    group, runs = str(values.get("strategy")), values.get("effective_strategy")
     note = CANNOT_RUN if cell.impossible else UNKNOWN if cell.unknown else NONE_FITS
-    labels = tuple(_label(level, name, setup) for level in levels)
-    fits, runs = cell.fits_value, cell.runs_value
-    more = runs if runs is not None and fits is not None and runs > fits else None
-    return MaxSizeBar(group, labels, fits, with_retries=more, note=note)
-
-
-def _subtitle(results: Sequence[HardwareResult]) -> str:
-    setup = results[0].cells[0].setup
-    first = results[0].cells[0]
-    name, model = first.quantity.name, first.quantity[0].model
-    what = f"{model.kind} models" if name == "num_parameters" else model.name
-    varying = {name, *(field for field in SIZES if len(_values(results, field)) > 1)}
-    batch = {"micro_batch_size": f"{setup.sequence_length} tokens a sequence, "}
-    batch["sequence_length"] = f"batch {setup.micro_batch_size} per GPU, "
-    both = f"batch {setup.micro_batch_size} x {setup.sequence_length} tokens per GPU, "
-    known = "" if varying.issuperset(SIZES) else next((batch[field] for field in SIZES if field in varying), both)
-    return f"{what}, {known}by sharding strategy"
-
-
-def _values(results: Sequence[HardwareResult], field: str) -> set[str]:
-    return {value_of(cell.setup, field) for one in results for cell in one.cells}
-
-
-def _servers(results: Sequence[HardwareResult]) -> str:
-    names = [hardware_text(one.hardware, one.cells[0].setup.world_size) for one in results]
-    if results[0].cells[0].quantity.name == "world_size":
-        names = [one.hardware.name for one in results]
-    *others, last = names
-    return " and ".join([", ".join(others), last] if others else [last])
-
-
-def _conditions(results: Sequence[HardwareResult]) -> list[str]:
-    first = results[0].cells[0]
-    setups = [cell.setup for one in results for cell in one.cells]
-    varying = [level for level in (*LEVELS[1:], "world_size") if len(_values(results, level)) > 1]
-    lines = ["source: predicted, not measured", f"model: {model_line(first)}"]
-    lines.append(f"setup: {common_line(first.setup, varying, first.quantity.name)}")
-    lines += [_hardware(one) for one in results]
-    shown = [cell.shown.setup for one in results for cell in one.cells if cell.is_answered]
-    groups = {str(setup.shard_group_size) for setup in shown if setup.strategy.is_hybrid}
-    lines += [f"hybrid strategies in shard groups of {size}" for size in sorted(groups)]
-    segments = ", expandable segments" if first.check.expandable_segments else ""
-    lines += [f"torch {TORCH_VERSION} as modelled, CUDA kernels, rank 0{segments}", *load_lines(first)]
-    lines += [
-        f"fits: ends without allocation retries; {free}" for free in dict.fromkeys(map(kept_free, results)) if free
-    ]
-    if any(setup.offload is not Offload.NONE for setup in setups):
-        lines += dict.fromkeys(host_line(one) for one in results)
-    return lines
-
-
-def _hardware(result: HardwareResult) -> str:
-    gpu, first = result.hardware.gpu, result.cells[0]
-    hardware = first.quantity[0].hardware or result.hardware
-    name = f"{hardware.count(first.setup.world_size)} x {hardware.name_with_gpus}"
-    up_to = "up to " if first.quantity.name == "world_size" else ""
-    source = gpu.usable_memory_source
-    read = f" ({source.title}, {source.date})" if source else ""
-    return f"{up_to}{name}, {format_gib(gpu.usable_memory_bytes or 0)} usable on each{read}"
+    labels = tuple(label_of(level, values) for level in levels)
+    group += "" if runs in (None, group) else f"\n(runs {runs})"
+    return MaxSizeBar(group, labels, cell.fits_value, with_retries=cell.runs_value, note=note)
 
 
 def _notes(results: Sequence[HardwareResult]) -> list[str]:
-    missing = [
-        (f"{CANNOT_RUN}: {cell.impossible}" if cell.impossible else f"{UNKNOWN}: {cell.unknown}")
-        for one in results
-        for cell in one.cells
-        if not cell.is_answered
-    ]
-    notes = dict.fromkeys(note for one in results for cell in one.cells if cell.at for note in cell.at.notes)
-    assumed = dict.fromkeys(each for one in results for cell in one.cells for each in cell.shown.assumptions)
-    return [
-        *(["as transformers' Trainer: " + "; ".join(assumed)] if assumed else []),
-        *notes,
-        *(reason for reason, _ in groupby(sorted(missing))),
-    ][:MOST_REASONS]
+    answers = [each for one in results for each in one.answers]
+    cells = [cell for one in results for cell in one.cells]
+    reasons = [f"{CANNOT_RUN}: {cell.impossible}" for cell in cells if cell.impossible]
+    reasons += [f"{UNKNOWN}: {cell.unknown}" for cell in cells if cell.unknown]
+    remarks = [f"{name}: {value}" for name, value in (*assumed_facts(answers), *note_facts(answers))]
+    return [*remarks, *dict.fromkeys(reasons)][:MOST_REASONS]

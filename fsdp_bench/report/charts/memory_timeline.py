@@ -6,8 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from fsdp_bench.plan.chart_data import DrawnMemory, drawn_memory
+from fsdp_bench.plan.document import hardware_document
 from fsdp_bench.plan.prediction import Prediction
 from fsdp_bench.plan.question import Question
+from fsdp_bench.plan.setup_text import spaced, title, varying
 from fsdp_bench.report.charts.axis import Axis, Tick, memory_unit
 from fsdp_bench.report.charts.colors import Style
 from fsdp_bench.report.charts.description import (
@@ -24,10 +26,8 @@ from fsdp_bench.report.charts.description import (
     check_number,
     stacked,
 )
-from fsdp_bench.report.text.common import hardware_text
-from fsdp_bench.report.text.prediction import required_lines, verdict
-from fsdp_bench.report.text.setups import common_line, setup_line, spaced, title, varying_fields
-from fsdp_bench.simulate import TORCH_VERSION
+from fsdp_bench.report.text.conditions import conditions, hardware_text, sentences
+from fsdp_bench.report.text.prediction import verdict
 from fsdp_bench.simulate.events import Category
 from fsdp_bench.spec.units import format_gib
 
@@ -196,19 +196,22 @@ def timeline_slide(predictions: Sequence[Prediction], refused: Sequence[Question
         SpecError: for more setups than one picture shows legibly.
     """
     check_number("chart", len(predictions), MOST)
-    varying = varying_fields([prediction.question for prediction in predictions])
+    differing = varying([prediction.values for prediction in predictions])
     columns = COLUMNS[len(predictions)]
     panels = [
-        _Panel(one, drawn_memory(one.question.simulated, most=MOMENTS // columns), title(one.question, varying))
+        _Panel(
+            one, drawn_memory(one.question.simulated, most=MOMENTS // columns), title(one.question.values, differing)
+        )
         for one in predictions
     ]
     first, is_alone = predictions[0].question, len(panels) == 1
     name = first.model.name
     answer = f"{name}: {verdict(predictions[0])}".partition("; it runs out")[0]
+    place = hardware_text(hardware_document(first.hardware), first.setup.world_size)
     return Slide(
-        f"Memory over one training step (predicted): {hardware_text(first.hardware, first.setup.world_size)}",
+        f"Memory over one training step (predicted): {place}",
         answer if is_alone else f"{name}, {len(panels)} setups on one scale",
-        tuple(_conditions(predictions, varying)),
+        tuple(_conditions(predictions, differing)),
         tuple(
             memory_plot(
                 panel.memory,
@@ -257,18 +260,12 @@ def _hidden_reason(prediction: Prediction) -> str:
     return "; host memory is too small"
 
 
-def _conditions(predictions: Sequence[Prediction], varying: Sequence[str]) -> list[str]:
-    first = predictions[0].question
-    setup = setup_line(first.setup) if len(predictions) == 1 else common_line(first.setup, varying)
-    gpu = predictions[0].gpu
-    facts = ["source: predicted, not measured", f"model: {first.model.describe()}", f"setup: {setup}"]
-    if gpu is not None and gpu.usable_memory_source is not None:
-        source = gpu.usable_memory_source
-        facts.append(f"{gpu.name}'s usable memory: {source.title} ({source.date})")
-    facts += [f"fits: ends without allocation retries; {line}" for line in required_lines(predictions)]
+def _conditions(predictions: Sequence[Prediction], differing: Sequence[str]) -> list[str]:
+    answers = [one.document(with_time=False, with_communication=False) for one in predictions]
     return [
-        *facts,
-        f"torch {TORCH_VERSION} as modelled, {first.kernels.upper()} kernels, rank 0, a step in the steady state",
+        "source: predicted, not measured, a step in the steady state",
+        *sentences(conditions(answers, differing)),
+        "fits: ends without allocation retries",
         "live bytes: torch.cuda.memory_allocated, without CUDA context and NCCL",
         ORDER_OF_EVENTS,
     ]
@@ -285,5 +282,5 @@ def _notes(panels: Sequence[_Panel], refused: Sequence[Question]) -> list[str]:
         memory = panel.prediction.memory
         if memory.peak_phase == "load":
             lines.append(f"{panel.title}: loading, not drawn, is higher: {format_gib(memory.peak_allocated_bytes)}")
-    reasons = dict.fromkeys(f"impossible: {title(question, ())}: {question.impossible}" for question in refused)
+    reasons = dict.fromkeys(f"impossible: {title(question.values, ())}: {question.impossible}" for question in refused)
     return lines + list(reasons)[:3]

@@ -5,12 +5,13 @@ from __future__ import annotations
 from bisect import bisect_right
 from itertools import pairwise
 
+from fsdp_bench.plan.document import hardware_document
 from fsdp_bench.plan.rehearsal import Rehearsal
 from fsdp_bench.report.charts.axis import Axis, Tick, memory_unit
 from fsdp_bench.report.charts.colors import Style
 from fsdp_bench.report.charts.description import Area, Key, Line, Plot, Point, Slide
 from fsdp_bench.report.charts.memory_timeline import DIVIDER, FAR_BELOW, PEAK, RESERVED, USABLE
-from fsdp_bench.report.text.common import hardware_text
+from fsdp_bench.report.text.conditions import hardware_text
 from fsdp_bench.report.text.rehearsal import place, verdict_line
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.units import format_gib
@@ -29,8 +30,9 @@ def rehearsal_slide(found: Rehearsal) -> Slide:
     report = found.report
     if not report.curve:
         raise SpecError("chart: there is no memory history; the script never used the GPU, or records its own history")
+    where = hardware_text(hardware_document(found.hardware), report.world_size)
     return Slide(
-        f"Memory of a training script (rehearsed): {hardware_text(found.hardware, report.world_size)}",
+        f"Memory of a training script (rehearsed): {where}",
         verdict_line(found),
         (
             report.sentence,

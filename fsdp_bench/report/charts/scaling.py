@@ -10,11 +10,11 @@ import msgspec
 
 from fsdp_bench.plan.prediction import Prediction, answer
 from fsdp_bench.plan.question import Question
+from fsdp_bench.plan.setup_text import setup_line, title, varying
 from fsdp_bench.plan.speed import Speed
 from fsdp_bench.report.charts.axis import Axis, Tick
 from fsdp_bench.report.charts.colors import Style
 from fsdp_bench.report.charts.description import Area, Key, Line, Plot, Point, Slide, check_number
-from fsdp_bench.report.text.setups import common_line, title, varying_fields
 from fsdp_bench.report.text.speed import rests_on
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.hardware import Hardware
@@ -113,7 +113,7 @@ def scaling_slide(questions: Sequence[Question]) -> Slide:
     found = scaling_curves(questions)
     if not any(value is not None for curve in found for value in curve.tokens):
         raise SpecError("scaling: no step's time is known here: nobody documents this server's links")
-    first = questions[0]
+    first, differing = questions[0], varying([one.values for one in questions])
     hardware = first.hardware
     assert hardware is not None
     nodes = found[0].nodes
@@ -124,7 +124,7 @@ def scaling_slide(questions: Sequence[Question]) -> Slide:
     elif fits == {None}:
         memory = "whether the memory suffices is unknown"
     conditions = (
-        common_line(first.setup, varying_fields(questions)).partition(", ")[2],
+        setup_line(first.values, ("world_size", *differing)),
         "the same batch on every GPU, so that the whole batch grows with the nodes",
         memory,
         "predicted for eager, rank 0",
@@ -136,12 +136,12 @@ def scaling_slide(questions: Sequence[Question]) -> Slide:
         f" ({hardware.gpus_per_node} x {hardware.gpu.name} each)",
         f"{first.model.name}: {first.model.describe()}",
         conditions,
-        (_plot(found, varying_fields(questions)),),
+        (_plot(found, differing),),
         is_legend_beside=True,
     )
 
 
-def _plot(found: Sequence[ScalingCurve], varying: Sequence[str]) -> Plot:
+def _plot(found: Sequence[ScalingCurve], differing: Sequence[str]) -> Plot:
     areas, lines, points, ends = list[Area](), list[Line](), list[Point](), list[tuple[float, Key]]()
     for curve, style in zip(found, STYLES, strict=False):
         known = [
@@ -155,7 +155,7 @@ def _plot(found: Sequence[ScalingCurve], varying: Sequence[str]) -> Plot:
         low = tuple(value * span.slowest for _, value, span in bands)
         high = tuple(value * span.fastest for _, value, span in bands)
         areas.append(Area(Style(style.color, opacity=0.12), tuple(nodes for nodes, _, _ in bands), low, high))
-        ends.append((known[-1][1] if known else 0.0, Key(style, _label(curve, varying))))
+        ends.append((known[-1][1] if known else 0.0, Key(style, _label(curve, differing))))
     counts = found[0].nodes
     names = tuple(Tick(count, str(count)) for count in counts)
     highest = max(value for line in lines for value in line.y)
@@ -170,9 +170,9 @@ def _plot(found: Sequence[ScalingCurve], varying: Sequence[str]) -> Plot:
     )
 
 
-def _label(curve: ScalingCurve, varying: Sequence[str]) -> str:
+def _label(curve: ScalingCurve, differing: Sequence[str]) -> str:
     known = [nodes for nodes, value in zip(curve.nodes, curve.tokens, strict=True) if value is not None]
-    lines = [re.sub(r" \(\d+\)", "", title(curve.question, varying)).replace(", ", ",\n")]
+    lines = [re.sub(r" \(\d+\)", "", title(curve.question.values, differing)).replace(", ", ",\n")]
     if curve.efficiency is not None:
         nodes = "1 node" if known[0] == 1 else f"{known[0]} nodes"
         lines.append(f"{curve.efficiency:.0%} of the speed on {nodes}")

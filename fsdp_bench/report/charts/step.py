@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fsdp_bench.plan.chart_data import DrawnStreams, DrawnView, drawn_streams, step_speeds
+from fsdp_bench.plan.document import hardware_document
 from fsdp_bench.plan.question import Question
+from fsdp_bench.plan.setup_text import title, varying
 from fsdp_bench.plan.speed import Speed
 from fsdp_bench.replay.step_parts import StepPart
 from fsdp_bench.report.charts.axis import Axis
 from fsdp_bench.report.charts.colors import Style
 from fsdp_bench.report.charts.description import Key, Lane, Lanes, Slide, Spans, check_number
-from fsdp_bench.report.text.common import hardware_text
-from fsdp_bench.report.text.setups import common_line, setup_line, title, varying_fields
+from fsdp_bench.report.text.conditions import conditions, hardware_text, sentences
 from fsdp_bench.report.text.speed import PART_LABELS, percent, rests_on, throughput_text
 from fsdp_bench.spec.units import format_seconds
 
@@ -118,19 +119,18 @@ def step_slide(questions: Sequence[Question]) -> Slide:
         SpecError: for more setups than one picture shows legibly, or if no step's time is known.
     """
     check_number("step-chart", len(questions), MOST)
-    found, first, varying = step_speeds(questions), questions[0], varying_fields(questions)
-    names = [title(question, varying) if len(questions) > 1 else "" for question in questions]
+    found, first, differing = step_speeds(questions), questions[0], varying([one.values for one in questions])
+    names = [title(question.values, differing) if len(questions) > 1 else "" for question in questions]
     drawn = [streams for one in found if (streams := drawn_streams(one)) is not None]
     charts = [stream_lanes(one.whole, name or "the whole step", end=_longest(found))
               for one, name in zip(drawn, names, strict=True)]  # fmt: skip
     if len(questions) == 1:
         charts.append(stream_lanes(drawn[0].middle_of_backward, "blocks in the middle of backward"))
     return Slide(
-        f"One training step (predicted): {hardware_text(first.hardware, first.setup.world_size)}",
+        f"One training step (predicted): {hardware_text(hardware_document(first.hardware), first.setup.world_size)}",
         _subtitle(found),
         (
-            first.model.describe(),
-            common_line(first.setup, varying) if len(questions) > 1 else setup_line(first.setup),
+            *sentences(conditions([one.document() for one in questions], differing)),
             "predicted for eager, rank 0",
             f"rates: {rests_on(found[0], first.profile)}",
             "casts: also copies and divisions of what is sent, beside the other operators",

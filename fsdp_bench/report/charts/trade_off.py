@@ -6,12 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from fsdp_bench.plan.prediction import Prediction
+from fsdp_bench.plan.setup_text import title, varying
 from fsdp_bench.report.charts.axis import Axis, around, memory_unit
 from fsdp_bench.report.charts.colors import Style
 from fsdp_bench.report.charts.description import Key, Line, Plot, Point, Slide, check_number
-from fsdp_bench.report.text.common import hardware_text
-from fsdp_bench.report.text.prediction import required_lines
-from fsdp_bench.report.text.setups import common_line, title, varying_fields
+from fsdp_bench.report.text.conditions import conditions, hardware_text, sentences
 from fsdp_bench.report.text.speed import rests_on
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.units import format_gib
@@ -104,8 +103,9 @@ def trade_off_slide(predictions: Sequence[Prediction]) -> Slide:
         SpecError: for more setups than one picture shows legibly, or if fewer than two setups have a known time.
     """
     check_number("trade-off", len(predictions), MOST)
+    answers = [one.document(with_time=False, with_communication=False) for one in predictions]
     first = predictions[0]
-    question, varying = first.question, varying_fields([one.question for one in predictions])
+    question, differing = first.question, varying([one.values for one in predictions])
     points = trade_off_points(predictions)
     if len(points) < 2:
         known = f"the time of {len(points)} of {len(predictions)} setups is known, two are needed"
@@ -115,12 +115,11 @@ def trade_off_slide(predictions: Sequence[Prediction]) -> Slide:
     usable = {first.gpu_bytes: gpu.name} if gpu and first.gpu_bytes else {}
     plot = trade_off_plot(points, "", f"predicted memory of one GPU ({kind})", "predicted tokens/s per GPU", usable)
     return Slide(
-        f"Memory against speed (predicted): {hardware_text(question.hardware, question.setup.world_size)}",
+        f"Memory against speed (predicted): {hardware_text(answers[0].server, question.setup.world_size)}",
         f"{question.model.name}: {question.model.describe()}",
         (
-            common_line(question.setup, varying),
-            "predicted for eager, rank 0",
-            *required_lines(predictions),
+            *sentences(conditions(answers, differing)),
+            "predicted for eager",
             f"rates: {rests_on(first.speed, question.profile)}",
         ),
         (plot,),
@@ -129,12 +128,12 @@ def trade_off_slide(predictions: Sequence[Prediction]) -> Slide:
 
 def trade_off_points(predictions: Sequence[Prediction]) -> list[TradeOffPoint]:
     """Return a point for each setup whose step time is known, the fastest first."""
-    varying, found = varying_fields([one.question for one in predictions]), []
+    differing, found = varying([one.values for one in predictions]), []
     for one in predictions:
         tokens = one.speed.tokens_per_second_per_gpu
         needed = one.needed_bytes if one.question.kernels == "cuda" else one.memory.peak_allocated_bytes
         if tokens is not None:
-            found.append((needed, tokens, one.fits, title(one.question, varying)))
+            found.append((needed, tokens, one.fits, title(one.values, differing)))
     found.sort(key=lambda each: (-each[1], each[0]))
     return [TradeOffPoint(needed, tokens, fits, number, name)
             for number, (needed, tokens, fits, name) in enumerate(found, start=1)]  # fmt: skip

@@ -6,11 +6,12 @@ from collections import Counter
 from collections.abc import Hashable
 from enum import StrEnum
 
-from fsdp_bench.report.text.setups import FIELDS as COLUMNS
+from fsdp_bench.plan.setup_text import FIELDS as COLUMNS
+from fsdp_bench.plan.setup_text import setup_line, value_text
 from fsdp_bench.spec.model_code import TrainedModel
 from fsdp_bench.spec.rank_report import Outcome
 from fsdp_bench.spec.record import TrialRecord
-from fsdp_bench.spec.setup import FIELDS, Precision, ShardingStrategy, TrainSetup
+from fsdp_bench.spec.setup import FIELDS, Precision, ShardingStrategy
 from fsdp_bench.spec.subprocesses.rehearsal import RehearsedGpu
 from fsdp_bench.spec.units import format_count, format_gib
 
@@ -39,14 +40,6 @@ _OUTCOME_LABELS = {
 Facts = dict[str, Hashable]
 """A trial's model and setup by field name, without the strategy, by which the bars are grouped."""
 
-_ALWAYS = ("model", "world_size", *(name for name, one in FIELDS.items() if one.has_column and not one.seldom))
-_NAMES = {
-    "micro_batch_size": "batch per rank",
-    "world_size": "world size",
-    "sequence_length": "sequence length",
-    "shard_size": "shard group size",
-}
-
 
 def facts(record: TrialRecord) -> Facts:
     """Return a trial's model and setup; ``shard_size`` is the shard group's size, or None without shard groups."""
@@ -62,9 +55,7 @@ def value_label(field: str, value: Hashable) -> str:
     """Return a value as the axis prints it: ``full``, ``2``, ``fsdp1``, ``llama 6.74B``."""
     if isinstance(value, TrainedModel):
         return f"{value.kind} {format_count(value.num_parameters)}"
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    return "" if field == "shard_size" and value is None else str(value)
+    return "" if field == "shard_size" and value is None else value_text(field, value)
 
 
 def phrase(field: str, *values: Hashable) -> str:
@@ -102,17 +93,21 @@ def torch_version(record: TrialRecord) -> str | None:
 
 
 def conditions(records: list[TrialRecord], machine: str) -> tuple[str, ...]:
-    """Return the conditions that a reader needs to repeat a chart: source, machine, versions and the whole setup.
+    """Return the conditions that a reader needs to repeat a chart: source, machine, versions and the setup.
 
-    A field that varies is listed with all its values. A field with its default value is listed only if it is in
-    _ALWAYS.
+    A field that varies is a label of each bar.
     """
     first = records[0]
     torch = next((version for record in records if (version := torch_version(record))), "unknown")
     run = first.run
     lines = [f"source: {first.source}", f"machine: {machine}", f"device: {device_of(records)}", f"torch {torch}"]
-    fields = dict.fromkeys((*_ALWAYS, *facts(first)))
-    lines += [text for field in fields if (text := _condition(field, records))]
+    models = sorted({record.model for record in records}, key=order_of)
+    lines.append(f"model: {', '.join(model.describe() for model in models)}")
+    own = list(map(facts, records))
+    differing = [name for name in own[0] if len({one[name] for one in own}) > 1]
+    lines.append(f"setup: {setup_line(first.setup, ('strategy', *differing))}")
+    groups = sorted({str(one["shard_size"]) for one in own if one["shard_size"] is not None})
+    lines += [f"shard group {' / '.join(groups)}"] if groups else []
     if run.rehearsed_on is not None:
         lines.append(f"{run.warmup_steps + run.steps} steps; {kept_free(run.rehearsed_on)}")
     else:
@@ -141,17 +136,6 @@ def device_of(records: list[TrialRecord]) -> str:
     if records[0].device == "rehearsed":
         return f"{records[0].run.rehearsed_on.product_name if records[0].run.rehearsed_on else name} (rehearsed)"
     return f"{name}, one GPU as rank 0 of the world (emulated)" if records[0].device == "emulated" else name
-
-
-def _condition(field: str, records: list[TrialRecord]) -> str | None:
-    values = sorted({facts(record)[field] for record in records}, key=order_of)
-    if field == "shard_size":
-        values = [value for value in values if value is not None]
-    if not values or (field not in _ALWAYS and field != "shard_size" and values == [getattr(TrainSetup(), field)]):
-        return None
-    if field == "model":
-        return "model: " + ", ".join(value.describe() for value in values if isinstance(value, TrainedModel))
-    return f"{_NAMES.get(field, field_title(field))} {' / '.join(value_label(field, value) for value in values)}"
 
 
 def notes_of(records: list[TrialRecord]) -> tuple[str, ...]:

@@ -5,7 +5,6 @@ Read in this order:
     blocks.py      what a page is made of: sections of facts, tables and the charts of report/charts
     prediction.py  the page of predicted or dry-run setups
     max_size.py    the page of the largest that fits
-    settings.py    setups on these pages: their names, their columns, their conditions
     plan.py        the page of a plan
     sweep.py       the page of measured or rehearsed trials, and of a sweep's searches
     errors.py      predictions of trials beside what was measured; one predicted step

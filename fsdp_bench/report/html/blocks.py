@@ -5,12 +5,12 @@ Texts are plain; templates escape them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from fsdp_bench.report.charts.description import Chart
-from fsdp_bench.report.text.common import UNKNOWN
+from fsdp_bench.report.table import Column
 
 
 @dataclass(frozen=True)
@@ -30,65 +30,6 @@ class Facts:
 
 
 @dataclass(frozen=True)
-class Tile:
-    """One number of the headline."""
-
-    name: str
-    value: str
-    note: str = ""
-
-
-@dataclass(frozen=True)
-class Tiles:
-    """The numbers of the headline."""
-
-    tiles: tuple[Tile, ...]
-    kind: str = "tiles"
-
-
-@dataclass(frozen=True)
-class Cell:
-    """One cell of a table."""
-
-    text: str
-    number: float | None = None
-    """The value by which a column of numbers is sorted. None is sorted last."""
-    is_warning: bool = False
-
-
-@dataclass(frozen=True)
-class Column:
-    """One column of a table."""
-
-    cells: tuple[Cell, ...]
-    is_number: bool = False
-    title: str = ""
-
-    @property
-    def choices(self) -> list[str]:
-        """The texts to filter by: a few short ones, of a column of words."""
-        texts = {cell.text for cell in self.cells}
-        is_few = len(self.cells) >= FEWEST_TO_FILTER and 1 < len(texts) <= MOST_CHOICES and not self.is_number
-        return sorted(texts) if is_few and max(map(len, texts)) <= LONGEST_CHOICE else []
-
-
-def words(texts: Iterable[str]) -> Column:
-    """Return a column of words."""
-    return Column(tuple(map(Cell, texts)))
-
-
-def numbers(values: Iterable[float | None], form: Callable[[Any], str] = str, without: str = UNKNOWN) -> Column:
-    """Return a column of numbers.
-
-    Args:
-        values: the values.
-        form: the function that formats one.
-        without: what stands in the place of None.
-    """
-    return Column(tuple(Cell(without) if one is None else Cell(form(one), one) for one in values), is_number=True)
-
-
-@dataclass(frozen=True)
 class Table:
     """A table that sorts and filters."""
 
@@ -102,14 +43,21 @@ class Table:
     kind: str = "table"
 
     @property
-    def rows(self) -> list[tuple[Cell, ...]]:
-        """The cells of each row."""
-        return list(zip(*(column.cells for column in self.columns), strict=True))
+    def num_rows(self) -> int:
+        """The number of rows."""
+        return len(self.columns[0].cells)
 
     @property
     def is_filtered(self) -> bool:
         """Whether it has so many rows that filters help."""
-        return len(self.rows) >= FEWEST_TO_FILTER
+        return self.num_rows >= FEWEST_TO_FILTER
+
+    @property
+    def filters(self) -> dict[str, list[str]]:
+        """Columns to filter by, with their texts: columns of words with a few short ones."""
+        texts = {column.name: sorted(set(column.cells)) for column in self.columns if not column.is_number}
+        few = {name: own for name, own in texts.items() if 1 < len(own) <= MOST_CHOICES}
+        return {name: own for name, own in few.items() if max(map(len, own)) <= LONGEST_CHOICE}
 
 
 FEWEST_TO_FILTER = 8
@@ -122,7 +70,7 @@ LONGEST_CHOICE = 30
 
 
 def table(caption: str, columns: Mapping[str, Column], marked: Collection[int] = ()) -> Table:
-    """Return a table; columns of words with the same text in all rows are named above it, and empty ones left out.
+    """Return a table; columns with the same text in all rows are named above it, and empty ones left out.
 
     Args:
         caption: its title.
@@ -131,11 +79,11 @@ def table(caption: str, columns: Mapping[str, Column], marked: Collection[int] =
     """
     kept, shared = [], []
     for place, (title, column) in enumerate(columns.items()):
-        texts = {cell.text for cell in column.cells}
+        texts = {*column.cells}
         if place and len(column.cells) > 1 and len(texts) == 1 and any(texts):
-            shared.append((title, column.cells[0].text))
+            shared.append((title, column.cells[0]))
         elif not place or any(texts):
-            kept.append(replace(column, title=title))
+            kept.append(replace(column, header=title))
     return Table(caption, tuple(kept), tuple(shared), marked)
 
 
@@ -148,7 +96,7 @@ class Details:
     kind: str = "details"
 
 
-Block: TypeAlias = Text | Facts | Tiles | Table | Details | Chart
+Block: TypeAlias = Text | Facts | Table | Details | Chart
 """A part of a section; templates/blocks.html has a macro of the name ``kind``."""
 
 

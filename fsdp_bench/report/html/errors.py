@@ -8,16 +8,18 @@ from collections.abc import Callable, Sequence
 from fsdp_bench.catalog.loader import gpu_by_product_name
 from fsdp_bench.plan.chart_data import drawn_memory, drawn_streams
 from fsdp_bench.plan.question import Question
+from fsdp_bench.plan.setup_text import setup_line
 from fsdp_bench.plan.speed import speed
 from fsdp_bench.report.charts.axis import from_zero, memory_unit
 from fsdp_bench.report.charts.colors import Style
 from fsdp_bench.report.charts.description import Key, Line, Plot, Point
 from fsdp_bench.report.charts.memory_timeline import memory_plot, phase_bars
 from fsdp_bench.report.charts.step import both_views
-from fsdp_bench.report.html.blocks import Block, Column, Details, Facts, Section, Text, numbers, table, words
+from fsdp_bench.report.html.blocks import Block, Details, Facts, Section, Text, table
+from fsdp_bench.report.table import Column, numbers, words
 from fsdp_bench.report.text.common import UNKNOWN
-from fsdp_bench.report.text.setups import setup_line
 from fsdp_bench.report.text.speed import step_text
+from fsdp_bench.report.validation import error_columns, time_facts
 from fsdp_bench.simulate.step import SimulatedSteps
 from fsdp_bench.spec.calibration_profile import Profile
 from fsdp_bench.spec.errors import SpecError
@@ -25,7 +27,7 @@ from fsdp_bench.spec.hardware import Gpu, Hardware
 from fsdp_bench.spec.model_code import ModelCode
 from fsdp_bench.spec.record import TrialRecord
 from fsdp_bench.spec.units import format_gib
-from fsdp_bench.validate.memory import MemoryComparison, Summary, compare_with_record, kernels_of, summarize
+from fsdp_bench.validate.memory import MemoryComparison, compare_with_record, kernels_of, summarize
 from fsdp_bench.validate.step_time import compare_time, summarize_time
 
 NOT_HERE = "its code would have to be recorded first: fsdp-bench validate --against RESULTS"
@@ -58,7 +60,12 @@ def _memory(numbered: Numbered, source: str) -> list[Block]:
     known = [one for one in compared if one[1].phases]
     blocks: list[Block] = []
     if known:
-        blocks.append(Text(_memory_text(summarize([one for _, one in compared], source), source)))
+        found = summarize([one for _, one in compared], source)
+        blocks.append(table(f"Predicted and {source} bytes", {one.name: one for one in error_columns(found)}))
+        if found.num_fits:
+            blocks.append(
+                Text(f"Whether a trial fits was predicted right in {found.num_fits_right} of {found.num_fits}.")
+            )
         pairs = [(number, one.peak.predicted_bytes, one.peak.reference_bytes) for number, one in known]
         units = memory_unit(max(max(pair[1:]) for pair in pairs))
         worst = [one.worst for _, one in known]
@@ -90,20 +97,6 @@ def _columns(
     }
 
 
-def _memory_text(found: Summary, source: str) -> str:
-    peak, parts = found.peak, []
-    if peak is not None:
-        parts.append(
-            f"Peak allocated, predicted and {source}: equal to the byte in {peak.num_equal} of {peak.num_cells} trials;"
-            f" the median error is {peak.median:.2%}, the largest {peak.worst:.2%}."
-        )
-    if found.reserved is not None:
-        parts.append(f"Peak reserved: median {found.reserved.median:.2%}, largest {found.reserved.worst:.2%}.")
-    if found.num_fits:
-        parts.append(f"Whether a trial fits was predicted right in {found.num_fits_right} of {found.num_fits}.")
-    return " ".join(parts)
-
-
 def _time(numbered: Numbered, profile: Profile | None) -> list[Block]:
     fit_in = [(number, record) for number, record in numbered if why_not_simulated(record) is None]
     compared = [(number, compare_time(record, profile)) for number, record in fit_in]
@@ -117,10 +110,7 @@ def _time(numbered: Numbered, profile: Profile | None) -> list[Block]:
             "error": numbers((one.error for _, one in known), "{:+.1%}".format),
         }
         blocks += [
-            Text(
-                f"Step time, predicted and measured: the median error is {found.median_error or 0:.1%} in"
-                f" {found.num_trials} trials, {found.num_within} of them within 15 %."
-            ),
+            Facts(tuple(time_facts(found))),
             against("Step time: predicted against measured", pairs, "measured", (1e-3, "ms"), step_text),
             Details("Every trial's step time", (table("Step time, predicted and measured", columns),)),
         ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from fsdp_bench.plan.purchase.document import OfferDocument, PlanDocument
 from fsdp_bench.report.charts.axis import around
@@ -10,10 +10,10 @@ from fsdp_bench.report.charts.colors import Style
 from fsdp_bench.report.charts.description import Key, Line, Plot, Point
 from fsdp_bench.report.charts.memory_timeline import breakdown_bars, memory_plot
 from fsdp_bench.report.charts.step import both_views
-from fsdp_bench.report.html.blocks import Block, Facts, Page, Section, Table, Text, Tile, Tiles, numbers, table, words
+from fsdp_bench.report.html.blocks import Block, Facts, Page, Section, Table, Text, table
+from fsdp_bench.report.table import numbers, words
 from fsdp_bench.report.text import plan as text
 from fsdp_bench.report.text.common import UNKNOWN
-from fsdp_bench.report.text.setups import setup_line
 from fsdp_bench.spec.hardware import Source
 from fsdp_bench.spec.units import GIB, format_count, format_gib
 
@@ -39,9 +39,8 @@ def plan_page(plan: PlanDocument) -> Page:
         sections.append(Section("All offers", (_offer_table(plan, named), *servers)))
     if winner is not None:
         sections += _step_sections(plan, winner)
-        sections.append(Section("How far the prediction may be off", (_ranges(offers),)))
     sections.append(Section("Conditions, versions and sources", _conditions(plan)))
-    lead: list[Block] = [] if winner is None else [_tiles(plan, winner)]
+    lead: list[Block] = [] if winner is None else [Facts(tuple(text.facts(plan, winner)))]
     prices = chart(plan)
     return Page(
         title=f"Plan for {plan.model}" + ("" if plan.tokens is None else f" on {format_count(plan.tokens)} tokens"),
@@ -57,6 +56,7 @@ def _offer_table(plan: PlanDocument, named: Sequence[tuple[str, OfferDocument]])
     offers = [offer for _, offer in named]
     unit, setups, memories = text.unit_of(offers), [one.setup for one in offers], [one.memory for one in offers]
     slow = [(one.slow_seconds, one.slow_cost) if one.range_because is not None else (None, None) for one in offers]
+    spans, speed = [one.tokens_per_second_per_gpu_range or (None, None) for one in offers], "{:,.0f}".format
     unknown, marked = "" if plan.tokens is None else UNKNOWN, [0] if plan.winner else []
     columns = {
         "#": numbers(range(1, len(offers) + 1)),
@@ -69,7 +69,10 @@ def _offer_table(plan: PlanDocument, named: Sequence[tuple[str, OfferDocument]])
         "price, fast end": numbers((text.costs(one)[0] for one in offers), money_text, unknown),
         "price, slow end": numbers((cost for _, cost in slow), money_text, unknown),
         "currency": words(text.currency_of(plan, one).strip() for one in offers),
-        "tokens/s per GPU": numbers((one.tokens_per_second_per_gpu for one in offers), "{:,.0f}".format),
+        "tokens/s per GPU": numbers((one.tokens_per_second_per_gpu for one in offers), speed),
+        "tokens/s, slow end": numbers((low for low, _ in spans), speed),
+        "tokens/s, fast end": numbers((high for _, high in spans), speed),
+        "range": words(one.range_because or text.never_compared(one) for one in offers),
         "reserved, GiB": numbers((one.peak_reserved_bytes for one in memories), _in_gib),
         "left, GiB": numbers((one.headroom_bytes for one in memories), _in_gib),
         "strategy": words(one.strategy.value for one in setups),
@@ -131,41 +134,6 @@ def chart(plan: PlanDocument) -> Plot | None:
     )
 
 
-def _ranges(offers: Sequence[OfferDocument]) -> Table:
-    spans = [one.tokens_per_second_per_gpu_range or (None, None) for one in offers]
-    speed = "{:,.0f}".format
-    columns = {
-        "server": words(one.server for one in offers),
-        "GPU": words(one.gpu for one in offers),
-        "nodes": numbers(one.num_nodes for one in offers),
-        "predicted": numbers((one.tokens_per_second_per_gpu for one in offers), speed),
-        "slow end": numbers((slow for slow, _ in spans), speed),
-        "fast end": numbers((fast for _, fast in spans), speed),
-        "why": words(one.range_because or text.never_compared(one) for one in offers),
-    }
-    return table("Tokens/s per GPU (predicted), and the range that published runs leave", columns)
-
-
-def _tiles(plan: PlanDocument, winner: OfferDocument) -> Tiles:
-    setup, memory = winner.setup, winner.memory
-    span, steps = winner.tokens_per_second_per_gpu_range, setup.gradient_accumulation_steps
-    note = f"checkpointing {setup.checkpointing.value}, batch {setup.micro_batch_size}"
-    note += "" if steps == 1 else f" x {steps} micro-batches"
-    to = f"{span[0]:,.0f} to {span[1]:,.0f} with the errors of published runs" if span else f"range {UNKNOWN}"
-    found = [
-        Tile("setting", f"{setup.strategy.value} {setup.api.value}", note),
-        Tile("speed", f"{winner.tokens_per_second_per_gpu:,.0f} tokens/s", f"per GPU, predicted; {to}"),
-    ]
-    if winner.price_per_hour is not None:
-        found.append(
-            Tile("price an hour", f"{money_text(winner.price_per_hour)}{text.currency_of(plan, winner)}", "all servers")
-        )
-    of = text.server_of(plan, winner)
-    usable = "" if of is None or of.gpu_memory_bytes is None else f" of {format_gib(of.gpu_memory_bytes)} usable"
-    found.append(Tile("memory", format_gib(memory.peak_reserved_bytes), f"reserved on each GPU{usable}, predicted"))
-    return Tiles(tuple(found))
-
-
 def _step_sections(plan: PlanDocument, winner: OfferDocument) -> list[Section]:
     memory, step, server = winner.memory, plan.winner_step, text.server_of(plan, winner)
     usable = None if server is None else server.gpu_memory_bytes
@@ -178,31 +146,15 @@ def _step_sections(plan: PlanDocument, winner: OfferDocument) -> list[Section]:
             blocks.append(Text(f"Drawn: {step.num_micro_batches} of {many} micro-batches; the others are alike."))
     if memory.breakdown_bytes:
         blocks.append(breakdown_bars(memory.breakdown_bytes, "Alive at the peak, on one GPU (predicted)"))
-    blocks.append(Facts(tuple(_memory_facts(plan, winner, usable))))
     found = [Section("Memory of the winner", tuple(blocks))]
     if step is not None and step.streams is not None:
         found.append(Section("What runs when", both_views(step.streams, step.num_micro_batches, many)))
     return found
 
 
-def _memory_facts(plan: PlanDocument, winner: OfferDocument, usable: int | None) -> Iterable[tuple[str, str]]:
-    memory = winner.memory
-    yield "peak allocated", format_gib(memory.peak_allocated_bytes)
-    of = "" if usable is None else f" of {format_gib(usable)} usable"
-    yield "peak reserved", f"{format_gib(memory.peak_reserved_bytes)}{of}"
-    yield "left", UNKNOWN if memory.headroom_bytes is None else format_gib(memory.headroom_bytes)
-    if memory.required_headroom_bytes is not None:
-        why = f", {memory.required_headroom_source}" if memory.required_headroom_source else ""
-        yield "of that kept free", f"{format_gib(memory.required_headroom_bytes)}{why}"
-    if memory.peak_reserved_bytes_range is not None:
-        low, high = map(format_gib, memory.peak_reserved_bytes_range)
-        yield "may be", f"{low} to {high}: {text.peak_warning(plan, winner)}"
-
-
 def _conditions(plan: PlanDocument) -> tuple[Block, ...]:
     winner = plan.winner
     known = [
-        ("model", plan.model + (f": {plan.model_description}" if plan.model_description else "")),
         ("code", "" if plan.code is None else text.code_text(plan, money_text)),
         ("tokens", UNKNOWN if plan.tokens is None else format_count(plan.tokens)),
         ("deadline", "" if plan.deadline_seconds is None else text.duration_text(plan.deadline_seconds)),
@@ -211,9 +163,7 @@ def _conditions(plan: PlanDocument) -> tuple[Block, ...]:
             "global batch",
             "" if plan.global_batch_tokens is None else f"{format_count(plan.global_batch_tokens)} tokens",
         ),
-        ("setting", "" if winner is None else setup_line(winner.setup)),
         ("as the Trainer", "" if winner is None else "; ".join(winner.assumptions)),
-        ("energy", "" if winner is None or winner.seconds is None else text.energy_text(winner)),
         ("prices", text.stated_price(plan) or (f"the catalogue's, {plan.tariff}" if plan.tariff else UNKNOWN)),
         ("source", f"{plan.source}: a simulation of the training step; no GPU was used"),
         ("PyTorch", f"{plan.torch or UNKNOWN}, as modelled"),

@@ -3,32 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 from fsdp_bench.plan.document import AnswerDocument
+from fsdp_bench.plan.setup_text import spaced, title, varying
 from fsdp_bench.plan.table import answer_row
 from fsdp_bench.report.charts.colors import Style
 from fsdp_bench.report.charts.description import Bar, BarGroup, Bars, Piece, Plot
 from fsdp_bench.report.charts.memory_timeline import breakdown_bars, phase_bars
 from fsdp_bench.report.charts.step import PART_STYLES
 from fsdp_bench.report.charts.trade_off import TradeOffPoint, trade_off_plot
-from fsdp_bench.report.html.blocks import Block, Facts, Page, Section, Table, Text, Tile, Tiles, numbers, table
-from fsdp_bench.report.html.settings import (
-    answer_column,
-    hardware_of,
-    listed,
-    name_of,
-    place_facts,
-    setting_columns,
-    setup_text,
-    strategy_of,
-    values_of,
-)
+from fsdp_bench.report.html.blocks import Block, Facts, Page, Section, Table, Text, table
+from fsdp_bench.report.table import numbers
 from fsdp_bench.report.text.common import UNKNOWN
-from fsdp_bench.report.text.prediction_table import column_header
-from fsdp_bench.report.text.setups import spaced, varying
-from fsdp_bench.report.text.speed import PART_LABELS, step_text
-from fsdp_bench.spec.units import format_count, format_gib
+from fsdp_bench.report.text.conditions import assumed_facts, conditions, hardware_text, note_facts
+from fsdp_bench.report.text.prediction_table import ALWAYS, answer_column, setup_columns
+from fsdp_bench.report.text.speed import PART_LABELS, percent, step_text
+from fsdp_bench.spec.units import format_gib
 
 OTHER = Style("dark-grey")
 """The style of a part that this version does not know."""
@@ -43,18 +33,18 @@ def _verdict(one: AnswerDocument) -> str:
 def prediction_page(predictions: Sequence[AnswerDocument]) -> Page:
     """Return the page of one predicted setup, or of several side by side."""
     first = predictions[0]
-    differing = varying([_values(one) for one in predictions])
+    differing = varying([one.values for one in predictions])
     sections = [Section("Conditions and versions", (_conditions(predictions, differing),))]
-    models = listed((one.model.name for one in predictions), "models")
-    title = f"{models} on {listed(map(_hardware, predictions), 'kinds of hardware')}"
+    models = _listed((one.model.name for one in predictions), "models")
+    heading = f"{models} on {_listed(map(_hardware, predictions), 'kinds of hardware')}"
     if len(predictions) == 1:
-        lead = [] if first.memory is None else [_tiles(first)]
-        return Page(title, first.source, _answer(first), lead=tuple(lead), sections=(*_alone(first), *sections))
+        lead = [] if first.memory is None else [_headline(first)]
+        return Page(heading, first.source, _answer(first), lead=tuple(lead), sections=(*_alone(first), *sections))
     best = max((one for one in predictions if one.fits), key=_tokens, default=None)
     chart = _trade_off(predictions, differing)
     compared = Section("All setups", (_setups(predictions, differing, best),))
     return Page(
-        title,
+        heading,
         first.source,
         _answer_of_several(predictions, differing, best),
         lead=(chart,) if chart else (),
@@ -62,12 +52,21 @@ def prediction_page(predictions: Sequence[AnswerDocument]) -> Page:
     )
 
 
-def _values(one: AnswerDocument) -> dict[str, Any]:
-    return values_of(one.setup, one.server, one.model)
+_MOST_NAMED = 3
+"""If there are more models or servers, their number is named."""
+
+
+def _listed(names: Iterable[str], what: str) -> str:
+    """Return different names as text: ``a and b``; of many how many there are."""
+    different = list(dict.fromkeys(names))
+    if len(different) > _MOST_NAMED:
+        return f"{len(different)} {what}"
+    *others, last = different
+    return f"{', '.join(others)} and {last}" if others else last
 
 
 def _hardware(one: AnswerDocument) -> str:
-    return hardware_of(one.server, one.setup.get("world_size"))
+    return hardware_text(one.server, one.setup.get("world_size"))
 
 
 def _answer_of_several(
@@ -79,7 +78,7 @@ def _answer_of_several(
     answer = f"{len(fitting)} of {len(predictions)} setups fit{'s' * (len(fitting) == 1)} ({_source(predictions[0])})"
     if best is None:
         return answer
-    name, speed = name_of(_values(best), differing), f"{_tokens(best):,.0f} tokens/s per GPU"
+    name, speed = title(best.values, differing), f"{_tokens(best):,.0f} tokens/s per GPU"
     if len(fitting) == 1:
         return f"{answer}: {name}" + (f", {speed}" if _tokens(best) else "")
     return f"{answer}; {name} trains the most, {speed}" if _tokens(best) else answer
@@ -100,22 +99,19 @@ def _tokens(one: AnswerDocument) -> float:
     return (one.time.tokens_per_second_per_gpu if one.time else None) or 0.0
 
 
-def _tiles(one: AnswerDocument) -> Tiles:
+def _headline(one: AnswerDocument) -> Facts:
     memory, time = one.memory, one.time
     assert memory is not None
-    tiles = [
-        Tile("setting", name_of(_values(one), ("api", "precision", "checkpointing"))),
-        Tile("peak allocated", format_gib(memory.peak_allocated_bytes)),
-    ]
-    if one.headroom_bytes is not None:
-        kept = one.required_headroom_bytes
-        note = "" if kept is None else f"{format_gib(kept)} are to be kept free"
-        tiles.append(Tile("left on the GPU", format_gib(one.headroom_bytes), note))
+    kept = (
+        "" if one.required_headroom_bytes is None else f", of which {format_gib(one.required_headroom_bytes)} kept free"
+    )
+    found = [("setting", title(one.values, ("api", "precision", "checkpointing")))]
+    found.append(("peak allocated", format_gib(memory.peak_allocated_bytes)))
+    found += [] if one.headroom_bytes is None else [("left on the GPU", f"{format_gib(one.headroom_bytes)}{kept}")]
     if time is not None and time.step_seconds is not None:
-        tiles.append(Tile("step", step_text(time.step_seconds)))
-        tiles.append(Tile("speed", f"{_tokens(one):,.0f} tokens/s" if _tokens(one) else UNKNOWN, "per GPU"))
-        tiles.append(Tile("MFU", UNKNOWN if time.mfu is None else f"{time.mfu:.0%}"))
-    return Tiles(tuple(tiles))
+        speed = f"{_tokens(one):,.0f} tokens/s per GPU" if _tokens(one) else f"tokens/s {UNKNOWN}"
+        found.append(("step", f"{step_text(time.step_seconds)}, {speed}, MFU {percent(time.mfu)}"))
+    return Facts(tuple(found))
 
 
 def _alone(one: AnswerDocument) -> list[Section]:
@@ -164,18 +160,16 @@ _ANSWER = (
 
 def _setups(predictions: Sequence[AnswerDocument], differing: Sequence[str], best: AnswerDocument | None) -> Table:
     rows = list(map(answer_row, predictions))
-    columns = {
-        "#": numbers(range(1, len(rows) + 1)),
-        **setting_columns(list(map(_values, predictions)), differing),
-        **{column_header(name).replace("\n", " "): answer_column(name, rows) for name in _ANSWER},
-    }
+    found = setup_columns([one.values for one in predictions], {*differing, *ALWAYS})
+    found += [answer_column(name, rows) for name in _ANSWER]
+    columns = {"#": numbers(range(1, len(rows) + 1)), **{column.name: column for column in found}}
     marked = [place for place, one in enumerate(predictions) if one is best]
     return table(f"Setups ({_source(predictions[0])})", columns, marked)
 
 
 def _trade_off(predictions: Sequence[AnswerDocument], differing: Sequence[str]) -> Plot | None:
     points = [
-        TradeOffPoint(one.memory.needed_bytes, _tokens(one), one.fits, number, name_of(_values(one), differing))
+        TradeOffPoint(one.memory.needed_bytes, _tokens(one), one.fits, number, title(one.values, differing))
         for number, one in enumerate(predictions, start=1)
         if one.memory is not None and one.memory.needed_bytes and _tokens(one)
     ]
@@ -195,33 +189,14 @@ def _limits(predictions: Iterable[AnswerDocument]) -> dict[int, str]:
 
 
 def _conditions(predictions: Sequence[AnswerDocument], differing: Sequence[str]) -> Facts:
-    found = list(dict.fromkeys(fact for one in predictions for fact in _facts(one, differing) if fact[1]))
-    names = list(dict.fromkeys(name for name, _ in found))
-    return Facts(tuple(sorted(found, key=lambda fact: names.index(fact[0]))))
-
-
-def _facts(one: AnswerDocument, differing: Sequence[str]) -> list[tuple[str, str]]:
-    count, kept, why = one.model.num_parameters, one.required_headroom_bytes, one.required_headroom_source or UNKNOWN
-    size = "" if count is None else f", {format_count(count)} parameters"
-    whose = "" if one.model.code == "benchmark" else f", {one.model.code}"
-    adapters = "" if one.model.lora is None else f" with {one.model.lora.title}"
-    ran = one.source in _RAN
-    strategy = "" if "strategy" in differing else strategy_of(one.setup)
-    return [
-        ("model", f"{one.model.name}{size}{whose}{adapters}"),
-        ("setup", ", ".join(filter(None, (strategy, setup_text(_values(one), differing))))),
-        ("hardware", _hardware(one)),
-        *place_facts(one.server),
-        (
-            "kept free",
-            "" if kept is None else f"{format_gib(kept)} of each GPU, {why}",
-        ),
-        ("kernels", f"{one.kernels or UNKNOWN}{', expandable segments' * bool(one.expandable_segments)}"),
-        ("PyTorch", f"{one.torch or UNKNOWN}{'' if ran else ', as modelled'}"),
-        ("source", f"{_source(one)}: {_RAN.get(one.source, 'a simulation of the training step')}; no GPU was used"),
-        ("as the Trainer", "; ".join(one.assumptions)),
-        *(("note", note) for note in one.notes or ()),
-    ]
+    first = predictions[0]
+    ran = _RAN.get(first.source, "a simulation of the training step")
+    return Facts((
+        *conditions(predictions, differing),
+        ("source", f"{_source(first)}: {ran}; no GPU was used"),
+        *assumed_facts(predictions),
+        *note_facts(predictions),
+    ))  # fmt: skip
 
 
 _RAN = {"dry-run": "a training step of PyTorch's own FSDP, on tensors without data"}

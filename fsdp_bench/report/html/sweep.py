@@ -3,56 +3,41 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
 
-from fsdp_bench.report.charts.description import Bars, Plot
+from fsdp_bench.report.charts.description import Bars, Plot, Slide
 from fsdp_bench.report.charts.frontier import frontier_slides
 from fsdp_bench.report.charts.trade_off import TradeOffPoint, trade_off_plot
-from fsdp_bench.report.charts.trial_bars import CHARTS, Chart, charts_of, meaning_of, trial_bars
+from fsdp_bench.report.charts.trial_bars import CHARTS, charts_of, measured_slide
 from fsdp_bench.report.charts.trial_facts import conditions
-from fsdp_bench.report.charts.trial_slides import ChartTrials, group_by_chart
-from fsdp_bench.report.html.blocks import (
-    Block,
-    Cell,
-    Column,
-    Details,
-    Facts,
-    Page,
-    Section,
-    Table,
-    Text,
-    numbers,
-    table,
-    words,
-)
+from fsdp_bench.report.charts.trial_slides import group_by_chart
+from fsdp_bench.report.html.blocks import Block, Details, Facts, Page, Section, Table, Text, table
 from fsdp_bench.report.html.errors import error_section, step_sections
-from fsdp_bench.report.measured.frontier_text import runs_out_in, summary
+from fsdp_bench.report.measured.frontier_text import frontier_columns, summary
 from fsdp_bench.report.measured.tables import (
-    WORDS,
     by_memory,
     by_speed,
     comparable,
     disagrees,
     findings,
-    findings_of,
     nothing_fits,
     outcome_text,
     peak_of,
-    setting_fields,
     speed_of,
     strategy_text,
+    trial_columns,
     what_is_shared,
-    world_text,
 )
+from fsdp_bench.report.table import numbers, words
 from fsdp_bench.report.text.common import UNKNOWN
 from fsdp_bench.spec.calibration_profile import Profile
 from fsdp_bench.spec.codec import from_json
 from fsdp_bench.spec.errors import ResultsError
-from fsdp_bench.spec.frontier import FrontierCell, FrontierRecord, LargestValues
+from fsdp_bench.spec.frontier import FrontierRecord
 from fsdp_bench.spec.rank_report import Outcome
 from fsdp_bench.spec.record import TrialRecord
 from fsdp_bench.spec.units import format_gib
@@ -208,29 +193,7 @@ def _trial_table(numbered: Sequence[tuple[int, TrialRecord]], marked: Sequence[T
     records = [record for _, record in numbered]
     sources = " and ".join(dict.fromkeys(record.source for record in records))
     times = ", times are medians" if "measured" in sources else ""
-    columns = {
-        "#": numbers(number for number, _ in numbered),
-        "strategy": words(map(strategy_text, records)),
-        "model": words(record.model.name for record in records),
-        "world size": Column(tuple(Cell(world_text(one), one.setup.world_size) for one in records), is_number=True),
-    }
-    for one in setting_fields(records, lambda one: not one.seldom or one.name == "loss"):
-        values = [getattr(record.setup, one.name) for record in records]
-        columns[one.title] = (
-            numbers(values, one.text, one.text(None)) if one.kind is int else words(map(one.text, values))
-        )
-    found = sorted(findings_of(records).items(), key=lambda one: one[1].drop_priority)  # what matters most comes first
-    for header, finding in found:
-        is_number = header not in WORDS
-        cells = [
-            Cell(
-                finding.text(record),
-                finding.value(record) if is_number else None,
-                is_warning=header == "outcome" and not record.fits,
-            )
-            for record in records
-        ]
-        columns[header.replace("\n", " ")] = Column(tuple(cells), is_number)
+    columns = {"#": numbers(number for number, _ in numbered), **{one.name: one for one in trial_columns(records)}}
     rows = [place for place, record in enumerate(records) if any(record is one for one in marked)]
     return table(f"{len(records)} trials ({sources}); memory of the worst rank{times}", columns, rows)
 
@@ -254,17 +217,20 @@ def _bar_sections(records: list[TrialRecord], machine: str) -> list[Section]:
     grouped = [(trials, charts_of(trials)) for trials in group_by_chart(records, machine)]
     found = []
     for chart in CHARTS:
-        bars = [_bars(chart, trials) for trials, charts in grouped if chart in charts]
+        bars = [
+            bars for trials, charts in grouped if chart in charts for bars in _of_slide(measured_slide(chart, trials))
+        ]
         if bars:
             folded = [Details(block.title, (block,)) for block in bars[1:]]
             found.append(Section(chart.title, (bars[0], *folded)))
     return found
 
 
-def _bars(chart: Chart, trials: ChartTrials) -> Bars:
-    first = trials.records[0]
-    remarks = (meaning_of(chart, first), f"{trials.place}; {'; '.join(trials.conditions)}", *trials.notes)
-    return replace(trial_bars(chart, trials), title=f"{trials.subtitle} ({first.source})", remarks=remarks)
+def _of_slide(slide: Slide) -> list[Bars]:
+    """Return the bars of a slide, with its conditions below them."""
+    remarks = ("; ".join(slide.conditions), *slide.notes)
+    title = f"{slide.title}; {slide.subtitle}"
+    return [replace(bars, title=title, remarks=remarks) for bars in slide.charts if isinstance(bars, Bars)]
 
 
 def _notes(sweep: SweepFolder) -> list[Block]:
@@ -312,33 +278,5 @@ def frontier_blocks(record: FrontierRecord) -> list[Block]:
     searched = [cell for cell in record.cells if cell.status != "skipped"]
     reasons = Counter(cell.reason for cell in record.cells if cell.status == "skipped")
     skipped = [Text(f"Skipped {count}: {reason}") for reason, count in reasons.items()]
-    bars = [
-        replace(bars, title=slide.title, remarks=(f"{slide.subtitle}; {'; '.join(slide.conditions)}", *slide.notes))
-        for _, slide in frontier_slides(record)
-        for bars in slide.charts
-    ]
-    return [*bars, _table(record, searched), *skipped] if searched else list(skipped)
-
-
-def _table(record: FrontierRecord, cells: list[FrontierCell]) -> Block:
-    setups = [cell.setup for cell in cells]
-    columns = {
-        "cell": words(cell.label for cell in cells),
-        "strategy": words(one.strategy.value for one in setups),
-        "api": words(one.api.value for one in setups),
-        "world size": numbers(one.world_size for one in setups),
-        "predicted": _values((cell, cell.predicted) for cell in cells),
-        record.source: _values((cell, cell.measured) for cell in cells),
-        "steps apart": numbers((cell.steps_apart for cell in cells), "{:+d}".format),
-        "trials": numbers(len(cell.trials) for cell in cells),
-        "runs out in": words(map(runs_out_in, cells)),
-    }
-    return table("Every search", columns)
-
-
-def _values(pairs: Iterable[tuple[FrontierCell, LargestValues | None]]) -> Column:
-    known = [
-        Cell(UNKNOWN) if largest is None else Cell(cell.quantity.print(largest.fits), largest.fits)
-        for cell, largest in pairs
-    ]
-    return Column(tuple(known), is_number=True)
+    bars = [bars for _, slide in frontier_slides(record) for bars in _of_slide(slide)]
+    return [*bars, table("Every search", frontier_columns(record)), *skipped] if searched else list(skipped)

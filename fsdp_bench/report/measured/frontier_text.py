@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from fsdp_bench.report import terminal
-from fsdp_bench.report.table import table_columns, table_lines
+from fsdp_bench.report.charts.trial_facts import kept_free
+from fsdp_bench.report.table import Column, numbers, table_lines, words
 from fsdp_bench.spec.frontier import FrontierCell, FrontierRecord, LargestValues
 from fsdp_bench.spec.units import format_gib
 
@@ -19,36 +22,55 @@ MOST_REASONS = 8
 
 def print_frontier(record: FrontierRecord, console: Console) -> None:
     """Print a summary, one row per cell, and the reasons for skipped cells."""
-    rows = [
-        [
-            cell.label,
-            _value(cell, cell.predicted),
-            _value(cell, cell.measured) if cell.status == "found" else cell.status,
-            "" if cell.steps_apart is None else f"{cell.steps_apart:+d}" if cell.steps_apart else "same",
-            str(len(cell.trials)),
-            runs_out_in(cell, says_retries=True),
-        ]
-        for cell in record.cells
-        if cell.status != "skipped"
-    ]
-    headers = ("cell", "predicted", record.source, "steps\napart", "trials", "out of memory in")
-    table = table_columns(headers, rows, headers[1:5], ("out of memory in", "trials", "steps\napart"))
+    table = list(frontier_columns(record).values())
     reasons = Counter(cell.reason for cell in record.cells if cell.status == "skipped").most_common(MOST_REASONS)
     skipped = [f"skipped {count}: {reason}" for reason, count in reasons]
     terminal.note_lines(console, [summary(record), "", _title(record), *table_lines(table, console.width), *skipped])
 
 
+def frontier_columns(record: FrontierRecord) -> dict[str, Column]:
+    """Return the columns of the searches that ran, by their headers."""
+    cells = [cell for cell in record.cells if cell.status != "skipped"]
+    columns = {
+        "cell": words(cell.label for cell in cells),
+        "predicted": _values(cells, "predicted"),
+        record.source: _values(cells, "measured"),
+        "steps\napart": numbers(
+            (cell.steps_apart for cell in cells), lambda steps: f"{steps:+d}" if steps else "same", ""
+        ),
+        "trials": numbers(len(cell.trials) for cell in cells),
+        "out of memory in": words(map(runs_out_in, cells)),
+    }
+    droppable = ("steps\napart", "trials", "out of memory in")
+    return {
+        name: replace(column, header=name, drop_priority=droppable.index(name) + 1 if name in droppable else 0)
+        for name, column in columns.items()
+    }
+
+
+def _values(cells: Sequence[FrontierCell], name: str) -> Column:
+    known: list[LargestValues | None] = [getattr(cell, name) for cell in cells]
+    texts = (
+        cell.status if name == "measured" and cell.status != "found" else _value(cell, one)
+        for cell, one in zip(cells, known, strict=True)
+    )
+    return Column("", tuple(texts), is_number=True, values=tuple(one.fits if one else None for one in known))
+
+
 def _title(record: FrontierRecord) -> str:
-    limit = record.run.memory_limit_bytes
+    return f"largest that fits ({record.source}) on {record.machine}: {memory_text(record)}"
+
+
+def memory_text(record: FrontierRecord) -> str:
+    """Return the memory within which the largest was searched."""
+    limit, gpu = record.run.memory_limit_bytes, record.run.rehearsed_on
     if record.device == "cpu":
-        memory = f"a budget of {format_gib(limit or 0)} of live tensors per rank stands for GPU memory"
-    elif (gpu := record.run.rehearsed_on) is not None:
-        memory = f"{format_gib(record.run.gpu_limit_bytes or 0)} for torch, {format_gib(gpu.kept_free_bytes)} kept free"
-    elif limit is None:
-        memory = "the whole GPU"
-    else:
-        memory = f"the GPU limited to {format_gib(limit)}" + (" by --gpu-memory" if record.gpu_is_limited else "")
-    return f"largest that fits ({record.source}) on {record.machine}: {memory}"
+        return f"a budget of {format_gib(limit or 0)} of live tensors per rank stands for GPU memory"
+    if gpu is not None:
+        return kept_free(gpu)
+    if limit is None:
+        return "the whole GPU"
+    return f"the GPU limited to {format_gib(limit)}" + (" by --gpu-memory" if record.gpu_is_limited else "")
 
 
 def _value(cell: FrontierCell, largest: LargestValues | None) -> str:
@@ -58,14 +80,14 @@ def _value(cell: FrontierCell, largest: LargestValues | None) -> str:
     return text if largest.runs == largest.fits else f"{text} (with retries {cell.quantity.print(largest.runs)})"
 
 
-def runs_out_in(cell: FrontierCell, says_retries: bool = False) -> str:
+def runs_out_in(cell: FrontierCell) -> str:
     """Return the phase in which the next larger value fails, and the memory; or why there is none."""
     if cell.measured is None:
         return cell.reason or ""
     failure = cell.measured.limited_by
     if failure is None:
         return "nothing: no larger one was tried"
-    return f"{failure.phase} ({failure.place})" + ", with retries" * (says_retries and not failure.ran_out)
+    return f"{failure.phase} ({failure.place})" + ", with retries" * (not failure.ran_out)
 
 
 def at_an_end(cell: FrontierCell) -> bool:

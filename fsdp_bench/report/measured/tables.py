@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fsdp_bench.report import terminal
 from fsdp_bench.report.charts.trial_facts import facts, phrase
-from fsdp_bench.report.table import TableColumn, table_columns, table_lines
+from fsdp_bench.report.table import Column, table_columns, table_lines
 from fsdp_bench.report.text.common import UNKNOWN
 from fsdp_bench.report.text.speed import step_text
 from fsdp_bench.spec.calibration_profile import Profile
-from fsdp_bench.spec.field import Field
 from fsdp_bench.spec.rank_report import Outcome
 from fsdp_bench.spec.record import TrialRecord
 from fsdp_bench.spec.setup import FIELDS
@@ -144,20 +143,13 @@ _SETTINGS: dict[str, Callable[[TrialRecord], str]] = {
 """The first columns: the header, and the function that returns the cell of a trial."""
 
 
-def setting_fields(records: Sequence[TrialRecord], usual: Callable[[Field], bool]) -> list[Field]:
-    """Return the fields of the setup that a table of trials has a column for: usual ones, and what trials differ in."""
-    setups = [record.setup for record in records]
-    have = (one for one in FIELDS.values() if one.has_column)
-    return [one for one in have if usual(one) or len({getattr(setup, one.name) for setup in setups}) > 1]
-
-
 class Finding(NamedTuple):
     """A measurement that tables of trials have a column for."""
 
     value: Callable[[TrialRecord], Any]
     form: Callable[[Any], str] = str
     drop_priority: int = 0
-    """TableColumn.drop_priority."""
+    """Column.drop_priority."""
     mark: Callable[[TrialRecord], str] = lambda record: ""
 
     def text(self, record: TrialRecord) -> str:
@@ -211,31 +203,35 @@ def _tables(ran: list[TrialRecord], width: int) -> list[str]:
     for record in ran:
         groups.setdefault(f"{record.model.name}, world size {world_text(record)}", []).append(record)
     if len(groups) < 2:
-        return table_lines(_columns(ran), width) if ran else []
+        return table_lines(trial_columns(ran), width) if ran else []
     lines = []
     for name, records in groups.items():
-        lines += ["", f"{name}:", *table_lines(_columns(records, ("model", "world\nsize")), width)]
+        lines += ["", f"{name}:", *table_lines(trial_columns(records, ("model", "world\nsize")), width)]
     return [*lines, ""]
 
 
-def _columns(ran: list[TrialRecord], without: tuple[str, ...] = ()) -> list[TableColumn]:
-    settings = [
-        TableColumn(header, tuple(map(cell, ran))) for header, cell in _SETTINGS.items() if header not in without
-    ]
-    for one in setting_fields(ran, lambda one: one.labelled or one.is_size):
-        cells = tuple(one.text(getattr(record.setup, one.name)) for record in ran)
-        settings.append(TableColumn(one.column or one.title.replace(" ", "\n"), cells))
+def trial_columns(ran: Sequence[TrialRecord], without: tuple[str, ...] = ()) -> list[Column]:
+    """Return a column for each setting that trials have or differ in, and for each of what was measured."""
+    settings = [Column(header, tuple(map(cell, ran))) for header, cell in _SETTINGS.items() if header not in without]
+    setups = [record.setup for record in ran]
+    for one in (one for one in FIELDS.values() if one.has_column):
+        values = [getattr(setup, one.name) for setup in setups]
+        if one.labelled or one.is_size or len(set(values)) > 1:
+            settings.append(Column(one.column or one.title.replace(" ", "\n"), tuple(map(one.text, values))))
+    has_times = any(record.source != "rehearsed" for record in ran)
     findings = [
-        TableColumn(header, tuple(map(one.text, ran)), header not in WORDS, one.drop_priority)
-        for header, one in findings_of(ran).items()
+        Column(
+            header,
+            tuple(map(one.text, ran)),
+            is_number := header not in WORDS,
+            one.drop_priority,
+            values=tuple(map(one.value, ran)) if is_number else (),
+            warnings=tuple(not record.fits for record in ran) if header == "outcome" else (),
+        )
+        for header, one in _FINDINGS.items()
+        if has_times or header in _MEMORY
     ]
     return [*settings, *findings]
-
-
-def findings_of(records: Sequence[TrialRecord]) -> dict[str, Finding]:
-    """Return the measurements that some of the trials have, by the header of their column."""
-    has_times = any(record.source != "rehearsed" for record in records)
-    return {header: one for header, one in _FINDINGS.items() if has_times or header in _MEMORY}
 
 
 def _order(record: TrialRecord) -> tuple[object, ...]:

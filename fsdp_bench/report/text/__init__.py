@@ -1,9 +1,9 @@
 """Predictions, dry runs and searches as text on the terminal: the answer first, then its reasons.
 
 Read in this order:
+    conditions.py        what answers hold for: model, setup, hardware, memory kept free; also on pages and in pictures
     prediction.py        one prediction: whether it fits, in one line; peak, breakdown, time
     speed.py             step time, exposed communication, tokens per second
-    setups.py            a setup as a line, several by what they differ in
     prediction_table.py  several predictions in one table; cells and headers of every column that it can have
     plan.py              which servers, how many, which setting: the winner and the offers beside it
     max_size.py          the largest model that fits, one row for each setting; what would help if nothing fits
@@ -11,5 +11,5 @@ Read in this order:
     compare.py           which bytes and milliseconds differ between two setups or results, and why
     rehearsal.py         a rehearsed script: where it peaks, what holds memory, how long a step takes
     catalog_entry.py     a GPU and a server as TOML, what is unknown of them as comments
-    common.py            text for unknown values, hardware, NCCL's memory, exported files; lines of a name and a value
+    common.py            text for unknown values, NCCL's memory, exported files; lines of a name and a value
 """

@@ -1,4 +1,4 @@
-"""Text that several modules share: unknown values, hardware, NCCL's memory, exported files, lines of a fact."""
+"""Text that several modules share: unknown values, NCCL's memory, exported files, lines of a fact."""
 
 from __future__ import annotations
 
@@ -11,19 +11,10 @@ from typing import Any
 from fsdp_bench.rates.communicators import Communicator, Communicators, Purpose
 from fsdp_bench.rates.nccl_buffers import Bounds
 from fsdp_bench.report.terminal import terminal_width
-from fsdp_bench.spec.hardware import Hardware
 from fsdp_bench.spec.units import format_gib
 
 UNKNOWN = "unknown"
 _INDENT = 18
-
-
-def hardware_text(hardware: Hardware | None, world_size: int) -> str:
-    """Return the hardware as text: ``2 x p5.48xlarge (16 x H100-SXM)``, GPUs without a server, or ranks on a CPU."""
-    if hardware is None:
-        return f"{world_size} x CPU"
-    gpus = f" ({hardware.world_size} x {hardware.gpu.name})" if hardware.has_server else ""
-    return f"{hardware.count(world_size)} x {hardware.name}{gpus}"
 
 
 def assumed_lines(assumed: Iterable[str]) -> list[str]:
@@ -84,12 +75,3 @@ def bounds_text(size: Bounds) -> str:
     """Return bounds as text: ``1.2 GiB`` if they are equal, else ``1.1 to 1.2 GiB`` or ``800.0 MiB to 1.2 GiB``."""
     low, high = format_gib(size.low), format_gib(size.high)
     return high if low == high else f"{low.removesuffix(' ' + high.rpartition(' ')[2])} to {high}"
-
-
-def sizes_by_source(sizes: Iterable[tuple[int | None, str | None]]) -> list[tuple[str, str | None]]:
-    """Return the least to the most of the sizes that each source has, as text, with the source; None is left out."""
-    found: dict[str | None, list[int]] = {}
-    for size, source in sizes:
-        if size is not None:
-            found.setdefault(source, []).append(size)
-    return [(bounds_text(Bounds(min(own), max(own))), source) for source, own in found.items()]

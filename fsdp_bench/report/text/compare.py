@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable, Sequence
 from fsdp_bench.plan.compare.comparison import REST, Comparison, Difference
 from fsdp_bench.plan.compare.reasons import Reason, is_elsewhere, peak_moves, reasons, unexplained
 from fsdp_bench.plan.compare.side import KINDS
+from fsdp_bench.plan.setup_text import setup_line, spaced, value_text
 from fsdp_bench.report.table import table_columns, table_lines
 from fsdp_bench.report.text.common import UNKNOWN, fact
-from fsdp_bench.report.text.setups import setup_line, spaced, value_text
 from fsdp_bench.report.text.speed import step_text
 from fsdp_bench.spec.units import format_gib
 

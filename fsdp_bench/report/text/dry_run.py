@@ -6,10 +6,11 @@ from collections.abc import Sequence
 
 from fsdp_bench.plan.dry_run import DryRun
 from fsdp_bench.plan.estimate import Verdict
+from fsdp_bench.plan.setup_text import title, varying
+from fsdp_bench.plan.table import answer_row
 from fsdp_bench.report.table import table_columns, table_lines
-from fsdp_bench.report.text.common import UNKNOWN
-from fsdp_bench.report.text.prediction import fits_text, verdict
-from fsdp_bench.report.text.setups import header_of, labels, title, varying_fields
+from fsdp_bench.report.text.prediction import verdict
+from fsdp_bench.report.text.prediction_table import RANK, answer_column, label_columns
 from fsdp_bench.spec.units import format_count, format_gib, format_seconds
 
 
@@ -62,50 +63,32 @@ def report(run: DryRun) -> str:
 
 def side_by_side(runs: Sequence[DryRun]) -> str:
     """Return the conclusion and one row per setup; setups that fit come first, then those with the lowest peak."""
-    varying = varying_fields([run.question for run in runs])
-    header = ["strategy", *map(header_of, varying), "peak\nallocated", "in phase", "reserved,\npredicted", "fits"]
-    rank = {Verdict.FITS: 0, None: 1, Verdict.RUNS_WITH_RETRIES: 2, Verdict.DOES_NOT_FIT: 3}
-    ordered = sorted(runs, key=lambda run: (rank[run.verdict], run.result.peak_allocated_bytes))
-    rows = [
-        [
-            *labels(run.question, varying),
-            format_gib(run.result.peak_allocated_bytes),
-            run.result.peak_phase,
-            _reserved(run),
-            _fits_word(run),
-        ]
-        for run in ordered
-    ]
+    differing = varying([run.question.values for run in runs]) or ["strategy"]
+    ordered = sorted(runs, key=lambda run: (RANK[run.verdict], run.result.peak_allocated_bytes))
+    rows = [answer_row(run.document()) for run in ordered]
     first, world_sizes = runs[0], {run.spec.setup.world_size for run in runs}
+    shown = ("peak_allocated_bytes", "peak_phase", "peak_reserved_bytes", "fits")
+    columns = [answer_column(name, rows) for name in shown]
     return "\n".join([
-        _conclusion(ordered, [title(run.question, varying) for run in ordered]),
+        _conclusion(ordered, differing),
         "",
         f"{first.spec.name}, {format_count(first.result.num_parameters)} parameters",
         f"dry runs with torch {first.result.torch}, {first.result.kernels} kernels, rank 0"
-        + ("" if len(world_sizes) > 1 else f" of {first.spec.setup.world_size}"),
+        + ("" if len(world_sizes) > 1 else f" of {first.spec.setup.world_size}")
+        + "; peak reserved is predicted",
         "",
-        *table_lines(table_columns(header, rows, {"peak\nallocated", "reserved,\npredicted"}, ["in phase"])),
+        *table_lines([*label_columns([run.question for run in ordered], differing, 40), *columns]),
     ])  # fmt: skip
 
 
-def _conclusion(runs: Sequence[DryRun], names: Sequence[str]) -> str:
-    peak = f"{format_gib(runs[0].result.peak_allocated_bytes)} allocated (dry run)"
+def _conclusion(runs: Sequence[DryRun], differing: Sequence[str]) -> str:
+    best, name = runs[0], title(runs[0].question.values, differing)
+    peak = f"{format_gib(best.result.peak_allocated_bytes)} allocated (dry run)"
     fitting = sum(run.verdict is Verdict.FITS for run in runs)
-    if fitting:
+    if fitting and best.prediction:
         of = f"of the {fitting} that fit" if fitting > 1 else "the only one that fits"
-        return f"{of}, {names[0]} has the lowest peak: {peak}, {_reserved(runs[0])} reserved (predicted)"
+        reserved = format_gib(best.prediction.needed_bytes)
+        return f"{of}, {name} has the lowest peak: {peak}, {reserved} reserved (predicted)"
     if all(run.fits is False for run in runs):
-        return f"none of {len(runs)} fits; {names[0]} is nearest: {peak}"
-    return f"whether any fits is unknown; {names[0]} has the lowest peak of {len(runs)}: {peak}"
-
-
-def _fits_word(run: DryRun) -> str:
-    found = run.prediction
-    if run.exceeds or found is None:
-        return "NO" if run.exceeds else UNKNOWN
-    return fits_text(found.verdict, found.verdict is Verdict.DOES_NOT_FIT and found.allocator.out_of_memory is None)
-
-
-def _reserved(run: DryRun) -> str:
-    known = run.prediction.needed_bytes if run.prediction else None
-    return UNKNOWN if known is None else format_gib(known)
+        return f"none of {len(runs)} fits; {name} is nearest: {peak}"
+    return f"whether any fits is unknown; {name} has the lowest peak of {len(runs)}: {peak}"

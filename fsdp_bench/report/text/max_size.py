@@ -1,25 +1,32 @@
-"""The results of max-size as text: the answer first, then one row per setting."""
+"""The results of max-size as text: the answer first, then a row for each setting; pages have the same."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from fsdp_bench.plan.max_size import HardwareResult, NothingFits, lacks_host_memory, limit_text, setting_row
-from fsdp_bench.plan.prediction import Prediction
+from fsdp_bench.plan.document import AnswerDocument
+from fsdp_bench.plan.max_size import (
+    HardwareResult,
+    MaxSizeDocument,
+    NothingFits,
+    SettingDocument,
+    lacks_host_memory,
+    setting_rows,
+)
 from fsdp_bench.plan.remedies import smaller_bases
 from fsdp_bench.plan.search.search import SearchResult
+from fsdp_bench.plan.setup_text import PLACES, title, varying
 from fsdp_bench.plan.table import Row, TableOptions
-from fsdp_bench.replay.host_memory import Build
-from fsdp_bench.report.table import table_columns, table_lines
-from fsdp_bench.report.text.common import assumed_lines, fact
-from fsdp_bench.report.text.prediction import modelled, remedy_line, required_lines
+from fsdp_bench.report.table import table_lines
+from fsdp_bench.report.text.common import UNKNOWN, assumed_lines, fact
+from fsdp_bench.report.text.conditions import Fact, conditions, hardware_text, note_facts
+from fsdp_bench.report.text.prediction import remedy_line
 from fsdp_bench.report.text.prediction_table import answer_column, label_columns
-from fsdp_bench.report.text.setups import PLACES, common_line, hardware_facts, strategy_text, title, varying_fields
-from fsdp_bench.report.text.speed import SPEED_COLUMNS, rests_on, speed_cells, throughput_text
+from fsdp_bench.report.text.speed import rests_on
 from fsdp_bench.spec.model import ModelShape
 from fsdp_bench.spec.setup import Loss, Offload
-from fsdp_bench.spec.units import GIB, format_count, format_gib
+from fsdp_bench.spec.units import format_count, format_gib
 
 
 @dataclass(frozen=True)
@@ -78,11 +85,6 @@ QUANTITY_TEXTS = {
 """Texts by the name of the quantity, which is a field of ModelShape or TrainSetup."""
 
 
-def quantity_text(cell: SearchResult) -> QuantityText:
-    """Return the names of a setting's quantity."""
-    return QUANTITY_TEXTS[cell.quantity.name]
-
-
 def value_text(name: str, value: int) -> str:
     """Return a value as text: ``6.74B`` parameters, ``32`` layers, ``8,192`` tokens."""
     return format_count(value) if name == "num_parameters" else f"{value:,}"
@@ -105,19 +107,99 @@ def model_line(cell: SearchResult) -> str:
     return f"{first.name}: {first.describe()}"
 
 
-NONE = "none"
-COLUMN, WHY = "fits,\npredicted", "limited by"
-DROPPABLE = (
-    "exposed",
-    "MFU",
-    "step",
-    "without\nOOM",
-    "layers x\nhidden",
-    "host\nmemory",
-    "tokens/s\nper GPU",
-    "reserved",
+def place_of(one: MaxSizeDocument, is_short: bool = False) -> str:
+    """Return the hardware of an answer; only its name if the number of GPUs is searched, and in short of one server."""
+    if one.dial == "world_size" or (is_short and one.server.num_nodes == 1):
+        return one.server.name or one.server.gpu or UNKNOWN
+    return hardware_text(one.server, one.cells[0].setup.get("world_size") if one.cells else None)
+
+
+def answer(one: MaxSizeDocument) -> str:
+    """Return the largest value, or the fewest GPUs: those of a plan, where it needs fewer than any setting here."""
+    choose, found = (
+        min if one.dial == "world_size" else max,
+        [cell for cell in one.cells if cell.fits_value is not None],
+    )
+    best = choose(found, key=lambda cell: cell.fits_value or 0, default=None)
+    what = QUANTITY_TEXTS[one.dial].title
+    what = f"{place_of(one, is_short=True)}: {what[0].lower()}{what[1:]}"
+    if fewest := one.on_fewest:
+        fields = [name for name in _OF_PLAN if fewest.setup.get(name) not in (Loss.PLAIN, Offload.NONE)]
+        setting = title(fewest.setup, fields) + ", expandable segments" * bool(fewest.expandable_segments)
+        here = "none" if best is None else best.fits_value
+        gpus = f"{fewest.setup.get('world_size')}, {setting}{_offloaded_speed(fewest)}"
+        return f"{what} ({one.source}): {gpus}; in the settings below {here}"
+    if best is None:
+        is_open = any(cell.unknown for cell in one.cells)
+        return f"{place_of(one, is_short=True)}: {f'{UNKNOWN} what' if is_open else 'nothing'} fits ({one.source})"
+    if best.memory is not None and best.fits is None and best.memory.peak_host_bytes_per_node:
+        node = format_gib(best.memory.peak_host_bytes_per_node)
+        what += f" if a node has {node} of host memory, which is not known"
+    value = best.model if one.dial == "num_parameters" and best.model else value_text(one.dial, best.fits_value or 0)
+    return f"{what} ({one.source}): {value}, {title(best.setup, differing(one))}{_offloaded_speed(best)}"
+
+
+_OF_PLAN = ("api", "checkpointing", "loss", "offload")
+"""Fields that a plan searches, of which a setting is named by those that are not the default."""
+
+
+def _offloaded_speed(found: SettingDocument | AnswerDocument) -> str:
+    """Return the speed of a setting that offloads: what fits there may be too slow to be of use."""
+    if found.setup.get("offload") in (None, Offload.NONE):
+        return ""
+    tokens = found.time and found.time.tokens_per_second_per_gpu
+    return f", {tokens:,.0f} tokens/s per GPU" if tokens else f", tokens/s {UNKNOWN}"
+
+
+def differing(one: MaxSizeDocument) -> list[str]:
+    """Return what the settings differ in, without the model and the hardware that are searched."""
+    found = varying([cell.setup for cell in one.cells])
+    return [field for field in found if field not in (*PLACES, one.dial)] or ["strategy"]
+
+
+def setting_facts(one: MaxSizeDocument, answers: Sequence[AnswerDocument], models: Iterable[str]) -> list[Fact]:
+    """Return the conditions of all settings.
+
+    Args:
+        one: the settings.
+        answers: the answer to each, for its largest candidate or for the one that does not fit.
+        models: the model, or what the search goes through.
+    """
+    fits = "no allocation retries" + ("" if not _on_host(one) else f"; {host_text(one)}")
+    facts = [*conditions(answers, differing(one), one.dial, models), ("fits", fits)]
+    if one.load not in (None, "meta"):
+        facts.append(("load", f"the model is built in host memory first, by {str(one.load).replace('-', ' ')}"))
+    return facts
+
+
+def _on_host(one: MaxSizeDocument) -> bool:
+    setups = (cell.setup for cell in one.cells if not cell.impossible)
+    return any(setup.get("offload") not in (None, Offload.NONE) or setup.get("activation_offload") for setup in setups)
+
+
+def host_text(one: MaxSizeDocument) -> str:
+    """Return the host memory available for offloaded state, or that it is not known."""
+    has = one.server.host_memory_bytes
+    if has is None:
+        return "host memory is not known, so offloaded states are assumed to fit"
+    return f"offloaded states within the {format_gib(has)} of a node"
+
+
+_DROPPED = (
+    *("exposed_fraction", "mfu", "step_seconds", "runs_value", "hidden_size", "num_hidden_layers"),
+    *("peak_host_bytes_per_node", "tokens_per_second_per_gpu", "needed_bytes", "next_needed_bytes"),
 )
-"""Headers of columns to leave out if the terminal is too narrow, in this order."""
+"""Columns to leave out if the terminal is too narrow, in this order."""
+
+
+def usual_columns(one: MaxSizeDocument) -> list[str]:
+    """Return the columns of the answer."""
+    of_model = ("num_hidden_layers", "hidden_size") if one.dial == "num_parameters" else ()
+    host = ("peak_host_bytes_per_node",) if _on_host(one) else ()
+    is_timed = any(cell.time is not None for cell in one.cells)
+    time = ("step_seconds", "exposed_fraction", "tokens_per_second_per_gpu", "mfu") if is_timed else ()
+    next_one = ("limited_by", "next_needed_bytes")
+    return ["fits_value", "runs_value", *of_model, "needed_bytes", *host, *time, *next_one]
 
 
 def report(results: Sequence[HardwareResult], failure: NothingFits | None, options: TableOptions | None = None) -> str:
@@ -127,97 +209,57 @@ def report(results: Sequence[HardwareResult], failure: NothingFits | None, optio
     lines = nothing_fits_lines(failure, several) if failure else []
     for one in results:
         assumed = assumed_lines(each for cell in one.cells for each in cell.shown.assumptions)
-        answer = [] if failure and len(results) == 1 else [_answer(one), *assumed, ""]
-        lines += [*([""] if lines else []), *answer, *_table(one, options)]
+        said = [] if failure and len(results) == 1 else [answer(one.document), *assumed, ""]
+        lines += [*([""] if lines else []), *said, *_table(one, options)]
     return "\n".join(lines)
 
 
-def _answer(result: HardwareResult) -> str:
-    if (found := result.on_fewest) is not None:
-        return _fewest_line(result, found)
-    if not result.answered:
-        return f"{result.title}: unknown what fits (predicted)"
-    return f"{result.title}: nothing fits (predicted)" if result.nothing_fits else _best_line(result)
-
-
-def _fewest_line(result: HardwareResult, found: Prediction) -> str:
-    setup = found.setup
-    listed = [cell.fits_value for cell in result.answered if cell.fits_value is not None]
-    here = f"{min(listed)}" if listed else "none"
-    parts = [setup.strategy.value, setup.api.value, f"checkpointing {setup.checkpointing.value}"]
-    parts += [f"loss {setup.loss.value}"] if setup.loss is not Loss.PLAIN else []
-    parts += [f"offload {setup.offload.value}"] if setup.offload is not Offload.NONE else []
-    parts += ["expandable segments"] if found.question.expandable_segments else []
-    return (
-        f"{result.title}: fewest GPUs on which it fits (predicted): {setup.world_size}, {', '.join(parts)}"
-        f"{_offloaded_speed(found)}; in the settings below {here}"
-    )
-
-
-def _offloaded_speed(found: Prediction) -> str:
-    """Return the speed of a setting that offloads: what fits there may be too slow to be of use."""
-    setup = found.setup
-    if setup.offload is Offload.NONE:
-        return ""
-    return f", {throughput_text(found.speed) if found.speed.time.step_seconds else 'tokens/s unknown'}"
-
-
-def _varying(result: HardwareResult) -> list[str]:
-    """Return what the settings differ in, without the strategy. The first candidates' model or GPUs are no setting."""
-    return [field for field in varying_fields([cell.question for cell in result.cells]) if field not in PLACES]
+def live_facts(result: HardwareResult) -> list[Fact]:
+    """Return the conditions of all settings, with the model that is searched."""
+    tried = [cell.at or cell.beyond for cell in result.cells]
+    answers = [
+        cell.question.document() if found is None else found.document(with_time=False, with_communication=False)
+        for cell, found in zip(result.cells, tried, strict=True)
+    ]
+    return setting_facts(result.document, answers, [model_line(result.cells[0])])
 
 
 def _table(result: HardwareResult, options: TableOptions) -> list[str]:
-    first, varying = result.cells[0], _varying(result)
-    strategies = {strategy_text(cell.question) for cell in result.cells}
-    shares_strategy = bool(varying) and len(strategies) == 1
-    lines = [
-        fact("model", model_line(first)),
-        fact("setup", common_line(first.setup, varying, first.quantity.name, shares_strategy)),
-        *hardware_facts([first.question], "up to " if first.quantity.name == "world_size" else ""),
-        fact("modelled", modelled(first.question)),
-        fact("fits", meaning(result)),
-        *(fact("load", line) for line in load_lines(first)),
-    ]
+    first, one = result.cells[0], result.document
+    lines = [fact(*each) for each in live_facts(result)]
     timed = next((cell.at for cell in result.answered if cell.at is not None), None)
     if result.with_time and timed is not None:
         lines.append(fact("rates", f"{rests_on(timed.speed, first.check.profile)}; time of what fits, in eager"))
     if result.answered:
-        lines += ["", *_rows(result, varying, shares_strategy, options)]
-    notes = dict.fromkeys(note for cell in result.answered if cell.at for note in cell.at.notes)
-    lines += ["", *(fact("note", note) for note in notes)] if notes else []
+        lines += ["", *_rows(result, one, options)]
+    notes = note_facts(result.answers)
+    lines += ["", *(fact(*note) for note in notes)] if notes else []
     return [*lines, *_unanswered(result)]
 
 
 def settings_rows(result: HardwareResult, options: TableOptions) -> list[tuple[SearchResult, Row]]:
     """Return the settings with an answer, each with its row: those under which something fits first, or as sorted."""
-    return options.arranged((cell, setting_row(cell, result.with_time)) for cell in _fitting_first(result))
-
-
-def _fitting_first(result: HardwareResult) -> list[SearchResult]:
-    return sorted(result.answered, key=lambda cell: cell.fits_value is None)
+    rows = zip(result.cells, setting_rows(result.document, result.answers), strict=True)
+    answered = (one for one in rows if one[0].is_answered)
+    return options.arranged(sorted(answered, key=lambda one: one[0].fits_value is None))
 
 
 def all_rows(results: Sequence[HardwareResult], options: TableOptions) -> list[Row]:
     """Return a row for every setting on every kind of hardware, with or without an answer."""
     rows = [row for one in results for _, row in settings_rows(one, options)]
-    others = [cell for one in results for cell in one.cells if not cell.is_answered]
-    return [*rows, *([] if options.only_fits else [setting_row(cell, with_time=False) for cell in others])]
+    others = [row for one in results for row in setting_rows(one.document, one.answers) if row["fits"] is None]
+    return [*rows, *([] if options.only_fits else [row for row in others if row["impossible"] or row["unknown"]])]
 
 
-def _rows(result: HardwareResult, varying: Sequence[str], shares_strategy: bool, options: TableOptions) -> list[str]:
-    cells = _fitting_first(result)
-    if options.is_given:
-        rows = settings_rows(result, options)
-        cells = [cell for cell, _ in rows]
-        if cells and options.columns:
-            return table_lines([answer_column(name, [row for _, row in rows]) for name in options.columns])
-    if not cells:
+def _rows(result: HardwareResult, one: MaxSizeDocument, options: TableOptions) -> list[str]:
+    rows = settings_rows(result, options)
+    if not rows:
         return ["nothing fits under any setting"]
-    has_host = any(cell.setup.uses_host_memory for cell in result.answered)
-    answer = [_row(cell, has_host, result.with_time) for cell in cells]
-    columns = table_columns(list(answer[0]), [list(row.values()) for row in answer], {*answer[0]} - {WHY}, DROPPABLE)
-    return table_lines([*label_columns([cell.shown for cell in cells], varying, shares_strategy, 40), *columns])
+    shown = [row for _, row in rows]
+    if options.columns:
+        return table_lines([answer_column(name, shown) for name in options.columns])
+    columns = [answer_column(name, shown, _DROPPED) for name in usual_columns(one)]
+    return table_lines([*label_columns([cell.shown for cell, _ in rows], differing(one), 40), *columns])
 
 
 def _unanswered(result: HardwareResult) -> list[str]:
@@ -232,84 +274,6 @@ def _unanswered(result: HardwareResult) -> list[str]:
         count = "1 setting" if len(names) == 1 else f"{len(names)} settings"
         lines.append(fact(kind, f"{count} with {' or '.join(dict.fromkeys(names))}: {reason}"))
     return ["", *lines] if lines else []
-
-
-def _best_line(result: HardwareResult) -> str:
-    fitting = [cell for cell in result.answered if cell.fits_value is not None]
-    choose = min if fitting[0].quantity.name == "world_size" else max
-    best = choose(fitting, key=lambda cell: cell.fits_value or 0)
-    text, name = quantity_text(best), best.quantity.name
-    found = value_text(name, best.fits_value or 0)
-    if name == "num_parameters":
-        found = best.at.model.name if best.at else found
-    what = text.title[0].lower() + text.title[1:]
-    if best.at is not None and best.at.fits is None:
-        node = format_gib(best.at.host.peak_bytes)
-        what += f" if a node has {node} of host memory, which is not known"
-    speed = _offloaded_speed(best.at) if best.at is not None else ""
-    return f"{result.title}: {what} (predicted): {found}, {title(best.shown, _varying(result))}{speed}"
-
-
-def meaning(result: HardwareResult) -> str:
-    """Return the conditions of "fits": allocation retries, headroom and host memory."""
-    parts = ["no allocation retries", *([kept_free(result)] if result.answered else [])]
-    if any(cell.setup.uses_host_memory for cell in result.answered):
-        parts.append(host_line(result))
-    return "; ".join(parts)
-
-
-def kept_free(result: HardwareResult) -> str:
-    """Return the headroom on each GPU for the CUDA context and NCCL, with its source."""
-    return "; ".join(required_lines(answer for cell in result.answered if (answer := cell.at or cell.beyond)))
-
-
-def load_lines(cell: SearchResult) -> list[str]:
-    """Return a line about the ranks that build the model in host memory; no line if none does."""
-    build = cell.check.build
-    return (
-        [] if build is Build.META else [f"the model is built in host memory first, by {build.value.replace('-', ' ')}"]
-    )
-
-
-def host_line(result: HardwareResult) -> str:
-    """Return the host memory available for offloaded state, or that it is not known."""
-    has = result.hardware.server.host_memory_bytes
-    if has is None:
-        return "host memory is not known, so offloaded states are assumed to fit"
-    return f"offloaded states within the {format_gib(has)} of a node"
-
-
-def _row(cell: SearchResult, has_host: bool, with_time: bool) -> dict[str, str]:
-    """Return the cells of the answer by the headers of their columns, of which all but the last are of numbers."""
-    name, at = cell.quantity.name, cell.at
-    texts = [NONE if value is None else value_text(name, value) for value in (cell.fits_value, cell.runs_value)]
-    row = dict(zip((COLUMN, "without\nOOM"), texts, strict=True))
-    if name == "num_parameters":
-        row["layers x\nhidden"] = f"{at.model.num_hidden_layers} x {at.model.hidden_size}" if at else ""
-    row["reserved"] = f"{format_gib(at.reserved_bytes or 0)} of {(at.gpu_bytes or 0) / GIB:.1f}" if at else ""
-    if has_host:
-        row["host\nmemory"] = format_gib(at.host.peak_bytes) if at and at.host.peak_bytes else ""
-    if with_time:
-        row |= zip(SPEED_COLUMNS, speed_cells(at.speed) if at else [""] * len(SPEED_COLUMNS), strict=True)
-    return {**row, WHY: why(cell)}
-
-
-def why(cell: SearchResult) -> str:
-    """Return what the next larger value lacks; if nothing fits, return what the smallest value needs."""
-    if cell.limited_by is None:
-        shape, name = cell.quantity[0].model, cell.quantity.name
-        if name == "sequence_length" and shape.learned_positions is not None:
-            return f"its {shape.learned_positions:,} learned positions"
-        return "nothing: no larger one was tried"
-    beyond = cell.beyond
-    if cell.fits_value is not None or beyond is None:
-        return limit_text(cell.limited_by).removesuffix(" on the GPU")
-    smallest = quantity_text(cell).smallest.format(model=beyond.model.name, value=f"{cell.quantity.values[0]:,}")
-    if cell.limited_by.place == "host":
-        return f"{smallest} needs {format_gib(beyond.host.peak_bytes)} of host memory"
-    need = format_gib(beyond.needed_bytes)
-    mostly = beyond.largest_category.replace("_", " ")
-    return f"{smallest} needs {need} in {beyond.memory.peak_phase}, mostly {mostly}"
 
 
 def nothing_fits_lines(found: NothingFits, several: bool) -> list[str]:
@@ -337,7 +301,7 @@ def nothing_fits_lines(found: NothingFits, several: bool) -> list[str]:
 def nothing_fits_sentence(found: NothingFits) -> str:
     """Return the memory that the smallest candidate needs, the memory available, the phase and the largest category."""
     prediction = found.prediction
-    text, model = quantity_text(found.cell), prediction.model.name
+    text, model = QUANTITY_TEXTS[found.cell.quantity.name], prediction.model.name
     smallest = text.smallest.format(model=model, value=f"{found.cell.quantity.values[0]:,}")
     if lacks_host_memory(found.cell):
         need, has = format_gib(prediction.host.peak_bytes), format_gib(prediction.host_memory_bytes or 0)
@@ -350,4 +314,6 @@ def nothing_fits_sentence(found: NothingFits) -> str:
 
 def _where(found: NothingFits) -> str:
     question = found.prediction.question
-    return f"nearest: {question.hardware.name if question.hardware else ''}, {title(question, ['checkpointing'])}"
+    return (
+        f"nearest: {question.hardware.name if question.hardware else ''}, {title(question.values, ['checkpointing'])}"
+    )

@@ -10,10 +10,12 @@ from datetime import date
 from typing import NamedTuple
 
 from fsdp_bench.plan.purchase.document import OfferDocument, PlanDocument, ServerDocument
+from fsdp_bench.plan.setup_text import SIZES, setup_line
 from fsdp_bench.report.table import table_columns, table_lines
 from fsdp_bench.report.text.common import UNKNOWN, assumed_lines, fact
+from fsdp_bench.report.text.conditions import Fact
 from fsdp_bench.spec.recording.model import whose_code
-from fsdp_bench.spec.setup import Checkpointing, Loss, Offload, Reentrant, TrainSetup
+from fsdp_bench.spec.setup import Checkpointing, Loss, TrainSetup
 from fsdp_bench.spec.units import format_count, format_gib
 
 _INTEGER_FROM = 10
@@ -212,7 +214,8 @@ def plan_text(plan: PlanDocument) -> str:
     winner, offers = plan.winner, named_offers(plan)
     lines = [answer_text(plan), f"  for {code_text(plan)}"]
     if winner is not None:
-        lines += [*assumed_lines(winner.assumptions), f"  why: {plan.reason}", "", *_facts(plan, winner)]
+        lines += [*assumed_lines(winner.assumptions), f"  why: {plan.reason}", ""]
+        lines += [fact(*one) for one in facts(plan, winner)]
         if plan.most_useful_nodes is not None:
             most = f"{plan.most_useful_nodes} x {winner.server}"
             lines.append(fact("more nodes", f"do not help: beyond {most} training is not faster (predicted)"))
@@ -234,7 +237,8 @@ def plan_text(plan: PlanDocument) -> str:
     )
 
 
-def _facts(plan: PlanDocument, offer: OfferDocument) -> list[str]:
+def facts(plan: PlanDocument, offer: OfferDocument) -> list[Fact]:
+    """Return what an offer trains and needs, and at what speed and price."""
     setup, span, predicted = offer.setup, offer.tokens_per_second_per_gpu_range, offer.tokens_per_second_per_gpu
     tokens = f"{format_count(plan.tokens)} tokens, " if plan.tokens is not None else ""
     batch = f"batch {setup.micro_batch_size} x {setup.sequence_length} tokens on each GPU"
@@ -245,42 +249,31 @@ def _facts(plan: PlanDocument, offer: OfferDocument) -> list[str]:
     if span is not None:
         speed = f"{span[0]:,.0f} to {span[1]:,.0f} tokens/s per GPU: predicted {predicted:,.0f}, and"
         speed += f" {offer.range_because}"
-    lines = [
-        fact("model", f"{plan.model}: {plan.model_description}"),
-        fact("training", f"{tokens}{batch}: {each} tokens a step"),
-        fact("setting", _setting(setup, offer.expandable_segments)),
-        fact("memory", _memory(plan, offer)),
-        fact("speed", speed),
-        fact("price", _price(plan, offer)),
+    found = [
+        ("model", plan.model + (f": {plan.model_description}" if plan.model_description else "")),
+        ("training", f"{tokens}{batch}: {each} tokens a step"),
+        ("setting", setup_line(setup, _BESIDE) + ", expandable segments" * offer.expandable_segments),
+        ("memory", _memory(plan, offer)),
+        ("speed", speed),
+        ("price", _price(plan, offer)),
     ]
-    return lines if plan.tokens is None else [*lines, fact("energy", energy_text(offer))]
+    return found if plan.tokens is None else [*found, ("energy", energy_text(offer))]
 
 
 def _memory(plan: PlanDocument, offer: OfferDocument) -> str:
     memory, server, warning = offer.memory, server_of(plan, offer), peak_warning(plan, offer)
     left, kept, usable = memory.headroom_bytes, memory.required_headroom_bytes, server and server.gpu_memory_bytes
-    text = f"reserved {format_gib(memory.peak_reserved_bytes)} of {format_gib(usable or 0)} usable"
+    text = f"reserved {format_gib(memory.peak_reserved_bytes)}" + (f" of {format_gib(usable)} usable" if usable else "")
     if left is not None and kept is not None:
         text += f", {format_gib(left)} left; {format_gib(kept)} of that kept free for the CUDA context and NCCL"
-    return f"{text}; {warning}" if warning else text
+    if memory.peak_reserved_bytes_range is None:
+        return text
+    low, high = map(format_gib, memory.peak_reserved_bytes_range)
+    return f"{text}; may be {low} to {high}" + (f": {warning}" if warning else "")
 
 
-_OF_STEPS = ("gradient_accumulation_steps", "sync_every_micro_batch")
-"""Fields that are said beside the batch, or assumed."""
-
-
-def _setting(setup: TrainSetup, segments: bool) -> str:
-    parts = [setup.strategy.value, setup.api.value, str(setup.precision)]
-    parts.append(f"checkpointing {setup.checkpointing.value}")
-    if setup.checkpointing is Checkpointing.SELECTIVE and setup.checkpointing_policy is not None:
-        parts[-1] += f" {setup.checkpointing_policy}"
-    parts[-1] += "" if setup.reentrant is Reentrant.NO else f" reentrant {setup.reentrant.value}"
-    parts += [] if setup.loss is Loss.PLAIN else [f"loss {setup.loss.value}"]
-    parts += [] if setup.offload is Offload.NONE else [f"offload {setup.offload.value}"]
-    others = setup.changed("checkpointing_policy", "reentrant", "loss", *_OF_STEPS)
-    parts += [one.phrase(getattr(setup, one.name)) for one in others]
-    parts += ["expandable segments"] if segments else []
-    return ", ".join(parts)
+_BESIDE = ("world_size", *SIZES, "gradient_accumulation_steps", "sync_every_micro_batch")
+"""Fields that are said beside the setting, or assumed."""
 
 
 def _price(plan: PlanDocument, offer: OfferDocument) -> str:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from fsdp_bench.plan.estimate import Verdict
 from fsdp_bench.plan.prediction import Prediction
-from fsdp_bench.plan.question import Question
 from fsdp_bench.plan.remedies import Remedy, smaller_bases
-from fsdp_bench.report.text.common import UNKNOWN, assumed_lines, communicators_fact, fact, sizes_by_source
-from fsdp_bench.report.text.setups import hardware_facts, setup_line, spaced
+from fsdp_bench.plan.setup_text import spaced
+from fsdp_bench.report.text.common import UNKNOWN, assumed_lines, communicators_fact, fact
+from fsdp_bench.report.text.conditions import conditions
 from fsdp_bench.report.text.speed import time_facts
-from fsdp_bench.simulate import TORCH_VERSION
 from fsdp_bench.simulate.step import STEPS
 from fsdp_bench.spec.units import format_gib
 
@@ -54,12 +53,6 @@ def _verdict(prediction: Prediction) -> str:
         return f"does not fit, but runs with {retries} (predicted): {_needed(prediction)}{_would_be_left(prediction)}"
     host, node = format_gib(prediction.host.peak_bytes), format_gib(prediction.host_memory_bytes or 0)
     return f"does not fit (predicted): {host} of host memory of {node} a node has; the GPU: {reserved}"
-
-
-def required_lines(predictions: Iterable[Prediction]) -> list[str]:
-    """Return the required headroom on each GPU where it is known, and the option that changes it; a line per source."""
-    found = sizes_by_source((one.required_headroom_bytes, one.required_headroom.source) for one in predictions)
-    return [f"{sizes} of each GPU kept free, {source}; --headroom SIZE changes it" for sizes, source in found]
 
 
 def fits_text(verdict: Verdict | None, lacks_host_memory: bool) -> str:
@@ -120,15 +113,12 @@ def report(prediction: Prediction, remedies: Sequence[Remedy] = ()) -> str:
     lines += [f"  {remedy_line(remedy)}" for remedy in remedies]
     lines += [*(f"  {words}" for words in smaller_bases(prediction)), ""]
     lines += [
-        fact("model", f"{prediction.question.model.name}: {prediction.question.model.describe()}"),
-        fact("setup", setup_line(prediction.setup)),
-        *hardware_facts([prediction.question]),
-        fact("modelled", modelled(prediction.question, prediction.memory.peak_rank)),
+        *(fact(*one) for one in conditions([prediction.document(with_time=False, with_communication=False)])),
         "",
         *_peak(prediction),
         "",
     ]
-    lines += [fact("allocator", _allocator(prediction)), *required_facts([prediction])]
+    lines.append(fact("allocator", _allocator(prediction)))
     lines += communicators_fact(prediction.communicators)
     lines += [fact("host memory", _host(prediction)), fact("communication", _sent(prediction))]
     lines += [
@@ -169,14 +159,6 @@ def remedy_line(remedy: Remedy) -> str:
         return f"{switch} fits, reserved {reserved}{speed} (predicted)"
     open_question = "does not fit yet" if found.fits is False else "GPU memory suffices, host memory is unknown"
     return f"{switch} reserved {format_gib(found.needed_bytes)} (predicted); {open_question}"
-
-
-def modelled(question: Question, rank: int = 0) -> str:
-    """Return the version of torch, the kernels and the rank that are modelled."""
-    kernels = "CUDA" if question.kernels == "cuda" else "CPU"
-    segments = ", expandable segments" if question.expandable_segments else ""
-    which = f"rank {rank}, which needs the most" if rank else "rank 0"
-    return f"torch {TORCH_VERSION}, {kernels} kernels, {which}{segments}"
 
 
 def _peak(prediction: Prediction) -> list[str]:
@@ -239,8 +221,3 @@ def _sent(prediction: Prediction) -> str:
         for one in kinds
     ]
     return "; ".join(sent) + " a step (predicted)" if sent else "none: one rank"
-
-
-def required_facts(predictions: Sequence[Prediction]) -> list[str]:
-    """Return the required headroom on each GPU, with its source."""
-    return [fact("headroom", line) for line in required_lines(predictions)]

@@ -9,8 +9,6 @@ from fsdp_bench.replay.step_parts import StepPart
 from fsdp_bench.report.text.common import UNKNOWN, fact
 from fsdp_bench.spec.calibration_profile import Profile
 
-SPEED_COLUMNS = ("step", "exposed", "tokens/s\nper GPU", "MFU")
-
 
 def time_facts(found: Speed, profile: Profile | None, mode: str = "eager") -> list[str]:
     """Return the step time as a few lines, or the reason why it is unknown. ``mode`` is eager or compiled blocks."""
@@ -108,12 +106,3 @@ def percent(value: float | None) -> str:
 def step_text(seconds: float) -> str:
     """Return the time of a step, or of a part of it, in one unit, so that settings are compared at a glance."""
     return f"{seconds * 1e3:,.0f} ms" if seconds >= 1 else f"{seconds * 1e3:.1f} ms"
-
-
-def speed_cells(found: Speed) -> list[str]:
-    """Return the cells of SPEED_COLUMNS."""
-    time, tokens = found.time, found.tokens_per_second_per_gpu
-    if time.step_seconds is None or time.exposed_communication_seconds is None or tokens is None:
-        return [UNKNOWN] * len(SPEED_COLUMNS)
-    exposed = time.exposed_communication_seconds / time.step_seconds
-    return [step_text(time.step_seconds), percent(exposed), f"{tokens:,.0f}", percent(found.mfu)]
