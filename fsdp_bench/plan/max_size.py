@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import repeat
 from typing import Any, Literal
 
 import msgspec
@@ -51,6 +52,8 @@ class HardwareResult:
     """Whether step time is predicted for the candidates that fit."""
     on_fewest: Prediction | None = None
     """Where the fewest GPUs are searched: a setting that fits fewer than any cell's, of all that a plan tries."""
+    with_next: bool = True
+    """Whether the document has the next candidates, whose reserved memory takes as long to predict as all else."""
 
     @cached_property
     def document(self) -> MaxSizeDocument:
@@ -90,21 +93,25 @@ def max_sizes(
     check: FitCheck,
     progress: Callable[[int, int], None] = lambda done, of: None,
     with_time: bool | None = None,
-    with_next: bool = False,
+    with_next: bool = True,
 ) -> list[HardwareResult]:
     """Find the largest candidate of each quantity on each kind of hardware.
 
     Settings that cannot run are answered with the reason. ``progress`` is called with the number of settings answered
     so far and the number of all settings. ``with_time``: whether step time is predicted for the candidates that fit;
-    None: if there are at most TIMED settings. ``with_next``: whether the reserved memory of the next candidates, which
-    documents have, is predicted as well.
+    None: if there are at most TIMED settings. ``with_next``: whether the documents have the next candidates.
     """
     asked = [(hardware, [_unanswered(quantity, check) for quantity in all_of]) for hardware, all_of in places]
     open_ones = [cell.quantity for _, cells in asked for cell in cells if cell.is_answered]
     with_time = len(open_ones) <= TIMED if with_time is None else with_time
     found = iter(find_all(open_ones, check, lambda done: progress(done, len(open_ones)), with_time, with_next))
     return [
-        HardwareResult(hardware, tuple(next(found) if cell.is_answered else cell for cell in cells), with_time)
+        HardwareResult(
+            hardware,
+            tuple(next(found) if cell.is_answered else cell for cell in cells),
+            with_time,
+            with_next=with_next,
+        )
         for hardware, cells in asked
     ]
 
@@ -223,12 +230,12 @@ def _document(result: HardwareResult) -> MaxSizeDocument:
         fits_means="no allocation retries, required_headroom_bytes of each GPU left for the CUDA context and NCCL,"
         " and within the host's memory where that is known",
         server=hardware_document(first.question.hardware),
-        cells=tuple(map(_setting, result.cells, result.answers)),
+        cells=tuple(map(_setting, result.cells, result.answers, repeat(result.with_next))),
         on_fewest=result.on_fewest.document() if result.on_fewest else ABSENT,
     )
 
 
-def _setting(cell: SearchResult, found: AnswerDocument) -> SettingDocument:
+def _setting(cell: SearchResult, found: AnswerDocument, with_next: bool) -> SettingDocument:
     model = cell.at.model if cell.at else None
     return SettingDocument(
         impossible=cell.impossible,
@@ -242,7 +249,7 @@ def _setting(cell: SearchResult, found: AnswerDocument) -> SettingDocument:
         runs_parameters=cell.quantity[cell.runs].model.num_parameters if cell.runs >= 0 else None,
         **{key: getattr(found, key) for key in _ANSWER},
         limited_by=_limit(cell),
-        next=_next(cell),
+        next=_next(cell) if with_next else None,
     )
 
 

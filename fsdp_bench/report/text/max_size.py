@@ -198,7 +198,7 @@ def usual_columns(one: MaxSizeDocument) -> list[str]:
     host = ("peak_host_bytes_per_node",) if _on_host(one) else ()
     is_timed = any(cell.time is not None for cell in one.cells)
     time = ("step_seconds", "exposed_fraction", "tokens_per_second_per_gpu", "mfu") if is_timed else ()
-    next_one = ("limited_by", "next_needed_bytes")
+    next_one = ("limited_by", *(["next_needed_bytes"] if any(cell.next for cell in one.cells) else []))
     return ["fits_value", "runs_value", *of_model, "needed_bytes", *host, *time, *next_one]
 
 
