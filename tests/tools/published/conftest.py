@@ -1,28 +1,13 @@
-"""Published rows and their predictions, made once for all tests of a worker."""
+"""Published rows, read once for all tests of a worker."""
 
 from __future__ import annotations
 
 import pytest
 
-from tools.validate.published.cases import CaseInputs, PublishedCase, read_cases
-from tools.validate.published.setups import Plan, plan_case
-from tools.validate.published.speed import SpeedRow, SpeedSummary, compare_speed
+from tools.validate.published.cases import PublishedCase, read_cases
 
 
 @pytest.fixture(scope="session")
 def cases() -> dict[str, PublishedCase]:
     """The packaged rows by their IDs."""
     return {case.inputs.case: case for case in read_cases()}
-
-
-@pytest.fixture(scope="session")
-def compared() -> tuple[list[SpeedRow], SpeedSummary]:
-    """Every published throughput with its prediction, and the summary."""
-    return compare_speed()
-
-
-def plan_of(inputs: CaseInputs) -> Plan:
-    """Return the plan of a row that can be predicted."""
-    plan = plan_case(inputs)
-    assert isinstance(plan, Plan), plan.reason
-    return plan
