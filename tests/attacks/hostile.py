@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import random
 import re
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from fsdp_bench.spec.record import RunPlan
 from fsdp_bench.spec.setup import FIELDS
@@ -37,7 +36,6 @@ OTHERS = (
 _GOOD = """
 strategy: FULL_SHARD, zero2, NO_SHARD, HYBRID_SHARD, _HYBRID_SHARD_ZERO2
 precision: fp32, bf16-mixed, bf16-true, fp16-mixed, fp32/bf16/bf16, bf16
-reshard_after_forward: 2, 4, 'none'
 family: llama, gpt2
 params: 10M, 50M, 124M, 1B, 25% of card
 launcher: fork, torchrun
@@ -48,27 +46,20 @@ dial: params, num_hidden_layers, micro_batch_size, sequence_length
 gpu_memory: 16GiB, 20GiB
 memory_limit: 200MiB, 2GiB
 min_num_params: 10M, 1000000
-world_size: 1, 2, 3, 4, 8, 12, 16, 64
-shard_size, gpus_per_node, nodes: 1, 2, 4, 8
-micro_batch_size, batch: 1, 2, 3, 16
 sequence_length, seq: 1, 16, 63, 512, 2048
-gradient_accumulation_steps, accumulate, num_hidden_layers: 1, 2, 3
-max_grad_norm: 0.5, 1
 vocab_size: 2, 100, 50257
 hidden_size: 64, 96, 128
-num_attention_heads: 1, 2, 4
 intermediate_size: 1, 100
-tie_word_embeddings, emulate: true, false
-steps: 1, 5
+emulate, tie_word_embeddings: true, false
 warmup_steps: 2, 3
 communication_steps: 0, 1
-threads_per_rank: 1, 2
-seed: 0, 7
+gpus_per_node, nodes, batch, accumulate, num_hidden_layers, num_attention_heads, steps, threads_per_rank: 1, 2, 4, 8
 """
+_OF_KINDS = {bool: ("true", "false"), int: ("1", "2", "3", "4", "8", "16", "64"), float: ("0.5", "1")}
 GOOD: dict[str, Sequence[str]] = {
-    name: ("true", "false") if one.kind is bool else (*one.words, *(["none"] if one.is_optional else []))
+    name: (*one.words, *_OF_KINDS.get(one.kind, ()), *(["none"] if one.is_optional else []))
     for name, one in FIELDS.items()
-    if one.kind is bool or one.words
+    if one.words or one.kind in _OF_KINDS
 } | {
     name: values.split(", ")
     for names, _, values in (line.partition(": ") for line in _GOOD.strip().splitlines())
@@ -118,17 +109,6 @@ def toml_value(rng: random.Random) -> str:
     return rng.choice((good, number, text, rng.choice(OTHERS), f"[{text}, {number}]"))
 
 
-def json_value(rng: random.Random) -> Any:
-    """Return a value as Python reads it from JSON."""
-    nested: list[Any] = []
-    for _ in range(rng.choice((1, 3, 500))):
-        nested = [nested]
-    if rng.random() < 0.4:
-        return rng.choice((1, 2, 4, 8, 64, 1024, 2.0, "gpt2", "llama", "silu", True, False, None))
-    numbers = (-1, 0, 1, 2, 3, 128, 0.5, 1e308, float("nan"), float("inf"), 2**62, 2**63, 2**64, 10**4000)
-    return rng.choice((*numbers, *TEXTS, None, True, False, nested, {}, {"a": 1}, [1, "a"]))
-
-
 def nudged(rng: random.Random, value: str) -> str:
     """Return a number as TOML writes it, changed by a little or a lot; 1 for what is no number."""
     factor = rng.choice((0, 0.5, 0.9, 1.1, 2, 3, 10, 1000))
@@ -164,29 +144,37 @@ def mutated_toml(rng: random.Random, text: str, keys: Sequence[str]) -> str:
     return "\n".join(lines)
 
 
-def mutated_json(rng: random.Random, document: Any) -> str:
-    """Return a document as JSON with one to three of its values replaced, dropped or wrapped."""
-    document = json.loads(json.dumps(document))
-    for _ in range(rng.choice((1, 1, 2, 3))):
-        if places := [*_places(document)]:
-            holder, key = rng.choice(places)
-            kind = rng.random()
-            if kind < 0.7:
-                holder[key] = json_value(rng)
-            elif kind < 0.85:
-                del holder[key]
-            else:
-                holder[key] = [holder[key]]
-    try:
-        text = json.dumps(document)
-    except ValueError:  # an integer of too many digits
-        text = '{"model_type": ' + DIGITS + "}"
-    return typo(rng, text) if rng.random() < 0.1 else text
+_NINES = [b"9" * digits for digits in (10, 15, 18, 19, 25, 310, 4299, 4301, 20_000)]
+_NINES += [b"-" + nines for nines in _NINES] + [nines + b".0" for nines in _NINES[3:6]]
+_OPENED = [opened * depth for opened in (b"[", b'{"a":') for depth in (1, 50, 900, 1100, 100_000)]
+_NESTED = [*_OPENED, *(one + b"0" + (b"]" if one[:1] == b"[" else b"}") * one.count(one[:1]) for one in _OPENED)]
+_BYTES = [bytes([number]) for number in range(256)]
+_NUMBER = rb"(?<=[:\s\[])-?\d+(?:\.\d+)?(?:e-?\d+)?(?=[,\s\]}])"
+_VALUE = rb'(?<=: )(?:"[^"]*"|-?\d[^,\s]*|null|true|false)'
+_TEXT = rb'(?<=: ")[^"]+(?=")'
+_DAMAGES: list[tuple[bytes, int, list[bytes]]] = [
+    (rb"(?s).", 8, _BYTES),
+    (rb"\d", 4, _BYTES[48:58]),  # it stays JSON: a number that is another one
+    (rb"(?m)^.*\n", 1, [b""]),
+    (rb"(?s).{64}", 1, [bytes(64)]),  # a page that never reached the disk
+    (_NUMBER, 1, b'NaN Infinity -Infinity "nan" "inf" "-inf" 1e999 -1e999 null'.split()),
+    (_NUMBER, 1, [*b"0 -1 0.0 -0.0 1e308 -1e308 5e-324 1".split(), *_NINES]),
+    (_VALUE, 1, [*b'null true "" "x" [] {} 0 1.5 [[]]'.split(), b'{"a": 1}']),
+    (_VALUE, 1, _NESTED),
+    (_TEXT, 1, [*rb"nan \ud800 \u0000 \n\n %s{}$_\\ ../x".split(), b"\xff\xfe", "é漢".encode(), b"x" * 5000]),
+    (rb"(?s)\A.*\Z", 1, [b"", b"null", b"[]", b"{}", b"0", b'"x"', b"{" * 100_000, b"[" * 100_000, b"\xff" * 100]),
+    (rb"\A", 1, [b"\xef\xbb\xbf"]),
+    (rb"\Z", 1, [b"x"]),
+]
+"""What is replaced, in up to how many places, and by what."""
 
 
-def _places(document: Any) -> Iterator[tuple[Any, Any]]:
-    """Yield every container with each of its keys."""
-    if isinstance(document, dict | list):
-        for key in list(document) if isinstance(document, dict) else range(len(document)):
-            yield document, key
-            yield from _places(document[key])
+def damaged(data: bytes, draw: random.Random) -> bytes:
+    """Return a file that is truncated, or in which something is replaced."""
+    if draw.random() < 0.1:
+        return data[: draw.randrange(len(data))]
+    pattern, most, words = draw.choice(_DAMAGES)
+    for _ in range(draw.randint(1, most)):
+        found = draw.choice(list(re.finditer(pattern, data)))
+        data = data[: found.start()] + draw.choice(words) + data[found.end() :]
+    return data

@@ -1,4 +1,4 @@
-"""Mutated input for every verb: sweep files, arguments, config.json, calibrations, catalogues and results.
+"""Mutated input for every verb: sweep files, arguments, config.json, calibrations and catalogues.
 
 Every call runs in this process until work on torch or on results would begin. It must end with an exit code that is
 documented, in one line where it is refused, with nothing on the terminal that a terminal obeys, in bounded time and
@@ -32,10 +32,10 @@ from fsdp_bench.spec.model import ModelShape
 from fsdp_bench.spec.record import RunPlan
 from fsdp_bench.spec.setup import TrainSetup
 from tests.attacks import count_and_seed
-from tests.attacks.hostile import GOOD, TEXTS, mutated_json, mutated_toml, typo, varied_toml
+from tests.attacks.hostile import GOOD, TEXTS, damaged, mutated_toml, typo, varied_toml
 from tests.catalog.test_hf_config import GPT2, LLAMA, MISTRAL
 from tests.catalog.test_user_file import GPU, MODEL, SERVER
-from tests.conftest import TINY_MODEL, run_command
+from tests.conftest import run_command
 from tests.profiles import draws, validating
 from tests.rates.test_calibrated import profile
 
@@ -48,33 +48,11 @@ MOST_CHARACTERS = 500
 LIMIT_SECONDS = 60.0
 """Processor time after which a call counts as a hang."""
 
-SWEEP_FILE = f"""
-[run]
-name = "mine"
-device = "cpu"
-steps = 1
-warmup_steps = 2
-timeout_seconds = 60.0
-memory_limit = "2GiB"
-communication_steps = 0
-steps_without_communication = 0
-[grid]
-model = "tiny"
-strategy = ["FULL_SHARD", "NO_SHARD"]
-world_size = [1, 2]
-sequence_length = 16
-learning_rate = 0.0001
-max_grad_norm = 1.0
-seed = 0
-[[include]]
-strategy = "HYBRID_SHARD"
-world_size = 4
-shard_size = 2
+SWEEP_FILE = f"""{(HERE / "sweeps" / "quick.toml").read_text()}
 [[exclude]]
 strategy = "NO_SHARD"
 reason = "for no reason"
-{TINY_MODEL}"""
-
+"""
 FRONTIER_FILE = """
 [run]
 device = "cpu"
@@ -112,11 +90,6 @@ def _configs() -> list[dict[str, Any]]:
     return [*found.values()]
 
 
-def _frontier() -> dict[str, Any]:
-    document = json.loads((RESULTS / "frontier.json").read_text())
-    return {**document, "cells": document["cells"][:3]}
-
-
 class Kind(NamedTuple):
     """A kind of file: what is mutated in it, and the commands that read it."""
 
@@ -130,7 +103,6 @@ class Kind(NamedTuple):
     """Keys that are inserted into TOML."""
 
 
-READ_RESULTS = ("report results", "report results --json", "validate --against results", "chart results --out pictures")
 KINDS = {
     "sweep file": Kind(
         34,
@@ -180,16 +152,6 @@ KINDS = {
         ],
         ("name", "aliases", "memory_gib", "gpus_per_node", "usable_memory_bytes", "gpu", "hidden_size", "num_nics"),
     ),
-    "machine": Kind(
-        2, "results/m/quick/machine.json", [json.loads((RESULTS / "machine.json").read_text())], [READ_RESULTS]
-    ),
-    "frontier": Kind(1, "results/m/quick/frontier.json", [_frontier()], [READ_RESULTS[-1:]]),
-    "record": Kind(
-        1,
-        "results/m/quick/trials/0.json",
-        [json.loads(min((RESULTS / "trials").iterdir()).read_text())],
-        [READ_RESULTS],
-    ),
 }
 
 COMMANDS = (
@@ -224,19 +186,19 @@ COMMANDS = (
 FILES = {"s.toml": SWEEP_FILE, "config.json": json.dumps(LLAMA), "cal.toml": CALIBRATION, "catalog.toml": CATALOG}
 
 
-def mutated_file(rng: random.Random, kind: Kind) -> tuple[list[str], dict[str, str]]:
+def mutated_file(rng: random.Random, kind: Kind) -> tuple[list[str], dict[str, str | bytes]]:
     """Return a good command line, and the mutated file that it reads."""
     source, part = rng.choice(kind.sources), rng.random()
     words = " ".join(chosen for group in kind.words if (chosen := rng.choice(group))).split(" ")
     if not isinstance(source, str):
         name = {"_name_or_path": rng.choice(TEXTS)} if "model_type" in source and rng.random() < 0.3 else {}
-        return words, {kind.file: mutated_json(rng, {**source, **name})}
+        return words, {kind.file: damaged(json.dumps({**source, **name}, indent=1).encode(), rng)}
     is_sweep = kind.file == "s.toml"
     text = varied_toml(rng, source) if is_sweep and part < 0.6 else source
     return words, {kind.file: mutated_toml(rng, text, kind.keys) if part > 0.5 or not is_sweep else text}
 
 
-def mutated_arguments(rng: random.Random) -> tuple[list[str], dict[str, str]]:
+def mutated_arguments(rng: random.Random) -> tuple[list[str], dict[str, str | bytes]]:
     """Return a mutated command line, and good files."""
     words = rng.choice(COMMANDS).split(" ")
     for _ in range(rng.choice((1, 1, 1, 2, 3))):
@@ -331,7 +293,7 @@ def _files(place: Path) -> set[Path]:
     return {path for path in place.parents[2].rglob("*") if path.is_file()}
 
 
-def perform(words: list[str], files: dict[str, str], place: Path) -> None:
+def perform(words: list[str], files: dict[str, str | bytes], place: Path) -> None:
     """Make one call in a folder of its files, and hold it to its promises."""
     shutil.rmtree(place, ignore_errors=True)
     place.mkdir(parents=True)
@@ -342,7 +304,7 @@ def perform(words: list[str], files: dict[str, str], place: Path) -> None:
             shutil.copy(path, trials if path.parent.name == "trials" else trials.parent)
     for name, text in files.items():
         (place / name).parent.mkdir(parents=True, exist_ok=True)
-        (place / name).write_bytes(text.encode("utf-8", "surrogatepass"))
+        (place / name).write_bytes(text if isinstance(text, bytes) else text.encode("utf-8", "surrogatepass"))
     before = _files(place)
     done = run_command(*words, cwd=place, program=until_work_begins)
     check(words, done)

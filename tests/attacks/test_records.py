@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import io
 import random
-import re
 import shutil
 from collections import Counter
 from collections.abc import Callable
@@ -31,7 +30,9 @@ from fsdp_bench.spec.record import TrialRecord, read_record
 from fsdp_bench.sweep.results.flat import communication_rows, flat_row
 from fsdp_bench.sweep.results.load import machine_description, read_frontier_of, read_records
 from fsdp_bench.sweep.results.store import Store
+from fsdp_bench.validate.memory import compare_with_record
 from tests.attacks import count_and_seed
+from tests.attacks.hostile import damaged
 
 RESULTS = Path(__file__).parents[2] / "results" / "xeon-2-cores"
 NUM_RECORDS = 3
@@ -40,85 +41,6 @@ NUM_CELLS = 4
 """Cells of a frontier."""
 CHARTS_EVERY = 200
 """Charts are drawn for one in so many attacks: they take a second."""
-
-Damage = Callable[[bytes, random.Random], bytes]
-
-_NUMBER = re.compile(rb"(?<=[:\s\[])-?\d+(?:\.\d+)?(?:e-?\d+)?(?=[,\s\]}])")
-_VALUE = re.compile(rb'(?<=: )(?:"[^"]*"|-?\d[^,\s]*|null|true|false)')
-_TEXT = re.compile(rb'(?<=: ")[^"]+(?=")')
-
-
-def truncated(data: bytes, draw: random.Random) -> bytes:
-    return data[: draw.randrange(len(data))]
-
-
-def changed_bytes(data: bytes, draw: random.Random) -> bytes:
-    changed = bytearray(data)
-    for _ in range(draw.choice((1, 1, 1, 2, 4, 8))):
-        changed[draw.randrange(len(changed))] = draw.randrange(256)
-    return bytes(changed)
-
-
-def changed_digit(data: bytes, draw: random.Random) -> bytes:
-    """Stays JSON: a number that is another one."""
-    places = [match.start() for match in re.finditer(rb"\d", data)]
-    changed = bytearray(data)
-    for _ in range(draw.choice((1, 1, 2, 4))):
-        changed[draw.choice(places)] = draw.choice(b"0123456789")
-    return bytes(changed)
-
-
-def torn(data: bytes, draw: random.Random) -> bytes:
-    """A page that never reached the disk, or holds what was there before."""
-    size = draw.choice((64, 512, 4096))
-    begin = draw.randrange(0, len(data), size)
-    page = data[begin : begin + size]
-    other = bytes(len(page)) if draw.random() < 0.5 else (data[::-1] * 2)[: len(page)]
-    return data[:begin] + other + data[begin + size :]
-
-
-def _replaced(pattern: re.Pattern[bytes], data: bytes, word: bytes, draw: random.Random) -> bytes:
-    found = draw.choice(list(pattern.finditer(data)))
-    return data[: found.start()] + word + data[found.end() :]
-
-
-def nested(data: bytes, draw: random.Random) -> bytes:
-    depth = draw.choice((1, 50, 900, 1100, 100_000))
-    opened, closed = draw.choice(((b"[", b"]"), (b'{"a":', b"}")))
-    closing = closed * depth if draw.random() < 0.8 else b""
-    return _replaced(_VALUE, data, opened * depth + b"0" + closing, draw)
-
-
-_NINES = [b"9" * digits for digits in (10, 15, 18, 19, 25, 310, 4299, 4301, 20_000)]
-_NINES += [b"-" + nines for nines in _NINES] + [nines + b".0" for nines in _NINES[3:6]]
-_OTHERS = (
-    (_NUMBER, b'NaN Infinity -Infinity "nan" "inf" "-inf" 1e999 -1e999 null'.split()),
-    (_NUMBER, [*b"0 -1 0.0 -0.0 1e308 -1e308 5e-324 1".split(), *_NINES]),
-    (_VALUE, [*b'null true "" "x" [] {} 0 1.5 [[]]'.split(), b'{"a": 1}']),
-    (_TEXT, [*rb"nan \ud800 \u0000 \n\n %s{}$_\\ ../x".split(), b"\xff\xfe", "é漢".encode(), b"x" * 5000]),
-)
-"""What is replaced by what: numbers that are not finite, huge or tiny, other types, and texts."""
-
-
-def other_value(data: bytes, draw: random.Random) -> bytes:
-    pattern, words = draw.choice(_OTHERS)
-    return _replaced(pattern, data, draw.choice(words), draw)
-
-
-def other_content(data: bytes, draw: random.Random) -> bytes:
-    whole = (b"", b"null", b"[]", b"{}", b"0", b'"x"', b"{" * 100_000, b"[" * 100_000, b"\xff" * 100, data + data)
-    return draw.choice((*whole, data + b"x", b"\xef\xbb\xbf" + data, data.decode().encode("utf-16")))
-
-
-def without_a_line(data: bytes, draw: random.Random) -> bytes:
-    lines = data.splitlines(keepends=True)
-    del lines[draw.randrange(len(lines))]
-    return b"".join(lines)
-
-
-DAMAGES: tuple[Damage, ...] = (
-    truncated, changed_bytes, changed_digit, torn, nested, *[other_value] * 4, other_content, without_a_line,
-)  # fmt: skip
 
 
 class Attacked:
@@ -144,14 +66,14 @@ class Attacked:
         path.write_bytes(data)
         self.files[path] = data
 
-    def attack(self, damage: Damage, draw: random.Random, with_charts: bool) -> str:
+    def attack(self, draw: random.Random, with_charts: bool) -> str:
         """Damage one file, read everything, put the file back; return what became of it.
 
         Raises:
             Exception: where something else than an error of the package's own came of it.
         """
         path = draw.choice(list(self.files))
-        data = damage(self.files[path], draw)
+        data = damaged(self.files[path], draw)
         path.write_bytes(data)
         try:
             return self._read(path, data, with_charts)
@@ -190,6 +112,7 @@ class Attacked:
             to_json({"trials": [flat_row(record) for record in changed], "communication": communication_rows(changed)})
         for record in changed:
             assert same(read_record(to_json(record), record.id), record), "a record does not survive writing"
+            said(lambda record=record: compare_with_record(record))
         machine_description(self.folder)
         return "read"
 
@@ -255,8 +178,7 @@ def test_results_that_are_damaged_anyhow_are_read_as_far_as_they_are_whole(tmp_p
     draw, counts = random.Random(SEED), Counter[str]()
     targets = [Attacked(RESULTS / name, tmp_path) for name in ("cpu", "max-size-quick")]
     for number in range(COUNT):
-        damage, target = draw.choice(DAMAGES), draw.choice(targets)
-        counts[target.attack(damage, draw, number % CHARTS_EVERY == CHARTS_EVERY - 1)] += 1
+        counts[draw.choice(targets).attack(draw, number % CHARTS_EVERY == CHARTS_EVERY - 1)] += 1
     assert counts["set aside"] > COUNT / 5  # the damage is real
     assert counts["read"] > COUNT / 10
 

@@ -26,8 +26,8 @@ import pytest
 from fsdp_bench.spec.rank_report import Outcome
 from fsdp_bench.spec.record import read_record
 from tests.attacks import count_and_seed
-from tests.conftest import command, write_tiny_sweep
-from tests.processes import children_of, listens_for_interrupts, processes_with, ranks_of, start_as_a_terminal_does
+from tests.conftest import write_tiny_sweep
+from tests.processes import Sweep, children_of, listens_for_interrupts, processes_with, ranks_of, wait_until
 
 COUNT, SEED = count_and_seed(2, 10)
 MARK = "FSDP_BENCH_ATTACK"
@@ -52,22 +52,12 @@ KEPT = {"trials", "machine.json", "sweep.toml", "trials.csv", "progress.json", "
 class Run:
     """One run of the command, and what was done to it."""
 
-    def __init__(self, words: list[str], environment: dict[str, str], output: Path) -> None:
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self.attacks: list[str] = []
         self.sent: set[int] = set()
         """Signals that the manager was sent."""
         self.hurt_ranks = False
-        with open(output, "wb") as file:
-            self.process = subprocess.Popen(
-                words,
-                stdin=subprocess.DEVNULL,
-                stdout=file,
-                stderr=file,
-                env=environment,
-                start_new_session=True,
-                preexec_fn=start_as_a_terminal_does,
-            )
-        self.manager = psutil.Process(self.process.pid)
+        self.process, self.manager = process, psutil.Process(process.pid)
 
     @property
     def is_running(self) -> bool:
@@ -173,18 +163,14 @@ class Campaign:
         (home / "tmp").mkdir()
         file = write_tiny_sweep(home, *SWEEPS[name], name)
         self.folder = home / "results" / "here" / name
-        self._words = command("sweep", file, "--no-charts", "--results", home / "results", "--machine", "here")
+        self._sweep = Sweep(file, home / "results", "--machine", "here")
         self._finished = Counter[str]()
         self._is_hurt = False
 
-    def records(self) -> dict[str, bytes]:
-        return {path.stem: path.read_bytes() for path in (self.folder / "trials").glob("*.json")}
-
     def run(self, most_attacks: int) -> int:
         """Run the command once, with up to so many attacks, and check what it leaves; return their number."""
-        before, output = self.records(), self._home / "output"
-        environment = {**os.environ, MARK: self._mark, "TMPDIR": str(self._home / "tmp")}
-        run = Run(self._words, environment, output)
+        before = self._sweep.records()
+        run = Run(self._sweep.start(**{MARK: self._mark, "TMPDIR": str(self._home / "tmp")}))
         try:
             for _ in range(most_attacks):
                 run.wait_for_a_moment(self._draw)
@@ -193,12 +179,9 @@ class Campaign:
                 one = self._draw.choice(ATTACKS)
                 run.attacks.append(f"{one.__name__} {one(run, self._draw)}")
             code = run.process.wait(RUN_SECONDS)
-            print(f"{self._name}, {code} after {run.attacks}:\n{output.read_text(errors='replace')[-2000:]}")
-            self._check(run, code, output.read_text(errors="replace"), before)
-            deadline = time.monotonic() + SECONDS_TO_END
-            while (left := processes_with(MARK, self._mark)) and time.monotonic() < deadline:
-                time.sleep(0.1)
-            assert not left, "a process was left"
+            print(f"{self._name}, {code} after {run.attacks}:\n{self._sweep.log()[-2000:]}")
+            self._check(run, code, self._sweep.log(), before)
+            wait_until(lambda: not processes_with(MARK, self._mark), None, SECONDS_TO_END)  # no process is left
         finally:
             for process in processes_with(MARK, self._mark):
                 send(process, signal.SIGKILL)
@@ -217,7 +200,7 @@ class Campaign:
         # A trial whose ranks were hurt says which of PyTorch's errors its other ranks met.
         ours = re.sub(r"^\[\d+/\d+\] .* crashed .*$", "", text, flags=re.MULTILINE) if self._is_hurt else text
         assert not re.search("Traceback|Exception ignored|Error:", ours)
-        after = self.records()
+        after = self._sweep.records()
         assert {trial: after.get(trial) for trial in before} == before, "a record was lost or changed"
         for trial in after.keys() - before.keys():
             record = read_record(after[trial], trial)
@@ -231,7 +214,7 @@ class Campaign:
         """The sweep is done: nothing but results is there; go on with a fresh folder."""
         assert {path.name for path in self.folder.iterdir() if not path.match(".writer.*")} <= KEPT
         assert not [*(self.folder / "trials").glob(".*")]
-        outcomes = {read_record(data, "").outcome for data in self.records().values()}
+        outcomes = {read_record(data, "").outcome for data in self._sweep.records().values()}
         assert code == bool(outcomes & {Outcome.CRASHED, Outcome.TIMEOUT}) or self._name == "frontier"
         shutil.rmtree(self._home / "results")
         self._finished.clear()

@@ -29,7 +29,6 @@ SLOW = {
     " --server p4de.24xlarge,p5.48xlarge,a3-highgpu-8g --nodes 1-8": "docs/questions.md",
     "fsdp-bench plan --model Llama-3.1-8B --tokens 1T --deadline 60d --server p5.48xlarge --nodes 1-8"
     " --global-batch 4M": "docs/guide/plan.md",
-    "python -m tools.validate --against published > published.txt": "docs/validation/published.md",
     "python -m tools.validate --against published-sizes"
     " --chart max-size-published-2022.png": "docs/validation/published.md",
 }

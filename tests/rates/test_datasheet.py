@@ -1,4 +1,7 @@
-"""Rates of a datasheet: copies to and from the host, and the slowest of several GPUs, against drawn ones."""
+"""Rates of a datasheet: copies to and from the host, the slowest of several GPUs against drawn ones, and attention.
+
+Attention's are those of attention.toml, between its lengths, and beyond them.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,15 @@ from statistics import fmean
 import pytest
 
 from fsdp_bench.catalog.loader import gpu, server, servers
+from fsdp_bench.rates.attention_time import (
+    CUDNN,
+    FLASH_ATTENTION_2,
+    MEMORY_EFFICIENT,
+    attention_kernels,
+    attention_seconds,
+    fraction_of_peak,
+    kernel_of,
+)
 from fsdp_bench.rates.datasheet import COPY_EFFICIENCY, SMALL_COPY_BYTES, SPREAD, datasheet, slowest_of
 from fsdp_bench.simulate.events import Work
 from fsdp_bench.spec.hardware import Hardware
@@ -50,3 +62,93 @@ def test_one_gpu_waits_for_nobody_and_more_never_wait_less() -> None:
     rates = [slowest_of(count) for count in range(1, 200)]
     assert rates[0] == 1.0
     assert rates == sorted(rates, reverse=True)
+
+
+H100 = 989.4e12
+
+
+@pytest.mark.parametrize(
+    "kernel", attention_kernels(), ids=lambda one: f"{one.name} {one.compute_capability} {one.head_dim}"
+)
+def test_forward_and_backward_together_are_what_was_published(kernel) -> None:
+    """The directions that were derived give the published rate of both again, at every length."""
+    for place, length in enumerate(kernel.lengths):
+        forward, backward = (
+            kernel.peak_tflops
+            * fraction_of_peak(
+                kernel.name, float(kernel.compute_capability), kernel.head_dim, kernel.is_causal, length, is_backward
+            )
+            for is_backward in (False, True)
+        )
+        if kernel.forward_and_backward:
+            both = 3.5 / (1 / forward + 2.5 / backward)
+            assert both == pytest.approx(kernel.forward_and_backward[place])
+        if kernel.forward:
+            assert forward == pytest.approx(kernel.forward[place])
+        if kernel.backward:
+            assert backward == pytest.approx(kernel.backward[place])
+
+
+def test_flash_attention_2_on_an_h100_agrees_with_another_source() -> None:
+    """284 TFLOP/s forward and 287 backward at 8192 tokens (flash-attention pull request 1791, Meta): within 10 %."""
+    forward, backward = (
+        989.4 * fraction_of_peak(FLASH_ATTENTION_2, 9.0, 128, True, 8192, is_backward) for is_backward in (False, True)
+    )
+    assert 3.5 / (1 / forward + 2.5 / backward) == pytest.approx(3.5 / (1 / 284.1 + 2.5 / 287.1), rel=0.1)
+
+
+def test_seconds_by_hand() -> None:
+    """4 x 2 x 8 x 4096^2 x 128 / 2 FLOPs, at 319 TFLOP/s forward."""
+    seconds = attention_seconds(FLASH_ATTENTION_2, 9.0, H100, (2, 8, 8, 4096, 128), False)
+    assert seconds == pytest.approx(4 * 2 * 8 * 4096**2 * 128 / 2 / 319e12)
+
+
+def test_a_causal_mask_costs_less_the_longer_the_sequence_is() -> None:
+    """Beyond what was published the rate rises towards that without a mask, and never beyond it."""
+    rates = [
+        fraction_of_peak(FLASH_ATTENTION_2, 8.0, 128, True, length, False) for length in (2**14, 2**15, 2**17, 2**20)
+    ]
+    whole = fraction_of_peak(FLASH_ATTENTION_2, 8.0, 128, False, 2**14, False)
+    assert None not in rates
+    assert rates == sorted(rates)
+    assert rates[-1] < whole
+    assert rates[-1] == pytest.approx(whole, rel=0.01)
+
+
+def test_which_kernel_torch_takes() -> None:
+    """cuDNN's on Hopper and Blackwell; from wheels of CUDA 12, whose cuDNN is older, FlashAttention-2 there, too."""
+    assert kernel_of(gpu("A100-SXM-80GB")) == FLASH_ATTENTION_2
+    assert kernel_of(gpu("H100-SXM")) == kernel_of(gpu("B200")) == CUDNN
+    for version, kernel in (("12.1", FLASH_ATTENTION_2), ("12.8", FLASH_ATTENTION_2), ("13.0", CUDNN)):
+        assert kernel_of(gpu("H100-SXM").with_cuda(version)) == kernel
+    assert fraction_of_peak(FLASH_ATTENTION_2, 7.0, 128, True, 4096, False) is None
+
+
+def test_blackwell_loses_as_much_as_hopper_on_short_sequences_and_small_heads() -> None:
+    """What was published for Hopper alone is taken relative to the nearest that was published for both."""
+    for head_dim, length in ((64, 4096), (128, 1024), (64, 512)):
+        near = max(length, 2048)
+        ratios = [
+            fraction_of_peak(CUDNN, capability, head_dim, True, length, False)
+            / fraction_of_peak(CUDNN, capability, 128, True, near, False)
+            for capability in (9.0, 10.0)
+        ]
+        assert ratios[0] == pytest.approx(ratios[1])
+        assert ratios[0] < 1
+
+
+def test_of_a_head_size_the_other_mask_counts_before_another_head_size() -> None:
+    """cuDNN at 64 without a mask is published backward alone, which stands with the mask's forward."""
+    assert fraction_of_peak(CUDNN, 9.0, 64, False, 4096, True) == pytest.approx(417 / 989.4)
+
+
+def test_memory_efficient_attention_is_as_slow_by_flash_attention_2_on_an_h100_as_on_an_a100() -> None:
+    """Published for an A100 alone. On Blackwell, for which FlashAttention-2 is not published either, it is unknown."""
+    for is_backward in (False, True):
+        efficient, flash = (
+            [fraction_of_peak(name, capability, 128, True, 4096, is_backward) for capability in (8.0, 9.0)]
+            for name in (MEMORY_EFFICIENT, FLASH_ATTENTION_2)
+        )
+        assert efficient[0] / flash[0] == pytest.approx(efficient[1] / flash[1])
+        assert efficient[0] < flash[0]
+    assert fraction_of_peak(MEMORY_EFFICIENT, 10.0, 128, True, 4096, False) is None

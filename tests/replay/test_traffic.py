@@ -22,7 +22,7 @@ from fsdp_bench.spec.setup import Api, Checkpointing, Precision, ShardingStrateg
 from fsdp_bench.sweep.results.load import read_records
 from tests.profiles import validating
 from tests.shapes import shape
-from tests.train.measuring.test_fake_group import CASES, QUICK, count_with_peers
+from tests.train.measuring.test_fake_group import count_with_peers, setups_of
 from tests.train.ranks import call_standing_ranks
 from tests.train.training import LLAMA, S, setup_of
 
@@ -59,8 +59,7 @@ def sent(model: ModelShape, setup: TrainSetup) -> dict[str, tuple[int, int, tupl
 
 @pytest.mark.parametrize("world_size", [2, 4])
 def test_real_ranks_send_what_is_predicted(world_size: int) -> None:
-    cases = CASES if validating() else QUICK
-    setups = cases[world_size] + (MORE[:: 1 if validating() else 2] if world_size == 4 else [])
+    setups = setups_of(world_size) + (MORE[:: 1 if validating() else 2] if world_size == 4 else [])
     for rank in call_standing_ranks(world_size, count_with_peers, setups):
         for setup, (counted, _) in zip(setups, rank, strict=True):
             assert sent(LLAMA, setup) == counted, setup

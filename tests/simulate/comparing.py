@@ -12,7 +12,7 @@ from fsdp_bench.simulate.wrappers.impossible import why_impossible
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.recording.model import RecordedModel
 from fsdp_bench.spec.subprocesses.dry_run import DryRunSpec, KernelSet, TensorKind
-from fsdp_bench.sweep.dry_run import dry_runs
+from fsdp_bench.sweep.dry_run import dry_runs, result_of
 from fsdp_bench.sweep.run.rehearsed import rehearsed_gpu
 from fsdp_bench.validate.memory import MemoryComparison
 from tests.predicted import memory_of
@@ -53,9 +53,9 @@ def assert_equals_dry_runs(cell: Cell, kernels: KernelSet, tensors: tuple[Tensor
 def assert_recorded_equals_dry_runs(model: RecordedModel, *specs: DryRunSpec) -> None:
     """Compare a recorded model's predicted peak of every phase with dry runs of its code, to the byte."""
     for index, answer in dry_runs(specs):
-        assert answer.result is not None, answer.error
-        phases = memory_of(model, specs[index].setup, OBSERVED, answer.result.rank).phases
-        assert {phase: phases[phase] for phase in answer.result.phases} == answer.result.phases, specs[index].setup
+        result = result_of(answer)
+        phases = memory_of(model, specs[index].setup, OBSERVED, result.rank).phases
+        assert {phase: phases[phase] for phase in result.phases} == result.phases, specs[index].setup
 
 
 def against_rehearsals(cells: Sequence[Cell], name: str = "H200") -> list[MemoryComparison]:

@@ -1,4 +1,4 @@
-"""Activation offload: copies, memory on the GPU and in the host, by hand from shapes; and refusals."""
+"""Activation offload: copies, memory on the GPU and in the host, by hand from shapes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from fsdp_bench.simulate.events import Kind
 from fsdp_bench.simulate.operators.kernels import CUDA
 from fsdp_bench.simulate.step import SimulatedSteps
 from fsdp_bench.simulate.wrappers.impossible import why_impossible
-from fsdp_bench.spec.impossible import impossible
 from fsdp_bench.spec.model import ModelShape
 from fsdp_bench.spec.recording.model import RecordedModel
 from fsdp_bench.spec.setup import TrainSetup
@@ -93,12 +92,3 @@ def test_host_memory_does_not_grow_with_accumulation() -> None:
     once, often = (host_memory(SimulatedSteps(MODEL, _setup(gradient_accumulation_steps=count)), 4) for count in (1, 4))
     assert once == often
     assert once.peak_bytes == once.pinned_activations_bytes > 0
-
-
-@pytest.mark.parametrize(
-    ("fields", "device", "says"), [({}, "cpu", "on a CPU"), ({"compile": True}, "cuda", "use one")]
-)
-def test_an_impossible_setup_is_refused_with_a_reason(fields: dict[str, Any], device: str, says: str) -> None:
-    reason = impossible(_setup(**fields), device)
-    assert reason is not None
-    assert says in reason

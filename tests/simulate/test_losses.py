@@ -1,14 +1,20 @@
-"""Losses: memory and traffic, by hand from shapes; which recorded models take them in place of their own; refusals."""
+"""Losses and policies of checkpointing, also those of other scripts: memory and traffic, by hand from shapes.
+
+Which recorded models take a loss in place of their own, and refusals.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
 
-from fsdp_bench.simulate.events import Kind
+from fsdp_bench.simulate.events import Event, Kind, Work
 from fsdp_bench.simulate.losses import rows_of_a_chunk
-from fsdp_bench.simulate.operators.kernels import CUDA
+from fsdp_bench.simulate.operators.kernels import CUDA, CrossEntropy
+from fsdp_bench.simulate.repeat import Log
 from fsdp_bench.simulate.step import SimulatedSteps
 from fsdp_bench.simulate.wrappers.impossible import why_impossible
 from fsdp_bench.spec.impossible import impossible
@@ -22,7 +28,10 @@ from tests.shapes import recorded, shape
 FUSED = [Loss.FLASH_ATTN, Loss.LIGER, Loss.LIGER_FUSED_LINEAR, Loss.UNSLOTH_FP32]
 TOKENS, VOCABULARY, WIDTH = 2 * 1024, 32000, 256
 LOGITS = TOKENS * VOCABULARY
-WIDE = shape(num_hidden_layers=2, vocab_size=VOCABULARY, hidden_size=WIDTH)
+WIDE = shape(
+    **{"num_hidden_layers": 2, "hidden_size": WIDTH, "num_key_value_heads": 2, "intermediate_size": 512},
+    **{"vocab_size": VOCABULARY, "max_position_embeddings": 1024},
+)
 OTHERS = [kind for kind in Loss if kind is not Loss.PLAIN]
 NARROW = {
     **{"hidden_size": WIDTH, "intermediate_size": 512, "num_hidden_layers": 2, "vocab_size": VOCABULARY},
@@ -58,6 +67,13 @@ def test_logits_take_the_bytes_that_a_loss_keeps_of_them(
     assert logits == pytest.approx(bytes_a_logit * LOGITS, rel=0.002)  # and vectors of a number a token
 
 
+def test_logits_take_half_in_a_script_that_does_not_cast_them_to_fp32() -> None:
+    """The logarithms, their gradient, and the gradient of the logits: all in bf16."""
+    kernels = dataclasses.replace(CUDA, cross_entropy=CrossEntropy.SAME_DTYPE)
+    logits = memory_of(WIDE, _setup(), kernels).breakdown_bytes["logits"]
+    assert logits == pytest.approx((2 + 2 + 2) * LOGITS, rel=0.002)
+
+
 def test_the_fused_loss_reads_the_logits_twice_and_writes_their_gradient() -> None:
     log = SimulatedSteps(WIDE, _setup(loss="flash-attn"), CUDA).step()
     sent = {event.work.name: event.work.num_bytes for event in log.last_step() if event.work is not None}
@@ -86,9 +102,7 @@ def test_chunks_are_a_power_of_two_and_never_more_than_there_is(tokens: int, row
 
 @pytest.mark.parametrize("loss", FUSED)
 def test_an_impossible_loss_is_refused_with_an_alternative(loss: Loss) -> None:
-    on_cpu = impossible(_setup(loss=loss), "cpu")
-    assert on_cpu is not None
-    assert "use plain or chunked" in on_cpu
+    assert "use plain or chunked" in impossible(_setup(loss=loss), "cpu")
     ends = impossible(_setup(loss=loss, wrap="block-and-ends"), "cuda")
     assert (ends is not None) == (loss is Loss.LIGER_FUSED_LINEAR)
     assert ends is None or "use wrap = block or none" in ends
@@ -148,3 +162,77 @@ def test_trials_refuse_what_would_be_another_loss(
     )
     reason = model.why_impossible(_setup(loss=loss), "cuda")
     assert reason is None if said is None else said in str(reason)
+
+
+def test_metrics_on_logits_are_further_cross_entropies_in_fp32_and_keep_the_logits() -> None:
+    """Each reads the 16-bit logits, writes them in fp32, reads those, and writes their logarithms."""
+    setup = _setup(loss="flash-attn")
+    kernels = dataclasses.replace(CUDA, metrics_on_logits=2)
+    without, logged = (SimulatedSteps(WIDE, setup, each).step() for each in (CUDA, kernels))
+    more = _bytes_of_operators(logged) - _bytes_of_operators(without)
+    assert more == pytest.approx(2 * (2 + 4 + 4 + 4) * LOGITS, rel=0.001)  # and numbers of each token
+    assert _left_behind(logged) - _left_behind(without) == 2 * LOGITS
+
+
+def test_metrics_on_logits_are_the_peak_where_logits_outweigh_activations() -> None:
+    """Kept logits in bf16, the same in fp32, and their logarithms: more than blocks that are computed again."""
+    setup = _setup(loss="flash-attn", checkpointing="full")
+    logged = memory_of(WIDE, setup, dataclasses.replace(CUDA, metrics_on_logits=1))
+    assert (logged.peak_phase, logged.peak_operator) == ("loss", "aten::nll_loss_forward")
+    assert logged.breakdown_bytes["logits"] >= (2 + 4 + 4) * LOGITS
+
+
+def _bytes_of_operators(log: Log) -> int:
+    """Bytes that a step's operators read and write."""
+    return sum(work.num_bytes for work in _works(log.last_step()))
+
+
+def _left_behind(log: Log) -> int:
+    """Bytes that are alive at the end of the log."""
+    sizes = {event.number: event.num_bytes for event in log.events if event.kind is Kind.ALLOCATE}
+    for event in log.events:
+        if event.kind is Kind.FREE:
+            del sizes[event.number]
+    return sum(sizes.values())
+
+
+def _works(events: Iterable[Event]) -> list[Work]:
+    return [event.work for event in events if event.work is not None]
+
+
+def _products(setup: TrainSetup) -> list[tuple[int, ...]]:
+    works = _works(SimulatedSteps(WIDE, setup, CUDA).step().last_step())
+    return [work.dims for work in works if work.name == "aten::mm nt"]  # forward's
+
+
+def _again(setup: TrainSetup) -> list[tuple[int, ...]]:
+    """The products that are computed a second time."""
+    found = _products(setup)
+    for one in _products(_setup()):
+        found.remove(one)
+    return sorted(found)
+
+
+SELECTIVE = _setup(checkpointing="selective")
+EVERY_SECOND = _setup(checkpointing="selective", checkpointing_policy="every-second-product")
+
+
+def test_every_second_product_is_computed_again() -> None:
+    """wk, wo and w3 of wq, wk, wv, wo, w1, w3 and w2, in each of two blocks."""
+    assert len(_products(SELECTIVE)) == 2 * 7 + 1
+    assert not _again(SELECTIVE)
+    assert _again(EVERY_SECOND) == sorted([(TOKENS, 128, 256), (TOKENS, 256, 256), (TOKENS, 512, 256)] * 2)
+
+
+def test_an_operator_that_is_saved_costs_its_output() -> None:
+    # silu's is 2 F bytes a token and block.
+    silu = _setup(checkpointing="selective", checkpointing_policy=f"aten.silu,{','.join(SELECTIVE.policy.saved)}")
+    kept, more = (memory_of(WIDE, setup, CUDA) for setup in (SELECTIVE, silu))
+    assert more.peak_allocated_bytes - kept.peak_allocated_bytes == 2 * TOKENS * 512 * 2
+
+
+def test_every_second_block_recomputes_all_products_but_its_last() -> None:
+    policies = (None, "every-2-blocks")
+    full, second = (_again(_setup(checkpointing="full", checkpointing_policy=each)) for each in policies)
+    assert len(full) == 2 * 6
+    assert sorted(second * 2) == full

@@ -12,7 +12,7 @@ import pytest
 from fsdp_bench.spec.codec import from_json, to_json
 from fsdp_bench.spec.files import write_atomically
 from fsdp_bench.spec.frontier import read_frontier
-from fsdp_bench.spec.rank_report import Failure, Outcome, RankReport, divergence
+from fsdp_bench.spec.rank_report import Failure, Outcome, RankReport
 from fsdp_bench.spec.record import read_record
 
 
@@ -65,12 +65,6 @@ def test_damaged_bytes_are_a_decode_error_whatever_is_wrong_with_them(data: byte
     for read in (read_record, read_frontier):
         with pytest.raises(msgspec.DecodeError):
             read(data, "the file")
-
-
-def test_the_step_at_which_a_loss_diverged_is_told() -> None:
-    ranks = [report(losses=(1.0, 2.0, math.inf)), RankReport(rank=1, outcome=Outcome.OK, losses=(1.0, math.nan, 0.0))]
-    assert divergence(ranks) == "loss became nan at step 2 on rank 1"
-    assert divergence([report(losses=(1.0,))]) is None
 
 
 def test_an_interrupted_write_leaves_no_temporary_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

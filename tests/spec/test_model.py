@@ -38,24 +38,6 @@ def test_flops_of_a_model_small_enough_to_count_by_hand() -> None:
     assert shape.hardware_flops_per_token(selective) == shape.model_flops_per_token(3)
 
 
-def test_of_five_blocks_every_second_one_is_checkpointed_and_three_run_their_forward_pass_again() -> None:
-    """Blocks 0, 2 and 4. In each of them q and o have 4 x 4 weights, k and v 4 x 2, gate and up 4 x 8.
-
-    Two FLOPs for each of these 112 weights, and for two products of width 4 with (1 + 2 + 3) / 3 keys: 256 a block.
-    """
-    shape = llama(5, 4, 2, 1, 8, vocab=10)
-    setup = TrainSetup(sequence_length=3, checkpointing="full", checkpointing_policy="every-2-blocks")
-    checkpointed = shape.hardware_flops_per_token(setup)
-    assert checkpointed - shape.model_flops_per_token(3) == pytest.approx(3 * 256)
-
-
-def test_flops_are_near_six_per_parameter_where_attention_is_small() -> None:
-    # Kaplan et al. 2020: 6 N a token, N without embeddings; the head is a matrix product and counts.
-    shape = llama(32, 4096, 32, 32, 11008, vocab=32000)
-    matmul_parameters = shape.num_parameters - 32000 * 4096
-    assert shape.model_flops_per_token(1) == pytest.approx(6 * matmul_parameters, rel=0.001)
-
-
 @pytest.mark.parametrize(
     ("changes", "parts"),
     [

@@ -99,6 +99,9 @@ RESHARDED: dict[str, Any] = {"api": Api.FSDP2, "world_size": 8, "reshard_after_f
 ENDS = {"wrap": Wrap.BLOCK_AND_ENDS}
 DDP: dict[str, Any] = {"api": Api.FSDP2, "strategy": S.NO_SHARD, "world_size": 2}
 HYBRID: dict[str, Any] = {"strategy": S.HYBRID_SHARD}
+FSDP2: dict[str, Any] = {"api": Api.FSDP2, "world_size": 2}
+IN_BACKWARD: dict[str, Any] = {"optimizer_in_backward": True, "world_size": 2}
+OFFLOADED: dict[str, Any] = FSDP2 | {"offload": "optimizer"}
 
 
 @pytest.mark.parametrize(
@@ -132,6 +135,23 @@ HYBRID: dict[str, Any] = {"strategy": S.HYBRID_SHARD}
         ({"fp32_head": True, **ENDS}, "with fp32 the head computes in fp32 as it is"),
         ({"fp32_head": True, "precision": "bf16", **DDP, **ENDS}, "has no units"),
         ({"checkpointing_policy": "aten.mm"}, "use selective or full"),
+        ({"activation_offload": True, "device": "cpu"}, "on a CPU"),
+        ({"activation_offload": True, "compile": True}, "use one"),
+        (FSDP2 | {"optimizer": "adafactor"}, "use fsdp1, or NO_SHARD"),
+        ({"optimizer": "adamw-8bit", "offload": "params"}, "use adamw-fused"),
+        ({"optimizer": "muon", "world_size": 2}, "use fsdp2, or NO_SHARD"),
+        (IN_BACKWARD | {"gradient_accumulation_steps": 2}, "accumulate 1"),
+        (IN_BACKWARD | {"max_grad_norm": 1.0}, "leave out max_grad_norm"),
+        (IN_BACKWARD | {"precision": "fp16-mixed"}, "bf16-mixed"),
+        (IN_BACKWARD | {"offload": "params"}, "use one of them"),
+        (IN_BACKWARD | {"use_orig_params": False}, "use_orig_params = true"),
+        (IN_BACKWARD | DDP, "a strategy that shards, or fsdp1"),
+        (OFFLOADED | {"device": "cpu"}, "offload params under fsdp2"),
+        (OFFLOADED | {"api": "fsdp1"}, "use api fsdp2"),
+        (OFFLOADED | DDP, "a strategy that shards"),
+        (OFFLOADED | {"optimizer": "sgd"}, "use adamw-fused"),
+        (OFFLOADED | {"max_grad_norm": 1.0}, "leave out max_grad_norm"),
+        (OFFLOADED | {"precision": "fp16-mixed"}, "use bf16-mixed"),
         ({"checkpointing": "selective", "checkpointing_policy": "every-2-blocks"}, "use checkpointing full"),
         ({"checkpointing": "full", "checkpointing_policy": "every-second-product"}, "use selective"),
     ],
@@ -146,6 +166,7 @@ def test_an_impossible_setup_has_a_reason_and_a_way_out_in_one_line(fields: dict
 def test_a_possible_setup_is_not_refused() -> None:
     assert impossible(TrainSetup(**RESHARDED, reshard_last_block=False, **ENDS), "cuda") is None
     assert impossible(TrainSetup(offload=Offload.PARAMS), "cuda") is None
+    assert impossible(TrainSetup(**DDP, optimizer="adafactor"), "cuda") is None
     assert impossible(TrainSetup(offload=Offload.PARAMS, api=Api.FSDP2), "cpu") is None
     assert impossible(TrainSetup(strategy=S.HYBRID_SHARD, world_size=4), "cpu") is None
     for checkpointing, policy in (("selective", "aten.mm"), ("full", "every-2-blocks")):

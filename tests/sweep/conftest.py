@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from subprocess import CompletedProcess
 
@@ -16,6 +16,7 @@ from fsdp_bench.sweep.config.trial import Trial
 from fsdp_bench.sweep.machine import Machine
 from fsdp_bench.sweep.results.load import read_records
 from tests.conftest import run_command, write_tiny_sweep
+from tests.processes import Sweep
 from tests.sweep.shared_processes import SharedForkServer, descriptions_in_forks
 
 
@@ -77,6 +78,20 @@ def swept(server_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
 def copied(swept: Path, tmp_path: Path) -> Path:
     """A copy of that folder."""
     return shutil.copytree(swept, tmp_path / "copy")
+
+
+@pytest.fixture
+def new_sweep(tmp_path: Path) -> Iterator[Callable[..., Sweep]]:
+    """Return a function that makes a Sweep of a grid, a run table and options; its processes end with the test."""
+    made: list[Sweep] = []
+
+    def make(grid: str, run: str = "", *options: object) -> Sweep:
+        made.append(Sweep(write_tiny_sweep(tmp_path, grid, run), tmp_path / "results", *options))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.end()
 
 
 def resume(folder: Path) -> CompletedProcess[str]:

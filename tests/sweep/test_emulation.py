@@ -1,44 +1,32 @@
-"""``emulate = true``: one process trains as rank 0 of a world, on real tensors, and has that rank's memory."""
+"""One process as rank 0 of a world: on real tensors by ``emulate = true``; rehearsed, on a GPU that is not there.
+
+tests/on_stand_in/sweep rehearses trials.
+"""
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from fsdp_bench.simulate.operators.kernels import CPU_EMULATED
+from fsdp_bench.spec.errors import MachineError, SweepFileError
 from fsdp_bench.spec.frontier import read_frontier
 from fsdp_bench.spec.rank_report import Outcome
 from fsdp_bench.spec.record import TrialRecord
 from fsdp_bench.spec.setup import ShardingStrategy
-from fsdp_bench.spec.units import GIB
+from fsdp_bench.spec.units import GIB, MIB
 from fsdp_bench.sweep.config.sweep_file import read_file
-from fsdp_bench.sweep.frontier.file import searches_of
+from fsdp_bench.sweep.frontier.file import gpu_of, searches_of
 from fsdp_bench.sweep.machine import GpuDevice
-from tests.conftest import records_of_sweep, refused, run_command
+from fsdp_bench.sweep.run import rehearsed
+from fsdp_bench.sweep.run.rehearsed import rehearsed_gpu
+from tests.conftest import message_of, records_of_sweep, refused, stdout_of, write_tiny_sweep
 from tests.predicted import memory_of
 from tests.sweep.config.test_grid import machine
 from tests.sweep.conftest import read_sweep
-
-HEAD = """
-[run]
-device = "cpu"
-steps = 1
-threads_per_rank = 1
-{run}
-[models.small]
-family = "llama"
-num_hidden_layers = 3
-hidden_size = 64
-num_attention_heads = 4
-num_key_value_heads = 2
-intermediate_size = 160
-vocab_size = 512
-max_position_embeddings = 64
-[grid]
-model = "small"
-sequence_length = 32
-"""
 
 GRID = """
 world_size = 8
@@ -57,32 +45,21 @@ NEARLY_EMPTY_SHARDS = GRID.replace('"_HYBRID_SHARD_ZERO2"', '"HYBRID_SHARD", "NO
     scope="module",
     params=[
         pytest.param((GRID, "emulate = true", (), 4), id="8 ranks"),
-        pytest.param((NEARLY_EMPTY_SHARDS, "communication_steps = 1", ("--emulate-world", 1024), 6), id="1024 ranks"),
+        pytest.param((NEARLY_EMPTY_SHARDS, "communication_steps = 1", ("--emulate-world", 256), 6), id="256 ranks"),
         pytest.param((EVERY_STRATEGY, "emulate = true", (), 20), id="every strategy", marks=pytest.mark.slow),
     ],
 )
 def emulated(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[TrialRecord]:
     """Records of rank 0 of a world, emulated by one process."""
     grid, run, words, num_trials = request.param
-    records = sweep(tmp_path_factory.mktemp("emulated"), grid, *words, run=run)
+    records = records_of_sweep(write_tiny_sweep(tmp_path_factory.mktemp("emulated"), grid, run), *words)
     assert [record.setup.world_size for record in records] == [words[-1] if words else 8] * num_trials
     return records
 
 
-def sweep(folder: Path, grid: str, *words: object, run: str = "emulate = true") -> list[TrialRecord]:
-    """Run a sweep; return its records."""
-    return records_of_sweep(write(folder, grid, run), *words)
-
-
-def write(folder: Path, grid: str, run: str = "emulate = true") -> Path:
-    file = folder / "sweep.toml"
-    file.write_text(HEAD.format(run=run) + grid)
-    return file
-
-
 def test_rank_0_has_the_predicted_peaks_in_every_phase(emulated: list[TrialRecord]) -> None:
     """To the byte. Where shards are nearly empty, FSDP1's padding shows, and every unit in full precision before the
-    first forward. tests/simulate/test_against_ranks.py compares the same predictions with real ranks.
+    first forward.
     """
     for record in emulated:
         assert (record.outcome, record.device, record.hardware) == (Outcome.OK, "emulated", "cpu"), record.reason
@@ -100,39 +77,27 @@ def test_losses_are_finite_and_change_and_communication_is_not_timed(emulated: l
         assert record.step_seconds
         assert record.communication_seconds is None
         losses = record.ranks[0].losses
-        assert all(0 < loss < 10 for loss in losses)  # ln 512 = 6.2 of a model that knows nothing
-        assert losses[-1] != losses[0] or record.setup.world_size == 1024  # of which rank 0 updates too little
+        assert all(0 < loss < 10 for loss in losses)  # ln 128 = 4.9 of a model that knows nothing
+        assert losses[-1] != losses[0] or record.setup.world_size == 256  # of which rank 0 updates too little
 
 
 def test_a_search_with_emulated_trials_finds_the_predicted_largest_batch(tmp_path: Path) -> None:
     run = 'emulate = true\nmemory_limit = "8 MiB"'
     grid = 'world_size = 8\napi = "fsdp2"\nstrategy = "FULL_SHARD"\n[frontier]\ndial = "micro_batch_size"\n'
-    sweep(tmp_path, grid, run=run)
-    (path,) = (tmp_path / "results").glob("*/sweep/frontier.json")
+    records_of_sweep(write_tiny_sweep(tmp_path, grid, run))
+    (path,) = (tmp_path / "results").glob("*/tiny/frontier.json")
     (cell,) = read_frontier(path.read_bytes(), path.name).cells
     assert cell.status == "found"
     assert cell.measured.fits > 1
     assert (cell.steps_apart, len(cell.trials)) == (0, 2)
 
 
-def test_timing_communication_is_refused(tmp_path: Path) -> None:
-    file = write(tmp_path, "world_size = 4\n", "emulate = true\ncommunication_steps = 2")
-    said = refused("sweep", file, "--results", tmp_path / "results")
-    assert "communication_steps: 2 is not allowed with emulate = true" in said
-
-
-@pytest.mark.parametrize("part", ["0/4", "5/4", "2", "1/1000", "a/b"])
-def test_an_impossible_part_is_refused(part: str, tmp_path: Path) -> None:
-    said = refused("sweep", write(tmp_path, EVERY_STRATEGY), "--results", tmp_path, "--list", "--part", part)
-    assert f"--part: {part!r} is not allowed; K/N with 1 <= K <= N <= " in said
-
-
 def test_parts_follow_each_other_in_the_order_of_the_whole_sweep(tmp_path: Path) -> None:
-    file = write(tmp_path, EVERY_STRATEGY)
+    file = write_tiny_sweep(tmp_path, EVERY_STRATEGY, "emulate = true")
 
     def listed(*words: object) -> list[str]:
-        done = run_command("sweep", file, "--results", tmp_path, "--list", *words)
-        return [line.split()[1] for line in done.stdout.replace("\n  ", " ").splitlines()[:-1]]
+        printed = stdout_of("sweep", file, "--results", tmp_path, "--list", *words)
+        return [line.split()[1] for line in printed.replace("\n  ", " ").splitlines()[:-1]]
 
     pieces = [listed("--part", f"{number}/3") for number in (1, 2, 3)]
     assert [trial for piece in pieces for trial in piece] == listed()
@@ -156,3 +121,77 @@ def test_shipped_sweeps_emulate_large_worlds_on_one_gpu() -> None:
     assert [(trial.spec.setup.compile, trial.skip_reason) for trial in throughput] == [(False, None)] * 4 + [
         (True, None)
     ] * 4
+
+
+RUN = "device = 'rehearsed'\ngpu = 'A10G'"
+
+
+def test_the_gpu_is_the_catalogues_and_rank_0_runs_alone(write_sweep: Callable[..., Path]) -> None:
+    file = read_file(write_sweep("world_size = 8", RUN), machine())
+    (trial,) = read_sweep(file.path, machine())
+    assert trial.label.startswith("tiny world 8 rehearsed")
+    run = trial.spec.run
+    assert (run.alone, trial.spec.device, trial.spec.num_processes, run.communication_steps) == (
+        "rehearsed",
+        "cuda",
+        1,
+        0,
+    )
+    assert run.rehearsed_on == rehearsed_gpu("A10G")
+    assert (file.launcher, file.machine.name, file.machine.describe()) == (
+        "fork",
+        "rehearsed",
+        "NVIDIA A10G (rehearsed)",
+    )
+
+
+def test_memory_that_is_kept_free_is_not_torchs(write_sweep: Callable[..., Path]) -> None:
+    """22587 MiB of an A10G; 2 GiB is what ``rehearse --gpu`` keeps free where nothing else is known."""
+    for line, kept in (("", 2 * GIB), ("headroom = '512MiB'", 512 * MIB)):
+        gpu = gpu_of(read_file(write_sweep("world_size = 8", f"{RUN}\n{line}"), machine()))
+        assert gpu.usable_memory_bytes == 22587 * MIB - kept
+
+
+def test_the_gpu_decides_the_id(write_sweep: Callable[..., Path]) -> None:
+    ids = set()
+    for run in ("device = 'cpu'", RUN, RUN.replace("A10G", "L40S"), f"{RUN}\nheadroom = '1GiB'"):
+        (trial,) = read_sweep(write_sweep("world_size = 8", run), machine())
+        ids.add(trial.spec.id)
+    assert len(ids) == 4
+
+
+@pytest.mark.parametrize(
+    ("run", "said"),
+    [
+        ("device = 'rehearsed'", 'gpu: device = "rehearsed" needs the name of a GPU'),
+        ("device = 'rehearsed'\ngpu = 'H100-SMX'", "gpu: 'H100-SMX' is not in the catalogue (did you mean"),
+        ("device = 'rehearsed'\ngpu = 'MI300X'", "MI300X cannot be rehearsed; only GPUs by NVIDIA"),
+        ("device = 'rehearsed'\ngpu = 'H100-SXM-96GB'", "the catalogue has no product name for it"),
+        ("device = 'cpu'\ngpu = 'A10G'", '[run] gpu: is for device = "rehearsed"'),
+        (f"{RUN}\nheadroom = '40GiB'", "headroom: 40.0 GiB is not allowed"),
+        (f"{RUN}\nemulate = false", "emulate: False is not allowed where trials are rehearsed"),
+        (f"{RUN}\nsteps_without_communication = 3", "steps_without_communication: 3 is not allowed"),
+        (f"{RUN}\nbackend = 'gloo'", "backend: "),
+    ],
+)
+def test_an_impossible_rehearsed_sweep_is_refused_in_one_line(run: str, said: str, tmp_path: Path) -> None:
+    file = tmp_path / "sweep.toml"
+    file.write_text(f"[run]\n{run}\n[grid]\nparams = '10M'\nworld_size = 8\n")
+    assert said in message_of(lambda: read_file(file, machine()), SweepFileError)
+
+
+def test_any_sweep_can_be_rehearsed_with_an_option(write_sweep: Callable[..., Path]) -> None:
+    """Without the keys that need other ranks, in a folder of its own."""
+    path = write_sweep("world_size = 8", "device = 'cuda'\ncommunication_steps = 2\nbackend = 'gloo'")
+    file = read_file(path, machine(), rehearse_gpu="H100-SXM")
+    assert (file.name, file.run.alone, file.run.communication_steps) == ("tiny-H100-SXM", "rehearsed", 0)
+
+
+def test_a_machine_that_cannot_rehearse_says_why_before_any_trial(
+    write_sweep: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    with pytest.raises(MachineError, match="the stand-in for NVIDIA's libraries cannot be made: exit code 1"):
+        rehearsed.stand_in_environment(rehearsed_gpu("A10G"))
+    refused("sweep", write_sweep("world_size = 8", RUN), "--results", tmp_path / "results")
+    assert not (tmp_path / "results").exists()

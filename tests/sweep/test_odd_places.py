@@ -12,23 +12,10 @@ import pytest
 from fsdp_bench.spec.rank_report import Outcome
 from fsdp_bench.spec.record import TrialRecord
 from fsdp_bench.sweep.results.load import load_results, read_records
-from tests.conftest import TINY_MODEL, command, run_command
+from tests.conftest import command, run_command, write_tiny_sweep
 
 ODD = os.fsdecode(b"run#2?a=b\ncaf\xe9 %20")
-SWEEP = f"""
-[run]
-device = "cpu"
-steps = 3
-communication_steps = 0
-steps_without_communication = 0
-{{run}}
-[grid]
-model = "tiny"
-sequence_length = 16
-world_size = 2
-learning_rate = 1e10
-{TINY_MODEL}
-"""
+DIVERGING = ("world_size = 2\nlearning_rate = 1e10", "steps = 3", "s")
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +23,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder in which a sweep has run, with results where they go by default."""
     folder = tmp_path_factory.mktemp("place") / ODD
     folder.mkdir()
-    (folder / "s.toml").write_text(SWEEP.format(run=""))
+    write_tiny_sweep(folder, *DIVERGING)
     (folder / "random.py").write_text("open('imported', 'w')\nraise SystemExit(7)")
     words = command("sweep", "s.toml", "--machine", "m", "--no-charts")
     done = subprocess.run(
@@ -54,7 +41,8 @@ def record(place: Path) -> TrialRecord:
 
 def test_ranks_meet_whatever_the_folders_name_is(place: Path, record: TrialRecord) -> None:
     assert record.outcome is Outcome.OK
-    assert {path.name for path in place.iterdir()} == {"s.toml", "random.py", "results"}  # nothing beside the results
+    # No results beside the folder, and nothing in the current folder was imported.
+    assert {path.name for path in place.iterdir()} == {"s.toml", "random.py", "results"}
     assert not (place / "results" / "m" / "s" / ".scratch").exists()
 
 
@@ -66,10 +54,6 @@ def test_a_trial_whose_loss_diverges_is_ok_and_keeps_what_it_measured(place: Pat
         assert len(rank.step_seconds) == 3
     assert record.final_loss is None
     assert load_results(place / "results")["reason"][0] == record.reason
-
-
-def test_nothing_in_the_current_folder_is_imported(place: Path, record: TrialRecord) -> None:
-    assert not (place / "imported").exists()
 
 
 def test_results_are_found_and_named_in_a_folder_whose_name_is_not_utf8(
@@ -91,8 +75,7 @@ def test_a_server_that_does_not_start_is_no_trials_outcome(tmp_path: Path, monke
     (broken / "torch").mkdir(parents=True)
     (broken / "torch" / "__init__.py").write_text("raise ImportError('libcudart is missing')")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(broken), os.environ.get("PYTHONPATH", "")]))
-    (tmp_path / "s.toml").write_text(SWEEP.format(run=""))
-    done = run_command("sweep", tmp_path / "s.toml", "--results", tmp_path / "r", "--machine", "m")
+    done = run_command("sweep", write_tiny_sweep(tmp_path, *DIVERGING), "--results", tmp_path / "r", "--machine", "m")
     assert done.returncode == 2
     last = done.stderr.strip().splitlines()[-1]
     assert "did not start" in last

@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
-import json
 import sys
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from msgspec.structs import replace
 
 from fsdp_bench.catalog import loader
 from fsdp_bench.catalog.loader import Catalog, load_user_catalog
 from fsdp_bench.cli.doctor import command
-from fsdp_bench.spec.calibration_profile import CopyTime, MatmulTime, OperatorTime, Profile, RankProfile, write_profile
+from fsdp_bench.spec.calibration_profile import CopyTime, MatmulTime, OperatorTime, write_profile
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.hardware import LinkKind
 from fsdp_bench.spec.units import GIB, MIB
 from fsdp_bench.sweep import diagnosis
-from tests.conftest import run_command
+from tests.conftest import json_of, refused
+from tests.rates.test_calibrated import profile
 
 H100 = "NVIDIA H100 80GB HBM3"
 CONTEXT = 600 * MIB
@@ -89,54 +91,36 @@ def printed(folder: Path, *words: object) -> tuple[str, Catalog]:
     return done.stdout, load_user_catalog(folder / "mine.toml")
 
 
-def predicted(server: str, *words: object) -> Any:
-    """Return the prediction of a model on a server."""
-    done = run_command("predict", "--model", "Llama-3.1-8B", "--server", server, *words, "--json")
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+predicted = partial(json_of, "predict", "--model", "Llama-3.1-8B", "--server")
 
 
 def calibration(folder: Path, name: str) -> Path:
     """Write a calibration by hand: 500 TFLOP/s in bf16, 2.9 TB/s copied, 25 GB/s to the device."""
-    ranks = RankProfile(
-        num_ranks=8,
-        threads_per_rank=1,
-        launch_seconds=1e-6,
-        hook_seconds={},
-        context_bytes=CONTEXT,
-        matmul=(
-            MatmulTime(layout="nt", dtype="bf16", m=10**4, n=10**4, k=10**4, seconds=2e12 / 500e12),
-            MatmulTime(layout="nt", dtype="fp32", m=10**4, n=10**4, k=10**4, seconds=1e-4),
+    times = (("bf16", 2e12 / 500e12), ("fp32", 1e-4))
+    made = profile(
+        matmul=tuple(
+            MatmulTime(layout="nt", dtype=dtype, m=10**4, n=10**4, k=10**4, seconds=seconds) for dtype, seconds in times
         ),
         operator=(OperatorTime(operator="aten::copy_", dtype="fp32", num_bytes=29 * 10**8, seconds=1e-3),),
         copy=(CopyTime(direction="to_device", num_bytes=25 * 10**6, seconds=1e-3),),
     )
-    profile = Profile(
-        machine="here", device="cuda", device_name=name, measured_on="2026-11-21", versions={}, ranks=(ranks,)
-    )
-    write_profile(profile, folder / "card.toml")
+    ranks = (replace(made.ranks[0], num_ranks=8, context_bytes=CONTEXT),)
+    write_profile(replace(made, device="cuda", device_name=name, ranks=ranks), folder / "card.toml")
     return folder / "card.toml"
 
 
-def test_a_known_gpu_keeps_its_datasheet_and_has_the_memory_that_torch_reports(machine: Any, tmp_path: Path) -> None:
+def test_a_known_gpu_is_predicted_as_in_the_catalogue_with_the_memory_that_torch_reports(
+    machine: Any, tmp_path: Path
+) -> None:
     machine(*[H100] * 8)
     text, catalog = printed(tmp_path)
     gpu, server = catalog.gpu("H100-SXM"), catalog.server("8xH100-80GB-HBM3")
     assert gpu.dense_flops_per_second == loader.gpu("H100-SXM").dense_flops_per_second
     assert (gpu.usable_memory_bytes, gpu.nvml_total_bytes) == (USABLE, 80 * GIB)
     assert (server.gpu, server.gpus_per_node) == ("H100-SXM", 8)
-    built_in = loader.server("DGX-H100")
-    for link in ("intra_node", "host_link"):  # as NVIDIA documents them for eight such GPUs
-        found, documented = getattr(server, link), getattr(built_in, link)
-        assert (found.kind, found.generation) == (documented.kind, documented.generation)
-        assert found.bandwidth_bytes_per_second == documented.bandwidth_bytes_per_second
     assert "# power_watts = " in text
     assert "# [server.inter_node] " in text
-
-
-def test_a_prediction_on_the_entry_is_that_of_the_same_server_of_the_catalogue(machine: Any, tmp_path: Path) -> None:
-    machine(*[H100] * 8)
-    printed(tmp_path)
+    # As NVIDIA documents the links of eight such GPUs.
     mine = predicted("8xH100-80GB-HBM3", "--catalog", tmp_path / "mine.toml")
     theirs = predicted("DGX-H100")
     assert mine["time"]["step_seconds"] == theirs["time"]["step_seconds"] is not None
@@ -173,6 +157,7 @@ def test_a_calibration_fills_in_what_it_measured(machine: Any, tmp_path: Path) -
     alone, with_file = (predicted(server.name, *words, *more)["server"] for more in ((), ("--calibration", path)))
     assert alone == with_file  # the context is subtracted once
     assert (alone["context_bytes"], alone["gpu_memory_bytes"]) == (CONTEXT, USABLE - CONTEXT)
+    assert refused("doctor", "--calibration", path)  # without --as-catalog
 
 
 def test_copies_of_a_calibration_stand_in_for_an_unknown_bandwidth(machine: Any, tmp_path: Path) -> None:
@@ -195,19 +180,16 @@ def test_gpus_without_nvlink_are_connected_by_pcie_and_one_gpu_by_nothing(machin
 
 
 @pytest.mark.parametrize(
-    ("names", "says"),
-    [((), "NVML shows no GPU here"), (("NVIDIA L4", H100), "an entry has one kind of GPU")],
+    ("names", "calibrated", "says"),
+    [
+        ((), None, "NVML shows no GPU here"),
+        (("NVIDIA L4", H100), None, "an entry has one kind of GPU"),
+        ((H100,), "NVIDIA L4", "made on 'NVIDIA L4', this machine has NVIDIA H100 80GB HBM3"),
+    ],
 )
-def test_a_machine_that_is_no_entry_is_one_line(
-    names: tuple[str, ...], says: str, machine: Any, tmp_path: Path
+def test_a_machine_that_is_no_entry_or_was_not_calibrated_is_one_line(
+    names: tuple[str, ...], calibrated: str | None, says: str, machine: Any, tmp_path: Path
 ) -> None:
     machine(*names)
     with pytest.raises(SpecError, match=says):
-        printed(tmp_path)
-
-
-def test_a_calibration_of_another_gpu_is_refused(machine: Any, tmp_path: Path) -> None:
-    machine(H100)
-    with pytest.raises(SpecError, match="made on 'NVIDIA L4', this machine has NVIDIA H100 80GB HBM3"):
-        printed(tmp_path, "--calibration", calibration(tmp_path, "NVIDIA L4"))
-    assert run_command("doctor", "--calibration", tmp_path / "card.toml").returncode == 2
+        printed(tmp_path, *(("--calibration", calibration(tmp_path, calibrated)) if calibrated else ()))

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shlex
 import subprocess
 import sys
-import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.conftest import command, refused, run_command, write_tiny_sweep
+from tests.conftest import json_of, refused, stdout_of, write_tiny_sweep
+from tests.processes import Sweep, wait_until
 
 SUBMIT = "--nodes 2 --gpus-per-node 4 --time 15"
 
@@ -32,21 +32,11 @@ def test_the_script_says_what_it_does_and_runs_the_sweep_from_anywhere(tmp_path:
     extra = (
         "--partition a100 --account me --qos high --sbatch constraint=h100 --retry crashed --only strategy=FULL_SHARD"
     )
-    done = run_command(
-        "submit",
-        file,
-        *SUBMIT.split(),
-        *extra.split(),
-        "--before",
-        "module load cuda",
-        "--results",
-        folder / "r",
-        "--print",
-    )
-    assert done.returncode == 0, done.stderr
+    words = (*SUBMIT.split(), *extra.split(), "--before", "module load cuda", "--results", folder / "r", "--print")
+    printed = stdout_of("submit", file, *words)
     script = folder / "r" / "2x4-a100" / "tiny" / "submit.sbatch"
     text = script.read_text()
-    assert done.stdout == text
+    assert printed == text
     options = dict(re.findall(r"^#SBATCH --([\w-]+)(?:=(\S+|'.*?'))?", text, re.MULTILINE))
     expected = {
         **{"nodes": "2", "ntasks-per-node": "1", "gpus-per-node": "4", "time": "15", "signal": "B:USR1@60"},
@@ -72,9 +62,8 @@ def test_the_script_says_what_it_does_and_runs_the_sweep_from_anywhere(tmp_path:
 def test_a_folder_that_a_batch_script_cannot_name_is_refused(name: str, tmp_path: Path) -> None:
     """A line break ends the comment that names it, so that the next line runs; sbatch reads a backslash itself."""
     file = write_tiny_sweep(tmp_path, "world_size = 8")
-    done = run_command("submit", file, *SUBMIT.split(), "--results", tmp_path / name)
-    assert done.returncode == 2
-    assert "a batch script cannot name line breaks and backslashes" in done.stderr
+    said = refused("submit", file, *SUBMIT.split(), "--results", tmp_path / name)
+    assert "a batch script cannot name line breaks and backslashes" in said
     assert not (tmp_path / name).exists()
 
 
@@ -102,45 +91,35 @@ def test_a_sweep_that_cannot_be_submitted_is_refused_in_one_line(options: str, s
 def test_status_of_a_sweep_that_has_ended_and_of_one_that_was_interrupted(tmp_path: Path) -> None:
     file = write_tiny_sweep(tmp_path, "world_size = 1\nseed = [0, 1, 2]")
     for words in (("--only", "seed=0"), ()):
-        done = run_command("sweep", file, "--results", tmp_path / "r", "--no-charts", *words)
-        assert done.returncode == 0, done.stderr
-        told = " ".join(run_command("status", tmp_path / "r").stdout.split())
+        stdout_of("sweep", file, "--results", tmp_path / "r", "--no-charts", *words)
+        told = " ".join(stdout_of("status", tmp_path / "r").split())
         num = 1 if words else 3
         assert f"done, {num} of {num} trials done, 0 left; {num} record" in told
     (progress,) = (tmp_path / "r").glob("*/*/progress.json")
     half = {**json.loads(progress.read_text()), "done": 1, "to_run": 2, "has_ended": False}
     progress.write_text(json.dumps(half))
-    (found,) = json.loads(run_command("status", tmp_path / "r", "--json").stdout)["sweeps"]
+    (found,) = json_of("status", tmp_path / "r")["sweeps"]
     assert (found["state"], found["done"], found["total"]) == ("interrupted", 1, 3)
     assert found["seconds_left"] > 0
-    assert "the same command goes on where it ended" in run_command("status", progress.parent).stdout
+    assert "the same command goes on where it ended" in stdout_of("status", progress.parent)
 
 
-def test_status_while_a_sweep_runs(tmp_path: Path) -> None:
-    file = write_tiny_sweep(tmp_path, "world_size = 1\ngradient_accumulation_steps = [1, 100000]")
-    words = command("sweep", file, "--results", tmp_path / "r", "--no-charts")
-    with subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=dict(os.environ)) as process:
-        try:
-            while not list((tmp_path / "r").glob("*/*/trials/*.json")):
-                assert process.poll() is None
-                time.sleep(0.02)
-            (found,) = json.loads(run_command("status", tmp_path / "r", "--json").stdout)["sweeps"]
-            assert (found["state"], found["total"]) == ("running", 2)
-        finally:
-            process.kill()
-    (found,) = json.loads(run_command("status", tmp_path / "r", "--json").stdout)["sweeps"]
+def test_status_while_a_sweep_runs(new_sweep: Callable[..., Sweep]) -> None:
+    sweep = new_sweep("world_size = 1\ngradient_accumulation_steps = [1, 100000]")
+    wait_until(sweep.records, sweep.start())
+    (found,) = json_of("status", sweep.results)["sweeps"]
+    assert (found["state"], found["total"]) == ("running", 2)
+    sweep.end()
+    (found,) = json_of("status", sweep.results)["sweeps"]
     assert (found["state"], found["done"], found["outcomes"]) == ("interrupted", 1, {"ok": 1})
 
 
 def test_status_of_nothing_is_one_line(tmp_path: Path) -> None:
-    done = run_command("status", tmp_path)
-    assert done.returncode == 2
-    assert "no sweep has run or was submitted here" in done.stderr
+    assert "no sweep has run or was submitted here" in refused("status", tmp_path)
 
 
 @pytest.mark.usefixtures("without_slurm")
 def test_a_sweep_for_gpus_is_submitted_where_there_are_none(tmp_path: Path) -> None:
     """As login nodes are."""
-    done = run_command("submit", "sweeps/gpu.toml", *SUBMIT.split(), "--results", tmp_path / "r", "--print")
-    assert done.returncode == 0, done.stderr
-    assert "#SBATCH --gpus-per-node=4" in done.stdout
+    printed = stdout_of("submit", "sweeps/gpu.toml", *SUBMIT.split(), "--results", tmp_path / "r", "--print")
+    assert "#SBATCH --gpus-per-node=4" in printed

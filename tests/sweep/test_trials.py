@@ -1,43 +1,24 @@
-"""Records of trials that end in different ways."""
+"""Records of trials that end in different ways. tests/attacks kills and interrupts them at random moments."""
 
 from __future__ import annotations
 
 import gzip
 import json
+import signal
 import statistics
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from fsdp_bench.spec.rank_report import Outcome
-from fsdp_bench.spec.record import TrialRecord
+from fsdp_bench.spec.record import TrialRecord, read_record
 from fsdp_bench.spec.setup import Api
-from fsdp_bench.sweep.machine import GpuDevice, probe_machine
 from fsdp_bench.sweep.results.load import read_records
-from fsdp_bench.sweep.run import runner
-from tests.conftest import records_of_sweep, refused, run_command, write_tiny_sweep
-from tests.sweep.config.test_grid import machine
+from tests.conftest import records_of_sweep, run_command, stdout_of, write_tiny_sweep
+from tests.processes import Sweep, stop_ranks, wait_for_ranks, wait_until, wait_until_gone
 from tests.sweep.conftest import ALL_MEASUREMENTS, FIVE_TRIALS, resume, trial
-
-RunSweep = Callable[..., list[TrialRecord]]
-
-
-@pytest.fixture
-def run_sweep(write_sweep: Callable[..., Path]) -> RunSweep:
-    """Return a function that runs a sweep of the tiny model and returns its records in order."""
-
-    def run(grid: str, run: str = "", *words: str) -> list[TrialRecord]:
-        return records_of_sweep(write_sweep(grid, run), "--machine", "m", *words)
-
-    return run
-
-
-def only_record(folder: Path, grid: str, run: str) -> TrialRecord:
-    """Run a sweep of one trial in a folder; return its record."""
-    folder.mkdir()
-    (record,) = records_of_sweep(write_tiny_sweep(folder, grid, run))
-    return record
 
 
 @pytest.fixture(params=["fsdp1", "fsdp2"])
@@ -95,9 +76,8 @@ def test_communication_is_measured_on_steps_of_its_own(record: TrialRecord) -> N
 @pytest.mark.parametrize("world_size", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_torchrun_gives_the_same_numbers_as_the_fork_server(tmp_path: Path, world_size: int) -> None:
     grid, run = f"world_size = {world_size}\nprecision = 'bf16-mixed'", ALL_MEASUREMENTS if world_size > 1 else ""
-    record, launched = (
-        only_record(tmp_path / launcher, grid, f"{run}\nlauncher = '{launcher}'") for launcher in ("fork", "torchrun")
-    )
+    files = (write_tiny_sweep(tmp_path, grid, f"{run}\nlauncher = '{each}'", each) for each in ("fork", "torchrun"))
+    record, launched = (records_of_sweep(file)[-1] for file in files)
     assert launched.outcome is Outcome.OK
     assert launched.id == record.id
     assert {rank.environment["launcher"] for rank in launched.ranks} == {"torchrun"}
@@ -108,14 +88,15 @@ def test_torchrun_gives_the_same_numbers_as_the_fork_server(tmp_path: Path, worl
         assert one.memory.peak_allocated_bytes == pytest.approx(other.memory.peak_allocated_bytes, rel=0.15)
 
 
-def test_only_runs_what_it_selects_and_the_rest_follows_later(run_sweep: RunSweep, tmp_path: Path) -> None:
+def test_only_runs_what_it_selects_and_the_rest_follows_later(tmp_path: Path) -> None:
     grid = "world_size = 1\nstrategy = ['FULL_SHARD', 'NO_SHARD']\napi = ['fsdp1', 'fsdp2']"
-    run = "steps_without_communication = 2"
-    selected = run_sweep(grid, run, "--only", "strategy=zero3", "--only", "api=fsdp2")
+    file = write_tiny_sweep(tmp_path, grid, "steps_without_communication = 2")
+    run_sweep = partial(records_of_sweep, file, "--machine", "m")
+    selected = run_sweep("--only", "strategy=zero3", "--only", "api=fsdp2")
     assert [(r.setup.strategy.value, r.setup.api.value) for r in selected] == [("FULL_SHARD", "fsdp2")]
     csv = tmp_path / "results" / "m" / "tiny" / "trials.csv"
     assert len(csv.read_text().splitlines()) == 1 + 1
-    whole = run_sweep(grid, run)
+    whole = run_sweep()
     assert len(whole) == 4
     assert selected[0] in whole
     for record in whole:  # one rank has nothing to be timed without
@@ -123,18 +104,8 @@ def test_only_runs_what_it_selects_and_the_rest_follows_later(run_sweep: RunSwee
         assert record.exposed_by_difference_seconds is None
     wrappers = [r.ranks[0].effective.wrapper for r in whole if r.setup.is_ddp and r.ranks[0].effective is not None]
     assert wrappers == ["none"]  # one rank needs no DistributedDataParallel
-    run_sweep(grid, run, "--only", "api=fsdp1")
+    run_sweep("--only", "api=fsdp1")
     assert len(csv.read_text().splitlines()) == 1 + 4  # the table is of the sweep, not of the selection
-
-
-def test_list_shows_trials_and_their_order_and_writes_nothing(write_sweep: Callable[..., Path], tmp_path: Path) -> None:
-    file = write_sweep("world_size = 2\nstrategy = ['NO_SHARD', 'HYBRID_SHARD', 'FULL_SHARD']")
-    done = run_command("sweep", file, "--results", tmp_path / "r", "--list")
-    assert done.returncode == 0
-    lines = done.stdout.replace("\n  ", " ").splitlines()
-    assert ["NO_SHARD" in lines[0], "HYBRID_SHARD" in lines[1], "FULL_SHARD" in lines[2]] == [True] * 3
-    assert "skipped: HYBRID_SHARD needs" in lines[1]
-    assert not (tmp_path / "r").exists()
 
 
 def test_a_skipped_cell_has_a_record_with_its_reason_and_runs_once_the_reason_is_gone(copied: Path) -> None:
@@ -146,43 +117,6 @@ def test_a_skipped_cell_has_a_record_with_its_reason_and_runs_once_the_reason_is
     ran = trial(copied, **cell)
     assert ran.outcome is Outcome.OOM_HOST  # as under fsdp1
     assert [record for record in before if record != skipped] == [r for r in read_records(copied) if r != ran]
-
-
-def test_a_foreign_process_on_a_gpu_makes_the_measurement_suspect(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    from fsdp_bench.sweep.results.store import Store
-    from tests.sweep.conftest import read_sweep
-
-    busy = GpuDevice(index=0, name="NVIDIA L4", memory_bytes=1 << 34, processes=(4711,))
-    file = tmp_path / "s.toml"
-    file.write_text("[run]\ndevice='cuda'\n[grid]\nparams='10M'")
-    spec = read_sweep(file, machine((busy,)))[0].spec
-    monkeypatch.setattr(runner, "probe_machine", lambda: machine((busy,)))
-    store = Store(tmp_path / "results")
-    store.open()
-
-    class NoLauncher:
-        def start(self, *_: object) -> object:
-            raise runner.LauncherError("no GPU here")
-
-        def close(self) -> None:
-            pass
-
-    record = runner.TrialRun(spec, "s", store).run(NoLauncher())  # type: ignore[arg-type]
-    store.close()
-    assert record.suspect == (
-        "another process (4711) was on GPU 0 before the trial",
-        "another process (4711) was on GPU 0 after the trial",
-    )
-    assert record.outcome is Outcome.CRASHED
-
-
-def test_this_machine_can_be_probed_without_torch() -> None:
-    found = probe_machine()
-    assert found.num_cores >= 1
-    assert found.memory_bytes > 1 << 28
-    assert found.name
 
 
 def test_a_step_is_also_timed_without_communication(record: TrialRecord) -> None:
@@ -210,23 +144,6 @@ def test_trials_that_are_recorded_get_no_trace_later(swept: Path) -> None:
     assert "recorded" in run_command(*words, "--list").stdout
 
 
-@pytest.mark.parametrize(
-    ("run", "option", "said"),
-    [
-        ("communication_steps = 0", "--trace", "--trace keeps profiled steps, and communication_steps = 0 has none"),
-        (
-            "device = 'cpu'",
-            "--memory-snapshot",
-            "--memory-snapshot records the allocator of a GPU, and this sweep runs",
-        ),
-    ],
-)
-def test_what_trials_do_not_have_is_not_kept(
-    run: str, option: str, said: str, write_sweep: Callable[..., Path], tmp_path: Path
-) -> None:
-    assert said in refused("sweep", write_sweep("world_size = 2", run), "--results", tmp_path, option)
-
-
 def test_snapshots_are_kept_beside_the_trials(tmp_path: Path) -> None:
     """A rank's file, by the trial's ID; a file that is neither is left."""
     from fsdp_bench.sweep.results.store import Store
@@ -242,13 +159,10 @@ def test_snapshots_are_kept_beside_the_trials(tmp_path: Path) -> None:
     assert not store.traces.exists()
 
 
-def test_a_report_counts_outcomes_and_gives_the_reason_of_what_was_skipped(swept: Path) -> None:
-    printed = run_command("report", swept).stdout
+def test_a_report_counts_outcomes_and_gives_reasons_and_charts_are_drawn_beside_the_trials(swept: Path) -> None:
+    printed = stdout_of("report", swept)
     assert "measured: 4 trials (3 ok, 1 oom_host)" in printed
     assert "skipped 1: excluded: slow machine" in printed
-
-
-def test_charts_are_drawn_beside_the_trials(swept: Path) -> None:
     drawn = {path.name for path in (swept / "m" / "tiny").glob("*.png")}
     assert drawn == {"peak-memory.png", "throughput.png", "communication.png"}
 
@@ -259,10 +173,11 @@ def by_api(records: list[TrialRecord]) -> dict[tuple[str, bool], TrialRecord]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_compiled_trials_train_as_eager_ones_and_their_peak_on_a_cpu_is_unknown(run_sweep: RunSweep) -> None:
+def test_compiled_trials_train_as_eager_ones_and_their_peak_on_a_cpu_is_unknown(tmp_path: Path) -> None:
     # In bf16 compiled kernels round once, and eager ones after each operator.
     grid = "world_size = 2\nprecision = 'fp32'\nloss = 'plain'\napi = ['fsdp1', 'fsdp2']\ncompile = [false, true]"
-    records = by_api(run_sweep(grid, "communication_steps = 1\ntimeout_seconds = 400"))
+    run = "communication_steps = 1\ntimeout_seconds = 400"
+    records = by_api(records_of_sweep(write_tiny_sweep(tmp_path, grid, run)))
     for api in ("fsdp1", "fsdp2"):
         eager, compiled = records[api, False], records[api, True]
         assert compiled.outcome is Outcome.OK
@@ -273,8 +188,38 @@ def test_compiled_trials_train_as_eager_ones_and_their_peak_on_a_cpu_is_unknown(
             assert other.warmup_seconds[0] > 10 * other.step_seconds[-1]
 
 
-@pytest.mark.slow
-def test_a_budget_and_compiled_code_do_not_go_together_on_a_cpu(run_sweep: RunSweep) -> None:
-    compiled = by_api(run_sweep("world_size = 1\ncompile = [false, true]", "memory_limit = '1GiB'"))["fsdp1", True]
-    assert compiled.outcome is Outcome.SKIPPED
-    assert "memory_limit follows operators" in (compiled.reason or "")
+def test_a_killed_rank_crashes_its_trial_and_a_stopped_rank_times_out(new_sweep: Callable[..., Sweep]) -> None:
+    sweep = new_sweep("world_size = 2\nseed = [0, 1]", "timeout_seconds = 10")
+    manager = sweep.start()
+    first = stop_ranks(manager, 2)
+    first[1].kill()
+    first[0].resume()
+    wait_until(sweep.records, manager)
+    second = stop_ranks(manager, 2)
+    second[0].resume()
+    assert manager.wait(200) == 1
+    wait_until_gone([*first, *second])
+    ended = sweep.records()
+    crashed, timed_out = (trial(sweep.results, seed=seed) for seed in (0, 1))
+    assert crashed.outcome is Outcome.CRASHED
+    assert "SIGKILL" in (crashed.reason or "")
+    assert timed_out.outcome is Outcome.TIMEOUT
+    assert "not done after 10 s" in (timed_out.reason or "")
+    assert sweep.run().returncode == 1  # failed trials are not repeated
+    assert sweep.records() == ended
+    assert sweep.run("--retry", "crashed").returncode == 1
+    assert trial(sweep.results, seed=0).outcome is Outcome.OK
+    assert trial(sweep.results, seed=1) == timed_out
+    (aside,) = sweep.results.glob("*/*/set-aside/*")
+    assert read_record(aside.read_bytes(), aside.name) == crashed
+
+
+def test_an_interrupt_ends_with_130_and_leaves_no_record_of_the_running_trial(new_sweep: Callable[..., Sweep]) -> None:
+    sweep = new_sweep("world_size = 2", "steps = 5000")  # longer than the signal takes, however slow the machine
+    manager = sweep.start()
+    ranks = wait_for_ranks(manager, 2)
+    manager.send_signal(signal.SIGINT)
+    assert manager.wait(200) == 130
+    assert not sweep.records()
+    wait_until_gone(ranks)
+    assert not list(sweep.results.glob("*/*/.scratch"))

@@ -21,7 +21,7 @@ from fsdp_bench.sweep.config.trial import Trial
 from fsdp_bench.sweep.dry_run import dry_runs, result_of
 from fsdp_bench.train.models.user_module import loss_of
 from fsdp_bench.validate.memory import compare_with_record
-from tests.conftest import RUN_ON_CPU, message_of, records_of_sweep, run_command
+from tests.conftest import RUN_ON_CPU, message_of, records_of_sweep, refused, stdout_of
 from tests.sweep.config.test_grid import machine
 from tests.sweep.conftest import read_sweep
 
@@ -109,16 +109,16 @@ checkpointing = ["none", "full"]
 """
 
 
-def write(folder: Path, table: str, grid: str = "", run: str = "") -> Path:
+def write_whole(folder: Path, tables: str, run: str = "") -> Path:
+    """Write a file with ``[run]`` and other tables, and the module beside it."""
     (folder / "mine.py").write_text(MODULE)
-    path = folder / "sweep.toml"
     lines = "\n".join(f"{key} = {value}" for key, value in RUN_ON_CPU.items() if f"\n{key} =" not in f"\n{run}")
-    path.write_text(f"[run]\n{lines}\n{run}\n[models.m]\n{table}\n[grid]\nmodel = 'm'\nworld_size = 2\n{grid}\n")
-    return path
+    (folder / "sweep.toml").write_text(f"[run]\n{lines}\n{run}\n{tables}")
+    return folder / "sweep.toml"
 
 
-def sweep(folder: Path, table: str, grid: str = "", code: int = 0, run: str = "") -> list[TrialRecord]:
-    return records_of_sweep(write(folder, table, grid, run), code=code)
+def write(folder: Path, table: str, grid: str = "", run: str = "") -> Path:
+    return write_whole(folder, f"[models.m]\n{table}\n[grid]\nmodel = 'm'\nworld_size = 2\n{grid}\n", run)
 
 
 def plan_of(folder: Path, table: str, grid: str = "") -> tuple[Trial, ...]:
@@ -135,7 +135,7 @@ def plan_of(folder: Path, table: str, grid: str = "") -> tuple[Trial, ...]:
 def swept(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[TrialRecord]:
     grid, num_trials = request.param
     run = "communication_steps = 1\nsteps_without_communication = 1"
-    records = sweep(tmp_path_factory.mktemp("swept"), "module = 'mine:build'", grid, run=run)
+    records = records_of_sweep(write(tmp_path_factory.mktemp("swept"), "module = 'mine:build'", grid, run))
     assert [record.outcome for record in records] == [Outcome.OK] * num_trials
     return records
 
@@ -181,15 +181,7 @@ def test_trials_on_a_cpu_are_not_predicted_and_the_reason_is_given(swept: list[T
     assert "trials on a CPU are not predicted" in (compare_with_record(swept[0]).error or "")
 
 
-SEVERAL = """
-[run]
-device = "cpu"
-steps = 1
-communication_steps = 0
-steps_without_communication = 0
-threads_per_rank = 1
-memory_limit = "2MiB"
-[models]
+SEVERAL = """[models]
 bare.module = "mine:bare"
 reads_values.module = "mine:reads_values"
 fails.module = "mine:fails_on_the_way"
@@ -208,35 +200,27 @@ wrap = "none"
 @pytest.fixture(scope="module")
 def several(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, TrialRecord]]:
     """The file of a sweep over several models, and its records by the model's name."""
-    folder = tmp_path_factory.mktemp("several")
-    (folder / "mine.py").write_text(MODULE)
-    path = folder / "sweep.toml"
-    path.write_text(SEVERAL)
+    path = write_whole(tmp_path_factory.mktemp("several"), SEVERAL, "memory_limit = '2MiB'")
     return path, {record.model.name: record for record in records_of_sweep(path, code=1)}
-
-
-@pytest.mark.parametrize("name", ["bare", "reads_values", "no_blocks"])
-def test_a_bare_loss_a_function_that_reads_values_and_a_model_of_one_unit_are_trained(
-    several: tuple[Path, dict[str, TrialRecord]], name: str
-) -> None:
-    record = several[1][name]
-    assert record.outcome is Outcome.OK
-    assert record.final_loss is not None
-    assert record.tokens_per_second_per_gpu is None  # nobody says that its batch is made of tokens
 
 
 @pytest.mark.parametrize(
     ("name", "outcome", "said"),
     [
+        *((name, Outcome.OK, "") for name in ("bare", "reads_values", "no_blocks")),
         ("fails", Outcome.CRASHED, "the sizes depend on data"),
         ("large", Outcome.OOM_HOST, "a budget, not a GPU"),  # 4096 tokens of 32 floats: 512 KiB, more in every block
     ],
 )
-def test_a_model_that_fails_on_the_way_or_exceeds_the_budget_is_an_outcome(
+def test_any_of_a_users_models_has_an_outcome(
     several: tuple[Path, dict[str, TrialRecord]], name: str, outcome: Outcome, said: str
 ) -> None:
-    assert several[1][name].outcome is outcome
-    assert said in (several[1][name].reason or "")
+    """A bare loss, a function that reads values, one unit; a model that fails on the way, and one beyond the budget."""
+    record = several[1][name]
+    assert record.outcome is outcome
+    assert said in (record.reason or "")
+    assert (record.final_loss is not None) is (outcome is Outcome.OK)
+    assert record.tokens_per_second_per_gpu is None  # nobody says that its batch is made of tokens
 
 
 def test_a_resumed_sweep_repeats_nothing_until_the_file_of_the_function_changes(
@@ -270,10 +254,8 @@ def test_models_are_excluded_and_selected_by_name(tmp_path: Path) -> None:
     path.write_text(path.read_text().replace("model = 'm'", "model = ['m', 'n']"))
     path.write_text(path.read_text() + "[[exclude]]\nmodel = 'n'\nreason = 'known'\n")
     assert [trial.skip_reason for trial in read_sweep(path, machine())] == [None, "excluded: known"]
-    done = run_command("sweep", path, "--list", "--only", "model=m")
-    assert "1 trials, 1 to run" in done.stdout
-    done = run_command("sweep", path, "--list", "--only", "hidden_size=64")
-    assert "no trial of this sweep matches" in done.stderr
+    assert "1 trials, 1 to run" in stdout_of("sweep", path, "--list", "--only", "model=m")
+    assert "no trial of this sweep matches" in refused("sweep", path, "--list", "--only", "hidden_size=64")
 
 
 @pytest.mark.parametrize(
@@ -310,9 +292,8 @@ def test_a_size_that_the_function_does_not_take_is_refused(tmp_path: Path) -> No
 def test_a_search_is_for_the_benchmarks_own_models(tmp_path: Path) -> None:
     path = write(tmp_path, "module = 'mine:build'", run="memory_limit = '1GiB'")
     path.write_text(path.read_text() + "[frontier]\ndial = 'micro_batch_size'\n")
-    done = run_command("sweep", path, "--list")
-    assert done.returncode == 2
-    assert "m is given by its code; [frontier] searches with the benchmark's own models" in done.stderr
+    said = refused("sweep", path, "--list")
+    assert "m is given by its code; [frontier] searches with the benchmark's own models" in said
 
 
 def spec(folder: Path, function: str, **arguments: int) -> DryRunSpec:

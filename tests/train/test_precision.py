@@ -16,13 +16,13 @@ from fsdp_bench.train.models.transformer import batches
 from fsdp_bench.train.step import train_step
 from tests.train.ranks import call_standing_ranks
 from tests.train.training import (
-    FOUR,
-    GPT2,
     LLAMA,
     STEPS,
     TWO,
-    Cases,
+    Case,
     S,
+    every_case,
+    parametrized,
     plain_model,
     relative_error,
     setup_of,
@@ -77,57 +77,24 @@ def bf16_loss_tolerance(family: Family) -> float:
 
 
 BF16: dict[str, Any] = {"precision": Precision.parse("bf16-mixed")}
-HEAD_IN_FP32: dict[str, Any] = {**BF16, "wrap": Wrap.BLOCK_AND_ENDS, "fp32_head": True}
-
-
-def bf16_cases(world_size: int, pairs: list[tuple[Api, S]]) -> Cases:
-    cases: Cases = {}
-    for api, strategy in pairs:
-        for family in Family:
-            setup = setup_of(world_size, api=api, strategy=strategy, **BF16)
-            cases[f"{family.value} {api.value} {strategy.value}"] = (family, setup)
-        if (api, strategy) != (Api.FSDP2, S.NO_SHARD):
-            setup = setup_of(world_size, api=api, strategy=strategy, **HEAD_IN_FP32)
-            cases[f"llama {api.value} {strategy.value} head in fp32"] = (Family.LLAMA, setup)
-        for kind in (Checkpointing.FULL, Checkpointing.SELECTIVE):
-            setup = setup_of(world_size, api=api, strategy=strategy, checkpointing=kind, **BF16)
-            cases[f"llama {api.value} {strategy.value} {kind.value} checkpointing"] = (Family.LLAMA, setup)
-    return cases
-
-
-BF16_CASES = {2: bf16_cases(2, TWO), 4: bf16_cases(4, FOUR)}
-QUICK = {
-    *(f"llama {api.value} {strategy.value}" for api, strategy in TWO),
-    *(
-        "llama fsdp1 HYBRID_SHARD",
-        "llama fsdp2 _HYBRID_SHARD_ZERO2",
-        "gpt2 fsdp2 FULL_SHARD",
-        "gpt2 fsdp1 SHARD_GRAD_OP",
-    ),
-    *("llama fsdp1 FULL_SHARD head in fp32", "llama fsdp2 SHARD_GRAD_OP head in fp32"),
-    *("llama fsdp1 NO_SHARD full checkpointing", "llama fsdp2 FULL_SHARD full checkpointing"),
-    *("llama fsdp1 FULL_SHARD selective checkpointing", "llama fsdp2 NO_SHARD selective checkpointing"),
-}
-"""Every strategy of two ranks, each api on four, and each variant under both apis."""
-
-
-def test_the_quick_cases_are_among_all_cases() -> None:
-    assert {name for cases in BF16_CASES.values() for name in cases} > QUICK
-
-
-@pytest.mark.parametrize(
-    ("world", "name"),
-    [
-        pytest.param(world, name, id=name, marks=() if name in QUICK else pytest.mark.slow)
-        for world, cases in BF16_CASES.items()
-        for name in cases
-    ],
+BF16_CASES = every_case(
+    {
+        "": BF16,
+        "head in fp32": BF16 | {"wrap": Wrap.BLOCK_AND_ENDS, "fp32_head": True},
+        "full checkpointing": BF16 | {"checkpointing": Checkpointing.FULL},
+        "selective checkpointing": BF16 | {"checkpointing": Checkpointing.SELECTIVE},
+    },
+    picks=2,
+    of_gpt2=("",),
 )
-def test_bf16_mixed_is_fp32_up_to_the_roundings_of_bf16(world: int, name: str) -> None:
-    family, setup = BF16_CASES[world][name]
+
+
+@parametrized(BF16_CASES)
+def test_bf16_mixed_is_fp32_up_to_the_roundings_of_bf16(case: Case) -> None:
+    family, setup, _ = case
     _, start = train_alone(family, setup, steps=0)
     expected_losses, expected = train_alone(family, setup)
-    for losses, parameters in call_standing_ranks(world, train_sharded, family, setup):
+    for losses, parameters in call_standing_ranks(setup.world_size, train_sharded, family, setup):
         error = relative_error(parameters, expected, start)
         off = max(abs(got - wanted) for got, wanted in zip(losses, expected_losses, strict=True))
         print(f"update {error:.4f} of {bf16_tolerance():.4f}, loss {off:.1e} of {bf16_loss_tolerance(family):.1e}")
@@ -136,23 +103,15 @@ def test_bf16_mixed_is_fp32_up_to_the_roundings_of_bf16(world: int, name: str) -
         assert error > 1e-4  # bf16 did run: fp32 is a hundred times nearer
 
 
-BF16_REDUCED: Cases = {
-    f"{api.value} {strategy.value}": (
-        Family.LLAMA,
-        setup_of(2, api=api, strategy=strategy, precision=Precision.parse("bf16-mixed-bf16-reduce")),
-    )
-    for api, strategy in TWO
-    if (api, strategy) != (Api.FSDP2, S.NO_SHARD)  # DDP's compression to bf16 needs NCCL, and is refused on a CPU
-}
-
-
 def test_reduction_in_bf16_adds_its_own_roundings_and_no_more() -> None:
     """Two more in a row: the sum of two ranks' gradients, and the division by their number."""
     _, start = train_alone(Family.LLAMA, setup_of(2), steps=0)
     _, expected = train_alone(Family.LLAMA, setup_of(2))
-    for name, case in BF16_REDUCED.items():
-        for _, parameters in call_standing_ranks(2, train_sharded, *case):
-            assert 1e-4 < relative_error(parameters, expected, start) < bf16_tolerance(more_roundings=2), name
+    for api, strategy in TWO:
+        if (api, strategy) != (Api.FSDP2, S.NO_SHARD):  # DDP's compression to bf16 needs NCCL, and is refused on a CPU
+            setup = setup_of(2, api=api, strategy=strategy, precision=Precision.parse("bf16-mixed-bf16-reduce"))
+            for _, parameters in call_standing_ranks(2, train_sharded, Family.LLAMA, setup):
+                assert 1e-4 < relative_error(parameters, expected, start) < bf16_tolerance(more_roundings=2), setup
 
 
 @pytest.mark.parametrize("fault", ["summed", "one rank's data"])
@@ -160,25 +119,13 @@ def test_the_bf16_tolerance_catches_real_faults(fault: str) -> None:
     """Gradients that are summed are wrong by their own size; those of half of the data by about as much."""
     _, start = train_alone(Family.LLAMA, setup_of(2), steps=0)
     _, expected = train_alone(Family.LLAMA, setup_of(2))
-    cases = {name: case for name, case in BF16_CASES[2].items() if len(name.split()) == 3 and "llama" in name}
-    assert len(cases) == len(TWO)
-    for name, case in cases.items():
-        _, parameters = call_standing_ranks(2, train_sharded, *case, fault)[0]
-        error = relative_error(parameters, expected, start)
-        print(f"{name} {fault}: {error:.3f}")
-        assert error > 5 * bf16_tolerance(), name
+    for api, strategy in TWO:
+        setup = setup_of(2, api=api, strategy=strategy, **BF16)
+        _, parameters = call_standing_ranks(2, train_sharded, Family.LLAMA, setup, fault)[0]
+        assert relative_error(parameters, expected, start) > 5 * bf16_tolerance(), setup
 
 
-FP16: dict[str, Any] = {"precision": Precision.parse("fp16-mixed")}
-FP16_CASES = {
-    f"{api.value} {strategy.value}": setup_of(world, api=api, strategy=strategy, **FP16)
-    for world, pairs in ((2, TWO), (4, FOUR))
-    for api, strategy in pairs
-}
-FP16_QUICK = {f"{api.value} {strategy}" for api in Api for strategy in ("FULL_SHARD", "NO_SHARD", "HYBRID_SHARD")}
-fp16_cases = pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name in FP16_QUICK else pytest.mark.slow) for name in FP16_CASES]
-)
+fp16_cases = parametrized(every_case({"fp16": {"precision": Precision.parse("fp16-mixed")}}, picks=5))
 FIRST_SCALE = 2.0**16
 """torch.amp.GradScaler's initial scale, which an overflow halves."""
 
@@ -202,12 +149,11 @@ def overflow_then_train(family: Family, setup: TrainSetup) -> tuple[list[float],
 
 
 @fp16_cases
-def test_fp16_trains_with_the_scaler(name: str) -> None:
+def test_fp16_trains_with_the_scaler(case: Case) -> None:
     """fp16's unit roundoff is 2^-11, an eighth of bf16's, so that bf16's tolerances hold with room to spare."""
     _, start = train_alone(Family.LLAMA, setup_of(2), steps=0)
     expected_losses, expected = train_alone(Family.LLAMA, setup_of(2))
-    setup = FP16_CASES[name]
-    for losses, parameters in call_standing_ranks(setup.world_size, train_sharded, Family.LLAMA, setup):
+    for losses, parameters in call_standing_ranks(case.setup.world_size, train_sharded, Family.LLAMA, case.setup):
         error = relative_error(parameters, expected, start)
         print(f"update {error:.5f} of {bf16_tolerance() / 8:.5f}")
         assert 0 < error < bf16_tolerance() / 8
@@ -215,19 +161,13 @@ def test_fp16_trains_with_the_scaler(name: str) -> None:
 
 
 @fp16_cases
-def test_an_overflow_on_one_rank_makes_every_rank_skip_the_step(name: str) -> None:
-    setup = FP16_CASES[name]
+def test_an_overflow_on_one_rank_makes_every_rank_skip_the_step(case: Case) -> None:
     after_both = []
-    for scales, (start, skipped, trained) in call_standing_ranks(
-        setup.world_size, overflow_then_train, Family.LLAMA, setup
-    ):
+    ranks = call_standing_ranks(case.setup.world_size, overflow_then_train, Family.LLAMA, case.setup)
+    for scales, (start, skipped, trained) in ranks:
         assert scales == [FIRST_SCALE / 2, FIRST_SCALE / 2]
         assert all(torch.equal(start[key], skipped[key]) for key in start)
         assert not any(torch.equal(start[key], trained[key]) for key in start)
         after_both.append(trained)
     for other in after_both[1:]:
         assert all(torch.equal(after_both[0][key], other[key]) for key in other)
-
-
-def test_the_roundings_are_counted_for_the_models_that_are_trained() -> None:
-    assert LLAMA.num_hidden_layers == GPT2.num_hidden_layers == 2

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Collection, Sequence
 from functools import cache, partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
+import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
@@ -15,6 +17,7 @@ from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
+from fsdp_bench.spec.impossible import impossible
 from fsdp_bench.spec.model import Family, ModelShape
 from fsdp_bench.spec.setup import Api, OptimizerKind, ShardingStrategy, TrainSetup
 from fsdp_bench.train.measuring.meters import build_meter
@@ -34,6 +37,8 @@ S = ShardingStrategy
 TWO = [(api, strategy) for api in Api for strategy in (S.FULL_SHARD, S.SHARD_GRAD_OP, S.NO_SHARD)]
 FOUR = [(api, strategy) for api in Api for strategy in (S.HYBRID_SHARD, S.HYBRID_SHARD_ZERO2)]
 """Every strategy of every api: those that two ranks can run, and those that need four."""
+Wrappers = Sequence[tuple[int, Api, ShardingStrategy]]
+ALL: Wrappers = [*((2, *pair) for pair in TWO), *((4, *pair) for pair in FOUR)]
 
 LLAMA = ModelShape(
     name="llama",
@@ -59,7 +64,6 @@ ADAMW: dict[str, Any] = {"optimizer": OptimizerKind.ADAMW_FOREACH, "learning_rat
 Parameters = dict[str, torch.Tensor]
 Trained = tuple[list[float], Parameters]
 """The mean loss over ranks of each step; the whole parameters at the end."""
-Cases = dict[str, tuple[Family, TrainSetup]]
 
 
 def setup_of(world_size: int, **fields: Any) -> TrainSetup:
@@ -67,6 +71,49 @@ def setup_of(world_size: int, **fields: Any) -> TrainSetup:
     accumulate = fields.get("gradient_accumulation_steps", 1)
     fields = {"sequence_length": SEQUENCE, "seed": SEED, **SGD, **fields}
     return TrainSetup(world_size=world_size, micro_batch_size=GLOBAL_BATCH // world_size // accumulate, **fields)
+
+
+class Case(NamedTuple):
+    """A model and its setup. ``make test`` runs the quick ones; the others vary these."""
+
+    family: Family
+    setup: TrainSetup
+    is_quick: bool
+
+
+Cases = dict[str, Case]
+
+
+def every_case(
+    variants: dict[str, dict[str, Any]],
+    picks: int = 1,
+    everywhere: Collection[str] = ("",),
+    of_gpt2: Collection[str] = (),
+    more: Wrappers = (),
+) -> Cases:
+    """Return each variant, which is fields of a setup, under every strategy of every api that can have it.
+
+    Quick are those of ``everywhere``, and of the others so many picks that follow each other from variant to variant.
+    """
+    cases: Cases = {}
+    for number, (name, fields) in enumerate(variants.items()):
+        wrapped = ({"world_size": world, "api": api, "strategy": strategy} for world, api, strategy in (*ALL, *more))
+        setups = dict.fromkeys(setup_of(**{**one, **fields}) for one in wrapped)
+        possible = [setup for setup in setups if impossible(setup, "cpu") is None]
+        step = max(len(possible) // picks, 1)
+        for family in Family if name in of_gpt2 else [Family.LLAMA]:
+            for index, setup in enumerate(possible):
+                is_quick = index % step == number % step or (name in everywhere and family is Family.LLAMA)
+                label = f"{family.value} {setup.api.value} {setup.strategy.value} on {setup.world_size} {name}"
+                cases[label.strip()] = Case(family, setup, is_quick)
+    return cases
+
+
+def parametrized(cases: Cases) -> pytest.MarkDecorator:
+    """Give a test each case as ``case``."""
+    slow = pytest.mark.slow
+    params = [pytest.param(case, id=name, marks=() if case.is_quick else slow) for name, case in cases.items()]
+    return pytest.mark.parametrize("case", params)
 
 
 def wrapped(family: Family, setup: TrainSetup) -> nn.Module:

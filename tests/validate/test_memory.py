@@ -21,10 +21,10 @@ from fsdp_bench.spec.units import GIB, MIB
 from fsdp_bench.validate.memory import agreements, compare_with_record, summarize
 from fsdp_bench.validate.predictable import cell_label
 from fsdp_bench.validate.step_time import TimeComparison, compare_time, summarize_time
-from tests.conftest import run_command
+from tests.conftest import refused, stdout_of
 from tests.predicted import memory_of
+from tests.spec.test_record import record_with
 from tests.train.training import LLAMA, S, setup_of
-from tests.trial_records import record_with
 
 MODEL = msgspec.structs.replace(LLAMA, hidden_size=48)
 """Heads of 8, which every fused kernel takes."""
@@ -76,7 +76,6 @@ def test_an_error_is_the_predictions_and_in_the_phase_where_it_is() -> None:
 def test_a_trial_on_a_gpu_is_compared_in_what_is_reserved_and_in_whether_it_fits() -> None:
     """With the card's own workspace for matrix products; what NVML shows beyond is the context, and no error."""
     gpu = gpu_by_product_name("NVIDIA H200")
-    assert gpu is not None
     kernels = kernels_on(CUDA, gpu)
     predicted, allocator = (
         memory_of(MODEL, SETUP, kernels),
@@ -145,16 +144,13 @@ def test_a_page_tells_every_term_and_where_the_numbers_are_from(tmp_path: Path) 
     folder.mkdir(parents=True)
     record = record_of(reading(predicted), "emulated", emulated_on="cpu", name="a processor")
     (folder / f"{record.id}.json").write_bytes(to_json(record))
-    done = run_command("validate", "--against", tmp_path / "results", "--page", tmp_path / "page.md")
-    assert done.returncode == 0, done.stderr
+    stdout_of("validate", "--against", tmp_path / "results", "--page", tmp_path / "page.md")
     page = (tmp_path / "page.md").read_text()
     assert "- ran on: emulated on cpu" in page
     assert "- device: a processor" in page
     assert "peak allocated 1 of 1 0.000% 0.000%" in " ".join(page.split())
     assert "one measured step, which has no spread" in page
-    refused = run_command("validate", "--against", tmp_path / "results", "--page", tmp_path / "none" / "p.md")
-    assert refused.returncode == 2
-    assert "--page" in refused.stderr
+    assert "--page" in refused("validate", "--against", tmp_path / "results", "--page", tmp_path / "none" / "p.md")
 
 
 def test_the_time_of_a_process_that_had_all_cores_is_not_compared_with_ranks_that_share_them() -> None:

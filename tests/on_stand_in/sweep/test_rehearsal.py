@@ -12,7 +12,7 @@ from fsdp_bench.spec.rank_report import Outcome
 from fsdp_bench.spec.record import TrialRecord
 from fsdp_bench.validate.memory import compare_with_record
 from tests.conftest import records_of_sweep, run_command, write_tiny_sweep
-from tests.sweep.test_rehearsal import RUN
+from tests.sweep.test_emulation import RUN
 
 EVERY_STRATEGY = """
 world_size = 8

@@ -35,7 +35,7 @@ from fsdp_bench.sweep.results.load import machine_description, sweep_folders
 from fsdp_bench.sweep.run.rehearsed import rehearsed_gpu
 from tests.conftest import refused, run_command
 from tests.report.charts.pictures import assert_is_a_slide, assert_texts_are_inside_and_apart, text_of_quantity
-from tests.trial_records import record_with
+from tests.spec.test_record import record_with
 
 MODEL = nearest_size(Family.LLAMA, 10**9)
 GIB = 1024**3

@@ -15,7 +15,7 @@ from fsdp_bench.report.html import write
 from fsdp_bench.spec.calibration_profile import read_profile
 from fsdp_bench.spec.errors import ResultsError, SpecError, UserError
 from fsdp_bench.sweep.results.load import load_results
-from tests.attacks.hostile import mutated_json
+from tests.attacks.hostile import damaged
 from tests.conftest import json_of, refused, run_command
 from tests.profiles import draws
 from tests.report.html.parsed import ParsedPage
@@ -206,7 +206,7 @@ def test_a_damaged_document_is_refused_in_one_line_or_drawn(name: str, tmp_path:
     draw, path, document = random.Random(7), tmp_path / "damaged.json", json.loads(text)
     refusals, drawn = list[str](), list[ParsedPage]()
     for _ in range(draws(40, 150)):
-        path.write_text(mutated_json(draw, document))
+        path.write_bytes(damaged(json.dumps(document, indent=1).encode(), draw))
         try:
             drawn.append(page(path, tmp_path))
             read_side(path, "A")

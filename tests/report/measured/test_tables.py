@@ -19,7 +19,7 @@ from fsdp_bench.sweep.results.load import read_records
 from fsdp_bench.validate.step_time import matrix_rates
 from tests.conftest import stdout_of
 from tests.report.charts.test_trials import GIB, record
-from tests.spec.test_record import golden
+from tests.spec.test_record import record_with
 from tests.validate.test_memory import MODEL, reading, record_of
 
 RESULTS = Path(__file__).parents[3] / "results" / "xeon-2-cores"
@@ -181,7 +181,7 @@ def rank(number: int, gather_seconds: tuple[float, ...], exposed: float, silent:
 
 def communicating(exposed: float, silent: float) -> TrialRecord:
     ranks = rank(0, (0.5, 9.0, 1.0), exposed, silent), rank(1, (1.5, 2.0, 9.0), exposed, silent)
-    return replace(golden(), ranks=ranks)
+    return record_with(ranks=ranks)
 
 
 def test_a_kind_is_the_worst_ranks_median_with_the_bus_bandwidth_of_nccl_tests(
@@ -211,8 +211,8 @@ def test_two_exposures_that_are_far_apart_are_marked(
 
 
 def test_a_failure_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    failed = replace(golden().ranks[0], without_communication_failure="RuntimeError: no such thing")
-    print_communication([replace(golden(), ranks=(failed,))], Console())
+    failed = replace(record_with().ranks[0], without_communication_failure="RuntimeError: no such thing")
+    print_communication([record_with(ranks=(failed,))], Console())
     assert "steps without communication failed: RuntimeError: no such thing" in capsys.readouterr().out
 
 

@@ -1,4 +1,7 @@
-"""What loading allocates for other code than the benchmark's: moved from host memory, or built on the meta device."""
+"""Other code than the benchmark's: what loading allocates, and where its forward reads from the GPU and the host waits.
+
+A model is moved from host memory, or built on the meta device.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +14,10 @@ from fsdp_bench.catalog.lookup import model as model_named
 from fsdp_bench.replay.live_memory import live_memory
 from fsdp_bench.simulate.events import Kind
 from fsdp_bench.simulate.operators.kernels import CUDA, Kernels, kernels_on
+from fsdp_bench.simulate.recorded.bind import reads
 from fsdp_bench.simulate.repeat import Log
 from fsdp_bench.simulate.step import SimulatedSteps
+from fsdp_bench.spec.recording.steps import Operator
 from fsdp_bench.spec.setup import TrainSetup
 from tests.predicted import memory_of
 from tests.shapes import llama_config
@@ -95,3 +100,33 @@ def test_loading_takes_the_parameters_and_what_fills_them(code: str, copied: int
     setup = TrainSetup(api="fsdp2", strategy="NO_SHARD", world_size=1, sequence_length=256, precision="bf16-mixed")
     load = memory_of(model_named("gpt2", 256, code=code), setup).phases["load"]
     assert load == 4 * (GPT2_PARAMETERS + copied)
+
+
+MASKS = {"Llama-3.2-1B": 1, "Gemma-2-9B": 2, "bert-base-uncased": 0}
+"""transformers makes a mask for each kind of attention; find_packed_sequence_indices reads for each of a decoder's."""
+
+
+@pytest.mark.parametrize(("name", "num_masks"), MASKS.items())
+def test_the_host_waits_in_forward_once_for_each_mask_and_never_between_blocks(name: str, num_masks: int) -> None:
+    setup = TrainSetup(api="fsdp2", world_size=8, sequence_length=512)
+    forward, before_blocks, phase, block = 0, 0, "", -1
+    for event in SimulatedSteps(model_named(name, code="huggingface"), setup, CUDA).step().events:
+        if event.kind is Kind.MARK:
+            phase, block = event.label, event.number
+        elif event.kind is Kind.SYNCHRONIZE and phase == "forward":
+            forward += 1
+            before_blocks += block == -1
+    assert forward == before_blocks == num_masks
+
+
+@pytest.mark.parametrize(
+    ("names", "num_reads"),
+    [
+        (["aten::sub", "prim::device", "aten::ne", "prim::device", "aten::cumsum"], 1),  # masking_utils.py
+        (["aten::ne", "aten::_to_copy", "aten::cumsum", "aten::mul"], 0),  # modeling_roberta.py: .ne(padding).int()
+        (["aten::ones", "aten::cumsum", "aten::mul", "aten::sub"], 0),  # modeling_opt.py: of the attention mask
+    ],
+)
+def test_position_ids_that_are_added_up_from_a_mask_are_not_read(names: list[str], num_reads: int) -> None:
+    code = [Operator(name=index, num_bytes=0, itemsize=8, dims=(), makes=()) for index in range(len(names))]
+    assert len(reads(code, names)) == num_reads

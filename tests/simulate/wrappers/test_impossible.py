@@ -17,7 +17,7 @@ from fsdp_bench.simulate.wrappers.units import choose_units
 from fsdp_bench.spec.lora import LoRA
 from fsdp_bench.spec.recording.model import RecordedModel
 from fsdp_bench.spec.setup import Api, Precision, TrainSetup
-from tests.conftest import json_of, refused
+from tests.conftest import refused
 from tests.shapes import recorded, shape
 
 MODEL = shape(
@@ -67,11 +67,6 @@ WORDS = (*WORDS, "--checkpointing", "selective")
 @pytest.mark.parametrize("command", ["predict", "dry-run"])
 def test_commands_refuse_it_in_one_line(command: str) -> None:
     assert "profiler annotations" in refused(command, "--params", "10M", *WORDS)
-
-
-def test_the_rank_is_in_the_document() -> None:
-    words = ("--params", "10M", "--world-size", 2, "--gpu", "A100-SXM-80GB", "--seq", 64, "--batch", 1)
-    assert isinstance(json_of("predict", *words)["memory"]["peak_rank"], int)
 
 
 def test_a_tied_head_keeps_both_ends_in_the_root() -> None:

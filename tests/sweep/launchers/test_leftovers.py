@@ -19,8 +19,7 @@ from fsdp_bench.spec.record import RunPlan, TrialSpec
 from fsdp_bench.sweep.launchers.launcher import RankExit
 from fsdp_bench.sweep.launchers.one_node import ForkServer
 from fsdp_bench.sweep.launchers.processes import MARK, end_marked, environment_of, mark_of, worker_environment
-from tests.processes import processes_with
-from tests.sweep.run.test_survival import Sweep, wait_for_ranks, wait_until_gone
+from tests.processes import Sweep, processes_with, wait_for_ranks, wait_until, wait_until_gone
 from tests.train.training import LLAMA, S, setup_of
 
 
@@ -37,39 +36,34 @@ def run_trial(server: ForkServer, folder: Path) -> list[RankExit]:
     return ends
 
 
-def test_processes_that_a_trial_leaves_are_ended_but_not_the_fork_server(tmp_path: Path) -> None:
+def sleeping(mark: str) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(["sleep", "1000"], env=worker_environment(mark), start_new_session=True)
+
+
+def test_processes_that_a_trial_or_a_sweep_leaves_are_ended_but_not_the_fork_server(tmp_path: Path) -> None:
     server = ForkServer(tmp_path / "server.log", str(tmp_path))
     run_trial(server, tmp_path)
-    left = subprocess.Popen(["sleep", "1000"], env=worker_environment(server._mark), start_new_session=True)
-    other = subprocess.Popen(["sleep", "1000"], env=worker_environment("another sweep"), start_new_session=True)
+    left, other = sleeping(server._mark), sleeping("another sweep")
     try:
         server.end_leftovers()
         assert left.wait(5) < 0
-        assert other.poll() is None
         assert run_trial(server, tmp_path) == [RankExit(rank=0, exit_code=0)]
+        left = sleeping(server._mark)
     finally:
         server.close()
-        end_marked("another sweep")
+    assert left.wait(5) < 0
+    assert other.poll() is None
+    end_marked("another sweep")
     assert other.wait(5) < 0
 
 
-def test_processes_that_a_sweep_leaves_are_ended_at_its_end(tmp_path: Path) -> None:
-    left = subprocess.Popen(["sleep", "1000"], env=worker_environment("this sweep"), start_new_session=True)
-    ForkServer(tmp_path / "server.log", "this sweep").close()
-    assert left.wait(5) < 0
-
-
-def test_a_process_that_is_starting_a_program_is_found(tmp_path: Path) -> None:
-    (tmp_path / "exe").symlink_to("/bin/sleep")
-    (tmp_path / "environ").write_bytes(b"")  # so it reads within execve
-    threading.Timer(0.02, (tmp_path / "environ").write_bytes, [b"A=1\0B=2\0"]).start()
-    assert environment_of(tmp_path) == b"A=1\0B=2\0"
-
-
-def test_a_process_without_a_program_is_not_waited_for(tmp_path: Path) -> None:
-    (tmp_path / "environ").write_bytes(b"")  # a kernel thread, or a process that has ended
+def test_a_process_that_is_starting_a_program_is_found_and_one_without_a_program_not_waited_for(tmp_path: Path) -> None:
+    (tmp_path / "environ").write_bytes(b"")  # as a kernel thread or an ended process reads, and any within execve
     with pytest.raises(OSError, match="exe"):
         environment_of(tmp_path)
+    (tmp_path / "exe").symlink_to("/bin/sleep")
+    threading.Timer(0.02, (tmp_path / "environ").write_bytes, [b"A=1\0B=2\0"]).start()
+    assert environment_of(tmp_path) == b"A=1\0B=2\0"
 
 
 def listening(mark: str) -> set[str]:
@@ -83,25 +77,18 @@ def listening(mark: str) -> set[str]:
 
 
 def test_a_trial_under_torchrun_listens_on_the_loopback_interface_only_and_dies_with_its_manager(
-    write_sweep: Callable[..., Path], tmp_path: Path
+    new_sweep: Callable[..., Sweep],
 ) -> None:
-    endless = "launcher = 'torchrun'\nsteps = 5000\ntimeout_seconds = 300"
-    sweep = Sweep(write_sweep("world_size = 2", endless), tmp_path / "results")
+    sweep = new_sweep("world_size = 2", "launcher = 'torchrun'\nsteps = 5000\ntimeout_seconds = 300")
     manager = sweep.start()
-    try:
-        ranks = wait_for_ranks(manager, 2)
-        found, deadline = set[str](), time.monotonic() + 200
-        while not found and time.monotonic() < deadline:  # gloo's, once the ranks have met
-            found |= listening(mark_of(sweep.folder))
-            time.sleep(0.2)
-        time.sleep(0.5)
-        found |= listening(mark_of(sweep.folder))
-    finally:
-        manager.kill()
-        sweep.end(manager)
-    assert found
-    assert found <= {"127.0.0.1", "::1"}
-    assert not wait_until_gone(ranks)
+    ranks = wait_for_ranks(manager, 2)
+    (folder,) = sweep.results.glob("*/*")
+    mark = mark_of(folder)
+    found = wait_until(lambda: listening(mark), manager)  # gloo's, once the ranks have met
+    time.sleep(0.5)
+    assert found | listening(mark) <= {"127.0.0.1", "::1"}
+    manager.kill()
+    wait_until_gone(ranks)
 
 
 def test_after_its_imports_the_server_has_one_thread_and_no_cuda() -> None:

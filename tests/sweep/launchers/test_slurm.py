@@ -10,8 +10,8 @@ import shutil
 import signal
 import socket
 import subprocess
-import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +22,8 @@ from fsdp_bench.spec.record import TrialRecord
 from fsdp_bench.sweep.launchers.processes import free_port
 from fsdp_bench.sweep.results.load import read_records
 from tests.conftest import run_command, write_tiny_sweep
-from tests.processes import processes_with
+from tests.processes import processes_with, wait_until
 
-PACKAGES = "slurm-wlm and munge"
 REQUIRED = "FSDP_BENCH_TEST_SLURM"
 """The environment variable with which .ci/run says that these tests must not be skipped."""
 
@@ -36,9 +35,7 @@ SlurmctldHost={host}(127.0.0.1)
 SlurmctldPort={ports[0]}
 SlurmUser=root
 SlurmdUser=root
-AuthType=auth/munge
 AuthInfo=cred_expire=5
-CredType=cred/munge
 StateSaveLocation={folder}/state
 SlurmdSpoolDir={folder}/%n
 SlurmctldPidFile={folder}/slurmctld.pid
@@ -47,11 +44,8 @@ SlurmctldLogFile={folder}/slurmctld.log
 SlurmdLogFile={folder}/%n.log
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
-SwitchType=switch/none
-JobAcctGatherType=jobacct_gather/none
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
-MpiDefault=none
 ReturnToService=2
 SlurmdTimeout=5
 KillWait=5
@@ -62,12 +56,15 @@ PartitionName=main Nodes=n1,n2 Default=YES MaxTime=60 State=UP
 """
 
 
+PATH = os.pathsep.join((os.environ.get("PATH", ""), "/usr/sbin", "/sbin"))
+
+
 class SlurmCluster:
-    """The running cluster: nodes n1 and n2."""
+    """A cluster with its files in a folder: nodes n1 and n2."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.environment = {**os.environ, "SLURM_CONF": str(folder / "slurm.conf"), "PATH": _path()}
+        self.environment = {**os.environ, "SLURM_CONF": str(folder / "slurm.conf"), "PATH": PATH}
 
     def ask(self, *command: str) -> str:
         """Run a command of Slurm's; return what it prints."""
@@ -75,108 +72,98 @@ class SlurmCluster:
         assert done.returncode == 0, f"{command}: {done.stderr}"
         return done.stdout.strip()
 
+    def run(self, *words: object) -> subprocess.CompletedProcess[str]:
+        """Run fsdp-bench in this process as one of the cluster's users."""
+        with pytest.MonkeyPatch.context() as patch:
+            for name, value in self.environment.items():
+                patch.setenv(name, value)
+            return run_command(*words)
+
+    def start(self) -> None:
+        """Start all daemons."""
+        for name in ("state", "n1", "n2"):
+            (self.folder / name).mkdir()
+        host, ports = socket.gethostname().partition(".")[0], [free_port() for _ in range(3)]
+        text = _CONFIGURATION.format(host=host, folder=self.folder, ports=ports)
+        (self.folder / "slurm.conf").write_text(text.lstrip())
+        self.ask("slurmctld", "-f", str(self.folder / "slurm.conf"))
+        for name in ("n1", "n2"):
+            self.start_node(name)
+        self.wait_for_nodes()
+
     def start_node(self, name: str) -> None:
         """Start a node's daemon."""
         self.ask("slurmd", "-f", str(self.folder / "slurm.conf"), "-N", name)
 
-    def kill_node(self, name: str, whole: bool = False) -> None:
+    def kill_node(self, name: str, whole: bool) -> None:
         """Kill a node's daemon; with ``whole`` everything that runs on the node, as if its power had failed."""
-        daemon = psutil.Process(int((self.folder / f"{name}.pid").read_text()))
-        steps = [one for one in processes_with("SLURMD_NODENAME", name) if _is_step(one) and one != daemon]
-        parents = [parent for one in steps if (parent := one.parent()) and parent.name() == "slurmstepd"]
-        for victim in [daemon, *(steps + parents if whole else [])]:
+        victims = [psutil.Process(int((self.folder / f"{name}.pid").read_text()))]
+        for one in processes_with("SLURMD_NODENAME", name) if whole else ():
+            with contextlib.suppress(psutil.Error, OSError):
+                if "SLURM_STEP_ID" in one.environ() and one != victims[0]:
+                    parent = one.parent()
+                    victims += [one, *([parent] if parent and parent.name() == "slurmstepd" else [])]
+        for victim in victims:
             with contextlib.suppress(psutil.NoSuchProcess):
                 victim.kill()
 
-    def wait_for_nodes(self, seconds: float = 120.0) -> None:
+    def wait_for_nodes(self) -> None:
         """Wait until both nodes are idle."""
-        wait_for(lambda: self.ask("sinfo", "--noheader", "--format=%T %D") == "idle 2", seconds)
+        wait_until(lambda: self.ask("sinfo", "--noheader", "--format=%T %D") == "idle 2", None, 120)
+
+    def end(self) -> None:
+        with contextlib.suppress(AssertionError):
+            self.ask("scancel", "--user=root")
+        pids = {int(path.read_text()) for path in self.folder.glob("*.pid")}
+        for pid in pids | {one.pid for one in processes_with("SLURM_CONF", self.environment["SLURM_CONF"])}:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
 
-def wait_for(condition: Callable[[], object], seconds: float) -> None:
-    """Wait until something is so."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, f"did not happen within {seconds:g} s"
-        time.sleep(0.2)
-
-
-def _path() -> str:
-    return os.pathsep.join((os.environ.get("PATH", ""), "/usr/sbin", "/sbin"))
-
-
-def _is_step(process: psutil.Process) -> bool:
-    """Whether a process belongs to a job step on a node."""
-    with contextlib.suppress(psutil.Error, OSError):
-        return "SLURM_STEP_ID" in process.environ()
-    return False
-
-
-def why_none() -> str | None:
-    """Return why no cluster can be started here; None if one can."""
-    missing = [name for name in _PROGRAMS if shutil.which(name, path=_path()) is None]
-    if missing:
-        return f"{missing[0]} is not installed: apt-get install {PACKAGES}"
-    if os.geteuid() != 0:
-        return "Slurm's daemons start jobs as their owner, which takes root"
-    return None
-
-
-@contextlib.contextmanager
-def running_cluster(folder: Path) -> Iterator[SlurmCluster]:
-    """Start a cluster with its files in a folder; end all of its processes afterwards."""
-    reason = why_none()
-    if reason is not None:
-        if os.environ.get(REQUIRED):
-            pytest.fail(f"{REQUIRED} is set, and {reason}")
-        pytest.skip(reason)
-    cluster = SlurmCluster(folder)
-    host = socket.gethostname().partition(".")[0]
-    for name in ("state", "n1", "n2"):
-        (folder / name).mkdir()
-    ports = [free_port() for _ in range(3)]
-    (folder / "slurm.conf").write_text(_CONFIGURATION.format(host=host, folder=folder, ports=ports).lstrip())
-    with _munge(cluster):
-        try:
-            cluster.ask("slurmctld", "-f", str(folder / "slurm.conf"))
-            for name in ("n1", "n2"):
-                cluster.start_node(name)
-            cluster.wait_for_nodes()
-            yield cluster
-        finally:
-            _end(cluster)
-
-
-@contextlib.contextmanager
-def _munge(cluster: SlurmCluster) -> Iterator[None]:
-    """Have munged running, which one machine has once."""
-    if subprocess.run(["munge", "--no-input"], capture_output=True, check=False).returncode == 0:
+@pytest.fixture(scope="module")
+def munge() -> Iterator[None]:
+    """munged, which a machine has once."""
+    asked = partial(subprocess.run, ["munge", "--no-input"], capture_output=True, check=False)
+    if asked().returncode == 0:
         yield
         return
     if not Path("/etc/munge/munge.key").exists():
-        cluster.ask("mungekey", "--create")
+        subprocess.run(["mungekey", "--create"], check=True, env={**os.environ, "PATH": PATH})
     Path("/run/munge").mkdir(mode=0o755, exist_ok=True)
     for path in ("/etc/munge/munge.key", "/run/munge"):
         shutil.chown(path, "munge", "munge")
     words = ["runuser", "-u", "munge", "--", "/usr/sbin/munged", "--foreground"]
-    daemon = subprocess.Popen(words, env=cluster.environment, stderr=subprocess.DEVNULL)
+    daemon = subprocess.Popen(words, stderr=subprocess.DEVNULL)
     try:
-        answers = ["munge", "--no-input"]
-        wait_for(lambda: subprocess.run(answers, capture_output=True, check=False).returncode == 0, 10)
+        wait_until(lambda: asked().returncode == 0, daemon, 10)
         yield
     finally:
         daemon.terminate()
         daemon.wait()
 
 
-def _end(cluster: SlurmCluster) -> None:
-    with contextlib.suppress(AssertionError):
-        cluster.ask("scancel", "--user=root")
-    pids = {int(path.read_text()) for path in cluster.folder.glob("*.pid")}
-    pids |= {one.pid for one in processes_with("SLURM_CONF", cluster.environment["SLURM_CONF"])}
-    for pid in pids:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
+@pytest.fixture(scope="module")
+def can_start_slurm() -> None:
+    """Skip the tests where no cluster can be started."""
+    missing = [name for name in _PROGRAMS if shutil.which(name, path=PATH) is None]
+    if missing or os.geteuid() != 0:
+        reason = "Slurm's daemons start jobs as their owner, which takes root"
+        if missing:
+            reason = f"{missing[0]} is not installed: apt-get install slurm-wlm and munge"
+        if os.environ.get(REQUIRED):
+            pytest.fail(f"{REQUIRED} is set, and {reason}")
+        pytest.skip(reason)
+
+
+@pytest.fixture(scope="module")
+def cluster(can_start_slurm: None, munge: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
+    """A running cluster, all of whose processes end with the tests."""
+    cluster = SlurmCluster(tmp_path_factory.mktemp("slurm"))
+    try:
+        cluster.start()
+        yield cluster
+    finally:
+        cluster.end()
 
 
 pytestmark = pytest.mark.timeout(900)
@@ -190,25 +177,11 @@ api = ["fsdp1", "fsdp2"]
 """
 
 
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
-    with running_cluster(tmp_path_factory.mktemp("slurm")) as cluster:
-        yield cluster
-
-
 @pytest.fixture(autouse=True)
 def no_job_is_left(cluster: SlurmCluster) -> Iterator[None]:
     """Cancel the jobs of a test that failed, for which the next test would wait."""
     yield
     cluster.ask("scancel", "--me")
-
-
-def run_in(cluster: SlurmCluster, *words: object) -> subprocess.CompletedProcess[str]:
-    """Run fsdp-bench in this process as in one of the cluster's users."""
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in cluster.environment.items():
-            patch.setenv(name, value)
-        return run_command(*words)
 
 
 class Job:
@@ -217,40 +190,27 @@ class Job:
     def __init__(self, cluster: SlurmCluster, file: Path, *options: str, nodes: int = 2, ranks: int = 2) -> None:
         self._cluster = cluster
         self.results = file.parent / "results"
-        self.words = ("submit", file, "--nodes", nodes, "--ranks-per-node", ranks, "--results", self.results, *options)
-        self.submitted = self._run(*self.words)
         self.folder = self.results / f"{nodes}x{ranks}-slurm" / file.stem
-
-    def _run(self, *words: object) -> str:
-        done = run_in(self._cluster, *words)
-        assert done.returncode == 0, done.stderr
-        return done.stdout
-
-    @property
-    def id(self) -> str:
-        return re.findall(r"^job (\d+) ", self.submitted)[0]
+        self.words = ("submit", file, "--nodes", nodes, "--ranks-per-node", ranks, "--results", self.results, *options)
+        submitted = cluster.run(*self.words)
+        assert submitted.returncode == 0, submitted.stderr
+        (self.id,) = re.findall(r"^job (\d+) ", submitted.stdout)
 
     @property
     def log(self) -> str:
-        path = self.folder / "job.log"
-        return path.read_text() if path.exists() else ""
-
-    def status(self) -> dict[str, Any]:
-        (found,) = json.loads(self._run("status", self.results, "--json"))["sweeps"]
-        return dict(found)
+        return (self.folder / "job.log").read_text()
 
     def wait_for(self, condition: Callable[[dict[str, Any]], object], seconds: float) -> None:
-        try:
-            wait_for(lambda: condition(self.status()), seconds)
-        finally:
-            print(self.log)
+        """Wait until the status of the sweep is as a condition says."""
+
+        def is_so() -> object:
+            (found,) = json.loads(self._cluster.run("status", self.results, "--json").stdout)["sweeps"]
+            return condition(found)
+
+        wait_until(is_so, None, seconds)
 
     def records(self) -> dict[str, TrialRecord]:
         return {record.id: record for record in read_records(self.results)}
-
-
-def losses(record: TrialRecord) -> list[tuple[float, ...]]:
-    return [rank.losses for rank in record.ranks]
 
 
 def test_a_sweep_that_reaches_its_time_limit_is_requeued_and_ends_with_the_records_of_a_local_one(
@@ -279,7 +239,7 @@ def test_a_sweep_that_reaches_its_time_limit_is_requeued_and_ends_with_the_recor
     assert len(found) == 5
     for trial_id, record in found.items():
         assert (record.outcome, record.reason) == (expected[trial_id].outcome, expected[trial_id].reason)
-        assert losses(record) == losses(expected[trial_id])
+        assert [rank.losses for rank in record.ranks] == [rank.losses for rank in expected[trial_id].ranks]
     several = [record for record in found.values() if record.setup.world_size == 2]
     assert [{rank.environment["node"] for rank in record.ranks} for record in several] == [{"n1", "n2"}] * 4
     assert not list((job.folder / "set-aside").glob("*"))
@@ -311,7 +271,7 @@ def test_two_jobs_on_two_nodes_do_not_run_the_same_sweep(cluster: SlurmCluster, 
     cluster.wait_for_nodes()
     file = write_tiny_sweep(tmp_path, "world_size = 2\nseed = [0, 1, 2, 3, 4, 5]", "timeout_seconds = 200")
     job = Job(cluster, file, "--time", "10", nodes=1)
-    refused = run_in(cluster, *job.words)
+    refused = cluster.run(*job.words)
     assert refused.returncode == 2
     assert f"job {job.id} runs this sweep already" in refused.stderr
     cluster.ask("sbatch", str(job.folder / "submit.sbatch"))  # by hand

@@ -6,7 +6,6 @@ import contextlib
 import os
 import re
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -21,84 +20,22 @@ from fsdp_bench.sweep.launchers.processes import MARK, free_port
 from fsdp_bench.sweep.launchers.torchrun_nodes import Meeting, NodeTask, OtherNode, follow
 from fsdp_bench.sweep.results import lock
 from fsdp_bench.sweep.results.load import read_records
-from tests.conftest import command, refused, run_command, run_process, write_tiny_sweep
-from tests.processes import processes_with
-
-
-class Nodes:
-    """Processes of the same command, each with an output of its own; they share the results folder."""
-
-    def __init__(self, folder: Path, file: Path, num_nodes: int, ranks_per_node: int, host: str = "127.0.0.1") -> None:
-        self.folder = folder
-        words = ("sweep", file, "--nodes", num_nodes, "--ranks-per-node", ranks_per_node, "--no-charts")
-        self._words = [*words, "--rdzv-endpoint", f"{host}:{free_port()}"]
-        self.processes: list[subprocess.Popen[bytes]] = []
-
-    def start(self, *before: str, file: Path | None = None, **variables: str) -> subprocess.Popen[bytes]:
-        """Start the command on the next node, with the words ``before`` before it."""
-        number = len(self.processes)
-        words = [file if file is not None and word == self._words[1] else word for word in self._words]
-        with open(self._log(number), "wb") as log:
-            process = subprocess.Popen(
-                [*before, *command(*words, "--results", self.results)],
-                stdout=log,
-                stderr=log,
-                env={**os.environ, **variables},
-            )
-        self.processes.append(process)
-        if number == 0:
-            self.wait_for(0, "waiting for")
-        return process
-
-    @property
-    def results(self) -> Path:
-        return self.folder / "results"
-
-    def _log(self, number: int) -> Path:
-        return self.folder / f"node-{number}.log"
-
-    def log(self, number: int) -> str:
-        return self._log(number).read_text()
-
-    def wait_for(self, number: int, text: str, seconds: float = 200) -> None:
-        """Wait until a node has printed something."""
-        deadline = time.monotonic() + seconds
-        while text not in self.log(number):
-            assert time.monotonic() < deadline, self.log(number)
-            assert self.processes[number].poll() is None, self.log(number)
-            time.sleep(0.05)
-
-    def wait(self) -> list[int]:
-        """Wait for the ends; return the exit codes."""
-        return [process.wait(300) for process in self.processes]
-
-    def records(self) -> list[TrialRecord]:
-        return list(read_records(self.results))
-
-    def end(self) -> None:
-        for process in self.processes:
-            process.kill()
-            process.wait()
-
+from tests.conftest import stdout_of, write_tiny_sweep
+from tests.processes import Sweep, processes_with, wait_until
 
 pytestmark = pytest.mark.timeout(600)
 
 
-StartNodes = Callable[..., Nodes]
+def on_nodes(num_nodes: int, ranks_per_node: int, host: str = "127.0.0.1") -> tuple[object, ...]:
+    """Return the options of a command that is the same on each node."""
+    words = ("--nodes", num_nodes, "--ranks-per-node", ranks_per_node)
+    return (*words, "--rdzv-endpoint", f"{host}:{free_port()}")
 
 
-@pytest.fixture
-def start_nodes(tmp_path: Path) -> Iterator[StartNodes]:
-    """Return a function that makes Nodes of a grid."""
-    made: list[Nodes] = []
-
-    def make(grid: str, num_nodes: int, ranks_per_node: int, run: str = "", host: str = "127.0.0.1") -> Nodes:
-        made.append(Nodes(tmp_path, write_tiny_sweep(tmp_path, grid, run), num_nodes, ranks_per_node, host))
-        return made[-1]
-
-    yield make
-    for one in made:
-        one.end()
+def start_first(nodes: Sweep, *before: str) -> None:
+    """Start the command on the first node, and wait until it waits for the others."""
+    process = nodes.start(*before)
+    wait_until(lambda: "waiting for" in nodes.log(0), process)
 
 
 def groups(record: TrialRecord) -> dict[int, tuple[str, tuple[int, ...], tuple[int, ...]]]:
@@ -112,7 +49,7 @@ def groups(record: TrialRecord) -> dict[int, tuple[str, tuple[int, ...], tuple[i
 class Swept(NamedTuple):
     """A sweep on two nodes, of which the second was started by mistake first; and the same sweep on one."""
 
-    nodes: Nodes
+    nodes: Sweep
     refused: int
     """The exit code of a node that must not take part."""
     local: list[TrialRecord]
@@ -122,22 +59,20 @@ class Swept(NamedTuple):
 def swept(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Swept:
     folder = tmp_path_factory.mktemp("nodes")
     file = write_tiny_sweep(folder, f"world_size = 4\nstrategy = 'HYBRID_SHARD'\napi = '{request.param}'")
-    nodes, other = Nodes(folder, file, num_nodes=2, ranks_per_node=2), folder / "other.toml"
+    nodes, other = Sweep(file, folder / "results", *on_nodes(2, 2)), folder / "other.toml"
     other.write_text(file.read_text() + "\n")
     try:
-        nodes.start()
+        start_first(nodes)
         mistake = nodes.start(file=other).wait(200)
-        nodes.start()
-        assert [nodes.processes[number].wait(300) for number in (0, 2)] == [0, 0], nodes.log(0)
+        assert [process.wait(300) for process in (nodes.start(), nodes.processes[0])] == [0, 0], nodes.log(0)
     finally:
         nodes.end()
-    done = run_command("sweep", file, "--results", folder / "local", "--no-charts")
-    assert done.returncode == 0, done.stderr
+    stdout_of("sweep", file, "--results", folder / "local", "--no-charts")
     return Swept(nodes, mistake, read_records(folder / "local"))
 
 
 def test_hybrid_shards_in_nodes_and_replicates_between_them(swept: Swept) -> None:
-    (record,) = swept.nodes.records()
+    (record,) = read_records(swept.nodes.results)
     assert record.effective_strategy == "HYBRID_SHARD"
     assert record.setup.shard_size is None  # half of the world, so that the trial is the one that a single node has
     found = groups(record)
@@ -149,7 +84,7 @@ def test_hybrid_shards_in_nodes_and_replicates_between_them(swept: Swept) -> Non
 
 
 def test_two_nodes_find_the_losses_of_one_and_leave_nothing_beside_them(swept: Swept) -> None:
-    (expected,), (found,) = swept.local, swept.nodes.records()
+    (expected,), (found,) = swept.local, read_records(swept.nodes.results)
     assert (found.id, found.outcome) == (expected.id, Outcome.OK)
     assert [rank.losses for rank in found.ranks] == [rank.losses for rank in expected.ranks]
     assert len(list(swept.nodes.results.iterdir())) == 1  # the machine's folder
@@ -160,20 +95,6 @@ def test_a_node_with_another_sweep_file_is_refused_and_the_right_one_is_waited_f
     (_, line) = swept.nodes.log(1).strip().splitlines()
     assert "runs another sweep file or another version of fsdp-bench; all nodes need the same" in line
     assert "was refused: it runs another sweep file or version" in swept.nodes.log(0)
-
-
-@pytest.mark.slow
-def test_a_shard_group_is_as_many_nodes_as_shard_size_says(start_nodes: StartNodes) -> None:
-    grid = "world_size = 4\nstrategy = 'HYBRID_SHARD'\napi = 'fsdp2'\nshard_size = 2"
-    nodes = start_nodes(grid, num_nodes=4, ranks_per_node=1)
-    for _ in range(4):
-        nodes.start()
-    assert nodes.wait() == [0] * 4, nodes.log(0)
-    (record,) = nodes.records()
-    found = groups(record)
-    for rank, (_, shard, _) in found.items():
-        assert shard == tuple(range(rank // 2 * 2, rank // 2 * 2 + 2))
-        assert len({found[peer][0] for peer in shard}) == 2  # nodes
 
 
 @pytest.fixture
@@ -205,56 +126,42 @@ def two_hosts() -> Iterator[tuple[list[str], list[str]]]:
 
 @pytest.mark.slow
 def test_two_hosts_with_their_own_addresses_train_one_trial_after_another(
-    two_hosts: tuple[list[str], list[str]], start_nodes: StartNodes, tmp_path: Path
+    two_hosts: tuple[list[str], list[str]], new_sweep: Callable[..., Sweep], tmp_path: Path
 ) -> None:
-    grid = "world_size = 4\nstrategy = ['FULL_SHARD', 'NO_SHARD']"
-    nodes = start_nodes(grid, num_nodes=2, ranks_per_node=2, host="10.77.0.1")
-    for host in two_hosts:
-        nodes.start(*host)
-    assert nodes.wait() == [0, 0], nodes.log(0)
-    local = run_process("sweep", tmp_path / "tiny.toml", "--results", tmp_path / "local", "--no-charts")
-    assert local.returncode == 0, local.stderr
-    for expected, found in zip(read_records(tmp_path / "local"), nodes.records(), strict=True):
+    nodes = new_sweep("world_size = 4\nstrategy = ['FULL_SHARD', 'NO_SHARD']", "", *on_nodes(2, 2, host="10.77.0.1"))
+    start_first(nodes, *two_hosts[0])
+    assert [process.wait(300) for process in (nodes.start(*two_hosts[1]), nodes.processes[0])] == [0, 0], nodes.log(0)
+    stdout_of("sweep", tmp_path / "tiny.toml", "--results", tmp_path / "local", "--no-charts")
+    for expected, found in zip(read_records(tmp_path / "local"), read_records(nodes.results), strict=True):
         assert found.id == expected.id
         assert [rank.losses for rank in found.ranks] == [rank.losses for rank in expected.ranks]
         assert sorted(rank.environment["node"] for rank in found.ranks) == ["host-a"] * 2 + ["host-b"] * 2
 
 
-LONG = "world_size = 2\ngradient_accumulation_steps = [100000, 1]"
-
-
-def wait_for_steps(nodes: Nodes, num_ranks: int = 2) -> None:
-    """Wait until the ranks of both nodes train."""
-    deadline = time.monotonic() + 200
-    while True:
-        stages = [path.read_text() for path in nodes.results.glob("**/.scratch/*/rank-*.phase")]
-        if len(stages) == num_ranks and not {"start", ""}.intersection(stages):
-            return
-        assert time.monotonic() < deadline, (stages, nodes.log(0), nodes.log(1))
-        time.sleep(0.1)
-
-
 @pytest.mark.parametrize("killed", [0, 1], ids=["the first", "the second"])
 def test_a_node_that_is_killed_costs_its_trial_and_leaves_nothing(
-    killed: int, start_nodes: StartNodes, tmp_path: Path
+    killed: int, new_sweep: Callable[..., Sweep], tmp_path: Path
 ) -> None:
-    nodes = start_nodes(LONG, num_nodes=2, ranks_per_node=1)
+    nodes = new_sweep("world_size = 2\ngradient_accumulation_steps = [100000, 1]", "", *on_nodes(2, 1))
+    start_first(nodes)
     nodes.start()
-    nodes.start()
-    wait_for_steps(nodes)
+
+    def both_train() -> bool:
+        stages = [path.read_text() for path in nodes.results.glob("**/.scratch/*/rank-*.phase")]
+        return len(stages) == 2 and not {"start", ""}.intersection(stages)
+
+    wait_until(both_train, nodes.processes[0])
     nodes.processes[killed].kill()
     assert nodes.processes[1 - killed].wait(200) == ExitCode.INTERRUPTED
     assert "does not answer any more; run the same command" in nodes.log(1 - killed)
     if killed == 1:
-        (record,) = nodes.records()
+        (record,) = read_records(nodes.results)
         name = re.findall(r"node (\S+) has joined", nodes.log(0))[0]
-        assert record.outcome.value == "crashed"
+        assert record.outcome is Outcome.CRASHED
         assert f"node {name} does not answer" in nodes.log(0)
         assert name in (record.reason or "")
-    deadline = time.monotonic() + 30 * (killed == 0)  # the first node ends all that it started before it ends
-    while processes_with(MARK, str(tmp_path)):
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    # The first node ends all that it started before it ends.
+    wait_until(lambda: not processes_with(MARK, str(tmp_path)), None, 30 * (killed == 0))
 
 
 def test_a_node_reads_no_order_of_another_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -279,34 +186,9 @@ def test_a_node_answers_an_order_that_was_withdrawn_before_the_node_saw_it(
     with ThreadPoolExecutor() as pool:
         other = pool.submit(follow, meeting)
         try:
-            while not (found := [path.stem for path in meeting.folder.glob("*.json") if path.stem != "order"]):
-                assert not other.done(), other.exception()
-                time.sleep(0.01)
-            meeting.write(NodeTask(sweep=meeting.sweep, number=7, nodes={"": "n0", found[0]: "n1"}))
-            while (node := meeting.read(OtherNode, found[0])) is None or node.done != 7:
-                assert not other.done(), other.exception()
-                time.sleep(0.01)
+            joined = wait_until(lambda: {path.stem for path in meeting.folder.glob("*.json")} - {"order"})
+            meeting.write(NodeTask(sweep=meeting.sweep, number=7, nodes={"": "n0", min(joined): "n1"}))
+            wait_until(lambda: (node := meeting.read(OtherNode, min(joined))) and node.done == 7)
         finally:
             first.give_back()
         assert other.result(20) is None
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ("--nodes 2", "--nodes and --rdzv-endpoint go together"),
-        ("--rdzv-endpoint a:1", "--nodes and --rdzv-endpoint go together"),
-        ("--slurm --nodes 2 --rdzv-endpoint a:1", "--slurm takes the job's nodes"),
-        ("--slurm --ranks-per-node 2", "this is no job of Slurm (SLURM_JOB_ID is not set)"),
-        ("--ranks-per-node 2", "--ranks-per-node is for several nodes"),
-        ("--nodes 2 --rdzv-endpoint localhost --ranks-per-node 1", "HOST:PORT of the first node"),
-        ("--nodes 2 --rdzv-endpoint nowhere.invalid:1 --ranks-per-node 1", "nowhere.invalid has no address here"),
-        ("--nodes 2 --rdzv-endpoint localhost:29400", "--ranks-per-node: by default one for each GPU"),
-        ("--nodes 0 --rdzv-endpoint localhost:29400", "nodes: '0' is not allowed"),
-    ],
-)
-def test_options_that_do_not_go_together_are_one_line(
-    options: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
-    assert said in refused("sweep", write_tiny_sweep(tmp_path, "world_size = 4"), *options.split())

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import csv
 import json
-from io import StringIO
 from pathlib import Path
 
-from rich.console import Console
-
-from fsdp_bench.report.measured.tables import print_table
 from fsdp_bench.spec.rank_report import MemoryReading, Outcome, RankReport
 from fsdp_bench.spec.record import TrialRecord
 from fsdp_bench.spec.setup import Loss, TrainSetup
 from fsdp_bench.sweep.results.flat import flat_row
-from tests.trial_records import record_with
+from tests.spec.test_record import record_with
 
 RESULTS = Path(__file__).parents[3] / "results"
 
@@ -34,26 +30,13 @@ def rank(number: int, allocated: int, reserved: int | None, retries: int | None,
     return RankReport(rank=number, outcome=Outcome.OK, memory=memory, losses=(5.0, 4.0 + number))
 
 
-def test_the_setups_loss_and_the_loss_that_training_reached_are_two_columns() -> None:
-    row = flat_row(record_of(rank(0, 1, None, None), rank(1, 1, None, None)))
-    assert row["loss"] == "chunked"
-    assert row["final_loss"] == 4.5  # the mean of 4 and 5
-
-
-def test_reserved_and_retries_are_the_worst_of_all_ranks_and_say_whose() -> None:
+def test_peaks_and_retries_are_the_worst_of_all_ranks_and_say_whose_and_the_loss_is_not_the_setups() -> None:
     row = flat_row(record_of(rank(0, 900, 1000, 0, "loss"), rank(1, 800, 3000, 2, "backward")))
+    assert (row["loss"], row["final_loss"]) == ("chunked", 4.5)  # the mean of 4 and 5
     assert (row["peak_allocated_bytes"], row["peak_allocated_rank"], row["peak_phase"]) == (900, 0, "loss")
     assert (row["peak_reserved_bytes"], row["peak_reserved_rank"]) == (3000, 1)
     assert (row["num_alloc_retries"], row["num_alloc_retries_rank"]) == (2, 1)
     assert row["fits"] is False
-
-
-def test_the_printed_table_shows_the_worst_reserved_of_all_ranks() -> None:
-    record = record_of(rank(0, 900 << 20, 1000 << 20, 0), rank(1, 800 << 20, 3000 << 20, 0))
-    out = StringIO()
-    print_table([record], Console(file=out, width=250))
-    assert "2.9 GiB" in out.getvalue()  # 3000 MiB
-    assert "1000.0 MiB" not in out.getvalue()
 
 
 def test_what_no_rank_measured_stays_unknown() -> None:

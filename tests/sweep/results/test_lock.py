@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -18,10 +18,8 @@ import pytest
 
 from fsdp_bench.spec.errors import ResultsError
 from fsdp_bench.sweep.results import lock
-from fsdp_bench.sweep.results.load import read_records
 from fsdp_bench.sweep.results.lock import FolderLock
-from tests.conftest import command, write_tiny_sweep
-from tests.sweep.run.test_survival import stop_ranks
+from tests.processes import Sweep, stop_ranks
 
 
 @pytest.fixture(autouse=True)
@@ -142,93 +140,52 @@ pytestmark = pytest.mark.timeout(600)
 FAST = "from fsdp_bench.sweep.results import lock\nlock.BEAT_SECONDS, lock.DEAD_AFTER_SECONDS = 0.2, 2.0\n"
 
 
-class Managers:
-    """Processes of the same command, of two nodes."""
-
-    def __init__(self, folder: Path, num_trials: int) -> None:
-        self._folder = folder
-        self._num_trials = num_trials
-        (folder / "site").mkdir()
-        (folder / "site" / "sitecustomize.py").write_text(FAST)
-        self._path = os.pathsep.join([str(folder / "site"), os.environ.get("PYTHONPATH", "")])
-        self._file = write_tiny_sweep(folder, f"world_size = 1\nseed = {list(range(num_trials))}")
-        self.results = folder / "results"
-        self._logs: list[Path] = []
-        self._processes: list[subprocess.Popen[bytes]] = []
-
-    def start(self, node: str) -> subprocess.Popen[bytes]:
-        self._logs.append(self._folder / f"{len(self._logs)}.log")
-        with open(self._logs[-1], "wb") as log:
-            process = subprocess.Popen(
-                command("sweep", self._file, "--results", self.results, "--no-charts"),
-                stdin=subprocess.PIPE,
-                stdout=log,
-                stderr=log,
-                env={**os.environ, "PYTHONPATH": self._path, "SLURMD_NODENAME": node},
-            )
-        self._processes.append(process)
-        return process
-
-    @property
-    def logs(self) -> list[str]:
-        return [path.read_text() for path in self._logs]
-
-    def num_records(self) -> int:
-        return len(list(self.results.glob("*/*/trials/*.json")))
-
-    def check(self) -> None:
-        """Every trial has one record, was run to its end once, and no record was put aside."""
-        ran = re.findall(r"^\[\d+/\d+\] (\w{12}) ", "\n".join(self.logs), re.MULTILINE)
-        recorded = [record.id for record in read_records(self.results)]
-        assert len(recorded) == self._num_trials
-        assert len(ran) == len(set(ran))
-        assert set(ran) <= set(recorded)
-        assert not list(self.results.glob("*/*/set-aside/*"))
-
-    def end(self) -> None:
-        for process in self._processes:
-            process.kill()
-            process.communicate()
+def start(sweep: Sweep, node: str) -> subprocess.Popen[bytes]:
+    """Start the command as on a node."""
+    site = sweep.results.parent / "site"
+    site.mkdir(exist_ok=True)
+    (site / "sitecustomize.py").write_text(FAST)
+    path = os.pathsep.join([str(site), os.environ.get("PYTHONPATH", "")])
+    return sweep.start(PYTHONPATH=path, SLURMD_NODENAME=node)
 
 
-@pytest.fixture
-def managers(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Managers]:
-    managers = Managers(tmp_path, request.param)
-    yield managers
-    managers.end()
+def check(sweep: Sweep, num_trials: int) -> None:
+    """Every trial has one record, none was run to its end twice, and no record was put aside."""
+    logs = "\n".join(map(sweep.log, range(len(sweep.processes))))
+    ran = re.findall(r"^\[\d+/\d+\] (\w{12}) ", logs, re.MULTILINE)
+    assert len(sweep.records()) == num_trials
+    assert len(ran) == len(set(ran))
+    assert set(ran) <= sweep.records().keys()
+    assert not list(sweep.results.glob("*/*/set-aside/*"))
 
 
-@pytest.mark.parametrize("managers", [2], indirect=True)
-def test_the_second_is_refused_while_the_first_runs(managers: Managers) -> None:
-    first = managers.start("n1")
+def test_the_second_is_refused_while_the_first_runs(new_sweep: Callable[..., Sweep]) -> None:
+    sweep = new_sweep("world_size = 1\nseed = [0, 1]")
+    first = start(sweep, "n1")
     (rank,) = stop_ranks(first, 1)  # so that the first one is still there, however slow the second one's start is
-    second = managers.start("n2")
-    assert second.wait(200) == 2
-    assert "another fsdp-bench sweep is writing here (process" in managers.logs[1]
-    assert "on n1); wait for it to end" in managers.logs[1]
+    assert start(sweep, "n2").wait(200) == 2
+    assert "another fsdp-bench sweep is writing here (process" in sweep.log()
+    assert "on n1); wait for it to end" in sweep.log()
     rank.resume()
     assert first.wait(200) == 0
-    managers.check()
-    assert managers.start("n2").wait(200) == 0  # it has ended, so nobody is waited for
-    managers.check()
+    check(sweep, 2)
+    assert start(sweep, "n2").wait(200) == 0  # it has ended, so nobody is waited for
+    check(sweep, 2)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("managers", [8], indirect=True)
-def test_managers_that_are_killed_and_replaced_at_any_time_lose_nothing(managers: Managers) -> None:
+def test_managers_that_are_killed_and_replaced_at_any_time_lose_nothing(new_sweep: Callable[..., Sweep]) -> None:
     """As nodes do that lose their power: the next manager is on another one."""
-    source = random.Random(managers.results.name)
+    sweep, source = new_sweep(f"world_size = 1\nseed = {list(range(8))}"), random.Random("lock")
     for number in range(40):
-        process = managers.start(f"n{number % 3}")
+        process = start(sweep, f"n{number % 3}")
         try:
             process.wait(source.uniform(1.0, 5.0) * (1 + number / 8))  # longer and longer: a busy machine starts late
         except subprocess.TimeoutExpired:
-            process.send_signal(signal.SIGKILL)
+            process.kill()
             process.wait()
         if process.returncode == 0:
             break
-        assert process.returncode in (2, -signal.SIGKILL), managers.logs[-1]
-    assert managers.num_records() == 8
-    ran = re.findall(r"^\[\d+/\d+\] (\w{12}) ", "\n".join(managers.logs), re.MULTILINE)
-    assert len(ran) == len(set(ran))
+        assert process.returncode in (2, -signal.SIGKILL), sweep.log()
+    check(sweep, 8)

@@ -15,7 +15,7 @@ from fsdp_bench.sweep.launchers.launcher import signal_name
 from fsdp_bench.sweep.machine import OutOfMemoryKills
 from fsdp_bench.sweep.run.outcome import RankEnd, decide_outcome
 from fsdp_bench.sweep.session import SweepResults
-from tests.trial_records import record_with
+from tests.spec.test_record import record_with
 
 
 def ok(rank: int, exit_code: int | None = 0, losses: tuple[float, ...] = (), **end: Any) -> RankEnd:
@@ -67,7 +67,10 @@ ENDS: dict[str, tuple[tuple[RankEnd, ...], dict[str, Any], Outcome, int | None, 
     "torchrun's exit code for all": (
         (silent(0, exit_code=1, is_of_torchrun=True), failed(1, 1.0, is_of_torchrun=True)), {}, CRASHED, 1, ".*",
     ),
-    "diverged": ((ok(0, losses=(1.0, math.nan)),), {}, Outcome.OK, None, "loss became nan at step 2 on rank 0"),
+    "diverged": (
+        (ok(0, losses=(1.0, 2.0, math.inf)), ok(1, losses=(1.0, math.nan, 0.0))), {}, Outcome.OK, None,
+        "loss became nan at step 2 on rank 1",
+    ),
     **{
         f"exit code {code}, {name}": (
             (silent(0, exit_code=code, stage="steps"), peer), {}, CRASHED, 0,

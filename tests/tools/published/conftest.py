@@ -1,20 +1,13 @@
-"""Published rows and their predictions, made once for all tests of a worker."""
+"""Published rows, read once for all tests of a worker."""
 
 from __future__ import annotations
 
 import pytest
 
 from tools.validate.published.cases import PublishedCase, read_cases
-from tools.validate.published.speed import SpeedRow, SpeedSummary, compare_speed
 
 
 @pytest.fixture(scope="session")
 def cases() -> dict[str, PublishedCase]:
     """The packaged rows by their IDs."""
     return {case.inputs.case: case for case in read_cases()}
-
-
-@pytest.fixture(scope="session")
-def compared() -> tuple[list[SpeedRow], SpeedSummary]:
-    """Every published throughput with its prediction, and the summary."""
-    return compare_speed()

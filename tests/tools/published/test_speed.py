@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
@@ -20,7 +19,6 @@ from tools.validate.published.cases import PublishedCase, read_cases
 from tools.validate.published.ranges import (
     central_errors,
     errors_of_predictions,
-    format_speed,
     fraction_inside,
     speed_errors,
 )
@@ -29,15 +27,12 @@ from tools.validate.published.speed import (
     COMPARED,
     SpeedRow,
     SpeedSummary,
-    attention_kernel,
     compare_speed,
 )
 
 Compared = tuple[list[SpeedRow], SpeedSummary]
-
-
-def _reasons(rows: list[SpeedRow]) -> dict[str, str]:
-    return {row.case: row.reason for row in rows if row.reason is not None}
+"""Every published throughput with its prediction, and the summary."""
+compared = pytest.fixture(compare_speed, scope="module")
 
 
 def test_the_median_error_is_small_on_every_gpu_and_below_the_best_constant_mfus(compared: Compared) -> None:
@@ -75,13 +70,6 @@ def test_nothing_measured_decides_a_prediction(compared: Compared) -> None:
             assert 1 + other.error == pytest.approx(2 * (1 + row.error))
 
 
-def test_every_row_is_predicted_or_says_why(compared: Compared) -> None:
-    rows, summary = compared
-    assert all((row.error is None) != (row.reason is None) for row in rows)
-    assert all(row.assumptions for row in rows if row.error is not None)
-    assert summary.num_rows + summary.num_left_out == len(rows) == 82  # rows that print a throughput
-
-
 def test_triton_is_slower_than_flash_attention_2_on_the_same_gpu() -> None:
     """An H100 must not run Triton's FlashAttention faster than torch's FlashAttention-2."""
     for capability in (8.0, 9.0):
@@ -90,24 +78,6 @@ def test_triton_is_slower_than_flash_attention_2_on_the_same_gpu() -> None:
                 fraction_of_peak(name, capability, 128, True, 4096, is_backward) for name in (TRITON, FLASH_ATTENTION_2)
             ]
             assert rates[0] == pytest.approx((rates[1] or 0.0) / factor)
-
-
-def test_runs_with_flash_attention_2_have_torchs_rate(cases: dict[str, PublishedCase]) -> None:
-    """llm-foundry's sweep.py: 1b, 3b, 7b and 70b on 128 H100 and more with ``flash``, 13b and 30b with ``triton``."""
-    for case in ("mpt_7b_h100_80gb_512g_s2048_mb6", "mpt_70b_h100_80gb_256g_s2048_mb8_ac", "ibm_7b_H100_compile-no"):
-        assert attention_kernel(cases[case].inputs) == FLASH_ATTENTION_2
-    assert attention_kernel(cases["mpt_30b_h100_80gb_128g_s2048_mb8_ac"].inputs) == TRITON
-
-
-def test_the_h100_rows_of_mpt_that_cannot_be_predicted_say_why(compared: Compared) -> None:
-    found = _reasons(compared[0])
-    rows = [row for row in compared[0] if row.family == "llm-foundry-mpt" and row.gpu == "H100"]
-    reasons = [found[row.case] for row in rows if row.case in found]
-    assert len(rows) - len(reasons) == 12
-    assert len(reasons) == sum("fp8" in reason for reason in reasons) == 2
-    several = [row for row in rows if row.error is not None and "g_" in row.case and "_8g_" not in row.case]
-    assert len(several) == 6  # 2 to 64 nodes
-    assert all(any("network between the nodes not stated" in one for one in row.assumptions) for row in several)
 
 
 def test_recomputed_products_cost_time(cases: dict[str, PublishedCase], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,39 +94,6 @@ def test_recomputed_products_cost_time(cases: dict[str, PublishedCase], monkeypa
     share = (2 * width**2 + width * feed_forward) / (3 * (4 * width**2 + 3 * width * feed_forward))
     slower = without.predicted_tokens_per_second / done.predicted_tokens_per_second - 1
     assert share / 2 < slower < share
-
-
-def test_the_text_has_medians_by_gpu_and_kind_and_fits_100_columns(compared: Compared) -> None:
-    text = format_speed(*compared)
-    assert "throughput: 82 published, 60 compared" in text
-    assert max(len(line) for line in text.splitlines()) <= 100
-    for name, rows in {
-        "all": 60,
-        "llm-foundry-mpt": 36,
-        "ibm-fms-fsdp on H100": 8,
-        "A100 eager": 28,
-        "A100 compiled": 4,
-        "H100 eager": 20,
-        "H100 compiled": 8,
-    }.items():
-        assert re.search(rf"^  {name} +{rows} +[\d.]+% +[\d.]+% +\d+ of {rows}$", text, re.MULTILINE), name
-    assert "left out: 22 " in text
-
-
-def test_medians_are_those_of_the_rows(compared: Compared) -> None:
-    """Computed by hand from three errors: the one in the middle."""
-    from tools.validate.published import speed as published_speed
-
-    rows = [row for row in compared[0] if row.error is not None][:3]
-    made = [
-        msgspec.structs.replace(row, gpu="X", compiled=True, error=error, constant_mfu_error=0.5)
-        for row, error in zip(rows, (-0.3, 0.1, 0.2), strict=True)
-    ]
-    summary = published_speed._summary(made, {"X": 0.4})
-    assert summary.groups["all"] == summary.groups["X compiled"]
-    assert summary.groups["all"].median_error == pytest.approx(0.2)
-    assert summary.groups["all"].median_error_of_constant_mfu == 0.5
-    assert summary.groups["all"].num_too_fast == 2
 
 
 def test_the_packaged_table_names_no_file_outside_of_the_repository() -> None:

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from fsdp_bench.spec.calibration_profile import RankMeasurements, read_profile
 from fsdp_bench.train.calibrating import calibrator, operator_times
-from tests.conftest import run_command
+from tests.conftest import refused, stdout_of
 from tests.train.ranks import run_ranks
 
 
@@ -50,25 +50,20 @@ def test_every_table_is_filled_and_all_ranks_agree(world_size: int, tmp_path: Pa
 @pytest.mark.slow
 def test_the_command_writes_a_file_that_predict_reads(tmp_path: Path) -> None:
     path = tmp_path / "here.toml"
-    done = run_command("calibrate", "--ranks", 2, "--out", path)
-    assert done.returncode == 0, done.stderr
-    assert "2 ranks: " in done.stdout
+    assert "2 ranks: " in stdout_of("calibrate", "--ranks", 2, "--out", path)
     profile = read_profile(path)
     assert [one.num_ranks for one in profile.ranks] == [2]
     words = ("--params", "10M", "--seq", 128, "--world-size", 2, "--kernels", "cpu", "--calibration", path)
-    assert "tokens/s per GPU" in run_command("predict", *words).stdout
+    assert "tokens/s per GPU" in stdout_of("predict", *words)
 
 
-@pytest.mark.parametrize("out", ["/proc/none/here.toml", "/proc/here.toml"])
-def test_a_file_that_cannot_be_written_is_refused_before_measuring(out: str) -> None:
-    done = run_command("calibrate", "--out", out)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith(f"fsdp-bench: out: {out} cannot be written: ")
-
-
-@pytest.mark.parametrize("words", [("--ranks", "two"), ("--ranks", "0"), ("--ranks", "2,,4")])
-def test_ranks_that_are_no_numbers_are_refused(words: tuple[str, str], tmp_path: Path) -> None:
-    done = run_command("calibrate", *words, "--out", tmp_path / "here.toml")
-    assert done.returncode == 2
-    assert "numbers from 1 to" in done.stderr
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        *((f"--out {out}", f"out: {out} cannot be written: ") for out in ("/proc/none/here.toml", "/proc/here.toml")),
+        *((f"--ranks {ranks} --out here.toml", "numbers from 1 to") for ranks in ("two", "0", "2,,4")),
+    ],
+)
+def test_what_cannot_be_measured_or_written_is_refused_before_measuring(words: str, said: str, tmp_path: Path) -> None:
+    assert said in refused("calibrate", *words.split(), cwd=tmp_path)
     assert not list(tmp_path.iterdir())

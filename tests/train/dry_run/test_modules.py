@@ -67,21 +67,22 @@ SMALL = {
 }
 
 
-def flops_of_a_step(
-    shape: ModelShape,
-    checkpointing: Checkpointing,
-    policy: str | None = None,
-    reentrant: Reentrant = Reentrant.NO,
-) -> int:
+def initialized(shape: ModelShape) -> torch.nn.Module:
+    """Return the model with real parameters."""
+    model = build(shape).to_empty(device="cpu")
+    for name, parameter in model.named_parameters():
+        initialize(parameter, name, seed=0)
+    return model
+
+
+def flops_of_a_step(shape: ModelShape, checkpointing: Checkpointing, policy: str | None, reentrant: Reentrant) -> int:
     """Return what FlopCounterMode counts in forward and backward of a real model, 3 sequences of 10 tokens.
 
     Attention is run by its unfused kernel, whose two products FlopCounterMode counts in every pass; it does not know
     the CPU's fused kernel. It counts the products whole, 4 x sequence x hidden_size a token and layer: the causal
     half, which spec/model.py takes by default, is what fused kernels skip.
     """
-    model = build(shape).to_empty(device="cpu")
-    for name, parameter in model.named_parameters():
-        initialize(parameter, name, seed=0)
+    model = initialized(shape)
     checkpoint_blocks(model, list(model.blocks), checkpointing, read_policy(policy), reentrant)
     counter = FlopCounterMode(display=False)
     with sdpa_kernel(SDPBackend.MATH), counter:
@@ -89,39 +90,34 @@ def flops_of_a_step(
     return counter.get_total_flops()
 
 
-OF_OPERATORS = [(Checkpointing.SELECTIVE, "aten.mm"), (Checkpointing.SELECTIVE, "aten.addmm,aten.silu")]
+OF_OPERATORS = ("aten.mm", "aten.addmm,aten.silu")
 """Policies that do not save attention: its unfused kernel, which is counted here, is an aten.bmm."""
 
 
 @pytest.mark.parametrize(
-    ("checkpointing", "policy"),
-    [*((kind, None) for kind in Checkpointing), *OF_OPERATORS, (Checkpointing.FULL, "every-2-blocks")],
+    ("checkpointing", "policy", "reentrant"),
+    [
+        *((kind, None, Reentrant.NO) for kind in Checkpointing),
+        *((Checkpointing.SELECTIVE, policy, Reentrant.NO) for policy in OF_OPERATORS),
+        (Checkpointing.FULL, "every-2-blocks", Reentrant.NO),
+        (Checkpointing.FULL, None, Reentrant.INSIDE),
+    ],
 )
 @pytest.mark.parametrize("family", list(Family))
 def test_flops_of_a_whole_step_equal_torchs_own_count(
-    family: Family, checkpointing: Checkpointing, policy: str | None
+    family: Family, checkpointing: Checkpointing, policy: str | None, reentrant: Reentrant
 ) -> None:
-    """Forward, backward, and what checkpointing recomputes: full, all of a block but its last product."""
+    """Forward, backward, and what checkpointing recomputes: full, all of a block but its last product.
+
+    Reentrant checkpointing recomputes whole blocks.
+    """
     shape = SMALL[family]
-    setup = TrainSetup(sequence_length=10, checkpointing=checkpointing, checkpointing_policy=policy)
+    fields = {"checkpointing": checkpointing, "checkpointing_policy": policy, "reentrant": reentrant}
+    setup = TrainSetup(sequence_length=10, **fields)
     expected = shape.hardware_flops_per_token(setup, causal=False)
-    assert flops_of_a_step(shape, checkpointing, policy) == 3 * 10 * expected
+    assert flops_of_a_step(shape, checkpointing, policy, reentrant) == 3 * 10 * expected
     if checkpointing is not Checkpointing.FULL and policy is None:
         assert shape.hardware_flops_per_token(setup) == shape.model_flops_per_token(10)
-
-
-def test_reentrant_checkpointing_computes_whole_blocks_again() -> None:
-    shape = SMALL[Family.LLAMA]
-    setup = TrainSetup(sequence_length=10, checkpointing=Checkpointing.FULL, reentrant=Reentrant.INSIDE)
-    expected = shape.hardware_flops_per_token(setup, causal=False)
-    assert flops_of_a_step(shape, Checkpointing.FULL, reentrant=Reentrant.INSIDE) == 3 * 10 * expected
-
-
-def test_a_causal_token_sees_half_of_the_keys() -> None:
-    # Sequence 10: 1 to 10 keys, 5.5 on average; two products, multiply and add, 32 wide, in 2 blocks.
-    shape = SMALL[Family.LLAMA]
-    whole, causal = (shape.forward_flops_per_token(10, causal=causal) for causal in (False, True))
-    assert whole - causal == 2 * 4 * (10 - 5.5) * 32
 
 
 @given(shapes())
@@ -139,9 +135,7 @@ def test_a_parameters_values_depend_on_its_name_and_the_seed_alone(shape: ModelS
 
 def test_a_llama_is_causal_and_knows_positions() -> None:
     shape = SMALL[Family.LLAMA]
-    model = build(shape).to_empty(device="cpu")
-    for name, parameter in model.named_parameters():
-        initialize(parameter, name, seed=0)
+    model = initialized(shape)
     tokens = torch.randint(50, (1, 8), generator=torch.Generator().manual_seed(1))
     changed = tokens.clone()
     changed[0, -1] = (changed[0, -1] + 1) % 50

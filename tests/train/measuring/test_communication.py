@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
-
 import pytest
 import torch.distributed as dist
 from hypothesis import given
@@ -28,14 +26,6 @@ from tests.train.ranks import call_standing_ranks
 from tests.train.training import CPU, LLAMA, S, setup_of, training_of
 
 intervals = st.lists(st.tuples(st.integers(0, 50), st.integers(0, 20)).map(lambda p: (float(p[0]), float(p[0] + p[1]))))
-
-
-@given(intervals)
-def test_a_union_is_disjoint_ordered_and_covers_the_same_instants(given_intervals: list[Interval]) -> None:
-    merged = union(given_intervals)
-    assert all(first[1] < second[0] for first, second in pairwise(merged))
-    for instant in [i + 0.5 for i in range(71)]:
-        assert any(a <= instant <= b for a, b in merged) == any(a <= instant <= b for a, b in given_intervals)
 
 
 @given(intervals, intervals)

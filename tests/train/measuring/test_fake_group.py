@@ -12,7 +12,7 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fsdp_bench.spec.model import Family
-from fsdp_bench.spec.setup import Api, Checkpointing, Precision, TrainSetup
+from fsdp_bench.spec.setup import Checkpointing, TrainSetup
 from fsdp_bench.train.measuring.communication import CollectiveCounter
 from fsdp_bench.train.measuring.fake_group import (
     add_finished_hook,
@@ -24,24 +24,22 @@ from fsdp_bench.train.models.transformer import batches
 from fsdp_bench.train.step import train_step
 from tests.profiles import validating
 from tests.train.ranks import call_standing_ranks, run_ranks
-from tests.train.training import LLAMA, S, setup_of, training_of
+from tests.train.training import LLAMA, S, every_case, setup_of, training_of
 
-FIELDS: dict[str, dict[str, Any]] = {
-    "fp32": {"checkpointing": Checkpointing.FULL, "max_grad_norm": 1.0},
-    "bf16-mixed": {"gradient_accumulation_steps": 2, "sync_every_micro_batch": False},
-    "fp16-mixed": {},
-}
-CASES: dict[int, list[TrainSetup]] = {
-    2: [
-        setup_of(2, api=api, strategy=strategy, precision=Precision.parse(precision), **fields)
-        for precision, fields in FIELDS.items()
-        for api in Api
-        for strategy in (S.FULL_SHARD, S.SHARD_GRAD_OP, S.NO_SHARD)
-    ],
-    4: [setup_of(4, api=api, strategy=strategy) for api in Api for strategy in (S.HYBRID_SHARD, S.HYBRID_SHARD_ZERO2)],
-}
-QUICK = {2: [CASES[2][number + 6 * (number % 3)] for number in range(6)], 4: CASES[4][::3]}
-"""Each strategy of two ranks under both apis, in one precision; both hybrid strategies."""
+CASES = every_case(
+    {
+        "fp32": {"checkpointing": Checkpointing.FULL, "max_grad_norm": 1.0},
+        "bf16": {"precision": "bf16-mixed", "gradient_accumulation_steps": 2, "sync_every_micro_batch": False},
+        "fp16": {"precision": "fp16-mixed"},
+    },
+    picks=3,
+)
+
+
+def setups_of(world_size: int) -> list[TrainSetup]:
+    """Return the cases on so many ranks, in ``make test`` the quick ones."""
+    setups = [case.setup for case in CASES.values() if case.is_quick or validating()]
+    return [setup for setup in setups if setup.world_size == world_size]
 
 
 class OperatorCounter(TorchDispatchMode):
@@ -90,18 +88,9 @@ def count_in_both_worlds(setups: list[TrainSetup]) -> list[tuple[Any, Any]]:
     return list(zip(real, silent, strict=True))
 
 
-def test_quick_cases_have_every_precision_strategy_and_api() -> None:
-    setups = QUICK[2] + QUICK[4]
-    assert {setup.strategy for setup in setups} == set(S)
-    assert {str(setup.precision) for setup in setups} == set(FIELDS)
-    assert {(setup.api, setup.strategy.is_hybrid) for setup in setups} == {
-        (api, is_hybrid) for api in Api for is_hybrid in (True, False)
-    }
-
-
-@pytest.mark.parametrize("world_size", list(CASES))
+@pytest.mark.parametrize("world_size", [2, 4])
 def test_the_same_is_issued_and_computed_as_with_peers(world_size: int, tmp_path: Path) -> None:
-    setups = (CASES if validating() else QUICK)[world_size]
+    setups = setups_of(world_size)
     for pairs in run_ranks(world_size, tmp_path, count_in_both_worlds, setups):
         for setup, ((sent, products), (silent, silent_products)) in zip(setups, pairs, strict=True):
             assert sent == silent, setup
@@ -111,7 +100,7 @@ def test_the_same_is_issued_and_computed_as_with_peers(world_size: int, tmp_path
 
 def test_hybrid_groups_are_told_apart_by_their_sizes() -> None:
     """Four ranks as two groups of two: parameters within a group, gradients also between them."""
-    ((kinds, _),) = call_standing_ranks(4, count_with_peers, CASES[4][:1])[0]
+    ((kinds, _),) = call_standing_ranks(4, count_with_peers, [setup_of(4, strategy=S.HYBRID_SHARD)])[0]
     assert {kind: sizes for kind, (_, _, sizes) in kinds.items()} == {
         "all_gather": (2,),
         "reduce_scatter": (2,),

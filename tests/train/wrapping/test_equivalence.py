@@ -6,8 +6,7 @@ torch's optimizer. Expected values come from it alone.
 
 from __future__ import annotations
 
-from itertools import product
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 import pytest
@@ -20,15 +19,16 @@ from fsdp_bench.train.models.transformer import batches
 from tests.train.ranks import call_standing_ranks
 from tests.train.training import (
     ADAMW,
-    FOUR,
     GLOBAL_BATCH,
     LLAMA,
-    SEQUENCE,
     SGD,
     STEPS,
     TWO,
+    Case,
     Parameters,
     S,
+    every_case,
+    parametrized,
     plain_model,
     setup_of,
     train_alone,
@@ -42,117 +42,51 @@ NO_SYNC: dict[str, Any] = {"gradient_accumulation_steps": 2, "sync_every_micro_b
 FULL: dict[str, Any] = {"checkpointing": Checkpointing.FULL}
 ENDS: dict[str, Any] = {"wrap": Wrap.BLOCK_AND_ENDS}
 LAST_BLOCK_STAYS: dict[str, Any] = {"reshard_last_block": False}
+RESHARDED: dict[str, Any] = {"reshard_after_forward": 2}
+BY_SIZE: dict[str, Any] = {"wrap": Wrap.SIZE, "min_num_params": 4000}
+OFFLOAD: dict[str, Any] = {"offload": Offload.PARAMS}
+SELECTIVE: dict[str, Any] = {"checkpointing": Checkpointing.SELECTIVE}
 VARIANTS: dict[str, dict[str, Any]] = {
-    "full checkpointing": FULL,
-    "selective checkpointing": {"checkpointing": Checkpointing.SELECTIVE},
-    "every second product": {"checkpointing": Checkpointing.SELECTIVE, "checkpointing_policy": "every-second-product"},
-    "named operators": {"checkpointing": Checkpointing.SELECTIVE, "checkpointing_policy": "aten.add,aten.mm,aten.mul"},
-    "every second block": FULL | {"checkpointing_policy": "every-2-blocks"},
-    "accumulation": {"gradient_accumulation_steps": 2},
-    "chunked loss": {"loss": Loss.CHUNKED},
-    "one unit": {"wrap": Wrap.NONE},
+    "": {},
+    "AdamW": ADAMW,
     "fused AdamW": {**ADAMW, "optimizer": OptimizerKind.ADAMW_FUSED},
     "AdamW in a loop": {**ADAMW, "optimizer": OptimizerKind.ADAMW_FOR_LOOP},
+    # of whole matrices: a shard of one has no columns
+    "Adafactor": {**ADAMW, "optimizer": OptimizerKind.ADAFACTOR, "strategy": S.NO_SHARD},
+    "no_sync": NO_SYNC,
+    "accumulation": {"gradient_accumulation_steps": 2},
+    "clipped": CLIPPED,
+    "full checkpointing": FULL,
+    "selective checkpointing": SELECTIVE,
+    "every second product": SELECTIVE | {"checkpointing_policy": "every-second-product"},
+    "named operators": SELECTIVE | {"checkpointing_policy": "aten.add,aten.mm,aten.mul"},
+    "every second block": FULL | {"checkpointing_policy": "every-2-blocks"},
+    "chunked loss": {"loss": Loss.CHUNKED},
     "AdamW, clipped, accumulated, checkpointed, chunked": ADAMW | CLIPPED | NO_SYNC | FULL | {"loss": Loss.CHUNKED},
-}
-SHARDED_ONLY: dict[str, dict[str, Any]] = {
-    "units by size": {"wrap": Wrap.SIZE, "min_num_params": 4000},
-    "forward prefetch": {"forward_prefetch": True},
+    "one unit": {"wrap": Wrap.NONE},
+    "units by size": BY_SIZE,
     "units of the ends": ENDS,
     "units of the ends, AdamW, clipped, no_sync, checkpointed": ENDS | ADAMW | CLIPPED | NO_SYNC | FULL,
+    "forward prefetch": {"forward_prefetch": True},
     "prefetching forward, not backward": {"forward_prefetch": True, "backward_prefetch": BackwardPrefetch.NONE},
     "no prefetch": {"backward_prefetch": BackwardPrefetch.NONE},
-    "optimizer in backward": {"optimizer_in_backward": True, "checkpointing": Checkpointing.FULL},
-    "AdamW in backward": {**ADAMW, "optimizer_in_backward": True},
-}
-FSDP1_ONLY: dict[str, dict[str, Any]] = {
-    "flat parameters": {"use_orig_params": False},
-    "flat parameters, clipped, no_sync": {"use_orig_params": False} | CLIPPED | NO_SYNC,
     "BACKWARD_POST": {"backward_prefetch": BackwardPrefetch.BACKWARD_POST},
     "no limiter": {"limit_all_gathers": False},
-}
-FSDP2_ONLY: dict[str, dict[str, Any]] = {
+    "flat parameters": {"use_orig_params": False},
+    "flat parameters, clipped, no_sync": {"use_orig_params": False} | CLIPPED | NO_SYNC,
+    "optimizer in backward": FULL | {"optimizer_in_backward": True},
+    "AdamW in backward": {**ADAMW, "optimizer_in_backward": True},
     "last block stays gathered": LAST_BLOCK_STAYS,
     "ends, last block stays gathered, forward prefetch": ENDS | LAST_BLOCK_STAYS | {"forward_prefetch": True},
-    "offload": {"offload": Offload.PARAMS},
-    "offload, AdamW, clipped, no_sync": {"offload": Offload.PARAMS} | ADAMW | CLIPPED | NO_SYNC,
+    "offload": OFFLOAD,
+    "offload, AdamW, clipped, no_sync": OFFLOAD | ADAMW | CLIPPED | NO_SYNC,
+    "resharded": RESHARDED,
+    "resharded, AdamW, clipped, no_sync": RESHARDED | ADAMW | CLIPPED | NO_SYNC,
+    "resharded, checkpointed, ends, last block stays gathered": RESHARDED | FULL | ENDS | LAST_BLOCK_STAYS,
+    "resharded, by size": RESHARDED | BY_SIZE,
 }
-
-
-class Case(NamedTuple):
-    family: Family
-    setup: TrainSetup
-    is_quick: bool
-    """Whether ``make test`` runs it: every strategy, variant and wrapper at least once; the others vary these."""
-
-
-def every_strategy(world_size: int, pairs: list[tuple[Api, S]]) -> dict[str, Case]:
-    """Both families and optimizers under every strategy, and what depends on how gradients are reduced."""
-    cases = {}
-    for api, strategy in pairs:
-        for family, optimizer in product(Family, (SGD, ADAMW)):
-            other = family is Family.GPT2 and optimizer is ADAMW and strategy in (S.FULL_SHARD, S.NO_SHARD)
-            name = f"{family.value} {api.value} {strategy.value} {optimizer['optimizer'].value}"
-            setup = setup_of(world_size, api=api, strategy=strategy, **optimizer)
-            cases[name] = Case(family, setup, other or (family is Family.LLAMA and optimizer is SGD))
-        for name, fields in (("no_sync", NO_SYNC), ("clipped", CLIPPED), ("full checkpointing", FULL)):
-            setup = setup_of(world_size, api=api, strategy=strategy, **fields)
-            clipped = fields is CLIPPED and api is Api.FSDP1 and strategy in (S.NO_SHARD, S.HYBRID_SHARD)
-            cases[f"llama {api.value} {strategy.value} {name}"] = Case(
-                Family.LLAMA, setup, fields is NO_SYNC or clipped
-            )
-    return cases
-
-
-def variants() -> dict[str, Case]:
-    """Each variant quick under one of both apis, what is combined under all wrappers."""
-    cases = {}
-    for api, extra in ((Api.FSDP1, FSDP1_ONLY), (Api.FSDP2, FSDP2_ONLY)):
-        for number, (name, fields) in enumerate((VARIANTS | SHARDED_ONLY | extra).items()):
-            is_quick = name in extra or "AdamW, clipped" in name or number % 2 == (api is Api.FSDP2)
-            cases[f"llama {api.value} {name}"] = Case(Family.LLAMA, setup_of(2, api=api, **fields), is_quick)
-        for name in ("full checkpointing", "selective checkpointing", "one unit"):
-            cases[f"gpt2 {api.value} {name}"] = Case(Family.GPT2, setup_of(2, api=api, **VARIANTS[name]), False)
-        by_size = setup_of(2, api=api, **SHARDED_ONLY["units by size"])
-        cases[f"gpt2 {api.value} tied head, units by size"] = Case(Family.GPT2, by_size, api is Api.FSDP2)
-    adafactor = {**ADAMW, "optimizer": OptimizerKind.ADAFACTOR}  # of whole matrices: a shard of one has no columns
-    for name, api in (("FSDP1", Api.FSDP1), ("DDP", Api.FSDP2)):
-        setup = setup_of(2, api=api, strategy=S.NO_SHARD, **adafactor)
-        cases[f"llama {name} Adafactor unsharded"] = Case(Family.LLAMA, setup, True)
-    for name, fields in VARIANTS.items():
-        setup, is_quick = setup_of(2, api=Api.FSDP2, strategy=S.NO_SHARD, **fields), fields is FULL or "clipped" in name
-        cases[f"llama DDP {name}"] = Case(Family.LLAMA, setup, is_quick)
-    return cases
-
-
-def on_four() -> dict[str, Case]:
-    fields: dict[str, Any] = {"api": Api.FSDP2, "reshard_after_forward": 2}
-    resharded = {
-        "": {},
-        ", AdamW, clipped, no_sync": ADAMW | CLIPPED | NO_SYNC,
-        ", checkpointed, ends, last block stays gathered": FULL | ENDS | LAST_BLOCK_STAYS,
-        ", by size": SHARDED_ONLY["units by size"],
-    }
-    return {
-        f"{family.value} resharded to two of four ranks{name}": Case(
-            family, setup_of(4, **fields, **more), "AdamW" in name or "checkpointed" in name
-        )
-        for name, more in resharded.items()
-        for family in (Family if not name else [Family.LLAMA])
-    } | {
-        f"llama {api.value} {strategy.value} on four": Case(
-            Family.LLAMA, setup_of(4, api=api, strategy=strategy), (api, strategy) == (Api.FSDP1, S.FULL_SHARD)
-        )
-        for api, strategy in TWO
-    }
-
-
-CASES = {2: every_strategy(2, TWO) | variants(), 4: every_strategy(4, FOUR) | on_four()}
-NAMES = [
-    pytest.param(world, name, id=name, marks=[pytest.mark.slow] * (not case.is_quick))
-    for world, cases in CASES.items()
-    for name, case in cases.items()
-]
+OF_GPT2 = ("", "AdamW", "full checkpointing", "selective checkpointing", "one unit", "units by size", "resharded")
+CASES = every_case(VARIANTS, everywhere=("", "no_sync"), of_gpt2=OF_GPT2, more=[(4, api, S.FULL_SHARD) for api in Api])
 
 
 def without_the_bias_of_keys(parameters: Parameters) -> Parameters:
@@ -187,13 +121,13 @@ def test_the_bias_of_gpt2s_keys_has_no_gradient_but_rounding() -> None:
                 assert query.abs().max() > 1e4 * key.abs().max()
 
 
-@pytest.mark.parametrize(("world", "name"), NAMES)
-def test_three_steps_are_those_of_one_process_with_the_global_batch(world: int, name: str) -> None:
-    family, setup, _ = CASES[world][name]
+@parametrized(CASES)
+def test_three_steps_are_those_of_one_process_with_the_global_batch(case: Case) -> None:
+    family, setup, _ = case
     expected_losses, expected = train_alone(family, setup)
     if setup.optimizer is not OptimizerKind.SGD:
         expected = without_the_bias_of_keys(expected)
-    for losses, parameters in call_standing_ranks(world, train_sharded, family, setup):
+    for losses, parameters in call_standing_ranks(setup.world_size, train_sharded, family, setup):
         assert losses == pytest.approx(expected_losses, abs=TOLERANCE)
         if setup.optimizer is not OptimizerKind.SGD:
             parameters = without_the_bias_of_keys(parameters)
@@ -231,33 +165,18 @@ def test_the_comparison_catches_real_faults(fault: str) -> None:
             assert (parameters[key] - expected[key]).abs().max() > 10 * TOLERANCE, (setup, key)
 
 
-def sequences(setup: TrainSetup, rank: int, world_size: int) -> list[list[tuple[int, ...]]]:
-    """Return each step's sequences of a rank, over all its micro-batches."""
-    steps = batches(setup, LLAMA.vocab_size, STEPS, rank, world_size)
-    return [[tuple(row.tolist()) for batch in step for row in batch] for step in steps]
+def sequences(setup: TrainSetup) -> list[tuple[int, ...]]:
+    """Return the sequences of rank 0 of two, over all steps."""
+    steps = batches(setup, LLAMA.vocab_size, STEPS, 0, 2)
+    return [tuple(row.tolist()) for step in steps for batch in step for row in batch]
 
 
-@pytest.mark.parametrize("accumulate", [1, 2])
-@pytest.mark.parametrize("world", [2, 4])
-def test_ranks_read_different_sequences_whose_union_is_the_global_batch(world: int, accumulate: int) -> None:
-    setup = setup_of(world, gradient_accumulation_steps=accumulate)
-    ranks = [sequences(setup, rank, world) for rank in range(world)]
-    alone = sequences(setup_of(1), 0, 1)
-    for step in range(STEPS):
-        rows = [row for rank in ranks for row in rank[step]]
-        assert len(set(rows)) == len(rows) == GLOBAL_BATCH  # no sequence twice, none missing
-        assert set(rows) == set(alone[step])
-        assert {len(row) for row in rows} == {SEQUENCE + 1}
-    assert len({row for step in alone for row in step}) == STEPS * GLOBAL_BATCH  # no step repeats another
-    shapes = [[tuple(batch.shape) for batch in step] for step in batches(setup, LLAMA.vocab_size, STEPS, 0, world)]
-    assert shapes == [[(GLOBAL_BATCH // world // accumulate, SEQUENCE + 1)] * accumulate] * STEPS
-
-
-def test_only_the_seed_decides_what_is_read() -> None:
+def test_no_step_repeats_another_and_only_the_seed_decides_what_is_read() -> None:
+    """That the ranks read the global batch together is part of the comparison above."""
     setup = setup_of(2)
     torch.manual_seed(1)
-    once = sequences(setup, 0, 2)
+    once = sequences(setup)
     torch.manual_seed(2)
-    assert sequences(setup, 0, 2) == once
-    other = sequences(msgspec.structs.replace(setup, seed=setup.seed + 1), 0, 2)
-    assert not {row for step in once for row in step} & {row for step in other for row in step}
+    assert sequences(setup) == once
+    assert len(set(once)) == STEPS * GLOBAL_BATCH // 2
+    assert not set(once) & set(sequences(msgspec.structs.replace(setup, seed=setup.seed + 1)))

@@ -5,14 +5,12 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointWrapper
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 
@@ -23,7 +21,7 @@ from fsdp_bench.spec.setup import Api, TrainSetup, Wrap
 from fsdp_bench.train.models.optimizer import build_optimizer
 from fsdp_bench.train.wrapping.readback import effective_setup
 from fsdp_bench.train.wrapping.wrap import ShardsNothingWarning
-from tests.train.ranks import call_standing_ranks, run_ranks
+from tests.train.ranks import call_standing_ranks
 from tests.train.training import bare_name, whole_parameters, wrapped
 
 
@@ -167,15 +165,13 @@ def test_the_call_gives_what_it_says(name: str, direct: dict[str, tuple[Facts, l
         ("fsdp2 no shard", "NO_SHARD keeps every parameter"),
         ("bf16", "one unit gathers the whole model"),
         ("by size default", "one unit gathers the whole model"),
+        *((name, "") for name in ("full", "fsdp2", "by size")),
     ],
 )
-def test_a_call_that_shards_nothing_warns_why(name: str, part: str, direct: dict[str, tuple[Facts, list[str]]]) -> None:
-    (message,) = direct[name][1]
-    assert part in message
-
-
-def test_a_call_that_shards_does_not_warn(direct: dict[str, tuple[Facts, list[str]]]) -> None:
-    assert direct["full"][1] == direct["fsdp2"][1] == direct["by size"][1] == []
+def test_a_call_that_shards_nothing_warns_why_and_another_does_not(
+    name: str, part: str, direct: dict[str, tuple[Facts, list[str]]]
+) -> None:
+    assert [part in message for message in direct[name][1]] == [True] * bool(part)
 
 
 def refuse_with_optimizer() -> object:
@@ -203,6 +199,7 @@ def on_mesh_of_two_dimensions(**arguments: Any) -> nn.Module:
     return fsdp(users_model(), device_mesh=mesh, **arguments)
 
 
+WITH_ENDS: dict[str, Any] = {"world_size": 2, "api": Api.FSDP2, "wrap": Wrap.BLOCK_AND_ENDS}
 REFUSED: dict[str, tuple[Callable[[], object], str]] = {
     "optimizer": (
         refuse_with_living_optimizer,
@@ -227,6 +224,11 @@ REFUSED: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "DDP bf16": (lambda: fsdp(users_model(), mp="bf16-mixed-bf16-reduce", **TWO), "compression hook needs NCCL"),
     "DDP offload": (lambda: fsdp(users_model(), cpu_offload=True, **TWO), "has no CPU offload; api fsdp1 has"),
+    "unnamed ends": (
+        lambda: fsdp(users_model(), setup=TrainSetup(**WITH_ENDS), TransformerBlock=Block),
+        "give Sequential the properties modules_before_blocks and modules_after_blocks",
+    ),
+    "tied ends": (lambda: wrapped(Family.GPT2, TrainSetup(**WITH_ENDS)), "tie_word_embeddings"),
     "world": (
         lambda: fsdp(users_model(), setup=TrainSetup(world_size=8)),
         "the setup is for world_size 8; here are 2",
@@ -251,33 +253,6 @@ def test_an_impossible_call_is_refused_with_the_reason(name: str, refused: dict[
 def test_a_call_without_a_process_group_is_refused_with_the_reason() -> None:
     with pytest.raises(WrapError, match="init_process_group"):
         fsdp(users_model())
-
-
-def order_of_wrapping() -> dict[str, bool]:
-    """Tell whether FSDP wraps the checkpointed block, under both apis."""
-    options = {**FULL, **BLOCKS, "activation_checkpointing": "full"}
-    one = fsdp(users_model(), **options)
-    two = fsdp(users_model(), api="fsdp2", **options)
-    units = FullyShardedDataParallel.fsdp_modules(one)[1:]
-    return {
-        "fsdp1": all(isinstance(unit._fsdp_wrapped_module, CheckpointWrapper) for unit in units) and len(units) == 2,
-        "fsdp2": all(isinstance(m, FSDPModule) for m in two.modules() if isinstance(m, CheckpointWrapper)),
-        "nothing inside": not any(
-            isinstance(m, FSDPModule) for w in two.modules() if isinstance(w, CheckpointWrapper) for m in w.children()
-        ),
-    }
-
-
-def test_fsdp_wraps_the_checkpointed_block_not_the_other_way_round() -> None:
-    assert call_standing_ranks(2, order_of_wrapping)[0] == {"fsdp1": True, "fsdp2": True, "nothing inside": True}
-
-
-def alone() -> list[str]:
-    return [call(True, "fp32", "FULL_SHARD", Block, api=api.value)[0]["strategy"] for api in Api]
-
-
-def test_in_a_world_of_one_fsdp1_runs_no_shard_and_says_so(tmp_path: Path) -> None:
-    assert run_ranks(1, tmp_path, alone)[0] == ["NO_SHARD", "FULL_SHARD"]
 
 
 def hybrid_strategies() -> list[tuple[str, Facts]]:
@@ -359,17 +334,3 @@ def test_the_ends_are_units_and_each_is_resharded_and_computes_as_the_setup_says
     of_blocks = {"embedding": narrow, "blocks.0": narrow, "blocks.1": narrow}
     assert found["fsdp2 computes"] == of_blocks | {"norm": wide, "lm_head": wide}
     assert found["fsdp1 computes"] == of_blocks | {"": narrow, "lm_head": wide}
-
-
-def ends_that_cannot_be_units() -> tuple[str, str]:
-    tied = TrainSetup(api=Api.FSDP2, wrap=Wrap.BLOCK_AND_ENDS)
-    return (
-        refusal(lambda: fsdp(users_model(), setup=tied, TransformerBlock=Block)),
-        refusal(lambda: wrapped(Family.GPT2, tied)),
-    )
-
-
-def test_a_model_that_does_not_name_its_ends_or_ties_them_is_refused(tmp_path: Path) -> None:
-    unnamed, tied = run_ranks(1, tmp_path, ends_that_cannot_be_units)[0]
-    assert "give Sequential the properties modules_before_blocks and modules_after_blocks" in unnamed
-    assert "tie_word_embeddings" in tied

@@ -1,8 +1,9 @@
-"""Three ways to one loss."""
+"""Three ways to one loss; the attention kernel that torch chooses on a CPU, and what flash-attn allocates and saves."""
 
 from __future__ import annotations
 
 import sys
+import warnings
 from unittest.mock import patch
 
 import pytest
@@ -10,12 +11,15 @@ import torch
 import torch.nn.functional as F
 
 from fsdp_bench.spec.errors import MachineError
-from fsdp_bench.spec.model import ModelShape
 from fsdp_bench.spec.setup import Loss
+from fsdp_bench.train.dry_run.fake_world import fake_device
 from fsdp_bench.train.measuring.storage_tracker import StorageTracker
 from fsdp_bench.train.models import loss
+from fsdp_bench.train.models.flash_attn_package import flash_attn_func
 from fsdp_bench.train.models.loss import head_loss, loss_function
-from fsdp_bench.train.models.transformer import build, initialize
+from fsdp_bench.train.models.transformer import attention_kernel, build, initialize
+from tests.on_stand_in.scripts.replaced_operators import storages
+from tests.shapes import shape
 
 
 # inductor itself imports torch.utils.mkldnn, which is written in TorchScript.
@@ -34,7 +38,6 @@ def test_value_and_gradient_are_those_of_float64(kind: Loss, tokens: int) -> Non
     value = loss_function(kind)(logits, targets)
     value.backward()
     torch.testing.assert_close(value.double(), expected)
-    assert exact.grad is not None
     torch.testing.assert_close(logits.grad.double(), exact.grad)
 
 
@@ -65,7 +68,6 @@ def test_the_loss_of_unsloth_ignores_targets_and_keeps_one_fp32_copy_that_become
         value.backward()
         backward = tracker.peak_bytes
     torch.testing.assert_close(value.double(), expected, rtol=1e-6, atol=0)
-    assert logits.grad is not None
     torch.testing.assert_close(logits.grad, gradient, rtol=0.02, atol=1e-6)
     small = 40_000  # some numbers a row
     assert 6 * logits.numel() <= forward < 6 * logits.numel() + small
@@ -83,11 +85,8 @@ def test_a_loss_of_a_package_that_is_missing_says_how_to_install_it(kind: str, p
 
 def test_a_loss_with_the_head_takes_what_the_head_takes() -> None:
     """torch's cross-entropy stands for Liger's, which needs a GPU: the same loss and gradients as on logits."""
-    shape = ModelShape(
-        family="llama", name="tiny", num_hidden_layers=1, hidden_size=8, num_attention_heads=2, num_key_value_heads=2,
-        intermediate_size=16, vocab_size=33, max_position_embeddings=32,
-    )  # fmt: skip
-    bare = build(shape, head_loss=lambda weight, x, targets: F.cross_entropy(x @ weight.t(), targets))
+    tiny = shape(num_hidden_layers=1, hidden_size=8, num_attention_heads=2, num_key_value_heads=2, vocab_size=33)
+    bare = build(tiny, head_loss=lambda weight, x, targets: F.cross_entropy(x @ weight.t(), targets))
     model = bare.to_empty(device="cpu")
     for name, parameter in model.named_parameters():
         initialize(parameter, name, 0)
@@ -109,3 +108,53 @@ def test_bf16_logits_are_lost_in_fp32() -> None:
     targets = torch.randint(33, (2, 8))
     for kind in (Loss.PLAIN, Loss.CHUNKED):
         assert loss_function(kind)(logits, targets).dtype is torch.float32
+
+
+BATCH, LENGTH, HEADS, KEY_HEADS, WIDTH = 2, 200, 6, 2, 32
+QUERIES, KEYS = (BATCH * LENGTH * heads * WIDTH * 2 for heads in (HEADS, KEY_HEADS))
+SUMS = BATCH * HEADS * LENGTH * 4
+RANDOM_STATE = 16
+ROUNDED_SUMS = BATCH * HEADS * 256 * 4
+"""softmax_d, whose rows are rounded to 128."""
+
+
+def run(device: torch.device) -> torch.Tensor:
+    """Run causal attention with grouped keys, a window and no mask."""
+    q, k, v = (
+        torch.empty(BATCH, LENGTH, heads, WIDTH, dtype=torch.bfloat16, device=device, requires_grad=True)
+        for heads in (HEADS, KEY_HEADS, KEY_HEADS)
+    )
+    return flash_attn_func(q, k, v, causal=True, window_size=(63, 63))
+
+
+def test_it_saves_inputs_output_sums_and_random_state_and_no_mask() -> None:
+    with warnings.catch_warnings(action="ignore"), fake_device("cuda") as device:
+        found = storages(run, device)
+    inputs = [QUERIES, KEYS, KEYS]
+    assert found["forward"] == [*inputs, QUERIES, SUMS, RANDOM_STATE]
+    assert found["saved"] == sorted([*inputs, QUERIES, SUMS, RANDOM_STATE])
+    assert found["backward"] == sorted([*inputs, ROUNDED_SUMS])
+
+
+@pytest.mark.parametrize(
+    ("dtype", "width", "reason"),
+    [
+        (torch.float32, 64, "only support fp16"),
+        (torch.float16, 320, "at most 256"),
+        (torch.float16, 20, "multiple of 8"),
+    ],
+)
+def test_what_the_package_refuses_is_refused(dtype: torch.dtype, width: int, reason: str) -> None:
+    x = torch.empty(1, 8, 2, width, dtype=dtype, device="meta")
+    with pytest.raises(RuntimeError, match=reason):
+        flash_attn_func(x, x, x)
+
+
+@pytest.mark.parametrize("num_key_value_heads", [8, 2])
+def test_half_precision_runs_flash_attention(num_key_value_heads: int) -> None:
+    assert attention_kernel(8, num_key_value_heads, 4096, 64, torch.bfloat16, torch.device("cpu")) == "flash_attention"
+
+
+def test_what_is_switched_off_is_not_named() -> None:
+    with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+        assert attention_kernel(8, 8, 128, 64, torch.bfloat16, torch.device("cpu")) == "math"

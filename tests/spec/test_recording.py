@@ -1,13 +1,19 @@
-"""Formulas of sizes: read, evaluated, multiplied; what is no formula is refused."""
+"""Recordings: formulas of sizes are read, evaluated and multiplied; what is no formula, or not recorded, is refused.
+
+A setup whose variant was not recorded is not answered with one that is near.
+"""
 
 from __future__ import annotations
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.recording.formula import evaluate, multiply, parse, symbols_of, to_text
+from fsdp_bench.spec.recording.variants import VariantKind
+from tests.shapes import recorded
 
 VALUES = {"B": 3, "S": 100, "width": 64}
 FACTORS = st.sampled_from(["B", "S", "width", "2", "1/2", "up(S,32)"])
@@ -48,3 +54,24 @@ def test_a_missing_value_and_a_broken_number_are_refused() -> None:
         evaluate("depth*2", VALUES)
     with pytest.raises(SpecError, match="not a whole number"):
         evaluate("B*1/2", VALUES)
+
+
+CODE = recorded("Llama-3.1-8B").code
+CAST = VariantKind("bf16", casts_at_blocks=True)
+
+
+def test_an_older_recording_without_a_variant_is_to_be_made_again() -> None:
+    assert CODE.variant(CAST, is_single=False) == CAST.name
+    older = replace(
+        CODE,
+        variants={name: each for name, each in CODE.variants.items() if "cast" not in name},
+        same={name: like for name, like in CODE.same.items() if "cast" not in name},
+    )
+    with pytest.raises(SpecError, match="bf16 cast at blocks of LlamaForCausalLM was not recorded; record it again"):
+        older.variant(CAST, is_single=False)
+
+
+def test_the_reason_of_a_variant_is_that_of_the_one_it_builds_on() -> None:
+    broken = replace(CODE, variants={}, same={}, missing={"bf16": "no kernel"})
+    with pytest.raises(SpecError, match="does not run in bf16: no kernel"):
+        broken.variant(CAST, is_single=True)
