@@ -119,33 +119,6 @@ def flops_of_products(shape: ModelShape, setup: TrainSetup) -> float:
     return sum(2.0 * math.prod(work.dims) for work in works if work.is_product)
 
 
-def test_the_rate_limiter_keeps_the_host_two_units_ahead() -> None:
-    """Without it all of forward's all-gathers may run at once ahead; with it the third waits for the first's end."""
-    tape = Tape()
-    for unit in range(3):
-        if unit == 2:
-            tape.host_wait(Queue.FREE)
-        tape.collective("all_gather", "shard", 1, Stream.ALL_GATHER)
-        tape.wait_stream(Stream.COMPUTE, Stream.ALL_GATHER)
-        tape.kernel("aten::mul", 10, 4)
-        tape.record_event(Stream.COMPUTE, Queue.FREE)
-    time = run(tape.events, Plain(memory=1.0, network=1.0), with_spans=True)
-    gathers = [(span.begin, span.end) for span in time.spans if span.kind == "collective"]
-    # unit 0 gathers in 0..1 and computes in 1..11; the third gather is issued at 11.
-    assert gathers == [(0.0, 1.0), (1.0, 2.0), (11.0, 12.0)]
-    assert time.step_seconds == 31.0
-    assert time.exposed_communication_seconds == 1.0
-
-
-def test_a_communicator_runs_one_collective_at_a_time() -> None:
-    """Two streams of one group queue; of two groups they do not."""
-    for group, end in (("shard", 2.0), ("replicate", 1.0)):
-        tape = Tape()
-        tape.collective("all_gather", "shard", 1, Stream.ALL_GATHER)
-        tape.collective("all_reduce", group, 1, Stream.ALL_REDUCE)
-        assert run(tape.events, Plain(network=1.0)).step_seconds == end
-
-
 def test_backward_waits_for_the_last_unit_that_forward_resharded_to_fewer_ranks() -> None:
     """Forward computes unit 0 in 0..1 and unit 1 in 1..2, and each is resharded then. Backward gathers unit 1 first.
 
