@@ -17,7 +17,7 @@ from fsdp_bench.spec.model import Family
 from fsdp_bench.spec.setup import Api, TrainSetup
 from fsdp_bench.spec.subprocesses.dry_run import CATEGORIES, DryRunResult, DryRunSpec, MemoryAtStart, UserModule
 from tests.conftest import json_of, run_command, stdout_of
-from tests.report.html.parsed import ParsedPage
+from tests.report.html.samples import ParsedPage
 
 GIB = 2**30
 A100 = Hardware.of_gpu(BUILT_IN.gpu("A100-SXM-80GB"))

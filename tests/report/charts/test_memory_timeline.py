@@ -1,4 +1,4 @@
-"""The chart of memory over one step: its moments, and what is drawn."""
+"""A step as data for charts and documents, in which no peak is lost; and the chart of memory over one step."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import pytest
 from matplotlib.figure import Figure
 
 from fsdp_bench.catalog import loader
-from fsdp_bench.plan.chart_data import CATEGORIES, DrawnMemory, drawn_memory, phases
+from fsdp_bench.catalog.lookup import model, server
+from fsdp_bench.plan.chart_data import CATEGORIES, PIXELS, DrawnMemory, drawn_memory, drawn_streams, phases, step_speeds
 from fsdp_bench.plan.prediction import Prediction, answer
 from fsdp_bench.plan.question import Question
 from fsdp_bench.report.charts import memory_timeline as timeline_chart
@@ -19,10 +20,53 @@ from fsdp_bench.report.charts.slide import draw, figure_of
 from fsdp_bench.simulate.events import Category, Event, Kind
 from fsdp_bench.simulate.simulation import BETWEEN_STEPS
 from fsdp_bench.spec.hardware import Hardware
-from fsdp_bench.spec.setup import Api, ShardingStrategy, TrainSetup
+from fsdp_bench.spec.setup import Api, Precision, ShardingStrategy, TrainSetup
 from fsdp_bench.spec.units import GIB, MIB
 from tests.report.charts.pictures import assert_texts_are_inside_and_apart, text_of_quantity
 from tests.shapes import shape
+
+
+def on_two_nodes(strategy: ShardingStrategy, steps: int = 1, api: Api = Api.FSDP1) -> Question:
+    setup = TrainSetup(
+        api=api,
+        strategy=strategy,
+        precision=Precision.parse("bf16-mixed"),
+        world_size=16,
+        sequence_length=1024,
+        gradient_accumulation_steps=steps,
+    )
+    return Question(model("1B", 1024), setup, server("p4d.24xlarge", nodes=2))
+
+
+@pytest.mark.parametrize("strategy", [ShardingStrategy.FULL_SHARD, ShardingStrategy.NO_SHARD])
+@pytest.mark.parametrize(("api", "steps"), [(Api.FSDP1, 1), (Api.FSDP2, 1), (Api.FSDP1, 2)])
+def test_the_highest_moment_is_the_predicted_peak(strategy: ShardingStrategy, api: Api, steps: int) -> None:
+    """The chart simulates every block; the prediction simulates three and repeats one."""
+    asked = on_two_nodes(strategy, steps, api)
+    drawn = drawn_memory(asked.simulated)
+    assert drawn.peak_bytes == answer(asked).memory.peak_allocated_bytes
+    tops = [sum(moment) for phase in drawn.phases for moment in zip(*phase.live_bytes.values(), strict=True)]
+    assert max(tops) == drawn.peak_bytes
+    names = [phase.name for phase in drawn.phases if not phase.name.startswith("first ")]
+    assert names == [*["forward", "loss", "backward"] * steps, "optimizer"]
+    widths = [phase.width for phase in drawn.phases]
+    assert sum(widths) == pytest.approx(1)
+    assert min(widths) > 0.05 / 1.4  # wide enough for its name
+
+
+def test_spans_and_exposed_time_are_kept_to_a_pixel() -> None:
+    (found,) = step_speeds([on_two_nodes(ShardingStrategy.FULL_SHARD)])
+    drawn, time = drawn_streams(found), found.time
+    assert drawn.step_seconds == time.step_seconds
+    shown = sum(end - begin for begin, end in drawn.whole.exposed)
+    pixel = time.step_seconds / PIXELS
+    assert shown == pytest.approx(time.exposed_communication_seconds, abs=pixel * (len(drawn.whole.exposed) + 1))
+    for view in (drawn.whole, drawn.middle_of_backward):
+        for row in view.rows:
+            edges = [edge for span in row.spans for edge in span]
+            assert edges == sorted(edges)
+            assert view.begin - 1e-9 <= edges[0] <= edges[-1] <= view.end + 1e-9
+
 
 TINY = shape(
     **{"name": "tiny", "num_hidden_layers": 4, "hidden_size": 256, "intermediate_size": 512, "vocab_size": 1024},
