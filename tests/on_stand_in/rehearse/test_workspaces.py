@@ -1,12 +1,13 @@
-"""Allocations of kernels beside their results, on the stand-in: attention, sums, norms, softmax, an embedding."""
+"""Storages and allocations of operators and kernels on the stand-in: replaced ones, attention, sums, norms, softmax."""
 
 from __future__ import annotations
 
+import json
 import random
 
 import pytest
 
-from fsdp_bench.catalog.loader import gpu_by_product_name
+from fsdp_bench.catalog.loader import gpu, gpu_by_product_name
 from fsdp_bench.simulate.events import Kind
 from fsdp_bench.simulate.operators.core import Operators
 from fsdp_bench.simulate.operators.kernel_workspaces import (
@@ -20,7 +21,22 @@ from fsdp_bench.simulate.operators.kernels import CUDA, Kernels, kernels_on
 from fsdp_bench.simulate.recorded.workspaces import workspace_of
 from fsdp_bench.simulate.tape import Tape
 from fsdp_bench.sweep.run.rehearsed import rehearsed_gpu
-from tests.on_stand_in.interpreters import allocations_on_gpu
+from fsdp_bench.train.dry_run.fake_world import fake_device
+from tests.on_stand_in.interpreters import allocations_on_gpu, run_on_gpu
+from tests.on_stand_in.rehearsing import SCRIPTS
+from tests.on_stand_in.scripts import replaced_operators
+
+
+@pytest.mark.parametrize("every", [17, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ["H200", "T4"])
+def test_replaced_operators_make_and_save_the_storages_of_pytorchs_own(name: str, every: int) -> None:
+    expected = json.loads(run_on_gpu(name, (SCRIPTS / "replaced_operators.py").read_text(), str(every)))
+    with fake_device("cuda", before_sm80=gpu(name).is_before_sm80) as device:
+        found = replaced_operators.all_storages(device, every)
+    assert found.keys() == expected.keys()
+    differing = {name: (found[name], expected[name]) for name in expected if found[name] != expected[name]}
+    assert not differing, f"{len(differing)} of {len(expected)}: {dict(list(differing.items())[:3])}"
+
 
 BACKWARD = """
 from torch.nn.attention import SDPBackend, sdpa_kernel
