@@ -14,7 +14,7 @@ from fsdp_bench.cli.common.options import SetupOptions
 from fsdp_bench.cli.common.setups import read_model
 from fsdp_bench.plan import recording
 from fsdp_bench.spec.errors import MachineError
-from tests.cli.setups import read_setup
+from tests.cli.test_options import read_setup
 from tests.shapes import llama_config
 
 CONFIG = llama_config()

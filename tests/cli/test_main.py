@@ -98,11 +98,6 @@ def test_status_of_results_that_were_copied_counts_their_records() -> None:
     assert {sweep["state"] for sweep in sweeps} == {"unknown"}
 
 
-def test_without_a_calibration_validates_line_on_time_says_what_to_give() -> None:
-    done = run_command("validate", "--against", RESULTS / "cpu")
-    assert "time is not compared: no datasheet has a CPU's rates; give --calibration FILE" in done.stdout
-
-
 @pytest.mark.parametrize(("gpu", "name"), [("H100-SXM", "NVIDIA H100 80GB HBM3"), ("H100-SXM-96GB", "H100-SXM-96GB")])
 def test_a_rehearsed_gpu_without_a_product_name_has_the_catalogue_s(
     gpu: str, name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path

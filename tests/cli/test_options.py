@@ -9,20 +9,9 @@ import pytest
 from click.testing import CliRunner
 
 from fsdp_bench.cli.common.options import SetupCommand, SetupOptions, setup_options
-from fsdp_bench.cli.common.setups import read_setups
+from fsdp_bench.cli.common.setups import read_setups, with_models
 from fsdp_bench.spec.impossible import impossible
-from fsdp_bench.spec.setup import (
-    BackwardPrefetch,
-    Checkpointing,
-    Loss,
-    Offload,
-    OptimizerKind,
-    Precision,
-    ShardingStrategy,
-    TrainSetup,
-    Wrap,
-)
-from tests.cli.setups import read_setup
+from fsdp_bench.spec.setup import Precision, TrainSetup
 
 
 def parse(*arguments: str, **options: Any) -> SetupOptions:
@@ -40,53 +29,18 @@ def parse(*arguments: str, **options: Any) -> SetupOptions:
     return given[0]
 
 
+def read_setup(options: SetupOptions) -> tuple[Any, TrainSetup, Any]:
+    """Return the model, the setup and the hardware that options with one value each mean."""
+    ((reading, model),) = with_models(options)
+    return model, reading.setup, reading.hardware
+
+
 def test_without_options_a_setup_has_the_defaults_of_all_verbs() -> None:
     model, setup, hardware = read_setup(parse("--params", "7B"))
     assert setup == TrainSetup(precision=Precision.parse("bf16-mixed"), sequence_length=4096)
     assert hardware is None
     # The ladder's nearest to 7B: 33 layers of 4096 (tests/spec/test_model.py holds the ladder).
     assert model.hidden_size == 4096
-
-
-def test_every_option_reaches_its_field() -> None:
-    words = parse(
-        *("--model", "llama-3.1-8b", "--server", "p5.48xlarge", "--nodes", "2", "--strategy", "_hybrid_shard_zero2"),
-        *("--api", "fsdp1", "--shard-size", "4", "--offload", "params", "--precision", "bf16/bf16/fp32"),
-        *("--checkpointing", "full", "--optimizer", "adamw-fused", "--batch", "2", "--seq", "4096"),
-        *("--accumulate", "3", "--no-sync", "--max-grad-norm", "1.5", "--loss", "chunked", "--compile"),
-        *("--wrap", "size", "--min-num-params", "50M", "--backward-prefetch", "post", "--forward-prefetch"),
-        *("--no-limit-all-gathers", "--use-orig-params"),
-    )
-    _, setup, hardware = read_setup(words)
-    assert setup == TrainSetup(
-        strategy=ShardingStrategy.HYBRID_SHARD_ZERO2,
-        world_size=16,
-        shard_size=4,
-        offload=Offload.PARAMS,
-        precision=Precision("bf16", "bf16", "fp32"),
-        checkpointing=Checkpointing.FULL,
-        optimizer=OptimizerKind.ADAMW_FUSED,
-        micro_batch_size=2,
-        sequence_length=4096,
-        gradient_accumulation_steps=3,
-        sync_every_micro_batch=False,
-        max_grad_norm=1.5,
-        loss=Loss.CHUNKED,
-        compile=True,
-        wrap=Wrap.SIZE,
-        min_num_params=50_000_000,
-        backward_prefetch=BackwardPrefetch.BACKWARD_POST,
-        forward_prefetch=True,
-        limit_all_gathers=False,
-    )
-    assert (hardware.num_nodes, hardware.gpus_per_node, hardware.gpu.name) == (2, 8, "H100-SXM")
-
-
-def test_what_fully_shard_reshards_and_how_the_head_computes_are_options() -> None:
-    words = "--params 1B --world-size 8 --api fsdp2 --wrap block-and-ends --reshard-after-forward 4"
-    _, setup, _ = read_setup(parse(*words.split(), "--no-reshard-last-block", "--fp32-head"))
-    assert (setup.wrap, setup.reshard_after_forward) == (Wrap.BLOCK_AND_ENDS, 4)
-    assert (setup.reshard_last_block, setup.fp32_head) == (False, True)
 
 
 @pytest.mark.parametrize(

@@ -17,8 +17,7 @@ from fsdp_bench.spec.frontier import FrontierCell, FrontierRecord
 from fsdp_bench.spec.model import LONGEST_NAME
 from fsdp_bench.spec.setup import Checkpointing, Precision
 from fsdp_bench.sweep.results.load import read_frontier_of
-from tests.conftest import run_command
-from tests.report.charts.pictures import assert_is_a_slide, assert_texts_are_inside_and_apart
+from tests.report.charts.pictures import assert_texts_are_inside_and_apart
 from tests.sweep.frontier.test_cell import SHAPE
 
 SWEEP = Path(__file__).parents[3] / "results" / "xeon-2-cores" / "max-size-quick"
@@ -93,14 +92,6 @@ def test_more_cells_than_a_chart_shows_are_split_by_api(tmp_path: Path) -> None:
     assert len(unique) > MOST_BARS
     names = [path.name for path in draw_frontier(replace(record(), cells=tuple(unique)), tmp_path)]
     assert names == ["max-size-fsdp1.png", "max-size-fsdp2.png"]
-
-
-def test_chart_draws_cells_on_other_worlds_into_files_of_their_own(tmp_path: Path) -> None:
-    done = run_command("chart", SWEEP, "--out", tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert [Path(line).name for line in done.stdout.splitlines()] == ["max-size-2-ranks.png", "max-size-4-ranks.png"]
-    for path in tmp_path.iterdir():
-        assert_is_a_slide(path)
 
 
 def test_models_named_as_on_the_hub_have_charts_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
