@@ -14,11 +14,9 @@ from msgspec.structs import replace
 from fsdp_bench.catalog.ladder import nearest_size
 from fsdp_bench.catalog.loader import BUILT_IN, gpu, model
 from fsdp_bench.catalog.lookup import model as find_model
-from fsdp_bench.catalog.lookup import server
 from fsdp_bench.plan.estimate import Verdict
 from fsdp_bench.plan.prediction import Prediction
 from fsdp_bench.plan.search.fit import FitCheck
-from fsdp_bench.plan.speed import speed, step_seconds
 from fsdp_bench.replay.host_memory import host_memory, pinned_bytes
 from fsdp_bench.replay.live_memory import live_memory
 from fsdp_bench.simulate.events import Kind
@@ -199,17 +197,6 @@ def test_workspaces_of_kernels_have_their_documented_sizes() -> None:
     assert cublas_workspace("H100-SXM") == cublas_workspace("H800-SXM") == cublas_workspace("H20") == 32 * 2**20
     assert cublas_workspace("MI355X") == cublas_workspace("MI300X") == 128 * 2**20
     assert cublas_workspace("A100-SXM-80GB") == 8_519_680
-
-
-@pytest.mark.parametrize("alone", [False, True])
-@pytest.mark.parametrize("api", list(Api))
-def test_step_seconds_are_those_of_the_whole_prediction(api: Api, alone: bool) -> None:
-    """Plans compare the step time alone."""
-    setup = TrainSetup(api=api, world_size=8, sequence_length=2048, precision=BF16)
-    cluster, steps = server("p5.48xlarge"), SimulatedSteps(find_model("3B", 2048), setup)
-    whole = speed(steps, cluster, without_communication=alone).time.step_seconds
-    assert whole is not None
-    assert step_seconds(steps, cluster, alone) == pytest.approx(whole, rel=1e-12)
 
 
 GIB, MIB = 2**30, 2**20
