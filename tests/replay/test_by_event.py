@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from fsdp_bench.replay.schedule import run
 from fsdp_bench.simulate.events import Category, Event, Kind, Queue, Stream, Work
 from fsdp_bench.simulate.tape import Tape
-from tests.replay.test_contention import Halved
+from tests.replay.test_schedule import Halved
 
 _COLLECTIVES = (Kind.COLLECTIVE, Kind.START_COLLECTIVE)
 
