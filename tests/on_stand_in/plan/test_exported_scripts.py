@@ -5,7 +5,6 @@ Predictions count what PyTorch's allocator does: bytes rounded up to 512. LoRA a
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import subprocess
@@ -83,7 +82,15 @@ def test_the_pytorch_script_needs_what_was_predicted_to_the_byte(fields: dict[st
     assert found["forward"] == forward + earlier_loss
 
 
-@pytest.mark.parametrize("fields", [FSDP1 | FULL, FSDP2], ids=str)
+OTHERWISE = FULL | {"strategy": "SHARD_GRAD_OP", "offload": "params"}
+"""What accelerate's config file says of sharding, checkpoints and offload beside the defaults."""
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [FSDP1 | FULL | {"backward_prefetch": "BACKWARD_POST"}, FSDP2, FSDP1 | OTHERWISE, FSDP2 | OTHERWISE],
+    ids=str,
+)
 def test_accelerate_needs_what_was_predicted_and_the_loss_twice(fields: dict[str, Any], tmp_path: Path) -> None:
     """Accelerator.backward divides the loss by the number of micro-batches; its caller holds the undivided one."""
     one = chosen(**fields)
@@ -110,75 +117,6 @@ def test_the_trainer_needs_what_was_predicted_and_a_few_scalars(fields: dict[str
     more = rehearsed(one, "huggingface", tmp_path)["backward"] - expected["backward"] - other_batches
     assert more % SCALAR == 0
     assert 0 < more <= 8 * SCALAR
-
-
-@pytest.mark.parametrize("api", ["fsdp1", "fsdp2"])
-def test_accelerate_reads_its_config(api: str, tmp_path: Path) -> None:
-    """In a process of its own, as accelerate keeps what it read in environment variables."""
-    fields = {"strategy": "SHARD_GRAD_OP", "backward_prefetch": "BACKWARD_POST" if api == "fsdp1" else "BACKWARD_PRE"}
-    write(export(["accelerate"], chosen(api=api, checkpointing="full", offload="params", **fields)), tmp_path)
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", READ_CONFIG], cwd=tmp_path, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    assert found == {
-        "num_processes": 8,
-        "mixed_precision": "no",
-        "version": 1 if api == "fsdp1" else 2,
-        "strategy": "ShardingStrategy.SHARD_GRAD_OP" if api == "fsdp1" else "False",
-        "prefetch": "BackwardPrefetch.BACKWARD_POST" if api == "fsdp1" else "None",
-        "checkpointing": True,
-        "offload": "CPUOffload" if api == "fsdp1" else "CPUOffloadPolicy",
-        "original": True if api == "fsdp1" else None,
-        "block": ["LlamaDecoderLayer"],
-    }
-
-
-READ_CONFIG = """
-import json, os
-from accelerate.commands.config.config_args import load_config_from_file
-from accelerate.commands.launch import _validate_launch_command, launch_command_parser
-from accelerate.utils import FullyShardedDataParallelPlugin
-from accelerate.utils.launch import prepare_multi_gpu_env
-
-config = load_config_from_file("accelerate.yaml")
-words = ["--config_file", "accelerate.yaml", "train_accelerate.py"]
-arguments, _, _ = _validate_launch_command(launch_command_parser().parse_args(words))
-os.environ.update(prepare_multi_gpu_env(arguments))
-plugin = FullyShardedDataParallelPlugin()
-one = plugin.fsdp_version == 1
-print(json.dumps({
-    "num_processes": config.num_processes,
-    "mixed_precision": config.mixed_precision,
-    "version": plugin.fsdp_version,
-    "strategy": str(plugin.sharding_strategy if one else plugin.reshard_after_forward),
-    "prefetch": str(plugin.backward_prefetch),
-    "checkpointing": plugin.activation_checkpointing,
-    "offload": type(plugin.cpu_offload).__name__,
-    "original": plugin.use_orig_params,
-    "block": plugin.transformer_cls_names_to_wrap,
-}))
-"""
-
-
-@pytest.mark.parametrize("api", ["fsdp1", "fsdp2"])
-def test_the_trainers_arguments_are_made(api: str, tmp_path: Path) -> None:
-    from fsdp_bench.plan.export import huggingface
-
-    one = chosen(api=api, wrap="block-and-ends" if api == "fsdp2" else "block", gradient_accumulation_steps=2)
-    (tmp_path / "arguments.json").write_text(json.dumps(huggingface.arguments(one)))
-    code = "import json; from transformers import TrainingArguments as T; a = T(**json.load(open('arguments.json')));"
-    code += " print(json.dumps([a.fsdp_plugin_args, a.gradient_accumulation_steps, a.mixed_precision]))"
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    plugin, steps, precision = json.loads(done.stdout.splitlines()[-1])
-    assert plugin["fsdp_version"] == (1 if api == "fsdp1" else 2)
-    assert plugin["reshard_after_forward"] in ("full_shard", True)
-    assert plugin["transformer_cls_names_to_wrap"] == "LlamaDecoderLayer"
-    assert (steps, precision) == (2, "no")
 
 
 @pytest.mark.timeout(300)
