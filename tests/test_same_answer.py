@@ -247,7 +247,7 @@ def test_a_plan_of_one_gpu_trains_without_fsdp_as_predict_does(tmp_path: Path) -
     "row", [pytest.param(row, id=str(row), marks=() if row in IN_EVERY_RUN else pytest.mark.slow) for row in ROWS]
 )
 def test_the_table_of_four_commands_has_what_three_of_them_say(row: Row, tmp_path: Path) -> None:
-    """The fourth is a rehearsal: tests/on_stand_in/plan/test_one_memory.py."""
+    """The fourth is a rehearsal: tests/on_stand_in/plan/test_exported_scripts.py."""
     found = predicted(row, tmp_path)
     assert found.apart_gib == 0
     assert table()[ROWS.index(row)].startswith(found.line(row))

@@ -140,11 +140,6 @@ def test_assumptions_are_noted() -> None:
     assert "built in host memory first, by rank 0" in text
 
 
-def test_a_setting_that_cannot_run_has_its_reason() -> None:
-    text = " ".join(stdout_of("max-size", *G5, "--gpus-per-node", "2", "--strategy", "full_shard,hsdp").split())
-    assert "impossible 2 settings with HYBRID_SHARD: HYBRID_SHARD needs at least 2 groups" in text
-
-
 def test_the_host_memory_that_limits_offload_is_printed() -> None:
     offloaded = (*ONE_CELL, "--offload", "params")
     alone = run_command("max-size", "--gpu", "H100-SXM", "--world-size", "8", *offloaded)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from itertools import product
 
 import pytest
@@ -16,7 +15,6 @@ from fsdp_bench.catalog.loader import BUILT_IN, gpu, model
 from fsdp_bench.catalog.lookup import model as find_model
 from fsdp_bench.plan.estimate import Verdict
 from fsdp_bench.plan.prediction import Prediction
-from fsdp_bench.plan.search.fit import FitCheck
 from fsdp_bench.replay.host_memory import host_memory, pinned_bytes
 from fsdp_bench.replay.live_memory import live_memory
 from fsdp_bench.simulate.events import Kind
@@ -244,34 +242,3 @@ def test_a_setup_fits_exactly_when_the_headroom_is_left(server: str) -> None:
     assert on(cluster(server, reserved + kept)).verdict is Verdict.FITS
     assert on(cluster(server, reserved + kept - 1)).fits is False
     assert on(cluster(server, reserved + kept - 1), headroom_bytes=0).fits is True
-
-
-@pytest.mark.parametrize("server", ["p5.48xlarge", "g6e.48xlarge"])
-@pytest.mark.parametrize("stated", [None, 0, 5 * GIB])
-def test_a_search_checks_as_a_prediction_does(server: str, stated: int | None) -> None:
-    found = on(cluster(server), stated)
-    checked = FitCheck(headroom_bytes=stated).on(found.question)
-    assert checked.limit_bytes == found.available_bytes
-    assert checked.prediction.required_headroom == found.required_headroom
-
-
-def shrunk_until(fails: Callable[[Prediction], bool]) -> Prediction:
-    """Return the first prediction on smaller and smaller cards of which something holds."""
-    setup = TrainSetup(world_size=8, sequence_length=512, micro_batch_size=4)
-    card = estimate_of(MODEL, setup, cluster("p5.48xlarge")).allocator.peak_reserved_bytes
-    for size in range(card, 0, -8 * MIB):
-        found = estimate_of(MODEL, setup, cluster("p5.48xlarge", size), headroom_bytes=0)
-        if fails(found):
-            return found
-    raise AssertionError("never")
-
-
-def test_between_what_fits_and_what_does_not_a_setup_runs_with_retries() -> None:
-    """On a card somewhat too small an allocation fails, the cache is flushed, and the step goes on to its end."""
-    retried = shrunk_until(lambda found: found.fits is False)
-    assert retried.allocator.num_alloc_retries > 0
-    assert retried.allocator.out_of_memory is None
-    assert retried.verdict is Verdict.RUNS_WITH_RETRIES
-    full = shrunk_until(lambda found: found.allocator.out_of_memory is not None)
-    assert full.verdict is Verdict.DOES_NOT_FIT
-    assert full.gpu_bytes < retried.gpu_bytes

@@ -20,6 +20,7 @@ from fsdp_bench.plan.export.files import write
 from fsdp_bench.plan.export.plugin import as_accelerate_shards
 from fsdp_bench.simulate.step import SimulatedSteps
 from fsdp_bench.spec.lora import LoRA
+from tests import one_memory
 from tests.on_stand_in.rehearsing import rehearse
 from tests.plan.export.settings import CONFIG, chosen, export
 from tests.shapes import llama_config
@@ -207,3 +208,15 @@ def test_a_script_with_adapters_and_reentrant_checkpoints_needs_what_was_predict
         hidden, blocks = 2048 * WIDE["hidden_size"] * 2, WIDE["num_hidden_layers"]
         usual = predicted(chosen(WIDE, lora=LORA, **{**fields, "reentrant": "no"}))
         assert found["backward"] > usual["backward"] + (blocks - 2) * hidden
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)  # models of full size; adapters are recorded first
+@pytest.mark.parametrize("row", one_memory.ROWS, ids=str)
+def test_an_exported_script_takes_what_three_commands_said(row: one_memory.Row, tmp_path: Path) -> None:
+    """The fourth column of docs/validation/memory.md."""
+    found = one_memory.predicted(row, tmp_path)
+    both = one_memory.Answers(found.batch, {**found.peaks, "rehearse": one_memory.rehearsed(row, tmp_path)})
+    assert both.line(row) == one_memory.table()[one_memory.ROWS.index(row)]
+    assert found.apart_gib == 0
+    assert both.apart_gib <= one_memory.WITHIN_GIB
