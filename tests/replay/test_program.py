@@ -20,7 +20,7 @@ from fsdp_bench.simulate.repeat import MORE_BLOCKS, Log
 from fsdp_bench.simulate.step import STEPS, SimulatedSteps
 from fsdp_bench.spec.setup import Api, Precision, ShardingStrategy, TrainSetup
 from tests.profiles import share_of_examples
-from tests.replay.replaying import log_of, replay
+from tests.replay.test_allocator import log_of, replay
 from tests.shapes import shape
 from tools.validate.random_setups import Cell, draw_cells
 
