@@ -77,6 +77,7 @@ A_MODEL = [
     ("record", "--hf-config FILE or with --module"),
     ("record --hf-config a.json --module a:b", "name the code"),
     ("record --module tests.simulate.recorded.users:llama -o nowhere/x.json", "no folder"),
+    ("record --module tests.simulate.recorded.users:own_batch -o y.json", "needs the parameters micro_batch_size and"),
 ]
 FILES = {
     "config.json": json.dumps(llama_config()).encode(),

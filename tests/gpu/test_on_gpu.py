@@ -120,8 +120,6 @@ def test_every_allocation_reads_as_on_the_device(card_bytes: int | None, expanda
         assert device == replay, action
 
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not probe_machine().gpus, reason="no GPU here")]
-
 ALONE = "emulate = true\nattention = 'flash'"
 """Neither NCCL nor cuDNN: the stand-in for NVIDIA's libraries has none (on_stand_in/rehearse/test_gpu_tests.py)."""
 

@@ -153,14 +153,6 @@ def test_a_library_that_was_lost_or_cut_is_compiled_again(
     assert len(compiles_at_once) == 2
 
 
-def test_a_library_that_others_may_have_written_is_compiled_again(torch: Torch, compiles_at_once: list[Path]) -> None:
-    folder = build_stand_in(torch)
-    folder.parent.chmod(0o777)
-    assert build_stand_in(torch) != folder
-    assert len(compiles_at_once) == 2
-    assert folder.parent.stat().st_mode & 0o777 == 0o777
-
-
 def test_where_nothing_can_be_kept_it_is_compiled_for_this_command(
     torch: Torch, compiles_at_once: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,7 +8,7 @@ The rules (c10/cuda/CUDACachingAllocator.cpp, c10/core/AllocatorConfig.h), named
     should_split          small or expandable: the rest is at least 512; large: the rest is more than 1 MiB
     get_free_block        the smallest free block of the pool and stream that fits, of equal ones the lowest
 
-tests/gpu/test_allocator_on_gpu.py compares drawn steps with PyTorch's own allocator, on a GPU and on the stand-in.
+tests/gpu/test_on_gpu.py compares drawn steps with PyTorch's own allocator, on a GPU and on the stand-in.
 """
 
 from __future__ import annotations

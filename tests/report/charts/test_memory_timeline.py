@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from types import SimpleNamespace
 
 import msgspec
@@ -15,8 +14,7 @@ from fsdp_bench.plan.chart_data import CATEGORIES, PIXELS, DrawnMemory, drawn_me
 from fsdp_bench.plan.prediction import Prediction, answer
 from fsdp_bench.plan.question import Question
 from fsdp_bench.report.charts import memory_timeline as timeline_chart
-from fsdp_bench.report.charts.colors import PALETTE
-from fsdp_bench.report.charts.slide import draw, figure_of
+from fsdp_bench.report.charts.slide import figure_of
 from fsdp_bench.simulate.events import Category, Event, Kind
 from fsdp_bench.simulate.simulation import BETWEEN_STEPS
 from fsdp_bench.spec.hardware import Hardware
@@ -150,20 +148,6 @@ def test_thinning_keeps_a_peak_of_one_event() -> None:
     assert found.phases[0].peak_bytes == 1000
 
 
-def test_a_chart_is_a_slide_with_every_category_that_is_there(tmp_path: Path) -> None:
-    from matplotlib.colors import to_rgb
-    from matplotlib.image import imread
-
-    path = tmp_path / "step.png"
-    draw(timeline_chart.timeline_slide([answer(question())], []), path)
-    pixels = imread(path)
-    assert pixels.shape[:2] == (900, 1600)
-    for category in (Category.PARAMETERS, Category.OPTIMIZER_STATE, Category.ACTIVATIONS, Category.LOGITS):
-        wanted = to_rgb(PALETTE[timeline_chart.STYLES[category.value].color][0])
-        close = (abs(pixels[..., :3] - wanted).max(axis=2) < 0.02).sum()
-        assert close > 500, category
-
-
 def test_several_setups_share_a_scale_and_say_what_could_not_run() -> None:
     answers = [answer(question(strategy)) for strategy in (ShardingStrategy.FULL_SHARD, ShardingStrategy.NO_SHARD)]
     refused = Question(TINY, TrainSetup(strategy=ShardingStrategy.HYBRID_SHARD, world_size=2), H100)
@@ -221,10 +205,11 @@ def test_a_panel_says_why_it_does_not_fit_where_its_lines_do_not_show_it() -> No
     assert "allocation retr" in title
 
 
-def test_conditions_are_printed_on_the_chart() -> None:
+def test_conditions_and_every_category_that_is_there_are_printed_on_the_chart() -> None:
     printed = text_of_quantity(figure_of_timeline([answer(question())], []))
     for words in ("predicted, not measured", "FULL_SHARD under fsdp1", "8 ranks", "fp32", "batch 1 x 1024 tokens",
-                  "adamw-foreach", "torch 2.13", "not seconds"):  # fmt: skip
+                  "adamw-foreach", "torch 2.13", "not seconds", "parameters", "optimizer state", "activations",
+                  "logits"):  # fmt: skip
         assert words in printed
 
 
