@@ -218,8 +218,6 @@ BOTH = [
 ]
 A_SCRIPT = [
     (REHEARSE, "command: nothing to run"),
-    (f"{REHEARSE} -- bash run.sh", "give the python, torchrun or accelerate command"),
-    (f"{REHEARSE} -- deepspeed train.py", "deepspeed"),
     (f"{REHEARSE} -- python no_such_file.py", "no_such_file.py"),
     (f"rehearse {PYTHON}", "no GPU is named; --server NAME or --gpu NAME"),
     (f"rehearse --gpu H1000 {PYTHON}", "H1000"),
