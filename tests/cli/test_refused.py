@@ -182,7 +182,7 @@ LISTS = [
     (f"{GPT2} --compile on,maybe", "compile: 'maybe' is not allowed; on, off, or on,off for both"),
     ("predict --model gpt2 --server p5.48xlarge,p5.48xlrge", "did you mean 'p5.48xlarge'"),
     (f"{GPT2} --sort step", "are of a table of several setups; one was given"),
-    (f"{GPT2} --batch 1,2 --sort stepp", "did you mean 'step'"),
+    (f"{GPT2} --batch 1,2 --sort stepp", "sort: 'stepp' is no column (did you mean 'step'?)"),
     (f"{GPT2} --batch 1,2 --columns step,stepp", "columns: 'stepp' is no column"),
     (f"{GPT2} --batch 1,2 --csv no-such-folder/a.csv", "csv: 'no-such-folder' is no folder"),
     (f"{GPT2} --nodes 1,2 --chart a.png", "chart: the setups differ in nodes; a picture is of one"),
