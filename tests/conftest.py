@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import chdir, contextmanager, redirect_stderr, redirect_stdout
 from functools import partial
 from pathlib import Path
@@ -21,8 +22,9 @@ from hypothesis import settings
 from fsdp_bench.cli.main import main
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.record import TrialRecord
+from fsdp_bench.spec.subprocesses.dry_run import DryRunAnswer, DryRunSpec
+from fsdp_bench.sweep import dry_run
 from fsdp_bench.sweep.results.load import read_records
-from tests.dry_run_process import SharedDryRuns
 from tests.profiles import QUICK
 
 pytest_plugins = ["tests.cpu_time", "pytester"]
@@ -70,11 +72,39 @@ def write_sweep(tmp_path: Path) -> Callable[..., Path]:
     return partial(write_tiny_sweep, tmp_path)
 
 
+class OneThread(dry_run._Worker):
+    """Its process has one thread: several, which wait at tiny operators, take ten times the CPU time."""
+
+    def _started(self) -> subprocess.Popen[bytes]:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("OMP_NUM_THREADS", "1")
+            return super()._started()
+
+
+class SharedDryRuns(dry_run._Worker):
+    """Replaces ``fsdp_bench.sweep.dry_run._Worker``.
+
+    A user's code runs in its own process, as it does outside of tests: it may change global state, and two tests may
+    use the same name for their modules. Modules of tests/ share the process.
+    """
+
+    _shared = OneThread()
+    _thread = ThreadPoolExecutor(max_workers=1)
+    """The thread that starts the process, which ends with it (PR_SET_PDEATHSIG): a command's threads end too early."""
+
+    def answer(self, spec: DryRunSpec) -> DryRunAnswer:
+        if spec.model is None and not (spec.module and spec.module.function.startswith("tests.")):
+            return super().answer(spec)
+        return self._thread.submit(self._shared.answer, spec).result()
+
+
 @pytest.fixture(scope="session", autouse=True)
 def one_dry_run_process() -> Iterator[None]:
-    """Let one process, which imports torch once, answer the dry runs of all tests."""
-    with SharedDryRuns.instead_of_own():
+    """Let one process answer the dry runs of all tests, because importing torch takes longer than most of them."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dry_run, "_Worker", SharedDryRuns)
         yield
+    SharedDryRuns._shared.close()
 
 
 def records_of_sweep(file: Path, *words: object, code: int = 0) -> list[TrialRecord]:

@@ -59,152 +59,129 @@ class Budget:
     each_test: float
     longer_tests: Mapping[str, float]
 
-    def excesses(self, tests: Mapping[str, float], other: Mapping[str, float], loop: float) -> Iterator[str]:
+    def excesses(self, seconds: Mapping[str, float], loop: float) -> Iterator[str]:
         """Yield a line for each folder and each test that takes more than the margin allows.
 
         Args:
-            tests: CPU seconds of each test.
-            other: CPU seconds outside of tests, by purpose.
+            seconds: CPU seconds of each test, and of what is no test.
             loop: seconds of the loop in this run.
         """
         scale = MARGIN * loop / self.loop
-        for folder, seconds in sorted({**by_folder(tests), **other}.items()):
-            if (allowed := self.folders.get(folder, 0.0) * scale) < seconds:
-                yield f"{folder}: {seconds:.0f} CPU seconds, at most {allowed:.0f} allowed"
-        for test, seconds in tests.items():
-            if (allowed := self.longer_tests.get(test, self.each_test) * scale) < seconds:
-                yield f"{folder_of(test)}: {test} took {seconds:.1f} CPU seconds, at most {allowed:.1f} allowed"
+        for folder, taken in sorted(by_folder(seconds).items()):
+            if (allowed := self.folders.get(folder, 0.0) * scale) < taken:
+                yield f"{folder}: {taken:.0f} CPU seconds, at most {allowed:.0f} allowed"
+        for test, taken in _of_tests(seconds).items():
+            if (allowed := self.longer_tests.get(test, self.each_test) * scale) < taken:
+                yield f"{folder_of(test)}: {test} took {taken:.1f} CPU seconds, at most {allowed:.1f} allowed"
 
 
-def read_budget(file: Path, name: str) -> Budget:
-    document = tomllib.loads(file.read_text())
-    return Budget(document["loop_seconds"], **document[name])
-
-
-def folder_of(test: str) -> str:
-    """Return a test's folder in tests/ or tests/on_stand_in/; for a file outside of these, the file's name."""
-    _, *parts = test.partition("::")[0].split("/")
+def folder_of(name: str) -> str:
+    """Return a test's folder in tests/ or tests/on_stand_in/; of a file outside of these and of no test, the name."""
+    parts = name.partition("::")[0].removeprefix("tests/").split("/")
     return "/".join(parts[: 2 if parts[0] == "on_stand_in" else 1])
 
 
-def by_folder(tests: Mapping[str, float]) -> dict[str, float]:
+def by_folder(seconds: Mapping[str, float]) -> dict[str, float]:
     folders: dict[str, float] = defaultdict(float)
-    for test, seconds in tests.items():
-        folders[folder_of(test)] += seconds
+    for name, taken in seconds.items():
+        folders[folder_of(name)] += taken
     return dict(folders)
 
 
+def _of_tests(seconds: Mapping[str, float]) -> dict[str, float]:
+    return {name: taken for name, taken in seconds.items() if "::" in name}
+
+
 class Meter:
-    """Measures the tests of one process: of a worker, or of pytest itself where there are none."""
+    """Measures in each process that runs tests. A test's last report has the seconds since the one before it."""
 
     def __init__(self) -> None:
-        self.loops = [loop_seconds()]
-        self.other: dict[str, float] = defaultdict(float)
-        self._looped = time.monotonic()
-        self._read = tree_cpu_seconds()
-        self._not_of_the_test = 0.0
+        self._what = COLLECTION
+        self._seconds: dict[str, float] = defaultdict(float)
+        self._read = 0.0
+        self._looped = -LOOP_EVERY_SECONDS
 
-    def _since(self) -> float:
-        """Return the CPU seconds since the last call.
+    def _switch(self, what: str) -> None:
+        """Count the seconds until now, and those from now on as those of something else.
 
         The sum falls when a process ends that nobody waits for, such as chromium's: its seconds were counted before.
         """
         before, self._read = self._read, tree_cpu_seconds()
-        return max(self._read - before, 0.0)
-
-    def pytest_collection_finish(self) -> None:
-        self.other[COLLECTION] += tree_cpu_seconds()
-        self._since()
+        self._seconds[self._what] += max(self._read - before, 0.0)
+        self._what = what
 
     @pytest.hookimpl(wrapper=True)
     def pytest_fixture_setup(self, fixturedef: pytest.FixtureDef[Any]) -> Generator[None, Any, Any]:
-        if fixturedef.scope != "session":
-            return (yield)
-        begin, inner = tree_cpu_seconds(), self._not_of_the_test
+        what = self._what
+        if fixturedef.scope == "session":
+            self._switch(FIXTURES)
         try:
             return (yield)
         finally:
-            seconds = tree_cpu_seconds() - begin - (self._not_of_the_test - inner)
-            self.other[FIXTURES] += seconds
-            self._not_of_the_test += seconds
+            if fixturedef.scope == "session":
+                self._switch(what)
 
     @pytest.hookimpl(wrapper=True)
-    def pytest_runtest_protocol(self) -> Generator[None, Any, Any]:
-        if time.monotonic() - self._looped > LOOP_EVERY_SECONDS:
-            self.loops.append(loop_seconds())
-            self._looped = time.monotonic()
-        self._since()
-        self._not_of_the_test = 0.0
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, Any, Any]:
+        self._switch(item.nodeid)
         return (yield)
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(self, call: pytest.CallInfo[None]) -> Generator[None, Any, Any]:
         report = yield
         if call.when == "teardown":
-            report.cpu_seconds = max(self._since() - self._not_of_the_test, 0.0)
+            self._switch(COLLECTION)
+            report.cpu_seconds, self._seconds = dict(self._seconds), defaultdict(float)
+            if time.monotonic() - self._looped > LOOP_EVERY_SECONDS:
+                report.loop_seconds, self._looped = loop_seconds(), time.monotonic()
+            self._read = tree_cpu_seconds()
         return report
-
-    def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        output = getattr(session.config, "workeroutput", None)  # of a worker of pytest-xdist
-        if output is not None:
-            output["cpu_time"] = {"other": dict(self.other), "loops": self.loops}
 
 
 class Total:
     """Adds up the seconds of all processes, prints them, and fails a run that exceeds its budget."""
 
-    def __init__(self, meter: Meter | None, budget: Budget | None, file: Path | None) -> None:
-        self._meter, self._budget, self._file = meter, budget, file
-        self._tests: dict[str, float] = defaultdict(float)
-        self._other: dict[str, float] = defaultdict(float)
+    def __init__(self, budget: Budget | None, file: Path | None) -> None:
+        self._budget, self._file = budget, file
+        self._seconds: dict[str, float] = defaultdict(float)
         self._loops: list[float] = []
         self._begin = time.monotonic()
         self._excesses: list[str] = []
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        if (seconds := getattr(report, "cpu_seconds", None)) is not None:
-            self._tests[report.nodeid] += seconds
-
-    @pytest.hookimpl(optionalhook=True)
-    def pytest_testnodedown(self, node: Any) -> None:
-        if measured := getattr(node, "workeroutput", {}).get("cpu_time"):
-            self._add(measured["other"], measured["loops"])
-
-    def _add(self, other: Mapping[str, float], loops: list[float]) -> None:
-        for what, seconds in other.items():
-            self._other[what] += seconds
-        self._loops += loops
+        for what, seconds in getattr(report, "cpu_seconds", {}).items():
+            self._seconds[what] += seconds
+        if (loop := getattr(report, "loop_seconds", None)) is not None:
+            self._loops.append(loop)
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        if self._meter is not None:
-            self._add(self._meter.other, self._meter.loops)
         if self._budget is not None and self._loops:
-            self._excesses = list(self._budget.excesses(self._tests, self._other, statistics.median(self._loops)))
+            self._excesses = list(self._budget.excesses(self._seconds, statistics.median(self._loops)))
             if self._excesses and session.exitstatus == pytest.ExitCode.OK:
                 session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        if not self._tests or not self._loops:
+        if not self._loops:
             return
         write, loop = terminalreporter.write_line, statistics.median(self._loops)
         terminalreporter.section("CPU seconds")
-        seconds = {**by_folder(self._tests), **self._other}
-        for folder, taken in sorted(seconds.items(), key=lambda row: -row[1]):
+        for folder, taken in sorted(by_folder(self._seconds).items(), key=lambda row: -row[1]):
             row = f" of {self._budget.folders.get(folder, 0) * loop / self._budget.loop:7.1f}" if self._budget else ""
             write(f"{taken:8.1f}{row}  {folder}")
-        total, wall = sum(seconds.values()), time.monotonic() - self._begin
+        total, wall = sum(self._seconds.values()), time.monotonic() - self._begin
         load = " ".join(f"{value:.1f}" for value in os.getloadavg())
         write(f"{total:8.1f}  in all, {wall:.0f} s on the clock; load {load}; the loop took {loop:.3f} s")
         terminalreporter.section("the tests that take most CPU seconds")
-        for test, taken in sorted(self._tests.items(), key=lambda row: -row[1])[:HEAVIEST]:
+        tests = _of_tests(self._seconds)
+        for test, taken in sorted(tests.items(), key=lambda row: -row[1])[:HEAVIEST]:
             write(f"{taken:8.1f}  {test}")
         if self._excesses:
             terminalreporter.section(f"more than {MARGIN} times the budget of {BUDGETS}", red=True)
             for excess in self._excesses:
                 write(excess)
-        if path := self._file:
-            path.write_text("".join(f"{seconds:.2f}\t{test}\n" for test, seconds in self._tests.items()))
+        if self._file is not None:
+            self._file.write_text("".join(f"{seconds:.2f}\t{test}\n" for test, seconds in tests.items()))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -214,11 +191,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Measure in each process that runs tests; add up in the process that prints."""
-    runs_tests = hasattr(config, "workerinput") or not config.getoption("numprocesses", None)
-    meter = Meter() if runs_tests else None
-    if meter is not None:
-        config.pluginmanager.register(meter, "cpu meter")
-    if not hasattr(config, "workerinput"):
-        name = config.getoption("budget")
-        budget = read_budget(config.rootpath / BUDGETS, name) if name else None
-        config.pluginmanager.register(Total(meter, budget, config.getoption("cpu_times")), "cpu total")
+    is_worker = hasattr(config, "workerinput")
+    if is_worker or not config.getoption("numprocesses", None):
+        config.pluginmanager.register(Meter(), "cpu meter")
+    if not is_worker:
+        budget = None
+        if name := config.getoption("budget"):
+            document = tomllib.loads((config.rootpath / BUDGETS).read_text())
+            budget = Budget(document["loop_seconds"], **document[name])
+        config.pluginmanager.register(Total(budget, config.getoption("cpu_times")), "cpu total")

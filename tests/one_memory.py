@@ -83,32 +83,20 @@ ROWS = (
 
 
 @dataclass(frozen=True)
-class Peak:
-    """The answer of one command about a setting, in bytes."""
-
-    allocated: int
-    reserved: int
-
-    def __str__(self) -> str:
-        return f"{self.allocated / 2**30:.1f}, {self.reserved / 2**30:.1f}"
-
-
-@dataclass(frozen=True)
 class Answers:
-    """The commands' answers about a row; ``rehearse`` is None if it was not asked."""
+    """The commands' answers about a row: allocated and reserved bytes; ``rehearse`` is missing if it was not asked."""
 
     batch: int
-    peaks: dict[str, Peak]
+    peaks: dict[str, tuple[int, int]]
 
     def line(self, row: Row) -> str:
-        return f"| {' | '.join([*row.cells(self.batch), *map(str, self.peaks.values())])} |"
+        peaks = [f"{allocated / 2**30:.1f}, {reserved / 2**30:.1f}" for allocated, reserved in self.peaks.values()]
+        return f"| {' | '.join([*row.cells(self.batch), *peaks])} |"
 
     @property
     def apart_gib(self) -> float:
         """The largest difference of two of the commands, in allocated or in reserved memory."""
-        peaks = self.peaks.values()
-        kinds = [peak.allocated for peak in peaks], [peak.reserved for peak in peaks]
-        return max(max(sizes) - min(sizes) for sizes in kinds) / 2**30
+        return max(max(sizes) - min(sizes) for sizes in zip(*self.peaks.values(), strict=True)) / 2**30
 
 
 def predicted(row: Row, folder: Path) -> Answers:
@@ -126,11 +114,11 @@ def predicted(row: Row, folder: Path) -> Answers:
     return Answers(batch, {name: _peak(one["memory"]) for name, one in documents.items()})
 
 
-def _peak(memory: dict[str, Any]) -> Peak:
-    return Peak(memory["peak_allocated_bytes"], memory["peak_reserved_bytes"])
+def _peak(memory: dict[str, Any]) -> tuple[int, int]:
+    return memory["peak_allocated_bytes"], memory["peak_reserved_bytes"]
 
 
-def rehearsed(row: Row, folder: Path) -> Peak:
+def rehearsed(row: Row, folder: Path) -> tuple[int, int]:
     """Rehearse the script that ``predicted`` exported into a folder, as it is and as the export says that it starts."""
     command, *words = json.loads((folder / "start.json").read_text()).split()
     words = [word if word != words[-1] else str(folder / word) for word in words]

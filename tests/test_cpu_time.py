@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cpu_time import Budget, by_folder, folder_of
+from tests.cpu_time import Budget, folder_of
 
 ROOT = Path(__file__).parents[1]
 WORK = """
@@ -86,19 +86,22 @@ def test_what_exceeds_its_budget_fails_the_run_and_is_named(
 def test_budgets_are_scaled_by_the_loop_and_a_folder_without_a_row_may_take_nothing() -> None:
     """By hand: 1.5 times the row are allowed, and twice that where the loop takes twice as long."""
     budget = Budget(
-        loop=0.02, folders={"plan": 10.0}, each_test=100.0, longer_tests={"tests/cli/test_a.py::one": 300.0}
+        0.02, {"plan": 10.0, "cli": 400.0}, each_test=100.0, longer_tests={"tests/cli/test_a.py::one": 300.0}
     )
-    tests = {"tests/plan/test_a.py::one": 25.0, "tests/plan/test_a.py::two": 4.0}
-    assert by_folder(tests) == {"plan": 29.0}
-    assert list(budget.excesses(tests, {}, loop=0.02)) == ["plan: 29 CPU seconds, at most 15 allowed"]
-    assert list(budget.excesses(tests, {}, loop=0.04)) == []  # a machine of half the speed: 30 are allowed
-    assert [line.split(":")[0] for line in budget.excesses({"tests/new/test_a.py::one": 1.0}, {}, 0.02)] == ["new"]
-    with_longer = Budget(0.02, {"cli": 400.0}, each_test=100.0, longer_tests={"tests/cli/test_a.py::one": 300.0})
-    assert list(with_longer.excesses({"tests/cli/test_a.py::one": 400.0}, {}, 0.02)) == []
-    assert len(list(with_longer.excesses({"tests/cli/test_a.py::two": 400.0}, {}, 0.02))) == 1
+
+    def excesses(loop: float = 0.02, **seconds: float) -> list[str]:
+        return list(budget.excesses({f"tests/{test}": taken for test, taken in seconds.items()}, loop))
+
+    tests = {"plan/test_a.py::one": 25.0, "plan/test_a.py::two": 4.0}
+    assert excesses(**tests) == ["plan: 29 CPU seconds, at most 15 allowed"]
+    assert excesses(0.04, **tests) == []  # a machine of half the speed: 30 are allowed
+    assert excesses(**{"new/test_a.py::one": 1.0}) == ["new: 1 CPU seconds, at most 0 allowed"]
+    assert excesses(**{"cli/test_a.py::one": 400.0}) == []
+    assert len(excesses(**{"cli/test_a.py::two": 400.0})) == 1
 
 
-def test_a_file_outside_of_folders_has_its_own_row() -> None:
+def test_a_file_outside_of_folders_and_what_is_no_test_have_their_own_rows() -> None:
     assert folder_of("tests/test_notebooks.py::test_it[a/b]") == "test_notebooks.py"
     assert folder_of("tests/plan/search/test_search.py::test_it") == "plan"
     assert folder_of("tests/on_stand_in/plan/test_exported_scripts.py::test_it") == "on_stand_in/plan"
+    assert folder_of("session fixtures") == "session fixtures"

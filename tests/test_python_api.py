@@ -125,20 +125,14 @@ def test_a_model_is_a_name_a_size_or_a_file(tmp_path: Path) -> None:
         estimate(world_size=2)
 
 
-def test_an_answer_is_a_table_in_a_notebook_and_a_row_of_a_table() -> None:
-    found = estimate("gpt2", gpus="16 x H100-SXM", strategy="zero2")
-    row = found.row()
-    assert (row["source"], row["code"], row["server"], row["world_size"]) == (
-        "predicted",
-        "benchmark",
-        "p5.48xlarge",
-        16,
-    )
-    assert row["peak_allocated_bytes"] == found.memory.peak_allocated_bytes
-    assert row["strategy"] == "SHARD_GRAD_OP"
-    assert pandas.DataFrame([row]).loc[0, "fits"]
-    table = ElementTree.fromstring(found._repr_html_())
+def test_answers_are_tables_in_a_notebook() -> None:
+    """docs/python.md prints and compares what else calls return."""
+    table = ElementTree.fromstring(estimate("gpt2", gpus="16 x H100-SXM", strategy="zero2")._repr_html_())
     assert [th.text for th in table.iter("th")] == ["server", "peak allocated", "fits", "step time"]
+    fixed = {"checkpointing": "full", "loss": "plain", "strategy": "zero3", "api": "fsdp2"}
+    found = plan_training("1B", "1B", servers=["p4d.24xlarge"], nodes=[1], **fixed)
+    assert set(pandas.DataFrame(found.rows())["server"]) == {"p4d.24xlarge"}
+    assert found.reason in found._repr_html_()
 
 
 def test_the_largest_model_is_one_call() -> None:
@@ -152,18 +146,6 @@ def test_the_largest_model_is_one_call() -> None:
     assert smaller.model.num_parameters < found.model.num_parameters
 
 
-def test_a_plan_is_one_call_and_a_table() -> None:
-    both = ["fsdp1", "fsdp2"]
-    fixed = {"checkpointing": "full", "loss": "plain", "strategy": "zero3"}
-    found = plan_training("1B", "1B", servers=["p4d.24xlarge"], nodes=[1, 2], api=both, **fixed)
-    assert found.winner.timed.setup.checkpointing is Checkpointing.FULL
-    table = pandas.DataFrame(found.rows())
-    assert set(table["server"]) == {"p4d.24xlarge"}
-    assert table["peak_reserved_bytes"].min() > 0
-    assert found.reason in repr(found)
-    assert found.reason in found._repr_html_()
-
-
 @pytest.mark.parametrize(
     ("call", "said"),
     [
@@ -171,7 +153,6 @@ def test_a_plan_is_one_call_and_a_table() -> None:
         (lambda: plan_training("1B", precision=["fp32", "bf16"]), "precision: several values; plan_training chooses"),
         (lambda: plan_training(), "plan_training: name the model, or hf_config"),
         (lambda: plan_training("1B", deadline="30d"), "deadline and budget need --tokens"),
-        (lambda: plan_training("1B", "1B", servers=["p5.47xlarge"]), "did you mean"),
         (lambda: estimate("Lama-3.1-8B"), "model: 'Lama-3.1-8B' is not in the catalogue (did you mean"),
         (lambda: estimate(8), "model: 8 is not allowed; a name of the catalogue"),
         (lambda: estimate(LLAMA, "zero3"), "setup: 'zero3' is not allowed; a TrainSetup"),
@@ -189,10 +170,6 @@ def test_a_plan_is_one_call_and_a_table() -> None:
             "gpus: 12 is not allowed; a multiple of the 8 GPUs of a p5.48",
         ),
         (lambda: estimate("gpt2", gpus="8 x H1000"), "H100"),
-        (lambda: estimate(LLAMA, lora=16, qlora=16), "keep one"),
-        (lambda: estimate("7B", lora=16), "adapters go into Hugging Face's code"),
-        (lambda: estimate(LLAMA, gpu="H100"), "gpu: 'H100' could be H100-SXM, H100-PCIe, H100-NVL or H100-SXM-96GB"),
-        (lambda: estimate(LLAMA, gpu="H200", server="p5.48xlarge"), "server and gpu each name the GPU; keep one"),
         (
             lambda: estimate(LLAMA, None, server("DGX-A100"), gpu="H200"),
             "hardware: it says where; leave out gpu, server",
@@ -203,9 +180,6 @@ def test_a_plan_is_one_call_and_a_table() -> None:
         (lambda: estimate(LLAMA, kernels="gpu"), "kernels: 'gpu' is not allowed; one of cuda, cpu"),
         (lambda: estimate(LLAMA, build="x"), "build: 'x' is not allowed; one of meta, rank-0, every-rank"),
         (lambda: estimate(LLAMA, calibration=3), "calibration: 3 is not allowed; a Profile"),
-        (lambda: estimate(LLAMA, gpu_memory="20GiB"), "no GPU is named"),
-        (lambda: estimate(LLAMA, strategy="hsdp", world_size=2), "HYBRID_SHARD needs at least 2 groups"),
-        (lambda: largest_model(precision="bf16"), "no GPU is named"),
         (lambda: largest_model(gpu="H200", family="bert"), "family: 'bert' is not allowed; one of llama, gpt2"),
         (lambda: server("p5.48xlarge", nodes=2.5), "num_nodes: 2.5 is not allowed; a whole number"),
         (lambda: fsdp_bench.sweep("x.toml", retry="ok"), "retry: 'ok' is not allowed; one of crashed, timeout"),

@@ -65,21 +65,10 @@ def test_a_packed_file_that_would_fill_the_memory_is_refused(tmp_path: Path, mon
     assert expected in refused("predict", "--recorded", "x.json.gz", "--gpu", "H100-SXM", cwd=tmp_path)
 
 
-def test_a_function_that_makes_its_own_batch_cannot_be_recorded(tmp_path: Path) -> None:
-    words = ("record", "--module", "tests.simulate.recorded.users:own_batch", "-o", tmp_path / "never.json")
-    assert "needs the parameters micro_batch_size and sequence_length" in refused(*words)
-    assert not list(tmp_path.iterdir())
-
-
 def test_a_name_of_many_digits_is_refused_at_once() -> None:
     began = time.process_time()
     assert "(20002 characters) is not in the catalogue" in refused("predict", "--params", "10M", "--gpu", "9" * 20000)
     assert time.process_time() - began < 5  # an expression that tries every beginning takes a minute
-
-
-def test_options_that_may_be_given_several_times_still_may() -> None:
-    words = ("--gpu", "RTX-4090", "--gpu", "A10", "--gpu-memory", "20GiB", "--world-size", 2, "--no-time", "--json")
-    stdout_of("max-size", *words, "--json", "--strategy", "FULL_SHARD", "--checkpointing", "full")
 
 
 @pytest.mark.parametrize(
@@ -107,18 +96,16 @@ def test_with_json_an_error_is_a_json_document_on_standard_output(words: tuple[s
     assert "--sort" not in words or "--json prints all setups in the order of the options" in message
 
 
-def test_a_name_in_a_downloaded_config_is_printed_without_its_escapes(write: Callable[[str], Path]) -> None:
-    path = write(json.dumps({**LLAMA, "_name_or_path": f"{ESCAPES}\n[/red]x"}))
-    printed = stdout_of("predict", "--hf-config", path)
+def test_a_name_in_a_downloaded_config_is_printed_without_its_escapes_and_as_ascii_in_json(
+    write: Callable[[str], Path],
+) -> None:
+    name = f"{ESCAPES}\n[/red]x é 中 😀"
+    path = write(json.dumps({**LLAMA, "_name_or_path": name}))
+    printed, as_json = stdout_of("predict", "--hf-config", path), stdout_of("predict", "--hf-config", path, "--json")
     assert r"\x1b]0;title\x07\x1b[2J\n[/red]x" in printed
     assert "\x1b" not in printed
-
-
-def test_json_is_ascii_whatever_the_names_are(write: Callable[[str], Path]) -> None:
-    path = write(json.dumps({**LLAMA, "_name_or_path": "é 中 😀"}))
-    done = run_command("predict", "--hf-config", path, "--json")
-    assert done.stdout.isascii()
-    assert "é 中 😀" in json.loads(done.stdout)["model"]["name"]
+    assert as_json.isascii()
+    assert "é 中 😀" in json.loads(as_json)["model"]["name"]
 
 
 def test_a_catalogue_may_replace_a_gpu_under_its_name_in_any_case(write: Callable[[str], Path]) -> None:

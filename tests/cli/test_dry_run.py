@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from fsdp_bench.catalog.ladder import nearest_size
 from fsdp_bench.catalog.loader import BUILT_IN
 from fsdp_bench.plan.dry_run import DryRun, dry_run_document
@@ -16,48 +14,14 @@ from fsdp_bench.spec.hardware import Hardware
 from fsdp_bench.spec.model import Family
 from fsdp_bench.spec.setup import Api, TrainSetup
 from fsdp_bench.spec.subprocesses.dry_run import CATEGORIES, DryRunResult, DryRunSpec, MemoryAtStart, UserModule
-from tests.conftest import json_of, run_command, stdout_of
-from tests.report.html.parsed import ParsedPage
+from tests.conftest import json_of, run_command
+from tests.report.html.samples import ParsedPage
 
 GIB = 2**30
 A100 = Hardware.of_gpu(BUILT_IN.gpu("A100-SXM-80GB"))
-USERS = """
-import torch
-from torch import nn
-
-class Block(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.TransformerEncoderLayer(32, 4, 64, batch_first=True)
-    def forward(self, x):
-        return self.layer(x)
-
-class Model(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.embedding = nn.Embedding(50, 32)
-        self.blocks = nn.ModuleList(Block() for _ in range(2))
-        self.register_buffer("scale", torch.ones(1))
-    def forward(self, tokens):
-        x = self.embedding(tokens) * self.scale
-        for block in self.blocks:
-            x = block(x)
-        return {"loss": x.square().mean(), "hidden": x}
-
-def transformer():
-    with torch.device("meta"):
-        return Model(), {"tokens": torch.zeros(2, 8, dtype=torch.int64)}
-
-def linear():
-    return nn.Linear(100, 100, bias=False), torch.zeros(10, 100)
-"""
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("users")
-    (folder / "users.py").write_text(USERS)
-    return folder
+USERS = ("--module", "tests.simulate.recorded.users:own_batch")
+NUM_PARAMETERS = 6 * (32 * 32 + 32)
+"""Its six linear layers."""
 
 
 def test_json_has_the_names_of_the_prediction_and_adds_up() -> None:
@@ -84,31 +48,27 @@ def test_its_page_says_what_ran_on_what_and_what_was_predicted(tmp_path: Path) -
     assert "GiB of each GPU kept free, for CUDA and NCCL (an assumption" in page
 
 
-def test_the_table_names_the_source_and_the_trace_has_every_change(tmp_path: Path) -> None:
+def test_the_trace_has_every_change(tmp_path: Path) -> None:
     trace = tmp_path / "trace.txt"
     words = ("--params", "10M", "--world-size", 2, "--seq", 64, "--api", "fsdp2", "--precision", "fp32")
-    printed = stdout_of("dry-run", *words, "--trace", trace)
-    for part in ("dry run with torch", "cuda kernels", "peak allocated", "backward", "unsharded parameters"):
-        assert part in " ".join(printed.split())
+    assert run_command("dry-run", *words, "--trace", trace).returncode == 0
     lines = trace.read_text().splitlines()
     assert "== backward" in lines
     assert any("aten::_scaled_dot_product" in line for line in lines)
 
 
-def test_a_users_module_is_run_with_its_blocks_as_units(folder: Path) -> None:
-    words = ("--module", "users:transformer", "--transformer-block", "users:Block", "--world-size", 4)
-    document = json_of("dry-run", *words, cwd=folder, tells_progress=True)
-    # By hand: an embedding of 50 x 32; in each block attention 4 x 32 x 32 + 4 x 32, feed-forward
-    # 2 x 32 x 64 + 64 + 32, and two norms of 2 x 32. Four bytes each, on four ranks.
-    assert document["model"]["num_parameters"] == 50 * 32 + 2 * (4 * 32 * 32 + 4 * 32 + 2 * 32 * 64 + 96 + 128)
-    assert document["memory"]["resident"]["parameters_bytes"] == document["model"]["num_parameters"]
+def test_a_users_module_is_run_with_its_blocks_as_units() -> None:
+    words = ("--transformer-block", "torch.nn:Linear", "--world-size", 4)
+    document = json_of("dry-run", *USERS, *words, tells_progress=True)
+    assert document["model"]["num_parameters"] == NUM_PARAMETERS
+    assert document["memory"]["resident"]["parameters_bytes"] == 4 * NUM_PARAMETERS / 4
 
 
-def test_a_plain_module_under_ddp_holds_parameters_gradients_and_one_bucket(folder: Path) -> None:
-    words = ("--module", "users:linear", "--wrap", "none", "--api", "fsdp2", "--strategy", "ddp", "--optimizer", "sgd")
-    document = json_of("dry-run", *words, "--world-size", 2, cwd=folder, tells_progress=True)
-    # 100 x 100 fp32 parameters, their gradients and DDP's bucket; SGD's foreach step needs nothing more.
-    assert document["memory"]["phases"]["optimizer"] == 3 * 100 * 100 * 4
+def test_a_plain_module_under_ddp_holds_parameters_gradients_and_one_bucket() -> None:
+    """In fp32; SGD's foreach step needs nothing more."""
+    words = ("--wrap", "none", "--api", "fsdp2", "--strategy", "ddp", "--optimizer", "sgd", "--world-size", 2)
+    document = json_of("dry-run", *USERS, *words, tells_progress=True)
+    assert document["memory"]["phases"]["optimizer"] == 3 * 4 * NUM_PARAMETERS
 
 
 # -- whether a setup fits, of results made by hand ---------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -12,39 +13,54 @@ import pytest
 
 from fsdp_bench.cli.common.options import EVERY_OPTION, SetupOptions
 from fsdp_bench.cli.common.setups import read_models, read_setups
-from fsdp_bench.spec.setup import OptimizerKind
+from fsdp_bench.spec.field import Field
+from fsdp_bench.spec.setup import FIELDS, OptimizerKind, TrainSetup
 from tests.cli.test_options import parse
 from tests.conftest import run_command, stdout_of
+from tests.other_values import MEANS_SOMETHING_WITH, another_value
 
 GPT2 = ("--model", "gpt2", "--server", "p5.48xlarge")
 LISTS: dict[str, tuple[str, int]] = {
-    "batch": ("1,2,4", 3),
-    "seq": ("256,512", 2),
-    "accumulate": ("1,2", 2),
     "nodes": ("1,2,3", 3),
     "gpus-per-node": ("4,8", 2),
     "server": ("p5.48xlarge,p4d.24xlarge,p5.48XLARGE", 2),
-    "wrap": ("block,none", 2),
     "loss": ("all", 7),
-    "compile": ("on,off", 2),
-    "forward-prefetch": ("off,on", 2),
-    "sync-every-micro-batch": ("on,off", 2),
     "max-grad-norm": ("default,1,2.5", 3),
     "checkpointing-policy": ("default,every-second-product,aten.mm,aten.silu,every-2-blocks", 4),
     "reentrant": ("all", 3),
-    "backward-prefetch": ("pre,post", 2),
     "model": ("gpt2,gpt2-medium", 2),
     "strategy": ("all", 5),
     "api": ("all", 2),
 }
 
 
+SETTING = {"world_size": 16, "api": "fsdp2"}
+
+
 def several(*words: str) -> SetupOptions:
     return parse(*words, lists=EVERY_OPTION)
 
 
+@pytest.mark.parametrize("name", [name for name, one in FIELDS.items() if one.option is not None])
+def test_every_option_of_a_setup_takes_a_list_whose_values_reach_its_field(name: str) -> None:
+    field, given = FIELDS[name], SETTING | MEANS_SOMETHING_WITH.get(name, {})
+    values = given.get(name, field.default), another_value(field)
+    words = [("--params", "1B")]
+    for key, value in (given | {name: ",".join(map(field.text, values))}).items():
+        words.append((f"--{FIELDS[key].word.replace('_', '-')}", FIELDS[key].text(value)))
+    found = [getattr(reading.setup, name) for reading in read_setups(several(*itertools.chain(*words)))]
+    assert found == [getattr(TrainSetup(**(given | {name: value})), name) for value in values]
+
+
+@pytest.mark.parametrize("one", [one for one in FIELDS.values() if one.option and one.kind is bool])
+def test_a_switch_is_turned_on_and_off(one: Field) -> None:
+    for flag, value in zip(one.form.split("/"), (True, False), strict=False):
+        (reading,) = read_setups(several("--params", "1B", flag))
+        assert getattr(reading.setup, one.name) is value
+
+
 @pytest.mark.parametrize(("option", "text", "count"), [(name, *values) for name, values in LISTS.items()])
-def test_every_option_of_a_setup_takes_a_list(option: str, text: str, count: int) -> None:
+def test_a_list_has_words_aliases_and_all(option: str, text: str, count: int) -> None:
     words = dict(zip(GPT2[::2], GPT2[1::2], strict=True)) | {f"--{option}": text}
     readings = read_setups(several(*[word for pair in words.items() for word in pair]))
     assert len(readings) == count

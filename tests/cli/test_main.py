@@ -1,24 +1,28 @@
-"""The command line as a process: its imports, its messages and its exit codes."""
+"""The command line as a process: its imports, its messages, its exit codes; and what commands print at a width."""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from fsdp_bench.cli.main import COMMANDS as NAMES
 from fsdp_bench.cli.main import main
 from fsdp_bench.plan import rehearse_command
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.subprocesses.rehearsal import RehearsedGpu
-from tests.cli.answered_once import answered_once
+from tests.cli.answered_once import answered_once, printed_at
 from tests.conftest import run_command, run_process, stdout_of
 
-RESULTS = Path(__file__).parents[2] / "results" / "xeon-2-cores"
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "results" / "xeon-2-cores"
 PREDICT = ["predict", "--model", "Llama-3.1-8B", "--server", "p5.48xlarge"]
 MAX_SIZE = ["max-size", "--server", "g5.48xlarge", "--strategy", "full_shard", "--checkpointing", "full"]
 
@@ -98,11 +102,6 @@ def test_status_of_results_that_were_copied_counts_their_records() -> None:
     assert {sweep["state"] for sweep in sweeps} == {"unknown"}
 
 
-def test_without_a_calibration_validates_line_on_time_says_what_to_give() -> None:
-    done = run_command("validate", "--against", RESULTS / "cpu")
-    assert "time is not compared: no datasheet has a CPU's rates; give --calibration FILE" in done.stdout
-
-
 @pytest.mark.parametrize(("gpu", "name"), [("H100-SXM", "NVIDIA H100 80GB HBM3"), ("H100-SXM-96GB", "H100-SXM-96GB")])
 def test_a_rehearsed_gpu_without_a_product_name_has_the_catalogue_s(
     gpu: str, name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
@@ -117,3 +116,73 @@ def test_a_rehearsed_gpu_without_a_product_name_has_the_catalogue_s(
     (tmp_path / "train.py").touch()
     assert "enough" in run_command("rehearse", "--gpu", gpu, "--", sys.executable, tmp_path / "train.py").stderr
     assert [one.product_name for one in seen] == [name]
+
+
+P5 = ("--server", "p5.48xlarge", "--nodes", 2)
+FEW = ("--strategy", "zero3,zero2", "--checkpointing", "full")
+COMMANDS = {
+    "one setup": ("predict", "--model", "Llama-3.1-8B", "--server", "g5.48xlarge"),
+    "setups": ("predict", "--model", "Llama-3.1-8B", *P5, "--strategy", "all", "--api", "all", "--precision", "all"),
+    "offload": ("predict", "--model", "Llama-3.1-8B", *P5, "--offload", "all", "--checkpointing", "all"),
+    "sizes": ("max-size", "--server", "g5.48xlarge", "--offload", "all", "--strategy", "full_shard,hsdp"),
+    "nothing fits": ("max-size", "--server", "g5.48xlarge", "--batch", 64, "--strategy", "ddp"),
+    "servers": ("servers",),
+    "server": ("servers", "p4d.24xlarge"),
+    "models": ("models",),
+    "model": ("models", "Qwen3-8B"),
+    "trials": ("report", RESULTS / "cpu"),
+    "communication": ("report", RESULTS / "cpu", "--communication"),
+    "results": ("validate", "--against", RESULTS / "emulation-check"),
+    "differences": (
+        *("compare", "--strategy ddp --api fsdp2", "--checkpointing full --nodes 2"),
+        *("--model", "gpt2", "--server", "p5.48xlarge"),
+    ),
+    "wide": (
+        *("predict", "--model", "gpt2,gpt2-medium", "--server", "p5.48xlarge,p4d.24xlarge"),
+        *("--precision", "bf16-mixed,bf16-mixed-bf16-reduce", "--wrap", "block,none", "--optimizer", "adamw,sgd"),
+    ),
+    "numbers": (
+        *("predict", "--model", "gpt2", "--server", "p5.48xlarge"),
+        *("--batch", "1,2,4", "--nodes", "1,2", "--seq", "256,512", "--compile", "on,off"),
+    ),
+    "lengths": ("max-size", "--server", "p5.48xlarge", "--seq", "4096,8192", *FEW),
+    "batches": (
+        *("max-size", "--server", "p5.48xlarge", "--batch", "1,2", "--columns", "batch,fits_value,needs,mfu"),
+        *FEW,
+    ),
+    "cells": ("sweep", ROOT / "sweeps" / "quick.toml", "--list"),
+}
+
+
+@cache
+def _printed(name: str) -> dict[int, str]:
+    found = {}
+    for columns, done in printed_at((80, 120), *COMMANDS[name]):
+        assert done.returncode in (0, 3), done.stderr
+        found[columns] = done.stdout
+    return found
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_no_line_is_longer_than_the_terminal(name: str) -> None:
+    for columns, text in _printed(name).items():
+        lines = text.splitlines()
+        assert len(lines) > 3
+        assert [line for line in lines if len(line) > columns] == []
+        is_one_column = re.search(r"^setup +needs ", text, re.MULTILINE) is not None  # instead of five
+        assert is_one_column == (name == "wide" and columns == 80)
+
+
+def test_names_that_are_needed_to_act_are_whole_at_80_columns() -> None:
+    """Names of strategies, servers and models are never cut, so that users can type them again."""
+    predicted = _printed("setups")[80]
+    assert "_HYBRID_SHARD_ZERO2 (8)" in predicted
+    assert "bf16-mixed-bf16-reduce" in predicted
+    assert "left out at 80 columns: " in predicted
+
+
+@pytest.mark.parametrize("command", NAMES)
+def test_help_fits_80_columns_and_has_an_example(command: str) -> None:
+    shown = run_command(command, "--help").stdout
+    assert f"\n  fsdp-bench {command}" in shown
+    assert [line for line in shown.splitlines() if len(line) > 80] == []

@@ -32,20 +32,6 @@ def test_a_cell_has_its_setup_and_what_was_found() -> None:
     assert cell["runs_parameters"] >= cell["max_parameters"]
 
 
-def test_by_default_it_compares_all_strategies_with_and_without_checkpointing() -> None:
-    printed = stdout_of("max-size", *G5)
-    answer, _, table = printed.partition("\n\n")
-    answer = " ".join(answer.split())
-    assert answer.startswith("g5.48xlarge: largest model that fits (predicted): llama-")
-    rows = table.split("\n\n")[1].splitlines()
-    names = ("FULL_SHARD ", "SHARD_GRAD_OP ", "NO_SHARD ", "HYBRID_SHARD ", "_HYBRID_SHARD_ZERO2 ")
-    assert [sum(row.startswith(name) for row in rows) for name in names] == [2] * 5
-    assert "limited by" in table
-    assert "activations in backward" in table
-    assert "batch 1 x 4096 tokens" in table
-    assert "22.1 GiB on A10G" in table
-
-
 def test_the_named_need_with_the_headroom_is_enough_gpu_memory() -> None:
     """The need that is named, with what is kept free, is enough as --gpu-memory; a little less is not."""
     words = ("--server", "p5.48xlarge", "--of", "micro_batch_size", "--model", "Llama-3.1-8B", *ONE_CELL)
@@ -152,11 +138,6 @@ def test_assumptions_are_noted() -> None:
     assert "this is the prediction for eager" in text
     assert "expandable segments" in text
     assert "built in host memory first, by rank 0" in text
-
-
-def test_a_setting_that_cannot_run_has_its_reason() -> None:
-    text = " ".join(stdout_of("max-size", *G5, "--gpus-per-node", "2", "--strategy", "full_shard,hsdp").split())
-    assert "impossible 2 settings with HYBRID_SHARD: HYBRID_SHARD needs at least 2 groups" in text
 
 
 def test_the_host_memory_that_limits_offload_is_printed() -> None:

@@ -1,28 +1,24 @@
-"""The options that describe a setup: their meaning, what they refuse, and what they import."""
+"""The options that describe a setup: their meaning, what they refuse, and which recording --attention asks for."""
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import click
 import pytest
 from click.testing import CliRunner
 
+from fsdp_bench.catalog.architectures import NotRecorded, recorded_architecture
+from fsdp_bench.catalog.lookup import model
 from fsdp_bench.cli.common.options import SetupCommand, SetupOptions, setup_options
-from fsdp_bench.cli.common.setups import read_setups
+from fsdp_bench.cli.common.setups import read_model, read_setups, with_models
+from fsdp_bench.plan import recording
+from fsdp_bench.spec.errors import MachineError
 from fsdp_bench.spec.impossible import impossible
-from fsdp_bench.spec.setup import (
-    BackwardPrefetch,
-    Checkpointing,
-    Loss,
-    Offload,
-    OptimizerKind,
-    Precision,
-    ShardingStrategy,
-    TrainSetup,
-    Wrap,
-)
-from tests.cli.setups import read_setup
+from fsdp_bench.spec.setup import Precision, TrainSetup
+from tests.shapes import llama_config
 
 
 def parse(*arguments: str, **options: Any) -> SetupOptions:
@@ -40,53 +36,18 @@ def parse(*arguments: str, **options: Any) -> SetupOptions:
     return given[0]
 
 
+def read_setup(options: SetupOptions) -> tuple[Any, TrainSetup, Any]:
+    """Return the model, the setup and the hardware that options with one value each mean."""
+    ((reading, model),) = with_models(options)
+    return model, reading.setup, reading.hardware
+
+
 def test_without_options_a_setup_has_the_defaults_of_all_verbs() -> None:
     model, setup, hardware = read_setup(parse("--params", "7B"))
     assert setup == TrainSetup(precision=Precision.parse("bf16-mixed"), sequence_length=4096)
     assert hardware is None
     # The ladder's nearest to 7B: 33 layers of 4096 (tests/spec/test_model.py holds the ladder).
     assert model.hidden_size == 4096
-
-
-def test_every_option_reaches_its_field() -> None:
-    words = parse(
-        *("--model", "llama-3.1-8b", "--server", "p5.48xlarge", "--nodes", "2", "--strategy", "_hybrid_shard_zero2"),
-        *("--api", "fsdp1", "--shard-size", "4", "--offload", "params", "--precision", "bf16/bf16/fp32"),
-        *("--checkpointing", "full", "--optimizer", "adamw-fused", "--batch", "2", "--seq", "4096"),
-        *("--accumulate", "3", "--no-sync", "--max-grad-norm", "1.5", "--loss", "chunked", "--compile"),
-        *("--wrap", "size", "--min-num-params", "50M", "--backward-prefetch", "post", "--forward-prefetch"),
-        *("--no-limit-all-gathers", "--use-orig-params"),
-    )
-    _, setup, hardware = read_setup(words)
-    assert setup == TrainSetup(
-        strategy=ShardingStrategy.HYBRID_SHARD_ZERO2,
-        world_size=16,
-        shard_size=4,
-        offload=Offload.PARAMS,
-        precision=Precision("bf16", "bf16", "fp32"),
-        checkpointing=Checkpointing.FULL,
-        optimizer=OptimizerKind.ADAMW_FUSED,
-        micro_batch_size=2,
-        sequence_length=4096,
-        gradient_accumulation_steps=3,
-        sync_every_micro_batch=False,
-        max_grad_norm=1.5,
-        loss=Loss.CHUNKED,
-        compile=True,
-        wrap=Wrap.SIZE,
-        min_num_params=50_000_000,
-        backward_prefetch=BackwardPrefetch.BACKWARD_POST,
-        forward_prefetch=True,
-        limit_all_gathers=False,
-    )
-    assert (hardware.num_nodes, hardware.gpus_per_node, hardware.gpu.name) == (2, 8, "H100-SXM")
-
-
-def test_what_fully_shard_reshards_and_how_the_head_computes_are_options() -> None:
-    words = "--params 1B --world-size 8 --api fsdp2 --wrap block-and-ends --reshard-after-forward 4"
-    _, setup, _ = read_setup(parse(*words.split(), "--no-reshard-last-block", "--fp32-head"))
-    assert (setup.wrap, setup.reshard_after_forward) == (Wrap.BLOCK_AND_ENDS, 4)
-    assert (setup.reshard_last_block, setup.fp32_head) == (False, True)
 
 
 @pytest.mark.parametrize(
@@ -177,3 +138,65 @@ def test_eight_gpus_a_node_are_assumed_and_said_where_the_user_does_not(
     ((_, setup, _),) = read_setups(SetupOptions(**words))
     assert setup.world_size == world
     assert capsys.readouterr().err == note
+
+
+CONFIG = llama_config()
+
+
+def test_eager_attention_is_recorded_with_its_config_and_sdpa_is_what_comes_with_fsdp_bench(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    asked: list[dict[str, Any]] = []
+    like = model("Qwen2.5-0.5B")
+
+    def recorded_config(config: dict[str, Any], *_: Any) -> Any:
+        asked.append(config)
+        return like.code
+
+    monkeypatch.setattr(recording, "recorded_config", recorded_config)
+    read_model(SetupOptions(model="Qwen2.5-0.5B", attention="sdpa"))
+    assert asked == []
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({**CONFIG, "attn_implementation": "eager"}))
+    for options in (SetupOptions(model="Llama-3.1-8B", attention="eager"), SetupOptions(hf_config=path)):
+        assert "eager" in read_model(options).name or options.hf_config
+    read_model(SetupOptions(model="Llama-3.1-8B", attention="Flash_Attention_2"))
+    assert [config["attn_implementation"] for config in asked] == ["eager", "eager", "flash_attention_2"]
+
+
+def test_a_recording_of_sdpa_does_not_hold_for_a_config_with_other_attention() -> None:
+    with pytest.raises(NotRecorded, match="attention 'eager' was not recorded"):
+        recorded_architecture({**CONFIG, "attn_implementation": "eager"}, 512, "mine")
+    assert recorded_architecture({**CONFIG, "attn_implementation": "sdpa"}, 512, "mine").has_fused_attention
+
+
+@pytest.mark.parametrize(
+    ("gpu", "precision", "is_asked"), [("T4", "fp16-mixed", True), ("T4", "fp32", False), ("L4", "bf16", False)]
+)
+def test_code_is_recorded_without_flash_attention_for_gpus_that_have_none(
+    monkeypatch: pytest.MonkeyPatch, gpu: str, precision: str, is_asked: bool
+) -> None:
+    """Qwen3's does not come with fsdp-bench; where it cannot be recorded, the verdict is unknown."""
+    asked: list[dict[str, Any]] = []
+
+    def recorded_config(*_: Any, **how: Any) -> Any:
+        asked.append(how)
+        raise MachineError("no torch")
+
+    monkeypatch.setattr(recording, "recorded_config", recorded_config)
+    found, setup, hardware = read_setup(
+        SetupOptions(model="Qwen3-0.6B", code="huggingface", gpu=gpu, step={"precision": precision})
+    )
+    assert asked == [{"before_sm80": True}] * is_asked
+    assert found.knows_attention(hardware.gpu, setup.precision.compute) is not is_asked
+
+
+def test_what_comes_with_fsdp_bench_for_older_gpus_is_no_other_models() -> None:
+    options = SetupOptions(
+        model="Llama-3.2-1B", code="huggingface", gpu="V100-SXM2-16GB", step={"precision": "bf16-mixed"}
+    )
+    found, setup, hardware = read_setup(options)
+    assert found.code.origin.before_sm80
+    assert found.knows_attention(hardware.gpu, setup.precision.compute)
+    assert "aten::_safe_softmax" in found.some_variant.names
+    assert not any("flash" in name for name in found.some_variant.names)

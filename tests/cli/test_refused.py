@@ -77,6 +77,7 @@ A_MODEL = [
     ("record", "--hf-config FILE or with --module"),
     ("record --hf-config a.json --module a:b", "name the code"),
     ("record --module tests.simulate.recorded.users:llama -o nowhere/x.json", "no folder"),
+    ("record --module tests.simulate.recorded.users:own_batch -o y.json", "needs the parameters micro_batch_size and"),
 ]
 FILES = {
     "config.json": json.dumps(llama_config()).encode(),
@@ -177,7 +178,7 @@ LISTS = [
     (f"{GPT2} --compile on,maybe", "compile: 'maybe' is not allowed; on, off, or on,off for both"),
     ("predict --model gpt2 --server p5.48xlarge,p5.48xlrge", "did you mean 'p5.48xlarge'"),
     (f"{GPT2} --sort step", "are of a table of several setups; one was given"),
-    (f"{GPT2} --batch 1,2 --sort stepp", "did you mean 'step'"),
+    (f"{GPT2} --batch 1,2 --sort stepp", "sort: 'stepp' is no column (did you mean 'step'?)"),
     (f"{GPT2} --batch 1,2 --columns step,stepp", "columns: 'stepp' is no column"),
     (f"{GPT2} --batch 1,2 --csv no-such-folder/a.csv", "csv: 'no-such-folder' is no folder"),
     (f"{GPT2} --nodes 1,2 --chart a.png", "chart: the setups differ in nodes; a picture is of one"),
@@ -213,8 +214,6 @@ BOTH = [
 ]
 A_SCRIPT = [
     (REHEARSE, "command: nothing to run"),
-    (f"{REHEARSE} -- bash run.sh", "give the python, torchrun or accelerate command"),
-    (f"{REHEARSE} -- deepspeed train.py", "deepspeed"),
     (f"{REHEARSE} -- python no_such_file.py", "no_such_file.py"),
     (f"rehearse {PYTHON}", "no GPU is named; --server NAME or --gpu NAME"),
     (f"rehearse --gpu H1000 {PYTHON}", "H1000"),

@@ -16,6 +16,7 @@ languages are not run. The working directory is new and has the repository's ``r
 
 from __future__ import annotations
 
+import difflib
 import doctest
 import io
 import os
@@ -233,33 +234,22 @@ def matches(expected: str, output: str) -> bool:
 def shortened_as(expected: str, output: str) -> str:
     """Return a new output, shortened by lines ``...`` where the expected one has them.
 
-    As many lines as before stay above the first and below the last; if an empty line is next to it, as many paragraphs.
-    Lines between two are found by the first of them. Expected lines that contain ``...`` stay if they match.
+    Of lines that changed around such a line, as many as before stay above it and below it. Expected lines that contain
+    ``...`` stay if they match.
     """
-    old, new = expected.splitlines(keepends=True), output.splitlines(keepends=True)
-    parts: list[list[str]] = [[]]
-    for line in old:
-        parts.append([]) if line == "...\n" else parts[-1].append(line)
-    first, *between, last = [*parts, []] if len(parts) == 1 else parts
-    head, tail = _num_lines(first, new), _num_lines(last[::-1], new[::-1])
-    if len(parts) > 1 and head + tail < len(new):
-        shown, end = [*new[:head], "...\n"], head
-        for part in between:
-            if part and part[0] in new[end : len(new) - tail]:
-                start = new.index(part[0], end)
-                end = start + len(part)
-                shown += [*new[start:end], "...\n"]
-        new = [*shown, *new[len(new) - tail :]]
-    partly = [line for line in old if "..." in line and line != "...\n"]
-    return "".join(next((was for was in partly if matches(was, now)), now) for now in new)
-
-
-def _num_lines(old: list[str], new: list[str]) -> int:
-    """Return the number of new lines that are as many lines, or paragraphs, as the old ones."""
-    if not old or old[-1] != "\n":
-        return len(old)
-    ends = [index for index, line in enumerate(new, 1) if line == "\n"]
-    return [*ends, len(new)][min(old.count("\n"), len(ends) + 1) - 1]
+    old, gaps, shown = list[str](), list[int](), list[str]()
+    for line in expected.splitlines(keepends=True):
+        gaps.append(len(old)) if line == "...\n" else old.append(line)
+    new = output.splitlines(keepends=True)
+    for what, begin, end, first, last in difflib.SequenceMatcher(None, old, new, autojunk=False).get_opcodes():
+        inside = [gap for gap in gaps if begin <= gap <= end and what != "equal"]
+        above, below = (inside[0] - begin, end - inside[-1]) if inside else (last - first, 0)
+        if above + below < last - first:
+            shown += [*new[first : first + above], "...\n", *new[last - below : last]]
+        else:
+            shown += new[first:last]
+    partly = [line for line in old if "..." in line]
+    return "".join(next((was for was in partly if matches(was, now)), now) for now in shown)
 
 
 class _Runner(doctest.DocTestRunner):

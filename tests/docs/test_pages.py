@@ -119,7 +119,7 @@ def test_pictures_are_drawn_by_commands_of_the_pages() -> None:
 
 
 def test_at_most_a_fifth_of_the_consoles_is_not_run() -> None:
-    """Training takes too long for a test. tests/on_stand_in/rehearse/test_guide.py runs the rehearsals."""
+    """Training takes too long for a test. tests/on_stand_in/rehearse/test_gpu_tests.py runs the rehearsals."""
     found = [(name, block) for name in PAGES for block in blocks((ROOT / name).read_text())]
     consoles = [block for _, block in found if block.language == "console"]
     assert sum(block.not_run not in (None, CUDA_BUILD) for block in consoles) <= len(consoles) / 5

@@ -14,7 +14,7 @@ import pytest
 
 from fsdp_bench.rehearse import run
 from tests.conftest import run_command, run_process
-from tests.on_stand_in.forks import run_python
+from tests.on_stand_in.interpreters import run_python
 
 KINDS = {
     "trainer": ("torchrun", ["trainer_fsdp.py"]),

@@ -1,4 +1,4 @@
-"""The whole prediction: cards, hosts, and numbers that can be derived by hand."""
+"""The whole prediction: cards, hosts, the memory that is kept free, and numbers that can be derived by hand."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from fsdp_bench.catalog.loader import gpu, model
+from fsdp_bench.catalog.ladder import nearest_size
+from fsdp_bench.catalog.loader import BUILT_IN, gpu, model
 from fsdp_bench.catalog.lookup import model as find_model
-from fsdp_bench.catalog.lookup import server
 from fsdp_bench.plan.estimate import Verdict
-from fsdp_bench.plan.speed import speed, step_seconds
+from fsdp_bench.plan.prediction import Prediction
 from fsdp_bench.replay.host_memory import host_memory, pinned_bytes
 from fsdp_bench.replay.live_memory import live_memory
 from fsdp_bench.simulate.events import Kind
@@ -197,12 +197,48 @@ def test_workspaces_of_kernels_have_their_documented_sizes() -> None:
     assert cublas_workspace("A100-SXM-80GB") == 8_519_680
 
 
-@pytest.mark.parametrize("alone", [False, True])
-@pytest.mark.parametrize("api", list(Api))
-def test_step_seconds_are_those_of_the_whole_prediction(api: Api, alone: bool) -> None:
-    """Plans compare the step time alone."""
-    setup = TrainSetup(api=api, world_size=8, sequence_length=2048, precision=BF16)
-    cluster, steps = server("p5.48xlarge"), SimulatedSteps(find_model("3B", 2048), setup)
-    whole = speed(steps, cluster, without_communication=alone).time.step_seconds
-    assert whole is not None
-    assert step_seconds(steps, cluster, alone) == pytest.approx(whole, rel=1e-12)
+GIB, MIB = 2**30, 2**20
+MODEL = nearest_size(Family.LLAMA, 100_000_000)
+MOST_OF_NCCL_ON_P5 = 614 * MIB  # by hand in tests/rates/test_communicators.py
+
+
+def cluster(name: str, card_bytes: int | None = None, context_bytes: int | None = None) -> Hardware:
+    server = BUILT_IN.server(name)
+    gpu = BUILT_IN.gpu(server.gpu)
+    gpu = replace(gpu, context_bytes=context_bytes, usable_memory_bytes=card_bytes or gpu.usable_memory_bytes)
+    return Hardware(server=server, gpu=gpu, gpus_per_node=8)
+
+
+def on(where: Hardware, headroom_bytes: int | None = None) -> Prediction:
+    setup = TrainSetup(world_size=8, sequence_length=512)
+    return estimate_of(MODEL, setup, where, headroom_bytes=headroom_bytes)
+
+
+@pytest.mark.parametrize(
+    ("server", "context", "stated", "kept"),
+    [
+        ("g6e.48xlarge", None, None, 2 * GIB),  # NCCL over PCIe is not known: the whole assumption
+        ("g6e.48xlarge", 600 * MIB, None, 2 * GIB - 600 * MIB),
+        ("p5.48xlarge", None, None, 3 * GIB // 2 + MOST_OF_NCCL_ON_P5),  # without the least of a communicator
+        ("p5.48xlarge", 600 * MIB, None, MOST_OF_NCCL_ON_P5),  # nothing is assumed
+        ("p5.48xlarge", None, GIB, GIB),
+        ("p5.48xlarge", 600 * MIB, GIB, GIB - 600 * MIB),  # the card is without the context already
+        ("p5.48xlarge", None, 0, 0),
+    ],
+)
+def test_known_context_and_communicators_replace_the_assumption(
+    server: str, context: int | None, stated: int | None, kept: int
+) -> None:
+    found = on(cluster(server, context_bytes=context), stated)
+    assert found.required_headroom.num_bytes == kept
+    assert found.available_bytes == found.gpu_bytes - kept
+
+
+@pytest.mark.parametrize("server", ["p5.48xlarge", "g6e.48xlarge"])
+def test_a_setup_fits_exactly_when_the_headroom_is_left(server: str) -> None:
+    """One byte less than reserved memory and headroom does not fit; without headroom it does."""
+    reserved = on(cluster(server)).allocator.peak_reserved_bytes
+    kept = on(cluster(server)).required_headroom.num_bytes
+    assert on(cluster(server, reserved + kept)).verdict is Verdict.FITS
+    assert on(cluster(server, reserved + kept - 1)).fits is False
+    assert on(cluster(server, reserved + kept - 1), headroom_bytes=0).fits is True

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 from msgspec.structs import replace
 
@@ -30,23 +28,6 @@ def asked(nodes: int = 1, host_memory_bytes: int | None = None, **fields: object
 def advice() -> list[Remedy]:
     """For a 70B on one node, without checkpointing."""
     return remedies(answer(asked()))
-
-
-def fits(nodes: int, api: Api, segments: bool = False) -> bool:
-    question = asked(nodes, checkpointing=Checkpointing.FULL, api=api)
-    return answer(dataclasses.replace(question, expandable_segments=segments)).fits is True
-
-
-def test_the_advice_names_no_more_nodes_than_are_needed(advice: list[Remedy]) -> None:
-    """A 70B in 80 GB GPUs, full checkpointing: 4 nodes fit under FSDP2, 3 with expandable segments, 5 under FSDP1."""
-    assert [fits(nodes, Api.FSDP2) for nodes in (3, 4)] == [False, True]
-    assert [fits(nodes, Api.FSDP2, segments=True) for nodes in (2, 3)] == [False, True]
-    assert [fits(nodes, Api.FSDP1) for nodes in (4, 5)] == [False, True]
-    switches = [remedy.switch for remedy in advice]
-    assert "--expandable-segments --api fsdp2 --checkpointing full --nodes 3" in switches
-    assert not any("--nodes 8" in switch for switch in switches)
-    only_nodes = remedies(answer(asked(checkpointing=Checkpointing.FULL)))
-    assert {"--expandable-segments --api fsdp2 --nodes 3", "--nodes 5"} <= {remedy.switch for remedy in only_nodes}
 
 
 def test_advice_is_sorted_by_gpus_and_then_by_time_and_all_of_it_fits(advice: list[Remedy]) -> None:

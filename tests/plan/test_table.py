@@ -15,7 +15,6 @@ from fsdp_bench.plan.table import (
     find_column,
     read_table_options,
 )
-from fsdp_bench.spec.errors import SpecError
 
 rows = st.lists(
     st.fixed_dictionaries({
@@ -69,13 +68,6 @@ def test_rows_that_are_alike_keep_their_order_and_only_what_fits_is_kept(found: 
 )
 def test_a_column_is_named_as_in_json_as_its_option_or_as_in_the_table(word: str, column: str) -> None:
     assert find_column(word, PREDICTION_COLUMNS, "sort") == column
-
-
-@pytest.mark.parametrize("known", [PREDICTION_COLUMNS, MAX_SIZE_COLUMNS])
-def test_an_unknown_column_is_one_line_with_the_nearest_and_the_others(known: tuple[str, ...]) -> None:
-    with pytest.raises(SpecError, match=r"sort: 'stepp' is no column \(did you mean 'step'\?\); .*mfu") as caught:
-        read_table_options(known, sort="fits,-stepp")
-    assert len(str(caught.value)) <= 480 - len("fsdp-bench: ")
 
 
 def test_names_of_columns_are_unique_and_have_their_unit() -> None:

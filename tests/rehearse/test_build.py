@@ -1,9 +1,11 @@
-"""Compiling the stand-in, keeping it, and the environment that puts it before NVIDIA's libraries."""
+"""The torch that an interpreter would import, and the stand-in that is compiled for it, kept, and preloaded."""
 
 from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -12,11 +14,74 @@ import pytest
 
 from fsdp_bench.rehearse import build
 from fsdp_bench.rehearse.build import build_stand_in, stand_in_environment, symbols_of
-from fsdp_bench.rehearse.find_torch import Torch
+from fsdp_bench.rehearse.find_torch import ASKED, Torch, find_torch
 from fsdp_bench.spec.codec import to_json
 from fsdp_bench.spec.errors import MachineError
 from fsdp_bench.sweep.run.rehearsed import rehearsed_gpu
+from tests.conftest import message_of
 from tests.rehearse.conftest import gpu_of
+
+
+def interpreter(folder: Path, *, version: str | None, cuda: str | None = None, platform: str = "linux-x86_64") -> str:
+    """Write a stand-in for an interpreter that answers as one with that torch would; None: without torch."""
+    torch = folder / "site" / "torch"
+    (torch / "lib").mkdir(parents=True)
+    (torch / "version.py").write_text(
+        "from typing import Optional\n\n__all__ = ['__version__', 'debug', 'cuda']\n"
+        f"__version__ = {version!r}\ndebug = False\ncuda: Optional[str] = {cuda!r}\nhip: Optional[str] = None\n"
+    )
+    if cuda:
+        (torch / "lib" / "libtorch_cuda.so").touch()
+    python = folder / "python"
+    answer = json.dumps([platform, str(torch) if version else None])
+    python.write_text(f"#!/bin/sh\ncat <<'END'\n{answer}\nEND\n")
+    python.chmod(0o755)
+    return str(python)
+
+
+@pytest.mark.parametrize(("cuda", "number"), [("12.4", 12040), ("12.8", 12080), ("13.0", 13000)])
+def test_the_cuda_build_is_found_with_cudas_version_as_nvidia_counts_it(tmp_path: Path, cuda: str, number: int) -> None:
+    torch = find_torch(interpreter(tmp_path, version="2.9.1+cu", cuda=cuda))
+    assert (torch.version, torch.cuda, torch.cuda_version) == ("2.9.1+cu", cuda, number)
+    assert torch.folder == tmp_path / "site" / "torch"
+
+
+@pytest.mark.parametrize(
+    ("torch", "said"),
+    [
+        ({"version": None}, "has no torch; install its CUDA build"),
+        ({"version": "2.13.0+cpu"}, "built without CUDA; install the CUDA build"),
+        ({"version": "2.3.1+cu121", "cuda": "12.1"}, "rehearse needs 2.4 or newer"),
+        ({"version": "2.13.0", "platform": "macosx-14-arm64"}, "linux-x86_64 alone"),
+        ({"version": "2.13.0+cu130", "cuda": "13.0", "platform": "linux-aarch64"}, "linux-x86_64 alone"),
+        ({"version": "strange", "cuda": "13.0"}, "has torch strange"),
+    ],
+)
+def test_a_torch_that_will_not_do_is_one_line(tmp_path: Path, torch: dict[str, str], said: str) -> None:
+    assert said in message_of(lambda: find_torch(interpreter(tmp_path, **torch)), MachineError)
+
+
+def test_no_interpreter_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(MachineError, match=r"cannot run .*nowhere"):
+        find_torch(str(tmp_path / "nowhere"))
+    with pytest.raises(MachineError, match="no Python interpreter that works"):
+        find_torch("/bin/false")
+
+
+def test_a_real_interpreter_is_asked_without_importing_torch() -> None:
+    ran = subprocess.run([sys.executable, "-X", "importtime", "-c", ASKED], capture_output=True, text=True, check=True)
+    assert " torch" not in ran.stderr
+    assert len(json.loads(ran.stdout)) == 2
+
+
+def test_modules_of_the_current_folder_are_not_run_to_find_torch(tmp_path: Path) -> None:
+    """The command itself would not import them: a script's folder is on Python's path, and not the current one."""
+    for name in ("json", "sysconfig", "importlib", "torch"):
+        (tmp_path / f"{name}.py").write_text("open('ran', 'w')")
+    ran = subprocess.run([sys.executable, "-c", ASKED], capture_output=True, text=True, check=True, cwd=tmp_path)
+    assert len(json.loads(ran.stdout)) == 2
+    assert not (tmp_path / "ran").exists()
+
 
 needs_compiler = pytest.mark.skipif(not any(map(shutil.which, build.COMPILERS)), reason="no C compiler")
 
@@ -86,14 +151,6 @@ def test_a_library_that_was_lost_or_cut_is_compiled_again(
     assert build_stand_in(torch) / build.LIBRARY == library
     assert library.read_text() == "compiled"
     assert len(compiles_at_once) == 2
-
-
-def test_a_library_that_others_may_have_written_is_compiled_again(torch: Torch, compiles_at_once: list[Path]) -> None:
-    folder = build_stand_in(torch)
-    folder.parent.chmod(0o777)
-    assert build_stand_in(torch) != folder
-    assert len(compiles_at_once) == 2
-    assert folder.parent.stat().st_mode & 0o777 == 0o777
 
 
 def test_where_nothing_can_be_kept_it_is_compiled_for_this_command(

@@ -8,33 +8,41 @@ The rules (c10/cuda/CUDACachingAllocator.cpp, c10/core/AllocatorConfig.h), named
     should_split          small or expandable: the rest is at least 512; large: the rest is more than 1 MiB
     get_free_block        the smallest free block of the pool and stream that fits, of equal ones the lowest
 
-tests/gpu/test_allocator_on_gpu.py compares drawn steps with PyTorch's own allocator, on a GPU and on the stand-in.
+tests/gpu/test_on_gpu.py compares drawn steps with PyTorch's own allocator, on a GPU and on the stand-in.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import chain, pairwise, permutations
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fsdp_bench.replay.caching_allocator.allocator import (
-    FREE,
-    SEGMENT,
-    UNMAPPED,
-    CachingAllocator,
-    pool_of,
-    rounded,
-)
+from fsdp_bench.replay.caching_allocator.allocator import FREE, SEGMENT, UNMAPPED, CachingAllocator, pool_of, rounded
 from fsdp_bench.replay.caching_allocator.expandable_segments import ExpandableAllocator
 from fsdp_bench.replay.caching_allocator.program import program
-from fsdp_bench.replay.caching_allocator.replay import OutOfMemory, execute, wait
+from fsdp_bench.replay.caching_allocator.replay import AllocatorReading, OutOfMemory, Replay, execute, wait
 from fsdp_bench.simulate.events import Event, Kind, Queue, Stream, Work
 from fsdp_bench.simulate.repeat import Log
-from tests.replay.replaying import log_of, replay
+
+
+def log_of(events: Iterable[Event], num_blocks: int = 0, extra_blocks: int = 0) -> Log:
+    """Return events as the log of one step."""
+    listed = list(events)
+    return Log(listed, [range(len(listed))], num_blocks, extra_blocks)
+
+
+def replay(
+    events: Log | Iterable[Event], gpu_bytes: int | None = None, expandable_segments: bool = False
+) -> AllocatorReading:
+    """Run events, or a log, through a fresh allocator."""
+    found = program(events if isinstance(events, Log) else log_of(events))
+    assert found is not None
+    return Replay(found, gpu_bytes, expandable_segments).until()
+
 
 MIB = 1 << 20
 

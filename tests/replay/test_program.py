@@ -1,4 +1,4 @@
-"""The shortened program of the first steps against every block simulated: the same instructions, one by one."""
+"""The program of the first steps: shortened as if every block were simulated, one by one; the pool of a tied sum."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from fsdp_bench.plan.estimate import program_of
 from fsdp_bench.replay.caching_allocator.allocator import CachingAllocator
 from fsdp_bench.replay.caching_allocator.program import Program, program
 from fsdp_bench.replay.caching_allocator.replay import Replay
-from fsdp_bench.simulate.events import Event, Kind
+from fsdp_bench.simulate.events import Event, Kind, Stream
 from fsdp_bench.simulate.operators.kernels import CUDA
 from fsdp_bench.simulate.repeat import MORE_BLOCKS, Log
 from fsdp_bench.simulate.step import STEPS, SimulatedSteps
 from fsdp_bench.spec.setup import Api, Precision, ShardingStrategy, TrainSetup
 from tests.profiles import share_of_examples
-from tests.replay.replaying import log_of, replay
+from tests.replay.test_allocator import log_of, replay
 from tests.shapes import shape
 from tools.validate.random_setups import Cell, draw_cells
 
@@ -72,6 +72,18 @@ def test_a_usual_setup_is_never_simulated_block_by_block(api: Api, strategy: Sha
     log = SimulatedSteps(shape(num_hidden_layers=12), setup, CUDA).first_steps()
     assert log.extra_blocks == 12 - MORE_BLOCKS
     assert program(log) is not None
+
+
+def test_tied_weights_are_added_up_in_a_tensor_of_their_own() -> None:
+    """The head's gradient is a view of a product, to which nothing is added in place (can_accumulate_inplace)."""
+    setup = TrainSetup(api=Api.FSDP1, world_size=8, sequence_length=128, precision=Precision.parse("bf16-mixed"))
+    added: dict[bool, list[Stream]] = {}
+    for is_tied in (True, False):
+        steps = SimulatedSteps(shape(num_hidden_layers=4, tie_word_embeddings=is_tied), setup, CUDA)
+        made = [event for event in steps.first_steps().events if event.kind is Kind.ALLOCATE]
+        added[is_tied] = [event.stream for event in made if event.label == "aten::add"]
+    assert [stream for stream in added[True] if stream is not Stream.COMPUTE] == [Stream.ALL_GATHER] * 2
+    assert set(added[False]) == {Stream.COMPUTE}
 
 
 def log_of_blocks(events: list[Event], extra_blocks: int = 4) -> Log:

@@ -89,17 +89,13 @@ def test_retries_are_counted_in_the_first_steps_and_in_each_later_one() -> None:
     assert retries_text(2, None) == "2 allocation retries in the first 4 steps, unknown later"
 
 
-def test_the_answer_stands_first_with_both_peaks_and_what_is_usable() -> None:
-    first = report_text(rehearsal()).split("\n")[0]
-    assert first.startswith(
-        "fits (rehearsed): peak 22.0 GiB allocated, in backward of step 2, 30.0 GiB reserved; 79.2 GiB"
-    )
-
-
 @pytest.mark.parametrize(
     ("changes", "verdict", "words"),
     [
-        ({}, Verdict.FITS, "fits (rehearsed)"),
+        (
+            *({}, Verdict.FITS),
+            "fits (rehearsed): peak 22.0 GiB allocated, in backward of step 2, 30.0 GiB reserved; 79.2 GiB",
+        ),
         (retried(2), Verdict.RUNS_WITH_RETRIES, "2 allocation retries, none of them in the last step"),
         (retried(3), Verdict.RUNS_WITH_RETRIES, "3 allocation retries, 1 of them in the last step"),
         (OUT, Verdict.DOES_NOT_FIT, "memory, in backward of step 2, at train.py:17 (transformers/loss.py:42)"),
@@ -116,14 +112,8 @@ def test_each_end_of_a_script_has_its_verdict(changes: dict[str, Any], verdict: 
     found = rehearsal(**changes)
     assert found.verdict is verdict
     assert words in verdict_line(found)
+    assert report_text(found).startswith(verdict_line(found))
     assert rehearsal_document(found)["fits"] == (None if verdict is None else verdict is Verdict.FITS)
-
-
-def test_a_rank_that_does_not_fit_decides_before_an_unknown_one() -> None:
-    fits, unknown = rehearsal(), rehearsal(num_steps=0)
-    too_large = rehearsal(**OUT)
-    assert worst_of([fits, unknown, too_large]) is too_large
-    assert worst_of([unknown, fits]) is unknown
 
 
 @pytest.mark.parametrize(
@@ -196,12 +186,14 @@ def test_nccls_memory_is_of_the_groups_that_the_script_made() -> None:
     assert rehearsal(process_groups={"0": 8, "1": 3}).communicators is None
 
 
-def test_the_rank_that_decides_is_named() -> None:
-    other = rehearsal(rank=3, spans=(span(1, "forward", 9, reserved=50),))
-    shown = several([rehearsal(), other])
-    assert shown.startswith("rank 3 decides: fits (rehearsed)")
-    failed = rehearsal(rank=5, outcome=RehearsalOutcome.FAILED, failure=FAILURE)
-    assert several([rehearsal(), other, failed]).startswith("rank 5 decides: unknown")
+def test_a_rank_that_does_not_fit_decides_before_an_unknown_one_and_is_named() -> None:
+    fits, larger = rehearsal(), rehearsal(rank=3, spans=(span(1, "forward", 9, reserved=50),))
+    unknown = rehearsal(rank=5, outcome=RehearsalOutcome.FAILED, failure=FAILURE)
+    too_large = rehearsal(rank=7, **OUT)
+    ranks = [fits, larger, unknown, too_large]
+    assert [worst_of(ranks[:count]) for count in (2, 3, 4)] == ranks[1:]
+    assert several(ranks[:2]).startswith("rank 3 decides: fits (rehearsed)")
+    assert several(ranks[:3]).startswith("rank 5 decides: unknown")
 
 
 def test_the_chart_is_drawn_and_needs_the_memory_history(tmp_path: Path) -> None:

@@ -8,50 +8,31 @@ from pathlib import Path
 
 import accelerate
 import pytest
+import yaml
+from accelerate.commands.config.config_args import ClusterConfig
 
 from fsdp_bench.rehearse.inside.launch import Launch, rank_environment, understand
 from tests.rehearse.inside.conftest import _folder_with_a_script, assert_given, given_by  # noqa: F401
 
-FSDP1_CONFIG = """\
-compute_environment: LOCAL_MACHINE
-debug: false
-distributed_type: FSDP
-downcast_bf16: 'no'
-enable_cpu_affinity: false
-fsdp_config:
-  fsdp_activation_checkpointing: true
-  fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP
-  fsdp_backward_prefetch: BACKWARD_PRE
-  fsdp_cpu_ram_efficient_loading: true
-  fsdp_forward_prefetch: false
-  fsdp_offload_params: false
-  fsdp_sharding_strategy: HYBRID_SHARD
-  fsdp_state_dict_type: SHARDED_STATE_DICT
-  fsdp_sync_module_states: true
-  fsdp_transformer_layer_cls_to_wrap: LlamaDecoderLayer
-  fsdp_use_orig_params: true
-machine_rank: 0
-main_training_function: main
-mixed_precision: bf16
-num_machines: 1
-num_processes: 2
-rdzv_backend: static
-same_network: true
-tpu_env: []
-tpu_use_cluster: false
-tpu_use_sudo: false
-use_cpu: false
-"""
-"""As ``accelerate config`` writes it, of accelerate 1.0 and newer."""
-FSDP2_CONFIG = (
-    FSDP1_CONFIG.replace("  fsdp_sharding_strategy: HYBRID_SHARD\n", "  fsdp_reshard_after_forward: true\n")
-    .replace("  fsdp_state_dict_type", "  fsdp_version: 2\n  fsdp_state_dict_type")
-    .replace("  fsdp_use_orig_params: true\n", "")
-)
-TWO_NODES_CONFIG = (
-    FSDP1_CONFIG.replace("num_machines: 1", "main_process_ip: far.away\nmain_process_port: 29501\nnum_machines: 2")
-    .replace("num_processes: 2", "num_processes: 16")
-    .replace("machine_rank: 0", "machine_rank: 1")
+
+def config_of(fsdp: dict[str, object], **fields: object) -> str:
+    """Return the text that ``accelerate config`` writes for two ranks of one node, with other fields."""
+    asked = {"compute_environment": "LOCAL_MACHINE", "distributed_type": "FSDP", "mixed_precision": "bf16"}
+    answers = {"use_cpu": False, "debug": False, "same_network": True, "num_processes": 2}
+    return yaml.safe_dump(ClusterConfig(**{**asked, **answers, "fsdp_config": fsdp, **fields}).to_dict())
+
+
+BOTH = {
+    **{"fsdp_activation_checkpointing": True, "fsdp_backward_prefetch": "BACKWARD_PRE", "fsdp_offload_params": False},
+    **{"fsdp_cpu_ram_efficient_loading": True, "fsdp_sync_module_states": True, "fsdp_forward_prefetch": False},
+    **{"fsdp_state_dict_type": "SHARDED_STATE_DICT", "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP"},
+    "fsdp_transformer_layer_cls_to_wrap": "LlamaDecoderLayer",
+}
+FSDP1 = BOTH | {"fsdp_sharding_strategy": "HYBRID_SHARD", "fsdp_use_orig_params": True}
+FSDP1_CONFIG = config_of(FSDP1)
+FSDP2_CONFIG = config_of(BOTH | {"fsdp_reshard_after_forward": True, "fsdp_version": 2})
+TWO_NODES_CONFIG = config_of(
+    FSDP1, num_processes=16, num_machines=2, machine_rank=1, main_process_ip="far.away", main_process_port=29501
 )
 
 

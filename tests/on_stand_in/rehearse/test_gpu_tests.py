@@ -1,4 +1,4 @@
-"""The tests that need a GPU, but neither NCCL nor time, pass on the stand-in too."""
+"""The tests that need a GPU, but neither NCCL nor time, and the guide's rehearsals pass on the stand-in, too."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import pytest
 
 from fsdp_bench.rehearse.build import environment_of
 from fsdp_bench.sweep.run.rehearsed import rehearsed_gpu
+from tests.docs.pages import CUDA_BUILD, ROOT, run_page
 
 pytestmark = [pytest.mark.timeout(290)]
 
@@ -33,3 +34,14 @@ def test_the_tests_for_a_gpu_pass_on_one_that_is_never_behind(chosen: str) -> No
     )
     assert done.returncode == 0, done.stdout
     assert "passed" in done.stdout
+
+
+PAGE = "docs/guide/rehearse.md"
+
+
+@pytest.mark.timeout(300)
+def test_the_guides_rehearsals_print_what_it_says(tmp_path: Path) -> None:
+    """Where outputs changed on purpose: ``python -m tests.docs.update --rehearsals docs/guide/rehearse.md``."""
+    result = run_page((ROOT / PAGE).read_text(), PAGE, tmp_path, CUDA_BUILD)
+    assert result.num_run >= 2
+    assert not result.failures, "\n\n".join(result.failures)

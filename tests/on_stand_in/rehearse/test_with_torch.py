@@ -62,9 +62,8 @@ else:
     )
 
 
-def test_operators_that_read_are_named(torch: Torch) -> None:
-    printed = run_on_stand_in(
-        torch,
+PRINTED: dict[str, tuple[str, str]] = {
+    "operators that read are named": (
         """
 import ctypes, torch
 lib = ctypes.CDLL(None)
@@ -76,13 +75,9 @@ x[0].item(); float(x[0]); x.tolist(); x.cpu(); x.nonzero(); x.masked_select(x > 
 torch.empty(8, pin_memory=True).copy_(x, non_blocking=True)
 print(*reads)
 """,
-    )
-    assert printed.split() == ["item"] * 2 + ["copy"] * 2 + ["nonzero", "masked_select", "index", "unique", "copy"]
-
-
-def test_what_is_lacking_ends_with_its_name(torch: Torch) -> None:
-    printed = run_on_stand_in(
-        torch,
+        "item item copy copy nonzero masked_select index unique copy",
+    ),
+    "what is lacking ends with its name": (
         """
 import ctypes, torch
 try:
@@ -93,23 +88,19 @@ text = ctypes.create_string_buffer(1000)
 ctypes.CDLL(None).stand_in_unsupported(text, ctypes.c_size_t(1000))
 print(text.value.decode())
 """,
-    )
-    assert printed.split() == ["RuntimeError", "cusolverDnCreate", "1"]
-
-
-def test_convolutions_run_where_warnings_do(torch: Torch) -> None:
-    script = """
+        "RuntimeError cusolverDnCreate 1",
+    ),
+    "convolutions run where warnings do": (
+        """
 import torch
-convolution, x = torch.nn.Conv2d(3, 64, 16, 16).cuda(), torch.ones(2, 3, 224, 224, device="cuda", requires_grad=True)
+x = torch.ones(2, 3, 224, 224, device="cuda", requires_grad=True)
+convolution = torch.nn.Conv2d(3, 64, 16, 16).cuda()
 convolution(x).sum().backward()
 print(*x.grad.shape, *convolution.weight.grad.shape)
-"""
-    assert run_on_stand_in(torch, script, STAND_IN_UNSUPPORTED="warn") == "2 3 224 224 64 3 16 16\n"
-
-
-def test_cuda_graphs_capture_with_a_pool_of_their_own(torch: Torch, tmp_path: Path) -> None:
-    printed = run_on_stand_in(
-        torch,
+""",
+        "2 3 224 224 64 3 16 16",
+    ),
+    "CUDA graphs capture with a pool of their own": (
         """
 import torch
 linear, x = torch.nn.Linear(256, 256).cuda(), torch.ones(64, 256, device="cuda")
@@ -128,9 +119,17 @@ for _ in range(4):
 from torch._dynamo.utils import counters
 print(counters["inductor"]["cudagraph_skips"])
 """,
-        TORCHINDUCTOR_CACHE_DIR=str(tmp_path),
-    )
-    assert printed.split() == ["2", "0"]
+        "2 0",
+    ),
+}
+
+
+@pytest.mark.parametrize(("script", "printed"), PRINTED.values(), ids=PRINTED)
+def test_a_script_prints_what_it_does_on_a_gpu(torch: Torch, script: str, printed: str, tmp_path: Path) -> None:
+    given = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
+    if "Conv2d" in script:
+        given["STAND_IN_UNSUPPORTED"] = "warn"
+    assert run_on_stand_in(torch, script, **given).split() == printed.split()
 
 
 FLEX = """

@@ -1,12 +1,14 @@
-"""Allocations of kernels beside their results, on the stand-in: attention, sums, norms, softmax, an embedding."""
+"""Storages and allocations of operators, kernels and AdamW8bit on the stand-in, beside their results."""
 
 from __future__ import annotations
 
+import json
 import random
+from math import prod
 
 import pytest
 
-from fsdp_bench.catalog.loader import gpu_by_product_name
+from fsdp_bench.catalog.loader import gpu, gpu_by_product_name
 from fsdp_bench.simulate.events import Kind
 from fsdp_bench.simulate.operators.core import Operators
 from fsdp_bench.simulate.operators.kernel_workspaces import (
@@ -18,9 +20,27 @@ from fsdp_bench.simulate.operators.kernel_workspaces import (
     workspace_of,
 )
 from fsdp_bench.simulate.operators.kernels import CUDA, Kernels, kernels_on
+from fsdp_bench.simulate.optimizers.dispatch import states, step
+from fsdp_bench.simulate.optimizers.shards import Shard
 from fsdp_bench.simulate.tape import Tape
+from fsdp_bench.spec.setup import OptimizerKind
 from fsdp_bench.sweep.run.rehearsed import rehearsed_gpu
-from tests.on_stand_in.interpreters import allocations_on_gpu
+from fsdp_bench.train.dry_run.fake_world import fake_device
+from tests.on_stand_in.interpreters import allocations_on_gpu, run_on_gpu
+from tests.on_stand_in.rehearsing import SCRIPTS
+from tests.on_stand_in.scripts import replaced_operators
+
+
+@pytest.mark.parametrize("every", [17, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ["H200", "T4"])
+def test_replaced_operators_make_and_save_the_storages_of_pytorchs_own(name: str, every: int) -> None:
+    expected = json.loads(run_on_gpu(name, (SCRIPTS / "replaced_operators.py").read_text(), str(every)))
+    with fake_device("cuda", before_sm80=gpu(name).is_before_sm80) as device:
+        found = replaced_operators.all_storages(device, every)
+    assert found.keys() == expected.keys()
+    differing = {name: (found[name], expected[name]) for name in expected if found[name] != expected[name]}
+    assert not differing, f"{len(differing)} of {len(expected)}: {dict(list(differing.items())[:3])}"
+
 
 BACKWARD = """
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -161,3 +181,39 @@ def _of_embedding(indices: int, rows: int, width: int) -> list[int]:
     found = [signs[event.kind] * sizes[event.number] for event in tape.events]
     del result
     return found
+
+
+STEPS = """
+from torchao.optim import AdamW8bit
+
+for dtype, shape in json.load(sys.stdin):
+    parameter = torch.zeros(*shape, dtype=getattr(torch, dtype), device="cuda", requires_grad=True)
+    optimizer = AdamW8bit([parameter])
+    parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    parameter.grad = torch.zeros_like(parameter)
+    allocated(optimizer.step)
+    kept = [
+        [part.numel() * part.element_size() for part in (state.codes, state.scale, state.qmap)]
+        if hasattr(state, "codes") else [state.numel() * state.element_size()]
+        for state in (optimizer.state[parameter][name] for name in ("exp_avg", "exp_avg_sq"))
+    ]
+    print(json.dumps(sum(kept, [])), flush=True)
+"""
+
+
+@pytest.mark.slow
+def test_states_and_allocations_of_a_compiled_step_are_as_predicted() -> None:
+    shapes = ((65536,), (64, 256), (256, 64), (1000, 1024), (65, 63), (4095,), (1, 4096))
+    cases = [("float32" if len(shape) > 1 else "bfloat16", shape) for shape in shapes]
+    printed = allocations_on_gpu("H200", STEPS, cases)
+    for (dtype, shape), allocated, kept in zip(cases, printed[::2], printed[1::2], strict=True):
+        op = Operators(Tape(512), CUDA)
+        shards = [Shard(prod(shape), 4 if dtype == "float32" else 2, -1, shape=shape)]
+        held = states(op, OptimizerKind.ADAMW_8BIT, shards)
+        assert [one.num_bytes for one in held] == _rounded(kept)
+        for _ in range(2):  # the first step also tunes the kernels; those below are of the second
+            begin = len(op.tape.events)
+            step(op, OptimizerKind.ADAMW_8BIT, shards)
+        sizes = [event.num_bytes for event in op.tape.events[begin:] if event.kind is Kind.ALLOCATE]
+        assert sizes == _rounded(allocated), shape

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fsdp_bench.catalog import loader
-from fsdp_bench.catalog.architectures import recorded_architecture
+from fsdp_bench.catalog.architectures import ADAPTERS, FOLDER, recorded_architecture
 from fsdp_bench.catalog.lookup import model, server
 from fsdp_bench.plan.export.chosen import Chosen, chosen_by_prediction
 from fsdp_bench.plan.export.export import export_each
@@ -14,6 +14,7 @@ from fsdp_bench.plan.export.files import File
 from fsdp_bench.plan.prediction import answer
 from fsdp_bench.plan.question import Question
 from fsdp_bench.spec.hardware import Hardware
+from fsdp_bench.spec.lora import LoRA
 from fsdp_bench.spec.setup import TrainSetup
 from tests.shapes import llama_config
 
@@ -21,11 +22,14 @@ CONFIG = llama_config(hidden_size=256, intermediate_size=512, vocab_size=1024)
 COMMAND = "fsdp-bench predict --hf-config config.json"
 
 
-def chosen(config: dict[str, Any] | None = None, expandable_segments: bool = False, **fields: Any) -> Chosen:
+def chosen(
+    config: dict[str, Any] | None = None, expandable_segments: bool = False, lora: LoRA | None = None, **fields: Any
+) -> Chosen:
     """Return a setting of a small model on H100s: by default bf16-mixed, 8 ranks, 256 tokens."""
     config = config or CONFIG
     setup = TrainSetup(**{"world_size": 8, "precision": "bf16-mixed", "sequence_length": 256, **fields})
-    shape = recorded_architecture(config, setup.sequence_length, "tiny")
+    folder = FOLDER if lora is None else ADAPTERS
+    shape = recorded_architecture(config, setup.sequence_length, "tiny", folder, lora)
     question = Question(shape, setup, Hardware.of_gpu(loader.gpu("H100-SXM")), expandable_segments=expandable_segments)
     return chosen_by_prediction(answer(question), config, COMMAND)
 

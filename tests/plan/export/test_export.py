@@ -17,13 +17,13 @@ from fsdp_bench.plan.export.chosen import Chosen
 from fsdp_bench.plan.export.export import KINDS
 from fsdp_bench.plan.export.files import write
 from fsdp_bench.spec.errors import SpecError
-from fsdp_bench.spec.field import Field
 from fsdp_bench.spec.hardware import Hardware
 from fsdp_bench.spec.impossible import impossible
 from fsdp_bench.spec.lora import LoRA
 from fsdp_bench.spec.setup import FIELDS, TrainSetup
 from fsdp_bench.spec.units import format_gib
 from tests.conftest import message_of
+from tests.other_values import MEANS_SOMETHING_WITH, another_value
 from tests.plan.export.settings import COMMAND, CONFIG, chosen, chosen_on_servers, export
 
 
@@ -73,38 +73,11 @@ def assert_uses_what_it_imports(text: str) -> None:
     assert all(len(line) <= 120 for line in text.split("\n"))
 
 
-_MEANS_SOMETHING_WITH: dict[str, dict[str, Any]] = {
-    "checkpointing_policy": {"checkpointing": "selective"},
-    "reentrant": {"checkpointing": "full"},
-    "sync_every_micro_batch": {"gradient_accumulation_steps": 4},
-    "float8": {"compile": True},
-    "min_num_params": {"api": "fsdp1", "wrap": "size"},
-    "fp32_head": {"wrap": "block-and-ends"},
-    "shard_size": {"strategy": "HYBRID_SHARD"},
-}
-_OTHER_VALUES = {
-    "checkpointing_policy": "every-second-product",
-    "api": "fsdp1",
-    "precision": "bf16-true",
-    "optimizer": "adamw-fused",
-    "loss": "chunked",
-    "wrap": "block-and-ends",
-    "min_num_params": 50_000,
-}
-"""Another value of the other fields follows from their type."""
-
-
-def _another_value(one: Field) -> Any:
-    if one.name in _OTHER_VALUES:
-        return _OTHER_VALUES[one.name]
-    return one.words[-1] if one.words else not one.default if one.kind is bool else 2 * (one.default or 1)
-
-
 @pytest.mark.parametrize("name", [name for name, one in FIELDS.items() if one.option is not None])
 def test_every_field_is_in_the_script_or_refused(name: str) -> None:
     """A field that no exported script has says so where it is declared (``not_exported``)."""
-    without = {"api": "fsdp2", **_MEANS_SOMETHING_WITH.get(name, {})}
-    changed = without | {name: _another_value(FIELDS[name])}
+    without = {"api": "fsdp2", **MEANS_SOMETHING_WITH.get(name, {})}
+    changed = without | {name: another_value(FIELDS[name])}
     if impossible(TrainSetup(**{"world_size": 8, "precision": "bf16-mixed", **changed}), "cuda"):
         without, changed = without | {"api": "fsdp1"}, changed | {"api": "fsdp1"}
     if FIELDS[name].not_exported is not None:

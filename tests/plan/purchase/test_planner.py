@@ -32,6 +32,7 @@ from fsdp_bench.spec.setup import Api, Checkpointing, Loss, Offload, Precision, 
 FIXED: dict[str, Any] = {"precision": Precision.parse("bf16-mixed"), "sequence_length": 2048}
 ONE_STRATEGY = {**FIXED, "strategy": ShardingStrategy.FULL_SHARD, "api": Api.FSDP2}
 """Where the choice of a strategy is not the subject: each takes as long as all others."""
+FULL = {**ONE_STRATEGY, "checkpointing": Checkpointing.FULL}
 NODES = (1, 2, 3)
 
 
@@ -142,7 +143,7 @@ def test_the_reason_of_a_deadline_has_the_least_price_in_time() -> None:
 
 def test_progress_names_every_kind_of_server_and_then_what_is_searched() -> None:
     said: list[str] = []
-    fixed = {**ONE_STRATEGY, "checkpointing": Checkpointing.FULL, "micro_batch_size": 1, "loss": Loss.PLAIN}
+    fixed = {**FULL, "micro_batch_size": 1, "loss": Loss.PLAIN}
     names = ["p4d.24xlarge", "p5.48xlarge"]
     found = plan(goal("1B", fixed=fixed), [kind(name) for name in names], (1, 2), said.append)
     assert said[:2] == names
@@ -218,8 +219,7 @@ def test_winner_cheapest_and_fewest_nodes_are_those_of_brute_force(
 
 
 def _plan(server: str = "p4d.24xlarge", **fields: Any) -> Plan:
-    asked = goal("1B", {**ONE_STRATEGY, "checkpointing": Checkpointing.FULL}, **fields)
-    return plan(asked, [kind(server)], (1, 2, 4))
+    return plan(goal("1B", FULL, **fields), [kind(server)], (1, 2, 4))
 
 
 def test_an_offer_fits_with_its_headroom_and_has_the_time_of_predict() -> None:
@@ -240,46 +240,6 @@ def test_a_deadline_is_met_at_the_slow_end_by_the_cheapest() -> None:
     found = _plan(deadline_seconds=limit).picked
     assert found.winner.slow_seconds <= limit
     assert found.winner.cluster.num_nodes > 1
-
-
-@pytest.mark.parametrize(
-    ("asked", "server", "change"),
-    [
-        ({"deadline_seconds": 60.0}, "p4d.24xlarge", "--deadline"),
-        ({"budget": 1.0}, "p4d.24xlarge", "--budget"),
-        ({"budget": 1e9}, "DGX-H100", "--price"),
-        (
-            {"deadline_seconds": 60.0, "budget": 1.0},
-            "p4d.24xlarge",
-            r"--deadline \d+d, or more nodes; the cheapest costs [\d,]+ at the slow end: --budget \d+k$",
-        ),
-    ],
-)
-def test_an_impossible_goal_gets_the_nearest_offer_and_the_needed_change(
-    asked: dict[str, float], server: str, change: str
-) -> None:
-    found = _plan(server, **asked)
-    assert found.picked.winner is None
-    assert found.picked.nearest
-    assert re.search(change, found.reason)
-
-
-def test_if_nothing_fits_the_nearest_that_does_is_offered() -> None:
-    asked = goal("30B", fixed={**ONE_STRATEGY, "offload": Offload.NONE})
-    found = plan(asked, [kind("p4d.24xlarge")], (1,))
-    assert found.winner is None
-    nearest = found.picked.nearest[0]
-    assert nearest.cluster.num_nodes > 1
-    assert nearest.prediction.fits
-    assert f"--nodes {nearest.cluster.num_nodes}" in found.reason
-
-
-def test_where_no_number_of_gpus_is_enough_it_says_what_stays_on_each() -> None:
-    long = goal("7B", fixed={**FIXED, "sequence_length": 2**19})
-    found = plan(long, [kind("p4d.24xlarge")], (1, 2))
-    assert found.winner is None
-    assert "more GPUs do not help" in found.reason
-    assert "no strategy shards activations" in found.reason
 
 
 def test_offload_is_planned_where_nothing_else_fits() -> None:
@@ -308,7 +268,7 @@ def test_servers_that_are_never_searched_could_not_have_been_picked() -> None:
 
 
 def test_every_server_of_the_catalogue_has_offers_or_is_left_out_with_a_reason() -> None:
-    asked = goal("1B", fixed={**ONE_STRATEGY, "checkpointing": Checkpointing.FULL, "loss": Loss.PLAIN})
+    asked = goal("1B", fixed={**FULL, "loss": Loss.PLAIN})
     found = plan(asked, kinds_of(BUILT_IN, []), (1,))
     assert found.winner.cluster.server.name in found.looked_at
     left = {one.server.name: one.reason for one in found.left_out}
@@ -338,37 +298,61 @@ def test_a_global_batch_that_the_most_nodes_cannot_make_is_planned_on_fewer() ->
         plan(goal("1B", global_batch_tokens=1000), [kind("p4d.24xlarge")], (1, 2))
 
 
-def test_where_only_the_speed_is_unknown_it_says_on_how_many_nodes_it_may_fit() -> None:
-    found = plan(goal("7B"), [kind("ND-MI300X-v5")], (1, 2))
-    assert found.winner is None
-    assert "it may fit on 1 node, but its speed is not known" in found.reason
-    assert "do not help" not in found.reason
-
-
-@pytest.mark.parametrize("server", ["g5.48xlarge", "g6e.48xlarge"])  # processors of the second are not documented
-def test_gpus_on_pcie_have_a_plan_with_a_wide_range(server: str) -> None:
-    found = _plan(server).winner
-    assert found.slow_seconds == pytest.approx(8.7 * (found.seconds or 0.0))
-
-
-@pytest.mark.parametrize(("missing", "nodes", "what"), [("intra_node", 1, "GPUs"), ("inter_node", 2, "nodes")])
-def test_links_without_a_bandwidth_are_named_with_what_measures_them(missing: str, nodes: int, what: str) -> None:
+def _without(link: str) -> ServerType:
     where = kind("g6e.48xlarge")
-    where = replace(where, server=struct_replace(where.server, **{missing: None}))
-    found = plan(goal("1B", fixed=ONE_STRATEGY), [where], (nodes,))
+    return replace(where, server=struct_replace(where.server, **{link: None}))
+
+
+LATE, POOR = {"deadline_seconds": 60.0}, {"budget": 1.0}
+SPENT = r"--deadline \d+d, or more nodes; the cheapest costs [\d,]+ at the slow end: --budget \d+k$"
+NOT_CONNECTED = (
+    r"^(?!.*nothing fits).*nothing says how fast its {} are connected \(fsdp-bench calibrate measures it there\)"
+    r".*fsdp-bench predict --server g6e.48xlarge --nodes {} says its memory"
+)
+
+
+@pytest.mark.parametrize(
+    ("asked", "where", "nodes", "reason"),
+    [
+        (goal("1B", FULL, **LATE), kind("p4d.24xlarge"), (1, 2, 4), "--deadline"),
+        (goal("1B", FULL, **POOR), kind("p4d.24xlarge"), (1, 2, 4), "--budget"),
+        (goal("1B", FULL, budget=1e9), kind("DGX-H100"), (1, 2, 4), "--price"),
+        (goal("1B", FULL, **LATE, **POOR), kind("p4d.24xlarge"), (1, 2, 4), SPENT),
+        (goal("30B", {**ONE_STRATEGY, "offload": Offload.NONE}), kind("p4d.24xlarge"), (1,), "--nodes {nearest}"),
+        (
+            goal("7B", {**FIXED, "sequence_length": 2**19}),
+            *(kind("p4d.24xlarge"), (1, 2), "more GPUs do not help.*no strategy shards activations"),
+        ),
+        (
+            goal("7B"),
+            *(kind("ND-MI300X-v5"), (1, 2)),
+            "^(?!.*do not help).*it may fit on 1 node, but its speed is not known",
+        ),
+        (goal("1B", ONE_STRATEGY), _without("intra_node"), (1,), NOT_CONNECTED.format("GPUs", 1)),
+        (goal("1B", ONE_STRATEGY), _without("inter_node"), (2,), NOT_CONNECTED.format("nodes", 2)),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_plan_without_a_winner_says_why_and_what_would_change_it(
+    asked: Goal, where: ServerType, nodes: tuple[int, ...], reason: str
+) -> None:
+    found = plan(asked, [where], nodes)
     assert found.winner is None
-    assert f"nothing says how fast its {what} are connected (fsdp-bench calibrate measures it there)" in found.reason
-    assert f"fsdp-bench predict --server g6e.48xlarge --nodes {nodes} says its memory" in found.reason
-    assert "nothing fits" not in found.reason
+    nearest = found.picked.nearest
+    assert re.search(reason.format(nearest=nearest[0].cluster.num_nodes) if "{" in reason else reason, found.reason)
+    if asked.deadline_seconds or asked.budget or "{" in reason:
+        assert nearest[0].prediction.fits
 
 
-def test_gpus_on_pcie_do_not_win_before_hardware_that_was_compared_with_runs() -> None:
+def test_gpus_on_pcie_have_a_wide_range_and_do_not_win_before_hardware_that_was_compared_with_runs() -> None:
+    """Processors of g6e.48xlarge are not documented."""
     cheap = kind("g6e.48xlarge")
     cheap = replace(cheap, price=struct_replace(cheap.price, on_demand_per_hour=0.1))
-    asked = goal("1B", fixed={**ONE_STRATEGY, "checkpointing": Checkpointing.FULL})
-    found = plan(asked, [cheap, kind("p4d.24xlarge")], (1,)).picked
+    found = plan(goal("1B", FULL), [cheap, kind("p4d.24xlarge")], (1,)).picked
     assert found.winner.cluster.server.name == "p4d.24xlarge"
     assert found.cheapest.cluster.server.name == "g6e.48xlarge"
+    for pcie in (found.cheapest, _plan("g5.48xlarge").winner):
+        assert pcie.slow_seconds == pytest.approx(8.7 * pcie.seconds)
 
 
 def test_hardware_that_was_compared_with_runs_wins_before_other_hardware() -> None:
@@ -423,6 +407,6 @@ def test_the_safest_offer_fits_with_the_highest_peak_that_other_code_took_and_me
 
 
 def test_a_winner_that_leaves_enough_is_the_safest() -> None:
-    fixed = {**ONE_STRATEGY, "checkpointing": Checkpointing.FULL, "micro_batch_size": 1}
+    fixed = {**FULL, "micro_batch_size": 1}
     picked = plan(goal("1B", fixed=fixed), [kind("p4d.24xlarge")], (1,)).picked
     assert picked.safest is picked.winner is not None

@@ -134,11 +134,6 @@ def test_tokens_are_what_the_embedding_looked_up_in_all_micro_batches(step: Step
     assert found.tokens_per_second_per_gpu == pytest.approx(512 / (found.step_seconds or 0.0))
 
 
-def test_tokens_are_unknown_without_an_embedding(step: StepWriter) -> None:
-    step.product(8, 8, 8)
-    assert (answer(step).tokens_per_step, answer(step).tokens_per_second_per_gpu) == (None, None)
-
-
 def test_the_document_has_predicts_keys_and_adds_nothing_up_wrongly(step: StepWriter) -> None:
     phases(step)
     document = time_document(answer(step))

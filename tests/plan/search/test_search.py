@@ -21,7 +21,6 @@ from fsdp_bench.plan.search.fit import FitCheck
 from fsdp_bench.plan.search.quantity import (
     Quantity,
     batch_sizes,
-    gpu_counts,
     layer_counts,
     sequence_lengths,
     size_ladder,
@@ -118,32 +117,6 @@ def test_other_quantities_end_below_the_first_that_does_not_fit(make: object) ->
     found = find_largest(quantity, CARD)
     assert 0 <= found.fits < len(quantity) - 1
     assert found.fits == next(index for index in itertools.count() if not fits(quantity, index)) - 1
-
-
-def test_fewest_gpus_are_searched_from_many_to_few() -> None:
-    node = server("p5.48xlarge")
-    cluster = Hardware(server=node, gpu=replace(gpu(node.gpu), usable_memory_bytes=5000 * MIB), gpus_per_node=8)
-    shape = model("gpt2-xl").shape()
-    setup = setup_of((ShardingStrategy.FULL_SHARD, Api.FSDP1, "bf16-mixed", Checkpointing.FULL, Offload.NONE))
-    quantity = gpu_counts(shape, setup, cluster)
-    found = find_largest(quantity, CARD)
-    fewest = quantity[found.fits].setup.world_size
-    assert quantity[found.fits + 1].setup.world_size == found.beyond.setup.world_size
-    assert found.beyond.fits is False
-    # 16 bytes a parameter and more stay with 4 GPUs, 8 hold them.
-    assert 4 < fewest <= 16
-
-
-def test_host_memory_limits_an_offloaded_model() -> None:
-    node = replace(server("p5.48xlarge"), host_memory_bytes=64 * 2**30)
-    cluster = Hardware(server=node, gpu=gpu(node.gpu), gpus_per_node=8)
-    setup = setup_of((ShardingStrategy.FULL_SHARD, Api.FSDP2, "bf16-mixed", Checkpointing.FULL, Offload.PARAMS))
-    quantity = size_ladder(Family.LLAMA, setup, cluster)
-    found = find_largest(quantity, CARD)
-    assert (found.limited_by.place, found.limited_by.phase) == ("host", "training")
-    assert found.at.host.peak_bytes <= 64 * 2**30
-    assert found.beyond.host.peak_bytes > 64 * 2**30
-    assert found.runs == found.fits
 
 
 def test_the_largest_that_the_host_holds_may_be_above_one_that_it_does_not_hold() -> None:

@@ -528,18 +528,3 @@ def test_a_file_system_that_does_not_answer_is_named_and_not_waited_for(user: Pa
     assert "wrote 1 file and removed 0" in notes
     assert f"{SILENT} does not answer, and has no overlay." in notes
     assert f"fsdp-bench: {SILENT} does not answer" in (user.parent / "scratch" / "output.txt").read_text()
-
-
-def test_the_file_systems_that_answer_are_told_from_those_that_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = os.stat
-
-    def stat(path: Any, **options: Any) -> Any:
-        if path not in ("/a", "/slow", "/b", "/slower", "/c"):
-            return real(path, **options)  # pytest's own
-        if "slow" in path:
-            time.sleep(600)
-        raise FileNotFoundError
-
-    monkeypatch.setattr(os, "stat", stat)
-    assert overlay.silent(["/a", "/slow", "/b", "/slower", "/c"], seconds=0.1) == ["/slow", "/slower"]
-    assert overlay.silent(["/a"] * 10_000, seconds=5) == []

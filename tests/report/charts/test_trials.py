@@ -231,18 +231,6 @@ def test_rehearsed_trials_have_a_chart_of_memory_alone_that_says_so(
     assert "times are" not in printed
 
 
-def test_rehearsed_measured_and_emulated_trials_share_no_chart() -> None:
-    measured = record(device="cuda")
-    emulated = replace(measured, device="emulated", emulated_on="cuda")
-    charts = group_by_chart([measured, emulated, rehearsed()], "m")
-    assert [[record.device for record in chart.records] for chart in charts] == [
-        ["cuda"],
-        ["emulated"],
-        ["rehearsed"],
-    ]
-    assert len({chart.suffix for chart in charts}) == 3
-
-
 @pytest.mark.parametrize(
     ("fields", "levels", "labels", "conditions"),
     [
@@ -306,8 +294,10 @@ def test_skipped_trials_are_named_with_their_reason() -> None:
         replace(record(), run=RunPlan(steps=7)),
         replace(record(), ranks=(replace(record().ranks[0], environment={"torch": "3.0"}),)),
         replace(record(), ranks=(replace(record().ranks[0], device_name="NVIDIA L4"),)),
+        replace(record(), device="emulated", emulated_on="cuda"),
+        rehearsed(),
     ],
-    ids=["device", "run", "torch", "gpu"],
+    ids=["device", "run", "torch", "gpu", "emulated", "rehearsed"],
 )
 def test_trials_that_cannot_be_compared_never_share_a_chart(other: TrialRecord) -> None:
     made = group_by_chart([record(), other], "m")

@@ -16,8 +16,7 @@ from fsdp_bench.report.html.plan import chart, money_text
 from fsdp_bench.report.text.plan import plan_text as terminal_text
 from fsdp_bench.report.text.plan import training_time
 from fsdp_bench.spec.codec import from_json, to_json
-from tests.report.html.parsed import ParsedPage
-from tests.report.html.samples import IMAGE, SCRIPT, STYLE, plan_file, plan_text
+from tests.report.html.samples import IMAGE, SCRIPT, STYLE, ParsedPage, plan_file, plan_text
 
 GIB = 2**30
 ADDED = ("fsdp_bench", "torch", "made_on", "model_description", "tariff", "stated_price", "servers", "winner_step")

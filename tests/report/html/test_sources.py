@@ -18,8 +18,7 @@ from fsdp_bench.sweep.results.load import load_results
 from tests.attacks.hostile import damaged
 from tests.conftest import json_of, refused, run_command
 from tests.profiles import draws
-from tests.report.html.parsed import ParsedPage
-from tests.report.html.samples import IMAGE, RESULTS, SCRIPT, STYLE, hostile_sweep, plan_file, plan_text
+from tests.report.html.samples import IMAGE, RESULTS, SCRIPT, STYLE, ParsedPage, hostile_sweep, plan_file, plan_text
 
 
 def page(source: Path, folder: Path) -> ParsedPage:
