@@ -191,11 +191,12 @@ def test_full_checkpointing_runs_forward_again() -> None:
 
 def test_tiles_at_the_edge_are_counted_whole() -> None:
     """One row more than a tile needs a second one; a last wave of few tiles leaves the other processors idle."""
-    assert tile_fraction(128 * 108, 256, 108) == 1.0
-    assert tile_fraction(129, 256, None) == 1.0
-    assert tile_fraction(128, 128, 108) == pytest.approx(1 / 108)
+    assert tile_fraction((128 * 108, 256, 512), 108) == 1.0
+    assert tile_fraction((129, 256, 512), None) == 1.0
+    assert tile_fraction((128, 128, 512), 108) == pytest.approx(1 / 108)
+    assert tile_fraction((128, 128, 4096), 108) == pytest.approx(8 / 108)  # eight compute the tile together
     # 109 tiles of 128 x 256 would need two waves, half full; as 218 of 128 x 128 they need three, two thirds full.
-    assert tile_fraction(128 * 109, 256, 108) == pytest.approx(218 / 324)
+    assert tile_fraction((128 * 109, 256, 512), 108) == pytest.approx(218 / 324)
 
 
 def test_attention_above_the_diagonal_is_skipped_tile_by_tile() -> None:
