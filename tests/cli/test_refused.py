@@ -77,11 +77,12 @@ A_MODEL = [
     ("record", "--hf-config FILE or with --module"),
     ("record --hf-config a.json --module a:b", "name the code"),
     ("record --module tests.simulate.recorded.users:llama -o nowhere/x.json", "no folder"),
-    ("record --module tests.simulate.recorded.users:own_batch -o y.json", "needs the parameters micro_batch_size and"),
+    ("record --module unsized:whole -o y.json", "needs the parameters micro_batch_size and"),
 ]
 FILES = {
     "config.json": json.dumps(llama_config()).encode(),
     "x.json": b"{}",
+    "unsized.py": b"def whole(): ...",
     "mine.py": b"raise SystemExit('imported')\ndef build(): ...\nclass Block: ...\n",
     "train_fsdp.py": b"mine",
     "half.json": b'{"model_type": "qwen2", "hidden_si',
