@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import textwrap
 from collections.abc import Sequence
@@ -299,6 +300,8 @@ LINE = 19.0
 """Pixels from one line of small text to the next."""
 CHARACTERS = 172
 """Most characters in a line of small text."""
+LEGEND_CHARACTERS = 160
+"""Most characters in a line of a legend, with 8 for each patch."""
 MOST_LINES = 9
 """Most lines of small text below the axes."""
 
@@ -349,7 +352,8 @@ def draw(slide: Slide, path: Path) -> None:
 def _legend(body: SubFigure, slide: Slide) -> None:
     if slide.legend:
         is_beside = slide.is_legend_beside
-        columns = 1 if is_beside else min(len(slide.legend), 5)
+        count, width = len(slide.legend), sum(len(key.text) + 8 for key in slide.legend)
+        columns = 1 if is_beside else min(count, 5) if width <= LEGEND_CHARACTERS else math.ceil(count / 2)
         edge = "white" if isinstance(slide.charts[-1], Lanes) else "ink"
         body.legend(handles=[_handle(key, edge) for key in slide.legend], ncols=columns, frameon=False, fontsize=TEXT,
                     loc="outside right upper" if is_beside else "outside upper left", columnspacing=1.4,
