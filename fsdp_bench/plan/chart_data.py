@@ -15,7 +15,7 @@ import msgspec
 from fsdp_bench.plan.question import Question
 from fsdp_bench.plan.speed import Speed, speed
 from fsdp_bench.replay.live_memory import worst_rank
-from fsdp_bench.replay.schedule import Span
+from fsdp_bench.replay.schedule import Span, StepTime
 from fsdp_bench.replay.step_parts import Intervals, union
 from fsdp_bench.simulate.events import Category, Event, Kind, Stream
 from fsdp_bench.simulate.simulation import BETWEEN_STEPS
@@ -265,9 +265,8 @@ class DrawnStep(msgspec.Struct, frozen=True, kw_only=True):
     """None if the step's time is not known."""
 
 
-def drawn_streams(found: Speed) -> DrawnStreams | None:
-    """Return the data of the chart of streams; None if the step's time is not known."""
-    time = found.time
+def drawn_streams(time: StepTime, num_blocks: int) -> DrawnStreams | None:
+    """Return the data of the chart of streams of a model's blocks; None if the step's time is not known."""
     if time.step_seconds is None or not time.spans:
         return None
     return DrawnStreams(
@@ -276,7 +275,7 @@ def drawn_streams(found: Speed) -> DrawnStreams | None:
         communication_seconds=time.communication_seconds or 0.0,
         exposed_communication_seconds=time.exposed_communication_seconds or 0.0,
         whole=_view(time.spans, 0.0, time.step_seconds),
-        middle_of_backward=_view(time.spans, *_middle_of_backward(time.spans, found.model.num_hidden_layers)),
+        middle_of_backward=_view(time.spans, *_middle_of_backward(time.spans, num_blocks)),
     )
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from fsdp_bench.plan.estimate import Verdict
 from fsdp_bench.plan.headroom import Headroom, headroom_of
-from fsdp_bench.plan.rehearsed_time.answer import RehearsedTime, rehearsed_time, time_document, why_no_time
+from fsdp_bench.plan.rehearsed_time.answer import RehearsedTime, rehearsed_time, rehearsed_time_document, why_no_time
 from fsdp_bench.rates.communicators import Communicators, communicators_of
 from fsdp_bench.spec.codec import to_builtins
 from fsdp_bench.spec.errors import SpecError
@@ -218,7 +218,7 @@ def rehearsal_document(found: Rehearsal) -> dict[str, Any]:
             "communicators_bytes": [nccl.low, nccl.high] if nccl is not None else None,
             "lines_at_peak": to_builtins(report.lines_at_peak),
         },
-        "time": time_document(found.time),
+        "time": rehearsed_time_document(found.time),
         "why_no_time": found.why_no_time,
         "host": {
             "peak_bytes": report.peak_host_bytes,

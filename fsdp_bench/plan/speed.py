@@ -12,19 +12,22 @@ from fsdp_bench.simulate.operators.kernels import CPU_GLOO
 from fsdp_bench.simulate.step import SimulatedSteps
 from fsdp_bench.spec.calibration_profile import Profile
 from fsdp_bench.spec.hardware import Hardware
-from fsdp_bench.spec.recording.model import Model
 from fsdp_bench.spec.setup import TrainSetup
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Speed:
-    """Step time, throughput, MFU and HFU of one setup. Unknown values are None."""
+    """Step time, throughput, MFU and HFU of one rank, predicted or rehearsed. Unknown values are None."""
 
-    model: Model
-    setup: TrainSetup
-    peak_flops_per_second: float | None
-    """The GPU's dense peak for the compute dtype."""
     time: StepTime
+    tokens_per_step: int | None
+    """The tokens of the rank. None also for a model that is not trained on tokens."""
+    model_flops: float | None
+    """FLOPs of the rank in a step, without recomputation."""
+    hardware_flops: float | None
+    """FLOPs of the rank in a step, including recomputation."""
+    peak_flops_per_second: float | None
+    """The GPU's dense peak for the compute dtype; of a rehearsed script for the dtype of most products."""
     source: str | None
     """``datasheet`` or ``calibrated``: where the rates come from. None if no rates are known."""
     is_over_pcie: bool = False
@@ -36,26 +39,25 @@ class Speed:
 
     @property
     def tokens_per_second_per_gpu(self) -> float | None:
-        """Tokens per second of one rank. None also for a model that is not trained on tokens."""
-        return self._per_second(1) if self.model.has_tokens else None
+        """Tokens per second of one rank."""
+        return self._per_second(self.tokens_per_step)
 
     @property
     def mfu(self) -> float | None:
         """Model FLOP/s, without recomputation, over the GPU's dense peak."""
-        return self._fraction_of_peak(self.model.model_flops_per_token(self.setup.sequence_length))
+        return self._fraction_of_peak(self.model_flops)
 
     @property
     def hfu(self) -> float | None:
         """FLOP/s including recomputation, over the GPU's dense peak."""
-        return self._fraction_of_peak(self.model.hardware_flops_per_token(self.setup))
+        return self._fraction_of_peak(self.hardware_flops)
 
-    def _per_second(self, per_token: float | None) -> float | None:
-        if per_token is None or self.time.step_seconds is None:
-            return None
-        return per_token * self.setup.tokens_per_step_per_rank / self.time.step_seconds
+    def _per_second(self, amount: float | None) -> float | None:
+        seconds = self.time.step_seconds
+        return None if amount is None or seconds is None else amount / seconds
 
-    def _fraction_of_peak(self, flops_per_token: float | None) -> float | None:
-        achieved, peak = self._per_second(flops_per_token), self.peak_flops_per_second
+    def _fraction_of_peak(self, flops: float | None) -> float | None:
+        achieved, peak = self._per_second(flops), self.peak_flops_per_second
         return None if achieved is None or peak is None else achieved / peak
 
 
@@ -84,19 +86,23 @@ def speed(
     gpu = hardware.gpu if hardware else None
     model, setup, kernels = simulated.model, simulated.setup, simulated.kernels
     rates = _rates(setup, hardware, kernels.name, profile, without_communication)
-    peak = gpu.peak_flops_per_second(setup.precision.compute) if gpu and kernels.is_cuda else None
-    if rates is None:
-        return Speed(model, setup, peak, NOTHING_KNOWN, None)
-    uses_gloo = not kernels.is_cuda and setup.world_size > 1
-    is_over_pcie = isinstance(rates, Datasheet) and rates.is_over_pcie
+    num_tokens = setup.tokens_per_step_per_rank
+    flops = model.model_flops_per_token(setup.sequence_length), model.hardware_flops_per_token(setup)
+    model_flops, hardware_flops = (None if each is None else each * num_tokens for each in flops)
+    time, is_over_pcie = NOTHING_KNOWN, isinstance(rates, Datasheet) and rates.is_over_pcie
+    if rates is not None:
+        uses_gloo = not kernels.is_cuda and setup.world_size > 1
+        time = schedule(simulated.on(CPU_GLOO if uses_gloo else kernels).step(), rates, with_spans)
+    source = None if rates is None else rates.source
     return Speed(
-        model,
-        setup,
-        peak,
-        schedule(simulated.on(CPU_GLOO if uses_gloo else kernels).step(), rates, with_spans),
-        rates.source,
-        is_over_pcie,
-        range_of(gpu, setup, is_over_pcie) if gpu is not None and rates.source == "datasheet" else None,
+        time=time,
+        tokens_per_step=num_tokens if model.has_tokens else None,
+        model_flops=model_flops,
+        hardware_flops=hardware_flops,
+        peak_flops_per_second=gpu.peak_flops_per_second(setup.precision.compute) if gpu and kernels.is_cuda else None,
+        source=source,
+        is_over_pcie=is_over_pcie,
+        range=range_of(gpu, setup, is_over_pcie) if gpu is not None and source == "datasheet" else None,
     )
 
 

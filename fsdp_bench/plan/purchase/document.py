@@ -224,7 +224,7 @@ def _step(offer: Offer) -> DrawnStep:
     return DrawnStep(
         num_micro_batches=asked.setup.gradient_accumulation_steps,
         memory=drawn_memory(asked.simulated),
-        streams=drawn_streams(found),
+        streams=drawn_streams(found.time, asked.model.num_hidden_layers),
     )
 
 

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from math import prod
 from typing import Any
 
+from fsdp_bench.plan.document import time_document
 from fsdp_bench.plan.headroom import with_cuda
-from fsdp_bench.plan.ranges import Range, range_of
+from fsdp_bench.plan.ranges import range_of
 from fsdp_bench.plan.rehearsed_time.events import ProcessGroups, Replayable, events_of, process_groups
 from fsdp_bench.plan.rehearsed_time.operator_work import DTYPES, dtype_of, work_of_operator
+from fsdp_bench.plan.speed import Speed
 from fsdp_bench.rates.datasheet import Datasheet, datasheet
 from fsdp_bench.replay.schedule import Span, StepTime, run
 from fsdp_bench.simulate.events import IN_HOST_MEMORY, Event, Kind, Work
+from fsdp_bench.spec.codec import to_builtins
 from fsdp_bench.spec.hardware import Hardware
 from fsdp_bench.spec.setup import Precision, TrainSetup
 from fsdp_bench.spec.subprocesses.issued import (
@@ -42,14 +45,17 @@ class PartTime:
     """One after another."""
 
 
-@dataclass(frozen=True)
-class RehearsedTime:
-    """The work that one step of a script issued, and its time on its hardware. Unknown values are None."""
+@dataclass(frozen=True, kw_only=True)
+class RehearsedTime(Speed):
+    """The work that one step of a script issued, and its time on its hardware. Unknown values are None.
+
+    ``time`` has no step if the time of anything in it is unknown; its other times are of all else.
+    """
 
     step: int
     """The number of the step that was noted, from 1."""
-    time: StepTime
-    """The time of all work whose time is known."""
+    at_least_seconds: float | None
+    """The step without the work whose time is unknown."""
     unknown: dict[str, int]
     """Work whose time is not known, with how often it was issued."""
     parts: tuple[PartTime, ...]
@@ -58,50 +64,9 @@ class RehearsedTime:
     """In which the host issues work and runs FSDP's hooks."""
     waiting_for_host_seconds: float
     """In which the GPU has nothing to do."""
-    flops: StepFlops
-    tokens_per_step: int | None
-    """The tokens of this rank."""
     is_tokens_given: bool
-    peak_flops_per_second: float | None
-    """The GPU's dense peak for the dtype of most products."""
-    rates: str
-    is_over_pcie: bool
     num_streams: int
     """Streams on which the script issued work."""
-    range: Range | None
-    """The range that the errors of published runs leave. None for GPUs that were not compared."""
-
-    @property
-    def step_seconds(self) -> float | None:
-        """The step time. None if the time of anything in it is unknown."""
-        return None if self.unknown else self.time.step_seconds
-
-    @property
-    def at_least_seconds(self) -> float | None:
-        """The step time without the work whose time is unknown."""
-        return self.time.step_seconds
-
-    @property
-    def tokens_per_second_per_gpu(self) -> float | None:
-        """Tokens per second of this rank."""
-        if self.step_seconds is None or self.tokens_per_step is None:
-            return None
-        return self.tokens_per_step / self.step_seconds
-
-    @property
-    def mfu(self) -> float | None:
-        """FLOP/s of products and attention without recomputation, over the GPU's dense peak."""
-        return self._fraction_of_peak(self.flops.model)
-
-    @property
-    def hfu(self) -> float | None:
-        """FLOP/s of products and attention including recomputation, over the GPU's dense peak."""
-        return self._fraction_of_peak(self.flops.hardware)
-
-    def _fraction_of_peak(self, flops: float | None) -> float | None:
-        if flops is None or self.step_seconds is None or self.peak_flops_per_second is None:
-            return None
-        return flops / self.step_seconds / self.peak_flops_per_second
 
 
 def rehearsed_time(
@@ -126,16 +91,18 @@ def rehearsed_time(
     time, unknown = _scheduled(found, rates, groups)
     return RehearsedTime(
         step=step.number,
-        time=time,
+        time=replace(time, step_seconds=None) if unknown else time,
+        at_least_seconds=time.step_seconds,
         unknown=dict(unknown.most_common()),
         parts=_parts(time.spans),
         host_seconds=_host_seconds(time.spans, rates),
         waiting_for_host_seconds=_idle_seconds(time),
-        flops=flops,
+        model_flops=flops.model,
+        hardware_flops=flops.hardware,
         tokens_per_step=tokens_of(step) if tokens_per_step is None else tokens_per_step,
         is_tokens_given=tokens_per_step is not None,
         peak_flops_per_second=gpu.peak_flops_per_second(flops.dtype) if flops.dtype else None,
-        rates=rates.source,
+        source=rates.source,
         is_over_pcie=rates.is_over_pcie,
         num_streams=found.num_streams,
         range=range_of(gpu, setup, rates.is_over_pcie) if flops.dtype in _16_BIT else None,
@@ -207,32 +174,23 @@ def _idle_seconds(time: StepTime) -> float:
     return idle + max((time.step_seconds or end) - end, 0.0)
 
 
-def time_document(found: RehearsedTime | None) -> dict[str, Any] | None:
-    """Return the JSON form, with the keys of ``predict --json`` where they mean the same. Unknown values are null."""
+def rehearsed_time_document(found: RehearsedTime | None) -> dict[str, Any] | None:
+    """Return the JSON form: the keys of ``predict --json``, and those of the step that was noted."""
     if found is None:
         return None
-    time, span, seconds = found.time, found.range, found.step_seconds
     return {
         "issued": "rehearsed",
         "durations": "predicted",
-        **{name: getattr(found, name) for name in ("rates", "step", "step_seconds")},
-        "step_seconds_range": span.step_seconds(seconds) if span and seconds else None,
-        "parts_seconds": {part.value: seconds for part, seconds in time.parts.items()} or None,
-        "at_least_seconds": found.at_least_seconds,
-        **{name: getattr(time, name) for name in _OF_SCHEDULE},
+        **to_builtins(time_document(found)),
         **{name: getattr(found, name) for name in _OF_STEP},
-        "model_flops": found.flops.model,
-        "hardware_flops": found.flops.hardware,
-        **{name: getattr(found, name) for name in ("mfu", "hfu", "unknown")},
         "parts": [asdict(part) for part in found.parts],
     }
 
 
-_OF_SCHEDULE = (
-    *("compute_seconds", "communication_seconds", "exposed_communication_seconds", "host_copy_seconds"),
-    "cpu_optimizer_seconds",
+_OF_STEP = (
+    *("step", "at_least_seconds", "host_seconds", "waiting_for_host_seconds", "num_streams", "tokens_per_step"),
+    *("model_flops", "hardware_flops", "unknown"),
 )
-_OF_STEP = ("host_seconds", "waiting_for_host_seconds", "num_streams", "tokens_per_step", "tokens_per_second_per_gpu")
 
 
 # -- FLOPs and tokens of a rehearsed step: of its matrix products and attention, and of its embeddings -----------------

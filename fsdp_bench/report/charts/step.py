@@ -15,6 +15,7 @@ from fsdp_bench.report.charts.colors import Style
 from fsdp_bench.report.charts.description import Key, Lane, Lanes, Slide, Spans, check_number
 from fsdp_bench.report.text.conditions import conditions, hardware_text, sentences
 from fsdp_bench.report.text.speed import PART_LABELS, percent, rests_on, throughput_text
+from fsdp_bench.spec.recording.model import Model
 from fsdp_bench.spec.units import format_seconds
 
 MOST = 4
@@ -121,14 +122,18 @@ def step_slide(questions: Sequence[Question]) -> Slide:
     check_number("step-chart", len(questions), MOST)
     found, first, differing = step_speeds(questions), questions[0], varying([one.values for one in questions])
     names = [title(question.values, differing) if len(questions) > 1 else "" for question in questions]
-    drawn = [streams for one in found if (streams := drawn_streams(one)) is not None]
+    drawn = [
+        streams
+        for one, question in zip(found, questions, strict=True)
+        if (streams := drawn_streams(one.time, question.model.num_hidden_layers)) is not None
+    ]
     charts = [stream_lanes(one.whole, name or "the whole step", end=_longest(found))
               for one, name in zip(drawn, names, strict=True)]  # fmt: skip
     if len(questions) == 1:
         charts.append(stream_lanes(drawn[0].middle_of_backward, "blocks in the middle of backward"))
     return Slide(
         f"One training step (predicted): {hardware_text(hardware_document(first.hardware), first.setup.world_size)}",
-        _subtitle(found),
+        _subtitle(first.model, found),
         (
             *sentences(conditions([one.document() for one in questions], differing)),
             "predicted for eager, rank 0",
@@ -158,15 +163,15 @@ def _parts(found: Sequence[Speed], names: Sequence[str]) -> Lanes:
     return Lanes("what the step consists of", Axis("", 0.0, _longest(found), names=()), tuple(lanes))
 
 
-def _subtitle(found: Sequence[Speed]) -> str:
+def _subtitle(model: Model, found: Sequence[Speed]) -> str:
     first = found[0]
     if len(found) > 1:
-        return f"{first.model.name}: {first.model.describe()}"
+        return f"{model.name}: {model.describe()}"
     time = first.time
     assert time.step_seconds is not None
     assert time.exposed_communication_seconds is not None
     return (
-        f"{first.model.name}: {format_seconds(time.step_seconds)} a step,"
+        f"{model.name}: {format_seconds(time.step_seconds)} a step,"
         f" {format_seconds(time.exposed_communication_seconds)} of it exposed communication,"
         f" {throughput_text(first)}, MFU {percent(first.mfu)}"
     )

@@ -197,7 +197,7 @@ def _stream_blocks(trial: TrialRecord, gpu: Gpu | None, profile: Profile | None)
     asked = Question(trial.model, trial.setup, hardware, kernels, profile=profile)  # type: ignore[arg-type]
     alone = trial.device == "emulated"
     found = speed(asked.simulated, hardware, profile, with_spans=True, without_communication=alone)
-    drawn = drawn_streams(found)
+    drawn = drawn_streams(found.time, asked.model.num_hidden_layers)
     if drawn is None:
         return [Text("Unknown.")]
     steps = trial.setup.gradient_accumulation_steps

@@ -19,28 +19,36 @@ def time_facts(found: Speed, profile: Profile | None, mode: str = "eager") -> li
         if found.source is None:
             why = "no GPU is named, or no calibration of this CPU; --server NAME, --gpu NAME or --calibration FILE"
         return [fact("step time", f"{UNKNOWN}: {why}{known}")]
-    assert time.communication_seconds is not None
-    assert time.exposed_communication_seconds is not None
-    lines = [
-        fact(
-            "step time",
-            f"{step_text(time.step_seconds)}, {throughput_text(found)}, MFU {percent(found.mfu)},"
-            f" HFU {percent(found.hfu)} (predicted, for {mode})",
-        ),
-        fact("range", range_text(found.range, time.step_seconds)),
-        fact("of it", parts_text(time)),
+    beside = "; ".join(beside_operators(time))
+    return [
+        *step_facts(found, f"predicted, for {mode}"),
+        *([fact("", beside)] if beside else []),
+        fact("", f"rates: {rests_on(found, profile)}"),
     ]
-    beside = []
+
+
+def step_facts(found: Speed, sources: str, without_tokens: str = "not trained on tokens") -> list[str]:
+    """Return a known step time with its range and what it consists of. ``sources``: of the numbers."""
+    seconds = found.time.step_seconds
+    assert seconds is not None
+    rates = f"{throughput_text(found, without_tokens)}, MFU {percent(found.mfu)}, HFU {percent(found.hfu)}"
+    return [
+        fact("step time", f"{step_text(seconds)}, {rates} ({sources})"),
+        fact("range", range_text(found.range, seconds)),
+        fact("of it", parts_text(found.time)),
+    ]
+
+
+def beside_operators(time: StepTime) -> list[str]:
+    """Return how long collectives and copies run, which may be beside operators."""
+    found = []
     if time.communication_seconds:
-        slowed = f", and slow the operators beside them down by {step_text(time.slowed_seconds)}"
-        beside.append(
-            f"collectives run for {step_text(time.communication_seconds)}"
-            + (slowed if time.slowed_seconds >= _PRINTED else "")
-        )
-    if time.host_copy_seconds:
-        beside.append(f"copies to and from the host run for {step_text(time.host_copy_seconds)}")
-    lines += [fact("", "; ".join(beside))] if beside else []
-    return [*lines, fact("", f"rates: {rests_on(found, profile)}")]
+        found.append(f"collectives run for {step_text(time.communication_seconds)}")
+        if time.slowed_seconds >= _PRINTED:
+            found[0] += f", and slow the operators beside them down by {step_text(time.slowed_seconds)}"
+    if time.host_copy_seconds and time.host_copy_seconds >= _PRINTED:
+        found.append(f"copies to and from the host run for {step_text(time.host_copy_seconds)}")
+    return found
 
 
 _PRINTED = 5e-5
@@ -72,10 +80,10 @@ def parts_text(time: StepTime) -> str:
     return ", ".join(f"{PART_LABELS[part]} {step_text(seconds)}" for part, seconds in parts if seconds >= _PRINTED)
 
 
-def throughput_text(found: Speed) -> str:
-    """Return tokens per second, or steps where the model is not trained on tokens."""
+def throughput_text(found: Speed, without_tokens: str = "not trained on tokens") -> str:
+    """Return tokens per second, or why there are none."""
     tokens = found.tokens_per_second_per_gpu
-    return "not trained on tokens" if tokens is None else f"{tokens:,.0f} tokens/s per GPU"
+    return without_tokens if tokens is None else f"{tokens:,.0f} tokens/s per GPU"
 
 
 PCIE_IS_UNCERTAIN = f", over PCIe perhaps far too fast: {LONGER_OVER_PCIE}"

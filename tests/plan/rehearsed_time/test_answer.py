@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from fsdp_bench.catalog.loader import BUILT_IN
 from fsdp_bench.catalog.lookup import find_placement
-from fsdp_bench.plan.rehearsed_time.answer import RehearsedTime, rehearsed_time, time_document, why_no_time
+from fsdp_bench.plan.rehearsed_time.answer import RehearsedTime, rehearsed_time, rehearsed_time_document, why_no_time
 from fsdp_bench.rates.collectives import collective_seconds, topology_of_ranks
 from fsdp_bench.rates.datasheet import LAUNCH_SECONDS, MEMORY_EFFICIENCY
 from fsdp_bench.replay.step_parts import StepPart
@@ -36,7 +36,7 @@ def test_an_operator_takes_its_bytes_over_the_memorys_bandwidth(step: StepWriter
     step.operator("aten::neg", (step.tensor(10**9),), self=(step.tensor(10**9),))
     found = answer(step)
     seconds = 4e9 / (3.35e12 * MEMORY_EFFICIENCY)  # an H100's 3.35 TB/s
-    assert found.step_seconds == pytest.approx(seconds + LAUNCH_SECONDS)
+    assert found.time.step_seconds == pytest.approx(seconds + LAUNCH_SECONDS)
     assert found.waiting_for_host_seconds == pytest.approx(LAUNCH_SECONDS)
     assert found.host_seconds == pytest.approx(LAUNCH_SECONDS)
     assert [(part.name, part.kind, part.count) for part in found.parts] == [("aten::neg", "compute", 1)]
@@ -54,7 +54,7 @@ def test_what_runs_in_the_optimizers_step_is_the_optimizers_part(step: StepWrite
     in_optimizer = found.time.parts[StepPart.OPTIMIZER]
     assert in_optimizer == pytest.approx(sum(by_name.values()) - by_name["aten::neg"] / 2)
     assert found.time.parts[StepPart.MATRIX_PRODUCTS] == 0
-    assert found.step_seconds == pytest.approx(sum(found.time.parts.values()))
+    assert found.time.step_seconds == pytest.approx(sum(found.time.parts.values()))
 
 
 def test_a_collective_takes_what_nccls_model_says_for_its_group(step: StepWriter) -> None:
@@ -62,7 +62,7 @@ def test_a_collective_takes_what_nccls_model_says_for_its_group(step: StepWriter
     cluster = find_placement(None, "p5.48xlarge", None, None, None, BUILT_IN).hardware
     topology = topology_of_ranks(cluster, EIGHT)
     expected = collective_seconds("all_gather", 10**9, topology)
-    assert answer(step).step_seconds == pytest.approx(expected + LAUNCH_SECONDS)
+    assert answer(step).time.step_seconds == pytest.approx(expected + LAUNCH_SECONDS)
 
 
 def test_without_a_server_collectives_are_unknown_and_all_else_has_its_time(step: StepWriter) -> None:
@@ -70,7 +70,7 @@ def test_without_a_server_collectives_are_unknown_and_all_else_has_its_time(step
     step.collective("allgather_base", 10**9, EIGHT)
     found = answer(step, server=None)
     assert found.unknown == {"all_gather of 8 ranks": 1}
-    assert (found.step_seconds, found.mfu, found.tokens_per_second_per_gpu) == (None, None, None)
+    assert (found.time.step_seconds, found.mfu, found.tokens_per_second_per_gpu) == (None, None, None)
     assert found.at_least_seconds == pytest.approx(4e6 / (3.35e12 * MEMORY_EFFICIENCY) + LAUNCH_SECONDS)
 
 
@@ -88,9 +88,9 @@ def phases(step: StepWriter) -> None:
 def test_mfu_leaves_out_what_was_recomputed_and_the_optimizer(step: StepWriter) -> None:
     phases(step)
     found = answer(step)
-    assert (found.flops.model, found.flops.hardware, found.flops.dtype) == (3e9, 4e9, "bf16")
+    assert (found.model_flops, found.hardware_flops) == (3e9, 4e9)
     peak = 989.4e12  # an H100's dense peak in bf16
-    assert found.mfu == pytest.approx(3e9 / found.step_seconds / peak, rel=1e-3)
+    assert found.mfu == pytest.approx(3e9 / found.time.step_seconds / peak, rel=1e-3)
     assert found.hfu == pytest.approx(found.mfu * 4 / 3)
 
 
@@ -105,8 +105,8 @@ def test_compiled_code_computes_again_what_reads_the_same_as_in_forward(step: St
     step.operator("aten::mm", self=(x,), mat2=(weight,), out=(y,), outputs=("out",))
     step.product(1000, 500, 1000)
     step.product(500, 1000, 1000)
-    flops = answer(step).flops
-    assert (flops.model, flops.hardware) == (3e9 if is_compiled else None, 4e9)
+    found = answer(step)
+    assert (found.model_flops, found.hardware_flops) == (3e9 if is_compiled else None, 4e9)
 
 
 def test_mfu_is_unknown_where_gradients_seem_to_need_more_than_twice_the_forward(step: StepWriter) -> None:
@@ -114,8 +114,8 @@ def test_mfu_is_unknown_where_gradients_seem_to_need_more_than_twice_the_forward
     step.events[-1] = {"kind": "phase", "name": "backward"}
     step.product(1000, 1000, 500)
     found = answer(step)
-    assert (found.flops.model, found.mfu) == (None, None)
-    assert found.flops.hardware == 5e9
+    assert (found.model_flops, found.mfu) == (None, None)
+    assert found.hardware_flops == 5e9
 
 
 def embedding(step: StepWriter, rows: int, count: int, **more: Any) -> None:
@@ -131,12 +131,12 @@ def test_tokens_are_what_the_embedding_looked_up_in_all_micro_batches(step: Step
     found = answer(step)
     assert found.tokens_per_step == 512
     assert answer(step, tokens=100).tokens_per_step == 100
-    assert found.tokens_per_second_per_gpu == pytest.approx(512 / (found.step_seconds or 0.0))
+    assert found.tokens_per_second_per_gpu == pytest.approx(512 / (found.time.step_seconds or 0.0))
 
 
 def test_the_document_has_predicts_keys_and_adds_nothing_up_wrongly(step: StepWriter) -> None:
     phases(step)
-    document = time_document(answer(step))
+    document = rehearsed_time_document(answer(step))
     for key in ("step_seconds", "compute_seconds", "communication_seconds", "exposed_communication_seconds",
                 "host_copy_seconds", "tokens_per_second_per_gpu", "mfu", "hfu", "rates", "unknown"):  # fmt: skip
         assert key in document

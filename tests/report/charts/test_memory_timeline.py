@@ -53,8 +53,9 @@ def test_the_highest_moment_is_the_predicted_peak(strategy: ShardingStrategy, ap
 
 
 def test_spans_and_exposed_time_are_kept_to_a_pixel() -> None:
-    (found,) = step_speeds([on_two_nodes(ShardingStrategy.FULL_SHARD)])
-    drawn, time = drawn_streams(found), found.time
+    asked = on_two_nodes(ShardingStrategy.FULL_SHARD)
+    time = step_speeds([asked])[0].time
+    drawn = drawn_streams(time, asked.model.num_hidden_layers)
     assert drawn.step_seconds == time.step_seconds
     shown = sum(end - begin for begin, end in drawn.whole.exposed)
     pixel = time.step_seconds / PIXELS
