@@ -5,9 +5,8 @@ Read in this order:
     simulated.py what is simulated once for all kinds of servers
     fastest.py   the fastest setting that fits on so many servers
     offer.py     Offer: one answer, with days, price and energy
-    pick.py      the winner and why, the cheapest, the fastest, and those that no other beats
     searched.py  the offers of one kind of server, from few searches
-    beside_winner.py  the winner's servers with other code, and a setting that fits even with a higher peak
+    pick.py      the winner and why, the cheapest, the fastest, those that no other beats; other code, a higher peak
     beyond.py    the fewest GPUs on which anything fits, and what would have to change if nothing does
     planner.py   plan(): all offers of a goal; plan_training(): the same in one call from Python
     document.py  the JSON form of a plan

@@ -21,11 +21,10 @@ from fsdp_bench.catalog.lookup import model as find_model
 from fsdp_bench.plan.ask import with_defaults
 from fsdp_bench.plan.defaults import trained_code, trainer_defaults
 from fsdp_bench.plan.parallel import map_forked
-from fsdp_bench.plan.purchase.beside_winner import OtherCode, safest, with_other_code
 from fsdp_bench.plan.purchase.beyond import beyond, number_of_nodes
 from fsdp_bench.plan.purchase.goal import Goal, parse_duration, parse_money, parse_tokens
 from fsdp_bench.plan.purchase.offer import Offer
-from fsdp_bench.plan.purchase.pick import Picked, pick, reason_of
+from fsdp_bench.plan.purchase.pick import OtherCode, Picked, pick, reason_of, safest, with_other_code
 from fsdp_bench.plan.purchase.searched import Learned, Searched, ServerType
 from fsdp_bench.plan.purchase.simulated import Simulated
 from fsdp_bench.simulate.step import without_collections
