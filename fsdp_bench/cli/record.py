@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from fsdp_bench.catalog.hf_config import read_config
 from fsdp_bench.catalog.recorded import recorded_model
 from fsdp_bench.cli.common.options import FILE, LORA_OPTIONS, SetupOptions
 from fsdp_bench.cli.common.printing import Fact, print_facts, print_json
@@ -16,7 +17,6 @@ from fsdp_bench.cli.common.setups import read_lora
 from fsdp_bench.plan.recording import record, write
 from fsdp_bench.report.terminal import print_line
 from fsdp_bench.spec.errors import SpecError
-from fsdp_bench.spec.files import read_document
 from fsdp_bench.spec.recording.model import RecordedModel
 from fsdp_bench.spec.subprocesses.dry_run import UserModule
 from fsdp_bench.spec.subprocesses.model_code import RecordingSpec
@@ -91,10 +91,7 @@ def _subject(hf_config: Path | None, module: str | None, block: str | None, has_
     if hf_config is not None:
         if block is not None:
             raise SpecError("--transformer-block goes with --module; of a config.json transformers knows it")
-        config = read_document(hf_config, "JSON")
-        if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
-            raise SpecError(f"{hf_config}: is not a Hugging Face config.json: it has no model_type")
-        return {"config": config}
+        return {"config": read_config(hf_config)}
     if has_adapters:
         raise SpecError("lora: goes with --hf-config; the function of --module puts in its adapters itself")
     return {"module": UserModule(function=str(module), block=block, folder=os.getcwd())}

@@ -113,7 +113,8 @@ def estimate(
         raise SpecError("estimate: name the model, or hf_config, the path of its config.json; and not both")
     which = Path(hf_config) if hf_config is not None else model
     assert which is not None
-    adapters = _adapters(lora, qlora, setup, setup_fields)
+    precision = setup_fields.get("precision", DEFAULT_PRECISION if setup is None else setup.precision)
+    adapters = read_adapters(lora, qlora, precision)
     try:
         known = find_model(which, code=code)
     except NotRecorded:
@@ -136,16 +137,6 @@ def estimate(
     if question.impossible is not None:
         raise SpecError(question.impossible)
     return answer(question)
-
-
-def _adapters(
-    lora: int | str | LoRA | None, qlora: int | str | None, setup: TrainSetup | None, fields: SetupFields
-) -> LoRA | None:
-    if lora is not None and qlora is not None:
-        raise SpecError("lora and qlora: keep one")
-    if isinstance(lora, LoRA) or (lora is None and qlora is None):
-        return lora
-    return read_adapters(lora, qlora, fields.get("precision", DEFAULT_PRECISION if setup is None else setup.precision))
 
 
 def _model(

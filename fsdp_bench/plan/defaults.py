@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.lora import QUANTIZED, LoRA, parse_lora
 from fsdp_bench.spec.recording.model import Model, RecordedModel, code_of, lora_of
 from fsdp_bench.spec.setup import FIELDS, Api, Offload, Precision, ShardingStrategy, TrainSetup, Wrap
@@ -57,18 +58,24 @@ def default_base(precision: Precision) -> str | None:
     return "bf16" if precision.compute == "bf16" else None
 
 
-def read_adapters(lora: int | str | None, qlora: int | str | None, precision: Precision | str) -> LoRA | None:
+def read_adapters(
+    lora: int | str | LoRA | None, qlora: int | str | None, precision: Precision | str | None = None
+) -> LoRA | None:
     """Read PEFT's adapters: their rank, or fields by name. ``qlora``: on weights of 4 bits. None if neither is given.
+
+    ``precision`` decides how other frozen weights are stored (``default_base``); without it, like the adapters.
 
     Raises:
         SpecError: naming the field and what is allowed.
     """
+    if lora is not None and qlora is not None:
+        raise SpecError("lora and qlora: keep one")
     if qlora is not None:
         return parse_lora(qlora, "qlora", QUANTIZED)
-    if lora is None:
-        return None
-    stored = precision if isinstance(precision, Precision) else Precision.parse(precision)
-    return parse_lora(lora, "lora", default_base=default_base(stored))
+    if lora is None or isinstance(lora, LoRA):
+        return lora
+    stored = Precision.parse(precision) if isinstance(precision, str) else precision
+    return parse_lora(lora, "lora", default_base=default_base(stored) if stored is not None else None)
 
 
 def trainer_defaults(code: Code, stated: Mapping[str, Any], world_size: int | None) -> dict[str, Any]:

@@ -60,7 +60,7 @@ A_MODEL = [
     (f"predict --params 10M '--{ESCAPES}\n'", "\\x1b]0;title\\x07"),
     ("predict --params 7B --family bert", "family: 'bert' is not allowed; one of llama, gpt2"),
     (f"{LORA} rank=0", "lora: rank: 0 is not allowed; 1 or more"),
-    (f"{LORA} 16 --qlora 8", "--lora and --qlora: keep one"),
+    (f"{LORA} 16 --qlora 8", "lora and qlora: keep one"),
     (f"{LORA} 16 --code benchmark", "lora: adapters go into Hugging Face's code"),
     ("predict --hf-config config.json --qlora 16,base=bf16", "qlora: its base is nf4"),
     ("predict --params 7B --lora 16", "lora: adapters go into Hugging Face's code"),

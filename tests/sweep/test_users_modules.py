@@ -273,7 +273,7 @@ def test_models_are_excluded_and_selected_by_name(tmp_path: Path) -> None:
         ("module = 'mine:build'\nfolder = 'nowhere'", "cannot import mine"),
         ("hf_config = 'missing.json'", "missing.json: cannot be read: No such file"),
         ("hf_config = 'half.json'", "half.json: is not JSON"),
-        ("hf_config = 'list.json'", "is not a Hugging Face config.json: it has no model_type"),
+        ("hf_config = 'list.json'", "is not a Hugging Face config.json: not an object"),
         ("model = 'Qwen2.5-0.5'", "[models.m] model: 'Qwen2.5-0.5' is not in the catalogue (did you mean"),
         ("hf_config = 'half.json'\ncode = 'benchmark'", "[models.m] code: 'benchmark' is not allowed; huggingface"),
     ],

@@ -326,14 +326,10 @@ def read_lora(options: SetupOptions) -> LoRA | None:
     Raises:
         SpecError: if it is not allowed, or goes with another model than one of Hugging Face's code.
     """
-    given = [name for name in ("lora", "qlora") if getattr(options, name) is not None]
-    if not given:
-        return None
-    (option, *more) = given
-    if more:
-        raise SpecError("--lora and --qlora: keep one")
-    _refuse_other_code(options, f"{option}: adapters go into")
-    return read_adapters(options.lora, options.qlora, options.value("precision") or DEFAULT_PRECISION)
+    found = read_adapters(options.lora, options.qlora, options.value("precision") or DEFAULT_PRECISION)
+    if found is not None:
+        _refuse_other_code(options, f"{'lora' if options.qlora is None else 'qlora'}: adapters go into")
+    return found
 
 
 def _refuse_other_code(options: SetupOptions, what_goes_with: str) -> None:

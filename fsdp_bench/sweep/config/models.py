@@ -18,13 +18,14 @@ from typing import Any
 
 import msgspec
 
+from fsdp_bench.catalog.hf_config import read_config
 from fsdp_bench.catalog.ladder import all_sizes, nearest_size
 from fsdp_bench.catalog.loader import BUILT_IN
+from fsdp_bench.plan.defaults import read_adapters
 from fsdp_bench.plan.recording import kept_folder
 from fsdp_bench.spec.codec import from_json, to_builtins, to_json
 from fsdp_bench.spec.errors import MachineError, SpecError, install_hint, nearest, shown
-from fsdp_bench.spec.files import read_document, write_atomically
-from fsdp_bench.spec.lora import QUANTIZED, LoRA, parse_lora
+from fsdp_bench.spec.files import write_atomically
 from fsdp_bench.spec.model import Family, ModelShape
 from fsdp_bench.spec.model_code import ModelCode, TrainedModel
 from fsdp_bench.spec.subprocesses.dry_run import CodeToBuild, UserModule
@@ -38,8 +39,8 @@ from fsdp_bench.version import __version__
 CODE_KEYS = ("hf_config", "model", "module")
 """Keys that name a model's code. A table has one of them, or the dimensions of a benchmark model."""
 
-ADAPTERS = {"lora": None, "qlora": QUANTIZED}
-"""Keys that put PEFT's adapters into Hugging Face's code, and how these store the frozen weights."""
+ADAPTERS = ("lora", "qlora")
+"""Keys that put PEFT's adapters into Hugging Face's code."""
 
 MORE_KEYS = {
     "hf_config": ("code", *ADAPTERS),
@@ -161,25 +162,10 @@ def _code_of(place: str, table: dict[str, Any], folder: Path) -> CodeToBuild:
             where = str(folder / table.get("folder", "."))
             module = UserModule(function=table["module"], block=table.get("transformer_block"), folder=where)
             return CodeToBuild(module=module)
-        return CodeToBuild(config=_config(key, table[key], folder), lora=_adapters(table))
+        config = BUILT_IN.model(table[key]).hf_config() if key == "model" else read_config(folder / table[key])
+        return CodeToBuild(config=config, lora=read_adapters(table.get("lora"), table.get("qlora")))
     except SpecError as error:
         raise SpecError(f"{place} {error}") from None
-
-
-def _config(key: str, value: str, folder: Path) -> dict[str, Any]:
-    if key == "model":
-        return BUILT_IN.model(value).hf_config()
-    config = read_document(folder / value, "JSON")
-    if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
-        raise SpecError(f"hf_config: {folder / value}: is not a Hugging Face config.json: it has no model_type")
-    return config
-
-
-def _adapters(table: dict[str, Any]) -> LoRA | None:
-    given = [name for name in ADAPTERS if name in table]
-    if len(given) > 1:
-        raise SpecError("lora and qlora: keep one")
-    return parse_lora(table[given[0]], given[0], ADAPTERS[given[0]]) if given else None
 
 
 def describe(specs: Sequence[CodeToBuild]) -> list[DescriptionAnswer]:
