@@ -7,12 +7,13 @@ from functools import cache
 
 from fsdp_bench.catalog.recorded import recorded_model
 from fsdp_bench.plan.recording import RecordingError, record, recorded_config
+from fsdp_bench.plan.setup_text import setup_line
 from fsdp_bench.simulate.wrappers.impossible import why_impossible
 from fsdp_bench.spec.errors import MachineError, SpecError
 from fsdp_bench.spec.model_code import ModelCode, TrainedModel
 from fsdp_bench.spec.record import TrialRecord
 from fsdp_bench.spec.recording.model import Model, RecordedModel
-from fsdp_bench.spec.setup import Offload, TrainSetup
+from fsdp_bench.spec.setup import TrainSetup
 from fsdp_bench.spec.subprocesses.dry_run import UserModule
 from fsdp_bench.spec.subprocesses.model_code import RecordingSpec
 from fsdp_bench.sweep.config.models import source_of
@@ -60,14 +61,5 @@ def _recorded(model: ModelCode, sequence_length: int, activation_offload: bool) 
 def cell_label(model: TrainedModel | RecordedModel, setup: TrainSetup, rank: int = 0) -> str:
     """Return a model and a setup in one line, with every field that is seldom changed and is here."""
     width = f" x {model.hidden_size}" if model.hidden_size else " layers"  # a recording for one size names none
-    parts = [model.kind, f"{model.num_hidden_layers}{width}"]
-    parts += [setup.api.value, setup.strategy.value, f"world {setup.world_size}", str(setup.precision)]
-    policy = f" {setup.checkpointing_policy}" if setup.checkpointing_policy else ""
-    parts += [f"checkpointing {setup.checkpointing.value}{policy}", setup.optimizer.value]
-    parts += [f"batch {setup.micro_batch_size} x {setup.sequence_length}", f"wrap {setup.wrap.value}"]
-    parts += [one.phrase(getattr(setup, one.name)) for one in setup.changed("checkpointing_policy", "wrap")]
-    if setup.shard_size is not None:
-        parts.append(f"shard group {setup.shard_size}")
-    if setup.offload is not Offload.NONE:
-        parts.append("offload" if setup.offload is Offload.PARAMS else "offload optimizer")
-    return ", ".join([*parts, *([f"rank {rank}"] if rank else [])])
+    where = f", rank {rank}" if rank else ""
+    return f"{model.kind}, {model.num_hidden_layers}{width}, {setup_line(setup)}{where}"

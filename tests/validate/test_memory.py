@@ -191,7 +191,8 @@ def test_trials_whose_time_is_not_compared_are_counted_by_reason() -> None:
 def test_a_label_has_every_seldom_changed_field_that_is_changed() -> None:
     setup = setup_of(4, strategy=S.HYBRID_SHARD, shard_size=2, max_grad_norm=1.0, reshard_last_block=False)
     label = cell_label(MODEL, setup)
-    assert "max grad norm 1.0, no reshard last block, shard group 2" in label
+    assert "HYBRID_SHARD (2) under fsdp1" in label
+    assert "max grad norm 1.0, reshard last block off" in label
 
 
 def test_hybrids_with_different_shard_groups_are_no_repeated_runs_of_one_trial() -> None:
