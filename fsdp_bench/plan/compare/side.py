@@ -65,7 +65,6 @@ class Side:
     """Bytes at the peak by category. None if it is not known."""
     times: Mapping[str, float]
     """Known seconds of TIMES."""
-    time_source: str
     tokens_per_second_per_gpu: float | None
     collectives: Mapping[str, Mapping[str, Any]]
     """The communication of a step, by kind and group: calls, bytes, seconds."""
@@ -155,7 +154,6 @@ def _side(found: AnswerDocument, name: str) -> Side:
         peak_place=memory.peak_place,
         breakdown=memory.breakdown_bytes,
         times=_known(time, dict(zip(TIMES, TIMES, strict=True))),
-        time_source=found.source,
         tokens_per_second_per_gpu=time.tokens_per_second_per_gpu,
         collectives={
             f"{one.kind} ({one.group})": {key: getattr(one, key) for key in ("calls", "message_bytes", "seconds")}
@@ -221,7 +219,6 @@ def _of_record(record: TrialRecord, name: str) -> Side:
         peak_place=None,
         breakdown=None,
         times=_known(record, dict(zip(TIMES, TIMES, strict=True))),
-        time_source=record.source,
         tokens_per_second_per_gpu=record.tokens_per_second_per_gpu,
         collectives={},
         verdict="fits" if record.fits else None,

@@ -68,7 +68,7 @@ def _time_answer(found: Comparison) -> str:
         return f"times are unknown of {' and '.join(unknown)}"
     is_rate = step is found.tokens
     text = "{:,.0f} tokens/s per GPU".format if is_rate else step_text
-    if found.is_same_setup and found.a.time_source != found.b.time_source:
+    if found.is_same_setup and found.a.source != found.b.source:
         return _ratio(found, step, "" if is_rate else "a step", text)
     if abs(step.difference) < _EQUALLY_FAST * step.a:
         return f"both are equally fast: {text(step.a)} ({_sources(found)})"
@@ -76,9 +76,7 @@ def _time_answer(found: Comparison) -> str:
     one, other = (found.b, found.a) if faster == "B" else (found.a, found.b)
     mine, theirs = (step.b, step.a) if faster == "B" else (step.a, step.b)
     gain = mine / theirs - 1 if is_rate else theirs / mine - 1
-    return (
-        f"{faster} is {gain:.1%} faster: {text(mine)} ({one.time_source}) against {text(theirs)} ({other.time_source})"
-    )
+    return f"{faster} is {gain:.1%} faster: {text(mine)} ({one.source}) against {text(theirs)} ({other.source})"
 
 
 def _ratio(found: Comparison, one: Difference, word: str, text: Callable[[float], str]) -> str:
