@@ -17,7 +17,6 @@ import tomllib
 from collections import defaultdict
 from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import psutil
@@ -141,8 +140,8 @@ class Meter:
 class Total:
     """Adds up the seconds of all processes, prints them, and fails a run that exceeds its budget."""
 
-    def __init__(self, budget: Budget | None, file: Path | None) -> None:
-        self._budget, self._file = budget, file
+    def __init__(self, budget: Budget | None) -> None:
+        self._budget = budget
         self._seconds: dict[str, float] = defaultdict(float)
         self._loops: list[float] = []
         self._begin = time.monotonic()
@@ -180,13 +179,10 @@ class Total:
             terminalreporter.section(f"more than {MARGIN} times the budget of {BUDGETS}", red=True)
             for excess in self._excesses:
                 write(excess)
-        if self._file is not None:
-            self._file.write_text("".join(f"{seconds:.2f}\t{test}\n" for test, seconds in tests.items()))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--budget", metavar="TABLE", help="fail if a folder takes more than a table of tests/budgets.toml")
-    parser.addoption("--cpu-times", metavar="FILE", type=Path, help="write the CPU seconds of each test, with tabs")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -199,4 +195,4 @@ def pytest_configure(config: pytest.Config) -> None:
         if name := config.getoption("budget"):
             document = tomllib.loads((config.rootpath / BUDGETS).read_text())
             budget = Budget(document["loop_seconds"], **document[name])
-        config.pluginmanager.register(Total(budget, config.getoption("cpu_times")), "cpu total")
+        config.pluginmanager.register(Total(budget), "cpu total")

@@ -36,7 +36,7 @@ from fsdp_bench.plan.search.search import FitCheck, find_largest
 from fsdp_bench.spec.setup import SetupFields
 from fsdp_bench.sweep.session import Watcher
 from tests.conftest import message_of
-from tests.predicted import estimate_of
+from tests.shapes import estimate_of
 
 LLAMA = "Llama-3.1-8B"
 

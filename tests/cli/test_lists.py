@@ -142,31 +142,6 @@ def test_all_optimizers_are_answered_beside_those_that_cannot_run_or_are_not_pre
     assert {row["optimizer"] for row in rows} == {kind.value for kind in OptimizerKind}
 
 
-def test_rows_are_sorted_and_only_those_that_fit_are_left() -> None:
-    words = ("--model", "Llama-3.1-8B", "--server", "p5.48xlarge", "--batch", "1,2,8", "--checkpointing", "none,full")
-    everything, fitting = table(*words), table(*words, "--only-fits", "--sort", "-batch,step")
-    assert len(everything) == 6
-    assert {row["fits"] for row in everything} == {"True", "False"}
-    assert fitting == sorted(
-        (row for row in everything if row["fits"] == "True"),
-        key=lambda row: (-int(row["micro_batch_size"]), float(row["step_seconds"])),
-    )
-
-
-def test_columns_are_those_that_are_named_in_their_order() -> None:
-    done = run_command("predict", *GPT2, "--batch", "1,2", "--columns", "mfu,batch,peak_allocated", "--sort", "batch")
-    header, first, second = done.stdout.split("\n\n")[2].splitlines()[-3:]
-    assert header.split() == ["MFU", "batch", "allocated"]
-    assert (first.split()[1], second.split()[1]) == ("1", "2")
-
-
-def test_the_table_names_what_differs_alone() -> None:
-    text = run_command("predict", *GPT2, "--batch", "1,2", "--compile", "on,off").stdout
-    header = next(line for line in text.splitlines() if line.startswith("batch "))
-    assert header.split()[:2] == ["batch", "compile"]
-    assert "setup             FULL_SHARD under fsdp1, 8 ranks, 1024 tokens," in text
-
-
 def test_one_setup_is_one_row_of_csv() -> None:
     words = ("predict", "--params", "1B", "--gpu", "H100-SXM", "--world-size", "8")
     (alone,) = csv.DictReader(io.StringIO(run_command(*words, "--csv", "-").stdout))

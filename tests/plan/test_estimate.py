@@ -31,8 +31,7 @@ from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.hardware import Hardware
 from fsdp_bench.spec.model import Family
 from fsdp_bench.spec.setup import Api, Checkpointing, Offload, Precision, ShardingStrategy, TrainSetup, Wrap
-from tests.predicted import estimate_of, memory_of
-from tests.shapes import shape
+from tests.shapes import estimate_of, memory_of, shape
 
 LLAMA_8B = model("Llama-3.1-8B").shape()
 BF16 = Precision.parse("bf16-mixed")

@@ -136,7 +136,8 @@ class ByEvent:
         elif event.kind is Kind.HOST_WAIT:
             self.host_waits = self.marks[event.number].popleft()
         elif event.kind is Kind.WAIT_EVENT:
-            own.append([False, self.marks[event.number].popleft()])
+            marks = self.marks[event.number]
+            own.append([False, marks.pop() if event.number == Queue.RESHARD else marks.popleft()])
 
     def _stream(self, stream: Stream) -> bool:
         """Let a stream do one thing."""
@@ -253,6 +254,8 @@ CALLS: dict[str, Callable[[Tape, int], object]] = {
     "mul<gather": lambda tape, _: tape.wait_stream(Stream.COMPUTE, Stream.ALL_GATHER),
     "mul<started": lambda tape, _: tape.wait_for_collectives(),
     "free": lambda tape, _: tape.record_event(Stream.COMPUTE, Queue.FREE),
+    "reshard": lambda tape, _: tape.record_event(Stream.COMPUTE, Queue.RESHARD),
+    "gather<reshard": lambda tape, _: tape.wait_event(Stream.ALL_GATHER, Queue.RESHARD),
     "host<free": lambda tape, _: tape.host_wait(Queue.FREE),
 }
 """By name with the seconds behind it; ``<`` is a wait for what stands right of it."""
@@ -283,6 +286,11 @@ BY_HAND: dict[str, tuple[str, list[tuple[float, float]]]] = {
     "a wait is for the collectives that were started before it": (
         "copy@reduce:5 start@reduce:2 mul<started start@gather:2 mul:1",
         [(0, 5), (5, 7), (0, 2), (7, 8)],
+    ),
+    # fully_shard keeps the event with the parameter group (FSDPParamGroup._reshard_after_forward_event)
+    "backward waits for the last unit that forward resharded to fewer ranks": (
+        "mul:1 reshard mul:1 reshard gather<reshard gather:1",
+        [(0, 1), (1, 2), (2, 3)],
     ),
     # the third all-gather is issued when the first unit has computed, half a second late beside the second all-gather
     "the rate limiter keeps the host two units ahead": (

@@ -20,7 +20,7 @@ from fsdp_bench.rates.datasheet import Datasheet, attention_flops, datasheet, ti
 from fsdp_bench.replay.schedule import only_step_seconds, run, schedule
 from fsdp_bench.replay.step_parts import StepPart
 from fsdp_bench.replay.streams import Streams, without_single_operators
-from fsdp_bench.simulate.events import Event, Kind, Queue, Stream, Work
+from fsdp_bench.simulate.events import Event, Kind, Stream, Work
 from fsdp_bench.simulate.operators.kernels import CPU_GLOO, CUDA
 from fsdp_bench.simulate.step import SimulatedSteps
 from fsdp_bench.simulate.tape import Tape
@@ -105,17 +105,6 @@ def test_the_steady_step_takes_as_long_as_the_last_of_the_first_steps(
     assert steady.step_seconds == pytest.approx(real.step_seconds, rel=1e-9)
 
 
-@share_of_examples(5)
-@given(setups(), st.booleans())
-def test_infinite_bandwidth_exposes_nothing(drawn: tuple[ModelShape, TrainSetup], blocks_host: bool) -> None:
-    shape, setup = drawn
-    time = schedule(SimulatedSteps(shape, setup, CUDA).step(), Plain(network=float("inf"), blocks_host=blocks_host))
-    assert time.communication_seconds == 0
-    assert time.exposed_communication_seconds == 0
-    if blocks_host:
-        assert time.step_seconds == pytest.approx(time.compute_seconds)
-
-
 def issued(shape: ModelShape, setup: TrainSetup) -> list[Event]:
     return list(SimulatedSteps(shape, setup, CUDA).step().last_step())
 
@@ -123,30 +112,6 @@ def issued(shape: ModelShape, setup: TrainSetup) -> list[Event]:
 def flops_of_products(shape: ModelShape, setup: TrainSetup) -> float:
     works = [event.work for event in issued(shape, setup) if event.work is not None]
     return sum(2.0 * math.prod(work.dims) for work in works if work.is_product)
-
-
-def test_backward_waits_for_the_last_unit_that_forward_resharded_to_fewer_ranks() -> None:
-    """Forward computes unit 0 in 0..1 and unit 1 in 1..2, and each is resharded then. Backward gathers unit 1 first.
-
-    fully_shard keeps the event with the parameter group (FSDPParamGroup._reshard_after_forward_event): unit 1's
-    all-gather waits for unit 1's event.
-    """
-    tape = Tape()
-    for _unit in range(2):
-        tape.kernel("aten::mul", 1, 4)
-        tape.record_event(Stream.COMPUTE, Queue.RESHARD)
-    tape.wait_event(Stream.ALL_GATHER, Queue.RESHARD)
-    tape.collective("all_gather", "post_forward", 1, Stream.ALL_GATHER)
-    time = run(tape.events, Plain(memory=1.0, network=1.0), with_spans=True)
-    assert [(span.begin, span.end) for span in time.spans if span.kind == "collective"] == [(2.0, 3.0)]
-
-
-def test_prefetching_hides_the_next_all_gather() -> None:
-    """FSDP's backward prefetch overlaps; without it each unit's all-gather is exposed where the host runs no ahead."""
-    shape = loader.model("Llama-2-7B").shape()
-    setup = TrainSetup(world_size=16, sequence_length=2048, precision=Precision("fp32", "bf16", "fp32"))
-    time = speed_of(Question(shape, setup, server("p5.48xlarge", 2))).time
-    assert time.exposed_communication_seconds < 0.6 * time.communication_seconds
 
 
 def test_host_bound_steps_take_what_the_host_needs() -> None:
@@ -205,17 +170,6 @@ def test_attention_above_the_diagonal_is_skipped_tile_by_tile() -> None:
     assert attention_flops((1, 1, 1, 128, 64), False) == one
     assert attention_flops((1, 1, 1, 256, 64), False) == 3 * one
     assert attention_flops((2, 3, 1, 256, 64), True) == 6 * 3 * one * 5 / 2
-
-
-def test_unknown_links_leave_the_step_unknown_and_say_so() -> None:
-    """A GPU alone has no links: what computes is known, the step of several ranks is not."""
-    shape, gpu = loader.model("gpt2").shape(), Hardware.of_gpu(loader.gpu("H100-SXM"))
-    alone = speed_of(Question(shape, TrainSetup(world_size=1, sequence_length=64), gpu))
-    assert alone.mfu is not None
-    several = speed_of(Question(shape, TrainSetup(world_size=2, sequence_length=64), gpu))
-    assert several.mfu is None
-    assert several.time.compute_seconds is not None
-    assert "all_gather (shard)" in several.time.unknown
 
 
 @dataclasses.dataclass(frozen=True)

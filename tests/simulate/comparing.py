@@ -15,7 +15,7 @@ from fsdp_bench.spec.subprocesses.dry_run import DryRunSpec, KernelSet, TensorKi
 from fsdp_bench.sweep.dry_run import dry_runs, result_of
 from fsdp_bench.sweep.run.rehearsed import rehearsed_gpu
 from fsdp_bench.validate.memory import MemoryComparison
-from tests.predicted import memory_of
+from tests.shapes import memory_of
 from tools.validate import rehearsal
 from tools.validate.dry_run import compare_with_dry_run
 from tools.validate.random_setups import Cell, draw_cells

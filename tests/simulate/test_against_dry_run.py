@@ -22,9 +22,8 @@ from fsdp_bench.spec.setup import (
 )
 from fsdp_bench.spec.subprocesses.dry_run import DryRunSpec, KernelSet
 from fsdp_bench.sweep.dry_run import dry_runs, result_of
-from tests.predicted import memory_of
 from tests.profiles import draws
-from tests.shapes import shape
+from tests.shapes import memory_of, shape
 from tests.simulate.comparing import OBSERVED, assert_equals_dry_runs, cells_with
 from tests.simulate.test_optimizers import IN_BACKWARD, UNSHARDED
 from tools.validate.random_setups import WORLDS, Cell, draw_cells

@@ -13,8 +13,7 @@ from fsdp_bench.spec.model import Family
 from fsdp_bench.spec.setup import Api, Checkpointing, OptimizerKind, Precision, ShardingStrategy, TrainSetup, Wrap
 from fsdp_bench.spec.subprocesses.dry_run import DryRunSpec
 from fsdp_bench.validate.memory import Bytes, MemoryComparison
-from tests.predicted import memory_of
-from tests.shapes import shape
+from tests.shapes import memory_of, shape
 from tests.simulate.comparing import assert_equals_dry_runs
 from tools.validate.random_setups import Cell
 

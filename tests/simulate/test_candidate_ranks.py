@@ -10,8 +10,7 @@ from msgspec.structs import replace
 from fsdp_bench.simulate.operators.kernels import CPU, CPU_GLOO, CUDA
 from fsdp_bench.spec.model import Family
 from fsdp_bench.spec.setup import Api, OptimizerKind, ShardingStrategy, TrainSetup, Wrap
-from tests.predicted import memory_of
-from tests.shapes import shape
+from tests.shapes import memory_of, shape
 from tests.train.dry_run.test_fake_world import measured_phases
 from tests.train.ranks import run_ranks
 from tests.train.training import SHAPES

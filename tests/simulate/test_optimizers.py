@@ -14,8 +14,7 @@ from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.setup import TrainSetup
 from fsdp_bench.spec.subprocesses.dry_run import DryRunSpec
 from fsdp_bench.sweep.dry_run import dry_runs, result_of
-from tests.predicted import memory_of
-from tests.shapes import shape
+from tests.shapes import memory_of, shape
 
 UNSHARDED: dict[str, Any] = {
     "strategy": "NO_SHARD",

@@ -26,8 +26,7 @@ from fsdp_bench.spec.record import RunPlan, TrialSpec
 from fsdp_bench.spec.setup import FIELDS, Api, Checkpointing, Loss, OptimizerKind, TrainSetup
 from fsdp_bench.spec.subprocesses.dry_run import DryRunSpec, UserModule
 from tests.conftest import message_of
-from tests.predicted import memory_of
-from tests.shapes import shape
+from tests.shapes import memory_of, shape
 
 WORDS: dict[str, type[CaseInsensitiveEnum]] = {name: one.kind for name, one in FIELDS.items() if one.words}
 """The fields of TrainSetup that are words."""

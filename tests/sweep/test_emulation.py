@@ -24,7 +24,7 @@ from fsdp_bench.sweep.machine import GpuDevice
 from fsdp_bench.sweep.run import rehearsed
 from fsdp_bench.sweep.run.rehearsed import rehearsed_gpu
 from tests.conftest import message_of, records_of_sweep, refused, stdout_of, write_tiny_sweep
-from tests.predicted import memory_of
+from tests.shapes import memory_of
 from tests.sweep.config.test_grid import machine
 from tests.sweep.conftest import read_sweep
 

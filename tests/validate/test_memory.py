@@ -22,7 +22,7 @@ from fsdp_bench.validate.memory import agreements, compare_with_record, summariz
 from fsdp_bench.validate.predictable import cell_label
 from fsdp_bench.validate.step_time import TimeComparison, compare_time, summarize_time
 from tests.conftest import refused, stdout_of
-from tests.predicted import memory_of
+from tests.shapes import memory_of
 from tests.spec.test_record import record_with
 from tests.train.training import LLAMA, S, setup_of
 

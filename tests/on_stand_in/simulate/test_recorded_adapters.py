@@ -12,8 +12,7 @@ from fsdp_bench.simulate.wrappers.impossible import why_impossible
 from fsdp_bench.spec.lora import LoRA
 from fsdp_bench.spec.setup import TrainSetup
 from fsdp_bench.train.recording.main import huggingface
-from tests.predicted import memory_of
-from tests.shapes import llama_config
+from tests.shapes import llama_config, memory_of
 from tests.simulate.recorded.recording import record_here
 
 CONFIG = llama_config(hidden_size=256, intermediate_size=640, num_hidden_layers=7, vocab_size=1000)

@@ -22,7 +22,7 @@ from fsdp_bench.sweep.dry_run import dry_runs
 from fsdp_bench.train.recording.main import huggingface, of_module
 from tests.on_stand_in.simulate.frozen_models import CONFIG as LLAMA
 from tests.on_stand_in.simulate.frozen_models import FROZEN
-from tests.predicted import estimate_of, memory_of
+from tests.shapes import estimate_of, memory_of
 from tests.simulate.comparing import OBSERVED, assert_recorded_equals_dry_runs
 from tests.simulate.recorded.recording import record_here
 

@@ -151,7 +151,6 @@ def test_a_script_with_adapters_trains_nothing_else(kind: str, lora: LoRA, field
         ),
         ("pytorch", {"optimizer_in_backward": True}, "optimizer_in_backward"),
         ("pytorch", {"api": "fsdp2", "wrap": "size"}, "--api fsdp1"),
-        ("vllm", {}, "one of pytorch"),
         ("accelerate", {"api": "fsdp2", "lora": ADAPTERS}, "--export pytorch has them"),
         ("torchtitan", {"api": "fsdp2", "lora": ADAPTERS}, "--export pytorch has them"),
         ("huggingface", {"api": "fsdp2", "lora": ADAPTERS}, "several GPUs"),

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import json
-import random
 import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from fsdp_bench.plan.compare.side import read_side
 from fsdp_bench.report.html import write
 from fsdp_bench.spec.calibration_profile import read_profile
 from fsdp_bench.spec.errors import ResultsError, SpecError, UserError
 from fsdp_bench.sweep.results.load import load_results
-from tests.attacks.hostile import damaged
 from tests.conftest import json_of, refused, run_command
-from tests.profiles import draws
-from tests.report.html.samples import IMAGE, RESULTS, SCRIPT, STYLE, ParsedPage, hostile_sweep, plan_file, plan_text
+from tests.report.html.samples import IMAGE, RESULTS, SCRIPT, STYLE, ParsedPage, hostile_sweep, plan_file
 
 
 def page(source: Path, folder: Path) -> ParsedPage:
@@ -189,29 +185,3 @@ def test_the_command_writes_the_file_and_prints_its_name(tmp_path: Path) -> None
     assert (done.returncode, done.stdout) == (0, f"{html}\n")
     assert html.read_text().startswith("<!DOCTYPE html>")
     assert [path.name for path in tmp_path.iterdir() if path.name.endswith(".tmp")] == []
-
-
-DAMAGED = {
-    "plan": "",
-    "predict": "predict --model gpt2 --server p5.48xlarge --batch 1,2",
-    "max-size": "max-size --gpu H100-SXM --world-size 2 --strategy zero3",
-}
-
-
-@pytest.mark.parametrize("name", DAMAGED)
-def test_a_damaged_document_is_refused_in_one_line_or_drawn(name: str, tmp_path: Path) -> None:
-    """The page, and a comparison, which reads the same documents."""
-    text = run_command(*DAMAGED[name].split(), "--json").stdout if DAMAGED[name] else plan_text()
-    draw, path, document = random.Random(7), tmp_path / "damaged.json", json.loads(text)
-    refusals, drawn = list[str](), list[ParsedPage]()
-    for _ in range(draws(40, 150)):
-        path.write_bytes(damaged(json.dumps(document, indent=1).encode(), draw))
-        try:
-            drawn.append(page(path, tmp_path))
-            read_side(path, "A")
-        except UserError as error:
-            refusals.append(str(error))
-    assert refusals
-    assert drawn
-    assert all(len(refusal.splitlines()) == 1 for refusal in refusals)
-    assert all(parsed.count("script") == 1 for parsed in drawn)

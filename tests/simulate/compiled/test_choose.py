@@ -23,8 +23,7 @@ from fsdp_bench.spec.recording.compiled import huggingface_block, parts_of_both_
 from fsdp_bench.spec.recording.model import Model
 from fsdp_bench.spec.setup import Api, Checkpointing, Float8, Loss, Precision, ShardingStrategy, TrainSetup, Wrap
 from fsdp_bench.spec.units import MIB
-from tests.predicted import estimate_of, memory_of
-from tests.shapes import recorded
+from tests.shapes import estimate_of, memory_of, recorded
 
 LLAMA = model("Llama-3.1-8B").shape()
 SETUP = TrainSetup(

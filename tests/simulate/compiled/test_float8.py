@@ -27,7 +27,7 @@ from fsdp_bench.spec.hardware import Hardware
 from fsdp_bench.spec.model import ModelShape
 from fsdp_bench.spec.recording.compiled import Order, float8_regime_of, splits_of_maximum, symbols_of_float8
 from fsdp_bench.spec.setup import Api, Checkpointing, Float8, Precision, ShardingStrategy, TrainSetup, Wrap
-from tests.predicted import memory_of
+from tests.shapes import memory_of
 from tests.simulate.compiled.test_choose import LLAMA
 from tests.simulate.compiled.test_choose import SETUP as COMPILED
 

@@ -24,7 +24,7 @@ from fsdp_bench.spec.subprocesses.dry_run import DryRunSpec
 from fsdp_bench.spec.subprocesses.model_code import RecordingSpec
 from fsdp_bench.train.recording.main import of_module
 from tests import shapes
-from tests.predicted import memory_of
+from tests.shapes import memory_of
 from tests.simulate.comparing import OBSERVED, assert_recorded_equals_dry_runs
 from tests.simulate.recorded.recording import record_here
 from tests.simulate.recorded.users import BLOCK, user_module

@@ -19,8 +19,7 @@ from fsdp_bench.simulate.repeat import Log
 from fsdp_bench.simulate.step import SimulatedSteps
 from fsdp_bench.spec.recording.steps import Operator
 from fsdp_bench.spec.setup import TrainSetup
-from tests.predicted import memory_of
-from tests.shapes import llama_config
+from tests.shapes import llama_config, memory_of
 
 CONFIG = llama_config(
     **{"intermediate_size": 128, "vocab_size": 1001, "tie_word_embeddings": False, "attention_bias": False},

@@ -11,12 +11,10 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from fsdp_bench.report.charts.frontier import draw_frontier
-from fsdp_bench.spec.calibration_profile import CALIBRATION_MODEL
 from fsdp_bench.spec.errors import SpecError, SweepFileError
 from fsdp_bench.spec.record import TrialRecord
 from fsdp_bench.sweep.config.sweep_file import read_file
-from fsdp_bench.sweep.results.load import load_results, read_frontier_of, read_records
+from fsdp_bench.sweep.results.load import load_results, read_records
 from fsdp_bench.sweep.results.store import Store
 from tests.conftest import TINY_MODEL, refused, stdout_of
 from tests.sweep.config.test_grid import machine
@@ -33,12 +31,16 @@ RUNS = [
     ("timeout_seconds = nan", "run.timeout_seconds: nan is not allowed; a finite number"),
     ("timeout_seconds = inf", "run.timeout_seconds: inf is not allowed; a finite number"),
     ("timeout_seconds = -1.0", "timeout_seconds: -1.0 is not allowed; a positive number"),
+    ("timeout_seconds = 0", "timeout_seconds: 0.0 is not allowed; a positive number"),
     ("timeout_seconds = 1e300", "timeout_seconds: 1e+300 is not allowed; up to 1000000"),
     ("steps = 9000000000", "steps: 9000000000 is not allowed; up to 1000000"),
     ("warmup_steps = 9000000000", "up to 1000000"),
     ("communication_steps = 9000000000", "up to 1000000"),
     ("steps_without_communication = 9000000000", "up to 1000000"),
     ("threads_per_rank = 100000", "up to 4096"),
+    ("threads_per_rank = 0", "threads_per_rank: 0 is not allowed"),
+    ("steps = 0", "steps: 0 is not allowed"),
+    *((f"{name} = -1", f"{name}: -1 is not") for name in ("communication_steps", "steps_without_communication")),
     ("memory_limit = nan", "a finite number"),
     ("memory_limit = -5", "memory_limit: -5 is not a positive size"),
     (f"memory_limit = '{'9' * 400}GiB'", "is too large"),
@@ -158,20 +160,6 @@ def test_a_name_that_begins_like_a_formula_is_guarded_in_trials_csv_and_itself_i
     assert row["model"] == f"'{name}"
     assert float(row["learning_rate"]) == record.setup.learning_rate
     assert list(load_results(tmp_path)["model"]) == [name]
-
-
-def test_pictures_of_models_are_in_the_folder_whatever_the_models_are_called(tmp_path: Path) -> None:
-    frontier = read_frontier_of(RESULTS)
-    (cell, *_) = [cell for cell in frontier.cells if cell.status == "found"]
-    names = ("org/a", "org-a", "../" + "n" * 190)
-    models = [replace(CALIBRATION_MODEL, name=name) for name in names]
-    frontier = replace(frontier, cells=tuple(replace(cell, model=model) for model in models))
-    folder = tmp_path / "a" / "b"
-    folder.mkdir(parents=True)
-    paths = draw_frontier(frontier, folder)
-    assert len(set(paths)) == len(names)
-    assert sorted(folder.iterdir()) == sorted(paths)
-    assert sorted(tmp_path.rglob("*.png")) == sorted(paths)
 
 
 def store(record: TrialRecord, name: str, folder: Path) -> Store:

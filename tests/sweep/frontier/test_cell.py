@@ -92,13 +92,6 @@ def test_both_limits_are_found_whatever_was_predicted(
     assert searched.status == "found"
 
 
-def test_nothing_above_a_remembered_oom_is_tried_under_another_prediction() -> None:
-    search = a_search()
-    searched = SearchedCell(search, Forecast(25, 25, None), {8: record_of(search, 8, Outcome.OOM_GPU)})
-    assert max(answer(searched, 5, 5)) < 8
-    assert searched.fits == 5
-
-
 def test_a_recorded_size_is_never_tried_again() -> None:
     first = SearchedCell(a_search(), Forecast(10, 12, None), {})
     answer(first, 10, 12)

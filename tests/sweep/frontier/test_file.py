@@ -19,7 +19,7 @@ from fsdp_bench.sweep.machine import GpuDevice
 from fsdp_bench.sweep.results.load import read_records
 from fsdp_bench.sweep.start import select
 from tests.conftest import TINY_MODEL, message_of
-from tests.predicted import memory_of
+from tests.shapes import memory_of
 from tests.sweep.config.test_grid import GPUS, machine
 
 GIB = 1024**3

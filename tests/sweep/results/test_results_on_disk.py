@@ -131,11 +131,6 @@ def test_results_load_as_a_table_with_units_in_the_names(swept: Path) -> None:
     assert [row["id"] for row in as_json["trials"]] == list(table["id"])
 
 
-def test_no_results_is_an_error_that_says_how_to_get_some(tmp_path: Path) -> None:
-    with pytest.raises(ResultsError, match="fsdp-bench sweep FILE"):
-        load_results(tmp_path)
-
-
 def test_a_trial_that_timed_out_runs_again_under_a_longer_limit_only(
     write_sweep: Callable[..., Path], tmp_path: Path
 ) -> None:
