@@ -113,7 +113,8 @@ def estimate(
         raise SpecError("estimate: name the model, or hf_config, the path of its config.json; and not both")
     which = Path(hf_config) if hf_config is not None else model
     assert which is not None
-    precision = setup_fields.get("precision", DEFAULT_PRECISION if setup is None else setup.precision)
+    given = setup.precision if isinstance(setup, TrainSetup) else DEFAULT_PRECISION
+    precision = setup_fields.get("precision", given)
     adapters = read_adapters(lora, qlora, precision)
     try:
         known = find_model(which, code=code)

@@ -262,6 +262,7 @@ def test_a_mistake_is_one_line_that_says_what_would_be_right(
     words: str, part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
     for name, content in FILES.items():
         (tmp_path / name).write_bytes(content)
     assert part in refused(*shlex.split(words), cwd=tmp_path)
