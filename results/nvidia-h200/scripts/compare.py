@@ -23,14 +23,14 @@ def row(name: str, steps: list[dict[str, float]]) -> str:
     return (
         f"{name:24}{allocated / GIB:8.3f}{(memory['peak_allocated_bytes'] - allocated) / MIB:+9.2f}"
         f"{reserved / GIB:10.3f}{(memory['peak_reserved_bytes'] - reserved) / MIB:+9.0f}"
-        f"{1000 * seconds:10.1f}{1000 * predicted:9.1f}{100 * (predicted / seconds - 1):+7.1f} %{mark}"
+        f"{1000 * seconds:10.1f}{1000 * predicted:10.1f}{100 * (predicted / seconds - 1):+7.1f} %{mark}"
     )
 
 
 def main() -> None:
     """Print a row for each run."""
-    print(f"{'':24}{'allocated':>17}{'reserved':>19}{'step, ms':>19}")
-    print(f"{'':24}{'GiB':>8}{'MiB':>9}{'GiB':>10}{'MiB':>9}{'measured':>10}{'rehearsed':>9}")
+    print(f"{'':24}{'allocated':>17}{'reserved':>19}{'step, ms':>20}")
+    print(f"{'':24}{'GiB':>8}{'MiB':>9}{'GiB':>10}{'MiB':>9}{'measured':>10}{'rehearsed':>10}")
     seen: set[str] = set()
     for script in json.loads((HERE / "measured.json").read_text())["scripts"]:
         name = script["name"] + (":flash" if script["flash_only"] else "")
