@@ -23,8 +23,8 @@ CONTENTS = {
     " architecture recordings",
     "docs/guide": "guide/predict guide/max-size guide/plan guide/rehearse guide/compare guide/dry-run guide/sweep"
     " guide/report guide/machine guide/catalogue guide/models guide/export",
-    "docs/validation": "validation/measured validation/memory validation/recorded validation/allocator validation/published"
-    " validation/rehearsed validation/time",
+    "docs/validation": "validation/measured validation/memory validation/recorded validation/allocator"
+    " validation/published validation/rehearsed validation/time",
 }
 """The pages below each page, in the order of the site's menu."""
 
