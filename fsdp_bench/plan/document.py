@@ -163,7 +163,7 @@ class AnswerDocument(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def values(self) -> dict[str, Any]:
-        """What the setup may differ in from others, by field: its own fields, what it runs on, its model."""
+        """Values by field in which setups may differ: its own fields, what it runs on, its model."""
         places = {name: getattr(self.server, name) for name in ("gpu", "num_nodes", "gpus_per_node")}
         lora = self.model.lora and self.model.lora.text()
         model = {"model": self.model.name, "code": self.model.code, "lora": lora}

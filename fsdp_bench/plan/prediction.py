@@ -82,7 +82,7 @@ class Prediction:
 
     @property
     def values(self) -> dict[str, Any]:
-        """What the setup may differ in from others, by field."""
+        """Values by field in which setups may differ."""
         return self.question.values
 
     @property

@@ -114,7 +114,7 @@ class Question:
 
     @cached_property
     def values(self) -> dict[str, Any]:
-        """What the setup may differ in from others, by field: its own fields, what it runs on, its model."""
+        """Values by field in which setups may differ: its own fields, what it runs on, its model."""
         values = values_of(self.setup) | dict(zip(HARDWARE, place_names(self.hardware), strict=False))
         values |= {"shard_size": None} if self.impossible else {}
         if self.model is None:  # a dry run of a user's own module

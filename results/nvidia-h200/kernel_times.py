@@ -152,7 +152,7 @@ for batch, heads, kv, length, head in (
                     before = torch.cuda.memory_allocated()
                     torch.cuda.reset_peak_memory_stats()
                     out = call()
-                    held, peak = torch.cuda.memory_allocated() - before, torch.cuda.max_memory_allocated() - before
+                    peak = torch.cuda.max_memory_allocated() - before
                     g = torch.randn_like(out)
                     before = torch.cuda.memory_allocated()
                     torch.cuda.reset_peak_memory_stats()
@@ -160,12 +160,12 @@ for batch, heads, kv, length, head in (
                     peak_backward = torch.cuda.max_memory_allocated() - before
                     backward = seconds(lambda: torch.autograd.grad(out, (q, k, v), g, retain_graph=True))
                 rows.append(
-                    [backend.name, batch, heads, kv, length, head, causal, forward, backward, held, peak, peak_backward]
+                    [backend.name, batch, heads, kv, length, head, causal, forward, backward, peak, peak_backward]
                 )
             except RuntimeError as error:
                 rows.append([backend.name, batch, heads, kv, length, head, causal, str(error)[:200]])
 OUT[
-    "attention: backend, batch, heads, kv, length, head, causal, forward, backward, bytes held, peak, peak of backward"
+    "attention: backend, batch, heads, kv, length, head, causal, forward, backward, bytes at the peak, at the peak of backward"
 ] = rows
 
 with torch.no_grad():

@@ -34,7 +34,7 @@ LiveKey = tuple[Kernels, int, Setting, int]
 class LiveBytes:
     """The peak of live bytes of one setting and micro-batch, by the number of ranks.
 
-    What a rank holds falls with the number of ranks over which it is sharded. So what fits some ranks fits more, and
+    A rank holds less, the more ranks it is sharded over. So what fits some ranks fits more, and
     only the numbers between two powers of two of which one fits are simulated themselves.
     """
 

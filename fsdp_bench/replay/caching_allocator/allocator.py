@@ -119,9 +119,9 @@ class CachingAllocator:
         self.num_completed = 0
         """The last event of which the host knows that the device has done all before it."""
         self.num_launched = 0
-        """Operators and copies so far."""
+        """Operators launched so far."""
         self.launched: deque[tuple[int, int]] = deque()
-        """After how many launches which events were recorded, for those that may be in the stream's queue yet."""
+        """Numbers of launches, each with the last event recorded by then, while the next launch may be queued."""
         self.used_by: dict[int, set[int]] = {}
         """Other streams that use a block (stream_uses), by its address."""
         self.deferred: list[deque[tuple[int, Deferred]]] = [deque() for _ in range(NUM_STREAMS)]

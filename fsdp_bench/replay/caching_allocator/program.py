@@ -98,7 +98,7 @@ class Program:
 
     @cached_property
     def least_bytes(self) -> int:
-        """What segments hold at least by the end of the simulated steps, if the cache is never flushed.
+        """The least that segments hold by the end of the simulated steps, if the cache is never flushed.
 
         No pool uses another one's segments, so the peaks of all pools add up. Blocks whose free is deferred are not
         counted. All runs of a part allocate and free as much as the first one.
@@ -188,6 +188,7 @@ class _Names:
         ]
 
     def _launch(self, count: int) -> None:
+        """Add an event of its own that stands for so many operators of the log."""
         self.events.append(Event(Kind.KERNEL, count))
         self.names.append(-1)
 
