@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from fsdp_bench.plan.defaults import USUAL_GPUS_PER_NODE
 from fsdp_bench.plan.headroom import sized, stated_headroom
 from fsdp_bench.plan.rehearsal import Rehearsal, headroom_of_script, rehearsed_gpu
 from fsdp_bench.rehearse.command import Command, RankStarter, read_command
+from fsdp_bench.rehearse.prepared import PreparedPython
 from fsdp_bench.rehearse.run import rehearse
 from fsdp_bench.spec.errors import SpecError, shown
 from fsdp_bench.spec.hardware import Gpu, Hardware, Server
@@ -50,12 +52,15 @@ class CommandToRehearse:
             self.hardware, self.options.world_size or self.options.gpus_per_node, self.headroom_bytes
         )
         stand_in = rehearsed_gpu(self.hardware.gpu, kept.num_bytes)
-        for rank in self.ranks:
-            report = rehearse(self.command, stand_in, rank, self.options, self.timeout_seconds)
-            options = self.options
-            yield Rehearsal(report, self.hardware, kept, self.max_gpu_bytes, options.notes_work, self.tokens_per_step)
-            if report.outcome is RehearsalOutcome.INTERRUPTED:
-                raise KeyboardInterrupt
+        options = self.options
+        with PreparedPython() if len(self.ranks) > 1 else nullcontext() as prepared:
+            for rank in self.ranks:
+                report = rehearse(self.command, stand_in, rank, options, self.timeout_seconds, prepared)
+                yield Rehearsal(
+                    report, self.hardware, kept, self.max_gpu_bytes, options.notes_work, self.tokens_per_step
+                )
+                if report.outcome is RehearsalOutcome.INTERRUPTED:
+                    raise KeyboardInterrupt
 
 
 def command_to_rehearse(
