@@ -160,7 +160,7 @@ _total = attrgetter("total")
 # -- what runs when ----------------------------------------------------------------------------------------------------
 
 
-def step_speeds(questions: Sequence[Question]) -> list[Speed]:
+def step_speeds(questions: Sequence[Question], option: str = "step-chart") -> list[Speed]:
     """Predict a training step of each setup, with the time spans of its operators, copies and collectives.
 
     Raises:
@@ -169,7 +169,7 @@ def step_speeds(questions: Sequence[Question]) -> list[Speed]:
     found = [speed(q.simulated, q.hardware, q.profile, with_spans=True) for q in questions]
     unknown = next((one.time for one in found if one.time.step_seconds is None), None)
     if unknown is not None:
-        raise SpecError(f"step-chart: the step's time is unknown: {', '.join(unknown.unknown)}")
+        raise SpecError(f"{option}: the step's time is unknown: {', '.join(unknown.unknown)}")
     return found
 
 
