@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from datetime import date
+from pathlib import Path
 from typing import Any
 
 import click
@@ -11,11 +14,21 @@ from fsdp_bench.cli.common.assumptions import gpu_memory_option, headroom_option
 from fsdp_bench.cli.common.interrupts import INTERRUPTED
 from fsdp_bench.cli.common.lists import Count
 from fsdp_bench.cli.common.options import FILE
-from fsdp_bench.cli.common.printing import COLOURS, check_chart, print_json, print_text, save_chart
+from fsdp_bench.cli.common.printing import (
+    COLOURS,
+    check_chart,
+    check_file,
+    check_trace,
+    print_json,
+    print_text,
+    save_chart,
+    write_text,
+)
 from fsdp_bench.plan.rehearsal import Rehearsal, rehearsal_document, worst_of
 from fsdp_bench.plan.rehearse_command import CommandToRehearse, command_to_rehearse
 from fsdp_bench.report.terminal import print_line
 from fsdp_bench.report.text.rehearsal import report_text, several
+from fsdp_bench.spec.codec import to_json
 from fsdp_bench.spec.errors import ExitCode, SpecError
 from fsdp_bench.spec.subprocesses.rehearsal import RehearsalOutcome
 
@@ -64,6 +77,12 @@ from fsdp_bench.spec.subprocesses.rehearsal import RehearsalOutcome
     help="End the script if it takes longer, and say what was seen. Default: never.",
 )
 @click.option("--chart", type=FILE, metavar="FILE.png", help="Draw memory over time.")
+@click.option(
+    "--html", "page", type=FILE, metavar="FILE.html", help="Write a page: memory, the lines that hold it, the step."
+)
+@click.option(
+    "--trace", type=FILE, metavar="FILE.json", help="With --time: the step for ui.perfetto.dev; .json.gz too."
+)
 @click.option("--snapshot", type=FILE, metavar="FILE.pickle", help="For pytorch.org/memory_viz.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 @click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="-- COMMAND")
@@ -76,7 +95,7 @@ def command(**given: Any) -> int:
     \b
     fsdp-bench rehearse --server p5.48xlarge --nodes 8 -- torchrun train.py
     fsdp-bench rehearse --gpu H100-SXM --world-size 64 -- python train.py
-    fsdp-bench rehearse --time --server p5.48xlarge -- torchrun train.py
+    fsdp-bench rehearse --time --server p5.48xlarge --html page.html -- torchrun train.py
 
     Your files stay as they are: changes by the script reach the disk in temporary folders alone. A machine that cannot
     promise this is named before the script starts.
@@ -84,9 +103,8 @@ def command(**given: Any) -> int:
     Exit codes: 0: fits, or unknown. 3: does not fit, or only with allocation retries.
     2: bad input. 1: the script failed, or --timeout ended it. 130: interrupted. What was seen until then is printed.
     """
-    chart, as_json = given.pop("chart"), given.pop("as_json")
-    if chart is not None:
-        check_chart(chart)
+    chart, page, trace, as_json = (given.pop(name) for name in ("chart", "page", "trace", "as_json"))
+    _check_files(chart, page, trace, given["time"])
     rank, ranks = given.pop("rank"), given.pop("ranks")
     if rank is not None and ranks is not None:
         raise SpecError("--rank and --ranks each say which ranks; keep one")
@@ -108,6 +126,7 @@ def command(**given: Any) -> int:
         from fsdp_bench.report.charts.rehearsal import rehearsal_slide
 
         save_chart(rehearsal_slide(worst), chart)
+    _write(found, page, trace)
     outcomes = {one.report.outcome for one in found}
     if RehearsalOutcome.INTERRUPTED in outcomes:
         print_line(f"fsdp-bench: {INTERRUPTED}", error=True)
@@ -115,6 +134,34 @@ def command(**given: Any) -> int:
     if outcomes & {RehearsalOutcome.FAILED, RehearsalOutcome.TIMED_OUT}:
         return ExitCode.CRASHED
     return ExitCode.DOES_NOT_FIT if worst.fits is False else ExitCode.DONE
+
+
+def _check_files(chart: Path | None, page: Path | None, trace: Path | None, with_time: bool) -> None:
+    """Refuse files that cannot be written, before the script starts."""
+    if chart is not None:
+        check_chart(chart)
+    if page is not None:
+        check_file(page, "html")
+    if trace is not None:
+        check_trace(trace)
+        if not with_time:
+            raise SpecError("trace: it is of the step whose time --time computes; add --time")
+
+
+def _write(found: Sequence[Rehearsal], page: Path | None, trace: Path | None) -> None:
+    if page is not None:
+        from fsdp_bench.report.html.rehearsal import rehearsal_page
+        from fsdp_bench.report.html.write import html
+
+        write_text(page, html(rehearsal_page(found), date.today()), "html", "page")
+    if trace is not None:
+        from fsdp_bench.report.trace import rehearsal_trace
+
+        document = rehearsal_trace(found)
+        if document is None:
+            print_line(f"no trace: {worst_of(found).why_no_time}", error=True)
+        else:
+            write_text(trace, to_json(document).decode(), "trace", "trace")
 
 
 def _run(asked: CommandToRehearse) -> list[Rehearsal]:

@@ -1,7 +1,8 @@
 """A simulated step in the Trace Event Format, which ui.perfetto.dev and chrome://tracing open.
 
-A process is a rank or a setup. Its tracks are the phases, the host, the operators and the copies of each stream, and the
-collectives of each process group, of which one runs at a time. Slices of a track do not overlap: Perfetto drops those that do.
+A process is a rank or a setup. Its tracks are the phases, the host, the operators and the copies of each stream, and
+the collectives of each process group, of which one runs at a time. Slices of a track do not overlap, or Perfetto would
+drop them. Memory is not there: the allocator follows the host, and nobody knows when the host makes its calls.
 """
 
 from __future__ import annotations
