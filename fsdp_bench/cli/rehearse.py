@@ -12,7 +12,8 @@ from fsdp_bench.cli.common.interrupts import INTERRUPTED
 from fsdp_bench.cli.common.lists import Count
 from fsdp_bench.cli.common.options import FILE
 from fsdp_bench.cli.common.printing import COLOURS, check_chart, print_json, print_text, save_chart
-from fsdp_bench.plan.rehearsal import Rehearsal, rehearsal_document, worst_of
+from fsdp_bench.plan.rehearsal import Rehearsal, worst_of
+from fsdp_bench.plan.rehearsal_document import rehearsal_document
 from fsdp_bench.plan.rehearse_command import CommandToRehearse, command_to_rehearse
 from fsdp_bench.report.terminal import print_line
 from fsdp_bench.report.text.rehearsal import report_text, several

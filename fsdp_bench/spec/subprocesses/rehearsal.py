@@ -90,6 +90,8 @@ class SourceLine(msgspec.Struct, frozen=True):
     file: str
     line: int
     function: str
+    text: str = ""
+    """The line's own text, without the blanks around it. Empty where it is not known."""
 
 
 class PhasePeaks(msgspec.Struct, frozen=True, kw_only=True):

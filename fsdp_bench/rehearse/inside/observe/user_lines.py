@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import linecache
 import os
 import sys
 import sysconfig
@@ -15,6 +16,9 @@ _PYTHON = os.path.join(sysconfig.get_path("stdlib"), "")
 _BESIDE_TORCH = os.path.dirname(os.path.dirname(os.path.abspath(torch.__file__)))
 _TORCH = tuple(os.path.join(_BESIDE_TORCH, name, "") for name in ("torch", "torchgen", "triton"))
 _COMPILED = os.path.join(os.environ.get("TORCHINDUCTOR_CACHE_DIR", "/torchinductor_"), "")
+
+LONGEST_LINE = 200
+"""Characters of a line that are reported."""
 
 Frame = tuple[str, int, str]
 """File, line, function."""
@@ -67,4 +71,7 @@ def user_files(words: Iterable[str]) -> list[str]:
 
 def as_document(frame: Frame | None) -> dict[str, str | int] | None:
     """Return a line as JSON takes it."""
-    return None if frame is None else {"file": frame[0], "line": frame[1], "function": frame[2]}
+    if frame is None:
+        return None
+    text = linecache.getline(frame[0], frame[1]).strip()[:LONGEST_LINE]
+    return {"file": frame[0], "line": frame[1], "function": frame[2], "text": text}
