@@ -13,9 +13,10 @@ from fsdp_bench.cli.common.exports import Export, export_options
 from fsdp_bench.cli.common.options import EVERY_OPTION, FILE, SetupCommand, SetupOptions, setup_options
 from fsdp_bench.cli.common.printing import (
     COLOURS,
+    TRACES,
     AnswerTable,
     check_chart,
-    check_trace,
+    check_file,
     print_json,
     print_text,
     save_chart,
@@ -80,7 +81,7 @@ def command(
     for path in files.values():
         check_chart(path)
     if trace is not None:
-        check_trace(trace)
+        check_file(trace, "trace", TRACES)
     total = len(possible)
     predictions = list(answers(possible, lambda done: show_progress(done, total) if total > _FEW else None))
     for name, slide in _slides(predictions, refused, files).items():

@@ -43,21 +43,22 @@ class TracedStep:
     """The script's own process groups, by the names that spans have for them."""
 
 
-def rehearsal_trace(found: Sequence[Rehearsal]) -> Event | None:
-    """Return the trace of the ranks whose step was noted. None if that is none of them."""
+def rehearsal_trace(found: Mapping[str, Rehearsal]) -> Event | None:
+    """Return the trace of the steps that were noted, by the names of their processes. None if there is none."""
     steps = []
-    for one in found:
-        issued, time, report = one.report.issued, one.time, one.report
+    for name, one in found.items():
+        issued, time = one.report.issued, one.time
         if issued is None or time is None:
             continue
-        own, names = process_groups(issued, one.hardware), dict[str, str]()
-        for group, name in own.names.items():
+        own, groups = process_groups(issued, one.hardware), dict[str, str]()
+        for group, other in own.names.items():
             text = f"{group} ({own.sizes.get(group, '?')} ranks)"
-            names[name] = f"{names[name]}, {text}" if name in names else text
+            groups[other] = f"{groups[other]}, {text}" if other in groups else text
         count = sum(time.unknown.values())
         without = f"; without {count} kernels and collectives whose time is unknown" if count else ""
-        rank = f"rank {report.rank} of {report.world_size}, step {time.step}"
-        steps.append(TracedStep(f"{rank}: rehearsed work, predicted times{without}", time.time.spans, names))
+        steps.append(
+            TracedStep(f"{name}, step {time.step}: rehearsed work, predicted times{without}", time.time.spans, groups)
+        )
     return trace_document(steps) if steps else None
 
 

@@ -199,14 +199,13 @@ def print_facts(facts: Sequence[Fact]) -> None:
     print_lines("\n".join(fact(name, value, _INDENT) for name, value in facts))
 
 
+PICTURES, TRACES = (".png", ".svg"), (".json", ".json.gz")
+"""Endings of files."""
+
+
 def check_chart(path: Path) -> None:
     """Refuse a file for a chart that cannot be written, as ``check_file``, before anything is predicted."""
-    check_file(path, "chart", (".png", ".svg"))
-
-
-def check_trace(path: Path) -> None:
-    """Refuse a file for a trace that cannot be written, as ``check_file``, before anything runs."""
-    check_file(path, "trace", (".json", ".json.gz"))
+    check_file(path, "chart", PICTURES)
 
 
 def save_chart(slide: Slide, path: Path) -> None:

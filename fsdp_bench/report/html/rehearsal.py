@@ -8,16 +8,20 @@ from dataclasses import replace
 from fsdp_bench.plan.chart_data import drawn_streams
 from fsdp_bench.plan.document import hardware_document, time_document
 from fsdp_bench.plan.rehearsal import Rehearsal, worst_of
+from fsdp_bench.plan.script.each import in_order
+from fsdp_bench.plan.script.rehearsals import Answered
 from fsdp_bench.report.charts.colors import Style
 from fsdp_bench.report.charts.description import Bar, BarGroup, Bars, Key, Piece
+from fsdp_bench.report.charts.each import MOST, each_slide
 from fsdp_bench.report.charts.rehearsal import memory_of_script
 from fsdp_bench.report.charts.step import stream_lanes
 from fsdp_bench.report.html.blocks import Block, Details, Facts, Page, Section, Table, Text, table
 from fsdp_bench.report.html.prediction import step_parts
 from fsdp_bench.report.table import Column, numbers, words
 from fsdp_bench.report.text import rehearsal as text
-from fsdp_bench.report.text.common import UNKNOWN, Fact
+from fsdp_bench.report.text.common import UNKNOWN
 from fsdp_bench.report.text.conditions import hardware_text
+from fsdp_bench.report.text.each import conclusion, each_columns, reason_of
 from fsdp_bench.report.text.speed import step_text
 from fsdp_bench.spec.subprocesses.rehearsal import HeldLine, RehearsalReport
 from fsdp_bench.spec.units import GIB, format_gib
@@ -34,25 +38,51 @@ def rehearsal_page(found: Sequence[Rehearsal]) -> Page:
     worst = worst_of(found)
     report = worst.report
     answer, _, reason = text.verdict_line(worst).partition("; ")
-    sections = [Section("Ranks", (_ranks(found),))] if len(found) > 1 else []
-    sections += [Section("Memory", tuple(_memory(worst)))] if report.peak is not None else []
-    sections += [Section("Time of a step", tuple(_step(worst)))] if worst.asks_time else []
-    sections += [Section("Read from the GPU", tuple(_reads(report)))] if report.num_steps or report.reads else []
-    sections.append(Section("Conditions and versions", (_conditions(worst),)))
     return Page(
         f"A training script on {hardware_text(hardware_document(worst.hardware), report.world_size)}",
         "rehearsed",
         f"Rank {report.rank} decides: {answer}" if len(found) > 1 else answer[:1].upper() + answer[1:],
         reason,
-        lead=(Facts((("command", report.sentence), *_named(text.time_facts(worst) if worst.asks_time else []))),
-              *map(Text, text.what_would_help(worst))),
-        sections=tuple(sections),
-    )  # fmt: skip
+        lead=_lead(worst),
+        sections=(*([Section("Ranks", (_ranks(found),))] if len(found) > 1 else []), *_sections(worst)),
+    )
 
 
-def _named(facts: Sequence[Fact]) -> list[Fact]:
-    """Return facts; those that go on with the one before it have a name, too."""
-    return [(name or "note", value) for name, value in facts]
+def each_page(answers: Sequence[Answered]) -> Page:
+    """Return the page of several combinations: all in one table, then the best one as a page of its own has it."""
+    ordered = in_order(answers)
+    best = ordered[0].worst
+    columns = {column.name: column for column in each_columns(ordered)}
+    marked = (0,) if ordered[0].fits else ()
+    reasons = [(one.variant.title, reason) for one in ordered if (reason := reason_of(one)) is not None]
+    blocks: list[Block] = [table("Combinations, the best first (rehearsed)", columns, marked)]
+    blocks += [Facts(tuple(reasons))] if reasons else []
+    gpus = dict.fromkeys(one.worst.gpu.name for one in ordered if one.worst is not None)
+    answer = conclusion(ordered)
+    return Page(
+        f"A training script on {' or '.join(gpus)}" if gpus else "A training script",
+        "rehearsed",
+        answer[:1].upper() + answer[1:],
+        lead=each_slide(answers).charts if gpus and len(answers) <= MOST else (),
+        sections=(
+            Section("All combinations", tuple(blocks)),
+            *([Section(f"The best: {ordered[0].variant.title}", _lead(best)), *_sections(best)] if best else []),
+        ),
+    )
+
+
+def _lead(found: Rehearsal) -> tuple[Block, ...]:
+    facts = text.time_facts(found) if found.asks_time else []
+    named = [(name or "note", value) for name, value in facts]  # those that go on with the one before have no name
+    return Facts((("command", found.report.sentence), *named)), *map(Text, text.what_would_help(found))
+
+
+def _sections(found: Rehearsal) -> list[Section]:
+    report = found.report
+    sections = [Section("Memory", tuple(_memory(found)))] if report.peak is not None else []
+    sections += [Section("Time of a step", tuple(_step(found)))] if found.asks_time else []
+    sections += [Section("Read from the GPU", tuple(_reads(report)))] if report.num_steps or report.reads else []
+    return [*sections, Section("Conditions and versions", (_conditions(found),))]
 
 
 def _ranks(found: Sequence[Rehearsal]) -> Table:

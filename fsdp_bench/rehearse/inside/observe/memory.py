@@ -111,7 +111,8 @@ MOST_ENTRIES = 2_000_000
 MOST_POINTS = 2_000
 """Points of the curve that is drawn."""
 
-MOST_LINES = 20
+MOST_LINES = 200
+"""Lines that are reported: all of most scripts, so that two rehearsals can be compared."""
 
 
 def record_history() -> None:
