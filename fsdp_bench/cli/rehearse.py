@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
@@ -166,10 +167,10 @@ def command(**given: Any) -> int:
     if files.csv is not None:
         raise SpecError("csv: it is for several combinations: --each NAME=A,B, or several servers")
     assert variants[0].asked is not None
-    return _one(variants[0].asked, files, as_json)
+    return _one(variants[0].asked, shlex.join(variants[0].command), files, as_json)
 
 
-def _one(asked: CommandToRehearse, files: Files, as_json: bool) -> int:
+def _one(asked: CommandToRehearse, command_line: str, files: Files, as_json: bool) -> int:
     """Rehearse one command, each of its ranks in turn."""
     found = _run(asked)
     worst = worst_of(found)
@@ -185,7 +186,7 @@ def _one(asked: CommandToRehearse, files: Files, as_json: bool) -> int:
     if files.page is not None:
         from fsdp_bench.report.html.rehearsal import rehearsal_page
 
-        _write_page(rehearsal_page(found), files.page)
+        _write_page(rehearsal_page(found, command_line), files.page)
     _write_trace({f"rank {one.report.rank} of {one.report.world_size}": one for one in found}, files.trace)
     outcomes = {one.report.outcome for one in found}
     if RehearsalOutcome.INTERRUPTED in outcomes:

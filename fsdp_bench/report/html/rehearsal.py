@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from shlex import join
+from textwrap import shorten
 
 from fsdp_bench.plan.chart_data import drawn_streams
 from fsdp_bench.plan.document import hardware_document, time_document
@@ -11,7 +13,7 @@ from fsdp_bench.plan.rehearsal import Rehearsal, worst_of
 from fsdp_bench.plan.script.each import in_order
 from fsdp_bench.plan.script.rehearsals import Answered
 from fsdp_bench.report.charts.colors import Style
-from fsdp_bench.report.charts.description import Bar, BarGroup, Bars, Key, Piece
+from fsdp_bench.report.charts.description import Bar, BarGroup, Bars, Chart, Key, Piece
 from fsdp_bench.report.charts.each import MOST, each_slide
 from fsdp_bench.report.charts.rehearsal import memory_of_script
 from fsdp_bench.report.charts.step import stream_lanes
@@ -27,14 +29,16 @@ from fsdp_bench.spec.subprocesses.rehearsal import HeldLine, RehearsalReport
 from fsdp_bench.spec.units import GIB, format_gib
 
 OWN, LIBRARY, BACKWARD, OTHERS = Style("blue"), Style("sky"), Style("light-grey"), Style("dark-grey")
+MOST_CODE = 60
+"""Most characters of a line's code in a chart."""
 FEWEST_OTHERS = 1 << 20
 """Fewer bytes of all other lines have no bar: blocks are rounded up."""
 _PARTS = 30
 """Three of so many parts of backward are enlarged: nobody knows how many blocks a script's model has."""
 
 
-def rehearsal_page(found: Sequence[Rehearsal]) -> Page:
-    """Return the page of the rank that decides, with a table of the others."""
+def rehearsal_page(found: Sequence[Rehearsal], command: str) -> Page:
+    """Return the page of the rank that decides, with a table of the others. ``command``: as a shell takes it."""
     worst = worst_of(found)
     report = worst.report
     answer, _, reason = text.verdict_line(worst).partition("; ")
@@ -43,7 +47,7 @@ def rehearsal_page(found: Sequence[Rehearsal]) -> Page:
         "rehearsed",
         f"Rank {report.rank} decides: {answer}" if len(found) > 1 else answer[:1].upper() + answer[1:],
         reason,
-        lead=_lead(worst),
+        lead=_lead(worst, command),
         sections=(*([Section("Ranks", (_ranks(found),))] if len(found) > 1 else []), *_sections(worst)),
     )
 
@@ -51,30 +55,34 @@ def rehearsal_page(found: Sequence[Rehearsal]) -> Page:
 def each_page(answers: Sequence[Answered]) -> Page:
     """Return the page of several combinations: all in one table, then the best one as a page of its own has it."""
     ordered = in_order(answers)
-    best = ordered[0].worst
-    columns = {column.name: column for column in each_columns(ordered)}
+    best, command = ordered[0].worst, join(ordered[0].variant.command)
+    columns = {"#": numbers(range(1, len(ordered) + 1)), **{one.name: one for one in each_columns(ordered)}}
     marked = (0,) if ordered[0].fits else ()
     reasons = [(one.variant.title, reason) for one in ordered if (reason := reason_of(one)) is not None]
     blocks: list[Block] = [table("Combinations, the best first (rehearsed)", columns, marked)]
     blocks += [Facts(tuple(reasons))] if reasons else []
     gpus = dict.fromkeys(one.worst.gpu.name for one in ordered if one.worst is not None)
+    charts: tuple[Chart, ...] = each_slide(answers).charts if gpus and len(answers) <= MOST else ()
+    against = "Memory (rehearsed) against speed (predicted): numbers as in the table below"
+    charts = tuple(replace(one, title=one.axis if isinstance(one, Bars) else against) for one in charts)
     answer = conclusion(ordered)
     return Page(
         f"A training script on {' or '.join(gpus)}" if gpus else "A training script",
         "rehearsed",
         answer[:1].upper() + answer[1:],
-        lead=each_slide(answers).charts if gpus and len(answers) <= MOST else (),
+        lead=charts,
         sections=(
             Section("All combinations", tuple(blocks)),
-            *([Section(f"The best: {ordered[0].variant.title}", _lead(best)), *_sections(best)] if best else []),
+            *([Section(f"The best: {ordered[0].variant.title}", _lead(best, command), "The best")] if best else []),
+            *(_sections(best) if best else []),
         ),
     )
 
 
-def _lead(found: Rehearsal) -> tuple[Block, ...]:
+def _lead(found: Rehearsal, command: str) -> tuple[Block, ...]:
     facts = text.time_facts(found) if found.asks_time else []
     named = [(name or "note", value) for name, value in facts]  # those that go on with the one before have no name
-    return Facts((("command", found.report.sentence), *named)), *map(Text, text.what_would_help(found))
+    return Facts((("command", command), *named)), *map(Text, text.what_would_help(found))
 
 
 def _sections(found: Rehearsal) -> list[Section]:
@@ -126,9 +134,12 @@ def _held_bars(found: Rehearsal, held: Sequence[HeldLine]) -> Bars:
         line, own = text.held_by(one)
         style = BACKWARD if one.line is None else LIBRARY if one.user_line != one.line else OWN
         called = [f"from {own}"] if own else []
-        name = ", ".join([line, *([f"in {one.line.function}"] if one.line else []), *called, "GiB"])
+        name = ", ".join([line, *([f"in {one.line.function}: {one.line.text}"] if one.line else []), *called, "GiB"])
+        code = shorten(one.line.text, MOST_CODE, placeholder=" ...") if one.line else ""
         count = "1 tensor" if one.num_tensors == 1 else f"{one.num_tensors:,} tensors"
-        bars.append(Bar((line,), (format_gib(one.num_bytes), count, *called), (Piece(name, one.num_bytes, style),)))
+        bars.append(
+            Bar((line, code), (format_gib(one.num_bytes), count, *called), (Piece(name, one.num_bytes, style),))
+        )
     if (rest := peak.allocated_bytes - sum(one.num_bytes for one in shown)) >= FEWEST_OTHERS:
         piece = Piece("other lines, rounding to blocks, GiB", rest, OTHERS)
         bars.append(Bar(("all else",), (format_gib(rest),), (piece,)))
@@ -143,6 +154,7 @@ def _held_table(held: Sequence[HeldLine]) -> Table:
     columns = {
         "line": words(line for line, _ in lines),
         "function": words(one.line.function if one.line else "" for one in held),
+        "code": words(one.line.text if one.line else "" for one in held),
         "called from": words(own for _, own in lines),
         "size": numbers((one.num_bytes for one in held), format_gib),
         "tensors": numbers(one.num_tensors for one in held),
@@ -197,6 +209,7 @@ def _conditions(found: Rehearsal) -> Facts:
     report = found.report
     ran = "PyTorch's CUDA build on a stand-in for NVIDIA's libraries, whose kernels do nothing; no GPU was used"
     return Facts((
+        ("ran", report.sentence),
         *text.condition_facts(found),
         ("CUDA", report.cuda),
         ("usable memory", f"{format_gib(found.usable_bytes)} on {found.gpu.name}"),

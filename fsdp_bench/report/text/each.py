@@ -24,7 +24,7 @@ def each_text(answers: Sequence[Answered]) -> str:
     if found:
         lines += [*_conditions(found), "", *table_lines(each_columns(ordered))]
     reasons = [(one.variant.title, reason_of(one)) for one in ordered]
-    told = [fact(title, reason, 24) for title, reason in reasons if reason is not None]
+    told = [fact(f"{title}: ", reason, 24) for title, reason in reasons if reason is not None]
     return "\n".join([*lines, *(["", *told] if told else [])])
 
 
@@ -54,7 +54,9 @@ def reason_of(one: Answered) -> str | None:
     if one.reason is not None:
         return one.reason
     worst = one.worst
-    return None if worst is None or worst.why_unknown is None else why_unknown_text(worst.why_unknown, worst.report)
+    if worst is None or worst.verdict is not None or worst.why_unknown is None:
+        return None
+    return why_unknown_text(worst.why_unknown, worst.report)
 
 
 def _conditions(found: Sequence[Answered]) -> list[str]:
