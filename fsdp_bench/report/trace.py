@@ -86,10 +86,10 @@ def trace_document(steps: Sequence[TracedStep]) -> Event:
         for span in step.spans:
             tracks.setdefault(_track(span, step), []).append(_slice(span.work.name, span, _arguments(span)))
         tracks[-1, 0, "phases"] = list(_phases(step.spans))
-        names.append(_name("process", process, 0, step.name))
+        names.append(_metadata("process_name", process, 0, {"name": step.name}))
         for place, track in enumerate(sorted(tracks), start=1):
             thread = 100 * process + place  # unlike the others' of all processes; 0 is the idle thread of Linux
-            names.append(_name("thread", process, thread, track[-1]))
+            names.append(_metadata("thread_name", process, thread, {"name": track[-1]}))
             names.append(_metadata("thread_sort_index", process, thread, {"sort_index": place}))
             slices += [{**one, "pid": process, "tid": thread} for one in tracks[track]]
     slices.sort(key=lambda one: (one["ts"], one["tid"]))
@@ -130,7 +130,7 @@ def _microseconds(nanoseconds: int) -> float:
 def _arguments(span: Span) -> Event:
     work = span.work
     known = {"phase": span.phase, "bytes": work.num_bytes, **_sizes(work)}
-    return {name: value for name, value in known.items() if value} | ({"block": span.block} if span.block >= 0 else {})
+    return {name: value for name, value in known.items() if value}
 
 
 def _sizes(work: Work) -> Event:
@@ -141,10 +141,6 @@ def _sizes(work: Work) -> Event:
         return {}
     sizes = zip(("batch", "heads", "key_value_heads", "length", "head_size"), work.dims, strict=False)
     return {**dict(sizes), "FLOPs": attention_flops(work.dims, work.is_backward)}
-
-
-def _name(kind: str, process: int, thread: int, name: str) -> Event:
-    return _metadata(f"{kind}_name", process, thread, {"name": name})
 
 
 def _metadata(name: str, process: int, thread: int, arguments: Event) -> Event:

@@ -118,10 +118,10 @@ def _memory(found: Rehearsal) -> list[Block]:
     if held := report.lines_at_peak:
         blocks += [_held_bars(found, held), Details("All lines that hold memory at the peak", (_held_table(held),))]
     peaks = text.step_peaks(found)
-    columns = {"step": words(one.name for one in peaks)}
+    columns = {"step": words(name for name, _, _ in peaks)}
     for place, phase in enumerate(text.PHASES):
-        columns[phase] = numbers((one.allocated_bytes[place] for one in peaks), format_gib, "-")
-    columns["reserved"] = numbers((one.reserved_bytes for one in peaks), format_gib)
+        columns[phase] = numbers((allocated[place] for _, allocated, _ in peaks), format_gib, "-")
+    columns["reserved"] = numbers((reserved for _, _, reserved in peaks), format_gib)
     return [*blocks, *([_whole("Peak allocated in each phase, and reserved memory", columns)] if peaks else [])]
 
 
@@ -181,10 +181,8 @@ def _step(found: Rehearsal) -> list[Block]:
         "takes": numbers((part.seconds for part in time.parts), step_text),
     }
     blocks.append(Details("All work of the step", (table("Work by name, one after another (predicted)", parts),)))
-    unknown = table(
-        "Work whose time is unknown", {"work": words(time.unknown), "times": numbers(time.unknown.values())}
-    )
-    return [*([unknown] if time.unknown else []), *blocks]
+    unknown = {"work": words(time.unknown), "times": numbers(time.unknown.values())}
+    return [*([table("Work whose time is unknown", unknown)] if time.unknown else []), *blocks]
 
 
 def _reads(report: RehearsalReport) -> list[Block]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import groupby
 
 from fsdp_bench.plan.estimate import Verdict
@@ -240,18 +239,11 @@ def condition_facts(found: Rehearsal) -> list[Fact]:
 PHASES = ("load", "forward", "backward", "optimizer")
 
 
-@dataclass(frozen=True)
-class StepPeaks:
-    """The peaks of one step."""
+def step_peaks(found: Rehearsal) -> list[tuple[str, list[int | None], int]]:
+    """Return each step's name, its allocated bytes in each of PHASES, and its reserved bytes.
 
-    name: str
-    allocated_bytes: tuple[int | None, ...]
-    """By phase, in the order of PHASES; None for those that it did not have."""
-    reserved_bytes: int
-
-
-def step_peaks(found: Rehearsal) -> list[StepPeaks]:
-    """Return the peaks of each step; of a script that did not come to an end also of the last one."""
+    The last step is there if it was completed, or if the script did not come to an end.
+    """
     report, peaks = found.report, []
     is_cut = report.outcome not in (RehearsalOutcome.STOPPED, RehearsalOutcome.ENDED)
     for step, of_step in groupby(report.spans, key=lambda span: span.step):
@@ -260,17 +252,16 @@ def step_peaks(found: Rehearsal) -> list[StepPeaks]:
         spans = list(of_step)
         sizes = [[span.allocated_bytes for span in spans if span.phase == phase] for phase in PHASES]
         name = str(step) if step <= report.num_steps else f"{step}, not completed"
-        allocated = tuple(max(size, default=None) for size in sizes)
-        peaks.append(StepPeaks(name, allocated, max(span.reserved_bytes for span in spans)))
+        allocated = [max(size, default=None) for size in sizes]
+        peaks.append((name, allocated, max(span.reserved_bytes for span in spans)))
     return peaks
 
 
 def _steps_table(found: Rehearsal) -> list[str]:
     rows = [
-        [one.name, *("-" if size is None else format_gib(size) for size in one.allocated_bytes),
-         format_gib(one.reserved_bytes)]
-        for one in step_peaks(found)
-    ]  # fmt: skip
+        [name, *("-" if size is None else format_gib(size) for size in allocated), format_gib(reserved)]
+        for name, allocated, reserved in step_peaks(found)
+    ]
     if not rows:
         return []
     header = ["step", *PHASES, "reserved"]
