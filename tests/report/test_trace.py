@@ -31,8 +31,8 @@ def written(*more: str) -> Rehearsal:
     for name in more:
         step.operator(name, (step.tensor(8),), self=(step.tensor(8),))
     step.add("phase", name="backward")
-    for rows in range(1, 40):  # of odd durations
-        step.product(128 * rows, 4096, 1000 + rows)
+    for rows in range(1, 40):  # of odd durations, each longer than the host needs to issue the next
+        step.product(128 * rows, 16384, 8000 + rows)
         step.collective("allreduce", 10**6 * rows, (0, 1), group="tensor", stream=2)
         step.collective("reduce_scatter_base", 10**7, EIGHT, stream=1)
     step.add("copy", name="to_host", num_bytes=10**8, stream=0)
@@ -84,6 +84,7 @@ def test_slices_are_sorted_and_never_overlap_whether_a_reader_rounds_or_cuts_off
     for own in tracks(written()).values():
         for read in (int, round):
             times = [(read(one["ts"] * 1e3), read(one["dur"] * 1e3)) for one in own]
+            assert all(read(one["ts"] * 1e3) == round(one["ts"] * 1e3) for one in own)
             assert all(begin + length <= after for (begin, length), (after, _) in pairwise(times))
 
 

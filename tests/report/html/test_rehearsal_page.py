@@ -6,6 +6,8 @@ from dataclasses import replace as replaced
 from datetime import date
 from typing import Any
 
+from msgspec.structs import replace
+
 from fsdp_bench.plan.rehearsal import Rehearsal
 from fsdp_bench.plan.script.rehearsals import Answered
 from fsdp_bench.plan.script.variants import Variant
@@ -35,6 +37,8 @@ def hostile() -> Rehearsal:
     step.operator(f"aten::{IMAGE}", (step.tensor(8),), self=(step.tensor(8),))
     read = GpuRead(line=line, user_line=line, operator=STYLE, decides_sizes=True, count=2, num_bytes=8)
     found = rehearsal(
+        outcome=RehearsalOutcome.OUT_OF_MEMORY,
+        failure=replace(FAILURE, message=STYLE),
         sentence=SCRIPT,
         lines_at_peak=(HeldLine(line=line, user_line=line, num_bytes=GIB, num_tensors=1),),
         reads=(read,),
