@@ -12,8 +12,10 @@ from typing import Any
 import pytest
 
 from fsdp_bench.plan.rehearsal import Rehearsal
+from fsdp_bench.replay.schedule import Span
 from fsdp_bench.replay.step_parts import StepPart
-from fsdp_bench.report.trace import rehearsal_trace
+from fsdp_bench.report.trace import TracedStep, rehearsal_trace, trace_document
+from fsdp_bench.simulate.events import Stream, Work
 from tests.conftest import refused, run_command
 from tests.plan.rehearsed_time.conftest import StepWriter
 from tests.report.test_rehearsal_text import EIGHT, of_step
@@ -84,8 +86,19 @@ def test_slices_are_sorted_and_never_overlap_whether_a_reader_rounds_or_cuts_off
     for own in tracks(written()).values():
         for read in (int, round):
             times = [(read(one["ts"] * 1e3), read(one["dur"] * 1e3)) for one in own]
-            assert all(read(one["ts"] * 1e3) == round(one["ts"] * 1e3) for one in own)
             assert all(begin + length <= after for (begin, length), (after, _) in pairwise(times))
+
+
+def test_microseconds_are_whole_nanoseconds_for_a_reader_that_cuts_off() -> None:
+    """1.001 * 1000 is 1000.9999999999999 in double precision."""
+    assert int(1.001 * 1e3) == 1000
+    spans = [
+        Span("compute", Stream.COMPUTE, place * 1.001e-6, (place + 1) * 1.001e-6, Work("aten::add"), "forward", -1)
+        for place in range(1000)
+    ]
+    own = tracks_of(trace_document([TracedStep("rank", spans)]))["rank"]["operators of the compute stream"]
+    assert [int(one["ts"] * 1e3) for one in own] == [1001 * place for place in range(1000)]
+    assert {int(one["dur"] * 1e3) for one in own} == {1001}
 
 
 def test_the_durations_of_a_track_add_up_to_the_parts_of_the_step() -> None:
