@@ -113,7 +113,7 @@ def test_nothing_of_a_script_is_more_than_text() -> None:
 
 def test_combinations_are_a_table_above_the_best_one() -> None:
     def answered(batch: str, found: Rehearsal | None, reason: str | None = None) -> Answered:
-        variant = Variant({"batch": batch}, ("torchrun", "train.py", batch), None)
+        variant = Variant({"batch": batch}, ("torchrun", "train.py", batch), "torchrun train.py {batch}", None)
         return Answered(variant, () if found is None else (found,), reason)
 
     tokens = replaced(of_step(step_of()), tokens_per_step=10**6)
