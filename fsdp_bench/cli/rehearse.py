@@ -88,17 +88,8 @@ def command(**given: Any) -> int:
     chart, as_json = given.pop("chart"), given.pop("as_json")
     if chart is not None:
         check_chart(chart)
-    rank, ranks = given.pop("rank"), given.pop("ranks")
-    if rank is not None and ranks is not None:
-        raise SpecError("--rank and --ranks each say which ranks; keep one")
-    asked = command_to_rehearse(
-        given.pop("words"),
-        ranks=ranks if ranks is not None else rank or 0,
-        stops_at_unsupported=given.pop("unsupported") == "stop",
-        catalog=load_user_catalog(given.pop("catalog")),
-        **given,
-    )
-    found = _run(asked)
+    asked = read_command(given)
+    found = run(asked)
     worst = worst_of(found)
     if as_json:
         documents = [rehearsal_document(one) for one in found]
@@ -118,7 +109,24 @@ def command(**given: Any) -> int:
     return ExitCode.DOES_NOT_FIT if worst.fits is False else ExitCode.DONE
 
 
-def _run(asked: CommandToRehearse) -> list[Rehearsal]:
+def read_command(given: dict[str, Any]) -> CommandToRehearse:
+    """Read the command's options, but those of its output.
+
+    Raises SpecError for what is not allowed.
+    """
+    rank, ranks = given.pop("rank"), given.pop("ranks")
+    if rank is not None and ranks is not None:
+        raise SpecError("--rank and --ranks each say which ranks; keep one")
+    return command_to_rehearse(
+        given.pop("words"),
+        ranks=ranks if ranks is not None else rank or 0,
+        stops_at_unsupported=given.pop("unsupported") == "stop",
+        catalog=load_user_catalog(given.pop("catalog")),
+        **given,
+    )
+
+
+def run(asked: CommandToRehearse) -> list[Rehearsal]:
     """Run each rank, after a line that says so; none after one that is interrupted."""
     found = []
     answers = asked.answers()

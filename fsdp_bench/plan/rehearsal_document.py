@@ -13,7 +13,7 @@ import msgspec
 
 from fsdp_bench.plan.document import Bytes, HardwareDocument, hardware_document
 from fsdp_bench.plan.estimate import Verdict
-from fsdp_bench.plan.rehearsal import Rehearsal
+from fsdp_bench.plan.rehearsal import Rehearsal, WhyUnknown
 from fsdp_bench.plan.rehearsed_time.answer import RehearsedTimeDocument, rehearsed_time_document
 from fsdp_bench.spec.codec import from_builtins
 from fsdp_bench.spec.errors import SpecError
@@ -81,6 +81,8 @@ class RehearsalDocument(msgspec.Struct, frozen=True, kw_only=True):
     failure: ScriptFailure | None
     fits: bool | None
     verdict: Verdict | None
+    why_unknown: WhyUnknown | None = None
+    """Why that is unknown."""
     headroom_bytes: int | None
     required_headroom_bytes: Bytes
     spans: tuple[PhasePeaks, ...]
@@ -132,6 +134,7 @@ def rehearsal_document(found: Rehearsal) -> RehearsalDocument:
         failure=report.failure,
         fits=found.fits,
         verdict=found.verdict,
+        why_unknown=found.why_unknown if found.verdict is None else None,
         headroom_bytes=found.usable_bytes - report.peak_reserved_bytes if is_known else None,
         required_headroom_bytes=found.kept_free.num_bytes,
         spans=report.spans,
