@@ -19,7 +19,8 @@ def main() -> None:
     from fsdp_bench.rehearse.inside.files.places import ENTERED, protected_folders
 
     plan = Path(sys.argv[1])
-    folders = protected_folders(json.loads(plan.read_text())["words"])
+    asked = json.loads(plan.read_text())
+    folders = protected_folders([*asked["words"], *asked["edited"]])
     said: dict[str, object]
     try:
         overlay = Overlay(str(plan.parent), folders)

@@ -38,6 +38,9 @@ ENTER = Path(__file__).parent / "enter.py"
 REFUSED = 2
 """The exit code of inside/main.py if the launcher's arguments cannot be rehearsed."""
 
+REPORT, SNAPSHOT = "report.json", "snapshot"
+"""Files in the scratch folder of a rehearsal."""
+
 REPORT_SECONDS = 10.0
 """The time that a script that is ended may take to report what was seen."""
 
@@ -66,70 +69,124 @@ def rehearse(
         RehearsalError: if its process ends without a report, or is ended before it can make one.
         KeyboardInterrupt: if it is interrupted before it can make one.
     """
-    with tempfile.TemporaryDirectory(prefix="fsdp-bench-") as scratch:
-        folder = build_stand_in(find_torch(str(command.python)), Path(scratch))
-        report = Path(scratch) / "report.json"
-        plan = RehearsalPlan(
-            **{**msgspec.structs.asdict(options), "snapshot": options.snapshot and str(Path(scratch) / "snapshot")},
-            launcher=command.launcher.value,
-            words=command.launcher_words,
-            rank=rank,
-            report=str(report),
-        )
-        (Path(scratch) / "plan.json").write_bytes(to_json(plan))
-        policy = {"STAND_IN_UNSUPPORTED": "stop" if options.stops_at_unsupported else "warn"}
-        path = str(Path(scratch) / "plan.json")
-        words = [sys.executable, "-I", "-S", str(ENTER), path]
-        words += [str(command.python), *command.interpreter_options, str(INSIDE), path]
-        inherited = {name: value for name, value in os.environ.items() if name != OF_THIS_MACHINE}
-        own = {**inherited, **command.environment}
-        on_stand_in = {**own, **stand_in_environment(folder, gpu, options.gpus_per_node, own), **policy}
-        for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"):  # of ours, which no overlay hides
-            Path(on_stand_in[name]).mkdir(parents=True, exist_ok=True)
-        code, cut = _run(words, on_stand_in, timeout_seconds)
-        if not report.exists():
-            if cut is RehearsalOutcome.INTERRUPTED:
-                raise KeyboardInterrupt
-            how = f"was ended after {timeout_seconds:g} s (--timeout)" if timeout_seconds and cut else _how_ended(code)
-            raise RehearsalError(f"the script's process {how} and left no report; its output is above")
-        if code == REFUSED:
-            raise SpecError(str(json.loads(report.read_bytes())["refused"]))
-        if options.snapshot is not None and (written := Path(scratch) / "snapshot").exists():
-            shutil.move(written, options.snapshot)
-        found = from_json(report.read_bytes(), RehearsalReport)
-        is_cut = cut is RehearsalOutcome.INTERRUPTED or found.outcome is RehearsalOutcome.INTERRUPTED
-        return msgspec.structs.replace(found, outcome=cut) if cut is not None and is_cut else found
-
-
-def _run(
-    words: list[str], environment: dict[str, str], timeout_seconds: float | None
-) -> tuple[int, RehearsalOutcome | None]:
-    """Run the user's Python; its standard output goes to our standard error, which is free for the answer.
-
-    Processes that it leaves running, such as a tracker's, end with it.
-
-    Returns:
-        Its exit code, and TIMED_OUT or INTERRUPTED if it was ended; None if it ended by itself.
-    """
-    cut = None
-    sys.stdout.flush()
-    process = subprocess.Popen(words, env=environment, stdin=subprocess.DEVNULL, stdout=2, process_group=0)
-    end = os.pidfd_open(process.pid)
-    try:
+    with RunningRehearsal(command, gpu, rank, options) as running:
         try:
-            if not select.select([end], [], [], timeout_seconds)[0]:
-                cut = RehearsalOutcome.TIMED_OUT
+            if not select.select([running], [], [], timeout_seconds)[0]:
+                running.cut(RehearsalOutcome.TIMED_OUT, f"was ended after {timeout_seconds:g} s (--timeout)")
         except KeyboardInterrupt:
-            cut = RehearsalOutcome.INTERRUPTED
-        if cut is not None:
-            process.send_signal(END_SIGNAL)
-            select.select([end], [], [], REPORT_SECONDS)
-    finally:
-        os.close(end)
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)  # before wait(), after which another process may have its number
-        code = process.wait()
-    return code, cut
+            running.cut(RehearsalOutcome.INTERRUPTED)
+        return running.report()
+
+
+class RunningRehearsal:
+    """One rank of a command while it runs. ``select`` finds it readable once its process has ended.
+
+    Used in ``with``, which ends what still runs. The constructor raises what ``rehearse`` raises before a script runs.
+    """
+
+    def __init__(
+        self, command: Command, gpu: RehearsedGpu, rank: int, options: RehearsalOptions, output: int = 2
+    ) -> None:
+        """Start it. ``output``: the descriptor of a file for what the script prints; by default standard error."""
+        self._options = options
+        self._where_output = "; its output is above" if output == 2 else ""
+        self._cut: RehearsalOutcome | None = None
+        self._how = ""
+        self._folder = tempfile.TemporaryDirectory(prefix="fsdp-bench-")
+        try:
+            self._scratch = Path(self._folder.name)
+            words, environment = _prepared(command, gpu, rank, options, self._scratch)
+            self._process = _Process(words, environment, output)
+        except BaseException:
+            self._folder.cleanup()
+            raise
+
+    def fileno(self) -> int:
+        """Return a descriptor that is readable once the process has ended."""
+        return self._process.fileno()
+
+    def cut(self, outcome: RehearsalOutcome, how: str = "") -> None:
+        """Ask the script for its report, and wait for its end: at most REPORT_SECONDS.
+
+        ``outcome`` is TIMED_OUT or INTERRUPTED; ``how`` says for an error how it was ended.
+        """
+        self._cut, self._how = outcome, how
+        self._process.send_signal(END_SIGNAL)
+        select.select([self], [], [], REPORT_SECONDS)
+
+    def report(self) -> RehearsalReport:
+        """End the processes; return the report. Raises what ``rehearse`` raises after a script has run."""
+        code, path = self._process.end(), self._scratch / REPORT
+        if not path.exists():
+            if self._cut is RehearsalOutcome.INTERRUPTED:
+                raise KeyboardInterrupt
+            how = self._how or _how_ended(code)
+            raise RehearsalError(f"the script's process {how} and left no report{self._where_output}")
+        if code == REFUSED:
+            raise SpecError(str(json.loads(path.read_bytes())["refused"]))
+        if self._options.snapshot is not None and (written := self._scratch / SNAPSHOT).exists():
+            shutil.move(written, self._options.snapshot)
+        found = from_json(path.read_bytes(), RehearsalReport)
+        is_cut = RehearsalOutcome.INTERRUPTED in (self._cut, found.outcome)
+        return msgspec.structs.replace(found, outcome=self._cut) if self._cut is not None and is_cut else found
+
+    def __enter__(self) -> RunningRehearsal:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self._process.end()
+        self._folder.cleanup()
+
+
+def _prepared(
+    command: Command, gpu: RehearsedGpu, rank: int, options: RehearsalOptions, scratch: Path
+) -> tuple[list[str], dict[str, str]]:
+    """Write the plan. Return the words and the environment of the process that runs it."""
+    folder = build_stand_in(find_torch(str(command.python)), scratch)
+    plan = RehearsalPlan(
+        **{**msgspec.structs.asdict(options), "snapshot": options.snapshot and str(scratch / SNAPSHOT)},
+        launcher=command.launcher.value,
+        words=command.launcher_words,
+        rank=rank,
+        report=str(scratch / REPORT),
+    )
+    path = scratch / "plan.json"
+    path.write_bytes(to_json(plan))
+    words = [sys.executable, "-I", "-S", str(ENTER), str(path)]
+    words += [str(command.python), *command.interpreter_options, str(INSIDE), str(path)]
+    inherited = {name: value for name, value in os.environ.items() if name != OF_THIS_MACHINE}
+    own = {**inherited, **command.environment}
+    policy = {"STAND_IN_UNSUPPORTED": "stop" if options.stops_at_unsupported else "warn"}
+    on_stand_in = {**own, **stand_in_environment(folder, gpu, options.gpus_per_node, own), **policy}
+    for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"):  # of ours, which no overlay hides
+        Path(on_stand_in[name]).mkdir(parents=True, exist_ok=True)
+    return words, on_stand_in
+
+
+class _Process:
+    """The user's Python, and the processes that it starts, such as a tracker's: they end with it."""
+
+    def __init__(self, words: list[str], environment: dict[str, str], output: int) -> None:
+        """Start it; its standard output and errors go to ``output``."""
+        sys.stdout.flush()
+        self._popen = subprocess.Popen(
+            words, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output, process_group=0
+        )
+        self._ended = os.pidfd_open(self._popen.pid)
+
+    def fileno(self) -> int:
+        return self._ended
+
+    def send_signal(self, number: int) -> None:
+        self._popen.send_signal(number)
+
+    def end(self) -> int:
+        """Kill all that still runs; return the exit code."""
+        if self._popen.returncode is None:
+            os.close(self._ended)
+            with suppress(ProcessLookupError):
+                os.killpg(self._popen.pid, signal.SIGKILL)  # before wait(), after which another may have its number
+        return self._popen.wait()
 
 
 def _how_ended(code: int) -> str:

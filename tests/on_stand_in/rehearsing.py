@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -49,7 +50,7 @@ def rehearse(
     with pytest.MonkeyPatch.context() as patch:
         for name, value in environment.items():
             patch.setenv(name, value)
-        patch.setattr(run, "_run", _run_fork)
+        patch.setattr(run, "_Process", _Fork)
         done = run_command(*_with_tool(words, command), cwd=folder)
     return _rehearsed(done, code)
 
@@ -89,9 +90,22 @@ def _rehearsed(done: subprocess.CompletedProcess[str], code: int) -> Rehearsed:
     return Rehearsed(document, done.stderr)
 
 
-def _run_fork(words: list[str], environment: dict[str, str], _timeout_seconds: float | None) -> tuple[int, None]:
-    """Replace ``fsdp_bench.rehearse.run._run``. No overlays: the libraries of the forked process are loaded already."""
-    python, script, plan = words[5:]  # options of the interpreter would need a new process
-    done = run_python(python, [script, plan], environment)
-    sys.stderr.write(done.stdout + done.stderr)
-    return done.returncode, None
+class _Fork:
+    """Replaces ``fsdp_bench.rehearse.run._Process``, and has ended once it is made.
+
+    No overlays: the libraries of the forked process are loaded already.
+    """
+
+    def __init__(self, words: list[str], environment: dict[str, str], _output: int) -> None:
+        python, script, plan = words[5:]  # options of the interpreter would need a new process
+        self._done = run_python(python, [script, plan], environment)
+        sys.stderr.write(self._done.stdout + self._done.stderr)
+
+    def fileno(self) -> int:
+        return _ALWAYS_READABLE.fileno()
+
+    def end(self) -> int:
+        return self._done.returncode
+
+
+_ALWAYS_READABLE = open(os.devnull)  # noqa: SIM115 - as long as the tests run

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import sys
 from contextlib import suppress
@@ -14,6 +15,7 @@ from msgspec.structs import replace
 
 from fsdp_bench.rehearse import run
 from fsdp_bench.rehearse.command import Command, RankStarter, read_command
+from fsdp_bench.rehearse.inside.main import END_SIGNAL
 from fsdp_bench.spec.codec import from_json, to_json
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.subprocesses.rehearsal import RehearsalOptions, RehearsalOutcome, RehearsalPlan, RehearsalReport
@@ -207,6 +209,20 @@ def _a_stand_in_in_the_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
     monkeypatch.setattr(run, "build_stand_in", lambda torch, otherwise: tmp_path)
 
 
+class EndedProcess:
+    """Takes the place of a rehearsal's process."""
+
+    def __init__(self, code: int) -> None:
+        self._code = code
+        self._ended = os.open(os.devnull, os.O_RDONLY)  # always readable
+
+    def fileno(self) -> int:
+        return self._ended
+
+    def end(self) -> int:
+        return self._code
+
+
 def rehearsed(environment: dict[str, str], timeout_seconds: float | None = None) -> RehearsalReport:
     command = Command(Path(sys.executable), (), RankStarter.NONE, ("-c", "pass"), environment)
     return run.rehearse(command, GPU, 0, RehearsalOptions(world_size=1, gpus_per_node=1), timeout_seconds)
@@ -216,11 +232,11 @@ def started(monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], code: 
     """Return the environment of a command's process that ends with a code, and the error."""
     seen: list[dict[str, str]] = []
 
-    def instead(_words: list[str], environment: dict[str, str], _timeout_seconds: float | None) -> tuple[int, None]:
+    def instead(_words: list[str], environment: dict[str, str], _output: int) -> EndedProcess:
         seen.append(environment)
-        return code, None
+        return EndedProcess(code)
 
-    monkeypatch.setattr(run, "_run", instead)
+    monkeypatch.setattr(run, "_Process", instead)
     with pytest.raises(run.RehearsalError) as failed:
         rehearsed(environment)
     return seen[0], str(failed.value)
@@ -246,25 +262,34 @@ def test_a_process_that_linux_killed_says_what_may_have_run_out(monkeypatch: pyt
 
 def test_what_a_script_leaves_running_ends_with_it(tmp_path: Path) -> None:
     script = "import subprocess, sys; print(subprocess.Popen(['sleep', '600']).pid, file=open(sys.argv[1], 'w'))"
-    assert run._run([sys.executable, "-c", script, str(tmp_path / "pid")], dict(os.environ), None) == (0, None)
+    process = run._Process([sys.executable, "-c", script, str(tmp_path / "pid")], dict(os.environ), 2)
+    select.select([process], [], [])
+    assert process.end() == 0
     with suppress(psutil.NoSuchProcess):
         psutil.Process(int((tmp_path / "pid").read_text())).wait(30)
-
-
-def test_a_script_that_takes_longer_than_its_timeout_is_ended() -> None:
-    _, cut = run._run([sys.executable, "-c", "import time; time.sleep(600)"], dict(os.environ), 0.2)
-    assert cut is RehearsalOutcome.TIMED_OUT
 
 
 @pytest.mark.parametrize("cut", [RehearsalOutcome.TIMED_OUT, RehearsalOutcome.INTERRUPTED])
 def test_what_was_seen_is_kept_of_a_script_that_is_ended(
     monkeypatch: pytest.MonkeyPatch, cut: RehearsalOutcome
 ) -> None:
-    def instead(words: list[str], *_others: object) -> tuple[int, RehearsalOutcome]:
-        report = from_json(Path(words[-1]).read_bytes(), RehearsalPlan).report
-        Path(report).write_bytes(to_json(replace(REPORT, outcome=RehearsalOutcome.INTERRUPTED)))
-        return 0, cut
+    """The script reports when it is asked to, after its timeout or an interrupt of this process."""
+    script = (
+        "import shutil, signal, sys, time\n"
+        f"signal.signal({END_SIGNAL}, lambda *_: (shutil.copy(sys.argv[1], sys.argv[2]), sys.exit()))\n"
+        "time.sleep(600)"
+    )
+    begin = run._Process
 
-    monkeypatch.setattr(run, "_run", instead)
-    report = rehearsed({}, 1.0)
+    def instead(words: list[str], environment: dict[str, str], output: int) -> run._Process:
+        report = from_json(Path(words[-1]).read_bytes(), RehearsalPlan).report
+        seen = Path(report).with_name("seen.json")
+        seen.write_bytes(to_json(replace(REPORT, outcome=RehearsalOutcome.INTERRUPTED)))
+        return begin([sys.executable, "-c", script, str(seen), report], environment, output)
+
+    monkeypatch.setattr(run, "_Process", instead)
+    if cut is RehearsalOutcome.INTERRUPTED:
+        signal.signal(signal.SIGALRM, signal.default_int_handler)
+        signal.setitimer(signal.ITIMER_REAL, 1.0)
+    report = rehearsed({}, 1.0 if cut is RehearsalOutcome.TIMED_OUT else None)
     assert (report.outcome, report.spans) == (cut, REPORT.spans)

@@ -51,6 +51,10 @@ class RehearsalOptions(msgspec.Struct, frozen=True, kw_only=True):
     nothing."""
     notes_work: bool = False
     """Whether it is noted what one step issues, from which its time is computed."""
+    strategy: str | None = None
+    """The sharding strategy that accelerate is to choose. None: as its arguments and its config say."""
+    edited: dict[str, str] = {}
+    """Files, by absolute paths, with the text that the script finds in them instead of the disk's."""
 
 
 class RehearsalPlan(RehearsalOptions, frozen=True, kw_only=True):
@@ -182,6 +186,8 @@ class RehearsalReport(msgspec.Struct, frozen=True, kw_only=True):
     allocator_settings: str | None
     issued: IssuedStep | None = None
     """The work that one step issued. None if nobody asked, or if there was no whole step after the first."""
+    user_files: tuple[str, ...] = ()
+    """The files that decide what the script does: those that the command names, and the user's own modules."""
     why_nothing_issued: str | None = None
     """Why there is no such step, where that is known."""
 

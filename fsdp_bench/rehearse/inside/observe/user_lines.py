@@ -61,6 +61,14 @@ def current_frames(skipped: int) -> list[Frame]:
     return found
 
 
+def user_files(words: Iterable[str]) -> list[str]:
+    """Return the files that decide what the script does: those that a command's words name, and the user's modules."""
+    named = (word for word in words if os.path.isfile(word))
+    modules = (getattr(module, "__file__", None) for module in list(sys.modules.values()))
+    imported = (file for file in modules if file and not is_torch_or_python(file) and not is_library(file))
+    return sorted({os.path.abspath(file) for file in (*named, *imported)})
+
+
 def as_document(frame: Frame | None) -> dict[str, str | int] | None:
     """Return a line as JSON takes it."""
     if frame is None:

@@ -1,0 +1,10 @@
+"""Questions about a user's own script: the same command with several values, each of them rehearsed.
+
+Read in this order:
+    template.py    a command with placeholders, and what stands for them
+    edit.py        values in copies of configuration files
+    variants.py    the combinations that are asked for: placeholders, hardware, strategies
+    kept.py        what an interrupted question had found, so that the same command resumes
+    rehearsals.py  rehearses variants, several at once where memory allows
+    each.py        rehearse(): every combination, as rows and as a JSON document
+"""
