@@ -10,7 +10,7 @@ from fsdp_bench.cli.common.options import FILE
 from fsdp_bench.cli.common.printing import print_json
 from fsdp_bench.plan.check import CheckRow, check, document
 from fsdp_bench.report.terminal import print_line, print_unwrapped
-from fsdp_bench.report.text.check import answer, check_text, row_line
+from fsdp_bench.report.text.check import answer, check_text, row_answer, row_line
 
 
 @click.command("check")
@@ -38,7 +38,7 @@ def command(file: Path, update: bool, as_json: bool) -> int:
     """
 
     def progress(row: CheckRow, number: int, total: int) -> None:
-        print_line(f"{number} of {total}: {row.name}: {row.status}: {row_line(row)}", error=True)
+        print_line(f"{number} of {total}: {row_answer(row)}", error=True)
 
     found = check(file, update, progress)
     if as_json:

@@ -54,7 +54,7 @@ def line_differences(a: Sequence[HeldLine], b: Sequence[HeldLine]) -> tuple[Line
     was = {new: old for old, new in same.items() if old != new}
     old_bytes, new_bytes = _by_line(a, same), _by_line(b, {})
     return largest_first(
-        LineDifference(_name(*key), old_bytes[key], new_bytes[key], key[0], was.get(key[0]) if key[0] else None)
+        LineDifference(line_name(*key), old_bytes[key], new_bytes[key], key[0], was.get(key[0]) if key[0] else None)
         for key in dict.fromkeys((*new_bytes, *old_bytes))
     )
 
@@ -102,7 +102,7 @@ def _lines(held: Iterable[HeldLine]) -> Iterable[SourceLine]:
     return filter(None, chain.from_iterable((one.line, one.user_line) for one in held))
 
 
-def _name(line: SourceLine | None, own: SourceLine | None) -> str:
+def line_name(line: SourceLine | None, own: SourceLine | None) -> str:
     """Return a line as ``model.py:61``, with the user's line that called it where that is another."""
     if line is None:
         return "backward, by autograd"

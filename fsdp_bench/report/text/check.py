@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fsdp_bench.plan.check import CheckResult, CheckRow
-from fsdp_bench.plan.compare.difference import Difference
 from fsdp_bench.plan.compare.gate import Status
+from fsdp_bench.plan.compare.lines import line_name
 from fsdp_bench.plan.setup_text import spaced, value_text
 from fsdp_bench.report.text.common import UNKNOWN
 from fsdp_bench.report.text.compare import signed_size, signed_time
@@ -14,6 +14,7 @@ from fsdp_bench.report.text.compare_scripts import gate_line
 from fsdp_bench.report.text.conditions import hardware_text
 from fsdp_bench.report.text.speed import step_text
 from fsdp_bench.spec.errors import printable, shortened
+from fsdp_bench.spec.subprocesses.rehearsal import SourceLine
 from fsdp_bench.spec.units import format_gib
 
 MOST_LINES = 5
@@ -28,6 +29,12 @@ def row_line(row: CheckRow) -> str:
     return shortened(row.reason or "" if row.gate is None else gate_line(row.gate), MOST_CHARACTERS)
 
 
+def row_answer(row: CheckRow) -> str:
+    """Return a row's name, answer and reason, in one line."""
+    line = row_line(row)
+    return f"{row.name}: {line if line.startswith(row.status) else f'{row.status}: {line}'}"
+
+
 def answer(found: CheckResult) -> str:
     """Return how many recipes fail, and why the worst one does."""
     total, failed = len(found.rows), sorted(found.failed, key=lambda row: list(Status).index(row.status))
@@ -35,7 +42,7 @@ def answer(found: CheckResult) -> str:
     if not failed:
         return f"{recipes} checked: all pass" if total > 1 else f"{recipes} checked: it passes"
     more = f"; and {len(failed) - 1} more" if len(failed) > 1 else ""
-    return f"{len(failed)} of {recipes} failed: {failed[0].name}: {row_line(failed[0])}{more}"
+    return f"{len(failed)} of {recipes} failed: {row_answer(failed[0])}{more}"
 
 
 def check_text(found: CheckResult) -> str:
@@ -68,28 +75,32 @@ def _cells(row: CheckRow, has_times: bool) -> list[str]:
     more = {one.name: signed_size(one.difference) for one in comparison.peaks} if comparison else {}
     step = now.time and now.time.step_seconds
     slower = comparison.step if comparison else None
-    time = f"{step_text(step)}{f' ({signed_time(slower.difference)})' if slower else ''}" if step else UNKNOWN
+    is_asked = now.time is not None or now.why_no_time is not None
+    time = UNKNOWN if is_asked else ""
+    if step:
+        time = f"{step_text(step)} ({signed_time(slower.difference)})" if slower else step_text(step)
     cells = [row.name, hardware_text(now.server, now.world_size), status]
     cells += ["" if reserved is None else format_gib(reserved), more.get("reserved", ""), *[time] * has_times]
     return [*map(_escaped, cells), _escaped(row_line(row))]
 
 
 def _details(row: CheckRow) -> list[str]:
-    """Return the lines that hold more, where memory grew; the traceback, where it crashed; what else differs."""
-    if row.gate is None:
+    """Return the lines that hold more or most, where memory grew or ran out; a crash's traceback; what else differs."""
+    if row.gate is None or row.status is Status.PASSES:
         return []
-    lines, now, comparison = list[str](), row.gate.now.found, row.gate.comparison
+    now, comparison = row.gate.now.found, row.gate.comparison
+    lines = list[str]()
     if comparison is not None and row.status is Status.GREW:
         differing = [one for one in comparison.lines if one.difference][:MOST_LINES]
-        lines += [_line(one, one.line.text if one.line else "") for one in differing]
-    if comparison is not None and row.status is not Status.PASSES:
-        lines += [
-            f"- {spaced(one.name)}: {_escaped(f'{_value(one.a)} in the baseline, {_value(one.b)} now')}"
-            for one in comparison.fields
-        ]
-    if row.status in (Status.CRASHED, Status.DOES_NOT_FIT) and now.failure is not None:
+        lines += [_line(one.name, signed_size(one.difference), one.line) for one in differing]
+    if row.status is Status.DOES_NOT_FIT:
+        held = (now.memory.lines_at_peak or ())[:MOST_LINES]
+        lines += [_line(line_name(one.line, one.user_line), format_gib(one.num_bytes), one.line) for one in held]
+    for one in comparison.fields if comparison is not None else ():
+        lines.append(_escaped(f"- {spaced(one.name)}: {_value(one.a)} in the baseline, {_value(one.b)} now"))
+    if row.status is Status.CRASHED and now.failure is not None:
         traceback = now.failure.traceback.rstrip().replace("```", "'''").splitlines()[-TRACEBACK_LINES:]
-        lines += ["", "```", *map(printable, traceback), "```"]
+        lines += ["```", *map(printable, traceback), "```"]
     return ["", f"#### {_escaped(row.name)}", "", *lines] if lines else []
 
 
@@ -97,9 +108,9 @@ def _value(value: object) -> str:
     return value_text("", value)
 
 
-def _line(one: Difference, text: str) -> str:
-    code = f": `{printable(text).replace('`', chr(39))}`" if text else ""
-    return f"- {_escaped(one.name)} {signed_size(one.difference)}{code}"
+def _line(name: str, size: str, line: SourceLine | None) -> str:
+    code = f": `{printable(line.text).replace('`', chr(39))}`" if line and line.text else ""
+    return f"- {_escaped(name)} {size}{code}"
 
 
 def _row(cells: Sequence[str]) -> str:
