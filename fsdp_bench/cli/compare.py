@@ -21,10 +21,14 @@ from fsdp_bench.plan.compare.scripts import document as script_document
 from fsdp_bench.plan.compare.side import Side, read_side
 from fsdp_bench.plan.prediction import answer
 from fsdp_bench.plan.question import Question
-from fsdp_bench.plan.rehearsal import worst_of
+from fsdp_bench.plan.script.each import answer_each
+from fsdp_bench.plan.script.rehearsals import Answered
+from fsdp_bench.plan.script.variants import Variant
+from fsdp_bench.rehearse.run import RehearsalError
 from fsdp_bench.report.terminal import print_answer, print_line
 from fsdp_bench.report.text import compare as text
 from fsdp_bench.report.text import compare_scripts as of_scripts
+from fsdp_bench.report.text.each import answered_line
 from fsdp_bench.spec.errors import ExitCode, SpecError, shown
 from fsdp_bench.spec.subprocesses.rehearsal import RehearsalOutcome
 
@@ -65,6 +69,7 @@ def command(words: Sequence[str], as_json: bool, baseline: str | None, limit: st
 
     \b
     fsdp-bench compare --server p5.48xlarge -- torchrun a.py -- torchrun b.py
+    fsdp-bench compare --server p5.48xlarge --each ckpt=off,on -- torchrun train.py {ckpt:--grad-ckpt|}
     fsdp-bench compare before.json --time --server p5.48xlarge -- torchrun train.py
     fsdp-bench compare --baseline before.json --limit 500MiB after.json
 
@@ -124,21 +129,36 @@ def _gate(gate: Gate, as_json: bool) -> int:
 
 
 def _scripts(baseline: Sequence[str], words: Sequence[str], commands: Sequence[Sequence[str]]) -> list[ScriptSide]:
-    """Return two rehearsals: of files, then of commands, which are rehearsed with the options before them."""
+    """Return two rehearsals: of files, then of commands, which are rehearsed with the options before them.
+
+    Raises:
+        SpecError: if they are more or fewer than two.
+        RehearsalError: if one cannot be rehearsed.
+    """
     files = [*baseline, *takewhile(lambda word: not word.startswith("-"), words)]
     options = words[len(files) - len(baseline) :]
-    if len(files) + len(commands) != 2:
-        given = f"{len(files)} files and {len(commands)} commands"
-        raise SpecError(f"compare: it takes two, A and B, not {given}; -- stands before each command")
     if options and not commands:
         raise SpecError(f"compare: {shown(options[0])} goes with a command, which follows --")
+    variants = list[Variant]()
+    for one in commands:
+        given = rehearse.command.make_context("fsdp-bench compare", [*options, "--", *one]).params
+        variants += rehearse.read_variants({name: given[name] for name in given if name not in rehearse.OF_OUTPUT})
+    if len(files) + len(variants) != 2:
+        counts = f"{len(files)} files and {len(variants)} rehearsals"
+        raise SpecError(f"compare: it takes two, A and B, not {counts}; -- stands before each command")
     sides = [read_script(file, file) for file in files]
-    for name, words_of_one in zip("AB"[len(files) :], commands, strict=True):
-        context = rehearse.command.make_context("fsdp-bench compare", [*options, "--", *words_of_one])
-        asked = {key: value for key, value in context.params.items() if key not in ("as_json", "chart")}
-        print_line(f"{name}: {shlex.join(words_of_one)}", error=True)
-        sides.append(read_script(worst_of(rehearse.run(rehearse.read_command(asked))), name))
+    names = [
+        variant.title if variant.values else name for name, variant in zip("AB"[len(files) :], variants, strict=True)
+    ]
+    for name, answered in zip(names, answer_each(variants, _progress) if variants else (), strict=True):
+        if answered.worst is None:
+            raise RehearsalError(f"{name}: {answered.reason}")
+        sides.append(read_script(answered.worst, name))
     return sides
+
+
+def _progress(one: Answered) -> None:
+    print_line(answered_line(one), error=True)
 
 
 def _is_file(word: str) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import click
@@ -11,27 +13,55 @@ from fsdp_bench.cli.common.assumptions import gpu_memory_option, headroom_option
 from fsdp_bench.cli.common.interrupts import INTERRUPTED
 from fsdp_bench.cli.common.lists import Count
 from fsdp_bench.cli.common.options import FILE
-from fsdp_bench.cli.common.printing import COLOURS, check_chart, print_json, print_text, save_chart
+from fsdp_bench.cli.common.printing import (
+    COLOURS,
+    check_chart,
+    check_folder,
+    print_json,
+    print_text,
+    save_chart,
+    write_text,
+)
 from fsdp_bench.plan.rehearsal import Rehearsal, worst_of
 from fsdp_bench.plan.rehearsal_document import rehearsal_document
-from fsdp_bench.plan.rehearse_command import CommandToRehearse, command_to_rehearse
+from fsdp_bench.plan.rehearse_command import CommandToRehearse
+from fsdp_bench.plan.script.each import answer_each, answered_row, each_document, in_order
+from fsdp_bench.plan.script.rehearsals import Answered
+from fsdp_bench.plan.script.variants import Variant, read_combinations
 from fsdp_bench.report.terminal import print_line
+from fsdp_bench.report.text.each import answered_line
 from fsdp_bench.report.text.rehearsal import report_text, several
 from fsdp_bench.spec.errors import ExitCode, SpecError
 from fsdp_bench.spec.subprocesses.rehearsal import RehearsalOutcome
 
+OF_OUTPUT = ("chart", "csv", "as_json")
+"""Options that decide nothing that is rehearsed."""
+
 
 @click.command("rehearse", context_settings={"allow_interspersed_args": False})
-@click.option("--server", metavar="NAME", help="A server of the catalogue (fsdp-bench servers).")
-@click.option("--gpu", metavar="NAME", help="Only a GPU; links and host memory are then unknown.")
-@click.option("--nodes", type=Count(), metavar="N", help="Servers; 1 by default.")
-@click.option("--gpus-per-node", type=Count(), metavar="N", help="GPUs used on each; by default all of the server's.")
+@click.option("--server", metavar="NAME,..", help="Servers of the catalogue (fsdp-bench servers).")
+@click.option("--gpu", metavar="NAME,..", help="Only GPUs; links and host memory are then unknown.")
+@click.option("--nodes", metavar="N,..", help="Servers; 1 by default.")
+@click.option("--gpus-per-node", metavar="N,..", help="GPUs used on each; by default all of the server's.")
 @click.option(
     "--world-size",
-    type=Count(),
-    metavar="N",
+    metavar="N,..",
     help="GPUs in total. Default: all of the server's, or as torchrun says; 1 for plain python.",
 )
+@click.option(
+    "--each",
+    multiple=True,
+    metavar="NAME=A,B",
+    help="Rehearse the command with each value in the place of {NAME}; {NAME:TEXT|OTHER} is TEXT where it is on.",
+)
+@click.option("--env", multiple=True, metavar="NAME=TEXT", help="Set a variable for the command; may have {NAME}.")
+@click.option(
+    "--edit",
+    multiple=True,
+    metavar="FILE:KEY=TEXT",
+    help="Let the command find a value in a YAML, TOML or JSON file, which stays as it is; may have {NAME}.",
+)
+@click.option("--strategy", metavar="all|NAME,..", help="The sharding strategies, for what accelerate launch starts.")
 @click.option("--catalog", type=FILE, metavar="FILE", help="A TOML file with further hardware.")
 @gpu_memory_option
 @headroom_option
@@ -64,7 +94,8 @@ from fsdp_bench.spec.subprocesses.rehearsal import RehearsalOutcome
     metavar="SECONDS",
     help="End the script if it takes longer, and say what was seen. Default: never.",
 )
-@click.option("--chart", type=FILE, metavar="FILE.png", help="Draw memory over time.")
+@click.option("--chart", type=FILE, metavar="FILE.png", help="Draw memory over time; of several as bars.")
+@click.option("--csv", type=FILE, metavar="FILE", help="Write the table of several, bytes and seconds.")
 @click.option("--snapshot", type=FILE, metavar="FILE.pickle", help="For pytorch.org/memory_viz.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 @click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="-- COMMAND")
@@ -78,18 +109,49 @@ def command(**given: Any) -> int:
     fsdp-bench rehearse --server p5.48xlarge --nodes 8 -- torchrun train.py
     fsdp-bench rehearse --gpu H100-SXM --world-size 64 -- python train.py
     fsdp-bench rehearse --time --server p5.48xlarge -- torchrun train.py
+    fsdp-bench rehearse --time --server p4d.24xlarge,p5.48xlarge --each batch=1,2,4 --each ckpt=off,on -- \\
+        torchrun train.py --bs {batch} {ckpt:--grad-ckpt|}
 
     Your files stay as they are: changes by the script reach the disk in temporary folders alone. A machine that cannot
     promise this is named before the script starts.
 
-    Exit codes: 0: fits, or unknown. 3: does not fit, or only with allocation retries.
-    2: bad input. 1: the script failed, or --timeout ended it. 130: interrupted. What was seen until then is printed.
+    Exit codes: 0: fits, or unknown; of several, one does. 3: does not fit, or only with allocation retries.
+    2: bad input. 1: the script failed, or --timeout ended it. 130: interrupted. What was seen until then is printed;
+    of several, the same command goes on where it ended.
     """
-    chart, as_json = given.pop("chart"), given.pop("as_json")
+    chart, as_json, csv = given.pop("chart"), given.pop("as_json"), given.pop("csv")
     if chart is not None:
         check_chart(chart)
-    asked = read_command(given)
-    found = run(asked)
+    variants = read_variants(given)
+    if len(variants) > 1:
+        return _each(variants, chart, csv, as_json)
+    if csv is not None:
+        raise SpecError("csv: it is for several combinations: --each NAME=A,B, or several servers")
+    assert variants[0].asked is not None
+    return _one(variants[0].asked, chart, as_json)
+
+
+def read_variants(given: dict[str, Any]) -> list[Variant]:
+    """Return what is to be rehearsed, by the command's options but those of its output.
+
+    Raises SpecError for what is not allowed.
+    """
+    rank, ranks = given.pop("rank"), given.pop("ranks")
+    if rank is not None and ranks is not None:
+        raise SpecError("--rank and --ranks each say which ranks; keep one")
+    combinations = read_combinations(
+        given.pop("words"),
+        ranks=ranks if ranks is not None else rank or 0,
+        stops_at_unsupported=given.pop("unsupported") == "stop",
+        catalog=load_user_catalog(given.pop("catalog")),
+        **given,
+    )
+    return combinations.variants()
+
+
+def _one(asked: CommandToRehearse, chart: Path | None, as_json: bool) -> int:
+    """Rehearse one command, each of its ranks in turn."""
+    found = _run(asked)
     worst = worst_of(found)
     if as_json:
         documents = [rehearsal_document(one) for one in found]
@@ -109,24 +171,54 @@ def command(**given: Any) -> int:
     return ExitCode.DOES_NOT_FIT if worst.fits is False else ExitCode.DONE
 
 
-def read_command(given: dict[str, Any]) -> CommandToRehearse:
-    """Read the command's options, but those of its output.
+def _each(variants: Sequence[Variant], chart: Path | None, csv: Path | None, as_json: bool) -> int:
+    """Rehearse every combination, after which the best is the answer."""
+    if csv is not None:
+        check_folder(csv, "csv")
+    done = list[Answered]()
 
-    Raises SpecError for what is not allowed.
-    """
-    rank, ranks = given.pop("rank"), given.pop("ranks")
-    if rank is not None and ranks is not None:
-        raise SpecError("--rank and --ranks each say which ranks; keep one")
-    return command_to_rehearse(
-        given.pop("words"),
-        ranks=ranks if ranks is not None else rank or 0,
-        stops_at_unsupported=given.pop("unsupported") == "stop",
-        catalog=load_user_catalog(given.pop("catalog")),
-        **given,
-    )
+    def progress(one: Answered) -> None:
+        done.append(one)
+        print_line(f"{len(done)} of {len(variants)}: {answered_line(one)}", error=True)
+
+    answers, is_interrupted = done, False
+    try:
+        answers = answer_each(variants, progress)
+    except KeyboardInterrupt:
+        if not done:
+            raise
+        is_interrupted = True
+    if as_json:
+        print_json(each_document(answers))
+    else:
+        from fsdp_bench.report.text.each import each_text
+
+        print_text(each_text(answers), COLOURS[in_order(answers)[0].fits])
+    if csv is not None:
+        from fsdp_bench.report.table import csv_text
+
+        rows = [answered_row(one) for one in in_order(answers)]
+        write_text(csv, csv_text(list(rows[0]), rows), "csv", "table")
+    if chart is not None:
+        from fsdp_bench.report.charts.each import each_slide
+
+        save_chart(each_slide(answers), chart)
+    if is_interrupted:
+        print_line(f"fsdp-bench: {INTERRUPTED}", error=True)
+        return ExitCode.INTERRUPTED
+    return _exit_code(answers)
 
 
-def run(asked: CommandToRehearse) -> list[Rehearsal]:
+def _exit_code(answers: Sequence[Answered]) -> ExitCode:
+    """Return DONE if anything fits, or nothing is known."""
+    if in_order(answers)[0].fits:
+        return ExitCode.DONE
+    if any(one.has_failed for one in answers):
+        return ExitCode.CRASHED
+    return ExitCode.DOES_NOT_FIT if all(one.fits is False for one in answers) else ExitCode.DONE
+
+
+def _run(asked: CommandToRehearse) -> list[Rehearsal]:
     """Run each rank, after a line that says so; none after one that is interrupted."""
     found = []
     answers = asked.answers()

@@ -142,14 +142,22 @@ def rehearsal_document(found: Rehearsal) -> RehearsalDocument:
 
 
 def is_rehearsal(document: Any) -> bool:
-    """Whether a JSON document is of ``rehearse --json``: of one rank, or of several."""
-    one = document.get("ranks", document) if isinstance(document, dict) else None
-    one = one[0] if isinstance(one, list) and one else one
-    return isinstance(one, dict) and one.get("source") == REHEARSED and "outcome" in one
+    """Whether a JSON document is of ``rehearse --json``: of one rank, of several ranks, or of several commands."""
+    first = _each(document)[:1]
+    return bool(first) and isinstance(first[0], dict) and first[0].get("source") == REHEARSED and "outcome" in first[0]
+
+
+def _each(document: Any) -> list[Any]:
+    if not isinstance(document, dict):
+        return []
+    if isinstance(several := document.get("rehearsals"), list):
+        return [rank for one in several for rank in _each(one)]
+    ranks = document.get("ranks", [document])
+    return ranks if isinstance(ranks, list) else []
 
 
 def read_rehearsals(path: Path) -> tuple[RehearsalDocument, ...]:
-    """Read the file of ``rehearse --json``: a document for each rank.
+    """Read the file of ``rehearse --json``: a document for each rank of each command.
 
     Raises:
         SpecError: if it cannot be read, or is another document.
@@ -158,6 +166,6 @@ def read_rehearsals(path: Path) -> tuple[RehearsalDocument, ...]:
     if not is_rehearsal(found):
         raise SpecError(f"{path}: is no document of rehearse --json")
     try:
-        return from_builtins(found.get("ranks", [found]), tuple[RehearsalDocument, ...])
+        return from_builtins(_each(found), tuple[RehearsalDocument, ...])
     except msgspec.ValidationError as error:
         raise SpecError(f"{path}: is no document of rehearse --json: {error}") from None

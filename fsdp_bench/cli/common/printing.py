@@ -83,7 +83,7 @@ def table_options(known: Sequence[str]) -> Decorator:
                 "--json prints all setups in the order of the options; --sort and the like go with --csv FILE"
             )
         if csv is not None and not table.is_all_output:
-            _check_folder(csv, "csv")
+            check_folder(csv, "csv")
             if csv.is_dir():
                 raise SpecError(f"csv: {str(csv)!r} is a folder; name a file")
         return table
@@ -104,7 +104,8 @@ def table_options(known: Sequence[str]) -> Decorator:
     return taken_together("table", read, options)
 
 
-def _check_folder(path: Path, option: str) -> None:
+def check_folder(path: Path, option: str) -> None:
+    """Refuse a file in a folder that does not exist. Raises SpecError."""
     if not path.parent.is_dir():
         raise SpecError(f"{option}: {str(path.parent)!r} is no folder")
 
@@ -198,7 +199,7 @@ def check_chart(path: Path) -> None:
     """
     if path.suffix.lower() not in (".png", ".svg"):
         raise SpecError(f"chart: {str(path)!r} is not allowed; a file that ends in .png or .svg")
-    _check_folder(path, "chart")
+    check_folder(path, "chart")
 
 
 def save_chart(slide: Slide, path: Path) -> None:

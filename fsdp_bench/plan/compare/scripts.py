@@ -137,7 +137,7 @@ def read_script(value: Script, name: str) -> ScriptSide:
     file, _, number = str(value).partition("#")
     several = read_rehearsals(Path(file))
     if len(several) > 1 and not (number.isdecimal() and 1 <= int(number) <= len(several)):
-        raise SpecError(f"{file}: holds {len(several)} ranks; name one: {file}#1 to {file}#{len(several)}")
+        raise SpecError(f"{file}: holds {len(several)} rehearsals; name one: {file}#1 to {file}#{len(several)}")
     return ScriptSide(str(value), _portable(several[int(number or 1) - 1]))
 
 

@@ -6,10 +6,10 @@ import shlex
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from fsdp_bench.plan.rehearsal import rehearsal_document
+from fsdp_bench.plan.rehearsal_document import rehearsal_document
 from fsdp_bench.plan.script.kept import KeptReports
 from fsdp_bench.plan.script.rehearsals import Answered, Rehearsals
-from fsdp_bench.plan.script.variants import Combinations, read_combinations
+from fsdp_bench.plan.script.variants import Variant, read_combinations
 
 ROW_COLUMNS = (
     *("fits", "verdict", "peak_allocated_bytes", "peak_reserved_bytes", "headroom_bytes", "peak_phase", "peak_step"),
@@ -44,15 +44,15 @@ def rehearse(
         SpecError: for values that are not allowed.
         MachineError: if the command's Python has no CUDA build of torch, or there is no C compiler.
     """
-    return [answered_row(one) for one in in_order(answer_each(read_combinations(command, each, **options), progress))]
+    variants = read_combinations(command, each, **options).variants()
+    return [answered_row(one) for one in in_order(answer_each(variants, progress))]
 
 
-def answer_each(asked: Combinations, progress: Callable[[Answered], None] = lambda one: None) -> list[Answered]:
-    """Rehearse every combination; return the answers in the order of the combinations.
+def answer_each(variants: Sequence[Variant], progress: Callable[[Answered], None] = lambda one: None) -> list[Answered]:
+    """Rehearse every variant; return the answers in their order.
 
     An interrupt raises KeyboardInterrupt; the same question then goes on where this one ended.
     """
-    variants = asked.variants()
     with Rehearsals(KeptReports(["each", [one.command for one in variants]])) as rehearsals:
         return rehearsals.answer(variants, progress)
 
@@ -70,26 +70,26 @@ def speed_of(one: Answered) -> float | None:
 
 def answered_row(one: Answered) -> dict[str, Any]:
     """Return an answer as one row: its values, then ROW_COLUMNS."""
-    worst, row = one.worst, dict.fromkeys(ROW_COLUMNS)
-    row |= {"reason": one.reason, "command": shlex.join(one.variant.command)}
-    if worst is not None:
-        document = rehearsal_document(worst)
-        time = document["time"] or {}
-        lines = document["memory"]["lines_at_peak"] or ()
-        line = next((held["user_line"] or held["line"] for held in lines if held["user_line"] or held["line"]), None)
-        row |= {name: document[name] for name in ("fits", "verdict", "headroom_bytes", "world_size", "rank", "outcome")}
+    row: dict[str, Any] = {"reason": one.reason, "command": shlex.join(one.variant.command)}
+    if one.worst is not None:
+        found, time = rehearsal_document(one.worst), one.worst.time
+        lines = [held.user_line or held.line for held in found.memory.lines_at_peak or ()]
+        line = next(filter(None, lines), None)
         row |= {
-            name: document["memory"][name]
-            for name in ("peak_allocated_bytes", "peak_reserved_bytes", "peak_phase", "peak_step")
+            **{name: getattr(found, name) for name in ("fits", "headroom_bytes", "world_size", "rank")},
+            **{name: getattr(found.memory, name) for name in _OF_MEMORY},
+            "verdict": found.verdict and found.verdict.value,
+            "peak_line": line and f"{line.file}:{line.line}",
+            "step_seconds": time and time.time.step_seconds,
+            "tokens_per_second_per_gpu": time and time.tokens_per_second_per_gpu,
+            "mfu": time and time.mfu,
+            "gpu": one.worst.gpu.name,
+            "outcome": found.outcome.value,
         }
-        row |= {name: time.get(name) for name in ("step_seconds", "tokens_per_second_per_gpu", "mfu")}
-        row |= {
-            "verdict": None if worst.verdict is None else worst.verdict.value,
-            "gpu": worst.gpu.name,
-            "peak_line": line and f"{line['file']}:{line['line']}",
-            "reason": one.reason or why_not(worst),
-        }
-    return {**one.variant.values, **row}
+    return {**one.variant.values, **{name: row.get(name) for name in ROW_COLUMNS}}
+
+
+_OF_MEMORY = ("peak_allocated_bytes", "peak_reserved_bytes", "peak_phase", "peak_step")
 
 
 def each_document(answers: Sequence[Answered]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Values in copies of configuration files: ``--edit config.yaml:train.batch={batch}``. The user's file stays as it is."""
+"""Values in configuration files, ``--edit config.yaml:train.batch={batch}``, of which the script sees a copy."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import tomli_w
-from ruamel.yaml import YAML, YAMLError
+from ruamel.yaml import YAML
+from ruamel.yaml.error import YAMLError
 
 from fsdp_bench.spec.errors import SpecError, nearest, shown
 

@@ -1,7 +1,8 @@
 """The reports that an interrupted question had found, so that the same command resumes and repeats nothing.
 
-They are files in the private cache folder, one for each rehearsal, and go once the question is answered. A report counts
-only if nothing that decides it has changed: the command, the hardware, this version, and the user's files, by content.
+They are files in the private cache folder, one for each rehearsal, and go once the question is answered. A report
+counts only if nothing that decides it has changed: the command, its environment, the hardware, this version, installed
+packages, and the user's files, by content.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
+import time
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -21,6 +23,12 @@ from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.files import private_folder, write_atomically
 from fsdp_bench.spec.subprocesses.rehearsal import RehearsalReport
 from fsdp_bench.version import __version__
+
+KEPT_SECONDS = 7 * 24 * 3600.0
+"""The time after which the reports of a question that nobody asked again are removed."""
+
+OF_SHELLS = ("_", "OLDPWD", "PWD", "SHLVL", "COLUMNS", "LINES")
+"""Variables that change from one command of a shell to the next, and decide nothing."""
 
 
 class _Kept(msgspec.Struct, frozen=True):
@@ -38,6 +46,10 @@ class KeptReports:
         cache = private_folder("rehearsals")
         digest = hashlib.sha256(to_json([__version__, os.getcwd(), question])).hexdigest()
         self._folder = None if cache is None else cache / digest[:32]
+        for folder in cache.iterdir() if cache is not None else ():
+            with suppress(OSError):
+                if time.time() - folder.stat().st_mtime > KEPT_SECONDS:
+                    shutil.rmtree(folder)
 
     def find(self, asked: CommandToRehearse, rank: int) -> RehearsalReport | None:
         """Return the report of a rank; None if there is none, or what decides it has changed since."""
@@ -65,9 +77,13 @@ class KeptReports:
 
 
 def _name(asked: CommandToRehearse, rank: int) -> str:
-    described = [str(asked.command.python), asked.command.interpreter_options, asked.command.launcher.value]
+    described: list[object] = [
+        str(asked.command.python),
+        asked.command.interpreter_options,
+        asked.command.launcher.value,
+    ]
     described += [asked.command.launcher_words, dict(asked.command.environment), asked.options, rank]
-    described += [asked.stand_in, sorted(os.environ.items())]
+    described += [asked.stand_in, {name: value for name, value in os.environ.items() if name not in OF_SHELLS}]
     return hashlib.sha256(to_json(described)).hexdigest()[:32] + ".json"
 
 

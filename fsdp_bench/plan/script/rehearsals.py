@@ -46,6 +46,12 @@ class Answered:
         """Whether every rank fits without allocation retries; None if that is not known."""
         return None if self.worst is None else self.worst.fits
 
+    @property
+    def has_failed(self) -> bool:
+        """Whether the script failed or was ended by --timeout, or nothing was rehearsed."""
+        ends = {one.report.outcome for one in self.found}
+        return self.reason is not None or bool(ends & {RehearsalOutcome.FAILED, RehearsalOutcome.TIMED_OUT})
+
 
 @dataclass
 class _Job:
@@ -155,7 +161,7 @@ class Rehearsals:
     def _start(self, job: _Job) -> None:
         asked = job.variant.asked
         assert asked is not None
-        output = tempfile.TemporaryFile()
+        output = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the rehearsal
         try:
             rehearsal = RunningRehearsal(asked.command, asked.stand_in, job.rank, asked.options, output.fileno())
         except BaseException:

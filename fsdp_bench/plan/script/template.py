@@ -1,4 +1,4 @@
-"""A command with placeholders: ``{batch}`` stands for a value, ``{ckpt:--grad-ckpt|}`` for text that the value chooses."""
+"""A command with placeholders: ``{batch}`` stands for a value, ``{ckpt:--grad-ckpt|}`` for a text that it chooses."""
 
 from __future__ import annotations
 

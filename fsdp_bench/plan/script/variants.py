@@ -64,7 +64,9 @@ class ScriptCommand:
         """
         words = self.command.filled(values)
         environment = {name: template.filled(values)[0] for name, template in self.environment.items()}
-        lists = {name: int(value) if name in COUNTS else value for name, value in values.items() if name in LISTS}
+        lists: dict[str, Any] = {
+            name: int(value) if name in COUNTS else value for name, value in values.items() if name in LISTS
+        }
         if "strategy" in self.placeholders:  # the script's own words say it
             lists.pop("strategy", None)
         asked = command_to_rehearse(
@@ -117,7 +119,7 @@ def read_combinations(
     edit: Sequence[str] = (),
     **options: Any,
 ) -> Combinations:
-    """Read a command with placeholders and the options of ``rehearse``, of which those of LISTS may have several values.
+    """Read a command with placeholders, and the options of ``rehearse``, of which those of LISTS may have many values.
 
     Args:
         words: the command, as text or as words.

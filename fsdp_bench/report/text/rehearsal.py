@@ -111,7 +111,7 @@ def verdict_line(found: Rehearsal) -> str:
             f" than the {limit} of --max-gpu-memory"
         )
     if found.why_unknown is not None:
-        return f"unknown whether it fits: {_why(found.why_unknown, report)}"
+        return f"unknown whether it fits: {why_unknown_text(found.why_unknown, report)}"
     needs = _needs(report)
     if found.verdict is Verdict.RUNS_WITH_RETRIES:
         last = report.num_retries_in_last_step or "none"
@@ -120,7 +120,8 @@ def verdict_line(found: Rehearsal) -> str:
     return f"fits (rehearsed): {needs}; {of}"
 
 
-def _why(reason: WhyUnknown, report: RehearsalReport) -> str:
+def why_unknown_text(reason: WhyUnknown, report: RehearsalReport) -> str:
+    """Return why it is unknown whether a script fits."""
     match reason:
         case WhyUnknown.UNSUPPORTED:
             at = f", at {_at(report.failure)}" if report.failure else ""
