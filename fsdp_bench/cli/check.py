@@ -30,7 +30,7 @@ def command(file: Path, update: bool, as_json: bool) -> int:
     server = "p5.48xlarge"
 
     \b
-    fsdp-bench check recipes.toml --update    writes recipes.baseline.json, to be committed
+    fsdp-bench check recipes.toml --update    writes recipes.baseline.json
     fsdp-bench check recipes.toml             compares with it
 
     Exit codes: 0 all pass. 3: one does not fit any more, or a peak grew by more than the limit. 1: one crashed.

@@ -69,9 +69,9 @@ def command(words: Sequence[str], as_json: bool, baseline: str | None, limit: st
 
     \b
     fsdp-bench compare --server p5.48xlarge -- torchrun a.py -- torchrun b.py
-    fsdp-bench compare --server p5.48xlarge --each ckpt=off,on -- torchrun train.py {ckpt:--grad-ckpt|}
-    fsdp-bench compare before.json --time --server p5.48xlarge -- torchrun train.py
-    fsdp-bench compare --baseline before.json --limit 500MiB after.json
+    fsdp-bench compare --server p5.48xlarge --each bs=1,2 -- torchrun x.py {bs}
+    fsdp-bench compare old.json --time --server p5.48xlarge -- torchrun train.py
+    fsdp-bench compare --baseline old.json --limit 500MiB new.json
 
     Exit codes: 0 compared, 2 bad input. 1: a command failed. With --baseline 3: B does not fit, or grew.
     """

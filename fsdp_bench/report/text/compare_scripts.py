@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from textwrap import shorten
 
 from fsdp_bench.plan.compare.difference import Difference
 from fsdp_bench.plan.compare.gate import Gate, Status
@@ -31,7 +30,7 @@ LONGEST_LINE = 50
 def answer(found: ScriptComparison) -> str:
     """Return by how much the peak and a step differ, with the lines and operators that differ most."""
     if found.is_equal:
-        return "nothing differs between A and B (rehearsed)"
+        return "; ".join(["nothing differs between A and B (rehearsed)", *_unknown_time(found)])
     a, b = state(found.a.found), state(found.b.found)
     states = [] if a == b == "fits" else [f"A {a}" if a == b else f"A {a}, B {b}"]
     return "; ".join([*states, *_memory(found), *_time(found)]) + " (B less A)"
@@ -48,16 +47,21 @@ def _memory(found: ScriptComparison) -> list[str]:
 
 def _time(found: ScriptComparison) -> list[str]:
     if found.step is None:
-        unknown = [side.name for side in (found.a, found.b) if side.found.time is None]
-        return [f"times are unknown of {unknown[0]}"] if len(unknown) == 1 else []
+        return _unknown_time(found)
     if not found.step.difference:
         return [f"a step equal, {step_text(found.step.a)}"]
     more = f"{signed_time(found.step.difference)} ({found.step.difference / found.step.a:+.1%})"
     return [f"a step {more}{_most(found.parts, signed_time)}"]
 
 
+def _unknown_time(found: ScriptComparison) -> list[str]:
+    unknown = [side.name for side in (found.a, found.b) if side.found.time is None]
+    return [f"times are unknown of {unknown[0]}"] if len(unknown) == 1 else []
+
+
 def _most(differences: Sequence[Difference], text: Callable[[float], str]) -> str:
-    named = [f"{one.name} {text(one.difference)}" for one in differences[:MOST_NAMED] if one.difference]
+    differing = (one for one in differences[:MOST_NAMED] if text(one.difference) != text(0.0))
+    named = [f"{one.name} {text(one.difference)}" for one in differing]
     return f": {', '.join(named)}" if named else ""
 
 
@@ -99,7 +103,7 @@ def comparison_text(found: ScriptComparison) -> str:
     if found.step is not None:
         lines += ["", f"a step, {signed_time(found.step.difference)}: {step_text(found.step.a)} and"
                   f" {step_text(found.step.b)}; operators may run at the same time"]  # fmt: skip
-    if parts := [one for one in found.parts if signed_time(one.difference) != step_text(0.0)]:
+    if parts := [one for one in found.parts if signed_time(one.difference) != signed_time(0.0)]:
         lines += difference_table(parts[:MOST_ROWS], step_text, signed_time, str)
         lines += _more(parts, "operators", signed_time)
     return "\n".join(lines)
@@ -124,9 +128,12 @@ def _lines(found: ScriptComparison) -> list[str]:
 
 
 def _text(one: LineDifference) -> str:
-    text = shorten(one.line.text, LONGEST_LINE, placeholder=" ...") if one.line else ""
-    before = shorten(one.before.text, LONGEST_LINE, placeholder=" ...") if one.before else text
+    text, before = (_cut(line.text) if line else "" for line in (one.line, one.before))
     return text if before in ("", text) else f"{text} (was {before})"
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= LONGEST_LINE else f"{text[:LONGEST_LINE]}..."
 
 
 def _more(differences: Sequence[Difference], what: str, text: Callable[[float], str]) -> list[str]:
