@@ -6,6 +6,7 @@ One call each, with names as text or as objects; sizes are in bytes, times in se
     largest_model(...)            the largest model that fits; needs no torch
     plan_training(model, ...)     which servers, how many, which setting, how long, at what price; needs no torch
     compare(a, b)                 which bytes and seconds differ between two answers or results; needs no torch
+    check(file)                   rehearse the commands that a file lists, and compare them with a baseline
     dry_run(model, ...)           PyTorch's own FSDP code as rank 0 of N, on tensors without data
     rehearse_command(command)     a real training command as one rank, without a GPU
     sweep(file)                   measure every trial of a sweep file on this machine
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
     from fsdp_bench.catalog.lookup import server as server
     from fsdp_bench.plan.ask import estimate as estimate
     from fsdp_bench.plan.ask import largest_model as largest_model
+    from fsdp_bench.plan.check import CheckResult as CheckResult
+    from fsdp_bench.plan.check import check as check
     from fsdp_bench.plan.compare.comparison import Comparison as Comparison
     from fsdp_bench.plan.compare.comparison import compare as compare
     from fsdp_bench.plan.prediction import Prediction as Prediction
@@ -79,6 +82,7 @@ _HOMES = {
     "catalog.loader": "gpus models servers",
     "catalog.lookup": "gpu model server",
     "plan.ask": "estimate largest_model",
+    "plan.check": "CheckResult check",
     "plan.compare.comparison": "Comparison compare",
     "plan.prediction": "Prediction",
     "plan.purchase.planner": "Plan plan_training",

@@ -10,7 +10,7 @@ from fsdp_bench.plan.compare.lines import line_name
 from fsdp_bench.plan.setup_text import spaced, value_text
 from fsdp_bench.report.text.common import UNKNOWN
 from fsdp_bench.report.text.compare import signed_size, signed_time
-from fsdp_bench.report.text.compare_scripts import gate_line
+from fsdp_bench.report.text.compare_scripts import gate_line, peak_moves
 from fsdp_bench.report.text.conditions import hardware_text
 from fsdp_bench.report.text.speed import step_text
 from fsdp_bench.spec.errors import printable, shortened
@@ -93,6 +93,7 @@ def _details(row: CheckRow) -> list[str]:
     if comparison is not None and row.status is Status.GREW:
         differing = [one for one in comparison.lines if one.difference][:MOST_LINES]
         lines += [_line(one.name, signed_size(one.difference), one.line) for one in differing]
+        lines += [f"- {moved}"] if (moved := peak_moves(comparison)) else []
     if row.status is Status.DOES_NOT_FIT:
         held = (now.memory.lines_at_peak or ())[:MOST_LINES]
         lines += [_line(line_name(one.line, one.user_line), format_gib(one.num_bytes), one.line) for one in held]

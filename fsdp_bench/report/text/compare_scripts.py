@@ -122,9 +122,13 @@ def _lines(found: ScriptComparison) -> list[str]:
     header = ["at the peak", "A", "B", "B less A", "line"]
     lines = ["", *table_lines(table_columns(header, rows, {"A", "B", "B less A"}, ["line"]))]
     lines += _more(differing, "lines", signed_size)
-    if found.a.found.memory.peak_phase != found.b.found.memory.peak_phase:
-        lines.append("The peaks are in different phases, so other tensors are alive there.")
-    return lines
+    return lines + ([moved] if (moved := peak_moves(found)) else [])
+
+
+def peak_moves(found: ScriptComparison) -> str | None:
+    """Return that the peaks are in different phases; None if they are not."""
+    a, b = found.a.found.memory.peak_phase, found.b.found.memory.peak_phase
+    return None if a == b else f"the peak moves from {a} to {b}, where other tensors are alive"
 
 
 def _text(one: LineDifference) -> str:

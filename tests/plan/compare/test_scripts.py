@@ -149,7 +149,7 @@ def test_conditions_that_differ_are_listed() -> None:
 def test_peaks_of_different_phases_are_said_to_be() -> None:
     a = script(held(line(5, UP), GIB))
     b = script(held(line(5, UP), 2 * GIB), spans=(span(1, "load", 9), span(2, "optimizer", 23)))
-    assert "The peaks are in different phases" in comparison_text(compared(a, b))
+    assert "the peak moves from backward to optimizer, where other" in comparison_text(compared(a, b))
 
 
 def test_lines_that_are_unknown_are_said_to_be() -> None:
