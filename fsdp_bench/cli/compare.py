@@ -14,7 +14,7 @@ from fsdp_bench.cli.common.assumptions import AssumptionOptions, assumption_opti
 from fsdp_bench.cli.common.options import SetupCommand, SetupOptions, setup_options
 from fsdp_bench.cli.common.printing import COLOURS, print_json, print_text
 from fsdp_bench.plan.compare.comparison import Comparison, compare, document
-from fsdp_bench.plan.compare.gate import DEFAULT_LIMIT, Gate, Limit
+from fsdp_bench.plan.compare.gate import DEFAULT_LIMIT, Gate, limit_bytes
 from fsdp_bench.plan.compare.reasons import reasons
 from fsdp_bench.plan.compare.scripts import ScriptComparison, ScriptSide, read_script
 from fsdp_bench.plan.compare.scripts import document as script_document
@@ -78,10 +78,11 @@ def command(words: Sequence[str], as_json: bool, baseline: str | None, limit: st
     commands: list[list[str]] = click.get_current_context().meta[_COMMANDS]
     if limit is not None and baseline is None:
         raise SpecError("--limit: it counts for --baseline, which is not given")
+    limit_bytes(limit or DEFAULT_LIMIT)  # or it is refused, before anything runs
     if commands or baseline is not None:
         sides = _scripts([baseline] if baseline is not None else [], words, commands)
         if baseline is not None:
-            return _gate(Gate(sides[1], sides[0], Limit(limit or DEFAULT_LIMIT)), as_json)
+            return _gate(Gate(sides[1], sides[0], limit or DEFAULT_LIMIT), as_json)
         return _show(ScriptComparison(*sides), as_json)
     if len(words) < 2:
         raise SpecError("compare: name two, A and B: files, setups as options in quotes, or commands after --")
@@ -122,7 +123,7 @@ def _gate(gate: Gate, as_json: bool) -> int:
     line = of_scripts.gate_line(gate)
     if as_json:
         compared = script_document(gate.comparison, of_scripts.answer(gate.comparison))
-        print_json({"status": gate.status, "line": line, "limit": gate.limit.text, "comparison": compared})
+        print_json({"status": gate.status, "line": line, "limit": gate.limit, "comparison": compared})
     else:
         print_answer(line, COLOURS[gate.status.exit_code == ExitCode.DONE])
     return gate.status.exit_code

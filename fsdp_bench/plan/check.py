@@ -23,7 +23,7 @@ import msgspec
 from msgspec import structs
 
 from fsdp_bench.catalog.loader import load_user_catalog
-from fsdp_bench.plan.compare.gate import DEFAULT_LIMIT, Gate, Limit, Status
+from fsdp_bench.plan.compare.gate import DEFAULT_LIMIT, Gate, Status, limit_bytes
 from fsdp_bench.plan.compare.scripts import ScriptSide, read_script
 from fsdp_bench.plan.rehearsal_document import RehearsalDocument
 from fsdp_bench.plan.script.kept import KeptReports
@@ -162,7 +162,7 @@ def check(
 
         def done(one: Answered) -> None:
             name = next(name for name, (_, variant) in variants.items() if variant is one.variant)
-            rows[name] = _row(name, one, before.get(name), Limit(variants[name][0].limit or asked.limit))
+            rows[name] = _row(name, one, before.get(name), variants[name][0].limit or asked.limit)
             progress(rows[name], len(rows), len(variants))
 
         with Rehearsals(KeptReports(["check", path.name])) as rehearsals:
@@ -194,7 +194,7 @@ def _read(path: Path) -> tuple[CheckFile, dict[str, tuple[Recipe, Variant]]]:
         found: dict[str, tuple[Recipe, Variant]] = {}
         for name, recipe in asked.recipes.items():
             try:
-                Limit(recipe.limit or asked.limit)
+                limit_bytes(recipe.limit or asked.limit)
                 for variant in recipe.variants(catalog):
                     found[f"{name}: {variant.title}" if variant.values else name] = recipe, variant
             except SpecError as error:
@@ -206,7 +206,7 @@ def _read(path: Path) -> tuple[CheckFile, dict[str, tuple[Recipe, Variant]]]:
     return asked, found
 
 
-def _row(name: str, answered: Answered, before: RehearsalDocument | None, limit: Limit) -> CheckRow:
+def _row(name: str, answered: Answered, before: RehearsalDocument | None, limit: str) -> CheckRow:
     if answered.worst is None:
         return CheckRow(name, None, answered.reason)
     baseline = ScriptSide("the baseline", before) if before else None
@@ -243,7 +243,7 @@ def document(found: CheckResult, answer: str, lines: Mapping[str, str]) -> dict[
                 "name": row.name,
                 "status": row.status,
                 "line": lines[row.name],
-                "limit": row.gate and row.gate.limit.text,
+                "limit": row.gate and row.gate.limit,
                 "now": row.gate and row.gate.now.found,
                 "before": row.gate and row.gate.before and row.gate.before.found,
             }

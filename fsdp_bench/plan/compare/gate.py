@@ -15,30 +15,17 @@ from fsdp_bench.spec.units import parse_bytes
 DEFAULT_LIMIT = "1%"
 
 
-@dataclass(frozen=True)
-class Limit:
-    """By how much a peak may grow: a fraction of the baseline's, or bytes."""
+def limit_bytes(limit: str, baseline_bytes: float = 0) -> float:
+    """Return by how much a peak may grow: a size, or a percentage of the baseline.
 
-    text: str = DEFAULT_LIMIT
-
-    def __post_init__(self) -> None:
-        self.of(0)
-
-    def of(self, baseline_bytes: float) -> float:
-        """Return the limit in bytes.
-
-        Raises SpecError for a text that is neither a percentage nor a size.
-        """
-        number, percent, rest = self.text.partition("%")
-        if not percent:
-            return 0 if self.text == "0" else parse_bytes(self.text, "limit")
-        try:
-            fraction = float(number) / 100
-        except ValueError:
-            fraction = -1.0
-        if rest or not 0 <= fraction < float("inf"):
-            raise SpecError(f"limit: {shown(self.text)} is not allowed; a percentage as 2%, or a size as 500MiB")
-        return fraction * baseline_bytes
+    Raises SpecError for another text.
+    """
+    number, percent, rest = limit.partition("%")
+    if not percent:
+        return 0 if limit == "0" else parse_bytes(limit, "limit")
+    if rest or not number.replace(".", "", 1).isdecimal():
+        raise SpecError(f"limit: {shown(limit)} is not allowed; a percentage as 2%, or a size as 500MiB")
+    return float(number) / 100 * baseline_bytes
 
 
 class Status(StrEnum):
@@ -68,7 +55,7 @@ class Gate:
 
     now: ScriptSide
     before: ScriptSide | None
-    limit: Limit
+    limit: str = DEFAULT_LIMIT
 
     @cached_property
     def comparison(self) -> ScriptComparison | None:
@@ -82,7 +69,7 @@ class Gate:
         if any(one is None or one.found.outcome is RehearsalOutcome.OUT_OF_MEMORY for one in sides):
             return ()
         peaks = self.comparison.peaks if self.comparison else ()
-        return tuple(one for one in peaks if one.difference > self.limit.of(one.a))
+        return tuple(one for one in peaks if one.difference > limit_bytes(self.limit, one.a))
 
     @property
     def status(self) -> Status:

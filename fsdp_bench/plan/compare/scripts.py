@@ -1,4 +1,4 @@
-"""compare_scripts(): what differs between two rehearsals, in bytes by line of the script and in seconds by operator."""
+"""ScriptComparison: what differs between two rehearsals, in bytes by line of the script and in seconds by operator."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class ScriptComparison:
 
     @cached_property
     def fields(self) -> tuple[FieldDifference, ...]:
-        """The conditions that differ, where both are known."""
+        """The conditions that differ."""
         a, b = self.a.conditions, self.b.conditions
         return tuple(FieldDifference(name, a[name], b[name]) for name in a if a[name] != b[name])
 

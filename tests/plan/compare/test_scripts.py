@@ -11,7 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from fsdp_bench import Rehearsal, SpecError, compare, estimate
-from fsdp_bench.plan.compare.gate import Gate, Limit, Status
+from fsdp_bench.plan.compare.gate import Gate, Status, limit_bytes
 from fsdp_bench.plan.compare.lines import matched
 from fsdp_bench.plan.compare.scripts import ScriptComparison, read_script
 from fsdp_bench.plan.rehearsal_document import RehearsalDocument, rehearsal_document
@@ -259,7 +259,7 @@ def test_a_gate_fails_a_script_that_is_worse_than_its_baseline(
     before: dict[str, Any] | None, now: dict[str, Any], status: Status, said: str
 ) -> None:
     baseline = None if before is None else read_script(script(**before), "the baseline")
-    gate = Gate(read_script(script(**now), "now"), baseline, Limit())
+    gate = Gate(read_script(script(**now), "now"), baseline)
     assert gate.status is status
     assert gate_line(gate).startswith(said) or said in gate_line(gate)
     passes = status in (Status.NEW, Status.PASSES)
@@ -268,10 +268,10 @@ def test_a_gate_fails_a_script_that_is_worse_than_its_baseline(
 
 def test_a_limit_of_the_users_own_that_is_exceeded_is_said() -> None:
     limited = replaced(script(), max_gpu_bytes=20 * GIB)
-    gate = Gate(read_script(limited, "now"), None, Limit())
+    gate = Gate(read_script(limited, "now"), None)
     assert gate_line(gate) == "does not fit: 30.0 GiB reserved are more than --max-gpu-memory"
 
 
 def test_a_limit_is_a_fraction_of_the_baseline_or_a_size() -> None:
-    assert Limit("2%").of(50 * GIB) == GIB
-    assert Limit("500MiB").of(50 * GIB) == 500 * MIB
+    assert limit_bytes("2%", 50 * GIB) == GIB
+    assert limit_bytes("500MiB", 50 * GIB) == 500 * MIB
