@@ -83,7 +83,9 @@ def command(words: Sequence[str], as_json: bool, baseline: str | None, limit: st
         sides = _scripts([baseline] if baseline is not None else [], words, commands)
         if baseline is not None:
             return _gate(Gate(sides[1], sides[0], limit or DEFAULT_LIMIT), as_json)
-        return _show(ScriptComparison(*sides), as_json)
+        _show(ScriptComparison(*sides), as_json)
+        has_failed = any(one.found.outcome is RehearsalOutcome.FAILED for one in sides)
+        return ExitCode.CRASHED if has_failed else ExitCode.DONE
     if len(words) < 2:
         raise SpecError("compare: name two, A and B: files, setups as options in quotes, or commands after --")
     a, b, *common = words
@@ -100,21 +102,20 @@ def command(words: Sequence[str], as_json: bool, baseline: str | None, limit: st
             for name, word, is_file in zip(("A", "B"), (a, b), are_files, strict=True)
         )
     )
-    return _show(found, as_json)
+    _show(found, as_json)
+    return ExitCode.DONE
 
 
-def _show(found: Comparison | ScriptComparison, as_json: bool) -> int:
+def _show(found: Comparison | ScriptComparison, as_json: bool) -> None:
     if isinstance(found, ScriptComparison):
         if as_json:
             print_json(script_document(found, of_scripts.answer(found)))
         else:
             print_text(of_scripts.comparison_text(found))
-        return ExitCode.CRASHED if found.b.found.outcome is RehearsalOutcome.FAILED else ExitCode.DONE
-    if as_json:
+    elif as_json:
         print_json(document(found, text.answer(found), reasons(found)))
     else:
         print_text(text.comparison_text(found))
-    return ExitCode.DONE
 
 
 def _gate(gate: Gate, as_json: bool) -> int:
@@ -143,10 +144,12 @@ def _scripts(baseline: Sequence[str], words: Sequence[str], commands: Sequence[S
     variants = list[Variant]()
     for one in commands:
         given = rehearse.command.make_context("fsdp-bench compare", [*options, "--", *one]).params
-        variants += rehearse.read_variants({name: given[name] for name in given if name not in rehearse.OF_OUTPUT})
+        if unused := [name for name in rehearse.OF_OUTPUT if given.pop(name)]:
+            raise SpecError(f"compare: --{unused[0]} is for rehearse alone; leave it out")
+        variants += rehearse.read_variants(given)
     if len(files) + len(variants) != 2:
-        counts = f"{len(files)} files and {len(variants)} rehearsals"
-        raise SpecError(f"compare: it takes two, A and B, not {counts}; -- stands before each command")
+        counts = f"files: {len(files)}, rehearsals of commands: {len(variants)}"
+        raise SpecError(f"compare: it takes two, A and B, not these ({counts}); -- stands before each command")
     sides = [read_script(file, file) for file in files]
     names = [
         variant.title if variant.values else name for name, variant in zip("AB"[len(files) :], variants, strict=True)

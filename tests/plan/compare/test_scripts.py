@@ -211,14 +211,15 @@ def test_a_baseline_is_a_gate_of_one_line(files: Path, limit: tuple[str, ...], c
     ("words", "said"),
     [
         ("ranks.json a.json", "ranks.json: holds 2 rehearsals; name one: ranks.json#1 to ranks.json#2"),
-        ("a.json --baseline b.json a.json", "it takes two, A and B, not 3 files and 0 rehearsals"),
-        ("--baseline a.json", "it takes two, A and B, not 1 files and 0 rehearsals"),
+        ("a.json --baseline b.json a.json", "it takes two, A and B, not these (files: 3, rehearsals of commands: 0)"),
+        ("--baseline a.json", "it takes two, A and B, not these (files: 1, rehearsals of commands: 0)"),
         ("--baseline a.json b.json --limit 5x", "limit: '5x' has no unit of bytes"),
         ("--baseline a.json b.json --limit -2%", "limit: '-2%' is not allowed; a percentage as 2%"),
         ("--baseline a.json b.json --time", "'--time' goes with a command, which follows --"),
         ("--baseline nothing.json b.json", "nothing.json: cannot be read"),
         ("a.json b.json --limit 2%", "--limit: it counts for --baseline, which is not given"),
         ("a.json --stepz 3 -- python x.py", "No such option '--stepz'"),
+        ("a.json --chart x.png -- python x.py", "--chart is for rehearse alone; leave it out"),
         ("a.json -- python no_such_script.py", "the script 'no_such_script.py' is not in"),
     ],
 )
