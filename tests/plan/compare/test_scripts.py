@@ -57,6 +57,7 @@ UP, DOWN = "h = self.up(x)", "return self.down(h)"
         ([line(10, UP), line(12, DOWN)], [line(13, UP), line(15, DOWN)], [(10, 13), (12, 15)]),
         ([line(10, UP), line(12, UP)], [line(11, UP), line(13, UP), line(15, UP)], [(10, 11), (12, 13)]),
         ([line(10, UP), line(12, DOWN)], [line(10, DOWN), line(12, UP)], [(10, 12), (12, 10)]),
+        ([line(10, UP), line(20, UP, "f")], [line(5, UP, "f"), line(30, UP)], [(10, 30), (20, 5)]),
         ([line(10, UP)], [line(10, "h = self.up(x.float())")], [(10, 10)]),
         ([line(10, UP)], [line(10, "del optimizer.state")], []),
         ([line(10, UP)], [line(40, UP, function="_run")], [(10, 40)]),
@@ -65,7 +66,7 @@ UP, DOWN = "h = self.up(x)", "return self.down(h)"
         ([line(10), line(12)], [line(13), line(15)], [(10, 13), (12, 15)]),
         ([line(10)], [line(13, UP)], [(10, 13)]),
     ],
-    ids=["moved", "repeated", "exchanged", "edited", "another", "renamed", "in another file", "neither", "no text",
+    ids=["moved", "repeated", "exchanged", "functions exchanged", "edited", "another", "renamed", "in another file", "neither", "no text",
          "text of one"],
 )  # fmt: skip
 def test_lines_are_the_same_whose_text_is_whatever_was_inserted_above(
