@@ -66,9 +66,10 @@ UP, DOWN = "h = self.up(x)", "return self.down(h)"
         ([line(10), line(12)], [line(13), line(15)], [(10, 13), (12, 15)]),
         ([line(10)], [line(13, UP)], [(10, 13)]),
     ],
-    ids=(
-        "moved,repeated,exchanged,functions exchanged,edited,another,renamed,in another file,neither,no text,text of one"
-    ).split(","),
+    ids=[
+        *("moved", "repeated", "exchanged", "functions exchanged", "edited", "another", "renamed", "in another file"),
+        *("neither", "no text", "text of one"),
+    ],
 )
 def test_lines_are_the_same_whose_text_is_whatever_was_inserted_above(
     old: list[SourceLine], new: list[SourceLine], pairs: list[tuple[int, int]]
