@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from fsdp_bench.plan.check import check
-from fsdp_bench.rehearse import run
+from fsdp_bench.rehearse.run import RunningRehearsal
 from fsdp_bench.report.text.check import answer
-from tests.on_stand_in.rehearsing import _Fork
+from tests.on_stand_in.rehearsing import _start_in_fork
 
 SCRIPT = """
 import sys
@@ -37,28 +37,29 @@ def test_a_check_resumes_and_names_the_line_that_grew(tmp_path: Path, monkeypatc
     options = 'gpu = "L4"\nsteps = 2\n'
     recipes = [f'[recipes.of-{rows}]\ncommand = "{sys.executable} train.py {rows}"\n{options}' for rows in (1024, 2048)]
     file.write_text("".join(recipes))
-    started: list[str] = []
+    started = 0
     is_interrupted = True
 
-    def process(words: list[str], environment: dict[str, str], output: int) -> Any:
+    def start(*given: Any, **named: Any) -> None:
+        nonlocal started
         if started and is_interrupted:
             raise KeyboardInterrupt
-        started.append(words[-1])
-        return _Fork(words, environment, output)
+        started += 1
+        _start_in_fork(*given, **named)
 
-    monkeypatch.setattr(run, "_Process", process)
+    monkeypatch.setattr(RunningRehearsal, "__init__", start)
     with pytest.raises(KeyboardInterrupt):
         check(file, update=True)
     assert sorted(one.name for one in tmp_path.iterdir()) == ["recipes.toml", "train.py"]
     is_interrupted = False
     found = check(file, update=True)
-    assert (len(started), answer(found)) == (2, "2 recipes checked: all pass")
+    assert (started, answer(found)) == (2, "2 recipes checked: all pass")
     assert sorted(one.name for one in tmp_path.iterdir()) == ["recipes.baseline.json", "recipes.toml", "train.py"]
 
     script.write_text(f'"""Docs."""\n\n{SCRIPT.replace("empty(rows", "empty(2 * rows")}')
     file.write_text(recipes[0])
     (row,) = check(file).rows
-    assert len(started) == 3
+    assert started == 3
     assert row.gate is not None
     assert row.gate.comparison is not None
     assert [(one.name, one.difference) for one in row.gate.grown] == [("allocated", 2**22)]  # of a segment of 20 MiB
