@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -134,11 +133,13 @@ def read_script(value: Script, name: str) -> ScriptSide:
         value = rehearsal_document(value)
     if isinstance(value, RehearsalDocument):
         return ScriptSide(name, _portable(value))
-    file, _, number = str(value).partition("#")
+    file, has_number, number = str(value).partition("#")
     several = read_rehearsals(Path(file))
-    if len(several) > 1 and not (number.isdecimal() and 1 <= int(number) <= len(several)):
+    if len(several) == 1 and not has_number:
+        number = "1"
+    if not number.isdecimal() or not 1 <= int(number) <= len(several):
         raise SpecError(f"{file}: holds {len(several)} rehearsals; name one: {file}#1 to {file}#{len(several)}")
-    return ScriptSide(str(value), _portable(several[int(number or 1) - 1]))
+    return ScriptSide(str(value), _portable(several[int(number) - 1]))
 
 
 def _portable(found: RehearsalDocument) -> RehearsalDocument:
@@ -161,8 +162,8 @@ def document(found: ScriptComparison, answer: str) -> dict[str, Any]:
         "memory": {
             "peaks": in_bytes(found.peaks),
             "lines": [
-                {**numbers, "text": one.line and one.line.text, "before": to_builtins(one.before)}
-                for one, numbers in zip(found.lines, in_bytes(found.lines), strict=True)
+                {**sizes, "text": one.line and one.line.text, "before": to_builtins(one.before)}
+                for one, sizes in zip(found.lines, in_bytes(found.lines), strict=True)
             ],
             "rest_bytes": found.rest_bytes,
             "phases": in_bytes(found.phases),
@@ -176,6 +177,5 @@ def document(found: ScriptComparison, answer: str) -> dict[str, Any]:
 
 def _side(side: ScriptSide) -> dict[str, Any]:
     found = side.found
-    names: Sequence[str] = ("source", "command", "outcome", "fits", "verdict")
-    of_memory = {name: getattr(found.memory, name) for name in ("peak_phase", "peak_step")}
-    return {"name": side.name, **{name: getattr(found, name) for name in names}, **of_memory}
+    own = {name: getattr(found, name) for name in ("source", "command", "outcome", "fits", "verdict")}
+    return {"name": side.name, **own, "peak_phase": found.memory.peak_phase, "peak_step": found.memory.peak_step}

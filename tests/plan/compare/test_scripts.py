@@ -214,6 +214,8 @@ def test_a_baseline_is_a_gate_of_one_line(files: Path, limit: tuple[str, ...], c
     ("words", "said"),
     [
         ("ranks.json a.json", "ranks.json: holds 2 rehearsals; name one: ranks.json#1 to ranks.json#2"),
+        ("a.json#2 a.json", "a.json: holds 1 rehearsals; name one: a.json#1 to a.json#1"),
+        ("a.json#x a.json", "a.json: holds 1 rehearsals"),
         ("a.json --baseline b.json a.json", "it takes two, A and B, not these (files: 3, rehearsals of commands: 0)"),
         ("--baseline a.json", "it takes two, A and B, not these (files: 1, rehearsals of commands: 0)"),
         ("--baseline a.json b.json --limit 5x", "limit: '5x' has no unit of bytes"),
