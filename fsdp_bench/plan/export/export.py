@@ -52,14 +52,7 @@ def refuse_model(model: Model) -> None:
 def export_each(kinds: Sequence[str], chosen: Chosen) -> tuple[list[File], list[SpecError]]:
     """Return the files of those kinds that can express a setting, and for each of the others the error that says why.
 
-    Nothing is written; files.write() does that.
-
-    Args:
-        kinds: some of KINDS.
-        chosen: the setting and its model, of ``chosen_by_prediction`` or ``chosen_by_offer``.
-
-    Raises:
-        SpecError: for a setting that no kind can express.
+    Nothing is written; files.write() does that. Raises SpecError for a setting that no kind can express.
     """
     kinds = read_kinds(kinds)
     _refuse_for_all(chosen)

@@ -53,15 +53,7 @@ def pareto_frontier(points: Sequence[TradeOffPoint]) -> list[TradeOffPoint]:
 def trade_off_plot(
     points: Sequence[TradeOffPoint], heading: str, memory: str, speed: str, usable: Mapping[int, str]
 ) -> Plot:
-    """Return the plot of at least two points.
-
-    Args:
-        points: the setups.
-        heading: the plot's title.
-        memory: which memory is on the horizontal axis.
-        speed: which speed is on the vertical axis.
-        usable: the usable memory of GPUs in bytes, with their names.
-    """
+    """Return the plot of at least two points, with a line at the usable bytes of each GPU."""
     best = pareto_frontier(points)
     unit, unit_name = memory_unit(max(point.memory_bytes for point in points))
     x = Axis(f"{memory}, {unit_name}", 0.0, right_end(points, list(usable)) / unit)
