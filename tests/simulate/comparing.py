@@ -16,10 +16,10 @@ from fsdp_bench.sweep.dry_run import dry_runs, result_of, run_one
 from fsdp_bench.sweep.run.rehearsed import rehearsed_gpu
 from fsdp_bench.validate.memory import MemoryComparison
 from tests.shapes import memory_of
+from tools.real_tensors import real_dry_run
 from tools.validate import rehearsal
 from tools.validate.dry_run import compare_with_dry_run
 from tools.validate.random_setups import Cell, draw_cells
-from tools.validate.real_tensors import real_dry_run
 
 OBSERVED = CUDA_OBSERVED
 """The kernels that a dry run on the fake accelerator runs, with which recorded models are compared."""

@@ -17,7 +17,6 @@ from fsdp_bench.sweep.dry_run import dry_runs
 from fsdp_bench.validate.memory import MemoryComparison, Summary, compare_phases, summarize
 from tools.validate.random_architectures import endless_architectures
 from tools.validate.random_setups import Cell, Code, Progress, draw_cells, no_progress
-from tools.validate.real_tensors import real_dry_run
 
 DRY_RUN_KERNELS: dict[KernelSet, Kernels] = {"cpu": CPU, "cuda": CUDA_OBSERVED}
 """The kernels to predict with, for a dry run of each kernel set."""
@@ -81,6 +80,8 @@ def validate_dry_runs(
         progress(len(answers), len(specs), "dry runs")
     comparisons = [compare_with_dry_run(cell, answers[place], kernels) for place, cell in enumerate(cells)]
     if real_tensors:
+        from tools.real_tensors import real_dry_run  # which imports torch
+
         with get_context("spawn").Pool(os.cpu_count()) as pool:
             for cell, real in zip(cells, pool.imap(real_dry_run, specs), strict=True):
                 found = compare_with_dry_run(cell, real, kernels)
