@@ -158,8 +158,7 @@ _total = attrgetter("total")
 def step_speeds(questions: Sequence[Question]) -> list[Speed]:
     """Predict a training step of each setup, with the time spans of its operators, copies and collectives.
 
-    Raises:
-        SpecError: if a setup's step time is not known.
+    Raises SpecError if a setup's step time is not known.
     """
     found = [speed(q.simulated, q.hardware, q.profile, with_spans=True) for q in questions]
     unknown = next((one.time for one in found if one.time.step_seconds is None), None)

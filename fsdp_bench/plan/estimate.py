@@ -104,8 +104,7 @@ def _block_at(log: Log, peak: Peak) -> int | None:
 def refuse_too_slow(model: Model, setup: TrainSetup) -> None:
     """Refuse models whose replay would take minutes.
 
-    Raises:
-        SpecError: with the most layers or micro-batches that are allowed.
+    Raises SpecError, with the most layers or micro-batches that are allowed.
     """
     if model.num_hidden_layers > DEEPEST:
         raise SpecError(f"num_hidden_layers: {model.num_hidden_layers} is not allowed here; up to {DEEPEST}")
@@ -119,8 +118,7 @@ def refuse_too_slow(model: Model, setup: TrainSetup) -> None:
 def refuse_without_float8(setup: TrainSetup, hardware: Hardware | None) -> None:
     """Refuse float8 on a GPU without matrix products in it.
 
-    Raises:
-        SpecError: with what is needed. A GPU that is not named is taken to have them.
+    Raises SpecError, with what is needed. A GPU that is not named is taken to have them.
     """
     gpu = hardware.gpu if hardware else None
     if setup.float8 is Float8.NONE or gpu is None or (gpu.compute_capability or 0.0) >= FLOAT8_CAPABILITY:
@@ -132,8 +130,7 @@ def refuse_without_float8(setup: TrainSetup, hardware: Hardware | None) -> None:
 def refuse_flash_attn_package(hardware: Hardware | None) -> None:
     """Refuse the flash-attn package on a GPU that is too old for it.
 
-    Raises:
-        SpecError: with what is needed. A GPU that is not named is taken to be new enough.
+    Raises SpecError, with what is needed. A GPU that is not named is taken to be new enough.
     """
     gpu = hardware.gpu if hardware else None
     if gpu is not None and gpu.is_before_sm80:

@@ -94,8 +94,7 @@ def record(
 def write(recorded: RecordedCode, path: Path) -> int:
     """Write a recording, compressed where the name ends with ``.gz``; return the bytes of the file.
 
-    Raises:
-        OSError: if the folder cannot be written.
+    Raises OSError if the folder cannot be written.
     """
     data = msgspec.json.encode(recorded)
     if path.suffix == ".gz":

@@ -228,8 +228,7 @@ def setup_options(
 def _given(name: str, values: dict[str, Any]) -> Any:
     """Take an option's value, or the tuple of its several values; of ``--this/--no-that`` the one that was given.
 
-    Raises:
-        SpecError: if both were given.
+    Raises SpecError if both were given.
     """
     value, is_off = values.pop(name), values.pop(_off(name), False)
     if value is not None and is_off:

@@ -61,8 +61,7 @@ class Chosen:
     def gpus_per_node(self) -> int:
         """GPUs on each server; 8 where nothing says it.
 
-        Raises:
-            SpecError: if the GPUs do not fill servers of 8.
+        Raises SpecError if the GPUs do not fill servers of 8.
         """
         hardware, world = self.question.hardware, self.setup.world_size
         if hardware is not None and hardware.has_server:
@@ -80,8 +79,7 @@ class Chosen:
     def modules(self) -> Modules:
         """The modules of the model in transformers' code.
 
-        Raises:
-            SpecError: for a model that is no causal language model with one list of blocks.
+        Raises SpecError for a model that is no causal language model with one list of blocks.
         """
         code = self._recorded
         name = code.origin.architecture
@@ -121,8 +119,7 @@ class Chosen:
     def with_setup(self, setup: TrainSetup) -> Chosen:
         """Return the same with another setup, predicted anew.
 
-        Raises:
-            SpecError: if it cannot run, or does not fit.
+        Raises SpecError if it cannot run, or does not fit.
         """
         question = replace(self.question, setup=setup)
         if question.impossible:

@@ -29,8 +29,7 @@ KINDS = (*_MAKERS, SLURM)
 def read_kinds(words: Sequence[str]) -> tuple[str, ...]:
     """Read kinds, several by comma; each once.
 
-    Raises:
-        SpecError: for a word that is no kind.
+    Raises SpecError for a word that is no kind.
     """
     found = [word.strip().lower() for text in words for word in text.split(",")]
     for word in found:
@@ -42,8 +41,7 @@ def read_kinds(words: Sequence[str]) -> tuple[str, ...]:
 def refuse_model(model: Model) -> None:
     """Raise for a model that no library builds from a config.json.
 
-    Raises:
-        SpecError: naming what can be exported.
+    Raises SpecError, naming what can be exported.
     """
     if code_of(model) not in CODES:
         raise SpecError(f"export: {model.name} is your own code; --model, --params and --hf-config are exported")
@@ -87,8 +85,7 @@ def _refuse_for_all(chosen: Chosen) -> None:
 def _in_trained_code(chosen: Chosen, kind: str) -> tuple[Chosen, tuple[str, ...]]:
     """Return a setting predicted for the code that a kind of file trains, and a note where that is not the answer's.
 
-    Raises:
-        SpecError: if the setting does not fit in that code, naming the --code that answers for it.
+    Raises SpecError if the setting does not fit in that code, naming the --code that answers for it.
     """
     code = torchtitan.KIND if kind == torchtitan.KIND else "huggingface"
     if chosen.code == code:
@@ -157,8 +154,7 @@ def _job(chosen: Chosen, kinds: Sequence[str], notes: tuple[str, ...]) -> list[F
 
     ``notes`` are those of what it starts.
 
-    Raises:
-        SpecError: if it is not known how the GPUs are spread over servers.
+    Raises SpecError if it is not known how the GPUs are spread over servers.
     """
     kind = _started_kind(kinds)
     if kind not in kinds:

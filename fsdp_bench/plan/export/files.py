@@ -37,8 +37,7 @@ class File:
 def write(files: Sequence[File], folder: Path) -> list[Path]:
     """Write files into a folder, which is made if it is not there; return their paths.
 
-    Raises:
-        SpecError: if a file is there already and differs, or cannot be written. Then no file is written.
+    Raises SpecError if a file is there already and differs, or cannot be written. Then no file is written.
     """
     paths = [folder / file.name for file in files]
     for file, path in zip(files, paths, strict=True):

@@ -24,8 +24,7 @@ NAME = "train_fsdp.py"
 def script(chosen: Chosen, notes: tuple[str, ...]) -> list[File]:
     """Return the script.
 
-    Raises:
-        SpecError: for what is not exported.
+    Raises SpecError for what is not exported.
     """
     setup = chosen.setup
     refuse_loss(setup, chosen.architecture, chosen.config)

@@ -112,8 +112,7 @@ def both_views(streams: DrawnStreams, num_drawn: int, num_micro_batches: int) ->
 def step_slide(questions: Sequence[Question]) -> Slide:
     """Return one setup's whole step and three of its blocks, or several setups' steps on one scale.
 
-    Raises:
-        SpecError: for more setups than one picture shows legibly, or if no step's time is known.
+    Raises SpecError for more setups than one picture shows legibly, or if no step's time is known.
     """
     check_number("step-chart", len(questions), MOST)
     found, first, differing = step_speeds(questions), questions[0], varying([one.values for one in questions])
