@@ -102,10 +102,7 @@ def _block_at(log: Log, peak: Peak) -> int | None:
 
 
 def refuse_too_slow(model: Model, setup: TrainSetup) -> None:
-    """Refuse models whose replay would take minutes.
-
-    Raises SpecError, with the most layers or micro-batches that are allowed.
-    """
+    """Raise SpecError for models whose replay would take minutes: the most layers or micro-batches that are allowed."""
     if model.num_hidden_layers > DEEPEST:
         raise SpecError(f"num_hidden_layers: {model.num_hidden_layers} is not allowed here; up to {DEEPEST}")
     if (count := setup.gradient_accumulation_steps) > MOST_MICRO_BATCHES:

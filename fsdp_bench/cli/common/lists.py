@@ -38,10 +38,7 @@ class Count(click.IntRange):
         super().__init__(1, most)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """Convert text to a number.
-
-        Raises SpecError if the text is not a whole number in the range.
-        """
+        """Convert text to a number. Raises SpecError if the text is not a whole number in the range."""
         try:
             count = int(value)
         except ValueError:

@@ -59,10 +59,7 @@ class Chosen:
 
     @property
     def gpus_per_node(self) -> int:
-        """GPUs on each server; 8 where nothing says it.
-
-        Raises SpecError if the GPUs do not fill servers of 8.
-        """
+        """GPUs on each server; 8 where nothing says it. Raises SpecError if the GPUs do not fill servers of 8."""
         hardware, world = self.question.hardware, self.setup.world_size
         if hardware is not None and hardware.has_server:
             return hardware.gpus_per_node
@@ -117,10 +114,7 @@ class Chosen:
         return recorded_architecture(self.config, self.setup.sequence_length, model.name).code
 
     def with_setup(self, setup: TrainSetup) -> Chosen:
-        """Return the same with another setup, predicted anew.
-
-        Raises SpecError if it cannot run, or does not fit.
-        """
+        """Return the same with another setup, predicted anew. Raises SpecError if it cannot run, or does not fit."""
         question = replace(self.question, setup=setup)
         if question.impossible:
             raise SpecError(question.impossible)

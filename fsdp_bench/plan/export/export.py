@@ -27,10 +27,7 @@ KINDS = (*_MAKERS, SLURM)
 
 
 def read_kinds(words: Sequence[str]) -> tuple[str, ...]:
-    """Read kinds, several by comma; each once.
-
-    Raises SpecError for a word that is no kind.
-    """
+    """Read kinds, several by comma; each once. Raises SpecError for a word that is no kind."""
     found = [word.strip().lower() for text in words for word in text.split(",")]
     for word in found:
         if word not in KINDS:
@@ -39,10 +36,7 @@ def read_kinds(words: Sequence[str]) -> tuple[str, ...]:
 
 
 def refuse_model(model: Model) -> None:
-    """Raise for a model that no library builds from a config.json.
-
-    Raises SpecError, naming what can be exported.
-    """
+    """Raise SpecError for a model that no library builds from a config.json, naming what can be exported."""
     if code_of(model) not in CODES:
         raise SpecError(f"export: {model.name} is your own code; --model, --params and --hf-config are exported")
 
