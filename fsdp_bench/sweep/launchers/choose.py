@@ -51,7 +51,7 @@ def choose_nodes(
     meeting = Meeting(results, rdzv_endpoint, sweep_file, say)
     if is_first:
         with contextlib.suppress(ResultsError):  # another process of this host is the first node
-            return TorchrunNodes(meeting, meeting.join(""), nodes, each)
+            return TorchrunNodes(meeting, nodes, each)
     return meeting
 
 
