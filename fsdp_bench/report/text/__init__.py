@@ -11,5 +11,6 @@ Read in this order:
     compare.py           which bytes and milliseconds differ between two setups or results, and why
     rehearsal.py         a rehearsed script: where it peaks, what holds memory, how long a step takes
     catalog_entry.py     a GPU and a server as TOML, what is unknown of them as comments
+    unknown_facts.toml   those comments
     common.py            text for unknown values, NCCL's memory, exported files; lines of a name and a value
 """
