@@ -60,8 +60,7 @@ class AnswerTable:
     def write(self, rows: Sequence[Row]) -> None:
         """Write rows into the file, whole or not at all, and print its name on standard error; or to standard output.
 
-        Raises:
-            SpecError: if the file cannot be written.
+        Raises SpecError if the file cannot be written.
         """
         from fsdp_bench.report.table import csv_text
 
@@ -113,8 +112,7 @@ def check_folder(path: Path, option: str) -> None:
 def write_text(path: Path, text: str, option: str, what: str) -> None:
     """Write a file, whole or not at all, and print its name on standard error.
 
-    Raises:
-        SpecError: if the file cannot be written.
+    Raises SpecError if the file cannot be written.
     """
     with _written(option, path, what):
         write_atomically(path, text.encode())
@@ -158,8 +156,7 @@ def progress_bar(console: Console) -> Progress:
 def read_all_but_broken(folder: Path) -> list[TrialRecord]:
     """Read the records below a folder; leave out each broken record and print one line about it on standard error.
 
-    Raises:
-        ResultsError, SpecError: as ``read_records``.
+    Raises ResultsError, SpecError as ``read_records``.
     """
     from fsdp_bench.sweep.results.load import read_records
 
@@ -194,8 +191,7 @@ def print_facts(facts: Sequence[Fact]) -> None:
 def check_chart(path: Path) -> None:
     """Refuse a file for a chart that cannot be written, before anything is predicted.
 
-    Raises:
-        SpecError: if the suffix is neither .png nor .svg, or if the folder does not exist.
+    Raises SpecError if the suffix is neither .png nor .svg, or if the folder does not exist.
     """
     if path.suffix.lower() not in (".png", ".svg"):
         raise SpecError(f"chart: {str(path)!r} is not allowed; a file that ends in .png or .svg")
@@ -205,8 +201,7 @@ def check_chart(path: Path) -> None:
 def save_chart(slide: Slide, path: Path) -> None:
     """Draw a chart into a file, and print the file's name on standard error.
 
-    Raises:
-        SpecError: if the file cannot be written.
+    Raises SpecError if the file cannot be written.
     """
     from fsdp_bench.report.charts.slide import draw
 
