@@ -31,6 +31,7 @@ STYLES = {
     "all_reduce": Style("pink", "xx"),
     "cast": Style("grey"),
     "copy": Style("yellow", "--"),
+    "host": Style("light-orange", "++"),
 }
 """Styles by the phase of an operator or the kind of a collective.
 
@@ -42,6 +43,7 @@ _ROLE_NAMES = {
     "reduce_scatter": "reduce-scatter",
     "all_reduce": "all-reduce",
     "cast": "casts, divisions",
+    "host": "hooks and operators of the host",
 }
 _STREAM_NAMES = {
     "compute": "operators",

@@ -11,10 +11,8 @@ from fsdp_bench.plan.document import AnswerDocument, HardwareDocument, ModelDocu
 from fsdp_bench.plan.setup_text import setup_line
 from fsdp_bench.rates.nccl_buffers import Bounds
 from fsdp_bench.report.text.common import UNKNOWN, bounds_text
+from fsdp_bench.report.text.common import Fact as Fact
 from fsdp_bench.spec.units import format_count, format_gib
-
-Fact = tuple[str, str]
-"""A name and a value."""
 
 
 def conditions(
