@@ -42,6 +42,9 @@ from fsdp_bench.spec.subprocesses.rehearsal import RehearsalOutcome
 if TYPE_CHECKING:
     from fsdp_bench.report.html.blocks import Page
 
+OF_OUTPUT = ("chart", "csv", "page", "trace", "as_json")
+"""Options that decide nothing that is rehearsed."""
+
 
 @dataclass(frozen=True)
 class Files:
@@ -148,25 +151,33 @@ def command(**given: Any) -> int:
     2: bad input. 1: the script failed, or --timeout ended it. 130: interrupted. What was seen until then is printed;
     of several, the same command goes on where it ended.
     """
-    files = Files(*(given.pop(name) for name in ("chart", "csv", "page", "trace")))
+    files = Files(*(given.pop(name) for name in OF_OUTPUT[:-1]))
     files.check(given["time"])
-    as_json, rank, ranks = given.pop("as_json"), given.pop("rank"), given.pop("ranks")
-    if rank is not None and ranks is not None:
-        raise SpecError("--rank and --ranks each say which ranks; keep one")
-    asked = read_combinations(
-        given.pop("words"),
-        ranks=ranks if ranks is not None else rank or 0,
-        stops_at_unsupported=given.pop("unsupported") == "stop",
-        catalog=load_user_catalog(given.pop("catalog")),
-        **given,
-    )
-    variants = asked.variants()
+    as_json, variants = given.pop("as_json"), read_variants(given)
     if len(variants) > 1:
         return _each(variants, files, as_json)
     if files.csv is not None:
         raise SpecError("csv: it is for several combinations: --each NAME=A,B, or several servers")
     assert variants[0].asked is not None
     return _one(variants[0].asked, shlex.join(variants[0].command), files, as_json)
+
+
+def read_variants(given: dict[str, Any]) -> list[Variant]:
+    """Return what is to be rehearsed, by the command's options but those of its output.
+
+    Raises SpecError for what is not allowed.
+    """
+    rank, ranks = given.pop("rank"), given.pop("ranks")
+    if rank is not None and ranks is not None:
+        raise SpecError("--rank and --ranks each say which ranks; keep one")
+    combinations = read_combinations(
+        given.pop("words"),
+        ranks=ranks if ranks is not None else rank or 0,
+        stops_at_unsupported=given.pop("unsupported") == "stop",
+        catalog=load_user_catalog(given.pop("catalog")),
+        **given,
+    )
+    return combinations.variants()
 
 
 def _one(asked: CommandToRehearse, command_line: str, files: Files, as_json: bool) -> int:

@@ -116,15 +116,10 @@ class DrawnMemory(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def drawn_memory(simulated: SimulatedSteps, rank: int | None = None, most: int = MOMENTS) -> DrawnMemory:
-    """Simulate a step with every block, and return its live memory.
+    """Simulate a step with every block, and return its live memory; by default of the rank with the highest peak.
 
     The phase that only the first step has is left out, unless the peak is in it. The width of a phase is by its number
-    of allocations and frees, but enough for its name.
-
-    Args:
-        simulated: the steps of the setup.
-        rank: the rank; by default the one with the highest peak.
-        most: the most moments; of those that fall together the highest is kept.
+    of allocations and frees, but enough for its name. Of moments that fall together the highest is kept.
     """
     rank = worst_rank(simulated.for_memory)[0].rank if rank is None else rank
     found = phases(simulated.step(rank, every_block=True).events)
@@ -163,8 +158,7 @@ _total = attrgetter("total")
 def step_speeds(questions: Sequence[Question], option: str = "step-chart") -> list[Speed]:
     """Predict a training step of each setup, with the time spans of its operators, copies and collectives.
 
-    Raises:
-        SpecError: if a setup's step time is not known.
+    Raises SpecError if a setup's step time is not known.
     """
     found = [speed(q.simulated, q.hardware, q.profile, with_spans=True) for q in questions]
     unknown = next((one.time for one in found if one.time.step_seconds is None), None)

@@ -61,8 +61,7 @@ class AnswerTable:
     def write(self, rows: Sequence[Row]) -> None:
         """Write rows into the file, whole or not at all, and print its name on standard error; or to standard output.
 
-        Raises:
-            SpecError: if the file cannot be written.
+        Raises SpecError if the file cannot be written.
         """
         from fsdp_bench.report.table import csv_text
 
@@ -120,8 +119,7 @@ def check_file(path: Path, option: str, endings: tuple[str, ...] = ()) -> None:
 def write_text(path: Path, text: str, option: str, what: str) -> None:
     """Write a file, whole or not at all, and print its name on standard error; compressed if it ends in .gz.
 
-    Raises:
-        SpecError: if the file cannot be written.
+    Raises SpecError if the file cannot be written.
     """
     data = text.encode()
     with _written(option, path, what):
@@ -166,8 +164,7 @@ def progress_bar(console: Console) -> Progress:
 def read_all_but_broken(folder: Path) -> list[TrialRecord]:
     """Read the records below a folder; leave out each broken record and print one line about it on standard error.
 
-    Raises:
-        ResultsError, SpecError: as ``read_records``.
+    Raises ResultsError, SpecError as ``read_records``.
     """
     from fsdp_bench.sweep.results.load import read_records
 
@@ -211,8 +208,7 @@ def check_chart(path: Path) -> None:
 def save_chart(slide: Slide, path: Path) -> None:
     """Draw a chart into a file, and print the file's name on standard error.
 
-    Raises:
-        SpecError: if the file cannot be written.
+    Raises SpecError if the file cannot be written.
     """
     from fsdp_bench.report.charts.slide import draw
 

@@ -21,13 +21,10 @@ def conditions(
     sought: str | None = None,
     models: Iterable[str] | None = None,
 ) -> list[Fact]:
-    """Return the conditions of answers, each once.
+    """Return the conditions of answers, each once, without the fields in which their setups differ.
 
-    Args:
-        answers: the answers; at least one.
-        differing: fields in which their setups differ.
-        sought: the field whose best value is searched for, if any.
-        models: the models, if they are not those of the answers.
+    ``sought`` is the field whose best value is searched for, if any; ``models`` are texts in place of the answers'
+    models.
     """
     first = answers[0]
     facts = [
