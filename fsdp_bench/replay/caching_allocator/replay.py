@@ -16,18 +16,14 @@ of the worst of many steps.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from fsdp_bench.replay.caching_allocator.allocator import CachingAllocator
+from fsdp_bench.replay.caching_allocator.allocator import CachingAllocator, execute
 from fsdp_bench.replay.caching_allocator.expandable_segments import ExpandableAllocator
-from fsdp_bench.replay.caching_allocator.program import Instruction, Program
-from fsdp_bench.simulate.events import Kind
+from fsdp_bench.replay.caching_allocator.program import Program
 from fsdp_bench.simulate.repeat import Part
 from fsdp_bench.simulate.step import without_collections
-
-# Members of an enum are looked up at each use.
-_ALLOCATE, _FREE, _RECORD_STREAM = Kind.ALLOCATE, Kind.FREE, Kind.RECORD_STREAM
 
 LATER_STEPS = 8
 """Steps after the first ones, where these retry allocations: in the last four, what goes on is seen."""
@@ -191,36 +187,3 @@ class Replay:
 def _failed(program: Program, section: Part, layers_skipped: int, index: int) -> OutOfMemory:
     block = section.block + layers_skipped if section.block >= 0 else -1
     return OutOfMemory(section.phase, block, program.events[index].label, program.events[index].num_bytes)
-
-
-def execute(allocator: CachingAllocator, instructions: Iterable[Instruction], layers_skipped: int) -> int | None:
-    """Execute a section once: for one of the layers that the repeated block represents.
-
-    Returns the index of the event that runs out of memory, where one does.
-    """
-    allocate, free = allocator.allocate, allocator.free
-    for kind, number, second, third, fourth, index in instructions:
-        if kind is _FREE:
-            free(number + layers_skipped * second)
-        elif kind is _ALLOCATE:
-            if not allocate(number + layers_skipped * second, third, fourth):
-                return index
-        elif kind is _RECORD_STREAM:
-            allocator.record_stream(number + layers_skipped * second, fourth)
-        else:
-            wait(allocator, kind, number)
-    return None
-
-
-def wait(allocator: CachingAllocator, kind: Kind, queue: int) -> None:
-    """Execute an instruction about events: launch operators, record an event, wait for one, or synchronize."""
-    if kind is Kind.KERNEL:
-        allocator.launch(queue)
-    elif kind is Kind.RECORD_EVENT:
-        allocator.events[queue].append(allocator.record_event())
-    elif kind is Kind.SYNCHRONIZE:
-        allocator.num_completed = allocator.num_recorded
-    else:
-        number = allocator.events[queue].popleft()
-        if kind is Kind.HOST_WAIT:
-            allocator.num_completed = max(allocator.num_completed, number)
