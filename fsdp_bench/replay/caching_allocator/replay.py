@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import cycle
 
 from fsdp_bench.replay.caching_allocator.allocator import CachingAllocator, execute
 from fsdp_bench.replay.caching_allocator.expandable_segments import ExpandableAllocator
@@ -136,35 +137,40 @@ class Replay:
         return replace(reading, num_retries_later=max(counts[-LATER_STEPS // 2 :]))
 
     def _run(self) -> Iterator[None]:
-        """Run step after step, the last one for ever; yield after each section and each step."""
+        """Run step after step, the last one for ever.
+
+        Yields after each step, where the first allocation retry came, and where memory runs out.
+        """
         program = self._program
         *first_steps, last = program.steps[: len(program.steps) - program.log.further_steps]
         for step in first_steps:
             yield from self._run_step(step)
-        state, replaced_tensors = self._allocator.state(), program.replaced_tensors()
-        while True:
-            retries = self._allocator.num_retries
+        states, retries, replaced_tensors = [self._allocator.state()], list[int](), program.replaced_tensors()
+        while states[-1] not in states[:-1]:
+            before = self._allocator.num_retries
             yield from self._run_step(last)
-            retries = self._allocator.num_retries - retries
+            retries.append(self._allocator.num_retries - before)
             self._allocator.rename_tensors(replaced_tensors)
-            before, state = state, self._allocator.state()
-            while state == before:  # so all steps that follow are like this one
-                self._allocator.num_retries += retries
-                self._num_steps += 1
-                yield
+            states.append(self._allocator.state())
+        for again in cycle(retries[states.index(states[-1]) :]):  # all that follows is like the steps since then
+            self._allocator.num_retries += again
+            self._num_steps += 1
+            yield
 
     def _run_step(self, step: range) -> Iterator[None]:
         allocator, sections = self._allocator, self._program.sections
         for number in step:
             section, allocator.peak_allocated = sections[number], allocator.allocated
+            instructions = self._program.instructions[number]
             for skipped in self._program.runs(section.block)[:: -1 if section.goes_down else 1]:
-                failed = execute(allocator, self._program.instructions[number], skipped)
-                self._peaks[number] = max(allocator.peak_allocated, self._peaks[number])
-                if allocator.num_retries and self._full_in_phase is None:
-                    self._full_in_phase = section.phase
+                failed = execute(allocator, instructions, skipped)
                 if failed is not None:
                     self._out_of_memory = _failed(self._program, section, skipped, failed)
-                yield
+                if failed is not None or (allocator.num_retries and self._full_in_phase is None):
+                    self._full_in_phase = self._full_in_phase or section.phase
+                    self._peaks[number] = max(allocator.peak_allocated, self._peaks[number])
+                    yield
+            self._peaks[number] = max(allocator.peak_allocated, self._peaks[number])
         self._num_steps += 1
         yield
 
