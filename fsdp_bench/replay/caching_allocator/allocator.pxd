@@ -31,5 +31,5 @@ cdef class CachingAllocator:
     cpdef Block new_block(self, int pool, long long size)
     cpdef release_blocks(self, BlockPool free)
 
-@cython.locals(instruction=tuple, second=cython.longlong)
+@cython.locals(number=cython.longlong, second=cython.longlong)
 cpdef execute(CachingAllocator allocator, list instructions, long long layers_skipped)
