@@ -37,6 +37,7 @@ setup(
             for module in COMPILED["MODULES"]
         ],
         build_dir="build/cython",
+        force=True,  # not by dates: the digest says of which source a file is
         language_level=3,
         compiler_directives={"annotation_typing": False, "binding": False},
     ),
