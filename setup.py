@@ -25,21 +25,17 @@ class BuildNamedByDigest(build_ext):
         return os.path.join(*folders, COMPILED["file_name"](module))
 
 
-setup(
-    ext_modules=cythonize(
-        [
-            Extension(
-                f"{FOLDER}/{module}".replace("/", "."),
-                [f"{FOLDER}/{module}.py"],
-                extra_compile_args=["-g0"],
-                optional=True,
-            )
-            for module in COMPILED["MODULES"]
-        ],
-        build_dir="build/cython",
-        force=True,  # not by dates: the digest says of which source a file is
-        language_level=3,
-        compiler_directives={"annotation_typing": False, "binding": False},
-    ),
-    cmdclass={"build_ext": BuildNamedByDigest},
+modules = cythonize(
+    [
+        Extension(f"{FOLDER}/{module}".replace("/", "."), [f"{FOLDER}/{module}.py"], extra_compile_args=["-g0"])
+        for module in COMPILED["MODULES"]
+    ],
+    build_dir="build/cython",
+    force=True,  # not by dates: the digest says of which source a file is
+    language_level=3,
+    compiler_directives={"annotation_typing": False, "binding": False},
 )
+for module in modules:
+    module.optional = True
+
+setup(ext_modules=modules, cmdclass={"build_ext": BuildNamedByDigest})
