@@ -66,5 +66,5 @@ def test_every_file_that_is_not_python_is_in_the_wheel() -> None:
     """``make wheel`` installs one and tries its commands."""
     settings = tomllib.loads((PACKAGE.parent / "pyproject.toml").read_text())["tool"]["setuptools"]
     packed = {path for pattern in settings["package-data"]["fsdp_bench"] for path in PACKAGE.glob(pattern)}
-    files = {path for path in PACKAGE.rglob("*") if path.is_file() and path.suffix not in (".py", ".pyc")}
+    files = {path for path in PACKAGE.rglob("*") if path.is_file() and path.suffix not in (".py", ".pyc", ".so")}
     assert files == packed
