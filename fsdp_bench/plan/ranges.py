@@ -125,8 +125,8 @@ def range_of_script(gpu: Gpu, published: Range | None, is_on_gpu: bool) -> Range
         return None
     slowest, fastest, speed = 1 / (1 + found.speed.highest), 1 / (1 + found.speed.lowest), found.speed
     because = (
-        f"{speed.num_runs} runs of scripts on one {' or '.join(found.gpus)} were rehearsed {-speed.lowest:.0%} too slow to"
-        f" {speed.highest:.0%} too fast"
+        f"{speed.num_runs} runs of scripts on one {' or '.join(found.gpus)} were rehearsed {-speed.lowest:.0%} too slow"
+        f" to {speed.highest:.0%} too fast"
     )
     if published is None:
         return Range(slowest, fastest, because)

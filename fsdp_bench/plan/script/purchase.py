@@ -1,0 +1,188 @@
+"""plan_script(): which servers, how many, how long and at what price, for the user's own script, by rehearsals.
+
+On each kind of GPU few numbers of nodes are rehearsed. Whatever is shown was rehearsed by itself, on as many GPUs.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+from fsdp_bench.catalog.loader import BUILT_IN, Catalog
+from fsdp_bench.plan.purchase.document import (
+    OfferDocument,
+    PlanDocument,
+    memory_document,
+    offer_document,
+    plan_document,
+)
+from fsdp_bench.plan.purchase.goal import Terms
+from fsdp_bench.plan.purchase.pick import Picked, pick, reason_of
+from fsdp_bench.plan.purchase.planner import Left, Plan, most_useful_nodes
+from fsdp_bench.plan.purchase.searched import ServerType
+from fsdp_bench.plan.ranges import peak_range_of_script
+from fsdp_bench.plan.script.cells import Cell, ScriptOffer
+from fsdp_bench.plan.script.kept import KeptReports
+from fsdp_bench.plan.script.rehearsals import Answered, Rehearsals
+from fsdp_bench.plan.script.series import Series
+from fsdp_bench.plan.script.timed import ScriptAnswers
+from fsdp_bench.plan.script.variants import read_combinations
+from fsdp_bench.spec.errors import SpecError
+
+Ask = Callable[[Sequence[Cell], bool], None]
+"""Finds out about cells; True: each by a rehearsal of its own, not by one of the same GPUs in other servers."""
+
+
+@dataclass(frozen=True, repr=False)
+class ScriptPlan(Plan[ScriptOffer]):
+    """The answer for a script."""
+
+    command: str = ""
+    """With its placeholders."""
+    num_rehearsals: int = 0
+
+
+def search(terms: Terms, series: Sequence[Series], ask: Ask) -> tuple[Picked[ScriptOffer], list[ScriptOffer]]:
+    """Return the best offers, each rehearsed by itself, and all that are likely to train.
+
+    First what is likely the best is rehearsed until it is; then whatever else could be as good at best.
+    """
+    of = {(one.cell(0).server, one.cell(0).choice): one for one in series}
+    while wanted := [
+        one.cell(n) for one in series if not any(f.trains for f in one.known().values()) for n in one.wanted()
+    ]:
+        ask(wanted, False)
+    shown: set[Cell] = set()
+    for at_best in (False, True):
+        while True:
+            picked = pick(terms, [offer for one in series for offer in one.offers(at_best)])
+            each = [(of[offer.cell.server, offer.cell.choice], offer) for offer in picked.all()]
+            if marks := [one.cell(n) for one in dict.fromkeys(one for one, _ in each) for n in one.wanted()]:
+                ask(marks, False)
+                continue
+            unsure = [(one, offer) for one, offer in each if offer.found is None or not offer.found.is_own]
+            if not unsure:
+                break
+            cells = [
+                one.cell(one.to_prove(offer.cell.num_nodes, shown)) if at_best and offer.found is None else offer.cell
+                for one, offer in unsure
+            ]
+            ask(list(dict.fromkeys(cells)), True)
+        shown = {offer.cell for offer in picked.all()}
+    return picked, [offer for one in series for offer in one.offers(at_best=False)]
+
+
+def plan_script(
+    terms: Terms,
+    command: str | Sequence[str],
+    kinds: Sequence[ServerType],
+    nodes: Sequence[int],
+    progress: Callable[[Answered], None] = lambda one: None,
+    catalog: Catalog = BUILT_IN,
+    **options: Any,
+) -> ScriptPlan:
+    """Find the best servers for a script, their number, and its values.
+
+    Args:
+        terms: the tokens, the deadline, the budget and the prices.
+        command: the command, with placeholders.
+        kinds: the servers to choose from.
+        nodes: the numbers of nodes to choose from.
+        progress: called with each rehearsal once it is there.
+        catalog: where the servers are.
+        options: those of ``rehearse``, ``each`` and ``strategy`` among them.
+
+    Raises:
+        SpecError: for values that are not allowed, and if no server can be rehearsed.
+        MachineError: if the command's Python has no CUDA build of torch, or there is no C compiler.
+        KeyboardInterrupt: at an interrupt. The same plan then goes on where this one ended.
+    """
+    names, counts = [kind.server.name for kind in kinds], sorted(set(nodes))
+    options |= {"headroom": terms.headroom_bytes, "catalog": catalog, "time": True}
+    asked = read_combinations(command, server=names, nodes=counts, **options)
+    of_choice = {name: values for name, values in asked.values.items() if name not in ("server", "nodes")}
+    choices = [dict(zip(of_choice, chosen, strict=True)) for chosen in product(*of_choice.values())]
+    several = [name for name, values in of_choice.items() if len(values) > 1]
+    text = command if isinstance(command, str) else shlex.join(command)
+    with Rehearsals(KeptReports(["plan", text])) as rehearsals:
+        answers = ScriptAnswers(asked.script, choices, several, kinds, rehearsals, progress)
+        refused = {kind.server.name: reason for kind in kinds if (reason := answers.why_refused(kind, counts[0]))}
+        series = [
+            Series(terms, kind, (place, {name: values[name] for name in several}), counts, answers.found)
+            for kind in kinds
+            if kind.server.name not in refused
+            for place, values in enumerate(choices)
+        ]
+        if not series:
+            raise SpecError(next(iter(refused.values())))
+        picked, offers = search(terms, series, answers.ask)
+    return _plan(terms, text, picked, offers, _left_out(kinds, series, refused), rehearsals.num_run)
+
+
+def _plan(
+    terms: Terms,
+    command: str,
+    picked: Picked[ScriptOffer],
+    offers: Sequence[ScriptOffer],
+    left_out: Sequence[Left],
+    num_rehearsals: int,
+) -> ScriptPlan:
+    reason = reason_of(terms, picked, len(offers))
+    if not offers and len(reasons := {left.reason for left in left_out}) == 1:
+        reason = reasons.pop()
+    return ScriptPlan(
+        goal=terms,
+        picked=picked,
+        reason=reason,
+        left_out=tuple(left_out),
+        num_offers=len(offers),
+        looked_at=tuple(dict.fromkeys(offer.cluster.server.name for offer in offers)),
+        most_useful_nodes=None if picked.winner is None else most_useful_nodes(picked.winner, offers),
+        command=command,
+        num_rehearsals=num_rehearsals,
+    )
+
+
+def _left_out(kinds: Sequence[ServerType], series: Sequence[Series], refused: Mapping[str, str]) -> list[Left]:
+    """Return what has no offer, and what of the others has none because something is not known, with the reason."""
+    found = []
+    for kind in kinds:
+        own = [one for one in series if one.kind is kind]
+        if kind.server.name in refused:
+            found.append(Left(kind.server, refused[kind.server.name]))
+        has_offers = any(True for one in own for _ in one.offers(at_best=False))
+        reasons: dict[str, list[str]] = {}
+        for one in own:
+            is_known = not any(found.reason for found in one.known().values())
+            for reason, nodes in {} if has_offers and is_known else one.reasons().items():
+                on = f"on {', '.join(map(str, nodes))} nodes: " if len(nodes) < len(one.known()) else ""
+                title = " ".join(f"{name} {value}" for name, value in one.values.items())
+                reasons.setdefault(f"{on}{reason}", []).append(title)
+        for reason, titles in reasons.items():
+            which = "" if len(titles) == len(own) else f"{', '.join(titles)}: "
+            found.append(Left(kind.server, f"{which}{reason}"))
+    return found
+
+
+def script_document(plan: ScriptPlan) -> PlanDocument:
+    """Return a plan as a document."""
+    torch = next((offer.found.torch for offer in plan.picked.all() if offer.found is not None), None)
+    return plan_document(plan, _offer, source="rehearsed", command=plan.command, torch=torch)
+
+
+def _offer(offer: ScriptOffer) -> OfferDocument:
+    found = offer.found
+    assert found is not None
+    assert found.memory is not None
+    memory = found.memory
+    left = memory.available - memory.reserved
+    return offer_document(
+        offer,
+        memory_document(memory.allocated, memory.reserved, left, memory.kept_free, peak_range_of_script(), {}),
+        values=dict(offer.values),
+        command=found.command,
+        tokens_per_step=offer.speed.tokens_per_step,
+    )
