@@ -27,7 +27,9 @@ class Variant:
     values: Mapping[str, str]
     """What differs between the combinations that are asked for, by the name of the placeholder or option."""
     command: tuple[str, ...]
-    """The command with these values, as a shell takes it."""
+    """The words of the command with these values, after the variables that it finds set."""
+    template: str
+    """The command with its placeholders, as the user gave it."""
     asked: CommandToRehearse | None
     refused: str | None = None
     """Why it cannot be rehearsed: there are no such GPUs, for instance."""
@@ -54,6 +56,14 @@ class ScriptCommand:
         """The names of the placeholders that are used somewhere."""
         return {name for template in (self.command, *self.environment.values(), *self.edits) for name in template.names}
 
+    @property
+    def text(self) -> str:
+        """The command as the user gave it."""
+        settings = [f"{name}={template.words[0]}" for name, template in self.environment.items()]
+        edits = [f"with {template.words[0]}" for template in self.edits]
+        words = self.command.words if self.command.placeholders else self.command.filled({})
+        return " ".join([*settings, *words, *edits])
+
     def variant(self, values: Mapping[str, str], shown_values: Mapping[str, str] | None = None) -> Variant:
         """Return the variant with a value for every placeholder, and for those of LISTS that are given.
 
@@ -73,7 +83,7 @@ class ScriptCommand:
             words, **self.options, **lists, environment=environment, edited=self._edited(values)
         )
         settings = [f"{name}={value}" for name, value in environment.items()]
-        return Variant(values if shown_values is None else shown_values, (*settings, *words), asked)
+        return Variant(values if shown_values is None else shown_values, (*settings, *words), self.text, asked)
 
     def _edited(self, values: Mapping[str, str]) -> dict[str, str]:
         if not self.edits:
@@ -109,7 +119,8 @@ class Combinations:
         try:
             return self.script.variant(values, differing)
         except SpecError as error:
-            return Variant(differing, tuple(self.script.command.filled(values)), None, str(error))
+            words = tuple(self.script.command.filled(values))
+            return Variant(differing, words, self.script.text, None, str(error))
 
 
 def read_combinations(

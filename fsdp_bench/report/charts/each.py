@@ -1,4 +1,4 @@
-"""Several rehearsals of one command as a picture: memory of each combination, and memory against speed."""
+"""Several rehearsals of one command as a picture: the memory of each combination, and its speed below."""
 
 from __future__ import annotations
 
@@ -8,15 +8,14 @@ from fsdp_bench.plan.script.each import in_order, speed_of
 from fsdp_bench.plan.script.rehearsals import Answered
 from fsdp_bench.report.charts.axis import memory_unit
 from fsdp_bench.report.charts.colors import Style
-from fsdp_bench.report.charts.description import Bar, BarGroup, Bars, Key, Piece, Plot, Slide, check_number
-from fsdp_bench.report.charts.trade_off import TradeOffPoint, trade_off_plot
+from fsdp_bench.report.charts.description import Bar, BarGroup, Bars, Key, Piece, Slide, check_number
 from fsdp_bench.report.text.each import conclusion
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.units import format_gib
 
 MOST = 24
 """Most combinations in one picture that remain legible."""
-ALLOCATED, RESERVED, UNFIT = Style("blue"), Style("light-grey"), Style("brick")
+ALLOCATED, RESERVED, UNFIT, SPEED = Style("blue"), Style("light-grey"), Style("brick"), Style("green")
 
 
 def each_slide(answers: Sequence[Answered]) -> Slide:
@@ -34,12 +33,11 @@ def each_slide(answers: Sequence[Answered]) -> Slide:
     assert first is not None
     gpus = {one.worst.gpu.name: one.worst.available_bytes for one in found if one.worst is not None}
     kept = "; ".join(f"{format_gib(size)} that PyTorch can reserve on {name}" for name, size in gpus.items())
-    script = first.report.sentence.partition(": replaced by")[0]
     return Slide(
         f"Memory of a training script (rehearsed): {' or '.join(gpus)}, rank {first.report.rank}",
         conclusion(ordered),
-        (script, f"torch {first.report.torch} on a stand-in for NVIDIA's libraries", kept),
-        (_memory(ordered), *([plot] if (plot := _against_speed(found, gpus)) is not None else [])),
+        (found[0].variant.template, f"torch {first.report.torch} on a stand-in for NVIDIA's libraries", kept),
+        (_memory(ordered), *([_speed(ordered)] if any(speed_of(one) for one in ordered) else [])),
         is_bad=not ordered[0].fits,
     )
 
@@ -48,16 +46,27 @@ def _memory(answers: Sequence[Answered]) -> Bars:
     peaks = [one.worst.report.peak_reserved_bytes if one.worst else 0 for one in answers]
     unit, unit_name = memory_unit(max(peaks) or 1)
     return Bars(
-        "",
-        (BarGroup("", tuple(map(_bar, answers))),),
-        axis=f"peak memory of one GPU, {unit_name}",
+        "peak memory",
+        (BarGroup("", tuple(_bar(one, unit) for one in answers)),),
+        axis=unit_name,
         scale=unit,
         levels=tuple(answers[0].variant.values),
-        legend=(Key(ALLOCATED, "allocated"), Key(RESERVED, "reserved beyond that"), Key(UNFIT, "does not fit")),
+        legend=tuple(_MEMORY_KEYS[style] for style in _MEMORY_KEYS if style is not UNFIT or _any_is_unfit(answers)),
     )
 
 
-def _bar(one: Answered) -> Bar:
+_MEMORY_KEYS = {
+    ALLOCATED: Key(ALLOCATED, "allocated"),
+    RESERVED: Key(RESERVED, "reserved beyond that"),
+    UNFIT: Key(UNFIT, "does not fit"),
+}
+
+
+def _any_is_unfit(answers: Sequence[Answered]) -> bool:
+    return any(one.fits is False for one in answers)
+
+
+def _bar(one: Answered, unit: float) -> Bar:
     labels, worst = tuple(one.variant.values.values()), one.worst
     if worst is None or worst.report.peak is None:
         return Bar(labels, ("unknown",), is_result=False)
@@ -65,16 +74,17 @@ def _bar(one: Answered) -> Bar:
     if worst.fits is False:
         return Bar(labels, ("does not fit",), (Piece("does not fit", reserved, UNFIT),), color="failure")
     pieces = (Piece("allocated", allocated, ALLOCATED), Piece("reserved", reserved - allocated, RESERVED))
-    return Bar(labels, (f"{reserved / memory_unit(reserved)[0]:.1f}",), pieces)
+    return Bar(labels, (f"{reserved / unit:.1f}",), pieces)
 
 
-def _against_speed(found: Sequence[Answered], gpus: dict[str, int]) -> Plot | None:
-    points = [
-        TradeOffPoint(one.worst.report.peak_reserved_bytes, speed, one.fits, number, one.variant.title)
-        for number, one in enumerate(found, start=1)
-        if one.worst is not None and (speed := speed_of(one)) is not None
-    ]
-    if len(points) < 2:
-        return None
-    usable = {size: name for name, size in gpus.items()}
-    return trade_off_plot(points, "", "reserved memory of one GPU (rehearsed)", "predicted tokens/s per GPU", usable)
+def _speed(answers: Sequence[Answered]) -> Bars:
+    bars = []
+    for one in answers:
+        labels, speed = tuple(one.variant.values.values()), speed_of(one)
+        if speed is None or one.fits is False:
+            bars.append(Bar(labels, ("does not fit" if one.fits is False else "unknown",), is_result=False))
+        else:
+            bars.append(Bar(labels, (f"{speed:,.0f}",), (Piece("speed", speed, SPEED),)))
+    legend = (Key(SPEED, "speed, predicted from what was issued"),)
+    levels = tuple(answers[0].variant.values)
+    return Bars("predicted", (BarGroup("", tuple(bars)),), axis="tokens/s per GPU", levels=levels, legend=legend)

@@ -54,15 +54,18 @@ def reason_of(one: Answered) -> str | None:
     if one.reason is not None:
         return one.reason
     worst = one.worst
-    return None if worst is None or worst.why_unknown is None else why_unknown_text(worst.why_unknown, worst.report)
+    if worst is None or worst.fits is not None or worst.why_unknown is None:
+        return None
+    return why_unknown_text(worst.why_unknown, worst.report)
 
 
 def _conditions(found: Sequence[Answered]) -> list[str]:
     first = found[0].worst
     assert first is not None
     hardware = {_where(one.worst) for one in found if one.worst is not None}
-    steps = {one.worst.report.num_steps for one in found if one.worst is not None and one.worst.fits is not None}
-    lines = [fact("torch", f"{first.report.torch}, on a stand-in for NVIDIA's libraries")]
+    steps = {one.worst.report.num_steps for one in found if one.worst is not None and one.fits}
+    lines = [fact("command", found[0].variant.template)]
+    lines += [fact("torch", f"{first.report.torch}, on a stand-in for NVIDIA's libraries")]
     lines += [fact("hardware", hardware.pop())] if len(hardware) == 1 else []
     lines += [fact("steps", " or ".join(map(str, sorted(steps))))] if steps else []
     return lines
