@@ -5,7 +5,6 @@ On each kind of GPU few numbers of nodes are rehearsed. Whatever is shown was re
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -106,9 +105,8 @@ def plan_script(
     of_choice = {name: values for name, values in asked.values.items() if name not in ("server", "nodes")}
     choices = [dict(zip(of_choice, chosen, strict=True)) for chosen in product(*of_choice.values())]
     several = [name for name, values in of_choice.items() if len(values) > 1]
-    text = command if isinstance(command, str) else shlex.join(command)
-    with Rehearsals(KeptReports(["plan", text])) as rehearsals:
-        answers = ScriptAnswers(asked.script, choices, several, kinds, rehearsals, progress)
+    with Rehearsals(KeptReports(["plan", asked.script.text])) as rehearsals:
+        answers = ScriptAnswers(asked, choices, kinds, rehearsals, progress)
         refused = {kind.server.name: reason for kind in kinds if (reason := answers.why_refused(kind, counts[0]))}
         series = [
             Series(terms, kind, (place, {name: values[name] for name in several}), counts, answers.found)
@@ -119,7 +117,7 @@ def plan_script(
         if not series:
             raise SpecError(next(iter(refused.values())))
         picked, offers = search(terms, series, answers.ask)
-    return _plan(terms, text, picked, offers, _left_out(kinds, series, refused), rehearsals.num_run)
+    return _plan(terms, asked.script.text, picked, offers, _left_out(kinds, series, refused), rehearsals.num_run)
 
 
 def _plan(

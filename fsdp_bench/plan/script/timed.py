@@ -8,8 +8,7 @@ from fsdp_bench.plan.purchase.searched import ServerType
 from fsdp_bench.plan.rehearsal import Rehearsal, WhyUnknown
 from fsdp_bench.plan.script.cells import Cell, Found, Memory, Speed
 from fsdp_bench.plan.script.rehearsals import Answered, Rehearsals
-from fsdp_bench.plan.script.variants import ScriptCommand, Variant
-from fsdp_bench.spec.errors import SpecError
+from fsdp_bench.plan.script.variants import Combinations, Variant
 
 AT_ONCE = 8
 """So many rehearsals are held in memory with all that their steps issue."""
@@ -29,15 +28,14 @@ class ScriptAnswers:
 
     def __init__(
         self,
-        script: ScriptCommand,
+        asked: Combinations,
         choices: Sequence[Mapping[str, str]],
-        several: Sequence[str],
         kinds: Sequence[ServerType],
         rehearsals: Rehearsals,
         progress: Callable[[Answered], None] = lambda one: None,
     ) -> None:
-        """``choices``: the values of each; ``several``: the names of those that differ."""
-        self._script, self._choices, self._several = script, choices, several
+        """``choices``: the values of each, but for the server and the number of nodes."""
+        self._asked, self._choices = asked, choices
         self._kinds = {kind.server.name: kind for kind in kinds}
         self._rehearsals, self._progress = rehearsals, progress
         self.found: dict[Cell, Found] = {}
@@ -65,12 +63,7 @@ class ScriptAnswers:
 
     def _variant(self, cell: Cell) -> Variant:
         own = {"server": cell.server, "nodes": str(cell.num_nodes)}
-        chosen = self._choices[cell.choice]
-        shown = own | {name: chosen[name] for name in self._several}
-        try:
-            return self._script.variant({**chosen, **own}, shown)
-        except SpecError as error:
-            return Variant(shown, tuple(self._script.command.filled({**chosen, **own})), None, str(error))
+        return self._asked.variant({**self._choices[cell.choice], **own})
 
     def _take(self, cell: Cell, answered: Answered) -> None:
         """Keep an answer, and what it tells of the other servers with as many of the same GPUs."""
