@@ -106,7 +106,7 @@ def rehearsed_time(
         source=rates.source,
         is_over_pcie=rates.is_over_pcie,
         num_streams=found.num_streams,
-        range=range_of_script(gpu, published, all(span.kind != "host" for span in time.spans)),
+        range=range_of_script(gpu, published, is_on_gpu=not time.cpu_optimizer_seconds),
     )
 
 

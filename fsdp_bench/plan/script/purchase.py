@@ -6,7 +6,7 @@ On each kind of GPU few numbers of nodes are rehearsed. Whatever is shown was re
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
@@ -47,31 +47,33 @@ class ScriptPlan(Plan[ScriptOffer]):
 def search(terms: Terms, series: Sequence[Series], ask: Ask) -> tuple[Picked[ScriptOffer], list[ScriptOffer]]:
     """Return the best offers, each rehearsed by itself, and all that are likely to train.
 
-    First what is likely the best is rehearsed until it is; then whatever else could be as good at best.
+    What is likely to be the best is rehearsed until it is; then what else could be, at best, until nothing could.
     """
-    of = {(one.cell(0).server, one.cell(0).choice): one for one in series}
-    while wanted := [
-        one.cell(n) for one in series if not any(f.trains for f in one.known().values()) for n in one.wanted()
-    ]:
+
+    def start(one: Series) -> list[Cell]:
+        return [] if any(found.trains for found in one.known().values()) else list(map(one.cell, one.wanted()))
+
+    while wanted := [cell for one in series for cell in start(one)]:
         ask(wanted, False)
-    shown: set[Cell] = set()
-    for at_best in (False, True):
-        while True:
-            picked = pick(terms, [offer for one in series for offer in one.offers(at_best)])
-            each = [(of[offer.cell.server, offer.cell.choice], offer) for offer in picked.all()]
-            if marks := [one.cell(n) for one in dict.fromkeys(one for one, _ in each) for n in one.wanted()]:
-                ask(marks, False)
-                continue
-            unsure = [(one, offer) for one, offer in each if offer.found is None or not offer.found.is_own]
-            if not unsure:
-                break
-            cells = [
-                one.cell(one.to_prove(offer.cell.num_nodes, shown)) if at_best and offer.found is None else offer.cell
-                for one, offer in unsure
-            ]
-            ask(list(dict.fromkeys(cells)), True)
-        shown = {offer.cell for offer in picked.all()}
-    return picked, [offer for one in series for offer in one.offers(at_best=False)]
+    shown = {offer.cell for offer in _picked(terms, series, ask).all()}
+    _picked(terms, series, ask, shown)
+    return _picked(terms, series, ask), [offer for one in series for offer in one.offers(at_best=False)]
+
+
+def _picked(terms: Terms, series: Sequence[Series], ask: Ask, shown: set[Cell] | None = None) -> Picked[ScriptOffer]:
+    """Return what is picked once all of it was rehearsed. ``shown``: by what is possible at best, next to these."""
+    of = {one.cell(0)._replace(num_nodes=0): one for one in series}
+    while True:
+        picked = pick(terms, [offer for one in series for offer in one.offers(at_best=shown is not None)])
+        if shown is not None:
+            picked = replace(picked, pareto=())
+        each = [(of[offer.cell._replace(num_nodes=0)], offer) for offer in picked.all()]
+        if marks := [one.cell(count) for one in dict.fromkeys(one for one, _ in each) for count in one.wanted()]:
+            ask(marks, False)
+        elif unsure := [(one, offer) for one, offer in each if offer.found is None or not offer.found.is_own]:
+            ask([one.to_rehearse(offer, shown) for one, offer in unsure], True)
+        else:
+            return picked
 
 
 def plan_script(

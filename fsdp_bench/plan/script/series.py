@@ -81,7 +81,7 @@ class Series:
             below = max((one for one in trains if one < count), default=None)
             above = min((one for one in trains if one > count), default=None)
             speed = trains.get(count) or _estimated(count, below, above, trains, is_likely)
-            if speed is None or not self._makes_batch(count, below, above, trains):
+            if speed is None or not self._makes_batch(count, trains):
                 continue
             if count not in trains and below is None and is_likely and not self._likely_fits(count, known):
                 continue
@@ -104,27 +104,28 @@ class Series:
         sharded = (large.reserved - small.reserved) / (1 / fewer - 1 / more)
         return large.reserved + sharded * (1 / count - 1 / fewer) <= large.available
 
-    def _makes_batch(self, count: int, below: int | None, above: int | None, trains: Mapping[int, Speed]) -> bool:
-        """Whether a step has the global batch. Between rehearsals that of a node, or of all, is taken for the same."""
+    def _makes_batch(self, count: int, trains: Mapping[int, Speed]) -> bool:
+        """Whether a step may have the global batch: every node has as many tokens, unless rehearsals show otherwise."""
         batch = self.terms.global_batch_tokens
         if batch is None:
             return True
         if count in trains:
             return round(trains[count].tokens_per_step) == batch
-        near = {one: trains[one].tokens_per_step for one in (below, above) if one is not None}
-        nodes, all_nodes = {round(tokens / one) for one, tokens in near.items()}, set(map(round, near.values()))
-        is_unclear = len(nodes) > 1 and len(all_nodes) > 1
-        return is_unclear or (len(nodes) == 1 and nodes.pop() * count == batch) or all_nodes == {batch}
+        of_a_node = {round(one.tokens_per_step / nodes) for nodes, one in trains.items()}
+        return len(trains) == 1 or len(of_a_node) > 1 or of_a_node.pop() * count == batch
 
-    def to_prove(self, count: int, shown: set[Cell]) -> int:
-        """Return which nodes to rehearse where ``count`` may be better than what is shown.
+    def to_rehearse(self, offer: ScriptOffer, shown: set[Cell] | None) -> Cell:
+        """Return the cell to rehearse for an offer that is picked.
 
-        They are the next to what is shown, else in the middle of what is not known.
+        It is the offer's own; where that is only possible at best, the next to what is ``shown``, else the one in the
+        middle of what is not known.
         """
-        known = self.known()
+        known, count = self.known(), offer.cell.num_nodes
+        if shown is None or count in known:
+            return offer.cell
         low = max((one for one in known if one < count), default=0)
         high = min((one for one in known if one > count), default=self.nodes[-1] + 1)
-        between = [one for one in self.nodes if low < one < high]
+        between = [self.cell(one) for one in self.nodes if low < one < high]
         if self.cell(high) in shown:
             return between[-1]
         return between[0] if self.cell(low) in shown else between[len(between) // 2]
