@@ -5,6 +5,7 @@ One call each, with names as text or as objects; sizes are in bytes, times in se
     estimate(model, ...)          memory, fit and time of a setup; needs no torch
     largest_model(...)            the largest model that fits; needs no torch
     plan_training(model, ...)     which servers, how many, which setting, how long, at what price; needs no torch
+    plan_command(command, ...)    the same for one's own training script, by rehearsals
     compare(a, b)                 which bytes and seconds differ between two answers or results; needs no torch
     dry_run(model, ...)           PyTorch's own FSDP code as rank 0 of N, on tensors without data
     rehearse(command, each=...)   a real training command with several values, without a GPU, as rows
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from fsdp_bench.plan.rehearsal import Rehearsal as Rehearsal
     from fsdp_bench.plan.rehearse_command import rehearse_command as rehearse_command
     from fsdp_bench.plan.script.each import rehearse as rehearse
+    from fsdp_bench.plan.script.purchase import plan_command as plan_command
     from fsdp_bench.plan.search.search import LargestModel as LargestModel
     from fsdp_bench.rehearse.run import RehearsalError as RehearsalError
     from fsdp_bench.spec.calibration_profile import Profile as Profile
@@ -87,6 +89,7 @@ _HOMES = {
     "plan.rehearsal": "Rehearsal",
     "plan.rehearse_command": "rehearse_command",
     "plan.script.each": "rehearse",
+    "plan.script.purchase": "plan_command",
     "plan.search.search": "LargestModel",
     "rehearse.run": "RehearsalError",
     "spec.calibration_profile": "Profile read_profile",

@@ -9,9 +9,8 @@ import click
 from fsdp_bench.cli import plan, rehearse
 from fsdp_bench.cli.common.printing import print_json, print_text
 from fsdp_bench.cli.plan import parse_nodes
-from fsdp_bench.plan.purchase.goal import read_terms
-from fsdp_bench.plan.purchase.planner import NODES, kinds_of
-from fsdp_bench.plan.script.purchase import plan_script, script_document
+from fsdp_bench.plan.purchase.planner import NODES
+from fsdp_bench.plan.script.purchase import plan_command, script_document
 from fsdp_bench.plan.script.rehearsals import Answered
 from fsdp_bench.report.terminal import print_line
 from fsdp_bench.report.text.each import answered_line
@@ -42,9 +41,8 @@ def script_command(server: tuple[str, ...], nodes: str | None, as_json: bool, **
     Exit codes: 0 there is a plan, 3 nothing fits or meets the deadline and the budget, 2 bad input, 130 interrupted:
     the same command goes on where it ended.
     """
-    terms = read_terms(**{name: given.pop(name) for name in _TERMS}, headroom=given.pop("headroom"))
     words, options = given.pop("words"), rehearse.read_options(given)
-    kinds = kinds_of(options["catalog"], [word for name in server for word in name.split(",")])
+    servers = [word for name in server for word in name.split(",")]
     count = 0
 
     def progress(one: Answered) -> None:
@@ -52,7 +50,8 @@ def script_command(server: tuple[str, ...], nodes: str | None, as_json: bool, **
         count += 1
         print_line(f"{count}: {answered_line(one)}", error=True)
 
-    found = plan_script(terms, words, kinds, parse_nodes(nodes) if nodes is not None else NODES, progress, **options)
+    counts = parse_nodes(nodes) if nodes is not None else NODES
+    found = plan_command(words, servers=servers, nodes=counts, progress=progress, **options)
     if as_json:
         print_json(script_document(found))
     else:

@@ -1,16 +1,17 @@
-"""plan_script(): which servers, how many, how long and at what price, for the user's own script, by rehearsals.
+"""plan_command(): which servers, how many, how long and at what price, for the user's own script, by rehearsals.
 
 On each kind of GPU few numbers of nodes are rehearsed. Whatever is shown was rehearsed by itself, on as many GPUs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
+from pathlib import Path
 from typing import Any
 
-from fsdp_bench.catalog.loader import BUILT_IN, Catalog
+from fsdp_bench.catalog.loader import Catalog, load_user_catalog
 from fsdp_bench.plan.purchase.document import (
     OfferDocument,
     PlanDocument,
@@ -18,9 +19,9 @@ from fsdp_bench.plan.purchase.document import (
     offer_document,
     plan_document,
 )
-from fsdp_bench.plan.purchase.goal import Terms
+from fsdp_bench.plan.purchase.goal import Terms, read_terms
 from fsdp_bench.plan.purchase.pick import Picked, pick, reason_of
-from fsdp_bench.plan.purchase.planner import Left, Plan, most_useful_nodes
+from fsdp_bench.plan.purchase.planner import NODES, Left, Plan, kinds_of, most_useful_nodes
 from fsdp_bench.plan.purchase.searched import ServerType
 from fsdp_bench.plan.ranges import peak_range_of_script
 from fsdp_bench.plan.script.cells import Cell, ScriptOffer
@@ -30,6 +31,7 @@ from fsdp_bench.plan.script.series import Series
 from fsdp_bench.plan.script.timed import ScriptAnswers
 from fsdp_bench.plan.script.variants import read_combinations
 from fsdp_bench.spec.errors import SpecError
+from fsdp_bench.spec.price import Tariff
 
 Ask = Callable[[Sequence[Cell], bool], None]
 """Finds out about cells; True: each by a rehearsal of its own, not by one of the same GPUs in other servers."""
@@ -76,33 +78,51 @@ def _picked(terms: Terms, series: Sequence[Series], ask: Ask, shown: set[Cell] |
             return picked
 
 
-def plan_script(
-    terms: Terms,
+def plan_command(
     command: str | Sequence[str],
-    kinds: Sequence[ServerType],
-    nodes: Sequence[int],
+    tokens: str | int | None = None,
+    *,
+    servers: str | Sequence[str] = (),
+    nodes: Iterable[int] = NODES,
+    deadline: str | None = None,
+    budget: str | float | None = None,
+    global_batch: str | int | None = None,
+    price: str | None = None,
+    tariff: Tariff | str | None = None,
+    headroom: str | int | None = None,
+    catalog: str | Path | Catalog | None = None,
     progress: Callable[[Answered], None] = lambda one: None,
-    catalog: Catalog = BUILT_IN,
     **options: Any,
 ) -> ScriptPlan:
-    """Find the best servers for a script, their number, and its values.
+    """Find servers, their number, and values for one's own script.
+
+    ``plan_command("torchrun train.py --bs {batch}", "1T", deadline="30d", each={"batch": [1, 2, 4]})``
 
     Args:
-        terms: the tokens, the deadline, the budget and the prices.
-        command: the command, with placeholders.
-        kinds: the servers to choose from.
+        command: the training command, with placeholders.
+        tokens: what follows is as in ``plan_training``.
+        servers: servers of the catalogue; by default all that can be rehearsed.
         nodes: the numbers of nodes to choose from.
+        deadline: when training must have ended.
+        budget: the most that it may cost.
+        global_batch: tokens of an optimizer step on all GPUs: only what makes exactly as many is an offer.
+        price: the price of every server.
+        tariff: which of the catalogue's prices counts.
+        headroom: memory kept free on each GPU.
+        catalog: a file with GPUs, servers and prices of one's own.
         progress: called with each rehearsal once it is there.
-        catalog: where the servers are.
-        options: those of ``rehearse``, ``each`` and ``strategy`` among them.
+        options: those of ``rehearse``: ``each``, ``env``, ``edit``, ``strategy``, ``tokens_per_step`` and so on.
 
     Raises:
         SpecError: for values that are not allowed, and if no server can be rehearsed.
         MachineError: if the command's Python has no CUDA build of torch, or there is no C compiler.
         KeyboardInterrupt: at an interrupt. The same plan then goes on where this one ended.
     """
+    terms = read_terms(tokens, deadline, budget, global_batch, price, tariff, headroom)
+    entries = catalog if isinstance(catalog, Catalog) else load_user_catalog(None if catalog is None else Path(catalog))
+    kinds = kinds_of(entries, [servers] if isinstance(servers, str) else servers)
     names, counts = [kind.server.name for kind in kinds], sorted(set(nodes))
-    options |= {"headroom": terms.headroom_bytes, "catalog": catalog, "time": True}
+    options |= {"headroom": terms.headroom_bytes, "catalog": entries, "time": True}
     asked = read_combinations(command, server=names, nodes=counts, **options)
     of_choice = {name: values for name, values in asked.values.items() if name not in ("server", "nodes")}
     choices = [dict(zip(of_choice, chosen, strict=True)) for chosen in product(*of_choice.values())]
