@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 from fsdp_bench.plan.headroom import Headroom
@@ -76,8 +77,8 @@ class ScriptOffer(Offer):
     found: Found | None = None
     """None if its speed is estimated. Such an offer is never shown."""
 
-    @property
-    def cluster(self) -> Hardware:
+    @cached_property
+    def cluster(self) -> Hardware:  # type: ignore[override]
         """The servers."""
         kind, count = self.kind, self.cell.num_nodes
         return Hardware(server=kind.server, gpu=kind.gpu, num_nodes=count, gpus_per_node=kind.gpus_per_node)
