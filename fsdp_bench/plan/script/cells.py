@@ -78,7 +78,7 @@ class ScriptOffer(Offer):
     """None if its speed is estimated. Such an offer is never shown."""
 
     @cached_property
-    def cluster(self) -> Hardware:  # type: ignore[override]
+    def cluster(self) -> Hardware:
         """The servers."""
         kind, count = self.kind, self.cell.num_nodes
         return Hardware(server=kind.server, gpu=kind.gpu, num_nodes=count, gpus_per_node=kind.gpus_per_node)
