@@ -57,7 +57,7 @@ class OfferDocument(msgspec.Struct, frozen=True, kw_only=True):
     """The values of a script's placeholders that differ between offers."""
     command: tuple[str, ...] = ()
     """The script's command with its values."""
-    tokens_per_step: Positive | None = None
+    tokens_per_step: Count | None = None
     """Tokens of an optimizer step of a script on all GPUs."""
     memory: OfferMemory
     tokens_per_second_per_gpu: Positive

@@ -30,7 +30,7 @@ class Speed:
     tokens_per_second_per_gpu: float
     without_collectives: float
     """The same if collectives took no time: what it does not exceed on fewer nodes."""
-    tokens_per_step: float
+    tokens_per_step: int
     """Tokens of an optimizer step on all GPUs."""
     range: Range | None = None
 

@@ -110,7 +110,7 @@ class Series:
         if batch is None:
             return True
         if count in trains:
-            return round(trains[count].tokens_per_step) == batch
+            return trains[count].tokens_per_step == batch
         of_a_node = {round(one.tokens_per_step / nodes) for nodes, one in trains.items()}
         return len(trains) == 1 or len(of_a_node) > 1 or of_a_node.pop() * count == batch
 
@@ -141,7 +141,7 @@ class Series:
         speeds = [(count, one.speed) for count, one in known.items() if one.trains and one.speed is not None]
         if not speeds:
             return {"it does not fit, or only with allocation retries": list(known)}
-        made = ", ".join(f"{count} of them make {format_count(round(one.tokens_per_step))}" for count, one in speeds)
+        made = ", ".join(f"{count} of them make {format_count(one.tokens_per_step)}" for count, one in speeds)
         return {f"no number of nodes makes the global batch: {made}": list(known)}
 
 

@@ -129,7 +129,7 @@ def _speed(found: Rehearsal) -> Speed | None:
     return Speed(
         tokens_per_second_per_gpu=each,
         without_collectives=each * step.step_seconds / alone if alone > 0 else each,
-        tokens_per_step=each * step.step_seconds * found.report.world_size,
+        tokens_per_step=round(each * step.step_seconds * found.report.world_size),
         range=time.range,
     )
 

@@ -263,7 +263,7 @@ def _trains(plan: PlanDocument, offer: OfferDocument) -> list[Fact]:
     """Return the model or the script, its tokens and its setting."""
     setup, tokens = offer.setup, f"{format_count(plan.tokens)} tokens, " if plan.tokens is not None else ""
     if setup is None:
-        each = format_count(round(offer.tokens_per_step or 0))
+        each = format_count(offer.tokens_per_step or 0)
         return [("command", shlex.join(offer.command)), ("training", f"{tokens}{each} tokens a step on all GPUs")]
     batch = f"batch {setup.micro_batch_size} x {setup.sequence_length} tokens on each GPU"
     steps = setup.gradient_accumulation_steps

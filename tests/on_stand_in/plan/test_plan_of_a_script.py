@@ -9,9 +9,9 @@ from textwrap import dedent
 
 import pytest
 
-from fsdp_bench.rehearse import run
+from fsdp_bench.rehearse.run import RunningRehearsal
 from tests.conftest import run_command
-from tests.on_stand_in.rehearsing import _Fork, rehearse
+from tests.on_stand_in.rehearsing import _start_in_fork, rehearse
 
 SCRIPT = """
 import os, sys
@@ -36,17 +36,17 @@ for _ in range(9):
 
 def test_the_winner_rehearsed_by_itself_is_as_the_plan_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "script.py").write_text(dedent(SCRIPT))
-    monkeypatch.setattr(run, "_Process", _Fork)
+    monkeypatch.setattr(RunningRehearsal, "__init__", _start_in_fork)
     torchrun = str(Path(sys.executable).parent / "torchrun")
-    asked = ("--tokens", "1T", "--server", "p5.48xlarge,a3-highgpu-8g", "--nodes", "1,2", "--each", "batch=1,4")
+    asked = ("--tokens", "1T", "--server", "p5.48xlarge,a3-highgpu-8g", "--nodes", "1", "--each", "batch=1,4")
     done = run_command("plan", "--json", *asked, "--", torchrun, "script.py", "{batch}", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     plan = json.loads(done.stdout)
     winner = plan["winner"]
-    assert (plan["source"], plan["num_offers"], winner["values"]) == ("rehearsed", 8, {"batch": "4"})
+    assert (plan["source"], plan["num_offers"], winner["values"]) == ("rehearsed", 4, {"batch": "4"})
     where = ("--server", winner["server"], "--nodes", str(winner["num_nodes"]))
     alone = rehearse("--time", *where, "--", "script.py", "4", command="torchrun", folder=tmp_path).document
     assert winner["memory"]["peak_allocated_bytes"] == alone["memory"]["peak_allocated_bytes"]
     assert winner["memory"]["peak_reserved_bytes"] == alone["memory"]["peak_reserved_bytes"]
     assert winner["tokens_per_second_per_gpu"] == alone["time"]["tokens_per_second_per_gpu"]
-    assert winner["tokens_per_step"] == 4 * 1024 * 8 * winner["num_nodes"]
+    assert winner["tokens_per_step"] == 4 * 1024 * 8

@@ -74,7 +74,7 @@ class Script:
         bandwidth = 200e9 if cell.num_nodes == 1 else 40e9
         gathered = 3 * self.parameter_bytes * (world - 1) / world / bandwidth + self.latency * cell.num_nodes
         step = max(compute, gathered) if self.is_hidden else compute + gathered
-        step_tokens = float(tokens * world)
+        step_tokens = tokens * world
         if self.has_global_batch:
             step_tokens = max(1, 2**22 // (tokens * world)) * step_tokens
         speed = Speed(
