@@ -29,10 +29,15 @@ class Speed:
 
     tokens_per_second_per_gpu: float
     without_collectives: float
-    """The same if collectives took no time: what it does not exceed on fewer nodes."""
+    """The same if a GPU did nothing but compute: what it does not exceed on fewer nodes."""
     tokens_per_step: int
     """Tokens of an optimizer step on all GPUs."""
     range: Range | None = None
+
+    @property
+    def waits(self) -> float:
+        """Seconds a token in which a GPU computes nothing, because of collectives for the most part."""
+        return max(1 / self.tokens_per_second_per_gpu - 1 / self.without_collectives, 0.0)
 
 
 @dataclass(frozen=True, kw_only=True)

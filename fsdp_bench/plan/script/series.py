@@ -1,8 +1,9 @@
 """One choice of a script's values on servers of one kind: few numbers of nodes are rehearsed, the others estimated.
 
-Estimates decide what to rehearse, and are never shown. Two rules say what they can be at best, so that no offer is
-missed: a GPU is no faster on more nodes than on fewer, and all GPUs together are no slower, unless two rehearsed
-numbers of nodes show otherwise; and what does not fit so many nodes does not fit fewer.
+Estimates decide what to rehearse, and are never shown. Three rules say what they can be at best, so that no offer is
+missed. Between two rehearsed numbers of nodes, what a GPU computes is a constant and a part for its shards; it waits
+for the rest no less than on fewer nodes; and all GPUs together are no faster than on more nodes, unless those are
+slower than the fewer. What does not fit so many nodes does not fit fewer.
 """
 
 from __future__ import annotations
@@ -158,9 +159,15 @@ def _estimated(
     elif more is None or above is None:
         each = fewer.tokens_per_second_per_gpu
     else:
-        low, high = fewer.tokens_per_second_per_gpu, more.tokens_per_second_per_gpu
-        part = log(count / below) / log(above / below)
-        is_faster_together = above * high >= below * low
-        at_best = min(low, above * high / count) if is_faster_together else low
-        each = low + part * (high - low) if is_likely else at_best
+        sharded, part = (1 / below - 1 / count) / (1 / below - 1 / above), log(count / below) / log(above / below)
+        computes = _between(1 / fewer.without_collectives, 1 / more.without_collectives, sharded)
+        waits = _between(fewer.waits, more.waits, part) if is_likely else min(fewer.waits, more.waits)
+        each = 1 / (computes + waits)
+        together = above * more.tokens_per_second_per_gpu
+        if not is_likely and together >= below * fewer.tokens_per_second_per_gpu:
+            each = min(each, together / count)
     return replace(like, tokens_per_second_per_gpu=each)
+
+
+def _between(low: float, high: float, part: float) -> float:
+    return low + part * (high - low)

@@ -34,7 +34,7 @@ NODES = tuple(range(1, 65))
 
 
 class Script:
-    """A script by formulas: a GPU computes, and gathers parameters in a ring; states are sharded, activations not."""
+    """A script by formulas: a GPU computes and gathers parameters; states and the optimizer's work are sharded."""
 
     def __init__(self, seed: int, num_choices: int = 3) -> None:
         draw = Random(seed)
@@ -71,6 +71,7 @@ class Script:
         if reserved > usable:
             return Found(fits=False, memory=memory)
         compute = tokens * self.flops_per_token / (0.4 * 300e12 * kind.gpu.usable_memory_bytes / 42e9)
+        compute += 4 * self.parameter_bytes / world / 2e12  # the optimizer, on its shard
         bandwidth = 200e9 if cell.num_nodes == 1 else 40e9
         gathered = 3 * self.parameter_bytes * (world - 1) / world / bandwidth + self.latency * cell.num_nodes
         step = max(compute, gathered) if self.is_hidden else compute + gathered
