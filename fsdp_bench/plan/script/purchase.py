@@ -24,11 +24,11 @@ from fsdp_bench.plan.purchase.pick import Picked, pick, reason_of
 from fsdp_bench.plan.purchase.planner import NODES, Left, Plan, kinds_of, most_useful_nodes
 from fsdp_bench.plan.purchase.searched import ServerType
 from fsdp_bench.plan.ranges import peak_range_of_script
+from fsdp_bench.plan.script.answers import ScriptAnswers
 from fsdp_bench.plan.script.cells import Cell, ScriptOffer
 from fsdp_bench.plan.script.kept import KeptReports
 from fsdp_bench.plan.script.rehearsals import Answered, Rehearsals
 from fsdp_bench.plan.script.series import Series
-from fsdp_bench.plan.script.timed import ScriptAnswers
 from fsdp_bench.plan.script.variants import read_combinations
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.price import Tariff
