@@ -67,7 +67,7 @@ def command(
     fsdp-bench plan --model Llama-3.1-8B --tokens 1T --deadline 30d
     fsdp-bench plan --model Qwen2.5-7B --tokens 300B --server p5.48xlarge
     fsdp-bench plan --hf-config config.json --server g6e.48xlarge --nodes 1-4
-    fsdp-bench plan --tokens 1T --each batch=1,2,4 -- torchrun train.py --bs {batch}
+    fsdp-bench plan --tokens 1T --each bs=1,2,4 -- torchrun train.py --bs {bs}
 
     With -- and a training command it plans for that script, by rehearsals: fsdp-bench plan --help -- says how.
 

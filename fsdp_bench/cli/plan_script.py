@@ -34,8 +34,9 @@ def script_command(server: tuple[str, ...], nodes: str | None, as_json: bool, **
     itself; its time is predicted from what it issued. Without --server all servers of the catalogue are looked at.
 
     \b
-    fsdp-bench plan --tokens 1T --deadline 30d --each batch=1,2,4 -- torchrun train.py --bs {batch}
-    fsdp-bench plan --tokens 300B --server p4d.24xlarge,p5.48xlarge --strategy all -- \\
+    fsdp-bench plan --tokens 1T --deadline 30d --each bs=1,2,4 -- \\
+        torchrun train.py --bs {bs}
+    fsdp-bench plan --tokens 300B --server p5.48xlarge --strategy all -- \\
         accelerate launch train.py
 
     Exit codes: 0 there is a plan, 3 nothing fits or meets the deadline and the budget, 2 bad input, 130 interrupted:
