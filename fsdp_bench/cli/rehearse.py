@@ -167,17 +167,23 @@ def read_variants(given: dict[str, Any]) -> list[Variant]:
 
     Raises SpecError for what is not allowed.
     """
+    return read_combinations(given.pop("words"), **read_options(given)).variants()
+
+
+def read_options(given: dict[str, Any]) -> dict[str, Any]:
+    """Return the command's options, but those of its output, as Python functions take them.
+
+    Raises SpecError for a catalogue that cannot be read, and for ranks that are given twice.
+    """
     rank, ranks = given.pop("rank"), given.pop("ranks")
     if rank is not None and ranks is not None:
         raise SpecError("--rank and --ranks each say which ranks; keep one")
-    combinations = read_combinations(
-        given.pop("words"),
-        ranks=ranks if ranks is not None else rank or 0,
-        stops_at_unsupported=given.pop("unsupported") == "stop",
-        catalog=load_user_catalog(given.pop("catalog")),
+    return {
+        "ranks": ranks if ranks is not None else rank or 0,
+        "stops_at_unsupported": given.pop("unsupported") == "stop",
+        "catalog": load_user_catalog(given.pop("catalog")),
         **given,
-    )
-    return combinations.variants()
+    }
 
 
 def _one(asked: CommandToRehearse, command_line: str, files: Files, as_json: bool) -> int:
@@ -265,11 +271,11 @@ def _each(variants: Sequence[Variant], files: Files, as_json: bool) -> int:
     if is_interrupted:
         print_line(f"fsdp-bench: {INTERRUPTED}", error=True)
         return ExitCode.INTERRUPTED
-    return _exit_code(answers)
+    return exit_code(answers)
 
 
-def _exit_code(answers: Sequence[Answered]) -> ExitCode:
-    """Return DONE if anything fits, or nothing is known."""
+def exit_code(answers: Sequence[Answered]) -> ExitCode:
+    """Return the exit code of several rehearsals: DONE if anything fits, or nothing is known."""
     if in_order(answers)[0].fits:
         return ExitCode.DONE
     if any(one.has_failed for one in answers):

@@ -7,4 +7,8 @@ Read in this order:
     kept.py        what an interrupted question had found, so that the same command resumes
     rehearsals.py  rehearses variants, several at once where memory allows
     each.py        rehearse(): every combination, as rows and as a JSON document
+    cells.py       what is known of one choice of values on so many servers of one kind, as an offer of a plan
+    answers.py     rehearses cells; servers with the same GPUs share rehearsals
+    series.py      one choice on servers of one kind: what few rehearsals tell of all numbers of nodes
+    purchase.py    plan_command(): which servers, how many, which values: days, price
 """
