@@ -40,6 +40,9 @@ COMMANDS = {
 }
 """Each command has a file in cli/, which is imported only when the command is used, so that --help stays fast."""
 
+OF_SCRIPTS = {"max-size": "max_size_script"}
+"""The file of each command that asks about a training script if ``-- COMMAND`` follows."""
+
 MOST_CHARACTERS = 480
 """Most characters of an error message; the middle of a longer message is left out."""
 
@@ -72,6 +75,8 @@ class LazyGroup(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Find the command; refuse an option that is given twice."""
         name, command, rest = super().resolve_command(ctx, args)
+        if name in OF_SCRIPTS and "--" in rest:
+            command = importlib.import_module(f"fsdp_bench.cli.{OF_SCRIPTS[name]}").script_command
         if command is not None:
             _refuse_repeated(command, rest, click.Context(command, ctx, name, **command.context_settings))
         return name, command, rest

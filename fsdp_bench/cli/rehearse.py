@@ -119,23 +119,30 @@ def command(**given: Any) -> int:
     chart, as_json, csv = given.pop("chart"), given.pop("as_json"), given.pop("csv")
     if chart is not None:
         check_chart(chart)
-    rank, ranks = given.pop("rank"), given.pop("ranks")
-    if rank is not None and ranks is not None:
-        raise SpecError("--rank and --ranks each say which ranks; keep one")
-    asked = read_combinations(
-        given.pop("words"),
-        ranks=ranks if ranks is not None else rank or 0,
-        stops_at_unsupported=given.pop("unsupported") == "stop",
-        catalog=load_user_catalog(given.pop("catalog")),
-        **given,
-    )
-    variants = asked.variants()
+    variants = read_combinations(given.pop("words"), **read_options(given)).variants()
     if len(variants) > 1:
         return _each(variants, chart, csv, as_json)
     if csv is not None:
         raise SpecError("csv: it is for several combinations: --each NAME=A,B, or several servers")
     assert variants[0].asked is not None
     return _one(variants[0].asked, chart, as_json)
+
+
+def read_options(given: dict[str, Any]) -> dict[str, Any]:
+    """Return the command's options, but those of its output, as Python functions take them.
+
+    Raises:
+        SpecError: for a catalogue that cannot be read, and for ranks that are given twice.
+    """
+    rank, ranks = given.pop("rank"), given.pop("ranks")
+    if rank is not None and ranks is not None:
+        raise SpecError("--rank and --ranks each say which ranks; keep one")
+    return {
+        "ranks": ranks if ranks is not None else rank or 0,
+        "stops_at_unsupported": given.pop("unsupported") == "stop",
+        "catalog": load_user_catalog(given.pop("catalog")),
+        **given,
+    }
 
 
 def _one(asked: CommandToRehearse, chart: Path | None, as_json: bool) -> int:
@@ -195,11 +202,11 @@ def _each(variants: Sequence[Variant], chart: Path | None, csv: Path | None, as_
     if is_interrupted:
         print_line(f"fsdp-bench: {INTERRUPTED}", error=True)
         return ExitCode.INTERRUPTED
-    return _exit_code(answers)
+    return exit_code(answers)
 
 
-def _exit_code(answers: Sequence[Answered]) -> ExitCode:
-    """Return DONE if anything fits, or nothing is known."""
+def exit_code(answers: Sequence[Answered]) -> ExitCode:
+    """Return the exit code of several rehearsals: DONE if anything fits, or nothing is known."""
     if in_order(answers)[0].fits:
         return ExitCode.DONE
     if any(one.has_failed for one in answers):

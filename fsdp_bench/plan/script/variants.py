@@ -107,14 +107,13 @@ class Combinations:
         Raises:
             SpecError: if none can be rehearsed.
         """
-        found = [
-            self._variant(dict(zip(self.values, chosen, strict=True))) for chosen in product(*self.values.values())
-        ]
+        found = [self.variant(dict(zip(self.values, chosen, strict=True))) for chosen in product(*self.values.values())]
         if all(one.refused is not None for one in found):
             raise SpecError(found[0].refused)
         return found
 
-    def _variant(self, values: Mapping[str, str]) -> Variant:
+    def variant(self, values: Mapping[str, str]) -> Variant:
+        """Return one combination. One that cannot run says why."""
         differing = {name: value for name, value in values.items() if len(self.values[name]) > 1}
         try:
             return self.script.variant(values, differing)
@@ -147,7 +146,7 @@ def read_combinations(
     lists = {name: _list(name, options.pop(name, None)) for name in LISTS}
     values = {name: found for name, found in lists.items() if found}
     known = {**{name: Placeholder(name, found) for name, found in values.items()}, **placeholders}
-    if placeholders or env or edit:
+    if placeholders or env or edit or any(len(found) > 1 for found in values.values()):
         command = Template(given, known)
         command.check("command")
     else:

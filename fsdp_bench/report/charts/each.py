@@ -42,6 +42,15 @@ def each_slide(answers: Sequence[Answered]) -> Slide:
     )
 
 
+def conditions_of(found: Sequence[Answered]) -> tuple[str, ...]:
+    """Return the conditions of rehearsals, of which there is at least one: the script, torch, and the GPUs' memory."""
+    worst = [one.worst for one in found if one.worst is not None]
+    gpus = {one.gpu.name: one.available_bytes for one in worst}
+    kept = "; ".join(f"{format_gib(size)} that PyTorch can reserve on {name}" for name, size in gpus.items())
+    script = worst[0].report.sentence.partition(": replaced by")[0]
+    return (script, f"torch {worst[0].report.torch} on a stand-in for NVIDIA's libraries", kept)
+
+
 def _memory(answers: Sequence[Answered]) -> Bars:
     peaks = [one.worst.report.peak_reserved_bytes if one.worst else 0 for one in answers]
     unit, unit_name = memory_unit(max(peaks) or 1)
