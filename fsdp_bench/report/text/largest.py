@@ -37,7 +37,8 @@ def largest_line(found: Sequence[LargestValue]) -> str:
     answered = [one for one in found if one.largest is not None]
     if not answered:
         is_known = all(one.fits is False for one in found)
-        return f"{'nothing fits' if is_known else f'{UNKNOWN} whether any fits'} of {len(found)} combinations (rehearsed)"
+        answer = "nothing fits" if is_known else f"{UNKNOWN} whether any fits"
+        return f"{answer}, of {len(found)} combinations (rehearsed)"
     best = max(answered, key=lambda one: one.quantity.values.index(one.largest or 0))
     title = ", ".join(f"{name} {value}" for name, value in best.values.items())
     return f"{title}: {border_line(best)}; the {adjective(best.quantity)} of {len(found)} combinations"
@@ -106,7 +107,9 @@ def _notes(one: LargestValue) -> list[str]:
     notes = []
     worst = _next_worst(one)
     if worst is not None and worst.report.failure is not None and worst.verdict is Verdict.DOES_NOT_FIT:
-        notes.append(fact(f"{title}{one.quantity.name} {one.next}", worst.report.failure.message, 24))
+        notes.append(
+            fact(f"{title}{one.quantity.name} {one.next}", worst.report.failure.message.partition(" Including")[0], 24)
+        )
     if one.is_uneven:
         smaller = [value for value, each in one.tried.items() if each.fits is False and _is_below(one, value)]
         text = f"{_listed(smaller)} does not fit, though {one.largest} does; larger ones may, too"
