@@ -96,15 +96,20 @@ class Border:
     def _where_reached(self, limit_bytes: int) -> int | None:
         """Return where a line reaches the limit, through the largest that fits and the one nearest to half its size.
 
+        If what the line says was refuted, as where memory grows faster than the value, it goes through the two largest.
         None if fewer than two fit, or if the line does not rise.
         """
         fitting = {index: one.reserved_bytes for index, one in self.tried.items() if one.fits}
         if len(fitting) < 2:
             return None
-        top = max(fitting)
-        half = min(fitting.keys() - {top}, key=lambda index: abs(self._sizes[index] - self._sizes[top] / 2))
-        slope = (fitting[top] - fitting[half]) / (self._sizes[top] - self._sizes[half])
-        return self._index(self._sizes[top] + (limit_bytes - fitting[top]) / slope) if slope > 0 else None
+        *smaller, top = sorted(fitting)
+        reached = None
+        for other in (min(smaller, key=lambda index: abs(self._sizes[index] - self._sizes[top] / 2)), smaller[-1]):
+            slope = (fitting[top] - fitting[other]) / (self._sizes[top] - self._sizes[other])
+            reached = self._index(self._sizes[top] + (limit_bytes - fitting[top]) / slope) if slope > 0 else None
+            if reached is None or self.next is None or reached < self.next:
+                break
+        return reached
 
     def _index(self, size: float) -> int:
         """Return the largest value of at most a size, or the first."""
