@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -16,6 +17,7 @@ from fsdp_bench.plan.defaults import USUAL_GPUS_PER_NODE
 from fsdp_bench.plan.headroom import Headroom, sized, stated_headroom
 from fsdp_bench.plan.rehearsal import Rehearsal, headroom_of_script, rehearsed_gpu
 from fsdp_bench.rehearse.command import Command, RankStarter, read_command
+from fsdp_bench.rehearse.prepared import PreparedPython
 from fsdp_bench.rehearse.run import rehearse
 from fsdp_bench.spec.errors import SpecError, shown
 from fsdp_bench.spec.hardware import Gpu, Hardware, Server
@@ -65,11 +67,12 @@ class CommandToRehearse:
             SpecError: if its launcher refuses its arguments.
             RehearsalError: if its process ends without a report.
         """
-        for rank in self.ranks:
-            report = rehearse(self.command, self.stand_in, rank, self.options, self.timeout_seconds)
-            yield self.answer(report)
-            if report.outcome is RehearsalOutcome.INTERRUPTED:
-                raise KeyboardInterrupt
+        with PreparedPython() if len(self.ranks) > 1 else nullcontext() as prepared:
+            for rank in self.ranks:
+                report = rehearse(self.command, self.stand_in, rank, self.options, self.timeout_seconds, prepared)
+                yield self.answer(report)
+                if report.outcome is RehearsalOutcome.INTERRUPTED:
+                    raise KeyboardInterrupt
 
 
 def command_to_rehearse(

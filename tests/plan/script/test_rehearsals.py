@@ -34,7 +34,7 @@ class FakeRehearsal:
     running = 0
     script: Script
 
-    def __init__(self, command: Any, gpu: Any, rank: int, options: Any, output: int) -> None:
+    def __init__(self, command: Any, gpu: Any, rank: int, options: Any, output: int, prepared: Any) -> None:
         self._words, self._rank, self._output = list(command.launcher_words), rank, output
         self._file = os.open(os.devnull, os.O_RDONLY)
         FakeRehearsal.started.append(self._words)
