@@ -8,6 +8,7 @@ One call each, with names as text or as objects; sizes are in bytes, times in se
     compare(a, b)                 which bytes and seconds differ between two answers or results; needs no torch
     dry_run(model, ...)           PyTorch's own FSDP code as rank 0 of N, on tensors without data
     rehearse(command, each=...)   a real training command with several values, without a GPU, as rows
+    largest_value(command, of)    the largest batch, sequence or other value with which such a command fits
     rehearse_command(command)     one rank of such a command, with all that was seen of it
     sweep(file)                   measure every trial of a sweep file on this machine
     load_results(folder)          measured trials as a table
@@ -40,6 +41,8 @@ if TYPE_CHECKING:
     from fsdp_bench.plan.rehearsal import Rehearsal as Rehearsal
     from fsdp_bench.plan.rehearse_command import rehearse_command as rehearse_command
     from fsdp_bench.plan.script.each import rehearse as rehearse
+    from fsdp_bench.plan.script.largest import LargestValue as LargestValue
+    from fsdp_bench.plan.script.largest import largest_value as largest_value
     from fsdp_bench.plan.search.search import LargestModel as LargestModel
     from fsdp_bench.rehearse.run import RehearsalError as RehearsalError
     from fsdp_bench.spec.calibration_profile import Profile as Profile
@@ -87,6 +90,7 @@ _HOMES = {
     "plan.rehearsal": "Rehearsal",
     "plan.rehearse_command": "rehearse_command",
     "plan.script.each": "rehearse",
+    "plan.script.largest": "LargestValue largest_value",
     "plan.search.search": "LargestModel",
     "rehearse.run": "RehearsalError",
     "spec.calibration_profile": "Profile read_profile",

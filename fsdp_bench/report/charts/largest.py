@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fsdp_bench.plan.script.largest import LargestValue
-from fsdp_bench.report.charts.axis import around, from_zero, memory_unit
+from fsdp_bench.report.charts.axis import from_zero, memory_unit
 from fsdp_bench.report.charts.colors import Style
 from fsdp_bench.report.charts.description import Bar, BarGroup, Bars, Key, Line, Piece, Plot, Point, Slide, check_number
 from fsdp_bench.report.charts.each import MOST, conditions_of
@@ -45,7 +45,7 @@ def _memory(one: LargestValue) -> Plot:
         list(map(float, rehearsed)),
         [worst.report.peak_reserved_bytes / unit for worst in rehearsed.values()],
     )
-    x = around(one.quantity.name.replace("_", " "), values, may_be_log=True)
+    x = from_zero(one.quantity.name.replace("_", " "), values)
     y = from_zero(f"peak reserved memory, {unit_name}", [*sizes, limit / unit])
     lines = [Line(USABLE, (x.low, x.high), (limit / unit,) * 2)]
     if one.largest is not None and one.next is not None:

@@ -108,18 +108,18 @@ def _notes(one: LargestValue) -> list[str]:
     worst = _next_worst(one)
     if worst is not None and worst.report.failure is not None and worst.verdict is Verdict.DOES_NOT_FIT:
         notes.append(
-            fact(f"{title}{one.quantity.name} {one.next}", worst.report.failure.message.partition(" Including")[0], 24)
+            fact(f"{title}{one.quantity.name} {one.next}: ", worst.report.failure.message.partition(" Including")[0], 24)
         )
     if one.is_uneven:
         smaller = [value for value, each in one.tried.items() if each.fits is False and _is_below(one, value)]
         text = f"{_listed(smaller)} does not fit, though {one.largest} does; larger ones may, too"
-        notes.append(fact(f"{title}uneven memory", text, 24))
+        notes.append(fact(f"{title}uneven memory: ", text, 24))
     reasons: dict[str, list[int]] = {}
     for value in one.refused:
         reasons.setdefault(reason_of(one.tried[value]) or UNKNOWN, []).append(value)
     for reason, values in reasons.items():
         text = f"{_listed(values)}: {reason}; {'they count' if len(values) > 1 else 'it counts'} for neither side"
-        notes.append(fact(f"{title}{UNKNOWN}", text, 24))
+        notes.append(fact(f"{title}{UNKNOWN}: ", text, 24))
     return notes
 
 

@@ -121,7 +121,8 @@ def shortage(found: Rehearsal) -> str:
         kept, limit = format_gib(found.kept_free.num_bytes), format_gib(found.max_gpu_bytes)
         return f"{_needs(report)}, and {kept} kept free: more than the {limit} of --max-gpu-memory"
     last = report.num_retries_in_last_step or "none"
-    return f"with {report.num_alloc_retries} allocation retries, {last} of them in the last step"
+    count = report.num_alloc_retries
+    return f"with {count} allocation {'retry' if count == 1 else 'retries'}, {last} of them in the last step"
 
 
 def why_unknown_text(reason: WhyUnknown, report: RehearsalReport) -> str:
