@@ -107,9 +107,8 @@ def _notes(one: LargestValue) -> list[str]:
     notes = []
     worst = _next_worst(one)
     if worst is not None and worst.report.failure is not None and worst.verdict is Verdict.DOES_NOT_FIT:
-        notes.append(
-            fact(f"{title}{one.quantity.name} {one.next}: ", worst.report.failure.message.partition(" Including")[0], 24)
-        )
+        message = worst.report.failure.message.partition(" Including")[0]
+        notes.append(fact(f"{title}{one.quantity.name} {one.next}: ", message, 24))
     if one.is_uneven:
         smaller = [value for value, each in one.tried.items() if each.fits is False and _is_below(one, value)]
         text = f"{_listed(smaller)} does not fit, though {one.largest} does; larger ones may, too"
