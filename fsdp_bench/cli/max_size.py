@@ -109,7 +109,7 @@ def command(
     fsdp-bench max-size --server p5.48xlarge --nodes 2 --chart size.png
     fsdp-bench max-size --server p4d.24xlarge --server p5.48xlarge --offload all
     fsdp-bench max-size --gpu H100-SXM --model gpt2-xl --of micro_batch_size
-    fsdp-bench max-size --of batch --server p5.48xlarge -- torchrun train.py --bs {batch}
+    fsdp-bench max-size --of bs --server p5.48xlarge -- torchrun train.py {bs}
 
     The last one is about your own script, in rehearsals: fsdp-bench max-size --help -- has its options.
 

@@ -46,11 +46,12 @@ def script_command(of: tuple[str, ...], **given: Any) -> int:
     The value that fits and the next one that does not are both rehearsed. The options are those of rehearse.
 
     \b
-    fsdp-bench max-size --of batch --server p5.48xlarge -- torchrun train.py --bs {batch}
-    fsdp-bench max-size --of seq=512..65536:512 --each ckpt=off,on --server p5.48xlarge -- \\
-        torchrun train.py --seq {seq} {ckpt:--grad-ckpt|}
+    fsdp-bench max-size --of bs --server p5.48xlarge -- torchrun train.py {bs}
     fsdp-bench max-size --of nodes --server p5.48xlarge -- torchrun train.py
-    fsdp-bench max-size --of batch=1..8 --of seq --server p5.48xlarge -- torchrun train.py --bs {batch} --seq {seq}
+    fsdp-bench max-size --of seq=512..65536:512 --each bs=1,2 --gpu H100-SXM \\
+        -- torchrun train.py --bs {bs} --seq {seq}
+    fsdp-bench max-size --of bs=1..8 --of seq --gpu H100-SXM \\
+        -- torchrun train.py --bs {bs} --seq {seq}
 
     Exit codes: 0: something fits, or that is unknown. 3: nothing does. 2: bad input. 1: the script failed, or --timeout
     ended it. 130: interrupted; the same command goes on where it ended.

@@ -252,4 +252,6 @@ def test_max_size_of_a_command_ends_with_its_exit_code_and_prints_its_document(s
 
 def test_max_size_without_a_command_is_about_models() -> None:
     assert "--of" in run_command("max-size", "--help").stdout
-    assert "{NAME}" in run_command("max-size", "--help", "--").stdout
+    shown = run_command("max-size", "--help", "--").stdout
+    assert "{NAME}" in shown
+    assert [line for line in shown.splitlines() if len(line) > 80] == []
