@@ -12,7 +12,7 @@ from fsdp_bench.cli.common.options import FILE
 from fsdp_bench.cli.common.printing import (
     COLOURS,
     check_chart,
-    check_folder,
+    check_file,
     print_json,
     print_text,
     save_chart,
@@ -24,9 +24,6 @@ from fsdp_bench.plan.script.rehearsals import Answered
 from fsdp_bench.report.terminal import print_line
 from fsdp_bench.report.text.each import answered_line
 from fsdp_bench.spec.errors import ExitCode
-
-_OWN = ("chart", "csv", "as_json", "snapshot", "html", "page", "trace")
-"""Options of rehearse that this command lacks, or has in another form."""
 
 
 @click.command("max-size", context_settings={"allow_interspersed_args": False})
@@ -60,7 +57,7 @@ def script_command(of: tuple[str, ...], **given: Any) -> int:
     if chart is not None:
         check_chart(chart)
     if csv is not None:
-        check_folder(csv, "csv")
+        check_file(csv, "csv")
     search = read_search(given.pop("words"), of, **rehearse.read_options(given))
     is_interrupted = _run(search)
     found = search.found
@@ -87,7 +84,7 @@ def script_command(of: tuple[str, ...], **given: Any) -> int:
     return rehearse.exit_code(answers)
 
 
-script_command.params += [one for one in rehearse.command.params if one.name not in _OWN]
+script_command.params += [one for one in rehearse.command.params if one.name not in (*rehearse.OF_OUTPUT, "snapshot")]
 
 
 def _run(search: LargestSearch) -> bool:

@@ -40,19 +40,20 @@ for _ in range(3):
 """
 
 
-@pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (2, 3))])
-def test_the_border_is_that_of_a_full_scan(seed: int, tmp_path: Path) -> None:
-    num_rehearsed, num_values = compare_with_scan(seed, tmp_path)
-    assert num_rehearsed < num_values
+@pytest.mark.parametrize(
+    ("seed", "count", "most"), [(1, 8, 7), *(pytest.param(seed, 20, 10, marks=pytest.mark.slow) for seed in (11, 15))]
+)
+def test_the_border_is_that_of_a_full_scan(seed: int, count: int, most: int, tmp_path: Path) -> None:
+    assert compare_with_scan(seed, count, tmp_path) <= most
 
 
-def compare_with_scan(seed: int, folder: Path) -> tuple[int, int]:
-    """Draw a script, a range and a GPU's memory; return how many rehearsals the search took, and the scan."""
+def compare_with_scan(seed: int, count: int, folder: Path) -> int:
+    """Draw a script and a GPU's memory; return how many of so many values the search rehearsed."""
     random = Random(seed)
     (folder / "train.py").write_text(SCRIPT)
     width, layers, name = random.choice([256, 512, 1024]), random.randint(1, 4), random.choice(["bs", "seq"])
     step = random.choice([1, 2, 3]) if name == "bs" else 128
-    values = range(step, 10 * step + 1, step)
+    values = range(step, count * step + 1, step)
     sizes = {"bs": str(random.choice([2, 4])), "seq": str(random.choice([256, 512])), name: f"{{{name}}}"}
     is_checkpointed, command = random.random() < 0.4, random.choice(["python", "torchrun"])
     words = [f"--width={width}", f"--layers={layers}", *(f"--{key}={value}" for key, value in sizes.items())]
@@ -67,7 +68,14 @@ def compare_with_scan(seed: int, folder: Path) -> tuple[int, int]:
     scan = rehearse(*options, "--each", f"{name}={','.join(map(str, values))}", "--", "train.py", *words, **given)
     fits = {int(one["values"][name]): one["fits"] for one in scan.document["rehearsals"]}
     found = rehearse(
-        *options, "--of", f"{name}={step}..{10 * step}:{step}", "--", "train.py", *words, question="max-size", **given
+        *options,
+        "--of",
+        f"{name}={step}..{count * step}:{step}",
+        "--",
+        "train.py",
+        *words,
+        question="max-size",
+        **given,
     )
     (one,) = found.document["searches"]
     tried = {each["value"]: each["fits"] for each in one["rehearsals"]}
@@ -75,4 +83,4 @@ def compare_with_scan(seed: int, folder: Path) -> tuple[int, int]:
     assert tried.items() <= fits.items()
     assert one["largest"] == max(value for value in values if fits[value])
     assert one["next"] == (None if one["largest"] == values[-1] else one["largest"] + step)
-    return len(tried), len(values)
+    return len(tried)
