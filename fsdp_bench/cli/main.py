@@ -26,11 +26,12 @@ COMMANDS = {
     "dry-run": "Run a setup through PyTorch's own FSDP code without GPUs.",
     "record": "Record a model's code once, so that it can be predicted.",
     "rehearse": "Run a real training command without GPUs: whether it fits, and where it peaks.",
+    "check": "Rehearse a file's commands, and compare each with a baseline: for pull requests.",
     "chart": "Draw charts of measured results.",
     "report": "Print measured results as a table.",
-    "plan": "Find which servers, how many and which setting train a model: how long, at what price.",
+    "plan": "Find which servers, how many and which setting train a model or a script: how long, at what price.",
     "predict": "Predict memory, time and fit of one or several setups.",
-    "compare": "Say which bytes and milliseconds differ between two setups or results, and why.",
+    "compare": "Say which bytes and milliseconds differ between two setups, results or scripts, and why.",
     "max-size": "Find the largest model, batch or sequence that fits, or the fewest GPUs.",
     "calibrate": "Measure this machine's rates, so that predictions use them.",
     "validate": "Compare predictions with your own results, measured or rehearsed.",
@@ -39,6 +40,9 @@ COMMANDS = {
     "doctor": "Show this machine's hardware and what a sweep will use.",
 }
 """Each command has a file in cli/, which is imported only when the command is used, so that --help stays fast."""
+
+OF_SCRIPTS = {"max-size": "max_size_script", "plan": "plan_script"}
+"""The file of each command that asks about a training script if ``-- COMMAND`` follows."""
 
 MOST_CHARACTERS = 480
 """Most characters of an error message; the middle of a longer message is left out."""
@@ -72,6 +76,8 @@ class LazyGroup(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Find the command; refuse an option that is given twice."""
         name, command, rest = super().resolve_command(ctx, args)
+        if name in OF_SCRIPTS and "--" in rest:
+            command = importlib.import_module(f"fsdp_bench.cli.{OF_SCRIPTS[name]}").script_command
         if command is not None:
             _refuse_repeated(command, rest, click.Context(command, ctx, name, **command.context_settings))
         return name, command, rest

@@ -1,18 +1,16 @@
-"""Whether a rehearsed script fits a GPU, and the JSON form of the answer."""
+"""Whether a rehearsed script fits a GPU."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import Enum, auto
+from enum import StrEnum
 from functools import cached_property
-from typing import Any
 
 from fsdp_bench.plan.estimate import Verdict
 from fsdp_bench.plan.headroom import Headroom, headroom_of
-from fsdp_bench.plan.rehearsed_time.answer import RehearsedTime, rehearsed_time, rehearsed_time_document, why_no_time
+from fsdp_bench.plan.rehearsed_time.answer import RehearsedTime, rehearsed_time, why_no_time
 from fsdp_bench.rates.communicators import Communicators, communicators_of
-from fsdp_bench.spec.codec import to_builtins
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.hardware import Gpu, Hardware
 from fsdp_bench.spec.setup import ShardingStrategy, TrainSetup
@@ -25,22 +23,16 @@ def headroom_of_script(hardware: Hardware, world_size: int, stated_bytes: int | 
     return headroom_of(hardware.gpu, of_all_ranks, stated_bytes)
 
 
-class WhyUnknown(Enum):
+class WhyUnknown(StrEnum):
     """Why it is unknown whether a script fits; of several reasons the first."""
 
-    UNSUPPORTED = auto()
-    """It called a function that the stand-in does not have."""
-    FAILED = auto()
-    CUT = auto()
-    """It was ended by --timeout or an interrupt."""
-    NO_GPU = auto()
-    """It never used the GPU."""
-    NO_STEP = auto()
-    """It never made an optimizer step."""
-    VALUES = auto()
-    """It read values from the GPU that may decide sizes."""
-    ONE_STEP = auto()
-    """It was ended after its first step. The later ones hold the optimizer's states too."""
+    UNSUPPORTED = "it called a function that the stand-in for NVIDIA's libraries does not have"
+    FAILED = "it failed"
+    CUT = "it was ended by --timeout or an interrupt"
+    NO_GPU = "it never used the GPU"
+    NO_STEP = "it never made an optimizer step"
+    VALUES = "it read values from the GPU that may decide sizes"
+    ONE_STEP = "it was ended after its first step, and the later ones hold the optimizer's states too"
 
 
 def rehearsed_gpu(gpu: Gpu, kept_free_bytes: int) -> RehearsedGpu:
@@ -91,6 +83,12 @@ class Rehearsal:
     def available_bytes(self) -> int:
         """GPU memory that torch's allocator can reserve: all but what is kept free."""
         return self.usable_bytes - self.kept_free.num_bytes
+
+    @property
+    def most_reserved_bytes(self) -> int:
+        """The most reserved memory with which it fits: what is available, or less by the user's own limit."""
+        own = self.usable_bytes if self.max_gpu_bytes is None else self.max_gpu_bytes
+        return min(self.usable_bytes, own) - self.kept_free.num_bytes
 
     @property
     def exceeds_limit(self) -> bool:
@@ -180,59 +178,3 @@ def worst_of(found: Sequence[Rehearsal]) -> Rehearsal:
 
 def _highest(spans: list[PhasePeaks]) -> PhasePeaks | None:
     return max(spans, key=lambda span: span.allocated_bytes, default=None)
-
-
-def rehearsal_document(found: Rehearsal) -> dict[str, Any]:
-    """Return the JSON form, with the keys of ``predict --json`` where they mean the same. Unknown values are null."""
-    report, peak = found.report, found.report.peak
-    out_of_memory = report.outcome is RehearsalOutcome.OUT_OF_MEMORY
-    gpu, communicators = found.gpu, found.communicators
-    phases: dict[str, int] = {}
-    for span in report.spans:
-        phases[span.phase] = max(span.allocated_bytes, phases.get(span.phase, 0))
-    is_known = peak is not None and not out_of_memory and not report.num_alloc_retries
-    nccl = communicators.num_bytes if communicators is not None else None
-    return {
-        "source": "rehearsed",
-        "torch": report.torch,
-        "cuda": report.cuda,
-        "command": report.sentence,
-        "world_size": report.world_size,
-        "rank": report.rank,
-        "outcome": report.outcome.value,
-        "num_steps": report.num_steps,
-        "server": {
-            "name": found.hardware.server.name or None,
-            "gpu": gpu.name,
-            "gpu_memory_bytes": found.usable_bytes,
-        },
-        "memory": {
-            "peak_allocated_bytes": peak.allocated_bytes if peak else None,
-            "peak_reserved_bytes": report.peak_reserved_bytes if peak else None,
-            "peak_phase": peak.phase if peak else None,
-            "peak_step": peak.step if peak else None,
-            "phases": phases,
-            "first_step": to_builtins(found.first_step),
-            "steady_state": to_builtins(found.steady_state),
-            "num_alloc_retries": report.num_alloc_retries,
-            "communicators_bytes": [nccl.low, nccl.high] if nccl is not None else None,
-            "lines_at_peak": to_builtins(report.lines_at_peak),
-        },
-        "time": rehearsed_time_document(found.time),
-        "why_no_time": found.why_no_time,
-        "host": {
-            "peak_bytes": report.peak_host_bytes,
-            "peak_bytes_of_real_run": report.peak_host_bytes + report.peak_unwritten_host_bytes,
-        },
-        "reads": to_builtins(report.reads),
-        "num_known_reads": report.num_known_reads,
-        "unsupported": report.unsupported,
-        "notes": list(report.notes),
-        "allocator_settings": report.allocator_settings,
-        "failure": to_builtins(report.failure),
-        "fits": found.fits,
-        "verdict": found.verdict,
-        "headroom_bytes": found.usable_bytes - report.peak_reserved_bytes if is_known else None,
-        "required_headroom_bytes": found.kept_free.num_bytes,
-        "spans": to_builtins(report.spans),
-    }

@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
+from types import MappingProxyType
 
 from fsdp_bench.catalog.loader import BUILT_IN, Catalog
 from fsdp_bench.catalog.lookup import find_placement
 from fsdp_bench.plan.defaults import USUAL_GPUS_PER_NODE
-from fsdp_bench.plan.headroom import sized, stated_headroom
+from fsdp_bench.plan.headroom import Headroom, sized, stated_headroom
 from fsdp_bench.plan.rehearsal import Rehearsal, headroom_of_script, rehearsed_gpu
 from fsdp_bench.rehearse.command import Command, RankStarter, read_command
 from fsdp_bench.rehearse.prepared import PreparedPython
 from fsdp_bench.rehearse.run import rehearse
 from fsdp_bench.spec.errors import SpecError, shown
 from fsdp_bench.spec.hardware import Gpu, Hardware, Server
-from fsdp_bench.spec.subprocesses.rehearsal import RehearsalOptions, RehearsalOutcome
+from fsdp_bench.spec.setup import ShardingStrategy
+from fsdp_bench.spec.subprocesses.rehearsal import RehearsalOptions, RehearsalOutcome, RehearsalReport, RehearsedGpu
 from fsdp_bench.spec.units import parse_bytes
 
 DEFAULT_STEPS = 4
@@ -40,6 +43,22 @@ class CommandToRehearse:
     tokens_per_step: int | None = None
     timeout_seconds: float | None = None
 
+    @cached_property
+    def kept_free(self) -> Headroom:
+        """GPU memory that is kept free for the CUDA context and NCCL."""
+        world_size = self.options.world_size or self.options.gpus_per_node
+        return headroom_of_script(self.hardware, world_size, self.headroom_bytes)
+
+    @property
+    def stand_in(self) -> RehearsedGpu:
+        """The GPU for the stand-in to pass for."""
+        return rehearsed_gpu(self.hardware.gpu, self.kept_free.num_bytes)
+
+    def answer(self, report: RehearsalReport) -> Rehearsal:
+        """Return what a rank's report says of its hardware."""
+        asks_time = self.options.notes_work
+        return Rehearsal(report, self.hardware, self.kept_free, self.max_gpu_bytes, asks_time, self.tokens_per_step)
+
     def answers(self) -> Iterator[Rehearsal]:
         """Run the ranks in turn; yield what is found of each, also of one that is interrupted.
 
@@ -49,17 +68,10 @@ class CommandToRehearse:
             SpecError: if its launcher refuses its arguments.
             RehearsalError: if its process ends without a report.
         """
-        kept = headroom_of_script(
-            self.hardware, self.options.world_size or self.options.gpus_per_node, self.headroom_bytes
-        )
-        stand_in = rehearsed_gpu(self.hardware.gpu, kept.num_bytes)
-        options = self.options
         with PreparedPython() if len(self.ranks) > 1 else nullcontext() as prepared:
             for rank in self.ranks:
-                report = rehearse(self.command, stand_in, rank, options, self.timeout_seconds, prepared)
-                yield Rehearsal(
-                    report, self.hardware, kept, self.max_gpu_bytes, options.notes_work, self.tokens_per_step
-                )
+                report = rehearse(self.command, self.stand_in, rank, self.options, self.timeout_seconds, prepared)
+                yield self.answer(report)
                 if report.outcome is RehearsalOutcome.INTERRUPTED:
                     raise KeyboardInterrupt
 
@@ -83,9 +95,15 @@ def command_to_rehearse(
     time: bool = False,
     tokens_per_step: int | None = None,
     timeout: float | None = None,
+    strategy: str | None = None,
+    environment: Mapping[str, str] = MappingProxyType({}),
+    edited: Mapping[str, str] = MappingProxyType({}),
     catalog: Catalog = BUILT_IN,
 ) -> CommandToRehearse:
     """Check what is asked for, before anything runs. The arguments are those of ``rehearse_command``.
+
+    ``environment`` are variables that the command finds set; ``edited`` has the text that it finds in files, by their
+    absolute paths, instead of the disk's.
 
     Raises:
         SpecError: for values that are not allowed, naming them and what is allowed.
@@ -99,7 +117,13 @@ def command_to_rehearse(
     if timeout is not None and not 0 < timeout < float("inf"):
         raise SpecError(f"timeout: {shown(timeout)} is not allowed; a number of seconds above 0")
     words = shlex.split(command) if isinstance(command, str) else list(command)
+    words = [*(f"{name}={value}" for name, value in environment.items()), *words]
     understood = read_command(words, os.environ, Path.cwd())
+    if strategy is not None and understood.launcher is not RankStarter.ACCELERATE:
+        raise SpecError(
+            "strategy: only accelerate launch has a switch for it; write {strategy} where the command says it, and"
+            " --each strategy=.. with the script's own words"
+        )
     place = find_placement(gpu, server, nodes, gpus_per_node, world_size, catalog)
     hardware = sized(place.hardware, gpu_memory, None)
     is_counted = any(given is not None for given in (server, nodes, gpus_per_node, world_size))
@@ -126,6 +150,8 @@ def command_to_rehearse(
             balanced_routing=balanced_routing,
             stops_at_unsupported=stops_at_unsupported,
             notes_work=time,
+            strategy=None if strategy is None else ShardingStrategy(strategy).value,
+            edited=dict(edited),
         ),
         headroom_bytes=stated_headroom(headroom, hardware),
         max_gpu_bytes=None if max_gpu_memory is None else parse_bytes(max_gpu_memory, "max-gpu-memory"),
@@ -144,8 +170,8 @@ def rehearse_command(command: str | Sequence[str], **asked: object) -> list[Rehe
         asked: the options of ``fsdp-bench rehearse`` by name, with underscores: ``server``, ``gpu``, ``nodes``,
             ``gpus_per_node``, ``world_size``, ``gpu_memory``, ``headroom``, ``steps`` (by default 4, or 3 if the third
             repeats the second; or "all"), ``ranks`` (0, a list, or "all"), ``max_gpu_memory``, ``snapshot``,
-            ``random_weights``, ``balanced_routing``, ``stops_at_unsupported``, ``time``, ``tokens_per_step``, and
-            ``timeout`` in seconds.
+            ``random_weights``, ``balanced_routing``, ``stops_at_unsupported``, ``time``, ``tokens_per_step``, ``timeout``
+            in seconds, ``strategy``.
 
     Returns:
         A Rehearsal for each rank: ``report`` has peaks by step and phase in bytes, ``verdict`` whether it fits, and

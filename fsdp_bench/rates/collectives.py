@@ -237,10 +237,7 @@ def _network_bandwidth(hardware: Hardware) -> float | None:
 def collective_seconds(kind: str, message_bytes: float, topology: Topology) -> float:
     """Return the seconds of one collective with the algorithm and protocol that NCCL's model finds fastest.
 
-    Args:
-        kind: one of KINDS.
-        message_bytes: the output of an all-gather, the input of a reduce-scatter, else the tensor.
-        topology: topology of the process group.
+    ``message_bytes``: the output of an all-gather, the input of a reduce-scatter, else the tensor.
     """
     algorithms = ("ring", "tree") if kind == "all_reduce" else ("ring",)
     protocols = [index for index, name in enumerate(PROTOCOLS) if name != "LL128" or topology.link == "nvlink"]

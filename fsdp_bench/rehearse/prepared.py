@@ -105,7 +105,7 @@ class ForkServer:
         self.learns = modules is None
         """Whether it is to be told the modules of the first rehearsal."""
         self._modules: Mapping[str, str] | None = dict.fromkeys(modules, "") if modules else None
-        (plan := self.folder / "plan.json").write_text(json.dumps({"words": []}))
+        (plan := self.folder / "plan.json").write_text(json.dumps({"words": [], "edited": {}}))
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         words = [sys.executable, "-I", "-S", str(ENTER), str(plan), *python]
         words += [str(INSIDE), "--forks", str(theirs.fileno()), str(self.folder)]

@@ -44,9 +44,14 @@ class Rehearsed:
 
 
 def rehearse(
-    *words: str, folder: Path | None = None, command: str = "python", code: int = 0, **environment: str
+    *words: str,
+    folder: Path | None = None,
+    command: str = "python",
+    code: int = 0,
+    question: str = "rehearse",
+    **environment: str,
 ) -> Rehearsed:
-    """Run ``fsdp-bench rehearse --json``, which must end with a code.
+    """Run ``fsdp-bench rehearse --json``, or another question about a script, which must end with a code.
 
     ``words`` are its options, ``--``, and what follows the command.
     """
@@ -55,7 +60,7 @@ def rehearse(
             patch.setenv(name, value)
         patch.setattr(RunningRehearsal, "__init__", _start_in_fork)
         with _errors() as printed:
-            done = run_command(*_with_tool(words, command), cwd=folder)
+            done = run_command(*_with_tool(words, command, question), cwd=folder)
             printed.seek(0)
             done.stderr += printed.read()
     return _rehearsed(done, code)
@@ -85,9 +90,9 @@ def rehearse_in_own_process(
     return _rehearsed(run_process(*_with_tool(words, command), cwd=folder), code)
 
 
-def _with_tool(words: tuple[str, ...], command: str) -> list[str]:
+def _with_tool(words: tuple[str, ...], command: str, question: str = "rehearse") -> list[str]:
     split = words.index("--") + 1
-    return ["rehearse", "--json", *words[:split], str(Path(sys.executable).parent / command), *words[split:]]
+    return [question, "--json", *words[:split], str(Path(sys.executable).parent / command), *words[split:]]
 
 
 def _rehearsed(done: subprocess.CompletedProcess[str], code: int) -> Rehearsed:

@@ -12,7 +12,8 @@ from msgspec.structs import replace
 from fsdp_bench.catalog.lookup import find_placement, server
 from fsdp_bench.plan.estimate import Verdict
 from fsdp_bench.plan.headroom import Headroom
-from fsdp_bench.plan.rehearsal import Rehearsal, rehearsal_document, worst_of
+from fsdp_bench.plan.rehearsal import Rehearsal, worst_of
+from fsdp_bench.plan.rehearsal_document import rehearsal_document
 from fsdp_bench.report.charts.rehearsal import rehearsal_slide
 from fsdp_bench.report.charts.slide import draw
 from fsdp_bench.report.text.prediction import retries_text
@@ -113,7 +114,7 @@ def test_each_end_of_a_script_has_its_verdict(changes: dict[str, Any], verdict: 
     assert found.verdict is verdict
     assert words in verdict_line(found)
     assert report_text(found).startswith(verdict_line(found))
-    assert rehearsal_document(found)["fits"] == (None if verdict is None else verdict is Verdict.FITS)
+    assert rehearsal_document(found).fits == (None if verdict is None else verdict is Verdict.FITS)
 
 
 @pytest.mark.parametrize(
@@ -124,7 +125,7 @@ def test_a_script_that_was_ended_has_its_peaks_and_no_verdict(outcome: Rehearsal
     found = rehearsal(outcome=outcome)
     assert found.verdict is None
     assert f"the script was {ended} after 2 optimizer steps; until then: peak 22.0" in verdict_line(found)
-    assert rehearsal_document(found)["memory"]["peak_allocated_bytes"] == 22 * GIB
+    assert rehearsal_document(found).memory.peak_allocated_bytes == 22 * GIB
     assert replaced(found, max_gpu_bytes=GIB).verdict is Verdict.DOES_NOT_FIT  # more time would not help
 
 
@@ -147,19 +148,19 @@ def test_a_limit_of_the_users_own_counts_what_is_kept_free() -> None:
 
 def test_the_first_step_and_the_steady_state_are_told_apart() -> None:
     document = rehearsal_document(rehearsal())
-    assert document["headroom_bytes"] == document["server"]["gpu_memory_bytes"] - 30 * GIB
-    assert document["memory"]["first_step"]["allocated_bytes"] == 20 * GIB
-    assert document["memory"]["steady_state"]["allocated_bytes"] == 22 * GIB
-    assert (document["memory"]["peak_step"], document["memory"]["peak_phase"]) == (2, "backward")
-    assert document["host"]["peak_bytes_of_real_run"] == 32 * GIB
+    assert document.headroom_bytes == document.server.gpu_memory_bytes - 30 * GIB
+    assert document.memory.first_step.allocated_bytes == 20 * GIB
+    assert document.memory.steady_state.allocated_bytes == 22 * GIB
+    assert (document.memory.peak_step, document.memory.peak_phase) == (2, "backward")
+    assert document.host.peak_bytes_of_real_run == 32 * GIB
 
 
 def test_headroom_is_unknown_where_a_rehearsal_does_not_say_what_is_needed() -> None:
     """With allocation retries the cache was emptied; before the first allocation nothing was needed yet."""
     retried = rehearsal_document(rehearsal(spans=(span(1, "backward", 60, reserved=70, retries=2),)))
     unused = rehearsal_document(rehearsal(spans=()))
-    assert (retried["verdict"], retried["headroom_bytes"]) == ("runs_with_retries", None)
-    assert (unused["fits"], unused["headroom_bytes"]) == (None, None)
+    assert (retried.verdict, retried.headroom_bytes) == ("runs_with_retries", None)
+    assert (unused.fits, unused.headroom_bytes) == (None, None)
 
 
 def test_lines_that_hold_memory_are_named_below_their_folder_of_packages() -> None:
@@ -258,8 +259,8 @@ def test_without_a_step_it_says_why() -> None:
     found = of_step(None)
     assert "step time unknown: a step after the first is needed" in joined_text(found)
     document = rehearsal_document(found)
-    assert document["time"] is None
-    assert document["why_no_time"].startswith("a step after the first is needed")
+    assert document.time is None
+    assert document.why_no_time.startswith("a step after the first is needed")
 
 
 def test_tokens_that_are_unknown_can_be_given() -> None:
@@ -278,4 +279,4 @@ def test_several_ranks_have_a_column_of_step_times() -> None:
 
 def test_without_time_nothing_of_it_is_printed() -> None:
     assert "step time" not in report_text(rehearsal())
-    assert rehearsal_document(rehearsal())["time"] is None
+    assert rehearsal_document(rehearsal()).time is None

@@ -12,7 +12,7 @@ import msgspec
 from fsdp_bench.catalog.architectures import FOLDERS, NotRecorded, recorded_architecture
 from fsdp_bench.plan.defaults import USUAL_GPUS_PER_NODE
 from fsdp_bench.plan.prediction import Prediction, answer
-from fsdp_bench.plan.purchase.offer import MICRO_BATCHES, Offer
+from fsdp_bench.plan.purchase.offer import MICRO_BATCHES, SettingOffer
 from fsdp_bench.plan.question import Question
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.lora import LoRA
@@ -59,11 +59,7 @@ class Chosen:
 
     @property
     def gpus_per_node(self) -> int:
-        """GPUs on each server; 8 where nothing says it.
-
-        Raises:
-            SpecError: if the GPUs do not fill servers of 8.
-        """
+        """GPUs on each server; 8 where nothing says it. Raises SpecError if the GPUs do not fill servers of 8."""
         hardware, world = self.question.hardware, self.setup.world_size
         if hardware is not None and hardware.has_server:
             return hardware.gpus_per_node
@@ -80,8 +76,7 @@ class Chosen:
     def modules(self) -> Modules:
         """The modules of the model in transformers' code.
 
-        Raises:
-            SpecError: for a model that is no causal language model with one list of blocks.
+        Raises SpecError for a model that is no causal language model with one list of blocks.
         """
         code = self._recorded
         name = code.origin.architecture
@@ -119,11 +114,7 @@ class Chosen:
         return recorded_architecture(self.config, self.setup.sequence_length, model.name).code
 
     def with_setup(self, setup: TrainSetup) -> Chosen:
-        """Return the same with another setup, predicted anew.
-
-        Raises:
-            SpecError: if it cannot run, or does not fit.
-        """
+        """Return the same with another setup, predicted anew. Raises SpecError if it cannot run, or does not fit."""
         question = replace(self.question, setup=setup)
         if question.impossible:
             raise SpecError(question.impossible)
@@ -157,7 +148,7 @@ def chosen_by_prediction(prediction: Prediction, config: Mapping[str, Any], comm
     return Chosen(prediction.question, prediction, speed, config, command)
 
 
-def chosen_by_offer(offer: Offer, config: Mapping[str, Any], command: str) -> Chosen:
+def chosen_by_offer(offer: SettingOffer, config: Mapping[str, Any], command: str) -> Chosen:
     """Return the winner of a plan."""
     question = replace(offer.prediction.question, setup=offer.timed.setup)
     return Chosen(question, offer.prediction, offer.timed.tokens_per_second_per_gpu, config, command)

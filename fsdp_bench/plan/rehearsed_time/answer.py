@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from math import prod
-from typing import Any
 
-from fsdp_bench.plan.document import time_document
+from msgspec.structs import asdict
+
+from fsdp_bench.plan.document import TimeDocument, time_document
 from fsdp_bench.plan.headroom import with_cuda
-from fsdp_bench.plan.ranges import range_of
+from fsdp_bench.plan.ranges import range_of, range_of_script
 from fsdp_bench.plan.rehearsed_time.events import ProcessGroups, Replayable, events_of, process_groups
 from fsdp_bench.plan.rehearsed_time.operator_work import DTYPES, dtype_of, work_of_operator
 from fsdp_bench.plan.speed import Speed
 from fsdp_bench.rates.datasheet import Datasheet, datasheet
 from fsdp_bench.replay.schedule import Span, StepTime, run
 from fsdp_bench.simulate.events import IN_HOST_MEMORY, Event, Kind, Work
-from fsdp_bench.spec.codec import to_builtins
 from fsdp_bench.spec.hardware import Hardware
 from fsdp_bench.spec.setup import Precision, TrainSetup
 from fsdp_bench.spec.subprocesses.issued import (
@@ -89,6 +89,7 @@ def rehearsed_time(
     rates = datasheet(hardware, setup, groups.groups)
     found = events_of(step, groups)
     time, unknown = _scheduled(found, rates, groups)
+    published = range_of(gpu, setup, rates.is_over_pcie) if flops.dtype in _16_BIT else None
     return RehearsedTime(
         step=step.number,
         time=replace(time, step_seconds=None) if unknown else time,
@@ -105,7 +106,7 @@ def rehearsed_time(
         source=rates.source,
         is_over_pcie=rates.is_over_pcie,
         num_streams=found.num_streams,
-        range=range_of(gpu, setup, rates.is_over_pcie) if flops.dtype in _16_BIT else None,
+        range=range_of_script(gpu, published, is_on_gpu=not time.cpu_optimizer_seconds),
     )
 
 
@@ -174,22 +175,34 @@ def _idle_seconds(time: StepTime) -> float:
     return idle + max((time.step_seconds or end) - end, 0.0)
 
 
-def rehearsed_time_document(found: RehearsedTime | None) -> dict[str, Any] | None:
-    """Return the JSON form: the keys of ``predict --json``, and those of the step that was noted."""
+class RehearsedTimeDocument(TimeDocument, frozen=True, kw_only=True):
+    """The JSON form: the keys of ``predict --json``, and those of the step that was noted."""
+
+    issued: str = "rehearsed"
+    durations: str = "predicted"
+    step: int
+    at_least_seconds: float | None
+    host_seconds: float
+    waiting_for_host_seconds: float
+    num_streams: int
+    tokens_per_step: int | None
+    model_flops: float | None
+    hardware_flops: float
+    unknown: dict[str, int]  # type: ignore[assignment]  # with how often it was issued
+    parts: tuple[PartTime, ...]
+
+
+def rehearsed_time_document(found: RehearsedTime | None) -> RehearsedTimeDocument | None:
+    """Return the JSON form of a time, if there is one."""
     if found is None:
         return None
-    return {
-        "issued": "rehearsed",
-        "durations": "predicted",
-        **to_builtins(time_document(found)),
-        **{name: getattr(found, name) for name in _OF_STEP},
-        "parts": [asdict(part) for part in found.parts],
-    }
+    own = {name: getattr(found, name) for name in _OF_STEP}
+    return RehearsedTimeDocument(**{**asdict(time_document(found)), **own})
 
 
 _OF_STEP = (
     *("step", "at_least_seconds", "host_seconds", "waiting_for_host_seconds", "num_streams", "tokens_per_step"),
-    *("model_flops", "hardware_flops", "unknown"),
+    *("model_flops", "hardware_flops", "unknown", "parts"),
 )
 
 

@@ -196,7 +196,7 @@ def _python_program(words: Sequence[str], name: str) -> tuple[str, str, list[str
     return "script", words[0], list(words[1:])
 
 
-def _understand_accelerate(words: Sequence[str], one: LaunchedRank) -> Launch:
+def _understand_accelerate(words: Sequence[str], one: LaunchedRank, strategy: str | None) -> Launch:
     try:
         import accelerate.commands.launch as accelerate_launch
     except ModuleNotFoundError as error:
@@ -206,6 +206,8 @@ def _understand_accelerate(words: Sequence[str], one: LaunchedRank) -> Launch:
     asked_multi_gpu = args.multi_gpu
     args, config = _validated(accelerate_launch, args, one)
     _refuse_other_hardware(args, config)
+    if strategy is not None:
+        _choose_strategy(args, one, strategy)
     args.multi_gpu = one.world_size > 1 or (args.multi_gpu if config else asked_multi_gpu)
     num_processes = args.said_processes
     per_node = num_processes // max(args.num_machines or 1, 1) if num_processes else None
@@ -234,6 +236,30 @@ def _validated(
         raise _refused(error) from error
     args.said_processes = None if is_open else args.num_processes
     return args, config
+
+
+def _choose_strategy(args: argparse.Namespace, one: LaunchedRank, strategy: str) -> None:
+    """Set accelerate's own switches of the sharding strategy, as its command line would.
+
+    FSDP2 has no sharding strategies (``FullyShardedDataParallelPlugin.__post_init__`` in accelerate/utils): the
+    parameters are resharded after forward or not, on a mesh that also replicates in hybrid sharding. DDP has no shards.
+    """
+    if not args.use_fsdp:
+        raise ValueError(f"{ACCELERATE}: --strategy {strategy}, but FSDP is not chosen: --use_fsdp, or in the config")
+    is_hybrid = "HYBRID" in strategy
+    if int(args.fsdp_version or 1) == 1:
+        args.fsdp_sharding_strategy = strategy.lstrip("_")
+    elif strategy == "NO_SHARD":
+        args.use_fsdp = False
+        args.multi_gpu = True
+    elif is_hybrid and one.world_size <= one.gpus_per_node:
+        raise ValueError(f"{ACCELERATE}: {strategy} under FSDP2 needs several nodes: --nodes 2")
+    else:
+        args.fsdp_reshard_after_forward = str(strategy in ("FULL_SHARD", "HYBRID_SHARD")).lower()
+        if is_hybrid:
+            args.use_parallelism_config = True
+            args.parallelism_config_dp_replicate_size = one.world_size // one.gpus_per_node
+            args.parallelism_config_dp_shard_size = one.gpus_per_node
 
 
 def _refuse_other_hardware(args: argparse.Namespace, config: Any) -> None:
@@ -276,11 +302,14 @@ def _refused(error: Exception) -> ValueError:
     return ValueError(f"{ACCELERATE}: " + " ".join("".join(traceback.format_exception_only(error)).split()))
 
 
-def understand(launcher: str, words: Sequence[str], rank: int, world_size: int, gpus_per_node: int) -> Launch:
+def understand(
+    launcher: str, words: Sequence[str], rank: int, world_size: int, gpus_per_node: int, strategy: str | None = None
+) -> Launch:
     """Return what a launcher followed by these words would start as this rank.
 
     ``launcher`` is a value of ``fsdp_bench.rehearse.command.RankStarter``; ``rank`` replaces all of the launcher's
-    processes; the world has ``world_size`` ranks, whatever the launcher's arguments say.
+    processes; the world has ``world_size`` ranks, whatever the launcher's arguments say. ``strategy`` is the name of a
+    sharding strategy that accelerate is to choose; None for what its arguments say.
 
     Raises ValueError: The launcher refuses its arguments, or starts what cannot be rehearsed. One line.
     """
@@ -288,7 +317,7 @@ def understand(launcher: str, words: Sequence[str], rank: int, world_size: int, 
     if launcher in ("torchrun", "torch.distributed.launch"):
         return _understand_torch(words, one, is_torchrun=launcher == "torchrun")
     if launcher == "accelerate":
-        return _understand_accelerate(words, one)
+        return _understand_accelerate(words, one, strategy)
     if launcher != "none":
         raise ValueError(f"launcher: {launcher!r} is not known; one of none, torchrun, accelerate")
     kind, target, arguments = _python_program(words, "python")

@@ -125,6 +125,7 @@ class _Rehearsal:
         """Write the report, under a temporary name first."""
         from .observe.memory import History
         from .observe.reads import unsupported
+        from .observe.user_lines import user_files
         from .replace.collectives import calls, sizes
 
         gc.disable()  # what follows makes many objects, and no garbage
@@ -151,6 +152,7 @@ class _Rehearsal:
             "peak_host_bytes": self.host.peak_resident_bytes,
             "peak_unwritten_host_bytes": self.host.peak_unwritten_bytes,
             "notes": self._notes(),
+            "user_files": user_files([*self.plan["words"], *self.plan["edited"]]),
             "issued": None if self.issued is None else self.issued.document(),
             "why_nothing_issued": None if self.issued is None else self.issued.why_none,
             "torch": str(torch.__version__),
@@ -276,7 +278,8 @@ def _understood(plan: dict[str, Any]) -> tuple[Any, int, int, int]:
         gpus_per_node = min(asked.processes_per_node or gpus_per_node, world_size)
     if rank >= world_size:
         raise ValueError(f"rank: {rank} is not allowed; 0 to {world_size - 1}, by the world size")
-    return understand(plan["launcher"], plan["words"], rank, world_size, gpus_per_node), rank, world_size, gpus_per_node
+    world = rank, world_size, gpus_per_node
+    return understand(plan["launcher"], plan["words"], *world, plan["strategy"]), *world
 
 
 def main() -> None:
@@ -289,11 +292,12 @@ def main() -> None:
         serve(int(sys.argv[2]), Path(sys.argv[3]))
     path = Path(sys.argv[1])
     plan = json.loads(path.read_text())
-    files = Protection(path.parent, plan["words"])
+    files = Protection(path.parent, [*plan["words"], *plan["edited"]])
     ctypes.CDLL(None).prctl(END_WITH_PARENT, signal.SIGKILL)
     try:
+        files.edit(plan["edited"])
         launch, *world = _understood(plan)
-    except ValueError as error:
+    except (ValueError, OSError) as error:
         Path(plan["report"]).write_text(json.dumps({"refused": str(error)}))
         os._exit(2)
     if launch.gives_ranks or plan["world_size"] is not None:

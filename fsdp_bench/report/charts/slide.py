@@ -7,7 +7,7 @@ import re
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from fsdp_bench.report.charts.colors import (
     DPI,
@@ -185,27 +185,32 @@ def _value_axis(axes: Axes) -> None:
 
 
 def draw_bars(body: SubFigure, rows: Sequence[Bars]) -> None:
-    """Draw rows of bars; all have the same groups and labels in the same order."""
+    """Draw rows of bars; all have the same groups and labels in the same order. Rows of one axis have one scale."""
     first = rows[0]
-    axes = _panels(body, first, len(rows))
+    is_one_axis = all(row.axis == first.axis for row in rows)
+    axes = _panels(body, first, len(rows), sharey="all" if is_one_axis else "row")
     words = [bar.words for row in rows for group in row.groups for bar in group.bars if bar.is_result or bar.pieces]
     num_bars = sum(len(group.bars) for group in first.groups)
     upright = max((len(line) for lines in words for line in lines), default=0) * 11.5 > (WIDTH - 150) / num_bars
     for row, panels in zip(rows, axes, strict=True):
         for group, one in zip(row.groups, panels, strict=True):
-            _draw_group(one, group, first.scale, upright)
-        panels[0].set_ylabel(row.title, fontsize=HEADING)
-    body.supylabel(first.axis, fontsize=HEADING)
+            _draw_group(one, group, row.scale, upright)
+        panels[0].set_ylabel(row.title if is_one_axis else f"{row.title}, {row.axis}", fontsize=HEADING)
+    if is_one_axis:
+        body.supylabel(first.axis, fontsize=HEADING)
     has_marks = any(bar.mark is not None for row in rows for group in row.groups for bar in group.bars)
-    _leave_space_for_words(body, axes[0, 0], max(row.highest for row in rows) / first.scale, words, upright, has_marks)
+    highest = max(row.highest for row in rows)
+    for row, panels in list(zip(rows, axes, strict=True))[: 1 if is_one_axis else None]:
+        top = (highest if is_one_axis else row.highest) / row.scale
+        _leave_space_for_words(body, panels[0], top, words, upright, has_marks)
 
 
-def _panels(body: SubFigure, chart: Bars, rows: int) -> np.ndarray:
-    """Return axes: one column for each group, all with the same scale, and labels below the last row."""
+def _panels(body: SubFigure, chart: Bars, rows: int, sharey: Literal["all", "row"]) -> np.ndarray:
+    """Return axes: one column for each group, and labels below the last row. ``sharey``: which have one scale."""
     count = sum(len(group.bars) for group in chart.groups)
     widths = [max(len(group.bars), 0.1 * count) for group in chart.groups]
     pixels = (WIDTH - 150) / sum(widths)
-    axes = body.subplots(rows, len(chart.groups), sharey=True, squeeze=False, width_ratios=widths)
+    axes = body.subplots(rows, len(chart.groups), sharey=sharey, squeeze=False, width_ratios=widths)
     for column, (group, width) in enumerate(zip(chart.groups, widths, strict=True)):
         axes[0, column].set_title(_broken(group.title, width * pixels / 11.5), fontsize=TEXT + 1, weight="bold")
         for one in axes[:, column]:
@@ -342,8 +347,7 @@ def _write(figure: Figure, y: float, text: str, size: float, color: str, weight:
 def draw(slide: Slide, path: Path) -> None:
     """Write a slide as PNG or SVG, by the file's suffix. An SVG has no date, so that equal charts are equal files.
 
-    Raises:
-        OSError: if the file cannot be written.
+    Raises OSError if the file cannot be written.
     """
     metadata = {"Date": None} if path.suffix.lower() == ".svg" else None
     figure_of(slide).savefig(path, metadata=metadata)

@@ -53,6 +53,10 @@ class RehearsalOptions(msgspec.Struct, frozen=True, kw_only=True):
     nothing."""
     notes_work: bool = False
     """Whether it is noted what one step issues, from which its time is computed."""
+    strategy: str | None = None
+    """The sharding strategy that accelerate is to choose. None: as its arguments and its config say."""
+    edited: dict[str, str] = {}
+    """Files, by absolute paths, with the text that the script finds in them instead of the disk's."""
 
 
 class RehearsalPlan(RehearsalOptions, frozen=True, kw_only=True):
@@ -90,6 +94,8 @@ class SourceLine(msgspec.Struct, frozen=True):
     file: str
     line: int
     function: str
+    text: str = ""
+    """The line's own text, without the blanks around it. Empty where it is not known."""
 
 
 class PhasePeaks(msgspec.Struct, frozen=True, kw_only=True):
@@ -184,6 +190,8 @@ class RehearsalReport(msgspec.Struct, frozen=True, kw_only=True):
     allocator_settings: str | None
     issued: IssuedStep | None = None
     """The work that one step issued. None if nobody asked, or if there was no whole step after the first."""
+    user_files: tuple[str, ...] = ()
+    """The files that decide what the script does: those that the command names, and the user's own modules."""
     why_nothing_issued: str | None = None
     """Why there is no such step, where that is known."""
 

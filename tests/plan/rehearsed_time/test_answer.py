@@ -13,6 +13,7 @@ from fsdp_bench.plan.rehearsed_time.answer import RehearsedTime, rehearsed_time,
 from fsdp_bench.rates.collectives import collective_seconds, topology_of_ranks
 from fsdp_bench.rates.datasheet import LAUNCH_SECONDS, MEMORY_EFFICIENCY
 from fsdp_bench.replay.step_parts import StepPart
+from fsdp_bench.spec.codec import to_builtins
 from fsdp_bench.spec.hardware import Hardware
 from fsdp_bench.spec.subprocesses.rehearsal import RehearsalReport
 from tests.plan.rehearsed_time.conftest import INT64, StepWriter
@@ -136,7 +137,7 @@ def test_tokens_are_what_the_embedding_looked_up_in_all_micro_batches(step: Step
 
 def test_the_document_has_predicts_keys_and_adds_nothing_up_wrongly(step: StepWriter) -> None:
     phases(step)
-    document = rehearsed_time_document(answer(step))
+    document = to_builtins(rehearsed_time_document(answer(step)))
     for key in ("step_seconds", "compute_seconds", "communication_seconds", "exposed_communication_seconds",
                 "host_copy_seconds", "tokens_per_second_per_gpu", "mfu", "hfu", "rates", "unknown"):  # fmt: skip
         assert key in document

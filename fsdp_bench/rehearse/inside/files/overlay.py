@@ -44,7 +44,8 @@ def enter(scratch: Path) -> dict[str, Any]:
     said: dict[str, Any]
     outside = [os.open(place, os.O_RDONLY) for place in ("/proc/self/ns/mnt", "/")]
     try:
-        overlay = Overlay(str(scratch), protected_folders(json.loads((scratch / "plan.json").read_text())["words"]))
+        asked = json.loads((scratch / "plan.json").read_text())
+        overlay = Overlay(str(scratch), protected_folders([*asked["words"], *asked["edited"]]))
         said = {"overlays": overlay.layers, "read_only": overlay.read_only, "silent": overlay.silent}
         said["outside"] = [] if overlay.has_own_user else outside
     except OSError as error:

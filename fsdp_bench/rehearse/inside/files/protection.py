@@ -6,7 +6,7 @@ import ctypes
 import json
 import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +52,14 @@ class Protection:
             )
         for limit in self._limits:
             print(f"fsdp-bench: {limit}", file=sys.stderr, flush=True)
+        self._num_edited = 0
+
+    def edit(self, texts: Mapping[str, str]) -> None:
+        """Write files that the script sees instead of the disk's. Raises OSError where there is no protection."""
+        for file, text in texts.items():
+            with open(file, "w") as writable:
+                writable.write(text)
+        self._num_edited = len(texts)
 
     def seen(self, path: Any) -> Any:
         """Return the path that a library which does not open files by Python has to read."""
@@ -60,6 +68,7 @@ class Protection:
     def notes(self) -> list[str]:
         """Say how many files the script wrote and removed, if any, and what the protection does not cover."""
         written, removed = self._guard.changes() if self._guard else overlay.changes(self._overlays or [])
+        written = max(written - self._num_edited, 0)
         if not (written or removed):
             return self._limits
         files = f"{written} file{'s' * (written != 1)}"

@@ -120,7 +120,8 @@ MOST_ENTRIES = 2_000_000
 MOST_POINTS = 2_000
 """Points of the curve that is drawn."""
 
-MOST_LINES = 20
+MOST_LINES = 200
+"""Lines that are reported: all of most scripts, so that two rehearsals can be compared."""
 
 SMALL_BYTES = 1 << 20
 """Up to this size the allocator takes blocks from its pool for small ones: kSmallSize in CUDACachingAllocator.cpp."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import linecache
 import os
 import sys
 import sysconfig
@@ -15,6 +16,9 @@ _PYTHON = os.path.join(sysconfig.get_path("stdlib"), "")
 _BESIDE_TORCH = os.path.dirname(os.path.dirname(os.path.abspath(torch.__file__)))
 _TORCH = tuple(os.path.join(_BESIDE_TORCH, name, "") for name in ("torch", "torchgen", "triton"))
 _COMPILED = os.path.join(os.environ.get("TORCHINDUCTOR_CACHE_DIR", "/torchinductor_"), "")
+
+LONGEST_LINE = 200
+"""Characters of a line that are reported."""
 
 Frame = tuple[str, int, str]
 """File, line, function."""
@@ -57,6 +61,17 @@ def current_frames(skipped: int) -> list[Frame]:
     return found
 
 
+def user_files(words: Iterable[str]) -> list[str]:
+    """Return the files that decide what the script does: those that a command's words name, and the user's modules."""
+    named = (word for word in words if os.path.isfile(word))
+    modules = (getattr(module, "__file__", None) for module in list(sys.modules.values()))
+    imported = (file for file in modules if file and not is_torch_or_python(file) and not is_library(file))
+    return sorted({os.path.abspath(file) for file in (*named, *imported)})
+
+
 def as_document(frame: Frame | None) -> dict[str, str | int] | None:
     """Return a line as JSON takes it."""
-    return None if frame is None else {"file": frame[0], "line": frame[1], "function": frame[2]}
+    if frame is None:
+        return None
+    text = linecache.getline(frame[0], frame[1]).strip()[:LONGEST_LINE]
+    return {"file": frame[0], "line": frame[1], "function": frame[2], "text": text}

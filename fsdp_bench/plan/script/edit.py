@@ -1,0 +1,120 @@
+"""Values in configuration files, ``--edit config.yaml:train.batch={batch}``, of which the script sees a copy."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from io import StringIO
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import tomli_w
+from ruamel.yaml import YAML
+from ruamel.yaml.error import YAMLError
+
+from fsdp_bench.spec.errors import SpecError, nearest, shown
+
+_YAML = YAML()  # keeps comments, quotes and the form of numbers
+_YAML.preserve_quotes = True
+
+
+def _yaml_text(document: Any) -> str:
+    output = StringIO()
+    _YAML.dump(document, output)
+    return output.getvalue()
+
+
+_FORMS: Mapping[str, tuple[Callable[[str], Any], Callable[[Any], str]]] = {
+    ".json": (json.loads, json.dumps),
+    ".toml": (tomllib.loads, tomli_w.dumps),
+    ".yaml": (_YAML.load, _yaml_text),
+    ".yml": (_YAML.load, _yaml_text),
+}
+"""Functions that read and write each kind of file."""
+
+
+class Edit(NamedTuple):
+    """A value in a configuration file."""
+
+    file: str
+    key: str
+    """Keys with dots between them; numbers are places in lists. With ``+`` before it, it need not be there yet."""
+    value: str
+
+
+def read_edit(text: str) -> Edit:
+    """Read ``config.yaml:train.batch={batch}``.
+
+    Raises:
+        SpecError: if there is no file, no key or no value.
+    """
+    place, equals, value = text.partition("=")
+    file, colon, key = place.rpartition(":")
+    if not equals or not colon or not file or not key.strip("+."):
+        raise SpecError(f"edit: {shown(text)} is not allowed; FILE:KEY=VALUE, like config.yaml:train.batch={{batch}}")
+    return Edit(file, key, value)
+
+
+def edited(edits: Sequence[Edit], folder: Path) -> dict[str, str]:
+    """Return the text of each file with the values of edits, by its absolute path.
+
+    ``folder`` is where relative paths start. Values are read as YAML reads them: 2 is a number, true is a truth value.
+
+    Raises:
+        SpecError: for a file that cannot be read, is neither YAML, TOML nor JSON, or has no such key.
+    """
+    documents: dict[Path, Any] = {}
+    for edit in edits:
+        path = folder / edit.file
+        if path not in documents:
+            documents[path] = _parsed(path)
+        _set(documents[path], edit)
+    return {str(path.resolve()): _FORMS[path.suffix.lower()][1](document) for path, document in documents.items()}
+
+
+def _parsed(path: Path) -> Any:
+    form = _FORMS.get(path.suffix.lower())
+    if form is None:
+        raise SpecError(f"edit: {str(path)!r} is not allowed; a file that ends in {', '.join(_FORMS)}")
+    try:
+        return form[0](path.read_text())
+    except OSError as error:
+        raise SpecError(f"edit: {str(path)!r} cannot be read: {error.strerror}") from None
+    except (ValueError, YAMLError) as error:
+        raise SpecError(
+            f"edit: {str(path)!r} is not {path.suffix[1:].upper()}: {' '.join(str(error).split())}"
+        ) from None
+
+
+def _set(document: Any, edit: Edit) -> None:
+    *parents, last = edit.key.removeprefix("+").split(".")
+    inner = document
+    for depth, key in enumerate(parents):
+        if isinstance(inner, dict) and key not in inner and edit.key.startswith("+"):
+            inner[key] = {}
+        inner = inner[_found(inner, key, edit, ".".join(parents[:depth]))]
+    place = (
+        last if isinstance(inner, dict) and edit.key.startswith("+") else _found(inner, last, edit, ".".join(parents))
+    )
+    inner[place] = _YAML.load(edit.value)
+
+
+def _found(inner: Any, key: str, edit: Edit, above: str) -> Any:
+    """Return a key as a mapping or a list takes it, which has it."""
+    if isinstance(inner, list) and key.isdecimal() and int(key) < len(inner):
+        return int(key)
+    if isinstance(inner, dict):
+        names = {str(name): name for name in inner}
+        if key in names:
+            return names[key]
+        where = f"under {above!r}" if above else "in it"
+        raise SpecError(
+            f"edit: {edit.file} has no {key!r} {where}{nearest(key, names)}; {edit.file}:+{edit.key}={edit.value}"
+            " adds a key"
+        )
+    raise SpecError(f"edit: {edit.file} has no {edit.key!r}: {above or 'the file'} is {_kind(inner)}")
+
+
+def _kind(value: Any) -> str:
+    return f"a list of {len(value)}" if isinstance(value, list) else f"the value {shown(value)}"

@@ -1,0 +1,211 @@
+"""Rehearses variants of a command, each rank of each in a process of its own, several at once where memory allows."""
+
+from __future__ import annotations
+
+import os
+import select
+import tempfile
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import IO
+
+import psutil
+
+from fsdp_bench.plan.rehearsal import Rehearsal, worst_of
+from fsdp_bench.plan.script.kept import KeptReports
+from fsdp_bench.plan.script.variants import Variant
+from fsdp_bench.rehearse.prepared import PreparedPython
+from fsdp_bench.rehearse.run import RehearsalError, RunningRehearsal
+from fsdp_bench.spec.errors import SpecError, printable
+from fsdp_bench.spec.subprocesses.rehearsal import RehearsalOutcome, RehearsalReport
+
+SPARE = 1.25
+"""Another rehearsal begins if so many times the most host memory that one has taken is free."""
+
+TAIL_BYTES = 4000
+"""The end of a script's output that is looked at for its last line, if the script leaves no report."""
+
+
+@dataclass(frozen=True)
+class Answered:
+    """A variant and what was found: its ranks' rehearsals, or the reason why there are none."""
+
+    variant: Variant
+    found: tuple[Rehearsal, ...]
+    reason: str | None = None
+
+    @property
+    def worst(self) -> Rehearsal | None:
+        """The rank that decides; None if there is none."""
+        return worst_of(self.found) if self.found else None
+
+    @property
+    def fits(self) -> bool | None:
+        """Whether every rank fits without allocation retries; None if that is not known."""
+        return None if self.worst is None else self.worst.fits
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether the script failed or was ended by --timeout, or nothing was rehearsed."""
+        ends = {one.report.outcome for one in self.found}
+        return self.reason is not None or bool(ends & {RehearsalOutcome.FAILED, RehearsalOutcome.TIMED_OUT})
+
+
+@dataclass
+class _Job:
+    """One rank of a variant."""
+
+    place: int
+    variant: Variant
+    rank: int
+
+
+@dataclass
+class _Running:
+    """A job whose process runs."""
+
+    job: _Job
+    rehearsal: RunningRehearsal
+    output: IO[bytes]
+    deadline: float | None
+
+
+class Rehearsals:
+    """Rehearses what one question asks for. Used in ``with``, which ends what still runs.
+
+    Without an error the question is answered, and its kept reports go.
+    """
+
+    def __init__(self, kept: KeptReports, at_once: int | None = None) -> None:
+        """``at_once``: the most that run at a time; by default as many as there are processors."""
+        self._kept, self._at_once = kept, at_once or os.cpu_count() or 1
+        self._running: list[_Running] = []
+        self._prepared = PreparedPython()
+        self._most_host_bytes: int | None = None
+        self.num_run = 0
+        """Processes that were started; kept reports need none."""
+
+    def __enter__(self) -> Rehearsals:
+        self._prepared.__enter__()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_error: object) -> None:
+        with ExitStack() as ended:
+            ended.push(self._prepared)
+            for running in self._running:
+                ended.callback(running.output.close)
+                ended.push(running.rehearsal)
+        self._running = []
+        if kind is None:
+            self._kept.forget()
+
+    def answer(
+        self, variants: Sequence[Variant], progress: Callable[[Answered], None] = lambda one: None
+    ) -> list[Answered]:
+        """Return the answer of each variant, in their order. ``progress`` is called with each once it is there.
+
+        Raises:
+            MachineError: if the command's Python has no CUDA build of torch, or the stand-in cannot be compiled.
+            KeyboardInterrupt: at an interrupt. What was found until then is kept.
+        """
+        reports: dict[int, dict[int, Rehearsal]] = {place: {} for place in range(len(variants))}
+        reasons: dict[int, str] = {}
+        answers: dict[int, Answered] = {}
+
+        def found(job: _Job, result: RehearsalReport | str) -> None:
+            place, variant = job.place, job.variant
+            if isinstance(result, str):
+                reasons.setdefault(place, result)
+            elif variant.asked is not None:
+                reports[place][job.rank] = variant.asked.answer(result)
+            ranks = variant.asked.ranks if variant.asked is not None else ()
+            if place not in answers and (place in reasons or len(reports[place]) == len(ranks)):
+                rehearsed = tuple(reports[place][rank] for rank in ranks if rank in reports[place])
+                answers[place] = Answered(variant, rehearsed, reasons.get(place))
+                progress(answers[place])
+
+        jobs = deque[_Job]()
+        for place, variant in enumerate(variants):
+            if variant.asked is None:
+                found(_Job(place, variant, 0), variant.refused or "")
+                continue
+            for rank in variant.asked.ranks:
+                job, known = _Job(place, variant, rank), self._kept.find(variant.asked, rank)
+                if known is None:
+                    jobs.append(job)
+                else:
+                    found(job, known)
+        for job, result in self._run(jobs):
+            found(job, result)
+        return [answers[place] for place in range(len(variants))]
+
+    def _run(self, jobs: deque[_Job]) -> Iterator[tuple[_Job, RehearsalReport | str]]:
+        while jobs or self._running:
+            while jobs and self._has_room():
+                job = jobs.popleft()
+                try:
+                    self._start(job)
+                except SpecError as error:
+                    yield job, str(error)
+            for running in self._ended():
+                self._running.remove(running)
+                with running.output, running.rehearsal:
+                    yield running.job, self._result(running)
+
+    def _has_room(self) -> bool:
+        if not self._running:
+            return True
+        if len(self._running) >= self._at_once or self._most_host_bytes is None:
+            return False
+        return psutil.virtual_memory().available > SPARE * self._most_host_bytes
+
+    def _start(self, job: _Job) -> None:
+        asked = job.variant.asked
+        assert asked is not None
+        output = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the rehearsal
+        try:
+            rehearsal = RunningRehearsal(
+                asked.command, asked.stand_in, job.rank, asked.options, output.fileno(), prepared=self._prepared
+            )
+        except BaseException:
+            output.close()
+            raise
+        self.num_run += 1
+        limit = asked.timeout_seconds
+        self._running.append(_Running(job, rehearsal, output, None if limit is None else time.monotonic() + limit))
+
+    def _ended(self) -> list[_Running]:
+        """Wait until one ends or its time is up; return those."""
+        deadlines = [running.deadline for running in self._running if running.deadline is not None]
+        seconds = max(min(deadlines) - time.monotonic(), 0.0) if deadlines else None
+        readable = select.select([running.rehearsal for running in self._running], [], [], seconds)[0]
+        now = time.monotonic()
+        late = [one for one in self._running if one.deadline is not None and one.deadline <= now]
+        for running in late:
+            if running.rehearsal not in readable:
+                running.rehearsal.cut(RehearsalOutcome.TIMED_OUT, "was ended by --timeout")
+        return [running for running in self._running if running.rehearsal in readable or running in late]
+
+    def _result(self, running: _Running) -> RehearsalReport | str:
+        job, asked = running.job, running.job.variant.asked
+        assert asked is not None
+        try:
+            report = running.rehearsal.report()
+        except SpecError as error:
+            return str(error)
+        except RehearsalError as error:
+            return f"{error}: {_last_line(running.output)}"
+        if report.outcome is RehearsalOutcome.INTERRUPTED:
+            raise KeyboardInterrupt
+        self._most_host_bytes = max(self._most_host_bytes or 0, report.peak_host_bytes)
+        self._kept.keep(asked, job.rank, report)
+        return report
+
+
+def _last_line(output: IO[bytes]) -> str:
+    output.seek(max(output.seek(0, os.SEEK_END) - TAIL_BYTES, 0))
+    lines = [line.strip() for line in output.read().decode("utf-8", "replace").splitlines() if line.strip()]
+    return printable(lines[-1]) if lines else "it printed nothing"

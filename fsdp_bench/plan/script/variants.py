@@ -1,0 +1,204 @@
+"""Variants of a command: what is rehearsed for each combination of placeholders, hardware and strategies."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from fsdp_bench.plan.rehearse_command import CommandToRehearse, command_to_rehearse
+from fsdp_bench.plan.script.template import Placeholder, Template, literal, read_placeholder
+from fsdp_bench.spec.errors import SpecError, shown
+from fsdp_bench.spec.setup import ShardingStrategy
+
+LISTS = ("server", "gpu", "nodes", "gpus_per_node", "world_size", "strategy")
+"""Options of ``rehearse`` that take several values. A command may name them as placeholders, too."""
+
+COUNTS = ("nodes", "gpus_per_node", "world_size")
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One combination."""
+
+    values: Mapping[str, str]
+    """What differs between the combinations that are asked for, by the name of the placeholder or option."""
+    command: tuple[str, ...]
+    """The words of the command with these values, after the variables that it finds set."""
+    template: str
+    """The command with its placeholders, as the user gave it."""
+    asked: CommandToRehearse | None
+    refused: str | None = None
+    """Why it cannot be rehearsed: there are no such GPUs, for instance."""
+
+    @property
+    def title(self) -> str:
+        """Its values in one line."""
+        return ", ".join(f"{name} {value}" for name, value in self.values.items()) or shlex.join(self.command)
+
+
+@dataclass(frozen=True)
+class ScriptCommand:
+    """A command with placeholders, in its words, its environment and its configuration files."""
+
+    command: Template
+    environment: Mapping[str, Template]
+    edits: tuple[Template, ...]
+    """Each of one word, as ``--edit`` takes it."""
+    options: Mapping[str, Any]
+    """The arguments of ``command_to_rehearse`` that are the same for all variants."""
+
+    @property
+    def placeholders(self) -> set[str]:
+        """The names of the placeholders that are used somewhere."""
+        return {name for template in (self.command, *self.environment.values(), *self.edits) for name in template.names}
+
+    @property
+    def text(self) -> str:
+        """The command as the user gave it."""
+        settings = [f"{name}={template.words[0]}" for name, template in self.environment.items()]
+        edits = [f"with {template.words[0]}" for template in self.edits]
+        words = self.command.words if self.command.placeholders else self.command.filled({})
+        return " ".join([*settings, *words, *edits])
+
+    def variant(self, values: Mapping[str, str], shown_values: Mapping[str, str] | None = None) -> Variant:
+        """Return the variant with a value for every placeholder, and for those of LISTS that are given.
+
+        ``shown_values``: what names it; by default all values.
+
+        Raises:
+            SpecError: for a command that nothing of can be rehearsed, such as a shell script.
+        """
+        words = self.command.filled(values)
+        environment = {name: template.filled(values)[0] for name, template in self.environment.items()}
+        lists: dict[str, Any] = {
+            name: int(value) if name in COUNTS else value for name, value in values.items() if name in LISTS
+        }
+        if "strategy" in self.placeholders:  # the script's own words say it
+            lists.pop("strategy", None)
+        asked = command_to_rehearse(
+            words, **self.options, **lists, environment=environment, edited=self._edited(values)
+        )
+        settings = [f"{name}={value}" for name, value in environment.items()]
+        return Variant(values if shown_values is None else shown_values, (*settings, *words), self.text, asked)
+
+    def _edited(self, values: Mapping[str, str]) -> dict[str, str]:
+        if not self.edits:
+            return {}
+        from fsdp_bench.plan.script.edit import edited, read_edit
+
+        return edited([read_edit(template.filled(values)[0]) for template in self.edits], Path.cwd())
+
+
+@dataclass(frozen=True)
+class Combinations:
+    """All that one command line asks for."""
+
+    script: ScriptCommand
+    values: Mapping[str, tuple[str, ...]]
+    """The values of each placeholder and of each option of LISTS that is given."""
+
+    def variants(self) -> list[Variant]:
+        """Return every combination, the last name's values next to each other. One that cannot run says why.
+
+        Raises:
+            SpecError: if none can be rehearsed.
+        """
+        found = [self.variant(dict(zip(self.values, chosen, strict=True))) for chosen in product(*self.values.values())]
+        if all(one.refused is not None for one in found):
+            raise SpecError(found[0].refused)
+        return found
+
+    def variant(self, values: Mapping[str, str]) -> Variant:
+        """Return one combination. One that cannot run says why."""
+        differing = {name: value for name, value in values.items() if len(self.values[name]) > 1}
+        try:
+            return self.script.variant(values, differing)
+        except SpecError as error:
+            words = tuple(self.script.command.filled(values))
+            return Variant(differing, words, self.script.text, None, str(error))
+
+
+def read_combinations(
+    words: str | Sequence[str],
+    each: Mapping[str, Sequence[object]] | Sequence[str] = (),
+    env: Sequence[str] = (),
+    edit: Sequence[str] = (),
+    **options: Any,
+) -> Combinations:
+    """Read a command with placeholders, and the options of ``rehearse``, of which those of LISTS may have many values.
+
+    Args:
+        words: the command, as text or as words.
+        each: the values of each placeholder: by its name, or as texts like ``batch=1,2,4``.
+        env: variables for the command, ``NAME=VALUE``.
+        edit: values in copies of configuration files, ``FILE:KEY=VALUE``.
+        options: the other arguments of ``command_to_rehearse``.
+
+    Raises:
+        SpecError: for a placeholder without values or without use, and for values that are not allowed.
+    """
+    given = tuple(shlex.split(words) if isinstance(words, str) else words)
+    placeholders = _placeholders(each)
+    lists = {name: _list(name, options.pop(name, None)) for name in LISTS}
+    values = {name: found for name, found in lists.items() if found}
+    known = {**{name: Placeholder(name, found) for name, found in values.items()}, **placeholders}
+    if placeholders or env or edit or any(len(found) > 1 for found in values.values()):
+        command = Template(given, known)
+        command.check("command")
+    else:
+        command = literal(given)  # nothing is asked for in which braces would mean something
+    environment = dict(_variable(text, known) for text in env)
+    edits = tuple(Template((text,), known) for text in edit)
+    for template in edits:
+        template.check("edit")
+    script = ScriptCommand(command, environment, edits, options)
+    if unused := [name for name in placeholders if name not in script.placeholders]:
+        raise SpecError(f"each: {{{unused[0]}}} is nowhere in the command, --env or --edit")
+    values |= {name: one.values for name, one in placeholders.items()}
+    return Combinations(script, values)
+
+
+def _placeholders(each: Mapping[str, Sequence[object]] | Sequence[str]) -> dict[str, Placeholder]:
+    if isinstance(each, Mapping):
+        found = [Placeholder(name, tuple(map(_text, values))) for name, values in each.items()]
+    else:
+        found = [read_placeholder(text) for text in each]
+    for one in found:
+        if one.name in LISTS and one.name != "strategy":
+            raise SpecError(f"each: {one.name} is an option: --{one.name.replace('_', '-')} {','.join(one.values)}")
+    named = {one.name: one for one in found}
+    if len(named) < len(found):
+        raise SpecError("each: a placeholder is given twice; all of its values go into one --each")
+    return named
+
+
+def _text(value: object) -> str:
+    return ("on" if value else "off") if isinstance(value, bool) else str(value)
+
+
+def _list(name: str, given: object) -> tuple[str, ...]:
+    """Return the values of an option: of one value, several, a text with commas, or None."""
+    if given is None:
+        return ()
+    words = given.split(",") if isinstance(given, str) else given if isinstance(given, list | tuple) else [given]
+    found = tuple(dict.fromkeys(part.strip() for word in words for part in str(word).split(",")))
+    if name == "strategy":
+        everything = [one.value for one in ShardingStrategy]
+        return tuple(everything) if found == ("all",) else tuple(ShardingStrategy(word).value for word in found)
+    for word in found if name in COUNTS else ():
+        if not word.isdecimal() or int(word) < 1:
+            raise SpecError(f"{name.replace('_', '-')}: {shown(word)} is not allowed; whole numbers, 1 or more")
+    return found
+
+
+def _variable(text: str, known: Mapping[str, Placeholder]) -> tuple[str, Template]:
+    name, equals, value = text.partition("=")
+    if not equals or not name.isidentifier():
+        raise SpecError(f"env: {shown(text)} is not allowed; NAME=VALUE, like FSDP_STRATEGY={{strategy}}")
+    template = Template((value,), known)
+    template.check("env")
+    return name, template
