@@ -170,8 +170,8 @@ def rehearse_command(command: str | Sequence[str], **asked: object) -> list[Rehe
         asked: the options of ``fsdp-bench rehearse`` by name, with underscores: ``server``, ``gpu``, ``nodes``,
             ``gpus_per_node``, ``world_size``, ``gpu_memory``, ``headroom``, ``steps`` (by default 4, or 3 if the third
             repeats the second; or "all"), ``ranks`` (0, a list, or "all"), ``max_gpu_memory``, ``snapshot``,
-            ``random_weights``, ``balanced_routing``, ``stops_at_unsupported``, ``time``, ``tokens_per_step``, ``timeout``
-            in seconds, ``strategy``.
+            ``random_weights``, ``balanced_routing``, ``stops_at_unsupported``, ``time``, ``tokens_per_step``,
+            ``timeout`` in seconds, ``strategy``.
 
     Returns:
         A Rehearsal for each rank: ``report`` has peaks by step and phase in bytes, ``verdict`` whether it fits, and
