@@ -5,6 +5,7 @@ One call each, with names as text or as objects; sizes are in bytes, times in se
     estimate(model, ...)          memory, fit and time of a setup; needs no torch
     largest_model(...)            the largest model that fits; needs no torch
     plan_training(model, ...)     which servers, how many, which setting, how long, at what price; needs no torch
+    plan_command(command, ...)    the same for one's own training script, by rehearsals
     compare(a, b)                 which bytes and seconds differ between two answers or results; needs no torch
     check(file)                   rehearse the commands that a file lists, and compare them with a baseline
     dry_run(model, ...)           PyTorch's own FSDP code as rank 0 of N, on tensors without data

@@ -29,7 +29,7 @@ COMMANDS = {
     "check": "Rehearse a file's commands, and compare each with a baseline: for pull requests.",
     "chart": "Draw charts of measured results.",
     "report": "Print measured results as a table.",
-    "plan": "Find which servers, how many and which setting train a model: how long, at what price.",
+    "plan": "Find which servers, how many and which setting train a model or a script: how long, at what price.",
     "predict": "Predict memory, time and fit of one or several setups.",
     "compare": "Say which bytes and milliseconds differ between two setups, results or scripts, and why.",
     "max-size": "Find the largest model, batch or sequence that fits, or the fewest GPUs.",
@@ -41,7 +41,7 @@ COMMANDS = {
 }
 """Each command has a file in cli/, which is imported only when the command is used, so that --help stays fast."""
 
-OF_SCRIPTS = {"max-size": "max_size_script"}
+OF_SCRIPTS = {"max-size": "max_size_script", "plan": "plan_script"}
 """The file of each command that asks about a training script if ``-- COMMAND`` follows."""
 
 MOST_CHARACTERS = 480

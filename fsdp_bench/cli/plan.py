@@ -12,14 +12,12 @@ from fsdp_bench.cli.common.printing import print_json, print_text
 from fsdp_bench.cli.common.setups import read_choices, read_model, read_other_code
 from fsdp_bench.plan.purchase.beyond import MOST_NODES
 from fsdp_bench.plan.purchase.document import document
-from fsdp_bench.plan.purchase.goal import Goal, parse_duration, parse_money, parse_tokens
+from fsdp_bench.plan.purchase.goal import Goal, read_terms
 from fsdp_bench.plan.purchase.planner import NODES, kinds_of, plan
 from fsdp_bench.report.terminal import new_console
 from fsdp_bench.spec.codec import to_builtins
 from fsdp_bench.spec.errors import ExitCode, SpecError, shown
-from fsdp_bench.spec.price import Tariff, parse_price
 from fsdp_bench.spec.setup import OPTIONS, PLANNED
-from fsdp_bench.spec.units import parse_bytes
 
 _SEARCHED = (*(name for name in PLANNED if name != "offload"), "checkpointing_policy", "batch")
 _WITHOUT = (
@@ -69,11 +67,13 @@ def command(
     fsdp-bench plan --model Llama-3.1-8B --tokens 1T --deadline 30d
     fsdp-bench plan --model Qwen2.5-7B --tokens 300B --server p5.48xlarge
     fsdp-bench plan --hf-config config.json --server g6e.48xlarge --nodes 1-4
+    fsdp-bench plan --tokens 1T --each bs=1,2,4 -- torchrun train.py --bs {bs}
+
+    With -- and a training command it plans for that script, by rehearsals: fsdp-bench plan --help -- says how.
 
     Exit codes: 0 there is a plan, 3 nothing fits or meets the deadline and the budget, 2 bad input.
     """
-    if price is not None and tariff is not None:
-        raise SpecError("price: is stated for all servers; --tariff chooses among the catalogue's prices; keep one")
+    terms = read_terms(tokens, deadline, budget, global_batch, price, tariff, headroom)
     catalog = load_user_catalog(options.catalog)
     counts = parse_nodes(nodes) if nodes is not None else NODES
     fixed, open_fields = read_choices(options)
@@ -83,13 +83,7 @@ def command(
         other=read_other_code(options, model),
         fixed=fixed,
         open=open_fields,
-        tokens=None if tokens is None else parse_tokens(tokens, "tokens"),
-        deadline_seconds=None if deadline is None else parse_duration(deadline),
-        budget=None if budget is None else parse_money(budget),
-        global_batch_tokens=None if global_batch is None else parse_tokens(global_batch, "global-batch"),
-        tariff=Tariff.ON_DEMAND if tariff is None else Tariff(tariff),
-        stated_price=None if price is None else parse_price(price),
-        headroom_bytes=None if headroom is None else parse_bytes(headroom, "headroom"),
+        **vars(terms),
     )
     kinds = kinds_of(catalog, [word for name in server for word in name.split(",")])
     with new_console(error=True).status("searching") as status:

@@ -24,7 +24,7 @@ Read in this order:
     rehearse_command.py   rehearse_command(): a real training command as one rank
     rehearsal.py          whether a rehearsed script fits
     rehearsal_document.py the JSON form of that
-    script/               one command with several values, each of them rehearsed
+    script/               one command with several values, each of them rehearsed; plans for it
     rehearsed_time/       how long a step of a rehearsed script would take
     rehearsal_document.py  the JSON form of a rehearsal
     check.py              check(): many commands against a baseline

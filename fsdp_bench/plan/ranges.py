@@ -43,11 +43,24 @@ class SpeedErrors(Errors, frozen=True, forbid_unknown_fields=True):
     """The range tried on each publisher, by its name."""
 
 
+class ScriptErrors(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The errors of rehearsals of measured scripts: all of them, the extremes included.
+
+    Compared are scripts that compute on the GPU alone, and the speed of those whose whole step has a time.
+    """
+
+    speed: Errors
+    memory: Errors
+    """Of the peak of reserved memory."""
+    gpus: tuple[str, ...]
+
+
 class PredictionErrors(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The errors of speed, and of peaks by ``eager`` and ``compiled``."""
+    """The errors of speed, of peaks by ``eager`` and ``compiled``, and of rehearsed scripts."""
 
     speed: SpeedErrors
     memory: dict[str, Errors]
+    scripts: ScriptErrors
 
 
 class Range(NamedTuple):
@@ -99,6 +112,28 @@ def range_of(gpu: Gpu, setup: TrainSetup, is_over_pcie: bool = False) -> Range |
     return Range(slowest, fastest, because)
 
 
+def range_of_script(gpu: Gpu, published: Range | None, is_on_gpu: bool) -> Range | None:
+    """Return the range of a rehearsed script's speed: as slow and as fast as measured scripts or published runs were.
+
+    Args:
+        gpu: the GPU.
+        published: the range of a setup like the script's, by published runs.
+        is_on_gpu: whether the step computes on the GPU alone, as all compared scripts do.
+    """
+    found = prediction_errors().scripts
+    if not is_on_gpu or (published is None and gpu.name.split("-")[0] not in found.gpus):
+        return None
+    slowest, fastest, speed = 1 / (1 + found.speed.highest), 1 / (1 + found.speed.lowest), found.speed
+    because = (
+        f"{speed.num_runs} runs of scripts on one {' or '.join(found.gpus)} were rehearsed {-speed.lowest:.0%} too slow"
+        f" to {speed.highest:.0%} too fast"
+    )
+    if published is None:
+        return Range(slowest, fastest, because)
+    slowest, fastest = min(slowest, published.slowest), max(fastest, published.fastest)
+    return Range(slowest, fastest, f"{because}; {published.because}", published.is_like_published)
+
+
 def _resembles_published(setup: TrainSetup) -> bool:
     """Whether it computes in 16 bits on several GPUs and keeps everything on them, as all compared runs did."""
     is_on_gpu = setup.offload is Offload.NONE and not setup.activation_offload
@@ -118,9 +153,16 @@ def peak_range(compiled: bool) -> PeakRange | None:
     """Return the range of a peak of memory: what other frameworks' code took in published runs of the same kind."""
     kind = "compiled" if compiled else "eager"
     found = prediction_errors().memory.get(kind)
-    if found is None:
-        return None
+    return None if found is None else _peaks(found, "other frameworks' code took", f"published {kind} peaks")
+
+
+def peak_range_of_script() -> PeakRange:
+    """Return the range of a rehearsed peak of reserved memory: what measured scripts took."""
+    return _peaks(prediction_errors().scripts.memory, "measured scripts took", "runs")
+
+
+def _peaks(found: Errors, took: str, what: str) -> PeakRange:
     low, high = 1 / (1 + max(found.highest, 0.0)), 1 / (1 + min(found.lowest, 0.0))
     less = f"{1 - low:.0%} less to " if low < 1 else "up to "
-    because = f"other frameworks' code took {less}{high - 1:.0%} more in {found.num_runs} published {kind} peaks"
-    return PeakRange(low, high, because)
+    more = f"{high - 1:.0%}" if high >= 1.01 else f"{high - 1:.1%}"
+    return PeakRange(low, high, f"{took} {less}{more} more in {found.num_runs} {what}")

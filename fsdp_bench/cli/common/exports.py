@@ -17,7 +17,7 @@ from fsdp_bench.report.terminal import print_line, print_lines
 from fsdp_bench.spec.errors import SpecError, UserError
 
 if TYPE_CHECKING:
-    from fsdp_bench.plan.purchase.offer import Offer
+    from fsdp_bench.plan.purchase.offer import SettingOffer
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Export:
     kinds: tuple[str, ...]
     folder: Path
 
-    def document(self, answer: Prediction | Offer | None, options: SetupOptions) -> dict[str, Any]:
+    def document(self, answer: Prediction | SettingOffer | None, options: SetupOptions) -> dict[str, Any]:
         """Write the files and return their JSON form, with the error where there is one: the answer is not lost."""
         try:
             written, refused = self._write(answer, options)
@@ -35,7 +35,7 @@ class Export:
             return {"exports": [], "error": str(error)}
         return {"exports": written, **({"error": _joined(refused)} if refused else {})}
 
-    def print(self, answer: Prediction | Offer | None, options: SetupOptions) -> None:
+    def print(self, answer: Prediction | SettingOffer | None, options: SetupOptions) -> None:
         """Write the files, and print which and how to start them.
 
         Raises SpecError for what was refused, behind all others.
@@ -51,7 +51,7 @@ class Export:
             raise SpecError(_joined(refused))
 
     def _write(
-        self, answer: Prediction | Offer | None, options: SetupOptions
+        self, answer: Prediction | SettingOffer | None, options: SetupOptions
     ) -> tuple[list[Mapping[str, Any]], list[SpecError]]:
         """Write the files of an answer; none for no answer, or one that does not fit.
 

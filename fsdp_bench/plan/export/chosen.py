@@ -12,7 +12,7 @@ import msgspec
 from fsdp_bench.catalog.architectures import FOLDERS, NotRecorded, recorded_architecture
 from fsdp_bench.plan.defaults import USUAL_GPUS_PER_NODE
 from fsdp_bench.plan.prediction import Prediction, answer
-from fsdp_bench.plan.purchase.offer import MICRO_BATCHES, Offer
+from fsdp_bench.plan.purchase.offer import MICRO_BATCHES, SettingOffer
 from fsdp_bench.plan.question import Question
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.lora import LoRA
@@ -148,7 +148,7 @@ def chosen_by_prediction(prediction: Prediction, config: Mapping[str, Any], comm
     return Chosen(prediction.question, prediction, speed, config, command)
 
 
-def chosen_by_offer(offer: Offer, config: Mapping[str, Any], command: str) -> Chosen:
+def chosen_by_offer(offer: SettingOffer, config: Mapping[str, Any], command: str) -> Chosen:
     """Return the winner of a plan."""
     question = replace(offer.prediction.question, setup=offer.timed.setup)
     return Chosen(question, offer.prediction, offer.timed.tokens_per_second_per_gpu, config, command)

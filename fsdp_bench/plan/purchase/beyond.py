@@ -14,7 +14,7 @@ from fsdp_bench.plan.estimate import MemoryPrediction, predict_memory
 from fsdp_bench.plan.prediction import Prediction
 from fsdp_bench.plan.purchase.fastest import Fastest
 from fsdp_bench.plan.purchase.goal import Goal, settings, setup_of
-from fsdp_bench.plan.purchase.offer import Offer
+from fsdp_bench.plan.purchase.offer import SettingOffer
 from fsdp_bench.plan.purchase.searched import Searched, ServerType
 from fsdp_bench.plan.purchase.simulated import Simulated
 from fsdp_bench.simulate.operators.kernels import CUDA, kernels_on
@@ -42,7 +42,7 @@ def number_of_nodes(count: int) -> str:
     return "1 node" if count == 1 else f"{count} nodes"
 
 
-def beyond(goal: Goal, kinds: Sequence[ServerType], most: int) -> tuple[tuple[Offer, ...], str]:
+def beyond(goal: Goal, kinds: Sequence[ServerType], most: int) -> tuple[tuple[SettingOffer, ...], str]:
     """Return the offers on the fewest nodes, more than ``most``, on which something fits; and what to change, as text.
 
     Nothing fits on up to ``most`` nodes of these kinds of servers.
@@ -71,7 +71,7 @@ def beyond(goal: Goal, kinds: Sequence[ServerType], most: int) -> tuple[tuple[Of
     return (), f"nothing fits on up to {up_to}{_why_never(goal, kinds)}"
 
 
-def _on_few(searched: Searched) -> Offer | None:
+def _on_few(searched: Searched) -> SettingOffer | None:
     """Return an offer on few nodes. The allocator needs more than the live bytes, which fit all of them."""
     for times in _TIMES:
         count = next((one for one in searched.nodes if one >= times * searched.nodes[0]), None)

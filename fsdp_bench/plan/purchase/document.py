@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import date
+from typing import Any
 
 import msgspec
 
 from fsdp_bench.plan.chart_data import DrawnStep, drawn_memory, drawn_streams
 from fsdp_bench.plan.defaults import assumptions
 from fsdp_bench.plan.document import Bytes, Count, Positive
-from fsdp_bench.plan.purchase.goal import Goal
-from fsdp_bench.plan.purchase.offer import Offer
-from fsdp_bench.plan.purchase.planner import Plan
-from fsdp_bench.plan.ranges import peak_range
+from fsdp_bench.plan.headroom import Headroom
+from fsdp_bench.plan.purchase.goal import Terms
+from fsdp_bench.plan.purchase.offer import Offer, SettingOffer
+from fsdp_bench.plan.purchase.pick import OfferT
+from fsdp_bench.plan.purchase.planner import ModelPlan, Plan
+from fsdp_bench.plan.ranges import PeakRange, peak_range
 from fsdp_bench.plan.speed import speed
 from fsdp_bench.simulate import TORCH_VERSION
 from fsdp_bench.spec.hardware import Source
@@ -34,6 +38,10 @@ class OfferMemory(msgspec.Struct, frozen=True, kw_only=True):
     breakdown_bytes: dict[str, Bytes] = {}
 
 
+OfferKey = tuple[str, int, TrainSetup | None, tuple[str, ...]]
+"""What tells offers from each other."""
+
+
 class OfferDocument(msgspec.Struct, frozen=True, kw_only=True):
     """One offer of a plan."""
 
@@ -41,9 +49,16 @@ class OfferDocument(msgspec.Struct, frozen=True, kw_only=True):
     gpu: str
     num_nodes: Count
     num_gpus: Count
-    setup: TrainSetup
+    setup: TrainSetup | None = None
+    """None for a script."""
     assumptions: tuple[str, ...] = ()
-    expandable_segments: bool
+    expandable_segments: bool = False
+    values: dict[str, str] = {}
+    """The values of a script's placeholders that differ between offers."""
+    command: tuple[str, ...] = ()
+    """The script's command with its values."""
+    tokens_per_step: Count | None = None
+    """Tokens of an optimizer step of a script on all GPUs."""
     memory: OfferMemory
     tokens_per_second_per_gpu: Positive
     tokens_per_second_per_gpu_range: tuple[Positive, Positive] | None
@@ -59,9 +74,9 @@ class OfferDocument(msgspec.Struct, frozen=True, kw_only=True):
     slow_energy_megawatt_hours: Positive | None = None
 
     @property
-    def key(self) -> tuple[str, int, TrainSetup]:
+    def key(self) -> OfferKey:
         """The kind of server, the number of nodes, and the setting."""
-        return self.server, self.num_nodes, self.setup
+        return self.server, self.num_nodes, self.setup, self.command
 
 
 class OtherCodeDocument(msgspec.Struct, frozen=True, kw_only=True):
@@ -113,7 +128,10 @@ class PlanDocument(msgspec.Struct, frozen=True, kw_only=True):
     """The document that ``plan --json`` prints and a page reads. Fields that are younger than it have a default."""
 
     source: str
-    model: str
+    model: str | None = None
+    """None for a script."""
+    command: str | None = None
+    """The script's command, with placeholders."""
     code: str | None = None
     tokens: Count | None
     deadline_seconds: Positive | None
@@ -142,52 +160,71 @@ class PlanDocument(msgspec.Struct, frozen=True, kw_only=True):
     servers: tuple[ServerDocument, ...] = ()
     winner_step: DrawnStep | None = None
 
+    @property
+    def title(self) -> str:
+        """The model, or the script's command."""
+        return self.model or self.command or ""
 
-def document(found: Plan, with_step: bool = True) -> PlanDocument:
+
+def document(found: ModelPlan, with_step: bool = True) -> PlanDocument:
     """Return a plan as a document. Without the winner's step, which charts draw, it takes no further simulation."""
-    goal, picked = found.goal, found.picked
-    return PlanDocument(
+    model, winner = found.goal.model, found.winner
+    return plan_document(
+        found,
+        _offer,
         source="predicted",
-        model=goal.model.name,
-        code=code_of(goal.model),
+        model=model.name,
+        code=code_of(model),
+        other_code=_other_code(found),
+        torch=TORCH_VERSION,
+        model_description=model.describe(),
+        winner_step=_step(winner) if winner is not None and with_step else None,
+    )
+
+
+def plan_document(found: Plan[OfferT], offer: Callable[[OfferT], OfferDocument], **own: Any) -> PlanDocument:
+    """Return what every plan says, with the fields that are its own. ``offer`` makes the document of an offer."""
+    goal, picked = found.goal, found.picked
+
+    def one(this: OfferT | None) -> OfferDocument | None:
+        return None if this is None else offer(this)
+
+    return PlanDocument(
         tokens=goal.tokens,
         deadline_seconds=goal.deadline_seconds,
         budget=goal.budget,
         global_batch_tokens=goal.global_batch_tokens,
-        winner=_offer_or_none(picked.winner),
+        winner=one(picked.winner),
         reason=found.reason,
-        other_code=_other_code(found),
-        safest=_offer_or_none(picked.safest),
-        cheapest_allowed=_offer_or_none(picked.cheapest_allowed),
-        cheapest=_offer_or_none(picked.cheapest),
-        fastest=_offer_or_none(picked.fastest),
-        fewest_nodes=_offer_or_none(picked.fewest_nodes),
-        pareto=tuple(map(_offer, picked.pareto)),
-        nearest=tuple(map(_offer, picked.nearest)),
+        safest=one(picked.safest),
+        cheapest_allowed=one(picked.cheapest_allowed),
+        cheapest=one(picked.cheapest),
+        fastest=one(picked.fastest),
+        fewest_nodes=one(picked.fewest_nodes),
+        pareto=tuple(map(offer, picked.pareto)),
+        nearest=tuple(map(offer, picked.nearest)),
         left_out=tuple(LeftOutDocument(server=left.server.name, reason=left.reason) for left in found.left_out),
         num_offers=found.num_offers,
         looked_at=tuple(found.looked_at),
         most_useful_nodes=found.most_useful_nodes,
         fsdp_bench=__version__,
-        torch=TORCH_VERSION,
         made_on=date.today().isoformat(),
-        model_description=goal.model.describe(),
         tariff=goal.tariff.value if goal.stated_price is None else None,
         stated_price=_stated_price(goal),
         servers=tuple(_server(offer) for offer in {one.cluster.server.name: one for one in picked.all()}.values()),
-        winner_step=_step(picked.winner) if picked.winner is not None and with_step else None,
+        **own,
     )
 
 
-def _other_code(found: Plan) -> OtherCodeDocument | None:
+def _other_code(found: ModelPlan) -> OtherCodeDocument | None:
     other = found.other_code
     if other is None:
         return None
-    offer = _offer_or_none(other.offer)
+    offer = None if other.offer is None else _offer(other.offer)
     return OtherCodeDocument(code=other.code, is_same_setting=other.is_same_setting, offer=offer)
 
 
-def _stated_price(goal: Goal) -> StatedPriceDocument | None:
+def _stated_price(goal: Terms) -> StatedPriceDocument | None:
     price = goal.stated_price
     if price is None:
         return None
@@ -217,7 +254,7 @@ def _server(offer: Offer) -> ServerDocument:
     )
 
 
-def _step(offer: Offer) -> DrawnStep:
+def _step(offer: SettingOffer) -> DrawnStep:
     """Return one step of an offer as charts draw it; only the first few micro-batches are simulated."""
     asked = offer.prediction.question
     found = speed(asked.simulated, asked.hardware, asked.profile, with_spans=True)
@@ -228,32 +265,55 @@ def _step(offer: Offer) -> DrawnStep:
     )
 
 
-def _offer_or_none(offer: Offer | None) -> OfferDocument | None:
-    return None if offer is None else _offer(offer)
+def _offer(offer: SettingOffer) -> OfferDocument:
+    prediction, setup = offer.prediction, offer.timed.setup
+    memory = memory_document(
+        prediction.memory.peak_allocated_bytes,
+        prediction.needed_bytes,
+        prediction.headroom_bytes,
+        prediction.required_headroom,
+        peak_range(setup.compile),
+        prediction.memory.breakdown_bytes,
+    )
+    return offer_document(
+        offer,
+        memory,
+        setup=setup,
+        assumptions=assumptions(offer.goal.model, setup),
+        expandable_segments=offer.expandable_segments,
+    )
 
 
-def _offer(offer: Offer) -> OfferDocument:
-    span, prediction = offer.range, offer.prediction
-    speed, needed = offer.timed.tokens_per_second_per_gpu, prediction.needed_bytes
-    peaks = peak_range(offer.timed.setup.compile)
+def memory_document(
+    allocated: int,
+    reserved: int,
+    left: int | None,
+    kept_free: Headroom,
+    peaks: PeakRange | None,
+    breakdown: dict[str, int],
+) -> OfferMemory:
+    """Return the memory of an offer: bytes at its peaks, those that are left, and those that are kept free."""
+    return OfferMemory(
+        peak_allocated_bytes=allocated,
+        peak_reserved_bytes=reserved,
+        peak_reserved_bytes_range=peaks and (round(reserved * peaks.lowest), round(reserved * peaks.highest)),
+        range_because=peaks and peaks.because,
+        headroom_bytes=left,
+        required_headroom_bytes=kept_free.num_bytes,
+        required_headroom_source=kept_free.source,
+        breakdown_bytes=breakdown,
+    )
+
+
+def offer_document(offer: Offer, memory: OfferMemory, **own: Any) -> OfferDocument:
+    """Return what every offer says, with the fields that are its own."""
+    span, speed = offer.range, offer.tokens_per_second_per_gpu
     return OfferDocument(
         server=offer.cluster.server.name,
         gpu=offer.cluster.gpu.name,
         num_nodes=offer.cluster.num_nodes,
         num_gpus=offer.cluster.world_size,
-        setup=offer.timed.setup,
-        assumptions=assumptions(offer.goal.model, offer.timed.setup),
-        expandable_segments=offer.expandable_segments,
-        memory=OfferMemory(
-            peak_allocated_bytes=prediction.memory.peak_allocated_bytes,
-            peak_reserved_bytes=needed,
-            peak_reserved_bytes_range=peaks and (round(needed * peaks.lowest), round(needed * peaks.highest)),
-            range_because=peaks and peaks.because,
-            headroom_bytes=prediction.headroom_bytes,
-            required_headroom_bytes=prediction.required_headroom_bytes,
-            required_headroom_source=prediction.required_headroom.source,
-            breakdown_bytes=prediction.memory.breakdown_bytes,
-        ),
+        memory=memory,
         tokens_per_second_per_gpu=speed,
         tokens_per_second_per_gpu_range=span and (speed * span.slowest, speed * span.fastest),
         range_because=span and span.because,
@@ -266,4 +326,5 @@ def _offer(offer: Offer) -> OfferDocument:
         slow_cost=offer.slow_cost,
         energy_megawatt_hours=offer.megawatt_hours,
         slow_energy_megawatt_hours=offer.slow_megawatt_hours,
+        **own,
     )

@@ -16,11 +16,11 @@ from fsdp_bench.simulate.optimizers.torch_optim import why_optimizer_is_not_pred
 from fsdp_bench.simulate.wrappers.impossible import why_impossible
 from fsdp_bench.spec.checkpointing_policy import EVERY_SECOND_PRODUCT
 from fsdp_bench.spec.errors import SpecError, shown
-from fsdp_bench.spec.price import StatedPrice, Tariff
+from fsdp_bench.spec.price import StatedPrice, Tariff, parse_price
 from fsdp_bench.spec.recording.model import Model, RecordedModel
 from fsdp_bench.spec.recording.own_loss import why_not_replaced
 from fsdp_bench.spec.setup import Api, Checkpointing, Loss, Offload, ShardingStrategy, TrainSetup
-from fsdp_bench.spec.units import parse_count
+from fsdp_bench.spec.units import parse_bytes, parse_count
 
 SECONDS_PER_DAY = 86_400
 
@@ -29,23 +29,16 @@ _SECONDS = {"h": 3600, "d": SECONDS_PER_DAY, "w": 7 * SECONDS_PER_DAY}
 _TOKENS = re.compile(r"[-\s]*tokens?\s*$", re.IGNORECASE)
 
 
-@dataclass(frozen=True)
-class Goal:
-    """The goal of a plan."""
+@dataclass(frozen=True, kw_only=True)
+class Terms:
+    """The tokens to train on, the deadline, the budget, and the prices that count."""
 
-    model: Model
-    other: Model | None = None
-    """The same model in other code, whose time and price on the winner's servers are said beside."""
-    fixed: dict[str, Any] = field(default_factory=dict)
-    """Fields of TrainSetup that the user states, precision and sequence length among them."""
-    open: dict[str, tuple[Any, ...]] = field(default_factory=dict)
-    """Fields of TrainSetup of which the user states several values."""
     tokens: int | None = None
     """Tokens to train on. None: only the speed is asked for."""
     deadline_seconds: float | None = None
     budget: float | None = None
     global_batch_tokens: int | None = None
-    """Tokens of one optimizer step on all GPUs. None: one micro-batch on each."""
+    """Tokens of one optimizer step on all GPUs. None: one micro-batch on each, or as many as a script takes."""
     tariff: Tariff = Tariff.ON_DEMAND
     stated_price: StatedPrice | None = None
     """A price for all servers, instead of the catalogue's."""
@@ -55,6 +48,19 @@ class Goal:
     def __post_init__(self) -> None:
         if self.tokens is None and (self.deadline_seconds is not None or self.budget is not None):
             raise SpecError("deadline and budget need --tokens: how many tokens to train on")
+
+
+@dataclass(frozen=True)
+class Goal(Terms):
+    """The goal of a plan for a model."""
+
+    model: Model
+    other: Model | None = None
+    """The same model in other code, whose time and price on the winner's servers are said beside."""
+    fixed: dict[str, Any] = field(default_factory=dict)
+    """Fields of TrainSetup that the user states, precision and sequence length among them."""
+    open: dict[str, tuple[Any, ...]] = field(default_factory=dict)
+    """Fields of TrainSetup of which the user states several values."""
 
 
 def parse_duration(text: str) -> float:
@@ -79,6 +85,33 @@ def parse_tokens(text: str, option: str) -> int:
         return parse_count(_TOKENS.sub("", text), option)
     except SpecError:
         raise SpecError(f"{option}: {shown(text)} is not allowed; write it like '1T', '300B' or '4M'") from None
+
+
+def read_terms(
+    tokens: str | int | None = None,
+    deadline: str | None = None,
+    budget: str | float | None = None,
+    global_batch: str | int | None = None,
+    price: str | None = None,
+    tariff: Tariff | str | None = None,
+    headroom: str | int | None = None,
+) -> Terms:
+    """Read the terms as a user writes them.
+
+    Raises:
+        SpecError: for values that are not allowed, and a price beside a tariff.
+    """
+    if price is not None and tariff is not None:
+        raise SpecError("price: is stated for all servers; --tariff chooses among the catalogue's prices; keep one")
+    return Terms(
+        tokens=None if tokens is None else parse_tokens(str(tokens), "tokens"),
+        deadline_seconds=None if deadline is None else parse_duration(deadline),
+        budget=None if budget is None else parse_money(str(budget)),
+        global_batch_tokens=None if global_batch is None else parse_tokens(str(global_batch), "global-batch"),
+        tariff=Tariff.ON_DEMAND if tariff is None else Tariff(tariff),
+        stated_price=None if price is None else parse_price(price),
+        headroom_bytes=None if headroom is None else parse_bytes(str(headroom), "headroom"),
+    )
 
 
 MOST_SEQUENCES = 64

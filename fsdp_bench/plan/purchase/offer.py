@@ -1,7 +1,9 @@
-"""Offer: one answer to a goal. A setting on so many servers, with its memory, speed, days, price and energy."""
+"""Offer: one answer to a goal: so many servers, with speed, days, price and energy. SettingOffer: one of a model."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from collections.abc import Hashable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -10,7 +12,7 @@ import msgspec
 
 from fsdp_bench.plan.prediction import Prediction, answer, answer_if_it_fits
 from fsdp_bench.plan.purchase.fastest import Timed
-from fsdp_bench.plan.purchase.goal import SECONDS_PER_DAY, Goal
+from fsdp_bench.plan.purchase.goal import SECONDS_PER_DAY, Goal, Terms
 from fsdp_bench.plan.question import Question
 from fsdp_bench.plan.ranges import Range, range_of
 from fsdp_bench.rates.collectives import is_over_pcie
@@ -23,48 +25,57 @@ MICRO_BATCHES = 3
 """Micro-batches of a step after which the allocator does the same for each further one."""
 
 
-@dataclass(frozen=True)
-class Offer:
-    """One setting on so many servers."""
+@dataclass(frozen=True, kw_only=True)
+class Offer(ABC):
+    """So many servers and what trains on them, with its days, price and energy."""
 
-    goal: Goal
-    timed: Timed
+    goal: Terms
     price: Price | None
     """The catalogue's price of the server."""
-    expandable_segments: bool = False
 
     @property
+    @abstractmethod
     def cluster(self) -> Hardware:
         """The servers."""
-        return self.timed.cluster
+
+    @property
+    @abstractmethod
+    def tokens_per_second_per_gpu(self) -> float:
+        """The speed of one GPU."""
+
+    @property
+    @abstractmethod
+    def range(self) -> Range | None:
+        """The range of its speed; None if no run that resembles it was ever compared."""
+
+    @property
+    @abstractmethod
+    def identity(self) -> Hashable:
+        """The key, and what trains: offers of the same servers may differ in it."""
+
+    @property
+    @abstractmethod
+    def text(self) -> str:
+        """The offer in one line: servers, days, price and what trains."""
+
+    @abstractmethod
+    def row(self) -> dict[str, Any]:
+        """Return the offer as one row of a table. Columns are called as in ``plan --json``; None is what is unknown."""
 
     @property
     def key(self) -> tuple[str, int]:
-        """The kind of server and the number of nodes, of which a plan has one offer."""
+        """The kind of server and the number of nodes."""
         return self.cluster.server.name, self.cluster.num_nodes
 
     @property
-    def identity(self) -> tuple[str, int, TrainSetup]:
-        """The key, and the setting: offers of the same servers may differ in it."""
-        return (*self.key, self.timed.setup)
-
-    def fits_if_higher(self, times: float) -> bool:
-        """Return whether it fits, and still does if its peak is so many times as high."""
-        if (found := self._if_it_fits) is None:
-            return False
-        available = found.available_bytes
-        return available is None or times * found.needed_bytes <= available
-
-    @cached_property
-    def range(self) -> Range | None:
-        """The range of its speed; None if no run that resembles it was ever compared."""
-        cluster = self.cluster
-        return range_of(cluster.gpu, self.timed.setup, is_over_pcie(cluster) and cluster.gpus_per_node > 1)
+    def tokens_per_second(self) -> float:
+        """The speed of all GPUs."""
+        return self.tokens_per_second_per_gpu * self.cluster.world_size
 
     @property
     def seconds(self) -> float | None:
         """The time to train on the goal's tokens, as predicted; None without tokens."""
-        return None if self.goal.tokens is None else self.goal.tokens / self.timed.tokens_per_second
+        return None if self.goal.tokens is None else self.goal.tokens / self.tokens_per_second
 
     @property
     def slow_seconds(self) -> float | None:
@@ -122,7 +133,7 @@ class Offer:
         """The price of training on a billion tokens."""
         if self.per_hour is None:
             return None
-        return self.per_hour / 3600 / self.timed.tokens_per_second * 1e9
+        return self.per_hour / 3600 / self.tokens_per_second * 1e9
 
     @property
     def megawatt_hours(self) -> float | None:
@@ -151,31 +162,22 @@ class Offer:
         limit = self.goal.budget
         return limit is None or (self.slow_cost is not None and self.slow_cost <= limit)
 
-    @property
-    def text(self) -> str:
-        """The offer in one line: servers, days, price and setting."""
-        cluster, setup = self.cluster, self.timed.setup
+    def line(self, what: str, source: str) -> str:
+        """Return the offer in one line."""
+        cluster = self.cluster
         days = [] if self.days is None else [f"{self.days:,.1f} days"]
         price = [] if self.cost is None else [f"price {self.cost:,.0f} {self.currency or ''}".rstrip()]
-        speed = f"{self.timed.tokens_per_second_per_gpu:,.0f} tokens/s per GPU"
-        setting = f"{setup.strategy.value} {setup.api.value} checkpointing {setup.checkpointing.value}"
-        where = f"{cluster.num_nodes} x {cluster.server.name}"
-        return ", ".join([where, *days, *price, speed, setting, f"batch {setup.micro_batch_size}"]) + " (predicted)"
+        speed = f"{self.tokens_per_second_per_gpu:,.0f} tokens/s per GPU"
+        return ", ".join([f"{cluster.num_nodes} x {cluster.server.name}", *days, *price, speed, what]) + f" ({source})"
 
-    def row(self) -> dict[str, Any]:
-        """Return the offer as one row of a table. Columns are called as in ``plan --json``; None is what is unknown."""
-        cluster, span, speed = self.cluster, self.range, self.timed.tokens_per_second_per_gpu
+    def row_of_all(self) -> dict[str, Any]:
+        """Return the columns that every kind of offer has."""
+        cluster, span, speed = self.cluster, self.range, self.tokens_per_second_per_gpu
         return {
-            "source": "predicted",
-            "model": self.goal.model.name,
             "server": cluster.server.name,
             "gpu": cluster.gpu.name,
             "num_nodes": cluster.num_nodes,
             "num_gpus": cluster.world_size,
-            **to_builtins(self.timed.setup),
-            "expandable_segments": self.expandable_segments,
-            "peak_reserved_bytes": self.prediction.needed_bytes,
-            "headroom_bytes": self.prediction.headroom_bytes,
             "tokens_per_second_per_gpu": speed,
             "slowest_tokens_per_second_per_gpu": None if span is None else speed * span.slowest,
             "fastest_tokens_per_second_per_gpu": None if span is None else speed * span.fastest,
@@ -188,6 +190,62 @@ class Offer:
             "slow_cost": self.slow_cost,
             "energy_megawatt_hours": self.megawatt_hours,
             "slow_energy_megawatt_hours": self.slow_megawatt_hours,
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class SettingOffer(Offer):
+    """One setting of a model on so many servers."""
+
+    goal: Goal
+    timed: Timed
+    expandable_segments: bool = False
+
+    @property
+    def cluster(self) -> Hardware:
+        """The servers."""
+        return self.timed.cluster
+
+    @property
+    def tokens_per_second_per_gpu(self) -> float:
+        """The speed of one GPU, as predicted."""
+        return self.timed.tokens_per_second_per_gpu
+
+    @property
+    def identity(self) -> tuple[str, int, TrainSetup]:
+        """The key, and the setting."""
+        return (*self.key, self.timed.setup)
+
+    def fits_if_higher(self, times: float) -> bool:
+        """Return whether it fits, and still does if its peak is so many times as high."""
+        if (found := self._if_it_fits) is None:
+            return False
+        available = found.available_bytes
+        return available is None or times * found.needed_bytes <= available
+
+    @cached_property
+    def range(self) -> Range | None:
+        """The range of its speed."""
+        cluster = self.cluster
+        return range_of(cluster.gpu, self.timed.setup, is_over_pcie(cluster) and cluster.gpus_per_node > 1)
+
+    @property
+    def text(self) -> str:
+        """The offer in one line: servers, days, price and setting."""
+        setup = self.timed.setup
+        setting = f"{setup.strategy.value} {setup.api.value} checkpointing {setup.checkpointing.value}"
+        return self.line(f"{setting}, batch {setup.micro_batch_size}", "predicted")
+
+    def row(self) -> dict[str, Any]:
+        """Return the offer as one row of a table."""
+        return {
+            "source": "predicted",
+            "model": self.goal.model.name,
+            **to_builtins(self.timed.setup),
+            "expandable_segments": self.expandable_segments,
+            "peak_reserved_bytes": self.prediction.needed_bytes,
+            "headroom_bytes": self.prediction.headroom_bytes,
+            **self.row_of_all(),
         }
 
     @property

@@ -9,15 +9,18 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import ceil, inf
+from typing import Generic, TypeVar
 
 from fsdp_bench.plan.purchase.fastest import Timed
-from fsdp_bench.plan.purchase.goal import SECONDS_PER_DAY, Goal, can_run, settings
-from fsdp_bench.plan.purchase.offer import Offer
+from fsdp_bench.plan.purchase.goal import SECONDS_PER_DAY, Terms, can_run, settings
+from fsdp_bench.plan.purchase.offer import Offer, SettingOffer
 from fsdp_bench.plan.purchase.searched import Searched, ServerType
 from fsdp_bench.plan.purchase.simulated import Simulated
 from fsdp_bench.plan.ranges import peak_range
 from fsdp_bench.spec.recording.model import Model, code_of
 from fsdp_bench.spec.setup import ShardingStrategy
+
+OfferT = TypeVar("OfferT", bound=Offer)
 
 CHEAP = 0.05
 """Without a deadline the winner is the fastest offer that costs at most so much more than the cheapest."""
@@ -28,32 +31,32 @@ FASTER = 2.0
 
 
 @dataclass(frozen=True)
-class Picked:
+class Picked(Generic[OfferT]):
     """The offers that an answer shows."""
 
-    winner: Offer | None
-    cheapest_allowed: Offer | None
+    winner: OfferT | None
+    cheapest_allowed: OfferT | None
     """The cheapest that meets the deadline and the budget; None without them."""
-    cheapest: Offer | None
+    cheapest: OfferT | None
     """None if no price is known."""
-    fastest: Offer | None
-    fewest_nodes: Offer | None
-    pareto: tuple[Offer, ...]
+    fastest: OfferT | None
+    fewest_nodes: OfferT | None
+    pareto: tuple[OfferT, ...]
     """Offers that no other beats in both price and time, the cheapest first, in steps of FASTER."""
-    nearest: tuple[Offer, ...]
+    nearest: tuple[OfferT, ...]
     """If there is no winner: the offers that come nearest to what was asked."""
-    safest: Offer | None = None
+    safest: OfferT | None = None
     """Servers like the winner's with a setting that fits even with the highest peak that other frameworks' code took.
 
     None if there is no winner or no such setting."""
 
-    def all(self) -> list[Offer]:
+    def all(self) -> list[OfferT]:
         """Return every offer once, the winner first."""
         alone = (self.winner, self.safest, self.cheapest_allowed, self.cheapest, self.fastest, self.fewest_nodes)
         return list({one.identity: one for one in (*alone, *self.pareto, *self.nearest) if one is not None}.values())
 
 
-def pick(goal: Goal, offers: Sequence[Offer]) -> Picked:
+def pick(goal: Terms, offers: Sequence[OfferT]) -> Picked[OfferT]:
     """Pick from all offers of a goal."""
     met = [offer for offer in offers if offer.meets_deadline and offer.meets_budget]
     like_published = [offer for offer in met if offer.range is not None and offer.range.is_like_published]
@@ -64,29 +67,29 @@ def pick(goal: Goal, offers: Sequence[Offer]) -> Picked:
         winner=_winner(goal, allowed),
         cheapest_allowed=_least(allowed, _cost) if is_bound else None,
         cheapest=_least(priced, _cost),
-        fastest=_least(offers, lambda offer: -offer.timed.tokens_per_second),
+        fastest=_least(offers, lambda offer: -offer.tokens_per_second),
         fewest_nodes=_least(offers, lambda offer: (offer.cluster.num_nodes, offer.cluster.world_size, _cost(offer))),
         pareto=_pareto(priced),
         nearest=() if allowed else _nearest(goal, offers),
     )
 
 
-def _winner(goal: Goal, allowed: Sequence[Offer]) -> Offer | None:
+def _winner(goal: Terms, allowed: Sequence[OfferT]) -> OfferT | None:
     if goal.deadline_seconds is not None:  # of those that cost nearly the same, the fewest GPUs
         least = _least(allowed, _cost)
         alike = [offer for offer in allowed if least is None or _cost(offer) <= (1 + SAME) * _cost(least)]
         return _least(alike, lambda offer: (offer.cluster.world_size, _cost(offer)))
     if goal.budget is not None:
-        return _least(allowed, lambda offer: -offer.timed.tokens_per_second)
+        return _least(allowed, lambda offer: -offer.tokens_per_second)
     cheapest = _least(allowed, _cost)
     if cheapest is None:
         return None
     if _cost(cheapest) == inf:
-        return _least(allowed, lambda offer: (-offer.timed.tokens_per_second_per_gpu, offer.cluster.world_size))
+        return _least(allowed, lambda offer: (-offer.tokens_per_second_per_gpu, offer.cluster.world_size))
     cheap = [offer for offer in allowed if _cost(offer) <= (1 + CHEAP) * _cost(cheapest)]
     if goal.tokens is None:
         return _least(cheap, lambda offer: (offer.cluster.world_size, _cost(offer)))
-    return _least(cheap, lambda offer: -offer.timed.tokens_per_second)
+    return _least(cheap, lambda offer: -offer.tokens_per_second)
 
 
 def _cost(offer: Offer) -> float:
@@ -94,29 +97,29 @@ def _cost(offer: Offer) -> float:
     return inf if cost is None else cost
 
 
-def _least(offers: Sequence[Offer], key: Callable[[Offer], object]) -> Offer | None:
+def _least(offers: Sequence[OfferT], key: Callable[[OfferT], object]) -> OfferT | None:
     return min(offers, key=key, default=None)  # type: ignore[arg-type]
 
 
-def _pareto(offers: Sequence[Offer]) -> tuple[Offer, ...]:
-    found: list[Offer] = []
-    for offer in sorted(offers, key=lambda one: (_cost(one), -one.timed.tokens_per_second)):
-        if not found or offer.timed.tokens_per_second > FASTER * found[-1].timed.tokens_per_second:
+def _pareto(offers: Sequence[OfferT]) -> tuple[OfferT, ...]:
+    found: list[OfferT] = []
+    for offer in sorted(offers, key=lambda one: (_cost(one), -one.tokens_per_second)):
+        if not found or offer.tokens_per_second > FASTER * found[-1].tokens_per_second:
             found.append(offer)
     return tuple(found)
 
 
-def _nearest(goal: Goal, offers: Sequence[Offer]) -> tuple[Offer, ...]:
+def _nearest(goal: Terms, offers: Sequence[OfferT]) -> tuple[OfferT, ...]:
     in_time = [offer for offer in offers if offer.meets_deadline]
     paid = [offer for offer in offers if offer.meets_budget]
-    found = [_least(offers, lambda offer: -offer.timed.tokens_per_second)]
+    found = [_least(offers, lambda offer: -offer.tokens_per_second)]
     if goal.budget is not None:
         found.append(_least(in_time, _cost))
-        found.append(_least(paid, lambda offer: -offer.timed.tokens_per_second))
+        found.append(_least(paid, lambda offer: -offer.tokens_per_second))
     return tuple({one.key: one for one in found if one is not None}.values())
 
 
-def reason_of(goal: Goal, picked: Picked, num_offers: int) -> str:
+def reason_of(goal: Terms, picked: Picked[OfferT], num_offers: int) -> str:
     """Return why the winner won, or why nobody did and what would have to change."""
     winner = picked.winner
     if num_offers == 0:
@@ -135,7 +138,7 @@ def reason_of(goal: Goal, picked: Picked, num_offers: int) -> str:
     return f"the fastest that costs at most {CHEAP:.0%} more than the cheapest, {many}"
 
 
-def _why_in_time(goal: Goal, picked: Picked, winner: Offer, num_offers: int) -> str:
+def _why_in_time(goal: Terms, picked: Picked[OfferT], winner: OfferT, num_offers: int) -> str:
     kept = "the deadline" if goal.budget is None else "the deadline and the budget"
     if num_offers == 1:
         return f"no other offer fits, and it meets {kept}, {_how_sure(winner)}"
@@ -157,7 +160,7 @@ def _how_sure(offer: Offer) -> str:
     return "even at the slow end of the range"
 
 
-def _why_none(goal: Goal, picked: Picked) -> str:
+def _why_none(goal: Terms, picked: Picked[OfferT]) -> str:
     fastest = picked.fastest
     assert fastest is not None
     assert fastest.slow_seconds is not None
@@ -186,12 +189,12 @@ class OtherCode:
 
     code: str
     """Whose: ``huggingface`` or ``benchmark``."""
-    offer: Offer | None
+    offer: SettingOffer | None
     """The winner's setting if it fits, else the fastest that does; None if nothing does."""
     is_same_setting: bool
 
 
-def with_other_code(winner: Offer, model: Model, kind: ServerType) -> OtherCode:
+def with_other_code(winner: SettingOffer, model: Model, kind: ServerType) -> OtherCode:
     """Return the offer on the winner's servers with other code. If its setting does not fit, others are searched."""
     goal, code = replace(winner.goal, model=model, other=None), code_of(model)
     setup, cluster = winner.timed.setup, winner.cluster
@@ -200,14 +203,14 @@ def with_other_code(winner: Offer, model: Model, kind: ServerType) -> OtherCode:
     if seconds:
         timed = Timed(cluster, setup, setup.tokens_per_step_per_rank / seconds)
         for segments in dict.fromkeys((winner.expandable_segments, True)):
-            offer = Offer(goal, timed, winner.price, segments)
+            offer = SettingOffer(goal=goal, timed=timed, price=winner.price, expandable_segments=segments)
             if offer.prediction.fits:
                 return OtherCode(code, offer, True)
     nodes = cluster.num_nodes
     return OtherCode(code, Searched(simulated, kind, (nodes,)).offer(nodes), False)
 
 
-def safest(winner: Offer, searched: Searched) -> Offer | None:
+def safest(winner: SettingOffer, searched: Searched) -> SettingOffer | None:
     """Return the winner if it fits with the highest peak that its range leaves, else an offer that does; None if none.
 
     Searched are the winner's strategy and FULL_SHARD under its api: on its number of nodes, and, where that misses the

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from html import escape
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic
 
 from fsdp_bench.catalog.loader import BUILT_IN, Catalog, load_user_catalog
 from fsdp_bench.catalog.lookup import in_other_code
@@ -22,19 +22,18 @@ from fsdp_bench.plan.ask import with_defaults
 from fsdp_bench.plan.defaults import trained_code, trainer_defaults
 from fsdp_bench.plan.parallel import map_forked
 from fsdp_bench.plan.purchase.beyond import beyond, number_of_nodes
-from fsdp_bench.plan.purchase.goal import Goal, parse_duration, parse_money, parse_tokens
-from fsdp_bench.plan.purchase.offer import Offer
-from fsdp_bench.plan.purchase.pick import OtherCode, Picked, pick, reason_of, safest, with_other_code
+from fsdp_bench.plan.purchase.goal import Goal, Terms, read_terms
+from fsdp_bench.plan.purchase.offer import Offer, SettingOffer
+from fsdp_bench.plan.purchase.pick import OfferT, OtherCode, Picked, pick, reason_of, safest, with_other_code
 from fsdp_bench.plan.purchase.searched import Learned, Searched, ServerType
 from fsdp_bench.plan.purchase.simulated import Simulated
 from fsdp_bench.simulate.step import without_collections
 from fsdp_bench.spec.checked import build as build_checked
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.hardware import Server
-from fsdp_bench.spec.price import Tariff, parse_price
+from fsdp_bench.spec.price import Tariff
 from fsdp_bench.spec.recording.model import Model, code_of, whose_code
 from fsdp_bench.spec.setup import FIELDS, PLANNED, Offload, TrainSetup
-from fsdp_bench.spec.units import parse_bytes
 
 NODES = range(1, 65)
 """The numbers of nodes that are looked at, if the user names none."""
@@ -51,11 +50,11 @@ class Left:
 
 
 @dataclass(frozen=True, repr=False)
-class Plan:
+class Plan(Generic[OfferT]):
     """The answer to a goal."""
 
-    goal: Goal
-    picked: Picked
+    goal: Terms
+    picked: Picked[OfferT]
     reason: str
     """Why the winner, or why there is none."""
     left_out: tuple[Left, ...]
@@ -66,11 +65,8 @@ class Plan:
     most_useful_nodes: int | None = None
     """The number of the winner's servers beyond which more of them do not train faster; None if more do."""
 
-    other_code: OtherCode | None = None
-    """The winner's servers with the same model in other code; None if there is none, or no winner."""
-
     @property
-    def winner(self) -> Offer | None:
+    def winner(self) -> OfferT | None:
         """The best offer; None if nothing fits, or nothing meets the deadline and the budget."""
         return self.picked.winner
 
@@ -88,6 +84,15 @@ class Plan:
         return f"<table><caption>{escape(self.reason)}</caption>{rows}</table>"
 
 
+@dataclass(frozen=True, repr=False)
+class ModelPlan(Plan[SettingOffer]):
+    """The answer to a goal for a model."""
+
+    goal: Goal
+    other_code: OtherCode | None = None
+    """The winner's servers with the same model in other code; None if there is none, or no winner."""
+
+
 def kinds_of(catalog: Catalog, names: Sequence[str]) -> list[ServerType]:
     """Return the servers of a catalogue that are named, by default all."""
     servers = [catalog.server(name) for name in names] or catalog.servers()
@@ -101,7 +106,7 @@ def plan(
     kinds: Sequence[ServerType],
     nodes: Sequence[int] = NODES,
     progress: Callable[[str], None] = lambda what: None,
-) -> Plan:
+) -> ModelPlan:
     """Find the best servers, their number and their setting.
 
     Args:
@@ -119,7 +124,9 @@ def plan(
         return _or_nearest(goal, kinds, nodes, progress)
 
 
-def _or_nearest(goal: Goal, kinds: Sequence[ServerType], nodes: Sequence[int], progress: Callable[[str], None]) -> Plan:
+def _or_nearest(
+    goal: Goal, kinds: Sequence[ServerType], nodes: Sequence[int], progress: Callable[[str], None]
+) -> ModelPlan:
     found = _plan(goal, kinds, nodes, progress)
     if found.num_offers:
         return found
@@ -140,7 +147,7 @@ def _or_nearest(goal: Goal, kinds: Sequence[ServerType], nodes: Sequence[int], p
     return replace(found, picked=replace(found.picked, nearest=nearest), reason=reason)
 
 
-def _plan(goal: Goal, kinds: Sequence[ServerType], nodes: Sequence[int], progress: Callable[[str], None]) -> Plan:
+def _plan(goal: Goal, kinds: Sequence[ServerType], nodes: Sequence[int], progress: Callable[[str], None]) -> ModelPlan:
     simulated, searched, left = Simulated(goal, max(nodes)), list[Searched](), list[Left]()
     for kind in kinds:
         progress(kind.server.name)
@@ -190,7 +197,7 @@ class _Choice:
         self._goal, self._left, self._progress = goal, left, progress
         self._searched = {each.kind.server.name: each for each in searched}
 
-    def plan(self) -> Plan:
+    def plan(self) -> ModelPlan:
         """Return the plan."""
         while True:
             offers = [offer for each in self._searched.values() for offer in each.offers()]
@@ -201,13 +208,13 @@ class _Choice:
         reason = reason_of(self._goal, picked, len(offers))
         useful, other_code = None, None
         if (winner := picked.winner) is not None:
-            useful = self._most_useful(winner, offers)
+            useful = most_useful_nodes(winner, offers)
             safer, other_code = self._beside(winner)
             picked = replace(picked, safest=safer)
         names = dict.fromkeys(offer.cluster.server.name for offer in offers)
-        return Plan(self._goal, picked, reason, tuple(self._left), len(offers), tuple(names), useful, other_code)
+        return ModelPlan(self._goal, picked, reason, tuple(self._left), len(offers), tuple(names), useful, other_code)
 
-    def _beside(self, winner: Offer) -> tuple[Offer | None, OtherCode | None]:
+    def _beside(self, winner: SettingOffer) -> tuple[SettingOffer | None, OtherCode | None]:
         """Return a safer offer than the winner, and its servers with other code."""
         kind, other = self._kind_of(winner), self._goal.other
         self._progress(f"a safer setting on {kind.kind.server.name}")
@@ -221,7 +228,7 @@ class _Choice:
         safer, other_code = map_forked(lambda ask: ask(), asked)
         return safer, other_code
 
-    def _wanted(self, picked: Picked) -> list[tuple[Searched, int]]:
+    def _wanted(self, picked: Picked[SettingOffer]) -> list[tuple[Searched, int]]:
         """Return the kinds of servers and numbers of nodes to search next, so that all that is picked was searched.
 
         One node fewer than those of the cheapest offers, too: less communication may make them cheaper still.
@@ -237,7 +244,7 @@ class _Choice:
         return [(kind, count) for kind, count in each if not kind.has_made(count)]
 
     def _search(self, wanted: Sequence[tuple[Searched, int]]) -> None:
-        def make(kind: Searched, count: int) -> tuple[Offer | None, Learned]:
+        def make(kind: Searched, count: int) -> tuple[SettingOffer | None, Learned]:
             return kind.offer(count), kind.learned()
 
         made = map_forked(lambda one: make(*one), wanted)
@@ -247,14 +254,15 @@ class _Choice:
             if not kind.has_offers:
                 self._left.append(_without_offer(self._goal, kind, kind.nodes))
 
-    def _most_useful(self, winner: Offer, offers: Sequence[Offer]) -> int | None:
-        """Return the number of the winner's servers beyond which more of them are not faster; None if more are."""
-        alike = [offer for offer in offers if offer.cluster.server == winner.cluster.server]
-        fastest = max(alike, key=lambda offer: offer.timed.tokens_per_second).cluster.num_nodes
-        return fastest if fastest < max(offer.cluster.num_nodes for offer in alike) else None
-
-    def _kind_of(self, offer: Offer) -> Searched:
+    def _kind_of(self, offer: SettingOffer) -> Searched:
         return self._searched[offer.cluster.server.name]
+
+
+def most_useful_nodes(winner: Offer, offers: Sequence[Offer]) -> int | None:
+    """Return the number of the winner's servers beyond which more of them are not faster; None if more are."""
+    alike = [offer for offer in offers if offer.cluster.server == winner.cluster.server]
+    fastest = max(alike, key=lambda offer: offer.tokens_per_second).cluster.num_nodes
+    return fastest if fastest < max(offer.cluster.num_nodes for offer in alike) else None
 
 
 def plan_training(
@@ -269,11 +277,11 @@ def plan_training(
     budget: str | float | None = None,
     global_batch: str | int | None = None,
     price: str | None = None,
-    tariff: Tariff | str = Tariff.ON_DEMAND,
+    tariff: Tariff | str | None = None,
     headroom: str | int | None = None,
     catalog: str | Path | None = None,
     **setup_fields: Any,
-) -> Plan:
+) -> ModelPlan:
     """Find servers, their number and a setting: ``plan_training("Llama-3.1-8B", "1T", deadline="30d")``.
 
     Needs neither torch nor a GPU; takes seconds. ``winner`` of the answer is the best offer, ``reason`` says why, and
@@ -290,7 +298,7 @@ def plan_training(
         budget: the most that it may cost: ``"200k"`` or a number.
         global_batch: tokens of one optimizer step on all GPUs; by default one micro-batch on each.
         price: the price of every server, ``"$2.10/gpu-hour"`` or ``"98 EUR/node-hour"``, instead of the catalogue's.
-        tariff: which of the catalogue's prices counts: ``on-demand``, ``reserved`` or ``spot``.
+        tariff: which of the catalogue's prices counts: ``on-demand`` (the default), ``reserved`` or ``spot``.
         headroom: memory kept free on each GPU for the CUDA context and NCCL, ``"2GiB"`` or bytes.
         catalog: a file with GPUs, servers and prices of one's own.
         setup_fields: fields of TrainSetup that are not searched; several values of those in PLANNED leave the choice.
@@ -325,13 +333,7 @@ def plan_training(
             for name, values in given.items()
             if len(values) > 1
         },
-        tokens=None if tokens is None else parse_tokens(str(tokens), "tokens"),
-        deadline_seconds=None if deadline is None else parse_duration(deadline),
-        budget=None if budget is None else parse_money(str(budget)),
-        global_batch_tokens=None if global_batch is None else parse_tokens(str(global_batch), "global_batch"),
-        tariff=Tariff(tariff),
-        stated_price=None if price is None else parse_price(price),
-        headroom_bytes=None if headroom is None else parse_bytes(str(headroom), "headroom"),
+        **vars(read_terms(tokens, deadline, budget, global_batch, price, tariff, headroom)),
     )
     named = [servers] if isinstance(servers, str) else servers
     return plan(goal, kinds_of(entries, named), sorted(set(nodes)))

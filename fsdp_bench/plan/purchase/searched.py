@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from fsdp_bench.plan.purchase.fastest import Fastest, Reached, Timed
 from fsdp_bench.plan.purchase.goal import Setting, setting_of
-from fsdp_bench.plan.purchase.offer import Offer
+from fsdp_bench.plan.purchase.offer import SettingOffer
 from fsdp_bench.plan.purchase.simulated import LiveKey, Simulated
 from fsdp_bench.spec.hardware import Gpu, Server
 from fsdp_bench.spec.price import Price
@@ -73,7 +73,7 @@ class Searched:
         """The numbers of nodes on which the live bytes of some setting fit."""
         self.bound = self._fastest.bound(self.nodes[0], self.nodes[-1]) if self.nodes else 0.0
         """Tokens per second that one GPU does not exceed. 0 if its rates are not known."""
-        self._made: dict[int, Offer | None] = {}
+        self._made: dict[int, SettingOffer | None] = {}
         """The offers on the numbers of nodes that were searched. None where nothing fits, or its speed is not known."""
 
     def _that_fit(self, nodes: Sequence[int]) -> list[int]:
@@ -127,7 +127,7 @@ class Searched:
         """Return whether so many nodes were searched."""
         return count in self._made
 
-    def take(self, count: int, offer: Offer | None, learned: Learned) -> None:
+    def take(self, count: int, offer: SettingOffer | None, learned: Learned) -> None:
         """Take over the offer on so many nodes, made in another process, and what was simulated for it."""
         self._made[count] = offer
         self._simulated.learn(learned.live, learned.computation)
@@ -149,11 +149,11 @@ class Searched:
         """Whether something fits that has a speed, as far as is known."""
         return any(self._made.values()) or bool(self.wanted())
 
-    def offer(self, count: int) -> Offer | None:
+    def offer(self, count: int) -> SettingOffer | None:
         """Return the offer on so many nodes, which fits by the allocator's simulation; None if nothing does."""
         while (found := self._fastest.best(count, self._among)) is not None and found.tokens_per_second:
             for segments in (False, True):
-                offer = Offer(self.goal, found, self.kind.price, segments)
+                offer = SettingOffer(goal=self.goal, timed=found, price=self.kind.price, expandable_segments=segments)
                 if offer.fits_if_higher(self._times):
                     return offer
             self._fastest.refuse(found)
@@ -165,7 +165,7 @@ class Searched:
         found._fastest.learn(self._fastest.reached, self._fastest.refused)
         return found
 
-    def offers(self) -> Iterator[Offer]:
+    def offers(self) -> Iterator[SettingOffer]:
         """Yield an offer for each number of nodes, not searched ones with the bound, later an interpolated speed."""
         made = sorted((count, offer.timed) for count, offer in self._made.items() if offer is not None)
         has_ended = not self.wanted()
@@ -177,7 +177,8 @@ class Searched:
             speed = _interpolated(count, made) if has_ended else self.bound
             setup = self._fastest.example(count)
             if speed is not None and setup is not None:
-                yield Offer(self.goal, Timed(self._fastest.cluster(count), setup, speed), self.kind.price)
+                timed = Timed(self._fastest.cluster(count), setup, speed)
+                yield SettingOffer(goal=self.goal, timed=timed, price=self.kind.price)
 
 
 def _interpolated(count: int, known: Sequence[tuple[int, Timed]]) -> float | None:

@@ -11,7 +11,7 @@ from msgspec.structs import asdict
 
 from fsdp_bench.plan.document import TimeDocument, time_document
 from fsdp_bench.plan.headroom import with_cuda
-from fsdp_bench.plan.ranges import range_of
+from fsdp_bench.plan.ranges import range_of, range_of_script
 from fsdp_bench.plan.rehearsed_time.events import ProcessGroups, Replayable, events_of, process_groups
 from fsdp_bench.plan.rehearsed_time.operator_work import DTYPES, dtype_of, work_of_operator
 from fsdp_bench.plan.speed import Speed
@@ -89,6 +89,7 @@ def rehearsed_time(
     rates = datasheet(hardware, setup, groups.groups)
     found = events_of(step, groups)
     time, unknown = _scheduled(found, rates, groups)
+    published = range_of(gpu, setup, rates.is_over_pcie) if flops.dtype in _16_BIT else None
     return RehearsedTime(
         step=step.number,
         time=replace(time, step_seconds=None) if unknown else time,
@@ -105,7 +106,7 @@ def rehearsed_time(
         source=rates.source,
         is_over_pcie=rates.is_over_pcie,
         num_streams=found.num_streams,
-        range=range_of(gpu, setup, rates.is_over_pcie) if flops.dtype in _16_BIT else None,
+        range=range_of_script(gpu, published, is_on_gpu=not time.cpu_optimizer_seconds),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 
 from fsdp_bench.plan.purchase.document import OfferDocument, PlanDocument
@@ -11,7 +12,7 @@ from fsdp_bench.report.charts.description import Key, Line, Plot, Point
 from fsdp_bench.report.charts.memory_timeline import breakdown_bars, memory_plot
 from fsdp_bench.report.charts.step import both_views
 from fsdp_bench.report.html.blocks import Block, Facts, Page, Section, Table, Text, table
-from fsdp_bench.report.table import numbers, words
+from fsdp_bench.report.table import Column, numbers, words
 from fsdp_bench.report.text import plan as text
 from fsdp_bench.report.text.common import UNKNOWN
 from fsdp_bench.spec.hardware import Source
@@ -43,8 +44,8 @@ def plan_page(plan: PlanDocument) -> Page:
     lead: list[Block] = [] if winner is None else [Facts(tuple(text.facts(plan, winner)))]
     prices = chart(plan)
     return Page(
-        title=f"Plan for {plan.model}" + ("" if plan.tokens is None else f" on {format_count(plan.tokens)} tokens"),
-        source=plan.source,
+        title=f"Plan for {plan.title}" + ("" if plan.tokens is None else f" on {format_count(plan.tokens)} tokens"),
+        source=text.source_text(plan),
         answer="No plan" if winner is None else text.answer_text(plan, money_text),
         reason=("Why: " if winner is not None else "") + plan.reason,
         lead=(*lead, *([prices] if prices else [])),
@@ -54,7 +55,7 @@ def plan_page(plan: PlanDocument) -> Page:
 
 def _offer_table(plan: PlanDocument, named: Sequence[tuple[str, OfferDocument]]) -> Table:
     offers = [offer for _, offer in named]
-    unit, setups, memories = text.unit_of(offers), [one.setup for one in offers], [one.memory for one in offers]
+    unit, memories = text.unit_of(offers), [one.memory for one in offers]
     slow = [(one.slow_seconds, one.slow_cost) if one.range_because is not None else (None, None) for one in offers]
     spans, speed = [one.tokens_per_second_per_gpu_range or (None, None) for one in offers], "{:,.0f}".format
     unknown, marked = "" if plan.tokens is None else UNKNOWN, [0] if plan.winner else []
@@ -75,6 +76,20 @@ def _offer_table(plan: PlanDocument, named: Sequence[tuple[str, OfferDocument]])
         "range": words(one.range_because or text.never_compared(one) for one in offers),
         "reserved, GiB": numbers((one.peak_reserved_bytes for one in memories), _in_gib),
         "left, GiB": numbers((one.headroom_bytes for one in memories), _in_gib),
+        **_setting_columns(offers),
+    }
+    return table(f"{len(offers)} of {plan.num_offers} offers that fit ({text.source_text(plan)})", columns, marked)
+
+
+def _setting_columns(offers: Sequence[OfferDocument]) -> dict[str, Column]:
+    setups = [one.setup for one in offers if one.setup is not None]
+    if len(setups) < len(offers):  # of a script
+        names = dict.fromkeys(name for one in offers for name in one.values)
+        return {
+            **{name: words(one.values.get(name, "") for one in offers) for name in names},
+            "command": words(shlex.join(one.command) for one in offers),
+        }
+    return {
         "strategy": words(one.strategy.value for one in setups),
         "api": words(one.api.value for one in setups),
         "checkpointing": words(one.checkpointing.value for one in setups),
@@ -84,7 +99,6 @@ def _offer_table(plan: PlanDocument, named: Sequence[tuple[str, OfferDocument]])
         "micro-batches a step": numbers(one.gradient_accumulation_steps for one in setups),
         "expandable segments": words("yes" if one.expandable_segments else "no" for one in offers),
     }
-    return table(f"{len(offers)} of {plan.num_offers} offers that fit (predicted)", columns, marked)
 
 
 def _in_gib(size: float) -> str:
@@ -124,7 +138,7 @@ def chart(plan: PlanDocument) -> Plot | None:
     remarks += [f"{unpriced} offers have no known price"] if unpriced else []
     range_text = "from the fast to the slow end of the range"
     return Plot(
-        f"Price against {unit.name}: the numbers are those of the table below (predicted)",
+        f"Price against {unit.name}: the numbers are those of the table below ({text.source_text(plan)})",
         around(f"{unit.name} of training", [value for line in lines for value in line.x], may_be_log=True),
         around(f"price{text.currency_of(plan, priced[0][1])}", [value for line in lines for value in line.y]),
         lines=tuple(lines),
@@ -137,7 +151,8 @@ def chart(plan: PlanDocument) -> Plot | None:
 def _step_sections(plan: PlanDocument, winner: OfferDocument) -> list[Section]:
     memory, step, server = winner.memory, plan.winner_step, text.server_of(plan, winner)
     usable = None if server is None else server.gpu_memory_bytes
-    many, blocks = winner.setup.gradient_accumulation_steps, list[Block]()
+    blocks = list[Block]()
+    many = 1 if winner.setup is None else winner.setup.gradient_accumulation_steps
     if step is not None:
         caption = "Memory over one training step of the winner (predicted)"
         reserved = memory.peak_reserved_bytes
@@ -154,8 +169,13 @@ def _step_sections(plan: PlanDocument, winner: OfferDocument) -> list[Section]:
 
 def _conditions(plan: PlanDocument) -> tuple[Block, ...]:
     winner = plan.winner
+    how = (
+        "a simulation of the training step" if plan.command is None else "PyTorch on a stand-in for NVIDIA's libraries"
+    )
+    torch = "as modelled" if plan.command is None else "the script's own"
     known = [
         ("code", "" if plan.code is None else text.code_text(plan, money_text)),
+        ("command", plan.command or ""),
         ("tokens", UNKNOWN if plan.tokens is None else format_count(plan.tokens)),
         ("deadline", "" if plan.deadline_seconds is None else text.duration_text(plan.deadline_seconds)),
         ("budget", "" if plan.budget is None else money_text(plan.budget)),
@@ -165,8 +185,8 @@ def _conditions(plan: PlanDocument) -> tuple[Block, ...]:
         ),
         ("as the Trainer", "" if winner is None else "; ".join(winner.assumptions)),
         ("prices", text.stated_price(plan) or (f"the catalogue's, {plan.tariff}" if plan.tariff else UNKNOWN)),
-        ("source", f"{plan.source}: a simulation of the training step; no GPU was used"),
-        ("PyTorch", f"{plan.torch or UNKNOWN}, as modelled"),
+        ("source", f"{text.source_text(plan)}: {how}; no GPU was used"),
+        ("PyTorch", f"{plan.torch or UNKNOWN}, {torch}"),
         ("fsdp-bench", plan.fsdp_bench or UNKNOWN),
         ("made on", plan.made_on or UNKNOWN),
     ]

@@ -5,17 +5,18 @@ The terminal and the page print durations, prices, speed and code the same.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Iterable, Sequence
 from datetime import date
 from typing import NamedTuple
 
-from fsdp_bench.plan.purchase.document import OfferDocument, PlanDocument, ServerDocument
+from fsdp_bench.plan.purchase.document import OfferDocument, OfferKey, PlanDocument, ServerDocument
 from fsdp_bench.plan.setup_text import SIZES, setup_line
 from fsdp_bench.report.table import table_columns, table_lines
 from fsdp_bench.report.text.common import UNKNOWN, assumed_lines, fact
 from fsdp_bench.report.text.conditions import Fact
 from fsdp_bench.spec.recording.model import whose_code
-from fsdp_bench.spec.setup import Checkpointing, Loss, TrainSetup
+from fsdp_bench.spec.setup import Checkpointing, Loss
 from fsdp_bench.spec.units import format_count, format_gib
 
 _INTEGER_FROM = 10
@@ -128,25 +129,32 @@ def answer_text(plan: PlanDocument, money: Callable[[float], str] = short_money)
     """Return the answer of a plan in one line."""
     winner = plan.winner
     if winner is None:
-        return f"no plan ({plan.source}): {plan.reason}"
+        return f"no plan ({source_text(plan)}): {plan.reason}"
     span = winner.tokens_per_second_per_gpu_range
     if winner.seconds is None:
         errors = f"{span[0]:,.0f} to {span[1]:,.0f} by the errors of earlier predictions" if span else ""
         speed = f"{_speed_text(winner)}, {errors or never_compared(winner)}"
-        return f"{plan.model} trains on {_where(winner)} ({plan.source}): {speed}"
-    source = plan.source if span else f"{plan.source}, {never_compared(winner)}"
+        return f"{plan.title} trains on {_where(winner)} ({source_text(plan)}): {speed}"
+    source = source_text(plan) if span else f"{source_text(plan)}, {never_compared(winner)}"
     return f"{_where(winner)} ({source}): {training_time(winner)}, {_price_span(plan, winner, money)}"
+
+
+def source_text(plan: PlanDocument) -> str:
+    """Return what the numbers are: predicted, or rehearsed with a predicted time."""
+    return plan.source if plan.command is None else f"{plan.source}, time predicted"
 
 
 def code_text(plan: PlanDocument, money: Callable[[float], str] = short_money) -> str:
     """Return whose code the answer is for, and what the same servers take with the other code."""
+    if plan.command is not None:
+        return plan.command if plan.winner is None else shlex.join(plan.winner.command)
     answered, other, winner = whose_code(plan.code or "benchmark"), plan.other_code, plan.winner
     if other is None:
         return answered
     said = f"{answered}; with --code {other.code}, {whose_code(other.code)}"
     if other.offer is None:
         return f"{said}, nothing fits on these servers"
-    setting = "the same setting" if other.is_same_setting else _short_setting(other.offer.setup)
+    setting = "the same setting" if other.is_same_setting else _short_setting(other.offer)
     if winner is not None and other.offer.expandable_segments and not winner.expandable_segments:
         setting += " with expandable segments"
     misses = f" ({missed})" if (missed := _missed_limit(plan, other.offer)) else ""
@@ -183,7 +191,10 @@ def energy_text(offer: OfferDocument) -> str:
     return f"at most {energy:,.1f} MWh: the servers' largest power for as long, without cooling and switches"
 
 
-def _short_setting(setup: TrainSetup) -> str:
+def _short_setting(offer: OfferDocument) -> str:
+    setup = offer.setup
+    if setup is None:
+        return ", ".join(f"{name} {value}" for name, value in offer.values.items())
     parts = [setup.strategy.value, setup.api.value]
     parts += [] if setup.checkpointing is Checkpointing.NONE else [f"checkpointing {setup.checkpointing.value}"]
     parts += [] if setup.loss is Loss.PLAIN else [setup.loss.value]
@@ -199,7 +210,7 @@ def named_offers(plan: PlanDocument) -> list[tuple[str, OfferDocument]]:
         limit = "in time" if plan.deadline_seconds is not None else "within budget"
         named[f"cheapest {limit}"] = plan.cheapest_allowed
     named |= {"cheapest": plan.cheapest, "fastest": plan.fastest, "fewest nodes": plan.fewest_nodes}
-    found: dict[tuple[str, int, TrainSetup], tuple[list[str], OfferDocument]] = {}
+    found: dict[OfferKey, tuple[list[str], OfferDocument]] = {}
     for name, offer in named.items():
         if offer is not None:
             found.setdefault(offer.key, ([], offer))[0].append(name)
@@ -239,25 +250,30 @@ def plan_text(plan: PlanDocument) -> str:
 
 def facts(plan: PlanDocument, offer: OfferDocument) -> list[Fact]:
     """Return what an offer trains and needs, and at what speed and price."""
-    setup, span, predicted = offer.setup, offer.tokens_per_second_per_gpu_range, offer.tokens_per_second_per_gpu
-    tokens = f"{format_count(plan.tokens)} tokens, " if plan.tokens is not None else ""
-    batch = f"batch {setup.micro_batch_size} x {setup.sequence_length} tokens on each GPU"
-    steps = setup.gradient_accumulation_steps
-    batch += f", {steps} micro-batches a step" if steps > 1 else ""
-    each = format_count(setup.tokens_per_step_per_rank * setup.world_size)
+    span, predicted = offer.tokens_per_second_per_gpu_range, offer.tokens_per_second_per_gpu
     speed = f"{_speed_text(offer)}; {never_compared(offer)}"
     if span is not None:
         speed = f"{span[0]:,.0f} to {span[1]:,.0f} tokens/s per GPU: predicted {predicted:,.0f}, and"
         speed += f" {offer.range_because}"
-    found = [
-        ("model", plan.model + (f": {plan.model_description}" if plan.model_description else "")),
+    found = [*_trains(plan, offer), ("memory", _memory(plan, offer)), ("speed", speed), ("price", _price(plan, offer))]
+    return found if plan.tokens is None else [*found, ("energy", energy_text(offer))]
+
+
+def _trains(plan: PlanDocument, offer: OfferDocument) -> list[Fact]:
+    """Return the model or the script, its tokens and its setting."""
+    setup, tokens = offer.setup, f"{format_count(plan.tokens)} tokens, " if plan.tokens is not None else ""
+    if setup is None:
+        each = format_count(offer.tokens_per_step or 0)
+        return [("command", shlex.join(offer.command)), ("training", f"{tokens}{each} tokens a step on all GPUs")]
+    batch = f"batch {setup.micro_batch_size} x {setup.sequence_length} tokens on each GPU"
+    steps = setup.gradient_accumulation_steps
+    batch += f", {steps} micro-batches a step" if steps > 1 else ""
+    each = format_count(setup.tokens_per_step_per_rank * setup.world_size)
+    return [
+        ("model", plan.title + (f": {plan.model_description}" if plan.model_description else "")),
         ("training", f"{tokens}{batch}: {each} tokens a step"),
         ("setting", setup_line(setup, _BESIDE) + ", expandable segments" * offer.expandable_segments),
-        ("memory", _memory(plan, offer)),
-        ("speed", speed),
-        ("price", _price(plan, offer)),
     ]
-    return found if plan.tokens is None else [*found, ("energy", energy_text(offer))]
 
 
 def _memory(plan: PlanDocument, offer: OfferDocument) -> str:
@@ -299,7 +315,7 @@ def _table(plan: PlanDocument, offers: Sequence[tuple[str, OfferDocument]]) -> l
         missed = f" {word}" if (word := _missed_limit(plan, offer)) else ""
         speed = f"{offer.tokens_per_second_per_gpu:,.0f}{star if offer.seconds is None else ''}"
         time = "" if offer.seconds is None else f"{_span(unit.text, times(offer))}{star}{missed}"
-        setting = _short_setting(offer.setup)
+        setting = _short_setting(offer)
         rows.append((label, str(offer.num_nodes), offer.server, time, _cost(offer), speed, setting))
     numbers = ("nodes", unit.name, "price", _SPEED)
     return table_lines(table_columns(headers, rows, numbers, (_SPEED,) if plan.tokens is not None else ()))

@@ -16,9 +16,9 @@ from fsdp_bench.catalog.lookup import adapted_model, in_other_code, model
 from fsdp_bench.plan.prediction import answer
 from fsdp_bench.plan.purchase.fastest import Timed
 from fsdp_bench.plan.purchase.goal import Goal, can_run, micro_batches, settings, setup_of
-from fsdp_bench.plan.purchase.offer import Offer
+from fsdp_bench.plan.purchase.offer import SettingOffer
 from fsdp_bench.plan.purchase.pick import pick, reason_of
-from fsdp_bench.plan.purchase.planner import Plan, _Choice, kinds_of, plan
+from fsdp_bench.plan.purchase.planner import ModelPlan, kinds_of, most_useful_nodes, plan
 from fsdp_bench.plan.purchase.searched import ServerType
 from fsdp_bench.plan.purchase.simulated import Simulated
 from fsdp_bench.plan.question import Question
@@ -26,7 +26,7 @@ from fsdp_bench.plan.ranges import peak_range, prediction_errors
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.hardware import Hardware
 from fsdp_bench.spec.lora import LoRA
-from fsdp_bench.spec.price import StatedPrice
+from fsdp_bench.spec.price import Price, StatedPrice
 from fsdp_bench.spec.setup import Api, Checkpointing, Loss, Offload, Precision, ShardingStrategy, TrainSetup
 
 FIXED: dict[str, Any] = {"precision": Precision.parse("bf16-mixed"), "sequence_length": 2048}
@@ -49,7 +49,11 @@ def nodes_of(where: ServerType, nodes: int = 1) -> Hardware:
     return Hardware(server=where.server, gpu=where.gpu, num_nodes=nodes, gpus_per_node=where.gpus_per_node)
 
 
-def _brute_force(given: Goal, server: str, counts: Sequence[int] = NODES) -> list[Offer]:
+def _offer(given: Goal, timed: Timed, price: Price | None, segments: bool = False) -> SettingOffer:
+    return SettingOffer(goal=given, timed=timed, price=price, expandable_segments=segments)
+
+
+def _brute_force(given: Goal, server: str, counts: Sequence[int] = NODES) -> list[SettingOffer]:
     """Return every setup that fits, on every number of nodes."""
     where, found = kind(server), []
     for nodes in counts:
@@ -63,7 +67,7 @@ def _brute_force(given: Goal, server: str, counts: Sequence[int] = NODES) -> lis
                     prediction = answer(Question(given.model, setup, cluster, expandable_segments=segments))
                     if prediction.fits:
                         speed = prediction.speed.tokens_per_second_per_gpu
-                        found.append(Offer(given, Timed(cluster, setup, speed), where.price, segments))
+                        found.append(_offer(given, Timed(cluster, setup, speed), where.price, segments))
                         break
                 else:
                     break
@@ -86,7 +90,7 @@ def test_a_stated_price_is_paid_for_every_node() -> None:
     """2 dollars for each GPU-hour, on three nodes of eight GPUs: 48 an hour."""
     where = kind("p4d.24xlarge")
     asked = goal("Llama-2-7B", stated_price=StatedPrice(2.0, True, "EUR"))
-    offer = Offer(asked, Timed(nodes_of(where, 3), TrainSetup(**ONE_STRATEGY, world_size=24), 1000.0), where.price)
+    offer = _offer(asked, Timed(nodes_of(where, 3), TrainSetup(**ONE_STRATEGY, world_size=24), 1000.0), where.price)
     assert offer.per_hour == 48
     assert offer.cost == pytest.approx(48 * 10**10 / (24 * 1000.0) / 3600)
 
@@ -98,17 +102,18 @@ def test_a_budget_must_cover_the_slow_end_of_the_range() -> None:
     predicted = 16 * 10**10 / (8 * 1000.0) / 3600  # 2 dollars for each of 8 GPU-hours
     slow = predicted * (1 + prediction_errors().speed.highest)
     met = [
-        Offer(replace(asked, budget=limit), timed, None).meets_budget for limit in (predicted, 0.99 * slow, 1.01 * slow)
+        _offer(replace(asked, budget=limit), timed, None).meets_budget
+        for limit in (predicted, 0.99 * slow, 1.01 * slow)
     ]
     assert met == [False, False, True]
 
 
-def _offers(asked: Goal, name: str, speeds: dict[int, float]) -> list[Offer]:
+def _offers(asked: Goal, name: str, speeds: dict[int, float]) -> list[SettingOffer]:
     """Return offers on so many servers each with the speed of one GPU."""
     where, found = kind(name), []
     for nodes, speed in speeds.items():
         setup = TrainSetup(**ONE_STRATEGY, world_size=8 * nodes)
-        found.append(Offer(asked, Timed(nodes_of(where, nodes), setup, speed), where.price))
+        found.append(_offer(asked, Timed(nodes_of(where, nodes), setup, speed), where.price))
     return found
 
 
@@ -124,8 +129,7 @@ def test_more_servers_than_are_useful_are_slower(speeds: dict[int, float], most:
     asked = goal("Llama-2-7B")
     offers = _offers(asked, "p4d.24xlarge", speeds)
     others = _offers(asked, "p5.48xlarge", {16: 1000.0})  # of another kind
-    choice = _Choice(asked, [], [], lambda what: None)
-    assert choice._most_useful(offers[0], [*offers, *others]) == most
+    assert most_useful_nodes(offers[0], [*offers, *others]) == most
 
 
 def test_the_reason_of_a_deadline_has_the_least_price_in_time() -> None:
@@ -210,15 +214,15 @@ def test_winner_cheapest_and_fewest_nodes_are_those_of_brute_force(
     picked = found.picked
     cheapest = min(every, key=lambda offer: offer.cost or 0.0)
     assert picked.cheapest.cost == pytest.approx(cheapest.cost, rel=0.003)
-    fastest = max(every, key=lambda offer: offer.timed.tokens_per_second)
-    assert picked.fastest.timed.tokens_per_second == pytest.approx(fastest.timed.tokens_per_second, rel=0.003)
+    fastest = max(every, key=lambda offer: offer.tokens_per_second)
+    assert picked.fastest.tokens_per_second == pytest.approx(fastest.tokens_per_second, rel=0.003)
     assert picked.fewest_nodes.cluster.num_nodes == min(offer.cluster.num_nodes for offer in every)
     allowed = [offer for offer in every if (offer.cost or 0.0) <= 1.05 * (cheapest.cost or 0.0)]
-    winner = max(allowed, key=lambda offer: offer.timed.tokens_per_second)
-    assert picked.winner.timed.tokens_per_second == pytest.approx(winner.timed.tokens_per_second, rel=0.003)
+    winner = max(allowed, key=lambda offer: offer.tokens_per_second)
+    assert picked.winner.tokens_per_second == pytest.approx(winner.tokens_per_second, rel=0.003)
 
 
-def _plan(server: str = "p4d.24xlarge", **fields: Any) -> Plan:
+def _plan(server: str = "p4d.24xlarge", **fields: Any) -> ModelPlan:
     return plan(goal("1B", FULL, **fields), [kind(server)], (1, 2, 4))
 
 
@@ -226,7 +230,7 @@ def test_an_offer_fits_with_its_headroom_and_has_the_time_of_predict() -> None:
     offer = _plan(global_batch_tokens=2**20).picked.winner
     assert offer.prediction.fits
     whole = answer(Question(offer.goal.model, offer.timed.setup, offer.cluster))
-    assert whole.speed.tokens_per_second_per_gpu == pytest.approx(offer.timed.tokens_per_second_per_gpu, rel=0.002)
+    assert whole.speed.tokens_per_second_per_gpu == pytest.approx(offer.tokens_per_second_per_gpu, rel=0.002)
     assert whole.needed_bytes == pytest.approx(offer.prediction.needed_bytes, rel=0.01)
     setup = offer.timed.setup
     made = setup.tokens_per_step_per_rank * setup.world_size
@@ -263,8 +267,8 @@ def test_servers_that_are_never_searched_could_not_have_been_picked() -> None:
     picked = plan(asked, kinds, (1, 2)).picked
     cheapest, fastest = picked.cheapest, picked.fastest
     assert cheapest.cost == min(one.cheapest.cost or 0.0 for one in alone if one.cheapest)
-    speeds = [one.fastest.timed.tokens_per_second for one in alone if one.fastest]
-    assert fastest.timed.tokens_per_second == max(speeds)
+    speeds = [one.fastest.tokens_per_second for one in alone if one.fastest]
+    assert fastest.tokens_per_second == max(speeds)
 
 
 def test_every_server_of_the_catalogue_has_offers_or_is_left_out_with_a_reason() -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from pathlib import Path
+from statistics import median
 
-from fsdp_bench.plan.ranges import Errors, HeldOut, PredictionErrors, SpeedErrors
+from fsdp_bench.plan.ranges import Errors, HeldOut, PredictionErrors, ScriptErrors, SpeedErrors
 from fsdp_bench.report.table import table_columns, table_lines
 from fsdp_bench.spec.codec import to_builtins
 from tools.validate.published.peaks import compare_published, left_out, taken
@@ -19,7 +21,30 @@ CENTRAL = 0.95
 def errors_of_predictions() -> PredictionErrors:
     """Return the errors of all published runs: of speed the central ones, of memory the extremes by kind."""
     peaks = (("compiled" if row.compiled else "eager", row.family, row.error) for row in compare_published())
-    return PredictionErrors(speed=speed_errors(compare_speed()[0]), memory=_errors(peaks))
+    return PredictionErrors(speed=speed_errors(compare_speed()[0]), memory=_errors(peaks), scripts=script_errors())
+
+
+MEASURED_SCRIPTS = Path(__file__).parents[3] / "results" / "nvidia-h200" / "scripts"
+FIRST_STEADY_STEP = 3
+"""Steps before it are left out, as in compare.py beside the records."""
+
+
+def script_errors(folder: Path = MEASURED_SCRIPTS) -> ScriptErrors:
+    """Return the extremes of the errors of rehearsed scripts: of speed, and of the peak of reserved memory."""
+    speeds, peaks = [], []
+    measured = json.loads((folder / "measured.json").read_text())
+    for run in measured["scripts"]:
+        rehearsed = json.loads((folder / "records" / f"{run['name']}.json").read_text())
+        time, steps = rehearsed["time"], run["steps"]
+        if time["cpu_optimizer_seconds"]:
+            continue
+        if time["step_seconds"] is not None:
+            seconds = median(step["seconds"] for step in steps[FIRST_STEADY_STEP:])
+            speeds.append((run["name"], seconds / time["step_seconds"] - 1))
+        reserved = max(step["peak_reserved"] for step in steps)
+        peaks.append((run["name"], rehearsed["memory"]["peak_reserved_bytes"] / reserved - 1))
+    gpu = measured["gpu"].removeprefix("NVIDIA ")
+    return ScriptErrors(speed=_extremes(speeds), memory=_extremes(peaks), gpus=(gpu,))
 
 
 def speed_errors(rows: Iterable[SpeedRow]) -> SpeedErrors:
@@ -68,15 +93,17 @@ def _errors(rows: Iterable[tuple[str, str, float | None]]) -> dict[str, Errors]:
     for kind, family, error in rows:
         if error is not None:
             by_kind[kind].append((family, error))
-    return {
-        kind: Errors(
-            num_runs=len(found),
-            families=tuple(sorted({family for family, _ in found})),
-            lowest=round(min(error for _, error in found), 4),
-            highest=round(max(error for _, error in found), 4),
-        )
-        for kind, found in sorted(by_kind.items())
-    }
+    return {kind: _extremes(found) for kind, found in sorted(by_kind.items())}
+
+
+def _extremes(found: Sequence[tuple[str, float]]) -> Errors:
+    """Return the errors of runs, each with its family."""
+    return Errors(
+        num_runs=len(found),
+        families=tuple(sorted({family for family, _ in found})),
+        lowest=round(min(error for _, error in found), 4),
+        highest=round(max(error for _, error in found), 4),
+    )
 
 
 # -- as text -----------------------------------------------------------------------------------------------------------
