@@ -141,7 +141,7 @@ def command(**given: Any) -> int:
     \b
     fsdp-bench rehearse --server p5.48xlarge --nodes 8 -- torchrun train.py
     fsdp-bench rehearse --gpu H100-SXM --world-size 64 -- python train.py
-    fsdp-bench rehearse --time --server p5.48xlarge --html page.html -- torchrun train.py
+    fsdp-bench rehearse --time --gpu H100-SXM --html page.html -- python train.py
     fsdp-bench rehearse --gpu H200 --each bs=1,2 -- torchrun train.py --bs {bs}
 
     Your files stay as they are: changes by the script reach the disk in temporary folders alone. A machine that cannot
