@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum, auto
 from functools import cached_property
 
 from fsdp_bench.plan.estimate import Verdict
 from fsdp_bench.plan.headroom import Headroom, headroom_of
-from fsdp_bench.plan.rehearsed_time.answer import RehearsedTime, rehearsed_time, why_no_time
+from fsdp_bench.plan.rehearsed_time.answer import RehearsedTime, rehearsed_times, why_no_time
 from fsdp_bench.rates.communicators import Communicators, communicators_of
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.hardware import Gpu, Hardware
@@ -61,6 +61,20 @@ def rehearsed_gpu(gpu: Gpu, kept_free_bytes: int) -> RehearsedGpu:
 
 
 @dataclass(frozen=True)
+class RanksTogether:
+    """Ranks of one command, whose steps take as long as they wait for each other."""
+
+    reports: tuple[RehearsalReport, ...]
+    hardware: Hardware
+    tokens_per_step: int | None
+
+    @cached_property
+    def times(self) -> dict[int, RehearsedTime]:
+        """The time of each rank that has a whole step."""
+        return rehearsed_times(self.reports, self.hardware, self.tokens_per_step)
+
+
+@dataclass(frozen=True)
 class Rehearsal:
     """One rehearsal and the GPU that its stand-in has passed for."""
 
@@ -73,6 +87,8 @@ class Rehearsal:
     """Whether the time of a step is asked for (--time)."""
     tokens_per_step: int | None = None
     """The tokens that the rank trains on in a step, by the user (--tokens-per-step)."""
+    together: RanksTogether | None = None
+    """The ranks of the same command that were rehearsed, this one among them. None: this one alone."""
 
     @property
     def gpu(self) -> Gpu:
@@ -139,7 +155,10 @@ class Rehearsal:
     @cached_property
     def time(self) -> RehearsedTime | None:
         """The time that the last whole step would take. None if nobody asked, or if there was none: ``why_no_time``."""
-        return rehearsed_time(self.report, self.hardware, self.tokens_per_step) if self.asks_time else None
+        if not self.asks_time:
+            return None
+        together = self.together or RanksTogether((self.report,), self.hardware, self.tokens_per_step)
+        return together.times.get(self.report.rank)
 
     @property
     def why_no_time(self) -> str | None:
@@ -169,6 +188,15 @@ class Rehearsal:
             setup = TrainSetup(world_size=world, shard_size=shards.pop(), strategy=ShardingStrategy.HYBRID_SHARD)
             return communicators_of(setup, hardware)
         return None
+
+
+def together(found: Sequence[Rehearsal]) -> list[Rehearsal]:
+    """Return the rehearsals of a command's ranks, each with the others, which decide its time."""
+    if len(found) < 2:
+        return list(found)
+    first = found[0]
+    ranks = RanksTogether(tuple(one.report for one in found), first.hardware, first.tokens_per_step)
+    return [replace(one, together=ranks) for one in found]
 
 
 def worst_of(found: Sequence[Rehearsal]) -> Rehearsal:

@@ -82,8 +82,12 @@ KIND = {
 def run(events: Iterable[Event], rates: Rates, with_spans: bool = False) -> StepTime:
     """Run a step's events."""
     listed, streams = list(events), Streams(rates)
-    end = streams.run(listed)
-    spans = tuple(_spans(listed, streams.ran)) if with_spans else ()
+    return step_time(listed, streams, streams.run(listed), with_spans)
+
+
+def step_time(events: Iterable[Event], streams: Streams, end: float, with_spans: bool) -> StepTime:
+    """Return the time of a step that has run on ``streams`` and took until ``end``."""
+    spans = tuple(_spans(events, streams.ran)) if with_spans else ()
     return _step_time(end, streams.ran, streams.unknown, spans)
 
 

@@ -108,6 +108,7 @@ class Rehearsals:
             KeyboardInterrupt: at an interrupt. What was found until then is kept.
         """
         reports: dict[int, dict[int, Rehearsal]] = {place: {} for place in range(len(variants))}
+        ranks: dict[int, RanksToRun] = {}
         reasons: dict[int, str] = {}
         answers: dict[int, Answered] = {}
 

@@ -71,7 +71,7 @@ class _Rehearsal:
 
     def prepare(self) -> None:
         from .observe.memory import record_history
-        from .replace import checkpoints, integers, process_group
+        from .replace import checkpoints, collectives, integers, process_group
 
         self.counters.install()
         self.steps.install()
@@ -82,6 +82,7 @@ class _Rehearsal:
             self.torch.backends.cudnn.enabled = False
         integers.compute_small_integers()
         integers.balances_routing = self.plan["balanced_routing"]
+        collectives.give_messages(self.plan["messages"])
         process_group.join_alone(self.rank, self.world_size)
         process_group.run_one_process(self.rank % self.gpus_per_node)
         if self.plan["random_weights"]:
@@ -126,7 +127,7 @@ class _Rehearsal:
         from .observe.memory import History
         from .observe.reads import unsupported
         from .observe.user_lines import user_files
-        from .replace.collectives import calls, sizes
+        from .replace.collectives import calls, peers, sent, sizes, waits_for
 
         torch, seen = self.torch, History()
         is_whole = seen.reaches(self.counters.peak_requested_bytes)
@@ -148,6 +149,9 @@ class _Rehearsal:
             "stops_at_unsupported": self.plan["stops_at_unsupported"],
             "process_groups": sizes,
             "collectives": [[group, name, count] for (group, name), count in calls.items()],
+            "peers": sorted(peers),
+            "sent": sent,
+            "waits_for": waits_for,
             "peak_host_bytes": self.host.peak_resident_bytes,
             "peak_unwritten_host_bytes": self.host.peak_unwritten_bytes,
             "notes": self._notes(),
