@@ -191,12 +191,12 @@ class Rehearsal:
 
 
 def together(found: Sequence[Rehearsal]) -> list[Rehearsal]:
-    """Return the rehearsals of a command's ranks, each with the others, which decide its time."""
+    """Return the rehearsals of a command's ranks in their order, each with the others, which decide its time."""
     if len(found) < 2:
         return list(found)
-    first = found[0]
-    ranks = RanksTogether(tuple(one.report for one in found), first.hardware, first.tokens_per_step)
-    return [replace(one, together=ranks) for one in found]
+    first, ordered = found[0], sorted(found, key=lambda one: one.report.rank)
+    ranks = RanksTogether(tuple(one.report for one in ordered), first.hardware, first.tokens_per_step)
+    return [replace(one, together=ranks) for one in ordered]
 
 
 def worst_of(found: Sequence[Rehearsal]) -> Rehearsal:

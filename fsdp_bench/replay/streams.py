@@ -114,7 +114,7 @@ class Streams:
     def __init__(self, rates: Rates, end_of: EndOfCollective | None = None) -> None:
         """``end_of``: says when a collective ends of which other ranks have a part that is looked at (together.py)."""
         self.rates = rates
-        self._end_of = end_of
+        self._end_of_collective = end_of
         self.ran: list[Ran] = []
         self._alone: dict[tuple[Kind, Work], float | None] = {}
         """The seconds of work, for which the rates are asked once."""
@@ -158,7 +158,7 @@ class Streams:
     def advance(self, log: Iterable[Event | OperatorRun]) -> bool:
         """Issue and time what can go on, but for operators of the compute stream; return whether there was any."""
         going = self._issue(log)
-        if self._end_of is not None:
+        if self._end_of_collective is not None:
             for group in {group for group, _ in self._pending}:
                 going |= self._start_pending(group)
         for stream in _STREAMS:
@@ -313,7 +313,7 @@ class Streams:
         """
         group = ran.work.group
         ready = max(ready, self._group_free.get(group, 0.0))
-        end = ready + ran.seconds if self._end_of is None else self._end_of(ran, ready)
+        end = ready + ran.seconds if self._end_of_collective is None else self._end_of_collective(ran, ready)
         if end is None:
             return False
         ran.begin, ran.end = end - ran.seconds, end

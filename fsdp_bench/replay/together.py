@@ -69,10 +69,11 @@ def run_together(logs: Mapping[int, RankLog]) -> dict[int, StepTime] | None:
 
     streams = {rank: rank_streams(rank) for rank in logs}
     issued = {rank: iter(log.events) for rank, log in logs.items()}
-    while any([one.advance(issued[rank]) for rank, one in streams.items()]) or any(
-        [one.run_operators() for one in streams.values()]
-    ):
-        pass
+    going = True
+    while going:
+        going = sum(one.advance(issued[rank]) for rank, one in streams.items()) > 0
+        if not going:  # each rank, not only the first one that can
+            going = sum(one.run_operators() for one in streams.values()) > 0
     if not all(one.is_done for one in streams.values()):
         return None
     end = max(one.end for one in streams.values())

@@ -119,7 +119,9 @@ def rehearsed_times(
         missing = set(one.report.peers) - ranks.keys()
         one.unknown.update({f"{_WAITING} {rank}": 1 for rank in sorted(missing)})
         is_known &= not one.unknown
-    return {rank: _answer(one, times[rank], is_known, list(ranks.values()), tokens_per_step) for rank, one in ranks.items()}
+    return {
+        rank: _answer(one, times[rank], is_known, list(ranks.values()), tokens_per_step) for rank, one in ranks.items()
+    }
 
 
 _WAITING = "messages with rank"

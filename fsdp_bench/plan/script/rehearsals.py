@@ -14,12 +14,13 @@ from typing import IO
 
 import psutil
 
-from fsdp_bench.plan.rehearsal import Rehearsal, worst_of
+from fsdp_bench.plan.rehearsal import Rehearsal, together, worst_of
+from fsdp_bench.plan.rehearse_command import CommandToRehearse, RanksToRun
 from fsdp_bench.plan.script.kept import KeptReports
 from fsdp_bench.plan.script.variants import Variant
 from fsdp_bench.rehearse.run import RehearsalError, RunningRehearsal
 from fsdp_bench.spec.errors import SpecError, printable
-from fsdp_bench.spec.subprocesses.rehearsal import RehearsalOutcome, RehearsalReport
+from fsdp_bench.spec.subprocesses.rehearsal import RehearsalOptions, RehearsalOutcome, RehearsalReport
 
 SPARE = 1.25
 """Another rehearsal begins if so many times the most host memory that one has taken is free."""
@@ -60,6 +61,8 @@ class _Job:
     place: int
     variant: Variant
     rank: int
+    options: RehearsalOptions | None = None
+    """The variant's own, with the messages that this rank receives."""
 
 
 @dataclass
@@ -117,24 +120,29 @@ class Rehearsals:
             if isinstance(result, str):
                 reasons.setdefault(place, result)
             elif variant.asked is not None:
-                reports[place][job.rank] = variant.asked.answer(result)
-            ranks = variant.asked.ranks if variant.asked is not None else ()
-            if place not in answers and (place in reasons or len(reports[place]) == len(ranks)):
-                rehearsed = tuple(reports[place][rank] for rank in ranks if rank in reports[place])
-                answers[place] = Answered(variant, rehearsed, reasons.get(place))
+                for report in ranks[place].add(result):
+                    reports[place][report.rank] = variant.asked.answer(report)
+                begin(place, variant, variant.asked)
+            if place not in answers and (place in reasons or ranks[place].is_done):
+                answers[place] = Answered(variant, tuple(together([*reports[place].values()])), reasons.get(place))
                 progress(answers[place])
 
         jobs = deque[_Job]()
-        for place, variant in enumerate(variants):
-            if variant.asked is None:
-                found(_Job(place, variant, 0), variant.refused or "")
-                continue
-            for rank in variant.asked.ranks:
-                job, known = _Job(place, variant, rank), self._kept.find(variant.asked, rank)
+
+        def begin(place: int, variant: Variant, asked: CommandToRehearse) -> None:
+            while place not in reasons and (rank := ranks[place].next()) is not None:
+                job, known = _Job(place, variant, rank, ranks[place].options(rank)), self._kept.find(asked, rank)
                 if known is None:
                     jobs.append(job)
                 else:
                     found(job, known)
+
+        for place, variant in enumerate(variants):
+            if variant.asked is None:
+                found(_Job(place, variant, 0), variant.refused or "")
+                continue
+            ranks[place] = RanksToRun(variant.asked)
+            begin(place, variant, variant.asked)
         for job, result in self._run(jobs):
             found(job, result)
         return [answers[place] for place in range(len(variants))]
@@ -161,10 +169,10 @@ class Rehearsals:
 
     def _start(self, job: _Job) -> None:
         asked = job.variant.asked
-        assert asked is not None
+        assert asked is not None and job.options is not None
         output = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the rehearsal
         try:
-            rehearsal = RunningRehearsal(asked.command, asked.stand_in, job.rank, asked.options, output.fileno())
+            rehearsal = RunningRehearsal(asked.command, asked.stand_in, job.rank, job.options, output.fileno())
         except BaseException:
             output.close()
             raise
@@ -196,7 +204,8 @@ class Rehearsals:
         if report.outcome is RehearsalOutcome.INTERRUPTED:
             raise KeyboardInterrupt
         self._most_host_bytes = max(self._most_host_bytes or 0, report.peak_host_bytes)
-        self._kept.keep(asked, job.rank, report)
+        if report.waits_for is None:
+            self._kept.keep(asked, job.rank, report)
         return report
 
 

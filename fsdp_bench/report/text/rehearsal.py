@@ -48,7 +48,10 @@ def time_lines(found: Rehearsal) -> list[str]:
     )
     lines.append(fact("", "; ".join([*beside_operators(time.time), host])))
     if time.tokens_per_step is not None and not time.is_tokens_given:
-        lines.append(fact("", f"tokens: {time.tokens_per_step:,} in a step, which are what its embedding looks up"))
+        shared = "" if time.sharing_ranks == 1 else f", shared by {time.sharing_ranks:g} ranks"
+        lines.append(
+            fact("", f"tokens: {time.tokens_per_step:,} in a step, which are what its embedding looks up{shared}")
+        )
     if (count := time.num_streams) > len(Stream):
         as_one = f"all but {len(Stream) - 1} of them count as one, in the order of issue"
         lines.append(fact("", f"streams: {count}; {as_one}"))
@@ -79,10 +82,15 @@ def _unknown_lines(time: RehearsedTime, found: Rehearsal) -> list[str]:
     names = [f"{name}, {count} {'time' if count == 1 else 'times'}" for name, count in time.unknown.items()]
     more = [f"and {len(names) - MOST_UNKNOWN} more (--json)"] if len(names) > MOST_UNKNOWN else []
     least = "" if time.at_least_seconds is None else f"; all else takes {step_text(time.at_least_seconds)}"
+    why = "as nobody documents how long some of it takes"
+    if len(time.waits_for) == len(time.unknown):
+        why = "as it depends on pipeline stages that were not rehearsed"
     lines = [
-        fact("step time", f"{UNKNOWN}, as nobody documents how long some of it takes{least}"),
+        fact("step time", f"{UNKNOWN}, {why}{least}"),
         fact("", f"{UNKNOWN}: {'; '.join([*names[:MOST_UNKNOWN], *more])}"),
     ]
+    if time.waits_for:
+        lines.append(fact("", f"--ranks stages runs one rank of each stage: {','.join(map(str, time.stages))}"))
     needs_links = any(name.partition(" ")[0] in (*KINDS, *_COPIES) for name in time.unknown)
     if needs_links and not found.hardware.has_server:
         lines.append(fact("", "--server NAME says which links collectives and copies have"))
@@ -316,4 +324,5 @@ def several(found: Sequence[Rehearsal]) -> str:
     ]
     header = ["rank", "allocated", "reserved", "fits", *(["step time"] if worst.asks_time else [])]
     table = table_lines(table_columns(header, rows, {*header[:3], "step time"}))
-    return "\n".join([f"rank {worst.report.rank} decides: {verdict_line(worst)}", "", *table])
+    times = ["", *time_lines(worst)] if worst.time is not None else []
+    return "\n".join([f"rank {worst.report.rank} decides: {verdict_line(worst)}", "", *table, *times])
