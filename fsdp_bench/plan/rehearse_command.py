@@ -261,8 +261,9 @@ def rehearse_command(command: str | Sequence[str], **asked: object) -> list[Rehe
         command: what would be started on the cluster: python, torchrun or accelerate launch, and its arguments.
         asked: the options of ``fsdp-bench rehearse`` by name, with underscores: ``server``, ``gpu``, ``nodes``,
             ``gpus_per_node``, ``world_size``, ``gpu_memory``, ``headroom``, ``steps`` (4, or "all"), ``ranks`` (0, a
-            list, "all", or "stages": 0 and one rank of each other pipeline stage), ``max_gpu_memory``, ``snapshot``, ``random_weights``, ``balanced_routing``,
-            ``stops_at_unsupported``, ``time``, ``tokens_per_step``, ``timeout`` in seconds, ``strategy``.
+            list, "all", or "stages": 0 and one rank of each other pipeline stage), ``max_gpu_memory``, ``snapshot``,
+            ``random_weights``, ``balanced_routing``, ``stops_at_unsupported``, ``time``, ``tokens_per_step``,
+            ``timeout`` in seconds, ``strategy``.
 
     Returns:
         A Rehearsal for each rank: ``report`` has peaks by step and phase in bytes, ``verdict`` whether it fits, and

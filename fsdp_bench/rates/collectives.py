@@ -311,7 +311,8 @@ def _latency(kind: str, algorithm: str, protocol: int, topology: Topology) -> fl
 
 def _bandwidth(kind: str, algorithm: str, protocol: int, message_bytes: float, topology: Topology) -> float:
     """Return the bytes of a message that are sent per second."""
-    bus, name, single = topology.bus_bandwidth, PROTOCOLS[protocol], topology.num_nodes == 1
+    bus = _all_to_all_bandwidth(topology) if kind == ALL_TO_ALL else topology.bus_bandwidth
+    name, single = PROTOCOLS[protocol], topology.num_nodes == 1
     slow = _LL_WITHIN.get(topology.capability, _LL_WITHIN[10]) if single else None
     slow = slow or _LL_ACROSS.get(topology.num_nodes, _LL_ACROSS_MORE)
     if algorithm == "tree":
@@ -325,9 +326,7 @@ def _bandwidth(kind: str, algorithm: str, protocol: int, message_bytes: float, t
         bus = min(bus / 2, slow)
     elif name == "LL128":
         bus *= 0.92
-    if kind == ALL_TO_ALL:
-        return _all_to_all_bandwidth(topology) * bus / topology.bus_bandwidth
-    if kind in ("broadcast", MESSAGES):
+    if kind in ("broadcast", MESSAGES, ALL_TO_ALL):
         return bus
     passes = 2 if kind == "all_reduce" else 1
     return bus * topology.size / (passes * (topology.size - 1))

@@ -76,7 +76,7 @@ def run_together(logs: Mapping[int, RankLog]) -> dict[int, StepTime] | None:
             going = sum(one.run_operators() for one in streams.values()) > 0
     if not all(one.is_done for one in streams.values()):
         return None
-    end = max(one.end for one in streams.values())
+    end = max((one.end for one in streams.values()), default=0.0)
     found = {rank: step_time(logs[rank].events, one, end, with_spans=True) for rank, one in streams.items()}
     is_unknown = any(time.step_seconds is None for time in found.values())
     return {rank: replace(time, step_seconds=None) if is_unknown else time for rank, time in found.items()}

@@ -54,15 +54,55 @@ class Answered:
         return self.reason is not None or bool(ends & {RehearsalOutcome.FAILED, RehearsalOutcome.TIMED_OUT})
 
 
+class _Place:
+    """What is known of a variant so far."""
+
+    def __init__(self, variant: Variant) -> None:
+        self.variant = variant
+        self._ranks = None if variant.asked is None else RanksToRun(variant.asked)
+        self._found: list[Rehearsal] = []
+        self._reason: str | None = None
+
+    @property
+    def ranks(self) -> RanksToRun:
+        """The ranks to be run of a variant that can be rehearsed."""
+        assert self._ranks is not None
+        return self._ranks
+
+    @property
+    def is_done(self) -> bool:
+        """Whether nothing of it is to be run any more."""
+        return self._reason is not None or (self._ranks is not None and self._ranks.is_done)
+
+    def next(self) -> int | None:
+        """Return a rank to be run now."""
+        return None if self.is_done else self.ranks.next()
+
+    def take(self, result: RehearsalReport | str) -> None:
+        """Take a rank's report, or why there is none."""
+        if isinstance(result, str):
+            self._reason = self._reason or result
+        elif self._reason is None and self.variant.asked is not None:
+            self._found += map(self.variant.asked.answer, self.ranks.add(result))
+
+    def answer(self) -> Answered:
+        """Return the answer."""
+        return Answered(self.variant, tuple(together(self._found)), self._reason)
+
+
 @dataclass
 class _Job:
     """One rank of a variant."""
 
-    place: int
-    variant: Variant
+    place: _Place
     rank: int
-    options: RehearsalOptions | None = None
-    """The variant's own, with the messages that this rank receives."""
+    options: RehearsalOptions
+
+    @property
+    def asked(self) -> CommandToRehearse:
+        """What is asked of the variant."""
+        assert self.place.variant.asked is not None
+        return self.place.variant.asked
 
 
 @dataclass
@@ -110,42 +150,33 @@ class Rehearsals:
             MachineError: if the command's Python has no CUDA build of torch, or the stand-in cannot be compiled.
             KeyboardInterrupt: at an interrupt. What was found until then is kept.
         """
-        reports: dict[int, dict[int, Rehearsal]] = {place: {} for place in range(len(variants))}
-        ranks: dict[int, RanksToRun] = {}
-        reasons: dict[int, str] = {}
-        answers: dict[int, Answered] = {}
-
-        def found(job: _Job, result: RehearsalReport | str) -> None:
-            place, variant = job.place, job.variant
-            if isinstance(result, str):
-                reasons.setdefault(place, result)
-            elif variant.asked is not None:
-                for report in ranks[place].add(result):
-                    reports[place][report.rank] = variant.asked.answer(report)
-                begin(place, variant, variant.asked)
-            if place not in answers and (place in reasons or ranks[place].is_done):
-                answers[place] = Answered(variant, tuple(together([*reports[place].values()])), reasons.get(place))
-                progress(answers[place])
-
+        places = [_Place(variant) for variant in variants]
         jobs = deque[_Job]()
 
-        def begin(place: int, variant: Variant, asked: CommandToRehearse) -> None:
-            while place not in reasons and (rank := ranks[place].next()) is not None:
-                job, known = _Job(place, variant, rank, ranks[place].options(rank)), self._kept.find(asked, rank)
+        def found(place: _Place, result: RehearsalReport | str) -> None:
+            was_done = place.is_done
+            place.take(result)
+            begin(place)
+            if place.is_done and not was_done:
+                progress(place.answer())
+
+        def begin(place: _Place) -> None:
+            while (rank := place.next()) is not None:
+                job = _Job(place, rank, place.ranks.options(rank))
+                known = self._kept.find(job.asked, rank)
                 if known is None:
                     jobs.append(job)
                 else:
-                    found(job, known)
+                    found(place, known)
 
-        for place, variant in enumerate(variants):
-            if variant.asked is None:
-                found(_Job(place, variant, 0), variant.refused or "")
-                continue
-            ranks[place] = RanksToRun(variant.asked)
-            begin(place, variant, variant.asked)
+        for place in places:
+            if place.variant.asked is None:
+                found(place, place.variant.refused or "")
+            else:
+                begin(place)
         for job, result in self._run(jobs):
-            found(job, result)
-        return [answers[place] for place in range(len(variants))]
+            found(job.place, result)
+        return [place.answer() for place in places]
 
     def _run(self, jobs: deque[_Job]) -> Iterator[tuple[_Job, RehearsalReport | str]]:
         while jobs or self._running:
@@ -168,8 +199,7 @@ class Rehearsals:
         return psutil.virtual_memory().available > SPARE * self._most_host_bytes
 
     def _start(self, job: _Job) -> None:
-        asked = job.variant.asked
-        assert asked is not None and job.options is not None
+        asked = job.asked
         output = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the rehearsal
         try:
             rehearsal = RunningRehearsal(asked.command, asked.stand_in, job.rank, job.options, output.fileno())
@@ -193,8 +223,7 @@ class Rehearsals:
         return [running for running in self._running if running.rehearsal in readable or running in late]
 
     def _result(self, running: _Running) -> RehearsalReport | str:
-        job, asked = running.job, running.job.variant.asked
-        assert asked is not None
+        job, asked = running.job, running.job.asked
         try:
             report = running.rehearsal.report()
         except SpecError as error:

@@ -324,5 +324,5 @@ def several(found: Sequence[Rehearsal]) -> str:
     ]
     header = ["rank", "allocated", "reserved", "fits", *(["step time"] if worst.asks_time else [])]
     table = table_lines(table_columns(header, rows, {*header[:3], "step time"}))
-    times = ["", *time_lines(worst)] if worst.time is not None else []
+    times = ["", *time_lines(worst)] if worst.time is not None and worst.time.stages else []
     return "\n".join([f"rank {worst.report.rank} decides: {verdict_line(worst)}", "", *table, *times])

@@ -3,8 +3,8 @@
 torch.distributed, DistributedDataParallel and torch.compile's functional collectives all call the operators of the
 ``c10d`` namespace (torch/csrc/distributed/c10d/Ops.cpp), so the operators are replaced there. Small outputs hold what
 they would hold if every rank had sent what this one sends, so that objects can be exchanged and counts be summed. Large
-ones are not written, on the assumption that nothing is decided by them. Integers that another rank broadcasts are marked
-as unknown.
+ones are not written, on the assumption that nothing is decided by them. Integers that another rank broadcasts are
+marked as unknown.
 
 Small messages of integers from one rank to another have their values, because pipeline stages tell each other so which
 shapes they send. They are reported, and given to the rehearsal of the rank that receives them (``give_messages``). A
