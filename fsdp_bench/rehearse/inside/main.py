@@ -80,6 +80,8 @@ class _Rehearsal:
         checkpoints.write_no_tensors(self.files.seen)
         if not self.plan["stops_at_unsupported"]:
             self.torch.backends.cudnn.enabled = False
+            self.torch.backends.cuda.enable_cudnn_sdp(False)
+            self.torch._C._set_sdp_use_cudnn = lambda enabled: None  # sdpa_kernel would switch it on again
         integers.compute_small_integers()
         integers.balances_routing = self.plan["balanced_routing"]
         collectives.give_messages(self.plan["messages"])

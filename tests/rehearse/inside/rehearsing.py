@@ -56,6 +56,7 @@ def plan_of(scratch: Path, *words: str, **changes: Any) -> dict[str, Any]:
         "balanced_routing": False,
         "stops_at_unsupported": True,
         "notes_work": False,
+        "messages": {},
         **changes,
     }
 
