@@ -56,6 +56,8 @@ def plan_of(scratch: Path, *words: str, **changes: Any) -> dict[str, Any]:
         "balanced_routing": False,
         "stops_at_unsupported": True,
         "notes_work": False,
+        "strategy": None,
+        "edited": {},
         "messages": {},
         **changes,
     }
