@@ -7,7 +7,8 @@ One call each, with names as text or as objects; sizes are in bytes, times in se
     plan_training(model, ...)     which servers, how many, which setting, how long, at what price; needs no torch
     compare(a, b)                 which bytes and seconds differ between two answers or results; needs no torch
     dry_run(model, ...)           PyTorch's own FSDP code as rank 0 of N, on tensors without data
-    rehearse_command(command)     a real training command as one rank, without a GPU
+    rehearse(command, each=...)   a real training command with several values, without a GPU, as rows
+    rehearse_command(command)     one rank of such a command, with all that was seen of it
     sweep(file)                   measure every trial of a sweep file on this machine
     load_results(folder)          measured trials as a table
     fsdp(module, ...)             wrap a module, as the sweep does
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from fsdp_bench.plan.purchase.planner import plan_training as plan_training
     from fsdp_bench.plan.rehearsal import Rehearsal as Rehearsal
     from fsdp_bench.plan.rehearse_command import rehearse_command as rehearse_command
+    from fsdp_bench.plan.script.each import rehearse as rehearse
     from fsdp_bench.plan.search.search import LargestModel as LargestModel
     from fsdp_bench.rehearse.run import RehearsalError as RehearsalError
     from fsdp_bench.spec.calibration_profile import Profile as Profile
@@ -84,6 +86,7 @@ _HOMES = {
     "plan.purchase.planner": "Plan plan_training",
     "plan.rehearsal": "Rehearsal",
     "plan.rehearse_command": "rehearse_command",
+    "plan.script.each": "rehearse",
     "plan.search.search": "LargestModel",
     "rehearse.run": "RehearsalError",
     "spec.calibration_profile": "Profile read_profile",

@@ -106,8 +106,7 @@ def command(**given: Any) -> int:
     fsdp-bench rehearse --server p5.48xlarge --nodes 8 -- torchrun train.py
     fsdp-bench rehearse --gpu H100-SXM --world-size 64 -- python train.py
     fsdp-bench rehearse --time --server p5.48xlarge -- torchrun train.py
-    fsdp-bench rehearse --time --server p4d.24xlarge,p5.48xlarge --each batch=1,2,4 --each ckpt=off,on -- \\
-        torchrun train.py --bs {batch} {ckpt:--grad-ckpt|}
+    fsdp-bench rehearse --gpu H200 --each bs=1,2 -- torchrun train.py --bs {bs}
 
     Your files stay as they are: changes by the script reach the disk in temporary folders alone. A machine that cannot
     promise this is named before the script starts.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -18,6 +19,7 @@ from fsdp_bench.plan.defaults import USUAL_GPUS_PER_NODE
 from fsdp_bench.plan.headroom import Headroom, sized, stated_headroom
 from fsdp_bench.plan.rehearsal import Rehearsal, headroom_of_script, rehearsed_gpu, together
 from fsdp_bench.rehearse.command import Command, RankStarter, read_command
+from fsdp_bench.rehearse.prepared import PreparedPython
 from fsdp_bench.rehearse.run import rehearse
 from fsdp_bench.spec.errors import SpecError, shown
 from fsdp_bench.spec.hardware import Gpu, Hardware, Server
@@ -81,13 +83,18 @@ class CommandToRehearse:
             RehearsalError: if its process ends without a report.
         """
         ranks = RanksToRun(self)
-        while (rank := ranks.next()) is not None:
-            begin(rank)
-            report = rehearse(self.command, self.stand_in, rank, ranks.options(rank), self.timeout_seconds)
-            for done in ranks.add(report):
-                yield self.answer(done)
-            if report.outcome is RehearsalOutcome.INTERRUPTED:
-                raise KeyboardInterrupt
+        with ExitStack() as stack:
+            prepared: PreparedPython | None = None
+            while (rank := ranks.next()) is not None:
+                if prepared is None and (len(self.ranks) > 1 or ranks.num_run > 1):
+                    prepared = stack.enter_context(PreparedPython())
+                begin(rank)
+                options = ranks.options(rank)
+                report = rehearse(self.command, self.stand_in, rank, options, self.timeout_seconds, prepared)
+                for done in ranks.add(report):
+                    yield self.answer(done)
+                if report.outcome is RehearsalOutcome.INTERRUPTED:
+                    raise KeyboardInterrupt
 
 
 class RanksToRun:
@@ -105,6 +112,8 @@ class RanksToRun:
         self._sent: dict[str, Mapping[str, tuple[str, ...]]] = {}
         """Messages, by the rank that sends and the one that receives."""
         self._given: dict[int, dict[str, tuple[str, ...]]] = {}
+        self.num_run = 0
+        """Runs that were begun."""
 
     @property
     def is_done(self) -> bool:
@@ -120,6 +129,7 @@ class RanksToRun:
             self._todo = [rank for rank in self._todo if rank != ready]
             self._waiting.pop(ready, None)
             self._running.add(ready)
+            self.num_run += 1
         return ready
 
     def options(self, rank: int) -> RehearsalOptions:

@@ -10,4 +10,25 @@ Read in this order:
     build.py        the stand-in, compiled once per torch, and the environment that puts it before NVIDIA's libraries
     enter.py        mounts overlays that keep the user's files as they are, and starts the user's Python in them
     inside/         runs in the user's interpreter: one rank of the script, observed
+
+The function ``fsdp_bench.rehearse()`` has this package's name, so the package itself can be called.
 """
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType
+from typing import Any
+
+
+class _Callable(ModuleType):
+    """A package that can be called: the public function and the package have the same name."""
+
+    def __call__(self, *arguments: Any, **options: Any) -> Any:
+        """Rehearse a command: see ``fsdp_bench.plan.script.each.rehearse``."""
+        import fsdp_bench
+
+        return fsdp_bench.__getattr__("rehearse")(*arguments, **options)
+
+
+sys.modules[__name__].__class__ = _Callable

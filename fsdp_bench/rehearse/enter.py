@@ -6,28 +6,23 @@ that the dynamic linker finds once on the disk and once in an overlay is loaded 
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from pathlib import Path
+
+FORKS = "--forks"
+"""The option of inside/main.py with which a process forks others, which leave its overlays for their own."""
 
 
 def main() -> None:
     """Mount, say in a file how that went, and become the user's Python."""
     sys.path.insert(0, str(Path(__file__).parents[2]))
-    from fsdp_bench.rehearse.inside.files.overlay import Overlay
-    from fsdp_bench.rehearse.inside.files.places import ENTERED, protected_folders
+    from fsdp_bench.rehearse.inside.files.overlay import enter
 
-    plan = Path(sys.argv[1])
-    asked = json.loads(plan.read_text())
-    folders = protected_folders([*asked["words"], *asked["edited"]])
-    said: dict[str, object]
-    try:
-        overlay = Overlay(str(plan.parent), folders)
-        said = {"overlays": overlay.layers, "read_only": overlay.read_only, "silent": overlay.silent}
-    except OSError as error:
-        said = {"error": error.strerror}
-    (plan.parent / ENTERED).write_text(json.dumps(said))
+    said = enter(Path(sys.argv[1]).parent)
+    if FORKS in sys.argv:
+        for descriptor in said.get("outside", ()):
+            os.set_inheritable(descriptor, True)
     os.execv(sys.argv[2], sys.argv[2:])
 
 

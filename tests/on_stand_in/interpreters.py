@@ -14,13 +14,14 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from functools import cache
 from pathlib import Path
 
 import pytest
 
 from fsdp_bench.rehearse.build import build_stand_in, environment_of, stand_in_environment
 from fsdp_bench.rehearse.find_torch import Torch, find_torch
+from fsdp_bench.rehearse.prepared import ForkServer, PreparedPython
 from fsdp_bench.spec.errors import MachineError
 from fsdp_bench.spec.subprocesses.rehearsal import RehearsedGpu
 from fsdp_bench.sweep.run.rehearsed import rehearsed_gpu
@@ -38,68 +39,48 @@ FORKED_CAPABILITY = "90"
 """The compute capability of all forks: the stand-in chooses kernels by it when torch is loaded."""
 
 
-class _ForkServer:
-    """A running fork_server.py."""
+class _PreparedPython(PreparedPython):
+    """One process for all scripts, which imports what any of them may."""
 
-    def __init__(self, python: str, environment: Mapping[str, str]) -> None:
-        self._read_at_import = _read_at_import(environment)
-        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 - as long as the process
-        self._process = subprocess.Popen(
-            [python, str(Path(__file__).with_name("fork_server.py")), *_MODULES],
-            env={**environment, "OPENBLAS_NUM_THREADS": "1"},  # numpy starts its threads on import
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._errors,
-            text=True,
-        )
-        atexit.register(self._process.kill)
+    def server(self, python: Sequence[str], script: object, environment: Mapping[str, str]) -> ForkServer | None:
+        """Return None if the GPU is of another generation, or if the environment configures PyTorch's allocator."""
+        if environment["STAND_IN_CAPABILITY"] != FORKED_CAPABILITY or "PYTORCH_CUDA_ALLOC_CONF" in environment:
+            return None
+        return super().server(python, script, environment)
 
-    def run(self, request: Mapping[str, object], environment: Mapping[str, str]) -> int:
-        """Run a script; return its exit code."""
-        assert self._read_at_import == _read_at_import(environment), "this script needs its own process"
-        with suppress(BrokenPipeError):  # how it ended is reported below
-            self._process.stdin.write(json.dumps({**request, "environment": dict(environment)}) + "\n")
-            self._process.stdin.flush()
-        code = self._process.stdout.readline()
-        assert code, f"the process that forks has ended: {self._how_it_ended()}"
-        return int(code)
-
-    def _how_it_ended(self) -> str:
-        code = self._process.wait()
-        self._errors.seek(0)
-        return f"exit code {code}\n{self._errors.read()}"
+    def is_read_by_imports(self, variable: str) -> bool:
+        return variable.startswith(_READ_AT_IMPORT) and variable not in _READ_LATER
 
 
-def _read_at_import(environment: Mapping[str, str]) -> dict[str, str]:
-    names = {name for name in environment if name.startswith(_READ_AT_IMPORT)} - _READ_LATER
-    return {name: environment[name] for name in names}
-
-
-_servers: dict[str, _ForkServer] = {}
-"""By interpreter."""
+@cache
+def prepared_python() -> PreparedPython:
+    """Return the processes that are forked, as long as the tests run."""
+    prepared = _PreparedPython(_MODULES)
+    atexit.register(prepared.__exit__)
+    return prepared
 
 
 def run_python(
     python: str, words: Sequence[str], environment: Mapping[str, str], given: str = ""
 ) -> subprocess.CompletedProcess[str]:
-    """Run a script that ends with ``os._exit`` on the stand-in, in a fork.
-
-    If the GPU is of another generation, or if the environment configures PyTorch's allocator, run it in a new process.
-    """
-    if environment["STAND_IN_CAPABILITY"] != FORKED_CAPABILITY or "PYTORCH_CUDA_ALLOC_CONF" in environment:
+    """Run a script that ends with ``os._exit`` on the stand-in: in a fork if it can be one."""
+    server = prepared_python().server([python], None, environment)
+    if server is None:
         command = [python, "-W", "ignore", *words]
         return subprocess.run(command, input=given, env=environment, capture_output=True, text=True)
-    server = _servers.get(python)
-    if server is None:
-        server = _servers[python] = _ForkServer(python, environment)
-    with tempfile.TemporaryDirectory() as folder:
-        files = {name: Path(folder) / name for name in ("input", "output", "errors")}
-        for path in files.values():
-            path.touch()
-        files["input"].write_text(given)
-        request = {"words": list(words), "folder": os.getcwd(), **{name: str(path) for name, path in files.items()}}
-        code = server.run(request, environment)
-        return subprocess.CompletedProcess(words, code, files["output"].read_text(), files["errors"].read_text())
+    with (
+        tempfile.TemporaryFile("w+") as asked,
+        tempfile.TemporaryFile("w+") as out,
+        tempfile.TemporaryFile("w+") as err,
+    ):
+        asked.write(given)
+        for file in (asked, out, err):
+            file.seek(0)
+        number = server.fork(words, environment, None, [file.fileno() for file in (asked, out, err)])
+        assert number is not None, server.error
+        code = server.wait(number)
+        out.seek(0), err.seek(0)
+        return subprocess.CompletedProcess(words, code, out.read(), err.read())
 
 
 WITHOUT_FINALIZING = "\nimport os, sys\nsys.stdout.flush()\nos._exit(0)\n"

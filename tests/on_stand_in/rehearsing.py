@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -13,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from fsdp_bench.rehearse import run
+from fsdp_bench.rehearse.run import RunningRehearsal
 from tests.conftest import run_command, run_process
-from tests.on_stand_in.interpreters import run_python
+from tests.on_stand_in.interpreters import prepared_python
 
 KINDS = {
     "trainer": ("torchrun", ["trainer_fsdp.py"]),
@@ -50,7 +49,7 @@ def rehearse(
     with pytest.MonkeyPatch.context() as patch:
         for name, value in environment.items():
             patch.setenv(name, value)
-        patch.setattr(run, "_Process", _Fork)
+        patch.setattr(RunningRehearsal, "__init__", _start_in_fork)
         done = run_command(*_with_tool(words, command), cwd=folder)
     return _rehearsed(done, code)
 
@@ -90,22 +89,8 @@ def _rehearsed(done: subprocess.CompletedProcess[str], code: int) -> Rehearsed:
     return Rehearsed(document, done.stderr)
 
 
-class _Fork:
-    """Replaces ``fsdp_bench.rehearse.run._Process``, and has ended once it is made.
-
-    No overlays: the libraries of the forked process are loaded already.
-    """
-
-    def __init__(self, words: list[str], environment: dict[str, str], _output: int) -> None:
-        python, script, plan = words[5:]  # options of the interpreter would need a new process
-        self._done = run_python(python, [script, plan], environment)
-        sys.stderr.write(self._done.stdout + self._done.stderr)
-
-    def fileno(self) -> int:
-        return _ALWAYS_READABLE.fileno()
-
-    def end(self) -> int:
-        return self._done.returncode
+_start = RunningRehearsal.__init__
 
 
-_ALWAYS_READABLE = open(os.devnull)  # noqa: SIM115 - as long as the tests run
+def _start_in_fork(self: RunningRehearsal, *given: Any, prepared: Any = None, **named: Any) -> None:
+    _start(self, *given, prepared=prepared_python(), **named)

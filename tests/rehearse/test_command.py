@@ -206,7 +206,7 @@ GPU = gpu_of(8.9)
 @pytest.fixture(autouse=True)
 def _a_stand_in_in_the_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(run, "find_torch", lambda python: None)
-    monkeypatch.setattr(run, "build_stand_in", lambda torch, otherwise: tmp_path)
+    monkeypatch.setattr(run, "build_stand_in", lambda torch: tmp_path)
 
 
 class EndedProcess:
@@ -232,7 +232,7 @@ def started(monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], code: 
     """Return the environment of a command's process that ends with a code, and the error."""
     seen: list[dict[str, str]] = []
 
-    def instead(_words: list[str], environment: dict[str, str], _output: int) -> EndedProcess:
+    def instead(_words: list[str], environment: dict[str, str], _output: object) -> EndedProcess:
         seen.append(environment)
         return EndedProcess(code)
 
@@ -262,7 +262,7 @@ def test_a_process_that_linux_killed_says_what_may_have_run_out(monkeypatch: pyt
 
 def test_what_a_script_leaves_running_ends_with_it(tmp_path: Path) -> None:
     script = "import subprocess, sys; print(subprocess.Popen(['sleep', '600']).pid, file=open(sys.argv[1], 'w'))"
-    process = run._Process([sys.executable, "-c", script, str(tmp_path / "pid")], dict(os.environ), 2)
+    process = run._Process([sys.executable, "-c", script, str(tmp_path / "pid")], dict(os.environ), (0, 1, 2))
     select.select([process], [], [])
     assert process.end() == 0
     with suppress(psutil.NoSuchProcess):
@@ -281,7 +281,7 @@ def test_what_was_seen_is_kept_of_a_script_that_is_ended(
     )
     begin = run._Process
 
-    def instead(words: list[str], environment: dict[str, str], output: int) -> run._Process:
+    def instead(words: list[str], environment: dict[str, str], output: tuple[int, int, int]) -> run._Process:
         report = from_json(Path(words[-1]).read_bytes(), RehearsalPlan).report
         seen = Path(report).with_name("seen.json")
         seen.write_bytes(to_json(replace(REPORT, outcome=RehearsalOutcome.INTERRUPTED)))

@@ -18,6 +18,7 @@ from fsdp_bench.plan.rehearsal import Rehearsal, together, worst_of
 from fsdp_bench.plan.rehearse_command import CommandToRehearse, RanksToRun
 from fsdp_bench.plan.script.kept import KeptReports
 from fsdp_bench.plan.script.variants import Variant
+from fsdp_bench.rehearse.prepared import PreparedPython
 from fsdp_bench.rehearse.run import RehearsalError, RunningRehearsal
 from fsdp_bench.spec.errors import SpecError, printable
 from fsdp_bench.spec.subprocesses.rehearsal import RehearsalOptions, RehearsalOutcome, RehearsalReport
@@ -125,15 +126,18 @@ class Rehearsals:
         """``at_once``: the most that run at a time; by default as many as there are processors."""
         self._kept, self._at_once = kept, at_once or os.cpu_count() or 1
         self._running: list[_Running] = []
+        self._prepared = PreparedPython()
         self._most_host_bytes: int | None = None
         self.num_run = 0
         """Processes that were started; kept reports need none."""
 
     def __enter__(self) -> Rehearsals:
+        self._prepared.__enter__()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_error: object) -> None:
         with ExitStack() as ended:
+            ended.push(self._prepared)
             for running in self._running:
                 ended.callback(running.output.close)
                 ended.push(running.rehearsal)
@@ -202,7 +206,9 @@ class Rehearsals:
         asked = job.asked
         output = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the rehearsal
         try:
-            rehearsal = RunningRehearsal(asked.command, asked.stand_in, job.rank, job.options, output.fileno())
+            rehearsal = RunningRehearsal(
+                asked.command, asked.stand_in, job.rank, job.options, output.fileno(), prepared=self._prepared
+            )
         except BaseException:
             output.close()
             raise

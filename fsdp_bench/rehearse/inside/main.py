@@ -38,9 +38,6 @@ if TYPE_CHECKING:
     from .observe.steps import Steps
 
 
-_END_WITH_PARENT = 1
-"""PR_SET_PDEATHSIG of prctl(2)."""
-
 END_SIGNAL = signal.SIGRTMIN + 5
 """Asks for the report of what was seen until now. Not SIGTERM or SIGUSR1, which training scripts handle themselves."""
 
@@ -54,6 +51,7 @@ class _Rehearsal:
     def __init__(self, plan: dict[str, Any], files: Any, launch: Any, rank: int, *of_ranks: int) -> None:
         import torch
 
+        from .observe.imports import Imports
         from .observe.issued import IssuedWork
         from .observe.memory import PeakCounters
         from .observe.reads import Reads
@@ -68,6 +66,7 @@ class _Rehearsal:
         self.steps: Steps = Steps(plan["steps"], self.counters, self.issued)
         self.reads = Reads()
         self.host = SkippedWrites()
+        self.imports = Imports() if plan.get("imported") else None
 
     def prepare(self) -> None:
         from .observe.memory import record_history
@@ -169,6 +168,8 @@ class _Rehearsal:
         text = json.dumps(document, ensure_ascii=False).encode("utf-8", "replace")  # a file's name may have any byte
         path.with_suffix(".tmp").write_bytes(text)
         path.with_suffix(".tmp").replace(path)
+        if self.imports is not None:
+            Path(self.plan["imported"]).write_text(json.dumps(self.imports.files()))
         if self.plan["snapshot"] and torch.cuda.is_initialized():
             torch.cuda.memory._dump_snapshot(self.plan["snapshot"])  # for pytorch.org/memory_viz
 
@@ -288,12 +289,15 @@ def _understood(plan: dict[str, Any]) -> tuple[Any, int, int, int]:
 def main() -> None:
     """Read the plan, run, report, end the process."""
     from .files.protection import Protection
+    from .forks import END_WITH_PARENT, serve
     from .launch import rank_environment
 
+    if sys.argv[1] == "--forks":
+        serve(int(sys.argv[2]), Path(sys.argv[3]))
     path = Path(sys.argv[1])
     plan = json.loads(path.read_text())
     files = Protection(path.parent, [*plan["words"], *plan["edited"]])
-    ctypes.CDLL(None).prctl(_END_WITH_PARENT, signal.SIGKILL)
+    ctypes.CDLL(None).prctl(END_WITH_PARENT, signal.SIGKILL)
     try:
         files.edit(plan["edited"])
         launch, *world = _understood(plan)

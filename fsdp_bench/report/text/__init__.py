@@ -10,6 +10,7 @@ Read in this order:
     dry_run.py           dry runs: live bytes, and whether the setup fits
     compare.py           which bytes and milliseconds differ between two setups or results, and why
     rehearsal.py         a rehearsed script: where it peaks, what holds memory, how long a step takes
+    each.py              a script with several values: the fastest that fits, a row for each
     catalog_entry.py     a GPU and a server as TOML, what is unknown of them as comments
     common.py            text for unknown values, NCCL's memory, exported files; lines of a name and a value
 """

@@ -68,6 +68,8 @@ class RehearsalPlan(RehearsalOptions, frozen=True, kw_only=True):
     rank: int
     report: str
     """The file for the report."""
+    imported: str | None = None
+    """A file for the modules that the script imports, if somebody asks for them."""
 
 
 class RehearsalOutcome(StrEnum):

@@ -31,6 +31,9 @@ _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 class Guard(ScratchFiles):
     """The replaced functions."""
 
+    installed: Guard | None = None
+    """That of this process, or of the process that it is forked from."""
+
     def __init__(self, scratch: str, folders: Sequence[str]) -> None:
         """Replace them. ``folders``, which are real paths, are guarded even in a temporary folder."""
         super().__init__(scratch, folders)
@@ -38,6 +41,12 @@ class Guard(ScratchFiles):
         self._instead: dict[int, tuple[Any, Any]] = {}
         """By identity: what is replaced, and what takes its place."""
         self._replace_all()
+        Guard.installed = self
+
+    def begin_anew(self, scratch: str, folders: Sequence[str]) -> None:
+        """Guard with another scratch folder, in a fork of the process that has replaced the functions."""
+        with self.inside():
+            super().__init__(scratch, folders)
 
     def changes(self) -> Changes:
         """Count the files that are not on the disk, without Python's caches, and those that the script removed."""

@@ -14,6 +14,7 @@ where neither a container nor the distribution forbids it).
 from __future__ import annotations
 
 import ctypes
+import json
 import os
 import select
 import shutil
@@ -22,9 +23,10 @@ import stat
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from errno import EINVAL, EOVERFLOW, EXDEV
+from pathlib import Path
 from typing import Any
 
-from .places import Changes, is_below, num_files, temporary_folders
+from .places import ENTERED, Changes, is_below, num_files, protected_folders, temporary_folders
 
 _NEW_MOUNTS, _NEW_USER = 0x20000, 0x10000000
 """CLONE_NEWNS and CLONE_NEWUSER of unshare(2)."""
@@ -32,6 +34,37 @@ _READ_ONLY, _NO_SUID, _NO_DEVICES, _REMOUNT, _BIND, _RECURSIVE, _PRIVATE = 1, 2,
 """MS_RDONLY, MS_NOSUID, MS_NODEV, MS_REMOUNT, MS_BIND, MS_REC and MS_PRIVATE of mount(2)."""
 
 _NOT_COVERED = frozenset({"/proc", "/sys", "/dev", "/run", "/lost+found"})
+
+
+def enter(scratch: Path) -> dict[str, Any]:
+    """Mount overlays for the plan in a scratch folder; return, and say in a file there, how that went.
+
+    Must be called while the process has one thread.
+    """
+    said: dict[str, Any]
+    outside = [os.open(place, os.O_RDONLY) for place in ("/proc/self/ns/mnt", "/")]
+    try:
+        asked = json.loads((scratch / "plan.json").read_text())
+        overlay = Overlay(str(scratch), protected_folders([*asked["words"], *asked["edited"]]))
+        said = {"overlays": overlay.layers, "read_only": overlay.read_only, "silent": overlay.silent}
+        said["outside"] = [] if overlay.has_own_user else outside
+    except OSError as error:
+        said = {"error": error.strerror}
+    (scratch / ENTERED).write_text(json.dumps(said))
+    return said
+
+
+def leave(outside: Sequence[int]) -> None:
+    """Let this process see files as they are outside of its overlays, by the descriptors that ``enter`` returned.
+
+    There are none in a user namespace, which nothing leaves: further overlays are mounted above those that are there.
+    """
+    if outside:
+        namespace, root = outside
+        if ctypes.CDLL(None, use_errno=True).setns(namespace, _NEW_MOUNTS):
+            raise OSError(ctypes.get_errno(), "setns")
+        os.fchdir(root)
+        os.chroot(".")
 
 
 Layers = tuple[str, int]
@@ -54,7 +87,7 @@ class Overlay:
         self.read_only: list[str] = []
         """Folders whose file system can have no overlay."""
         temporary = temporary_folders()
-        self._has_own_user = self._unshare(folders)
+        self.has_own_user = self._unshare(folders)
         self._mounts = dict(mounts())
         """The file system's type by mount point, as they are without overlays."""
         self.silent = silent([*self._mounts])
@@ -100,7 +133,7 @@ class Overlay:
             return
         inner = [mount for mount in self._mounts if mount != place and is_below(mount, place)]
         mounted = sorted(mount for mount in inner if mount in self._below)
-        if self._has_own_user and (
+        if self.has_own_user and (
             mounted or {*inner} & {*self.silent}
         ):  # the kernel keeps such a namespace from what is below its mounts
             self._require_not_writable(place)
@@ -116,7 +149,7 @@ class Overlay:
 
     def _cover_root(self) -> None:
         """Make an overlay of the root the root, with everything that is mounted in it: root may write there."""
-        if self._has_own_user:
+        if self.has_own_user:
             self._require_not_writable("/")
             return
         root, folders = f"{self._scratch}/root", _folders_in("/")
@@ -150,7 +183,7 @@ class Overlay:
                 upper, work = (os.open(f"{layer}/{part}", os.O_PATH) for part in ("upper", "work"))
                 layers = (("lowerdir", lower), ("upperdir", upper), ("workdir", work))
                 options = [f"{name}=/proc/self/fd/{number}" for name, number in layers]
-                options += ["userxattr"] if self._has_own_user else []
+                options += ["userxattr"] if self.has_own_user else []
                 self._mount("overlay", target or place, "overlay", 0, ",".join(options))
             except OSError:
                 continue

@@ -38,9 +38,13 @@ class Protection:
             overlay.rename_folders_by_copying()
         elif self._overlays is None:
             folders = protected_folders(words)
-            self._guard = Guard(str(scratch), folders)
-            refuses = refuse_writes_outside(self._guard.writable)
-            is_writable = any(is_below(folder, one) for folder in folders for one in self._guard.writable)
+            if (guard := Guard.installed) is None:
+                guard = Guard(str(scratch), folders)
+            else:
+                guard.begin_anew(str(scratch), folders)
+            self._guard = guard
+            refuses = refuse_writes_outside(guard.writable)
+            is_writable = any(is_below(folder, one) for folder in folders for one in guard.writable)
             others = "are refused" if refuses and not is_writable else "REACH THE DISK"
             self._limits.append(
                 f"This machine allows no overlay ({said['error']}): files that Python writes stay off the disk;"
