@@ -169,9 +169,12 @@ class Rehearsal:
     def communicators(self) -> Communicators | None:
         """NCCL's communicators of this rank.
 
-        None if its process groups are neither all of the whole world nor those of hybrid sharding.
+        None if its process groups are neither all of the whole world nor those of hybrid sharding, and where ranks
+        exchange messages, for which NCCL has further buffers.
         """
         report = self.report
+        if report.peers or any("alltoall" in name for _group, name, _count in report.collectives):
+            return None
         sizes = sorted(size for size in report.process_groups.values() if size > 1)
         world, hardware = report.world_size, self.hardware
         if not sizes:

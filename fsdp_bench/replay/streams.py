@@ -115,6 +115,8 @@ class Streams:
         """``end_of``: says when a collective ends of which other ranks have a part that is looked at (together.py)."""
         self.rates = rates
         self._end_of_collective = end_of
+        self.waits: list[tuple[float, float]] = []
+        """When the compute stream waits for collectives in which other ranks that are looked at take part."""
         self.ran: list[Ran] = []
         self._alone: dict[tuple[Kind, Work], float | None] = {}
         """The seconds of work, for which the rates are asked once."""
@@ -251,7 +253,8 @@ class Streams:
         elif kind is Kind.WAIT_COLLECTIVES:
             is_one = event.number >= 0
             count = event.number + 1 if is_one else self._num_started
-            self._queues[stream].append(Item(Step.WAIT_FOR_STARTED, count=count, number=event.number if is_one else 0))
+            first = event.number if is_one else 0
+            self._queues[stream].append(Item(Step.WAIT_FOR_STARTED, self._host, count=count, number=first))
 
     def _mark(self, stream: int) -> EventMark:
         """Mark the place behind all that a stream was given."""
@@ -294,7 +297,9 @@ class Streams:
             ends = [self._started_ends.get(number) for number in range(item.number, item.count)]
             if None in ends:
                 return False
-            self._free[stream] = max([self._free[stream], *(end for end in ends if end is not None)])
+            end = max([self._free[stream], *(end for end in ends if end is not None)])
+            self._wait_for_ranks(stream, max(self._free[stream], item.issued), end)
+            self._free[stream] = end
         elif item.ran is not None:
             ready, group = max(item.issued, self._free[stream]), item.ran.work.group
             if item.step is Step.START:
@@ -318,12 +323,18 @@ class Streams:
             return False
         ran.begin, ran.end = end - ran.seconds, end
         self._group_free[group] = end
+        if stream is not None:
+            self._wait_for_ranks(stream, ready, ran.begin)
         self._done[group] = self._done.get(group, 0) + 1
         if stream is not None:
             self._free[stream] = end
         if ran.seconds > 0 and ran.work.name != MESSAGES:
             self._beside.append(ran)
         return True
+
+    def _wait_for_ranks(self, stream: Stream, begin: float, end: float) -> None:
+        if self._end_of_collective is not None and stream is _COMPUTE and begin < end:
+            self.waits.append((begin, end))
 
     def _start_pending(self, group: str) -> bool:
         """Time the started collectives whose communicator is free; return whether there was any."""

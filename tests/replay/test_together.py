@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fsdp_bench.replay.schedule import StepTime
+from fsdp_bench.replay.step_parts import StepPart
 from fsdp_bench.replay.together import Meeting, RankLog, run_together
 from fsdp_bench.simulate.events import Event, Kind, Work
 
@@ -172,7 +173,12 @@ def test_the_bubble_of_equal_stages_is_that_of_the_papers(schedule: object, stag
     ranks = [schedule(stage, stages, micro_batches, forward, backward) for stage in range(stages)]  # type: ignore[operator]
     found = step_seconds(ranks)
     work = micro_batches * (forward + backward)
-    assert 1 - work / found == pytest.approx((stages - 1) / (micro_batches + stages - 1))
+    bubble = (stages - 1) / (micro_batches + stages - 1)
+    assert 1 - work / found == pytest.approx(bubble)
+    times = run_ranks(ranks)
+    assert times is not None
+    for time in times.values():
+        assert time.parts.get(StepPart.WAITING_FOR_RANKS, 0.0) == pytest.approx(bubble * found)
 
 
 @given(st.data(), st.integers(1, 4), st.integers(1, 5))

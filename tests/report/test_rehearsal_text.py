@@ -277,6 +277,15 @@ def test_several_ranks_have_a_column_of_step_times() -> None:
     assert "unknown" in second
 
 
+def test_a_stage_alone_names_the_ranks_to_be_run() -> None:
+    step = StepWriter()
+    step.collective("recv", 100, (0, 4), peer=4, is_asynchronous=True)
+    report = replace(REPORT, issued=step.read(), peers=(4,))
+    found = report_text(Rehearsal(report, server("p5.48xlarge"), Headroom(0, "stated"), asks_time=True))
+    assert "as it depends on pipeline stages that were not rehearsed" in " ".join(found.split())
+    assert "--ranks stages runs one rank of each stage: 0,4" in found
+
+
 def test_without_time_nothing_of_it_is_printed() -> None:
     assert "step time" not in report_text(rehearsal())
     assert rehearsal_document(rehearsal()).time is None

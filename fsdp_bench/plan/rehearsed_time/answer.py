@@ -24,6 +24,7 @@ from fsdp_bench.plan.rehearsed_time.operator_work import DTYPES, dtype_of, work_
 from fsdp_bench.plan.speed import Speed
 from fsdp_bench.rates.datasheet import Datasheet, datasheet
 from fsdp_bench.replay.schedule import Span, StepTime, run
+from fsdp_bench.replay.step_parts import StepPart
 from fsdp_bench.replay.together import RankLog, run_together
 from fsdp_bench.simulate.events import IN_HOST_MEMORY, Event, Kind, Stream, Work
 from fsdp_bench.spec.hardware import Hardware
@@ -165,6 +166,7 @@ def _answer(
     model = [each.flops.model for each in ranks]
     sharing = sharing_ranks(one.step, one.report.rank, one.report.world_size)
     looked_up = max((count for each in ranks if (count := tokens_of(each.step)) is not None), default=None)
+    is_compared = flops.dtype in _16_BIT and sharing == 1.0
     own_tokens = None if looked_up is None or sharing is None else round(looked_up / sharing)
     return RehearsedTime(
         step=one.step.number,
@@ -184,7 +186,7 @@ def _answer(
         source=rates.source,
         is_over_pcie=rates.is_over_pcie,
         num_streams=one.num_streams,
-        range=range_of(gpu, one.setup, rates.is_over_pcie) if flops.dtype in _16_BIT else None,
+        range=range_of(gpu, one.setup, rates.is_over_pcie) if is_compared else None,
     )
 
 
@@ -269,12 +271,13 @@ def sharing_ranks(step: IssuedStep, rank: int, world_size: int) -> float | None:
 
 
 def _idle_seconds(time: StepTime) -> float:
-    """Return the seconds in which neither an operator nor a collective nor a copy runs."""
+    """Return the seconds in which nothing runs and no other rank is waited for."""
     idle = end = 0.0
     for span in sorted((span for span in time.spans if span.kind != "host"), key=lambda span: span.begin):
         idle += max(span.begin - end, 0.0)
         end = max(end, span.end)
-    return idle + max((time.step_seconds or end) - end, 0.0)
+    idle += max((time.step_seconds or end) - end, 0.0)
+    return idle - time.parts.get(StepPart.WAITING_FOR_RANKS, 0.0)
 
 
 class RehearsedTimeDocument(TimeDocument, frozen=True, kw_only=True):
