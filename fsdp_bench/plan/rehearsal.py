@@ -10,7 +10,7 @@ from functools import cached_property
 from fsdp_bench.plan.estimate import Verdict
 from fsdp_bench.plan.headroom import Headroom, headroom_of
 from fsdp_bench.plan.rehearsed_time.answer import RehearsedTime, rehearsed_times, why_no_time
-from fsdp_bench.rates.communicators import Communicators, communicators_of
+from fsdp_bench.rates.communicators import Communicators, Purpose, communicators_of, communicators_of_groups
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.hardware import Gpu, Hardware
 from fsdp_bench.spec.setup import ShardingStrategy, TrainSetup
@@ -169,8 +169,8 @@ class Rehearsal:
     def communicators(self) -> Communicators | None:
         """NCCL's communicators of this rank.
 
-        None if its process groups are neither all of the whole world nor those of hybrid sharding, and where ranks
-        exchange messages, for which NCCL has further buffers.
+        None where ranks exchange messages, for which NCCL has further buffers, and for smaller groups than the world
+        where the links are not known.
         """
         report = self.report
         if report.peers or any("alltoall" in name for _group, name, _count in report.collectives):
@@ -183,14 +183,21 @@ class Rehearsal:
             is_sharded = any("reduce_scatter" in name for _group, name, _count in report.collectives)
             strategy = ShardingStrategy.FULL_SHARD if is_sharded else ShardingStrategy.NO_SHARD
             return communicators_of(TrainSetup(world_size=world, strategy=strategy), hardware)
-        # Two sizes whose product is the world: hybrid sharding. The groups that all-gather are those of the shards.
-        gathering = {group for group, name, _count in report.collectives if "allgather" in name}
-        shards = {report.process_groups[group] for group in gathering} - {1, world}
-        others = [size for size in sizes if size != world]
-        if len(others) == 2 and others[0] * others[1] == world and len(shards) == 1:
-            setup = TrainSetup(world_size=world, shard_size=shards.pop(), strategy=ShardingStrategy.HYBRID_SHARD)
-            return communicators_of(setup, hardware)
-        return None
+        ranks = {group: of for group, of in report.group_ranks.items() if len(of) > 1}
+        if len(ranks) < len(sizes) or hardware.world_size != world:
+            return None
+        groups = [(self._purpose(group), of) for group, of in ranks.items()]
+        if world not in sizes:  # init_process_group with a device_id has made one
+            groups.append((Purpose.BARRIERS, tuple(range(world))))
+        return communicators_of_groups(sorted(groups, key=lambda group: [*Purpose].index(group[0])), hardware)
+
+    def _purpose(self, group: str) -> Purpose:
+        """Return what a process group does. An all-reduce may need NVLink SHARP's buffers, too."""
+        names = {name for of, name, _count in self.report.collectives if of == group}
+        if any("reduce_scatter" not in name and "reduce" in name for name in names):
+            return Purpose.REPLICATE
+        gathers = any("allgather" in name or "reduce_scatter" in name for name in names)
+        return Purpose.SHARD if gathers else Purpose.BARRIERS
 
 
 def together(found: Sequence[Rehearsal]) -> list[Rehearsal]:

@@ -128,7 +128,7 @@ class _Rehearsal:
         from .observe.memory import History
         from .observe.reads import unsupported
         from .observe.user_lines import user_files
-        from .replace.collectives import calls, peers, sent, sizes, waits_for
+        from .replace.collectives import calls, members, peers, sent, sizes, waits_for
 
         torch, seen = self.torch, History()
         is_whole = seen.reaches(self.counters.peak_requested_bytes)
@@ -150,6 +150,7 @@ class _Rehearsal:
             "stops_at_unsupported": self.plan["stops_at_unsupported"],
             "process_groups": sizes,
             "collectives": [[group, name, count] for (group, name), count in calls.items()],
+            "group_ranks": members,
             "peers": sorted(peers),
             "sent": sent,
             "waits_for": waits_for,

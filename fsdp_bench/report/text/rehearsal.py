@@ -97,7 +97,9 @@ def _unknown_lines(time: RehearsedTime, found: Rehearsal) -> list[str]:
     return lines
 
 
-OTHER_GROUPS = f"{UNKNOWN}: only process groups of all ranks, and those of a hybrid strategy, are covered"
+OTHER_GROUPS = (
+    f"{UNKNOWN}: messages and all-to-alls are not covered, nor are smaller groups than all ranks without --server"
+)
 
 MOST_LINES = 8
 """The most lines of a script that are listed."""

@@ -194,6 +194,8 @@ class RehearsalReport(msgspec.Struct, frozen=True, kw_only=True):
     """The files that decide what the script does: those that the command names, and the user's own modules."""
     why_nothing_issued: str | None = None
     """Why there is no such step, where that is known."""
+    group_ranks: dict[str, tuple[int, ...]] = {}
+    """The ranks of each process group that has carried collectives, where torch says them."""
     peers: tuple[int, ...] = ()
     """The ranks to which this one sends, or from which it receives: other pipeline stages."""
     sent: dict[str, tuple[str, ...]] = {}

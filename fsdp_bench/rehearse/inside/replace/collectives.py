@@ -39,6 +39,9 @@ calls: Counter[tuple[str, str]] = Counter()
 sizes: dict[str, int] = {}
 """The number of ranks of each process group that was used."""
 
+members: dict[str, list[int]] = {}
+"""The ranks of each of them, where torch says them."""
+
 peers: set[int] = set()
 """Ranks to which this one sends, or from which it receives."""
 
@@ -158,6 +161,8 @@ def _counted(name: str, kernel: Callable[..., Any]) -> Callable[..., Any]:
                 group = ProcessGroup.unbox(argument)
                 calls[group.group_name, name.strip("_")] += 1
                 sizes[group.group_name] = group.size()
+                if group.group_name not in members and (ranks := _ranks(group)) is not None:
+                    members[group.group_name] = ranks
                 break
         else:
             return run(*arguments)
