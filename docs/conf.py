@@ -21,8 +21,8 @@ CONTENTS = {
     "README": "questions guide reference/settings reference/adapters reference/compile reference/code"
     " reference/rehearsals reference/words validation catalog sweeps results clusters python troubleshooting"
     " architecture recordings",
-    "docs/guide": "guide/predict guide/max-size guide/plan guide/rehearse guide/compare guide/dry-run guide/sweep"
-    " guide/report guide/machine guide/catalogue guide/models guide/export",
+    "docs/guide": "guide/predict guide/max-size guide/plan guide/rehearse guide/check guide/compare guide/dry-run"
+    " guide/sweep guide/report guide/machine guide/catalogue guide/models guide/export",
     "docs/validation": "validation/measured validation/memory validation/recorded validation/allocator"
     " validation/published validation/rehearsed validation/time",
 }

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from fsdp_bench.spec.checked import Checked, Count
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.hardware import Source
 from fsdp_bench.spec.model import Family, ModelShape
-
-# -- The names of a model's common fields in Hugging Face's config.json, and the class of transformers that builds it --
-#
-# Most families use one set of names (hidden_size, num_hidden_layers, ...). Older ones have names of their own, and some
-# have no name for a field, because every model of the family is alike in it: ViT has no vocabulary, BERT no grouped
-# key-value heads. The names are those of the configuration classes in transformers/models/*/configuration_*.py, which
-# the tests compare with this table.
 
 COMMON_FIELDS = (
     "num_hidden_layers",
@@ -32,64 +28,23 @@ COMMON_FIELDS = (
 )
 """Fields of a ModelEntry that a config.json has too."""
 
-_OWN_NAMES: dict[str, dict[str, str | None]] = {
-    "bert": {"num_key_value_heads": None, "head_dim": None},
-    "gpt2": {
-        "num_hidden_layers": "n_layer",
-        "hidden_size": "n_embd",
-        "num_attention_heads": "n_head",
-        "num_key_value_heads": None,
-        "head_dim": None,
-        "intermediate_size": "n_inner",
-        "max_position_embeddings": "n_positions",
-    },
-    "modernbert": {"num_key_value_heads": None, "head_dim": None},
-    "qwen2": {"attention_bias": None},  # its code has biases for queries, keys and values, whatever the file says
-    "t5": {
-        "num_hidden_layers": "num_layers",
-        "hidden_size": "d_model",
-        "num_attention_heads": "num_heads",
-        "num_key_value_heads": None,
-        "head_dim": "d_kv",
-        "intermediate_size": "d_ff",
-        "max_position_embeddings": None,
-    },
-    "vit": {
-        "num_key_value_heads": None,
-        "head_dim": None,
-        "vocab_size": None,
-        "max_position_embeddings": None,
-        "tie_word_embeddings": None,
-    },
-}
-"""By model_type, the names that differ from the common ones; None where the config.json has no such field."""
 
-ARCHITECTURES = {
-    "bert": "BertForMaskedLM",
-    "deepseek_v2": "DeepseekV2ForCausalLM",
-    "deepseek_v3": "DeepseekV3ForCausalLM",
-    "gemma2": "Gemma2ForCausalLM",
-    "gemma3_text": "Gemma3ForCausalLM",
-    "gpt2": "GPT2LMHeadModel",
-    "gpt_oss": "GptOssForCausalLM",
-    "llama": "LlamaForCausalLM",
-    "llama4_text": "Llama4ForCausalLM",
-    "ministral": "MinistralForCausalLM",
-    "mistral": "MistralForCausalLM",
-    "mixtral": "MixtralForCausalLM",
-    "modernbert": "ModernBertForMaskedLM",
-    "olmo2": "Olmo2ForCausalLM",
-    "olmo3": "Olmo3ForCausalLM",
-    "phi3": "Phi3ForCausalLM",
-    "qwen2": "Qwen2ForCausalLM",
-    "qwen3": "Qwen3ForCausalLM",
-    "qwen3_moe": "Qwen3MoeForCausalLM",
-    "qwen3_next": "Qwen3NextForCausalLM",
-    "smollm3": "SmolLM3ForCausalLM",
-    "t5": "T5ForConditionalGeneration",
-    "vit": "ViTForImageClassification",
-}
-"""By model_type, the class of transformers that is trained: the one that the published config.json names."""
+class FamilyEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename={"architecture": "class"}):
+    """A family of models, by its model_type; families.toml says what each field is."""
+
+    architecture: str
+    names: dict[str, str] = {}
+    without: tuple[str, ...] = ()
+    built_as: Family | None = None
+    not_built_because: str | None = None
+
+
+_ENTRIES = msgspec.toml.decode(Path(__file__).with_name("families.toml").read_bytes(), type=dict[str, FamilyEntry])
+
+ARCHITECTURES = {name: entry.architecture for name, entry in _ENTRIES.items()}
+"""By model_type, the class of transformers that is trained."""
+FAMILIES = {name: entry.built_as for name, entry in _ENTRIES.items() if entry.built_as is not None}
+"""By model_type, the family that builds the same modules."""
 
 
 def config_names(model_type: str) -> dict[str, str]:
@@ -97,20 +52,9 @@ def config_names(model_type: str) -> dict[str, str]:
 
     Fields that such a config.json does not have are missing. An unknown model_type has the common names.
     """
-    names = {**{field: field for field in COMMON_FIELDS}, **_OWN_NAMES.get(model_type, {})}
-    return {field: name for field, name in names.items() if name is not None}
+    entry = _ENTRIES.get(model_type, FamilyEntry(""))
+    return {field: entry.names.get(field, field) for field in COMMON_FIELDS if field not in entry.without}
 
-
-# -- One model ---------------------------------------------------------------------------------------------------------
-
-FAMILIES = {"llama": Family.LLAMA, "mistral": Family.LLAMA, "gpt2": Family.GPT2}
-"""The family that builds the same modules, by Hugging Face's model_type."""
-
-_UNSUPPORTED_FAMILIES = {
-    "qwen2": "Qwen 2.5 adds biases to the query, key and value projections, which the llama family here does not have",
-    "qwen3": "Qwen 3 normalises queries and keys (q_norm, k_norm), which the llama family here does not",
-    "t5": "T5 is an encoder-decoder; only decoders are built here",
-}
 
 _KNOWN_CONFIG = ("sliding_window", "rope_theta", "rope_scaling", "rope_parameters")
 """Further fields of a config.json that change no module and no parameter of the models that are built here."""
@@ -189,7 +133,8 @@ class ModelEntry(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True)
         """Why ModelShape cannot express this model exactly; None if it can."""
         if self.family not in FAMILIES:
             known = ", ".join(FAMILIES)
-            return _UNSUPPORTED_FAMILIES.get(self.family, f"the family {self.family} is not built here; {known} are")
+            why = _ENTRIES[self.family].not_built_because if self.family in _ENTRIES else None
+            return why or f"the family {self.family} is not built here; {known} are"
         is_llama = FAMILIES[self.family] is Family.LLAMA
         if self.head_dim is not None and self.head_dim * self.num_attention_heads != self.hidden_size:
             return (

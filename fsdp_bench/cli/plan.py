@@ -110,11 +110,7 @@ def command(
 
 
 def parse_nodes(text: str) -> list[int]:
-    """Read ``4``, ``1,2,8`` or ``1-16``.
-
-    Raises:
-        SpecError: for anything else, and for more than the most nodes.
-    """
+    """Read ``4``, ``1,2,8`` or ``1-16``. Raises SpecError for anything else, and for more than the most nodes."""
     found: list[int] = []
     for word in text.split(","):
         low, dash, high = word.strip().partition("-")

@@ -13,18 +13,22 @@ from fsdp_bench.cli.common.exports import Export, export_options
 from fsdp_bench.cli.common.options import EVERY_OPTION, FILE, SetupCommand, SetupOptions, setup_options
 from fsdp_bench.cli.common.printing import (
     COLOURS,
+    TRACES,
     AnswerTable,
     check_chart,
+    check_file,
     print_json,
     print_text,
     save_chart,
     show_progress,
     table_options,
+    write_text,
 )
 from fsdp_bench.plan.document import encoded
 from fsdp_bench.plan.prediction import Prediction, answers
 from fsdp_bench.plan.question import Question
 from fsdp_bench.plan.table import PREDICTION_COLUMNS
+from fsdp_bench.spec.codec import to_json
 from fsdp_bench.spec.errors import ExitCode, SpecError
 
 if TYPE_CHECKING:
@@ -44,6 +48,7 @@ _FEW = 20
 @click.option(
     "--scaling", type=FILE, metavar="FILE.png", help="Draw speed over the number of nodes, up to --nodes (64)."
 )
+@click.option("--trace", type=FILE, metavar="FILE.json", help="Write the step for ui.perfetto.dev; .json.gz too.")
 @table_options(PREDICTION_COLUMNS)
 @export_options
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document: bytes and seconds.")
@@ -52,6 +57,7 @@ def command(
     assumed: AssumptionOptions,
     table: AnswerTable,
     export: Export | None,
+    trace: Path | None,
     as_json: bool,
     **charts: Path | None,
 ) -> int:
@@ -74,10 +80,16 @@ def command(
     files = {name: path for name, path in charts.items() if path is not None}
     for path in files.values():
         check_chart(path)
+    if trace is not None:
+        check_file(trace, "trace", TRACES)
     total = len(possible)
     predictions = list(answers(possible, lambda done: show_progress(done, total) if total > _FEW else None))
     for name, slide in _slides(predictions, refused, files).items():
         save_chart(slide, files[name])
+    if trace is not None:
+        from fsdp_bench.report.trace import prediction_trace
+
+        write_text(trace, to_json(prediction_trace(possible)).decode(), "trace", "trace")
     if table.csv is not None:
         from fsdp_bench.report.text.prediction_table import arranged
 

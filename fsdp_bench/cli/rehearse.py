@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import date
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -15,8 +18,9 @@ from fsdp_bench.cli.common.lists import Count
 from fsdp_bench.cli.common.options import FILE
 from fsdp_bench.cli.common.printing import (
     COLOURS,
-    check_chart,
-    check_folder,
+    PICTURES,
+    TRACES,
+    check_file,
     print_json,
     print_text,
     save_chart,
@@ -31,8 +35,34 @@ from fsdp_bench.plan.script.variants import Variant, read_combinations
 from fsdp_bench.report.terminal import print_line
 from fsdp_bench.report.text.each import answered_line
 from fsdp_bench.report.text.rehearsal import report_text, several
+from fsdp_bench.spec.codec import to_json
 from fsdp_bench.spec.errors import ExitCode, SpecError
 from fsdp_bench.spec.subprocesses.rehearsal import RehearsalOutcome
+
+if TYPE_CHECKING:
+    from fsdp_bench.report.html.blocks import Page
+
+OF_OUTPUT = ("chart", "csv", "page", "trace", "as_json")
+"""Options that decide nothing that is rehearsed."""
+
+
+@dataclass(frozen=True)
+class Files:
+    """The files that are asked for."""
+
+    chart: Path | None
+    csv: Path | None
+    page: Path | None
+    trace: Path | None
+
+    def check(self, with_time: bool) -> None:
+        """Refuse those that cannot be written, before anything is rehearsed. Raises SpecError."""
+        endings = {"chart": PICTURES, "trace": TRACES}
+        for option, path in (("chart", self.chart), ("csv", self.csv), ("html", self.page), ("trace", self.trace)):
+            if path is not None:
+                check_file(path, option, endings.get(option, ()))
+        if self.trace is not None and not with_time:
+            raise SpecError("trace: it is of the step whose time --time computes; add --time")
 
 
 @click.command("rehearse", context_settings={"allow_interspersed_args": False})
@@ -93,6 +123,12 @@ from fsdp_bench.spec.subprocesses.rehearsal import RehearsalOutcome
 )
 @click.option("--chart", type=FILE, metavar="FILE.png", help="Draw memory over time; of several as bars.")
 @click.option("--csv", type=FILE, metavar="FILE", help="Write the table of several, bytes and seconds.")
+@click.option(
+    "--html", "page", type=FILE, metavar="FILE.html", help="Write a page: memory, the lines that hold it, the step."
+)
+@click.option(
+    "--trace", type=FILE, metavar="FILE.json", help="With --time: the step for ui.perfetto.dev; .json.gz too."
+)
 @click.option("--snapshot", type=FILE, metavar="FILE.pickle", help="For pytorch.org/memory_viz.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 @click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="-- COMMAND")
@@ -105,7 +141,7 @@ def command(**given: Any) -> int:
     \b
     fsdp-bench rehearse --server p5.48xlarge --nodes 8 -- torchrun train.py
     fsdp-bench rehearse --gpu H100-SXM --world-size 64 -- python train.py
-    fsdp-bench rehearse --time --server p5.48xlarge -- torchrun train.py
+    fsdp-bench rehearse --time --server p5.48xlarge --html page.html -- torchrun train.py
     fsdp-bench rehearse --gpu H200 --each bs=1,2 -- torchrun train.py --bs {bs}
 
     Your files stay as they are: changes by the script reach the disk in temporary folders alone. A machine that cannot
@@ -115,29 +151,36 @@ def command(**given: Any) -> int:
     2: bad input. 1: the script failed, or --timeout ended it. 130: interrupted. What was seen until then is printed;
     of several, the same command goes on where it ended.
     """
-    chart, as_json, csv = given.pop("chart"), given.pop("as_json"), given.pop("csv")
-    if chart is not None:
-        check_chart(chart)
+    files = Files(*(given.pop(name) for name in OF_OUTPUT[:-1]))
+    files.check(given["time"])
+    as_json, variants = given.pop("as_json"), read_variants(given)
+    if len(variants) > 1:
+        return _each(variants, files, as_json)
+    if files.csv is not None:
+        raise SpecError("csv: it is for several combinations: --each NAME=A,B, or several servers")
+    assert variants[0].asked is not None
+    return _one(variants[0].asked, shlex.join(variants[0].command), files, as_json)
+
+
+def read_variants(given: dict[str, Any]) -> list[Variant]:
+    """Return what is to be rehearsed, by the command's options but those of its output.
+
+    Raises SpecError for what is not allowed.
+    """
     rank, ranks = given.pop("rank"), given.pop("ranks")
     if rank is not None and ranks is not None:
         raise SpecError("--rank and --ranks each say which ranks; keep one")
-    asked = read_combinations(
+    combinations = read_combinations(
         given.pop("words"),
         ranks=ranks if ranks is not None else rank or 0,
         stops_at_unsupported=given.pop("unsupported") == "stop",
         catalog=load_user_catalog(given.pop("catalog")),
         **given,
     )
-    variants = asked.variants()
-    if len(variants) > 1:
-        return _each(variants, chart, csv, as_json)
-    if csv is not None:
-        raise SpecError("csv: it is for several combinations: --each NAME=A,B, or several servers")
-    assert variants[0].asked is not None
-    return _one(variants[0].asked, chart, as_json)
+    return combinations.variants()
 
 
-def _one(asked: CommandToRehearse, chart: Path | None, as_json: bool) -> int:
+def _one(asked: CommandToRehearse, command_line: str, files: Files, as_json: bool) -> int:
     """Rehearse one command, each of its ranks in turn."""
     found = _run(asked)
     worst = worst_of(found)
@@ -146,10 +189,15 @@ def _one(asked: CommandToRehearse, chart: Path | None, as_json: bool) -> int:
         print_json({"ranks": documents} if max(len(asked.ranks), len(found)) > 1 else documents[0])
     else:
         print_text(several(found) if len(found) > 1 else report_text(worst), COLOURS[worst.fits])
-    if chart is not None:
+    if files.chart is not None:
         from fsdp_bench.report.charts.rehearsal import rehearsal_slide
 
-        save_chart(rehearsal_slide(worst), chart)
+        save_chart(rehearsal_slide(worst), files.chart)
+    if files.page is not None:
+        from fsdp_bench.report.html.rehearsal import rehearsal_page
+
+        _write_page(rehearsal_page(found, command_line), files.page)
+    _write_trace({f"rank {one.report.rank} of {one.report.world_size}": one for one in found}, files.trace)
     outcomes = {one.report.outcome for one in found}
     if RehearsalOutcome.INTERRUPTED in outcomes:
         print_line(f"fsdp-bench: {INTERRUPTED}", error=True)
@@ -159,10 +207,28 @@ def _one(asked: CommandToRehearse, chart: Path | None, as_json: bool) -> int:
     return ExitCode.DOES_NOT_FIT if worst.fits is False else ExitCode.DONE
 
 
-def _each(variants: Sequence[Variant], chart: Path | None, csv: Path | None, as_json: bool) -> int:
+def _write_page(page: Page, path: Path) -> None:
+    from fsdp_bench.report.html.write import html
+
+    write_text(path, html(page, date.today()), "html", "page")
+
+
+def _write_trace(found: Mapping[str, Rehearsal], path: Path | None) -> None:
+    """Write the steps by the names of their processes; if none is known, say why."""
+    if path is None:
+        return
+    from fsdp_bench.report.trace import rehearsal_trace
+
+    document = rehearsal_trace(found)
+    if document is not None:
+        write_text(path, to_json(document).decode(), "trace", "trace")
+    else:
+        why = next((one.why_no_time for one in found.values()), "nothing was rehearsed")
+        print_line(f"no trace: {why}", error=True)
+
+
+def _each(variants: Sequence[Variant], files: Files, as_json: bool) -> int:
     """Rehearse every combination, after which the best is the answer."""
-    if csv is not None:
-        check_folder(csv, "csv")
     done = list[Answered]()
 
     def progress(one: Answered) -> None:
@@ -182,15 +248,20 @@ def _each(variants: Sequence[Variant], chart: Path | None, csv: Path | None, as_
         from fsdp_bench.report.text.each import each_text
 
         print_text(each_text(answers), COLOURS[in_order(answers)[0].fits])
-    if csv is not None:
+    if files.csv is not None:
         from fsdp_bench.report.table import csv_text
 
         rows = [answered_row(one) for one in in_order(answers)]
-        write_text(csv, csv_text(list(rows[0]), rows), "csv", "table")
-    if chart is not None:
+        write_text(files.csv, csv_text(list(rows[0]), rows), "csv", "table")
+    if files.chart is not None:
         from fsdp_bench.report.charts.each import each_slide
 
-        save_chart(each_slide(answers), chart)
+        save_chart(each_slide(answers), files.chart)
+    if files.page is not None:
+        from fsdp_bench.report.html.rehearsal import each_page
+
+        _write_page(each_page(answers), files.page)
+    _write_trace({one.variant.title: one.worst for one in answers if one.worst is not None}, files.trace)
     if is_interrupted:
         print_line(f"fsdp-bench: {INTERRUPTED}", error=True)
         return ExitCode.INTERRUPTED

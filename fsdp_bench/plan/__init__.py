@@ -13,7 +13,7 @@ Read in this order:
     recording.py          finds a model, or records its code in a subprocess
     search/               the largest candidate that fits
     max_size.py           the answers of max-size: a search for each setting, and what would help if nothing fits
-    compare/              two setups or results side by side, and why they differ
+    compare/              two setups, results or scripts side by side, and why they differ
     setup_text.py         setups as text: one as a line, several by what differs between them
     table.py              several answers as rows, and their columns by name
     purchase/             which servers, how many, which setting: days, price, energy
@@ -26,5 +26,7 @@ Read in this order:
     rehearsal_document.py the JSON form of that
     script/               one command with several values, each of them rehearsed
     rehearsed_time/       how long a step of a rehearsed script would take
+    rehearsal_document.py  the JSON form of a rehearsal
+    check.py              check(): many commands against a baseline
     document.py           the JSON form of an answer, predicted or dry-run, which tables and pages read
 """

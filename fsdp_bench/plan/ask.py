@@ -191,19 +191,8 @@ def largest_model(
     Searches the size ladder, 10M to 1T parameters. In the answer ``model`` is the largest model that fits, ``at`` its
     estimate, and ``limited_by`` the memory that the next larger model exceeds.
 
-    Args:
-        setup: the training setup; by default bf16-mixed, 4096 tokens.
-        hardware: instead of the names below.
-        family: ``llama`` or ``gpt2``.
-        check: assumptions other than the defaults.
-        gpu: a GPU of the catalogue.
-        server: a server of the catalogue.
-        nodes: how many servers; 1 by default, or what ``world_size`` needs.
-        gpus_per_node: GPUs that are used on each node; by default all.
-        gpu_memory: usable memory of a GPU, ``"24GiB"`` or bytes, instead of the catalogue's.
-        headroom: memory kept free on each GPU for the CUDA context and NCCL, ``"2GiB"`` or bytes, instead of what
-            headroom.py derives and assumes.
-        setup_fields: fields of TrainSetup by name, as ``estimate`` takes them.
+    Of the arguments, ``family`` is ``llama`` or ``gpt2``, and ``check`` has assumptions other than the defaults. All
+    others are those of ``estimate``.
 
     Raises:
         SpecError: for values that are not allowed, for a GPU of unknown memory, and for setups that cannot run.
@@ -220,8 +209,7 @@ def largest_model(
 def read_setup(setup: TrainSetup | None, setup_fields: SetupFields, model: Model) -> TrainSetup:
     """Return a setup with some of its fields replaced.
 
-    Raises:
-        SpecError: naming the field, the value and what is allowed.
+    Raises SpecError, naming the field, the value and what is allowed.
     """
     fields = with_defaults(setup, setup_fields, model)
     return _read(setup, None, (None, None, None, None), fields, trained_code(model))[1]

@@ -116,15 +116,10 @@ class DrawnMemory(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def drawn_memory(simulated: SimulatedSteps, rank: int | None = None, most: int = MOMENTS) -> DrawnMemory:
-    """Simulate a step with every block, and return its live memory.
+    """Simulate a step with every block, and return its live memory; by default of the rank with the highest peak.
 
     The phase that only the first step has is left out, unless the peak is in it. The width of a phase is by its number
-    of allocations and frees, but enough for its name.
-
-    Args:
-        simulated: the steps of the setup.
-        rank: the rank; by default the one with the highest peak.
-        most: the most moments; of those that fall together the highest is kept.
+    of allocations and frees, but enough for its name. Of moments that fall together the highest is kept.
     """
     rank = worst_rank(simulated.for_memory)[0].rank if rank is None else rank
     found = phases(simulated.step(rank, every_block=True).events)
@@ -160,16 +155,15 @@ _total = attrgetter("total")
 # -- what runs when ----------------------------------------------------------------------------------------------------
 
 
-def step_speeds(questions: Sequence[Question]) -> list[Speed]:
+def step_speeds(questions: Sequence[Question], option: str = "step-chart") -> list[Speed]:
     """Predict a training step of each setup, with the time spans of its operators, copies and collectives.
 
-    Raises:
-        SpecError: if a setup's step time is not known.
+    Raises SpecError if a setup's step time is not known.
     """
     found = [speed(q.simulated, q.hardware, q.profile, with_spans=True) for q in questions]
     unknown = next((one.time for one in found if one.time.step_seconds is None), None)
     if unknown is not None:
-        raise SpecError(f"step-chart: the step's time is unknown: {', '.join(unknown.unknown)}")
+        raise SpecError(f"{option}: the step's time is unknown: {', '.join(unknown.unknown)}")
     return found
 
 
@@ -190,14 +184,14 @@ def exposed_spans(spans: Sequence[Span]) -> Intervals:
 
 
 def role_of(span: Span) -> str:
-    """Return what a span does: the phase of an operator, the kind of a collective, ``copy``; else ``cast``.
+    """Return what a span does: the phase of an operator, the kind of a collective, ``copy``, ``host``; else ``cast``.
 
     Operators on a stream of collectives are casts, copies and divisions of what is sent, in any phase.
     """
     if span.kind == "collective":
         return span.work.name
-    if span.kind == "copy":
-        return "copy"
+    if span.kind in ("copy", "host"):
+        return span.kind
     return span.phase if span.stream is Stream.COMPUTE else "cast"
 
 
@@ -223,9 +217,9 @@ class DrawnRow(msgspec.Struct, frozen=True, kw_only=True):
     """The work of one stream in one role."""
 
     stream: str
-    """The name of simulate.events.Stream in lower case."""
+    """The name of simulate.events.Stream in lower case, or ``host``."""
     role: str
-    """A phase of the step for operators, the kind of a collective, ``copy`` or ``cast``."""
+    """A phase of the step for operators, the kind of a collective, ``copy``, ``cast`` or ``host``."""
     spans: tuple[tuple[float, float], ...]
     """Begin and end in seconds, in order."""
 
@@ -265,8 +259,11 @@ class DrawnStep(msgspec.Struct, frozen=True, kw_only=True):
     """None if the step's time is not known."""
 
 
-def drawn_streams(time: StepTime, num_blocks: int) -> DrawnStreams | None:
-    """Return the data of the chart of streams of a model's blocks; None if the step's time is not known."""
+def drawn_streams(time: StepTime, num_blocks: int, with_host: bool = False) -> DrawnStreams | None:
+    """Return the data of the chart of streams of a model's blocks; None if the step's time is not known.
+
+    ``with_host``: also the hooks and the operators that the host runs itself.
+    """
     if time.step_seconds is None or not time.spans:
         return None
     return DrawnStreams(
@@ -274,31 +271,32 @@ def drawn_streams(time: StepTime, num_blocks: int) -> DrawnStreams | None:
         compute_seconds=time.compute_seconds or 0.0,
         communication_seconds=time.communication_seconds or 0.0,
         exposed_communication_seconds=time.exposed_communication_seconds or 0.0,
-        whole=_view(time.spans, 0.0, time.step_seconds),
-        middle_of_backward=_view(time.spans, *_middle_of_backward(time.spans, num_blocks)),
+        whole=_view(time.spans, 0.0, time.step_seconds, with_host),
+        middle_of_backward=_view(time.spans, *_middle_of_backward(time.spans, num_blocks), with_host),
     )
 
 
 def _middle_of_backward(spans: Sequence[Span], num_blocks: int) -> tuple[float, float]:
-    """Return the time span of about three blocks."""
-    operators = [span for span in spans if span.phase == "backward" and span.kind == "compute"]
+    """Return the time span of about three blocks; of three parts of the step if it has no backward."""
+    operators = [span for span in spans if span.phase == "backward" and span.kind == "compute"] or spans
     begin, end = operators[0].begin, max(span.end for span in operators)
     middle, each = (begin + end) / 2, (end - begin) / num_blocks
     return max(middle - 1.5 * each, begin), min(middle + 1.5 * each, end)
 
 
-def _view(spans: Sequence[Span], begin: float, end: float) -> DrawnView:
-    by_row: dict[tuple[Stream, str], list[Span]] = {}
+def _view(spans: Sequence[Span], begin: float, end: float, with_host: bool) -> DrawnView:
+    by_row: dict[tuple[str, str], list[Span]] = {}
     for span in spans:
-        if span.kind != "host" and span.end > begin and span.begin < end:
-            by_row.setdefault((span.stream, role_of(span)), []).append(span)
+        if (with_host or span.kind != "host") and span.end > begin and span.begin < end:
+            stream = "host" if span.kind == "host" else span.stream.name.lower()
+            by_row.setdefault((stream, role_of(span)), []).append(span)
 
     def kept(intervals: Intervals) -> tuple[tuple[float, float], ...]:
         found = merged(intervals, begin, end, (end - begin) / PIXELS)
         return tuple((round(start, _DIGITS), round(stop, _DIGITS)) for start, stop in found)
 
     rows = [
-        DrawnRow(stream=stream.name.lower(), role=role, spans=kept(union([(span.begin, span.end) for span in own])))
+        DrawnRow(stream=stream, role=role, spans=kept(union([(span.begin, span.end) for span in own])))
         for (stream, role), own in by_row.items()
     ]
     return DrawnView(begin=begin, end=end, rows=tuple(rows), exposed=kept(exposed_spans(spans)))

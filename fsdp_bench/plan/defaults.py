@@ -65,8 +65,7 @@ def read_adapters(
 
     ``precision`` decides how other frozen weights are stored (``default_base``); without it, like the adapters.
 
-    Raises:
-        SpecError: naming the field and what is allowed.
+    Raises SpecError, naming the field and what is allowed.
     """
     if lora is not None and qlora is not None:
         raise SpecError("lora and qlora: keep one")

@@ -88,7 +88,7 @@ class DryRun:
             model=ModelDocument(name=spec.name, num_parameters=result.num_parameters),
             torch=result.torch,
             kernels=result.kernels,
-            device=result.device,
+            device="fake",
             setup={**setup_document(spec.setup), **own_sizes},
             server=gpu_document(self.hardware, self.gpu),
             memory=partly(

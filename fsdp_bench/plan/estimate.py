@@ -102,11 +102,7 @@ def _block_at(log: Log, peak: Peak) -> int | None:
 
 
 def refuse_too_slow(model: Model, setup: TrainSetup) -> None:
-    """Refuse models whose replay would take minutes.
-
-    Raises:
-        SpecError: with the most layers or micro-batches that are allowed.
-    """
+    """Raise SpecError for models whose replay would take minutes: the most layers or micro-batches that are allowed."""
     if model.num_hidden_layers > DEEPEST:
         raise SpecError(f"num_hidden_layers: {model.num_hidden_layers} is not allowed here; up to {DEEPEST}")
     if (count := setup.gradient_accumulation_steps) > MOST_MICRO_BATCHES:
@@ -117,11 +113,7 @@ def refuse_too_slow(model: Model, setup: TrainSetup) -> None:
 
 
 def refuse_without_float8(setup: TrainSetup, hardware: Hardware | None) -> None:
-    """Refuse float8 on a GPU without matrix products in it.
-
-    Raises:
-        SpecError: with what is needed. A GPU that is not named is taken to have them.
-    """
+    """Raise SpecError for float8 on a GPU without matrix products in it. A GPU that is not named has them."""
     gpu = hardware.gpu if hardware else None
     if setup.float8 is Float8.NONE or gpu is None or (gpu.compute_capability or 0.0) >= FLOAT8_CAPABILITY:
         return
@@ -130,11 +122,7 @@ def refuse_without_float8(setup: TrainSetup, hardware: Hardware | None) -> None:
 
 
 def refuse_flash_attn_package(hardware: Hardware | None) -> None:
-    """Refuse the flash-attn package on a GPU that is too old for it.
-
-    Raises:
-        SpecError: with what is needed. A GPU that is not named is taken to be new enough.
-    """
+    """Raise SpecError for a GPU that is too old for the flash-attn package. One that is not named is new enough."""
     gpu = hardware.gpu if hardware else None
     if gpu is not None and gpu.is_before_sm80:
         raise SpecError(

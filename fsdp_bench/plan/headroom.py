@@ -65,8 +65,7 @@ def as_stated(
 ) -> Hardware | None:
     """Return hardware with what is stated of its GPU: the usable memory, a calibration's context, a version of CUDA.
 
-    Raises:
-        SpecError: as ``sized`` and ``with_cuda``.
+    Raises SpecError as ``sized`` and ``with_cuda``.
     """
     if gpu_memory is not None:
         hardware = sized(hardware, gpu_memory, profile)
@@ -109,8 +108,7 @@ def sized(hardware: Hardware | None, gpu_memory: str | int | None, profile: Prof
 def stated_headroom(text: str | int | None, hardware: Hardware | None) -> int | None:
     """Return --headroom in bytes: the memory to keep free on each GPU. None if it is not given.
 
-    Raises:
-        SpecError: if it is not a size, or not less than the GPU's usable memory.
+    Raises SpecError if it is not a size, or not less than the GPU's usable memory.
     """
     if text is None:
         return None
@@ -126,8 +124,7 @@ def stated_headroom(text: str | int | None, hardware: Hardware | None) -> int | 
 def with_cuda(hardware: Hardware | None, version: str) -> Hardware:
     """Return the hardware with the rates of matrix products and attention of a version of CUDA, such as ``12.1``.
 
-    Raises:
-        SpecError: if no GPU is named, or that is no version.
+    Raises SpecError if no GPU is named, or that is no version.
     """
     if hardware is None:
         raise SpecError("cuda: no GPU is named; --server NAME or --gpu NAME, in Python server= or gpu=")
@@ -137,8 +134,7 @@ def with_cuda(hardware: Hardware | None, version: str) -> Hardware:
 def without_context(hardware: Hardware, profile: Profile | None) -> Hardware:
     """Subtract the CUDA context from the GPU's usable memory, if a calibration of the same GPU measured it.
 
-    Raises:
-        SpecError: if the context is as large as the usable memory.
+    Raises SpecError if the context is as large as the usable memory.
     """
     gpu = hardware.gpu
     if profile is None or profile.device_name not in gpu.product_names:

@@ -346,9 +346,8 @@ def _time_text(found: Speed) -> str:
 def answer(question: Question, reading: AllocatorReading | None = None) -> Prediction:
     """Predict the memory, fit and time of a setup. ``reading`` is the result of a replay, if there was one.
 
-    Raises:
-        SpecError: for more layers or micro-batches than are predicted, for a peak above LARGEST_PEAK, for attention
-            heads that no fused kernel takes, and for float8 or the flash-attn package on a GPU without it.
+    Raises SpecError for more layers or micro-batches than are predicted, for a peak above LARGEST_PEAK, for attention
+    heads that no fused kernel takes, and for float8 or the flash-attn package on a GPU without it.
     """
     model, setup, hardware, simulated = question.model, question.setup, question.hardware, question.simulated
     refuse_too_slow(model, setup)

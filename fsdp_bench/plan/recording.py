@@ -94,8 +94,7 @@ def record(
 def write(recorded: RecordedCode, path: Path) -> int:
     """Write a recording, compressed where the name ends with ``.gz``; return the bytes of the file.
 
-    Raises:
-        OSError: if the folder cannot be written.
+    Raises OSError if the folder cannot be written.
     """
     data = msgspec.json.encode(recorded)
     if path.suffix == ".gz":
@@ -171,19 +170,9 @@ def found_or_recorded(
 ) -> Model:
     """Return a model of the catalogue or of a config.json; record Hugging Face's code of which no recording holds.
 
-    As on a GPU without FlashAttention it is returned where it can be had: else as on others, of which
-    ``knows_attention`` says so.
-
-    Args:
-        named: a name of the catalogue, or the path of a config.json.
-        sequence_length: tokens of a sequence.
-        catalog: where to look.
-        code: whose code, as ``catalog.lookup.model`` takes it.
-        lora: PEFT's adapters to put in.
-        activation_offload: whether to record, too, what offloaded activations need.
-        attention: transformers' attn_implementation, if it is not the default.
-        progress: called with each variant that is begun.
-        before_sm80: whether it is for 16 bits on GPUs without FlashAttention (Gpu.is_before_sm80).
+    With ``before_sm80`` it is for 16 bits on GPUs without FlashAttention (Gpu.is_before_sm80) where it can be had: else
+    as on others, of which ``knows_attention`` says so. ``activation_offload``: what offloaded activations need is
+    recorded, too. ``progress`` is called with each variant that is begun. Other arguments as ``catalog.lookup.model``.
 
     Raises:
         SpecError: as ``catalog.lookup.model``.

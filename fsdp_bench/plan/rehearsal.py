@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from enum import Enum, auto
+from enum import StrEnum
 from functools import cached_property
 
 from fsdp_bench.plan.estimate import Verdict
@@ -23,22 +23,16 @@ def headroom_of_script(hardware: Hardware, world_size: int, stated_bytes: int | 
     return headroom_of(hardware.gpu, of_all_ranks, stated_bytes)
 
 
-class WhyUnknown(Enum):
+class WhyUnknown(StrEnum):
     """Why it is unknown whether a script fits; of several reasons the first."""
 
-    UNSUPPORTED = auto()
-    """It called a function that the stand-in does not have."""
-    FAILED = auto()
-    CUT = auto()
-    """It was ended by --timeout or an interrupt."""
-    NO_GPU = auto()
-    """It never used the GPU."""
-    NO_STEP = auto()
-    """It never made an optimizer step."""
-    VALUES = auto()
-    """It read values from the GPU that may decide sizes."""
-    ONE_STEP = auto()
-    """It was ended after its first step. The later ones hold the optimizer's states too."""
+    UNSUPPORTED = "it called a function that the stand-in for NVIDIA's libraries does not have"
+    FAILED = "it failed"
+    CUT = "it was ended by --timeout or an interrupt"
+    NO_GPU = "it never used the GPU"
+    NO_STEP = "it never made an optimizer step"
+    VALUES = "it read values from the GPU that may decide sizes"
+    ONE_STEP = "it was ended after its first step, and the later ones hold the optimizer's states too"
 
 
 def rehearsed_gpu(gpu: Gpu, kept_free_bytes: int) -> RehearsedGpu:

@@ -13,7 +13,7 @@ import msgspec
 
 from fsdp_bench.plan.document import Bytes, HardwareDocument, hardware_document
 from fsdp_bench.plan.estimate import Verdict
-from fsdp_bench.plan.rehearsal import Rehearsal
+from fsdp_bench.plan.rehearsal import Rehearsal, WhyUnknown
 from fsdp_bench.plan.rehearsed_time.answer import RehearsedTimeDocument, rehearsed_time_document
 from fsdp_bench.spec.codec import from_builtins
 from fsdp_bench.spec.errors import SpecError
@@ -81,6 +81,8 @@ class RehearsalDocument(msgspec.Struct, frozen=True, kw_only=True):
     failure: ScriptFailure | None
     fits: bool | None
     verdict: Verdict | None
+    why_unknown: WhyUnknown | None = None
+    """Why that is unknown."""
     headroom_bytes: int | None
     required_headroom_bytes: Bytes
     spans: tuple[PhasePeaks, ...]
@@ -132,6 +134,7 @@ def rehearsal_document(found: Rehearsal) -> RehearsalDocument:
         failure=report.failure,
         fits=found.fits,
         verdict=found.verdict,
+        why_unknown=found.why_unknown if found.verdict is None else None,
         headroom_bytes=found.usable_bytes - report.peak_reserved_bytes if is_known else None,
         required_headroom_bytes=found.kept_free.num_bytes,
         spans=report.spans,
@@ -139,14 +142,22 @@ def rehearsal_document(found: Rehearsal) -> RehearsalDocument:
 
 
 def is_rehearsal(document: Any) -> bool:
-    """Whether a JSON document is of ``rehearse --json``: of one rank, or of several."""
-    one = document.get("ranks", document) if isinstance(document, dict) else None
-    one = one[0] if isinstance(one, list) and one else one
-    return isinstance(one, dict) and one.get("source") == REHEARSED and "outcome" in one
+    """Whether a JSON document is of ``rehearse --json``: of one rank, of several ranks, or of several commands."""
+    first = _each(document)[:1]
+    return bool(first) and isinstance(first[0], dict) and first[0].get("source") == REHEARSED and "outcome" in first[0]
+
+
+def _each(document: Any) -> list[Any]:
+    if not isinstance(document, dict):
+        return []
+    if isinstance(several := document.get("rehearsals"), list):
+        return [rank for one in several for rank in _each(one)]
+    ranks = document.get("ranks", [document])
+    return ranks if isinstance(ranks, list) else []
 
 
 def read_rehearsals(path: Path) -> tuple[RehearsalDocument, ...]:
-    """Read the file of ``rehearse --json``: a document for each rank.
+    """Read the file of ``rehearse --json``: a document for each rank of each command.
 
     Raises:
         SpecError: if it cannot be read, or is another document.
@@ -155,6 +166,6 @@ def read_rehearsals(path: Path) -> tuple[RehearsalDocument, ...]:
     if not is_rehearsal(found):
         raise SpecError(f"{path}: is no document of rehearse --json")
     try:
-        return from_builtins(found.get("ranks", [found]), tuple[RehearsalDocument, ...])
+        return from_builtins(_each(found), tuple[RehearsalDocument, ...])
     except msgspec.ValidationError as error:
         raise SpecError(f"{path}: is no document of rehearse --json: {error}") from None

@@ -48,10 +48,7 @@ def values_of(setup: TrainSetup) -> dict[str, Any]:
 def setup_line(setup: TrainSetup | Values, varying: Iterable[str] = (), sought: str | None = None) -> str:
     """Return a setup as one line: the fields that are printed in any case, then others that differ from their defaults.
 
-    Args:
-        setup: the setup, or its values.
-        varying: fields to leave out, in which several setups differ.
-        sought: the field whose best value is searched for, if any.
+    ``varying`` are left out; ``sought`` is the field whose best value is searched for, if any.
     """
     values = values_of(setup) if isinstance(setup, TrainSetup) else setup
     known = [name for name in SETUP if values.get(name) is not None and name not in varying]

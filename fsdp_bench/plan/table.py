@@ -51,8 +51,7 @@ _RANKS = {
 def find_column(word: str, known: Sequence[str], option: str) -> str:
     """Return the column that a word means: its name, its name without the unit, an option, or the header of a table.
 
-    Raises:
-        SpecError: naming the nearest column, and the columns.
+    Raises SpecError, naming the nearest column, and the columns.
     """
     folded = word.strip().lower().replace("-", "_").replace(" ", "_")
     short = short_names(known)
@@ -105,8 +104,7 @@ def read_table_options(
 ) -> TableOptions:
     """Read ``--sort step,-batch``, ``--columns a,b`` and ``--only-fits``.
 
-    Raises:
-        SpecError: for a column that is not known.
+    Raises SpecError for a column that is not known.
     """
     keys = []
     for word in sort.split(",") if sort else ():

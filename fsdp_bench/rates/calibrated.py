@@ -205,15 +205,8 @@ def rates_of(
 ) -> Rates | None:
     """Return the rates, or None if neither calibration nor datasheet exists.
 
-    Args:
-        setup: the setup whose groups communicate.
-        hardware: the servers or the GPU; None if no GPU is named.
-        kernels: ``cuda`` or ``cpu``.
-        profile: the calibration of a machine.
-        is_alone: whether one rank runs alone on the machine, as an emulated rank does.
-
-    Raises:
-        SpecError: if the calibration was made on another kind of device.
+    ``is_alone``: one rank runs alone on the machine, as an emulated rank does. Raises SpecError if the calibration was
+    made on another kind of device.
     """
     if profile is not None:
         if profile.device != ("cuda" if kernels == "cuda" else "cpu"):

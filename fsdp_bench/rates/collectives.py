@@ -272,11 +272,8 @@ def _network_bandwidth(hardware: Hardware) -> float | None:
 def collective_seconds(kind: str, message_bytes: float, topology: Topology) -> float:
     """Return the seconds of one collective with the algorithm and protocol that NCCL's model finds fastest.
 
-    Args:
-        kind: one of KINDS.
-        message_bytes: the output of an all-gather, the input of a reduce-scatter, what a rank sends in an all-to-all,
-            else the tensor.
-        topology: topology of the process group.
+    ``message_bytes``: the output of an all-gather, the input of a reduce-scatter, what a rank sends in an all-to-all,
+    else the tensor.
     """
     algorithms = ("ring", "tree") if kind == "all_reduce" else ("ring",)
     has_128 = topology.link == "nvlink" and kind not in (MESSAGES, ALL_TO_ALL)

@@ -60,13 +60,7 @@ def words(texts: Iterable[str]) -> Column:
 
 
 def numbers(values: Iterable[float | None], form: Callable[[Any], str] = str, without: str = UNKNOWN) -> Column:
-    """Return a column of numbers, without its header.
-
-    Args:
-        values: the values.
-        form: the function that formats one.
-        without: what stands in the place of None.
-    """
+    """Return a column of numbers, without its header; ``without`` stands in the place of None."""
     found = tuple(values)
     return Column("", tuple(without if one is None else form(one) for one in found), is_number=True, values=found)
 
@@ -77,13 +71,10 @@ def table_columns(
     numbers: Iterable[str] = (),
     droppable: Sequence[str] = (),
 ) -> list[Column]:
-    """Return the columns of rows.
+    """Return the columns of rows, each with one cell per header.
 
-    Args:
-        headers: one header per column.
-        rows: rows with one cell per column.
-        numbers: headers of the columns that are aligned on the right.
-        droppable: headers of the columns to leave out if the table is too wide, in this order.
+    The columns of ``numbers`` are aligned on the right. Those of ``droppable`` are left out, in this order, if it is
+    too wide.
     """
     places = {header: len(droppable) - index for index, header in enumerate(droppable)}
     cells = list(zip(*rows, strict=True)) or [()] * len(headers)
@@ -100,13 +91,7 @@ def fits_width(columns: Sequence[Column], others: int) -> bool:
 
 
 def table_lines(columns: Sequence[Column], width: int | None = None, indent: int = 0) -> list[str]:
-    """Return a table's lines, none longer than the width.
-
-    Args:
-        columns: the columns; the first one names the rows and always stays.
-        width: the greatest length of a line; by default the terminal's width.
-        indent: number of blanks before every line.
-    """
+    """Return a table's lines, none longer than the width, by default the terminal's. The first column always stays."""
     from rich.console import Console
 
     width = width or terminal_width()

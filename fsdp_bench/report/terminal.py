@@ -53,6 +53,11 @@ def print_lines(text: str) -> None:
     _print("\n".join(part for line in printable_lines(text).split("\n") for part in wrapped(line)), sys.stdout)
 
 
+def print_unwrapped(text: str) -> None:
+    """Print several lines as they are, such as Markdown."""
+    _print(printable_lines(text), sys.stdout)
+
+
 def _print(text: str, stream: TextIO | None) -> None:
     if stream is not None:  # None if it was closed before Python started
         print(text, file=stream)

@@ -60,9 +60,8 @@ def read_text(path: Path, form: str) -> str:
 def parse_document(text: str, form: str, path: Path) -> Any:
     """Parse the text of a file.
 
-    Raises:
-        SpecError: naming the file, if it is not valid ``form``, is nested too deeply, or contains a number that is not
-            finite or does not fit into 64 bits.
+    Raises SpecError, naming the file, if it is not valid ``form``, is nested too deeply, or contains a number that is
+    not finite or does not fit into 64 bits.
     """
     try:
         document = _PARSERS[form](text)

@@ -57,15 +57,12 @@ class MemoryComparison(msgspec.Struct, frozen=True, kw_only=True):
     loaded kernels into the process, and if the allocator released memory."""
     overall: Bytes | None = None
     """Peak allocated over all steps, if it was read apart from the phases, which are read in the first steps."""
-    real_tensors: dict[str, Bytes] = {}
-    """Peak allocated by phase compared with real tensors on the CPU, if the cell was also run with them."""
     error: str | None = None
 
     @property
     def is_equal(self) -> bool:
-        """Whether every phase is equal to the byte, also compared with real tensors if there are any."""
-        compared = [*self.phases.values(), *self.real_tensors.values()]
-        return bool(self.phases) and all(e.predicted_bytes == e.reference_bytes for e in compared)
+        """Whether every phase is equal to the byte."""
+        return bool(self.phases) and all(e.predicted_bytes == e.reference_bytes for e in self.phases.values())
 
     @property
     def peak(self) -> Bytes:
@@ -78,9 +75,8 @@ class MemoryComparison(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def worst(self) -> tuple[str, float]:
         """The phase with the largest relative error, and that error."""
-        found = self.phases | {f"{phase}, real tensors": pair for phase, pair in self.real_tensors.items()}
-        phase = max(found, key=lambda name: abs(found[name].relative))
-        return phase, found[phase].relative
+        phase = max(self.phases, key=lambda name: abs(self.phases[name].relative))
+        return phase, self.phases[phase].relative
 
 
 class Spread(msgspec.Struct, frozen=True, kw_only=True):

@@ -92,7 +92,7 @@ def test_the_middle_of_a_long_message_is_left_out() -> None:
 def printed(name: str, nodes: int = 1, strategy: ShardingStrategy = ShardingStrategy.FULL_SHARD) -> str:
     where = server(name, nodes)
     setup = TrainSetup(strategy=strategy, world_size=8 * nodes, shard_size=8 if strategy.is_hybrid else None)
-    return " ".join(" ".join(communicators_fact(communicators_of(setup, where))).split())
+    return "; ".join(" ".join(one) for one in communicators_fact(communicators_of(setup, where)))
 
 
 def test_a_known_size_is_told_once_and_bounds_as_two() -> None:

@@ -11,11 +11,12 @@ from fsdp_bench.simulate.operators.kernels import CUDA_OBSERVED
 from fsdp_bench.simulate.wrappers.impossible import why_impossible
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.recording.model import RecordedModel
-from fsdp_bench.spec.subprocesses.dry_run import DryRunSpec, KernelSet, TensorKind
-from fsdp_bench.sweep.dry_run import dry_runs, result_of
+from fsdp_bench.spec.subprocesses.dry_run import DryRunSpec, KernelSet
+from fsdp_bench.sweep.dry_run import dry_runs, result_of, run_one
 from fsdp_bench.sweep.run.rehearsed import rehearsed_gpu
 from fsdp_bench.validate.memory import MemoryComparison
 from tests.shapes import memory_of
+from tools.real_tensors import real_dry_run
 from tools.validate import rehearsal
 from tools.validate.dry_run import compare_with_dry_run
 from tools.validate.random_setups import Cell, draw_cells
@@ -39,15 +40,14 @@ def cells_with(count: int, seed: int, device: KernelSet, small: bool = False, **
     return list(found)[:count]
 
 
-def assert_equals_dry_runs(cell: Cell, kernels: KernelSet, tensors: tuple[TensorKind, ...] = ("fake",)) -> None:
-    """Compare the predicted peak of every phase with a dry run's on each kind of tensors, to the byte."""
-    setup = {"model": cell.model, "setup": cell.setup, "kernels": kernels, "rank": cell.rank}
-    answers = dict(dry_runs([DryRunSpec(**setup, tensors=kind) for kind in tensors]))
-    found = compare_with_dry_run(cell, answers[0], kernels, answers.get(1))
-    assert found.error is None, (cell.label, found.error)
-    assert set(found.phases) == {"load", "forward", "loss", "backward", "optimizer"}
-    assert set(found.real_tensors) == (set(found.phases) if "real" in tensors else set())
-    assert found.is_equal, (cell.label, found.phases, found.real_tensors)
+def assert_equals_dry_runs(cell: Cell, kernels: KernelSet, has_real_tensors: bool = False) -> None:
+    """Compare the predicted peak of every phase with a dry run's, and with one on real tensors, to the byte."""
+    spec = DryRunSpec(model=cell.model, setup=cell.setup, kernels=kernels, rank=cell.rank)
+    for answer in (run_one(spec), *([real_dry_run(spec)] if has_real_tensors else [])):
+        found = compare_with_dry_run(cell, answer, kernels)
+        assert found.error is None, (cell.label, found.error)
+        assert set(found.phases) == {"load", "forward", "loss", "backward", "optimizer"}
+        assert found.is_equal, (cell.label, found.phases)
 
 
 def assert_recorded_equals_dry_runs(model: RecordedModel, *specs: DryRunSpec) -> None:

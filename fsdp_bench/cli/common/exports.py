@@ -38,8 +38,7 @@ class Export:
     def print(self, answer: Prediction | Offer | None, options: SetupOptions) -> None:
         """Write the files, and print which and how to start them.
 
-        Raises:
-            SpecError: for what was refused, behind all others.
+        Raises SpecError for what was refused, behind all others.
         """
         from fsdp_bench.report.text.common import exports_text
 

@@ -38,11 +38,7 @@ class Count(click.IntRange):
         super().__init__(1, most)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """Convert text to a number.
-
-        Raises:
-            SpecError: if the text is not a whole number in the range.
-        """
+        """Convert text to a number. Raises SpecError if the text is not a whole number in the range."""
         try:
             count = int(value)
         except ValueError:
@@ -68,8 +64,7 @@ class Values(click.ParamType[Any]):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Read the words of a list. A value given twice counts once.
 
-        Raises:
-            SpecError: for a word that is not allowed.
+        Raises SpecError for a word that is not allowed.
         """
         if not isinstance(value, str):
             return value

@@ -82,14 +82,9 @@ _FIRST = [one.word for one in sorted(_USUAL, key=lambda one: one.kind is Precisi
 
 
 def each_of(options: SetupOptions, names: Collection[str] | None = None) -> Iterator[SetupOptions]:
-    """Yield the options once for every combination of the values of those that have several.
+    """Yield the options once for every combination of the values of those in ``names``, by default of all.
 
-    Args:
-        options: the options.
-        names: the options to take apart; the others keep their several values. By default all.
-
-    Raises:
-        SpecError: for more than MOST_SETUPS combinations.
+    The others keep their several values. Raises SpecError for more than MOST_SETUPS combinations.
     """
     chosen = {name: values for name, values in options.several.items() if names is None or name in names}
     count = math.prod(map(len, options.several.values()))
@@ -233,8 +228,7 @@ def setup_options(
 def _given(name: str, values: dict[str, Any]) -> Any:
     """Take an option's value, or the tuple of its several values; of ``--this/--no-that`` the one that was given.
 
-    Raises:
-        SpecError: if both were given.
+    Raises SpecError if both were given.
     """
     value, is_off = values.pop(name), values.pop(_off(name), False)
     if value is not None and is_off:

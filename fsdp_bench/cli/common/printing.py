@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -60,8 +61,7 @@ class AnswerTable:
     def write(self, rows: Sequence[Row]) -> None:
         """Write rows into the file, whole or not at all, and print its name on standard error; or to standard output.
 
-        Raises:
-            SpecError: if the file cannot be written.
+        Raises SpecError if the file cannot be written.
         """
         from fsdp_bench.report.table import csv_text
 
@@ -83,9 +83,7 @@ def table_options(known: Sequence[str]) -> Decorator:
                 "--json prints all setups in the order of the options; --sort and the like go with --csv FILE"
             )
         if csv is not None and not table.is_all_output:
-            check_folder(csv, "csv")
-            if csv.is_dir():
-                raise SpecError(f"csv: {str(csv)!r} is a folder; name a file")
+            check_file(csv, "csv")
         return table
 
     options = (
@@ -104,20 +102,28 @@ def table_options(known: Sequence[str]) -> Decorator:
     return taken_together("table", read, options)
 
 
-def check_folder(path: Path, option: str) -> None:
-    """Refuse a file in a folder that does not exist. Raises SpecError."""
+def check_file(path: Path, option: str, endings: tuple[str, ...] = ()) -> None:
+    """Refuse a file that cannot be written, before anything runs.
+
+    Raises:
+        SpecError: if its name has none of the endings, if its folder does not exist, or if it is a folder.
+    """
+    if endings and not path.name.lower().endswith(endings):
+        raise SpecError(f"{option}: {str(path)!r} is not allowed; a file that ends in {' or '.join(endings)}")
     if not path.parent.is_dir():
         raise SpecError(f"{option}: {str(path.parent)!r} is no folder")
+    if path.is_dir():
+        raise SpecError(f"{option}: {str(path)!r} is a folder; name a file")
 
 
 def write_text(path: Path, text: str, option: str, what: str) -> None:
-    """Write a file, whole or not at all, and print its name on standard error.
+    """Write a file, whole or not at all, and print its name on standard error; compressed if it ends in .gz.
 
-    Raises:
-        SpecError: if the file cannot be written.
+    Raises SpecError if the file cannot be written.
     """
+    data = text.encode()
     with _written(option, path, what):
-        write_atomically(path, text.encode())
+        write_atomically(path, gzip.compress(data, mtime=0) if path.suffix == ".gz" else data)
 
 
 @contextmanager
@@ -158,8 +164,7 @@ def progress_bar(console: Console) -> Progress:
 def read_all_but_broken(folder: Path) -> list[TrialRecord]:
     """Read the records below a folder; leave out each broken record and print one line about it on standard error.
 
-    Raises:
-        ResultsError, SpecError: as ``read_records``.
+    Raises ResultsError, SpecError as ``read_records``.
     """
     from fsdp_bench.sweep.results.load import read_records
 
@@ -191,22 +196,19 @@ def print_facts(facts: Sequence[Fact]) -> None:
     print_lines("\n".join(fact(name, value, _INDENT) for name, value in facts))
 
 
-def check_chart(path: Path) -> None:
-    """Refuse a file for a chart that cannot be written, before anything is predicted.
+PICTURES, TRACES = (".png", ".svg"), (".json", ".json.gz")
+"""Endings of files."""
 
-    Raises:
-        SpecError: if the suffix is neither .png nor .svg, or if the folder does not exist.
-    """
-    if path.suffix.lower() not in (".png", ".svg"):
-        raise SpecError(f"chart: {str(path)!r} is not allowed; a file that ends in .png or .svg")
-    check_folder(path, "chart")
+
+def check_chart(path: Path) -> None:
+    """Refuse a file for a chart that cannot be written, as ``check_file``, before anything is predicted."""
+    check_file(path, "chart", PICTURES)
 
 
 def save_chart(slide: Slide, path: Path) -> None:
     """Draw a chart into a file, and print the file's name on standard error.
 
-    Raises:
-        SpecError: if the file cannot be written.
+    Raises SpecError if the file cannot be written.
     """
     from fsdp_bench.report.charts.slide import draw
 

@@ -323,8 +323,7 @@ def config_meant(options: SetupOptions) -> dict[str, Any] | None:
 def read_lora(options: SetupOptions) -> LoRA | None:
     """Read ``--lora`` or ``--qlora``; None if neither is given.
 
-    Raises:
-        SpecError: if it is not allowed, or goes with another model than one of Hugging Face's code.
+    Raises SpecError if it is not allowed, or goes with another model than one of Hugging Face's code.
     """
     found = read_adapters(options.lora, options.qlora, options.value("precision") or DEFAULT_PRECISION)
     if found is not None:
@@ -342,8 +341,7 @@ def _refuse_other_code(options: SetupOptions, what_goes_with: str) -> None:
 def read_attention(options: SetupOptions) -> str | None:
     """Read ``--attention``, transformers' attn_implementation; None for its default, sdpa.
 
-    Raises:
-        SpecError: for one that is not predicted, and if it goes with another model than one of Hugging Face's code.
+    Raises SpecError for one that is not predicted, and if it goes with another model than one of Hugging Face's code.
     """
     if options.attention is None:
         return None
@@ -361,8 +359,7 @@ def config_of(options: SetupOptions, catalog: Catalog) -> tuple[dict[str, Any], 
 def config_to_export(options: SetupOptions, model: Model) -> dict[str, Any]:
     """Return the config.json of a model that was read from the options.
 
-    Raises:
-        SpecError: for a recorded model, of which nothing says the config.json.
+    Raises SpecError for a recorded model, of which nothing says the config.json.
     """
     if options.recorded is not None:
         raise SpecError("export: a recorded model has no config.json; name the model with --hf-config or --model")

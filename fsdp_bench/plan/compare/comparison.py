@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
 
+from fsdp_bench.plan.compare.difference import (
+    Difference,
+    FieldDifference,
+    differences,
+    in_bytes,
+    in_seconds,
+    largest_first,
+    numbers,
+)
+from fsdp_bench.plan.compare.scripts import Script, ScriptComparison, is_script, read_script
 from fsdp_bench.plan.compare.side import PARTS, Comparable, Side, read_side
 from fsdp_bench.spec.codec import to_builtins
+from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.setup import FIELDS
 from fsdp_bench.spec.units import format_gib, format_seconds
 
@@ -16,29 +27,6 @@ SHARD_GROUP_SIZE = "shard_group_size"
 """Compared instead of ``shard_size``, which may be left out."""
 REST = "rest_seconds"
 """The time of a step beside operators and exposed communication."""
-
-
-@dataclass(frozen=True)
-class FieldDifference:
-    """A field of the setup, or another condition, that differs. None is what is not known."""
-
-    name: str
-    a: Any
-    b: Any
-
-
-@dataclass(frozen=True)
-class Difference:
-    """A number of both sides."""
-
-    name: str
-    a: float
-    b: float
-
-    @property
-    def difference(self) -> float:
-        """The amount by which B exceeds A."""
-        return self.b - self.a
 
 
 @dataclass(frozen=True, repr=False)
@@ -79,7 +67,7 @@ class Comparison:
         """Bytes at the peak by category; they add up to the difference of the peaks. None if one side's are unknown."""
         if self.a.breakdown is None or self.b.breakdown is None:
             return None
-        return _differences(self.a.breakdown, self.b.breakdown)
+        return differences(self.a.breakdown, self.b.breakdown)
 
     @cached_property
     def phases(self) -> tuple[Difference, ...]:
@@ -97,7 +85,7 @@ class Comparison:
         """Seconds by part of a step: operators, exposed communication, the rest; the parts add up to the step."""
         if self.step is None or not all(part in side.times for side in (self.a, self.b) for part in PARTS):
             return ()
-        return _differences(_parts(self.a), _parts(self.b))
+        return differences(_parts(self.a), _parts(self.b))
 
     @cached_property
     def other_times(self) -> tuple[Difference, ...]:
@@ -105,7 +93,7 @@ class Comparison:
         names = [name for name in self.a.times if name in self.b.times and name != "step_seconds"]
         shown = [name for name in names if not (self.parts and name in PARTS)]
         found = (Difference(name, self.a.times[name], self.b.times[name]) for name in shown)
-        return _largest_first(one for one in found if one.a or one.b)
+        return largest_first(one for one in found if one.a or one.b)
 
     @cached_property
     def tokens(self) -> Difference | None:
@@ -127,18 +115,24 @@ class Comparison:
         return one_source and not self.fields and not any(number.difference for number in numbers)
 
 
-def compare(a: Comparable, b: Comparable) -> Comparison:
-    """Compare two setups or results: ``compare(estimate(...), estimate(...))``, ``compare("a.json", "b.json")``.
+def compare(a: Comparable | Script, b: Comparable | Script) -> Comparison | ScriptComparison:
+    """Compare two setups, results or scripts: ``compare(estimate(...), "a.json")``, ``compare("a.json", "b.json")``.
 
     Args:
         a: the path or content of a document of ``predict --json`` or ``dry-run --json``, of which ``FILE#2`` is the
-            second of several; the path or content of a trial's record; or what ``estimate()`` returned.
+            second of several; the path or content of a trial's record; or what ``estimate()`` returned. For a script
+            the path of a document of ``rehearse --json``, or what ``rehearse_command()`` returned for one rank.
         b: the same.
 
     Raises:
-        SpecError: for anything else, and for what has no numbers to compare.
+        SpecError: for anything else, for what has no numbers to compare, and for a script against what is none.
     """
-    return Comparison(read_side(a, "A"), read_side(b, "B"))
+    scripts = [is_script(one) for one in (a, b)]
+    if all(scripts):
+        return ScriptComparison(*(read_script(one, name) for one, name in ((a, "A"), (b, "B"))))  # type: ignore[arg-type]
+    if any(scripts):
+        raise SpecError(f"{'AB'[scripts.index(False)]}: is no rehearsal of a script, and the other one is")
+    return Comparison(*(read_side(one, name) for one, name in ((a, "A"), (b, "B"))))  # type: ignore[arg-type]
 
 
 SETUP = tuple(name for name, one in FIELDS.items() if one.of_step and name != "shard_size")
@@ -156,15 +150,6 @@ def _parts(side: Side) -> dict[str, float]:
     return {**parts, REST: side.times["step_seconds"] - sum(parts.values())}
 
 
-def _differences(a: Mapping[str, float], b: Mapping[str, float]) -> tuple[Difference, ...]:
-    """Return the differences of two sums by part, the largest first; a part that only one has is 0 in the other."""
-    return _largest_first(Difference(name, a.get(name, 0), b.get(name, 0)) for name in dict.fromkeys((*a, *b)))
-
-
-def _largest_first(differences: Iterable[Difference]) -> tuple[Difference, ...]:
-    return tuple(sorted(differences, key=lambda one: (-abs(one.difference), one.name)))
-
-
 # -- The JSON form: bytes and seconds, all differences B less A; unknown values are null -------------------------------
 
 
@@ -177,15 +162,15 @@ def document(found: Comparison, answer: str, why: Sequence[Any]) -> dict[str, An
         "b": _side(found.b),
         "fields": [asdict(one) for one in found.fields],
         "memory": {
-            "peaks": _bytes(found.peaks),
-            "categories": None if found.categories is None else _bytes(found.categories),
-            "phases": _bytes(found.phases),
+            "peaks": in_bytes(found.peaks),
+            "categories": None if found.categories is None else in_bytes(found.categories),
+            "phases": in_bytes(found.phases),
         },
         "time": {
-            "step": None if found.step is None else _seconds((found.step,))[0],
-            "parts": _seconds(found.parts),
-            "others": _seconds(found.other_times),
-            "tokens_per_second_per_gpu": None if found.tokens is None else _numbers(found.tokens, ""),
+            "step": None if found.step is None else in_seconds((found.step,))[0],
+            "parts": in_seconds(found.parts),
+            "others": in_seconds(found.other_times),
+            "tokens_per_second_per_gpu": None if found.tokens is None else numbers(found.tokens, ""),
         },
         "why": [asdict(one) for one in why],
     }
@@ -197,15 +182,3 @@ def _side(side: Side) -> dict[str, Any]:
         "peak_operator": side.peak_place,
         **{name: getattr(side, name) for name in ("verdict", "stopped", "collectives")},
     }
-
-
-def _bytes(differences: Iterable[Difference]) -> list[dict[str, Any]]:
-    return [{"name": one.name, **_numbers(one, "_bytes")} for one in differences]
-
-
-def _seconds(differences: Iterable[Difference]) -> list[dict[str, Any]]:
-    return [{"name": one.name.removesuffix("_seconds"), **_numbers(one, "_seconds")} for one in differences]
-
-
-def _numbers(one: Difference, unit: str) -> dict[str, float]:
-    return {f"a{unit}": one.a, f"b{unit}": one.b, f"difference{unit}": one.difference}

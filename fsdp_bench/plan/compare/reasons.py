@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from fsdp_bench.plan.compare.comparison import Comparison, Difference
+from fsdp_bench.plan.compare.comparison import Comparison
+from fsdp_bench.plan.compare.difference import Difference
 from fsdp_bench.plan.compare.side import Side
 from fsdp_bench.spec.setup import Checkpointing, Loss, Offload, Reentrant, ShardingStrategy, Wrap
 

@@ -35,9 +35,6 @@ PARTS = ("compute_seconds", "exposed_communication_seconds")
 TIMES = ("step_seconds", *PARTS, "communication_seconds", "host_copy_seconds", "cpu_optimizer_seconds")
 _SIZES = ("family", "num_hidden_layers", "hidden_size")
 
-Comparable = str | Path | Mapping[str, Any] | TrialRecord | Prediction
-"""The words that ``compare`` takes."""
-
 
 @dataclass(frozen=True)
 class Side:
@@ -83,6 +80,10 @@ class Side:
         return self.source.replace("-", " ")
 
 
+Comparable = str | Path | Mapping[str, Any] | TrialRecord | Prediction | Side
+"""What ``compare`` takes of a model in a setup."""
+
+
 def read_side(value: Comparable, name: str) -> Side:
     """Read what is to be compared: a file, a document, a record, or an answer.
 
@@ -90,6 +91,8 @@ def read_side(value: Comparable, name: str) -> Side:
         SpecError: for anything else, and for what has no memory to compare.
         ResultsError: for a broken record.
     """
+    if isinstance(value, Side):
+        return value
     if isinstance(value, str | Path):
         return _of_file(Path(value))
     if isinstance(value, Prediction):

@@ -29,11 +29,7 @@ NAME = "train_accelerate.py"
 
 
 def config_and_script(chosen: Chosen, notes: tuple[str, ...]) -> list[File]:
-    """Return the config and the script.
-
-    Raises:
-        SpecError: for what accelerate does not have.
-    """
+    """Return the config and the script. Raises SpecError for what accelerate does not have."""
     if chosen.setup.reentrant is not Reentrant.NO:
         raise SpecError(
             f"export {KIND}: accelerate's checkpointing is not reentrant; --export pytorch or huggingface has it"

@@ -59,11 +59,7 @@ class Chosen:
 
     @property
     def gpus_per_node(self) -> int:
-        """GPUs on each server; 8 where nothing says it.
-
-        Raises:
-            SpecError: if the GPUs do not fill servers of 8.
-        """
+        """GPUs on each server; 8 where nothing says it. Raises SpecError if the GPUs do not fill servers of 8."""
         hardware, world = self.question.hardware, self.setup.world_size
         if hardware is not None and hardware.has_server:
             return hardware.gpus_per_node
@@ -80,8 +76,7 @@ class Chosen:
     def modules(self) -> Modules:
         """The modules of the model in transformers' code.
 
-        Raises:
-            SpecError: for a model that is no causal language model with one list of blocks.
+        Raises SpecError for a model that is no causal language model with one list of blocks.
         """
         code = self._recorded
         name = code.origin.architecture
@@ -119,11 +114,7 @@ class Chosen:
         return recorded_architecture(self.config, self.setup.sequence_length, model.name).code
 
     def with_setup(self, setup: TrainSetup) -> Chosen:
-        """Return the same with another setup, predicted anew.
-
-        Raises:
-            SpecError: if it cannot run, or does not fit.
-        """
+        """Return the same with another setup, predicted anew. Raises SpecError if it cannot run, or does not fit."""
         question = replace(self.question, setup=setup)
         if question.impossible:
             raise SpecError(question.impossible)

@@ -9,7 +9,7 @@ from typing import Any
 from fsdp_bench.catalog.lookup import CODES
 from fsdp_bench.plan.export import accelerate, huggingface, pytorch, torchtitan
 from fsdp_bench.plan.export.chosen import Chosen
-from fsdp_bench.plan.export.files import SEGMENTS, File, header
+from fsdp_bench.plan.export.files import SEGMENTS, File, text_of
 from fsdp_bench.plan.export.pieces import refuse_adapters
 from fsdp_bench.spec.errors import SpecError, not_allowed
 from fsdp_bench.spec.recording.model import Model, code_of, whose_code
@@ -27,11 +27,7 @@ KINDS = (*_MAKERS, SLURM)
 
 
 def read_kinds(words: Sequence[str]) -> tuple[str, ...]:
-    """Read kinds, several by comma; each once.
-
-    Raises:
-        SpecError: for a word that is no kind.
-    """
+    """Read kinds, several by comma; each once. Raises SpecError for a word that is no kind."""
     found = [word.strip().lower() for text in words for word in text.split(",")]
     for word in found:
         if word not in KINDS:
@@ -40,11 +36,7 @@ def read_kinds(words: Sequence[str]) -> tuple[str, ...]:
 
 
 def refuse_model(model: Model) -> None:
-    """Raise for a model that no library builds from a config.json.
-
-    Raises:
-        SpecError: naming what can be exported.
-    """
+    """Raise SpecError for a model that no library builds from a config.json, naming what can be exported."""
     if code_of(model) not in CODES:
         raise SpecError(f"export: {model.name} is your own code; --model, --params and --hf-config are exported")
 
@@ -52,14 +44,7 @@ def refuse_model(model: Model) -> None:
 def export_each(kinds: Sequence[str], chosen: Chosen) -> tuple[list[File], list[SpecError]]:
     """Return the files of those kinds that can express a setting, and for each of the others the error that says why.
 
-    Nothing is written; files.write() does that.
-
-    Args:
-        kinds: some of KINDS.
-        chosen: the setting and its model, of ``chosen_by_prediction`` or ``chosen_by_offer``.
-
-    Raises:
-        SpecError: for a setting that no kind can express.
+    Nothing is written; files.write() does that. Raises SpecError for a setting that no kind can express.
     """
     kinds = read_kinds(kinds)
     _refuse_for_all(chosen)
@@ -94,8 +79,7 @@ def _refuse_for_all(chosen: Chosen) -> None:
 def _in_trained_code(chosen: Chosen, kind: str) -> tuple[Chosen, tuple[str, ...]]:
     """Return a setting predicted for the code that a kind of file trains, and a note where that is not the answer's.
 
-    Raises:
-        SpecError: if the setting does not fit in that code, naming the --code that answers for it.
+    Raises SpecError if the setting does not fit in that code, naming the --code that answers for it.
     """
     code = torchtitan.KIND if kind == torchtitan.KIND else "huggingface"
     if chosen.code == code:
@@ -128,24 +112,6 @@ def document(files: Sequence[File], paths: Sequence[Path]) -> list[Mapping[str, 
 
 JOB_NAME = "train.sbatch"
 
-# One task a node starts all of its ranks: without --cpu-bind=none they would share the CPU of one task.
-_TORCHRUN = """\
-srun --cpu-bind=none torchrun \\
-    --nnodes "$SLURM_JOB_NUM_NODES" \\
-    --nproc-per-node {each} \\
-    --rdzv-backend c10d \\
-    --rdzv-endpoint "$HEAD_NODE:$PORT" \\
-    --rdzv-id "$SLURM_JOB_ID" \\
-    {what}
-"""
-_ACCELERATE = """\
-srun --cpu-bind=none bash -c 'accelerate launch \\
-    --config_file {config} \\
-    --machine_rank "$SLURM_NODEID" \\
-    --main_process_ip "$HEAD_NODE" \\
-    --main_process_port "$PORT" \\
-    {what}'
-"""
 _STARTS = {
     pytorch.KIND: pytorch.NAME,
     huggingface.KIND: huggingface.NAME,
@@ -164,29 +130,15 @@ def _job(chosen: Chosen, kinds: Sequence[str], notes: tuple[str, ...]) -> list[F
 
     ``notes`` are those of what it starts.
 
-    Raises:
-        SpecError: if it is not known how the GPUs are spread over servers.
+    Raises SpecError if it is not known how the GPUs are spread over servers.
     """
     kind = _started_kind(kinds)
     if kind not in kinds:
         notes = (*notes, f"the job starts {pytorch.NAME}, which --export pytorch writes")
-    comment = header(f"Slurm job that starts {_STARTS[kind]}", chosen, notes)
-    segments = f"export {SEGMENTS}\n" if chosen.question.expandable_segments else ""
-    start = _ACCELERATE if kind == accelerate.KIND else _TORCHRUN
-    text = f"""#!/bin/bash
-{comment}
-#SBATCH --job-name=fsdp
-#SBATCH --nodes={chosen.num_nodes}
-#SBATCH --ntasks-per-node=1
-#SBATCH --gpus-per-node={chosen.gpus_per_node}
-#SBATCH --exclusive
-#SBATCH --mem=0
-#SBATCH --output=%x-%j.out
-
-set -euo pipefail
-export HEAD_NODE=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
-export PORT=29500
-{segments}cd "$SLURM_SUBMIT_DIR"
-
-{start.format(each=chosen.gpus_per_node, config=accelerate.CONFIG_NAME, what=_STARTS[kind])}"""
-    return [File(SLURM, JOB_NAME, text, f"sbatch {JOB_NAME}", notes)]
+    facts = {
+        "segments": SEGMENTS,
+        "accelerate_config": accelerate.CONFIG_NAME if kind == accelerate.KIND else "",
+        "started": _STARTS[kind],
+    }
+    text = text_of(JOB_NAME, f"Slurm job that starts {_STARTS[kind]}", chosen, notes, has_imports=True, **facts)
+    return [File(SLURM, JOB_NAME, f"#!/bin/bash\n{text}", f"sbatch {JOB_NAME}", notes)]

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ast
 import textwrap
+import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +39,7 @@ class File:
 def write(files: Sequence[File], folder: Path) -> list[Path]:
     """Write files into a folder, which is made if it is not there; return their paths.
 
-    Raises:
-        SpecError: if a file is there already and differs, or cannot be written. Then no file is written.
+    Raises SpecError if a file is there already and differs, or cannot be written. Then no file is written.
     """
     paths = [folder / file.name for file in files]
     for file, path in zip(files, paths, strict=True):
@@ -68,42 +69,6 @@ def _refuse_other(path: Path, text: str) -> None:
 
 # -- text --------------------------------------------------------------------------------------------------------------
 
-_PLAIN = {
-    "os": "import os",
-    "time": "import time",
-    "F": "import torch.nn.functional as F",
-    "dist": "import torch.distributed as dist",
-    "bnb": "import bitsandbytes as bnb",
-}
-_STANDARD = {"contextlib": ("nullcontext",), "functools": ("partial",)}
-_FROM = {
-    "accelerate": ("Accelerator",),
-    "accelerate.parallelism_config": ("ParallelismConfig",),
-    "accelerate.utils": ("FullyShardedDataParallelPlugin", "GradientAccumulationPlugin"),
-    "flash_attn.losses.cross_entropy": ("CrossEntropyLoss",),
-    "liger_kernel.transformers": ("LigerCrossEntropyLoss",),
-    "peft": ("LoraConfig", "get_peft_model"),
-    "torch.distributed.algorithms._checkpoint.checkpoint_wrapper": (
-        *("CheckpointImpl", "checkpoint_wrapper", "offload_wrapper"),
-    ),
-    "torch.distributed.algorithms.ddp_comm_hooks.default_hooks": ("bf16_compress_hook", "fp16_compress_hook"),
-    "torch.distributed.device_mesh": ("init_device_mesh",),
-    "torch.distributed.fsdp": (
-        *("BackwardPrefetch", "CPUOffload", "CPUOffloadPolicy", "FullyShardedDataParallel", "MixedPrecision"),
-        *("MixedPrecisionPolicy", "ShardingStrategy", "fully_shard"),
-    ),
-    "torch.distributed.fsdp.sharded_grad_scaler": ("ShardedGradScaler",),
-    "torch.distributed.fsdp.wrap": ("CustomPolicy", "size_based_auto_wrap_policy"),
-    "torch.distributed.tensor": ("distribute_tensor",),
-    "torch.nn.parallel": ("DistributedDataParallel",),
-    "torch.utils.checkpoint": ("CheckpointPolicy", "checkpoint", "create_selective_checkpoint_contexts"),
-    "torchao.optim": ("AdamW8bit", "CPUOffloadOptimizer"),
-    "transformers": (*("AutoConfig", "AutoModelForCausalLM", "BitsAndBytesConfig", "Trainer", "TrainingArguments"),),
-    "transformers.integrations.bitsandbytes": ("replace_with_bnb_linear",),
-    "transformers.quantizers.base": ("get_keys_to_not_convert",),
-}
-"""The names that scripts may use, by module."""
-
 
 @lru_cache(maxsize=1)
 def _templates() -> Environment:
@@ -130,15 +95,16 @@ def text_of(
 
 def _imports(body: str) -> str:
     used = {node.id for node in ast.walk(ast.parse(body)) if isinstance(node, ast.Name)}
+    known = tomllib.loads((resources.files(__package__) / "templates" / "imports.toml").read_text())
 
-    def named(modules: Mapping[str, tuple[str, ...]]) -> list[str]:
+    def named(modules: Mapping[str, Sequence[str]]) -> list[str]:
         found = {module: [name for name in names if name in used] for module, names in modules.items()}
         return [f"from {module} import {', '.join(names)}" for module, names in sorted(found.items()) if names]
 
-    plain = sorted(line for name, line in _PLAIN.items() if name in used)
+    plain = sorted(line for name, line in known["plain"].items() if name in used)
     first = [line for line in plain if line in ("import os", "import time")]
     others = [line for line in plain if line not in first]
-    return "\n".join([*first, *named(_STANDARD), "", "import torch", *others, *named(_FROM)]) + "\n"
+    return "\n".join([*first, *named(known["standard"]), "", "import torch", *others, *named(known["packages"])]) + "\n"
 
 
 _WIDTH = 116

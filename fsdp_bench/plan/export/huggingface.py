@@ -42,11 +42,7 @@ _OPTIMIZERS = {
 
 
 def arguments_and_script(chosen: Chosen, notes: tuple[str, ...]) -> list[File]:
-    """Return the script.
-
-    Raises:
-        SpecError: for what the Trainer does not have.
-    """
+    """Return the script. Raises SpecError for what the Trainer does not have."""
     optimizer_text(chosen.setup)  # what no script has
     if (reason := _why_not(chosen.setup, chosen.lora)) is not None:
         raise SpecError(f"export {KIND}: {reason}; --export pytorch has it")

@@ -37,11 +37,7 @@ def _text(value: Any) -> str:
 
 
 def refuse_loss(setup: TrainSetup, architecture: str, config: Mapping[str, Any]) -> None:
-    """Raise for a loss that is not exported.
-
-    Raises:
-        SpecError: naming those that are, or why the model does not take it.
-    """
+    """Raise SpecError for a loss that is not exported: those that are, or why the model does not take it."""
     if setup.loss not in (Loss.PLAIN, Loss.CHUNKED, Loss.COMPILED, Loss.LIGER, Loss.FLASH_ATTN):
         raise SpecError(f"export: loss {setup.loss.value} is not exported; plain, chunked, compiled and liger are")
     if setup.loss is not Loss.PLAIN and (reason := why_not_replaced(setup.loss, architecture, config)) is not None:
@@ -65,8 +61,7 @@ _FLAGS = {
 def optimizer_text(setup: TrainSetup, parameters: str = "model.parameters()") -> str:
     """Return the expression that builds the optimizer of some parameters.
 
-    Raises:
-        SpecError: for one that is not exported.
+    Raises SpecError for one that is not exported.
     """
     kind, rate = setup.optimizer, f"lr={setup.learning_rate!r}"
     if setup.offload is Offload.OPTIMIZER:
@@ -104,11 +99,7 @@ def of_fully_shard_alone(setup: TrainSetup) -> str | None:
 
 
 def refuse_adapters(setup: TrainSetup, lora: LoRA) -> None:
-    """Raise for a setup with adapters that is not exported.
-
-    Raises:
-        SpecError: naming what is.
-    """
+    """Raise SpecError for a setup with adapters that is not exported, naming what is."""
     store = setup.precision.store
     if lora.base and store not in ("fp32", "bf16"):
         raise SpecError(f"export: adapters in {store} over frozen weights in bf16 are not exported; use bf16-mixed")

@@ -23,8 +23,7 @@ _ENDS = "under fsdp2 accelerate makes units of the embedding and of the norm and
 def as_accelerate_shards(chosen: Chosen, kind: str) -> tuple[Chosen, tuple[str, ...]]:
     """Return the setting that accelerate makes of a setting, predicted anew where it differs, and notes about that.
 
-    Raises:
-        SpecError: for what accelerate does not have, and where what it makes does not fit.
+    Raises SpecError for what accelerate does not have, and where what it makes does not fit.
     """
     setup = chosen.setup
     if (reason := _why_not(chosen)) is not None:
@@ -142,8 +141,7 @@ def fsdp_fields(chosen: Chosen) -> dict[str, Any]:
 def host_note(chosen: Chosen, kind: str) -> str:
     """Return a note about host memory where every rank builds the whole model there.
 
-    Raises:
-        SpecError: if a node has less.
+    Raises SpecError if a node has less.
     """
     needed = chosen.question.model.num_parameters * chosen.setup.precision.store_bytes * chosen.gpus_per_node
     hardware = chosen.question.hardware

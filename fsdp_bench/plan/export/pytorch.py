@@ -22,11 +22,7 @@ NAME = "train_fsdp.py"
 
 
 def script(chosen: Chosen, notes: tuple[str, ...]) -> list[File]:
-    """Return the script.
-
-    Raises:
-        SpecError: for what is not exported.
-    """
+    """Return the script. Raises SpecError for what is not exported."""
     setup = chosen.setup
     refuse_loss(setup, chosen.architecture, chosen.config)
     optimizer = optimizer_text(setup, "model.parameters()" if chosen.lora is None else "trained(model)")

@@ -44,11 +44,7 @@ _DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
 
 
 def config(chosen: Chosen, notes: tuple[str, ...]) -> list[File]:
-    """Return the file.
-
-    Raises:
-        SpecError: for what torchtitan does not have, and where what it makes does not fit.
-    """
+    """Return the file. Raises SpecError for what torchtitan does not have, and where what it makes does not fit."""
     if (reason := _why_not(chosen)) is not None:
         raise SpecError(f"export {KIND}: {reason}")
     chosen, changes = _as_torchtitan_trains(chosen)

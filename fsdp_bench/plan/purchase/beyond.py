@@ -45,10 +45,7 @@ def number_of_nodes(count: int) -> str:
 def beyond(goal: Goal, kinds: Sequence[ServerType], most: int) -> tuple[tuple[Offer, ...], str]:
     """Return the offers on the fewest nodes, more than ``most``, on which something fits; and what to change, as text.
 
-    Args:
-        goal: what is asked for.
-        kinds: kinds of servers on which nothing fits up to ``most`` nodes.
-        most: the most nodes that were looked at.
+    Nothing fits on up to ``most`` nodes of these kinds of servers.
     """
     goal = (
         goal

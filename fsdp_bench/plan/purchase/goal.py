@@ -58,11 +58,7 @@ class Goal:
 
 
 def parse_duration(text: str) -> float:
-    """Read ``30d``, ``12h`` or ``6 weeks``; return seconds.
-
-    Raises:
-        SpecError: for anything else.
-    """
+    """Read ``30d``, ``12h`` or ``6 weeks``; return seconds. Raises SpecError for anything else."""
     match = _TIME.match(text)
     if match is None or float(match[1]) <= 0:
         raise SpecError(f"deadline: {shown(text)} is not allowed; write it like '30d', '12h' or '6 weeks'")
@@ -70,11 +66,7 @@ def parse_duration(text: str) -> float:
 
 
 def parse_money(text: str) -> float:
-    """Read ``200k``, ``1.5M`` or ``$90000``.
-
-    Raises:
-        SpecError: for anything else.
-    """
+    """Read ``200k``, ``1.5M`` or ``$90000``. Raises SpecError for anything else."""
     try:
         return float(parse_count(text.strip().lstrip("$").strip(), "budget"))
     except SpecError:
@@ -82,11 +74,7 @@ def parse_money(text: str) -> float:
 
 
 def parse_tokens(text: str, option: str) -> int:
-    """Read ``1T``, ``300B`` or ``4M-tokens``.
-
-    Raises:
-        SpecError: for anything else.
-    """
+    """Read ``1T``, ``300B`` or ``4M-tokens``. Raises SpecError for anything else."""
     try:
         return parse_count(_TOKENS.sub("", text), option)
     except SpecError:

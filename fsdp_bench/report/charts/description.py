@@ -295,8 +295,7 @@ class Slide:
 def check_number(option: str, num_setups: int, most: int) -> None:
     """Refuse more setups than one picture shows legibly.
 
-    Raises:
-        SpecError: naming the option that asked for the picture.
+    Raises SpecError, naming the option that asked for the picture.
     """
     if num_setups > most:
         raise SpecError(f"{option}: {num_setups} setups are too many for one picture; at most {most}")

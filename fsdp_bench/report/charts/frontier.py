@@ -26,11 +26,7 @@ LEVELS = tuple(name for name in NESTING if not FIELDS[name].is_size)
 
 
 def draw_frontier(record: FrontierRecord, folder: Path) -> list[Path]:
-    """Draw every chart of a record into a folder; return the files.
-
-    Raises:
-        OSError: if a file cannot be written.
-    """
+    """Draw every chart of a record into a folder; return the files. Raises OSError if a file cannot be written."""
     paths = []
     taken: Counter[str] = Counter()
     for name, slide in frontier_slides(record):

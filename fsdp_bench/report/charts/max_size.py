@@ -197,11 +197,8 @@ class Arrangement:
 def arrange(places: Sequence[tuple[str, Sequence[Quantity]]]) -> Arrangement:
     """Choose levels and rows for the settings to search, before anything is predicted.
 
-    Args:
-        places: names of servers or GPUs, each with one quantity per setting.
-
-    Raises:
-        SpecError: for more settings than a chart shows legibly.
+    ``places`` are servers or GPUs by name, each with one quantity per setting. Raises SpecError for more settings than
+    a chart shows legibly.
     """
     settings = [{**values_of(one[0].setup), SERVER: name} for name, quantities in places for one in quantities]
     values = {field: {label_of(field, one) for one in settings} for field in LEVELS}

@@ -78,15 +78,9 @@ def memory_plot(
 ) -> Plot:
     """Return live memory over one step, by category.
 
-    Args:
-        memory: the memory.
-        heading: the plot's title.
-        usable: bytes of the GPU's memory; a line is at them.
-        reserved: the peak reserved bytes; a line is at them.
-        gpu: the name of the GPU.
-        highest: the highest peak of all plots on the same scale, in bytes.
-        are_names_short: whether phases have short names. None: if there are many.
-        is_bad: whether the heading says that it does not fit.
+    Lines are at the ``usable`` bytes of the GPU and at its ``reserved`` peak. Plots on the same scale have the same
+    ``highest`` peak. Phases have short names by default if there are many. ``is_bad``: the heading says that it does
+    not fit.
     """
     highest = max(highest or 0, memory.peak_bytes)
     unit, unit_name = memory_unit(highest)
@@ -186,14 +180,9 @@ class _Panel(NamedTuple):
 
 
 def timeline_slide(predictions: Sequence[Prediction], refused: Sequence[Question]) -> Slide:
-    """Return one setup's step, or several side by side.
+    """Return one setup's step, or several of one model on the same hardware side by side.
 
-    Args:
-        predictions: setups of one model on the same hardware, in the order of the plots.
-        refused: combinations that cannot run; they are listed below the chart.
-
-    Raises:
-        SpecError: for more setups than one picture shows legibly.
+    Combinations that cannot run are listed below the chart. Raises SpecError for more than one picture shows legibly.
     """
     check_number("chart", len(predictions), MOST)
     differing = varying([prediction.values for prediction in predictions])

@@ -40,13 +40,14 @@ def rehearsal_slide(found: Rehearsal) -> Slide:
             f"allocator: {report.allocator_settings or 'default settings'}",
             f"{format_gib(found.kept_free.num_bytes)} kept free {found.kept_free.source}",
         ),
-        (_plot(found),),
-        notes=tuple(_notes(found)),
+        (memory_of_script(found),),
+        notes=(f"Held at the peak: {', '.join(held)}",) if (held := held_texts(found)) else (),
         is_bad=found.fits is False,
     )
 
 
-def _plot(found: Rehearsal) -> Plot:
+def memory_of_script(found: Rehearsal, heading: str = "") -> Plot:
+    """Return allocated and reserved memory of a script whose memory history is known."""
     curve = found.report.curve
     assert curve
     highest = max(point[2] for point in curve)
@@ -64,15 +65,16 @@ def _plot(found: Rehearsal) -> Plot:
         lines.append(Line(USABLE, (0.0, float(len(curve))), (found.available_bytes / unit,) * 2))
         legend.append(Key(USABLE, f"{format_gib(found.available_bytes)} that PyTorch can reserve"))
     below = Area(Style("blue", opacity=0.35), x, (0.0,) * len(x), allocated, is_step=True)
-    order = "allocations and frees, in their order; white forward, blue backward, orange optimizer"
+    order = "allocations and frees, in their order; blue: backward, orange: optimizer"
     return Plot(
-        "",
+        heading,
         Axis(order, 0.0, float(len(curve)), names=names, has_grid=False),
         Axis(f"memory of rank {found.report.rank}, {unit_name}", 0.0, top),
         (*shades, below),
         tuple(lines),
-        (Point(PEAK, x[peak], allocated[peak], title="peak"),),
+        (Point(PEAK, x[peak], allocated[peak], title="; ".join(["peak", *held_texts(found)])),),
         tuple(legend),
+        (f"\u25bc peak {format_gib(curve[peak][1])}: {', '.join(held_texts(found)) or 'by unknown lines'}",),
     )
 
 
@@ -92,7 +94,7 @@ def _phases(found: Rehearsal, top: float) -> tuple[list[Area], tuple[Tick, ...]]
     return shades, tuple(Tick(first[step], f"step {step}") for step in steps)
 
 
-def _notes(found: Rehearsal) -> list[str]:
+def held_texts(found: Rehearsal) -> list[str]:
+    """Return the lines that hold most at the peak."""
     held = [one for one in found.report.lines_at_peak or () if one.line is not None][:3]
-    texts = [f"{format_gib(one.num_bytes)} by {place(one.line)}" for one in held if one.line is not None]
-    return [f"Held at the peak: {', '.join(texts)}"] if texts else []
+    return [f"{format_gib(one.num_bytes)} by {place(one.line)}" for one in held if one.line is not None]

@@ -58,8 +58,7 @@ def node_counts(most: int) -> tuple[int, ...]:
 def scaling_curves(questions: Sequence[Question]) -> list[ScalingCurve]:
     """Predict every setup on 1, 2, 4, ... nodes, up to the number that the first question names.
 
-    Raises:
-        SpecError: if no server is named.
+    Raises SpecError if no server is named.
     """
     first = questions[0].hardware
     if first is None or not first.has_server:
@@ -106,8 +105,7 @@ STYLES = tuple(
 def scaling_slide(questions: Sequence[Question]) -> Slide:
     """Return the chart of setups of one model on one kind of server.
 
-    Raises:
-        SpecError: for more setups than there are styles, if no server is named, or if no time is known.
+    Raises SpecError for more setups than there are styles, if no server is named, or if no time is known.
     """
     check_number("scaling", len(questions), len(STYLES))
     found = scaling_curves(questions)

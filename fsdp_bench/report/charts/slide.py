@@ -347,8 +347,7 @@ def _write(figure: Figure, y: float, text: str, size: float, color: str, weight:
 def draw(slide: Slide, path: Path) -> None:
     """Write a slide as PNG or SVG, by the file's suffix. An SVG has no date, so that equal charts are equal files.
 
-    Raises:
-        OSError: if the file cannot be written.
+    Raises OSError if the file cannot be written.
     """
     metadata = {"Date": None} if path.suffix.lower() == ".svg" else None
     figure_of(slide).savefig(path, metadata=metadata)

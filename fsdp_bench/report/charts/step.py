@@ -31,6 +31,7 @@ STYLES = {
     "all_reduce": Style("pink", "xx"),
     "cast": Style("grey"),
     "copy": Style("yellow", "--"),
+    "host": Style("light-orange", "++"),
 }
 """Styles by the phase of an operator or the kind of a collective.
 
@@ -42,6 +43,7 @@ _ROLE_NAMES = {
     "reduce_scatter": "reduce-scatter",
     "all_reduce": "all-reduce",
     "cast": "casts, divisions",
+    "host": "hooks and operators of the host",
 }
 _STREAM_NAMES = {
     "compute": "operators",
@@ -67,11 +69,7 @@ PART_STYLES = {  # greys for operators; the others as among the streams
 def stream_lanes(view: DrawnView, heading: str, remarks: tuple[str, ...] = (), end: float | None = None) -> Lanes:
     """Return what each stream does in an interval of a step, and when communication is exposed.
 
-    Args:
-        view: the interval.
-        heading: the title.
-        remarks: what is written below.
-        end: the end of the axis in seconds, if that is not the end of the interval.
+    The axis ends at ``end`` seconds, by default where the interval does.
     """
     streams = dict.fromkeys([*_STREAM_NAMES, *(row.stream for row in view.rows)])
     lanes = [Lane("exposed", (Spans(EXPOSED, _milliseconds(view.exposed)),))]
@@ -117,8 +115,7 @@ def both_views(streams: DrawnStreams, num_drawn: int, num_micro_batches: int) ->
 def step_slide(questions: Sequence[Question]) -> Slide:
     """Return one setup's whole step and three of its blocks, or several setups' steps on one scale.
 
-    Raises:
-        SpecError: for more setups than one picture shows legibly, or if no step's time is known.
+    Raises SpecError for more setups than one picture shows legibly, or if no step's time is known.
     """
     check_number("step-chart", len(questions), MOST)
     found, first, differing = step_speeds(questions), questions[0], varying([one.values for one in questions])

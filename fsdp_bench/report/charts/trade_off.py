@@ -53,15 +53,7 @@ def pareto_frontier(points: Sequence[TradeOffPoint]) -> list[TradeOffPoint]:
 def trade_off_plot(
     points: Sequence[TradeOffPoint], heading: str, memory: str, speed: str, usable: Mapping[int, str]
 ) -> Plot:
-    """Return the plot of at least two points.
-
-    Args:
-        points: the setups.
-        heading: the plot's title.
-        memory: which memory is on the horizontal axis.
-        speed: which speed is on the vertical axis.
-        usable: the usable memory of GPUs in bytes, with their names.
-    """
+    """Return the plot of at least two points, with a line at the usable bytes of each GPU."""
     best = pareto_frontier(points)
     unit, unit_name = memory_unit(max(point.memory_bytes for point in points))
     x = Axis(f"{memory}, {unit_name}", 0.0, right_end(points, list(usable)) / unit)
@@ -99,8 +91,7 @@ def right_end(points: Sequence[TradeOffPoint], usable: Sequence[int]) -> float:
 def trade_off_slide(predictions: Sequence[Prediction]) -> Slide:
     """Return the trade-off of setups of one model on the same hardware.
 
-    Raises:
-        SpecError: for more setups than one picture shows legibly, or if fewer than two setups have a known time.
+    Raises SpecError for more setups than one picture shows legibly, or if fewer than two setups have a known time.
     """
     check_number("trade-off", len(predictions), MOST)
     answers = [one.document(with_time=False, with_communication=False) for one in predictions]

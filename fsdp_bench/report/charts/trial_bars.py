@@ -183,12 +183,7 @@ CHARTS = (
 
 
 def draw_all(records: list[TrialRecord], folder: Path, machine: str) -> list[Path]:
-    """Draw every chart of measured records as PNG into a folder; replace the charts from an earlier call.
-
-    Args:
-        records: trials of one sweep on one machine.
-        folder: where the files go; it must exist.
-        machine: one line that describes the machine, printed on each chart.
+    """Draw every chart of one sweep's records as PNG into a folder; replace the charts from an earlier call.
 
     Returns:
         The files written: ``peak-memory.png`` and so on. There are several of a kind, such as ``peak-memory-fp32.png``,

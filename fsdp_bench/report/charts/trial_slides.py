@@ -77,12 +77,7 @@ class ChartTrials:
 
 
 def group_by_chart(records: Iterable[TrialRecord], machine: str) -> list[ChartTrials]:
-    """Group measured and rehearsed records by chart; these never share one.
-
-    Args:
-        records: trials of one sweep on one machine; dry runs (device ``fake``) are left out.
-        machine: one line that describes the machine.
-    """
+    """Group measured and rehearsed records of one sweep by chart; these never share one. Dry runs are left out."""
     measured = [record for record in records if record.device != "fake"]
     kinds = len({record.device for record in measured})
     made: list[ChartTrials] = []

@@ -6,6 +6,7 @@ Read in this order:
     prediction.py  the page of predicted or dry-run setups
     max_size.py    the page of the largest that fits
     plan.py        the page of a plan
+    rehearsal.py   the page of a rehearsed script
     sweep.py       the page of measured or rehearsed trials, and of a sweep's searches
     errors.py      predictions of trials beside what was measured; one predicted step
     templates/     HTML, CSS and JavaScript

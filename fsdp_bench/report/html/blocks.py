@@ -70,13 +70,7 @@ LONGEST_CHOICE = 30
 
 
 def table(caption: str, columns: Mapping[str, Column], marked: Collection[int] = ()) -> Table:
-    """Return a table; columns with the same text in all rows are named above it, and empty ones left out.
-
-    Args:
-        caption: its title.
-        columns: the columns by their titles.
-        marked: the places of rows that are marked.
-    """
+    """Return a table; columns with the same text in all rows are named above it, and empty ones left out."""
     kept, shared = [], []
     for place, (title, column) in enumerate(columns.items()):
         texts = {*column.cells}

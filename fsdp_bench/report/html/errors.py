@@ -128,15 +128,7 @@ def against(
     units: tuple[float, str],
     text: Callable[[float], str],
 ) -> Plot:
-    """Return predicted and measured values on one scale; on the line they are equal.
-
-    Args:
-        heading: the plot's title.
-        pairs: the number of each trial, its predicted and its measured value.
-        source: ``measured`` or ``rehearsed``.
-        units: the unit of the axes, in the values' unit and by name.
-        text: the function that formats a value.
-    """
+    """Return predicted and measured values of trials, by number, on one scale; on the line they are equal."""
     unit, name = units
     values = [value / unit for pair in pairs for value in pair[1:]]
     x, y = (from_zero(f"{what}, {name}", values) for what in ("predicted", source))

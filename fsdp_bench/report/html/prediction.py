@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from fsdp_bench.plan.document import AnswerDocument
+from fsdp_bench.plan.document import AnswerDocument, TimeDocument
 from fsdp_bench.plan.setup_text import spaced, title, varying
 from fsdp_bench.plan.table import answer_row
 from fsdp_bench.report.charts.colors import Style
@@ -126,13 +126,12 @@ def _alone(one: AnswerDocument) -> list[Section]:
         )
         found.append(Section("Memory", blocks))
     if time is not None:
-        found.append(Section("Time of a step", (_time(one),)))
+        found.append(Section("Time of a step", (step_parts(time),)))
     return found
 
 
-def _time(one: AnswerDocument) -> Block:
-    time = one.time
-    assert time is not None
+def step_parts(time: TimeDocument) -> Block:
+    """Return what a step consists of, or why that is unknown."""
     if time.step_seconds is None:
         return Text(f"Unknown: {', '.join(time.unknown) or 'no rates are known'}.")
     if time.parts_seconds:

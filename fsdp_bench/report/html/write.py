@@ -158,11 +158,7 @@ def write(source: str | Path, file: str | Path, profile: Profile | None = None) 
 
 
 def page_of(source: Path, profile: Profile | None = None) -> Page:
-    """Return the page of a source.
-
-    Raises:
-        ResultsError, SpecError: as ``write``.
-    """
+    """Return the page of a source. Raises ResultsError, SpecError as ``write``."""
     if not source.exists():
         raise ResultsError(f"{source}: there is no such file or folder")
     if source.is_dir():

@@ -15,6 +15,8 @@ from fsdp_bench.spec.units import format_gib
 
 UNKNOWN = "unknown"
 _INDENT = 18
+Fact = tuple[str, str]
+"""A name and a value."""
 
 
 def assumed_lines(assumed: Iterable[str]) -> list[str]:
@@ -49,8 +51,8 @@ _PURPOSE_TEXTS = {
 }
 
 
-def communicators_fact(found: Communicators | None) -> list[str]:
-    """Return the line about NCCL's memory, or no line without a GPU or for one rank."""
+def communicators_fact(found: Communicators | None) -> list[Fact]:
+    """Return the fact about NCCL's memory, or none without a GPU or for one rank."""
     if found is None or not found.each:
         return []
     count = "1 communicator" if len(found.each) == 1 else f"{len(found.each)} communicators"
@@ -59,8 +61,8 @@ def communicators_fact(found: Communicators | None) -> list[str]:
     total = found.num_bytes
     if total is None:
         why = each if any(one.num_bytes for one in found.each) else found.unknown
-        return [fact("NCCL", f"unknown: {why}")]
-    return [fact("NCCL", f"{bounds_text(total)} in {count} (predicted from NCCL's source; not measured): {each}")]
+        return [("NCCL", f"unknown: {why}")]
+    return [("NCCL", f"{bounds_text(total)} in {count} (predicted from NCCL's source; not measured): {each}")]
 
 
 def _described(one: Communicator) -> str:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
-from fsdp_bench.plan.compare.comparison import REST, Comparison, Difference
+from fsdp_bench.plan.compare.comparison import REST, Comparison
+from fsdp_bench.plan.compare.difference import Difference
 from fsdp_bench.plan.compare.reasons import Reason, is_elsewhere, peak_moves, reasons, unexplained
 from fsdp_bench.plan.compare.side import KINDS
 from fsdp_bench.plan.setup_text import setup_line, spaced, value_text
@@ -105,7 +106,7 @@ def comparison_text(found: Comparison) -> str:
     lines = [answer(found), "", *_sides(found), *_fields(found), "", *_peaks(found)]
     if found.categories is not None and any(one.difference for one in found.categories):
         total = sum(one.difference for one in found.categories)
-        lines += ["", f"at the peak, {_signed_size(total)}", *_bytes_table(found.categories)]
+        lines += ["", f"at the peak, {signed_size(total)}", *_bytes_table(found.categories)]
     if found.phases:
         lines += ["", "peak allocated by phase", *_bytes_table(found.phases)]
     lines += _times(found)
@@ -133,7 +134,7 @@ def _fields(found: Comparison) -> list[str]:
 def _peaks(found: Comparison) -> list[str]:
     reserved = next(((one.a, one.b) for one in found.peaks if one.name == "reserved"), None)
     rows = [
-        [*_row(one, format_gib, _signed_size), f"{one.difference / one.a:+.1%}" if one.a else ""]
+        [*_row(one, format_gib, signed_size), f"{one.difference / one.a:+.1%}" if one.a else ""]
         for one in found.peaks
         if (one.a or one.b) and not (one.name == "needed" and (one.a, one.b) == reserved)
     ]
@@ -154,11 +155,13 @@ def _name(name: str) -> str:
     return _NAMES.get(name, spaced(name))
 
 
-def _signed_size(size: float) -> str:
+def signed_size(size: float) -> str:
+    """Return a difference in bytes as text: ``+2.1 GiB``."""
     return format_gib(size) if size <= 0 else f"+{format_gib(size)}"
 
 
-def _signed_time(seconds: float) -> str:
+def signed_time(seconds: float) -> str:
+    """Return a difference in seconds as text: ``-3.2 ms``."""
     text = step_text(abs(seconds))
     return text if text == step_text(0.0) else f"{'-' if seconds < 0 else '+'}{text}"
 
@@ -166,18 +169,21 @@ def _signed_time(seconds: float) -> str:
 _Text = Callable[[float], str]
 
 
-def _row(one: Difference, text: _Text, signed: _Text) -> list[str]:
-    return [_name(one.name), text(one.a), text(one.b), signed(one.difference)]
+def _row(one: Difference, text: _Text, signed: _Text, named: Callable[[str], str] | None = None) -> list[str]:
+    return [(named or _name)(one.name), text(one.a), text(one.b), signed(one.difference)]
 
 
-def _table(differences: Iterable[Difference], text: _Text, signed: _Text) -> list[str]:
-    rows = [_row(one, text, signed) for one in differences]
+def difference_table(
+    differences: Iterable[Difference], text: _Text, signed: _Text, named: Callable[[str], str] | None = None
+) -> list[str]:
+    """Return a table of A, B and what B has more. ``named`` prints a name; by default as words."""
+    rows = [_row(one, text, signed, named) for one in differences]
     columns = table_columns(["", "A", "B", "B less A"], rows, {"A", "B", "B less A"})
     return table_lines(columns, indent=2) if rows else []
 
 
 def _bytes_table(differences: Iterable[Difference]) -> list[str]:
-    return _table((one for one in differences if one.a or one.b), format_gib, _signed_size)
+    return difference_table((one for one in differences if one.a or one.b), format_gib, signed_size)
 
 
 def _times(found: Comparison) -> list[str]:
@@ -185,10 +191,12 @@ def _times(found: Comparison) -> list[str]:
     if step is None:
         return []
     tokens = "" if a == b else f", of {a:,} and {b:,} tokens on each GPU"
-    lines = ["", f"a step, {_signed_time(step.difference)}: {step_text(step.a)} and {step_text(step.b)}{tokens}"]
-    lines += _table(found.parts, step_text, _signed_time)
+    lines = ["", f"a step, {signed_time(step.difference)}: {step_text(step.a)} and {step_text(step.b)}{tokens}"]
+    lines += difference_table(found.parts, step_text, signed_time)
     others = [one for one in found.other_times if one.difference]
-    return lines + (["", "beside these, or within them", *_table(others, step_text, _signed_time)] if others else [])
+    return lines + (
+        ["", "beside these, or within them", *difference_table(others, step_text, signed_time)] if others else []
+    )
 
 
 def _why(found: Comparison) -> list[str]:
@@ -216,14 +224,14 @@ def _moved(found: Comparison, named: Sequence[Reason]) -> list[str]:
 
 
 def _unexplained(found: Comparison, named: Sequence[Reason]) -> str:
-    sizes = [f"{_name(one.name)} {_signed_size(one.difference)}" for one in unexplained(found, list(named))]
+    sizes = [f"{_name(one.name)} {signed_size(one.difference)}" for one in unexplained(found, list(named))]
     return f"{', '.join(sizes)} (B less A)" if sizes else ""
 
 
 def _reason_text(reason: Reason) -> str:
     numbers = [
         f"{_name(name)} {signed(number)}"
-        for more, signed in ((reason.bytes_more, _signed_size), (reason.seconds_more, _signed_time))
+        for more, signed in ((reason.bytes_more, signed_size), (reason.seconds_more, signed_time))
         for name, number in sorted(more.items(), key=lambda item: -abs(item[1]))
     ]
     return f"- {reason.side}: {reason.text}: {', '.join(numbers)}"

@@ -11,10 +11,8 @@ from fsdp_bench.plan.document import AnswerDocument, HardwareDocument, ModelDocu
 from fsdp_bench.plan.setup_text import setup_line
 from fsdp_bench.rates.nccl_buffers import Bounds
 from fsdp_bench.report.text.common import UNKNOWN, bounds_text
+from fsdp_bench.report.text.common import Fact as Fact
 from fsdp_bench.spec.units import format_count, format_gib
-
-Fact = tuple[str, str]
-"""A name and a value."""
 
 
 def conditions(
@@ -23,13 +21,10 @@ def conditions(
     sought: str | None = None,
     models: Iterable[str] | None = None,
 ) -> list[Fact]:
-    """Return the conditions of answers, each once.
+    """Return the conditions of answers, each once, without the fields in which their setups differ.
 
-    Args:
-        answers: the answers; at least one.
-        differing: fields in which their setups differ.
-        sought: the field whose best value is searched for, if any.
-        models: the models, if they are not those of the answers.
+    ``sought`` is the field whose best value is searched for, if any; ``models`` are texts in place of the answers'
+    models.
     """
     first = answers[0]
     facts = [

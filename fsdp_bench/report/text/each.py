@@ -24,7 +24,7 @@ def each_text(answers: Sequence[Answered]) -> str:
     if found:
         lines += [*_conditions(found), "", *table_lines(each_columns(ordered))]
     reasons = [(one.variant.title, reason_of(one)) for one in ordered]
-    told = [fact(title, reason, 24) for title, reason in reasons if reason is not None]
+    told = [fact(f"{title}: ", reason, 24) for title, reason in reasons if reason is not None]
     return "\n".join([*lines, *(["", *told] if told else [])])
 
 

@@ -160,10 +160,7 @@ def differing(one: MaxSizeDocument) -> list[str]:
 def setting_facts(one: MaxSizeDocument, answers: Sequence[AnswerDocument], models: Iterable[str]) -> list[Fact]:
     """Return the conditions of all settings.
 
-    Args:
-        one: the settings.
-        answers: the answer to each, for its largest candidate or for the one that does not fit.
-        models: the model, or what the search goes through.
+    ``answers`` has one for each setting, for its largest candidate or for the one that does not fit.
     """
     fits = "no allocation retries" + ("" if not _on_host(one) else f"; {host_text(one)}")
     facts = [*conditions(answers, differing(one), one.dial, models), ("fits", fits)]

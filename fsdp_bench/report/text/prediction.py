@@ -119,7 +119,7 @@ def report(prediction: Prediction, remedies: Sequence[Remedy] = ()) -> str:
         "",
     ]
     lines.append(fact("allocator", _allocator(prediction)))
-    lines += communicators_fact(prediction.communicators)
+    lines += [fact(*one) for one in communicators_fact(prediction.communicators)]
     lines += [fact("host memory", _host(prediction)), fact("communication", _sent(prediction))]
     lines += [
         *time_facts(prediction.speed, prediction.question.profile, _mode(prediction)),

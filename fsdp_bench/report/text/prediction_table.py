@@ -128,10 +128,7 @@ def setup_columns(setups: Sequence[Values], fields: Collection[str], without: st
 def label_columns(questions: Sequence[Question], differing: Sequence[str], others: int) -> list[Column]:
     """Return the columns that say which setup a row is of, or one column of all where they would be too wide.
 
-    Args:
-        questions: one for each row.
-        differing: what the setups differ in.
-        others: characters that the table's other columns need.
+    ``others`` are the characters that the table's other columns need.
     """
     setups = [question.values for question in questions]
     columns = setup_columns(setups, differing)

@@ -8,10 +8,10 @@ from itertools import groupby
 
 from fsdp_bench.plan.estimate import Verdict
 from fsdp_bench.plan.rehearsal import Rehearsal, WhyUnknown, worst_of
-from fsdp_bench.plan.rehearsed_time.answer import RehearsedTime
+from fsdp_bench.plan.rehearsed_time.answer import PartTime, RehearsedTime
 from fsdp_bench.rates.collectives import KINDS
 from fsdp_bench.report.table import table_columns, table_lines
-from fsdp_bench.report.text.common import UNKNOWN, communicators_fact, fact
+from fsdp_bench.report.text.common import UNKNOWN, Fact, communicators_fact, fact
 from fsdp_bench.report.text.speed import PCIE_IS_UNCERTAIN, beside_operators, step_facts, step_text
 from fsdp_bench.simulate.events import Stream
 from fsdp_bench.spec.subprocesses.rehearsal import (
@@ -32,44 +32,47 @@ _COPIES = {"to_device": "copy to the GPU", "to_host": "copy to the host"}
 
 def time_lines(found: Rehearsal) -> list[str]:
     """Return the time of a step as a few lines and a table."""
+    lines, time = [fact(*one) for one in time_facts(found)], found.time
+    if time is None:
+        return lines
+    # what takes the time; collectives and operators may run at the same time
+    rows = [[part_name(part), part.kind, str(part.count), step_text(part.seconds)] for part in time.parts[:MOST_PARTS]]
+    header = [f"in step {time.step}", "kind", "times", "takes"]
+    return [*lines, "", *table_lines(table_columns(header, rows, {"times", "takes"}))]
+
+
+def part_name(part: PartTime) -> str:
+    """Return the name of work."""
+    return _COPIES.get(part.name, part.name)
+
+
+def time_facts(found: Rehearsal) -> list[Fact]:
+    """Return the time of a step, or why it is unknown, and what it rests on. What goes on has no name."""
     time = found.time
     if time is None:
-        return [fact("step time", f"{UNKNOWN}: {found.why_no_time}")]
-    lines = _unknown_lines(time, found)
+        return [("step time", f"{UNKNOWN}: {found.why_no_time}")]
+    facts = _unknown_facts(time, found)
     if time.time.step_seconds is not None:
         sources = f"rehearsed: what step {time.step} issued; predicted: how long that takes"
-        lines = step_facts(time, sources, f"tokens/s {UNKNOWN} (--tokens-per-step N)")
+        facts = step_facts(time, sources, f"tokens/s {UNKNOWN} (--tokens-per-step N)")
     if count := found.report.num_retries_in_last_step:
         retries = "an allocation retry" if count == 1 else f"{count} allocation retries"
-        lines.append(fact("", f"without the time of {retries} in the last step"))
+        facts.append(("", f"without the time of {retries} in the last step"))
     host = (
         f"host {step_text(time.host_seconds)}, of which {step_text(time.waiting_for_host_seconds)} while the GPU has"
         " nothing to do"
     )
-    lines.append(fact("", "; ".join([*beside_operators(time.time), host])))
+    facts.append(("", "; ".join([*beside_operators(time.time), host])))
     if time.tokens_per_step is not None and not time.is_tokens_given:
         shared = "" if time.sharing_ranks == 1 else f", shared by {time.sharing_ranks:g} ranks"
-        lines.append(
-            fact("", f"tokens: {time.tokens_per_step:,} in a step, which are what its embedding looks up{shared}")
-        )
+        tokens = f"tokens: {time.tokens_per_step:,} in a step, which are what its embedding looks up{shared}"
+        facts.append(("", tokens))
     if (count := time.num_streams) > len(Stream):
         as_one = f"all but {len(Stream) - 1} of them count as one, in the order of issue"
-        lines.append(fact("", f"streams: {count}; {as_one}"))
+        facts.append(("", f"streams: {count}; {as_one}"))
     pcie = PCIE_IS_UNCERTAIN if time.is_over_pcie else ""
-    lines.append(
-        fact(
-            "",
-            f"rates: the GPU's datasheet and NCCL's model of its links{pcie}. The script never ran on a GPU; the time"
-            " of its Python is assumed",
-        )
-    )
-    # what takes the time; collectives and operators may run at the same time
-    rows = [
-        [_COPIES.get(part.name, part.name), part.kind, str(part.count), step_text(part.seconds)]
-        for part in time.parts[:MOST_PARTS]
-    ]
-    header = [f"in step {time.step}", "kind", "times", "takes"]
-    return [*lines, "", *table_lines(table_columns(header, rows, {"times", "takes"}))]
+    rates = f"rates: the GPU's datasheet and NCCL's model of its links{pcie}"
+    return [*facts, ("", f"{rates}. The script never ran on a GPU; the time of its Python is assumed")]
 
 
 def step_cell(found: Rehearsal) -> str:
@@ -78,23 +81,23 @@ def step_cell(found: Rehearsal) -> str:
     return UNKNOWN if time is None or time.time.step_seconds is None else step_text(time.time.step_seconds)
 
 
-def _unknown_lines(time: RehearsedTime, found: Rehearsal) -> list[str]:
+def _unknown_facts(time: RehearsedTime, found: Rehearsal) -> list[Fact]:
     names = [f"{name}, {count} {'time' if count == 1 else 'times'}" for name, count in time.unknown.items()]
     more = [f"and {len(names) - MOST_UNKNOWN} more (--json)"] if len(names) > MOST_UNKNOWN else []
     least = "" if time.at_least_seconds is None else f"; all else takes {step_text(time.at_least_seconds)}"
     why = "as nobody documents how long some of it takes"
     if len(time.waits_for) == len(time.unknown):
         why = "as it depends on pipeline stages that were not rehearsed"
-    lines = [
-        fact("step time", f"{UNKNOWN}, {why}{least}"),
-        fact("", f"{UNKNOWN}: {'; '.join([*names[:MOST_UNKNOWN], *more])}"),
+    facts = [
+        ("step time", f"{UNKNOWN}, {why}{least}"),
+        ("", f"{UNKNOWN}: {'; '.join([*names[:MOST_UNKNOWN], *more])}"),
     ]
     if time.waits_for:
-        lines.append(fact("", f"--ranks stages runs one rank of each stage: {','.join(map(str, time.stages))}"))
+        facts.append(("", f"--ranks stages runs one rank of each stage: {','.join(map(str, time.stages))}"))
     needs_links = any(name.partition(" ")[0] in (*KINDS, *_COPIES) for name in time.unknown)
     if needs_links and not found.hardware.has_server:
-        lines.append(fact("", "--server NAME says which links collectives and copies have"))
-    return lines
+        facts.append(("", "--server NAME says which links collectives and copies have"))
+    return facts
 
 
 OTHER_GROUPS = (
@@ -189,7 +192,7 @@ def place(line: SourceLine) -> str:
 def report_text(found: Rehearsal) -> str:
     """Return one rehearsal as text; the first line is the answer."""
     report = found.report
-    lines = [verdict_line(found), "", report.sentence, *_conditions(found), ""]
+    lines = [verdict_line(found), "", report.sentence, *(fact(*one) for one in condition_facts(found)), ""]
     lines += _steps_table(found)
     if found.asks_time:
         lines += ["", *time_lines(found)]
@@ -200,19 +203,15 @@ def report_text(found: Rehearsal) -> str:
             "",
             f"lines that hold memory: {UNKNOWN}; PyTorch's memory history is incomplete, or the script changed it",
         ]
-    if report.outcome is RehearsalOutcome.OUT_OF_MEMORY:
-        lines += ["", *_what_would_help(found)]
-    # all that was called are products and convolutions (unsupported.c)
-    called = [name.startswith(("cublas", "cudnn")) for name in report.unsupported]
-    if report.stops_at_unsupported and called and all(called):
-        lines += ["", "try: --unsupported warn, which counts such calls and goes on; their memory is then not counted"]
+    if helps := what_would_help(found):
+        lines += ["", *helps]
     lines += ["", *report.notes]
     if not report.stops_at_unsupported:
         lines += [
             f"{name} was called {times} times and did nothing: memory that it would take is not counted."
             for name, times in report.unsupported.items()
         ]
-    lines += _reads(report)
+    lines += read_lines(report)
     return "\n".join(lines).rstrip()
 
 
@@ -228,69 +227,88 @@ def _ended(report: RehearsalReport) -> str:
     return f"{words[report.outcome]} {report.num_steps} optimizer step{'s' * (report.num_steps != 1)}"
 
 
-def _conditions(found: Rehearsal) -> list[str]:
+def condition_facts(found: Rehearsal) -> list[Fact]:
     """Return what holds for the whole run; of a script that never used the GPU only how it ended."""
     report = found.report
     if report.peak is None:
-        return [fact("script", _ended(report)), fact("torch", report.torch)]
+        return [("script", _ended(report)), ("torch", report.torch)]
     real = report.peak_host_bytes + report.peak_unwritten_host_bytes
     communicators = found.communicators
     retries = report.num_alloc_retries or "no"
     return [
-        fact("script", _ended(report)),
-        fact("torch", f"{report.torch}, on a stand-in for NVIDIA's libraries as {report.device_name or 'no GPU'}"),
-        fact("allocator", f"{report.allocator_settings or 'default settings'}; {retries} allocation retries"),
-        fact("kept free", f"{format_gib(found.kept_free.num_bytes)} {found.kept_free.source}"),
-        *(communicators_fact(communicators) if communicators is not None else [fact("NCCL", OTHER_GROUPS)]),
-        fact(
-            "host memory", f"{format_gib(real)} for this rank in a real run; {format_gib(report.peak_host_bytes)} here"
-        ),
+        ("script", _ended(report)),
+        ("torch", f"{report.torch}, on a stand-in for NVIDIA's libraries as {report.device_name or 'no GPU'}"),
+        ("allocator", f"{report.allocator_settings or 'default settings'}; {retries} allocation retries"),
+        ("kept free", f"{format_gib(found.kept_free.num_bytes)} {found.kept_free.source}"),
+        *(communicators_fact(communicators) if communicators is not None else [("NCCL", OTHER_GROUPS)]),
+        ("host memory", f"{format_gib(real)} for this rank in a real run; {format_gib(report.peak_host_bytes)} here"),
     ]
 
 
 PHASES = ("load", "forward", "backward", "optimizer")
 
 
-def _steps_table(found: Rehearsal) -> list[str]:
-    """Return the peak of each phase of each step; of a script that did not come to an end also of the last one."""
-    report = found.report
+def step_peaks(found: Rehearsal) -> list[tuple[str, list[int | None], int]]:
+    """Return each step's name, its allocated bytes in each of PHASES, and its reserved bytes.
+
+    The last step is there if it was completed, or if the script did not come to an end.
+    """
+    report, peaks = found.report, []
     is_cut = report.outcome not in (RehearsalOutcome.STOPPED, RehearsalOutcome.ENDED)
-    rows = []
     for step, of_step in groupby(report.spans, key=lambda span: span.step):
         if step > report.num_steps and not (is_cut or report.num_steps == 0):
             continue
         spans = list(of_step)
         sizes = [[span.allocated_bytes for span in spans if span.phase == phase] for phase in PHASES]
-        phases = [format_gib(max(size)) if size else "-" for size in sizes]
         name = str(step) if step <= report.num_steps else f"{step}, not completed"
-        rows.append([name, *phases, format_gib(max(span.reserved_bytes for span in spans))])
+        allocated = [max(size, default=None) for size in sizes]
+        peaks.append((name, allocated, max(span.reserved_bytes for span in spans)))
+    return peaks
+
+
+def _steps_table(found: Rehearsal) -> list[str]:
+    rows = [
+        [name, *("-" if size is None else format_gib(size) for size in allocated), format_gib(reserved)]
+        for name, allocated, reserved in step_peaks(found)
+    ]
     if not rows:
         return []
     header = ["step", *PHASES, "reserved"]
     return ["peak allocated by phase", *table_lines(table_columns(header, rows, set(header)))]
 
 
+def held_by(one: HeldLine) -> tuple[str, str]:
+    """Return the line that holds memory, and the user's own line that called it; empty if that is the same one."""
+    line = place(one.line) if one.line else "backward, by autograd"
+    return line, place(one.user_line) if one.user_line and one.user_line != one.line else ""
+
+
 def _held_table(held: Sequence[HeldLine]) -> list[str]:
-    rows = []
-    for one in held[:MOST_LINES]:
-        line = place(one.line) if one.line else "backward, by autograd"
-        own = place(one.user_line) if one.user_line and one.user_line != one.line else ""
-        rows.append([format_gib(one.num_bytes), str(one.num_tensors), line, own])
+    rows = [[format_gib(one.num_bytes), str(one.num_tensors), *held_by(one)] for one in held[:MOST_LINES]]
     header = ["size", "tensors", "held at the peak by", "called from"]
     return table_lines(table_columns(header, rows, {"size", "tensors"}, ["called from"]))
 
 
-def _what_would_help(found: Rehearsal) -> list[str]:
-    failure, report = found.report.failure, found.report
-    assert failure is not None
-    lines = [failure.message]
-    if "expandable_segments:True" not in (report.allocator_settings or ""):
-        lines.append("try: PYTORCH_ALLOC_CONF=expandable_segments:True, which wastes less of reserved memory")
-    lines.append("try: activation checkpointing, a smaller micro-batch, more GPUs (--world-size), or a larger --gpu")
+def what_would_help(found: Rehearsal) -> list[str]:
+    """Return what may make a script fit that ran out of memory, or go on that called an unsupported function."""
+    failure, report, lines = found.report.failure, found.report, list[str]()
+    if report.outcome is RehearsalOutcome.OUT_OF_MEMORY:
+        assert failure is not None
+        lines.append(failure.message)
+        if "expandable_segments:True" not in (report.allocator_settings or ""):
+            lines.append("try: PYTORCH_ALLOC_CONF=expandable_segments:True, which wastes less of reserved memory")
+        lines.append(
+            "try: activation checkpointing, a smaller micro-batch, more GPUs (--world-size), or a larger --gpu"
+        )
+    # all that was called are products and convolutions (unsupported.c)
+    called = [name.startswith(("cublas", "cudnn")) for name in report.unsupported]
+    if report.stops_at_unsupported and called and all(called):
+        lines.append("try: --unsupported warn, which counts such calls and goes on; their memory is then not counted")
     return lines
 
 
-def _reads(report: RehearsalReport) -> list[str]:
+def read_lines(report: RehearsalReport) -> list[str]:
+    """Return what the script read from the GPU: a line that says so, a line for each read, and one of known reads."""
     reads = report.reads
     if not report.num_steps and not reads:
         return []

@@ -6,7 +6,7 @@ from fsdp_bench.plan.ranges import LONGER_OVER_PCIE, Range
 from fsdp_bench.plan.speed import Speed
 from fsdp_bench.replay.schedule import StepTime
 from fsdp_bench.replay.step_parts import StepPart
-from fsdp_bench.report.text.common import UNKNOWN, fact
+from fsdp_bench.report.text.common import UNKNOWN, Fact, fact
 from fsdp_bench.spec.calibration_profile import Profile
 
 
@@ -21,21 +21,21 @@ def time_facts(found: Speed, profile: Profile | None, mode: str = "eager") -> li
         return [fact("step time", f"{UNKNOWN}: {why}{known}")]
     beside = "; ".join(beside_operators(time))
     return [
-        *step_facts(found, f"predicted, for {mode}"),
+        *(fact(*one) for one in step_facts(found, f"predicted, for {mode}")),
         *([fact("", beside)] if beside else []),
         fact("", f"rates: {rests_on(found, profile)}"),
     ]
 
 
-def step_facts(found: Speed, sources: str, without_tokens: str = "not trained on tokens") -> list[str]:
+def step_facts(found: Speed, sources: str, without_tokens: str = "not trained on tokens") -> list[Fact]:
     """Return a known step time with its range and what it consists of. ``sources``: of the numbers."""
     seconds = found.time.step_seconds
     assert seconds is not None
     rates = f"{throughput_text(found, without_tokens)}, MFU {percent(found.mfu)}, HFU {percent(found.hfu)}"
     return [
-        fact("step time", f"{step_text(seconds)}, {rates} ({sources})"),
-        fact("range", range_text(found.range, seconds)),
-        fact("of it", parts_text(found.time)),
+        ("step time", f"{step_text(seconds)}, {rates} ({sources})"),
+        ("range", range_text(found.range, seconds)),
+        ("of it", parts_text(found.time)),
     ]
 
 

@@ -18,10 +18,6 @@ KernelSet = Literal["cpu", "cuda"]
 ModelCode = Literal["huggingface", "torchtitan"]
 """Whose code of a config.json runs: transformers' class, or torchtitan's model of the same sizes."""
 
-TensorKind = Literal["fake", "real"]
-"""Tensors without data, or real tensors in CPU memory. Real ones are slower and limited by this machine's memory, but
-nothing in torch is replaced."""
-
 CATEGORIES = (
     "parameters",
     "unsharded_parameters",
@@ -89,7 +85,6 @@ class DryRunSpec(CodeToBuild, frozen=True, kw_only=True, forbid_unknown_fields=T
     """Whether the GPU is one of compute capability 7.0 or 7.5, which has no FlashAttention (Gpu.is_before_sm80)."""
     rank: int = 0
     """The rank whose memory is tracked."""
-    tensors: TensorKind = "fake"
     trace: str | None = None
     """A file to write: every change of live bytes in the measured step, with its operator."""
 
@@ -114,8 +109,6 @@ class DryRunSpec(CodeToBuild, frozen=True, kw_only=True, forbid_unknown_fields=T
         self._check_adapters()
         if not 0 <= self.rank < self.setup.world_size:
             raise SpecError(f"rank: {self.rank} is not allowed; 0 to {self.setup.world_size - 1}, by the world size")
-        if self.tensors == "real" and (self.kernels == "cuda" or self.model is None):
-            raise SpecError("tensors: real ones are of a benchmark model on the CPU; kernels must be cpu")
         if self.module is not None and self.module.block is None and self.setup.wrap.has_blocks:
             raise SpecError(
                 "module: which class are its blocks? --transformer-block PKG.MOD:CLASS; or --wrap size, --wrap none"
@@ -159,8 +152,6 @@ class DryRunResult(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
     """Duration of this dry run, without the import of torch."""
     rank: int = 0
-    device: Literal["fake", "cpu"] = "fake"
-    """``cpu`` for real tensors."""
     arguments: dict[str, int] = {}
     """The SIZES with which the function of a user's own module was called."""
 

@@ -29,15 +29,9 @@ def choose_nodes(
 ) -> SlurmNodes | TorchrunNodes | Meeting | None:
     """Return the nodes of a sweep; None if it runs on this machine alone; a Meeting if another node is the first.
 
-    Args:
-        sweep_file: the same on all nodes.
-        results: the results folder, which nodes without Slurm share.
-        say: prints a line.
-        slurm: use the nodes of the Slurm job that this process runs in.
-        rdzv_endpoint: ``HOST:PORT`` of the first node, if the same command is started on each. The first is the node
-            with that address; of two processes there, the one that comes first.
-        nodes: how many they are, with ``rdzv_endpoint``.
-        ranks_per_node: ranks of a trial on each node; by default one for each of its GPUs.
+    Of several nodes on which the same command is started, the first is the one whose address ``rdzv_endpoint``
+    (``HOST:PORT``) has; of two processes there, the one that comes first. ``ranks_per_node`` is by default the number
+    of a node's GPUs. ``say`` prints a line.
 
     Raises:
         SpecError: for options that are not allowed together.
@@ -57,7 +51,7 @@ def choose_nodes(
     meeting = Meeting(results, rdzv_endpoint, sweep_file, say)
     if is_first:
         with contextlib.suppress(ResultsError):  # another process of this host is the first node
-            return TorchrunNodes(meeting, meeting.join(""), nodes, each)
+            return TorchrunNodes(meeting, nodes, each)
     return meeting
 
 

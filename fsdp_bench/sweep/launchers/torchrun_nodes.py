@@ -1,12 +1,13 @@
 """Trials on several nodes without Slurm: the same command runs on each of them, one torchrun a trial on each.
 
-The nodes share the results folder, and meet in a folder of it::
+torchrun's rendezvous joins the nodes of a trial and numbers their ranks. It does not say which trial is next, and an
+agent whose ranks run on does not learn that another one has ended (torch 2.13, agent/server/api.py, _invoke_run). So
+the results folder, which the nodes share, says that::
 
     .nodes-HOST:PORT/
-        .writer.N     the first node, the one that the rendezvous endpoint names (results/lock.py)
-        order.json    the trial that it has all nodes run
-        ID.json       another node, and how its last torchrun ended
-        ID/.writer.1  its sign of life
+        .writer.N   the first node, the one that the rendezvous endpoint names: its signs of life (results/lock.py)
+        order.json  what it has all nodes do
+        ID.json     the answer of another node to the last order
 
 The ranks write into the trial's scratch folder.
 """
@@ -32,44 +33,45 @@ from fsdp_bench.spec.files import write_atomically
 from fsdp_bench.sweep.launchers.launcher import Cluster, Launched, Launcher, NodesLost, RankExit, exit_of
 from fsdp_bench.sweep.launchers.one_node import TorchrunTrial
 from fsdp_bench.sweep.launchers.processes import TORCHRUN, end_marked, node_environment, node_options, start_process
-from fsdp_bench.sweep.results.lock import FolderLock, LockHolder, last_writer, node_name, seems_to_live
+from fsdp_bench.sweep.results.lock import FolderLock, last_writer, node_name, seems_to_live
 from fsdp_bench.version import __version__
 
 JOIN_SECONDS = 600.0
 """The time that nodes wait for each other at the beginning."""
-_SECONDS_TO_END = 20.0
-"""The time that another node may take to end its ranks."""
+_SECONDS_TO_ANSWER = 20.0
+"""The time that another node may take to answer an order, after it has ended its ranks."""
 _POLL_SECONDS = 0.3
+_ORDER = "order"
 
 Say = Callable[[str], None]
 T = TypeVar("T")
 
 
 class NodeTask(msgspec.Struct, frozen=True, kw_only=True):
-    """The task of all nodes, as the first one sets it: nothing, or a trial."""
+    """The order of the first node to all nodes: run a trial, or end what runs. Each other node answers at once."""
 
     sweep: str
     """The Meeting's."""
-    number: int = 0
-    """The trial's number, which no later run of the first node's command repeats."""
+    number: int = msgspec.field(default_factory=time.time_ns)
+    """The order's number, which no other order of any run has."""
     trial: str = ""
-    """The path of its trial.json in its scratch folder, from the results folder. Empty: end it."""
+    """The path of its trial.json in its scratch folder, from the results folder. Empty: end what runs."""
     options: tuple[str, ...] = ()
     """The options of train/processes/torchrun.py that are the same on all nodes."""
     nodes: dict[str, str] = {}
     """The IDs of its nodes in the order of their ranks, and their names. The first node's ID is empty."""
 
 
-class OtherNode(msgspec.Struct, frozen=True, kw_only=True):
-    """A node that takes part and is not the first."""
+class NodeAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer of a node that is not the first."""
 
     name: str
     sweep: str
     """The Meeting's."""
-    done: int = 0
-    """The number of the last order that has ended."""
-    code: int = 0
-    """The exit code of torchrun then."""
+    number: int = 0
+    """The number of the last order that the node has seen."""
+    code: int | None = None
+    """The exit code of the node's torchrun; None while it runs."""
 
 
 class Meeting:
@@ -87,44 +89,39 @@ class Meeting:
         except OSError as error:
             raise MachineError(f"{sweep_file}: {error.strerror}") from None
 
-    def join(self, node_id: str) -> FolderLock:
-        """Begin to give signs of life: as the node with an ID, or without one as the first node.
+    def lives(self) -> bool:
+        """Return whether the first node gives signs of life."""
+        return (writer := last_writer(self.folder)) is not None and seems_to_live(self.folder, writer)
 
-        Raises ResultsError if the folder cannot be written, or another process is the first node.
-        """
-        lock = FolderLock(self.folder / node_id)
-        try:
-            (self.folder / node_id).mkdir(parents=True, exist_ok=True)
-            lock.take()
-            self.write(
-                OtherNode(name=node_name(), sweep=self.sweep) if node_id else NodeTask(sweep=self.sweep), node_id
-            )
-            self._owner = self._path(node_id).stat().st_uid  # as the file server sees this process
-        except OSError as error:
-            raise ResultsError(f"{self.folder}: cannot be written: {error.strerror or error}") from None
-        return lock
+    def write(self, name: str, content: NodeTask | NodeAnswer) -> None:
+        """Write the order, or the answer of the node with an ID. Raises OSError if it cannot be written."""
+        write_atomically(self._path(name), msgspec.json.encode(content))
+        self._owner = self._path(name).stat().st_uid  # as the file server sees this process
 
-    def writer(self, node_id: str = "") -> LockHolder | None:
-        """Return the last sign of life of a node, of the first one without an ID; None if there is none."""
-        return last_writer(self.folder / node_id)
-
-    def lives(self, node_id: str = "") -> bool:
-        """Return whether a node gives signs of life."""
-        return (writer := self.writer(node_id)) is not None and seems_to_live(self.folder / node_id, writer)
-
-    def write(self, content: NodeTask | OtherNode, node_id: str = "") -> None:
-        """Write the order, or what a node with an ID says. Raises OSError if it cannot be written."""
-        write_atomically(self._path(node_id), msgspec.json.encode(content))
-
-    def read(self, kind: type[T], node_id: str = "") -> T | None:
+    def read(self, name: str, kind: type[T]) -> T | None:
         """Return what ``write`` has written; None if there is nothing, or another user wrote it."""
-        with contextlib.suppress(OSError, msgspec.DecodeError), open(self._path(node_id), "rb") as file:
+        with contextlib.suppress(OSError, msgspec.DecodeError), open(self._path(name), "rb") as file:
             if os.fstat(file.fileno()).st_uid == self._owner:
                 return msgspec.json.decode(file.read(), type=kind)
         return None
 
-    def _path(self, node_id: str) -> Path:
-        return self.folder / f"{node_id or 'order'}.json"
+    def _path(self, name: str) -> Path:
+        return self.folder / f"{name}.json"
+
+    def answers(self, order: NodeTask) -> dict[str, NodeAnswer]:
+        """Return the answers to an order, by the IDs of the nodes."""
+        found = ((path.stem, self.read(path.stem, NodeAnswer)) for path in sorted(self.folder.glob("*.json")))
+        return {name: one for name, one in found if one is not None and one.number == order.number}
+
+    def ask(self, order: NodeTask) -> list[str]:
+        """Give an order; return the names of its nodes that do not answer. Raises OSError if it cannot be written."""
+        self.write(_ORDER, order)
+        deadline = time.monotonic() + _SECONDS_TO_ANSWER
+        while missing := order.nodes.keys() - {"", *self.answers(order)}:
+            if time.monotonic() > deadline:
+                return [order.nodes[node_id] for node_id in missing]
+            self.pause()
+        return []
 
     def run(self, order: NodeTask, node_id: str, environment: Mapping[str, str]) -> TorchrunTrial:
         """Start the torchrun of a node."""
@@ -143,21 +140,31 @@ class Meeting:
 class TorchrunNodes(Cluster):
     """The nodes as the first of them sees them; it starts trials on itself and on others."""
 
-    def __init__(self, meeting: Meeting, lock: FolderLock, num_nodes: int, ranks_per_node: int) -> None:
-        """``lock`` is the first node's; ``num_nodes`` counts it."""
+    def __init__(self, meeting: Meeting, num_nodes: int, ranks_per_node: int) -> None:
+        """Become the first node. ``num_nodes`` counts it.
+
+        Raises ResultsError if another process is the first node, or the results folder cannot be written.
+        """
         super().__init__(num_nodes, ranks_per_node)
-        self._meeting, self._lock = meeting, lock
+        self._meeting, self._lock = meeting, FolderLock(meeting.folder)
         self._nodes = {"": node_name()}
+        try:
+            meeting.folder.mkdir(parents=True, exist_ok=True)
+            self._lock.take()
+            meeting.write(_ORDER, NodeTask(sweep=meeting.sweep))
+        except OSError as error:
+            raise ResultsError(f"{meeting.folder}: cannot be written: {error.strerror or error}") from None
         atexit.register(self._leave)
 
     def begin(self, local: Launcher, mark: str, environment: Mapping[str, str]) -> None:
         """Prepare for a sweep's trials: wait for the other nodes. Raises MachineError if they do not come."""
         super().begin(local, mark, environment)
-        meeting, begin, known = self._meeting, time.monotonic(), {"order"}
-        left_before = {path.stem: meeting.writer(path.stem) for path in meeting.folder.glob("*.json")}
+        meeting, begin, known = self._meeting, time.monotonic(), set[str]()
         if self.num_nodes > 1:
             more = f"{self.num_nodes - 1} more node{'s' * (self.num_nodes > 2)}"
             meeting.say(f"waiting for {more}: run the same command there")
+        order = NodeTask(sweep=meeting.sweep)
+        meeting.write(_ORDER, order)
         while missing := self.num_nodes - len(self._nodes):
             if time.monotonic() - begin > JOIN_SECONDS:
                 raise MachineError(
@@ -165,21 +172,19 @@ class TorchrunNodes(Cluster):
                     f" on each node, with {meeting.results} in a file system that all of them share"
                 )
             meeting.pause()
-            found = {path.stem for path in meeting.folder.glob("*.json")} - known
-            new = [one for one in sorted(found) if one not in left_before or meeting.writer(one) != left_before[one]]
-            for node_id in new[:missing]:
-                if (node := meeting.read(OtherNode, node_id)) is not None:
-                    known.add(node_id)
-                    self._meet(node_id, node)
+            new = [(node_id, one) for node_id, one in meeting.answers(order).items() if node_id not in known]
+            for node_id, answer in new[:missing]:
+                known.add(node_id)
+                self._meet(node_id, answer)
 
-    def _meet(self, node_id: str, node: OtherNode) -> None:
-        meeting, names = self._meeting, self._nodes.values()
-        if node.sweep != meeting.sweep:
-            meeting.say(f"node {node.name} was refused: it runs another sweep file or version")
-        elif meeting.lives(node_id):
-            name = f"{node.name}-{len(names) + 1}" if node.name in names else node.name  # several on one host, in tests
-            self._nodes[node_id] = name
-            meeting.say(f"node {name} has joined")
+    def _meet(self, node_id: str, answer: NodeAnswer) -> None:
+        if answer.sweep != self._meeting.sweep:
+            self._meeting.say(f"node {answer.name} was refused: it runs another sweep file or version")
+            return
+        names = self._nodes.values()
+        name = f"{answer.name}-{len(names) + 1}" if answer.name in names else answer.name  # several on one host: tests
+        self._nodes[node_id] = name
+        self._meeting.say(f"node {name} has joined")
 
     def spread(self, trial: Path, scratch: Path, num_nodes: int) -> TrialOnNodes:
         """Start a trial's ranks on this node and on others.
@@ -189,17 +194,15 @@ class TorchrunNodes(Cluster):
             MachineError: if no process can be started.
             OSError: if the other nodes cannot be told.
         """
-        meeting, nodes = self._meeting, dict(list(self._nodes.items())[:num_nodes])
-        if lost := [name for node_id, name in nodes.items() if not meeting.lives(node_id)]:
-            raise NodesLost(lost)
+        meeting = self._meeting
         order = NodeTask(
             sweep=meeting.sweep,
-            number=time.time_ns(),
             trial=str(trial.relative_to(meeting.results)),
             options=node_options(meeting.endpoint, num_nodes, self.ranks_per_node, scratch.name),
-            nodes=nodes,
+            nodes=dict(list(self._nodes.items())[:num_nodes]),
         )
-        meeting.write(order)
+        if lost := meeting.ask(order):
+            raise NodesLost(lost)
         return TrialOnNodes(meeting, order, meeting.run(order, "", self._environment))
 
     def close(self) -> None:
@@ -218,7 +221,7 @@ class TrialOnNodes(Launched):
 
     def __init__(self, meeting: Meeting, order: NodeTask, own: TorchrunTrial) -> None:
         self._meeting, self._order, self._own = meeting, order, own
-        self._running = {node_id: name for node_id, name in order.nodes.items() if node_id}
+        self._running = set(order.nodes) - {""}
         self._lost: list[str] = []
 
     def wait(self, seconds: float) -> list[RankExit]:
@@ -229,39 +232,23 @@ class TrialOnNodes(Launched):
                 time.sleep(_POLL_SECONDS)
             else:
                 exits += self._own.wait(_POLL_SECONDS)
-            exits += self._ends()
-        return exits
-
-    def _ends(self) -> list[RankExit]:
-        exits = []
-        for node_id, name in list(self._running.items()):
-            lives, node = self._meeting.lives(node_id), self._meeting.read(OtherNode, node_id)
-            if node is not None and node.done == self._order.number:
-                exits.append(exit_of(None, node.code))
-            elif not lives:
-                self._lost.append(name)
-                exits.append(exit_of(None, 1))
-            else:
-                continue
-            del self._running[node_id]
-        self.finished = self._own.finished and not self._running
+            for node_id, answer in self._meeting.answers(self._order).items():
+                if answer.code is not None and node_id in self._running:
+                    self._running.remove(node_id)
+                    exits.append(exit_of(None, answer.code))
+            self.finished = self._own.finished and not self._running
         return exits
 
     def kill(self) -> None:
-        """End the ranks on all nodes."""
-        with contextlib.suppress(OSError):
-            self._meeting.write(msgspec.structs.replace(self._order, trial=""))
+        """End the ranks on all nodes. A node that does not answer is lost."""
         if not self._own.finished:
             self._own.kill()
-        deadline = time.monotonic() + _SECONDS_TO_END
-        while self._running and time.monotonic() < deadline:
-            time.sleep(_POLL_SECONDS)
-            self._ends()
-        self._lost += self._running.values()
-        self._running, self.finished = {}, True
+        with contextlib.suppress(OSError):
+            self._lost += self._meeting.ask(NodeTask(sweep=self._order.sweep, nodes=self._order.nodes))
+        self.finished = True
 
     def lost_nodes(self) -> tuple[str, ...]:
-        """Return the nodes that have gone, or do not answer."""
+        """Return the nodes that do not answer."""
         return tuple(self._lost)
 
 
@@ -274,10 +261,12 @@ def follow(meeting: Meeting) -> None:
         ResultsError: if the results folder cannot be written.
     """
     meeting.say(f"waiting for the first node, {meeting.endpoint}")
-    begin, left_before, node_id = time.monotonic(), meeting.writer(), uuid.uuid4().hex
-    lock, done = meeting.join(node_id), 0
+    begin, left_before, node_id = time.monotonic(), last_writer(meeting.folder), uuid.uuid4().hex
+    answer = NodeAnswer(name=node_name(), sweep=meeting.sweep)
     try:
-        while (first := meeting.writer()) == left_before:  # its signs of life change
+        meeting.folder.mkdir(parents=True, exist_ok=True)
+        meeting.write(node_id, answer)
+        while (first := last_writer(meeting.folder)) == left_before:  # its signs of life change
             if time.monotonic() - begin > JOIN_SECONDS:
                 raise MachineError(
                     f"the first node, {meeting.endpoint}, did not appear within {JOIN_SECONDS:g} s; run the same"
@@ -285,24 +274,24 @@ def follow(meeting: Meeting) -> None:
                 )
             meeting.pause()
         while first is not None and not first.has_ended:
-            order = meeting.read(NodeTask)
-            if order is not None and order.sweep != meeting.sweep:
-                raise MachineError(
-                    f"the first node, {meeting.endpoint}, runs another sweep file or another version of fsdp-bench;"
-                    " all nodes need the same"
-                )
             if not meeting.lives():
                 raise NodesLost([meeting.endpoint])
-            if order is not None and order.number != done and node_id in order.nodes:
-                code = _take_part(meeting, order, node_id) if order.trial else 1
-                done = order.number
-                meeting.write(OtherNode(name=node_name(), sweep=meeting.sweep, done=done, code=code), node_id)
+            order = meeting.read(_ORDER, NodeTask)
+            if order is not None and order.number != answer.number:
+                answer = msgspec.structs.replace(answer, number=order.number)
+                meeting.write(node_id, answer)
+                if order.sweep != meeting.sweep:
+                    raise MachineError(
+                        f"the first node, {meeting.endpoint}, runs another sweep file or another version of fsdp-bench;"
+                        " all nodes need the same"
+                    )
+                if order.trial and node_id in order.nodes:
+                    code = _take_part(meeting, order, node_id)
+                    meeting.write(node_id, msgspec.structs.replace(answer, code=code))
             meeting.pause()
-            first = meeting.writer()
+            first = last_writer(meeting.folder)
     except OSError as error:
         raise ResultsError(f"{error.filename or meeting.folder}: {error.strerror or error}") from None
-    finally:
-        lock.give_back()
 
 
 def _take_part(meeting: Meeting, order: NodeTask, node_id: str) -> int:
@@ -311,7 +300,7 @@ def _take_part(meeting: Meeting, order: NodeTask, node_id: str) -> int:
     mark, code = str(meeting.folder / node_id), 1
     own = meeting.run(order, node_id, node_environment(mark))
     try:
-        while not own.finished and meeting.read(NodeTask) in (order, None) and meeting.lives():
+        while not own.finished and meeting.read(_ORDER, NodeTask) in (order, None) and meeting.lives():
             for end in own.wait(_POLL_SECONDS):
                 code = 1 if end.exit_code is None else end.exit_code
     finally:

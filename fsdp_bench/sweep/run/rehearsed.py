@@ -25,16 +25,10 @@ from fsdp_bench.sweep.machine import GpuDevice, Machine
 
 
 def rehearsed_gpu(name: str, headroom: str | int | None = None) -> RehearsedGpu:
-    """Return a GPU of the catalogue to rehearse on.
+    """Return a GPU of the catalogue to rehearse on. The default headroom is that of ``fsdp-bench rehearse --gpu``.
 
-    Args:
-        name: the GPU's name.
-        headroom: memory to keep free for the CUDA context and NCCL, as text or in bytes; by default as
-            ``fsdp-bench rehearse --gpu`` does.
-
-    Raises:
-        SpecError: for a name that is not in the catalogue, a GPU that is not NVIDIA's or whose product name is not
-            known, and a headroom that is no size.
+    Raises SpecError for a name that is not in the catalogue, a GPU that is not NVIDIA's or whose product name is not
+    known, and a headroom that is no size.
     """
     hardware = sized(Hardware.of_gpu(loader.gpu(name)), None, None)
     kept = rehearsal.headroom_of_script(hardware, USUAL_GPUS_PER_NODE, stated_headroom(headroom, hardware))

@@ -173,21 +173,6 @@ class FakeTracker(StorageTracker):
         self.moves += [DataMove(one, two, added) for one in sources for two in targets if one != two]
 
 
-class RealTracker(FakeTracker):
-    """Tracks real CPU tensors in the same way, except those in ``before``."""
-
-    def __init__(self, device: torch.device, before: Iterable[torch.Tensor] = ()) -> None:
-        super().__init__(device)
-        self._before = [tensor.untyped_storage() for tensor in before]
-
-    def counts(self, tensor: torch.Tensor) -> bool:
-        """Return whether a tensor has CPU memory. Fake tensors, on which DTensor propagates shardings, have none."""
-        if isinstance(tensor, FakeTensor) or not StorageTracker.counts(self, tensor):
-            return False
-        address = tensor.untyped_storage()._cdata
-        return all(storage._cdata != address for storage in self._before)
-
-
 Follow = Callable[[FakeTracker, Any, Any, Any], None]
 """Takes the tracker, and an operator's arguments, keyword arguments and result."""
 

@@ -25,16 +25,16 @@ from torch.utils._python_dispatch import _disable_current_modes
 from fsdp_bench.spec.setup import TrainSetup
 from fsdp_bench.spec.subprocesses.dry_run import KernelSet
 from fsdp_bench.train.dry_run.fake_gpu import fake_gpu
-from fsdp_bench.train.dry_run.fake_tracker import FakeTracker, RealTracker
+from fsdp_bench.train.dry_run.fake_tracker import FakeTracker
 from fsdp_bench.train.dry_run.fused_kernels import fused_kernels
 from fsdp_bench.train.dry_run.workarounds import applied
-from fsdp_bench.train.measuring.fake_group import fake_collectives, futures_of_all_reduces
+from fsdp_bench.train.measuring.fake_group import futures_of_all_reduces
 from fsdp_bench.train.wrapping.wrap import hybrid_mesh
 
 
 @dataclass(frozen=True)
 class FakeWorld:
-    """One rank of a world, made by fake_world(), or by real_world() for tensors with data."""
+    """One rank of a world, made by fake_world()."""
 
     device: torch.device
     mesh: DeviceMesh | None
@@ -63,7 +63,7 @@ def fake_world(setup: TrainSetup, kernels: KernelSet, rank: int = 0, before_sm80
     with (
         fake_device(kernels, before_sm80) as device,
         futures_of_all_reduces(),
-        _joined(setup, rank, device) as mesh,
+        joined(setup, rank, device) as mesh,
         FakeTracker(device) as tracker,
     ):
         yield FakeWorld(device, mesh, tracker)
@@ -90,18 +90,7 @@ def fake_device(kernels: KernelSet, before_sm80: bool = False) -> Iterator[torch
 
 
 @contextmanager
-def real_world(setup: TrainSetup, rank: int = 0) -> Iterator[FakeWorld]:
-    """Make this process one rank of the setup's world inside the context, with real tensors on the CPU.
-
-    Collectives end at once. An all-gather fills its output with copies of this rank's own shard.
-    """
-    device = torch.device("cpu")
-    with fake_collectives(), _joined(setup, rank, device) as mesh, RealTracker(device, _rank_tensors(mesh)) as tracker:
-        yield FakeWorld(device, mesh, tracker)
-
-
-@contextmanager
-def _joined(setup: TrainSetup, rank: int, device: torch.device) -> Iterator[DeviceMesh | None]:
+def joined(setup: TrainSetup, rank: int, device: torch.device) -> Iterator[DeviceMesh | None]:
     """Join the fake process group inside the context; return the mesh, which FSDP2 and hybrid strategies need."""
     with _disable_current_modes():  # a mesh computes with rank numbers, so its tensors must be real
         dist.init_process_group("fake", rank=rank, world_size=setup.world_size, store=FakeStore())
@@ -113,10 +102,3 @@ def _joined(setup: TrainSetup, rank: int, device: torch.device) -> Iterator[Devi
     finally:
         dist.destroy_process_group()
         gc.collect()  # wrapped models are cycles
-
-
-def _rank_tensors(mesh: DeviceMesh | None) -> list[torch.Tensor]:
-    """Return the tensors of ranks in a mesh. Slicing a mesh runs operators on them."""
-    names = ("_mesh", "_rank_map", "mesh")
-    found = [getattr(mesh, name, None) for name in names]
-    return [tensor for tensor in found if isinstance(tensor, torch.Tensor)]

@@ -11,7 +11,7 @@ import importlib
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from itertools import repeat
 from pathlib import Path
@@ -27,7 +27,7 @@ from fsdp_bench.spec.impossible import impossible
 from fsdp_bench.spec.setup import Api, Loss, Offload, TrainSetup
 from fsdp_bench.spec.subprocesses.dry_run import DryRunAnswer, DryRunResult, DryRunSpec
 from fsdp_bench.train.dry_run.fake_tracker import Owners, RecordedStep
-from fsdp_bench.train.dry_run.fake_world import FakeWorld, fake_world, real_world
+from fsdp_bench.train.dry_run.fake_world import FakeWorld, fake_world
 from fsdp_bench.train.models import torchtitan
 from fsdp_bench.train.models.dtypes import DTYPES
 from fsdp_bench.train.models.huggingface import batch_of, unpacked_sequences
@@ -50,8 +50,10 @@ from fsdp_bench.train.processes.measurement import RankModel
 from fsdp_bench.train.step import Training, train_step
 
 
-def dry_run(spec: DryRunSpec) -> DryRunResult:
+def dry_run(spec: DryRunSpec, world: AbstractContextManager[FakeWorld] | None = None) -> DryRunResult:
     """Run some steps; return the memory of the last one, and of the forward of the first.
+
+    ``world`` is another one to run in than a world of tensors without data.
 
     Raises:
         FsdpBenchError: for setups that a dry run does not support, with the reason.
@@ -59,21 +61,15 @@ def dry_run(spec: DryRunSpec) -> DryRunResult:
     begin = time.perf_counter()
     setup = spec.setup
     _refuse(spec)
-    is_real = spec.tensors == "real"
-    with (
-        _packages(spec),
-        real_world(setup, spec.rank)
-        if is_real
-        else fake_world(setup, spec.kernels, spec.rank, spec.before_sm80) as world,
-    ):
-        subject, arguments = _subject(spec, world)
+    with _packages(spec), world or fake_world(setup, spec.kernels, spec.rank, spec.before_sm80) as joined:
+        subject, arguments = _subject(spec, joined)
         num_parameters = sum(parameter.numel() for parameter in subject.model.parameters())
-        training = subject.wrapped(setup, world.device, world.tracker, world.mesh)
+        training = subject.wrapped(setup, joined.device, joined.tracker, joined.mesh)
         if training.scaler is not None:
             # With real tensors a larger scale overflows in the first steps, which the optimizer then skips.
             training.scaler._init_scale = 1.0
-        load_bytes = world.tracker.peak_bytes
-        owners = Owners(world.tracker, training, loss_makes_logits=spec.model is not None)
+        load_bytes = joined.tracker.peak_bytes
+        owners = Owners(joined.tracker, training, loss_makes_logits=spec.model is not None)
         returns_logits = spec.model is not None or spec.code == "torchtitan"
         _watch_logits(training, owners, (lambda output: output) if returns_logits else logits_of)
 
@@ -81,12 +77,12 @@ def dry_run(spec: DryRunSpec) -> DryRunResult:
             subject.step(training, next(subject.batches))
 
         # The first step creates Adam's states and, in FSDP2, counts DTensor's sharding propagation.
-        first = world.tracker.record(run_step)
+        first = joined.tracker.record(run_step)
         if setup.is_ddp or spec.model is None:
             # DDP rebuilds its buckets before the second step, and a user's module may do anything once.
             run_step()
         gc.collect()
-        step = world.tracker.record(run_step)
+        step = joined.tracker.record(run_step)
         if spec.trace is not None:
             _write_trace(Path(spec.trace), step)
         phases = dict(step.peaks)
@@ -105,7 +101,6 @@ def dry_run(spec: DryRunSpec) -> DryRunResult:
             torch=str(torch.__version__),
             seconds=time.perf_counter() - begin,
             rank=spec.rank,
-            device="cpu" if is_real else "fake",
             arguments=arguments,
         )
 

@@ -102,23 +102,17 @@ def replace_collectives() -> None:
 
 
 @contextmanager
-def fake_collectives() -> Iterator[None]:
-    """Replace collectives inside a ``with`` block."""
-    with _restored((*_GATHERS, *_SCATTERS, *_REDUCES)):
-        replace_collectives()
-        yield
-
-
-@contextmanager
 def futures_of_all_reduces() -> Iterator[None]:
     """Replace only all-reduces inside a ``with`` block, so that their futures hold the tensor."""
-    with _restored(_REDUCES):
+    with collectives_restored():
         _replace(_REDUCES, _with_a_future)
         yield
 
 
-def _restored(names: Iterable[str]) -> AbstractContextManager[object]:
-    return mock.patch.multiple(dist, **{name: getattr(dist, name) for name in names if hasattr(dist, name)})
+def collectives_restored() -> AbstractContextManager[object]:
+    """Put torch's own collectives back at the end of a ``with`` block."""
+    names = (name for name in (*_GATHERS, *_SCATTERS, *_REDUCES) if hasattr(dist, name))
+    return mock.patch.multiple(dist, **{name: getattr(dist, name) for name in names})
 
 
 def reduce_on_host(device_type: str = "cuda") -> None:

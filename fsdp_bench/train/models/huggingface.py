@@ -173,8 +173,7 @@ def largest_integers(model: Any) -> dict[str, int]:
 def import_code(config: Mapping[str, Any]) -> None:
     """Import the code of a config.json, for processes that are forked from this one.
 
-    Raises:
-        MachineError, SpecError: as ``build``.
+    Raises MachineError, SpecError as ``build``.
     """
     with torch.device("meta"):
         build(with_layers(config, 1))

@@ -45,8 +45,7 @@ def with_frozen_base(config: Mapping[str, Any], lora: LoRA) -> tuple[nn.Module, 
 
     Frozen parameters that LoRA.base stores in a dtype of their own are marked (``keeps_its_dtype``).
 
-    Raises:
-        MachineError, SpecError: as ``adapted``.
+    Raises MachineError, SpecError as ``adapted``.
     """
     with default_dtype(torch.bfloat16 if lora.base else torch.get_default_dtype()):
         model, name = build(config)

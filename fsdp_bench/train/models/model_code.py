@@ -38,18 +38,12 @@ def build_code(
     device: torch.device,
     without_data: bool = False,
 ) -> tuple[nn.Module, type[nn.Module] | None, Iterator[list[Any]]]:
-    """Build a model with the same values on every rank.
+    """Build a model with the same values on every rank, which is trained on a device for so many steps.
+
+    ``without_data`` leaves the parameters of Hugging Face's models as the memory was: kernels do nothing.
 
     Returns:
         the model in host memory, the class of its blocks, and for each step this rank's micro-batches in host memory.
-
-    Args:
-        code: what to build.
-        setup: its stored dtype, its seed, and the sizes of batches.
-        rank: the rank that trains on the batches.
-        num_steps: the number of steps that batches are made for.
-        device: where it is trained, for what no wrapper moves there.
-        without_data: leave the parameters of Hugging Face's models as the memory was: kernels do nothing.
 
     Raises:
         MachineError: if transformers is missing.

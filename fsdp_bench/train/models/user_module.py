@@ -209,11 +209,8 @@ def allocate_parameters(
 def module_step(training: Training, batches: list[Any], losses: Tensor | None = None) -> None:
     """Run one optimizer step over micro-batches of a user's model, as step.py does over tokens.
 
-    Args:
-        training: the wrapped model and what trains it.
-        batches: the micro-batches.
-        losses: one element for each of them, in host memory, which gets its part of the step's mean loss. The copy
-            may end after this returns.
+    ``losses``, in host memory, gets for each of them its part of the step's mean loss; the copy may end after this
+    returns.
     """
     for index, batch in enumerate(batches):
         is_last = index == len(batches) - 1

@@ -36,12 +36,11 @@ def test_the_tests_for_a_gpu_pass_on_one_that_is_never_behind(chosen: str) -> No
     assert "passed" in done.stdout
 
 
-PAGE = "docs/guide/rehearse.md"
-
-
 @pytest.mark.timeout(300)
-def test_the_guides_rehearsals_print_what_it_says(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["rehearse", "check"])
+def test_the_guides_rehearsals_print_what_it_says(name: str, tmp_path: Path) -> None:
     """Where outputs changed on purpose: ``python -m tests.docs.update --rehearsals docs/guide/rehearse.md``."""
-    result = run_page((ROOT / PAGE).read_text(), PAGE, tmp_path, CUDA_BUILD)
+    page = f"docs/guide/{name}.md"
+    result = run_page((ROOT / page).read_text(), page, tmp_path, CUDA_BUILD)
     assert result.num_run >= 2
     assert not result.failures, "\n\n".join(result.failures)

@@ -5,14 +5,18 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from fsdp_bench.report.html import write
+from fsdp_bench.report.html.rehearsal import rehearsal_page
+from fsdp_bench.report.html.write import html
 from fsdp_bench.spec.calibration_profile import read_profile
 from tests.report.html.samples import IMAGE, RESULTS, SCRIPT, STYLE, accumulating_plan, hostile_sweep, plan_file
+from tests.report.html.test_rehearsal_page import hostile
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Locator, Page
@@ -80,12 +84,15 @@ def show(browser: Browser, reports: dict[str, Path]) -> Iterator[Show]:
 def reports(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Return reports of plans, of a sweep, of a frontier and of hostile results."""
     folder = tmp_path_factory.mktemp("reports")
-    found = {name: folder / f"{name}.html" for name in ("plan", "accumulating", "sweep", "frontier", "hostile")}
+    found = {
+        name: folder / f"{name}.html" for name in ("plan", "accumulating", "sweep", "frontier", "hostile", "script")
+    }
     write(plan_file(folder), found["plan"])
     write(accumulating_plan(folder), found["accumulating"])
     write(RESULTS / "cpu", found["sweep"], read_profile(RESULTS / "calibration.toml"))
     write(RESULTS / "max-size-quick", found["frontier"])
     write(hostile_sweep(folder), found["hostile"])
+    found["script"].write_text(html(rehearsal_page([hostile()], SCRIPT), date.today()))
     return found
 
 
@@ -102,7 +109,7 @@ def _column(opened: Opened, title: str, only_shown: bool = True) -> list[str]:
     return table.locator(f"{rows} > :nth-child({place})").all_inner_texts()
 
 
-@pytest.mark.parametrize("name", ["plan", "sweep", "frontier", "hostile"])
+@pytest.mark.parametrize("name", ["plan", "sweep", "frontier", "hostile", "script"])
 def test_nothing_is_requested_and_nothing_goes_wrong(show: Show, reports: dict[str, Path], name: str) -> None:
     opened = show(name)
     opened.ask("window.scrollTo(0, document.body.scrollHeight)")
@@ -110,7 +117,7 @@ def test_nothing_is_requested_and_nothing_goes_wrong(show: Show, reports: dict[s
     assert opened.complaints == []
 
 
-@pytest.mark.parametrize("name", ["plan", "accumulating", "sweep", _slow("frontier"), "hostile"])
+@pytest.mark.parametrize("name", ["plan", "accumulating", "sweep", _slow("frontier"), "hostile", "script"])
 def test_a_phone_shows_all_without_scrolling_sideways(show: Show, name: str) -> None:
     opened = show(name, PHONE)
     opened.ask("document.querySelectorAll('details').forEach((each) => { each.open = true; })")

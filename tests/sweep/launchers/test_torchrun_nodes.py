@@ -16,8 +16,9 @@ import pytest
 from fsdp_bench.spec.errors import ExitCode
 from fsdp_bench.spec.rank_report import Outcome
 from fsdp_bench.spec.record import TrialRecord
+from fsdp_bench.sweep.launchers import torchrun_nodes
 from fsdp_bench.sweep.launchers.processes import MARK, free_port
-from fsdp_bench.sweep.launchers.torchrun_nodes import Meeting, NodeTask, OtherNode, follow
+from fsdp_bench.sweep.launchers.torchrun_nodes import Meeting, NodeTask, TorchrunNodes, follow
 from fsdp_bench.sweep.results import lock
 from fsdp_bench.sweep.results.load import read_records
 from tests.conftest import stdout_of, write_tiny_sweep
@@ -167,28 +168,24 @@ def test_a_node_that_is_killed_costs_its_trial_and_leaves_nothing(
 def test_a_node_reads_no_order_of_another_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who may write into the results folder could otherwise have it run a trial, which names code, as this user."""
     meeting = Meeting(tmp_path, "127.0.0.1:29420", write_tiny_sweep(tmp_path, "world_size = 2"), lambda _line: None)
-    lock = meeting.join("")
-    try:
-        assert meeting.read(NodeTask) == NodeTask(sweep=meeting.sweep)
-        monkeypatch.setattr(meeting, "_owner", os.getuid() + 1)
-        assert meeting.read(NodeTask) is None
-    finally:
-        lock.give_back()
+    meeting.folder.mkdir()
+    order = NodeTask(sweep=meeting.sweep)
+    meeting.write("order", order)
+    assert meeting.read("order", NodeTask) == order
+    monkeypatch.setattr(meeting, "_owner", os.getuid() + 1)
+    assert meeting.read("order", NodeTask) is None
 
 
-def test_a_node_answers_an_order_that_was_withdrawn_before_the_node_saw_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Otherwise the first node would wait for it, and count it as lost."""
+def test_a_node_that_does_not_answer_an_order_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another one answers each, also one that is withdrawn before it has begun."""
     monkeypatch.setattr(lock, "BEAT_SECONDS", 0.05)
+    monkeypatch.setattr(torchrun_nodes, "_SECONDS_TO_ANSWER", 3.0)
     meeting = Meeting(tmp_path, "127.0.0.1:29420", write_tiny_sweep(tmp_path, "world_size = 2"), lambda _line: None)
-    first = meeting.join("")
+    first = TorchrunNodes(meeting, 3, 1)
     with ThreadPoolExecutor() as pool:
         other = pool.submit(follow, meeting)
-        try:
-            joined = wait_until(lambda: {path.stem for path in meeting.folder.glob("*.json")} - {"order"})
-            meeting.write(NodeTask(sweep=meeting.sweep, number=7, nodes={"": "n0", min(joined): "n1"}))
-            wait_until(lambda: (node := meeting.read(OtherNode, min(joined))) and node.done == 7)
-        finally:
-            first.give_back()
+        joined = wait_until(lambda: {path.stem for path in meeting.folder.glob("*.json")} - {"order"})
+        nodes = {"": "n0", min(joined): "n1", "gone": "n2"}
+        assert meeting.ask(NodeTask(sweep=meeting.sweep, nodes=nodes)) == ["n2"]
+        first._leave()
         assert other.result(20) is None
