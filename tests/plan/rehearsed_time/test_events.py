@@ -252,13 +252,12 @@ def test_both_ranks_of_a_message_know_it_by_the_same_key(step: StepWriter) -> No
 
 
 def test_a_stream_waits_for_the_collective_that_it_names(step: StepWriter) -> None:
-    """Two of a second each: it goes on after the first."""
-    step.collective("allreduce", 100, EIGHT, is_asynchronous=True, number=5)
-    step.collective("allreduce", 100, EIGHT, is_asynchronous=True, number=6, group="1")
-    step.collective("allreduce", 100, EIGHT, is_asynchronous=True, number=7, group="1")
-    step.add("collectives_wait", stream=0, number=5)
+    """Not for the two of a second each that were started before it, nor for one that was started after it."""
+    for number, group in ((5, "1"), (6, "1"), (7, "0"), (8, "0")):
+        step.collective("allreduce", 100, EIGHT, is_asynchronous=True, number=number, group=group)
+    step.add("collectives_wait", stream=0, number=7)
     add(step)
     assert scheduled(step).step_seconds == 2.0
-    step.add("collectives_wait", stream=0, number=7)
+    step.add("collectives_wait", stream=0, number=6)
     add(step)
     assert scheduled(step).step_seconds == 3.0
