@@ -70,6 +70,7 @@ class _Rehearsal:
 
     def prepare(self) -> None:
         from .observe.memory import record_history
+        from .observe.steps import EnoughSteps
         from .replace import checkpoints, collectives, integers, process_group
 
         self.counters.install()
@@ -83,7 +84,7 @@ class _Rehearsal:
             self.torch._C._set_sdp_use_cudnn = lambda enabled: None  # sdpa_kernel would switch it on again
         integers.compute_small_integers()
         integers.balances_routing = self.plan["balanced_routing"]
-        collectives.give_messages(self.plan["messages"])
+        collectives.give_messages(self.plan["messages"], EnoughSteps)
         process_group.join_alone(self.rank, self.world_size)
         process_group.run_one_process(self.rank % self.gpus_per_node)
         if self.plan["random_weights"]:

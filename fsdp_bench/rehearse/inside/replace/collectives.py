@@ -51,6 +51,8 @@ sent: defaultdict[int, list[str]] = defaultdict(list)
 waits_for: int | None = None
 """The rank whose message is not known, if this one ended because of it."""
 
+_ends_script: type[BaseException] = RuntimeError
+
 _unread: dict[int, list[str]] = {}
 """Messages of integers by the rank that sends them."""
 
@@ -109,8 +111,13 @@ def replace_collectives() -> None:
     _number_batches()
 
 
-def give_messages(known: Mapping[str, list[str]]) -> None:
-    """Take the messages of integers that other ranks have sent to this one, by the rank that sends."""
+def give_messages(known: Mapping[str, list[str]], ends_script: type[BaseException]) -> None:
+    """Take the messages of integers that other ranks have sent to this one, by the rank that sends.
+
+    ``ends_script`` is raised for one that is not known.
+    """
+    global _ends_script
+    _ends_script = ends_script
     _unread.update({int(rank): list(messages) for rank, messages in known.items()})
 
 
@@ -309,10 +316,8 @@ def _receive_message(tensors: Any, group: Any, source: int, *_rest: Any) -> None
         elif messages := _unread.get(rank):
             integers.set_values(tensor, messages.pop(0))
         else:
-            from ..observe.steps import EnoughSteps
-
             waits_for = rank
-            raise EnoughSteps
+            raise _ends_script
 
 
 def _nothing(*_arguments: Any) -> None:
