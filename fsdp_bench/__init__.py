@@ -10,6 +10,7 @@ One call each, with names as text or as objects; sizes are in bytes, times in se
     check(file)                   rehearse the commands that a file lists, and compare them with a baseline
     dry_run(model, ...)           PyTorch's own FSDP code as rank 0 of N, on tensors without data
     rehearse(command, each=...)   a real training command with several values, without a GPU, as rows
+    largest_value(command, of)    the largest batch, sequence or other value with which such a command fits
     rehearse_command(command)     one rank of such a command, with all that was seen of it
     sweep(file)                   measure every trial of a sweep file on this machine
     load_results(folder)          measured trials as a table

@@ -18,6 +18,8 @@ from fsdp_bench.plan.purchase.planner import plan_training as plan_training
 from fsdp_bench.plan.rehearsal import Rehearsal as Rehearsal
 from fsdp_bench.plan.rehearse_command import rehearse_command as rehearse_command
 from fsdp_bench.plan.script.each import rehearse as rehearse
+from fsdp_bench.plan.script.largest import LargestValue as LargestValue
+from fsdp_bench.plan.script.largest import largest_value as largest_value
 from fsdp_bench.plan.script.purchase import plan_command as plan_command
 from fsdp_bench.plan.search.search import LargestModel as LargestModel
 from fsdp_bench.rehearse.run import RehearsalError as RehearsalError

@@ -44,11 +44,12 @@ def test_a_package_lists_its_files(folder: Path) -> None:
 
 
 def test_every_python_of_ours_is_started_without_the_current_folder() -> None:
-    """By own_python(), but for the one that becomes the user's (-I); build.py asks its own for torch."""
+    """By own_python(), but for those that become the user's (-I); build.py asks its own for torch."""
     named = {str(path.relative_to(PACKAGE)) for path in PACKAGE.rglob("*.py") if "sys.executable" in path.read_text()}
-    assert named == {"spec/subprocesses/own_python.py", "rehearse/run.py", "rehearse/build.py"}
+    assert named == {"spec/subprocesses/own_python.py", "rehearse/run.py", "rehearse/prepared.py", "rehearse/build.py"}
     assert "-P" in own_python("module")
-    assert '[sys.executable, "-I", "-S", str(ENTER)' in (PACKAGE / "rehearse" / "run.py").read_text()
+    for file in ("run.py", "prepared.py"):
+        assert '[sys.executable, "-I", "-S", str(ENTER)' in (PACKAGE / "rehearse" / file).read_text()
 
 
 def test_nobody_is_told_to_install_a_package_of_our_name_from_a_registry() -> None:
@@ -66,5 +67,5 @@ def test_every_file_that_is_not_python_is_in_the_wheel() -> None:
     """``make wheel`` installs one and tries its commands."""
     settings = tomllib.loads((PACKAGE.parent / "pyproject.toml").read_text())["tool"]["setuptools"]
     packed = {path for pattern in settings["package-data"]["fsdp_bench"] for path in PACKAGE.glob(pattern)}
-    files = {path for path in PACKAGE.rglob("*") if path.is_file() and path.suffix not in (".py", ".pyc")}
+    files = {path for path in PACKAGE.rglob("*") if path.is_file() and path.suffix not in (".py", ".pyc", ".so")}
     assert files == packed

@@ -144,8 +144,9 @@ def _scripts(baseline: Sequence[str], words: Sequence[str], commands: Sequence[S
     variants = list[Variant]()
     for one in commands:
         given = rehearse.command.make_context("fsdp-bench compare", [*options, "--", *one]).params
-        if unused := [name for name in rehearse.OF_OUTPUT if given.pop(name)]:
-            raise SpecError(f"compare: --{unused[0]} is for rehearse alone; leave it out")
+        unused = [name for name in rehearse.OF_OUTPUT if given.pop(name)]
+        if names := [option.opts[0] for option in rehearse.command.params if option.name in unused]:
+            raise SpecError(f"compare: {names[0]} is for rehearse alone; leave it out")
         variants += rehearse.read_variants(given)
     if len(files) + len(variants) != 2:
         counts = f"files: {len(files)}, rehearsals of commands: {len(variants)}"

@@ -41,7 +41,7 @@ COMMANDS = {
 }
 """Each command has a file in cli/, which is imported only when the command is used, so that --help stays fast."""
 
-OF_SCRIPTS = {"plan": "plan_script"}
+OF_SCRIPTS = {"max-size": "max_size_script", "plan": "plan_script"}
 """The file of each command that asks about a training script if ``-- COMMAND`` follows."""
 
 MOST_CHARACTERS = 480

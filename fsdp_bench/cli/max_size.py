@@ -109,6 +109,9 @@ def command(
     fsdp-bench max-size --server p5.48xlarge --nodes 2 --chart size.png
     fsdp-bench max-size --server p4d.24xlarge --server p5.48xlarge --offload all
     fsdp-bench max-size --gpu H100-SXM --model gpt2-xl --of micro_batch_size
+    fsdp-bench max-size --of bs --server p5.48xlarge -- torchrun train.py {bs}
+
+    The last one is about your own script, in rehearsals: fsdp-bench max-size --help -- has its options.
 
     Exit codes: 0 something fits or that is unknown, 3 nothing fits under any setting, 2 bad input.
     """

@@ -171,7 +171,7 @@ def read_variants(given: dict[str, Any]) -> list[Variant]:
 
 
 def read_options(given: dict[str, Any]) -> dict[str, Any]:
-    """Return the command's options, but those of its output, as Python functions take them.
+    """Return the command's options, but its words and those of its output, as Python functions take them.
 
     Raises SpecError for a catalogue that cannot be read, and for ranks that are given twice.
     """

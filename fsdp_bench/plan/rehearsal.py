@@ -85,6 +85,12 @@ class Rehearsal:
         return self.usable_bytes - self.kept_free.num_bytes
 
     @property
+    def most_reserved_bytes(self) -> int:
+        """The most reserved memory with which it fits: what is available, or less by the user's own limit."""
+        own = self.usable_bytes if self.max_gpu_bytes is None else self.max_gpu_bytes
+        return min(self.usable_bytes, own) - self.kept_free.num_bytes
+
+    @property
     def exceeds_limit(self) -> bool:
         """Whether it needs more than the user's own limit."""
         if self.max_gpu_bytes is None or self.report.peak is None:

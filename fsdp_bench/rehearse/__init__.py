@@ -9,6 +9,7 @@ Read in this order:
     find_torch.py   the CUDA build of torch that an interpreter would import
     build.py        the stand-in, compiled once per torch, and the environment that puts it before NVIDIA's libraries
     enter.py        mounts overlays that keep the user's files as they are, and starts the user's Python in them
+    prepared.py     a process that has loaded torch, forked for each rehearsal of a question
     inside/         runs in the user's interpreter: one rank of the script, observed
 
 The function ``fsdp_bench.rehearse()`` has this package's name, so the package itself can be called.

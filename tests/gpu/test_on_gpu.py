@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from fsdp_bench.replay.caching_allocator.allocator import CachingAllocator, pool_of, rounded
+from fsdp_bench.replay.caching_allocator.allocator import CachingAllocator
+from fsdp_bench.replay.caching_allocator.blocks import pool_of, rounded
 from fsdp_bench.replay.caching_allocator.expandable_segments import ExpandableAllocator
 from fsdp_bench.spec.frontier import read_frontier
 from fsdp_bench.spec.rank_report import Outcome

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from textwrap import dedent
-from typing import Any
+from typing import IO, Any
 
 import pytest
 
@@ -40,9 +44,14 @@ class Rehearsed:
 
 
 def rehearse(
-    *words: str, folder: Path | None = None, command: str = "python", code: int = 0, **environment: str
+    *words: str,
+    folder: Path | None = None,
+    command: str = "python",
+    code: int = 0,
+    question: str = "rehearse",
+    **environment: str,
 ) -> Rehearsed:
-    """Run ``fsdp-bench rehearse --json``, which must end with a code.
+    """Run ``fsdp-bench rehearse --json``, or another question about a script, which must end with a code.
 
     ``words`` are its options, ``--``, and what follows the command.
     """
@@ -50,7 +59,10 @@ def rehearse(
         for name, value in environment.items():
             patch.setenv(name, value)
         patch.setattr(RunningRehearsal, "__init__", _start_in_fork)
-        done = run_command(*_with_tool(words, command), cwd=folder)
+        with _errors() as printed:
+            done = run_command(*_with_tool(words, command, question), cwd=folder)
+            printed.seek(0)
+            done.stderr += printed.read()
     return _rehearsed(done, code)
 
 
@@ -78,15 +90,28 @@ def rehearse_in_own_process(
     return _rehearsed(run_process(*_with_tool(words, command), cwd=folder), code)
 
 
-def _with_tool(words: tuple[str, ...], command: str) -> list[str]:
+def _with_tool(words: tuple[str, ...], command: str, question: str = "rehearse") -> list[str]:
     split = words.index("--") + 1
-    return ["rehearse", "--json", *words[:split], str(Path(sys.executable).parent / command), *words[split:]]
+    return [question, "--json", *words[:split], str(Path(sys.executable).parent / command), *words[split:]]
 
 
 def _rehearsed(done: subprocess.CompletedProcess[str], code: int) -> Rehearsed:
     assert done.returncode == code, done.stderr
     document = json.loads(done.stdout) if done.stdout.startswith("{") else {}
     return Rehearsed(document, done.stderr)
+
+
+@contextmanager
+def _errors() -> Iterator[IO[str]]:
+    """Let what other processes write to standard error go to a file."""
+    own = os.dup(2)
+    try:
+        with tempfile.TemporaryFile("w+") as file:
+            os.dup2(file.fileno(), 2)
+            yield file
+    finally:
+        os.dup2(own, 2)
+        os.close(own)
 
 
 _start = RunningRehearsal.__init__

@@ -15,16 +15,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from itertools import chain, pairwise, permutations
+from itertools import chain, permutations
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fsdp_bench.replay.caching_allocator.allocator import FREE, SEGMENT, UNMAPPED, CachingAllocator, pool_of, rounded
+from fsdp_bench.replay.caching_allocator.allocator import CachingAllocator, execute, wait
+from fsdp_bench.replay.caching_allocator.blocks import pool_of, rounded
 from fsdp_bench.replay.caching_allocator.expandable_segments import ExpandableAllocator
 from fsdp_bench.replay.caching_allocator.program import program
-from fsdp_bench.replay.caching_allocator.replay import AllocatorReading, OutOfMemory, Replay, execute, wait
+from fsdp_bench.replay.caching_allocator.replay import AllocatorReading, OutOfMemory, Replay
 from fsdp_bench.simulate.events import Event, Kind, Queue, Stream, Work
 from fsdp_bench.simulate.repeat import Log
 
@@ -111,7 +112,7 @@ class Steps:
             fits = self.allocator.allocate(tensor, size, pool_of(size, int(stream or 0)))
             assert fits == (not number.endswith("!")), word
             if fits:
-                self.addresses.append(self.allocator.blocks[tensor][0])
+                self.addresses.append(self.allocator.blocks[tensor].address)
 
 
 @pytest.mark.parametrize(
@@ -358,11 +359,17 @@ def test_bytes_add_up_after_every_event(steps: list[tuple[int, int, int]], kind:
 
 def assert_tiled(allocator: CachingAllocator) -> None:
     """Check that blocks fill each segment, and that no two free or unmapped ones touch."""
-    pieces = sorted({piece for piece in allocator.pieces() if piece[1] != SEGMENT and piece[2]})
-    assert sum(size for _, _, size, _ in pieces) == sum(allocator.segments.values())
-    for (address, what, size, _), (behind, other, _, _) in pairwise(pieces):
-        assert address + size <= behind
-        assert address + size < behind or what != other or what not in (FREE, UNMAPPED)
+    blocks = {block.address: block for block, _ in allocator.pieces() if block.size}
+    assert sum(block.size for block in blocks.values() if not block.is_unmapped) == allocator.reserved
+    for block in blocks.values():
+        behind = blocks.get(block.address + block.size)
+        if block.after is not None:
+            assert block.after is behind
+            assert behind.before is block
+            assert not (block.is_free and behind.is_free)
+            assert not (block.is_unmapped and behind.is_unmapped)
+        elif behind is not None:
+            assert behind.before is None
 
 
 @given(STEPS, st.booleans())

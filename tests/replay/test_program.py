@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from fsdp_bench.plan.estimate import program_of
 from fsdp_bench.replay.caching_allocator.allocator import CachingAllocator
+from fsdp_bench.replay.caching_allocator.expandable_segments import ExpandableAllocator
 from fsdp_bench.replay.caching_allocator.program import Program, program
 from fsdp_bench.replay.caching_allocator.replay import Replay
 from fsdp_bench.simulate.events import Event, Kind, Stream
@@ -158,5 +159,7 @@ def test_a_step_that_leaves_what_it_found_is_not_replayed_again(cell: Cell, shar
     gpu_bytes = int(share * replay(log, None, expandable).peak_reserved_bytes)
     short = replay(log, gpu_bytes, expandable)
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(CachingAllocator, "state", lambda _: object())  # no two are equal
+        for one in (CachingAllocator, ExpandableAllocator):
+            never_the_same = type(one.__name__, (one,), {"state": lambda _: object()})
+            patched.setattr(f"fsdp_bench.replay.caching_allocator.replay.{one.__name__}", never_the_same)
         assert replay(log, gpu_bytes, expandable) == short

@@ -98,14 +98,15 @@ def each_document(answers: Sequence[Answered]) -> dict[str, Any]:
     return {
         "source": "rehearsed",
         "best": answers.index(best) if best.fits else None,
-        "rehearsals": [
-            {
-                "values": dict(one.variant.values),
-                "command": list(one.variant.command),
-                "reason": one.reason,
-                "fits": one.fits,
-                "ranks": [rehearsal_document(rank) for rank in one.found],
-            }
-            for one in answers
-        ],
+        "rehearsals": [{"values": dict(one.variant.values), **answered_document(one)} for one in answers],
+    }
+
+
+def answered_document(one: Answered) -> dict[str, Any]:
+    """Return the JSON form of an answer, without its values."""
+    return {
+        "command": list(one.variant.command),
+        "reason": one.reason,
+        "fits": one.fits,
+        "ranks": [rehearsal_document(rank) for rank in one.found],
     }

@@ -231,7 +231,8 @@ def _num_within(values: Sequence[int], indices: Sequence[int], fullness: Callabl
 
 def _largest(widths: Sequence[range], holds: Callable[[int], bool]) -> int:
     """Return the largest candidate for which ``holds`` is true, as this file's docstring defines it; -1 if none."""
-    width = next((width for width in reversed(widths) if holds(width[0])), None)
+    # What holds for the deepest holds for the shallowest, which then need not be replayed.
+    width = next((width for width in reversed(widths) if holds(width[-1]) or holds(width[0])), None)
     if width is None:
         return -1
     index, stride, above = width[-1], 1, width.stop

@@ -146,7 +146,7 @@ def _import(files: Mapping[str, str]) -> str | None:
     import torch
 
     for name, module in [*sys.modules.items()]:
-        if name in files and getattr(module, "__file__", None) != files[name]:
+        if files.get(name) and getattr(module, "__file__", None) != files[name]:
             return f"{name} would be another module"
     return "an import started CUDA" if torch.cuda.is_initialized() else _why_not_forked()
 

@@ -3,6 +3,12 @@
 Read in this order:
     replay.py                what a replay reads: peak reserved memory, allocation retries, out of memory
     program.py               the first steps as instructions for the allocator: allocations, frees, work, waits
-    allocator.py             blocks, pools and segments: best fit, splitting and merging, frees that other streams defer
+    allocator.py             best fit, splitting and merging, new segments, frees that other streams defer
+    blocks.py                blocks, pools of free ones, sizes
     expandable_segments.py   PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True
+    compiled.py              the last three as machine code, where they were compiled at installation
 """
+
+from fsdp_bench.replay.caching_allocator import compiled
+
+compiled.load(__name__)

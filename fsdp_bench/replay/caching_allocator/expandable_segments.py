@@ -5,22 +5,16 @@ See Note [Expandable Segments] in torch's c10/cuda/CUDACachingAllocator.cpp; doc
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
-from collections.abc import Iterator
+from bisect import insort
+from operator import attrgetter
 
-from fsdp_bench.replay.caching_allocator.allocator import (
-    ADDRESS_MASK,
-    MIN_BLOCK_BYTES,
-    NUM_POOLS,
-    SIZE_SHIFT,
-    UNMAPPED,
-    Block,
-    CachingAllocator,
-    page_bytes,
-)
+from fsdp_bench.replay.caching_allocator.allocator import UNMAPPED, CachingAllocator
+from fsdp_bench.replay.caching_allocator.blocks import NUM_POOLS, Block, BlockPool, page_bytes
 
 UNLIMITED = 1 << 58
 """Bytes of a GPU without limit."""
+
+_ADDRESS = attrgetter("address")
 
 
 class ExpandableAllocator(CachingAllocator):
@@ -28,118 +22,112 @@ class ExpandableAllocator(CachingAllocator):
 
     def __init__(self, gpu_bytes: int | None = None) -> None:
         super().__init__(gpu_bytes)
-        self.smallest_rest = [MIN_BLOCK_BYTES] * NUM_POOLS
-        self.unmapped: list[list[int]] = [[] for _ in range(NUM_POOLS)]
-        """The first addresses of each pool's unmapped blocks, sorted."""
-        self.unmapped_size: dict[int, int] = {}
-        """By address."""
+        self.largest_kept_rest = 0
+        self.unmapped: list[list[Block]] = [[] for _ in range(NUM_POOLS)]
+        """Each pool's unmapped blocks, by address."""
 
-    def _take_best(self, pool: int, at: int, size: int) -> Block:
-        """Take from the last block, from ``at`` on, before the size to which blocks can expand stops decreasing."""
-        free = self.free_blocks[pool]
-        expandable = self._expandable_bytes(free[at])
-        for further in range(at + 1, len(free)):
-            next_expandable = self._expandable_bytes(free[further])
+    def best(self, free: BlockPool, at: int) -> int:
+        """Return the last block, from ``at`` on, before the size to which blocks can expand stops decreasing."""
+        blocks = free.blocks
+        expandable = _expandable_bytes(blocks[at])
+        for further in range(at + 1, len(blocks)):
+            next_expandable = _expandable_bytes(blocks[further])
             if next_expandable >= expandable:
                 break
             at, expandable = further, next_expandable
-        return self._take(pool, at, size)
+        return at
 
-    def _expandable_bytes(self, key: int) -> int:
-        """Return the size of a free block plus the unmapped block after it: to what it can expand."""
-        size = key >> SIZE_SHIFT
-        return size + self.unmapped_size.get((key & ADDRESS_MASK) + size, 0)
-
-    def _new_block(self, pool: int, size: int) -> Block | None:
+    def new_block(self, pool: int, size: int) -> Block | None:
         """Map pages until a sequence of free and unmapped blocks holds ``size``; try_allocate_expandable_block.
 
         Pages that were mapped before the GPU ran out of memory stay mapped, as in torch.
         """
-        address = self._find_expandable_block(pool, size)
-        key = self.edges.get(address, address)
-        while (available := key >> SIZE_SHIFT) < size:
-            unmapped = address + available
-            mapped = self._map(pool, unmapped, min(size - available, self.unmapped_size[unmapped]))
+        block = self._find_expandable_block(pool, size)
+        while block.is_unmapped or block.size < size:
+            unmapped = block if block.is_unmapped else block.after
+            assert unmapped is not None
+            missing = size if block.is_unmapped else size - block.size
+            mapped = self._map(unmapped, min(missing, unmapped.size))
             if mapped is None:
                 return None
-            key = mapped
-        return self._take(pool, bisect_left(self.free_blocks[pool], key), size)
+            block = mapped
+        free = self.pools[pool]
+        return self.take(free, free.first(block.size, block.address), size)
 
-    def _find_expandable_block(self, pool: int, size: int) -> int:
+    def _find_expandable_block(self, pool: int, size: int) -> Block:
         """Return where the lowest sequence of free and unmapped blocks that hold ``size`` begins, or a new segment.
 
         A segment has addresses for 1 1/8 of the GPU (ExpandableSegment's constructor).
         """
         for unmapped in self.unmapped[pool]:
-            first = end = self.edges.get(unmapped, unmapped) & ADDRESS_MASK
-            while end - first < size and (length := self._bytes_at(end)):
-                end += length
-            if end - first >= size:
+            before = unmapped.before
+            first = unmapped if before is None or not before.is_free else before
+            found, block = first.size, first.after
+            while found < size and block is not None and (block.is_free or block.is_unmapped):
+                found += block.size
+                block = block.after
+            if found >= size:
                 return first
         page = page_bytes(pool)
         wanted = UNLIMITED if self.gpu_bytes is None else self.gpu_bytes + self.gpu_bytes // 8
-        num_bytes = -(-wanted // page) * page
-        address = self.new_segment(num_bytes, page)
-        self._insert_unmapped(address, num_bytes, pool)
-        return address
+        segment = self.new_segment(-(-wanted // page) * page, page, pool)
+        segment.is_unmapped = True
+        self.unmapped[pool].append(segment)
+        return segment
 
-    def _bytes_at(self, address: int) -> int:
-        """Return the size of the free or unmapped block that begins at an address; 0 where none does."""
-        key = self.edges.get(address, 0)
-        return key >> SIZE_SHIFT if key & ADDRESS_MASK == address else self.unmapped_size.get(address, 0)
-
-    def _map(self, pool: int, address: int, size: int) -> int | None:
+    def _map(self, block: Block, size: int) -> Block | None:
         """Map pages to the first ``size`` bytes of an unmapped block; map_block, ExpandableSegment::map.
 
         Returns the free block that holds them, or None where the GPU is out of memory.
         """
-        page = page_bytes(pool)
+        page = page_bytes(block.pool)
         num_bytes = -(-size // page) * page
         if not self.reserve(num_bytes):
             return None
-        rest = self._remove_unmapped(address, pool) - num_bytes
-        if rest > 0:
-            self._insert_unmapped(address + num_bytes, rest, pool)
-        return self.insert_free(address, num_bytes, pool)
+        unmapped = self.unmapped[block.pool]
+        unmapped.remove(block)
+        if num_bytes < block.size:
+            insort(unmapped, block.cut(num_bytes), key=_ADDRESS)
+        block.is_unmapped = False
+        return self.insert_free(block)
 
-    def _release_blocks(self, pool: int) -> None:
+    def release_blocks(self, free: BlockPool) -> None:
         """Unmap each page that lies in a free block; release_blocks, unmap_block."""
-        page = page_bytes(pool)
-        for key in list(self.free_blocks[pool]):
-            address, size = key & ADDRESS_MASK, key >> SIZE_SHIFT
-            low, high = -(-address // page) * page, (address + size) // page * page
+        for block in free.blocks.copy():
+            page, end = page_bytes(block.pool), block.address + block.size
+            low, high = -(-block.address // page) * page, end // page * page
             if low < high:
-                self.remove_free(key, pool)
-                for begin, end in ((address, low), (high, address + size)):
-                    if begin < end:
-                        self.insert_free(begin, end - begin, pool)
+                free.remove(block)
+                pages = block
+                if block.address < low:
+                    pages = block.cut(low - block.address)
+                    free.insert(block)
+                if high < end:
+                    free.insert(pages.cut(high - low))
                 self.reserved -= high - low
-                self._unmap(low, high, pool)
+                self._unmap(pages)
 
-    def _unmap(self, begin: int, end: int, pool: int) -> None:
+    def _unmap(self, block: Block) -> None:
         """Merge unmapped pages with unmapped neighbours; a segment without mapped pages is gone."""
-        if end in self.unmapped_size:
-            end += self._remove_unmapped(end, pool)
-        below = self.unmapped[pool][: bisect_left(self.unmapped[pool], begin)]
-        if below and below[-1] + self.unmapped_size[below[-1]] == begin:
-            begin = below[-1]
-            self._remove_unmapped(begin, pool)
-        if self.segments.get(begin) == end - begin:
-            del self.segments[begin]
-        else:
-            self._insert_unmapped(begin, end - begin, pool)
+        unmapped = self.unmapped[block.pool]
+        block.is_free, block.is_unmapped = False, True
+        after, before = block.after, block.before
+        if after is not None and after.is_unmapped:
+            unmapped.remove(after)
+            block.absorb(after)
+        if before is not None and before.is_unmapped:
+            unmapped.remove(before)
+            before.absorb(block)
+            block = before
+        if block.before is not None or block.after is not None:
+            insort(unmapped, block, key=_ADDRESS)
 
-    def pieces(self) -> Iterator[tuple[int, int, int, int]]:
-        """Yield unmapped blocks, too."""
-        yield from super().pieces()
-        for pool, addresses in enumerate(self.unmapped):
-            for address in addresses:
-                yield address, UNMAPPED, self.unmapped_size[address], pool
+    def pieces(self) -> list[tuple[Block, int]]:
+        """Return unmapped blocks, too."""
+        return [*super().pieces(), *((block, UNMAPPED) for pool in self.unmapped for block in pool)]
 
-    def _insert_unmapped(self, address: int, size: int, pool: int) -> None:
-        insort(self.unmapped[pool], address)
-        self.unmapped_size[address] = size
 
-    def _remove_unmapped(self, address: int, pool: int) -> int:
-        self.unmapped[pool].remove(address)
-        return self.unmapped_size.pop(address)
+def _expandable_bytes(block: Block) -> int:
+    """Return the size of a free block plus the unmapped block after it: to what it can expand."""
+    after = block.after
+    return block.size + (after.size if after is not None and after.is_unmapped else 0)

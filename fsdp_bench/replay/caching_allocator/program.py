@@ -18,7 +18,8 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from fsdp_bench.replay.caching_allocator.allocator import NUM_POOLS, pool_of, rounded
+from fsdp_bench.replay.caching_allocator.allocator import Instruction
+from fsdp_bench.replay.caching_allocator.blocks import NUM_POOLS, pool_of, rounded
 from fsdp_bench.simulate.events import Event, Kind, Stream
 from fsdp_bench.simulate.repeat import Log, Part
 
@@ -41,18 +42,6 @@ _READ = {
 
 LAUNCHES = 32
 """Operators that are launched together, in one instruction."""
-
-Instruction = tuple[Kind, int, int, int, int, int]
-"""The kind of an event, four numbers, and the index of the event:
-
-    ALLOCATE         tensor, stride, rounded bytes, pool
-    FREE             tensor, stride
-    RECORD_STREAM    tensor, stride, 0, stream
-    KERNEL           how many were launched
-    (others)         queue
-
-A stride is added to the tensor's number for each block that was not simulated.
-"""
 
 
 class _Replaced(NamedTuple):

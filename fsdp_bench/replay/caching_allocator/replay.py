@@ -16,18 +16,15 @@ of the worst of many steps.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import cycle
 
-from fsdp_bench.replay.caching_allocator.allocator import CachingAllocator
+from fsdp_bench.replay.caching_allocator.allocator import CachingAllocator, execute
 from fsdp_bench.replay.caching_allocator.expandable_segments import ExpandableAllocator
-from fsdp_bench.replay.caching_allocator.program import Instruction, Program
-from fsdp_bench.simulate.events import Kind
+from fsdp_bench.replay.caching_allocator.program import Program
 from fsdp_bench.simulate.repeat import Part
 from fsdp_bench.simulate.step import without_collections
-
-# Members of an enum are looked up at each use.
-_ALLOCATE, _FREE, _RECORD_STREAM = Kind.ALLOCATE, Kind.FREE, Kind.RECORD_STREAM
 
 LATER_STEPS = 8
 """Steps after the first ones, where these retry allocations: in the last four, what goes on is seen."""
@@ -140,35 +137,40 @@ class Replay:
         return replace(reading, num_retries_later=max(counts[-LATER_STEPS // 2 :]))
 
     def _run(self) -> Iterator[None]:
-        """Run step after step, the last one for ever; yield after each section and each step."""
+        """Run step after step, the last one for ever.
+
+        Yields after each step, where the first allocation retry came, and where memory runs out.
+        """
         program = self._program
         *first_steps, last = program.steps[: len(program.steps) - program.log.further_steps]
         for step in first_steps:
             yield from self._run_step(step)
-        state, replaced_tensors = self._allocator.state(), program.replaced_tensors()
-        while True:
-            retries = self._allocator.num_retries
+        states, retries, replaced_tensors = [self._allocator.state()], list[int](), program.replaced_tensors()
+        while states[-1] not in states[:-1]:
+            before = self._allocator.num_retries
             yield from self._run_step(last)
-            retries = self._allocator.num_retries - retries
+            retries.append(self._allocator.num_retries - before)
             self._allocator.rename_tensors(replaced_tensors)
-            before, state = state, self._allocator.state()
-            while state == before:  # so all steps that follow are like this one
-                self._allocator.num_retries += retries
-                self._num_steps += 1
-                yield
+            states.append(self._allocator.state())
+        for again in cycle(retries[states.index(states[-1]) :]):  # all that follows is like the steps since then
+            self._allocator.num_retries += again
+            self._num_steps += 1
+            yield
 
     def _run_step(self, step: range) -> Iterator[None]:
         allocator, sections = self._allocator, self._program.sections
         for number in step:
             section, allocator.peak_allocated = sections[number], allocator.allocated
+            instructions = self._program.instructions[number]
             for skipped in self._program.runs(section.block)[:: -1 if section.goes_down else 1]:
-                failed = execute(allocator, self._program.instructions[number], skipped)
-                self._peaks[number] = max(allocator.peak_allocated, self._peaks[number])
-                if allocator.num_retries and self._full_in_phase is None:
-                    self._full_in_phase = section.phase
+                failed = execute(allocator, instructions, skipped)
                 if failed is not None:
                     self._out_of_memory = _failed(self._program, section, skipped, failed)
-                yield
+                if failed is not None or (allocator.num_retries and self._full_in_phase is None):
+                    self._full_in_phase = self._full_in_phase or section.phase
+                    self._peaks[number] = max(allocator.peak_allocated, self._peaks[number])
+                    yield
+            self._peaks[number] = max(allocator.peak_allocated, self._peaks[number])
         self._num_steps += 1
         yield
 
@@ -191,36 +193,3 @@ class Replay:
 def _failed(program: Program, section: Part, layers_skipped: int, index: int) -> OutOfMemory:
     block = section.block + layers_skipped if section.block >= 0 else -1
     return OutOfMemory(section.phase, block, program.events[index].label, program.events[index].num_bytes)
-
-
-def execute(allocator: CachingAllocator, instructions: Iterable[Instruction], layers_skipped: int) -> int | None:
-    """Execute a section once: for one of the layers that the repeated block represents.
-
-    Returns the index of the event that runs out of memory, where one does.
-    """
-    allocate, free = allocator.allocate, allocator.free
-    for kind, number, second, third, fourth, index in instructions:
-        if kind is _FREE:
-            free(number + layers_skipped * second)
-        elif kind is _ALLOCATE:
-            if not allocate(number + layers_skipped * second, third, fourth):
-                return index
-        elif kind is _RECORD_STREAM:
-            allocator.record_stream(number + layers_skipped * second, fourth)
-        else:
-            wait(allocator, kind, number)
-    return None
-
-
-def wait(allocator: CachingAllocator, kind: Kind, queue: int) -> None:
-    """Execute an instruction about events: launch operators, record an event, wait for one, or synchronize."""
-    if kind is Kind.KERNEL:
-        allocator.launch(queue)
-    elif kind is Kind.RECORD_EVENT:
-        allocator.events[queue].append(allocator.record_event())
-    elif kind is Kind.SYNCHRONIZE:
-        allocator.num_completed = allocator.num_recorded
-    else:
-        number = allocator.events[queue].popleft()
-        if kind is Kind.HOST_WAIT:
-            allocator.num_completed = max(allocator.num_completed, number)

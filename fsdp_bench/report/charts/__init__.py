@@ -10,6 +10,7 @@ Read in this order:
     scaling.py          predicted tokens per second over the number of nodes
     rehearsal.py        allocated and reserved memory of a rehearsed script
     each.py             memory and speed of a script with several values
+    largest.py          memory over a value of a script, and where it no longer fits
     max_size.py         bars of the largest value that fits; max-size's answers as such bars
     frontier.py         a frontier sweep as such bars: measured sizes beside predicted ones
     trial_facts.py      a trial's settings and conditions, as charts name them

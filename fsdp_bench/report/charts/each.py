@@ -31,15 +31,22 @@ def each_slide(answers: Sequence[Answered]) -> Slide:
         raise SpecError("chart: nothing was rehearsed that could be drawn")
     first = found[0].worst
     assert first is not None
-    gpus = {one.worst.gpu.name: one.worst.available_bytes for one in found if one.worst is not None}
-    kept = "; ".join(f"{format_gib(size)} that PyTorch can reserve on {name}" for name, size in gpus.items())
+    gpus = dict.fromkeys(one.worst.gpu.name for one in found if one.worst is not None)
     return Slide(
         f"Memory of a training script (rehearsed): {' or '.join(gpus)}, rank {first.report.rank}",
         conclusion(ordered),
-        (found[0].variant.template, f"torch {first.report.torch} on a stand-in for NVIDIA's libraries", kept),
+        conditions_of(found),
         (_memory(ordered), *([_speed(ordered)] if any(speed_of(one) for one in ordered) else [])),
         is_bad=not ordered[0].fits,
     )
+
+
+def conditions_of(found: Sequence[Answered]) -> tuple[str, ...]:
+    """Return the conditions of rehearsals, of which there is at least one: the script, torch, and the GPUs' memory."""
+    worst = [one.worst for one in found if one.worst is not None]
+    gpus = {one.gpu.name: one.available_bytes for one in worst}
+    kept = "; ".join(f"{format_gib(size)} that PyTorch can reserve on {name}" for name, size in gpus.items())
+    return (found[0].variant.template, f"torch {worst[0].report.torch} on a stand-in for NVIDIA's libraries", kept)
 
 
 def _memory(answers: Sequence[Answered]) -> Bars:

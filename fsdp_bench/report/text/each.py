@@ -22,7 +22,7 @@ def each_text(answers: Sequence[Answered]) -> str:
     lines = [conclusion(ordered), ""]
     found = [one for one in ordered if one.worst is not None]
     if found:
-        lines += [*_conditions(found), "", *table_lines(each_columns(ordered))]
+        lines += [*conditions(found), "", *table_lines(each_columns(ordered))]
     reasons = [(one.variant.title, reason_of(one)) for one in ordered]
     told = [fact(f"{title}: ", reason, 24) for title, reason in reasons if reason is not None]
     return "\n".join([*lines, *(["", *told] if told else [])])
@@ -59,7 +59,9 @@ def reason_of(one: Answered) -> str | None:
     return why_unknown_text(worst.why_unknown, worst.report)
 
 
-def _conditions(found: Sequence[Answered]) -> list[str]:
+def conditions(answers: Sequence[Answered]) -> list[str]:
+    """Return what holds for all rehearsals, of which there is at least one."""
+    found = [one for one in answers if one.worst is not None]
     first = found[0].worst
     assert first is not None
     hardware = {_where(one.worst) for one in found if one.worst is not None}

@@ -101,27 +101,32 @@ MOST_LINES = 8
 
 def verdict_line(found: Rehearsal) -> str:
     """Return whether the script fits, with numbers, in one line."""
-    report, peak = found.report, found.report.peak
+    report = found.report
     of = f"{format_gib(found.usable_bytes)} usable on {found.gpu.name} less {format_gib(found.kept_free.num_bytes)}"
     of += " kept free"
-    if report.outcome is RehearsalOutcome.OUT_OF_MEMORY:
-        at = f", in {peak.phase} of step {peak.step}" if peak else ""
-        return f"does not fit (rehearsed): out of memory{at}, at {_at(report.failure)}; {of}"
-    if found.exceeds_limit:
-        assert found.max_gpu_bytes is not None
-        limit = format_gib(found.max_gpu_bytes)
-        return (
-            f"does not fit (rehearsed): {_needs(report)}, and {format_gib(found.kept_free.num_bytes)} kept free: more"
-            f" than the {limit} of --max-gpu-memory"
-        )
+    if found.verdict is Verdict.DOES_NOT_FIT:
+        is_limit = report.outcome is not RehearsalOutcome.OUT_OF_MEMORY
+        return f"does not fit (rehearsed): {shortage(found)}" + ("" if is_limit else f"; {of}")
     if found.why_unknown is not None:
         return f"unknown whether it fits: {why_unknown_text(found.why_unknown, report)}"
     needs = _needs(report)
     if found.verdict is Verdict.RUNS_WITH_RETRIES:
-        last = report.num_retries_in_last_step or "none"
-        retries = f"{report.num_alloc_retries} allocation retries, {last} of them in the last step"
-        return f"runs, with {retries} (rehearsed): {needs}; {of}"
+        return f"runs, {shortage(found)} (rehearsed): {needs}; {of}"
     return f"fits (rehearsed): {needs}; {of}"
+
+
+def shortage(found: Rehearsal) -> str:
+    """Return what a script that does not fit is short of, and where."""
+    report, peak = found.report, found.report.peak
+    if report.outcome is RehearsalOutcome.OUT_OF_MEMORY:
+        at = f", in {peak.phase} of step {peak.step}" if peak else ""
+        return f"out of memory{at}, at {_at(report.failure)}"
+    if found.max_gpu_bytes is not None and found.exceeds_limit:
+        kept, limit = format_gib(found.kept_free.num_bytes), format_gib(found.max_gpu_bytes)
+        return f"{_needs(report)}, and {kept} kept free: more than the {limit} of --max-gpu-memory"
+    last = report.num_retries_in_last_step or "none"
+    count = report.num_alloc_retries
+    return f"with {count} allocation {'retry' if count == 1 else 'retries'}, {last} of them in the last step"
 
 
 def why_unknown_text(reason: WhyUnknown, report: RehearsalReport) -> str:

@@ -224,7 +224,7 @@ def test_a_baseline_is_a_gate_of_one_line(files: Path, limit: tuple[str, ...], c
         ("--baseline nothing.json b.json", "nothing.json: cannot be read"),
         ("a.json b.json --limit 2%", "--limit: it counts for --baseline, which is not given"),
         ("a.json --stepz 3 -- python x.py", "No such option '--stepz'"),
-        ("a.json --chart x.png -- python x.py", "--chart is for rehearse alone; leave it out"),
+        ("a.json --html x.html -- python x.py", "--html is for rehearse alone; leave it out"),
         ("a.json -- python no_such_script.py", "the script 'no_such_script.py' is not in"),
     ],
 )

@@ -1,0 +1,40 @@
+"""Uses the allocator's modules as Cython has compiled them, where they are compiled from the source that is here.
+
+A compiled module's file name has a digest of the source (setup.py builds it). So one whose source has changed since is
+never loaded: the .py runs instead, with the same answers, and ``make install`` compiles it again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from importlib.machinery import EXTENSION_SUFFIXES
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+
+MODULES = ("blocks", "allocator", "expandable_segments")
+"""In the order in which they import each other. Beside each .py is a .pxd with its types in C."""
+
+_FOLDER = Path(__file__).parent
+
+
+def file_name(module: str) -> str:
+    """Return the name of the file of a compiled module."""
+    digest = hashlib.sha256()
+    for name in MODULES:
+        for suffix in (".py", ".pxd"):
+            digest.update((_FOLDER / name).with_suffix(suffix).read_bytes())
+    return f"{module}.{digest.hexdigest()[:16]}{EXTENSION_SUFFIXES[0]}"
+
+
+def load(package: str) -> None:
+    """Load the compiled modules into a package; none if one of them is missing."""
+    files = {f"{package}.{module}": _FOLDER / file_name(module) for module in MODULES}
+    if not all(file.exists() for file in files.values()):
+        return
+    for name, file in files.items():
+        spec = spec_from_file_location(name, file)
+        assert spec is not None
+        assert spec.loader is not None
+        sys.modules[name] = module_from_spec(spec)
+        spec.loader.exec_module(sys.modules[name])
