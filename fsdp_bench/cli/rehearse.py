@@ -92,7 +92,11 @@ class Files:
 @click.option("--catalog", type=FILE, metavar="FILE", help="A TOML file with further hardware.")
 @gpu_memory_option
 @headroom_option
-@click.option("--steps", default="4", metavar="N|all", help="End the script after so many optimizer steps. Default: 4.")
+@click.option(
+    "--steps",
+    metavar="N|all",
+    help="End the script after so many optimizer steps. Default: 4, or 3 if the third repeats the second.",
+)
 @click.option("--rank", type=int, default=None, metavar="N", help="The rank to run. Default: 0.")
 @click.option("--ranks", metavar="0,7|all|stages", help="Run several ranks in turn and name the worst.")
 @click.option("--max-gpu-memory", metavar="70GiB", help="Exit with 3 if a GPU needs more: for CI.")

@@ -34,7 +34,8 @@ from fsdp_bench.spec.subprocesses.rehearsal import (
 from fsdp_bench.spec.units import parse_bytes
 
 DEFAULT_STEPS = 4
-"""Optimizer steps: the first, the second, in which the optimizer has its states, and two like it."""
+"""Optimizer steps at most: the first, the second, in which the optimizer has its states, and two like it. One
+is enough if it repeats the second in every allocation (inside/observe/memory.py, History.repeats)."""
 
 STAGES = "stages"
 """The value of --ranks for rank 0 and all with which it exchanges messages, directly or not."""
@@ -186,7 +187,7 @@ def command_to_rehearse(
     world_size: int | None = None,
     gpu_memory: str | int | None = None,
     headroom: str | int | None = None,
-    steps: int | str = DEFAULT_STEPS,
+    steps: int | str | None = None,
     ranks: str | int | Sequence[int] = 0,
     max_gpu_memory: str | int | None = None,
     snapshot: Path | None = None,
@@ -245,7 +246,8 @@ def command_to_rehearse(
         options=RehearsalOptions(
             world_size=world,
             gpus_per_node=each,
-            steps=_steps(steps, least=2 if time else 1),
+            steps=_steps(DEFAULT_STEPS if steps is None else steps, least=2 if time else 1),
+            ends_early=steps is None,
             snapshot=None if snapshot is None else str(snapshot.resolve()),
             random_weights=random_weights,
             balanced_routing=balanced_routing,
@@ -270,10 +272,10 @@ def rehearse_command(command: str | Sequence[str], **asked: object) -> list[Rehe
     Args:
         command: what would be started on the cluster: python, torchrun or accelerate launch, and its arguments.
         asked: the options of ``fsdp-bench rehearse`` by name, with underscores: ``server``, ``gpu``, ``nodes``,
-            ``gpus_per_node``, ``world_size``, ``gpu_memory``, ``headroom``, ``steps`` (4, or "all"), ``ranks`` (0, a
-            list, "all", or "stages": 0 and one rank of each other pipeline stage), ``max_gpu_memory``, ``snapshot``,
-            ``random_weights``, ``balanced_routing``, ``stops_at_unsupported``, ``time``, ``tokens_per_step``,
-            ``timeout`` in seconds, ``strategy``.
+            ``gpus_per_node``, ``world_size``, ``gpu_memory``, ``headroom``, ``steps`` (by default 4, or 3 if the third
+            repeats the second; or "all"), ``ranks`` (0, a list, "all", or "stages": 0 and one rank of each other
+            pipeline stage), ``max_gpu_memory``, ``snapshot``, ``random_weights``, ``balanced_routing``,
+            ``stops_at_unsupported``, ``time``, ``tokens_per_step``, ``timeout`` in seconds, ``strategy``.
 
     Returns:
         A Rehearsal for each rank: ``report`` has peaks by step and phase in bytes, ``verdict`` whether it fits, and

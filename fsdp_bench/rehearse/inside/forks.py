@@ -95,19 +95,10 @@ def _become(request: Mapping[str, Any], descriptors: list[int], entered: Mapping
             else:
                 os.environ[name] = value
         ctypes.CDLL(None).stand_in_read_settings()
-        if request["scratch"] is not None and "error" not in entered:
-            overlay.leave(entered["outside"])
-            for one in (*entered["outside"], *(lower for _upper, lower in entered["overlays"])):
-                os.close(one)
-            os.chdir(request["folder"])
-            before = _descriptors()
-            said = overlay.enter(Path(request["scratch"]))
-            for one in _descriptors() - before - {lower for _upper, lower in said.get("overlays", ())}:
-                os.close(one)
-            if "error" in said:
-                os.write(writer, f"no overlay in a fork: {said['error']}".encode())
-                os._exit(1)
         os.chdir(request["folder"])
+        if request["scratch"] is not None and (error := _protect(request["folder"], Path(request["scratch"]), entered)):
+            os.write(writer, error.encode())
+            os._exit(1)
         os.close(writer)
         _seed_anew()
         importlib.invalidate_caches()
@@ -117,6 +108,25 @@ def _become(request: Mapping[str, Any], descriptors: list[int], entered: Mapping
         traceback.print_exc()
     finally:
         os._exit(1)  # the program ends its process itself
+
+
+def _protect(folder: str, scratch: Path, entered: Mapping[str, Any]) -> str | None:
+    """Give this fork overlays of its own; return why it can have none though the process that forks it has some.
+
+    Where no process can, Python's functions protect files (files/protection.py).
+    """
+    if "error" in entered:
+        (scratch / places.ENTERED).write_text(json.dumps(entered))
+        return None
+    overlay.leave(entered["outside"])
+    for one in (*entered["outside"], *(lower for _upper, lower in entered["overlays"])):
+        os.close(one)
+    os.chdir(folder)
+    before = _descriptors()
+    said = overlay.enter(scratch)
+    for one in _descriptors() - before - {lower for _upper, lower in said.get("overlays", ())}:
+        os.close(one)
+    return f"no overlay in a fork: {said['error']}" if "error" in said else None
 
 
 def _seed_anew() -> None:

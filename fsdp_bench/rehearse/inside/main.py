@@ -7,6 +7,7 @@ Python may not have it. Another JSON file reports what the script does, whatever
 from __future__ import annotations
 
 import ctypes
+import gc
 import json
 import os
 import runpy
@@ -63,7 +64,7 @@ class _Rehearsal:
         self.torch = torch
         self.counters = PeakCounters()
         self.issued = IssuedWork() if plan["notes_work"] else None
-        self.steps: Steps = Steps(plan["steps"], self.counters, self.issued)
+        self.steps: Steps = Steps(plan["steps"], self.counters, self.issued, plan["ends_early"])
         self.reads = Reads()
         self.host = SkippedWrites()
         self.imports = Imports() if plan.get("imported") else None
@@ -131,6 +132,7 @@ class _Rehearsal:
         from .observe.user_lines import user_files
         from .replace.collectives import calls, members, peers, sent, sizes, waits_for
 
+        gc.disable()  # what follows makes many objects, and no garbage
         torch, seen = self.torch, History()
         is_whole = seen.reaches(self.counters.peak_requested_bytes)
         document = {

@@ -40,6 +40,8 @@ class RehearsalOptions(msgspec.Struct, frozen=True, kw_only=True):
     gpus_per_node: int
     steps: int | None = None
     """The script is ended after so many optimizer steps. None: it runs to its end."""
+    ends_early: bool = False
+    """Whether it is ended before, as soon as a step repeats the one before in every allocation."""
     snapshot: str | None = None
     """A file for PyTorch's memory snapshot, as an absolute path."""
     random_weights: bool = False

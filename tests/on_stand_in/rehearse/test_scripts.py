@@ -88,6 +88,14 @@ def test_the_lines_that_hold_memory_are_known_where_another_stream_delays_frees(
     assert held == [(3, 64 << 20), (2, 3 << 20)]
 
 
+def test_a_step_that_repeats_the_one_before_is_the_last_one_unless_a_number_is_asked_for(tmp_path: Path) -> None:
+    words = ("--server", "p5.48xlarge")
+    short, asked = (rehearse_kind("fsdp2", *words, *more, folder=tmp_path) for more in ((), ("--steps", "4")))
+    assert [found.document["num_steps"] for found in (short, asked)] == [3, 4]
+    kept = ("peak_allocated_bytes", "peak_reserved_bytes", "num_alloc_retries", "steady_state", "lines_at_peak")
+    assert [short.document["memory"][key] for key in kept] == [asked.document["memory"][key] for key in kept]
+
+
 def test_several_ranks_are_rehearsed_in_turn(tmp_path: Path) -> None:
     given = ("--gpu", "H100-SXM", "--steps", "1", "--world-size", "8", "--ranks", "0,7")
     found = rehearse_kind("fsdp2", *given, folder=tmp_path)

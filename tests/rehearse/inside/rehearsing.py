@@ -50,6 +50,7 @@ def plan_of(scratch: Path, *words: str, **changes: Any) -> dict[str, Any]:
         "world_size": 8,
         "gpus_per_node": 8,
         "steps": 2,
+        "ends_early": False,
         "report": str(scratch / "report.json"),
         "snapshot": None,
         "random_weights": False,

@@ -242,3 +242,35 @@ def test_of_nested_operators_the_inner_one_has_launched_and_of_a_collective_none
 ) -> None:
     """tests/on_stand_in/rehearse/test_time.py has the order of everything else."""
     assert [event["name"] for event in in_order(notes, [Entry(LAUNCH, 0, 0, "kernel")] * 3)] == names
+
+
+REPEATS = """
+from fsdp_bench_rehearsal.observe.memory import History
+
+def repeats(*last, number=1):
+    history = History()
+    first = ("alloc", 2 << 20, 1), ("alloc", 512, 2), ("free_completed", 2 << 20, 1)
+    entries = [*first, *(last or first)]
+    times = [0, 0, 0] + [1] * len(last or first)
+    history._entries = [
+        {"action": action, "size": size, "addr": address, "stream": 0, "time_us": time}
+        for (action, size, address), time in zip(entries, times)
+    ]
+    return history.repeats(-1, 0, 1, number)
+
+free = "free_completed", 2 << 20, 1
+print(
+    repeats(number=2),
+    repeats(number=3),  # a history that lacks an allocation
+    repeats(("alloc", 2 << 20, 1), ("alloc", 512, 9), free, number=2),  # losses take turns
+    repeats(("alloc", 2 << 20, 1), ("alloc", 1024, 2), free, number=2),
+    repeats(("alloc", 2 << 20, 9), ("alloc", 512, 2), ("free_completed", 2 << 20, 9), number=2),
+    repeats(("alloc", 2 << 20, 1), ("segment_alloc", 2 << 20, 2), ("alloc", 512, 2), free, number=2),
+)
+"""
+
+
+def test_a_step_repeats_another_if_large_blocks_are_where_they_were(tmp_path: Path) -> None:
+    """Elsewhere, the next step may find no free block: so in results/nvidia-h200/scripts/fully_shard_llama.py."""
+    ran = run_inside(tmp_path, REPEATS)
+    assert ran.output.splitlines()[-1] == "True False True False False False"

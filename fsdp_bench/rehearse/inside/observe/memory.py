@@ -70,6 +70,15 @@ class PeakCounters:
             num_ooms=found["num_ooms"],
         )
 
+    def totals(self) -> dict[tuple[str, str, str], int]:
+        """Return the counts and bytes since the start: by counter, pool, and ``allocated`` or ``freed``."""
+        if not torch.cuda.is_initialized():
+            return {}
+        device = torch.cuda.current_device()
+        counters = _with_peaks(device, self._raw["_cuda_memoryStats"](device))
+        kinds = ("allocated", "freed")
+        return {(name, pool, kind): counts[kind] for (_device, name, pool), counts in counters for kind in kinds}
+
     def _fold(self, device: int, found: dict[str, Any]) -> None:
         for key, values in _with_peaks(device, found):
             self._held[key] = max(self._held.get(key, 0), values["peak"])
@@ -114,6 +123,9 @@ MOST_POINTS = 2_000
 MOST_LINES = 200
 """Lines that are reported: all of most scripts, so that two rehearsals can be compared."""
 
+SMALL_BYTES = 1 << 20
+"""Up to this size the allocator takes blocks from its pool for small ones: kSmallSize in CUDACachingAllocator.cpp."""
+
 
 def record_history() -> None:
     """Begin to record when CUDA is initialized, which is the script's own decision."""
@@ -152,6 +164,20 @@ class History:
                 continue
             yield entry, level
 
+    def repeats(self, begin_us: int, middle_us: int, end_us: int, num_allocations: int) -> bool:
+        """Whether each later step is as the last of two, if the script asks for the same.
+
+        It is where both make the same allocations and frees in the same order, on the same streams, large ones at the
+        same addresses, and the last one asks for no new segment: so it leaves the large pool as it has found it. That
+        both ask for the same is not enough: the same requests may need a new segment if others hold the free blocks.
+
+        ``num_allocations`` is what the allocator has counted in the last step: the history may be the script's own.
+        """
+        first = [_fact(one) for one in self._entries if begin_us < one["time_us"] <= middle_us]
+        last = [_fact(one) for one in self._entries if middle_us < one["time_us"] <= end_us]
+        has_all = sum(action == "alloc" for action, *_rest in last) == num_allocations
+        return has_all and first == last and not any(action.startswith("segment") for action, *_rest in last)
+
     def lines_at_peak(self) -> list[dict[str, Any]]:
         """Return the lines that hold most at the first moment of the highest allocation, the largest first."""
         peak, highest = -1, -1
@@ -189,6 +215,11 @@ class History:
             points.append((entry.get("time_us", 0), allocated, reserved))
         stretch = max(1, len(points) // MOST_POINTS)
         return [max(points[i : i + stretch], key=lambda point: point[1]) for i in range(0, len(points), stretch)]
+
+
+def _fact(entry: dict[str, Any]) -> tuple[Any, ...]:
+    """Return what has to be the same of an entry. Small blocks, such as a loss, take turns."""
+    return entry["action"], entry["size"], entry["stream"], entry["addr"] if entry["size"] > SMALL_BYTES else 0
 
 
 def _frames(entry: dict[str, Any]) -> list[Frame]:

@@ -12,6 +12,7 @@ If a backward pass runs between the two, as in a GAN, the second one is counted 
 from __future__ import annotations
 
 import functools
+import itertools
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -24,7 +25,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from .issued import IssuedWork
-from .memory import MemoryCounters, PeakCounters
+from .memory import History, MemoryCounters, PeakCounters
 
 
 class EnoughSteps(BaseException):
@@ -46,11 +47,17 @@ class TimeSpan:
 class Steps:
     """Follows the script from span to span."""
 
-    def __init__(self, most: int | None, counters: PeakCounters, issued: IssuedWork | None = None) -> None:
+    def __init__(
+        self, most: int | None, counters: PeakCounters, issued: IssuedWork | None = None, ends_early: bool = False
+    ) -> None:
+        """``ends_early``: the script is ended before so many steps as soon as a step repeats the one before."""
         self.spans: list[TimeSpan] = []
         self.num_steps = 0
         """Steps that have ended."""
         self._most = most
+        self._ends_early = ends_early
+        self._totals: list[dict[tuple[str, str, str], int]] = []
+        """The allocator's totals at the end of each step."""
         self._counters = counters
         self._issued = issued
         """The work that the script issues in a step; None if nobody asked for that."""
@@ -158,8 +165,29 @@ class Steps:
     def _stop_after_enough(self) -> None:
         """Raise EnoughSteps after the last step, once every optimizer that follows has made it, too."""
         have_followed = all(self._taken[one] >= self.num_steps for one in self._followers)
-        if self._most is not None and self.num_steps >= self._most and have_followed:
+        if not have_followed or self._most is None:
+            return
+        if self.num_steps >= self._most:
             raise EnoughSteps
+        if self._ends_early:
+            self._totals = [*self._totals[: self.num_steps - 1], self._counters.totals()]
+            if self._repeats():
+                raise EnoughSteps
+
+    def _repeats(self) -> bool:
+        """Whether the last step is as the one before; the allocator's totals mostly say that it is not."""
+        if self.num_steps < 3 or len(self._totals) < self.num_steps:  # the second is the first with optimizer states
+            return False
+        first, last = (
+            {key: later[key] - before[key] for key in later.keys() & before.keys()}
+            for before, later in itertools.pairwise(self._totals[-3:])
+        )
+        if not last or any(last[key] != first[key] for key in last if key[1] == "large_pool"):
+            return False
+        begin, middle, end = (
+            max(span.ended_us for span in self.spans if span.step <= self.num_steps - before) for before in (2, 1, 0)
+        )
+        return History().repeats(begin, middle, end, last["allocation", "all", "allocated"])
 
     def document(self) -> list[dict[str, Any]]:
         """Return the spans, those of the same step and phase as one."""
