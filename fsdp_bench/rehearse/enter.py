@@ -19,10 +19,9 @@ def main() -> None:
     sys.path.insert(0, str(Path(__file__).parents[2]))
     from fsdp_bench.rehearse.inside.files.overlay import enter
 
-    said = enter(Path(sys.argv[1]).parent)
-    if FORKS in sys.argv:
-        for descriptor in said.get("outside", ()):
-            os.set_inheritable(descriptor, True)
+    said = enter(Path(sys.argv[1]).parent, keeps_outside=FORKS in sys.argv)
+    for descriptor in said.get("outside", ()):
+        os.set_inheritable(descriptor, True)
     os.execv(sys.argv[2], sys.argv[2:])
 
 

@@ -123,7 +123,7 @@ def _protect(folder: str, scratch: Path, entered: Mapping[str, Any]) -> str | No
         os.close(one)
     os.chdir(folder)
     before = _descriptors()
-    said = overlay.enter(scratch)
+    said = overlay.enter(scratch, has_own_user=entered["has_own_user"])
     for one in _descriptors() - before - {lower for _upper, lower in said.get("overlays", ())}:
         os.close(one)
     return f"no overlay in a fork: {said['error']}" if "error" in said else None

@@ -14,6 +14,7 @@ import pytest
 
 from fsdp_bench.plan.rehearsal import rehearsed_gpu
 from fsdp_bench.plan.rehearse_command import command_to_rehearse
+from fsdp_bench.rehearse import prepared
 from fsdp_bench.rehearse.prepared import PreparedPython
 from fsdp_bench.rehearse.run import RunningRehearsal
 from fsdp_bench.spec.subprocesses.rehearsal import RehearsalReport
@@ -42,23 +43,35 @@ def _reports(folder: Path, script: str, monkeypatch: pytest.MonkeyPatch, times: 
     monkeypatch.chdir(folder)
     (folder / "train.py").write_text(dedent(script))
     found = []
-    with PreparedPython() as prepared:
+    with PreparedPython() as python:
         for number in range(times):
             asked = command_to_rehearse([sys.executable, "train.py", *map(str, range(number))], gpu="H100-SXM")
             gpu = rehearsed_gpu(asked.hardware.gpu, 500 << 20)
             with (
                 (folder.parent / f"{number}.txt").open("w") as output,
-                RunningRehearsal(asked.command, gpu, 0, asked.options, output.fileno(), prepared) as running,
+                RunningRehearsal(asked.command, gpu, 0, asked.options, output.fileno(), python) as running,
             ):
                 assert select.select([running], [], [], 120)[0]
                 found.append(running.report())
     return found
 
 
+NO_OVERLAYS = """
+import json, os, pathlib, sys
+(pathlib.Path(sys.argv[1]).parent / "entered.json").write_text(json.dumps({"error": "Operation not permitted"}))
+os.execv(sys.argv[2], sys.argv[2:])
+"""
+"""Takes the place of rehearse/enter.py in most containers."""
+
+
+@pytest.mark.parametrize("has_overlays", [True, False])
 def test_a_rehearsal_sees_nothing_of_the_one_before_and_finds_imports_of_packages_done(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    has_overlays: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not the user's own module, which may have changed meanwhile."""
+    if not has_overlays:
+        (tmp_path / "enter.py").write_text(NO_OVERLAYS)
+        monkeypatch.setattr(prepared, "ENTER", tmp_path / "enter.py")
     folder = tmp_path / "user"
     folder.mkdir()
     (folder / "data.txt").write_text("before")

@@ -36,36 +36,55 @@ _READ_ONLY, _NO_SUID, _NO_DEVICES, _REMOUNT, _BIND, _RECURSIVE, _PRIVATE = 1, 2,
 _NOT_COVERED = frozenset({"/proc", "/sys", "/dev", "/run", "/lost+found"})
 
 
-def enter(scratch: Path) -> dict[str, Any]:
+def enter(scratch: Path, keeps_outside: bool = False, has_own_user: bool = False) -> dict[str, Any]:
     """Mount overlays for the plan in a scratch folder; return, and say in a file there, how that went.
 
-    Must be called while the process has one thread.
+    Must be called while the process has one thread. ``keeps_outside``: forks of this process, and of the program that
+    it executes, can ``leave`` the overlays for their own. ``has_own_user``: this process has left them so.
     """
     said: dict[str, Any]
-    outside = [os.open(place, os.O_RDONLY) for place in ("/proc/self/ns/mnt", "/")]
     try:
-        asked = json.loads((scratch / "plan.json").read_text())
-        overlay = Overlay(str(scratch), protected_folders([*asked["words"], *asked["edited"]]))
+        folders = protected_folders(json.loads((scratch / "plan.json").read_text())["words"])
+        overlay = Overlay(str(scratch), folders, keeps_outside, has_own_user)
         said = {"overlays": overlay.layers, "read_only": overlay.read_only, "silent": overlay.silent}
-        said["outside"] = [] if overlay.has_own_user else outside
+        said |= {"outside": overlay.outside, "has_own_user": overlay.has_own_user}
     except OSError as error:
         said = {"error": error.strerror}
     (scratch / ENTERED).write_text(json.dumps(said))
+    if said.get("has_own_user"):
+        _keep_capabilities(keeps_outside)
     return said
 
 
 def leave(outside: Sequence[int]) -> None:
-    """Let this process see files as they are outside of its overlays, by the descriptors that ``enter`` returned.
+    """Let this process see files as they are without overlays, by the descriptors ``outside`` of ``enter``."""
+    namespace, root = outside
+    if ctypes.CDLL(None, use_errno=True).setns(namespace, _NEW_MOUNTS):
+        raise OSError(ctypes.get_errno(), "setns")
+    os.fchdir(root)
+    os.chroot(".")
 
-    There are none in a user namespace, which nothing leaves: further overlays are mounted above those that are there.
+
+def _keep_capabilities(is_wanted: bool) -> None:
+    """Let a program that is executed have this process's capabilities in its user namespace; or give them up now.
+
+    A program that is executed has none by itself, unless root executes it: man 7 capabilities.
     """
-    if outside:
-        namespace, root = outside
-        if ctypes.CDLL(None, use_errno=True).setns(namespace, _NEW_MOUNTS):
-            raise OSError(ctypes.get_errno(), "setns")
-        os.fchdir(root)
-        os.chroot(".")
+    libc = ctypes.CDLL(None)
+    header, sets = (ctypes.c_uint32 * 2)(_CAPABILITIES_3, 0), (ctypes.c_uint32 * 6)()
+    if is_wanted:
+        libc.capget(header, sets)
+        sets[2], sets[5] = sets[1], sets[4]  # inheritable, as permitted
+        libc.capset(header, sets)
+        for number in range(64):  # those that there are
+            libc.prctl(_AMBIENT, _RAISE, number, 0, 0)
+    elif os.getuid():
+        libc.prctl(_AMBIENT, _CLEAR_ALL, 0, 0, 0)
+        libc.capset(header, sets)
 
+
+_CAPABILITIES_3, _AMBIENT, _RAISE, _CLEAR_ALL = 0x20080522, 47, 2, 4
+"""_LINUX_CAPABILITY_VERSION_3; PR_CAP_AMBIENT of prctl(2), and what it does."""
 
 Layers = tuple[str, int]
 """An overlay's folder with the script's changes, and the descriptor of the covered folder, which exec() keeps."""
@@ -74,20 +93,29 @@ Layers = tuple[str, int]
 class Overlay:
     """The overlays of this process."""
 
-    def __init__(self, scratch: str, folders: Sequence[str]) -> None:
+    def __init__(
+        self, scratch: str, folders: Sequence[str], keeps_outside: bool = False, has_own_user: bool = False
+    ) -> None:
         """Mount them, and one over each of ``folders``, which are real paths and may be in a temporary folder.
 
-        Must be called while the process has one thread. The script's changes go below ``scratch``.
+        Must be called while the process has one thread. The script's changes go below ``scratch``. ``has_own_user``:
+        the process is in a user namespace of its own.
 
         Raises OSError: The kernel does not allow it.
         """
         self._scratch, self._folders = os.path.realpath(scratch), folders
+        self._own = f"layers-{os.getpid()}"  # if a fork cannot have overlays, another process tries it
         self._libc = ctypes.CDLL(None, use_errno=True)
         self.layers: list[Layers] = []
         self.read_only: list[str] = []
         """Folders whose file system can have no overlay."""
         temporary = temporary_folders()
-        self.has_own_user = self._unshare(folders)
+        self.has_own_user = has_own_user or self._needs_own_user()
+        self._unshare(folders, is_new_user=self.has_own_user and not has_own_user)
+        self.outside = [os.open(place, os.O_RDONLY) for place in ("/proc/self/ns/mnt", "/")] if keeps_outside else []
+        """Descriptors of the mount namespace without overlays and of its root."""
+        if keeps_outside:
+            self._check(self._libc.unshare(_NEW_MOUNTS), "unshare")
         self._mounts = dict(mounts())
         """The file system's type by mount point, as they are without overlays."""
         self.silent = silent([*self._mounts])
@@ -109,23 +137,26 @@ class Overlay:
         self._cover_root()
         os.chdir(working)
 
-    def _unshare(self, folders: Sequence[str]) -> bool:
-        """Give the process a mount namespace of its own. Return whether it needed a user namespace for that."""
-        needs_own_user = self._libc.unshare(_NEW_MOUNTS) != 0
-        if needs_own_user:
+    def _needs_own_user(self) -> bool:
+        """Give the process a mount namespace of its own; return whether it needs a user namespace for that."""
+        return bool(self._libc.unshare(_NEW_MOUNTS))
+
+    def _unshare(self, folders: Sequence[str], is_new_user: bool) -> None:
+        """Give a process with a user namespace a mount namespace of its own, and let no mount leave that."""
+        if self.has_own_user:
             user, group = os.getuid(), os.getgid()
             if any(_has_other_owners(folder, user, group) for folder in folders):
                 raise OSError(EOVERFLOW, "files of other users or groups")
-            self._check(self._libc.unshare(_NEW_MOUNTS | _NEW_USER), "unshare")
+            self._check(self._libc.unshare(_NEW_MOUNTS | (_NEW_USER if is_new_user else 0)), "unshare")
             for file, text in (
                 ("setgroups", "deny"),
                 ("uid_map", f"{user} {user} 1"),
                 ("gid_map", f"{group} {group} 1"),
             ):
-                with open(f"/proc/self/{file}", "w") as mapping:
-                    mapping.write(text)
+                if is_new_user:
+                    with open(f"/proc/self/{file}", "w") as mapping:
+                        mapping.write(text)
         self._mount("none", "/", None, _RECURSIVE | _PRIVATE)
-        return needs_own_user
 
     def _cover(self, place: str) -> None:
         """Mount an overlay over a folder and over each file system that is mounted below it."""
@@ -152,7 +183,7 @@ class Overlay:
         if self.has_own_user:
             self._require_not_writable("/")
             return
-        root, folders = f"{self._scratch}/root", _folders_in("/")
+        root, folders = f"{self._scratch}/{self._own}/root", _folders_in("/")
         os.mkdir(root)
         self._overlay("/", os.open("/", os.O_PATH), root)
         for folder in folders:
@@ -172,7 +203,7 @@ class Overlay:
         for in_memory in (False, True):
             scratch = f"/proc/self/fd/{self._below[self._scratch]}"  # an overlay may hide its path
             name = f"{len(self.layers) + len(self.read_only)}-{int(in_memory)}"
-            layer = f"{scratch}/layers/{name}"
+            layer = f"{scratch}/{self._own}/{name}"
             os.makedirs(layer)
             try:
                 if in_memory:  # an overlay's own file system, and NFS, cannot hold what is written
@@ -188,7 +219,7 @@ class Overlay:
             except OSError:
                 continue
             os.set_inheritable(lower, True)
-            self.layers.append((f"{self._scratch}/layers/{name}/upper", lower))
+            self.layers.append((f"{self._scratch}/{self._own}/{name}/upper", lower))
             return
         if any(is_below(folder, place) for folder in self._folders):
             raise OSError(EINVAL, "a file system that cannot have one")
