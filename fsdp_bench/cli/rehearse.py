@@ -26,7 +26,7 @@ from fsdp_bench.cli.common.printing import (
     save_chart,
     write_text,
 )
-from fsdp_bench.plan.rehearsal import Rehearsal, worst_of
+from fsdp_bench.plan.rehearsal import Rehearsal, together, worst_of
 from fsdp_bench.plan.rehearsal_document import rehearsal_document
 from fsdp_bench.plan.rehearse_command import CommandToRehearse
 from fsdp_bench.plan.script.each import answer_each, answered_row, each_document, in_order
@@ -98,7 +98,7 @@ class Files:
     help="End the script after so many optimizer steps. Default: 4, or 3 if the third repeats the second.",
 )
 @click.option("--rank", type=int, default=None, metavar="N", help="The rank to run. Default: 0.")
-@click.option("--ranks", metavar="0,7|all", help="Run several ranks in turn and name the worst.")
+@click.option("--ranks", metavar="0,7|all|stages", help="Run several ranks in turn and name the worst.")
 @click.option("--max-gpu-memory", metavar="70GiB", help="Exit with 3 if a GPU needs more: for CI.")
 @click.option("--random-weights", is_flag=True, help="from_pretrained makes models from their configuration alone.")
 @click.option(
@@ -145,7 +145,7 @@ def command(**given: Any) -> int:
     \b
     fsdp-bench rehearse --server p5.48xlarge --nodes 8 -- torchrun train.py
     fsdp-bench rehearse --gpu H100-SXM --world-size 64 -- python train.py
-    fsdp-bench rehearse --time --server p5.48xlarge --html page.html -- torchrun train.py
+    fsdp-bench rehearse --time --gpu H100-SXM --html page.html -- python train.py
     fsdp-bench rehearse --gpu H200 --each bs=1,2 -- torchrun train.py --bs {bs}
 
     Your files stay as they are: changes by the script reach the disk in temporary folders alone. A machine that cannot
@@ -196,7 +196,7 @@ def _one(asked: CommandToRehearse, command_line: str, files: Files, as_json: boo
     worst = worst_of(found)
     if as_json:
         documents = [rehearsal_document(one) for one in found]
-        print_json({"ranks": documents} if len(asked.ranks) > 1 else documents[0])
+        print_json({"ranks": documents} if max(len(asked.ranks), len(found)) > 1 else documents[0])
     else:
         print_text(several(found) if len(found) > 1 else report_text(worst), COLOURS[worst.fits])
     if files.chart is not None:
@@ -289,11 +289,10 @@ def exit_code(answers: Sequence[Answered]) -> ExitCode:
 
 def _run(asked: CommandToRehearse) -> list[Rehearsal]:
     """Run each rank, after a line that says so; none after one that is interrupted."""
-    found = []
-    answers = asked.answers()
-    for rank in asked.ranks:
-        print_line(f"rehearsing rank {rank}: what the script prints follows", error=True)
-        found.append(next(answers))
-        if found[-1].report.outcome is RehearsalOutcome.INTERRUPTED:
+    found = list[Rehearsal]()
+    begin = "rehearsing rank {}: what the script prints follows"
+    for one in asked.answers(lambda rank: print_line(begin.format(rank), error=True)):
+        found.append(one)
+        if one.report.outcome is RehearsalOutcome.INTERRUPTED:
             break
-    return found
+    return together(found)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cached_property
 
 from fsdp_bench.plan.estimate import Verdict
 from fsdp_bench.plan.headroom import Headroom, headroom_of
-from fsdp_bench.plan.rehearsed_time.answer import RehearsedTime, rehearsed_time, why_no_time
-from fsdp_bench.rates.communicators import Communicators, communicators_of
+from fsdp_bench.plan.rehearsed_time.answer import RehearsedTime, rehearsed_times, why_no_time
+from fsdp_bench.rates.communicators import Communicators, Purpose, communicators_of, communicators_of_groups
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.hardware import Gpu, Hardware
 from fsdp_bench.spec.setup import ShardingStrategy, TrainSetup
@@ -55,6 +55,20 @@ def rehearsed_gpu(gpu: Gpu, kept_free_bytes: int) -> RehearsedGpu:
 
 
 @dataclass(frozen=True)
+class RanksTogether:
+    """Ranks of one command, whose steps take as long as they wait for each other."""
+
+    reports: tuple[RehearsalReport, ...]
+    hardware: Hardware
+    tokens_per_step: int | None
+
+    @cached_property
+    def times(self) -> dict[int, RehearsedTime]:
+        """The time of each rank that has a whole step."""
+        return rehearsed_times(self.reports, self.hardware, self.tokens_per_step)
+
+
+@dataclass(frozen=True)
 class Rehearsal:
     """One rehearsal and the GPU that its stand-in has passed for."""
 
@@ -67,6 +81,8 @@ class Rehearsal:
     """Whether the time of a step is asked for (--time)."""
     tokens_per_step: int | None = None
     """The tokens that the rank trains on in a step, by the user (--tokens-per-step)."""
+    together: RanksTogether | None = None
+    """The ranks of the same command that were rehearsed, this one among them. None: this one alone."""
 
     @property
     def gpu(self) -> Gpu:
@@ -139,7 +155,10 @@ class Rehearsal:
     @cached_property
     def time(self) -> RehearsedTime | None:
         """The time that the last whole step would take. None if nobody asked, or if there was none: ``why_no_time``."""
-        return rehearsed_time(self.report, self.hardware, self.tokens_per_step) if self.asks_time else None
+        if not self.asks_time:
+            return None
+        together = self.together or RanksTogether((self.report,), self.hardware, self.tokens_per_step)
+        return together.times.get(self.report.rank)
 
     @property
     def why_no_time(self) -> str | None:
@@ -150,9 +169,12 @@ class Rehearsal:
     def communicators(self) -> Communicators | None:
         """NCCL's communicators of this rank.
 
-        None if its process groups are neither all of the whole world nor those of hybrid sharding.
+        None where ranks exchange messages, for which NCCL has further buffers, and for smaller groups than the world
+        where the links are not known.
         """
         report = self.report
+        if report.peers or any("alltoall" in name for _group, name, _count in report.collectives):
+            return None
         sizes = sorted(size for size in report.process_groups.values() if size > 1)
         world, hardware = report.world_size, self.hardware
         if not sizes:
@@ -161,14 +183,30 @@ class Rehearsal:
             is_sharded = any("reduce_scatter" in name for _group, name, _count in report.collectives)
             strategy = ShardingStrategy.FULL_SHARD if is_sharded else ShardingStrategy.NO_SHARD
             return communicators_of(TrainSetup(world_size=world, strategy=strategy), hardware)
-        # Two sizes whose product is the world: hybrid sharding. The groups that all-gather are those of the shards.
-        gathering = {group for group, name, _count in report.collectives if "allgather" in name}
-        shards = {report.process_groups[group] for group in gathering} - {1, world}
-        others = [size for size in sizes if size != world]
-        if len(others) == 2 and others[0] * others[1] == world and len(shards) == 1:
-            setup = TrainSetup(world_size=world, shard_size=shards.pop(), strategy=ShardingStrategy.HYBRID_SHARD)
-            return communicators_of(setup, hardware)
-        return None
+        ranks = {group: of for group, of in report.group_ranks.items() if len(of) > 1}
+        if len(ranks) < len(sizes) or hardware.world_size != world:
+            return None
+        groups = [(self._purpose(group), of) for group, of in ranks.items()]
+        if world not in sizes:  # init_process_group with a device_id has made one
+            groups.append((Purpose.BARRIERS, tuple(range(world))))
+        return communicators_of_groups(sorted(groups, key=lambda group: [*Purpose].index(group[0])), hardware)
+
+    def _purpose(self, group: str) -> Purpose:
+        """Return what a process group does. An all-reduce may need NVLink SHARP's buffers, too."""
+        names = {name for of, name, _count in self.report.collectives if of == group}
+        if any("reduce_scatter" not in name and "reduce" in name for name in names):
+            return Purpose.REPLICATE
+        gathers = any("allgather" in name or "reduce_scatter" in name for name in names)
+        return Purpose.SHARD if gathers else Purpose.BARRIERS
+
+
+def together(found: Sequence[Rehearsal]) -> list[Rehearsal]:
+    """Return the rehearsals of a command's ranks in their order, each with the others, which decide its time."""
+    if len(found) < 2:
+        return list(found)
+    first, ordered = found[0], sorted(found, key=lambda one: one.report.rank)
+    ranks = RanksTogether(tuple(one.report for one in ordered), first.hardware, first.tokens_per_step)
+    return [replace(one, together=ranks) for one in ordered]
 
 
 def worst_of(found: Sequence[Rehearsal]) -> Rehearsal:

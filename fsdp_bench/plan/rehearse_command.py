@@ -4,30 +4,41 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
 
+import msgspec
+
 from fsdp_bench.catalog.loader import BUILT_IN, Catalog
 from fsdp_bench.catalog.lookup import find_placement
 from fsdp_bench.plan.defaults import USUAL_GPUS_PER_NODE
 from fsdp_bench.plan.headroom import Headroom, sized, stated_headroom
-from fsdp_bench.plan.rehearsal import Rehearsal, headroom_of_script, rehearsed_gpu
+from fsdp_bench.plan.rehearsal import Rehearsal, headroom_of_script, rehearsed_gpu, together
 from fsdp_bench.rehearse.command import Command, RankStarter, read_command
 from fsdp_bench.rehearse.prepared import PreparedPython
 from fsdp_bench.rehearse.run import rehearse
 from fsdp_bench.spec.errors import SpecError, shown
 from fsdp_bench.spec.hardware import Gpu, Hardware, Server
 from fsdp_bench.spec.setup import ShardingStrategy
-from fsdp_bench.spec.subprocesses.rehearsal import RehearsalOptions, RehearsalOutcome, RehearsalReport, RehearsedGpu
+from fsdp_bench.spec.subprocesses.rehearsal import (
+    RehearsalOptions,
+    RehearsalOutcome,
+    RehearsalReport,
+    RehearsedGpu,
+    ScriptFailure,
+)
 from fsdp_bench.spec.units import parse_bytes
 
 DEFAULT_STEPS = 4
 """Optimizer steps at most: the first, the second, in which the optimizer has its states, and two like it. One
 is enough if it repeats the second in every allocation (inside/observe/memory.py, History.repeats)."""
+
+STAGES = "stages"
+"""The value of --ranks for rank 0 and all with which it exchanges messages, directly or not."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +53,8 @@ class CommandToRehearse:
     max_gpu_bytes: int | None
     tokens_per_step: int | None = None
     timeout_seconds: float | None = None
+    with_stages: bool = False
+    """Whether the ranks are run, too, with which those exchange messages: pipeline stages."""
 
     @cached_property
     def kept_free(self) -> Headroom:
@@ -59,8 +72,10 @@ class CommandToRehearse:
         asks_time = self.options.notes_work
         return Rehearsal(report, self.hardware, self.kept_free, self.max_gpu_bytes, asks_time, self.tokens_per_step)
 
-    def answers(self) -> Iterator[Rehearsal]:
+    def answers(self, begin: Callable[[int], None] = lambda rank: None) -> Iterator[Rehearsal]:
         """Run the ranks in turn; yield what is found of each, also of one that is interrupted.
+
+        ``begin`` is called with each rank before it runs; ``together`` (plan/rehearsal.py) then finds their time.
 
         Raises:
             KeyboardInterrupt: at an interrupt, once what was found until then is yielded.
@@ -68,12 +83,99 @@ class CommandToRehearse:
             SpecError: if its launcher refuses its arguments.
             RehearsalError: if its process ends without a report.
         """
-        with PreparedPython() if len(self.ranks) > 1 else nullcontext() as prepared:
-            for rank in self.ranks:
-                report = rehearse(self.command, self.stand_in, rank, self.options, self.timeout_seconds, prepared)
-                yield self.answer(report)
+        ranks = RanksToRun(self)
+        with ExitStack() as stack:
+            prepared: PreparedPython | None = None
+            while (rank := ranks.next()) is not None:
+                if prepared is None and (len(self.ranks) > 1 or ranks.num_run > 1):
+                    prepared = stack.enter_context(PreparedPython())
+                begin(rank)
+                options = ranks.options(rank)
+                report = rehearse(self.command, self.stand_in, rank, options, self.timeout_seconds, prepared)
+                for done in ranks.add(report):
+                    yield self.answer(done)
                 if report.outcome is RehearsalOutcome.INTERRUPTED:
                     raise KeyboardInterrupt
+
+
+class RanksToRun:
+    """The ranks of a command that are still to be run: those asked for, and those whose messages these need.
+
+    A rank whose script needs a message that is not known has ended there, and runs again once it is.
+    """
+
+    def __init__(self, asked: CommandToRehearse) -> None:
+        self._asked = asked
+        self._todo = list(reversed(asked.ranks))
+        self._seen = set(self._todo)
+        self._running: set[int] = set()
+        self._waiting: dict[int, RehearsalReport] = {}
+        self._sent: dict[str, Mapping[str, tuple[str, ...]]] = {}
+        """Messages, by the rank that sends and the one that receives."""
+        self._given: dict[int, dict[str, tuple[str, ...]]] = {}
+        self.num_run = 0
+        """Runs that were begun."""
+
+    @property
+    def is_done(self) -> bool:
+        """Whether all have run to their end."""
+        return not self._todo and not self._running and not self._waiting
+
+    def next(self) -> int | None:
+        """Return a rank to be run; None if none can be before another one has ended, or all are done."""
+        ready = next(reversed(self._todo), None)
+        if ready is None:
+            ready = next((rank for rank in self._waiting if self._can_go_on(rank)), None)
+        if ready is not None:
+            self._todo = [rank for rank in self._todo if rank != ready]
+            self._waiting.pop(ready, None)
+            self._running.add(ready)
+            self.num_run += 1
+        return ready
+
+    def options(self, rank: int) -> RehearsalOptions:
+        """Return the options for a rank, with the messages that it receives."""
+        self._given[rank] = {
+            sender: texts for sender, sent in self._sent.items() if (texts := sent.get(str(rank))) is not None
+        }
+        return msgspec.structs.replace(self._asked.options, messages=self._given[rank])
+
+    def add(self, report: RehearsalReport) -> list[RehearsalReport]:
+        """Take a rank's report; return the reports that are now final."""
+        rank = report.rank
+        self._running.discard(rank)
+        self._sent[str(rank)] = report.sent
+        wanted = set(report.peers) if self._asked.with_stages else set[int]()
+        if report.waits_for is not None:
+            self._waiting[rank] = report
+            wanted.add(report.waits_for)
+        self._todo += sorted(wanted - self._seen, reverse=True)
+        self._seen |= wanted
+        ended = [report] if report.waits_for is None else []
+        return ended + self._stuck()
+
+    def _can_go_on(self, rank: int) -> bool:
+        """Whether the rank that one waits for has sent more since."""
+        sender = str(self._waiting[rank].waits_for)
+        return self._sent.get(sender, {}).get(str(rank), ()) != self._given[rank].get(sender, ())
+
+    def _stuck(self) -> list[RehearsalReport]:
+        """Return the reports of ranks that wait for what is never sent, if nothing else can be run."""
+        if self._todo or self._running or any(map(self._can_go_on, self._waiting)):
+            return []
+        stuck, self._waiting = list(self._waiting.values()), {}
+        return [_that_waits(report) for report in stuck]
+
+
+def _that_waits(report: RehearsalReport) -> RehearsalReport:
+    failure = ScriptFailure(
+        type="RuntimeError",
+        message=f"rank {report.rank} waits for a message of rank {report.waits_for}, which ended without sending it",
+        line=None,
+        user_line=None,
+        traceback="",
+    )
+    return msgspec.structs.replace(report, outcome=RehearsalOutcome.FAILED, failure=failure)
 
 
 def command_to_rehearse(
@@ -133,9 +235,10 @@ def command_to_rehearse(
     if world is not None and server is None and gpus_per_node is None:
         each = min(USUAL_GPUS_PER_NODE, world)
     rehearsed_gpu(hardware.gpu, 0)  # or it is refused
-    chosen_ranks = _ranks(ranks, world)
-    if snapshot is not None and len(chosen_ranks) > 1:
-        raise SpecError(f"snapshot: one file for {len(chosen_ranks)} ranks; choose one with --rank")
+    with_stages = isinstance(ranks, str) and ranks.strip().lower() == STAGES
+    chosen_ranks = _ranks(0 if with_stages else ranks, world)
+    if snapshot is not None and (len(chosen_ranks) > 1 or with_stages):
+        raise SpecError("snapshot: one file for several ranks; choose one with --rank")
     return CommandToRehearse(
         command=understood,
         hardware=hardware,
@@ -157,6 +260,7 @@ def command_to_rehearse(
         max_gpu_bytes=None if max_gpu_memory is None else parse_bytes(max_gpu_memory, "max-gpu-memory"),
         tokens_per_step=tokens_per_step,
         timeout_seconds=timeout,
+        with_stages=with_stages,
     )
 
 
@@ -169,9 +273,9 @@ def rehearse_command(command: str | Sequence[str], **asked: object) -> list[Rehe
         command: what would be started on the cluster: python, torchrun or accelerate launch, and its arguments.
         asked: the options of ``fsdp-bench rehearse`` by name, with underscores: ``server``, ``gpu``, ``nodes``,
             ``gpus_per_node``, ``world_size``, ``gpu_memory``, ``headroom``, ``steps`` (by default 4, or 3 if the third
-            repeats the second; or "all"), ``ranks`` (0, a list, or "all"), ``max_gpu_memory``, ``snapshot``,
-            ``random_weights``, ``balanced_routing``, ``stops_at_unsupported``, ``time``, ``tokens_per_step``,
-            ``timeout`` in seconds, ``strategy``.
+            repeats the second; or "all"), ``ranks`` (0, a list, "all", or "stages": 0 and one rank of each other
+            pipeline stage), ``max_gpu_memory``, ``snapshot``, ``random_weights``, ``balanced_routing``,
+            ``stops_at_unsupported``, ``time``, ``tokens_per_step``, ``timeout`` in seconds, ``strategy``.
 
     Returns:
         A Rehearsal for each rank: ``report`` has peaks by step and phase in bytes, ``verdict`` whether it fits, and
@@ -183,7 +287,7 @@ def rehearse_command(command: str | Sequence[str], **asked: object) -> list[Rehe
         RehearsalError: if the command's process ends without a report. One that ``timeout`` ends reports what was seen
             until then, with the outcome ``timed_out``, unless its main thread cannot be interrupted.
     """
-    return list(command_to_rehearse(command, **asked).answers())  # type: ignore[arg-type]
+    return together(list(command_to_rehearse(command, **asked).answers()))  # type: ignore[arg-type]
 
 
 def _steps(steps: int | str, least: int) -> int | None:
@@ -205,5 +309,6 @@ def _ranks(ranks: str | int | Sequence[int], world_size: int | None) -> tuple[in
     for word in words:
         if not str(word).strip().isdecimal() or (world_size is not None and int(word) >= world_size):
             allowed = f"0 to {world_size - 1}, by the world size" if world_size else "whole numbers from 0"
+            allowed += f", all, or {STAGES}"
             raise SpecError(f"ranks: {shown(word)} is not allowed; {allowed}")
     return tuple(dict.fromkeys(map(int, words)))

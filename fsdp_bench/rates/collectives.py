@@ -15,6 +15,12 @@ are attached to two sockets also crosses the link between them, which all such g
 are NCCL's own, by PCIe generation and CPU. Where nobody documents which GPUs share a socket, or what joins the sockets,
 that link is taken to be no slower than the GPUs': the time is then the least that is possible.
 
+NCCL has no model for messages (send, receive) and all-to-alls, which are messages to every rank. They take what the
+bytes take on the slowest link, after one step, as NCCL's benchmarks count them (nccl-tests, doc/PERFORMANCE.md: a
+message's bus bandwidth is its own; an all-to-all's is (n - 1) / n of it), with the bandwidths and latencies of a ring.
+Between nodes each rank has its part of the network. Messages use LL or Simple (addP2pToPlan in src/enqueue.cc); the
+faster one is taken. An all-to-all among GPUs on PCIe is unknown: nobody documents how it shares the sockets' links.
+
 Not covered: NVLink SHARP (NVLS), CollNet, PAT, tuner plugins, network contention from other jobs, PCIe bandwidth lost
 on Intel CPUs (INTEL_P2P_OVERHEAD), and which of its whole-numbered ring speeds NCCL chooses. The time is unknown for
 part of a node with an NVLink mesh, for groups that do not fill nodes evenly, and for architectures without constants
@@ -24,10 +30,11 @@ here.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise
 
+from fsdp_bench.simulate.events import Work
 from fsdp_bench.spec.hardware import Hardware, Interconnect, LinkKind
 from fsdp_bench.spec.setup import TrainSetup
 
@@ -69,7 +76,8 @@ _PCIE_EFFICIENCY = 12.0 / 16.0
 _NETWORK_EFFICIENCY = 12.0 / 12.5
 """Fraction of a network's nominal bandwidth: NET_BW, NCCL's default for an interface of 100 Gb/s."""
 
-KINDS = ("all_gather", "reduce_scatter", "all_reduce", "broadcast")
+MESSAGES, ALL_TO_ALL = "send_recv", "all_to_all"
+KINDS = ("all_gather", "reduce_scatter", "all_reduce", "broadcast", ALL_TO_ALL, MESSAGES)
 
 
 @dataclass(frozen=True)
@@ -113,6 +121,23 @@ class Groups:
     """Consecutive ranks too: fully_shard's all-gather in backward with reshard_after_forward=N."""
     across_post_forward: Topology | None = None
     """Corresponding ranks of all those groups, which send nothing."""
+    of_script: Mapping[str, Topology | None] = field(default_factory=dict)
+    """The process groups of a rehearsed script, by its own names."""
+    pairs: Mapping[int, Topology | None] = field(default_factory=dict)
+    """The links to the ranks with which a rehearsed rank exchanges messages."""
+
+    def that_communicate(self) -> dict[str, Topology | None]:
+        """Return the process groups by the names that Work.group has."""
+        own = {"shard": self.shard, "replicate": self.replicate, "world": self.world}
+        return {**own, "post_forward": self.post_forward, **self.of_script}
+
+    def topology(self, work: Work) -> Topology | None:
+        """Return the links of a collective; of messages to several ranks the slowest."""
+        if work.name != MESSAGES:
+            return self.that_communicate()[work.group]
+        found = [self.pairs[peer] for peer in work.dims]
+        known = [one for one in found if one is not None]
+        return min(known, key=lambda one: one.bus_bandwidth) if len(known) == len(found) else None
 
 
 def groups_of(hardware: Hardware, setup: TrainSetup) -> Groups:
@@ -149,6 +174,16 @@ def topology_of_ranks(hardware: Hardware, ranks: Sequence[int]) -> Topology | No
     if not places or any(other != places[0] for other in places) or len(strides) > 1:
         return None
     return _topology(hardware, len(ordered), len(places[0]), strides.pop() if strides else 1)
+
+
+def topology_of_pair(hardware: Hardware, rank: int, other: int) -> Topology | None:
+    """Return the links of messages between two ranks, while all ranks of a node exchange such messages.
+
+    On two nodes each has its part of the network, wherever on its node it is.
+    """
+    each = hardware.gpus_per_node
+    is_within = rank // each == other // each
+    return topology_of_ranks(hardware, (rank, other) if is_within else (0, each))
 
 
 def _post_forward_groups(hardware: Hardware, setup: TrainSetup) -> tuple[Topology | None, Topology | None]:
@@ -237,10 +272,12 @@ def _network_bandwidth(hardware: Hardware) -> float | None:
 def collective_seconds(kind: str, message_bytes: float, topology: Topology) -> float:
     """Return the seconds of one collective with the algorithm and protocol that NCCL's model finds fastest.
 
-    ``message_bytes``: the output of an all-gather, the input of a reduce-scatter, else the tensor.
+    ``message_bytes``: the output of an all-gather, the input of a reduce-scatter, what a rank sends in an all-to-all,
+    else the tensor.
     """
     algorithms = ("ring", "tree") if kind == "all_reduce" else ("ring",)
-    protocols = [index for index, name in enumerate(PROTOCOLS) if name != "LL128" or topology.link == "nvlink"]
+    has_128 = topology.link == "nvlink" and kind not in (MESSAGES, ALL_TO_ALL)
+    protocols = [index for index, name in enumerate(PROTOCOLS) if name != "LL128" or has_128]
     return min(
         _latency(kind, algorithm, protocol, topology)
         + message_bytes / _bandwidth(kind, algorithm, protocol, message_bytes, topology)
@@ -258,7 +295,7 @@ def _latency(kind: str, algorithm: str, protocol: int, topology: Topology) -> fl
     if algorithm == "tree":
         hops = (topology.ranks_per_node - 1) * _STEP[topology.link]["tree"][protocol]
         return (base + 2 * (hops + math.floor(math.log2(topology.num_nodes)) * between)) * MICROSECOND
-    if kind == "broadcast":
+    if kind in ("broadcast", MESSAGES, ALL_TO_ALL):
         return (base + (between if across else within)) * MICROSECOND
     passes = 2 if kind == "all_reduce" else 1
     steps_between = passes * (topology.num_nodes - 1)
@@ -271,7 +308,8 @@ def _latency(kind: str, algorithm: str, protocol: int, topology: Topology) -> fl
 
 def _bandwidth(kind: str, algorithm: str, protocol: int, message_bytes: float, topology: Topology) -> float:
     """Return the bytes of a message that are sent per second."""
-    bus, name, single = topology.bus_bandwidth, PROTOCOLS[protocol], topology.num_nodes == 1
+    bus = _all_to_all_bandwidth(topology) if kind == ALL_TO_ALL else topology.bus_bandwidth
+    name, single = PROTOCOLS[protocol], topology.num_nodes == 1
     slow = _LL_WITHIN.get(topology.capability, _LL_WITHIN[10]) if single else None
     slow = slow or _LL_ACROSS.get(topology.num_nodes, _LL_ACROSS_MORE)
     if algorithm == "tree":
@@ -285,10 +323,22 @@ def _bandwidth(kind: str, algorithm: str, protocol: int, message_bytes: float, t
         bus = min(bus / 2, slow)
     elif name == "LL128":
         bus *= 0.92
-    if kind == "broadcast":
+    if kind in ("broadcast", MESSAGES, ALL_TO_ALL):
         return bus
     passes = 2 if kind == "all_reduce" else 1
     return bus * topology.size / (passes * (topology.size - 1))
+
+
+def _all_to_all_bandwidth(topology: Topology) -> float:
+    """Return the bytes per second of a rank's whole message.
+
+    Its own part stays; those for its own node and those for others go at once, over NVLink and the rank's part of the
+    network.
+    """
+    size, near = topology.size, topology.ranks_per_node
+    within = topology.link_bandwidth * size / (near - 1) if near > 1 else math.inf
+    across = topology.network_bandwidth / near * size / (size - near) if topology.num_nodes > 1 else math.inf
+    return min(within, across)
 
 
 def _correction(protocol: str, message_bytes: float) -> float:

@@ -26,11 +26,12 @@ a ``device_id`` allocates what every communicator allocates when it is created.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
 from fsdp_bench.rates import nccl_buffers as nccl
-from fsdp_bench.rates.collectives import Topology, groups_of
+from fsdp_bench.rates.collectives import Topology, groups_of, topology_of_ranks
 from fsdp_bench.rates.nccl_buffers import Bounds
 from fsdp_bench.spec.hardware import Hardware, LinkKind, Network
 from fsdp_bench.spec.setup import ShardingStrategy, TrainSetup
@@ -135,6 +136,14 @@ def communicators_of(setup: TrainSetup, hardware: Hardware | None, num_resharded
     return Communicators(tuple(found))
 
 
+def communicators_of_groups(groups: Sequence[tuple[Purpose, Sequence[int]]], hardware: Hardware) -> Communicators:
+    """Return the communicators of process groups, by what they do and their ranks."""
+    found = [
+        _with_memory(purpose, len(ranks), topology_of_ranks(hardware, ranks), hardware) for purpose, ranks in groups
+    ]
+    return Communicators(tuple(found))
+
+
 def _communicator(purpose: Purpose, num_ranks: int, setup: TrainSetup, hardware: Hardware | None) -> Communicator:
     if hardware is None or hardware.world_size != setup.world_size:
         return Communicator(purpose, num_ranks, unknown="--server is missing or has another world size")
@@ -146,6 +155,10 @@ def _communicator(purpose: Purpose, num_ranks: int, setup: TrainSetup, hardware:
         group = groups.across_post_forward
     elif num_ranks < setup.world_size:
         group = groups.shard if purpose is Purpose.SHARD else groups.replicate
+    return _with_memory(purpose, num_ranks, group, hardware)
+
+
+def _with_memory(purpose: Purpose, num_ranks: int, group: Topology | None, hardware: Hardware) -> Communicator:
     unknown = _why_unknown(purpose, group, hardware)
     if group is None or unknown:
         return Communicator(purpose, num_ranks, unknown=unknown)

@@ -15,7 +15,7 @@ from statistics import NormalDist
 from typing import Protocol
 
 from fsdp_bench.rates.attention_time import FLASH_ATTENTION_2, MEMORY_EFFICIENT, attention_seconds, kernel_of
-from fsdp_bench.rates.collectives import Groups, Topology, collective_seconds, groups_of
+from fsdp_bench.rates.collectives import ALL_TO_ALL, Groups, Topology, collective_seconds, groups_of
 from fsdp_bench.rates.communicators import channels_of
 from fsdp_bench.simulate.events import Work
 from fsdp_bench.spec.hardware import Gpu, Hardware
@@ -95,11 +95,12 @@ HOST_ADAM_BYTES_PER_SECOND = 23e9
 FSDP2's offloaded parameters takes 1.93 s for 537 million elements, 84 bytes each, on a server with 8 H100
 (ISEEKYAN/Megatron-LM issue 188, 2026). The rate of each of eight processes at once is not known."""
 
-MEMORY_TRAFFIC = {"all_gather": 3, "reduce_scatter": 3, "all_reduce": 6, "broadcast": 3}
+MEMORY_TRAFFIC = {"all_gather": 3, "reduce_scatter": 3, "all_reduce": 6, "broadcast": 3, ALL_TO_ALL: 4}
 """Bytes that a GPU's memory reads and writes for each byte of a collective's message.
 
 A ring passes every byte through a buffer: it is written there, read, and written again (all-gather) or read with the
-GPU's own part (reduce-scatter); an all-reduce does both (NCCL, src/device/prims_simple.h)."""
+GPU's own part (reduce-scatter); an all-reduce does both (NCCL, src/device/prims_simple.h). An all-to-all also reads
+every byte from its input."""
 ASSUMED_CHANNELS = 16
 """NCCL's channels where they cannot be derived: those of a group that spans nodes with a network interface per GPU."""
 LEAST_BANDWIDTH = 0.5
@@ -139,9 +140,8 @@ class Datasheet:
     @property
     def is_over_pcie(self) -> bool:
         """Whether any group communicates over PCIe within a node."""
-        found = self.groups
-        topologies = (found.shard, found.replicate, found.world, found.post_forward)
-        return any(one is not None and one.link == "pcie" and one.ranks_per_node > 1 for one in topologies)
+        topologies = (*self.groups.that_communicate().values(), *self.groups.pairs.values())
+        return any(one is not None and _is_over_pcie(one) for one in topologies)
 
     def run(self, work: Work, beside: tuple[Work, ...] = ()) -> float | None:
         """Return the seconds of an operator by the roofline: the longer of computing and of moving the bytes."""
@@ -199,8 +199,10 @@ class Datasheet:
 
     def collective(self, work: Work) -> float | None:
         """Return the seconds of a collective by NCCL's cost model; None if its group's topology is not documented."""
-        topology: Topology | None = getattr(self.groups, work.group)
-        return None if topology is None else collective_seconds(work.name, work.num_bytes, topology)
+        topology = self.groups.topology(work)
+        if topology is None or (work.name == ALL_TO_ALL and _is_over_pcie(topology)):
+            return None
+        return collective_seconds(work.name, work.num_bytes, topology)
 
     def copy(self, work: Work) -> float | None:
         """Return the seconds of a copy over the host link; of a small one, such as a loss, also without knowing it."""
@@ -233,6 +235,10 @@ class RatesWithoutCommunication:
         part = work.num_bytes // self._ranks[work.group]
         copied = {"all_gather": part + work.num_bytes, "reduce_scatter": 2 * part}.get(work.name)
         return 0.0 if copied is None else self.run(Work("aten::copy_", copied, itemsize=4))
+
+
+def _is_over_pcie(topology: Topology) -> bool:
+    return topology.link == "pcie" and topology.ranks_per_node > 1
 
 
 def _memory_efficiency(name: str) -> float:
@@ -301,8 +307,7 @@ def datasheet(hardware: Hardware, setup: TrainSetup, groups: Groups | None = Non
 def _channels(groups: Groups, hardware: Hardware) -> dict[str, int]:
     """Return the channels of each group on GPUs with NVLink: each is a thread block that occupies a multiprocessor."""
     found = {}
-    for name in ("shard", "replicate", "world", "post_forward"):
-        group: Topology | None = getattr(groups, name)
+    for name, group in groups.that_communicate().items():
         if group is not None and group.link == "nvlink":
             channels = channels_of(group, hardware)
             found[name] = ASSUMED_CHANNELS if channels is None else channels.high

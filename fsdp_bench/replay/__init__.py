@@ -5,6 +5,7 @@ Read in this order:
     caching_allocator/   reserved memory: CUDA's caching allocator, replayed
     schedule.py          when everything runs on which stream: step time, exposed communication
     streams.py           the host, the streams and the communicators of one rank, and how long work takes
+    together.py          several ranks that wait for each other: pipeline stages and their bubbles
     step_parts.py        what a step's time consists of
     traffic.py           what rank 0 sends and receives
     host_memory.py       what CPU offload keeps in host memory

@@ -82,9 +82,14 @@ KIND = {
 def run(events: Iterable[Event], rates: Rates, with_spans: bool = False) -> StepTime:
     """Run a step's events."""
     listed, streams = list(events), Streams(rates)
-    end = streams.run(listed)
-    spans = tuple(_spans(listed, streams.ran)) if with_spans else ()
-    return _step_time(end, streams.ran, streams.unknown, spans)
+    return step_time(listed, streams, streams.run(listed), with_spans)
+
+
+def step_time(events: Iterable[Event], streams: Streams, end: float, with_spans: bool) -> StepTime:
+    """Return the time of a step that has run on ``streams`` and took until ``end``."""
+    spans = tuple(_spans(events, streams.ran)) if with_spans else ()
+    waits = [*streams.waits, (streams.end, end)] if streams.end < end else streams.waits
+    return _step_time(end, streams.ran, streams.unknown, spans, waits)
 
 
 def _spans(events: Iterable[Event], ran: Iterable[Ran]) -> Iterator[Span]:
@@ -99,7 +104,7 @@ def _spans(events: Iterable[Event], ran: Iterable[Ran]) -> Iterator[Span]:
 
 
 def _step_time(
-    end: float, ran: Iterable[Ran], missing: Sequence[tuple[Kind, Work]], spans: tuple[Span, ...]
+    end: float, ran: Iterable[Ran], missing: Sequence[tuple[Kind, Work]], spans: tuple[Span, ...], waits: Intervals
 ) -> StepTime:
     """Return the step time and what it consists of."""
     busy: dict[str, Intervals] = {"compute": [], "collective": [], "copy": [], "host": []}
@@ -125,6 +130,6 @@ def _step_time(
         unknown=tuple(dict.fromkeys(names)),
         cpu_optimizer_seconds=length(cpu_optimizer),
         slowed_seconds=max(slowed, 0.0),
-        parts=parts_of(end, operators, busy, cpu_optimizer) if is_known else {},
+        parts=parts_of(end, operators, busy, cpu_optimizer, waits) if is_known else {},
         spans=spans,
     )

@@ -1,7 +1,8 @@
 """The parts of a step's time: they exclude each other and add up to the step.
 
 At any time the step belongs to the operators that run; if none runs, to the collectives; then to copies to and from the
-host; then to the optimizer that the host computes. The rest is time in which the GPU waits for the host.
+host; then to the optimizer that the host computes; then to waiting for other ranks. The rest is time in which the GPU
+waits for the host.
 """
 
 from __future__ import annotations
@@ -61,6 +62,9 @@ class StepPart(StrEnum):
     """Copies to and from the host, while neither operators nor collectives run."""
     CPU_OPTIMIZER = "cpu_optimizer"
     """The host's work on tensors in its memory, under offload: the optimizer, norms and copies of gradients."""
+    WAITING_FOR_RANKS = "waiting_for_ranks"
+    """Other ranks have not come to a collective, sent a message or ended their step: a pipeline's bubbles. Only where
+    several ranks run together."""
     WAITING_FOR_HOST = "waiting_for_host"
     """The host has not yet launched what comes next: its time for operators and hooks."""
 
@@ -81,7 +85,11 @@ def part_of(work: Work, label: str) -> StepPart:
 
 
 def parts_of(
-    end: float, operators: Mapping[StepPart, float], busy: Mapping[str, Intervals], cpu_optimizer: Intervals
+    end: float,
+    operators: Mapping[StepPart, float],
+    busy: Mapping[str, Intervals],
+    cpu_optimizer: Intervals,
+    waits: Intervals,
 ) -> dict[StepPart, float]:
     """Return the seconds of each part.
 
@@ -90,6 +98,7 @@ def parts_of(
         operators: seconds of the operators on the compute stream, which runs one at a time, by part.
         busy: intervals of ``compute``, ``collective`` and ``copy`` on all streams.
         cpu_optimizer: when the host computes the optimizer.
+        waits: when the compute stream waits for other ranks.
     """
     compute, collectives, copies = (union(busy[kind]) for kind in ("compute", "collective", "copy"))
     gpu = union(compute + collectives)
@@ -100,5 +109,9 @@ def parts_of(
     parts[StepPart.EXPOSED_COMMUNICATION] = length(gpu) - length(compute)
     parts[StepPart.EXPOSED_COPIES] = length(device) - length(gpu)
     parts[StepPart.CPU_OPTIMIZER] = length(optimizer) - overlap(optimizer, device)
-    parts[StepPart.WAITING_FOR_HOST] = end - length(device) - parts[StepPart.CPU_OPTIMIZER]
+    not_waiting = union(device + optimizer)
+    parts[StepPart.WAITING_FOR_RANKS] = length(union(not_waiting + waits)) - length(not_waiting)
+    parts[StepPart.WAITING_FOR_HOST] = end - length(union(not_waiting + waits))
+    if not waits:
+        del parts[StepPart.WAITING_FOR_RANKS]
     return parts

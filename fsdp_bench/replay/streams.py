@@ -12,10 +12,11 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import Enum, auto
 
+from fsdp_bench.rates.collectives import MESSAGES
 from fsdp_bench.rates.datasheet import Rates
 from fsdp_bench.simulate.events import Event, Kind, Queue, Stream, Work
 
@@ -72,7 +73,7 @@ class Step(Enum):
     RECORD = auto()
     WAIT = auto()
     WAIT_FOR_STARTED = auto()
-    """Wait for the collectives that were started so far."""
+    """Wait for collectives that were started."""
 
 
 @dataclass(slots=True)
@@ -85,9 +86,9 @@ class Item:
     ran: Ran | None = None
     mark: EventMark | None = None
     count: int = 0
-    """A collective's number in its process group; for WAIT_FOR_STARTED, how many were started."""
+    """A collective's number in its process group; for WAIT_FOR_STARTED, the number after the last one."""
     number: int = 0
-    """A START's number among all of them."""
+    """A START's number among all of them; for WAIT_FOR_STARTED, the first one's."""
     operators: OperatorRun | None = None
 
 
@@ -103,11 +104,19 @@ class Ran:
     end: float = 0.0
 
 
+EndOfCollective = Callable[[Ran, float], float | None]
+"""Returns when a collective ends that this rank could begin at a time; None if that is not known yet."""
+
+
 class Streams:
     """One rank that runs a log; ``ran`` has all work, in the order of issue."""
 
-    def __init__(self, rates: Rates) -> None:
+    def __init__(self, rates: Rates, end_of: EndOfCollective | None = None) -> None:
+        """``end_of``: says when a collective ends of which other ranks have a part that is looked at (together.py)."""
         self.rates = rates
+        self._end_of_collective = end_of
+        self.waits: list[tuple[float, float]] = []
+        """When the compute stream waits for collectives in which other ranks that are looked at take part."""
         self.ran: list[Ran] = []
         self._alone: dict[tuple[Kind, Work], float | None] = {}
         """The seconds of work, for which the rates are asked once."""
@@ -133,15 +142,30 @@ class Streams:
     def run(self, events: Iterable[Event | OperatorRun]) -> float:
         """Run a log; return when all is done."""
         log = iter(events)
-        going = True
-        while going:
-            going = self._issue(log)
-            for stream in _STREAMS:
-                going |= self._advance(stream)
-            if not going:
-                going = self._run_operators()
-        assert not any(self._queues)
+        while self.advance(log) or self.run_operators():
+            pass
+        assert self.is_done
+        return self.end
+
+    @property
+    def is_done(self) -> bool:
+        """Whether nothing that was issued still waits."""
+        return not any(self._queues) and not self._pending and self._host_waits is None
+
+    @property
+    def end(self) -> float:
+        """When all is done that was timed so far."""
         return max(self._host, *self._free, *self._started_ends.values())
+
+    def advance(self, log: Iterable[Event | OperatorRun]) -> bool:
+        """Issue and time what can go on, but for operators of the compute stream; return whether there was any."""
+        going = self._issue(log)
+        if self._end_of_collective is not None:
+            for group in {group for group, _ in self._pending}:
+                going |= self._start_pending(group)
+        for stream in _STREAMS:
+            going |= self._advance(stream)
+        return going
 
     @property
     def unknown(self) -> list[tuple[Kind, Work]]:
@@ -227,7 +251,10 @@ class Streams:
         elif kind is Kind.SYNCHRONIZE:
             self._host_waits = self._mark(stream)
         elif kind is Kind.WAIT_COLLECTIVES:
-            self._queues[stream].append(Item(Step.WAIT_FOR_STARTED, count=self._num_started))
+            is_one = event.number >= 0
+            count = event.number + 1 if is_one else self._num_started
+            first = event.number if is_one else 0
+            self._queues[stream].append(Item(Step.WAIT_FOR_STARTED, self._host, count=count, number=first))
 
     def _mark(self, stream: int) -> EventMark:
         """Mark the place behind all that a stream was given."""
@@ -267,42 +294,62 @@ class Streams:
                 return False
             self._free[stream] = max(self._free[stream], item.mark.time)
         elif item.step is Step.WAIT_FOR_STARTED:
-            ends = [self._started_ends.get(number) for number in range(item.count)]
+            ends = [self._started_ends.get(number) for number in range(item.number, item.count)]
             if None in ends:
                 return False
-            self._free[stream] = max([self._free[stream], *(end for end in ends if end is not None)])
+            end = max([self._free[stream], *(end for end in ends if end is not None)])
+            self._wait_for_ranks(stream, max(self._free[stream], item.issued), end)
+            self._free[stream] = end
         elif item.ran is not None:
             ready, group = max(item.issued, self._free[stream]), item.ran.work.group
             if item.step is Step.START:
                 self._pending[group, item.count] = item, ready
                 self._start_pending(group)
-            elif self._done.get(group, 0) < item.count:
+            elif self._done.get(group, 0) < item.count or not self._collect(item.ran, ready, stream):
                 return False
             else:
-                self._collect(item.ran, ready, stream)
                 self._start_pending(group)
         return True
 
-    def _collect(self, ran: Ran, ready: float, stream: Stream | None) -> None:
-        """Time a collective, and keep it for the operators beside it."""
+    def _collect(self, ran: Ran, ready: float, stream: Stream | None) -> bool:
+        """Time a collective, and keep it for the operators beside it; return False if other ranks' part is not known.
+
+        Messages are not kept: nobody documents how much of a GPU they take.
+        """
         group = ran.work.group
-        ran.begin = max(ready, self._group_free.get(group, 0.0))
-        ran.end = self._group_free[group] = ran.begin + ran.seconds
+        ready = max(ready, self._group_free.get(group, 0.0))
+        end = ready + ran.seconds if self._end_of_collective is None else self._end_of_collective(ran, ready)
+        if end is None:
+            return False
+        ran.begin, ran.end = end - ran.seconds, end
+        self._group_free[group] = end
+        if stream is not None:
+            self._wait_for_ranks(stream, ready, ran.begin)
         self._done[group] = self._done.get(group, 0) + 1
         if stream is not None:
-            self._free[stream] = ran.end
-        if ran.seconds > 0:
+            self._free[stream] = end
+        if ran.seconds > 0 and ran.work.name != MESSAGES:
             self._beside.append(ran)
+        return True
 
-    def _start_pending(self, group: str) -> None:
-        """Time the started collectives whose communicator is free."""
-        while (found := self._pending.pop((group, self._done.get(group, 0)), None)) is not None:
+    def _wait_for_ranks(self, stream: Stream, begin: float, end: float) -> None:
+        if self._end_of_collective is not None and stream is _COMPUTE and begin < end:
+            self.waits.append((begin, end))
+
+    def _start_pending(self, group: str) -> bool:
+        """Time the started collectives whose communicator is free; return whether there was any."""
+        moved = False
+        while (found := self._pending.get(key := (group, self._done.get(group, 0)))) is not None:
             item, ready = found
             assert item.ran is not None
-            self._collect(item.ran, ready, None)
+            if not self._collect(item.ran, ready, None):
+                break
+            del self._pending[key]
             self._started_ends[item.number] = item.ran.end
+            moved = True
+        return moved
 
-    def _run_operators(self) -> bool:
+    def run_operators(self) -> bool:
         """Time the operators at the head of the compute stream; return whether there was one."""
         queue, moved = self._queues[_COMPUTE], False
         while queue:

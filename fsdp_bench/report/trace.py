@@ -50,10 +50,8 @@ def rehearsal_trace(found: Mapping[str, Rehearsal]) -> Event | None:
         issued, time = one.report.issued, one.time
         if issued is None or time is None:
             continue
-        own, groups = process_groups(issued, one.hardware), dict[str, str]()
-        for group, other in own.names.items():
-            text = f"{group} ({own.sizes.get(group, '?')} ranks)"
-            groups[other] = f"{groups[other]}, {text}" if other in groups else text
+        sizes = process_groups(issued, one.hardware, one.report.rank).sizes
+        groups = {group: f"{group} ({size} ranks)" for group, size in sizes.items()}
         count = sum(time.unknown.values())
         without = f"; without {count} kernels and collectives whose time is unknown" if count else ""
         steps.append(

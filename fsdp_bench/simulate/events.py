@@ -20,7 +20,7 @@ Events that order streams and the host:
     WAIT_EVENT                 ``stream`` waits for the next event of Queue ``number`` that nobody waited for
     HOST_WAIT                  the host waits for that event (Event.synchronize)
     SYNCHRONIZE                the host waits for all that ``stream`` has been given
-    WAIT_COLLECTIVES           ``stream`` waits for all collectives that were started
+    WAIT_COLLECTIVES           ``stream`` waits for all collectives that were started, or for the one with ``number``
 
 Events beside the device:
 
@@ -122,11 +122,11 @@ class Work(msgspec.Struct, frozen=True, gc=False, cache_hash=True):
     """Bytes that are read and written; of a collective, the whole message."""
     dims: tuple[int, ...] = ()
     """m, n, k of a matrix product; batch, heads, key-value heads, length, head size of attention; tensors and elements
-    of an optimizer step."""
+    of an optimizer step; of messages the other ranks."""
     itemsize: int = 0
     group: str = ""
-    """The process group of a collective: ``shard``, ``replicate``, ``world`` or ``post_forward``. A copy of
-    activations has ``activations``."""
+    """The process group of a collective: ``shard``, ``replicate``, ``world`` or ``post_forward``; of a rehearsed script
+    its own name. A copy of activations has ``activations``."""
 
     @property
     def is_product(self) -> bool:

@@ -13,7 +13,7 @@ from msgspec.structs import replace as struct_replace
 
 from fsdp_bench.catalog.loader import BUILT_IN
 from fsdp_bench.catalog.lookup import server
-from fsdp_bench.rates.collectives import KINDS, Topology, collective_seconds, groups_of
+from fsdp_bench.rates.collectives import KINDS, Topology, collective_seconds, groups_of, topology_of_pair
 from fsdp_bench.spec.hardware import Hardware
 from fsdp_bench.spec.setup import ShardingStrategy, TrainSetup
 
@@ -48,12 +48,32 @@ def shard_group(where: Hardware) -> Topology:
             *("all_reduce", 65536, {"nodes": 16}),
             (6.8 + 2 * (7 * 0.6 + 4 * 5.0)) * US + 65536 / (min(A100_NETWORK * 0.92 / 3.8, 19e9) / 2 * 0.6),
         ),
+        # every rank sends 1 / 8 of it to each other one; nccl-tests, doc/PERFORMANCE.md: (n - 1) / n of the bus
+        ("all_to_all", 1e9, {}, (8.4 + 3.4) * US + 1e9 * 7 / 8 / A100_BUS),
+        # on two nodes half of it leaves the node, over an eighth of its network
+        ("all_to_all", 1e9, {"nodes": 2}, (8.4 + 14.0) * US + 1e9 * 8 / 16 / (A100_NETWORK / 8)),
         # PCIe has no LL128 and its own steps
         ("all_gather", 1e9, {"name": "g5.48xlarge"}, (8.4 + 7 * 5.7) * US + 1e9 * 7 / 8 / 16e9),
     ],
 )
 def test_seconds_of_collectives_by_hand(kind: str, size: float, where: dict[str, Any], expected: float) -> None:
     assert collective_seconds(kind, size, shard_group(cluster(**where))) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("other", "num_bytes", "expected"),
+    [
+        # a message of a few bytes by LL, a large one by Simple; nccl-tests: the bus bandwidth of a message is its own
+        (1, 1000, (6.6 + 0.6) * US + 1000 / 87.7e9),
+        (3, 1e9, (8.4 + 3.4) * US + 1e9 / A100_BUS),
+        # to another node over an eighth of the network, wherever the rank is there
+        (8, 1e9, (8.4 + 14.0) * US + 1e9 / (A100_NETWORK / 8)),
+        (13, 1e9, (8.4 + 14.0) * US + 1e9 / (A100_NETWORK / 8)),
+    ],
+)
+def test_seconds_of_messages_by_hand(other: int, num_bytes: float, expected: float) -> None:
+    links = topology_of_pair(cluster(nodes=2), 0, other)
+    assert collective_seconds("send_recv", num_bytes, links) == pytest.approx(expected)
 
 
 def hybrid(shard_size: int, nodes: int = 2) -> TrainSetup:

@@ -14,11 +14,13 @@ from fsdp_bench.plan.estimate import Verdict
 from fsdp_bench.plan.headroom import Headroom
 from fsdp_bench.plan.rehearsal import Rehearsal, worst_of
 from fsdp_bench.plan.rehearsal_document import rehearsal_document
+from fsdp_bench.rates.communicators import communicators_of
 from fsdp_bench.report.charts.rehearsal import rehearsal_slide
 from fsdp_bench.report.charts.slide import draw
 from fsdp_bench.report.text.prediction import retries_text
 from fsdp_bench.report.text.rehearsal import place, report_text, several, verdict_line
 from fsdp_bench.spec.errors import SpecError
+from fsdp_bench.spec.setup import ShardingStrategy, TrainSetup
 from fsdp_bench.spec.subprocesses.rehearsal import (
     GpuRead,
     HeldLine,
@@ -31,6 +33,7 @@ from fsdp_bench.spec.subprocesses.rehearsal import (
 from fsdp_bench.spec.units import GIB
 from tests.plan.rehearsed_time.conftest import INT64, StepWriter
 
+EIGHT = tuple(range(8))
 OWN, INNER = SourceLine("train.py", 17, "<module>"), SourceLine("/env/site-packages/transformers/loss.py", 42, "loss")
 
 
@@ -181,10 +184,27 @@ def test_unknown_values_that_were_read_are_said_and_known_ones_too() -> None:
 
 def test_nccls_memory_is_of_the_groups_that_the_script_made() -> None:
     assert [one.num_ranks for one in rehearsal().communicators.each] == [8]
-    gathers = (("1", "allgather_base", 4), ("2", "allreduce", 4))
-    hybrid = rehearsal(process_groups={"0": 8, "1": 4, "2": 2}, collectives=gathers).communicators
-    assert [one.num_ranks for one in hybrid.each] == [4, 2, 8]
+    gathers = (("1", "allgather_base", 4), ("2", "allreduce", 4), ("0", "barrier", 1))
+    ranks = {"0": EIGHT, "1": (0, 1, 2, 3), "2": (0, 4)}
+    sizes = {group: len(of) for group, of in ranks.items()}
+    of_three = replaced(
+        rehearsal(process_groups=sizes, collectives=gathers, group_ranks=ranks), hardware=server("p5.48xlarge")
+    )
+    setup = TrainSetup(world_size=8, shard_size=4, strategy=ShardingStrategy.HYBRID_SHARD)
+    assert of_three.communicators == communicators_of(setup, server("p5.48xlarge"))
+    messages = replace(of_three.report, peers=(4,))
+    assert replaced(of_three, report=messages).communicators is None
     assert rehearsal(process_groups={"0": 8, "1": 3}).communicators is None
+
+
+def test_an_all_reduce_may_need_nvlink_sharp_beside_gathers() -> None:
+    """Tensor parallelism gathers and adds up in one group; what that needs at most is what hybrid sharding's needs."""
+    where, ranks = server("p5.48xlarge"), {"tp": (0, 1), "dp": (0, 2, 4, 6)}
+    both = (("tp", "allgather_base", 4), ("tp", "allreduce", 1), ("dp", "allgather_base", 4))
+    report = replace(REPORT, process_groups={"tp": 2, "dp": 4}, collectives=both, group_ranks=ranks)
+    found = Rehearsal(report, where, Headroom(0, "stated")).communicators
+    assert [(one.purpose, one.num_ranks) for one in found.each] == [("shard", 4), ("replicate", 2), ("barriers", 8)]
+    assert found.num_bytes is not None
 
 
 def test_a_rank_that_does_not_fit_decides_before_an_unknown_one_and_is_named() -> None:
@@ -275,6 +295,15 @@ def test_several_ranks_have_a_column_of_step_times() -> None:
     assert "step time" in header
     assert " ms" in first
     assert "unknown" in second
+
+
+def test_a_stage_alone_names_the_ranks_to_be_run() -> None:
+    step = StepWriter()
+    step.collective("recv", 100, (0, 4), peer=4, is_asynchronous=True)
+    report = replace(REPORT, issued=step.read(), peers=(4,))
+    found = report_text(Rehearsal(report, server("p5.48xlarge"), Headroom(0, "stated"), asks_time=True))
+    assert "as it depends on pipeline stages that were not rehearsed" in " ".join(found.split())
+    assert "--ranks stages runs one rank of each stage: 0,4" in found
 
 
 def test_without_time_nothing_of_it_is_printed() -> None:

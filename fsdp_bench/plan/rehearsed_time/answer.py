@@ -11,17 +11,27 @@ from msgspec.structs import asdict
 
 from fsdp_bench.plan.document import TimeDocument, time_document
 from fsdp_bench.plan.headroom import with_cuda
-from fsdp_bench.plan.ranges import range_of, range_of_script
-from fsdp_bench.plan.rehearsed_time.events import ProcessGroups, Replayable, events_of, process_groups
+from fsdp_bench.plan.ranges import Range, range_of, range_of_script
+from fsdp_bench.plan.rehearsed_time.events import (
+    ProcessGroups,
+    Replayable,
+    events_of,
+    kind_of,
+    process_groups,
+    streams_of,
+)
 from fsdp_bench.plan.rehearsed_time.operator_work import DTYPES, dtype_of, work_of_operator
 from fsdp_bench.plan.speed import Speed
 from fsdp_bench.rates.datasheet import Datasheet, datasheet
 from fsdp_bench.replay.schedule import Span, StepTime, run
-from fsdp_bench.simulate.events import IN_HOST_MEMORY, Event, Kind, Work
+from fsdp_bench.replay.step_parts import StepPart
+from fsdp_bench.replay.together import RankLog, run_together
+from fsdp_bench.simulate.events import IN_HOST_MEMORY, Event, Kind, Stream, Work
 from fsdp_bench.spec.hardware import Hardware
 from fsdp_bench.spec.setup import Precision, TrainSetup
 from fsdp_bench.spec.subprocesses.issued import (
     Argument,
+    IssuedCollective,
     IssuedOperator,
     IssuedStep,
     PhaseBegin,
@@ -65,8 +75,17 @@ class RehearsedTime(Speed):
     waiting_for_host_seconds: float
     """In which the GPU has nothing to do."""
     is_tokens_given: bool
+    sharing_ranks: float | None
+    """Ranks that train on the same tokens, by tensor or pipeline parallelism. None if that is not known."""
+    stages: tuple[int, ...]
+    """This rank and those with which it exchanges messages."""
     num_streams: int
     """Streams on which the script issued work."""
+
+    @property
+    def waits_for(self) -> tuple[int, ...]:
+        """Ranks that were not rehearsed, and on whose messages the step's time depends."""
+        return tuple(int(name.rpartition(" ")[2]) for name in self.unknown if name.startswith(_WAITING))
 
 
 def rehearsed_time(
@@ -79,35 +98,102 @@ def rehearsed_time(
         hardware: servers, or a GPU, whose links are then unknown.
         tokens_per_step: what the rank trains on in a step, where its embeddings do not tell.
     """
-    step = report.issued
-    if step is None:
-        return None
-    hardware = with_cuda(hardware, report.cuda)
-    gpu = hardware.gpu
-    flops, groups = flops_of(step), process_groups(step, hardware)
-    setup = _setup(flops.dtype, report.world_size)
-    rates = datasheet(hardware, setup, groups.groups)
-    found = events_of(step, groups)
-    time, unknown = _scheduled(found, rates, groups)
-    published = range_of(gpu, setup, rates.is_over_pcie) if flops.dtype in _16_BIT else None
+    return rehearsed_times([report], hardware, tokens_per_step).get(report.rank)
+
+
+def rehearsed_times(
+    reports: Sequence[RehearsalReport], hardware: Hardware, tokens_per_step: int | None = None
+) -> dict[int, RehearsedTime]:
+    """Return how long a step of several ranks of one command takes, which wait for each other.
+
+    Each rank's answer has the step time of all and what the rank itself does in it. The arguments are those of
+    ``rehearsed_time``; ranks without a whole step are left out.
+    """
+    ranks = {one.rank: _RankStep.of(one, hardware) for one in reports if one.issued is not None}
+    times = run_together({rank: one.log for rank, one in ranks.items()})
+    if times is None:  # what one rank sends no other one receives
+        times = {rank: run(one.log.events, one.log.rates, with_spans=True) for rank, one in ranks.items()}
+        for one in ranks.values():
+            one.unknown["messages that no rank receives"] += 1
+    is_known = True
+    for one in ranks.values():
+        missing = set(one.report.peers) - ranks.keys()
+        one.unknown.update({f"{_WAITING} {rank}": 1 for rank in sorted(missing)})
+        is_known &= not one.unknown
+    return {
+        rank: _answer(one, times[rank], is_known, list(ranks.values()), tokens_per_step) for rank, one in ranks.items()
+    }
+
+
+_WAITING = "messages with rank"
+"""The beginning of the name of what is unknown where a rank's messages are with one that was not rehearsed."""
+
+
+@dataclass(frozen=True)
+class _RankStep:
+    """The step of one rank."""
+
+    report: RehearsalReport
+    step: IssuedStep
+    hardware: Hardware
+    flops: StepFlops
+    setup: TrainSetup
+    log: RankLog
+    rates: Datasheet
+    unknown: Counter[str]
+    num_streams: int
+
+    @staticmethod
+    def of(report: RehearsalReport, hardware: Hardware) -> _RankStep:
+        """Return the step that a report has."""
+        step = report.issued
+        assert step is not None
+        hardware = with_cuda(hardware, report.cuda)
+        flops, groups = flops_of(step), process_groups(step, hardware, report.rank)
+        setup = _setup(flops.dtype, report.world_size)
+        rates = datasheet(hardware, setup, groups.groups)
+        found = events_of(step, groups)
+        events, unknown = _known(found, rates, groups)
+        log = RankLog(events, found.meetings, rates)
+        return _RankStep(report, step, hardware, flops, setup, log, rates, unknown, found.num_streams)
+
+
+def _answer(
+    one: _RankStep, time: StepTime, is_known: bool, ranks: Sequence[_RankStep], tokens_per_step: int | None
+) -> RehearsedTime:
+    """Return the answer of one of several ranks, which together look up the tokens and compute the FLOPs."""
+    gpu, flops, rates = one.hardware.gpu, one.flops, one.rates
+    model = [each.flops.model for each in ranks]
+    sharing = sharing_ranks(one.step, one.report.rank, one.report.world_size)
+    looked_up = max((count for each in ranks if (count := tokens_of(each.step)) is not None), default=None)
+    own_tokens = None if looked_up is None or sharing is None else round(looked_up / sharing)
     return RehearsedTime(
-        step=step.number,
-        time=replace(time, step_seconds=None) if unknown else time,
+        step=one.step.number,
+        time=time if is_known else replace(time, step_seconds=None),
         at_least_seconds=time.step_seconds,
-        unknown=dict(unknown.most_common()),
+        unknown=dict(one.unknown.most_common()),
         parts=_parts(time.spans),
         host_seconds=_host_seconds(time.spans, rates),
         waiting_for_host_seconds=_idle_seconds(time),
-        model_flops=flops.model,
-        hardware_flops=flops.hardware,
-        tokens_per_step=tokens_of(step) if tokens_per_step is None else tokens_per_step,
+        model_flops=None if None in model else sum(each for each in model if each is not None) / len(ranks),
+        hardware_flops=sum(each.flops.hardware for each in ranks) / len(ranks),
+        tokens_per_step=own_tokens if tokens_per_step is None else tokens_per_step,
         is_tokens_given=tokens_per_step is not None,
+        sharing_ranks=sharing,
+        stages=tuple(sorted({one.report.rank, *one.report.peers})) if one.report.peers else (),
         peak_flops_per_second=gpu.peak_flops_per_second(flops.dtype) if flops.dtype else None,
         source=rates.source,
         is_over_pcie=rates.is_over_pcie,
-        num_streams=found.num_streams,
-        range=range_of_script(gpu, published, is_on_gpu=not time.cpu_optimizer_seconds),
+        num_streams=one.num_streams,
+        range=_range(one, time) if sharing == 1.0 else None,
     )
+
+
+def _range(one: _RankStep, time: StepTime) -> Range | None:
+    """Return the range of a step that shares its tokens with no other rank: no others were compared."""
+    gpu, is_16_bit = one.hardware.gpu, one.flops.dtype in _16_BIT
+    published = range_of(gpu, one.setup, one.rates.is_over_pcie) if is_16_bit else None
+    return range_of_script(gpu, published, is_on_gpu=not time.cpu_optimizer_seconds)
 
 
 def why_no_time(report: RehearsalReport) -> str:
@@ -125,20 +211,20 @@ def _setup(dtype: str | None, world_size: int) -> TrainSetup:
     return TrainSetup(world_size=world_size, precision=Precision(computed, computed, computed))
 
 
-def _scheduled(found: Replayable, rates: Datasheet, groups: ProcessGroups) -> tuple[StepTime, Counter[str]]:
-    """Return the times of everything that is known, and the names of what is not."""
-    time, unknown = run(found.events, rates, with_spans=True), Counter(found.unknown)
-    if time.unknown:
-        own = {name: group for group, name in groups.names.items()}
-        known = []
-        for event in found.events:
-            if event.work is not None and _seconds(event, rates) is None:
-                of = own.get(event.work.group)
-                unknown[f"{event.work.name} of {groups.sizes.get(of, '?')} ranks" if of else event.work.name] += 1
-            else:
-                known.append(event)
-        time = run(known, rates, with_spans=True)
-    return time, unknown
+def _known(found: Replayable, rates: Datasheet, groups: ProcessGroups) -> tuple[list[Event], Counter[str]]:
+    """Return all events but the work whose time nobody knows, and the names of that."""
+    unknown, known, seconds = Counter(found.unknown), list[Event](), dict[tuple[Kind, Work], float | None]()
+    for event in found.events:
+        if event.work is not None:
+            key = event.kind, event.work
+            if key not in seconds:
+                seconds[key] = _seconds(event, rates)
+            if seconds[key] is None:
+                size = groups.sizes.get(event.work.group)
+                unknown[event.work.name if size is None else f"{event.work.name} of {size} ranks"] += 1
+                continue
+        known.append(event)
+    return known, unknown
 
 
 def _seconds(event: Event, rates: Datasheet) -> float | None:
@@ -166,13 +252,38 @@ def _host_seconds(spans: Sequence[Span], rates: Datasheet) -> float:
     return sum(span.end - span.begin if span.kind == "host" else rates.launch_seconds for span in spans)
 
 
+def sharing_ranks(step: IssuedStep, rank: int, world_size: int) -> float | None:
+    """Return how many ranks train on the same tokens: all ranks by those over which gradients are reduced.
+
+    FSDP reduces gradients on streams of its own; the collectives of tensor parallelism run on the stream of forward.
+    Without FSDP, all ranks have tokens of their own if nothing smaller than the world communicates.
+    """
+    compute = {stream for stream, name in streams_of(step.events).items() if name is Stream.COMPUTE}
+    collectives = [event for event in step.events if isinstance(event, IssuedCollective) and event.ranks is not None]
+    reduces = {
+        frozenset(event.ranks or ())
+        for event in collectives
+        if kind_of(event) in ("reduce_scatter", "all_reduce") and event.stream >= 0 and event.stream not in compute
+    }
+    if not reduces:
+        sizes = {len(event.ranks or ()) for event in collectives}
+        return 1.0 if sizes <= {1, world_size} else None
+    own, with_own_tokens = frozenset({rank}), 1
+    seen = own
+    for group in sorted(reduces, key=len, reverse=True):
+        if group & seen == own:  # another dimension of the mesh; experts' groups are parts of the largest one
+            with_own_tokens, seen = with_own_tokens * len(group), seen | group
+    return world_size / with_own_tokens
+
+
 def _idle_seconds(time: StepTime) -> float:
-    """Return the seconds in which neither an operator nor a collective nor a copy runs."""
+    """Return the seconds in which nothing runs and no other rank is waited for."""
     idle = end = 0.0
     for span in sorted((span for span in time.spans if span.kind != "host"), key=lambda span: span.begin):
         idle += max(span.begin - end, 0.0)
         end = max(end, span.end)
-    return idle + max((time.step_seconds or end) - end, 0.0)
+    idle += max((time.step_seconds or end) - end, 0.0)
+    return idle - time.parts.get(StepPart.WAITING_FOR_RANKS, 0.0)
 
 
 class RehearsedTimeDocument(TimeDocument, frozen=True, kw_only=True):
@@ -188,6 +299,8 @@ class RehearsedTimeDocument(TimeDocument, frozen=True, kw_only=True):
     tokens_per_step: int | None
     model_flops: float | None
     hardware_flops: float
+    sharing_ranks: float | None = None
+    stages: tuple[int, ...] = ()
     unknown: dict[str, int]  # type: ignore[assignment]  # with how often it was issued
     parts: tuple[PartTime, ...]
 
@@ -202,7 +315,7 @@ def rehearsed_time_document(found: RehearsedTime | None) -> RehearsedTimeDocumen
 
 _OF_STEP = (
     *("step", "at_least_seconds", "host_seconds", "waiting_for_host_seconds", "num_streams", "tokens_per_step"),
-    *("model_flops", "hardware_flops", "unknown", "parts"),
+    *("model_flops", "hardware_flops", "unknown", "parts", "sharing_ranks", "stages"),
 )
 
 

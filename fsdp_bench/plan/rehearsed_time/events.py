@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
 
 from fsdp_bench.plan.rehearsed_time.operator_work import Tensors, work_of_host, work_of_operator
-from fsdp_bench.rates.collectives import Groups, Topology, topology_of_ranks
+from fsdp_bench.rates.collectives import ALL_TO_ALL, MESSAGES, Groups, topology_of_pair, topology_of_ranks
 from fsdp_bench.replay.step_parts import IN_OPTIMIZER
+from fsdp_bench.replay.together import Meeting
 from fsdp_bench.simulate.events import Category, Event, Kind, Stream, Work
 from fsdp_bench.spec.hardware import Hardware
 from fsdp_bench.spec.subprocesses.issued import (
@@ -43,11 +44,13 @@ _KINDS = {
     "allreduce_coalesced": "all_reduce",
     "barrier": "all_reduce",
     "broadcast": "broadcast",
+    "reduce": "broadcast",  # NCCL's model has one for both (ncclTopoTuneModel)
+    "alltoall": ALL_TO_ALL,
+    "alltoall_base": ALL_TO_ALL,
 }
 """Kinds of rates/collectives.py, by the operators of the ``c10d`` namespace. The time of others is unknown."""
 
-_NAMES = ("shard", "replicate", "world", "post_forward")
-"""Groups that rates/ has. Which is which does not matter: each has its topology."""
+_MESSAGES = ("send", "recv")
 
 
 def kind_of(collective: IssuedCollective) -> str | None:
@@ -57,43 +60,23 @@ def kind_of(collective: IssuedCollective) -> str | None:
 
 @dataclass(frozen=True)
 class ProcessGroups:
-    """The process groups that communicate in a step."""
+    """The process groups that communicate in a step of one rank."""
 
-    names: dict[str, str]
-    """Names of rates/, by the script's own."""
+    rank: int
     groups: Groups
     sizes: dict[str, int]
     """Ranks, by the script's own names."""
 
 
-def process_groups(step: IssuedStep, hardware: Hardware) -> ProcessGroups:
-    """Return the process groups of a step with their topologies.
-
-    If there are more than four, those of the same ranks share a name, as if they had one communicator; if there are
-    still more than four, the others are unknown.
-    """
-    ranks: dict[str, tuple[int, ...] | None] = {}
-    gathers: set[str] = set()
-    for event in step.events:
-        if isinstance(event, IssuedCollective):
-            ranks.setdefault(event.group, event.ranks)
-            if kind_of(event) in ("all_gather", "reduce_scatter"):
-                gathers.add(event.group)
-    communicate = [group for group, of in ranks.items() if of is None or len(of) > 1]
-    names = _named(sorted(communicate, key=lambda group: group not in gathers), ranks)
+def process_groups(step: IssuedStep, hardware: Hardware, rank: int = 0) -> ProcessGroups:
+    """Return the process groups of a rank's step with their topologies, and the links to those it sends messages to."""
+    collectives = [event for event in step.events if isinstance(event, IssuedCollective)]
+    ranks = {event.group: event.ranks for event in collectives}
+    topologies = {group: None if of is None else topology_of_ranks(hardware, of) for group, of in ranks.items()}
+    peers = {event.peer for event in collectives if event.peer is not None}
+    pairs = {peer: topology_of_pair(hardware, rank, peer) for peer in peers}
     sizes = {group: len(of) for group, of in ranks.items() if of is not None}
-    found: dict[str, Topology | None] = dict.fromkeys(_NAMES)
-    for group, name in names.items():
-        of = ranks[group]
-        found[name] = None if of is None else topology_of_ranks(hardware, of)
-    return ProcessGroups(names, Groups(**found), sizes)
-
-
-def _named(groups: Sequence[str], ranks: dict[str, tuple[int, ...] | None]) -> dict[str, str]:
-    if len(groups) <= len(_NAMES):
-        return dict(zip(groups, _NAMES, strict=False))
-    by_ranks = dict(zip(dict.fromkeys(ranks[group] for group in groups), _NAMES, strict=False))
-    return {group: by_ranks[ranks[group]] for group in groups if ranks[group] in by_ranks}
+    return ProcessGroups(rank, Groups(of_script=topologies, pairs=pairs), sizes)
 
 
 _FIRST_NUMBER = 1000
@@ -109,6 +92,8 @@ class Replayable:
     events: list[Event] = field(default_factory=list)
     unknown: Counter[str] = field(default_factory=Counter)
     """The number of times that each was issued."""
+    meetings: list[list[Meeting]] = field(default_factory=list)
+    """The ranks that take part in each collective, by the event's number."""
     num_streams: int = 0
     """Streams that the script used."""
 
@@ -127,13 +112,22 @@ class _Conversion:
         """For each wait the number of its own record; for each record the numbers of those that wait for it."""
         self._is_pending = False
         """Whether a collective was started that nobody has waited for."""
+        self._started: dict[int, int] = {}
+        """Started collectives, counted in their order, by their own numbers."""
+        self._num_started = 0
+        self._batch: list[IssuedCollective] = []
+        """Messages that NCCL starts together."""
+        self._counts = Counter[Hashable]()
         self._phase_name = "forward"
 
     def run(self) -> Replayable:
         self._add(Kind.MARK, label="forward")
         for index, event in enumerate(self._step.events):
+            if not self._is_in_batch(event):
+                self._end_batch()
             self._issue_work(event)
             self._keep_order(index, event)
+        self._end_batch()
         return self._found
 
     def _issue_work(self, event: Issued) -> None:
@@ -170,6 +164,9 @@ class _Conversion:
                     self._add(Kind.SYNCHRONIZE, stream=stream)
             case HostWait() if index in self._records:
                 self._add(Kind.HOST_WAIT, _FIRST_NUMBER + index)
+            case CollectivesWait() if event.number is not None:
+                if event.number in self._started:
+                    self._add(Kind.WAIT_COLLECTIVES, self._started[event.number], event.stream)
             case CollectivesWait() if self._is_pending:
                 self._add(Kind.WAIT_COLLECTIVES, stream=event.stream)
                 self._is_pending = False
@@ -194,14 +191,54 @@ class _Conversion:
     def _collective(self, event: IssuedCollective) -> None:
         if self._groups.sizes.get(event.group) == 1:
             return  # a rank alone: NCCL copies within the rank's own memory, or does nothing
-        kind, group = kind_of(event), self._groups.names.get(event.group)
-        if kind is None or group is None or event.stream < 0:
+        kind = kind_of(event)
+        if event.stream >= 0 and event.name in _MESSAGES:
+            self._batch.append(event)
+        elif kind is None or event.stream < 0:
             self._found.unknown[f"{event.name} ({_described(event)})"] += 1
+        else:
+            ranks = frozenset(event.ranks or (self._groups.rank,))
+            meeting = Meeting(self._counted(event.ranks or event.group), ranks)
+            self._communicate([event], Work(kind, event.num_bytes, group=event.group), [meeting])
+
+    def _is_in_batch(self, event: Issued) -> bool:
+        """Whether a message belongs to those before it."""
+        if not self._batch or not isinstance(event, IssuedCollective):
+            return False
+        return event.batch is not None and event.batch == self._batch[0].batch
+
+    def _end_batch(self) -> None:
+        """Add the messages of a batch as one: GPUs send and receive at once.
+
+        NCCL has a communicator for all batches of a group, and one for each pair of ranks that exchange messages singly
+        (torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp, pointToPoint).
+        """
+        batch, self._batch = self._batch, []
+        if not batch:
             return
-        self._is_pending |= event.is_asynchronous
-        started = Kind.START_COLLECTIVE if event.is_asynchronous else Kind.COLLECTIVE
-        work = Work(kind, event.num_bytes, group=group)
-        self._add(started, stream=event.stream, label=kind, work=work)
+        own, first = self._groups.rank, batch[0]
+        num_bytes = max(sum(one.num_bytes for one in batch if one.name == name) for name in _MESSAGES)
+        peers = tuple(sorted({one.peer for one in batch if one.peer is not None}))
+        group = first.group if first.batch is not None else f"{first.group} {min(own, *peers)}:{max(own, *peers)}"
+        meetings = []
+        for one in batch:
+            assert one.peer is not None
+            pair = (own, one.peer) if one.name == "send" else (one.peer, own)
+            meetings.append(Meeting(self._counted((one.ranks or one.group, *pair)), frozenset(pair)))
+        self._communicate(batch, Work(MESSAGES, num_bytes, peers, group=group), meetings)
+
+    def _counted(self, key: Hashable) -> tuple[Hashable, int]:
+        self._counts[key] += 1
+        return key, self._counts[key]
+
+    def _communicate(self, issued: Sequence[IssuedCollective], work: Work, meetings: list[Meeting]) -> None:
+        kind = Kind.COLLECTIVE
+        if issued[0].is_asynchronous:
+            kind, self._is_pending = Kind.START_COLLECTIVE, True
+            self._started |= {one.number: self._num_started for one in issued}
+            self._num_started += 1
+        self._add(kind, len(self._found.meetings), issued[0].stream, work.name, work)
+        self._found.meetings.append(meetings)
 
 
 def _described(collective: IssuedCollective) -> str:

@@ -47,7 +47,7 @@ class ScriptPlan(Plan[ScriptOffer]):
 
 
 def search(terms: Terms, series: Sequence[Series], ask: Ask) -> tuple[Picked[ScriptOffer], list[ScriptOffer]]:
-    """Return the best offers, each rehearsed by itself, and all that are likely to train.
+    """Return the best offers, each rehearsed by itself, and all that are known to train.
 
     What is likely to be the best is rehearsed until it is; then what else could be, at best, until nothing could.
     """
@@ -59,7 +59,8 @@ def search(terms: Terms, series: Sequence[Series], ask: Ask) -> tuple[Picked[Scr
         ask(wanted, False)
     shown = {offer.cell for offer in _picked(terms, series, ask).all()}
     _picked(terms, series, ask, shown)
-    return _picked(terms, series, ask), [offer for one in series for offer in one.offers(at_best=False)]
+    picked = _picked(terms, series, ask)
+    return picked, [offer for one in series for offer in one.offers(at_best=False) if offer.found is not None]
 
 
 def _picked(terms: Terms, series: Sequence[Series], ask: Ask, shown: set[Cell] | None = None) -> Picked[ScriptOffer]:

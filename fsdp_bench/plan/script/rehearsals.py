@@ -14,13 +14,14 @@ from typing import IO
 
 import psutil
 
-from fsdp_bench.plan.rehearsal import Rehearsal, worst_of
+from fsdp_bench.plan.rehearsal import Rehearsal, together, worst_of
+from fsdp_bench.plan.rehearse_command import CommandToRehearse, RanksToRun
 from fsdp_bench.plan.script.kept import KeptReports
 from fsdp_bench.plan.script.variants import Variant
 from fsdp_bench.rehearse.prepared import PreparedPython
 from fsdp_bench.rehearse.run import RehearsalError, RunningRehearsal
 from fsdp_bench.spec.errors import SpecError, printable
-from fsdp_bench.spec.subprocesses.rehearsal import RehearsalOutcome, RehearsalReport
+from fsdp_bench.spec.subprocesses.rehearsal import RehearsalOptions, RehearsalOutcome, RehearsalReport
 
 SPARE = 1.25
 """Another rehearsal begins if so many times the most host memory that one has taken is free."""
@@ -54,13 +55,55 @@ class Answered:
         return self.reason is not None or bool(ends & {RehearsalOutcome.FAILED, RehearsalOutcome.TIMED_OUT})
 
 
+class _Place:
+    """What is known of a variant so far."""
+
+    def __init__(self, variant: Variant) -> None:
+        self.variant = variant
+        self._ranks = None if variant.asked is None else RanksToRun(variant.asked)
+        self._found: list[Rehearsal] = []
+        self._reason: str | None = None
+
+    @property
+    def ranks(self) -> RanksToRun:
+        """The ranks to be run of a variant that can be rehearsed."""
+        assert self._ranks is not None
+        return self._ranks
+
+    @property
+    def is_done(self) -> bool:
+        """Whether nothing of it is to be run any more."""
+        return self._reason is not None or (self._ranks is not None and self._ranks.is_done)
+
+    def next(self) -> int | None:
+        """Return a rank to be run now."""
+        return None if self.is_done else self.ranks.next()
+
+    def take(self, result: RehearsalReport | str) -> None:
+        """Take a rank's report, or why there is none."""
+        if isinstance(result, str):
+            self._reason = self._reason or result
+        elif self._reason is None and self.variant.asked is not None:
+            self._found += map(self.variant.asked.answer, self.ranks.add(result))
+
+    def answer(self) -> Answered:
+        """Return the answer."""
+        return Answered(self.variant, tuple(together(self._found)), self._reason)
+
+
 @dataclass
 class _Job:
     """One rank of a variant."""
 
-    place: int
-    variant: Variant
+    place: _Place
     rank: int
+    options: RehearsalOptions
+
+    @property
+    def asked(self) -> CommandToRehearse:
+        """What is asked of the variant."""
+        assert self.place.variant.asked is not None
+        return self.place.variant.asked
 
 
 @dataclass
@@ -111,36 +154,33 @@ class Rehearsals:
             MachineError: if the command's Python has no CUDA build of torch, or the stand-in cannot be compiled.
             KeyboardInterrupt: at an interrupt. What was found until then is kept.
         """
-        reports: dict[int, dict[int, Rehearsal]] = {place: {} for place in range(len(variants))}
-        reasons: dict[int, str] = {}
-        answers: dict[int, Answered] = {}
-
-        def found(job: _Job, result: RehearsalReport | str) -> None:
-            place, variant = job.place, job.variant
-            if isinstance(result, str):
-                reasons.setdefault(place, result)
-            elif variant.asked is not None:
-                reports[place][job.rank] = variant.asked.answer(result)
-            ranks = variant.asked.ranks if variant.asked is not None else ()
-            if place not in answers and (place in reasons or len(reports[place]) == len(ranks)):
-                rehearsed = tuple(reports[place][rank] for rank in ranks if rank in reports[place])
-                answers[place] = Answered(variant, rehearsed, reasons.get(place))
-                progress(answers[place])
-
+        places = [_Place(variant) for variant in variants]
         jobs = deque[_Job]()
-        for place, variant in enumerate(variants):
-            if variant.asked is None:
-                found(_Job(place, variant, 0), variant.refused or "")
-                continue
-            for rank in variant.asked.ranks:
-                job, known = _Job(place, variant, rank), self._kept.find(variant.asked, rank)
+
+        def found(place: _Place, result: RehearsalReport | str) -> None:
+            was_done = place.is_done
+            place.take(result)
+            begin(place)
+            if place.is_done and not was_done:
+                progress(place.answer())
+
+        def begin(place: _Place) -> None:
+            while (rank := place.next()) is not None:
+                job = _Job(place, rank, place.ranks.options(rank))
+                known = self._kept.find(job.asked, rank)
                 if known is None:
                     jobs.append(job)
                 else:
-                    found(job, known)
+                    found(place, known)
+
+        for place in places:
+            if place.variant.asked is None:
+                found(place, place.variant.refused or "")
+            else:
+                begin(place)
         for job, result in self._run(jobs):
-            found(job, result)
-        return [answers[place] for place in range(len(variants))]
+            found(job.place, result)
+        return [place.answer() for place in places]
 
     def _run(self, jobs: deque[_Job]) -> Iterator[tuple[_Job, RehearsalReport | str]]:
         while jobs or self._running:
@@ -163,12 +203,11 @@ class Rehearsals:
         return psutil.virtual_memory().available > SPARE * self._most_host_bytes
 
     def _start(self, job: _Job) -> None:
-        asked = job.variant.asked
-        assert asked is not None
+        asked = job.asked
         output = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the rehearsal
         try:
             rehearsal = RunningRehearsal(
-                asked.command, asked.stand_in, job.rank, asked.options, output.fileno(), prepared=self._prepared
+                asked.command, asked.stand_in, job.rank, job.options, output.fileno(), prepared=self._prepared
             )
         except BaseException:
             output.close()
@@ -190,8 +229,7 @@ class Rehearsals:
         return [running for running in self._running if running.rehearsal in readable or running in late]
 
     def _result(self, running: _Running) -> RehearsalReport | str:
-        job, asked = running.job, running.job.variant.asked
-        assert asked is not None
+        job, asked = running.job, running.job.asked
         try:
             report = running.rehearsal.report()
         except SpecError as error:
@@ -201,7 +239,8 @@ class Rehearsals:
         if report.outcome is RehearsalOutcome.INTERRUPTED:
             raise KeyboardInterrupt
         self._most_host_bytes = max(self._most_host_bytes or 0, report.peak_host_bytes)
-        self._kept.keep(asked, job.rank, report)
+        if report.waits_for is None:
+            self._kept.keep(asked, job.rank, report)
         return report
 
 

@@ -71,7 +71,8 @@ class _Rehearsal:
 
     def prepare(self) -> None:
         from .observe.memory import record_history
-        from .replace import checkpoints, integers, process_group
+        from .observe.steps import EnoughSteps
+        from .replace import checkpoints, collectives, integers, process_group
 
         self.counters.install()
         self.steps.install()
@@ -80,8 +81,11 @@ class _Rehearsal:
         checkpoints.write_no_tensors(self.files.seen)
         if not self.plan["stops_at_unsupported"]:
             self.torch.backends.cudnn.enabled = False
+            self.torch.backends.cuda.enable_cudnn_sdp(False)
+            self.torch._C._set_sdp_use_cudnn = lambda enabled: None  # sdpa_kernel would switch it on again
         integers.compute_small_integers()
         integers.balances_routing = self.plan["balanced_routing"]
+        collectives.give_messages(self.plan["messages"], EnoughSteps)
         process_group.join_alone(self.rank, self.world_size)
         process_group.run_one_process(self.rank % self.gpus_per_node)
         if self.plan["random_weights"]:
@@ -126,7 +130,7 @@ class _Rehearsal:
         from .observe.memory import History
         from .observe.reads import unsupported
         from .observe.user_lines import user_files
-        from .replace.collectives import calls, sizes
+        from .replace.collectives import calls, members, peers, sent, sizes, waits_for
 
         gc.disable()  # what follows makes many objects, and no garbage
         torch, seen = self.torch, History()
@@ -149,6 +153,10 @@ class _Rehearsal:
             "stops_at_unsupported": self.plan["stops_at_unsupported"],
             "process_groups": sizes,
             "collectives": [[group, name, count] for (group, name), count in calls.items()],
+            "group_ranks": members,
+            "peers": sorted(peers),
+            "sent": sent,
+            "waits_for": waits_for,
             "peak_host_bytes": self.host.peak_resident_bytes,
             "peak_unwritten_host_bytes": self.host.peak_unwritten_bytes,
             "notes": self._notes(),

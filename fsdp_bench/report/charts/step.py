@@ -61,6 +61,7 @@ PART_STYLES = {  # greys for operators; the others as among the streams
     StepPart.EXPOSED_COMMUNICATION: EXPOSED,
     StepPart.EXPOSED_COPIES: Style("yellow"),
     StepPart.CPU_OPTIMIZER: Style("light-orange"),
+    StepPart.WAITING_FOR_RANKS: Style("pale-sky"),
     StepPart.WAITING_FOR_HOST: Style("shade"),
 }
 

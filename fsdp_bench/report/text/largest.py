@@ -23,9 +23,9 @@ def largest_text(found: Sequence[LargestValue]) -> str:
     else:
         answers = [one.shown for one in found]
         columns = [*each_columns(answers), *_next_columns(found)]
-    lines = [largest_line(found), ""]
+    lines = [largest_line(found)]
     if any(one.worst is not None for one in answers):
-        lines += [*conditions(answers), "", *table_lines(columns)]
+        lines += ["", *conditions(answers), "", *table_lines(columns)]
     notes = [note for one in found for note in _notes(one)]
     return "\n".join([*lines, *(["", *notes] if notes else [])])
 

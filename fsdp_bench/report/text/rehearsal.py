@@ -64,7 +64,9 @@ def time_facts(found: Rehearsal) -> list[Fact]:
     )
     facts.append(("", "; ".join([*beside_operators(time.time), host])))
     if time.tokens_per_step is not None and not time.is_tokens_given:
-        facts.append(("", f"tokens: {time.tokens_per_step:,} in a step, which are what its embedding looks up"))
+        shared = "" if time.sharing_ranks == 1 else f", shared by {time.sharing_ranks:g} ranks"
+        tokens = f"tokens: {time.tokens_per_step:,} in a step, which are what its embedding looks up{shared}"
+        facts.append(("", tokens))
     if (count := time.num_streams) > len(Stream):
         as_one = f"all but {len(Stream) - 1} of them count as one, in the order of issue"
         facts.append(("", f"streams: {count}; {as_one}"))
@@ -83,17 +85,24 @@ def _unknown_facts(time: RehearsedTime, found: Rehearsal) -> list[Fact]:
     names = [f"{name}, {count} {'time' if count == 1 else 'times'}" for name, count in time.unknown.items()]
     more = [f"and {len(names) - MOST_UNKNOWN} more (--json)"] if len(names) > MOST_UNKNOWN else []
     least = "" if time.at_least_seconds is None else f"; all else takes {step_text(time.at_least_seconds)}"
+    why = "as nobody documents how long some of it takes"
+    if len(time.waits_for) == len(time.unknown):
+        why = "as it depends on pipeline stages that were not rehearsed"
     facts = [
-        ("step time", f"{UNKNOWN}, as nobody documents how long some of it takes{least}"),
+        ("step time", f"{UNKNOWN}, {why}{least}"),
         ("", f"{UNKNOWN}: {'; '.join([*names[:MOST_UNKNOWN], *more])}"),
     ]
+    if time.waits_for:
+        facts.append(("", f"--ranks stages runs one rank of each stage: {','.join(map(str, time.stages))}"))
     needs_links = any(name.partition(" ")[0] in (*KINDS, *_COPIES) for name in time.unknown)
     if needs_links and not found.hardware.has_server:
         facts.append(("", "--server NAME says which links collectives and copies have"))
     return facts
 
 
-OTHER_GROUPS = f"{UNKNOWN}: only process groups of all ranks, and those of a hybrid strategy, are covered"
+OTHER_GROUPS = (
+    f"{UNKNOWN}: messages and all-to-alls are not covered, nor are smaller groups than all ranks without --server"
+)
 
 MOST_LINES = 8
 """The most lines of a script that are listed."""
@@ -340,4 +349,5 @@ def several(found: Sequence[Rehearsal]) -> str:
     ]
     header = ["rank", "allocated", "reserved", "fits", *(["step time"] if worst.asks_time else [])]
     table = table_lines(table_columns(header, rows, {*header[:3], "step time"}))
-    return "\n".join([f"rank {worst.report.rank} decides: {verdict_line(worst)}", "", *table])
+    times = ["", *time_lines(worst)] if worst.time is not None and worst.time.stages else []
+    return "\n".join([f"rank {worst.report.rank} decides: {verdict_line(worst)}", "", *table, *times])

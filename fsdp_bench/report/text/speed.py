@@ -61,6 +61,7 @@ PART_LABELS: dict[str, str] = {
     StepPart.EXPOSED_COMMUNICATION: "exposed communication",
     StepPart.EXPOSED_COPIES: "exposed copies to and from the host",
     StepPart.CPU_OPTIMIZER: "optimizer on the CPU",
+    StepPart.WAITING_FOR_RANKS: "waiting for other ranks",
     StepPart.WAITING_FOR_HOST: "waiting for the host",
 }
 """The parts of a step in words, in the order in which charts draw them."""

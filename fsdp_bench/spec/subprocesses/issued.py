@@ -96,18 +96,24 @@ class IssuedCopy(Issued, frozen=True, tag="copy", kw_only=True):
 
 
 class IssuedCollective(Issued, frozen=True, tag="collective", kw_only=True):
-    """A collective."""
+    """A collective, or a message from one rank to another."""
 
     name: str
-    """The operator of the ``c10d`` namespace: ``allgather_base``."""
+    """The operator of the ``c10d`` namespace: ``allgather_base``, ``send``, ``recv``."""
     group: str
     ranks: tuple[int, ...] | None
     num_bytes: int
-    """The whole message."""
+    """The whole message; of an all-to-all the larger of what this rank sends and what it receives."""
     is_asynchronous: bool
     """Whether the stream goes on without it."""
     stream: int
     """-1 for tensors of the host."""
+    number: int = -1
+    """Counts the collectives of the step, for those who wait for one."""
+    peer: int | None = None
+    """The other rank of a message."""
+    batch: int | None = None
+    """Messages with the same number were issued by one batch_isend_irecv."""
 
 
 class RecordedEvent(Issued, frozen=True, tag="record", kw_only=True):
@@ -132,9 +138,11 @@ class HostWait(Issued, frozen=True, tag="host_wait", kw_only=True):
 
 
 class CollectivesWait(Issued, frozen=True, tag="collectives_wait", kw_only=True):
-    """A stream waits for the collectives that were started."""
+    """A stream waits for a collective that was started, or for all of them."""
 
     stream: int
+    number: int | None = None
+    """The collective's number; None: all."""
 
 
 class HookCall(Issued, frozen=True, tag="hook", kw_only=True):

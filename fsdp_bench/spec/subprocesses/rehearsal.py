@@ -57,6 +57,8 @@ class RehearsalOptions(msgspec.Struct, frozen=True, kw_only=True):
     """The sharding strategy that accelerate is to choose. None: as its arguments and its config say."""
     edited: dict[str, str] = {}
     """Files, by absolute paths, with the text that the script finds in them instead of the disk's."""
+    messages: dict[str, tuple[str, ...]] = {}
+    """Small messages of integers that other ranks have sent to this one, by the number of the rank that sends."""
 
 
 class RehearsalPlan(RehearsalOptions, frozen=True, kw_only=True):
@@ -194,6 +196,14 @@ class RehearsalReport(msgspec.Struct, frozen=True, kw_only=True):
     """The files that decide what the script does: those that the command names, and the user's own modules."""
     why_nothing_issued: str | None = None
     """Why there is no such step, where that is known."""
+    group_ranks: dict[str, tuple[int, ...]] = {}
+    """The ranks of each process group that has carried collectives, where torch says them."""
+    peers: tuple[int, ...] = ()
+    """The ranks to which this one sends, or from which it receives: other pipeline stages."""
+    sent: dict[str, tuple[str, ...]] = {}
+    """Small messages of integers, in hexadecimal digits, by the number of the rank that receives them."""
+    waits_for: int | None = None
+    """The rank whose message the script needs to go on. It was ended there, and is to be run again."""
 
     @property
     def peak(self) -> PhasePeaks | None:

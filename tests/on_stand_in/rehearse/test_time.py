@@ -180,3 +180,19 @@ def test_an_asynchronous_collective_ends_where_the_script_waits_for_it(tmp_path:
         seconds.append(time["step_seconds"])
     waits, does_not = seconds
     assert waits > does_not
+
+
+def test_a_pipelines_bubble_follows_from_its_schedule(tmp_path: Path) -> None:
+    """Two equal stages and two micro-batches: a third of the step, as (p - 1) / (m + p - 1) says.
+
+    Stages tell each other the shapes that they send, and so both are run without being asked for.
+    """
+    script = str(SCRIPTS / "pipeline.py")
+    found = rehearse(*SERVER, "--", script, "1f1b", "2", command="torchrun", folder=tmp_path)
+    stages = found.document["ranks"]
+    assert [one["rank"] for one in stages] == [0, 4]
+    for one in stages:
+        time = one["time"]
+        assert time["unknown"] == {}
+        bubble = time["parts_seconds"]["waiting_for_ranks"] / time["step_seconds"]
+        assert bubble == pytest.approx(1 / 3, abs=0.03)  # FSDP's collectives, the optimizer and messages come on top

@@ -9,7 +9,13 @@ from msgspec.structs import replace
 
 from fsdp_bench.catalog.loader import BUILT_IN
 from fsdp_bench.catalog.lookup import find_placement
-from fsdp_bench.plan.rehearsed_time.answer import RehearsedTime, rehearsed_time, rehearsed_time_document, why_no_time
+from fsdp_bench.plan.rehearsed_time.answer import (
+    RehearsedTime,
+    rehearsed_time,
+    rehearsed_time_document,
+    rehearsed_times,
+    why_no_time,
+)
 from fsdp_bench.rates.collectives import collective_seconds, topology_of_ranks
 from fsdp_bench.rates.datasheet import LAUNCH_SECONDS, MEMORY_EFFICIENCY
 from fsdp_bench.replay.step_parts import StepPart
@@ -170,3 +176,71 @@ def test_the_cuda_of_the_rehearsed_torch_decides_how_fast_it_multiplies_and_whic
     attention = {cuda: found["aten::scaled_dot_product_attention"] for cuda, found in seconds.items()}
     assert attention["12.1"] == pytest.approx(attention["12.8"])
     assert attention["12.8"] / attention["13.0"] == pytest.approx(591 / 319)
+
+
+# -- several dimensions of parallelism ---------------------------------------------------------------------------------
+
+
+def looks_up(step: StepWriter, tokens: int) -> None:
+    weight, indices = step.tensor(100, 8), step.tensor(tokens, dtype=INT64)
+    step.operator("aten::embedding", (step.tensor(tokens, 8),), weight=(weight,), indices=(indices,))
+
+
+GROUPS: dict[str, tuple[list[tuple[int, ...]], float | None]] = {
+    "FSDP alone": ([EIGHT], 1),
+    "hybrid sharding": ([(0, 1, 2, 3), (0, 4)], 1),
+    "tensor parallelism of 2": ([(0, 2, 4, 6)], 2),
+    "2 stages, each with hybrid sharding": ([(0, 1), (0, 2)], 2),
+    "experts are sharded over some of the ranks that have tokens of their own": ([EIGHT, (0, 4)], 1),
+}
+
+
+@pytest.mark.parametrize(("reduces", "sharing"), GROUPS.values(), ids=GROUPS)
+def test_ranks_have_tokens_of_their_own_where_their_gradients_are_reduced(
+    step: StepWriter, reduces: list[tuple[int, ...]], sharing: float
+) -> None:
+    looks_up(step, 512)
+    step.product(64, 64, 64)
+    for number, ranks in enumerate(reduces):
+        step.collective("reduce_scatter_base", 100, ranks, group=str(number), stream=70)
+    step.collective("allgather_base", 100, (0, 1), group="tensor parallel")
+    found = answer(step)
+    assert (found.sharing_ranks, found.tokens_per_step) == (sharing, 512 / sharing)
+    assert (found.range is None) == (sharing != 1)  # no published run had tensor or pipeline parallelism
+
+
+def test_without_fsdp_tokens_are_unknown_if_less_than_all_ranks_communicate(step: StepWriter) -> None:
+    looks_up(step, 512)
+    step.collective("allreduce", 100, EIGHT)
+    assert answer(step).tokens_per_step == 512
+    step.collective("allreduce", 100, (0, 1), group="1")
+    assert answer(step).tokens_per_step is None
+    assert answer(step, tokens=100).tokens_per_step == 100
+
+
+def stage(rank: int, products: int) -> RehearsalReport:
+    """One of two stages: rank 0 sends to rank 4 what that has products for, and waits for the answer."""
+    step, other = StepWriter(), 4 - rank
+    given = {"peer": other, "is_asynchronous": True, "group": "pp"}
+    ways = ("send", "recv") if rank == 0 else ("recv", "send")
+    for number, way in enumerate(ways):
+        step.collective(way, 10**6, (0, 4), number=number, batch=number, **given)
+        step.add("collectives_wait", stream=0, number=number)
+        for _ in range(products if way == "recv" else 0):
+            step.product(4096, 4096, 4096)
+    return report(step, rank=rank, peers=(other,))
+
+
+def test_stages_take_as_long_as_they_wait_for_each_other() -> None:
+    where = find_placement(None, "p5.48xlarge", None, None, None, BUILT_IN).hardware
+    first, second = stage(0, 1), stage(4, 3)
+    found = rehearsed_times([first, second], where)
+    product = next(part.seconds for part in found[0].parts if part.kind == "compute")
+    message = collective_seconds("send_recv", 10**6, topology_of_ranks(where, (0, 4)))
+    for one in found.values():
+        assert one.time.step_seconds == pytest.approx(4 * product + 2 * message, abs=10 * LAUNCH_SECONDS)
+        assert one.stages == (0, 4)
+    assert found[0].time.parts[StepPart.WAITING_FOR_RANKS] == pytest.approx(3 * product, abs=10 * LAUNCH_SECONDS)
+    alone = rehearsed_times([first], where)[0]
+    assert (alone.time.step_seconds, alone.waits_for) == (None, (4,))
+    assert alone.at_least_seconds == pytest.approx(product + 2 * message, abs=10 * LAUNCH_SECONDS)

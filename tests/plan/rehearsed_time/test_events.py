@@ -10,7 +10,7 @@ import pytest
 from fsdp_bench.catalog.loader import gpu
 from fsdp_bench.catalog.lookup import server
 from fsdp_bench.plan.rehearsed_time.events import Replayable, events_of, process_groups
-from fsdp_bench.rates.collectives import Groups, groups_of, topology_of_ranks
+from fsdp_bench.rates.collectives import groups_of, topology_of_ranks
 from fsdp_bench.replay.schedule import StepTime, run
 from fsdp_bench.simulate.events import Kind, Stream, Work
 from fsdp_bench.spec.hardware import Hardware
@@ -144,12 +144,12 @@ def test_work_of_unknown_time_is_named_and_counted(step: StepWriter) -> None:
     for _ in range(2):
         step.operator("flash_attn::_flash_attn_forward", (step.tensor(10),), q=(step.tensor(10),))
     step.add("kernel", name="cudaGraphLaunch", stream=0)
-    step.collective("alltoall_base", 100, EIGHT)
+    step.collective("gather", 100, EIGHT)
     step.collective("allreduce", 4, EIGHT, stream=-1)
     expected = {
         "flash_attn::_flash_attn_forward": 2,
         "cudaGraphLaunch": 1,
-        "alltoall_base (8 ranks)": 1,
+        "gather (8 ranks)": 1,
         "allreduce (between hosts)": 1,
     }
     assert converted(step).unknown == expected
@@ -188,23 +188,76 @@ def test_ranks_that_are_alone_or_spread_unevenly_have_no_topology(ranks: list[in
     assert topology_of_ranks(cluster(2), ranks) is None
 
 
-def test_each_group_has_a_name_of_its_own_and_its_topology_where_there_is_a_server(step: StepWriter) -> None:
+def test_each_group_has_its_topology_where_there_is_a_server(step: StepWriter) -> None:
     step.collective("allreduce", 8, (0, 8), group="replicas")
     step.collective("reduce_scatter_base", 8, tuple(range(8)), group="mesh")
-    found = process_groups(step.read(), cluster(2))
-    assert found.names == {"mesh": "shard", "replicas": "replicate"}
-    assert found.groups.shard == topology_of_ranks(cluster(2), range(8))
-    assert found.groups.replicate == topology_of_ranks(cluster(2), [0, 8])
-    assert found.groups.world is None
-    without = process_groups(step.read(), Hardware.of_gpu(gpu("H100-SXM")))
-    assert (without.names, without.groups) == (found.names, Groups())
+    step.collective("alltoall_base", 8, (0, 2, 4, 6), group="experts")
+    expected = {"replicas": (0, 8), "mesh": range(8), "experts": (0, 2, 4, 6)}
+    found = process_groups(step.read(), cluster(2)).groups.of_script
+    assert found == {name: topology_of_ranks(cluster(2), ranks) for name, ranks in expected.items()}
+    assert None not in found.values()
+    without = process_groups(step.read(), Hardware.of_gpu(gpu("H100-SXM"))).groups.of_script
+    assert without == dict.fromkeys(expected)
 
 
-def test_groups_of_the_same_ranks_share_a_name(step: StepWriter) -> None:
-    """reshard_after_forward=4 makes process groups for each unit: torch/distributed/fsdp/_fully_shard."""
-    step.collective("allgather_base", 8, tuple(range(8)), group="0")
-    for number in range(6):
-        step.collective("allgather_base", 8, (0, 1, 2, 3), group=f"unit {number}")
-    found = process_groups(step.read(), cluster(1))
-    assert set(found.names.values()) == {"shard", "replicate"}
-    assert len(found.names) == 7
+# -- messages between ranks --------------------------------------------------------------------------------------------
+
+
+def message(step: StepWriter, name: str, peer: int, num_bytes: int = 100, **more: Any) -> None:
+    step.collective(name, num_bytes, (0, 2, 4, 6), peer=peer, is_asynchronous=True, **more)
+
+
+def communicating(step: StepWriter) -> list[tuple[Work, list[frozenset[int]]]]:
+    """Return the messages of rank 2, each with the ranks that take part."""
+    read = step.read()
+    found = events_of(read, process_groups(read, cluster(1), rank=2))
+    events = [event for event in found.events if event.kind is Kind.START_COLLECTIVE]
+    return [(event.work, [one.ranks for one in found.meetings[event.number]]) for event in events]
+
+
+def test_messages_of_a_batch_are_sent_and_received_at_once(step: StepWriter) -> None:
+    """The larger direction counts; the next batch waits for this one, as both have the group's communicator."""
+    message(step, "send", 4, 100, batch=0)
+    message(step, "send", 0, 50, batch=0)
+    message(step, "recv", 4, 120, batch=0)
+    message(step, "recv", 0, 10, batch=1)
+    both, alone = communicating(step)
+    assert both == (
+        Work("send_recv", 150, (0, 4), group="0"),
+        [frozenset({2, 4}), frozenset({0, 2}), frozenset({2, 4})],
+    )
+    assert alone == (Work("send_recv", 10, (0,), group="0"), [frozenset({0, 2})])
+
+
+def test_single_messages_have_a_communicator_for_each_pair_of_ranks(step: StepWriter) -> None:
+    message(step, "send", 4)
+    message(step, "recv", 0)
+    assert [work.group for work, _ in communicating(step)] == ["0 2:4", "0 0:2"]
+
+
+def test_both_ranks_of_a_message_know_it_by_the_same_key(step: StepWriter) -> None:
+    other = StepWriter()
+    for _ in range(2):
+        message(step, "send", 4)
+        message(other, "recv", 2)
+    message(step, "recv", 4)
+    message(other, "send", 2)
+    keys = []
+    for rank, writer in ((2, step), (4, other)):
+        read = writer.read()
+        found = events_of(read, process_groups(read, cluster(1), rank))
+        keys.append([one.key for meetings in found.meetings for one in meetings])
+    assert keys[0] == keys[1]
+    assert len(set(keys[0])) == 3
+
+
+def test_a_stream_waits_for_the_collective_that_it_names(step: StepWriter) -> None:
+    """Not for the two of a second each that were started before it, nor for one that was started after it."""
+    for number, group in ((5, "1"), (6, "1"), (7, "0"), (8, "0")):
+        step.collective("allreduce", 100, EIGHT, is_asynchronous=True, number=number, group=group)
+    step.add("collectives_wait", stream=0, number=7)
+    add(step)
+    assert scheduled(step).step_seconds == 2.0
+    step.add("collectives_wait", stream=0, number=6)
+    add(step)
+    assert scheduled(step).step_seconds == 3.0

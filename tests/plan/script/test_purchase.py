@@ -147,6 +147,27 @@ def test_a_script_that_fails_on_many_nodes_is_planned_on_fewer_and_what_is_unkno
         assert any("64 nodes: it failed with ValueError: 256 is not divisible" in reason for reason in reasons)
 
 
+class Levelling(Script):
+    """A script whose memory hardly grows on seven nodes and fewer, unlike what eight and more nodes let expect."""
+
+    def answer(self, cell: Cell) -> Found:
+        found = super().answer(cell._replace(num_nodes=64))
+        memory, count = found.memory, cell.num_nodes
+        assert memory is not None
+        part = 0.3 + 4.8 / count if count >= 8 else 0.95 if count >= 3 else 1.1
+        reserved = int(part * memory.available)
+        fits = part < 1
+        return replace(found, fits=fits, speed=found.speed if fits else None, memory=replace(memory, reserved=reserved))
+
+
+def test_what_is_not_likely_to_fit_is_tried_where_it_would_be_better() -> None:
+    script, terms = Levelling(0, num_choices=1), Terms(tokens=10**11)
+    picked, _ = search(terms, script.series(terms), script.ask)
+    assert picked.fewest_nodes is not None
+    assert picked.fewest_nodes.cell.num_nodes == 3
+    assert cells_of(picked) == cells_of(pick(terms, script.every_offer(terms)))
+
+
 def test_only_the_exact_global_batch_is_an_offer() -> None:
     script = next(one for one in map(Script, range(100)) if not one.has_global_batch)
     of_a_node = 4096 * 8

@@ -59,6 +59,7 @@ def plan_of(scratch: Path, *words: str, **changes: Any) -> dict[str, Any]:
         "notes_work": False,
         "strategy": None,
         "edited": {},
+        "messages": {},
         **changes,
     }
 

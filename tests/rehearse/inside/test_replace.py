@@ -139,3 +139,31 @@ model.load_state_dict(copy)
     assert ran.report["outcome"] == "ended", ran.output
     assert ran.report["peak_host_bytes"] - small < 300 * MIB
     assert ran.report["peak_unwritten_host_bytes"] > 4 * 16 * 8192 * 8192
+
+
+STAGES = """
+import os, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+if os.environ["RANK"] == "0":
+    dist.send_object_list([{"shape": (2, 3)}], dst=1)
+    dist.send(torch.ones(4), 1)  # values are not those of training, and not sent
+    answer = [None]
+    dist.recv_object_list(answer, src=1)
+    print("rank 0 has", answer)
+else:
+    asked = [None]
+    dist.recv_object_list(asked, src=0)
+    dist.recv(torch.empty(4), 0)
+    dist.send_object_list([("got", *asked)], dst=0)
+"""
+
+
+def test_ranks_tell_each_other_integers_and_end_where_they_do_not_know_them_yet(tmp_path: Path) -> None:
+    first = run_inside(tmp_path, STAGES, world_size=2)
+    assert (first.report["waits_for"], first.report["peers"], first.code) == (1, [1], 0)
+    assert "Traceback" not in first.output
+    other = run_inside(tmp_path, STAGES, rank=1, world_size=2, messages={"0": first.report["sent"]["1"]})
+    assert other.report["waits_for"] is None
+    again = run_inside(tmp_path, STAGES, world_size=2, messages={"1": other.report["sent"]["0"]})
+    assert "rank 0 has [('got', {'shape': (2, 3)})]" in again.output
+    assert again.report["waits_for"] is None

@@ -35,6 +35,9 @@ class _NotedStep:
     entries: bytes = b""
     tensors: Tensors = field(default_factory=Tensors)
     allows_tf32: bool = False
+    num_collectives: int = 0
+    collective_of: dict[int, int] = field(default_factory=dict)
+    """The collective that wrote or sent a tensor last, by the tensor's address."""
 
 
 class IssuedWork:
@@ -114,7 +117,7 @@ class IssuedWork:
         found = func(*arguments, **keywords)
         end = self._trace.count()
         if func is torch.ops._c10d_functional.wait_tensor.default:
-            self._collectives_wait()
+            self._collectives_wait(arguments)
         if getattr(func, "namespace", "") == "c10d":  # replace/collectives.py says what those are
             return found
         if end > begin or self._is_work_of_host(func, arguments):
@@ -176,7 +179,7 @@ class IssuedWork:
             return run()
         begin = self._trace.count()
         found = run()
-        message = [one for one in _leaves(call.message) if isinstance(one, torch.Tensor)]
+        message = _tensors(call.message)
         on_gpu = any(one.device.type == "cuda" for one in message)
         stream = torch.cuda.current_stream().cuda_stream if on_gpu else None
         note = {
@@ -187,7 +190,13 @@ class IssuedWork:
             "num_bytes": sum(one.numel() * one.element_size() for one in message),
             "is_asynchronous": call.is_asynchronous,
             "stream": -1 if stream is None else self._trace.stream_index(stream),
+            "number": self._current.num_collectives,
+            "peer": call.peer,
+            "batch": call.batch,
         }
+        for one in _tensors(call.outputs):
+            self._current.collective_of[one.data_ptr()] = self._current.num_collectives
+        self._current.num_collectives += 1
         self._current.notes.append(Note(begin, self._trace.count(), note, is_alone=True))
         if call.is_asynchronous and self._phase == "backward":
             self._wait_after_backward()
@@ -210,11 +219,14 @@ class IssuedWork:
             torch.autograd.Variable._execution_engine.queue_callback(waited)
             self._waits_after_backward = True
 
-    def _collectives_wait(self) -> None:
-        """The current stream waits for the collectives that were started."""
-        if self._is_noting and torch.cuda.is_initialized():
-            stream = self._trace.stream_index(torch.cuda.current_stream().cuda_stream)
-            self._note({"kind": "collectives_wait", "stream": stream})
+    def _collectives_wait(self, outputs: Any = None) -> None:
+        """The current stream waits for the collectives with these outputs, or else for all that were started."""
+        if not self._is_noting or not torch.cuda.is_initialized():
+            return
+        stream = self._trace.stream_index(torch.cuda.current_stream().cuda_stream)
+        numbers = {self._current.collective_of.get(one.data_ptr()) for one in _tensors(outputs)}
+        for number in numbers or {None}:
+            self._note({"kind": "collectives_wait", "stream": stream, "number": number})
 
     def document(self) -> dict[str, Any] | None:
         """Return the last whole step as JSON takes it; None if there was none after the first."""
@@ -235,6 +247,10 @@ def _leaves(value: Any) -> list[Any]:
     if isinstance(value, (list, tuple)):
         return list(itertools.chain.from_iterable(map(_leaves, value)))
     return [value]
+
+
+def _tensors(value: Any) -> list[torch.Tensor]:
+    return [one for one in _leaves(value) if isinstance(one, torch.Tensor)]
 
 
 class _Operators(TorchDispatchMode):

@@ -3,17 +3,22 @@
 torch.distributed, DistributedDataParallel and torch.compile's functional collectives all call the operators of the
 ``c10d`` namespace (torch/csrc/distributed/c10d/Ops.cpp), so the operators are replaced there. Small outputs hold what
 they would hold if every rank had sent what this one sends, so that objects can be exchanged and counts be summed. Large
-ones are not written, on the assumption that nothing is decided by them. Integers that another rank sends are marked as
-unknown.
+ones are not written, on the assumption that nothing is decided by them. Integers that another rank broadcasts are
+marked as unknown.
+
+Small messages of integers from one rank to another have their values, because pipeline stages tell each other so which
+shapes they send. They are reported, and given to the rehearsal of the rank that receives them (``give_messages``). A
+rank that receives one which is not known yet ends there, and is run again once it is.
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
+import itertools
 import warnings
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,6 +39,29 @@ calls: Counter[tuple[str, str]] = Counter()
 sizes: dict[str, int] = {}
 """The number of ranks of each process group that was used."""
 
+members: dict[str, list[int]] = {}
+"""The ranks of each of them, where torch says them."""
+
+peers: set[int] = set()
+"""Ranks to which this one sends, or from which it receives."""
+
+sent: defaultdict[int, list[str]] = defaultdict(list)
+"""Messages of integers by the rank that receives them, in hexadecimal digits."""
+
+waits_for: int | None = None
+"""The rank whose message is not known, if this one ended because of it."""
+
+_ends_script: type[BaseException] = RuntimeError
+
+_unread: dict[int, list[str]] = {}
+"""Messages of integers by the rank that sends them."""
+
+_batch: int | None = None
+"""The number of the running batch of messages."""
+
+MOST_MESSAGE_BYTES = 1 << 16
+"""The largest message of integers whose values are exchanged."""
+
 reduction: dist.ReduceOp.RedOpType | None = None
 """The ReduceOp of the running call of torch.distributed. None if C++ called the operator, as for DDP's gradients."""
 
@@ -53,13 +81,19 @@ class ScriptCollective:
     """The tensors of the whole message: an all-gather's output, a reduce-scatter's input."""
     is_asynchronous: bool
     """Whether the current stream goes on without it (``async_op=True``)."""
+    outputs: Any
+    """The tensors by which whoever waits for it is recognized."""
+    peer: int | None = None
+    """The other rank of a message."""
+    batch: int | None = None
+    """The number of the batch_isend_irecv that a message is part of."""
 
 
 on_call: Callable[[ScriptCollective, Callable[[], Any]], Any] | None = None
 """Is given each collective and what runs it, and runs it."""
 
-on_wait: Callable[[], None] | None = None
-"""Is called where the current stream waits for collectives that were started (``Work.wait``)."""
+on_wait: Callable[[Any], None] | None = None
+"""Is called with a collective's outputs where the current stream waits for it (``Work.wait``)."""
 
 
 def replace_collectives() -> None:
@@ -74,6 +108,17 @@ def replace_collectives() -> None:
             for key in ("CPU", "CUDA"):
                 _library.impl(name, _counted(name, kernel), key)
     _observe_waits()
+    _number_batches()
+
+
+def give_messages(known: Mapping[str, list[str]], ends_script: type[BaseException]) -> None:
+    """Take the messages of integers that other ranks have sent to this one, by the rank that sends.
+
+    ``ends_script`` is raised for one that is not known.
+    """
+    global _ends_script
+    _ends_script = ends_script
+    _unread.update({int(rank): list(messages) for rank, messages in known.items()})
 
 
 def note_reduction(name: str) -> None:
@@ -123,17 +168,43 @@ def _counted(name: str, kernel: Callable[..., Any]) -> Callable[..., Any]:
                 group = ProcessGroup.unbox(argument)
                 calls[group.group_name, name.strip("_")] += 1
                 sizes[group.group_name] = group.size()
+                if group.group_name not in members and (ranks := _ranks(group)) is not None:
+                    members[group.group_name] = ranks
                 break
         else:
             return run(*arguments)
+        peer, plain = None, name.strip("_")
+        if plain in ("send", "recv"):
+            peer = _global_rank(group, arguments[2])
+            peers.add(peer)
         if on_call is None:
             return run(*arguments)
-        message = arguments["reduce_scatter" in name and len(arguments) > 1]
         is_asynchronous = arguments[async_at] if async_at is not None and async_at < len(arguments) else by_default
-        call = ScriptCollective(name.strip("_"), group.group_name, _ranks(group), message, bool(is_asynchronous))
+        call = ScriptCollective(
+            name=plain,
+            group=group.group_name,
+            ranks=_ranks(group),
+            message=_message(plain, arguments),
+            is_asynchronous=bool(is_asynchronous) or peer is not None,
+            outputs=arguments[0],
+            peer=peer,
+            batch=None if peer is None else _batch,
+        )
         return on_call(call, lambda: run(*arguments))
 
     return called
+
+
+def _message(name: str, arguments: Sequence[Any]) -> Any:
+    """Return the whole message: of an all-to-all the larger of what is sent and what is received."""
+    if "alltoall" in name:
+        return max(arguments[:2], key=lambda tensors: sum(tensor.nbytes for tensor in _tensors(tensors)))
+    return arguments["reduce_scatter" in name and len(arguments) > 1]
+
+
+def _global_rank(group: Any, rank: int) -> int:
+    ranks = _ranks(group)
+    return rank if ranks is None else ranks[rank]
 
 
 def _place_of_async_op(name: str) -> tuple[int | None, bool]:
@@ -160,10 +231,34 @@ def _observe_waits() -> None:
     @functools.wraps(original)
     def wait(self: Any, *arguments: Any, **keywords: Any) -> Any:
         if on_wait is not None:
-            on_wait()
+            on_wait(_outputs_of(self))
         return original(self, *arguments, **keywords)
 
     dist.Work.wait = wait
+
+
+def _outputs_of(work: Any) -> Any:
+    try:
+        return work.get_future().value()
+    except RuntimeError:  # work of the script's own, which has no future
+        return None
+
+
+def _number_batches() -> None:
+    """Let ``batch_isend_irecv`` say which messages are one batch, which NCCL starts together."""
+    original = c10d.batch_isend_irecv
+    numbers = itertools.count()
+
+    @functools.wraps(original)
+    def instead(*arguments: Any, **keywords: Any) -> Any:
+        global _batch
+        _batch = next(numbers)
+        try:
+            return original(*arguments, **keywords)
+        finally:
+            _batch = None
+
+    c10d.batch_isend_irecv = dist.batch_isend_irecv = instead
 
 
 def _finished(tensors: Sequence[torch.Tensor]) -> Any:
@@ -201,8 +296,32 @@ def _receive(tensors: Any, *_rest: Any) -> None:
         integers.forget(tensor)
 
 
+def _is_exchanged(tensor: torch.Tensor) -> bool:
+    return 0 < tensor.nbytes <= MOST_MESSAGE_BYTES and not (tensor.is_floating_point() or tensor.is_complex())
+
+
+def _send(tensors: Any, group: Any, to: int, *_rest: Any) -> None:
+    """Report a message of integers, which its receiver needs."""
+    for tensor in filter(_is_exchanged, tensors):
+        sent[_global_rank(ProcessGroup.unbox(group), to)].append(integers.values_of(tensor))
+
+
+def _receive_message(tensors: Any, group: Any, source: int, *_rest: Any) -> None:
+    """Write a message of integers that is known; end the script at one that is not."""
+    global waits_for
+    rank = _global_rank(ProcessGroup.unbox(group), source)
+    for tensor in tensors:
+        if not _is_exchanged(tensor):
+            integers.forget(tensor)
+        elif messages := _unread.get(rank):
+            integers.set_values(tensor, messages.pop(0))
+        else:
+            waits_for = rank
+            raise _ends_script
+
+
 def _nothing(*_arguments: Any) -> None:
-    """A barrier, or a message to another rank."""
+    """A barrier."""
 
 
 def _each(compute: Callable[..., None]) -> Callable[..., None]:
@@ -279,8 +398,8 @@ _KERNELS: dict[str, Callable[..., Any]] = {
     "allreduce_coalesced_": _work_alone(_reduce_each),
     "reduce_": _work_alone(_reduce_each),
     "barrier": _work_alone(_nothing),
-    "send": _work_alone(_nothing),
-    "recv_": _work_alone(_receive),
+    "send": _work_alone(_send),
+    "recv_": _work_alone(_receive_message),
     "recv_any_source_": _work_alone(_receive),
     "monitored_barrier_": _nothing,
     "_allgather_base_": _with_outputs(_fill),

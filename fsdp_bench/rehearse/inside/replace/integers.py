@@ -273,6 +273,23 @@ def forget(tensor: torch.Tensor) -> None:
         _mark([tensor], is_known=False)
 
 
+def values_of(tensor: torch.Tensor) -> str:
+    """Return the bytes of a tensor of integers in hexadecimal digits; empty if they are not known."""
+    if not _is_known(tensor):
+        return ""
+    return bytes(_on_host(tensor).contiguous().view(-1).view(torch.uint8).tolist()).hex()
+
+
+def set_values(tensor: torch.Tensor, values: str) -> None:
+    """Write what ``values_of`` has returned for another rank's tensor."""
+    if not values:
+        return forget(tensor)
+    found = torch.frombuffer(bytearray.fromhex(values), dtype=tensor.dtype)
+    _on_host(tensor).copy_(found.view(tensor.shape))
+    _mark([tensor], is_known=True)
+    return None
+
+
 def _on_host(value: Any) -> Any:
     """Return a tensor of the CPU on the same memory; other values as they are, devices as the CPU."""
     if isinstance(value, torch.device):
