@@ -140,6 +140,31 @@ def plan_of(model: str) -> None:
     print(f"{'plan, every server, ' + model:<38}{process_seconds(words):6.1f} s   budget 10 s")
 
 
+def rehearsals() -> None:
+    """Time rehearsals of one command, two at a time: of a script that does nothing, and of a 7.6B model.
+
+    The first one of a command pays for imports. Needs PyTorch's CUDA build, as in ``make test-rehearsal``.
+    """
+    own = Path(__file__).parents[1]
+    python = own / ".venv-rehearsal" / "bin" / "python"
+    if not python.exists():
+        print(f"rehearsals are not timed: no {python}")
+        return
+    begin = [sys.executable, "-m", "fsdp_bench.cli.main", "rehearse", "--server", "p5.48xlarge", "--each"]
+    model = [str(python), "-m", "torch.distributed.run", str(own / "tests/on_stand_in/scripts/fsdp2_loop.py"), "{n}"]
+    nothing = [str(python), "-c", "import sys", "{n}"]
+
+    def seconds(times: int, command: list[str]) -> float:
+        words = [*begin, f"n={','.join(map(str, range(times)))}", "--", *command]
+        return process_seconds(words, {**ENVIRONMENT, "LAYERS": "28"})
+
+    seconds(1, nothing)  # builds the stand-in
+    first, twenty = seconds(1, nothing), seconds(21, nothing)
+    print(f"{'rehearse, an empty script':<34}{first:7.2f} s   budget 5 s")
+    print(f"{'  each further one':<34}{(twenty - first) / 20:7.2f} s   budget 0.5 s")
+    print(f"{'rehearse, 7.6B, ten times':<34}{seconds(10, model):7.1f} s   budget 60 s")
+
+
 PREDICT = ["predict", "--model", "Llama-3.1-8B", "--server", "p5.48xlarge", "--precision", "bf16-mixed"]
 
 if __name__ == "__main__":
@@ -158,3 +183,4 @@ if __name__ == "__main__":
     for name in ("Llama-3.1-8B", "Llama-3.1-70B", "Qwen2.5-7B"):
         plan_of(name)
     sweep_overhead()
+    rehearsals()

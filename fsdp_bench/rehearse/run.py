@@ -184,12 +184,12 @@ def _write_plan(
 
 
 def _script(command: Command) -> object:
-    """Return what tells a command's script from others: its file or module, or else all of its words."""
+    """Return what tells a command's script from others: its file, module or code, or else all of its words."""
     words = command.launcher_words
     for word, following in zip(words, (*words[1:], ""), strict=True):
-        if word == "-m":
+        if word in ("-m", "-c"):
             return following
-        if word.endswith(".py") and os.path.isfile(word):
+        if Path(word).suffix in ("", ".py") and os.path.isfile(word):
             return os.path.abspath(word)
     return words
 
