@@ -23,12 +23,13 @@ EVERY = [(kind, given) for given in (SERVER, ("--time", *SERVER), ONE_GPU) for k
     [pytest.param(*one, marks=() if one in QUICK else pytest.mark.slow, id=f"{one[0]}-{one[1][0]}") for one in EVERY],
 )
 def test_a_fork_and_a_new_process_give_the_same_report(kind: str, given: tuple[str, ...], tmp_path: Path) -> None:
-    """But for host memory, part of which is the forking process's. A fork with other settings runs first."""
+    """But for host memory: the forking process has imported more. A fork with other settings runs first."""
     command, words = command_of(*KINDS[kind])
     rehearse(*ONE_GPU, "--", *words, command=command, folder=tmp_path)
     forked = rehearse(*given, "--", *words, command=command, folder=tmp_path)
     alone = rehearse_in_own_process(*given, "--", *words, command=command, folder=tmp_path)
     assert {**forked.document, "host": None} == {**alone.document, "host": None}
+    assert forked.document["host"]["peak_bytes"] > 0.97 * alone.document["host"]["peak_bytes"]
 
 
 def test_a_failing_script_shows_its_error_and_the_next_script_runs() -> None:

@@ -44,7 +44,7 @@ def serve(descriptor: int, scratch: Path) -> None:
     entered = json.loads((scratch / places.ENTERED).read_text())
     connection = socket.socket(fileno=descriptor)
     from .observe import issued, steps  # noqa: F401 - what every rehearsal imports, torch first
-    from .replace import checkpoints, process_group  # noqa: F401
+    from .replace import checkpoints, host_memory, process_group  # noqa: F401
 
     answer: dict[str, Any] = {"error": _why_not_forked()}
     while True:
@@ -58,6 +58,7 @@ def serve(descriptor: int, scratch: Path) -> None:
         elif "wait" in request:
             answer = {"code": os.waitstatus_to_exitcode(os.waitpid(request["wait"], 0)[1])}
         else:
+            host_memory.loaded_file_bytes = host_memory.resident_file_bytes()
             answer = _fork(connection, request, descriptors, entered)
 
 

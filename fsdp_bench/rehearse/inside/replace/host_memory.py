@@ -12,6 +12,7 @@ import ctypes
 import functools
 import resource
 import weakref
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -33,8 +34,25 @@ _CASTS = {"float": torch.float32, "half": torch.float16, "bfloat16": torch.bfloa
 on_skip: Callable[[str, Sequence[Any], Any], None] | None = None
 """Is told what is skipped: its name, its arguments, its result."""
 
+loaded_file_bytes: Counter[str] = Counter()
+"""Of a fork: the bytes of each file that were in the memory of the process that was forked."""
+
 _mincore = ctypes.CDLL(None, use_errno=True).mincore
 _mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p]
+
+
+def resident_file_bytes() -> Counter[str]:
+    """Return the bytes of each file, such as a library, that are in this process's memory: man 5 proc_pid_smaps."""
+    found: Counter[str] = Counter()
+    path = ""
+    with open("/proc/self/smaps") as lines:
+        for line in lines:
+            name, _colon, rest = line.partition(":")
+            if " " in name:  # the addresses of a mapping, with a path if it is of a file
+                path = line[line.find("/") :].rstrip() if "/" in line else ""
+            elif path and name in ("Rss", "Anonymous"):
+                found[path] += 1024 * int(rest.split()[0]) * (1 if name == "Rss" else -1)
+    return found
 
 
 def is_written(address: int, num_bytes: int) -> bool:
@@ -73,8 +91,12 @@ class SkippedWrites:
 
     @property
     def peak_resident_bytes(self) -> int:
-        """The most memory that this process has had."""
-        return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        """The most memory that this process has had.
+
+        In a fork, a page of a library counts from its first use on; in a process that has loaded it, from then on.
+        """
+        own_bytes = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return own_bytes + (loaded_file_bytes - resident_file_bytes()).total()
 
     def _replace(self, owner: Any, name: str, instead: Callable[..., Any]) -> None:
         """Call ``instead(name, *arguments)``; where it returns None, the original."""
