@@ -166,7 +166,7 @@ def _counted(name: str, kernel: Callable[..., Any], device: torch.device) -> Cal
         for argument in arguments:
             if isinstance(argument, torch.ScriptObject) and "ProcessGroup" in str(argument._type()):
                 group = ProcessGroup.unbox(argument)
-                group._get_backend(device)  # an error without one, as in Ops.cpp: NCCL's alone takes no tensor of the CPU
+                group._get_backend(device)  # as Ops.cpp does: an error where NCCL alone is to take a tensor of the CPU
                 calls[group.group_name, name.strip("_")] += 1
                 sizes[group.group_name] = group.size()
                 if group.group_name not in members and (ranks := _ranks(group)) is not None:
