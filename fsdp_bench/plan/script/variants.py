@@ -146,7 +146,8 @@ def read_combinations(
     lists = {name: _list(name, options.pop(name, None)) for name in LISTS}
     values = {name: found for name, found in lists.items() if found}
     known = {**{name: Placeholder(name, found) for name, found in values.items()}, **placeholders}
-    if placeholders or env or edit or any(len(found) > 1 for found in values.values()):
+    names_hardware = any(f"{{{name}}}" in word for name in values for word in given)
+    if placeholders or env or edit or names_hardware or any(len(found) > 1 for found in values.values()):
         command = Template(given, known)
         command.check("command")
     else:

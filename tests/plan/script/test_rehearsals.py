@@ -202,6 +202,11 @@ def _no_checks(asked: Any) -> list[Variant]:
     ]
 
 
+def test_one_number_of_nodes_stands_in_the_command_too() -> None:
+    asked = read_combinations("python train.py --nnodes={nodes}", nodes=4, server="p5.48xlarge")
+    assert asked.variants()[0].command == ("python", "train.py", "--nnodes=4")
+
+
 def test_a_combination_that_the_hardware_has_not_is_a_row_with_its_reason() -> None:
     FakeRehearsal.script = staticmethod(by_batch)  # type: ignore[assignment]
     asked = variants({"batch": [1]}, world_size=None, gpu=None, server="p5.48xlarge", gpus_per_node="8,9")
