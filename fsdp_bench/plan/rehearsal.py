@@ -166,6 +166,16 @@ class Rehearsal:
         return why_no_time(self.report) if self.asks_time and self.time is None else None
 
     @property
+    def why_no_speed(self) -> str | None:
+        """Why the tokens per second that were asked for are unknown. None if they are known."""
+        time = self.time
+        if time is None or time.tokens_per_second_per_gpu is not None:
+            return self.why_no_time
+        if time.unknown:
+            return f"nobody documents how long these take there: {', '.join(time.unknown)}"
+        return "the tokens of a step are unknown (--tokens-per-step)"
+
+    @property
     def communicators(self) -> Communicators | None:
         """NCCL's communicators of this rank.
 

@@ -16,7 +16,7 @@ from fsdp_bench.cli.common.printing import progress_bar
 from fsdp_bench.rates.communicators import communicators_of
 from fsdp_bench.report import terminal
 from fsdp_bench.report.table import Column, table_lines
-from fsdp_bench.report.text.common import communicators_fact
+from fsdp_bench.report.text.common import communicators_fact, fact
 from fsdp_bench.report.text.speed import measured_rates
 from fsdp_bench.spec.calibration_profile import Profile, RankProfile
 from fsdp_bench.spec.errors import printable, shortened, shown
@@ -129,3 +129,9 @@ def test_predictions_that_rest_on_it_say_so() -> None:
     assert "without the host's time for an operator (2 ranks), lost in the noise" in words
     assert "(4 ranks)" not in words
     assert "lost" not in measured_rates(Profile(**about, ranks=(FOUND,)))
+
+
+def test_a_fact_whose_name_is_longer_than_its_column_stays_within_the_terminal() -> None:
+    lines = fact("strategy _HYBRID_SHARD_ZERO2: ", "word " * 30, 24).splitlines()
+    assert max(map(len, lines)) <= terminal.terminal_width()
+    assert lines[1].startswith(" " * 24 + "word")

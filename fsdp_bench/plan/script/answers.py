@@ -134,15 +134,12 @@ def _speed(found: Rehearsal) -> Speed | None:
     )
 
 
-def _reason(found: Rehearsal) -> str:
+def _reason(found: Rehearsal) -> str | None:
     """Return why it is not known whether a script fits, or how fast it is."""
-    report, time = found.report, found.time
+    report = found.report
     if found.why_unknown is WhyUnknown.FAILED and report.failure is not None:
-        return f"it failed with {report.failure.type}: {report.failure.message.strip().splitlines()[0]}"
+        return f"it failed with {report.failure.type}{report.failure.told}"
     if found.why_unknown is not None:
         return _WHY_UNKNOWN.get(found.why_unknown, "it failed")
-    if time is None:
-        return f"its time is unknown: {found.why_no_time}"
-    if time.unknown:
-        return f"nobody documents how long these take there: {', '.join(time.unknown)}"
-    return "the tokens of a step are unknown (--tokens-per-step)"
+    why = found.why_no_speed
+    return why if found.time is not None else f"its time is unknown: {why}"

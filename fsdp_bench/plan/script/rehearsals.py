@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import IO
 
 import psutil
+from msgspec.structs import replace
 
 from fsdp_bench.plan.rehearsal import Rehearsal, together, worst_of
 from fsdp_bench.plan.rehearse_command import CommandToRehearse, RanksToRun
@@ -238,6 +239,8 @@ class Rehearsals:
             return f"{error}: {_last_line(running.output)}"
         if report.outcome is RehearsalOutcome.INTERRUPTED:
             raise KeyboardInterrupt
+        if report.failure is not None and report.failure.type == "SystemExit":  # whose message is the exit code
+            report = replace(report, failure=replace(report.failure, message=_last_line(running.output)))
         self._most_host_bytes = max(self._most_host_bytes or 0, report.peak_host_bytes)
         if report.waits_for is None:
             self._kept.keep(asked, job.rank, report)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -27,7 +27,7 @@ class Variant:
     values: Mapping[str, str]
     """What differs between the combinations that are asked for, by the name of the placeholder or option."""
     command: tuple[str, ...]
-    """The words of the command with these values, after the variables that it finds set."""
+    """The words of the command with these values, after the variables and before the edits that it finds."""
     template: str
     """The command with its placeholders, as the user gave it."""
     asked: CommandToRehearse | None
@@ -60,9 +60,8 @@ class ScriptCommand:
     def text(self) -> str:
         """The command as the user gave it."""
         settings = [f"{name}={template.words[0]}" for name, template in self.environment.items()]
-        edits = [f"with {template.words[0]}" for template in self.edits]
         words = self.command.words if self.command.placeholders else self.command.filled({})
-        return " ".join([*settings, *words, *edits])
+        return " ".join([*settings, *words, *_with(template.words[0] for template in self.edits)])
 
     def variant(self, values: Mapping[str, str], shown_values: Mapping[str, str] | None = None) -> Variant:
         """Return the variant with a value for every placeholder, and for those of LISTS that are given.
@@ -83,7 +82,8 @@ class ScriptCommand:
             words, **self.options, **lists, environment=environment, edited=self._edited(values)
         )
         settings = [f"{name}={value}" for name, value in environment.items()]
-        return Variant(values if shown_values is None else shown_values, (*settings, *words), self.text, asked)
+        found = (*settings, *words, *_with(template.filled(values)[0] for template in self.edits))
+        return Variant(values if shown_values is None else shown_values, found, self.text, asked)
 
     def _edited(self, values: Mapping[str, str]) -> dict[str, str]:
         if not self.edits:
@@ -146,7 +146,8 @@ def read_combinations(
     lists = {name: _list(name, options.pop(name, None)) for name in LISTS}
     values = {name: found for name, found in lists.items() if found}
     known = {**{name: Placeholder(name, found) for name, found in values.items()}, **placeholders}
-    if placeholders or env or edit or any(len(found) > 1 for found in values.values()):
+    names_hardware = any(f"{{{name}}}" in word for name in values for word in given)
+    if placeholders or env or edit or names_hardware or any(len(found) > 1 for found in values.values()):
         command = Template(given, known)
         command.check("command")
     else:
@@ -174,6 +175,11 @@ def _placeholders(each: Mapping[str, Sequence[object]] | Sequence[str]) -> dict[
     if len(named) < len(found):
         raise SpecError("each: a placeholder is given twice; all of its values go into one --each")
     return named
+
+
+def _with(edits: Iterable[str]) -> list[str]:
+    """Return the words that follow a command for its edits: ``with A and B``."""
+    return [word for number, edit in enumerate(edits) for word in ("and" if number else "with", edit)]
 
 
 def _text(value: object) -> str:

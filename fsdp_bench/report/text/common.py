@@ -27,9 +27,16 @@ def assumed_lines(assumed: Iterable[str]) -> list[str]:
 
 def fact(name: str, value: str, indent: int = _INDENT) -> str:
     """Return a name and its value as lines; wrap a long value in its column."""
-    width = terminal_width() - indent
-    lines = textwrap.wrap(value, width, break_on_hyphens=False, break_long_words=False) or [""]
-    return "\n".join(f"{start:<{indent}}{line}" for start, line in zip([name, *[""] * len(lines)], lines, strict=False))
+    start, rest = f"{name:<{indent}}", " " * indent
+    lines = textwrap.wrap(
+        value,
+        terminal_width(),
+        initial_indent=start,
+        subsequent_indent=rest,
+        break_on_hyphens=False,
+        break_long_words=False,
+    )
+    return "\n".join(lines or [start])
 
 
 def exports_text(written: Sequence[Mapping[str, Any]], folder: Path) -> str:

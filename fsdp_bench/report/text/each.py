@@ -70,6 +70,8 @@ def conditions(answers: Sequence[Answered]) -> list[str]:
     lines += [fact("torch", f"{first.report.torch}, on a stand-in for NVIDIA's libraries")]
     lines += [fact("hardware", hardware.pop())] if len(hardware) == 1 else []
     lines += [fact("steps", " or ".join(map(str, sorted(steps))))] if steps else []
+    speeds = dict.fromkeys(one.worst.why_no_speed for one in found if one.worst is not None and one.fits)
+    lines += [fact("tokens/s", f"{UNKNOWN}: {reason}") for reason in speeds if reason is not None]
     return lines
 
 

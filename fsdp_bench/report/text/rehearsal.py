@@ -146,7 +146,7 @@ def why_unknown_text(reason: WhyUnknown, report: RehearsalReport) -> str:
             return f"it called {', '.join(report.unsupported)}{at}, which the stand-in does not have"
         case WhyUnknown.FAILED:
             assert report.failure is not None
-            return f"the script failed with {report.failure.type} at {_at(report.failure)}"
+            return f"the script failed with {report.failure.type} at {_at(report.failure)}{report.failure.told}"
         case WhyUnknown.CUT:
             seen = f"; until then: {_needs(report)}" if report.peak is not None else ", before it used the GPU"
             return f"the script {_ended(report)}{seen}"

@@ -148,6 +148,11 @@ class ScriptFailure(msgspec.Struct, frozen=True, kw_only=True):
     user_line: SourceLine | None
     traceback: str
 
+    @property
+    def told(self) -> str:
+        """The first line of its message, to stand after its type; empty without a message."""
+        return "".join(f": {line}" for line in self.message.strip().splitlines()[:1])
+
 
 class RehearsalReport(msgspec.Struct, frozen=True, kw_only=True):
     """The script's report, as one rank."""

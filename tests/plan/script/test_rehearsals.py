@@ -21,7 +21,7 @@ from fsdp_bench.report.text.each import each_text
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.subprocesses.rehearsal import RehearsalOutcome, RehearsalReport
 from fsdp_bench.spec.units import GIB
-from tests.report.test_rehearsal_text import OUT, REPORT, span
+from tests.report.test_rehearsal_text import FAILURE, OUT, REPORT, span
 
 Script = Callable[[list[str], int], RehearsalReport]
 
@@ -111,6 +111,21 @@ def test_what_fits_comes_first_and_a_crash_is_a_row_with_its_reason() -> None:
     assert each_document(answers)["best"] == 2
 
 
+def test_a_script_that_refuses_its_arguments_says_what_it_printed() -> None:
+    ended = replace(FAILURE, type="SystemExit", message="2")
+    failed = replace(REPORT, outcome=RehearsalOutcome.FAILED, failure=ended)
+    FakeRehearsal.script = staticmethod(lambda _words, _rank: failed)  # type: ignore[assignment]
+    text = " ".join(each_text(answer_each(variants())).split())
+    assert "failed with SystemExit at train.py:17 (transformers/loss.py:42): the last line" in text
+
+
+def test_an_unknown_speed_is_a_fact_with_its_reason() -> None:
+    FakeRehearsal.script = staticmethod(by_batch)  # type: ignore[assignment]
+    text = each_text(answer_each(variants(time=True)))
+    assert text.count("tokens/s          unknown: ") == 1
+    assert "tokens/s          unknown" not in each_text(answer_each(variants()))
+
+
 def test_several_run_at_once_only_where_memory_allows(monkeypatch: pytest.MonkeyPatch) -> None:
     FakeRehearsal.script = staticmethod(by_batch)  # type: ignore[assignment]
     free = REPORT.peak_host_bytes
@@ -185,6 +200,11 @@ def _no_checks(asked: Any) -> list[Variant]:
         Variant(dict(zip(asked.values, chosen, strict=True)), (), "", None, "")
         for chosen in product(*asked.values.values())
     ]
+
+
+def test_one_number_of_nodes_stands_in_the_command_too() -> None:
+    asked = read_combinations("python train.py --nnodes={nodes}", nodes=4, server="p5.48xlarge")
+    assert asked.variants()[0].command == ("python", "train.py", "--nnodes=4")
 
 
 def test_a_combination_that_the_hardware_has_not_is_a_row_with_its_reason() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shlex
+import sys
 import tomllib
 from pathlib import Path
 
@@ -13,6 +15,7 @@ from ruamel.yaml import YAML
 
 from fsdp_bench.plan.script.edit import edited, read_edit
 from fsdp_bench.plan.script.template import Placeholder, Template, literal, read_placeholder
+from fsdp_bench.plan.script.variants import read_combinations
 from fsdp_bench.spec.errors import SpecError
 
 KNOWN = {"batch": Placeholder("batch", ("1", "2", "4")), "ckpt": Placeholder("ckpt", ("off", "on"))}
@@ -123,3 +126,14 @@ def test_a_file_that_cannot_be_parsed_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="is not YAML") as error:
         edited([read_edit("a.yaml:a=2")], tmp_path)
     assert "\n" not in str(error.value)
+
+
+def test_a_variant_s_command_says_its_edits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a.toml").write_text("batch = 1\n[tp]\ndegree = 1\n")
+    (tmp_path / "train.py").touch()
+    monkeypatch.chdir(tmp_path)
+    edits = ["a.toml:batch={batch}", "a.toml:tp.degree=2"]
+    found = read_combinations([sys.executable, "train.py"], {"batch": [4, 8]}, edit=edits, gpu="H100-SXM", world_size=8)
+    one = found.variants()[1]
+    assert shlex.join(one.command[1:]) == "train.py with a.toml:batch=8 and a.toml:tp.degree=2"
+    assert one.template.endswith("train.py with a.toml:batch={batch} and a.toml:tp.degree=2")

@@ -52,6 +52,15 @@ assert swapped.sum().item() == 8
 dist.send(x, 1); dist.recv(x, 1)
 dist.barrier()
 """,
+    "a group without a backend for the CPU takes no tensor of it": """
+group = dist.new_group(backend="cuda:gloo")
+try:
+    dist.all_reduce(torch.ones(1), group=group)
+except RuntimeError as error:
+    assert "No backend type associated with device type cpu" in str(error)
+else:
+    raise AssertionError("torch would have raised")
+""",
     "subgroups and meshes have their sizes": """
 group = dist.new_group([0, 1, 2])
 assert (dist.get_world_size(group), dist.get_world_size(dist.new_group([3, 4]))) == (3, -1)

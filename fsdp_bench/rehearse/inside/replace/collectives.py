@@ -106,7 +106,7 @@ def replace_collectives() -> None:
         warnings.simplefilter("ignore")  # that kernels are overridden, which is the purpose
         for name, kernel in _KERNELS.items():
             for key in ("CPU", "CUDA"):
-                _library.impl(name, _counted(name, kernel), key)
+                _library.impl(name, _counted(name, kernel, torch.device(key.lower())), key)
     _observe_waits()
     _number_batches()
 
@@ -155,7 +155,7 @@ def _reduce(tensor: torch.Tensor, group: Any) -> None:
         integers.forget(tensor)
 
 
-def _counted(name: str, kernel: Callable[..., Any]) -> Callable[..., Any]:
+def _counted(name: str, kernel: Callable[..., Any], device: torch.device) -> Callable[..., Any]:
     async_at, by_default = _place_of_async_op(name)
 
     def run(*arguments: Any) -> Any:
@@ -166,6 +166,7 @@ def _counted(name: str, kernel: Callable[..., Any]) -> Callable[..., Any]:
         for argument in arguments:
             if isinstance(argument, torch.ScriptObject) and "ProcessGroup" in str(argument._type()):
                 group = ProcessGroup.unbox(argument)
+                group._get_backend(device)  # as Ops.cpp does: an error where NCCL alone is to take a tensor of the CPU
                 calls[group.group_name, name.strip("_")] += 1
                 sizes[group.group_name] = group.size()
                 if group.group_name not in members and (ranks := _ranks(group)) is not None:
