@@ -105,6 +105,8 @@ class _Rehearsal:
             "random_weights": "from_pretrained made models from their configuration alone (--random-weights).",
         }
         found = [text for option, text in notes.items() if self.plan[option]]
+        if self.plan["strategy"]:
+            found.append(f"accelerate was given {self.plan['strategy']} (--strategy).")
         if not self.plan["stops_at_unsupported"]:
             found.append("PyTorch's own kernels ran instead of cuDNN's, which need other memory (--unsupported warn).")
         if self.launch.num_processes not in (None, 1, self.world_size):  # torchrun's default is 1
@@ -127,6 +129,7 @@ class _Rehearsal:
 
     def report(self, outcome: str, failure: dict[str, Any] | None) -> None:
         """Write the report, under a temporary name first."""
+        from .files.places import named_by
         from .observe.memory import History
         from .observe.reads import unsupported
         from .observe.user_lines import user_files
@@ -160,7 +163,7 @@ class _Rehearsal:
             "peak_host_bytes": self.host.peak_resident_bytes,
             "peak_unwritten_host_bytes": self.host.peak_unwritten_bytes,
             "notes": self._notes(),
-            "user_files": user_files([*self.plan["words"], *self.plan["edited"]]),
+            "user_files": user_files(named_by(self.plan)),
             "issued": None if self.issued is None else self.issued.document(),
             "why_nothing_issued": None if self.issued is None else self.issued.why_none,
             "torch": str(torch.__version__),
@@ -292,6 +295,7 @@ def _understood(plan: dict[str, Any]) -> tuple[Any, int, int, int]:
 
 def main() -> None:
     """Read the plan, run, report, end the process."""
+    from .files.places import named_by
     from .files.protection import Protection
     from .forks import END_WITH_PARENT, serve
     from .launch import rank_environment
@@ -300,7 +304,7 @@ def main() -> None:
         serve(int(sys.argv[2]), Path(sys.argv[3]))
     path = Path(sys.argv[1])
     plan = json.loads(path.read_text())
-    files = Protection(path.parent, [*plan["words"], *plan["edited"]])
+    files = Protection(path.parent, named_by(plan))
     ctypes.CDLL(None).prctl(END_WITH_PARENT, signal.SIGKILL)
     try:
         files.edit(plan["edited"])

@@ -26,7 +26,7 @@ from errno import EINVAL, EOVERFLOW, EXDEV
 from pathlib import Path
 from typing import Any
 
-from .places import ENTERED, Changes, is_below, num_files, protected_folders, temporary_folders
+from .places import ENTERED, Changes, is_below, named_by, num_files, protected_folders, temporary_folders
 
 _NEW_MOUNTS, _NEW_USER = 0x20000, 0x10000000
 """CLONE_NEWNS and CLONE_NEWUSER of unshare(2)."""
@@ -44,10 +44,10 @@ def enter(scratch: Path, keeps_outside: bool = False, has_own_user: bool = False
     """
     said: dict[str, Any]
     try:
-        folders = protected_folders(json.loads((scratch / "plan.json").read_text())["words"])
+        folders = protected_folders(named_by(json.loads((scratch / "plan.json").read_text())))
         overlay = Overlay(str(scratch), folders, keeps_outside, has_own_user)
         said = {"overlays": overlay.layers, "read_only": overlay.read_only, "silent": overlay.silent}
-        said |= {"outside": overlay.outside, "has_own_user": overlay.has_own_user}
+        said |= {"outside": overlay.outside, "has_own_user": overlay.has_own_user, "protected": folders}
     except OSError as error:
         said = {"error": error.strerror}
     (scratch / ENTERED).write_text(json.dumps(said))

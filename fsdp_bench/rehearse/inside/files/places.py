@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 ENTERED = "entered.json"
 """The file beside the plan in which rehearse/enter.py says how the overlays went."""
@@ -27,6 +28,11 @@ def protected_folders(words: Sequence[str]) -> list[str]:
     """Return the working directory and the folders of files that a command names, which may be in a temporary one."""
     named = {os.path.dirname(os.path.abspath(word)) for word in words if os.path.isfile(word)}
     return sorted({os.path.realpath(folder) for folder in (os.getcwd(), *named)})
+
+
+def named_by(plan: Mapping[str, Any]) -> list[str]:
+    """Return the words of a plan that may name files: the command's, and the files that it finds edited."""
+    return [*plan["words"], *plan["edited"]]
 
 
 def is_below(path: str, folder: str) -> bool:

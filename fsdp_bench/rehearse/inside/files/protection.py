@@ -30,6 +30,9 @@ class Protection:
         said = json.loads(entered.read_text()) if entered.exists() else {"overlays": []}  # a test's plan has no scratch
         self._overlays: list[overlay.Layers] | None = said.get("overlays")
         self._guard: Guard | None = None
+        self._protected: list[str] = said.get("protected", [])
+        """Folders of files that the command names: what is written there stays off the disk."""
+        self._edited: list[str] = []
         self._limits = [
             f"{place} is read-only: its file system can have no overlay." for place in said.get("read_only", ())
         ]
@@ -37,7 +40,7 @@ class Protection:
         if self._overlays:
             overlay.rename_folders_by_copying()
         elif self._overlays is None:
-            folders = protected_folders(words)
+            folders = self._protected = protected_folders(words)
             if (guard := Guard.installed) is None:
                 guard = Guard(str(scratch), folders)
             else:
@@ -52,14 +55,15 @@ class Protection:
             )
         for limit in self._limits:
             print(f"fsdp-bench: {limit}", file=sys.stderr, flush=True)
-        self._num_edited = 0
 
     def edit(self, texts: Mapping[str, str]) -> None:
-        """Write files that the script sees instead of the disk's. Raises OSError where there is no protection."""
+        """Write files that the script sees instead of the disk's. Raises OSError for one that would reach the disk."""
         for file, text in texts.items():
+            if not any(is_below(os.path.dirname(os.path.realpath(file)), folder) for folder in self._protected):
+                raise OSError(f"--edit: {file} cannot be kept as it is here; copy it beside the script")
             with open(file, "w") as writable:
                 writable.write(text)
-        self._num_edited = len(texts)
+        self._edited = list(texts)
 
     def seen(self, path: Any) -> Any:
         """Return the path that a library which does not open files by Python has to read."""
@@ -68,11 +72,12 @@ class Protection:
     def notes(self) -> list[str]:
         """Say how many files the script wrote and removed, if any, and what the protection does not cover."""
         written, removed = self._guard.changes() if self._guard else overlay.changes(self._overlays or [])
-        written = max(written - self._num_edited, 0)
-        if not (written or removed):
-            return self._limits
-        files = f"{written} file{'s' * (written != 1)}"
-        return [f"The script wrote {files} and removed {removed}, which the disk does not show.", *self._limits]
+        written = max(written - len(self._edited), 0)
+        notes = [f"The script found {file} as --edit changes it; the disk's is as it was." for file in self._edited]
+        if written or removed:
+            files = f"{written} file{'s' * (written != 1)}"
+            notes.append(f"The script wrote {files} and removed {removed}, which the disk does not show.")
+        return notes + self._limits
 
 
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
