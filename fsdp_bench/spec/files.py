@@ -152,6 +152,15 @@ def cgroup_files(name: str, older_name: str) -> Iterator[Path]:
         yield from (folder / path.lstrip("/") / file, folder / file)
 
 
+def cgroup_limit_bytes() -> int | None:
+    """Return the memory limit of this process's cgroup. None if there is no limit."""
+    for file in cgroup_files("memory.max", "memory.limit_in_bytes"):
+        with suppress(OSError, ValueError):
+            limit = int(file.read_text())
+            return limit if limit < 1 << 60 else None  # version 1 writes "no limit" as a huge number
+    return None
+
+
 def lines_of(path: Path) -> list[str]:
     """Return the lines of a file; none if it cannot be read."""
     try:

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import psutil
 
-from fsdp_bench.spec.files import cgroup_files, lines_of
+from fsdp_bench.spec.files import cgroup_files, cgroup_limit_bytes, lines_of
 from fsdp_bench.sweep.gpu_links import describe_links, visible_gpus, with_nvml
 from fsdp_bench.sweep.run.outcome import OutOfMemoryKill
 from fsdp_bench.version import __version__
@@ -114,7 +114,7 @@ def probe_machine() -> Machine:
         cpu_name=_cpu_name(),
         num_cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
         memory_bytes=psutil.virtual_memory().total,
-        cgroup_limit_bytes=_cgroup_limit(),
+        cgroup_limit_bytes=cgroup_limit_bytes(),
         gpus=gpus,
         driver_version=driver,
         gpu_links=links,
@@ -142,15 +142,6 @@ def _cpu_name() -> str:
         if match:
             return match.group(1)
     return platform.processor() or platform.machine()
-
-
-def _cgroup_limit() -> int | None:
-    """Return the memory limit of this process's cgroup. None if there is no limit."""
-    for file in cgroup_files("memory.max", "memory.limit_in_bytes"):
-        with contextlib.suppress(OSError, ValueError):
-            limit = int(file.read_text())
-            return limit if limit < 1 << 60 else None  # version 1 writes "no limit" as a huge number
-    return None
 
 
 class OutOfMemoryKills(msgspec.Struct, frozen=True, kw_only=True):

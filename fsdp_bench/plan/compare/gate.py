@@ -29,7 +29,7 @@ def limit_bytes(limit: str, baseline_bytes: float = 0) -> float:
 
 
 class Status(StrEnum):
-    """What a gate says of one script. The worst first."""
+    """The verdict of a gate on one script, the worst first."""
 
     CRASHED = "crashed"
     DOES_NOT_FIT = "does not fit"
@@ -59,7 +59,7 @@ class Gate:
 
     @cached_property
     def comparison(self) -> ScriptComparison | None:
-        """What differs from the baseline."""
+        """The differences from the baseline."""
         return None if self.before is None else ScriptComparison(self.before, self.now)
 
     @cached_property

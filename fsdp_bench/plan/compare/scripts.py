@@ -43,7 +43,7 @@ class ScriptSide:
 
     @property
     def conditions(self) -> dict[str, Any]:
-        """Whatever the numbers depend on beside the script."""
+        """The conditions of the numbers beside the script."""
         server = {name: getattr(self.found.server, name) for name in _OF_SERVER}
         return {"server": self.found.server.name, **server, **{name: getattr(self.found, name) for name in _OF_RUN}}
 

@@ -24,7 +24,7 @@ _WHY_UNKNOWN = {
 
 
 class ScriptAnswers:
-    """What is known of a script on servers."""
+    """The answers of a script on servers, as far as rehearsals tell."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""What is known of a script on servers: cells, of which each is one choice of values on so many nodes of one kind."""
+"""Cells of a plan for a script: each is one choice of values on so many nodes of one kind, and what is known of it."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Memory:
     allocated: int
     reserved: int
     available: int
-    """What torch's allocator can reserve."""
+    """GPU memory that torch's allocator can reserve."""
     kept_free: Headroom
 
 

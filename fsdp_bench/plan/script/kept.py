@@ -1,8 +1,8 @@
 """The reports that an interrupted question had found, so that the same command resumes and repeats nothing.
 
 They are files in the private cache folder, one for each rehearsal, and go once the question is answered. A report
-counts only if nothing that decides it has changed: the command, its environment, the hardware, this version, installed
-packages, and the user's files, by content.
+counts only if nothing of this has changed: the command, its environment, the hardware, this version, installed
+packages, and, by content, the files that the command names and the user's modules. Others that it opens are not known.
 """
 
 from __future__ import annotations
@@ -61,11 +61,13 @@ class KeptReports:
                 return kept.report
         return None
 
-    def keep(self, asked: CommandToRehearse, rank: int, report: RehearsalReport) -> None:
-        """Keep a report, if there is room for it."""
+    def keep(self, asked: CommandToRehearse, rank: int, report: RehearsalReport, began: float) -> None:
+        """Keep a report, if there is room for it, and none of the user's files was changed after it ``began``."""
         if self._folder is None:
             return
         with suppress(OSError):
+            if any(Path(file).stat().st_mtime > began for file in report.user_files):
+                return
             self._folder.mkdir(mode=0o700, exist_ok=True)
             kept = _Kept(report, _digests([*report.user_files, *_libraries(asked)]))
             write_atomically(self._folder / _name(asked, rank), to_json(kept))

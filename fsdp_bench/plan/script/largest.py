@@ -104,7 +104,7 @@ class _Search:
 
     @property
     def found(self) -> LargestValue:
-        """What is known until now."""
+        """The answer as far as it is known."""
         values, border = self._quantity.values, self._border
         several = {name for name, given in self._combinations.values.items() if len(given) > 1}
         return LargestValue(

@@ -37,7 +37,7 @@ class ScriptQuantity:
 
     @property
     def sizes(self) -> list[float]:
-        """What memory grows with, for each value: the value; of numbers of GPUs the part that each holds."""
+        """The size that memory grows with, for each value: the value, or the part that each of the GPUs holds."""
         return [1 / value for value in self.values] if self.is_fewest else list(map(float, self.values))
 
 

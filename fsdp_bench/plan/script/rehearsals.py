@@ -22,10 +22,11 @@ from fsdp_bench.plan.script.variants import Variant
 from fsdp_bench.rehearse.prepared import PreparedPython
 from fsdp_bench.rehearse.run import RehearsalError, RunningRehearsal
 from fsdp_bench.spec.errors import SpecError, printable
+from fsdp_bench.spec.files import cgroup_limit_bytes
 from fsdp_bench.spec.subprocesses.rehearsal import RehearsalOptions, RehearsalOutcome, RehearsalReport
 
 SPARE = 1.25
-"""Another rehearsal begins if so many times the most host memory that one has taken is free."""
+"""Another rehearsal begins if so many times the most host memory that one has taken is free, also in a container."""
 
 TAIL_BYTES = 4000
 """The end of a script's output that is looked at for its last line, if the script leaves no report."""
@@ -57,7 +58,7 @@ class Answered:
 
 
 class _Place:
-    """What is known of a variant so far."""
+    """A variant, and its ranks' rehearsals so far."""
 
     def __init__(self, variant: Variant) -> None:
         self.variant = variant
@@ -102,7 +103,7 @@ class _Job:
 
     @property
     def asked(self) -> CommandToRehearse:
-        """What is asked of the variant."""
+        """The variant's command and hardware."""
         assert self.place.variant.asked is not None
         return self.place.variant.asked
 
@@ -115,6 +116,8 @@ class _Running:
     rehearsal: RunningRehearsal
     output: IO[bytes]
     deadline: float | None
+    began: float
+    """In seconds since the epoch."""
 
 
 class Rehearsals:
@@ -201,10 +204,12 @@ class Rehearsals:
             return True
         if len(self._running) >= self._at_once or self._most_host_bytes is None:
             return False
-        return psutil.virtual_memory().available > SPARE * self._most_host_bytes
+        each, limit = SPARE * self._most_host_bytes, cgroup_limit_bytes()
+        is_in_limit = limit is None or each * (len(self._running) + 1) <= limit
+        return is_in_limit and psutil.virtual_memory().available > each
 
     def _start(self, job: _Job) -> None:
-        asked = job.asked
+        asked, began = job.asked, time.time()
         output = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the rehearsal
         try:
             rehearsal = RunningRehearsal(
@@ -215,7 +220,8 @@ class Rehearsals:
             raise
         self.num_run += 1
         limit = asked.timeout_seconds
-        self._running.append(_Running(job, rehearsal, output, None if limit is None else time.monotonic() + limit))
+        deadline = None if limit is None else time.monotonic() + limit
+        self._running.append(_Running(job, rehearsal, output, deadline, began))
 
     def _ended(self) -> list[_Running]:
         """Wait until one ends or its time is up; return those."""
@@ -243,7 +249,7 @@ class Rehearsals:
             report = replace(report, failure=replace(report.failure, message=_last_line(running.output)))
         self._most_host_bytes = max(self._most_host_bytes or 0, report.peak_host_bytes)
         if report.waits_for is None:
-            self._kept.keep(asked, job.rank, report)
+            self._kept.keep(asked, job.rank, report, running.began)
         return report
 
 

@@ -25,7 +25,7 @@ class Variant:
     """One combination."""
 
     values: Mapping[str, str]
-    """What differs between the combinations that are asked for, by the name of the placeholder or option."""
+    """The values that differ between the combinations, by the name of the placeholder or option."""
     command: tuple[str, ...]
     """The words of the command with these values, after the variables and before the edits that it finds."""
     template: str

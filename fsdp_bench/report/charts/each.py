@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from fsdp_bench.plan.estimate import Verdict
+from fsdp_bench.plan.rehearsal import Rehearsal
 from fsdp_bench.plan.script.each import in_order, speed_of
 from fsdp_bench.plan.script.rehearsals import Answered
 from fsdp_bench.report.charts.axis import memory_unit
@@ -79,9 +81,15 @@ def _bar(one: Answered, unit: float) -> Bar:
         return Bar(labels, ("unknown",), is_result=False)
     allocated, reserved = worst.report.peak.allocated_bytes, worst.report.peak_reserved_bytes
     if worst.fits is False:
-        return Bar(labels, ("does not fit",), (Piece("does not fit", reserved, UNFIT),), color="failure")
+        return Bar(labels, (_unfit_word(worst),), (Piece("does not fit", reserved, UNFIT),), color="failure")
     pieces = (Piece("allocated", allocated, ALLOCATED), Piece("reserved", reserved - allocated, RESERVED))
     return Bar(labels, (f"{reserved / unit:.1f}",), pieces)
+
+
+def _unfit_word(found: Rehearsal | None) -> str:
+    if found is None or found.fits is not False:
+        return "unknown"
+    return "with retries" if found.verdict is Verdict.RUNS_WITH_RETRIES else "does not fit"
 
 
 def _speed(answers: Sequence[Answered]) -> Bars:
@@ -89,7 +97,7 @@ def _speed(answers: Sequence[Answered]) -> Bars:
     for one in answers:
         labels, speed = tuple(one.variant.values.values()), speed_of(one)
         if speed is None or one.fits is False:
-            bars.append(Bar(labels, ("does not fit" if one.fits is False else "unknown",), is_result=False))
+            bars.append(Bar(labels, (_unfit_word(one.worst),), is_result=False))
         else:
             bars.append(Bar(labels, (f"{speed:,.0f}",), (Piece("speed", speed, SPEED),)))
     legend = (Key(SPEED, "speed, predicted from what was issued"),)

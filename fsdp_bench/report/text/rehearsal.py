@@ -330,8 +330,9 @@ def read_lines(report: RehearsalReport) -> list[str]:
         lines.append(f"  {one.operator} at {where}{inner}, {one.count} times{note}")
     if len(reads) > MOST_LINES:
         lines.append(f"  and {len(reads) - MOST_LINES} more lines (--json)")
-    known = f"{report.num_known_reads} more reads, of small integers, gave the values of training."
-    return lines + ([known] if report.num_known_reads else [])
+    count = report.num_known_reads
+    known = f"{count} more read{'s' * (count != 1)}, of small integers, gave the values of training."
+    return lines + ([known] if count else [])
 
 
 def several(found: Sequence[Rehearsal]) -> str:

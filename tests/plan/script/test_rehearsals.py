@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -141,6 +142,11 @@ def test_several_run_at_once_only_where_memory_allows(monkeypatch: pytest.Monkey
     with Rehearsals(KeptReports("a"), at_once=2) as rehearsals:
         rehearsals.answer(variants())
     assert FakeRehearsal.most_at_once == 2
+    monkeypatch.setattr(module, "cgroup_limit_bytes", lambda: 2 * free)  # a container's, of a larger machine
+    FakeRehearsal.most_at_once = 0
+    with Rehearsals(KeptReports("a"), at_once=2) as rehearsals:
+        rehearsals.answer(variants())
+    assert FakeRehearsal.most_at_once == 1
 
 
 @pytest.mark.parametrize("interrupted_at", range(4))
@@ -170,7 +176,7 @@ def test_an_interrupted_question_goes_on_where_it_ended(interrupted_at: int) -> 
 def test_a_kept_report_does_not_count_where_something_changed(change: str, monkeypatch: pytest.MonkeyPatch) -> None:
     [variant] = variants({"batch": [1]})
     assert variant.asked is not None
-    KeptReports("q").keep(variant.asked, 0, report_of(1))
+    KeptReports("q").keep(variant.asked, 0, report_of(1), began=time.time())
     assert KeptReports("q").find(variant.asked, 0) == report_of(1)
     options: dict[str, Any] = {}
     if change == "script":
@@ -181,6 +187,13 @@ def test_a_kept_report_does_not_count_where_something_changed(change: str, monke
         options["gpu_memory"] = "40GiB"
     [variant] = variants({"batch": [2 if change == "argument" else 1]}, **options)
     assert variant.asked is not None
+    assert KeptReports("q").find(variant.asked, 0) is None
+
+
+def test_a_report_is_not_kept_if_the_script_was_changed_while_it_ran() -> None:
+    [variant] = variants({"batch": [1]})
+    assert variant.asked is not None
+    KeptReports("q").keep(variant.asked, 0, report_of(1), began=Path("train.py").stat().st_mtime - 1)
     assert KeptReports("q").find(variant.asked, 0) is None
 
 

@@ -35,7 +35,7 @@ on_skip: Callable[[str, Sequence[Any], Any], None] | None = None
 """Is told what is skipped: its name, its arguments, its result."""
 
 loaded_file_bytes: Counter[str] = Counter()
-"""Of a fork: the bytes of each file that were in the memory of the process that was forked."""
+"""The bytes of each file that were in the memory of the process that this one is forked from."""
 
 _mincore = ctypes.CDLL(None, use_errno=True).mincore
 _mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p]
