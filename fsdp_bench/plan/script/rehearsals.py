@@ -155,9 +155,12 @@ class Rehearsals:
         """Return the answer of each variant, in their order. ``progress`` is called with each once it is there.
 
         Raises:
+            SpecError: if each would write the same --snapshot.
             MachineError: if the command's Python has no CUDA build of torch, or the stand-in cannot be compiled.
             KeyboardInterrupt: at an interrupt. What was found until then is kept.
         """
+        if any(one.asked is not None and one.asked.options.snapshot is not None for one in variants):
+            raise SpecError("snapshot: it is one file, of one rehearsal; rehearse the command by itself")
         places = [_Place(variant) for variant in variants]
         jobs = deque[_Job]()
 

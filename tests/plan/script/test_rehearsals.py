@@ -197,6 +197,12 @@ def test_a_report_is_not_kept_if_the_script_was_changed_while_it_ran() -> None:
     assert KeptReports("q").find(variant.asked, 0) is None
 
 
+def test_several_rehearsals_do_not_write_one_snapshot(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match="snapshot: it is one file"):
+        answer_each(variants(snapshot=tmp_path / "one.pickle"))
+    assert FakeRehearsal.started == []
+
+
 def test_lists_of_hardware_and_strategies_are_combined() -> None:
     asked = read_combinations(
         "accelerate launch train.py {nodes}", server="p4d.24xlarge,p5.48xlarge", nodes="1,2", strategy="all"
