@@ -23,6 +23,7 @@ from fsdp_bench.replay.host_memory import Build, host_memory
 from fsdp_bench.replay.traffic import traffic
 from fsdp_bench.simulate.events import Work
 from fsdp_bench.simulate.operators.kernels import CUDA, kernels_on
+from fsdp_bench.simulate.step import SimulatedSteps
 from fsdp_bench.spec.hardware import Gpu, Hardware, Server
 from fsdp_bench.spec.setup import Checkpointing, Loss, Offload, ShardingStrategy, TrainSetup
 
@@ -98,6 +99,10 @@ class Fastest:
     def cluster(self, num_nodes: int) -> Hardware:
         """Return so many of the servers."""
         return Hardware(server=self.server, gpu=self.gpu, num_nodes=num_nodes, gpus_per_node=self.gpus_per_node)
+
+    def steps(self, setup: TrainSetup) -> SimulatedSteps:
+        """Return the steps of a setup on this GPU."""
+        return self._simulated.steps(setup, self._kernels)
 
     def best(self, num_nodes: int, among: Iterable[Setting] | None = None) -> Timed | None:
         """Return the fastest setting whose live bytes fit so many servers; None if there is none.
@@ -230,7 +235,7 @@ class Fastest:
                 return f"nothing says how fast its {what} are connected"
         setup = self.example(num_nodes)
         assert setup is not None
-        names = speed(self._simulated.steps(setup, self._kernels), self.cluster(num_nodes)).time.unknown
+        names = speed(self.steps(setup), self.cluster(num_nodes)).time.unknown
         return f"nobody documents what {names[0]} takes on it" if names else "no datasheet has its rates"
 
     def example(self, num_nodes: int) -> TrainSetup | None:
@@ -317,5 +322,5 @@ class Fastest:
         if setup.offload is Offload.NONE:
             return True
         limit = cluster.server.host_memory_bytes
-        needed = host_memory(self._simulated.steps(setup, self._kernels), cluster.gpus_per_node, Build.META).peak_bytes
+        needed = host_memory(self.steps(setup), cluster.gpus_per_node, Build.META).peak_bytes
         return limit is not None and needed <= limit

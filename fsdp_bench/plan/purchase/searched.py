@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import log
 from typing import NamedTuple
 
 from fsdp_bench.plan.purchase.fastest import Fastest, Reached, Timed
 from fsdp_bench.plan.purchase.goal import Setting, setting_of
-from fsdp_bench.plan.purchase.offer import SettingOffer
+from fsdp_bench.plan.purchase.offer import SettingOffer, replayed
 from fsdp_bench.plan.purchase.simulated import LiveKey, Simulated
 from fsdp_bench.spec.hardware import Gpu, Server
 from fsdp_bench.spec.price import Price
@@ -152,10 +152,12 @@ class Searched:
     def offer(self, count: int) -> SettingOffer | None:
         """Return the offer on so many nodes, which fits by the allocator's simulation; None if nothing does."""
         while (found := self._fastest.best(count, self._among)) is not None and found.tokens_per_second:
-            for segments in (False, True):
-                offer = SettingOffer(goal=self.goal, timed=found, price=self.kind.price, expandable_segments=segments)
-                if offer.fits_if_higher(self._times):
-                    return offer
+            offer = SettingOffer(
+                goal=self.goal, timed=found, price=self.kind.price, steps=self._fastest.steps(replayed(found.setup))
+            )
+            for one in (offer, replace(offer, expandable_segments=True)):
+                if one.fits_if_higher(self._times):
+                    return one
             self._fastest.refuse(found)
         return None
 
