@@ -7,6 +7,7 @@ take too long are not timed.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import inf
@@ -15,13 +16,12 @@ from typing import NamedTuple
 from fsdp_bench.plan.estimate import available_bytes, communicators_for
 from fsdp_bench.plan.prediction import Prediction, answer_if_it_fits
 from fsdp_bench.plan.purchase.goal import Setting, can_run, micro_batches, setting_of, settings
-from fsdp_bench.plan.purchase.simulated import Simulated, computation_of, for_all_micro_batches
+from fsdp_bench.plan.purchase.simulated import Simulated, computation_of, for_all_micro_batches, with_same_collectives
 from fsdp_bench.plan.question import Question
 from fsdp_bench.plan.speed import speed
 from fsdp_bench.rates.calibrated import rates_of
+from fsdp_bench.rates.datasheet import Rates
 from fsdp_bench.replay.host_memory import Build, host_memory
-from fsdp_bench.replay.traffic import traffic
-from fsdp_bench.simulate.events import Work
 from fsdp_bench.simulate.operators.kernels import CUDA, kernels_on
 from fsdp_bench.simulate.step import SimulatedSteps
 from fsdp_bench.spec.hardware import Gpu, Hardware, Server
@@ -56,6 +56,8 @@ class _Collectives(NamedTuple):
 
     order: tuple[int, ...]
     """The index of each among the different ones, in the order of issue."""
+    groups: list[str]
+    """The process group of each different one."""
     seconds: list[float | None]
     """The time of each different one; None where a rate is unknown."""
     counts: list[int]
@@ -81,9 +83,20 @@ def _saves(setting: Setting) -> tuple[bool, bool, bool, bool]:
 class Fastest:
     """Finds the fastest settings of one goal on one kind of server."""
 
-    def __init__(self, simulated: Simulated, server: Server, gpu: Gpu, gpus_per_node: int, times: float = 1.0) -> None:
-        """Take a kind of server. Settings may fit if they do with live bytes so many times as high."""
-        self._times = times
+    def __init__(
+        self,
+        simulated: Simulated,
+        server: Server,
+        gpu: Gpu,
+        gpus_per_node: int,
+        times: float = 1.0,
+        others: Sequence[Fastest] = (),
+    ) -> None:
+        """Take a kind of server. Settings may fit if they do with live bytes so many times as high.
+
+        ``others`` search kinds of servers among which may be some with the same GPUs and links.
+        """
+        self._times, self._others = times, others
         self.goal, self._simulated = simulated.goal, simulated
         self.server, self.gpu, self.gpus_per_node = server, gpu, gpus_per_node
         self._kernels = kernels_on(CUDA, gpu)
@@ -118,7 +131,7 @@ class Fastest:
             for bound, setup in sorted(bounded, key=lambda pair: -pair[0]):
                 if found and bound <= most:
                     break
-                if found and self._communication_alone(cluster, setup) <= most:
+                if found and self._communication_alone(setup) <= most:
                     continue
                 if (speed := self._speed(setup, cluster)) > most or found is None:
                     found, most = Timed(cluster, setup, speed), speed
@@ -153,17 +166,18 @@ class Fastest:
 
     def _each_collective(self, setup: TrainSetup) -> _Collectives:
         """Return the collectives of a step."""
-        if setup not in self._collective_times:
-            cluster = self.cluster(setup.world_size // self.gpus_per_node)
-            ask = rates_of(setup, cluster, "cuda", None)
-            different: dict[Work, int] = {}
-            issued = self._simulated.collectives(self._kernels, setup)
-            order = tuple(different.setdefault(work, len(different)) for work in issued)
-            seconds = [None if ask is None else ask.collective(work) for work in different]
-            self._collective_times[setup] = _Collectives(
-                order, seconds, [order.count(one) for one in range(len(seconds))]
+        bare = with_same_collectives(setup)
+        if bare not in self._collective_times:
+            ask, issued = self._rates(bare), self._simulated.collectives(self._kernels, bare)
+            counts = Counter(issued)
+            index = {work: number for number, work in enumerate(counts)}
+            self._collective_times[bare] = _Collectives(
+                tuple(index[work] for work in issued),
+                [work.group for work in counts],
+                [None if ask is None else ask.collective(work) for work in counts],
+                list(counts.values()),
             )
-        return self._collective_times[setup]
+        return self._collective_times[bare]
 
     def _classes(self, cluster: Hardware, among: Iterable[Setting]) -> list[tuple[float, list[Setting]]]:
         """Return settings that compute the same, with the speed of that alone at the largest batch, fastest first."""
@@ -179,13 +193,39 @@ class Fastest:
 
     def _speed(self, setup: TrainSetup, cluster: Hardware) -> float:
         if setup not in self.reached:
-            seconds = self._simulated.step_seconds(setup, cluster)
-            rates = rates_of(setup, cluster, "cuda", None)
-            is_alone = bool(seconds) and rates is not None and setup.gradient_accumulation_steps == 1
-            work = self._simulated.work_seconds(self._kernels, setup, rates) if is_alone and rates else None
-            speed = setup.tokens_per_step_per_rank / seconds if seconds else 0.0
-            self.learn({setup: Reached(cluster.num_nodes, speed, work)}, set())
+            alike = (other.reached[setup] for other in self._others if self._is_timed_alike(other, setup))
+            self.learn({setup: next(alike, None) or self._timed(setup, cluster)}, set())
         return self.reached[setup].tokens_per_second_per_gpu
+
+    def _timed(self, setup: TrainSetup, cluster: Hardware) -> Reached:
+        seconds = self._simulated.step_seconds(setup, cluster)
+        rates = self._rates(setup)
+        is_alone = bool(seconds) and rates is not None and setup.gradient_accumulation_steps == 1
+        work = self._simulated.work_seconds(self._kernels, setup, rates) if is_alone and rates else None
+        speed = setup.tokens_per_step_per_rank / seconds if seconds else 0.0
+        return Reached(cluster.num_nodes, speed, work)
+
+    def _is_timed_alike(self, other: Fastest, setup: TrainSetup) -> bool:
+        """Return whether a setup was timed on another kind of server, on which everything takes as long."""
+        return setup in other.reached and other._kernels == self._kernels and other._rates(setup) == self._rates(setup)
+
+    def _rates(self, setup: TrainSetup) -> Rates | None:
+        return rates_of(setup, self.cluster(setup.world_size // self.gpus_per_node), "cuda", None)
+
+    def was_refused_alike(self, timed: Timed) -> bool:
+        """Return whether a setup was refused on another kind of server with as much memory for the allocator."""
+        key = setting_of(timed.setup), timed.setup.micro_batch_size, timed.cluster.num_nodes
+        return any(
+            key in other.refused
+            and (other._kernels, other._times) == (self._kernels, self._times)
+            and other._available(timed.setup) == self._available(timed.setup)
+            for other in self._others
+        )
+
+    def _available(self, setup: TrainSetup) -> int:
+        cluster = self.cluster(setup.world_size // self.gpus_per_node)
+        communicators = communicators_for(self.goal.model, setup, cluster)
+        return available_bytes(self.gpu, communicators, self.goal.headroom_bytes) or 0
 
     def bound(self, fewest: int, most: int) -> float:
         """Return tokens per second that one GPU does not exceed on so many nodes; 0 if its rates are not known.
@@ -273,26 +313,27 @@ class Fastest:
         batches = self._batches(setting, cluster.num_nodes)
         for index in reversed(range(len(batches))):
             if self._may_fit(setting, batches[index], cluster):
-                return batches[max(index - 1, 0) : index + 1]
+                two = batches[max(index - 1, 0) : index + 1]
+                return [one for one in two if (setting, one, cluster.num_nodes) not in self.refused]
         return []
 
     def _batches(self, setting: Setting, num_nodes: int) -> list[int]:
         """Return the micro-batches that make the global batch."""
         return [one for one in micro_batches(self.goal) if self._setup(setting, one, num_nodes) is not None]
 
-    def _communication_alone(self, cluster: Hardware, setup: TrainSetup) -> float:
+    def _communication_alone(self, setup: TrainSetup) -> float:
         """Return the tokens per second of one GPU if nothing but the collectives took time."""
-        seconds = for_all_micro_batches(setup, lambda few: self._collective_seconds(cluster, few))
+        seconds = for_all_micro_batches(setup, self._collective_seconds)
         return setup.tokens_per_step_per_rank / seconds if seconds else inf
 
-    def _collective_seconds(self, cluster: Hardware, setup: TrainSetup) -> float | None:
+    def _collective_seconds(self, setup: TrainSetup) -> float | None:
         """Return the time of a step's collectives: those of one group run one by one, those of others beside them."""
-        sent = traffic(self._simulated.collectives(self._kernels, setup), setup, rates_of(setup, cluster, "cuda", None))
+        _, groups, each, counts = self._each_collective(setup)
         by_group: dict[str, float] = {}
-        for one in sent:
-            if one.seconds is None:
+        for group, seconds, count in zip(groups, each, counts, strict=True):
+            if seconds is None:
                 return None
-            by_group[one.group] = by_group.get(one.group, 0.0) + one.seconds
+            by_group[group] = by_group.get(group, 0.0) + seconds * count
         return max(by_group.values(), default=0.0)
 
     def _setup(self, setting: Setting, batch: int, num_nodes: int) -> TrainSetup | None:
@@ -309,12 +350,11 @@ class Fastest:
     def _fits_by_live_bytes(self, setting: Setting, batch: int, cluster: Hardware) -> bool:
         setup = self._setup(setting, batch, cluster.num_nodes)
         assert setup is not None
-        communicators = communicators_for(self.goal.model, setup, cluster)
-        available = int((available_bytes(self.gpu, communicators, self.goal.headroom_bytes) or 0) / self._times)
+        available = int(self._available(setup) / self._times)
         live = self._simulated.live_bytes(self._kernels, self.gpus_per_node, setting, batch)
         if setup.is_bare:  # without what DDP adds on more GPUs
             return live.at(cluster.world_size) <= available
-        if self._simulated.least_bytes(self._kernels, self.gpus_per_node, setting, batch) > available:
+        if self._simulated.exceeds(available, self._kernels, self.gpus_per_node, setting, batch):
             return False
         return live.may_fit(cluster.world_size, available)
 

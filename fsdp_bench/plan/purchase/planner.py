@@ -22,6 +22,7 @@ from fsdp_bench.plan.ask import with_defaults
 from fsdp_bench.plan.defaults import trained_code, trainer_defaults
 from fsdp_bench.plan.parallel import map_forked
 from fsdp_bench.plan.purchase.beyond import beyond, number_of_nodes
+from fsdp_bench.plan.purchase.fastest import Fastest
 from fsdp_bench.plan.purchase.goal import Goal, Terms, read_terms
 from fsdp_bench.plan.purchase.offer import Offer, SettingOffer
 from fsdp_bench.plan.purchase.pick import OfferT, OtherCode, Picked, pick, reason_of, safest, with_other_code
@@ -149,14 +150,16 @@ def _or_nearest(
 
 def _plan(goal: Goal, kinds: Sequence[ServerType], nodes: Sequence[int], progress: Callable[[str], None]) -> ModelPlan:
     simulated, searched, left = Simulated(goal, max(nodes)), list[Searched](), list[Left]()
+    each_fastest: list[Fastest] = []
     for kind in kinds:
         progress(kind.server.name)
         if (reason := _why_unknown(kind)) is not None:
             left.append(Left(kind.server, reason))
             continue
-        found = Searched(simulated, kind, sorted(set(nodes)))
+        found = Searched(simulated, kind, sorted(set(nodes)), others=each_fastest)
         if found.bound:
             searched.append(found)
+            each_fastest.append(found.fastest)
         else:
             left.append(_without_offer(goal, found, nodes))
     return _Choice(goal, searched, left, progress).plan()

@@ -56,6 +56,7 @@ class Searched:
         nodes: Sequence[int],
         times: float = 1.0,
         among: Sequence[Setting] | None = None,
+        others: Sequence[Fastest] = (),
     ) -> None:
         """Look for numbers of nodes on which something may fit.
 
@@ -65,13 +66,14 @@ class Searched:
             nodes: the numbers of nodes to choose from.
             times: a setting fits if it does even with a peak so many times as high.
             among: the settings to choose from; by default all.
+            others: those of other kinds of servers, which may have the same GPUs and links.
         """
         self.goal, self.kind, self._simulated = simulated.goal, kind, simulated
         self._times, self._among, self._asked = times, among, nodes
-        self._fastest = Fastest(simulated, kind.server, kind.gpu, kind.gpus_per_node, times)
+        self.fastest = Fastest(simulated, kind.server, kind.gpu, kind.gpus_per_node, times, others)
         self.nodes = self._that_fit(nodes)
         """The numbers of nodes on which the live bytes of some setting fit."""
-        self.bound = self._fastest.bound(self.nodes[0], self.nodes[-1]) if self.nodes else 0.0
+        self.bound = self.fastest.bound(self.nodes[0], self.nodes[-1]) if self.nodes else 0.0
         """Tokens per second that one GPU does not exceed. 0 if its rates are not known."""
         self._made: dict[int, SettingOffer | None] = {}
         """The offers on the numbers of nodes that were searched. None where nothing fits, or its speed is not known."""
@@ -81,18 +83,18 @@ class Searched:
 
         But for one GPU, which has no FSDP's or DDP's buffers.
         """
-        possible = [count for count in nodes if self._fastest.example(count) is not None]
+        possible = [count for count in nodes if self.fastest.example(count) is not None]
         self.makes_batch = bool(possible)
         """Whether some number of nodes makes the global batch."""
         num_alone = int(bool(possible) and possible[0] * self.kind.gpus_per_node == 1)
         alone, others = possible[:num_alone], possible[num_alone:]
-        first = bisect_left(others, True, key=self._fastest.anything_fits)
-        return [*filter(self._fastest.anything_fits, alone), *others[first:]]
+        first = bisect_left(others, True, key=self.fastest.anything_fits)
+        return [*filter(self.fastest.anything_fits, alone), *others[first:]]
 
     @property
     def unknown(self) -> str:
         """Why the speed is unknown, as text."""
-        return self._fastest.unknown(self.nodes[0])
+        return self.fastest.unknown(self.nodes[0])
 
     def wanted(self) -> list[int]:
         """Return the numbers of nodes to search next; none if the search has ended.
@@ -131,18 +133,16 @@ class Searched:
         """Take over the offer on so many nodes, made in another process, and what was simulated for it."""
         self._made[count] = offer
         self._simulated.learn(learned.live, learned.computation)
-        self._fastest.learn(learned.reached, learned.refused)
+        self.fastest.learn(learned.reached, learned.refused)
 
     def learned(self) -> Learned:
         """Return what was simulated, to be sent between processes."""
-        return Learned(
-            self._simulated.live(), self._simulated.computation, self._fastest.reached, self._fastest.refused
-        )
+        return Learned(self._simulated.live(), self._simulated.computation, self.fastest.reached, self.fastest.refused)
 
     @property
     def lacks_speed(self) -> bool:
         """Whether the speed of something that may fit is not known."""
-        return not self.bound or any(not one.tokens_per_second_per_gpu for one in self._fastest.reached.values())
+        return not self.bound or any(not one.tokens_per_second_per_gpu for one in self.fastest.reached.values())
 
     @property
     def has_offers(self) -> bool:
@@ -151,20 +151,21 @@ class Searched:
 
     def offer(self, count: int) -> SettingOffer | None:
         """Return the offer on so many nodes, which fits by the allocator's simulation; None if nothing does."""
-        while (found := self._fastest.best(count, self._among)) is not None and found.tokens_per_second:
+        while (found := self.fastest.best(count, self._among)) is not None and found.tokens_per_second:
             offer = SettingOffer(
-                goal=self.goal, timed=found, price=self.kind.price, steps=self._fastest.steps(replayed(found.setup))
+                goal=self.goal, timed=found, price=self.kind.price, steps=self.fastest.steps(replayed(found.setup))
             )
-            for one in (offer, replace(offer, expandable_segments=True)):
+            tried = () if self.fastest.was_refused_alike(found) else (offer, replace(offer, expandable_segments=True))
+            for one in tried:
                 if one.fits_if_higher(self._times):
                     return one
-            self._fastest.refuse(found)
+            self.fastest.refuse(found)
         return None
 
     def sparing(self, times: float, among: Sequence[Setting]) -> Searched:
         """Return offers among some settings that fit even with a peak so many times as high."""
         found = Searched(self._simulated, self.kind, self._asked, times, among)
-        found._fastest.learn(self._fastest.reached, self._fastest.refused)
+        found.fastest.learn(self.fastest.reached, self.fastest.refused)
         return found
 
     def offers(self) -> Iterator[SettingOffer]:
@@ -177,9 +178,9 @@ class Searched:
                     yield offer
                 continue
             speed = _interpolated(count, made) if has_ended else self.bound
-            setup = self._fastest.example(count)
+            setup = self.fastest.example(count)
             if speed is not None and setup is not None:
-                timed = Timed(self._fastest.cluster(count), setup, speed)
+                timed = Timed(self.fastest.cluster(count), setup, speed)
                 yield SettingOffer(goal=self.goal, timed=timed, price=self.kind.price)
 
 

@@ -116,28 +116,22 @@ class Simulated:
             self.live_bytes(*key).known.update(known)
         self.computation.update(computation)
 
-    def least_bytes(self, kernels: Kernels, gpus_per_node: int, setting: Setting, batch: int) -> int:
-        """Return what a setting takes at least on the most servers: the line through one and two sequences.
+    def exceeds(self, num_bytes: int, kernels: Kernels, gpus_per_node: int, setting: Setting, batch: int) -> bool:
+        """Return whether a setting takes more on the most servers, by one sequence, and by the line through it and two.
 
         A peak is a maximum of sums of which each grows evenly with the micro-batch, so it lies on that line or above.
         """
-        if batch <= 2:
-            return self.live_bytes(kernels, gpus_per_node, setting, batch).least
-        one, two = (self.live_bytes(kernels, gpus_per_node, setting, few).least for few in (1, 2))
-        return int(_ROUNDING * (one + (batch - 1) * (two - one)))
+        one = self.live_bytes(kernels, gpus_per_node, setting, 1).least
+        if batch == 1 or _ROUNDING * one > num_bytes:
+            return one > num_bytes
+        two = self.live_bytes(kernels, gpus_per_node, setting, 2).least
+        return two > num_bytes if batch == 2 else int(_ROUNDING * (one + (batch - 1) * (two - one))) > num_bytes
 
     def collectives(self, kernels: Kernels, setup: TrainSetup) -> list[Work]:
-        """Return the collectives of a step. They depend neither on checkpointing nor on the micro-batch or the loss."""
-        bare = msgspec.structs.replace(
-            setup,
-            micro_batch_size=1,
-            checkpointing=Checkpointing.NONE,
-            checkpointing_policy=None,
-            loss=Loss.PLAIN,
-        )
-        key = kernels, bare
+        """Return the collectives of a step, of what ``with_same_collectives`` returns."""
+        key = kernels, setup
         if key not in self._collectives:
-            self._collectives[key] = collectives(self.steps(bare, kernels).step())
+            self._collectives[key] = collectives(self.steps(setup, kernels).step())
         return self._collectives[key]
 
     def work_seconds(self, kernels: Kernels, setup: TrainSetup, rates: Rates) -> float:
@@ -183,6 +177,13 @@ class Simulated:
             both = self.step_seconds(twice, most, without_communication=True)
             seconds = (both or 0.0) - seconds  # at best the optimizer's time does not count
         return setup.micro_batch_size * setup.sequence_length / seconds if seconds else 0.0
+
+
+def with_same_collectives(setup: TrainSetup) -> TrainSetup:
+    """Return the setup that stands for all with its collectives, whatever they checkpoint, their loss and batch."""
+    return msgspec.structs.replace(
+        setup, micro_batch_size=1, checkpointing=Checkpointing.NONE, checkpointing_policy=None, loss=Loss.PLAIN
+    )
 
 
 def computation_of(setting: Setting) -> Setting:
