@@ -168,14 +168,11 @@ class Fastest:
         """Return the collectives of a step."""
         bare = with_same_collectives(setup)
         if bare not in self._collective_times:
-            ask, issued = self._rates(bare), self._simulated.collectives(self._kernels, bare)
-            counts = Counter(issued)
-            index = {work: number for number, work in enumerate(counts)}
+            ask, (works, order) = self._rates(bare), self._simulated.collectives(self._kernels, bare)
+            times = [None if ask is None else ask.collective(work) for work in works]
+            counts = Counter(order)
             self._collective_times[bare] = _Collectives(
-                tuple(index[work] for work in issued),
-                [work.group for work in counts],
-                [None if ask is None else ask.collective(work) for work in counts],
-                list(counts.values()),
+                order, [work.group for work in works], times, [counts[index] for index in range(len(works))]
             )
         return self._collective_times[bare]
 

@@ -26,7 +26,7 @@ from fsdp_bench.plan.purchase.fastest import Fastest
 from fsdp_bench.plan.purchase.goal import Goal, Terms, read_terms
 from fsdp_bench.plan.purchase.offer import Offer, SettingOffer
 from fsdp_bench.plan.purchase.pick import OfferT, OtherCode, Picked, pick, reason_of, safest, with_other_code
-from fsdp_bench.plan.purchase.searched import Learned, Searched, ServerType
+from fsdp_bench.plan.purchase.searched import Found, Searched, ServerType
 from fsdp_bench.plan.purchase.simulated import Simulated
 from fsdp_bench.simulate.step import without_collections
 from fsdp_bench.spec.checked import build as build_checked
@@ -247,8 +247,8 @@ class _Choice:
         return [(kind, count) for kind, count in each if not kind.has_made(count)]
 
     def _search(self, wanted: Sequence[tuple[Searched, int]]) -> None:
-        def make(kind: Searched, count: int) -> tuple[SettingOffer | None, Learned]:
-            return kind.offer(count), kind.learned()
+        def make(kind: Searched, count: int) -> tuple[SettingOffer | None, Found]:
+            return kind.offer(count), kind.found()
 
         made = map_forked(lambda one: make(*one), wanted)
         for number, (kind, count) in enumerate(wanted, 1):

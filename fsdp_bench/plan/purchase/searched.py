@@ -17,7 +17,7 @@ from typing import NamedTuple
 from fsdp_bench.plan.purchase.fastest import Fastest, Reached, Timed
 from fsdp_bench.plan.purchase.goal import Setting, setting_of
 from fsdp_bench.plan.purchase.offer import SettingOffer, replayed
-from fsdp_bench.plan.purchase.simulated import LiveKey, Simulated
+from fsdp_bench.plan.purchase.simulated import Learned, Simulated
 from fsdp_bench.spec.hardware import Gpu, Server
 from fsdp_bench.spec.price import Price
 from fsdp_bench.spec.setup import TrainSetup
@@ -36,12 +36,10 @@ class ServerType:
     gpus_per_node: int
 
 
-class Learned(NamedTuple):
-    """The results of simulations for one kind of server."""
+class Found(NamedTuple):
+    """What a process has learned while it searched one kind of server."""
 
-    live: dict[LiveKey, dict[int, int]]
-    """Live bytes by the number of ranks."""
-    computation: dict[tuple[str, Setting, int], float]
+    simulated: Learned
     reached: dict[TrainSetup, Reached]
     refused: set[tuple[Setting, int, int]]
 
@@ -129,15 +127,15 @@ class Searched:
         """Return whether so many nodes were searched."""
         return count in self._made
 
-    def take(self, count: int, offer: SettingOffer | None, learned: Learned) -> None:
+    def take(self, count: int, offer: SettingOffer | None, found: Found) -> None:
         """Take over the offer on so many nodes, made in another process, and what was simulated for it."""
         self._made[count] = offer
-        self._simulated.learn(learned.live, learned.computation)
-        self.fastest.learn(learned.reached, learned.refused)
+        self._simulated.learn(found.simulated)
+        self.fastest.learn(found.reached, found.refused)
 
-    def learned(self) -> Learned:
-        """Return what was simulated, to be sent between processes."""
-        return Learned(self._simulated.live(), self._simulated.computation, self.fastest.reached, self.fastest.refused)
+    def found(self) -> Found:
+        """Return what this process has found out, to be sent to another."""
+        return Found(self._simulated.learned(), self.fastest.reached, self.fastest.refused)
 
     @property
     def lacks_speed(self) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache, lru_cache, partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -29,6 +29,23 @@ _ROUNDING = 0.99
 
 LiveKey = tuple[Kernels, int, Setting, int]
 """Kernels, GPUs of a node, setting and micro-batch."""
+
+
+class Sent(NamedTuple):
+    """The collectives of a step."""
+
+    different: tuple[Work, ...]
+    order: tuple[int, ...]
+    """The index of each among the different ones, in the order of issue."""
+
+
+class Learned(NamedTuple):
+    """The results of simulations."""
+
+    live: dict[LiveKey, dict[int, int]]
+    """Live bytes by the number of ranks."""
+    computation: dict[tuple[str, Setting, int], float]
+    sent: dict[tuple[Kernels, TrainSetup], Sent]
 
 
 class LiveBytes:
@@ -80,7 +97,8 @@ class Simulated:
         self._live: dict[LiveKey, LiveBytes] = {}
         self.computation: dict[tuple[str, Setting, int], float] = {}
         """The speed of computation alone, by GPU, setting and micro-batch."""
-        self._collectives: dict[tuple[Kernels, TrainSetup], list[Work]] = {}
+        self.sent: dict[tuple[Kernels, TrainSetup], Sent] = {}
+        """The collectives of steps, by kernels and ``with_same_collectives(setup)``."""
         self.steps = lru_cache(maxsize=512)(lambda setup, kernels: SimulatedSteps(goal.model, setup, kernels))
         """The steps of a setup on some kernels. One setup is asked for on many servers."""
         self.setup = cache(partial(setup_of, goal))
@@ -106,15 +124,16 @@ class Simulated:
             self._live[key] = LiveBytes(simulate, fewest, most)
         return self._live[key]
 
-    def live(self) -> dict[LiveKey, dict[int, int]]:
-        """Return the live bytes that were simulated, by the number of ranks."""
-        return {key: live.known for key, live in self._live.items()}
+    def learned(self) -> Learned:
+        """Return what was simulated, to be sent between processes."""
+        return Learned({key: live.known for key, live in self._live.items()}, self.computation, self.sent)
 
-    def learn(self, live: dict[LiveKey, dict[int, int]], computation: dict[tuple[str, Setting, int], float]) -> None:
+    def learn(self, learned: Learned) -> None:
         """Take over what another process has simulated."""
-        for key, known in live.items():
+        for key, known in learned.live.items():
             self.live_bytes(*key).known.update(known)
-        self.computation.update(computation)
+        self.computation.update(learned.computation)
+        self.sent.update(learned.sent)
 
     def exceeds(self, num_bytes: int, kernels: Kernels, gpus_per_node: int, setting: Setting, batch: int) -> bool:
         """Return whether a setting takes more on the most servers, by one sequence, and by the line through it and two.
@@ -127,12 +146,14 @@ class Simulated:
         two = self.live_bytes(kernels, gpus_per_node, setting, 2).least
         return two > num_bytes if batch == 2 else int(_ROUNDING * (one + (batch - 1) * (two - one))) > num_bytes
 
-    def collectives(self, kernels: Kernels, setup: TrainSetup) -> list[Work]:
+    def collectives(self, kernels: Kernels, setup: TrainSetup) -> Sent:
         """Return the collectives of a step, of what ``with_same_collectives`` returns."""
         key = kernels, setup
-        if key not in self._collectives:
-            self._collectives[key] = collectives(self.steps(setup, kernels).step())
-        return self._collectives[key]
+        if key not in self.sent:
+            issued = collectives(self.steps(setup, kernels).step())
+            index = {work: number for number, work in enumerate(dict.fromkeys(issued))}
+            self.sent[key] = Sent(tuple(index), tuple(index[work] for work in issued))
+        return self.sent[key]
 
     def work_seconds(self, kernels: Kernels, setup: TrainSetup, rates: Rates) -> float:
         """Return the time of all work of a step of one micro-batch but its collectives, one by one."""
