@@ -209,21 +209,6 @@ class Fastest:
     def _rates(self, setup: TrainSetup) -> Rates | None:
         return rates_of(setup, self.cluster(setup.world_size // self.gpus_per_node), "cuda", None)
 
-    def was_refused_alike(self, timed: Timed) -> bool:
-        """Return whether a setup was refused on another kind of server with as much memory for the allocator."""
-        key = setting_of(timed.setup), timed.setup.micro_batch_size, timed.cluster.num_nodes
-        return any(
-            key in other.refused
-            and (other._kernels, other._times) == (self._kernels, self._times)
-            and other._available(timed.setup) == self._available(timed.setup)
-            for other in self._others
-        )
-
-    def _available(self, setup: TrainSetup) -> int:
-        cluster = self.cluster(setup.world_size // self.gpus_per_node)
-        communicators = communicators_for(self.goal.model, setup, cluster)
-        return available_bytes(self.gpu, communicators, self.goal.headroom_bytes) or 0
-
     def bound(self, fewest: int, most: int) -> float:
         """Return tokens per second that one GPU does not exceed on so many nodes; 0 if its rates are not known.
 
@@ -347,7 +332,8 @@ class Fastest:
     def _fits_by_live_bytes(self, setting: Setting, batch: int, cluster: Hardware) -> bool:
         setup = self._setup(setting, batch, cluster.num_nodes)
         assert setup is not None
-        available = int(self._available(setup) / self._times)
+        communicators = communicators_for(self.goal.model, setup, cluster)
+        available = int((available_bytes(self.gpu, communicators, self.goal.headroom_bytes) or 0) / self._times)
         live = self._simulated.live_bytes(self._kernels, self.gpus_per_node, setting, batch)
         if setup.is_bare:  # without what DDP adds on more GPUs
             return live.at(cluster.world_size) <= available

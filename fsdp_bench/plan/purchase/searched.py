@@ -153,8 +153,7 @@ class Searched:
             offer = SettingOffer(
                 goal=self.goal, timed=found, price=self.kind.price, steps=self.fastest.steps(replayed(found.setup))
             )
-            tried = () if self.fastest.was_refused_alike(found) else (offer, replace(offer, expandable_segments=True))
-            for one in tried:
+            for one in (offer, replace(offer, expandable_segments=True)):
                 if one.fits_if_higher(self._times):
                     return one
             self.fastest.refuse(found)
