@@ -7,7 +7,6 @@ take too long are not timed.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import inf
@@ -16,7 +15,13 @@ from typing import NamedTuple
 from fsdp_bench.plan.estimate import available_bytes, communicators_for
 from fsdp_bench.plan.prediction import Prediction, answer_if_it_fits
 from fsdp_bench.plan.purchase.goal import Setting, can_run, micro_batches, setting_of, settings
-from fsdp_bench.plan.purchase.simulated import Simulated, computation_of, for_all_micro_batches, with_same_collectives
+from fsdp_bench.plan.purchase.simulated import (
+    Sent,
+    Simulated,
+    computation_of,
+    for_all_micro_batches,
+    sending_alike,
+)
 from fsdp_bench.plan.question import Question
 from fsdp_bench.plan.speed import speed
 from fsdp_bench.rates.calibrated import rates_of
@@ -51,19 +56,6 @@ class Reached(NamedTuple):
     """The time of all but its collectives. None for several micro-batches, from which no bound follows."""
 
 
-class _Collectives(NamedTuple):
-    """The collectives of a step. Equal ones take the same time."""
-
-    order: tuple[int, ...]
-    """The index of each among the different ones, in the order of issue."""
-    groups: list[str]
-    """The process group of each different one."""
-    seconds: list[float | None]
-    """The time of each different one; None where a rate is unknown."""
-    counts: list[int]
-    """The number of each in a step."""
-
-
 _CERTAIN = 0.99
 """The part of a step's time that a bound counts on. The rest leaves room for what shards are padded with, and for
 operators that run beside other collectives when these take less time: without it, 4,688 drawn cases exceeded the bound
@@ -83,20 +75,11 @@ def _saves(setting: Setting) -> tuple[bool, bool, bool, bool]:
 class Fastest:
     """Finds the fastest settings of one goal on one kind of server."""
 
-    def __init__(
-        self,
-        simulated: Simulated,
-        server: Server,
-        gpu: Gpu,
-        gpus_per_node: int,
-        times: float = 1.0,
-        others: Sequence[Fastest] = (),
-    ) -> None:
-        """Take a kind of server. Settings may fit if they do with live bytes so many times as high.
-
-        ``others`` search kinds of servers among which may be some with the same GPUs and links.
-        """
-        self._times, self._others = times, others
+    def __init__(self, simulated: Simulated, server: Server, gpu: Gpu, gpus_per_node: int, times: float = 1.0) -> None:
+        """Take a kind of server. Settings may fit if they do with live bytes so many times as high."""
+        self._times = times
+        self.others: Sequence[Fastest] = ()
+        """Those of other kinds of servers, of which some may have the same GPUs and links."""
         self.goal, self._simulated = simulated.goal, simulated
         self.server, self.gpu, self.gpus_per_node = server, gpu, gpus_per_node
         self._kernels = kernels_on(CUDA, gpu)
@@ -107,7 +90,7 @@ class Fastest:
         self._alike: dict[tuple[Setting, int], dict[int, TrainSetup]] = {}
         """The setups with several numbers of nodes that were timed, by setting and micro-batch."""
         self._live_fits: dict[tuple[Setting, int, int], bool] = {}
-        self._collective_times: dict[TrainSetup, _Collectives] = {}
+        self._collective_times: dict[TrainSetup, tuple[Sent, list[float | None]]] = {}
 
     def cluster(self, num_nodes: int) -> Hardware:
         """Return so many of the servers."""
@@ -149,31 +132,28 @@ class Fastest:
         nodes, tokens, limit = setup.world_size // self.gpus_per_node, setup.tokens_per_step_per_rank, inf
         on_more = [self.reached[one].work_seconds for count, one in known.items() if count >= nodes]
         least = min((seconds for seconds in on_more if seconds is not None), default=0.0)
-        now = self._each_collective(setup)
-        if None in now.seconds:
+        sent, now = self._each_collective(setup)
+        if None in now:
             return inf
         for other in known.values():
             reached = self.reached[other]
-            before = self._each_collective(other)
-            if reached.work_seconds is None or now.order != before.order or None in before.seconds:
+            sent_before, before = self._each_collective(other)
+            if reached.work_seconds is None or sent.order != sent_before.order or None in before:
                 continue
-            pairs = zip(before.seconds, now.seconds, now.counts, strict=True)
+            pairs = zip(before, now, sent.counts, strict=True)
             less = sum(max((was or 0.0) - (is_now or 0.0), 0.0) * count for was, is_now, count in pairs)
             less += max(reached.work_seconds - least, 0.0)
             seconds = _CERTAIN * tokens / reached.tokens_per_second_per_gpu - less
             limit = min(limit, tokens / seconds if seconds > 0 else inf)
         return limit
 
-    def _each_collective(self, setup: TrainSetup) -> _Collectives:
-        """Return the collectives of a step."""
-        bare = with_same_collectives(setup)
+    def _each_collective(self, setup: TrainSetup) -> tuple[Sent, list[float | None]]:
+        """Return the collectives of a step, and how long each of the different ones takes; None where it is unknown."""
+        bare = sending_alike(setup)
         if bare not in self._collective_times:
-            ask, (works, order) = self._rates(bare), self._simulated.collectives(self._kernels, bare)
-            times = [None if ask is None else ask.collective(work) for work in works]
-            counts = Counter(order)
-            self._collective_times[bare] = _Collectives(
-                order, [work.group for work in works], times, [counts[index] for index in range(len(works))]
-            )
+            rates, sent = self._rates(bare), self._simulated.collectives(self._kernels, bare)
+            times = [None if rates is None else rates.collective(work) for work in sent.different]
+            self._collective_times[bare] = sent, times
         return self._collective_times[bare]
 
     def _classes(self, cluster: Hardware, among: Iterable[Setting]) -> list[tuple[float, list[Setting]]]:
@@ -190,7 +170,7 @@ class Fastest:
 
     def _speed(self, setup: TrainSetup, cluster: Hardware) -> float:
         if setup not in self.reached:
-            alike = (other.reached[setup] for other in self._others if self._is_timed_alike(other, setup))
+            alike = (other.reached[setup] for other in self.others if self._is_timed_alike(other, setup))
             self.learn({setup: next(alike, None) or self._timed(setup, cluster)}, set())
         return self.reached[setup].tokens_per_second_per_gpu
 
@@ -310,12 +290,12 @@ class Fastest:
 
     def _collective_seconds(self, setup: TrainSetup) -> float | None:
         """Return the time of a step's collectives: those of one group run one by one, those of others beside them."""
-        _, groups, each, counts = self._each_collective(setup)
+        sent, times = self._each_collective(setup)
         by_group: dict[str, float] = {}
-        for group, seconds, count in zip(groups, each, counts, strict=True):
+        for work, count, seconds in zip(sent.different, sent.counts, times, strict=True):
             if seconds is None:
                 return None
-            by_group[group] = by_group.get(group, 0.0) + seconds * count
+            by_group[work.group] = by_group.get(work.group, 0.0) + seconds * count
         return max(by_group.values(), default=0.0)
 
     def _setup(self, setting: Setting, batch: int, num_nodes: int) -> TrainSetup | None:

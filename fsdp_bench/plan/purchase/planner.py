@@ -22,11 +22,10 @@ from fsdp_bench.plan.ask import with_defaults
 from fsdp_bench.plan.defaults import trained_code, trainer_defaults
 from fsdp_bench.plan.parallel import map_forked
 from fsdp_bench.plan.purchase.beyond import beyond, number_of_nodes
-from fsdp_bench.plan.purchase.fastest import Fastest
 from fsdp_bench.plan.purchase.goal import Goal, Terms, read_terms
 from fsdp_bench.plan.purchase.offer import Offer, SettingOffer
 from fsdp_bench.plan.purchase.pick import OfferT, OtherCode, Picked, pick, reason_of, safest, with_other_code
-from fsdp_bench.plan.purchase.searched import Found, Searched, ServerType
+from fsdp_bench.plan.purchase.searched import Searched, ServerType
 from fsdp_bench.plan.purchase.simulated import Simulated
 from fsdp_bench.simulate.step import without_collections
 from fsdp_bench.spec.checked import build as build_checked
@@ -122,7 +121,7 @@ def plan(
     if not goal.model.has_tokens:
         raise SpecError(f"model: {goal.model.name} is not trained on tokens; fsdp-bench predict says how fast it is")
     with without_collections():
-        return _or_nearest(goal, kinds, nodes, progress)
+        return _or_nearest(goal, kinds, sorted(set(nodes)), progress)
 
 
 def _or_nearest(
@@ -150,18 +149,21 @@ def _or_nearest(
 
 def _plan(goal: Goal, kinds: Sequence[ServerType], nodes: Sequence[int], progress: Callable[[str], None]) -> ModelPlan:
     simulated, searched, left = Simulated(goal, max(nodes)), list[Searched](), list[Left]()
-    each_fastest: list[Fastest] = []
+    one_of_each_gpu = {kind.gpu.name: kind for kind in kinds if _why_unknown(kind) is None}.values()
+    for learned in map_forked(lambda kind: Searched(simulated, kind, nodes).simulated.learned(), [*one_of_each_gpu]):
+        simulated.learn(learned)
     for kind in kinds:
         progress(kind.server.name)
         if (reason := _why_unknown(kind)) is not None:
             left.append(Left(kind.server, reason))
             continue
-        found = Searched(simulated, kind, sorted(set(nodes)), others=each_fastest)
+        found = Searched(simulated, kind, nodes)
         if found.bound:
             searched.append(found)
-            each_fastest.append(found.fastest)
         else:
             left.append(_without_offer(goal, found, nodes))
+    for each in searched:
+        each.fastest.others = [other.fastest for other in searched]
     return _Choice(goal, searched, left, progress).plan()
 
 
@@ -247,8 +249,8 @@ class _Choice:
         return [(kind, count) for kind, count in each if not kind.has_made(count)]
 
     def _search(self, wanted: Sequence[tuple[Searched, int]]) -> None:
-        def make(kind: Searched, count: int) -> tuple[SettingOffer | None, Found]:
-            return kind.offer(count), kind.found()
+        def make(kind: Searched, count: int) -> tuple[Any, ...]:
+            return kind.offer(count), kind.simulated.learned(), kind.fastest.reached, kind.fastest.refused
 
         made = map_forked(lambda one: make(*one), wanted)
         for number, (kind, count) in enumerate(wanted, 1):

@@ -12,15 +12,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import log
-from typing import NamedTuple
+from typing import Any
 
-from fsdp_bench.plan.purchase.fastest import Fastest, Reached, Timed
+from fsdp_bench.plan.purchase.fastest import Fastest, Timed
 from fsdp_bench.plan.purchase.goal import Setting, setting_of
 from fsdp_bench.plan.purchase.offer import SettingOffer, replayed
 from fsdp_bench.plan.purchase.simulated import Learned, Simulated
 from fsdp_bench.spec.hardware import Gpu, Server
 from fsdp_bench.spec.price import Price
-from fsdp_bench.spec.setup import TrainSetup
 
 _MARKS = (4, 16, 64, 256)
 """Numbers of nodes that are searched, beside the fewest and the most."""
@@ -36,14 +35,6 @@ class ServerType:
     gpus_per_node: int
 
 
-class Found(NamedTuple):
-    """What a process has learned while it searched one kind of server."""
-
-    simulated: Learned
-    reached: dict[TrainSetup, Reached]
-    refused: set[tuple[Setting, int, int]]
-
-
 class Searched:
     """The offers of one kind of server."""
 
@@ -54,7 +45,6 @@ class Searched:
         nodes: Sequence[int],
         times: float = 1.0,
         among: Sequence[Setting] | None = None,
-        others: Sequence[Fastest] = (),
     ) -> None:
         """Look for numbers of nodes on which something may fit.
 
@@ -64,11 +54,10 @@ class Searched:
             nodes: the numbers of nodes to choose from.
             times: a setting fits if it does even with a peak so many times as high.
             among: the settings to choose from; by default all.
-            others: those of other kinds of servers, which may have the same GPUs and links.
         """
-        self.goal, self.kind, self._simulated = simulated.goal, kind, simulated
+        self.goal, self.kind, self.simulated = simulated.goal, kind, simulated
         self._times, self._among, self._asked = times, among, nodes
-        self.fastest = Fastest(simulated, kind.server, kind.gpu, kind.gpus_per_node, times, others)
+        self.fastest = Fastest(simulated, kind.server, kind.gpu, kind.gpus_per_node, times)
         self.nodes = self._that_fit(nodes)
         """The numbers of nodes on which the live bytes of some setting fit."""
         self.bound = self.fastest.bound(self.nodes[0], self.nodes[-1]) if self.nodes else 0.0
@@ -127,15 +116,11 @@ class Searched:
         """Return whether so many nodes were searched."""
         return count in self._made
 
-    def take(self, count: int, offer: SettingOffer | None, found: Found) -> None:
-        """Take over the offer on so many nodes, made in another process, and what was simulated for it."""
+    def take(self, count: int, offer: SettingOffer | None, learned: Learned, *found: Any) -> None:
+        """Take over the offer on so many nodes, made in another process, and what was found out for it."""
         self._made[count] = offer
-        self._simulated.learn(found.simulated)
-        self.fastest.learn(found.reached, found.refused)
-
-    def found(self) -> Found:
-        """Return what this process has found out, to be sent to another."""
-        return Found(self._simulated.learned(), self.fastest.reached, self.fastest.refused)
+        self.simulated.learn(learned)
+        self.fastest.learn(*found)
 
     @property
     def lacks_speed(self) -> bool:
@@ -161,7 +146,7 @@ class Searched:
 
     def sparing(self, times: float, among: Sequence[Setting]) -> Searched:
         """Return offers among some settings that fit even with a peak so many times as high."""
-        found = Searched(self._simulated, self.kind, self._asked, times, among)
+        found = Searched(self.simulated, self.kind, self._asked, times, among)
         found.fastest.learn(self.fastest.reached, self.fastest.refused)
         return found
 

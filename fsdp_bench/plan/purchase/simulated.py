@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache, lru_cache, partial
@@ -35,6 +36,8 @@ class Sent(NamedTuple):
     """The collectives of a step."""
 
     different: tuple[Work, ...]
+    counts: tuple[int, ...]
+    """How often each different one is issued."""
     order: tuple[int, ...]
     """The index of each among the different ones, in the order of issue."""
 
@@ -98,7 +101,7 @@ class Simulated:
         self.computation: dict[tuple[str, Setting, int], float] = {}
         """The speed of computation alone, by GPU, setting and micro-batch."""
         self.sent: dict[tuple[Kernels, TrainSetup], Sent] = {}
-        """The collectives of steps, by kernels and ``with_same_collectives(setup)``."""
+        """The collectives of steps, by kernels and ``sending_alike(setup)``."""
         self.steps = lru_cache(maxsize=512)(lambda setup, kernels: SimulatedSteps(goal.model, setup, kernels))
         """The steps of a setup on some kernels. One setup is asked for on many servers."""
         self.setup = cache(partial(setup_of, goal))
@@ -147,12 +150,13 @@ class Simulated:
         return two > num_bytes if batch == 2 else int(_ROUNDING * (one + (batch - 1) * (two - one))) > num_bytes
 
     def collectives(self, kernels: Kernels, setup: TrainSetup) -> Sent:
-        """Return the collectives of a step, of what ``with_same_collectives`` returns."""
+        """Return the collectives of a step, of what ``sending_alike`` returns."""
         key = kernels, setup
         if key not in self.sent:
             issued = collectives(self.steps(setup, kernels).step())
-            index = {work: number for number, work in enumerate(dict.fromkeys(issued))}
-            self.sent[key] = Sent(tuple(index), tuple(index[work] for work in issued))
+            counts = Counter(issued)
+            index = {work: number for number, work in enumerate(counts)}
+            self.sent[key] = Sent(tuple(counts), tuple(counts.values()), tuple(index[work] for work in issued))
         return self.sent[key]
 
     def work_seconds(self, kernels: Kernels, setup: TrainSetup, rates: Rates) -> float:
@@ -200,7 +204,7 @@ class Simulated:
         return setup.micro_batch_size * setup.sequence_length / seconds if seconds else 0.0
 
 
-def with_same_collectives(setup: TrainSetup) -> TrainSetup:
+def sending_alike(setup: TrainSetup) -> TrainSetup:
     """Return the setup that stands for all with its collectives, whatever they checkpoint, their loss and batch."""
     return msgspec.structs.replace(
         setup, micro_batch_size=1, checkpointing=Checkpointing.NONE, checkpointing_policy=None, loss=Loss.PLAIN
