@@ -315,16 +315,10 @@ _LIBRARIES: dict[str, dict[str, dict[str, int]]] = {
         "liger_cross_entropy_kernel": {"X_ptr": 3},
         "element_mul_kernel": {"X_ptr": 2},
         "_triton_rope": {"q_ptr": 2, "k_ptr": 2},
-        "_rms_norm_forward_kernel": {},
-        "_rms_norm_backward_kernel": {},
-        "_block_rms_norm_forward_kernel": {},
-        "_block_rms_norm_backward_kernel": {},
-        "_layer_norm_forward_kernel": {},
-        "_layer_norm_backward_kernel": {},
-        "_swiglu_forward_kernel": {},
-        "_swiglu_forward_kernel_tiled": {},
-        "_swiglu_backward_kernel": {"a_ptr": 2, "b_ptr": 2},
-        "_swiglu_backward_kernel_tiled": {"a_ptr": 2, "b_ptr": 2},
+        **{f"_{norm}_norm_forward_kernel": {} for norm in ("rms", "block_rms", "layer")},
+        **{f"_{norm}_norm_backward_kernel": {} for norm in ("rms", "block_rms", "layer")},
+        **{f"_swiglu_forward_kernel{tiled}": {} for tiled in ("", "_tiled")},
+        **{f"_swiglu_backward_kernel{tiled}": {"a_ptr": 2, "b_ptr": 2} for tiled in ("", "_tiled")},
         "_geglu_tanh_forward_kernel": {},
         "_geglu_tanh_backward_kernel": {"a": 2, "b": 2},
     },
@@ -351,10 +345,8 @@ def work_of_kernel(kernel: TritonKernel, tensors: Tensors) -> Work | None:
         return None
     points = math.prod(kernel.sizes) if kernel.sizes else None
     total, itemsize = 0, 0
-    for name, number in zip(kernel.names, kernel.arguments, strict=False):
-        if number is None:
-            continue
-        tensor = tensors[number]
+    given = zip(kernel.names, kernel.arguments, strict=False)
+    for name, tensor in [(name, tensors[number]) for name, number in given if number is not None]:
         itemsize = itemsize or tensor.itemsize
         own = math.prod(tensor.shape) * tensor.itemsize
         if points is not None and name.startswith("in_ptr"):
