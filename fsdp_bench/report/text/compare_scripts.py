@@ -155,5 +155,7 @@ def gate_line(gate: Gate) -> str:
     if gate.now.found.fits is False:
         return f"{state(gate.now.found)}; so does the baseline"
     peaks = [f"{signed_size(one.difference)} {one.name}" for one in gate.grown or comparison.peaks[:1]]
-    grown = [f"{one.name} {signed_size(one.difference)}" for one in comparison.lines if one.difference > 0][:1]
-    return f"peak {', '.join(peaks + grown * bool(gate.grown))}; limit {gate.limit}"
+    grown = [one for one in comparison.lines if one.difference > 0 and gate.grown]
+    grown = grown[: 2 if grown and grown[0].line is None else 1]  # a line of the script beside autograd, which has none
+    named = [f"{one.name} {signed_size(one.difference)}" for one in grown]
+    return f"peak {', '.join(peaks + named)}; limit {gate.limit}"

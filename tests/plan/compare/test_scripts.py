@@ -238,6 +238,7 @@ def test_what_cannot_be_compared_is_said_in_one_line(files: Path, words: str, sa
 # -- the gate -------------------------------------------------------------------------------------
 
 UNKNOWN: dict[str, Any] = {"num_steps": 0}
+IN_AUTOGRAD: dict[str, Any] = {"gib": 25, "lines_at_peak": (held(None, 2 * GIB), held(line(61, UP), GIB))}
 CRASHED: dict[str, Any] = {"outcome": RehearsalOutcome.FAILED, "failure": replace(FAILURE, type="KeyError")}
 
 
@@ -249,6 +250,7 @@ CRASHED: dict[str, Any] = {"outcome": RehearsalOutcome.FAILED, "failure": replac
         ({}, {"gib": 22.1}, Status.PASSES, "peak +102.4 MiB allocated; limit 1%"),
         ({}, {"gib": 23}, Status.GREW, "peak +1.0 GiB allocated"),
         ({}, {"reserved": 31}, Status.GREW, "peak +1.0 GiB reserved"),
+        ({}, IN_AUTOGRAD, Status.GREW, "backward, by autograd +2.0 GiB, model.py:61 +1.0 GiB; limit 1%"),
         ({}, {"gib": 20}, Status.PASSES, "peak -2.0 GiB allocated"),
         ({}, OUT, Status.DOES_NOT_FIT, "does not fit: out of memory in backward of step 2 at train.py:17"),
         (None, OUT, Status.DOES_NOT_FIT, "does not fit: out of memory"),
