@@ -277,9 +277,7 @@ def test_a_step_repeats_another_if_large_blocks_are_where_they_were(tmp_path: Pa
     assert ran.output.splitlines()[-1] == "True False True False False False"
 
 
-def test_files_that_a_command_names_decide_and_so_does_the_configuration_of_a_checkpoint(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_files_and_checkpoints_that_a_command_names_decide(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "model").mkdir()
     for file in ("train.py", "run.yaml", "model/config.json", "model/tokenizer.json"):
         (tmp_path / file).write_text("")
