@@ -190,13 +190,7 @@ def test_no_more_of_an_input_is_read_than_the_kernel_has_points(step: StepWriter
     assert found.num_bytes == 2048 + 2048
 
 
-def test_templates_and_kernels_of_others_are_unknown() -> None:
-    for name, is_inductors in (("triton_tem_fused_mm_0", True), ("_flash_kernel", False), ("_flash_kernel", True)):
-        step = StepWriter()
-        assert kernel(step, name, names=("x",), arguments=(step.tensor(10),), is_inductors=is_inductors) is None
-
-
-def test_kernels_of_liger_and_trl_are_known_by_name_and_module() -> None:
+def test_kernels_of_liger_and_trl_are_known_by_name_and_module_and_others_and_templates_are_not() -> None:
     """Liger reads every logit twice and overwrites it with its gradient; TRL after it has read it again."""
     for module, name, expected in (
         ("liger_kernel.ops.cross_entropy", "liger_cross_entropy_kernel", 3 * 2000 + 80),
@@ -204,8 +198,10 @@ def test_kernels_of_liger_and_trl_are_known_by_name_and_module() -> None:
         ("trl.kernels.chunked_logprob", "_backward_kernel", 2 * 2000 + 80),
         ("liger_kernel.ops.cross_entropy", "_forward_kernel", None),
         ("mine", "liger_cross_entropy_kernel", None),
+        ("", "triton_tem_fused_mm_0", None),
+        ("", "_flash_kernel", None),
     ):
         step, logits = StepWriter(), "X_ptr" if "liger" in name else "mm_ptr"
         names, arguments = (logits, "stride", "targets"), (step.tensor(10, 100), None, step.tensor(10, dtype=INT64))
-        found = kernel(step, name, names=names, arguments=arguments, is_inductors=False, module=module, sizes=())
+        found = kernel(step, name, names=names, arguments=arguments, is_inductors=not module, module=module, sizes=())
         assert (None if found is None else found.num_bytes) == expected
