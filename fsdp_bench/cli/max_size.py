@@ -13,14 +13,7 @@ from msgspec.structs import replace as struct_replace
 
 from fsdp_bench.catalog.lookup import place_names
 from fsdp_bench.cli.common.assumptions import AssumptionOptions, assumption_options
-from fsdp_bench.cli.common.options import (
-    FILE,
-    SETUP_LISTS,
-    SetupCommand,
-    SetupOptions,
-    given_options,
-    setup_options,
-)
+from fsdp_bench.cli.common.options import FILE, SETUP_LISTS, SetupCommand, SetupOptions, given_options, setup_options
 from fsdp_bench.cli.common.printing import (
     AnswerTable,
     check_chart,

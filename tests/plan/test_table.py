@@ -8,13 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fsdp_bench.plan.table import (
-    MAX_SIZE_COLUMNS,
-    PREDICTION_COLUMNS,
-    Row,
-    find_column,
-    read_table_options,
-)
+from fsdp_bench.plan.table import MAX_SIZE_COLUMNS, PREDICTION_COLUMNS, Row, find_column, read_table_options
 
 rows = st.lists(
     st.fixed_dictionaries({

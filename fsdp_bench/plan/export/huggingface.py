@@ -20,15 +20,7 @@ from fsdp_bench.plan.export.plugin import (
 )
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.lora import LoRA
-from fsdp_bench.spec.setup import (
-    Api,
-    Checkpointing,
-    Loss,
-    Offload,
-    OptimizerKind,
-    Reentrant,
-    TrainSetup,
-)
+from fsdp_bench.spec.setup import Api, Checkpointing, Loss, Offload, OptimizerKind, Reentrant, TrainSetup
 
 KIND = "huggingface"
 NAME = "train_huggingface.py"

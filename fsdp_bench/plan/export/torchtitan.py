@@ -16,15 +16,7 @@ from fsdp_bench.plan.export.files import File, environment, text_of, torchrun
 from fsdp_bench.plan.export.pieces import of_fully_shard_alone, refusal
 from fsdp_bench.spec.checkpointing_policy import EVERY_SECOND_PRODUCT
 from fsdp_bench.spec.errors import SpecError
-from fsdp_bench.spec.setup import (
-    Checkpointing,
-    Loss,
-    Offload,
-    OptimizerKind,
-    Reentrant,
-    TrainSetup,
-    Wrap,
-)
+from fsdp_bench.spec.setup import Checkpointing, Loss, Offload, OptimizerKind, Reentrant, TrainSetup, Wrap
 from fsdp_bench.spec.units import format_gib
 
 KIND = "torchtitan"
