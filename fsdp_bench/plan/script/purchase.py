@@ -12,20 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from fsdp_bench.catalog.loader import Catalog, load_user_catalog
-from fsdp_bench.plan.purchase.document import (
-    OfferDocument,
-    PlanDocument,
-    memory_document,
-    offer_document,
-    plan_document,
-)
+from fsdp_bench.plan.purchase.document import PlanDocument, plan_document
 from fsdp_bench.plan.purchase.goal import Terms, read_terms
 from fsdp_bench.plan.purchase.pick import Picked, pick, reason_of
 from fsdp_bench.plan.purchase.planner import NODES, Left, Plan, kinds_of, most_useful_nodes
 from fsdp_bench.plan.purchase.searched import ServerType
-from fsdp_bench.plan.ranges import peak_range_of_script
-from fsdp_bench.plan.script.answers import ScriptAnswers
-from fsdp_bench.plan.script.cells import Cell, ScriptOffer
+from fsdp_bench.plan.script.cells import Cell, ScriptAnswers, ScriptOffer
 from fsdp_bench.plan.script.kept import KeptReports
 from fsdp_bench.plan.script.rehearsals import Answered, Rehearsals
 from fsdp_bench.plan.script.series import Series
@@ -191,19 +183,4 @@ def _left_out(kinds: Sequence[ServerType], series: Sequence[Series], refused: Ma
 def script_document(plan: ScriptPlan) -> PlanDocument:
     """Return a plan as a document."""
     torch = next((offer.found.torch for offer in plan.picked.all() if offer.found is not None), None)
-    return plan_document(plan, _offer, source="rehearsed", command=plan.command, torch=torch)
-
-
-def _offer(offer: ScriptOffer) -> OfferDocument:
-    found = offer.found
-    assert found is not None
-    assert found.memory is not None
-    memory = found.memory
-    left = memory.available - memory.reserved
-    return offer_document(
-        offer,
-        memory_document(memory.allocated, memory.reserved, left, memory.kept_free, peak_range_of_script(), {}),
-        values=dict(offer.values),
-        command=found.command,
-        tokens_per_step=offer.speed.tokens_per_step,
-    )
+    return plan_document(plan, source="rehearsed", command=plan.command, torch=torch)
