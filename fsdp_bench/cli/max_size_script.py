@@ -16,13 +16,11 @@ from fsdp_bench.cli.common.printing import (
     print_json,
     print_text,
     save_chart,
-    write_text,
+    write_rows,
 )
 from fsdp_bench.plan.script.each import answered_row
-from fsdp_bench.plan.script.largest import LargestSearch, largest_document, read_search
-from fsdp_bench.plan.script.rehearsals import Answered
+from fsdp_bench.plan.script.largest import largest_document, read_search
 from fsdp_bench.report.terminal import print_line
-from fsdp_bench.report.text.each import answered_line
 from fsdp_bench.spec.errors import ExitCode
 
 
@@ -59,7 +57,13 @@ def script_command(of: tuple[str, ...], **given: Any) -> int:
     if csv is not None:
         check_file(csv, "csv")
     search = read_search(given.pop("words"), of, **rehearse.read_options(given))
-    is_interrupted = _run(search)
+    is_interrupted = False
+    try:
+        search.run(rehearse.counted_lines())
+    except KeyboardInterrupt:
+        if not search.found:
+            raise
+        is_interrupted = True
     found = search.found
     answers = [one for each in found for one in each.tried.values()]
     if as_json:
@@ -70,10 +74,7 @@ def script_command(of: tuple[str, ...], **given: Any) -> int:
         fits = any(one.fits for one in found) or (None if any(one.fits is None for one in found) else False)
         print_text(largest_text(found), COLOURS[fits])
     if csv is not None:
-        from fsdp_bench.report.table import csv_text
-
-        rows = [answered_row(one) for one in answers]
-        write_text(csv, csv_text(list(rows[0]), rows), "csv", "table")
+        write_rows(csv, [answered_row(one) for one in answers])
     if chart is not None:
         from fsdp_bench.report.charts.largest import largest_slide
 
@@ -85,21 +86,3 @@ def script_command(of: tuple[str, ...], **given: Any) -> int:
 
 
 script_command.params += [one for one in rehearse.command.params if one.name not in (*rehearse.OF_OUTPUT, "snapshot")]
-
-
-def _run(search: LargestSearch) -> bool:
-    """Rehearse, with a line for each; return whether it was interrupted."""
-    count = 0
-
-    def progress(one: Answered) -> None:
-        nonlocal count
-        count += 1
-        print_line(f"{count}: {answered_line(one)}", error=True)
-
-    try:
-        search.run(progress)
-    except KeyboardInterrupt:
-        if not count:
-            raise
-        return True
-    return False

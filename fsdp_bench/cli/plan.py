@@ -47,16 +47,10 @@ _WITHOUT = (
 def command(
     options: SetupOptions,
     server: tuple[str, ...],
-    tokens: str | None,
-    deadline: str | None,
-    budget: str | None,
     nodes: str | None,
-    global_batch: str | None,
-    price: str | None,
-    tariff: str | None,
-    headroom: str | None,
     export: Export | None,
     as_json: bool,
+    **stated: str | None,
 ) -> int:
     """Find which servers, how many and which setting train a model: how long it takes, and at what price.
 
@@ -73,18 +67,12 @@ def command(
 
     Exit codes: 0 there is a plan, 3 nothing fits or meets the deadline and the budget, 2 bad input.
     """
-    terms = read_terms(tokens, deadline, budget, global_batch, price, tariff, headroom)
+    terms = read_terms(**stated)
     catalog = load_user_catalog(options.catalog)
     counts = parse_nodes(nodes) if nodes is not None else NODES
     fixed, open_fields = read_choices(options)
     model = read_model(options)
-    goal = Goal(
-        model=model,
-        other=read_other_code(options, model),
-        fixed=fixed,
-        open=open_fields,
-        **vars(terms),
-    )
+    goal = Goal(model=model, other=read_other_code(options, model), fixed=fixed, open=open_fields, **vars(terms))
     kinds = kinds_of(catalog, [word for name in server for word in name.split(",")])
     with new_console(error=True).status("searching") as status:
         found = plan(goal, kinds, counts, lambda what: status.update(f"searching {what}"))

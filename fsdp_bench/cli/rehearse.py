@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
@@ -24,6 +25,7 @@ from fsdp_bench.cli.common.printing import (
     print_json,
     print_text,
     save_chart,
+    write_rows,
     write_text,
 )
 from fsdp_bench.plan.rehearsal import Rehearsal, together, worst_of
@@ -239,11 +241,11 @@ def _write_trace(found: Mapping[str, Rehearsal], path: Path | None) -> None:
 
 def _each(variants: Sequence[Variant], files: Files, as_json: bool) -> int:
     """Rehearse every combination, after which the best is the answer."""
-    done = list[Answered]()
+    done, print_answered = list[Answered](), counted_lines(len(variants))
 
     def progress(one: Answered) -> None:
         done.append(one)
-        print_line(f"{len(done)} of {len(variants)}: {answered_line(one)}", error=True)
+        print_answered(one)
 
     answers, is_interrupted = done, False
     try:
@@ -259,10 +261,7 @@ def _each(variants: Sequence[Variant], files: Files, as_json: bool) -> int:
 
         print_text(each_text(answers), COLOURS[in_order(answers)[0].fits])
     if files.csv is not None:
-        from fsdp_bench.report.table import csv_text
-
-        rows = [answered_row(one) for one in in_order(answers)]
-        write_text(files.csv, csv_text(list(rows[0]), rows), "csv", "table")
+        write_rows(files.csv, [answered_row(one) for one in in_order(answers)])
     if files.chart is not None:
         from fsdp_bench.report.charts.each import each_slide
 
@@ -276,6 +275,12 @@ def _each(variants: Sequence[Variant], files: Files, as_json: bool) -> int:
         print_line(f"fsdp-bench: {INTERRUPTED}", error=True)
         return ExitCode.INTERRUPTED
     return exit_code(answers)
+
+
+def counted_lines(total: int | None = None) -> Callable[[Answered], None]:
+    """Return a function that prints a line with the number of each rehearsal, and of how many, on standard error."""
+    numbers, of = itertools.count(1), "" if total is None else f" of {total}"
+    return lambda one: print_line(f"{next(numbers)}{of}: {answered_line(one)}", error=True)
 
 
 def exit_code(answers: Sequence[Answered]) -> ExitCode:

@@ -87,6 +87,10 @@ def parse_tokens(text: str, option: str) -> int:
         raise SpecError(f"{option}: {shown(text)} is not allowed; write it like '1T', '300B' or '4M'") from None
 
 
+TERMS = ("tokens", "deadline", "budget", "global_batch", "price", "tariff", "headroom")
+"""The arguments of ``read_terms``."""
+
+
 def read_terms(
     tokens: str | int | None = None,
     deadline: str | None = None,
