@@ -15,8 +15,9 @@ from fsdp_bench.catalog.lookup import place_names
 from fsdp_bench.cli.common.assumptions import AssumptionOptions, assumption_options
 from fsdp_bench.cli.common.options import FILE, SETUP_LISTS, SetupCommand, SetupOptions, given_options, setup_options
 from fsdp_bench.cli.common.printing import (
+    PICTURES,
     AnswerTable,
-    check_chart,
+    check_file,
     print_json,
     print_text,
     save_chart,
@@ -109,7 +110,7 @@ def command(
     Exit codes: 0 something fits or that is unknown, 3 nothing fits under any setting, 2 bad input.
     """
     if chart is not None:
-        check_chart(chart)
+        check_file(chart, "chart", PICTURES)
     to_known = partial(sized, gpu_memory=assumed.gpu_memory, profile=assumed.profile)
     targets = _targets(options, server, gpu, quantity, to_known)
     if chart is not None:

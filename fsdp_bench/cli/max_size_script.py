@@ -11,7 +11,7 @@ from fsdp_bench.cli.common.interrupts import INTERRUPTED
 from fsdp_bench.cli.common.options import FILE
 from fsdp_bench.cli.common.printing import (
     COLOURS,
-    check_chart,
+    PICTURES,
     check_file,
     print_json,
     print_text,
@@ -53,7 +53,7 @@ def script_command(of: tuple[str, ...], **given: Any) -> int:
     """
     chart, csv, as_json = (given.pop(name) for name in ("chart", "csv", "as_json"))
     if chart is not None:
-        check_chart(chart)
+        check_file(chart, "chart", PICTURES)
     if csv is not None:
         check_file(csv, "csv")
     search = read_search(given.pop("words"), of, **rehearse.read_options(given))

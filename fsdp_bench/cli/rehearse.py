@@ -159,21 +159,14 @@ def command(**given: Any) -> int:
     """
     files = Files(*(given.pop(name) for name in OF_OUTPUT[:-1]))
     files.check(given["time"])
-    as_json, variants = given.pop("as_json"), read_variants(given)
+    as_json, words = given.pop("as_json"), given.pop("words")
+    variants = read_combinations(words, **read_options(given)).variants()
     if len(variants) > 1:
         return _each(variants, files, as_json)
     if files.csv is not None:
         raise SpecError("csv: it is for several combinations: --each NAME=A,B, or several servers")
     assert variants[0].asked is not None
     return _one(variants[0].asked, shlex.join(variants[0].command), files, as_json)
-
-
-def read_variants(given: dict[str, Any]) -> list[Variant]:
-    """Return what is to be rehearsed, by the command's options but those of its output.
-
-    Raises SpecError for what is not allowed.
-    """
-    return read_combinations(given.pop("words"), **read_options(given)).variants()
 
 
 def read_options(given: dict[str, Any]) -> dict[str, Any]:
@@ -194,7 +187,13 @@ def read_options(given: dict[str, Any]) -> dict[str, Any]:
 
 def _one(asked: CommandToRehearse, command_line: str, files: Files, as_json: bool) -> int:
     """Rehearse one command, each of its ranks in turn."""
-    found = _run(asked)
+    ran = list[Rehearsal]()
+    begin = "rehearsing rank {}: what the script prints follows"
+    for one in asked.answers(lambda rank: print_line(begin.format(rank), error=True)):
+        ran.append(one)
+        if one.report.outcome is RehearsalOutcome.INTERRUPTED:
+            break  # no rank after it
+    found = together(ran)
     worst = worst_of(found)
     if as_json:
         documents = [rehearsal_document(one) for one in found]
@@ -290,14 +289,3 @@ def exit_code(answers: Sequence[Answered]) -> ExitCode:
     if any(one.has_failed for one in answers):
         return ExitCode.CRASHED
     return ExitCode.DOES_NOT_FIT if all(one.fits is False for one in answers) else ExitCode.DONE
-
-
-def _run(asked: CommandToRehearse) -> list[Rehearsal]:
-    """Run each rank, after a line that says so; none after one that is interrupted."""
-    found = list[Rehearsal]()
-    begin = "rehearsing rank {}: what the script prints follows"
-    for one in asked.answers(lambda rank: print_line(begin.format(rank), error=True)):
-        found.append(one)
-        if one.report.outcome is RehearsalOutcome.INTERRUPTED:
-            break
-    return together(found)

@@ -210,11 +210,6 @@ PICTURES, TRACES = (".png", ".svg"), (".json", ".json.gz")
 """Endings of files."""
 
 
-def check_chart(path: Path) -> None:
-    """Refuse a file for a chart that cannot be written, as ``check_file``, before anything is predicted."""
-    check_file(path, "chart", PICTURES)
-
-
 def save_chart(slide: Slide, path: Path) -> None:
     """Draw a chart into a file, and print the file's name on standard error.
 

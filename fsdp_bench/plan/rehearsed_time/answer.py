@@ -1,4 +1,4 @@
-"""rehearsed_time(): how long one step of a rehearsed script would take, with the rates that predict uses."""
+"""rehearsed_times(): how long one step of a rehearsed script would take, with the rates that predict uses."""
 
 from __future__ import annotations
 
@@ -88,26 +88,18 @@ class RehearsedTime(Speed):
         return tuple(int(name.rpartition(" ")[2]) for name in self.unknown if name.startswith(_WAITING))
 
 
-def rehearsed_time(
-    report: RehearsalReport, hardware: Hardware, tokens_per_step: int | None = None
-) -> RehearsedTime | None:
-    """Return how long a step takes. None if no whole step after the first was noted.
-
-    Args:
-        report: of a rehearsal that was asked to note what a step issues.
-        hardware: servers, or a GPU, whose links are then unknown.
-        tokens_per_step: what the rank trains on in a step, where its embeddings do not tell.
-    """
-    return rehearsed_times([report], hardware, tokens_per_step).get(report.rank)
-
-
 def rehearsed_times(
     reports: Sequence[RehearsalReport], hardware: Hardware, tokens_per_step: int | None = None
 ) -> dict[int, RehearsedTime]:
     """Return how long a step of several ranks of one command takes, which wait for each other.
 
-    Each rank's answer has the step time of all and what the rank itself does in it. The arguments are those of
-    ``rehearsed_time``; ranks without a whole step are left out.
+    Each rank's answer has the step time of all and what the rank itself does in it. Ranks of which no whole step after
+    the first was noted are left out.
+
+    Args:
+        reports: of rehearsals that were asked to note what a step issues.
+        hardware: servers, or a GPU, whose links are then unknown.
+        tokens_per_step: what a rank trains on in a step, where its embeddings do not tell.
     """
     ranks = {one.rank: _RankStep.of(one, hardware) for one in reports if one.issued is not None}
     times = run_together({rank: one.log for rank, one in ranks.items()})
