@@ -17,6 +17,7 @@ from fsdp_bench.plan.purchase.goal import SECONDS_PER_DAY, Terms
 from fsdp_bench.plan.purchase.offer import OfferMemory
 from fsdp_bench.plan.purchase.pick import Picked, pick
 from fsdp_bench.plan.purchase.planner import kinds_of
+from fsdp_bench.plan.ranges import peak_range_of_script
 from fsdp_bench.plan.script import rehearsals
 from fsdp_bench.plan.script.cells import Cell, Found, ScriptOffer, Speed
 from fsdp_bench.plan.script.purchase import _left_out, _plan, plan_command, script_document, search
@@ -66,7 +67,8 @@ class Script:
         reserved = self.kept + self.activations * 2**cell.choice + 6 * self.parameter_bytes / world
         usable = kind.gpu.usable_memory_bytes
         assert usable is not None
-        memory = OfferMemory.of(int(reserved), int(reserved), usable - int(reserved), Headroom(0, "a test"), None)
+        sizes, kept_free = (int(reserved), int(reserved), usable - int(reserved)), Headroom(0, "a test")
+        memory = OfferMemory.of(*sizes, kept_free, peak_range_of_script())
         if reserved > usable:
             return Found(fits=False, memory=memory)
         compute = tokens * self.flops_per_token / (0.4 * 300e12 * kind.gpu.usable_memory_bytes / 42e9)
