@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from math import prod
 
 from msgspec.structs import asdict
@@ -305,10 +305,7 @@ def rehearsed_time_document(found: RehearsedTime | None) -> RehearsedTimeDocumen
     return RehearsedTimeDocument(**{**asdict(time_document(found)), **own})
 
 
-_OF_STEP = (
-    *("step", "at_least_seconds", "host_seconds", "waiting_for_host_seconds", "num_streams", "tokens_per_step"),
-    *("model_flops", "hardware_flops", "unknown", "parts", "sharing_ranks", "stages"),
-)
+_OF_STEP = {one.name for one in fields(RehearsedTime)} & {*RehearsedTimeDocument.__struct_fields__}
 
 
 # -- FLOPs and tokens of a rehearsed step: of its matrix products and attention, and of its embeddings -----------------
