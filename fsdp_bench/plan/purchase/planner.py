@@ -78,7 +78,6 @@ class Plan(Generic[OfferT]):
         return "\n".join([self.reason, *(f"  {offer.text}" for offer in self.picked.all())])
 
     def _repr_html_(self) -> str:
-        """Return the plan as a table, for notebooks."""
         shown = [escape(offer.text) for offer in self.picked.all()]
         rows = "".join(f"<tr><td>{text}</td></tr>" for text in shown)
         return f"<table><caption>{escape(self.reason)}</caption>{rows}</table>"
@@ -165,7 +164,6 @@ def _why_unknown(kind: ServerType) -> str | None:
 
 
 def _without_offer(goal: Goal, found: Searched, nodes: Sequence[int]) -> Left:
-    """Return why a kind of server has no offer."""
     server = found.kind.server
     if found.nodes and found.lacks_speed:
         fits = f"it may fit on {number_of_nodes(found.nodes[0])}, but its speed is not known: {found.unknown}"

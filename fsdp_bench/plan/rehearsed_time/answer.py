@@ -123,8 +123,6 @@ _WAITING = "messages with rank"
 
 @dataclass(frozen=True)
 class _RankStep:
-    """The step of one rank."""
-
     report: RehearsalReport
     step: IssuedStep
     hardware: Hardware

@@ -193,7 +193,6 @@ def _tells(answered: Answered, there: Answered, found: Found) -> bool:
 
 
 def _found(answered: Answered, is_own: bool = True) -> Found:
-    """Return what a rehearsal says of a cell."""
     worst, command = answered.worst, answered.variant.command
     if worst is None:
         return Found(reason=answered.reason, command=command, is_own=is_own)
