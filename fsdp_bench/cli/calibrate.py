@@ -1,7 +1,5 @@
 """``fsdp-bench calibrate``: measure this machine's rates."""
 
-from __future__ import annotations
-
 import tempfile
 from contextlib import suppress
 from pathlib import Path

@@ -1,7 +1,5 @@
 """``fsdp-bench compare``: which bytes and which milliseconds differ between two setups or results, and why."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Sequence
 from itertools import groupby, takewhile

@@ -1,7 +1,5 @@
 """``fsdp-bench dry-run``: PyTorch's own FSDP code on fake tensors, without GPUs."""
 
-from __future__ import annotations
-
 import os
 import threading
 from collections.abc import Sequence

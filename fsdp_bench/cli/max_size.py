@@ -1,7 +1,5 @@
 """``fsdp-bench max-size``: find the largest model, batch or sequence that fits, or the fewest GPUs."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial

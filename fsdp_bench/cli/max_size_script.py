@@ -1,7 +1,5 @@
 """``fsdp-bench max-size -- COMMAND``: the largest value of a placeholder with which a script fits."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import click

@@ -1,7 +1,5 @@
 """``fsdp-bench plan``: which servers, how many, which setting, how long, at what price."""
 
-from __future__ import annotations
-
 import click
 
 from fsdp_bench.catalog.loader import load_user_catalog

@@ -1,7 +1,5 @@
 """``fsdp-bench plan -- COMMAND``: which servers, how many, how long, at what price, for one's own training script."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import click

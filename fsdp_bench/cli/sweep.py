@@ -1,7 +1,5 @@
 """``fsdp-bench sweep FILE``: train every trial of a sweep file."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Generic, TypeVar

@@ -11,8 +11,6 @@ The file is TOML::
 Commands run in the file's folder. Where options take lists, each combination is one recipe.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from contextlib import chdir
 from dataclasses import dataclass

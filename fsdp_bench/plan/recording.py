@@ -1,7 +1,5 @@
 """Finds a model, or records its code in a subprocess, which imports torch, and keeps the recording in a cache."""
 
-from __future__ import annotations
-
 import gzip
 import hashlib
 import lzma

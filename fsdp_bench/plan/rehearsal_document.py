@@ -3,8 +3,6 @@
 Keys are those of ``predict --json`` where they mean the same. Unknown values are null.
 """
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any

@@ -4,8 +4,6 @@ A setup is given by its values: the fields of TrainSetup and the strategy that r
 They are ``Question.values``, or what a JSON document has (``AnswerDocument.values``), which may lack some.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 

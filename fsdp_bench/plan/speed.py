@@ -1,7 +1,5 @@
 """Predicts how fast a setup trains: step time, tokens per second, MFU and HFU."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 from fsdp_bench.plan.ranges import Range, range_of

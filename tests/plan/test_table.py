@@ -1,7 +1,5 @@
 """Rows in the order of their columns: what is sorted, what is left out, and which names columns have."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -4,8 +4,6 @@ Each raises SpecError for an option that is not allowed; those that read a model
 several, or one that is unknown or not supported.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress

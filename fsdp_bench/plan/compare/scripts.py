@@ -1,7 +1,5 @@
 """ScriptComparison: what differs between two rehearsals, in bytes by line of the script and in seconds by operator."""
 
-from __future__ import annotations
-
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path

@@ -3,8 +3,6 @@
 Read in transformers 5.23: training_args.py, _process_fsdp_args; trainer.py, create_accelerator_and_postprocess.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from fsdp_bench.plan.export.chosen import Chosen

@@ -1,7 +1,5 @@
 """Expressions of Python that exported training scripts share: literals, dtypes, adapters, loss, optimizer."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from typing import Any

@@ -4,8 +4,6 @@ Read in accelerate 1.15: utils/dataclasses.py, FullyShardedDataParallelPlugin; u
 and fsdp2_apply_ac; accelerator.py, prepare_model.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from fsdp_bench.plan.export.chosen import Chosen

@@ -5,8 +5,6 @@ config/configs.py, distributed/fsdp.py (apply_fsdp_to_decoder), distributed/acti
 components/loss.py.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from fsdp_bench.plan.export.chosen import Chosen

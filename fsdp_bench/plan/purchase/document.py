@@ -1,7 +1,5 @@
 """The JSON form of a plan: bytes, seconds and prices. A page of a plan reads it back."""
 
-from __future__ import annotations
-
 from datetime import date
 from typing import Any
 

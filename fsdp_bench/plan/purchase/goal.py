@@ -3,8 +3,6 @@
 These are all combinations of what changes memory or speed, unless the user states them.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field

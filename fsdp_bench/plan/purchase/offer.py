@@ -3,13 +3,11 @@
 OfferDocument is its JSON form.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Hashable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import msgspec
 
@@ -44,9 +42,7 @@ class OfferMemory(msgspec.Struct, frozen=True, kw_only=True):
     breakdown_bytes: dict[str, Bytes] = {}
 
     @classmethod
-    def of(
-        cls, allocated: int, reserved: int, left: int | None, kept_free: Headroom, peaks: PeakRange | None
-    ) -> OfferMemory:
+    def of(cls, allocated: int, reserved: int, left: int | None, kept_free: Headroom, peaks: PeakRange | None) -> Self:
         """Return bytes at the peaks, those that are left, and those that are kept free."""
         return cls(
             peak_allocated_bytes=allocated,

@@ -4,8 +4,6 @@ Beside the winner stand the same model in other code, transformers' or the bench
 that fits even with the highest peak that other frameworks' code took.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import ceil, inf

@@ -6,8 +6,6 @@ cannot win is never searched, and what is picked in the end was searched and fit
 ``plan_training`` is a plan in one call from Python; its arguments mean the same as on the command line.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial

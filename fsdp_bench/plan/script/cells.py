@@ -3,8 +3,6 @@
 ScriptAnswers rehearses cells, and tells servers with the same GPUs from one rehearsal.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property

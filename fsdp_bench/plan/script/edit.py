@@ -1,7 +1,5 @@
 """Values in configuration files, ``--edit config.yaml:train.batch={batch}``, of which the script sees a copy."""
 
-from __future__ import annotations
-
 import json
 import tomllib
 from collections.abc import Callable, Mapping, Sequence

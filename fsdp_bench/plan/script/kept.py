@@ -5,8 +5,6 @@ counts only if nothing of this has changed: the command, its environment, the ha
 packages, and, by content, the files that the command names and the user's modules. Others that it opens are not known.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import shutil

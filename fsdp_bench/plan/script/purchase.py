@@ -3,8 +3,6 @@
 On each kind of GPU few numbers of nodes are rehearsed. Whatever is shown was rehearsed by itself, on as many GPUs.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product

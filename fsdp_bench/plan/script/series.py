@@ -6,8 +6,6 @@ for the rest no less than on fewer nodes; and all GPUs together are no faster th
 slower than the fewer. What does not fit so many nodes does not fit fewer.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import log

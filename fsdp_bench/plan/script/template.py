@@ -1,7 +1,5 @@
 """A command with placeholders: ``{batch}`` stands for a value, ``{ckpt:--grad-ckpt|}`` for a text that it chooses."""
 
-from __future__ import annotations
-
 import csv
 import re
 import shlex

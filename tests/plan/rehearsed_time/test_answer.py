@@ -1,7 +1,5 @@
 """Time, FLOPs and tokens of a step written by hand; expected numbers follow from datasheets and shapes."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

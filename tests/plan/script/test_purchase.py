@@ -1,7 +1,5 @@
 """Plans for a script against brute force: every choice of values on every number of nodes of every kind of server."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The largest value of a quantity that fits, against a scan of every step from the first one on."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import itertools
