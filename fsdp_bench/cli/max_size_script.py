@@ -7,15 +7,7 @@ import click
 from fsdp_bench.cli import rehearse
 from fsdp_bench.cli.common.interrupts import INTERRUPTED
 from fsdp_bench.cli.common.options import FILE
-from fsdp_bench.cli.common.printing import (
-    COLOURS,
-    PICTURES,
-    check_file,
-    print_json,
-    print_text,
-    save_chart,
-    write_rows,
-)
+from fsdp_bench.cli.common.printing import COLOURS, PICTURES, check_file, print_json, print_text, save_chart, write_rows
 from fsdp_bench.plan.script.each import answered_row
 from fsdp_bench.plan.script.largest import largest_document, read_search
 from fsdp_bench.report.terminal import print_line

@@ -35,9 +35,7 @@ _WITHOUT = (
 )
 @click.option("--price", metavar="'$2.10/gpu-hour'", help="The price of every server, instead of the catalogue's.")
 @click.option(
-    "--tariff",
-    metavar="on-demand|reserved|spot",
-    help="Which of the catalogue's prices counts.  [default: on-demand]",
+    "--tariff", metavar="on-demand|reserved|spot", help="Which of the catalogue's prices counts.  [default: on-demand]"
 )
 @headroom_option
 @export_options

@@ -123,10 +123,7 @@ def max_sizes(
     found = iter(find_all(open_ones, check, lambda done: progress(done, len(open_ones)), with_time, with_next))
     return [
         HardwareResult(
-            hardware,
-            tuple(next(found) if cell.is_answered else cell for cell in cells),
-            with_time,
-            with_next=with_next,
+            hardware, tuple(next(found) if cell.is_answered else cell for cell in cells), with_time, with_next=with_next
         )
         for hardware, cells in asked
     ]
