@@ -4,8 +4,6 @@ A row is an answer, or a setting of max-size: bytes and seconds, with the unit i
 Columns are named as users write them, for --sort and --columns.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass

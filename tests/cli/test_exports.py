@@ -1,7 +1,5 @@
 """``--export`` of predict and plan: what is written, what is said, and when nothing is written."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,12 +1,10 @@
 """check(): a file's recipes against their baseline. Rehearsals are replaced by answers that are written here."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import pytest
 
@@ -35,7 +33,7 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]
         class Instead:
             def __init__(self, _kept: object) -> None: ...
 
-            def __enter__(self) -> Instead:
+            def __enter__(self) -> Self:
                 return self
 
             def __exit__(self, *_error: object) -> None: ...

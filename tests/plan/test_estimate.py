@@ -1,7 +1,5 @@
 """The whole prediction: cards, hosts, the memory that is kept free, and numbers that can be derived by hand."""
 
-from __future__ import annotations
-
 import dataclasses
 from itertools import product
 

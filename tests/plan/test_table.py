@@ -1,20 +1,12 @@
 """Rows in the order of their columns: what is sorted, what is left out, and which names columns have."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fsdp_bench.plan.table import (
-    MAX_SIZE_COLUMNS,
-    PREDICTION_COLUMNS,
-    Row,
-    find_column,
-    read_table_options,
-)
+from fsdp_bench.plan.table import MAX_SIZE_COLUMNS, PREDICTION_COLUMNS, Row, find_column, read_table_options
 
 rows = st.lists(
     st.fixed_dictionaries({

@@ -1,7 +1,5 @@
 """Why two setups differ: mechanisms of FSDP, each named only where the bytes or seconds that it changes do differ."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 

@@ -1,7 +1,5 @@
 """File: one exported file; its header, its text by a template, how it starts. write() overwrites nothing."""
 
-from __future__ import annotations
-
 import ast
 import textwrap
 import tomllib

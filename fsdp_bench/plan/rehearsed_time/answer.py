@@ -1,10 +1,10 @@
-"""rehearsed_time(): how long one step of a rehearsed script would take, with the rates that predict uses."""
+"""rehearsed_times(): how long one step of a rehearsed script would take, with the rates that predict uses."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from math import prod
 
 from msgspec.structs import asdict
@@ -88,26 +88,18 @@ class RehearsedTime(Speed):
         return tuple(int(name.rpartition(" ")[2]) for name in self.unknown if name.startswith(_WAITING))
 
 
-def rehearsed_time(
-    report: RehearsalReport, hardware: Hardware, tokens_per_step: int | None = None
-) -> RehearsedTime | None:
-    """Return how long a step takes. None if no whole step after the first was noted.
-
-    Args:
-        report: of a rehearsal that was asked to note what a step issues.
-        hardware: servers, or a GPU, whose links are then unknown.
-        tokens_per_step: what the rank trains on in a step, where its embeddings do not tell.
-    """
-    return rehearsed_times([report], hardware, tokens_per_step).get(report.rank)
-
-
 def rehearsed_times(
     reports: Sequence[RehearsalReport], hardware: Hardware, tokens_per_step: int | None = None
 ) -> dict[int, RehearsedTime]:
     """Return how long a step of several ranks of one command takes, which wait for each other.
 
-    Each rank's answer has the step time of all and what the rank itself does in it. The arguments are those of
-    ``rehearsed_time``; ranks without a whole step are left out.
+    Each rank's answer has the step time of all and what the rank itself does in it. Ranks of which no whole step after
+    the first was noted are left out.
+
+    Args:
+        reports: of rehearsals that were asked to note what a step issues.
+        hardware: servers, or a GPU, whose links are then unknown.
+        tokens_per_step: what a rank trains on in a step, where its embeddings do not tell.
     """
     ranks = {one.rank: _RankStep.of(one, hardware) for one in reports if one.issued is not None}
     times = run_together({rank: one.log for rank, one in ranks.items()})
@@ -131,8 +123,6 @@ _WAITING = "messages with rank"
 
 @dataclass(frozen=True)
 class _RankStep:
-    """The step of one rank."""
-
     report: RehearsalReport
     step: IssuedStep
     hardware: Hardware
@@ -313,10 +303,7 @@ def rehearsed_time_document(found: RehearsedTime | None) -> RehearsedTimeDocumen
     return RehearsedTimeDocument(**{**asdict(time_document(found)), **own})
 
 
-_OF_STEP = (
-    *("step", "at_least_seconds", "host_seconds", "waiting_for_host_seconds", "num_streams", "tokens_per_step"),
-    *("model_flops", "hardware_flops", "unknown", "parts", "sharing_ranks", "stages"),
-)
+_OF_STEP = {one.name for one in fields(RehearsedTime)} & {*RehearsedTimeDocument.__struct_fields__}
 
 
 # -- FLOPs and tokens of a rehearsed step: of its matrix products and attention, and of its embeddings -----------------

@@ -1,7 +1,5 @@
 """From what a rehearsed step issued to the events that replay/schedule.py runs."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections import Counter

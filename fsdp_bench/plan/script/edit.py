@@ -1,7 +1,5 @@
 """Values in configuration files, ``--edit config.yaml:train.batch={batch}``, of which the script sees a copy."""
 
-from __future__ import annotations
-
 import json
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
@@ -113,8 +111,5 @@ def _found(inner: Any, key: str, edit: Edit, above: str) -> Any:
             f"edit: {edit.file} has no {key!r} {where}{nearest(key, names)}; {edit.file}:+{edit.key}={edit.value}"
             " adds a key"
         )
-    raise SpecError(f"edit: {edit.file} has no {edit.key!r}: {above or 'the file'} is {_kind(inner)}")
-
-
-def _kind(value: Any) -> str:
-    return f"a list of {len(value)}" if isinstance(value, list) else f"the value {shown(value)}"
+    kind = f"a list of {len(inner)}" if isinstance(inner, list) else f"the value {shown(inner)}"
+    raise SpecError(f"edit: {edit.file} has no {edit.key!r}: {above or 'the file'} is {kind}")

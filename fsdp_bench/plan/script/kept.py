@@ -6,8 +6,6 @@ packages, and, by content, the files that the command names, config.json of its 
 Others that it opens are not known.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Two rehearsals compared: lines that moved or were edited are the same lines; bytes and seconds add up."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace as replaced
 from pathlib import Path

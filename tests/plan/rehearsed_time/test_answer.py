@@ -1,7 +1,5 @@
 """Time, FLOPs and tokens of a step written by hand; expected numbers follow from datasheets and shapes."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -9,13 +7,7 @@ from msgspec.structs import replace
 
 from fsdp_bench.catalog.loader import BUILT_IN
 from fsdp_bench.catalog.lookup import find_placement
-from fsdp_bench.plan.rehearsed_time.answer import (
-    RehearsedTime,
-    rehearsed_time,
-    rehearsed_time_document,
-    rehearsed_times,
-    why_no_time,
-)
+from fsdp_bench.plan.rehearsed_time.answer import RehearsedTime, rehearsed_time_document, rehearsed_times, why_no_time
 from fsdp_bench.rates.collectives import collective_seconds, topology_of_ranks
 from fsdp_bench.rates.datasheet import LAUNCH_SECONDS, MEMORY_EFFICIENCY
 from fsdp_bench.replay.step_parts import StepPart
@@ -36,7 +28,7 @@ def answer(
     step: StepWriter, server: str | None = "p5.48xlarge", tokens: int | None = None, **more: Any
 ) -> RehearsedTime:
     place = find_placement(None if server else "H100-SXM", server, None, None, None if server else 8, BUILT_IN)
-    return rehearsed_time(report(step, **more), place.hardware, tokens)
+    return rehearsed_times([report(step, **more)], place.hardware, tokens)[REPORT.rank]
 
 
 def test_an_operator_takes_its_bytes_over_the_memorys_bandwidth(step: StepWriter) -> None:
@@ -151,7 +143,7 @@ def test_the_document_has_predicts_keys_and_adds_nothing_up_wrongly(step: StepWr
 
 
 def test_a_time_needs_a_whole_step_after_the_first() -> None:
-    assert rehearsed_time(report(None), Hardware.of_gpu(BUILT_IN.gpu("H100-SXM"))) is None
+    assert rehearsed_times([report(None)], Hardware.of_gpu(BUILT_IN.gpu("H100-SXM"))) == {}
     assert "made 1" in why_no_time(report(None, num_steps=1))
     assert why_no_time(report(None, spans=())) == "the script never used the GPU"
     assert why_no_time(report(None, why_nothing_issued="because")) == "because"

@@ -1,7 +1,5 @@
 """Bytes that operators and Triton's kernels move, and products. Expected values are counted by hand from shapes."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

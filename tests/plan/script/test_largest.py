@@ -1,7 +1,5 @@
 """The largest value with which a script fits: its answer, its rows, the frontier, interrupts, and what is refused."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path

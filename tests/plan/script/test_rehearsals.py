@@ -1,12 +1,10 @@
 """Variants of a command are rehearsed several at once, resumed after an interrupt, and crash one by one."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import psutil
 import pytest
@@ -49,7 +47,7 @@ class FakeRehearsal:
         os.write(self._output, b"what it printed\nthe last line\n")
         return FakeRehearsal.script(self._words, self._rank)
 
-    def __enter__(self) -> FakeRehearsal:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_error: object) -> None:

@@ -1,7 +1,5 @@
 """A command with placeholders: what stands for them, and what is refused."""
 
-from __future__ import annotations
-
 import json
 import shlex
 import sys
