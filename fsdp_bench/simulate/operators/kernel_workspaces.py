@@ -2,8 +2,7 @@
 
 Read from PyTorch's source (aten/src/ATen, main between 2.10 and 2.13), and from its memory history on the stand-in for
 NVIDIA's libraries (tests/on_stand_in/rehearse/test_workspaces.py). Not modelled, because small or not documented:
-partial sums of norms' weight gradients, sorting's scratch. cuBLAS's workspace, which stays, is in
-kernels.py:cublas_workspace.
+partial sums of norms' weight gradients, sorting's scratch.
 """
 
 from __future__ import annotations
