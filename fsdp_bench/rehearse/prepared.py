@@ -23,6 +23,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from fsdp_bench.rehearse.inside.forks import MOST_BYTES
+
 INSIDE = Path(__file__).parent / "inside" / "main.py"
 """The script that runs in the user's Python."""
 
@@ -34,9 +36,6 @@ IMPORTED = "imported.json"
 
 MOST_PROCESSES = 4
 """Processes that are kept; each holds torch and the imports of its script."""
-
-MOST_BYTES = 1 << 16
-"""The size of a message; inside/forks.py has the same."""
 
 
 class PreparedPython:

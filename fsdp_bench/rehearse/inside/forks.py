@@ -29,8 +29,8 @@ END_WITH_PARENT = 1
 MOST_BYTES = 1 << 16
 """The size of a request or an answer."""
 
-_OF_STAND_IN = ("libcuda.so", "libcuda.so.1", "libnvidia-ml.so.1")
-"""Names by which libraries look for the stand-in (fsdp_bench/rehearse/build.py)."""
+STAND_IN_NAMES = ("libcuda.so", "libcuda.so.1", "libnvidia-ml.so.1")
+"""Names by which the driver and NVML are loaded: links to the stand-in. Triton links against ``libcuda.so``."""
 
 
 def serve(descriptor: int, scratch: Path) -> None:
@@ -176,7 +176,7 @@ def _why_not_forked() -> str | None:
     with open("/proc/self/maps") as lines:
         mapped = {line.rstrip("\n").partition("/")[2] for line in lines}
     libraries = [f"/{path}" for path in mapped if ".so" in os.path.basename(path)]
-    for name in (*_OF_STAND_IN, *libraries):
+    for name in (*STAND_IN_NAMES, *libraries):
         try:
             ctypes.CDLL(name, mode=os.RTLD_NOLOAD)
         except OSError:  # a library that is loaded in another namespace, or not at all
