@@ -23,7 +23,7 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch._C._distributed_c10d import _create_work_from_future
+from torch._C._distributed_c10d import _create_work_from_future  # type: ignore[attr-defined]
 from torch.nn.parallel import DistributedDataParallel
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
