@@ -1,7 +1,5 @@
 """A model, its wrapper and its optimizer on one tape: loading and one step, as train/step.py runs it."""
 
-from __future__ import annotations
-
 from itertools import groupby
 from typing import Any
 
