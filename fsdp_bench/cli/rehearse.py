@@ -264,7 +264,7 @@ def _each(variants: Sequence[Variant], files: Files, as_json: bool) -> int:
         rows = [answered_row(one) for one in in_order(answers)]
         write_text(files.csv, csv_text(list(rows[0]), rows), "csv", "table")
     if files.chart is not None:
-        from fsdp_bench.report.charts.each import each_slide
+        from fsdp_bench.report.charts.rehearsal import each_slide
 
         save_chart(each_slide(answers), files.chart)
     if files.page is not None:

@@ -8,9 +8,7 @@ Read in this order:
     step.py             what a predicted step consists of, and what runs when on each stream
     trade_off.py        memory against speed, one point for each setup or trial
     scaling.py          predicted tokens per second over the number of nodes
-    rehearsal.py        allocated and reserved memory of a rehearsed script
-    each.py             memory and speed of a script with several values
-    largest.py          memory over a value of a script, and where it no longer fits
+    rehearsal.py        a rehearsed script: memory to its last step, of several values, and where it no longer fits
     max_size.py         bars of the largest value that fits; max-size's answers as such bars
     frontier.py         a frontier sweep as such bars: measured sizes beside predicted ones
     trial_facts.py      a trial's settings and conditions, as charts name them
