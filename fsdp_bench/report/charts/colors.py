@@ -1,4 +1,4 @@
-"""The looks of all charts: colours on a slide and on a page, sizes of a slide."""
+"""The looks of all charts: colours on a slide and on a page, and styles of marks."""
 
 from __future__ import annotations
 
@@ -62,15 +62,6 @@ class Style:
     sign: str = ""
     """matplotlib's marker of a point. Empty: a box with the point's number, or a dot."""
     opacity: float = 1.0
-
-
-WIDTH, HEIGHT, DPI = 1600, 900, 120
-"""Size of a slide in pixels, and pixels per inch. Font sizes are true to scale on a 13.3 x 7.5 inch slide."""
-TITLE, SUBTITLE, HEADING, TEXT, SMALL = 18.0, 13.0, 12.0, 11.0, 10.0
-"""Font sizes in points."""
-GRID = "#DDDDDD"
-HATCHED = "#00000090"
-"""Colour of an area's hatch."""
 
 
 def ink(color: str) -> str:

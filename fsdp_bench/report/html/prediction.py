@@ -1,19 +1,24 @@
-"""The page of predicted setups: one, or several side by side."""
+"""The page of predicted setups, one or several side by side; the page of the largest that fits."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from functools import partial
 
 from fsdp_bench.plan.document import AnswerDocument, TimeDocument
+from fsdp_bench.plan.max_size import MaxSizeDocument, answers_of, setting_rows
 from fsdp_bench.plan.setup_text import spaced, title, varying
 from fsdp_bench.plan.table import answer_row
 from fsdp_bench.report.charts.colors import Style
 from fsdp_bench.report.charts.description import Bar, BarGroup, Bars, Piece, Plot
+from fsdp_bench.report.charts.max_size import setting_bar, size_bars
 from fsdp_bench.report.charts.memory_timeline import breakdown_bars, phase_bars
 from fsdp_bench.report.charts.step import PART_STYLES
 from fsdp_bench.report.charts.trade_off import TradeOffPoint, trade_off_plot
 from fsdp_bench.report.html.blocks import Block, Facts, Page, Section, Table, Text, table
 from fsdp_bench.report.table import numbers
+from fsdp_bench.report.text import max_size as text
 from fsdp_bench.report.text.common import UNKNOWN
 from fsdp_bench.report.text.conditions import assumed_facts, conditions, hardware_text, note_facts
 from fsdp_bench.report.text.prediction_table import ALWAYS, answer_column, setup_columns
@@ -204,3 +209,46 @@ _RAN = {"dry-run": "a training step of PyTorch's own FSDP, on tensors without da
 
 def _source(one: AnswerDocument) -> str:
     return one.source.replace("-", " ")
+
+
+def max_size_page(servers: Sequence[MaxSizeDocument]) -> Page:
+    """Return the page of the largest values that fit."""
+    first = servers[0]
+    highest = max((cell.fits_value or 0 for one in servers for cell in one.cells), default=0) or 1
+    return Page(
+        text.QUANTITY_TEXTS[first.dial].title,
+        first.source,
+        "; ".join(map(text.answer, servers)),
+        lead=tuple(_largest_bars(one, highest) for one in servers),
+        sections=(
+            Section("All settings", tuple(map(_largest_table, servers))),
+            Section("Conditions and versions", (_all_conditions(servers),)),
+        ),
+    )
+
+
+def _all_conditions(servers: Sequence[MaxSizeDocument]) -> Facts:
+    facts = []
+    for one in servers:
+        answers = answers_of(one)
+        models = dict.fromkeys(each.model.name for each in answers if each.fits is not None)
+        facts += text.setting_facts(one, answers, [] if one.dial == "num_parameters" else models) if answers else []
+        facts += [("rates", each.time.rates) for each in answers if each.time is not None and each.time.rates]
+        facts += [*assumed_facts(answers), *note_facts(answers)]
+    return Facts((*dict.fromkeys(facts), ("source", f"{servers[0].source}, no GPU was used")))
+
+
+def _largest_bars(one: MaxSizeDocument, highest: int) -> Bars:
+    fields, quantity = [field for field in text.differing(one) if field != "strategy"], text.QUANTITY_TEXTS[one.dial]
+    bars = [setting_bar(cell, cell.setup, fields) for cell in one.cells]
+    heading = f"{text.place_of(one)}: what fits (predicted)"
+    (found,) = size_bars({heading: bars}, quantity.axes, fields, partial(text.value_text, one.dial), quantity.unit)
+    return replace(found, whole=highest)
+
+
+def _largest_table(one: MaxSizeDocument) -> Table:
+    rows = setting_rows(one)
+    setups = [cell.setup for cell in one.cells]
+    columns = setup_columns(setups, {*text.differing(one), *ALWAYS}, one.dial)
+    columns += [answer_column(name, rows) for name in ("model", *text.usual_columns(one), "impossible", "unknown")]
+    return table(f"{text.place_of(one)} (predicted)", {column.name: column for column in columns})

@@ -33,8 +33,6 @@ from fsdp_bench.spec.units import format_count, format_gib
 class QuantityText:
     """The names of one quantity."""
 
-    option: str
-    """The value of ``--of`` on the command line."""
     title: str
     """The title of a chart, and the beginning of an answer."""
     axes: tuple[tuple[float, str], ...]
@@ -47,35 +45,30 @@ class QuantityText:
 
 QUANTITY_TEXTS = {
     "num_parameters": QuantityText(
-        "params",
         "Largest model that fits",
         ((1e9, "largest model that fits, billion parameters"), (1e6, "largest model that fits, million parameters")),
         "parameters",
         "the smallest model, {model},",
     ),
     "num_hidden_layers": QuantityText(
-        "num_hidden_layers",
         "Deepest model that fits",
         ((1.0, "most layers that fit"),),
         "layers",
         "one layer of {model}",
     ),
     "micro_batch_size": QuantityText(
-        "micro_batch_size",
         "Largest batch per GPU that fits",
         ((1.0, "largest batch per GPU that fits, sequences"),),
         "sequences per GPU",
         "a batch of 1 of {model}",
     ),
     "sequence_length": QuantityText(
-        "sequence_length",
         "Longest sequence that fits",
         ((1.0, "longest sequence that fits, tokens"),),
         "tokens",
         "a sequence of {value} tokens of {model}",
     ),
     "world_size": QuantityText(
-        "gpus",
         "Fewest GPUs on which it fits",
         ((1.0, "fewest GPUs on which it fits"),),
         "GPUs",
