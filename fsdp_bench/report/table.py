@@ -72,10 +72,7 @@ def titled(columns: Mapping[str, Column], droppable: Sequence[str] = ()) -> list
 
 
 def table_columns(
-    headers: Sequence[str],
-    rows: Iterable[Sequence[str]],
-    numbers: Iterable[str] = (),
-    droppable: Sequence[str] = (),
+    headers: Sequence[str], rows: Iterable[Sequence[str]], numbers: Iterable[str] = (), droppable: Sequence[str] = ()
 ) -> list[Column]:
     """Return the columns of rows, each with one cell per header.
 

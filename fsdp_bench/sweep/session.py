@@ -104,12 +104,7 @@ class Session(Generic[T]):
     """The unit that progress.json counts."""
 
     def __init__(
-        self,
-        store: Store,
-        machine: Machine,
-        whole: SweepPlan[T],
-        plan: SweepPlan[T],
-        cluster: Cluster | None = None,
+        self, store: Store, machine: Machine, whole: SweepPlan[T], plan: SweepPlan[T], cluster: Cluster | None = None
     ) -> None:
         self.file = plan.file
         self.store = store

@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import msgspec
-
 from fsdp_bench.report.charts.description import Bars, Plot, Slide
 from fsdp_bench.report.charts.frontier import frontier_slides
 from fsdp_bench.report.charts.trade_off import TradeOffPoint, trade_off_plot
@@ -22,7 +20,7 @@ from fsdp_bench.report.measured.frontier_text import frontier_columns, summary
 from fsdp_bench.report.table import numbers, words
 from fsdp_bench.report.text.common import UNKNOWN
 from fsdp_bench.spec.calibration_profile import Profile
-from fsdp_bench.spec.codec import from_json
+from fsdp_bench.spec.codec import from_file
 from fsdp_bench.spec.errors import ResultsError
 from fsdp_bench.spec.frontier import FrontierRecord
 from fsdp_bench.spec.rank_report import Outcome
@@ -231,10 +229,7 @@ def _notes(sweep: SweepFolder) -> list[Block]:
 
 def _conditions(sweep: SweepFolder) -> Section:
     records = sweep.records
-    try:
-        machine = from_json((sweep.home / "machine.json").read_bytes(), Machine)
-    except (OSError, msgspec.DecodeError):
-        machine = None
+    machine = from_file(sweep.home / "machine.json", Machine)
     times = sorted(record.started_at for record in records)
     facts = [("sweep", sweep.name), *_machine_facts(machine)]
     facts += [("first trial", times[0]), ("last trial", times[-1])] if times else []

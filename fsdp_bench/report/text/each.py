@@ -103,12 +103,7 @@ def each_columns(answers: Sequence[Answered]) -> list[Column]:
     return [*labels, *titled(columns, ("MFU", "at", "peaks in", "step time", "allocated"))]
 
 
-_FITS = {
-    Verdict.FITS: "yes",
-    Verdict.RUNS_WITH_RETRIES: "with retries",
-    Verdict.DOES_NOT_FIT: "no",
-    None: UNKNOWN,
-}
+_FITS = {Verdict.FITS: "yes", Verdict.RUNS_WITH_RETRIES: "with retries", Verdict.DOES_NOT_FIT: "no", None: UNKNOWN}
 
 
 def _line_at_peak(found: Rehearsal) -> str:
