@@ -3,7 +3,8 @@
 Read in this order:
     description.py      parts of a chart: plots, lanes and bars in the units of their axes; a slide with its conditions
     axis.py             axes: where a value stands, ticks at round numbers
-    colors.py           the palette, on light and dark backgrounds; styles of marks
+    colors.py           the palette and the styles of marks
+    palette.toml        colours on light and dark backgrounds
     memory_timeline.py  predicted memory over one training step
     step.py             what a predicted step consists of, and what runs when on each stream
     trade_off.py        memory against speed, one point for each setup or trial

@@ -7,6 +7,7 @@ Read in this order:
     prediction_table.py  several predictions in one table; cells and headers of every column that it can have
     plan.py              which servers, how many, which setting: the winner and the offers beside it
     max_size.py          the largest model that fits, one row for each setting; what would help if nothing fits
+    quantities.toml      the names of what is searched
     dry_run.py           dry runs: live bytes, and whether the setup fits
     compare.py           which bytes and milliseconds differ between two setups or results, and why
     compare_scripts.py   which bytes by line and milliseconds by operator differ between two scripts; a gate's line

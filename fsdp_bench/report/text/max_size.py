@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from importlib import resources
+
+import msgspec
 
 from fsdp_bench.plan.document import AnswerDocument
 from fsdp_bench.plan.max_size import (
@@ -29,8 +31,7 @@ from fsdp_bench.spec.setup import Loss, Offload
 from fsdp_bench.spec.units import format_count, format_gib
 
 
-@dataclass(frozen=True)
-class QuantityText:
+class QuantityText(msgspec.Struct, frozen=True):
     """The names of one quantity."""
 
     title: str
@@ -43,38 +44,8 @@ class QuantityText:
     """The smallest value as a phrase, with placeholders ``{model}`` and ``{value}``."""
 
 
-QUANTITY_TEXTS = {
-    "num_parameters": QuantityText(
-        "Largest model that fits",
-        ((1e9, "largest model that fits, billion parameters"), (1e6, "largest model that fits, million parameters")),
-        "parameters",
-        "the smallest model, {model},",
-    ),
-    "num_hidden_layers": QuantityText(
-        "Deepest model that fits",
-        ((1.0, "most layers that fit"),),
-        "layers",
-        "one layer of {model}",
-    ),
-    "micro_batch_size": QuantityText(
-        "Largest batch per GPU that fits",
-        ((1.0, "largest batch per GPU that fits, sequences"),),
-        "sequences per GPU",
-        "a batch of 1 of {model}",
-    ),
-    "sequence_length": QuantityText(
-        "Longest sequence that fits",
-        ((1.0, "longest sequence that fits, tokens"),),
-        "tokens",
-        "a sequence of {value} tokens of {model}",
-    ),
-    "world_size": QuantityText(
-        "Fewest GPUs on which it fits",
-        ((1.0, "fewest GPUs on which it fits"),),
-        "GPUs",
-        "{model} on {value} GPUs",
-    ),
-}
+_FILE = resources.files(__package__).joinpath("quantities.toml")
+QUANTITY_TEXTS = msgspec.toml.decode(_FILE.read_bytes(), type=dict[str, QuantityText])
 """Texts by the name of the quantity, which is a field of ModelShape or TrainSetup."""
 
 
