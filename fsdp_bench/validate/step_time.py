@@ -233,18 +233,15 @@ def _distinct_pairs(comparisons: Sequence[TimeComparison]) -> Iterable[tuple[Tim
     for one in comparisons:
         if one.error is not None:
             family, name = families[one.family], (*one.sharding, one.api)
-            family[name] = _joined(family[name], one) if name in family else one
+            again = family.get(name, one)
+            fastest, slowest = min(one.fastest, again.fastest), max(one.slowest, again.slowest)
+            family[name] = msgspec.structs.replace(again, fastest_seconds=fastest, slowest_seconds=slowest)
     for family in families.values():
         for one, other in combinations(family.values(), 2):
             if one.slowest < other.fastest:
                 yield one, other
             elif other.slowest < one.fastest:
                 yield other, one
-
-
-def _joined(one: TimeComparison, again: TimeComparison) -> TimeComparison:
-    fastest, slowest = min(one.fastest, again.fastest), max(one.slowest, again.slowest)
-    return msgspec.structs.replace(one, fastest_seconds=fastest, slowest_seconds=slowest)
 
 
 def calibration_mismatch(profile: Profile, record: TrialRecord) -> str | None:

@@ -29,19 +29,14 @@ OTHER = Style("dark-grey")
 """The style of a part that this version does not know."""
 
 
-def _verdict(one: AnswerDocument) -> str:
-    if one.impossible is not None:
-        return "impossible"
-    return {True: "fits", False: spaced(one.verdict or "does not fit"), None: f"fit {UNKNOWN}"}[one.fits]
-
-
 def prediction_page(predictions: Sequence[AnswerDocument]) -> Page:
     """Return the page of one predicted setup, or of several side by side."""
     first = predictions[0]
     differing = varying([one.values for one in predictions])
     sections = [Section("Conditions and versions", (_conditions(predictions, differing),))]
     models = _listed((one.model.name for one in predictions), "models")
-    heading = f"{models} on {_listed(map(_hardware, predictions), 'kinds of hardware')}"
+    hardware = (hardware_text(one.server, one.setup.get("world_size")) for one in predictions)
+    heading = f"{models} on {_listed(hardware, 'kinds of hardware')}"
     if len(predictions) == 1:
         lead = [] if first.memory is None else [_headline(first)]
         return Page(heading, first.source, _answer(first), lead=tuple(lead), sections=(*_alone(first), *sections))
@@ -70,10 +65,6 @@ def _listed(names: Iterable[str], what: str) -> str:
     return f"{', '.join(others)} and {last}" if others else last
 
 
-def _hardware(one: AnswerDocument) -> str:
-    return hardware_text(one.server, one.setup.get("world_size"))
-
-
 def _answer_of_several(
     predictions: Sequence[AnswerDocument], differing: Sequence[str], best: AnswerDocument | None
 ) -> str:
@@ -97,7 +88,8 @@ def _answer(one: AnswerDocument) -> str:
     source = (memory and memory.peak_reserved_source) or _source(one)  # a dry run's verdict rests on a prediction
     text = "" if not needed else f": needs {format_gib(needed)}"
     usable = "" if of is None or not text else f" of {format_gib(of)} usable"
-    return f"{_verdict(one).capitalize()} ({source}){text}{usable}"
+    verdict = {True: "fits", False: spaced(one.verdict or "does not fit"), None: f"fit {UNKNOWN}"}[one.fits]
+    return f"{verdict.capitalize()} ({source}){text}{usable}"
 
 
 def _tokens(one: AnswerDocument) -> float:

@@ -213,7 +213,9 @@ def _notes(one: LargestValue) -> list[str]:
         message = worst.report.failure.message.partition(" Including")[0]
         notes.append(fact(f"{title}{one.quantity.name} {one.next}: ", message, 24))
     if one.is_uneven:
-        smaller = [value for value, each in one.tried.items() if each.fits is False and _is_below(one, value)]
+        order = one.quantity.values
+        below = order[: order.index(one.largest)] if one.largest is not None else ()
+        smaller = [value for value, each in one.tried.items() if each.fits is False and value in below]
         text = f"{_listed(smaller)} does not fit, though {one.largest} does; larger ones may, too"
         notes.append(fact(f"{title}uneven memory: ", text, 24))
     reasons: dict[str, list[int]] = {}
@@ -223,11 +225,6 @@ def _notes(one: LargestValue) -> list[str]:
         text = f"{_listed(values)}: {reason}; {'they count' if len(values) > 1 else 'it counts'} for neither side"
         notes.append(fact(f"{title}{UNKNOWN}: ", text, 24))
     return notes
-
-
-def _is_below(one: LargestValue, value: int) -> bool:
-    order = one.quantity.values
-    return one.largest is not None and order.index(value) < order.index(one.largest)
 
 
 def _listed(values: Sequence[int]) -> str:

@@ -199,7 +199,10 @@ def report_text(found: Rehearsal) -> str:
     if found.asks_time:
         lines += ["", *time_lines(found)]
     if report.lines_at_peak:
-        lines += ["", *_held_table(report.lines_at_peak)]
+        shown = report.lines_at_peak[:MOST_LINES]
+        rows = [[format_gib(one.num_bytes), str(one.num_tensors), *held_by(one)] for one in shown]
+        header = ["size", "tensors", "held at the peak by", "called from"]
+        lines += ["", *table_lines(table_columns(header, rows, {"size", "tensors"}, ["called from"]))]
     elif report.lines_at_peak is None and report.peak is not None:
         lines += [
             "",
@@ -283,12 +286,6 @@ def held_by(one: HeldLine) -> tuple[str, str]:
     """Return the line that holds memory, and the user's own line that called it; empty if that is the same one."""
     line = place(one.line) if one.line else "backward, by autograd"
     return line, place(one.user_line) if one.user_line and one.user_line != one.line else ""
-
-
-def _held_table(held: Sequence[HeldLine]) -> list[str]:
-    rows = [[format_gib(one.num_bytes), str(one.num_tensors), *held_by(one)] for one in held[:MOST_LINES]]
-    header = ["size", "tensors", "held at the peak by", "called from"]
-    return table_lines(table_columns(header, rows, {"size", "tensors"}, ["called from"]))
 
 
 def what_would_help(found: Rehearsal) -> list[str]:

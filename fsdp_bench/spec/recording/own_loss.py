@@ -147,16 +147,14 @@ def _head(found: _OwnLoss, variant: Variant, kind: Loss) -> tuple[int, HeadWithL
         raise SpecError(f"loss: the model changes its logits after the head, which {kind.value} leaves out; use liger")
     nodes = [variant.nodes[each.number] for each in head.code if isinstance(each, MakeNode)]
     weights = {edge[2:] for node in nodes for edge in node.edges if edge.startswith("p:")}
-    weights |= {each.tensor.storage[2:] for each in head.code if isinstance(each, Save) and _is_parameter(each.tensor)}
+    weights |= {
+        each.tensor.storage[2:] for each in head.code if isinstance(each, Save) and each.tensor.storage.startswith("p:")
+    }
     has_more = any(not isinstance(each, Operator | Drop | MakeNode | Save) for each in head.code)
     has_bias = any(node.name == "AddmmBackward0" for node in nodes)  # a frozen one is no edge
     if len(weights) != 1 or has_more or has_bias:
         raise SpecError(f"loss: {kind.value} needs a linear head without bias and adapters")
     return number, HeadWithLoss(head.inputs[0], *weights)
-
-
-def _is_parameter(tensor: TensorRef) -> bool:
-    return tensor.storage.startswith("p:")
 
 
 def _with_model(around: tuple[Call, ...], model: Call) -> Call:
