@@ -82,13 +82,17 @@ def sweep_page(folder: Path, profile: Profile | None) -> Page:
     (only,) = found
     answer, *rest = _answer(only)
     lead = _headline(only)
+    sections = [
+        replace(section, blocks=tuple(block for block in section.blocks if block not in lead))
+        for section in _sections(only, profile)
+    ]
     return Page(
         title=f"Sweep {only.name} on {only.machine}",
         source=source,
         answer=answer,
         reason=". ".join(rest),
         lead=lead,
-        sections=_without(_sections(only, profile), lead),
+        sections=tuple(section for section in sections if section.blocks),
         notes=tuple(notes),
     )
 
@@ -131,11 +135,6 @@ def _headline(sweep: SweepFolder) -> tuple[Block, ...]:
         return (chart,)
     bars = _bar_sections(sweep.records, sweep.machine)
     return bars[0].blocks[:1] if bars else ()
-
-
-def _without(sections: list[Section], blocks: tuple[Block, ...]) -> tuple[Section, ...]:
-    kept = (replace(one, blocks=tuple(block for block in one.blocks if block not in blocks)) for one in sections)
-    return tuple(section for section in kept if section.blocks)
 
 
 def _trade_off(sweep: SweepFolder) -> Plot | None:

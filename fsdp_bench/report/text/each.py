@@ -63,23 +63,21 @@ def reason_of(one: Answered) -> str | None:
 
 def conditions(answers: Sequence[Answered]) -> list[str]:
     """Return what holds for all rehearsals, of which there is at least one."""
-    found = [one for one in answers if one.worst is not None]
-    first = found[0].worst
-    assert first is not None
-    hardware = {_where(one.worst) for one in found if one.worst is not None}
-    steps = {one.worst.report.num_steps for one in found if one.worst is not None and one.fits}
-    lines = [fact("command", found[0].variant.template)]
-    lines += [fact("torch", f"{first.report.torch}, on a stand-in for NVIDIA's libraries")]
+    found = [(one, one.worst) for one in answers if one.worst is not None]
+    hardware = {
+        f"rank {worst.report.rank} of {worst.report.world_size} on {worst.gpu.name},"
+        f" {format_gib(worst.available_bytes)} that PyTorch can reserve"
+        for _, worst in found
+    }
+    fitting = [worst for one, worst in found if one.fits]
+    steps = sorted({worst.report.num_steps for worst in fitting})
+    first, worst = found[0]
+    lines = [fact("command", first.variant.template)]
+    lines += [fact("torch", f"{worst.report.torch}, on a stand-in for NVIDIA's libraries")]
     lines += [fact("hardware", hardware.pop())] if len(hardware) == 1 else []
-    lines += [fact("steps", " or ".join(map(str, sorted(steps))))] if steps else []
-    speeds = dict.fromkeys(one.worst.why_no_speed for one in found if one.worst is not None and one.fits)
-    lines += [fact("tokens/s", f"{UNKNOWN}: {reason}") for reason in speeds if reason is not None]
-    return lines
-
-
-def _where(found: Rehearsal) -> str:
-    rank = f"rank {found.report.rank} of {found.report.world_size}"
-    return f"{rank} on {found.gpu.name}, {format_gib(found.available_bytes)} that PyTorch can reserve"
+    lines += [fact("steps", " or ".join(map(str, steps)))] if steps else []
+    speeds = dict.fromkeys(one.why_no_speed for one in fitting)
+    return lines + [fact("tokens/s", f"{UNKNOWN}: {reason}") for reason in speeds if reason is not None]
 
 
 def each_columns(answers: Sequence[Answered]) -> list[Column]:

@@ -239,7 +239,9 @@ def _unanswered(result: HardwareResult) -> list[str]:
 
 def nothing_fits_lines(found: NothingFits, several: bool) -> list[str]:
     """Return the answer as one line, then one line for each change that would help or would not."""
-    lines = [nothing_fits_sentence(found) + (f" ({_where(found)})" if several else "")]
+    question = found.prediction.question
+    nearest = f"{question.hardware.name if question.hardware else ''}, {title(question.values, ['checkpointing'])}"
+    lines = [nothing_fits_sentence(found) + (f" (nearest: {nearest})" if several else "")]
     lines += assumed_lines(found.cell.shown.assumptions)
     if found.cell.runs_value is not None:
         runs = value_text(found.cell.quantity.name, found.cell.runs_value)
@@ -271,10 +273,3 @@ def nothing_fits_sentence(found: NothingFits) -> str:
     phase = prediction.memory.peak_phase
     mostly = prediction.largest_category.replace("_", " ")
     return f"nothing fits: {smallest} needs {need} of {has} in phase {phase}, mostly {mostly} (predicted)"
-
-
-def _where(found: NothingFits) -> str:
-    question = found.prediction.question
-    return (
-        f"nearest: {question.hardware.name if question.hardware else ''}, {title(question.values, ['checkpointing'])}"
-    )

@@ -163,7 +163,7 @@ def settings(full: Mapping[str, Any]) -> dict[str, Any]:
     """
     others = {*_FIELDS["without_effect"], *SIZES, *LAYERS, *WINDOWS}
     found = {name: value for name, value in full.items() if name not in others and not _is_token(name)}
-    found |= {name: True for name, value in found.items() if _is_dropout(name) and value}
+    found |= {name: True for name, value in found.items() if ("dropout" in name or name.endswith("pdrop")) and value}
     found |= {name: full.get(name) is not None for name in _FIELDS["only_whether"]}
     heads, kv_heads = _number(full, *HEADS), full["num_key_value_heads"]
     found["key_value_heads"] = "one" if kv_heads == 1 else "all" if kv_heads == heads else "some"
@@ -185,10 +185,6 @@ def _uneven_heads(full: Mapping[str, Any]) -> str | None:
 
 def _is_token(name: str) -> bool:
     return name.endswith("_token_id")
-
-
-def _is_dropout(name: str) -> bool:
-    return "dropout" in name or name.endswith("pdrop")
 
 
 def _rotary(full: Mapping[str, Any]) -> dict[str, Any]:

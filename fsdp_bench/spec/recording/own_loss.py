@@ -20,7 +20,6 @@ from fsdp_bench.spec.recording.steps import (
     HeadWithLoss,
     Instruction,
     MakeNode,
-    NodeRecord,
     Operator,
     Save,
     TensorRef,
@@ -110,7 +109,8 @@ def _logits(code: RecordedCode, variant: Variant, model: Call) -> TensorRef:
     returned = {tensor.edge: tensor for tensor in model.outputs if tensor.edge not in ("", variant.loss.edge)}
     edge = variant.loss.edge
     while edge not in returned:
-        node = _node(variant, edge)
+        number = edge.partition("/")[0]
+        node = variant.nodes.get(int(number)) if number.isdecimal() else None
         if node is None or node.name not in _NODES:
             what = "no node" if node is None else node.name
             raise SpecError(
@@ -119,11 +119,6 @@ def _logits(code: RecordedCode, variant: Variant, model: Call) -> TensorRef:
             )
         (edge,) = (each for each in node.edges if each)
     return returned[edge]
-
-
-def _node(variant: Variant, edge: str) -> NodeRecord | None:
-    number = edge.partition("/")[0]
-    return variant.nodes.get(int(number)) if number.isdecimal() else None
 
 
 def _makes(instruction: Instruction, storage: str) -> bool:

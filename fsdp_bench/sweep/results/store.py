@@ -37,7 +37,6 @@ from fsdp_bench.spec.frontier import FrontierRecord
 from fsdp_bench.spec.rank_report import Outcome
 from fsdp_bench.spec.record import TrialRecord, read_record
 from fsdp_bench.sweep.config.trial import Trial
-from fsdp_bench.sweep.machine import Machine
 from fsdp_bench.sweep.results.flat import csv_row, flat_row, frontier_row
 from fsdp_bench.sweep.results.lock import FolderLock
 
@@ -233,10 +232,6 @@ class Store:
         except OSError as error:
             raise self.error(error) from None
         return target.relative_to(self.folder)
-
-    def write_machine(self, machine: Machine) -> None:
-        """Write machine.json."""
-        self.write("machine.json", to_json(machine))
 
     def write_table(self, records: list[TrialRecord]) -> None:
         """Write trials.csv."""
