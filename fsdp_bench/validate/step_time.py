@@ -194,8 +194,11 @@ def summarize_time(comparisons: Sequence[TimeComparison]) -> TimeSummary:
     ]
     both = [(difference, profiler) for difference, profiler in near if difference is not None and profiler is not None]
     pairs = list(_distinct_pairs(comparisons))
-    differences = _known(one.exposed_error(one.exposed_by_difference_seconds) for one in comparisons)
-    profiled = _known(one.exposed_error(one.exposed_by_profiler_seconds) for one in comparisons)
+    exposed = [
+        [error for one in comparisons if (error := one.exposed_error(getattr(one, name))) is not None]
+        for name in ("exposed_by_difference_seconds", "exposed_by_profiler_seconds")
+    ]
+    differences, profiled = exposed
     return TimeSummary(
         num_trials=len(errors),
         not_compared=dict(Counter(one.reason for one in comparisons if one.reason is not None)),
@@ -213,10 +216,6 @@ def summarize_time(comparisons: Sequence[TimeComparison]) -> TimeSummary:
         strategies=_order((one, other) for one, other in pairs if one.sharding != other.sharding),
         apis=_order((one, other) for one, other in pairs if one.sharding == other.sharding),
     )
-
-
-def _known(values: Iterable[float | None]) -> list[float]:
-    return [value for value in values if value is not None]
 
 
 def _order(pairs: Iterable[tuple[TimeComparison, TimeComparison]]) -> SpeedOrder:
