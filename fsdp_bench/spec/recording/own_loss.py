@@ -14,16 +14,7 @@ from msgspec.structs import replace
 
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.recording.recorded import RecordedCode, Variant
-from fsdp_bench.spec.recording.steps import (
-    Call,
-    Drop,
-    HeadWithLoss,
-    Instruction,
-    MakeNode,
-    Operator,
-    Save,
-    TensorRef,
-)
+from fsdp_bench.spec.recording.steps import Call, Drop, HeadWithLoss, Instruction, MakeNode, Operator, Save, TensorRef
 from fsdp_bench.spec.setup import Loss
 
 _NODES = ("NllLossBackward0", "LogSoftmaxBackward0", "ViewBackward0", "ToCopyBackward0")
