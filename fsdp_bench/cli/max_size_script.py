@@ -59,14 +59,14 @@ def script_command(of: tuple[str, ...], **given: Any) -> int:
     if as_json:
         print_json(largest_document(search))
     else:
-        from fsdp_bench.report.text.largest import largest_text
+        from fsdp_bench.report.text.each import largest_text
 
         fits = any(one.fits for one in found) or (None if any(one.fits is None for one in found) else False)
         print_text(largest_text(found), COLOURS[fits])
     if csv is not None:
         write_rows(csv, [answered_row(one) for one in answers])
     if chart is not None:
-        from fsdp_bench.report.charts.largest import largest_slide
+        from fsdp_bench.report.charts.rehearsal import largest_slide
 
         save_chart(largest_slide(found), chart)
     if is_interrupted:

@@ -262,7 +262,7 @@ def _each(variants: Sequence[Variant], files: Files, as_json: bool) -> int:
     if files.csv is not None:
         write_rows(files.csv, [answered_row(one) for one in in_order(answers)])
     if files.chart is not None:
-        from fsdp_bench.report.charts.each import each_slide
+        from fsdp_bench.report.charts.rehearsal import each_slide
 
         save_chart(each_slide(answers), files.chart)
     if files.page is not None:

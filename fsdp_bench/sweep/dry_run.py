@@ -61,13 +61,8 @@ def dry_run(
     shape = find_model(model, found.sequence_length)
     if isinstance(shape, RecordedModel):
         raise SpecError(NEEDS_CODE)
-    return result_of(run_one(DryRunSpec(model=shape, setup=found, kernels=kernels)))
-
-
-def run_one(spec: DryRunSpec) -> DryRunAnswer:
-    """Run one spec dry."""
-    ((_index, answer),) = dry_runs([spec])
-    return answer
+    ((_index, answer),) = dry_runs([DryRunSpec(model=shape, setup=found, kernels=kernels)])
+    return result_of(answer)
 
 
 def result_of(answer: DryRunAnswer) -> DryRunResult:

@@ -104,7 +104,6 @@ class Plot:
     """Whether the title says what fails."""
     is_square: bool = False
     """Whether both axes have the same scale."""
-    kind: str = "plot"
 
     def marks(self) -> list[Mark]:
         """Return the points as boxes that do not overlap."""
@@ -183,7 +182,6 @@ class Lanes:
     """The lanes from top to bottom."""
     legend: tuple[Key, ...] = ()
     remarks: tuple[str, ...] = ()
-    kind: str = "lanes"
 
 
 @dataclass(frozen=True)
@@ -251,7 +249,6 @@ class Bars:
     remarks: tuple[str, ...] = ()
     whole: float = 0.0
     """The size of a bar along the whole chart; the highest bar if that is more."""
-    kind: str = "bars"
 
     @property
     def highest(self) -> float:

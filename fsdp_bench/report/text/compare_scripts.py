@@ -132,12 +132,9 @@ def peak_moves(found: ScriptComparison) -> str | None:
 
 
 def _text(one: LineDifference) -> str:
-    text, before = (_cut(line.text) if line else "" for line in (one.line, one.before))
+    texts = (line.text if line else "" for line in (one.line, one.before))
+    text, before = (each if len(each) <= LONGEST_LINE else f"{each[:LONGEST_LINE]}..." for each in texts)
     return text if before in ("", text) else f"{text} (was {before})"
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= LONGEST_LINE else f"{text[:LONGEST_LINE]}..."
 
 
 def _more(differences: Sequence[Difference], what: str, text: Callable[[float], str]) -> list[str]:

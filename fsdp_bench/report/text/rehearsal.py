@@ -10,7 +10,7 @@ from fsdp_bench.plan.estimate import Verdict
 from fsdp_bench.plan.rehearsal import Rehearsal, WhyUnknown, worst_of
 from fsdp_bench.plan.rehearsed_time.answer import PartTime, RehearsedTime
 from fsdp_bench.rates.collectives import KINDS
-from fsdp_bench.report.table import table_columns, table_lines
+from fsdp_bench.report.table import Column, numbers, table_columns, table_lines, titled, words
 from fsdp_bench.report.text.common import UNKNOWN, Fact, communicators_fact, fact
 from fsdp_bench.report.text.speed import PCIE_IS_UNCERTAIN, beside_operators, step_facts, step_text
 from fsdp_bench.simulate.events import Stream
@@ -35,15 +35,18 @@ def time_lines(found: Rehearsal) -> list[str]:
     lines, time = [fact(*one) for one in time_facts(found)], found.time
     if time is None:
         return lines
-    # what takes the time; collectives and operators may run at the same time
-    rows = [[part_name(part), part.kind, str(part.count), step_text(part.seconds)] for part in time.parts[:MOST_PARTS]]
-    header = [f"in step {time.step}", "kind", "times", "takes"]
-    return [*lines, "", *table_lines(table_columns(header, rows, {"times", "takes"}))]
+    columns = part_columns(time.parts[:MOST_PARTS], f"in step {time.step}")
+    return [*lines, "", *table_lines(titled(columns))]
 
 
-def part_name(part: PartTime) -> str:
-    """Return the name of work."""
-    return _COPIES.get(part.name, part.name)
+def part_columns(parts: Sequence[PartTime], header: str) -> dict[str, Column]:
+    """Return the columns of what takes the time; collectives and operators may run at the same time."""
+    return {
+        header: words(_COPIES.get(part.name, part.name) for part in parts),
+        "kind": words(part.kind for part in parts),
+        "times": numbers(part.count for part in parts),
+        "takes": numbers((part.seconds for part in parts), step_text),
+    }
 
 
 def time_facts(found: Rehearsal) -> list[Fact]:
@@ -73,12 +76,6 @@ def time_facts(found: Rehearsal) -> list[Fact]:
     pcie = PCIE_IS_UNCERTAIN if time.is_over_pcie else ""
     rates = f"rates: the GPU's datasheet and NCCL's model of its links{pcie}"
     return [*facts, ("", f"{rates}. The script never ran on a GPU; the time of its Python is assumed")]
-
-
-def step_cell(found: Rehearsal) -> str:
-    """Return the step time for a table of several ranks."""
-    time = found.time
-    return UNKNOWN if time is None or time.time.step_seconds is None else step_text(time.time.step_seconds)
 
 
 def _unknown_facts(time: RehearsedTime, found: Rehearsal) -> list[Fact]:
@@ -202,7 +199,10 @@ def report_text(found: Rehearsal) -> str:
     if found.asks_time:
         lines += ["", *time_lines(found)]
     if report.lines_at_peak:
-        lines += ["", *_held_table(report.lines_at_peak)]
+        shown = report.lines_at_peak[:MOST_LINES]
+        rows = [[format_gib(one.num_bytes), str(one.num_tensors), *held_by(one)] for one in shown]
+        header = ["size", "tensors", "held at the peak by", "called from"]
+        lines += ["", *table_lines(table_columns(header, rows, {"size", "tensors"}, ["called from"]))]
     elif report.lines_at_peak is None and report.peak is not None:
         lines += [
             "",
@@ -288,12 +288,6 @@ def held_by(one: HeldLine) -> tuple[str, str]:
     return line, place(one.user_line) if one.user_line and one.user_line != one.line else ""
 
 
-def _held_table(held: Sequence[HeldLine]) -> list[str]:
-    rows = [[format_gib(one.num_bytes), str(one.num_tensors), *held_by(one)] for one in held[:MOST_LINES]]
-    header = ["size", "tensors", "held at the peak by", "called from"]
-    return table_lines(table_columns(header, rows, {"size", "tensors"}, ["called from"]))
-
-
 def what_would_help(found: Rehearsal) -> list[str]:
     """Return what may make a script fit that ran out of memory, or go on that called an unsupported function."""
     failure, report, lines = found.report.failure, found.report, list[str]()
@@ -337,18 +331,20 @@ def read_lines(report: RehearsalReport) -> list[str]:
 
 def several(found: Sequence[Rehearsal]) -> str:
     """Return the rehearsals of several ranks: the worst first, then a row for each."""
-    worst = worst_of(found)
-    rows = [
-        [
-            str(one.report.rank),
-            format_gib(one.report.peak.allocated_bytes) if one.report.peak else UNKNOWN,
-            format_gib(one.report.peak_reserved_bytes),
-            one.verdict.text if one.verdict else UNKNOWN,
-            *([step_cell(one)] if one.asks_time else []),
-        ]
-        for one in found
-    ]
-    header = ["rank", "allocated", "reserved", "fits", *(["step time"] if worst.asks_time else [])]
-    table = table_lines(table_columns(header, rows, {*header[:3], "step time"}))
+    worst, table = worst_of(found), table_lines(titled(rank_columns(found)))
     times = ["", *time_lines(worst)] if worst.time is not None and worst.time.stages else []
     return "\n".join([f"rank {worst.report.rank} decides: {verdict_line(worst)}", "", *table, *times])
+
+
+def rank_columns(found: Sequence[Rehearsal]) -> dict[str, Column]:
+    """Return the columns of a table of ranks: their peaks, whether they fit, and their step times where asked for."""
+    peaks, times = [one.report.peak for one in found], [one.time for one in found]
+    columns = {
+        "rank": numbers(one.report.rank for one in found),
+        "allocated": numbers((one.allocated_bytes if one else None for one in peaks), format_gib),
+        "reserved": numbers((one.report.peak_reserved_bytes for one in found), format_gib),
+        "fits": words(one.verdict.text if one.verdict else UNKNOWN for one in found),
+    }
+    if found[0].asks_time:
+        columns["step time"] = numbers((one.time.step_seconds if one else None for one in times), step_text)
+    return columns
