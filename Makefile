@@ -62,7 +62,7 @@ wheel: $(INSTALLED)
 
 install: $(INSTALLED)
 
-$(INSTALLED): pyproject.toml setup.py constraints.txt $(wildcard fsdp_bench/replay/caching_allocator/*.p*)
+$(INSTALLED): pyproject.toml setup.py constraints.txt $(wildcard fsdp_bench/replay/*.p* fsdp_bench/replay/caching_allocator/*.p*)
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "fsdp-bench needs Python 3.11 or newer; set PYTHON=")'
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch==2.13.0

@@ -1,4 +1,4 @@
-"""Compiles the caching allocator's rules with Cython; pyproject.toml has all else.
+"""Compiles the caching allocator's rules and the streams with Cython; pyproject.toml has all else.
 
 Where there is no C compiler, setuptools warns, and the same source runs as Python. ``compiled.py`` says which is used.
 """
@@ -12,7 +12,8 @@ from Cython.Build import cythonize
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
-FOLDER = "fsdp_bench/replay/caching_allocator"
+FOLDER = "fsdp_bench/replay"
+COMPILER = ["-g0", "-ffp-contract=off"]  # products and sums are rounded one by one, as Python's are
 COMPILED = runpy.run_path(f"{FOLDER}/compiled.py")
 
 
@@ -27,7 +28,7 @@ class BuildNamedByDigest(build_ext):
 
 modules = cythonize(
     [
-        Extension(f"{FOLDER}/{module}".replace("/", "."), [f"{FOLDER}/{module}.py"], extra_compile_args=["-g0"])
+        Extension(f"{FOLDER}/{module}".replace("/", "."), [f"{FOLDER}/{module}.py"], extra_compile_args=COMPILER)
         for module in COMPILED["MODULES"]
     ],
     build_dir="build/cython",

@@ -163,8 +163,9 @@ def start_replay(
     return Replay(program_of(simulated, rank), gpu_bytes, expandable_segments)
 
 
+@lru_cache(maxsize=2)
 def program_of(simulated: SimulatedSteps, rank: int) -> Program:
-    """Return the first steps of a rank as a program for the allocator's replay."""
+    """Return the first steps of a rank as a program for the allocator's replay, which may run on two allocators."""
     log, shared = simulated.first_steps(rank), simulated.any_depth
     if shared and log.events is shared.first_steps(rank).events:  # the instructions are the same at every depth
         known = _program_of_any_depth(shared, rank)

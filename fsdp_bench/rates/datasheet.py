@@ -133,6 +133,8 @@ class Datasheet:
     attention_kernel: str = FLASH_ATTENTION_2
     slowest_gpu: float = 1.0
     """The clock of the slowest GPU by an average one's: all wait for it."""
+    _known: dict[Work, float] = field(default_factory=dict, init=False, repr=False, compare=False)
+    """The seconds of collectives, which many operators that run beside one ask for."""
     source = "datasheet"
     blocks_host = False
     launch_seconds = LAUNCH_SECONDS
@@ -199,10 +201,12 @@ class Datasheet:
 
     def collective(self, work: Work) -> float | None:
         """Return the seconds of a collective by NCCL's cost model; None if its group's topology is not documented."""
-        topology = self.groups.topology(work)
-        if topology is None or (work.name == ALL_TO_ALL and _is_over_pcie(topology)):
-            return None
-        return collective_seconds(work.name, work.num_bytes, topology)
+        if work not in self._known:
+            topology = self.groups.topology(work)
+            if topology is None or (work.name == ALL_TO_ALL and _is_over_pcie(topology)):
+                return None
+            self._known[work] = collective_seconds(work.name, work.num_bytes, topology)
+        return self._known[work]
 
     def copy(self, work: Work) -> float | None:
         """Return the seconds of a copy over the host link; of a small one, such as a loss, also without knowing it."""

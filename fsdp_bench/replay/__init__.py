@@ -9,4 +9,9 @@ Read in this order:
     step_parts.py        what a step's time consists of
     traffic.py           what rank 0 sends and receives
     host_memory.py       what CPU offload keeps in host memory
+    compiled.py          streams.py and the allocator's rules as machine code, where they were compiled at installation
 """
+
+from fsdp_bench.replay import compiled
+
+compiled.load(__name__)

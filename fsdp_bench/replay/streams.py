@@ -13,14 +13,12 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from enum import Enum, auto
 
 from fsdp_bench.rates.collectives import MESSAGES
 from fsdp_bench.rates.datasheet import Rates
 from fsdp_bench.simulate.events import Event, Kind, Queue, Stream, Work
 
-_COMPUTE = Stream.COMPUTE
+_COMPUTE, _KERNEL = Stream.COMPUTE, Kind.KERNEL
 _STREAMS = tuple(Stream)
 
 
@@ -46,7 +44,7 @@ def without_single_operators(events: Iterable[Event]) -> list[Event | OperatorRu
     """Return the events that streams follow, with consecutive operators of the compute stream as one."""
     found: list[Event | OperatorRun] = []
     for event in events:
-        if event.kind is Kind.KERNEL and event.stream is _COMPUTE and event.work is not None:
+        if event.kind is _KERNEL and event.stream is _COMPUTE and event.work is not None:
             if not found or not isinstance(last := found[-1], OperatorRun):
                 found.append(last := OperatorRun([]))
             last.works.append(event.work)
@@ -59,49 +57,45 @@ def _negative_seconds(rest: tuple[float, float]) -> float:
     return -rest[0]
 
 
-class Step(Enum):
-    """The kind of an item of a stream's queue."""
-
-    __hash__ = object.__hash__
-
-    RUN = auto()
-    """An operator or a copy."""
-    OPERATORS = auto()
-    COLLECTIVE = auto()
-    START = auto()
-    """A collective for which the stream does not wait."""
-    RECORD = auto()
-    WAIT = auto()
-    WAIT_FOR_STARTED = auto()
-    """Wait for collectives that were started."""
+_RUN, _OPERATORS, _COLLECTIVE, _START, _RECORD, _WAIT, _WAIT_FOR_STARTED = range(7)
+"""The kinds of items: RUN is an operator or a copy, START a collective for which the stream does not wait,
+WAIT_FOR_STARTED waits for collectives that were started."""
 
 
-@dataclass(slots=True)
-class Item:
-    """One item of a stream's queue."""
-
-    step: Step
-    issued: float = 0.0
-    """When the host has issued it."""
-    ran: Ran | None = None
-    mark: EventMark | None = None
-    count: int = 0
-    """A collective's number in its process group; for WAIT_FOR_STARTED, the number after the last one."""
-    number: int = 0
-    """A START's number among all of them; for WAIT_FOR_STARTED, the first one's."""
-    operators: OperatorRun | None = None
-
-
-@dataclass(slots=True)
 class Ran:
     """One piece of work, with when it begins and ends, in seconds."""
 
-    event: Event
-    work: Work
-    seconds: float
-    """The time that it takes alone."""
-    begin: float = 0.0
-    end: float = 0.0
+    __slots__ = ("begin", "end", "event", "seconds", "work")
+
+    def __init__(self, event: Event, work: Work, seconds: float) -> None:
+        self.event, self.work = event, work
+        self.seconds = seconds
+        """The time that it takes alone."""
+        self.begin = self.end = 0.0
+
+
+class Item:
+    """One item of a stream's queue."""
+
+    __slots__ = ("count", "issued", "mark", "number", "operators", "ran", "step")
+
+    def __init__(self, step: int, issued: float = 0.0) -> None:
+        self.step = step
+        self.issued = issued
+        """When the host has issued it."""
+        self.ran: Ran | None = None
+        self.mark: EventMark | None = None
+        self.operators: OperatorRun | None = None
+        self.count = 0
+        """A collective's number in its process group; for WAIT_FOR_STARTED, the number after the last one."""
+        self.number = 0
+        """A START's number among all of them; for WAIT_FOR_STARTED, the first one's."""
+
+
+def _item_with(step: int, mark: EventMark) -> Item:
+    item = Item(step)
+    item.mark = mark
+    return item
 
 
 EndOfCollective = Callable[[Ran, float], float | None]
@@ -164,7 +158,8 @@ class Streams:
             for group in {group for group, _ in self._pending}:
                 going |= self._start_pending(group)
         for stream in _STREAMS:
-            going |= self._advance(stream)
+            if self._queues[stream]:
+                going |= self._advance(stream)
         return going
 
     @property
@@ -200,7 +195,9 @@ class Streams:
         for event in log:
             if isinstance(event, OperatorRun):
                 self._rests_of(event, ())
-                self._queues[_COMPUTE].append(Item(Step.OPERATORS, self._host, operators=event))
+                item = Item(_OPERATORS, self._host)
+                item.operators = event
+                self._queues[_COMPUTE].append(item)
                 self._host += len(event.works) * self.rates.launch_seconds
                 issued = True
             elif event.work is not None:
@@ -225,9 +222,10 @@ class Streams:
             ran.begin, self._host = self._host, self._host + ran.seconds
             ran.end = self._free[event.stream] = self._host
             return
-        item = Item(Step.RUN, self._host, ran)
+        item = Item(_RUN, self._host)
+        item.ran = ran
         if kind in (Kind.COLLECTIVE, Kind.START_COLLECTIVE):
-            item.step = Step.COLLECTIVE if kind is Kind.COLLECTIVE else Step.START
+            item.step = _COLLECTIVE if kind is Kind.COLLECTIVE else _START
             item.count = self._issued.get(work.group, 0)
             self._issued[work.group] = item.count + 1
             if kind is Kind.START_COLLECTIVE:
@@ -238,7 +236,7 @@ class Streams:
         """Follow an event that only orders others."""
         kind, stream = event.kind, event.stream
         if kind is Kind.WAIT_STREAM:
-            self._queues[stream].append(Item(Step.WAIT, mark=self._mark(event.number)))
+            self._queues[stream].append(_item_with(_WAIT, self._mark(event.number)))
         elif kind is Kind.RECORD_EVENT:
             self._marks.setdefault(event.number, deque()).append(self._mark(stream))
         elif kind in (Kind.WAIT_EVENT, Kind.HOST_WAIT):
@@ -247,20 +245,22 @@ class Streams:
             if kind is Kind.HOST_WAIT:
                 self._host_waits = mark
             else:
-                self._queues[stream].append(Item(Step.WAIT, mark=mark))
+                self._queues[stream].append(_item_with(_WAIT, mark))
         elif kind is Kind.SYNCHRONIZE:
             self._host_waits = self._mark(stream)
         elif kind is Kind.WAIT_COLLECTIVES:
             is_one = event.number >= 0
             count = event.number + 1 if is_one else self._num_started
             first = event.number if is_one else 0
-            self._queues[stream].append(Item(Step.WAIT_FOR_STARTED, self._host, count=count, number=first))
+            item = Item(_WAIT_FOR_STARTED, self._host)
+            item.count, item.number = count, first
+            self._queues[stream].append(item)
 
     def _mark(self, stream: int) -> EventMark:
         """Mark the place behind all that a stream was given."""
         mark = EventMark()
         if self._queues[stream]:
-            self._queues[stream].append(Item(Step.RECORD, mark=mark))
+            self._queues[stream].append(_item_with(_RECORD, mark))
         else:
             mark.time = self._free[stream]
         return mark
@@ -272,10 +272,10 @@ class Streams:
         queue, moved = self._queues[stream], False
         while queue:
             item = queue[0]
-            if item.step is Step.OPERATORS:
+            if item.step == _OPERATORS:
                 return moved
-            if item.step is Step.RUN and item.ran is not None:
-                if stream is _COMPUTE and item.ran.event.kind is Kind.KERNEL:
+            if item.step == _RUN and item.ran is not None:
+                if stream == _COMPUTE and item.ran.event.kind is _KERNEL:
                     return moved
                 item.ran.begin = max(item.issued, self._free[stream])
                 self._free[stream] = item.ran.end = item.ran.begin + item.ran.seconds
@@ -287,22 +287,23 @@ class Streams:
 
     def _pass(self, item: Item, stream: Stream) -> bool:
         """Time an item that is no operator and no copy; return False where it has to wait."""
-        if item.step is Step.RECORD and item.mark is not None:
+        if item.step == _RECORD and item.mark is not None:
             item.mark.time = self._free[stream]
-        elif item.step is Step.WAIT and item.mark is not None:
+        elif item.step == _WAIT and item.mark is not None:
             if item.mark.time is None:
                 return False
             self._free[stream] = max(self._free[stream], item.mark.time)
-        elif item.step is Step.WAIT_FOR_STARTED:
+        elif item.step == _WAIT_FOR_STARTED:
             ends = [self._started_ends.get(number) for number in range(item.number, item.count)]
-            if None in ends:
+            known = [one for one in ends if one is not None]
+            if len(known) < len(ends):
                 return False
-            end = max([self._free[stream], *(end for end in ends if end is not None)])
+            end = max(self._free[stream], max(known, default=0.0))
             self._wait_for_ranks(stream, max(self._free[stream], item.issued), end)
             self._free[stream] = end
         elif item.ran is not None:
             ready, group = max(item.issued, self._free[stream]), item.ran.work.group
-            if item.step is Step.START:
+            if item.step == _START:
                 self._pending[group, item.count] = item, ready
                 self._start_pending(group)
             elif self._done.get(group, 0) < item.count or not self._collect(item.ran, ready, stream):
@@ -333,7 +334,7 @@ class Streams:
         return True
 
     def _wait_for_ranks(self, stream: Stream, begin: float, end: float) -> None:
-        if self._end_of_collective is not None and stream is _COMPUTE and begin < end:
+        if self._end_of_collective is not None and stream == _COMPUTE and begin < end:
             self.waits.append((begin, end))
 
     def _start_pending(self, group: str) -> bool:
@@ -356,7 +357,7 @@ class Streams:
             item = queue[0]
             if item.operators is not None:
                 self._free[_COMPUTE] = self._end_of(item.operators, item.issued)
-            elif item.ran is not None and item.ran.event.kind is Kind.KERNEL:
+            elif item.ran is not None and item.ran.event.kind is _KERNEL:
                 item.ran.begin = max(item.issued, self._free[_COMPUTE])
                 self._free[_COMPUTE] = item.ran.end = self._end_beside(item.ran.work, item.ran.begin)
             else:
@@ -372,7 +373,7 @@ class Streams:
         while index < len(operators.works):
             begin = max(end, issued + (index + 1) * launch)
             self._beside = [one for one in self._beside if one.end > begin] if self._beside else self._beside
-            running = tuple(one.work for one in self._beside if one.begin <= begin)
+            running = tuple([one.work for one in self._beside if one.begin <= begin])
             rests = self._rests_of(operators, running)
             last = max(end + rests[index][0], issued + rests[index][1])
             change = min([one.end if one.begin <= begin else one.begin for one in self._beside], default=last)
@@ -406,7 +407,7 @@ class Streams:
         self._beside = [one for one in self._beside if one.end > begin] if self._beside else self._beside
         now, left, alone = begin, 1.0, self._seconds(Kind.KERNEL, work)
         while self._beside:
-            running = tuple(one.work for one in self._beside if one.begin <= now < one.end)
+            running = tuple([one.work for one in self._beside if one.begin <= now < one.end])
             changes = [one.begin for one in self._beside if one.begin > now]
             changes += [one.end for one in self._beside if one.begin <= now < one.end]
             seconds = self._seconds_beside(work, running) if running else alone

@@ -106,7 +106,8 @@ class SimulatedSteps:
         model, setup = self.model, self.setup
         if isinstance(simulation.wrapper, Fsdp1):
             small = _as_small_as_units_allow(model, setup)
-            simulation.wrapper.events_left = _events_left(small, with_few_tokens(model, setup), self.kernels)
+            few = _with_few_ranks(with_few_tokens(model, setup))
+            simulation.wrapper.events_left = _events_left(small, few, self.kernels)
         elif isinstance(simulation.wrapper, Ddp):
             simulation.wrapper.numels_in_order = self._arrivals()
         simulation.load()
@@ -180,7 +181,14 @@ def _as_small_as_units_allow(model: Model, setup: TrainSetup) -> Model:
     )
 
 
-@lru_cache(maxsize=64)
+def _with_few_ranks(setup: TrainSetup) -> TrainSetup:
+    """Return a setup in whose process groups are few ranks, for what only the order of events matters to."""
+    if setup.shard_group_size <= 2:
+        return setup
+    return replace(setup, world_size=4 if setup.strategy.is_hybrid else 2, shard_size=None)
+
+
+@lru_cache(maxsize=256)
 def _events_left(model: Model, setup: TrainSetup, kernels: Kernels) -> int:
     """Return how many frees FSDP1's rate limiter has not waited for at the end of a step."""
     if not setup.limit_all_gathers or setup.effective_strategy is ShardingStrategy.NO_SHARD:

@@ -15,14 +15,20 @@ from typing import NamedTuple
 from fsdp_bench.plan.estimate import available_bytes, communicators_for
 from fsdp_bench.plan.prediction import Prediction, answer_if_it_fits
 from fsdp_bench.plan.purchase.goal import Setting, can_run, micro_batches, setting_of, settings
-from fsdp_bench.plan.purchase.simulated import Simulated, computation_of, for_all_micro_batches
+from fsdp_bench.plan.purchase.simulated import (
+    Sent,
+    Simulated,
+    computation_of,
+    for_all_micro_batches,
+    sending_alike,
+)
 from fsdp_bench.plan.question import Question
 from fsdp_bench.plan.speed import speed
 from fsdp_bench.rates.calibrated import rates_of
+from fsdp_bench.rates.datasheet import Rates
 from fsdp_bench.replay.host_memory import Build, host_memory
-from fsdp_bench.replay.traffic import traffic
-from fsdp_bench.simulate.events import Work
 from fsdp_bench.simulate.operators.kernels import CUDA, kernels_on
+from fsdp_bench.simulate.step import SimulatedSteps
 from fsdp_bench.spec.hardware import Gpu, Hardware, Server
 from fsdp_bench.spec.setup import Checkpointing, Loss, Offload, ShardingStrategy, TrainSetup
 
@@ -50,17 +56,6 @@ class Reached(NamedTuple):
     """The time of all but its collectives. None for several micro-batches, from which no bound follows."""
 
 
-class _Collectives(NamedTuple):
-    """The collectives of a step. Equal ones take the same time."""
-
-    order: tuple[int, ...]
-    """The index of each among the different ones, in the order of issue."""
-    seconds: list[float | None]
-    """The time of each different one; None where a rate is unknown."""
-    counts: list[int]
-    """The number of each in a step."""
-
-
 _CERTAIN = 0.99
 """The part of a step's time that a bound counts on. The rest leaves room for what shards are padded with, and for
 operators that run beside other collectives when these take less time: without it, 4,688 drawn cases exceeded the bound
@@ -83,6 +78,8 @@ class Fastest:
     def __init__(self, simulated: Simulated, server: Server, gpu: Gpu, gpus_per_node: int, times: float = 1.0) -> None:
         """Take a kind of server. Settings may fit if they do with live bytes so many times as high."""
         self._times = times
+        self.others: Sequence[Fastest] = ()
+        """Those of other kinds of servers, of which some may have the same GPUs and links."""
         self.goal, self._simulated = simulated.goal, simulated
         self.server, self.gpu, self.gpus_per_node = server, gpu, gpus_per_node
         self._kernels = kernels_on(CUDA, gpu)
@@ -93,11 +90,15 @@ class Fastest:
         self._alike: dict[tuple[Setting, int], dict[int, TrainSetup]] = {}
         """The setups with several numbers of nodes that were timed, by setting and micro-batch."""
         self._live_fits: dict[tuple[Setting, int, int], bool] = {}
-        self._collective_times: dict[TrainSetup, _Collectives] = {}
+        self._collective_times: dict[TrainSetup, tuple[Sent, list[float | None]]] = {}
 
     def cluster(self, num_nodes: int) -> Hardware:
         """Return so many of the servers."""
         return Hardware(server=self.server, gpu=self.gpu, num_nodes=num_nodes, gpus_per_node=self.gpus_per_node)
+
+    def steps(self, setup: TrainSetup) -> SimulatedSteps:
+        """Return the steps of a setup on this GPU."""
+        return self._simulated.steps(setup, self._kernels)
 
     def best(self, num_nodes: int, among: Iterable[Setting] | None = None) -> Timed | None:
         """Return the fastest setting whose live bytes fit so many servers; None if there is none.
@@ -113,7 +114,7 @@ class Fastest:
             for bound, setup in sorted(bounded, key=lambda pair: -pair[0]):
                 if found and bound <= most:
                     break
-                if found and self._communication_alone(cluster, setup) <= most:
+                if found and self._communication_alone(setup) <= most:
                     continue
                 if (speed := self._speed(setup, cluster)) > most or found is None:
                     found, most = Timed(cluster, setup, speed), speed
@@ -131,34 +132,29 @@ class Fastest:
         nodes, tokens, limit = setup.world_size // self.gpus_per_node, setup.tokens_per_step_per_rank, inf
         on_more = [self.reached[one].work_seconds for count, one in known.items() if count >= nodes]
         least = min((seconds for seconds in on_more if seconds is not None), default=0.0)
-        now = self._each_collective(setup)
-        if None in now.seconds:
+        sent, now = self._each_collective(setup)
+        if None in now:
             return inf
         for other in known.values():
             reached = self.reached[other]
-            before = self._each_collective(other)
-            if reached.work_seconds is None or now.order != before.order or None in before.seconds:
+            sent_before, before = self._each_collective(other)
+            if reached.work_seconds is None or sent.order != sent_before.order or None in before:
                 continue
-            pairs = zip(before.seconds, now.seconds, now.counts, strict=True)
+            pairs = zip(before, now, sent.counts, strict=True)
             less = sum(max((was or 0.0) - (is_now or 0.0), 0.0) * count for was, is_now, count in pairs)
             less += max(reached.work_seconds - least, 0.0)
             seconds = _CERTAIN * tokens / reached.tokens_per_second_per_gpu - less
             limit = min(limit, tokens / seconds if seconds > 0 else inf)
         return limit
 
-    def _each_collective(self, setup: TrainSetup) -> _Collectives:
-        """Return the collectives of a step."""
-        if setup not in self._collective_times:
-            cluster = self.cluster(setup.world_size // self.gpus_per_node)
-            ask = rates_of(setup, cluster, "cuda", None)
-            different: dict[Work, int] = {}
-            issued = self._simulated.collectives(self._kernels, setup)
-            order = tuple(different.setdefault(work, len(different)) for work in issued)
-            seconds = [None if ask is None else ask.collective(work) for work in different]
-            self._collective_times[setup] = _Collectives(
-                order, seconds, [order.count(one) for one in range(len(seconds))]
-            )
-        return self._collective_times[setup]
+    def _each_collective(self, setup: TrainSetup) -> tuple[Sent, list[float | None]]:
+        """Return the collectives of a step, and how long each of the different ones takes; None where it is unknown."""
+        bare = sending_alike(setup)
+        if bare not in self._collective_times:
+            rates, sent = self._rates(bare), self._simulated.collectives(self._kernels, bare)
+            times = [None if rates is None else rates.collective(work) for work in sent.different]
+            self._collective_times[bare] = sent, times
+        return self._collective_times[bare]
 
     def _classes(self, cluster: Hardware, among: Iterable[Setting]) -> list[tuple[float, list[Setting]]]:
         """Return settings that compute the same, with the speed of that alone at the largest batch, fastest first."""
@@ -174,13 +170,24 @@ class Fastest:
 
     def _speed(self, setup: TrainSetup, cluster: Hardware) -> float:
         if setup not in self.reached:
-            seconds = self._simulated.step_seconds(setup, cluster)
-            rates = rates_of(setup, cluster, "cuda", None)
-            is_alone = bool(seconds) and rates is not None and setup.gradient_accumulation_steps == 1
-            work = self._simulated.work_seconds(self._kernels, setup, rates) if is_alone and rates else None
-            speed = setup.tokens_per_step_per_rank / seconds if seconds else 0.0
-            self.learn({setup: Reached(cluster.num_nodes, speed, work)}, set())
+            alike = (other.reached[setup] for other in self.others if self._is_timed_alike(other, setup))
+            self.learn({setup: next(alike, None) or self._timed(setup, cluster)}, set())
         return self.reached[setup].tokens_per_second_per_gpu
+
+    def _timed(self, setup: TrainSetup, cluster: Hardware) -> Reached:
+        seconds = self._simulated.step_seconds(setup, cluster)
+        rates = self._rates(setup)
+        is_alone = bool(seconds) and rates is not None and setup.gradient_accumulation_steps == 1
+        work = self._simulated.work_seconds(self._kernels, setup, rates) if is_alone and rates else None
+        speed = setup.tokens_per_step_per_rank / seconds if seconds else 0.0
+        return Reached(cluster.num_nodes, speed, work)
+
+    def _is_timed_alike(self, other: Fastest, setup: TrainSetup) -> bool:
+        """Return whether a setup was timed on another kind of server, on which everything takes as long."""
+        return setup in other.reached and other._kernels == self._kernels and other._rates(setup) == self._rates(setup)
+
+    def _rates(self, setup: TrainSetup) -> Rates | None:
+        return rates_of(setup, self.cluster(setup.world_size // self.gpus_per_node), "cuda", None)
 
     def bound(self, fewest: int, most: int) -> float:
         """Return tokens per second that one GPU does not exceed on so many nodes; 0 if its rates are not known.
@@ -230,7 +237,7 @@ class Fastest:
                 return f"nothing says how fast its {what} are connected"
         setup = self.example(num_nodes)
         assert setup is not None
-        names = speed(self._simulated.steps(setup, self._kernels), self.cluster(num_nodes)).time.unknown
+        names = speed(self.steps(setup), self.cluster(num_nodes)).time.unknown
         return f"nobody documents what {names[0]} takes on it" if names else "no datasheet has its rates"
 
     def example(self, num_nodes: int) -> TrainSetup | None:
@@ -268,26 +275,27 @@ class Fastest:
         batches = self._batches(setting, cluster.num_nodes)
         for index in reversed(range(len(batches))):
             if self._may_fit(setting, batches[index], cluster):
-                return batches[max(index - 1, 0) : index + 1]
+                two = batches[max(index - 1, 0) : index + 1]
+                return [one for one in two if (setting, one, cluster.num_nodes) not in self.refused]
         return []
 
     def _batches(self, setting: Setting, num_nodes: int) -> list[int]:
         """Return the micro-batches that make the global batch."""
         return [one for one in micro_batches(self.goal) if self._setup(setting, one, num_nodes) is not None]
 
-    def _communication_alone(self, cluster: Hardware, setup: TrainSetup) -> float:
+    def _communication_alone(self, setup: TrainSetup) -> float:
         """Return the tokens per second of one GPU if nothing but the collectives took time."""
-        seconds = for_all_micro_batches(setup, lambda few: self._collective_seconds(cluster, few))
+        seconds = for_all_micro_batches(setup, self._collective_seconds)
         return setup.tokens_per_step_per_rank / seconds if seconds else inf
 
-    def _collective_seconds(self, cluster: Hardware, setup: TrainSetup) -> float | None:
+    def _collective_seconds(self, setup: TrainSetup) -> float | None:
         """Return the time of a step's collectives: those of one group run one by one, those of others beside them."""
-        sent = traffic(self._simulated.collectives(self._kernels, setup), setup, rates_of(setup, cluster, "cuda", None))
+        sent, times = self._each_collective(setup)
         by_group: dict[str, float] = {}
-        for one in sent:
-            if one.seconds is None:
+        for work, count, seconds in zip(sent.different, sent.counts, times, strict=True):
+            if seconds is None:
                 return None
-            by_group[one.group] = by_group.get(one.group, 0.0) + one.seconds
+            by_group[work.group] = by_group.get(work.group, 0.0) + seconds * count
         return max(by_group.values(), default=0.0)
 
     def _setup(self, setting: Setting, batch: int, num_nodes: int) -> TrainSetup | None:
@@ -309,7 +317,7 @@ class Fastest:
         live = self._simulated.live_bytes(self._kernels, self.gpus_per_node, setting, batch)
         if setup.is_bare:  # without what DDP adds on more GPUs
             return live.at(cluster.world_size) <= available
-        if self._simulated.least_bytes(self._kernels, self.gpus_per_node, setting, batch) > available:
+        if self._simulated.exceeds(available, self._kernels, self.gpus_per_node, setting, batch):
             return False
         return live.may_fit(cluster.world_size, available)
 
@@ -317,5 +325,5 @@ class Fastest:
         if setup.offload is Offload.NONE:
             return True
         limit = cluster.server.host_memory_bytes
-        needed = host_memory(self._simulated.steps(setup, self._kernels), cluster.gpus_per_node, Build.META).peak_bytes
+        needed = host_memory(self.steps(setup), cluster.gpus_per_node, Build.META).peak_bytes
         return limit is not None and needed <= limit

@@ -20,6 +20,7 @@ from fsdp_bench.plan.purchase.goal import SECONDS_PER_DAY, Goal, Terms
 from fsdp_bench.plan.question import Question
 from fsdp_bench.plan.ranges import PeakRange, Range, peak_range, range_of
 from fsdp_bench.rates.collectives import is_over_pcie
+from fsdp_bench.simulate.step import SimulatedSteps
 from fsdp_bench.spec.codec import to_builtins
 from fsdp_bench.spec.hardware import Hardware
 from fsdp_bench.spec.price import Price
@@ -295,6 +296,8 @@ class SettingOffer(Offer):
     goal: Goal
     timed: Timed
     expandable_segments: bool = False
+    steps: SimulatedSteps | None = None
+    """The steps of ``replayed(timed.setup)`` on the GPU's kernels, where they are simulated already."""
 
     @property
     def cluster(self) -> Hardware:
@@ -364,11 +367,17 @@ class SettingOffer(Offer):
 
     @property
     def _question(self) -> Question:
-        steps = min(self.timed.setup.gradient_accumulation_steps, MICRO_BATCHES)
-        return Question(
+        question = Question(
             self.goal.model,
-            msgspec.structs.replace(self.timed.setup, gradient_accumulation_steps=steps),
+            replayed(self.timed.setup),
             self.cluster,
             expandable_segments=self.expandable_segments,
             headroom_bytes=self.goal.headroom_bytes,
         )
+        return question if self.steps is None else question.with_steps(self.steps)
+
+
+def replayed(setup: TrainSetup) -> TrainSetup:
+    """Return a setup with as many micro-batches as the allocator's replay needs."""
+    steps = min(setup.gradient_accumulation_steps, MICRO_BATCHES)
+    return msgspec.structs.replace(setup, gradient_accumulation_steps=steps)

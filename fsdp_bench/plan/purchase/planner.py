@@ -23,7 +23,7 @@ from fsdp_bench.plan.purchase.beyond import beyond, number_of_nodes
 from fsdp_bench.plan.purchase.goal import Goal, Terms, read_terms
 from fsdp_bench.plan.purchase.offer import Offer, SettingOffer
 from fsdp_bench.plan.purchase.pick import OfferT, OtherCode, Picked, pick, reason_of, safest, with_other_code
-from fsdp_bench.plan.purchase.searched import Learned, Searched, ServerType
+from fsdp_bench.plan.purchase.searched import Searched, ServerType
 from fsdp_bench.plan.purchase.simulated import Simulated
 from fsdp_bench.simulate.step import without_collections
 from fsdp_bench.spec.checked import build as build_checked
@@ -118,6 +118,13 @@ def plan(
     """
     if not goal.model.has_tokens:
         raise SpecError(f"model: {goal.model.name} is not trained on tokens; fsdp-bench predict says how fast it is")
+    with without_collections():
+        return _or_nearest(goal, kinds, sorted(set(nodes)), progress)
+
+
+def _or_nearest(
+    goal: Goal, kinds: Sequence[ServerType], nodes: Sequence[int], progress: Callable[[str], None]
+) -> ModelPlan:
     found = _plan(goal, kinds, nodes, progress)
     if found.num_offers:
         return found
@@ -140,16 +147,21 @@ def plan(
 
 def _plan(goal: Goal, kinds: Sequence[ServerType], nodes: Sequence[int], progress: Callable[[str], None]) -> ModelPlan:
     simulated, searched, left = Simulated(goal, max(nodes)), list[Searched](), list[Left]()
+    one_of_each_gpu = {kind.gpu.name: kind for kind in kinds if _why_unknown(kind) is None}.values()
+    for learned in map_forked(lambda kind: Searched(simulated, kind, nodes).simulated.learned(), [*one_of_each_gpu]):
+        simulated.learn(learned)
     for kind in kinds:
         progress(kind.server.name)
         if (reason := _why_unknown(kind)) is not None:
             left.append(Left(kind.server, reason))
             continue
-        found = Searched(simulated, kind, sorted(set(nodes)))
+        found = Searched(simulated, kind, nodes)
         if found.bound:
             searched.append(found)
         else:
             left.append(_without_offer(goal, found, nodes))
+    for each in searched:
+        each.fastest.others = [other.fastest for other in searched]
     return _Choice(goal, searched, left, progress).plan()
 
 
@@ -229,8 +241,8 @@ class _Choice:
         return [(kind, count) for kind, count in each if not kind.has_made(count)]
 
     def _search(self, wanted: Sequence[tuple[Searched, int]]) -> None:
-        def make(kind: Searched, count: int) -> tuple[SettingOffer | None, Learned]:
-            return kind.offer(count), kind.learned()
+        def make(kind: Searched, count: int) -> tuple[Any, ...]:
+            return kind.offer(count), kind.simulated.learned(), kind.fastest.reached, kind.fastest.refused
 
         made = map_forked(lambda one: make(*one), wanted)
         for number, (kind, count) in enumerate(wanted, 1):

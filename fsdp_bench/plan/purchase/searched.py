@@ -9,18 +9,17 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import log
-from typing import NamedTuple
+from typing import Any
 
-from fsdp_bench.plan.purchase.fastest import Fastest, Reached, Timed
+from fsdp_bench.plan.purchase.fastest import Fastest, Timed
 from fsdp_bench.plan.purchase.goal import Setting, setting_of
-from fsdp_bench.plan.purchase.offer import SettingOffer
-from fsdp_bench.plan.purchase.simulated import LiveKey, Simulated
+from fsdp_bench.plan.purchase.offer import SettingOffer, replayed
+from fsdp_bench.plan.purchase.simulated import Learned, Simulated
 from fsdp_bench.spec.hardware import Gpu, Server
 from fsdp_bench.spec.price import Price
-from fsdp_bench.spec.setup import TrainSetup
 
 _MARKS = (4, 16, 64, 256)
 """Numbers of nodes that are searched, beside the fewest and the most."""
@@ -34,16 +33,6 @@ class ServerType:
     gpu: Gpu
     price: Price | None
     gpus_per_node: int
-
-
-class Learned(NamedTuple):
-    """The results of simulations for one kind of server."""
-
-    live: dict[LiveKey, dict[int, int]]
-    """Live bytes by the number of ranks."""
-    computation: dict[tuple[str, Setting, int], float]
-    reached: dict[TrainSetup, Reached]
-    refused: set[tuple[Setting, int, int]]
 
 
 class Searched:
@@ -66,12 +55,12 @@ class Searched:
             times: a setting fits if it does even with a peak so many times as high.
             among: the settings to choose from; by default all.
         """
-        self.goal, self.kind, self._simulated = simulated.goal, kind, simulated
+        self.goal, self.kind, self.simulated = simulated.goal, kind, simulated
         self._times, self._among, self._asked = times, among, nodes
-        self._fastest = Fastest(simulated, kind.server, kind.gpu, kind.gpus_per_node, times)
+        self.fastest = Fastest(simulated, kind.server, kind.gpu, kind.gpus_per_node, times)
         self.nodes = self._that_fit(nodes)
         """The numbers of nodes on which the live bytes of some setting fit."""
-        self.bound = self._fastest.bound(self.nodes[0], self.nodes[-1]) if self.nodes else 0.0
+        self.bound = self.fastest.bound(self.nodes[0], self.nodes[-1]) if self.nodes else 0.0
         """Tokens per second that one GPU does not exceed. 0 if its rates are not known."""
         self._made: dict[int, SettingOffer | None] = {}
         """The offers on the numbers of nodes that were searched. None where nothing fits, or its speed is not known."""
@@ -81,18 +70,18 @@ class Searched:
 
         But for one GPU, which has no FSDP's or DDP's buffers.
         """
-        possible = [count for count in nodes if self._fastest.example(count) is not None]
+        possible = [count for count in nodes if self.fastest.example(count) is not None]
         self.makes_batch = bool(possible)
         """Whether some number of nodes makes the global batch."""
         num_alone = int(bool(possible) and possible[0] * self.kind.gpus_per_node == 1)
         alone, others = possible[:num_alone], possible[num_alone:]
-        first = bisect_left(others, True, key=self._fastest.anything_fits)
-        return [*filter(self._fastest.anything_fits, alone), *others[first:]]
+        first = bisect_left(others, True, key=self.fastest.anything_fits)
+        return [*filter(self.fastest.anything_fits, alone), *others[first:]]
 
     @property
     def unknown(self) -> str:
         """Why the speed is unknown, as text."""
-        return self._fastest.unknown(self.nodes[0])
+        return self.fastest.unknown(self.nodes[0])
 
     def wanted(self) -> list[int]:
         """Return the numbers of nodes to search next; none if the search has ended.
@@ -127,22 +116,16 @@ class Searched:
         """Return whether so many nodes were searched."""
         return count in self._made
 
-    def take(self, count: int, offer: SettingOffer | None, learned: Learned) -> None:
-        """Take over the offer on so many nodes, made in another process, and what was simulated for it."""
+    def take(self, count: int, offer: SettingOffer | None, learned: Learned, *found: Any) -> None:
+        """Take over the offer on so many nodes, made in another process, and what was found out for it."""
         self._made[count] = offer
-        self._simulated.learn(learned.live, learned.computation)
-        self._fastest.learn(learned.reached, learned.refused)
-
-    def learned(self) -> Learned:
-        """Return what was simulated, to be sent between processes."""
-        return Learned(
-            self._simulated.live(), self._simulated.computation, self._fastest.reached, self._fastest.refused
-        )
+        self.simulated.learn(learned)
+        self.fastest.learn(*found)
 
     @property
     def lacks_speed(self) -> bool:
         """Whether the speed of something that may fit is not known."""
-        return not self.bound or any(not one.tokens_per_second_per_gpu for one in self._fastest.reached.values())
+        return not self.bound or any(not one.tokens_per_second_per_gpu for one in self.fastest.reached.values())
 
     @property
     def has_offers(self) -> bool:
@@ -151,18 +134,20 @@ class Searched:
 
     def offer(self, count: int) -> SettingOffer | None:
         """Return the offer on so many nodes, which fits by the allocator's simulation; None if nothing does."""
-        while (found := self._fastest.best(count, self._among)) is not None and found.tokens_per_second:
-            for segments in (False, True):
-                offer = SettingOffer(goal=self.goal, timed=found, price=self.kind.price, expandable_segments=segments)
-                if offer.fits_if_higher(self._times):
-                    return offer
-            self._fastest.refuse(found)
+        while (found := self.fastest.best(count, self._among)) is not None and found.tokens_per_second:
+            offer = SettingOffer(
+                goal=self.goal, timed=found, price=self.kind.price, steps=self.fastest.steps(replayed(found.setup))
+            )
+            for one in (offer, replace(offer, expandable_segments=True)):
+                if one.fits_if_higher(self._times):
+                    return one
+            self.fastest.refuse(found)
         return None
 
     def sparing(self, times: float, among: Sequence[Setting]) -> Searched:
         """Return offers among some settings that fit even with a peak so many times as high."""
-        found = Searched(self._simulated, self.kind, self._asked, times, among)
-        found._fastest.learn(self._fastest.reached, self._fastest.refused)
+        found = Searched(self.simulated, self.kind, self._asked, times, among)
+        found.fastest.learn(self.fastest.reached, self.fastest.refused)
         return found
 
     def offers(self) -> Iterator[SettingOffer]:
@@ -175,9 +160,9 @@ class Searched:
                     yield offer
                 continue
             speed = _interpolated(count, made) if has_ended else self.bound
-            setup = self._fastest.example(count)
+            setup = self.fastest.example(count)
             if speed is not None and setup is not None:
-                timed = Timed(self._fastest.cluster(count), setup, speed)
+                timed = Timed(self.fastest.cluster(count), setup, speed)
                 yield SettingOffer(goal=self.goal, timed=timed, price=self.kind.price)
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache, lru_cache, partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -29,6 +30,25 @@ _ROUNDING = 0.99
 
 LiveKey = tuple[Kernels, int, Setting, int]
 """Kernels, GPUs of a node, setting and micro-batch."""
+
+
+class Sent(NamedTuple):
+    """The collectives of a step."""
+
+    different: tuple[Work, ...]
+    counts: tuple[int, ...]
+    """How often each different one is issued."""
+    order: tuple[int, ...]
+    """The index of each among the different ones, in the order of issue."""
+
+
+class Learned(NamedTuple):
+    """The results of simulations."""
+
+    live: dict[LiveKey, dict[int, int]]
+    """Live bytes by the number of ranks."""
+    computation: dict[tuple[str, Setting, int], float]
+    sent: dict[tuple[Kernels, TrainSetup], Sent]
 
 
 class LiveBytes:
@@ -80,7 +100,8 @@ class Simulated:
         self._live: dict[LiveKey, LiveBytes] = {}
         self.computation: dict[tuple[str, Setting, int], float] = {}
         """The speed of computation alone, by GPU, setting and micro-batch."""
-        self._collectives: dict[tuple[Kernels, TrainSetup], list[Work]] = {}
+        self.sent: dict[tuple[Kernels, TrainSetup], Sent] = {}
+        """The collectives of steps, by kernels and ``sending_alike(setup)``."""
         self.steps = lru_cache(maxsize=512)(lambda setup, kernels: SimulatedSteps(goal.model, setup, kernels))
         """The steps of a setup on some kernels. One setup is asked for on many servers."""
         self.setup = cache(partial(setup_of, goal))
@@ -106,39 +127,37 @@ class Simulated:
             self._live[key] = LiveBytes(simulate, fewest, most)
         return self._live[key]
 
-    def live(self) -> dict[LiveKey, dict[int, int]]:
-        """Return the live bytes that were simulated, by the number of ranks."""
-        return {key: live.known for key, live in self._live.items()}
+    def learned(self) -> Learned:
+        """Return what was simulated, to be sent between processes."""
+        return Learned({key: live.known for key, live in self._live.items()}, self.computation, self.sent)
 
-    def learn(self, live: dict[LiveKey, dict[int, int]], computation: dict[tuple[str, Setting, int], float]) -> None:
+    def learn(self, learned: Learned) -> None:
         """Take over what another process has simulated."""
-        for key, known in live.items():
+        for key, known in learned.live.items():
             self.live_bytes(*key).known.update(known)
-        self.computation.update(computation)
+        self.computation.update(learned.computation)
+        self.sent.update(learned.sent)
 
-    def least_bytes(self, kernels: Kernels, gpus_per_node: int, setting: Setting, batch: int) -> int:
-        """Return what a setting takes at least on the most servers: the line through one and two sequences.
+    def exceeds(self, num_bytes: int, kernels: Kernels, gpus_per_node: int, setting: Setting, batch: int) -> bool:
+        """Return whether a setting takes more on the most servers, by one sequence, and by the line through it and two.
 
         A peak is a maximum of sums of which each grows evenly with the micro-batch, so it lies on that line or above.
         """
-        if batch <= 2:
-            return self.live_bytes(kernels, gpus_per_node, setting, batch).least
-        one, two = (self.live_bytes(kernels, gpus_per_node, setting, few).least for few in (1, 2))
-        return int(_ROUNDING * (one + (batch - 1) * (two - one)))
+        one = self.live_bytes(kernels, gpus_per_node, setting, 1).least
+        if batch == 1 or _ROUNDING * one > num_bytes:
+            return one > num_bytes
+        two = self.live_bytes(kernels, gpus_per_node, setting, 2).least
+        return two > num_bytes if batch == 2 else int(_ROUNDING * (one + (batch - 1) * (two - one))) > num_bytes
 
-    def collectives(self, kernels: Kernels, setup: TrainSetup) -> list[Work]:
-        """Return the collectives of a step. They depend neither on checkpointing nor on the micro-batch or the loss."""
-        bare = msgspec.structs.replace(
-            setup,
-            micro_batch_size=1,
-            checkpointing=Checkpointing.NONE,
-            checkpointing_policy=None,
-            loss=Loss.PLAIN,
-        )
-        key = kernels, bare
-        if key not in self._collectives:
-            self._collectives[key] = collectives(self.steps(bare, kernels).step())
-        return self._collectives[key]
+    def collectives(self, kernels: Kernels, setup: TrainSetup) -> Sent:
+        """Return the collectives of a step, of what ``sending_alike`` returns."""
+        key = kernels, setup
+        if key not in self.sent:
+            issued = collectives(self.steps(setup, kernels).step())
+            counts = Counter(issued)
+            index = {work: number for number, work in enumerate(counts)}
+            self.sent[key] = Sent(tuple(counts), tuple(counts.values()), tuple(index[work] for work in issued))
+        return self.sent[key]
 
     def work_seconds(self, kernels: Kernels, setup: TrainSetup, rates: Rates) -> float:
         """Return the time of all work of a step of one micro-batch but its collectives, one by one."""
@@ -183,6 +202,13 @@ class Simulated:
             both = self.step_seconds(twice, most, without_communication=True)
             seconds = (both or 0.0) - seconds  # at best the optimizer's time does not count
         return setup.micro_batch_size * setup.sequence_length / seconds if seconds else 0.0
+
+
+def sending_alike(setup: TrainSetup) -> TrainSetup:
+    """Return the setup that stands for all with its collectives, whatever they checkpoint, their loss and batch."""
+    return msgspec.structs.replace(
+        setup, micro_batch_size=1, checkpointing=Checkpointing.NONE, checkpointing_policy=None, loss=Loss.PLAIN
+    )
 
 
 def computation_of(setting: Setting) -> Setting:

@@ -6,9 +6,6 @@ Read in this order:
     allocator.py             best fit, splitting and merging, new segments, frees that other streams defer
     blocks.py                blocks, pools of free ones, sizes
     expandable_segments.py   PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True
-    compiled.py              the last three as machine code, where they were compiled at installation
+
+The last three are machine code where they were compiled at installation (../compiled.py).
 """
-
-from fsdp_bench.replay.caching_allocator import compiled
-
-compiled.load(__name__)

@@ -1,4 +1,4 @@
-"""Uses the allocator's modules as Cython has compiled them, where they are compiled from the source that is here.
+"""Uses the readers of events as Cython has compiled them, where they are compiled from the source that is here.
 
 A compiled module's file name has a digest of the source (setup.py builds it). So one whose source has changed since is
 never loaded: the .py runs instead, with the same answers, and ``make install`` compiles it again.
@@ -8,18 +8,22 @@ from __future__ import annotations
 
 import hashlib
 import sys
+from importlib import import_module
 from importlib.machinery import EXTENSION_SUFFIXES
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
-MODULES = ("blocks", "allocator", "expandable_segments")
+MODULES = (
+    *("caching_allocator/blocks", "caching_allocator/allocator", "caching_allocator/expandable_segments"),
+    "streams",
+)
 """In the order in which they import each other. Beside each .py is a .pxd with its types in C."""
 
 _FOLDER = Path(__file__).parent
 
 
 def file_name(module: str) -> str:
-    """Return the name of the file of a compiled module."""
+    """Return the path of the file of a compiled module."""
     digest = hashlib.sha256()
     for name in MODULES:
         for suffix in (".py", ".pxd"):
@@ -28,13 +32,14 @@ def file_name(module: str) -> str:
 
 
 def load(package: str) -> None:
-    """Load the compiled modules into a package; none if one of them is missing."""
-    files = {f"{package}.{module}": _FOLDER / file_name(module) for module in MODULES}
+    """Load the compiled modules into this package; none if one of them is missing."""
+    files = {f"{package}.{module}".replace("/", "."): _FOLDER / file_name(module) for module in MODULES}
     if not all(file.exists() for file in files.values()):
         return
     for name, file in files.items():
         spec = spec_from_file_location(name, file)
         assert spec is not None
         assert spec.loader is not None
+        import_module(name.rpartition(".")[0])
         sys.modules[name] = module_from_spec(spec)
         spec.loader.exec_module(sys.modules[name])
