@@ -118,13 +118,7 @@ def plan(
     """
     if not goal.model.has_tokens:
         raise SpecError(f"model: {goal.model.name} is not trained on tokens; fsdp-bench predict says how fast it is")
-    with without_collections():
-        return _or_nearest(goal, kinds, sorted(set(nodes)), progress)
-
-
-def _or_nearest(
-    goal: Goal, kinds: Sequence[ServerType], nodes: Sequence[int], progress: Callable[[str], None]
-) -> ModelPlan:
+    nodes = sorted(set(nodes))
     found = _plan(goal, kinds, nodes, progress)
     if found.num_offers:
         return found
