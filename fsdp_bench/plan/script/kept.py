@@ -66,8 +66,7 @@ class KeptReports:
         if self._folder is None:
             return
         with suppress(OSError):
-            on_disk = filter(os.path.exists, report.user_files)  # others, the script wrote into its overlay
-            if any(os.path.getmtime(file) > began for file in on_disk):
+            if any(Path(file).stat().st_mtime > began for file in report.user_files):
                 return
             self._folder.mkdir(mode=0o700, exist_ok=True)
             kept = _Kept(report, _digests([*report.user_files, *_libraries(asked)]))
