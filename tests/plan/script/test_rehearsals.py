@@ -78,7 +78,7 @@ def variants(
 
 def report_of(batch: int) -> RehearsalReport:
     spans = (span(1, "backward", batch, 3.0 * batch), span(2, "backward", 2.0 * batch, 3.0 * batch))
-    return replace(REPORT, spans=spans, user_files=("train.py",))
+    return replace(REPORT, spans=spans, user_files=("train.py", "log.txt"))  # which only the script's overlay has
 
 
 def by_batch(words: list[str], _rank: int) -> RehearsalReport:
