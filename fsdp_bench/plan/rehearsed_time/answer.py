@@ -255,51 +255,45 @@ def _host_seconds(spans: Sequence[Span], rates: Datasheet) -> float:
 def sharing_ranks(step: IssuedStep, rank: int, world_size: int) -> float | None:
     """Return how many ranks train on the same tokens: all ranks by those over which gradients are reduced.
 
-    FSDP reduces gradients on streams of its own; the collectives of tensor parallelism run on the stream of forward.
-    Where ranks communicate in forward and nobody reduces gradients, all train on the same tokens.
+    FSDP reduces them on streams of its own; tensor parallelism communicates on the stream of forward, and in backward
+    the same sizes. Other sizes there are gradients, such as DDP's, or those of norms under tensor parallelism, which are
+    fewer than the embedding's numbers. Without gradients, ranks that communicate in forward train on the same tokens.
     """
     compute = {stream for stream, name in streams_of(step.events).items() if name is Stream.COMPUTE}
-    collectives = [event for event in step.events if isinstance(event, IssuedCollective) and event.ranks is not None]
-    by_fsdp = {
-        frozenset(event.ranks or ())
-        for event in collectives
-        if kind_of(event) in _REDUCE and event.stream >= 0 and event.stream not in compute
-    }
-    in_forward, without_fsdp = _groups(step)
-    if not (reduces := by_fsdp or without_fsdp):
-        sizes = {len(event.ranks or ()) for event in collectives}
-        return float(world_size) if in_forward else 1.0 if sizes <= {1, world_size} else None
+    by_fsdp, forward, backward = set[_Ranks](), dict[_Ranks, set[int]](), Counter[_Ranks]()
+    is_forward = True
+    for event in step.events:
+        is_forward &= not (isinstance(event, PhaseBegin) and event.name == "backward")
+        if not isinstance(event, IssuedCollective) or event.ranks is None:
+            continue
+        ranks, kind = frozenset(event.ranks), kind_of(event)
+        if kind in _REDUCE and event.stream >= 0 and event.stream not in compute:
+            by_fsdp.add(ranks)
+        elif (
+            len(ranks) > 1
+            and event.num_bytes > _A_NUMBER
+            and (event.peer is not None or kind in (*_REDUCE, "all_gather"))
+        ):
+            if is_forward:
+                forward.setdefault(ranks, set()).add(event.num_bytes)
+            elif kind in _REDUCE and event.num_bytes not in forward.get(ranks, ()):
+                backward[ranks] += event.num_bytes
+    numbers = max(map(prod, _looked_up(step)), default=inf)
+    reduces = by_fsdp or {one for one, size in backward.items() if one not in forward or size >= numbers}
+    if not reduces:
+        return float(world_size) if forward else 1.0
     own, with_own_tokens = frozenset({rank}), 1
     seen = own
     for group in sorted(reduces, key=len, reverse=True):
         if group & seen == own:  # another dimension of the mesh; experts' groups are parts of the largest one
             with_own_tokens, seen = with_own_tokens * len(group), seen | group
-    return world_size / with_own_tokens if by_fsdp or in_forward or with_own_tokens == world_size else None
+    return world_size / with_own_tokens if by_fsdp or forward or with_own_tokens == world_size else None
 
 
+_Ranks = frozenset[int]
 _REDUCE = ("reduce_scatter", "all_reduce")
 _A_NUMBER = 8
 """Bytes of a loss or a norm, which do not tell who shares tokens."""
-
-
-def _groups(step: IssuedStep) -> tuple[set[frozenset[int]], set[frozenset[int]]]:
-    """Return the groups of ranks that communicate in forward, and those that reduce gradients without FSDP, as by DDP.
-
-    Gradients have other sizes than what the same ranks communicate in forward. If they do that, as in tensor
-    parallelism, which reduces gradients of norms, too, gradients are as large as the embedding.
-    """
-    is_forward, forward, backward = True, dict[frozenset[int], set[int]](), Counter[frozenset[int]]()
-    for event in step.events:
-        is_forward &= not (isinstance(event, PhaseBegin) and event.name == "backward")
-        if not isinstance(event, IssuedCollective) or len(event.ranks or ()) < 2 or event.num_bytes <= _A_NUMBER:
-            continue
-        ranks, kind = frozenset(event.ranks or ()), kind_of(event)
-        if is_forward and (event.peer is not None or kind in (*_REDUCE, "all_gather")):
-            forward.setdefault(ranks, set()).add(event.num_bytes)
-        elif kind in _REDUCE and event.num_bytes not in forward.get(ranks, ()):
-            backward[ranks] += event.num_bytes
-    numbers = max(map(prod, _looked_up(step)), default=inf)
-    return set(forward), {ranks for ranks, size in backward.items() if ranks not in forward or size >= numbers}
 
 
 def _idle_seconds(time: StepTime) -> float:
@@ -430,7 +424,6 @@ def tokens_of(step: IssuedStep) -> int | None:
 
 
 def _looked_up(step: IssuedStep) -> Counter[tuple[int, ...]]:
-    """Return how often embeddings were looked up, by the shapes of their weights."""
     looked_up = Counter[tuple[int, ...]]()
     for event in step.events:
         if isinstance(event, IssuedOperator) and event.name == "aten::embedding" and not event.is_recomputed:
