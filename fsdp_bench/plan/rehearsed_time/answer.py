@@ -256,7 +256,7 @@ def sharing_ranks(step: IssuedStep, rank: int, world_size: int) -> float | None:
     """Return how many ranks train on the same tokens: all ranks by those over which gradients are reduced.
 
     FSDP reduces them on streams of its own; tensor parallelism communicates on the stream of forward, and in backward
-    the same sizes. Other sizes there are gradients, such as DDP's, or those of norms under tensor parallelism, which are
+    the same sizes. Other sizes there are gradients, as of DDP, or of norms alone under tensor parallelism, which are
     fewer than the embedding's numbers. Without gradients, ranks that communicate in forward train on the same tokens.
     """
     compute = {stream for stream, name in streams_of(step.events).items() if name is Stream.COMPUTE}
@@ -269,15 +269,12 @@ def sharing_ranks(step: IssuedStep, rank: int, world_size: int) -> float | None:
         ranks, kind = frozenset(event.ranks), kind_of(event)
         if kind in _REDUCE and event.stream >= 0 and event.stream not in compute:
             by_fsdp.add(ranks)
-        elif (
-            len(ranks) > 1
-            and event.num_bytes > _A_NUMBER
-            and (event.peer is not None or kind in (*_REDUCE, "all_gather"))
-        ):
-            if is_forward:
-                forward.setdefault(ranks, set()).add(event.num_bytes)
-            elif kind in _REDUCE and event.num_bytes not in forward.get(ranks, ()):
-                backward[ranks] += event.num_bytes
+        elif len(ranks) < 2 or event.num_bytes <= _A_NUMBER:
+            continue
+        elif is_forward and (event.peer is not None or kind in (*_REDUCE, "all_gather")):
+            forward.setdefault(ranks, set()).add(event.num_bytes)
+        elif kind in _REDUCE and event.num_bytes not in forward.get(ranks, ()):
+            backward[ranks] += event.num_bytes
     numbers = max(map(prod, _looked_up(step)), default=inf)
     reduces = by_fsdp or {one for one, size in backward.items() if one not in forward or size >= numbers}
     if not reduces:
