@@ -112,10 +112,11 @@ def test_what_fits_comes_first_and_a_crash_is_a_row_with_its_reason() -> None:
 
 def test_a_script_that_refuses_its_arguments_says_what_it_printed() -> None:
     ended = replace(FAILURE, type="SystemExit", message="2")
-    failed = replace(REPORT, outcome=RehearsalOutcome.FAILED, failure=ended)
+    failed = replace(REPORT, outcome=RehearsalOutcome.FAILED, failure=ended, spans=())
     FakeRehearsal.script = staticmethod(lambda _words, _rank: failed)  # type: ignore[assignment]
     text = " ".join(each_text(answer_each(variants())).split())
     assert "failed with SystemExit at train.py:17 (transformers/loss.py:42): the last line" in text
+    assert " 0 B" not in text  # its memory is unknown
 
 
 def test_an_unknown_speed_is_a_fact_with_its_reason() -> None:
