@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_leaves
 
 from fsdp_bench.spec.rank_report import MemoryReading
 from fsdp_bench.spec.subprocesses.dry_run import CATEGORIES, MemoryAtStart
+from fsdp_bench.train.measuring.meters import MemoryMeter
 from fsdp_bench.train.measuring.storage_tracker import StorageTracker
 from fsdp_bench.train.step import Training
 from fsdp_bench.train.wrapping.readback import local, optimizer_states
@@ -71,8 +72,8 @@ class RecordedStep:
         return {number: size for number, size in sizes.items() if size}
 
 
-class FakeTracker(StorageTracker):
-    """Tracks fake tensors on one fake device. It is also a MemoryMeter, to which train_step reports phases."""
+class FakeTracker(StorageTracker, MemoryMeter):
+    """Tracks fake tensors on one fake device; train_step reports phases to it."""
 
     def __init__(self, device: torch.device) -> None:
         super().__init__()
@@ -135,9 +136,6 @@ class FakeTracker(StorageTracker):
         self._marks.append((len(self._changes), name))
         for call in self.on_phase:
             call(name)
-
-    def end_phases(self) -> None:
-        """Do nothing: phases are tracked to the end."""
 
     def reading(self) -> MemoryReading:
         """Return the peaks by phase."""

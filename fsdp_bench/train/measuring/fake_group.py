@@ -23,6 +23,7 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch._C._distributed_c10d import _create_work_from_future  # type: ignore[attr-defined]
 from torch.nn.parallel import DistributedDataParallel
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
@@ -176,22 +177,13 @@ def _reduce_on_host(device_type: str, reduce: Call, bound: inspect.BoundArgument
     return None
 
 
-class _FinishedWork:
-    """The work of an asynchronous collective that has already ended, with a future that holds its tensor."""
-
-    def __init__(self, tensor: torch.Tensor) -> None:
-        self._future: torch.futures.Future[list[torch.Tensor]] = torch.futures.Future()
-        self._future.set_result([tensor])
-
-    def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
-        return self._future
-
-    def wait(self) -> bool:
-        return True
-
-
 def _with_a_future(reduce: Call, bound: inspect.BoundArguments) -> Any:
+    """Reduce at once; the work of an asynchronous collective has a future that holds its tensor."""
     is_asynchronous = bound.arguments.get("async_op")
     bound.arguments["async_op"] = False
     work = reduce(bound)
-    return _FinishedWork(bound.arguments["tensor"]) if is_asynchronous else work
+    if not is_asynchronous:
+        return work
+    future: torch.futures.Future[list[torch.Tensor]] = torch.futures.Future()
+    future.set_result([bound.arguments["tensor"]])
+    return _create_work_from_future(future)

@@ -85,9 +85,9 @@ def can_compute() -> bool:
 
 
 def compute_small_integers() -> None:
-    """Let operators on small integers of the GPU be computed as well, where torch can."""
+    """Let operators on small integers of the GPU be computed as well, where torch can; a second call does nothing."""
     global _library
-    if not can_compute():
+    if _library is not None or not can_compute():
         return
     get_kernel = torch.library.get_kernel
     _library = torch.library.Library("aten", "IMPL")
