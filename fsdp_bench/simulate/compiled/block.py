@@ -184,9 +184,7 @@ class CompiledBlock:
                     tune(self._op, step.copies, saves_memory=self._op.tape.in_backward)
                     step.is_done = True
                 continue
-            if step.event is not None:
-                self._op.tape.events.append(step.event)
-            step.allocate(storages, self._op, category)
+            step.issue(storages, self._op, category)
 
 
 def _whole(storage: Storage | None) -> Tensor:

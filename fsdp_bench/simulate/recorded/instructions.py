@@ -125,13 +125,13 @@ class Run(msgspec.Struct, frozen=True):
         if self.may_be_kept and tape.kept is not None:
             self._take_or_make(frame, op)
             return
+        self.issue(frame.storages, op)
+
+    def issue(self, storages: dict[int | str, Storage], op: Operators, default: Category | None = None) -> None:
+        """Issue the kernel; make the storages, and what it needs for itself."""
+        tape = op.tape
         if self.event is not None:
             tape.events.append(self.event)
-        self.allocate(frame.storages, op)
-
-    def allocate(self, storages: dict[int | str, Storage], op: Operators, default: Category | None = None) -> None:
-        """Make the storages, and what the kernel needs for itself."""
-        tape = op.tape
         held = op.scratch(self.space.before, self.name)
         for index, made in enumerate(self.makes):
             category = default if made.category is Category.ACTIVATIONS and default is not None else made.category
@@ -319,9 +319,7 @@ def _run_locally(code: Sequence[Run | Forget], local: dict[int | str, Storage], 
             local.pop(instruction.number, None)
         else:
             assert type(instruction) is Run
-            if instruction.event is not None:
-                op.tape.events.append(instruction.event)
-            instruction.allocate(local, op, Category.TEMPORARY)
+            instruction.issue(local, op, Category.TEMPORARY)
 
 
 def _gradient(

@@ -104,7 +104,6 @@ class FlatParamHandle:
         """FlatParameter.requires_grad: a unit of frozen parameters alone is gathered, and has nothing to reduce."""
         self.layout = FlatLayout(weights, wrapper.setup, self.precision)
         self.padded_numel = self.layout.shard_numel * wrapper.group_size
-        self.local_shard: Storage | None = None
         self.full_param: Storage | None = None
         """The padded unsharded flat parameter; under NO_SHARD its copy in the compute dtype."""
         self.grad: Tensor | None = None

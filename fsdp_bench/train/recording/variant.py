@@ -51,7 +51,8 @@ def record_step(
         allocate_parameters(model, dtype, device, keeps=keeps_its_dtype)  # as wrappers show them while gathered
         batch = tree_map_only(torch.Tensor, lambda t: t.to(dtype) if t.is_floating_point() else t, batch)
     names = {parameter: name for name, parameter in model.named_parameters()}
-    recorder = Recorder(device, _vocabulary(model), kind.is_offloaded)
+    vocabulary = getattr(getattr(model, "config", None), "vocab_size", None)  # the width of logits, where it is known
+    recorder = Recorder(device, vocabulary if isinstance(vocabulary, int) else None, kind.is_offloaded)
     for parameter, name in names.items():
         recorder.name(parameter, ["p", name])
     buffers = _name_buffers(recorder, model)
@@ -108,12 +109,6 @@ def _name_buffers(recorder: Recorder, model: nn.Module) -> list[tuple[str, Size]
             recorder.name(buffer, ["b", len(found)])
             found.append((name.rpartition(".")[0], Size.of_storage(buffer)))
     return found
-
-
-def _vocabulary(model: nn.Module) -> int | None:
-    """Return the width of the logits, if the model is known to have some."""
-    found = getattr(getattr(model, "config", None), "vocab_size", None)
-    return found if isinstance(found, int) else None
 
 
 @contextmanager

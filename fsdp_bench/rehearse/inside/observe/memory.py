@@ -187,7 +187,8 @@ class History:
                 break
         totals: dict[tuple[Frame | None, Frame | None], list[int]] = defaultdict(lambda: [0, 0])
         for entry in alive.values():
-            total = totals[cause(_frames(entry))]
+            frames = [(frame["filename"], frame["line"], frame["name"]) for frame in entry.get("frames", ())]
+            total = totals[cause(frames)]
             total[0] += entry["size"]
             total[1] += 1
         ordered = sorted(totals.items(), key=lambda item: -item[1][0])
@@ -213,7 +214,3 @@ class History:
 def _fact(entry: dict[str, Any]) -> tuple[Any, ...]:
     """Return what has to be the same of an entry. Small blocks, such as a loss, take turns."""
     return entry["action"], entry["size"], entry["stream"], entry["addr"] if entry["size"] > SMALL_BYTES else 0
-
-
-def _frames(entry: dict[str, Any]) -> list[Frame]:
-    return [(frame["filename"], frame["line"], frame["name"]) for frame in entry.get("frames", ())]
