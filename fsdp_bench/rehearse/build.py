@@ -6,8 +6,6 @@ answer is a JSON object: variables and their values, or ``error`` and why this m
 ask so, because sweep may not import this package.
 """
 
-from __future__ import annotations
-
 import atexit
 import hashlib
 import json

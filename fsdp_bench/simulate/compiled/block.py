@@ -1,7 +1,5 @@
 """A compiled block: one node of the graph, whose forward and backward allocate what Inductor's code allocates."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -7,8 +7,6 @@ of computing them. Every operator that a policy can name (spec/checkpointing_pol
 ``Operators.saved_output``.
 """
 
-from __future__ import annotations
-
 import weakref
 from collections.abc import Callable
 from typing import Any

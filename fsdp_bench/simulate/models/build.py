@@ -1,7 +1,5 @@
 """Builds the simulated form of a model: a benchmark model, or a recorded one; checkpoints its blocks."""
 
-from __future__ import annotations
-
 from functools import lru_cache
 
 from msgspec.structs import replace

@@ -7,8 +7,6 @@ return a random state even without dropout: flash attention's is on the GPU, the
 is no flash attention: fp16 without grouped keys takes the memory-efficient one, the rest unfused_attention.py.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import partial
 

@@ -5,8 +5,6 @@ NVIDIA's libraries (tests/on_stand_in/rehearse/test_workspaces.py). Not modelled
 partial sums of norms' weight gradients, sorting's scratch.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import NamedTuple

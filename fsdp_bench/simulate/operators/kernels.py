@@ -4,8 +4,6 @@ Memory that CUDA's kernels allocate beside their results is in kernel_workspaces
 ours.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -167,7 +165,7 @@ class Sizes:
     """The reduction dtype is not the stored one."""
 
     @classmethod
-    def of(cls, precision: Precision) -> Sizes:
+    def of(cls, precision: Precision) -> "Sizes":
         """Read a precision."""
         return cls(
             store=_BYTES[precision.store],

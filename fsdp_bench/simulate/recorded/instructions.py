@@ -4,8 +4,6 @@ While a module runs, a Frame holds what Python's variables hold: storages, and t
 when neither a frame nor the graph holds it, as in torch.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, Protocol
@@ -39,7 +37,7 @@ class RunningModel(Protocol):
     def mark_block(self, module: Any) -> None:
         """Mark where a block's part of forward begins."""
 
-    def after_block(self, module: Any, out: Outputs) -> None:
+    def after_block(self, module: Any, out: "Outputs") -> None:
         """Mark where a block's part of backward begins."""
 
 
@@ -48,7 +46,7 @@ class Frame:
 
     __slots__ = ("edges", "nodes", "outer", "storages")
 
-    def __init__(self, outer: Frame | None = None) -> None:
+    def __init__(self, outer: "Frame | None" = None) -> None:
         self.outer: tuple[Frame, ...] = () if outer is None else (outer, *outer.outer)
         """Those of the modules around it, from the inside out."""
         self.storages: dict[int | str, Storage] = {}
@@ -343,7 +341,7 @@ class Outputs:
         self.tensors = tensors
 
     @property
-    def node(self) -> Outputs | None:
+    def node(self) -> "Outputs | None":
         """Itself, if any of them needs a gradient: it stands for their nodes."""
         return self if any(tensor.node is not None for tensor in self.tensors) else None
 

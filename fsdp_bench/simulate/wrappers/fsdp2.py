@@ -4,8 +4,6 @@ Each parameter is sharded alone along dimension 0, padded to the group's size; a
 one all-gather and its gradients reduced by one reduce-scatter. Names are torch's.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from typing import Any
@@ -58,7 +56,7 @@ class FSDPParam:
 class ParamGroup:
     """_fsdp_param_group.py, FSDPParamGroup: one unit."""
 
-    def __init__(self, wrapper: Fsdp2, unit: Unit, weights: list[Weight], post_forward_size: int | None) -> None:
+    def __init__(self, wrapper: "Fsdp2", unit: Unit, weights: list[Weight], post_forward_size: int | None) -> None:
         self.wrapper = wrapper
         self.tape = wrapper.tape
         self.precision = unit.precision

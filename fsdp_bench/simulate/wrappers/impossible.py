@@ -1,7 +1,5 @@
 """Why a model cannot be trained under a setup, or why what it would take is not predicted."""
 
-from __future__ import annotations
-
 from msgspec.structs import replace
 
 from fsdp_bench.simulate.compiled.choose import why_eager

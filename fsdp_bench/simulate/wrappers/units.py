@@ -1,7 +1,5 @@
 """FSDP units: the modules that become some (train/wrapping/units.py), and where weights lie in a flat parameter."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 

@@ -4,8 +4,6 @@ PARENT is the process ID of its parent. RANK, WORLD_SIZE, LOCAL_RANK, DEVICE, TH
 environment. Rank 0 prints a line of JSON before each part, and writes the measurements to OUT.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import platform

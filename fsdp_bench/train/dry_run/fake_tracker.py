@@ -3,8 +3,6 @@
 Each storage gets a number when it is created, and keeps it, however often FSDP frees and restores the storage.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass

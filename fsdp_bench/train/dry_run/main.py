@@ -4,8 +4,6 @@ Standard input: one DryRunSpec a line, as JSON. Standard output: one DryRunAnswe
 spec fails, the others still run.
 """
 
-from __future__ import annotations
-
 import gc
 import importlib
 import sys

@@ -5,8 +5,6 @@ symbol is missing or has changed in the installed torch, dry runs are refused wi
 does not run. All were checked on torch 2.13.0 and, except FakeTensor.view, on 2.11.0, and on no other version.
 """
 
-from __future__ import annotations
-
 import importlib
 import inspect
 import weakref

@@ -9,8 +9,6 @@ compute cost each other by sharing cores, memory or multiprocessors.
 An emulated trial is one process with such a group, as rank 0 of many: its memory and compute are those of a real rank.
 """
 
-from __future__ import annotations
-
 import functools
 import gc
 import inspect
@@ -61,19 +59,18 @@ def add_finished_hook(model: nn.Module, setup: TrainSetup) -> None:
         model.register_comm_hook(None, finished_hook)
 
 
-def finished_hook(group: dist.ProcessGroup | None, bucket: Any) -> torch.futures.Future[torch.Tensor]:
-    """All-reduce a bucket; return a finished future with its tensor. A fake group's own future is empty."""
+def finished_hook(
+    group: dist.ProcessGroup | None,
+    bucket: dist.GradBucket,  # type: ignore[name-defined]
+) -> torch.futures.Future[torch.Tensor]:
+    """All-reduce a bucket; return a finished future with its tensor. A fake group's own future is empty.
+
+    DDP compares the annotations with the types themselves (_check_comm_hook in distributed.py).
+    """
     dist.all_reduce(bucket.buffer(), group=group)
     future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
     future.set_result(bucket.buffer())
     return future
-
-
-# DDP refuses annotations that are strings (distributed.py, _check_comm_hook).
-finished_hook.__annotations__ = {
-    "bucket": torch._C._distributed_c10d.GradBucket,
-    "return": torch.futures.Future[torch.Tensor],
-}
 
 
 _GATHERS = ("all_gather_into_tensor", "all_gather_single")

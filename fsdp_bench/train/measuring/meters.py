@@ -4,8 +4,6 @@ Phases are read in the warm-up steps only, so that reading does not slow timed s
 at the end.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import threading
@@ -80,7 +78,7 @@ class TelemetrySampler:
             if self._stop.wait(SAMPLE_SECONDS):
                 return
 
-    def __enter__(self) -> TelemetrySampler:
+    def __enter__(self) -> "TelemetrySampler":
         self._thread.start()
         return self
 

@@ -3,8 +3,6 @@
 A HeadLoss includes the head: it takes the head's weight V, D, its input T, D and targets T, where T is B*S.
 """
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Callable
 from typing import Any

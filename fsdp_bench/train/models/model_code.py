@@ -1,7 +1,5 @@
 """Builds a trial's model from Hugging Face's code or a user's function, with data, its batches, and another loss."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial

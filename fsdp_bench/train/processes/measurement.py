@@ -1,7 +1,5 @@
 """Measures one trial on one rank: what it trains, load, warm-up, measured and profiled steps. The report has it all."""
 
-from __future__ import annotations
-
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -103,12 +101,12 @@ def _measure_without_communication(this: Rank) -> None:
         this.update(without_communication_failure=classify(error, this.stage)[1].message)
 
 
-def _prepare(this: Rank, meter: MemoryMeter, num_steps: int) -> tuple[RankModel, Training]:
+def _prepare(this: Rank, meter: MemoryMeter, num_steps: int) -> "tuple[RankModel, Training]":
     subject = subject_of(this.spec, this.rank, this.device, num_steps)
     return subject, subject.wrapped(this.spec.setup, this.device, meter)
 
 
-def _timed_step(training: Training, subject: RankModel) -> float:
+def _timed_step(training: Training, subject: "RankModel") -> float:
     micro_batches = next(subject.batches)
     training.meter.phase("forward")  # the last optimizer ends here: what moves to the device is this step's
     _synchronize(training.device)

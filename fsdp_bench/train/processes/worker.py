@@ -3,8 +3,6 @@
 The fork server calls run_rank; under torchrun, torchrun.py calls it.
 """
 
-from __future__ import annotations
-
 import os
 import platform
 import sys

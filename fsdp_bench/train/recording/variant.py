@@ -1,7 +1,5 @@
 """Records one training step of one model at one point: one compute dtype, batch size and sequence length."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """Reads strategy, units and dtypes back from a wrapped model, for the record of a trial."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The modules that become FSDP units, by one rule for FSDP1 and FSDP2, and the plan by which a model is wrapped."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial

@@ -15,8 +15,6 @@ With reshard_after_forward=N fully_shard's units are resharded to N ranks instea
 can stay gathered (TrainSetup.reshard_last_block, Wrap.BLOCK_AND_ENDS).
 """
 
-from __future__ import annotations
-
 import gc
 import warnings
 from collections.abc import Iterable

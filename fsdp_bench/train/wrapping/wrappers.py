@@ -3,8 +3,6 @@
 DistributedDataParallel is NO_SHARD under fsdp2. On one rank it is the model without a wrapper.
 """
 
-from __future__ import annotations
-
 from itertools import pairwise
 from typing import Any
 
