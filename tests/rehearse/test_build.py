@@ -1,7 +1,5 @@
 """The torch that an interpreter would import, and the stand-in that is compiled for it, kept, and preloaded."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess

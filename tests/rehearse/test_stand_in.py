@@ -1,7 +1,5 @@
 """The stand-in's functions, called as PyTorch calls them, without PyTorch: by ctypes, in a process each."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

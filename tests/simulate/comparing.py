@@ -1,7 +1,5 @@
 """Drawn setups with some fields fixed, and comparisons of predictions with dry runs and rehearsals."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

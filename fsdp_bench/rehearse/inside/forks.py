@@ -187,23 +187,20 @@ def _why_not_forked() -> str | None:
 @contextmanager
 def _without_starting_cuda() -> Iterator[None]:
     """Answer the questions of imports about the GPU, for which torch would start CUDA."""
+    from unittest import mock
+
     import torch.utils._triton
 
-    is_importing = True
+    is_importing, has_triton = True, torch.utils._triton.has_triton
     capability = divmod(int(os.environ["STAND_IN_CAPABILITY"]), 10)
-    answers = {
-        "is_available": lambda: True,
-        "device_count": lambda: int(os.environ["STAND_IN_DEVICES"]),
-        "get_device_capability": lambda _device=None: capability,
-    }
-    own = {name: getattr(torch.cuda, name) for name in answers}
-    has_triton = torch.utils._triton.has_triton
-    for name, answer in answers.items():
-        setattr(torch.cuda, name, answer)
     torch.utils._triton.has_triton = lambda: is_importing or has_triton()  # modules keep it; true from 7.0 on
     try:
-        yield
+        with mock.patch.multiple(
+            torch.cuda,
+            is_available=lambda: True,
+            device_count=lambda: int(os.environ["STAND_IN_DEVICES"]),
+            get_device_capability=lambda _device=None: capability,
+        ):
+            yield
     finally:
         is_importing = False
-        for name, function in own.items():
-            setattr(torch.cuda, name, function)

@@ -1,7 +1,5 @@
 """The time of a rehearsed step: against predict's with the same rates, and of scripts that predict does not know."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

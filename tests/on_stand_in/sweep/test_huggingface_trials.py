@@ -1,7 +1,5 @@
 """Trials of Hugging Face's models, with losses of their own and others, and with adapters: on gloo ranks, rehearsed."""
 
-from __future__ import annotations
-
 import json
 from collections import defaultdict
 from functools import cache

@@ -1,7 +1,5 @@
 """Runs scripts as ``fsdp-bench rehearse`` does inside the user's Python, with torch's CPU build and no stand-in."""
 
-from __future__ import annotations
-
 import json
 import os
 import runpy

@@ -1,7 +1,5 @@
 """What is observed of a script: steps, by PyTorch's own hooks, and operators and launched work in one order."""
 
-from __future__ import annotations
-
 import signal
 from pathlib import Path
 

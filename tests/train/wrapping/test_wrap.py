@@ -1,7 +1,5 @@
 """fsdp(), called directly as users of such helpers know it, and beyond."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable
 from itertools import product
