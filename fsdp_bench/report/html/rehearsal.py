@@ -98,13 +98,9 @@ def _memory(found: Rehearsal) -> list[Block]:
         blocks.append(memory_of_script(found, f"Memory of rank {report.rank} (rehearsed)"))
     if held := report.lines_at_peak:
         blocks += [_held_bars(found, held), Details("All lines that hold memory at the peak", (_held_table(held),))]
-    peaks = text.step_peaks(found)
-    columns = {"step": words(name for name, _, _ in peaks)}
-    for place, phase in enumerate(text.PHASES):
-        columns[phase] = numbers((allocated[place] for _, allocated, _ in peaks), format_gib, "-")
-    columns["reserved"] = numbers((reserved for _, _, reserved in peaks), format_gib)
-    whole = Table("Peak allocated in each phase, and reserved memory", tuple(titled(columns)))
-    return [*blocks, *([whole] if peaks else [])]
+    steps = tuple(titled(text.step_columns(found)))
+    whole = Table("Peak allocated in each phase, and reserved memory", steps)
+    return [*blocks, *([whole] if steps[0].cells else [])]
 
 
 def _held_bars(found: Rehearsal, held: Sequence[HeldLine]) -> Bars:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import groupby
 
 from fsdp_bench.plan.estimate import Verdict
@@ -16,6 +17,7 @@ from fsdp_bench.report.text.speed import PCIE_IS_UNCERTAIN, beside_operators, st
 from fsdp_bench.simulate.events import Stream
 from fsdp_bench.spec.subprocesses.rehearsal import (
     HeldLine,
+    PhasePeaks,
     RehearsalOutcome,
     RehearsalReport,
     ScriptFailure,
@@ -195,7 +197,10 @@ def report_text(found: Rehearsal) -> str:
     """Return one rehearsal as text; the first line is the answer."""
     report = found.report
     lines = [verdict_line(found), "", report.sentence, *(fact(*one) for one in condition_facts(found)), ""]
-    lines += _steps_table(found)
+    steps = step_columns(found)
+    if steps["step"].cells:
+        steps["step"] = replace(steps["step"], is_number=True)
+        lines += ["peak allocated by phase", *table_lines(titled(steps))]
     if found.asks_time:
         lines += ["", *time_lines(found)]
     if report.lines_at_peak:
@@ -253,33 +258,24 @@ def condition_facts(found: Rehearsal) -> list[Fact]:
 PHASES = ("load", "forward", "backward", "optimizer")
 
 
-def step_peaks(found: Rehearsal) -> list[tuple[str, list[int | None], int]]:
-    """Return each step's name, its allocated bytes in each of PHASES, and its reserved bytes.
+def step_columns(found: Rehearsal) -> dict[str, Column]:
+    """Return the columns of a table of steps: allocated bytes in each of PHASES, and reserved bytes; no cells of none.
 
     The last step is there if it was completed, or if the script did not come to an end.
     """
-    report, peaks = found.report, []
+    report, steps = found.report, list[tuple[str, list[PhasePeaks]]]()
     is_cut = report.outcome not in (RehearsalOutcome.STOPPED, RehearsalOutcome.ENDED)
-    for step, of_step in groupby(report.spans, key=lambda span: span.step):
-        if step > report.num_steps and not (is_cut or report.num_steps == 0):
-            continue
-        spans = list(of_step)
-        sizes = [[span.allocated_bytes for span in spans if span.phase == phase] for phase in PHASES]
-        name = str(step) if step <= report.num_steps else f"{step}, not completed"
-        allocated = [max(size, default=None) for size in sizes]
-        peaks.append((name, allocated, max(span.reserved_bytes for span in spans)))
-    return peaks
-
-
-def _steps_table(found: Rehearsal) -> list[str]:
-    rows = [
-        [name, *("-" if size is None else format_gib(size) for size in allocated), format_gib(reserved)]
-        for name, allocated, reserved in step_peaks(found)
-    ]
-    if not rows:
-        return []
-    header = ["step", *PHASES, "reserved"]
-    return ["peak allocated by phase", *table_lines(table_columns(header, rows, set(header)))]
+    for step, spans in groupby(report.spans, key=lambda span: span.step):
+        if step <= report.num_steps:
+            steps.append((str(step), list(spans)))
+        elif is_cut or report.num_steps == 0:
+            steps.append((f"{step}, not completed", list(spans)))
+    columns = {"step": words(name for name, _ in steps)}
+    for phase in PHASES:
+        sizes = [[span.allocated_bytes for span in spans if span.phase == phase] for _, spans in steps]
+        columns[phase] = numbers((max(own, default=None) for own in sizes), format_gib, "-")
+    columns["reserved"] = numbers((max(span.reserved_bytes for span in spans) for _, spans in steps), format_gib)
+    return columns
 
 
 def held_by(one: HeldLine) -> tuple[str, str]:
