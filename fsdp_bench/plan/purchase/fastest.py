@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from fsdp_bench.plan.estimate import available_bytes, communicators_for
 from fsdp_bench.plan.prediction import Prediction, answer_if_it_fits
-from fsdp_bench.plan.purchase.goal import Setting, can_run, micro_batches, setting_of, settings
+from fsdp_bench.plan.purchase.goal import Setting, can_run, micro_batches, setting_of
 from fsdp_bench.plan.purchase.simulated import (
     Sent,
     Simulated,
@@ -107,7 +107,7 @@ class Fastest:
         shows that it is slower.
         """
         cluster, found, most = self.cluster(num_nodes), None, 0.0
-        for alone, group in self._classes(cluster, settings(self.goal) if among is None else among):
+        for alone, group in self._classes(cluster, self._simulated.settings if among is None else among):
             if found and alone <= most:
                 break
             bounded = [(min(one, self.bound_by_others(made)), made) for one, made in self._candidates(cluster, group)]
@@ -195,7 +195,7 @@ class Fastest:
         It is the speed of computation alone, with the micro-batches that make the global batch on the fewest.
         """
         levels: dict[tuple[Checkpointing, str | None], list[Setting]] = {}
-        for setting in settings(self.goal):  # none before selective before full: each computes more
+        for setting in self._simulated.settings:  # none before selective before full: each computes more
             levels.setdefault((setting.checkpointing, setting.checkpointing_policy), []).append(setting)
         for level in levels.values():
             if self._anything_of(level, self.cluster(most)):
@@ -211,12 +211,12 @@ class Fastest:
 
     def anything_fits(self, num_nodes: int) -> bool:
         """Return whether the live bytes of some setting fit so many servers."""
-        return self._anything_of(sorted(settings(self.goal), key=_saves, reverse=True), self.cluster(num_nodes))
+        return self._anything_of(sorted(self._simulated.settings, key=_saves, reverse=True), self.cluster(num_nodes))
 
     def smallest_that_fits(self, num_nodes: int) -> Prediction | None:
         """Return a setting that fits so many servers by the allocator's simulation, with the smallest micro-batch."""
         cluster = self.cluster(num_nodes)
-        for setting in sorted(settings(self.goal), key=_saves, reverse=True):
+        for setting in sorted(self._simulated.settings, key=_saves, reverse=True):
             for batch in self._batches(setting, num_nodes)[:1]:
                 setup = self._setup(setting, batch, num_nodes)
                 assert setup is not None
@@ -242,7 +242,7 @@ class Fastest:
 
     def example(self, num_nodes: int) -> TrainSetup | None:
         """Return a setup on so many servers, whether or not it fits; None if there is none with the global batch."""
-        for setting in settings(self.goal):
+        for setting in self._simulated.settings:
             for batch in micro_batches(self.goal):
                 if (setup := self._setup(setting, batch, num_nodes)) is not None:
                     return setup

@@ -146,7 +146,7 @@ class Offer(ABC):
         """The kind of server and the number of nodes."""
         return self.cluster.server.name, self.cluster.num_nodes
 
-    @property
+    @cached_property
     def tokens_per_second(self) -> float:
         """The speed of all GPUs."""
         return self.tokens_per_second_per_gpu * self.cluster.world_size
@@ -156,7 +156,7 @@ class Offer(ABC):
         """The time to train on the goal's tokens, as predicted; None without tokens."""
         return None if self.goal.tokens is None else self.goal.tokens / self.tokens_per_second
 
-    @property
+    @cached_property
     def slow_seconds(self) -> float | None:
         """The same at the slow end of the range; as predicted where there is no range."""
         return None if self.seconds is None else self.seconds / (self.range.slowest if self.range else 1.0)
@@ -166,7 +166,7 @@ class Offer(ABC):
         """The same at the fast end of the range; as predicted where there is no range."""
         return None if self.seconds is None else self.seconds / (self.range.fastest if self.range else 1.0)
 
-    @property
+    @cached_property
     def per_hour(self) -> float | None:
         """The price of all servers for one hour; None if it is not documented."""
         server = self.cluster.server
@@ -202,7 +202,7 @@ class Offer(ABC):
     def _price_of(self, seconds: float | None) -> float | None:
         return None if self.per_hour is None or seconds is None else self.per_hour * seconds / 3600
 
-    @property
+    @cached_property
     def cost_per_billion_tokens(self) -> float | None:
         """The price of training on a billion tokens."""
         if self.per_hour is None:

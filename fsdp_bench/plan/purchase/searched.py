@@ -64,6 +64,7 @@ class Searched:
         """Tokens per second that one GPU does not exceed. 0 if its rates are not known."""
         self._made: dict[int, SettingOffer | None] = {}
         """The offers on the numbers of nodes that were searched. None where nothing fits, or its speed is not known."""
+        self._offers: list[SettingOffer] = []
 
     def _that_fit(self, nodes: Sequence[int]) -> list[int]:
         """Return the numbers of nodes on which something may fit. A setting that fits some nodes fits more.
@@ -118,7 +119,7 @@ class Searched:
 
     def take(self, count: int, offer: SettingOffer | None, learned: Learned, *found: Any) -> None:
         """Take over the offer on so many nodes, made in another process, and what was found out for it."""
-        self._made[count] = offer
+        self._made[count], self._offers = offer, []
         self.simulated.learn(learned)
         self.fastest.learn(*found)
 
@@ -150,8 +151,12 @@ class Searched:
         found.fastest.learn(self.fastest.reached, self.fastest.refused)
         return found
 
-    def offers(self) -> Iterator[SettingOffer]:
-        """Yield an offer for each number of nodes, not searched ones with the bound, later an interpolated speed."""
+    def offers(self) -> list[SettingOffer]:
+        """Return an offer for each number of nodes, not searched ones with the bound, later an interpolated speed."""
+        self._offers = self._offers or [*self._each_offer()]
+        return self._offers
+
+    def _each_offer(self) -> Iterator[SettingOffer]:
         made = sorted((count, offer.timed) for count, offer in self._made.items() if offer is not None)
         has_ended = not self.wanted()
         for count in self.nodes:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from fsdp_bench.plan.estimate import predict_memory
-from fsdp_bench.plan.purchase.goal import Goal, Setting, can_run, setup_of
+from fsdp_bench.plan.purchase.goal import Goal, Setting, can_run, settings, setup_of
 from fsdp_bench.plan.speed import step_seconds
 from fsdp_bench.rates.datasheet import Rates
 from fsdp_bench.replay.traffic import collectives
@@ -96,7 +96,7 @@ class Simulated:
     """The simulations for a goal, shared by all kinds of servers: live bytes, and the speed of computation alone."""
 
     def __init__(self, goal: Goal, most_nodes: int) -> None:
-        self.goal, self.most_nodes = goal, most_nodes
+        self.goal, self.most_nodes, self.settings = goal, most_nodes, settings(goal)
         self._live: dict[LiveKey, LiveBytes] = {}
         self.computation: dict[tuple[str, Setting, int], float] = {}
         """The speed of computation alone, by GPU, setting and micro-batch."""
