@@ -154,6 +154,9 @@ def gate_line(gate: Gate) -> str:
         return "no baseline"
     if gate.now.found.fits is False:
         return f"{state(gate.now.found)}; so does the baseline"
-    peaks = [f"{signed_size(one.difference)} {one.name}" for one in gate.grown or comparison.peaks[:1]]
+    peaks = [
+        f"{signed_size(one.difference)} {one.name}" if one.difference else f"{one.name} as before"
+        for one in gate.grown or comparison.peaks[:1]
+    ]
     grown = [f"{one.name} {signed_size(one.difference)}" for one in comparison.lines if one.difference > 0][:1]
     return f"peak {', '.join(peaks + grown * bool(gate.grown))}; limit {gate.limit}"
